@@ -1,0 +1,51 @@
+# make demo     trains a CNN over ringcomm on two ranks; BACKEND=gloo, RANKS=4, ARGS="--epochs 20"
+# make test     builds everything and runs the tests; ARGS="-k plan" is given to pytest
+# make test-all, make soak    the long forms
+# Both begin on a bare machine: see README.md. TORCH=2.x chooses another torch.
+
+BACKEND ?= ringcomm
+RANKS ?= 2
+ARGS ?=
+# The ranks of a test share a few cores: threads of their own would only be in one another's way.
+export OMP_NUM_THREADS ?= 1
+
+user := scripts/env.sh user
+dev := scripts/env.sh dev
+
+.PHONY: demo build test test-all soak lint format compat arm64 bench clean
+
+demo: build
+	@$(user) torchrun --standalone --local-addr 127.0.0.1 --nproc-per-node $(RANKS) \
+	  examples/train_digits.py --backend $(BACKEND) $(ARGS)
+
+build:
+	@$(user) scripts/build.sh
+
+test: export RINGCOMM_TEST_LEVEL ?= fast
+test:
+	@$(dev) scripts/build.sh tests
+	@$(dev) python -m pytest $(ARGS)
+
+test-all:
+	@$(MAKE) --no-print-directory test RINGCOMM_TEST_LEVEL=all
+
+soak:
+	@$(MAKE) --no-print-directory test RINGCOMM_TEST_LEVEL=soak
+
+lint:
+	@$(dev) scripts/lint.sh
+
+format:
+	@$(dev) scripts/lint.sh --fix
+
+compat:
+	@scripts/compat.sh
+
+arm64:
+	@$(user) scripts/cpp.sh arm64 all
+
+bench: build
+	@$(dev) python benchmarks/collectives.py $(ARGS)
+
+clean:
+	rm -rf build dist *.egg-info ringcomm/_build_info.py ringcomm/_C.*.so

@@ -1,0 +1,28 @@
+// Every environment variable that ringcomm reads, in one place. Options given in code win.
+#pragma once
+
+#include <chrono>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/log.h"
+
+namespace ringcomm {
+
+struct Config {
+  LogLevel log = LogLevel::kWarning;    // RINGCOMM_LOG=debug|info|warning|error|off
+  std::optional<std::string> algorithm;  // RINGCOMM_ALGORITHM=direct|ring|tree|...
+  std::chrono::microseconds spin{-1};   // RINGCOMM_SPIN_US: how long a waiting call spins; -1: fits
+  std::string run_id;                   // TORCHELASTIC_RUN_ID
+  std::string restart;                  // TORCHELASTIC_RESTART_COUNT
+  std::vector<std::string> warnings;    // unknown variables, with the nearest name
+
+  // Reads the environment. Throws UsageError when a value cannot be understood.
+  static Config from_environment();
+};
+
+// The word of `known` that needs the fewest edits to become `word`.
+std::string nearest(const std::string& word, const std::vector<std::string>& known);
+
+}  // namespace ringcomm

@@ -1,0 +1,72 @@
+// The five errors of ringcomm. They are thrown anywhere below, caught in one place per
+// operation (comm/communicator.cc), and mapped once to torch's types (torch/errors.h).
+//
+// A message is one sentence a user can act on: what was being done, who is concerned, what to do.
+#pragma once
+
+#include <cerrno>
+#include <cstring>
+#include <sstream>
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+namespace ringcomm {
+
+// A rank is the position of a process (or a thread, in tests) in its group: 0 … size - 1.
+using Rank = int;
+
+// The caller asked for something impossible; nothing was sent and the group still works.
+class UsageError : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+// The operating system refused; `code` is the errno.
+class SystemError : public std::runtime_error {
+ public:
+  explicit SystemError(const std::string& what, int code = errno)
+      : std::runtime_error(what + ": " + std::strerror(code)), code_(code) {}
+  int code() const { return code_; }
+
+ private:
+  int code_;
+};
+
+// A peer died, left, or failed first.
+class PeerError : public std::runtime_error {
+ public:
+  PeerError(Rank rank, const std::string& what) : std::runtime_error(what), rank_(rank) {}
+  Rank rank() const { return rank_; }
+
+ private:
+  Rank rank_;
+};
+
+// Ranks of one group called different collectives, or the same one with different arguments.
+class MismatchError : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+// A peer did not do its part before the deadline.
+class TimeoutError : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+// Joins its arguments into one string: str("rank ", 3, " left").
+template <typename... Parts>
+std::string str(const Parts&... parts) {
+  std::ostringstream out;
+  (out << ... << parts);
+  return out.str();
+}
+
+}  // namespace ringcomm
+
+// The one macro of the project: throws UsageError with the given parts unless `condition` holds.
+#define RINGCOMM_CHECK(condition, ...)                                      \
+  do {                                                                      \
+    if (!(condition)) throw ::ringcomm::UsageError(::ringcomm::str(__VA_ARGS__)); \
+  } while (false)

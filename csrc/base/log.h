@@ -1,0 +1,35 @@
+// One line a message on stderr: "ringcomm INFO rank 1 of 'default': ...". RINGCOMM_LOG sets the
+// level; by default warnings and errors are shown.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "base/error.h"
+
+namespace ringcomm {
+
+enum class LogLevel : uint8_t { kDebug, kInfo, kWarning, kError, kOff };
+
+class Logger {
+ public:
+  Logger() = default;
+  Logger(LogLevel level, std::string who) : level_(level), who_(std::move(who)) {}
+
+  bool shows(LogLevel level) const { return level >= level_; }
+  template <typename... Parts>
+  void info(const Parts&... parts) const {
+    if (shows(LogLevel::kInfo)) write("INFO", str(parts...));
+  }
+  template <typename... Parts>
+  void warning(const Parts&... parts) const {
+    if (shows(LogLevel::kWarning)) write("WARNING", str(parts...));
+  }
+
+ private:
+  void write(const char* level, const std::string& text) const;
+  LogLevel level_ = LogLevel::kWarning;
+  std::string who_;
+};
+
+}  // namespace ringcomm

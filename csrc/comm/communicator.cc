@@ -1,0 +1,412 @@
+#include "comm/communicator.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace ringcomm {
+namespace {
+
+constexpr auto kSlice = std::chrono::milliseconds(50);  // between looks at peers and deadlines
+constexpr int kMostRanks = 200;                         // operands of one reduce step
+
+// What every peer's byte stream of send/recv can hold.
+uint64_t mailbox_bytes(int size) {
+  uint64_t bytes = 256 << 10;
+  while (bytes > (16 << 10) && bytes * static_cast<uint64_t>(size) > (1 << 20)) bytes /= 2;
+  return bytes;
+}
+
+Algorithm parse_algorithm(const std::string& name) {
+  std::string known;
+  for (int i = 0; i < kAlgorithms; ++i) {
+    const auto algorithm = static_cast<Algorithm>(i);
+    if (name == to_string(algorithm)) return algorithm;
+    known += str(i == 0 ? "" : ", ", to_string(algorithm));
+  }
+  throw UsageError(str("there is no algorithm '", name, "': use one of ", known));
+}
+
+std::string message_of(const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const std::exception& known) {
+    return known.what();
+  } catch (...) {
+    return "unknown error";
+  }
+}
+
+}  // namespace
+
+std::shared_ptr<Communicator> Communicator::create(Store& store,
+                                                   const CommunicatorOptions& options) {
+  RINGCOMM_CHECK(options.size >= 1 && options.size <= kMostRanks, "a group of ", options.size,
+                 " ranks: ringcomm takes 1 to ", kMostRanks, " on one host");
+  RINGCOMM_CHECK(options.rank >= 0 && options.rank < options.size, "rank ", options.rank,
+                 " is not in a group of ", options.size);
+  Runtime& runtime = Runtime::get();
+  const Geometry geometry = Geometry::for_ranks(options.size);
+  RendezvousOptions meeting;
+  meeting.rank = options.rank;
+  meeting.size = options.size;
+  meeting.scope = str(runtime.config().run_id, "/", runtime.config().restart, "/", options.name);
+  meeting.layout = {options.size, geometry.half_bytes(), mailbox_bytes(options.size)};
+  Neighbourhood memory =
+      meet(store, meeting, runtime.doorbell(), Deadline(options.timeout));
+  auto transport = std::make_unique<ShmTransport>(options.rank, std::move(memory.peers));
+  return std::make_shared<Communicator>(std::move(transport), geometry, options,
+                                        std::move(memory));
+}
+
+Communicator::Communicator(std::unique_ptr<Transport> transport, const Geometry& geometry,
+                           const CommunicatorOptions& options, Neighbourhood memory)
+    : options_(options),
+      geometry_(geometry),
+      logger_(Runtime::get().config().log,
+              str("rank ", options.rank, " of group '", options.name, "'")),
+      memory_(std::move(memory)),
+      transport_(std::move(transport)),
+      mailbox_(*transport_),
+      timeout_ms_(options.timeout.count()),
+      executor_(*transport_, geometry),
+      plans_(options.rank),
+      patience_(patience()) {
+  const auto& wish = Runtime::get().config().algorithm;
+  if (!options_.algorithm && wish) options_.algorithm = parse_algorithm(*wish);
+  Runtime::get().attach(this);
+}
+
+Communicator::~Communicator() {
+  shutdown();
+  if (!forked_) Runtime::get().detach(this);
+}
+
+// A rank with a core of its own may spin: waking a sleeper costs more than most waits. Ranks that
+// share cores give theirs away at once.
+Patience Communicator::patience() const {
+  const Runtime& runtime = Runtime::get();
+  const bool own_core = options_.size <= runtime.cpus();
+  SpinPolicy policy{std::chrono::microseconds(own_core ? 300 : 0), own_core ? 4 : 100,
+                    own_core ? 256 : 16};
+  if (runtime.config().spin.count() >= 0) policy.spin = runtime.config().spin;
+  return Patience(policy);
+}
+
+// ---- asking
+
+void Communicator::check_usable() {
+  if (!failed_.load(std::memory_order_acquire) && !left_.load(std::memory_order_acquire) &&
+      !forked_.load(std::memory_order_acquire)) {
+    return;
+  }
+  if (forked_) {
+    throw PeerError(rank(), str("group '", name(), "' belongs to the process that forked this one: "
+                                "make a group of its own in the child"));
+  }
+  if (const std::string why = failure(); !why.empty()) {
+    throw PeerError(rank(), str("group '", name(), "' has failed before (destroy it and make a new "
+                                "one): ", why));
+  }
+  throw PeerError(rank(), str("group '", name(), "' was destroyed: make a new one"));
+}
+
+void Communicator::run(const Operation& operation) {
+  check_usable();
+  if (queued_.load(std::memory_order_acquire) == 0) {
+    const HandOver afterwards{*this};
+    const Driver driver(drive_, std::try_to_lock);
+    if (driver && queued_.load(std::memory_order_acquire) == 0) {
+      asked_.fetch_add(1, std::memory_order_relaxed);
+      return run_here(operation);
+    }
+  }
+  const TaskPtr task = submit(operation);
+  wait(*task);
+  if (task->error) std::rethrow_exception(task->error);
+}
+
+TaskPtr Communicator::submit(Operation operation, decltype(Request::on_done) on_done) {
+  check_usable();
+  validate(operation, size(), rank());
+  const auto limit = operation.timeout.count() > 0 ? operation.timeout : timeout();
+  auto task = std::make_shared<Task>(std::move(operation), limit);
+  task->on_done = std::move(on_done);
+  {
+    const std::lock_guard lock(queue_mutex_);
+    queue_.push_back(task);
+    asked_.fetch_add(1, std::memory_order_relaxed);
+    queued_.fetch_add(1, std::memory_order_seq_cst);  // partner: hand_over()
+  }
+  Runtime::get().kick(shared_from_this());
+  return task;
+}
+
+void Communicator::post(const MessagePtr& message) {
+  check_usable();
+  RINGCOMM_CHECK(message->peer < size() && message->peer != rank() &&
+                     (message->peer >= 0 || !message->sending),
+                 message->describe(), ": rank ", rank(), " of ", size(), " has no such peer");
+  try {
+    mailbox_.post(message);
+  } catch (const std::exception&) {
+    std::rethrow_exception(fail(std::current_exception()));
+  }
+  if (!message->done) Runtime::get().kick(shared_from_this());
+}
+
+// ---- one operation
+
+std::shared_ptr<const Plan> Communicator::plan_for(const Operation& operation) {
+  const Shape shape = make_shape(operation, geometry_);
+  Algorithm algorithm = select(shape, Reach{true});
+  if (options_.algorithm) {
+    const auto& possible = algorithms_of(shape.collective);
+    const auto wished = std::find(possible.begin(), possible.end(), *options_.algorithm);
+    if (wished != possible.end()) algorithm = *wished;
+  }
+  return plans_.get(shape, algorithm);
+}
+
+// Everything that can be refused is refused before the peers learn of it.
+void Communicator::begin(const Operation& operation) {
+  validate(operation, size(), rank());
+  auto plan = plan_for(operation);
+  current_ = make_descriptor(operation, sequence_ + 1);
+  make_stamps(operation, current_, executor_.stamps());
+  executor_.output().assign(operation.output);
+  if (operation.op == ReduceOp::kPremulSum) {
+    uint64_t bytes = 0;
+    for (const Span& span : operation.input) bytes += span.bytes;
+    scratch_.resize(bytes);
+    std::byte* to = scratch_.data();
+    for (const Span& span : operation.input) {
+      const uint64_t count = span.bytes / size_of(operation.dtype);
+      scale(operation.dtype, operation.factor, to, span.data, count);
+      to += span.bytes;
+    }
+    executor_.input().assign({{scratch_.data(), bytes}});
+  } else {
+    executor_.input().assign(operation.input);
+  }
+  ++sequence_;
+  transport_->announce(current_);
+  executor_.start(std::move(plan), sequence_, make_reduction(operation, size()));
+}
+
+bool Communicator::advance() {
+  switch (executor_.advance()) {
+    case HostExecutor::Status::kDone:
+      return true;
+    case HostExecutor::Status::kMismatch:
+      throw_mismatch(executor_.peer());
+    case HostExecutor::Status::kBlocked:
+      break;
+  }
+  return false;
+}
+
+void Communicator::end() { transport_->finish(sequence_); }
+
+// The caller's thread does the work and the waiting: no hand-over, no wake-up.
+void Communicator::run_here(const Operation& operation) {
+  begin(operation);
+  try {
+    std::optional<Deadline> deadline;  // the clock is read only when there is time to
+    patience_.reset();
+    while (!advance()) {
+      patience_.reset();
+      while (!executor_.ready()) {
+        if (patience_.again()) continue;
+        if (!deadline) {
+          deadline.emplace(operation.timeout.count() > 0 ? operation.timeout : timeout());
+        }
+        transport_->doorbell().sleep(
+            [&] { return executor_.ready() || failed_.load(std::memory_order_seq_cst); },
+            std::min<Clock::duration>(kSlice, deadline->left()));
+        if (!executor_.ready()) look_around(&*deadline);
+      }
+    }
+    end();
+  } catch (const std::exception&) {
+    std::rethrow_exception(fail(std::current_exception()));
+  }
+}
+
+// ---- the queue
+
+// Runs the front of the queue as far as it goes; true when something moved. Completes tasks with
+// the driver's lock released, so that on_done may ask for more.
+bool Communicator::advance_queue(Driver& driver) {
+  bool moved = false;
+  while (driver) {
+    TaskPtr task;
+    std::exception_ptr error;
+    try {
+      if (!task_) {
+        {
+          const std::lock_guard lock(queue_mutex_);
+          if (queue_.empty()) return moved;
+          task_ = queue_.front();
+          queue_.pop_front();
+        }
+        moved = true;
+        if (failed_.load(std::memory_order_acquire)) check_usable();
+        try {
+          begin(task_->operation);
+        } catch (const UsageError&) {  // harms only this task
+          task = std::exchange(task_, nullptr);
+          error = std::current_exception();
+        }
+      }
+      if (task_) {
+        if (failed_.load(std::memory_order_seq_cst)) look_around(nullptr);
+        const bool unblocked = executor_.peer() < 0 || executor_.ready();
+        if (!advance()) return moved || unblocked;
+        end();
+      }
+    } catch (const std::exception&) {
+      error = fail(std::current_exception());
+    }
+    if (task_) task = std::exchange(task_, nullptr);
+    driver.unlock();
+    complete(task, error);
+    moved = true;
+    if (!driver.try_lock()) break;
+  }
+  return moved;
+}
+
+void Communicator::complete(const TaskPtr& task, const std::exception_ptr& error) {
+  task->complete(error);
+  task->operation.input.clear();
+  task->operation.output.clear();
+  queued_.fetch_sub(1, std::memory_order_seq_cst);
+  transport_->doorbell().notify();
+}
+
+// After driving: whatever is left is the worker's.
+void Communicator::hand_over() {
+  if (queued_.load(std::memory_order_seq_cst) > 0 || mailbox_.pending()) {
+    Runtime::get().kick(shared_from_this());
+  }
+}
+
+bool Communicator::wait(Request& request, Clock::duration at_most) {
+  if (request.done.load(std::memory_order_acquire)) return true;
+  const Deadline limit(at_most);
+  Patience patience = this->patience();
+  waiting_.fetch_add(1, std::memory_order_seq_cst);
+  {
+    Driver driver(drive_, std::try_to_lock);
+    while (!request.done.load(std::memory_order_acquire) && !forked_) {
+      if (!driver) (void)driver.try_lock();
+      bool moved = false;
+      try {
+        if (mailbox_.pending()) moved = mailbox_.progress();
+      } catch (const std::exception&) {
+        fail(std::current_exception());
+      }
+      if (driver) moved = advance_queue(driver) || moved;
+      if (moved) patience.reset();
+      if (moved || patience.again()) continue;
+      if (limit.passed()) break;
+      const auto awake = [&] {
+        return request.done.load(std::memory_order_seq_cst) ||
+               failed_.load(std::memory_order_seq_cst) ||
+               (driver && task_ && executor_.ready()) || mailbox_.ready();
+      };
+      transport_->doorbell().sleep(awake, std::min<Clock::duration>(kSlice, limit.left()));
+      patience.reset();
+      if (driver) driver.unlock();
+      watch();
+    }
+  }
+  waiting_.fetch_sub(1, std::memory_order_seq_cst);
+  hand_over();
+  return request.done.load(std::memory_order_acquire);
+}
+
+Communicator::Driven Communicator::drive() {
+  if (waiting_.load(std::memory_order_seq_cst) > 0) return Driven::kIdle;
+  bool moved = false;
+  try {
+    if (mailbox_.pending()) moved = mailbox_.progress();
+  } catch (const std::exception&) {
+    fail(std::current_exception());
+  }
+  if (queued_.load(std::memory_order_seq_cst) > 0) {
+    Driver driver(drive_, std::try_to_lock);
+    if (driver) moved = advance_queue(driver) || moved;
+  }
+  if (moved) return Driven::kMoved;
+  const bool pending = queued_.load(std::memory_order_seq_cst) > 0 || mailbox_.pending();
+  return pending ? Driven::kBlocked : Driven::kIdle;
+}
+
+bool Communicator::ready() {
+  if (failed_.load(std::memory_order_seq_cst) || mailbox_.ready()) return true;
+  const Driver driver(drive_, std::try_to_lock);
+  return driver && task_ && executor_.ready();
+}
+
+// ---- ending
+
+std::exception_ptr Communicator::fail(const std::exception_ptr& error) {
+  {
+    const std::lock_guard lock(queue_mutex_);
+    if (error_) return error;
+    error_ = error;
+    failure_ = message_of(error);
+  }
+  failed_.store(true, std::memory_order_seq_cst);
+  transport_->fail(failure_);  // rings this process's bell too
+  mailbox_.fail_all(error);
+  return error;
+}
+
+std::string Communicator::failure() {
+  const std::lock_guard lock(queue_mutex_);
+  return failure_;
+}
+
+std::exception_ptr Communicator::error() {
+  const std::lock_guard lock(queue_mutex_);
+  return error_;
+}
+
+void Communicator::abort(const std::string& reason) {
+  if (forked_ || left_) return;
+  fail(std::make_exception_ptr(
+      PeerError(rank(), str("group '", name(), "' was aborted by rank ", rank(), ": ", reason))));
+  if (queued_.load() > 0) Runtime::get().kick(weak_from_this().lock());
+}
+
+void Communicator::shutdown(Clock::duration grace) {
+  if (forked_ || left_.exchange(true, std::memory_order_seq_cst)) return;
+  const Deadline deadline(grace);
+  const auto busy = [&] { return queued_.load() > 0 || mailbox_.pending(); };
+  while (busy() && !failed_ && !deadline.passed()) {
+    if (drive() == Driven::kMoved) continue;
+    transport_->doorbell().sleep([&] { return !busy() || ready(); },
+                                 std::min<Clock::duration>(kSlice, deadline.left()));
+    watch();
+  }
+  if (busy()) {
+    fail(std::make_exception_ptr(PeerError(
+        rank(), str("group '", name(), "' was destroyed by rank ", rank(),
+                    " while operations were pending"))));
+    Driver driver(drive_, std::defer_lock);
+    while (queued_.load() > 0 && driver.try_lock()) {
+      advance_queue(driver);
+      if (driver) driver.unlock();
+    }
+  }
+  transport_->leave();
+}
+
+void Communicator::forked() {
+  forked_.store(true);
+  transport_->forget();
+}
+
+}  // namespace ringcomm

@@ -1,0 +1,151 @@
+// A group of ranks: runs collectives in the order they are asked for, send/recv beside them, and
+// ends both in time, with a text, when something is wrong.
+//
+// One thread at a time *drives* the collectives of a group: the caller of run() or wait(), or the
+// process's worker when nobody waits. Once an operation has failed the group stays failed: peers
+// may be anywhere in their programs. Any thread may call any function.
+#pragma once
+
+#include <atomic>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+
+#include "base/log.h"
+#include "comm/mailbox.h"
+#include "comm/operation.h"
+#include "comm/request.h"
+#include "comm/runtime.h"
+#include "exec/host_executor.h"
+#include "plan/cache.h"
+#include "plan/select.h"
+#include "transport/rendezvous.h"
+
+namespace ringcomm {
+
+struct CommunicatorOptions {
+  Rank rank = 0;
+  int size = 1;
+  std::string name = "default";
+  std::chrono::milliseconds timeout{std::chrono::minutes(30)};
+  std::optional<Algorithm> algorithm;  // wherever the collective has it; else as the table says
+};
+
+// A collective in the queue.
+struct Task final : Request {
+  Task(Operation what, Clock::duration timeout) : Request(timeout), operation(std::move(what)) {}
+  Operation operation;
+};
+using TaskPtr = std::shared_ptr<Task>;
+
+class Communicator : public std::enable_shared_from_this<Communicator> {
+ public:
+  // Collective over the group: meets the other ranks through `store` within the timeout.
+  static std::shared_ptr<Communicator> create(Store& store, const CommunicatorOptions& options);
+  // Over a transport that is there already (tests).
+  Communicator(std::unique_ptr<Transport> transport, const Geometry& geometry,
+               const CommunicatorOptions& options, Neighbourhood memory = {});
+  ~Communicator();
+  Communicator(const Communicator&) = delete;
+  Communicator& operator=(const Communicator&) = delete;
+
+  int size() const { return options_.size; }
+  Rank rank() const { return options_.rank; }
+  const std::string& name() const { return options_.name; }
+  const Geometry& geometry() const { return geometry_; }
+
+  // Runs a collective and returns when it is done: on this thread when the group is idle. Throws
+  // UsageError (nothing happened), MismatchError, PeerError, TimeoutError (the group has failed).
+  void run(const Operation& operation);
+  // Queues it. Memory lives until the task is done; on_done is called on the thread that ends it.
+  TaskPtr submit(Operation operation, decltype(Request::on_done) on_done = nullptr);
+  // Starts a send or receive. A message with a timeout of 0 gets the group's.
+  void post(const MessagePtr& message);
+  // Waits until `request` is done or `at_most` has passed: true when done; throws nothing of it.
+  bool wait(Request& request, Clock::duration at_most = Clock::duration::max());
+
+  void set_timeout(std::chrono::milliseconds timeout) { timeout_ms_.store(timeout.count()); }
+  std::chrono::milliseconds timeout() const {
+    return std::chrono::milliseconds(timeout_ms_.load());
+  }
+  // Collectives asked for so far; the same on every rank of a correct program.
+  uint64_t sequence() const { return asked_.load(std::memory_order_relaxed); }
+  // Empty while the group works, else why it failed.
+  std::string failure();
+  std::exception_ptr error();
+
+  // Fails everything pending here and tells the peers. Returns at once.
+  void abort(const std::string& reason);
+  // Lets what is pending end for at most `grace`, fails the rest, says goodbye. Idempotent.
+  void shutdown(Clock::duration grace = std::chrono::seconds(1));
+
+  // For the worker. kIdle: nothing to do here, or somebody else drives and will kick() it.
+  enum class Driven { kIdle, kBlocked, kMoved };
+  Driven drive();
+  bool ready();
+  void watch();  // the slow path: peers, deadlines
+  // In a forked child: the group is dead here, and the parent's peers must not notice.
+  void forked();
+
+  // For tests and the benchmark's ladder.
+  Transport& transport() { return *transport_; }
+  std::shared_ptr<const Plan> plan_for(const Operation& operation);
+
+ private:
+  using Driver = std::unique_lock<std::mutex>;
+
+  void check_usable();
+  void begin(const Operation& operation);
+  bool advance();  // true when the operation is done
+  void end();
+  void run_here(const Operation& operation);
+  bool advance_queue(Driver& driver);
+  void complete(const TaskPtr& task, const std::exception_ptr& error);
+  void hand_over();
+  struct HandOver {  // at the end of a scope that drove
+    Communicator& group;
+    ~HandOver() { group.hand_over(); }
+  };
+
+  std::string here() const;  // "all_reduce #412 float32[500000] SUM"
+  void look_around(const Deadline* deadline);
+  void check_peer(Rank peer);
+  void watch_messages();
+  void check_source(const Message& message);
+  [[noreturn]] void throw_mismatch(Rank peer);
+  [[noreturn]] void throw_late(double seconds);
+  std::string where_is(Rank peer);
+  std::exception_ptr fail(const std::exception_ptr& error);
+  Patience patience() const;
+
+  CommunicatorOptions options_;
+  Geometry geometry_;
+  Logger logger_;
+  Neighbourhood memory_;
+  std::unique_ptr<Transport> transport_;
+  Mailbox mailbox_;
+  std::atomic<int64_t> timeout_ms_;
+
+  std::mutex drive_;  // held by the driving thread; guards what follows
+  HostExecutor executor_;
+  PlanCache plans_;
+  uint64_t sequence_ = 0;
+  Descriptor current_;
+  TaskPtr task_;  // what advance_queue() is in
+  std::vector<std::byte> scratch_;
+  Patience patience_;
+
+  std::mutex queue_mutex_;  // guards what follows
+  std::deque<TaskPtr> queue_;
+  std::exception_ptr error_;
+  std::string failure_;
+
+  std::atomic<uint64_t> asked_{0};
+  std::atomic<int> queued_{0};   // tasks not yet ended
+  std::atomic<int> waiting_{0};  // threads in wait()
+  std::atomic<bool> failed_{false}, left_{false}, forked_{false};
+};
+
+}  // namespace ringcomm

@@ -1,0 +1,114 @@
+// send and recv: messages with tags, from a given peer or from any, over a byte stream to each peer.
+//
+// Small messages are sent at once (eager) and kept by the receiver until somebody wants them. Large
+// ones are announced, and travel in pieces once the receiver has a place for them, so an unwanted
+// message blocks no other. Messages of one (sender, tag) arrive in the order they were sent.
+#pragma once
+
+#include <atomic>
+#include <deque>
+#include <exception>
+#include <list>
+#include <memory>
+#include <mutex>
+#include <unordered_map>
+#include <vector>
+
+#include "comm/request.h"
+#include "exec/spans.h"
+#include "reduce/reduce.h"
+#include "transport/transport.h"
+
+namespace ringcomm {
+
+// One send or receive: fill it in, post it, wait for it.
+struct Message final : Request {
+  using Request::Request;
+  static constexpr Rank kAnySource = -1;
+
+  bool sending = false;
+  Rank peer = kAnySource;
+  uint32_t tag = 0;
+  DType dtype = DType::kUint8;
+  Span data;
+  Rank source = kAnySource;  // receive: who sent it, once done
+
+  std::string describe() const;  // "recv float32[10] tag 3 from rank 1"
+};
+
+using MessagePtr = std::shared_ptr<Message>;
+
+// Every function may be called from any thread.
+class Mailbox {
+ public:
+  explicit Mailbox(Transport& transport);
+
+  void post(const MessagePtr& message);
+  // Moves what can be moved, completes what is complete. True when anything moved.
+  bool progress();
+  // Would progress() move anything? Loads only.
+  bool ready();
+  bool pending() const { return pending_.load(std::memory_order_acquire) > 0; }
+  // The messages not complete whose deadline has passed; or all.
+  std::vector<MessagePtr> overdue();
+  std::vector<MessagePtr> unfinished();
+  void fail_all(const std::exception_ptr& error);
+
+ private:
+  enum class Kind : uint32_t { kEager = 1, kAnnounce, kClear, kPiece };
+  struct Frame {  // on the wire, followed by `body` bytes
+    Kind kind;
+    uint32_t tag;
+    uint32_t dtype;
+    uint32_t body;
+    uint64_t id;     // announced messages: the sender's number of it
+    uint64_t bytes;  // of the whole message
+  };
+  struct Outgoing {
+    Frame frame{};
+    const std::byte* body = nullptr;
+    MessagePtr completes;  // when its last byte is written
+    size_t written = 0;
+  };
+  struct Arrived {  // a message that nobody wanted yet
+    Frame frame;
+    std::vector<std::byte> body;  // eager only
+  };
+  struct Peer {
+    std::deque<Outgoing> out;
+    std::unordered_map<uint64_t, MessagePtr> announced;  // mine, by id
+    std::unordered_map<uint64_t, std::pair<MessagePtr, uint64_t>> incoming;  // theirs: bytes so far
+    std::list<Arrived> unexpected;
+    uint64_t kept = 0;     // bytes in unexpected
+    uint64_t next_id = 0;
+    Frame frame{};         // being read
+    size_t header_read = 0, body_read = 0;
+    std::byte* target = nullptr;
+    std::vector<std::byte> buffer;
+    MessagePtr receiving;
+  };
+  using Completed = std::vector<std::pair<MessagePtr, std::exception_ptr>>;
+
+  void post_send(const MessagePtr& message);
+  void post_receive(const MessagePtr& message, Completed& completed);
+  bool write_to(Rank rank, Completed& completed);
+  bool read_from(Rank rank, Completed& completed);
+  void open_frame(Rank rank);
+  void close_frame(Rank rank, Completed& completed);
+  void take(const MessagePtr& message, Rank rank, Arrived& arrived, Completed& completed);
+  void clear_to_send(Rank rank, const Frame& announce, const MessagePtr& message);
+  void next_piece(Rank rank, const MessagePtr& message, uint64_t id, uint64_t offset);
+  MessagePtr match(Rank rank, const Frame& frame);
+  std::exception_ptr mismatch(const Message& message, Rank rank, const Frame& frame) const;
+  void finish(const Completed& completed);
+  Peer& peer(Rank rank) { return peers_[static_cast<size_t>(rank)]; }
+
+  Transport& transport_;
+  std::mutex mutex_;  // guards everything below
+  std::vector<Peer> peers_;
+  std::list<MessagePtr> wanted_;  // receives without a message, in the order they were posted
+  std::list<MessagePtr> active_;  // every message not done
+  std::atomic<int> pending_{0};
+};
+
+}  // namespace ringcomm

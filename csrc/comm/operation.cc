@@ -1,0 +1,184 @@
+#include "comm/operation.h"
+
+#include <numeric>
+
+namespace ringcomm {
+namespace {
+
+// The words of a Descriptor.
+enum Word { kKind, kCount, kSplits, kLayout };
+
+// Finalizer of SplitMix64 (Steele, Lea, Flood 2014): every bit of the input moves half of the output.
+uint64_t mix(uint64_t a, uint64_t b) {
+  uint64_t z = a * 0x9e3779b97f4a7c15 + b + 0x9e3779b97f4a7c15;
+  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9;
+  z = (z ^ (z >> 27)) * 0x94d049bb133111eb;
+  return z ^ (z >> 31);
+}
+
+uint64_t total(const std::vector<Span>& spans) {
+  uint64_t bytes = 0;
+  for (const Span& span : spans) bytes += span.bytes;
+  return bytes;
+}
+
+uint64_t total(const std::vector<uint64_t>& counts) {
+  return std::accumulate(counts.begin(), counts.end(), uint64_t{0});
+}
+
+bool reduces(Collective collective) {
+  return collective == Collective::kAllReduce || collective == Collective::kReduceScatter ||
+         collective == Collective::kReduce;
+}
+
+bool rooted(Collective collective) {
+  return collective == Collective::kBroadcast || collective == Collective::kReduce ||
+         collective == Collective::kScatter || collective == Collective::kGather;
+}
+
+bool sharded(Collective collective) {
+  return collective == Collective::kAllGather || collective == Collective::kReduceScatter ||
+         collective == Collective::kScatter || collective == Collective::kGather;
+}
+
+struct Sides {
+  uint64_t input, output;
+};
+
+// How many bytes each side of this rank must have.
+Sides expected_sides(const Operation& operation, Rank rank) {
+  const bool root = rank == operation.root;
+  switch (operation.collective) {
+    case Collective::kAllReduce:
+      return {operation.bytes, operation.bytes};
+    case Collective::kBroadcast:
+      return {root ? operation.bytes : 0, operation.bytes};
+    case Collective::kReduce:
+      return {operation.bytes, root ? operation.bytes : 0};
+    case Collective::kAllToAll:
+      return {total(operation.send), total(operation.recv)};
+    case Collective::kBarrier:
+      return {0, 0};
+    default:
+      break;
+  }
+  const uint64_t mine = operation.shards[static_cast<size_t>(rank)];
+  const uint64_t whole = total(operation.shards);
+  switch (operation.collective) {
+    case Collective::kAllGather:
+      return {mine, whole};
+    case Collective::kReduceScatter:
+      return {whole, mine};
+    case Collective::kScatter:
+      return {root ? whole : 0, mine};
+    default:  // gather
+      return {mine, root ? whole : 0};
+  }
+}
+
+uint64_t hash_of(const std::vector<uint64_t>& counts) {
+  bool uniform = true;
+  for (const uint64_t count : counts) uniform = uniform && count == counts[0];
+  if (uniform) return 0;
+  uint64_t hash = 1;
+  for (const uint64_t count : counts) hash = mix(hash, count);
+  return hash;
+}
+
+}  // namespace
+
+void validate(const Operation& operation, int size, Rank rank) {
+  const char* name = to_string(operation.collective);
+  RINGCOMM_CHECK(operation.root >= 0 && operation.root < size, name, ": invalid root rank: ",
+                 operation.root);
+  if (reduces(operation.collective)) {
+    const std::string refusal = why_not(operation.dtype, operation.op);
+    RINGCOMM_CHECK(refusal.empty(), name, ": ", refusal);
+  }
+  const auto ranks = static_cast<size_t>(size);
+  if (sharded(operation.collective)) {
+    RINGCOMM_CHECK(operation.shards.size() == ranks, name, ": ", operation.shards.size(),
+                   " shards for ", size, " ranks");
+  }
+  if (operation.collective == Collective::kAllToAll) {
+    RINGCOMM_CHECK(operation.send.size() == ranks && operation.recv.size() == ranks, name, ": ",
+                   operation.send.size(), " and ", operation.recv.size(), " splits for ", size,
+                   " ranks");
+    const auto self = static_cast<size_t>(rank);
+    RINGCOMM_CHECK(operation.send[self] == operation.recv[self], name, ": rank ", rank, " sends ",
+                   operation.send[self], " bytes to itself and expects ", operation.recv[self]);
+  }
+  const Sides sides = expected_sides(operation, rank);
+  RINGCOMM_CHECK(total(operation.input) == sides.input, name, ": input has ",
+                 total(operation.input), " bytes, not ", sides.input);
+  RINGCOMM_CHECK(total(operation.output) == sides.output, name, ": output has ",
+                 total(operation.output), " bytes, not ", sides.output);
+}
+
+Shape make_shape(const Operation& operation, const Geometry& geometry) {
+  Shape shape;
+  shape.collective = operation.collective;
+  shape.size = geometry.size;
+  shape.root = operation.root;
+  shape.element = size_of(operation.dtype);
+  shape.bytes = operation.bytes;
+  shape.shards = operation.shards;
+  shape.send = operation.send;
+  shape.recv = operation.recv;
+  shape.geometry = geometry;
+  return shape;
+}
+
+Reduction make_reduction(const Operation& operation, int size) {
+  return {operation.dtype, operation.op, size, operation.factor};
+}
+
+Descriptor make_descriptor(const Operation& operation, uint64_t sequence) {
+  Descriptor descriptor;
+  descriptor.sequence = sequence;
+  const auto collective = static_cast<uint64_t>(operation.collective);
+  const auto dtype = static_cast<uint64_t>(operation.dtype);
+  const uint64_t op = reduces(operation.collective) ? static_cast<uint64_t>(operation.op) : 0xff;
+  const auto root = rooted(operation.collective) ? static_cast<uint64_t>(operation.root) : 0xffffff;
+  descriptor.words[kKind] = collective | dtype << 8 | op << 16 | root << 24;
+  const bool split = operation.collective == Collective::kAllToAll;
+  const uint64_t bytes = sharded(operation.collective) ? total(operation.shards) : operation.bytes;
+  descriptor.words[kCount] = split ? 0 : bytes / size_of(operation.dtype);
+  descriptor.words[kSplits] = hash_of(operation.shards);
+  descriptor.words[kLayout] = operation.layout;
+  return descriptor;
+}
+
+void make_stamps(const Operation& operation, const Descriptor& descriptor, Stamps& stamps) {
+  uint64_t hash = descriptor.sequence;
+  for (const uint64_t word : descriptor.words) hash = mix(hash, word);
+  stamps.common = hash;
+  stamps.sent.clear();
+  stamps.received.clear();
+  for (const uint64_t bytes : operation.send) stamps.sent.push_back(mix(hash, bytes));
+  for (const uint64_t bytes : operation.recv) stamps.received.push_back(mix(hash, bytes));
+}
+
+bool is_collective(const Descriptor& descriptor, Collective collective) {
+  return (descriptor.words[kKind] & 0xff) == static_cast<uint64_t>(collective);
+}
+
+std::string to_text(const Descriptor& descriptor) {
+  const uint64_t kind = descriptor.words[kKind];
+  const uint64_t collective = kind & 0xff, dtype = kind >> 8 & 0xff, op = kind >> 16 & 0xff;
+  const uint64_t root = kind >> 24 & 0xffffff;
+  if (collective >= kCollectives || dtype >= kDTypes) return "an unknown collective";
+  std::string text = to_string(static_cast<Collective>(collective));
+  if (static_cast<Collective>(collective) == Collective::kBarrier) return text;
+  text += str(" ", to_string(static_cast<DType>(dtype)));
+  if (static_cast<Collective>(collective) != Collective::kAllToAll) {
+    text += str("[", descriptor.words[kCount], "]");
+  }
+  if (op < kReduceOps) text += str(" ", to_string(static_cast<ReduceOp>(op)));
+  if (root != 0xffffff) text += str(" root ", root);
+  if (descriptor.words[kSplits] != 0) text += " uneven";
+  if (descriptor.words[kLayout] != 0) text += str(" memory layout ", descriptor.words[kLayout] % 10000);
+  return text;
+}
+
+}  // namespace ringcomm

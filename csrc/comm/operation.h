@@ -1,0 +1,44 @@
+// A collective as a caller asks for it, and its fingerprint: what every rank must agree on.
+#pragma once
+
+#include <chrono>
+#include <string>
+#include <vector>
+
+#include "exec/host_executor.h"
+#include "plan/shape.h"
+#include "reduce/reduce.h"
+
+namespace ringcomm {
+
+// Spans follow Shape's conventions (plan/shape.h); counts are bytes. Input and output may be the
+// same memory wherever torch.distributed works in place. The memory lives until the operation ends.
+struct Operation {
+  Collective collective = Collective::kBarrier;
+  DType dtype = DType::kUint8;
+  ReduceOp op = ReduceOp::kSum;
+  double factor = 1;  // kPremulSum: this rank's own
+  Rank root = 0;
+  std::vector<Span> input, output;
+  uint64_t bytes = 0;                // all_reduce, broadcast, reduce: of the message
+  std::vector<uint64_t> shards;      // all_gather, reduce_scatter, scatter, gather
+  std::vector<uint64_t> send, recv;  // all_to_all
+  uint64_t layout = 0;               // hash of the memory layout, 0 for contiguous
+  std::chrono::milliseconds timeout{0};  // 0: the group's
+};
+
+// Throws UsageError when the operation contradicts itself (spans against counts, dtype against op).
+void validate(const Operation& operation, int size, Rank rank);
+
+Shape make_shape(const Operation& operation, const Geometry& geometry);
+Reduction make_reduction(const Operation& operation, int size);
+
+// What peers compare: equal on every rank, but for all_to_all's split sizes (see make_stamps).
+Descriptor make_descriptor(const Operation& operation, uint64_t sequence);
+void make_stamps(const Operation& operation, const Descriptor& descriptor, Stamps& stamps);
+
+// "all_reduce float32[500000] SUM", "broadcast float32[10] root 0". Safe on a peer's words.
+std::string to_text(const Descriptor& descriptor);
+bool is_collective(const Descriptor& descriptor, Collective collective);
+
+}  // namespace ringcomm

@@ -1,0 +1,32 @@
+// Something asked of a communicator that will be done, or fail, at some time.
+#pragma once
+
+#include <atomic>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <utility>
+
+#include "base/deadline.h"
+
+namespace ringcomm {
+
+struct Request {
+  explicit Request(Clock::duration timeout) : deadline(timeout) {}
+  virtual ~Request() = default;
+
+  Deadline deadline;
+  // Called once, on the thread that completes the request, with no lock held.
+  std::function<void(const std::exception_ptr&)> on_done;
+
+  std::atomic<bool> done{false};  // partner: Communicator::wait; error is set before
+  std::exception_ptr error;
+
+  void complete(const std::exception_ptr& why) {
+    error = why;
+    done.store(true, std::memory_order_seq_cst);
+    if (on_done) std::exchange(on_done, nullptr)(why);
+  }
+};
+
+}  // namespace ringcomm

@@ -1,0 +1,127 @@
+#include "comm/runtime.h"
+
+#include <pthread.h>
+
+#include <algorithm>
+
+#include "comm/communicator.h"
+
+namespace ringcomm {
+namespace {
+
+// The worker shares its core with the computation it overlaps with: it never spins long.
+constexpr auto kWorkerSpin = std::chrono::nanoseconds(1000);
+constexpr auto kSlice = std::chrono::milliseconds(50);  // between looks at deadlines and peers
+
+struct Global {
+  std::mutex mutex;
+  Runtime* runtime = nullptr;
+};
+
+Global& global() {
+  static Global* const instance = new Global;  // outlives every thread
+  return *instance;
+}
+
+}  // namespace
+
+Runtime& Runtime::get() {
+  Global& here = global();
+  const std::lock_guard lock(here.mutex);
+  if (here.runtime == nullptr) here.runtime = new Runtime;
+  return *here.runtime;
+}
+
+Runtime::Runtime() : config_(Config::from_environment()), cpus_(usable_cpus()) {
+  static const int registered =
+      ::pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
+  if (registered != 0) throw SystemError("pthread_atfork", registered);
+  const Logger logger(config_.log, "");
+  for (const std::string& warning : config_.warnings) logger.warning(warning);
+}
+
+void Runtime::attach(Communicator* group) {
+  const std::lock_guard lock(mutex_);
+  groups_.insert(group);
+}
+
+void Runtime::detach(Communicator* group) {
+  const std::lock_guard lock(mutex_);
+  groups_.erase(group);
+}
+
+void Runtime::kick(const std::shared_ptr<Communicator>& group) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (std::find(inbox_.begin(), inbox_.end(), group) == inbox_.end()) inbox_.push_back(group);
+    has_inbox_.store(true, std::memory_order_seq_cst);  // partner: work()
+    if (!started_) {
+      std::thread(&Runtime::work, this).detach();
+      started_ = true;
+    }
+  }
+  wake_.notify_one();
+  doorbell_.bell().notify();  // the worker may be waiting for a peer
+}
+
+// Moves new groups to `active`; with nothing to do at all, waits for some.
+void Runtime::take_inbox(std::vector<std::shared_ptr<Communicator>>& active, bool may_block) {
+  std::unique_lock lock(mutex_);
+  if (may_block) wake_.wait(lock, [&] { return !inbox_.empty(); });
+  for (auto& group : inbox_) {
+    if (std::find(active.begin(), active.end(), group) == active.end()) active.push_back(group);
+  }
+  inbox_.clear();
+  has_inbox_.store(false, std::memory_order_seq_cst);
+}
+
+void Runtime::work() {
+  std::vector<std::shared_ptr<Communicator>> active;
+  Patience patience(SpinPolicy{kWorkerSpin, 0, 32});
+  const auto inbox = [&] { return has_inbox_.load(std::memory_order_seq_cst); };
+  while (true) {
+    if (active.empty() || inbox()) take_inbox(active, active.empty());
+    bool moved = false;
+    std::erase_if(active, [&](const std::shared_ptr<Communicator>& group) {
+      const auto result = group->drive();
+      moved = moved || result == Communicator::Driven::kMoved;
+      return result == Communicator::Driven::kIdle;
+    });
+    if (moved || active.empty()) {
+      patience.reset();
+    } else if (!patience.again()) {
+      doorbell_.bell().sleep(
+          [&] {
+            return inbox() || std::any_of(active.begin(), active.end(),
+                                          [](const auto& group) { return group->ready(); });
+          },
+          kSlice);
+      for (const auto& group : active) group->watch();
+      patience.reset();
+    }
+  }
+}
+
+void Runtime::before_fork() {
+  Global& here = global();
+  here.mutex.lock();
+  if (here.runtime != nullptr) here.runtime->mutex_.lock();
+}
+
+void Runtime::after_fork_in_parent() {
+  Global& here = global();
+  if (here.runtime != nullptr) here.runtime->mutex_.unlock();
+  here.mutex.unlock();
+}
+
+// The parent's runtime is left as it is, locked: nothing of it may be used here.
+void Runtime::after_fork_in_child() {
+  Global& here = global();
+  if (here.runtime != nullptr) {
+    for (Communicator* group : here.runtime->groups_) group->forked();
+  }
+  here.runtime = nullptr;
+  here.mutex.unlock();
+}
+
+}  // namespace ringcomm

@@ -1,0 +1,56 @@
+// What a process has one of: configuration, doorbell, and the worker thread that advances
+// asynchronous operations of all its groups. The only global of ringcomm (tests/test_house.py).
+#pragma once
+
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <thread>
+#include <vector>
+
+#include "base/config.h"
+#include "transport/rendezvous.h"
+
+namespace ringcomm {
+
+class Communicator;
+
+class Runtime {
+ public:
+  // Made at first use, never destroyed: threads may still use it while the process exits. A forked
+  // child gets one of its own; the groups of its parent are dead to it.
+  static Runtime& get();
+
+  const Config& config() const { return config_; }
+  const DoorbellMemory& doorbell() const { return doorbell_; }
+  int cpus() const { return cpus_; }
+
+  // Groups of this process, so that a forked child can let go of them.
+  void attach(Communicator* group);
+  void detach(Communicator* group);
+
+  // `group` has work that no thread may be driving: the worker looks at it.
+  void kick(const std::shared_ptr<Communicator>& group);
+
+ private:
+  Runtime();
+  void work();
+  void take_inbox(std::vector<std::shared_ptr<Communicator>>& active, bool may_block);
+  static void before_fork();
+  static void after_fork_in_parent();
+  static void after_fork_in_child();
+
+  Config config_;
+  DoorbellMemory doorbell_;
+  int cpus_;
+
+  std::mutex mutex_;  // guards what follows
+  std::condition_variable wake_;
+  std::vector<std::shared_ptr<Communicator>> inbox_;
+  std::atomic<bool> has_inbox_{false};
+  bool started_ = false;
+  std::set<Communicator*> groups_;
+};
+
+}  // namespace ringcomm

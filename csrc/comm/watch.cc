@@ -1,0 +1,150 @@
+// The slow path of a Communicator: why does nothing move? Looks at the peers, at the deadlines, and
+// makes the sentences a user reads.
+#include <algorithm>
+
+#include "comm/communicator.h"
+
+namespace ringcomm {
+namespace {
+
+std::string list_of(const std::vector<Rank>& ranks) {
+  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
+  for (size_t i = 0; i < ranks.size(); ++i) text += str(i == 0 ? "" : ", ", ranks[i]);
+  return text;
+}
+
+}  // namespace
+
+std::string Communicator::here() const {
+  std::string text = to_text(current_);
+  const size_t word = std::min(text.find(' '), text.size());
+  return text.insert(word, str(" #", current_.sequence));
+}
+
+// "alive, last finished #411, has not called #412"
+std::string Communicator::where_is(Rank peer) {
+  const PeerState state = transport_->state(peer);
+  std::string text = state.left ? "has left the group"
+                     : transport_->connection_lost(peer) ? "dead" : "alive";
+  text += state.finished > 0 ? str(", last finished #", state.finished) : ", finished nothing yet";
+  if (state.called < sequence_) return text + str(", has not called #", sequence_);
+  if (state.finished < sequence_) return text + str(", is in #", sequence_);
+  return text;
+}
+
+// Throws when the operation in progress cannot end well.
+void Communicator::look_around(const Deadline* deadline) {
+  for (Rank peer = 0; peer < size(); ++peer) {
+    if (peer != rank()) check_peer(peer);
+  }
+  if (const auto first = transport_->first_failed(); first && *first != rank()) {
+    throw PeerError(*first, str(here(), ": rank ", *first, " failed: ", transport_->failure(*first)));
+  }
+  if (const std::string why = failure(); !why.empty()) {
+    throw PeerError(rank(), str(here(), ": ", why));
+  }
+  if (deadline != nullptr && deadline->passed()) throw_late(deadline->elapsed_seconds());
+}
+
+void Communicator::check_peer(Rank peer) {
+  const auto theirs = transport_->descriptor(peer, sequence_);
+  if (theirs && *theirs != current_) throw_mismatch(peer);
+  const bool lost = transport_->connection_lost(peer);  // before its state: a rank finishes, then goes
+  const PeerState state = transport_->state(peer);
+  if (!(lost || state.left) || state.failed || state.finished >= sequence_) return;
+  if (state.left) {
+    throw PeerError(peer, str(here(), ": rank ", peer, " has left the group (it destroyed it, or "
+                              "its program ended) after #", state.finished,
+                              ": every rank must call the same collectives"));
+  }
+  throw PeerError(peer, str(here(), ": Connection closed by rank ", peer, ": its process died (",
+                            where_is(peer), "); look at that rank's own output, then restart"));
+}
+
+void Communicator::throw_mismatch(Rank peer) {
+  const auto theirs = transport_->descriptor(peer, sequence_);
+  if (theirs && *theirs == current_) {  // all_to_all: the descriptors agree, the splits do not
+    throw MismatchError(str(here(), ": rank ", rank(), " and rank ", peer,
+                            " disagree on how much they send each other: output_split_sizes[", peer,
+                            "] of rank ", rank(), " must be input_split_sizes[", rank(),
+                            "] of rank ", peer, ", and the other way round"));
+  }
+  const PeerState state = transport_->state(peer);
+  std::string other = theirs ? to_text(*theirs) : str("another operation (#", state.called, ")");
+  throw MismatchError(str("collective #", sequence_, " differs between ranks: rank ", rank(),
+                          " called ", to_text(current_), ", rank ", peer, " called ", other,
+                          ": every rank must call the same collectives, with equal dtype, op, root "
+                          "and number of elements, in the same order"));
+}
+
+void Communicator::throw_late(double seconds) {
+  std::vector<Rank> absent;
+  for (Rank peer = 0; peer < size(); ++peer) {
+    if (peer != rank() && transport_->state(peer).called < sequence_) absent.push_back(peer);
+  }
+  if (absent.empty()) absent.push_back(executor_.peer());
+  throw TimeoutError(str(here(), ": Timed out after ", seconds, " s waiting for ", list_of(absent),
+                         " (", where_is(absent[0]), ")"));
+}
+
+// ---- for whoever waited in vain: the queue's front, and send/recv
+
+void Communicator::watch() {
+  if (forked_ || (failed_ && queued_.load() == 0 && !mailbox_.pending())) return;
+  watch_messages();
+  Driver driver(drive_, std::try_to_lock);
+  if (!driver || !task_) return;
+  std::exception_ptr error;
+  try {
+    if (executor_.ready()) return;
+    look_around(&task_->deadline);
+    return;
+  } catch (const std::exception&) {
+    error = fail(std::current_exception());
+  }
+  const TaskPtr task = std::exchange(task_, nullptr);
+  driver.unlock();
+  complete(task, error);
+}
+
+void Communicator::watch_messages() {
+  if (!mailbox_.pending()) return;
+  try {
+    if (const auto first = transport_->first_failed(); first && *first != rank()) {
+      throw PeerError(*first, str("send/recv: rank ", *first, " failed: ",
+                                  transport_->failure(*first)));
+    }
+    for (const MessagePtr& message : mailbox_.unfinished()) {
+      if (!message->done) check_source(*message);
+    }
+    for (const MessagePtr& message : mailbox_.overdue()) {
+      const double seconds = message->deadline.elapsed_seconds();
+      throw TimeoutError(str(message->describe(), ": Timed out after ", seconds, " s waiting for ",
+                             message->sending ? "the receiver" : "the sender",
+                             message->peer < 0 ? std::string()
+                                               : str(" (rank ", message->peer, ", ",
+                                                     where_is(message->peer), ")")));
+    }
+  } catch (const std::exception&) {
+    fail(std::current_exception());
+  }
+}
+
+// A peer that is gone sends nothing more; what it has sent still counts.
+void Communicator::check_source(const Message& message) {
+  const auto gone = [&](Rank peer) {
+    const bool left = transport_->connection_lost(peer) || transport_->state(peer).left;
+    return left && transport_->stream_available(peer) == 0;
+  };
+  if (message.peer != Message::kAnySource) {
+    if (!gone(message.peer) || message.done) return;
+    throw PeerError(message.peer, str(message.describe(), ": Connection closed by rank ",
+                                      message.peer, ": it ", where_is(message.peer)));
+  }
+  for (Rank peer = 0; peer < size(); ++peer) {
+    if (peer != rank() && !gone(peer)) return;
+  }
+  throw PeerError(rank(), str(message.describe(), ": every other rank has gone"));
+}
+
+}  // namespace ringcomm

@@ -1,0 +1,80 @@
+// Interprets a plan over a transport, on the calling thread. Resumable: advance() returns at an
+// unmet wait and the program counter is the state, so one thread can advance many operations.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "exec/spans.h"
+#include "plan/plan.h"
+#include "plan/shape.h"
+#include "reduce/reduce.h"
+#include "transport/transport.h"
+
+namespace ringcomm {
+
+// What a signal must say of the operation it belongs to. Equal for every pair of ranks but in
+// all_to_all, where each pair must agree on its own byte counts: then the vectors are not empty.
+struct Stamps {
+  uint64_t common = 0;
+  std::vector<uint64_t> sent, received;  // to, and expected from, each rank on the data lane
+
+  uint64_t outgoing(Rank peer, int lane) const {
+    if (sent.empty()) return common;
+    return lane == kData ? sent[static_cast<size_t>(peer)] : received[static_cast<size_t>(peer)];
+  }
+  uint64_t incoming(Rank peer, int lane) const {
+    if (sent.empty()) return common;
+    return lane == kData ? received[static_cast<size_t>(peer)] : sent[static_cast<size_t>(peer)];
+  }
+};
+
+class HostExecutor {
+ public:
+  HostExecutor(Transport& transport, const Geometry& geometry);
+
+  enum class Status { kDone, kBlocked, kMismatch };
+
+  // The plan, and the memory behind the spans, must live until advance() returns kDone.
+  // `sequence` is the operation's number in the group, the same on every rank.
+  void start(std::shared_ptr<const Plan> plan, uint64_t sequence, const Reduction& reduction);
+  Spans& input() { return input_; }
+  Spans& output() { return output_; }
+  Stamps& stamps() { return stamps_; }
+
+  // Runs until the end, an unmet wait, or a signal of another operation (a mismatch). Throws
+  // nothing.
+  Status advance();
+  // After kBlocked: has the awaited signal come? Cheap enough to spin on.
+  bool ready();
+  // After kBlocked or kMismatch: the peer concerned.
+  Rank peer() const { return peer_; }
+
+ private:
+  void copy(const Step& step);
+  void reduce(const Step& step);
+  Span locate(const Ref& ref, uint64_t done) const;
+  const Ref* refs(const Step& step) const { return plan_->refs.data() + step.first_ref; }
+  uint64_t& taken(Rank peer, int lane) {
+    return taken_[static_cast<size_t>(peer * kLanes + lane)];
+  }
+  bool next_step();
+
+  Transport& transport_;
+  Geometry geometry_;
+  std::vector<uint64_t> taken_;  // signals consumed, per (peer, lane), over the group's life
+  std::vector<std::byte*> memory_[2];
+
+  std::shared_ptr<const Plan> plan_;
+  Reduction reduction_;
+  Spans input_, output_;
+  Stamps stamps_;
+  int half_ = 0;
+  size_t block_ = 0, step_ = 0;
+  uint64_t repetition_ = 0, shift_ = 0;
+  Rank peer_ = -1;
+  int lane_ = 0;
+};
+
+}  // namespace ringcomm

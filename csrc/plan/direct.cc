@@ -1,0 +1,241 @@
+// The direct family, for windows that every rank can load from: publish in my own window, tell all,
+// load theirs. Reductions run in rank order, so that a result depends on the inputs alone, not on
+// size, segments or timing. Small messages ride in lines, whose bytes need no window at all.
+#include <utility>
+#include <vector>
+
+#include "plan/builder.h"
+#include "plan/planners.h"
+
+namespace ringcomm {
+namespace {
+
+constexpr uint64_t kSlots = 4;  // of a segment each, used in turn
+
+bool fits_line(const Shape& shape, uint64_t bytes) { return bytes <= shape.geometry.line_bytes; }
+
+// One source a rank, in rank order: `mine` for the planner's own rank.
+template <typename Theirs>
+std::vector<Ref> in_rank_order(const PlanBuilder& plan, Ref mine, Theirs theirs) {
+  std::vector<Ref> sources;
+  for (Rank r = 0; r < plan.shape().size; ++r) {
+    sources.push_back(r == plan.rank() ? mine : theirs(r));
+  }
+  return sources;
+}
+
+// Everybody gives all it has to everybody, and reduces for itself.
+Plan one_shot_all_reduce(const Shape& shape, Rank rank) {
+  PlanBuilder plan(shape, Algorithm::kDirect, rank);
+  const bool lines = fits_line(shape, shape.bytes);
+  if (!lines) plan.copy(plan.window(rank, 0), plan.input(0), shape.bytes);
+  for (int i = 1; i < shape.size; ++i) {
+    const Rank peer = plan.peer(i);
+    if (lines) plan.copy(plan.line(peer, rank), plan.input(0), shape.bytes);
+    plan.signal(peer);
+  }
+  plan.wait_all();
+  const std::vector<Ref> sources = in_rank_order(plan, plan.input(0), [&](Rank r) {
+    return lines ? plan.line(rank, r) : plan.window(r, 0);
+  });
+  plan.reduce({plan.output(0)}, sources, shape.bytes, true);
+  return plan.finish();
+}
+
+// Segment c: publish it, reduce my shard of it by load, publish that, load the others'. One signal
+// says both "my result of c is there" and "my publish of c + 1 is there". Two publish and two
+// result slots, at offsets that no size changes, keep it closed. In place is safe: what a reduce
+// or load overwrites was published before, or is this rank's own shard, which nobody else reads.
+class TwoShotAllReduce {
+ public:
+  TwoShotAllReduce(const Shape& shape, Rank rank)
+      : plan_(shape, Algorithm::kDirect, rank),
+        rank_(rank),
+        size_(shape.size),
+        segments_{shape.bytes, shape.geometry.segment_bytes} {}
+
+  Plan build() {
+    const uint64_t count = segments_.count();
+    publish(0);
+    plan_.signal_all();
+    plan_.repeat({count, 2, segments_.unit, {1, minus(count, 2), minus(count, 1)}},
+                 [&](uint64_t c) {
+                   plan_.wait_all();
+                   if (c > 0) load(c - 1);
+                   if (c + 1 < count) publish(c + 1);
+                   reduce(c);
+                   plan_.signal_all();
+                 });
+    plan_.wait_all();
+    load(count - 1);
+    return plan_.finish();
+  }
+
+ private:
+  uint64_t cut(uint64_t c, int part) const {
+    return plan_.shape().cut(segments_.length(c), part, size_);
+  }
+  Ref published(Rank r, uint64_t c, uint64_t at) const {
+    return plan_.window(r, c % 2 * segments_.unit + at);
+  }
+  Ref result(Rank r, uint64_t c, uint64_t at) const {
+    return plan_.window(r, (2 + c % 2) * segments_.unit + at);
+  }
+
+  void publish(uint64_t c) {  // all but my own shard
+    const uint64_t at = segments_.offset(c), low = cut(c, rank_), high = cut(c, rank_ + 1);
+    plan_.copy(published(rank_, c, 0), plan_.input(at), low);
+    plan_.copy(published(rank_, c, high), plan_.input(at + high), segments_.length(c) - high);
+  }
+
+  void reduce(uint64_t c) {
+    const uint64_t low = cut(c, rank_), at = segments_.offset(c) + low;
+    const std::vector<Ref> sources = in_rank_order(
+        plan_, plan_.input(at), [&](Rank r) { return published(r, c, low); });
+    plan_.reduce({result(rank_, c, low), plan_.output(at)}, sources, cut(c, rank_ + 1) - low, true);
+  }
+
+  void load(uint64_t c) {
+    for (int i = 1; i < size_; ++i) {
+      const Rank r = plan_.peer(i);
+      const uint64_t low = cut(c, r);
+      plan_.copy(plan_.output(segments_.offset(c) + low), result(r, c, low), cut(c, r + 1) - low);
+    }
+  }
+
+  PlanBuilder plan_;
+  const Rank rank_;
+  const int size_;
+  const Segments segments_;
+};
+
+// The frame of reduce_scatter and all_gather. Signal c says "c is published and c - 2 consumed":
+// so while I consume c, c + 1 may be written, and a peer may still read c - 1.
+template <typename Publish, typename Consume>
+void exchange(PlanBuilder& plan, Passes passes, Publish publish, Consume consume) {
+  const uint64_t count = passes.count;
+  publish(0);
+  plan.signal_all();
+  passes.edges.insert(passes.edges.end(), {minus(count, 2), minus(count, 1)});
+  plan.repeat(std::move(passes), [&](uint64_t c) {
+    plan.wait_all();
+    if (c + 1 < count) {
+      publish(c + 1);
+      plan.signal_all();
+    }
+    consume(c);
+  });
+}
+
+// Shards end at different segments: each end is an edge, for the pass itself and the one before,
+// which publishes ahead.
+std::vector<uint64_t> shard_edges(const Shape& shape, uint64_t unit) {
+  std::vector<uint64_t> edges;
+  for (const uint64_t shard : shape.shards) {
+    const uint64_t full = shard / unit, all = (shard + unit - 1) / unit;
+    edges.insert(edges.end(), {minus(full, 1), full, minus(all, 1), all});
+  }
+  return edges;
+}
+
+Plan one_line_reduce_scatter(const Shape& shape, Rank rank) {
+  PlanBuilder plan(shape, Algorithm::kDirect, rank);
+  for (int i = 1; i < shape.size; ++i) {
+    const Rank peer = plan.peer(i);
+    plan.copy(plan.line(peer, rank), plan.input(shape.shard_offset(peer)),
+              shape.shards[static_cast<size_t>(peer)]);
+    plan.signal(peer);
+  }
+  plan.wait_all();
+  const std::vector<Ref> sources =
+      in_rank_order(plan, plan.input(shape.shard_offset(rank)),
+                    [&](Rank r) { return plan.line(rank, r); });
+  plan.reduce({plan.output(0)}, sources, shape.shards[static_cast<size_t>(rank)], true);
+  return plan.finish();
+}
+
+Plan one_line_all_gather(const Shape& shape, Rank rank) {
+  PlanBuilder plan(shape, Algorithm::kDirect, rank);
+  const uint64_t mine = shape.shards[static_cast<size_t>(rank)];
+  for (int i = 1; i < shape.size; ++i) {
+    plan.copy(plan.line(plan.peer(i), rank), plan.input(0), mine);
+    plan.signal(plan.peer(i));
+  }
+  plan.copy(plan.output(shape.shard_offset(rank)), plan.input(0), mine);
+  for (int i = 1; i < shape.size; ++i) {
+    const Rank peer = plan.peer(i);
+    plan.wait(peer);
+    plan.copy(plan.output(shape.shard_offset(peer)), plan.line(rank, peer),
+              shape.shards[static_cast<size_t>(peer)]);
+  }
+  return plan.finish();
+}
+
+}  // namespace
+
+Plan direct_all_reduce(const Shape& shape, Rank rank) {
+  const uint64_t loaded = shape.bytes * static_cast<uint64_t>(shape.size - 1);
+  const bool one_shot =
+      loaded <= shape.geometry.one_shot_bytes && shape.bytes <= shape.geometry.segment_bytes;
+  if (one_shot || fits_line(shape, shape.bytes)) return one_shot_all_reduce(shape, rank);
+  return TwoShotAllReduce(shape, rank).build();
+}
+
+Plan direct_reduce_scatter(const Shape& shape, Rank rank) {
+  if (fits_line(shape, shape.largest_shard())) return one_line_reduce_scatter(shape, rank);
+  PlanBuilder plan(shape, Algorithm::kDirect, rank);
+  const uint64_t segment = shape.geometry.segment_bytes;
+  const uint64_t slice = shape.align(segment / static_cast<uint64_t>(shape.size));
+  RINGCOMM_CHECK(slice > 0, "a segment of ", segment, " bytes has no room for ", shape.size,
+                 " ranks");
+  const auto shard = [&](Rank r) {
+    return Segments{shape.shards[static_cast<size_t>(r)], slice};
+  };
+  const auto published = [&](Rank by, uint64_t c, Rank r) {
+    return plan.window(by, c % kSlots * segment + static_cast<uint64_t>(r) * slice);
+  };
+  const auto publish = [&](uint64_t c) {
+    for (int i = 1; i < shape.size; ++i) {
+      const Rank r = plan.peer(i);
+      plan.copy(published(rank, c, r), plan.input(shape.shard_offset(r) + shard(r).offset(c)),
+                shard(r).length(c));
+    }
+  };
+  const auto reduce = [&](uint64_t c) {
+    const Ref mine = plan.input(shape.shard_offset(rank) + shard(rank).offset(c));
+    const std::vector<Ref> sources =
+        in_rank_order(plan, mine, [&](Rank r) { return published(r, c, rank); });
+    plan.reduce({plan.output(shard(rank).offset(c))}, sources, shard(rank).length(c), true);
+  };
+  const uint64_t count = Segments{shape.largest_shard(), slice}.count();
+  exchange(plan, {count, kSlots, slice, shard_edges(shape, slice)}, publish, reduce);
+  return plan.finish();
+}
+
+Plan direct_all_gather(const Shape& shape, Rank rank) {
+  if (fits_line(shape, shape.largest_shard())) return one_line_all_gather(shape, rank);
+  PlanBuilder plan(shape, Algorithm::kDirect, rank);
+  const uint64_t segment = shape.geometry.segment_bytes;
+  const auto shard = [&](Rank r) {
+    return Segments{shape.shards[static_cast<size_t>(r)], segment};
+  };
+  const auto published = [&](Rank by, uint64_t c) {
+    return plan.window(by, c % kSlots * segment);
+  };
+  const auto publish = [&](uint64_t c) {
+    plan.copy(published(rank, c), plan.input(shard(rank).offset(c)), shard(rank).length(c));
+  };
+  const auto load = [&](uint64_t c) {
+    for (int i = 0; i < shape.size; ++i) {
+      const Rank r = plan.peer(i);
+      const Ref source = i == 0 ? plan.input(shard(r).offset(c)) : published(r, c);
+      plan.copy(plan.output(shape.shard_offset(r) + shard(r).offset(c)), source,
+                shard(r).length(c));
+    }
+  };
+  const uint64_t count = Segments{shape.largest_shard(), segment}.count();
+  exchange(plan, {count, kSlots, segment, shard_edges(shape, segment)}, publish, load);
+  return plan.finish();
+}
+
+}  // namespace ringcomm

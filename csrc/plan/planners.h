@@ -1,0 +1,34 @@
+// Every planner: (shape, rank) -> that rank's plan. Pure functions.
+//
+// A plan must be *closed*: any sequence of plans of one group, of any collectives and sizes, runs
+// back to back on one set of windows. tests/test_plans.py proves it with plan/verify.h.
+#pragma once
+
+#include "plan/plan.h"
+#include "plan/shape.h"
+
+namespace ringcomm {
+
+Plan direct_all_reduce(const Shape& shape, Rank rank);
+Plan direct_reduce_scatter(const Shape& shape, Rank rank);
+Plan direct_all_gather(const Shape& shape, Rank rank);
+Plan direct_broadcast(const Shape& shape, Rank rank);
+Plan direct_reduce(const Shape& shape, Rank rank);
+Plan direct_scatter(const Shape& shape, Rank rank);
+Plan direct_gather(const Shape& shape, Rank rank);
+
+Plan ring_all_reduce(const Shape& shape, Rank rank);
+Plan ring_reduce_scatter(const Shape& shape, Rank rank);
+Plan ring_all_gather(const Shape& shape, Rank rank);
+Plan ring_broadcast(const Shape& shape, Rank rank);
+Plan ring_reduce(const Shape& shape, Rank rank);
+Plan ring_scatter(const Shape& shape, Rank rank);
+Plan ring_gather(const Shape& shape, Rank rank);
+
+Plan tree_broadcast(const Shape& shape, Rank rank);
+Plan tree_reduce(const Shape& shape, Rank rank);
+
+Plan pairwise_all_to_all(const Shape& shape, Rank rank);
+Plan dissemination_barrier(const Shape& shape, Rank rank);
+
+}  // namespace ringcomm

@@ -1,0 +1,35 @@
+// Which algorithm for which shape, and the one place that turns (shape, rank, algorithm) into a plan.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "plan/plan.h"
+#include "plan/shape.h"
+
+namespace ringcomm {
+
+// What connects the ranks of a group. Equal on all of them, as the choice must be.
+struct Reach {
+  bool mapped;  // every rank can load from every other's window
+};
+
+// The algorithm of the first row of the table that fits.
+Algorithm select(const Shape& shape, Reach reach);
+std::string selection_text();
+std::string selection_json();
+
+// What a row's limit is compared with: the message, or the largest shard. Not what all_to_all's
+// ranks send, which differs between them.
+uint64_t message_bytes(const Shape& shape);
+
+std::vector<Algorithm> algorithms_of(Collective collective);
+// An algorithm by name, nullopt for "". Throws UsageError, with the possible names.
+std::optional<Algorithm> algorithm_named(Collective collective, std::string_view name);
+
+// Checks the shape, then plans. Throws UsageError where the collective has no such algorithm.
+Plan make_plan(const Shape& shape, Rank rank, Algorithm algorithm);
+
+}  // namespace ringcomm

@@ -1,0 +1,85 @@
+#include "plan/shape.h"
+
+#include <numeric>
+
+namespace ringcomm {
+namespace {
+
+constexpr uint64_t kCacheLine = 64;
+constexpr uint64_t kKiB = 1024;
+
+uint64_t sum(const std::vector<uint64_t>& parts) {
+  return std::accumulate(parts.begin(), parts.end(), uint64_t{0});
+}
+
+}  // namespace
+
+Geometry Geometry::for_ranks(int size) {
+  Geometry geometry;
+  geometry.size = size;
+  geometry.segment_bytes = 256 * kKiB;
+  const uint64_t share = 4096 * kKiB / static_cast<uint64_t>(std::max(size, 1));
+  geometry.inbox_bytes = std::clamp(share, 16 * kKiB, 256 * kKiB) / kCacheLine * kCacheLine;
+  return geometry;
+}
+
+Rank Shape::after(Rank rank, int steps) const {
+  const int sum = (rank + steps) % size;
+  return sum < 0 ? sum + size : sum;
+}
+
+uint64_t Shape::shard_offset(Rank rank) const {
+  return std::accumulate(shards.begin(), shards.begin() + rank, uint64_t{0});
+}
+
+uint64_t Shape::largest_shard() const {
+  return shards.empty() ? 0 : *std::max_element(shards.begin(), shards.end());
+}
+
+uint64_t Shape::input_bytes(Rank rank) const {
+  switch (collective) {
+    case Collective::kAllReduce:
+    case Collective::kReduce: return bytes;
+    case Collective::kBroadcast: return rank == root ? bytes : 0;
+    case Collective::kReduceScatter: return sum(shards);
+    case Collective::kScatter: return rank == root ? sum(shards) : 0;
+    case Collective::kAllGather:
+    case Collective::kGather: return shards[static_cast<size_t>(rank)];
+    case Collective::kAllToAll: return sum(send);
+    case Collective::kBarrier: return 0;
+  }
+  return 0;
+}
+
+uint64_t Shape::output_bytes(Rank rank) const {
+  switch (collective) {
+    case Collective::kAllReduce:
+    case Collective::kBroadcast: return bytes;
+    case Collective::kReduce: return rank == root ? bytes : 0;
+    case Collective::kReduceScatter:
+    case Collective::kScatter: return shards[static_cast<size_t>(rank)];
+    case Collective::kAllGather: return sum(shards);
+    case Collective::kGather: return rank == root ? sum(shards) : 0;
+    case Collective::kAllToAll: return sum(recv);
+    case Collective::kBarrier: return 0;
+  }
+  return 0;
+}
+
+uint64_t Shape::align(uint64_t wanted) const {
+  const uint64_t unit = wanted >= kCacheLine ? kCacheLine : element;
+  return wanted / unit * unit;
+}
+
+uint64_t Shape::slot_bytes() const { return align(geometry.inbox_bytes / 2); }
+
+// Whole units are dealt out, the last one may be partial: so no part exceeds ceil(units / parts)
+// units, and a message of parts * slot bytes fits into slots.
+uint64_t Shape::cut(uint64_t total, int part, int parts) const {
+  const uint64_t count = static_cast<uint64_t>(parts);
+  const uint64_t unit = total >= kCacheLine * count ? kCacheLine : element;
+  const uint64_t units = (total + unit - 1) / unit;
+  return std::min(total, units * static_cast<uint64_t>(part) / count * unit);
+}
+
+}  // namespace ringcomm

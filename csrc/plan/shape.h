@@ -1,0 +1,81 @@
+// What a planner is told: the collective, how many bytes each rank gives and gets, and the geometry
+// of the shared memory. Equal on every rank but for all_to_all's splits. All offset arithmetic of
+// planners is here.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+#include "plan/plan.h"
+
+namespace ringcomm {
+
+inline constexpr uint64_t kOneShotBytes = 16 * 1024;  // a rank loads this much rather than sync twice
+
+// The part of a rank's shared memory that plans address. An operation with sequence number k uses
+// half k mod 2 of everything, so what follows at once never meets what a slow peer still reads.
+//
+//   half = | window: 4 segments, written by the owner | inbox of rank 0 | ... | inbox of rank n-1 |
+struct Geometry {
+  int size = 1;                 // ranks
+  uint64_t segment_bytes = 0;   // unit of pipelining, a multiple of 64
+  uint64_t inbox_bytes = 0;     // from each peer, a multiple of 64
+  uint64_t line_bytes = kLineBytes;          // up to this, messages ride in lines; 0: never
+  uint64_t one_shot_bytes = kOneShotBytes;   // all_reduce in one hop up to this times (size - 1)
+
+  uint64_t window_bytes() const { return 4 * segment_bytes; }
+  uint64_t half_bytes() const { return window_bytes() + inbox_bytes * static_cast<uint64_t>(size); }
+  uint64_t inbox_offset(Rank from) const {
+    return window_bytes() + inbox_bytes * static_cast<uint64_t>(from);
+  }
+  // 256 KiB segments; inboxes share 4 MiB, 16 KiB to 256 KiB each.
+  static Geometry for_ranks(int size);
+  bool operator==(const Geometry&) const = default;
+};
+
+// Bytes of element sequences. `shards[r]` belongs to rank r:
+//   all_reduce, broadcast, reduce     bytes: the message; shards unused
+//   all_gather                        input = my shard, output = all shards in rank order
+//   reduce_scatter                    input = all shards in rank order, output = my shard
+//   scatter, gather                   as reduce_scatter, all_gather, whole side only at the root
+//   all_to_all                        send[r] to, recv[r] from rank r, in rank order in input, output
+struct Shape {
+  Collective collective = Collective::kBarrier;
+  int size = 1;
+  Rank root = 0;          // broadcast, reduce, scatter, gather
+  uint64_t element = 1;   // bytes of one element; no operand cuts one
+  uint64_t bytes = 0;
+  std::vector<uint64_t> shards;
+  std::vector<uint64_t> send, recv;  // all_to_all: this rank's
+  int local = 1;                     // hierarchical: ranks a host; rank = host * local + index
+  Geometry geometry;
+
+  Rank after(Rank rank, int steps = 1) const;   // steps may be negative; wraps
+  uint64_t shard_offset(Rank rank) const;       // of shard `rank` in the whole side
+  uint64_t largest_shard() const;
+  uint64_t input_bytes(Rank rank) const;        // what the caller hands in and gets out
+  uint64_t output_bytes(Rank rank) const;
+  uint64_t slot_bytes() const;                  // an inbox is two slots, used in turn
+  // Rounds down to cache lines where there is room for one, else to elements.
+  uint64_t align(uint64_t wanted) const;
+  // The r-th of `parts` near-equal cuts of `total` bytes: cut(total, 0) = 0, cut(total, parts) =
+  // total, every cut on an element and, where there is room, on a cache line.
+  uint64_t cut(uint64_t total, int part, int parts) const;
+  bool operator==(const Shape&) const = default;
+};
+
+// `total` bytes in segments of `unit`. Nothing is one empty segment: its signals are still due.
+struct Segments {
+  uint64_t total;
+  uint64_t unit;
+
+  uint64_t count() const { return total == 0 ? 1 : (total + unit - 1) / unit; }
+  uint64_t full() const { return total / unit; }
+  uint64_t offset(uint64_t segment) const { return segment * unit; }
+  uint64_t length(uint64_t segment) const {
+    return offset(segment) >= total ? 0 : std::min(unit, total - offset(segment));
+  }
+};
+
+}  // namespace ringcomm

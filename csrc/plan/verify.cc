@@ -1,0 +1,347 @@
+#include "plan/verify.h"
+
+#include <algorithm>
+#include <random>
+
+#include "plan/select.h"
+#include "plan/verify_memory.h"
+
+namespace ringcomm {
+namespace verify_detail {
+namespace {
+
+constexpr int kMostRanks = 64;  // contributions are bits
+
+// One rank's place in the sequence.
+struct Cursor {
+  size_t operation = 0;
+  size_t block = 0;
+  uint64_t repetition = 0;
+  uint32_t step = 0;
+};
+
+// What the signals of one ordered pair of ranks on one lane have carried, in order.
+struct Channel {
+  std::vector<Clock> sent;
+  std::vector<std::vector<Range>> announced;  // sources of puts that the signal follows
+  std::vector<Range> pending;                 // put, not yet announced
+  size_t taken = 0;
+  uint64_t signals = 0, waits = 0;  // of the current operation, dropped ones included
+  size_t signal_operation = 0, wait_operation = 0;
+};
+
+// What signals leave in the line of the receiver, one for each half.
+struct Stamp {
+  size_t operation = SIZE_MAX;
+  Time read = 0;
+};
+
+class Machine {
+ public:
+  Machine(const std::vector<Program>& sequence, const VerifyOptions& options)
+      : sequence_(sequence),
+        options_(options),
+        size_(sequence.front().shapes.front().size),
+        memory_(sequence),
+        cursors_(ranks()),
+        clocks_(ranks(), Clock(ranks(), 0)),
+        begun_(sequence.size(), Clock(ranks(), 0)),
+        channels_(ranks() * ranks() * kLanes),
+        stamps_(channels_.size() * 2) {
+    for (size_t r = 0; r < ranks(); ++r) clocks_[r][r] = 1;
+    for (Rank r = 0; r < size_; ++r) begin(r);
+  }
+
+  void run(uint64_t seed) {
+    std::mt19937_64 random(seed);
+    for (bool moved = true; moved;) {
+      moved = false;
+      const uint64_t first = seed == 0 ? 0 : random();
+      for (uint64_t i = 0; i < ranks(); ++i) {
+        uint64_t quantum = seed == 0 ? UINT64_MAX : 1 + random() % 8;
+        const Rank r = static_cast<Rank>((first + i) % ranks());
+        while (quantum-- > 0 && advance(r)) moved = true;
+      }
+    }
+    check_finished();
+    memory_.check_results(sequence_);
+  }
+
+ private:
+  size_t ranks() const { return static_cast<size_t>(size_); }
+  Cursor& cursor(Rank rank) { return cursors_[static_cast<size_t>(rank)]; }
+  Clock& clock(Rank rank) { return clocks_[static_cast<size_t>(rank)]; }
+  bool finished(Rank rank) { return cursor(rank).operation == sequence_.size(); }
+  const Plan& plan(Rank rank) {
+    return sequence_[cursor(rank).operation].plans[static_cast<size_t>(rank)];
+  }
+  size_t channel_index(Rank from, Rank to, uint8_t lane) const {
+    return (static_cast<size_t>(from) * ranks() + static_cast<size_t>(to)) * kLanes + lane;
+  }
+
+  // Notes that the rank begins its current operation, and ends those that have no steps.
+  void begin(Rank rank) {
+    const size_t r = static_cast<size_t>(rank);
+    while (!finished(rank)) {
+      begun_[cursor(rank).operation][r] = clock(rank)[r];
+      if (!plan(rank).blocks.empty()) return;
+      end(rank);
+    }
+  }
+
+  void end(Rank rank) {
+    const size_t operation = cursor(rank).operation;
+    for (size_t q = 0; options_.all_meet && q < ranks(); ++q) {
+      if (begun_[operation][q] == 0 || begun_[operation][q] > clock(rank)[q]) {
+        throw Violation(str("operation ", operation, " (", to_string(plan(rank).collective), ' ',
+                            to_string(plan(rank).algorithm), ") may end at rank ", rank,
+                            " before rank ", q, " has begun it"));
+      }
+    }
+    cursor(rank) = {operation + 1, 0, 0, 0};
+  }
+
+  // Executes the rank's next step; false if it has to wait, or has finished.
+  bool advance(Rank rank) {
+    if (finished(rank)) return false;
+    Cursor& at = cursor(rank);
+    const Block& block = plan(rank).blocks[at.block];
+    const Step& step = plan(rank).steps[block.first_step + at.step];
+    try {
+      if (!execute(rank, step, at.repetition * block.stride)) return false;
+    } catch (const Violation& violation) {
+      throw Violation(str(where(rank), to_text(plan(rank), step), ": ", violation.what()));
+    }
+    if (++at.step < block.step_count) return true;
+    at.step = 0;
+    if (++at.repetition < block.repetitions) return true;
+    at.repetition = 0;
+    if (++at.block < plan(rank).blocks.size()) return true;
+    end(rank);
+    begin(rank);
+    return true;
+  }
+
+  std::string where(Rank rank) {
+    const Cursor& at = cursor(rank);
+    return str("operation ", at.operation, " (", to_string(plan(rank).collective), ' ',
+               to_string(plan(rank).algorithm), "), rank ", rank, ", block ", at.block, " step ",
+               at.step, " repetition ", at.repetition, ", ");
+  }
+
+  bool execute(Rank rank, const Step& step, uint64_t shift) {
+    switch (step.verb) {
+      case Verb::kSignal: signal(rank, step); return true;
+      case Verb::kWait: return wait(rank, step);
+      case Verb::kCopy:
+      case Verb::kReduce: move(rank, step, shift); return true;
+    }
+    return false;
+  }
+
+  bool dropped(Rank from, Rank to, const Step& step, size_t operation, uint64_t index) const {
+    const auto& drop = options_.dropped;
+    return drop && drop->from == from && drop->to == to && drop->lane == step.lane &&
+           drop->index == index && (drop->operations >> operation & 1) != 0;
+  }
+
+  void signal(Rank rank, const Step& step) {
+    const size_t index = channel_index(rank, step.peer, step.lane);
+    const size_t operation = cursor(rank).operation;
+    Channel& channel = channels_[index];
+    if (channel.signal_operation != operation) channel.signals = 0;
+    channel.signal_operation = operation;
+    if (dropped(rank, step.peer, step, operation, channel.signals++)) return;
+    Stamp& stamp = stamps_[2 * index + operation % 2];
+    if (stamp.operation != operation && stamp.read > clock(rank)[static_cast<size_t>(step.peer)]) {
+      throw Violation(str("overwrites the stamp of operation ", stamp.operation,
+                          " that the peer may still be reading"));
+    }
+    stamp.operation = operation;
+    channel.sent.push_back(clock(rank));
+    channel.announced.push_back(std::move(channel.pending));
+    channel.pending.clear();
+    ++clock(rank)[static_cast<size_t>(rank)];
+  }
+
+  bool wait(Rank rank, const Step& step) {
+    const size_t index = channel_index(step.peer, rank, step.lane);
+    const size_t operation = cursor(rank).operation;
+    Channel& channel = channels_[index];
+    if (channel.wait_operation != operation) channel.waits = 0;
+    channel.wait_operation = operation;
+    if (dropped(step.peer, rank, step, operation, channel.waits)) {
+      ++channel.waits;
+      return true;
+    }
+    if (channel.taken == channel.sent.size()) return false;
+    ++channel.waits;
+    Clock& now = clock(rank);
+    const Clock& then = channel.sent[channel.taken];
+    for (size_t q = 0; q < ranks(); ++q) now[q] = std::max(now[q], then[q]);
+    for (const Range& range : channel.announced[channel.taken]) {
+      memory_.give_back(range, rank, now);
+    }
+    ++channel.taken;
+    Stamp& stamp = stamps_[2 * index + operation % 2];
+    if (stamp.operation != operation) {
+      throw Violation(str("finds the stamp of operation ", stamp.operation));
+    }
+    stamp.read = now[static_cast<size_t>(rank)];
+    return true;
+  }
+
+  Range locate(Rank rank, Ref ref, uint64_t bytes, uint64_t shift, bool write) {
+    if (ref.space == Space::kInput || ref.space == Space::kOutput) ref.offset += shift;
+    return memory_.locate(ref, bytes, cursor(rank).operation, rank, write);
+  }
+
+  void move(Rank rank, const Step& step, uint64_t shift) {
+    const Ref* refs = &plan(rank).refs[step.first_ref];
+    std::vector<Range> dst, src;
+    for (int i = 0; i < step.dst_count + step.src_count; ++i) {
+      const bool write = i < step.dst_count;
+      (write ? dst : src).push_back(locate(rank, refs[i], step.bytes, shift, write));
+    }
+    check_overlap(dst, src);
+    if (step.verb == Verb::kCopy && dst.front() == src.front()) return;  // in place
+    const bool in_order = plan(rank).algorithm == Algorithm::kDirect;
+    for (size_t i = 0; i < src.front().count; ++i) {
+      const Value value = step.verb == Verb::kCopy
+                              ? memory_.read(src.front().begin + i, cursor(rank).operation, rank,
+                                             clock(rank))
+                              : reduce(rank, src, i, in_order);
+      if (step.final && value.ranks != everybody()) throw Violation("is final too early");
+      for (const Range& range : dst) {
+        Value result = value;
+        result.final = value.final || step.final;
+        memory_.write(range.begin + i, result, rank, clock(rank));
+      }
+    }
+    if (step.verb == Verb::kCopy && refs[0].space == Space::kInbox) {
+      memory_.lend(src.front());
+      channels_[channel_index(rank, refs[0].rank, kData)].pending.push_back(src.front());
+    }
+  }
+
+  static void check_overlap(const std::vector<Range>& dst, const std::vector<Range>& src) {
+    const auto overlap = [](const Range& a, const Range& b) {
+      return a.begin < b.begin + b.count && b.begin < a.begin + a.count;
+    };
+    for (size_t i = 0; i < dst.size(); ++i) {
+      for (const Range& range : src) {
+        if (overlap(dst[i], range) && dst[i] != range) throw Violation("operands overlap in part");
+      }
+      for (size_t j = 0; j < i; ++j) {
+        if (overlap(dst[i], dst[j])) throw Violation("destinations overlap");
+      }
+    }
+  }
+
+  uint64_t everybody() const {
+    return size_ == kMostRanks ? ~uint64_t{0} : (uint64_t{1} << size_) - 1;
+  }
+
+  Value reduce(Rank rank, const std::vector<Range>& src, size_t i, bool in_order) {
+    Value sum;
+    for (size_t s = 0; s < src.size(); ++s) {
+      const Value& value =
+          memory_.read(src[s].begin + i, cursor(rank).operation, rank, clock(rank));
+      if (value.final) throw Violation("reduces what was final already");
+      if (s > 0 && value.index != sum.index) throw Violation("reduces different elements");
+      if ((value.ranks & sum.ranks) != 0) throw Violation("adds a contribution twice");
+      if (in_order && value.ranks != uint64_t{1} << s) throw Violation("does not go in rank order");
+      sum = {value.operation, value.index, sum.ranks | value.ranks, false};
+    }
+    return sum;
+  }
+
+  void check_finished() {
+    std::string stuck;
+    for (Rank r = 0; r < size_; ++r) {
+      if (finished(r)) continue;
+      const Cursor& at = cursor(r);
+      const Step& step = plan(r).steps[plan(r).blocks[at.block].first_step + at.step];
+      stuck += str(stuck.empty() ? "deadlock: " : "; ", where(r), to_text(plan(r), step));
+    }
+    if (!stuck.empty()) throw Violation(stuck);
+  }
+
+  const std::vector<Program>& sequence_;
+  const VerifyOptions& options_;
+  const int size_;
+  Memory memory_;
+  std::vector<Cursor> cursors_;
+  std::vector<Clock> clocks_;
+  std::vector<Clock> begun_;  // by operation and rank: that rank's time, 0 for not yet
+  std::vector<Channel> channels_;
+  std::vector<Stamp> stamps_;
+};
+
+// As many signals as waits on every lane of every pair.
+void check_balance(const Program& program) {
+  const size_t size = program.plans.size();
+  std::vector<int64_t> balance(size * size * kLanes, 0);
+  for (const Plan& plan : program.plans) {
+    for (const Block& block : plan.blocks) {
+      for (uint32_t i = 0; i < block.step_count; ++i) {
+        const Step& step = plan.steps[block.first_step + i];
+        const size_t me = static_cast<size_t>(plan.rank), peer = static_cast<size_t>(step.peer);
+        const int64_t times = static_cast<int64_t>(block.repetitions);
+        if (step.verb == Verb::kSignal) balance[(me * size + peer) * kLanes + step.lane] += times;
+        if (step.verb == Verb::kWait) balance[(peer * size + me) * kLanes + step.lane] -= times;
+      }
+    }
+  }
+  for (size_t i = 0; i < balance.size(); ++i) {
+    if (balance[i] == 0) continue;
+    throw Violation(str(to_string(program.plans.front().collective), ": ", balance[i],
+                        " signals left over from rank ", i / kLanes / size, " to ",
+                        i / kLanes % size));
+  }
+}
+
+void check_sequence(const std::vector<Program>& sequence) {
+  for (const Program& program : sequence) {
+    const size_t size = sequence.front().shapes.size();
+    if (size == 0 || size > kMostRanks || program.shapes.size() != size ||
+        program.plans.size() != size) {
+      throw Violation("a sequence needs one shape and plan a rank, for at most 64 ranks");
+    }
+    if (!(program.shapes.front().geometry == sequence.front().shapes.front().geometry)) {
+      throw Violation("operations of one group share one geometry");
+    }
+    check_balance(program);
+  }
+}
+
+}  // namespace
+}  // namespace verify_detail
+
+Program program_of(std::vector<Shape> shapes, Algorithm algorithm, bool in_place) {
+  Program program{std::move(shapes), {}, in_place};
+  for (size_t r = 0; r < program.shapes.size(); ++r) {
+    program.plans.push_back(make_plan(program.shapes[r], static_cast<Rank>(r), algorithm));
+  }
+  return program;
+}
+
+Program program_of(const Shape& shape, Algorithm algorithm, bool in_place) {
+  return program_of(std::vector<Shape>(static_cast<size_t>(shape.size), shape), algorithm,
+                    in_place);
+}
+
+std::string verify(const std::vector<Program>& sequence, const VerifyOptions& options) {
+  if (sequence.empty()) return "";
+  try {
+    verify_detail::check_sequence(sequence);
+    for (int i = 0; i < options.interleavings; ++i) {
+      verify_detail::Machine(sequence, options).run(static_cast<uint64_t>(i));
+    }
+  } catch (const verify_detail::Violation& violation) {
+    return violation.what();
+  }
+  return "";
+}
+
+}  // namespace ringcomm

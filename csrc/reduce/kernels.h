@@ -1,0 +1,43 @@
+// Private to reduce/: what reduce.cc and the kernels, compiled once per instruction set, share.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "reduce/reduce.h"
+
+namespace ringcomm {
+
+// The arguments of one reduction, for a kernel.
+struct Job {
+  std::byte* const* dsts;
+  const std::byte* const* srcs;
+  size_t n_dsts;
+  size_t n_srcs;          // at least one
+  uint64_t numbers;       // a complex element is two
+  int ranks;              // AVG: the divisor
+  double factor;          // scale
+  uint8_t e4m3_overflow;  // what torch's float8_e4m3fn makes of a number that is too large
+};
+
+using Kernel = void (*)(const Job&);
+
+// Null where the pair is impossible. The entry of AVG divides, that of PREMUL_SUM is SUM's.
+struct KernelTable {
+  Kernel reduce[kDTypes][kReduceOps];
+  Kernel scale[kDTypes];
+};
+
+// One table per instruction set: constants, so that nothing of a file compiled for AVX-512 runs
+// before a machine is known to have it.
+namespace kernels_plain {
+extern const KernelTable kKernels;
+}
+namespace kernels_avx2 {
+extern const KernelTable kKernels;
+}
+namespace kernels_avx512 {
+extern const KernelTable kKernels;
+}
+
+}  // namespace ringcomm

@@ -1,0 +1,141 @@
+// Names of types and operations, which pairs are possible, and the way to the kernels.
+#include "reduce/reduce.h"
+
+#include <torch/headeronly/util/Float8_e4m3fn.h>
+
+#include <atomic>
+
+#include "base/error.h"
+#include "reduce/kernels.h"
+
+namespace ringcomm {
+namespace {
+
+struct TypeFacts {
+  const char* name;
+  uint8_t bytes;
+  uint8_t numbers;  // in an element
+};
+
+constexpr TypeFacts kTypes[kDTypes] = {
+    {"bool", 1, 1},          {"uint8", 1, 1},         {"int8", 1, 1},      {"uint16", 2, 1},
+    {"int16", 2, 1},         {"uint32", 4, 1},        {"int32", 4, 1},     {"uint64", 8, 1},
+    {"int64", 8, 1},         {"float16", 2, 1},       {"bfloat16", 2, 1},  {"float32", 4, 1},
+    {"float64", 8, 1},       {"complex64", 8, 2},     {"complex128", 16, 2},
+    {"float8_e4m3fn", 1, 1}, {"float8_e5m2", 1, 1},
+};
+
+constexpr const char* kOps[kReduceOps] = {
+    "SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "PREMUL_SUM",
+};
+
+const TypeFacts& facts(DType dtype) { return kTypes[static_cast<int>(dtype)]; }
+
+// What is too large for e4m3 became NaN in some versions of torch and the largest number in
+// others: we do as the one we are built with.
+const uint8_t kE4M3Overflow = torch::headeronly::Float8_e4m3fn(1e30f).x;
+
+struct InstructionSet {
+  const char* name;
+  const KernelTable& kernels;
+  bool (*available)();
+};
+
+#if defined(__x86_64__)
+bool has_avx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c"); }
+
+bool has_avx512() {
+  return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+}
+#endif
+
+// The best last.
+constexpr InstructionSet kInstructionSets[] = {
+    {"plain", kernels_plain::kKernels, [] { return true; }},
+#if defined(__x86_64__)
+    {"avx2", kernels_avx2::kKernels, has_avx2},
+    {"avx512", kernels_avx512::kKernels, has_avx512},
+#endif
+};
+
+const InstructionSet* best() {
+  const InstructionSet* found = nullptr;
+  for (const InstructionSet& set : kInstructionSets) {
+    if (set.available()) found = &set;
+  }
+  return found;
+}
+
+// Relaxed everywhere: it points to constants, and only tests change it.
+std::atomic<const InstructionSet*>& current() {
+  static std::atomic<const InstructionSet*> chosen{best()};
+  return chosen;
+}
+
+const KernelTable& kernels() { return current().load(std::memory_order_relaxed)->kernels; }
+
+// What a tensor must be for `op`, of those ops that not every type has.
+const char* needed(ReduceOp op) {
+  switch (op) {
+    case ReduceOp::kAvg: return "a tensor of numbers";
+    case ReduceOp::kMin:
+    case ReduceOp::kMax: return "a tensor of real numbers, which have an order";
+    case ReduceOp::kBand:
+    case ReduceOp::kBor:
+    case ReduceOp::kBxor: return "an integer or bool tensor";
+    case ReduceOp::kPremulSum: return "a floating-point or complex tensor";
+    default: return "another type of tensor";
+  }
+}
+
+}  // namespace
+
+uint64_t size_of(DType dtype) { return facts(dtype).bytes; }
+const char* to_string(DType dtype) { return facts(dtype).name; }
+const char* to_string(ReduceOp op) { return kOps[static_cast<int>(op)]; }
+
+std::string why_not(DType dtype, ReduceOp op) {
+  if (kernels().reduce[static_cast<int>(dtype)][static_cast<int>(op)]) return {};
+  return str("ReduceOp.", to_string(op), " needs ", needed(op), ", not ", to_string(dtype));
+}
+
+void reduce(const Reduction& what, bool final, std::span<std::byte* const> dsts,
+            std::span<const std::byte* const> srcs, uint64_t count) {
+  const Kernel* row = kernels().reduce[static_cast<int>(what.dtype)];
+  Kernel kernel = row[static_cast<int>(what.op)];
+  RINGCOMM_CHECK(kernel, why_not(what.dtype, what.op));
+  RINGCOMM_CHECK(!srcs.empty() && !dsts.empty(), "a reduction needs a source and a destination");
+  RINGCOMM_CHECK(what.ranks > 0, "a reduction needs a positive number of ranks");
+  if (what.op == ReduceOp::kAvg && !final) kernel = row[static_cast<int>(ReduceOp::kSum)];
+  kernel({dsts.data(), srcs.data(), dsts.size(), srcs.size(), count * facts(what.dtype).numbers,
+          what.ranks, what.factor, kE4M3Overflow});
+}
+
+void scale(DType dtype, double factor, std::byte* dst, const std::byte* src, uint64_t count) {
+  const Kernel kernel = kernels().scale[static_cast<int>(dtype)];
+  RINGCOMM_CHECK(kernel, why_not(dtype, ReduceOp::kPremulSum));
+  kernel({&dst, &src, 1, 1, count * facts(dtype).numbers, 1, factor, kE4M3Overflow});
+}
+
+std::vector<std::string> instruction_sets() {
+  std::vector<std::string> names;
+  for (const InstructionSet& set : kInstructionSets) {
+    if (set.available()) names.push_back(set.name);
+  }
+  return names;
+}
+
+const char* instruction_set() { return current().load(std::memory_order_relaxed)->name; }
+
+void use_instruction_set(const std::string& name) {
+  for (const InstructionSet& set : kInstructionSets) {
+    if (set.name != name) continue;
+    RINGCOMM_CHECK(set.available(), "this machine has no ", name);
+    current().store(&set, std::memory_order_relaxed);
+    return;
+  }
+  throw UsageError(str("there is no instruction set called '", name, "'"));
+}
+
+}  // namespace ringcomm

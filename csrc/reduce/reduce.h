@@ -1,0 +1,60 @@
+// Type x op kernels: dst[i] = op(src0[i], src1[i], ...), in the order given, for every i.
+//
+// Types below fp32 are accumulated in fp32 and rounded once, at the end. NaN propagates through MIN
+// and MAX; every NaN that is stored is its type's positive quiet NaN, so that results are bitwise
+// equal on all machines. Integers wrap. bool: SUM, MAX, BOR are or; PRODUCT, MIN, BAND are and;
+// BXOR is xor.
+// One kernel source is compiled per instruction set; the best one is chosen at run time.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace ringcomm {
+
+enum class DType : uint8_t {
+  kBool, kUint8, kInt8, kUint16, kInt16, kUint32, kInt32, kUint64, kInt64,
+  kFloat16, kBFloat16, kFloat32, kFloat64, kComplex64, kComplex128, kFloat8E4M3, kFloat8E5M2,
+};
+inline constexpr int kDTypes = 17;
+
+enum class ReduceOp : uint8_t {
+  kSum, kAvg, kProduct, kMin, kMax, kBand, kBor, kBxor, kPremulSum,
+};
+inline constexpr int kReduceOps = 9;
+
+uint64_t size_of(DType dtype);         // bytes
+const char* to_string(DType dtype);    // "float32", as torch prints it without "torch."
+const char* to_string(ReduceOp op);    // "SUM"
+
+// Empty when the pair is possible, else one sentence that says why not.
+std::string why_not(DType dtype, ReduceOp op);
+
+struct Reduction {
+  DType dtype = DType::kFloat32;
+  ReduceOp op = ReduceOp::kSum;
+  int ranks = 1;         // kAvg divides by it in a final step
+  double factor = 1;     // kPremulSum: see scale()
+};
+
+// `dsts` and `srcs` are buffers of `count` elements. A destination may be one of the sources
+// exactly, and may not otherwise overlap any. With `final`, kAvg divides by `ranks`: floats in the
+// accumulator's precision before the one rounding, integers truncating after wrapping in the type.
+// kPremulSum reduces as kSum: its factor was applied by scale(). Alignment is that of the type.
+void reduce(const Reduction& what, bool final, std::span<std::byte* const> dsts,
+            std::span<const std::byte* const> srcs, uint64_t count);
+
+// dst[i] = src[i] * factor, in the accumulator's type (fp64 for float64 and complex128, else fp32),
+// rounded once: what a rank does to its own input under kPremulSum. dst may be src.
+void scale(DType dtype, double factor, std::byte* dst, const std::byte* src, uint64_t count);
+
+// "plain", "avx2", "avx512": those this machine can run, best last; and the one in use.
+std::vector<std::string> instruction_sets();
+const char* instruction_set();
+// For tests and benchmarks; not thread safe against running reductions.
+void use_instruction_set(const std::string& name);
+
+}  // namespace ringcomm

@@ -1,0 +1,54 @@
+// The core's errors as torch's. A caller of torch.distributed catches RuntimeError (every one of
+// them is), DistBackendError (a peer, a mismatch, a timeout) or DistNetworkError (the system).
+#pragma once
+
+#include <c10/util/Exception.h>
+
+#include <exception>
+
+#include "base/error.h"
+
+namespace ringcomm {
+
+// Inside a catch block: throws what is being handled as torch's type.
+[[noreturn]] inline void rethrow_as_torch() {
+  try {
+    throw;
+  } catch (const UsageError& error) {
+    TORCH_CHECK(false, error.what());
+  } catch (const PeerError& error) {
+    C10_THROW_ERROR(DistBackendError, error.what());
+  } catch (const MismatchError& error) {
+    C10_THROW_ERROR(DistBackendError, error.what());
+  } catch (const TimeoutError& error) {
+    C10_THROW_ERROR(DistBackendError, error.what());
+  } catch (const SystemError& error) {
+    C10_THROW_ERROR(DistNetworkError, error.what());
+  }
+  throw;  // torch's own, or the standard library's
+}
+
+inline std::exception_ptr as_torch(const std::exception_ptr& error) {
+  try {
+    try {
+      std::rethrow_exception(error);
+    } catch (const std::exception&) {
+      rethrow_as_torch();
+    }
+  } catch (const std::exception&) {
+    return std::current_exception();
+  }
+  return error;
+}
+
+// function(), its errors as torch's.
+template <typename Function>
+decltype(auto) with_torch_errors(const Function& function) {
+  try {
+    return function();
+  } catch (const std::exception&) {
+    rethrow_as_torch();
+  }
+}
+
+}  // namespace ringcomm

@@ -1,0 +1,36 @@
+// What a user may say about a group: init_process_group("ringcomm", pg_options=ringcomm.Options()).
+#pragma once
+
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/headeronly/version.h>
+
+#include <algorithm>
+#include <chrono>
+#include <optional>
+#include <string>
+
+namespace ringcomm {
+
+inline constexpr const char* kBackendName = "ringcomm";
+
+struct Options final : c10d::Backend::Options {
+  explicit Options(std::chrono::milliseconds timeout = kBackendDefaultTimeout)
+      : c10d::Backend::Options(kBackendName, timeout) {}
+
+  // "direct", "ring", "tree", ...: used wherever a collective has it. Unset: as the table says.
+  std::optional<std::string> algorithm;
+
+#if TORCH_VERSION_MINOR >= 14
+  c10::intrusive_ptr<c10d::Backend::Options> clone() const override {
+    return c10::make_intrusive<Options>(*this);
+  }
+#endif
+};
+
+// A timeout the core can count in nanoseconds; torch's may be as long as a float can say.
+inline std::chrono::milliseconds sane_timeout(std::chrono::milliseconds timeout) {
+  constexpr std::chrono::milliseconds kCentury = std::chrono::hours(24 * 36525);
+  return std::clamp(timeout, std::chrono::milliseconds(1), kCentury);
+}
+
+}  // namespace ringcomm

@@ -1,0 +1,65 @@
+// c10d's Store as the core's.
+#pragma once
+
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include <string>
+#include <utility>
+
+#include "base/deadline.h"
+#include "base/error.h"
+#include "transport/store.h"
+
+namespace ringcomm {
+
+class StoreAdapter final : public Store {
+ public:
+  explicit StoreAdapter(c10::intrusive_ptr<c10d::Store> store) : store_(std::move(store)) {}
+
+  void set(const std::string& key, const std::string& value) override {
+    attempt([&] { store_->set(key, value); });
+  }
+
+  // c10d's stores throw when the time is up, each something else, and when their server has gone:
+  // only the clock tells the two apart.
+  bool wait(const std::string& key, std::chrono::milliseconds timeout) override {
+    const Deadline deadline(timeout);
+    try {
+      store_->wait({key}, timeout);
+      return true;
+    } catch (const std::exception& error) {
+      if (deadline.left() < std::chrono::milliseconds(50)) return false;
+      throw_gone(error);
+    }
+  }
+
+  std::string get(const std::string& key) override {
+    return attempt([&] { return store_->get_to_str(key); });
+  }
+
+  int64_t add(const std::string& key, int64_t amount) override {
+    return attempt([&] { return store_->add(key, amount); });
+  }
+
+ private:
+  template <typename Function>
+  static decltype(auto) attempt(const Function& function) {
+    try {
+      return function();
+    } catch (const std::exception& error) {
+      throw_gone(error);
+    }
+  }
+
+  [[noreturn]] static void throw_gone(const std::exception& error) {
+    const auto* known = dynamic_cast<const c10::Error*>(&error);
+    const std::string what = known != nullptr ? known->what_without_backtrace() : error.what();
+    C10_THROW_ERROR(DistStoreError,
+                    str("the store through which the ranks find one another does not answer: is "
+                        "the process that serves it alive? (", what, ")"));
+  }
+
+  c10::intrusive_ptr<c10d::Store> store_;
+};
+
+}  // namespace ringcomm

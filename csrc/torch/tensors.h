@@ -1,0 +1,53 @@
+// Tensors as spans of memory. Nothing is packed; a tensor is copied only where its memory does not
+// hold its elements in order.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "exec/spans.h"
+#include "reduce/reduce.h"
+
+namespace ringcomm {
+
+// Throws a RuntimeError: "ringcomm::all_reduce: invalid root rank: 7".
+struct Refusal {
+  const char* collective;
+  [[noreturn]] void operator()(const std::string& why) const;
+};
+
+// The type as the reductions know it; nullopt for those of torch that they cannot compute with.
+std::optional<DType> dtype_of(at::ScalarType type);
+// One of the same size, for collectives that only move bytes. Refuses none.
+DType movable_dtype(at::ScalarType type);
+
+// Refuses what this build cannot serve: sparse tensors, other devices.
+void check_served(const Refusal& refuse, const at::Tensor& tensor);
+
+uint64_t bytes_of(const at::Tensor& tensor);
+// 0 where elements lie in the order of their indices, else a hash of the order in memory.
+uint64_t layout_of(const at::Tensor& tensor);
+
+// The copies that stand in for some tensors of a call while it lasts.
+class Staging {
+ public:
+  Span input(const at::Tensor& tensor);
+  Span output(const at::Tensor& tensor);
+  // The result replaces what is there. Dense memory is used whatever the order of the elements, on
+  // condition that every rank has the same: it is added to `layout`.
+  Span in_place(const at::Tensor& tensor, uint64_t& layout);
+
+  bool empty() const { return inputs_.empty() && results_.empty(); }
+  // After success: brings results to where they belong.
+  void finish() const;
+
+ private:
+  std::vector<at::Tensor> inputs_;
+  std::vector<std::pair<at::Tensor, at::Tensor>> results_;  // the caller's, the copy
+};
+
+}  // namespace ringcomm

@@ -1,0 +1,77 @@
+#include "transport/host.h"
+
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <array>
+#include <fstream>
+#include <iomanip>
+
+namespace ringcomm {
+namespace {
+
+constexpr const char* kCardVersion = "ringcomm-card-1";
+
+std::string first_line(const char* path) {
+  std::ifstream file(path);
+  std::string line;
+  std::getline(file, line);
+  return line.empty() ? "unknown" : line;
+}
+
+std::string host_name() {
+  std::array<char, 256> name{};
+  if (::gethostname(name.data(), name.size() - 1) != 0 || name[0] == '\0') return "unknown";
+  return name.data();
+}
+
+std::string network_namespace() {
+  struct stat status {};
+  if (::stat("/proc/self/ns/net", &status) != 0) return "unknown";
+  return str(status.st_dev, ":", status.st_ino);
+}
+
+}  // namespace
+
+uint64_t random_word() {
+  uint64_t word = 0;
+  if (::getrandom(&word, sizeof word, 0) != sizeof word) throw SystemError("getrandom");
+  return word;
+}
+
+Card make_card(const SegmentLayout& layout) {
+  Card card;
+  card.host = host_name();
+  card.boot_id = first_line("/proc/sys/kernel/random/boot_id");
+  card.network = network_namespace();
+  std::ostringstream name;
+  name << "ringcomm-" << std::hex << std::setfill('0') << std::setw(16) << random_word()
+       << std::setw(16) << random_word();
+  card.socket = name.str();
+  card.pid = ::getpid();
+  card.segment_bytes = layout.bytes();
+  card.nonce = {{random_word(), random_word()}};
+  return card;
+}
+
+std::string Card::to_text() const {
+  return str(kCardVersion, ' ', host, ' ', boot_id, ' ', network, ' ', socket, ' ', pid, ' ',
+             segment_bytes, ' ', nonce.words[0], ' ', nonce.words[1]);
+}
+
+Card Card::from_text(const std::string& text, Rank owner) {
+  std::istringstream in(text);
+  std::string version;
+  Card card;
+  in >> version >> card.host >> card.boot_id >> card.network >> card.socket >> card.pid >>
+      card.segment_bytes >> card.nonce.words[0] >> card.nonce.words[1];
+  if (!in || version != kCardVersion || card.socket.size() > 100) {
+    throw PeerError(owner, str("rank ", owner, " introduces itself as '", text.substr(0, 40),
+                               "', which this version of ringcomm does not understand: install "
+                               "the same version everywhere"));
+  }
+  return card;
+}
+
+}  // namespace ringcomm

@@ -1,0 +1,29 @@
+// Who this process is: what ranks compare to learn whether they share a host.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "transport/segment.h"
+
+namespace ringcomm {
+
+// A rank's entry in the store. "Same host" is an equal boot id and network namespace (abstract
+// sockets live in it), confirmed by mapping the peer's memory; never an environment variable.
+struct Card {
+  std::string host;        // for people
+  std::string boot_id;     // of the running kernel
+  std::string network;     // inode of the network namespace
+  std::string socket;      // abstract name, random
+  int64_t pid = 0;
+  uint64_t segment_bytes = 0;
+  Nonce nonce;
+
+  std::string to_text() const;
+  static Card from_text(const std::string& text, Rank owner);  // throws PeerError
+};
+
+Card make_card(const SegmentLayout& layout);
+uint64_t random_word();
+
+}  // namespace ringcomm

@@ -1,0 +1,251 @@
+#include "transport/rendezvous.h"
+
+#include <algorithm>
+#include <map>
+
+#include "transport/host.h"
+#include "transport/unix_socket.h"
+
+namespace ringcomm {
+namespace {
+
+constexpr auto kProbeEvery = std::chrono::milliseconds(500);
+
+// The one message of each direction; two descriptors ride along: segment and doorbell.
+struct Hello {
+  uint64_t magic = kSegmentMagic;
+  Rank rank = 0;
+  int size = 0;
+  Nonce from, to;  // both cards' nonces: proves that the sender read the store
+};
+
+std::string list_of(const std::vector<Rank>& ranks) {
+  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
+  for (size_t i = 0; i < ranks.size(); ++i) text += str(i == 0 ? "" : ", ", ranks[i]);
+  return text;
+}
+
+class Meeting {
+ public:
+  Meeting(Store& store, const RendezvousOptions& options, const DoorbellMemory& doorbell,
+          const Deadline& deadline)
+      : store_(store),
+        options_(options),
+        doorbell_(doorbell),
+        deadline_(deadline),
+        sockets_(static_cast<size_t>(options.size)) {}
+
+  Neighbourhood run() {
+    make_segment();
+    exchange_cards();
+    check_hosts();
+    for (Rank rank = 0; rank < options_.rank; ++rank) connect_to(rank);
+    accept_others();
+    for (Rank rank = 0; rank < options_.rank; ++rank) await_reply(rank);
+    return std::move(result_);
+  }
+
+ private:
+  const Card& card(Rank rank) const { return cards_[static_cast<size_t>(rank)]; }
+  Fd& socket(Rank rank) { return sockets_[static_cast<size_t>(rank)]; }
+
+  void make_segment() {
+    const SegmentLayout& layout = options_.layout;
+    mine_ = make_card(layout);
+    segment_ = make_sealed_memfd("ringcomm", layout.bytes());
+    result_.peers.resize(sockets_.size());
+    adopt(options_.rank, Mapping(segment_, layout.bytes()), doorbell_.bell(), Fd());
+    Header& header = result_.peers[static_cast<size_t>(options_.rank)].segment.header();
+    header.magic = kSegmentMagic;
+    header.nonce = mine_.nonce;
+    header.bytes = layout.bytes();
+    listener_ = listen_unix(mine_.socket, 2 * options_.size + 16);
+  }
+
+  void adopt(Rank rank, Mapping mapping, Doorbell bell, Fd connection) {
+    ShmPeer& peer = result_.peers[static_cast<size_t>(rank)];
+    peer.segment = Segment(mapping.data(), options_.layout);
+    peer.doorbell = bell;
+    peer.socket = std::move(connection);
+    result_.mappings.push_back(std::move(mapping));
+  }
+
+  // Re-initialisation on a store that survived counts on: every life has its own generation.
+  void exchange_cards() {
+    const int64_t arrivals = store_.add(str("ringcomm/", options_.scope, "/arrivals"), 1);
+    const int64_t generation = (arrivals - 1) / options_.size;
+    const std::string prefix = str("ringcomm/", options_.scope, "/", generation, "/");
+    store_.set(str(prefix, options_.rank), mine_.to_text());
+    std::vector<Rank> missing;
+    for (Rank rank = 0; rank < options_.size; ++rank) {
+      const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline_.left());
+      if (!store_.wait(str(prefix, rank), std::max(left, std::chrono::milliseconds(1)))) {
+        missing.push_back(rank);
+        cards_.emplace_back();
+        continue;
+      }
+      cards_.push_back(Card::from_text(store_.get(str(prefix, rank)), rank));
+    }
+    if (!missing.empty()) throw late(missing, "has not joined");
+  }
+
+  TimeoutError late(const std::vector<Rank>& ranks, const char* what) const {
+    return TimeoutError(str("Timed out after ", deadline_.elapsed_seconds(), " s waiting for ",
+                            list_of(ranks), " of ", options_.size, ", which ", what,
+                            " the group: was every rank started, with the same world size?"));
+  }
+
+  void check_hosts() const {
+    std::map<std::string, std::vector<Rank>> hosts;
+    for (Rank rank = 0; rank < options_.size; ++rank) {
+      const Card& other = card(rank);
+      hosts[str(other.boot_id, " ", other.network)].push_back(rank);
+    }
+    if (hosts.size() == 1) return;
+    std::string text = "ringcomm joins the ranks of one host (one kernel and network namespace), "
+                       "and these are on several:";
+    for (const auto& [id, ranks] : hosts) {
+      text += str(" ", list_of(ranks), " on '", card(ranks[0]).host, "' (boot ",
+                  card(ranks[0]).boot_id.substr(0, 8), ", network namespace ",
+                  card(ranks[0]).network, ");");
+    }
+    text.back() = '.';
+    throw UsageError(text);
+  }
+
+  Hello hello_to(Rank rank) const {
+    return {kSegmentMagic, options_.rank, options_.size, mine_.nonce, card(rank).nonce};
+  }
+
+  void introduce(const Fd& connection, Rank rank) {
+    const Hello hello = hello_to(rank);
+    const int fds[] = {segment_.get(), doorbell_.fd().get()};
+    send_message(connection, std::as_bytes(std::span(&hello, 1)), fds);
+  }
+
+  PeerError died(Rank rank) const {
+    return PeerError(rank, str("rank ", rank, " (process ", card(rank).pid,
+                               ") died while the group was being made: see its own output"));
+  }
+
+  void connect_to(Rank rank) {
+    try {
+      socket(rank) = connect_unix(card(rank).socket);
+      introduce(socket(rank), rank);
+    } catch (const SystemError& error) {
+      if (error.code() == EPERM) throw PeerError(rank, str("rank ", rank, ": ", error.what()));
+      throw died(rank);
+    }
+  }
+
+  void await_reply(Rank rank) {
+    Hello hello;
+    std::vector<Fd> fds;
+    try {
+      if (!receive_message(socket(rank), std::as_writable_bytes(std::span(&hello, 1)), fds,
+                           deadline_)) {
+        throw died(rank);
+      }
+    } catch (const TimeoutError&) {
+      throw late({rank}, "has not finished joining");
+    }
+    if (!valid(hello, fds) || hello.rank != rank) throw died(rank);
+    map_peer(hello.rank, fds, std::move(socket(rank)));
+  }
+
+  bool valid(const Hello& hello, const std::vector<Fd>& fds) const {
+    return hello.magic == kSegmentMagic && hello.size == options_.size && hello.rank >= 0 &&
+           hello.rank < options_.size && hello.rank != options_.rank && fds.size() == 2 &&
+           hello.from == card(hello.rank).nonce && hello.to == mine_.nonce;
+  }
+
+  void accept_others() {
+    std::vector<Rank> missing;
+    for (Rank rank = options_.rank + 1; rank < options_.size; ++rank) missing.push_back(rank);
+    while (!missing.empty()) {
+      const Deadline slice(std::min<Clock::duration>(kProbeEvery, deadline_.left()));
+      Fd connection = accept_unix(listener_, slice);
+      if (connection) {
+        if (const Rank rank = welcome(std::move(connection)); rank >= 0) {
+          std::erase(missing, rank);
+        }
+        continue;
+      }
+      if (deadline_.passed()) throw late(missing, "has not finished joining");
+      for (const Rank rank : missing) probe(rank);
+    }
+  }
+
+  // A rank whose card is there but whose listener is gone, and that has not connected, is dead.
+  void probe(Rank rank) const {
+    try {
+      connect_unix(card(rank).socket);
+    } catch (const SystemError& error) {
+      if (error.code() == ECONNREFUSED) throw died(rank);
+    }
+  }
+
+  // The rank that introduced itself, or -1 when this was somebody else (a probe, a stranger).
+  Rank welcome(Fd connection) {
+    Hello hello;
+    std::vector<Fd> fds;
+    const Deadline patience(std::min<Clock::duration>(std::chrono::seconds(5), deadline_.left()));
+    try {
+      if (!receive_message(connection, std::as_writable_bytes(std::span(&hello, 1)), fds,
+                           patience)) {
+        return -1;
+      }
+    } catch (const TimeoutError&) {
+      return -1;
+    }
+    if (!valid(hello, fds) || hello.rank < options_.rank) return -1;
+    if (result_.peers[static_cast<size_t>(hello.rank)].socket) return -1;
+    try {
+      introduce(connection, hello.rank);
+    } catch (const SystemError&) {
+      throw died(hello.rank);
+    }
+    map_peer(hello.rank, fds, std::move(connection));
+    return hello.rank;
+  }
+
+  void map_peer(Rank rank, std::vector<Fd>& fds, Fd connection) {
+    const uint64_t bytes = options_.layout.bytes();
+    check_sealed_memfd(fds[0], bytes, rank);
+    check_sealed_memfd(fds[1], SegmentLayout::kPage, rank);
+    Mapping segment(fds[0], bytes);
+    const auto* header = reinterpret_cast<const Header*>(segment.data());
+    if (header->magic != kSegmentMagic || !(header->nonce == card(rank).nonce)) throw died(rank);
+    Mapping page(fds[1], SegmentLayout::kPage);
+    const Doorbell bell(reinterpret_cast<DoorbellPage*>(page.data()));
+    adopt(rank, std::move(segment), bell, std::move(connection));
+    result_.mappings.push_back(std::move(page));
+  }
+
+  Store& store_;
+  const RendezvousOptions& options_;
+  const DoorbellMemory& doorbell_;
+  const Deadline& deadline_;
+  Card mine_;
+  Fd segment_, listener_;
+  std::vector<Card> cards_;
+  std::vector<Fd> sockets_;  // on their way; in result_.peers once mapped
+  Neighbourhood result_;
+};
+
+}  // namespace
+
+DoorbellMemory::DoorbellMemory()
+    : fd_(make_sealed_memfd("ringcomm-bell", SegmentLayout::kPage)),
+      mapping_(fd_, SegmentLayout::kPage) {}
+
+Doorbell DoorbellMemory::bell() const {
+  return Doorbell(reinterpret_cast<DoorbellPage*>(mapping_.data()));
+}
+
+Neighbourhood meet(Store& store, const RendezvousOptions& options, const DoorbellMemory& doorbell,
+                   const Deadline& deadline) {
+  return Meeting(store, options, doorbell, deadline).run();
+}
+
+}  // namespace ringcomm

@@ -1,0 +1,34 @@
+#include "transport/segment.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+namespace ringcomm {
+namespace {
+constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
+}
+
+Fd make_sealed_memfd(const char* name, uint64_t bytes) {
+  Fd fd(::memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  if (!fd) throw SystemError("memfd_create");
+  if (::ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0) {
+    throw SystemError(str("reserving ", bytes, " bytes of shared memory"));
+  }
+  if (::fcntl(fd.get(), F_ADD_SEALS, kSeals) != 0) throw SystemError("sealing shared memory");
+  return fd;
+}
+
+void check_sealed_memfd(const Fd& fd, uint64_t bytes, Rank owner) {
+  struct stat status {};
+  const bool whole = ::fstat(fd.get(), &status) == 0 && status.st_size >= 0 &&
+                     static_cast<uint64_t>(status.st_size) == bytes;
+  if (!whole || (::fcntl(fd.get(), F_GET_SEALS) & kSeals) != kSeals) {
+    throw PeerError(owner, str("rank ", owner, " passed shared memory of ", status.st_size,
+                               " bytes where ", bytes, " sealed bytes were expected: are all ranks "
+                               "running the same version of ringcomm?"));
+  }
+}
+
+}  // namespace ringcomm

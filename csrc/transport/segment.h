@@ -1,0 +1,117 @@
+// The shared memory of one rank in one group, as every rank of the group maps it.
+//
+//   | header | lines[from][lane][half] | mailbox[from] ... | half 0 | half 1 |
+//
+// Written by its owner: header (except aborted_by), windows. Written by peer `from`: its lines, its
+// mailbox (except the read cursor), its inboxes. Nothing here is trusted beyond that: whatever is
+// used as a length or an index is checked by the reader.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+#include "base/fd.h"
+#include "transport/transport.h"
+
+namespace ringcomm {
+
+inline constexpr uint64_t kSegmentMagic = 0x72636f6d6d303031;  // "rcomm001"
+inline constexpr size_t kFailureBytes = 1024;
+inline constexpr size_t kLinePayload = 112;
+inline constexpr int kLineLanes = 2;
+
+struct Nonce {
+  uint64_t words[2] = {};
+  bool operator==(const Nonce&) const = default;
+};
+
+// One signal counter, and what rides with it. The writer stores stamp and payload, then count.
+struct alignas(128) Line {
+  std::atomic<uint64_t> count;  // partner: arrived() loads it
+  std::atomic<uint64_t> stamp;
+  std::byte payload[kLinePayload];
+};
+static_assert(sizeof(Line) == 128);
+
+struct BoardEntry {
+  std::atomic<uint64_t> sequence;  // 0 while the words are being written
+  std::atomic<uint64_t> words[Descriptor::kWords];
+};
+
+struct Header {
+  uint64_t magic;
+  Nonce nonce;  // proves that what was mapped is what its owner made
+  uint64_t bytes;
+  alignas(128) std::atomic<uint64_t> called;  // partner: state()
+  std::atomic<uint64_t> finished;             // partner: state()
+  BoardEntry board[2];                        // of operation k: entry k mod 2
+  alignas(128) std::atomic<uint32_t> left;
+  std::atomic<uint32_t> failed;  // set after `failure` was written; partner: failure()
+  char failure[kFailureBytes];
+  alignas(128) std::atomic<uint32_t> aborted_by;  // rank + 1 of the first peer that failed
+};
+
+// The SPSC byte ring of send/recv from one peer. Cursors only grow; bytes stand at cursor mod size.
+struct MailboxCursors {
+  alignas(128) std::atomic<uint64_t> written;  // partner: the reader
+  alignas(128) std::atomic<uint64_t> read;     // partner: the writer
+};
+
+struct SegmentLayout {
+  int size = 1;
+  uint64_t half_bytes = 0;
+  uint64_t mailbox_bytes = 0;  // of each peer's ring, a power of two
+
+  static constexpr uint64_t kPage = 4096;
+  static constexpr uint64_t page_up(uint64_t n) { return (n + kPage - 1) / kPage * kPage; }
+
+  uint64_t lines_offset() const { return page_up(sizeof(Header)); }
+  uint64_t mailbox_stride() const { return sizeof(MailboxCursors) + mailbox_bytes; }
+  uint64_t mailboxes_offset() const {
+    const auto lines = static_cast<uint64_t>(size * kLineLanes * 2);
+    return lines_offset() + page_up(lines * sizeof(Line));
+  }
+  uint64_t halves_offset() const {
+    return mailboxes_offset() + page_up(static_cast<uint64_t>(size) * mailbox_stride());
+  }
+  uint64_t bytes() const { return halves_offset() + 2 * page_up(half_bytes); }
+};
+
+// A rank's segment as mapped here. Copyable view; the mapping lives elsewhere.
+class Segment {
+ public:
+  Segment() = default;
+  Segment(std::byte* base, const SegmentLayout& layout) : base_(base), layout_(layout) {}
+
+  Header& header() const { return *reinterpret_cast<Header*>(base_); }
+  Line& line(Rank from, int lane, int half) const {
+    const auto index = static_cast<uint64_t>((from * kLineLanes + lane) * 2 + half);
+    return reinterpret_cast<Line*>(base_ + layout_.lines_offset())[index];
+  }
+  std::byte* half(int half) const {
+    const uint64_t stride = SegmentLayout::page_up(layout_.half_bytes);
+    return base_ + layout_.halves_offset() + static_cast<uint64_t>(half) * stride;
+  }
+  MailboxCursors& mailbox(Rank from) const {
+    std::byte* at = base_ + layout_.mailboxes_offset();
+    return *reinterpret_cast<MailboxCursors*>(at + static_cast<uint64_t>(from) *
+                                                       layout_.mailbox_stride());
+  }
+  std::byte* mailbox_data(Rank from) const {
+    return reinterpret_cast<std::byte*>(&mailbox(from)) + sizeof(MailboxCursors);
+  }
+  uint64_t mailbox_bytes() const { return layout_.mailbox_bytes; }
+
+ private:
+  std::byte* base_ = nullptr;
+  SegmentLayout layout_;
+};
+
+// A memfd of exactly `bytes`, sealed against growing and shrinking, so that no peer can turn a load
+// into SIGBUS. Nothing appears in /dev/shm or anywhere else, and nothing is left behind.
+Fd make_sealed_memfd(const char* name, uint64_t bytes);
+// Throws PeerError unless `fd` is such a memfd of `bytes`.
+void check_sealed_memfd(const Fd& fd, uint64_t bytes, Rank owner);
+
+}  // namespace ringcomm

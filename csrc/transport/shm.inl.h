@@ -1,0 +1,157 @@
+// The slow path of BasicShmTransport.
+#pragma once
+
+#include <sys/socket.h>
+
+#include <algorithm>
+
+#include "transport/shm.h"
+
+namespace ringcomm {
+
+template <typename Signals>
+BasicShmTransport<Signals>::BasicShmTransport(Rank rank, std::vector<ShmPeer> peers)
+    : Transport(static_cast<int>(peers.size()), rank, peers[static_cast<size_t>(rank)].doorbell),
+      peers_(std::move(peers)),
+      own_(peers_[static_cast<size_t>(rank)].segment),
+      sent_(peers_.size() * kLineLanes, 0) {}
+
+template <typename Signals>
+size_t BasicShmTransport<Signals>::stream_space(Rank to) {
+  const MailboxCursors& cursors = peer(to).segment.mailbox(rank());
+  const uint64_t read = cursors.read.load(std::memory_order_seq_cst);  // partner: stream_read
+  const uint64_t used = cursors.written.load(std::memory_order_relaxed) - read;  // mine
+  const uint64_t most = peer(to).segment.mailbox_bytes();
+  return used <= most ? most - used : 0;  // the peer writes `read`: never trust it
+}
+
+template <typename Signals>
+size_t BasicShmTransport<Signals>::stream_available(Rank from) {
+  const MailboxCursors& cursors = own().mailbox(from);
+  const uint64_t written = cursors.written.load(std::memory_order_seq_cst);  // partner: stream_write
+  const uint64_t waiting = written - cursors.read.load(std::memory_order_relaxed);  // mine
+  return waiting <= own().mailbox_bytes() ? waiting : 0;
+}
+
+template <typename Signals>
+size_t BasicShmTransport<Signals>::stream_write(Rank to, const std::byte* data, size_t bytes) {
+  const Segment& segment = peer(to).segment;
+  MailboxCursors& cursors = segment.mailbox(rank());
+  const size_t count = std::min(bytes, stream_space(to));
+  if (count == 0) return 0;
+  const uint64_t at = cursors.written.load(std::memory_order_relaxed);
+  const size_t start = at % segment.mailbox_bytes();
+  const size_t first = std::min<size_t>(count, segment.mailbox_bytes() - start);
+  std::memcpy(segment.mailbox_data(rank()) + start, data, first);
+  std::memcpy(segment.mailbox_data(rank()), data + first, count - first);
+  cursors.written.store(at + count, Signals::kStore);  // partner: stream_available
+  peer(to).doorbell.notify();
+  return count;
+}
+
+template <typename Signals>
+size_t BasicShmTransport<Signals>::stream_read(Rank from, std::byte* data, size_t bytes) {
+  MailboxCursors& cursors = own().mailbox(from);
+  const size_t count = std::min(bytes, stream_available(from));
+  if (count == 0) return 0;
+  const uint64_t at = cursors.read.load(std::memory_order_relaxed);
+  const size_t start = at % own().mailbox_bytes();
+  const size_t first = std::min<size_t>(count, own().mailbox_bytes() - start);
+  std::memcpy(data, own().mailbox_data(from) + start, first);
+  std::memcpy(data + first, own().mailbox_data(from), count - first);
+  cursors.read.store(at + count, std::memory_order_seq_cst);  // partner: stream_space
+  peer(from).doorbell.notify();
+  return count;
+}
+
+template <typename Signals>
+void BasicShmTransport<Signals>::announce(const Descriptor& descriptor) {
+  Header& header = own().header();
+  BoardEntry& entry = header.board[descriptor.sequence % 2];
+  entry.sequence.store(0, std::memory_order_relaxed);
+  for (int i = 0; i < Descriptor::kWords; ++i) {
+    entry.words[i].store(descriptor.words[i], std::memory_order_release);  // after sequence = 0
+  }
+  entry.sequence.store(descriptor.sequence, std::memory_order_release);  // partner: descriptor()
+  header.called.store(descriptor.sequence, std::memory_order_release);   // partner: state()
+}
+
+template <typename Signals>
+void BasicShmTransport<Signals>::finish(uint64_t sequence) {
+  own().header().finished.store(sequence, std::memory_order_release);  // partner: state()
+}
+
+template <typename Signals>
+PeerState BasicShmTransport<Signals>::state(Rank rank) {
+  const Header& header = peer(rank).segment.header();
+  PeerState state;
+  state.finished = header.finished.load(std::memory_order_acquire);
+  state.called = header.called.load(std::memory_order_acquire);
+  state.left = header.left.load(std::memory_order_acquire) != 0;
+  state.failed = header.failed.load(std::memory_order_acquire) != 0;
+  return state;
+}
+
+template <typename Signals>
+std::optional<Descriptor> BasicShmTransport<Signals>::descriptor(Rank rank, uint64_t sequence) {
+  const BoardEntry& entry = peer(rank).segment.header().board[sequence % 2];
+  if (entry.sequence.load(std::memory_order_acquire) != sequence) return std::nullopt;
+  Descriptor seen;
+  seen.sequence = sequence;
+  for (int i = 0; i < Descriptor::kWords; ++i) {
+    seen.words[i] = entry.words[i].load(std::memory_order_acquire);  // before sequence again
+  }
+  if (entry.sequence.load(std::memory_order_relaxed) != sequence) return std::nullopt;
+  return seen;
+}
+
+template <typename Signals>
+std::string BasicShmTransport<Signals>::failure(Rank rank) {
+  const Header& header = peer(rank).segment.header();
+  if (header.failed.load(std::memory_order_acquire) == 0) return {};
+  return std::string(header.failure, ::strnlen(header.failure, kFailureBytes));
+}
+
+template <typename Signals>
+void BasicShmTransport<Signals>::fail(const std::string& reason) {
+  Header& header = own().header();
+  if (header.failed.load(std::memory_order_acquire) != 0) return;
+  const size_t length = std::min(reason.size(), kFailureBytes - 1);
+  std::memcpy(header.failure, reason.data(), length);
+  header.failure[length] = '\0';
+  header.failed.store(1, std::memory_order_release);  // partner: failure()
+  for (Rank rank = 0; rank < size(); ++rank) {
+    uint32_t nobody = 0;
+    auto& aborted_by = peer(rank).segment.header().aborted_by;  // partner: first_failed()
+    aborted_by.compare_exchange_strong(nobody, static_cast<uint32_t>(this->rank()) + 1,
+                                       std::memory_order_seq_cst);
+    peer(rank).doorbell.ring();
+  }
+}
+
+template <typename Signals>
+std::optional<Rank> BasicShmTransport<Signals>::first_failed() {
+  const uint32_t by = own().header().aborted_by.load(std::memory_order_seq_cst);
+  if (by == 0 || by > static_cast<uint32_t>(size())) return std::nullopt;
+  return static_cast<Rank>(by) - 1;
+}
+
+template <typename Signals>
+bool BasicShmTransport<Signals>::connection_lost(Rank rank) {
+  const Fd& socket = peer(rank).socket;
+  if (!socket) return false;
+  std::byte byte;
+  const ssize_t got = ::recv(socket.get(), &byte, 1, MSG_PEEK | MSG_DONTWAIT);
+  return got == 0 || (got < 0 && errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR);
+}
+
+template <typename Signals>
+void BasicShmTransport<Signals>::leave() {
+  own().header().left.store(1, std::memory_order_seq_cst);  // partner: state()
+  for (ShmPeer& other : peers_) {
+    if (other.socket) ::shutdown(other.socket.get(), SHUT_RDWR);  // its EOF comes after `left`
+    other.doorbell.notify();
+  }
+}
+
+}  // namespace ringcomm

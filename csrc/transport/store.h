@@ -1,0 +1,22 @@
+// The key-value store through which ranks find one another: c10d's Store in production
+// (torch/store_adapter.h), a map in tests.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <string>
+
+namespace ringcomm {
+
+class Store {
+ public:
+  virtual ~Store() = default;
+  virtual void set(const std::string& key, const std::string& value) = 0;
+  // Waits until `key` exists; false when it does not within `timeout`.
+  virtual bool wait(const std::string& key, std::chrono::milliseconds timeout) = 0;
+  virtual std::string get(const std::string& key) = 0;  // `key` exists
+  // Adds to an integer that starts at 0; returns the sum.
+  virtual int64_t add(const std::string& key, int64_t amount) = 0;
+};
+
+}  // namespace ringcomm

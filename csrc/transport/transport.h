@@ -1,0 +1,85 @@
+// What an executor needs of whatever joins the ranks of one group.
+//
+// Contract: signal() is a release of everything this rank did before it, as seen by `peer` once
+// arrived() there returns the new count. Counters are 64-bit, per (ordered pair, lane), and only
+// grow. `half` is the operation's sequence number mod 2: each half has its own memory and lines.
+// One thread drives a transport at a time, except where a function says otherwise.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "base/doorbell.h"
+#include "base/error.h"
+
+namespace ringcomm {
+
+// The operation a rank is in, as its peers see it: written by its owner at the start of each
+// operation, read by peers that wait too long or found another stamp than theirs.
+struct Descriptor {
+  static constexpr int kWords = 6;
+  uint64_t sequence = 0;
+  uint64_t words[kWords] = {};  // the meaning is comm/operation.h's
+  bool operator==(const Descriptor&) const = default;
+};
+
+// What a peer says of itself; only grows.
+struct PeerState {
+  uint64_t called = 0;    // sequence of the operation it is in or was in last
+  uint64_t finished = 0;  // sequence of the last one it finished
+  bool left = false;      // said goodbye
+  bool failed = false;    // its group failed there: see failure()
+};
+
+class Transport {
+ public:
+  virtual ~Transport() = default;
+
+  int size() const { return size_; }
+  Rank rank() const { return rank_; }
+
+  // Start of `owner`'s half, laid out as Geometry says; null where loads and stores do not reach.
+  virtual std::byte* memory(Rank owner, int half) = 0;
+  // The bytes that ride with `from`'s data signals to `owner`; null as above.
+  virtual std::byte* line(Rank owner, Rank from, int half) = 0;
+
+  // The stamp says which operation the signal belongs to.
+  virtual void signal(Rank peer, int lane, int half, uint64_t stamp) = 0;
+  virtual uint64_t arrived(Rank peer, int lane, int half) = 0;
+  virtual uint64_t stamp(Rank peer, int lane, int half) = 0;  // of the last signal that arrived
+
+  // A bounded byte stream to and from each peer, for send/recv; safe beside a running operation,
+  // one thread at a time. write and read return how many bytes they took; 0: full, or empty.
+  virtual size_t stream_write(Rank to, const std::byte* data, size_t bytes) = 0;
+  virtual size_t stream_read(Rank from, std::byte* data, size_t bytes) = 0;
+  virtual size_t stream_space(Rank to) = 0;
+  virtual size_t stream_available(Rank from) = 0;
+
+  // The slow path: what a waiting rank looks at, and what it tells. Any thread may call these.
+  virtual void announce(const Descriptor& descriptor) = 0;  // I am in this operation now
+  virtual void finish(uint64_t sequence) = 0;               // and now it is done
+  virtual PeerState state(Rank peer) = 0;
+  virtual std::optional<Descriptor> descriptor(Rank peer, uint64_t sequence) = 0;
+  virtual std::string failure(Rank peer) = 0;
+  virtual void fail(const std::string& reason) = 0;  // tells every peer, wakes them
+  virtual std::optional<Rank> first_failed() = 0;    // a peer that called fail()
+  virtual bool connection_lost(Rank peer) = 0;       // it is gone, with or without goodbye
+  virtual void leave() = 0;                          // goodbye
+  // In a forked child: closes what would keep this rank looking alive, touches nothing shared.
+  virtual void forget() = 0;
+
+  const Doorbell& doorbell() const { return doorbell_; }
+
+ protected:
+  Transport(int size, Rank rank, Doorbell doorbell)
+      : size_(size), rank_(rank), doorbell_(doorbell) {}
+
+ private:
+  int size_;
+  Rank rank_;
+  Doorbell doorbell_;  // of this process
+};
+
+}  // namespace ringcomm

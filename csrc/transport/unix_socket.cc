@@ -1,0 +1,135 @@
+#include "transport/unix_socket.h"
+
+#include <poll.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+
+#include <cstddef>
+
+namespace ringcomm {
+namespace {
+
+constexpr size_t kMostFds = 4;
+
+struct Address {
+  sockaddr_un name{};
+  socklen_t length = 0;
+};
+
+// A leading zero byte puts the name outside the file system: nothing to clean up.
+Address abstract_address(const std::string& text) {
+  Address address;
+  address.name.sun_family = AF_UNIX;
+  RINGCOMM_CHECK(text.size() < sizeof address.name.sun_path - 1, "socket name too long: ", text);
+  std::memcpy(address.name.sun_path + 1, text.data(), text.size());
+  address.length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + text.size());
+  return address;
+}
+
+Fd make_socket() {
+  // SEQPACKET keeps message boundaries: a message comes whole or not at all.
+  Fd fd(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+  if (!fd) throw SystemError("socket(AF_UNIX)");
+  return fd;
+}
+
+// False when the deadline passed.
+bool wait_readable(const Fd& fd, const Deadline& deadline) {
+  while (true) {
+    pollfd entry{fd.get(), POLLIN, 0};
+    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline.left());
+    const int ms = static_cast<int>(std::min<int64_t>(left.count() + 1, 1000));
+    const int ready = ::poll(&entry, 1, ms);
+    if (ready > 0) return true;
+    if (ready < 0 && errno != EINTR) throw SystemError("poll");
+    if (deadline.passed()) return false;
+  }
+}
+
+bool same_user(const Fd& socket) {
+  ucred peer{};
+  socklen_t length = sizeof peer;
+  if (::getsockopt(socket.get(), SOL_SOCKET, SO_PEERCRED, &peer, &length) != 0) return false;
+  return peer.uid == ::geteuid();
+}
+
+}  // namespace
+
+Fd listen_unix(const std::string& abstract_name, int backlog) {
+  const Address address = abstract_address(abstract_name);
+  Fd fd = make_socket();
+  const auto* name = reinterpret_cast<const sockaddr*>(&address.name);
+  if (::bind(fd.get(), name, address.length) != 0) throw SystemError("bind(AF_UNIX)");
+  if (::listen(fd.get(), backlog) != 0) throw SystemError("listen(AF_UNIX)");
+  return fd;
+}
+
+Fd connect_unix(const std::string& abstract_name) {
+  const Address address = abstract_address(abstract_name);
+  Fd fd = make_socket();
+  const auto* name = reinterpret_cast<const sockaddr*>(&address.name);
+  while (::connect(fd.get(), name, address.length) != 0) {
+    if (errno != EINTR) throw SystemError("connect(AF_UNIX)");
+  }
+  if (!same_user(fd)) throw SystemError("the peer belongs to another user", EPERM);
+  return fd;
+}
+
+Fd accept_unix(const Fd& listener, const Deadline& deadline) {
+  while (wait_readable(listener, deadline)) {
+    Fd fd(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
+    if (fd && same_user(fd)) return fd;
+    if (!fd && errno != EINTR && errno != ECONNABORTED) throw SystemError("accept(AF_UNIX)");
+  }
+  return Fd();
+}
+
+void send_message(const Fd& socket, std::span<const std::byte> bytes, std::span<const int> fds) {
+  iovec part{const_cast<std::byte*>(bytes.data()), bytes.size()};
+  alignas(cmsghdr) std::byte control[CMSG_SPACE(kMostFds * sizeof(int))] = {};
+  msghdr message{};
+  message.msg_iov = &part;
+  message.msg_iovlen = 1;
+  if (!fds.empty()) {
+    message.msg_control = control;
+    message.msg_controllen = CMSG_SPACE(fds.size_bytes());
+    cmsghdr* head = CMSG_FIRSTHDR(&message);
+    head->cmsg_level = SOL_SOCKET;
+    head->cmsg_type = SCM_RIGHTS;
+    head->cmsg_len = CMSG_LEN(fds.size_bytes());
+    std::memcpy(CMSG_DATA(head), fds.data(), fds.size_bytes());
+  }
+  while (::sendmsg(socket.get(), &message, MSG_NOSIGNAL) < 0) {
+    if (errno != EINTR) throw SystemError("sendmsg(AF_UNIX)");
+  }
+}
+
+bool receive_message(const Fd& socket, std::span<std::byte> bytes, std::vector<Fd>& fds,
+                     const Deadline& deadline) {
+  if (!wait_readable(socket, deadline)) throw TimeoutError("no message from the peer");
+  iovec part{bytes.data(), bytes.size()};
+  alignas(cmsghdr) std::byte control[CMSG_SPACE(kMostFds * sizeof(int))] = {};
+  msghdr message{};
+  message.msg_iov = &part;
+  message.msg_iovlen = 1;
+  message.msg_control = control;
+  message.msg_controllen = sizeof control;
+  ssize_t got = 0;
+  while ((got = ::recvmsg(socket.get(), &message, MSG_CMSG_CLOEXEC)) < 0) {
+    if (errno == ECONNRESET) return false;
+    if (errno != EINTR) throw SystemError("recvmsg(AF_UNIX)");
+  }
+  for (cmsghdr* head = CMSG_FIRSTHDR(&message); head != nullptr;
+       head = CMSG_NXTHDR(&message, head)) {
+    if (head->cmsg_level != SOL_SOCKET || head->cmsg_type != SCM_RIGHTS) continue;
+    const size_t count = (head->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+    for (size_t i = 0; i < count; ++i) {
+      int fd = -1;
+      std::memcpy(&fd, CMSG_DATA(head) + i * sizeof(int), sizeof fd);
+      fds.emplace_back(fd);
+    }
+  }
+  return got == static_cast<ssize_t>(bytes.size());
+}
+
+}  // namespace ringcomm

@@ -1,0 +1,25 @@
+// Abstract Unix sockets with deadlines: connect, accept, and messages that carry descriptors.
+#pragma once
+
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/deadline.h"
+#include "base/fd.h"
+
+namespace ringcomm {
+
+Fd listen_unix(const std::string& abstract_name, int backlog);
+// Throws SystemError.
+Fd connect_unix(const std::string& abstract_name);
+// An empty Fd when nobody came before the deadline. Connections of other users are refused.
+Fd accept_unix(const Fd& listener, const Deadline& deadline);
+
+// One message of fixed size with its descriptors. send throws SystemError; receive returns false at
+// EOF, and throws TimeoutError at the deadline.
+void send_message(const Fd& socket, std::span<const std::byte> bytes, std::span<const int> fds);
+bool receive_message(const Fd& socket, std::span<std::byte> bytes, std::vector<Fd>& fds,
+                     const Deadline& deadline);
+
+}  // namespace ringcomm

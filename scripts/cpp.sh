@@ -1,0 +1,46 @@
+#!/usr/bin/env bash
+# Builds the engine and the C++ test programs without torch:  scripts/cpp.sh VARIANT [PROGRAM...]
+# VARIANT: plain, a sanitizer (address, thread, undefined), or arm64 (Debian's cross compiler).
+# The programs are in build/VARIANT/bin; those named are then run, `all` runs every one.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+variant=$1
+shift
+options=()
+case $variant in
+  plain) ;;
+  address | thread | undefined) options+=("-DRINGCOMM_SANITIZE=$variant") ;;
+  arm64)
+    for tool in aarch64-linux-gnu-g++ qemu-aarch64; do
+      command -v $tool >/dev/null || {
+        echo "ringcomm: $tool is needed: \`apt install g++-aarch64-linux-gnu qemu-user\`" >&2
+        exit 1
+      }
+    done
+    options+=(-DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64
+      -DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++
+      "-DCMAKE_CROSSCOMPILING_EMULATOR=qemu-aarch64;-L;/usr/aarch64-linux-gnu")
+    ;;
+  *)
+    echo "ringcomm: no variant $variant: use plain, address, thread, undefined or arm64" >&2
+    exit 1
+    ;;
+esac
+
+folder=build/$variant
+mkdir -p "$folder"
+(
+  flock 9
+  {
+    cmake -S . -B "$folder" -G Ninja -DPython_EXECUTABLE="$(command -v python)" \
+      -DRINGCOMM_TORCH=OFF -DRINGCOMM_TESTS=ON \
+      -DRINGCOMM_WERROR="${RINGCOMM_WERROR:-OFF}" "${options[@]}" &&
+      cmake --build "$folder" -j "${MAX_JOBS:-$(env -u OMP_NUM_THREADS nproc)}"
+  } >"$folder/build.log" 2>&1 9>&- || { tail -40 "$folder/build.log" >&2; exit 1; }
+) 9>"$folder/lock"
+
+[ $# -eq 0 ] && exit 0
+only=()
+[ "$1" = all ] || only=(-R "^($(IFS='|'; echo "$*"))\$")
+exec ctest --test-dir "$folder" --output-on-failure --no-tests=error "${only[@]}"

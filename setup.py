@@ -1,0 +1,111 @@
+"""Builds ringcomm: setuptools does the package, CMake and Ninja the library, ringcomm/_C.
+
+Settings: MAX_JOBS (compile jobs at once), CXX, CMAKE_ARGS (more arguments for CMake),
+RINGCOMM_SANITIZE=address|thread|undefined, RINGCOMM_WERROR=1. Build files are kept in build/.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+
+ROOT = Path(__file__).resolve().parent
+
+
+def stop(sentence: str) -> None:
+    sys.exit(f"ringcomm: {sentence}")
+
+
+def torch_minor() -> str:
+    """The minor version of the installed torch, as "2.13", found without importing it."""
+    try:
+        installed = version("torch")
+    except PackageNotFoundError:
+        stop(
+            "ringcomm builds against the torch that is installed: `pip install torch==2.13.0`, "
+            "then `pip install --no-build-isolation .`"
+        )
+    major, minor = re.findall(r"\d+", installed)[:2]
+    if (int(major), int(minor)) < (2, 11):
+        stop(f"torch 2.11 or newer is needed and {installed} is installed")
+    return f"{major}.{minor}"
+
+
+def tool(name: str) -> str:
+    """The path of cmake or ninja: that of this Python's environment, else the one on PATH."""
+    beside = Path(sys.executable).parent / name
+    found = str(beside) if beside.exists() else shutil.which(name)
+    if not found:
+        stop(f"{name} is needed to build: `pip install {name}`")
+    return found
+
+
+def check_compiler() -> None:
+    compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++")
+    if not compiler:
+        stop("a C++ compiler is needed: `apt install g++`, or set CXX")
+    macros = subprocess.run(
+        [*compiler.split(), "-std=c++20", "-dM", "-E", "-x", "c++", os.devnull],
+        capture_output=True,
+        text=True,
+    ).stdout
+    standard = re.search(r"__cplusplus (\d+)", macros)
+    if not standard or int(standard.group(1)) < 202002:
+        stop(f"{compiler} is too old for C++20: `apt install g++-11`, or newer, and set CXX to it")
+
+
+class CMakeBuild(build_ext):
+    """Runs CMake in build/, and puts the library and _build_info.py where setuptools wants them."""
+
+    def build_extension(self, ext: Extension) -> None:
+        check_compiler()
+        built = self.cmake() / "ringcomm"
+        target = Path(self.get_ext_fullpath(ext.name))
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(built / target.name, target)
+        shutil.copy(built / "_build_info.py", target.parent)
+        self.build_info = built / "_build_info.py"
+
+    def copy_extensions_to_source(self) -> None:
+        super().copy_extensions_to_source()
+        shutil.copy(self.build_info, ROOT / "ringcomm")
+
+    def cmake(self) -> Path:
+        """Configure and compile; returns the build folder, one per Python, torch and sanitizer."""
+        sanitize = os.environ.get("RINGCOMM_SANITIZE", "")
+        name = f"{sys.implementation.cache_tag}-torch{torch_minor()}-{sanitize}".rstrip("-")
+        folder = ROOT / "build" / name
+        arguments = {
+            "CMAKE_MAKE_PROGRAM": tool("ninja"),
+            "Python_EXECUTABLE": sys.executable,
+            "RINGCOMM_TORCH_DIR": find_spec("torch").submodule_search_locations[0],
+            "RINGCOMM_SANITIZE": sanitize,
+            "RINGCOMM_WERROR": "ON" if os.environ.get("RINGCOMM_WERROR") else "OFF",
+        }
+        configure = [tool("cmake"), "-S", str(ROOT), "-B", str(folder), "-G", "Ninja"]
+        configure += [f"-D{key}={value}" for key, value in arguments.items()]
+        configure += os.environ.get("CMAKE_ARGS", "").split()
+        subprocess.run(configure, check=True)
+        jobs = os.environ.get("MAX_JOBS") or str(len(os.sched_getaffinity(0)))
+        subprocess.run([tool("cmake"), "--build", str(folder), "-j", jobs], check=True)
+        return folder
+
+
+if sys.version_info < (3, 10):
+    stop(f"Python 3.10 or newer is needed and this is {sys.version.split()[0]}")
+torch_minor()
+sources = [path for path in (ROOT / "csrc").rglob("*.*") if path.suffix in {".cc", ".h"}]
+needed = [ROOT / "CMakeLists.txt", ROOT / "ringcomm" / "_build_info.py.in", *sources]
+setup(
+    ext_modules=[
+        Extension("ringcomm._C", [], depends=[str(path.relative_to(ROOT)) for path in needed])
+    ],
+    cmdclass={"build_ext": CMakeBuild},
+)

@@ -1,0 +1,96 @@
+"""Fixtures and options that all tests share.
+
+RINGCOMM_TEST_LEVEL=fast|all|soak says how much runs: `slow` tests from "all" on, `soak` ones only
+at "soak".
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+LEVELS = ["fast", "all", "soak"]
+COMMANDS = {"all": "make test-all", "soak": "make soak"}
+NEEDS = {"slow": "all", "soak": "soak"}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    level = os.environ.get("RINGCOMM_TEST_LEVEL") or "fast"
+    if level not in LEVELS:
+        raise pytest.UsageError(f"RINGCOMM_TEST_LEVEL={level} is none of {', '.join(LEVELS)}")
+    for item in items:
+        for marker, needed in NEEDS.items():
+            if item.get_closest_marker(marker) and LEVELS.index(level) < LEVELS.index(needed):
+                item.add_marker(pytest.mark.skip(reason=f"runs in `{COMMANDS[needed]}`"))
+
+
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def run() -> Run:
+    """Run a command with some environment changed, and return it with its output.
+
+    `environment` overrides variables, None removes one. The command has `seconds` to end.
+    """
+
+    def run_command(
+        *command: str | Path, seconds: float = 100, cwd: Path = ROOT, **environment: str | None
+    ) -> subprocess.CompletedProcess[str]:
+        merged = {**os.environ, **environment}
+        return subprocess.run(
+            [str(word) for word in command],
+            capture_output=True,
+            text=True,
+            cwd=cwd,
+            timeout=seconds,
+            env={name: value for name, value in merged.items() if value is not None},
+        )
+
+    return run_command
+
+
+@pytest.fixture
+def python(run: Run, tmp_path: Path) -> Run:
+    """Run Python source in a fresh interpreter, from a folder where no package of ours lies."""
+
+    def run_python(source: str, **environment: str | None) -> subprocess.CompletedProcess[str]:
+        return run(sys.executable, "-c", source, cwd=tmp_path, **environment)
+
+    return run_python
+
+
+@pytest.fixture
+def torchrun(run: Run, tmp_path: Path) -> Run:
+    """Run a Python script on some ranks: `torchrun(2, script, *arguments)`."""
+
+    def run_ranks(
+        ranks: int, script: Path, *arguments: str | Path, **environment: str | None
+    ) -> subprocess.CompletedProcess[str]:
+        launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+        launcher += ["--local-addr", "127.0.0.1", "--nproc-per-node", str(ranks)]
+        return run(*launcher, script, *arguments, cwd=tmp_path, OMP_NUM_THREADS="1", **environment)
+
+    return run_ranks
+
+
+@pytest.fixture(scope="session")
+def cpp_program() -> Callable[..., Path]:
+    """Find a C++ test program by name; with a sanitizer, build that variant of it first."""
+
+    def find(name: str, variant: str | None = None) -> Path:
+        folder = ROOT / "build" / "tests"
+        if variant:
+            built = subprocess.run([ROOT / "scripts" / "cpp.sh", variant], capture_output=True)
+            assert built.returncode == 0, built.stderr.decode()
+            folder = ROOT / "build" / variant / "bin"
+        assert (folder / name).exists(), f"{name} is not built: run `make test`, or name it in CMake"
+        return folder / name
+
+    return find

@@ -1,0 +1,140 @@
+// Operations on tiny geometries, for plan_proofs.cc.
+#pragma once
+
+#include <random>
+#include <string>
+#include <vector>
+
+#include "plan/select.h"
+#include "plan/verify.h"
+
+namespace ringcomm::cases {
+
+struct Planner {
+  Collective collective;
+  Algorithm algorithm;
+
+  std::string name() const {
+    return std::string(to_string(collective)) + " " + to_string(algorithm);
+  }
+  bool rooted() const {
+    return collective == Collective::kBroadcast || collective == Collective::kReduce ||
+           collective == Collective::kScatter || collective == Collective::kGather;
+  }
+  bool sharded() const {
+    return collective == Collective::kReduceScatter || collective == Collective::kAllGather ||
+           collective == Collective::kScatter || collective == Collective::kGather;
+  }
+  bool has_in_place() const {
+    return collective != Collective::kAllToAll && collective != Collective::kBarrier;
+  }
+};
+
+inline std::vector<Planner> all_planners() {
+  std::vector<Planner> planners;
+  for (int c = 0; c < kCollectives; ++c) {
+    for (const Algorithm algorithm : algorithms_of(static_cast<Collective>(c))) {
+      planners.push_back({static_cast<Collective>(c), algorithm});
+    }
+  }
+  return planners;
+}
+
+// Every limit a few elements long: lines of 3, one-shots up to 6, segments of 8 (or one for each
+// rank), inbox slots of 2.
+inline Geometry tiny(int size, uint64_t element = 1) {
+  const uint64_t n = static_cast<uint64_t>(size);
+  Geometry geometry;
+  geometry.size = size;
+  geometry.segment_bytes = std::max<uint64_t>(8, (n + 1) / 2 * 2) * element;
+  geometry.inbox_bytes = 4 * element;
+  geometry.line_bytes = 3 * element;
+  geometry.one_shot_bytes = 6 * element * (n - 1);
+  return geometry;
+}
+
+// Elements around every limit of tiny().
+inline std::vector<uint64_t> sizes(int size) {
+  const uint64_t n = static_cast<uint64_t>(size), segment = tiny(size).segment_bytes;
+  std::vector<uint64_t> all = {0, 1, 2, 3, 4, 6, 7, n, 2 * n + 1, segment, segment + 1,
+                               2 * segment, 3 * segment + 1, 4 * segment, 4 * segment + 1,
+                               6 * segment + 3, 9 * segment + 1};
+  std::sort(all.begin(), all.end());
+  all.erase(std::unique(all.begin(), all.end()), all.end());
+  return all;
+}
+
+// A host has two ranks where that divides, else three, else one.
+inline int local_of(int size) { return size % 2 == 0 ? 2 : size % 3 == 0 ? 3 : 1; }
+
+struct Case {
+  Planner planner;
+  int size;
+  uint64_t elements;  // of the message, or of each shard
+  Rank root = 0;
+  bool in_place = false;
+  uint64_t element = 1;
+  int local = 0;  // 0: local_of(size)
+};
+
+inline Shape shape_of(const Case& c) {
+  Shape shape;
+  shape.collective = c.planner.collective;
+  shape.size = c.size;
+  shape.root = c.planner.rooted() ? c.root : 0;
+  shape.element = c.element;
+  shape.geometry = tiny(c.size, c.element);
+  shape.local = c.local > 0 ? c.local : local_of(c.size);
+  const std::vector<uint64_t> each(static_cast<size_t>(c.size), c.elements * c.element);
+  if (c.planner.sharded()) shape.shards = each;
+  else if (c.planner.collective == Collective::kAllToAll) shape.send = shape.recv = each;
+  else if (c.planner.collective != Collective::kBarrier) shape.bytes = c.elements * c.element;
+  return shape;
+}
+
+inline Program program(const Case& c) {
+  return program_of(shape_of(c), c.planner.algorithm, c.in_place);
+}
+
+// Shards or splits of up to `most` elements, a third of them empty.
+inline Program uneven(const Case& c, uint64_t most, std::mt19937_64& random) {
+  const auto length = [&] {
+    return random() % 3 == 0 ? 0 : random() % (most + 1) * c.element;
+  };
+  std::vector<Shape> shapes(static_cast<size_t>(c.size), shape_of(c));
+  if (c.planner.sharded()) {
+    for (uint64_t& shard : shapes[0].shards) shard = length();
+    for (Shape& shape : shapes) shape.shards = shapes[0].shards;
+  }
+  if (c.planner.collective == Collective::kAllToAll) {
+    for (size_t a = 0; a < shapes.size(); ++a) {
+      for (size_t b = 0; b < shapes.size(); ++b) shapes[a].send[b] = shapes[b].recv[a] = length();
+    }
+  }
+  return program_of(std::move(shapes), c.planner.algorithm, c.in_place);
+}
+
+// Every signal of a program that a wait meets.
+inline std::vector<Dropped> pairs_of(const Program& program, uint64_t operations) {
+  std::vector<Dropped> pairs;
+  const size_t size = program.plans.size();
+  for (const Plan& plan : program.plans) {
+    std::vector<uint64_t> sent(size * kLanes, 0);
+    for (const Block& block : plan.blocks) {
+      for (uint32_t i = 0; i < block.step_count; ++i) {
+        const Step& step = plan.steps[block.first_step + i];
+        if (step.verb != Verb::kSignal) continue;
+        sent[static_cast<size_t>(step.peer) * kLanes + step.lane] += block.repetitions;
+      }
+    }
+    for (size_t lane = 0; lane < sent.size(); ++lane) {
+      for (uint64_t k = 0; k < sent[lane]; ++k) {
+        pairs.push_back({plan.rank, static_cast<Rank>(lane / kLanes),
+                         static_cast<Lane>(lane % kLanes), k, operations});
+      }
+    }
+  }
+  return pairs;
+}
+
+}  // namespace ringcomm::cases

@@ -1,0 +1,431 @@
+// Proves the planners with plan/verify.h. Prints "ok NAME (N runs)" for each group; ends with 1 at
+// the first violation. Arguments: --long for more of everything, any other: only groups whose name
+// contains it.
+#include <cstdio>
+#include <cstring>
+#include <functional>
+
+#include "plan/cache.h"
+#include "plan_cases.h"
+
+namespace ringcomm::cases {
+namespace {
+
+class Failure : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+// Counts runs; a violation ends the test.
+class Group {
+ public:
+  explicit Group(bool long_mode) : long_mode_(long_mode) {}
+
+  bool long_mode() const { return long_mode_; }
+  uint64_t runs() const { return runs_; }
+
+  void prove(const std::vector<Program>& sequence, const std::string& what) {
+    ++runs_;
+    const std::string violation = verify(sequence, {.interleavings = long_mode_ ? 4 : 2});
+    if (!violation.empty()) throw Failure(what + ": " + violation);
+  }
+  void reject(const std::vector<Program>& sequence, const std::string& what,
+              const std::string& why, bool all_meet = true) {
+    ++runs_;
+    const std::string violation = verify(sequence, {.all_meet = all_meet});
+    if (violation.find(why) == std::string::npos) {
+      throw Failure(what + ": not rejected for \"" + why + "\" but \"" + violation + "\"");
+    }
+  }
+  void expect(bool holds, const std::string& what) {
+    ++runs_;
+    if (!holds) throw Failure(what);
+  }
+
+ private:
+  const bool long_mode_;
+  uint64_t runs_ = 0;
+};
+
+std::string describe(const Case& c) {
+  return str(c.planner.name(), ", ", c.size, " ranks, ", c.elements, " elements of ", c.element,
+             ", root ", c.root, c.in_place ? ", in place" : "");
+}
+
+// Every root and every in-place form of a case.
+template <typename Do>
+void each_form(Case c, bool all_roots, Do act) {
+  const int roots = !c.planner.rooted() ? 1 : all_roots ? c.size : std::min(c.size, 2);
+  for (int i = 0; i < roots; ++i) {
+    c.root = all_roots ? i : i * (c.size - 1);
+    for (const bool in_place : {false, true}) {
+      if (in_place && !c.planner.has_in_place()) continue;
+      c.in_place = in_place;
+      act(c);
+    }
+  }
+}
+
+void three_times(Group& group) {
+  for (const Planner& planner : all_planners()) {
+    for (int size = 1; size <= 9; ++size) {
+      for (const uint64_t elements : sizes(size)) {
+        if (!group.long_mode() && size > 5 && elements % 2 == 0 && elements > 0) continue;
+        each_form({planner, size, elements}, true, [&](const Case& c) {
+          const Program once = program(c);
+          group.prove({once, once, once}, describe(c));
+        });
+      }
+    }
+  }
+}
+
+void many_ranks(Group& group) {
+  for (const Planner& planner : all_planners()) {
+    for (const int size : {16, 33}) {
+      const uint64_t n = static_cast<uint64_t>(size);
+      for (const uint64_t elements : {uint64_t{0}, uint64_t{5}, n, 3 * n + 1}) {
+        if (planner.sharded() && elements > n) continue;
+        const Case c{planner, size, elements, size / 3};
+        const Program once = program(c);
+        group.prove({once, once, once}, describe(c));
+      }
+    }
+  }
+}
+
+void elements(Group& group) {
+  for (const Planner& planner : all_planners()) {
+    for (const uint64_t element : {2u, 4u, 8u, 16u}) {
+      for (const int size : {2, 3, 4, 7}) {
+        for (const uint64_t count : sizes(size)) {
+          const Case c{planner, size, count, size - 1, false, element};
+          group.prove({program(c), program(c)}, describe(c));
+        }
+      }
+    }
+  }
+}
+
+// [a, b, a]: what one size leaves must not meet what another does.
+void sequences_of_sizes(Group& group) {
+  for (const Planner& planner : all_planners()) {
+    for (int size = 2; size <= (group.long_mode() ? 7 : 4); ++size) {
+      std::vector<Program> programs;
+      for (const uint64_t count : sizes(size)) programs.push_back(program({planner, size, count}));
+      for (const Program& a : programs) {
+        for (const Program& b : programs) group.prove({a, b, a}, planner.name());
+      }
+    }
+  }
+}
+
+void pairs_of_planners(Group& group) {
+  for (const int size : {2, 3, 4, 5}) {
+    for (const auto& [first, second] : {std::pair{3u, 3u}, {3u, 20u}, {35u, 5u}, {21u, 75u}}) {
+      for (const Planner& a : all_planners()) {
+        const Program before = program({a, size, first});
+        for (const Planner& b : all_planners()) {
+          const Program after = program({b, size, second, size - 1, b.has_in_place()});
+          group.prove({before, after, before}, a.name() + " around " + b.name());
+        }
+      }
+    }
+  }
+}
+
+void random_sequences(Group& group) {
+  std::mt19937_64 random(1);
+  const std::vector<Planner> planners = all_planners();
+  for (int i = 0; i < (group.long_mode() ? 20000 : 1500); ++i) {
+    const int size = 2 + static_cast<int>(random() % 5);
+    std::vector<Program> sequence;
+    std::string what;
+    for (int k = 0; k < 6; ++k) {
+      const Planner& planner = planners[random() % planners.size()];
+      const Case c{planner, size, sizes(size)[random() % sizes(size).size()],
+                   static_cast<Rank>(random() % static_cast<uint64_t>(size)),
+                   planner.has_in_place() && random() % 2 == 0};
+      sequence.push_back(random() % 3 == 0 ? uneven(c, 20, random) : program(c));
+      what += describe(c) + "; ";
+    }
+    group.prove(sequence, what);
+  }
+}
+
+void uneven_shards(Group& group) {
+  std::mt19937_64 random(2);
+  for (const Planner& planner : all_planners()) {
+    if (!planner.sharded() && planner.collective != Collective::kAllToAll) continue;
+    for (int size = 2; size <= 7; ++size) {
+      for (int i = 0; i < (group.long_mode() ? 200 : 12); ++i) {
+        each_form({planner, size, 0}, false, [&](const Case& c) {
+          const uint64_t most = i % 3 == 0 ? 3 : i % 3 == 1 ? 17 : 60;
+          const Program once = uneven(c, most, random);
+          group.prove({once, uneven(c, most, random), once}, describe(c));
+        });
+      }
+    }
+  }
+}
+
+void hierarchies(Group& group) {
+  struct Hosts {
+    int hosts, local;
+  };
+  for (const Hosts at : {Hosts{2, 2}, {2, 3}, {3, 2}, {4, 1}, {1, 4}, {3, 3}, {1, 1}}) {
+    const int size = at.hosts * at.local;
+    for (const Planner& planner : all_planners()) {
+      if (planner.algorithm != Algorithm::kHierarchical) continue;
+      for (const uint64_t count : sizes(size)) {
+        for (const uint64_t other : {uint64_t{2}, uint64_t{5}, count}) {
+          const Case a{planner, size, count, 0, count % 2 == 0, 1, at.local};
+          const Case b{planner, size, other, 0, false, 1, at.local};
+          group.prove({program(a), program(b), program(a)}, describe(a));
+          std::mt19937_64 random(count);
+          group.prove({uneven(a, 30, random), program(b)}, describe(a));
+        }
+      }
+    }
+  }
+}
+
+// Plans for networks load from nobody; long messages are short plans.
+void properties(Group& group) {
+  for (const Planner& planner : all_planners()) {
+    for (int size = 2; size <= 33; ++size) {
+      for (const uint64_t bytes : {uint64_t{64}, uint64_t{1} << 20, uint64_t{1} << 30}) {
+        Shape shape = shape_of({planner, size, bytes / 4, 0, false, 4});
+        shape.geometry = Geometry::for_ranks(size);
+        const Plan plan = make_plan(shape, size / 2, planner.algorithm);
+        const bool loads = planner.algorithm == Algorithm::kDirect ||
+                           planner.algorithm == Algorithm::kHierarchical;
+        group.expect(loads || !plan.needs_mapped(), planner.name() + " loads from a peer");
+        group.expect(planner.collective != Collective::kAllReduce ||
+                         plan.memory_bytes() < 64 * 1024,
+                     str(planner.name(), " of ", bytes, " bytes for ", size, " ranks takes ",
+                         plan.memory_bytes()));
+      }
+    }
+  }
+}
+
+void cuts(Group& group) {
+  for (const uint64_t element : {1u, 2u, 4u, 8u, 16u}) {
+    Shape shape;
+    shape.element = element;
+    for (int parts = 1; parts <= 9; ++parts) {
+      for (uint64_t total = 0; total < 2000; total += element) {
+        const uint64_t n = static_cast<uint64_t>(parts);
+        group.expect(shape.cut(total, 0, parts) == 0, "first cut");
+        group.expect(shape.cut(total, parts, parts) == total, "last cut");
+        for (int i = 0; i < parts; ++i) {
+          const uint64_t low = shape.cut(total, i, parts), high = shape.cut(total, i + 1, parts);
+          const bool lines = total >= 64 * n;
+          const uint64_t unit = lines ? 64 : element;
+          const uint64_t most = ((total + unit - 1) / unit + n - 1) / n * unit;
+          group.expect(low <= high && high - low <= most && low % unit == 0,
+                       str("cut ", i, " of ", parts, " of ", total));
+          group.expect(total / element < n || low < high, "an empty part");
+        }
+      }
+    }
+  }
+}
+
+void selection(Group& group) {
+  for (const Planner& planner : all_planners()) {
+    for (const bool mapped : {false, true}) {
+      for (const uint64_t bytes : {8u, 112u, 113u, 1u << 20}) {
+        Shape shape = shape_of({planner, 4, bytes});
+        shape.geometry = Geometry::for_ranks(4);
+        const Plan plan = make_plan(shape, 1, select(shape, {mapped}));
+        group.expect(mapped || !plan.needs_mapped(), "selected for a network: " + planner.name());
+      }
+    }
+    group.expect(algorithm_named(planner.collective, to_string(planner.algorithm)) ==
+                     planner.algorithm, "an algorithm by its name");
+  }
+  try {
+    algorithm_named(Collective::kBarrier, "ring");
+    group.expect(false, "a ring barrier");
+  } catch (const UsageError& error) {
+    group.expect(std::strstr(error.what(), "dissemination") != nullptr, "the possible names");
+  }
+}
+
+void cache(Group& group) {
+  PlanCache plans(1, 20000);
+  const Planner planner{Collective::kAllReduce, Algorithm::kDirect};
+  for (uint64_t i = 0; i < 200; ++i) {
+    const Shape shape = shape_of({planner, 4, i % 2 == 0 ? 5 : i});
+    const auto plan = plans.get(shape, planner.algorithm);
+    group.expect(*plan == make_plan(shape, 1, planner.algorithm), "a cached plan");
+    group.expect(plans.get(shape, planner.algorithm) == plan, "a hit");
+    group.expect(plans.bytes() <= 20000, "the bound");
+  }
+  group.expect(plans.plans() > 2, "it keeps plans");
+}
+
+// Leaves out the credits of a plan without repetitions.
+Program without_credits(Program program) {
+  for (Plan& plan : program.plans) {
+    std::erase_if(plan.steps, [](const Step& step) { return step.lane == kCredit; });
+    plan.blocks = {{0, static_cast<uint32_t>(plan.steps.size()), 1, 0}};
+  }
+  return program;
+}
+
+// The verifier must object to plans that are wrong in one thing.
+void wrong_plans(Group& group) {
+  const Planner all_reduce{Collective::kAllReduce, Algorithm::kDirect};
+  const auto edited = [&](Planner planner, uint64_t count,
+                          const std::function<void(Plan&, Step&)>& edit) {
+    Program wrong = program({planner, 3, count});
+    for (Plan& plan : wrong.plans) {
+      for (Step& step : plan.steps) edit(plan, step);
+    }
+    return wrong;
+  };
+  // A slot at an offset that depends on the size: the last segment, of 5, would be published at
+  // 1 * 5 instead of 1 * 8, where others still read the segment before.
+  const Program by_size = edited(all_reduce, 29, [](Plan& plan, Step& step) {
+    bool last = false;
+    for (int pass = 0; step.bytes > 0 && pass < 2; ++pass) {
+      for (int i = 0; i < step.dst_count + step.src_count; ++i) {
+        Ref& ref = plan.refs[step.first_ref + static_cast<uint32_t>(i)];
+        if (ref.space != Space::kWindow) last = last || ref.offset >= 24;
+        else if (last && pass == 1 && ref.offset >= 8 && ref.offset < 16) ref.offset -= 3;
+      }
+    }
+  });
+  group.reject({by_size}, "offsets by size", "may still be");
+  const Program order = edited(all_reduce, 5, [](Plan& plan, Step& step) {
+    if (step.verb == Verb::kReduce) std::swap(plan.refs[step.first_ref + 1], plan.refs[step.first_ref + 2]);
+  });
+  group.reject({order}, "another order", "rank order");
+  const Program unfinished = edited(all_reduce, 5, [](Plan&, Step& step) { step.final = false; });
+  group.reject({unfinished}, "no final reduction", "final 0");
+  const Program foreign = edited(all_reduce, 5, [](Plan& plan, Step& step) {
+    if (step.verb == Verb::kCopy) plan.refs[step.first_ref].rank = static_cast<int16_t>((plan.rank + 1) % 3);
+  });
+  group.reject({foreign}, "a second writer", "not its own");
+  const Program surplus = edited(all_reduce, 5, [](Plan& plan, Step& step) {
+    if (plan.rank == 0 && step.verb == Verb::kWait && step.peer == 2) step.peer = 1;
+  });
+  group.reject({surplus}, "a signal too many", "left over");
+  // A chain that forwards from its inbox, which it has given back already.
+  const Program forwards = edited({Collective::kBroadcast, Algorithm::kRing}, 20,
+                                  [](Plan& plan, Step& step) {
+    if (step.verb != Verb::kCopy || plan.rank != 1 || plan.refs[step.first_ref].rank == 1) return;
+    plan.refs[step.first_ref + 1] = plan.refs[step.first_ref];
+    plan.refs[step.first_ref + 1].rank = 1;
+    plan.refs[step.first_ref + 1].from = 0;
+  });
+  group.reject({forwards}, "forwarding a slot given back", "overwrites");
+  // A broadcast without its roll call: a rank may pass it, and the next operation's stamps and
+  // window meet one that is still in the operation before.
+  const Program around = program({all_reduce, 3, 5});
+  const Program hasty = without_credits(program({{Collective::kBroadcast, Algorithm::kDirect}, 3, 5}));
+  group.reject({hasty}, "no roll call", "has begun it");
+  group.reject({around, hasty, around}, "no roll call", "may still be", false);
+}
+
+// Drops each signal with the wait that it meets: what remains must be wrong in some sequence, or
+// the pair would be more than is needed.
+struct Score {
+  uint64_t caught = 0, survived = 0;
+  std::string first_survivor;
+};
+
+void mutate(const Case& c, Score& score) {
+  const Program once = program(c);
+  const Program around = program({{Collective::kAllReduce, Algorithm::kDirect}, c.size, 5});
+  const std::vector<std::vector<Program>> sequences = {{once, once, once}, {around, once, around}};
+  const bool barrier = c.planner.collective == Collective::kBarrier;
+  for (Dropped pair : pairs_of(once, 0)) {
+    bool caught = false;
+    for (size_t i = 0; i < sequences.size() && !caught; ++i) {
+      pair.operations = i == 0 ? 7 : 2;
+      caught = !verify(sequences[i], {1, barrier, pair}).empty();
+    }
+    ++(caught ? score.caught : score.survived);
+    if (!caught && score.first_survivor.empty()) {
+      score.first_survivor = str(describe(c), ": signal ", pair.index, " from ", pair.from, " to ",
+                                 pair.to, " on lane ", int{pair.lane});
+    }
+  }
+}
+
+void mutations(Group& group) {
+  std::string survivors;
+  for (const Planner& planner : all_planners()) {
+    Score score;
+    for (int size = 2; size <= (group.long_mode() ? 7 : 5); ++size) {
+      const uint64_t n = static_cast<uint64_t>(size), segment = tiny(size).segment_bytes;
+      for (const uint64_t each : {1u, 2u, 3u, 4u, 5u, 7u, 10u, 12u, 18u}) {
+        // With fewer elements than ranks in the last segment, some signals announce nothing.
+        const uint64_t count = planner.sharded() ? each : each * n, rest = count % segment;
+        if (rest > 0 && rest < n && !planner.sharded()) continue;
+        const Rank root = planner.rooted() ? size / 2 : 0;
+        mutate({planner, size, count, root}, score);
+      }
+    }
+    std::printf("   %-28s caught %6lu, survived %lu %s\n", planner.name().c_str(), score.caught,
+                score.survived, score.first_survivor.c_str());
+    for (uint64_t i = 0; i < score.caught + score.survived; ++i) group.expect(true, "");
+    if (score.survived > 0) survivors += "\n" + score.first_survivor;
+  }
+  if (!survivors.empty()) throw Failure("dropped pairs survived:" + survivors);
+}
+
+struct Named {
+  const char* name;
+  void (*prove)(Group&);
+};
+
+constexpr Named kGroups[] = {
+    {"cuts", cuts},
+    {"selection", selection},
+    {"cache", cache},
+    {"properties", properties},
+    {"wrong plans are rejected", wrong_plans},
+    {"every planner three times", three_times},
+    {"many ranks", many_ranks},
+    {"element sizes", elements},
+    {"sequences of sizes", sequences_of_sizes},
+    {"pairs of planners", pairs_of_planners},
+    {"random sequences", random_sequences},
+    {"uneven shards and splits", uneven_shards},
+    {"hierarchies", hierarchies},
+    {"mutations", mutations},
+};
+
+int run(bool long_mode, const char* filter) {
+  for (const Named& named : kGroups) {
+    if (std::strstr(named.name, filter) == nullptr) continue;
+    Group group(long_mode);
+    try {
+      named.prove(group);
+    } catch (const std::exception& error) {
+      std::printf("FAILED %s: %s\n", named.name, error.what());
+      return 1;
+    }
+    std::printf("ok %s (%lu runs)\n", named.name, group.runs());
+    std::fflush(stdout);
+  }
+  return 0;
+}
+
+}  // namespace
+}  // namespace ringcomm::cases
+
+int main(int count, char** arguments) {
+  bool long_mode = false;
+  const char* filter = "";
+  for (int i = 1; i < count; ++i) {
+    if (std::strcmp(arguments[i], "--long") == 0) long_mode = true;
+    else filter = arguments[i];
+  }
+  return ringcomm::cases::run(long_mode, filter);
+}

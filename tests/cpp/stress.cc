@@ -1,0 +1,212 @@
+// Random collectives with ranks as threads on one mapping, so that ThreadSanitizer sees every
+// access; and transports broken on purpose, which must be caught.
+//
+//   stress [filter]            the checks
+//   stress --broken relaxed    signals without release: must fail, or be reported by TSan
+//   stress --broken deaf       signals that wake nobody: must fail
+#include <sys/mman.h>
+
+#include <memory>
+
+#include "comm/communicator.h"
+#include "oracle.h"
+#include "transport/shm.h"
+
+namespace ringcomm::testing {
+namespace {
+
+struct RelaxedSignals {
+  static constexpr std::memory_order kStore = std::memory_order_relaxed;
+  static constexpr bool kWake = true;
+};
+struct DeafSignals {
+  static constexpr std::memory_order kStore = std::memory_order_seq_cst;
+  static constexpr bool kWake = false;
+};
+
+// The memory of all ranks of a group, zeroed, in this process only.
+class World {
+ public:
+  explicit World(int size, const Geometry& geometry) : geometry_(geometry) {
+    layout_ = {size, geometry.half_bytes(), 16 << 10};
+    for (Rank rank = 0; rank < size; ++rank) {
+      segments_.push_back(make_pages(layout_.bytes()));
+      bells_.push_back(make_pages(SegmentLayout::kPage));
+    }
+  }
+  ~World() {
+    for (auto& [at, bytes] : pages_) ::munmap(at, bytes);
+  }
+
+  template <typename Signals>
+  std::shared_ptr<Communicator> join(Rank rank) {
+    std::vector<ShmPeer> peers(segments_.size());
+    for (size_t i = 0; i < peers.size(); ++i) {
+      peers[i].segment = Segment(segments_[i], layout_);
+      peers[i].doorbell = Doorbell(reinterpret_cast<DoorbellPage*>(bells_[i]));
+    }
+    CommunicatorOptions options;
+    options.rank = rank;
+    options.size = static_cast<int>(peers.size());
+    options.timeout = std::chrono::seconds(60);
+    return std::make_shared<Communicator>(
+        std::make_unique<BasicShmTransport<Signals>>(rank, std::move(peers)), geometry_, options);
+  }
+
+ private:
+  std::byte* make_pages(uint64_t bytes) {
+    void* at = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (at == MAP_FAILED) throw SystemError("mmap");
+    pages_.emplace_back(at, bytes);
+    return static_cast<std::byte*>(at);
+  }
+
+  Geometry geometry_;
+  SegmentLayout layout_;
+  std::vector<std::byte*> segments_, bells_;
+  std::vector<std::pair<void*, uint64_t>> pages_;
+};
+
+// Tiny segments: a few thousand elements go through every regime and many repetitions.
+Geometry tiny(int size) {
+  Geometry geometry;
+  geometry.size = size;
+  geometry.segment_bytes = 1024;
+  geometry.inbox_bytes = 512;
+  return geometry;
+}
+
+// A barrier, so that nobody leaves while others still work; then goodbye, because the worker may
+// hold the group longer than the world it lives in.
+void leave(Communicator& group) {
+  group.run(Operation{});
+  group.shutdown();
+}
+
+template <typename Signals>
+void collectives(int size, uint64_t seed, int calls) {
+  World world(size, tiny(size));
+  run_threads(size, [&](Rank rank) {
+    const auto group = world.join<Signals>(rank);
+    Random shared(seed), own(seed * 1000 + static_cast<uint64_t>(rank));
+    for (int number = 0; number < calls; ++number) {
+      const Call call = random_call(shared, size, 5000);
+      for (uint64_t spin = own.below(4) == 0 ? own.below(3000) : 0; spin > 0; --spin) {
+        std::atomic_signal_fence(std::memory_order_seq_cst);  // a delay that no clock decides
+      }
+      perform(*group, call, static_cast<uint64_t>(number));
+    }
+    leave(*group);
+  });
+}
+
+// Messages of many tags and sizes, in both directions, posted in different orders.
+void messages(int size, uint64_t seed) {
+  World world(size, tiny(size));
+  run_threads(size, [&](Rank rank) {
+    const auto group = world.join<ProperSignals>(rank);
+    const Rank to = (rank + 1) % size, from = (rank + size - 1) % size;
+    Random shared(seed);
+    for (int round = 0; round < 20; ++round) {
+      std::vector<std::vector<std::byte>> sent, received;
+      std::vector<MessagePtr> requests;
+      const auto post = [&](bool sending, uint32_t tag, std::vector<std::byte>& data) {
+        auto message = std::make_shared<Message>(std::chrono::seconds(60));
+        message->sending = sending;
+        message->peer = sending ? to : tag % 3 == 0 ? Message::kAnySource : from;
+        message->tag = tag;
+        message->data = {data.data(), data.size()};
+        requests.push_back(message);
+        group->post(message);
+      };
+      constexpr uint32_t kTags = 12;
+      sent.resize(kTags);
+      received.resize(kTags);
+      for (uint32_t tag = 0; tag < kTags; ++tag) {
+        const size_t bytes = shared.below(tag % 4 == 0 ? 100'000 : 3000);
+        sent[tag].assign(bytes, static_cast<std::byte>(17 * rank + static_cast<int>(tag)));
+        received[tag].resize(bytes);
+      }
+      for (uint32_t tag = 0; tag < kTags; ++tag) post(true, tag, sent[tag]);
+      for (uint32_t tag = kTags; tag-- > 0;) post(false, tag, received[tag]);
+      for (const MessagePtr& request : requests) {
+        require(group->wait(*request), "not done");
+        if (request->error) std::rethrow_exception(request->error);
+      }
+      for (uint32_t tag = 0; tag < kTags; ++tag) {
+        const auto want = static_cast<std::byte>(17 * from + static_cast<int>(tag));
+        for (const std::byte got : received[tag]) require(got == want, "tag ", tag);
+      }
+    }
+    leave(*group);
+  });
+}
+
+// Asynchronous all_reduces of two groups, driven by the worker, waited for in reverse.
+void asynchronous(int size, uint64_t seed) {
+  World one(size, tiny(size)), two(size, tiny(size));
+  run_threads(size, [&](Rank rank) {
+    const auto first = one.join<ProperSignals>(rank), second = two.join<ProperSignals>(rank);
+    Random shared(seed);
+    for (int round = 0; round < 10; ++round) {
+      std::vector<std::vector<int32_t>> data(16);
+      std::vector<TaskPtr> tasks;
+      for (size_t i = 0; i < data.size(); ++i) {
+        data[i].assign(shared.below(3000), rank + static_cast<int32_t>(i));
+        Operation operation;
+        operation.collective = Collective::kAllReduce;
+        operation.dtype = DType::kInt32;
+        operation.bytes = 4 * data[i].size();
+        operation.input = {{reinterpret_cast<std::byte*>(data[i].data()), operation.bytes}};
+        operation.output = operation.input;
+        tasks.push_back((i % 2 == 0 ? first : second)->submit(std::move(operation)));
+      }
+      for (size_t i = data.size(); i-- > 0;) {
+        require((i % 2 == 0 ? first : second)->wait(*tasks[i]), "not done");
+        if (tasks[i]->error) std::rethrow_exception(tasks[i]->error);
+        const int32_t want = size * (size - 1) / 2 + size * static_cast<int32_t>(i);
+        for (const int32_t got : data[i]) require(got == want, "sum ", got, ", not ", want);
+      }
+    }
+    leave(*first);
+    leave(*second);
+  });
+}
+
+// Runs a broken transport; a check that still holds in time is the test's failure.
+int broken(const std::string& how) {
+  const Deadline clock(std::chrono::hours(1));
+  try {
+    if (how == "relaxed") collectives<RelaxedSignals>(3, 1, 300);
+    if (how == "deaf") collectives<DeafSignals>(3, 1, 60);
+  } catch (const std::exception& error) {
+    std::printf("caught: %s\n", error.what());
+    return 1;
+  }
+  // 60 calls take well under a second when sleepers are woken; without, each sleep lasts 50 ms.
+  std::printf("ran to the end in %.2f s\n", clock.elapsed_seconds());
+  return clock.elapsed_seconds() > 3 ? 1 : 0;
+}
+
+std::vector<Check> all_checks() {
+  std::vector<Check> checks;
+  for (const int size : {1, 2, 3, 4, 5}) {
+    for (const uint64_t seed : {1, 2}) {
+      checks.push_back({str("collectives/", size, "/seed", seed),
+                        [=] { collectives<ProperSignals>(size, seed, 150); }});
+    }
+    if (size == 1) continue;
+    checks.push_back({str("messages/", size), [=] { messages(size, 3); }});
+    checks.push_back({str("asynchronous/", size), [=] { asynchronous(size, 4); }});
+  }
+  return checks;
+}
+
+}  // namespace
+}  // namespace ringcomm::testing
+
+int main(int argc, char** argv) {
+  using namespace ringcomm::testing;
+  if (argc == 3 && std::string(argv[1]) == "--broken") return broken(argv[2]);
+  return run_checks(all_checks(), argc, argv);
+}
