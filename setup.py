@@ -12,6 +12,7 @@ import sys
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
+from typing import NoReturn
 
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
@@ -19,7 +20,7 @@ from setuptools.command.build_ext import build_ext
 ROOT = Path(__file__).resolve().parent
 
 
-def stop(sentence: str) -> None:
+def stop(sentence: str) -> NoReturn:
     sys.exit(f"ringcomm: {sentence}")
 
 
@@ -82,10 +83,12 @@ class CMakeBuild(build_ext):
         sanitize = os.environ.get("RINGCOMM_SANITIZE", "")
         name = f"{sys.implementation.cache_tag}-torch{torch_minor()}-{sanitize}".rstrip("-")
         folder = ROOT / "build" / name
+        torch = find_spec("torch")
+        assert torch and torch.origin
         arguments = {
             "CMAKE_MAKE_PROGRAM": tool("ninja"),
             "Python_EXECUTABLE": sys.executable,
-            "RINGCOMM_TORCH_DIR": find_spec("torch").submodule_search_locations[0],
+            "RINGCOMM_TORCH_DIR": str(Path(torch.origin).parent),
             "RINGCOMM_SANITIZE": sanitize,
             "RINGCOMM_WERROR": "ON" if os.environ.get("RINGCOMM_WERROR") else "OFF",
         }

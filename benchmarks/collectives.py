@@ -20,6 +20,7 @@ import statistics
 import sys
 import time
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ import cases
 import processes
 import report
 import torch.distributed as dist
-from processes import BenchmarkError, BusyCores, Rank, Ranks
+from processes import BusyCores, Rank, Ranks
 
 COLLECTIVES = ["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast"]
 SIZES = "8,64,1K,4K,16K,64K,256K,1M,4M,16M,64M"
@@ -106,11 +107,6 @@ def time_calls(rank: Rank, collective: str, count: int, calls: int) -> list[floa
     return times
 
 
-def slowest(times: list[list[float]]) -> list[float]:
-    """Return the time of each call: that of its slowest rank. `times` are by rank."""
-    return [max(call) for call in zip(*times, strict=True)]
-
-
 class Bench:
     """The ranks of every backend, and the busy cores when there are any."""
 
@@ -164,7 +160,7 @@ class Bench:
         times = ranks.call(time_calls, sample.collective, count, calls, limit=self.options.limit)
         if self.busy:
             self.busy.pause()
-        return slowest(times)
+        return processes.slowest(times)
 
 
 def tables(samples: list[Sample], markdown: bool) -> None:
@@ -253,10 +249,7 @@ def collective(text: str) -> str:
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__.splitlines()[0] if __doc__ else None,
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
+    parser = report.parser(__doc__)
     add = parser.add_argument
     add("--ranks", type=report.positive, default=2)
     add("--collectives", type=report.list_of(collective), default=",".join(COLLECTIVES))
@@ -265,30 +258,17 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     add("--rounds", type=report.positive, default=5)
     add("--seconds", type=float, default=0.2, help="how long a backend's round takes, about")
     add("--loaded", action="store_true", help="also with every core busy computing")
-    add("--json", type=Path, metavar="FILE", help="write all figures here")
     add("--plot", type=Path, metavar="FILE.png", help="draw time and bandwidth against size")
-    add("--markdown", action="store_true", help="print Markdown tables")
     add("--limit", type=float, default=300, help="seconds after which a round is given up")
-    add("--deadline", type=float, default=3600, help="seconds after which all of it is ended")
     return parser.parse_args(arguments)
 
 
 def main() -> int:
     options = parse()
-    if options.plot:
-        try:
-            import matplotlib  # noqa: F401  before an hour of measuring, not after it
-        except ImportError:
-            print(
-                "collectives.py: --plot needs matplotlib: `pip install matplotlib`", file=sys.stderr
-            )
-            return 2
-    try:
-        run(options)
-    except BenchmarkError as error:
-        print(f"collectives.py: {error}", file=sys.stderr)
-        return 1
-    return 0
+    if options.plot and not find_spec("matplotlib"):  # now, not after an hour of measuring
+        print("collectives.py: --plot needs matplotlib: pip install matplotlib", file=sys.stderr)
+        return 2
+    return processes.main(run, options)
 
 
 if __name__ == "__main__":

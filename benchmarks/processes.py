@@ -20,9 +20,12 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from multiprocessing.connection import Connection, wait
+from pathlib import Path
 from typing import Any, TypeVar
 
+import report
 import torch
 import torch.distributed as dist
 
@@ -73,16 +76,21 @@ class Ranks:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None:
-            self.call(leave, limit=30)
-        for pipe in self._pipes:
-            pipe.close()  # a rank that reads it ends by itself
-        end = time.monotonic() + (10 if kind is None else 0)
+        try:
+            if kind is None:
+                self.call(leave, limit=30)
+                for pipe in self._pipes:
+                    pipe.close()  # the rank that reads it ends by itself
+                self._join(10)
+        finally:
+            for process in self._processes:
+                process.kill()  # does nothing to one that has ended
+            self._join(10)
+
+    def _join(self, seconds: float) -> None:
+        end = time.monotonic() + seconds
         for process in self._processes:
             process.join(max(0.0, end - time.monotonic()))
-            if process.is_alive():
-                process.kill()
-                process.join()
 
     @property
     def pids(self) -> list[int]:
@@ -130,10 +138,29 @@ class Ranks:
         return BenchmarkError(f"{self.backend}: rank {index} died ({why})")
 
 
+def slowest(times: list[list[float]]) -> list[float]:
+    """Return the time of each call: that of its slowest rank. `times` are by rank."""
+    return [max(call) for call in zip(*times, strict=True)]
+
+
+def main(run: Callable[[Any], None], options: Any) -> int:
+    """Run a benchmark; returns its exit status. What a rank met is told in its own words."""
+    try:
+        run(options)
+    except BenchmarkError as error:
+        report.progress("")
+        print(f"{Path(sys.argv[0]).name}: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
 def prepare(rank: Rank) -> None:
     """Load everything that initialisation needs: what follows it is the backend's own time."""
-    if rank.backend == "ringcomm":
-        importlib.import_module("ringcomm").Options  # noqa: B018  asking for it loads the library
+    if rank.backend != "ringcomm":
+        return
+    if not find_spec("ringcomm"):
+        raise ImportError("it is not installed: `pip install --no-build-isolation .`")
+    importlib.import_module("ringcomm").Options  # noqa: B018  asking for it loads the library
 
 
 def join(rank: Rank) -> float:
@@ -170,17 +197,22 @@ def _serve(pipe: Connection, where: tuple[str, int, int, int], lifetime: float) 
     while True:
         try:
             task, arguments = pipe.recv()
-        except EOFError:
+        except (EOFError, OSError):
             return
         try:
             answer = (True, task(rank, *arguments))
         except Exception as error:  # noqa: BLE001  whatever it is, the parent reports it
-            kind = type(error).__name__
-            answer = (False, f"{kind}: {error}\n{traceback.format_exc()}")
+            answer = (False, describe(error))
         try:
             pipe.send(answer)
         except OSError:
             return
+
+
+def describe(error: Exception) -> str:
+    """Say what went wrong, and where unless that is plain."""
+    plain = isinstance(error, (ImportError, AssertionError)) and str(error)
+    return str(error) if plain else "".join(traceback.format_exception(error)).rstrip()
 
 
 def end_with_parent(lifetime: float) -> None:

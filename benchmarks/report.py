@@ -82,6 +82,19 @@ def positive(text: str) -> int:
     return int(text)
 
 
+def parser(documentation: str | None) -> argparse.ArgumentParser:
+    """Return a parser with the options that every benchmark has, described by its first line."""
+    first = (documentation or "").partition("\n")[0]
+    made = argparse.ArgumentParser(
+        description=first, formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
+    add = made.add_argument
+    add("--json", type=Path, metavar="FILE", help="write all figures here")
+    add("--markdown", action="store_true", help="print Markdown tables")
+    add("--deadline", type=float, default=3600, help="seconds after which all of it is ended")
+    return made
+
+
 def machine() -> dict[str, Any]:
     """Return what a reader needs to compare these figures with others."""
     return {

@@ -32,7 +32,7 @@ def register() -> None:
         dist.Backend.register_backend(
             NAME, create_backend, extended_api=True, devices=["cpu", "cuda"]
         )
-        if minor(torch.__version__) < (2, 14):
+        if minor(torch.__version__) in {"2.11", "2.12", "2.13"}:
             _give_mixed_groups_a_default_backend()
     except Exception as error:  # noqa: BLE001  raising would break `import torch` for everybody
         warnings.warn(f"ringcomm could not register itself: {error!r}", stacklevel=2)
@@ -68,17 +68,16 @@ def load_library() -> ModuleType:
     ):
         if minor(then) != minor(now):
             raise ImportError(
-                f"ringcomm was built for {what} {'%d.%d' % minor(then)} but "
-                f"{what} {'%d.%d' % minor(now)} is running: rebuild it with "
+                f"ringcomm was built for {what} {minor(then)} but {what} {minor(now)} is running: "
+                "rebuild it with "
                 "`pip install --no-build-isolation --force-reinstall --no-deps .`"
             )
     return importlib.import_module("ringcomm._C")
 
 
-def minor(version: str) -> tuple[int, int]:
-    """Return the first two numbers of a version: (2, 13) of "2.13.0+cpu"."""
-    first, second = version.split(".")[:2]
-    return int(first), int(second)
+def minor(version: str) -> str:
+    """Return the first two numbers of a version: "2.13" of "2.13.0+cpu"."""
+    return ".".join(version.split(".")[:2])
 
 
 def _give_mixed_groups_a_default_backend() -> None:
@@ -86,7 +85,8 @@ def _give_mixed_groups_a_default_backend() -> None:
 
     torch up to 2.13 looks for the plug-in's upper-case name among lower-case ones, does not find
     it, and leaves such a group without a default backend: its name is "undefined" and its hooks
-    raise. The group is otherwise sound, so the default is set once it has been made.
+    raise. The group is otherwise sound, so the default is set once it has been made. It does so to
+    "cpu:gloo,cuda:gloo" too as soon as one plug-in exists: where that is us, we put it right.
     """
     from torch.distributed import distributed_c10d as c10d
 
@@ -97,8 +97,12 @@ def _give_mixed_groups_a_default_backend() -> None:
     @functools.wraps(helper)
     def make_and_complete(*args: Any, **kwargs: Any) -> Any:
         group, store = helper(*args, **kwargs)
-        if _serves(group) and group._get_backend_name() == c10d.Backend.UNDEFINED:
-            group._set_default_backend(c10d.ProcessGroup.BackendType.CUSTOM)
+        ours = _serves(group)
+        if not ours and list(c10d.Backend._plugins) != [NAME.upper()]:
+            return group, store
+        if isinstance(group, c10d.ProcessGroup) and group._get_backend_name() == "undefined":
+            kinds = c10d.ProcessGroup.BackendType
+            group._set_default_backend(kinds.CUSTOM if ours else kinds.GLOO)
         return group, store
 
     make_and_complete.completed_by = NAME  # type: ignore[attr-defined]

@@ -90,7 +90,9 @@ def cpp_program() -> Callable[..., Path]:
             built = subprocess.run([ROOT / "scripts" / "cpp.sh", variant], capture_output=True)
             assert built.returncode == 0, built.stderr.decode()
             folder = ROOT / "build" / variant / "bin"
-        assert (folder / name).exists(), f"{name} is not built: run `make test`, or name it in CMake"
+        assert (folder / name).exists(), (
+            f"{name} is not built: run `make test`, or name it in CMake"
+        )
         return folder / name
 
     return find

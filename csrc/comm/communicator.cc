@@ -146,12 +146,24 @@ void Communicator::post(const MessagePtr& message) {
   RINGCOMM_CHECK(message->peer < size() && message->peer != rank() &&
                      (message->peer >= 0 || !message->sending),
                  message->describe(), ": rank ", rank(), " of ", size(), " has no such peer");
-  try {
+  move_messages([&] {
     mailbox_.post(message);
-  } catch (const std::exception&) {
-    std::rethrow_exception(fail(std::current_exception()));
-  }
+    return true;
+  });
   if (!message->done) Runtime::get().kick(shared_from_this());
+}
+
+// A message that goes wrong fails the group: its peer waits for the rest of it.
+template <typename Move>
+bool Communicator::move_messages(Move&& move) {
+  bool moved = false;
+  try {
+    moved = move();
+  } catch (const std::exception&) {
+    fail(std::current_exception());
+  }
+  if (const auto error = mailbox_.error()) fail(error);
+  return moved;
 }
 
 // ---- one operation
@@ -211,8 +223,8 @@ void Communicator::end() { transport_->finish(sequence_); }
 void Communicator::run_here(const Operation& operation) {
   begin(operation);
   try {
+    if (transport_->first_failed()) look_around(nullptr);
     std::optional<Deadline> deadline;  // the clock is read only when there is time to
-    patience_.reset();
     while (!advance()) {
       patience_.reset();
       while (!executor_.ready()) {
@@ -259,7 +271,9 @@ bool Communicator::advance_queue(Driver& driver) {
         }
       }
       if (task_) {
-        if (failed_.load(std::memory_order_seq_cst)) look_around(nullptr);
+        if (failed_.load(std::memory_order_seq_cst) || transport_->first_failed()) {
+          look_around(nullptr);
+        }
         const bool unblocked = executor_.peer() < 0 || executor_.ready();
         if (!advance()) return moved || unblocked;
         end();
@@ -300,12 +314,7 @@ bool Communicator::wait(Request& request, Clock::duration at_most) {
     Driver driver(drive_, std::try_to_lock);
     while (!request.done.load(std::memory_order_acquire) && !forked_) {
       if (!driver) (void)driver.try_lock();
-      bool moved = false;
-      try {
-        if (mailbox_.pending()) moved = mailbox_.progress();
-      } catch (const std::exception&) {
-        fail(std::current_exception());
-      }
+      bool moved = mailbox_.pending() && move_messages([&] { return mailbox_.progress(); });
       if (driver) moved = advance_queue(driver) || moved;
       if (moved) patience.reset();
       if (moved || patience.again()) continue;
@@ -328,12 +337,7 @@ bool Communicator::wait(Request& request, Clock::duration at_most) {
 
 Communicator::Driven Communicator::drive() {
   if (waiting_.load(std::memory_order_seq_cst) > 0) return Driven::kIdle;
-  bool moved = false;
-  try {
-    if (mailbox_.pending()) moved = mailbox_.progress();
-  } catch (const std::exception&) {
-    fail(std::current_exception());
-  }
+  bool moved = mailbox_.pending() && move_messages([&] { return mailbox_.progress(); });
   if (queued_.load(std::memory_order_seq_cst) > 0) {
     Driver driver(drive_, std::try_to_lock);
     if (driver) moved = advance_queue(driver) || moved;

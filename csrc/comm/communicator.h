@@ -102,6 +102,8 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   void end();
   void run_here(const Operation& operation);
   bool advance_queue(Driver& driver);
+  template <typename Move>
+  bool move_messages(Move&& move);
   void complete(const TaskPtr& task, const std::exception_ptr& error);
   void hand_over();
   struct HandOver {  // at the end of a scope that drove

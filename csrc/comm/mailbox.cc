@@ -297,6 +297,12 @@ void Mailbox::fail_all(const std::exception_ptr& error) {
   finish(completed);
 }
 
+std::exception_ptr Mailbox::error() {
+  if (!failed_.load(std::memory_order_acquire)) return nullptr;
+  const std::lock_guard lock(mutex_);
+  return error_;
+}
+
 void Mailbox::finish(const Completed& completed) {
   if (completed.empty()) return;
   for (const auto& [message, error] : completed) {
@@ -306,6 +312,8 @@ void Mailbox::finish(const Completed& completed) {
       if (found == active_.end()) continue;  // somebody failed it meanwhile
       active_.erase(found);
       pending_.fetch_sub(1, std::memory_order_acq_rel);
+      if (error && !error_) error_ = error;
+      if (error) failed_.store(true, std::memory_order_release);
     }
     message->complete(error);
   }

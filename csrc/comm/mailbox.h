@@ -53,6 +53,8 @@ class Mailbox {
   std::vector<MessagePtr> overdue();
   std::vector<MessagePtr> unfinished();
   void fail_all(const std::exception_ptr& error);
+  // The first error a message completed with: the group has failed with it.
+  std::exception_ptr error();
 
  private:
   enum class Kind : uint32_t { kEager = 1, kAnnounce, kClear, kPiece };
@@ -108,6 +110,8 @@ class Mailbox {
   std::vector<Peer> peers_;
   std::list<MessagePtr> wanted_;  // receives without a message, in the order they were posted
   std::list<MessagePtr> active_;  // every message not done
+  std::exception_ptr error_;
+  std::atomic<bool> failed_{false};  // error_ is set
   std::atomic<int> pending_{0};
 };
 

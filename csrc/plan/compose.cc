@@ -119,8 +119,8 @@ Plan hierarchical_all_reduce(const Shape& shape, Rank rank) {
   Shape between = part_of(shape, Collective::kAllReduce, at.hosts);
   between.bytes = shards[static_cast<size_t>(at.index)];
   const Algorithm algorithm = select(between, {.mapped = false});
-  const Plan all_reduce =
-      lift(make_plan(between, at.host, algorithm), {.ranks = at.across, .input = mine, .output = mine});
+  placement = {.ranks = at.across, .input = mine, .output = mine};
+  const Plan all_reduce = lift(make_plan(between, at.host, algorithm), placement);
 
   inside.collective = Collective::kAllGather;
   inside.geometry.line_bytes = 0;  // the lines are the reduce-scatter's

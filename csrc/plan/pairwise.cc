@@ -1,5 +1,7 @@
 // Plans in which every rank talks to every other, or to log2 n of them, as an equal.
 #include <algorithm>
+#include <numeric>
+#include <vector>
 
 #include "plan/builder.h"
 #include "plan/planners.h"
@@ -25,38 +27,38 @@ struct Exchange {
   }
 };
 
+uint64_t offset_of(const std::vector<uint64_t>& parts, Rank r) {
+  return std::accumulate(parts.begin(), parts.begin() + r, uint64_t{0});
+}
+
 }  // namespace
 
-// Step i exchanges with rank + i and rank - i, so that all links carry equal load (pairwise exchange
-// in Thakur, Rabenseifner, Gropp 2005). Single messages go out at once, so that small all_to_alls
-// are one hop. Every ordered pair has a message, if an empty one: all must know all have begun.
+// Step i exchanges with rank + i and rank - i, so that all links carry equal load (pairwise
+// exchange in Thakur, Rabenseifner, Gropp 2005). Single messages go out at once, so that small
+// all_to_alls are one hop. Every ordered pair has a message, if an empty one: all must know that
+// all have begun.
 Plan pairwise_all_to_all(const Shape& shape, Rank rank) {
   PlanBuilder plan(shape, Algorithm::kPairwise, rank);
   const uint64_t slot = shape.slot_bytes();
   const auto sent = [&](Rank r) { return Segments{shape.send[static_cast<size_t>(r)], slot}; };
   const auto received = [&](Rank r) { return Segments{shape.recv[static_cast<size_t>(r)], slot}; };
-  const auto offset = [](const std::vector<uint64_t>& parts, Rank r) {
-    uint64_t at = 0;
-    for (Rank q = 0; q < r; ++q) at += parts[static_cast<size_t>(q)];
-    return at;
-  };
   const auto give = [&](const Link& link, uint64_t m) {
     const Segments segments = sent(link.to);
-    plan.put(link, m, plan.input(offset(shape.send, link.to) + segments.offset(m)),
+    plan.put(link, m, plan.input(offset_of(shape.send, link.to) + segments.offset(m)),
              segments.length(m));
   };
   const auto take = [&](const Link& link, uint64_t m) {
     const Segments segments = received(link.from);
+    const uint64_t at = offset_of(shape.recv, link.from) + segments.offset(m);
     plan.wait(link.from);
-    plan.copy(plan.output(offset(shape.recv, link.from) + segments.offset(m)), plan.slot(link, m),
-              segments.length(m));
+    plan.copy(plan.output(at), plan.slot(link, m), segments.length(m));
   };
 
   for (int i = 1; i < shape.size; ++i) {
     const Link link = plan.link(rank, plan.peer(i), sent(plan.peer(i)).total);
     if (link.messages == 1) give(link, 0);
   }
-  plan.copy(plan.output(offset(shape.recv, rank)), plan.input(offset(shape.send, rank)),
+  plan.copy(plan.output(offset_of(shape.recv, rank)), plan.input(offset_of(shape.send, rank)),
             sent(rank).total);
   for (int i = 1; i < shape.size; ++i) {
     const Rank to = plan.peer(i), from = plan.peer(-i);

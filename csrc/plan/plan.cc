@@ -20,7 +20,9 @@ const char* name(const Names& names, Index index) {
   return names[static_cast<size_t>(index)];
 }
 
-bool moves_bytes(const Step& step) { return step.verb == Verb::kCopy || step.verb == Verb::kReduce; }
+bool moves_bytes(const Step& step) {
+  return step.verb == Verb::kCopy || step.verb == Verb::kReduce;
+}
 
 // window[2]+64, inbox[2<1]+0 (memory of 2, written by 1), input+128
 void write_text(std::ostream& out, const Ref& ref) {

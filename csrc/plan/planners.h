@@ -1,7 +1,14 @@
 // Every planner: (shape, rank) -> that rank's plan. Pure functions.
 //
 // A plan must be *closed*: any sequence of plans of one group, of any collectives and sizes, runs
-// back to back on one set of windows. tests/test_plans.py proves it with plan/verify.h.
+// back to back on one set of windows. That needs two things, for every size, zero included:
+// - within the plan, no race on shared memory;
+// - all meet: where it ends on any rank, it has begun on every rank. Then whoever begins operation
+//   k + 2, which reuses the half of operation k, knows that all have ended k.
+// Nobody needs to know that others have *read* all, so there are no acknowledgements at the end.
+// tests/cpp/plan_proofs.cc proves both, and sequences besides, with plan/verify.h.
+//
+// Planners take groups of two and more; make_plan (select.h) does the rest.
 #pragma once
 
 #include "plan/plan.h"

@@ -117,13 +117,15 @@ class Relay {
 
   void give_farther(uint64_t c, int p) {
     const uint64_t bytes = shard(p).length(c);
-    const uint64_t out = number(farther_, c, size_ - 1 - p);
+    const int order = size_ - 1 - p;
+    const uint64_t out = number(farther_, c, order);
     plan_.acquire(farther_, out);
     if (position_ == 0) {
       if (c + 1 == passes_) roll_call(Verb::kWait, p + 1);
       plan_.put(farther_, out, plan_.input(whole_side(c, p)), bytes);
     } else {
-      plan_.put(farther_, out, stage(nearer_, number(nearer_, c, size_ - 1 - p), out, bytes), bytes);
+      const Ref staged = stage(nearer_, number(nearer_, c, order), out, bytes);
+      plan_.put(farther_, out, staged, bytes);
     }
   }
 

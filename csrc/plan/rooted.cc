@@ -1,7 +1,8 @@
-// Direct collectives with a root. All data comes from or goes to the root, so nothing in it tells a
-// rank that the others have begun: a roll call does. For data that leaves the root, every rank calls
-// the root before the root's last signal; for data that comes in, the root calls every rank once it
-// has heard all. Where a message takes more segments than there are slots, the credits say it.
+// Direct collectives with a root. All data comes from or goes to the root, so nothing in it tells
+// a rank that the others have begun: a roll call does (planners.h says why). Where data leaves the
+// root, every rank calls the root before the root's last signal; where it comes in, the root calls
+// every rank once it has heard all. If a message takes more segments than there are slots, the
+// credits say as much.
 #include <vector>
 
 #include "plan/builder.h"
@@ -136,7 +137,8 @@ Plan direct_scatter(const Shape& shape, Rank rank) {
   if (roll_call && rank != root) plan.signal(root, kCredit);
   plan.repeat(passes_of(shape, {largest, shape.slot_bytes()}),
               [&](uint64_t c) { rank == root ? give(c) : take(c); });
-  if (rank == root) plan.copy(plan.output(0), plan.input(shape.shard_offset(root)), shard(root).total);
+  const Ref mine = plan.input(shape.shard_offset(root));
+  if (rank == root) plan.copy(plan.output(0), mine, shard(root).total);
   return plan.finish();
 }
 
@@ -165,7 +167,8 @@ Plan direct_gather(const Shape& shape, Rank rank) {
       plan.release(link_from(r), c);
     }
   };
-  if (rank == root) plan.copy(plan.output(shape.shard_offset(root)), plan.input(0), shard(root).total);
+  const Ref mine = plan.output(shape.shard_offset(root));
+  if (rank == root) plan.copy(mine, plan.input(0), shard(root).total);
   plan.repeat(passes_of(shape, {largest, shape.slot_bytes()}),
               [&](uint64_t c) { rank == root ? take(c) : give(c); });
   if (roll_call && rank != root) plan.wait(root, kCredit);

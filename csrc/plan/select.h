@@ -1,4 +1,5 @@
-// Which algorithm for which shape, and the one place that turns (shape, rank, algorithm) into a plan.
+// Which algorithm for which shape, and the one place that turns (shape, rank, algorithm) into a
+// plan.
 #pragma once
 
 #include <optional>

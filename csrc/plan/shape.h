@@ -11,7 +11,7 @@
 
 namespace ringcomm {
 
-inline constexpr uint64_t kOneShotBytes = 16 * 1024;  // a rank loads this much rather than sync twice
+inline constexpr uint64_t kOneShotBytes = 16 * 1024;  // a rank loads this rather than sync twice
 
 // The part of a rank's shared memory that plans address. An operation with sequence number k uses
 // half k mod 2 of everything, so what follows at once never meets what a slow peer still reads.
@@ -39,7 +39,7 @@ struct Geometry {
 //   all_gather                        input = my shard, output = all shards in rank order
 //   reduce_scatter                    input = all shards in rank order, output = my shard
 //   scatter, gather                   as reduce_scatter, all_gather, whole side only at the root
-//   all_to_all                        send[r] to, recv[r] from rank r, in rank order in input, output
+//   all_to_all                        send[r] to, recv[r] from rank r, in rank order in each side
 struct Shape {
   Collective collective = Collective::kBarrier;
   int size = 1;

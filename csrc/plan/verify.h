@@ -1,5 +1,5 @@
-// Proves plans without hardware: executes all ranks' plans of a sequence of operations symbolically,
-// under vector clocks, and returns the first violation as a sentence, or "".
+// Proves plans without hardware: executes all ranks' plans of a sequence of operations
+// symbolically, under vector clocks, and returns the first violation as a sentence, or "".
 //
 // Checked: every element of every output holds each contribution exactly once, in rank order for
 // direct plans, with exactly one final reduction; inputs stay as they were; no operand leaves its

@@ -74,7 +74,7 @@ Memory::Memory(const std::vector<Program>& sequence) {
   }
   const size_t ranks = static_cast<size_t>(size_);
   shared_count_ = cells_of(geometry_.window_bytes()) +
-                  ranks * (cells_of(geometry_.inbox_bytes) + cells_of(kLineBytes));
+                  ranks * (cells_of(geometry_.inbox_bytes) + cells_of(geometry_.line_bytes));
   cells_.resize(2 * ranks * shared_count_);
   for (size_t k = 0; k < sequence.size(); ++k) {
     for (Rank r = 0; r < size_; ++r) add_user(sequence[k], k, r);
@@ -106,18 +106,18 @@ void Memory::add_user(const Program& program, size_t operation, Rank rank) {
 // The whole of the memory that the operand is in.
 Range Memory::bounds(const Ref& ref, size_t operation) const {
   const size_t windows = cells_of(geometry_.window_bytes());
-  const size_t inboxes = cells_of(geometry_.inbox_bytes), lines = cells_of(kLineBytes);
+  const size_t inboxes = cells_of(geometry_.inbox_bytes), lines = cells_of(geometry_.line_bytes);
   const size_t owner = static_cast<size_t>(ref.rank), from = static_cast<size_t>(ref.from);
   const size_t half = (2 * owner + operation % 2) * shared_count_;
   switch (ref.space) {
-    case Space::kInput: return {user(operation, ref.rank).input, user(operation, ref.rank).input_count};
+    case Space::kInput:
+      return {user(operation, ref.rank).input, user(operation, ref.rank).input_count};
     case Space::kOutput:
       return {user(operation, ref.rank).output, user(operation, ref.rank).output_count};
     case Space::kWindow: return {half, windows};
     case Space::kInbox: return {half + windows + from * inboxes, inboxes};
     case Space::kLine:
-      return {half + windows + static_cast<size_t>(size_) * inboxes + from * lines,
-              cells_of(geometry_.line_bytes)};
+      return {half + windows + static_cast<size_t>(size_) * inboxes + from * lines, lines};
   }
   fail("unknown space");
 }

@@ -1,7 +1,9 @@
-// Operations on tiny geometries, for plan_proofs.cc.
+// For plan_proofs.cc: a group of proofs, and operations on tiny geometries.
 #pragma once
 
+#include <algorithm>
 #include <random>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -9,6 +11,42 @@
 #include "plan/verify.h"
 
 namespace ringcomm::cases {
+
+class Failure : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+// Counts runs; a violation ends the test.
+class Group {
+ public:
+  explicit Group(bool long_mode) : long_mode_(long_mode) {}
+
+  bool long_mode() const { return long_mode_; }
+  uint64_t runs() const { return runs_; }
+
+  void prove(const std::vector<Program>& sequence, const std::string& what) {
+    ++runs_;
+    const std::string violation = verify(sequence, {.interleavings = long_mode_ ? 4 : 2});
+    if (!violation.empty()) throw Failure(what + ": " + violation);
+  }
+  void reject(const std::vector<Program>& sequence, const std::string& what,
+              const std::string& why, bool all_meet = true) {
+    ++runs_;
+    const std::string violation = verify(sequence, {.all_meet = all_meet});
+    if (violation.find(why) == std::string::npos) {
+      throw Failure(what + ": not rejected for \"" + why + "\" but \"" + violation + "\"");
+    }
+  }
+  void expect(bool holds, const std::string& what) {
+    ++runs_;
+    if (!holds) throw Failure(what);
+  }
+
+ private:
+  const bool long_mode_;
+  uint64_t runs_ = 0;
+};
 
 struct Planner {
   Collective collective;
@@ -112,6 +150,11 @@ inline Program uneven(const Case& c, uint64_t most, std::mt19937_64& random) {
     }
   }
   return program_of(std::move(shapes), c.planner.algorithm, c.in_place);
+}
+
+inline std::string describe(const Case& c) {
+  return str(c.planner.name(), ", ", c.size, " ranks, ", c.elements, " elements of ", c.element,
+             ", root ", c.root, c.in_place ? ", in place" : "");
 }
 
 // Every signal of a program that a wait meets.

@@ -1,0 +1,208 @@
+"""What each layer of an all_reduce costs: the same call timed at every height, in one run.
+
+    python benchmarks/ladder.py
+
+From the bottom: a loop written by hand on the shared memory; the same algorithm as a plan,
+interpreted; the engine, which adds the fingerprint, the plan cache and the queue; and
+torch.distributed on top. A rung's price is its time minus that of the rung below. Beside them
+stand torch's own floor, an all_reduce on its `fake` backend that moves nothing, and the price of
+reading the clock twice, which is part of the top rung and of that floor.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import gc
+import importlib
+import itertools
+import statistics
+import sys
+import time
+from typing import Any
+
+import cases
+import processes
+import report
+import torch
+import torch.distributed as dist
+from processes import Rank, Ranks
+
+RUNGS = ["handwritten", "plan", "engine", "torch"]
+FLOOR = "torch_fake"  # keys of the JSON, and heads of the table
+CLOCK = "clock_pair"
+SIZES = "8,64,1K,4K,16K,64K,256K,1M,4M,16M,64M"
+FEWEST, MOST, WARM = 5, 5000, 5  # calls
+
+Times = list[float]  # seconds
+
+
+def time_rung(rank: Rank, rung: str, count: int, calls: int) -> Times:
+    """Return the seconds of each call on this rank; `count` is in float32 elements.
+
+    The lower rungs count signals for themselves, so each measurement has a group of its own.
+    """
+    group = dist.new_group()
+    times = run_rung(group, rung, torch.zeros(count), calls + WARM)[WARM:]
+    dist.barrier()
+    dist.destroy_process_group(group)
+    return times
+
+
+def verify_rung(rank: Rank, rung: str, count: int) -> None:
+    """Check one call's result. Raises cases.WrongResultError."""
+    group, data = dist.new_group(), cases.values(rank.index, count)
+    run_rung(group, rung, data, 1)
+    expected = torch.stack([cases.values(other, count) for other in range(rank.size)]).sum(0)
+    cases.check(f"{rung}, {count * cases.ELEMENT} bytes", data, expected)
+    dist.barrier()
+    dist.destroy_process_group(group)
+
+
+def run_rung(group: Any, rung: str, data: torch.Tensor, calls: int) -> Times:
+    """Sum `data` over the ranks `calls` times, in place."""
+    if rung == "torch":
+        return time_torch(data, calls, group)
+    backend = group._get_backend(torch.device("cpu"))
+    times: Times = importlib.import_module("ringcomm._C").time_rung(backend, data, rung, calls)
+    return times
+
+
+def time_torch(data: torch.Tensor, calls: int, group: Any = None) -> Times:
+    """Time dist.all_reduce, each call by itself."""
+    times, clock, all_reduce = [0.0] * calls, time.perf_counter, dist.all_reduce
+    gc.disable()
+    for i in range(calls):
+        start = clock()
+        all_reduce(data, group=group)
+        times[i] = clock() - start
+    gc.enable()
+    return times
+
+
+def time_floor(rank: Rank, count: int, calls: int) -> Times:
+    """Time torch's way to a backend and back: `fake` does nothing there."""
+    if not dist.is_initialized():
+        from torch.testing._internal.distributed.fake_pg import FakeStore
+
+        dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    return time_torch(torch.zeros(count), calls + WARM)[WARM:]
+
+
+def time_clock(rank: Rank, calls: int) -> Times:
+    """Time nothing."""
+    times, clock = [0.0] * calls, time.perf_counter
+    for i in range(calls):
+        start = clock()
+        times[i] = clock() - start
+    return times
+
+
+class Ladder:
+    """The ranks that climb it, and one process for the floor."""
+
+    def __init__(self, options: argparse.Namespace, stack: contextlib.ExitStack) -> None:
+        self.options = options
+        self.ranks = stack.enter_context(Ranks(options.backend, options.ranks, options.deadline))
+        self.floor = stack.enter_context(Ranks("fake", 1, options.deadline))
+        self.ranks.call(processes.prepare)
+        self.ranks.call(processes.join)
+
+    def measure(self, size: int) -> dict[str, Any]:
+        """Return the figures of one size: each rung's rounds, in seconds."""
+        count = cases.elements("all_reduce", size, self.options.ranks)
+        calls = {}
+        for rung in self.options.rungs:
+            self.ranks.call(verify_rung, rung, count)
+            typical = self.time(rung, count, FEWEST)
+            calls[rung] = max(FEWEST, min(MOST, int(self.options.seconds / typical)))
+        calls |= {FLOOR: min(MOST, 1000), CLOCK: min(MOST, 1000)}
+        rounds: dict[str, Times] = {what: [] for what in calls}
+        for number in range(self.options.rounds):
+            report.progress(f"{report.show_size(size)} round {number + 1} ")
+            for what, times in rounds.items():
+                times.append(self.time(what, count, calls[what]))
+        report.progress("")
+        return {"bytes": count * cases.ELEMENT, "calls_a_round": calls, "rounds_s": rounds}
+
+    def time(self, what: str, count: int, calls: int) -> float:
+        """Return the median of some calls, each as long as on its slowest rank, in seconds."""
+        if what == CLOCK:
+            return statistics.median(self.floor.call(time_clock, calls)[0])
+        if what == FLOOR:
+            return statistics.median(self.floor.call(time_floor, count, calls)[0])
+        times = self.ranks.call(time_rung, what, count, calls)
+        return statistics.median(processes.slowest(times))
+
+
+def summarise(figures: dict[str, Any]) -> None:
+    """Add medians, spreads and prices to what was measured, in seconds."""
+    spreads = {what: report.Spread.of(times) for what, times in figures["rounds_s"].items()}
+    figures["median_s"] = {what: spread.median for what, spread in spreads.items()}
+    figures["low_s"] = {what: spread.low for what, spread in spreads.items()}
+    figures["high_s"] = {what: spread.high for what, spread in spreads.items()}
+    medians, rungs = figures["median_s"], [rung for rung in RUNGS if rung in spreads]
+    figures["price_s"] = {
+        rung: medians[rung] - medians[below] for below, rung in itertools.pairwise(rungs)
+    }
+
+
+def print_ladder(sizes: list[dict[str, Any]], options: argparse.Namespace) -> None:
+    """Print a row a size: every rung with its spread and its price."""
+    print(
+        f"all_reduce, {options.ranks} ranks, float32, {options.backend}: µs, median "
+        f"[lowest-highest] of {options.rounds} rounds, +price over the rung before\n"
+    )
+    head = ["bytes"]
+    for rung in options.rungs:
+        head += [rung, "[rounds]"] + (["+price"] if rung != options.rungs[0] else [])
+    rows = [_row(figures) for figures in sizes]
+    report.print_table([*head, FLOOR, CLOCK], rows, options.markdown)
+
+
+def _row(figures: dict[str, Any]) -> list[str]:
+    row = [report.show_size(figures["bytes"])]
+    for what, median in figures["median_s"].items():
+        row.append(report.show_time(median))
+        if what in RUNGS:
+            ends = (figures[f"{end}_s"][what] for end in ("low", "high"))
+            row.append(f"[{'-'.join(report.show_time(end) for end in ends)}]")
+        if what in figures["price_s"]:
+            price = figures["price_s"][what]
+            row.append(f"{'+' if price >= 0 else ''}{report.show_time(price)}")
+    return row
+
+
+def run(options: argparse.Namespace) -> None:
+    machine = report.machine()
+    with contextlib.ExitStack() as stack:
+        ladder = Ladder(options, stack)
+        sizes = [ladder.measure(size) for size in options.sizes]
+    for figures in sizes:
+        summarise(figures)
+    print_ladder(sizes, options)
+    body = {"machine": machine, "ranks": options.ranks, "rounds": options.rounds, "sizes": sizes}
+    report.write_json(options.json, "ladder", body)
+
+
+def rung(text: str) -> str:
+    """Parse the name of a rung, for argparse."""
+    if text not in RUNGS:
+        raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join(RUNGS)}")
+    return text
+
+
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+    parser = report.parser(__doc__)
+    add = parser.add_argument
+    add("--ranks", type=report.positive, default=2)
+    add("--sizes", type=report.list_of(report.parse_size), default=SIZES)
+    add("--rungs", type=report.list_of(rung), default=",".join(RUNGS), help="from the lowest")
+    add("--backend", default="ringcomm", help="another has the top rung only")
+    add("--rounds", type=report.positive, default=5)
+    add("--seconds", type=float, default=0.1, help="how long a rung's round takes, about")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(processes.main(run, parse()))

@@ -1,0 +1,174 @@
+#include "torch/backend.h"
+
+#include <torch/csrc/utils/pybind.h>
+
+#include <algorithm>
+
+#include "plan/select.h"
+#include "torch/errors.h"
+#include "torch/store_adapter.h"
+
+namespace ringcomm {
+namespace {
+
+constexpr auto kGrace = std::chrono::seconds(1);  // destroy returns within two
+
+}  // namespace
+
+// ---- OpenGroups
+
+void OpenGroups::add(const std::shared_ptr<Communicator>& group) {
+  const std::lock_guard lock(mutex_);
+  std::erase_if(groups_, [](const auto& other) { return other.expired(); });
+  groups_.push_back(group);
+}
+
+void OpenGroups::close(Clock::duration grace) {
+  std::vector<std::weak_ptr<Communicator>> groups;
+  {
+    const std::lock_guard lock(mutex_);
+    groups.swap(groups_);
+  }
+  const Deadline deadline(grace);
+  for (const auto& weak : groups) {
+    if (const auto group = weak.lock()) group->shutdown(deadline.left());
+  }
+}
+
+// ---- life
+
+c10::intrusive_ptr<Backend> Backend::create(const c10::intrusive_ptr<c10d::Store>& store,
+                                            Place place,
+                                            c10::intrusive_ptr<ringcomm::Options> options,
+                                            std::shared_ptr<OpenGroups> open) {
+  CommunicatorOptions wanted;
+  wanted.rank = place.rank;
+  wanted.size = place.size;
+  if (!options->group_name.empty()) wanted.name = options->group_name;
+  wanted.timeout = sane_timeout(options->timeout);
+  StoreAdapter adapter(store);
+  auto group = with_torch_errors([&] {
+    if (options->algorithm) wanted.algorithm = algorithm_by_name(*options->algorithm);
+    return Communicator::create(adapter, wanted);
+  });
+  open->add(group);
+  return c10::make_intrusive<Backend>(std::move(group), std::move(options), std::move(open));
+}
+
+Backend::Backend(std::shared_ptr<Communicator> group,
+                 c10::intrusive_ptr<ringcomm::Options> options, std::shared_ptr<OpenGroups> open)
+    : c10d::Backend(group->rank(), group->size()),
+      options_(std::move(options)),
+      open_(std::move(open)),
+      split_child_(c10::intrusive_ptr<c10d::Backend>()) {
+  surroundings_->group = std::move(group);
+  init();
+}
+
+// Operations may end in Python callbacks on the worker: it must get the GIL while we wait for it.
+Backend::~Backend() {
+  const auto leave = [this] {
+    group().shutdown(kGrace);
+    surroundings_->shelf.close();
+  };
+  if (Py_IsInitialized() && PyGILState_Check()) {
+    const pybind11::gil_scoped_release no_gil;
+    leave();
+  } else {
+    leave();
+  }
+}
+
+Backend::OptionsPtr Backend::getBackendOptions() {
+  auto copy = c10::make_intrusive<ringcomm::Options>(*options_);  // torch changes what it gets
+  copy->timeout = group().timeout();
+  return copy;
+}
+
+void Backend::setTimeout(std::chrono::milliseconds timeout) {
+  group().set_timeout(sane_timeout(timeout));
+}
+
+std::chrono::milliseconds Backend::timeout_of(std::chrono::milliseconds asked) {
+  const std::chrono::milliseconds base = asked.count() > 0 ? asked : group().timeout();
+  std::chrono::milliseconds more{0};
+  if (extension_ms_.load(std::memory_order_relaxed) != 0) {
+    more = std::chrono::milliseconds(extension_ms_.exchange(0));
+  }
+  return sane_timeout(base + more);
+}
+
+c10d::ErrorType Backend::getError() {
+  const std::exception_ptr error = group().error();
+  if (!error) return c10d::ErrorType::SUCCESS;
+  try {
+    std::rethrow_exception(error);
+  } catch (const TimeoutError&) {
+    return c10d::ErrorType::TIMEOUT;
+  } catch (const PeerError& peer) {
+    return peer.rank() == rank_ ? c10d::ErrorType::COMM_ERROR : c10d::ErrorType::REMOTE_ERROR;
+  } catch (...) {
+    return c10d::ErrorType::COMM_ERROR;
+  }
+}
+
+void Backend::abort() { group().abort("abort() was called"); }
+
+void Backend::shutdown() {
+  group().shutdown(kGrace);
+  surroundings_->shelf.clear();
+}
+
+// torch calls this once per device type of the group, with one store for both, and uses the first
+// child that it gets.
+c10::intrusive_ptr<c10d::Backend> Backend::split(const c10::intrusive_ptr<c10d::Store>& store,
+                                                 const std::vector<int>& ranks,
+                                                 const OptionsPtr& opts) {
+  const auto self = std::find(ranks.begin(), ranks.end(), rank_);
+  if (self == ranks.end()) return nullptr;
+  const std::lock_guard lock(mutex_);
+  if (split_store_ == store) {
+    if (auto child = split_child_.lock()) return child;
+  }
+  auto options = c10::make_intrusive<ringcomm::Options>(opts->timeout);
+  options->algorithm = options_->algorithm;
+  if (const auto* ours = dynamic_cast<const ringcomm::Options*>(opts.get())) {
+    options->algorithm = ours->algorithm;
+  }
+  options->group_name = opts->group_name;
+  options->group_desc = opts->group_desc;
+  const auto& global = options_->global_ranks_in_group;  // none: the default group
+  for (const int rank : ranks) {
+    const auto index = static_cast<size_t>(rank);
+    options->global_ranks_in_group.push_back(index < global.size() ? global[index] : index);
+  }
+  const Place there{static_cast<Rank>(self - ranks.begin()), static_cast<int>(ranks.size())};
+  auto child = create(store, there, std::move(options), open_);
+  split_store_ = store;
+  split_child_ = c10::weak_intrusive_ptr<c10d::Backend>(child);
+  ++splits_;
+  return child;
+}
+
+// ---- several calls as one
+
+void Backend::startCoalescing() { coalescing_ = true; }
+
+void Backend::collect(const WorkPtr& work) {
+  if (!coalescing_.load(std::memory_order_relaxed)) return;
+  const std::lock_guard lock(mutex_);
+  coalesced_.push_back(work);
+}
+
+Backend::WorkPtr Backend::endCoalescing() {
+  coalescing_ = false;
+  std::vector<WorkPtr> works;
+  {
+    const std::lock_guard lock(mutex_);
+    works.swap(coalesced_);
+  }
+  if (works.empty()) return nullptr;
+  return c10::make_intrusive<Works>(std::move(works));
+}
+
+}  // namespace ringcomm

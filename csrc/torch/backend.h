@@ -1,0 +1,140 @@
+// The c10d::Backend named "ringcomm": what torch.distributed talks to.
+//
+// collectives.cc and backend_p2p.cc hold the calls, backend.cc a group's life. Names and signatures
+// of the overrides are torch's; overriding the old ones serves torch 2.11 to 2.15 alike.
+#pragma once
+
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include <atomic>
+#include <chrono>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "comm/communicator.h"
+#include "torch/operations.h"
+#include "torch/options.h"
+#include "torch/work.h"
+
+namespace ringcomm {
+
+// The groups of this process that are not closed, so that the end of the program can close them
+// while Python still runs. Made by the module, which has no other state.
+class OpenGroups {
+ public:
+  void add(const std::shared_ptr<Communicator>& group);
+  // Lets what is pending end for at most `grace` in all, and says goodbye to the peers.
+  void close(Clock::duration grace);
+
+ private:
+  std::mutex mutex_;
+  std::vector<std::weak_ptr<Communicator>> groups_;
+};
+
+class Backend final : public c10d::Backend {
+ public:
+  using WorkPtr = c10::intrusive_ptr<c10d::Work>;
+  using OptionsPtr = c10::intrusive_ptr<c10d::Backend::Options>;
+
+  // Meets the group's other ranks through `store`, within the options' timeout.
+  static c10::intrusive_ptr<Backend> create(const c10::intrusive_ptr<c10d::Store>& store,
+                                            Place place,
+                                            c10::intrusive_ptr<ringcomm::Options> options,
+                                            std::shared_ptr<OpenGroups> open);
+  Backend(std::shared_ptr<Communicator> group, c10::intrusive_ptr<ringcomm::Options> options,
+          std::shared_ptr<OpenGroups> open);
+  ~Backend() override;
+
+  const std::string getBackendName() const override { return kBackendName; }
+  OptionsPtr getBackendOptions() override;
+  void setTimeout(std::chrono::milliseconds timeout) override;
+  // The next call gets this much more time than it would have.
+  void extend_next_timeout(std::chrono::milliseconds more) { extension_ms_ += more.count(); }
+  // Sequence numbers need no agreement: every rank counts the same calls.
+  void setSequenceNumberForGroup() override {}
+  uint64_t getSequenceNumberForGroup() override { return group().sequence(); }
+  c10d::ErrorType getError() override;
+  void abort() override;
+  void shutdown() override;
+  void enableCollectivesTiming() override {}  // durations are always known
+
+  bool supportsSplitting() const override { return true; }
+  c10::intrusive_ptr<c10d::Backend> split(const c10::intrusive_ptr<c10d::Store>& store,
+                                          const std::vector<int>& ranks,
+                                          const OptionsPtr& opts) override;
+  uint64_t splits() const { return splits_; }
+  bool supportsCoalescing() const override { return true; }
+  void startCoalescing() override;
+  WorkPtr endCoalescing() override;
+
+  WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) override;
+  WorkPtr allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& opts) override;
+  WorkPtr allreduce_coalesced(Tensors& tensors,
+                              const c10d::AllreduceCoalescedOptions& opts) override;
+  WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) override;
+  WorkPtr reduce(Tensors& tensors, const c10d::ReduceOptions& opts) override;
+  WorkPtr allgather(TensorLists& outputTensors, Tensors& inputTensors,
+                    const c10d::AllgatherOptions& opts) override;
+  WorkPtr _allgather_base(at::Tensor& outputBuffer, at::Tensor& inputBuffer,
+                          const c10d::AllgatherOptions& opts) override;
+  WorkPtr allgather_coalesced(TensorLists& outputTensorLists, Tensors& inputTensors,
+                              const c10d::AllgatherOptions& opts) override;
+  WorkPtr allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                          const c10d::AllgatherOptions& opts) override;
+  WorkPtr gather(TensorLists& outputTensors, Tensors& inputTensors,
+                 const c10d::GatherOptions& opts) override;
+  WorkPtr scatter(Tensors& outputTensors, TensorLists& inputTensors,
+                  const c10d::ScatterOptions& opts) override;
+  WorkPtr reduce_scatter(Tensors& outputTensors, TensorLists& inputTensors,
+                         const c10d::ReduceScatterOptions& opts) override;
+  WorkPtr _reduce_scatter_base(at::Tensor& outputBuffer, at::Tensor& inputBuffer,
+                               const c10d::ReduceScatterOptions& opts) override;
+  WorkPtr reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                          const c10d::ReduceScatterOptions& opts) override;
+  WorkPtr alltoall_base(at::Tensor& outputBuffer, at::Tensor& inputBuffer,
+                        std::vector<int64_t>& outputSplitSizes,
+                        std::vector<int64_t>& inputSplitSizes,
+                        const c10d::AllToAllOptions& opts) override;
+  WorkPtr alltoall(Tensors& outputTensors, Tensors& inputTensors,
+                   const c10d::AllToAllOptions& opts) override;
+  WorkPtr barrier(const c10d::BarrierOptions& opts) override;
+  // Rank 0 names the ranks that do not come; the others are told.
+  void monitoredBarrier(const c10d::BarrierOptions& opts, bool waitAllRanks) override;
+
+  WorkPtr send(Tensors& tensors, int dstRank, int tag) override;
+  WorkPtr recv(Tensors& tensors, int srcRank, int tag) override;
+  WorkPtr recvAnysource(Tensors& tensors, int tag) override;
+
+  Communicator& group() const { return *surroundings_->group; }
+
+ private:
+  Place place() const { return {rank_, size_}; }
+  std::chrono::milliseconds timeout_of(std::chrono::milliseconds asked);
+  // Runs the call here, or starts it: the null Work of a call that has been done is torch's way.
+  WorkPtr issue(Call&& call);
+  WorkPtr start(Call& call, bool profiled);
+  WorkPtr start_in_profile(Call& call);
+  void run(Call& call);
+  WorkPtr exchange(Call&& call, Rank peer, int tag);
+  void collect(const WorkPtr& work);
+  void lead_barrier(Clock::duration timeout, bool every_rank);
+  void follow_barrier(Clock::duration timeout);
+
+  std::shared_ptr<Surroundings> surroundings_ = std::make_shared<Surroundings>();
+  const c10::intrusive_ptr<ringcomm::Options> options_;  // but for the timeout, which the group has
+  const std::shared_ptr<OpenGroups> open_;
+  std::atomic<int64_t> extension_ms_{0};
+
+  std::mutex mutex_;  // guards what follows
+  c10::intrusive_ptr<c10d::Store> split_store_;
+  c10::weak_intrusive_ptr<c10d::Backend> split_child_;
+  std::atomic<uint64_t> splits_{0};
+  std::vector<WorkPtr> coalesced_;
+  std::atomic<bool> coalescing_{false};
+};
+
+}  // namespace ringcomm

@@ -1,0 +1,176 @@
+#include "torch/call_parts.h"
+
+#include <ATen/ATen.h>
+#include <c10/util/hash.h>
+#include <torch/csrc/distributed/c10d/Utils.hpp>
+
+#include <algorithm>
+
+namespace ringcomm {
+namespace {
+
+bool is_bitwise(ReduceOp op) {
+  return op == ReduceOp::kBand || op == ReduceOp::kBor || op == ReduceOp::kBxor;
+}
+
+ReduceOp reduce_op(const Refusal& refuse, const c10d::ReduceOp& op) {
+  switch (op.op_) {
+    case c10d::ReduceOp::SUM: return ReduceOp::kSum;
+    case c10d::ReduceOp::AVG: return ReduceOp::kAvg;
+    case c10d::ReduceOp::PRODUCT: return ReduceOp::kProduct;
+    case c10d::ReduceOp::MIN: return ReduceOp::kMin;
+    case c10d::ReduceOp::MAX: return ReduceOp::kMax;
+    case c10d::ReduceOp::BAND: return ReduceOp::kBand;
+    case c10d::ReduceOp::BOR: return ReduceOp::kBor;
+    case c10d::ReduceOp::BXOR: return ReduceOp::kBxor;
+    case c10d::ReduceOp::PREMUL_SUM: return ReduceOp::kPremulSum;
+    default: refuse("Unhandled ReduceOp");
+  }
+}
+
+double premul_factor(const Refusal& refuse, const c10d::ReduceOp& op) {
+  // The old name, which torch keeps beside the new one of 2.13.
+  const auto* supplement = static_cast<const c10d::NCCLPreMulSumSupplement*>(op.supplement_.get());
+  if (supplement == nullptr) refuse("ReduceOp.PREMUL_SUM comes without its factor");
+  if (!supplement->tensor_factor.defined()) return supplement->double_factor;
+  return supplement->tensor_factor.item().toDouble();
+}
+
+}  // namespace
+
+// ---- checks
+
+const at::Tensor& only_one(const Refusal& refuse, const Tensors& tensors) {
+  if (tensors.size() != 1) {
+    refuse(str("requires a single-element tensor list, this one has ", tensors.size()));
+  }
+  return tensors[0];
+}
+
+Rank checked_root(const Refusal& refuse, int64_t root, Place place) {
+  c10d::assertRootRank(refuse, root, place.size);
+  return static_cast<Rank>(root);
+}
+
+void check_all_served(const Refusal& refuse, at::ArrayRef<at::Tensor> tensors) {
+  for (const at::Tensor& tensor : tensors) check_served(refuse, tensor);
+}
+
+void check_same_type(const Refusal& refuse, const at::Tensor& model,
+                     at::ArrayRef<at::Tensor> tensors) {
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    if (tensors[i].scalar_type() == model.scalar_type()) continue;
+    c10d::assertTypeMatch(refuse, model.options(), tensors, i);
+  }
+}
+
+void check_same_shape(const Refusal& refuse, const at::Tensor& model,
+                      at::ArrayRef<at::Tensor> tensors) {
+  check_same_type(refuse, model, tensors);
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    c10d::assertSizesMatch(refuse, model.sizes(), tensors, i);
+  }
+}
+
+void check_wholes(const Refusal& refuse, const Tensors& wholes, const Tensors& parts, Place place) {
+  c10d::assertNonEmpty(refuse, parts);
+  c10d::assertInputOutputTensorListsSameSize(refuse, wholes.size(), parts.size());
+  check_all_served(refuse, wholes);
+  check_all_served(refuse, parts);
+  for (size_t i = 0; i < parts.size(); ++i) {
+    if (wholes[i].scalar_type() != parts[i].scalar_type()) {
+      c10d::assertTypeMatch(refuse, parts[i].options(), wholes, i);
+    }
+    if (wholes[i].numel() == parts[i].numel() * place.size) continue;
+    refuse(str("invalid tensor size at index ", i, " (expected ", parts[i].numel(),
+               " elements times the ", place.size, " ranks of the group, got ", wholes[i].numel(),
+               ")"));
+  }
+}
+
+// ---- filling in
+
+void set_reduction(Call& call, const Refusal& refuse, const c10d::ReduceOp& op,
+                   const at::Tensor& tensor) {
+  Operation& operation = call.operation;
+  operation.op = reduce_op(refuse, op);
+  const auto dtype = dtype_of(tensor.scalar_type());
+  if (!dtype) refuse(str("cannot compute with ", c10::toString(tensor.scalar_type()), " tensors"));
+  operation.dtype = *dtype;
+  const bool integral = c10::isIntegralType(tensor.scalar_type(), /*includeBool=*/true);
+  if (is_bitwise(operation.op) && !integral) {
+    refuse(str("Cannot use ReduceOp.", to_string(operation.op), " with non-integral dtype"));
+  }
+  if (operation.op == ReduceOp::kPremulSum) operation.factor = premul_factor(refuse, op);
+  if (const std::string why = why_not(operation.dtype, operation.op); !why.empty()) refuse(why);
+}
+
+void set_moved_type(Call& call, at::ArrayRef<at::Tensor> tensors) {
+  const auto type = tensors.empty() ? at::kByte : tensors[0].scalar_type();
+  const bool uniform = std::all_of(tensors.begin(), tensors.end(), [&](const at::Tensor& tensor) {
+    return tensor.scalar_type() == type;
+  });
+  call.operation.dtype = uniform ? movable_dtype(type) : DType::kUint8;
+}
+
+at::ArrayRef<at::Tensor> flatten(Call& call, const TensorLists& lists) {
+  for (const Tensors& list : lists) {
+    call.lists.insert(call.lists.end(), list.begin(), list.end());
+  }
+  return call.lists;
+}
+
+void add_in_place(Call& call, const Tensors& tensors) {
+  Operation& operation = call.operation;
+  operation.input.reserve(tensors.size());
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    uint64_t layout = 0;
+    const Span span = call.staging.in_place(tensors[i], layout);
+    if (layout != 0) {
+      operation.layout = c10::hash_combine(operation.layout, c10::hash_combine(layout, i));
+    }
+    operation.input.push_back(span);
+    operation.bytes += span.bytes;
+  }
+  operation.output = operation.input;
+  call.inputs = call.outputs = tensors;
+}
+
+void add_inputs(Call& call, at::ArrayRef<at::Tensor> tensors) {
+  for (const at::Tensor& tensor : tensors) {
+    call.operation.input.push_back(call.staging.input(tensor));
+  }
+}
+
+void add_outputs(Call& call, at::ArrayRef<at::Tensor> tensors) {
+  for (const at::Tensor& tensor : tensors) {
+    call.operation.output.push_back(call.staging.output(tensor));
+  }
+}
+
+std::vector<Span> by_rank(const std::vector<Span>& wholes, int size) {
+  std::vector<Span> spans;
+  spans.reserve(wholes.size() * static_cast<size_t>(size));
+  for (int rank = 0; rank < size; ++rank) {
+    for (const Span& whole : wholes) {
+      const uint64_t bytes = whole.bytes / static_cast<uint64_t>(size);
+      spans.push_back({whole.data + bytes * static_cast<uint64_t>(rank), bytes});
+    }
+  }
+  return spans;
+}
+
+uint64_t total(const std::vector<Span>& spans) {
+  uint64_t bytes = 0;
+  for (const Span& span : spans) bytes += span.bytes;
+  return bytes;
+}
+
+std::vector<uint64_t> sizes_of(at::ArrayRef<at::Tensor> tensors) {
+  std::vector<uint64_t> sizes;
+  sizes.reserve(tensors.size());
+  for (const at::Tensor& tensor : tensors) sizes.push_back(bytes_of(tensor));
+  return sizes;
+}
+
+}  // namespace ringcomm

@@ -1,0 +1,42 @@
+// What the builders of calls (operations.cc) are made of: checks of arguments, and the filling in of
+// an Operation.
+#pragma once
+
+#include <vector>
+
+#include "torch/operations.h"
+
+namespace ringcomm {
+
+const at::Tensor& only_one(const Refusal& refuse, const Tensors& tensors);
+Rank checked_root(const Refusal& refuse, int64_t root, Place place);
+void check_all_served(const Refusal& refuse, at::ArrayRef<at::Tensor> tensors);
+void check_same_type(const Refusal& refuse, const at::Tensor& model,
+                     at::ArrayRef<at::Tensor> tensors);
+void check_same_shape(const Refusal& refuse, const at::Tensor& model,
+                      at::ArrayRef<at::Tensor> tensors);
+// wholes[i] must have as many elements as all ranks' parts[i] together.
+void check_wholes(const Refusal& refuse, const Tensors& wholes, const Tensors& parts, Place place);
+
+void set_reduction(Call& call, const Refusal& refuse, const c10d::ReduceOp& op,
+                   const at::Tensor& tensor);
+// Bytes are moved as what they are where all tensors agree, else as bytes.
+void set_moved_type(Call& call, at::ArrayRef<at::Tensor> tensors);
+template <typename Options>
+void set_calling(Call& call, const Options& options) {
+  call.async = options.asyncOp;
+  if (options.timeout.count() > 0) call.operation.timeout = options.timeout;
+}
+
+// All lists one after the other, kept by the call.
+at::ArrayRef<at::Tensor> flatten(Call& call, const TensorLists& lists);
+void add_in_place(Call& call, const Tensors& tensors);
+void add_inputs(Call& call, at::ArrayRef<at::Tensor> tensors);
+void add_outputs(Call& call, at::ArrayRef<at::Tensor> tensors);
+
+// `wholes[i]` consists of one chunk a rank; what follows has, for each rank, its chunk of each.
+std::vector<Span> by_rank(const std::vector<Span>& wholes, int size);
+uint64_t total(const std::vector<Span>& spans);
+std::vector<uint64_t> sizes_of(at::ArrayRef<at::Tensor> tensors);
+
+}  // namespace ringcomm

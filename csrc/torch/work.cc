@@ -1,0 +1,200 @@
+#include "torch/work.h"
+
+#include <ATen/ATen.h>
+#include <ATen/core/jit_type.h>
+
+#include <algorithm>
+
+#include "torch/errors.h"
+#include "torch/options.h"
+
+namespace ringcomm {
+
+void Shelf::put(c10::intrusive_ptr<c10d::Work> work) {
+  const std::lock_guard lock(mutex_);
+  if (closed_) return;  // `work` goes after the lock
+  works_.push_back(std::move(work));
+  filled_.store(true, std::memory_order_relaxed);
+}
+
+void Shelf::clear() {
+  if (!filled_.load(std::memory_order_relaxed)) return;
+  std::vector<c10::intrusive_ptr<c10d::Work>> works;
+  {
+    const std::lock_guard lock(mutex_);
+    works.swap(works_);
+    filled_.store(false, std::memory_order_relaxed);
+  }
+}
+
+void Shelf::close() {
+  {
+    const std::lock_guard lock(mutex_);
+    closed_ = true;
+  }
+  clear();
+}
+
+// ---- Work
+
+Work::Work(std::shared_ptr<Surroundings> surroundings, Call& call, bool profiled)
+    : c10d::Work(surroundings->group->rank(), call.type, profiled ? call.title : nullptr,
+                 profiled ? std::optional(call.inputs.vec()) : std::nullopt),
+      surroundings_(std::move(surroundings)),
+      inputs_(call.inputs.vec()),
+      outputs_(call.outputs.vec()),
+      staging_(std::move(call.staging)),
+      sequence_(surroundings_->group->sequence()) {}
+
+void Work::follow(MessagePtr message) {
+  message_ = message;
+  request_ = std::move(message);
+}
+
+void Work::complete(const std::exception_ptr& why) {
+  std::exception_ptr error = why ? as_torch(why) : nullptr;
+  std::optional<at::ThreadLocalStateGuard> as_caller;
+  if (!staging_.empty() && !error) {
+    as_caller.emplace(caller_);
+    try {
+      staging_.finish();
+    } catch (const std::exception&) {
+      error = std::current_exception();
+    }
+  }
+  ended_ = Clock::now();
+  finish(error);
+
+  c10::intrusive_ptr<Future> future, future_result;
+  {
+    const std::lock_guard lock(mutex_);
+    resolved_ = true;
+    future = future_;
+    future_result = future_result_;
+  }
+  if (future || future_result) {
+    if (!as_caller) as_caller.emplace(caller_);
+    if (future) resolve(*future);
+    if (future_result) resolve_result(*future_result);
+  }
+  surroundings_->shelf.put(c10::intrusive_ptr<c10d::Work>::reclaim_copy(this));
+}
+
+bool Work::wait(std::chrono::milliseconds timeout) {
+  const bool limited = timeout.count() > 0;
+  if (request_ && !isCompleted()) {
+    Communicator& group = *surroundings_->group;
+    const bool done =
+        limited ? group.wait(*request_, sane_timeout(timeout)) : group.wait(*request_);
+    // Late: the base says so. Done: on another thread complete() may be about to end.
+    timeout = done ? kNoTimeout : std::chrono::milliseconds(1);
+  }
+  const bool result = c10d::Work::wait(timeout);
+  surroundings_->shelf.clear();
+  return result;
+}
+
+std::vector<at::Tensor> Work::result() {
+  TORCH_CHECK(isCompleted(), "Work needs to be completed before calling result(): call wait() first");
+  return outputs_;
+}
+
+int Work::sourceRank() const {
+  if (!message_) return c10d::Work::sourceRank();
+  return message_->sending ? rank_ : message_->source;
+}
+
+float Work::getDuration() const {
+  TORCH_CHECK(const_cast<Work*>(this)->isCompleted(), "getDuration(): the work has not ended");
+  return std::chrono::duration<float, std::milli>(ended_ - started_).count();
+}
+
+c10::intrusive_ptr<c10::ivalue::Future> Work::promise(c10::intrusive_ptr<Future>& slot,
+                                                      c10::TypePtr type) {
+  c10::intrusive_ptr<Future> future;
+  bool late = false;
+  {
+    const std::lock_guard lock(mutex_);
+    if (!slot) {
+      slot = c10::make_intrusive<Future>(std::move(type));
+      late = resolved_;
+    }
+    future = slot;
+  }
+  if (late) &slot == &future_ ? resolve(*future) : resolve_result(*future);
+  return future;
+}
+
+c10::intrusive_ptr<c10::ivalue::Future> Work::getFuture() {
+  return promise(future_, c10::ListType::create(c10::TensorType::get()));
+}
+
+c10::intrusive_ptr<c10::ivalue::Future> Work::getFutureResult() {
+  return promise(future_result_, c10::IntType::get());
+}
+
+void Work::resolve(Future& future) {
+  if (exception_) {
+    future.setError(exception_);
+  } else {
+    future.markCompleted(c10::IValue(outputs_));
+  }
+}
+
+void Work::resolve_result(Future& future) const {
+  const auto result = exception_ ? c10d::WorkResult::COMM_ERROR : c10d::WorkResult::SUCCESS;
+  future.markCompleted(c10::IValue(static_cast<int64_t>(result)));
+}
+
+// ---- Works
+
+Works::Works(std::vector<c10::intrusive_ptr<c10d::Work>> works)
+    : c10d::Work(-1, c10d::OpType::COALESCED), works_(std::move(works)) {}
+
+bool Works::isCompleted() {
+  return std::all_of(works_.begin(), works_.end(),
+                     [](const auto& work) { return work->isCompleted(); });
+}
+
+bool Works::isSuccess() const { return exception() == nullptr; }
+
+std::exception_ptr Works::exception() const {
+  for (const auto& work : works_) {
+    if (auto error = work->exception()) return error;
+  }
+  return nullptr;
+}
+
+bool Works::wait(std::chrono::milliseconds timeout) {
+  for (const auto& work : works_) work->wait(timeout);
+  return true;
+}
+
+std::vector<at::Tensor> Works::result() {
+  std::vector<at::Tensor> results;
+  for (const auto& work : works_) {
+    const auto some = work->result();
+    results.insert(results.end(), some.begin(), some.end());
+  }
+  return results;
+}
+
+c10::intrusive_ptr<c10::ivalue::Future> Works::getFuture() {
+  using Future = c10::ivalue::Future;
+  c10::List<c10::intrusive_ptr<Future>> futures(
+      c10::FutureType::create(c10::ListType::create(c10::TensorType::get())));
+  for (const auto& work : works_) futures.push_back(work->getFuture());
+  return c10::collectAll(futures)->then(
+      [works = works_](Future& all) -> c10::IValue {
+        if (all.hasError()) std::rethrow_exception(all.exception_ptr());
+        std::vector<at::Tensor> results;
+        for (const auto& work : works) {
+          const auto some = work->result();
+          results.insert(results.end(), some.begin(), some.end());
+        }
+        return results;
+      },
+      c10::ListType::create(c10::TensorType::get()));
+}
+
+}  // namespace ringcomm

@@ -1,0 +1,262 @@
+"""The benchmarks run, write what they promise, notice wrong results, and end what they start."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+FOLDER = Path(__file__).parent.parent / "benchmarks"
+COLLECTIVES = [
+    "all_reduce",
+    "all_gather",
+    "reduce_scatter",
+    "all_to_all",
+    "broadcast",
+    "reduce",
+    "gather",
+    "scatter",
+    "send_recv",
+]
+
+
+@pytest.fixture
+def module(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Import a module of the benchmarks by name: `module("cases")`."""
+    monkeypatch.syspath_prepend(FOLDER)
+    return importlib.import_module
+
+
+def run(script: str, tmp_path: Path, *arguments: str) -> dict[str, Any]:
+    """Run a benchmark; returns its JSON."""
+    report = tmp_path / "report.json"
+    command = [sys.executable, str(FOLDER / script), *arguments, "--json", str(report)]
+    done = subprocess.run(
+        [*command, "--deadline", "100"], capture_output=True, text=True, timeout=100
+    )
+    assert done.returncode == 0, done.stderr
+    body: dict[str, Any] = json.loads(report.read_text(encoding="utf-8"))
+    assert body["benchmark"] == Path(script).stem
+    assert {"cpu", "cores", "kernel", "torch", "ringcomm", "date"} <= body["machine"].keys()
+    assert body["machine"]["ringcomm"]
+    body["printed"] = done.stdout
+    return body
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("8", 8), ("1K", 1024), ("4M", 1 << 22), ("2g", 1 << 31), ("64kb", 1 << 16)]
+)
+def test_sizes_are_parsed(module: Any, text: str, size: int) -> None:
+    report = module("report")
+    assert report.parse_size(text) == size
+    assert report.parse_size(report.show_size(size)) == size
+
+
+@pytest.mark.parametrize("text", ["", "0", "-8", "8Q", "1.5K", "K"])
+def test_what_is_no_size_is_refused(module: Any, text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match="is not a size"):
+        module("report").parse_size(text)
+
+
+@pytest.mark.parametrize(
+    ("collective", "factor"),
+    [
+        ("all_reduce", 1.5),
+        ("all_gather", 0.75),
+        ("reduce_scatter", 0.75),
+        ("all_to_all", 0.75),
+        ("gather", 0.75),
+        ("scatter", 0.75),
+        ("broadcast", 1.0),
+        ("reduce", 1.0),
+        ("send_recv", 1.0),
+    ],
+)
+def test_bus_bandwidth_is_that_of_nccl_tests(module: Any, collective: str, factor: float) -> None:
+    algbw, busbw = module("cases").bandwidths(collective, 8_000_000_000, 2.0, 4)
+    assert algbw == pytest.approx(4.0)
+    assert busbw == pytest.approx(4.0 * factor)
+
+
+def test_buffers_divide_among_the_ranks(module: Any) -> None:
+    elements = module("cases").elements
+    assert elements("all_reduce", 1024, 3) == 256
+    assert elements("all_gather", 1024, 3) == 255
+    assert elements("scatter", 8, 4) == 4  # one element a rank at least
+    assert elements("barrier", 1024, 4) == 0
+
+
+def test_a_call_takes_as_long_as_on_its_slowest_rank(module: Any) -> None:
+    assert module("processes").slowest([[1.0, 5.0], [2.0, 3.0]]) == [2.0, 5.0]
+
+
+@pytest.mark.parametrize("collective", COLLECTIVES)
+def test_a_collective_that_does_nothing_is_noticed(
+    module: Any, monkeypatch: pytest.MonkeyPatch, collective: str
+) -> None:
+    cases = module("cases")
+    for name in ("all_reduce", "all_to_all_single", "broadcast", "reduce", "gather", "scatter",
+                 "recv"):  # fmt: skip
+        monkeypatch.setattr(cases.dist, name, lambda *_: None)
+    monkeypatch.setattr(cases.dist, "isend", lambda *_: torch.futures.Future())
+    monkeypatch.setattr(torch.futures.Future, "wait", lambda _: None, raising=False)
+    monkeypatch.setattr(cases, "all_gather_single", lambda *_: None)
+    monkeypatch.setattr(cases, "reduce_scatter_single", lambda *_: None)
+    rank = cases.ROOT if collective in {"reduce", "gather"} else 1
+    with pytest.raises(cases.WrongResultError, match=f"{collective} of 48 bytes: "):
+        cases.verify(collective, 12, rank, 3)
+
+
+def test_one_wrong_element_is_noticed(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    cases = module("cases")
+    total = cases.values(0, 1000) + cases.values(1, 1000)
+    monkeypatch.setattr(cases.dist, "all_reduce", lambda data: data.copy_(total))
+    cases.verify("all_reduce", 1000, 0, 2)
+    total[999] += 1
+    with pytest.raises(cases.WrongResultError, match=r"1 of 1000 .* \[999\]: .* instead of"):
+        cases.verify("all_reduce", 1000, 0, 2)
+
+
+def test_ranks_contribute_other_values_at_each_place(module: Any) -> None:
+    values = module("cases").values
+    assert not (values(0, 99) == values(1, 99)).any()
+    assert not (values(0, 99)[1:] == values(0, 99)[:-1]).any()
+    assert values(3, 99).max() == 16
+
+
+def test_shared_memory_is_read_from_smaps(module: Any) -> None:
+    areas = [
+        "7f00-7f10 rw-s 00000000 00:01 5  /memfd:ringcomm (deleted)\nSize: 64 kB\nPss: 6 kB",
+        "7f10-7f20 rw-p 00000000 00:00 0  [heap]\nSize: 128 kB\nPss: 128 kB",
+    ]
+    assert module("groups").shared_memory("\n".join(areas) + "\n") == (64 << 10, 6 << 10)
+
+
+def busy_seconds(pids: list[int]) -> float:
+    ticks = 0
+    for pid in pids:
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+        ticks += int(fields[11]) + int(fields[12])  # utime, stime
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def test_busy_cores_compute_when_told_and_end_with_an_exception(module: Any) -> None:
+    processes = module("processes")
+    pids: list[int] = []
+    with pytest.raises(KeyError), processes.BusyCores(60) as busy:
+        pids += [process.pid for process in busy.processes]
+        assert len(pids) == len(os.sched_getaffinity(0))
+        paused = busy_seconds(pids)
+        time.sleep(0.2)
+        assert busy_seconds(pids) == paused
+        busy.run()
+        time.sleep(0.3)
+        assert busy_seconds(pids) > paused
+        raise KeyError
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+
+
+def die_on_rank_1(rank: Any) -> None:
+    if rank.index == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(60)
+
+
+def test_a_rank_that_dies_is_named_and_the_others_are_ended(module: Any) -> None:
+    processes = module("processes")
+    pids: list[int] = []
+    start = time.monotonic()
+    with (
+        pytest.raises(processes.BenchmarkError, match=r"gloo: rank 1 died \(exit code -9\)"),
+        processes.Ranks("gloo", 2, 60) as ranks,
+    ):
+        pids += ranks.pids
+        ranks.call(die_on_rank_1)
+    assert time.monotonic() - start < 30
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+
+
+def test_collectives_reports_all_it_promises(tmp_path: Path) -> None:
+    picture = tmp_path / "curves.png"
+    body = run(
+        "collectives.py",
+        tmp_path,
+        *("--collectives", "all_reduce,all_gather,barrier", "--sizes", "8,4K", "--rounds", "2"),
+        *("--seconds", "0.005", "--loaded", "--markdown", "--plot", str(picture)),
+    )
+    samples = body["samples"]
+    assert {(s["collective"], s["bytes"], s["backend"], s["loaded"]) for s in samples} == {
+        (collective, size, backend, loaded)
+        for collective, sizes in {
+            "all_reduce": (8, 4096),
+            "all_gather": (8, 4096),
+            "barrier": (0,),
+        }.items()
+        for size in sizes
+        for backend in ("ringcomm", "gloo")
+        for loaded in (False, True)
+    }
+    for sample in samples:
+        assert 0 < sample["low_s"] <= sample["median_s"] <= sample["high_s"]
+        assert len(sample["rounds_s"]) == 2
+        assert sample["calls_p10_p50_p90_p99_s"] == sorted(sample["calls_p10_p50_p90_p99_s"])
+        assert sample["algbw_gb_per_s"] == pytest.approx(sample["bytes"] / sample["median_s"] / 1e9)
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert "| bytes |" in body["printed"]
+    assert "ringcomm vs gloo" in body["printed"]
+
+
+def test_ladder_prices_every_rung(tmp_path: Path) -> None:
+    body = run("ladder.py", tmp_path, "--sizes", "8,64K", "--rounds", "2", "--seconds", "0.005")
+    assert [figures["bytes"] for figures in body["sizes"]] == [8, 65536]
+    for figures in body["sizes"]:
+        medians = figures["median_s"]
+        rungs = ["handwritten", "plan", "engine", "torch"]
+        assert list(medians) == [*rungs, "torch_fake", "clock_pair"]
+        assert all(seconds > 0 for seconds in medians.values())
+        assert medians["handwritten"] + sum(figures["price_s"].values()) == pytest.approx(
+            medians["torch"]
+        )
+
+
+def test_ddp_step_compares_exposed_communication(tmp_path: Path) -> None:
+    small = ("--width", "32", "--layers", "2", "--batch", "4", "--rounds", "2", "--steps", "2")
+    body = run("ddp_step.py", tmp_path, *small)
+    assert body["parameters"] == 2 * (32 * 32 + 32)
+    assert body["parameters_equal"] is True
+    for figures in body["backends"].values():
+        assert figures["step_median_s"] > 0
+        assert len(figures["rounds_s"]) == 2
+    backends = body["backends"]
+    ratio = backends["ringcomm"]["exposed_median_s"] / backends["gloo"]["exposed_median_s"]
+    assert body["exposed_vs_gloo"]["ringcomm"] == pytest.approx(ratio)
+
+
+def test_groups_looks_at_every_stage(tmp_path: Path) -> None:
+    body = run(
+        "groups.py",
+        tmp_path,
+        *("--groups", "3", "--idle", "0.2", "--init", "2", "--rounds", "2"),
+        *("--backends", "ringcomm"),
+    )
+    (backend,) = body["backends"]
+    stages = {stage["stage"]: stage for stage in backend["stages"]}
+    assert list(stages) == ["imported", "default group", "+ 3 groups", "each used, 1M"]
+    assert stages["imported"]["shared_mapped_bytes"] == 0
+    assert stages["each used, 1M"]["shared_mapped_bytes"] > 0
+    assert all(stage["rss_bytes"] > 0 and stage["threads"] > 0 for stage in stages.values())
+    assert backend["idle_cpu_s_per_s"].keys() == {"unused", "used"}
+    (init,) = body["init"]
+    assert init["ranks"] == 2
+    assert init["first_s"] > 0
+    assert len(init["again_s"]) == 1

@@ -1,0 +1,174 @@
+"""The rules that keep the house a house: see CONTRIBUTING.md."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+
+# A folder may include its own headers and those of folders below it.
+BELOW = {
+    "base": set(),
+    "plan": {"base"},
+    "reduce": {"base"},
+    "transport": {"base"},
+    "exec": {"base", "plan", "reduce", "transport"},
+    "cuda": {"base", "plan", "reduce", "transport"},
+    "comm": {"base", "plan", "reduce", "transport", "exec", "cuda"},
+    "torch": {"base", "plan", "reduce", "transport", "exec", "cuda", "comm"},
+}
+# What only torch's side may include; torch/headeronly is free everywhere.
+TORCH = re.compile(r"(torch(?!/headeronly/)|c10|c10d|ATen|aten|caffe2|pybind11)/|Python\.h$")
+MACRO = re.compile(r"#\s*define\s+(\w+)")
+MACROS = {"RINGCOMM_CHECK": "csrc/base/error.h", "RINGCOMM_ISA": "csrc/reduce/"}
+
+LINES = 400
+LONGER: dict[str, str] = {}  # file: the reason why it may be longer
+COLUMNS = 100
+CPP_TOTAL = 12_000
+
+# Joined here, so that this file does not name them.
+ELSEWHERE = re.compile("|".join(["/wo" + "rk/", r"\.\./sha" + "red", "pypi" + r"\.org"]))
+
+
+def files(*folders: str, ends: tuple[str, ...]) -> list[Path]:
+    found = [p for folder in folders for p in (ROOT / folder).rglob("*") if p.suffix in ends]
+    return sorted(p for p in found if "__pycache__" not in p.parts)
+
+
+CPP = files("csrc", "tests", "benchmarks", ends=(".h", ".cc", ".cu", ".cuh"))
+CSRC = [path for path in CPP if path.is_relative_to(ROOT / "csrc")]
+PYTHON = files("ringcomm", "tests", "benchmarks", "examples", ends=(".py", ".pyi"))
+
+
+def short(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def code(path: Path) -> str:
+    """The source without its comments and string literals; line breaks stay."""
+    pattern = r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])\''
+
+    def blank(found: re.Match[str]) -> str:
+        text = found.group()
+        return '""' if text[0] == '"' else "\n" * text.count("\n")
+
+    return re.sub(pattern, blank, path.read_text(), flags=re.DOTALL)
+
+
+def includes(path: Path) -> Iterator[str]:
+    for line in path.read_text().splitlines():
+        found = re.match(r'\s*#\s*include\s*[<"]([^>"]+)[>"]', line)
+        if found:
+            yield found.group(1)
+
+
+def test_there_is_something_to_check() -> None:
+    assert len(CSRC) > 20
+    assert {path.parent.name for path in CSRC} <= set(BELOW)
+
+
+@pytest.mark.parametrize("folder", BELOW)
+def test_includes_only_go_down(folder: str) -> None:
+    allowed = BELOW[folder] | {folder}
+    wrong = [
+        f"{short(path)} includes {header}"
+        for path in CSRC
+        if path.parent.name == folder
+        for header in includes(path)
+        if (ROOT / "csrc" / header).exists() and header.split("/")[0] not in allowed
+    ]
+    assert not wrong
+
+
+def test_torch_stays_in_its_folder() -> None:
+    wrong = [
+        f"{short(path)} includes {header}"
+        for path in CPP
+        if path.parent != ROOT / "csrc" / "torch"
+        for header in includes(path)
+        if TORCH.match(header) and not (ROOT / "csrc" / header).exists()
+    ]
+    assert not wrong
+
+
+def test_our_headers_are_named_from_the_floor() -> None:
+    """`#include "plan/plan.h"`, never "plan.h" or "../plan/plan.h", so the rules above can see."""
+    wrong = [
+        f"{short(path)} includes {header}"
+        for path in CSRC
+        for header in includes(path)
+        if header.startswith(".") or (path.parent / header).exists()
+    ]
+    assert not wrong
+
+
+def test_the_environment_is_read_in_one_place() -> None:
+    readers = [short(p) for p in CSRC if re.search(r"\b(secure_)?getenv\b|\benviron\b", code(p))]
+    assert readers == ["csrc/base/config.cc"]
+
+
+def test_words_that_are_not_used() -> None:
+    wrong = [
+        f"{short(path)}: {word}"
+        for path in CPP
+        for word in re.findall(r"\bgoto\b|(?<!asm )\bvolatile\b", code(path))
+    ]
+    assert not wrong
+
+
+def test_macros() -> None:
+    wrong = [
+        f"{short(path)} defines {name}"
+        for path in CSRC
+        for name in MACRO.findall(code(path))
+        if not short(path).startswith(MACROS.get(name, "nowhere"))
+    ]
+    assert not wrong
+
+
+def test_lengths() -> None:
+    lines = {short(path): len(path.read_text().splitlines()) for path in CPP + PYTHON}
+    assert {name: n for name, n in lines.items() if n > LINES and name not in LONGER} == {}
+    stale = {name for name in LONGER if lines.get(name, 0) <= LINES}
+    assert not stale, "no longer long: take it off the list"
+
+
+def test_columns() -> None:
+    wrong = [
+        f"{short(path)}:{number}"
+        for path in CPP
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if len(line) > COLUMNS
+    ]
+    assert not wrong
+
+
+def test_the_engine_stays_small() -> None:
+    assert sum(len(path.read_text().splitlines()) for path in CSRC) < CPP_TOTAL
+
+
+def test_cmake_names_every_source() -> None:
+    """Explicit lists, so that a forgotten file is found here and not at link time, or never."""
+    listed = re.sub(r"#.*", "", (ROOT / "CMakeLists.txt").read_text()).split()
+    words = {word.strip("()") for word in listed}
+    programs = files("tests/cpp", ends=(".cc",))
+    forgotten = [short(p) for p in CSRC if p.suffix == ".cc" and p.name not in words]
+    forgotten += [short(p) for p in programs if p.stem not in words]
+    assert not forgotten
+
+
+def test_nothing_points_outside() -> None:
+    ends = (".h", ".cc", ".cu", ".py", ".pyi", ".md", ".sh", ".in", ".toml", ".txt", ".rst")
+    inside = ["csrc", "ringcomm", "tests", "benchmarks", "examples", "docs", "scripts"]
+    paths = files(*inside, ends=ends)
+    paths += [p for p in ROOT.iterdir() if p.is_file()] + [ROOT / ".ci" / "run"]
+    wrong = [
+        f"{short(path)}: {found.group()}"
+        for path in paths
+        if path.name != "_build_info.py"
+        for found in [ELSEWHERE.search(path.read_text())]
+        if found
+    ]
+    assert not wrong
