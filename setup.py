@@ -84,11 +84,11 @@ class CMakeBuild(build_ext):
         name = f"{sys.implementation.cache_tag}-torch{torch_minor()}-{sanitize}".rstrip("-")
         folder = ROOT / "build" / name
         torch = find_spec("torch")
-        assert torch and torch.origin
+        assert torch is not None
         arguments = {
             "CMAKE_MAKE_PROGRAM": tool("ninja"),
             "Python_EXECUTABLE": sys.executable,
-            "RINGCOMM_TORCH_DIR": str(Path(torch.origin).parent),
+            "RINGCOMM_TORCH_DIR": str(Path(str(torch.origin)).parent),
             "RINGCOMM_SANITIZE": sanitize,
             "RINGCOMM_WERROR": "ON" if os.environ.get("RINGCOMM_WERROR") else "OFF",
         }

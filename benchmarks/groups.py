@@ -113,7 +113,7 @@ def highest(stage: str, ranks: Ranks, seconds: float = 0) -> dict[str, Any]:
 
 def measure_groups(backend: str, options: argparse.Namespace) -> dict[str, Any]:
     """Return a row a stage, and the CPU an idle process takes, for `backend`."""
-    with Ranks(backend, options.ranks, options.deadline) as ranks:
+    with Ranks(backend, options.ranks, options.deadline, fresh=True) as ranks:
         ranks.call(processes.prepare)
         stages = [highest("imported", ranks)]
         seconds = max(ranks.call(processes.join))

@@ -22,6 +22,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkServerContext, SpawnContext
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -54,15 +55,24 @@ class Rank:
 class Ranks:
     """The processes of one backend, one a rank. A context manager: leaving it ends them."""
 
-    def __init__(self, backend: str, size: int, lifetime: float = LIFETIME) -> None:
-        """Start the processes and return at once. `lifetime` is in seconds."""
+    def __init__(
+        self, backend: str, size: int, lifetime: float = LIFETIME, *, fresh: bool = False
+    ) -> None:
+        """Start the processes and return at once. `lifetime` is in seconds.
+
+        They are forked from one process that has imported torch and nothing else, which is quick;
+        with `fresh` each imports all by itself, so that its memory is that of any program.
+        """
         os.environ["OMP_NUM_THREADS"] = "1"  # the ranks inherit it
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         self.backend, self.size = backend, size
         self._store = dist.TCPStore(HOST, 0, is_master=True, wait_for_workers=False)
         self._pipes: list[Connection] = []
         self._processes: list[multiprocessing.process.BaseProcess] = []
-        context = multiprocessing.get_context("spawn")
+        context: SpawnContext | ForkServerContext = multiprocessing.get_context("forkserver")
+        if fresh:
+            context = multiprocessing.get_context("spawn")
+        context.set_forkserver_preload(["torch.distributed"])
         for index in range(size):
             ours, theirs = context.Pipe()
             where = (backend, index, size, self._store.port)

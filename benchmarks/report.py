@@ -8,6 +8,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import re
 import statistics
 import sys
 from dataclasses import dataclass
@@ -37,12 +38,10 @@ class Spread:
 
 def parse_size(text: str) -> int:
     """Return the bytes of "8", "1K", "4M" or "1G" (powers of 1024)."""
-    number, unit = text.strip().upper().removesuffix("B"), ""
-    if number[-1:] in UNITS:
-        number, unit = number[:-1], number[-1]
-    if not number.isascii() or not number.isdigit() or int(number) == 0:
+    found = re.fullmatch(r"(0*[1-9][0-9]*)([KMG]?)B?", text.strip().upper(), re.ASCII)
+    if not found:
         raise argparse.ArgumentTypeError(f"{text!r} is not a size: write 8, 1K, 4M or 1G")
-    return int(number) * UNITS[unit]
+    return int(found[1]) * UNITS[found[2]]
 
 
 def show_size(size: int) -> str:
@@ -66,10 +65,10 @@ def show_bandwidth(gigabytes: float) -> str:
 
 
 def list_of(item: Callable[[str], Any]) -> Callable[[str], list[Any]]:
-    """Return an argparse type for values separated by commas."""
+    """Return an argparse type for values separated by commas; what is there twice counts once."""
 
     def parse(text: str) -> list[Any]:
-        return [item(part) for part in text.split(",") if part.strip()]
+        return list(dict.fromkeys(item(part.strip()) for part in text.split(",") if part.strip()))
 
     parse.__name__ = "list"
     return parse

@@ -6,15 +6,17 @@ import argparse
 import importlib
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 FOLDER = Path(__file__).parent.parent / "benchmarks"
 COLLECTIVES = [
@@ -37,20 +39,77 @@ def module(monkeypatch: pytest.MonkeyPatch) -> Any:
     return importlib.import_module
 
 
-def run(script: str, tmp_path: Path, *arguments: str) -> dict[str, Any]:
-    """Run a benchmark; returns its JSON."""
-    report = tmp_path / "report.json"
-    command = [sys.executable, str(FOLDER / script), *arguments, "--json", str(report)]
-    done = subprocess.run(
-        [*command, "--deadline", "100"], capture_output=True, text=True, timeout=100
-    )
-    assert done.returncode == 0, done.stderr
-    body: dict[str, Any] = json.loads(report.read_text(encoding="utf-8"))
-    assert body["benchmark"] == Path(script).stem
-    assert {"cpu", "cores", "kernel", "torch", "ringcomm", "date"} <= body["machine"].keys()
-    assert body["machine"]["ringcomm"]
-    body["printed"] = done.stdout
-    return body
+class Run:
+    """A benchmark that runs in a session of its own, so what it leaves behind can be found."""
+
+    def __init__(self, folder: Path, script: str, *arguments: str) -> None:
+        self.script, self.report = script, folder / f"{script}.json"
+        command = [sys.executable, str(FOLDER / script), "--json", str(self.report), *arguments]
+        self.process = subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    def finish(self) -> tuple[int, str, str]:
+        """Return its status, output and errors. Nothing it started may outlive it."""
+        try:
+            output, errors = self.process.communicate(timeout=80)
+        finally:
+            self.process.kill()
+        end = time.monotonic() + 5
+        while (left := processes_of_session(self.process.pid)) and time.monotonic() < end:
+            time.sleep(0.05)
+        assert not left
+        return self.process.returncode, output, errors
+
+    def body(self) -> dict[str, Any]:
+        """Return the JSON it wrote, and what it printed under "printed"."""
+        status, output, errors = self.finish()
+        assert status == 0, errors
+        body: dict[str, Any] = json.loads(self.report.read_text(encoding="utf-8"))
+        assert f"{body['benchmark']}.py" == self.script
+        assert {"cpu", "cores", "kernel", "torch", "ringcomm", "date"} <= body["machine"].keys()
+        assert body["machine"]["ringcomm"]
+        return body | {"printed": output}
+
+
+def processes_of_session(leader: int) -> list[str]:
+    """Return the command lines of a session's processes."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            fields = (process / "stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+            if int(fields[3]) == leader and fields[0] != "Z":
+                found.append((process / "cmdline").read_text(encoding="utf-8"))
+        except OSError:  # it has ended meanwhile
+            continue
+    return found
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Run]]:
+    """Every benchmark, tiny, all at once: most of their time is spent importing torch."""
+    folder = tmp_path_factory.mktemp("benchmarks")
+    short = ("--rounds", "2", "--deadline", "60")
+    timed = (*short, "--seconds", "0.005")
+    picture = ("--plot", str(folder / "curves.png"), "--loaded", "--markdown")
+    three = ("--collectives", "all_reduce,all_gather,barrier", "--sizes", "8,4K")
+    model = ("--width", "32", "--layers", "2", "--batch", "4", "--steps", "2")
+    groups = ("--groups", "3", "--idle", "0.2", "--init", "2", "--backends", "ringcomm")
+    endless = ("--backends", "gloo", "--deadline", "3", "--rounds", "1000000")
+    started = {
+        "collectives": Run(folder, "collectives.py", *timed, *three, *picture),
+        "ladder": Run(folder, "ladder.py", *timed, "--sizes", "8,64K"),
+        "ddp_step": Run(folder, "ddp_step.py", *short, *model),
+        "groups": Run(folder, "groups.py", *short, *groups),
+        "late": Run(folder, "collectives.py", *endless),
+    }
+    yield started
+    for run in started.values():
+        run.process.kill()
 
 
 @pytest.mark.parametrize(
@@ -153,56 +212,31 @@ def busy_seconds(pids: list[int]) -> float:
 def test_busy_cores_compute_when_told_and_end_with_an_exception(module: Any) -> None:
     processes = module("processes")
     pids: list[int] = []
-    with pytest.raises(KeyError), processes.BusyCores(60) as busy:
-        pids += [process.pid for process in busy.processes]
-        assert len(pids) == len(os.sched_getaffinity(0))
-        paused = busy_seconds(pids)
-        time.sleep(0.2)
-        assert busy_seconds(pids) == paused
-        busy.run()
-        time.sleep(0.3)
-        assert busy_seconds(pids) > paused
-        raise KeyError
+
+    def compute_and_fail() -> None:
+        with processes.BusyCores(60) as busy:
+            pids.extend(process.pid for process in busy.processes)
+            before = busy_seconds(pids)
+            time.sleep(0.2)
+            assert busy_seconds(pids) == before
+            busy.run()
+            time.sleep(0.3)
+            assert busy_seconds(pids) > before
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        compute_and_fail()
+    assert len(pids) == len(os.sched_getaffinity(0))
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
 
 
-def die_on_rank_1(rank: Any) -> None:
-    if rank.index == 1:
-        os.kill(os.getpid(), signal.SIGKILL)
-    time.sleep(60)
-
-
-def test_a_rank_that_dies_is_named_and_the_others_are_ended(module: Any) -> None:
-    processes = module("processes")
-    pids: list[int] = []
-    start = time.monotonic()
-    with (
-        pytest.raises(processes.BenchmarkError, match=r"gloo: rank 1 died \(exit code -9\)"),
-        processes.Ranks("gloo", 2, 60) as ranks,
-    ):
-        pids += ranks.pids
-        ranks.call(die_on_rank_1)
-    assert time.monotonic() - start < 30
-    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
-
-
-def test_collectives_reports_all_it_promises(tmp_path: Path) -> None:
-    picture = tmp_path / "curves.png"
-    body = run(
-        "collectives.py",
-        tmp_path,
-        *("--collectives", "all_reduce,all_gather,barrier", "--sizes", "8,4K", "--rounds", "2"),
-        *("--seconds", "0.005", "--loaded", "--markdown", "--plot", str(picture)),
-    )
+def test_collectives_reports_all_it_promises(runs: dict[str, Run]) -> None:
+    body = runs["collectives"].body()
     samples = body["samples"]
+    measured = [("all_reduce", 8), ("all_reduce", 4096), ("all_gather", 8), ("all_gather", 4096)]
     assert {(s["collective"], s["bytes"], s["backend"], s["loaded"]) for s in samples} == {
         (collective, size, backend, loaded)
-        for collective, sizes in {
-            "all_reduce": (8, 4096),
-            "all_gather": (8, 4096),
-            "barrier": (0,),
-        }.items()
-        for size in sizes
+        for collective, size in [*measured, ("barrier", 0)]
         for backend in ("ringcomm", "gloo")
         for loaded in (False, True)
     }
@@ -210,45 +244,40 @@ def test_collectives_reports_all_it_promises(tmp_path: Path) -> None:
         assert 0 < sample["low_s"] <= sample["median_s"] <= sample["high_s"]
         assert len(sample["rounds_s"]) == 2
         assert sample["calls_p10_p50_p90_p99_s"] == sorted(sample["calls_p10_p50_p90_p99_s"])
-        assert sample["algbw_gb_per_s"] == pytest.approx(sample["bytes"] / sample["median_s"] / 1e9)
+        algbw = sample["bytes"] / sample["median_s"] / 1e9
+        assert sample["algbw_gb_per_s"] == pytest.approx(algbw)
+    picture = runs["collectives"].report.with_name("curves.png")
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert "| bytes |" in body["printed"]
     assert "ringcomm vs gloo" in body["printed"]
 
 
-def test_ladder_prices_every_rung(tmp_path: Path) -> None:
-    body = run("ladder.py", tmp_path, "--sizes", "8,64K", "--rounds", "2", "--seconds", "0.005")
+def test_ladder_prices_every_rung(runs: dict[str, Run]) -> None:
+    body = runs["ladder"].body()
     assert [figures["bytes"] for figures in body["sizes"]] == [8, 65536]
     for figures in body["sizes"]:
         medians = figures["median_s"]
         rungs = ["handwritten", "plan", "engine", "torch"]
         assert list(medians) == [*rungs, "torch_fake", "clock_pair"]
         assert all(seconds > 0 for seconds in medians.values())
-        assert medians["handwritten"] + sum(figures["price_s"].values()) == pytest.approx(
-            medians["torch"]
-        )
+        top = medians["handwritten"] + sum(figures["price_s"].values())
+        assert top == pytest.approx(medians["torch"])
 
 
-def test_ddp_step_compares_exposed_communication(tmp_path: Path) -> None:
-    small = ("--width", "32", "--layers", "2", "--batch", "4", "--rounds", "2", "--steps", "2")
-    body = run("ddp_step.py", tmp_path, *small)
+def test_ddp_step_compares_exposed_communication(runs: dict[str, Run]) -> None:
+    body = runs["ddp_step"].body()
+    backends = body["backends"]
     assert body["parameters"] == 2 * (32 * 32 + 32)
     assert body["parameters_equal"] is True
-    for figures in body["backends"].values():
+    for figures in backends.values():
         assert figures["step_median_s"] > 0
         assert len(figures["rounds_s"]) == 2
-    backends = body["backends"]
     ratio = backends["ringcomm"]["exposed_median_s"] / backends["gloo"]["exposed_median_s"]
     assert body["exposed_vs_gloo"]["ringcomm"] == pytest.approx(ratio)
 
 
-def test_groups_looks_at_every_stage(tmp_path: Path) -> None:
-    body = run(
-        "groups.py",
-        tmp_path,
-        *("--groups", "3", "--idle", "0.2", "--init", "2", "--rounds", "2"),
-        *("--backends", "ringcomm"),
-    )
+def test_groups_looks_at_every_stage(runs: dict[str, Run]) -> None:
+    body = runs["groups"].body()
     (backend,) = body["backends"]
     stages = {stage["stage"]: stage for stage in backend["stages"]}
     assert list(stages) == ["imported", "default group", "+ 3 groups", "each used, 1M"]
@@ -260,3 +289,9 @@ def test_groups_looks_at_every_stage(tmp_path: Path) -> None:
     assert init["ranks"] == 2
     assert init["first_s"] > 0
     assert len(init["again_s"]) == 1
+
+
+def test_a_deadline_ends_everything(runs: dict[str, Run]) -> None:
+    status, _, errors = runs["late"].finish()
+    assert status == 1
+    assert "(its deadline passed)" in errors

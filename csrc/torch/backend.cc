@@ -4,7 +4,6 @@
 
 #include <algorithm>
 
-#include "plan/select.h"
 #include "torch/errors.h"
 #include "torch/store_adapter.h"
 
@@ -14,6 +13,16 @@ namespace {
 constexpr auto kGrace = std::chrono::seconds(1);  // destroy returns within two
 
 }  // namespace
+
+Algorithm algorithm_called(const std::string& name) {
+  std::string known;
+  for (int i = 0; i < kAlgorithms; ++i) {
+    const auto algorithm = static_cast<Algorithm>(i);
+    if (name == to_string(algorithm)) return algorithm;
+    known += str(i == 0 ? "" : ", ", to_string(algorithm));
+  }
+  TORCH_CHECK_VALUE(false, "there is no algorithm '", name, "': use one of ", known);
+}
 
 // ---- OpenGroups
 
@@ -46,9 +55,9 @@ c10::intrusive_ptr<Backend> Backend::create(const c10::intrusive_ptr<c10d::Store
   wanted.size = place.size;
   if (!options->group_name.empty()) wanted.name = options->group_name;
   wanted.timeout = sane_timeout(options->timeout);
+  if (options->algorithm) wanted.algorithm = algorithm_called(*options->algorithm);
   StoreAdapter adapter(store);
   auto group = with_torch_errors([&] {
-    if (options->algorithm) wanted.algorithm = algorithm_by_name(*options->algorithm);
     return Communicator::create(adapter, wanted);
   });
   open->add(group);

@@ -116,13 +116,14 @@ class Backend final : public c10d::Backend {
   std::chrono::milliseconds timeout_of(std::chrono::milliseconds asked);
   // Runs the call here, or starts it: the null Work of a call that has been done is torch's way.
   WorkPtr issue(Call&& call);
+  WorkPtr run(Call& call);
   WorkPtr start(Call& call, bool profiled);
   WorkPtr start_in_profile(Call& call);
-  void run(Call& call);
-  WorkPtr exchange(Call&& call, Rank peer, int tag);
+  void submit(const c10::intrusive_ptr<Work>& work, Call& call);
+  void post(const c10::intrusive_ptr<Work>& work, Call& call);
   void collect(const WorkPtr& work);
-  void lead_barrier(Clock::duration timeout, bool every_rank);
-  void follow_barrier(Clock::duration timeout);
+  void lead_barrier(std::chrono::milliseconds timeout, bool every_rank);
+  void follow_barrier(std::chrono::milliseconds timeout);
 
   std::shared_ptr<Surroundings> surroundings_ = std::make_shared<Surroundings>();
   const c10::intrusive_ptr<ringcomm::Options> options_;  // but for the timeout, which the group has

@@ -22,11 +22,6 @@ void set_reduction(Call& call, const Refusal& refuse, const c10d::ReduceOp& op,
                    const at::Tensor& tensor);
 // Bytes are moved as what they are where all tensors agree, else as bytes.
 void set_moved_type(Call& call, at::ArrayRef<at::Tensor> tensors);
-template <typename Options>
-void set_calling(Call& call, const Options& options) {
-  call.async = options.asyncOp;
-  if (options.timeout.count() > 0) call.operation.timeout = options.timeout;
-}
 
 // All lists one after the other, kept by the call.
 at::ArrayRef<at::Tensor> flatten(Call& call, const TensorLists& lists);

@@ -34,29 +34,30 @@ Backend::WorkPtr Backend::issue(Call&& call) {
   surroundings_->shelf.clear();
   call.operation.timeout = timeout_of(call.operation.timeout);
   if (is_profiled()) return start_in_profile(call);
-  return start(call, false);
+  return call.async ? start(call, false) : run(call);
+}
+
+Backend::WorkPtr Backend::run(Call& call) {
+  with_torch_errors([&] { group().run(call.operation); });
+  call.staging.finish();
+  return nullptr;
 }
 
 Backend::WorkPtr Backend::start(Call& call, bool profiled) {
-  if (!call.async && !profiled) {
-    run(call);
-    return nullptr;
-  }
   auto work = c10::make_intrusive<Work>(surroundings_, call, profiled);
-  auto request = with_torch_errors([&] {
-    return group().submit(std::move(call.operation),
-                          [work](const std::exception_ptr& error) { work->complete(error); });
-  });
-  work->follow(std::move(request));
-  collect(work);
-  if (call.async) return work;
+  with_torch_errors([&] { call.peer ? post(work, call) : submit(work, call); });
+  if (call.async) {
+    collect(work);
+    return work;
+  }
   work->wait();
   return nullptr;
 }
 
-void Backend::run(Call& call) {
-  with_torch_errors([&] { group().run(call.operation); });
-  call.staging.finish();
+void Backend::submit(const c10::intrusive_ptr<Work>& work, Call& call) {
+  work->follow(group().submit(
+      std::move(call.operation),
+      [work](const std::exception_ptr& error) { work->complete(error); }));
 }
 
 // The "record_param_comms" event is the frame that traces are read by; the Work opens one named
@@ -70,7 +71,7 @@ Backend::WorkPtr Backend::start_in_profile(Call& call) {
                                                       : at::kByte;
   const std::vector<int64_t> sent(call.operation.send.begin(), call.operation.send.end());
   const std::vector<int64_t> received(call.operation.recv.begin(), call.operation.recv.end());
-  const std::string name = call.title + sizeof("ringcomm:") - 1;
+  const char* name = call.title + sizeof("ringcomm:") - 1;
   RECORD_PARAM_COMMS_DATA_WITH_ASYNC_OP(
       std::make_tuple(static_cast<int64_t>(group().sequence()) + 1, false),
       std::make_tuple(getGroupUid(), getGroupDesc()), call.inputs.vec(), call.outputs.vec(), rank_,

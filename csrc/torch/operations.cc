@@ -2,6 +2,7 @@
 
 #include <torch/csrc/distributed/c10d/Utils.hpp>
 
+#include "comm/mailbox.h"
 #include "torch/call_parts.h"
 
 namespace ringcomm {
@@ -22,57 +23,63 @@ std::vector<uint64_t> split_bytes(const Refusal& refuse, const std::vector<int64
   return bytes;
 }
 
+uint32_t checked_tag(const Refusal& refuse, int tag) {
+  if (tag < 0) refuse("Tag must be nonnegative");
+  return static_cast<uint32_t>(tag);
+}
+
+void fill_message(Call& call, const Refusal& refuse, const Tensors& tensors, Place place) {
+  if (tensors.size() != 1) refuse("takes a single tensor");
+  check_served(refuse, tensors[0]);
+  if (*call.peer >= place.size) refuse(str("invalid rank: ", *call.peer));
+  if (*call.peer == place.rank) refuse(str("rank ", place.rank, " cannot be its own peer"));
+  set_moved_type(call, tensors);
+}
+
 }  // namespace
 
 // ---- one tensor, or several as one
 
-Call all_reduce_call(const Tensors& tensors, const c10d::AllreduceOptions& options) {
+Call all_reduce_call(const Tensors& tensors, const c10d::ReduceOp& op) {
   constexpr Refusal refuse{"all_reduce"};
   Call call(OpType::ALLREDUCE, "ringcomm:all_reduce", Collective::kAllReduce);
   const at::Tensor& tensor = only_one(refuse, tensors);
   check_served(refuse, tensor);
-  set_reduction(call, refuse, options.reduceOp, tensor);
-  set_calling(call, options);
+  set_reduction(call, refuse, op, tensor);
   add_in_place(call, tensors);
   return call;
 }
 
-Call all_reduce_coalesced_call(const Tensors& tensors,
-                               const c10d::AllreduceCoalescedOptions& options) {
+Call all_reduce_coalesced_call(const Tensors& tensors, const c10d::ReduceOp& op) {
   constexpr Refusal refuse{"all_reduce_coalesced"};
   Call call(OpType::ALLREDUCE_COALESCED, "ringcomm:all_reduce", Collective::kAllReduce);
   c10d::assertNonEmpty(refuse, tensors);
   check_all_served(refuse, tensors);
   check_same_type(refuse, tensors[0], tensors);
-  set_reduction(call, refuse, options.reduceOp, tensors[0]);
-  set_calling(call, options);
+  set_reduction(call, refuse, op, tensors[0]);
   add_in_place(call, tensors);
   return call;
 }
 
-Call broadcast_call(const Tensors& tensors, const c10d::BroadcastOptions& options, Place place) {
+Call broadcast_call(const Tensors& tensors, int64_t root, Place place) {
   constexpr Refusal refuse{"broadcast"};
   Call call(OpType::BROADCAST, "ringcomm:broadcast", Collective::kBroadcast);
-  call.operation.root = checked_root(refuse, options.rootRank, place);
+  call.operation.root = checked_root(refuse, root, place);
   const at::Tensor& tensor = only_one(refuse, tensors);
-  c10d::assertRootTensor(refuse, options.rootTensor, 1);
   check_served(refuse, tensor);
   set_moved_type(call, tensors);
-  set_calling(call, options);
   add_in_place(call, tensors);
   if (place.rank != call.operation.root) call.operation.input.clear();
   return call;
 }
 
-Call reduce_call(const Tensors& tensors, const c10d::ReduceOptions& options, Place place) {
+Call reduce_call(const Tensors& tensors, const c10d::ReduceOp& op, int64_t root, Place place) {
   constexpr Refusal refuse{"reduce"};
   Call call(OpType::REDUCE, "ringcomm:reduce", Collective::kReduce);
-  call.operation.root = checked_root(refuse, options.rootRank, place);
+  call.operation.root = checked_root(refuse, root, place);
   const at::Tensor& tensor = only_one(refuse, tensors);
-  c10d::assertRootTensor(refuse, options.rootTensor, 1);
   check_served(refuse, tensor);
-  set_reduction(call, refuse, options.reduceOp, tensor);
-  set_calling(call, options);
+  set_reduction(call, refuse, op, tensor);
   add_in_place(call, tensors);
   if (place.rank != call.operation.root) call.operation.output.clear();
   return call;
@@ -143,7 +150,7 @@ Call all_gather_into_call(const Tensors& outputs, const Tensors& inputs, Place p
   return call;
 }
 
-Call gather_call(const TensorLists& outputs, const Tensors& inputs, Rank root, Place place) {
+Call gather_call(const TensorLists& outputs, const Tensors& inputs, int64_t root, Place place) {
   constexpr Refusal refuse{"gather"};
   Call call(OpType::GATHER, "ringcomm:gather", Collective::kGather);
   call.operation.root = checked_root(refuse, root, place);
@@ -167,7 +174,7 @@ Call gather_call(const TensorLists& outputs, const Tensors& inputs, Rank root, P
 
 // ---- scattering
 
-Call scatter_call(const Tensors& outputs, const TensorLists& inputs, Rank root, Place place) {
+Call scatter_call(const Tensors& outputs, const TensorLists& inputs, int64_t root, Place place) {
   constexpr Refusal refuse{"scatter"};
   Call call(OpType::SCATTER, "ringcomm:scatter", Collective::kScatter);
   call.operation.root = checked_root(refuse, root, place);
@@ -269,6 +276,33 @@ Call all_to_all_call(const Tensors& outputs, const Tensors& inputs, Place place)
 
 Call barrier_call() {
   return Call(OpType::BARRIER, "ringcomm:barrier", Collective::kBarrier);
+}
+
+// ---- one to one
+
+Call send_call(const Tensors& tensors, Rank peer, int tag, Place place) {
+  constexpr Refusal refuse{"send"};
+  Call call(OpType::SEND, "ringcomm:send");
+  if (peer < 0) refuse(str("invalid rank: ", peer));
+  call.peer = peer;
+  call.tag = checked_tag(refuse, tag);
+  fill_message(call, refuse, tensors, place);
+  call.inputs = tensors;
+  add_inputs(call, tensors);
+  return call;
+}
+
+Call recv_call(const Tensors& tensors, Rank peer, int tag, Place place) {
+  constexpr Refusal refuse{"recv"};
+  const bool any = peer == Message::kAnySource;
+  Call call(any ? OpType::RECVANYSOURCE : OpType::RECV,
+            any ? "ringcomm:recvAnySource" : "ringcomm:recv");
+  call.peer = peer;
+  call.tag = checked_tag(refuse, tag);
+  fill_message(call, refuse, tensors, place);
+  call.inputs = call.outputs = tensors;  // torch's profiles show what a receive gets as its input
+  add_outputs(call, tensors);
+  return call;
 }
 
 }  // namespace ringcomm

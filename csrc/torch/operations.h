@@ -5,6 +5,7 @@
 #include <torch/csrc/distributed/c10d/Types.hpp>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
+#include <optional>
 #include <vector>
 
 #include "comm/operation.h"
@@ -21,10 +22,11 @@ struct Place {
   int size;
 };
 
-// One call of a collective. `inputs` and `outputs` are the caller's own lists where there is one
-// of them, else they are kept in `lists`.
+// One call. `inputs` and `outputs` are the caller's own lists where there is one of them, else they
+// are kept in `lists`. Of a send or receive's operation only spans, type and timeout count.
 struct Call {
-  Call(c10d::OpType type, const char* title, Collective collective) : type(type), title(title) {
+  Call(c10d::OpType type, const char* title, Collective collective = Collective::kBarrier)
+      : type(type), title(title) {
     operation.collective = collective;
   }
   Call(Call&&) = default;
@@ -37,16 +39,17 @@ struct Call {
   const char* title;  // in profiles: "ringcomm:all_reduce"
   bool async = true;
   Operation operation;
+  std::optional<Rank> peer;  // of a send or receive
+  uint32_t tag = 0;
   Staging staging;
   at::ArrayRef<at::Tensor> inputs, outputs;
   Tensors lists;
 };
 
-Call all_reduce_call(const Tensors& tensors, const c10d::AllreduceOptions& options);
-Call all_reduce_coalesced_call(const Tensors& tensors,
-                               const c10d::AllreduceCoalescedOptions& options);
-Call broadcast_call(const Tensors& tensors, const c10d::BroadcastOptions& options, Place place);
-Call reduce_call(const Tensors& tensors, const c10d::ReduceOptions& options, Place place);
+Call all_reduce_call(const Tensors& tensors, const c10d::ReduceOp& op);
+Call all_reduce_coalesced_call(const Tensors& tensors, const c10d::ReduceOp& op);
+Call broadcast_call(const Tensors& tensors, int64_t root, Place place);
+Call reduce_call(const Tensors& tensors, const c10d::ReduceOp& op, int64_t root, Place place);
 
 // Outputs may differ in size from rank to rank.
 Call all_gather_call(const TensorLists& outputs, const Tensors& inputs, Place place);
@@ -54,9 +57,9 @@ Call all_gather_call(const TensorLists& outputs, const Tensors& inputs, Place pl
 Call all_gather_coalesced_call(const TensorLists& outputs, const Tensors& inputs, Place place);
 // outputs[i] holds inputs[i] of every rank, one after the other.
 Call all_gather_into_call(const Tensors& outputs, const Tensors& inputs, Place place);
-Call gather_call(const TensorLists& outputs, const Tensors& inputs, Rank root, Place place);
+Call gather_call(const TensorLists& outputs, const Tensors& inputs, int64_t root, Place place);
 
-Call scatter_call(const Tensors& outputs, const TensorLists& inputs, Rank root, Place place);
+Call scatter_call(const Tensors& outputs, const TensorLists& inputs, int64_t root, Place place);
 Call reduce_scatter_call(const Tensors& outputs, const TensorLists& inputs,
                          const c10d::ReduceOp& op, Place place);
 // inputs[i] holds what every rank's outputs[i] gets, one after the other.
@@ -73,5 +76,9 @@ Call all_to_all_single_call(const at::Tensor& output, const at::Tensor& input,
 Call all_to_all_call(const Tensors& outputs, const Tensors& inputs, Place place);
 
 Call barrier_call();
+
+// `peer` is Message::kAnySource for a receive from whoever sends first.
+Call send_call(const Tensors& tensors, Rank peer, int tag, Place place);
+Call recv_call(const Tensors& tensors, Rank peer, int tag, Place place);
 
 }  // namespace ringcomm

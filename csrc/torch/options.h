@@ -9,6 +9,8 @@
 #include <optional>
 #include <string>
 
+#include "plan/plan.h"
+
 namespace ringcomm {
 
 inline constexpr const char* kBackendName = "ringcomm";
@@ -26,6 +28,9 @@ struct Options final : c10d::Backend::Options {
   }
 #endif
 };
+
+// "ring" as the core names it. Throws a ValueError that lists the names.
+Algorithm algorithm_called(const std::string& name);
 
 // A timeout the core can count in nanoseconds; torch's may be as long as a float can say.
 inline std::chrono::milliseconds sane_timeout(std::chrono::milliseconds timeout) {

@@ -128,9 +128,11 @@ inline void mutations(Group& group) {
     for (int size = 2; size <= (group.long_mode() ? 8 : 6); ++size) {
       const uint64_t n = static_cast<uint64_t>(size), segment = tiny(size).segment_bytes;
       for (const uint64_t each : {1u, 2u, 3u, 4u, 5u, 7u, 10u, 12u, 18u}) {
-        // With fewer elements than ranks in the last segment, some signals announce nothing.
+        // Where a rank has no elements in the last segment or pass, its signal announces nothing:
+        // with fewer elements than ranks, or with cuts at cache lines, which are less even.
         const uint64_t count = planner.sharded() ? each : each * n, rest = count % segment;
         if (rest > 0 && rest < n && !planner.sharded()) continue;
+        if (planner.algorithm == Algorithm::kHierarchical && count >= 128) continue;
         const Rank root = planner.rooted() ? size / 2 : 0;
         mutate({planner, size, count, root}, score);
       }

@@ -1,0 +1,122 @@
+// send, recv and monitored_barrier of Backend.
+#include "torch/backend.h"
+#include "torch/errors.h"
+
+namespace ringcomm {
+namespace {
+
+constexpr uint32_t kBarrierTag = 1u << 31;  // users' tags are ints, and not negative
+constexpr auto kForever = std::chrono::hours(24 * 36525);
+
+std::string list_of(const std::vector<Rank>& ranks) {
+  std::string text;
+  for (const Rank rank : ranks) text += str(text.empty() ? "" : ", ", rank);
+  return text;
+}
+
+MessagePtr barrier_message(Rank peer, bool sending, Clock::duration timeout) {
+  auto message = std::make_shared<Message>(timeout);
+  message->peer = peer;
+  message->sending = sending;
+  message->tag = kBarrierTag;
+  return message;
+}
+
+}  // namespace
+
+Backend::WorkPtr Backend::send(Tensors& tensors, int dstRank, int tag) {
+  return issue(send_call(tensors, dstRank, tag, place()));
+}
+
+Backend::WorkPtr Backend::recv(Tensors& tensors, int srcRank, int tag) {
+  if (srcRank < 0) Refusal{"recv"}(str("invalid rank: ", srcRank));
+  return issue(recv_call(tensors, srcRank, tag, place()));
+}
+
+Backend::WorkPtr Backend::recvAnysource(Tensors& tensors, int tag) {
+  return issue(recv_call(tensors, Message::kAnySource, tag, place()));
+}
+
+void Backend::post(const c10::intrusive_ptr<Work>& work, Call& call) {
+  auto message = std::make_shared<Message>(call.operation.timeout);
+  message->sending = call.type == c10d::OpType::SEND;
+  message->peer = *call.peer;
+  message->tag = call.tag;
+  message->dtype = call.operation.dtype;
+  message->data = message->sending ? call.operation.input[0] : call.operation.output[0];
+  message->on_done = [work](const std::exception_ptr& error) { work->complete(error); };
+  work->follow(message);
+  try {
+    group().post(message);
+  } catch (const std::exception&) {
+    message->on_done = nullptr;  // it and the work hold one another
+    throw;
+  }
+}
+
+void Backend::monitoredBarrier(const c10d::BarrierOptions& opts, bool waitAllRanks) {
+  const bool unset = opts.timeout < std::chrono::milliseconds(0);
+  const std::chrono::milliseconds timeout = unset ? group().timeout() : opts.timeout;
+  if (timeout.count() == 0) {
+    C10_THROW_ERROR(DistBackendError, str("[Rank ", rank_, "]: Rank ", rank_,
+                                          " timed out in monitoredBarrier after 0 ms"));
+  }
+  with_torch_errors([&] {
+    if (rank_ == 0) {
+      lead_barrier(sane_timeout(timeout), waitAllRanks);
+    } else {
+      follow_barrier(sane_timeout(timeout));
+    }
+  });
+}
+
+void Backend::lead_barrier(std::chrono::milliseconds timeout, bool every_rank) {
+  const Deadline deadline(timeout);
+  std::vector<MessagePtr> arrivals;
+  for (Rank rank = 1; rank < size_; ++rank) {
+    arrivals.push_back(barrier_message(rank, false, kForever));
+    group().post(arrivals.back());
+  }
+  std::vector<Rank> missing;
+  for (const MessagePtr& arrival : arrivals) {
+    if (group().wait(*arrival, deadline.left()) && !arrival->error) continue;
+    missing.push_back(arrival->peer);
+    if (!every_rank) break;
+  }
+  if (!missing.empty()) {
+    const std::string text = str("[Rank 0]: ", every_rank ? "Ranks " : "Rank ", list_of(missing),
+                                 " failed to pass monitoredBarrier in ", timeout.count(), " ms");
+    group().abort(text);
+    C10_THROW_ERROR(DistBackendError, text);
+  }
+  for (Rank rank = 1; rank < size_; ++rank) {
+    const MessagePtr release = barrier_message(rank, true, timeout);
+    group().post(release);
+    group().wait(*release);
+    if (release->error) std::rethrow_exception(release->error);
+  }
+}
+
+void Backend::follow_barrier(std::chrono::milliseconds timeout) {
+  const MessagePtr arrival = barrier_message(0, true, timeout);
+  const MessagePtr release = barrier_message(0, false, timeout);
+  group().post(arrival);
+  group().post(release);
+  for (const MessagePtr& message : {arrival, release}) {
+    group().wait(*message);
+    if (!message->error) continue;
+    std::string why;
+    try {
+      std::rethrow_exception(message->error);
+    } catch (const std::exception& error) {
+      why = error.what();
+    }
+    C10_THROW_ERROR(DistBackendError,
+                    str("[Rank ", rank_, "]: Rank ", rank_,
+                        " successfully reached monitoredBarrier, but received errors while waiting "
+                        "for send/recv from rank 0. Please check rank 0 logs for faulty rank. "
+                        "Original exception: ", why));
+  }
+}
+
+}  // namespace ringcomm

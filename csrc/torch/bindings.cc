@@ -1,0 +1,99 @@
+// The Python module ringcomm._C (see ringcomm/_C.pyi).
+#include <pybind11/chrono.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <memory>
+
+#include "torch/backend.h"
+#include "torch/errors.h"
+#include "torch/plan_bindings.h"
+
+namespace ringcomm {
+namespace {
+
+namespace py = pybind11;
+using NoGil = py::call_guard<py::gil_scoped_release>;
+using OptionsPtr = c10::intrusive_ptr<ringcomm::Options>;
+
+constexpr auto kGraceAtExit = std::chrono::milliseconds(500);
+
+// Options as the caller gave them; what torch says of the group is filled in. torch's argument
+// `timeout` wins over that of the options, as it does with torch's own backends.
+OptionsPtr options_of(const c10d::DistributedBackendOptions& torch, const py::object& given) {
+  if (!given.is_none() && !py::isinstance<ringcomm::Options>(given)) {
+    throw py::type_error(str("pg_options of a ringcomm group must be ringcomm.Options, not ",
+                             py::str(py::type::of(given).attr("__name__")).cast<std::string>()));
+  }
+  auto options = given.is_none() ? c10::make_intrusive<ringcomm::Options>()
+                                 : c10::make_intrusive<ringcomm::Options>(
+                                       *given.cast<OptionsPtr>());
+  constexpr double kMost = 3.2e12;  // a century, in milliseconds
+  const double milliseconds = std::min(kMost, static_cast<double>(torch.timeout.count()) * 1e3);
+  options->timeout = std::chrono::milliseconds(static_cast<int64_t>(milliseconds));
+  options->group_name = torch.group_id;
+  options->global_ranks_in_group.assign(torch.global_ranks_in_group.begin(),
+                                        torch.global_ranks_in_group.end());
+  return options;
+}
+
+void bind_options(py::module_& module) {
+  py::class_<ringcomm::Options, OptionsPtr, c10d::Backend::Options>(module, "Options")
+      .def(py::init<std::chrono::milliseconds>(), py::arg("timeout") = kBackendDefaultTimeout)
+      .def_property(
+          "algorithm", [](const ringcomm::Options& self) { return self.algorithm; },
+          [](ringcomm::Options& self, const std::optional<std::string>& name) {
+            if (name) algorithm_called(*name);
+            self.algorithm = name;
+          })
+      .def("__copy__",
+           [](const ringcomm::Options& self) { return c10::make_intrusive<ringcomm::Options>(self); })
+      .def("__deepcopy__", [](const ringcomm::Options& self, const py::dict&) {
+        return c10::make_intrusive<ringcomm::Options>(self);
+      });
+}
+
+// What torch's own backends offer beside the methods of the base class.
+void bind_backend(py::module_& module) {
+  py::class_<Backend, c10::intrusive_ptr<Backend>, c10d::Backend>(module, "Backend")
+      .def_property_readonly("options", &Backend::getBackendOptions)
+      .def_property_readonly("uid", &Backend::getGroupUid)
+      .def("get_error", &Backend::getError, NoGil())
+      .def("_set_default_timeout", &Backend::setTimeout, py::arg("timeout"))
+      .def("_add_ephemeral_timeout", &Backend::extend_next_timeout, py::arg("timeout"))
+      .def("_is_initialized", [](const Backend&) { return true; })
+      .def("comm_split_count", &Backend::splits)
+      // Ranks outside a split need to do nothing, and a pool's memory needs no registration.
+      .def("perform_nocolor_split", [](const Backend&, at::Device) {})
+      .def("register_mem_pool", [](const Backend&, const py::object&, bool) {}, py::arg("pool"),
+           py::arg("symm") = false)
+      .def("deregister_mem_pool", [](const Backend&, const py::object&) {}, py::arg("pool"));
+}
+
+}  // namespace
+
+PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
+  py::module_::import("torch._C._distributed_c10d");  // the base classes
+  bind_options(module);
+  bind_backend(module);
+  bind_plans(module);
+
+  const auto open = std::make_shared<OpenGroups>();
+  module.def(
+      "create_backend",
+      [open](const c10d::DistributedBackendOptions& torch, const py::object& given) {
+        OptionsPtr options = options_of(torch, given);
+        const py::gil_scoped_release no_gil;
+        return Backend::create(torch.store, {torch.group_rank, torch.group_size},
+                               std::move(options), open);
+      },
+      py::arg("options"), py::arg("backend_options") = py::none());
+
+  // A program may end without destroying its groups: what is pending then must end before Python
+  // does, for its tensors and callbacks are Python's.
+  py::module_::import("atexit").attr("register")(py::cpp_function([open] {
+    const py::gil_scoped_release no_gil;
+    open->close(kGraceAtExit);
+  }));
+}
+
+}  // namespace ringcomm

@@ -1,0 +1,93 @@
+"""Draws docs/floors.svg from the #include lines of csrc/: `python docs/draw_floors.py [--check]`.
+
+With --check nothing is written; the exit status says whether the picture is up to date.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections import Counter
+from pathlib import Path
+
+DOCS = Path(__file__).resolve().parent
+CSRC = DOCS.parent / "csrc"
+# Bottom floor last, as drawn. A folder includes only what stands lower.
+FLOORS = [["torch"], ["comm"], ["exec"], ["plan", "reduce", "transport"], ["base"]]
+WHAT = {
+    "torch": "c10d::Backend, Work, bindings",
+    "comm": "order, queue, send/recv, errors",
+    "exec": "interprets plans",
+    "plan": "planners, table, verifier",
+    "reduce": "type × op kernels",
+    "transport": "shared memory, meeting",
+    "base": "errors, config, doorbell",
+}
+WIDTH, BOX, HEIGHT, GAP = 760, 220, 54, 46
+
+
+def includes() -> Counter[tuple[str, str]]:
+    """How many files of one folder include something of another."""
+    found: Counter[tuple[str, str]] = Counter()
+    for path in sorted(CSRC.rglob("*")):
+        if path.suffix not in {".h", ".cc"}:
+            continue
+        here = path.relative_to(CSRC).parts[0]
+        text = path.read_text()
+        there = set(re.findall(r'^#include "(\w+)/', text, re.MULTILINE)) - {here}
+        found.update((here, folder) for folder in there)
+    return found
+
+
+def places() -> dict[str, tuple[int, int]]:
+    """Centre of each folder's box."""
+    at = {}
+    for row, floor in enumerate(FLOORS):
+        for column, name in enumerate(floor):
+            x = WIDTH * (2 * column + 1) // (2 * len(floor))
+            at[name] = (x, 36 + row * (HEIGHT + GAP))
+    return at
+
+
+def draw() -> str:
+    """The picture as SVG text."""
+    at = places()
+    rows = {name: row for row, floor in enumerate(FLOORS) for name in floor}
+    height = 36 + len(FLOORS) * (HEIGHT + GAP) - GAP
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" '
+        'font-family="sans-serif" font-size="13">',
+        f'<rect width="{WIDTH}" height="{height}" fill="white"/>',
+        '<defs><marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" '
+        'markerHeight="7" orient="auto"><path d="M0 0L8 4L0 8z" fill="#667"/></marker></defs>',
+    ]
+    for (here, there), files in sorted(includes().items()):
+        if rows[there] - rows[here] > 1:
+            continue  # a shortcut past the floor between: allowed, and not drawn
+        (x1, y1), (x2, y2) = at[here], at[there]
+        parts.append(
+            f'<path d="M{x1} {y1 + HEIGHT // 2}L{x2} {y2 - HEIGHT // 2}" stroke="#667" '
+            f'marker-end="url(#tip)"><title>{here} includes {there}: {files} files</title></path>'
+        )
+    for name, (x, y) in at.items():
+        parts.append(
+            f'<rect x="{x - BOX // 2}" y="{y - HEIGHT // 2}" width="{BOX}" height="{HEIGHT}" '
+            'rx="6" fill="#eef2fb" stroke="#4a5f9e"/>'
+            f'<text x="{x}" y="{y - 4}" text-anchor="middle" font-weight="bold">{name}/</text>'
+            f'<text x="{x}" y="{y + 15}" text-anchor="middle" fill="#445">{WHAT[name]}</text>'
+        )
+    return "\n".join([*parts, "</svg>", ""])
+
+
+def main() -> int:
+    """Writes the picture, or checks it."""
+    target = DOCS / "floors.svg"
+    picture = draw()
+    if "--check" in sys.argv[1:]:
+        return 0 if target.exists() and target.read_text() == picture else 1
+    target.write_text(picture)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
