@@ -1,12 +1,104 @@
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
-from torch._C._distributed_c10d import Backend
+import torch
+from torch._C._distributed_c10d import Backend as _Backend
+from torch._C._distributed_c10d import ErrorType
 
-class Options(Backend.Options):
+class Options(_Backend.Options):
     """What a user may say about a group: `init_process_group("ringcomm", pg_options=Options())`."""
 
-    def __init__(self, timeout: timedelta = ...) -> None: ...
+    algorithm: str | None
+    """ "direct", "ring", "tree", …: used wherever a collective has it. None: as the table says."""
 
-def create_backend(options: Any, backend_options: Options | None) -> Any:
-    """Make the c10d::Backend of one group from torch's _DistributedBackendOptions."""
+    def __init__(self, timeout: timedelta = ...) -> None: ...
+    def __copy__(self) -> Options: ...
+    def __deepcopy__(self, memo: dict[int, Any]) -> Options: ...
+
+class Backend(_Backend):
+    """The backend of one group, as `group._get_backend(device)` returns it."""
+
+    @property
+    def options(self) -> Options: ...
+    @property
+    def uid(self) -> str: ...
+    def get_error(self) -> ErrorType: ...
+    def _set_default_timeout(self, timeout: timedelta) -> None: ...
+    def _add_ephemeral_timeout(self, timeout: timedelta) -> None:
+        """Give the next call so much more time."""
+    def _is_initialized(self) -> bool: ...
+    def comm_split_count(self) -> int: ...
+    def perform_nocolor_split(self, device: torch.device) -> None: ...
+    def register_mem_pool(self, pool: Any, symm: bool = False) -> None: ...
+    def deregister_mem_pool(self, pool: Any) -> None: ...
+
+def create_backend(options: Any, backend_options: Options | None = None) -> Backend:
+    """Make the backend of one group from torch's _DistributedBackendOptions.
+
+    Waits for the group's other ranks, at most `options.timeout`.
+    """
+
+# ---- the core, for the plan viewer, the benchmarks and the tests
+
+class Geometry:
+    """The shared memory of a group, as plans address it."""
+
+    segment_bytes: int
+    inbox_bytes: int
+    line_bytes: int
+    one_shot_bytes: int
+
+    def __init__(self, size: int) -> None: ...
+    @property
+    def half_bytes(self) -> int: ...
+
+class Shape:
+    """What a planner is told. Sizes are in bytes; see csrc/plan/shape.h."""
+
+    root: int
+    element: int
+    bytes: int
+    shards: list[int]
+    send: list[int]
+    recv: list[int]
+    local: int
+    geometry: Geometry
+
+    def __init__(self, collective: str, size: int) -> None: ...
+    @property
+    def collective(self) -> str: ...
+    @property
+    def size(self) -> int: ...
+
+def plan_text(shape: Shape, rank: int, algorithm: str | None = None) -> str:
+    """The plan of one rank, one step a line. Raises ValueError where there is none."""
+
+def plan_json(shape: Shape, rank: int, algorithm: str | None = None) -> str: ...
+def verify(
+    sequence: Sequence[Sequence[Shape]], algorithm: str | None = None, in_place: bool = False
+) -> str:
+    """Prove a sequence of operations; return the first violation, or "".
+
+    Each operation is one shape, or one a rank where they differ (all_to_all).
+    """
+
+def algorithms(collective: str) -> list[str]: ...
+def selected(shape: Shape) -> str:
+    """The algorithm that the table chooses."""
+
+def selection_text() -> str: ...
+def selection_json() -> str: ...
+def instruction_set() -> str:
+    """What the reductions use: "plain", "avx2" or "avx512"."""
+
+def instruction_sets() -> list[str]:
+    """Those that this machine can run, best last."""
+
+def use_instruction_set(name: str) -> None: ...
+def time_rung(backend: Backend, tensor: torch.Tensor, rung: str, calls: int) -> list[float]:
+    """Sum `tensor` (float32) over the ranks `calls` times, in place; return each call's seconds.
+
+    `rung` is "handwritten", "plan" or "engine". The lower two use the group's counters behind its
+    back: give them a group of their own and destroy it afterwards.
+    """

@@ -10,8 +10,12 @@
 namespace ringcomm {
 namespace {
 
-constexpr auto kSlowYield = std::chrono::microseconds(400);
+// What a sleep and its wake-up cost, roughly: giving the core away may cost as much on average.
+constexpr auto kDearYield = std::chrono::microseconds(60);
+constexpr int kMemory = 64;  // yields that the average looks back on
 constexpr auto kLoadedFor = std::chrono::milliseconds(100);
+constexpr auto kCrowdedFor = std::chrono::milliseconds(20);
+constexpr int kCrowdedYields = 100;
 
 }  // namespace
 
@@ -34,26 +38,32 @@ bool Patience::spin_or_yield() {
     started_ = last_ = now;
     yielded_ = 0;
   }
-  if (now - last_ > kSlowYield) {  // spinning was interrupted: the core is wanted
-    loaded_until_ = now + kLoadedFor;
-    return false;
-  }
+  lost(now - last_);
   last_ = now;
-  if (now - started_ < policy_.spin) {
+  if (now < loaded_until_) return false;  // spinning was interrupted: the core is wanted
+  const bool crowded = now < crowded_until_;
+  if (!crowded && now - started_ < policy_.spin) {
     for (int i = 0; i < 8; ++i) pause_cpu();
     return true;
   }
-  return yield();
+  if (yielded_++ >= (crowded ? kCrowdedYields : policy_.yields)) return false;
+  ::sched_yield();
+  return true;
 }
 
-bool Patience::yield() {
-  if (yielded_++ >= policy_.yields) return false;
-  const auto before = Clock::now();
-  ::sched_yield();
-  last_ = Clock::now();
-  if (last_ - before <= kSlowYield) return true;
-  loaded_until_ = last_ + kLoadedFor;
-  return true;  // much time went by: look once more before sleeping
+// A wait that ended as soon as the core was given away was for a rank on this very core.
+void Patience::note_success() {
+  if (yielded_ <= 2) crowded_until_ = last_ + kCrowdedFor;
+  yielded_ = 0;
+}
+
+// Somebody else had the core for so long. When that becomes dear, sleep at once for a while; after
+// it, one more such time is enough.
+void Patience::lost(Clock::duration time) {
+  mean_loss_ += (time - mean_loss_) / kMemory;
+  if (mean_loss_ < kDearYield) return;
+  mean_loss_ = kDearYield / 2;
+  loaded_until_ = last_ + time + kLoadedFor;
 }
 
 int usable_cpus() {

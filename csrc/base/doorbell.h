@@ -56,8 +56,8 @@ struct SpinPolicy {
 };
 
 // Bounded spinning. Long spins win where every rank has a core of its own and lose a factor of ten
-// where it has not: so yields are timed, and after a slow one (somebody else needed the core) this
-// thread goes straight to sleep for a while.
+// where it has not: so the time lost to others is measured, and while it is dear on average this thread
+// goes straight to sleep.
 class Patience {
  public:
   Patience() = default;
@@ -72,7 +72,10 @@ class Patience {
     return spin_or_yield();
   }
   // A poll succeeded: the next wait begins anew.
-  void reset() { polls_ = 0; }
+  void reset() {
+    polls_ = 0;
+    if (yielded_ > 0) note_success();
+  }
 
  private:
   static void pause_cpu() {
@@ -83,12 +86,15 @@ class Patience {
 #endif
   }
   bool spin_or_yield();
-  bool yield();
+  void note_success();
+  void lost(Clock::duration time);
 
   SpinPolicy policy_;
   int polls_ = 0, yielded_ = 0;
   Clock::time_point started_, last_;
+  Clock::duration mean_loss_{0};
   Clock::time_point loaded_until_ = Clock::time_point::min();
+  Clock::time_point crowded_until_ = Clock::time_point::min();
 };
 
 // CPUs that this process may run on.

@@ -74,7 +74,9 @@ void check_same_shape(const Refusal& refuse, const at::Tensor& model,
 
 void check_wholes(const Refusal& refuse, const Tensors& wholes, const Tensors& parts, Place place) {
   c10d::assertNonEmpty(refuse, parts);
-  c10d::assertInputOutputTensorListsSameSize(refuse, wholes.size(), parts.size());
+  if (wholes.size() != parts.size()) {
+    refuse("requires input/output tensor lists to have the same length");
+  }
   check_all_served(refuse, wholes);
   check_all_served(refuse, parts);
   for (size_t i = 0; i < parts.size(); ++i) {

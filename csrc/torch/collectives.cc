@@ -72,11 +72,17 @@ Backend::WorkPtr Backend::start_in_profile(Call& call) {
   const std::vector<int64_t> sent(call.operation.send.begin(), call.operation.send.end());
   const std::vector<int64_t> received(call.operation.recv.begin(), call.operation.recv.end());
   const char* name = call.title + sizeof("ringcomm:") - 1;
-  RECORD_PARAM_COMMS_DATA_WITH_ASYNC_OP(
-      std::make_tuple(static_cast<int64_t>(group().sequence()) + 1, false),
-      std::make_tuple(getGroupUid(), getGroupDesc()), call.inputs.vec(), call.outputs.vec(), rank_,
-      name, elements(call.inputs), elements(call.outputs), type, sent, received, first, stride,
-      size_, call.async);
+  const auto sequence = std::make_tuple(static_cast<int64_t>(group().sequence()) + 1, false);
+  const auto names = std::make_tuple(getGroupUid(), getGroupDesc());
+  const Tensors inputs = call.inputs.vec(), outputs = call.outputs.vec();
+#ifdef RECORD_PARAM_COMMS_DATA_WITH_ASYNC_OP
+  RECORD_PARAM_COMMS_DATA_WITH_ASYNC_OP(sequence, names, inputs, outputs, rank_, name,
+                                        elements(inputs), elements(outputs), type, sent, received,
+                                        first, stride, size_, call.async);
+#else
+  RECORD_PARAM_COMMS_DATA(sequence, names, inputs, outputs, rank_, name, elements(inputs),
+                          elements(outputs), type, sent, received, first, stride, size_);
+#endif
   return start(call, true);
 }
 

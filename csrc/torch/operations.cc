@@ -23,6 +23,25 @@ std::vector<uint64_t> split_bytes(const Refusal& refuse, const std::vector<int64
   return bytes;
 }
 
+void check_length(const Refusal& refuse, const Tensors& tensors, const char* which, Place place) {
+  if (tensors.size() == static_cast<size_t>(place.size)) return;
+  refuse(str(which, " tensor list size ", tensors.size(), " does not match world size ",
+             place.size));
+}
+
+// The root's side of gather and scatter.
+void check_one_a_rank(const Refusal& refuse, const TensorLists& lists, const char* which,
+                      Place place) {
+  if (lists.size() != 1) {
+    refuse(str("requires a single-element ", which, " list containing a list with ", place.size,
+               " tensors."));
+  }
+  if (lists[0].size() == static_cast<size_t>(place.size)) return;
+  refuse(str("Incorrect ", which, " list size ", lists[0].size(), ". ",
+             which[0] == 'o' ? "Output" : "Input", " list size should be ", place.size,
+             ", same as size of the process group."));
+}
+
 uint32_t checked_tag(const Refusal& refuse, int tag) {
   if (tag < 0) refuse("Tag must be nonnegative");
   return static_cast<uint32_t>(tag);
@@ -115,10 +134,16 @@ Call all_gather_call(const TensorLists& outputs, const Tensors& inputs, Place pl
 Call all_gather_coalesced_call(const TensorLists& outputs, const Tensors& inputs, Place place) {
   constexpr Refusal refuse{"all_gather_coalesced"};
   Call call(OpType::ALLGATHER_COALESCED, "ringcomm:all_gather", Collective::kAllGather);
-  c10d::assertNonEmptyInputTensorList(refuse, inputs.size());
-  c10d::assertAllgatherCoalescedOutputTensorLists(refuse, outputs, inputs.size(), place.size);
+  c10d::assertNonEmpty(refuse, inputs);
+  if (outputs.size() != static_cast<size_t>(place.size)) {
+    refuse("output lists should be equal to world size");
+  }
   check_all_served(refuse, inputs);
   for (const Tensors& list : outputs) {
+    if (list.size() != inputs.size()) {
+      refuse(str("invalid output size: (expected length ", inputs.size(), ", got ", list.size(),
+                 ")"));
+    }
     check_all_served(refuse, list);
     for (size_t i = 0; i < inputs.size(); ++i) {
       c10d::assertTypeMatch(refuse, inputs[i].options(), list, i);
@@ -157,12 +182,12 @@ Call gather_call(const TensorLists& outputs, const Tensors& inputs, int64_t root
   const at::Tensor& input = only_one(refuse, inputs);
   check_served(refuse, input);
   if (place.rank == root) {
-    c10d::assertGatherOutputTensorList(refuse, outputs, place.size);
+    check_one_a_rank(refuse, outputs, "output", place);
     call.outputs = flatten(call, outputs);
     check_all_served(refuse, call.outputs);
     check_same_shape(refuse, input, call.outputs);
-  } else {
-    c10d::assertEmptyOutputTensorList(refuse, outputs);
+  } else if (!outputs.empty()) {
+    refuse("requires empty output on non-root");
   }
   call.inputs = inputs;
   set_moved_type(call, inputs);
@@ -181,12 +206,12 @@ Call scatter_call(const Tensors& outputs, const TensorLists& inputs, int64_t roo
   const at::Tensor& output = only_one(refuse, outputs);
   check_served(refuse, output);
   if (place.rank == root) {
-    c10d::assertScatterInputTensorList(refuse, inputs, place.size);
+    check_one_a_rank(refuse, inputs, "input", place);
     call.inputs = flatten(call, inputs);
     check_all_served(refuse, call.inputs);
     check_same_shape(refuse, output, call.inputs);
-  } else {
-    c10d::assertEmptyInputTensorList(refuse, inputs);
+  } else if (!inputs.empty()) {
+    refuse("requires empty input on non-root");
   }
   call.outputs = outputs;
   set_moved_type(call, outputs);
@@ -202,7 +227,9 @@ Call reduce_scatter_call(const Tensors& outputs, const TensorLists& inputs,
   Call call(OpType::REDUCE_SCATTER, "ringcomm:reduce_scatter", Collective::kReduceScatter);
   const at::Tensor& output = only_one(refuse, outputs);
   if (inputs.size() != 1) refuse("requires a single-element input tensor list");
-  c10d::assertInputTensorListSizeEqualsWorldSize(refuse, inputs[0].size(), place.size);
+  if (inputs[0].size() != static_cast<size_t>(place.size)) {
+    refuse("invalid input tensor list size, must be world size");
+  }
   call.inputs = flatten(call, inputs);
   call.outputs = outputs;
   check_served(refuse, output);
@@ -259,7 +286,8 @@ Call all_to_all_single_call(const at::Tensor& output, const at::Tensor& input,
 Call all_to_all_call(const Tensors& outputs, const Tensors& inputs, Place place) {
   constexpr Refusal refuse{"all_to_all"};
   Call call(OpType::ALLTOALL, "ringcomm:all_to_all", Collective::kAllToAll);
-  c10d::assertAllToAllTensorListSizes(refuse, outputs.size(), inputs.size(), place.size);
+  check_length(refuse, inputs, "input", place);
+  check_length(refuse, outputs, "output", place);
   check_all_served(refuse, inputs);
   check_all_served(refuse, outputs);
   check_same_type(refuse, inputs[0], inputs);

@@ -100,8 +100,8 @@ void bind_shape(py::module_& module) {
 }
 
 // Rungs of the ladder by name, each over a float32 tensor that every rank gives alike.
-std::vector<double> timed_all_reduce(Backend& backend, const at::Tensor& tensor, int iterations,
-                                     const std::string& rung) {
+std::vector<double> timed_rung(Backend& backend, const at::Tensor& tensor, const std::string& rung,
+                               int calls) {
   using Rung = std::vector<double> (*)(Communicator&, std::span<float>, int);
   static const std::map<std::string, Rung> rungs = {
       {"handwritten", time_handwritten}, {"plan", time_plan}, {"engine", time_engine}};
@@ -111,7 +111,7 @@ std::vector<double> timed_all_reduce(Backend& backend, const at::Tensor& tensor,
                         tensor.device().is_cpu(),
                     "the tensor must be float32, contiguous and on the CPU");
   const std::span<float> data(tensor.data_ptr<float>(), static_cast<size_t>(tensor.numel()));
-  return with_torch_errors([&] { return found->second(backend.group(), data, iterations); });
+  return with_torch_errors([&] { return found->second(backend.group(), data, calls); });
 }
 
 }  // namespace
@@ -139,9 +139,8 @@ void bind_plans(py::module_& module) {
   module.def("use_instruction_set",
              [](const std::string& name) { with_value_errors([&] { use_instruction_set(name); }); },
              py::arg("name"));
-  module.def("time_all_reduce", &timed_all_reduce, py::arg("backend"), py::arg("tensor"),
-             py::arg("iterations"), py::arg("rung") = "engine",
-             py::call_guard<py::gil_scoped_release>());
+  module.def("time_rung", &timed_rung, py::arg("backend"), py::arg("tensor"), py::arg("rung"),
+             py::arg("calls"), py::call_guard<py::gil_scoped_release>());
 }
 
 }  // namespace ringcomm
