@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
-import importlib.metadata
+import importlib
 import json
 import os
 import platform
@@ -12,6 +12,7 @@ import re
 import statistics
 import sys
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -147,7 +148,6 @@ def _cpu_model() -> str:
 
 
 def _ringcomm_version() -> str | None:
-    try:
-        return importlib.metadata.version("ringcomm")
-    except importlib.metadata.PackageNotFoundError:
+    if not find_spec("ringcomm"):
         return None
+    return str(importlib.import_module("ringcomm").__version__)

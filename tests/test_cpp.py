@@ -1,0 +1,68 @@
+"""Runs the C++ test programs, plain and with sanitizers, and transports that are broken on purpose."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+Program = Callable[..., Path]
+# Seconds each may take; a check that hangs ends with the pytest timeout and names the program.
+PROGRAMS = ["plan_proofs", "transport_test", "reduce_test", "stress", "failure_test"]
+
+
+def output(command: list[str | Path], seconds: float) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [str(word) for word in command], capture_output=True, text=True, timeout=seconds
+    )
+
+
+def check(command: list[str | Path], seconds: float = 110) -> None:
+    """The program says ok, at least once, and nothing else of importance."""
+    done = output(command, seconds)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert re.search(r"^ok ", done.stdout, re.MULTILINE), done.stdout
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_program(cpp_program: Program, name: str) -> None:
+    check([cpp_program(name)])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_plan_proofs_long(cpp_program: Program) -> None:
+    check([cpp_program("plan_proofs"), "--long"], 600)
+
+
+@pytest.mark.timeout(400)
+def test_stress_under_thread_sanitizer(cpp_program: Program) -> None:
+    check([cpp_program("stress", "thread")], 300)
+
+
+@pytest.mark.timeout(400)
+def test_a_signal_without_release_is_caught(cpp_program: Program) -> None:
+    done = output([cpp_program("stress", "thread"), "--broken", "relaxed"], 300)
+    assert done.returncode != 0
+    assert "data race" in done.stderr, done.stderr[-2000:]
+
+
+def test_a_signal_that_wakes_nobody_is_caught(cpp_program: Program) -> None:
+    assert output([cpp_program("stress"), "--broken", "deaf"], 110).returncode == 1
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", ["stress", "transport_test", "failure_test", "reduce_test"])
+def test_program_under_address_sanitizer(cpp_program: Program, name: str) -> None:
+    check([cpp_program(name, "address")], 600)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(7200)
+def test_stress_for_long(cpp_program: Program) -> None:
+    for _ in range(200):
+        check([cpp_program("stress")])
