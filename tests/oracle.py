@@ -1,14 +1,13 @@
-"""What a collective must yield, from all ranks' inputs: exact for integers, in float64 for the rest."""
+"""What a collective must yield, from all ranks' inputs: exact for integers, else in float64."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
-
-ReduceOp = torch.distributed.ReduceOp
 
 SIGNED = [torch.int8, torch.int16, torch.int32, torch.int64]
 UNSIGNED = [torch.uint8, torch.uint16, torch.uint32, torch.uint64]
@@ -79,10 +78,10 @@ def factor(rank: int) -> float:
     return 0.5 + rank
 
 
-def reduce_op(name: str, rank: int) -> ReduceOp:
+def reduce_op(name: str, rank: int) -> Any:
     if name == "PREMUL_SUM":
         return torch.distributed._make_nccl_premul_sum(factor(rank))
-    return getattr(ReduceOp, name)
+    return getattr(torch.distributed.ReduceOp, name)
 
 
 def check_reduced(result: torch.Tensor, inputs: list[torch.Tensor], op: str, what: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -59,7 +60,7 @@ def reduce_scattered(rank: Rank, tensor: torch.Tensor, op: Any, *, is_async: boo
     """In shards of unequal size, put together again."""
     count = tensor.numel()
     cuts = [count * r * r // rank.size**2 for r in range(rank.size + 1)]
-    shards = [tensor[a:b].clone() for a, b in zip(cuts, cuts[1:], strict=False)]
+    shards = [tensor[a:b].clone() for a, b in itertools.pairwise(cuts)]
     mine = torch.empty_like(shards[rank.index])
     work = dist.reduce_scatter(mine, shards, op, async_op=is_async)
     if is_async:
@@ -227,8 +228,12 @@ def test_every_type_moves(ranks: Ranks) -> None:
 def check_splits(rank: Rank, rows: list[list[int]], columns: int) -> None:
     """rows[i][j] rows go from rank i to rank j."""
     n, me = rank.size, rank.index
-    sent = [values(me * n + other, rows[me][other] * columns, torch.float32) for other in range(n)]
-    wanted = [values(other * n + me, rows[other][me] * columns, torch.float32) for other in range(n)]
+
+    def block(i: int, j: int) -> torch.Tensor:
+        return values(i * n + j, rows[i][j] * columns, torch.float32)
+
+    sent = [block(me, other) for other in range(n)]
+    wanted = [block(other, me) for other in range(n)]
     give, take = rows[me], [rows[other][me] for other in range(n)]
     output = torch.empty(sum(take), columns)
     dist.all_to_all_single(output, torch.cat(sent).view(-1, columns), take, give)

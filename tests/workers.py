@@ -28,6 +28,7 @@ import torch.distributed as dist
 T = TypeVar("T")
 
 HOST = "127.0.0.1"
+PRELOADED = ["torch.distributed", "torch._dynamo"]  # DDP imports the latter, in seconds
 LIFETIME = 600  # seconds after which any process here ends, whatever has happened
 
 
@@ -81,9 +82,8 @@ class Ranks:
                         answers[index] = self._receive(index)
                         if not answers[index][0]:  # the others may wait for it
                             end = min(end, time.monotonic() + 5)
-            failed = [f"rank {i}: {text}" for i, (good, text) in sorted(answers.items()) if not good]
-            if failed:
-                raise RankError("\n".join(failed))
+            if failures := self._failures(answers):
+                raise RankError("\n".join(failures))
         except BaseException:
             self.kill()
             raise
@@ -91,9 +91,12 @@ class Ranks:
 
     def _late(self, task: Callable[..., Any], answers: dict[int, Any], seconds: float) -> str:
         missing = [index for index in range(self.size) if index not in answers]
-        failed = [f"rank {i}: {answer[1]}" for i, answer in answers.items() if not answer[0]]
         late = f"ranks {missing} did not finish {task.__name__} within {seconds:.0f} s"
-        return "\n".join([late, *failed])
+        return "\n".join([late, *self._failures(answers)])
+
+    @staticmethod
+    def _failures(answers: dict[int, Any]) -> list[str]:
+        return [f"rank {i}: {text}" for i, (good, text) in sorted(answers.items()) if not good]
 
     def _receive(self, index: int) -> tuple[bool, Any]:
         try:
@@ -108,7 +111,7 @@ class Ranks:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         self._store = dist.TCPStore(HOST, 0, is_master=True, wait_for_workers=False)
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["torch.distributed", "torch.nn.parallel"])
+        context.set_forkserver_preload(PRELOADED)
         for index in range(self.size):
             ours, theirs = context.Pipe()
             where = (index, self.size, self.backend, self._store.port)
@@ -174,7 +177,7 @@ def _serve(pipe: Connection, where: tuple[int, int, str | None, int]) -> None:
                 join(rank, backend)
                 joined = True
             pipe.send((True, task(rank, *args)))
-        except BaseException:
+        except BaseException:  # noqa: BLE001  it is the caller's
             pipe.send((False, traceback.format_exc()))
     if dist.is_initialized():
         dist.destroy_process_group()

@@ -57,15 +57,13 @@ c10::intrusive_ptr<Backend> Backend::create(const c10::intrusive_ptr<c10d::Store
   wanted.timeout = sane_timeout(options->timeout);
   if (options->algorithm) wanted.algorithm = algorithm_called(*options->algorithm);
   StoreAdapter adapter(store);
-  auto group = with_torch_errors([&] {
-    return Communicator::create(adapter, wanted);
-  });
+  auto group = with_torch_errors([&] { return Communicator::create(adapter, wanted); });
   open->add(group);
   return c10::make_intrusive<Backend>(std::move(group), std::move(options), std::move(open));
 }
 
-Backend::Backend(std::shared_ptr<Communicator> group,
-                 c10::intrusive_ptr<ringcomm::Options> options, std::shared_ptr<OpenGroups> open)
+Backend::Backend(std::shared_ptr<Communicator> group, c10::intrusive_ptr<ringcomm::Options> options,
+                 std::shared_ptr<OpenGroups> open)
     : c10d::Backend(group->rank(), group->size()),
       options_(std::move(options)),
       open_(std::move(open)),

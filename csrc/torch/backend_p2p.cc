@@ -115,7 +115,8 @@ void Backend::follow_barrier(std::chrono::milliseconds timeout) {
                     str("[Rank ", rank_, "]: Rank ", rank_,
                         " successfully reached monitoredBarrier, but received errors while waiting "
                         "for send/recv from rank 0. Please check rank 0 logs for faulty rank. "
-                        "Original exception: ", why));
+                        "Original exception: ",
+                        why));
   }
 }
 

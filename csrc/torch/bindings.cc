@@ -24,9 +24,9 @@ OptionsPtr options_of(const c10d::DistributedBackendOptions& torch, const py::ob
     throw py::type_error(str("pg_options of a ringcomm group must be ringcomm.Options, not ",
                              py::str(py::type::of(given).attr("__name__")).cast<std::string>()));
   }
-  auto options = given.is_none() ? c10::make_intrusive<ringcomm::Options>()
-                                 : c10::make_intrusive<ringcomm::Options>(
-                                       *given.cast<OptionsPtr>());
+  auto options = given.is_none()
+                     ? c10::make_intrusive<ringcomm::Options>()
+                     : c10::make_intrusive<ringcomm::Options>(*given.cast<OptionsPtr>());
   constexpr double kMost = 3.2e12;  // a century, in milliseconds
   const double milliseconds = std::min(kMost, static_cast<double>(torch.timeout.count()) * 1e3);
   options->timeout = std::chrono::milliseconds(static_cast<int64_t>(milliseconds));
@@ -46,7 +46,9 @@ void bind_options(py::module_& module) {
             self.algorithm = name;
           })
       .def("__copy__",
-           [](const ringcomm::Options& self) { return c10::make_intrusive<ringcomm::Options>(self); })
+           [](const ringcomm::Options& self) {
+             return c10::make_intrusive<ringcomm::Options>(self);
+           })
       .def("__deepcopy__", [](const ringcomm::Options& self, const py::dict&) {
         return c10::make_intrusive<ringcomm::Options>(self);
       });
@@ -64,8 +66,9 @@ void bind_backend(py::module_& module) {
       .def("comm_split_count", &Backend::splits)
       // Ranks outside a split need to do nothing, and a pool's memory needs no registration.
       .def("perform_nocolor_split", [](const Backend&, at::Device) {})
-      .def("register_mem_pool", [](const Backend&, const py::object&, bool) {}, py::arg("pool"),
-           py::arg("symm") = false)
+      .def(
+          "register_mem_pool", [](const Backend&, const py::object&, bool) {}, py::arg("pool"),
+          py::arg("symm") = false)
       .def("deregister_mem_pool", [](const Backend&, const py::object&) {}, py::arg("pool"));
 }
 

@@ -2,9 +2,9 @@
 
 #include <ATen/ATen.h>
 #include <c10/util/hash.h>
-#include <torch/csrc/distributed/c10d/Utils.hpp>
 
 #include <algorithm>
+#include <torch/csrc/distributed/c10d/Utils.hpp>
 
 namespace ringcomm {
 namespace {
@@ -15,16 +15,26 @@ bool is_bitwise(ReduceOp op) {
 
 ReduceOp reduce_op(const Refusal& refuse, const c10d::ReduceOp& op) {
   switch (op.op_) {
-    case c10d::ReduceOp::SUM: return ReduceOp::kSum;
-    case c10d::ReduceOp::AVG: return ReduceOp::kAvg;
-    case c10d::ReduceOp::PRODUCT: return ReduceOp::kProduct;
-    case c10d::ReduceOp::MIN: return ReduceOp::kMin;
-    case c10d::ReduceOp::MAX: return ReduceOp::kMax;
-    case c10d::ReduceOp::BAND: return ReduceOp::kBand;
-    case c10d::ReduceOp::BOR: return ReduceOp::kBor;
-    case c10d::ReduceOp::BXOR: return ReduceOp::kBxor;
-    case c10d::ReduceOp::PREMUL_SUM: return ReduceOp::kPremulSum;
-    default: refuse("Unhandled ReduceOp");
+    case c10d::ReduceOp::SUM:
+      return ReduceOp::kSum;
+    case c10d::ReduceOp::AVG:
+      return ReduceOp::kAvg;
+    case c10d::ReduceOp::PRODUCT:
+      return ReduceOp::kProduct;
+    case c10d::ReduceOp::MIN:
+      return ReduceOp::kMin;
+    case c10d::ReduceOp::MAX:
+      return ReduceOp::kMax;
+    case c10d::ReduceOp::BAND:
+      return ReduceOp::kBand;
+    case c10d::ReduceOp::BOR:
+      return ReduceOp::kBor;
+    case c10d::ReduceOp::BXOR:
+      return ReduceOp::kBxor;
+    case c10d::ReduceOp::PREMUL_SUM:
+      return ReduceOp::kPremulSum;
+    default:
+      refuse("Unhandled ReduceOp");
   }
 }
 

@@ -1,5 +1,5 @@
-// What the builders of calls (operations.cc) are made of: checks of arguments, and the filling in of
-// an Operation.
+// What the builders of calls (operations.cc) are made of: checks of arguments, and the filling in
+// of an Operation.
 #pragma once
 
 #include <vector>

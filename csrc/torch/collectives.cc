@@ -55,9 +55,8 @@ Backend::WorkPtr Backend::start(Call& call, bool profiled) {
 }
 
 void Backend::submit(const c10::intrusive_ptr<Work>& work, Call& call) {
-  work->follow(group().submit(
-      std::move(call.operation),
-      [work](const std::exception_ptr& error) { work->complete(error); }));
+  work->follow(group().submit(std::move(call.operation),
+                              [work](const std::exception_ptr& error) { work->complete(error); }));
 }
 
 // The "record_param_comms" event is the frame that traces are read by; the Work opens one named
@@ -120,8 +119,7 @@ Backend::WorkPtr Backend::_allgather_base(at::Tensor& outputBuffer, at::Tensor& 
   return issue(with(all_gather_into_call(outputs, inputs, place()), opts));
 }
 
-Backend::WorkPtr Backend::allgather_coalesced(TensorLists& outputTensorLists,
-                                              Tensors& inputTensors,
+Backend::WorkPtr Backend::allgather_coalesced(TensorLists& outputTensorLists, Tensors& inputTensors,
                                               const c10d::AllgatherOptions& opts) {
   return issue(with(all_gather_coalesced_call(outputTensorLists, inputTensors, place()), opts));
 }

@@ -25,8 +25,8 @@ std::vector<uint64_t> split_bytes(const Refusal& refuse, const std::vector<int64
 
 void check_length(const Refusal& refuse, const Tensors& tensors, const char* which, Place place) {
   if (tensors.size() == static_cast<size_t>(place.size)) return;
-  refuse(str(which, " tensor list size ", tensors.size(), " does not match world size ",
-             place.size));
+  refuse(
+      str(which, " tensor list size ", tensors.size(), " does not match world size ", place.size));
 }
 
 // The root's side of gather and scatter.
@@ -141,8 +141,8 @@ Call all_gather_coalesced_call(const TensorLists& outputs, const Tensors& inputs
   check_all_served(refuse, inputs);
   for (const Tensors& list : outputs) {
     if (list.size() != inputs.size()) {
-      refuse(str("invalid output size: (expected length ", inputs.size(), ", got ", list.size(),
-                 ")"));
+      refuse(
+          str("invalid output size: (expected length ", inputs.size(), ", got ", list.size(), ")"));
     }
     check_all_served(refuse, list);
     for (size_t i = 0; i < inputs.size(); ++i) {
@@ -264,8 +264,8 @@ Call reduce_scatter_from_call(const Tensors& outputs, const Tensors& inputs,
 
 // ---- all to all
 
-Call all_to_all_single_call(const at::Tensor& output, const at::Tensor& input,
-                            const Splits& splits, Place place) {
+Call all_to_all_single_call(const at::Tensor& output, const at::Tensor& input, const Splits& splits,
+                            Place place) {
   constexpr Refusal refuse{"all_to_all_single"};
   Call call(OpType::ALLTOALL_BASE, "ringcomm:all_to_all", Collective::kAllToAll);
   call.lists = {input, output};
@@ -302,9 +302,7 @@ Call all_to_all_call(const Tensors& outputs, const Tensors& inputs, Place place)
   return call;
 }
 
-Call barrier_call() {
-  return Call(OpType::BARRIER, "ringcomm:barrier", Collective::kBarrier);
-}
+Call barrier_call() { return Call(OpType::BARRIER, "ringcomm:barrier", Collective::kBarrier); }
 
 // ---- one to one
 

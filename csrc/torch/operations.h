@@ -1,11 +1,10 @@
-// c10d's calls as Operations: everything that can be wrong with the arguments is refused here, before
-// anything is sent, in the words that users of torch's own backends know.
+// c10d's calls as Operations: everything that can be wrong with the arguments is refused here,
+// before anything is sent, in the words that users of torch's own backends know.
 #pragma once
 
+#include <optional>
 #include <torch/csrc/distributed/c10d/Types.hpp>
 #include <torch/csrc/distributed/c10d/Work.hpp>
-
-#include <optional>
 #include <vector>
 
 #include "comm/operation.h"
@@ -71,8 +70,8 @@ struct Splits {
   const std::vector<int64_t>& output;
   const std::vector<int64_t>& input;
 };
-Call all_to_all_single_call(const at::Tensor& output, const at::Tensor& input,
-                            const Splits& splits, Place place);
+Call all_to_all_single_call(const at::Tensor& output, const at::Tensor& input, const Splits& splits,
+                            Place place);
 Call all_to_all_call(const Tensors& outputs, const Tensors& inputs, Place place);
 
 Call barrier_call();

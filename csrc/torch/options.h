@@ -1,13 +1,13 @@
 // What a user may say about a group: init_process_group("ringcomm", pg_options=ringcomm.Options()).
 #pragma once
 
-#include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/headeronly/version.h>
 
 #include <algorithm>
 #include <chrono>
 #include <optional>
 #include <string>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include "plan/plan.h"
 

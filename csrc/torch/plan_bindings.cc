@@ -107,9 +107,9 @@ std::vector<double> timed_rung(Backend& backend, const at::Tensor& tensor, const
       {"handwritten", time_handwritten}, {"plan", time_plan}, {"engine", time_engine}};
   const auto found = rungs.find(rung);
   TORCH_CHECK_VALUE(found != rungs.end(), "rung must be handwritten, plan or engine, not ", rung);
-  TORCH_CHECK_VALUE(tensor.scalar_type() == at::kFloat && tensor.is_contiguous() &&
-                        tensor.device().is_cpu(),
-                    "the tensor must be float32, contiguous and on the CPU");
+  TORCH_CHECK_VALUE(
+      tensor.scalar_type() == at::kFloat && tensor.is_contiguous() && tensor.device().is_cpu(),
+      "the tensor must be float32, contiguous and on the CPU");
   const std::span<float> data(tensor.data_ptr<float>(), static_cast<size_t>(tensor.numel()));
   return with_torch_errors([&] { return found->second(backend.group(), data, calls); });
 }
@@ -119,26 +119,32 @@ std::vector<double> timed_rung(Backend& backend, const at::Tensor& tensor, const
 void bind_plans(py::module_& module) {
   bind_geometry(module);
   bind_shape(module);
-  module.def("plan_text", [](const Shape& shape, Rank rank,
-                             const std::optional<std::string>& algorithm) {
-    return to_text(planned(shape, rank, algorithm));
-  }, py::arg("shape"), py::arg("rank"), py::arg("algorithm") = py::none());
-  module.def("plan_json", [](const Shape& shape, Rank rank,
-                             const std::optional<std::string>& algorithm) {
-    return to_json(planned(shape, rank, algorithm));
-  }, py::arg("shape"), py::arg("rank"), py::arg("algorithm") = py::none());
+  module.def(
+      "plan_text",
+      [](const Shape& shape, Rank rank, const std::optional<std::string>& algorithm) {
+        return to_text(planned(shape, rank, algorithm));
+      },
+      py::arg("shape"), py::arg("rank"), py::arg("algorithm") = py::none());
+  module.def(
+      "plan_json",
+      [](const Shape& shape, Rank rank, const std::optional<std::string>& algorithm) {
+        return to_json(planned(shape, rank, algorithm));
+      },
+      py::arg("shape"), py::arg("rank"), py::arg("algorithm") = py::none());
   module.def("verify", &verified, py::arg("sequence"), py::arg("algorithm") = py::none(),
              py::arg("in_place") = false, py::call_guard<py::gil_scoped_release>());
   module.def("algorithms", &names_of_algorithms, py::arg("collective"));
-  module.def("selected", [](const Shape& shape) { return to_string(choose(shape, std::nullopt)); },
-             py::arg("shape"));
+  module.def(
+      "selected", [](const Shape& shape) { return to_string(choose(shape, std::nullopt)); },
+      py::arg("shape"));
   module.def("selection_text", &selection_text);
   module.def("selection_json", &selection_json);
   module.def("instruction_set", &instruction_set);
   module.def("instruction_sets", &instruction_sets);
-  module.def("use_instruction_set",
-             [](const std::string& name) { with_value_errors([&] { use_instruction_set(name); }); },
-             py::arg("name"));
+  module.def(
+      "use_instruction_set",
+      [](const std::string& name) { with_value_errors([&] { use_instruction_set(name); }); },
+      py::arg("name"));
   module.def("time_rung", &timed_rung, py::arg("backend"), py::arg("tensor"), py::arg("rung"),
              py::arg("calls"), py::call_guard<py::gil_scoped_release>());
 }

@@ -1,9 +1,8 @@
 // c10d's Store as the core's.
 #pragma once
 
-#include <torch/csrc/distributed/c10d/Store.hpp>
-
 #include <string>
+#include <torch/csrc/distributed/c10d/Store.hpp>
 #include <utility>
 
 #include "base/deadline.h"
@@ -18,7 +17,8 @@ class StoreAdapter final : public Store {
     const std::string what = known != nullptr ? known->what_without_backtrace() : error.what();
     C10_THROW_ERROR(DistStoreError,
                     str("the store through which the ranks find one another does not answer: is "
-                        "the process that serves it alive? (", what, ")"));
+                        "the process that serves it alive? (",
+                        what, ")"));
   }
 
   template <typename Function>

@@ -33,34 +33,56 @@ void Refusal::operator()(const std::string& why) const {
 
 std::optional<DType> dtype_of(at::ScalarType type) {
   switch (type) {
-    case at::kBool: return DType::kBool;
-    case at::kByte: return DType::kUint8;
-    case at::kChar: return DType::kInt8;
-    case at::kUInt16: return DType::kUint16;
-    case at::kShort: return DType::kInt16;
-    case at::kUInt32: return DType::kUint32;
-    case at::kInt: return DType::kInt32;
-    case at::kUInt64: return DType::kUint64;
-    case at::kLong: return DType::kInt64;
-    case at::kHalf: return DType::kFloat16;
-    case at::kBFloat16: return DType::kBFloat16;
-    case at::kFloat: return DType::kFloat32;
-    case at::kDouble: return DType::kFloat64;
-    case at::kComplexFloat: return DType::kComplex64;
-    case at::kComplexDouble: return DType::kComplex128;
-    case at::kFloat8_e4m3fn: return DType::kFloat8E4M3;
-    case at::kFloat8_e5m2: return DType::kFloat8E5M2;
-    default: return std::nullopt;
+    case at::kBool:
+      return DType::kBool;
+    case at::kByte:
+      return DType::kUint8;
+    case at::kChar:
+      return DType::kInt8;
+    case at::kUInt16:
+      return DType::kUint16;
+    case at::kShort:
+      return DType::kInt16;
+    case at::kUInt32:
+      return DType::kUint32;
+    case at::kInt:
+      return DType::kInt32;
+    case at::kUInt64:
+      return DType::kUint64;
+    case at::kLong:
+      return DType::kInt64;
+    case at::kHalf:
+      return DType::kFloat16;
+    case at::kBFloat16:
+      return DType::kBFloat16;
+    case at::kFloat:
+      return DType::kFloat32;
+    case at::kDouble:
+      return DType::kFloat64;
+    case at::kComplexFloat:
+      return DType::kComplex64;
+    case at::kComplexDouble:
+      return DType::kComplex128;
+    case at::kFloat8_e4m3fn:
+      return DType::kFloat8E4M3;
+    case at::kFloat8_e5m2:
+      return DType::kFloat8E5M2;
+    default:
+      return std::nullopt;
   }
 }
 
 DType movable_dtype(at::ScalarType type) {
   if (const auto known = dtype_of(type)) return *known;
   switch (c10::elementSize(type)) {
-    case 2: return DType::kUint16;
-    case 4: return DType::kUint32;
-    case 8: return DType::kUint64;
-    default: return DType::kUint8;
+    case 2:
+      return DType::kUint16;
+    case 4:
+      return DType::kUint32;
+    case 8:
+      return DType::kUint64;
+    default:
+      return DType::kUint8;
   }
 }
 
@@ -100,7 +122,8 @@ Span Staging::output(const at::Tensor& tensor) {
   if (tensor.is_contiguous() && is_plain(tensor)) return span_of(tensor);
   at::assert_no_internal_overlap(tensor);
   const BelowAutograd guard;
-  auto copy = at::empty(tensor.sizes(), tensor.options().memory_format(at::MemoryFormat::Contiguous));
+  auto copy =
+      at::empty(tensor.sizes(), tensor.options().memory_format(at::MemoryFormat::Contiguous));
   return span_of(results_.emplace_back(tensor, std::move(copy)).second);
 }
 

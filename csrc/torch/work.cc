@@ -95,7 +95,8 @@ bool Work::wait(std::chrono::milliseconds timeout) {
 }
 
 std::vector<at::Tensor> Work::result() {
-  TORCH_CHECK(isCompleted(), "Work needs to be completed before calling result(): call wait() first");
+  TORCH_CHECK(isCompleted(),
+              "Work needs to be completed before calling result(): call wait() first");
   return outputs_;
 }
 

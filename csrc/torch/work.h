@@ -3,11 +3,11 @@
 
 #include <ATen/ThreadLocalState.h>
 #include <ATen/core/ivalue.h>
-#include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include <atomic>
 #include <memory>
 #include <mutex>
+#include <torch/csrc/distributed/c10d/Work.hpp>
 #include <utility>
 #include <vector>
 
@@ -28,7 +28,7 @@ class Shelf {
 
  private:
   std::atomic<bool> filled_{false};  // partner: clear(); a stale false only delays
-  std::mutex mutex_;  // guards what follows
+  std::mutex mutex_;                 // guards what follows
   std::vector<c10::intrusive_ptr<c10d::Work>> works_;
   bool closed_ = false;
 };

@@ -1,0 +1,292 @@
+"""A rank that dies, differs, is late or never comes: a named error on every rank, in time."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from workers import Rank, Ranks, error_of, join, ranks
+
+SOON = 1.0  # seconds within which death and mismatch are errors everywhere
+DESTROYED = 2.0  # seconds within which destroy_process_group returns, whatever happened
+
+Outcome = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def three() -> Iterator[Ranks]:
+    with ranks(3, backend=None) as some:
+        yield some
+
+
+def in_child(body: Callable[[], Outcome]) -> Outcome:
+    """Run `body` in a forked child; what it returned, or {"killed": signal}."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(reader)
+        signal.alarm(60)
+        try:
+            answer = body()
+        except BaseException as error:
+            answer = {"raised": repr(error)}
+        os.write(writer, json.dumps(answer).encode())
+        os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader) as pipe:
+        text = pipe.read()
+    status = os.waitpid(child, 0)[1]
+    return json.loads(text) if text else {"killed": os.WTERMSIG(status)}
+
+
+def outcome_of(call: Callable[[], Any]) -> Outcome:
+    """How `call` failed, how long that took, and how long destroying the group took."""
+    begin = time.monotonic()
+    kind, text = error_of(call)
+    failed = time.monotonic()
+    dist.destroy_process_group()
+    return {
+        "kind": kind,
+        "text": text,
+        "seconds": failed - begin,
+        "destroy": time.monotonic() - failed,
+    }
+
+
+def check(outcome: Outcome, *words: str, within: float = SOON) -> None:
+    assert outcome.get("kind") == "DistBackendError", outcome
+    for word in words:
+        assert word in outcome["text"], outcome
+    assert outcome["seconds"] < within, outcome
+    assert outcome["destroy"] < DESTROYED, outcome
+
+
+# ---- death
+
+
+def die(rank: Rank, victim: int, life: str, after: int) -> Outcome:
+    def body() -> Outcome:
+        join(rank_of(rank, life), seconds=30)
+        data = torch.ones(50_000)
+        for _ in range(after):
+            dist.all_reduce(data)
+        if rank.index == victim:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return outcome_of(lambda: [dist.all_reduce(data) for _ in range(5)])
+
+    return in_child(body)
+
+
+def rank_of(rank: Rank, life: str) -> Rank:
+    """The same place in a group of its own."""
+    return Rank(rank.index, rank.size, dist.PrefixStore(life, rank.store))
+
+
+@pytest.mark.parametrize("victim", [0, 1, 2])
+def test_a_killed_rank_is_named(three: Ranks, victim: int) -> None:
+    outcomes = three(die, victim, f"die{victim}", 3)
+    assert outcomes[victim] == {"killed": signal.SIGKILL}
+    for index, outcome in enumerate(outcomes):
+        if index != victim:
+            check(outcome, f"rank {victim}", "all_reduce #", "float32[50000]")
+
+
+def die_at_random(rank: Rank, seed: int) -> Outcome:
+    """Every rank issues the same mix; the victim kills itself at a moment that the seed chose."""
+
+    def body() -> Outcome:
+        chance = random.Random(seed)
+        victim, moment = chance.randrange(rank.size), chance.uniform(0, 0.05)
+        here = rank_of(rank, f"random{seed}")
+        if rank.index == victim:
+            signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+            signal.setitimer(signal.ITIMER_REAL, moment)
+
+        def work() -> None:
+            join(here, seconds=4)  # a rank that dies before it joined is one that never comes
+            for _ in range(100_000):
+                dist.all_reduce(torch.ones(1000))
+                dist.broadcast(torch.ones(10), 0)
+                works = [dist.all_reduce(torch.ones(n), async_op=True) for n in (3, 30_000)]
+                for item in works:
+                    item.wait()
+
+        kind, text = error_of(work)
+        begin = time.monotonic()
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        return {"kind": kind, "text": text, "destroy": time.monotonic() - begin, "victim": victim}
+
+    return in_child(body)
+
+
+def kills(some: Ranks, seeds: range) -> None:
+    for seed in seeds:
+        outcomes = some(die_at_random, seed, seconds=30)
+        dead = [i for i, outcome in enumerate(outcomes) if "killed" in outcome]
+        assert len(dead) == 1, (seed, outcomes)
+        for index, outcome in enumerate(outcomes):
+            if index == dead[0]:
+                continue
+            assert outcome["victim"] == dead[0], (seed, outcome)
+            assert outcome["kind"] in {"DistBackendError", "DistNetworkError"}, (seed, outcome)
+            assert f"rank {dead[0]}" in outcome["text"], (seed, outcome)
+            assert outcome["destroy"] < DESTROYED, (seed, outcome)
+
+
+def test_kills_at_random_moments_leave_nothing_behind(three: Ranks) -> None:
+    before = {path.name for folder in ("/dev/shm", "/tmp") for path in Path(folder).iterdir()}
+    kills(three, range(8))
+    after = {path.name for folder in ("/dev/shm", "/tmp") for path in Path(folder).iterdir()}
+    assert not [name for name in after - before if "ringcomm" in name or "memfd" in name]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_many_kills(three: Ranks) -> None:
+    kills(three, range(100, 300))
+
+
+# ---- mismatch
+
+
+def differ(rank: Rank, how: str) -> Outcome:
+    def body() -> Outcome:
+        join(rank_of(rank, how), seconds=30)
+        odd = rank.index == 1
+        data, other = torch.ones(10), torch.ones(11)
+        calls: dict[str, Callable[[], Any]] = {
+            "size": lambda: dist.all_reduce(other if odd else data),
+            "dtype": lambda: dist.all_reduce(data.double() if odd else data),
+            "op": lambda: dist.all_reduce(data, dist.ReduceOp.MAX if odd else dist.ReduceOp.SUM),
+            "root": lambda: dist.broadcast(data, 2 if odd else 0),
+            "collective": lambda: dist.barrier() if odd else dist.all_reduce(data),
+        }
+
+        def call() -> None:
+            dist.all_reduce(torch.ones(3))
+            calls[how]()
+            dist.all_reduce(data)  # for a rank whose part had ended
+
+        return outcome_of(call)
+
+    return in_child(body)
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ("size", ["float32[10]", "float32[11]"]),
+        ("dtype", ["float32[10]", "float64[10]"]),
+        ("op", ["SUM", "MAX"]),
+        ("root", ["root 0", "root 2"]),
+        ("collective", ["barrier", "all_reduce float32[10]"]),
+    ],
+)
+def test_a_mismatch_is_described_on_every_rank(three: Ranks, how: str, words: list[str]) -> None:
+    for outcome in three(differ, how):
+        check(outcome, "#2", *words)
+
+
+# ---- absence
+
+
+def be_late(rank: Rank) -> Outcome:
+    def body() -> Outcome:
+        join(rank_of(rank, "late"), seconds=30)
+        data = torch.ones(10)
+        dist.all_reduce(data)
+        dist.distributed_c10d._get_default_group().set_timeout(timedelta(milliseconds=500))
+        if rank.index == 2:
+            time.sleep(1.5)
+        return outcome_of(lambda: dist.all_reduce(data))
+
+    return in_child(body)
+
+
+def test_a_late_rank_is_named_by_those_who_waited(three: Ranks) -> None:
+    first, second, late = three(be_late)
+    for outcome in (first, second):
+        check(outcome, "all_reduce #2 float32[10]", "Timed out after 0.5", "rank 2", within=2)
+    assert "has not called #2" in first["text"] + second["text"]
+    check(late, "Timed out")
+
+
+def never_come(rank: Rank) -> Outcome:
+    def body() -> Outcome:
+        if rank.index == 2:
+            return {}
+        begin = time.monotonic()
+        kind, text = error_of(lambda: join(rank_of(rank, "absent"), seconds=1))
+        return {"kind": kind, "text": text, "seconds": time.monotonic() - begin}
+
+    return in_child(body)
+
+
+def test_a_rank_that_never_comes_is_named(three: Ranks) -> None:
+    for outcome in three(never_come)[:2]:
+        assert outcome["kind"] == "DistBackendError", outcome
+        assert "rank 2" in outcome["text"], outcome
+        assert outcome["seconds"] < 5, outcome
+
+
+# ---- the end of a process
+
+
+SCRIPT = """
+import os, sys, torch, torch.distributed as dist
+dist.init_process_group("ringcomm")
+x = torch.ones(1000)
+dist.all_reduce(x)
+assert x[0] == dist.get_world_size()
+print("fine", os.statvfs("/dev/shm").f_blocks * os.statvfs("/dev/shm").f_frsize)
+"""
+
+
+def test_exit_without_destroy_is_silent(torchrun: Any, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    done = torchrun(2, script)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("fine") == 2
+    lines = [line for line in done.stderr.splitlines() if "OMP_NUM_THREADS" not in line]
+    assert not [line for line in lines if "ringcomm" in line or "Error" in line], done.stderr
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("unshare"), reason="needs root to mount")
+def test_a_tiny_dev_shm_is_enough(run: Any, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    launcher = f"{sys.executable} -m torch.distributed.run --standalone --local-addr 127.0.0.1"
+    command = f"mount -t tmpfs -o size=64k tmpfs /dev/shm && {launcher} --nproc-per-node 2 {script}"
+    done = run("unshare", "-m", "sh", "-c", command, cwd=tmp_path, OMP_NUM_THREADS="1")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("fine 65536") == 2, done.stdout
+
+
+def be_idle(rank: Rank) -> Outcome:
+    def body() -> Outcome:
+        join(rank_of(rank, "idle"), seconds=30)
+        dist.all_reduce(torch.ones(10), async_op=True).wait()  # the worker exists
+        before = time.process_time()
+        time.sleep(1)
+        return {"busy": time.process_time() - before}
+
+    return in_child(body)
+
+
+def test_an_idle_group_burns_no_cpu(three: Ranks) -> None:
+    for outcome in three(be_idle):
+        assert outcome["busy"] < 0.02, outcome
