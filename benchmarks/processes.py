@@ -189,6 +189,16 @@ def join(rank: Rank) -> float:
     return time.perf_counter() - start
 
 
+def spread(rank: Rank) -> None:
+    """Go to a core of one's own, or the next best; the kernel is free to move us from there.
+
+    Waking up, ranks may find themselves on one core, and stay together for a tenth of a second.
+    """
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {cores[rank.index % len(cores)]})
+    os.sched_setaffinity(0, cores)
+
+
 def leave(rank: Rank) -> None:
     """Let go of everything, then destroy the groups."""
     rank.kept.clear()

@@ -11,12 +11,12 @@
 namespace ringcomm {
 
 struct Config {
-  LogLevel log = LogLevel::kWarning;    // RINGCOMM_LOG=debug|info|warning|error|off
+  LogLevel log = LogLevel::kWarning;     // RINGCOMM_LOG=debug|info|warning|error|off
   std::optional<std::string> algorithm;  // RINGCOMM_ALGORITHM=direct|ring|tree|...
-  std::chrono::microseconds spin{-1};   // RINGCOMM_SPIN_US: how long a waiting call spins; -1: fits
-  std::string run_id;                   // TORCHELASTIC_RUN_ID
-  std::string restart;                  // TORCHELASTIC_RESTART_COUNT
-  std::vector<std::string> warnings;    // unknown variables, with the nearest name
+  std::chrono::microseconds spin{-1};  // RINGCOMM_SPIN_US: how long a waiting call spins; -1: fits
+  std::string run_id;                  // TORCHELASTIC_RUN_ID
+  std::string restart;                 // TORCHELASTIC_RESTART_COUNT
+  std::vector<std::string> warnings;   // unknown variables, with the nearest name
 
   // Reads the environment. Throws UsageError when a value cannot be understood.
   static Config from_environment();

@@ -14,9 +14,7 @@ class Deadline {
 
   bool passed() const { return Clock::now() >= at_; }
   Clock::time_point start() const { return start_; }
-  Clock::duration left() const {
-    return std::max(at_ - Clock::now(), Clock::duration::zero());
-  }
+  Clock::duration left() const { return std::max(at_ - Clock::now(), Clock::duration::zero()); }
   double elapsed_seconds() const {
     return std::chrono::duration<double>(Clock::now() - start_).count();
   }

@@ -56,8 +56,8 @@ struct SpinPolicy {
 };
 
 // Bounded spinning. Long spins win where every rank has a core of its own and lose a factor of ten
-// where it has not: so the time lost to others is measured, and while it is dear on average this thread
-// goes straight to sleep.
+// where it has not: so the time lost to others is measured, and while it is dear on average this
+// thread goes straight to sleep.
 class Patience {
  public:
   Patience() = default;

@@ -66,7 +66,7 @@ std::string str(const Parts&... parts) {
 }  // namespace ringcomm
 
 // The one macro of the project: throws UsageError with the given parts unless `condition` holds.
-#define RINGCOMM_CHECK(condition, ...)                                      \
-  do {                                                                      \
+#define RINGCOMM_CHECK(condition, ...)                                            \
+  do {                                                                            \
     if (!(condition)) throw ::ringcomm::UsageError(::ringcomm::str(__VA_ARGS__)); \
   } while (false)

@@ -158,8 +158,8 @@ std::vector<double> time_plan(Communicator& group, std::span<float> data, int it
   const auto plan = group.plan_for(operation);
   HostExecutor executor(group.transport(), group.geometry());
   const bool own_core = group.size() <= Runtime::get().cpus();
-  Patience patience(SpinPolicy{std::chrono::microseconds(own_core ? 300 : 0),
-                               own_core ? 4 : 100, own_core ? 256 : 16});
+  Patience patience(SpinPolicy{std::chrono::microseconds(own_core ? 300 : 0), own_core ? 4 : 100,
+                               own_core ? 256 : 16});
   uint64_t sequence = 0;
   executor.input().assign(operation.input);
   executor.output().assign(operation.output);

@@ -6,9 +6,9 @@
 namespace ringcomm {
 namespace {
 
-constexpr uint64_t kEagerBytes = 8 << 10;    // messages up to this travel at once
-constexpr uint32_t kPieceBytes = 64 << 10;   // of an announced message, so that others get between
-constexpr uint64_t kMostKept = 64 << 20;     // unwanted bytes kept of one peer; then it must wait
+constexpr uint64_t kEagerBytes = 8 << 10;   // messages up to this travel at once
+constexpr uint32_t kPieceBytes = 64 << 10;  // of an announced message, so that others get between
+constexpr uint64_t kMostKept = 64 << 20;    // unwanted bytes kept of one peer; then it must wait
 
 }  // namespace
 
@@ -43,7 +43,8 @@ void Mailbox::post_send(const MessagePtr& message) {
   const uint64_t bytes = message->data.bytes;
   Outgoing out{{Kind::kEager, message->tag, static_cast<uint32_t>(message->dtype),
                 static_cast<uint32_t>(bytes), to.next_id++, bytes},
-               message->data.data, message};
+               message->data.data,
+               message};
   if (bytes > kEagerBytes) {
     out.frame.kind = Kind::kAnnounce;
     out.frame.body = 0;
@@ -92,10 +93,11 @@ std::exception_ptr Mailbox::mismatch(const Message& message, Rank rank, const Fr
   }
   const bool known = frame.dtype < static_cast<uint32_t>(kDTypes);
   const DType dtype = known ? static_cast<DType>(frame.dtype) : DType::kUint8;
-  return std::make_exception_ptr(MismatchError(
-      str(message.describe(), ": rank ", rank, " sent ", to_string(dtype), "[",
-          frame.bytes / size_of(dtype), "] with this tag: give recv a tensor of the same dtype and "
-          "number of elements as send's")));
+  return std::make_exception_ptr(
+      MismatchError(str(message.describe(), ": rank ", rank, " sent ", to_string(dtype), "[",
+                        frame.bytes / size_of(dtype),
+                        "] with this tag: give recv a tensor of the same dtype and "
+                        "number of elements as send's")));
 }
 
 void Mailbox::clear_to_send(Rank rank, const Frame& announce, const MessagePtr& message) {

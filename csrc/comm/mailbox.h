@@ -1,4 +1,5 @@
-// send and recv: messages with tags, from a given peer or from any, over a byte stream to each peer.
+// send and recv: messages with tags, from a given peer or from any, over a byte stream to each
+// peer.
 //
 // Small messages are sent at once (eager) and kept by the receiver until somebody wants them. Large
 // ones are announced, and travel in pieces once the receiver has a place for them, so an unwanted
@@ -78,12 +79,12 @@ class Mailbox {
   };
   struct Peer {
     std::deque<Outgoing> out;
-    std::unordered_map<uint64_t, MessagePtr> announced;  // mine, by id
+    std::unordered_map<uint64_t, MessagePtr> announced;                      // mine, by id
     std::unordered_map<uint64_t, std::pair<MessagePtr, uint64_t>> incoming;  // theirs: bytes so far
     std::list<Arrived> unexpected;
-    uint64_t kept = 0;     // bytes in unexpected
+    uint64_t kept = 0;  // bytes in unexpected
     uint64_t next_id = 0;
-    Frame frame{};         // being read
+    Frame frame{};  // being read
     size_t header_read = 0, body_read = 0;
     std::byte* target = nullptr;
     std::vector<std::byte> buffer;

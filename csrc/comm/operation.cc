@@ -8,7 +8,8 @@ namespace {
 // The words of a Descriptor.
 enum Word { kKind, kCount, kSplits, kLayout };
 
-// Finalizer of SplitMix64 (Steele, Lea, Flood 2014): every bit of the input moves half of the output.
+// Finalizer of SplitMix64 (Steele, Lea, Flood 2014): every bit of the input moves half of the
+// output.
 uint64_t mix(uint64_t a, uint64_t b) {
   uint64_t z = a * 0x9e3779b97f4a7c15 + b + 0x9e3779b97f4a7c15;
   z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9;
@@ -89,8 +90,8 @@ uint64_t hash_of(const std::vector<uint64_t>& counts) {
 
 void validate(const Operation& operation, int size, Rank rank) {
   const char* name = to_string(operation.collective);
-  RINGCOMM_CHECK(operation.root >= 0 && operation.root < size, name, ": invalid root rank: ",
-                 operation.root);
+  RINGCOMM_CHECK(operation.root >= 0 && operation.root < size, name,
+                 ": invalid root rank: ", operation.root);
   if (reduces(operation.collective)) {
     const std::string refusal = why_not(operation.dtype, operation.op);
     RINGCOMM_CHECK(refusal.empty(), name, ": ", refusal);
@@ -177,7 +178,8 @@ std::string to_text(const Descriptor& descriptor) {
   if (op < kReduceOps) text += str(" ", to_string(static_cast<ReduceOp>(op)));
   if (root != 0xffffff) text += str(" root ", root);
   if (descriptor.words[kSplits] != 0) text += " uneven";
-  if (descriptor.words[kLayout] != 0) text += str(" memory layout ", descriptor.words[kLayout] % 10000);
+  if (descriptor.words[kLayout] != 0)
+    text += str(" memory layout ", descriptor.words[kLayout] % 10000);
   return text;
 }
 

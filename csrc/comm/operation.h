@@ -20,10 +20,10 @@ struct Operation {
   double factor = 1;  // kPremulSum: this rank's own
   Rank root = 0;
   std::vector<Span> input, output;
-  uint64_t bytes = 0;                // all_reduce, broadcast, reduce: of the message
-  std::vector<uint64_t> shards;      // all_gather, reduce_scatter, scatter, gather
-  std::vector<uint64_t> send, recv;  // all_to_all
-  uint64_t layout = 0;               // hash of the memory layout, 0 for contiguous
+  uint64_t bytes = 0;                    // all_reduce, broadcast, reduce: of the message
+  std::vector<uint64_t> shards;          // all_gather, reduce_scatter, scatter, gather
+  std::vector<uint64_t> send, recv;      // all_to_all
+  uint64_t layout = 0;                   // hash of the memory layout, 0 for contiguous
   std::chrono::milliseconds timeout{0};  // 0: the group's
 };
 

@@ -24,8 +24,9 @@ std::string Communicator::here() const {
 // "alive, last finished #411, has not called #412"
 std::string Communicator::where_is(Rank peer) {
   const PeerState state = transport_->state(peer);
-  std::string text = state.left ? "has left the group"
-                     : transport_->connection_lost(peer) ? "dead" : "alive";
+  std::string text = state.left                          ? "has left the group"
+                     : transport_->connection_lost(peer) ? "dead"
+                                                         : "alive";
   text += state.finished > 0 ? str(", last finished #", state.finished) : ", finished nothing yet";
   if (state.called < sequence_) return text + str(", has not called #", sequence_);
   if (state.finished < sequence_) return text + str(", is in #", sequence_);
@@ -38,7 +39,8 @@ void Communicator::look_around(const Deadline* deadline) {
     if (peer != rank()) check_peer(peer);
   }
   if (const auto first = transport_->first_failed(); first && *first != rank()) {
-    throw PeerError(*first, str(here(), ": rank ", *first, " failed: ", transport_->failure(*first)));
+    throw PeerError(*first,
+                    str(here(), ": rank ", *first, " failed: ", transport_->failure(*first)));
   }
   if (const std::string why = failure(); !why.empty()) {
     throw PeerError(rank(), str(here(), ": ", why));
@@ -49,13 +51,15 @@ void Communicator::look_around(const Deadline* deadline) {
 void Communicator::check_peer(Rank peer) {
   const auto theirs = transport_->descriptor(peer, sequence_);
   if (theirs && *theirs != current_) throw_mismatch(peer);
-  const bool lost = transport_->connection_lost(peer);  // before its state: a rank finishes, then goes
+  const bool lost =
+      transport_->connection_lost(peer);  // before its state: a rank finishes, then goes
   const PeerState state = transport_->state(peer);
   if (!(lost || state.left) || state.failed || state.finished >= sequence_) return;
   if (state.left) {
-    throw PeerError(peer, str(here(), ": rank ", peer, " has left the group (it destroyed it, or "
-                              "its program ended) after #", state.finished,
-                              ": every rank must call the same collectives"));
+    throw PeerError(peer, str(here(), ": rank ", peer,
+                              " has left the group (it destroyed it, or "
+                              "its program ended) after #",
+                              state.finished, ": every rank must call the same collectives"));
   }
   throw PeerError(peer, str(here(), ": Connection closed by rank ", peer, ": its process died (",
                             where_is(peer), "); look at that rank's own output, then restart"));
@@ -111,19 +115,19 @@ void Communicator::watch_messages() {
   if (!mailbox_.pending()) return;
   try {
     if (const auto first = transport_->first_failed(); first && *first != rank()) {
-      throw PeerError(*first, str("send/recv: rank ", *first, " failed: ",
-                                  transport_->failure(*first)));
+      throw PeerError(*first,
+                      str("send/recv: rank ", *first, " failed: ", transport_->failure(*first)));
     }
     for (const MessagePtr& message : mailbox_.unfinished()) {
       if (!message->done) check_source(*message);
     }
     for (const MessagePtr& message : mailbox_.overdue()) {
       const double seconds = message->deadline.elapsed_seconds();
-      throw TimeoutError(str(message->describe(), ": Timed out after ", seconds, " s waiting for ",
-                             message->sending ? "the receiver" : "the sender",
-                             message->peer < 0 ? std::string()
-                                               : str(" (rank ", message->peer, ", ",
-                                                     where_is(message->peer), ")")));
+      throw TimeoutError(str(
+          message->describe(), ": Timed out after ", seconds, " s waiting for ",
+          message->sending ? "the receiver" : "the sender",
+          message->peer < 0 ? std::string()
+                            : str(" (rank ", message->peer, ", ", where_is(message->peer), ")")));
     }
   } catch (const std::exception&) {
     fail(std::current_exception());

@@ -79,9 +79,7 @@ HostExecutor::Status HostExecutor::advance() {
   return Status::kDone;
 }
 
-bool HostExecutor::ready() {
-  return transport_.arrived(peer_, lane_, half_) > taken(peer_, lane_);
-}
+bool HostExecutor::ready() { return transport_.arrived(peer_, lane_, half_) > taken(peer_, lane_); }
 
 // Where the byte `done` bytes into an operand is, and how many follow without a seam.
 Span HostExecutor::locate(const Ref& ref, uint64_t done) const {
@@ -94,9 +92,9 @@ Span HostExecutor::locate(const Ref& ref, uint64_t done) const {
     case Space::kWindow:
       return {memory_[half_][static_cast<size_t>(ref.rank)] + offset, UINT64_MAX};
     case Space::kInbox:
-      return {memory_[half_][static_cast<size_t>(ref.rank)] +
-                  geometry_.inbox_offset(ref.from) + offset,
-              UINT64_MAX};
+      return {
+          memory_[half_][static_cast<size_t>(ref.rank)] + geometry_.inbox_offset(ref.from) + offset,
+          UINT64_MAX};
     case Space::kLine:
       return {transport_.line(ref.rank, ref.from, half_) + offset, UINT64_MAX};
   }

@@ -56,9 +56,7 @@ class HostExecutor {
   void reduce(const Step& step);
   Span locate(const Ref& ref, uint64_t done) const;
   const Ref* refs(const Step& step) const { return plan_->refs.data() + step.first_ref; }
-  uint64_t& taken(Rank peer, int lane) {
-    return taken_[static_cast<size_t>(peer * kLanes + lane)];
-  }
+  uint64_t& taken(Rank peer, int lane) { return taken_[static_cast<size_t>(peer * kLanes + lane)]; }
   bool next_step();
 
   Transport& transport_;

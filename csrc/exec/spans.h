@@ -1,5 +1,5 @@
-// Input and output of an operation: lists of memory with virtual offsets, so that list and coalesced
-// forms need no packing.
+// Input and output of an operation: lists of memory with virtual offsets, so that list and
+// coalesced forms need no packing.
 #pragma once
 
 #include <algorithm>

@@ -27,7 +27,7 @@ std::string host_name() {
 }
 
 std::string network_namespace() {
-  struct stat status {};
+  struct stat status{};
   if (::stat("/proc/self/ns/net", &status) != 0) return "unknown";
   return str(status.st_dev, ":", status.st_ino);
 }

@@ -11,10 +11,10 @@ namespace ringcomm {
 // A rank's entry in the store. "Same host" is an equal boot id and network namespace (abstract
 // sockets live in it), confirmed by mapping the peer's memory; never an environment variable.
 struct Card {
-  std::string host;        // for people
-  std::string boot_id;     // of the running kernel
-  std::string network;     // inode of the network namespace
-  std::string socket;      // abstract name, random
+  std::string host;     // for people
+  std::string boot_id;  // of the running kernel
+  std::string network;  // inode of the network namespace
+  std::string socket;   // abstract name, random
   int64_t pid = 0;
   uint64_t segment_bytes = 0;
   Nonce nonce;

@@ -102,8 +102,9 @@ class Meeting {
       hosts[str(other.boot_id, " ", other.network)].push_back(rank);
     }
     if (hosts.size() == 1) return;
-    std::string text = "ringcomm joins the ranks of one host (one kernel and network namespace), "
-                       "and these are on several:";
+    std::string text =
+        "ringcomm joins the ranks of one host (one kernel and network namespace), "
+        "and these are on several:";
     for (const auto& [id, ranks] : hosts) {
       text += str(" ", list_of(ranks), " on '", card(ranks[0]).host, "' (boot ",
                   card(ranks[0]).boot_id.substr(0, 8), ", network namespace ",

@@ -21,12 +21,13 @@ Fd make_sealed_memfd(const char* name, uint64_t bytes) {
 }
 
 void check_sealed_memfd(const Fd& fd, uint64_t bytes, Rank owner) {
-  struct stat status {};
+  struct stat status{};
   const bool whole = ::fstat(fd.get(), &status) == 0 && status.st_size >= 0 &&
                      static_cast<uint64_t>(status.st_size) == bytes;
   if (!whole || (::fcntl(fd.get(), F_GET_SEALS) & kSeals) != kSeals) {
     throw PeerError(owner, str("rank ", owner, " passed shared memory of ", status.st_size,
-                               " bytes where ", bytes, " sealed bytes were expected: are all ranks "
+                               " bytes where ", bytes,
+                               " sealed bytes were expected: are all ranks "
                                "running the same version of ringcomm?"));
   }
 }

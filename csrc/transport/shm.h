@@ -8,7 +8,8 @@
 
 namespace ringcomm {
 
-// One rank as seen from another: its segment, its doorbell, the socket to it (empty in one process).
+// One rank as seen from another: its segment, its doorbell, the socket to it (empty in one
+// process).
 struct ShmPeer {
   Segment segment;
   Doorbell doorbell;

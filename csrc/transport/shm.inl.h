@@ -28,7 +28,8 @@ size_t BasicShmTransport<Signals>::stream_space(Rank to) {
 template <typename Signals>
 size_t BasicShmTransport<Signals>::stream_available(Rank from) {
   const MailboxCursors& cursors = own().mailbox(from);
-  const uint64_t written = cursors.written.load(std::memory_order_seq_cst);  // partner: stream_write
+  const uint64_t written =
+      cursors.written.load(std::memory_order_seq_cst);  // partner: stream_write
   const uint64_t waiting = written - cursors.read.load(std::memory_order_relaxed);  // mine
   return waiting <= own().mailbox_bytes() ? waiting : 0;
 }

@@ -56,7 +56,8 @@ void require_quick_shutdown(Communicator& group) {
 }
 
 // Every rank learns that rank `odd` called something else, with both descriptions.
-void mismatch(int size, const std::function<Operation(Buffer&)>& odd_call, const std::string& words) {
+void mismatch(int size, const std::function<Operation(Buffer&)>& odd_call,
+              const std::string& words) {
   SharedStore store;
   require_all_zero(run_processes(size, [&](Rank rank) {
     const auto group = join(store, rank, size, Millis(20'000));
@@ -136,8 +137,8 @@ void late_rank() {
       require_in(text, "Timed out");
       return;
     }
-    const std::string text = text_of<std::exception>(
-        1.5, [&] { group->run(buffer.operation(Collective::kAllReduce)); });
+    const std::string text =
+        text_of<std::exception>(1.5, [&] { group->run(buffer.operation(Collective::kAllReduce)); });
     require_in(text, "Timed out after 0.4");
     require_in(text, "waiting for rank 2 (alive, last finished #1, has not called #2)");
     require_quick_shutdown(*group);
@@ -152,8 +153,8 @@ void early_leaver() {
     Buffer buffer(100'000);
     group->run(buffer.operation(Collective::kAllReduce));
     if (rank == 1) return group->shutdown();
-    const std::string text = text_of<PeerError>(
-        1, [&] { group->run(buffer.operation(Collective::kAllReduce)); });
+    const std::string text =
+        text_of<PeerError>(1, [&] { group->run(buffer.operation(Collective::kAllReduce)); });
     require_in(text, "rank 1 has left the group");
   }));
 }
@@ -169,16 +170,15 @@ void aborted() {
         ::usleep(200'000);
         group->abort("the user said so");
       });
-      const std::string text = text_of<PeerError>(
-          1, [&] { group->run(buffer.operation(Collective::kAllReduce)); });
+      const std::string text =
+          text_of<PeerError>(1, [&] { group->run(buffer.operation(Collective::kAllReduce)); });
       require_in(text, "the user said so");
       aborter.join();
       return;
     }
     ::usleep(500'000);
-    const std::string text = text_of<PeerError>(1, [&] {
-      group->run(buffer.operation(Collective::kAllReduce));
-    });
+    const std::string text =
+        text_of<PeerError>(1, [&] { group->run(buffer.operation(Collective::kAllReduce)); });
     require_in(text, "the user said so");
   }));
 }
@@ -274,7 +274,8 @@ std::vector<Check> all_checks() {
   };
   std::vector<Check> checks;
   for (const int size : {2, 3, 5}) {
-    const auto add = [&](const char* name, std::function<Operation(Buffer&)> call, const char* words) {
+    const auto add = [&](const char* name, std::function<Operation(Buffer&)> call,
+                         const char* words) {
       checks.push_back({str("mismatch/", name, "/", size), [=] { mismatch(size, call, words); }});
     };
     add("count", another_size, "float32[1001]");

@@ -16,8 +16,8 @@ struct Call {
   Rank root;
   bool in_place;
   ReduceOp op;
-  uint64_t count;                 // all_reduce, broadcast, reduce: elements
-  std::vector<uint64_t> shards;   // elements
+  uint64_t count;                             // all_reduce, broadcast, reduce: elements
+  std::vector<uint64_t> shards;               // elements
   std::vector<std::vector<uint64_t>> splits;  // all_to_all: splits[from][to], elements
   uint64_t salt;
 };
@@ -46,8 +46,8 @@ inline Call random_call(Random& random, int size, uint64_t most) {
 }
 
 inline int32_t input_value(const Call& call, Rank rank, uint64_t index) {
-  return static_cast<int32_t>((call.salt ^ (index * 2654435761u)) * (2 * static_cast<uint64_t>(rank) + 3)
-                              >> 20);
+  return static_cast<int32_t>(
+      (call.salt ^ (index * 2654435761u)) * (2 * static_cast<uint64_t>(rank) + 3) >> 20);
 }
 
 inline int32_t combine(ReduceOp op, int32_t a, int32_t b) {
@@ -94,7 +94,8 @@ struct Sides {
 // This rank's input, and the output that must follow.
 inline Sides expected(const Call& call, int size, Rank rank) {
   Sides sides;
-  const uint64_t whole = offset_of(call.shards, size), mine = call.shards[static_cast<size_t>(rank)];
+  const uint64_t whole = offset_of(call.shards, size),
+                 mine = call.shards[static_cast<size_t>(rank)];
   const uint64_t start = offset_of(call.shards, rank);
   const auto fill = [](std::vector<int32_t>& side, uint64_t count, auto value) {
     for (uint64_t i = 0; i < count; ++i) side.push_back(value(i));
@@ -159,10 +160,10 @@ inline void perform(Communicator& group, const Call& call, uint64_t number) {
   Sides sides = expected(call, size, rank);
   const std::vector<int32_t> want = sides.output;
   std::vector<int32_t> output(want.size(), -1);
-  const bool symmetric = sides.input.size() == want.size() &&
-                         (call.collective == Collective::kAllReduce ||
-                          call.collective == Collective::kReduce ||
-                          call.collective == Collective::kBroadcast);
+  const bool symmetric =
+      sides.input.size() == want.size() &&
+      (call.collective == Collective::kAllReduce || call.collective == Collective::kReduce ||
+       call.collective == Collective::kBroadcast);
   std::vector<int32_t>& result = call.in_place && symmetric ? sides.input : output;
   const std::vector<int32_t> before = sides.input;
   Operation operation;

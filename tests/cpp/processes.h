@@ -18,8 +18,8 @@ namespace ringcomm::testing {
 class SharedStore final : public Store {
  public:
   SharedStore() {
-    void* at = ::mmap(nullptr, sizeof(Table), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS,
-                      -1, 0);
+    void* at =
+        ::mmap(nullptr, sizeof(Table), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (at == MAP_FAILED) throw SystemError("mmap");
     table_ = new (at) Table;
   }

@@ -20,7 +20,8 @@ struct End {
   Neighbourhood memory;
   std::unique_ptr<ShmTransport> transport;
 
-  End(Store& store, Rank rank, int size, std::chrono::milliseconds timeout = std::chrono::seconds(20)) {
+  End(Store& store, Rank rank, int size,
+      std::chrono::milliseconds timeout = std::chrono::seconds(20)) {
     RendezvousOptions options;
     options.rank = rank;
     options.size = size;
@@ -66,8 +67,8 @@ void signals(Store& store, Rank rank, int size) {
       uint64_t line = 0, window = 0;
       std::memcpy(&line, t.line(rank, peer, half), sizeof line);
       std::memcpy(&window, t.memory(peer, half), sizeof window);
-      require(line == want && window == want, "round ", round, ": line ", line, ", window ",
-              window, ", not ", want);
+      require(line == want && window == want, "round ", round, ": line ", line, ", window ", window,
+              ", not ", want);
       require(t.stamp(peer, 0, half) == want && t.stamp(peer, 1, half) == want + 1, "stamp");
     }
   }
@@ -231,8 +232,8 @@ void killed_while_meeting() {
 std::vector<Check> all_checks() {
   using Body = void (*)(Store&, Rank, int);
   const std::pair<const char*, Body> bodies[] = {
-      {"signals", signals},   {"streams", streams},     {"board", board},
-      {"failures", failures}, {"goodbyes", goodbyes},   {"absentees", absentees},
+      {"signals", signals},        {"streams", streams},   {"board", board},
+      {"failures", failures},      {"goodbyes", goodbyes}, {"absentees", absentees},
       {"generations", generations}};
   std::vector<Check> checks;
   for (const auto& [name, body] : bodies) {
@@ -243,8 +244,8 @@ std::vector<Check> all_checks() {
                         }});
       checks.push_back({str(name, "/processes/", size), [body = body, size] {
                           SharedStore store;
-                          require_all_zero(run_processes(
-                              size, [&](Rank rank) { body(store, rank, size); }));
+                          require_all_zero(
+                              run_processes(size, [&](Rank rank) { body(store, rank, size); }));
                         }});
     }
   }

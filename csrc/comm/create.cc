@@ -1,0 +1,75 @@
+// How a communicator comes to be.
+#include "comm/communicator.h"
+
+namespace ringcomm {
+namespace {
+
+constexpr int kMostRanks = 200;  // operands of one reduce step
+
+// What every peer's byte stream of send/recv can hold.
+uint64_t mailbox_bytes(int size) {
+  uint64_t bytes = 256 << 10;
+  while (bytes > (16 << 10) && bytes * static_cast<uint64_t>(size) > (1 << 20)) bytes /= 2;
+  return bytes;
+}
+
+Algorithm parse_algorithm(const std::string& name) {
+  std::string known;
+  for (int i = 0; i < kAlgorithms; ++i) {
+    const auto algorithm = static_cast<Algorithm>(i);
+    if (name == to_string(algorithm)) return algorithm;
+    known += str(i == 0 ? "" : ", ", to_string(algorithm));
+  }
+  throw UsageError(str("there is no algorithm '", name, "': use one of ", known));
+}
+
+}  // namespace
+
+std::shared_ptr<Communicator> Communicator::create(Store& store,
+                                                   const CommunicatorOptions& options) {
+  RINGCOMM_CHECK(options.size >= 1 && options.size <= kMostRanks, "a group of ", options.size,
+                 " ranks: ringcomm takes 1 to ", kMostRanks, " on one host");
+  RINGCOMM_CHECK(options.rank >= 0 && options.rank < options.size, "rank ", options.rank,
+                 " is not in a group of ", options.size);
+  Runtime& runtime = Runtime::get();
+  const Geometry geometry = Geometry::for_ranks(options.size);
+  RendezvousOptions meeting;
+  meeting.rank = options.rank;
+  meeting.size = options.size;
+  meeting.scope = str(runtime.config().run_id, "/", runtime.config().restart, "/", options.name);
+  meeting.layout = {options.size, geometry.half_bytes(), mailbox_bytes(options.size)};
+  Neighbourhood memory = meet(store, meeting, runtime.doorbell(), Deadline(options.timeout));
+  auto transport = std::make_unique<ShmTransport>(options.rank, std::move(memory.peers));
+  return std::make_shared<Communicator>(std::move(transport), geometry, options, std::move(memory));
+}
+
+Communicator::Communicator(std::unique_ptr<Transport> transport, const Geometry& geometry,
+                           const CommunicatorOptions& options, Neighbourhood memory)
+    : options_(options),
+      geometry_(geometry),
+      logger_(Runtime::get().config().log,
+              str("rank ", options.rank, " of group '", options.name, "'")),
+      memory_(std::move(memory)),
+      transport_(std::move(transport)),
+      mailbox_(*transport_),
+      timeout_ms_(options.timeout.count()),
+      executor_(*transport_, geometry),
+      plans_(options.rank),
+      patience_(patience()) {
+  const auto& wish = Runtime::get().config().algorithm;
+  if (!options_.algorithm && wish) options_.algorithm = parse_algorithm(*wish);
+  Runtime::get().attach(this);
+}
+
+// A rank with a core of its own may spin: waking a sleeper costs more than most waits. Ranks that
+// share cores give theirs away at once.
+Patience Communicator::patience() const {
+  const Runtime& runtime = Runtime::get();
+  const bool own_core = options_.size <= runtime.cpus();
+  SpinPolicy policy{std::chrono::microseconds(own_core ? 300 : 0), own_core ? 4 : 100,
+                    own_core ? 256 : 16};
+  if (runtime.config().spin.count() >= 0) policy.spin = runtime.config().spin;
+  return Patience(policy);
+}
+
+}  // namespace ringcomm
