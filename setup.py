@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parent
 
 
 def stop(sentence: str) -> NoReturn:
-    sys.exit(f"ringcomm: {sentence}")
+    sys.exit(f"ringcomm {sentence}")
 
 
 def torch_minor() -> str:
@@ -30,12 +30,12 @@ def torch_minor() -> str:
         installed = version("torch")
     except PackageNotFoundError:
         stop(
-            "ringcomm builds against the torch that is installed: `pip install torch==2.13.0`, "
+            "builds against the torch that is installed: `pip install torch==2.13.0`, "
             "then `pip install --no-build-isolation .`"
         )
     major, minor = re.findall(r"\d+", installed)[:2]
     if (int(major), int(minor)) < (2, 11):
-        stop(f"torch 2.11 or newer is needed and {installed} is installed")
+        stop(f"needs torch 2.11 or newer, and {installed} is installed")
     return f"{major}.{minor}"
 
 
@@ -44,14 +44,14 @@ def tool(name: str) -> str:
     beside = Path(sys.executable).parent / name
     found = str(beside) if beside.exists() else shutil.which(name)
     if not found:
-        stop(f"{name} is needed to build: `pip install {name}`")
+        stop(f"needs {name} to build: `pip install {name}`")
     return found
 
 
 def check_compiler() -> None:
     compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++")
     if not compiler:
-        stop("a C++ compiler is needed: `apt install g++`, or set CXX")
+        stop("needs a C++ compiler to build: `apt install g++`, or set CXX")
     macros = subprocess.run(
         [*compiler.split(), "-std=c++20", "-dM", "-E", "-x", "c++", os.devnull],
         capture_output=True,
@@ -59,7 +59,7 @@ def check_compiler() -> None:
     ).stdout
     standard = re.search(r"__cplusplus (\d+)", macros)
     if not standard or int(standard.group(1)) < 202002:
-        stop(f"{compiler} is too old for C++20: `apt install g++-11`, or newer, and set CXX to it")
+        stop(f"needs C++20, and {compiler} is too old: `apt install g++-11`, or newer, and set CXX")
 
 
 class CMakeBuild(build_ext):
@@ -102,7 +102,7 @@ class CMakeBuild(build_ext):
 
 
 if sys.version_info < (3, 10):
-    stop(f"Python 3.10 or newer is needed and this is {sys.version.split()[0]}")
+    stop(f"needs Python 3.10 or newer, and this is {sys.version.split()[0]}")
 torch_minor()
 sources = [path for path in (ROOT / "csrc").rglob("*.*") if path.suffix in {".cc", ".h"}]
 needed = [ROOT / "CMakeLists.txt", ROOT / "ringcomm" / "_build_info.py.in", *sources]

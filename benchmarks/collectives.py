@@ -97,8 +97,8 @@ def time_calls(rank: Rank, collective: str, count: int, calls: int) -> list[floa
     call, clock = rank.kept[key], time.perf_counter
     times = [0.0] * calls
     gc.disable()
-    processes.spread(rank)
     dist.barrier()
+    processes.spread(rank)
     for _ in range(min(10, calls // 5 + 1)):
         call()
     for i in range(calls):

@@ -43,6 +43,7 @@ def time_rung(rank: Rank, rung: str, count: int, calls: int) -> Times:
     The lower rungs count signals for themselves, so each measurement has a group of its own.
     """
     group = dist.new_group()
+    dist.barrier()
     processes.spread(rank)
     times = run_rung(group, rung, torch.zeros(count), calls + WARM)[WARM:]
     dist.barrier()

@@ -27,7 +27,7 @@ rm -f build/built build/built-tests
   export CMAKE_ARGS="-DRINGCOMM_TESTS=ON -DCMAKE_RUNTIME_OUTPUT_DIRECTORY=$PWD/build/tests ${CMAKE_ARGS:-}"
 if ! python -m pip install -v --disable-pip-version-check --no-build-isolation --no-deps -e . \
   >build/build.log 2>&1 9>&-; then
-  grep -E 'error:|Error|^ *ringcomm:' build/build.log | grep -v subprocess-exited | head -20 >&2 || true
+  grep -E 'error:|Error|^ *ringcomm (needs|builds) ' build/build.log | grep -v subprocess-exited | head -20 >&2 || true
   echo "ringcomm: the build failed; its whole output is in build/build.log" >&2
   exit 1
 fi

@@ -17,7 +17,8 @@ def test_it_learns_and_ends_with_the_bits_of_gloo(torchrun: Run, tmp_path: Path)
         result = torchrun(2, DEMO, "--backend", backend, "--parameters", file)
         assert result.returncode == 0, result.stderr
         last = result.stdout.splitlines()[-1]
-        found = re.fullmatch(rf"accuracy=(\d\.\d\d) backend={backend} ranks=2 seconds=\d+\.\d", last)
+        form = rf"accuracy=(\d\.\d\d) backend={backend} ranks=2 seconds=\d+\.\d"
+        found = re.fullmatch(form, last)
         assert found, last
         assert float(found[1]) >= 0.95
         saved[backend] = torch.load(file)

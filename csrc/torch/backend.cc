@@ -73,17 +73,18 @@ Backend::Backend(std::shared_ptr<Communicator> group, c10::intrusive_ptr<ringcom
 }
 
 // Operations may end in Python callbacks on the worker: it must get the GIL while we wait for it.
-Backend::~Backend() {
-  const auto leave = [this] {
-    group().shutdown(kGrace);
-    surroundings_->shelf.close();
-  };
+void Backend::leave() {
   if (Py_IsInitialized() && PyGILState_Check()) {
     const pybind11::gil_scoped_release no_gil;
-    leave();
+    group().shutdown(kGrace);
   } else {
-    leave();
+    group().shutdown(kGrace);
   }
+}
+
+Backend::~Backend() {
+  leave();
+  surroundings_->shelf.close();
 }
 
 Backend::OptionsPtr Backend::getBackendOptions() {
@@ -122,7 +123,7 @@ c10d::ErrorType Backend::getError() {
 void Backend::abort() { group().abort("abort() was called"); }
 
 void Backend::shutdown() {
-  group().shutdown(kGrace);
+  leave();
   surroundings_->shelf.clear();
 }
 
@@ -133,7 +134,7 @@ c10::intrusive_ptr<c10d::Backend> Backend::split(const c10::intrusive_ptr<c10d::
                                                  const OptionsPtr& opts) {
   const auto self = std::find(ranks.begin(), ranks.end(), rank_);
   if (self == ranks.end()) return nullptr;
-  const std::lock_guard lock(mutex_);
+  const std::lock_guard lock(split_mutex_);
   if (split_store_ == store) {
     if (auto child = split_child_.lock()) return child;
   }
@@ -163,7 +164,7 @@ void Backend::startCoalescing() { coalescing_ = true; }
 
 void Backend::collect(const WorkPtr& work) {
   if (!coalescing_.load(std::memory_order_relaxed)) return;
-  const std::lock_guard lock(mutex_);
+  const std::lock_guard lock(coalesced_mutex_);
   coalesced_.push_back(work);
 }
 
@@ -171,7 +172,7 @@ Backend::WorkPtr Backend::endCoalescing() {
   coalescing_ = false;
   std::vector<WorkPtr> works;
   {
-    const std::lock_guard lock(mutex_);
+    const std::lock_guard lock(coalesced_mutex_);
     works.swap(coalesced_);
   }
   if (works.empty()) return nullptr;

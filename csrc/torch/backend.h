@@ -120,6 +120,7 @@ class Backend final : public c10d::Backend {
   WorkPtr start_in_profile(Call& call);
   void submit(const c10::intrusive_ptr<Work>& work, Call& call);
   void post(const c10::intrusive_ptr<Work>& work, Call& call);
+  void leave();
   void collect(const WorkPtr& work);
   void lead_barrier(std::chrono::milliseconds timeout, bool every_rank);
   void follow_barrier(std::chrono::milliseconds timeout);
@@ -129,12 +130,14 @@ class Backend final : public c10d::Backend {
   const std::shared_ptr<OpenGroups> open_;
   std::atomic<int64_t> extension_ms_{0};
 
-  std::mutex mutex_;  // guards what follows
+  std::mutex split_mutex_;  // guards the next two
   c10::intrusive_ptr<c10d::Store> split_store_;
   c10::weak_intrusive_ptr<c10d::Backend> split_child_;
   std::atomic<uint64_t> splits_{0};
-  std::vector<WorkPtr> coalesced_;
+
   std::atomic<bool> coalescing_{false};
+  std::mutex coalesced_mutex_;  // guards the next
+  std::vector<WorkPtr> coalesced_;
 };
 
 }  // namespace ringcomm
