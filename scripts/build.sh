@@ -15,9 +15,10 @@ key=$( (
   python -c 'import sys, importlib.metadata as m; print(sys.executable, m.version("torch"))'
   echo "${CXX:-} ${CXXFLAGS:-} ${CMAKE_ARGS:-} ${RINGCOMM_SANITIZE:-} ${RINGCOMM_WERROR:-}"
 ) | sha256sum)
+where='from importlib.util import find_spec; print(find_spec("ringcomm").origin)'
 if [ "$(cat "build/built${tests:+-$tests}" 2>/dev/null)" = "$key" ] &&
   compgen -G 'ringcomm/_C.*.so' >/dev/null && [ -e ringcomm/_build_info.py ] &&
-  python -c 'import importlib.metadata as m; m.version("ringcomm")' 2>/dev/null; then
+  [ "$(cd / && python -c "$where" 2>/dev/null)" = "$PWD/ringcomm/__init__.py" ]; then
   exit 0
 fi
 
@@ -27,7 +28,7 @@ rm -f build/built build/built-tests
   export CMAKE_ARGS="-DRINGCOMM_TESTS=ON -DCMAKE_RUNTIME_OUTPUT_DIRECTORY=$PWD/build/tests ${CMAKE_ARGS:-}"
 if ! python -m pip install -v --disable-pip-version-check --no-build-isolation --no-deps -e . \
   >build/build.log 2>&1 9>&-; then
-  grep -E 'error:|Error|^ *ringcomm (needs|builds) ' build/build.log | grep -v subprocess-exited | head -20 >&2 || true
+  grep -E 'error:|Error|^ *ringcomm (needs|builds) ' build/build.log | grep -v 'subprocess-exited\|CalledProcess' | head -20 >&2 || true
   echo "ringcomm: the build failed; its whole output is in build/build.log" >&2
   exit 1
 fi

@@ -54,6 +54,9 @@ class Mapping {
     if (data_ != nullptr) ::munmap(data_, bytes_);
   }
 
+  // In a forked child, which has other things at this address.
+  void forget() { data_ = nullptr; }
+
   std::byte* data() const { return data_; }
   size_t size() const { return bytes_; }
 

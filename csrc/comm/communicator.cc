@@ -49,11 +49,22 @@ void Communicator::check_usable() {
 void Communicator::run(const Operation& operation) {
   check_usable();
   if (queued_.load(std::memory_order_acquire) == 0) {
-    const HandOver afterwards{*this};
-    const Driver driver(drive_, std::try_to_lock);
-    if (driver && queued_.load(std::memory_order_acquire) == 0) {
-      asked_.fetch_add(1, std::memory_order_relaxed);
-      return run_here(operation);
+    std::exception_ptr error;
+    {
+      const HandOver afterwards{*this};
+      const Driver driver(drive_, std::try_to_lock);
+      if (driver && queued_.load(std::memory_order_acquire) == 0) {
+        asked_.fetch_add(1, std::memory_order_relaxed);
+        try {
+          return run_here(operation);
+        } catch (const std::exception&) {
+          error = std::current_exception();
+        }
+      }
+    }
+    if (error) {
+      fail_messages();
+      std::rethrow_exception(error);
     }
   }
   const TaskPtr task = submit(operation);
@@ -99,6 +110,7 @@ bool Communicator::move_messages(Move&& move) {
     fail(std::current_exception());
   }
   if (const auto error = mailbox_.error()) fail(error);
+  fail_messages();
   return moved;
 }
 
@@ -171,6 +183,7 @@ void Communicator::run_here(const Operation& operation) {
         transport_->doorbell().sleep(
             [&] { return executor_.ready() || failed_.load(std::memory_order_seq_cst); },
             std::min<Clock::duration>(kSlice, deadline->left()));
+        patience_.reset();  // time asleep was not taken by others
         if (!executor_.ready()) look_around(&*deadline);
       }
     }
@@ -182,108 +195,105 @@ void Communicator::run_here(const Operation& operation) {
 
 // ---- the queue
 
-// Runs the front of the queue as far as it goes; true when something moved. Completes tasks with
-// the driver's lock released, so that on_done may ask for more.
+// Moves the front of the queue on; true when something moved. Completes a task with the driver's
+// lock released, so that on_done may ask for more.
 bool Communicator::advance_queue(Driver& driver) {
-  bool moved = false;
-  while (driver) {
-    TaskPtr task;
-    std::exception_ptr error;
-    try {
-      if (!task_) {
-        {
-          const std::lock_guard lock(queue_mutex_);
-          if (queue_.empty()) return moved;
-          task_ = queue_.front();
-          queue_.pop_front();
-        }
-        moved = true;
-        if (failed_.load(std::memory_order_acquire)) check_usable();
-        try {
-          begin(task_->operation);
-        } catch (const UsageError&) {  // harms only this task
-          task = std::exchange(task_, nullptr);
-          error = std::current_exception();
-        }
-      }
-      if (task_) {
-        if (failed_.load(std::memory_order_seq_cst) || transport_->first_failed()) {
-          look_around(nullptr);
-        }
-        const bool unblocked = executor_.peer() < 0 || executor_.ready();
-        if (!advance()) return moved || unblocked;
-        end();
-      }
-    } catch (const std::exception&) {
-      error = fail(std::current_exception());
-    }
-    if (task_) task = std::exchange(task_, nullptr);
-    driver.unlock();
-    complete(task, error);
-    moved = true;
-    if (!driver.try_lock()) break;
+  std::exception_ptr error;
+  bool unblocked = true;
+  try {
+    if (!task_ && !next_task()) return false;
+    if (failed_.load(std::memory_order_seq_cst) || transport_->first_failed()) look_around(nullptr);
+    unblocked = executor_.peer() < 0 || executor_.ready();
+    if (!advance()) return unblocked;
+    end();
+  } catch (const UsageError&) {  // harms only this task: begin() refused it
+    error = std::current_exception();
+  } catch (const std::exception&) {
+    error = fail(std::current_exception());
   }
-  return moved;
+  const TaskPtr task = std::exchange(task_, nullptr);
+  driver.unlock();
+  complete(task, error);
+  return true;
+}
+
+// Begins the next task of the queue; false when there is none.
+bool Communicator::next_task() {
+  {
+    const std::lock_guard lock(queue_mutex_);
+    if (queue_.empty()) return false;
+    task_ = queue_.front();
+    queue_.pop_front();
+  }
+  if (failed_.load(std::memory_order_acquire)) check_usable();
+  begin(task_->operation);
+  return true;
 }
 
 void Communicator::complete(const TaskPtr& task, const std::exception_ptr& error) {
-  task->complete(error);
   task->operation.input.clear();
   task->operation.output.clear();
-  queued_.fetch_sub(1, std::memory_order_seq_cst);
+  queued_.fetch_sub(1, std::memory_order_seq_cst);  // on_done may destroy the group
+  task->complete(error);
+  fail_messages();
   transport_->doorbell().notify();
 }
 
 // After driving: whatever is left is the worker's.
 void Communicator::hand_over() {
+  if (forked_) return;
   if (queued_.load(std::memory_order_seq_cst) > 0 || mailbox_.pending()) {
     Runtime::get().kick(shared_from_this());
   }
 }
 
 bool Communicator::wait(Request& request, Clock::duration at_most) {
-  if (request.done.load(std::memory_order_acquire)) return true;
+  const auto done = [&] { return request.done.load(std::memory_order_seq_cst); };
+  if (done() || forked_) return done();
   const Deadline limit(at_most);
+  const bool limited = at_most != Clock::duration::max();
   Patience patience = this->patience();
-  waiting_.fetch_add(1, std::memory_order_seq_cst);
-  {
-    Driver driver(drive_, std::try_to_lock);
-    while (!request.done.load(std::memory_order_acquire) && !forked_) {
-      if (!driver) (void)driver.try_lock();
-      bool moved = mailbox_.pending() && move_messages([&] { return mailbox_.progress(); });
-      if (driver) moved = advance_queue(driver) || moved;
-      if (moved) patience.reset();
-      if (moved || patience.again()) continue;
-      if (limit.passed()) break;
-      const auto awake = [&] {
-        return request.done.load(std::memory_order_seq_cst) ||
-               failed_.load(std::memory_order_seq_cst) || (driver && task_ && executor_.ready()) ||
-               mailbox_.ready();
-      };
-      transport_->doorbell().sleep(awake, std::min<Clock::duration>(kSlice, limit.left()));
-      patience.reset();
+  const HandOver afterwards{*this};
+  const Waiting waiting(waiting_);
+  Driver driver(drive_, std::defer_lock);
+  while (!done()) {
+    if (limited && limit.passed()) break;
+    bool moved = false;
+    if (mailbox_.pending()) {  // callbacks must find the group free
       if (driver) driver.unlock();
-      watch();
+      moved = move_messages([&] { return mailbox_.progress(); });
     }
+    if (driver || driver.try_lock()) moved = advance_queue(driver) || moved;
+    if (moved) patience.reset();
+    if (moved || patience.again()) continue;
+    const auto awake = [&] {
+      return done() || failed_.load(std::memory_order_seq_cst) || mailbox_.ready() ||
+             ((driver || driver.try_lock()) && task_ && executor_.ready());
+    };
+    transport_->doorbell().sleep(awake, std::min<Clock::duration>(kSlice, limit.left()));
+    patience.reset();
+    if (driver) driver.unlock();
+    watch();
   }
-  waiting_.fetch_sub(1, std::memory_order_seq_cst);
-  hand_over();
-  return request.done.load(std::memory_order_acquire);
+  return done();
 }
 
 Communicator::Driven Communicator::drive() {
-  if (waiting_.load(std::memory_order_seq_cst) > 0) return Driven::kIdle;
+  if (forked_ || waiting_.load(std::memory_order_seq_cst) > 0) return Driven::kIdle;
   bool moved = mailbox_.pending() && move_messages([&] { return mailbox_.progress(); });
   if (queued_.load(std::memory_order_seq_cst) > 0) {
     Driver driver(drive_, std::try_to_lock);
     if (driver) moved = advance_queue(driver) || moved;
   }
+  // Who began to wait while this thread had the driver's lock looks again now.
+  if (waiting_.load(std::memory_order_seq_cst) > 0) transport_->doorbell().notify();
   if (moved) return Driven::kMoved;
   const bool pending = queued_.load(std::memory_order_seq_cst) > 0 || mailbox_.pending();
   return pending ? Driven::kBlocked : Driven::kIdle;
 }
 
 bool Communicator::ready() {
+  if (forked_) return false;
   if (failed_.load(std::memory_order_seq_cst) || mailbox_.ready()) return true;
   const Driver driver(drive_, std::try_to_lock);
   return driver && task_ && executor_.ready();
@@ -300,8 +310,12 @@ std::exception_ptr Communicator::fail(const std::exception_ptr& error) {
   }
   failed_.store(true, std::memory_order_seq_cst);
   transport_->fail(failure_);  // rings this process's bell too
-  mailbox_.fail_all(error);
   return error;
+}
+
+// With no lock held: callbacks may ask for more.
+void Communicator::fail_messages() {
+  if (failed_.load(std::memory_order_seq_cst) && mailbox_.pending()) mailbox_.fail_all(error());
 }
 
 std::string Communicator::failure() {
@@ -318,6 +332,7 @@ void Communicator::abort(const std::string& reason) {
   if (forked_ || left_) return;
   fail(std::make_exception_ptr(
       PeerError(rank(), str("group '", name(), "' was aborted by rank ", rank(), ": ", reason))));
+  fail_messages();
   if (queued_.load() > 0) Runtime::get().kick(weak_from_this().lock());
 }
 
@@ -332,12 +347,12 @@ void Communicator::shutdown(Clock::duration grace) {
     watch();
   }
   if (busy()) {
-    fail(
-        std::make_exception_ptr(PeerError(rank(), str("group '", name(), "' was destroyed by rank ",
-                                                      rank(), " while operations were pending"))));
+    fail(std::make_exception_ptr(PeerError(
+        rank(), str("group '", name(), "' was destroyed by rank ", rank(),
+                    " while operations were pending"))));
+    fail_messages();
     Driver driver(drive_, std::defer_lock);
-    while (queued_.load() > 0 && driver.try_lock()) {
-      advance_queue(driver);
+    while (driver.try_lock() && advance_queue(driver)) {
       if (driver) driver.unlock();
     }
   }
@@ -347,6 +362,7 @@ void Communicator::shutdown(Clock::duration grace) {
 void Communicator::forked() {
   forked_.store(true);
   transport_->forget();
+  for (Mapping& mapping : memory_.mappings) mapping.forget();
 }
 
 }  // namespace ringcomm

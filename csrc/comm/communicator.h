@@ -102,10 +102,19 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   void end();
   void run_here(const Operation& operation);
   bool advance_queue(Driver& driver);
+  bool next_task();
   template <typename Move>
   bool move_messages(Move&& move);
   void complete(const TaskPtr& task, const std::exception_ptr& error);
   void hand_over();
+  void fail_messages();
+  struct Waiting {
+    explicit Waiting(std::atomic<int>& count) : threads(count) {
+      threads.fetch_add(1, std::memory_order_seq_cst);
+    }
+    ~Waiting() { threads.fetch_sub(1, std::memory_order_seq_cst); }
+    std::atomic<int>& threads;
+  };
   struct HandOver {  // at the end of a scope that drove
     Communicator& group;
     ~HandOver() { group.hand_over(); }
@@ -118,7 +127,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   void check_source(const Message& message);
   [[noreturn]] void throw_mismatch(Rank peer);
   [[noreturn]] void throw_late(double seconds);
-  std::string where_is(Rank peer);
+  std::string where_is(Rank peer, uint64_t sequence);
   std::exception_ptr fail(const std::exception_ptr& error);
   Patience patience() const;
 

@@ -60,6 +60,7 @@ class Handwritten {
       while (!ready()) {
         if (!patience_.again()) {
           transport_.doorbell().sleep(ready, std::chrono::milliseconds(50));
+          patience_.reset();
         }
       }
     }
@@ -171,6 +172,7 @@ std::vector<double> time_plan(Communicator& group, std::span<float> data, int it
         if (!patience.again()) {
           group.transport().doorbell().sleep([&] { return executor.ready(); },
                                              std::chrono::milliseconds(50));
+          patience.reset();
         }
       }
     }

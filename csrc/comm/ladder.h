@@ -1,5 +1,5 @@
 // What each layer costs: the same in-place float32 SUM all_reduce timed at three heights, for
-// benchmarks/collectives.py. Collective over the group; each returns seconds per call.
+// benchmarks/ladder.py. Collective over the group; each returns seconds per call.
 //
 // The two lower rungs count signals on their own, behind the group's back: give each call a group
 // that has run nothing yet, and destroy it afterwards.

@@ -8,6 +8,7 @@ namespace {
 
 constexpr uint64_t kEagerBytes = 8 << 10;   // messages up to this travel at once
 constexpr uint32_t kPieceBytes = 64 << 10;  // of an announced message, so that others get between
+constexpr uint64_t kQuantum = 1 << 20;       // of one peer at a time: others wait
 constexpr uint64_t kMostKept = 64 << 20;    // unwanted bytes kept of one peer; then it must wait
 
 }  // namespace
@@ -23,19 +24,17 @@ Mailbox::Mailbox(Transport& transport)
     : transport_(transport), peers_(static_cast<size_t>(transport.size())) {}
 
 void Mailbox::post(const MessagePtr& message) {
-  Completed completed;
-  {
-    const std::lock_guard lock(mutex_);
+  move([&](Completed& completed) {
     active_.push_back(message);
-    pending_.fetch_add(1, std::memory_order_acq_rel);
+    pending_.fetch_add(1, std::memory_order_seq_cst);
     if (message->sending) {
       post_send(message);
       write_to(message->peer, completed);
     } else {
       post_receive(message, completed);
     }
-  }
-  finish(completed);
+    return true;
+  });
 }
 
 void Mailbox::post_send(const MessagePtr& message) {
@@ -120,7 +119,8 @@ void Mailbox::next_piece(Rank rank, const MessagePtr& message, uint64_t id, uint
 bool Mailbox::write_to(Rank rank, Completed& completed) {
   Peer& to = peer(rank);
   bool moved = false;
-  while (!to.out.empty()) {
+  uint64_t quantum = kQuantum;
+  while (!to.out.empty() && quantum > 0) {
     Outgoing& out = to.out.front();
     const size_t total = sizeof(Frame) + out.frame.body;
     while (out.written < total) {
@@ -135,6 +135,7 @@ bool Mailbox::write_to(Rank rank, Completed& completed) {
     }
     const Outgoing sent = std::move(out);
     to.out.pop_front();
+    quantum -= std::min(quantum, total);
     if (sent.completes) completed.emplace_back(sent.completes, nullptr);
     if (sent.frame.kind != Kind::kPiece) continue;
     if (sent.completes) {
@@ -149,7 +150,8 @@ bool Mailbox::write_to(Rank rank, Completed& completed) {
 bool Mailbox::read_from(Rank rank, Completed& completed) {
   Peer& from = peer(rank);
   bool moved = false;
-  while (from.kept < kMostKept) {
+  uint64_t quantum = kQuantum;
+  while (!from.broken && from.kept < kMostKept && quantum > 0) {
     if (from.header_read < sizeof(Frame)) {
       auto* at = reinterpret_cast<std::byte*>(&from.frame) + from.header_read;
       const size_t got = transport_.stream_read(rank, at, sizeof(Frame) - from.header_read);
@@ -167,6 +169,7 @@ bool Mailbox::read_from(Rank rank, Completed& completed) {
       from.body_read += got;
     }
     close_frame(rank, completed);
+    quantum -= std::min(quantum, sizeof(Frame) + from.body_read);
     from.header_read = from.body_read = 0;
   }
   return moved;
@@ -196,6 +199,7 @@ void Mailbox::open_frame(Rank rank) {
   } else if (frame.body == 0 && (frame.kind == Kind::kAnnounce || frame.kind == Kind::kClear)) {
     return;
   }
+  from.broken = true;
   throw PeerError(rank, str("rank ", rank, " sent a message that makes no sense (kind ",
                             static_cast<uint32_t>(frame.kind), ", ", frame.body, " bytes)"));
 }
@@ -252,23 +256,43 @@ MessagePtr Mailbox::match(Rank rank, const Frame& frame) {
 }
 
 bool Mailbox::progress() {
-  Completed completed;
-  bool moved = false;
-  {
-    const std::lock_guard lock(mutex_);
+  return move([&](Completed& completed) {
+    bool moved = false;
     for (Rank rank = 0; rank < transport_.size(); ++rank) {
       moved |= read_from(rank, completed);
       moved |= write_to(rank, completed);
     }
+    return moved;
+  });
+}
+
+// Under the lock, completed messages stop being active together with the move of their last byte;
+// their callbacks run without it, also when a peer's nonsense ended the move early.
+template <typename Move>
+bool Mailbox::move(Move&& move) {
+  Completed completed;
+  bool moved = false;
+  std::exception_ptr broken;
+  {
+    const std::lock_guard lock(mutex_);
+    try {
+      moved = move(completed);
+    } catch (const std::exception&) {
+      broken = std::current_exception();
+    }
+    retire(completed);
   }
-  finish(completed);
+  for (const auto& [message, error] : completed) message->complete(error);
+  if (!completed.empty()) transport_.doorbell().notify();
+  if (broken) std::rethrow_exception(broken);
   return moved || !completed.empty();
 }
 
 bool Mailbox::ready() {
   const std::lock_guard lock(mutex_);
   for (Rank rank = 0; rank < transport_.size(); ++rank) {
-    if (peer(rank).kept < kMostKept && transport_.stream_available(rank) > 0) return true;
+    if (!peer(rank).broken && peer(rank).kept < kMostKept &&
+        transport_.stream_available(rank) > 0) return true;
     if (!peer(rank).out.empty() && transport_.stream_space(rank) > 0) return true;
   }
   return false;
@@ -288,15 +312,22 @@ std::vector<MessagePtr> Mailbox::unfinished() {
   return {active_.begin(), active_.end()};
 }
 
+bool Mailbox::is_unfinished(const Message& message) {
+  const std::lock_guard lock(mutex_);
+  return std::any_of(active_.begin(), active_.end(),
+                     [&](const MessagePtr& other) { return other.get() == &message; });
+}
+
 void Mailbox::fail_all(const std::exception_ptr& error) {
-  Completed completed;
-  {
-    const std::lock_guard lock(mutex_);
+  move([&](Completed& completed) {
     for (const MessagePtr& message : active_) completed.emplace_back(message, error);
     wanted_.clear();
-    for (Peer& other : peers_) other = Peer{};
-  }
-  finish(completed);
+    for (Peer& other : peers_) {
+      other = Peer{};
+      other.broken = true;
+    }
+    return true;
+  });
 }
 
 std::exception_ptr Mailbox::error() {
@@ -305,21 +336,17 @@ std::exception_ptr Mailbox::error() {
   return error_;
 }
 
-void Mailbox::finish(const Completed& completed) {
-  if (completed.empty()) return;
-  for (const auto& [message, error] : completed) {
-    {
-      const std::lock_guard lock(mutex_);
-      const auto found = std::find(active_.begin(), active_.end(), message);
-      if (found == active_.end()) continue;  // somebody failed it meanwhile
-      active_.erase(found);
-      pending_.fetch_sub(1, std::memory_order_acq_rel);
-      if (error && !error_) error_ = error;
-      if (error) failed_.store(true, std::memory_order_release);
-    }
-    message->complete(error);
-  }
-  transport_.doorbell().notify();
+// Takes completed messages off the list; forgets those that somebody failed meanwhile.
+void Mailbox::retire(Completed& completed) {
+  std::erase_if(completed, [&](const auto& entry) {
+    const auto found = std::find(active_.begin(), active_.end(), entry.first);
+    if (found == active_.end()) return true;
+    active_.erase(found);
+    pending_.fetch_sub(1, std::memory_order_seq_cst);
+    if (entry.second && !error_) error_ = entry.second;
+    if (entry.second) failed_.store(true, std::memory_order_release);
+    return false;
+  });
 }
 
 }  // namespace ringcomm

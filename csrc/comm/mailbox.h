@@ -49,10 +49,11 @@ class Mailbox {
   bool progress();
   // Would progress() move anything? Loads only.
   bool ready();
-  bool pending() const { return pending_.load(std::memory_order_acquire) > 0; }
+  bool pending() const { return pending_.load(std::memory_order_seq_cst) > 0; }
   // The messages not complete whose deadline has passed; or all.
   std::vector<MessagePtr> overdue();
   std::vector<MessagePtr> unfinished();
+  bool is_unfinished(const Message& message);
   void fail_all(const std::exception_ptr& error);
   // The first error a message completed with: the group has failed with it.
   std::exception_ptr error();
@@ -89,6 +90,7 @@ class Mailbox {
     std::byte* target = nullptr;
     std::vector<std::byte> buffer;
     MessagePtr receiving;
+    bool broken = false;  // sent nonsense: never read again
   };
   using Completed = std::vector<std::pair<MessagePtr, std::exception_ptr>>;
 
@@ -103,7 +105,9 @@ class Mailbox {
   void next_piece(Rank rank, const MessagePtr& message, uint64_t id, uint64_t offset);
   MessagePtr match(Rank rank, const Frame& frame);
   std::exception_ptr mismatch(const Message& message, Rank rank, const Frame& frame) const;
-  void finish(const Completed& completed);
+  template <typename Move>
+  bool move(Move&& move);
+  void retire(Completed& completed);
   Peer& peer(Rank rank) { return peers_[static_cast<size_t>(rank)]; }
 
   Transport& transport_;

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "base/deadline.h"
+#include "base/log.h"
 
 namespace ringcomm {
 
@@ -25,7 +26,12 @@ struct Request {
   void complete(const std::exception_ptr& why) {
     error = why;
     done.store(true, std::memory_order_seq_cst);
-    if (on_done) std::exchange(on_done, nullptr)(why);
+    if (!on_done) return;
+    try {
+      std::exchange(on_done, nullptr)(why);
+    } catch (const std::exception& thrown) {  // nobody is there to catch it
+      Logger(LogLevel::kWarning, "").warning("a completion callback threw: ", thrown.what());
+    }
   }
 };
 

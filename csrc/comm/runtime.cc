@@ -79,6 +79,7 @@ void Runtime::work() {
   std::vector<std::shared_ptr<Communicator>> active;
   Patience patience(SpinPolicy{kWorkerSpin, 0, 32});
   const auto inbox = [&] { return has_inbox_.load(std::memory_order_seq_cst); };
+  auto watched = Clock::now();
   while (true) {
     if (active.empty() || inbox()) take_inbox(active, active.empty());
     bool moved = false;
@@ -96,9 +97,11 @@ void Runtime::work() {
                                           [](const auto& group) { return group->ready(); });
           },
           kSlice);
-      for (const auto& group : active) group->watch();
       patience.reset();
     }
+    if (Clock::now() - watched < kSlice) continue;  // one busy group must not hide another's trouble
+    for (const auto& group : active) group->watch();
+    watched = Clock::now();
   }
 }
 

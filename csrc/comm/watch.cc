@@ -22,14 +22,14 @@ std::string Communicator::here() const {
 }
 
 // "alive, last finished #411, has not called #412"
-std::string Communicator::where_is(Rank peer) {
+std::string Communicator::where_is(Rank peer, uint64_t sequence) {
   const PeerState state = transport_->state(peer);
   std::string text = state.left                          ? "has left the group"
                      : transport_->connection_lost(peer) ? "dead"
                                                          : "alive";
   text += state.finished > 0 ? str(", last finished #", state.finished) : ", finished nothing yet";
-  if (state.called < sequence_) return text + str(", has not called #", sequence_);
-  if (state.finished < sequence_) return text + str(", is in #", sequence_);
+  if (state.called < sequence) return text + str(", has not called #", sequence);
+  if (state.finished < sequence) return text + str(", is in #", sequence);
   return text;
 }
 
@@ -62,7 +62,7 @@ void Communicator::check_peer(Rank peer) {
                               state.finished, ": every rank must call the same collectives"));
   }
   throw PeerError(peer, str(here(), ": Connection closed by rank ", peer, ": its process died (",
-                            where_is(peer), "); look at that rank's own output, then restart"));
+                            where_is(peer, sequence_), "); look at that rank's own output, then restart"));
 }
 
 void Communicator::throw_mismatch(Rank peer) {
@@ -88,7 +88,7 @@ void Communicator::throw_late(double seconds) {
   }
   if (absent.empty()) absent.push_back(executor_.peer());
   throw TimeoutError(str(here(), ": Timed out after ", seconds, " s waiting for ", list_of(absent),
-                         " (", where_is(absent[0]), ")"));
+                         " (", where_is(absent[0], sequence_), ")"));
 }
 
 // ---- for whoever waited in vain: the queue's front, and send/recv
@@ -127,11 +127,12 @@ void Communicator::watch_messages() {
           message->describe(), ": Timed out after ", seconds, " s waiting for ",
           message->sending ? "the receiver" : "the sender",
           message->peer < 0 ? std::string()
-                            : str(" (rank ", message->peer, ", ", where_is(message->peer), ")")));
+                            : str(" (rank ", message->peer, ", ", where_is(message->peer, 0), ")")));
     }
   } catch (const std::exception&) {
     fail(std::current_exception());
   }
+  fail_messages();
 }
 
 // A peer that is gone sends nothing more; what it has sent still counts.
@@ -141,13 +142,14 @@ void Communicator::check_source(const Message& message) {
     return left && transport_->stream_available(peer) == 0;
   };
   if (message.peer != Message::kAnySource) {
-    if (!gone(message.peer) || message.done) return;
+    if (!gone(message.peer) || !mailbox_.is_unfinished(message)) return;
     throw PeerError(message.peer, str(message.describe(), ": Connection closed by rank ",
-                                      message.peer, ": it ", where_is(message.peer)));
+                                      message.peer, ": it ", where_is(message.peer, 0)));
   }
   for (Rank peer = 0; peer < size(); ++peer) {
     if (peer != rank() && !gone(peer)) return;
   }
+  if (!mailbox_.is_unfinished(message)) return;
   throw PeerError(rank(), str(message.describe(), ": every other rank has gone"));
 }
 

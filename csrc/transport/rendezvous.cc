@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <thread>
 
 #include "transport/host.h"
 #include "transport/unix_socket.h"
@@ -10,6 +11,7 @@ namespace ringcomm {
 namespace {
 
 constexpr auto kProbeEvery = std::chrono::milliseconds(500);
+constexpr auto kRetryEvery = std::chrono::milliseconds(5);
 
 // The one message of each direction; two descriptors ride along: segment and doorbell.
 struct Hello {
@@ -130,12 +132,16 @@ class Meeting {
   }
 
   void connect_to(Rank rank) {
-    try {
-      socket(rank) = connect_unix(card(rank).socket);
-      introduce(socket(rank), rank);
-    } catch (const SystemError& error) {
-      if (error.code() == EPERM) throw PeerError(rank, str("rank ", rank, ": ", error.what()));
-      throw died(rank);
+    while (true) {
+      try {
+        socket(rank) = connect_unix(card(rank).socket);
+        return introduce(socket(rank), rank);
+      } catch (const SystemError& error) {
+        if (error.code() == EPERM) throw PeerError(rank, str("rank ", rank, ": ", error.what()));
+        if (error.code() != EAGAIN) throw died(rank);
+      }
+      if (deadline_.passed()) throw late({rank}, "has not finished joining");
+      std::this_thread::sleep_for(kRetryEvery);  // its queue is full: others connect as well
     }
   }
 

@@ -85,11 +85,11 @@ void BasicShmTransport<Signals>::finish(uint64_t sequence) {
 template <typename Signals>
 PeerState BasicShmTransport<Signals>::state(Rank rank) {
   const Header& header = peer(rank).segment.header();
-  PeerState state;
-  state.finished = header.finished.load(std::memory_order_acquire);
-  state.called = header.called.load(std::memory_order_acquire);
+  PeerState state;  // in this order: a rank finishes, and then leaves
   state.left = header.left.load(std::memory_order_acquire) != 0;
   state.failed = header.failed.load(std::memory_order_acquire) != 0;
+  state.called = header.called.load(std::memory_order_acquire);
+  state.finished = header.finished.load(std::memory_order_acquire);
   return state;
 }
 

@@ -26,9 +26,9 @@ Address abstract_address(const std::string& text) {
   return address;
 }
 
-Fd make_socket() {
+Fd make_socket(int flags = 0) {
   // SEQPACKET keeps message boundaries: a message comes whole or not at all.
-  Fd fd(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+  Fd fd(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | flags, 0));
   if (!fd) throw SystemError("socket(AF_UNIX)");
   return fd;
 }
@@ -66,7 +66,7 @@ Fd listen_unix(const std::string& abstract_name, int backlog) {
 
 Fd connect_unix(const std::string& abstract_name) {
   const Address address = abstract_address(abstract_name);
-  Fd fd = make_socket();
+  Fd fd = make_socket(SOCK_NONBLOCK);
   const auto* name = reinterpret_cast<const sockaddr*>(&address.name);
   while (::connect(fd.get(), name, address.length) != 0) {
     if (errno != EINTR) throw SystemError("connect(AF_UNIX)");

@@ -11,7 +11,7 @@
 namespace ringcomm {
 
 Fd listen_unix(const std::string& abstract_name, int backlog);
-// Throws SystemError.
+// Throws SystemError at once: EAGAIN when the listener has no room, ECONNREFUSED when it is gone.
 Fd connect_unix(const std::string& abstract_name);
 // An empty Fd when nobody came before the deadline. Connections of other users are refused.
 Fd accept_unix(const Fd& listener, const Deadline& deadline);
