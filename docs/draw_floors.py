@@ -19,7 +19,7 @@ WHAT = {
     "comm": "order, queue, send/recv, errors",
     "exec": "interprets plans",
     "plan": "planners, table, verifier",
-    "reduce": "type × op kernels",
+    "reduce": "type x op kernels",
     "transport": "shared memory, meeting",
     "base": "errors, config, doorbell",
 }

@@ -1,4 +1,4 @@
-"""Runs the C++ test programs, plain and with sanitizers, and transports that are broken on purpose."""
+"""Runs the C++ test programs, plain and with sanitizers, and some that are broken on purpose."""
 
 from __future__ import annotations
 

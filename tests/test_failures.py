@@ -40,7 +40,7 @@ def in_child(body: Callable[[], Outcome]) -> Outcome:
         signal.alarm(60)
         try:
             answer = body()
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001  the parent reports it
             answer = {"raised": repr(error)}
         os.write(writer, json.dumps(answer).encode())
         os._exit(0)

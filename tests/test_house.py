@@ -1,6 +1,8 @@
 """The rules that keep the house a house: see CONTRIBUTING.md."""
 
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -172,3 +174,10 @@ def test_nothing_points_outside() -> None:
         if found
     ]
     assert not wrong
+
+
+def test_the_picture_of_the_floors_is_true() -> None:
+    script = ROOT / "docs" / "draw_floors.py"
+    assert subprocess.run([sys.executable, script, "--check"]).returncode == 0, (
+        "draw it again: `python docs/draw_floors.py`"
+    )

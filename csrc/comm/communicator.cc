@@ -347,9 +347,9 @@ void Communicator::shutdown(Clock::duration grace) {
     watch();
   }
   if (busy()) {
-    fail(std::make_exception_ptr(PeerError(
-        rank(), str("group '", name(), "' was destroyed by rank ", rank(),
-                    " while operations were pending"))));
+    fail(
+        std::make_exception_ptr(PeerError(rank(), str("group '", name(), "' was destroyed by rank ",
+                                                      rank(), " while operations were pending"))));
     fail_messages();
     Driver driver(drive_, std::defer_lock);
     while (driver.try_lock() && advance_queue(driver)) {

@@ -8,7 +8,7 @@ namespace {
 
 constexpr uint64_t kEagerBytes = 8 << 10;   // messages up to this travel at once
 constexpr uint32_t kPieceBytes = 64 << 10;  // of an announced message, so that others get between
-constexpr uint64_t kQuantum = 1 << 20;       // of one peer at a time: others wait
+constexpr uint64_t kQuantum = 1 << 20;      // of one peer at a time: others wait
 constexpr uint64_t kMostKept = 64 << 20;    // unwanted bytes kept of one peer; then it must wait
 
 }  // namespace
@@ -291,8 +291,8 @@ bool Mailbox::move(Move&& move) {
 bool Mailbox::ready() {
   const std::lock_guard lock(mutex_);
   for (Rank rank = 0; rank < transport_.size(); ++rank) {
-    if (!peer(rank).broken && peer(rank).kept < kMostKept &&
-        transport_.stream_available(rank) > 0) return true;
+    if (!peer(rank).broken && peer(rank).kept < kMostKept && transport_.stream_available(rank) > 0)
+      return true;
     if (!peer(rank).out.empty() && transport_.stream_space(rank) > 0) return true;
   }
   return false;

@@ -99,7 +99,8 @@ void Runtime::work() {
           kSlice);
       patience.reset();
     }
-    if (Clock::now() - watched < kSlice) continue;  // one busy group must not hide another's trouble
+    if (Clock::now() - watched < kSlice)
+      continue;  // one busy group must not hide another's trouble
     for (const auto& group : active) group->watch();
     watched = Clock::now();
   }

@@ -61,8 +61,9 @@ void Communicator::check_peer(Rank peer) {
                               "its program ended) after #",
                               state.finished, ": every rank must call the same collectives"));
   }
-  throw PeerError(peer, str(here(), ": Connection closed by rank ", peer, ": its process died (",
-                            where_is(peer, sequence_), "); look at that rank's own output, then restart"));
+  throw PeerError(
+      peer, str(here(), ": Connection closed by rank ", peer, ": its process died (",
+                where_is(peer, sequence_), "); look at that rank's own output, then restart"));
 }
 
 void Communicator::throw_mismatch(Rank peer) {
@@ -123,11 +124,11 @@ void Communicator::watch_messages() {
     }
     for (const MessagePtr& message : mailbox_.overdue()) {
       const double seconds = message->deadline.elapsed_seconds();
-      throw TimeoutError(str(
-          message->describe(), ": Timed out after ", seconds, " s waiting for ",
-          message->sending ? "the receiver" : "the sender",
-          message->peer < 0 ? std::string()
-                            : str(" (rank ", message->peer, ", ", where_is(message->peer, 0), ")")));
+      throw TimeoutError(str(message->describe(), ": Timed out after ", seconds, " s waiting for ",
+                             message->sending ? "the receiver" : "the sender",
+                             message->peer < 0 ? std::string()
+                                               : str(" (rank ", message->peer, ", ",
+                                                     where_is(message->peer, 0), ")")));
     }
   } catch (const std::exception&) {
     fail(std::current_exception());

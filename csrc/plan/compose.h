@@ -31,7 +31,7 @@ struct Placement {
   Side input{Space::kInput};
   Side output{Space::kOutput};
   uint64_t window_offset = 0;
-  bool partial = false;     // its reductions are not the last ones
+  bool partial = false;  // its reductions are not the last ones
 };
 
 Plan lift(const Plan& part, const Placement& placement);

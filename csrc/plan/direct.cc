@@ -35,9 +35,8 @@ Plan one_shot_all_reduce(const Shape& shape, Rank rank) {
     plan.signal(peer);
   }
   plan.wait_all();
-  const std::vector<Ref> sources = in_rank_order(plan, plan.input(0), [&](Rank r) {
-    return lines ? plan.line(rank, r) : plan.window(r, 0);
-  });
+  const std::vector<Ref> sources = in_rank_order(
+      plan, plan.input(0), [&](Rank r) { return lines ? plan.line(rank, r) : plan.window(r, 0); });
   plan.reduce({plan.output(0)}, sources, shape.bytes, true);
   return plan.finish();
 }
@@ -90,8 +89,8 @@ class TwoShotAllReduce {
 
   void reduce(uint64_t c) {
     const uint64_t low = cut(c, rank_), at = segments_.offset(c) + low;
-    const std::vector<Ref> sources = in_rank_order(
-        plan_, plan_.input(at), [&](Rank r) { return published(r, c, low); });
+    const std::vector<Ref> sources =
+        in_rank_order(plan_, plan_.input(at), [&](Rank r) { return published(r, c, low); });
     plan_.reduce({result(rank_, c, low), plan_.output(at)}, sources, cut(c, rank_ + 1) - low, true);
   }
 
@@ -147,9 +146,8 @@ Plan one_line_reduce_scatter(const Shape& shape, Rank rank) {
     plan.signal(peer);
   }
   plan.wait_all();
-  const std::vector<Ref> sources =
-      in_rank_order(plan, plan.input(shape.shard_offset(rank)),
-                    [&](Rank r) { return plan.line(rank, r); });
+  const std::vector<Ref> sources = in_rank_order(plan, plan.input(shape.shard_offset(rank)),
+                                                 [&](Rank r) { return plan.line(rank, r); });
   plan.reduce({plan.output(0)}, sources, shape.shards[static_cast<size_t>(rank)], true);
   return plan.finish();
 }
@@ -188,9 +186,7 @@ Plan direct_reduce_scatter(const Shape& shape, Rank rank) {
   const uint64_t slice = shape.align(segment / static_cast<uint64_t>(shape.size));
   RINGCOMM_CHECK(slice > 0, "a segment of ", segment, " bytes has no room for ", shape.size,
                  " ranks");
-  const auto shard = [&](Rank r) {
-    return Segments{shape.shards[static_cast<size_t>(r)], slice};
-  };
+  const auto shard = [&](Rank r) { return Segments{shape.shards[static_cast<size_t>(r)], slice}; };
   const auto published = [&](Rank by, uint64_t c, Rank r) {
     return plan.window(by, c % kSlots * segment + static_cast<uint64_t>(r) * slice);
   };
@@ -219,9 +215,7 @@ Plan direct_all_gather(const Shape& shape, Rank rank) {
   const auto shard = [&](Rank r) {
     return Segments{shape.shards[static_cast<size_t>(r)], segment};
   };
-  const auto published = [&](Rank by, uint64_t c) {
-    return plan.window(by, c % kSlots * segment);
-  };
+  const auto published = [&](Rank by, uint64_t c) { return plan.window(by, c % kSlots * segment); };
   const auto publish = [&](uint64_t c) {
     plan.copy(published(rank, c), plan.input(shard(rank).offset(c)), shard(rank).length(c));
   };

@@ -65,7 +65,9 @@ Plan pairwise_all_to_all(const Shape& shape, Rank rank) {
     const Exchange pair{plan.link(rank, to, sent(to).total),
                         plan.link(from, rank, received(from).total), to == from};
     const uint64_t out = pair.out.messages, in = pair.in.messages;
-    plan.repeat({pair.count(), kInboxSlots, slot,
+    plan.repeat({pair.count(),
+                 kInboxSlots,
+                 slot,
                  {1, 2, sent(to).full(), out, minus(out, 1), received(from).full(), in,
                   minus(in, 2), in + 1}},
                 [&](uint64_t m) {

@@ -70,13 +70,13 @@ struct Ref {
 
 struct Step {
   Verb verb;
-  uint8_t lane = kData;    // signal, wait
-  bool final = false;      // reduce: the last one of these elements (AVG divides here)
-  uint8_t dst_count = 0;   // destinations stand before sources in Plan::refs
+  uint8_t lane = kData;   // signal, wait
+  bool final = false;     // reduce: the last one of these elements (AVG divides here)
+  uint8_t dst_count = 0;  // destinations stand before sources in Plan::refs
   uint16_t src_count = 0;
-  int16_t peer = -1;       // signal, wait
+  int16_t peer = -1;  // signal, wait
   uint32_t first_ref = 0;
-  uint64_t bytes = 0;      // copy, reduce: of each operand
+  uint64_t bytes = 0;  // copy, reduce: of each operand
   bool operator==(const Step&) const = default;
 };
 

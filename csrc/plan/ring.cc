@@ -19,8 +19,8 @@ class Ring {
         size_(shape.size) {
     uint64_t largest = 0;
     for (Rank r = 0; r < size_; ++r) {
-      const uint64_t at = shape.shards.empty() ? shape.cut(shape.bytes, r, size_)
-                                               : shape.shard_offset(r);
+      const uint64_t at =
+          shape.shards.empty() ? shape.cut(shape.bytes, r, size_) : shape.shard_offset(r);
       const uint64_t end = shape.shards.empty() ? shape.cut(shape.bytes, r + 1, size_)
                                                 : at + shape.shards[static_cast<size_t>(r)];
       offsets_.push_back(at);
@@ -54,8 +54,10 @@ class Ring {
     for (int s = 0; s < size_ - 1; ++s) {
       const Rank chunk = plan_.peer(-1 - s);
       plan_.acquire(out_, message_);
-      if (s == 0) plan_.copy(plan_.slot(out_, message_), input(chunk), length(chunk));
-      else add_arrived(plan_.slot(out_, message_), chunk, false);
+      if (s == 0)
+        plan_.copy(plan_.slot(out_, message_), input(chunk), length(chunk));
+      else
+        add_arrived(plan_.slot(out_, message_), chunk, false);
       plan_.signal(out_.to);
       if (s > 0) plan_.release(in_, message_ - 1);
       plan_.wait(in_.from);

@@ -100,8 +100,8 @@ bool sharded(Collective collective) {
 }
 
 void check_parts(const Shape& shape, const char* what, const std::vector<uint64_t>& parts) {
-  RINGCOMM_CHECK(parts.size() == static_cast<size_t>(shape.size), to_string(shape.collective),
-                 ": ", what, " has ", parts.size(), " entries for ", shape.size, " ranks");
+  RINGCOMM_CHECK(parts.size() == static_cast<size_t>(shape.size), to_string(shape.collective), ": ",
+                 what, " has ", parts.size(), " entries for ", shape.size, " ranks");
   for (const uint64_t part : parts) {
     RINGCOMM_CHECK(part % shape.element == 0, to_string(shape.collective), ": ", part,
                    " bytes are no whole number of elements of ", shape.element, " bytes");
@@ -173,8 +173,10 @@ std::string selection_json() {
   for (const Row& row : kTable) {
     out << (out.tellp() == 0 ? "[" : ",") << "{\"collective\":\"" << to_string(row.collective)
         << "\",\"max_bytes\":";
-    if (row.max_bytes == kAny) out << "null";
-    else out << row.max_bytes;
+    if (row.max_bytes == kAny)
+      out << "null";
+    else
+      out << row.max_bytes;
     out << ",\"mapped\":" << (row.mapped ? "true" : "false") << ",\"algorithm\":\""
         << to_string(row.algorithm) << "\"}";
   }

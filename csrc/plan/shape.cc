@@ -39,14 +39,21 @@ uint64_t Shape::largest_shard() const {
 uint64_t Shape::input_bytes(Rank rank) const {
   switch (collective) {
     case Collective::kAllReduce:
-    case Collective::kReduce: return bytes;
-    case Collective::kBroadcast: return rank == root ? bytes : 0;
-    case Collective::kReduceScatter: return sum(shards);
-    case Collective::kScatter: return rank == root ? sum(shards) : 0;
+    case Collective::kReduce:
+      return bytes;
+    case Collective::kBroadcast:
+      return rank == root ? bytes : 0;
+    case Collective::kReduceScatter:
+      return sum(shards);
+    case Collective::kScatter:
+      return rank == root ? sum(shards) : 0;
     case Collective::kAllGather:
-    case Collective::kGather: return shards[static_cast<size_t>(rank)];
-    case Collective::kAllToAll: return sum(send);
-    case Collective::kBarrier: return 0;
+    case Collective::kGather:
+      return shards[static_cast<size_t>(rank)];
+    case Collective::kAllToAll:
+      return sum(send);
+    case Collective::kBarrier:
+      return 0;
   }
   return 0;
 }
@@ -54,14 +61,21 @@ uint64_t Shape::input_bytes(Rank rank) const {
 uint64_t Shape::output_bytes(Rank rank) const {
   switch (collective) {
     case Collective::kAllReduce:
-    case Collective::kBroadcast: return bytes;
-    case Collective::kReduce: return rank == root ? bytes : 0;
+    case Collective::kBroadcast:
+      return bytes;
+    case Collective::kReduce:
+      return rank == root ? bytes : 0;
     case Collective::kReduceScatter:
-    case Collective::kScatter: return shards[static_cast<size_t>(rank)];
-    case Collective::kAllGather: return sum(shards);
-    case Collective::kGather: return rank == root ? sum(shards) : 0;
-    case Collective::kAllToAll: return sum(recv);
-    case Collective::kBarrier: return 0;
+    case Collective::kScatter:
+      return shards[static_cast<size_t>(rank)];
+    case Collective::kAllGather:
+      return sum(shards);
+    case Collective::kGather:
+      return rank == root ? sum(shards) : 0;
+    case Collective::kAllToAll:
+      return sum(recv);
+    case Collective::kBarrier:
+      return 0;
   }
   return 0;
 }

@@ -18,11 +18,11 @@ inline constexpr uint64_t kOneShotBytes = 16 * 1024;  // a rank loads this rathe
 //
 //   half = | window: 4 segments, written by the owner | inbox of rank 0 | ... | inbox of rank n-1 |
 struct Geometry {
-  int size = 1;                 // ranks
-  uint64_t segment_bytes = 0;   // unit of pipelining, a multiple of 64
-  uint64_t inbox_bytes = 0;     // from each peer, a multiple of 64
-  uint64_t line_bytes = kLineBytes;          // up to this, messages ride in lines; 0: never
-  uint64_t one_shot_bytes = kOneShotBytes;   // all_reduce in one hop up to this times (size - 1)
+  int size = 1;                             // ranks
+  uint64_t segment_bytes = 0;               // unit of pipelining, a multiple of 64
+  uint64_t inbox_bytes = 0;                 // from each peer, a multiple of 64
+  uint64_t line_bytes = kLineBytes;         // up to this, messages ride in lines; 0: never
+  uint64_t one_shot_bytes = kOneShotBytes;  // all_reduce in one hop up to this times (size - 1)
 
   uint64_t window_bytes() const { return 4 * segment_bytes; }
   uint64_t half_bytes() const { return window_bytes() + inbox_bytes * static_cast<uint64_t>(size); }
@@ -43,20 +43,20 @@ struct Geometry {
 struct Shape {
   Collective collective = Collective::kBarrier;
   int size = 1;
-  Rank root = 0;          // broadcast, reduce, scatter, gather
-  uint64_t element = 1;   // bytes of one element; no operand cuts one
+  Rank root = 0;         // broadcast, reduce, scatter, gather
+  uint64_t element = 1;  // bytes of one element; no operand cuts one
   uint64_t bytes = 0;
   std::vector<uint64_t> shards;
   std::vector<uint64_t> send, recv;  // all_to_all: this rank's
   int local = 1;                     // hierarchical: ranks a host; rank = host * local + index
   Geometry geometry;
 
-  Rank after(Rank rank, int steps = 1) const;   // steps may be negative; wraps
-  uint64_t shard_offset(Rank rank) const;       // of shard `rank` in the whole side
+  Rank after(Rank rank, int steps = 1) const;  // steps may be negative; wraps
+  uint64_t shard_offset(Rank rank) const;      // of shard `rank` in the whole side
   uint64_t largest_shard() const;
-  uint64_t input_bytes(Rank rank) const;        // what the caller hands in and gets out
+  uint64_t input_bytes(Rank rank) const;  // what the caller hands in and gets out
   uint64_t output_bytes(Rank rank) const;
-  uint64_t slot_bytes() const;                  // an inbox is two slots, used in turn
+  uint64_t slot_bytes() const;  // an inbox is two slots, used in turn
   // Rounds down to cache lines where there is room for one, else to elements.
   uint64_t align(uint64_t wanted) const;
   // The r-th of `parts` near-equal cuts of `total` bytes: cut(total, 0) = 0, cut(total, parts) =

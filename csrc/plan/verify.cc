@@ -131,10 +131,15 @@ class Machine {
 
   bool execute(Rank rank, const Step& step, uint64_t shift) {
     switch (step.verb) {
-      case Verb::kSignal: signal(rank, step); return true;
-      case Verb::kWait: return wait(rank, step);
+      case Verb::kSignal:
+        signal(rank, step);
+        return true;
+      case Verb::kWait:
+        return wait(rank, step);
       case Verb::kCopy:
-      case Verb::kReduce: move(rank, step, shift); return true;
+      case Verb::kReduce:
+        move(rank, step, shift);
+        return true;
     }
     return false;
   }
@@ -207,10 +212,10 @@ class Machine {
     if (step.verb == Verb::kCopy && dst.front() == src.front()) return;  // in place
     const bool in_order = plan(rank).algorithm == Algorithm::kDirect;
     for (size_t i = 0; i < src.front().count; ++i) {
-      const Value value = step.verb == Verb::kCopy
-                              ? memory_.read(src.front().begin + i, cursor(rank).operation, rank,
-                                             clock(rank))
-                              : reduce(rank, src, i, in_order);
+      const Value value =
+          step.verb == Verb::kCopy
+              ? memory_.read(src.front().begin + i, cursor(rank).operation, rank, clock(rank))
+              : reduce(rank, src, i, in_order);
       if (step.final && value.ranks != everybody()) throw Violation("is final too early");
       for (const Range& range : dst) {
         Value result = value;

@@ -35,10 +35,14 @@ Origin origin_of(const Program& program, Rank rank, uint64_t offset) {
   const Shape& shape = program.shapes[static_cast<size_t>(rank)];
   switch (shape.collective) {
     case Collective::kAllReduce:
-    case Collective::kReduce: return {all(shape.size), offset};
-    case Collective::kReduceScatter: return {all(shape.size), shape.shard_offset(rank) + offset};
-    case Collective::kBroadcast: return {one(shape.root), offset};
-    case Collective::kScatter: return {one(shape.root), shape.shard_offset(rank) + offset};
+    case Collective::kReduce:
+      return {all(shape.size), offset};
+    case Collective::kReduceScatter:
+      return {all(shape.size), shape.shard_offset(rank) + offset};
+    case Collective::kBroadcast:
+      return {one(shape.root), offset};
+    case Collective::kScatter:
+      return {one(shape.root), shape.shard_offset(rank) + offset};
     case Collective::kAllGather:
     case Collective::kGather: {
       const Shard shard = shard_at(shape.shards, offset);
@@ -51,7 +55,8 @@ Origin origin_of(const Program& program, Rank rank, uint64_t offset) {
       for (Rank r = 0; r < rank; ++r) at += sent[static_cast<size_t>(r)];
       return {one(shard.rank), at};
     }
-    case Collective::kBarrier: break;
+    case Collective::kBarrier:
+      break;
   }
   fail("a barrier has no output");
 }
@@ -114,8 +119,10 @@ Range Memory::bounds(const Ref& ref, size_t operation) const {
       return {user(operation, ref.rank).input, user(operation, ref.rank).input_count};
     case Space::kOutput:
       return {user(operation, ref.rank).output, user(operation, ref.rank).output_count};
-    case Space::kWindow: return {half, windows};
-    case Space::kInbox: return {half + windows + from * inboxes, inboxes};
+    case Space::kWindow:
+      return {half, windows};
+    case Space::kInbox:
+      return {half + windows + from * inboxes, inboxes};
     case Space::kLine:
       return {half + windows + static_cast<size_t>(size_) * inboxes + from * lines, lines};
   }

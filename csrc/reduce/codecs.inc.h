@@ -20,9 +20,13 @@ struct Integer {
   using Register = Vector<T, kLanes>;
 
   template <class V>
-  static void decode(V value, V (&parts)[1]) { parts[0] = value; }
+  static void decode(V value, V (&parts)[1]) {
+    parts[0] = value;
+  }
   template <class V>
-  static V encode(const V (&parts)[1], const Job&) { return parts[0]; }
+  static V encode(const V (&parts)[1], const Job&) {
+    return parts[0];
+  }
 };
 
 // A bool made by a view may hold any byte: all but 0 are true.
@@ -36,7 +40,9 @@ struct Bool : Integer<uint8_t> {
 template <class T>
 struct Float : Integer<T> {
   template <class V>
-  static V encode(const V (&parts)[1], const Job&) { return canonical_nan(parts[0]); }
+  static V encode(const V (&parts)[1], const Job&) {
+    return canonical_nan(parts[0]);
+  }
 };
 
 // Numbers of 16 or 8 bits, taken from 32-bit words by shifts alone: a part is every second or
@@ -75,7 +81,9 @@ struct Packed {
 struct BFloat16Format {
   using Stored = uint16_t;
   template <class F, class U>
-  static F decode(U code) { return bits_as<F>(code); }
+  static F decode(U code) {
+    return bits_as<F>(code);
+  }
   template <class U, class F>
   static U encode(F value, const Job&) {
     const U bits = bits_as<U>(canonical_nan(value));
@@ -100,8 +108,7 @@ struct SmallFormat {
   static F with_sign_and_denormals(U code, F normal) {
     const U magnitude = (code & 0x7fffffffu) >> kUnused;
     const F denormal = bits_as<F>(magnitude | kMagic) - bits_as<F>(splat<U>(kMagic));
-    const U bits =
-        below(magnitude, 1u << kMantissa) ? bits_as<U>(denormal) : bits_as<U>(normal);
+    const U bits = below(magnitude, 1u << kMantissa) ? bits_as<U>(denormal) : bits_as<U>(normal);
     return bits_as<F>(bits | (code & 0x80000000u));
   }
 
@@ -131,12 +138,16 @@ struct SmallFormat {
 
 struct Float16Format : SmallFormat<uint16_t, 10, 15> {
   template <class U, class F>
-  static U encode(F value, const Job&) { return encode_small<U>(value, 0x7bff, 0x7c00, 0x7e00); }
+  static U encode(F value, const Job&) {
+    return encode_small<U>(value, 0x7bff, 0x7c00, 0x7e00);
+  }
 };
 
 struct Float8E5M2Format : SmallFormat<uint8_t, 2, 15> {
   template <class U, class F>
-  static U encode(F value, const Job&) { return encode_small<U>(value, 0x7b, 0x7c, 0x7f); }
+  static U encode(F value, const Job&) {
+    return encode_small<U>(value, 0x7b, 0x7c, 0x7f);
+  }
 };
 
 // No inf, and one NaN: the exponent needs no room at its upper end.
@@ -164,7 +175,9 @@ struct HardwareFloat16 {
   using Register = Vector<uint16_t, kLanes>;
 
   template <class H, class F>
-  static void decode(H half, F (&parts)[1]) { parts[0] = hardware_decode(half); }
+  static void decode(H half, F (&parts)[1]) {
+    parts[0] = hardware_decode(half);
+  }
   template <class F>
   static auto encode(const F (&parts)[1], const Job&) {
     return hardware_encode(canonical_nan(parts[0]));

@@ -42,13 +42,17 @@ constexpr int kVectorBytes = 16;
 struct Combine {
   static constexpr bool kHot = false;  // worth a copy of the loop for 2, 3 and 4 sources
   template <class V>
-  static V finish(V value, const Job&) { return value; }
+  static V finish(V value, const Job&) {
+    return value;
+  }
 };
 
 struct Sum : Combine {
   static constexpr bool kHot = true;
   template <class V>
-  static V apply(V a, V b) { return a + b; }
+  static V apply(V a, V b) {
+    return a + b;
+  }
 };
 
 // Divides, rather than multiplying with 1 / ranks: the mean of equal numbers is that number.
@@ -78,7 +82,9 @@ struct IntegerAvg : Sum {
 
 struct Scale : Combine {
   template <class V>
-  static V apply(V a, V) { return a; }
+  static V apply(V a, V) {
+    return a;
+  }
   template <class V>
   static V finish(V value, const Job& job) {
     return value * splat<V>(static_cast<ElementOf<V>>(job.factor));
@@ -87,13 +93,17 @@ struct Scale : Combine {
 
 struct Product : Combine {
   template <class V>
-  static V apply(V a, V b) { return a * b; }
+  static V apply(V a, V b) {
+    return a * b;
+  }
 };
 
 // (a + bi)(c + di) = (ac - bd) + (ad + bc)i, as torch's c10::complex, on pairs of lanes.
 struct ComplexProduct : Combine {
   template <class V>
-  static V apply(V a, V b) { return pairs(a, b, std::make_integer_sequence<int, kLanesOf<V>>()); }
+  static V apply(V a, V b) {
+    return pairs(a, b, std::make_integer_sequence<int, kLanesOf<V>>());
+  }
   template <class V, int... kLane>
   static V pairs(V a, V b, std::integer_sequence<int, kLane...>) {
     const V real = __builtin_shufflevector(a, a, (kLane & ~1)...);
@@ -123,17 +133,23 @@ struct Max : Combine {
 
 struct Band : Combine {
   template <class V>
-  static V apply(V a, V b) { return a & b; }
+  static V apply(V a, V b) {
+    return a & b;
+  }
 };
 
 struct Bor : Combine {
   template <class V>
-  static V apply(V a, V b) { return a | b; }
+  static V apply(V a, V b) {
+    return a | b;
+  }
 };
 
 struct Bxor : Combine {
   template <class V>
-  static V apply(V a, V b) { return a ^ b; }
+  static V apply(V a, V b) {
+    return a ^ b;
+  }
 };
 
 // What one register of stored elements becomes: accumulators of kLanes lanes.
@@ -143,7 +159,9 @@ struct Block {
   Vector<typename Codec::Acc, kLanes> parts[Codec::kParts];
 
   template <int kBytes>
-  void read(const std::byte* at) { Codec::decode(load<Register, kBytes>(at), parts); }
+  void read(const std::byte* at) {
+    Codec::decode(load<Register, kBytes>(at), parts);
+  }
 
   template <class Op>
   void apply(const Block& next) {

@@ -18,11 +18,11 @@ struct TypeFacts {
 };
 
 constexpr TypeFacts kTypes[kDTypes] = {
-    {"bool", 1, 1},          {"uint8", 1, 1},         {"int8", 1, 1},      {"uint16", 2, 1},
-    {"int16", 2, 1},         {"uint32", 4, 1},        {"int32", 4, 1},     {"uint64", 8, 1},
-    {"int64", 8, 1},         {"float16", 2, 1},       {"bfloat16", 2, 1},  {"float32", 4, 1},
-    {"float64", 8, 1},       {"complex64", 8, 2},     {"complex128", 16, 2},
-    {"float8_e4m3fn", 1, 1}, {"float8_e5m2", 1, 1},
+    {"bool", 1, 1},        {"uint8", 1, 1},     {"int8", 1, 1},        {"uint16", 2, 1},
+    {"int16", 2, 1},       {"uint32", 4, 1},    {"int32", 4, 1},       {"uint64", 8, 1},
+    {"int64", 8, 1},       {"float16", 2, 1},   {"bfloat16", 2, 1},    {"float32", 4, 1},
+    {"float64", 8, 1},     {"complex64", 8, 2}, {"complex128", 16, 2}, {"float8_e4m3fn", 1, 1},
+    {"float8_e5m2", 1, 1},
 };
 
 constexpr const char* kOps[kReduceOps] = {
@@ -78,14 +78,19 @@ const KernelTable& kernels() { return current().load(std::memory_order_relaxed)-
 // What a tensor must be for `op`, of those ops that not every type has.
 const char* needed(ReduceOp op) {
   switch (op) {
-    case ReduceOp::kAvg: return "a tensor of numbers";
+    case ReduceOp::kAvg:
+      return "a tensor of numbers";
     case ReduceOp::kMin:
-    case ReduceOp::kMax: return "a tensor of real numbers, which have an order";
+    case ReduceOp::kMax:
+      return "a tensor of real numbers, which have an order";
     case ReduceOp::kBand:
     case ReduceOp::kBor:
-    case ReduceOp::kBxor: return "an integer or bool tensor";
-    case ReduceOp::kPremulSum: return "a floating-point or complex tensor";
-    default: return "another type of tensor";
+    case ReduceOp::kBxor:
+      return "an integer or bool tensor";
+    case ReduceOp::kPremulSum:
+      return "a floating-point or complex tensor";
+    default:
+      return "another type of tensor";
   }
 }
 

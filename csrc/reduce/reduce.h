@@ -16,19 +16,42 @@
 namespace ringcomm {
 
 enum class DType : uint8_t {
-  kBool, kUint8, kInt8, kUint16, kInt16, kUint32, kInt32, kUint64, kInt64,
-  kFloat16, kBFloat16, kFloat32, kFloat64, kComplex64, kComplex128, kFloat8E4M3, kFloat8E5M2,
+  kBool,
+  kUint8,
+  kInt8,
+  kUint16,
+  kInt16,
+  kUint32,
+  kInt32,
+  kUint64,
+  kInt64,
+  kFloat16,
+  kBFloat16,
+  kFloat32,
+  kFloat64,
+  kComplex64,
+  kComplex128,
+  kFloat8E4M3,
+  kFloat8E5M2,
 };
 inline constexpr int kDTypes = 17;
 
 enum class ReduceOp : uint8_t {
-  kSum, kAvg, kProduct, kMin, kMax, kBand, kBor, kBxor, kPremulSum,
+  kSum,
+  kAvg,
+  kProduct,
+  kMin,
+  kMax,
+  kBand,
+  kBor,
+  kBxor,
+  kPremulSum,
 };
 inline constexpr int kReduceOps = 9;
 
-uint64_t size_of(DType dtype);         // bytes
-const char* to_string(DType dtype);    // "float32", as torch prints it without "torch."
-const char* to_string(ReduceOp op);    // "SUM"
+uint64_t size_of(DType dtype);       // bytes
+const char* to_string(DType dtype);  // "float32", as torch prints it without "torch."
+const char* to_string(ReduceOp op);  // "SUM"
 
 // Empty when the pair is possible, else one sentence that says why not.
 std::string why_not(DType dtype, ReduceOp op);
@@ -36,8 +59,8 @@ std::string why_not(DType dtype, ReduceOp op);
 struct Reduction {
   DType dtype = DType::kFloat32;
   ReduceOp op = ReduceOp::kSum;
-  int ranks = 1;         // kAvg divides by it in a final step
-  double factor = 1;     // kPremulSum: see scale()
+  int ranks = 1;      // kAvg divides by it in a final step
+  double factor = 1;  // kPremulSum: see scale()
 };
 
 // `dsts` and `srcs` are buffers of `count` elements. A destination may be one of the sources

@@ -83,8 +83,12 @@ void Backend::leave() {
 }
 
 Backend::~Backend() {
-  leave();
-  surroundings_->shelf.close();
+  try {
+    leave();
+    surroundings_->shelf.close();
+  } catch (const std::exception& error) {
+    TORCH_WARN("ringcomm: leaving a group failed: ", error.what());
+  }
 }
 
 Backend::OptionsPtr Backend::getBackendOptions() {

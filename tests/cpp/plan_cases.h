@@ -30,8 +30,8 @@ class Group {
     const std::string violation = verify(sequence, {.interleavings = long_mode_ ? 4 : 2});
     if (!violation.empty()) throw Failure(what + ": " + violation);
   }
-  void reject(const std::vector<Program>& sequence, const std::string& what,
-              const std::string& why, bool all_meet = true) {
+  void reject(const std::vector<Program>& sequence, const std::string& what, const std::string& why,
+              bool all_meet = true) {
     ++runs_;
     const std::string violation = verify(sequence, {.all_meet = all_meet});
     if (violation.find(why) == std::string::npos) {
@@ -94,9 +94,23 @@ inline Geometry tiny(int size, uint64_t element = 1) {
 // Elements around every limit of tiny().
 inline std::vector<uint64_t> sizes(int size) {
   const uint64_t n = static_cast<uint64_t>(size), segment = tiny(size).segment_bytes;
-  std::vector<uint64_t> all = {0, 1, 2, 3, 4, 6, 7, n, 2 * n + 1, segment, segment + 1,
-                               2 * segment, 3 * segment + 1, 4 * segment, 4 * segment + 1,
-                               6 * segment + 3, 9 * segment + 1};
+  std::vector<uint64_t> all = {0,
+                               1,
+                               2,
+                               3,
+                               4,
+                               6,
+                               7,
+                               n,
+                               2 * n + 1,
+                               segment,
+                               segment + 1,
+                               2 * segment,
+                               3 * segment + 1,
+                               4 * segment,
+                               4 * segment + 1,
+                               6 * segment + 3,
+                               9 * segment + 1};
   std::sort(all.begin(), all.end());
   all.erase(std::unique(all.begin(), all.end()), all.end());
   return all;
@@ -124,9 +138,12 @@ inline Shape shape_of(const Case& c) {
   shape.geometry = tiny(c.size, c.element);
   shape.local = c.local > 0 ? c.local : local_of(c.size);
   const std::vector<uint64_t> each(static_cast<size_t>(c.size), c.elements * c.element);
-  if (c.planner.sharded()) shape.shards = each;
-  else if (c.planner.collective == Collective::kAllToAll) shape.send = shape.recv = each;
-  else if (c.planner.collective != Collective::kBarrier) shape.bytes = c.elements * c.element;
+  if (c.planner.sharded())
+    shape.shards = each;
+  else if (c.planner.collective == Collective::kAllToAll)
+    shape.send = shape.recv = each;
+  else if (c.planner.collective != Collective::kBarrier)
+    shape.bytes = c.elements * c.element;
   return shape;
 }
 
@@ -136,9 +153,7 @@ inline Program program(const Case& c) {
 
 // Shards or splits of up to `most` elements, a third of them empty.
 inline Program uneven(const Case& c, uint64_t most, std::mt19937_64& random) {
-  const auto length = [&] {
-    return random() % 3 == 0 ? 0 : random() % (most + 1) * c.element;
-  };
+  const auto length = [&] { return random() % 3 == 0 ? 0 : random() % (most + 1) * c.element; };
   std::vector<Shape> shapes(static_cast<size_t>(c.size), shape_of(c));
   if (c.planner.sharded()) {
     for (uint64_t& shard : shapes[0].shards) shard = length();

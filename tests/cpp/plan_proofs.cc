@@ -185,10 +185,10 @@ void properties(Group& group) {
         const bool loads = planner.algorithm == Algorithm::kDirect ||
                            planner.algorithm == Algorithm::kHierarchical;
         group.expect(loads || !plan.needs_mapped(), planner.name() + " loads from a peer");
-        group.expect(planner.collective != Collective::kAllReduce ||
-                         plan.memory_bytes() < 64 * 1024,
-                     str(planner.name(), " of ", bytes, " bytes for ", size, " ranks takes ",
-                         plan.memory_bytes()));
+        group.expect(
+            planner.collective != Collective::kAllReduce || plan.memory_bytes() < 64 * 1024,
+            str(planner.name(), " of ", bytes, " bytes for ", size, " ranks takes ",
+                plan.memory_bytes()));
       }
     }
   }
@@ -227,8 +227,9 @@ void selection(Group& group) {
         group.expect(mapped || !plan.needs_mapped(), "selected for a network: " + planner.name());
       }
     }
-    group.expect(algorithm_named(planner.collective, to_string(planner.algorithm)) ==
-                     planner.algorithm, "an algorithm by its name");
+    group.expect(
+        algorithm_named(planner.collective, to_string(planner.algorithm)) == planner.algorithm,
+        "an algorithm by its name");
   }
   try {
     algorithm_named(Collective::kBarrier, "ring");
@@ -297,8 +298,10 @@ int main(int count, char** arguments) {
   bool long_mode = false;
   const char* filter = "";
   for (int i = 1; i < count; ++i) {
-    if (std::strcmp(arguments[i], "--long") == 0) long_mode = true;
-    else filter = arguments[i];
+    if (std::strcmp(arguments[i], "--long") == 0)
+      long_mode = true;
+    else
+      filter = arguments[i];
   }
   return ringcomm::cases::run(long_mode, filter);
 }

@@ -65,9 +65,7 @@ double gigabytes_per_second(const Case& c) {
   srcs.pop_back();
   std::byte* const dst = buffers.back().data();
   const Reduction what{c.dtype, c.op, static_cast<int>(c.sources)};
-  const auto once = [&] {
-    reduce(what, true, {&dst, 1}, srcs, c.bytes / size_of(c.dtype));
-  };
+  const auto once = [&] { reduce(what, true, {&dst, 1}, srcs, c.bytes / size_of(c.dtype)); };
   const double moved = static_cast<double>(c.bytes * (c.sources + 1));
   return moved / best_seconds(once, 0.02) / 1e9;
 }

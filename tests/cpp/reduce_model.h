@@ -88,22 +88,32 @@ template <class T>
 T combine(ReduceOp op, T a, T b) {
   const uint64_t x = static_cast<uint64_t>(a), y = static_cast<uint64_t>(b);
   switch (op) {
-    case ReduceOp::kProduct: return static_cast<T>(x * y);
+    case ReduceOp::kProduct:
+      return static_cast<T>(x * y);
     case ReduceOp::kMin:
-    case ReduceOp::kMax: return extreme(op, a, b);
-    case ReduceOp::kBand: return static_cast<T>(x & y);
-    case ReduceOp::kBor: return static_cast<T>(x | y);
-    case ReduceOp::kBxor: return static_cast<T>(x ^ y);
-    default: return static_cast<T>(x + y);
+    case ReduceOp::kMax:
+      return extreme(op, a, b);
+    case ReduceOp::kBand:
+      return static_cast<T>(x & y);
+    case ReduceOp::kBor:
+      return static_cast<T>(x | y);
+    case ReduceOp::kBxor:
+      return static_cast<T>(x ^ y);
+    default:
+      return static_cast<T>(x + y);
   }
 }
 
 template <class T>
 T divided(T value, int ranks) {
-  if constexpr (std::is_floating_point_v<T>) return value / static_cast<T>(ranks);
-  else if constexpr (std::is_same_v<T, uint64_t>) return value / static_cast<uint64_t>(ranks);
-  else if constexpr (std::is_integral_v<T>) return static_cast<T>(int64_t{value} / ranks);
-  else return {divided(value.real(), ranks), divided(value.imag(), ranks)};
+  if constexpr (std::is_floating_point_v<T>)
+    return value / static_cast<T>(ranks);
+  else if constexpr (std::is_same_v<T, uint64_t>)
+    return value / static_cast<uint64_t>(ranks);
+  else if constexpr (std::is_integral_v<T>)
+    return static_cast<T>(int64_t{value} / ranks);
+  else
+    return {divided(value.real(), ranks), divided(value.imag(), ranks)};
 }
 
 template <class Type>
@@ -134,23 +144,40 @@ inline Bytes reduced_bool(Reduction what, const std::vector<Bytes>& srcs) {
 
 inline Bytes reduced_any(const Reduction& what, bool final, const std::vector<Bytes>& srcs) {
   switch (what.dtype) {
-    case DType::kBool: return reduced_bool(what, srcs);
-    case DType::kUint8: return reduced<Plain<uint8_t>>(what, final, srcs);
-    case DType::kInt8: return reduced<Plain<int8_t>>(what, final, srcs);
-    case DType::kUint16: return reduced<Plain<uint16_t>>(what, final, srcs);
-    case DType::kInt16: return reduced<Plain<int16_t>>(what, final, srcs);
-    case DType::kUint32: return reduced<Plain<uint32_t>>(what, final, srcs);
-    case DType::kInt32: return reduced<Plain<int32_t>>(what, final, srcs);
-    case DType::kUint64: return reduced<Plain<uint64_t>>(what, final, srcs);
-    case DType::kInt64: return reduced<Plain<int64_t>>(what, final, srcs);
-    case DType::kFloat16: return reduced<Float16>(what, final, srcs);
-    case DType::kBFloat16: return reduced<BFloat16>(what, final, srcs);
-    case DType::kFloat32: return reduced<Plain<float>>(what, final, srcs);
-    case DType::kFloat64: return reduced<Plain<double>>(what, final, srcs);
-    case DType::kComplex64: return reduced<Plain<std::complex<float>>>(what, final, srcs);
-    case DType::kComplex128: return reduced<Plain<std::complex<double>>>(what, final, srcs);
-    case DType::kFloat8E4M3: return reduced<Float8E4M3>(what, final, srcs);
-    case DType::kFloat8E5M2: return reduced<Float8E5M2>(what, final, srcs);
+    case DType::kBool:
+      return reduced_bool(what, srcs);
+    case DType::kUint8:
+      return reduced<Plain<uint8_t>>(what, final, srcs);
+    case DType::kInt8:
+      return reduced<Plain<int8_t>>(what, final, srcs);
+    case DType::kUint16:
+      return reduced<Plain<uint16_t>>(what, final, srcs);
+    case DType::kInt16:
+      return reduced<Plain<int16_t>>(what, final, srcs);
+    case DType::kUint32:
+      return reduced<Plain<uint32_t>>(what, final, srcs);
+    case DType::kInt32:
+      return reduced<Plain<int32_t>>(what, final, srcs);
+    case DType::kUint64:
+      return reduced<Plain<uint64_t>>(what, final, srcs);
+    case DType::kInt64:
+      return reduced<Plain<int64_t>>(what, final, srcs);
+    case DType::kFloat16:
+      return reduced<Float16>(what, final, srcs);
+    case DType::kBFloat16:
+      return reduced<BFloat16>(what, final, srcs);
+    case DType::kFloat32:
+      return reduced<Plain<float>>(what, final, srcs);
+    case DType::kFloat64:
+      return reduced<Plain<double>>(what, final, srcs);
+    case DType::kComplex64:
+      return reduced<Plain<std::complex<float>>>(what, final, srcs);
+    case DType::kComplex128:
+      return reduced<Plain<std::complex<double>>>(what, final, srcs);
+    case DType::kFloat8E4M3:
+      return reduced<Float8E4M3>(what, final, srcs);
+    case DType::kFloat8E5M2:
+      return reduced<Float8E5M2>(what, final, srcs);
   }
   return {};
 }

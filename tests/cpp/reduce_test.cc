@@ -66,8 +66,14 @@ class Inputs {
   template <class T>
   void tame(Bytes& bytes) {
     using Limits = std::numeric_limits<T>;
-    const T specials[] = {T{0}, -T{0}, Limits::infinity(), -Limits::infinity(), Limits::max(),
-                          Limits::quiet_NaN(), Limits::denorm_min(), Limits::min()};
+    const T specials[] = {T{0},
+                          -T{0},
+                          Limits::infinity(),
+                          -Limits::infinity(),
+                          Limits::max(),
+                          Limits::quiet_NaN(),
+                          Limits::denorm_min(),
+                          Limits::min()};
     for (size_t at = 0; at < bytes.size(); at += sizeof(T)) {
       const uint64_t dice = random_();
       if (dice % 2) continue;
@@ -155,7 +161,7 @@ void for_each_instruction_set(F&& visit) {
 }
 
 void every_pair_equals_the_model() {
-  static constexpr size_t kCounts[] = {0,  1,  2,  3,  5,  8,   15,  17,
+  static constexpr size_t kCounts[] = {0,  1,  2,  3,  5,   8,   15,  17,
                                        31, 33, 63, 65, 127, 131, 257, 771};
   Inputs inputs;
   size_t variant = 0;
@@ -281,8 +287,8 @@ void impossible_pairs_say_why() {
     } catch (const UsageError& error) {
       thrown = error.what();
     }
-    expect(thrown == reason, describe(dtype, op) + ": reduce says '" + thrown + "', why_not '" +
-                                 reason + "'");
+    expect(thrown == reason,
+           describe(dtype, op) + ": reduce says '" + thrown + "', why_not '" + reason + "'");
   });
   // 8 integers x 8, 6 reals x 6, 2 complex x 4, bool x 7.
   expect(possible == 64 + 36 + 8 + 7, str(possible, " pairs are possible"));
