@@ -35,7 +35,7 @@ soak:
 lint:
 	@$(dev) scripts/lint.sh
 
-lint-all: export RINGCOMM_LINT_SKIP = ^$$
+lint-all: export LINT_ALL = 1
 lint-all: lint
 
 format:

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Builds the engine and the C++ test programs without torch:  scripts/cpp.sh VARIANT [PROGRAM...]
 # VARIANT: plain, a sanitizer (address, thread, undefined), or arm64 (Debian's cross compiler).
-# The programs are in build/VARIANT/bin; those named are then run, `all` runs every one.
+# TARGETS="stress" builds that program only. The programs are in build/VARIANT/bin; those named are then run, `all` runs every one.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -36,7 +36,8 @@ mkdir -p "$folder"
     cmake -S . -B "$folder" -G Ninja -DPython_EXECUTABLE="$(command -v python)" \
       -DRINGCOMM_TORCH=OFF -DRINGCOMM_TESTS=ON \
       -DRINGCOMM_WERROR="${RINGCOMM_WERROR:-OFF}" "${options[@]}" &&
-      cmake --build "$folder" -j "${MAX_JOBS:-$(env -u OMP_NUM_THREADS nproc)}"
+      cmake --build "$folder" -j "${MAX_JOBS:-$(env -u OMP_NUM_THREADS nproc)}" \
+        ${TARGETS:+--target $TARGETS}
   } >"$folder/build.log" 2>&1 9>&- || { tail -40 "$folder/build.log" >&2; exit 1; }
 ) 9>"$folder/lock"
 

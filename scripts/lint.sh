@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# clang-format, clang-tidy, ruff and mypy over the whole project; `--fix` formats instead.
+# clang-format, clang-tidy, ruff and mypy; `--fix` formats instead. clang-tidy reads the engine; with
+# LINT_ALL=1 it reads torch's side and the tests too, and clang's analyzer runs: minutes.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -25,18 +26,21 @@ mkdir -p $folder/passed
 cmake -S . -B $folder -G Ninja -DRINGCOMM_TESTS=ON -DPython_EXECUTABLE="$(command -v python)" \
   >$folder/configure.log || { cat $folder/configure.log >&2; exit 1; }
 mapfile -t headers < <(printf '%s\n' "${cpp[@]}" | grep '\.h$')
-common=$(cat .clang-tidy $folder/CMakeCache.txt "${headers[@]}" | sha256sum)
-export common folder
+deep='' skip='/csrc/torch/|/tests/'
+[ -z "${LINT_ALL:-}" ] || deep='--checks=clang-analyzer-*' skip='^$'
+common=$(cat .clang-tidy csrc/*/.clang-tidy $folder/compile_commands.json "${headers[@]}" - <<<"$deep" |
+  sha256sum)
+export common folder deep
 tidy() {
   local key
   key=$( (echo "$common"; sha256sum "$1") | sha256sum | cut -d' ' -f1)
   [ -e "$folder/passed/$key" ] && return
-  clang-tidy --quiet -p $folder "$1" 2> >(grep -v 'warnings generated\|^Suppressed\|^Use -header' >&2)
+  # shellcheck disable=SC2086  # no word, or one
+  clang-tidy --quiet $deep -p $folder "$1" 2> >(grep -v 'warnings generated\|^Suppressed\|^Use -header' >&2)
   touch "$folder/passed/$key"
 }
 export -f tidy
-# Only what is compiled here: another machine's instruction sets are not. Tests and torch's side, whose
-# headers cost a minute a file, are for `make lint-all`.
+# Only what is compiled here: another machine's instruction sets are not.
 grep -o '"file": "[^"]*"' $folder/compile_commands.json | cut -d'"' -f4 |
-  grep -vE "${RINGCOMM_LINT_SKIP:-/csrc/torch/|/tests/}" |
+  grep -vE "$skip" |
   xargs -P "$(env -u OMP_NUM_THREADS nproc)" -I{} bash -euc 'tidy {}'

@@ -87,7 +87,11 @@ def cpp_program() -> Callable[..., Path]:
     def find(name: str, variant: str | None = None) -> Path:
         folder = ROOT / "build" / "tests"
         if variant:
-            built = subprocess.run([ROOT / "scripts" / "cpp.sh", variant], capture_output=True)
+            built = subprocess.run(
+                [ROOT / "scripts" / "cpp.sh", variant],
+                capture_output=True,
+                env={**os.environ, "TARGETS": name},
+            )
             assert built.returncode == 0, built.stderr.decode()
             folder = ROOT / "build" / variant / "bin"
         assert (folder / name).exists(), (

@@ -35,9 +35,8 @@ std::chrono::microseconds parse_spin(const std::string& text) {
 // Read at run time, or when ringcomm is built and tested.
 const std::vector<std::string>& known_variables() {
   static const std::vector<std::string> names = {
-      "RINGCOMM_LOG",        "RINGCOMM_ALGORITHM", "RINGCOMM_SPIN_US",
-      "RINGCOMM_SANITIZE",   "RINGCOMM_CUDA",      "RINGCOMM_CUDA_ARCHS",
-      "RINGCOMM_TEST_LEVEL", "RINGCOMM_WERROR",    "RINGCOMM_LINT_SKIP"};
+      "RINGCOMM_LOG",  "RINGCOMM_ALGORITHM",  "RINGCOMM_SPIN_US",    "RINGCOMM_SANITIZE",
+      "RINGCOMM_CUDA", "RINGCOMM_CUDA_ARCHS", "RINGCOMM_TEST_LEVEL", "RINGCOMM_WERROR"};
   return names;
 }
 
