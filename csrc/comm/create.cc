@@ -40,7 +40,11 @@ std::shared_ptr<Communicator> Communicator::create(Store& store,
   meeting.layout = {options.size, geometry.half_bytes(), mailbox_bytes(options.size)};
   Neighbourhood memory = meet(store, meeting, runtime.doorbell(), Deadline(options.timeout));
   auto transport = std::make_unique<ShmTransport>(options.rank, std::move(memory.peers));
-  return std::make_shared<Communicator>(std::move(transport), geometry, options, std::move(memory));
+  auto group =
+      std::make_shared<Communicator>(std::move(transport), geometry, options, std::move(memory));
+  group->logger_.info(options.size, " ranks of this host joined over shared memory, ",
+                      meeting.layout.bytes() >> 10, " KiB reserved by each");
+  return group;
 }
 
 Communicator::Communicator(std::unique_ptr<Transport> transport, const Geometry& geometry,
