@@ -245,7 +245,7 @@ def test_a_rank_that_never_comes_is_named(three: Ranks) -> None:
 # ---- the end of a process
 
 
-SCRIPT = """
+SCRIPT = r"""
 import os, torch, torch.distributed as dist
 dist.init_process_group("ringcomm")
 x = torch.ones(1000)
