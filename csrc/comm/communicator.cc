@@ -7,6 +7,7 @@ namespace ringcomm {
 namespace {
 
 constexpr auto kSlice = std::chrono::milliseconds(50);  // between looks at peers and deadlines
+constexpr Reach kReach{true};
 
 std::string message_of(const std::exception_ptr& error) {
   try {
@@ -15,6 +16,17 @@ std::string message_of(const std::exception_ptr& error) {
     return known.what();
   } catch (...) {
     return "unknown error";
+  }
+}
+
+// The error as it may be kept: those of others (an interrupt) may hold objects of Python's.
+std::exception_ptr lasting(const std::exception_ptr& error, Rank rank) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const std::runtime_error&) {
+    return error;
+  } catch (...) {
+    return std::make_exception_ptr(PeerError(rank, message_of(error)));
   }
 }
 
@@ -68,16 +80,26 @@ void Communicator::run(const Operation& operation) {
     }
   }
   const TaskPtr task = submit(operation);
-  wait(*task);
+  try {
+    wait(*task);
+  } catch (...) {  // the memory is the caller's: nobody may use it after this
+    fail(std::current_exception());
+    while (!task->done) {
+      if (drive() != Driven::kMoved) std::this_thread::yield();
+    }
+    throw;
+  }
   if (task->error) std::rethrow_exception(task->error);
 }
 
-TaskPtr Communicator::submit(Operation operation, decltype(Request::on_done) on_done) {
+TaskPtr Communicator::submit(Operation operation, decltype(Request::on_done) on_done,
+                             Sequel sequel) {
   check_usable();
   validate(operation, size(), rank());
   const auto limit = operation.timeout.count() > 0 ? operation.timeout : timeout();
   auto task = std::make_shared<Task>(std::move(operation), limit);
   task->on_done = std::move(on_done);
+  task->sequel = std::move(sequel);
   {
     const std::lock_guard lock(queue_mutex_);
     queue_.push_back(task);
@@ -88,43 +110,33 @@ TaskPtr Communicator::submit(Operation operation, decltype(Request::on_done) on_
   return task;
 }
 
-void Communicator::post(const MessagePtr& message) {
-  check_usable();
-  RINGCOMM_CHECK(message->peer < size() && message->peer != rank() &&
-                     (message->peer >= 0 || !message->sending),
-                 message->describe(), ": rank ", rank(), " of ", size(), " has no such peer");
-  move_messages([&] {
-    mailbox_.post(message);
-    return true;
-  });
-  if (!message->done) Runtime::get().kick(shared_from_this());
-}
-
-// A message that goes wrong fails the group: its peer waits for the rest of it.
-template <typename Move>
-bool Communicator::move_messages(Move&& move) {
-  bool moved = false;
-  try {
-    moved = move();
-  } catch (const std::exception&) {
-    fail(std::current_exception());
-  }
-  if (const auto error = mailbox_.error()) fail(error);
-  fail_messages();
-  return moved;
-}
-
 // ---- one operation
 
 std::shared_ptr<const Plan> Communicator::plan_for(const Operation& operation) {
   const Shape shape = make_shape(operation, geometry_);
-  Algorithm algorithm = select(shape, Reach{true});
-  if (options_.algorithm) {
-    const auto& possible = algorithms_of(shape.collective);
-    const auto wished = std::find(possible.begin(), possible.end(), *options_.algorithm);
-    if (wished != possible.end()) algorithm = *wished;
-  }
-  return plans_.get(shape, algorithm);
+  return plans_.get(shape, wished(shape.collective).value_or(select(shape, kReach)));
+}
+
+// What the options or RINGCOMM_ALGORITHM ask for, where the collective has it.
+std::optional<Algorithm> Communicator::wished(Collective collective) const {
+  if (!options_.algorithm) return std::nullopt;
+  const auto& possible = algorithms_of(collective);
+  const auto found = std::find(possible.begin(), possible.end(), *options_.algorithm);
+  return found != possible.end() ? options_.algorithm : std::nullopt;
+}
+
+// The line at a group's first operation: what runs over what, and why.
+void Communicator::tell_first(const std::string& text) {
+  if (told_.exchange(true)) return;
+  logger_.info("first operation: ", text, ", over ", transport_->name(), " between ", size(),
+               " ranks");
+}
+
+std::string Communicator::choice_text(const Operation& operation, const Plan& plan) const {
+  const Shape shape = make_shape(operation, geometry_);
+  const bool asked = wished(shape.collective).has_value();
+  return str(here(), ", ", to_string(plan.algorithm), " (",
+             asked ? "the algorithm that was asked for" : selection_reason(shape, kReach), ")");
 }
 
 // Everything that can be refused is refused before the peers learn of it.
@@ -149,6 +161,8 @@ void Communicator::begin(const Operation& operation) {
     executor_.input().assign(operation.input);
   }
   ++sequence_;
+  ticket_ = recorder_.begin(current_);
+  if (!told_.load(std::memory_order_relaxed)) tell_first(choice_text(operation, *plan));
   transport_->announce(current_);
   executor_.start(std::move(plan), sequence_, make_reduction(operation, size()));
 }
@@ -165,7 +179,12 @@ bool Communicator::advance() {
   return false;
 }
 
-void Communicator::end() { transport_->finish(sequence_); }
+// The operation in progress, if there is one, is over.
+void Communicator::end(bool good) {
+  if (!ticket_) return;
+  recorder_.end(*std::exchange(ticket_, std::nullopt), good);
+  if (good) transport_->finish(sequence_);
+}
 
 // The caller's thread does the work and the waiting: no hand-over, no wake-up.
 void Communicator::run_here(const Operation& operation) {
@@ -184,119 +203,16 @@ void Communicator::run_here(const Operation& operation) {
             [&] { return executor_.ready() || failed_.load(std::memory_order_seq_cst); },
             std::min<Clock::duration>(kSlice, deadline->left()));
         patience_.reset();  // time asleep was not taken by others
-        if (!executor_.ready()) look_around(&*deadline);
+        if (executor_.ready()) continue;
+        look_around(&*deadline);
+        if (options_.interrupt) check_interrupt();
       }
     }
-    end();
+    end(true);
   } catch (const std::exception&) {
+    end(false);
     std::rethrow_exception(fail(std::current_exception()));
   }
-}
-
-// ---- the queue
-
-// Moves the front of the queue on; true when something moved. Completes a task with the driver's
-// lock released, so that on_done may ask for more.
-bool Communicator::advance_queue(Driver& driver) {
-  std::exception_ptr error;
-  bool unblocked = true;
-  try {
-    if (!task_ && !next_task()) return false;
-    if (failed_.load(std::memory_order_seq_cst) || transport_->first_failed()) look_around(nullptr);
-    unblocked = executor_.peer() < 0 || executor_.ready();
-    if (!advance()) return unblocked;
-    end();
-  } catch (const UsageError&) {  // harms only this task: begin() refused it
-    error = std::current_exception();
-  } catch (const std::exception&) {
-    error = fail(std::current_exception());
-  }
-  const TaskPtr task = std::exchange(task_, nullptr);
-  driver.unlock();
-  complete(task, error);
-  return true;
-}
-
-// Begins the next task of the queue; false when there is none.
-bool Communicator::next_task() {
-  {
-    const std::lock_guard lock(queue_mutex_);
-    if (queue_.empty()) return false;
-    task_ = queue_.front();
-    queue_.pop_front();
-  }
-  if (failed_.load(std::memory_order_acquire)) check_usable();
-  begin(task_->operation);
-  return true;
-}
-
-void Communicator::complete(const TaskPtr& task, const std::exception_ptr& error) {
-  task->operation.input.clear();
-  task->operation.output.clear();
-  queued_.fetch_sub(1, std::memory_order_seq_cst);  // on_done may destroy the group
-  task->complete(error);
-  fail_messages();
-  transport_->doorbell().notify();
-}
-
-// After driving: whatever is left is the worker's.
-void Communicator::hand_over() {
-  if (forked_) return;
-  if (queued_.load(std::memory_order_seq_cst) > 0 || mailbox_.pending()) {
-    Runtime::get().kick(shared_from_this());
-  }
-}
-
-bool Communicator::wait(Request& request, Clock::duration at_most) {
-  const auto done = [&] { return request.done.load(std::memory_order_seq_cst); };
-  if (done() || forked_) return done();
-  const Deadline limit(at_most);
-  const bool limited = at_most != Clock::duration::max();
-  Patience patience = this->patience();
-  const HandOver afterwards{*this};
-  const Waiting waiting(waiting_);
-  Driver driver(drive_, std::defer_lock);
-  while (!done()) {
-    if (limited && limit.passed()) break;
-    bool moved = false;
-    if (mailbox_.pending()) {  // callbacks must find the group free
-      if (driver) driver.unlock();
-      moved = move_messages([&] { return mailbox_.progress(); });
-    }
-    if (driver || driver.try_lock()) moved = advance_queue(driver) || moved;
-    if (moved) patience.reset();
-    if (moved || patience.again()) continue;
-    const auto awake = [&] {
-      return done() || failed_.load(std::memory_order_seq_cst) || mailbox_.ready() ||
-             ((driver || driver.try_lock()) && task_ && executor_.ready());
-    };
-    transport_->doorbell().sleep(awake, std::min<Clock::duration>(kSlice, limit.left()));
-    patience.reset();
-    if (driver) driver.unlock();
-    watch();
-  }
-  return done();
-}
-
-Communicator::Driven Communicator::drive() {
-  if (forked_ || waiting_.load(std::memory_order_seq_cst) > 0) return Driven::kIdle;
-  bool moved = mailbox_.pending() && move_messages([&] { return mailbox_.progress(); });
-  if (queued_.load(std::memory_order_seq_cst) > 0) {
-    Driver driver(drive_, std::try_to_lock);
-    if (driver) moved = advance_queue(driver) || moved;
-  }
-  // Who began to wait while this thread had the driver's lock looks again now.
-  if (waiting_.load(std::memory_order_seq_cst) > 0) transport_->doorbell().notify();
-  if (moved) return Driven::kMoved;
-  const bool pending = queued_.load(std::memory_order_seq_cst) > 0 || mailbox_.pending();
-  return pending ? Driven::kBlocked : Driven::kIdle;
-}
-
-bool Communicator::ready() {
-  if (forked_) return false;
-  if (failed_.load(std::memory_order_seq_cst) || mailbox_.ready()) return true;
-  const Driver driver(drive_, std::try_to_lock);
-  return driver && task_ && executor_.ready();
 }
 
 // ---- ending
@@ -305,8 +221,8 @@ std::exception_ptr Communicator::fail(const std::exception_ptr& error) {
   {
     const std::lock_guard lock(queue_mutex_);
     if (error_) return error;
-    error_ = error;
-    failure_ = message_of(error);
+    error_ = lasting(error, rank());
+    failure_ = message_of(error_);
   }
   failed_.store(true, std::memory_order_seq_cst);
   transport_->fail(failure_);  // rings this process's bell too
@@ -328,10 +244,23 @@ std::exception_ptr Communicator::error() {
   return error_;
 }
 
+std::vector<Record> Communicator::records() {
+  std::vector<Record> records = recorder_.records();
+  uint64_t sequence = 0;
+  for (const Record& record : records) sequence = std::max(sequence, record.descriptor.sequence);
+  const std::lock_guard lock(queue_mutex_);
+  for (const TaskPtr& task : queue_) {
+    Record waiting;
+    waiting.descriptor = make_descriptor(task->operation, ++sequence);
+    waiting.began = waiting.ended = task->deadline.start();
+    records.push_back(waiting);
+  }
+  return records;
+}
+
 void Communicator::abort(const std::string& reason) {
   if (forked_ || left_) return;
-  fail(std::make_exception_ptr(
-      PeerError(rank(), str("group '", name(), "' was aborted by rank ", rank(), ": ", reason))));
+  fail(std::make_exception_ptr(PeerError(rank(), reason)));
   fail_messages();
   if (queued_.load() > 0) Runtime::get().kick(weak_from_this().lock());
 }
@@ -339,7 +268,6 @@ void Communicator::abort(const std::string& reason) {
 void Communicator::shutdown(Clock::duration grace) {
   if (forked_ || left_.exchange(true, std::memory_order_seq_cst)) return;
   const Deadline deadline(grace);
-  const auto busy = [&] { return queued_.load() > 0 || mailbox_.pending(); };
   while (busy() && !failed_ && !deadline.passed()) {
     if (drive() == Driven::kMoved) continue;
     transport_->doorbell().sleep([&] { return !busy() || ready(); },

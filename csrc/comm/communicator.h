@@ -16,6 +16,7 @@
 #include "base/log.h"
 #include "comm/mailbox.h"
 #include "comm/operation.h"
+#include "comm/recorder.h"
 #include "comm/request.h"
 #include "comm/runtime.h"
 #include "exec/host_executor.h"
@@ -31,12 +32,18 @@ struct CommunicatorOptions {
   std::string name = "default";
   std::chrono::milliseconds timeout{std::chrono::minutes(30)};
   std::optional<Algorithm> algorithm;  // wherever the collective has it; else as the table says
+  // Called now and then by a caller's thread that waits: what it throws ends the wait (Ctrl-C).
+  std::function<void()> interrupt;
 };
 
-// A collective in the queue.
+// Makes the operation that belongs together with the one that has just ended; false: none.
+using Sequel = std::function<bool(Operation&)>;
+
+// A collective in the queue, with its sequels: nothing else of the queue comes between them.
 struct Task final : Request {
   Task(Operation what, Clock::duration timeout) : Request(timeout), operation(std::move(what)) {}
   Operation operation;
+  Sequel sequel;
 };
 using TaskPtr = std::shared_ptr<Task>;
 
@@ -60,11 +67,16 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   // UsageError (nothing happened), MismatchError, PeerError, TimeoutError (the group has failed).
   void run(const Operation& operation);
   // Queues it. Memory lives until the task is done; on_done is called on the thread that ends it.
-  TaskPtr submit(Operation operation, decltype(Request::on_done) on_done = nullptr);
+  TaskPtr submit(Operation operation, decltype(Request::on_done) on_done = nullptr,
+                 Sequel sequel = nullptr);
   // Starts a send or receive. A message with a timeout of 0 gets the group's.
   void post(const MessagePtr& message);
-  // Waits until `request` is done or `at_most` has passed: true when done; throws nothing of it.
+  // Waits until `request` is done or `at_most` has passed: true when done. Throws nothing of it,
+  // only what `interrupt` does.
   bool wait(Request& request, Clock::duration at_most = Clock::duration::max());
+  // Runs code of the caller's from on_done: it may block for what this very thread would drive, so
+  // others do that meanwhile.
+  static void call_out(const std::function<void()>& code);
 
   void set_timeout(std::chrono::milliseconds timeout) { timeout_ms_.store(timeout.count()); }
   std::chrono::milliseconds timeout() const {
@@ -75,6 +87,8 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   // Empty while the group works, else why it failed.
   std::string failure();
   std::exception_ptr error();
+  // The last 256 operations, oldest first; then those that wait for their turn.
+  std::vector<Record> records();
 
   // Fails everything pending here and tells the peers. Returns at once.
   void abort(const std::string& reason);
@@ -85,6 +99,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   enum class Driven { kIdle, kBlocked, kMoved };
   Driven drive();
   bool ready();
+  bool busy() { return queued_.load(std::memory_order_seq_cst) > 0 || mailbox_.pending(); }
   void watch();  // the slow path: peers, deadlines
   // In a forked child: the group is dead here, and the parent's peers must not notice.
   void forked();
@@ -99,7 +114,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   void check_usable();
   void begin(const Operation& operation);
   bool advance();  // true when the operation is done
-  void end();
+  void end(bool good);
   void run_here(const Operation& operation);
   bool advance_queue(Driver& driver);
   bool next_task();
@@ -108,19 +123,17 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   void complete(const TaskPtr& task, const std::exception_ptr& error);
   void hand_over();
   void fail_messages();
-  struct Waiting {
-    explicit Waiting(std::atomic<int>& count) : threads(count) {
-      threads.fetch_add(1, std::memory_order_seq_cst);
-    }
-    ~Waiting() { threads.fetch_sub(1, std::memory_order_seq_cst); }
-    std::atomic<int>& threads;
-  };
+  class Waiting;
   struct HandOver {  // at the end of a scope that drove
     Communicator& group;
     ~HandOver() { group.hand_over(); }
   };
 
+  std::optional<Algorithm> wished(Collective collective) const;
+  std::string choice_text(const Operation& operation, const Plan& plan) const;
   std::string here() const;  // "all_reduce #412 float32[500000] SUM"
+  void tell_first(const std::string& text);
+  void check_interrupt();
   void look_around(const Deadline* deadline);
   void check_peer(Rank peer);
   void watch_messages();
@@ -136,6 +149,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   Logger logger_;
   Neighbourhood memory_;
   std::unique_ptr<Transport> transport_;
+  Recorder recorder_;
   Mailbox mailbox_;
   std::atomic<int64_t> timeout_ms_;
 
@@ -144,7 +158,8 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   PlanCache plans_;
   uint64_t sequence_ = 0;
   Descriptor current_;
-  TaskPtr task_;  // what advance_queue() is in
+  std::optional<uint64_t> ticket_;  // the flight recorder's, of the current operation
+  TaskPtr task_;                    // what advance_queue() is in
   std::vector<std::byte> scratch_;
   Patience patience_;
 
@@ -156,7 +171,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   std::atomic<uint64_t> asked_{0};
   std::atomic<int> queued_{0};   // tasks not yet ended
   std::atomic<int> waiting_{0};  // threads in wait()
-  std::atomic<bool> failed_{false}, left_{false}, forked_{false};
+  std::atomic<bool> failed_{false}, left_{false}, forked_{false}, told_{false};
 };
 
 }  // namespace ringcomm

@@ -13,16 +13,6 @@ uint64_t mailbox_bytes(int size) {
   return bytes;
 }
 
-Algorithm parse_algorithm(const std::string& name) {
-  std::string known;
-  for (int i = 0; i < kAlgorithms; ++i) {
-    const auto algorithm = static_cast<Algorithm>(i);
-    if (name == to_string(algorithm)) return algorithm;
-    known += str(i == 0 ? "" : ", ", to_string(algorithm));
-  }
-  throw UsageError(str("there is no algorithm '", name, "': use one of ", known));
-}
-
 }  // namespace
 
 std::shared_ptr<Communicator> Communicator::create(Store& store,
@@ -38,13 +28,10 @@ std::shared_ptr<Communicator> Communicator::create(Store& store,
   meeting.size = options.size;
   meeting.scope = str(runtime.config().run_id, "/", runtime.config().restart, "/", options.name);
   meeting.layout = {options.size, geometry.half_bytes(), mailbox_bytes(options.size)};
+  if (options.interrupt) meeting.interrupt = options.interrupt;
   Neighbourhood memory = meet(store, meeting, runtime.doorbell(), Deadline(options.timeout));
   auto transport = std::make_unique<ShmTransport>(options.rank, std::move(memory.peers));
-  auto group =
-      std::make_shared<Communicator>(std::move(transport), geometry, options, std::move(memory));
-  group->logger_.info(options.size, " ranks of this host joined over shared memory, ",
-                      meeting.layout.bytes() >> 10, " KiB reserved by each");
-  return group;
+  return std::make_shared<Communicator>(std::move(transport), geometry, options, std::move(memory));
 }
 
 Communicator::Communicator(std::unique_ptr<Transport> transport, const Geometry& geometry,
@@ -55,13 +42,13 @@ Communicator::Communicator(std::unique_ptr<Transport> transport, const Geometry&
               str("rank ", options.rank, " of group '", options.name, "'")),
       memory_(std::move(memory)),
       transport_(std::move(transport)),
-      mailbox_(*transport_),
+      mailbox_(*transport_, recorder_),
       timeout_ms_(options.timeout.count()),
       executor_(*transport_, geometry),
       plans_(options.rank),
       patience_(patience()) {
   const auto& wish = Runtime::get().config().algorithm;
-  if (!options_.algorithm && wish) options_.algorithm = parse_algorithm(*wish);
+  if (!options_.algorithm && wish) options_.algorithm = algorithm_called(*wish);
   Runtime::get().attach(this);
 }
 

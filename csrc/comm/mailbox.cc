@@ -13,17 +13,15 @@ constexpr uint64_t kMostKept = 64 << 20;    // unwanted bytes kept of one peer; 
 
 }  // namespace
 
-std::string Message::describe() const {
-  const uint64_t count = data.bytes / size_of(dtype);
-  std::string text = str(sending ? "send " : "recv ", to_string(dtype), "[", count, "] tag ", tag);
-  if (peer == kAnySource) return text + " from any rank";
-  return text + str(sending ? " to rank " : " from rank ", peer);
+Descriptor Message::descriptor() const {
+  return make_descriptor({sending, dtype, data.bytes / size_of(dtype), peer, tag});
 }
 
-Mailbox::Mailbox(Transport& transport)
-    : transport_(transport), peers_(static_cast<size_t>(transport.size())) {}
+Mailbox::Mailbox(Transport& transport, Recorder& recorder)
+    : transport_(transport), recorder_(recorder), peers_(static_cast<size_t>(transport.size())) {}
 
 void Mailbox::post(const MessagePtr& message) {
+  message->ticket = recorder_.begin(message->descriptor());
   move([&](Completed& completed) {
     active_.push_back(message);
     pending_.fetch_add(1, std::memory_order_seq_cst);
@@ -282,7 +280,10 @@ bool Mailbox::move(Move&& move) {
     }
     retire(completed);
   }
-  for (const auto& [message, error] : completed) message->complete(error);
+  for (const auto& [message, error] : completed) {
+    recorder_.end(message->ticket, error == nullptr);
+    message->complete(error);
+  }
   if (!completed.empty()) transport_.doorbell().notify();
   if (broken) std::rethrow_exception(broken);
   return moved || !completed.empty();

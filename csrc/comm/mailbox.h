@@ -15,6 +15,8 @@
 #include <unordered_map>
 #include <vector>
 
+#include "comm/operation.h"
+#include "comm/recorder.h"
 #include "comm/request.h"
 #include "exec/spans.h"
 #include "reduce/reduce.h"
@@ -33,8 +35,10 @@ struct Message final : Request {
   DType dtype = DType::kUint8;
   Span data;
   Rank source = kAnySource;  // receive: who sent it, once done
+  uint64_t ticket = 0;       // the flight recorder's
 
-  std::string describe() const;  // "recv float32[10] tag 3 from rank 1"
+  Descriptor descriptor() const;
+  std::string describe() const { return to_text(descriptor()); }
 };
 
 using MessagePtr = std::shared_ptr<Message>;
@@ -42,7 +46,7 @@ using MessagePtr = std::shared_ptr<Message>;
 // Every function may be called from any thread.
 class Mailbox {
  public:
-  explicit Mailbox(Transport& transport);
+  Mailbox(Transport& transport, Recorder& recorder);
 
   void post(const MessagePtr& message);
   // Moves what can be moved, completes what is complete. True when anything moved.
@@ -111,6 +115,7 @@ class Mailbox {
   Peer& peer(Rank rank) { return peers_[static_cast<size_t>(rank)]; }
 
   Transport& transport_;
+  Recorder& recorder_;
   std::mutex mutex_;  // guards everything below
   std::vector<Peer> peers_;
   std::list<MessagePtr> wanted_;  // receives without a message, in the order they were posted

@@ -8,6 +8,10 @@ namespace {
 // The words of a Descriptor.
 enum Word { kKind, kCount, kSplits, kLayout };
 
+// In the place of a collective; no root stands where there is none.
+constexpr uint64_t kSend = kCollectives, kRecv = kCollectives + 1;
+constexpr uint64_t kNobody = 0xffffff;
+
 // Finalizer of SplitMix64 (Steele, Lea, Flood 2014): every bit of the input moves half of the
 // output.
 uint64_t mix(uint64_t a, uint64_t b) {
@@ -140,13 +144,23 @@ Descriptor make_descriptor(const Operation& operation, uint64_t sequence) {
   const auto collective = static_cast<uint64_t>(operation.collective);
   const auto dtype = static_cast<uint64_t>(operation.dtype);
   const uint64_t op = reduces(operation.collective) ? static_cast<uint64_t>(operation.op) : 0xff;
-  const auto root = rooted(operation.collective) ? static_cast<uint64_t>(operation.root) : 0xffffff;
+  const auto root = rooted(operation.collective) ? static_cast<uint64_t>(operation.root) : kNobody;
   descriptor.words[kKind] = collective | dtype << 8 | op << 16 | root << 24;
   const bool split = operation.collective == Collective::kAllToAll;
   const uint64_t bytes = sharded(operation.collective) ? total(operation.shards) : operation.bytes;
   descriptor.words[kCount] = split ? 0 : bytes / size_of(operation.dtype);
   descriptor.words[kSplits] = hash_of(operation.shards);
   descriptor.words[kLayout] = operation.layout;
+  return descriptor;
+}
+
+Descriptor make_descriptor(const MessageKind& message) {
+  Descriptor descriptor;
+  const auto peer = message.peer < 0 ? kNobody : static_cast<uint64_t>(message.peer);
+  descriptor.words[kKind] = (message.sending ? kSend : kRecv) |
+                            static_cast<uint64_t>(message.dtype) << 8 | 0xff << 16 | peer << 24;
+  descriptor.words[kCount] = message.count;
+  descriptor.words[kSplits] = message.tag;
   return descriptor;
 }
 
@@ -168,7 +182,13 @@ std::string to_text(const Descriptor& descriptor) {
   const uint64_t kind = descriptor.words[kKind];
   const uint64_t collective = kind & 0xff, dtype = kind >> 8 & 0xff, op = kind >> 16 & 0xff;
   const uint64_t root = kind >> 24 & 0xffffff;
-  if (collective >= kCollectives || dtype >= kDTypes) return "an unknown collective";
+  if (collective > kRecv || dtype >= kDTypes) return "an unknown collective";
+  if (collective >= kSend) {
+    const bool sending = collective == kSend;
+    return str(sending ? "send " : "recv ", to_string(static_cast<DType>(dtype)), "[",
+               descriptor.words[kCount], "] tag ", descriptor.words[kSplits],
+               sending ? " to " : " from ", root == kNobody ? "any rank" : str("rank ", root));
+  }
   std::string text = to_string(static_cast<Collective>(collective));
   if (static_cast<Collective>(collective) == Collective::kBarrier) return text;
   text += str(" ", to_string(static_cast<DType>(dtype)));
@@ -176,8 +196,9 @@ std::string to_text(const Descriptor& descriptor) {
     text += str("[", descriptor.words[kCount], "]");
   }
   if (op < kReduceOps) text += str(" ", to_string(static_cast<ReduceOp>(op)));
-  if (root != 0xffffff) text += str(" root ", root);
+  if (root != kNobody) text += str(" root ", root);
   if (descriptor.words[kSplits] != 0) text += " uneven";
+  if (descriptor.words[kLayout] == kSparseLayout) return text + " for a sparse all_reduce";
   if (descriptor.words[kLayout] != 0)
     text += str(" memory layout ", descriptor.words[kLayout] % 10000);
   return text;

@@ -11,6 +11,9 @@
 
 namespace ringcomm {
 
+// The layout of what is gathered for an all_reduce of sparse tensors, for texts.
+inline constexpr uint64_t kSparseLayout = 2;
+
 // Spans follow Shape's conventions (plan/shape.h); counts are bytes. Input and output may be the
 // same memory wherever torch.distributed works in place. The memory lives until the operation ends.
 struct Operation {
@@ -37,7 +40,18 @@ Reduction make_reduction(const Operation& operation, int size);
 Descriptor make_descriptor(const Operation& operation, uint64_t sequence);
 void make_stamps(const Operation& operation, const Descriptor& descriptor, Stamps& stamps);
 
-// "all_reduce float32[500000] SUM", "broadcast float32[10] root 0". Safe on a peer's words.
+// One side of a message: it goes into the flight recorder, to no peer.
+struct MessageKind {
+  bool sending;
+  DType dtype;
+  uint64_t count;  // elements
+  Rank peer;       // -1: any
+  uint32_t tag;
+};
+Descriptor make_descriptor(const MessageKind& message);
+
+// "all_reduce float32[500000] SUM", "broadcast float32[10] root 0", "recv float32[10] tag 3 from
+// rank 1". Safe on a peer's words.
 std::string to_text(const Descriptor& descriptor);
 bool is_collective(const Descriptor& descriptor, Collective collective);
 

@@ -55,19 +55,50 @@ void Runtime::kick(const std::shared_ptr<Communicator>& group) {
     const std::lock_guard lock(mutex_);
     if (std::find(inbox_.begin(), inbox_.end(), group) == inbox_.end()) inbox_.push_back(group);
     has_inbox_.store(true, std::memory_order_seq_cst);  // partner: work()
-    if (!started_) {
-      std::thread(&Runtime::work, this).detach();
-      started_ = true;
-    }
+    elect();
   }
-  wake_.notify_one();
   doorbell_.bell().notify();  // the worker may be waiting for a peer
 }
 
-// Moves new groups to `active`; with nothing to do at all, waits for some.
-void Runtime::take_inbox(std::vector<std::shared_ptr<Communicator>>& active, bool may_block) {
+// With the lock held: sees to it that somebody takes the inbox.
+void Runtime::elect() {
+  if (leader_.load(std::memory_order_relaxed) != std::thread::id()) return;
+  if (standby_ > 0) {
+    wake_.notify_one();
+    return;
+  }
+  ++standby_;
+  std::thread(&Runtime::work, this).detach();
+}
+
+void Runtime::step_down() {
+  if (leader_.load(std::memory_order_relaxed) != std::this_thread::get_id()) return;
+  const std::lock_guard lock(mutex_);
+  for (const auto& group : *driven_) {
+    if (group->busy()) inbox_.push_back(group);
+  }
+  leader_.store(std::thread::id(), std::memory_order_relaxed);
+  driven_ = nullptr;
+  has_inbox_.store(!inbox_.empty(), std::memory_order_seq_cst);
+  if (!inbox_.empty()) elect();
+}
+
+// Returns when this thread is the leader and has something to drive.
+void Runtime::lead(Groups& active, bool fresh) {
+  const auto self = std::this_thread::get_id();
   std::unique_lock lock(mutex_);
-  if (may_block) wake_.wait(lock, [&] { return !inbox_.empty(); });
+  const bool leads = leader_.load(std::memory_order_relaxed) == self;
+  if (!leads) active.clear();  // step_down() gave them away
+  if (active.empty()) {
+    if (leads) leader_.store(std::thread::id(), std::memory_order_relaxed);
+    if (!fresh) ++standby_;
+    wake_.wait(lock, [&] {
+      return !inbox_.empty() && leader_.load(std::memory_order_relaxed) == std::thread::id();
+    });
+    --standby_;
+  }
+  leader_.store(self, std::memory_order_relaxed);
+  driven_ = &active;
   for (auto& group : inbox_) {
     if (std::find(active.begin(), active.end(), group) == active.end()) active.push_back(group);
   }
@@ -76,14 +107,19 @@ void Runtime::take_inbox(std::vector<std::shared_ptr<Communicator>>& active, boo
 }
 
 void Runtime::work() {
-  std::vector<std::shared_ptr<Communicator>> active;
+  Groups active;
   Patience patience(SpinPolicy{kWorkerSpin, 0, 32});
   const auto inbox = [&] { return has_inbox_.load(std::memory_order_seq_cst); };
+  const auto leads = [&, self = std::this_thread::get_id()] {
+    return leader_.load(std::memory_order_relaxed) == self;  // only this thread makes it so
+  };
   auto watched = Clock::now();
+  bool fresh = true;
   while (true) {
-    if (active.empty() || inbox()) take_inbox(active, active.empty());
+    if (active.empty() || inbox() || !leads()) lead(active, std::exchange(fresh, false));
     bool moved = false;
     std::erase_if(active, [&](const std::shared_ptr<Communicator>& group) {
+      if (!leads()) return false;
       const auto result = group->drive();
       moved = moved || result == Communicator::Driven::kMoved;
       return result == Communicator::Driven::kIdle;

@@ -1,5 +1,7 @@
 // What a process has one of: configuration, doorbell, and the worker thread that advances
-// asynchronous operations of all its groups. The only global of ringcomm (tests/test_house.py).
+// asynchronous operations of all its groups. One worker drives at a time; there are more only where
+// one was in a callback of the user's when there was more to drive. The only global of ringcomm
+// (tests/test_house.py).
 #pragma once
 
 #include <condition_variable>
@@ -32,11 +34,16 @@ class Runtime {
 
   // `group` has work that no thread may be driving: the worker looks at it.
   void kick(const std::shared_ptr<Communicator>& group);
+  // Before a worker runs code that may block: from now on another one drives.
+  void step_down();
 
  private:
+  using Groups = std::vector<std::shared_ptr<Communicator>>;
+
   Runtime();
   void work();
-  void take_inbox(std::vector<std::shared_ptr<Communicator>>& active, bool may_block);
+  void lead(Groups& active, bool fresh);
+  void elect();
   static void before_fork();
   static void after_fork_in_parent();
   static void after_fork_in_child();
@@ -47,9 +54,11 @@ class Runtime {
 
   std::mutex mutex_;  // guards what follows
   std::condition_variable wake_;
-  std::vector<std::shared_ptr<Communicator>> inbox_;
+  Groups inbox_;
   std::atomic<bool> has_inbox_{false};
-  bool started_ = false;
+  std::atomic<std::thread::id> leader_;  // the worker that drives, if there is something to drive
+  Groups* driven_ = nullptr;             // its list
+  int standby_ = 0;                      // workers that could lead
   std::set<Communicator*> groups_;
 };
 

@@ -21,13 +21,12 @@ std::string Communicator::here() const {
   return text.insert(word, str(" #", current_.sequence));
 }
 
-// "alive, last finished #411, has not called #412"
+// "alive, last finished #411 all_reduce float32[3] SUM, has not called #412"
 std::string Communicator::where_is(Rank peer, uint64_t sequence) {
   const PeerState state = transport_->state(peer);
-  std::string text = state.left                          ? "has left the group"
-                     : transport_->connection_lost(peer) ? "dead"
-                                                         : "alive";
-  text += state.finished > 0 ? str(", last finished #", state.finished) : ", finished nothing yet";
+  std::string text = state.left ? "has left the group" : transport_->condition(peer);
+  text += state.finished > 0 ? ", last finished " + recorder_.name_of(state.finished)
+                             : ", finished nothing yet";
   if (state.called < sequence) return text + str(", has not called #", sequence);
   if (state.finished < sequence) return text + str(", is in #", sequence);
   return text;
@@ -78,6 +77,8 @@ void Communicator::throw_mismatch(Rank peer) {
   std::string other = theirs ? to_text(*theirs) : str("another operation (#", state.called, ")");
   throw MismatchError(str("collective #", sequence_, " differs between ranks: rank ", rank(),
                           " called ", to_text(current_), ", rank ", peer, " called ", other,
+                          sequence_ > 1 ? "; the last they agreed on was " : "",
+                          sequence_ > 1 ? recorder_.name_of(sequence_ - 1) : "",
                           ": every rank must call the same collectives, with equal dtype, op, root "
                           "and number of elements, in the same order"));
 }
@@ -107,9 +108,23 @@ void Communicator::watch() {
   } catch (const std::exception&) {
     error = fail(std::current_exception());
   }
+  end(false);
   const TaskPtr task = std::exchange(task_, nullptr);
   driver.unlock();
   complete(task, error);
+}
+
+// The caller's thread gives up, and with it this rank: the others must not wait for it.
+void Communicator::check_interrupt() {
+  try {
+    options_.interrupt();
+  } catch (const std::exception& error) {
+    const std::string what = error.what();
+    fail(std::make_exception_ptr(
+        PeerError(rank(), str(here(), ": interrupted in rank ", rank(), " by ",
+                              what.substr(0, what.find_first_of(":\n"))))));
+    throw;
+  }
 }
 
 void Communicator::watch_messages() {

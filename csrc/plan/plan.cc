@@ -104,6 +104,16 @@ bool Plan::needs_mapped() const {
 const char* to_string(Collective collective) { return name(kCollectiveNames, collective); }
 const char* to_string(Algorithm algorithm) { return name(kAlgorithmNames, algorithm); }
 
+Algorithm algorithm_called(const std::string& name) {
+  std::string known;
+  for (int i = 0; i < kAlgorithms; ++i) {
+    const auto algorithm = static_cast<Algorithm>(i);
+    if (name == to_string(algorithm)) return algorithm;
+    known += str(i == 0 ? "" : ", ", to_string(algorithm));
+  }
+  throw UsageError(str("there is no algorithm '", name, "': use one of ", known));
+}
+
 std::string to_text(const Plan& plan) {
   std::ostringstream out;
   out << to_string(plan.collective) << ' ' << to_string(plan.algorithm) << ", rank " << plan.rank

@@ -107,7 +107,8 @@ struct Plan {
 
 const char* to_string(Collective collective);  // "all_reduce", as in torch.distributed
 const char* to_string(Algorithm algorithm);
-std::string to_text(const Plan& plan);  // one step a line, for people
+Algorithm algorithm_called(const std::string& name);  // throws UsageError, with the names there are
+std::string to_text(const Plan& plan);                // one step a line, for people
 std::string to_text(const Plan& plan, const Step& step);
 std::string to_json(const Plan& plan);  // the same, for programs
 

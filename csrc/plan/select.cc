@@ -138,8 +138,21 @@ Plan copy_alone(const Shape& shape, Algorithm algorithm) {
   return plan.finish();
 }
 
-std::string limit_text(const Row& row) {
-  return row.max_bytes == kAny ? "any size" : str("up to ", row.max_bytes, " B");
+std::string text_of(const Row& row) {
+  return str(to_string(row.collective), ", ",
+             row.max_bytes == kAny ? "any size" : str("up to ", row.max_bytes, " B"),
+             row.mapped ? ", mapped windows" : "");
+}
+
+const Row& row_for(const Shape& shape, Reach reach) {
+  const uint64_t bytes = message_bytes(shape);
+  for (const Row& row : kTable) {
+    if (row.collective == shape.collective && bytes <= limit_of(row, shape) &&
+        (reach.mapped || !row.mapped)) {
+      return row;
+    }
+  }
+  throw UsageError(str("no algorithm for ", to_string(shape.collective)));
 }
 
 }  // namespace
@@ -148,22 +161,16 @@ uint64_t message_bytes(const Shape& shape) {
   return sharded(shape.collective) ? shape.largest_shard() : shape.bytes;
 }
 
-Algorithm select(const Shape& shape, Reach reach) {
-  const uint64_t bytes = message_bytes(shape);
-  for (const Row& row : kTable) {
-    if (row.collective == shape.collective && bytes <= limit_of(row, shape) &&
-        (reach.mapped || !row.mapped)) {
-      return row.algorithm;
-    }
-  }
-  throw UsageError(str("no algorithm for ", to_string(shape.collective)));
+Algorithm select(const Shape& shape, Reach reach) { return row_for(shape, reach).algorithm; }
+
+std::string selection_reason(const Shape& shape, Reach reach) {
+  return text_of(row_for(shape, reach));
 }
 
 std::string selection_text() {
   std::ostringstream out;
   for (const Row& row : kTable) {
-    out << to_string(row.collective) << ", " << limit_text(row)
-        << (row.mapped ? ", mapped windows: " : ": ") << to_string(row.algorithm) << '\n';
+    out << text_of(row) << ": " << to_string(row.algorithm) << '\n';
   }
   return out.str();
 }

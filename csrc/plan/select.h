@@ -19,6 +19,8 @@ struct Reach {
 
 // The algorithm of the first row of the table that fits.
 Algorithm select(const Shape& shape, Reach reach);
+// That row: "all_reduce, any size, mapped windows".
+std::string selection_reason(const Shape& shape, Reach reach);
 std::string selection_text();
 std::string selection_json();
 

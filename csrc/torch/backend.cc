@@ -1,6 +1,7 @@
 #include "torch/backend.h"
 
 #include <torch/csrc/utils/pybind.h>
+#include <unistd.h>
 
 #include <algorithm>
 
@@ -12,17 +13,15 @@ namespace {
 
 constexpr auto kGrace = std::chrono::seconds(1);  // destroy returns within two
 
-}  // namespace
-
-Algorithm algorithm_called(const std::string& name) {
-  std::string known;
-  for (int i = 0; i < kAlgorithms; ++i) {
-    const auto algorithm = static_cast<Algorithm>(i);
-    if (name == to_string(algorithm)) return algorithm;
-    known += str(i == 0 ? "" : ", ", to_string(algorithm));
-  }
-  TORCH_CHECK_VALUE(false, "there is no algorithm '", name, "': use one of ", known);
+// Python's signal handlers run on its main thread alone, between its own instructions: where that
+// thread waits here, they have to be called. What they throw is Python's exception (Ctrl-C).
+void run_signal_handlers() {
+  if (::gettid() != ::getpid() || !Py_IsInitialized()) return;
+  const pybind11::gil_scoped_acquire gil;
+  if (PyErr_CheckSignals() != 0) throw pybind11::error_already_set();
 }
+
+}  // namespace
 
 // ---- OpenGroups
 
@@ -32,7 +31,7 @@ void OpenGroups::add(const std::shared_ptr<Communicator>& group) {
   groups_.push_back(group);
 }
 
-void OpenGroups::close(Clock::duration grace) {
+void OpenGroups::close(Clock::duration grace, const std::string& error) {
   std::vector<std::weak_ptr<Communicator>> groups;
   {
     const std::lock_guard lock(mutex_);
@@ -40,7 +39,10 @@ void OpenGroups::close(Clock::duration grace) {
   }
   const Deadline deadline(grace);
   for (const auto& weak : groups) {
-    if (const auto group = weak.lock()) group->shutdown(deadline.left());
+    const auto group = weak.lock();
+    if (!group) continue;
+    if (!error.empty()) group->abort("its program ended with " + error);
+    group->shutdown(deadline.left());
   }
 }
 
@@ -55,9 +57,12 @@ c10::intrusive_ptr<Backend> Backend::create(const c10::intrusive_ptr<c10d::Store
   wanted.size = place.size;
   if (!options->group_name.empty()) wanted.name = options->group_name;
   wanted.timeout = sane_timeout(options->timeout);
-  if (options->algorithm) wanted.algorithm = algorithm_called(*options->algorithm);
+  wanted.interrupt = run_signal_handlers;
   StoreAdapter adapter(store);
-  auto group = with_torch_errors([&] { return Communicator::create(adapter, wanted); });
+  auto group = with_torch_errors([&] {
+    if (options->algorithm) wanted.algorithm = algorithm_called(*options->algorithm);
+    return Communicator::create(adapter, wanted);
+  });
   open->add(group);
   return c10::make_intrusive<Backend>(std::move(group), std::move(options), std::move(open));
 }
@@ -125,6 +130,13 @@ c10d::ErrorType Backend::getError() {
 }
 
 void Backend::abort() { group().abort("abort() was called"); }
+
+void Backend::registerOnCompletionHook(
+    std::function<void(std::shared_ptr<c10d::WorkInfo>)>&& hook) {
+  TORCH_CHECK(!hasHooks(), "ringcomm: the group has a completion hook already");
+  onCompletionHook_ = std::move(hook);
+  surroundings_->set_hook(onCompletionHook_);
+}
 
 void Backend::shutdown() {
   leave();

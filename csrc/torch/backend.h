@@ -26,8 +26,9 @@ namespace ringcomm {
 class OpenGroups {
  public:
   void add(const std::shared_ptr<Communicator>& group);
-  // Lets what is pending end for at most `grace` in all, and says goodbye to the peers.
-  void close(Clock::duration grace);
+  // Lets what is pending end for at most `grace` in all, and says goodbye to the peers. Where the
+  // program ends because of an error, that error is what they learn.
+  void close(Clock::duration grace, const std::string& error);
 
  private:
   std::mutex mutex_;
@@ -60,6 +61,10 @@ class Backend final : public c10d::Backend {
   void abort() override;
   void shutdown() override;
   void enableCollectivesTiming() override {}  // durations are always known
+  // The hook is called with each Work that has ended, on the thread that ended it.
+  void registerOnCompletionHook(
+      std::function<void(std::shared_ptr<c10d::WorkInfo>)>&& hook) override;
+  void waitForPendingWorks() override { surroundings_->pending.wait(); }
 
   bool supportsSplitting() const override { return true; }
   c10::intrusive_ptr<c10d::Backend> split(const c10::intrusive_ptr<c10d::Store>& store,

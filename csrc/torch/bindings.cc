@@ -17,6 +17,42 @@ using OptionsPtr = c10::intrusive_ptr<ringcomm::Options>;
 
 constexpr auto kGraceAtExit = std::chrono::milliseconds(500);
 
+// The exception that ends the program, as Python leaves it for its handlers at exit; else "".
+std::string fatal_error() {
+  const auto sys = py::module_::import("sys");
+  if (py::hasattr(sys, "ps1") || !py::hasattr(sys, "last_value")) return "";
+  const py::object error = sys.attr("last_value");
+  if (error.is_none()) return "";
+  const std::string text = py::str(error);
+  return str(py::str(py::type::of(error).attr("__name__")).cast<std::string>(),
+             text.empty() ? "" : ": ", text.substr(0, text.find('\n')));
+}
+
+// Times are seconds; `began` is on the clock of time.time().
+py::list flight_record(const Backend& backend) {
+  using Seconds = std::chrono::duration<double>;
+  std::vector<Record> records;
+  {
+    const py::gil_scoped_release no_gil;
+    records = backend.group().records();
+  }
+  const auto now = Clock::now();
+  const Seconds wall = std::chrono::system_clock::now().time_since_epoch();
+  py::list list;
+  for (const Record& record : records) {
+    const bool over =
+        record.state == Record::State::kDone || record.state == Record::State::kFailed;
+    py::dict entry;
+    entry["operation"] = to_text(record.descriptor);
+    entry["sequence"] = record.descriptor.sequence;
+    entry["state"] = to_string(record.state);
+    entry["began"] = (wall - Seconds(now - record.began)).count();
+    entry["seconds"] = Seconds((over ? record.ended : now) - record.began).count();
+    list.append(entry);
+  }
+  return list;
+}
+
 // Options as the caller gave them; what torch says of the group is filled in. torch's argument
 // `timeout` wins over that of the options, as it does with torch's own backends.
 OptionsPtr options_of(const c10d::DistributedBackendOptions& torch, const py::object& given) {
@@ -42,7 +78,7 @@ void bind_options(py::module_& module) {
       .def_property(
           "algorithm", [](const ringcomm::Options& self) { return self.algorithm; },
           [](ringcomm::Options& self, const std::optional<std::string>& name) {
-            if (name) algorithm_called(*name);
+            if (name) with_value_errors([&] { return algorithm_called(*name); });
             self.algorithm = name;
           })
       .def("__copy__",
@@ -60,6 +96,7 @@ void bind_backend(py::module_& module) {
       .def_property_readonly("options", &Backend::getBackendOptions)
       .def_property_readonly("uid", &Backend::getGroupUid)
       .def("get_error", &Backend::getError, NoGil())
+      .def("flight_record", &flight_record)
       .def("_set_default_timeout", &Backend::setTimeout, py::arg("timeout"))
       .def("_add_ephemeral_timeout", &Backend::extend_next_timeout, py::arg("timeout"))
       .def("_is_initialized", [](const Backend&) { return true; })
@@ -94,8 +131,9 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   // A program may end without destroying its groups: what is pending then must end before Python
   // does, for its tensors and callbacks are Python's.
   py::module_::import("atexit").attr("register")(py::cpp_function([open] {
+    const std::string error = fatal_error();
     const py::gil_scoped_release no_gil;
-    open->close(kGraceAtExit);
+    open->close(kGraceAtExit, error);
   }));
 }
 

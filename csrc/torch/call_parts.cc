@@ -100,6 +100,62 @@ void check_wholes(const Refusal& refuse, const Tensors& wholes, const Tensors& p
   }
 }
 
+// ---- memory that is used twice
+
+namespace {
+
+struct Piece {  // of the input or output of an operation
+  uintptr_t start, end;
+  uint64_t offset;  // of its first byte, in all of them
+  bool input;
+};
+
+void add_pieces(std::vector<Piece>& pieces, const std::vector<Span>& spans, bool input) {
+  uint64_t offset = 0;
+  for (const Span& span : spans) {
+    const auto start = reinterpret_cast<uintptr_t>(span.data);
+    if (span.bytes > 0) pieces.push_back({start, start + span.bytes, offset, input});
+    offset += span.bytes;
+  }
+}
+
+// Is the memory that they share this rank's own part of both?
+bool is_own(const Piece& a, const Piece& b, const Shared& own) {
+  const Piece &input = a.input ? a : b, &output = a.input ? b : a;
+  const uintptr_t start = std::max(a.start, b.start), end = std::min(a.end, b.end);
+  const uint64_t in = input.offset + (start - input.start) - own.input;
+  const uint64_t out = output.offset + (start - output.start) - own.output;
+  return in == out && in <= own.bytes && end - start <= own.bytes - in;
+}
+
+}  // namespace
+
+void check_overlaps(const Refusal& refuse, const Operation& operation, const Shared& own) {
+  std::vector<Piece> pieces;
+  add_pieces(pieces, operation.input, true);
+  add_pieces(pieces, operation.output, false);
+  std::sort(pieces.begin(), pieces.end(),
+            [](const Piece& a, const Piece& b) { return a.start < b.start; });
+  for (size_t i = 0; i < pieces.size(); ++i) {
+    for (size_t j = i + 1; j < pieces.size() && pieces[j].start < pieces[i].end; ++j) {
+      const Piece &a = pieces[i], &b = pieces[j];
+      if (a.input && b.input) continue;  // reading twice harms nobody
+      if (a.input != b.input && is_own(a, b, own)) continue;
+      refuse(a.input == b.input ? "output tensors share memory: give each its own"
+                                : "an output shares memory with an input: give it its own");
+    }
+  }
+}
+
+void check_shard_overlaps(const Refusal& refuse, const Operation& operation, Whole whole,
+                          Rank rank) {
+  uint64_t before = 0;
+  for (Rank other = 0; other < rank; ++other) before += operation.shards[size_t(other)];
+  const uint64_t mine = operation.shards[size_t(rank)];
+  check_overlaps(refuse, operation,
+                 whole == Whole::kInput ? Shared{before, 0, mine} : Shared{0, before, mine});
+}
+
 // ---- filling in
 
 void set_reduction(Call& call, const Refusal& refuse, const c10d::ReduceOp& op,

@@ -23,6 +23,17 @@ void set_reduction(Call& call, const Refusal& refuse, const c10d::ReduceOp& op,
 // Bytes are moved as what they are where all tensors agree, else as bytes.
 void set_moved_type(Call& call, at::ArrayRef<at::Tensor> tensors);
 
+// Where input and output may be one memory, byte by byte: this rank's own part.
+struct Shared {
+  uint64_t input, output, bytes;
+};
+// Refuses outputs that share memory, with one another or with an input elsewhere than in `own`.
+void check_overlaps(const Refusal& refuse, const Operation& operation, const Shared& own);
+// The same for the collectives of shards; `whole` is the side that holds all of them.
+enum class Whole : uint8_t { kInput, kOutput };
+void check_shard_overlaps(const Refusal& refuse, const Operation& operation, Whole whole,
+                          Rank rank);
+
 // All lists one after the other, kept by the call.
 at::ArrayRef<at::Tensor> flatten(Call& call, const TensorLists& lists);
 void add_in_place(Call& call, const Tensors& tensors);

@@ -34,7 +34,8 @@ Backend::WorkPtr Backend::issue(Call&& call) {
   surroundings_->shelf.clear();
   call.operation.timeout = timeout_of(call.operation.timeout);
   if (is_profiled()) return start_in_profile(call);
-  return call.async ? start(call, false) : run(call);
+  const bool here = !call.async && !call.sequel && !hasHooks();
+  return here ? run(call) : start(call, false);
 }
 
 Backend::WorkPtr Backend::run(Call& call) {
@@ -55,8 +56,8 @@ Backend::WorkPtr Backend::start(Call& call, bool profiled) {
 }
 
 void Backend::submit(const c10::intrusive_ptr<Work>& work, Call& call) {
-  work->follow(group().submit(std::move(call.operation),
-                              [work](const std::exception_ptr& error) { work->complete(error); }));
+  const auto on_done = [work](const std::exception_ptr& error) { work->complete(error); };
+  work->follow(group().submit(std::move(call.operation), on_done, std::move(call.sequel)));
 }
 
 // The "record_param_comms" event is the frame that traces are read by; the Work opens one named
@@ -88,6 +89,9 @@ Backend::WorkPtr Backend::start_in_profile(Call& call) {
 // ---- the calls
 
 Backend::WorkPtr Backend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) {
+  if (!tensors.empty() && tensors[0].is_sparse()) {
+    return issue(with(sparse_all_reduce_call(tensors, opts.reduceOp, place()), opts));
+  }
   return issue(with(all_reduce_call(tensors, opts.reduceOp), opts));
 }
 

@@ -51,4 +51,14 @@ decltype(auto) with_torch_errors(const Function& function) {
   }
 }
 
+// The same where an error of the core can only be a wrong argument.
+template <typename Function>
+decltype(auto) with_value_errors(const Function& function) {
+  try {
+    return function();
+  } catch (const UsageError& error) {
+    TORCH_CHECK_VALUE(false, error.what());
+  }
+}
+
 }  // namespace ringcomm

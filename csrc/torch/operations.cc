@@ -29,6 +29,15 @@ void check_length(const Refusal& refuse, const Tensors& tensors, const char* whi
       str(which, " tensor list size ", tensors.size(), " does not match world size ", place.size));
 }
 
+void check_own_block(const Refusal& refuse, const Operation& operation, Rank rank) {
+  Shared own{0, 0, operation.send[static_cast<size_t>(rank)]};
+  for (size_t other = 0; other < static_cast<size_t>(rank); ++other) {
+    own.input += operation.send[other];
+    own.output += operation.recv[other];
+  }
+  check_overlaps(refuse, operation, own);
+}
+
 // The root's side of gather and scatter.
 void check_one_a_rank(const Refusal& refuse, const TensorLists& lists, const char* which,
                       Place place) {
@@ -77,6 +86,7 @@ Call all_reduce_coalesced_call(const Tensors& tensors, const c10d::ReduceOp& op)
   check_same_type(refuse, tensors[0], tensors);
   set_reduction(call, refuse, op, tensors[0]);
   add_in_place(call, tensors);
+  check_overlaps(refuse, call.operation, {0, 0, total(call.operation.input)});
   return call;
 }
 
@@ -128,6 +138,7 @@ Call all_gather_call(const TensorLists& outputs, const Tensors& inputs, Place pl
   call.operation.shards = sizes_of(call.outputs);
   add_inputs(call, inputs);
   add_outputs(call, call.outputs);
+  check_shard_overlaps(refuse, call.operation, Whole::kOutput, place.rank);
   return call;
 }
 
@@ -156,6 +167,7 @@ Call all_gather_coalesced_call(const TensorLists& outputs, const Tensors& inputs
   add_inputs(call, inputs);
   add_outputs(call, call.outputs);
   call.operation.shards.assign(static_cast<size_t>(place.size), total(call.operation.input));
+  check_shard_overlaps(refuse, call.operation, Whole::kOutput, place.rank);
   return call;
 }
 
@@ -172,6 +184,7 @@ Call all_gather_into_call(const Tensors& outputs, const Tensors& inputs, Place p
     call.operation.output = by_rank(call.operation.output, place.size);
   }
   call.operation.shards.assign(static_cast<size_t>(place.size), total(call.operation.input));
+  check_shard_overlaps(refuse, call.operation, Whole::kOutput, place.rank);
   return call;
 }
 
@@ -194,6 +207,7 @@ Call gather_call(const TensorLists& outputs, const Tensors& inputs, int64_t root
   add_inputs(call, inputs);
   add_outputs(call, call.outputs);
   call.operation.shards.assign(static_cast<size_t>(place.size), bytes_of(input));
+  check_shard_overlaps(refuse, call.operation, Whole::kOutput, place.rank);
   return call;
 }
 
@@ -218,6 +232,7 @@ Call scatter_call(const Tensors& outputs, const TensorLists& inputs, int64_t roo
   add_inputs(call, call.inputs);
   add_outputs(call, outputs);
   call.operation.shards.assign(static_cast<size_t>(place.size), bytes_of(output));
+  check_shard_overlaps(refuse, call.operation, Whole::kInput, place.rank);
   return call;
 }
 
@@ -243,6 +258,7 @@ Call reduce_scatter_call(const Tensors& outputs, const TensorLists& inputs,
   call.operation.shards = sizes_of(call.inputs);
   add_inputs(call, call.inputs);
   add_outputs(call, outputs);
+  check_shard_overlaps(refuse, call.operation, Whole::kInput, place.rank);
   return call;
 }
 
@@ -259,6 +275,7 @@ Call reduce_scatter_from_call(const Tensors& outputs, const Tensors& inputs,
   add_outputs(call, outputs);
   if (inputs.size() > 1) call.operation.input = by_rank(call.operation.input, place.size);
   call.operation.shards.assign(static_cast<size_t>(place.size), total(call.operation.output));
+  check_shard_overlaps(refuse, call.operation, Whole::kInput, place.rank);
   return call;
 }
 
@@ -280,6 +297,7 @@ Call all_to_all_single_call(const at::Tensor& output, const at::Tensor& input, c
   set_moved_type(call, call.inputs);
   add_inputs(call, call.inputs);
   add_outputs(call, call.outputs);
+  check_own_block(refuse, call.operation, place.rank);
   return call;
 }
 
@@ -299,6 +317,7 @@ Call all_to_all_call(const Tensors& outputs, const Tensors& inputs, Place place)
   set_moved_type(call, inputs);
   add_inputs(call, inputs);
   add_outputs(call, outputs);
+  check_own_block(refuse, call.operation, place.rank);
   return call;
 }
 

@@ -7,7 +7,7 @@
 #include <torch/csrc/distributed/c10d/Work.hpp>
 #include <vector>
 
-#include "comm/operation.h"
+#include "comm/communicator.h"
 #include "torch/tensors.h"
 
 namespace ringcomm {
@@ -40,12 +40,15 @@ struct Call {
   Operation operation;
   std::optional<Rank> peer;  // of a send or receive
   uint32_t tag = 0;
+  Sequel sequel;
   Staging staging;
   at::ArrayRef<at::Tensor> inputs, outputs;
   Tensors lists;
 };
 
 Call all_reduce_call(const Tensors& tensors, const c10d::ReduceOp& op);
+// A tensor in COO format: as many elements as each rank has (sparse.cc).
+Call sparse_all_reduce_call(const Tensors& tensors, const c10d::ReduceOp& op, Place place);
 Call all_reduce_coalesced_call(const Tensors& tensors, const c10d::ReduceOp& op);
 Call broadcast_call(const Tensors& tensors, int64_t root, Place place);
 Call reduce_call(const Tensors& tensors, const c10d::ReduceOp& op, int64_t root, Place place);

@@ -29,9 +29,6 @@ struct Options final : c10d::Backend::Options {
 #endif
 };
 
-// "ring" as the core names it. Throws a ValueError that lists the names.
-Algorithm algorithm_called(const std::string& name);
-
 // A timeout the core can count in nanoseconds; torch's may be as long as a float can say.
 inline std::chrono::milliseconds sane_timeout(std::chrono::milliseconds timeout) {
   constexpr std::chrono::milliseconds kCentury = std::chrono::hours(24 * 36525);

@@ -25,16 +25,6 @@ Collective collective_called(const std::string& name) {
   TORCH_CHECK_VALUE(false, "there is no collective '", name, "': use one of ", known);
 }
 
-// An error of the core is one of the caller here.
-template <typename Function>
-decltype(auto) with_value_errors(const Function& function) {
-  try {
-    return function();
-  } catch (const UsageError& error) {
-    TORCH_CHECK_VALUE(false, error.what());
-  }
-}
-
 Algorithm choose(const Shape& shape, const std::optional<std::string>& name) {
   if (name) return algorithm_called(*name);
   return select(shape, Reach{true});

@@ -91,6 +91,10 @@ void check_served(const Refusal& refuse, const at::Tensor& tensor) {
     refuse(str("only supports dense tensors, this one is ", c10::str(tensor.layout()),
                ": call .to_dense() first"));
   }
+  check_on_cpu(refuse, tensor);
+}
+
+void check_on_cpu(const Refusal& refuse, const at::Tensor& tensor) {
   if (tensor.device().type() != at::kCPU) {
     refuse(str("the tensor is on ", tensor.device().str(),
                " and this build serves CPU tensors: use the backend 'cpu:ringcomm,cuda:nccl'"));

@@ -27,6 +27,7 @@ DType movable_dtype(at::ScalarType type);
 
 // Refuses what this build cannot serve: sparse tensors, other devices.
 void check_served(const Refusal& refuse, const at::Tensor& tensor);
+void check_on_cpu(const Refusal& refuse, const at::Tensor& tensor);
 
 uint64_t bytes_of(const at::Tensor& tensor);
 // 0 where elements lie in the order of their indices, else a hash of the order in memory.

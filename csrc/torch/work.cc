@@ -35,6 +35,21 @@ void Shelf::close() {
   clear();
 }
 
+void Pending::begin() {
+  const std::lock_guard lock(mutex_);
+  ++count_;
+}
+
+void Pending::end() {
+  const std::lock_guard lock(mutex_);
+  if (--count_ == 0) none_.notify_all();
+}
+
+void Pending::wait() {
+  std::unique_lock lock(mutex_);
+  none_.wait(lock, [&] { return count_ == 0; });
+}
+
 // ---- Work
 
 Work::Work(std::shared_ptr<Surroundings> surroundings, Call& call, bool profiled)
@@ -44,7 +59,13 @@ Work::Work(std::shared_ptr<Surroundings> surroundings, Call& call, bool profiled
       inputs_(call.inputs.vec()),
       outputs_(call.outputs.vec()),
       staging_(std::move(call.staging)),
-      sequence_(surroundings_->group->sequence()) {}
+      sequence_(surroundings_->group->sequence() + (call.peer ? 0 : 1)) {  // messages have none
+  surroundings_->pending.begin();
+}
+
+Work::~Work() {
+  if (!resolved_) surroundings_->pending.end();  // it never began
+}
 
 void Work::follow(MessagePtr message) {
   message_ = message;
@@ -64,7 +85,13 @@ void Work::complete(const std::exception_ptr& why) {
   }
   ended_ = Clock::now();
   finish(error);
+  call_back();
+  surroundings_->pending.end();
+  surroundings_->shelf.put(c10::intrusive_ptr<c10d::Work>::reclaim_copy(this));
+}
 
+// Futures and hook: code of the user's, which may wait for other operations.
+void Work::call_back() {
   c10::intrusive_ptr<Future> future, future_result;
   {
     const std::lock_guard lock(mutex_);
@@ -72,12 +99,16 @@ void Work::complete(const std::exception_ptr& why) {
     future = future_;
     future_result = future_result_;
   }
-  if (future || future_result) {
-    if (!as_caller) as_caller.emplace(caller_);
+  const Surroundings::Hook* const hook = surroundings_->hook();
+  if (!future && !future_result && hook == nullptr) return;
+  Communicator::call_out([&] {
+    const at::ThreadLocalStateGuard as_caller(caller_);
     if (future) resolve(*future);
     if (future_result) resolve_result(*future_result);
-  }
-  surroundings_->shelf.put(c10::intrusive_ptr<c10d::Work>::reclaim_copy(this));
+    if (hook == nullptr) return;
+    (*hook)(std::make_shared<c10d::WorkInfo>(retrieveOpType(), sequence_, started_, ended_,
+                                             std::chrono::duration<float>(ended_ - started_)));
+  });
 }
 
 bool Work::wait(std::chrono::milliseconds timeout) {

@@ -5,6 +5,8 @@
 #include <ATen/core/ivalue.h>
 
 #include <atomic>
+#include <condition_variable>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <torch/csrc/distributed/c10d/Work.hpp>
@@ -33,10 +35,36 @@ class Shelf {
   bool closed_ = false;
 };
 
+// Counts what is not over yet.
+class Pending {
+ public:
+  void begin();
+  void end();
+  void wait();  // until nothing is pending
+
+ private:
+  std::mutex mutex_;  // guards the next
+  int count_ = 0;
+  std::condition_variable none_;
+};
+
 // The part of a backend that outlives it while operations run.
 struct Surroundings {
+  using Hook = std::function<void(std::shared_ptr<c10d::WorkInfo>)>;
+
   std::shared_ptr<Communicator> group;
   Shelf shelf;
+  Pending pending;  // works whose hooks and callbacks have not returned
+
+  void set_hook(Hook hook) { hook_.store(new Hook(std::move(hook)), std::memory_order_release); }
+  const Hook* hook() const { return hook_.load(std::memory_order_acquire); }
+  Surroundings() = default;
+  ~Surroundings() { delete hook_.load(); }
+  Surroundings(const Surroundings&) = delete;
+  Surroundings& operator=(const Surroundings&) = delete;
+
+ private:
+  std::atomic<Hook*> hook_{nullptr};  // partner: hook(); set once
 };
 
 class Work final : public c10d::Work {
@@ -46,6 +74,7 @@ class Work final : public c10d::Work {
   // Keeps the tensors of `call` until it is destroyed. Opens the call's event in profiles where
   // `profiled`.
   Work(std::shared_ptr<Surroundings> surroundings, Call& call, bool profiled);
+  ~Work() override;
 
   // What wait() waits for.
   void follow(std::shared_ptr<Request> request) { request_ = std::move(request); }
@@ -65,6 +94,7 @@ class Work final : public c10d::Work {
   using Future = c10::ivalue::Future;
   // Makes a future at first use. It is resolved by complete(), or here where that has been.
   c10::intrusive_ptr<Future> promise(c10::intrusive_ptr<Future>& slot, c10::TypePtr type);
+  void call_back();
   void resolve(Future& future);
   void resolve_result(Future& future) const;
 

@@ -1,6 +1,7 @@
 #include "transport/host.h"
 
 #include <sys/random.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -53,6 +54,16 @@ Card make_card(const SegmentLayout& layout) {
   card.segment_bytes = layout.bytes();
   card.nonce = {{random_word(), random_word()}};
   return card;
+}
+
+bool peer_is_stopped(const Fd& socket) {
+  ucred peer{};
+  socklen_t length = sizeof peer;
+  if (::getsockopt(socket.get(), SOL_SOCKET, SO_PEERCRED, &peer, &length) != 0) return false;
+  const std::string line = first_line(str("/proc/", peer.pid, "/stat").c_str());
+  const size_t name_end = line.rfind(')');  // the state follows the name, which may hold anything
+  if (name_end == std::string::npos || name_end + 2 >= line.size()) return false;
+  return line[name_end + 2] == 'T' || line[name_end + 2] == 't';
 }
 
 std::string Card::to_text() const {

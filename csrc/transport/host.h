@@ -25,5 +25,7 @@ struct Card {
 
 Card make_card(const SegmentLayout& layout);
 uint64_t random_word();
+// Is the process at the other end of a Unix socket stopped, by SIGSTOP or a debugger?
+bool peer_is_stopped(const Fd& socket);
 
 }  // namespace ringcomm

@@ -80,8 +80,7 @@ class Meeting {
     store_.set(str(prefix, options_.rank), mine_.to_text());
     std::vector<Rank> missing;
     for (Rank rank = 0; rank < options_.size; ++rank) {
-      const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline_.left());
-      if (!store_.wait(str(prefix, rank), std::max(left, std::chrono::milliseconds(1)))) {
+      if (!appears(str(prefix, rank))) {
         missing.push_back(rank);
         cards_.emplace_back();
         continue;
@@ -89,6 +88,17 @@ class Meeting {
       cards_.push_back(Card::from_text(store_.get(str(prefix, rank)), rank));
     }
     if (!missing.empty()) throw late(missing, "has not joined");
+  }
+
+  // Does the store get this key in time? In slices, so that the caller can give up meanwhile.
+  bool appears(const std::string& key) {
+    while (true) {
+      const auto slice = std::min<Clock::duration>(kProbeEvery, deadline_.left());
+      const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(slice);
+      if (store_.wait(key, std::max(ms, std::chrono::milliseconds(1)))) return true;
+      if (deadline_.passed()) return false;
+      options_.interrupt();
+    }
   }
 
   TimeoutError late(const std::vector<Rank>& ranks, const char* what) const {
@@ -180,6 +190,7 @@ class Meeting {
       }
       if (deadline_.passed()) throw late(missing, "has not finished joining");
       for (const Rank rank : missing) probe(rank);
+      options_.interrupt();
     }
   }
 

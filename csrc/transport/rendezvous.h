@@ -5,6 +5,7 @@
 // point leaves nothing behind: memfds and abstract sockets go with the process.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -32,6 +33,7 @@ struct RendezvousOptions {
   int size = 1;
   std::string scope;  // run and restart: keeps the keys of an earlier life apart
   SegmentLayout layout;
+  std::function<void()> interrupt = [] {};  // called every half second: may throw to give up
 };
 
 // A group's memory, mapped. Movable; unmaps at the end.

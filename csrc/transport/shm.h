@@ -59,6 +59,8 @@ class BasicShmTransport final : public Transport {
   void fail(const std::string& reason) override;
   std::optional<Rank> first_failed() override;
   bool connection_lost(Rank peer) override;
+  std::string condition(Rank peer) override;
+  const char* name() const override { return "shared memory"; }
   void leave() override;
   void forget() override {
     for (ShmPeer& other : peers_) other.socket.reset();

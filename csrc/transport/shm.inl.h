@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "transport/host.h"
 #include "transport/shm.h"
 
 namespace ringcomm {
@@ -144,6 +145,13 @@ bool BasicShmTransport<Signals>::connection_lost(Rank rank) {
   std::byte byte;
   const ssize_t got = ::recv(socket.get(), &byte, 1, MSG_PEEK | MSG_DONTWAIT);
   return got == 0 || (got < 0 && errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR);
+}
+
+template <typename Signals>
+std::string BasicShmTransport<Signals>::condition(Rank rank) {
+  if (connection_lost(rank)) return "dead";
+  const Fd& socket = peer(rank).socket;
+  return socket && peer_is_stopped(socket) ? "stopped by a signal: SIGCONT lets it go on" : "alive";
 }
 
 template <typename Signals>

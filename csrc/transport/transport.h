@@ -66,10 +66,12 @@ class Transport {
   virtual void fail(const std::string& reason) = 0;  // tells every peer, wakes them
   virtual std::optional<Rank> first_failed() = 0;    // a peer that called fail()
   virtual bool connection_lost(Rank peer) = 0;       // it is gone, with or without goodbye
+  virtual std::string condition(Rank peer) = 0;      // "alive", "dead", "stopped by a signal"
   virtual void leave() = 0;                          // goodbye
   // In a forked child: closes what would keep this rank looking alive, touches nothing shared.
   virtual void forget() = 0;
 
+  virtual const char* name() const = 0;  // for people: "shared memory"
   const Doorbell& doorbell() const { return doorbell_; }
 
  protected:

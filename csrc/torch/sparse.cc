@@ -1,0 +1,153 @@
+// all_reduce of sparse tensors: how many elements each rank has, their indices and their values are
+// gathered one after the other, and every rank adds them up.
+#include <ATen/ATen.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+
+#include <array>
+
+#include "torch/call_parts.h"
+
+namespace ringcomm {
+namespace {
+
+constexpr int64_t kMostDims = 16;
+constexpr int64_t kRow = 3 + kMostDims;  // what a rank says of its tensor; see describe()
+
+class SparseSum {
+ public:
+  SparseSum(const at::Tensor& tensor, bool average, Place place)
+      : place_(place), average_(average), tensor_(tensor) {
+    const at::AutoDispatchBelowADInplaceOrView guard;
+    input_ = tensor.coalesce();
+    mine_ = at::zeros({kRow}, at::kLong);
+    rows_ = at::empty({place.size, kRow}, at::kLong);
+    describe(mine_.data_ptr<int64_t>());
+  }
+
+  // First the rows. The tensors live as long as this object.
+  Operation first() {
+    return gathering(mine_, rows_, std::vector<int64_t>(static_cast<size_t>(place_.size), kRow));
+  }
+
+  bool next(Operation& operation) {
+    const at::AutoDispatchBelowADInplaceOrView guard;
+    switch (++stage_) {
+      case 1:
+        check_rows();
+        operation = gather_indices();
+        return true;
+      case 2:
+        operation = gather_values();
+        return true;
+      default:
+        tensor_.copy_(sum());
+        return false;
+    }
+  }
+
+ private:
+  void describe(int64_t* row) const {
+    row[0] = input_.sparse_dim();
+    row[1] = input_.dense_dim();
+    row[2] = input_._nnz();
+    std::copy(input_.sizes().begin(), input_.sizes().end(), row + 3);
+  }
+  const int64_t* row(Rank rank) const { return rows_.const_data_ptr<int64_t>() + rank * kRow; }
+  int64_t elements(Rank rank) const { return row(rank)[2]; }
+
+  void check_rows() const {
+    for (Rank rank = 0; rank < place_.size; ++rank) {
+      const int64_t *theirs = row(rank), *ours = row(place_.rank);
+      const bool same = theirs[0] == ours[0] && theirs[1] == ours[1] &&
+                        std::equal(theirs + 3, theirs + kRow, ours + 3);
+      if (same) continue;
+      const at::IntArrayRef sizes(theirs + 3, static_cast<size_t>(theirs[0] + theirs[1]));
+      throw MismatchError(ringcomm::str(
+          "all_reduce of sparse tensors: rank ", place_.rank, " gave one of ", input_.sizes(),
+          " with ", ours[0], " sparse dimensions, rank ", rank, " one of ", sizes, " with ",
+          theirs[0], ": every rank must give the same sizes"));
+    }
+  }
+
+  // counts[rank] elements come from each rank.
+  Operation gathering(const at::Tensor& from, const at::Tensor& to,
+                      const std::vector<int64_t>& counts) const {
+    Operation operation;
+    operation.collective = Collective::kAllGather;
+    operation.dtype = movable_dtype(from.scalar_type());
+    operation.input = {{static_cast<std::byte*>(from.data_ptr()), bytes_of(from)}};
+    operation.output = {{static_cast<std::byte*>(to.data_ptr()), bytes_of(to)}};
+    for (const int64_t count : counts) {
+      operation.shards.push_back(static_cast<uint64_t>(count) * from.element_size());
+    }
+    operation.layout = kSparseLayout;
+    return operation;
+  }
+
+  Operation gather_indices() {
+    indices_ = input_._indices().contiguous();
+    std::vector<int64_t> counts;
+    int64_t total = 0;
+    for (Rank rank = 0; rank < place_.size; ++rank) {
+      counts.push_back(elements(rank) * input_.sparse_dim());
+      total += elements(rank);
+    }
+    all_indices_ = at::empty({total * input_.sparse_dim()}, at::kLong);
+    auto sizes = input_._values().sizes().vec();
+    sizes[0] = total;
+    all_values_ = at::empty(sizes, input_._values().options());
+    return gathering(indices_, all_indices_, counts);
+  }
+
+  Operation gather_values() {
+    values_ = input_._values().contiguous();
+    const int64_t total = all_values_.size(0);
+    const int64_t each = total == 0 ? 0 : all_values_.numel() / total;
+    std::vector<int64_t> counts;
+    for (Rank rank = 0; rank < place_.size; ++rank) counts.push_back(elements(rank) * each);
+    return gathering(values_, all_values_, counts);
+  }
+
+  at::Tensor sum() const {
+    std::vector<at::Tensor> indices;
+    int64_t offset = 0;
+    for (Rank rank = 0; rank < place_.size; ++rank) {
+      const int64_t count = elements(rank) * input_.sparse_dim();
+      indices.push_back(
+          all_indices_.narrow(0, offset, count).view({input_.sparse_dim(), elements(rank)}));
+      offset += count;
+    }
+    const auto sum = at::_sparse_coo_tensor_unsafe(at::cat(indices, 1), all_values_, input_.sizes(),
+                                                   input_.options())
+                         .coalesce();
+    return average_ ? sum / place_.size : sum;
+  }
+
+  const Place place_;
+  const bool average_;
+  at::Tensor tensor_, input_, mine_, rows_, indices_, all_indices_, values_, all_values_;
+  int stage_ = 0;
+};
+
+}  // namespace
+
+Call sparse_all_reduce_call(const Tensors& tensors, const c10d::ReduceOp& op, Place place) {
+  constexpr Refusal refuse{"all_reduce"};
+  const at::Tensor& tensor = only_one(refuse, tensors);
+  check_on_cpu(refuse, tensor);
+  const bool average = op.op_ == c10d::ReduceOp::AVG;
+  if (op.op_ != c10d::ReduceOp::SUM && !average) {
+    refuse(
+        "unsupported reduction operation (allreduce of sparse tensors only works with "
+        "ReduceOp.SUM and AVG)");
+  }
+  if (tensor.dim() > kMostDims) refuse(str("a sparse tensor of ", tensor.dim(), " dimensions"));
+  const auto sum = std::make_shared<SparseSum>(tensor, average, place);
+  Call call(c10d::OpType::_ALLREDUCE_SPARSE, "ringcomm:sparse_all_reduce", Collective::kAllGather);
+  call.operation = sum->first();
+  call.sequel = [sum](Operation& operation) { return sum->next(operation); };
+  call.inputs = call.outputs = tensors;
+  return call;
+}
+
+}  // namespace ringcomm
