@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import shutil
@@ -17,60 +16,14 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from faults import DESTROYED, Outcome, check, in_child, outcome_of, rank_of
 from workers import Rank, Ranks, error_of, join, ranks
-
-SOON = 1.0  # seconds within which death and mismatch are errors everywhere
-DESTROYED = 2.0  # seconds within which destroy_process_group returns, whatever happened
-
-Outcome = dict[str, Any]
 
 
 @pytest.fixture(scope="module")
 def three() -> Iterator[Ranks]:
     with ranks(3, backend=None) as some:
         yield some
-
-
-def in_child(body: Callable[[], Outcome]) -> Outcome:
-    """Run `body` in a forked child; what it returned, or {"killed": signal}."""
-    reader, writer = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.close(reader)
-        signal.alarm(60)
-        try:
-            answer = body()
-        except BaseException as error:  # noqa: BLE001  the parent reports it
-            answer = {"raised": repr(error)}
-        os.write(writer, json.dumps(answer).encode())
-        os._exit(0)
-    os.close(writer)
-    with os.fdopen(reader) as pipe:
-        text = pipe.read()
-    status = os.waitpid(child, 0)[1]
-    return json.loads(text) if text else {"killed": os.WTERMSIG(status)}
-
-
-def outcome_of(call: Callable[[], Any]) -> Outcome:
-    """How `call` failed, how long that took, and how long destroying the group took."""
-    begin = time.monotonic()
-    kind, text = error_of(call)
-    failed = time.monotonic()
-    dist.destroy_process_group()
-    return {
-        "kind": kind,
-        "text": text,
-        "seconds": failed - begin,
-        "destroy": time.monotonic() - failed,
-    }
-
-
-def check(outcome: Outcome, *words: str, within: float = SOON) -> None:
-    assert outcome.get("kind") == "DistBackendError", outcome
-    for word in words:
-        assert word in outcome["text"], outcome
-    assert outcome["seconds"] < within, outcome
-    assert outcome["destroy"] < DESTROYED, outcome
 
 
 # ---- death
@@ -87,11 +40,6 @@ def die(rank: Rank, victim: int, life: str, after: int) -> Outcome:
         return outcome_of(lambda: [dist.all_reduce(data) for _ in range(5)])
 
     return in_child(body)
-
-
-def rank_of(rank: Rank, life: str) -> Rank:
-    """The same place in a group of its own."""
-    return Rank(rank.index, rank.size, dist.PrefixStore(life, rank.store))
 
 
 @pytest.mark.parametrize("victim", [0, 1, 2])
@@ -162,42 +110,73 @@ def test_many_kills(three: Ranks) -> None:
 # ---- mismatch
 
 
+def calls_of(odd: bool, size: int, me: int) -> dict[str, Callable[[], Any]]:
+    """Each kind of disagreement: what a rank calls, and what the odd one calls."""
+    data, other, n = torch.ones(12), torch.ones(11), size
+    shard = data[:3] if odd else data[:4]
+    splits = [2] * n
+    if odd:
+        splits[(me + 1) % n] += 1
+    pair: list[Callable[[], Any]] = [lambda: dist.all_reduce(data), lambda: dist.broadcast(data, 0)]
+
+    def in_order() -> None:
+        for call in reversed(pair) if odd else pair:
+            call()
+
+    return {
+        "size": lambda: dist.all_reduce(other if odd else data),
+        "dtype": lambda: dist.all_reduce(data.double() if odd else data),
+        "op": lambda: dist.all_reduce(data, dist.ReduceOp.MAX if odd else dist.ReduceOp.SUM),
+        "root": lambda: dist.broadcast(data, 1 if odd else 0),
+        "collective": lambda: dist.barrier() if odd else dist.all_reduce(data),
+        "order": in_order,
+        "gather": lambda: dist.all_gather_into_tensor(torch.empty(len(shard) * n), shard),
+        "splits": lambda: dist.all_to_all_single(
+            torch.empty(2 * n), torch.ones(sum(splits)), [2] * n, splits
+        ),
+        "asynchronous": lambda: dist.all_reduce(other if odd else data, async_op=True).wait(),
+    }
+
+
+WORDS = {
+    "size": ["float32[12]", "float32[11]"],
+    "dtype": ["float32[12]", "float64[12]"],
+    "op": ["SUM", "MAX"],
+    "root": ["root 0", "root 1"],
+    "collective": ["barrier", "all_reduce float32[12]"],
+    "order": ["all_reduce float32[12]", "broadcast float32[12] root 0"],
+    "gather": ["all_gather float32["],
+    "splits": ["split"],
+    "asynchronous": ["float32[12]", "float32[11]"],
+}
+
+
 def differ(rank: Rank, how: str) -> Outcome:
     def body() -> Outcome:
-        join(rank_of(rank, how), seconds=30)
-        odd = rank.index == 1
-        data, other = torch.ones(10), torch.ones(11)
-        calls: dict[str, Callable[[], Any]] = {
-            "size": lambda: dist.all_reduce(other if odd else data),
-            "dtype": lambda: dist.all_reduce(data.double() if odd else data),
-            "op": lambda: dist.all_reduce(data, dist.ReduceOp.MAX if odd else dist.ReduceOp.SUM),
-            "root": lambda: dist.broadcast(data, 2 if odd else 0),
-            "collective": lambda: dist.barrier() if odd else dist.all_reduce(data),
-        }
+        join(rank_of(rank, f"{how}{rank.size}"), seconds=30)
+        odd = rank.index == rank.size - 1
+        calls = calls_of(odd, rank.size, rank.index)
 
         def call() -> None:
             dist.all_reduce(torch.ones(3))
             calls[how]()
-            dist.all_reduce(data)  # for a rank whose part had ended
+            dist.barrier()  # for a rank whose part had ended
 
         return outcome_of(call)
 
     return in_child(body)
 
 
-@pytest.mark.parametrize(
-    ("how", "words"),
-    [
-        ("size", ["float32[10]", "float32[11]"]),
-        ("dtype", ["float32[10]", "float64[10]"]),
-        ("op", ["SUM", "MAX"]),
-        ("root", ["root 0", "root 2"]),
-        ("collective", ["barrier", "all_reduce float32[10]"]),
-    ],
-)
-def test_a_mismatch_is_described_on_every_rank(three: Ranks, how: str, words: list[str]) -> None:
-    for outcome in three(differ, how):
-        check(outcome, "#2", *words)
+@pytest.fixture(scope="module", params=[2, 3, 4, 5], ids="{} ranks".format)
+def several(request: pytest.FixtureRequest) -> Iterator[Ranks]:
+    with ranks(request.param, backend=None) as some:
+        yield some
+
+
+@pytest.mark.parametrize("how", WORDS)
+def test_a_mismatch_is_described_on_every_rank(several: Ranks, how: str) -> None:
+    for outcome in several(differ, how):
+        check(outcome, "#2", *WORDS[how])
 
 
 # ---- absence

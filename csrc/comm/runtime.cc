@@ -86,9 +86,10 @@ void Runtime::step_down() {
 // Returns when this thread is the leader and has something to drive.
 void Runtime::lead(Groups& active, bool fresh) {
   const auto self = std::this_thread::get_id();
+  Groups taken, gone;  // a group's end needs the lock: references go after it
   std::unique_lock lock(mutex_);
   const bool leads = leader_.load(std::memory_order_relaxed) == self;
-  if (!leads) active.clear();  // step_down() gave them away
+  if (!leads) gone.swap(active);  // step_down() gave them away
   if (active.empty()) {
     if (leads) leader_.store(std::thread::id(), std::memory_order_relaxed);
     if (!fresh) ++standby_;
@@ -99,10 +100,10 @@ void Runtime::lead(Groups& active, bool fresh) {
   }
   leader_.store(self, std::memory_order_relaxed);
   driven_ = &active;
-  for (auto& group : inbox_) {
+  taken.swap(inbox_);
+  for (const auto& group : taken) {
     if (std::find(active.begin(), active.end(), group) == active.end()) active.push_back(group);
   }
-  inbox_.clear();
   has_inbox_.store(false, std::memory_order_seq_cst);
 }
 

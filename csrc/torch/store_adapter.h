@@ -5,7 +5,6 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 #include <utility>
 
-#include "base/deadline.h"
 #include "base/error.h"
 #include "transport/store.h"
 
@@ -37,17 +36,8 @@ class StoreAdapter final : public Store {
     attempt([&] { store_->set(key, value); });
   }
 
-  // c10d's stores throw when the time is up, each something else, and when their server has gone:
-  // only the clock tells the two apart.
-  bool wait(const std::string& key, std::chrono::milliseconds timeout) override {
-    const Deadline deadline(timeout);
-    try {
-      store_->wait({key}, timeout);
-      return true;
-    } catch (const std::exception& error) {
-      if (deadline.left() < std::chrono::milliseconds(50)) return false;
-      throw_gone(error);
-    }
+  bool has(const std::string& key) override {
+    return attempt([&] { return store_->check({key}); });
   }
 
   std::string get(const std::string& key) override {

@@ -11,6 +11,7 @@ namespace ringcomm {
 namespace {
 
 constexpr auto kProbeEvery = std::chrono::milliseconds(500);
+constexpr auto kFirstPause = std::chrono::microseconds(100), kLongestPause = kFirstPause * 256;
 constexpr auto kRetryEvery = std::chrono::milliseconds(5);
 
 // The one message of each direction; two descriptors ride along: segment and doorbell.
@@ -90,15 +91,17 @@ class Meeting {
     if (!missing.empty()) throw late(missing, "has not joined");
   }
 
-  // Does the store get this key in time? In slices, so that the caller can give up meanwhile.
+  // Does the store get this key in time? A wait of the store's own could not be interrupted, and
+  // torch's stores write warnings when one is in vain.
   bool appears(const std::string& key) {
-    while (true) {
-      const auto slice = std::min<Clock::duration>(kProbeEvery, deadline_.left());
-      const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(slice);
-      if (store_.wait(key, std::max(ms, std::chrono::milliseconds(1)))) return true;
+    Clock::duration pause = kFirstPause;
+    while (!store_.has(key)) {
       if (deadline_.passed()) return false;
       options_.interrupt();
+      std::this_thread::sleep_for(std::min(pause, deadline_.left()));
+      pause = std::min<Clock::duration>(2 * pause, kLongestPause);
     }
+    return true;
   }
 
   TimeoutError late(const std::vector<Rank>& ranks, const char* what) const {

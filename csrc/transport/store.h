@@ -2,7 +2,6 @@
 // (torch/store_adapter.h), a map in tests.
 #pragma once
 
-#include <chrono>
 #include <cstdint>
 #include <string>
 
@@ -12,8 +11,7 @@ class Store {
  public:
   virtual ~Store() = default;
   virtual void set(const std::string& key, const std::string& value) = 0;
-  // Waits until `key` exists; false when it does not within `timeout`.
-  virtual bool wait(const std::string& key, std::chrono::milliseconds timeout) = 0;
+  virtual bool has(const std::string& key) = 0;
   virtual std::string get(const std::string& key) = 0;  // `key` exists
   // Adds to an integer that starts at 0; returns the sum.
   virtual int64_t add(const std::string& key, int64_t amount) = 0;

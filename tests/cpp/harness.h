@@ -2,7 +2,6 @@
 // store. A program prints "ok NAME" for each check that held and exits 1 at the first that did not.
 #pragma once
 
-#include <condition_variable>
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
@@ -84,11 +83,10 @@ class LocalStore final : public Store {
   void set(const std::string& key, const std::string& value) override {
     const std::lock_guard lock(mutex_);
     values_[key] = value;
-    changed_.notify_all();
   }
-  bool wait(const std::string& key, std::chrono::milliseconds timeout) override {
-    std::unique_lock lock(mutex_);
-    return changed_.wait_for(lock, timeout, [&] { return values_.count(key) > 0; });
+  bool has(const std::string& key) override {
+    const std::lock_guard lock(mutex_);
+    return values_.count(key) > 0;
   }
   std::string get(const std::string& key) override {
     const std::lock_guard lock(mutex_);
@@ -101,7 +99,6 @@ class LocalStore final : public Store {
 
  private:
   std::mutex mutex_;
-  std::condition_variable changed_;
   std::map<std::string, std::string> values_;
   std::map<std::string, int64_t> counters_;
 };

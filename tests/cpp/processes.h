@@ -31,16 +31,9 @@ class SharedStore final : public Store {
     require(value.size() < sizeof entry.value, "value too long");
     std::memcpy(entry.value, value.c_str(), value.size() + 1);
   }
-  bool wait(const std::string& key, std::chrono::milliseconds timeout) override {
-    const Deadline deadline(timeout);
-    while (true) {
-      {
-        const Guard guard(table_->lock);
-        if (find(key) != nullptr) return true;
-      }
-      if (deadline.passed()) return false;
-      ::usleep(500);
-    }
+  bool has(const std::string& key) override {
+    const Guard guard(table_->lock);
+    return find(key) != nullptr;
   }
   std::string get(const std::string& key) override {
     const Guard guard(table_->lock);
