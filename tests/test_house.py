@@ -181,3 +181,26 @@ def test_the_picture_of_the_floors_is_true() -> None:
     assert subprocess.run([sys.executable, script, "--check"]).returncode == 0, (
         "draw it again: `python docs/draw_floors.py`"
     )
+
+
+def literals(paths: list[Path]) -> str:
+    """All string literals; adjacent ones are one, as the compiler has it."""
+    literal = r'"((?:\\.|[^"\\\n])*)"'
+    text = "\n".join(path.read_text() for path in paths)
+    runs = re.finditer(rf"(?:{literal}\s*)+", text)
+    return "\n".join("".join(re.findall(literal, run.group())) for run in runs)
+
+
+def test_documented_failures_are_in_the_source() -> None:
+    """Each text of docs/failures.md, between its placeholders, is one that can be raised."""
+    page = (ROOT / "docs" / "failures.md").read_text()
+    known = literals(CSRC)
+    rows = [row.split(" | ")[0] for row in page.splitlines() if row.startswith("| `")]
+    parts = [
+        part.strip()
+        for row in rows
+        for text in re.findall(r"`([^`]+)`", row)
+        for part in text.split("…")
+    ]
+    assert len(rows) > 20
+    assert not [part for part in parts if len(part) > 2 and part not in known]

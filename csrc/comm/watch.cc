@@ -90,7 +90,8 @@ void Communicator::throw_late(double seconds) {
   }
   if (absent.empty()) absent.push_back(executor_.peer());
   throw TimeoutError(str(here(), ": Timed out after ", seconds, " s waiting for ", list_of(absent),
-                         " (", where_is(absent[0], sequence_), ")"));
+                         " (", where_is(absent[0], sequence_),
+                         "): see what it does instead, or give the group a longer timeout"));
 }
 
 // ---- for whoever waited in vain: the queue's front, and send/recv
@@ -139,11 +140,13 @@ void Communicator::watch_messages() {
     }
     for (const MessagePtr& message : mailbox_.overdue()) {
       const double seconds = message->deadline.elapsed_seconds();
-      throw TimeoutError(str(message->describe(), ": Timed out after ", seconds, " s waiting for ",
-                             message->sending ? "the receiver" : "the sender",
-                             message->peer < 0 ? std::string()
-                                               : str(" (rank ", message->peer, ", ",
-                                                     where_is(message->peer, 0), ")")));
+      throw TimeoutError(str(
+          message->describe(), ": Timed out after ", seconds, " s waiting for ",
+          message->sending ? "the receiver" : "the sender",
+          message->peer < 0 ? std::string()
+                            : str(" (rank ", message->peer, ", ", where_is(message->peer, 0), ")"),
+          ": every send needs a recv with the same tag, and the other way "
+          "round"));
     }
   } catch (const std::exception&) {
     fail(std::current_exception());

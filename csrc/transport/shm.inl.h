@@ -151,7 +151,8 @@ template <typename Signals>
 std::string BasicShmTransport<Signals>::condition(Rank rank) {
   if (connection_lost(rank)) return "dead";
   const Fd& socket = peer(rank).socket;
-  return socket && peer_is_stopped(socket) ? "stopped by a signal: SIGCONT lets it go on" : "alive";
+  return socket && peer_is_stopped(socket) ? "stopped by a signal (kill -CONT lets it go on)"
+                                           : "alive";
 }
 
 template <typename Signals>
