@@ -15,7 +15,7 @@ namespace ringcomm {
 // For one rank of one group; callers take turns.
 class PlanCache {
  public:
-  static constexpr uint64_t kDefaultBytes = 4 << 20;
+  static constexpr uint64_t kDefaultBytes = 512 << 10;
 
   explicit PlanCache(Rank rank, uint64_t limit_bytes = kDefaultBytes)
       : rank_(rank), limit_bytes_(limit_bytes) {}
