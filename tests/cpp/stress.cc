@@ -6,6 +6,7 @@
 //   stress --broken deaf       signals that wake nobody: must fail
 #include <sys/mman.h>
 
+#include <future>
 #include <memory>
 
 #include "comm/communicator.h"
@@ -142,6 +143,16 @@ void messages(int size, uint64_t seed) {
   });
 }
 
+Operation sum_of(std::vector<int32_t>& data) {
+  Operation operation;
+  operation.collective = Collective::kAllReduce;
+  operation.dtype = DType::kInt32;
+  operation.bytes = 4 * data.size();
+  operation.input = {{reinterpret_cast<std::byte*>(data.data()), operation.bytes}};
+  operation.output = operation.input;
+  return operation;
+}
+
 // Asynchronous all_reduces of two groups, driven by the worker, waited for in reverse.
 void asynchronous(int size, uint64_t seed) {
   World one(size, tiny(size)), two(size, tiny(size));
@@ -153,13 +164,7 @@ void asynchronous(int size, uint64_t seed) {
       std::vector<TaskPtr> tasks;
       for (size_t i = 0; i < data.size(); ++i) {
         data[i].assign(shared.below(3000), rank + static_cast<int32_t>(i));
-        Operation operation;
-        operation.collective = Collective::kAllReduce;
-        operation.dtype = DType::kInt32;
-        operation.bytes = 4 * data[i].size();
-        operation.input = {{reinterpret_cast<std::byte*>(data[i].data()), operation.bytes}};
-        operation.output = operation.input;
-        tasks.push_back((i % 2 == 0 ? first : second)->submit(std::move(operation)));
+        tasks.push_back((i % 2 == 0 ? first : second)->submit(sum_of(data[i])));
       }
       for (size_t i = data.size(); i-- > 0;) {
         require((i % 2 == 0 ? first : second)->wait(*tasks[i]), "not done");
@@ -170,6 +175,58 @@ void asynchronous(int size, uint64_t seed) {
     }
     leave(*first);
     leave(*second);
+  });
+}
+
+// Callbacks that block until another operation has ended, which somebody else has to drive: the
+// rank that waits with wait() as well as the one that does not.
+void blocking_callbacks(int size, uint64_t seed) {
+  World world(size, tiny(size));
+  run_threads(size, [&](Rank rank) {
+    const auto group = world.join<ProperSignals>(rank);
+    Random shared(seed);
+    for (int round = 0; round < 20; ++round) {
+      std::vector<int32_t> first(1 + shared.below(2000), 1), second(1 + shared.below(2000), 2);
+      std::promise<void> over;
+      const auto again = [&](const std::exception_ptr&) {
+        Communicator::call_out([&] {
+          std::promise<void> inner;
+          group->submit(sum_of(second), [&](const std::exception_ptr&) { inner.set_value(); });
+          inner.get_future().wait();
+        });
+        over.set_value();
+      };
+      const TaskPtr task = group->submit(sum_of(first), again);
+      if (round % 2 == 0) group->wait(*task);
+      over.get_future().wait();
+      require(first[0] == size && second.back() == 2 * size, "round ", round);
+    }
+    leave(*group);
+  });
+}
+
+// What belongs together stays together, whatever else is asked for meanwhile.
+void sequels(int size, uint64_t seed) {
+  World world(size, tiny(size));
+  run_threads(size, [&](Rank rank) {
+    const auto group = world.join<ProperSignals>(rank);
+    Random shared(seed);
+    for (int round = 0; round < 20; ++round) {
+      std::vector<std::vector<int32_t>> data(4);
+      for (auto& part : data) part.assign(1 + shared.below(2000), 1);
+      std::vector<int32_t> other(1 + shared.below(2000), 1);
+      size_t part = 0;
+      const auto sequel = [&](Operation& operation) {
+        if (++part == data.size()) return false;
+        operation = sum_of(data[part]);
+        return true;
+      };
+      const TaskPtr task = group->submit(sum_of(data[0]), nullptr, sequel);
+      const TaskPtr next = group->submit(sum_of(other));
+      require(group->wait(*next) && task->done && !task->error, "not done, or not in order");
+      for (const auto& sum : data) require(sum.back() == size, "part of ", round);
+    }
+    leave(*group);
   });
 }
 
@@ -214,6 +271,8 @@ std::vector<Check> all_checks() {
     if (size == 1) continue;
     checks.push_back({str("messages/", size), [=] { messages(size, 3); }});
     checks.push_back({str("asynchronous/", size), [=] { asynchronous(size, 4); }});
+    checks.push_back({str("blocking_callbacks/", size), [=] { blocking_callbacks(size, 5); }});
+    checks.push_back({str("sequels/", size), [=] { sequels(size, 6); }});
   }
   return checks;
 }
