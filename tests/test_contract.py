@@ -357,8 +357,8 @@ def test_one_line_at_the_first_operation(
     result = python(FIRST, RINGCOMM_LOG="info", RINGCOMM_ALGORITHM=algorithm)
     lines = sorted(result.stderr.splitlines())
     assert lines == [
-        f"ringcomm INFO rank {rank} of group '0': first operation: all_reduce #1 float32[1000] SUM, "
-        f"{name} ({why}), over shared memory between 2 ranks"
+        f"ringcomm INFO rank {rank} of group '0': first operation: all_reduce #1 float32[1000] "
+        f"SUM, {name} ({why}), over shared memory between 2 ranks"
         for rank in range(2)
     ]
     assert python(FIRST, RINGCOMM_LOG="warning").stderr == ""
