@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,12 +11,11 @@ import pytest
 import torch
 import torch.distributed as dist
 from oracle import bits
+from stack import STEPS, other_backends
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 from workers import Rank, Ranks
-
-STEPS = 20
 
 
 class Net(nn.Module):
@@ -117,12 +115,6 @@ def test_parameters_are_those_of_gloo(ours: Ranks, gloos: Ranks, variant: str) -
         for i in parameters:
             assert here[rank][0][i] == there[rank][0][i], f"rank {rank}: {names[i]} differs"
             assert here[rank][0][i] == here[0][0][i], f"{names[i]} differs between ranks"
-
-
-def other_backends(rank: Rank) -> list[str]:
-    groups = [dist.get_backend(group) for group in dist.distributed_c10d._world.pg_map]
-    threads = [(task / "comm").read_text() for task in Path("/proc/self/task").iterdir()]
-    return [name for name in groups if name != "ringcomm"] + [t for t in threads if "gloo" in t]
 
 
 def test_no_other_backend_was_made(ours: Ranks, gloos: Ranks) -> None:
