@@ -185,7 +185,7 @@ def leave_a_loader(rank: Rank) -> Outcome:
     def body() -> Outcome:
         join(rank_of(rank, "loader"), seconds=30)
         multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
-        loader = DataLoader(list(range(100)), num_workers=1, persistent_workers=True)  # type: ignore[arg-type]
+        loader = DataLoader(list(range(100)), num_workers=1, persistent_workers=True)
         batches = iter(loader)
         next(batches)
         tensor = torch.ones(1000)
