@@ -24,6 +24,15 @@ class Backend(_Backend):
     @property
     def uid(self) -> str: ...
     def get_error(self) -> ErrorType: ...
+    def flight_record(self) -> list[dict[str, Any]]:
+        """Return the last 256 operations of this rank in the group, oldest first, then those that
+        wait for their turn.
+
+        Each has `operation` ("all_reduce #412 float32[500000] SUM"), `sequence` (0 for messages),
+        `state` ("queued", "running", "done" or "failed"), `began` (seconds since the epoch) and
+        `seconds` (how long it took, or has been running). Any thread may ask, also while a call
+        hangs.
+        """
     def _set_default_timeout(self, timeout: timedelta) -> None: ...
     def _add_ephemeral_timeout(self, timeout: timedelta) -> None:
         """Give the next call so much more time."""

@@ -276,6 +276,41 @@ def test_outputs_that_overlap_are_refused(ranks: Ranks) -> None:
             assert "memory" in text, f"{name}: {text}"
 
 
+def check_lazy_bits(rank: Rank) -> None:
+    """Conjugate and negative views hold other bits than their values; as inputs, values travel."""
+    n, me = rank.size, rank.index
+    plain = [torch.complex(torch.arange(6.0) + r, torch.ones(6) * (r + 1)).conj() for r in range(n)]
+    outs = [torch.zeros(6, dtype=torch.complex64) for _ in range(n)]
+    backend_of().allgather([outs], [plain[me]]).wait()  # all_gather itself refuses them
+    assert all(map(torch.equal, outs, plain))
+
+    lazy, wanted = plain[me].imag, [p.imag.clone() for p in plain]
+    assert lazy.is_neg()
+    parts, out = [torch.zeros(6) for _ in range(n)], torch.zeros(6)
+    dist.all_gather(parts, lazy)
+    assert all(map(torch.equal, parts, wanted))
+    part, flat = torch.zeros(6 // n), torch.zeros(6 * n)
+    dist.all_gather_into_tensor(flat, lazy)
+    assert flat.equal(torch.cat(wanted))
+    dist.reduce_scatter_tensor(part, lazy)
+    assert part.equal(torch.stack(wanted).sum(0).chunk(n)[me])
+    dist.all_to_all_single(out, lazy)
+    assert out.equal(torch.cat([w.chunk(n)[me] for w in wanted]))
+    dist.broadcast(lazy if me == 0 else out, 0)
+    assert me == 0 or out.equal(wanted[0])
+    dist.scatter(out, [lazy] * n if me == 1 else None, 1)
+    assert out.equal(wanted[1])
+    if me == 0:
+        dist.send(lazy, 1)
+    elif me == 1:
+        dist.recv(out, 0)
+        assert out.equal(wanted[0])
+
+
+def test_conjugate_and_negative_views(ranks: Ranks) -> None:
+    ranks(check_lazy_bits)
+
+
 def check_meta(rank: Rank) -> None:
     """As with Gloo, torch itself makes a call with meta tensors do nothing."""
     tensor = torch.ones(3, device="meta")
