@@ -53,10 +53,10 @@ class Run:
             start_new_session=True,
         )
 
-    def finish(self) -> tuple[int, str, str]:
+    def finish(self, seconds: float = 80) -> tuple[int, str, str]:
         """Return its status, output and errors. Nothing it started may outlive it."""
         try:
-            output, errors = self.process.communicate(timeout=80)
+            output, errors = self.process.communicate(timeout=seconds)
         finally:
             self.process.kill()
         end = time.monotonic() + 5
@@ -105,6 +105,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Run]]:
         "ladder": Run(folder, "ladder.py", *timed, "--sizes", "8,64K"),
         "ddp_step": Run(folder, "ddp_step.py", *short, *model),
         "groups": Run(folder, "groups.py", *short, *groups),
+        "tail": Run(folder, "tail.py", "--calls", "2000", "--others", "1000", "--bytes", "8"),
+        "soak": Run(folder, "soak.py", "--minutes", "0.1", "--slack", "100"),
         "late": Run(folder, "collectives.py", *endless),
     }
     yield started
@@ -289,6 +291,41 @@ def test_groups_looks_at_every_stage(runs: dict[str, Run]) -> None:
     assert init["ranks"] == 2
     assert init["first_s"] > 0
     assert len(init["again_s"]) == 1
+
+
+def test_tail_has_every_quantile(runs: dict[str, Run]) -> None:
+    rows = runs["tail"].body()["rows"]
+    assert [(row["backend"], row["calls"]) for row in rows] == [("ringcomm", 2000), ("gloo", 1000)]
+    for row in rows:
+        assert list(row["seconds"]) == ["median", "p99", "p99.9", "p99.99", "slowest"]
+        assert 0 < row["seconds"]["median"] <= row["seconds"]["p99"] <= row["seconds"]["slowest"]
+
+
+def test_quantiles_are_those_of_the_calls(module: Any) -> None:
+    found = module("tail").quantiles([float(i) for i in range(10001)][::-1])
+    assert found == {"median": 5000, "p99": 9900, "p99.9": 9990, "p99.99": 9999, "slowest": 10000}
+
+
+def test_soak_makes_calls_and_looks(runs: dict[str, Run]) -> None:
+    body = runs["soak"].body()
+    assert body["calls"] > 0
+    assert len(body["looks"]) >= 6
+    assert body["growth"].keys() >= {"rss_bytes", "descriptors", "threads"}
+
+
+def test_growth_is_found_where_it_is(module: Any) -> None:
+    growth = module("soak").growth
+    flat = [{"rss_bytes": 10.0 + i % 3, "threads": 2.0} for i in range(30)]
+    assert growth(flat) == {"rss_bytes": 0, "threads": 0}
+    leak = [{"rss_bytes": 10.0 + i, "threads": 2.0 + (i > 25)} for i in range(30)]
+    assert growth(leak) == {"rss_bytes": 10, "threads": 1}
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(2400)
+def test_nothing_grows_in_half_an_hour(tmp_path: Path) -> None:
+    run = Run(tmp_path, "soak.py", "--minutes", "30")
+    assert run.finish(seconds=2300)[0] == 0
 
 
 def test_a_deadline_ends_everything(runs: dict[str, Run]) -> None:
