@@ -56,14 +56,21 @@ def die_at_random(rank: Rank, seed: int) -> Outcome:
 
     def body() -> Outcome:
         chance = random.Random(seed)
-        victim, moment = chance.randrange(rank.size), chance.uniform(0, 0.05)
+        victim, moment = chance.randrange(rank.size), chance.uniform(0, 0.2)
         here = rank_of(rank, f"random{seed}")
-        if rank.index == victim:
-            signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
-            signal.setitimer(signal.ITIMER_REAL, moment)
+        while_joining = seed % 5 == 0
+
+        def die_soon() -> None:
+            if rank.index == victim:
+                signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+                signal.setitimer(signal.ITIMER_REAL, moment)
 
         def work() -> None:
-            join(here, seconds=4)  # a rank that dies before it joined is one that never comes
+            if while_joining:
+                die_soon()
+            join(here, seconds=4)  # whoever dies before never comes
+            if not while_joining:
+                die_soon()
             for _ in range(100_000):
                 dist.all_reduce(torch.ones(1000))
                 dist.broadcast(torch.ones(10), 0)

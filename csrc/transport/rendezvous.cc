@@ -42,9 +42,14 @@ class Meeting {
     make_segment();
     exchange_cards();
     check_hosts();
-    for (Rank rank = 0; rank < options_.rank; ++rank) connect_to(rank);
-    accept_others();
-    for (Rank rank = 0; rank < options_.rank; ++rank) await_reply(rank);
+    try {
+      for (Rank rank = 0; rank < options_.rank; ++rank) connect_to(rank);
+      accept_others();
+      for (Rank rank = 0; rank < options_.rank; ++rank) await_reply(rank);
+    } catch (const std::exception& error) {
+      leave_word(error.what());
+      throw;
+    }
     return std::move(result_);
   }
 
@@ -77,16 +82,16 @@ class Meeting {
   void exchange_cards() {
     const int64_t arrivals = store_.add(str("ringcomm/", options_.scope, "/arrivals"), 1);
     const int64_t generation = (arrivals - 1) / options_.size;
-    const std::string prefix = str("ringcomm/", options_.scope, "/", generation, "/");
-    store_.set(str(prefix, options_.rank), mine_.to_text());
+    prefix_ = str("ringcomm/", options_.scope, "/", generation, "/");
+    store_.set(str(prefix_, options_.rank), mine_.to_text());
     std::vector<Rank> missing;
     for (Rank rank = 0; rank < options_.size; ++rank) {
-      if (!appears(str(prefix, rank))) {
+      if (!appears(str(prefix_, rank))) {
         missing.push_back(rank);
         cards_.emplace_back();
         continue;
       }
-      cards_.push_back(Card::from_text(store_.get(str(prefix, rank)), rank));
+      cards_.push_back(Card::from_text(store_.get(str(prefix_, rank)), rank));
     }
     if (!missing.empty()) throw late(missing, "has not joined");
   }
@@ -139,7 +144,22 @@ class Meeting {
     send_message(connection, std::as_bytes(std::span(&hello, 1)), fds);
   }
 
+  // Before this rank's sockets close: the others take that for its death otherwise.
+  void leave_word(const std::string& text) {
+    try {
+      store_.set(str(prefix_, options_.rank, "/failed"), text);
+    } catch (const std::exception&) {  // the store may be what failed
+    }
+  }
+
+  // Its socket is closed: because its process ended, or because it gave up and said why.
   PeerError died(Rank rank) const {
+    const std::string word = str(prefix_, rank, "/failed");
+    try {
+      if (store_.has(word))
+        return PeerError(rank, str("rank ", rank, " failed: ", store_.get(word)));
+    } catch (const std::exception&) {  // then nobody knows better
+    }
     return PeerError(rank, str("rank ", rank, " (process ", card(rank).pid,
                                ") died while the group was being made: see its own output"));
   }
@@ -248,6 +268,7 @@ class Meeting {
   const DoorbellMemory& doorbell_;
   const Deadline& deadline_;
   Card mine_;
+  std::string prefix_;  // of this life's keys
   Fd segment_, listener_;
   std::vector<Card> cards_;
   std::vector<Fd> sockets_;  // on their way; in result_.peers once mapped
