@@ -223,6 +223,8 @@ def test_every_type_moves(ranks: Ranks) -> None:
     dtypes = oracle.DTYPES + oracle.MOVED
     ranks(check_all_moves, [(dtype, count) for dtype in dtypes for count in (0, 3, 1201)])
     ranks(check_all_moves, [(torch.float32, size) for size in SIZES])
+    if ranks.size == 2:  # past the caches, as far as they are 32 MiB or smaller
+        ranks(check_all_moves, [(torch.uint8, 9_000_001)])
 
 
 def check_splits(rank: Rank, rows: list[list[int]], columns: int) -> None:

@@ -3,6 +3,8 @@
 #include <array>
 #include <cstring>
 
+#include "exec/stream_copy.h"
+
 namespace ringcomm {
 namespace {
 
@@ -14,6 +16,7 @@ constexpr size_t kMostOperands = 256;
 HostExecutor::HostExecutor(Transport& transport, const Geometry& geometry)
     : transport_(transport),
       geometry_(geometry),
+      stream_from_(cache_bytes() / 2 / static_cast<uint64_t>(transport.size())),
       taken_(static_cast<size_t>(transport.size() * kLanes), 0) {
   for (int half = 0; half < 2; ++half) {
     for (Rank rank = 0; rank < transport.size(); ++rank) {
@@ -31,6 +34,8 @@ void HostExecutor::start(std::shared_ptr<const Plan> plan, uint64_t sequence,
   repetition_ = 0;
   shift_ = 0;
   peer_ = -1;
+  // Sums are mostly made in place, where the line is in the cache already.
+  streams_ = !reduces(plan_->collective) && output_.bytes() >= stream_from_;
   step_ = plan_->blocks.empty() ? 0 : plan_->blocks[0].first_step;
 }
 
@@ -103,11 +108,17 @@ Span HostExecutor::locate(const Ref& ref, uint64_t done) const {
 
 void HostExecutor::copy(const Step& step) {
   const Ref* operand = refs(step);
+  const bool streams = streams_ && operand[0].space == Space::kOutput;
   for (uint64_t done = 0; done < step.bytes;) {
     const Span dst = locate(operand[0], done), src = locate(operand[1], done);
     const uint64_t bytes = std::min({step.bytes - done, dst.bytes, src.bytes});
-    if (dst.data != src.data) std::memcpy(dst.data, src.data, bytes);  // equal when in place
     done += bytes;
+    if (dst.data == src.data) continue;  // in place
+    if (streams) {
+      stream_copy(dst.data, src.data, bytes);
+    } else {
+      std::memcpy(dst.data, src.data, bytes);
+    }
   }
 }
 

@@ -61,6 +61,7 @@ class HostExecutor {
 
   Transport& transport_;
   Geometry geometry_;
+  uint64_t stream_from_;         // bytes of output that, on all ranks, fill half the cache
   std::vector<uint64_t> taken_;  // signals consumed, per (peer, lane), over the group's life
   std::vector<std::byte*> memory_[2];
 
@@ -68,6 +69,7 @@ class HostExecutor {
   Reduction reduction_;
   Spans input_, output_;
   Stamps stamps_;
+  bool streams_ = false;  // copies into the output go past the caches
   int half_ = 0;
   size_t block_ = 0, step_ = 0;
   uint64_t repetition_ = 0, shift_ = 0;

@@ -101,6 +101,11 @@ bool Plan::needs_mapped() const {
   return false;
 }
 
+bool reduces(Collective collective) {
+  return collective == Collective::kAllReduce || collective == Collective::kReduceScatter ||
+         collective == Collective::kReduce;
+}
+
 const char* to_string(Collective collective) { return name(kCollectiveNames, collective); }
 const char* to_string(Algorithm algorithm) { return name(kAlgorithmNames, algorithm); }
 

@@ -105,6 +105,7 @@ struct Plan {
   bool operator==(const Plan&) const = default;
 };
 
+bool reduces(Collective collective);           // or does it only move?
 const char* to_string(Collective collective);  // "all_reduce", as in torch.distributed
 const char* to_string(Algorithm algorithm);
 Algorithm algorithm_called(const std::string& name);  // throws UsageError, with the names there are

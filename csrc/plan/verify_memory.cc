@@ -61,11 +61,6 @@ Origin origin_of(const Program& program, Rank rank, uint64_t offset) {
   fail("a barrier has no output");
 }
 
-bool reduces(Collective collective) {
-  return collective == Collective::kAllReduce || collective == Collective::kReduceScatter ||
-         collective == Collective::kReduce;
-}
-
 }  // namespace
 
 Memory::Memory(const std::vector<Program>& sequence) {

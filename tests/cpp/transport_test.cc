@@ -3,6 +3,7 @@
 #include <memory>
 #include <numeric>
 
+#include "exec/stream_copy.h"
 #include "harness.h"
 #include "processes.h"
 #include "transport/host.h"
@@ -206,27 +207,48 @@ void killed_rank() {
   require(WIFSIGNALED(statuses[0]) && statuses[1] == 0 && statuses[2] == 0, "statuses");
 }
 
-// A rank that dies between its card and its connections is named long before the deadline.
-void killed_while_meeting() {
+// A rank that dies between its card and its connections is named long before the deadline, and
+// whoever notices it is not taken for dead in turn.
+void killed_while_meeting(int size) {
   SharedStore store;
-  const auto statuses = run_processes(2, [&](Rank rank) {
+  const auto statuses = run_processes(size, [&](Rank rank) {
     if (rank == 1) {
-      Card card = make_card({2, kLayout.half_bytes, kLayout.mailbox_bytes});
+      Card card = make_card({size, kLayout.half_bytes, kLayout.mailbox_bytes});
       store.add("ringcomm/test/arrivals", 1);
       store.set("ringcomm/test/0/1", card.to_text());
       ::kill(::getpid(), SIGKILL);
     }
     const Deadline clock(std::chrono::hours(1));
     try {
-      End end(store, rank, 2);
+      End end(store, rank, size);
     } catch (const PeerError& error) {
-      require(std::string(error.what()).find("rank 1") != std::string::npos, error.what());
+      require(std::string(error.what()).find("rank 1 (process") != std::string::npos, error.what());
       require(clock.elapsed_seconds() < 3, "took ", clock.elapsed_seconds(), " s");
       return;
     }
     throw Failure("no error");
   });
-  require(WIFSIGNALED(statuses[1]) && statuses[0] == 0, "statuses");
+  for (Rank rank = 0; rank < size; ++rank) {
+    const int status = statuses[static_cast<size_t>(rank)];
+    require(rank == 1 ? WIFSIGNALED(status) : status == 0, "rank ", rank, ": status ", status);
+  }
+}
+
+void stream_copies() {
+  std::vector<std::byte> from(1024), to(1024);
+  for (size_t i = 0; i < from.size(); ++i) from[i] = static_cast<std::byte>(i * 7 + i / 256);
+  for (size_t at = 0; at < 70; ++at) {
+    for (const size_t bytes : {0, 1, 63, 64, 65, 127, 128, 200, 777}) {
+      const size_t source = at * 3 % 64;
+      std::ranges::fill(to, std::byte{0xee});
+      stream_copy(to.data() + at, from.data() + source, bytes);
+      for (size_t i = 0; i < to.size(); ++i) {
+        const bool inside = i >= at && i < at + bytes;
+        require(to[i] == (inside ? from[source + i - at] : std::byte{0xee}), bytes, " bytes to ",
+                at, ": wrong at ", i);
+      }
+    }
+  }
 }
 
 std::vector<Check> all_checks() {
@@ -250,7 +272,11 @@ std::vector<Check> all_checks() {
     }
   }
   checks.push_back({"killed_rank/processes", killed_rank});
-  checks.push_back({"killed_while_meeting/processes", killed_while_meeting});
+  checks.push_back({"stream_copies", stream_copies});
+  for (const int size : {2, 3, 5}) {
+    checks.push_back(
+        {str("killed_while_meeting/processes/", size), [size] { killed_while_meeting(size); }});
+  }
   return checks;
 }
 

@@ -1,0 +1,47 @@
+// A copy past the caches, for outputs that would not stay in them: a store that goes straight to
+// memory need not read the line first, and leaves the caches to the inputs and the windows.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <fstream>
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
+
+namespace ringcomm {
+
+// Bytes of the last level of cache that a core uses; glibc's sysconf() adds those of all cores up.
+inline uint64_t cache_bytes() {
+  std::ifstream file("/sys/devices/system/cpu/cpu0/cache/index3/size");
+  uint64_t kib = 0;
+  return file >> kib && kib > 0 ? kib << 10 : 32ULL << 20;  // not every machine tells: "32768K"
+}
+
+// Like memcpy, and done before any later store of this thread is seen.
+inline void stream_copy(std::byte* dst, const std::byte* src, uint64_t bytes) {
+#if defined(__SSE2__)
+  constexpr uint64_t kLine = 64;
+  const uint64_t head = std::min(bytes, -reinterpret_cast<uintptr_t>(dst) % kLine);
+  std::memcpy(dst, src, head);
+  uint64_t done = head;
+  for (; done + kLine <= bytes; done += kLine) {
+    const auto* from = reinterpret_cast<const __m128i*>(src + done);
+    auto* to = reinterpret_cast<__m128i*>(dst + done);
+    const __m128i a = _mm_loadu_si128(from), b = _mm_loadu_si128(from + 1);
+    const __m128i c = _mm_loadu_si128(from + 2), d = _mm_loadu_si128(from + 3);
+    _mm_stream_si128(to, a);
+    _mm_stream_si128(to + 1, b);
+    _mm_stream_si128(to + 2, c);
+    _mm_stream_si128(to + 3, d);
+  }
+  std::memcpy(dst + done, src + done, bytes - done);
+  _mm_sfence();  // such stores are ordered by nothing else, not by a release either
+#else
+  std::memcpy(dst, src, bytes);
+#endif
+}
+
+}  // namespace ringcomm
