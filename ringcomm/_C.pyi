@@ -25,13 +25,12 @@ class Backend(_Backend):
     def uid(self) -> str: ...
     def get_error(self) -> ErrorType: ...
     def flight_record(self) -> list[dict[str, Any]]:
-        """Return the last 256 operations of this rank in the group, oldest first, then those that
-        wait for their turn.
+        """Return this rank's last 256 operations in the group, oldest first.
 
-        Each has `operation` ("all_reduce #412 float32[500000] SUM"), `sequence` (0 for messages),
-        `state` ("queued", "running", "done" or "failed"), `began` (seconds since the epoch) and
-        `seconds` (how long it took, or has been running). Any thread may ask, also while a call
-        hangs.
+        Those that wait for their turn stand at the end. Each has `operation` ("all_reduce #412
+        float32[500000] SUM"), `sequence` (0 for messages), `state` ("queued", "running", "done" or
+        "failed"), `began` (seconds since the epoch) and `seconds` (how long it took, or has been
+        running). Any thread may ask, also while a call hangs.
         """
     def _set_default_timeout(self, timeout: timedelta) -> None: ...
     def _add_ephemeral_timeout(self, timeout: timedelta) -> None:

@@ -37,7 +37,7 @@ std::vector<Record> Recorder::records() const {
 }
 
 std::string Recorder::name_of(uint64_t sequence) const {
-  const std::string name = str("#", sequence);
+  std::string name = str("#", sequence);
   const std::lock_guard lock(mutex_);
   for (const Record& record : ring_) {
     if (sequence != 0 && record.descriptor.sequence == sequence) {

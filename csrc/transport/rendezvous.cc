@@ -148,18 +148,25 @@ class Meeting {
   void leave_word(const std::string& text) {
     try {
       store_.set(str(prefix_, options_.rank, "/failed"), text);
-    } catch (const std::exception&) {  // the store may be what failed
+    } catch (const std::exception&) {
+      return;  // the store may be what failed
     }
   }
 
-  // Its socket is closed: because its process ended, or because it gave up and said why.
-  PeerError died(Rank rank) const {
-    const std::string word = str(prefix_, rank, "/failed");
+  // What a rank said when it gave up, if it did.
+  std::string word_of(Rank rank) const {
+    const std::string key = str(prefix_, rank, "/failed");
     try {
-      if (store_.has(word))
-        return PeerError(rank, str("rank ", rank, " failed: ", store_.get(word)));
-    } catch (const std::exception&) {  // then nobody knows better
+      return store_.has(key) ? store_.get(key) : "";
+    } catch (const std::exception&) {
+      return "";
     }
+  }
+
+  // Its socket is closed: because its process ended, or because it gave up.
+  PeerError died(Rank rank) const {
+    const std::string word = word_of(rank);
+    if (!word.empty()) return PeerError(rank, str("rank ", rank, " failed: ", word));
     return PeerError(rank, str("rank ", rank, " (process ", card(rank).pid,
                                ") died while the group was being made: see its own output"));
   }
