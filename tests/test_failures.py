@@ -114,6 +114,27 @@ def test_many_kills(three: Ranks) -> None:
     kills(three, range(100, 300))
 
 
+def raise_in_hook(rank: Rank) -> Outcome:
+    def body() -> Outcome:
+        join(rank_of(rank, "hook"), seconds=30)
+        group = dist.new_group()
+        group._register_on_completion_hook(lambda info: info.nonsense)
+        work = dist.all_reduce(torch.ones(10), group=group, async_op=True)
+        dist.all_reduce(torch.ones(10), group=group)
+        work.wait()
+        begin = time.monotonic()
+        dist.destroy_process_group(group)
+        return {"seconds": time.monotonic() - begin, **outcome_of(lambda: None)}
+
+    return in_child(body)
+
+
+def test_a_hook_that_raises_holds_nothing_up(three: Ranks) -> None:
+    for outcome in three(raise_in_hook):
+        assert outcome.get("kind") == "", outcome
+        assert outcome["seconds"] < DESTROYED, outcome
+
+
 # ---- mismatch
 
 

@@ -120,6 +120,31 @@ def test_ctrl_c_ends_a_call_that_hangs(three: Ranks, where: str) -> None:
             check(outcome, "rank 0", within=2 * SOON)
 
 
+def call_in_handler(rank: Rank) -> Outcome:
+    """Rank 0's handler uses the group whose call it interrupts."""
+
+    def body() -> Outcome:
+        join(rank_of(rank, "in handler"), seconds=30)
+        if rank.index == 0:
+            signal.signal(signal.SIGUSR1, lambda *_: dist.barrier())
+            after(0.2, lambda: os.kill(os.getpid(), signal.SIGUSR1))
+        else:
+            time.sleep(1)
+        return outcome_of(lambda: dist.all_reduce(torch.ones(10)))
+
+    return in_child(body)
+
+
+def test_a_signal_handler_that_uses_its_group_is_refused(three: Ranks) -> None:
+    first, *others = three(call_in_handler)
+    assert first["kind"] == "RuntimeError", first
+    assert "a signal handler uses group" in first["text"], first
+    assert "all_reduce #1" in first["text"], first
+    assert first["destroy"] < DESTROYED, first
+    for outcome in others:
+        check(outcome, "rank 0", "interrupted in rank 0 by RuntimeError")
+
+
 def handle_alarm(rank: Rank) -> Outcome:
     def body() -> Outcome:
         seen: list[int] = []

@@ -40,6 +40,7 @@ Communicator::~Communicator() {
 // ---- asking
 
 void Communicator::check_usable() {
+  check_no_handler();
   if (!failed_.load(std::memory_order_acquire) && !left_.load(std::memory_order_acquire) &&
       !forked_.load(std::memory_order_acquire)) {
     return;
@@ -82,8 +83,9 @@ void Communicator::run(const Operation& operation) {
   const TaskPtr task = submit(operation);
   try {
     wait(*task);
-  } catch (...) {  // the memory is the caller's: nobody may use it after this
-    fail(std::current_exception());
+  } catch (const std::exception& by) {  // the memory is the caller's: nobody may use it after this
+    const std::string name = to_text(make_descriptor(operation, 0));
+    fail(std::make_exception_ptr(interrupted(by, name)));
     while (!task->done) {
       if (drive() != Driven::kMoved) std::this_thread::yield();
     }
@@ -103,7 +105,7 @@ TaskPtr Communicator::submit(Operation operation, decltype(Request::on_done) on_
   {
     const std::lock_guard lock(queue_mutex_);
     queue_.push_back(task);
-    asked_.fetch_add(1, std::memory_order_relaxed);
+    asked_.fetch_add(1 + task->sequel.operations, std::memory_order_relaxed);
     queued_.fetch_add(1, std::memory_order_seq_cst);  // partner: hand_over()
   }
   Runtime::get().kick(shared_from_this());
@@ -246,12 +248,13 @@ std::exception_ptr Communicator::error() {
 
 std::vector<Record> Communicator::records() {
   std::vector<Record> records = recorder_.records();
-  uint64_t sequence = 0;
-  for (const Record& record : records) sequence = std::max(sequence, record.descriptor.sequence);
   const std::lock_guard lock(queue_mutex_);
+  uint64_t sequence = asked_.load(std::memory_order_relaxed) + 1;
+  for (const TaskPtr& task : queue_) sequence -= 1 + task->sequel.operations;
   for (const TaskPtr& task : queue_) {
     Record waiting;
-    waiting.descriptor = make_descriptor(task->operation, ++sequence);
+    waiting.descriptor = make_descriptor(task->operation, sequence);
+    sequence += 1 + task->sequel.operations;
     waiting.began = waiting.ended = task->deadline.start();
     records.push_back(waiting);
   }

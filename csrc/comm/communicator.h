@@ -37,7 +37,10 @@ struct CommunicatorOptions {
 };
 
 // Makes the operation that belongs together with the one that has just ended; false: none.
-using Sequel = std::function<bool(Operation&)>;
+struct Sequel {
+  std::function<bool(Operation&)> next;
+  uint64_t operations = 0;  // how many it yields, the same on every rank
+};
 
 // A collective in the queue, with its sequels: nothing else of the queue comes between them.
 struct Task final : Request {
@@ -68,7 +71,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   void run(const Operation& operation);
   // Queues it. Memory lives until the task is done; on_done is called on the thread that ends it.
   TaskPtr submit(Operation operation, decltype(Request::on_done) on_done = nullptr,
-                 Sequel sequel = nullptr);
+                 Sequel sequel = {});
   // Starts a send or receive. A message with a timeout of 0 gets the group's.
   void post(const MessagePtr& message);
   // Waits until `request` is done or `at_most` has passed: true when done. Throws nothing of it,
@@ -134,6 +137,8 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   std::string here() const;  // "all_reduce #412 float32[500000] SUM"
   void tell_first(const std::string& text);
   void check_interrupt();
+  void check_no_handler();
+  PeerError interrupted(const std::exception& by, const std::string& during) const;
   void look_around(const Deadline* deadline);
   void check_peer(Rank peer);
   void watch_messages();
@@ -168,6 +173,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   std::exception_ptr error_;
   std::string failure_;
 
+  std::atomic<std::thread::id> in_handler_;  // it drives, and runs a signal handler
   std::atomic<uint64_t> asked_{0};
   std::atomic<int> queued_{0};   // tasks not yet ended
   std::atomic<int> waiting_{0};  // threads in wait()

@@ -37,16 +37,21 @@ class Communicator::Waiting {
 };
 
 void Communicator::call_out(const std::function<void()>& code) {
-  Waiting* const waiting = std::exchange(Waiting::innermost(), nullptr);
-  if (waiting != nullptr) {
-    waiting->go();
-    waiting->hand_over();
-  } else {
-    Runtime::get().step_down();
-  }
+  struct Left {  // the wait() that this thread is in, until `code` returns or throws
+    Waiting* const waiting = std::exchange(Waiting::innermost(), nullptr);
+    Left() {
+      if (waiting != nullptr) waiting->go();
+    }
+    ~Left() {
+      if (waiting != nullptr) waiting->come();
+      Waiting::innermost() = waiting;
+    }
+    Left(const Left&) = delete;
+    Left& operator=(const Left&) = delete;
+  };
+  const Left left;
+  left.waiting != nullptr ? left.waiting->hand_over() : Runtime::get().step_down();
   code();
-  if (waiting != nullptr) waiting->come();
-  Waiting::innermost() = waiting;
 }
 
 // ---- messages
@@ -85,19 +90,19 @@ bool Communicator::move_messages(Move&& move) {
 bool Communicator::advance_queue(Driver& driver) {
   std::exception_ptr error;
   bool unblocked = true;
+  const bool begun = task_ != nullptr;
   try {
-    if (!task_ && !next_task()) return false;
+    if (!begun && !next_task()) return false;
     if (failed_.load(std::memory_order_seq_cst) || transport_->first_failed()) look_around(nullptr);
     unblocked = executor_.peer() < 0 || executor_.ready();
     if (!advance()) return unblocked;
     end(true);
-    if (task_->sequel && task_->sequel(task_->operation)) {
-      asked_.fetch_add(1, std::memory_order_relaxed);
+    if (task_->sequel.next && task_->sequel.next(task_->operation)) {
       begin(task_->operation);
       return true;
     }
-  } catch (const UsageError&) {  // harms only this task: begin() refused it
-    error = std::current_exception();
+  } catch (const UsageError&) {  // begin() refused the task: harms nothing else, unless begun
+    error = begun ? fail(std::current_exception()) : std::current_exception();
   } catch (const std::exception&) {
     error = fail(std::current_exception());
   }
@@ -124,7 +129,7 @@ bool Communicator::next_task() {
 void Communicator::complete(const TaskPtr& task, const std::exception_ptr& error) {
   task->operation.input.clear();
   task->operation.output.clear();
-  task->sequel = nullptr;
+  task->sequel = {};
   queued_.fetch_sub(1, std::memory_order_seq_cst);  // on_done may destroy the group
   task->complete(error);
   fail_messages();
@@ -140,6 +145,7 @@ void Communicator::hand_over() {
 bool Communicator::wait(Request& request, Clock::duration at_most) {
   const auto done = [&] { return request.done.load(std::memory_order_seq_cst); };
   if (done() || forked_) return done();
+  check_no_handler();
   const Deadline limit(at_most);
   const bool limited = at_most != Clock::duration::max();
   Patience patience = this->patience();

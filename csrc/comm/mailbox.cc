@@ -264,8 +264,8 @@ bool Mailbox::progress() {
   });
 }
 
-// Under the lock, completed messages stop being active together with the move of their last byte;
-// their callbacks run without it, also when a peer's nonsense ended the move early.
+// Under the lock, completed messages stop being active together with the move of their last byte,
+// also when a peer's nonsense ended the move early.
 template <typename Move>
 bool Mailbox::move(Move&& move) {
   Completed completed;
@@ -280,17 +280,35 @@ bool Mailbox::move(Move&& move) {
     }
     retire(completed);
   }
-  for (const auto& [message, error] : completed) {
-    recorder_.end(message->ticket, error == nullptr);
-    message->complete(error);
-  }
-  if (!completed.empty()) transport_.doorbell().notify();
+  const bool called = call_back();
   if (broken) std::rethrow_exception(broken);
-  return moved || !completed.empty();
+  return moved || called;
+}
+
+// Runs callbacks, without the lock and one by one: while one of them blocks, maybe for another
+// message that is complete already, other threads run the rest.
+bool Mailbox::call_back() {
+  bool called = false;
+  while (true) {
+    std::pair<MessagePtr, std::exception_ptr> next;
+    {
+      const std::lock_guard lock(mutex_);
+      if (finished_.empty()) break;
+      next = std::move(finished_.front());
+      finished_.pop_front();
+      pending_.fetch_sub(1, std::memory_order_seq_cst);
+    }
+    recorder_.end(next.first->ticket, next.second == nullptr);
+    next.first->complete(next.second);
+    called = true;
+  }
+  if (called) transport_.doorbell().notify();
+  return called;
 }
 
 bool Mailbox::ready() {
   const std::lock_guard lock(mutex_);
+  if (!finished_.empty()) return true;
   for (Rank rank = 0; rank < transport_.size(); ++rank) {
     if (!peer(rank).broken && peer(rank).kept < kMostKept && transport_.stream_available(rank) > 0)
       return true;
@@ -339,15 +357,14 @@ std::exception_ptr Mailbox::error() {
 
 // Takes completed messages off the list; forgets those that somebody failed meanwhile.
 void Mailbox::retire(Completed& completed) {
-  std::erase_if(completed, [&](const auto& entry) {
-    const auto found = std::find(active_.begin(), active_.end(), entry.first);
-    if (found == active_.end()) return true;
+  for (auto& [message, error] : completed) {
+    const auto found = std::find(active_.begin(), active_.end(), message);
+    if (found == active_.end()) continue;
     active_.erase(found);
-    pending_.fetch_sub(1, std::memory_order_seq_cst);
-    if (entry.second && !error_) error_ = entry.second;
-    if (entry.second) failed_.store(true, std::memory_order_release);
-    return false;
-  });
+    if (error && !error_) error_ = error;
+    if (error) failed_.store(true, std::memory_order_release);
+    finished_.emplace_back(std::move(message), std::move(error));
+  }
 }
 
 }  // namespace ringcomm

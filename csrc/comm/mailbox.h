@@ -112,6 +112,7 @@ class Mailbox {
   template <typename Move>
   bool move(Move&& move);
   void retire(Completed& completed);
+  bool call_back();
   Peer& peer(Rank rank) { return peers_[static_cast<size_t>(rank)]; }
 
   Transport& transport_;
@@ -120,9 +121,10 @@ class Mailbox {
   std::vector<Peer> peers_;
   std::list<MessagePtr> wanted_;  // receives without a message, in the order they were posted
   std::list<MessagePtr> active_;  // every message not done
+  std::deque<std::pair<MessagePtr, std::exception_ptr>> finished_;  // done, but for its callback
   std::exception_ptr error_;
   std::atomic<bool> failed_{false};  // error_ is set
-  std::atomic<int> pending_{0};
+  std::atomic<int> pending_{0};      // active or finished
 };
 
 }  // namespace ringcomm

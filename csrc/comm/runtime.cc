@@ -60,15 +60,20 @@ void Runtime::kick(const std::shared_ptr<Communicator>& group) {
   doorbell_.bell().notify();  // the worker may be waiting for a peer
 }
 
-// With the lock held: sees to it that somebody takes the inbox.
+// With the lock held: sees to it that somebody takes the inbox. Where no thread can be had, the
+// next kick tries again, and whoever waits drives.
 void Runtime::elect() {
   if (leader_.load(std::memory_order_relaxed) != std::thread::id()) return;
   if (standby_ > 0) {
     wake_.notify_one();
     return;
   }
-  ++standby_;
-  std::thread(&Runtime::work, this).detach();
+  try {
+    std::thread(&Runtime::work, this).detach();
+    ++standby_;  // it has to pass this lock first
+  } catch (const std::system_error& error) {
+    Logger(config_.log, "").warning("the worker thread cannot be started: ", error.what());
+  }
 }
 
 void Runtime::step_down() {
@@ -119,12 +124,16 @@ void Runtime::work() {
   while (true) {
     if (active.empty() || inbox() || !leads()) lead(active, std::exchange(fresh, false));
     bool moved = false;
-    std::erase_if(active, [&](const std::shared_ptr<Communicator>& group) {
-      if (!leads()) return false;
-      const auto result = group->drive();
+    for (size_t i = 0; i < active.size() && leads();) {  // step_down() reads the list meanwhile
+      const auto result = active[i]->drive();
       moved = moved || result == Communicator::Driven::kMoved;
-      return result == Communicator::Driven::kIdle;
-    });
+      if (result != Communicator::Driven::kIdle) {
+        ++i;
+        continue;
+      }
+      const auto idle = std::move(active[i]);  // which may end with this reference
+      active.erase(active.begin() + static_cast<std::ptrdiff_t>(i));
+    }
     if (moved || active.empty()) {
       patience.reset();
     } else if (!patience.again()) {

@@ -117,15 +117,28 @@ void Communicator::watch() {
 
 // The caller's thread gives up, and with it this rank: the others must not wait for it.
 void Communicator::check_interrupt() {
+  in_handler_.store(std::this_thread::get_id(), std::memory_order_relaxed);
   try {
     options_.interrupt();
   } catch (const std::exception& error) {
-    const std::string what = error.what();
-    fail(std::make_exception_ptr(
-        PeerError(rank(), str(here(), ": interrupted in rank ", rank(), " by ",
-                              what.substr(0, what.find_first_of(":\n"))))));
+    in_handler_.store({}, std::memory_order_relaxed);
+    fail(std::make_exception_ptr(interrupted(error, here())));
     throw;
   }
+  in_handler_.store({}, std::memory_order_relaxed);
+}
+
+PeerError Communicator::interrupted(const std::exception& by, const std::string& during) const {
+  const std::string what = by.what();
+  return PeerError(rank(), str(during, ": interrupted in rank ", rank(), " by ",
+                               what.substr(0, what.find_first_of(":\n"))));
+}
+
+// A handler of signals that uses the group whose operation it interrupts would wait for itself.
+void Communicator::check_no_handler() {
+  if (in_handler_.load(std::memory_order_relaxed) != std::this_thread::get_id()) return;
+  throw UsageError(str("a signal handler uses group '", name(), "' in the middle of its ", here(),
+                       ": let it set a flag, and call once that has returned"));
 }
 
 void Communicator::watch_messages() {

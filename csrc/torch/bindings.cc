@@ -23,9 +23,13 @@ std::string fatal_error() {
   if (py::hasattr(sys, "ps1") || !py::hasattr(sys, "last_value")) return "";
   const py::object error = sys.attr("last_value");
   if (error.is_none()) return "";
-  const std::string text = py::str(error);
-  return str(py::str(py::type::of(error).attr("__name__")).cast<std::string>(),
-             text.empty() ? "" : ": ", text.substr(0, text.find('\n')));
+  const std::string name = py::str(py::type::of(error).attr("__name__"));
+  try {
+    const std::string text = py::str(error);
+    return str(name, text.empty() ? "" : ": ", text.substr(0, text.find('\n')));
+  } catch (const std::exception&) {  // its __str__ raises, or yields no UTF-8
+    return name;
+  }
 }
 
 // Times are seconds; `began` is on the clock of time.time().

@@ -34,7 +34,7 @@ Backend::WorkPtr Backend::issue(Call&& call) {
   surroundings_->shelf.clear();
   call.operation.timeout = timeout_of(call.operation.timeout);
   if (is_profiled()) return start_in_profile(call);
-  const bool here = !call.async && !call.sequel && !hasHooks();
+  const bool here = !call.async && !call.sequel.next && !hasHooks();
   return here ? run(call) : start(call, false);
 }
 

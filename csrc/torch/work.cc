@@ -85,7 +85,11 @@ void Work::complete(const std::exception_ptr& why) {
   }
   ended_ = Clock::now();
   finish(error);
-  call_back();
+  try {
+    call_back();
+  } catch (const std::exception& thrown) {  // nobody is there to catch it
+    Logger(LogLevel::kWarning, "").warning("a completion callback threw: ", thrown.what());
+  }
   surroundings_->pending.end();
   surroundings_->shelf.put(c10::intrusive_ptr<c10d::Work>::reclaim_copy(this));
 }

@@ -40,9 +40,9 @@ class Meeting {
 
   Neighbourhood run() {
     make_segment();
-    exchange_cards();
-    check_hosts();
     try {
+      exchange_cards();
+      check_hosts();
       for (Rank rank = 0; rank < options_.rank; ++rank) connect_to(rank);
       accept_others();
       for (Rank rank = 0; rank < options_.rank; ++rank) await_reply(rank);
@@ -146,6 +146,7 @@ class Meeting {
 
   // Before this rank's sockets close: the others take that for its death otherwise.
   void leave_word(const std::string& text) {
+    if (prefix_.empty()) return;
     try {
       store_.set(str(prefix_, options_.rank, "/failed"), text);
     } catch (const std::exception&) {
@@ -181,6 +182,7 @@ class Meeting {
         if (error.code() != EAGAIN) throw died(rank);
       }
       if (deadline_.passed()) throw late({rank}, "has not finished joining");
+      options_.interrupt();
       std::this_thread::sleep_for(kRetryEvery);  // its queue is full: others connect as well
     }
   }
@@ -188,13 +190,18 @@ class Meeting {
   void await_reply(Rank rank) {
     Hello hello;
     std::vector<Fd> fds;
-    try {
-      if (!receive_message(socket(rank), std::as_writable_bytes(std::span(&hello, 1)), fds,
-                           deadline_)) {
-        throw died(rank);
+    for (bool received = false; !received;) {
+      const Deadline slice(std::min<Clock::duration>(kProbeEvery, deadline_.left()));
+      try {
+        if (!receive_message(socket(rank), std::as_writable_bytes(std::span(&hello, 1)), fds,
+                             slice)) {
+          throw died(rank);
+        }
+        received = true;
+      } catch (const TimeoutError&) {
+        if (deadline_.passed()) throw late({rank}, "has not finished joining");
+        options_.interrupt();
       }
-    } catch (const TimeoutError&) {
-      throw late({rank}, "has not finished joining");
     }
     if (!valid(hello, fds) || hello.rank != rank) throw died(rank);
     map_peer(hello.rank, fds, std::move(socket(rank)));

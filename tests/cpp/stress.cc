@@ -205,6 +205,72 @@ void blocking_callbacks(int size, uint64_t seed) {
   });
 }
 
+// The same across groups of which some are idle and some wait: the worker's list of them changes
+// while one of them calls out. What a callback waits for has a group of its own: the order of
+// operations in a group is the same everywhere.
+void callbacks_across_groups(int size, uint64_t seed) {
+  constexpr size_t kOuter = 4;
+  std::vector<std::unique_ptr<World>> worlds;
+  for (size_t i = 0; i < 2 * kOuter; ++i) {
+    worlds.push_back(std::make_unique<World>(size, tiny(size)));
+  }
+  run_threads(size, [&](Rank rank) {
+    std::vector<std::shared_ptr<Communicator>> groups;
+    for (const auto& world : worlds) groups.push_back(world->join<ProperSignals>(rank));
+    Random shared(seed);
+    for (int round = 0; round < 40; ++round) {
+      std::vector<std::vector<int32_t>> data(groups.size());
+      for (auto& each : data) each.assign(1 + shared.below(2000), 1);
+      std::vector<std::promise<void>> over(kOuter);
+      for (size_t at = 0; at < kOuter; ++at) {
+        groups[at]->submit(sum_of(data[at]), [&, at](const std::exception_ptr&) {
+          Communicator::call_out([&] {
+            std::promise<void> inner;
+            groups[kOuter + at]->submit(sum_of(data[kOuter + at]),
+                                        [&](const std::exception_ptr&) { inner.set_value(); });
+            inner.get_future().wait();
+          });
+          over[at].set_value();
+        });
+      }
+      for (auto& each : over) each.get_future().wait();
+      for (const auto& each : data) require(each[0] == size, "round ", round);
+    }
+    for (const auto& group : groups) leave(*group);
+  });
+}
+
+// A message's callback waits for another message, which may be complete already.
+void callbacks_across_messages(int size) {
+  World world(size, tiny(size));
+  run_threads(size, [&](Rank rank) {
+    const auto group = world.join<ProperSignals>(rank);
+    const Rank to = (rank + 1) % size, from = (rank + size - 1) % size;
+    for (int round = 0; round < 50; ++round) {
+      std::vector<std::byte> data(6);
+      std::vector<MessagePtr> messages;
+      for (uint32_t i = 0; i < 6; ++i) {  // three sends, three receives
+        messages.push_back(std::make_shared<Message>(std::chrono::seconds(60)));
+        messages[i]->sending = i < 3;
+        messages[i]->peer = i < 3 ? to : from;
+        messages[i]->tag = i % 3;
+        messages[i]->data = {&data[i], 1};
+      }
+      std::promise<void> second, first;
+      messages[4]->on_done = [&](const std::exception_ptr&) { second.set_value(); };
+      messages[3]->on_done = [&](const std::exception_ptr&) {
+        Communicator::call_out([&] { second.get_future().wait(); });
+        first.set_value();
+      };
+      for (const uint32_t i : {4, 5, 0, 1, 2, 3}) group->post(messages[i]);
+      if (round % 2 == 0) group->wait(*messages[5]);
+      first.get_future().wait();
+      for (const auto& message : messages) group->wait(*message);
+    }
+    leave(*group);
+  });
+}
+
 // What belongs together stays together, whatever else is asked for meanwhile.
 void sequels(int size, uint64_t seed) {
   World world(size, tiny(size));
@@ -221,9 +287,11 @@ void sequels(int size, uint64_t seed) {
         operation = sum_of(data[part]);
         return true;
       };
-      const TaskPtr task = group->submit(sum_of(data[0]), nullptr, sequel);
+      const TaskPtr task = group->submit(sum_of(data[0]), nullptr, {sequel, data.size() - 1});
+      const uint64_t asked = group->sequence();
       const TaskPtr next = group->submit(sum_of(other));
       require(group->wait(*next) && task->done && !task->error, "not done, or not in order");
+      require(asked == 5 * static_cast<uint64_t>(round) + 4, "numbered ", asked);
       for (const auto& sum : data) require(sum.back() == size, "part of ", round);
     }
     leave(*group);
@@ -272,6 +340,10 @@ std::vector<Check> all_checks() {
     checks.push_back({str("messages/", size), [=] { messages(size, 3); }});
     checks.push_back({str("asynchronous/", size), [=] { asynchronous(size, 4); }});
     checks.push_back({str("blocking_callbacks/", size), [=] { blocking_callbacks(size, 5); }});
+    checks.push_back(
+        {str("callbacks_across_groups/", size), [=] { callbacks_across_groups(size, 7); }});
+    checks.push_back(
+        {str("callbacks_across_messages/", size), [=] { callbacks_across_messages(size); }});
     checks.push_back({str("sequels/", size), [=] { sequels(size, 6); }});
   }
   return checks;
