@@ -94,7 +94,7 @@ bool Communicator::advance_queue(Driver& driver) {
   try {
     if (!begun && !next_task()) return false;
     if (failed_.load(std::memory_order_seq_cst) || transport_->first_failed()) look_around(nullptr);
-    unblocked = executor_.peer() < 0 || executor_.ready();
+    unblocked = executor_.ready();
     if (!advance()) return unblocked;
     end(true);
     if (task_->sequel.next && task_->sequel.next(task_->operation)) {

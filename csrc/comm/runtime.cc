@@ -91,10 +91,10 @@ void Runtime::step_down() {
 // Returns when this thread is the leader and has something to drive.
 void Runtime::lead(Groups& active, bool fresh) {
   const auto self = std::this_thread::get_id();
-  Groups taken, gone;  // a group's end needs the lock: references go after it
-  std::unique_lock lock(mutex_);
   const bool leads = leader_.load(std::memory_order_relaxed) == self;
-  if (!leads) gone.swap(active);  // step_down() gave them away
+  if (!leads) active.clear();  // step_down() gave them away; a group's end needs the lock
+  Groups taken;                // its references go after the lock
+  std::unique_lock lock(mutex_);
   if (active.empty()) {
     if (leads) leader_.store(std::thread::id(), std::memory_order_relaxed);
     if (!fresh) ++standby_;

@@ -46,7 +46,7 @@ class HostExecutor {
   // Runs until the end, an unmet wait, or a signal of another operation (a mismatch). Throws
   // nothing.
   Status advance();
-  // After kBlocked: has the awaited signal come? Cheap enough to spin on.
+  // Can advance() move: has it not begun, or has the awaited signal come? Cheap enough to spin on.
   bool ready();
   // After kBlocked or kMismatch: the peer concerned.
   Rank peer() const { return peer_; }
