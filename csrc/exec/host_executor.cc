@@ -13,11 +13,13 @@ constexpr size_t kMostOperands = 256;
 
 }  // namespace
 
-HostExecutor::HostExecutor(Transport& transport, const Geometry& geometry)
+HostExecutor::HostExecutor(Transport& transport, const Geometry& geometry, uint64_t lent_bytes)
     : transport_(transport),
       geometry_(geometry),
+      lent_bytes_(lent_bytes),
       stream_from_(cache_bytes() / 2 / static_cast<uint64_t>(transport.size())),
       taken_(static_cast<size_t>(transport.size() * kLanes), 0) {
+  for (Rank rank = 0; rank < transport.size(); ++rank) remote_.push_back(transport.is_remote(rank));
   for (int half = 0; half < 2; ++half) {
     for (Rank rank = 0; rank < transport.size(); ++rank) {
       memory_[half].push_back(transport.memory(rank, half));
@@ -116,7 +118,13 @@ void HostExecutor::copy(const Step& step) {
     const uint64_t bytes = std::min({step.bytes - done, dst.bytes, src.bytes});
     done += bytes;
     if (dst.data == src.data) continue;  // in place
-    if (streams) {
+    if (is_remote(operand[0])) {
+      // Plans keep the source of a put as it is until it was read, but not what rides in a line.
+      const bool lent = bytes >= lent_bytes_ && operand[0].space == Space::kInbox &&
+                        operand[1].space <= Space::kOutput;
+      if (!lent) std::memcpy(dst.data, src.data, bytes);
+      transport_.put(operand[0].rank, dst.data, bytes, lent ? src.data : nullptr);
+    } else if (streams) {
       stream_copy(dst.data, src.data, bytes);
     } else {
       std::memcpy(dst.data, src.data, bytes);
@@ -140,6 +148,9 @@ void HostExecutor::reduce(const Step& step) {
     ringcomm::reduce(reduction_, step.final, all.first(step.dst_count),
                      {const_cast<const std::byte* const*>(sources.data()), sources.size()},
                      bytes / element);
+    for (size_t i = 0; i < step.dst_count; ++i) {
+      if (is_remote(refs(step)[i])) transport_.put(refs(step)[i].rank, at[i], bytes, nullptr);
+    }
     done += bytes;
   }
 }

@@ -30,9 +30,12 @@ struct Stamps {
   }
 };
 
+// From here on the caller's memory is sent as it is, and copied only if the operation ends first.
+inline constexpr uint64_t kLentBytes = 4096;
+
 class HostExecutor {
  public:
-  HostExecutor(Transport& transport, const Geometry& geometry);
+  HostExecutor(Transport& transport, const Geometry& geometry, uint64_t lent_bytes = kLentBytes);
 
   enum class Status { kDone, kBlocked, kMismatch };
 
@@ -58,12 +61,15 @@ class HostExecutor {
   const Ref* refs(const Step& step) const { return plan_->refs.data() + step.first_ref; }
   uint64_t& taken(Rank peer, int lane) { return taken_[static_cast<size_t>(peer * kLanes + lane)]; }
   bool next_step();
+  bool is_remote(const Ref& ref) const { return ref.rank >= 0 && remote_[static_cast<size_t>(ref.rank)]; }
 
   Transport& transport_;
   Geometry geometry_;
+  const uint64_t lent_bytes_;
   uint64_t stream_from_;         // bytes of output that, on all ranks, fill half the cache
   std::vector<uint64_t> taken_;  // signals consumed, per (peer, lane), over the group's life
   std::vector<std::byte*> memory_[2];
+  std::vector<bool> remote_;
 
   std::shared_ptr<const Plan> plan_;
   Reduction reduction_;

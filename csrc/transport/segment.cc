@@ -10,6 +10,27 @@ namespace {
 constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 }
 
+void write_board(Header& header, const Descriptor& descriptor) {
+  BoardEntry& entry = header.board[descriptor.sequence % 2];
+  entry.sequence.store(0, std::memory_order_relaxed);
+  for (int i = 0; i < Descriptor::kWords; ++i) {
+    entry.words[i].store(descriptor.words[i], std::memory_order_release);  // after sequence = 0
+  }
+  entry.sequence.store(descriptor.sequence, std::memory_order_release);  // partner: read_board()
+}
+
+std::optional<Descriptor> read_board(const Header& header, uint64_t sequence) {
+  const BoardEntry& entry = header.board[sequence % 2];
+  if (entry.sequence.load(std::memory_order_acquire) != sequence) return std::nullopt;
+  Descriptor seen;
+  seen.sequence = sequence;
+  for (int i = 0; i < Descriptor::kWords; ++i) {
+    seen.words[i] = entry.words[i].load(std::memory_order_acquire);  // before sequence again
+  }
+  if (entry.sequence.load(std::memory_order_relaxed) != sequence) return std::nullopt;
+  return seen;
+}
+
 Fd make_sealed_memfd(const char* name, uint64_t bytes) {
   Fd fd(::memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!fd) throw SystemError("memfd_create");

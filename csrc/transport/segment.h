@@ -85,6 +85,8 @@ class Segment {
   Segment(std::byte* base, const SegmentLayout& layout) : base_(base), layout_(layout) {}
 
   Header& header() const { return *reinterpret_cast<Header*>(base_); }
+  std::byte* at(uint64_t offset) const { return base_ + offset; }
+  uint64_t offset_of(const std::byte* data) const { return static_cast<uint64_t>(data - base_); }
   Line& line(Rank from, int lane, int half) const {
     const auto index = static_cast<uint64_t>((from * kLineLanes + lane) * 2 + half);
     return reinterpret_cast<Line*>(base_ + layout_.lines_offset())[index];
@@ -107,6 +109,10 @@ class Segment {
   std::byte* base_ = nullptr;
   SegmentLayout layout_;
 };
+
+// The board of the operation that a rank is in: by its owner, and by anybody.
+void write_board(Header& header, const Descriptor& descriptor);
+std::optional<Descriptor> read_board(const Header& header, uint64_t sequence);
 
 // A memfd of exactly `bytes`, sealed against growing and shrinking, so that no peer can turn a load
 // into SIGBUS. Nothing appears in /dev/shm or anywhere else, and nothing is left behind.

@@ -1,10 +1,11 @@
 // Ranks of one host over shared memory: windows are memfds, signals are counters, sleeping is a
-// futex on the receiver's doorbell, and the Unix socket to each peer tells when it is gone.
+// futex on the receiver's doorbell, and the Unix socket to each peer tells when it is gone. Peers
+// on other hosts are reached through their shadows (transport/remote.h).
 #pragma once
 
 #include <vector>
 
-#include "transport/segment.h"
+#include "transport/remote.h"
 
 namespace ringcomm {
 
@@ -14,6 +15,7 @@ struct ShmPeer {
   Segment segment;
   Doorbell doorbell;
   Fd socket;
+  std::unique_ptr<RemotePeer> remote;  // on another host; the segment is its shadow
 };
 
 // How signal() publishes. Tests weaken it on purpose (tests/cpp/stress.cc) and must fail.
@@ -32,7 +34,15 @@ class BasicShmTransport final : public Transport {
   std::byte* line(Rank owner, Rank from, int half) override {
     return peer(owner).segment.line(from, 0, half).payload;
   }
+  bool is_remote(Rank rank) const override { return peer(rank).remote != nullptr; }
+  void put(Rank to, std::byte* target, uint64_t bytes, const std::byte* source) override {
+    peer(to).remote->put(target, bytes, source);
+  }
+  void settle() override {
+    for (RemotePeer* remote : remotes_) remote->settle();
+  }
   void signal(Rank to, int lane, int half, uint64_t stamp) override {
+    if (RemotePeer* remote = peer(to).remote.get()) return remote->signal(lane, half, stamp);
     Line& line = peer(to).segment.line(rank(), lane, half);
     line.stamp.store(stamp, std::memory_order_relaxed);  // ordered by the store of count
     const uint64_t count = ++sent_[static_cast<size_t>(to * kLineLanes + lane)];
@@ -72,6 +82,7 @@ class BasicShmTransport final : public Transport {
 
   std::vector<ShmPeer> peers_;
   Segment own_;
+  std::vector<RemotePeer*> remotes_;
   std::vector<uint64_t> sent_;  // signals sent, per (peer, lane)
 };
 

@@ -15,7 +15,11 @@ BasicShmTransport<Signals>::BasicShmTransport(Rank rank, std::vector<ShmPeer> pe
     : Transport(static_cast<int>(peers.size()), rank, peers[static_cast<size_t>(rank)].doorbell),
       peers_(std::move(peers)),
       own_(peers_[static_cast<size_t>(rank)].segment),
-      sent_(peers_.size() * kLineLanes, 0) {}
+      sent_(peers_.size() * kLineLanes, 0) {
+  for (const ShmPeer& each : peers_) {
+    if (each.remote) remotes_.push_back(each.remote.get());
+  }
+}
 
 template <typename Signals>
 size_t BasicShmTransport<Signals>::stream_space(Rank to) {
@@ -47,6 +51,10 @@ size_t BasicShmTransport<Signals>::stream_write(Rank to, const std::byte* data, 
   std::memcpy(segment.mailbox_data(rank()) + start, data, first);
   std::memcpy(segment.mailbox_data(rank()), data + first, count - first);
   cursors.written.store(at + count, Signals::kStore);  // partner: stream_available
+  if (RemotePeer* remote = peer(to).remote.get()) {
+    remote->stream_written(at, at + count);
+    return count;
+  }
   peer(to).doorbell.notify();
   return count;
 }
@@ -62,6 +70,10 @@ size_t BasicShmTransport<Signals>::stream_read(Rank from, std::byte* data, size_
   std::memcpy(data, own().mailbox_data(from) + start, first);
   std::memcpy(data + first, own().mailbox_data(from), count - first);
   cursors.read.store(at + count, std::memory_order_seq_cst);  // partner: stream_space
+  if (RemotePeer* remote = peer(from).remote.get()) {
+    remote->stream_read(at + count);
+    return count;
+  }
   peer(from).doorbell.notify();
   return count;
 }
@@ -69,13 +81,9 @@ size_t BasicShmTransport<Signals>::stream_read(Rank from, std::byte* data, size_
 template <typename Signals>
 void BasicShmTransport<Signals>::announce(const Descriptor& descriptor) {
   Header& header = own().header();
-  BoardEntry& entry = header.board[descriptor.sequence % 2];
-  entry.sequence.store(0, std::memory_order_relaxed);
-  for (int i = 0; i < Descriptor::kWords; ++i) {
-    entry.words[i].store(descriptor.words[i], std::memory_order_release);  // after sequence = 0
-  }
-  entry.sequence.store(descriptor.sequence, std::memory_order_release);  // partner: descriptor()
-  header.called.store(descriptor.sequence, std::memory_order_release);   // partner: state()
+  write_board(header, descriptor);
+  header.called.store(descriptor.sequence, std::memory_order_release);  // partner: state()
+  for (RemotePeer* remote : remotes_) remote->announce();
 }
 
 template <typename Signals>
@@ -96,15 +104,7 @@ PeerState BasicShmTransport<Signals>::state(Rank rank) {
 
 template <typename Signals>
 std::optional<Descriptor> BasicShmTransport<Signals>::descriptor(Rank rank, uint64_t sequence) {
-  const BoardEntry& entry = peer(rank).segment.header().board[sequence % 2];
-  if (entry.sequence.load(std::memory_order_acquire) != sequence) return std::nullopt;
-  Descriptor seen;
-  seen.sequence = sequence;
-  for (int i = 0; i < Descriptor::kWords; ++i) {
-    seen.words[i] = entry.words[i].load(std::memory_order_acquire);  // before sequence again
-  }
-  if (entry.sequence.load(std::memory_order_relaxed) != sequence) return std::nullopt;
-  return seen;
+  return read_board(peer(rank).segment.header(), sequence);
 }
 
 template <typename Signals>
@@ -123,6 +123,10 @@ void BasicShmTransport<Signals>::fail(const std::string& reason) {
   header.failure[length] = '\0';
   header.failed.store(1, std::memory_order_release);  // partner: failure()
   for (Rank rank = 0; rank < size(); ++rank) {
+    if (RemotePeer* remote = peer(rank).remote.get()) {
+      remote->tell_now();
+      continue;
+    }
     uint32_t nobody = 0;
     auto& aborted_by = peer(rank).segment.header().aborted_by;  // partner: first_failed()
     aborted_by.compare_exchange_strong(nobody, static_cast<uint32_t>(this->rank()) + 1,
@@ -140,6 +144,7 @@ std::optional<Rank> BasicShmTransport<Signals>::first_failed() {
 
 template <typename Signals>
 bool BasicShmTransport<Signals>::connection_lost(Rank rank) {
+  if (const RemotePeer* remote = peer(rank).remote.get()) return remote->lost();
   const Fd& socket = peer(rank).socket;
   if (!socket) return false;
   std::byte byte;
@@ -150,6 +155,7 @@ bool BasicShmTransport<Signals>::connection_lost(Rank rank) {
 template <typename Signals>
 std::string BasicShmTransport<Signals>::condition(Rank rank) {
   if (connection_lost(rank)) return "dead";
+  if (const RemotePeer* remote = peer(rank).remote.get()) return remote->condition();
   const Fd& socket = peer(rank).socket;
   return socket && peer_is_stopped(socket) ? "stopped by a signal (kill -CONT lets it go on)"
                                            : "alive";
@@ -159,6 +165,10 @@ template <typename Signals>
 void BasicShmTransport<Signals>::leave() {
   own().header().left.store(1, std::memory_order_seq_cst);  // partner: state()
   for (ShmPeer& other : peers_) {
+    if (other.remote) {
+      other.remote->tell_now();
+      continue;
+    }
     if (other.socket) ::shutdown(other.socket.get(), SHUT_RDWR);  // its EOF comes after `left`
     other.doorbell.notify();
   }

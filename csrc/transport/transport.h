@@ -40,10 +40,17 @@ class Transport {
   int size() const { return size_; }
   Rank rank() const { return rank_; }
 
-  // Start of `owner`'s half, laid out as Geometry says; null where loads and stores do not reach.
+  // Start of `owner`'s half, laid out as Geometry says; of a remote rank it is a copy here, of which
+  // only what put() names is ever seen by its owner.
   virtual std::byte* memory(Rank owner, int half) = 0;
-  // The bytes that ride with `from`'s data signals to `owner`; null as above.
+  // The bytes that ride with `from`'s data signals to `owner`; as above.
   virtual std::byte* line(Rank owner, Rank from, int half) = 0;
+  // Loads and stores do not reach it.
+  virtual bool is_remote(Rank rank) const = 0;
+  // `target`, in memory or line of the remote rank `to`, is what it shall have at the next signal.
+  // With a `source` the bytes are there: this memory is lent until settle().
+  virtual void put(Rank to, std::byte* target, uint64_t bytes, const std::byte* source) = 0;
+  virtual void settle() = 0;
 
   // The stamp says which operation the signal belongs to.
   virtual void signal(Rank peer, int lane, int half, uint64_t stamp) = 0;

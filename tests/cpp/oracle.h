@@ -153,48 +153,69 @@ inline Sides expected(const Call& call, int size, Rank rank) {
   return sides;
 }
 
-// In place where the collective allows it: the other buffer then plays no part.
-inline void perform(Communicator& group, const Call& call, uint64_t number) {
-  const int size = group.size();
-  const Rank rank = group.rank();
-  Sides sides = expected(call, size, rank);
-  const std::vector<int32_t> want = sides.output;
-  std::vector<int32_t> output(want.size(), -1);
-  const bool symmetric =
-      sides.input.size() == want.size() &&
-      (call.collective == Collective::kAllReduce || call.collective == Collective::kReduce ||
-       call.collective == Collective::kBroadcast);
-  std::vector<int32_t>& result = call.in_place && symmetric ? sides.input : output;
-  const std::vector<int32_t> before = sides.input;
+// A call with its memory: what this rank asks for, and whether it got it. In place where the
+// collective allows it: the other buffer then plays no part.
+class Trial {
+ public:
+  Trial(const Call& call, int size, Rank rank)
+      : call_(call), rank_(rank), sides_(expected(call, size, rank)), before_(sides_.input) {
+    output_.assign(sides_.output.size(), -1);
+    const bool counted = call.collective == Collective::kAllReduce ||
+                         call.collective == Collective::kReduce ||
+                         call.collective == Collective::kBroadcast;
+    in_place_ = call.in_place && counted && sides_.input.size() == sides_.output.size();
+    operation.collective = call.collective;
+    operation.dtype = DType::kInt32;
+    operation.op = call.op;
+    operation.root = call.root;
+    if (counted) operation.bytes = 4 * call.count;
+    if (call.collective == Collective::kAllToAll) {
+      operation.send = in_bytes(call.splits[static_cast<size_t>(rank)]);
+      operation.recv = in_bytes(column(call, rank));
+    } else if (!counted && call.collective != Collective::kBarrier) {
+      operation.shards = in_bytes(call.shards);
+    }
+    operation.input = {span(sides_.input)};
+    operation.output = {span(result())};
+  }
+  Trial(const Trial&) = delete;
+  Trial& operator=(const Trial&) = delete;
+
+  void check(uint64_t number) {
+    const std::vector<int32_t>& want = sides_.output;
+    for (size_t i = 0; i < want.size(); ++i) {
+      require(result()[i] == want[i], "call ", number, ", ", to_string(call_.collective), " of ",
+              call_.count, " root ", call_.root, ", rank ", rank_, ": element ", i, " is ",
+              result()[i], ", not ", want[i]);
+    }
+    if (!in_place_) require(sides_.input == before_, "the input was changed");
+  }
+  // The caller's memory is the caller's again: what still reads it reads this.
+  void poison() {
+    std::fill(sides_.input.begin(), sides_.input.end(), -77777);
+    std::fill(output_.begin(), output_.end(), -77777);
+  }
+
   Operation operation;
-  operation.collective = call.collective;
-  operation.dtype = DType::kInt32;
-  operation.op = call.op;
-  operation.root = call.root;
-  operation.bytes = 4 * call.count;
-  const bool counted = call.collective == Collective::kAllReduce ||
-                       call.collective == Collective::kReduce ||
-                       call.collective == Collective::kBroadcast;
-  if (call.collective == Collective::kAllToAll) {
-    operation.bytes = 0;
-    operation.send = in_bytes(call.splits[static_cast<size_t>(rank)]);
-    operation.recv = in_bytes(column(call, rank));
-  } else if (!counted) {
-    operation.bytes = 0;
-    if (call.collective != Collective::kBarrier) operation.shards = in_bytes(call.shards);
+
+ private:
+  static Span span(std::vector<int32_t>& side) {
+    return {reinterpret_cast<std::byte*>(side.data()), 4 * side.size()};
   }
-  const auto span = [](std::vector<int32_t>& side) {
-    return Span{reinterpret_cast<std::byte*>(side.data()), 4 * side.size()};
-  };
-  operation.input = {span(sides.input)};
-  operation.output = {span(result)};
-  group.run(operation);
-  for (size_t i = 0; i < want.size(); ++i) {
-    require(result[i] == want[i], "call ", number, ", ", to_string(call.collective), " of ",
-            call.count, " root ", call.root, ", rank ", rank, ": element ", i, " is ", result[i],
-            ", not ", want[i]);
-  }
-  if (&result != &sides.input) require(sides.input == before, "the input was changed");
+  std::vector<int32_t>& result() { return in_place_ ? sides_.input : output_; }
+
+  const Call call_;
+  const Rank rank_;
+  Sides sides_;
+  const std::vector<int32_t> before_;
+  std::vector<int32_t> output_;
+  bool in_place_;
+};
+
+inline void perform(Communicator& group, const Call& call, uint64_t number) {
+  Trial trial(call, group.size(), group.rank());
+  group.run(trial.operation);
+  trial.check(number);
 }
 
 }  // namespace ringcomm::testing

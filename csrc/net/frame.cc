@@ -1,0 +1,26 @@
+#include "net/frame.h"
+
+#include <cstddef>
+
+#include "net/checksum.h"
+
+namespace ringcomm {
+
+void seal(Frame& frame) {
+  frame.crc = checksum(reinterpret_cast<const std::byte*>(&frame), offsetof(Frame, crc));
+}
+
+void check(const Frame& frame) {
+  if (frame.magic != kFrameMagic || frame.version != kFrameVersion) {
+    throw FlowError("a frame does not begin as frames do");
+  }
+  if (checksum(reinterpret_cast<const std::byte*>(&frame), offsetof(Frame, crc)) != frame.crc) {
+    throw FlowError("a frame's header was changed on the way");
+  }
+  if (frame.type < FrameType::kPut || frame.type > FrameType::kFenced ||
+      frame.bytes > kFramePayload || is_sequenced(frame.type) != (frame.sequence != 0)) {
+    throw FlowError("a frame makes no sense");
+  }
+}
+
+}  // namespace ringcomm

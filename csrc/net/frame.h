@@ -1,0 +1,83 @@
+// What travels between two processes: frames, a header of 64 bytes and up to 256 KiB of payload.
+// Little-endian. Everything in a frame that comes is a stranger's word: checked before it is used.
+#pragma once
+
+#include <array>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <stdexcept>
+
+namespace ringcomm {
+
+static_assert(std::endian::native == std::endian::little, "frames are little-endian");
+
+inline constexpr uint64_t kFramePayload = 256 << 10;  // at most
+inline constexpr uint64_t kFrameWindow = 1024;        // frames sent and not acknowledged, at most
+inline constexpr uint8_t kNoLane = 0xff;
+inline constexpr uint16_t kFrameMagic = 0x6372;  // "rc"
+inline constexpr uint8_t kFrameVersion = 1;
+
+enum class FrameType : uint8_t {
+  kPut = 1,  // payload lands at `offset` of the channel's memory; may carry a signal
+  kStream,   // the same, in the byte stream of send/recv: `stamp` is its new end
+  kCredit,   // the stream has been read up to `stamp`
+  kState,    // what the sender says of itself
+  // These have no sequence number: they are about the session, or a flow of it.
+  kAck,       // payload: nothing, or which of the next kFrameWindow frames have come
+  kPing,      // asks for nothing; tells that the process lives
+  kFlowDown,  // flow `offset` of generation `stamp` is gone: close yours
+  kFenced,    // it is closed here, this is what came: `ack`, and payload as kAck
+};
+
+struct Frame {
+  uint16_t magic = kFrameMagic;
+  uint8_t version = kFrameVersion;
+  FrameType type = FrameType::kPing;
+  uint8_t lane = kNoLane;  // of the signal, if there is one
+  uint8_t half = 0;
+  uint16_t reserved = 0;
+  uint64_t sequence = 0;  // of this direction of the session, from 1
+  uint64_t ack = 0;       // all frames up to this one have come
+  uint64_t channel = 0;
+  uint64_t offset = 0;
+  uint64_t stamp = 0;
+  uint32_t bytes = 0;     // of payload
+  uint32_t payload_crc = 0;
+  uint32_t padding = 0;
+  uint32_t crc = 0;  // of all before
+};
+static_assert(sizeof(Frame) == 64);
+
+inline bool is_sequenced(FrameType type) { return type < FrameType::kAck; }
+
+// A peer sent what no peer sends, or a byte was changed on the way: the flow is closed, and what
+// it carried comes again.
+class FlowError : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+void seal(Frame& frame);         // sets crc
+void check(const Frame& frame);  // throws FlowError
+
+// What has come of a direction: all up to `all`, and those of the next kFrameWindow whose bit is
+// set.
+struct Cursor {
+  uint64_t all = 0;
+  std::array<uint64_t, kFrameWindow / 64> more{};
+
+  bool has(uint64_t sequence) const {
+    if (sequence <= all) return true;
+    const uint64_t bit = sequence - all - 1;
+    return bit < kFrameWindow && (more[bit / 64] >> (bit % 64) & 1) != 0;
+  }
+  void set(uint64_t sequence) {
+    const uint64_t bit = sequence - all - 1;
+    more[bit / 64] |= uint64_t{1} << (bit % 64);
+  }
+  bool operator==(const Cursor&) const = default;
+};
+static_assert(sizeof(Cursor) == 8 + kFrameWindow / 8);
+
+}  // namespace ringcomm

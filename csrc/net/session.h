@@ -1,0 +1,177 @@
+// A session joins two processes and outlives its connections: whatever was posted arrives once and
+// in order, or the session is given up as a whole.
+//
+// This is the protocol alone: no sockets, no threads, no clock. Whoever owns it moves bytes between
+// it and its *flows* (connections), says when a flow has gone or come, and tells the time. So the
+// simulator (tests/cpp/session_sim.cc) runs the code that production runs.
+//
+// Any flow that can take bytes takes the next frame, so a slow one does not set the pace. Frames
+// are numbered; `post` keeps no copy of the payload: it is memory that stays as it is until the
+// frame is acknowledged, or that only changes once the peer's own words prove that it came (a
+// legal duplicate may carry changed bytes, and is recognized by its number before its checksum is
+// looked at). What a flow that has gone carried is sent again when the peer has said what it got;
+// and before it says so it has closed the flow, or bytes under way could still fall into memory
+// that is in use again.
+#pragma once
+
+#include <sys/uio.h>
+
+#include <deque>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <span>
+#include <vector>
+
+#include "base/deadline.h"
+#include "net/frame.h"
+
+namespace ringcomm {
+
+// Where frames land, and who is told.
+class Receiver {
+ public:
+  virtual ~Receiver() = default;
+  // Memory for the payload of a put or stream frame; null where the channel is not known (any
+  // more): then it is dropped. Throws FlowError when the peer may not write there.
+  virtual std::byte* place(const Frame& frame) = 0;
+  // In the order in which they were posted, once each. `payload` is given for kState only.
+  virtual void deliver(const Frame& frame, std::span<const std::byte> payload) = 0;
+};
+
+// The invariants, for the tests that switch one off and must then fail.
+struct SessionRules {
+  bool apply_once = true;  // a frame whose number has come before is dropped
+  bool fence = true;       // no cursor is told before the flow it is about is closed
+  bool verify = true;      // nothing is delivered whose checksum is wrong
+  bool bounded = true;     // at most `window` frames wait for their acknowledgement
+  uint64_t window = kFrameWindow;
+};
+
+class Session {
+ public:
+  Session(Receiver& receiver, int flows, const SessionRules& rules = {});
+
+  // ---- what the two processes say to each other
+  // `frame` names type, channel, offset, stamp, lane and half. `payload` stays as it is, see above.
+  // If it is the caller's for a time only, `keep` is where settle() may copy it.
+  void post(const Frame& frame, const std::byte* payload = nullptr, std::byte* keep = nullptr);
+  void post(const Frame& frame, std::vector<std::byte> payload);  // takes it
+  // What the channel was lent is the lender's again afterwards.
+  void settle(uint64_t channel);
+  uint64_t posted() const { return first_ + items_.size() - 1; }  // the last frame's number
+  uint64_t acknowledged() const { return first_ - 1; }            // all up to this one
+  uint64_t unacknowledged() const { return next_ - first_; }      // sent, and waiting for it
+
+  // ---- flows
+  int flows() const { return static_cast<int>(flows_.size()); }
+  bool is_up(int flow) const { return at(flow).up; }
+  uint64_t generation(int flow) const { return at(flow).generation; }
+  // It has gone, or is to be replaced: bytes half-read are forgotten, its frames wait for the
+  // peer's cursor. Its socket is closed before this.
+  void down(int flow);
+  // A new connection is up. `theirs` was taken by the peer after it had called down(). False: the
+  // peer has given this very connection up already.
+  bool up(int flow, uint64_t generation, const Cursor& theirs, Clock::time_point now);
+  Cursor cursor() const;
+  // Flows to be closed, because the peer says so or nothing has been heard for long: closes them
+  // here (as down() does), the caller their sockets.
+  std::vector<int> take_closed();
+
+  // ---- writing: gather() names what comes next, wrote() says how much of it was taken.
+  size_t gather(int flow, std::span<iovec> parts);
+  void wrote(int flow, size_t bytes);
+  bool has_output(int flow) const;
+
+  // ---- reading: what is left of a payload may be read straight into landing(); all other bytes go
+  // through read(). Both throw FlowError: then call down().
+  std::span<std::byte> landing(int flow);
+  void landed(int flow, size_t bytes);
+  void read(int flow, std::span<const std::byte> bytes, Clock::time_point now);
+
+  // Now and then. `stalled`: how long this process itself did not run; that silence is nobody's.
+  void tick(Clock::time_point now, Clock::duration stalled);
+  Clock::time_point last_heard() const { return last_heard_; }
+
+  struct Counters {
+    uint64_t frames = 0, bytes = 0, resent = 0, duplicates = 0, corrupt = 0;
+  };
+  const Counters& counters() const { return counters_; }
+
+ private:
+  struct Item {  // posted, not yet acknowledged
+    Frame frame;
+    const std::byte* payload = nullptr;
+    std::byte* keep = nullptr;  // payload is lent: see settle()
+    std::vector<std::byte> own;
+    int flow = -1;  // that carries or carried it
+    bool acknowledged = false;
+  };
+  struct Writing {  // on its way into a flow
+    Frame header;
+    const std::byte* payload = nullptr;
+    std::byte* keep = nullptr;
+    std::vector<std::byte> own;
+    size_t done = 0;
+  };
+  struct Reading {
+    Frame frame;
+    size_t header = 0, body = 0;  // bytes so far
+    std::byte* to = nullptr;      // null: dropped
+    std::vector<std::byte> own;
+    bool duplicate = false;
+  };
+  struct Flow {
+    bool up = false;
+    bool fenced = true;  // the peer has said what came over it
+    uint64_t generation = 0;
+    uint64_t refused = 0;  // a generation that the peer has given up, maybe before it came up here
+    std::deque<Writing> writing;
+    size_t writing_bytes = 0;
+    Reading reading;
+    Clock::time_point heard, spoke;
+  };
+  struct Delivery {
+    Frame frame;
+    std::vector<std::byte> payload;
+  };
+
+  Flow& at(int flow) { return flows_[static_cast<size_t>(flow)]; }
+  const Flow& at(int flow) const { return flows_[static_cast<size_t>(flow)]; }
+  Item* item(uint64_t sequence);
+  std::optional<uint64_t> next_to_send();
+  void fill(int flow);
+  void write_item(int flow, uint64_t sequence);
+  void write_control(int flow, Frame frame, bool with_cursor);
+  void push(int flow, Writing writing);
+  bool window_open() const { return !rules_.bounded || next_ - first_ < rules_.window; }
+  void acknowledge(uint64_t all);
+  void acknowledge(const Cursor& theirs);
+  void resolve(int flow, const Cursor& theirs);
+  void open(Reading& reading);
+  void close(int flow, Reading& reading);
+  void apply(Delivery delivery);
+  void control(int flow, const Frame& frame, std::span<const std::byte> payload);
+  void flow_down(const Frame& frame);
+
+  Receiver& receiver_;
+  const SessionRules rules_;
+  std::vector<Flow> flows_;
+  const uint64_t ack_every_;
+  std::vector<int> closed_;
+  Clock::time_point last_heard_{};
+
+  uint64_t first_ = 1;        // number of items_.front()
+  std::deque<Item> items_;
+  uint64_t next_ = 1;         // the first that was never sent
+  std::set<uint64_t> again_;  // to be sent once more
+
+  uint64_t all_ = 0;                      // applied: all up to this one,
+  std::map<uint64_t, Delivery> waiting_;  // and these, which wait for those between
+  uint64_t unacknowledged_ = 0;           // frames that came and that the peer was not told of
+  bool ack_now_ = false;
+  Counters counters_;
+};
+
+}  // namespace ringcomm

@@ -1,0 +1,177 @@
+#include "transport/remote.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace ringcomm {
+namespace {
+
+// What a rank says of itself, as in its header.
+struct State {
+  uint64_t called = 0, finished = 0;
+  uint64_t left = 0, failed = 0;
+  Descriptor current;
+  char failure[kFailureBytes] = {};
+};
+
+}  // namespace
+
+RemotePeer::RemotePeer(Wire& wire, uint64_t channel, const Ends& ends)
+    : wire_(wire), channel_(channel), ends_(ends) {}
+
+Frame RemotePeer::frame(FrameType type) const {
+  Frame frame;
+  frame.type = type;
+  frame.channel = channel_;
+  return frame;
+}
+
+// ---- sending
+
+void RemotePeer::put(std::byte* target, uint64_t bytes, const std::byte* source) {
+  const bool goes_on = pending_.bytes > 0 && pending_.target + pending_.bytes == target &&
+                       pending_.source == nullptr && source == nullptr;
+  if (goes_on) {
+    pending_.bytes += bytes;
+    return;
+  }
+  if (pending_.bytes > 0) flush_put(kNoLane, 0, 0);
+  pending_ = {target, bytes, source};
+}
+
+void RemotePeer::signal(int lane, int half, uint64_t stamp) {
+  if (!announced_.exchange(true, std::memory_order_relaxed)) tell();
+  flush_put(lane, half, stamp);
+  wire_.flush();
+}
+
+// In as many frames as it takes; the last one carries the signal.
+void RemotePeer::flush_put(int lane, int half, uint64_t stamp) {
+  const Pending put = std::exchange(pending_, {});
+  for (uint64_t done = 0; done < put.bytes || (put.bytes == 0 && lane != kNoLane);) {
+    const uint64_t bytes = std::min(put.bytes - done, kFramePayload);
+    const bool last = done + bytes == put.bytes;
+    std::byte* target = put.target + done;
+    Frame frame = this->frame(FrameType::kPut);
+    frame.bytes = static_cast<uint32_t>(bytes);
+    if (bytes > 0) frame.offset = ends_.shadow.offset_of(target);
+    if (last && lane != kNoLane) {
+      frame.lane = static_cast<uint8_t>(lane);
+      frame.half = static_cast<uint8_t>(half);
+      frame.stamp = stamp;
+    }
+    const bool lent = put.source != nullptr;
+    wire_.post(frame, lent ? put.source + done : target, lent ? target : nullptr);
+    if (last) return;
+    done += bytes;
+  }
+}
+
+void RemotePeer::stream_written(uint64_t begin, uint64_t end) {
+  const uint64_t ring = ends_.shadow.mailbox_bytes();
+  while (begin < end) {
+    const uint64_t at = begin % ring;
+    const uint64_t bytes = std::min({end - begin, ring - at, kFramePayload});
+    std::byte* data = ends_.shadow.mailbox_data(ends_.self) + at;
+    begin += bytes;
+    Frame frame = this->frame(FrameType::kStream);
+    frame.bytes = static_cast<uint32_t>(bytes);
+    frame.offset = ends_.shadow.offset_of(data);
+    frame.stamp = begin;
+    wire_.post(frame, data, nullptr);
+  }
+  wire_.flush();
+}
+
+// Credit goes back a quarter of the ring at a time: more often costs frames, less often waits.
+void RemotePeer::stream_read(uint64_t cursor) {
+  const uint64_t known = credited_.load(std::memory_order_relaxed);
+  if (cursor - known < ends_.own.mailbox_bytes() / 4) return;
+  credited_.store(cursor, std::memory_order_relaxed);
+  Frame frame = this->frame(FrameType::kCredit);
+  frame.stamp = cursor;
+  wire_.post(frame, {});
+  wire_.flush();
+}
+
+void RemotePeer::tell() {
+  const Header& header = ends_.own.header();
+  State state;
+  state.called = header.called.load(std::memory_order_acquire);
+  state.finished = header.finished.load(std::memory_order_acquire);
+  state.left = header.left.load(std::memory_order_acquire);
+  state.failed = header.failed.load(std::memory_order_acquire);
+  if (const auto current = read_board(header, state.called)) state.current = *current;
+  size_t bytes = offsetof(State, failure);
+  if (state.failed != 0) {
+    bytes = sizeof state;
+    std::memcpy(state.failure, header.failure, kFailureBytes);
+  }
+  const auto* data = reinterpret_cast<const std::byte*>(&state);
+  Frame frame = this->frame(FrameType::kState);
+  frame.bytes = static_cast<uint32_t>(bytes);
+  wire_.post(frame, std::vector<std::byte>(data, data + bytes));
+}
+
+// ---- receiving
+
+bool RemotePeer::allowed(const Frame& frame) const {
+  const auto within = [&](const std::byte* begin, uint64_t bytes) {
+    const uint64_t first = ends_.own.offset_of(begin);
+    return frame.offset >= first && frame.bytes <= bytes && frame.offset - first <= bytes - frame.bytes;
+  };
+  if (frame.type == FrameType::kStream) {
+    return within(ends_.own.mailbox_data(ends_.peer), ends_.own.mailbox_bytes());
+  }
+  for (int half = 0; half < 2; ++half) {
+    if (within(ends_.own.half(half) + ends_.inbox.offset, ends_.inbox.bytes)) return true;
+    if (within(ends_.own.line(ends_.peer, 0, half).payload, kLinePayload)) return true;
+  }
+  return false;
+}
+
+std::byte* RemotePeer::place(const Frame& frame) {
+  if (!allowed(frame)) throw FlowError("a frame for memory that is not its sender's to write");
+  return ends_.own.at(frame.offset);
+}
+
+void RemotePeer::deliver(const Frame& frame, std::span<const std::byte> payload) {
+  switch (frame.type) {
+    case FrameType::kPut: {
+      if (frame.lane >= kLineLanes || frame.half > 1) return;
+      Line& line = ends_.own.line(ends_.peer, frame.lane, frame.half);
+      line.stamp.store(frame.stamp, std::memory_order_relaxed);  // ordered by the store of count
+      line.count.store(++arrived_[frame.lane], std::memory_order_seq_cst);  // partner: arrived()
+      return;
+    }
+    case FrameType::kStream:
+      ends_.own.mailbox(ends_.peer).written.store(frame.stamp, std::memory_order_seq_cst);
+      return;
+    case FrameType::kCredit:
+      ends_.shadow.mailbox(ends_.self).read.store(frame.stamp, std::memory_order_seq_cst);
+      return;
+    default:
+      heard(payload);
+  }
+}
+
+void RemotePeer::heard(std::span<const std::byte> payload) {
+  State state;
+  if (payload.size() > sizeof state || payload.size() < offsetof(State, failure)) return;
+  std::memcpy(&state, payload.data(), payload.size());
+  Header& header = ends_.shadow.header();
+  if (state.current.sequence != 0) write_board(header, state.current);
+  header.called.store(state.called, std::memory_order_release);  // partner: state()
+  header.finished.store(state.finished, std::memory_order_release);
+  if (state.failed != 0 && header.failed.load(std::memory_order_relaxed) == 0) {
+    state.failure[kFailureBytes - 1] = '\0';
+    std::memcpy(header.failure, state.failure, kFailureBytes);
+    header.failed.store(1, std::memory_order_release);  // partner: failure()
+    uint32_t nobody = 0;
+    ends_.own.header().aborted_by.compare_exchange_strong(  // partner: first_failed()
+        nobody, static_cast<uint32_t>(ends_.peer) + 1, std::memory_order_seq_cst);
+  }
+  header.left.store(static_cast<uint32_t>(state.left), std::memory_order_seq_cst);
+}
+
+}  // namespace ringcomm

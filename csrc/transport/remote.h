@@ -1,0 +1,79 @@
+// A peer on another host, made to look like one that shares memory. Each side has a *shadow* of
+// the other's segment: what this rank may write there (its inboxes, lines, mailbox) it writes into
+// the shadow, and a frame carries it to the same place of the real segment. What the peer says of
+// itself goes into the header of its shadow, so whoever reads a peer's header or arrived() needs
+// not know which kind it is.
+//
+// The shadow is also what is sent again after a lost connection: the rules of plans (one writer a
+// byte, credits, alternating halves) let nobody write a slot again before the peer has read it.
+#pragma once
+
+#include <atomic>
+#include <mutex>
+#include <optional>
+
+#include "net/session.h"
+#include "net/wire.h"
+#include "transport/segment.h"
+
+namespace ringcomm {
+
+// Where in a segment a peer's frames may land.
+struct InboxLayout {
+  uint64_t offset = 0;  // in each half
+  uint64_t bytes = 0;
+};
+
+class RemotePeer final : public Receiver {
+ public:
+  struct Ends {
+    Rank self, peer;
+    Segment own;     // of this rank
+    Segment shadow;  // of the peer: same layout, this process's memory
+    InboxLayout inbox;  // the peer's, in own
+  };
+  RemotePeer(Wire& wire, uint64_t channel, const Ends& ends);
+
+  // ---- the driving thread's. `target` lies in the shadow; `source`, if given, is lent until
+  // settle(), else the bytes are in the shadow already.
+  void put(std::byte* target, uint64_t bytes, const std::byte* source);
+  void signal(int lane, int half, uint64_t stamp);
+  void settle() { wire_.settle(channel_); }
+
+  // ---- any thread's
+  void stream_written(uint64_t begin, uint64_t end);  // cursors of the peer's mailbox
+  void stream_read(uint64_t cursor);                  // of my mailbox
+  void tell();                                        // what my header says
+  void tell_now() {
+    tell();
+    wire_.flush();
+  }
+  void announce() { announced_.store(false, std::memory_order_relaxed); }
+  bool lost() const { return wire_.lost(); }
+  std::string condition() const { return wire_.condition(); }
+
+  // ---- the session's
+  std::byte* place(const Frame& frame) override;
+  void deliver(const Frame& frame, std::span<const std::byte> payload) override;
+
+ private:
+  struct Pending {
+    std::byte* target = nullptr;
+    uint64_t bytes = 0;
+    const std::byte* source = nullptr;
+  };
+  Frame frame(FrameType type) const;
+  void flush_put(int lane, int half, uint64_t stamp);
+  void heard(std::span<const std::byte> payload);
+  bool allowed(const Frame& frame) const;
+
+  Wire& wire_;
+  const uint64_t channel_;
+  const Ends ends_;
+  Pending pending_;
+  std::atomic<bool> announced_{false};  // the peer knows which operation this rank is in
+  std::atomic<uint64_t> credited_{0};   // what the peer knows of my reading its stream
+  uint64_t arrived_[kLineLanes] = {};   // signals delivered
+};
+
+}  // namespace ringcomm

@@ -1,0 +1,495 @@
+// Proves the session by simulation: collectives and messages of two groups over connections that
+// are cut at any byte, silenced, corrupted and held, with ranks that pause. Every result is
+// compared with its definition, and memory is poisoned as soon as it is the caller's again.
+//
+//   session_sim [filter]                 the checks
+//   session_sim --seeds FIRST COUNT      so many simulations; prints what they went through
+//   session_sim --without RULE COUNT     a rule switched off: exits 1 with the seed that fails
+#include <sys/mman.h>
+
+#include "session_net.h"
+
+namespace ringcomm::testing {
+namespace {
+
+constexpr uint64_t kMostSteps = 400'000;
+constexpr auto kStep = std::chrono::milliseconds(1);
+
+struct Totals {
+  uint64_t operations = 0, messages = 0, cuts = 0, corrupted = 0, resent = 0, duplicates = 0,
+           steps = 0;
+};
+
+// Writers that need no credit: what credits are for.
+class Spendthrift final : public Transport {
+ public:
+  Spendthrift(std::unique_ptr<Transport> real, bool credits)
+      : Transport(real->size(), real->rank(), real->doorbell()),
+        real_(std::move(real)),
+        credits_(credits) {}
+  uint64_t arrived(Rank peer, int lane, int half) override {
+    if (!credits_ && lane == kCredit) return UINT64_MAX;
+    return real_->arrived(peer, lane, half);
+  }
+  uint64_t stamp(Rank peer, int lane, int half) override {
+    if (!credits_ && lane == kCredit) return expected;
+    return real_->stamp(peer, lane, half);
+  }
+  std::byte* memory(Rank owner, int half) override { return real_->memory(owner, half); }
+  std::byte* line(Rank owner, Rank from, int half) override {
+    return real_->line(owner, from, half);
+  }
+  bool is_remote(Rank rank) const override { return real_->is_remote(rank); }
+  void put(Rank to, std::byte* target, uint64_t bytes, const std::byte* source) override {
+    real_->put(to, target, bytes, source);
+  }
+  void settle() override { real_->settle(); }
+  void signal(Rank to, int lane, int half, uint64_t stamp) override {
+    real_->signal(to, lane, half, stamp);
+  }
+  size_t stream_write(Rank to, const std::byte* data, size_t bytes) override {
+    return real_->stream_write(to, data, bytes);
+  }
+  size_t stream_read(Rank from, std::byte* data, size_t bytes) override {
+    return real_->stream_read(from, data, bytes);
+  }
+  size_t stream_space(Rank to) override { return real_->stream_space(to); }
+  size_t stream_available(Rank from) override { return real_->stream_available(from); }
+  void announce(const Descriptor& descriptor) override { real_->announce(descriptor); }
+  void finish(uint64_t sequence) override { real_->finish(sequence); }
+  PeerState state(Rank peer) override { return real_->state(peer); }
+  std::optional<Descriptor> descriptor(Rank peer, uint64_t sequence) override {
+    return real_->descriptor(peer, sequence);
+  }
+  std::string failure(Rank peer) override { return real_->failure(peer); }
+  void fail(const std::string& reason) override { real_->fail(reason); }
+  std::optional<Rank> first_failed() override { return real_->first_failed(); }
+  bool connection_lost(Rank peer) override { return real_->connection_lost(peer); }
+  std::string condition(Rank peer) override { return real_->condition(peer); }
+  void leave() override { real_->leave(); }
+  void forget() override {}
+  const char* name() const override { return "a simulated network"; }
+
+  uint64_t expected = 0;
+
+ private:
+  std::unique_ptr<Transport> real_;
+  const bool credits_;
+};
+
+Geometry geometry_for(int size) {
+  Geometry geometry;
+  geometry.size = size;
+  geometry.segment_bytes = 256;
+  geometry.inbox_bytes = 512;
+  return geometry;
+}
+
+// One group as one rank has it, in one of its lives.
+class Member {
+ public:
+  Member(Rank rank, int size, const Setup& setup, uint64_t seed)
+      : rank_(rank), size_(size), setup_(setup), shared_(seed) {}
+
+  // `reach` gives the wire and the far side's channels of each remote peer.
+  void open(uint64_t channel, std::vector<ShmPeer> peers) {
+    channel_ = channel;
+    auto real = std::make_unique<ShmTransport>(rank_, std::move(peers));
+    transport_ = std::make_unique<Spendthrift>(std::move(real), setup_.credits);
+    executor_ = std::make_unique<HostExecutor>(*transport_, geometry_for(size_), 16);
+    mailbox_ = std::make_unique<Mailbox>(*transport_, recorder_);
+    done_ = false;
+  }
+
+  bool done() const { return done_; }
+  uint64_t channel() const { return channel_; }
+
+  void advance(Totals& totals) {
+    if (done_) return;
+    mailbox_->progress();
+    check_messages();
+    for (Rank peer = 0; peer < size_; ++peer) {
+      const PeerState state = transport_->state(peer);
+      require(peer == rank_ || !state.left || state.finished >= operations(), "rank ", peer,
+              " left early");
+    }
+    if (!trial_ && number_ == operations()) {
+      if (mailbox_->pending()) return;
+      transport_->leave();
+      done_ = true;
+      return;
+    }
+    if (!trial_) begin();
+    const auto status = executor_->advance();
+    require(status != HostExecutor::Status::kMismatch, "rank ", rank_, " met another operation");
+    if (status == HostExecutor::Status::kBlocked) return;
+    transport_->finish(number_);
+    if (setup_.settle) transport_->settle();
+    trial_->check(number_);
+    trial_->poison();
+    old_.push_back(std::move(trial_));  // freed memory would be another fault than changed memory
+    ++totals.operations;
+  }
+
+  std::vector<std::unique_ptr<Trial>> old_;
+  uint64_t messages = 0;
+
+ private:
+  uint64_t operations() const { return static_cast<uint64_t>(setup_.operations); }
+
+  void begin() {
+    const Call call = random_call(shared_, size_, 600);
+    const uint64_t choice = shared_.next(), talk = shared_.next();
+    trial_ = std::make_unique<Trial>(call, size_, rank_);
+    ++number_;
+    const Operation& operation = trial_->operation;
+    const Shape shape = make_shape(operation, geometry_for(size_));
+    std::vector<std::shared_ptr<const Plan>> plans;
+    for (const Algorithm algorithm : algorithms_of(call.collective)) {
+      if (algorithm == Algorithm::kHierarchical) continue;
+      auto plan = std::make_shared<Plan>(make_plan(shape, rank_, algorithm));
+      bool everywhere = true;  // also where this rank's own plan maps nothing
+      for (Rank rank = 0; rank < size_ && everywhere; ++rank) {
+        everywhere = call.collective == Collective::kAllToAll ||
+                     !make_plan(shape, rank, algorithm).needs_mapped();
+      }
+      if (everywhere) plans.push_back(plan);
+    }
+    require(!plans.empty(), "no plan");
+    Descriptor descriptor = make_descriptor(operation, number_);
+    make_stamps(operation, descriptor, executor_->stamps());
+    transport_->expected = executor_->stamps().common;
+    executor_->input().assign(operation.input);
+    executor_->output().assign(operation.output);
+    transport_->announce(descriptor);
+    executor_->start(plans[choice % plans.size()], setup_.halves ? number_ : 2,
+                     make_reduction(operation, size_));
+    if (talk % 2 == 0) exchange(talk);
+  }
+
+  // A message to the next rank and one from the previous, small or announced.
+  void exchange(uint64_t talk) {
+    const Rank to = (rank_ + 1) % size_, from = (rank_ + size_ - 1) % size_;
+    const size_t bytes = talk / 2 % 5 == 0 ? 20'000 : talk / 2 % 700;
+    const auto tag = static_cast<uint32_t>(number_);
+    for (const bool sending : {true, false}) {
+      auto message = std::make_shared<Message>(std::chrono::hours(1));
+      auto& data = data_.emplace_back(bytes, sending ? value(rank_) : std::byte{0});
+      message->sending = sending;
+      message->peer = sending ? to : from;
+      message->tag = tag;
+      message->data = {data.data(), data.size()};
+      mailbox_->post(message);
+      talking_.push_back(message);
+      if (sending) sources_.push_back(-1);
+      else sources_.push_back(from);
+    }
+  }
+
+  std::byte value(Rank rank) const { return static_cast<std::byte>(31 * rank + 5); }
+
+  void check_messages() {
+    for (size_t i = 0; i < talking_.size(); ++i) {
+      if (!talking_[i] || !talking_[i]->done) continue;
+      require(!talking_[i]->error, "a message failed");
+      const Span data = talking_[i]->data;
+      for (uint64_t b = 0; sources_[i] >= 0 && b < data.bytes; ++b) {
+        require(data.data[b] == value(sources_[i]), "rank ", rank_, ": a message's byte ", b);
+      }
+      std::fill(data.data, data.data + data.bytes, std::byte{0xee});
+      talking_[i] = nullptr;
+      ++messages;
+    }
+  }
+
+  const Rank rank_;
+  const int size_;
+  const Setup& setup_;
+  Random shared_;  // the same on every rank
+  uint64_t channel_ = 0;
+  std::unique_ptr<Spendthrift> transport_;
+  std::unique_ptr<HostExecutor> executor_;
+  Recorder recorder_;
+  std::unique_ptr<Mailbox> mailbox_;
+  std::unique_ptr<Trial> trial_;
+  uint64_t number_ = 0;
+  bool done_ = true;
+  std::deque<std::vector<std::byte>> data_;
+  std::vector<MessagePtr> talking_;
+  std::vector<Rank> sources_;
+};
+
+class Simulation {
+ public:
+  Simulation(uint64_t seed, const Setup& setup)
+      : setup_(setup), random_(seed), seed_(seed), size_(2 + static_cast<int>(seed % 3)) {
+    flows_ = 1 + static_cast<int>(seed / 3 % 3);
+    setup_.session.window = seed / 9 % 2 == 0 ? 8 : kFrameWindow;
+    fault_every_ = 150 + random_.below(2000);
+    bell_ = std::make_unique<DoorbellPage>();
+    for (int i = 0; i < size_ * (size_ - 1) / 2; ++i) {
+      pairs_.push_back(std::make_unique<Pair>(flows_, setup_.session));
+    }
+    paused_until_.resize(at(size_));
+    for (uint64_t group = 0; group < kGroups; ++group) make_group(group, 0);
+  }
+
+  void run(Totals& totals) {
+    uint64_t steps = 0;
+    while (!finished()) {
+      if (++steps == kMostSteps) throw Failure("stuck: " + describe());
+      now_ += kStep;
+      step(totals);
+    }
+    totals.steps += steps;
+    for (const auto& pair : pairs_) {
+      totals.cuts += pair->cuts;
+      totals.corrupted += pair->corrupted;
+      for (const End& end : pair->ends) {
+        totals.resent += end.session.counters().resent;
+        totals.duplicates += end.session.counters().duplicates;
+      }
+    }
+    for (const auto& member : members_) totals.messages += member->messages;
+  }
+
+ private:
+  static constexpr uint64_t kGroups = 2, kLives = 2;
+
+  Pair& pair(Rank a, Rank b) {
+    const Rank low = std::min(a, b), high = std::max(a, b);
+    return *pairs_[at(high * (high - 1) / 2 + low)];
+  }
+  End& end(Rank self, Rank peer) { return pair(self, peer).ends[self < peer ? 0 : 1]; }
+
+  Segment make_segment(const SegmentLayout& layout) {
+    memory_.push_back(std::make_unique<Pages>(layout.bytes()));
+    return Segment(memory_.back()->data, layout);
+  }
+
+  // All ranks open their side before anybody begins, as they do when they meet.
+  void make_group(uint64_t group, uint64_t life) {
+    const Geometry geometry = geometry_for(size_);
+    const SegmentLayout layout{size_, geometry.half_bytes(), 4096};
+    const uint64_t channel = setup_.epochs ? 10 * group + life + 1 : group + 1;
+    for (Rank rank = 0; rank < size_; ++rank) {
+      const Segment own = make_segment(layout);
+      std::vector<ShmPeer> peers(at(size_));
+      for (Rank peer = 0; peer < size_; ++peer) {
+        ShmPeer& there = peers[at(peer)];
+        there.doorbell = Doorbell(bell_.get());
+        there.segment = peer == rank ? own : make_segment(layout);
+        if (peer == rank) continue;
+        const RemotePeer::Ends ends{rank, peer, own, there.segment,
+                                    {geometry.inbox_offset(peer), geometry.inbox_bytes}};
+        there.remote = std::make_unique<RemotePeer>(end(rank, peer), channel, ends);
+        end(rank, peer).channels.add(channel, there.remote.get());
+      }
+      members_.push_back(std::make_unique<Member>(rank, size_, setup_, seed_ * 10 + group));
+      members_.back()->open(channel, std::move(peers));
+      current_[{group, rank}] = members_.back().get();
+    }
+    lives_[group] = life;
+  }
+
+  // A rank that has left drops what still comes; when all have, the group is made anew.
+  void renew(uint64_t group) {
+    bool all = true;
+    for (Rank rank = 0; rank < size_; ++rank) {
+      const Member& member = *current_[{group, rank}];
+      all = all && member.done();
+      if (!member.done()) continue;
+      for (Rank peer = 0; peer < size_; ++peer) {
+        if (peer != rank && setup_.epochs) end(rank, peer).channels.remove(member.channel());
+      }
+    }
+    if (all && lives_[group] + 1 < kLives) make_group(group, lives_[group] + 1);
+  }
+
+  bool finished() {
+    for (uint64_t group = 0; group < kGroups; ++group) {
+      if (lives_[group] + 1 < kLives) return false;
+      for (Rank rank = 0; rank < size_; ++rank) {
+        if (!current_[{group, rank}]->done()) return false;
+      }
+    }
+    return true;
+  }
+
+  std::string describe() {
+    std::string text;
+    for (size_t i = 0; i < pairs_.size(); ++i) {
+      for (int side = 0; side < 2; ++side) {
+        const End& end = pairs_[i]->ends[at(side)];
+        text += str(" pair ", i, " side ", side, ": acknowledged ", end.session.acknowledged(),
+                    " of ", end.session.posted(), ", flows");
+        for (int flow = 0; flow < flows_; ++flow) {
+          text += str(" ", end.session.is_up(flow) ? "up" : "down", end.session.generation(flow),
+                      end.session.has_output(flow) ? "!" : "");
+        }
+      }
+    }
+    return text;
+  }
+
+  bool paused(Rank rank) const { return paused_until_[at(rank)] > now_; }
+
+  void step(Totals& totals) {
+    const Rank rank = static_cast<Rank>(random_.below(static_cast<uint64_t>(size_)));
+    if (paused(rank)) return;
+    const uint64_t group = random_.below(kGroups);
+    const Rank peer = static_cast<Rank>(
+        (static_cast<uint64_t>(rank) + 1 + random_.below(static_cast<uint64_t>(size_ - 1))) %
+        static_cast<uint64_t>(size_));
+    const int side = rank < peer ? 0 : 1;
+    const int flow = static_cast<int>(random_.below(static_cast<uint64_t>(flows_)));
+    Pair& with = pair(rank, peer);
+    switch (random_.below(8)) {
+      case 0:
+      case 1:
+        current_[{group, rank}]->advance(totals);
+        if (current_[{group, rank}]->done()) renew(group);
+        return;
+      case 2:
+      case 3:
+        return with.write(side, flow, random_);
+      case 4:
+      case 5:
+        return with.read(side, flow, random_, now_);
+      case 6:
+        // Where other flows carry on, a lost one takes its time to come back.
+        if (random_.below(with.ends[at(side)].any_up() ? 100 : 1) == 0) with.connect(flow, side);
+        if (!paused(peer)) with.shake_hands(flow, now_);
+        return;
+      default:
+        if (random_.below(4) == 0) with.tick(side, now_, {});
+        if (setup_.faults && random_.below(fault_every_ / 8) == 0) fault(with, side, flow, rank);
+    }
+  }
+
+  void fault(Pair& with, int side, int flow, Rank rank) {
+    switch (random_.below(9)) {
+      case 0:
+      case 1:
+      case 2:
+        return with.cut(flow, random_, now_);
+      case 3:
+        for (int each = 0; each < flows_; ++each) with.cut(each, random_, now_);
+        return;
+      case 4:
+        return with.corrupt(side, flow, random_);
+      case 5:
+        if (const auto connection = with.ends[at(side)].connections[at(flow)]) {
+          connection->to[at(side)].held = now_ + std::chrono::milliseconds(random_.below(1000));
+        }
+        return;
+      case 6:
+        paused_until_[at(rank)] = now_ + std::chrono::milliseconds(random_.below(1000));
+        return;
+      case 7:
+        return with.repeat(side, flow);
+      default:
+        now_ += std::chrono::seconds(random_.below(8));
+    }
+  }
+
+  struct Pages {
+    explicit Pages(uint64_t size) : bytes(size) {
+      void* at = ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+      if (at == MAP_FAILED) throw SystemError("mmap");
+      data = static_cast<std::byte*>(at);
+    }
+    ~Pages() { ::munmap(data, bytes); }
+    std::byte* data;
+    uint64_t bytes;
+  };
+
+  Setup setup_;
+  Random random_;
+  const uint64_t seed_;
+  const int size_;
+  int flows_;
+  uint64_t fault_every_;
+  Clock::time_point now_{std::chrono::hours(1)};
+  std::unique_ptr<DoorbellPage> bell_;
+  std::vector<std::unique_ptr<Pages>> memory_;
+  std::vector<std::unique_ptr<Pair>> pairs_;
+  std::vector<std::unique_ptr<Member>> members_;
+  std::map<std::pair<uint64_t, Rank>, Member*> current_;
+  std::map<uint64_t, uint64_t> lives_;
+  std::vector<Clock::time_point> paused_until_;
+};
+
+void simulate(uint64_t seed, const Setup& setup, Totals& totals) {
+  try {
+    Simulation(seed, setup).run(totals);
+  } catch (const std::exception& error) {
+    throw Failure(str("seed ", seed, ": ", error.what(), " (session_sim --seeds ", seed, " 1)"));
+  }
+}
+
+void print(uint64_t seeds, const Totals& totals) {
+  std::printf("%lu seeds: %lu operations, %lu messages; %lu cuts, %lu corrupted bytes, %lu frames "
+              "sent again, %lu duplicates; %lu steps\n",
+              seeds, totals.operations, totals.messages, totals.cuts, totals.corrupted,
+              totals.resent, totals.duplicates, totals.steps);
+}
+
+int without(const std::string& rule, uint64_t seeds) {
+  Setup setup;
+  const std::map<std::string, bool*> rules = {{"apply_once", &setup.session.apply_once},
+                                              {"fence", &setup.session.fence},
+                                              {"verify", &setup.session.verify},
+                                              {"bounded", &setup.session.bounded},
+                                              {"settle", &setup.settle},
+                                              {"halves", &setup.halves},
+                                              {"credits", &setup.credits},
+                                              {"epochs", &setup.epochs}};
+  *rules.at(rule) = false;
+  Totals totals;
+  for (uint64_t seed = 0; seed < seeds; ++seed) {
+    try {
+      simulate(seed, setup, totals);
+    } catch (const std::exception& error) {
+      std::printf("caught without %s: %s\n", rule.c_str(), error.what());
+      return 1;
+    }
+  }
+  std::printf("%s is never missed in %lu seeds\n", rule.c_str(), seeds);
+  return 0;
+}
+
+std::vector<Check> all_checks() {
+  return {{"quiet",
+           [] {
+             Setup setup;
+             setup.faults = false;
+             Totals totals;
+             for (uint64_t seed = 0; seed < 200; ++seed) simulate(seed, setup, totals);
+             require(totals.resent == 0, "nothing was lost, and ", totals.resent, " came again");
+           }},
+          {"faults", [] {
+             Totals totals;
+             for (uint64_t seed = 0; seed < 2000; ++seed) simulate(seed, Setup{}, totals);
+             print(2000, totals);
+             require(totals.cuts > 2000 && totals.corrupted > 100 && totals.duplicates > 100,
+                     "too few faults to prove anything");
+           }}};
+}
+
+}  // namespace
+}  // namespace ringcomm::testing
+
+int main(int argc, char** argv) {
+  using namespace ringcomm::testing;
+  const std::string first = argc > 1 ? argv[1] : "";
+  if (first == "--without" && argc == 4) return without(argv[2], std::stoull(argv[3]));
+  if (first == "--seeds" && argc == 4) {
+    Totals totals;
+    const uint64_t begin = std::stoull(argv[2]), count = std::stoull(argv[3]);
+    for (uint64_t seed = begin; seed < begin + count; ++seed) simulate(seed, {}, totals);
+    print(count, totals);
+    return 0;
+  }
+  return run_checks(all_checks(), argc, argv);
+}
