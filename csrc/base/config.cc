@@ -1,9 +1,11 @@
 #include "base/config.h"
 
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cstdlib>
+#include <fstream>
 #include <numeric>
 #include <string_view>
 
@@ -24,19 +26,45 @@ LogLevel parse_level(const std::string& text) {
   return static_cast<LogLevel>(found - names.begin());
 }
 
-std::chrono::microseconds parse_spin(const std::string& text) {
+// The variable as a number, if it is set. `what` says what it counts.
+std::optional<long> number(const char* name, const char* what, long least, long most) {
+  const auto text = variable(name);
+  if (!text) return std::nullopt;
   char* end = nullptr;
-  const long value = std::strtol(text.c_str(), &end, 10);
-  RINGCOMM_CHECK(*end == '\0' && value >= 0 && value <= 1'000'000, "RINGCOMM_SPIN_US=", text,
-                 " is not a number of microseconds from 0 to 1000000");
-  return std::chrono::microseconds(value);
+  const long value = std::strtol(text->c_str(), &end, 10);
+  RINGCOMM_CHECK(*end == '\0' && value >= least && value <= most, name, "=", *text,
+                 " is not a number of ", what, " from ", least, " to ", most);
+  return value;
+}
+
+bool parse_transport(const std::string& text) {
+  RINGCOMM_CHECK(text == "auto" || text == "tcp", "RINGCOMM_TRANSPORT=", text,
+                 " is no transport: use auto, or tcp to have it inside a host too");
+  return text == "tcp";
+}
+
+// The secret is the job's: a file that others can read is refused.
+std::string read_secret(const std::string& path) {
+  struct stat status{};
+  std::ifstream file(path);
+  RINGCOMM_CHECK(file && ::stat(path.c_str(), &status) == 0, "RINGCOMM_SECRET_FILE=", path,
+                 " cannot be read");
+  RINGCOMM_CHECK((status.st_mode & 077) == 0, "RINGCOMM_SECRET_FILE=", path,
+                 " can be read by others: chmod 600 it");
+  std::string secret;
+  std::getline(file, secret);
+  RINGCOMM_CHECK(!secret.empty(), "RINGCOMM_SECRET_FILE=", path, " is empty");
+  return secret;
 }
 
 // Read at run time, or when ringcomm is built and tested.
 const std::vector<std::string>& known_variables() {
   static const std::vector<std::string> names = {
-      "RINGCOMM_LOG",  "RINGCOMM_ALGORITHM",  "RINGCOMM_SPIN_US",    "RINGCOMM_SANITIZE",
-      "RINGCOMM_CUDA", "RINGCOMM_CUDA_ARCHS", "RINGCOMM_TEST_LEVEL", "RINGCOMM_WERROR"};
+      "RINGCOMM_LOG",         "RINGCOMM_ALGORITHM",  "RINGCOMM_SPIN_US",
+      "RINGCOMM_IFNAME",      "RINGCOMM_PORTS",      "RINGCOMM_TRANSPORT",
+      "RINGCOMM_FLOWS",       "RINGCOMM_SECRET",     "RINGCOMM_RESUME_SECONDS",
+      "RINGCOMM_SECRET_FILE", "RINGCOMM_SANITIZE",   "RINGCOMM_CUDA",
+      "RINGCOMM_CUDA_ARCHS",  "RINGCOMM_TEST_LEVEL", "RINGCOMM_WERROR"};
   return names;
 }
 
@@ -81,7 +109,17 @@ std::string nearest(const std::string& word, const std::vector<std::string>& kno
 Config Config::from_environment() {
   Config config;
   if (const auto value = variable("RINGCOMM_LOG")) config.log = parse_level(*value);
-  if (const auto value = variable("RINGCOMM_SPIN_US")) config.spin = parse_spin(*value);
+  if (const auto value = number("RINGCOMM_SPIN_US", "microseconds", 0, 1'000'000)) {
+    config.spin = std::chrono::microseconds(*value);
+  }
+  config.ifname = variable("RINGCOMM_IFNAME").value_or("");
+  config.ports = variable("RINGCOMM_PORTS").value_or("");
+  if (const auto value = variable("RINGCOMM_TRANSPORT")) config.tcp = parse_transport(*value);
+  config.flows = static_cast<int>(number("RINGCOMM_FLOWS", "connections", 1, 16).value_or(1));
+  config.resume =
+      std::chrono::seconds(number("RINGCOMM_RESUME_SECONDS", "seconds", 1, 86'400).value_or(30));
+  config.secret = variable("RINGCOMM_SECRET").value_or("");
+  if (const auto path = variable("RINGCOMM_SECRET_FILE")) config.secret = read_secret(*path);
   config.algorithm = variable("RINGCOMM_ALGORITHM");
   config.run_id = variable("TORCHELASTIC_RUN_ID").value_or("none");
   config.restart = variable("TORCHELASTIC_RESTART_COUNT").value_or("0");

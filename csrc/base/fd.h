@@ -43,6 +43,13 @@ class Mapping {
     data_ = static_cast<std::byte*>(at);
     ::madvise(at, bytes, MADV_DONTFORK);
   }
+  // Memory of this process only, zero until it is touched.
+  explicit Mapping(size_t bytes) : bytes_(bytes) {
+    void* at = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (at == MAP_FAILED) throw SystemError(str("mmap of ", bytes, " bytes"));
+    data_ = static_cast<std::byte*>(at);
+  }
   Mapping(Mapping&& other) noexcept
       : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
   Mapping& operator=(Mapping&& other) noexcept {

@@ -7,7 +7,6 @@ namespace ringcomm {
 namespace {
 
 constexpr auto kSlice = std::chrono::milliseconds(50);  // between looks at peers and deadlines
-constexpr Reach kReach{true};
 
 std::string message_of(const std::exception_ptr& error) {
   try {
@@ -116,7 +115,7 @@ TaskPtr Communicator::submit(Operation operation, decltype(Request::on_done) on_
 
 std::shared_ptr<const Plan> Communicator::plan_for(const Operation& operation) {
   const Shape shape = make_shape(operation, geometry_);
-  return plans_.get(shape, wished(shape.collective).value_or(select(shape, kReach)));
+  return plans_.get(shape, wished(shape.collective).value_or(select(shape, reach_)));
 }
 
 // What the options or RINGCOMM_ALGORITHM ask for, where the collective has it.
@@ -138,7 +137,7 @@ std::string Communicator::choice_text(const Operation& operation, const Plan& pl
   const Shape shape = make_shape(operation, geometry_);
   const bool asked = wished(shape.collective).has_value();
   return str(here(), ", ", to_string(plan.algorithm), " (",
-             asked ? "the algorithm that was asked for" : selection_reason(shape, kReach), ")");
+             asked ? "the algorithm that was asked for" : selection_reason(shape, reach_), ")");
 }
 
 // Everything that can be refused is refused before the peers learn of it.
@@ -184,6 +183,7 @@ bool Communicator::advance() {
 // The operation in progress, if there is one, is over.
 void Communicator::end(bool good) {
   if (!ticket_) return;
+  transport_->settle();
   recorder_.end(*std::exchange(ticket_, std::nullopt), good);
   if (good) transport_->finish(sequence_);
 }
@@ -191,19 +191,19 @@ void Communicator::end(bool good) {
 // The caller's thread does the work and the waiting: no hand-over, no wake-up.
 void Communicator::run_here(const Operation& operation) {
   begin(operation);
+  Driving driving(*transport_);
   try {
     if (transport_->first_failed()) look_around(nullptr);
     std::optional<Deadline> deadline;  // the clock is read only when there is time to
     while (!advance()) {
       patience_.reset();
       while (!executor_.ready()) {
-        if (patience_.again()) continue;
+        if (transport_->progress() || patience_.again()) continue;
         if (!deadline) {
           deadline.emplace(operation.timeout.count() > 0 ? operation.timeout : timeout());
         }
-        transport_->doorbell().sleep(
-            [&] { return executor_.ready() || failed_.load(std::memory_order_seq_cst); },
-            std::min<Clock::duration>(kSlice, deadline->left()));
+        driving.sleep([&] { return executor_.ready() || failed_.load(std::memory_order_seq_cst); },
+                      std::min<Clock::duration>(kSlice, deadline->left()));
         patience_.reset();  // time asleep was not taken by others
         if (executor_.ready()) continue;
         look_around(&*deadline);
@@ -272,7 +272,7 @@ void Communicator::shutdown(Clock::duration grace) {
   if (forked_ || left_.exchange(true, std::memory_order_seq_cst)) return;
   const Deadline deadline(grace);
   while (busy() && !failed_ && !deadline.passed()) {
-    if (drive() == Driven::kMoved) continue;
+    if (transport_->progress() || drive() == Driven::kMoved) continue;
     transport_->doorbell().sleep([&] { return !busy() || ready(); },
                                  std::min<Clock::duration>(kSlice, deadline.left()));
     watch();
@@ -288,6 +288,16 @@ void Communicator::shutdown(Clock::duration grace) {
     }
   }
   transport_->leave();
+  drain();
+}
+
+// Remote ranks get what is on its way, if they are there to take it.
+void Communicator::drain() {
+  const Deadline soon(std::chrono::seconds(1));
+  while (!transport_->drained() && !soon.passed()) {
+    std::this_thread::sleep_for(std::chrono::microseconds(200));
+    transport_->progress();
+  }
 }
 
 void Communicator::forked() {

@@ -125,6 +125,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   bool move_messages(Move&& move);
   void complete(const TaskPtr& task, const std::exception_ptr& error);
   void hand_over();
+  void drain();
   void fail_messages();
   class Waiting;
   struct HandOver {  // at the end of a scope that drove
@@ -152,6 +153,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   CommunicatorOptions options_;
   Geometry geometry_;
   Logger logger_;
+  Reach reach_;
   Neighbourhood memory_;
   std::unique_ptr<Transport> transport_;
   Recorder recorder_;

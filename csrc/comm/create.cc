@@ -13,6 +13,10 @@ uint64_t mailbox_bytes(int size) {
   return bytes;
 }
 
+Reach reach_of(const std::vector<int>& host_of) {
+  return {host_of.empty() || host_of.back() == 0};
+}
+
 }  // namespace
 
 std::shared_ptr<Communicator> Communicator::create(Store& store,
@@ -27,11 +31,18 @@ std::shared_ptr<Communicator> Communicator::create(Store& store,
   meeting.rank = options.rank;
   meeting.size = options.size;
   meeting.scope = str(runtime.config().run_id, "/", runtime.config().restart, "/", options.name);
+  const Geometry across = Geometry::across_hosts(options.size);
   meeting.layout = {options.size, geometry.half_bytes(), mailbox_bytes(options.size)};
+  meeting.layout_across = {options.size, across.half_bytes(), mailbox_bytes(options.size)};
+  meeting.first_inbox = {across.inbox_offset(0), across.inbox_bytes};
+  meeting.tcp = runtime.config().tcp;
+  meeting.network = [&](const std::string& host) -> Network& { return runtime.network(host); };
   if (options.interrupt) meeting.interrupt = options.interrupt;
   Neighbourhood memory = meet(store, meeting, runtime.doorbell(), Deadline(options.timeout));
+  const bool mapped = memory.host_of.back() == 0;
   auto transport = std::make_unique<ShmTransport>(options.rank, std::move(memory.peers));
-  return std::make_shared<Communicator>(std::move(transport), geometry, options, std::move(memory));
+  return std::make_shared<Communicator>(std::move(transport), mapped ? geometry : across, options,
+                                        std::move(memory));
 }
 
 Communicator::Communicator(std::unique_ptr<Transport> transport, const Geometry& geometry,
@@ -40,6 +51,7 @@ Communicator::Communicator(std::unique_ptr<Transport> transport, const Geometry&
       geometry_(geometry),
       logger_(Runtime::get().config().log,
               str("rank ", options.rank, " of group '", options.name, "'")),
+      reach_(reach_of(memory.host_of)),
       memory_(std::move(memory)),
       transport_(std::move(transport)),
       mailbox_(*transport_, recorder_),

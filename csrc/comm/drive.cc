@@ -151,13 +151,14 @@ bool Communicator::wait(Request& request, Clock::duration at_most) {
   Patience patience = this->patience();
   const HandOver afterwards{*this};
   const Waiting waiting(*this);
+  Driving driving(*transport_);
   Driver driver(drive_, std::defer_lock);
   while (!done()) {
     if (limited && limit.passed()) break;
-    bool moved = false;
+    bool moved = transport_->progress();
     if (mailbox_.pending()) {  // callbacks must find the group free
       if (driver) driver.unlock();
-      moved = move_messages([&] { return mailbox_.progress(); });
+      moved = move_messages([&] { return mailbox_.progress(); }) || moved;
     }
     if (driver || driver.try_lock()) moved = advance_queue(driver) || moved;
     if (moved) patience.reset();
@@ -166,7 +167,7 @@ bool Communicator::wait(Request& request, Clock::duration at_most) {
       return done() || failed_.load(std::memory_order_seq_cst) || mailbox_.ready() ||
              ((driver || driver.try_lock()) && task_ && executor_.ready());
     };
-    transport_->doorbell().sleep(awake, std::min<Clock::duration>(kSlice, limit.left()));
+    driving.sleep(awake, std::min<Clock::duration>(kSlice, limit.left()));
     patience.reset();
     if (driver) driver.unlock();
     watch();
@@ -177,6 +178,7 @@ bool Communicator::wait(Request& request, Clock::duration at_most) {
 
 Communicator::Driven Communicator::drive() {
   if (forked_ || waiting_.load(std::memory_order_seq_cst) > 0) return Driven::kIdle;
+  transport_->progress();
   bool moved = mailbox_.pending() && move_messages([&] { return mailbox_.progress(); });
   if (queued_.load(std::memory_order_seq_cst) > 0) {
     Driver driver(drive_, std::try_to_lock);

@@ -40,6 +40,22 @@ Runtime::Runtime() : config_(Config::from_environment()), cpus_(usable_cpus()) {
   for (const std::string& warning : config_.warnings) logger.warning(warning);
 }
 
+Network& Runtime::network(const std::string& store_host) {
+  const std::lock_guard lock(mutex_);
+  if (!network_) {
+    NetworkOptions options;
+    options.store_host = store_host;
+    options.interfaces = InterfaceFilter(config_.ifname);
+    options.ports = PortRange::parse(config_.ports);
+    options.secret = config_.secret;
+    options.flows = config_.flows;
+    options.resume = config_.resume;
+    options.bell = doorbell_.bell();
+    network_ = std::make_unique<Network>(options);
+  }
+  return *network_;
+}
+
 void Runtime::attach(Communicator* group) {
   const std::lock_guard lock(mutex_);
   groups_.insert(group);
@@ -155,12 +171,17 @@ void Runtime::work() {
 void Runtime::before_fork() {
   Global& here = global();
   here.mutex.lock();
-  if (here.runtime != nullptr) here.runtime->mutex_.lock();
+  if (here.runtime == nullptr) return;
+  here.runtime->mutex_.lock();
+  if (here.runtime->network_) here.runtime->network_->before_fork();
 }
 
 void Runtime::after_fork_in_parent() {
   Global& here = global();
-  if (here.runtime != nullptr) here.runtime->mutex_.unlock();
+  if (here.runtime != nullptr) {
+    if (here.runtime->network_) here.runtime->network_->after_fork();
+    here.runtime->mutex_.unlock();
+  }
   here.mutex.unlock();
 }
 
@@ -169,6 +190,7 @@ void Runtime::after_fork_in_child() {
   Global& here = global();
   if (here.runtime != nullptr) {
     for (Communicator* group : here.runtime->groups_) group->forked();
+    if (here.runtime->network_) here.runtime->network_->forked();
   }
   here.runtime = nullptr;
   here.mutex.unlock();

@@ -26,6 +26,8 @@ class Runtime {
 
   const Config& config() const { return config_; }
   const DoorbellMemory& doorbell() const { return doorbell_; }
+  // Made when the first group needs it: threads and sockets that one host has no use for.
+  Network& network(const std::string& store_host);
   int cpus() const { return cpus_; }
 
   // Groups of this process, so that a forked child can let go of them.
@@ -60,6 +62,7 @@ class Runtime {
   Groups* driven_ = nullptr;             // its list
   int standby_ = 0;                      // workers that could lead
   std::set<Communicator*> groups_;
+  std::unique_ptr<Network> network_;
 };
 
 }  // namespace ringcomm

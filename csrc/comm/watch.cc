@@ -34,6 +34,7 @@ std::string Communicator::where_is(Rank peer, uint64_t sequence) {
 
 // Throws when the operation in progress cannot end well.
 void Communicator::look_around(const Deadline* deadline) {
+  if (deadline != nullptr) transport_->need(executor_.peer());
   for (Rank peer = 0; peer < size(); ++peer) {
     if (peer != rank()) check_peer(peer);
   }
@@ -61,7 +62,7 @@ void Communicator::check_peer(Rank peer) {
                               state.finished, ": every rank must call the same collectives"));
   }
   throw PeerError(
-      peer, str(here(), ": Connection closed by rank ", peer, ": its process died (",
+      peer, str(here(), ": Connection closed by rank ", peer, ": ", transport_->loss(peer), " (",
                 where_is(peer, sequence_), "); look at that rank's own output, then restart"));
 }
 
@@ -174,6 +175,7 @@ void Communicator::check_source(const Message& message) {
     return left && transport_->stream_available(peer) == 0;
   };
   if (message.peer != Message::kAnySource) {
+    transport_->need(message.peer);
     if (!gone(message.peer) || !mailbox_.is_unfinished(message)) return;
     throw PeerError(message.peer, str(message.describe(), ": Connection closed by rank ",
                                       message.peer, ": it ", where_is(message.peer, 0)));

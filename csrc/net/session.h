@@ -60,6 +60,9 @@ class Session {
   void post(const Frame& frame, std::vector<std::byte> payload);  // takes it
   // What the channel was lent is the lender's again afterwards.
   void settle(uint64_t channel);
+  // The channel's memory goes: what the peer may not have yet is copied.
+  void release(uint64_t channel);
+  void ask_for_ack();
   uint64_t posted() const { return first_ + items_.size() - 1; }  // the last frame's number
   uint64_t acknowledged() const { return first_ - 1; }            // all up to this one
   uint64_t unacknowledged() const { return next_ - first_; }      // sent, and waiting for it

@@ -9,18 +9,32 @@
 
 namespace ringcomm {
 
+class Receiver;
+
 class Wire {
  public:
   virtual ~Wire() = default;
+  // Frames of this channel go to `receiver` until close(); before and after, they are dropped.
+  // close() copies what the peer does not have yet: the channel's memory is free afterwards.
+  virtual void open(uint64_t channel, Receiver* receiver) = 0;
+  virtual void close(uint64_t channel) = 0;
   // As Session's.
   virtual void post(const Frame& frame, const std::byte* payload, std::byte* keep) = 0;
   virtual void post(const Frame& frame, std::vector<std::byte> payload) = 0;
   virtual void settle(uint64_t channel) = 0;
   // What was posted starts on its way now.
   virtual void flush() = 0;
+  // Does the peer have all of it? If not, it is asked to say so soon.
+  virtual bool drained() = 0;
+  // Moves what can be moved; true when something arrived. A thread that calls this often says so.
+  virtual bool progress() = 0;
+  virtual void begin_driving() = 0;
+  virtual void end_driving(bool rest) = 0;  // as Network's
+  // Somebody waits for this peer: it is to be connected, or found to be dead.
+  virtual void need() = 0;
   // The peer's process has ended, or nothing was heard of it for too long.
   virtual bool lost() = 0;
-  virtual std::string condition() = 0;  // for people: "alive", "not heard of for 12 s"
+  virtual std::string condition() = 0;  // for people: "alive", or why it is lost
 };
 
 }  // namespace ringcomm

@@ -23,6 +23,12 @@ Geometry Geometry::for_ranks(int size) {
   return geometry;
 }
 
+Geometry Geometry::across_hosts(int size) {
+  Geometry geometry = for_ranks(size);
+  geometry.inbox_bytes = 1024 * kKiB;  // touched only where plans send
+  return geometry;
+}
+
 Rank Shape::after(Rank rank, int steps) const {
   const int sum = (rank + steps) % size;
   return sum < 0 ? sum + size : sum;

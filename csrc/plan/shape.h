@@ -31,6 +31,7 @@ struct Geometry {
   }
   // 256 KiB segments; inboxes share 4 MiB, 16 KiB to 256 KiB each.
   static Geometry for_ranks(int size);
+  static Geometry across_hosts(int size);  // messages that outlast a network's latency
   bool operator==(const Geometry&) const = default;
 };
 

@@ -2,7 +2,8 @@
 #pragma once
 
 #include <string>
-#include <torch/csrc/distributed/c10d/Store.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
 #include <utility>
 
 #include "base/error.h"
@@ -46,6 +47,15 @@ class StoreAdapter final : public Store {
 
   int64_t add(const std::string& key, int64_t amount) override {
     return attempt([&] { return store_->add(key, amount); });
+  }
+
+  std::string host() override {
+    auto store = store_;
+    while (const auto prefixed = c10::dynamic_intrusive_pointer_cast<c10d::PrefixStore>(store)) {
+      store = prefixed->getUnderlyingStore();
+    }
+    const auto served = c10::dynamic_intrusive_pointer_cast<c10d::TCPStore>(store);
+    return served ? served->getHost() : std::string();
   }
 
  private:

@@ -41,7 +41,7 @@ uint64_t random_word() {
   return word;
 }
 
-Card make_card(const SegmentLayout& layout) {
+Card make_card() {
   Card card;
   card.host = host_name();
   card.boot_id = first_line("/proc/sys/kernel/random/boot_id");
@@ -51,7 +51,6 @@ Card make_card(const SegmentLayout& layout) {
        << std::setw(16) << random_word();
   card.socket = name.str();
   card.pid = ::getpid();
-  card.segment_bytes = layout.bytes();
   card.nonce = {{random_word(), random_word()}};
   return card;
 }
@@ -68,7 +67,7 @@ bool peer_is_stopped(const Fd& socket) {
 
 std::string Card::to_text() const {
   return str(kCardVersion, ' ', host, ' ', boot_id, ' ', network, ' ', socket, ' ', pid, ' ',
-             segment_bytes, ' ', nonce.words[0], ' ', nonce.words[1]);
+             nonce.words[0], ' ', nonce.words[1]);
 }
 
 Card Card::from_text(const std::string& text, Rank owner) {
@@ -76,7 +75,7 @@ Card Card::from_text(const std::string& text, Rank owner) {
   std::string version;
   Card card;
   in >> version >> card.host >> card.boot_id >> card.network >> card.socket >> card.pid >>
-      card.segment_bytes >> card.nonce.words[0] >> card.nonce.words[1];
+      card.nonce.words[0] >> card.nonce.words[1];
   if (!in || version != kCardVersion || card.socket.size() > 100) {
     throw PeerError(owner, str("rank ", owner, " introduces itself as '", text.substr(0, 40),
                                "', which this version of ringcomm does not understand: install "

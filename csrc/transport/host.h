@@ -16,14 +16,13 @@ struct Card {
   std::string network;  // inode of the network namespace
   std::string socket;   // abstract name, random
   int64_t pid = 0;
-  uint64_t segment_bytes = 0;
   Nonce nonce;
 
   std::string to_text() const;
   static Card from_text(const std::string& text, Rank owner);  // throws PeerError
 };
 
-Card make_card(const SegmentLayout& layout);
+Card make_card();
 uint64_t random_word();
 // Is the process at the other end of a Unix socket stopped, by SIGSTOP or a debugger?
 bool peer_is_stopped(const Fd& socket);

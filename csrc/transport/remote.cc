@@ -17,7 +17,9 @@ struct State {
 }  // namespace
 
 RemotePeer::RemotePeer(Wire& wire, uint64_t channel, const Ends& ends)
-    : wire_(wire), channel_(channel), ends_(ends) {}
+    : wire_(wire), channel_(channel), ends_(ends) {
+  wire_.open(channel_, this);
+}
 
 Frame RemotePeer::frame(FrameType type) const {
   Frame frame;

@@ -32,7 +32,12 @@ class RemotePeer final : public Receiver {
     Segment shadow;  // of the peer: same layout, this process's memory
     InboxLayout inbox;  // the peer's, in own
   };
+  // Opens the channel, and closes it at the end.
   RemotePeer(Wire& wire, uint64_t channel, const Ends& ends);
+  ~RemotePeer() override { wire_.close(channel_); }
+  RemotePeer(const RemotePeer&) = delete;
+  RemotePeer& operator=(const RemotePeer&) = delete;
+  Wire& wire() const { return wire_; }
 
   // ---- the driving thread's. `target` lies in the shadow; `source`, if given, is lent until
   // settle(), else the bytes are in the shadow already.

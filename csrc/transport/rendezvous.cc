@@ -39,13 +39,20 @@ class Meeting {
         sockets_(static_cast<size_t>(options.size)) {}
 
   Neighbourhood run() {
-    make_segment();
+    mine_ = make_card();
+    listener_ = listen_unix(mine_.socket, 2 * options_.size + 16);
     try {
       exchange_cards();
-      check_hosts();
-      for (Rank rank = 0; rank < options_.rank; ++rank) connect_to(rank);
+      find_hosts();
+      make_segment();
+      for (Rank rank = 0; rank < options_.rank; ++rank) {
+        if (is_local(rank)) connect_to(rank);
+      }
       accept_others();
-      for (Rank rank = 0; rank < options_.rank; ++rank) await_reply(rank);
+      for (Rank rank = 0; rank < options_.rank; ++rank) {
+        if (is_local(rank)) await_reply(rank);
+      }
+      if (across()) meet_across();
     } catch (const std::exception& error) {
       leave_word(error.what());
       throw;
@@ -58,8 +65,8 @@ class Meeting {
   Fd& socket(Rank rank) { return sockets_[static_cast<size_t>(rank)]; }
 
   void make_segment() {
-    const SegmentLayout& layout = options_.layout;
-    mine_ = make_card(layout);
+    layout_ = across() ? options_.layout_across : options_.layout;
+    const SegmentLayout& layout = layout_;
     segment_ = make_sealed_memfd("ringcomm", layout.bytes());
     result_.peers.resize(sockets_.size());
     adopt(options_.rank, Mapping(segment_, layout.bytes()), doorbell_.bell(), Fd());
@@ -67,12 +74,72 @@ class Meeting {
     header.magic = kSegmentMagic;
     header.nonce = mine_.nonce;
     header.bytes = layout.bytes();
-    listener_ = listen_unix(mine_.socket, 2 * options_.size + 16);
+  }
+
+  bool is_local(Rank rank) const {
+    const auto& hosts = result_.host_of;
+    return hosts[static_cast<size_t>(rank)] == hosts[static_cast<size_t>(options_.rank)];
+  }
+  bool across() const { return result_.host_of.back() > 0; }
+
+  // Hosts are numbered in the order of their first rank.
+  void find_hosts() {
+    std::map<std::string, int> hosts;
+    for (Rank rank = 0; rank < options_.size; ++rank) {
+      const Card& other = card(rank);
+      const std::string own = options_.tcp ? str(rank) : "";
+      const auto next = static_cast<int>(hosts.size());
+      const auto [host, added] = hosts.emplace(str(other.boot_id, other.network, own), next);
+      result_.host_of.push_back(host->second);
+    }
+  }
+
+  // Every rank takes frames of this group from all others before any of them sends one.
+  void meet_across() {
+    Network& network = options_.network(store_.host());
+    store_.set(str(prefix_, options_.rank, "/contact"), network.contact().to_text());
+    std::vector<Rank> missing;
+    for (Rank rank = 0; rank < options_.size; ++rank) {
+      if (is_local(rank)) continue;
+      const std::string key = str(prefix_, rank, "/contact");
+      if (!appears(key)) {
+        missing.push_back(rank);
+        continue;
+      }
+      add_remote(rank, network.reach(Contact::from_text(store_.get(key))));
+    }
+    if (!missing.empty()) throw late(missing, "has not finished joining");
+    const std::string ready = prefix_ + "ready";
+    int64_t count = store_.add(ready, 1);
+    Clock::duration pause = kFirstPause;
+    while (count < options_.size) {
+      if (deadline_.passed()) {
+        throw TimeoutError(str("Timed out after ", deadline_.elapsed_seconds(), " s: only ", count,
+                               " of ", options_.size, " ranks have finished joining the group"));
+      }
+      options_.interrupt();
+      std::this_thread::sleep_for(std::min(pause, deadline_.left()));
+      pause = std::min<Clock::duration>(2 * pause, kLongestPause);
+      count = store_.add(ready, 0);
+    }
+  }
+
+  void add_remote(Rank rank, Wire& wire) {
+    Mapping shadow(layout_.bytes());
+    const auto inbox = static_cast<uint64_t>(rank) * options_.first_inbox.bytes;
+    ShmPeer& peer = result_.peers[static_cast<size_t>(rank)];
+    peer.segment = Segment(shadow.data(), layout_);
+    peer.doorbell = doorbell_.bell();
+    const RemotePeer::Ends ends{
+        options_.rank, rank, result_.peers[static_cast<size_t>(options_.rank)].segment,
+        peer.segment, {options_.first_inbox.offset + inbox, options_.first_inbox.bytes}};
+    peer.remote = std::make_unique<RemotePeer>(wire, card(0).nonce.words[0], ends);
+    result_.mappings.push_back(std::move(shadow));
   }
 
   void adopt(Rank rank, Mapping mapping, Doorbell bell, Fd connection) {
     ShmPeer& peer = result_.peers[static_cast<size_t>(rank)];
-    peer.segment = Segment(mapping.data(), options_.layout);
+    peer.segment = Segment(mapping.data(), layout_);
     peer.doorbell = bell;
     peer.socket = std::move(connection);
     result_.mappings.push_back(std::move(mapping));
@@ -113,25 +180,6 @@ class Meeting {
     return TimeoutError(str("Timed out after ", deadline_.elapsed_seconds(), " s waiting for ",
                             list_of(ranks), " of ", options_.size, ", which ", what,
                             " the group: was every rank started, with the same world size?"));
-  }
-
-  void check_hosts() const {
-    std::map<std::string, std::vector<Rank>> hosts;
-    for (Rank rank = 0; rank < options_.size; ++rank) {
-      const Card& other = card(rank);
-      hosts[str(other.boot_id, " ", other.network)].push_back(rank);
-    }
-    if (hosts.size() == 1) return;
-    std::string text =
-        "ringcomm joins the ranks of one host (one kernel and network namespace), "
-        "and these are on several:";
-    for (const auto& [id, ranks] : hosts) {
-      text += str(" ", list_of(ranks), " on '", card(ranks[0]).host, "' (boot ",
-                  card(ranks[0]).boot_id.substr(0, 8), ", network namespace ",
-                  card(ranks[0]).network, ");");
-    }
-    text.back() = '.';
-    throw UsageError(text);
   }
 
   Hello hello_to(Rank rank) const {
@@ -209,13 +257,16 @@ class Meeting {
 
   bool valid(const Hello& hello, const std::vector<Fd>& fds) const {
     return hello.magic == kSegmentMagic && hello.size == options_.size && hello.rank >= 0 &&
-           hello.rank < options_.size && hello.rank != options_.rank && fds.size() == 2 &&
+           hello.rank < options_.size && hello.rank != options_.rank && is_local(hello.rank) &&
+           fds.size() == 2 &&
            hello.from == card(hello.rank).nonce && hello.to == mine_.nonce;
   }
 
   void accept_others() {
     std::vector<Rank> missing;
-    for (Rank rank = options_.rank + 1; rank < options_.size; ++rank) missing.push_back(rank);
+    for (Rank rank = options_.rank + 1; rank < options_.size; ++rank) {
+      if (is_local(rank)) missing.push_back(rank);
+    }
     while (!missing.empty()) {
       const Deadline slice(std::min<Clock::duration>(kProbeEvery, deadline_.left()));
       Fd connection = accept_unix(listener_, slice);
@@ -265,7 +316,7 @@ class Meeting {
   }
 
   void map_peer(Rank rank, std::vector<Fd>& fds, Fd connection) {
-    const uint64_t bytes = options_.layout.bytes();
+    const uint64_t bytes = layout_.bytes();
     check_sealed_memfd(fds[0], bytes, rank);
     check_sealed_memfd(fds[1], SegmentLayout::kPage, rank);
     Mapping segment(fds[0], bytes);
@@ -282,6 +333,7 @@ class Meeting {
   const DoorbellMemory& doorbell_;
   const Deadline& deadline_;
   Card mine_;
+  SegmentLayout layout_;
   std::string prefix_;  // of this life's keys
   Fd segment_, listener_;
   std::vector<Card> cards_;

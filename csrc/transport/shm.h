@@ -41,6 +41,17 @@ class BasicShmTransport final : public Transport {
   void settle() override {
     for (RemotePeer* remote : remotes_) remote->settle();
   }
+  bool progress() override { return !remotes_.empty() && remotes_[0]->wire().progress(); }
+  void begin_driving() override {
+    if (!remotes_.empty()) remotes_[0]->wire().begin_driving();
+  }
+  void end_driving(bool rest) override {
+    if (!remotes_.empty()) remotes_[0]->wire().end_driving(rest);
+  }
+  void need(Rank rank) override {
+    if (rank >= 0 && is_remote(rank)) peer(rank).remote->wire().need();
+  }
+  bool drained() override;
   void signal(Rank to, int lane, int half, uint64_t stamp) override {
     if (RemotePeer* remote = peer(to).remote.get()) return remote->signal(lane, half, stamp);
     Line& line = peer(to).segment.line(rank(), lane, half);
@@ -70,7 +81,11 @@ class BasicShmTransport final : public Transport {
   std::optional<Rank> first_failed() override;
   bool connection_lost(Rank peer) override;
   std::string condition(Rank peer) override;
-  const char* name() const override { return "shared memory"; }
+  std::string loss(Rank peer) override;
+  const char* name() const override {
+    if (remotes_.empty()) return "shared memory";
+    return remotes_.size() + 1 < peers_.size() ? "shared memory and TCP" : "TCP";
+  }
   void leave() override;
   void forget() override {
     for (ShmPeer& other : peers_) other.socket.reset();

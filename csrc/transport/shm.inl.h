@@ -154,11 +154,28 @@ bool BasicShmTransport<Signals>::connection_lost(Rank rank) {
 
 template <typename Signals>
 std::string BasicShmTransport<Signals>::condition(Rank rank) {
+  if (const RemotePeer* remote = peer(rank).remote.get()) {
+    return remote->lost() ? "dead or out of reach" : remote->condition();
+  }
   if (connection_lost(rank)) return "dead";
-  if (const RemotePeer* remote = peer(rank).remote.get()) return remote->condition();
   const Fd& socket = peer(rank).socket;
   return socket && peer_is_stopped(socket) ? "stopped by a signal (kill -CONT lets it go on)"
                                            : "alive";
+}
+
+template <typename Signals>
+std::string BasicShmTransport<Signals>::loss(Rank rank) {
+  const RemotePeer* remote = peer(rank).remote.get();
+  return remote ? remote->condition() : "its process died";
+}
+
+template <typename Signals>
+bool BasicShmTransport<Signals>::drained() {
+  bool all = true;
+  for (RemotePeer* remote : remotes_) {
+    all = (remote->lost() || remote->wire().drained()) && all;
+  }
+  return all;
 }
 
 template <typename Signals>

@@ -57,6 +57,14 @@ class Transport {
   virtual uint64_t arrived(Rank peer, int lane, int half) = 0;
   virtual uint64_t stamp(Rank peer, int lane, int half) = 0;  // of the last signal that arrived
 
+  // Moves what comes from remote ranks and goes to them; true when something came. A thread that
+  // calls it often says so, and whether it sleeps afterwards.
+  virtual bool progress() = 0;
+  virtual void begin_driving() = 0;
+  virtual void end_driving(bool rest) = 0;
+  virtual void need(Rank peer) = 0;  // somebody waits for it
+  virtual bool drained() = 0;        // remote ranks have all that was for them
+
   // A bounded byte stream to and from each peer, for send/recv; safe beside a running operation,
   // one thread at a time. write and read return how many bytes they took; 0: full, or empty.
   virtual size_t stream_write(Rank to, const std::byte* data, size_t bytes) = 0;
@@ -73,7 +81,8 @@ class Transport {
   virtual void fail(const std::string& reason) = 0;  // tells every peer, wakes them
   virtual std::optional<Rank> first_failed() = 0;    // a peer that called fail()
   virtual bool connection_lost(Rank peer) = 0;       // it is gone, with or without goodbye
-  virtual std::string condition(Rank peer) = 0;      // "alive", "dead", "stopped by a signal"
+  virtual std::string condition(Rank peer) = 0;      // "alive", "stopped by a signal"
+  virtual std::string loss(Rank peer) = 0;           // of a connection that is lost: why
   virtual void leave() = 0;                          // goodbye
   // In a forked child: closes what would keep this rank looking alive, touches nothing shared.
   virtual void forget() = 0;
@@ -89,6 +98,26 @@ class Transport {
   int size_;
   Rank rank_;
   Doorbell doorbell_;  // of this process
+};
+
+// A thread that drives, for a scope.
+class Driving {
+ public:
+  explicit Driving(Transport& transport) : transport_(transport) { transport_.begin_driving(); }
+  ~Driving() { transport_.end_driving(false); }
+  Driving(const Driving&) = delete;
+  Driving& operator=(const Driving&) = delete;
+
+  // On this process's doorbell; others drive meanwhile.
+  template <typename Ready>
+  void sleep(Ready&& ready, Clock::duration most) {
+    transport_.end_driving(true);
+    transport_.doorbell().sleep(ready, most);
+    transport_.begin_driving();
+  }
+
+ private:
+  Transport& transport_;
 };
 
 }  // namespace ringcomm

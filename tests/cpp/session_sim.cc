@@ -66,6 +66,12 @@ class Spendthrift final : public Transport {
   std::optional<Rank> first_failed() override { return real_->first_failed(); }
   bool connection_lost(Rank peer) override { return real_->connection_lost(peer); }
   std::string condition(Rank peer) override { return real_->condition(peer); }
+  std::string loss(Rank peer) override { return real_->loss(peer); }
+  bool progress() override { return false; }
+  void begin_driving() override {}
+  void end_driving(bool) override {}
+  void need(Rank) override {}
+  bool drained() override { return real_->drained(); }
   void leave() override { real_->leave(); }
   void forget() override {}
   const char* name() const override { return "a simulated network"; }
@@ -283,7 +289,6 @@ class Simulation {
         const RemotePeer::Ends ends{rank, peer, own, there.segment,
                                     {geometry.inbox_offset(peer), geometry.inbox_bytes}};
         there.remote = std::make_unique<RemotePeer>(end(rank, peer), channel, ends);
-        end(rank, peer).channels.add(channel, there.remote.get());
       }
       members_.push_back(std::make_unique<Member>(rank, size_, setup_, seed_ * 10 + group));
       members_.back()->open(channel, std::move(peers));

@@ -77,7 +77,14 @@ class End final : public Wire {
     session.post(frame, std::move(payload));
   }
   void settle(uint64_t channel) override { session.settle(channel); }
+  void open(uint64_t channel, Receiver* receiver) override { channels.add(channel, receiver); }
+  void close(uint64_t channel) override { channels.remove(channel); }
   void flush() override {}
+  bool drained() override { return session.acknowledged() == session.posted(); }
+  bool progress() override { return false; }
+  void begin_driving() override {}
+  void end_driving(bool) override {}
+  void need() override {}
   bool lost() override { return gone; }
   std::string condition() override { return gone ? "dead" : "alive"; }
 

@@ -1,0 +1,210 @@
+#include "net/handshake.h"
+
+#include <openssl/crypto.h>
+#include <openssl/evp.h>
+#include <openssl/hmac.h>
+#include <sys/random.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/error.h"
+
+namespace ringcomm {
+namespace {
+
+constexpr uint64_t kMagic = 0x31306d6d6f636372;  // "rccomm01"
+constexpr int kMostFlows = 64;
+
+void fill_random(uint8_t* data, size_t bytes) {
+  if (::getrandom(data, bytes, 0) != static_cast<ssize_t>(bytes)) throw SystemError("getrandom");
+}
+
+std::string bytes_of(const void* data, size_t bytes) {
+  return {static_cast<const char*>(data), bytes};
+}
+
+}  // namespace
+
+struct Handshake::Hello {
+  uint64_t magic = kMagic;
+  ProcessId from{}, to{};
+  uint32_t flow = 0, flows = 0;
+  uint64_t generation = 0;  // of the last connection of this flow, as the initiator has it
+  Key nonce{};
+};
+struct Handshake::Challenge {
+  Key nonce{};
+  uint64_t generation = 0;
+  uint8_t proof[kKeyBytes] = {};
+};
+struct Handshake::Proof {  // and Resume
+  Cursor cursor;
+  uint8_t proof[kKeyBytes] = {};
+};
+
+Key random_key() {
+  Key key;
+  fill_random(key.data(), key.size());
+  return key;
+}
+
+ProcessId random_id() {
+  ProcessId id;
+  fill_random(id.data(), id.size());
+  return id;
+}
+
+Key hmac(const Key& key, const std::vector<std::string>& parts) {
+  std::string all;
+  for (const std::string& part : parts) {
+    const uint64_t size = part.size();
+    all += bytes_of(&size, sizeof size) + part;
+  }
+  Key result;
+  unsigned length = 0;
+  if (HMAC(EVP_sha256(), key.data(), static_cast<int>(key.size()),
+           reinterpret_cast<const unsigned char*>(all.data()), all.size(), result.data(),
+           &length) == nullptr) {
+    throw std::runtime_error("HMAC-SHA256 failed: is OpenSSL installed as it should be?");
+  }
+  return result;
+}
+
+std::string to_hex(const uint8_t* data, size_t bytes) {
+  constexpr char digits[] = "0123456789abcdef";
+  std::string text;
+  for (size_t i = 0; i < bytes; ++i) text += {digits[data[i] >> 4], digits[data[i] & 15]};
+  return text;
+}
+
+void from_hex(const std::string& text, uint8_t* data, size_t bytes) {
+  RINGCOMM_CHECK(text.size() == 2 * bytes &&
+                     text.find_first_not_of("0123456789abcdef") == std::string::npos,
+                 "not ", bytes, " bytes in hexadecimal: ", text.substr(0, 80));
+  for (size_t i = 0; i < bytes; ++i) {
+    data[i] = static_cast<uint8_t>(std::stoi(text.substr(2 * i, 2), nullptr, 16));
+  }
+}
+
+Handshake::Handshake(const ProcessId& self, const ProcessId& peer, int flow, Party& party)
+    : self_(self), party_(&party), initiator_(true), state_(State::kChallenge), flow_(flow) {
+  Hello hello;
+  hello.from = self;
+  hello.to = peer;
+  hello.flow = static_cast<uint32_t>(flow);
+  hello.flows = static_cast<uint32_t>(party.flows());
+  hello.generation = party.generation(flow);
+  hello.nonce = random_key();
+  said_ = bytes_of(&hello, sizeof hello);
+  send(&hello, sizeof hello);
+}
+
+size_t Handshake::wanted() const {
+  static_assert(sizeof(Hello) <= kMostBytes && sizeof(Proof) <= kMostBytes);
+  switch (state_) {
+    case State::kHello:
+      return sizeof(Hello);
+    case State::kChallenge:
+      return sizeof(Challenge);
+    case State::kProof:
+    case State::kResume:
+      return sizeof(Proof);
+    default:
+      return 0;
+  }
+}
+
+std::vector<std::byte> Handshake::output() { return std::exchange(output_, {}); }
+
+void Handshake::send(const void* data, size_t bytes) {
+  const auto* begin = static_cast<const std::byte*>(data);
+  output_.insert(output_.end(), begin, begin + bytes);
+}
+
+// Both have said Hello and Challenge; `more` is what the message itself adds.
+std::string Handshake::proof(const char* label, const std::string& more) const {
+  const Key mac = hmac(party_->key(), {label, said_, more});
+  return bytes_of(mac.data(), mac.size());
+}
+
+void Handshake::check_proof(const char* label, const Cursor& cursor, const uint8_t* theirs) {
+  const std::string mine = proof(label, bytes_of(&cursor, sizeof cursor));
+  if (CRYPTO_memcmp(mine.data(), theirs, kKeyBytes) != 0) {
+    throw FlowError("the peer does not know the secret of this job");
+  }
+  theirs_ = cursor;
+}
+
+void Handshake::take(const std::byte* data) {
+  switch (state_) {
+    case State::kHello: {
+      Hello hello;
+      std::memcpy(&hello, data, sizeof hello);
+      if (hello.magic != kMagic || hello.to != self_ || hello.flow >= hello.flows ||
+          hello.flows > kMostFlows) {
+        throw FlowError("somebody who is not of this job connected");
+      }
+      said_ = bytes_of(&hello, sizeof hello);
+      flow_ = static_cast<int>(hello.flow);
+      generation_ = hello.generation;
+      caller_ = hello.from;
+      state_ = State::kParty;
+      return;
+    }
+    case State::kChallenge: {
+      Challenge challenge;
+      std::memcpy(&challenge, data, sizeof challenge);
+      generation_ = challenge.generation;
+      said_ += bytes_of(&challenge, offsetof(Challenge, proof));
+      const std::string mine = proof("acceptor", "");
+      if (CRYPTO_memcmp(mine.data(), challenge.proof, kKeyBytes) != 0) {
+        throw FlowError("the peer does not know the secret of this job");
+      }
+      Proof reply;
+      reply.cursor = party_->fence(flow_);
+      const std::string mac = proof("initiator", bytes_of(&reply.cursor, sizeof reply.cursor));
+      std::copy_n(mac.data(), kKeyBytes, reply.proof);
+      send(&reply, sizeof reply);
+      state_ = State::kResume;
+      return;
+    }
+    case State::kProof: {
+      Proof message;
+      std::memcpy(&message, data, sizeof message);
+      check_proof("initiator", message.cursor, message.proof);
+      Proof reply;
+      reply.cursor = party_->fence(flow_);
+      const std::string mac = proof("resume", bytes_of(&reply.cursor, sizeof reply.cursor));
+      std::copy_n(mac.data(), kKeyBytes, reply.proof);
+      send(&reply, sizeof reply);
+      state_ = State::kDone;
+      return;
+    }
+    case State::kResume: {
+      Proof message;
+      std::memcpy(&message, data, sizeof message);
+      check_proof("resume", message.cursor, message.proof);
+      state_ = State::kDone;
+      return;
+    }
+    default:
+      throw FlowError("a handshake message too many");
+  }
+}
+
+void Handshake::with(Party& party) {
+  if (flow_ >= party.flows()) throw FlowError("no such flow");
+  party_ = &party;
+  Challenge challenge;
+  challenge.nonce = random_key();
+  challenge.generation = 1 + std::max(generation_, party.generation(flow_));
+  generation_ = challenge.generation;
+  said_ += bytes_of(&challenge, offsetof(Challenge, proof));
+  const std::string mac = proof("acceptor", "");
+  std::copy_n(mac.data(), kKeyBytes, challenge.proof);
+  send(&challenge, sizeof challenge);
+  state_ = State::kProof;
+}
+
+}  // namespace ringcomm

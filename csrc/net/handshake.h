@@ -1,0 +1,94 @@
+// How two processes know each other before a byte of a session passes: each proves that it knows
+// their key, over everything both have said (HMAC-SHA256, RFC 2104), and tells what came over the
+// connection that this one replaces.
+//
+//   initiator -> Hello       who, to whom, which flow, a nonce
+//   acceptor  -> Challenge   a nonce, the connection's generation, proof
+//   initiator -> Proof       its cursor, proof          (it has closed the old connection)
+//   acceptor  -> Resume      its cursor, proof          (so has it)
+//
+// As the session, it does no I/O. What it does not do: hide what travels, or protect it from
+// somebody who can change packets once the handshake is over (docs/networks.md).
+#pragma once
+
+#include <array>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "net/frame.h"
+
+namespace ringcomm {
+
+inline constexpr size_t kIdBytes = 16, kKeyBytes = 32;
+using ProcessId = std::array<uint8_t, kIdBytes>;
+using Key = std::array<uint8_t, kKeyBytes>;
+
+Key random_key();
+ProcessId random_id();
+// HMAC-SHA256 of the parts, each preceded by its length.
+Key hmac(const Key& key, const std::vector<std::string>& parts);
+std::string to_hex(const uint8_t* data, size_t bytes);
+// Throws UsageError unless `text` is `bytes` bytes in hexadecimal.
+void from_hex(const std::string& text, uint8_t* data, size_t bytes);
+
+// What a handshake asks of the session it is for. Only the peer that holds the key gets as far as
+// fence().
+class Party {
+ public:
+  virtual ~Party() = default;
+  virtual const Key& key() const = 0;
+  virtual int flows() const = 0;
+  virtual uint64_t generation(int flow) const = 0;
+  // Closes what this flow had before, and says what came of the session.
+  virtual Cursor fence(int flow) = 0;
+};
+
+class Handshake {
+ public:
+  // Connecting for a flow of `party`.
+  Handshake(const ProcessId& self, const ProcessId& peer, int flow, Party& party);
+  // Accepting: `party` is found once the Hello is there.
+  explicit Handshake(const ProcessId& self) : self_(self) {}
+
+  // How many bytes are wanted next, at most kMostBytes.
+  size_t wanted() const;
+  static constexpr size_t kMostBytes = 256;
+  // The peer's next message, whole. Afterwards there may be bytes to send.
+  // Throws FlowError: the connection is to be closed, and nothing has changed.
+  void take(const std::byte* data);
+  std::vector<std::byte> output();
+
+  // Accepting, after the Hello: who wants to connect. Answer with with().
+  const std::optional<ProcessId>& caller() const { return caller_; }
+  void with(Party& party);
+
+  bool done() const { return theirs_.has_value(); }
+  bool accepting() const { return !initiator_; }
+  int flow() const { return flow_; }
+  uint64_t generation() const { return generation_; }
+  const Cursor& theirs() const { return *theirs_; }
+  Party* party() const { return party_; }
+
+ private:
+  struct Hello;
+  struct Challenge;
+  struct Proof;
+  enum class State : uint8_t { kHello, kParty, kChallenge, kProof, kResume, kDone };
+  std::string proof(const char* label, const std::string& more) const;
+  void send(const void* data, size_t bytes);
+  void check_proof(const char* label, const Cursor& cursor, const uint8_t* theirs);
+
+  ProcessId self_{};
+  Party* party_ = nullptr;
+  bool initiator_ = false;
+  State state_ = State::kHello;
+  int flow_ = 0;
+  uint64_t generation_ = 0;
+  std::string said_;  // Hello and Challenge, as they travelled: in every proof
+  std::optional<ProcessId> caller_;
+  std::optional<Cursor> theirs_;
+  std::vector<std::byte> output_;
+};
+
+}  // namespace ringcomm

@@ -1,0 +1,106 @@
+// This process's side of the network: its listeners, one session for each process it talks with,
+// and the sockets between. Whoever waits for something drives it, by progress(); while nobody does,
+// the *keeper* does, a thread of its own, so that what arrives is taken and the peers hear of us
+// also while the program computes.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <unordered_map>
+
+#include "base/doorbell.h"
+#include "net/address.h"
+#include "net/handshake.h"
+#include "net/session.h"
+#include "net/wire.h"
+
+namespace ringcomm {
+
+// What a process tells the others through the store.
+struct Contact {
+  ProcessId id{};
+  Key key{};  // part of the key of each pair, see NetworkOptions::secret
+  std::vector<Address> addresses;
+
+  std::string to_text() const;
+  static Contact from_text(const std::string& text);  // throws UsageError
+};
+
+struct NetworkOptions {
+  std::string store_host;  // the addresses that route to it come first; may be empty
+  InterfaceFilter interfaces;
+  PortRange ports;
+  std::string secret;  // of the job; empty: who can read the store can connect
+  int flows = 1;       // connections a session
+  std::chrono::milliseconds resume{std::chrono::seconds(30)};  // a peer not heard of is given up
+  Doorbell bell;       // rung when something has arrived
+};
+
+class Network {
+ public:
+  explicit Network(const NetworkOptions& options);
+  ~Network();
+  Network(const Network&) = delete;
+  Network& operator=(const Network&) = delete;
+
+  const Contact& contact() const { return contact_; }
+  // The session with that process, one for all groups. The wire lives as long as the network.
+  Wire& reach(const Contact& peer);
+
+  // Moves what can be moved, without waiting. True when something arrived. Any thread.
+  bool progress();
+  // Between these the calling thread calls progress() often, and the keeper stands back.
+  void begin_driving() { driving_.fetch_add(1, std::memory_order_seq_cst); }
+  // `rest`: this thread sleeps now, and the keeper is to wake it.
+  void end_driving(bool rest);
+  void before_fork() { mutex_.lock(); }
+  void after_fork() { mutex_.unlock(); }
+  // In a forked child: closes the sockets; nothing else of this may be used.
+  void forked();
+
+ private:
+  class Peer;
+  struct Link;  // one connection
+  using Lock = std::unique_lock<std::mutex>;
+
+  void listen(const NetworkOptions& options);
+  void keep();
+  bool handle_events(int timeout_ms, Lock& lock);
+  bool handle(Link& link, uint32_t events);
+  void accept_from(const Fd& listener);
+  bool advance_handshake(Link& link);
+  void greet(Link& link);
+  void established(Link& link);
+  bool read_from(Link& link);
+  void write_to(Link& link);
+  void watch(Link& link, bool writable);
+  Link& add_link(Fd socket, Peer* peer, int flow);
+  void drop(Link& link, bool refused = false);
+  void drop_strangers(Clock::time_point now);
+  void tick(Clock::time_point now);
+  std::chrono::milliseconds pause() const;
+
+  const NetworkOptions options_;
+  Contact contact_;
+  Fd epoll_, wake_;
+  std::vector<Fd> listeners_;
+  std::vector<std::byte> staging_;
+
+  std::mutex mutex_;  // guards what follows
+  std::condition_variable quiet_;
+  std::map<ProcessId, std::unique_ptr<Peer>> peers_;
+  std::unordered_map<uint64_t, std::unique_ptr<Link>> links_;
+  uint64_t next_link_ = 64;  // below: listeners and wake_
+  Clock::time_point ticked_, accept_again_{};
+  bool stop_ = false;
+
+  std::atomic<int> driving_{0};
+  std::atomic<int> blocked_{0};  // connections that could not take all there was
+  std::thread keeper_;
+};
+
+}  // namespace ringcomm

@@ -1,0 +1,217 @@
+#include "net/peer.h"
+
+#include <sys/epoll.h>
+
+#include <algorithm>
+
+namespace ringcomm {
+namespace {
+
+constexpr auto kLongestPause = std::chrono::seconds(1);
+constexpr auto kRefusedFor = std::chrono::milliseconds(700);  // then its process has ended
+constexpr auto kQuietFor = std::chrono::milliseconds(2500);   // then people are told of it
+
+double seconds(Clock::duration time) {
+  return std::chrono::duration<double>(time).count();
+}
+
+}  // namespace
+
+Network::Peer::Peer(Network& network, const Contact& contact, const Key& key)
+    : session(*this, network.options_.flows),
+      links(static_cast<size_t>(network.options_.flows)),
+      contact(contact),
+      network_(network),
+      key_(key),
+      attempts_(static_cast<size_t>(network.options_.flows)) {}
+
+// ---- Wire
+
+void Network::Peer::open(uint64_t channel, Receiver* receiver) {
+  const std::lock_guard lock(network_.mutex_);
+  channels_[channel] = receiver;
+  lost_.store(false, std::memory_order_release);  // a new group is a new beginning
+}
+
+void Network::Peer::close(uint64_t channel) {
+  const std::lock_guard lock(network_.mutex_);
+  channels_.erase(channel);
+  needed_ = needed_ && !channels_.empty();
+  session.release(channel);
+}
+
+void Network::Peer::post(const Frame& frame, const std::byte* payload, std::byte* keep) {
+  const std::lock_guard lock(network_.mutex_);
+  session.post(frame, payload, keep);
+}
+
+void Network::Peer::post(const Frame& frame, std::vector<std::byte> payload) {
+  const std::lock_guard lock(network_.mutex_);
+  session.post(frame, std::move(payload));
+}
+
+void Network::Peer::settle(uint64_t channel) {
+  const std::lock_guard lock(network_.mutex_);
+  session.settle(channel);
+}
+
+void Network::Peer::flush() {
+  const std::lock_guard lock(network_.mutex_);
+  write_all();
+}
+
+bool Network::Peer::drained() {
+  const std::lock_guard lock(network_.mutex_);
+  if (session.acknowledged() == session.posted()) return true;
+  session.ask_for_ack();
+  write_all();
+  return false;
+}
+
+std::string Network::Peer::condition() {
+  const std::lock_guard lock(network_.mutex_);
+  if (lost_.load(std::memory_order_relaxed)) return why_lost_;
+  const auto heard = Clock::now() - session.last_heard();
+  if (session.last_heard() == Clock::time_point{}) return str("not reached yet at ", where());
+  if (heard < kQuietFor) return "alive";
+  return str("not heard of for ", seconds(heard), " s at ", where());
+}
+
+std::string Network::Peer::where() const {
+  std::string text;
+  for (const Address& address : contact.addresses) {
+    text += str(text.empty() ? "" : ", ", address.to_text());
+  }
+  return text;
+}
+
+// ---- Party and Receiver
+
+Cursor Network::Peer::fence(int flow) {
+  if (Link* old = links[static_cast<size_t>(flow)]) network_.drop(*old);
+  session.down(flow);
+  return session.cursor();
+}
+
+std::byte* Network::Peer::place(const Frame& frame) {
+  const auto found = channels_.find(frame.channel);
+  return found == channels_.end() ? nullptr : found->second->place(frame);
+}
+
+void Network::Peer::deliver(const Frame& frame, std::span<const std::byte> payload) {
+  const auto found = channels_.find(frame.channel);
+  if (found != channels_.end()) found->second->deliver(frame, payload);
+}
+
+// ---- connections
+
+bool Network::Peer::wanted() const {
+  return session.acknowledged() != session.posted() || needed_ ||
+         (!channels_.empty() && session.last_heard() != Clock::time_point{});
+}
+
+void Network::Peer::need() {
+  const std::lock_guard lock(network_.mutex_);
+  needed_ = true;
+}
+
+bool Network::Peer::waits() const {
+  return wanted() && std::any_of(links.begin(), links.end(), [](auto* link) { return !link; });
+}
+
+void Network::Peer::write_all() {
+  bool up = false;
+  for (Link*& link : links) {
+    if (link == nullptr) continue;
+    up = true;
+    if (!link->watched_for_writing) network_.write_to(*link);
+  }
+  if (!up && !lost_) tick(Clock::now(), {});
+}
+
+bool Network::Peer::handshaking(int flow) const {
+  return std::any_of(network_.links_.begin(), network_.links_.end(), [&](const auto& each) {
+    const Link& link = *each.second;
+    return link.peer == this && link.flow == flow && link.handshake &&
+           !link.handshake->accepting();
+  });
+}
+
+void Network::Peer::tick(Clock::time_point now, Clock::duration stalled) {
+  session.tick(now, stalled);
+  for (const int flow : session.take_closed()) {
+    if (Link* closed = links[static_cast<size_t>(flow)]) network_.drop(*closed);
+  }
+  for (Link*& link : links) {
+    if (link != nullptr && !link->watched_for_writing && session.has_output(link->flow)) {
+      network_.write_to(*link);
+    }
+  }
+  const bool up = std::any_of(links.begin(), links.end(), [](auto* link) { return link; });
+  if (lost_ || up || !wanted()) {
+    wanted_since_ = refused_since_ = {};
+    if (lost_ || !wanted()) return;
+  } else if (wanted_since_ == Clock::time_point{}) {
+    wanted_since_ = now;
+  }
+  wanted_since_ += up ? Clock::duration{} : stalled;
+  for (int flow = 0; flow < flows(); ++flow) {
+    Attempts& attempts = attempts_[static_cast<size_t>(flow)];
+    if (links[static_cast<size_t>(flow)] || attempts.under_way > 0 || now < attempts.next) continue;
+    connect(flow, now);
+  }
+  if (up) return;
+  if (refused_since_ != Clock::time_point{} && now - refused_since_ > kRefusedFor) {
+    return give_up(str("its process died: nobody listens any more at ", where()));
+  }
+  if (now - wanted_since_ > network_.options_.resume) {
+    give_up(str("no answer from ", where(), " to ", network_.contact_.addresses[0].host(), " for ",
+                seconds(now - wanted_since_),
+                " s: see whether that host runs, has a route to this one, and lets these ports "
+                "through (RINGCOMM_IFNAME and RINGCOMM_PORTS choose others)"));
+  }
+}
+
+// To all addresses at once: the first to answer is taken.
+void Network::Peer::connect(int flow, Clock::time_point now) {
+  Attempts& attempts = attempts_[static_cast<size_t>(flow)];
+  attempts.refused = 0;
+  attempts.next = now + attempts.pause;
+  attempts.pause = std::min<Clock::duration>(2 * attempts.pause, kLongestPause);
+  attempts.under_way = static_cast<int>(contact.addresses.size());
+  for (const Address& address : contact.addresses) {
+    try {
+      Fd socket = connect_tcp(address, std::nullopt);
+      Link& link = network_.add_link(std::move(socket), this, flow);
+      link.address = address;
+      link.connecting = true;
+      network_.watch(link, true);
+    } catch (const SystemError& error) {
+      attempt_ended(flow, error.code() == ECONNREFUSED);
+    }
+  }
+}
+
+// One of them; or all are, when a connection is up.
+void Network::Peer::attempt_ended(int flow, bool refused) {
+  Attempts& attempts = attempts_[static_cast<size_t>(flow)];
+  if (links[static_cast<size_t>(flow)] != nullptr) {
+    attempts = {};
+    refused_since_ = {};
+    return;
+  }
+  attempts.refused += refused ? 1 : 0;
+  if (attempts.under_way > 0) --attempts.under_way;
+  if (attempts.under_way > 0) return;
+  const bool by_all = attempts.refused == static_cast<int>(contact.addresses.size());
+  if (!by_all) refused_since_ = {};
+  if (by_all && refused_since_ == Clock::time_point{}) refused_since_ = Clock::now();
+}
+
+void Network::Peer::give_up(const std::string& why) {
+  why_lost_ = why;
+  lost_.store(true, std::memory_order_release);
+  network_.options_.bell.ring();
+}
+
+}  // namespace ringcomm

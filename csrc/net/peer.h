@@ -1,0 +1,80 @@
+// A peer's process, as the network keeps it: the session, its connections, and when to connect.
+// Included by network.cc and peer.cc only.
+#pragma once
+
+#include "net/network.h"
+
+namespace ringcomm {
+
+struct Network::Link {
+  uint64_t number = 0;
+  Fd socket;
+  Peer* peer = nullptr;  // not known before the Hello, where we accept
+  int flow = 0;
+  Address address;  // the other end's
+  bool connecting = false, established = false, watched_for_writing = false;
+  std::optional<Handshake> handshake;
+  std::vector<std::byte> in, out;  // of the handshake
+  Clock::time_point began;
+};
+
+class Network::Peer final : public Wire, public Party, public Receiver {
+ public:
+  Peer(Network& network, const Contact& contact, const Key& key);
+
+  // ---- Wire; take the network's lock
+  void open(uint64_t channel, Receiver* receiver) override;
+  void close(uint64_t channel) override;
+  void post(const Frame& frame, const std::byte* payload, std::byte* keep) override;
+  void post(const Frame& frame, std::vector<std::byte> payload) override;
+  void settle(uint64_t channel) override;
+  void flush() override;
+  bool drained() override;
+  bool progress() override { return network_.progress(); }
+  void begin_driving() override { network_.begin_driving(); }
+  void end_driving(bool rest) override { network_.end_driving(rest); }
+  void need() override;
+  bool lost() override { return lost_.load(std::memory_order_acquire); }
+  std::string condition() override;
+
+  // ---- Party and Receiver; under the lock
+  const Key& key() const override { return key_; }
+  int flows() const override { return session.flows(); }
+  uint64_t generation(int flow) const override { return session.generation(flow); }
+  Cursor fence(int flow) override;
+  std::byte* place(const Frame& frame) override;
+  void deliver(const Frame& frame, std::span<const std::byte> payload) override;
+
+  // ---- connections; under the lock
+  bool wanted() const;  // somebody has something to say, or to hear
+  void tick(Clock::time_point now, Clock::duration stalled);
+  void connect(int flow, Clock::time_point now);
+  void attempt_ended(int flow, bool refused);
+  bool handshaking(int flow) const;
+  void write_all();
+  bool waits() const;  // for the next tick soon
+
+  Session session;
+  std::vector<Link*> links;  // established, by flow
+  Contact contact;
+
+ private:
+  struct Attempts {  // to connect one flow
+    int under_way = 0, refused = 0;
+    Clock::time_point next{};
+    Clock::duration pause{std::chrono::milliseconds(50)};
+  };
+  void give_up(const std::string& why);
+  std::string where() const;
+
+  Network& network_;
+  const Key key_;
+  std::unordered_map<uint64_t, Receiver*> channels_;
+  std::vector<Attempts> attempts_;
+  bool needed_ = false;
+  Clock::time_point wanted_since_{}, refused_since_{};
+  std::atomic<bool> lost_{false};
+  std::string why_lost_;
+};
+
+}  // namespace ringcomm
