@@ -35,8 +35,9 @@ std::chrono::microseconds parse_spin(const std::string& text) {
 // Read at run time, or when ringcomm is built and tested.
 const std::vector<std::string>& known_variables() {
   static const std::vector<std::string> names = {
-      "RINGCOMM_LOG",  "RINGCOMM_ALGORITHM",  "RINGCOMM_SPIN_US",    "RINGCOMM_SANITIZE",
-      "RINGCOMM_CUDA", "RINGCOMM_CUDA_ARCHS", "RINGCOMM_TEST_LEVEL", "RINGCOMM_WERROR"};
+      "RINGCOMM_LOG",        "RINGCOMM_ALGORITHM", "RINGCOMM_SPIN_US", "RINGCOMM_IFNAME",
+      "RINGCOMM_PORTS",      "RINGCOMM_SANITIZE",  "RINGCOMM_CUDA",    "RINGCOMM_CUDA_ARCHS",
+      "RINGCOMM_TEST_LEVEL", "RINGCOMM_WERROR"};
   return names;
 }
 
@@ -83,6 +84,8 @@ Config Config::from_environment() {
   if (const auto value = variable("RINGCOMM_LOG")) config.log = parse_level(*value);
   if (const auto value = variable("RINGCOMM_SPIN_US")) config.spin = parse_spin(*value);
   config.algorithm = variable("RINGCOMM_ALGORITHM");
+  config.ifname = variable("RINGCOMM_IFNAME").value_or("");
+  config.ports = variable("RINGCOMM_PORTS").value_or("");
   config.run_id = variable("TORCHELASTIC_RUN_ID").value_or("none");
   config.restart = variable("TORCHELASTIC_RESTART_COUNT").value_or("0");
   config.warnings = unknown_variables();

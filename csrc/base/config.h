@@ -14,6 +14,8 @@ struct Config {
   LogLevel log = LogLevel::kWarning;     // RINGCOMM_LOG=debug|info|warning|error|off
   std::optional<std::string> algorithm;  // RINGCOMM_ALGORITHM=direct|ring|tree|...
   std::chrono::microseconds spin{-1};  // RINGCOMM_SPIN_US: how long a waiting call spins; -1: fits
+  std::string ifname;                  // RINGCOMM_IFNAME=eth0,10.0.0.0/8,^docker: net/address.h
+  std::string ports;                   // RINGCOMM_PORTS=40000-40100: where ranks listen; any
   std::string run_id;                  // TORCHELASTIC_RUN_ID
   std::string restart;                 // TORCHELASTIC_RESTART_COUNT
   std::vector<std::string> warnings;   // unknown variables, with the nearest name
