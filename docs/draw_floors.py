@@ -12,8 +12,8 @@ from pathlib import Path
 
 DOCS = Path(__file__).resolve().parent
 CSRC = DOCS.parent / "csrc"
-# Bottom floor last, as drawn. A folder includes only what stands lower.
-FLOORS = [["torch"], ["comm"], ["exec"], ["plan", "reduce", "transport"], ["base"]]
+# Bottom floor last, as drawn; "" is an empty place. A folder includes only what stands lower.
+FLOORS = [["torch"], ["comm"], ["exec"], ["plan", "reduce", "transport"], ["", "", "net"], ["base"]]
 WHAT = {
     "torch": "c10d::Backend, Work, bindings",
     "comm": "order, queue, send/recv, errors",
@@ -21,6 +21,7 @@ WHAT = {
     "plan": "planners, table, verifier",
     "reduce": "type x op kernels",
     "transport": "shared memory, meeting",
+    "net": "addresses, TCP sockets",
     "base": "errors, config, doorbell",
 }
 WIDTH, BOX, HEIGHT, GAP = 760, 220, 54, 46
@@ -44,15 +45,22 @@ def places() -> dict[str, tuple[int, int]]:
     at = {}
     for row, floor in enumerate(FLOORS):
         for column, name in enumerate(floor):
+            if not name:
+                continue
             x = WIDTH * (2 * column + 1) // (2 * len(floor))
             at[name] = (x, 36 + row * (HEIGHT + GAP))
     return at
 
 
+def longer_way(here: str, there: str, edges: Counter[tuple[str, str]]) -> bool:
+    """Whether `here` reaches `there` through other folders."""
+    steps = [after for before, after in edges if before == here and after != there]
+    return any((step, there) in edges or longer_way(step, there, edges) for step in steps)
+
+
 def draw() -> str:
     """The picture as SVG text."""
     at = places()
-    rows = {name: row for row, floor in enumerate(FLOORS) for name in floor}
     height = 36 + len(FLOORS) * (HEIGHT + GAP) - GAP
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" '
@@ -61,9 +69,10 @@ def draw() -> str:
         '<defs><marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" '
         'markerHeight="7" orient="auto"><path d="M0 0L8 4L0 8z" fill="#667"/></marker></defs>',
     ]
-    for (here, there), files in sorted(includes().items()):
-        if rows[there] - rows[here] > 1:
-            continue  # a shortcut past the floor between: allowed, and not drawn
+    edges = includes()
+    for (here, there), files in sorted(edges.items()):
+        if longer_way(here, there, edges):
+            continue  # a shortcut past a floor: allowed, and not drawn
         (x1, y1), (x2, y2) = at[here], at[there]
         parts.append(
             f'<path d="M{x1} {y1 + HEIGHT // 2}L{x2} {y2 - HEIGHT // 2}" stroke="#667" '

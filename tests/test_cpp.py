@@ -11,7 +11,7 @@ import pytest
 
 Program = Callable[..., Path]
 # Seconds each may take; a check that hangs ends with the pytest timeout and names the program.
-PROGRAMS = ["plan_proofs", "transport_test", "reduce_test", "stress", "failure_test"]
+PROGRAMS = ["plan_proofs", "transport_test", "reduce_test", "stress", "failure_test", "net_test"]
 
 
 def output(command: list[str | Path], seconds: float) -> subprocess.CompletedProcess[str]:
@@ -56,7 +56,9 @@ def test_a_signal_that_wakes_nobody_is_caught(cpp_program: Program) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("name", ["stress", "transport_test", "failure_test", "reduce_test"])
+@pytest.mark.parametrize(
+    "name", ["stress", "transport_test", "failure_test", "reduce_test", "net_test"]
+)
 def test_program_under_address_sanitizer(cpp_program: Program, name: str) -> None:
     check([cpp_program(name, "address")], 600)
 

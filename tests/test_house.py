@@ -12,13 +12,14 @@ from conftest import ROOT
 # A folder may include its own headers and those of folders below it.
 BELOW = {
     "base": set(),
+    "net": {"base"},
     "plan": {"base"},
     "reduce": {"base"},
-    "transport": {"base"},
-    "exec": {"base", "plan", "reduce", "transport"},
-    "cuda": {"base", "plan", "reduce", "transport"},
-    "comm": {"base", "plan", "reduce", "transport", "exec", "cuda"},
-    "torch": {"base", "plan", "reduce", "transport", "exec", "cuda", "comm"},
+    "transport": {"base", "net"},
+    "exec": {"base", "net", "plan", "reduce", "transport"},
+    "cuda": {"base", "net", "plan", "reduce", "transport"},
+    "comm": {"base", "net", "plan", "reduce", "transport", "exec", "cuda"},
+    "torch": {"base", "net", "plan", "reduce", "transport", "exec", "cuda", "comm"},
 }
 # What only torch's side may include; torch/headeronly is free everywhere.
 TORCH = re.compile(r"(torch(?!/headeronly/)|c10|c10d|ATen|aten|caffe2|pybind11)/|Python\.h$")

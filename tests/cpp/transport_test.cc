@@ -213,7 +213,7 @@ void killed_while_meeting(int size) {
   SharedStore store;
   const auto statuses = run_processes(size, [&](Rank rank) {
     if (rank == 1) {
-      Card card = make_card({size, kLayout.half_bytes, kLayout.mailbox_bytes});
+      Card card = make_card();
       store.add("ringcomm/test/arrivals", 1);
       store.set("ringcomm/test/0/1", card.to_text());
       ::kill(::getpid(), SIGKILL);
