@@ -1,7 +1,10 @@
 #include "plan/compose.h"
 
+#include <algorithm>
 #include <utility>
 
+#include "plan/builder.h"
+#include "plan/planners.h"
 #include "plan/select.h"
 
 namespace ringcomm {
@@ -18,9 +21,8 @@ Plan empty_plan(const Shape& shape, Rank rank) {
 
 // The two groups a rank of a hierarchy belongs to.
 struct Hierarchy {
-  Hierarchy(const Shape& shape, Rank rank) : local(shape.local) {
-    RINGCOMM_CHECK(local > 0 && shape.size % local == 0, to_string(shape.collective), ": ",
-                   shape.size, " ranks are no whole number of hosts with ", local, " each");
+  Hierarchy(const Shape& whole, Rank rank) : shape(whole), local(whole.local) {
+    check_hosts(shape);
     hosts = shape.size / local;
     host = rank / local;
     index = rank % local;
@@ -28,6 +30,17 @@ struct Hierarchy {
     for (int i = 0; i < hosts; ++i) across.push_back(i * local + index);
   }
 
+  // The message cut for the ranks of a host, and where my cut lies in the output.
+  std::vector<uint64_t> shards() const {
+    std::vector<uint64_t> cuts;
+    for (int i = 0; i < local; ++i) cuts.push_back(cut(i + 1) - cut(i));
+    return cuts;
+  }
+  Side mine() const { return {Space::kOutput, {{0, cut(index)}}}; }
+
+  uint64_t cut(int part) const { return shape.cut(shape.bytes, part, local); }
+
+  const Shape& shape;
   int local, hosts, host = 0, index = 0;
   std::vector<Rank> mates;   // my host's ranks
   std::vector<Rank> across;  // those with my index on every host
@@ -53,6 +66,12 @@ Shape part_of(const Shape& shape, Collective collective, int size) {
 }
 
 }  // namespace
+
+void check_hosts(const Shape& shape) {
+  RINGCOMM_CHECK(shape.local > 0 && shape.size % shape.local == 0, to_string(shape.collective),
+                 ": ", shape.size, " ranks are no whole number of hosts with ", shape.local,
+                 " each");
+}
 
 uint64_t Side::place(uint64_t offset) const {
   size_t i = pieces.size() - 1;
@@ -102,11 +121,8 @@ Plan concatenate(Plan whole, const std::vector<Plan>& parts) {
 // Reduce-scatter in the host, all-reduce of my shard between hosts, all-gather in the host.
 Plan hierarchical_all_reduce(const Shape& shape, Rank rank) {
   const Hierarchy at(shape, rank);
-  std::vector<uint64_t> shards;
-  for (int i = 0; i < at.local; ++i) {
-    shards.push_back(shape.cut(shape.bytes, i + 1, at.local) - shape.cut(shape.bytes, i, at.local));
-  }
-  const Side mine{Space::kOutput, {{0, shape.cut(shape.bytes, at.index, at.local)}}};
+  const std::vector<uint64_t> shards = at.shards();
+  const Side mine = at.mine();
 
   Shape inside = part_of(shape, Collective::kReduceScatter, at.local);
   inside.geometry = half_window(shape.geometry, at.local);
@@ -162,6 +178,87 @@ Plan hierarchical_all_gather(const Shape& shape, Rank rank) {
     parts.push_back(lift(make_plan(inside, at.index, Algorithm::kDirect), placement));
   }
   return concatenate(empty_plan(shape, rank), parts);
+}
+
+// Scatter in the root's host, broadcast of my shard between hosts, all-gather in the host.
+Plan hierarchical_broadcast(const Shape& shape, Rank rank) {
+  const Hierarchy at(shape, rank);
+  std::vector<Plan> parts;
+  Shape inside = part_of(shape, Collective::kScatter, at.local);
+  inside.root = shape.root % at.local;
+  inside.shards = at.shards();
+  inside.meets = false;
+  if (at.host == shape.root / at.local) {
+    parts.push_back(lift(make_plan(inside, at.index, Algorithm::kDirect),
+                         {.ranks = at.mates, .output = at.mine()}));
+  }
+  Shape between = part_of(shape, Collective::kBroadcast, at.hosts);
+  between.root = shape.root / at.local;
+  between.bytes = inside.shards[static_cast<size_t>(at.index)];
+  parts.push_back(lift(make_plan(between, at.host, select(between, {.mapped = false})),
+                       {.ranks = at.across, .input = at.mine(), .output = at.mine()}));
+
+  inside.collective = Collective::kAllGather;
+  inside.geometry.line_bytes = 0;  // the lines are the scatter's
+  parts.push_back(lift(make_plan(inside, at.index, Algorithm::kDirect),
+                       {.ranks = at.mates, .input = at.mine()}));
+  return concatenate(empty_plan(shape, rank), parts);
+}
+
+// Reduce to the rank of the root's index, by way of its window, and from there to the root. That
+// rank tells its mates that all have begun. Longer messages go along the ring: it crosses to the
+// next host once, and needs no place for them.
+Plan hierarchical_reduce(const Shape& shape, Rank rank) {
+  const Hierarchy at(shape, rank);
+  const int leader = shape.root % at.local;
+  Shape inside = part_of(shape, Collective::kReduce, at.local);
+  inside.geometry = half_window(shape.geometry, at.local);
+  inside.root = leader;
+  inside.bytes = shape.bytes;
+  inside.meets = false;
+  const uint64_t slots = shape.geometry.slots * shape.slot_bytes();
+  if (shape.bytes > std::min(inside.geometry.window_bytes(), slots)) {
+    Plan plan = ring_reduce(shape, rank);
+    plan.algorithm = Algorithm::kHierarchical;
+    return plan;
+  }
+  const Side staged{Space::kWindow, {{0, inside.geometry.window_bytes()}}};
+  Placement placement{.ranks = at.mates, .output = staged, .partial = at.hosts > 1};
+  std::vector<Plan> parts = {lift(make_plan(inside, at.index, Algorithm::kDirect), placement)};
+  if (at.index == leader) {
+    Shape between = part_of(shape, Collective::kReduce, at.hosts);
+    between.root = shape.root / at.local;
+    between.bytes = shape.bytes;
+    parts.push_back(lift(make_plan(between, at.host, select(between, {.mapped = false})),
+                         {.ranks = at.across, .input = staged}));
+  }
+  PlanBuilder end(shape, Algorithm::kHierarchical, rank);
+  for (const Rank mate : at.mates) {
+    if (mate == rank) continue;
+    if (at.index == leader) end.signal(mate, kCredit);
+    if (mate % at.local == leader) end.wait(mate, kCredit);
+  }
+  parts.push_back(end.finish());
+  return concatenate(empty_plan(shape, rank), parts);
+}
+
+// The first rank of each host hears its mates, meets the others and tells the mates.
+Plan hierarchical_barrier(const Shape& shape, Rank rank) {
+  const Hierarchy at(shape, rank);
+  PlanBuilder plan(shape, Algorithm::kHierarchical, rank);
+  const Rank first = at.mates.front();
+  if (rank != first) {
+    plan.signal(first);
+    plan.wait(first);
+    return plan.finish();
+  }
+  for (int i = 1; i < at.local; ++i) plan.wait(rank + i);
+  for (int distance = 1; distance < at.hosts; distance *= 2) {
+    plan.signal(plan.peer(distance * at.local));
+    plan.wait(plan.peer(-distance * at.local));
+  }
+  for (int i = 1; i < at.local; ++i) plan.signal(rank + i);
+  return plan.finish();
 }
 
 }  // namespace ringcomm
