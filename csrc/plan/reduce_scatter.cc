@@ -42,7 +42,8 @@ class ReduceScatter {
       if (c < count_) {
         each_mate([&](Rank mate) { plan_.wait(mate); });
         each_host([&](Rank r) { send(r, c); });
-        if (local_ > 1) keep(c);
+        const uint64_t mine = local_ > 1 ? shard(rank_).length(c) : 0;
+        plan_.reduce({output(c)}, pieces(rank_, c), mine, hosts_ == 1);
         if (c + 1 < count_) publish(c + 1);
       }
       if (c >= lag_ && hosts_ > 1) take(c - lag_);
@@ -94,16 +95,12 @@ class ReduceScatter {
   }
 
   void send(Rank r, uint64_t c) {
-    const Ref to = slot(rank_, r, c);
+    const uint64_t bytes = shard(r).length(c);
     if (local_ > 1)
-      plan_.reduce({to}, pieces(r, c), shard(r).length(c), false);
+      plan_.reduce({slot(rank_, r, c)}, pieces(r, c), bytes, false);
     else
-      plan_.copy(to, input(r, c), shard(r).length(c));
+      plan_.copy(slot(rank_, r, c), input(r, c), bytes);
     plan_.signal(r);
-  }
-
-  void keep(uint64_t c) {
-    plan_.reduce({output(c)}, pieces(rank_, c), shard(rank_).length(c), hosts_ == 1);
   }
 
   void take(uint64_t c) {

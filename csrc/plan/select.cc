@@ -103,17 +103,9 @@ constexpr std::array kTable = {
 };
 
 bool fits(const Row& row, const Shape& shape, Reach reach) {
-  switch (row.needs) {
-    case kMapped:
-      return reach.mapped;
-    case kHosts:
-      return !reach.mapped && reach.local > 1 && shape.size > reach.local;
-    case kPair:
-      return shape.size == 2;
-    case kNothing:
-      return true;
-  }
-  return false;
+  const bool hosts = !reach.mapped && reach.local > 1 && shape.size > reach.local;
+  return row.needs == kNothing || (row.needs == kMapped && reach.mapped) ||
+         (row.needs == kHosts && hosts) || (row.needs == kPair && shape.size == 2);
 }
 
 // Tests make lines shorter than they can be.
