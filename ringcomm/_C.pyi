@@ -54,6 +54,7 @@ class Geometry:
 
     segment_bytes: int
     inbox_bytes: int
+    slots: int
     line_bytes: int
     one_shot_bytes: int
 

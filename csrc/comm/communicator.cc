@@ -114,7 +114,8 @@ TaskPtr Communicator::submit(Operation operation, decltype(Request::on_done) on_
 // ---- one operation
 
 std::shared_ptr<const Plan> Communicator::plan_for(const Operation& operation) {
-  const Shape shape = make_shape(operation, geometry_);
+  Shape shape = make_shape(operation, geometry_);
+  shape.local = reach_.local;
   return plans_.get(shape, wished(shape.collective).value_or(select(shape, reach_)));
 }
 
@@ -134,7 +135,8 @@ void Communicator::tell_first(const std::string& text) {
 }
 
 std::string Communicator::choice_text(const Operation& operation, const Plan& plan) const {
-  const Shape shape = make_shape(operation, geometry_);
+  Shape shape = make_shape(operation, geometry_);
+  shape.local = reach_.local;
   const bool asked = wished(shape.collective).has_value();
   return str(here(), ", ", to_string(plan.algorithm), " (",
              asked ? "the algorithm that was asked for" : selection_reason(shape, reach_), ")");

@@ -14,7 +14,13 @@ uint64_t mailbox_bytes(int size) {
 }
 
 Reach reach_of(const std::vector<int>& host_of) {
-  return {host_of.empty() || host_of.back() == 0};
+  if (host_of.empty() || host_of.back() == 0) return {.mapped = true};
+  const size_t hosts = static_cast<size_t>(host_of.back()) + 1, local = host_of.size() / hosts;
+  for (size_t rank = 0; rank < host_of.size(); ++rank) {
+    if (host_of[rank] != static_cast<int>(rank / local)) return {.mapped = false};
+  }
+  const bool equal = local * hosts == host_of.size();
+  return {.mapped = false, .local = equal ? static_cast<int>(local) : 1};
 }
 
 }  // namespace

@@ -12,8 +12,6 @@
 
 namespace ringcomm {
 
-inline constexpr uint64_t kInboxSlots = 2;
-
 inline uint64_t minus(uint64_t a, uint64_t b) { return a > b ? a - b : 0; }
 
 // Passes 0 … count - 1 over a long message. Between two edges they differ only in the offsets of
@@ -25,8 +23,8 @@ struct Passes {
   std::vector<uint64_t> edges;
 };
 
-// A stream of messages into the two slots of one inbox: number m goes to slot m % 2. The writer
-// needs a credit for all but the first two, so the reader returns one for all but the last two.
+// A stream of messages into the slots of one inbox, in turn. The writer needs a credit for all but
+// the first so many, so the reader returns one for all but the last so many.
 struct Link {
   Rank from;
   Rank to;
@@ -47,6 +45,7 @@ class PlanBuilder {
 
   const Shape& shape() const { return shape_; }
   Rank rank() const { return rank_; }
+  uint64_t slots() const { return shape_.geometry.slots; }
   Rank peer(int steps) const { return shape_.after(rank_, steps); }
 
   Ref input(uint64_t offset) const { return ref(Space::kInput, rank_, rank_, offset); }
@@ -92,11 +91,11 @@ class PlanBuilder {
   }
   // The writer's side of a link: acquire, write the slot, signal(to).
   void acquire(const Link& link, uint64_t message) {
-    if (link.credits && message >= kInboxSlots) wait(link.to, kCredit);
+    if (link.credits && message >= slots()) wait(link.to, kCredit);
   }
   Ref slot(const Link& link, uint64_t message) const {
     if (link.line) return line(link.to, link.from);
-    return inbox(link.to, link.from, message % kInboxSlots * link.slot_bytes);
+    return inbox(link.to, link.from, message % slots() * link.slot_bytes);
   }
   void put(const Link& link, uint64_t message, Ref src, uint64_t bytes) {
     copy(slot(link, message), src, bytes);
@@ -104,7 +103,7 @@ class PlanBuilder {
   }
   // The reader's side: wait(from), read the slot, release.
   void release(const Link& link, uint64_t message) {
-    if (link.credits && message + kInboxSlots < link.messages) signal(link.from, kCredit);
+    if (link.credits && message + slots() < link.messages) signal(link.from, kCredit);
   }
 
   // Writes the passes between two edges as one repeated block, so that long messages are short

@@ -1,7 +1,10 @@
 #include "plan/compose.h"
 
+#include <algorithm>
 #include <utility>
 
+#include "plan/builder.h"
+#include "plan/planners.h"
 #include "plan/select.h"
 
 namespace ringcomm {
@@ -16,11 +19,10 @@ Plan empty_plan(const Shape& shape, Rank rank) {
   return plan;
 }
 
-// The two groups a rank of a hierarchy belongs to.
+// The two groups a rank of a hierarchy belongs to, and what it does in them.
 struct Hierarchy {
-  Hierarchy(const Shape& shape, Rank rank) : local(shape.local) {
-    RINGCOMM_CHECK(local > 0 && shape.size % local == 0, to_string(shape.collective), ": ",
-                   shape.size, " ranks are no whole number of hosts with ", local, " each");
+  Hierarchy(const Shape& whole, Rank rank) : shape(whole), local(whole.local) {
+    check_hosts(shape);
     hosts = shape.size / local;
     host = rank / local;
     index = rank % local;
@@ -28,6 +30,25 @@ struct Hierarchy {
     for (int i = 0; i < hosts; ++i) across.push_back(i * local + index);
   }
 
+  // What each rank of a host gets of a message, and where mine lies in the output.
+  std::vector<uint64_t> shards() const {
+    std::vector<uint64_t> bytes;
+    for (int i = 0; i < local; ++i) bytes.push_back(cut(i + 1) - cut(i));
+    return bytes;
+  }
+  Side mine() const { return {Space::kOutput, {{0, cut(index)}}}; }
+  uint64_t cut(int part) const { return shape.cut(shape.bytes, part, local); }
+
+  Plan inside(const Shape& part, Placement placement) const {
+    placement.ranks = mates;
+    return lift(make_plan(part, index, Algorithm::kDirect), placement);
+  }
+  Plan between(const Shape& part, Placement placement) const {
+    placement.ranks = across;
+    return lift(make_plan(part, host, select(part, {.mapped = false})), placement);
+  }
+
+  const Shape& shape;
   int local, hosts, host = 0, index = 0;
   std::vector<Rank> mates;   // my host's ranks
   std::vector<Rank> across;  // those with my index on every host
@@ -53,6 +74,12 @@ Shape part_of(const Shape& shape, Collective collective, int size) {
 }
 
 }  // namespace
+
+void check_hosts(const Shape& shape) {
+  RINGCOMM_CHECK(shape.local > 0 && shape.size % shape.local == 0, to_string(shape.collective),
+                 ": ", shape.size, " ranks are no whole number of hosts with ", shape.local,
+                 " each");
+}
 
 uint64_t Side::place(uint64_t offset) const {
   size_t i = pieces.size() - 1;
@@ -102,32 +129,21 @@ Plan concatenate(Plan whole, const std::vector<Plan>& parts) {
 // Reduce-scatter in the host, all-reduce of my shard between hosts, all-gather in the host.
 Plan hierarchical_all_reduce(const Shape& shape, Rank rank) {
   const Hierarchy at(shape, rank);
-  std::vector<uint64_t> shards;
-  for (int i = 0; i < at.local; ++i) {
-    shards.push_back(shape.cut(shape.bytes, i + 1, at.local) - shape.cut(shape.bytes, i, at.local));
-  }
-  const Side mine{Space::kOutput, {{0, shape.cut(shape.bytes, at.index, at.local)}}};
-
+  std::vector<Plan> parts;
   Shape inside = part_of(shape, Collective::kReduceScatter, at.local);
   inside.geometry = half_window(shape.geometry, at.local);
-  inside.shards = shards;
-  Placement placement{at.mates};
-  placement.output = mine;
-  placement.partial = at.hosts > 1;
-  const Plan reduce_scatter = lift(make_plan(inside, at.index, Algorithm::kDirect), placement);
+  inside.shards = at.shards();
+  parts.push_back(at.inside(inside, {.output = at.mine(), .partial = at.hosts > 1}));
 
   Shape between = part_of(shape, Collective::kAllReduce, at.hosts);
-  between.bytes = shards[static_cast<size_t>(at.index)];
-  const Algorithm algorithm = select(between, {.mapped = false});
-  placement = {.ranks = at.across, .input = mine, .output = mine};
-  const Plan all_reduce = lift(make_plan(between, at.host, algorithm), placement);
+  between.bytes = inside.shards[static_cast<size_t>(at.index)];
+  parts.push_back(at.between(between, {.input = at.mine(), .output = at.mine()}));
 
   inside.collective = Collective::kAllGather;
   inside.geometry.line_bytes = 0;  // the lines are the reduce-scatter's
-  placement = {.ranks = at.mates, .input = mine};
-  placement.window_offset = inside.geometry.window_bytes();
-  const Plan all_gather = lift(make_plan(inside, at.index, Algorithm::kDirect), placement);
-  return concatenate(empty_plan(shape, rank), {reduce_scatter, all_reduce, all_gather});
+  const uint64_t second_half = inside.geometry.window_bytes();
+  parts.push_back(at.inside(inside, {.input = at.mine(), .window_offset = second_half}));
+  return concatenate(empty_plan(shape, rank), parts);
 }
 
 // All-gather between hosts, so that each rank has the shards of its index; then, for every host, an
@@ -143,25 +159,96 @@ Plan hierarchical_all_gather(const Shape& shape, Rank rank) {
     spread.pieces.push_back({offset, shape.shard_offset(r)});
     offset += between.shards.back();
   }
-  std::vector<Plan> parts;
-  const Algorithm algorithm = select(between, {.mapped = false});
-  parts.push_back(
-      lift(make_plan(between, at.host, algorithm), {.ranks = at.across, .output = spread}));
+  std::vector<Plan> parts = {at.between(between, {.output = spread})};
 
   for (int host = 0; host < at.hosts; ++host) {
-    const uint64_t block = shape.shard_offset(host * at.local);
     const Rank first = host * at.local;
     Shape inside = part_of(shape, Collective::kAllGather, at.local);
     inside.geometry = half_window(shape.geometry, at.local);
     inside.geometry.line_bytes = 0;
     inside.shards.assign(shape.shards.begin() + first, shape.shards.begin() + first + at.local);
-    Placement placement{at.mates};
+    Placement placement;
     placement.input = {Space::kOutput, {{0, shape.shard_offset(first + at.index)}}};
-    placement.output = {Space::kOutput, {{0, block}}};
+    placement.output = {Space::kOutput, {{0, shape.shard_offset(first)}}};
     placement.window_offset = host % 2 == 0 ? 0 : inside.geometry.window_bytes();
-    parts.push_back(lift(make_plan(inside, at.index, Algorithm::kDirect), placement));
+    parts.push_back(at.inside(inside, placement));
   }
   return concatenate(empty_plan(shape, rank), parts);
+}
+
+// Scatter in the root's host, broadcast of my shard between hosts, all-gather in the host.
+Plan hierarchical_broadcast(const Shape& shape, Rank rank) {
+  const Hierarchy at(shape, rank);
+  std::vector<Plan> parts;
+  Shape inside = part_of(shape, Collective::kScatter, at.local);
+  inside.root = shape.root % at.local;
+  inside.shards = at.shards();
+  inside.meets = false;
+  if (at.host == shape.root / at.local) parts.push_back(at.inside(inside, {.output = at.mine()}));
+
+  Shape between = part_of(shape, Collective::kBroadcast, at.hosts);
+  between.root = shape.root / at.local;
+  between.bytes = inside.shards[static_cast<size_t>(at.index)];
+  parts.push_back(at.between(between, {.input = at.mine(), .output = at.mine()}));
+
+  inside.collective = Collective::kAllGather;
+  inside.geometry.line_bytes = 0;  // the lines are the scatter's
+  parts.push_back(at.inside(inside, {.input = at.mine()}));
+  return concatenate(empty_plan(shape, rank), parts);
+}
+
+// Reduce to the rank of the root's index, into its window, and from there to the root; then that
+// rank tells its mates that all have begun. Repeated blocks do not move in a window, but up to as
+// many slots as there are nothing repeats. What is longer goes along the ring, which crosses to
+// each host once.
+Plan hierarchical_reduce(const Shape& shape, Rank rank) {
+  const Hierarchy at(shape, rank);
+  Shape inside = part_of(shape, Collective::kReduce, at.local);
+  inside.geometry = half_window(shape.geometry, at.local);
+  inside.root = shape.root % at.local;
+  inside.bytes = shape.bytes;
+  inside.meets = false;
+  const uint64_t half = inside.geometry.window_bytes();
+  if (shape.bytes > std::min(half, shape.geometry.slots * shape.slot_bytes())) {
+    Plan plan = ring_reduce(shape, rank);
+    plan.algorithm = Algorithm::kHierarchical;
+    return plan;
+  }
+  const Side staged{Space::kWindow, {{0, half}}};
+  std::vector<Plan> parts = {at.inside(inside, {.output = staged, .partial = at.hosts > 1})};
+  PlanBuilder end(shape, Algorithm::kHierarchical, rank);
+  if (at.index == inside.root) {
+    Shape between = part_of(shape, Collective::kReduce, at.hosts);
+    between.root = shape.root / at.local;
+    between.bytes = shape.bytes;
+    parts.push_back(at.between(between, {.input = staged}));
+    for (const Rank mate : at.mates) {
+      if (mate != rank) end.signal(mate, kCredit);
+    }
+  } else {
+    end.wait(at.mates[static_cast<size_t>(inside.root)], kCredit);
+  }
+  parts.push_back(end.finish());
+  return concatenate(empty_plan(shape, rank), parts);
+}
+
+// The first rank of each host hears its mates, meets the others and tells the mates.
+Plan hierarchical_barrier(const Shape& shape, Rank rank) {
+  const Hierarchy at(shape, rank);
+  PlanBuilder plan(shape, Algorithm::kHierarchical, rank);
+  const Rank first = at.mates.front();
+  if (rank != first) {
+    plan.signal(first);
+    plan.wait(first);
+    return plan.finish();
+  }
+  for (int i = 1; i < at.local; ++i) plan.wait(rank + i);
+  for (int distance = 1; distance < at.hosts; distance *= 2) {
+    plan.signal(plan.peer(distance * at.local));
+    plan.wait(plan.peer(-distance * at.local));
+  }
+  for (int i = 1; i < at.local; ++i) plan.signal(rank + i);
+  return plan.finish();
 }
 
 }  // namespace ringcomm

@@ -27,7 +27,7 @@ struct Side {
 
 // Where a part of a composed plan finds things.
 struct Placement {
-  std::vector<Rank> ranks;  // the whole group's number of each rank of the part
+  std::vector<Rank> ranks = {};  // the whole group's number of each rank of the part
   Side input{Space::kInput};
   Side output{Space::kOutput};
   uint64_t window_offset = 0;
@@ -39,9 +39,15 @@ Plan lift(const Plan& part, const Placement& placement);
 // The parts, already lifted, one after the other. `whole` says whose plan it is.
 Plan concatenate(Plan whole, const std::vector<Plan>& parts);
 
+void check_hosts(const Shape& shape);  // throws UsageError where a host would have fewer ranks
+
 // Ranks are laid out host by host, shape.local a host. Inside a host windows are mapped; between
 // hosts, ranks of equal index talk, and only put.
 Plan hierarchical_all_reduce(const Shape& shape, Rank rank);
+Plan hierarchical_reduce_scatter(const Shape& shape, Rank rank);  // reduce_scatter.cc
 Plan hierarchical_all_gather(const Shape& shape, Rank rank);
+Plan hierarchical_broadcast(const Shape& shape, Rank rank);
+Plan hierarchical_reduce(const Shape& shape, Rank rank);
+Plan hierarchical_barrier(const Shape& shape, Rank rank);
 
 }  // namespace ringcomm

@@ -13,17 +13,30 @@ namespace {
 struct Exchange {
   Link out;
   Link in;
-  bool mirrored;  // both are the same rank: its next message says it has consumed my last
+  bool mirrored;  // both are the same rank: what it sends says what it has consumed
+  uint64_t slots;
+
+  // Message m is taken when m + lag has been sent: half the slots are under way. A mirrored peer's
+  // message m was sent when it had taken all before my m - lag.
+  uint64_t lag() const { return slots / 2 - 1; }
 
   // Single messages have gone out before.
   bool sends(uint64_t m) const { return out.messages > 1 && m < out.messages; }
   bool receives(uint64_t m) const { return m < in.messages; }
-  uint64_t count() const { return std::max(out.messages, in.messages); }
+  uint64_t count() const { return std::max(out.messages, in.messages + lag()); }
   bool needs_credit(uint64_t m) const {
-    return m >= kInboxSlots && !(mirrored && m - 1 < in.messages);
+    return m >= slots && !(mirrored && m - slots / 2 < in.messages);
   }
   bool gives_credit(uint64_t m) const {
-    return m + kInboxSlots < in.messages && !(mirrored && m + 1 < out.messages);
+    return m + slots < in.messages && !(mirrored && m + slots / 2 < out.messages);
+  }
+  // Where passes begin to differ: where either side has its last messages, or credits begin or end.
+  std::vector<uint64_t> edges(const Segments& sent, const Segments& received) const {
+    const uint64_t o = out.messages, i = in.messages, half = slots / 2;
+    std::vector<uint64_t> at = {slots,   sent.full(), minus(o, 1), o, minus(o, half) + lag(),
+                                i + half};
+    for (const uint64_t m : {received.full(), i, minus(i, slots)}) at.push_back(m + lag());
+    return at;
   }
 };
 
@@ -39,13 +52,14 @@ uint64_t offset_of(const std::vector<uint64_t>& parts, Rank r) {
 // all have begun.
 Plan pairwise_all_to_all(const Shape& shape, Rank rank) {
   PlanBuilder plan(shape, Algorithm::kPairwise, rank);
+  const bool alike = shape.collective == Collective::kAllGather;  // all get the same of me
+  const auto offset_to = [&](Rank r) { return alike ? 0 : offset_of(shape.send, r); };
   const uint64_t slot = shape.slot_bytes();
   const auto sent = [&](Rank r) { return Segments{shape.send[static_cast<size_t>(r)], slot}; };
   const auto received = [&](Rank r) { return Segments{shape.recv[static_cast<size_t>(r)], slot}; };
   const auto give = [&](const Link& link, uint64_t m) {
     const Segments segments = sent(link.to);
-    plan.put(link, m, plan.input(offset_of(shape.send, link.to) + segments.offset(m)),
-             segments.length(m));
+    plan.put(link, m, plan.input(offset_to(link.to) + segments.offset(m)), segments.length(m));
   };
   const auto take = [&](const Link& link, uint64_t m) {
     const Segments segments = received(link.from);
@@ -58,30 +72,33 @@ Plan pairwise_all_to_all(const Shape& shape, Rank rank) {
     const Link link = plan.link(rank, plan.peer(i), sent(plan.peer(i)).total);
     if (link.messages == 1) give(link, 0);
   }
-  plan.copy(plan.output(offset_of(shape.recv, rank)), plan.input(offset_of(shape.send, rank)),
+  plan.copy(plan.output(offset_of(shape.recv, rank)), plan.input(offset_to(rank)),
             sent(rank).total);
   for (int i = 1; i < shape.size; ++i) {
     const Rank to = plan.peer(i), from = plan.peer(-i);
     const Exchange pair{plan.link(rank, to, sent(to).total),
-                        plan.link(from, rank, received(from).total), to == from};
-    const uint64_t out = pair.out.messages, in = pair.in.messages;
-    plan.repeat({pair.count(),
-                 kInboxSlots,
-                 slot,
-                 {1, 2, sent(to).full(), out, minus(out, 1), received(from).full(), in,
-                  minus(in, 2), in + 1}},
-                [&](uint64_t m) {
-                  if (pair.sends(m)) {
-                    if (pair.needs_credit(m)) plan.wait(to, kCredit);
-                    give(pair.out, m);
-                  }
-                  if (pair.receives(m)) {
-                    take(pair.in, m);
-                    if (pair.gives_credit(m)) plan.signal(from, kCredit);
-                  }
-                });
+                        plan.link(from, rank, received(from).total), to == from, plan.slots()};
+    const auto pass = [&](uint64_t m) {
+      if (pair.sends(m)) {
+        if (pair.needs_credit(m)) plan.wait(to, kCredit);
+        give(pair.out, m);
+      }
+      const uint64_t taken = m - pair.lag();
+      if (m >= pair.lag() && pair.receives(taken)) {
+        take(pair.in, taken);
+        if (pair.gives_credit(taken)) plan.signal(from, kCredit);
+      }
+    };
+    plan.repeat({pair.count(), pair.slots, slot, pair.edges(sent(to), received(from))}, pass);
   }
   return plan.finish();
+}
+
+Plan pairwise_all_gather(const Shape& shape, Rank rank) {
+  Shape exchange = shape;
+  exchange.send.assign(shape.shards.size(), shape.shards[static_cast<size_t>(rank)]);
+  exchange.recv = shape.shards;
+  return pairwise_all_to_all(exchange, rank);
 }
 
 // Round k: tell rank + 2^k, hear from rank - 2^k (Hensgen, Finkel, Manber, "Two algorithms for

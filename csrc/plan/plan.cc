@@ -10,7 +10,7 @@ constexpr std::array<const char*, kCollectives> kCollectiveNames = {
     "all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce",
     "scatter",    "gather",         "all_to_all", "barrier"};
 constexpr std::array<const char*, kAlgorithms> kAlgorithmNames = {
-    "direct", "ring", "tree", "pairwise", "dissemination", "hierarchical"};
+    "direct", "ring", "tree", "pairwise", "dissemination", "hierarchical", "doubling"};
 constexpr std::array<const char*, 4> kVerbNames = {"copy", "reduce", "signal", "wait"};
 constexpr std::array<const char*, 5> kSpaceNames = {"input", "output", "window", "inbox", "line"};
 constexpr std::array<const char*, kLanes> kLaneNames = {"data", "credit"};

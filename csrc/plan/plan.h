@@ -40,9 +40,10 @@ enum class Algorithm : uint8_t {
   kTree,           // binomial
   kPairwise,       // step i talks to rank +- i
   kDissemination,  // log2 n rounds of signals
-  kHierarchical,   // composed: inside the host, between hosts, inside the host
+  kHierarchical,   // inside the host, between hosts, inside the host
+  kDoubling,       // in round k with the rank that differs in bit k
 };
-inline constexpr int kAlgorithms = 6;
+inline constexpr int kAlgorithms = 7;
 
 enum class Verb : uint8_t { kCopy, kReduce, kSignal, kWait };
 

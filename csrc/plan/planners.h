@@ -24,6 +24,8 @@ Plan direct_reduce(const Shape& shape, Rank rank);
 Plan direct_scatter(const Shape& shape, Rank rank);
 Plan direct_gather(const Shape& shape, Rank rank);
 
+Plan doubling_all_reduce(const Shape& shape, Rank rank);
+
 Plan ring_all_reduce(const Shape& shape, Rank rank);
 Plan ring_reduce_scatter(const Shape& shape, Rank rank);
 Plan ring_all_gather(const Shape& shape, Rank rank);
@@ -35,6 +37,9 @@ Plan ring_gather(const Shape& shape, Rank rank);
 Plan tree_broadcast(const Shape& shape, Rank rank);
 Plan tree_reduce(const Shape& shape, Rank rank);
 
+// Every rank puts to every other at once: for what is short.
+Plan pairwise_reduce_scatter(const Shape& shape, Rank rank);
+Plan pairwise_all_gather(const Shape& shape, Rank rank);
 Plan pairwise_all_to_all(const Shape& shape, Rank rank);
 Plan dissemination_barrier(const Shape& shape, Rank rank);
 

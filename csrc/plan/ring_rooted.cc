@@ -17,7 +17,9 @@ class Relay {
         shape_(shape),
         size_(shape.size),
         position_(shape.after(rank, -shape.root)),
-        slot_(std::min(shape.slot_bytes(), shape.geometry.segment_bytes)) {
+        slots_(shape.geometry.slots),
+        slot_(std::min(shape.slot_bytes(), shape.align(shape.geometry.window_bytes() /
+                                                       std::max<uint64_t>(slots_, 4)))) {
     uint64_t largest = 0;
     for (int p = 1; p < size_; ++p) largest = std::max(largest, shard(p).total);
     passes_ = Segments{largest, slot_}.count();
@@ -70,8 +72,8 @@ class Relay {
   // credit j of a link was given when its reader had the credit for its own latest message, and
   // so on around the ring.
   int reach(int position, uint64_t message) const {
-    while (position + 1 < size_ && message >= kInboxSlots) {
-      const uint64_t credit = message - kInboxSlots;
+    while (position + 1 < size_ && message >= slots_) {
+      const uint64_t credit = message - slots_;
       const uint64_t per_pass = static_cast<uint64_t>(size_ - 1 - position);
       ++position;
       if (per_pass == 1) break;
@@ -103,7 +105,7 @@ class Relay {
 
   template <typename Pass>
   void repeat(Pass pass) {
-    Passes passes{passes_, kInboxSlots, slot_, {1, 2, minus(passes_, 2), minus(passes_, 1)}};
+    Passes passes{passes_, slots_, slot_, {slots_, minus(passes_, slots_), minus(passes_, 1)}};
     for (int p = 1; p < size_; ++p) {
       passes.edges.insert(passes.edges.end(), {shard(p).full(), shard(p).count()});
     }
@@ -159,9 +161,9 @@ class Relay {
   }
 
   // Moves an arrived message to the window slot of message `out`. That slot is free: the credit
-  // for `out` says that the put from it, two messages ago, has arrived.
+  // for `out` says that the last put from it has arrived.
   Ref stage(const Link& link, uint64_t in, uint64_t out, uint64_t bytes) {
-    const Ref staged = plan_.window(plan_.rank(), out % kInboxSlots * slot_);
+    const Ref staged = plan_.window(plan_.rank(), out % slots_ * slot_);
     plan_.wait(link.from);
     plan_.copy(staged, plan_.slot(link, in), bytes);
     plan_.release(link, in);
@@ -174,7 +176,7 @@ class Relay {
   const Shape& shape_;
   const int size_;
   const int position_;
-  const uint64_t slot_;
+  const uint64_t slots_, slot_;
   uint64_t passes_ = 0;
   Link nearer_{}, farther_{};  // towards the root, and away from it
 };

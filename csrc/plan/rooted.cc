@@ -29,7 +29,7 @@ Passes passes_of(const Segments& segments, uint64_t slots) {
 
 // Each rank's shard has its own end.
 Passes passes_of(const Shape& shape, const Segments& largest) {
-  Passes passes = passes_of(largest, kInboxSlots);
+  Passes passes = passes_of(largest, shape.geometry.slots);
   for (const uint64_t shard : shape.shards) {
     const Segments segments{shard, largest.unit};
     passes.edges.insert(passes.edges.end(), {segments.full(), segments.count()});
@@ -46,7 +46,7 @@ Plan direct_broadcast(const Shape& shape, Rank rank) {
   const Segments segments{shape.bytes, shape.geometry.segment_bytes};
   const uint64_t count = segments.count();
   const bool line = count == 1 && shape.bytes <= shape.geometry.line_bytes;
-  const bool roll_call = count <= kSlots;
+  const bool roll_call = shape.meets && count <= kSlots;
   const bool others = shape.size > 2;  // a single receiver need not wait for the roll call
   const auto published = [&](uint64_t c) {
     return line && rank != root ? plan.line(rank, root)
@@ -82,7 +82,7 @@ Plan direct_reduce(const Shape& shape, Rank rank) {
   const Segments segments{shape.bytes, shape.geometry.segment_bytes};
   const uint64_t count = segments.count();
   const bool line = count == 1 && shape.bytes <= shape.geometry.line_bytes;
-  const bool roll_call = count <= kSlots;
+  const bool roll_call = shape.meets && count <= kSlots;
   const auto published = [&](Rank r, uint64_t c) {
     return line ? plan.line(root, r) : plan.window(r, c % kSlots * segments.unit);
   };
@@ -118,7 +118,7 @@ Plan direct_scatter(const Shape& shape, Rank rank) {
     return Segments{shape.shards[static_cast<size_t>(r)], shape.slot_bytes()};
   };
   const uint64_t count = link_to(root).messages;
-  const bool roll_call = count <= kInboxSlots;
+  const bool roll_call = shape.meets && count <= plan.slots();
   const auto give = [&](uint64_t c) {
     for (int i = 1; i < shape.size; ++i) plan.acquire(link_to(plan.peer(i)), c);
     if (roll_call && c + 1 == count) plan.wait_all(kCredit);
@@ -152,7 +152,7 @@ Plan direct_gather(const Shape& shape, Rank rank) {
     return Segments{shape.shards[static_cast<size_t>(r)], shape.slot_bytes()};
   };
   const uint64_t count = link_from(root).messages;
-  const bool roll_call = count <= kInboxSlots;
+  const bool roll_call = shape.meets && count <= plan.slots();
   const auto give = [&](uint64_t c) {
     plan.acquire(link_from(rank), c);
     plan.put(link_from(rank), c, plan.input(shard(rank).offset(c)), shard(rank).length(c));

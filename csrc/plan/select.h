@@ -15,6 +15,8 @@ namespace ringcomm {
 // What connects the ranks of a group. Equal on all of them, as the choice must be.
 struct Reach {
   bool mapped;  // every rank can load from every other's window
+  // Ranks of each host, where all have as many and lie host by host; else 1. Shapes are given it.
+  int local = 1;
 };
 
 // The algorithm of the first row of the table that fits.

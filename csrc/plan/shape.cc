@@ -26,6 +26,7 @@ Geometry Geometry::for_ranks(int size) {
 Geometry Geometry::across_hosts(int size) {
   Geometry geometry = for_ranks(size);
   geometry.inbox_bytes = 1024 * kKiB;  // touched only where plans send
+  geometry.slots = 8;
   return geometry;
 }
 
@@ -91,7 +92,7 @@ uint64_t Shape::align(uint64_t wanted) const {
   return wanted / unit * unit;
 }
 
-uint64_t Shape::slot_bytes() const { return align(geometry.inbox_bytes / 2); }
+uint64_t Shape::slot_bytes() const { return align(geometry.inbox_bytes / geometry.slots); }
 
 // Whole units are dealt out, the last one may be partial: so no part exceeds ceil(units / parts)
 // units, and a message of parts * slot bytes fits into slots.
@@ -100,6 +101,13 @@ uint64_t Shape::cut(uint64_t total, int part, int parts) const {
   const uint64_t unit = total >= kCacheLine * count ? kCacheLine : element;
   const uint64_t units = (total + unit - 1) / unit;
   return std::min(total, units * static_cast<uint64_t>(part) / count * unit);
+}
+
+uint64_t Shape::longest_cut(uint64_t total, int parts) const {
+  const uint64_t count = static_cast<uint64_t>(parts);
+  const uint64_t unit = total >= kCacheLine * count ? kCacheLine : element;
+  const uint64_t units = (total + unit - 1) / unit;
+  return (units + count - 1) / count * unit;
 }
 
 }  // namespace ringcomm

@@ -21,6 +21,7 @@ struct Geometry {
   int size = 1;                             // ranks
   uint64_t segment_bytes = 0;               // unit of pipelining, a multiple of 64
   uint64_t inbox_bytes = 0;                 // from each peer, a multiple of 64
+  uint64_t slots = 2;                       // of an inbox, used in turn: a power of two
   uint64_t line_bytes = kLineBytes;         // up to this, messages ride in lines; 0: never
   uint64_t one_shot_bytes = kOneShotBytes;  // all_reduce in one hop up to this times (size - 1)
 
@@ -50,6 +51,7 @@ struct Shape {
   std::vector<uint64_t> shards;
   std::vector<uint64_t> send, recv;  // all_to_all: this rank's
   int local = 1;                     // hierarchical: ranks a host; rank = host * local + index
+  bool meets = true;  // false: a part of a plan whose other parts see to it that all meet
   Geometry geometry;
 
   Rank after(Rank rank, int steps = 1) const;  // steps may be negative; wraps
@@ -57,12 +59,13 @@ struct Shape {
   uint64_t largest_shard() const;
   uint64_t input_bytes(Rank rank) const;  // what the caller hands in and gets out
   uint64_t output_bytes(Rank rank) const;
-  uint64_t slot_bytes() const;  // an inbox is two slots, used in turn
+  uint64_t slot_bytes() const;
   // Rounds down to cache lines where there is room for one, else to elements.
   uint64_t align(uint64_t wanted) const;
   // The r-th of `parts` near-equal cuts of `total` bytes: cut(total, 0) = 0, cut(total, parts) =
   // total, every cut on an element and, where there is room, on a cache line.
   uint64_t cut(uint64_t total, int part, int parts) const;
+  uint64_t longest_cut(uint64_t total, int parts) const;  // no part is longer
   bool operator==(const Shape&) const = default;
 };
 

@@ -43,7 +43,8 @@ Node chain(const Shape& shape, Rank rank) {
 
 // What both directions share. A rank's data tells only part of the tree that all have begun, so
 // there is a roll call over the root, see rooted.cc; a rank needs none if the message is so long
-// that the credits, which run two messages behind on each level, come to tell the root of it.
+// that the credits, which run so many messages behind on each level as there are slots, come to
+// tell the root of it.
 class TreePlan {
  public:
   TreePlan(const Shape& shape, Rank rank, Algorithm algorithm, Grow grow)
@@ -68,10 +69,11 @@ class TreePlan {
   }
 
  private:
-  bool called(Rank r) const { return count_ <= kInboxSlots * grow_(plan_.shape(), r).depth; }
+  bool called(Rank r) const { return count_ <= plan_.slots() * grow_(plan_.shape(), r).depth; }
   Link link(Rank from, Rank to) const { return plan_.link(from, to, segments_.total); }
   Passes passes() const {
-    return {count_, kInboxSlots, segments_.unit, {1, 2, minus(count_, 2), minus(count_, 1)}};
+    const uint64_t slots = plan_.slots();
+    return {count_, slots, segments_.unit, {slots, minus(count_, slots), minus(count_, 1)}};
   }
 
   void acquire_children(uint64_t c) {

@@ -256,9 +256,16 @@ class Machine {
       if (s > 0 && value.index != sum.index) throw Violation("reduces different elements");
       if ((value.ranks & sum.ranks) != 0) throw Violation("adds a contribution twice");
       if (in_order && value.ranks != uint64_t{1} << s) throw Violation("does not go in rank order");
-      sum = {value.operation, value.index, sum.ranks | value.ranks, false};
+      sum = {value.operation, value.index, sum.ranks | value.ranks, false,
+             src.size() == 1 ? value.order : added(sum.order, value.order)};
     }
     return sum;
+  }
+
+  static uint64_t added(uint64_t a, uint64_t b) {
+    constexpr uint64_t kOdd = 0x9e3779b97f4a7c15;
+    const uint64_t sum = (a * kOdd ^ b) * kOdd;
+    return sum ^ sum >> 29;
   }
 
   void check_finished() {

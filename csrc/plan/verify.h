@@ -2,13 +2,14 @@
 // symbolically, under vector clocks, and returns the first violation as a sentence, or "".
 //
 // Checked: every element of every output holds each contribution exactly once, in rank order for
-// direct plans, with exactly one final reduction; inputs stay as they were; no operand leaves its
-// memory or cuts an element; each byte of shared memory has one writer; nothing is read before it
-// was written in the same operation; reads and writes are ordered by signals, where the source of a
-// remote copy counts as read until the receiver's matching wait; the same for the stamps that
-// signals leave; no deadlock; no signal left over; when an operation ends anywhere, all have begun
-// it. Matching of signals is static (the k-th wait meets the k-th signal), so the order of events
-// does not depend on the interleaving: one clean run proves that there is no race.
+// direct plans, with exactly one final reduction, added up alike by all ranks of an all_reduce;
+// inputs stay as they were; no operand leaves its memory or cuts an element; each byte of shared
+// memory has one writer; nothing is read before it was written in the same operation; reads and
+// writes are ordered by signals, where the source of a remote copy counts as read until the
+// receiver's matching wait; the same for the stamps that signals leave; no deadlock; no signal left
+// over; when an operation ends anywhere, all have begun it. Matching of signals is static (the k-th
+// wait meets the k-th signal), so the order of events does not depend on the interleaving: one
+// clean run proves that there is no race.
 #pragma once
 
 #include <cstdint>

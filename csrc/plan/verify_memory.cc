@@ -97,7 +97,8 @@ void Memory::add_user(const Program& program, size_t operation, Rank rank) {
   cells_.resize(std::max(user.input + inputs, user.output + outputs));
   for (size_t i = 0; i < inputs; ++i) {
     Cell& cell = cells_[user.input + i];
-    cell.value = {static_cast<uint32_t>(operation + 1), static_cast<uint32_t>(i), one(rank), false};
+    cell.value = {static_cast<uint32_t>(operation + 1), static_cast<uint32_t>(i), one(rank), false,
+                  one(rank)};
     cell.writer = static_cast<int16_t>(rank);
   }
   users_.push_back(user);
@@ -208,6 +209,7 @@ void Memory::check_results(const std::vector<Program>& sequence) const {
       check_output(sequence[k], k, r);
       check_input(sequence[k], k, r);
     }
+    check_equal(sequence[k], k);
   }
 }
 
@@ -218,12 +220,27 @@ void Memory::check_output(const Program& program, size_t operation, Rank rank) c
     const Value& value = cells_[at.output + i].value;
     const Origin origin = origin_of(program, rank, i * granule_);
     const Value wanted{static_cast<uint32_t>(operation + 1),
-                       static_cast<uint32_t>(origin.offset / granule_), origin.ranks, final};
+                       static_cast<uint32_t>(origin.offset / granule_), origin.ranks, final,
+                       value.order};
     if (value == wanted) continue;
     fail(str("operation ", operation, ": rank ", rank, "'s output at byte ", i * granule_,
              value.operation == 0 ? " was never written" : " is wrong", ": contributions of ranks ",
              value.ranks, ", byte ", value.index * granule_, ", final ", value.final,
              ", where it should be ", wanted.ranks, ", ", wanted.index * granule_, ", ", final));
+  }
+}
+
+// All have added in the same order, so that they have bitwise equal results.
+void Memory::check_equal(const Program& program, size_t operation) const {
+  if (program.shapes.front().collective != Collective::kAllReduce) return;
+  const User& first = user(operation, 0);
+  for (Rank r = 1; r < size_; ++r) {
+    for (size_t i = 0; i < first.output_count; ++i) {
+      const size_t mine = user(operation, r).output + i;
+      if (cells_[mine].value.order == cells_[first.output + i].value.order) continue;
+      fail(str("operation ", operation, ": rank ", r, " adds byte ", i * granule_,
+               " in another order than rank 0"));
+    }
   }
 }
 
@@ -233,7 +250,7 @@ void Memory::check_input(const Program& program, size_t operation, Rank rank) co
     const size_t cell = at.input + i;
     if (cell >= at.output && cell < at.output + at.output_count) continue;
     const Value kept{static_cast<uint32_t>(operation + 1), static_cast<uint32_t>(i), one(rank),
-                     false};
+                     false, one(rank)};
     if (cells_[cell].value == kept) continue;
     fail(str("operation ", operation, " (", to_string(program.shapes.front().collective),
              "): rank ", rank, "'s input changed"));

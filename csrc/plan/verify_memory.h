@@ -23,6 +23,7 @@ struct Value {
   uint32_t index = 0;      // which granule of the inputs
   uint64_t ranks = 0;      // whose contributions, one bit a rank
   bool final = false;
+  uint64_t order = 0;  // names the sequence of additions
   bool operator==(const Value&) const = default;
 };
 
@@ -73,6 +74,7 @@ class Memory {
   Range bounds(const Ref& ref, size_t operation) const;
   void check_rights(const Ref& ref, Rank rank, bool write) const;
   void check_output(const Program& program, size_t operation, Rank rank) const;
+  void check_equal(const Program& program, size_t operation) const;
   void check_input(const Program& program, size_t operation, Rank rank) const;
 
   int size_;

@@ -61,6 +61,7 @@ void bind_geometry(py::module_& module) {
       .def(py::init(&Geometry::for_ranks), py::arg("size"))
       .def_readwrite("segment_bytes", &Geometry::segment_bytes)
       .def_readwrite("inbox_bytes", &Geometry::inbox_bytes)
+      .def_readwrite("slots", &Geometry::slots)
       .def_readwrite("line_bytes", &Geometry::line_bytes)
       .def_readwrite("one_shot_bytes", &Geometry::one_shot_bytes)
       .def_property_readonly("half_bytes", &Geometry::half_bytes);

@@ -24,6 +24,12 @@ class Group {
 
   bool long_mode() const { return long_mode_; }
   uint64_t runs() const { return runs_; }
+  // Which slots to try the i-th case of a kind with: always two, and now and then more.
+  std::vector<uint64_t> slots(uint64_t i) const {
+    if (long_mode_) return {2, 4, 8};
+    if (i % 3 != 0) return {2};
+    return {2, i % 2 == 0 ? 4u : 8u};
+  }
 
   void prove(const std::vector<Program>& sequence, const std::string& what) {
     ++runs_;
@@ -80,12 +86,13 @@ inline std::vector<Planner> all_planners() {
 
 // Every limit a few elements long: lines of 3, one-shots up to 6, segments of 8 (or one for each
 // rank), inbox slots of 2.
-inline Geometry tiny(int size, uint64_t element = 1) {
+inline Geometry tiny(int size, uint64_t element = 1, uint64_t slots = 2) {
   const uint64_t n = static_cast<uint64_t>(size);
   Geometry geometry;
   geometry.size = size;
   geometry.segment_bytes = std::max<uint64_t>(8, (n + 1) / 2 * 2) * element;
-  geometry.inbox_bytes = 4 * element;
+  geometry.slots = slots;
+  geometry.inbox_bytes = 2 * slots * element;
   geometry.line_bytes = 3 * element;
   geometry.one_shot_bytes = 6 * element * (n - 1);
   return geometry;
@@ -127,6 +134,7 @@ struct Case {
   bool in_place = false;
   uint64_t element = 1;
   int local = 0;  // 0: local_of(size)
+  uint64_t slots = 2;
 };
 
 inline Shape shape_of(const Case& c) {
@@ -135,7 +143,7 @@ inline Shape shape_of(const Case& c) {
   shape.size = c.size;
   shape.root = c.planner.rooted() ? c.root : 0;
   shape.element = c.element;
-  shape.geometry = tiny(c.size, c.element);
+  shape.geometry = tiny(c.size, c.element, c.slots);
   shape.local = c.local > 0 ? c.local : local_of(c.size);
   const std::vector<uint64_t> each(static_cast<size_t>(c.size), c.elements * c.element);
   if (c.planner.sharded())
@@ -169,7 +177,7 @@ inline Program uneven(const Case& c, uint64_t most, std::mt19937_64& random) {
 
 inline std::string describe(const Case& c) {
   return str(c.planner.name(), ", ", c.size, " ranks, ", c.elements, " elements of ", c.element,
-             ", root ", c.root, c.in_place ? ", in place" : "");
+             ", root ", c.root, ", ", c.slots, " slots", c.in_place ? ", in place" : "");
 }
 
 // Every signal of a program that a wait meets.

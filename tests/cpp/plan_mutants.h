@@ -84,6 +84,13 @@ inline void wrong_plans(Group& group) {
     }
   };
   group.reject({edited(all_reduce, 5, wait_first)}, "all wait first", "deadlock");
+  const Edit mine_first = [](Plan& plan, Step& step) {
+    if (step.src_count == 2 && plan.rank == 1) {
+      std::swap(operand(plan, step, step.dst_count), operand(plan, step, step.dst_count + 1u));
+    }
+  };
+  const Planner doubling{Collective::kAllReduce, Algorithm::kDoubling};
+  group.reject({edited(doubling, 5, mine_first)}, "mine first", "another order");
   const Planner chain{Collective::kBroadcast, Algorithm::kRing};
   group.reject({edited(chain, 20, forward_from_inbox)}, "an inbox given back", "overwrites");
   // A broadcast without its roll call: a rank may pass it, and then the next operation meets one
@@ -104,7 +111,9 @@ struct Score {
 
 inline void mutate(const Case& c, Score& score) {
   const Program once = program(c);
-  const Program around = program({{Collective::kAllReduce, Algorithm::kDirect}, c.size, 5});
+  Case beside{{Collective::kAllReduce, Algorithm::kDirect}, c.size, 5};
+  beside.slots = c.slots;
+  const Program around = program(beside);
   const std::vector<std::vector<Program>> sequences = {{once, once, once}, {around, once, around}};
   const bool barrier = c.planner.collective == Collective::kBarrier;
   for (Dropped pair : pairs_of(once, 0)) {
@@ -135,6 +144,11 @@ inline void mutations(Group& group) {
         if (planner.algorithm == Algorithm::kHierarchical && count >= 128) continue;
         const Rank root = planner.rooted() ? size / 2 : 0;
         mutate({planner, size, count, root}, score);
+        for (const uint64_t slots : {4u, 8u}) {
+          if (each % 2 != 0 && each > 2) continue;  // nor in half a pass of several segments
+          if (!group.long_mode() && size + each != 8) continue;
+          mutate({planner, size, count * slots / 2, root, false, 1, 0, slots}, score);
+        }
       }
     }
     std::printf("   %-28s caught %6lu, survived %lu %s\n", planner.name().c_str(), score.caught,

@@ -11,6 +11,19 @@
 namespace ringcomm::cases {
 namespace {
 
+// Between hosts, ranks only put: what they name of another host's is an inbox or a line to write
+// to.
+void expect_only_puts(Group& group, const Plan& plan, int local) {
+  for (const Step& step : plan.steps) {
+    for (uint32_t i = 0; i < step.dst_count + uint32_t{step.src_count}; ++i) {
+      const Ref& ref = plan.refs[step.first_ref + i];
+      const bool put = ref.space == Space::kInbox || ref.space == Space::kLine;
+      group.expect(ref.rank / local == plan.rank / local || (put && i < step.dst_count),
+                   "more than a put: " + to_text(plan, step));
+    }
+  }
+}
+
 // Every root and every in-place form of a case.
 template <typename Do>
 void each_form(Case c, bool all_roots, Do act) {
@@ -26,12 +39,17 @@ void each_form(Case c, bool all_roots, Do act) {
 }
 
 void three_times(Group& group) {
+  uint64_t i = 0;
   for (const Planner& planner : all_planners()) {
     for (int size = 1; size <= 9; ++size) {
       for (const uint64_t elements : sizes(size)) {
-        each_form({planner, size, elements}, true, [&](const Case& c) {
-          const Program once = program(c);
-          group.prove({once, once, once}, describe(c));
+        each_form({planner, size, elements}, true, [&](Case c) {
+          for (const uint64_t slots : group.slots(size > 5 ? 1 : i++)) {
+            c.slots = slots;
+            c.elements = elements * slots / 2;
+            const Program once = program(c);
+            group.prove({once, once, once}, describe(c));
+          }
         });
       }
     }
@@ -73,6 +91,7 @@ void real_geometry(Group& group) {
         if ((size == 2 || bytes == 300'000) && !group.long_mode()) continue;
         Shape shape = shape_of({planner, size, bytes / 16, 1, false, 16});
         shape.geometry = Geometry::for_ranks(size);
+        if (bytes == 20'000) shape.geometry.slots = 8;
         const Program once = program_of(shape, planner.algorithm, false);
         group.prove({once, once}, str(planner.name(), ", ", bytes, " bytes"));
       }
@@ -84,23 +103,30 @@ void real_geometry(Group& group) {
 void sequences_of_sizes(Group& group) {
   for (const Planner& planner : all_planners()) {
     for (int size = 2; size <= (group.long_mode() ? 8 : 5); ++size) {
-      std::vector<Program> programs;
-      for (const uint64_t count : sizes(size)) programs.push_back(program({planner, size, count}));
-      for (const Program& a : programs) {
-        for (const Program& b : programs) group.prove({a, b, a}, planner.name());
+      for (const uint64_t slots : group.slots(static_cast<uint64_t>(size) + 1)) {
+        std::vector<Program> programs;
+        for (const uint64_t count : sizes(size)) {
+          programs.push_back(program({planner, size, count, 0, false, 1, 0, slots}));
+        }
+        for (const Program& a : programs) {
+          for (const Program& b : programs) group.prove({a, b, a}, planner.name());
+        }
       }
     }
   }
 }
 
 void pairs_of_planners(Group& group) {
+  uint64_t i = 0;
   for (const int size : {2, 3, 4, 5}) {
     for (const auto& [first, second] : {std::pair{3u, 3u}, {3u, 20u}, {35u, 5u}, {21u, 75u}}) {
       for (const Planner& a : all_planners()) {
-        const Program before = program({a, size, first});
-        for (const Planner& b : all_planners()) {
-          const Program after = program({b, size, second, size - 1, b.has_in_place()});
-          group.prove({before, after, before}, a.name() + " around " + b.name());
+        for (const uint64_t slots : group.slots(i++)) {
+          const Program before = program({a, size, first, 0, false, 1, 0, slots});
+          for (const Planner& b : all_planners()) {
+            const Case c{b, size, second, size - 1, b.has_in_place(), 1, 0, slots};
+            group.prove({before, program(c), before}, a.name() + " around " + b.name());
+          }
         }
       }
     }
@@ -112,13 +138,19 @@ void random_sequences(Group& group) {
   const std::vector<Planner> planners = all_planners();
   for (int i = 0; i < (group.long_mode() ? 20000 : 1500); ++i) {
     const int size = 2 + static_cast<int>(random() % 5);
+    const uint64_t slots = uint64_t{2} << random() % 3;
     std::vector<Program> sequence;
     std::string what;
     for (int k = 0; k < 6; ++k) {
       const Planner& planner = planners[random() % planners.size()];
-      const Case c{planner, size, sizes(size)[random() % sizes(size).size()],
+      const Case c{planner,
+                   size,
+                   sizes(size)[random() % sizes(size).size()],
                    static_cast<Rank>(random() % static_cast<uint64_t>(size)),
-                   planner.has_in_place() && random() % 2 == 0};
+                   planner.has_in_place() && random() % 2 == 0,
+                   1,
+                   0,
+                   slots};
       sequence.push_back(random() % 3 == 0 ? uneven(c, 20, random) : program(c));
       what += describe(c) + "; ";
     }
@@ -132,22 +164,13 @@ void uneven_shards(Group& group) {
     if (!planner.sharded() && planner.collective != Collective::kAllToAll) continue;
     for (int size = 2; size <= 7; ++size) {
       for (int i = 0; i < (group.long_mode() ? 200 : 12); ++i) {
-        each_form({planner, size, 0}, false, [&](const Case& c) {
+        each_form({planner, size, 0}, false, [&](Case c) {
+          c.slots = group.slots(static_cast<uint64_t>(3 * i)).back();
           const uint64_t most = i % 3 == 0 ? 3 : i % 3 == 1 ? 17 : 60;
           const Program once = uneven(c, most, random);
           group.prove({once, uneven(c, most, random), once}, describe(c));
         });
       }
-    }
-  }
-}
-
-// Between hosts, ranks only put.
-void expect_local_loads(Group& group, const Program& program, int local) {
-  for (const Plan& plan : program.plans) {
-    for (const Ref& ref : plan.refs) {
-      group.expect(ref.space != Space::kWindow || ref.rank / local == plan.rank / local,
-                   "a load from another host");
     }
   }
 }
@@ -158,37 +181,42 @@ void hierarchies(Group& group) {
   };
   for (const Hosts at : {Hosts{2, 2}, {2, 3}, {3, 2}, {4, 1}, {1, 4}, {3, 3}, {1, 1}}) {
     const int size = at.hosts * at.local;
+    const uint64_t n = static_cast<uint64_t>(size);
     for (const Planner& planner : all_planners()) {
       if (planner.algorithm != Algorithm::kHierarchical) continue;
       for (const uint64_t count : sizes(size)) {
         for (const uint64_t other : {uint64_t{2}, uint64_t{5}, count}) {
-          const Case a{planner, size, count, 0, count % 2 == 0, 1, at.local};
-          const Case b{planner, size, other, 0, false, 1, at.local};
-          group.prove({program(a), program(b), program(a)}, describe(a));
-          expect_local_loads(group, program(a), at.local);
-          std::mt19937_64 random(count);
-          group.prove({uneven(a, 30, random), program(b)}, describe(a));
+          for (const uint64_t slots : group.slots(count)) {
+            const Rank root = planner.rooted() ? static_cast<Rank>(other % n) : 0;
+            const Case a{planner, size, count, root, count % 2 == 0, 1, at.local, slots};
+            const Case b{planner, size, other, size - 1, false, 1, at.local, slots};
+            group.prove({program(a), program(b), program(a)}, describe(a));
+            for (const Plan& plan : program(a).plans) expect_only_puts(group, plan, at.local);
+            std::mt19937_64 random(count);
+            group.prove({uneven(a, 30, random), program(b)}, describe(a));
+          }
         }
       }
     }
   }
 }
 
-// Plans for networks load from nobody; long messages are short plans.
+// Long messages are short plans.
 void properties(Group& group) {
   for (const Planner& planner : all_planners()) {
     for (int size = 2; size <= 33; ++size) {
       for (const uint64_t bytes : {uint64_t{64}, uint64_t{1} << 20, uint64_t{1} << 30}) {
         Shape shape = shape_of({planner, size, bytes / 4, 0, false, 4});
         shape.geometry = Geometry::for_ranks(size);
+        if (size % 3 == 0) shape.geometry.slots = 8;
         const Plan plan = make_plan(shape, size / 2, planner.algorithm);
         const bool loads = planner.algorithm == Algorithm::kDirect ||
                            planner.algorithm == Algorithm::kHierarchical;
-        group.expect(loads || !plan.needs_mapped(), planner.name() + " loads from a peer");
-        group.expect(
-            planner.collective != Collective::kAllReduce || plan.memory_bytes() < 64 * 1024,
-            str(planner.name(), " of ", bytes, " bytes for ", size, " ranks takes ",
-                plan.memory_bytes()));
+        if (!loads) expect_only_puts(group, plan, 1);
+        group.expect(planner.collective != Collective::kAllReduce ||
+                         plan.memory_bytes() < 32 * 1024 * shape.geometry.slots,
+                     str(planner.name(), " of ", bytes, " bytes for ", size, " ranks takes ",
+                         plan.memory_bytes()));
       }
     }
   }
@@ -219,12 +247,16 @@ void cuts(Group& group) {
 
 void selection(Group& group) {
   for (const Planner& planner : all_planners()) {
-    for (const bool mapped : {false, true}) {
-      for (const uint64_t bytes : {8u, 112u, 113u, 1u << 20}) {
-        Shape shape = shape_of({planner, 4, bytes});
-        shape.geometry = Geometry::for_ranks(4);
-        const Plan plan = make_plan(shape, 1, select(shape, {mapped}));
-        group.expect(mapped || !plan.needs_mapped(), "selected for a network: " + planner.name());
+    for (const int size : {2, 4, 5, 12}) {
+      for (const int local : {1, 2, 3, 4, 12}) {
+        if (size % local != 0) continue;
+        for (const uint64_t bytes : {8u, 112u, 113u, 1u << 14, 1u << 15, 1u << 17, 1u << 20}) {
+          Shape shape = shape_of({planner, size, bytes, 0, false, 1, local});
+          shape.geometry = Geometry::for_ranks(size);
+          shape.geometry.slots = 8;
+          const Algorithm chosen = select(shape, {size == local, local});
+          expect_only_puts(group, make_plan(shape, 1, chosen), local);
+        }
       }
     }
     group.expect(
