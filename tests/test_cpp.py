@@ -11,7 +11,7 @@ import pytest
 
 Program = Callable[..., Path]
 # Seconds each may take; a check that hangs ends with the pytest timeout and names the program.
-PROGRAMS = ["plan_proofs", "transport_test", "reduce_test", "stress", "failure_test", "net_test"]
+PROGRAMS = ["plan_proofs", "transport_test", "reduce_test", "session_sim", "stress", "failure_test", "net_test"]
 
 
 def output(command: list[str | Path], seconds: float) -> subprocess.CompletedProcess[str]:
@@ -61,6 +61,31 @@ def test_a_signal_that_wakes_nobody_is_caught(cpp_program: Program) -> None:
 )
 def test_program_under_address_sanitizer(cpp_program: Program, name: str) -> None:
     check([cpp_program(name, "address")], 600)
+
+
+# What a session rests on (csrc/net/session.h), and what the channels above it add.
+RULES = ["apply_once", "fence", "verify", "bounded", "settle", "halves", "credits", "epochs"]
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_session_without_one_of_its_rules_is_caught(cpp_program: Program, rule: str) -> None:
+    done = output([cpp_program("session_sim"), "--without", rule, "1000"], 110)
+    assert done.returncode == 1, done.stdout
+    assert f"caught without {rule}: seed" in done.stdout
+
+
+@pytest.mark.timeout(200)
+def test_twenty_thousand_simulated_networks(cpp_program: Program) -> None:
+    done = output([cpp_program("session_sim"), "--seeds", "10000", "20000"], 190)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert "20000 seeds: " in done.stdout
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(14400)
+def test_a_million_simulated_networks(cpp_program: Program) -> None:
+    done = output([cpp_program("session_sim"), "--seeds", "100000", "1000000"], 14000)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
 
 
 @pytest.mark.soak

@@ -29,7 +29,7 @@ MACROS = {"RINGCOMM_CHECK": "csrc/base/error.h", "RINGCOMM_ISA": "csrc/reduce/"}
 LINES = 400
 LONGER: dict[str, str] = {}  # file: the reason why it may be longer
 COLUMNS = 100
-CPP_TOTAL = 12_000
+CPP_TOTAL = 12_000  # lines with code on them
 
 # Joined here, so that this file does not name them.
 ELSEWHERE = re.compile("|".join(["/wo" + "rk/", r"\.\./sha" + "red", "pypi" + r"\.org"]))
@@ -149,7 +149,8 @@ def test_columns() -> None:
 
 
 def test_the_engine_stays_small() -> None:
-    assert sum(len(path.read_text().splitlines()) for path in CSRC) < CPP_TOTAL
+    lines = [line.strip() for path in CSRC for line in path.read_text().splitlines()]
+    assert len([line for line in lines if line and not line.startswith("//")]) < CPP_TOTAL
 
 
 def test_cmake_names_every_source() -> None:

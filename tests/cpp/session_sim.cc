@@ -83,8 +83,9 @@ class Spendthrift final : public Transport {
   const bool credits_;
 };
 
-Geometry geometry_for(int size) {
+Geometry geometry_for(int size, uint64_t slots) {
   Geometry geometry;
+  geometry.slots = slots;
   geometry.size = size;
   geometry.segment_bytes = 256;
   geometry.inbox_bytes = 512;
@@ -94,15 +95,20 @@ Geometry geometry_for(int size) {
 // One group as one rank has it, in one of its lives.
 class Member {
  public:
-  Member(Rank rank, int size, const Setup& setup, uint64_t seed)
-      : rank_(rank), size_(size), setup_(setup), shared_(seed) {}
+  Member(Rank rank, const Geometry& geometry, int local, const Setup& setup, uint64_t seed)
+      : rank_(rank),
+        size_(geometry.size),
+        local_(local),
+        geometry_(geometry),
+        setup_(setup),
+        shared_(seed) {}
 
   // `reach` gives the wire and the far side's channels of each remote peer.
   void open(uint64_t channel, std::vector<ShmPeer> peers) {
     channel_ = channel;
     auto real = std::make_unique<ShmTransport>(rank_, std::move(peers));
     transport_ = std::make_unique<Spendthrift>(std::move(real), setup_.credits);
-    executor_ = std::make_unique<HostExecutor>(*transport_, geometry_for(size_), 16);
+    executor_ = std::make_unique<HostExecutor>(*transport_, geometry_, 16);
     mailbox_ = std::make_unique<Mailbox>(*transport_, recorder_);
     done_ = false;
   }
@@ -149,14 +155,16 @@ class Member {
     trial_ = std::make_unique<Trial>(call, size_, rank_);
     ++number_;
     const Operation& operation = trial_->operation;
-    const Shape shape = make_shape(operation, geometry_for(size_));
+    Shape shape = make_shape(operation, geometry_);
+    shape.local = local_;
     std::vector<std::shared_ptr<const Plan>> plans;
     for (const Algorithm algorithm : algorithms_of(call.collective)) {
-      if (algorithm == Algorithm::kHierarchical) continue;
+      if (algorithm == Algorithm::kHierarchical && local_ == 1) continue;
       auto plan = std::make_shared<Plan>(make_plan(shape, rank_, algorithm));
       bool everywhere = true;  // also where this rank's own plan maps nothing
       for (Rank rank = 0; rank < size_ && everywhere; ++rank) {
         everywhere = call.collective == Collective::kAllToAll ||
+                     algorithm == Algorithm::kHierarchical ||
                      !make_plan(shape, rank, algorithm).needs_mapped();
       }
       if (everywhere) plans.push_back(plan);
@@ -209,7 +217,8 @@ class Member {
   }
 
   const Rank rank_;
-  const int size_;
+  const int size_, local_;
+  const Geometry geometry_;
   const Setup& setup_;
   Random shared_;  // the same on every rank
   uint64_t channel_ = 0;
@@ -230,6 +239,8 @@ class Simulation {
   Simulation(uint64_t seed, const Setup& setup)
       : setup_(setup), random_(seed), seed_(seed), size_(2 + static_cast<int>(seed % 3)) {
     flows_ = 1 + static_cast<int>(seed / 3 % 3);
+    slots_ = seed / 18 % 2 == 0 ? 2 : 4;
+    local_ = size_ == 4 && seed / 36 % 2 == 0 ? 2 : 1;
     setup_.session.window = seed / 9 % 2 == 0 ? 8 : kFrameWindow;
     fault_every_ = 150 + random_.below(2000);
     bell_ = std::make_unique<DoorbellPage>();
@@ -275,22 +286,25 @@ class Simulation {
 
   // All ranks open their side before anybody begins, as they do when they meet.
   void make_group(uint64_t group, uint64_t life) {
-    const Geometry geometry = geometry_for(size_);
+    const Geometry geometry = geometry_for(size_, slots_);
     const SegmentLayout layout{size_, geometry.half_bytes(), 4096};
     const uint64_t channel = setup_.epochs ? 10 * group + life + 1 : group + 1;
+    std::vector<Segment> own;
+    for (Rank rank = 0; rank < size_; ++rank) own.push_back(make_segment(layout));
     for (Rank rank = 0; rank < size_; ++rank) {
-      const Segment own = make_segment(layout);
       std::vector<ShmPeer> peers(at(size_));
       for (Rank peer = 0; peer < size_; ++peer) {
         ShmPeer& there = peers[at(peer)];
         there.doorbell = Doorbell(bell_.get());
-        there.segment = peer == rank ? own : make_segment(layout);
-        if (peer == rank) continue;
-        const RemotePeer::Ends ends{rank, peer, own, there.segment,
+        const bool shared = peer / local_ == rank / local_;
+        there.segment = shared ? own[at(peer)] : make_segment(layout);
+        if (shared) continue;
+        const RemotePeer::Ends ends{rank, peer, own[at(rank)], there.segment,
                                     {geometry.inbox_offset(peer), geometry.inbox_bytes}};
         there.remote = std::make_unique<RemotePeer>(end(rank, peer), channel, ends);
       }
-      members_.push_back(std::make_unique<Member>(rank, size_, setup_, seed_ * 10 + group));
+      members_.push_back(std::make_unique<Member>(rank, geometry, local_, setup_,
+                                                  seed_ * 10 + group));
       members_.back()->open(channel, std::move(peers));
       current_[{group, rank}] = members_.back().get();
     }
@@ -413,7 +427,8 @@ class Simulation {
   Random random_;
   const uint64_t seed_;
   const int size_;
-  int flows_;
+  int flows_, local_;
+  uint64_t slots_;
   uint64_t fault_every_;
   Clock::time_point now_{std::chrono::hours(1)};
   std::unique_ptr<DoorbellPage> bell_;
@@ -492,7 +507,12 @@ int main(int argc, char** argv) {
   if (first == "--seeds" && argc == 4) {
     Totals totals;
     const uint64_t begin = std::stoull(argv[2]), count = std::stoull(argv[3]);
-    for (uint64_t seed = begin; seed < begin + count; ++seed) simulate(seed, {}, totals);
+    try {
+      for (uint64_t seed = begin; seed < begin + count; ++seed) simulate(seed, {}, totals);
+    } catch (const std::exception& error) {
+      std::printf("FAILED %s\n", error.what());
+      return 1;
+    }
     print(count, totals);
     return 0;
   }
