@@ -119,9 +119,12 @@ std::shared_ptr<const Plan> Communicator::plan_for(const Operation& operation) {
   return plans_.get(shape, wished(shape.collective).value_or(select(shape, reach_)));
 }
 
-// What the options or RINGCOMM_ALGORITHM ask for, where the collective has it.
+// What the options or RINGCOMM_ALGORITHM ask for, where the collective has it and the ranks can
+// reach one another so.
 std::optional<Algorithm> Communicator::wished(Collective collective) const {
   if (!options_.algorithm) return std::nullopt;
+  if (*options_.algorithm == Algorithm::kDirect && !reach_.mapped) return std::nullopt;
+  if (*options_.algorithm == Algorithm::kHierarchical && reach_.local == 1) return std::nullopt;
   const auto& possible = algorithms_of(collective);
   const auto found = std::find(possible.begin(), possible.end(), *options_.algorithm);
   return found != possible.end() ? options_.algorithm : std::nullopt;
