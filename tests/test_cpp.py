@@ -11,7 +11,15 @@ import pytest
 
 Program = Callable[..., Path]
 # Seconds each may take; a check that hangs ends with the pytest timeout and names the program.
-PROGRAMS = ["plan_proofs", "transport_test", "reduce_test", "session_sim", "stress", "failure_test", "net_test"]
+PROGRAMS = [
+    "plan_proofs",
+    "transport_test",
+    "reduce_test",
+    "session_sim",
+    "stress",
+    "failure_test",
+    "net_test",
+]
 
 
 def output(command: list[str | Path], seconds: float) -> subprocess.CompletedProcess[str]:

@@ -61,7 +61,9 @@ class HostExecutor {
   const Ref* refs(const Step& step) const { return plan_->refs.data() + step.first_ref; }
   uint64_t& taken(Rank peer, int lane) { return taken_[static_cast<size_t>(peer * kLanes + lane)]; }
   bool next_step();
-  bool is_remote(const Ref& ref) const { return ref.rank >= 0 && remote_[static_cast<size_t>(ref.rank)]; }
+  bool is_remote(const Ref& ref) const {
+    return ref.rank >= 0 && remote_[static_cast<size_t>(ref.rank)];
+  }
 
   Transport& transport_;
   Geometry geometry_;

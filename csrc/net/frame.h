@@ -42,7 +42,7 @@ struct Frame {
   uint64_t channel = 0;
   uint64_t offset = 0;
   uint64_t stamp = 0;
-  uint32_t bytes = 0;     // of payload
+  uint32_t bytes = 0;  // of payload
   uint32_t payload_crc = 0;
   uint32_t padding = 0;
   uint32_t crc = 0;  // of all before

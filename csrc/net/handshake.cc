@@ -79,9 +79,9 @@ std::string to_hex(const uint8_t* data, size_t bytes) {
 }
 
 void from_hex(const std::string& text, uint8_t* data, size_t bytes) {
-  RINGCOMM_CHECK(text.size() == 2 * bytes &&
-                     text.find_first_not_of("0123456789abcdef") == std::string::npos,
-                 "not ", bytes, " bytes in hexadecimal: ", text.substr(0, 80));
+  RINGCOMM_CHECK(
+      text.size() == 2 * bytes && text.find_first_not_of("0123456789abcdef") == std::string::npos,
+      "not ", bytes, " bytes in hexadecimal: ", text.substr(0, 80));
   for (size_t i = 0; i < bytes; ++i) {
     data[i] = static_cast<uint8_t>(std::stoi(text.substr(2 * i, 2), nullptr, 16));
   }

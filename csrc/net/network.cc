@@ -69,8 +69,8 @@ Network::~Network() {
 }
 
 void Network::listen(const NetworkOptions& options) {
-  const auto routed = options.store_host.empty() ? std::nullopt
-                                                 : source_towards(options.store_host, 9);
+  const auto routed =
+      options.store_host.empty() ? std::nullopt : source_towards(options.store_host, 9);
   for (const Address& address : choose_addresses(list_interfaces(), options.interfaces, routed)) {
     Fd listener = listen_tcp(address, options.ports, 1024);
     epoll_event event{EPOLLIN, {.u64 = listeners_.size()}};
@@ -136,9 +136,8 @@ void Network::keep() {
 }
 
 std::chrono::milliseconds Network::pause() const {
-  const bool soon = !links_.empty() && std::any_of(peers_.begin(), peers_.end(), [](auto& each) {
-    return each.second->waits();
-  });
+  const bool soon = !links_.empty() && std::any_of(peers_.begin(), peers_.end(),
+                                                   [](auto& each) { return each.second->waits(); });
   return soon || !peers_.empty() ? kTick : kIdleTick;
 }
 
@@ -322,8 +321,8 @@ bool Network::read_from(Link& link) {
     for (size_t total = 0; total < kQuantum;) {
       const auto landing = session.landing(link.flow);
       iovec parts[] = {{landing.data(), landing.size()}, {staging_.data(), staging_.size()}};
-      const ssize_t got = ::readv(link.socket.get(), landing.empty() ? parts + 1 : parts,
-                                  landing.empty() ? 1 : 2);
+      const ssize_t got =
+          ::readv(link.socket.get(), landing.empty() ? parts + 1 : parts, landing.empty() ? 1 : 2);
       if (got < 0 && (errno == EAGAIN || errno == EINTR)) break;
       if (got <= 0) throw FlowError("closed");
       arrived = true;

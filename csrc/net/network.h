@@ -37,7 +37,7 @@ struct NetworkOptions {
   std::string secret;  // of the job; empty: who can read the store can connect
   int flows = 1;       // connections a session
   std::chrono::milliseconds resume{std::chrono::seconds(30)};  // a peer not heard of is given up
-  Doorbell bell;       // rung when something has arrived
+  Doorbell bell;                                               // rung when something has arrived
 };
 
 class Network {

@@ -11,9 +11,7 @@ constexpr auto kLongestPause = std::chrono::seconds(1);
 constexpr auto kRefusedFor = std::chrono::milliseconds(700);  // then its process has ended
 constexpr auto kQuietFor = std::chrono::milliseconds(2500);   // then people are told of it
 
-double seconds(Clock::duration time) {
-  return std::chrono::duration<double>(time).count();
-}
+double seconds(Clock::duration time) { return std::chrono::duration<double>(time).count(); }
 
 }  // namespace
 
@@ -132,8 +130,7 @@ void Network::Peer::write_all() {
 bool Network::Peer::handshaking(int flow) const {
   return std::any_of(network_.links_.begin(), network_.links_.end(), [&](const auto& each) {
     const Link& link = *each.second;
-    return link.peer == this && link.flow == flow && link.handshake &&
-           !link.handshake->accepting();
+    return link.peer == this && link.flow == flow && link.handshake && !link.handshake->accepting();
   });
 }
 

@@ -165,7 +165,7 @@ class Session {
   std::vector<int> closed_;
   Clock::time_point last_heard_{};
 
-  uint64_t first_ = 1;        // number of items_.front()
+  uint64_t first_ = 1;  // number of items_.front()
   std::deque<Item> items_;
   uint64_t next_ = 1;         // the first that was never sent
   std::set<uint64_t> again_;  // to be sent once more

@@ -120,7 +120,8 @@ void RemotePeer::tell() {
 bool RemotePeer::allowed(const Frame& frame) const {
   const auto within = [&](const std::byte* begin, uint64_t bytes) {
     const uint64_t first = ends_.own.offset_of(begin);
-    return frame.offset >= first && frame.bytes <= bytes && frame.offset - first <= bytes - frame.bytes;
+    return frame.offset >= first && frame.bytes <= bytes &&
+           frame.offset - first <= bytes - frame.bytes;
   };
   if (frame.type == FrameType::kStream) {
     return within(ends_.own.mailbox_data(ends_.peer), ends_.own.mailbox_bytes());

@@ -28,8 +28,8 @@ class RemotePeer final : public Receiver {
  public:
   struct Ends {
     Rank self, peer;
-    Segment own;     // of this rank
-    Segment shadow;  // of the peer: same layout, this process's memory
+    Segment own;        // of this rank
+    Segment shadow;     // of the peer: same layout, this process's memory
     InboxLayout inbox;  // the peer's, in own
   };
   // Opens the channel, and closes it at the end.

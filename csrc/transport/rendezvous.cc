@@ -130,9 +130,11 @@ class Meeting {
     ShmPeer& peer = result_.peers[static_cast<size_t>(rank)];
     peer.segment = Segment(shadow.data(), layout_);
     peer.doorbell = doorbell_.bell();
-    const RemotePeer::Ends ends{
-        options_.rank, rank, result_.peers[static_cast<size_t>(options_.rank)].segment,
-        peer.segment, {options_.first_inbox.offset + inbox, options_.first_inbox.bytes}};
+    const RemotePeer::Ends ends{options_.rank,
+                                rank,
+                                result_.peers[static_cast<size_t>(options_.rank)].segment,
+                                peer.segment,
+                                {options_.first_inbox.offset + inbox, options_.first_inbox.bytes}};
     peer.remote = std::make_unique<RemotePeer>(wire, card(0).nonce.words[0], ends);
     result_.mappings.push_back(std::move(shadow));
   }
@@ -258,8 +260,7 @@ class Meeting {
   bool valid(const Hello& hello, const std::vector<Fd>& fds) const {
     return hello.magic == kSegmentMagic && hello.size == options_.size && hello.rank >= 0 &&
            hello.rank < options_.size && hello.rank != options_.rank && is_local(hello.rank) &&
-           fds.size() == 2 &&
-           hello.from == card(hello.rank).nonce && hello.to == mine_.nonce;
+           fds.size() == 2 && hello.from == card(hello.rank).nonce && hello.to == mine_.nonce;
   }
 
   void accept_others() {

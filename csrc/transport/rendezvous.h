@@ -35,8 +35,8 @@ class DoorbellMemory {
 struct RendezvousOptions {
   Rank rank = 0;
   int size = 1;
-  std::string scope;  // run and restart: keeps the keys of an earlier life apart
-  SegmentLayout layout;    // of a group on one host
+  std::string scope;            // run and restart: keeps the keys of an earlier life apart
+  SegmentLayout layout;         // of a group on one host
   SegmentLayout layout_across;  // of one on several
   InboxLayout first_inbox;      // of rank 0 in layout_across; the others follow
   bool tcp = false;             // ranks of one host are as if on others

@@ -40,8 +40,8 @@ class Transport {
   int size() const { return size_; }
   Rank rank() const { return rank_; }
 
-  // Start of `owner`'s half, laid out as Geometry says; of a remote rank it is a copy here, of which
-  // only what put() names is ever seen by its owner.
+  // Start of `owner`'s half, laid out as Geometry says; of a remote rank it is a copy here, of
+  // which only what put() names is ever seen by its owner.
   virtual std::byte* memory(Rank owner, int half) = 0;
   // The bytes that ride with `from`'s data signals to `owner`; as above.
   virtual std::byte* line(Rank owner, Rank from, int half) = 0;

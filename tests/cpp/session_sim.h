@@ -19,18 +19,18 @@ namespace ringcomm::testing {
 // What a simulation runs with; the rules that a test may switch off.
 struct Setup {
   SessionRules session;
-  bool settle = true;    // lent memory is copied when an operation ends
-  bool halves = true;    // operations alternate between the halves
-  bool credits = true;   // writers wait until a slot has been read
-  bool epochs = true;    // a group made anew has a channel of its own
+  bool settle = true;   // lent memory is copied when an operation ends
+  bool halves = true;   // operations alternate between the halves
+  bool credits = true;  // writers wait until a slot has been read
+  bool epochs = true;   // a group made anew has a channel of its own
   bool faults = true;
-  int operations = 4;    // of each group and generation
+  int operations = 4;  // of each group and generation
 };
 
 // One direction of a connection: what the receiver has not read yet.
 struct Pipe {
   std::deque<std::byte> bytes;
-  bool cut = false;  // nothing more gets in; after the last byte the reader may see the end
+  bool cut = false;          // nothing more gets in; after the last byte the reader may see the end
   Clock::time_point held{};  // nothing arrives before
   std::vector<std::byte> frame, last;  // being written, and the one before it: may come twice
 };
@@ -38,11 +38,11 @@ struct Pipe {
 struct Connection {
   uint64_t generation = 0;
   int initiator = 0;
-  int phase = 0;            // of the handshake, 4: up on both sides
-  Cursor theirs;            // of the last message of the handshake
-  std::array<Pipe, 2> to;   // by receiving side
-  bool repeats = false;     // the next frame that is written comes twice
-  bool silent = false;      // its end shows nowhere: only silence tells
+  int phase = 0;           // of the handshake, 4: up on both sides
+  Cursor theirs;           // of the last message of the handshake
+  std::array<Pipe, 2> to;  // by receiving side
+  bool repeats = false;    // the next frame that is written comes twice
+  bool silent = false;     // its end shows nowhere: only silence tells
 };
 
 // Channels of one process at one end of a session.

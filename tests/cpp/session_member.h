@@ -1,0 +1,229 @@
+// One rank of a simulated group: what it does, and whether it got what it asked for.
+#pragma once
+
+#include "session_sim.h"
+
+namespace ringcomm::testing {
+
+struct Totals {
+  uint64_t operations = 0, messages = 0, cuts = 0, corrupted = 0, resent = 0, duplicates = 0,
+           steps = 0;
+};
+
+// Writers that need no credit: what credits are for.
+class Spendthrift final : public Transport {
+ public:
+  Spendthrift(std::unique_ptr<Transport> real, bool credits)
+      : Transport(real->size(), real->rank(), real->doorbell()),
+        real_(std::move(real)),
+        credits_(credits) {}
+  uint64_t arrived(Rank peer, int lane, int half) override {
+    if (!credits_ && lane == kCredit) return UINT64_MAX;
+    return real_->arrived(peer, lane, half);
+  }
+  uint64_t stamp(Rank peer, int lane, int half) override {
+    if (!credits_ && lane == kCredit) return expected;
+    return real_->stamp(peer, lane, half);
+  }
+  std::byte* memory(Rank owner, int half) override { return real_->memory(owner, half); }
+  std::byte* line(Rank owner, Rank from, int half) override {
+    return real_->line(owner, from, half);
+  }
+  bool is_remote(Rank rank) const override { return real_->is_remote(rank); }
+  void put(Rank to, std::byte* target, uint64_t bytes, const std::byte* source) override {
+    real_->put(to, target, bytes, source);
+  }
+  void settle() override { real_->settle(); }
+  void signal(Rank to, int lane, int half, uint64_t stamp) override {
+    real_->signal(to, lane, half, stamp);
+  }
+  size_t stream_write(Rank to, const std::byte* data, size_t bytes) override {
+    return real_->stream_write(to, data, bytes);
+  }
+  size_t stream_read(Rank from, std::byte* data, size_t bytes) override {
+    return real_->stream_read(from, data, bytes);
+  }
+  size_t stream_space(Rank to) override { return real_->stream_space(to); }
+  size_t stream_available(Rank from) override { return real_->stream_available(from); }
+  void announce(const Descriptor& descriptor) override { real_->announce(descriptor); }
+  void finish(uint64_t sequence) override { real_->finish(sequence); }
+  PeerState state(Rank peer) override { return real_->state(peer); }
+  std::optional<Descriptor> descriptor(Rank peer, uint64_t sequence) override {
+    return real_->descriptor(peer, sequence);
+  }
+  std::string failure(Rank peer) override { return real_->failure(peer); }
+  void fail(const std::string& reason) override { real_->fail(reason); }
+  std::optional<Rank> first_failed() override { return real_->first_failed(); }
+  bool connection_lost(Rank peer) override { return real_->connection_lost(peer); }
+  std::string condition(Rank peer) override { return real_->condition(peer); }
+  std::string loss(Rank peer) override { return real_->loss(peer); }
+  bool progress() override { return false; }
+  void begin_driving() override {}
+  void end_driving(bool) override {}
+  void need(Rank) override {}
+  bool drained() override { return real_->drained(); }
+  void leave() override { real_->leave(); }
+  void forget() override {}
+  const char* name() const override { return "a simulated network"; }
+
+  uint64_t expected = 0;
+
+ private:
+  std::unique_ptr<Transport> real_;
+  const bool credits_;
+};
+
+inline Geometry geometry_for(int size, uint64_t slots) {
+  Geometry geometry;
+  geometry.slots = slots;
+  geometry.size = size;
+  geometry.segment_bytes = 256;
+  geometry.inbox_bytes = 512;
+  return geometry;
+}
+
+// One group as one rank has it, in one of its lives.
+class Member {
+ public:
+  Member(Rank rank, const Geometry& geometry, int local, const Setup& setup, uint64_t seed)
+      : rank_(rank),
+        size_(geometry.size),
+        local_(local),
+        geometry_(geometry),
+        setup_(setup),
+        shared_(seed) {}
+
+  // `reach` gives the wire and the far side's channels of each remote peer.
+  void open(uint64_t channel, std::vector<ShmPeer> peers) {
+    channel_ = channel;
+    auto real = std::make_unique<ShmTransport>(rank_, std::move(peers));
+    transport_ = std::make_unique<Spendthrift>(std::move(real), setup_.credits);
+    executor_ = std::make_unique<HostExecutor>(*transport_, geometry_, 16);
+    mailbox_ = std::make_unique<Mailbox>(*transport_, recorder_);
+    done_ = false;
+  }
+
+  bool done() const { return done_; }
+  uint64_t channel() const { return channel_; }
+
+  void advance(Totals& totals) {
+    if (done_) return;
+    mailbox_->progress();
+    check_messages();
+    for (Rank peer = 0; peer < size_; ++peer) {
+      const PeerState state = transport_->state(peer);
+      require(peer == rank_ || !state.left || state.finished >= operations(), "rank ", peer,
+              " left early");
+    }
+    if (!trial_ && number_ == operations()) {
+      if (mailbox_->pending()) return;
+      transport_->leave();
+      done_ = true;
+      return;
+    }
+    if (!trial_) begin();
+    const auto status = executor_->advance();
+    require(status != HostExecutor::Status::kMismatch, "rank ", rank_, " met another operation");
+    if (status == HostExecutor::Status::kBlocked) return;
+    transport_->finish(number_);
+    if (setup_.settle) transport_->settle();
+    trial_->check(number_);
+    trial_->poison();
+    old_.push_back(std::move(trial_));  // freed memory would be another fault than changed memory
+    ++totals.operations;
+  }
+
+  std::vector<std::unique_ptr<Trial>> old_;
+  uint64_t messages = 0;
+
+ private:
+  uint64_t operations() const { return static_cast<uint64_t>(setup_.operations); }
+
+  void begin() {
+    const Call call = random_call(shared_, size_, 600);
+    const uint64_t choice = shared_.next(), talk = shared_.next();
+    trial_ = std::make_unique<Trial>(call, size_, rank_);
+    ++number_;
+    const Operation& operation = trial_->operation;
+    Shape shape = make_shape(operation, geometry_);
+    shape.local = local_;
+    std::vector<std::shared_ptr<const Plan>> plans;
+    for (const Algorithm algorithm : algorithms_of(call.collective)) {
+      if (algorithm == Algorithm::kHierarchical && local_ == 1) continue;
+      auto plan = std::make_shared<Plan>(make_plan(shape, rank_, algorithm));
+      bool everywhere = true;  // also where this rank's own plan maps nothing
+      for (Rank rank = 0; rank < size_ && everywhere; ++rank) {
+        everywhere = call.collective == Collective::kAllToAll ||
+                     algorithm == Algorithm::kHierarchical ||
+                     !make_plan(shape, rank, algorithm).needs_mapped();
+      }
+      if (everywhere) plans.push_back(plan);
+    }
+    require(!plans.empty(), "no plan");
+    Descriptor descriptor = make_descriptor(operation, number_);
+    make_stamps(operation, descriptor, executor_->stamps());
+    transport_->expected = executor_->stamps().common;
+    executor_->input().assign(operation.input);
+    executor_->output().assign(operation.output);
+    transport_->announce(descriptor);
+    executor_->start(plans[choice % plans.size()], setup_.halves ? number_ : 2,
+                     make_reduction(operation, size_));
+    if (talk % 2 == 0) exchange(talk);
+  }
+
+  // A message to the next rank and one from the previous, small or announced.
+  void exchange(uint64_t talk) {
+    const Rank to = (rank_ + 1) % size_, from = (rank_ + size_ - 1) % size_;
+    const size_t bytes = talk / 2 % 5 == 0 ? 20'000 : talk / 2 % 700;
+    const auto tag = static_cast<uint32_t>(number_);
+    for (const bool sending : {true, false}) {
+      auto message = std::make_shared<Message>(std::chrono::hours(1));
+      auto& data = data_.emplace_back(bytes, sending ? value(rank_) : std::byte{0});
+      message->sending = sending;
+      message->peer = sending ? to : from;
+      message->tag = tag;
+      message->data = {data.data(), data.size()};
+      mailbox_->post(message);
+      talking_.push_back(message);
+      if (sending)
+        sources_.push_back(-1);
+      else
+        sources_.push_back(from);
+    }
+  }
+
+  std::byte value(Rank rank) const { return static_cast<std::byte>(31 * rank + 5); }
+
+  void check_messages() {
+    for (size_t i = 0; i < talking_.size(); ++i) {
+      if (!talking_[i] || !talking_[i]->done) continue;
+      require(!talking_[i]->error, "a message failed");
+      const Span data = talking_[i]->data;
+      for (uint64_t b = 0; sources_[i] >= 0 && b < data.bytes; ++b) {
+        require(data.data[b] == value(sources_[i]), "rank ", rank_, ": a message's byte ", b);
+      }
+      std::fill(data.data, data.data + data.bytes, std::byte{0xee});
+      talking_[i] = nullptr;
+      ++messages;
+    }
+  }
+
+  const Rank rank_;
+  const int size_, local_;
+  const Geometry geometry_;
+  const Setup& setup_;
+  Random shared_;  // the same on every rank
+  uint64_t channel_ = 0;
+  std::unique_ptr<Spendthrift> transport_;
+  std::unique_ptr<HostExecutor> executor_;
+  Recorder recorder_;
+  std::unique_ptr<Mailbox> mailbox_;
+  std::unique_ptr<Trial> trial_;
+  uint64_t number_ = 0;
+  bool done_ = true;
+  std::deque<std::vector<std::byte>> data_;
+  std::vector<MessagePtr> talking_;
+  std::vector<Rank> sources_;
+};
+
+}  // namespace ringcomm::testing
