@@ -146,7 +146,7 @@ inline void mutations(Group& group) {
         mutate({planner, size, count, root}, score);
         for (const uint64_t slots : {4u, 8u}) {
           if (each % 2 != 0 && each > 2) continue;  // nor in half a pass of several segments
-          if (!group.long_mode() && size + each != 8) continue;
+          if (group.long_mode() ? size + each > 10 : size + each != 8) continue;
           mutate({planner, size, count * slots / 2, root, false, 1, 0, slots}, score);
         }
       }
