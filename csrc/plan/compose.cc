@@ -39,12 +39,10 @@ struct Hierarchy {
   Side mine() const { return {Space::kOutput, {{0, cut(index)}}}; }
   uint64_t cut(int part) const { return shape.cut(shape.bytes, part, local); }
 
-  Plan inside(const Shape& part, Placement placement) const {
-    placement.ranks = mates;
+  Plan inside(const Shape& part, const Placement& placement) const {
     return lift(make_plan(part, index, Algorithm::kDirect), placement);
   }
-  Plan between(const Shape& part, Placement placement) const {
-    placement.ranks = across;
+  Plan between(const Shape& part, const Placement& placement) const {
     return lift(make_plan(part, host, select(part, {.mapped = false})), placement);
   }
 
@@ -133,16 +131,19 @@ Plan hierarchical_all_reduce(const Shape& shape, Rank rank) {
   Shape inside = part_of(shape, Collective::kReduceScatter, at.local);
   inside.geometry = half_window(shape.geometry, at.local);
   inside.shards = at.shards();
-  parts.push_back(at.inside(inside, {.output = at.mine(), .partial = at.hosts > 1}));
+  parts.push_back(
+      at.inside(inside, {.ranks = at.mates, .output = at.mine(), .partial = at.hosts > 1}));
 
   Shape between = part_of(shape, Collective::kAllReduce, at.hosts);
   between.bytes = inside.shards[static_cast<size_t>(at.index)];
-  parts.push_back(at.between(between, {.input = at.mine(), .output = at.mine()}));
+  parts.push_back(
+      at.between(between, {.ranks = at.across, .input = at.mine(), .output = at.mine()}));
 
   inside.collective = Collective::kAllGather;
   inside.geometry.line_bytes = 0;  // the lines are the reduce-scatter's
   const uint64_t second_half = inside.geometry.window_bytes();
-  parts.push_back(at.inside(inside, {.input = at.mine(), .window_offset = second_half}));
+  parts.push_back(
+      at.inside(inside, {.ranks = at.mates, .input = at.mine(), .window_offset = second_half}));
   return concatenate(empty_plan(shape, rank), parts);
 }
 
@@ -159,7 +160,7 @@ Plan hierarchical_all_gather(const Shape& shape, Rank rank) {
     spread.pieces.push_back({offset, shape.shard_offset(r)});
     offset += between.shards.back();
   }
-  std::vector<Plan> parts = {at.between(between, {.output = spread})};
+  std::vector<Plan> parts = {at.between(between, {.ranks = at.across, .output = spread})};
 
   for (int host = 0; host < at.hosts; ++host) {
     const Rank first = host * at.local;
@@ -167,7 +168,7 @@ Plan hierarchical_all_gather(const Shape& shape, Rank rank) {
     inside.geometry = half_window(shape.geometry, at.local);
     inside.geometry.line_bytes = 0;
     inside.shards.assign(shape.shards.begin() + first, shape.shards.begin() + first + at.local);
-    Placement placement;
+    Placement placement{at.mates};
     placement.input = {Space::kOutput, {{0, shape.shard_offset(first + at.index)}}};
     placement.output = {Space::kOutput, {{0, shape.shard_offset(first)}}};
     placement.window_offset = host % 2 == 0 ? 0 : inside.geometry.window_bytes();
@@ -184,16 +185,18 @@ Plan hierarchical_broadcast(const Shape& shape, Rank rank) {
   inside.root = shape.root % at.local;
   inside.shards = at.shards();
   inside.meets = false;
-  if (at.host == shape.root / at.local) parts.push_back(at.inside(inside, {.output = at.mine()}));
+  if (at.host == shape.root / at.local)
+    parts.push_back(at.inside(inside, {.ranks = at.mates, .output = at.mine()}));
 
   Shape between = part_of(shape, Collective::kBroadcast, at.hosts);
   between.root = shape.root / at.local;
   between.bytes = inside.shards[static_cast<size_t>(at.index)];
-  parts.push_back(at.between(between, {.input = at.mine(), .output = at.mine()}));
+  parts.push_back(
+      at.between(between, {.ranks = at.across, .input = at.mine(), .output = at.mine()}));
 
   inside.collective = Collective::kAllGather;
   inside.geometry.line_bytes = 0;  // the lines are the scatter's
-  parts.push_back(at.inside(inside, {.input = at.mine()}));
+  parts.push_back(at.inside(inside, {.ranks = at.mates, .input = at.mine()}));
   return concatenate(empty_plan(shape, rank), parts);
 }
 
@@ -215,13 +218,14 @@ Plan hierarchical_reduce(const Shape& shape, Rank rank) {
     return plan;
   }
   const Side staged{Space::kWindow, {{0, half}}};
-  std::vector<Plan> parts = {at.inside(inside, {.output = staged, .partial = at.hosts > 1})};
+  std::vector<Plan> parts = {
+      at.inside(inside, {.ranks = at.mates, .output = staged, .partial = at.hosts > 1})};
   PlanBuilder end(shape, Algorithm::kHierarchical, rank);
   if (at.index == inside.root) {
     Shape between = part_of(shape, Collective::kReduce, at.hosts);
     between.root = shape.root / at.local;
     between.bytes = shape.bytes;
-    parts.push_back(at.between(between, {.input = staged}));
+    parts.push_back(at.between(between, {.ranks = at.across, .input = staged}));
     for (const Rank mate : at.mates) {
       if (mate != rank) end.signal(mate, kCredit);
     }

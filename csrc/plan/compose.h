@@ -27,7 +27,7 @@ struct Side {
 
 // Where a part of a composed plan finds things.
 struct Placement {
-  std::vector<Rank> ranks = {};  // the whole group's number of each rank of the part
+  std::vector<Rank> ranks;  // the whole group's number of each rank of the part
   Side input{Space::kInput};
   Side output{Space::kOutput};
   uint64_t window_offset = 0;

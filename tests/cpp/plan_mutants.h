@@ -137,17 +137,18 @@ inline void mutations(Group& group) {
     for (int size = 2; size <= (group.long_mode() ? 8 : 6); ++size) {
       const uint64_t n = static_cast<uint64_t>(size), segment = tiny(size).segment_bytes;
       for (const uint64_t each : {1u, 2u, 3u, 4u, 5u, 7u, 10u, 12u, 18u}) {
-        // Where a rank has no elements in the last segment or pass, its signal announces nothing:
-        // with fewer elements than ranks, or with cuts at cache lines, which are less even.
-        const uint64_t count = planner.sharded() ? each : each * n, rest = count % segment;
-        if (rest > 0 && rest < n && !planner.sharded()) continue;
-        if (planner.algorithm == Algorithm::kHierarchical && count >= 128) continue;
         const Rank root = planner.rooted() ? size / 2 : 0;
-        mutate({planner, size, count, root}, score);
-        for (const uint64_t slots : {4u, 8u}) {
-          if (each % 2 != 0 && each > 2) continue;  // nor in half a pass of several segments
-          if (!group.long_mode() && size + each != 8) continue;
-          mutate({planner, size, count * slots / 2, root, false, 1, 0, slots}, score);
+        for (const uint64_t slots : {2u, 4u, 8u}) {
+          // Where a rank has no elements in the last segment or pass, its signal announces nothing:
+          // with fewer elements than ranks, with cuts at cache lines, which are less even, or with
+          // half a pass of several segments.
+          const uint64_t count = (planner.sharded() ? each : each * n) * slots / 2;
+          const uint64_t rest = count % segment;
+          if (rest > 0 && rest < n && !planner.sharded()) continue;
+          if (planner.algorithm == Algorithm::kHierarchical && count >= 128) continue;
+          if (slots > 2 && each % 2 != 0 && each > 2) continue;
+          if (slots > 2 && (group.long_mode() ? size + each > 10 : size + each != 8)) continue;
+          mutate({planner, size, count, root, false, 1, 0, slots}, score);
         }
       }
     }
