@@ -319,10 +319,10 @@ class Hosts:
 
     def _firewall(self, host: int, table: str, chains: Sequence[str]) -> None:
         """Replace a table of the host's firewall, at one stroke; no chains: remove it."""
-        lines = [f"table inet {table}", f"delete table inet {table}"]
+        lines = [f"table inet rc_{table}", f"delete table inet rc_{table}"]
         if chains:
             parts = [f"chain chain{i} {{\n{chain}\n}}" for i, chain in enumerate(chains)]
-            lines += [f"table inet {table} {{", *parts, "}"]
+            lines += [f"table inet rc_{table} {{", *parts, "}"]
         self.inside(host, "nft", "-f", "-", text="\n".join([*lines, ""]))
 
     # ---- what passed ---------------------------------------------------------------------------

@@ -24,7 +24,9 @@ TOOLS = {
     "mount": "mount",
     "hostname": "hostname",
 }
-PROBE = "ip link add name probe0 type bridge && ip link add name probe1 type veth && nft add table inet t"
+PROBE = """ip link add name probe0 type bridge
+ip link add name probe1 type veth
+nft add table inet t"""
 NAME = re.compile(r"ringcomm-(\d+)-(\d+)-\d+-(?:switch|host\d+|files)")
 
 

@@ -118,9 +118,11 @@ def test_a_network_that_stays_dead_is_an_error_everywhere() -> None:
         )
     assert len(answers) == 3
     for answer in answers[:2]:
-        assert "rank 2" in answer["error"] and "no answer from 10." in answer["error"]
+        assert "rank 2" in answer["error"]
+        assert "no answer from 10." in answer["error"]
         assert "RINGCOMM_IFNAME" in answer["error"]
-    assert all(answer["took"] < 12 and answer["error"] for answer in answers)
+    assert all(answer["error"] for answer in answers)
+    assert max(answer["took"] for answer in answers) < 12
 
 
 def test_a_firewall_that_resets_everything_for_a_moment_is_no_death() -> None:
@@ -147,24 +149,24 @@ def test_a_killed_rank_is_named_within_a_second() -> None:
 
     def fault() -> None:
         nonlocal killed
-        for pid in filter(str.isdigit, os.listdir("/proc")):
-            environ = Path(f"/proc/{pid}/environ")
+        for process in Path("/proc").glob("[0-9]*"):
             try:
-                words = environ.read_bytes().split(b"\0")
-                name = Path(f"/proc/{pid}/comm").read_text()
+                words = (process / "environ").read_bytes().split(b"\0")
+                program = (process / "cmdline").read_bytes().split(b"\0")[0]
             except (OSError, ProcessLookupError):
                 continue
             mine = f"RINGCOMM_PORTS={ports}".encode() in words and b"RANK=2" in words
-            if mine and name.startswith("python"):
+            if mine and b"python" in program:
                 killed = time.time()
-                os.kill(int(pid), signal.SIGKILL)
+                os.kill(int(process.name), signal.SIGKILL)
 
     ports = f"{43000 + os.getpid() % 1000}-44500"
     with Hosts(4) as hosts:
         answers = run(hosts, "all_reduces", 60, once_running(fault), RINGCOMM_PORTS=ports)
     assert [answer["rank"] for answer in answers] == [0, 1, 3]
     for answer in answers:
-        assert "rank 2" in answer["error"] and "its process died" in answer["error"]
+        assert "rank 2" in answer["error"]
+        assert "its process died" in answer["error"]
         assert "all_reduce #" in answer["error"]
         assert answer["told_at"] - killed < 1 + answer["destroyed"]
 
@@ -176,7 +178,8 @@ def test_a_mismatch_is_an_error_on_every_rank(local: int) -> None:
     assert len(answers) == (3 if local == 1 else 4)
     for answer in answers:
         assert answer["took"] < 1, answer
-        assert "float32[1000]" in answer["error"] and "float32[1001]" in answer["error"]
+        assert "float32[1000]" in answer["error"]
+        assert "float32[1001]" in answer["error"]
 
 
 def test_strangers_do_not_disturb() -> None:

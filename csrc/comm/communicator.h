@@ -154,6 +154,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   Geometry geometry_;
   Logger logger_;
   Reach reach_;
+  int neighbours_;  // ranks on this host, this one included
   Neighbourhood memory_;
   std::unique_ptr<Transport> transport_;
   Recorder recorder_;

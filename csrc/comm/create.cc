@@ -1,4 +1,6 @@
 // How a communicator comes to be.
+#include <algorithm>
+
 #include "comm/communicator.h"
 
 namespace ringcomm {
@@ -11,6 +13,12 @@ uint64_t mailbox_bytes(int size) {
   uint64_t bytes = 256 << 10;
   while (bytes > (16 << 10) && bytes * static_cast<uint64_t>(size) > (1 << 20)) bytes /= 2;
   return bytes;
+}
+
+int ranks_here(const std::vector<int>& host_of, const CommunicatorOptions& options) {
+  if (host_of.empty()) return options.size;
+  const int here = host_of[static_cast<size_t>(options.rank)];
+  return static_cast<int>(std::count(host_of.begin(), host_of.end(), here));
 }
 
 Reach reach_of(const std::vector<int>& host_of) {
@@ -58,6 +66,7 @@ Communicator::Communicator(std::unique_ptr<Transport> transport, const Geometry&
       logger_(Runtime::get().config().log,
               str("rank ", options.rank, " of group '", options.name, "'")),
       reach_(reach_of(memory.host_of)),
+      neighbours_(ranks_here(memory.host_of, options)),
       memory_(std::move(memory)),
       transport_(std::move(transport)),
       mailbox_(*transport_, recorder_),
@@ -74,9 +83,10 @@ Communicator::Communicator(std::unique_ptr<Transport> transport, const Geometry&
 // share cores give theirs away at once.
 Patience Communicator::patience() const {
   const Runtime& runtime = Runtime::get();
-  const bool own_core = options_.size <= runtime.cpus();
-  SpinPolicy policy{std::chrono::microseconds(own_core ? 300 : 0), own_core ? 4 : 100,
-                    own_core ? 256 : 16};
+  const bool own_core = neighbours_ <= runtime.cpus();
+  // A network's latency is worth some spinning, its transfers are not.
+  const int spin = !own_core ? 0 : reach_.mapped ? 300 : 50;
+  SpinPolicy policy{std::chrono::microseconds(spin), own_core ? 4 : 100, own_core ? 256 : 16};
   if (runtime.config().spin.count() >= 0) policy.spin = runtime.config().spin;
   return Patience(policy);
 }

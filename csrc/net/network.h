@@ -95,7 +95,7 @@ class Network {
   std::map<ProcessId, std::unique_ptr<Peer>> peers_;
   std::unordered_map<uint64_t, std::unique_ptr<Link>> links_;
   uint64_t next_link_ = 64;  // below: listeners and wake_
-  Clock::time_point ticked_, accept_again_{};
+  Clock::time_point ticked_, accept_again_;
   bool stop_ = false;
 
   std::atomic<int> driving_{0};

@@ -7,7 +7,8 @@
 namespace ringcomm {
 namespace {
 
-constexpr auto kLongestPause = std::chrono::seconds(1);
+constexpr Clock::duration kLongestPause = std::chrono::seconds(1);
+constexpr Clock::duration kNext = std::chrono::milliseconds(100);
 constexpr auto kRefusedFor = std::chrono::milliseconds(700);  // then its process has ended
 constexpr auto kQuietFor = std::chrono::milliseconds(2500);   // then people are told of it
 
@@ -29,6 +30,7 @@ void Network::Peer::open(uint64_t channel, Receiver* receiver) {
   const std::lock_guard lock(network_.mutex_);
   channels_[channel] = receiver;
   lost_.store(false, std::memory_order_release);  // a new group is a new beginning
+  died_ = false;
 }
 
 void Network::Peer::close(uint64_t channel) {
@@ -146,7 +148,7 @@ void Network::Peer::tick(Clock::time_point now, Clock::duration stalled) {
   }
   const bool up = std::any_of(links.begin(), links.end(), [](auto* link) { return link; });
   if (lost_ || up || !wanted()) {
-    wanted_since_ = refused_since_ = {};
+    wanted_since_ = {};
     if (lost_ || !wanted()) return;
   } else if (wanted_since_ == Clock::time_point{}) {
     wanted_since_ = now;
@@ -158,7 +160,7 @@ void Network::Peer::tick(Clock::time_point now, Clock::duration stalled) {
     connect(flow, now);
   }
   if (up) return;
-  if (refused_since_ != Clock::time_point{} && now - refused_since_ > kRefusedFor) {
+  if (died_) {
     return give_up(str("its process died: nobody listens any more at ", where()));
   }
   if (now - wanted_since_ > network_.options_.resume) {
@@ -174,7 +176,8 @@ void Network::Peer::connect(int flow, Clock::time_point now) {
   Attempts& attempts = attempts_[static_cast<size_t>(flow)];
   attempts.refused = 0;
   attempts.next = now + attempts.pause;
-  attempts.pause = std::min<Clock::duration>(2 * attempts.pause, kLongestPause);
+  const bool refused = refused_since_ != Clock::time_point{};  // soon it will be clear
+  attempts.pause = std::min<Clock::duration>(2 * attempts.pause, refused ? kNext : kLongestPause);
   attempts.under_way = static_cast<int>(contact.addresses.size());
   for (const Address& address : contact.addresses) {
     try {
@@ -195,14 +198,20 @@ void Network::Peer::attempt_ended(int flow, bool refused) {
   if (links[static_cast<size_t>(flow)] != nullptr) {
     attempts = {};
     refused_since_ = {};
+    died_ = false;
     return;
   }
   attempts.refused += refused ? 1 : 0;
   if (attempts.under_way > 0) --attempts.under_way;
   if (attempts.under_way > 0) return;
   const bool by_all = attempts.refused == static_cast<int>(contact.addresses.size());
-  if (!by_all) refused_since_ = {};
-  if (by_all && refused_since_ == Clock::time_point{}) refused_since_ = Clock::now();
+  if (!by_all) {
+    refused_since_ = {};
+  } else if (refused_since_ == Clock::time_point{}) {
+    refused_since_ = Clock::now();
+  } else if (Clock::now() - refused_since_ > kRefusedFor) {
+    died_ = true;
+  }
 }
 
 void Network::Peer::give_up(const std::string& why) {

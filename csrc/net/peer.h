@@ -61,7 +61,7 @@ class Network::Peer final : public Wire, public Party, public Receiver {
  private:
   struct Attempts {  // to connect one flow
     int under_way = 0, refused = 0;
-    Clock::time_point next{};
+    Clock::time_point next;
     Clock::duration pause{std::chrono::milliseconds(50)};
   };
   void give_up(const std::string& why);
@@ -71,8 +71,8 @@ class Network::Peer final : public Wire, public Party, public Receiver {
   const Key key_;
   std::unordered_map<uint64_t, Receiver*> channels_;
   std::vector<Attempts> attempts_;
-  bool needed_ = false;
-  Clock::time_point wanted_since_{}, refused_since_{};
+  bool needed_ = false, died_ = false;
+  Clock::time_point wanted_since_, refused_since_;
   std::atomic<bool> lost_{false};
   std::string why_lost_;
 };

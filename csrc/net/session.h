@@ -163,7 +163,7 @@ class Session {
   std::vector<Flow> flows_;
   const uint64_t ack_every_;
   std::vector<int> closed_;
-  Clock::time_point last_heard_{};
+  Clock::time_point last_heard_;
 
   uint64_t first_ = 1;  // number of items_.front()
   std::deque<Item> items_;
