@@ -17,6 +17,8 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 LEVELS = ["fast", "all", "soak"]
 COMMANDS = {"all": "make test-all", "soak": "make soak"}
+# The tests of one host run over TCP as well: tests/test_tcp.py.
+OVER_TCP = os.environ.get("RINGCOMM_TRANSPORT") == "tcp"
 NEEDS = {"slow": "all", "soak": "soak"}
 
 

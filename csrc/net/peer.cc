@@ -9,6 +9,7 @@ namespace {
 
 constexpr Clock::duration kLongestPause = std::chrono::seconds(1);
 constexpr Clock::duration kNext = std::chrono::milliseconds(100);
+constexpr auto kNewsEvery = std::chrono::milliseconds(200);
 constexpr auto kRefusedFor = std::chrono::milliseconds(700);  // then its process has ended
 constexpr auto kQuietFor = std::chrono::milliseconds(2500);   // then people are told of it
 
@@ -141,12 +142,13 @@ void Network::Peer::tick(Clock::time_point now, Clock::duration stalled) {
   for (const int flow : session.take_closed()) {
     if (Link* closed = links[static_cast<size_t>(flow)]) network_.drop(*closed);
   }
+  const bool up = std::any_of(links.begin(), links.end(), [](auto* link) { return link; });
+  if (up) tell_news(now);
   for (Link*& link : links) {
     if (link != nullptr && !link->watched_for_writing && session.has_output(link->flow)) {
       network_.write_to(*link);
     }
   }
-  const bool up = std::any_of(links.begin(), links.end(), [](auto* link) { return link; });
   if (lost_ || up || !wanted()) {
     wanted_since_ = {};
     if (lost_ || !wanted()) return;
@@ -168,6 +170,21 @@ void Network::Peer::tick(Clock::time_point now, Clock::duration stalled) {
                 seconds(now - wanted_since_),
                 " s: see whether that host runs, has a route to this one, and lets these ports "
                 "through (RINGCOMM_IFNAME and RINGCOMM_PORTS choose others)"));
+  }
+}
+
+// Who waits here for a rank of that process hears soon what it does instead.
+void Network::Peer::tell_news(Clock::time_point now) {
+  if (now - told_news_ < kNewsEvery) return;
+  told_news_ = now;
+  for (auto& [channel, receiver] : channels_) {
+    auto news = receiver->news();
+    if (news.empty()) continue;
+    Frame frame;
+    frame.type = FrameType::kState;
+    frame.channel = channel;
+    frame.bytes = static_cast<uint32_t>(news.size());
+    session.post(frame, std::move(news));
   }
 }
 

@@ -72,6 +72,8 @@ class Network::Peer final : public Wire, public Party, public Receiver {
   std::unordered_map<uint64_t, Receiver*> channels_;
   std::vector<Attempts> attempts_;
   bool needed_ = false, died_ = false;
+  void tell_news(Clock::time_point now);
+  Clock::time_point told_news_;
   Clock::time_point wanted_since_, refused_since_;
   std::atomic<bool> lost_{false};
   std::string why_lost_;

@@ -38,6 +38,8 @@ class Receiver {
   virtual std::byte* place(const Frame& frame) = 0;
   // In the order in which they were posted, once each. `payload` is given for kState only.
   virtual void deliver(const Frame& frame, std::span<const std::byte> payload) = 0;
+  // The payload of a kState frame, if the peer has not heard the latest. Asked now and then.
+  virtual std::vector<std::byte> news() { return {}; }
 };
 
 // The invariants, for the tests that switch one off and must then fail.

@@ -97,6 +97,20 @@ void RemotePeer::stream_read(uint64_t cursor) {
 }
 
 void RemotePeer::tell() {
+  std::vector<std::byte> payload = state();
+  Frame frame = this->frame(FrameType::kState);
+  frame.bytes = static_cast<uint32_t>(payload.size());
+  wire_.post(frame, std::move(payload));
+}
+
+std::vector<std::byte> RemotePeer::news() {
+  const Header& header = ends_.own.header();
+  const bool known = header.called.load(std::memory_order_acquire) == told_called_ &&
+                     header.finished.load(std::memory_order_acquire) == told_finished_;
+  return known ? std::vector<std::byte>() : state();
+}
+
+std::vector<std::byte> RemotePeer::state() {
   const Header& header = ends_.own.header();
   State state;
   state.called = header.called.load(std::memory_order_acquire);
@@ -109,10 +123,10 @@ void RemotePeer::tell() {
     bytes = sizeof state;
     std::memcpy(state.failure, header.failure, kFailureBytes);
   }
+  told_called_ = state.called;
+  told_finished_ = state.finished;
   const auto* data = reinterpret_cast<const std::byte*>(&state);
-  Frame frame = this->frame(FrameType::kState);
-  frame.bytes = static_cast<uint32_t>(bytes);
-  wire_.post(frame, std::vector<std::byte>(data, data + bytes));
+  return {data, data + bytes};
 }
 
 // ---- receiving

@@ -60,6 +60,7 @@ class RemotePeer final : public Receiver {
   // ---- the session's
   std::byte* place(const Frame& frame) override;
   void deliver(const Frame& frame, std::span<const std::byte> payload) override;
+  std::vector<std::byte> news() override;
 
  private:
   struct Pending {
@@ -70,6 +71,7 @@ class RemotePeer final : public Receiver {
   Frame frame(FrameType type) const;
   void flush_put(int lane, int half, uint64_t stamp);
   void heard(std::span<const std::byte> payload);
+  std::vector<std::byte> state();
   bool allowed(const Frame& frame) const;
 
   Wire& wire_;
@@ -77,6 +79,7 @@ class RemotePeer final : public Receiver {
   const Ends ends_;
   Pending pending_;
   std::atomic<bool> announced_{false};  // the peer knows which operation this rank is in
+  std::atomic<uint64_t> told_called_{0}, told_finished_{0};  // the peer knows of these operations
   std::atomic<uint64_t> credited_{0};   // what the peer knows of my reading its stream
   uint64_t arrived_[kLineLanes] = {};   // signals delivered
 };
