@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from conftest import OVER_TCP, Run
+from conftest import Run
 from oracle import bits, values
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
@@ -382,7 +382,6 @@ if child:
 """
 
 
-@pytest.mark.skipif(OVER_TCP, reason="the table has other rows for it")
 @pytest.mark.parametrize(("algorithm", "name", "why"), [
     (None, "direct", "all_reduce, any size, mapped windows"),
     ("ring", "ring", "the algorithm that was asked for"),
@@ -390,9 +389,9 @@ if child:
 def test_one_line_at_the_first_operation(
     python: Run, algorithm: str | None, name: str, why: str
 ) -> None:
-    result = python(FIRST, RINGCOMM_LOG="info", RINGCOMM_ALGORITHM=algorithm)
-    lines = sorted(result.stderr.splitlines())
-    assert lines == [
+    env = {"RINGCOMM_ALGORITHM": algorithm, "RINGCOMM_TRANSPORT": None}
+    result = python(FIRST, RINGCOMM_LOG="info", **env)
+    assert sorted(result.stderr.splitlines()) == [
         f"ringcomm INFO rank {rank} of group '0': first operation: all_reduce #1 float32[1000] "
         f"SUM, {name} ({why}), over shared memory between 2 ranks"
         for rank in range(2)

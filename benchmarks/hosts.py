@@ -1,0 +1,153 @@
+"""Collectives between hosts, ringcomm beside Gloo: hosts are network namespaces with links as slow
+as `--rate` says (root, iproute2 and nftables are needed; nothing outside them is touched).
+
+    python benchmarks/hosts.py --hosts 2,4 --rate 1gbit
+    python benchmarks/hosts.py --hosts 2 --local 4 --rate 1gbit --sizes 16M --json hosts.json
+
+Both backends are in the same processes and take turns, so what disturbs the machine disturbs them
+alike. The bound is 2 (n-1)/n bytes for all_reduce, (n-1)/n for the others, n hosts, over what one
+plain TCP connection carries between two of them in the same run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import socket
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "tests"))
+
+from hosts import Hosts  # noqa: E402
+from namespaces import missing  # noqa: E402
+
+COLLECTIVES = ["all_reduce", "reduce_scatter", "all_gather", "broadcast"]
+PLAIN_BYTES = 32 << 20
+
+
+def parse_size(text: str) -> int:
+    unit = {"K": 1 << 10, "M": 1 << 20}.get(text[-1], 1)
+    return int(text.rstrip("KM")) * unit
+
+
+def plain_tcp(rank: int, local: int, address: str) -> float:
+    """Bytes a second of one TCP connection from the first host to the second."""
+    if rank == 0:
+        with socket.create_server(("", 40999)) as server:
+            stream, _ = server.accept()
+            began, got = time.perf_counter(), 0
+            while got < PLAIN_BYTES:
+                got += len(stream.recv(1 << 18))
+            return got / (time.perf_counter() - began)
+    if rank == local:
+        for _ in range(100):
+            try:
+                stream = socket.create_connection((address, 40999))
+                break
+            except ConnectionRefusedError:
+                time.sleep(0.05)
+        stream.sendall(bytes(PLAIN_BYTES))
+        stream.recv(1)  # until the other end has closed
+    return 0.0
+
+
+def call_of(collective: str, size: int, ranks: int, group: Any) -> Callable[[], object]:
+    import torch
+    import torch.distributed as dist
+
+    count = max(size // 4, ranks) // ranks * ranks
+    whole, shard = torch.ones(count), torch.ones(count // ranks)
+    calls: dict[str, Callable[[], object]] = {
+        "all_reduce": lambda: dist.all_reduce(whole, group=group),
+        "reduce_scatter": lambda: dist.reduce_scatter_tensor(shard, whole, group=group),
+        "all_gather": lambda: dist.all_gather_into_tensor(whole, shard, group=group),
+        "broadcast": lambda: dist.broadcast(whole, 0, group=group),
+    }
+    return calls[collective]
+
+
+def be_rank(options: argparse.Namespace) -> None:
+    import torch.distributed as dist
+
+    rank, local = int(os.environ["RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    plain = plain_tcp(rank, local, os.environ["MASTER_ADDR"])
+    dist.init_process_group("gloo")
+    groups = {"gloo": dist.group.WORLD, "ringcomm": dist.new_group(backend="ringcomm")}
+    rows = []
+    for collective in options.collectives.split(","):
+        for size in map(parse_size, options.sizes.split(",")):
+            calls = {b: call_of(collective, size, dist.get_world_size(), groups[b]) for b in groups}
+            repeat = 2 if size >= 1 << 20 else 100
+            times: dict[str, list[float]] = {backend: [] for backend in groups}
+            for turn in range(options.turns + 1):
+                for backend, call in calls.items():
+                    dist.barrier(groups[backend])
+                    began = time.perf_counter()
+                    for _ in range(repeat):
+                        call()
+                    if turn:
+                        times[backend].append((time.perf_counter() - began) / repeat)
+            rows.append({"collective": collective, "bytes": size, "times": times})
+    if rank == 0:
+        print(json.dumps({"plain": plain, "rows": rows}), flush=True)
+    dist.destroy_process_group()
+
+
+def show(answer: dict[str, Any], hosts: int, local: int) -> list[dict[str, Any]]:
+    results = []
+    for row in answer["rows"]:
+        medians = {backend: statistics.median(t) for backend, t in row["times"].items()}
+        moved = row["bytes"] * (hosts - 1) / hosts * (2 if row["collective"] == "all_reduce" else 1)
+        if row["collective"] == "broadcast":
+            moved = row["bytes"]
+        bound = moved / answer["plain"]
+        spread = {b: f"{min(t) * 1e3:.3g}..{max(t) * 1e3:.3g}" for b, t in row["times"].items()}
+        ratio = medians["gloo"] / medians["ringcomm"]
+        share = f"{bound / medians['ringcomm']:.0%} of the bound" if row["bytes"] >= 1 << 20 else ""
+        print(
+            f"{hosts} x {local}  {row['collective']:14} {row['bytes']:>9} B  "
+            f"ringcomm {medians['ringcomm'] * 1e3:8.3g} ms ({spread['ringcomm']})  "
+            f"gloo {medians['gloo'] * 1e3:8.3g} ms ({spread['gloo']})  {ratio:5.2f}x  {share}"
+        )
+        results.append({**row, "hosts": hosts, "local": local, "ratio": ratio, "bound": bound})
+    return results
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("--hosts", default="2,4", help="how many, in turn")
+    parser.add_argument("--local", type=int, default=1, help="ranks on each host")
+    parser.add_argument("--rate", default="1gbit", help="of each link; empty: as fast as it goes")
+    parser.add_argument("--collectives", default=",".join(COLLECTIVES))
+    parser.add_argument("--sizes", default="1K,64K,16M")
+    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--json", type=Path, help="where to write the figures")
+    parser.add_argument("--as-rank", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.as_rank:
+        be_rank(options)
+        return
+    if reason := missing():
+        sys.exit(reason)
+    results = []
+    for count in map(int, options.hosts.split(",")):
+        with Hosts(count, rate=options.rate or None) as hosts:
+            command = [sys.executable, __file__, "--as-rank", *sys.argv[1:]]
+            ranks = hosts.run_ranks(command, options.local, timeout=500)
+        lines = [line for line in ranks[0].output.splitlines() if line.startswith("{")]
+        if not lines:
+            sys.exit(ranks[0].output)
+        results += show(json.loads(lines[-1]), count, options.local)
+    if options.json:
+        options.json.write_text(json.dumps(results, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
