@@ -1,8 +1,10 @@
-"""Collectives between hosts, ringcomm beside Gloo: hosts are network namespaces with links as slow
-as `--rate` says (root, iproute2 and nftables are needed; nothing outside them is touched).
+"""Collectives between hosts, ringcomm beside Gloo.
 
-    python benchmarks/hosts.py --hosts 2,4 --rate 1gbit
-    python benchmarks/hosts.py --hosts 2 --local 4 --rate 1gbit --sizes 16M --json hosts.json
+Hosts are network namespaces with links as slow as `--rate` says: root, iproute2 and nftables are
+needed, and nothing outside them is touched.
+
+    python benchmarks/between_hosts.py --hosts 2,4 --rate 1gbit
+    python benchmarks/between_hosts.py --hosts 2 --local 4 --rate 1gbit --sizes 16M --json between.json
 
 Both backends are in the same processes and take turns, so what disturbs the machine disturbs them
 alike. The bound is 2 (n-1)/n bytes for all_reduce, (n-1)/n for the others, n hosts, over what one
