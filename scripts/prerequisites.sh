@@ -5,7 +5,7 @@ set -euo pipefail
 
 python=${PYTHON:-python3}
 compiler=${CXX:-c++}
-apt="apt install python3-venv python3-dev g++ make"
+apt="apt install python3-venv python3-dev g++ make libssl-dev"
 missing=()
 
 fail() {
@@ -31,6 +31,8 @@ else
   [ "${standard%L}" -ge 202002 ] 2>/dev/null ||
     fail "$compiler $($compiler -dumpversion) is too old for C++20: \`apt install g++-11\`, or newer," \
       "and set CXX to it"
+  echo '#include <openssl/hmac.h>' | $compiler -E -x c++ - >/dev/null 2>&1 ||
+    missing+=("the headers of OpenSSL (libssl-dev)")
 fi
 command -v make >/dev/null || missing+=("make")
 

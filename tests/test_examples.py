@@ -7,6 +7,7 @@ Most run here on ranks that are forked from a process which has imported torch a
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 import re
 import runpy
@@ -73,14 +74,23 @@ CASES: dict[str, tuple[str, int, list[str], str]] = {
     "rpc_ddp": ("rpc_ddp", 3, [], end(f"difference={NUMBER}", 3)),
 }
 OTHERS = {"train_digits", "spawn", "meet", "two_jobs"}  # tested otherwise
+NOT_RUN = {"ray_train"}  # Ray is no requirement of ours
 each = pytest.mark.parametrize("case", CASES)
 
 
 def test_every_example_is_named() -> None:
     scripts = {path.stem for path in EXAMPLES.glob("*.py")}
-    assert {name for name, *_ in CASES.values()} | OTHERS == scripts
+    assert {name for name, *_ in CASES.values()} | OTHERS | NOT_RUN == scripts
     page = (EXAMPLES / "README.md").read_text()
     assert set(re.findall(r"examples/(\w+)\.py", page)) == scripts
+
+
+@pytest.mark.skipif(importlib.util.find_spec("ray") is not None, reason="Ray is installed")
+def test_an_example_says_that_it_needs_ray(run: Run) -> None:
+    result = run(sys.executable, EXAMPLES / "ray_train.py")
+    assert result.returncode == 1
+    assert len(result.stderr.splitlines()) == 1
+    assert result.stderr.startswith("this example needs Ray Train: `pip install")
 
 
 # ---- the fast form
