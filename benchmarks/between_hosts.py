@@ -4,7 +4,7 @@ Hosts are network namespaces with links as slow as `--rate` says: root, iproute2
 needed, and nothing outside them is touched.
 
     python benchmarks/between_hosts.py --hosts 2,4 --rate 1gbit
-    python benchmarks/between_hosts.py --hosts 2 --local 4 --rate 1gbit --sizes 16M --json between.json
+    python benchmarks/between_hosts.py --hosts 2 --local 4 --rate 1gbit --sizes 16M --json b.json
 
 Both backends are in the same processes and take turns, so what disturbs the machine disturbs them
 alike. The bound is 2 (n-1)/n bytes for all_reduce, (n-1)/n for the others, n hosts, over what one

@@ -80,8 +80,8 @@ class RemotePeer final : public Receiver {
   Pending pending_;
   std::atomic<bool> announced_{false};  // the peer knows which operation this rank is in
   std::atomic<uint64_t> told_called_{0}, told_finished_{0};  // the peer knows of these operations
-  std::atomic<uint64_t> credited_{0};   // what the peer knows of my reading its stream
-  uint64_t arrived_[kLineLanes] = {};   // signals delivered
+  std::atomic<uint64_t> credited_{0};  // what the peer knows of my reading its stream
+  uint64_t arrived_[kLineLanes] = {};  // signals delivered
 };
 
 }  // namespace ringcomm
