@@ -235,3 +235,4 @@ def test_another_secret_is_refused() -> None:
         env = {"RINGCOMM_RESUME_SECONDS": "2"}
         for result in hosts.run_ranks([*secret, *command], env=env, timeout=60):
             assert "no answer from" in result.output
+            assert "it does not know the secret of this job" in result.output

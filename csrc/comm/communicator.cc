@@ -277,7 +277,7 @@ void Communicator::shutdown(Clock::duration grace) {
   if (forked_ || left_.exchange(true, std::memory_order_seq_cst)) return;
   const Deadline deadline(grace);
   while (busy() && !failed_ && !deadline.passed()) {
-    if (transport_->progress() || drive() == Driven::kMoved) continue;
+    if (drive() == Driven::kMoved) continue;
     transport_->doorbell().sleep([&] { return !busy() || ready(); },
                                  std::min<Clock::duration>(kSlice, deadline.left()));
     watch();

@@ -36,7 +36,7 @@ Reach reach_of(const std::vector<int>& host_of) {
 std::shared_ptr<Communicator> Communicator::create(Store& store,
                                                    const CommunicatorOptions& options) {
   RINGCOMM_CHECK(options.size >= 1 && options.size <= kMostRanks, "a group of ", options.size,
-                 " ranks: ringcomm takes 1 to ", kMostRanks, " on one host");
+                 " ranks: ringcomm takes 1 to ", kMostRanks);
   RINGCOMM_CHECK(options.rank >= 0 && options.rank < options.size, "rank ", options.rank,
                  " is not in a group of ", options.size);
   Runtime& runtime = Runtime::get();

@@ -181,7 +181,9 @@ void Communicator::check_source(const Message& message) {
                                       message.peer, ": it ", where_is(message.peer, 0)));
   }
   for (Rank peer = 0; peer < size(); ++peer) {
-    if (peer != rank() && !gone(peer)) return;
+    if (peer == rank()) continue;
+    transport_->need(peer);
+    if (!gone(peer)) return;
   }
   if (!mailbox_.is_unfinished(message)) return;
   throw PeerError(rank(), str(message.describe(), ": every other rank has gone"));

@@ -131,7 +131,7 @@ std::string Handshake::proof(const char* label, const std::string& more) const {
 void Handshake::check_proof(const char* label, const Cursor& cursor, const uint8_t* theirs) {
   const std::string mine = proof(label, bytes_of(&cursor, sizeof cursor));
   if (CRYPTO_memcmp(mine.data(), theirs, kKeyBytes) != 0) {
-    throw FlowError("the peer does not know the secret of this job");
+    throw StrangerError();
   }
   theirs_ = cursor;
 }
@@ -147,6 +147,7 @@ void Handshake::take(const std::byte* data) {
       }
       said_ = bytes_of(&hello, sizeof hello);
       flow_ = static_cast<int>(hello.flow);
+      flows_ = static_cast<int>(hello.flows);
       generation_ = hello.generation;
       caller_ = hello.from;
       state_ = State::kParty;
@@ -159,7 +160,7 @@ void Handshake::take(const std::byte* data) {
       said_ += bytes_of(&challenge, offsetof(Challenge, proof));
       const std::string mine = proof("acceptor", "");
       if (CRYPTO_memcmp(mine.data(), challenge.proof, kKeyBytes) != 0) {
-        throw FlowError("the peer does not know the secret of this job");
+        throw StrangerError();
       }
       Proof reply;
       reply.cursor = party_->fence(flow_);
@@ -194,7 +195,6 @@ void Handshake::take(const std::byte* data) {
 }
 
 void Handshake::with(Party& party) {
-  if (flow_ >= party.flows()) throw FlowError("no such flow");
   party_ = &party;
   Challenge challenge;
   challenge.nonce = random_key();

@@ -32,6 +32,12 @@ std::string to_hex(const uint8_t* data, size_t bytes);
 // Throws UsageError unless `text` is `bytes` bytes in hexadecimal.
 void from_hex(const std::string& text, uint8_t* data, size_t bytes);
 
+// The peer does not know the key.
+class StrangerError : public FlowError {
+ public:
+  StrangerError() : FlowError("it does not know the secret of this job: RINGCOMM_SECRET") {}
+};
+
 // What a handshake asks of the session it is for. Only the peer that holds the key gets as far as
 // fence().
 class Party {
@@ -66,6 +72,7 @@ class Handshake {
   bool done() const { return theirs_.has_value(); }
   bool accepting() const { return !initiator_; }
   int flow() const { return flow_; }
+  int flows() const { return flows_; }  // that the caller has
   uint64_t generation() const { return generation_; }
   const Cursor& theirs() const { return *theirs_; }
   Party* party() const { return party_; }
@@ -83,7 +90,7 @@ class Handshake {
   Party* party_ = nullptr;
   bool initiator_ = false;
   State state_ = State::kHello;
-  int flow_ = 0;
+  int flow_ = 0, flows_ = 0;
   uint64_t generation_ = 0;
   std::string said_;  // Hello and Challenge, as they travelled: in every proof
   std::optional<ProcessId> caller_;

@@ -37,6 +37,7 @@ Contact Contact::from_text(const std::string& text) {
   from_hex(id, contact.id.data(), contact.id.size());
   from_hex(key, contact.key.data(), contact.key.size());
   while (in >> address) contact.addresses.push_back(Address::from_text(address));
+  RINGCOMM_CHECK(!contact.addresses.empty(), "a rank without an address: ", text.substr(0, 80));
   return contact;
 }
 
@@ -71,8 +72,15 @@ Network::~Network() {
 void Network::listen(const NetworkOptions& options) {
   const auto routed =
       options.store_host.empty() ? std::nullopt : source_towards(options.store_host, 9);
+  std::exception_ptr refused;
   for (const Address& address : choose_addresses(list_interfaces(), options.interfaces, routed)) {
-    Fd listener = listen_tcp(address, options.ports, 1024);
+    Fd listener;
+    try {
+      listener = listen_tcp(address, options.ports, 1024);
+    } catch (const SystemError&) {  // one of several that cannot be had is no loss
+      refused = std::current_exception();
+      continue;
+    }
     epoll_event event{EPOLLIN, {.u64 = listeners_.size()}};
     if (::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, listener.get(), &event) != 0) {
       throw SystemError("epoll_ctl");
@@ -80,6 +88,8 @@ void Network::listen(const NetworkOptions& options) {
     contact_.addresses.push_back(local_address(listener));
     listeners_.push_back(std::move(listener));
   }
+  if (listeners_.empty() && refused) std::rethrow_exception(refused);
+  RINGCOMM_CHECK(!listeners_.empty(), "this host has no network interface that is up");
 }
 
 Wire& Network::reach(const Contact& contact) {
@@ -121,12 +131,13 @@ void Network::end_driving(bool rest) {
   if (last && (rest || blocked_.load(std::memory_order_seq_cst) > 0)) quiet_.notify_one();
 }
 
-// While somebody drives, the keeper only sees to it that it does not miss the end of that.
+// While somebody drives, the keeper looks now and then whether that is still true.
 void Network::keep() {
   Lock lock(mutex_);
   while (!stop_) {
     if (driving_.load(std::memory_order_seq_cst) > 0) {
       quiet_.wait_for(lock, 2 * kTick);
+      handle_events(0, lock);  // it may be in a callback
     } else {
       handle_events(static_cast<int>(pause().count()), lock);
     }
@@ -135,11 +146,7 @@ void Network::keep() {
   }
 }
 
-std::chrono::milliseconds Network::pause() const {
-  const bool soon = !links_.empty() && std::any_of(peers_.begin(), peers_.end(),
-                                                   [](auto& each) { return each.second->waits(); });
-  return soon || !peers_.empty() ? kTick : kIdleTick;
-}
+std::chrono::milliseconds Network::pause() const { return peers_.empty() ? kIdleTick : kTick; }
 
 // The lock is open while this thread waits.
 bool Network::handle_events(int timeout_ms, Lock& lock) {
@@ -157,7 +164,11 @@ bool Network::handle_events(int timeout_ms, Lock& lock) {
     } else if (number < kWake) {
       accept_from(listeners_[number]);
     } else if (const auto found = links_.find(number); found != links_.end()) {
-      arrived = handle(*found->second, event.events) || arrived;
+      try {
+        arrived = handle(*found->second, event.events) || arrived;
+      } catch (const std::runtime_error&) {  // a peer's nonsense, or the system is out of something
+        if (const auto again = links_.find(number); again != links_.end()) drop(*again->second);
+      }
     }
   }
   if (arrived) options_.bell.notify();
@@ -190,26 +201,38 @@ bool Network::handle(Link& link, uint32_t events) {
 
 // Where there is no room for another stranger, the one that has said nothing for longest goes.
 void Network::accept_from(const Fd& listener) {
-  if (Clock::now() < accept_again_) return;
   for (int i = 0; i < 64; ++i) {
     Fd socket(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (!socket) {
-      if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
-        accept_again_ = Clock::now() + kOutOfDescriptors;
-      }
-      return;
+      if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) listen(false);
+      break;
     }
-    Link& link = add_link(std::move(socket), nullptr, 0);
-    link.handshake.emplace(contact_.id);
+    try {
+      Link& link = add_link(std::move(socket), nullptr, 0);
+      link.handshake.emplace(contact_.id);
+    } catch (const SystemError&) {
+      listen(false);
+      break;
+    }
   }
   drop_strangers(Clock::now());
+}
+
+// Out of descriptors, listeners are left alone for a while.
+void Network::listen(bool on) {
+  if (!on) accept_again_ = Clock::now() + kOutOfDescriptors;
+  deaf_ = !on;
+  for (size_t i = 0; i < listeners_.size(); ++i) {
+    epoll_event event{on ? EPOLLIN : 0u, {.u64 = i}};
+    ::epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, listeners_[i].get(), &event);
+  }
 }
 
 void Network::drop_strangers(Clock::time_point now) {
   std::vector<Link*> strangers, late;
   for (auto& [number, link] : links_) {
     if (link->established) continue;
-    const bool ours = link->connecting || !link->handshake->accepting();
+    const bool ours = link->is_ours();
     if (now - link->began > (ours ? kAttemptTime : kGreetingTime)) {
       late.push_back(link.get());
     } else if (!ours) {
@@ -257,23 +280,14 @@ bool Network::advance_handshake(Link& link) {
       if (got <= 0) throw FlowError("closed");
       link.in.insert(link.in.end(), buffer, buffer + got);
       if (link.in.size() < wanted) continue;
+      if (link.handshake->accepting() && link.peer != nullptr) check_turn(*link.peer, link.flow);
       link.handshake->take(std::exchange(link.in, {}).data());
-      if (link.handshake->accepting() && link.peer == nullptr) {
-        const auto found = peers_.find(*link.handshake->caller());
-        if (found == peers_.end()) throw FlowError("a process of which we do not know");
-        link.peer = found->second.get();
-        link.flow = link.handshake->flow();
-        // Both may connect at once: then the connection of the lower one counts.
-        if (contact_.id < link.peer->contact.id && link.peer->handshaking(link.flow)) {
-          link.peer = nullptr;
-          throw FlowError("ours comes first");
-        }
-        link.handshake->with(*link.peer);
-      }
+      if (link.handshake->accepting() && link.peer == nullptr) meet_caller(link);
       const auto reply = link.handshake->output();
       link.out.insert(link.out.end(), reply.begin(), reply.end());
     }
-  } catch (const FlowError&) {
+  } catch (const FlowError& error) {
+    if (dynamic_cast<const StrangerError*>(&error) != nullptr) link.peer->trouble = error.what();
     drop(link);
     return false;
   }
@@ -281,13 +295,37 @@ bool Network::advance_handshake(Link& link) {
   return true;
 }
 
+// Who said Hello, and may it connect?
+void Network::meet_caller(Link& link) {
+  const auto found = peers_.find(*link.handshake->caller());
+  if (found == peers_.end()) throw FlowError("a process of which we do not know");
+  Peer& peer = *found->second;
+  if (link.handshake->flows() != peer.flows()) {
+    peer.trouble =
+        str("RINGCOMM_FLOWS is ", peer.flows(), " here and ", link.handshake->flows(), " there");
+    throw FlowError("another number of flows");
+  }
+  check_turn(peer, link.handshake->flow());
+  link.peer = &peer;
+  link.flow = link.handshake->flow();
+  link.handshake->with(peer);
+}
+
+// Both may connect at once: then the connection of the lower one counts.
+void Network::check_turn(const Peer& peer, int flow) const {
+  if (contact_.id < peer.contact.id && peer.handshaking(flow)) throw FlowError("ours comes first");
+}
+
 void Network::established(Link& link) {
   Peer& peer = *link.peer;
   const auto& handshake = *link.handshake;
-  for (auto& [number, other] : links_) {  // other attempts for this flow
-    if (other.get() == &link || other->peer != &peer || other->flow != link.flow) continue;
-    if (!other->established) other->began = {};
+  std::vector<Link*> others;  // attempts for this flow, or what it had before
+  for (auto& [number, other] : links_) {
+    if (other.get() != &link && other->peer == &peer && other->flow == link.flow) {
+      others.push_back(other.get());
+    }
   }
+  for (Link* other : others) drop(*other);
   if (!peer.session.up(link.flow, handshake.generation(), handshake.theirs(), Clock::now())) {
     return drop(link);
   }
@@ -306,7 +344,7 @@ void Network::drop(Link& link, bool refused) {
       link.socket.reset();  // before the session says what came over it
       peer->session.down(link.flow);
     }
-    if (!link.established) peer->attempt_ended(link.flow, refused);
+    if (link.is_ours() && !link.established) peer->attempt_ended(link.flow, refused);
   }
   if (link.watched_for_writing) blocked_.fetch_sub(1, std::memory_order_seq_cst);
   links_.erase(link.number);
@@ -382,6 +420,7 @@ void Network::tick(Clock::time_point now) {
   const auto since = now - std::exchange(ticked_, now);
   const Clock::duration stalled = since > std::chrono::seconds(1) ? since : Clock::duration{};
   drop_strangers(now);
+  if (deaf_ && now >= accept_again_) listen(true);
   for (auto& [id, peer] : peers_) peer->tick(now, stalled);
 }
 

@@ -68,12 +68,15 @@ class Network {
   using Lock = std::unique_lock<std::mutex>;
 
   void listen(const NetworkOptions& options);
+  void listen(bool on);
   void keep();
   bool handle_events(int timeout_ms, Lock& lock);
   bool handle(Link& link, uint32_t events);
   void accept_from(const Fd& listener);
   bool advance_handshake(Link& link);
   void greet(Link& link);
+  void meet_caller(Link& link);
+  void check_turn(const Peer& peer, int flow) const;
   void established(Link& link);
   bool read_from(Link& link);
   void write_to(Link& link);
@@ -96,7 +99,7 @@ class Network {
   std::unordered_map<uint64_t, std::unique_ptr<Link>> links_;
   uint64_t next_link_ = 64;  // below: listeners and wake_
   Clock::time_point ticked_, accept_again_;
-  bool stop_ = false;
+  bool stop_ = false, deaf_ = false;
 
   std::atomic<int> driving_{0};
   std::atomic<int> blocked_{0};  // connections that could not take all there was

@@ -32,6 +32,7 @@ void Network::Peer::open(uint64_t channel, Receiver* receiver) {
   channels_[channel] = receiver;
   lost_.store(false, std::memory_order_release);  // a new group is a new beginning
   died_ = false;
+  refused_since_ = {};
 }
 
 void Network::Peer::close(uint64_t channel) {
@@ -116,8 +117,9 @@ void Network::Peer::need() {
   needed_ = true;
 }
 
-bool Network::Peer::waits() const {
-  return wanted() && std::any_of(links.begin(), links.end(), [](auto* link) { return !link; });
+bool Network::Peer::reached() {
+  const std::lock_guard lock(network_.mutex_);
+  return session.posted() > 0 || session.last_heard() != Clock::time_point{};
 }
 
 void Network::Peer::write_all() {
@@ -151,6 +153,7 @@ void Network::Peer::tick(Clock::time_point now, Clock::duration stalled) {
   }
   if (lost_ || up || !wanted()) {
     wanted_since_ = {};
+    if (!wanted()) refused_since_ = {};
     if (lost_ || !wanted()) return;
   } else if (wanted_since_ == Clock::time_point{}) {
     wanted_since_ = now;
@@ -167,8 +170,8 @@ void Network::Peer::tick(Clock::time_point now, Clock::duration stalled) {
   }
   if (now - wanted_since_ > network_.options_.resume) {
     give_up(str("no answer from ", where(), " to ", network_.contact_.addresses[0].host(), " for ",
-                seconds(now - wanted_since_),
-                " s: see whether that host runs, has a route to this one, and lets these ports "
+                seconds(now - wanted_since_), " s", trouble.empty() ? "" : " (" + trouble + ")",
+                ": see whether that host runs, has a route to this one, and lets these ports "
                 "through (RINGCOMM_IFNAME and RINGCOMM_PORTS choose others)"));
   }
 }
@@ -196,11 +199,16 @@ void Network::Peer::connect(int flow, Clock::time_point now) {
   const bool refused = refused_since_ != Clock::time_point{};  // soon it will be clear
   attempts.pause = std::min<Clock::duration>(2 * attempts.pause, refused ? kNext : kLongestPause);
   attempts.under_way = static_cast<int>(contact.addresses.size());
+  const auto& own = network_.contact_.addresses;
   for (const Address& address : contact.addresses) {
+    if (std::find(own.begin(), own.end(), address) != own.end()) {  // docker0's, say: this is us
+      attempt_ended(flow, true);
+      continue;
+    }
     try {
       Fd socket = connect_tcp(address, std::nullopt);
       Link& link = network_.add_link(std::move(socket), this, flow);
-      link.address = address;
+
       link.connecting = true;
       network_.watch(link, true);
     } catch (const SystemError& error) {

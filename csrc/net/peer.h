@@ -11,11 +11,13 @@ struct Network::Link {
   Fd socket;
   Peer* peer = nullptr;  // not known before the Hello, where we accept
   int flow = 0;
-  Address address;  // the other end's
+
   bool connecting = false, established = false, watched_for_writing = false;
   std::optional<Handshake> handshake;
   std::vector<std::byte> in, out;  // of the handshake
   Clock::time_point began;
+
+  bool is_ours() const { return connecting || (handshake && !handshake->accepting()); }
 };
 
 class Network::Peer final : public Wire, public Party, public Receiver {
@@ -29,6 +31,7 @@ class Network::Peer final : public Wire, public Party, public Receiver {
   void post(const Frame& frame, std::vector<std::byte> payload) override;
   void settle(uint64_t channel) override;
   void flush() override;
+  bool reached() override;
   bool drained() override;
   bool progress() override { return network_.progress(); }
   void begin_driving() override { network_.begin_driving(); }
@@ -52,11 +55,11 @@ class Network::Peer final : public Wire, public Party, public Receiver {
   void attempt_ended(int flow, bool refused);
   bool handshaking(int flow) const;
   void write_all();
-  bool waits() const;  // for the next tick soon
 
   Session session;
   std::vector<Link*> links;  // established, by flow
   Contact contact;
+  std::string trouble;  // why a handshake failed, for the text of giving up
 
  private:
   struct Attempts {  // to connect one flow

@@ -67,6 +67,8 @@ void Session::release(uint64_t channel) {
   };
   for (Item& item : items_) copy(item, item.frame);
   for (Flow& flow : flows_) {
+    Reading& reading = flow.reading;  // a payload on its way into that memory is dropped
+    if (reading.own.empty() && reading.frame.channel == channel) reading.to = nullptr;
     for (Writing& writing : flow.writing) copy(writing, writing.header);
   }
 }
@@ -268,7 +270,7 @@ bool Session::has_output(int index) const {
 // ---- time
 
 void Session::tick(Clock::time_point now, Clock::duration stalled) {
-  last_heard_ += stalled;
+  if (last_heard_ != Clock::time_point{}) last_heard_ += stalled;
   for (int index = 0; index < flows(); ++index) {
     Flow& flow = at(index);
     if (!flow.up) continue;

@@ -24,6 +24,8 @@ class Wire {
   virtual void settle(uint64_t channel) = 0;
   // What was posted starts on its way now.
   virtual void flush() = 0;
+  // Has anything been said or heard?
+  virtual bool reached() = 0;
   // Does the peer have all of it? If not, it is asked to say so soon.
   virtual bool drained() = 0;
   // Moves what can be moved; true when something arrived. A thread that calls this often says so.

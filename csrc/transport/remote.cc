@@ -177,9 +177,14 @@ void RemotePeer::heard(std::span<const std::byte> payload) {
   if (payload.size() > sizeof state || payload.size() < offsetof(State, failure)) return;
   std::memcpy(&state, payload.data(), payload.size());
   Header& header = ends_.shadow.header();
-  if (state.current.sequence != 0) write_board(header, state.current);
-  header.called.store(state.called, std::memory_order_release);  // partner: state()
-  header.finished.store(state.finished, std::memory_order_release);
+  // What was read first may have been sent last: nothing goes back.
+  if (state.called > header.called.load(std::memory_order_relaxed)) {
+    if (state.current.sequence != 0) write_board(header, state.current);
+    header.called.store(state.called, std::memory_order_release);  // partner: state()
+  }
+  if (state.finished > header.finished.load(std::memory_order_relaxed)) {
+    header.finished.store(state.finished, std::memory_order_release);
+  }
   if (state.failed != 0 && header.failed.load(std::memory_order_relaxed) == 0) {
     state.failure[kFailureBytes - 1] = '\0';
     std::memcpy(header.failure, state.failure, kFailureBytes);
@@ -188,7 +193,7 @@ void RemotePeer::heard(std::span<const std::byte> payload) {
     ends_.own.header().aborted_by.compare_exchange_strong(  // partner: first_failed()
         nobody, static_cast<uint32_t>(ends_.peer) + 1, std::memory_order_seq_cst);
   }
-  header.left.store(static_cast<uint32_t>(state.left), std::memory_order_seq_cst);
+  if (state.left != 0) header.left.store(1, std::memory_order_seq_cst);
 }
 
 }  // namespace ringcomm

@@ -102,7 +102,7 @@ class Meeting {
     for (Rank rank = 0; rank < options_.size; ++rank) {
       if (is_local(rank)) continue;
       const std::string key = str(prefix_, rank, "/contact");
-      if (!appears(key)) {
+      if (!appears(key, rank)) {
         missing.push_back(rank);
         continue;
       }
@@ -112,6 +112,7 @@ class Meeting {
     const std::string ready = prefix_ + "ready";
     int64_t count = store_.add(ready, 1);
     Clock::duration pause = kFirstPause;
+    Deadline look(kProbeEvery);
     while (count < options_.size) {
       if (deadline_.passed()) {
         throw TimeoutError(str("Timed out after ", deadline_.elapsed_seconds(), " s: only ", count,
@@ -121,6 +122,9 @@ class Meeting {
       std::this_thread::sleep_for(std::min(pause, deadline_.left()));
       pause = std::min<Clock::duration>(2 * pause, kLongestPause);
       count = store_.add(ready, 0);
+      if (!look.passed()) continue;
+      for (Rank rank = 0; rank < options_.size; ++rank) check_word_of(rank);
+      look = Deadline(kProbeEvery);
     }
   }
 
@@ -167,10 +171,16 @@ class Meeting {
 
   // Does the store get this key in time? A wait of the store's own could not be interrupted, and
   // torch's stores write warnings when one is in vain.
-  bool appears(const std::string& key) {
+  // Throws when `by`, which would make it, has given up.
+  bool appears(const std::string& key, Rank by = -1) {
     Clock::duration pause = kFirstPause;
+    Deadline look(kProbeEvery);
     while (!store_.has(key)) {
       if (deadline_.passed()) return false;
+      if (by >= 0 && look.passed()) {
+        check_word_of(by);
+        look = Deadline(kProbeEvery);
+      }
       options_.interrupt();
       std::this_thread::sleep_for(std::min(pause, deadline_.left()));
       pause = std::min<Clock::duration>(2 * pause, kLongestPause);
@@ -212,6 +222,10 @@ class Meeting {
     } catch (const std::exception&) {
       return "";
     }
+  }
+
+  void check_word_of(Rank rank) const {
+    if (!word_of(rank).empty()) throw died(rank);
   }
 
   // Its socket is closed: because its process ended, or because it gave up.

@@ -88,7 +88,11 @@ class BasicShmTransport final : public Transport {
   }
   void leave() override;
   void forget() override {
-    for (ShmPeer& other : peers_) other.socket.reset();
+    for (ShmPeer& other : peers_) {
+      other.socket.reset();
+      static_cast<void>(other.remote.release());  // the parent's network is locked in the child
+    }
+    remotes_.clear();
   }
 
  private:

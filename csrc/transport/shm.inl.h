@@ -182,8 +182,8 @@ template <typename Signals>
 void BasicShmTransport<Signals>::leave() {
   own().header().left.store(1, std::memory_order_seq_cst);  // partner: state()
   for (ShmPeer& other : peers_) {
-    if (other.remote) {
-      other.remote->tell_now();
+    if (other.remote) {  // others learn of it when they look for us
+      if (other.remote->wire().reached()) other.remote->tell_now();
       continue;
     }
     if (other.socket) ::shutdown(other.socket.get(), SHUT_RDWR);  // its EOF comes after `left`

@@ -80,6 +80,7 @@ class End final : public Wire {
   void open(uint64_t channel, Receiver* receiver) override { channels.add(channel, receiver); }
   void close(uint64_t channel) override { channels.remove(channel); }
   void flush() override {}
+  bool reached() override { return true; }
   bool drained() override { return session.acknowledged() == session.posted(); }
   bool progress() override { return false; }
   void begin_driving() override {}
