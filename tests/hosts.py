@@ -87,7 +87,9 @@ class Hosts:
     def _make(self) -> None:
         self._folder.mkdir(0o700)
         tool("ip", "netns", "add", self._switch)
-        tool("ip", "-n", self._switch, "link", "add", "switch", "type", "bridge")
+        self._without_ipv6(self._switch)  # it would have things to say, as snooping has
+        words = ["link", "add", "switch", "type", "bridge", "mcast_snooping", 0]
+        tool("ip", "-n", self._switch, *words)
         tool("ip", "-n", self._switch, "link", "set", "switch", "up")
         for index, namespace in enumerate(self.namespaces):
             tool("ip", "netns", "add", namespace)
@@ -96,10 +98,7 @@ class Hosts:
             tool("ip", "-n", self._switch, *words)
             tool("ip", "-n", self._switch, "link", "set", f"port{index}", "master", "switch", "up")
             if not self.ipv6:
-                off = "net.ipv6.conf.all.disable_ipv6=1"
-                subprocess.run(  # a kernel without IPv6 has no such setting
-                    ["ip", "netns", "exec", namespace, "sysctl", "-qw", off], capture_output=True
-                )
+                self._without_ipv6(namespace)
             for address in self.addresses[index : index + 1]:
                 tool("ip", "-n", namespace, "addr", "add", f"{address}/24", "dev", "eth0")
             for address in self.addresses6[index : index + 1]:
@@ -113,8 +112,14 @@ class Hosts:
         for index in range(self.count):
             self._await_link(index)
 
+    @staticmethod
+    def _without_ipv6(namespace: str) -> None:
+        off = "net.ipv6.conf.{}.disable_ipv6=1".format
+        words = ["ip", "netns", "exec", namespace, "sysctl", "-qw", off("all"), off("default")]
+        subprocess.run(words, capture_output=True)  # a kernel without IPv6 has no such setting
+
     def _write_names(self, host: int) -> None:
-        """As Debian does it: a host's own name is a loopback address."""
+        """As Debian does it: what a host calls itself is a loopback address."""
         lines = ["127.0.0.1 localhost", "::1 localhost", f"127.0.1.1 {self.names[host]}"]
         for addresses in (self.addresses, self.addresses6):
             lines += [f"{addresses[i]} {self.names[i]}" for i in range(len(addresses)) if i != host]
@@ -319,7 +324,7 @@ class Hosts:
 
     def _firewall(self, host: int, table: str, chains: Sequence[str]) -> None:
         """Replace a table of the host's firewall, at one stroke; no chains: remove it."""
-        lines = [f"table inet rc_{table}", f"delete table inet rc_{table}"]
+        lines = [f"table inet rc_{table}", f"delete table inet rc_{table}"]  # "reject" is a keyword
         if chains:
             parts = [f"chain chain{i} {{\n{chain}\n}}" for i, chain in enumerate(chains)]
             lines += [f"table inet rc_{table} {{", *parts, "}"]

@@ -24,9 +24,12 @@ TOOLS = {
     "mount": "mount",
     "hostname": "hostname",
 }
-PROBE = """ip link add name probe0 type bridge
-ip link add name probe1 type veth
-nft add table inet t"""
+PROBE = """
+ip link add probe0 type bridge
+ip link add probe1 type veth peer name probe2
+tc qdisc add dev probe1 root tbf rate 1gbit burst 256kb latency 20ms
+nft add table inet probe
+"""
 NAME = re.compile(r"ringcomm-(\d+)-(\d+)-\d+-(?:switch|host\d+|files)")
 
 
