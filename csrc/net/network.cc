@@ -11,10 +11,7 @@
 namespace ringcomm {
 namespace {
 
-constexpr size_t kMostStrangers = 64;  // connections that have not proved who they are
-constexpr auto kGreetingTime = std::chrono::seconds(5), kAttemptTime = std::chrono::seconds(2);
 constexpr auto kTick = std::chrono::milliseconds(10), kIdleTick = std::chrono::milliseconds(250);
-constexpr auto kOutOfDescriptors = std::chrono::milliseconds(100);
 constexpr size_t kStaging = 64 << 10;
 constexpr size_t kQuantum = 1 << 20;  // read of one connection before others get their turn
 constexpr uint64_t kWake = 63;        // listeners have the numbers below
@@ -197,144 +194,7 @@ bool Network::handle(Link& link, uint32_t events) {
   return arrived;
 }
 
-// ---- connections that are being made
-
-// Where there is no room for another stranger, the one that has said nothing for longest goes.
-void Network::accept_from(const Fd& listener) {
-  for (int i = 0; i < 64; ++i) {
-    Fd socket(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-    if (!socket) {
-      if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) listen(false);
-      break;
-    }
-    try {
-      Link& link = add_link(std::move(socket), nullptr, 0);
-      link.handshake.emplace(contact_.id);
-    } catch (const SystemError&) {
-      listen(false);
-      break;
-    }
-  }
-  drop_strangers(Clock::now());
-}
-
-// Out of descriptors, listeners are left alone for a while.
-void Network::listen(bool on) {
-  if (!on) accept_again_ = Clock::now() + kOutOfDescriptors;
-  deaf_ = !on;
-  for (size_t i = 0; i < listeners_.size(); ++i) {
-    epoll_event event{on ? EPOLLIN : 0u, {.u64 = i}};
-    ::epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, listeners_[i].get(), &event);
-  }
-}
-
-void Network::drop_strangers(Clock::time_point now) {
-  std::vector<Link*> strangers, late;
-  for (auto& [number, link] : links_) {
-    if (link->established) continue;
-    const bool ours = link->is_ours();
-    if (now - link->began > (ours ? kAttemptTime : kGreetingTime)) {
-      late.push_back(link.get());
-    } else if (!ours) {
-      strangers.push_back(link.get());
-    }
-  }
-  for (Link* link : late) drop(*link);
-  std::sort(strangers.begin(), strangers.end(),
-            [](const Link* a, const Link* b) { return a->number < b->number; });
-  for (size_t i = 0; i + kMostStrangers < strangers.size(); ++i) drop(*strangers[i]);
-}
-
-Network::Link& Network::add_link(Fd socket, Peer* peer, int flow) {
-  auto link = std::make_unique<Link>();
-  link->number = next_link_++;
-  link->socket = std::move(socket);
-  link->peer = peer;
-  link->flow = flow;
-  link->began = Clock::now();
-  epoll_event event{EPOLLIN, {.u64 = link->number}};
-  if (::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, link->socket.get(), &event) != 0) {
-    throw SystemError("epoll_ctl");
-  }
-  return *links_.emplace(link->number, std::move(link)).first->second;
-}
-
-// Connected: the first of several attempts goes on, the others are not needed.
-void Network::greet(Link& link) {
-  Peer& peer = *link.peer;
-  if (peer.session.is_up(link.flow) || peer.handshaking(link.flow)) return drop(link);
-  link.handshake.emplace(contact_.id, peer.contact.id, link.flow, peer);
-  link.out = link.handshake->output();
-  watch(link, false);
-  write_to(link);
-}
-
-// False when the link is gone, or waits for more.
-bool Network::advance_handshake(Link& link) {
-  try {
-    while (!link.handshake->done()) {
-      const size_t wanted = link.handshake->wanted();
-      std::byte buffer[Handshake::kMostBytes];
-      const ssize_t got = ::recv(link.socket.get(), buffer, wanted - link.in.size(), 0);
-      if (got < 0 && (errno == EAGAIN || errno == EINTR)) break;
-      if (got <= 0) throw FlowError("closed");
-      link.in.insert(link.in.end(), buffer, buffer + got);
-      if (link.in.size() < wanted) continue;
-      if (link.handshake->accepting() && link.peer != nullptr) check_turn(*link.peer, link.flow);
-      link.handshake->take(std::exchange(link.in, {}).data());
-      if (link.handshake->accepting() && link.peer == nullptr) meet_caller(link);
-      const auto reply = link.handshake->output();
-      link.out.insert(link.out.end(), reply.begin(), reply.end());
-    }
-  } catch (const FlowError& error) {
-    if (dynamic_cast<const StrangerError*>(&error) != nullptr) link.peer->trouble = error.what();
-    drop(link);
-    return false;
-  }
-  if (link.handshake->done()) established(link);
-  return true;
-}
-
-// Who said Hello, and may it connect?
-void Network::meet_caller(Link& link) {
-  const auto found = peers_.find(*link.handshake->caller());
-  if (found == peers_.end()) throw FlowError("a process of which we do not know");
-  Peer& peer = *found->second;
-  if (link.handshake->flows() != peer.flows()) {
-    peer.trouble =
-        str("RINGCOMM_FLOWS is ", peer.flows(), " here and ", link.handshake->flows(), " there");
-    throw FlowError("another number of flows");
-  }
-  check_turn(peer, link.handshake->flow());
-  link.peer = &peer;
-  link.flow = link.handshake->flow();
-  link.handshake->with(peer);
-}
-
-// Both may connect at once: then the connection of the lower one counts.
-void Network::check_turn(const Peer& peer, int flow) const {
-  if (contact_.id < peer.contact.id && peer.handshaking(flow)) throw FlowError("ours comes first");
-}
-
-void Network::established(Link& link) {
-  Peer& peer = *link.peer;
-  const auto& handshake = *link.handshake;
-  std::vector<Link*> others;  // attempts for this flow, or what it had before
-  for (auto& [number, other] : links_) {
-    if (other.get() != &link && other->peer == &peer && other->flow == link.flow) {
-      others.push_back(other.get());
-    }
-  }
-  for (Link* other : others) drop(*other);
-  if (!peer.session.up(link.flow, handshake.generation(), handshake.theirs(), Clock::now())) {
-    return drop(link);
-  }
-  link.established = true;
-  link.handshake.reset();
-  peer.links[static_cast<size_t>(link.flow)] = &link;
-  peer.attempt_ended(link.flow, false);
-  write_to(link);
-}
+// ---- connections that are up
 
 void Network::drop(Link& link, bool refused) {
   if (Peer* peer = link.peer) {
@@ -349,8 +209,6 @@ void Network::drop(Link& link, bool refused) {
   if (link.watched_for_writing) blocked_.fetch_sub(1, std::memory_order_seq_cst);
   links_.erase(link.number);
 }
-
-// ---- connections that are up
 
 bool Network::read_from(Link& link) {
   Session& session = link.peer->session;
