@@ -34,7 +34,10 @@ class RemotePeer final : public Receiver {
   };
   // Opens the channel, and closes it at the end.
   RemotePeer(Wire& wire, uint64_t channel, const Ends& ends);
-  ~RemotePeer() override { wire_.close(channel_); }
+  ~RemotePeer() override {
+    if (!forgotten_) wire_.close(channel_);
+  }
+  void forget() { forgotten_ = true; }  // in a forked child: the network is its parent's
   RemotePeer(const RemotePeer&) = delete;
   RemotePeer& operator=(const RemotePeer&) = delete;
   Wire& wire() const { return wire_; }
@@ -77,6 +80,7 @@ class RemotePeer final : public Receiver {
   Wire& wire_;
   const uint64_t channel_;
   const Ends ends_;
+  bool forgotten_ = false;
   Pending pending_;
   std::atomic<bool> announced_{false};  // the peer knows which operation this rank is in
   std::atomic<uint64_t> told_called_{0}, told_finished_{0};  // the peer knows of these operations

@@ -90,7 +90,7 @@ class BasicShmTransport final : public Transport {
   void forget() override {
     for (ShmPeer& other : peers_) {
       other.socket.reset();
-      static_cast<void>(other.remote.release());  // the parent's network is locked in the child
+      if (other.remote) other.remote->forget();
     }
     remotes_.clear();
   }
