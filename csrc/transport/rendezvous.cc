@@ -97,18 +97,13 @@ class Meeting {
   // Every rank takes frames of this group from all others before any of them sends one.
   void meet_across() {
     Network& network = options_.network(store_.host());
-    store_.set(str(prefix_, options_.rank, "/contact"), network.contact().to_text());
-    std::vector<Rank> missing;
+    const auto texts =
+        exchange("contact", network.contact().to_text(), "has not finished joining");
     for (Rank rank = 0; rank < options_.size; ++rank) {
       if (is_local(rank)) continue;
-      const std::string key = str(prefix_, rank, "/contact");
-      if (!appears(key, rank)) {
-        missing.push_back(rank);
-        continue;
-      }
-      add_remote(rank, network.reach(Contact::from_text(store_.get(key))));
+      const auto contact = Contact::from_text(texts[static_cast<size_t>(rank)]);
+      add_remote(rank, network.reach(contact));
     }
-    if (!missing.empty()) throw late(missing, "has not finished joining");
     const std::string ready = prefix_ + "ready";
     int64_t count = store_.add(ready, 1);
     Clock::duration pause = kFirstPause;
@@ -156,28 +151,57 @@ class Meeting {
     const int64_t arrivals = store_.add(str("ringcomm/", options_.scope, "/arrivals"), 1);
     const int64_t generation = (arrivals - 1) / options_.size;
     prefix_ = str("ringcomm/", options_.scope, "/", generation, "/");
-    store_.set(str(prefix_, options_.rank), mine_.to_text());
+    const auto texts = exchange("card", mine_.to_text(), "has not joined");
+    for (Rank rank = 0; rank < options_.size; ++rank) {
+      cards_.push_back(Card::from_text(texts[static_cast<size_t>(rank)], rank));
+    }
+    result_.word = texts.back();
+  }
+
+  // What every rank says, and last rank 0's word for all. Rank 0 reads the others' and writes them
+  // down in one place: a store that serves hundreds of ranks is asked n times, not n * n.
+  std::vector<std::string> exchange(const char* what, const std::string& mine, const char* if_late) {
+    const auto key = [&](Rank rank) { return str(prefix_, what, "/", rank); };
+    const std::string list = str(prefix_, what, "/all");
+    store_.set(key(options_.rank), mine);
+    if (options_.rank != 0) {
+      if (appears(list, 0)) return lines_of(store_.get(list));
+      throw late(without(key), if_late);
+    }
+    std::string text;
+    for (Rank rank = 0; rank < options_.size; ++rank) {
+      if (!appears(key(rank), rank)) throw late(without(key), if_late);
+      text += store_.get(key(rank)) + '\n';
+    }
+    store_.set(list, text + options_.word);
+    return lines_of(text + options_.word);
+  }
+
+  std::vector<std::string> lines_of(const std::string& text) const {
+    std::vector<std::string> lines(static_cast<size_t>(options_.size) + 1);
+    std::istringstream in(text);
+    for (std::string& line : lines) std::getline(in, line);
+    return lines;
+  }
+
+  template <typename Key>
+  std::vector<Rank> without(const Key& key) {
     std::vector<Rank> missing;
     for (Rank rank = 0; rank < options_.size; ++rank) {
-      if (!appears(str(prefix_, rank))) {
-        missing.push_back(rank);
-        cards_.emplace_back();
-        continue;
-      }
-      cards_.push_back(Card::from_text(store_.get(str(prefix_, rank)), rank));
+      if (!store_.has(key(rank))) missing.push_back(rank);
     }
-    if (!missing.empty()) throw late(missing, "has not joined");
+    return missing.empty() ? std::vector<Rank>{0} : missing;  // it has not written the list
   }
 
   // Does the store get this key in time? A wait of the store's own could not be interrupted, and
   // torch's stores write warnings when one is in vain.
   // Throws when `by`, which would make it, has given up.
-  bool appears(const std::string& key, Rank by = -1) {
+  bool appears(const std::string& key, Rank by) {
     Clock::duration pause = kFirstPause;
     Deadline look(kProbeEvery);
     while (!store_.has(key)) {
       if (deadline_.passed()) return false;
-      if (by >= 0 && look.passed()) {
+      if (look.passed()) {
         check_word_of(by);
         look = Deadline(kProbeEvery);
       }

@@ -40,6 +40,7 @@ struct RendezvousOptions {
   SegmentLayout layout_across;  // of one on several
   InboxLayout first_inbox;      // of rank 0 in layout_across; the others follow
   bool tcp = false;             // ranks of one host are as if on others
+  std::string word;             // rank 0's, one line: all get it with the cards
   std::function<Network&(const std::string& store_host)> network;
   std::function<void()> interrupt = [] {};  // called every half second: may throw to give up
 };
@@ -49,6 +50,7 @@ struct Neighbourhood {
   std::vector<Mapping> mappings;  // segments, then doorbells
   std::vector<ShmPeer> peers;     // peers[rank] is this rank
   std::vector<int> host_of;       // ranks with equal numbers share memory
+  std::string word;               // rank 0's
 };
 
 // Collective: every rank of the group calls it. Throws TimeoutError, PeerError, SystemError.

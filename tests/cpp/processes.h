@@ -47,7 +47,7 @@ class SharedStore final : public Store {
  private:
   struct Entry {
     char key[128];
-    char value[512];
+    char value[8192];
     int64_t counter;
   };
   struct Table {
