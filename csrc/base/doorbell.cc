@@ -1,10 +1,12 @@
 #include "base/doorbell.h"
 
 #include <linux/futex.h>
+#include <poll.h>
 #include <sched.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <climits>
 
 namespace ringcomm {
@@ -17,24 +19,43 @@ constexpr auto kLoadedFor = std::chrono::milliseconds(100);
 constexpr auto kCrowdedFor = std::chrono::milliseconds(20);
 constexpr int kCrowdedYields = 100;
 
+timespec timespec_of(Clock::duration time) {
+  const auto whole = std::chrono::duration_cast<std::chrono::seconds>(time);
+  const auto rest = std::chrono::duration_cast<std::chrono::nanoseconds>(time - whole);
+  return {static_cast<time_t>(whole.count()), static_cast<long>(rest.count())};
+}
+
 }  // namespace
 
 void Doorbell::ring() const {
   page_->rings.fetch_add(1, std::memory_order_seq_cst);
   ::syscall(SYS_futex, &page_->rings, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+  const uint64_t one = 1;
+  // Where it is full it has been rung often enough.
+  if (event_ >= 0 && page_->watched.load(std::memory_order_relaxed) != 0 &&
+      ::write(event_, &one, sizeof one) < 0) {
+    return;
+  }
 }
 
 void Doorbell::block(uint32_t seen, Clock::duration most) const {
-  const auto whole = std::chrono::duration_cast<std::chrono::seconds>(most);
-  const auto rest = std::chrono::duration_cast<std::chrono::nanoseconds>(most - whole);
-  const timespec timeout{static_cast<time_t>(whole.count()), static_cast<long>(rest.count())};
+  const timespec timeout = timespec_of(most);
   ::syscall(SYS_futex, &page_->rings, FUTEX_WAIT, seen, &timeout, nullptr, 0);
+}
+
+void Doorbell::poll(int fd, Clock::duration most) const {
+  pollfd both[] = {{fd, POLLIN, 0}, {event_, POLLIN, 0}};
+  const timespec timeout = timespec_of(most);
+  if (::ppoll(both, 2, &timeout, nullptr) <= 0 || both[1].revents == 0) return;
+  uint64_t rings = 0;
+  if (::read(event_, &rings, sizeof rings) < 0) return;  // it never blocks
 }
 
 bool Patience::spin_or_yield() {
   const auto now = Clock::now();
   if (polls_ == policy_.free_polls + 1) {
-    if (now < loaded_until_) return false;
+    in_vain_ = now < loaded_until_;
+    if (in_vain_) return false;
     started_ = last_ = now;
     yielded_ = 0;
   }
@@ -42,11 +63,12 @@ bool Patience::spin_or_yield() {
   last_ = now;
   if (now < loaded_until_) return false;  // spinning was interrupted: the core is wanted
   const bool crowded = now < crowded_until_;
-  if (!crowded && now - started_ < policy_.spin) {
+  if (!crowded && now - started_ < spin_) {
     for (int i = 0; i < 8; ++i) pause_cpu();
     return true;
   }
-  if (yielded_++ >= (crowded ? kCrowdedYields : policy_.yields)) return false;
+  in_vain_ = yielded_++ >= (crowded ? kCrowdedYields : policy_.yields);
+  if (in_vain_) return false;
   ::sched_yield();
   return true;
 }
@@ -55,6 +77,11 @@ bool Patience::spin_or_yield() {
 void Patience::note_success() {
   if (yielded_ <= 2) crowded_until_ = last_ + kCrowdedFor;
   yielded_ = 0;
+}
+
+void Patience::adapt() {
+  const auto least = policy_.spin / 64;
+  spin_ = in_vain_ ? std::max(spin_ / 2, least) : std::min(2 * spin_, policy_.spin);
 }
 
 // Somebody else had the core for so long. When that becomes dear, sleep at once for a while; after

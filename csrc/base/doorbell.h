@@ -19,13 +19,15 @@ namespace ringcomm {
 struct DoorbellPage {
   alignas(64) std::atomic<uint32_t> rings;     // partner: Doorbell::sleep compares it
   alignas(64) std::atomic<uint32_t> sleepers;  // partner: Doorbell::notify reads it
+  std::atomic<uint32_t> watched;               // a thread of the owner is in sleep_with()
 };
 
 // A view of a page; copyable. Any thread may call anything.
 class Doorbell {
  public:
   Doorbell() = default;
-  explicit Doorbell(DoorbellPage* page) : page_(page) {}
+  // `event`: an eventfd that the owner's own threads ring as well, for sleep_with().
+  explicit Doorbell(DoorbellPage* page, int event = -1) : page_(page), event_(event) {}
 
   // Wakes the owner's threads if one sleeps. The caller's news is stored with seq_cst before.
   void notify() const {
@@ -42,10 +44,23 @@ class Doorbell {
     if (!ready()) block(seen, most);
     page_->sleepers.fetch_sub(1, std::memory_order_seq_cst);
   }
+  // The same, but `fd` being readable ends it too, and peers' rings do not: no futex can be polled.
+  // One thread at a time; false, at once, when another one does so.
+  template <typename Ready>
+  bool sleep_with(int fd, Ready&& ready, Clock::duration most) const {
+    if (page_->watched.exchange(1, std::memory_order_acquire) != 0) return false;
+    page_->sleepers.fetch_add(1, std::memory_order_seq_cst);
+    if (!ready()) poll(fd, most);
+    page_->sleepers.fetch_sub(1, std::memory_order_seq_cst);
+    page_->watched.store(0, std::memory_order_release);
+    return true;
+  }
 
  private:
   void block(uint32_t seen, Clock::duration most) const;
+  void poll(int fd, Clock::duration most) const;
   DoorbellPage* page_ = nullptr;
+  int event_ = -1;
 };
 
 // How long to spin before sleeping.
@@ -53,6 +68,7 @@ struct SpinPolicy {
   std::chrono::nanoseconds spin{0};
   int yields = 0;        // then so many sched_yield
   int free_polls = 128;  // before all that, without looking at the clock
+  bool adapts = false;  // spin less where it was in vain, as while a network carries a long message
 };
 
 // Bounded spinning. Long spins win where every rank has a core of its own and lose a factor of ten
@@ -61,7 +77,7 @@ struct SpinPolicy {
 class Patience {
  public:
   Patience() = default;
-  explicit Patience(const SpinPolicy& policy) : policy_(policy) {}
+  explicit Patience(const SpinPolicy& policy) : policy_(policy), spin_(policy.spin) {}
 
   // After a failed poll: true = poll again now, false = sleep.
   bool again() {
@@ -73,6 +89,7 @@ class Patience {
   }
   // A poll succeeded: the next wait begins anew.
   void reset() {
+    if (policy_.adapts && polls_ > policy_.free_polls) adapt();
     polls_ = 0;
     if (yielded_ > 0) note_success();
   }
@@ -87,9 +104,12 @@ class Patience {
   }
   bool spin_or_yield();
   void note_success();
+  void adapt();
   void lost(Clock::duration time);
 
   SpinPolicy policy_;
+  std::chrono::nanoseconds spin_{0};  // now
+  bool in_vain_ = false;
   int polls_ = 0, yielded_ = 0;
   Clock::time_point started_, last_;
   Clock::duration mean_loss_{0};

@@ -199,18 +199,23 @@ void Communicator::run_here(const Operation& operation) {
   Driving driving(*transport_);
   try {
     if (transport_->first_failed()) look_around(nullptr);
-    std::optional<Deadline> deadline;  // the clock is read only when there is time to
+    std::optional<Deadline> deadline, look;  // the clock is read only when there is time to
     while (!advance()) {
       patience_.reset();
       while (!executor_.ready()) {
         if (transport_->progress() || patience_.again()) continue;
         if (!deadline) {
           deadline.emplace(operation.timeout.count() > 0 ? operation.timeout : timeout());
+          look.emplace(kSlice);
         }
-        driving.sleep([&] { return executor_.ready() || failed_.load(std::memory_order_seq_cst); },
-                      std::min<Clock::duration>(kSlice, deadline->left()));
+        const bool arrived = driving.sleep(
+            executor_.peer(),
+            [&] { return executor_.ready() || failed_.load(std::memory_order_seq_cst); },
+            std::min<Clock::duration>(kSlice, deadline->left()));
         patience_.reset();  // time asleep was not taken by others
         if (executor_.ready()) continue;
+        if (arrived && !look->passed() && !transport_->first_failed()) continue;  // a part of it
+        look = Deadline(kSlice);
         look_around(&*deadline);
         if (options_.interrupt) check_interrupt();
       }

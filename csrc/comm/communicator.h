@@ -102,6 +102,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   enum class Driven { kIdle, kBlocked, kMoved };
   Driven drive();
   bool ready();
+  bool sleep(const std::function<bool()>& awake, Clock::duration most);
   bool busy() { return queued_.load(std::memory_order_seq_cst) > 0 || mailbox_.pending(); }
   void watch();  // the slow path: peers, deadlines
   // In a forked child: the group is dead here, and the parent's peers must not notice.
@@ -121,6 +122,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   void run_here(const Operation& operation);
   bool advance_queue(Driver& driver);
   bool next_task();
+  Rank awaited(const Driver& driver) const;
   template <typename Move>
   bool move_messages(Move&& move);
   void complete(const TaskPtr& task, const std::exception_ptr& error);

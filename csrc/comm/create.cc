@@ -84,9 +84,14 @@ Communicator::Communicator(std::unique_ptr<Transport> transport, const Geometry&
 Patience Communicator::patience() const {
   const Runtime& runtime = Runtime::get();
   const bool own_core = neighbours_ <= runtime.cpus();
-  // A network's latency is worth some spinning, its transfers are not.
-  const int spin = !own_core ? 0 : reach_.mapped ? 300 : 50;
-  SpinPolicy policy{std::chrono::microseconds(spin), own_core ? 4 : 100, own_core ? 256 : 16};
+  SpinPolicy policy{std::chrono::microseconds(own_core ? 300 : 0), own_core ? 4 : 100,
+                    own_core ? 256 : 16};
+  if (!reach_.mapped) {
+    // A network's latency is worth some spinning, its transfers are not; a poll is a system call.
+    policy.spin = std::min<std::chrono::nanoseconds>(policy.spin, std::chrono::microseconds(50));
+    policy.free_polls = 4;
+    policy.adapts = true;
+  }
   if (runtime.config().spin.count() >= 0) policy.spin = runtime.config().spin;
   return Patience(policy);
 }

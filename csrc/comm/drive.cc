@@ -153,6 +153,7 @@ bool Communicator::wait(Request& request, Clock::duration at_most) {
   const Waiting waiting(*this);
   Driving driving(*transport_);
   Driver driver(drive_, std::defer_lock);
+  Deadline look(kSlice);
   while (!done()) {
     if (limited && limit.passed()) break;
     bool moved = transport_->progress();
@@ -167,9 +168,12 @@ bool Communicator::wait(Request& request, Clock::duration at_most) {
       return done() || failed_.load(std::memory_order_seq_cst) || mailbox_.ready() ||
              ((driver || driver.try_lock()) && task_ && executor_.ready());
     };
-    driving.sleep(awake, std::min<Clock::duration>(kSlice, limit.left()));
+    const bool arrived =
+        driving.sleep(awaited(driver), awake, std::min<Clock::duration>(kSlice, limit.left()));
     patience.reset();
     if (driver) driver.unlock();
+    if (arrived && !look.passed() && !transport_->first_failed()) continue;
+    look = Deadline(kSlice);
     watch();
     if (options_.interrupt) options_.interrupt();
   }
@@ -188,6 +192,23 @@ Communicator::Driven Communicator::drive() {
   if (waiting_.load(std::memory_order_seq_cst) > 0) transport_->doorbell().notify();
   if (moved) return Driven::kMoved;
   return busy() ? Driven::kBlocked : Driven::kIdle;
+}
+
+// A remote rank from which something has to come next; -1: none, or others may be the first.
+Rank Communicator::awaited(const Driver& driver) const {
+  if (mailbox_.pending()) return neighbours_ == 1 && size() > 1 ? (rank() + 1) % size() : -1;
+  return driver && task_ ? executor_.peer() : -1;
+}
+
+// As Driving::sleep, for the worker. False when it has to sleep in another way.
+bool Communicator::sleep(const std::function<bool()>& awake, Clock::duration most) {
+  Driver driver(drive_, std::try_to_lock);
+  const Rank from = driver && !forked_ ? awaited(driver) : -1;
+  if (driver) driver.unlock();
+  if (from < 0 || !transport_->is_remote(from)) return false;
+  Driving driving(*transport_);
+  driving.sleep(from, awake, most);
+  return true;
 }
 
 bool Communicator::ready() {

@@ -153,12 +153,13 @@ void Runtime::work() {
     if (moved || active.empty()) {
       patience.reset();
     } else if (!patience.again()) {
-      doorbell_.bell().sleep(
-          [&] {
-            return inbox() || std::any_of(active.begin(), active.end(),
-                                          [](const auto& group) { return group->ready(); });
-          },
-          kSlice);
+      const auto awake = [&] {
+        return inbox() || std::any_of(active.begin(), active.end(),
+                                      [](const auto& group) { return group->ready(); });
+      };
+      if (active.size() > 1 || !active[0]->sleep(awake, kSlice)) {
+        doorbell_.bell().sleep(awake, kSlice);
+      }
       patience.reset();
     }
     if (Clock::now() - watched < kSlice)

@@ -34,6 +34,7 @@ class Network::Peer final : public Wire, public Party, public Receiver {
   bool reached() override;
   bool drained() override;
   bool progress() override { return network_.progress(); }
+  int descriptor() const override { return network_.epoll_.get(); }
   void begin_driving() override { network_.begin_driving(); }
   void end_driving(bool rest) override { network_.end_driving(rest); }
   void need() override;

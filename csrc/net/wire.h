@@ -30,6 +30,7 @@ class Wire {
   virtual bool drained() = 0;
   // Moves what can be moved; true when something arrived. A thread that calls this often says so.
   virtual bool progress() = 0;
+  virtual int descriptor() const = 0;  // readable: progress() has something to do
   virtual void begin_driving() = 0;
   virtual void end_driving(bool rest) = 0;  // as Network's
   // Somebody waits for this peer: it is to be connected, or found to be dead.

@@ -1,5 +1,7 @@
 #include "transport/rendezvous.h"
 
+#include <sys/eventfd.h>
+
 #include <algorithm>
 #include <map>
 #include <thread>
@@ -97,8 +99,7 @@ class Meeting {
   // Every rank takes frames of this group from all others before any of them sends one.
   void meet_across() {
     Network& network = options_.network(store_.host());
-    const auto texts =
-        exchange("contact", network.contact().to_text(), "has not finished joining");
+    const auto texts = exchange("contact", network.contact().to_text(), "has not finished joining");
     for (Rank rank = 0; rank < options_.size; ++rank) {
       if (is_local(rank)) continue;
       const auto contact = Contact::from_text(texts[static_cast<size_t>(rank)]);
@@ -160,7 +161,8 @@ class Meeting {
 
   // What every rank says, and last rank 0's word for all. Rank 0 reads the others' and writes them
   // down in one place: a store that serves hundreds of ranks is asked n times, not n * n.
-  std::vector<std::string> exchange(const char* what, const std::string& mine, const char* if_late) {
+  std::vector<std::string> exchange(const char* what, const std::string& mine,
+                                    const char* if_late) {
     const auto key = [&](Rank rank) { return str(prefix_, what, "/", rank); };
     const std::string list = str(prefix_, what, "/all");
     store_.set(key(options_.rank), mine);
@@ -384,10 +386,13 @@ class Meeting {
 
 DoorbellMemory::DoorbellMemory()
     : fd_(make_sealed_memfd("ringcomm-bell", SegmentLayout::kPage)),
-      mapping_(fd_, SegmentLayout::kPage) {}
+      event_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
+      mapping_(fd_, SegmentLayout::kPage) {
+  if (!event_) throw SystemError("eventfd");
+}
 
 Doorbell DoorbellMemory::bell() const {
-  return Doorbell(reinterpret_cast<DoorbellPage*>(mapping_.data()));
+  return Doorbell(reinterpret_cast<DoorbellPage*>(mapping_.data()), event_.get());
 }
 
 Neighbourhood meet(Store& store, const RendezvousOptions& options, const DoorbellMemory& doorbell,

@@ -28,7 +28,7 @@ class DoorbellMemory {
   const Fd& fd() const { return fd_; }
 
  private:
-  Fd fd_;
+  Fd fd_, event_;
   Mapping mapping_;
 };
 

@@ -48,6 +48,7 @@ class BasicShmTransport final : public Transport {
   void end_driving(bool rest) override {
     if (!remotes_.empty()) remotes_[0]->wire().end_driving(rest);
   }
+  int descriptor_to_poll() const override { return remotes_[0]->wire().descriptor(); }
   void need(Rank rank) override {
     if (rank >= 0 && is_remote(rank)) peer(rank).remote->wire().need();
   }

@@ -62,8 +62,9 @@ class Transport {
   virtual bool progress() = 0;
   virtual void begin_driving() = 0;
   virtual void end_driving(bool rest) = 0;
-  virtual void need(Rank peer) = 0;  // somebody waits for it
-  virtual bool drained() = 0;        // remote ranks have all that was for them
+  virtual int descriptor_to_poll() const = 0;  // readable: progress() has something to do
+  virtual void need(Rank peer) = 0;            // somebody waits for it
+  virtual bool drained() = 0;                  // remote ranks have all that was for them
 
   // A bounded byte stream to and from each peer, for send/recv; safe beside a running operation,
   // one thread at a time. write and read return how many bytes they took; 0: full, or empty.
@@ -108,12 +109,18 @@ class Driving {
   Driving(const Driving&) = delete;
   Driving& operator=(const Driving&) = delete;
 
-  // On this process's doorbell; others drive meanwhile.
+  // On this process's doorbell, and where a remote rank is awaited on the network as well: else
+  // others drive meanwhile. True when something came from there.
   template <typename Ready>
-  void sleep(Ready&& ready, Clock::duration most) {
+  bool sleep(Rank awaited, Ready&& ready, Clock::duration most) {
+    if (awaited >= 0 && transport_.is_remote(awaited) &&
+        transport_.doorbell().sleep_with(transport_.descriptor_to_poll(), ready, most)) {
+      return transport_.progress();
+    }
     transport_.end_driving(true);
     transport_.doorbell().sleep(ready, most);
     transport_.begin_driving();
+    return false;
   }
 
  private:

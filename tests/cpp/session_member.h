@@ -58,6 +58,7 @@ class Spendthrift final : public Transport {
   std::string condition(Rank peer) override { return real_->condition(peer); }
   std::string loss(Rank peer) override { return real_->loss(peer); }
   bool progress() override { return false; }
+  int descriptor_to_poll() const override { return -1; }
   void begin_driving() override {}
   void end_driving(bool) override {}
   void need(Rank) override {}

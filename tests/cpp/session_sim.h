@@ -83,6 +83,7 @@ class End final : public Wire {
   bool reached() override { return true; }
   bool drained() override { return session.acknowledged() == session.posted(); }
   bool progress() override { return false; }
+  int descriptor() const override { return -1; }
   void begin_driving() override {}
   void end_driving(bool) override {}
   void need() override {}
