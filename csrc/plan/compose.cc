@@ -19,6 +19,8 @@ Plan empty_plan(const Shape& shape, Rank rank) {
   return plan;
 }
 
+constexpr uint64_t kPipelinedSlots = 4;  // from here on bandwidth outweighs hops
+
 // The two groups a rank of a hierarchy belongs to, and what it does in them.
 struct Hierarchy {
   Hierarchy(const Shape& whole, Rank rank) : shape(whole), local(whole.local) {
@@ -124,9 +126,13 @@ Plan concatenate(Plan whole, const std::vector<Plan>& parts) {
   return whole;
 }
 
-// Reduce-scatter in the host, all-reduce of my shard between hosts, all-gather in the host.
+// Reduce-scatter in the host, all-reduce of my shard between hosts, all-gather in the host: few
+// hops. Where there is more than a segment a shard, as a pipeline.
 Plan hierarchical_all_reduce(const Shape& shape, Rank rank) {
   const Hierarchy at(shape, rank);
+  if (at.local > 1 && at.hosts > 1 && shape.bytes > kPipelinedSlots * shape.slot_bytes()) {
+    return pipelined_all_reduce(shape, rank);
+  }
   std::vector<Plan> parts;
   Shape inside = part_of(shape, Collective::kReduceScatter, at.local);
   inside.geometry = half_window(shape.geometry, at.local);
