@@ -90,6 +90,7 @@ Patience Communicator::patience() const {
     // A network's latency is worth some spinning, its transfers are not; a poll is a system call.
     policy.spin = std::min<std::chrono::nanoseconds>(policy.spin, std::chrono::microseconds(50));
     policy.free_polls = 4;
+    if (neighbours_ == 1) policy.yields = 0;
     policy.adapts = true;
   }
   if (runtime.config().spin.count() >= 0) policy.spin = runtime.config().spin;

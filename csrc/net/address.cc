@@ -341,4 +341,11 @@ int pending_error(const Fd& socket) {
   return error;
 }
 
+void set_low_water(const Fd& socket, size_t bytes) {
+  const int value = static_cast<int>(bytes);
+  if (::setsockopt(socket.get(), SOL_SOCKET, SO_RCVLOWAT, &value, sizeof value) != 0) {
+    throw SystemError("setsockopt(SO_RCVLOWAT)");
+  }
+}
+
 }  // namespace ringcomm

@@ -103,7 +103,10 @@ bool Network::advance_handshake(Link& link) {
     }
   } catch (const FlowError& error) {
     if (dynamic_cast<const StrangerError*>(&error) != nullptr) link.peer->trouble = error.what();
-    drop(link);
+    link.out = link.handshake->output();
+    const uint64_t number = link.number;
+    if (!link.out.empty()) write_to(link);
+    if (links_.contains(number)) drop(link, dynamic_cast<const GoneError*>(&error) != nullptr);
     return false;
   }
   if (link.handshake->done()) established(link);

@@ -15,6 +15,7 @@ namespace {
 
 constexpr uint64_t kMagic = 0x31306d6d6f636372;  // "rccomm01"
 constexpr int kMostFlows = 64;
+constexpr uint64_t kNobody = ~uint64_t{0};  // as generation: nobody of that name is here
 
 void fill_random(uint8_t* data, size_t bytes) {
   if (::getrandom(data, bytes, 0) != static_cast<ssize_t>(bytes)) throw SystemError("getrandom");
@@ -141,9 +142,13 @@ void Handshake::take(const std::byte* data) {
     case State::kHello: {
       Hello hello;
       std::memcpy(&hello, data, sizeof hello);
-      if (hello.magic != kMagic || hello.to != self_ || hello.flow >= hello.flows ||
-          hello.flows > kMostFlows) {
+      if (hello.magic != kMagic || hello.flow >= hello.flows || hello.flows > kMostFlows) {
         throw FlowError("somebody who is not of this job connected");
+      }
+      if (hello.to != self_) {
+        const Challenge nobody{hello.nonce, kNobody, {}};
+        send(&nobody, sizeof nobody);
+        throw FlowError("somebody looks for another process");
       }
       said_ = bytes_of(&hello, sizeof hello);
       flow_ = static_cast<int>(hello.flow);
@@ -156,6 +161,8 @@ void Handshake::take(const std::byte* data) {
     case State::kChallenge: {
       Challenge challenge;
       std::memcpy(&challenge, data, sizeof challenge);
+      const std::string nonce = bytes_of(challenge.nonce.data(), challenge.nonce.size());
+      if (challenge.generation == kNobody && said_.ends_with(nonce)) throw GoneError();
       generation_ = challenge.generation;
       said_ += bytes_of(&challenge, offsetof(Challenge, proof));
       const std::string mine = proof("acceptor", "");

@@ -3,7 +3,7 @@
 // connection that this one replaces.
 //
 //   initiator -> Hello       who, to whom, which flow, a nonce
-//   acceptor  -> Challenge   a nonce, the connection's generation, proof
+//   acceptor  -> Challenge   a nonce, the connection's generation, proof; or that it is another
 //   initiator -> Proof       its cursor, proof          (it has closed the old connection)
 //   acceptor  -> Resume      its cursor, proof          (so has it)
 //
@@ -38,6 +38,13 @@ class StrangerError : public FlowError {
   StrangerError() : FlowError("it does not know the secret of this job: RINGCOMM_SECRET") {}
 };
 
+// Another process listens at the peer's address: the peer has ended. No proof goes with that word,
+// but whoever could forge it could refuse the connection as well.
+class GoneError : public FlowError {
+ public:
+  GoneError() : FlowError("another process listens there now") {}
+};
+
 // What a handshake asks of the session it is for. Only the peer that holds the key gets as far as
 // fence().
 class Party {
@@ -61,7 +68,8 @@ class Handshake {
   size_t wanted() const;
   static constexpr size_t kMostBytes = 256;
   // The peer's next message, whole. Afterwards there may be bytes to send.
-  // Throws FlowError: the connection is to be closed, and nothing has changed.
+  // Throws FlowError: the connection is to be closed, once output() is sent, and nothing has
+  // changed.
   void take(const std::byte* data);
   std::vector<std::byte> output();
 

@@ -13,6 +13,7 @@ namespace {
 
 constexpr auto kTick = std::chrono::milliseconds(10), kIdleTick = std::chrono::milliseconds(250);
 constexpr size_t kStaging = 64 << 10;
+constexpr size_t kWakeAt = 64 << 10, kLongWait = 16 << 10;
 constexpr size_t kQuantum = 1 << 20;  // read of one connection before others get their turn
 constexpr uint64_t kWake = 63;        // listeners have the numbers below
 
@@ -233,10 +234,21 @@ bool Network::read_from(Link& link) {
     drop(link);
     return arrived;
   }
+  wait_for_more(link);
+  Peer& peer = *link.peer;
   for (const int flow : session.take_closed()) {
-    if (Link* closed = link.peer->links[static_cast<size_t>(flow)]) drop(*closed);
+    if (Link* closed = peer.links[static_cast<size_t>(flow)]) drop(*closed);
   }
   return arrived;
+}
+
+// Of a long payload, this process is woken for large pieces, not for every packet.
+void Network::wait_for_more(Link& link) {
+  const size_t expected = link.peer->session.expected(link.flow);
+  const size_t wanted = expected < kLongWait ? 1 : std::min(expected, kWakeAt);
+  if (wanted == link.low_water) return;
+  link.low_water = wanted;
+  set_low_water(link.socket, wanted);
 }
 
 void Network::write_to(Link& link) {

@@ -79,6 +79,7 @@ class Network {
   void check_turn(const Peer& peer, int flow) const;
   void established(Link& link);
   bool read_from(Link& link);
+  void wait_for_more(Link& link);
   void write_to(Link& link);
   void watch(Link& link, bool writable);
   Link& add_link(Fd socket, Peer* peer, int flow);

@@ -13,6 +13,7 @@ struct Network::Link {
   int flow = 0;
 
   bool connecting = false, established = false, watched_for_writing = false;
+  size_t low_water = 1;  // bytes that make the socket readable
   std::optional<Handshake> handshake;
   std::vector<std::byte> in, out;  // of the handshake
   Clock::time_point began;

@@ -93,6 +93,8 @@ class Session {
   // through read(). Both throw FlowError: then call down().
   std::span<std::byte> landing(int flow);
   void landed(int flow, size_t bytes);
+  // So many bytes will come in any case: what is missing of a header or of a payload.
+  size_t expected(int flow) const;
   void read(int flow, std::span<const std::byte> bytes, Clock::time_point now);
 
   // Now and then. `stalled`: how long this process itself did not run; that silence is nobody's.

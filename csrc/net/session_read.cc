@@ -26,6 +26,12 @@ std::span<std::byte> Session::landing(int index) {
   return {reading.to + reading.body, reading.frame.bytes - reading.body};
 }
 
+size_t Session::expected(int index) const {
+  const Reading& reading = at(index).reading;
+  if (reading.header < sizeof(Frame)) return sizeof(Frame) - reading.header;
+  return reading.frame.bytes - reading.body;
+}
+
 void Session::landed(int index, size_t bytes) {
   Reading& reading = at(index).reading;
   reading.body += bytes;
