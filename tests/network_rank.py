@@ -4,8 +4,8 @@
 
 Runs for SECONDS; or, where FAULT_FOLDER is set, until a file `stop` is there: `ready-RANK` says in
 it that the rank has begun, `ended-RANK` that it is through. BACKEND chooses another backend,
-TIMEOUT gives the group one. Prints one line of JSON: operations, the longest of them in seconds, and the
-error with the time it took to be told.
+TIMEOUT gives the group one. Prints one line of JSON: operations, the longest of them in seconds,
+and the error with the time it took to be told.
 """
 
 from __future__ import annotations
