@@ -85,6 +85,10 @@ class Job:
             time.sleep(0.005)
         return True
 
+    def begins(self) -> None:
+        """What goes wrong from now on is counted from now on."""
+        self.faulted = time.monotonic()
+
     def rest(self, seconds: float) -> bool:
         """Let it work; False when a rank has ended meanwhile."""
         end = time.monotonic() + seconds
@@ -150,9 +154,10 @@ class Job:
 
 
 def fragment(text: str) -> str:
-    """The telling part of an error: its last words in brackets or after a colon."""
+    """The first sentence of an error, without addresses."""
     text = " ".join(text.split("\n")[0].split())
     text = re.sub(r"^\[[^]]*\] ?", "", text)  # Gloo begins with file and line
+    text = re.sub(r" ?\[[^]]*\]:\d+", "", text).split(". ")[0]
     return text if len(text) <= FRAGMENT else text[: FRAGMENT - 1] + "…"
 
 

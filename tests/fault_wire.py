@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import random
 import re
 import time
@@ -15,6 +16,8 @@ from namespaces import tool
 
 KEY = "ip {0}addr . tcp {0}port . ip {1}addr . tcp {1}port".format
 STORES = f"tcp dport {min(STORE)}-{max(STORE)} accept\ntcp sport {min(STORE)}-{max(STORE)} accept"
+NO_STORE = "tcp sport != {0} tcp dport != {0}".format(f"{min(STORE)}-{max(STORE)}")
+LEAVING = "type filter hook output priority 0"
 
 
 def firewall(hosts: Hosts, host: int, name: str, lines: str) -> None:
@@ -45,6 +48,7 @@ def idle_dropped(form: Form) -> Verdict:
 
         def faults() -> None:
             if job.until(lambda: job.count("idle") == job.world, LIMIT) and job.rest(idle):
+                job.begins()
                 (job.folder / "wake").touch()
                 job.rest(1)
 
@@ -102,7 +106,7 @@ def lossy(form: Form) -> Verdict:
                     lose(hosts, host, percent)
                 if not job.rest(seconds):
                     return
-            seen.extend(dropped(hosts, host) for host in range(hosts.count))
+            seen.extend(counted(hosts, host, "loss") for host in range(hosts.count))
             for host in range(hosts.count):
                 lose(hosts, host, 0)
 
@@ -146,7 +150,7 @@ def lose(hosts: Hosts, host: int, percent: int) -> None:
         firewall(hosts, host, "loss", chain)
 
 
-def dropped(hosts: Hosts, host: int, table: str = "loss") -> int:
+def counted(hosts: Hosts, host: int, table: str) -> int:
     """What the counters of a table have counted."""
     text = hosts.inside(host, "nft", "list", "table", "inet", table)
     return sum(int(found) for found in re.findall(r"counter packets (\d+)", text))
@@ -154,37 +158,42 @@ def dropped(hosts: Hosts, host: int, table: str = "loss") -> int:
 
 def corrupted(form: Form) -> Verdict:
     """4 bytes of a packet change on the way: payloads, headers of frames, handshakes."""
-    wanted, hits = (1000 if form.long else 50), 0
+    wanted, hits, opened = (1000 if form.long else 50), 0, 0
     chance = random.Random(form.seed)
 
-    def change(large: bool) -> None:
-        at = chance.randrange(32, 1200, 4) if large else chance.randrange(32, 92, 4)
-        sizes = "1260-65535" if large else "112-1200"
-        rule = f"oifname eth0 tcp sport != {min(STORE)}-{max(STORE)} "
-        rule += f"tcp dport != {min(STORE)}-{max(STORE)} meta length {sizes} "
-        rule += f"limit rate 20/second burst 1 packets counter @th,{8 * at},32 set 0xdeadbeef"
-        for host in range(hosts.count):
-            chain = f"chain leave {{\ntype filter hook output priority 0\n{rule}\n}}"
-            hosts.inside(host, "nft", "-f", "-", text="table inet change\ndelete table inet change")
-            firewall(hosts, host, "change", chain)
-
     def faults() -> None:
-        nonlocal hits
-        large = True
-        while hits < wanted:
-            change(large)
-            large = not large
-            if not job.rest(0.4):
-                hits += sum(dropped(hosts, host, "change") for host in range(hosts.count))
-                return
-            hits += sum(dropped(hosts, host, "change") for host in range(hosts.count))
+        nonlocal hits, opened
+        for host in range(hosts.count):
+            rule = f"oifname eth0 tcp flags & (syn|ack) == (syn|ack) {NO_STORE} counter"
+            firewall(hosts, host, "opened", f"chain leave {{\n{LEAVING}\n{rule}\n}}")
+        for number in itertools.count():
+            for host in range(hosts.count):
+                change(hosts, host, chance, number % 2 == 0)
+            alive = job.rest(0.4)
+            hits += sum(counted(hosts, host, "change") for host in range(hosts.count))
+            if not alive or hits >= wanted:
+                break
         for host in range(hosts.count):
             hosts.inside(host, "nft", "delete", "table", "inet", "change")
+        job.rest(0.5)
+        opened = sum(counted(hosts, host, "opened") for host in range(hosts.count))
 
     with Hosts(2) as hosts:
         job = Job(hosts, "all_reduces", form)
         job.run(faults, limit=600 if form.long else 60)
-    return job.verdict(f"{hits} packets changed, all exact", hits >= wanted)
+    told = f"{hits} packets changed, {opened} connections made anew, all exact"
+    # A change of what is never read, behind another one, has no connection of its own.
+    noticed = opened > hits / 2 or form.backend != "ringcomm"
+    return job.verdict(told, hits >= wanted and noticed)
+
+
+def change(hosts: Hosts, host: int, chance: random.Random, large: bool) -> None:
+    """From now on, change 20 packets a second that leave a host: large ones, or headers alone."""
+    at = chance.randrange(32, 1200, 4) if large else chance.randrange(32, 92, 4)
+    rule = f"oifname eth0 {NO_STORE} meta length {'1260-65535' if large else '112-1200'} "
+    rule += f"limit rate 20/second burst 1 packets counter @th,{8 * at},32 set 0xdeadbeef"
+    hosts.inside(host, "nft", "-f", "-", text="table inet change\ndelete table inet change\n")
+    firewall(hosts, host, "change", f"chain leave {{\n{LEAVING}\n{rule}\n}}")
 
 
 def second_network(hosts: Hosts, rate: str) -> list[str]:
