@@ -131,7 +131,8 @@ class Job:
         if self.errors:
             first = min(self.errors, key=lambda answer: answer["told"])
             after = max(0.0, first["told"] - self.faulted)
-            others = f"; {len(self.hung)} ranks hang" if self.hung else ""
+            hang = "rank hangs" if len(self.hung) == 1 else "ranks hang"
+            others = f"; {len(self.hung)} {hang}" if self.hung else ""
             return f"error after {after:.1f} s: {fragment(first['error'])}{others}"
         if self.hung:
             return f"hangs; killed {self.patience:.0f} s later"
