@@ -85,7 +85,7 @@ def black_hole(form: Form) -> Verdict:
     """Packets vanish for some seconds; nobody is told."""
     told = []
     for outage in (3, 10, 20) if form.long else (3,):
-        with Hosts(3) as hosts:
+        with Hosts(2) as hosts:
             job = Job(hosts, "all_reduces", form)
             job.run(functools.partial(vanish, job, outage), patience=60)
         if not job.clean or job.longest > outage + 1:
@@ -98,7 +98,7 @@ def vanish(job: Job, seconds: float) -> None:
     job.hosts.cut(1)
     job.rest(seconds)
     job.hosts.heal(1)
-    job.rest(2)
+    job.rest(1)
 
 
 def dead_for_good(form: Form) -> Verdict:

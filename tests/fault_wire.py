@@ -86,9 +86,9 @@ def forget(job: Job, kind: str) -> None:
     if kind == "idle":
         job.until(lambda: job.count("idle") == job.world, LIMIT)
     job.hosts.inside(1, "nft", "flush", "set", "inet", "state", "known")
-    job.rest(4)
+    job.rest(4 if kind == "idle" else 3)
     (job.folder / "wake").touch()
-    job.rest(1)
+    job.rest(0.5)
 
 
 def lossy(form: Form) -> Verdict:
