@@ -44,7 +44,8 @@ class Fault:
 def table(rows: Sequence[tuple[Fault, dict[str, Verdict]]]) -> str:
     """A table in Markdown, one column a backend."""
     backends = list(dict.fromkeys(name for _, verdicts in rows for name in verdicts))
-    lines = ["| fault | wanted | " + " | ".join(backends) + " |", "|---" * (2 + len(backends)) + "|"]
+    head = ["fault", "wanted", *backends]
+    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for fault, verdicts in rows:
         cells = [told(verdicts.get(backend)) for backend in backends]
         lines.append(f"| {fault.done} | {fault.wanted} | " + " | ".join(cells) + " |")
@@ -53,5 +54,5 @@ def table(rows: Sequence[tuple[Fault, dict[str, Verdict]]]) -> str:
 
 def told(verdict: Verdict | None) -> str:
     if verdict is None:
-        return "–"
+        return "-"
     return f"{'yes' if verdict.good else '**no**'}: {verdict.told}"

@@ -187,11 +187,13 @@ class Hosts:
         env: Environment | None = None,
         timeout: float = 60,
         meanwhile: Callable[[], object] | None = None,
+        patience: float | None = None,
     ) -> list[RankResult]:
         """Run a command as every rank, in torchrun's environment; how each ended, by rank.
 
         `meanwhile` is called once all have been started: the place for faults. What has not ended
-        after `timeout` seconds is killed: its returncode is -9.
+        after `timeout` seconds, or `patience` seconds after `meanwhile`, is killed: its returncode
+        is -9.
         """
         end = time.monotonic() + timeout
         port, world = next(self._ports), self.count * ranks_per_host
@@ -207,6 +209,8 @@ class Hosts:
         try:
             if meanwhile:
                 meanwhile()
+            if patience is not None:
+                end = min(end, time.monotonic() + patience)
             for process in processes:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(max(0.0, end - time.monotonic()))
@@ -340,6 +344,10 @@ class Hosts:
         """Bytes that have come to a host's eth0, headers included."""
         return self._counter(host, "rx")
 
-    def _counter(self, host: int, way: str) -> int:
+    def packets_sent(self, host: int) -> int:
+        """Packets that have left a host's eth0; one may be as large as 64 KiB (offload)."""
+        return self._counter(host, "tx", "packets")
+
+    def _counter(self, host: int, way: str, what: str = "bytes") -> int:
         words = ["ip", "-n", self.namespaces[host], "-s", "-j", "link", "show", "dev", "eth0"]
-        return int(json.loads(tool(*words))[0]["stats64"][way]["bytes"])
+        return int(json.loads(tool(*words))[0]["stats64"][way][what])

@@ -1,14 +1,19 @@
-"""A rank of tests/test_network.py: exact collectives for some seconds, and what went wrong.
+"""A rank of the tests on several hosts: exact collectives, and what went wrong.
 
     network_rank.py KIND SECONDS
 
-Prints one line of JSON: operations, the longest of them in seconds, and the error with the time it
-took to be told.
+Runs for SECONDS; or, where FAULT_FOLDER is set, until a file `stop` is there: `ready-RANK` says in
+it that the rank has begun, `ended-RANK` that it is through. BACKEND chooses another backend,
+TIMEOUT gives the group one. Prints one line of JSON: operations, the longest of them in seconds,
+and the error with the time it took to be told.
 """
 
 from __future__ import annotations
 
+import datetime
+import functools
 import json
+import os
 import resource
 import sys
 import time
@@ -17,9 +22,13 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-import ringcomm  # noqa: F401
-
 KIND, SECONDS = sys.argv[1], float(sys.argv[2])
+BACKEND = os.environ.get("BACKEND", "ringcomm")
+FOLDER = Path(os.environ["FAULT_FOLDER"]) if "FAULT_FOLDER" in os.environ else None
+ENOUGH = int(os.environ.get("OPERATIONS", "0"))  # then a file `enough-0` is there
+LARGEST = 16 << 20
+DTYPES = (torch.float32, torch.bfloat16, torch.int64)
+calls: list[tuple[float, float, str, int]] = []  # begin, end, which sort, bytes
 
 
 def all_reduces(rank: int, size: int, number: int, counts: torch.Generator) -> None:
@@ -30,6 +39,35 @@ def all_reduces(rank: int, size: int, number: int, counts: torch.Generator) -> N
     tensor = places * (rank + 1) + number
     dist.all_reduce(tensor)
     assert torch.equal(tensor, places * (size * (size + 1) // 2) + size * number), (number, count)
+
+
+@functools.cache
+def small_numbers(dtype: torch.dtype, rank: int, size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """What a rank gives and what comes out: any order of adding them is exact, in bfloat16 too."""
+    count = LARGEST // dtype.itemsize + 1000
+    base = torch.randint(0, 240 // size, (count,), generator=torch.Generator().manual_seed(1))
+    return (base + rank).to(dtype), (base * size + size * (size - 1) // 2).to(dtype)
+
+
+def mixed(rank: int, size: int, number: int, counts: torch.Generator) -> None:
+    """One all_reduce of 1 KiB to 16 MiB of one of three types; every element is checked."""
+    nbytes = 1024 << int(torch.randint(0, 15, (1,), generator=counts))
+    dtype = DTYPES[number % len(DTYPES)]
+    give, wanted = small_numbers(dtype, rank, size)
+    at = int(torch.randint(0, 1000, (1,), generator=counts))
+    place = slice(at, at + nbytes // dtype.itemsize)
+    tensor = give[place].clone()
+    began = time.monotonic()
+    dist.all_reduce(tensor)
+    calls.append((began, time.monotonic(), f"{dtype} {nbytes}", nbytes))
+    assert torch.equal(tensor, wanted[place]), (number, nbytes)
+
+
+def large(rank: int, size: int, number: int, counts: torch.Generator) -> None:
+    """One all_reduce of 16 MiB."""
+    tensor = torch.full((LARGEST // 4,), float(rank + number % 1000))
+    dist.all_reduce(tensor)
+    assert bool((tensor == size * (size - 1) // 2 + size * (number % 1000)).all())
 
 
 def everything(rank: int, size: int, number: int, counts: torch.Generator) -> None:
@@ -72,27 +110,70 @@ def mismatch(rank: int, size: int, number: int, counts: torch.Generator) -> None
     dist.all_reduce(torch.ones(1000 + (rank == size - 1 and number >= 10)))
 
 
+def idle(rank: int, size: int, number: int, counts: torch.Generator) -> None:
+    """Some operations, silence until a file `wake` is there, and some more."""
+    if number == 20 and FOLDER:
+        (FOLDER / f"idle-{rank}").touch()
+        while not (FOLDER / "wake").exists():
+            time.sleep(0.005)
+    began = time.monotonic()
+    all_reduces(rank, size, number, counts)
+    calls.append((began, time.monotonic(), "idle", 0))
+
+
+KINDS = {
+    "all_reduces": all_reduces,
+    "mixed": mixed,
+    "large": large,
+    "everything": everything,
+    "mismatch": mismatch,
+    "idle": idle,
+}
+
+
+def join() -> None:
+    if BACKEND == "ringcomm":
+        import ringcomm  # noqa: F401
+    timeout = os.environ.get("TIMEOUT")
+    given = {"timeout": datetime.timedelta(seconds=float(timeout))} if timeout else {}
+    dist.init_process_group(BACKEND, **given)
+
+
+def shall_stop(seconds: float) -> bool:
+    return (FOLDER / "stop").exists() if FOLDER else seconds > SECONDS
+
+
 def main() -> None:
     began = time.monotonic()
-    dist.init_process_group("ringcomm")
+    join()
     rank, size = dist.get_rank(), dist.get_world_size()
     joined = time.monotonic() - began
-    counts = torch.Generator().manual_seed(7)
-    step = {"all_reduces": all_reduces, "everything": everything, "mismatch": mismatch}[KIND]
-    stop, number, longest, error, took = torch.zeros(1), 0, 0.0, "", 0.0
+    if KIND == "mixed":
+        for dtype in DTYPES:
+            small_numbers(dtype, rank, size)
+    counts = torch.Generator().manual_seed(int(os.environ.get("SEED", "7")))
+    stop, number, longest, error, wrong, took = torch.zeros(1), 0, 0.0, "", False, 0.0
     began = time.monotonic()
     try:
         while stop[0] == 0:
             before = time.monotonic()
-            step(rank, size, number, counts)
+            KINDS[KIND](rank, size, number, counts)
             took = time.monotonic() - before
             longest = max(longest, took)
             number += 1
             if number % 8 == 0:
-                stop[0] = float(rank == 0 and time.monotonic() - began > SECONDS)
+                stop[0] = float(rank == 0 and shall_stop(time.monotonic() - began))
                 dist.all_reduce(stop)
-    except RuntimeError as told:
-        error, took = str(told), time.monotonic() - before
+                if FOLDER and number == 8:
+                    (FOLDER / f"ready-{rank}").touch()
+                if FOLDER and number >= ENOUGH and rank == 0:
+                    (FOLDER / f"enough-{rank}").touch()
+    except (RuntimeError, AssertionError) as told:
+        error, wrong = str(told), isinstance(told, AssertionError)
+        took = time.monotonic() - before
+    told_at, told_mono = time.time(), time.monotonic()
+    if FOLDER:
+        (FOLDER / f"ended-{rank}").touch()
     before = time.monotonic()
     dist.destroy_process_group()
     print(
@@ -102,12 +183,15 @@ def main() -> None:
                 "operations": number,
                 "longest": longest,
                 "error": error,
+                "wrong": wrong,
                 "took": took,
-                "told_at": time.time(),
+                "told_at": told_at,
+                "told": told_mono,
                 "joined": joined,
                 "destroyed": time.monotonic() - before,
                 "descriptors": len(list(Path("/proc/self/fd").iterdir())),
                 "memory_kib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
+                "calls": calls if rank == 0 else [],
             }
         ),
         flush=True,

@@ -328,6 +328,36 @@ def test_nothing_grows_in_half_an_hour(tmp_path: Path) -> None:
     assert run.finish(seconds=2300)[0] == 0
 
 
+def test_faults_judges_every_backend(
+    module: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    faults = module("faults")
+
+    def run(form: Any) -> Any:
+        if form.backend == "gloo":
+            raise OSError("no such switch")
+        return faults.Verdict(form.long, "all exact")
+
+    row = {"done": "this", "wanted": "that", "run": run, "namespaces": False}
+    rows = [faults.Fault("a", **row), faults.Fault("b", **row, elsewhere=False)]
+    monkeypatch.setattr(faults, "ROWS", [*rows, faults.Fault("c", **row)])
+    path = tmp_path / "faults.json"
+    arguments = ["faults.py", "--only", "a,b", "--long", "--json", str(path)]
+    monkeypatch.setattr(sys, "argv", arguments)
+    faults.main()
+    assert capsys.readouterr().out.splitlines()[2:] == [
+        "| this | that | yes: all exact | **no**: the test itself failed: no such switch |",
+        "| this | that | yes: all exact | - |",
+    ]
+    judged = [
+        (row["fault"], row["backend"], row["good"]) for row in json.loads(path.read_text())["rows"]
+    ]
+    assert judged == [("a", "ringcomm", True), ("a", "gloo", False), ("b", "ringcomm", True)]
+    monkeypatch.setattr(sys, "argv", ["faults.py", "--only", "a,d"])
+    with pytest.raises(SystemExit, match="no such row: d"):
+        faults.main()
+
+
 def test_a_deadline_ends_everything(runs: dict[str, Run]) -> None:
     status, _, errors = runs["late"].finish()
     assert status == 1

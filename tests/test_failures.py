@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from faults import DESTROYED, Outcome, check, in_child, outcome_of, rank_of
+from outcomes import DESTROYED, Outcome, check, in_child, outcome_of, rank_of
 from workers import Rank, Ranks, error_of, join, ranks
 
 

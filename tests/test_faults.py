@@ -17,7 +17,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from conftest import OVER_TCP, Run
-from faults import DESTROYED, SOON, Outcome, after, check, in_child, outcome_of, rank_of
+from outcomes import DESTROYED, SOON, Outcome, after, check, in_child, outcome_of, rank_of
 from torch.utils.data import DataLoader
 from workers import HOST, Rank, Ranks, join, ranks
 

@@ -10,6 +10,7 @@ namespace {
 
 constexpr size_t kMostStrangers = 64;  // connections that have not proved who they are
 constexpr auto kGreetingTime = std::chrono::seconds(5), kAttemptTime = std::chrono::seconds(2);
+constexpr auto kConnectTime = std::chrono::milliseconds(700);  // then another packet is sent
 constexpr auto kOutOfDescriptors = std::chrono::milliseconds(100);
 
 }  // namespace
@@ -48,7 +49,10 @@ void Network::drop_strangers(Clock::time_point now) {
   for (auto& [number, link] : links_) {
     if (link->established) continue;
     const bool ours = link->is_ours();
-    if (now - link->began > (ours ? kAttemptTime : kGreetingTime)) {
+    const Clock::duration time = link->connecting ? kConnectTime
+                                 : ours           ? kAttemptTime
+                                                  : kGreetingTime;
+    if (now - link->began > time) {
       late.push_back(link.get());
     } else if (!ours) {
       strangers.push_back(link.get());

@@ -7,18 +7,25 @@
 namespace ringcomm {
 namespace {
 
-constexpr Clock::duration kLongestPause = std::chrono::seconds(1);
+constexpr Clock::duration kLongestPause = std::chrono::milliseconds(700);
 constexpr Clock::duration kNext = std::chrono::milliseconds(100);
 constexpr auto kNewsEvery = std::chrono::milliseconds(200);
 constexpr auto kRefusedFor = std::chrono::milliseconds(700);  // then its process has ended
 constexpr auto kQuietFor = std::chrono::milliseconds(2500);   // then people are told of it
+
+// A peer is looked for before it is given up.
+SessionRules rules(Clock::duration resume) {
+  SessionRules rules;
+  rules.silence = std::min(rules.silence, resume / 2);
+  return rules;
+}
 
 double seconds(Clock::duration time) { return std::chrono::duration<double>(time).count(); }
 
 }  // namespace
 
 Network::Peer::Peer(Network& network, const Contact& contact, const Key& key)
-    : session(*this, network.options_.flows),
+    : session(*this, network.options_.flows, rules(network.options_.resume)),
       links(static_cast<size_t>(network.options_.flows)),
       contact(contact),
       network_(network),
@@ -156,9 +163,11 @@ void Network::Peer::tick(Clock::time_point now, Clock::duration stalled) {
     if (!wanted()) refused_since_ = {};
     if (lost_ || !wanted()) return;
   } else if (wanted_since_ == Clock::time_point{}) {
-    wanted_since_ = now;
+    const bool ever = session.last_heard() != Clock::time_point{};
+    wanted_since_ = ever ? std::max(session.last_heard(), now - session.silence()) : now;
+  } else {
+    wanted_since_ += stalled;
   }
-  wanted_since_ += up ? Clock::duration{} : stalled;
   for (int flow = 0; flow < flows(); ++flow) {
     Attempts& attempts = attempts_[static_cast<size_t>(flow)];
     if (links[static_cast<size_t>(flow)] || attempts.under_way > 0 || now < attempts.next) continue;

@@ -11,8 +11,7 @@ namespace {
 
 constexpr size_t kPrepared = kFramePayload;  // bytes of frames that one flow may have in hand
 constexpr uint64_t kAckEvery = 32;           // frames, or half a window
-constexpr auto kPingEvery = std::chrono::seconds(1);
-constexpr auto kSilence = std::chrono::seconds(5);  // of a flow: then it is closed
+constexpr int kPings = 4;                    // in the time after which silence closes a flow
 
 const std::byte* bytes_of(const Cursor& cursor) {
   return reinterpret_cast<const std::byte*>(cursor.more.data());
@@ -275,12 +274,12 @@ void Session::tick(Clock::time_point now, Clock::duration stalled) {
     Flow& flow = at(index);
     if (!flow.up) continue;
     flow.heard += stalled;
-    if (now - flow.heard > kSilence) {
+    if (now - flow.heard > rules_.silence) {
       down(index);
       closed_.push_back(index);
       continue;
     }
-    if (now - flow.spoke < kPingEvery) continue;
+    if (now - flow.spoke < rules_.silence / kPings) continue;
     flow.spoke = now;
     write_control(index, Frame{}, false);
   }

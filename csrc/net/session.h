@@ -49,6 +49,7 @@ struct SessionRules {
   bool verify = true;      // nothing is delivered whose checksum is wrong
   bool bounded = true;     // at most `window` frames wait for their acknowledgement
   uint64_t window = kFrameWindow;
+  Clock::duration silence = std::chrono::seconds(2);  // of a flow: then it is closed
 };
 
 class Session {
@@ -100,6 +101,7 @@ class Session {
   // Now and then. `stalled`: how long this process itself did not run; that silence is nobody's.
   void tick(Clock::time_point now, Clock::duration stalled);
   Clock::time_point last_heard() const { return last_heard_; }
+  Clock::duration silence() const { return rules_.silence; }
 
   struct Counters {
     uint64_t frames = 0, bytes = 0, resent = 0, duplicates = 0, corrupt = 0;

@@ -18,7 +18,7 @@ namespace ringcomm::testing {
 
 // What a simulation runs with; the rules that a test may switch off.
 struct Setup {
-  SessionRules session;
+  SessionRules session{.silence = std::chrono::seconds(5)};  // steps are few here
   bool settle = true;   // lent memory is copied when an operation ends
   bool halves = true;   // operations alternate between the halves
   bool credits = true;  // writers wait until a slot has been read
