@@ -179,7 +179,8 @@ def _row(figures: dict[str, Any]) -> list[str]:
 
 def run(options: argparse.Namespace) -> None:
     if options.tcp:
-        return importlib.import_module("ladder_tcp").run(options)
+        importlib.import_module("ladder_tcp").run(options)
+        return
     machine = report.machine()
     with contextlib.ExitStack() as stack:
         ladder = Ladder(options, stack)

@@ -1,10 +1,11 @@
 """The ladder over TCP, `ladder.py --tcp`: what each layer between a socket and torch costs.
 
-From the bottom: sockets; the session, whose frames are numbered and acknowledged, without a
-checksum of what they carry; with it; the network, which has a thread and a lock; and
+From the bottom: sockets that block, woken by the kernel once a message; sockets polled for a while
+and then slept on, as on all rungs above; the session, whose frames are numbered and acknowledged,
+without a checksum of what they carry; with it; the network, which has a thread and a lock;
 torch.distributed's send and recv on top, with Gloo's beside it. `ping` is half of there and back,
-`stream` goes one way, `connect` lasts until the first answer over a new connection. All of them
-also count the processor time of both processes, the kernel's included, for a GB that they move.
+`stream` goes one way, `connect` lasts until the first answer over a new connection. For all of them
+the processor time of both processes is counted too, the kernel's included.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import ctypes
+import importlib
 import itertools
 import os
 import resource
@@ -33,7 +35,7 @@ from processes import BenchmarkError, Rank, Ranks
 
 ROOT = Path(__file__).resolve().parent.parent
 PROGRAMS = [ROOT / "build" / folder / "net_ladder" for folder in ("tests", "plain/bin")]
-RUNGS = ["socket", "session", "checksum", "network"]
+RUNGS = ["blocking", "socket", "session", "checksum", "network"]
 CONNECTS = ["socket", "handshake", "network"]
 TOP = {"torch": "ringcomm", "gloo": "gloo"}  # rungs that are backends of torch
 CLONE_NEWNET = 0x40000000
@@ -166,7 +168,7 @@ class Ladder:
         namespaces: list[str] = []
         variables = {"RINGCOMM_TRANSPORT": "tcp", "RINGCOMM_IFNAME": "lo"}
         if options.rate:
-            namespaces = stack.enter_context(hosts(options.rate)).namespaces
+            namespaces = stack.enter_context(linked(options.rate)).namespaces
             variables = {"GLOO_SOCKET_IFNAME": "eth0", "RINGCOMM_IFNAME": "eth0"}
         if options.spin is not None:
             variables["RINGCOMM_SPIN_US"] = str(options.spin)
@@ -208,15 +210,13 @@ class Ladder:
         return figures | summary(pattern, size, calls, rounds)
 
 
-def hosts(rate: str) -> Any:
+def linked(rate: str) -> Any:
     """Two hosts of the tests, linked at that rate, or as fast as it goes."""
     sys.path.insert(0, str(ROOT / "tests"))
-    from hosts import Hosts
-    from namespaces import missing
-
-    if reason := missing():
+    namespaces, hosts = map(importlib.import_module, ("namespaces", "hosts"))
+    if reason := namespaces.missing():
         raise BenchmarkError(reason)
-    return Hosts(2, rate=None if rate == "none" else rate)
+    return hosts.Hosts(2, rate=None if rate == "none" else rate)
 
 
 def summary(

@@ -93,6 +93,7 @@ def processes_of_session(leader: int) -> list[str]:
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Run]]:
     """Every benchmark, tiny, all at once: most of their time is spent importing torch."""
     folder = tmp_path_factory.mktemp("benchmarks")
+    over_tcp = tmp_path_factory.mktemp("over_tcp")
     short = ("--rounds", "2", "--deadline", "60")
     timed = (*short, "--seconds", "0.005")
     picture = ("--plot", str(folder / "curves.png"), "--loaded", "--markdown")
@@ -103,6 +104,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Run]]:
     started = {
         "collectives": Run(folder, "collectives.py", *timed, *three, *picture),
         "ladder": Run(folder, "ladder.py", *timed, "--sizes", "8,64K"),
+        "ladder_tcp": Run(
+            over_tcp, "ladder.py", *timed, "--tcp", "--sizes", "64K", "--stream", "8"
+        ),
         "ddp_step": Run(folder, "ddp_step.py", *short, *model),
         "groups": Run(folder, "groups.py", *short, *groups),
         "tail": Run(folder, "tail.py", "--calls", "2000", "--others", "1000", "--bytes", "8"),
@@ -264,6 +268,26 @@ def test_ladder_prices_every_rung(runs: dict[str, Run]) -> None:
         assert all(seconds > 0 for seconds in medians.values())
         top = medians["handwritten"] + sum(figures["price_s"].values())
         assert top == pytest.approx(medians["torch"])
+
+
+def test_ladder_over_tcp_prices_every_rung(runs: dict[str, Run]) -> None:
+    body = runs["ladder_tcp"].body()
+    measured = {(figures["pattern"], figures["bytes"]): figures for figures in body["measured"]}
+    rungs = ["blocking", "socket", "session", "checksum", "network", "torch"]
+    for case, climbed in {
+        ("connect", 1): ["socket", "handshake", "network"],
+        ("ping", 65536): rungs,
+        ("stream", 8): rungs,
+        ("all_reduce", 65536): ["torch"],
+    }.items():
+        figures = measured.pop(case)
+        medians = figures["median_s"]
+        assert list(medians) == climbed + ["gloo"] * (case[0] != "connect")
+        assert all(seconds > 0 for seconds in medians.values())
+        assert all(seconds > 0 for seconds in figures["cpu_s_a_gb"].values())
+        top = medians[climbed[0]] + sum(figures["price_s"].values())
+        assert top == pytest.approx(medians[climbed[-1]])
+    assert not measured
 
 
 def test_ddp_step_compares_exposed_communication(runs: dict[str, Run]) -> None:

@@ -6,10 +6,11 @@
 // A line "RUNG PATTERN BYTES CALLS" is answered with the median seconds of a call, and the seconds
 // of user and of system time that both processes spent on all calls together.
 //
-// Rungs: socket, session (numbers, frames, acknowledgements; no checksum of payloads), checksum,
-// network (the keeper, the lock, epoll). `ping`: half of there and back. `stream`: there, again and
+// Rungs: blocking, socket, session (numbers, frames, acknowledgements; no checksum of payloads),
+// checksum, network (the keeper, the lock, epoll). All but the first wait alike: they poll for
+// SPIN_US, then sleep. `ping`: half of there and back. `stream`: there, again and
 // again, and one word back at the end. `connect` (socket, handshake, network): until the first
-// answer, with a new connection each time. All wait alike: they poll for SPIN_US, then sleep.
+// answer, with a new connection each time.
 #include "net_ladder.h"
 
 #include <fcntl.h>

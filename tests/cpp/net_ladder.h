@@ -1,6 +1,7 @@
 // The rungs of net_ladder.cc: what moves messages between two processes, from a socket upwards.
 #pragma once
 
+#include <fcntl.h>
 #include <poll.h>
 #include <sys/socket.h>
 
@@ -59,7 +60,10 @@ struct Place {  // of one of the two processes
   Address address;     // its own
   bool alone = false;  // both are on loopback
 
-  Patience patience() const { return Patience(SpinPolicy{spin, 4, 256}); }
+  // As a group between hosts has it; without spinning, at once to sleep.
+  Patience patience() const {
+    return Patience(spin.count() == 0 ? SpinPolicy{{}, 0, 0} : SpinPolicy{spin, 4, 256});
+  }
 };
 
 // ---- connections
@@ -165,6 +169,26 @@ class SocketRung final : public Rung {
  private:
   Fd socket_;
   Waiter waiter_;
+};
+
+// The kernel does all the waiting: it wakes us once a message, or when there is room again.
+class BlockingRung final : public Rung {
+ public:
+  BlockingRung(Place& place, size_t bytes) : Rung(bytes), socket_(Meeting(place).connect()) {
+    const int flags = ::fcntl(socket_.get(), F_GETFL);
+    if (::fcntl(socket_.get(), F_SETFL, flags & ~O_NONBLOCK) != 0) throw SystemError("fcntl");
+  }
+  void send(size_t bytes) override {
+    const ssize_t done = ::send(socket_.get(), out.data(), bytes, MSG_NOSIGNAL);
+    require(done == static_cast<ssize_t>(bytes), "closed");
+  }
+  void receive(size_t bytes) override {
+    const ssize_t done = ::recv(socket_.get(), in.data(), bytes, MSG_WAITALL);
+    require(done == static_cast<ssize_t>(bytes), "closed");
+  }
+
+ private:
+  Fd socket_;
 };
 
 // Where frames land, and how much has.
@@ -323,6 +347,7 @@ class NetworkRung final : public Rung {
 };
 
 inline std::unique_ptr<Rung> make_rung(const std::string& name, Place& place, size_t bytes) {
+  if (name == "blocking") return std::make_unique<BlockingRung>(place, bytes);
   if (name == "socket") return std::make_unique<SocketRung>(place, bytes);
   if (name == "network") return std::make_unique<NetworkRung>(place, bytes);
   require(name == "session" || name == "checksum", "no rung is called ", name);
