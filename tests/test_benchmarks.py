@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from namespaces import missing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -113,6 +114,10 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Run]]:
         "soak": Run(folder, "soak.py", "--minutes", "0.1", "--slack", "100"),
         "late": Run(folder, "collectives.py", *endless),
     }
+    if missing() is None:
+        tiny = ("--local", "1", "--models", "small", "--steps", "2", "--deadline", "60")
+        curves = ("--plot", str(folder / "losses.png"))
+        started["convergence"] = Run(folder, "convergence.py", *tiny, "--rounds", "2", *curves)
     yield started
     for run in started.values():
         run.process.kill()
@@ -300,6 +305,36 @@ def test_ddp_step_compares_exposed_communication(runs: dict[str, Run]) -> None:
         assert len(figures["rounds_s"]) == 2
     ratio = backends["ringcomm"]["exposed_median_s"] / backends["gloo"]["exposed_median_s"]
     assert body["exposed_vs_gloo"]["ringcomm"] == pytest.approx(ratio)
+
+
+@pytest.mark.skipif(missing() is not None, reason=str(missing()))
+def test_convergence_reaches_equal_losses(runs: dict[str, Run]) -> None:
+    (result,) = runs["convergence"].body()["results"]
+    assert result["equal_to_the_bit"] is True
+    trainings = [t for backend in ("ringcomm", "gloo") for t in result["rounds"][backend]]
+    assert len(trainings) == 4
+    for training in trainings:
+        assert len(training["losses"]) == 10
+        assert training["losses"][-1] < training["losses"][0]
+        assert training["seconds"] == sorted(training["seconds"])
+    medians = [result[backend]["seconds_to_target"]["median"] for backend in ("ringcomm", "gloo")]
+    assert result["ratio"] == pytest.approx(medians[1] / medians[0])
+    picture = runs["convergence"].report.with_name("losses.png")
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_losses_that_differ_are_noticed(module: Any) -> None:
+    compare = module("convergence").compare
+
+    def rounds(other: float) -> dict[str, list[dict[str, Any]]]:
+        return {"ringcomm": [{"losses": [1.0, other]}], "gloo": [{"losses": [1.0, 0.5]}]}
+
+    assert compare(rounds(0.5), 2)["equal_to_the_bit"] is True
+    with pytest.raises(SystemExit, match="losses differ by 2e-06"):
+        compare(rounds(0.500001), 2)
+    assert compare(rounds(0.500001), 4)["equal_to_the_bit"] is False
+    with pytest.raises(SystemExit, match=r"losses differ by 0\.17"):
+        compare(rounds(0.6), 4)
 
 
 def test_groups_looks_at_every_stage(runs: dict[str, Run]) -> None:
