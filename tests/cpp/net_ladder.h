@@ -3,6 +3,7 @@
 
 #include <fcntl.h>
 #include <poll.h>
+#include <sys/eventfd.h>
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -60,9 +61,9 @@ struct Place {  // of one of the two processes
   Address address;     // its own
   bool alone = false;  // both are on loopback
 
-  // As a group between hosts has it; without spinning, at once to sleep.
+  // As a group between hosts has it (comm/create.cc); without spinning, at once to sleep.
   Patience patience() const {
-    return Patience(spin.count() == 0 ? SpinPolicy{{}, 0, 0} : SpinPolicy{spin, 4, 256});
+    return Patience(spin.count() == 0 ? SpinPolicy{{}, 0, 0, false} : SpinPolicy{spin, 4, 4, true});
   }
 };
 
@@ -300,7 +301,8 @@ class NetworkRung final : public Rung {
       : Rung(bytes),
         landing_(*this),
         patience_(place.patience()),
-        bell_(&page_),
+        event_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
+        bell_(&page_, event_.get()),
         network_(options(place, bell_)) {
     place.control.say(network_.contact().to_text());
     wire_ = &network_.reach(Contact::from_text(place.control.hear()));
@@ -322,9 +324,8 @@ class NetworkRung final : public Rung {
       if (wire_->progress()) {
         patience_.reset();
       } else if (!patience_.again()) {
-        wire_->end_driving(true);
-        bell_.sleep([&] { return landing_.has(); }, std::chrono::milliseconds(50));
-        wire_->begin_driving();
+        bell_.sleep_with(
+            wire_->descriptor(), [&] { return landing_.has(); }, std::chrono::milliseconds(50));
         patience_.reset();
       }
     }
@@ -341,6 +342,7 @@ class NetworkRung final : public Rung {
   Landing landing_;
   Patience patience_;
   DoorbellPage page_{};
+  Fd event_;
   Doorbell bell_;
   Network network_;
   Wire* wire_ = nullptr;
