@@ -1,6 +1,7 @@
 """What each layer of an all_reduce costs: the same call timed at every height, in one run.
 
     python benchmarks/ladder.py
+    python benchmarks/ladder.py --tcp [--rate 1gbit]     # from a socket upwards: ladder_tcp.py
 
 From the bottom: a loop written by hand on the shared memory; the same algorithm as a plan,
 interpreted; the engine, which adds the fingerprint, the plan cache and the queue; and
@@ -32,6 +33,7 @@ RUNGS = ["handwritten", "plan", "engine", "torch"]
 FLOOR = "torch_fake"  # keys of the JSON, and heads of the table
 CLOCK = "clock_pair"
 SIZES = "8,64,1K,4K,16K,64K,256K,1M,4M,16M,64M"
+TCP_SIZES = "8,1K,16K,1M,16M"
 FEWEST, MOST, WARM = 5, 20_000, 5  # calls
 
 Times = list[float]  # seconds
@@ -176,6 +178,9 @@ def _row(figures: dict[str, Any]) -> list[str]:
 
 
 def run(options: argparse.Namespace) -> None:
+    if options.tcp:
+        importlib.import_module("ladder_tcp").run(options)
+        return
     machine = report.machine()
     with contextlib.ExitStack() as stack:
         ladder = Ladder(options, stack)
@@ -195,15 +200,20 @@ def rung(text: str) -> str:
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
-    parser = report.parser(__doc__)
+    parser, sizes = report.parser(__doc__), report.list_of(report.parse_size)
     add = parser.add_argument
     add("--ranks", type=report.positive, default=2)
-    add("--sizes", type=report.list_of(report.parse_size), default=SIZES)
+    add("--sizes", type=sizes, help=f"default: {SIZES}; with --tcp: {TCP_SIZES}")
     add("--rungs", type=report.list_of(rung), default=",".join(RUNGS), help="from the lowest")
     add("--backend", default="ringcomm", help="another has the top rung only")
     add("--rounds", type=report.positive, default=5)
     add("--seconds", type=float, default=0.1, help="how long a rung's round takes, about")
+    add("--tcp", action="store_true", help="the ladder over TCP, two processes")
+    add("--stream", type=sizes, default="16K,1M", help="with --tcp: sizes of one-way messages")
+    add("--rate", help="with --tcp: two hosts linked at so much, as 1gbit, or `none`; needs root")
+    add("--spin", type=int, help="with --tcp: µs to poll before sleeping, on every rung")
     options = parser.parse_args(arguments)
+    options.sizes = options.sizes or sizes(TCP_SIZES if options.tcp else SIZES)
     options.rungs.sort(key=RUNGS.index)
     return options
 

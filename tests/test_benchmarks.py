@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from namespaces import missing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -93,6 +94,7 @@ def processes_of_session(leader: int) -> list[str]:
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Run]]:
     """Every benchmark, tiny, all at once: most of their time is spent importing torch."""
     folder = tmp_path_factory.mktemp("benchmarks")
+    over_tcp = tmp_path_factory.mktemp("over_tcp")
     short = ("--rounds", "2", "--deadline", "60")
     timed = (*short, "--seconds", "0.005")
     picture = ("--plot", str(folder / "curves.png"), "--loaded", "--markdown")
@@ -103,12 +105,19 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Run]]:
     started = {
         "collectives": Run(folder, "collectives.py", *timed, *three, *picture),
         "ladder": Run(folder, "ladder.py", *timed, "--sizes", "8,64K"),
+        "ladder_tcp": Run(
+            over_tcp, "ladder.py", *timed, "--tcp", "--sizes", "64K", "--stream", "8"
+        ),
         "ddp_step": Run(folder, "ddp_step.py", *short, *model),
         "groups": Run(folder, "groups.py", *short, *groups),
         "tail": Run(folder, "tail.py", "--calls", "2000", "--others", "1000", "--bytes", "8"),
         "soak": Run(folder, "soak.py", "--minutes", "0.1", "--slack", "100"),
         "late": Run(folder, "collectives.py", *endless),
     }
+    if missing() is None:
+        tiny = ("--local", "1", "--models", "small", "--steps", "2", "--deadline", "60")
+        curves = ("--plot", str(folder / "losses.png"))
+        started["convergence"] = Run(folder, "convergence.py", *tiny, "--rounds", "2", *curves)
     yield started
     for run in started.values():
         run.process.kill()
@@ -266,6 +275,26 @@ def test_ladder_prices_every_rung(runs: dict[str, Run]) -> None:
         assert top == pytest.approx(medians["torch"])
 
 
+def test_ladder_over_tcp_prices_every_rung(runs: dict[str, Run]) -> None:
+    body = runs["ladder_tcp"].body()
+    measured = {(figures["pattern"], figures["bytes"]): figures for figures in body["measured"]}
+    rungs = ["blocking", "socket", "session", "checksum", "network", "torch"]
+    for case, climbed in {
+        ("connect", 1): ["socket", "handshake", "network"],
+        ("ping", 65536): rungs,
+        ("stream", 8): rungs,
+        ("all_reduce", 65536): ["torch"],
+    }.items():
+        figures = measured.pop(case)
+        medians = figures["median_s"]
+        assert list(medians) == climbed + ["gloo"] * (case[0] != "connect")
+        assert all(seconds > 0 for seconds in medians.values())
+        assert all(seconds > 0 for seconds in figures["cpu_s_a_gb"].values())
+        top = medians[climbed[0]] + sum(figures["price_s"].values())
+        assert top == pytest.approx(medians[climbed[-1]])
+    assert not measured
+
+
 def test_ddp_step_compares_exposed_communication(runs: dict[str, Run]) -> None:
     body = runs["ddp_step"].body()
     backends = body["backends"]
@@ -276,6 +305,36 @@ def test_ddp_step_compares_exposed_communication(runs: dict[str, Run]) -> None:
         assert len(figures["rounds_s"]) == 2
     ratio = backends["ringcomm"]["exposed_median_s"] / backends["gloo"]["exposed_median_s"]
     assert body["exposed_vs_gloo"]["ringcomm"] == pytest.approx(ratio)
+
+
+@pytest.mark.skipif(missing() is not None, reason=str(missing()))
+def test_convergence_reaches_equal_losses(runs: dict[str, Run]) -> None:
+    (result,) = runs["convergence"].body()["results"]
+    assert result["equal_to_the_bit"] is True
+    trainings = [t for backend in ("ringcomm", "gloo") for t in result["rounds"][backend]]
+    assert len(trainings) == 4
+    for training in trainings:
+        assert len(training["losses"]) == 10
+        assert training["losses"][-1] < training["losses"][0]
+        assert training["seconds"] == sorted(training["seconds"])
+    medians = [result[backend]["seconds_to_target"]["median"] for backend in ("ringcomm", "gloo")]
+    assert result["ratio"] == pytest.approx(medians[1] / medians[0])
+    picture = runs["convergence"].report.with_name("losses.png")
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_losses_that_differ_are_noticed(module: Any) -> None:
+    compare = module("convergence").compare
+
+    def rounds(other: float) -> dict[str, list[dict[str, Any]]]:
+        return {"ringcomm": [{"losses": [1.0, other]}], "gloo": [{"losses": [1.0, 0.5]}]}
+
+    assert compare(rounds(0.5), 2)["equal_to_the_bit"] is True
+    with pytest.raises(SystemExit, match="losses differ by 2e-06"):
+        compare(rounds(0.500001), 2)
+    assert compare(rounds(0.500001), 4)["equal_to_the_bit"] is False
+    with pytest.raises(SystemExit, match=r"losses differ by 0\.17"):
+        compare(rounds(0.6), 4)
 
 
 def test_groups_looks_at_every_stage(runs: dict[str, Run]) -> None:

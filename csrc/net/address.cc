@@ -247,6 +247,15 @@ std::optional<Address> source_towards(const std::string& host, uint16_t port) {
   return std::nullopt;
 }
 
+std::string way_to(const Address& host) {
+  const auto source = source_towards(host.host(), host.port());
+  if (!source) return "this host, which has no route to it,";
+  for (const Interface& one : list_interfaces()) {
+    if (one.address.same_host(*source)) return str(source->host(), " (", one.name, ')');
+  }
+  return source->host();
+}
+
 std::vector<Address> choose_addresses(const std::vector<Interface>& interfaces,
                                       const InterfaceFilter& filter,
                                       const std::optional<Address>& routed) {

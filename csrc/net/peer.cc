@@ -178,7 +178,7 @@ void Network::Peer::tick(Clock::time_point now, Clock::duration stalled) {
     return give_up(str("its process died: nobody listens any more at ", where()));
   }
   if (now - wanted_since_ > network_.options_.resume) {
-    give_up(str("no answer from ", where(), " to ", network_.contact_.addresses[0].host(), " for ",
+    give_up(str("no answer from ", where(), " to ", way_to(contact.addresses[0]), " for ",
                 seconds(now - wanted_since_), " s", trouble.empty() ? "" : " (" + trouble + ")",
                 ": see whether that host runs, has a route to this one, and lets these ports "
                 "through (RINGCOMM_IFNAME and RINGCOMM_PORTS choose others)"));

@@ -175,8 +175,8 @@ void Session::push(int index, Writing writing) {
   Flow& flow = at(index);
   writing.header.ack = all_;
   if (waiting_.empty()) unacknowledged_ = 0;
-  writing.header.payload_crc =
-      writing.header.bytes == 0 ? 0 : checksum(writing.payload, writing.header.bytes);
+  const bool seals = rules_.verify && writing.header.bytes > 0;
+  writing.header.payload_crc = seals ? checksum(writing.payload, writing.header.bytes) : 0;
   seal(writing.header);
   flow.writing_bytes += sizeof(Frame) + writing.header.bytes;
   ++counters_.frames;

@@ -46,7 +46,7 @@ class Receiver {
 struct SessionRules {
   bool apply_once = true;  // a frame whose number has come before is dropped
   bool fence = true;       // no cursor is told before the flow it is about is closed
-  bool verify = true;      // nothing is delivered whose checksum is wrong
+  bool verify = true;      // payloads have a checksum; nothing is delivered whose is wrong
   bool bounded = true;     // at most `window` frames wait for their acknowledgement
   uint64_t window = kFrameWindow;
   Clock::duration silence = std::chrono::seconds(2);  // of a flow: then it is closed

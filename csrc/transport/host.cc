@@ -5,6 +5,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <fstream>
 #include <iomanip>
@@ -53,6 +54,18 @@ Card make_card() {
   card.pid = ::getpid();
   card.nonce = {{random_word(), random_word()}};
   return card;
+}
+
+void refuse_loopback(const Address& told, Rank self, const std::vector<Card>& cards) {
+  const Card& mine = cards[static_cast<size_t>(self)];
+  const auto elsewhere = [&](const Card& other) {
+    return other.boot_id != mine.boot_id || other.network != mine.network;
+  };
+  if (!told.is_loopback() || std::none_of(cards.begin(), cards.end(), elsewhere)) return;
+  throw UsageError(str("rank ", self, " listens at ", told.to_text(),
+                       " on lo alone, where no other host reaches it: choose another interface "
+                       "with RINGCOMM_IFNAME (`ip -br address` lists those of ",
+                       mine.host, ")"));
 }
 
 bool peer_is_stopped(const Fd& socket) {

@@ -3,7 +3,9 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
+#include "net/address.h"
 #include "transport/segment.h"
 
 namespace ringcomm {
@@ -23,6 +25,9 @@ struct Card {
 };
 
 Card make_card();
+// Loopback is every host's own: whoever is told it elsewhere would look for this rank at home.
+// Throws UsageError when `told`, an address of this rank, is one and a rank is on another host.
+void refuse_loopback(const Address& told, Rank self, const std::vector<Card>& cards);
 uint64_t random_word();
 // Is the process at the other end of a Unix socket stopped, by SIGSTOP or a debugger?
 bool peer_is_stopped(const Fd& socket);

@@ -99,6 +99,7 @@ class Meeting {
   // Every rank takes frames of this group from all others before any of them sends one.
   void meet_across() {
     Network& network = options_.network(store_.host());
+    refuse_loopback(network.contact().addresses[0], options_.rank, cards_);
     const auto texts = exchange("contact", network.contact().to_text(), "has not finished joining");
     for (Rank rank = 0; rank < options_.size; ++rank) {
       if (is_local(rank)) continue;
