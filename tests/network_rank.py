@@ -2,8 +2,8 @@
 
     network_rank.py KIND SECONDS
 
-Runs for SECONDS; or, where FAULT_FOLDER is set, until a file `stop` is there: `ready-RANK` says in
-it that the rank has begun, `ended-RANK` that it is through. BACKEND chooses another backend,
+Runs for SECONDS, if that is not 0, or until a file `stop` is in FAULT_FOLDER: `ready-RANK` says
+there that the rank has begun, `ended-RANK` that it is through. BACKEND chooses another backend,
 TIMEOUT gives the group one. Prints one line of JSON: operations, the longest of them in seconds,
 and the error with the time it took to be told.
 """
@@ -140,7 +140,9 @@ def join() -> None:
 
 
 def shall_stop(seconds: float) -> bool:
-    return (FOLDER / "stop").exists() if FOLDER else seconds > SECONDS
+    if FOLDER and (FOLDER / "stop").exists():
+        return True
+    return 0 < SECONDS < seconds
 
 
 def main() -> None:
