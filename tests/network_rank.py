@@ -1,7 +1,8 @@
 """A rank of the tests on several hosts: exact collectives, and what went wrong.
 
-    network_rank.py KIND SECONDS
+    network_rank.py KIND SECONDS [FOLDER]
 
+A file in FOLDER, named like the rank, tells that the first operation is done.
 Runs for SECONDS; or, where FAULT_FOLDER is set, until a file `stop` is there: `ready-RANK` says in
 it that the rank has begun, `ended-RANK` that it is through. BACKEND chooses another backend,
 TIMEOUT gives the group one. Prints one line of JSON: operations, the longest of them in seconds,
@@ -161,6 +162,8 @@ def main() -> None:
             took = time.monotonic() - before
             longest = max(longest, took)
             number += 1
+            if number == 1 and len(sys.argv) > 3:
+                Path(sys.argv[3], str(rank)).touch()
             if number % 8 == 0:
                 stop[0] = float(rank == 0 and shall_stop(time.monotonic() - began))
                 dist.all_reduce(stop)

@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -34,9 +35,24 @@ def run(
     ranks_per_host: int = 1,
     **env: str | None,
 ) -> Answers:
-    """What every rank that ended by itself says; the others are left out."""
-    command = [sys.executable, str(ROOT / "tests" / "network_rank.py"), kind, str(seconds)]
-    results = hosts.run_ranks(command, ranks_per_host, env, timeout=90, meanwhile=meanwhile)
+    """What every rank that ended by itself says; the others are left out.
+
+    `meanwhile` is called once every rank has been through its first operation.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+
+        def once_running() -> None:
+            end = time.monotonic() + 60
+            while len(list(Path(folder).iterdir())) < hosts.count * ranks_per_host:
+                assert time.monotonic() < end, "the ranks do not begin"
+                time.sleep(0.02)
+            if meanwhile is not None:
+                meanwhile()
+
+        script = str(ROOT / "tests" / "network_rank.py")
+        command = [sys.executable, script, kind, str(seconds), folder]
+        fault = once_running if meanwhile is not None else None
+        results = hosts.run_ranks(command, ranks_per_host, env, timeout=90, meanwhile=fault)
     answers = []
     for rank, result in enumerate(results):
         lines = [line for line in result.output.splitlines() if line.startswith("{")]
@@ -52,16 +68,6 @@ def good(answers: Answers, ranks: int) -> None:
     assert {answer["error"] for answer in answers} == {""}
     assert len({answer["operations"] for answer in answers}) == 1
     assert max(answer["destroyed"] for answer in answers) < 2
-
-
-def once_running(fault: Callable[[], object]) -> Callable[[], object]:
-    """`fault`, when the ranks have begun to talk."""
-
-    def later() -> object:
-        time.sleep(4)
-        return fault()
-
-    return later
 
 
 @pytest.mark.parametrize(("count", "local"), [(2, 1), (3, 1), (2, 2)])
@@ -95,7 +101,7 @@ def test_a_killed_rank_is_named_within_a_second() -> None:
 
     ports = f"{43000 + os.getpid() % 1000}-44500"
     with Hosts(4) as hosts:
-        answers = run(hosts, "all_reduces", 60, once_running(fault), RINGCOMM_PORTS=ports)
+        answers = run(hosts, "all_reduces", 60, fault, RINGCOMM_PORTS=ports)
     assert [answer["rank"] for answer in answers] == [0, 1, 3]
     for answer in answers:
         assert "rank 2" in answer["error"]
@@ -128,7 +134,7 @@ def test_strangers_do_not_disturb() -> None:
         stats.append(process.wait())
 
     with Hosts(2) as hosts:
-        answers = run(hosts, "all_reduces", 6, once_running(fault), RINGCOMM_PORTS=ports)
+        answers = run(hosts, "all_reduces", 6, fault, RINGCOMM_PORTS=ports)
     good(answers, 2)
     assert stats == [0]
     assert max(answer["descriptors"] for answer in answers) < 40
