@@ -228,7 +228,6 @@ RANKS = [
         "a rank is killed, and another job listens at its port at once",
         "an error on every other rank within 1 s; the other job is not disturbed",
         succeeded,
-        short=False,
     ),
     Fault(
         "paused",
