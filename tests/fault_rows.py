@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
-from importlib.util import find_spec
-
 from fault_network import NETWORK
+from fault_ranks import RANKS
 from fault_table import Fault
 
-ROWS: list[Fault] = [*NETWORK]
-if find_spec("fault_ranks"):
-    ROWS += importlib.import_module("fault_ranks").RANKS
+ROWS: list[Fault] = [*NETWORK, *RANKS]

@@ -105,11 +105,6 @@ def everything(rank: int, size: int, number: int, counts: torch.Generator) -> No
     dist.barrier()
 
 
-def mismatch(rank: int, size: int, number: int, counts: torch.Generator) -> None:
-    """From the tenth on, the last rank sums up another number of elements."""
-    dist.all_reduce(torch.ones(1000 + (rank == size - 1 and number >= 10)))
-
-
 def idle(rank: int, size: int, number: int, counts: torch.Generator) -> None:
     """Some operations, silence until a file `wake` is there, and some more."""
     if number == 20 and FOLDER:
@@ -126,7 +121,6 @@ KINDS = {
     "mixed": mixed,
     "large": large,
     "everything": everything,
-    "mismatch": mismatch,
     "idle": idle,
 }
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import random
-import shutil
 import signal
-import sys
 import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -258,8 +256,7 @@ dist.init_process_group("ringcomm")
 x = torch.ones(1000)
 dist.all_reduce(x)
 assert x[0] == dist.get_world_size()
-shm = os.statvfs("/dev/shm")
-os.write(1, f"fine {shm.f_blocks * shm.f_frsize}\n".encode())  # in one piece, beside other ranks
+os.write(1, b"fine\n")  # in one piece, beside other ranks
 """
 
 
@@ -271,17 +268,6 @@ def test_exit_without_destroy_is_silent(torchrun: Any, tmp_path: Path) -> None:
     assert done.stdout.count("fine") == 2
     lines = [line for line in done.stderr.splitlines() if "OMP_NUM_THREADS" not in line]
     assert not [line for line in lines if "ringcomm" in line or "Error" in line], done.stderr
-
-
-@pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("unshare"), reason="needs root to mount")
-def test_a_tiny_dev_shm_is_enough(run: Any, tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(SCRIPT)
-    launcher = f"{sys.executable} -m torch.distributed.run --standalone --local-addr 127.0.0.1"
-    command = f"mount -t tmpfs -o size=64k tmpfs /dev/shm && {launcher} --nproc-per-node 2 {script}"
-    done = run("unshare", "-m", "sh", "-c", command, cwd=tmp_path, OMP_NUM_THREADS="1")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("fine 65536") == 2, done.stdout
 
 
 def be_idle(rank: Rank) -> Outcome:

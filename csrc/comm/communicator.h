@@ -148,7 +148,10 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   void check_source(const Message& message);
   [[noreturn]] void throw_mismatch(Rank peer);
   [[noreturn]] void throw_late(double seconds);
-  std::string where_is(Rank peer, uint64_t sequence);
+  std::string missing();
+  std::string progress_of(Rank peer, uint64_t sequence);
+  std::string where_is(Rank peer, uint64_t sequence);  // the same, and whether it is alive
+  std::string loss_of(Rank peer, uint64_t sequence);   // the same of one that is gone, and why
   std::exception_ptr fail(const std::exception_ptr& error);
   Patience patience() const;
 
@@ -167,6 +170,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   HostExecutor executor_;
   PlanCache plans_;
   uint64_t sequence_ = 0;
+  uint64_t warned_ = 0;  // the operation of which the log says that it waits
   Descriptor current_;
   std::optional<uint64_t> ticket_;  // the flight recorder's, of the current operation
   TaskPtr task_;                    // what advance_queue() is in

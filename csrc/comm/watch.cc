@@ -7,10 +7,25 @@
 namespace ringcomm {
 namespace {
 
+constexpr double kLate = 10;  // seconds after which people are told who is waited for
+
 std::string list_of(const std::vector<Rank>& ranks) {
   std::string text = ranks.size() == 1 ? "rank " : "ranks ";
   for (size_t i = 0; i < ranks.size(); ++i) text += str(i == 0 ? "" : ", ", ranks[i]);
   return text;
+}
+
+// Who failed first matters, not on whose word: "rank 3 failed: ..." is passed on as it is.
+std::string retold(Rank by, const std::string& text) {
+  constexpr std::string_view rank = ": rank ", failed = " failed: ";
+  const size_t at = text.find(rank);
+  if (at != std::string::npos) {
+    const size_t end = text.find_first_not_of("0123456789", at + rank.size());
+    if (end != std::string::npos && text.compare(end, failed.size(), failed) == 0) {
+      return text.substr(at + 2);
+    }
+  }
+  return str("rank ", by, failed, text);
 }
 
 }  // namespace
@@ -21,15 +36,25 @@ std::string Communicator::here() const {
   return text.insert(word, str(" #", current_.sequence));
 }
 
-// "alive, last finished #411 all_reduce float32[3] SUM, has not called #412"
-std::string Communicator::where_is(Rank peer, uint64_t sequence) {
+// "last finished #411 all_reduce float32[3] SUM, has not called #412"
+std::string Communicator::progress_of(Rank peer, uint64_t sequence) {
   const PeerState state = transport_->state(peer);
-  std::string text = state.left ? "has left the group" : transport_->condition(peer);
-  text += state.finished > 0 ? ", last finished " + recorder_.name_of(state.finished)
-                             : ", finished nothing yet";
+  std::string text = state.finished > 0 ? "last finished " + recorder_.name_of(state.finished)
+                                        : "finished nothing yet";
   if (state.called < sequence) return text + str(", has not called #", sequence);
   if (state.finished < sequence) return text + str(", is in #", sequence);
   return text;
+}
+
+std::string Communicator::where_is(Rank peer, uint64_t sequence) {
+  const bool left = transport_->state(peer).left;
+  return str(left ? "has left the group" : transport_->condition(peer), ", ",
+             progress_of(peer, sequence));
+}
+
+std::string Communicator::loss_of(Rank peer, uint64_t sequence) {
+  return str(": Connection closed by rank ", peer, ": ", transport_->loss(peer), " (",
+             progress_of(peer, sequence), "); look at that rank's own output, then restart");
 }
 
 // Throws when the operation in progress cannot end well.
@@ -39,13 +64,16 @@ void Communicator::look_around(const Deadline* deadline) {
     if (peer != rank()) check_peer(peer);
   }
   if (const auto first = transport_->first_failed(); first && *first != rank()) {
-    throw PeerError(*first,
-                    str(here(), ": rank ", *first, " failed: ", transport_->failure(*first)));
+    throw PeerError(*first, str(here(), ": ", retold(*first, transport_->failure(*first))));
   }
   if (const std::string why = failure(); !why.empty()) {
     throw PeerError(rank(), str(here(), ": ", why));
   }
-  if (deadline != nullptr && deadline->passed()) throw_late(deadline->elapsed_seconds());
+  if (deadline == nullptr) return;
+  if (deadline->passed()) throw_late(deadline->elapsed_seconds());
+  if (deadline->elapsed_seconds() < kLate || warned_ == sequence_) return;
+  warned_ = sequence_;  // once an operation
+  logger_.warning(here(), ": has waited for ", kLate, " s for ", missing(), ")");
 }
 
 void Communicator::check_peer(Rank peer) {
@@ -61,9 +89,7 @@ void Communicator::check_peer(Rank peer) {
                               "its program ended) after #",
                               state.finished, ": every rank must call the same collectives"));
   }
-  throw PeerError(
-      peer, str(here(), ": Connection closed by rank ", peer, ": ", transport_->loss(peer), " (",
-                where_is(peer, sequence_), "); look at that rank's own output, then restart"));
+  throw PeerError(peer, here() + loss_of(peer, sequence_));
 }
 
 void Communicator::throw_mismatch(Rank peer) {
@@ -84,14 +110,18 @@ void Communicator::throw_mismatch(Rank peer) {
                           "and number of elements, in the same order"));
 }
 
-void Communicator::throw_late(double seconds) {
+// "rank 3 (alive, last finished #411 all_reduce float32[3] SUM, has not called #412"
+std::string Communicator::missing() {
   std::vector<Rank> absent;
   for (Rank peer = 0; peer < size(); ++peer) {
     if (peer != rank() && transport_->state(peer).called < sequence_) absent.push_back(peer);
   }
   if (absent.empty()) absent.push_back(executor_.peer());
-  throw TimeoutError(str(here(), ": Timed out after ", seconds, " s waiting for ", list_of(absent),
-                         " (", where_is(absent[0], sequence_),
+  return str(list_of(absent), " (", where_is(absent[0], sequence_));
+}
+
+void Communicator::throw_late(double seconds) {
+  throw TimeoutError(str(here(), ": Timed out after ", seconds, " s waiting for ", missing(),
                          "): see what it does instead, or give the group a longer timeout"));
 }
 
@@ -146,8 +176,7 @@ void Communicator::watch_messages() {
   if (!mailbox_.pending()) return;
   try {
     if (const auto first = transport_->first_failed(); first && *first != rank()) {
-      throw PeerError(*first,
-                      str("send/recv: rank ", *first, " failed: ", transport_->failure(*first)));
+      throw PeerError(*first, "send/recv: " + retold(*first, transport_->failure(*first)));
     }
     for (const MessagePtr& message : mailbox_.unfinished()) {
       if (!message->done) check_source(*message);
@@ -177,8 +206,13 @@ void Communicator::check_source(const Message& message) {
   if (message.peer != Message::kAnySource) {
     transport_->need(message.peer);
     if (!gone(message.peer) || !mailbox_.is_unfinished(message)) return;
-    throw PeerError(message.peer, str(message.describe(), ": Connection closed by rank ",
-                                      message.peer, ": it ", where_is(message.peer, 0)));
+    const PeerState state = transport_->state(message.peer);
+    if (!state.left) throw PeerError(message.peer, message.describe() + loss_of(message.peer, 0));
+    throw PeerError(
+        message.peer,
+        str(message.describe(), ": rank ", message.peer,
+            " has left the group (it destroyed it, or its program ended) after #", state.finished,
+            ": every send needs a recv with the same tag, and the other way round"));
   }
   for (Rank peer = 0; peer < size(); ++peer) {
     if (peer == rank()) continue;

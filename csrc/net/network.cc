@@ -289,6 +289,7 @@ void Network::watch(Link& link, bool writable) {
 void Network::tick(Clock::time_point now) {
   const auto since = now - std::exchange(ticked_, now);
   const Clock::duration stalled = since > std::chrono::seconds(1) ? since : Clock::duration{};
+  if (stalled > Clock::duration{}) stood_still_ = {now - since, now};
   drop_strangers(now);
   if (deaf_ && now >= accept_again_) listen(true);
   for (auto& [id, peer] : peers_) peer->tick(now, stalled);

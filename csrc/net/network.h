@@ -100,6 +100,7 @@ class Network {
   std::unordered_map<uint64_t, std::unique_ptr<Link>> links_;
   uint64_t next_link_ = 64;  // below: listeners and wake_
   Clock::time_point ticked_, accept_again_;
+  std::pair<Clock::time_point, Clock::time_point> stood_still_;  // from, to: this process itself
   bool stop_ = false, deaf_ = false;
 
   std::atomic<int> driving_{0};

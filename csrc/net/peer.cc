@@ -3,6 +3,7 @@
 #include <sys/epoll.h>
 
 #include <algorithm>
+#include <cmath>
 
 namespace ringcomm {
 namespace {
@@ -20,7 +21,10 @@ SessionRules rules(Clock::duration resume) {
   return rules;
 }
 
-double seconds(Clock::duration time) { return std::chrono::duration<double>(time).count(); }
+// For people, to a tenth.
+double seconds(Clock::duration time) {
+  return std::round(std::chrono::duration<double>(time).count() * 10) / 10;
+}
 
 }  // namespace
 
@@ -250,6 +254,10 @@ void Network::Peer::attempt_ended(int flow, bool refused) {
 
 void Network::Peer::give_up(const std::string& why) {
   why_lost_ = why;
+  const auto [from, to] = network_.stood_still_;  // then the peers may have given up this process
+  if (to - from > kQuietFor && Clock::now() - to < network_.options_.resume) {
+    why_lost_ += str("; this process itself was stopped or starved for ", seconds(to - from), " s");
+  }
   lost_.store(true, std::memory_order_release);
   network_.options_.bell.ring();
 }

@@ -58,6 +58,7 @@ class RemotePeer final : public Receiver {
   }
   void announce() { announced_.store(false, std::memory_order_relaxed); }
   bool lost() const { return wire_.lost(); }
+  bool left() const { return ends_.shadow.header().left.load(std::memory_order_acquire) != 0; }
   std::string condition() const { return wire_.condition(); }
 
   // ---- the session's

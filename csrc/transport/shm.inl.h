@@ -173,7 +173,8 @@ template <typename Signals>
 bool BasicShmTransport<Signals>::drained() {
   bool all = true;
   for (RemotePeer* remote : remotes_) {
-    all = (remote->lost() || remote->wire().drained()) && all;
+    // One that has left wants nothing more; it may end without a word of what it got.
+    all = (remote->lost() || remote->left() || remote->wire().drained()) && all;
   }
   return all;
 }
