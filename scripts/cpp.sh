@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Builds the engine and the C++ test programs without torch:  scripts/cpp.sh VARIANT [PROGRAM...]
-# VARIANT: plain, a sanitizer (address, thread, undefined), or arm64 (Debian's cross compiler).
+# VARIANT: plain, a sanitizer (address, thread, undefined; hostile: address and undefined), fuzz
+# (the fuzz programs with clang's libFuzzer), or arm64 (Debian's cross compiler).
 # TARGETS="stress" builds that program only. The programs are in build/VARIANT/bin; those named are then run, `all` runs every one.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -8,9 +9,19 @@ cd "$(dirname "$0")/.."
 variant=$1
 shift
 options=()
+# Kernels with two sanitizers take the compiler minutes at -O3.
+hostile=("-DRINGCOMM_SANITIZE=address,undefined" -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS=-O1)
 case $variant in
   plain) ;;
   address | thread | undefined) options+=("-DRINGCOMM_SANITIZE=$variant") ;;
+  hostile) options+=("${hostile[@]}") ;;
+  fuzz)
+    command -v clang++ >/dev/null || {
+      echo "ringcomm: clang++ is needed: \`apt install clang\`" >&2
+      exit 1
+    }
+    options+=("${hostile[@]}" -DCMAKE_CXX_COMPILER=clang++ -DRINGCOMM_LIBFUZZER=ON)
+    ;;
   arm64)
     for tool in aarch64-linux-gnu-g++ qemu-aarch64; do
       command -v $tool >/dev/null || {
@@ -23,7 +34,7 @@ case $variant in
       "-DCMAKE_CROSSCOMPILING_EMULATOR=qemu-aarch64;-L;/usr/aarch64-linux-gnu")
     ;;
   *)
-    echo "ringcomm: no variant $variant: use plain, address, thread, undefined or arm64" >&2
+    echo "ringcomm: no variant $variant: use plain, address, thread, undefined, hostile, fuzz or arm64" >&2
     exit 1
     ;;
 esac

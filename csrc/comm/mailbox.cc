@@ -110,7 +110,7 @@ void Mailbox::next_piece(Rank rank, const MessagePtr& message, uint64_t id, uint
   Outgoing out;
   out.frame = {Kind::kPiece, message->tag, 0, body, id, offset};
   out.body = message->data.data + offset;
-  if (body == left) out.completes = message;
+  (body == left ? out.completes : out.continues) = message;
   peer(rank).out.push_back(std::move(out));
 }
 
@@ -135,11 +135,8 @@ bool Mailbox::write_to(Rank rank, Completed& completed) {
     to.out.pop_front();
     quantum -= std::min(quantum, total);
     if (sent.completes) completed.emplace_back(sent.completes, nullptr);
-    if (sent.frame.kind != Kind::kPiece) continue;
-    if (sent.completes) {
-      to.announced.erase(sent.frame.id);
-    } else if (const auto found = to.announced.find(sent.frame.id); found != to.announced.end()) {
-      next_piece(rank, found->second, sent.frame.id, sent.frame.bytes + sent.frame.body);
+    if (sent.continues) {
+      next_piece(rank, sent.continues, sent.frame.id, sent.frame.bytes + sent.frame.body);
     }
   }
   return moved;
@@ -225,8 +222,8 @@ void Mailbox::close_frame(Rank rank, Completed& completed) {
       return;
     }
     case Kind::kClear:
-      if (const auto found = from.announced.find(frame.id); found != from.announced.end()) {
-        next_piece(rank, found->second, frame.id, 0);
+      if (const auto asked = from.announced.extract(frame.id)) {  // once: then it may be gone
+        next_piece(rank, asked.mapped(), frame.id, 0);
         write_to(rank, completed);
       }
       return;

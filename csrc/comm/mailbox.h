@@ -76,6 +76,7 @@ class Mailbox {
     Frame frame{};
     const std::byte* body = nullptr;
     MessagePtr completes;  // when its last byte is written
+    MessagePtr continues;  // then the next piece of it follows
     size_t written = 0;
   };
   struct Arrived {  // a message that nobody wanted yet
@@ -84,7 +85,7 @@ class Mailbox {
   };
   struct Peer {
     std::deque<Outgoing> out;
-    std::unordered_map<uint64_t, MessagePtr> announced;                      // mine, by id
+    std::unordered_map<uint64_t, MessagePtr> announced;  // mine, by id, until they are asked for
     std::unordered_map<uint64_t, std::pair<MessagePtr, uint64_t>> incoming;  // theirs: bytes so far
     std::list<Arrived> unexpected;
     uint64_t kept = 0;  // bytes in unexpected

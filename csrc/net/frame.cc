@@ -17,8 +17,9 @@ void check(const Frame& frame) {
   if (checksum(reinterpret_cast<const std::byte*>(&frame), offsetof(Frame, crc)) != frame.crc) {
     throw FlowError("a frame's header was changed on the way");
   }
-  if (frame.type < FrameType::kPut || frame.type > FrameType::kFenced ||
-      frame.bytes > kFramePayload || is_sequenced(frame.type) != (frame.sequence != 0)) {
+  const uint64_t most = frame.type <= FrameType::kStream ? kFramePayload : kKeptPayload;
+  if (frame.type < FrameType::kPut || frame.type > FrameType::kFenced || frame.bytes > most ||
+      is_sequenced(frame.type) != (frame.sequence != 0)) {
     throw FlowError("a frame makes no sense");
   }
 }

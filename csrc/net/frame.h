@@ -13,6 +13,7 @@ namespace ringcomm {
 static_assert(std::endian::native == std::endian::little, "frames are little-endian");
 
 inline constexpr uint64_t kFramePayload = 256 << 10;  // at most
+inline constexpr uint64_t kKeptPayload = 4 << 10;     // of a frame that goes to no channel's memory
 inline constexpr uint64_t kFrameWindow = 1024;        // frames sent and not acknowledged, at most
 inline constexpr uint8_t kNoLane = 0xff;
 inline constexpr uint16_t kFrameMagic = 0x6372;  // "rc"

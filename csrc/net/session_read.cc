@@ -9,6 +9,9 @@
 namespace ringcomm {
 namespace {
 
+// To be written to one flow, while its peer asks for more: what is prepared is always less.
+constexpr size_t kMostAnswers = 3 * kFramePayload;
+
 Cursor cursor_of(const Frame& frame, std::span<const std::byte> payload) {
   Cursor cursor;
   cursor.all = frame.ack;
@@ -131,6 +134,7 @@ void Session::control(int index, const Frame& frame, std::span<const std::byte> 
     case FrameType::kFlowDown:
       flow_down(frame);
       if (!at(index).up) return;  // it was about itself: nonsense, and closed now
+      if (at(index).writing_bytes > kMostAnswers) throw FlowError("it asks and reads no answer");
       {
         Frame reply = frame;
         reply.type = FrameType::kFenced;

@@ -13,6 +13,7 @@ struct State {
   Descriptor current;
   char failure[kFailureBytes] = {};
 };
+static_assert(sizeof(State) <= kKeptPayload);
 
 }  // namespace
 
