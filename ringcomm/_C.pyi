@@ -96,8 +96,13 @@ def algorithms(collective: str) -> list[str]: ...
 def selected(shape: Shape) -> str:
     """The algorithm that the table chooses."""
 
-def selection_text() -> str: ...
-def selection_json() -> str: ...
+def selection_text(size: int, costs: str = "") -> str:
+    """The table of a group of `size` hosts, one row a line, limits in bytes.
+
+    `costs` is "alpha 1.8e-05 beta 8.4e-09 gamma 2e-11", or a file of `ringcomm tune`; "": the
+    defaults. Raises ValueError.
+    """
+
 def instruction_set() -> str:
     """What the reductions use: "plain", "avx2" or "avx512"."""
 

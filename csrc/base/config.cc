@@ -63,8 +63,9 @@ const std::vector<std::string>& known_variables() {
       "RINGCOMM_LOG",         "RINGCOMM_ALGORITHM",  "RINGCOMM_SPIN_US",
       "RINGCOMM_IFNAME",      "RINGCOMM_PORTS",      "RINGCOMM_TRANSPORT",
       "RINGCOMM_FLOWS",       "RINGCOMM_SECRET",     "RINGCOMM_RESUME_SECONDS",
-      "RINGCOMM_SECRET_FILE", "RINGCOMM_SANITIZE",   "RINGCOMM_CUDA",
-      "RINGCOMM_CUDA_ARCHS",  "RINGCOMM_TEST_LEVEL", "RINGCOMM_WERROR"};
+      "RINGCOMM_SECRET_FILE", "RINGCOMM_COSTS",      "RINGCOMM_SANITIZE",
+      "RINGCOMM_CUDA",        "RINGCOMM_CUDA_ARCHS", "RINGCOMM_TEST_LEVEL",
+      "RINGCOMM_WERROR"};
   return names;
 }
 
@@ -120,6 +121,7 @@ Config Config::from_environment() {
       std::chrono::seconds(number("RINGCOMM_RESUME_SECONDS", "seconds", 1, 86'400).value_or(30));
   config.secret = variable("RINGCOMM_SECRET").value_or("");
   if (const auto path = variable("RINGCOMM_SECRET_FILE")) config.secret = read_secret(*path);
+  config.costs = variable("RINGCOMM_COSTS").value_or("");
   config.algorithm = variable("RINGCOMM_ALGORITHM");
   config.run_id = variable("TORCHELASTIC_RUN_ID").value_or("none");
   config.restart = variable("TORCHELASTIC_RESTART_COUNT").value_or("0");

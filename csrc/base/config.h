@@ -20,6 +20,7 @@ struct Config {
   int flows = 1;                       // RINGCOMM_FLOWS: connections between two processes
   std::chrono::seconds resume{30};     // RINGCOMM_RESUME_SECONDS: a lost peer is waited for
   std::string secret;                  // RINGCOMM_SECRET, or the content of RINGCOMM_SECRET_FILE
+  std::string costs;                   // RINGCOMM_COSTS: a file, see comm/runtime.h
   std::string run_id;                  // TORCHELASTIC_RUN_ID
   std::string restart;                 // TORCHELASTIC_RESTART_COUNT
   std::vector<std::string> warnings;   // unknown variables, with the nearest name

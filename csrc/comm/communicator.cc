@@ -116,6 +116,7 @@ TaskPtr Communicator::submit(Operation operation, decltype(Request::on_done) on_
 std::shared_ptr<const Plan> Communicator::plan_for(const Operation& operation) {
   Shape shape = make_shape(operation, geometry_);
   shape.local = reach_.local;
+  shape.costs = costs_;
   return plans_.get(shape, wished(shape.collective).value_or(select(shape, reach_)));
 }
 
@@ -140,6 +141,7 @@ void Communicator::tell_first(const std::string& text) {
 std::string Communicator::choice_text(const Operation& operation, const Plan& plan) const {
   Shape shape = make_shape(operation, geometry_);
   shape.local = reach_.local;
+  shape.costs = costs_;
   const bool asked = wished(shape.collective).has_value();
   return str(here(), ", ", to_string(plan.algorithm), " (",
              asked ? "the algorithm that was asked for" : selection_reason(shape, reach_), ")");

@@ -160,6 +160,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   Logger logger_;
   Reach reach_;
   int neighbours_;  // ranks on this host, this one included
+  Costs costs_;
   Neighbourhood memory_;
   std::unique_ptr<Transport> transport_;
   Recorder recorder_;

@@ -50,6 +50,7 @@ std::shared_ptr<Communicator> Communicator::create(Store& store,
   meeting.layout_across = {options.size, across.half_bytes(), mailbox_bytes(options.size)};
   meeting.first_inbox = {across.inbox_offset(0), across.inbox_bytes};
   meeting.tcp = runtime.config().tcp;
+  if (options.rank == 0) meeting.word = runtime.costs_word();
   meeting.network = [&](const std::string& host) -> Network& { return runtime.network(host); };
   if (options.interrupt) meeting.interrupt = options.interrupt;
   Neighbourhood memory = meet(store, meeting, runtime.doorbell(), Deadline(options.timeout));
@@ -67,6 +68,7 @@ Communicator::Communicator(std::unique_ptr<Transport> transport, const Geometry&
               str("rank ", options.rank, " of group '", options.name, "'")),
       reach_(reach_of(memory.host_of)),
       neighbours_(ranks_here(memory.host_of, options)),
+      costs_(Runtime::get().adopt(memory.word)),
       memory_(std::move(memory)),
       transport_(std::move(transport)),
       mailbox_(*transport_, recorder_),

@@ -3,6 +3,8 @@
 #include <pthread.h>
 
 #include <algorithm>
+#include <fstream>
+#include <sstream>
 
 #include "comm/communicator.h"
 
@@ -54,6 +56,27 @@ Network& Runtime::network(const std::string& store_host) {
     network_ = std::make_unique<Network>(options);
   }
   return *network_;
+}
+
+std::string Runtime::costs_word() {
+  const std::lock_guard lock(mutex_);
+  if (!costs_word_.empty() || config_.costs.empty()) return costs_word_;
+  const std::ifstream file(config_.costs);
+  std::ostringstream text;
+  try {
+    RINGCOMM_CHECK(text << file.rdbuf(), "the file cannot be read");
+    return to_text(parse_costs(text.str()));
+  } catch (const UsageError& error) {
+    return str("!RINGCOMM_COSTS=", config_.costs, " (rank 0): ", error.what());
+  }
+}
+
+Costs Runtime::adopt(const std::string& costs_word) {
+  if (costs_word.empty()) return {};
+  if (costs_word.starts_with('!')) throw UsageError(costs_word.substr(1));
+  const std::lock_guard lock(mutex_);
+  costs_word_ = costs_word;
+  return parse_costs(costs_word);
 }
 
 void Runtime::attach(Communicator* group) {

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "base/config.h"
+#include "plan/select.h"
 #include "transport/rendezvous.h"
 
 namespace ringcomm {
@@ -29,6 +30,12 @@ class Runtime {
   // Made when the first group needs it: threads and sockets that one host has no use for.
   Network& network(const std::string& store_host);
   int cpus() const { return cpus_; }
+  // The word of a group's rank 0 to the others: the costs by which they choose, from the file that
+  // RINGCOMM_COSTS names, as text; "!" and the error where there are none in it. Other processes
+  // keep what they were told: they may be rank 0 of the next group. "" means Costs{}.
+  std::string costs_word();
+  // What the ranks of a group were told. Throws UsageError where that is an error.
+  Costs adopt(const std::string& costs_word);
 
   // Groups of this process, so that a forked child can let go of them.
   void attach(Communicator* group);
@@ -63,6 +70,7 @@ class Runtime {
   int standby_ = 0;                      // workers that could lead
   std::set<Communicator*> groups_;
   std::unique_ptr<Network> network_;
+  std::string costs_word_;
 };
 
 }  // namespace ringcomm

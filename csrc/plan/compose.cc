@@ -44,7 +44,9 @@ struct Hierarchy {
   Plan inside(const Shape& part, const Placement& placement) const {
     return lift(make_plan(part, index, Algorithm::kDirect), placement);
   }
-  Plan between(const Shape& part, const Placement& placement) const {
+  // The ranks of a host share its link.
+  Plan between(Shape part, const Placement& placement) const {
+    part.costs.beta *= local;
     return lift(make_plan(part, host, select(part, {.mapped = false})), placement);
   }
 
@@ -70,6 +72,7 @@ Shape part_of(const Shape& shape, Collective collective, int size) {
   part.element = shape.element;
   part.geometry = shape.geometry;
   part.geometry.size = size;
+  part.costs = shape.costs;
   return part;
 }
 

@@ -2,6 +2,8 @@
 
 #include <array>
 #include <bit>
+#include <charconv>
+#include <cmath>
 #include <limits>
 #include <sstream>
 
@@ -55,51 +57,90 @@ enum Needs { kNothing, kMapped, kHosts, kPair };
 constexpr std::array kNeedNames = {"", "mapped windows", "several ranks on each of several hosts",
                                    "two ranks"};
 
+constexpr uint64_t kAny = std::numeric_limits<uint64_t>::max();
+
+// Up to which message a row fits, in a group of so many ranks, or hosts where plans are composed.
+// ringcomm/costs.py has the whole model that these are from.
+using Limit = uint64_t (*)(const Shape&, double size);
+
 struct Row {
   Collective collective;
-  uint64_t max_bytes;
+  Limit limit;
   Needs needs;
   Algorithm algorithm;
 };
 
-constexpr uint64_t kAny = std::numeric_limits<uint64_t>::max();
-constexpr uint64_t kTreeBytes = 64 * 1024;  // beyond it a chain's bandwidth outweighs its depth
-// A ring takes 2 (n - 1) hops of this network, doubling log2 n, each with the whole message.
-constexpr uint64_t kDoublingBytes = 16 * 1024;
-constexpr uint64_t kPairwiseBytes = 64 * 1024;  // one hop; beyond, a ring's n - 1 matter no more
+// Where `steps` seconds are worth as much as `slope` seconds a byte.
+uint64_t crossing(double steps, double slope) {
+  if (steps <= 0) return 0;
+  return slope * 1e18 <= steps ? kAny : static_cast<uint64_t>(steps / slope);
+}
+
+uint64_t any_size(const Shape&, double) { return kAny; }
+uint64_t line(const Shape& shape, double) { return shape.geometry.line_bytes; }
+
+// Doubling has fewer rounds than a ring, and each has the whole message. Ranks beyond a power of
+// two add a round before, one after if they are many, and messages that share a link with others.
+uint64_t doubling(const Shape& shape, double size) {
+  const double rounds = std::floor(std::log2(size)), within = std::exp2(rounds);
+  const double before = size > within, after = 2 * (size - within) > within;
+  const double ring = 2 * (size - 1), sent = rounds + 3 * before - ring / size;
+  const double reduced = rounds + before - ring / 2 / size;
+  return crossing((ring - rounds - before - after) * shape.costs.alpha,
+                  sent * shape.costs.beta + reduced * shape.costs.gamma);
+}
+
+// One round instead of n - 1, with as many bytes; but they come from all ranks at once, and where
+// links were full these took longer than a ring's: up to a fifth, a tenth is assumed. A ring hides
+// most of its rounds in shards of several segments (kMostPerSlot in ring.cc).
+uint64_t pairwise(const Shape& shape, double size) {
+  const double saved = (size - 2) / (size - 1) * shape.costs.alpha;
+  const uint64_t one_segment =
+      std::min(crossing(saved, 0.1 * shape.costs.beta), shape.slot_bytes() / 8);
+  return std::max(one_segment, crossing(saved, 0.75 * shape.costs.beta));
+}
+
+// The tree's root sends everything to log2 n others. A chain's sends it once, and its last rank
+// waits for a segment to pass through all others.
+uint64_t tree(const Shape& shape, double size) {
+  const double deep = std::floor(std::log2(size)), children = std::ceil(std::log2(size));
+  const double passed = (size - 2) * static_cast<double>(shape.slot_bytes()) * shape.costs.beta;
+  return crossing((size - 1 - deep) * shape.costs.alpha + passed,
+                  (children - 1) * shape.costs.beta);
+}
 
 // The first row that fits decides. Direct plans whose messages ride in lines or inboxes load from
 // nobody, so they serve a network as well.
 constexpr std::array kTable = {
-    Row{Collective::kAllReduce, kAny, kMapped, Algorithm::kDirect},
-    Row{Collective::kAllReduce, kAny, kHosts, Algorithm::kHierarchical},
-    Row{Collective::kAllReduce, kLineBytes, kNothing, Algorithm::kDirect},
-    Row{Collective::kAllReduce, kAny, kPair, Algorithm::kDoubling},
-    Row{Collective::kAllReduce, kDoublingBytes, kNothing, Algorithm::kDoubling},
-    Row{Collective::kAllReduce, kAny, kNothing, Algorithm::kRing},
-    Row{Collective::kReduceScatter, kAny, kMapped, Algorithm::kDirect},
-    Row{Collective::kReduceScatter, kAny, kHosts, Algorithm::kHierarchical},
-    Row{Collective::kReduceScatter, kLineBytes, kNothing, Algorithm::kDirect},
-    Row{Collective::kReduceScatter, kPairwiseBytes, kNothing, Algorithm::kPairwise},
-    Row{Collective::kReduceScatter, kAny, kNothing, Algorithm::kRing},
-    Row{Collective::kAllGather, kAny, kMapped, Algorithm::kDirect},
-    Row{Collective::kAllGather, kAny, kHosts, Algorithm::kHierarchical},
-    Row{Collective::kAllGather, kLineBytes, kNothing, Algorithm::kDirect},
-    Row{Collective::kAllGather, kPairwiseBytes, kNothing, Algorithm::kPairwise},
-    Row{Collective::kAllGather, kAny, kNothing, Algorithm::kRing},
-    Row{Collective::kBroadcast, kAny, kMapped, Algorithm::kDirect},
-    Row{Collective::kBroadcast, kAny, kHosts, Algorithm::kHierarchical},
-    Row{Collective::kBroadcast, kTreeBytes, kNothing, Algorithm::kTree},
-    Row{Collective::kBroadcast, kAny, kNothing, Algorithm::kRing},
-    Row{Collective::kReduce, kAny, kMapped, Algorithm::kDirect},
-    Row{Collective::kReduce, kTreeBytes, kHosts, Algorithm::kHierarchical},
-    Row{Collective::kReduce, kTreeBytes, kNothing, Algorithm::kTree},
-    Row{Collective::kReduce, kAny, kNothing, Algorithm::kRing},
-    Row{Collective::kScatter, kAny, kNothing, Algorithm::kDirect},
-    Row{Collective::kGather, kAny, kNothing, Algorithm::kDirect},
-    Row{Collective::kAllToAll, kAny, kNothing, Algorithm::kPairwise},
-    Row{Collective::kBarrier, kAny, kHosts, Algorithm::kHierarchical},
-    Row{Collective::kBarrier, kAny, kNothing, Algorithm::kDissemination},
+    Row{Collective::kAllReduce, any_size, kMapped, Algorithm::kDirect},
+    Row{Collective::kAllReduce, any_size, kHosts, Algorithm::kHierarchical},
+    Row{Collective::kAllReduce, line, kNothing, Algorithm::kDirect},
+    Row{Collective::kAllReduce, any_size, kPair, Algorithm::kDoubling},
+    Row{Collective::kAllReduce, doubling, kNothing, Algorithm::kDoubling},
+    Row{Collective::kAllReduce, any_size, kNothing, Algorithm::kRing},
+    Row{Collective::kReduceScatter, any_size, kMapped, Algorithm::kDirect},
+    Row{Collective::kReduceScatter, any_size, kHosts, Algorithm::kHierarchical},
+    Row{Collective::kReduceScatter, line, kNothing, Algorithm::kDirect},
+    Row{Collective::kReduceScatter, pairwise, kNothing, Algorithm::kPairwise},
+    Row{Collective::kReduceScatter, any_size, kNothing, Algorithm::kRing},
+    Row{Collective::kAllGather, any_size, kMapped, Algorithm::kDirect},
+    Row{Collective::kAllGather, any_size, kHosts, Algorithm::kHierarchical},
+    Row{Collective::kAllGather, line, kNothing, Algorithm::kDirect},
+    Row{Collective::kAllGather, pairwise, kNothing, Algorithm::kPairwise},
+    Row{Collective::kAllGather, any_size, kNothing, Algorithm::kRing},
+    Row{Collective::kBroadcast, any_size, kMapped, Algorithm::kDirect},
+    Row{Collective::kBroadcast, any_size, kHosts, Algorithm::kHierarchical},
+    Row{Collective::kBroadcast, tree, kNothing, Algorithm::kTree},
+    Row{Collective::kBroadcast, any_size, kNothing, Algorithm::kRing},
+    Row{Collective::kReduce, any_size, kMapped, Algorithm::kDirect},
+    Row{Collective::kReduce, tree, kHosts, Algorithm::kHierarchical},
+    Row{Collective::kReduce, tree, kNothing, Algorithm::kTree},
+    Row{Collective::kReduce, any_size, kNothing, Algorithm::kRing},
+    Row{Collective::kScatter, any_size, kNothing, Algorithm::kDirect},
+    Row{Collective::kGather, any_size, kNothing, Algorithm::kDirect},
+    Row{Collective::kAllToAll, any_size, kNothing, Algorithm::kPairwise},
+    Row{Collective::kBarrier, any_size, kHosts, Algorithm::kHierarchical},
+    Row{Collective::kBarrier, any_size, kNothing, Algorithm::kDissemination},
 };
 
 bool fits(const Row& row, const Shape& shape, Reach reach) {
@@ -108,9 +149,9 @@ bool fits(const Row& row, const Shape& shape, Reach reach) {
          (row.needs == kHosts && hosts) || (row.needs == kPair && shape.size == 2);
 }
 
-// Tests make lines shorter than they can be.
-uint64_t limit_of(const Row& row, const Shape& shape) {
-  return row.max_bytes == kLineBytes ? shape.geometry.line_bytes : row.max_bytes;
+uint64_t limit_of(const Row& row, const Shape& shape, Reach reach) {
+  const int size = shape.size / reach.local;
+  return row.limit(shape, size);
 }
 
 std::string names_of(Collective collective) {
@@ -172,16 +213,16 @@ Plan copy_alone(const Shape& shape, Algorithm algorithm) {
   return plan.finish();
 }
 
-std::string text_of(const Row& row) {
+std::string text_of(const Row& row, uint64_t limit) {
   return str(to_string(row.collective), ", ",
-             row.max_bytes == kAny ? "any size" : str("up to ", row.max_bytes, " B"),
+             limit == kAny ? "any size" : str("up to ", limit, " B"),
              row.needs == kNothing ? "" : ", ", kNeedNames[row.needs]);
 }
 
 const Row& row_for(const Shape& shape, Reach reach) {
   const uint64_t bytes = message_bytes(shape);
   for (const Row& row : kTable) {
-    if (row.collective == shape.collective && bytes <= limit_of(row, shape) &&
+    if (row.collective == shape.collective && bytes <= limit_of(row, shape, reach) &&
         fits(row, shape, reach)) {
       return row;
     }
@@ -198,31 +239,41 @@ uint64_t message_bytes(const Shape& shape) {
 Algorithm select(const Shape& shape, Reach reach) { return row_for(shape, reach).algorithm; }
 
 std::string selection_reason(const Shape& shape, Reach reach) {
-  return text_of(row_for(shape, reach));
+  const Row& row = row_for(shape, reach);
+  return text_of(row, limit_of(row, shape, reach));
 }
 
-std::string selection_text() {
+std::string selection_text(int size, const Costs& costs) {
+  RINGCOMM_CHECK(size > 0, "no group has ", size, " ranks");
+  Shape shape;
+  shape.geometry = Geometry::across_hosts(size);
+  shape.costs = costs;
   std::ostringstream out;
   for (const Row& row : kTable) {
-    out << text_of(row) << ": " << to_string(row.algorithm) << '\n';
+    out << text_of(row, row.limit(shape, size)) << ": " << to_string(row.algorithm) << '\n';
   }
   return out.str();
 }
 
-std::string selection_json() {
-  std::ostringstream out;
-  for (const Row& row : kTable) {
-    out << (out.tellp() == 0 ? "[" : ",") << "{\"collective\":\"" << to_string(row.collective)
-        << "\",\"max_bytes\":";
-    if (row.max_bytes == kAny)
-      out << "null";
-    else
-      out << row.max_bytes;
-    out << ",\"needs\":\"" << kNeedNames[row.needs] << "\",\"algorithm\":\""
-        << to_string(row.algorithm) << "\"}";
-  }
-  out << ']';
-  return out.str();
+Costs parse_costs(std::string_view text) {
+  if (text.find('{') != text.npos)
+    text = text.substr(std::min(text.find("\"network\""), text.size()));
+  const auto number_after = [text](std::string_view name) {
+    std::string_view rest = text.substr(std::min(text.find(name), text.size()));
+    rest = rest.substr(std::min(rest.find_first_not_of("\": =", name.size()), rest.size()));
+    rest = rest.substr(0, rest.find_first_of(", }\r\n"));
+    double value = 0;
+    const auto [end, error] = std::from_chars(rest.data(), rest.data() + rest.size(), value);
+    const bool whole = error == std::errc() && end == rest.data() + rest.size();
+    RINGCOMM_CHECK(whole && std::isfinite(value) && value > 0,
+                   "costs need a positive number of seconds after ", name);
+    return value;
+  };
+  return {number_after("alpha"), number_after("beta"), number_after("gamma")};
+}
+
+std::string to_text(const Costs& costs) {
+  return str("alpha ", costs.alpha, " beta ", costs.beta, " gamma ", costs.gamma);
 }
 
 std::vector<Algorithm> algorithms_of(Collective collective) {

@@ -23,8 +23,13 @@ struct Reach {
 Algorithm select(const Shape& shape, Reach reach);
 // That row: "all_reduce, any size, mapped windows".
 std::string selection_reason(const Shape& shape, Reach reach);
-std::string selection_text();
-std::string selection_json();
+// The table of a group of so many hosts.
+std::string selection_text(int size, const Costs& costs);
+
+// The numbers that follow the words alpha, beta and gamma: in to_text's text, and in the object
+// "network" of what `ringcomm tune` writes. Throws UsageError.
+Costs parse_costs(std::string_view text);
+std::string to_text(const Costs& costs);
 
 // What a row's limit is compared with: the message, or the largest shard. Not what all_to_all's
 // ranks send, which differs between them.

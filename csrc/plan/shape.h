@@ -36,6 +36,16 @@ struct Geometry {
   bool operator==(const Geometry&) const = default;
 };
 
+// What a network costs, in seconds (Hockney, "The communication challenge for MPP", 1994). Ranks
+// choose by it, so all of a group have the same. The defaults are what `ringcomm tune` measured
+// between four hosts with links of 1 Gbit/s.
+struct Costs {
+  double alpha = 18e-6;    // of a message
+  double beta = 8.4e-9;    // of each byte sent
+  double gamma = 0.02e-9;  // of each byte added up
+  bool operator==(const Costs&) const = default;
+};
+
 // Bytes of element sequences. `shards[r]` belongs to rank r:
 //   all_reduce, broadcast, reduce     bytes: the message; shards unused
 //   all_gather                        input = my shard, output = all shards in rank order
@@ -53,6 +63,7 @@ struct Shape {
   int local = 1;                     // hierarchical: ranks a host; rank = host * local + index
   bool meets = true;  // false: a part of a plan whose other parts see to it that all meet
   Geometry geometry;
+  Costs costs;  // of the network
 
   Rank after(Rank rank, int steps = 1) const;  // steps may be negative; wraps
   uint64_t shard_offset(Rank rank) const;      // of shard `rank` in the whole side

@@ -128,8 +128,13 @@ void bind_plans(py::module_& module) {
   module.def(
       "selected", [](const Shape& shape) { return to_string(choose(shape, std::nullopt)); },
       py::arg("shape"));
-  module.def("selection_text", &selection_text);
-  module.def("selection_json", &selection_json);
+  module.def(
+      "selection_text",
+      [](int size, const std::string& costs) {
+        return with_value_errors(
+            [&] { return selection_text(size, costs.empty() ? Costs{} : parse_costs(costs)); });
+      },
+      py::arg("size"), py::arg("costs") = "");
   module.def("instruction_set", &instruction_set);
   module.def("instruction_sets", &instruction_sets);
   module.def(

@@ -1,0 +1,307 @@
+"""What a collective costs: the model of Hockney (1994) for the plans of csrc/plan.
+
+A message of m bytes takes alpha + m beta seconds, adding m bytes up takes m gamma. So an operation
+takes `rounds * alpha + sent * beta + reduced * gamma`, with what lies on its longest path: messages
+that wait for one another, bytes that leave one link after one another, bytes one core adds up.
+
+    ring, pairwise, tree: Thakur, Rabenseifner, Gropp, "Optimization of Collective Communication
+        Operations in MPICH", 2005
+    doubling with ranks beyond a power of two: Rabenseifner, Traeff, "More Efficient Reduction
+        Algorithms for Non-Power-of-Two Number of Processors", 2004
+    hierarchical: the sum of its parts, in memory and between hosts; the longer of the two in
+        long all_reduces
+
+A ring's rounds count in full, though its segments hide most of them where a rank's share of the
+message is more than 16 KiB.
+
+The model knows two fabrics. The ranks of a host share its link to the network, and each has a core
+of its own. tests/test_tune.py compares it with the plans themselves.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import NamedTuple
+
+SLOT = 128 << 10  # bytes of a message between hosts; longer ones are several: csrc/plan/shape.cc
+SEGMENT = 256 << 10  # of a window in memory
+PIPELINED = 4 * SLOT  # beyond it a hierarchical all_reduce is in memory and between hosts at once
+ANY_SIZE = 2**64 - 1
+# Where links were full, bytes that come from all ranks at once took longer than a ring's: up to a
+# fifth; this much is assumed.
+INCAST = 0.1
+
+ALGORITHMS = {
+    "all_reduce": ["ring", "doubling", "tree", "direct", "hierarchical"],
+    "reduce_scatter": ["ring", "pairwise", "direct", "hierarchical"],
+    "all_gather": ["ring", "pairwise", "direct", "hierarchical"],
+    "broadcast": ["ring", "tree", "hierarchical"],
+    "reduce": ["ring", "tree"],
+}
+
+
+class Costs(NamedTuple):
+    """Of one fabric, in seconds: a message, each byte sent, each byte added up."""
+
+    alpha: float
+    beta: float
+    gamma: float
+
+    def __str__(self) -> str:
+        return f"alpha {self.alpha!r} beta {self.beta!r} gamma {self.gamma!r}"
+
+
+class Fabrics(NamedTuple):
+    """What connects ranks of one host, and hosts."""
+
+    memory: Costs
+    network: Costs
+
+
+# The network is that of csrc/plan/shape.h. Both were measured by `ringcomm tune`, see
+# docs/performance.md.
+DEFAULT = Fabrics(Costs(0.3e-6, 0.13e-9, 0.02e-9), Costs(18e-6, 8.4e-9, 0.02e-9))
+
+
+class Work(NamedTuple):
+    """What an operation's longest path has of each."""
+
+    rounds: float = 0
+    sent: float = 0  # bytes
+    reduced: float = 0
+
+    def plus(self, other: Work) -> Work:
+        return Work(*(a + b for a, b in zip(self, other, strict=True)))
+
+    def seconds(self, costs: Costs) -> float:
+        return sum(amount * cost for amount, cost in zip(self, costs, strict=True))
+
+
+def work(collective: str, algorithm: str, size: float, ranks: int) -> Work:
+    """Return the work among ranks that each have a link of their own.
+
+    `size` is the whole message in bytes: all shards of reduce_scatter and all_gather together.
+    Raises ValueError where the collective has no such algorithm.
+    """
+    if algorithm not in ALGORITHMS.get(collective, []) or algorithm == "hierarchical":
+        raise ValueError(f"the model has no {algorithm} {collective}")
+    if ranks == 1:
+        return Work()
+    if algorithm == "doubling":
+        return _doubling(size, ranks)
+    if collective in ("broadcast", "reduce"):
+        levels = _binomial if algorithm == "tree" else _chain
+        return levels(size, ranks, collective == "reduce")
+    if algorithm == "tree":
+        return _binomial(size, ranks, True).plus(_binomial(size, ranks, False))
+    adds = collective != "all_gather"
+    others = ranks - 1
+    half = Work(0, size * others / ranks, size * others / ranks * adds)
+    if algorithm == "direct" and collective == "all_reduce":
+        return Work(1, size * others, size * others)
+    if algorithm in ("pairwise", "direct"):
+        return half._replace(rounds=1)
+    if collective == "all_reduce":
+        return Work(2 * others, 2 * half.sent, half.reduced)
+    return half._replace(rounds=others)
+
+
+def _doubling(size: float, ranks: int) -> Work:
+    rounds, before, after = _doubling_rounds(ranks)
+    # Who stands for a rank beyond hears from it while its first partner sends as well. Of a long
+    # message that overlaps with what follows, but for its first slot.
+    sent = (rounds + 2 * before) * size + before * min(size, SLOT)
+    return Work(rounds + before + after, sent, (rounds + before) * size)
+
+
+def _doubling_rounds(ranks: int) -> tuple[int, int, int]:
+    """Count rounds within the largest power of two, and those before and after them.
+
+    Ranks beyond it cost a round before. Up to half as many are all in one half: what that half
+    waits for in the last round has been under way while it was late.
+    """
+    rounds = ranks.bit_length() - 1
+    within = 1 << rounds
+    return rounds, int(ranks > within), int(2 * (ranks - within) > within)
+
+
+# Both begin or end with a signal that tells the root that all ranks are there.
+
+
+def _binomial(size: float, ranks: int, adds: bool) -> Work:
+    deep, levels = ranks.bit_length() - 1, (ranks - 1).bit_length()
+    return Work(1 + deep, levels * size, _most_added(ranks) * size * adds)
+
+
+def _most_added(ranks: int) -> int:
+    """Messages that are added up on the way to the root: a rank adds all its children's at once."""
+    if ranks == 1:
+        return 0
+    children = (ranks - 1).bit_length()
+    half = 1 << children - 1
+    return children + max(_most_added(ranks - half), _most_added(max(1, half // 2)))
+
+
+def _chain(size: float, ranks: int, adds: bool) -> Work:
+    passed = size + (ranks - 2) * min(size, SLOT)
+    return Work(ranks, passed, passed * adds)
+
+
+def in_memory(collective: str, size: float, ranks: int) -> Work:
+    """Return the work of the direct plans, among ranks of one host that read each other's memory.
+
+    What a rank publishes or loads counts as sent.
+    """
+    if ranks == 1:
+        return Work()
+    others = size * (ranks - 1) / ranks
+    rounds = max(1, math.ceil(size / ranks / SEGMENT))
+    if collective == "all_reduce":
+        return Work(1 + max(1, math.ceil(size / SEGMENT)), 2 * others, others)
+    if collective == "reduce_scatter":
+        return Work(max(1, math.ceil(size / SEGMENT)), others, others)
+    if collective == "all_gather":
+        return Work(rounds, size / ranks + others)
+    if collective == "broadcast":  # a scatter and an all_gather
+        return Work(1 + rounds, others).plus(Work(0, size / ranks + others))
+    raise ValueError(f"the model has no {collective} in memory")
+
+
+def seconds(
+    collective: str, algorithm: str, size: float, hosts: int, local: int, costs: Fabrics
+) -> float:
+    """Return how long an operation takes on hosts with `local` ranks each.
+
+    Raises ValueError where the collective has no such algorithm.
+    """
+    if hosts == 1:
+        return in_memory(collective, size, local).seconds(costs.memory)
+    if algorithm == "hierarchical":
+        return _hierarchical(collective, size, hosts, local, costs)
+    whole = work(collective, algorithm, size, hosts * local)
+    network = _between(collective, algorithm, size, hosts, local)
+    inside = Work(whole.rounds - network.rounds)
+    crowd = algorithm == "pairwise" and hosts > 2
+    return inside.seconds(costs.memory) + _across(crowd, network, costs.network)
+
+
+def _across(crowded: bool, whole: Work, costs: Costs) -> float:
+    crowd = INCAST if crowded else 0
+    return whole._replace(sent=whole.sent * (1 + crowd)).seconds(costs)
+
+
+def _between(collective: str, algorithm: str, size: float, hosts: int, local: int) -> Work:
+    """What a host's link carries where all its ranks take part in one flat algorithm."""
+    whole = work(collective, algorithm, size, hosts * local)
+    few = work(collective, algorithm, size, hosts)
+    if local == 1:
+        return whole
+    if algorithm == "ring":  # every local-th round leaves the host, and the link is never idle
+        return whole._replace(rounds=whole.rounds / local)
+    if algorithm == "doubling":  # each rank sends all it has in the rounds between hosts
+        return Work(few.rounds, few.sent * local, whole.reduced)
+    if algorithm == "tree":  # the ranks of a host are one branch
+        return Work(few.rounds, few.sent, whole.reduced)
+    return whole._replace(sent=size * (hosts - 1) / hosts * local)
+
+
+def _hierarchical(collective: str, size: float, hosts: int, local: int, costs: Fabrics) -> float:
+    """In the host, between ranks of equal index of all hosts, in the host."""
+    if collective == "reduce":
+        raise ValueError("the model has no hierarchical reduce")
+    share, others = size / local, (hosts - 1) / hosts
+    added = share * (local - 1) + share * others
+    if collective == "reduce_scatter":  # one round: what a host has for another it adds up first
+        inside = Work(1, size * (local - 1) / local).seconds(costs.memory)
+        return inside + _across(hosts > 2, Work(1, size * others, added), costs.network)
+    if collective == "all_reduce" and local > 1 and size > PIPELINED:
+        inside = Work(2, 2 * size * (local - 1) / local).seconds(costs.memory)
+        across = _across(hosts > 2, Work(2, 2 * size * others, added), costs.network)
+        return max(inside, across)
+    shared = costs.network._replace(beta=costs.network.beta * local)
+    algorithm = selected(collective, share, hosts, shared)
+    between = work(collective, algorithm, share, hosts)
+    # A chain's last rank waits for one segment of its own, while the link has those of all.
+    chain = collective == "broadcast" and algorithm == "ring"
+    volume = share if chain else between.sent
+    between = between._replace(sent=between.sent + volume * (local - 1))
+    parts = {
+        "all_reduce": [("reduce_scatter", size), ("all_gather", size)],
+        "all_gather": [("all_gather", size / hosts)] * hosts,
+        "broadcast": [("reduce_scatter", size), ("all_gather", size)],  # a scatter, as to its bytes
+    }[collective]
+    memory = [in_memory(part, part_size, local) for part, part_size in parts]
+    if collective == "broadcast":
+        memory[0] = memory[0]._replace(reduced=0)
+    inside = sum(part.seconds(costs.memory) for part in memory)
+    crowd = algorithm == "pairwise" and hosts > 2
+    return inside + _across(crowd, between, costs.network)
+
+
+# ---- what is chosen: the same as csrc/plan/select.cc
+
+
+def doubling_limit(costs: Costs, ranks: int) -> int:
+    rounds, before, after = _doubling_rounds(ranks)
+    ring = 2.0 * (ranks - 1)
+    slope = (rounds + 3 * before - ring / ranks) * costs.beta
+    slope += (rounds + before - ring / 2 / ranks) * costs.gamma
+    return _crossing((ring - rounds - before - after) * costs.alpha, slope)
+
+
+def pairwise_limit(costs: Costs, ranks: int) -> int:
+    saved = (ranks - 2) / (ranks - 1) * costs.alpha
+    one_segment = min(_crossing(saved, INCAST * costs.beta), SLOT // 8)
+    return max(one_segment, _crossing(saved, 0.75 * costs.beta))
+
+
+def tree_limit(costs: Costs, ranks: int, slot: int = SLOT) -> int:
+    deep, children = ranks.bit_length() - 1, (ranks - 1).bit_length()
+    passed = (ranks - 2) * float(slot) * costs.beta
+    return _crossing((ranks - 1 - deep) * costs.alpha + passed, (children - 1) * costs.beta)
+
+
+def _crossing(steps: float, slope: float) -> int:
+    if steps <= 0:
+        return 0
+    return ANY_SIZE if slope * 1e18 <= steps else int(steps / slope)
+
+
+def selected(collective: str, size: float, hosts: int, costs: Costs) -> str:
+    """Return the algorithm between hosts of one rank each."""
+    if collective == "all_reduce":
+        return "doubling" if hosts == 2 or size <= doubling_limit(costs, hosts) else "ring"
+    if collective in ("broadcast", "reduce"):
+        return "tree" if size <= tree_limit(costs, hosts) else "ring"
+    return "pairwise" if size / hosts <= pairwise_limit(costs, hosts) else "ring"
+
+
+def limits(costs: Costs, hosts: int) -> dict[str, int]:
+    """Up to how many bytes each algorithm is taken; of pairwise, a shard's."""
+    return {
+        "doubling": doubling_limit(costs, hosts),
+        "pairwise": pairwise_limit(costs, hosts),
+        "tree": tree_limit(costs, hosts),
+    }
+
+
+# ---- files
+
+
+def read_costs(path: Path) -> Fabrics:
+    """Read what `ringcomm tune` has written; where it measured no memory, the default stands in.
+
+    Raises ValueError, and OSError.
+    """
+    try:
+        body = json.loads(path.read_text(encoding="utf-8"))
+        found = [body[name] and Costs(**body[name]) for name in ("memory", "network")]
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{path} is not a file of `ringcomm tune`: {error!r}") from error
+    fabrics = Fabrics(found[0] or DEFAULT.memory, found[1])
+    for cost in (*fabrics.memory, *fabrics.network):
+        if not (isinstance(cost, float | int) and math.isfinite(cost) and cost > 0):
+            raise ValueError(f"{path}: {cost!r} is not a positive number of seconds")
+    return fabrics
