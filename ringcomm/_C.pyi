@@ -84,14 +84,6 @@ def plan_text(shape: Shape, rank: int, algorithm: str | None = None) -> str:
     """The plan of one rank, one step a line. Raises ValueError where there is none."""
 
 def plan_json(shape: Shape, rank: int, algorithm: str | None = None) -> str: ...
-def verify(
-    sequence: Sequence[Sequence[Shape]], algorithm: str | None = None, in_place: bool = False
-) -> str:
-    """Prove a sequence of operations; return the first violation, or "".
-
-    Each operation is one shape, or one a rank where they differ (all_to_all).
-    """
-
 def algorithms(collective: str) -> list[str]: ...
 def selected(shape: Shape) -> str:
     """The algorithm that the table chooses."""

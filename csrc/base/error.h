@@ -10,6 +10,7 @@
 #include <stdexcept>
 #include <string>
 #include <utility>
+#include <vector>
 
 namespace ringcomm {
 
@@ -61,6 +62,13 @@ std::string str(const Parts&... parts) {
   std::ostringstream out;
   (out << ... << parts);
   return out.str();
+}
+
+// "rank 3", "ranks 1, 2"
+inline std::string list_of(const std::vector<Rank>& ranks) {
+  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
+  for (size_t i = 0; i < ranks.size(); ++i) text += str(i == 0 ? "" : ", ", ranks[i]);
+  return text;
 }
 
 }  // namespace ringcomm

@@ -9,12 +9,6 @@ namespace {
 
 constexpr double kLate = 10;  // seconds after which people are told who is waited for
 
-std::string list_of(const std::vector<Rank>& ranks) {
-  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
-  for (size_t i = 0; i < ranks.size(); ++i) text += str(i == 0 ? "" : ", ", ranks[i]);
-  return text;
-}
-
 // Who failed first matters, not on whose word: "rank 3 failed: ..." is passed on as it is.
 std::string retold(Rank by, const std::string& text) {
   constexpr std::string_view rank = ": rank ", failed = " failed: ";

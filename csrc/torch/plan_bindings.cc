@@ -6,7 +6,6 @@
 #include "comm/ladder.h"
 #include "plan/select.h"
 #include "plan/shape.h"
-#include "plan/verify.h"
 #include "torch/backend.h"
 #include "torch/errors.h"
 
@@ -32,20 +31,6 @@ Algorithm choose(const Shape& shape, const std::optional<std::string>& name) {
 
 Plan planned(const Shape& shape, Rank rank, const std::optional<std::string>& algorithm) {
   return with_value_errors([&] { return make_plan(shape, rank, choose(shape, algorithm)); });
-}
-
-std::string verified(const std::vector<std::vector<Shape>>& sequence,
-                     const std::optional<std::string>& algorithm, bool in_place) {
-  return with_value_errors([&] {
-    std::vector<Program> programs;
-    for (const auto& shapes : sequence) {
-      TORCH_CHECK_VALUE(!shapes.empty(), "an operation needs one shape, or one a rank");
-      const Algorithm choice = choose(shapes[0], algorithm);
-      programs.push_back(shapes.size() == 1 ? program_of(shapes[0], choice, in_place)
-                                            : program_of(shapes, choice, in_place));
-    }
-    return verify(programs);
-  });
 }
 
 std::vector<std::string> names_of_algorithms(const std::string& collective) {
@@ -122,8 +107,6 @@ void bind_plans(py::module_& module) {
         return to_json(planned(shape, rank, algorithm));
       },
       py::arg("shape"), py::arg("rank"), py::arg("algorithm") = py::none());
-  module.def("verify", &verified, py::arg("sequence"), py::arg("algorithm") = py::none(),
-             py::arg("in_place") = false, py::call_guard<py::gil_scoped_release>());
   module.def("algorithms", &names_of_algorithms, py::arg("collective"));
   module.def(
       "selected", [](const Shape& shape) { return to_string(choose(shape, std::nullopt)); },

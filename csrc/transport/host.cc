@@ -58,14 +58,22 @@ Card make_card() {
 
 void refuse_loopback(const Address& told, Rank self, const std::vector<Card>& cards) {
   const Card& mine = cards[static_cast<size_t>(self)];
-  const auto elsewhere = [&](const Card& other) {
-    return other.boot_id != mine.boot_id || other.network != mine.network;
-  };
+  const auto elsewhere = [&](const Card& other) { return !other.shares_host(mine); };
   if (!told.is_loopback() || std::none_of(cards.begin(), cards.end(), elsewhere)) return;
   throw UsageError(str("rank ", self, " listens at ", told.to_text(),
                        " on lo alone, where no other host reaches it: choose another interface "
                        "with RINGCOMM_IFNAME (`ip -br address` lists those of ",
                        mine.host, ")"));
+}
+
+void refuse_own(const std::vector<Address>& theirs, const std::vector<Address>& own, Rank peer) {
+  for (const Address& one : theirs) {
+    if (std::none_of(own.begin(), own.end(), [&](const auto& mine) { return mine.same_host(one); }))
+      return;
+  }
+  throw UsageError(str("rank ", peer, " listens at ", theirs[0].to_text(),
+                       ", an address that this host, which is another one, has as well: choose an "
+                       "interface between them with RINGCOMM_IFNAME"));
 }
 
 bool peer_is_stopped(const Fd& socket) {

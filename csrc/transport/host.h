@@ -20,6 +20,9 @@ struct Card {
   int64_t pid = 0;
   Nonce nonce;
 
+  bool shares_host(const Card& other) const {
+    return boot_id == other.boot_id && network == other.network;
+  }
   std::string to_text() const;
   static Card from_text(const std::string& text, Rank owner);  // throws PeerError
 };
@@ -28,6 +31,8 @@ Card make_card();
 // Loopback is every host's own: whoever is told it elsewhere would look for this rank at home.
 // Throws UsageError when `told`, an address of this rank, is one and a rank is on another host.
 void refuse_loopback(const Address& told, Rank self, const std::vector<Card>& cards);
+// The same for addresses that every host has for itself, as docker0's, where `theirs` has no other.
+void refuse_own(const std::vector<Address>& theirs, const std::vector<Address>& own, Rank peer);
 uint64_t random_word();
 // Is the process at the other end of a Unix socket stopped, by SIGSTOP or a debugger?
 bool peer_is_stopped(const Fd& socket);

@@ -24,12 +24,6 @@ struct Hello {
   Nonce from, to;  // both cards' nonces: proves that the sender read the store
 };
 
-std::string list_of(const std::vector<Rank>& ranks) {
-  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
-  for (size_t i = 0; i < ranks.size(); ++i) text += str(i == 0 ? "" : ", ", ranks[i]);
-  return text;
-}
-
 class Meeting {
  public:
   Meeting(Store& store, const RendezvousOptions& options, const DoorbellMemory& doorbell,
@@ -104,6 +98,8 @@ class Meeting {
     for (Rank rank = 0; rank < options_.size; ++rank) {
       if (is_local(rank)) continue;
       const auto contact = Contact::from_text(texts[static_cast<size_t>(rank)]);
+      const bool elsewhere = !card(rank).shares_host(mine_);  // else RINGCOMM_TRANSPORT=tcp
+      if (elsewhere) refuse_own(contact.addresses, network.contact().addresses, rank);
       add_remote(rank, network.reach(contact));
     }
     const std::string ready = prefix_ + "ready";

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "plan/select.h"
-#include "plan/verify.h"
+#include "verify.h"
 
 namespace ringcomm::cases {
 

@@ -1,4 +1,4 @@
-// Proves the planners with plan/verify.h. Prints "ok NAME (N runs)" for each group; ends with 1 at
+// Proves the planners with verify.h. Prints "ok NAME (N runs)" for each group; ends with 1 at
 // the first violation. Arguments: --long for more of everything, any other: only groups whose name
 // contains it.
 #include <cstdio>

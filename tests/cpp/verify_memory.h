@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "plan/verify.h"
+#include "verify.h"
 
 namespace ringcomm::verify_detail {
 

@@ -1,10 +1,10 @@
-#include "plan/verify.h"
+#include "verify.h"
 
 #include <algorithm>
 #include <random>
 
 #include "plan/select.h"
-#include "plan/verify_memory.h"
+#include "verify_memory.h"
 
 namespace ringcomm {
 namespace verify_detail {

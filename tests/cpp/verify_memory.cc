@@ -1,4 +1,4 @@
-#include "plan/verify_memory.h"
+#include "verify_memory.h"
 
 #include <algorithm>
 
