@@ -69,7 +69,7 @@ def train(
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
-        times.append(time.perf_counter() - began)
+        times.append(round(time.perf_counter() - began, 6))
     return losses, times
 
 
