@@ -125,12 +125,19 @@ KINDS = {
 }
 
 
-def join() -> None:
+def join() -> float:
+    """Join when every rank is there, its imports done; how long that took, in seconds."""
     if BACKEND == "ringcomm":
         import ringcomm  # noqa: F401
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    patience = datetime.timedelta(seconds=600)
+    address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    store = dist.TCPStore(*address, size, rank == 0, patience)  # waits for all of them
     timeout = os.environ.get("TIMEOUT")
     given = {"timeout": datetime.timedelta(seconds=float(timeout))} if timeout else {}
-    dist.init_process_group(BACKEND, **given)
+    began = time.monotonic()
+    dist.init_process_group(BACKEND, store=store, rank=rank, world_size=size, **given)
+    return time.monotonic() - began
 
 
 def shall_stop(seconds: float) -> bool:
@@ -140,10 +147,8 @@ def shall_stop(seconds: float) -> bool:
 
 
 def main() -> None:
-    began = time.monotonic()
-    join()
+    joined = join()
     rank, size = dist.get_rank(), dist.get_world_size()
-    joined = time.monotonic() - began
     if KIND == "mixed":
         for dtype in DTYPES:
             small_numbers(dtype, rank, size)

@@ -25,7 +25,7 @@ def run(
     """What every rank says."""
     command = [sys.executable, str(ROOT / "tests" / "network_rank.py"), kind, str(seconds)]
     answers = []
-    for rank, result in enumerate(hosts.run_ranks(command, ranks_per_host, env, timeout=90)):
+    for rank, result in enumerate(hosts.run_ranks(command, ranks_per_host, env, timeout=400)):
         lines = [line for line in result.output.splitlines() if line.startswith("{")]
         assert lines, f"rank {rank}: {result.output}"
         answers.append(json.loads(lines[-1]))
@@ -45,6 +45,17 @@ def test_every_collective(count: int, local: int) -> None:
         answers = run(hosts, "everything", 2, ranks_per_host=local)
         good(answers, count * local)
         assert answers[0]["operations"] >= 16
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_thirty_two_ranks_on_eight_hosts() -> None:
+    with Hosts(8) as hosts:
+        answers = run(hosts, "everything", 1, ranks_per_host=4)
+        good(answers, 32)
+        joined = max(answer["joined"] for answer in answers)
+        print(f"32 ranks on 8 hosts have joined after {joined:.2f} s")
+        assert joined < 10
 
 
 def test_every_collective_over_ipv6_and_two_flows() -> None:

@@ -88,15 +88,16 @@ bool peer_is_stopped(const Fd& socket) {
 
 std::string Card::to_text() const {
   return str(kCardVersion, ' ', host, ' ', boot_id, ' ', network, ' ', socket, ' ', pid, ' ',
-             nonce.words[0], ' ', nonce.words[1]);
+             nonce.words[0], ' ', nonce.words[1], ' ', tcp ? "tcp" : "any");
 }
 
 Card Card::from_text(const std::string& text, Rank owner) {
   std::istringstream in(text);
-  std::string version;
+  std::string version, transport;
   Card card;
   in >> version >> card.host >> card.boot_id >> card.network >> card.socket >> card.pid >>
-      card.nonce.words[0] >> card.nonce.words[1];
+      card.nonce.words[0] >> card.nonce.words[1] >> transport;
+  card.tcp = transport == "tcp";
   if (!in || version != kCardVersion || card.socket.size() > 100) {
     throw PeerError(owner, str("rank ", owner, " introduces itself as '", text.substr(0, 40),
                                "', which this version of ringcomm does not understand: install "

@@ -18,6 +18,7 @@ struct Card {
   std::string network;  // inode of the network namespace
   std::string socket;   // abstract name, random
   int64_t pid = 0;
+  bool tcp = false;  // RINGCOMM_TRANSPORT=tcp there: as if on a host of its own
   Nonce nonce;
 
   bool shares_host(const Card& other) const {

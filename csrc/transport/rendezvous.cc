@@ -36,6 +36,7 @@ class Meeting {
 
   Neighbourhood run() {
     mine_ = make_card();
+    mine_.tcp = options_.tcp;
     listener_ = listen_unix(mine_.socket, 2 * options_.size + 16);
     try {
       exchange_cards();
@@ -83,9 +84,8 @@ class Meeting {
     std::map<std::string, int> hosts;
     for (Rank rank = 0; rank < options_.size; ++rank) {
       const Card& other = card(rank);
-      const std::string own = options_.tcp ? str(rank) : "";
-      const auto next = static_cast<int>(hosts.size());
-      const auto [host, added] = hosts.emplace(str(other.boot_id, other.network, own), next);
+      const std::string place = str(other.boot_id, other.network, other.tcp ? str(rank) : "");
+      const auto [host, added] = hosts.emplace(place, static_cast<int>(hosts.size()));
       result_.host_of.push_back(host->second);
     }
   }
