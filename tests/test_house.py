@@ -157,6 +157,7 @@ def test_cmake_names_every_source() -> None:
     """Explicit lists, so that a forgotten file is found here and not at link time, or never."""
     listed = re.sub(r"#.*", "", (ROOT / "CMakeLists.txt").read_text()).split()
     words = {word.strip("()") for word in listed}
+    words |= {Path(word).stem for word in words}
     programs = files("tests/cpp", ends=(".cc",))
     forgotten = [short(p) for p in CSRC if p.suffix == ".cc" and p.name not in words]
     forgotten += [short(p) for p in programs if p.stem not in words]
