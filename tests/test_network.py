@@ -61,3 +61,22 @@ def test_thirty_two_ranks_on_eight_hosts() -> None:
 def test_every_collective_over_ipv6_and_two_flows() -> None:
     with Hosts(2, ipv4=False, ipv6=True) as hosts:
         good(run(hosts, "everything", 1, RINGCOMM_FLOWS="2"), 2)
+
+
+SLOW = """
+import torch, torch.distributed as dist
+dist.init_process_group("ringcomm")
+tensor = torch.arange(90_000) * (dist.get_rank() + 1)
+dist.all_reduce(tensor)
+assert torch.equal(tensor, 3 * torch.arange(90_000))
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+def test_a_slow_link_is_no_silence() -> None:
+    """A piece that wakes the reader takes longer than a connection may be silent."""
+    with Hosts(2, rate="200kbit") as hosts:
+        results = hosts.run_ranks([sys.executable, "-c", SLOW], timeout=120)
+    assert [result.returncode for result in results] == [0, 0], results

@@ -151,6 +151,12 @@ bool Network::Peer::handshaking(int flow) const {
 }
 
 void Network::Peer::tick(Clock::time_point now, Clock::duration stalled) {
+  // On a slow network a piece that wakes us may take longer than silence may last.
+  bool arrived = false;
+  for (Link*& link : links) {
+    if (link != nullptr && link->low_water > 1) arrived = network_.read_from(*link) || arrived;
+  }
+  if (arrived) network_.options_.bell.notify();
   session.tick(now, stalled);
   for (const int flow : session.take_closed()) {
     if (Link* closed = links[static_cast<size_t>(flow)]) network_.drop(*closed);
