@@ -254,7 +254,7 @@ def two_networks(form: Form) -> Verdict:
     one, again = (speed(job.calls([spans[name]]), both) for name in ("one", "again"))
     told = f"all exact, {one:.0%} of the speed on one, {again:.0%} when it is back "
     told += f"({shares[0]:.0%} of the bytes went over the second)"
-    return job.verdict(told, one >= 0.45 and again >= 0.95)
+    return job.verdict(told, one >= 0.45 and again >= 0.95 and 0.3 < shares[0] < 0.7)
 
 
 WIRE = [

@@ -156,6 +156,15 @@ def test_a_docker0_on_both_hosts_is_in_nobodys_way(lab: Lab, ports: str) -> None
     assert not any("172.17.0.1" in listened(answer) for answer in without)
 
 
+@pytest.mark.usefixtures("docker0")
+def test_an_address_that_both_hosts_have_is_nobodys(lab: Lab) -> None:
+    for answer in lab.run(RINGCOMM_IFNAME="docker0"):
+        assert "listens at 172.17.0.1:" in answer["error"]
+        assert "an address that this host, which is another one, has as well" in answer["error"]
+        assert "choose an interface between them with RINGCOMM_IFNAME" in answer["error"]
+        assert answer["seconds"] < 5
+
+
 @pytest.mark.parametrize(
     ("wish", "used"),
     [

@@ -80,3 +80,20 @@ def test_a_slow_link_is_no_silence() -> None:
     with Hosts(2, rate="200kbit") as hosts:
         results = hosts.run_ranks([sys.executable, "-c", SLOW], timeout=120)
     assert [result.returncode for result in results] == [0, 0], results
+
+
+LEAVES = """
+import torch, torch.distributed as dist
+dist.init_process_group("ringcomm")
+tensor = torch.full((1 << 20,), float(dist.get_rank() == 0))
+dist.broadcast(tensor, 0)
+assert tensor.sum() == 1 << 20
+print("good")
+"""
+
+
+def test_what_is_on_its_way_arrives_when_a_program_ends() -> None:
+    """The root is through when all is under way; it does not destroy its group."""
+    with Hosts(2, rate="50mbit") as hosts:
+        for result in hosts.run_ranks([sys.executable, "-c", LEAVES]):
+            assert (result.returncode, "good" in result.output) == (0, True), result.output

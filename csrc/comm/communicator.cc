@@ -7,6 +7,7 @@ namespace ringcomm {
 namespace {
 
 constexpr auto kSlice = std::chrono::milliseconds(50);  // between looks at peers and deadlines
+constexpr auto kUnheard = std::chrono::seconds(1);      // then nobody takes the rest
 
 std::string message_of(const std::exception_ptr& error) {
   try {
@@ -303,12 +304,16 @@ void Communicator::shutdown(Clock::duration grace) {
   drain();
 }
 
-// Remote ranks get what is on its way, if they are there to take it.
+// Remote ranks get what is on its way, if they are there to take it: as long as there is progress.
 void Communicator::drain() {
-  const Deadline soon(std::chrono::seconds(1));
-  while (!transport_->drained() && !soon.passed()) {
+  if (forked_) return;
+  Deadline soon(kUnheard);
+  uint64_t left = transport_->undelivered();
+  while (left > 0 && !soon.passed()) {
     std::this_thread::sleep_for(std::chrono::microseconds(200));
     transport_->progress();
+    const uint64_t before = std::exchange(left, transport_->undelivered());
+    if (left < before) soon = Deadline(kUnheard);
   }
 }
 

@@ -105,6 +105,8 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   bool sleep(const std::function<bool()>& awake, Clock::duration most);
   bool busy() { return queued_.load(std::memory_order_seq_cst) > 0 || mailbox_.pending(); }
   void watch();  // the slow path: peers, deadlines
+  // The program ends without a goodbye: remote ranks get what is on its way.
+  void drain();
   // In a forked child: the group is dead here, and the parent's peers must not notice.
   void forked();
 
@@ -127,7 +129,6 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   bool move_messages(Move&& move);
   void complete(const TaskPtr& task, const std::exception_ptr& error);
   void hand_over();
-  void drain();
   void fail_messages();
   class Waiting;
   struct HandOver {  // at the end of a scope that drove

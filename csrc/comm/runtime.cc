@@ -38,6 +38,7 @@ Runtime::Runtime() : config_(Config::from_environment()), cpus_(usable_cpus()) {
   static const int registered =
       ::pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
   if (registered != 0) throw SystemError("pthread_atfork", registered);
+  std::atexit(&Runtime::at_exit);
   const Logger logger(config_.log, "");
   for (const std::string& warning : config_.warnings) logger.warning(warning);
 }
@@ -190,6 +191,15 @@ void Runtime::work() {
     for (const auto& group : active) group->watch();
     watched = Clock::now();
   }
+}
+
+// A program may end without destroying its groups.
+void Runtime::at_exit() {
+  Runtime* const runtime = global().runtime;
+  if (runtime == nullptr) return;
+  const std::unique_lock lock(runtime->mutex_, std::try_to_lock);
+  if (!lock) return;
+  for (Communicator* group : runtime->groups_) group->drain();
 }
 
 void Runtime::before_fork() {

@@ -53,6 +53,7 @@ class Runtime {
   void work();
   void lead(Groups& active, bool fresh);
   void elect();
+  static void at_exit();
   static void before_fork();
   static void after_fork_in_parent();
   static void after_fork_in_child();

@@ -81,7 +81,8 @@ Network::Link& Network::add_link(Fd socket, Peer* peer, int flow) {
 // Connected: the first of several attempts goes on, the others are not needed.
 void Network::greet(Link& link) {
   Peer& peer = *link.peer;
-  if (peer.session.is_up(link.flow) || peer.handshaking(link.flow)) return drop(link);
+  const bool needed = !peer.session.is_up(link.flow) || link.homeward;
+  if (!needed || peer.handshaking(link.flow)) return drop(link);
   link.handshake.emplace(contact_.id, peer.contact.id, link.flow, peer);
   link.out = link.handshake->output();
   watch(link, false);

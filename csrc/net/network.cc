@@ -204,6 +204,7 @@ void Network::drop(Link& link, bool refused) {
       current = nullptr;
       link.socket.reset();  // before the session says what came over it
       peer->session.down(link.flow);
+      peer->connect_again(link.flow);
     }
     if (link.is_ours() && !link.established) peer->attempt_ended(link.flow, refused);
   }

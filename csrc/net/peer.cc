@@ -73,12 +73,13 @@ void Network::Peer::flush() {
   write_all();
 }
 
-bool Network::Peer::drained() {
+uint64_t Network::Peer::undelivered() {
   const std::lock_guard lock(network_.mutex_);
-  if (session.acknowledged() == session.posted()) return true;
+  const uint64_t frames = session.posted() - session.acknowledged();
+  if (frames == 0) return 0;
   session.ask_for_ack();
   write_all();
-  return false;
+  return frames;
 }
 
 std::string Network::Peer::condition() {
@@ -180,8 +181,8 @@ void Network::Peer::tick(Clock::time_point now, Clock::duration stalled) {
   }
   for (int flow = 0; flow < flows(); ++flow) {
     Attempts& attempts = attempts_[static_cast<size_t>(flow)];
-    if (links[static_cast<size_t>(flow)] || attempts.under_way > 0 || now < attempts.next) continue;
-    connect(flow, now);
+    if (attempts.under_way > 0 || now < attempts.next) continue;
+    if (!links[static_cast<size_t>(flow)] || is_away(flow)) connect(flow, now);
   }
   if (up) return;
   if (died_) {
@@ -210,16 +211,30 @@ void Network::Peer::tell_news(Clock::time_point now) {
   }
 }
 
-// To all addresses at once: the first to answer is taken.
+// Flows are spread over the peer's addresses. Is this one up at another than its own?
+bool Network::Peer::is_away(int flow) const {
+  const Link* link = links[static_cast<size_t>(flow)];
+  return flows() > 1 && link != nullptr && link->address >= 0 &&
+         link->address != flow % static_cast<int>(contact.addresses.size());
+}
+
+// To all addresses at once: the first to answer is taken. Where there are several flows, each goes
+// to its own address first, and goes back there when it can.
 void Network::Peer::connect(int flow, Clock::time_point now) {
   Attempts& attempts = attempts_[static_cast<size_t>(flow)];
+  const int count = static_cast<int>(contact.addresses.size());
+  const bool homeward = is_away(flow),
+             only_own = homeward || (flows() > 1 && attempts.tries % 2 == 0);
+  ++attempts.tries;
   attempts.refused = 0;
   attempts.next = now + attempts.pause;
   const bool refused = refused_since_ != Clock::time_point{};  // soon it will be clear
   attempts.pause = std::min<Clock::duration>(2 * attempts.pause, refused ? kNext : kLongestPause);
-  attempts.under_way = static_cast<int>(contact.addresses.size());
+  attempts.asked = attempts.under_way = only_own ? 1 : count;
   const auto& own = network_.contact_.addresses;
-  for (const Address& address : contact.addresses) {
+  for (int i = 0; i < (only_own ? 1 : count); ++i) {
+    const int index = (flow + i) % count;
+    const Address& address = contact.addresses[static_cast<size_t>(index)];
     if (std::find(own.begin(), own.end(), address) != own.end()) {  // docker0's, say: this is us
       attempt_ended(flow, true);
       continue;
@@ -227,7 +242,8 @@ void Network::Peer::connect(int flow, Clock::time_point now) {
     try {
       Fd socket = connect_tcp(address, std::nullopt);
       Link& link = network_.add_link(std::move(socket), this, flow);
-
+      link.address = index;
+      link.homeward = homeward;
       link.connecting = true;
       network_.watch(link, true);
     } catch (const SystemError& error) {
@@ -241,6 +257,7 @@ void Network::Peer::attempt_ended(int flow, bool refused) {
   Attempts& attempts = attempts_[static_cast<size_t>(flow)];
   if (links[static_cast<size_t>(flow)] != nullptr) {
     attempts = {};
+    attempts.next = Clock::now() + kLongestPause;  // the next try to go home
     refused_since_ = {};
     died_ = false;
     return;
@@ -248,8 +265,9 @@ void Network::Peer::attempt_ended(int flow, bool refused) {
   attempts.refused += refused ? 1 : 0;
   if (attempts.under_way > 0) --attempts.under_way;
   if (attempts.under_way > 0) return;
-  const bool by_all = attempts.refused == static_cast<int>(contact.addresses.size());
-  if (!by_all) {
+  const bool all = attempts.asked == static_cast<int>(contact.addresses.size());
+  if (!all && attempts.refused > 0) return;  // ask the others
+  if (attempts.refused < attempts.asked) {
     refused_since_ = {};
   } else if (refused_since_ == Clock::time_point{}) {
     refused_since_ = Clock::now();

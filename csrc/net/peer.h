@@ -13,7 +13,9 @@ struct Network::Link {
   int flow = 0;
 
   bool connecting = false, established = false, watched_for_writing = false;
-  size_t low_water = 1;  // bytes that make the socket readable
+  size_t low_water = 1;   // bytes that make the socket readable
+  int address = -1;       // which of the peer's; -1: it connected to us
+  bool homeward = false;  // replaces one that is up at another address than the flow's own
   std::optional<Handshake> handshake;
   std::vector<std::byte> in, out;  // of the handshake
   Clock::time_point began;
@@ -33,7 +35,7 @@ class Network::Peer final : public Wire, public Party, public Receiver {
   void settle(uint64_t channel) override;
   void flush() override;
   bool reached() override;
-  bool drained() override;
+  uint64_t undelivered() override;
   bool progress() override { return network_.progress(); }
   int descriptor() const override { return network_.epoll_.get(); }
   void begin_driving() override { network_.begin_driving(); }
@@ -54,6 +56,8 @@ class Network::Peer final : public Wire, public Party, public Receiver {
   bool wanted() const;  // somebody has something to say, or to hear
   void tick(Clock::time_point now, Clock::duration stalled);
   void connect(int flow, Clock::time_point now);
+  void connect_again(int flow) { attempts_[static_cast<size_t>(flow)] = {}; }  // at once
+  bool is_away(int flow) const;
   void attempt_ended(int flow, bool refused);
   bool handshaking(int flow) const;
   void write_all();
@@ -65,7 +69,7 @@ class Network::Peer final : public Wire, public Party, public Receiver {
 
  private:
   struct Attempts {  // to connect one flow
-    int under_way = 0, refused = 0;
+    int tries = 0, asked = 0, under_way = 0, refused = 0;
     Clock::time_point next;
     Clock::duration pause{std::chrono::milliseconds(50)};
   };

@@ -26,8 +26,8 @@ class Wire {
   virtual void flush() = 0;
   // Has anything been said or heard?
   virtual bool reached() = 0;
-  // Does the peer have all of it? If not, it is asked to say so soon.
-  virtual bool drained() = 0;
+  // Frames of which the peer has not said that it has them; it is asked to say so soon.
+  virtual uint64_t undelivered() = 0;
   // Moves what can be moved; true when something arrived. A thread that calls this often says so.
   virtual bool progress() = 0;
   virtual int descriptor() const = 0;  // readable: progress() has something to do

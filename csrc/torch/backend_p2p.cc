@@ -8,7 +8,7 @@ namespace {
 constexpr uint32_t kBarrierTag = 1u << 31;  // users' tags are ints, and not negative
 constexpr auto kForever = std::chrono::hours(24 * 36525);
 
-std::string list_of(const std::vector<Rank>& ranks) {
+std::string numbers_of(const std::vector<Rank>& ranks) {
   std::string text;
   for (const Rank rank : ranks) text += str(text.empty() ? "" : ", ", rank);
   return text;
@@ -84,7 +84,7 @@ void Backend::lead_barrier(std::chrono::milliseconds timeout, bool every_rank) {
     if (!every_rank) break;
   }
   if (!missing.empty()) {
-    const std::string text = str("[Rank 0]: ", every_rank ? "Ranks " : "Rank ", list_of(missing),
+    const std::string text = str("[Rank 0]: ", every_rank ? "Ranks " : "Rank ", numbers_of(missing),
                                  " failed to pass monitoredBarrier in ", timeout.count(), " ms");
     group().abort(text);
     C10_THROW_ERROR(DistBackendError, text);

@@ -52,7 +52,7 @@ class BasicShmTransport final : public Transport {
   void need(Rank rank) override {
     if (rank >= 0 && is_remote(rank)) peer(rank).remote->wire().need();
   }
-  bool drained() override;
+  uint64_t undelivered() override;
   void signal(Rank to, int lane, int half, uint64_t stamp) override {
     if (RemotePeer* remote = peer(to).remote.get()) return remote->signal(lane, half, stamp);
     Line& line = peer(to).segment.line(rank(), lane, half);

@@ -64,7 +64,7 @@ class Transport {
   virtual void end_driving(bool rest) = 0;
   virtual int descriptor_to_poll() const = 0;  // readable: progress() has something to do
   virtual void need(Rank peer) = 0;            // somebody waits for it
-  virtual bool drained() = 0;                  // remote ranks have all that was for them
+  virtual uint64_t undelivered() = 0;          // frames that remote ranks may not have yet
 
   // A bounded byte stream to and from each peer, for send/recv; safe beside a running operation,
   // one thread at a time. write and read return how many bytes they took; 0: full, or empty.

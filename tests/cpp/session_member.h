@@ -62,7 +62,7 @@ class Spendthrift final : public Transport {
   void begin_driving() override {}
   void end_driving(bool) override {}
   void need(Rank) override {}
-  bool drained() override { return real_->drained(); }
+  uint64_t undelivered() override { return real_->undelivered(); }
   void leave() override { real_->leave(); }
   void forget() override {}
   const char* name() const override { return "a simulated network"; }

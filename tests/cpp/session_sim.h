@@ -81,7 +81,7 @@ class End final : public Wire {
   void close(uint64_t channel) override { channels.remove(channel); }
   void flush() override {}
   bool reached() override { return true; }
-  bool drained() override { return session.acknowledged() == session.posted(); }
+  uint64_t undelivered() override { return session.posted() - session.acknowledged(); }
   bool progress() override { return false; }
   int descriptor() const override { return -1; }
   void begin_driving() override {}
