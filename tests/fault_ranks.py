@@ -54,7 +54,7 @@ def orphaned(form: Form) -> Verdict:
 def succeeded(form: Form) -> Verdict:
     """Another job of that host has taken the port of the killed rank by the time it is missed."""
     chance, tally = random.Random(form.seed), Tally()
-    env = {"RINGCOMM_PORTS": "41999"}
+    env = {"RINGCOMM_PORTS": "21999"}
     for _ in range(20 if form.long else 2):
         job = started(form, "train", [0, 1], **env)
         time.sleep(chance.uniform(0, 0.3))

@@ -17,9 +17,9 @@ from crew import FOLDER, Crew, Job, crew
 from fault_table import Fault, Form, Verdict
 from fault_tally import HANGS, Tally, started, stopped, undisturbed
 
-FIXED = 41_000, 41_063  # ports
+FIXED = 21_000, 21_063  # ports, none that the kernel chooses
 # Of speed, by strangers; the short form has few windows to tell it from chance.
-LOSS = {True: 0.05, False: 0.2}
+LOSS = {True: 0.05, False: 0.5}
 
 # ---- what killed jobs leave behind
 

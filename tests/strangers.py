@@ -25,8 +25,10 @@ def record(pipe: Connection, ports: tuple[int, int]) -> dict[str, Any]:
     with socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM, socket.htons(ETH_P_ALL)) as wire:
         wire.bind(("eth0", ETH_P_ALL))
         pipe.send(("running", None))
-        while not pipe.poll():
+        while True:
             if not select.select([wire], [], [], 0.2)[0]:
+                if pipe.poll():  # asked to stop, and all that has passed was looked at
+                    break
                 continue
             packet = wire.recv(65_536)
             if packet[0] >> 4 != 4 or packet[9] != socket.IPPROTO_TCP:
