@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import time
+from array import array
 from collections.abc import Callable
 from datetime import timedelta
 from multiprocessing.connection import Client
@@ -22,6 +23,7 @@ from fault_trouble import TROUBLE
 
 import ringcomm  # noqa: F401
 
+MOST_STEPS = 200_000  # whose times are remembered
 LIFETIME = 1200  # seconds after which a rank ends, whatever has happened
 
 
@@ -74,7 +76,8 @@ def train(place: Place, kind: str = "mixed", late: float = 0.0, parent: int = -1
         place.tell("child", fork_sleeper(place))
     place.tell("running", time.monotonic())
     counts = torch.Generator().manual_seed(7)
-    stop, number, longest, steps = torch.zeros(1), 0, 0.0, []
+    stop, number, longest = torch.zeros(1), 0, 0.0
+    steps = array("d", [0.0]) * MOST_STEPS  # this process shall not grow by itself
     block = torch.ones(1 << 18)
 
     def step() -> None:
@@ -83,7 +86,7 @@ def train(place: Place, kind: str = "mixed", late: float = 0.0, parent: int = -1
         else:
             dist.all_reduce(block)
             block.fill_(1.0)
-            steps.append(time.monotonic())
+            steps[number % MOST_STEPS] = time.monotonic()
 
     def work() -> None:
         nonlocal number, longest
@@ -99,7 +102,13 @@ def train(place: Place, kind: str = "mixed", late: float = 0.0, parent: int = -1
                 dist.all_reduce(stop)
 
     end = end_of(work)
-    return {**end, "operations": number, "longest": longest, "steps": steps, **used()}
+    return {
+        **end,
+        "operations": number,
+        "longest": longest,
+        "steps": [at for at in steps if at],
+        **used(),
+    }
 
 
 def fork_sleeper(place: Place) -> int:
