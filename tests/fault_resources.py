@@ -256,7 +256,7 @@ RESOURCES = [
     Fault(
         "strangers",
         "10,000 connections that are no rank's: silent, slow, random, forged, replayed, half-open",
-        "64 of them kept (128 for a moment), 1 MB more, 5 % slower (only the long form can tell)",
+        "64 kept (128 for a moment), 1 MB more, 5 % slower (the long form alone can tell)",
         bothered,
     ),
     Fault(
