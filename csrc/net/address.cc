@@ -103,7 +103,7 @@ std::optional<Address> Address::from_number(const std::string& text) {
   if (::inet_pton(AF_INET6, number.c_str(), &v6.sin6_addr) != 1) return std::nullopt;
   if (percent != text.npos) {
     v6.sin6_scope_id = ::if_nametoindex(text.substr(percent + 1).c_str());
-    if (v6.sin6_scope_id == 0) return std::nullopt;
+    if (v6.sin6_scope_id == 0 || !IN6_IS_ADDR_LINKLOCAL(&v6.sin6_addr)) return std::nullopt;
   }
   return Address(v6);
 }

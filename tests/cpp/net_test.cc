@@ -73,7 +73,8 @@ void texts() {
         "256.0.0.1:4", " 10.0.0.1:4", "10.0.0.1:0x4", "[]:4", "10.0.0.1:4:5"}) {
     refused([&] { Address::from_text(text); }, "'" + text + "' is not an address with a port");
   }
-  for (const std::string text : {"10", "10.1", "", "eth0", "10.0.0.1:4", "fe80::1%nowhere"}) {
+  for (const std::string text :
+       {"10", "10.1", "", "eth0", "10.0.0.1:4", "fe80::1%nowhere", "fd00::1%lo"}) {
     require(!Address::from_number(text), text, " is taken for an address");
   }
 }
