@@ -49,6 +49,7 @@ class Outside final : public Wire {
   bool reached() override { return true; }
   uint64_t undelivered() override { return 0; }
   bool progress() override { return false; }
+  int descriptor() const override { return -1; }
   void begin_driving() override {}
   void end_driving(bool) override {}
   void need() override {}
