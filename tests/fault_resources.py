@@ -111,10 +111,9 @@ def bothered(form: Form) -> Verdict:
         f"{kib} KiB more" if kib > 1024 else None,
         f"{100 * loss:.1f} % slower" if loss > LOSS[form.long] else None,
     )
-    said_so = f"{rounds * each} of them, {more} descriptors and {kib} KiB more at most"
-    return tally.verdict(
-        f"jobs went on, exact; {said_so}, {100 * loss:.1f} % slower (at most {100 * LOSS[form.long]:.0f} % asked)"
-    )
+    told_of = f"{rounds * each} of them, {more} descriptors and {kib} KiB more at most"
+    speed = f"{100 * loss:.1f} % slower (at most {100 * LOSS[form.long]:.0f} % asked)"
+    return tally.verdict(f"jobs went on, exact; {told_of}, {speed}")
 
 
 def whom_to_bother(form: Form, lab: Crew, job: Job, recorder: Job) -> tuple[tuple[str, int], bytes]:
@@ -256,7 +255,7 @@ RESOURCES = [
     Fault(
         "strangers",
         "10,000 connections that are no rank's: silent, slow, random, forged, replayed, half-open",
-        "64 of them kept (128 for a moment), 1 MB more, 5 % slower (only the long form can tell)",
+        "64 kept (128 for a moment), 1 MB more, 5 % slower (the long form alone can tell)",
         bothered,
     ),
     Fault(
