@@ -111,10 +111,9 @@ def bothered(form: Form) -> Verdict:
         f"{kib} KiB more" if kib > 1024 else None,
         f"{100 * loss:.1f} % slower" if loss > LOSS[form.long] else None,
     )
-    said_so = f"{rounds * each} of them, {more} descriptors and {kib} KiB more at most"
-    return tally.verdict(
-        f"jobs went on, exact; {said_so}, {100 * loss:.1f} % slower (at most {100 * LOSS[form.long]:.0f} % asked)"
-    )
+    told_of = f"{rounds * each} of them, {more} descriptors and {kib} KiB more at most"
+    speed = f"{100 * loss:.1f} % slower (at most {100 * LOSS[form.long]:.0f} % asked)"
+    return tally.verdict(f"jobs went on, exact; {told_of}, {speed}")
 
 
 def whom_to_bother(form: Form, lab: Crew, job: Job, recorder: Job) -> tuple[tuple[str, int], bytes]:
