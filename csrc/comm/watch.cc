@@ -47,8 +47,11 @@ std::string Communicator::where_is(Rank peer, uint64_t sequence) {
 }
 
 std::string Communicator::loss_of(Rank peer, uint64_t sequence) {
-  return str(": Connection closed by rank ", peer, ": ", transport_->loss(peer), " (",
-             progress_of(peer, sequence), "); look at that rank's own output, then restart");
+  const std::string why = transport_->loss(peer);
+  // Of a peer that is out of reach, the transport says what to look at.
+  const bool died = why.starts_with("its process died");
+  return str(": Connection closed by rank ", peer, ": ", why, " (", progress_of(peer, sequence),
+             died ? "); look at that rank's own output, then restart" : ")");
 }
 
 // Throws when the operation in progress cannot end well.

@@ -30,8 +30,8 @@ void Network::accept_from(const Fd& listener) {
       listen(false);
       break;
     }
+    drop_strangers(Clock::now());
   }
-  drop_strangers(Clock::now());
 }
 
 // Out of descriptors, listeners are left alone for a while.
@@ -107,11 +107,16 @@ bool Network::advance_handshake(Link& link) {
       link.out.insert(link.out.end(), reply.begin(), reply.end());
     }
   } catch (const FlowError& error) {
-    if (dynamic_cast<const StrangerError*>(&error) != nullptr) link.peer->trouble = error.what();
+    // Of somebody who connects to us, the failure may be a stranger's.
+    const bool ours = link.is_ours();
+    if (ours && dynamic_cast<const StrangerError*>(&error) != nullptr) {
+      link.peer->trouble = error.what();
+    }
     link.out = link.handshake->output();
     const uint64_t number = link.number;
     if (!link.out.empty()) write_to(link);
-    if (links_.contains(number)) drop(link, dynamic_cast<const GoneError*>(&error) != nullptr);
+    if (links_.contains(number))
+      drop(link, ours && dynamic_cast<const GoneError*>(&error) != nullptr);
     return false;
   }
   if (link.handshake->done()) established(link);
