@@ -193,7 +193,7 @@ class World {
   void take_words(Frame frame) {
     const auto bytes = input_.take_bytes(input_.one_of({88, 1112, 1113, 0}) % 2000);
     std::vector<std::byte> payload(bytes.size());
-    std::memcpy(payload.data(), bytes.data(), bytes.size());
+    std::ranges::copy(std::as_bytes(bytes), payload.data());
     frame.bytes = static_cast<uint32_t>(bytes.size());
     const PeerState before = transport_->state(kPeer);
     remote_->deliver(frame, payload);

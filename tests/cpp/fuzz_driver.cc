@@ -15,7 +15,12 @@
 #include <fstream>
 #include <iterator>
 
-extern "C" void __sanitizer_set_death_callback(void (*callback)()) __attribute__((weak));
+extern "C" {
+void __sanitizer_set_death_callback(void (*callback)()) __attribute__((weak));
+// The undefined sanitizer of GCC has a callback of its own: a signal tells of it.
+const char* __ubsan_default_options();
+const char* __ubsan_default_options() { return "abort_on_error=1:print_stacktrace=1"; }
+}
 
 namespace ringcomm::testing {
 namespace {
@@ -122,8 +127,9 @@ void died(int signal) {
 }
 
 void watch_for_death() {
+  std::signal(SIGABRT, &died);
   if (__sanitizer_set_death_callback != nullptr) return __sanitizer_set_death_callback(&name_it);
-  for (const int signal : {SIGSEGV, SIGBUS, SIGABRT, SIGFPE, SIGILL}) std::signal(signal, &died);
+  for (const int signal : {SIGSEGV, SIGBUS, SIGFPE, SIGILL}) std::signal(signal, &died);
 }
 
 void run(const std::string& name, const Bytes& input) {

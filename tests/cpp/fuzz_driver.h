@@ -39,7 +39,7 @@ class Input {
     static_assert(std::is_trivially_copyable_v<T>);
     T value{};
     const auto bytes = take_bytes(sizeof value);
-    std::memcpy(static_cast<void*>(&value), bytes.data(), bytes.size());
+    std::ranges::copy(bytes, reinterpret_cast<uint8_t*>(&value));
     return value;
   }
   uint64_t below(uint64_t bound) { return bound > 256 ? take<uint32_t>() % bound : take() % bound; }

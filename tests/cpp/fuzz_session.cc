@@ -148,7 +148,7 @@ class World : public Pair {
     if (verdict == Verdict::kRefused)
       require(!refused.empty(), "nonsense is taken: ", describe(frame));
     if (verdict == Verdict::kHarmless) require(refused.empty(), refused, ": ", describe(frame));
-    if (how < 240 || !refused.empty() || payload.size() > 128) return;
+    if (how < 252 || !refused.empty() || payload.size() > 128) return;
     // Who asks again and again, and reads no answer, is not heard for ever.
     for (int copy = 0; copy < 1 << 14 && self.session.is_up(flow); ++copy) take(side, flow, bytes);
     check_waiting(self, flow);
