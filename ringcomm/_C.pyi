@@ -1,4 +1,3 @@
-from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
