@@ -213,7 +213,8 @@ void Network::drop(Link& link, bool refused) {
 }
 
 bool Network::read_from(Link& link) {
-  Session& session = link.peer->session;
+  Peer& peer = *link.peer;
+  Session& session = peer.session;
   bool arrived = false;
   try {
     for (size_t total = 0; total < kQuantum;) {
@@ -231,12 +232,10 @@ bool Network::read_from(Link& link) {
       total += bytes;
       if (bytes < landing.size() + staging_.size()) break;
     }
+    wait_for_more(link);
   } catch (const FlowError&) {
     drop(link);
-    return arrived;
   }
-  wait_for_more(link);
-  Peer& peer = *link.peer;
   for (const int flow : session.take_closed()) {
     if (Link* closed = peer.links[static_cast<size_t>(flow)]) drop(*closed);
   }
