@@ -257,6 +257,31 @@ def two_networks(form: Form) -> Verdict:
     return job.verdict(told, one >= 0.45 and again >= 0.95 and 0.3 < shares[0] < 0.7)
 
 
+def slow_flow(form: Form) -> Verdict:
+    """Two flows, two interfaces; one carries a tenth of what the other does, then nothing."""
+    seconds = 30 if form.long else 10
+    spans: dict[str, Span] = {}
+
+    with Hosts(2, rate="200mbit") as hosts:
+        second_network(hosts, "20mbit")
+        job = Job(hosts, "mixed", form, RINGCOMM_FLOWS="2")
+
+        def faults() -> None:
+            for name in ("both", "one"):
+                begin = time.monotonic()
+                job.rest(seconds)
+                spans[name] = begin, time.monotonic()
+                for namespace in hosts.namespaces:
+                    tool("ip", "-n", namespace, "link", "set", "eth1", "down")
+                job.rest(3)
+
+        job.run(faults, limit=2 * seconds + 60)
+    if not job.clean:
+        return job.verdict()
+    share = speed(job.calls([spans["both"]]), job.calls([spans["one"]]))
+    return job.verdict(f"all exact, {share:.0%} of the speed without the slow one", share >= 0.9)
+
+
 WIRE = [
     Fault(
         "bytes",
@@ -280,6 +305,14 @@ WIRE = [
         "one of two network cards without cable",
         "exact, ≥ 45 % of the speed, then ≥ 95 %",
         two_networks,
+        short=False,
+    ),
+    Fault(
+        "uneven",
+        "one of two flows is ten times as slow",
+        "exact, ≥ 90 % of the speed of the fast one alone",
+        slow_flow,
+        elsewhere=False,
         short=False,
     ),
 ]

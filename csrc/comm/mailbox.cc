@@ -41,7 +41,8 @@ void Mailbox::post_send(const MessagePtr& message) {
   Outgoing out{{Kind::kEager, message->tag, static_cast<uint32_t>(message->dtype),
                 static_cast<uint32_t>(bytes), to.next_id++, bytes},
                message->data.data,
-               message, {}};
+               message,
+               {}};
   if (bytes > kEagerBytes) {
     out.frame.kind = Kind::kAnnounce;
     out.frame.body = 0;

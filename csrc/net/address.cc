@@ -357,4 +357,11 @@ void set_low_water(const Fd& socket, size_t bytes) {
   }
 }
 
+void set_most_unsent(const Fd& socket, size_t bytes) {
+  const int value = static_cast<int>(bytes);
+  if (::setsockopt(socket.get(), IPPROTO_TCP, TCP_NOTSENT_LOWAT, &value, sizeof value) != 0) {
+    throw SystemError("setsockopt(TCP_NOTSENT_LOWAT)");
+  }
+}
+
 }  // namespace ringcomm

@@ -157,6 +157,8 @@ void Network::established(Link& link) {
   if (!peer.session.up(link.flow, handshake.generation(), handshake.theirs(), Clock::now())) {
     return drop(link);
   }
+  // What the kernel has taken, another flow cannot carry any more.
+  if (peer.flows() > 1) set_most_unsent(link.socket, kFramePayload / 2);
   link.established = true;
   link.handshake.reset();
   peer.links[static_cast<size_t>(link.flow)] = &link;
