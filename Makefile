@@ -8,6 +8,8 @@ RANKS ?= 2
 ARGS ?=
 # The ranks of a test share a few cores: threads of their own would only be in one another's way.
 export OMP_NUM_THREADS ?= 1
+# Most tests wait most of the time. The long forms, which look at speed, run alone.
+WORKERS = $(if $(filter fast,$(RINGCOMM_TEST_LEVEL)),-n 2 --dist loadfile)
 
 user := scripts/env.sh user
 dev := scripts/env.sh dev
@@ -24,7 +26,7 @@ build:
 test: export RINGCOMM_TEST_LEVEL ?= fast
 test:
 	@$(dev) scripts/build.sh tests
-	@$(dev) python -m pytest $(ARGS)
+	@$(dev) python -m pytest $(WORKERS) $(ARGS)
 
 test-all:
 	@$(MAKE) --no-print-directory test RINGCOMM_TEST_LEVEL=all

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 from fault_table import Form, Verdict
+from ports import free_port
 
 RANK = Path(__file__).parent / "sweep_rank.py"
 HELLO, CHALLENGE, PROOF = 88, 72, 168  # bytes of the handshake's messages (csrc/net/handshake.cc)
@@ -25,7 +25,7 @@ def every_byte(form: Form) -> Verdict:
         ways += [(offset, None), (GOOD, None)]
     for offset in range(0, CHALLENGE + PROOF + FRAMES, step):
         ways += [(None, offset), (None, GOOD)]
-    ports = free_ports(3)
+    ports = [free_port() for _ in range(3)]
     command = [sys.executable, str(RANK)]
     env = {
         **os.environ,
@@ -56,11 +56,3 @@ def every_byte(form: Form) -> Verdict:
     told = json.loads(outputs[0].splitlines()[-1])
     resets = f"{len(ways) // 2} places, {told['operations']} operations, all exact"
     return Verdict(told["connections"] >= len(ways), resets)
-
-
-def free_ports(count: int) -> list[int]:
-    listeners = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [listener.getsockname()[1] for listener in listeners]
-    for listener in listeners:
-        listener.close()
-    return ports

@@ -10,6 +10,7 @@ from conftest import ROOT, Run
 DEMO = ROOT / "examples" / "train_digits.py"
 
 
+@pytest.mark.slow  # `make demo` runs it as well
 def test_it_learns_and_ends_with_the_bits_of_gloo(torchrun: Run, tmp_path: Path) -> None:
     saved = {}
     for backend in ("ringcomm", "gloo"):

@@ -11,7 +11,6 @@ import importlib.util
 import os
 import re
 import runpy
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -21,6 +20,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 from conftest import ROOT, Run
+from ports import free_port
 from workers import HOST, Rank, ranks
 
 EXAMPLES = ROOT / "examples"
@@ -138,9 +138,7 @@ def play_on_ranks(
     folder: Path, size: int, name: str, arguments: list[str], broken: str | None = None
 ) -> tuple[list[int], list[str]]:
     """Run a script on new ranks; return their exit codes, and the lines that they printed."""
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     with ranks(size, backend=None) as some:
         codes = some(play, EXAMPLES / f"{name}.py", arguments, broken, (port, folder))
     printed = [(folder / f"{index}.out").read_text() for index in range(size)]
@@ -194,9 +192,7 @@ def test_torchrun(torchrun: Run) -> None:
 
 def test_the_older_launcher(run: Run, tmp_path: Path) -> None:
     """It has no --standalone and takes 29500 where nothing is said: a free port instead."""
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     launcher = [sys.executable, "-m", "torch.distributed.launch", "--nproc-per-node", "2"]
     launcher += ["--master-addr", HOST, "--master-port", str(port)]
     result = run(*launcher, EXAMPLES / "launch.py", cwd=tmp_path, OMP_NUM_THREADS="1")

@@ -6,7 +6,6 @@ import contextlib
 import multiprocessing
 import os
 import signal
-import socket
 import time
 from collections.abc import Iterator
 from datetime import timedelta
@@ -18,6 +17,7 @@ import torch
 import torch.distributed as dist
 from conftest import OVER_TCP, Run
 from outcomes import DESTROYED, SOON, Outcome, after, check, in_child, outcome_of, rank_of
+from ports import free_port
 from torch.utils.data import DataLoader
 from workers import HOST, Rank, Ranks, join, ranks
 
@@ -188,13 +188,6 @@ def lose_store(rank: Rank, port: int) -> Outcome:
         return {**outcome, "pair": tensor[0].item()}
 
     return in_child(body)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def test_the_death_of_the_rank_that_serves_the_store(three: Ranks) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from ports import free_port
 from torch.distributed import distributed_c10d as c10d
 from workers import HOST, Rank, Ranks, error_of, join, ranks
 
@@ -96,11 +96,6 @@ def meet_by_url(rank: Rank, backend: str, url: str) -> None:
         backend, url, timedelta(seconds=20), world_size=rank.size, rank=rank.index
     )
     work(rank)
-
-
-def free_port() -> int:
-    with socket.create_server((HOST, 0)) as server:
-        return int(server.getsockname()[1])
 
 
 @pytest.mark.parametrize("kind", STORES)

@@ -306,5 +306,6 @@ def test_functional_compiled(two: Pair, cache: Path, backend: str) -> None:
     two.check(compiled, backend, cache, seconds=180)
 
 
+@pytest.mark.slow
 def test_ddp_compiled(two: Pair, cache: Path) -> None:
     two.check(compiled_ddp, cache, seconds=100)
