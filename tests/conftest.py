@@ -20,12 +20,16 @@ COMMANDS = {"all": "make test-all", "soak": "make soak"}
 # The tests of one host run over TCP as well: tests/test_tcp.py.
 OVER_TCP = os.environ.get("RINGCOMM_TRANSPORT") == "tcp"
 NEEDS = {"slow": "all", "soak": "soak"}
+# They come first, so that no worker is left with one at the end.
+LONGEST = ["cpp", "fault_table", "torch_suite", "benchmarks", "examples", "stack_compile"]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     level = os.environ.get("RINGCOMM_TEST_LEVEL") or "fast"
     if level not in LEVELS:
         raise pytest.UsageError(f"RINGCOMM_TEST_LEVEL={level} is none of {', '.join(LEVELS)}")
+    longest = [f"test_{name}.py" for name in LONGEST]
+    items.sort(key=lambda item: item.path.name not in longest)
     for item in items:
         for marker, needed in NEEDS.items():
             if item.get_closest_marker(marker) and LEVELS.index(level) < LEVELS.index(needed):

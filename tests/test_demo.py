@@ -29,6 +29,7 @@ def test_it_learns_and_ends_with_the_bits_of_gloo(torchrun: Run, tmp_path: Path)
         assert torch.equal(*bits), f"{name} differs in {(bits[0] != bits[1]).sum()} elements"
 
 
+@pytest.mark.slow
 def test_too_little_training_is_a_failure(torchrun: Run) -> None:
     result = torchrun(2, DEMO, "--epochs", "0")
     assert result.returncode == 1

@@ -301,7 +301,8 @@ def test_functional(two: Pair, name: str) -> None:
     two.check(descend, name)
 
 
-@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_functional_compiled(two: Pair, cache: Path, backend: str) -> None:
     two.check(compiled, backend, cache, seconds=180)
 

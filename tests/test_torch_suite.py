@@ -60,7 +60,8 @@ def test_as_gloo(suite: Suite, ranks: int, debug: str) -> None:
     check(ran, GLOO[ranks] - SLACK)
 
 
-@pytest.mark.parametrize("ranks", [3, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [3, 4])
 def test_as_mpi(suite: Suite, ranks: int) -> None:
     """Only under this name are all_to_all on CPUs, and groups within less than 8 ranks, tested."""
     match = "all_to_all|(?<!full)_group"
