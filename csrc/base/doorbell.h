@@ -91,7 +91,9 @@ class Patience {
   void reset() {
     if (policy_.adapts && polls_ > policy_.free_polls) adapt();
     polls_ = 0;
-    if (yielded_ > 0) note_success();
+    if (yielded_ > 0 && !in_vain_) note_success();
+    yielded_ = 0;
+    in_vain_ = false;
   }
 
  private:
