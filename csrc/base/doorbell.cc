@@ -61,7 +61,8 @@ bool Patience::spin_or_yield() {
   }
   lost(now - last_);
   last_ = now;
-  if (now < loaded_until_) return false;  // spinning was interrupted: the core is wanted
+  in_vain_ = now < loaded_until_;  // spinning was interrupted: the core is wanted
+  if (in_vain_) return false;
   const bool crowded = now < crowded_until_;
   if (!crowded && now - started_ < spin_) {
     for (int i = 0; i < 8; ++i) pause_cpu();

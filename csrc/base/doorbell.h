@@ -19,7 +19,8 @@ namespace ringcomm {
 struct DoorbellPage {
   alignas(64) std::atomic<uint32_t> rings;     // partner: Doorbell::sleep compares it
   alignas(64) std::atomic<uint32_t> sleepers;  // partner: Doorbell::notify reads it
-  std::atomic<uint32_t> watched;               // a thread of the owner is in sleep_with()
+  // A thread of the owner is in sleep_with(). Partner: ring() reads it; `sleepers` orders the two.
+  std::atomic<uint32_t> watched;
 };
 
 // A view of a page; copyable. Any thread may call anything.

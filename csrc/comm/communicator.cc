@@ -307,9 +307,10 @@ void Communicator::shutdown(Clock::duration grace) {
 // Remote ranks get what is on its way, if they are there to take it: as long as there is progress.
 void Communicator::drain() {
   if (forked_) return;
+  const Deadline at_last(Runtime::get().config().resume);  // however slow the network is
   Deadline soon(kUnheard);
   uint64_t left = transport_->undelivered();
-  while (left > 0 && !soon.passed()) {
+  while (left > 0 && !soon.passed() && !at_last.passed()) {
     std::this_thread::sleep_for(std::chrono::microseconds(200));
     transport_->progress();
     const uint64_t before = std::exchange(left, transport_->undelivered());

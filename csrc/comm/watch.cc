@@ -194,11 +194,15 @@ void Communicator::watch_messages() {
   fail_messages();
 }
 
-// A peer that is gone sends nothing more; what it has sent still counts.
+// A peer that is gone sends nothing more. What it has sent still counts, also to a collective that
+// it has finished and this rank has not: that one ends well, and then the message fails.
 void Communicator::check_source(const Message& message) {
   const auto gone = [&](Rank peer) {
     const bool left = transport_->connection_lost(peer) || transport_->state(peer).left;
-    return left && transport_->stream_available(peer) == 0;
+    if (!left || transport_->stream_available(peer) > 0) return false;
+    const PeerState ours = transport_->state(rank());
+    const bool idle = queued_.load() == 0 && ours.finished == ours.called;
+    return idle || transport_->state(peer).finished <= ours.finished;
   };
   if (message.peer != Message::kAnySource) {
     transport_->need(message.peer);

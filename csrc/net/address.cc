@@ -351,17 +351,11 @@ int pending_error(const Fd& socket) {
 }
 
 void set_low_water(const Fd& socket, size_t bytes) {
-  const int value = static_cast<int>(bytes);
-  if (::setsockopt(socket.get(), SOL_SOCKET, SO_RCVLOWAT, &value, sizeof value) != 0) {
-    throw SystemError("setsockopt(SO_RCVLOWAT)");
-  }
+  set_option(socket, SOL_SOCKET, SO_RCVLOWAT, static_cast<int>(bytes));
 }
 
 void set_most_unsent(const Fd& socket, size_t bytes) {
-  const int value = static_cast<int>(bytes);
-  if (::setsockopt(socket.get(), IPPROTO_TCP, TCP_NOTSENT_LOWAT, &value, sizeof value) != 0) {
-    throw SystemError("setsockopt(TCP_NOTSENT_LOWAT)");
-  }
+  set_option(socket, IPPROTO_TCP, TCP_NOTSENT_LOWAT, static_cast<int>(bytes));
 }
 
 }  // namespace ringcomm

@@ -161,6 +161,8 @@ void Handshake::take(const std::byte* data) {
     case State::kChallenge: {
       Challenge challenge;
       std::memcpy(&challenge, data, sizeof challenge);
+      // A Hello ends with its nonce.
+      static_assert(offsetof(Hello, nonce) + sizeof challenge.nonce == sizeof(Hello));
       const std::string nonce = bytes_of(challenge.nonce.data(), challenge.nonce.size());
       if (challenge.generation == kNobody && said_.ends_with(nonce)) throw GoneError();
       generation_ = challenge.generation;

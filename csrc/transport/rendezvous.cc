@@ -165,11 +165,11 @@ class Meeting {
     store_.set(key(options_.rank), mine);
     if (options_.rank != 0) {
       if (appears(list, 0)) return lines_of(store_.get(list));
-      throw late(without(key), if_late);
+      throw late(without(key, 0), if_late);  // or it has not written the list
     }
     std::string text;
     for (Rank rank = 0; rank < options_.size; ++rank) {
-      if (!appears(key(rank), rank)) throw late(without(key), if_late);
+      if (!appears(key(rank), rank)) throw late(without(key, rank), if_late);
       text += store_.get(key(rank)) + '\n';
     }
     store_.set(list, text + options_.word);
@@ -183,18 +183,18 @@ class Meeting {
     return lines;
   }
 
+  // The ranks that have not written theirs; `else_` if all have by now.
   template <typename Key>
-  std::vector<Rank> without(const Key& key) {
+  std::vector<Rank> without(const Key& key, Rank else_) {
     std::vector<Rank> missing;
     for (Rank rank = 0; rank < options_.size; ++rank) {
       if (!store_.has(key(rank))) missing.push_back(rank);
     }
-    return missing.empty() ? std::vector<Rank>{0} : missing;  // it has not written the list
+    return missing.empty() ? std::vector{else_} : missing;
   }
 
-  // Does the store get this key in time? A wait of the store's own could not be interrupted, and
-  // torch's stores write warnings when one is in vain.
-  // Throws when `by`, which would make it, has given up.
+  // Does the store get this key in time? Throws when `by`, which would make it, has given up. A
+  // wait of the store's own could not be interrupted, and torch's stores warn when one is in vain.
   bool appears(const std::string& key, Rank by) {
     Clock::duration pause = kFirstPause;
     Deadline look(kProbeEvery);

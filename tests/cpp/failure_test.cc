@@ -1,5 +1,6 @@
 // What goes wrong ends in an exception that names ranks and operation, on every rank, in time.
 #include <csignal>
+#include <future>
 
 #include "comm/communicator.h"
 #include "processes.h"
@@ -159,6 +160,37 @@ void early_leaver() {
   }));
 }
 
+// A rank finishes a collective and leaves. Who has yet to see its own end of it gets the result,
+// and only then does a recv fail that nobody will answer.
+void leaver_behind_a_result() {
+  SharedStore store;
+  require_all_zero(run_processes(2, [&](Rank rank) {
+    const auto group = join(store, rank, 2, Millis(20'000));
+    Buffer buffer(10), wanted(10);
+    if (rank == 1) {
+      group->run(buffer.operation(Collective::kAllReduce));
+      group->transport().finish(2);
+      return group->shutdown();
+    }
+    std::promise<void> looked;
+    const auto held = [&](const std::exception_ptr&) { looked.get_future().wait(); };
+    group->submit(buffer.operation(Collective::kAllReduce), held);
+    const auto second = group->submit(buffer.operation(Collective::kAllReduce));
+    const auto message = std::make_shared<Message>(std::chrono::seconds(20));
+    message->peer = 1;
+    message->data = {reinterpret_cast<std::byte*>(wanted.data.data()), 40};
+    group->post(message);
+    while (!group->transport().state(1).left) std::this_thread::yield();
+    group->watch();
+    require(group->failure().empty(), "#2 may still end well, not: ", group->failure());
+    group->transport().finish(2);  // as if it had
+    group->watch();
+    require_in(group->failure(), "rank 1 has left the group");
+    looked.set_value();
+    require(group->wait(*message) && message->error, "the message fails");
+  }));
+}
+
 // abort() frees the caller of run() on this rank and on the others.
 void aborted() {
   SharedStore store;
@@ -293,6 +325,7 @@ std::vector<Check> all_checks() {
   checks.push_back({"killed/asynchronous", asynchronous_death});
   checks.push_back({"late rank", late_rank});
   checks.push_back({"early leaver", early_leaver});
+  checks.push_back({"leaver behind a result", leaver_behind_a_result});
   checks.push_back({"aborted", aborted});
   checks.push_back({"message mismatch", message_mismatch});
   checks.push_back({"forked child", forked_child});
