@@ -183,14 +183,14 @@ class Meeting {
     return lines;
   }
 
-  // The ranks that have not written theirs; `else_` if all have by now.
+  // The ranks that have not written theirs; `otherwise` if all have by now.
   template <typename Key>
-  std::vector<Rank> without(const Key& key, Rank else_) {
+  std::vector<Rank> without(const Key& key, Rank otherwise) {
     std::vector<Rank> missing;
     for (Rank rank = 0; rank < options_.size; ++rank) {
       if (!store_.has(key(rank))) missing.push_back(rank);
     }
-    return missing.empty() ? std::vector{else_} : missing;
+    return missing.empty() ? std::vector{otherwise} : missing;
   }
 
   // Does the store get this key in time? Throws when `by`, which would make it, has given up. A
