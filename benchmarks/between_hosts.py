@@ -5,6 +5,7 @@ needed, and nothing outside them is touched.
 
     python benchmarks/between_hosts.py --hosts 2,4 --rate 1gbit
     python benchmarks/between_hosts.py --hosts 2 --local 4 --rate 1gbit --sizes 16M --json b.json
+    RINGCOMM_FLOWS=2 python benchmarks/between_hosts.py --hosts 2 --rate 200mbit --second 20mbit
 
 Both backends are in the same processes and take turns, so what disturbs the machine disturbs them
 alike. The bound is 2 (n-1)/n bytes for all_reduce, (n-1)/n for the others, n hosts, over what one
@@ -127,6 +128,7 @@ def main() -> None:
     parser.add_argument("--hosts", default="2,4", help="how many, in turn")
     parser.add_argument("--local", type=int, default=1, help="ranks on each host")
     parser.add_argument("--rate", default="1gbit", help="of each link; empty: as fast as it goes")
+    parser.add_argument("--second", help="the rate of a second network between them, if any")
     parser.add_argument("--collectives", default=",".join(COLLECTIVES))
     parser.add_argument("--sizes", default="1K,64K,16M")
     parser.add_argument("--turns", type=int, default=5)
@@ -141,6 +143,8 @@ def main() -> None:
     results = []
     for count in map(int, options.hosts.split(",")):
         with Hosts(count, rate=options.rate or None) as hosts:
+            if options.second:
+                hosts.second_network(options.second)
             command = [sys.executable, __file__, "--as-rank", *sys.argv[1:]]
             ranks = hosts.run_ranks(command, options.local, timeout=500)
         lines = [line for line in ranks[0].output.splitlines() if line.startswith("{")]

@@ -196,24 +196,6 @@ def change(hosts: Hosts, host: int, chance: random.Random, large: bool) -> None:
     firewall(hosts, host, "change", f"chain leave {{\n{LEAVING}\n{rule}\n}}")
 
 
-def second_network(hosts: Hosts, rate: str) -> list[str]:
-    """Give every host an eth1 on a switch of its own; the addresses."""
-    switch = hosts.namespaces[0].replace("host0", "switch")
-    tool("ip", "-n", switch, "link", "add", "switch2", "type", "bridge", "mcast_snooping", 0)
-    tool("ip", "-n", switch, "link", "set", "switch2", "up")
-    addresses = []
-    for host, namespace in enumerate(hosts.namespaces):
-        words = ["link", "add", f"second{host}", "type", "veth", "peer", "name", "eth1"]
-        tool("ip", "-n", switch, *words, "netns", namespace)
-        tool("ip", "-n", switch, "link", "set", f"second{host}", "master", "switch2", "up")
-        addresses.append(hosts.addresses[host].replace("10.", "11.", 1))
-        tool("ip", "-n", namespace, "addr", "add", f"{addresses[-1]}/24", "dev", "eth1")
-        tool("ip", "-n", namespace, "link", "set", "eth1", "up")
-        words = ["qdisc", "replace", "dev", "eth1", "root", "tbf", "rate", rate]
-        tool("tc", "-n", namespace, *words, "burst", "256kb", "latency", "20ms")
-    return addresses
-
-
 def sent(hosts: Hosts, device: str) -> int:
     return int(hosts.inside(1, "cat", f"/sys/class/net/{device}/statistics/tx_bytes"))
 
@@ -231,7 +213,7 @@ def two_networks(form: Form) -> Verdict:
         return alive
 
     with Hosts(2, rate="200mbit") as hosts:
-        second_network(hosts, "200mbit")
+        hosts.second_network("200mbit")
         job = Job(hosts, "mixed", form, RINGCOMM_FLOWS="2")
 
         def faults() -> None:
@@ -263,7 +245,7 @@ def slow_flow(form: Form) -> Verdict:
     spans: dict[str, Span] = {}
 
     with Hosts(2, rate="200mbit") as hosts:
-        second_network(hosts, "20mbit")
+        hosts.second_network("20mbit")
         job = Job(hosts, "mixed", form, RINGCOMM_FLOWS="2")
 
         def faults() -> None:

@@ -291,6 +291,23 @@ class Hosts:
             tool("bridge", "-n", self._switch, *set_port, "state", 3)
         self._await_link(host)
 
+    def second_network(self, rate: str) -> list[str]:
+        """Give every host an eth1 on a switch of its own; the addresses."""
+        switch = self._switch
+        tool("ip", "-n", switch, "link", "add", "switch2", "type", "bridge", "mcast_snooping", 0)
+        tool("ip", "-n", switch, "link", "set", "switch2", "up")
+        addresses = []
+        for host, namespace in enumerate(self.namespaces):
+            words = ["link", "add", f"second{host}", "type", "veth", "peer", "name", "eth1"]
+            tool("ip", "-n", switch, *words, "netns", namespace)
+            tool("ip", "-n", switch, "link", "set", f"second{host}", "master", "switch2", "up")
+            addresses.append(self.addresses[host].replace("10.", "11.", 1))
+            tool("ip", "-n", namespace, "addr", "add", f"{addresses[-1]}/24", "dev", "eth1")
+            tool("ip", "-n", namespace, "link", "set", "eth1", "up")
+            words = ["qdisc", "replace", "dev", "eth1", "root", "tbf", "rate", rate]
+            tool("tc", "-n", namespace, *words, "burst", "256kb", "latency", "20ms")
+        return addresses
+
     def limit(self, host: int, rate: str) -> None:
         """Limit a host's link to `rate` in both directions: out of the host, out of the switch."""
         for namespace, device in ((self.namespaces[host], "eth0"), (self._switch, f"port{host}")):

@@ -18,6 +18,7 @@ PROGRAMS = [
     "session_sim",
     "stress",
     "failure_test",
+    "flow_test",
     "net_test",
 ]
 
@@ -65,7 +66,7 @@ def test_a_signal_that_wakes_nobody_is_caught(cpp_program: Program) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
-    "name", ["stress", "transport_test", "failure_test", "reduce_test", "net_test"]
+    "name", ["stress", "transport_test", "failure_test", "reduce_test", "net_test", "flow_test"]
 )
 def test_program_under_address_sanitizer(cpp_program: Program, name: str) -> None:
     check([cpp_program(name, "address")], 600)

@@ -252,6 +252,7 @@ void Network::wait_for_more(Link& link) {
 }
 
 void Network::write_to(Link& link) {
+  if (link.established) link.peer->tell_paces(Clock::now());
   while (true) {
     std::array<iovec, 32> parts;
     size_t count = 0;

@@ -1,5 +1,7 @@
 #include "net/peer.h"
 
+#include <linux/tcp.h>
+#include <netinet/in.h>
 #include <sys/epoll.h>
 
 #include <algorithm>
@@ -144,6 +146,20 @@ void Network::Peer::write_all() {
   if (!up && !lost_) tick(Clock::now(), {});
 }
 
+// Where there are several flows: how fast is each, and how much has it got to do?
+void Network::Peer::tell_paces(Clock::time_point now) {
+  if (flows() == 1) return;
+  for (Link* link : links) {
+    tcp_info info{};
+    socklen_t size = sizeof info;
+    if (link == nullptr) continue;
+    if (::getsockopt(link->socket.get(), IPPROTO_TCP, TCP_INFO, &info, &size) != 0) continue;
+    link->meter.look(now, info.tcpi_bytes_acked, link->watched_for_writing);
+    const uint64_t under_way = uint64_t{info.tcpi_unacked} * info.tcpi_snd_mss;
+    session.pace(link->flow, {link->meter.bytes_per_second(), under_way + info.tcpi_notsent_bytes});
+  }
+}
+
 bool Network::Peer::handshaking(int flow) const {
   return std::any_of(network_.links_.begin(), network_.links_.end(), [&](const auto& each) {
     const Link& link = *each.second;
@@ -164,6 +180,7 @@ void Network::Peer::tick(Clock::time_point now, Clock::duration stalled) {
   }
   const bool up = std::any_of(links.begin(), links.end(), [](auto* link) { return link; });
   if (up) tell_news(now);
+  tell_paces(now);
   for (Link*& link : links) {
     if (link != nullptr && !link->watched_for_writing && session.has_output(link->flow)) {
       network_.write_to(*link);

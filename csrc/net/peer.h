@@ -2,6 +2,7 @@
 // Included by network.cc and peer.cc only.
 #pragma once
 
+#include "net/meter.h"
 #include "net/network.h"
 
 namespace ringcomm {
@@ -19,6 +20,7 @@ struct Network::Link {
   std::optional<Handshake> handshake;
   std::vector<std::byte> in, out;  // of the handshake
   Clock::time_point began;
+  Meter meter;
 
   bool is_ours() const { return connecting || (handshake && !handshake->accepting()); }
 };
@@ -61,6 +63,7 @@ class Network::Peer final : public Wire, public Party, public Receiver {
   void attempt_ended(int flow, bool refused);
   bool handshaking(int flow) const;
   void write_all();
+  void tell_paces(Clock::time_point now);
 
   Session session;
   std::vector<Link*> links;  // established, by flow

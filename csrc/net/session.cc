@@ -115,6 +115,7 @@ bool Session::up(int index, uint64_t generation, const Cursor& theirs, Clock::ti
   resolve(index, theirs);
   flow.up = true;
   flow.generation = generation;
+  flow.pace = {};
   flow.heard = flow.spoke = last_heard_ = now;
   return true;
 }
@@ -160,15 +161,41 @@ void Session::acknowledge(const Cursor& theirs) {
 
 // ---- writing
 
+bool Session::waits_to_be_sent() const {
+  return !again_.empty() || (next_ - first_ < items_.size() && window_open());
+}
+
+// Earliest completion first (Lim, Nahum, Towsley, Gibbens: "ECF: An MPTCP Path Scheduler to Manage
+// Heterogeneous Paths", CoNEXT 2017): frames are delivered in their order, so one that a slow flow
+// took would hold up all that a fast one brings meanwhile. The flow that would be the first to
+// bring the next frame never declines it.
+bool Session::declines(int index) const {
+  const auto seconds = [](const Flow& flow, uint64_t more) {
+    if (flow.pace.bytes_per_second == 0) return 0.0;  // to be tried
+    return static_cast<double>(flow.pace.queued + flow.writing_bytes + more) /
+           static_cast<double>(flow.pace.bytes_per_second);
+  };
+  const auto bytes = [&](uint64_t sequence) {
+    return sizeof(Frame) + items_[sequence - first_].frame.bytes;
+  };
+  const double here = seconds(at(index), bytes(again_.empty() ? next_ : *again_.begin()));
+  for (const Flow& other : flows_) {
+    if (!other.up || seconds(other, 0) >= here) continue;
+    uint64_t all = 0;
+    for (const uint64_t sequence : again_) all += bytes(sequence);
+    for (uint64_t i = next_; i <= posted() && seconds(other, all) < here; ++i) all += bytes(i);
+    if (seconds(other, all) < here) return true;
+  }
+  return false;
+}
+
 std::optional<uint64_t> Session::next_to_send() {
   while (!again_.empty()) {
     const uint64_t sequence = *again_.begin();
     again_.erase(again_.begin());
     if (!item(sequence)->acknowledged) return sequence;
   }
-  if (next_ - first_ >= items_.size()) return std::nullopt;
-  if (!window_open()) return std::nullopt;
-  return next_++;
+  return waits_to_be_sent() ? std::optional(next_++) : std::nullopt;
 }
 
 void Session::push(int index, Writing writing) {
@@ -214,7 +241,7 @@ void Session::write_control(int index, Frame frame, bool with_cursor) {
 // Frames for a flow that can take them: no more than it needs, others take the rest.
 void Session::fill(int index) {
   Flow& flow = at(index);
-  while (flow.writing_bytes < kPrepared) {
+  while (flow.writing_bytes < kPrepared && waits_to_be_sent() && !declines(index)) {
     const auto sequence = next_to_send();
     if (!sequence) break;
     write_item(index, *sequence);
@@ -261,9 +288,8 @@ void Session::wrote(int index, size_t bytes) {
 bool Session::has_output(int index) const {
   const Flow& flow = at(index);
   if (!flow.up) return false;
-  return !flow.writing.empty() || !again_.empty() ||
-         (next_ - first_ < items_.size() && window_open()) || unacknowledged_ >= ack_every_ ||
-         (ack_now_ && unacknowledged_ > 0);
+  return !flow.writing.empty() || (waits_to_be_sent() && !declines(index)) ||
+         unacknowledged_ >= ack_every_ || (ack_now_ && unacknowledged_ > 0);
 }
 
 // ---- time

@@ -5,13 +5,13 @@
 // it and its *flows* (connections), says when a flow has gone or come, and tells the time. So the
 // simulator (tests/cpp/session_sim.cc) runs the code that production runs.
 //
-// Any flow that can take bytes takes the next frame, so a slow one does not set the pace. Frames
-// are numbered; `post` keeps no copy of the payload: it is memory that stays as it is until the
-// frame is acknowledged, or that only changes once the peer's own words prove that it came (a
-// legal duplicate may carry changed bytes, and is recognized by its number before its checksum is
-// looked at). What a flow that has gone carried is sent again when the peer has said what it got;
-// and before it says so it has closed the flow, or bytes under way could still fall into memory
-// that is in use again.
+// Any flow that can take bytes takes the next frame, unless another would bring it and all behind
+// it sooner: a slow one does not set the pace. Frames are numbered; `post` keeps no copy of the
+// payload: it is memory that stays as it is until the frame is acknowledged, or that only changes
+// once the peer's own words prove that it came (a legal duplicate may carry changed bytes, and is
+// recognized by its number before its checksum is looked at). What a flow that has gone carried is
+// sent again when the peer has said what it got; and before it says so it has closed the flow, or
+// bytes under way could still fall into memory that is in use again.
 #pragma once
 
 #include <sys/uio.h>
@@ -52,6 +52,12 @@ struct SessionRules {
   Clock::duration silence = std::chrono::seconds(2);  // of a flow: then it is closed
 };
 
+// What a flow's connection says of itself.
+struct Pace {
+  uint64_t bytes_per_second = 0;  // 0: not known yet
+  uint64_t queued = 0;            // bytes that it has been given and that have not arrived
+};
+
 class Session {
  public:
   Session(Receiver& receiver, int flows, const SessionRules& rules = {});
@@ -85,7 +91,9 @@ class Session {
   // here (as down() does), the caller their sockets.
   std::vector<int> take_closed();
 
-  // ---- writing: gather() names what comes next, wrote() says how much of it was taken.
+  // ---- writing: gather() names what comes next, wrote() says how much of it was taken. Of flows
+  // whose pace is known, one takes no frame that would arrive sooner behind all others of another.
+  void pace(int flow, const Pace& pace) { at(flow).pace = pace; }
   size_t gather(int flow, std::span<iovec> parts);
   void wrote(int flow, size_t bytes);
   bool has_output(int flow) const;
@@ -138,6 +146,7 @@ class Session {
     uint64_t refused = 0;  // a generation that the peer has given up, maybe before it came up here
     std::deque<Writing> writing;
     size_t writing_bytes = 0;
+    Pace pace;
     Reading reading;
     Clock::time_point heard, spoke;
   };
@@ -149,6 +158,8 @@ class Session {
   Flow& at(int flow) { return flows_[static_cast<size_t>(flow)]; }
   const Flow& at(int flow) const { return flows_[static_cast<size_t>(flow)]; }
   Item* item(uint64_t sequence);
+  bool waits_to_be_sent() const;
+  bool declines(int flow) const;
   std::optional<uint64_t> next_to_send();
   void fill(int flow);
   void write_item(int flow, uint64_t sequence);

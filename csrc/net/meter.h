@@ -1,0 +1,44 @@
+// How fast a connection is, from looks at it now and then.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "base/deadline.h"
+
+namespace ringcomm {
+
+// What arrives while a connection always has more to send shows how fast it is; what arrives at
+// other times only shows how much there was.
+class Meter {
+ public:
+  // `arrived`: bytes since the connection began. `full`: it could not take all there was.
+  void look(Clock::time_point now, uint64_t arrived, bool full) {
+    if (full && full_) {
+      bytes_ += arrived - arrived_;
+      time_ += now - at_;
+    }
+    if (time_ > kMemory) {
+      bytes_ /= 2;
+      time_ /= 2;
+    }
+    at_ = now;
+    arrived_ = arrived;
+    full_ = full;
+  }
+  uint64_t bytes_per_second() const {  // 0: not known yet
+    if (time_ < kEnough) return 0;
+    const double seconds = std::chrono::duration<double>(time_).count();
+    return std::max<uint64_t>(1, static_cast<uint64_t>(static_cast<double>(bytes_) / seconds));
+  }
+
+ private:
+  static constexpr Clock::duration kEnough = std::chrono::milliseconds(20);
+  static constexpr Clock::duration kMemory = std::chrono::milliseconds(400);
+  uint64_t bytes_ = 0, arrived_ = 0;
+  Clock::duration time_{};
+  Clock::time_point at_;
+  bool full_ = false;
+};
+
+}  // namespace ringcomm
