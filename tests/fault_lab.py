@@ -62,6 +62,7 @@ class Job:
                 self.command, self.ranks_per_host, env, limit + LIMIT, faults, patience
             )
         self.patience = patience
+        self.output = "".join(result.output for result in results)
         for rank, result in enumerate(results):
             lines = [line for line in result.output.splitlines() if line.startswith("{")]
             if lines:

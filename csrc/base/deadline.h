@@ -3,10 +3,16 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 
 namespace ringcomm {
 
 using Clock = std::chrono::steady_clock;
+
+// For people, to a hundredth.
+inline double to_seconds(Clock::duration time) {
+  return std::round(std::chrono::duration<double>(time).count() * 100) / 100;
+}
 
 class Deadline {
  public:
@@ -15,9 +21,7 @@ class Deadline {
   bool passed() const { return Clock::now() >= at_; }
   Clock::time_point start() const { return start_; }
   Clock::duration left() const { return std::max(at_ - Clock::now(), Clock::duration::zero()); }
-  double elapsed_seconds() const {
-    return std::chrono::duration<double>(Clock::now() - start_).count();
-  }
+  double elapsed_seconds() const { return to_seconds(Clock::now() - start_); }
 
  private:
   // A timeout of years must not wrap around.

@@ -52,6 +52,7 @@ Network& Runtime::network(const std::string& store_host) {
     options.ports = PortRange::parse(config_.ports);
     options.secret = config_.secret;
     options.flows = config_.flows;
+    options.log = config_.log;
     options.resume = config_.resume;
     options.bell = doorbell_.bell();
     network_ = std::make_unique<Network>(options);

@@ -15,7 +15,7 @@ void check(const Frame& frame) {
     throw FlowError("a frame does not begin as frames do");
   }
   if (checksum(reinterpret_cast<const std::byte*>(&frame), offsetof(Frame, crc)) != frame.crc) {
-    throw FlowError("a frame's header was changed on the way");
+    throw ChangedError("a frame's header was changed on the way");
   }
   const uint64_t most = frame.type <= FrameType::kStream ? kFramePayload : kKeptPayload;
   if (frame.type < FrameType::kPut || frame.type > FrameType::kFenced || frame.bytes > most ||

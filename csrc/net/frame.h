@@ -59,6 +59,12 @@ class FlowError : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+// The second of these.
+class ChangedError : public FlowError {
+ public:
+  using FlowError::FlowError;
+};
+
 void seal(Frame& frame);         // sets crc
 void check(const Frame& frame);  // throws FlowError
 

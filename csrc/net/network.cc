@@ -233,6 +233,9 @@ bool Network::read_from(Link& link) {
       if (bytes < landing.size() + staging_.size()) break;
     }
     wait_for_more(link);
+  } catch (const ChangedError&) {
+    peer.tell_changed();
+    drop(link);
   } catch (const FlowError&) {
     drop(link);
   }

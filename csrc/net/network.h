@@ -13,6 +13,7 @@
 #include <unordered_map>
 
 #include "base/doorbell.h"
+#include "base/log.h"
 #include "net/address.h"
 #include "net/handshake.h"
 #include "net/session.h"
@@ -36,6 +37,7 @@ struct NetworkOptions {
   PortRange ports;
   std::string secret;  // of the job; empty: who can read the store can connect
   int flows = 1;       // connections a session
+  LogLevel log = LogLevel::kWarning;
   std::chrono::milliseconds resume{std::chrono::seconds(30)};  // a peer not heard of is given up
   Doorbell bell;                                               // rung when something has arrived
 };

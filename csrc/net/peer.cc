@@ -5,7 +5,6 @@
 #include <sys/epoll.h>
 
 #include <algorithm>
-#include <cmath>
 
 namespace ringcomm {
 namespace {
@@ -21,11 +20,6 @@ SessionRules rules(Clock::duration resume) {
   SessionRules rules;
   rules.silence = std::min(rules.silence, resume / 2);
   return rules;
-}
-
-// For people, to a tenth.
-double seconds(Clock::duration time) {
-  return std::round(std::chrono::duration<double>(time).count() * 10) / 10;
 }
 
 }  // namespace
@@ -90,7 +84,7 @@ std::string Network::Peer::condition() {
   const auto heard = Clock::now() - session.last_heard();
   if (session.last_heard() == Clock::time_point{}) return str("not reached yet at ", where());
   if (heard < kQuietFor) return "alive";
-  return str("not heard of for ", seconds(heard), " s at ", where());
+  return str("not heard of for ", to_seconds(heard), " s at ", where());
 }
 
 std::string Network::Peer::where() const {
@@ -160,6 +154,15 @@ void Network::Peer::tell_paces(Clock::time_point now) {
   }
 }
 
+// Nothing is lost, but people should know.
+void Network::Peer::tell_changed() {
+  if (std::exchange(told_changed_, true)) return;
+  Logger(network_.options_.log, "")
+      .warning("bytes from ", where(),
+               " arrived changed, as their checksum shows, and are sent again: a network card, a "
+               "cable or a switch between is broken (said once)");
+}
+
 bool Network::Peer::handshaking(int flow) const {
   return std::any_of(network_.links_.begin(), network_.links_.end(), [&](const auto& each) {
     const Link& link = *each.second;
@@ -207,7 +210,7 @@ void Network::Peer::tick(Clock::time_point now, Clock::duration stalled) {
   }
   if (now - wanted_since_ > network_.options_.resume) {
     give_up(str("no answer from ", where(), " to ", way_to(contact.addresses[0]), " for ",
-                seconds(now - wanted_since_), " s", trouble.empty() ? "" : " (" + trouble + ")",
+                to_seconds(now - wanted_since_), " s", trouble.empty() ? "" : " (" + trouble + ")",
                 ": see whether that host runs, has a route to this one, and lets these ports "
                 "through (RINGCOMM_IFNAME and RINGCOMM_PORTS choose others)"));
   }
@@ -297,7 +300,8 @@ void Network::Peer::give_up(const std::string& why) {
   why_lost_ = why;
   const auto [from, to] = network_.stood_still_;  // then the peers may have given up this process
   if (to - from > kQuietFor && Clock::now() - to < network_.options_.resume) {
-    why_lost_ += str("; this process itself was stopped or starved for ", seconds(to - from), " s");
+    why_lost_ +=
+        str("; this process itself was stopped or starved for ", to_seconds(to - from), " s");
   }
   lost_.store(true, std::memory_order_release);
   network_.options_.bell.ring();

@@ -64,6 +64,7 @@ class Network::Peer final : public Wire, public Party, public Receiver {
   bool handshaking(int flow) const;
   void write_all();
   void tell_paces(Clock::time_point now);
+  void tell_changed();
 
   Session session;
   std::vector<Link*> links;  // established, by flow
@@ -83,7 +84,7 @@ class Network::Peer final : public Wire, public Party, public Receiver {
   const Key key_;
   std::unordered_map<uint64_t, Receiver*> channels_;
   std::vector<Attempts> attempts_;
-  bool needed_ = false, died_ = false;
+  bool needed_ = false, died_ = false, told_changed_ = false;
   void tell_news(Clock::time_point now);
   Clock::time_point told_news_;
   Clock::time_point wanted_since_, refused_since_;

@@ -91,7 +91,7 @@ void Session::close(int index, Reading& open) {
   if (rules_.verify && !dropped && frame.bytes > 0 &&
       checksum(reading.to, frame.bytes) != frame.payload_crc) {
     ++counters_.corrupt;
-    throw FlowError("a payload was changed on the way");
+    throw ChangedError("a payload was changed on the way");
   }
   acknowledge(frame.ack);
   if (!is_sequenced(frame.type)) {
