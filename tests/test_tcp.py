@@ -15,7 +15,7 @@ CASES = ["collectives", *[pytest.param(name, marks=pytest.mark.slow) for name in
 
 
 @pytest.mark.skipif(OVER_TCP, reason="this is such a run")
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1230)
 @pytest.mark.parametrize("name", CASES)
 def test_over_tcp(name: str) -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
@@ -25,7 +25,7 @@ def test_over_tcp(name: str) -> None:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=580,
+        timeout=1200,  # its tests have limits of their own
     )
     assert done.returncode == 0, done.stdout[-5000:]
     assert " passed" in done.stdout
