@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -10,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from outcomes import Outcome, check, in_child, outcome_of
 from ports import free_port
 from torch.distributed import distributed_c10d as c10d
 from workers import HOST, Rank, Ranks, error_of, join, ranks
@@ -108,6 +111,42 @@ def test_stores(three: Ranks, tmp_path: Path, backend: str, kind: str) -> None:
 def test_urls(three: Ranks, tmp_path: Path, scheme: str) -> None:
     where = f"{HOST}:{free_port()}" if scheme == "tcp" else tmp_path / "store"
     three(meet_by_url, "ringcomm", f"{scheme}://{where}")
+
+
+# ---- a rank that dies on the way
+
+
+class DeadlyStore(OwnStore):
+    """Kills the process that is about to write a key of this kind."""
+
+    def __init__(self, inner: Any, kind: str) -> None:
+        super().__init__(inner)
+        self.kind = kind
+
+    def set(self, key: str, value: Any) -> None:
+        if f"/{self.kind}/" in key:
+            os.kill(os.getpid(), signal.SIGKILL)
+        super().set(key, value)
+
+
+def die_before(rank: Rank, victim: int, kind: str) -> Outcome:
+    def body() -> Outcome:
+        os.environ["RINGCOMM_TRANSPORT"] = "tcp"  # more steps than on one host
+        store: Any = dist.PrefixStore(f"{kind}{victim}", rank.store)
+        if rank.index == victim:
+            store = DeadlyStore(store, kind)
+        return outcome_of(lambda: join(Rank(rank.index, rank.size, store), seconds=1))
+
+    return in_child(body)
+
+
+@pytest.mark.parametrize("victim", [0, 2])
+@pytest.mark.parametrize("kind", ["card", "contact", "ready"])
+def test_a_rank_that_dies_while_it_joins_is_named(three: Ranks, victim: int, kind: str) -> None:
+    outcomes = three(die_before, victim, kind)
+    assert outcomes.pop(victim) == {"killed": signal.SIGKILL}
+    for outcome in outcomes:
+        check(outcome, f"waiting for rank {victim} of 3, which has not ", within=3)
 
 
 # ---- one rank

@@ -102,23 +102,7 @@ class Meeting {
       if (elsewhere) refuse_own(contact.addresses, network.contact().addresses, rank);
       add_remote(rank, network.reach(contact));
     }
-    const std::string ready = prefix_ + "ready";
-    int64_t count = store_.add(ready, 1);
-    Clock::duration pause = kFirstPause;
-    Deadline look(kProbeEvery);
-    while (count < options_.size) {
-      if (deadline_.passed()) {
-        throw TimeoutError(str("Timed out after ", deadline_.elapsed_seconds(), " s: only ", count,
-                               " of ", options_.size, " ranks have finished joining the group"));
-      }
-      options_.interrupt();
-      std::this_thread::sleep_for(std::min(pause, deadline_.left()));
-      pause = std::min<Clock::duration>(2 * pause, kLongestPause);
-      count = store_.add(ready, 0);
-      if (!look.passed()) continue;
-      for (Rank rank = 0; rank < options_.size; ++rank) check_word_of(rank);
-      look = Deadline(kProbeEvery);
-    }
+    exchange("ready", "yes", "has not finished joining");
   }
 
   void add_remote(Rank rank, Wire& wire) {
