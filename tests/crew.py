@@ -15,6 +15,7 @@ import atexit
 import functools
 import itertools
 import os
+import select
 import shutil
 import signal
 import subprocess
@@ -208,3 +209,13 @@ def kill(pid: int, number: int = signal.SIGKILL) -> float:
     with suppress(ProcessLookupError):
         os.kill(pid, number)
     return now
+
+
+def await_end(pid: int, seconds: float = 10) -> None:
+    """Of a process that was killed: its ports are free afterwards."""
+    with suppress(ProcessLookupError):
+        process = os.pidfd_open(pid)
+        try:
+            assert select.select([process], [], [], seconds)[0], "it has not ended"
+        finally:
+            os.close(process)

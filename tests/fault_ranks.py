@@ -6,7 +6,7 @@ import random
 import signal
 import time
 
-from crew import End, crew, kill
+from crew import End, await_end, crew, kill
 from fault_resources import RESOURCES
 from fault_table import Fault, Form, Verdict
 from fault_tally import DESTROYED, HANGS, Tally, named, started, stopped, undisturbed
@@ -59,6 +59,7 @@ def succeeded(form: Form) -> Verdict:
         job = started(form, "train", [0, 1], **env)
         time.sleep(chance.uniform(0, 0.3))
         at = kill(job.ranks[1].pid)
+        await_end(job.ranks[1].pid)
         successor = started(form, "train", [1, 2], **env)
         tally.add(named(job.ends(2 * HANGS)[0], ["rank 1"], at, tally))
         tally.add(undisturbed(stopped(successor)))
