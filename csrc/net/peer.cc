@@ -11,6 +11,7 @@ namespace {
 
 constexpr Clock::duration kLongestPause = std::chrono::milliseconds(700);
 constexpr Clock::duration kNext = std::chrono::milliseconds(100);
+constexpr auto kPaceEvery = std::chrono::microseconds(200);
 constexpr auto kNewsEvery = std::chrono::milliseconds(200);
 constexpr auto kRefusedFor = std::chrono::milliseconds(700);  // then its process has ended
 constexpr auto kQuietFor = std::chrono::milliseconds(2500);   // then people are told of it
@@ -142,7 +143,8 @@ void Network::Peer::write_all() {
 
 // Where there are several flows: how fast is each, and how much has it got to do?
 void Network::Peer::tell_paces(Clock::time_point now) {
-  if (flows() == 1) return;
+  if (flows() == 1 || now - told_paces_ < kPaceEvery) return;
+  told_paces_ = now;
   for (Link* link : links) {
     tcp_info info{};
     socklen_t size = sizeof info;

@@ -86,7 +86,7 @@ class Network::Peer final : public Wire, public Party, public Receiver {
   std::vector<Attempts> attempts_;
   bool needed_ = false, died_ = false, told_changed_ = false;
   void tell_news(Clock::time_point now);
-  Clock::time_point told_news_;
+  Clock::time_point told_news_, told_paces_;
   Clock::time_point wanted_since_, refused_since_;
   std::atomic<bool> lost_{false};
   std::string why_lost_;

@@ -276,6 +276,7 @@ size_t Session::gather(int index, std::span<iovec> parts) {
 void Session::wrote(int index, size_t bytes) {
   Flow& flow = at(index);
   flow.writing_bytes -= bytes;
+  flow.pace.queued += bytes;
   while (bytes > 0) {
     Writing& front = flow.writing.front();
     const size_t taken = std::min(bytes, sizeof(Frame) + front.header.bytes - front.done);

@@ -55,7 +55,7 @@ struct SessionRules {
 // What a flow's connection says of itself.
 struct Pace {
   uint64_t bytes_per_second = 0;  // 0: not known yet
-  uint64_t queued = 0;            // bytes that it has been given and that have not arrived
+  uint64_t queued = 0;            // bytes that it had been given and that had not arrived
 };
 
 class Session {
