@@ -224,6 +224,7 @@ TASKS: dict[str, Callable[..., End]] = {
     **TROUBLE,
     "record": lambda place, ports: strangers.record(place.pipe, ports),
     "bother": lambda place, *args: strangers.bother(place.pipe, *args),
+    "listen": lambda place: strangers.listen(place.pipe),
 }
 
 if __name__ == "__main__":

@@ -1,11 +1,10 @@
-"""Rows of the fault table: what a job leaves behind, strangers, descriptors, clocks, restarts."""
+"""Rows of the fault table: what a job leaves behind, secrets, descriptors, clocks, restarts."""
 
 from __future__ import annotations
 
 import json
 import os
 import random
-import statistics
 import struct
 import subprocess
 import sys
@@ -14,13 +13,9 @@ import time
 from pathlib import Path
 
 from crew import FOLDER, Crew, Job, crew
+from fault_strangers import STRANGERS, ports_of
 from fault_table import Fault, Form, Verdict
 from fault_tally import HANGS, Tally, started, stopped, undisturbed
-
-FIXED = 21_000, 21_063  # ports, none that the kernel chooses
-KEPT, BURST = 64, 64  # strangers that are kept, and that may be let in before some go
-# Of speed, by strangers; the short form has few windows to tell it from chance.
-LOSS = {True: 0.05, False: 0.5}
 
 # ---- what killed jobs leave behind
 
@@ -68,83 +63,7 @@ def traces(lab: Crew) -> set[str]:
     return found
 
 
-# ---- strangers
-
-
-def bothered(form: Form) -> Verdict:
-    """Half of the time they come, half of the time they do not: the other half is the measure."""
-    lab, tally = crew(), Tally()
-    recorder = lab.job("record", [1], args=[FIXED])
-    recorder.until("running")
-    job = started(form, "train", [0, 1], "blocks", RINGCOMM_PORTS=f"{FIXED[0]}-{FIXED[1]}")
-    target, said = whom_to_bother(form, lab, job, recorder)
-    pid = job.ranks[lab.hosts.addresses.index(target[0])].pid
-    pace, each, rounds = 250.0, 125, 80 if form.long else 8
-    strangers = lab.job("bother", [2], args=[target, said, pace])
-    strangers.until("running")
-    visitor, windows = strangers.ranks[0], []
-    before = most = (0, 0)
-    for number in range(2 * rounds):
-        began = time.monotonic()
-        visitor.news.pop("done", None)
-        if number % 2:
-            visitor.send(each)
-        while time.monotonic() < began + each / pace:
-            now = footprint(pid)
-            most = max(most[0], now[0]), max(most[1], now[1])
-            time.sleep(0.05)
-        windows.append((began, time.monotonic()))
-        before = before if number else footprint(pid)  # nobody has come yet
-        if number % 2:
-            strangers.until("done")
-    visitor.send(0)
-    told = strangers.ends(HANGS)[0]
-    ends = stopped(job)
-    more, kib = most[0] - before[0], most[1] - before[1]
-    loss = loss_between(windows, ends[0].get("steps", []))
-    tally.add(
-        undisturbed(ends),
-        None if told.get("count") == rounds * each else f"strangers failed: {told}",
-        "nobody was asked for proof" if said and not told.get("challenged") else None,
-        f"{told.get('let in')} were let in" if told.get("let in") else None,
-        f"{more} descriptors more" if more > KEPT + BURST else None,
-        f"{kib} KiB more" if kib > 1024 else None,
-        f"{100 * loss:.1f} % slower" if loss > LOSS[form.long] else None,
-    )
-    told_of = f"{rounds * each} of them, {more} descriptors and {kib} KiB more at most"
-    speed = f"{100 * loss:.1f} % slower (at most {100 * LOSS[form.long]:.0f} % asked)"
-    return tally.verdict(f"jobs went on, exact; {told_of}, {speed}")
-
-
-def whom_to_bother(form: Form, lab: Crew, job: Job, recorder: Job) -> tuple[tuple[str, int], bytes]:
-    """A listener of the job, and what a rank said to it; nothing where that is not known."""
-    recorder.ranks[0].send("stop")
-    record = recorder.ends(HANGS)[0]
-    if form.backend == "ringcomm":
-        assert "said" in record, "no handshake was seen"
-        return record["address"], record["said"]
-    return (lab.hosts.addresses[1], ports_of(lab, 1, job)[0]), b""
-
-
-def ports_of(lab: Crew, host: int, job: Job) -> list[int]:
-    """Where a host's processes listen, but for the job's store."""
-    lines = lab.hosts.inside(host, "ss", "-Hltn").splitlines()
-    ports = [int(line.split()[3].rpartition(":")[2]) for line in lines]
-    return [port for port in ports if port != job.port]
-
-
-def loss_between(windows: list[tuple[float, float]], steps: list[float]) -> float:
-    """How much slower the steps are in every other window; the median of pairs."""
-    counts = [sum(begin <= at < end for at in steps) / (end - begin) for begin, end in windows]
-    pairs = zip(counts[::2], counts[1::2], strict=True)
-    return 1 - statistics.median(with_ / max(without, 1e-9) for without, with_ in pairs)
-
-
-def footprint(pid: int) -> tuple[int, int]:
-    """Descriptors and resident KiB of a process."""
-    descriptors = len(list(Path(f"/proc/{pid}/fd").iterdir()))
-    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-    return descriptors, pages * os.sysconf("SC_PAGE_SIZE") // 1024
+# ---- another secret
 
 
 def secretive(form: Form) -> Verdict:
@@ -252,12 +171,7 @@ RESOURCES = [
         "nothing left: no process, socket, descriptor or file",
         gone,
     ),
-    Fault(
-        "strangers",
-        "10,000 connections that are no rank's: silent, slow, random, forged, replayed, half-open",
-        "64 kept (128 for a moment), 1 MB more, 5 % slower (the long form alone can tell)",
-        bothered,
-    ),
+    STRANGERS,
     Fault(
         "secret",
         "ranks have different secrets",

@@ -8,13 +8,14 @@ import select
 import socket
 import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
 HELLO, NONCE, CHALLENGE, PROOF = 88, 32, 72, 32  # bytes, as csrc/net/handshake.cc has them
 ETH_P_ALL = 0x0003  # what goes out too
 CALM = 0.05  # seconds that an answer is waited for
+KEPT = 64  # strangers of whom nothing is known yet
 
 Address = tuple[str, int]
 
@@ -59,7 +60,8 @@ class Strangers:
         self._slow: list[socket.socket] = []
         self._spoke = time.monotonic()
         self._numbers = itertools.count()
-        kinds: list[Callable[[], None]] = [self.silent, self.slow, self.noise, self.half_open]
+        kinds: list[Callable[[], None]] = [self.scan, self.silent, self.slow, self.noise]
+        kinds.append(self.half_open)
         # What is forged and replayed is known of one backend only.
         self._kinds = [*kinds, self.forged, self.replayed] if said else kinds
 
@@ -85,6 +87,13 @@ class Strangers:
         kept.append(self._connect())
         if len(kept) > 200:
             kept.pop(0).close()
+
+    def scan(self) -> None:
+        """Who only wants to know whether somebody listens, here and a port further."""
+        for port in (self.address[1], self.address[1] + 1):
+            with socket.socket() as stranger:
+                stranger.settimeout(5)
+                stranger.connect_ex((self.address[0], port))
 
     def silent(self) -> None:
         self._hold(self._held)
@@ -138,15 +147,57 @@ class Strangers:
             raw.sendto(packet, (self.address[0], 0))
 
 
-def bother(pipe: Connection, address: Address, said: bytes, pace: float) -> dict[str, Any]:
-    """As many strangers as are asked for, `pace` a second, until none are; how many, and who."""
-    strangers, count = Strangers(address, said, seed=1), 0
+def bother(
+    pipe: Connection, addresses: Sequence[Address], said: bytes, pace: float
+) -> dict[str, Any]:
+    """Strangers to one of the addresses, so many, `pace` a second, until no more are asked for.
+
+    How many came to each and how far they got; who was let in anywhere.
+    """
+    groups = [Strangers(address, said, seed=1) for address in addresses]
+    counts = [0 for _ in groups]
     pipe.send(("running", None))
-    while number := pipe.recv():
+    while order := pipe.recv():
+        whom, number = order
         began = time.monotonic()
         for index in range(number):
             time.sleep(max(0.0, began + index / pace - time.monotonic()))
-            strangers.come()
-            count += 1
+            groups[whom].come()
+            counts[whom] += 1
         pipe.send(("done", time.monotonic()))
-    return {"count": count, "challenged": strangers.challenged, "let in": strangers.let_in}
+    challenged = [group.challenged for group in groups]
+    let_in = sum(group.let_in for group in groups)
+    return {"count": counts, "challenged": challenged, "let in": let_in}
+
+
+def listen(pipe: Connection) -> dict[str, Any]:
+    """Receive strangers as a rank does, but do no work for it: nothing is checked or computed."""
+    with socket.create_server(("", 0), backlog=128) as server, select.epoll() as ready:
+        strangers: dict[int, socket.socket] = {}
+        for file in (server, pipe):
+            ready.register(file, select.EPOLLIN)
+        pipe.send(("running", server.getsockname()[1]))
+        while True:
+            for number, _ in ready.poll():
+                if number == pipe.fileno():
+                    return {"cpu": time.process_time()}
+                if number == server.fileno():
+                    stranger = server.accept()[0]
+                    strangers[stranger.fileno()] = stranger
+                    ready.register(stranger, select.EPOLLIN)
+                    if len(strangers) > KEPT:
+                        strangers.pop(next(iter(strangers))).close()
+                elif number in strangers and not answer(strangers[number]):
+                    strangers.pop(number).close()
+    return {}
+
+
+def answer(stranger: socket.socket) -> bool:
+    """Whether to go on listening to it: it has said no more yet than a rank might, or Hello."""
+    try:
+        data = stranger.recv(65_536)
+        if len(data) == HELLO:
+            stranger.send(bytes(CHALLENGE))
+    except OSError:
+        return False
+    return 0 < len(data) <= HELLO
