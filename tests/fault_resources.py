@@ -160,7 +160,8 @@ def restarted(form: Form) -> Verdict:
         tally.took("result again after", took - imports)
         tally.took("and imports of", imports)
         tally.add("slow to recover" if took - imports > 3 else None)
-    tally.add("torchrun failed" if done.returncode else None)
+    if done.returncode:
+        tally.add("torchrun failed")
     return tally.verdict("kills were recovered from, and the job ended well")
 
 

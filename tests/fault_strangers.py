@@ -11,7 +11,7 @@ from typing import Any
 
 from crew import Crew, Job, crew
 from fault_table import Fault, Form, Verdict
-from fault_tally import HANGS, Tally, started, stopped, undisturbed
+from fault_tally import HANGS, started, stopped, undisturbed
 from strangers import Address
 
 FIXED = 21_000, 21_063  # ports, none that the kernel chooses
@@ -59,7 +59,7 @@ def bothered(form: Form) -> Verdict:
 
     What both have in common is what strangers cost the machine; the rest is what they cost the job.
     """
-    lab, tally, rounds = crew(), Tally(), 80 if form.long else 8
+    lab, rounds = crew(), 80 if form.long else 8
     recorder = lab.job("record", [1], args=[FIXED])
     recorder.until("running")
     job = started(form, "train", [0, 1], "blocks", RINGCOMM_PORTS=f"{FIXED[0]}-{FIXED[1]}")
@@ -83,8 +83,10 @@ def bothered(form: Form) -> Verdict:
     listener.ranks[0].send(None)
     told, plain = strangers.ends(HANGS)[0], listener.ends(HANGS)[0]
     ends = stopped(job)
-    tally.add(undisturbed(ends), denied(told, rounds, bool(said)), plain.get("raised"))
-    return judged(form, watch, tally, ends[0].get("steps", []), plain.get("cpu", 0.0))
+    wrong = undisturbed(ends) or denied(told, rounds, bool(said)) or plain.get("raised")
+    if wrong:
+        return Verdict(False, str(wrong))
+    return judged(form, watch, ends[0]["steps"], plain["cpu"])
 
 
 def denied(told: dict[str, Any], rounds: int, knowing: bool) -> str | None:
@@ -96,21 +98,16 @@ def denied(told: dict[str, Any], rounds: int, knowing: bool) -> str | None:
     return f"{told['let in']} were let in" if told["let in"] else None
 
 
-def judged(form: Form, watch: Watch, tally: Tally, steps: list[float], cpu: float) -> Verdict:
+def judged(form: Form, watch: Watch, steps: list[float], cpu: float) -> Verdict:
     """`cpu` is what the listener took, in seconds: the comparison hides no more than that."""
     more, kib = watch.most[0] - watch.before[0], watch.most[1] - watch.before[1]
     loss, all_in_all = watch.loss(steps, CONTROL), watch.loss(steps, NOBODY)
-    tally.add(
-        f"{more} descriptors more" if more > KEPT else None,
-        f"{kib} KiB more" if kib > MEMORY else None,
-        f"{loss:.1%} slower" if loss > LOSS[form.long] else None,
-    )
+    share = cpu / sum(end - begin for begin, end in watch.windows[CONTROL])
     count = len(watch.windows[JOB]) * EACH
-    told = (
-        f"{count} of them, {more} descriptors and {kib} KiB more at most; {loss:.1%} slower than "
-    )
-    told += f"when another process is bothered (at most {LOSS[form.long]:.0%} asked), "
-    return tally.verdict(f"right; {told}{all_in_all:.1%} than in peace")
+    told = f"exact, {count} of them, {more} descriptors and {kib} KiB more at most, {loss:.1%} "
+    told += f"slower than when they bother another process (at most {LOSS[form.long]:.0%} asked), "
+    told += f"which takes {share:.1%} of a core, and {all_in_all:.1%} slower than without them"
+    return Verdict(more <= KEPT and kib <= MEMORY and loss <= LOSS[form.long], told)
 
 
 def whom_to_bother(form: Form, lab: Crew, job: Job, recorder: Job) -> tuple[Address, bytes]:
