@@ -5,7 +5,8 @@
 
 Shows what a script needs for both: `init_process_group` reads what the launcher put into the
 environment, and the older launcher also passes `--local-rank`, which the script has to accept.
-Exits with 1 when the line is wrong, or not the same on every rank.
+Exits with 1 when the line is wrong, or not the same on every rank, or a rank was told a wrong
+`--local-rank`. Each host has to have the same number of ranks.
 """
 
 import argparse
@@ -58,7 +59,9 @@ def main() -> int:
     alike = all(torch.equal(line, other) for other in lines)
     if rank == 0:
         print(f"error={error:.5f} alike={alike} backend={options.backend} ranks={ranks}")
-    if options.local_rank != rank:  # they are the same number as long as there is one host
+    # A launcher numbers its ranks host by host; here each host has as many as the others.
+    ranks_per_host = int(os.environ.get("LOCAL_WORLD_SIZE", ranks))
+    if options.local_rank != rank % ranks_per_host:
         print(f"rank {rank} was told that it is local rank {options.local_rank}", file=sys.stderr)
         return 1
     return 0 if error < 1e-3 and alike else 1

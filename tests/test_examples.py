@@ -20,6 +20,8 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 from conftest import ROOT, Run
+from hosts import Hosts
+from namespaces import missing
 from ports import free_port
 from workers import HOST, Rank, ranks
 
@@ -188,6 +190,29 @@ LINE = r"error=0\.000\d\d"
 
 def test_torchrun(torchrun: Run) -> None:
     succeeds(torchrun(2, EXAMPLES / "launch.py"), end(f"{LINE} alike=True"))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(missing() is not None, reason=str(missing()))
+@pytest.mark.parametrize("meeting", ["static", "c10d"])
+def test_torchrun_on_two_hosts(meeting: str) -> None:
+    """As examples/README.md says it; a local rank is not a rank there."""
+    with Hosts(2) as hosts:
+        first, launchers = hosts.addresses[0], []
+        for node, address in enumerate(hosts.addresses):
+            words = ["--nnodes=2", "--nproc-per-node=2"]
+            if meeting == "static":
+                words += [f"--node-rank={node}", f"--master-addr={first}", "--master-port=29500"]
+            else:
+                words += ["--rdzv-backend=c10d", "--rdzv-id=fit", f"--rdzv-endpoint={first}:29400"]
+                words += [f"--rdzv-conf=is_host={1 - node}", f"--local-addr={address}"]
+            command = [sys.executable, "-m", "torch.distributed.run", *words]
+            command.append(str(EXAMPLES / "launch.py"))
+            environment = {"OMP_NUM_THREADS": "1"}
+            launchers.append(hosts.start(node, command, environment, subprocess.PIPE))
+        outputs = [launcher.communicate(timeout=100)[0].decode() for launcher in launchers]
+    assert [launcher.returncode for launcher in launchers] == [0, 0], outputs
+    assert re.search(end(f"{LINE} alike=True", 4), "".join(outputs)), outputs
 
 
 def test_the_older_launcher(run: Run, tmp_path: Path) -> None:
