@@ -20,7 +20,7 @@ MEMORY = 1024  # KiB
 PACE, EACH = 250.0, 125  # strangers a second, and in a window
 JOB, CONTROL, NOBODY = range(3)  # whom they bother in a window
 # Of speed, beside the control; the short form has few windows to tell it from chance.
-LOSS = {True: 0.05, False: 0.15}
+LOSS = {True: 0.05, False: 0.25}
 
 
 @dataclass
