@@ -17,6 +17,9 @@ class Meter {
     if (full && full_) {
       bytes_ += arrived - arrived_;
       time_ += now - at_;
+      age_ = {};
+    } else if (at_ != Clock::time_point{}) {
+      age_ += now - at_;
     }
     if (time_ > kMemory) {
       bytes_ /= 2;
@@ -29,14 +32,18 @@ class Meter {
   uint64_t bytes_per_second() const {  // 0: not known yet
     if (time_ < kEnough) return 0;
     const double seconds = std::chrono::duration<double>(time_).count();
-    return std::max<uint64_t>(1, static_cast<uint64_t>(static_cast<double>(bytes_) / seconds));
+    const double age = std::chrono::duration<double>(age_).count();
+    const double rate = static_cast<double>(bytes_) / seconds * std::min(1 + kHope * age, 2.0);
+    return std::max<uint64_t>(1, static_cast<uint64_t>(rate));
   }
 
  private:
   static constexpr Clock::duration kEnough = std::chrono::milliseconds(20);
   static constexpr Clock::duration kMemory = std::chrono::milliseconds(400);
+  // What looks slow is used less, and then is hardly measured: with time it may have become faster.
+  static constexpr double kHope = 0.25;  // of what was measured, a second; twice as fast at most
   uint64_t bytes_ = 0, arrived_ = 0;
-  Clock::duration time_{};
+  Clock::duration time_{}, age_{};  // of what was measured, and since then
   Clock::time_point at_;
   bool full_ = false;
 };

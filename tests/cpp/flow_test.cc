@@ -23,7 +23,10 @@ void meter() {
   look(0, true);
   require(look(100'000, true) == 0, "10 ms show too little");
   require(look(100'000, true) == 10'000'000, "two looks");
-  for (int i = 0; i < 100; ++i) require(look(50, false) == 10'000'000, "idle: nothing new");
+  for (int i = 0; i < 200; ++i) look(50, false);
+  require(meter.bytes_per_second() == 15'000'000, "idle for 2 s: it may have become faster");
+  for (int i = 0; i < 1000; ++i) look(50, false);
+  require(meter.bytes_per_second() == 20'000'000, "but not much faster without being measured");
   for (int i = 0; i < 300; ++i) look(i == 0 ? 0 : 10'000, true);
   const uint64_t slower = meter.bytes_per_second();
   require(slower >= 1'000'000 && slower < 1'050'000, "the old pace is forgotten: ", slower);
