@@ -94,8 +94,9 @@ inline void Pair::write(int side, int flow, Random& random) {
   End& end = ends[at(side)];
   const auto connection = end.connections[at(flow)];
   if (!connection) return;
-  if (end.session.flows() > 1 && random.below(8) == 0) {
-    end.session.pace(flow, {random.below(3) * random.below(100'000), random.below(10'000)});
+  if (end.session.flows() > 1 && random.below(8) == 0) {  // mostly not known: all are used
+    const uint64_t pace = random.below(8) == 0 ? random.below(100'000) : 0;
+    end.session.pace(flow, {pace, random.below(10'000)});
   }
   std::array<iovec, 16> parts;
   const size_t count = end.session.gather(flow, parts);
