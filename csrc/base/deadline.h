@@ -21,7 +21,8 @@ class Deadline {
   bool passed() const { return Clock::now() >= at_; }
   Clock::time_point start() const { return start_; }
   Clock::duration left() const { return std::max(at_ - Clock::now(), Clock::duration::zero()); }
-  double elapsed_seconds() const { return to_seconds(Clock::now() - start_); }
+  Clock::duration elapsed() const { return Clock::now() - start_; }
+  double elapsed_seconds() const { return std::chrono::duration<double>(elapsed()).count(); }
 
  private:
   // A timeout of years must not wrap around.

@@ -67,7 +67,7 @@ void Communicator::look_around(const Deadline* deadline) {
     throw PeerError(rank(), str(here(), ": ", why));
   }
   if (deadline == nullptr) return;
-  if (deadline->passed()) throw_late(deadline->elapsed_seconds());
+  if (deadline->passed()) throw_late(to_seconds(deadline->elapsed()));
   if (deadline->elapsed_seconds() < kLate || warned_ == sequence_) return;
   warned_ = sequence_;  // once an operation
   logger_.warning(here(), ": has waited for ", kLate, " s for ", missing(), ")");
@@ -179,7 +179,7 @@ void Communicator::watch_messages() {
       if (!message->done) check_source(*message);
     }
     for (const MessagePtr& message : mailbox_.overdue()) {
-      const double seconds = message->deadline.elapsed_seconds();
+      const double seconds = to_seconds(message->deadline.elapsed());
       throw TimeoutError(str(
           message->describe(), ": Timed out after ", seconds, " s waiting for ",
           message->sending ? "the receiver" : "the sender",

@@ -196,7 +196,7 @@ class Meeting {
   }
 
   TimeoutError late(const std::vector<Rank>& ranks, const char* what) const {
-    return TimeoutError(str("Timed out after ", deadline_.elapsed_seconds(), " s waiting for ",
+    return TimeoutError(str("Timed out after ", to_seconds(deadline_.elapsed()), " s waiting for ",
                             list_of(ranks), " of ", options_.size, ", which ", what,
                             " the group: was every rank started, with the same world size?"));
   }
