@@ -13,10 +13,18 @@ from pathlib import Path
 DOCS = Path(__file__).resolve().parent
 CSRC = DOCS.parent / "csrc"
 # Bottom floor last, as drawn; "" is an empty place. A folder includes only what stands lower.
-FLOORS = [["torch"], ["comm"], ["exec"], ["plan", "reduce", "transport"], ["", "", "net"], ["base"]]
+FLOORS = [
+    ["torch"],
+    ["comm"],
+    ["exec", "cuda"],
+    ["plan", "reduce", "transport"],
+    ["", "", "net"],
+    ["base"],
+]
 WHAT = {
     "torch": "c10d::Backend, Work, bindings",
     "comm": "order, queue, send/recv, errors",
+    "cuda": "plans on a stream, device memory",
     "exec": "interprets plans",
     "plan": "planners, table, verifier",
     "reduce": "type x op kernels",
@@ -31,7 +39,7 @@ def includes() -> Counter[tuple[str, str]]:
     """How many files of one folder include something of another."""
     found: Counter[tuple[str, str]] = Counter()
     for path in sorted(CSRC.rglob("*")):
-        if path.suffix not in {".h", ".cc"}:
+        if path.suffix not in {".h", ".cc", ".cu"}:
             continue
         here = path.relative_to(CSRC).parts[0]
         text = path.read_text()

@@ -18,7 +18,7 @@
 #include "comm/operation.h"
 #include "comm/recorder.h"
 #include "comm/request.h"
-#include "exec/spans.h"
+#include "plan/spans.h"
 #include "reduce/reduce.h"
 #include "transport/transport.h"
 

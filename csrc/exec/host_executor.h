@@ -6,9 +6,9 @@
 #include <memory>
 #include <vector>
 
-#include "exec/spans.h"
 #include "plan/plan.h"
 #include "plan/shape.h"
+#include "plan/spans.h"
 #include "reduce/reduce.h"
 #include "transport/transport.h"
 

@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "exec/spans.h"
+#include "plan/spans.h"
 #include "reduce/reduce.h"
 
 namespace ringcomm {

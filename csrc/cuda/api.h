@@ -1,0 +1,109 @@
+// What ringcomm needs of a device: a table of functions with two things behind it, the CUDA
+// runtime (api_cuda.cc) and, in a test-only library, a device simulated by host threads
+// (tests/sim). Whatever goes wrong is a DeviceError: "cudaIpcOpenMemHandle: invalid argument".
+//
+// Any thread may call any function; those without a stream act on the calling thread's device.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+#include "base/fd.h"
+#include "cuda/kernels.h"
+
+namespace ringcomm::cuda {
+
+class DeviceError : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+using Event = void*;  // cudaEvent_t, without timing
+using Uuid = std::array<uint8_t, 16>;
+using IpcHandle = std::array<std::byte, 64>;
+
+struct DeviceFacts {
+  Uuid uuid{};  // of the card, or of the slice of it (MIG): indices mean nothing
+  uint64_t memory_bytes = 0;
+  int major = 0, minor = 0;  // compute capability
+  int multiprocessors = 0;
+  int driver = 0;    // 13000 for CUDA 13.0
+  bool mps = false;  // processes share it truly at once
+  std::string name;  // "NVIDIA H200"
+};
+
+// The allocation that an address lies in. `id` is never used again in this process, so memory that
+// was freed and allocated anew at the same address is known as such.
+struct Allocation {
+  std::byte* base = nullptr;
+  uint64_t bytes = 0;
+  uint64_t id = 0;
+  bool ipc = false;  // export_memory() takes it: cudaMalloc's, not that of virtual addresses
+};
+
+// Physical memory behind a range of virtual addresses (expandable segments), piece by piece.
+struct Chunk {
+  Fd descriptor;
+  uint64_t bytes = 0;
+};
+
+class Api {
+ public:
+  virtual ~Api() = default;
+
+  virtual bool simulated() const = 0;
+  // Empty, or one sentence that says why no device can be used: no driver, one too old. First call.
+  virtual std::string unusable() = 0;
+  virtual int current_device() = 0;
+  virtual void use_device(int device) = 0;  // for the calling thread
+  virtual DeviceFacts facts(int device) = 0;
+
+  // Memory of the device, and of the host such that the device can read and write it.
+  virtual std::byte* allocate(uint64_t bytes) = 0;
+  virtual void release(std::byte* memory) = 0;
+  virtual std::byte* allocate_pinned(uint64_t bytes) = 0;  // the same address on both sides
+  virtual void release_pinned(std::byte* memory) = 0;
+  // Makes mapped memory of the host the device's too; returns its address there.
+  virtual std::byte* register_host(std::byte* memory, uint64_t bytes) = 0;
+  virtual void unregister_host(std::byte* memory) = 0;
+  virtual Allocation allocation_of(const std::byte* address) = 0;
+
+  virtual Stream make_stream() = 0;  // of high priority, independent of the default stream
+  virtual void destroy_stream(Stream stream) = 0;
+  virtual void synchronize(Stream stream) = 0;
+  virtual bool is_capturing(Stream stream) = 0;
+  virtual Event make_event() = 0;
+  virtual void destroy_event(Event event) = 0;
+  virtual void record(Event event, Stream stream) = 0;
+  virtual void wait(Stream stream, Event event) = 0;
+
+  // Enqueued. Between any two memories that this process can address.
+  virtual void copy(Stream stream, std::byte* to, const std::byte* from, uint64_t bytes) = 0;
+  // Memory operations on a word of registered or pinned host memory, by its device address. write:
+  // after all that is before it in the stream, which is visible to whoever sees the value.
+  // wait_until: the stream goes on when (int32)(word - value) >= 0; the host does not wait.
+  virtual void write(Stream stream, std::byte* word, uint32_t value) = 0;
+  virtual void wait_until(Stream stream, std::byte* word, uint32_t value) = 0;
+  virtual void launch(Stream stream, const ReduceArgs& args) = 0;
+  virtual void launch(Stream stream, const LeaderArgs& args) = 0;
+  virtual void launch(Stream stream, const TwoShotArgs& args) = 0;
+  // Loads all kernels: loading one later may wait for a stream that waits for a peer.
+  virtual void load_kernels() = 0;
+
+  // Memory of other processes. A handle is opened in another process than its own, once.
+  virtual IpcHandle export_memory(std::byte* base) = 0;
+  virtual std::byte* open_memory(const IpcHandle& handle) = 0;
+  virtual void close_memory(std::byte* base) = 0;
+  // The chunks that cover [address, address + bytes), and in `offset` where in the first of them
+  // it begins. Empty where the memory cannot be exported so.
+  virtual std::vector<Chunk> export_chunks(std::byte* address, uint64_t bytes,
+                                           uint64_t& offset) = 0;
+  virtual std::byte* map_chunks(const std::vector<Chunk>& chunks) = 0;
+  virtual void unmap_chunks(std::byte* base) = 0;
+};
+
+}  // namespace ringcomm::cuda
