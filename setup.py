@@ -1,7 +1,9 @@
 """Builds ringcomm: setuptools does the package, CMake and Ninja the library, ringcomm/_C.
 
 Settings: MAX_JOBS (compile jobs at once), CXX, CMAKE_ARGS (more arguments for CMake),
-RINGCOMM_SANITIZE=address|thread|undefined, RINGCOMM_WERROR=1. Build files are kept in build/.
+RINGCOMM_SANITIZE=address|thread|undefined, RINGCOMM_WERROR=1, RINGCOMM_CUDA=auto|on|off (CUDA
+tensors; auto: where nvcc is), RINGCOMM_CUDA_ARCHS="80;90" (GPU architectures). Build files are kept
+in build/.
 """
 
 import os
@@ -18,6 +20,8 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).resolve().parent
+CUDA_LIBRARY = "libringcomm_cuda.so"
+ARCHITECTURES = "80;90;100;120"
 
 
 def stop(sentence: str) -> NoReturn:
@@ -71,12 +75,15 @@ class CMakeBuild(build_ext):
         target = Path(self.get_ext_fullpath(ext.name))
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(built / target.name, target)
-        shutil.copy(built / "_build_info.py", target.parent)
-        self.build_info = built / "_build_info.py"
+        self.beside = [built / "_build_info.py", *built.glob(CUDA_LIBRARY)]
+        for file in self.beside:
+            shutil.copy(file, target.parent)
 
     def copy_extensions_to_source(self) -> None:
         super().copy_extensions_to_source()
-        shutil.copy(self.build_info, ROOT / "ringcomm")
+        (ROOT / "ringcomm" / CUDA_LIBRARY).unlink(missing_ok=True)
+        for file in self.beside:
+            shutil.copy(file, ROOT / "ringcomm")
 
     def cmake(self) -> Path:
         """Configure and compile; returns the build folder, one per Python, torch and sanitizer."""
@@ -91,7 +98,11 @@ class CMakeBuild(build_ext):
             "RINGCOMM_TORCH_DIR": str(Path(str(torch.origin)).parent),
             "RINGCOMM_SANITIZE": sanitize,
             "RINGCOMM_WERROR": "ON" if os.environ.get("RINGCOMM_WERROR") else "OFF",
+            "RINGCOMM_CUDA": os.environ.get("RINGCOMM_CUDA", "auto"),
         }
+        architectures = os.environ.get("RINGCOMM_CUDA_ARCHS", ARCHITECTURES)
+        arguments["RINGCOMM_CUDA_ARCHS"] = architectures.replace(",", ";")
+        (folder / "ringcomm" / CUDA_LIBRARY).unlink(missing_ok=True)
         configure = [tool("cmake"), "-S", str(ROOT), "-B", str(folder), "-G", "Ninja"]
         configure += [f"-D{key}={value}" for key, value in arguments.items()]
         configure += os.environ.get("CMAKE_ARGS", "").split()
@@ -104,7 +115,7 @@ class CMakeBuild(build_ext):
 if sys.version_info < (3, 10):
     stop(f"needs Python 3.10 or newer, and this is {sys.version.split()[0]}")
 torch_minor()
-sources = [path for path in (ROOT / "csrc").rglob("*.*") if path.suffix in {".cc", ".h"}]
+sources = [path for path in (ROOT / "csrc").rglob("*.*") if path.suffix in {".cc", ".cu", ".h"}]
 needed = [ROOT / "CMakeLists.txt", ROOT / "ringcomm" / "_build_info.py.in", *sources]
 setup(
     ext_modules=[

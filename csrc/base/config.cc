@@ -43,6 +43,13 @@ bool parse_transport(const std::string& text) {
   return text == "tcp";
 }
 
+std::string parse_cuda_mode(const std::string& text) {
+  RINGCOMM_CHECK(text == "auto" || text == "ipc" || text == "host", "RINGCOMM_CUDA_MODE=", text,
+                 " is no way for CUDA tensors: use auto, ipc (an error where ranks cannot map one "
+                 "another's memory) or host");
+  return text;
+}
+
 // The secret is the job's: a file that others can read is refused.
 std::string read_secret(const std::string& path) {
   struct stat status{};
@@ -60,11 +67,12 @@ std::string read_secret(const std::string& path) {
 // Read at run time, or when ringcomm is built and tested.
 const std::vector<std::string>& known_variables() {
   static const std::vector<std::string> names = {
-      "RINGCOMM_LOG",         "RINGCOMM_ALGORITHM",  "RINGCOMM_SPIN_US",
-      "RINGCOMM_IFNAME",      "RINGCOMM_PORTS",      "RINGCOMM_TRANSPORT",
-      "RINGCOMM_FLOWS",       "RINGCOMM_SECRET",     "RINGCOMM_RESUME_SECONDS",
-      "RINGCOMM_SECRET_FILE", "RINGCOMM_COSTS",      "RINGCOMM_SANITIZE",
-      "RINGCOMM_CUDA",        "RINGCOMM_CUDA_ARCHS", "RINGCOMM_TEST_LEVEL",
+      "RINGCOMM_LOG",         "RINGCOMM_ALGORITHM",    "RINGCOMM_SPIN_US",
+      "RINGCOMM_IFNAME",      "RINGCOMM_PORTS",        "RINGCOMM_TRANSPORT",
+      "RINGCOMM_FLOWS",       "RINGCOMM_SECRET",       "RINGCOMM_RESUME_SECONDS",
+      "RINGCOMM_SECRET_FILE", "RINGCOMM_COSTS",        "RINGCOMM_SANITIZE",
+      "RINGCOMM_CUDA",        "RINGCOMM_CUDA_ARCHS",   "RINGCOMM_CUDA_MODE",
+      "RINGCOMM_CUDA_MEMORY", "RINGCOMM_CUDA_LIBRARY", "RINGCOMM_TEST_LEVEL",
       "RINGCOMM_WERROR"};
   return names;
 }
@@ -122,6 +130,10 @@ Config Config::from_environment() {
   config.secret = variable("RINGCOMM_SECRET").value_or("");
   if (const auto path = variable("RINGCOMM_SECRET_FILE")) config.secret = read_secret(*path);
   config.costs = variable("RINGCOMM_COSTS").value_or("");
+  config.cuda_mode = parse_cuda_mode(variable("RINGCOMM_CUDA_MODE").value_or("auto"));
+  config.cuda_memory = static_cast<uint64_t>(
+      number("RINGCOMM_CUDA_MEMORY", "bytes", 1 << 18, int64_t{1} << 40).value_or(0));
+  config.cuda_library = variable("RINGCOMM_CUDA_LIBRARY").value_or("");
   config.algorithm = variable("RINGCOMM_ALGORITHM");
   config.run_id = variable("TORCHELASTIC_RUN_ID").value_or("none");
   config.restart = variable("TORCHELASTIC_RESTART_COUNT").value_or("0");

@@ -6,8 +6,9 @@
 namespace ringcomm {
 namespace {
 
-constexpr auto kSlice = std::chrono::milliseconds(50);  // between looks at peers and deadlines
-constexpr auto kUnheard = std::chrono::seconds(1);      // then nobody takes the rest
+constexpr auto kSlice = std::chrono::milliseconds(50);      // between looks at peers and deadlines
+constexpr auto kUnheard = std::chrono::seconds(1);          // then nobody takes the rest
+constexpr auto kStreamNap = std::chrono::microseconds(50);  // streams ring no doorbell
 
 std::string message_of(const std::exception_ptr& error) {
   try {
@@ -34,7 +35,9 @@ std::exception_ptr lasting(const std::exception_ptr& error, Rank rank) {
 
 Communicator::~Communicator() {
   shutdown();
-  if (!forked_) Runtime::get().detach(this);
+  if (forked_) return;
+  Runtime::get().detach(this);
+  delete device_.load();
 }
 
 // ---- asking
@@ -94,14 +97,15 @@ void Communicator::run(const Operation& operation) {
   if (task->error) std::rethrow_exception(task->error);
 }
 
-TaskPtr Communicator::submit(Operation operation, decltype(Request::on_done) on_done,
-                             Sequel sequel) {
+TaskPtr Communicator::submit(Operation operation, decltype(Request::on_done) on_done, Sequel sequel,
+                             const std::atomic<uint32_t>* gate) {
   check_usable();
   validate(operation, size(), rank());
   const auto limit = operation.timeout.count() > 0 ? operation.timeout : timeout();
   auto task = std::make_shared<Task>(std::move(operation), limit);
   task->on_done = std::move(on_done);
   task->sequel = std::move(sequel);
+  task->gate = gate;
   {
     const std::lock_guard lock(queue_mutex_);
     queue_.push_back(task);
@@ -144,7 +148,7 @@ std::string Communicator::choice_text(const Operation& operation, const Plan& pl
   shape.local = reach_.local;
   shape.costs = costs_;
   const bool asked = wished(shape.collective).has_value();
-  return str(here(), ", ", to_string(plan.algorithm), " (",
+  return str(numbered(current_), ", ", to_string(plan.algorithm), " (",
              asked ? "the algorithm that was asked for" : selection_reason(shape, reach_), ")");
 }
 
@@ -172,16 +176,49 @@ void Communicator::begin(const Operation& operation) {
   ++sequence_;
   ticket_ = recorder_.begin(current_);
   if (!told_.load(std::memory_order_relaxed)) tell_first(choice_text(operation, *plan));
-  transport_->announce(current_);
+  transport_->announce(Board::kHost, current_);
   executor_.start(std::move(plan), sequence_, make_reduction(operation, size()));
 }
+
+// ---- devices
+
+DeviceGroup& Communicator::device(int index) {
+  check_usable();
+  const std::lock_guard lock(device_mutex_);
+  DeviceGroup* device = device_.load(std::memory_order_relaxed);
+  if (device == nullptr) {
+    device = new DeviceGroup(*this, device_library(), index);
+    device_.store(device, std::memory_order_release);  // partner: fail(), watch()
+  }
+  RINGCOMM_CHECK(device->device() == index, "group '", name(), "' of this rank works on device ",
+                 device->device(), ", and this tensor is on device ", index,
+                 ": each rank uses one device in a group");
+  return *device;
+}
+
+bool Communicator::wait(const DeviceGroup::End& end, Clock::duration at_most) {
+  const Deadline limit(at_most);
+  Patience patience = this->patience();
+  Deadline look(kSlice);
+  while (!end.reached() && !limit.passed()) {
+    if (patience.again()) continue;
+    std::this_thread::sleep_for(kStreamNap);
+    if (!look.passed()) continue;
+    look = Deadline(kSlice);
+    watch();
+    if (options_.interrupt) check_interrupt("a wait for a device");
+  }
+  return end.reached();
+}
+
+// ---- one operation
 
 bool Communicator::advance() {
   switch (executor_.advance()) {
     case HostExecutor::Status::kDone:
       return true;
     case HostExecutor::Status::kMismatch:
-      throw_mismatch(executor_.peer());
+      inquiry_.throw_mismatch(current_, executor_.peer());
     case HostExecutor::Status::kBlocked:
       break;
   }
@@ -193,7 +230,7 @@ void Communicator::end(bool good) {
   if (!ticket_) return;
   transport_->settle();
   recorder_.end(*std::exchange(ticket_, std::nullopt), good);
-  if (good) transport_->finish(sequence_);
+  if (good) transport_->finish(Board::kHost, sequence_);
 }
 
 // The caller's thread does the work and the waiting: no hand-over, no wake-up.
@@ -220,7 +257,7 @@ void Communicator::run_here(const Operation& operation) {
         if (arrived && !look->passed() && !transport_->first_failed()) continue;  // a part of it
         look = Deadline(kSlice);
         look_around(&*deadline);
-        if (options_.interrupt) check_interrupt();
+        if (options_.interrupt) check_interrupt(numbered(current_));
       }
     }
     end(true);
@@ -241,6 +278,7 @@ std::exception_ptr Communicator::fail(const std::exception_ptr& error) {
   }
   failed_.store(true, std::memory_order_seq_cst);
   transport_->fail(failure_);  // rings this process's bell too
+  if (DeviceGroup* const device = device_.load(std::memory_order_acquire)) device->release();
   return error;
 }
 
@@ -261,6 +299,12 @@ std::exception_ptr Communicator::error() {
 
 std::vector<Record> Communicator::records() {
   std::vector<Record> records = recorder_.records();
+  if (const DeviceGroup* const device = device_.load(std::memory_order_acquire)) {
+    const std::vector<Record> more = device->records();
+    records.insert(records.end(), more.begin(), more.end());
+    std::stable_sort(records.begin(), records.end(),
+                     [](const Record& a, const Record& b) { return a.began < b.began; });
+  }
   const std::lock_guard lock(queue_mutex_);
   uint64_t sequence = asked_.load(std::memory_order_relaxed) + 1;
   for (const TaskPtr& task : queue_) sequence -= 1 + task->sequel.operations;
@@ -299,6 +343,9 @@ void Communicator::shutdown(Clock::duration grace) {
     while (driver.try_lock() && advance_queue(driver)) {
       if (driver) driver.unlock();
     }
+  }
+  if (DeviceGroup* const device = device_.load(std::memory_order_acquire)) {
+    device->close(deadline.left());
   }
   transport_->leave();
   drain();

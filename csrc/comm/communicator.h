@@ -14,6 +14,8 @@
 #include <string>
 
 #include "base/log.h"
+#include "comm/device.h"
+#include "comm/inquiry.h"
 #include "comm/mailbox.h"
 #include "comm/operation.h"
 #include "comm/recorder.h"
@@ -47,6 +49,7 @@ struct Task final : Request {
   Task(Operation what, Clock::duration timeout) : Request(timeout), operation(std::move(what)) {}
   Operation operation;
   Sequel sequel;
+  const std::atomic<uint32_t>* gate = nullptr;  // not begun while this is 0
 };
 using TaskPtr = std::shared_ptr<Task>;
 
@@ -71,12 +74,17 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   void run(const Operation& operation);
   // Queues it. Memory lives until the task is done; on_done is called on the thread that ends it.
   TaskPtr submit(Operation operation, decltype(Request::on_done) on_done = nullptr,
-                 Sequel sequel = {});
+                 Sequel sequel = {}, const std::atomic<uint32_t>* gate = nullptr);
   // Starts a send or receive. A message with a timeout of 0 gets the group's.
   void post(const MessagePtr& message);
   // Waits until `request` is done or `at_most` has passed: true when done. Throws nothing of it,
   // only what `interrupt` does.
   bool wait(Request& request, Clock::duration at_most = Clock::duration::max());
+  // The same, of what is enqueued on a device. An operation of a group that has failed may be over
+  // and without a result: see failure().
+  bool wait(const DeviceGroup::End& end, Clock::duration at_most = Clock::duration::max());
+  // For operations on tensors of that device; made at first use.
+  DeviceGroup& device(int index);
   // Runs code of the caller's from on_done: it may block for what this very thread would drive, so
   // others do that meanwhile.
   static void call_out(const std::function<void()>& code);
@@ -103,14 +111,24 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   Driven drive();
   bool ready();
   bool sleep(const std::function<bool()>& awake, Clock::duration most);
-  bool busy() { return queued_.load(std::memory_order_seq_cst) > 0 || mailbox_.pending(); }
+  bool busy();
   void watch();  // the slow path: peers, deadlines
+  // How long the worker may sleep before it drives this group again.
+  Clock::duration nap();
   // The program ends without a goodbye: remote ranks get what is on its way.
   void drain();
   // In a forked child: the group is dead here, and the parent's peers must not notice.
   void forked();
 
-  // For tests and the benchmark's ladder.
+  // For DeviceGroup: the worker watches what has been enqueued; throws where a wait is in vain;
+  // fails the group, and returns the error; what was asked for by options.
+  void look_after() { Runtime::get().kick(shared_from_this()); }
+  void check_waiting(const std::string& during);
+  std::exception_ptr fail(const std::exception_ptr& error);
+  std::optional<Algorithm> wished(Collective collective) const;
+  const Logger& logger() const { return logger_; }
+
+  // For DeviceGroup, tests and the benchmark's ladder.
   Transport& transport() { return *transport_; }
   std::shared_ptr<const Plan> plan_for(const Operation& operation);
 
@@ -136,24 +154,15 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
     ~HandOver() { group.hand_over(); }
   };
 
-  std::optional<Algorithm> wished(Collective collective) const;
   std::string choice_text(const Operation& operation, const Plan& plan) const;
-  std::string here() const;  // "all_reduce #412 float32[500000] SUM"
   void tell_first(const std::string& text);
-  void check_interrupt();
+  void check_interrupt(const std::string& during);
   void check_no_handler();
   PeerError interrupted(const std::exception& by, const std::string& during) const;
   void look_around(const Deadline* deadline);
-  void check_peer(Rank peer);
   void watch_messages();
+  void watch_device();
   void check_source(const Message& message);
-  [[noreturn]] void throw_mismatch(Rank peer);
-  [[noreturn]] void throw_late(double seconds);
-  std::string missing();
-  std::string progress_of(Rank peer, uint64_t sequence);
-  std::string where_is(Rank peer, uint64_t sequence);  // the same, and whether it is alive
-  std::string loss_of(Rank peer, uint64_t sequence);   // the same of one that is gone, and why
-  std::exception_ptr fail(const std::exception_ptr& error);
   Patience patience() const;
 
   CommunicatorOptions options_;
@@ -165,6 +174,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   Neighbourhood memory_;
   std::unique_ptr<Transport> transport_;
   Recorder recorder_;
+  Inquiry inquiry_;
   Mailbox mailbox_;
   std::atomic<int64_t> timeout_ms_;
 
@@ -183,6 +193,9 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   std::deque<TaskPtr> queue_;
   std::exception_ptr error_;
   std::string failure_;
+
+  std::mutex device_mutex_;  // held to make the next; it lives as long as the group
+  std::atomic<DeviceGroup*> device_{nullptr};
 
   std::atomic<std::thread::id> in_handler_;  // it drives, and runs a signal handler
   std::atomic<uint64_t> asked_{0};

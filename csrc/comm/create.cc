@@ -46,8 +46,9 @@ std::shared_ptr<Communicator> Communicator::create(Store& store,
   meeting.size = options.size;
   meeting.scope = str(runtime.config().run_id, "/", runtime.config().restart, "/", options.name);
   const Geometry across = Geometry::across_hosts(options.size);
-  meeting.layout = {options.size, geometry.half_bytes(), mailbox_bytes(options.size)};
-  meeting.layout_across = {options.size, across.half_bytes(), mailbox_bytes(options.size)};
+  const uint64_t devices = cuda::Area::bytes(options.size);
+  meeting.layout = {options.size, geometry.half_bytes(), mailbox_bytes(options.size), devices};
+  meeting.layout_across = {options.size, across.half_bytes(), mailbox_bytes(options.size), devices};
   meeting.first_inbox = {across.inbox_offset(0), across.inbox_bytes};
   meeting.tcp = runtime.config().tcp;
   if (options.rank == 0) meeting.word = runtime.costs_word();
@@ -71,6 +72,7 @@ Communicator::Communicator(std::unique_ptr<Transport> transport, const Geometry&
       costs_(Runtime::get().adopt(memory.word)),
       memory_(std::move(memory)),
       transport_(std::move(transport)),
+      inquiry_(*transport_, recorder_, Board::kHost),
       mailbox_(*transport_, recorder_),
       timeout_ms_(options.timeout.count()),
       executor_(*transport_, geometry),

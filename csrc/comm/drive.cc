@@ -118,6 +118,8 @@ bool Communicator::next_task() {
   {
     const std::lock_guard lock(queue_mutex_);
     if (queue_.empty()) return false;
+    const std::atomic<uint32_t>* const gate = queue_.front()->gate;
+    if (gate != nullptr && gate->load(std::memory_order_seq_cst) == 0 && !failed_) return false;
     task_ = queue_.front();
     queue_.pop_front();
   }
@@ -183,7 +185,9 @@ bool Communicator::wait(Request& request, Clock::duration at_most) {
 Communicator::Driven Communicator::drive() {
   if (forked_ || waiting_.load(std::memory_order_seq_cst) > 0) return Driven::kIdle;
   transport_->progress();
-  bool moved = mailbox_.pending() && move_messages([&] { return mailbox_.progress(); });
+  DeviceGroup* const device = device_.load(std::memory_order_acquire);
+  bool moved = device != nullptr && device->open_gates();
+  moved = (mailbox_.pending() && move_messages([&] { return mailbox_.progress(); })) || moved;
   if (queued_.load(std::memory_order_seq_cst) > 0) {
     Driver driver(drive_, std::try_to_lock);
     if (driver) moved = advance_queue(driver) || moved;
@@ -209,6 +213,17 @@ bool Communicator::sleep(const std::function<bool()>& awake, Clock::duration mos
   Driving driving(*transport_);
   driving.sleep(from, awake, most);
   return true;
+}
+
+bool Communicator::busy() {
+  if (queued_.load(std::memory_order_seq_cst) > 0 || mailbox_.pending()) return true;
+  DeviceGroup* const device = device_.load(std::memory_order_acquire);
+  return device != nullptr && device->pending();
+}
+
+Clock::duration Communicator::nap() {
+  DeviceGroup* const device = device_.load(std::memory_order_acquire);
+  return device == nullptr ? Clock::duration(kSlice) : device->nap();
 }
 
 bool Communicator::ready() {

@@ -182,9 +182,9 @@ void Runtime::work() {
         return inbox() || std::any_of(active.begin(), active.end(),
                                       [](const auto& group) { return group->ready(); });
       };
-      if (active.size() > 1 || !active[0]->sleep(awake, kSlice)) {
-        doorbell_.bell().sleep(awake, kSlice);
-      }
+      Clock::duration nap = kSlice;
+      for (const auto& group : active) nap = std::min(nap, group->nap());
+      if (active.size() > 1 || !active[0]->sleep(awake, nap)) doorbell_.bell().sleep(awake, nap);
       patience.reset();
     }
     if (Clock::now() - watched < kSlice)

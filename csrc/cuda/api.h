@@ -98,10 +98,9 @@ class Api {
   virtual IpcHandle export_memory(std::byte* base) = 0;
   virtual std::byte* open_memory(const IpcHandle& handle) = 0;
   virtual void close_memory(std::byte* base) = 0;
-  // The chunks that cover [address, address + bytes), and in `offset` where in the first of them
-  // it begins. Empty where the memory cannot be exported so.
-  virtual std::vector<Chunk> export_chunks(std::byte* address, uint64_t bytes,
-                                           uint64_t& offset) = 0;
+  // The chunks that cover [address, address + bytes), the first of them from its begin. Empty where
+  // the memory cannot be exported so.
+  virtual std::vector<Chunk> export_chunks(std::byte* address, uint64_t bytes) = 0;
   virtual std::byte* map_chunks(const std::vector<Chunk>& chunks) = 0;
   virtual void unmap_chunks(std::byte* base) = 0;
 };

@@ -39,8 +39,9 @@ struct ReduceArgs {
 // Where one rank's input and output of an operation are, in the leader's address space. Written by
 // the host of that rank; read by the leader's kernel from mapped memory of the host.
 struct LeaderSlot {
-  uint64_t input;
+  uint64_t input;  // of element 0; where staged, of the first that this launch is about
   uint64_t output;
+  uint64_t staged;
 };
 
 // output[r][i] = op(input[0][i], ..., input[n-1][i]) for every rank r: 2 * n * bytes of traffic.

@@ -133,6 +133,8 @@ void scale(DType dtype, double factor, std::byte* dst, const std::byte* src, uin
   kernel({&dst, &src, 1, 1, count * facts(dtype).numbers, 1, factor, kE4M3Overflow});
 }
 
+uint8_t e4m3_overflow() { return kE4M3Overflow; }
+
 std::vector<std::string> instruction_sets() {
   std::vector<std::string> names;
   for (const InstructionSet& set : kInstructionSets) {

@@ -190,6 +190,7 @@ Backend::WorkPtr Backend::endCoalescing() {
   {
     const std::lock_guard lock(coalesced_mutex_);
     works.swap(coalesced_);
+    start_batch();
   }
   if (works.empty()) return nullptr;
   return c10::make_intrusive<Works>(std::move(works));

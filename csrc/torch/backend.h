@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "comm/communicator.h"
+#include "torch/device.h"
 #include "torch/operations.h"
 #include "torch/options.h"
 #include "torch/work.h"
@@ -65,6 +66,9 @@ class Backend final : public c10d::Backend {
   void registerOnCompletionHook(
       std::function<void(std::shared_ptr<c10d::WorkInfo>)>&& hook) override;
   void waitForPendingWorks() override { surroundings_->pending.wait(); }
+
+  // init_process_group(device_id=...): meets there at once.
+  void eagerConnectSingleDevice(at::Device device) override;
 
   bool supportsSplitting() const override { return true; }
   c10::intrusive_ptr<c10d::Backend> split(const c10::intrusive_ptr<c10d::Store>& store,
@@ -123,6 +127,9 @@ class Backend final : public c10d::Backend {
   WorkPtr run(Call& call);
   WorkPtr start(Call& call, bool profiled);
   WorkPtr start_in_profile(Call& call);
+  WorkPtr start_on_device(Call& call);
+  WorkPtr post_on_device(Call& call, DeviceGroup& there);
+  void start_batch();
   void submit(const c10::intrusive_ptr<Work>& work, Call& call);
   void post(const c10::intrusive_ptr<Work>& work, Call& call);
   void leave();
@@ -141,8 +148,11 @@ class Backend final : public c10d::Backend {
   std::atomic<uint64_t> splits_{0};
 
   std::atomic<bool> coalescing_{false};
-  std::mutex coalesced_mutex_;  // guards the next
+  std::mutex coalesced_mutex_;  // guards what follows
   std::vector<WorkPtr> coalesced_;
+  c10::intrusive_ptr<DeviceWork> batch_;  // of messages on a device
+  std::vector<DeviceGroup::Posted> messages_;
+  at::Device batch_device_{at::kCPU};
 };
 
 }  // namespace ringcomm

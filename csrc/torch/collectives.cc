@@ -33,7 +33,9 @@ int64_t elements(at::ArrayRef<at::Tensor> tensors) {
 Backend::WorkPtr Backend::issue(Call&& call) {
   surroundings_->shelf.clear();
   call.operation.timeout = timeout_of(call.operation.timeout);
+  find_device(call);
   if (is_profiled()) return start_in_profile(call);
+  if (call.device) return start_on_device(call);
   const bool here = !call.async && !call.sequel.next && !hasHooks();
   return here ? run(call) : start(call, false);
 }
@@ -45,6 +47,11 @@ Backend::WorkPtr Backend::run(Call& call) {
 }
 
 Backend::WorkPtr Backend::start(Call& call, bool profiled) {
+  if (call.device) {
+    at::RecordFunction record(at::RecordScope::USER_SCOPE);
+    if (record.isActive()) record.before(call.title);
+    return start_on_device(call);
+  }
   auto work = c10::make_intrusive<Work>(surroundings_, call, profiled);
   with_torch_errors([&] { call.peer ? post(work, call) : submit(work, call); });
   if (call.async) {
@@ -174,7 +181,9 @@ Backend::WorkPtr Backend::alltoall(Tensors& outputTensors, Tensors& inputTensors
 }
 
 Backend::WorkPtr Backend::barrier(const c10d::BarrierOptions& opts) {
-  return issue(with(barrier_call(), opts));
+  Call call = barrier_call();
+  if (opts.device && opts.device->is_cuda()) call.device = opts.device;
+  return issue(with(std::move(call), opts));
 }
 
 }  // namespace ringcomm

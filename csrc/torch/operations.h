@@ -38,7 +38,8 @@ struct Call {
   const char* title;  // in profiles: "ringcomm:all_reduce"
   bool async = true;
   Operation operation;
-  std::optional<Rank> peer;  // of a send or receive
+  std::optional<Rank> peer;          // of a send or receive
+  std::optional<at::Device> device;  // where there are no tensors: of a barrier
   uint32_t tag = 0;
   Sequel sequel;
   Staging staging;

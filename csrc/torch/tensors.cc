@@ -91,14 +91,14 @@ void check_served(const Refusal& refuse, const at::Tensor& tensor) {
     refuse(str("only supports dense tensors, this one is ", c10::str(tensor.layout()),
                ": call .to_dense() first"));
   }
-  check_on_cpu(refuse, tensor);
+  if (tensor.is_cpu() || tensor.is_cuda()) return;
+  refuse(str("the tensor is on ", tensor.device().str(), ", and ringcomm serves CPU and CUDA"));
 }
 
 void check_on_cpu(const Refusal& refuse, const at::Tensor& tensor) {
-  if (tensor.device().type() != at::kCPU) {
-    refuse(str("the tensor is on ", tensor.device().str(),
-               " and this build serves CPU tensors: use the backend 'cpu:ringcomm,cuda:nccl'"));
-  }
+  if (tensor.is_cpu()) return;
+  refuse(str("the tensor is sparse and on ", tensor.device().str(),
+             ": move it to the CPU, or call .to_dense() first"));
 }
 
 uint64_t bytes_of(const at::Tensor& tensor) {
@@ -142,6 +142,12 @@ Span Staging::in_place(const at::Tensor& tensor, uint64_t& layout) {
   at::assert_no_internal_overlap(tensor);
   const BelowAutograd guard;
   return span_of(results_.emplace_back(tensor, plain_copy(tensor)).second);
+}
+
+Span Staging::scratch(at::Device device, uint64_t bytes) {
+  const auto size = static_cast<int64_t>(bytes);
+  inputs_.push_back(at::empty({size}, at::TensorOptions().device(device).dtype(at::kByte)));
+  return {static_cast<std::byte*>(inputs_.back().data_ptr()), bytes};
 }
 
 void Staging::finish() const {

@@ -25,7 +25,7 @@ std::optional<DType> dtype_of(at::ScalarType type);
 // One of the same size, for collectives that only move bytes. Refuses none.
 DType movable_dtype(at::ScalarType type);
 
-// Refuses what this build cannot serve: sparse tensors, other devices.
+// Refuses what ringcomm does not serve: sparse tensors, devices other than CPU and CUDA.
 void check_served(const Refusal& refuse, const at::Tensor& tensor);
 void check_on_cpu(const Refusal& refuse, const at::Tensor& tensor);
 
@@ -41,6 +41,9 @@ class Staging {
   // The result replaces what is there. Dense memory is used whatever the order of the elements, on
   // condition that every rank has the same: it is added to `layout`.
   Span in_place(const at::Tensor& tensor, uint64_t& layout);
+
+  // Memory of the call's own on that device.
+  Span scratch(at::Device device, uint64_t bytes);
 
   bool empty() const { return inputs_.empty() && results_.empty(); }
   // After success: brings results to where they belong.

@@ -35,6 +35,21 @@ void Shelf::close() {
   clear();
 }
 
+void InUse::put(DeviceGroup::EndPtr end, std::vector<at::Tensor> tensors,
+                std::vector<Staging> staging) {
+  const std::lock_guard lock(mutex_);
+  kept_.push_back({std::move(end), std::move(tensors), std::move(staging)});
+}
+
+void InUse::clear() {
+  std::vector<Kept> over;  // goes after the lock
+  const std::lock_guard lock(mutex_);
+  const auto rest = std::stable_partition(kept_.begin(), kept_.end(),
+                                          [](const Kept& kept) { return !kept.end->reached(); });
+  over.assign(std::make_move_iterator(rest), std::make_move_iterator(kept_.end()));
+  kept_.erase(rest, kept_.end());
+}
+
 void Pending::begin() {
   const std::lock_guard lock(mutex_);
   ++count_;

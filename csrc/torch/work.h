@@ -48,12 +48,29 @@ class Pending {
   std::condition_variable none_;
 };
 
+// What operations on a device use whose Work has gone: kept until they are over.
+class InUse {
+ public:
+  void put(DeviceGroup::EndPtr end, std::vector<at::Tensor> tensors, std::vector<Staging> staging);
+  void clear();  // of those that are over
+
+ private:
+  struct Kept {
+    DeviceGroup::EndPtr end;
+    std::vector<at::Tensor> tensors;
+    std::vector<Staging> staging;
+  };
+  std::mutex mutex_;  // guards the next
+  std::vector<Kept> kept_;
+};
+
 // The part of a backend that outlives it while operations run.
 struct Surroundings {
   using Hook = std::function<void(std::shared_ptr<c10d::WorkInfo>)>;
 
   std::shared_ptr<Communicator> group;
   Shelf shelf;
+  InUse in_use;
   Pending pending;  // works whose hooks and callbacks have not returned
 
   void set_hook(Hook hook) { hook_.store(new Hook(std::move(hook)), std::memory_order_release); }

@@ -105,20 +105,21 @@ void RemotePeer::tell() {
 }
 
 std::vector<std::byte> RemotePeer::news() {
-  const Header& header = ends_.own.header();
-  const bool known = header.called.load(std::memory_order_acquire) == told_called_ &&
-                     header.finished.load(std::memory_order_acquire) == told_finished_;
+  const Header::Progress& progress = ends_.own.header().of(Board::kHost);
+  const bool known = progress.called.load(std::memory_order_acquire) == told_called_ &&
+                     progress.finished.load(std::memory_order_acquire) == told_finished_;
   return known ? std::vector<std::byte>() : state();
 }
 
 std::vector<std::byte> RemotePeer::state() {
   const Header& header = ends_.own.header();
+  const Header::Progress& progress = header.of(Board::kHost);
   State state;
-  state.called = header.called.load(std::memory_order_acquire);
-  state.finished = header.finished.load(std::memory_order_acquire);
+  state.called = progress.called.load(std::memory_order_acquire);
+  state.finished = progress.finished.load(std::memory_order_acquire);
   state.left = header.left.load(std::memory_order_acquire);
   state.failed = header.failed.load(std::memory_order_acquire);
-  if (const auto current = read_board(header, state.called)) state.current = *current;
+  if (const auto current = read_board(header, Board::kHost, state.called)) state.current = *current;
   size_t bytes = offsetof(State, failure);
   if (state.failed != 0) {
     bytes = sizeof state;
@@ -178,13 +179,14 @@ void RemotePeer::heard(std::span<const std::byte> payload) {
   if (payload.size() > sizeof state || payload.size() < offsetof(State, failure)) return;
   std::memcpy(&state, payload.data(), payload.size());
   Header& header = ends_.shadow.header();
+  Header::Progress& progress = header.of(Board::kHost);
   // What was read first may have been sent last: nothing goes back.
-  if (state.called > header.called.load(std::memory_order_relaxed)) {
-    if (state.current.sequence != 0) write_board(header, state.current);
-    header.called.store(state.called, std::memory_order_release);  // partner: state()
+  if (state.called > progress.called.load(std::memory_order_relaxed)) {
+    if (state.current.sequence != 0) write_board(header, Board::kHost, state.current);
+    progress.called.store(state.called, std::memory_order_release);  // partner: state()
   }
-  if (state.finished > header.finished.load(std::memory_order_relaxed)) {
-    header.finished.store(state.finished, std::memory_order_release);
+  if (state.finished > progress.finished.load(std::memory_order_relaxed)) {
+    progress.finished.store(state.finished, std::memory_order_release);
   }
   if (state.failed != 0 && header.failed.load(std::memory_order_relaxed) == 0) {
     state.failure[kFailureBytes - 1] = '\0';

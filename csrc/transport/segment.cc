@@ -8,10 +8,17 @@
 namespace ringcomm {
 namespace {
 constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
+
+template <typename Header>  // const or not
+auto& entry_of(Header& header, Board board, uint64_t sequence) {
+  return board == Board::kHost ? header.host_board[sequence % kHostEntries]
+                               : header.device_board[sequence % kDeviceEntries];
 }
 
-void write_board(Header& header, const Descriptor& descriptor) {
-  BoardEntry& entry = header.board[descriptor.sequence % 2];
+}  // namespace
+
+void write_board(Header& header, Board board, const Descriptor& descriptor) {
+  BoardEntry& entry = entry_of(header, board, descriptor.sequence);
   entry.sequence.store(0, std::memory_order_relaxed);
   for (int i = 0; i < Descriptor::kWords; ++i) {
     entry.words[i].store(descriptor.words[i], std::memory_order_release);  // after sequence = 0
@@ -19,8 +26,8 @@ void write_board(Header& header, const Descriptor& descriptor) {
   entry.sequence.store(descriptor.sequence, std::memory_order_release);  // partner: read_board()
 }
 
-std::optional<Descriptor> read_board(const Header& header, uint64_t sequence) {
-  const BoardEntry& entry = header.board[sequence % 2];
+std::optional<Descriptor> read_board(const Header& header, Board board, uint64_t sequence) {
+  const BoardEntry& entry = entry_of(header, board, sequence);
   if (entry.sequence.load(std::memory_order_acquire) != sequence) return std::nullopt;
   Descriptor seen;
   seen.sequence = sequence;

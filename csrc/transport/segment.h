@@ -1,6 +1,6 @@
 // The shared memory of one rank in one group, as every rank of the group maps it.
 //
-//   | header | lines[from][lane][half] | mailbox[from] ... | half 0 | half 1 |
+//   | header | lines[from][lane][half] | mailbox[from] ... | device area | half 0 | half 1 |
 //
 // Written by its owner: header (except aborted_by), windows. Written by peer `from`: its lines, its
 // mailbox (except the read cursor), its inboxes. Nothing here is trusted beyond that: whatever is
@@ -43,9 +43,14 @@ struct Header {
   uint64_t magic;
   Nonce nonce;  // proves that what was mapped is what its owner made
   uint64_t bytes;
-  alignas(128) std::atomic<uint64_t> called;  // partner: state()
-  std::atomic<uint64_t> finished;             // partner: state()
-  BoardEntry board[2];                        // of operation k: entry k mod 2
+  struct alignas(128) Progress {
+    std::atomic<uint64_t> called;    // partner: state()
+    std::atomic<uint64_t> finished;  // partner: state()
+  } progress[kBoards];
+  Progress& of(Board board) { return progress[static_cast<int>(board)]; }
+  const Progress& of(Board board) const { return progress[static_cast<int>(board)]; }
+  BoardEntry host_board[kHostEntries];  // of operation k: entry k mod 2
+  BoardEntry device_board[kDeviceEntries];
   alignas(128) std::atomic<uint32_t> left;
   std::atomic<uint32_t> failed;  // set after `failure` was written; partner: failure()
   char failure[kFailureBytes];
@@ -62,6 +67,7 @@ struct SegmentLayout {
   int size = 1;
   uint64_t half_bytes = 0;
   uint64_t mailbox_bytes = 0;  // of each peer's ring, a power of two
+  uint64_t device_bytes = 0;   // whole pages
 
   static constexpr uint64_t kPage = 4096;
   static constexpr uint64_t page_up(uint64_t n) { return (n + kPage - 1) / kPage * kPage; }
@@ -72,9 +78,10 @@ struct SegmentLayout {
     const auto lines = static_cast<uint64_t>(size * kLineLanes * 2);
     return lines_offset() + page_up(lines * sizeof(Line));
   }
-  uint64_t halves_offset() const {
+  uint64_t device_offset() const {
     return mailboxes_offset() + page_up(static_cast<uint64_t>(size) * mailbox_stride());
   }
+  uint64_t halves_offset() const { return device_offset() + device_bytes; }
   uint64_t bytes() const { return halves_offset() + 2 * page_up(half_bytes); }
 };
 
@@ -104,15 +111,16 @@ class Segment {
     return reinterpret_cast<std::byte*>(&mailbox(from)) + sizeof(MailboxCursors);
   }
   uint64_t mailbox_bytes() const { return layout_.mailbox_bytes; }
+  std::byte* device_area() const { return base_ + layout_.device_offset(); }
 
  private:
   std::byte* base_ = nullptr;
   SegmentLayout layout_;
 };
 
-// The board of the operation that a rank is in: by its owner, and by anybody.
-void write_board(Header& header, const Descriptor& descriptor);
-std::optional<Descriptor> read_board(const Header& header, uint64_t sequence);
+// The operations that a rank is in: by its owner, and by anybody.
+void write_board(Header& header, Board board, const Descriptor& descriptor);
+std::optional<Descriptor> read_board(const Header& header, Board board, uint64_t sequence);
 
 // A memfd of exactly `bytes`, sealed against growing and shrinking, so that no peer can turn a load
 // into SIGBUS. Nothing appears in /dev/shm or anywhere else, and nothing is left behind.

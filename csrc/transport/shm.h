@@ -73,16 +73,22 @@ class BasicShmTransport final : public Transport {
   size_t stream_space(Rank to) override;
   size_t stream_available(Rank from) override;
 
-  void announce(const Descriptor& descriptor) override;
-  void finish(uint64_t sequence) override;
-  PeerState state(Rank peer) override;
-  std::optional<Descriptor> descriptor(Rank peer, uint64_t sequence) override;
+  void announce(Board board, const Descriptor& descriptor) override;
+  void finish(Board board, uint64_t sequence) override;
+  PeerState state(Rank peer, Board board) override;
+  std::optional<Descriptor> descriptor(Rank peer, Board board, uint64_t sequence) override;
   std::string failure(Rank peer) override;
   void fail(const std::string& reason) override;
   std::optional<Rank> first_failed() override;
   bool connection_lost(Rank peer) override;
   std::string condition(Rank peer) override;
   std::string loss(Rank peer) override;
+  std::byte* device_area(Rank owner) override {
+    return is_remote(owner) ? nullptr : peer(owner).segment.device_area();
+  }
+  const Fd* socket(Rank rank) const override {
+    return is_remote(rank) ? nullptr : &peer(rank).socket;
+  }
   const char* name() const override {
     if (remotes_.empty()) return "shared memory";
     return remotes_.size() + 1 < peers_.size() ? "shared memory and TCP" : "TCP";

@@ -79,32 +79,34 @@ size_t BasicShmTransport<Signals>::stream_read(Rank from, std::byte* data, size_
 }
 
 template <typename Signals>
-void BasicShmTransport<Signals>::announce(const Descriptor& descriptor) {
+void BasicShmTransport<Signals>::announce(Board board, const Descriptor& descriptor) {
   Header& header = own().header();
-  write_board(header, descriptor);
-  header.called.store(descriptor.sequence, std::memory_order_release);  // partner: state()
+  write_board(header, board, descriptor);
+  header.of(board).called.store(descriptor.sequence,
+                                std::memory_order_release);  // partner: state()
   for (RemotePeer* remote : remotes_) remote->announce();
 }
 
 template <typename Signals>
-void BasicShmTransport<Signals>::finish(uint64_t sequence) {
-  own().header().finished.store(sequence, std::memory_order_release);  // partner: state()
+void BasicShmTransport<Signals>::finish(Board board, uint64_t sequence) {
+  own().header().of(board).finished.store(sequence, std::memory_order_release);  // partner: state()
 }
 
 template <typename Signals>
-PeerState BasicShmTransport<Signals>::state(Rank rank) {
+PeerState BasicShmTransport<Signals>::state(Rank rank, Board board) {
   const Header& header = peer(rank).segment.header();
   PeerState state;  // in this order: a rank finishes, and then leaves
   state.left = header.left.load(std::memory_order_acquire) != 0;
   state.failed = header.failed.load(std::memory_order_acquire) != 0;
-  state.called = header.called.load(std::memory_order_acquire);
-  state.finished = header.finished.load(std::memory_order_acquire);
+  state.called = header.of(board).called.load(std::memory_order_acquire);
+  state.finished = header.of(board).finished.load(std::memory_order_acquire);
   return state;
 }
 
 template <typename Signals>
-std::optional<Descriptor> BasicShmTransport<Signals>::descriptor(Rank rank, uint64_t sequence) {
-  return read_board(peer(rank).segment.header(), sequence);
+std::optional<Descriptor> BasicShmTransport<Signals>::descriptor(Rank rank, Board board,
+                                                                 uint64_t sequence) {
+  return read_board(peer(rank).segment.header(), board, sequence);
 }
 
 template <typename Signals>

@@ -13,6 +13,7 @@
 
 #include "base/doorbell.h"
 #include "base/error.h"
+#include "base/fd.h"
 
 namespace ringcomm {
 
@@ -24,6 +25,12 @@ struct Descriptor {
   uint64_t words[kWords] = {};  // the meaning is comm/operation.h's
   bool operator==(const Descriptor&) const = default;
 };
+
+// Operations on memory of the host and on that of devices are counted apart: the host runs ahead of
+// its devices, so of the latter many are begun at once.
+enum class Board : uint8_t { kHost, kDevice };
+inline constexpr int kBoards = 2;
+inline constexpr uint64_t kHostEntries = 2, kDeviceEntries = 64;  // operations that stand on each
 
 // What a peer says of itself; only grows.
 struct PeerState {
@@ -74,10 +81,10 @@ class Transport {
   virtual size_t stream_available(Rank from) = 0;
 
   // The slow path: what a waiting rank looks at, and what it tells. Any thread may call these.
-  virtual void announce(const Descriptor& descriptor) = 0;  // I am in this operation now
-  virtual void finish(uint64_t sequence) = 0;               // and now it is done
-  virtual PeerState state(Rank peer) = 0;
-  virtual std::optional<Descriptor> descriptor(Rank peer, uint64_t sequence) = 0;
+  virtual void announce(Board board, const Descriptor& descriptor) = 0;  // I am in this one now
+  virtual void finish(Board board, uint64_t sequence) = 0;               // and now it is done
+  virtual PeerState state(Rank peer, Board board) = 0;
+  virtual std::optional<Descriptor> descriptor(Rank peer, Board board, uint64_t sequence) = 0;
   virtual std::string failure(Rank peer) = 0;
   virtual void fail(const std::string& reason) = 0;  // tells every peer, wakes them
   virtual std::optional<Rank> first_failed() = 0;    // a peer that called fail()
@@ -87,6 +94,11 @@ class Transport {
   virtual void leave() = 0;                          // goodbye
   // In a forked child: closes what would keep this rank looking alive, touches nothing shared.
   virtual void forget() = 0;
+
+  // The part of `owner`'s memory that is for devices (cuda/area.h), whole pages, and the socket to
+  // it. Null for ranks of other hosts.
+  virtual std::byte* device_area(Rank owner) = 0;
+  virtual const Fd* socket(Rank peer) const = 0;
 
   virtual const char* name() const = 0;  // for people: "shared memory"
   const Doorbell& doorbell() const { return doorbell_; }

@@ -169,7 +169,7 @@ void leaver_behind_a_result() {
     Buffer buffer(10), wanted(10);
     if (rank == 1) {
       group->run(buffer.operation(Collective::kAllReduce));
-      group->transport().finish(2);
+      group->transport().finish(Board::kHost, 2);
       return group->shutdown();
     }
     std::promise<void> looked;
@@ -180,10 +180,10 @@ void leaver_behind_a_result() {
     message->peer = 1;
     message->data = {reinterpret_cast<std::byte*>(wanted.data.data()), 40};
     group->post(message);
-    while (!group->transport().state(1).left) std::this_thread::yield();
+    while (!group->transport().state(1, Board::kHost).left) std::this_thread::yield();
     group->watch();
     require(group->failure().empty(), "#2 may still end well, not: ", group->failure());
-    group->transport().finish(2);  // as if it had
+    group->transport().finish(Board::kHost, 2);  // as if it had
     group->watch();
     require_in(group->failure(), "rank 1 has left the group");
     looked.set_value();

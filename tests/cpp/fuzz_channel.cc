@@ -195,17 +195,17 @@ class World {
     std::vector<std::byte> payload(bytes.size());
     std::ranges::copy(std::as_bytes(bytes), payload.data());
     frame.bytes = static_cast<uint32_t>(bytes.size());
-    const PeerState before = transport_->state(kPeer);
+    const PeerState before = transport_->state(kPeer, Board::kHost);
     remote_->deliver(frame, payload);
-    const PeerState after = transport_->state(kPeer);
+    const PeerState after = transport_->state(kPeer, Board::kHost);
     require(after.called >= before.called && after.finished >= before.finished, "it goes back");
     require(after.left >= before.left && after.failed >= before.failed, "it comes back");
     check_memory();
   }
 
   void look_at_peer() {
-    const PeerState state = transport_->state(kPeer);
-    const auto current = transport_->descriptor(kPeer, state.called);
+    const PeerState state = transport_->state(kPeer, Board::kHost);
+    const auto current = transport_->descriptor(kPeer, Board::kHost, state.called);
     require(!current || !to_text(*current).empty(), "no text");
     require(transport_->failure(kPeer).size() < kFailureBytes, "a text without an end");
   }

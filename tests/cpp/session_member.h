@@ -45,11 +45,13 @@ class Spendthrift final : public Transport {
   }
   size_t stream_space(Rank to) override { return real_->stream_space(to); }
   size_t stream_available(Rank from) override { return real_->stream_available(from); }
-  void announce(const Descriptor& descriptor) override { real_->announce(descriptor); }
-  void finish(uint64_t sequence) override { real_->finish(sequence); }
-  PeerState state(Rank peer) override { return real_->state(peer); }
-  std::optional<Descriptor> descriptor(Rank peer, uint64_t sequence) override {
-    return real_->descriptor(peer, sequence);
+  void announce(Board board, const Descriptor& descriptor) override {
+    real_->announce(board, descriptor);
+  }
+  void finish(Board board, uint64_t sequence) override { real_->finish(board, sequence); }
+  PeerState state(Rank peer, Board board) override { return real_->state(peer, board); }
+  std::optional<Descriptor> descriptor(Rank peer, Board board, uint64_t sequence) override {
+    return real_->descriptor(peer, board, sequence);
   }
   std::string failure(Rank peer) override { return real_->failure(peer); }
   void fail(const std::string& reason) override { real_->fail(reason); }
@@ -65,6 +67,8 @@ class Spendthrift final : public Transport {
   uint64_t undelivered() override { return real_->undelivered(); }
   void leave() override { real_->leave(); }
   void forget() override {}
+  std::byte* device_area(Rank) override { return nullptr; }
+  const Fd* socket(Rank) const override { return nullptr; }
   const char* name() const override { return "a simulated network"; }
 
   uint64_t expected = 0;
@@ -112,7 +116,7 @@ class Member {
     mailbox_->progress();
     check_messages();
     for (Rank peer = 0; peer < size_; ++peer) {
-      const PeerState state = transport_->state(peer);
+      const PeerState state = transport_->state(peer, Board::kHost);
       require(peer == rank_ || !state.left || state.finished >= operations(), "rank ", peer,
               " left early");
     }
@@ -126,7 +130,7 @@ class Member {
     const auto status = executor_->advance();
     require(status != HostExecutor::Status::kMismatch, "rank ", rank_, " met another operation");
     if (status == HostExecutor::Status::kBlocked) return;
-    transport_->finish(number_);
+    transport_->finish(Board::kHost, number_);
     if (setup_.settle) transport_->settle();
     trial_->check(number_);
     trial_->poison();
@@ -166,7 +170,7 @@ class Member {
     transport_->expected = executor_->stamps().common;
     executor_->input().assign(operation.input);
     executor_->output().assign(operation.output);
-    transport_->announce(descriptor);
+    transport_->announce(Board::kHost, descriptor);
     executor_->start(plans[choice % plans.size()], setup_.halves ? number_ : 2,
                      make_reduction(operation, size_));
     if (talk % 2 == 0) exchange(talk);

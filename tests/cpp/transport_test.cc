@@ -112,7 +112,7 @@ void board(Store& store, Rank rank, int size) {
     Descriptor mine;
     mine.sequence = sequence;
     mine.words[0] = sequence * 10 + static_cast<uint64_t>(rank);
-    t.announce(mine);
+    t.announce(Board::kHost, mine);
     const int half = static_cast<int>(sequence % 2);
     for (Rank peer = 0; peer < size; ++peer) {
       if (peer != rank) t.signal(peer, 0, half, sequence);
@@ -120,12 +120,12 @@ void board(Store& store, Rank rank, int size) {
     for (Rank peer = 0; peer < size; ++peer) {
       if (peer == rank) continue;
       await_signal(t, peer, 0, half, sequence);
-      const auto theirs = t.descriptor(peer, sequence);
+      const auto theirs = t.descriptor(peer, Board::kHost, sequence);
       require(theirs && theirs->words[0] == sequence * 10 + static_cast<uint64_t>(peer),
               "descriptor of rank ", peer);
-      require(t.state(peer).called >= sequence, "called");
+      require(t.state(peer, Board::kHost).called >= sequence, "called");
     }
-    t.finish(sequence);
+    t.finish(Board::kHost, sequence);
   }
   require(!t.first_failed(), "nobody failed");
 }
@@ -140,7 +140,8 @@ void failures(Store& store, Rank rank, int size) {
   }
   await(t, [&] { return t.first_failed().has_value(); });
   require(*t.first_failed() == size - 1, "who failed");
-  require(t.state(size - 1).failed && t.failure(size - 1) == "the disk is on fire", "the text");
+  require(t.state(size - 1, Board::kHost).failed && t.failure(size - 1) == "the disk is on fire",
+          "the text");
 }
 
 // Goodbye is told from the mere end of the connection.
@@ -153,7 +154,7 @@ void goodbyes(Store& store, Rank rank, int size) {
     return;
   }
   await(t, [&] { return t.connection_lost(0); });
-  require(t.state(0).left, "it said goodbye");
+  require(t.state(0, Board::kHost).left, "it said goodbye");
   t.signal(0, 0, 0, 0);
 }
 
@@ -201,7 +202,7 @@ void killed_rank() {
     await_signal(t, 0, 0, 0, 1);
     const Deadline deadline(std::chrono::seconds(1));
     while (!t.connection_lost(0)) require(!deadline.passed(), "death not seen within 1 s");
-    require(!t.state(0).left, "it said no goodbye");
+    require(!t.state(0, Board::kHost).left, "it said no goodbye");
     require(*t.memory(0, 0) == std::byte{42}, "its memory is still there");
   });
   require(WIFSIGNALED(statuses[0]) && statuses[1] == 0 && statuses[2] == 0, "statuses");

@@ -1,0 +1,314 @@
+#include "comm/device.h"
+
+#include <algorithm>
+#include <thread>
+
+#include "comm/communicator.h"
+
+namespace ringcomm {
+namespace {
+
+constexpr auto kSlice = std::chrono::milliseconds(50);     // between looks at peers
+constexpr auto kMeeting = std::chrono::microseconds(100);  // between looks at their cards
+constexpr auto kGateNap = std::chrono::microseconds(50);   // streams ring no doorbell
+constexpr auto kReleaseNap = std::chrono::milliseconds(1);
+
+}  // namespace
+
+void DeviceGroup::End::block(cuda::Stream stream) const { group_.api_.wait(stream, event_); }
+
+bool DeviceGroup::End::good() const {
+  if (!group_.released_) return true;
+  const std::lock_guard lock(group_.mutex_);
+  return static_cast<int32_t>(group_.good_until_[static_cast<size_t>(track_)] - value_) >= 0;
+}
+
+DeviceGroup::DeviceGroup(Communicator& group, cuda::Library& library, int device)
+    : group_(group),
+      api_(library.api()),
+      device_(device),
+      area_(group.transport().device_area(group.rank()), group.size()),
+      inquiry_(group.transport(), recorder_, Board::kDevice),
+      plans_(group.rank()),
+      tracks_(static_cast<size_t>(1 + 2 * group.size())),
+      sent_(static_cast<size_t>(group.size())),
+      received_(static_cast<size_t>(group.size())) {
+  cuda::TeamOptions options;
+  options.rank = group.rank();
+  options.device = device;
+  options.most_bytes = Runtime::get().config().cuda_memory;
+  for (Rank rank = 0; rank < group.size(); ++rank) {
+    options.areas.push_back(group.transport().device_area(rank));
+    options.sockets.push_back(group.transport().socket(rank));
+  }
+  team_ = library.make_team(options);
+}
+
+DeviceGroup::~DeviceGroup() {
+  for (Track& track : tracks_) {
+    if (track.event != nullptr) api_.destroy_event(track.event);
+    if (track.own != nullptr) api_.destroy_stream(track.own);
+  }
+  for (const cuda::Event event : events_) api_.destroy_event(event);
+  for (const Buffer& buffer : buffers_) api_.release_pinned(buffer.memory);
+}
+
+// ---- events, streams, counts
+
+bool DeviceGroup::reached(int track, uint32_t value) const {
+  const uint32_t done = own().done(track).load(std::memory_order_seq_cst);
+  return static_cast<int32_t>(done - value) >= 0;
+}
+
+void DeviceGroup::keep(cuda::Event event) {
+  const std::lock_guard lock(mutex_);
+  events_.push_back(event);
+}
+
+cuda::Event DeviceGroup::event() {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!events_.empty()) {
+      const cuda::Event event = events_.back();
+      events_.pop_back();
+      return event;
+    }
+  }
+  return api_.make_event();
+}
+
+cuda::Stream DeviceGroup::own_stream(int index) {
+  Track& track = tracks_[static_cast<size_t>(index)];
+  if (track.own == nullptr) track.own = api_.make_stream();
+  return track.own;
+}
+
+// The stream for what comes next in these tracks: after what came before in each of them.
+cuda::Stream DeviceGroup::begin(const std::vector<int>& tracks, cuda::Stream caller, bool aside) {
+  RINGCOMM_CHECK(!api_.is_capturing(caller),
+                 "ringcomm cannot be captured into a CUDA graph: call it outside of the capture");
+  const cuda::Stream stream = aside ? own_stream(tracks[0]) : caller;
+  if (aside) {
+    const cuda::Event ready = event();
+    api_.record(ready, caller);
+    api_.wait(stream, ready);
+    keep(ready);
+  }
+  for (const int index : tracks) {
+    const Track& track = tracks_[static_cast<size_t>(index)];
+    if (track.event != nullptr && track.last != stream) api_.wait(stream, track.event);
+  }
+  return stream;
+}
+
+DeviceGroup::EndPtr DeviceGroup::end(const std::vector<int>& tracks, cuda::Stream stream,
+                                     std::vector<Pending> pending) {
+  for (const int index : tracks) {
+    Track& track = tracks_[static_cast<size_t>(index)];
+    if (track.event == nullptr) track.event = api_.make_event();
+    ++track.issued;
+    if (streams_meet_) {
+      team_->mark(stream, index, track.issued);
+    } else {  // the host has waited for it
+      own().done(index).store(track.issued, std::memory_order_seq_cst);
+    }
+    api_.record(track.event, stream);
+    track.last = stream;
+  }
+  const cuda::Event over = event();
+  api_.record(over, stream);
+  const uint32_t value = tracks_[static_cast<size_t>(tracks[0])].issued;
+  for (Pending& each : pending) each.value = tracks_[static_cast<size_t>(each.track)].issued;
+  bool first = false;
+  {
+    const std::lock_guard lock(mutex_);
+    first = pending_.empty();
+    for (Pending& each : pending) pending_.push_back(std::move(each));
+  }
+  if (first) group_.look_after();
+  return std::make_shared<End>(*this, tracks[0], value, over, stream);
+}
+
+// ---- meeting
+
+cuda::Circle DeviceGroup::circle_of(Rank peer) const {
+  cuda::Circle circle;
+  circle.pair = peer >= 0;
+  if (circle.pair) {
+    circle.ranks = {std::min(peer, group_.rank()), std::max(peer, group_.rank())};
+  } else {
+    for (Rank rank = 0; rank < group_.size(); ++rank) circle.ranks.push_back(rank);
+  }
+  return circle;
+}
+
+// Do the ranks of the circle reach one another's devices? The first time, it meets.
+bool DeviceGroup::meet(const cuda::Circle& circle, const std::string& asked) {
+  const int card = circle.card_of(group_.rank());
+  if (const auto known = met_.find(card); known != met_.end()) return known->second;
+  cuda::Found found;
+  const bool near = std::all_of(circle.ranks.begin(), circle.ranks.end(), [&](Rank rank) {
+    return group_.transport().device_area(rank) != nullptr;
+  });
+  if (!near) found.why = "ranks are on several hosts";
+  if (circle.ranks.size() > cuda::kMostRanks) found.why = "there are more than 32 ranks";
+  if (Runtime::get().config().cuda_mode == "host") found.why = "RINGCOMM_CUDA_MODE=host";
+  const bool tries = found.why.empty();
+  const Deadline deadline(group_.timeout());
+  for (uint32_t step = 1; step <= (tries ? cuda::Team::kSteps : 1); ++step) {
+    team_->meet(circle, step);
+    if (tries) await_step(circle, step, deadline, asked);
+  }
+  if (tries) found = team_->found(circle);
+  RINGCOMM_CHECK(found.reach || Runtime::get().config().cuda_mode != "ipc", asked,
+                 ": RINGCOMM_CUDA_MODE=ipc is not possible: ", found.why);
+  streams_meet_ = own().card(card).usable != 0;
+  tell(circle, found, asked);
+  if (!circle.pair) found_ = found;
+  return met_[card] = found.reach;
+}
+
+void DeviceGroup::await_step(const cuda::Circle& circle, uint32_t step, const Deadline& deadline,
+                             const std::string& asked) {
+  Deadline look(kSlice);
+  for (const Rank rank : circle.ranks) {
+    const cuda::Area area(group_.transport().device_area(rank), group_.size());
+    const auto& at = area.card(circle.card_of(rank)).step;
+    while (at.load(std::memory_order_acquire) < step) {
+      std::this_thread::sleep_for(kMeeting);
+      if (!look.passed()) continue;
+      look = Deadline(kSlice);
+      inquiry_.check_partner(rank, asked);
+      group_.check_waiting(asked);
+      if (!deadline.passed()) continue;
+      throw TimeoutError(str(asked, ": Timed out after ", to_seconds(deadline.elapsed()),
+                             " s waiting for rank ", rank, " (", inquiry_.where_is(rank, 1),
+                             ") to use its device with this group"));
+    }
+  }
+}
+
+void DeviceGroup::tell(const cuda::Circle& circle, const cuda::Found& found,
+                       const std::string& asked) {
+  const char* kind = api_.simulated() ? "simulated device" : "CUDA";
+  if (!found.reach) {
+    group_.logger().warning(kind, " tensors go through memory of the host",
+                            streams_meet_ ? "" : ", and calls wait for them", ": ", found.why, " (",
+                            asked, ")");
+  } else if (!circle.pair) {
+    group_.logger().info("first operation on a device: ", asked, ", over ", kind, " IPC, ",
+                         found.one_device    ? "ranks share one device"
+                         : found.own_devices ? "each rank has a device"
+                                             : "ranks share several devices");
+  }
+}
+
+// ---- watching
+
+bool DeviceGroup::pending() {
+  const std::lock_guard lock(mutex_);
+  return !pending_.empty() || !gates_.empty();
+}
+
+Clock::duration DeviceGroup::nap() {
+  const std::lock_guard lock(mutex_);
+  if (!gates_.empty()) return kGateNap;
+  return released_ && !pending_.empty() ? Clock::duration(kReleaseNap) : Clock::duration(kSlice);
+}
+
+bool DeviceGroup::open_gates() {
+  std::list<Gate> open;
+  {
+    const std::lock_guard lock(mutex_);
+    for (auto gate = gates_.begin(); gate != gates_.end();) {
+      const auto next = std::next(gate);
+      if (gate->open->load(std::memory_order_seq_cst) != 0) open.splice(open.end(), gates_, gate);
+      gate = next;
+    }
+  }
+  for (const Gate& gate : open) gate.then();
+  return !open.empty();
+}
+
+void DeviceGroup::look() {
+  std::deque<Pending> over;
+  std::vector<Pending> rest;
+  {
+    const std::lock_guard lock(mutex_);
+    while (!pending_.empty() && reached(pending_.front().track, pending_.front().value)) {
+      over.push_back(pending_.front());
+      pending_.pop_front();
+    }
+    rest.assign(pending_.begin(), pending_.end());
+  }
+  for (const Pending& each : over) {
+    recorder_.end(each.ticket, !released_);
+    if (each.operation.sequence > 0) {
+      group_.transport().finish(Board::kDevice, each.operation.sequence);
+    }
+  }
+  if (released_) {
+    if (!rest.empty()) team_->release();
+    return;
+  }
+  // Not of those that have ended meanwhile: a peer may have gone after the last of them.
+  for (const Pending& each : rest) {
+    if (!reached(each.track, each.value)) check_pending(each);
+  }
+}
+
+void DeviceGroup::check_pending(const Pending& pending) {
+  const double seconds = to_seconds(pending.deadline.elapsed());
+  const bool late = pending.deadline.passed();
+  if (pending.peer < 0) {
+    if (pending.operation.sequence > 0) inquiry_.check_peers(pending.operation);
+    if (late) inquiry_.throw_late(pending.operation, seconds, group_.rank());
+    return;
+  }
+  const std::string text = to_text(pending.operation);
+  inquiry_.check_partner(pending.peer, text);
+  if (!late) return;
+  throw TimeoutError(str(text, ": Timed out after ", seconds, " s waiting for rank ", pending.peer,
+                         " (", group_.transport().condition(pending.peer),
+                         "): every send needs a recv, and the other way round"));
+}
+
+void DeviceGroup::release() {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!released_) {
+      for (size_t i = 0; i < tracks_.size(); ++i) {
+        good_until_.push_back(own().done(static_cast<int>(i)).load(std::memory_order_seq_cst));
+      }
+    }
+    released_ = true;
+  }
+  team_->release();
+}
+
+void DeviceGroup::close(Clock::duration grace) {
+  const Deadline deadline(grace);
+  while (pending() && !deadline.passed()) {
+    if (released_) team_->release();
+    look();
+    std::this_thread::sleep_for(kMeeting);
+  }
+  const std::lock_guard lock(enqueue_mutex_);
+  team_->let_go();
+  // Memory that a peer has mapped is not freed under its feet.
+  const auto gone = [&](Rank peer) {
+    std::byte* const area = group_.transport().device_area(peer);
+    if (area == nullptr || group_.transport().connection_lost(peer)) return true;
+    const cuda::Card& card = cuda::Area(area, group_.size()).card(0);
+    const uint32_t step = card.step.load(std::memory_order_acquire);
+    return step == 0 || step > cuda::Team::kSteps;
+  };
+  bool all = true;
+  for (Rank peer = 0; peer < group_.size(); ++peer) {
+    while (!(all = gone(peer)) && !deadline.passed()) std::this_thread::sleep_for(kMeeting);
+    if (!all) break;
+  }
+  if (!all || pending()) static_cast<void>(team_.release());
+}
+
+}  // namespace ringcomm

@@ -1,0 +1,176 @@
+// A group's operations on tensors of a device: work that its streams do, in the order of the calls.
+// The host enqueues and goes on; it waits for other ranks once, when they first meet here.
+//
+// Of two ranks that call different collectives at least one notices before it enqueues anything:
+// each writes its board before it reads the other's. So neither gets a result.
+#pragma once
+
+#include <deque>
+#include <functional>
+#include <list>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "comm/inquiry.h"
+#include "comm/mailbox.h"
+#include "comm/operation.h"
+#include "comm/recorder.h"
+#include "cuda/library.h"
+#include "plan/cache.h"
+
+namespace ringcomm {
+
+class Communicator;
+
+// The library for devices, opened at the first call. Throws UsageError, in one sentence, where this
+// build has none, or this machine no device that it could use.
+cuda::Library& device_library();
+// Do tensors of the CPU stand in for those of a device? In tests: RINGCOMM_CUDA_LIBRARY.
+bool device_is_simulated();
+
+class DeviceGroup {
+ public:
+  // The end of an operation: an event in its stream, and a count in memory of the host.
+  class End {
+   public:
+    End(DeviceGroup& group, int track, uint32_t value, cuda::Event event, cuda::Stream stream)
+        : group_(group), track_(track), value_(value), event_(event), stream_(stream) {}
+    ~End() { group_.keep(event_); }
+    End(const End&) = delete;
+    End& operator=(const End&) = delete;
+
+    bool reached() const { return group_.reached(track_, value_); }
+    bool good() const;                      // once reached: not because the group had failed
+    void block(cuda::Stream stream) const;  // the stream waits for it, the host does not
+    cuda::Stream stream() const { return stream_; }
+
+   private:
+    DeviceGroup& group_;
+    const int track_;
+    const uint32_t value_;
+    const cuda::Event event_;
+    const cuda::Stream stream_;
+  };
+  using EndPtr = std::shared_ptr<End>;
+
+  struct Posted {  // a message, as it was asked for
+    MessageKind kind;
+    Span data;
+    std::chrono::milliseconds timeout{0};  // 0: the group's
+  };
+
+  DeviceGroup(Communicator& group, cuda::Library& library, int device);
+  ~DeviceGroup();
+  DeviceGroup(const DeviceGroup&) = delete;
+  DeviceGroup& operator=(const DeviceGroup&) = delete;
+
+  int device() const { return device_; }
+  // After what is in `caller` so far; in that stream itself, or beside it where `aside`. `finish`
+  // may enqueue something more that belongs to it.
+  using Finish = std::function<void(cuda::Stream)>;
+  EndPtr enqueue(const Operation& operation, cuda::Stream caller, bool aside, const Finish& finish);
+  // Messages that make progress side by side, beside `caller`.
+  EndPtr enqueue(const std::vector<Posted>& messages, cuda::Stream caller, const Finish& finish);
+  // In `caller`: dst[i] = src[i] * factor, rounded to the type.
+  void scale(DType dtype, double factor, Span dst, const std::byte* src, cuda::Stream caller);
+  // Meets the others, if that has not been done. Every rank of the group must call it.
+  void connect();
+
+  bool pending();
+  // How long the worker may sleep before it looks at this group again.
+  Clock::duration nap();
+  // Posts what a stream has brought to the host. True when there was something.
+  bool open_gates();
+  // The slow path: ends what is done, throws what is wrong with the rest.
+  void look();
+  // The group has failed: lets streams go on that wait for others.
+  void release();
+  // Within `grace`, lets go of peers' memory, and waits until they have let go of ours.
+  void close(Clock::duration grace);
+  std::vector<Record> records() const { return recorder_.records(); }
+
+ private:
+  struct Track {  // what is done in order: the group's operations; messages to or from one peer
+    uint32_t issued = 0;
+    cuda::Stream last = nullptr;  // where the last one was enqueued
+    cuda::Event event = nullptr;  // its end there
+    cuda::Stream own = nullptr;
+  };
+  struct Pending {
+    Descriptor operation;
+    int track;
+    uint32_t value;
+    Rank peer;  // of a message, else -1
+    Deadline deadline;
+    uint64_t ticket;  // the flight recorder's
+  };
+  struct Buffer {  // memory of the host through which an operation goes
+    std::byte* memory;
+    uint64_t bytes;
+    int track;
+    uint32_t value;  // free when this has been reached
+  };
+  struct Gate {
+    const std::atomic<uint32_t>* open;
+    std::function<void()> then;
+  };
+
+  bool reached(int track, uint32_t value) const;
+  void keep(cuda::Event event);
+  cuda::Event event();
+  cuda::Stream own_stream(int track);
+  cuda::Stream begin(const std::vector<int>& tracks, cuda::Stream caller, bool aside);
+  EndPtr end(const std::vector<int>& tracks, cuda::Stream stream, std::vector<Pending> pending);
+  template <typename Enqueue>
+  EndPtr guarded(const std::string& asked, Enqueue&& enqueue);
+
+  cuda::Circle circle_of(Rank peer) const;
+  bool meet(const cuda::Circle& circle, const std::string& asked);
+  void await_step(const cuda::Circle& circle, uint32_t step, const Deadline& deadline,
+                  const std::string& asked);
+  void tell(const cuda::Circle& circle, const cuda::Found& found, const std::string& asked);
+
+  void make_room();
+  void announce(const Operation& operation, const Descriptor& descriptor);
+  void compare(const Posted& message);
+  void run(const Operation& operation, uint64_t sequence, cuda::Stream stream);
+  void run_on_host(const Operation& operation, cuda::Stream stream);
+  void post_on_host(const Posted& message, cuda::Stream stream);
+  std::byte* buffer(uint64_t bytes, int track);
+  // A message is an operation of the host's when `then` runs: a stream has brought the data.
+  void gate(std::byte* opened, cuda::Stream stream, std::function<void()> then);
+  void check_pending(const Pending& pending);
+  void end_record(const Pending& pending, bool good);
+  const cuda::Area& own() const { return area_; }
+
+  Communicator& group_;
+  cuda::Api& api_;
+  const int device_;
+  const cuda::Area area_;
+  Recorder recorder_;
+  Inquiry inquiry_;
+
+  std::mutex enqueue_mutex_;  // guards what follows; CUDA may block whoever holds it
+  std::unique_ptr<cuda::Team> team_;
+  PlanCache plans_;
+  std::vector<Track> tracks_;
+  std::map<int, bool> met_;  // circles, by this rank's card: do they reach one another?
+  cuda::Found found_;        // of the group's
+  uint64_t sequence_ = 0;
+  std::vector<uint64_t> sent_, received_;  // messages, by peer
+  std::deque<Buffer> buffers_;
+  bool streams_meet_ = false;  // words of the host, that is
+
+  std::mutex mutex_;  // guards what follows; never held during a call of CUDA's
+  std::deque<Pending> pending_;
+  std::vector<cuda::Event> events_;
+  std::list<Gate> gates_;
+  std::atomic<bool> released_{false};
+  std::vector<uint32_t> good_until_;  // by track: what was done when the group failed
+};
+
+}  // namespace ringcomm

@@ -1,0 +1,62 @@
+// Finds and opens the library for devices.
+#include <dlfcn.h>
+
+#include <mutex>
+
+#include "comm/device.h"
+#include "comm/runtime.h"
+
+namespace ringcomm {
+namespace {
+
+constexpr const char* kFile = "libringcomm_cuda.so";
+
+// Beside the library that this code is part of.
+std::string beside_us() {
+  Dl_info info{};
+  ::dladdr(reinterpret_cast<const void*>(&device_library), &info);
+  const std::string path = info.dli_fname == nullptr ? "" : info.dli_fname;
+  return path.substr(0, path.rfind('/') + 1) + kFile;
+}
+
+cuda::Library* open() {
+  const std::string& wanted = Runtime::get().config().cuda_library;
+  const std::string path = wanted.empty() ? beside_us() : wanted;
+  void* const library = ::dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (library == nullptr) {
+    const std::string why = ::dlerror();
+    const bool absent = why.find("No such file") != std::string::npos;
+    RINGCOMM_CHECK(!absent || !wanted.empty(),
+                   "this build serves CPU tensors only: build it where nvcc is, with "
+                   "RINGCOMM_CUDA=on, or use the backend 'cpu:ringcomm,cuda:nccl'");
+    throw UsageError(str("the library for CUDA tensors cannot be opened: ", why));
+  }
+  const auto function =
+      reinterpret_cast<cuda::LibraryFunction>(::dlsym(library, cuda::kLibrarySymbol));
+  cuda::Library* const found = function == nullptr ? nullptr : function(cuda::kInterface);
+  RINGCOMM_CHECK(found != nullptr, path, " belongs to another build of ringcomm: build it again");
+  return found;
+}
+
+}  // namespace
+
+cuda::Library& device_library() {
+  static std::mutex mutex;
+  static cuda::Library* library = nullptr;
+  const std::lock_guard lock(mutex);
+  if (library == nullptr) {
+    cuda::Library* const opened = open();
+    const std::string why = opened->api().unusable();
+    RINGCOMM_CHECK(why.empty(), "CUDA tensors cannot be served: ", why);
+    library = opened;
+  }
+  return *library;
+}
+
+bool device_is_simulated() {
+  static const bool simulated =
+      !Runtime::get().config().cuda_library.empty() && device_library().api().simulated();
+  return simulated;
+}
+
+}  // namespace ringcomm

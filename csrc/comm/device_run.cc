@@ -1,0 +1,272 @@
+// Operations of a DeviceGroup: on the devices where the ranks reach one another there, else through
+// memory of the host and the group's way for that.
+#include <algorithm>
+#include <cstring>
+
+#include "comm/communicator.h"
+#include "comm/device.h"
+
+namespace ringcomm {
+namespace {
+
+// all_reduce by the two-shot kernel up to here: above, a ring has less traffic at each rank's door.
+constexpr uint64_t kTwoShotBytes = 8 << 20;
+
+uint64_t total(const std::vector<Span>& spans) {
+  uint64_t bytes = 0;
+  for (const Span& span : spans) bytes += span.bytes;
+  return bytes;
+}
+
+// Half of what boards and slots hold: so far behind may a peer be.
+constexpr uint32_t kMostUnderWay = cuda::kOperations / 2;
+
+// At the head of a buffer for memory of the host: two words, of the stream's and of the host's.
+constexpr uint64_t kHead = 128;
+std::atomic<uint32_t>& word(std::byte* buffer, int index) {
+  return reinterpret_cast<std::atomic<uint32_t>*>(buffer)[index * 16];
+}
+enum { kArrived, kOver };
+
+}  // namespace
+
+// Any error but a refusal fails the group: of what was asked for, a part may have been enqueued.
+template <typename Enqueue>
+DeviceGroup::EndPtr DeviceGroup::guarded(const std::string& asked, Enqueue&& enqueue) {
+  const std::lock_guard lock(enqueue_mutex_);
+  try {
+    return enqueue();
+  } catch (const UsageError&) {
+    throw;
+  } catch (const cuda::DeviceError& error) {
+    const std::string text = str(asked, ": ", error.what());
+    std::rethrow_exception(group_.fail(std::make_exception_ptr(PeerError(group_.rank(), text))));
+  } catch (const std::exception&) {
+    std::rethrow_exception(group_.fail(std::current_exception()));
+  }
+}
+
+void DeviceGroup::connect() {
+  guarded("connect", [&]() -> EndPtr {
+    meet(circle_of(-1), "the group's first meeting");
+    return nullptr;
+  });
+}
+
+DeviceGroup::EndPtr DeviceGroup::enqueue(const Operation& operation, cuda::Stream caller,
+                                         bool aside, const Finish& finish) {
+  validate(operation, group_.size(), group_.rank());
+  Descriptor descriptor = make_descriptor(operation, sequence_ + 1);
+  const std::string asked = numbered(descriptor);
+  return guarded(asked, [&] {
+    const bool reach = meet(circle_of(-1), asked);
+    const cuda::Stream stream = begin({0}, caller, aside);
+    if (reach) {
+      make_room();
+      descriptor.sequence = ++sequence_;
+      announce(operation, descriptor);
+      run(operation, sequence_, stream);
+    } else {
+      descriptor.sequence = 0;  // the host's way counts it
+      run_on_host(operation, stream);
+    }
+    if (finish) finish(stream);
+    const auto limit = operation.timeout.count() > 0 ? operation.timeout : group_.timeout();
+    return end({0}, stream, {{descriptor, 0, 0, -1, Deadline(limit), recorder_.begin(descriptor)}});
+  });
+}
+
+void DeviceGroup::scale(DType dtype, double factor, Span dst, const std::byte* src,
+                        cuda::Stream caller) {
+  guarded("scale", [&]() -> EndPtr {
+    team_->scale(caller, dtype, factor, dst, src);
+    return nullptr;
+  });
+}
+
+// Boards and slots hold the last so many operations: more are never under way.
+void DeviceGroup::make_room() {
+  const auto behind = [&] { return reached(0, tracks_[0].issued + 1 - kMostUnderWay); };
+  Deadline look(std::chrono::milliseconds(50));
+  while (!behind()) {
+    std::this_thread::sleep_for(std::chrono::microseconds(20));
+    if (!look.passed()) continue;
+    look = Deadline(std::chrono::milliseconds(50));
+    group_.watch();
+    group_.check_waiting("the operations before it");
+  }
+}
+
+void DeviceGroup::announce(const Operation& operation, const Descriptor& descriptor) {
+  Transport& transport = group_.transport();
+  Stamps stamps;
+  make_stamps(operation, descriptor, stamps);
+  // Of what the lower rank of a pair sends to the higher one, and gets from it.
+  const auto stamp = [&](Rank peer) {
+    const uint64_t sent = stamps.outgoing(peer, kData), received = stamps.incoming(peer, kData);
+    return group_.rank() < peer ? sent * 31 + received : received * 31 + sent;
+  };
+  for (Rank peer = 0; peer < group_.size(); ++peer) {
+    own().stamp(descriptor.sequence, peer).store(stamp(peer), std::memory_order_relaxed);
+  }
+  transport.announce(Board::kDevice, descriptor);
+  std::atomic_thread_fence(std::memory_order_seq_cst);  // mine is written before theirs is read
+  inquiry_.check_peers(descriptor);
+  for (Rank peer = 0; peer < group_.size(); ++peer) {
+    if (peer == group_.rank() || !transport.descriptor(peer, Board::kDevice, descriptor.sequence)) {
+      continue;
+    }
+    const cuda::Area theirs(transport.device_area(peer), group_.size());
+    const auto& said = theirs.stamp(descriptor.sequence, group_.rank());
+    if (said.load(std::memory_order_relaxed) != stamp(peer)) {
+      inquiry_.throw_mismatch(descriptor, peer);
+    }
+  }
+}
+
+void DeviceGroup::run(const Operation& operation, uint64_t sequence, cuda::Stream stream) {
+  const Spans input(operation.input), output(operation.output);
+  const Reduction reduction = make_reduction(operation, group_.size());
+  const auto wished = group_.wished(operation.collective);
+  const bool short_enough = found_.own_devices && operation.bytes <= kTwoShotBytes;
+  if (operation.collective == Collective::kAllReduce && !wished &&
+      (found_.one_device || short_enough)) {
+    return team_->all_reduce(stream, sequence, reduction, input, output);
+  }
+  const Shape shape = make_shape(operation, team_->geometry());
+  Algorithm algorithm = select(shape, {.mapped = true});
+  // Between devices of their own, traffic from neighbour to neighbour suits any wiring.
+  if (operation.collective == Collective::kAllReduce && !found_.one_device) {
+    algorithm = Algorithm::kRing;
+  }
+  const auto plan = plans_.get(shape, wished.value_or(algorithm));
+  team_->run(stream, *plan, sequence, reduction, input, output);
+}
+
+// ---- messages
+
+DeviceGroup::EndPtr DeviceGroup::enqueue(const std::vector<Posted>& messages, cuda::Stream caller,
+                                         const Finish& finish) {
+  const std::string asked = to_text(make_descriptor(messages[0].kind));
+  return guarded(asked, [&] {
+    std::vector<int> tracks;
+    std::vector<Pending> pending;
+    std::vector<cuda::Transfer> transfers;
+    for (const Posted& message : messages) {
+      const Descriptor descriptor = make_descriptor(message.kind);
+      const int track = 1 + 2 * message.kind.peer + (message.kind.sending ? 1 : 0);
+      if (std::find(tracks.begin(), tracks.end(), track) == tracks.end()) tracks.push_back(track);
+      const auto limit = message.timeout.count() > 0 ? message.timeout : group_.timeout();
+      pending.push_back(
+          {descriptor, track, 0, message.kind.peer, Deadline(limit), recorder_.begin(descriptor)});
+    }
+    for (const Posted& message : messages) meet(circle_of(message.kind.peer), asked);
+    const cuda::Stream stream = begin(tracks, caller, true);
+    for (const Posted& message : messages) {
+      const Rank peer = message.kind.peer;
+      if (met_.at(circle_of(peer).card_of(group_.rank()))) {
+        compare(message);
+        transfers.push_back({message.kind.sending, peer, message.data});
+      } else {
+        post_on_host(message, stream);
+      }
+    }
+    if (!transfers.empty()) team_->transfer(stream, transfers);
+    if (finish) finish(stream);
+    return end(tracks, stream, std::move(pending));
+  });
+}
+
+// The k-th message to a peer and its k-th from here are one: they must have one size. As with
+// boards, of the two sides at least one sees what the other has written.
+void DeviceGroup::compare(const Posted& message) {
+  const auto [sending, dtype, count, peer, tag] = message.kind;
+  uint64_t& before = (sending ? sent_ : received_)[static_cast<size_t>(peer)];
+  const uint64_t number = ++before;
+  const auto said = [&](uint64_t bytes) { return number << 40 | bytes; };
+  own().message(peer, sending, number).store(said(message.data.bytes), std::memory_order_seq_cst);
+  const cuda::Area theirs(group_.transport().device_area(peer), group_.size());
+  const uint64_t other = theirs.message(group_.rank(), !sending, number).load();
+  if (other >> 40 != (number & 0xffffff) || other == said(message.data.bytes)) return;
+  throw MismatchError(str(to_text(make_descriptor(message.kind)), ": it has ", message.data.bytes,
+                          " bytes, and rank ", peer, sending ? " receives " : " sends ",
+                          other & ((uint64_t{1} << 40) - 1),
+                          ": a send and its recv must have the same number of bytes"));
+}
+
+// ---- through memory of the host
+
+std::byte* DeviceGroup::buffer(uint64_t bytes, int track) {
+  const uint32_t value = tracks_[static_cast<size_t>(track)].issued + 1;
+  for (Buffer& buffer : buffers_) {
+    if (buffer.bytes < bytes || buffer.bytes > 4 * bytes + 4096) continue;
+    if (!reached(buffer.track, buffer.value)) continue;
+    buffer.track = track;
+    buffer.value = value;
+    word(buffer.memory, kArrived).store(0);
+    word(buffer.memory, kOver).store(0);
+    return buffer.memory;
+  }
+  std::byte* const memory = api_.allocate_pinned(kHead + bytes);
+  std::memset(memory, 0, kHead);
+  buffers_.push_back({memory, bytes, track, value});
+  return memory;
+}
+
+void DeviceGroup::run_on_host(const Operation& operation, cuda::Stream stream) {
+  const uint64_t in = total(operation.input), out = total(operation.output);
+  std::byte* const memory = buffer(in + out, 0);
+  Operation there = operation;
+  std::byte* at = memory + kHead;
+  for (const Span& span : operation.input) {
+    api_.copy(stream, at, span.data, span.bytes);
+    at += span.bytes;
+  }
+  there.input = {{memory + kHead, in}};
+  there.output = {{at, out}};
+  const auto over = [memory](const std::exception_ptr&) { word(memory, kOver).store(1); };
+  if (streams_meet_) {
+    api_.write(stream, memory + (reinterpret_cast<std::byte*>(&word(memory, kArrived)) - memory),
+               1);
+    group_.submit(std::move(there), over, {}, &word(memory, kArrived));
+    api_.wait_until(stream, reinterpret_cast<std::byte*>(&word(memory, kOver)), 1);
+  } else {
+    api_.synchronize(stream);
+    group_.run(there);
+  }
+  for (const Span& span : operation.output) {
+    api_.copy(stream, span.data, at, span.bytes);
+    at += span.bytes;
+  }
+  if (!streams_meet_) api_.synchronize(stream);
+}
+
+void DeviceGroup::post_on_host(const Posted& posted, cuda::Stream stream) {
+  const bool sending = posted.kind.sending;
+  const int track = 1 + 2 * posted.kind.peer + (sending ? 1 : 0);
+  std::byte* const memory = buffer(posted.data.bytes, track);
+  const Span there{memory + kHead, posted.data.bytes};
+  auto message =
+      std::make_shared<Message>(posted.timeout.count() > 0 ? posted.timeout : group_.timeout());
+  message->sending = sending;
+  message->peer = posted.kind.peer;
+  message->tag = posted.kind.tag;
+  message->dtype = posted.kind.dtype;
+  message->data = there;
+  message->on_done = [memory](const std::exception_ptr&) { word(memory, kOver).store(1); };
+  if (sending) api_.copy(stream, there.data, posted.data.data, there.bytes);
+  if (!streams_meet_) {
+    api_.synchronize(stream);
+    group_.post(message);
+    group_.wait(*message);
+    if (message->error) std::rethrow_exception(message->error);
+  } else {
+    api_.write(stream, reinterpret_cast<std::byte*>(&word(memory, kArrived)), 1);
+    const std::lock_guard lock(mutex_);
+    gates_.push_back({&word(memory, kArrived), [this, message] { group_.post(message); }});
+  }
+  if (streams_meet_) api_.wait_until(stream, reinterpret_cast<std::byte*>(&word(memory, kOver)), 1);
+  if (!sending) api_.copy(stream, posted.data.data, there.data, there.bytes);
+}
+
+}  // namespace ringcomm

@@ -1,0 +1,124 @@
+#include "comm/inquiry.h"
+
+#include <algorithm>
+
+namespace ringcomm {
+
+std::string retold(Rank by, const std::string& text) {
+  constexpr std::string_view rank = ": rank ", failed = " failed: ";
+  const size_t at = text.find(rank);
+  if (at != std::string::npos) {
+    const size_t end = text.find_first_not_of("0123456789", at + rank.size());
+    if (end != std::string::npos && text.compare(end, failed.size(), failed) == 0) {
+      return text.substr(at + 2);
+    }
+  }
+  return str("rank ", by, failed, text);
+}
+
+std::string numbered(const Descriptor& operation) {
+  std::string text = to_text(operation);
+  const size_t word = std::min(text.find(' '), text.size());
+  return text.insert(word, str(" #", operation.sequence));
+}
+
+// "last finished #411 all_reduce float32[3] SUM, has not called #412"
+std::string Inquiry::progress_of(Rank peer, uint64_t sequence) const {
+  const PeerState state = this->state(peer);
+  std::string text = state.finished > 0 ? "last finished " + recorder_.name_of(state.finished)
+                                        : "finished nothing yet";
+  if (state.called < sequence) return text + str(", has not called #", sequence);
+  if (state.finished < sequence) return text + str(", is in #", sequence);
+  return text;
+}
+
+std::string Inquiry::where_is(Rank peer, uint64_t sequence) const {
+  return str(state(peer).left ? "has left the group" : transport_.condition(peer), ", ",
+             progress_of(peer, sequence));
+}
+
+std::string Inquiry::loss_of(Rank peer, uint64_t sequence) const {
+  const std::string why = transport_.loss(peer);
+  // Of a peer that is out of reach, the transport says what to look at.
+  const bool died = why.starts_with("its process died");
+  return str(": Connection closed by rank ", peer, ": ", why, " (", progress_of(peer, sequence),
+             died ? "); look at that rank's own output, then restart" : ")");
+}
+
+void Inquiry::check_peers(const Descriptor& operation) const {
+  for (Rank peer = 0; peer < transport_.size(); ++peer) {
+    if (peer != transport_.rank()) check_peer(operation, peer);
+  }
+  check_failed(numbered(operation));
+}
+
+void Inquiry::check_partner(Rank peer, const std::string& text) const {
+  const bool lost = transport_.connection_lost(peer);
+  if (peer != transport_.rank() && !state(peer).failed && (lost || state(peer).left)) {
+    if (!state(peer).left) throw PeerError(peer, text + loss_of(peer, 0));
+    throw PeerError(peer, str(text, ": rank ", peer,
+                              " has left the group (it destroyed it, or its program ended)"));
+  }
+  check_failed(text);
+}
+
+void Inquiry::check_failed(const std::string& text) const {
+  const auto first = transport_.first_failed();
+  if (!first || *first == transport_.rank()) return;
+  throw PeerError(*first, str(text, ": ", retold(*first, transport_.failure(*first))));
+}
+
+void Inquiry::check_peer(const Descriptor& operation, Rank peer) const {
+  const auto theirs = transport_.descriptor(peer, board_, operation.sequence);
+  if (theirs && *theirs != operation) throw_mismatch(operation, peer);
+  const bool lost =
+      transport_.connection_lost(peer);  // before its state: a rank finishes, then goes
+  const PeerState state = this->state(peer);
+  if (!(lost || state.left) || state.failed || state.finished >= operation.sequence) return;
+  if (state.left) {
+    throw PeerError(peer, str(numbered(operation), ": rank ", peer,
+                              " has left the group (it destroyed it, or "
+                              "its program ended) after #",
+                              state.finished, ": every rank must call the same collectives"));
+  }
+  throw PeerError(peer, numbered(operation) + loss_of(peer, operation.sequence));
+}
+
+void Inquiry::throw_mismatch(const Descriptor& operation, Rank peer) const {
+  const Rank rank = transport_.rank();
+  const uint64_t sequence = operation.sequence;
+  const auto theirs = transport_.descriptor(peer, board_, sequence);
+  if (theirs && *theirs == operation) {  // all_to_all: the descriptors agree, the splits do not
+    throw MismatchError(str(numbered(operation), ": rank ", rank, " and rank ", peer,
+                            " disagree on how much they send each other: output_split_sizes[", peer,
+                            "] of rank ", rank, " must be input_split_sizes[", rank, "] of rank ",
+                            peer, ", and the other way round"));
+  }
+  std::string other =
+      theirs ? to_text(*theirs) : str("another operation (#", state(peer).called, ")");
+  throw MismatchError(str("collective #", sequence, " differs between ranks: rank ", rank,
+                          " called ", to_text(operation), ", rank ", peer, " called ", other,
+                          sequence > 1 ? "; the last they agreed on was " : "",
+                          sequence > 1 ? recorder_.name_of(sequence - 1) : "",
+                          ": every rank must call the same collectives, with equal dtype, op, root "
+                          "and number of elements, in the same order"));
+}
+
+std::string Inquiry::missing(const Descriptor& operation, Rank awaited) const {
+  std::vector<Rank> absent;
+  for (Rank peer = 0; peer < transport_.size(); ++peer) {
+    if (peer != transport_.rank() && state(peer).called < operation.sequence) {
+      absent.push_back(peer);
+    }
+  }
+  if (absent.empty()) absent.push_back(awaited);
+  return str(list_of(absent), " (", where_is(absent[0], operation.sequence));
+}
+
+void Inquiry::throw_late(const Descriptor& operation, double seconds, Rank awaited) const {
+  throw TimeoutError(str(numbered(operation), ": Timed out after ", seconds, " s waiting for ",
+                         missing(operation, awaited),
+                         "): see what it does instead, or give the group a longer timeout"));
+}
+
+}  // namespace ringcomm

@@ -1,0 +1,342 @@
+// The table of functions over the CUDA runtime, which is linked in, and the driver, which is looked
+// up when it is needed: so this library loads where there is no driver.
+#include <cuda.h>
+#include <cuda_runtime_api.h>
+
+#include <cstring>
+#include <map>
+#include <mutex>
+
+#include "cuda/launch.h"
+#include "cuda/library.h"
+#include "cuda/team.h"
+
+namespace ringcomm::cuda {
+namespace {
+
+void check(cudaError_t error, const char* call) {
+  if (error == cudaSuccess) return;
+  cudaGetLastError();  // or the next call of somebody else's reports it
+  throw DeviceError(str(call, ": ", cudaGetErrorString(error)));
+}
+
+void check(CUresult error, const char* call) {
+  if (error == CUDA_SUCCESS) return;
+  throw DeviceError(str(call, ": driver error ", static_cast<int>(error)));
+}
+
+// A function of the driver, by the name and the version of its interface.
+template <typename Function>
+class Driver {
+ public:
+  Driver(const char* name, unsigned version) : name_(name) {
+    void* found = nullptr;
+    cudaDriverEntryPointQueryResult status{};
+    const auto error =
+        cudaGetDriverEntryPointByVersion(name, &found, version, cudaEnableDefault, &status);
+    if (error != cudaSuccess || status != cudaDriverEntryPointSuccess) {
+      cudaGetLastError();
+      found = nullptr;
+    }
+    std::memcpy(&function_, &found, sizeof function_);
+  }
+
+  template <typename... Arguments>
+  void operator()(Arguments... arguments) const {
+    if (function_ == nullptr) throw DeviceError(str("this driver has no ", name_));
+    check(function_(arguments...), name_);
+  }
+
+ private:
+  const char* name_;
+  Function* function_ = nullptr;
+};
+
+struct DriverTable {
+  Driver<decltype(cuStreamWriteValue32)> write{"cuStreamWriteValue32", 12000};
+  Driver<decltype(cuStreamWaitValue32)> wait{"cuStreamWaitValue32", 12000};
+  Driver<decltype(cuPointerGetAttribute)> attribute{"cuPointerGetAttribute", 12000};
+  Driver<decltype(cuMemGetAddressRange)> range{"cuMemGetAddressRange", 12000};
+  Driver<decltype(cuDeviceGetAttribute)> device{"cuDeviceGetAttribute", 12000};
+  Driver<decltype(cuMemRetainAllocationHandle)> retain{"cuMemRetainAllocationHandle", 12000};
+  Driver<decltype(cuMemRelease)> release{"cuMemRelease", 12000};
+  Driver<decltype(cuMemExportToShareableHandle)> export_{"cuMemExportToShareableHandle", 12000};
+  Driver<decltype(cuMemImportFromShareableHandle)> import{"cuMemImportFromShareableHandle", 12000};
+  Driver<decltype(cuMemAddressReserve)> reserve{"cuMemAddressReserve", 12000};
+  Driver<decltype(cuMemAddressFree)> unreserve{"cuMemAddressFree", 12000};
+  Driver<decltype(cuMemMap)> map{"cuMemMap", 12000};
+  Driver<decltype(cuMemUnmap)> unmap{"cuMemUnmap", 12000};
+  Driver<decltype(cuMemSetAccess)> allow{"cuMemSetAccess", 12000};
+};
+
+CUdeviceptr number_of(const std::byte* address) { return reinterpret_cast<CUdeviceptr>(address); }
+cudaStream_t native(Stream stream) { return static_cast<cudaStream_t>(stream); }
+cudaEvent_t native_event(Event event) { return static_cast<cudaEvent_t>(event); }
+
+class CudaApi final : public Api {
+ public:
+  bool simulated() const override { return false; }
+  std::string unusable() override;
+  int current_device() override;
+  void use_device(int device) override { check(cudaSetDevice(device), "cudaSetDevice"); }
+  DeviceFacts facts(int device) override;
+
+  std::byte* allocate(uint64_t bytes) override {
+    void* memory = nullptr;
+    check(cudaMalloc(&memory, bytes), "cudaMalloc");
+    return static_cast<std::byte*>(memory);
+  }
+  void release(std::byte* memory) override { check(cudaFree(memory), "cudaFree"); }
+  std::byte* allocate_pinned(uint64_t bytes) override {
+    void* memory = nullptr;
+    check(cudaHostAlloc(&memory, bytes, cudaHostAllocPortable | cudaHostAllocMapped),
+          "cudaHostAlloc");
+    return static_cast<std::byte*>(memory);
+  }
+  void release_pinned(std::byte* memory) override { check(cudaFreeHost(memory), "cudaFreeHost"); }
+  std::byte* register_host(std::byte* memory, uint64_t bytes) override;
+  void unregister_host(std::byte* memory) override {
+    check(cudaHostUnregister(memory), "cudaHostUnregister");
+  }
+  Allocation allocation_of(const std::byte* address) override;
+
+  Stream make_stream() override;
+  void destroy_stream(Stream stream) override {
+    check(cudaStreamDestroy(native(stream)), "cudaStreamDestroy");
+  }
+  void synchronize(Stream stream) override {
+    check(cudaStreamSynchronize(native(stream)), "cudaStreamSynchronize");
+  }
+  bool is_capturing(Stream stream) override;
+  Event make_event() override;
+  void destroy_event(Event event) override {
+    check(cudaEventDestroy(native_event(event)), "cudaEventDestroy");
+  }
+  void record(Event event, Stream stream) override {
+    check(cudaEventRecord(native_event(event), native(stream)), "cudaEventRecord");
+  }
+  void wait(Stream stream, Event event) override {
+    check(cudaStreamWaitEvent(native(stream), native_event(event), 0), "cudaStreamWaitEvent");
+  }
+
+  void copy(Stream stream, std::byte* to, const std::byte* from, uint64_t bytes) override {
+    check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, native(stream)), "cudaMemcpyAsync");
+  }
+  void write(Stream stream, std::byte* word, uint32_t value) override {
+    driver().write(native(stream), number_of(word), value, CU_STREAM_WRITE_VALUE_DEFAULT);
+  }
+  void wait_until(Stream stream, std::byte* word, uint32_t value) override {
+    driver().wait(native(stream), number_of(word), value, CU_STREAM_WAIT_VALUE_GEQ);
+  }
+  void launch(Stream stream, const ReduceArgs& args) override {
+    launch_reduce(stream, args, multiprocessors());
+  }
+  void launch(Stream stream, const LeaderArgs& args) override {
+    launch_leader(stream, args, multiprocessors());
+  }
+  void launch(Stream stream, const TwoShotArgs& args) override { launch_two_shot(stream, args); }
+  void load_kernels() override { cuda::load_kernels(); }
+
+  IpcHandle export_memory(std::byte* base) override;
+  std::byte* open_memory(const IpcHandle& handle) override;
+  void close_memory(std::byte* base) override {
+    check(cudaIpcCloseMemHandle(base), "cudaIpcCloseMemHandle");
+  }
+  std::vector<Chunk> export_chunks(std::byte* address, uint64_t bytes) override;
+  std::byte* map_chunks(const std::vector<Chunk>& chunks) override;
+  void unmap_chunks(std::byte* base) override;
+
+ private:
+  static const DriverTable& driver() {
+    static const DriverTable table;
+    return table;
+  }
+  static int multiprocessors();
+
+  std::mutex mutex_;                       // guards the next
+  std::map<std::byte*, uint64_t> mapped_;  // bytes, of map_chunks()
+};
+
+std::string CudaApi::unusable() {
+  int runtime = 0, driver = 0, devices = 0;
+  cudaRuntimeGetVersion(&runtime);
+  if (cudaDriverGetVersion(&driver) != cudaSuccess || driver == 0) {
+    return "there is no NVIDIA driver on this machine";
+  }
+  const auto error = cudaGetDeviceCount(&devices);
+  if (error == cudaErrorInsufficientDriver) {
+    return str("the NVIDIA driver is for CUDA ", driver / 1000, ".", driver % 1000 / 10,
+               " and ringcomm was built with CUDA ", runtime / 1000, ".", runtime % 1000 / 10,
+               ": update the driver");
+  }
+  if (error != cudaSuccess) return str("cudaGetDeviceCount: ", cudaGetErrorString(error));
+  return devices == 0 ? "this process sees no GPU" : "";
+}
+
+int CudaApi::current_device() {
+  int device = 0;
+  check(cudaGetDevice(&device), "cudaGetDevice");
+  return device;
+}
+
+int CudaApi::multiprocessors() {
+  int device = 0, count = 0;
+  check(cudaGetDevice(&device), "cudaGetDevice");
+  check(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device),
+        "cudaDeviceGetAttribute");
+  return count;
+}
+
+DeviceFacts CudaApi::facts(int device) {
+  cudaDeviceProp properties{};
+  check(cudaGetDeviceProperties(&properties, device), "cudaGetDeviceProperties");
+  DeviceFacts facts;
+  std::memcpy(facts.uuid.data(), properties.uuid.bytes, facts.uuid.size());
+  facts.memory_bytes = properties.totalGlobalMem;
+  facts.major = properties.major;
+  facts.minor = properties.minor;
+  facts.multiprocessors = properties.multiProcessorCount;
+  facts.name = properties.name;
+  check(cudaDriverGetVersion(&facts.driver), "cudaDriverGetVersion");
+  int mps = 0;
+  driver().device(&mps, CU_DEVICE_ATTRIBUTE_MPS_ENABLED, static_cast<CUdevice>(device));
+  facts.mps = mps != 0;
+  return facts;
+}
+
+std::byte* CudaApi::register_host(std::byte* memory, uint64_t bytes) {
+  check(cudaHostRegister(memory, bytes, cudaHostRegisterPortable | cudaHostRegisterMapped),
+        "cudaHostRegister");
+  void* there = nullptr;
+  check(cudaHostGetDevicePointer(&there, memory, 0), "cudaHostGetDevicePointer");
+  return static_cast<std::byte*>(there);
+}
+
+Allocation CudaApi::allocation_of(const std::byte* address) {
+  Allocation found;
+  CUdeviceptr base = 0;
+  size_t bytes = 0;
+  unsigned ipc = 0;
+  unsigned long long id = 0;
+  driver().range(&base, &bytes, number_of(address));
+  driver().attribute(&id, CU_POINTER_ATTRIBUTE_BUFFER_ID, base);
+  driver().attribute(&ipc, CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE, base);
+  found.base = reinterpret_cast<std::byte*>(base);
+  found.bytes = bytes;
+  found.id = id;
+  found.ipc = ipc != 0;
+  return found;
+}
+
+Stream CudaApi::make_stream() {
+  int least = 0, greatest = 0;
+  check(cudaDeviceGetStreamPriorityRange(&least, &greatest), "cudaDeviceGetStreamPriorityRange");
+  cudaStream_t stream = nullptr;
+  check(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, greatest),
+        "cudaStreamCreateWithPriority");
+  return stream;
+}
+
+bool CudaApi::is_capturing(Stream stream) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  check(cudaStreamIsCapturing(native(stream), &status), "cudaStreamIsCapturing");
+  return status != cudaStreamCaptureStatusNone;
+}
+
+Event CudaApi::make_event() {
+  cudaEvent_t event = nullptr;
+  check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cudaEventCreateWithFlags");
+  return event;
+}
+
+IpcHandle CudaApi::export_memory(std::byte* base) {
+  cudaIpcMemHandle_t handle;
+  check(cudaIpcGetMemHandle(&handle, base), "cudaIpcGetMemHandle");
+  IpcHandle bytes;
+  static_assert(sizeof handle == sizeof bytes);
+  std::memcpy(bytes.data(), &handle, sizeof handle);
+  return bytes;
+}
+
+std::byte* CudaApi::open_memory(const IpcHandle& bytes) {
+  cudaIpcMemHandle_t handle;
+  std::memcpy(&handle, bytes.data(), sizeof handle);
+  void* memory = nullptr;
+  check(cudaIpcOpenMemHandle(&memory, handle, cudaIpcMemLazyEnablePeerAccess),
+        "cudaIpcOpenMemHandle");
+  return static_cast<std::byte*>(memory);
+}
+
+// ---- memory by virtual addresses (torch's expandable segments)
+
+std::vector<Chunk> CudaApi::export_chunks(std::byte* address, uint64_t bytes) {
+  unsigned types = 0;
+  driver().attribute(&types, CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES, number_of(address));
+  if ((types & CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) == 0) return {};
+  std::vector<Chunk> chunks;
+  const std::byte* const end = address + bytes;
+  for (std::byte* at = address; at < end;) {
+    const Allocation piece = allocation_of(at);
+    CUmemGenericAllocationHandle handle = 0;
+    driver().retain(&handle, static_cast<void*>(piece.base));
+    int descriptor = -1;
+    try {
+      driver().export_(&descriptor, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0ull);
+    } catch (const DeviceError&) {
+      driver().release(handle);
+      throw;
+    }
+    driver().release(handle);
+    chunks.push_back({Fd(descriptor), piece.bytes});
+    at = piece.base + piece.bytes;
+  }
+  return chunks;
+}
+
+std::byte* CudaApi::map_chunks(const std::vector<Chunk>& chunks) {
+  uint64_t bytes = 0;
+  for (const Chunk& chunk : chunks) bytes += chunk.bytes;
+  CUdeviceptr base = 0;
+  driver().reserve(&base, bytes, 0ul, CUdeviceptr{0}, 0ull);
+  uint64_t offset = 0;
+  try {
+    for (const Chunk& chunk : chunks) {
+      CUmemGenericAllocationHandle handle = 0;
+      const auto descriptor = static_cast<uintptr_t>(chunk.descriptor.get());
+      driver().import(&handle, reinterpret_cast<void*>(descriptor),
+                      CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+      driver().map(base + offset, chunk.bytes, 0ul, handle, 0ull);
+      driver().release(handle);  // the mapping keeps it
+      offset += chunk.bytes;
+    }
+    CUmemAccessDesc access{};
+    access.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+    access.location.id = current_device();
+    access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+    driver().allow(base, bytes, &access, 1ul);
+  } catch (const DeviceError&) {
+    if (offset > 0) driver().unmap(base, offset);
+    driver().unreserve(base, bytes);
+    throw;
+  }
+  auto* const address = reinterpret_cast<std::byte*>(base);
+  const std::lock_guard lock(mutex_);
+  mapped_[address] = bytes;
+  return address;
+}
+
+void CudaApi::unmap_chunks(std::byte* base) {
+  uint64_t bytes = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    bytes = std::exchange(mapped_[base], 0);
+  }
+  driver().unmap(number_of(base), bytes);
+  driver().unreserve(number_of(base), bytes);
+}
+
+}  // namespace
+
+std::unique_ptr<Api> make_api() { return std::make_unique<CudaApi>(); }
+
+}  // namespace ringcomm::cuda

@@ -1,0 +1,118 @@
+// The part of a rank's shared memory of the host that is for devices: what ranks tell one another
+// of their devices, and the words that their streams wait for. Registered with every device, so
+// that streams and kernels reach it as the host does.
+//
+// Written by its owner, except: lines by the peer they come from.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+#include "cuda/api.h"
+
+namespace ringcomm::cuda {
+
+inline constexpr uint64_t kOperations = 128;  // of a group, that are under way on its device
+inline constexpr int kExports = 64;           // allocations of a rank that the leader may map
+inline constexpr uint64_t kMessages = 64;     // to one peer, whose sizes can be compared
+
+// A rank's lines from one peer: what each of them counts.
+enum Lane : uint8_t { kDataLane, kCreditLane, kMessageLane, kMessageCreditLane };
+inline constexpr int kLanes = 4;
+
+// What a rank tells the others of a circle (team.h) of its device and the memory for them there.
+struct alignas(128) Card {
+  std::atomic<uint32_t> step;  // how far its owner has come; partner: whoever meets
+  uint32_t usable;             // streams reach this area
+  Uuid uuid;
+  int32_t driver;
+  uint64_t memory_bytes;
+  uint64_t pattern;  // stands in the memory behind `window`: proof of what is mapped
+  IpcHandle window;
+  std::atomic<uint32_t> reaches;  // bit r: rank r's memory could be read and written
+  uint64_t seen[kMostRanks];      // where its owner sees rank r's memory
+  char why[160];                  // of what is missing: the first reason
+};
+
+struct Export {
+  enum Kind : uint32_t { kNothing, kHandle, kChunks };
+  std::atomic<uint64_t> generation;  // changes after all else was written; partner: Imports
+  Kind kind;
+  uint32_t chunks;  // kChunks: so many descriptors were sent
+  uint64_t since;   // operations before this one may use what stood here before
+  IpcHandle handle;
+  uint64_t chunk_bytes[16];
+};
+
+struct Opened {  // by the leader: where it sees a peer's export
+  std::atomic<uint64_t> generation;
+  std::atomic<uint64_t> address;
+};
+
+// A view of one rank's area, of a group of `size` ranks.
+class Area {
+ public:
+  Area(std::byte* base, int size) : base_(base), size_(static_cast<uint64_t>(size)) {}
+
+  static uint64_t bytes(int size) {
+    const uint64_t all = Area(nullptr, size).at(kEnd);
+    return (all + 4095) / 4096 * 4096;
+  }
+
+  Card& card(int index) const { return in<Card>(kCards, static_cast<uint64_t>(index)); }
+  std::atomic<uint32_t>& abort() const { return in<std::atomic<uint32_t>>(kWords, 0); }
+  // Counts what a stream of the owner has come to: see Team::mark().
+  std::atomic<uint32_t>& done(int track) const {
+    return in<std::atomic<uint32_t>>(kWords, static_cast<uint64_t>(1 + track) * 16);
+  }
+  // Counts changes of exported().
+  std::atomic<uint32_t>& exports() const {
+    return in<std::atomic<uint32_t>>(kWords, (2 + 2 * size_) * 16);
+  }
+  std::atomic<uint32_t>& line(Rank from, int lane) const {
+    return in<std::atomic<uint32_t>>(kLines, static_cast<uint64_t>(from * kLanes + lane) * 32);
+  }
+  LeaderSlot& slot(uint64_t sequence) const {
+    return in<LeaderSlot>(kSlots, sequence % kOperations);
+  }
+  Export& exported(int index) const { return in<Export>(kExported, static_cast<uint64_t>(index)); }
+  Opened& opened(Rank owner, int index) const {
+    return in<Opened>(kOpened, static_cast<uint64_t>(owner * kExports + index));
+  }
+  // What the owner and `peer` must agree on in an operation, where that is not the same for all.
+  std::atomic<uint64_t>& stamp(uint64_t sequence, Rank peer) const {
+    return in<std::atomic<uint64_t>>(kStamps,
+                                     sequence % kOperations * size_ + static_cast<uint64_t>(peer));
+  }
+  // Of the k-th message to, or from, a peer: k and its size.
+  std::atomic<uint64_t>& message(Rank peer, bool sending, uint64_t k) const {
+    const auto row = static_cast<uint64_t>(2 * peer + (sending ? 1 : 0));
+    return in<std::atomic<uint64_t>>(kSizes, row * kMessages + k % kMessages);
+  }
+  std::byte* base() const { return base_; }
+
+ private:
+  enum Part { kCards, kWords, kLines, kSlots, kExported, kOpened, kStamps, kSizes, kEnd };
+
+  uint64_t at(Part part) const {
+    const uint64_t sizes[] = {
+        (1 + size_) * sizeof(Card), (3 + 2 * size_) * 64,
+        size_ * kLanes * 128,       kOperations * sizeof(LeaderSlot),
+        kExports * sizeof(Export),  size_ * kExports * sizeof(Opened),
+        size_ * kOperations * 8,    2 * size_ * kMessages * 8,
+    };
+    uint64_t offset = 0;
+    for (int i = 0; i < part; ++i) offset += (sizes[i] + 127) / 128 * 128;
+    return offset;
+  }
+  template <typename T>
+  T& in(Part part, uint64_t index) const {
+    return reinterpret_cast<T*>(base_ + at(part))[index];
+  }
+
+  std::byte* base_;
+  uint64_t size_;
+};
+
+}  // namespace ringcomm::cuda

@@ -1,0 +1,328 @@
+// Operations as work of streams: copies, kernels, and words that are written and waited for. No
+// function here waits for another rank.
+#include <algorithm>
+
+#include "cuda/team.h"
+
+namespace ringcomm::cuda {
+namespace {
+
+constexpr uint64_t kChunks = 4;  // of messages, in the memory for them
+constexpr int32_t kTwoShotBlocks = 16;
+
+Math math_of(const Reduction& reduction, bool final) {
+  Math math;
+  math.dtype = reduction.dtype;
+  math.op = reduction.op;
+  math.final = final;
+  math.ranks = reduction.ranks;
+  math.e4m3_overflow = e4m3_overflow();
+  return math;
+}
+
+// fn(piece of `spans`, bytes before it) for [offset, offset + bytes).
+template <typename Function>
+void each_piece(const Spans& spans, uint64_t offset, uint64_t bytes, Function&& fn) {
+  for (uint64_t done = 0; done < bytes;) {
+    const Span span = spans.at(offset + done);
+    const uint64_t length = std::min(span.bytes, bytes - done);
+    fn(Span{span.data, length}, done);
+    done += length;
+  }
+}
+
+}  // namespace
+
+// ---- words
+
+std::byte* DeviceTeam::word(Rank of, const void* in_its_area) const {
+  const auto* at = static_cast<const std::byte*>(in_its_area);
+  return peer(of).device_area + (at - peer(of).area.base());
+}
+
+void DeviceTeam::signal(Stream stream, Rank to, int lane, uint32_t by) {
+  Peer& peer = this->peer(to);
+  peer.sent[lane] += by;
+  api_.write(stream, word(to, &peer.area.line(options_.rank, lane)), peer.sent[lane]);
+}
+
+void DeviceTeam::await(Stream stream, Rank from, int lane, uint32_t by) {
+  std::atomic<uint32_t>& awaited = peer(from).awaited[lane];
+  const uint32_t value = awaited.load(std::memory_order_relaxed) + by;
+  awaited.store(value, std::memory_order_relaxed);  // partner: release(), which comes again
+  api_.wait_until(stream, word(options_.rank, &own().line(from, lane)), value);
+}
+
+void DeviceTeam::mark(Stream stream, int track, uint32_t value) {
+  const OnDevice here(api_, options_.device);
+  api_.write(stream, word(options_.rank, &own().done(track)), value);
+}
+
+// ---- plans
+
+class DeviceTeam::Lowering {
+ public:
+  Lowering(DeviceTeam& team, Stream stream, const Plan& plan, uint64_t half)
+      : team_(team), stream_(stream), plan_(plan), half_(half) {}
+
+  void run(const Reduction& reduction, const Spans& input, const Spans& output) {
+    input_ = &input;
+    output_ = &output;
+    for (const Block& block : plan_.blocks) {
+      shift_ = 0;
+      for (uint64_t i = 0; i < block.repetitions; ++i, shift_ += block.stride) {
+        for (uint32_t s = 0; s < block.step_count; ++s) {
+          enqueue(plan_.steps[block.first_step + s], reduction);
+        }
+      }
+    }
+  }
+
+ private:
+  void enqueue(const Step& step, const Reduction& reduction) {
+    switch (step.verb) {
+      case Verb::kCopy:
+        return copy(step);
+      case Verb::kReduce:
+        return reduce(step, reduction);
+      case Verb::kSignal:
+        return team_.signal(stream_, step.peer, step.lane);
+      case Verb::kWait:
+        return team_.await(stream_, step.peer, step.lane);
+    }
+  }
+
+  const Ref& ref(const Step& step, size_t i) const { return plan_.refs[step.first_ref + i]; }
+
+  // Where the byte `done` bytes into an operand is, and how many follow without a seam.
+  Span locate(const Ref& ref, uint64_t done) const {
+    const uint64_t offset = ref.offset + done;
+    if (ref.space == Space::kInput) return input_->at(offset + shift_);
+    if (ref.space == Space::kOutput) return output_->at(offset + shift_);
+    const Geometry& geometry = team_.geometry_;
+    const uint64_t inbox = ref.space == Space::kInbox ? geometry.inbox_offset(ref.from) : 0;
+    return {team_.half(ref.rank, half_) + inbox + offset, UINT64_MAX};
+  }
+
+  void copy(const Step& step) {
+    for (uint64_t done = 0; done < step.bytes;) {
+      const Span to = locate(ref(step, 0), done), from = locate(ref(step, 1), done);
+      const uint64_t bytes = std::min({step.bytes - done, to.bytes, from.bytes});
+      done += bytes;
+      if (to.data != from.data) team_.api_.copy(stream_, to.data, from.data, bytes);
+    }
+  }
+
+  void reduce(const Step& step, const Reduction& reduction) {
+    ReduceArgs args{};
+    args.math = math_of(reduction, step.final);
+    args.n_dsts = step.dst_count;
+    args.n_srcs = step.src_count;
+    for (uint64_t done = 0; done < step.bytes;) {
+      uint64_t bytes = step.bytes - done;
+      for (int i = 0; i < args.n_dsts + args.n_srcs; ++i) {
+        const Span span = locate(ref(step, static_cast<size_t>(i)), done);
+        bytes = std::min(bytes, span.bytes);
+        i < args.n_dsts ? args.dst[i] = span.data : args.src[i - args.n_dsts] = span.data;
+      }
+      args.count = bytes / size_of(reduction.dtype);
+      team_.api_.launch(stream_, args);
+      done += bytes;
+    }
+  }
+
+  DeviceTeam& team_;
+  const Stream stream_;
+  const Plan& plan_;
+  const uint64_t half_;
+  const Spans* input_ = nullptr;
+  const Spans* output_ = nullptr;
+  uint64_t shift_ = 0;
+};
+
+std::byte* DeviceTeam::half(Rank rank, uint64_t half) const {
+  return group_->of[static_cast<size_t>(rank)] + kPrologue + half * group_->bytes / 2;
+}
+
+void DeviceTeam::run(Stream stream, const Plan& plan, uint64_t sequence, const Reduction& reduction,
+                     const Spans& input, const Spans& output) {
+  const OnDevice here(api_, options_.device);
+  Lowering(*this, stream, plan, sequence % 2).run(reduction, input, output);
+}
+
+void DeviceTeam::scale(Stream stream, DType dtype, double factor, Span dst, const std::byte* src) {
+  const OnDevice here(api_, options_.device);
+  ReduceArgs args{};
+  args.math = math_of({dtype, ReduceOp::kSum, 1, factor}, true);
+  args.math.scale = true;
+  args.math.factor = factor;
+  args.count = dst.bytes / size_of(dtype);
+  args.n_dsts = args.n_srcs = 1;
+  args.dst[0] = dst.data;
+  args.src[0] = src;
+  if (args.count > 0) api_.launch(stream, args);
+}
+
+// ---- all_reduce by kernels of its own
+
+void DeviceTeam::all_reduce(Stream stream, uint64_t sequence, const Reduction& reduction,
+                            const Spans& input, const Spans& output) {
+  const OnDevice here(api_, options_.device);
+  const uint64_t element = size_of(reduction.dtype);
+  const Rounds rounds{sequence,
+                      input,
+                      output,
+                      math_of(reduction, true),
+                      element,
+                      input.bytes() / element,
+                      geometry_.window_bytes() / element};
+  if (!one_device_) return two_shot(stream, rounds);
+  if (options_.rank == 0) {
+    for (Imports& imports : imports_) imports.look(own().done(0).load(std::memory_order_acquire));
+  }
+  const bool staged = !fill_slot(rounds);
+  options_.rank == 0 ? lead(stream, rounds, staged) : follow(stream, rounds, staged);
+}
+
+// Says where the leader's kernel finds this rank's operands: false, where that is in the window.
+bool DeviceTeam::fill_slot(const Rounds& rounds) {
+  const uint64_t bytes = rounds.count * rounds.element;
+  LeaderSlot& slot = own().slot(rounds.sequence);
+  slot = {};
+  if (bytes == 0) return true;
+  const Span in = rounds.input.at(0), out = rounds.output.at(0);
+  const bool whole = in.bytes >= bytes && out.bytes >= bytes;
+  if (options_.rank == 0 && whole) {
+    slot.input = reinterpret_cast<uint64_t>(in.data);
+    slot.output = reinterpret_cast<uint64_t>(out.data);
+  } else if (whole) {
+    slot.input = exports_->at_leader({in.data, bytes}, rounds.sequence);
+    slot.output =
+        in.data == out.data ? slot.input : exports_->at_leader({out.data, bytes}, rounds.sequence);
+  }
+  if (slot.input != 0 && slot.output != 0) return true;
+  const uint64_t offset = kPrologue + rounds.sequence % 2 * group_->bytes / 2;
+  const uint64_t seen = options_.rank == 0 ? reinterpret_cast<uint64_t>(group_->of[0])
+                                           : peer(0).area.card(0).seen[options_.rank];
+  slot = {seen + offset, seen + offset, 1};
+  return false;
+}
+
+// Round i of the input, in the window; and of the window, in the output.
+void DeviceTeam::stage(Stream stream, const Rounds& rounds, uint64_t i) {
+  std::byte* const window = half(options_.rank, rounds.sequence % 2);
+  each_piece(
+      rounds.input, rounds.first(i) * rounds.element, rounds.length(i) * rounds.element,
+      [&](Span from, uint64_t done) { api_.copy(stream, window + done, from.data, from.bytes); });
+}
+
+void DeviceTeam::unstage(Stream stream, const Rounds& rounds, uint64_t i) {
+  const std::byte* const window = half(options_.rank, rounds.sequence % 2);
+  each_piece(rounds.output, rounds.first(i) * rounds.element, rounds.length(i) * rounds.element,
+             [&](Span to, uint64_t done) { api_.copy(stream, to.data, window + done, to.bytes); });
+}
+
+// Waits for all, computes for all, tells all: round after round. Ranks whose operands lie where
+// they are have said so for all rounds at once, so only for those that are staged is there a wait.
+void DeviceTeam::lead(Stream stream, const Rounds& rounds, bool staged) {
+  LeaderArgs args{};
+  args.math = rounds.math;
+  args.n_ranks = size();
+  for (Rank rank = 0; rank < size(); ++rank) {
+    const LeaderSlot& slot = peer(rank).area.slot(rounds.sequence);
+    args.slot[rank] = reinterpret_cast<const LeaderSlot*>(word(rank, &slot));
+  }
+  for (uint64_t i = 0; i < rounds.number(); ++i) {
+    if (staged) stage(stream, rounds, i);
+    for (Rank rank = 1; rank < size(); ++rank) await(stream, rank, kDataLane);
+    args.first = rounds.first(i);
+    args.count = rounds.length(i);
+    if (args.count > 0) api_.launch(stream, args);
+    for (Rank rank = 1; rank < size(); ++rank) signal(stream, rank, kDataLane);
+    if (staged) unstage(stream, rounds, i);
+  }
+}
+
+void DeviceTeam::follow(Stream stream, const Rounds& rounds, bool staged) {
+  const auto number = static_cast<uint32_t>(rounds.number());
+  if (!staged) {
+    signal(stream, 0, kDataLane, number);
+    return await(stream, 0, kDataLane, number);
+  }
+  for (uint64_t i = 0; i < number; ++i) {
+    stage(stream, rounds, i);
+    signal(stream, 0, kDataLane);
+    await(stream, 0, kDataLane);
+    unstage(stream, rounds, i);
+  }
+}
+
+void DeviceTeam::two_shot(Stream stream, const Rounds& rounds) {
+  TwoShotArgs args{};
+  args.math = rounds.math;
+  args.rank = options_.rank;
+  args.n_ranks = size();
+  args.blocks = kTwoShotBlocks;
+  args.abort = reinterpret_cast<const uint32_t*>(word(options_.rank, &own().abort()));
+  for (Rank rank = 0; rank < size(); ++rank) {
+    args.window[rank] = half(rank, rounds.sequence % 2);
+    args.flags[rank] =
+        reinterpret_cast<TwoShotFlags*>(group_->of[static_cast<size_t>(rank)] + kProofs);
+  }
+  for (uint64_t i = 0; i < rounds.number(); ++i) {
+    const uint64_t offset = rounds.first(i) * rounds.element;
+    args.count = rounds.length(i);
+    const Span in = args.count > 0 ? rounds.input.at(offset) : Span();
+    const Span out = args.count > 0 ? rounds.output.at(offset) : Span();
+    const bool whole = std::min(in.bytes, out.bytes) >= args.count * rounds.element;
+    args.input = whole ? in.data : args.window[options_.rank];
+    args.output = whole ? out.data : args.window[options_.rank];
+    if (!whole) stage(stream, rounds, i);
+    api_.launch(stream, args);
+    if (!whole) unstage(stream, rounds, i);
+  }
+}
+
+// ---- messages
+
+// Each step sends a chunk of every message and then receives one of every message, so ranks that
+// send to one another, in pairs or in a circle, never wait for one another in vain.
+void DeviceTeam::transfer(Stream stream, std::span<const Transfer> transfers) {
+  const OnDevice here(api_, options_.device);
+  bool more = true;
+  for (uint64_t step = 0; more; ++step) {
+    more = false;
+    for (const bool sending : {true, false}) {
+      for (const Transfer& each : transfers) {
+        if (each.sending != sending) continue;
+        const Memory& memory = memory_.at(each.peer + 1);
+        const uint64_t unit = memory.bytes / kChunks, done = step * unit;
+        if (done > each.data.bytes || (done == each.data.bytes && done > 0)) continue;
+        const Span data{each.data.data + done, std::min(unit, each.data.bytes - done)};
+        sending ? send_chunk(stream, memory, each.peer, data)
+                : receive_chunk(stream, memory, each.peer, data);
+        more = more || done + data.bytes < each.data.bytes;
+      }
+    }
+  }
+}
+
+void DeviceTeam::send_chunk(Stream stream, const Memory& memory, Rank to, Span data) {
+  const uint64_t number = peer(to).messages[1]++;
+  if (number >= kChunks) await(stream, to, kMessageCreditLane);
+  std::byte* const slot =
+      memory.of[static_cast<size_t>(to)] + kPrologue + number % kChunks * (memory.bytes / kChunks);
+  if (data.bytes > 0) api_.copy(stream, slot, data.data, data.bytes);
+  signal(stream, to, kMessageLane);
+}
+
+void DeviceTeam::receive_chunk(Stream stream, const Memory& memory, Rank from, Span data) {
+  const uint64_t number = peer(from).messages[0]++;
+  await(stream, from, kMessageLane);
+  const std::byte* const slot = memory.of[static_cast<size_t>(options_.rank)] + kPrologue +
+                                number % kChunks * (memory.bytes / kChunks);
+  if (data.bytes > 0) api_.copy(stream, data.data, slot, data.bytes);
+  signal(stream, from, kMessageCreditLane);
+}
+
+}  // namespace ringcomm::cuda

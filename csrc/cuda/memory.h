@@ -1,0 +1,94 @@
+// Memory of the caller's that the leader's kernel reads and writes where it lies. A rank exports
+// allocations as they turn up in operations; the leader maps them when it next enqueues something.
+// Until then, and where memory cannot be exported, the rank copies through its window.
+#pragma once
+
+#include <array>
+#include <deque>
+#include <vector>
+
+#include "cuda/area.h"
+#include "plan/spans.h"
+
+namespace ringcomm::cuda {
+
+// The allocations behind a range of addresses.
+struct Range {
+  std::byte* base = nullptr;
+  uint64_t bytes = 0;
+  uint64_t id = 0;  // another one once any of them was freed
+  bool ipc = false;
+  bool operator==(const Range&) const = default;
+};
+Range range_of(Api& api, const Span& span);
+
+// What one rank exports to the leader.
+class Exports {
+ public:
+  // `socket` leads to the leader, for descriptors; may be null.
+  Exports(Api& api, Area own, Area leader, Rank self, const Fd* socket)
+      : api_(api), own_(own), leader_(leader), self_(self), socket_(socket) {}
+
+  // The address at which the leader sees `span` of the operation `sequence`; 0 where it does not,
+  // or not yet.
+  uint64_t at_leader(const Span& span, uint64_t sequence);
+
+ private:
+  struct Entry {
+    Range range;
+    uint64_t generation = 0;
+    uint64_t used = 0;
+  };
+
+  int find(const Range& range) const;
+  void publish(int index, const Span& span);
+  void export_as_chunks(int index, const Span& span);
+
+  Api& api_;
+  Area own_, leader_;
+  const Rank self_;
+  const Fd* const socket_;
+  std::array<Entry, kExports> entries_;
+};
+
+// What the leader has mapped of one rank's exports.
+class Imports {
+ public:
+  Imports(Api& api, Area own, Area peer, Rank of, const Fd* socket)
+      : api_(api), own_(own), peer_(peer), of_(of), socket_(socket) {}
+
+  // Opens what is new, and closes what was retired when the operations that use it are done.
+  void look(uint64_t done);
+  void close_all();
+
+ private:
+  struct Mapped {
+    uint64_t generation = 0;
+    std::byte* address = nullptr;
+    bool chunks = false;
+  };
+  struct Retired {
+    Mapped mapped;
+    uint64_t last;  // the last operation that may use it
+  };
+  struct Sent {  // descriptors that came, of an entry in one of its generations
+    uint64_t index, generation;
+    std::vector<Fd> descriptors;
+  };
+
+  void renew(int index, uint64_t generation);
+  std::byte* open(int index, uint64_t generation);
+  std::vector<Fd> receive(int index, uint64_t generation);
+  void close(const Mapped& mapped);
+
+  Api& api_;
+  Area own_, peer_;
+  const Rank of_;
+  const Fd* const socket_;
+  uint32_t seen_ = 0;  // changes
+  std::array<Mapped, kExports> mapped_;
+  std::deque<Retired> retired_;
+  std::vector<Sent> sent_;
+};
+
+}  // namespace ringcomm::cuda

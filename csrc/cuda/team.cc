@@ -1,0 +1,236 @@
+// How the ranks of a circle come to reach one another's device memory, and part again.
+#include "cuda/team.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+
+namespace ringcomm::cuda {
+namespace {
+
+// Of each rank for each group: plans of a large GPU need large pieces, since launching costs as
+// much as moving 20 MB.
+constexpr uint64_t kLeast = 16 << 20, kMost = 256 << 20, kShareOfDevice = 512;
+constexpr uint64_t kForMessages = 8;  // a part of it so large for the messages of each peer
+
+// Memory of the host that the device sees, for a scope.
+class Pinned {
+ public:
+  Pinned(Api& api, uint64_t bytes) : api_(api), data_(api.allocate_pinned(bytes)) {
+    std::memset(data_, 0, bytes);
+  }
+  ~Pinned() { api_.release_pinned(data_); }
+  Pinned(const Pinned&) = delete;
+  Pinned& operator=(const Pinned&) = delete;
+  std::byte* data() const { return data_; }
+  uint64_t& proof(Rank rank) const { return reinterpret_cast<uint64_t*>(data_)[rank]; }
+
+ private:
+  Api& api_;
+  std::byte* const data_;
+};
+
+// Rank r's answer to a proof.
+uint64_t answer(uint64_t pattern, Rank rank) { return ~pattern ^ static_cast<uint64_t>(rank); }
+
+}  // namespace
+
+DeviceTeam::DeviceTeam(Api& api, const TeamOptions& options) : api_(api), options_(options) {
+  const int size = static_cast<int>(options.areas.size());
+  for (std::byte* area : options.areas) peers_.push_back(std::make_unique<Peer>(Area(area, size)));
+}
+
+DeviceTeam::~DeviceTeam() {
+  try {
+    const OnDevice here(api_, options_.device);
+    let_go();
+    for (auto& [card, memory] : memory_) {
+      std::byte* mine = memory.of[static_cast<size_t>(options_.rank)];
+      if (mine != nullptr) api_.release(mine);
+    }
+    for (Rank rank = 0; registered_ && rank < size(); ++rank) {
+      if (peer(rank).area.base() != nullptr) api_.unregister_host(peer(rank).area.base());
+    }
+  } catch (const std::exception&) {  // the driver may be shutting down
+  }
+}
+
+void DeviceTeam::let_go() {
+  const OnDevice here(api_, options_.device);
+  for (Imports& imports : imports_) imports.close_all();
+  for (auto& [card, memory] : memory_) {
+    for (Rank rank = 0; rank < size(); ++rank) {
+      std::byte*& theirs = memory.of[static_cast<size_t>(rank)];
+      if (rank != options_.rank && theirs != nullptr) {
+        api_.close_memory(std::exchange(theirs, nullptr));
+      }
+    }
+    own().card(card).step.store(kSteps + 1, std::memory_order_release);
+  }
+}
+
+// ---- meeting
+
+void DeviceTeam::meet(const Circle& circle, uint32_t step) {
+  Card& card = this->card(circle, options_.rank);
+  try {
+    const OnDevice here(api_, options_.device);
+    if (step == 1) prepare(card);
+    if (step == 2) open(circle, card);
+    if (step == 3) reach(circle, card);
+    if (step == 4) verify(circle, card);
+  } catch (const std::exception& error) {
+    card.reaches.store(0, std::memory_order_relaxed);
+    if (card.why[0] == '\0') std::strncpy(card.why, error.what(), sizeof card.why - 1);
+  }
+  card.step.store(step, std::memory_order_release);  // partner: whoever meets
+}
+
+void DeviceTeam::prepare(Card& card) {
+  const DeviceFacts facts = api_.facts(options_.device);
+  card.uuid = facts.uuid;
+  card.driver = facts.driver;
+  card.memory_bytes = facts.memory_bytes;
+  card.pattern = static_cast<uint64_t>(::getpid()) << 32 ^ reinterpret_cast<uint64_t>(&card);
+  for (Rank rank = 0; !registered_ && rank < size(); ++rank) {
+    Peer& peer = this->peer(rank);
+    if (peer.area.base() == nullptr) continue;  // of another host
+    peer.device_area = api_.register_host(peer.area.base(), Area::bytes(size()));
+  }
+  registered_ = true;
+  api_.load_kernels();
+  // Do streams write and wait for words of the host here? Nothing but a trial tells.
+  const Stream stream = api_.make_stream();
+  const int spare = 2 * size();
+  mark(stream, spare, 1);
+  api_.wait_until(stream, word(options_.rank, &own().done(spare)), 1);
+  api_.synchronize(stream);
+  api_.destroy_stream(stream);
+  if (own().done(spare).load(std::memory_order_seq_cst) != 1) {
+    throw DeviceError("what a stream writes into shared memory does not arrive there");
+  }
+  card.usable = 1;
+}
+
+uint64_t DeviceTeam::bytes_of(const Circle& circle) const {
+  uint64_t bytes = UINT64_MAX;
+  for (const Rank rank : circle.ranks) {
+    bytes = std::min(bytes, this->card(circle, rank).memory_bytes);
+  }
+  bytes = std::clamp(bytes / kShareOfDevice, kLeast, kMost);
+  if (options_.most_bytes > 0) bytes = options_.most_bytes;
+  return circle.pair ? bytes / kForMessages : bytes;
+}
+
+void DeviceTeam::set_geometry(uint64_t bytes) {
+  const auto ranks = static_cast<uint64_t>(size());
+  geometry_.size = size();
+  geometry_.segment_bytes = bytes / 16 / 4096 * 4096;  // half of a half is windows, of 4 segments
+  geometry_.inbox_bytes = bytes / 4 / ranks / 512 * 512;
+  geometry_.line_bytes = 0;
+}
+
+void DeviceTeam::open(const Circle& circle, Card& card) {
+  for (const Rank rank : circle.ranks) {
+    if (this->card(circle, rank).usable == 0) return;
+  }
+  Memory& memory = memory_[circle.card_of(options_.rank)];
+  memory.of.assign(peers_.size(), nullptr);
+  memory.bytes = bytes_of(circle);
+  if (!circle.pair) set_geometry(memory.bytes);
+  std::byte* const mine = api_.allocate(kPrologue + memory.bytes);
+  memory.of[static_cast<size_t>(options_.rank)] = mine;
+  const Stream stream = api_.make_stream();
+  const Pinned proofs(api_, kPrologue);
+  proofs.proof(options_.rank) = card.pattern;
+  api_.copy(stream, mine, proofs.data(), kPrologue);
+  api_.synchronize(stream);
+  api_.destroy_stream(stream);
+  card.window = api_.export_memory(mine);
+  card.reaches.store(1u << options_.rank, std::memory_order_relaxed);
+}
+
+void DeviceTeam::reach(const Circle& circle, Card& card) {
+  const auto found = memory_.find(circle.card_of(options_.rank));
+  if (found == memory_.end()) return;
+  uint32_t reaches = card.reaches.load(std::memory_order_relaxed);
+  const Stream stream = api_.make_stream();
+  const Pinned page(api_, kProofs);
+  for (const Rank rank : circle.ranks) {
+    const Card& theirs = this->card(circle, rank);
+    if (rank == options_.rank || theirs.reaches.load(std::memory_order_relaxed) == 0) continue;
+    std::byte*& memory = found->second.of[static_cast<size_t>(rank)];
+    memory = api_.open_memory(theirs.window);
+    card.seen[rank] = reinterpret_cast<uint64_t>(memory);
+    api_.copy(stream, page.data(), memory, kProofs);
+    api_.synchronize(stream);
+    if (page.proof(rank) != theirs.pattern) {
+      throw DeviceError(str("what is mapped as rank ", rank, "'s memory is another's"));
+    }
+    page.proof(options_.rank) = answer(theirs.pattern, options_.rank);
+    const auto offset = static_cast<uint64_t>(options_.rank) * sizeof(uint64_t);
+    api_.copy(stream, memory + offset, page.data() + offset, sizeof(uint64_t));
+    api_.synchronize(stream);
+    reaches |= 1u << rank;
+  }
+  api_.destroy_stream(stream);
+  card.reaches.store(reaches, std::memory_order_relaxed);
+}
+
+// What the peers wrote has to have come here.
+void DeviceTeam::verify(const Circle& circle, Card& card) {
+  const auto found = memory_.find(circle.card_of(options_.rank));
+  if (found == memory_.end()) return;
+  const Stream stream = api_.make_stream();
+  const Pinned page(api_, kProofs);
+  api_.copy(stream, page.data(), found->second.of[static_cast<size_t>(options_.rank)], kProofs);
+  api_.synchronize(stream);
+  api_.destroy_stream(stream);
+  for (const Rank rank : circle.ranks) {
+    if (rank == options_.rank || page.proof(rank) == answer(card.pattern, rank)) continue;
+    throw DeviceError(str("what rank ", rank, " wrote into this rank's memory did not arrive"));
+  }
+}
+
+Found DeviceTeam::found(const Circle& circle) {
+  Found found{.reach = true, .one_device = true, .own_devices = true, .why = {}};
+  uint32_t all = 0;
+  for (const Rank rank : circle.ranks) all |= 1u << rank;
+  std::vector<Uuid> devices;
+  for (const Rank rank : circle.ranks) {
+    const Card& card = this->card(circle, rank);
+    if (card.usable == 0 || (card.reaches.load(std::memory_order_relaxed) & all) != all) {
+      found.reach = false;
+      if (found.why.empty() && card.why[0] != '\0') found.why = str("rank ", rank, ": ", card.why);
+    }
+    devices.push_back(card.uuid);
+  }
+  std::sort(devices.begin(), devices.end());
+  found.one_device = devices.front() == devices.back();
+  found.own_devices = std::adjacent_find(devices.begin(), devices.end()) == devices.end();
+  if (!found.reach || circle.pair) return found;
+  one_device_ = found.one_device;
+  group_ = &memory_.at(0);
+  if (!one_device_) return found;
+  const Area leader = peer(0).area;
+  const auto socket = [&](Rank rank) { return options_.sockets[static_cast<size_t>(rank)]; };
+  if (options_.rank != 0) exports_.emplace(api_, own(), leader, options_.rank, socket(0));
+  for (Rank rank = 1; options_.rank == 0 && rank < size(); ++rank) {
+    imports_.emplace_back(api_, leader, peer(rank).area, rank, socket(rank));
+  }
+  return found;
+}
+
+void DeviceTeam::release() {
+  constexpr uint32_t kBeyond = 1u << 30;  // all that may be awaited, in cyclic order
+  own().abort().store(1, std::memory_order_seq_cst);
+  for (Rank rank = 0; rank < size(); ++rank) {
+    for (int lane = 0; lane < kLanes; ++lane) {
+      const uint32_t awaited = peer(rank).awaited[lane].load(std::memory_order_relaxed);
+      own().line(rank, lane).store(awaited + kBeyond, std::memory_order_seq_cst);
+    }
+  }
+}
+
+}  // namespace ringcomm::cuda

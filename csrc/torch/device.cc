@@ -1,0 +1,200 @@
+#include "torch/device.h"
+
+#include <ATen/ATen.h>
+#include <ATen/core/jit_type.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include "torch/backend.h"
+#include "torch/errors.h"
+
+namespace ringcomm {
+namespace {
+
+using Future = c10::ivalue::Future;
+
+// A stream of the library's as torch's: its number is its handle.
+c10::Stream torch_stream(cuda::Stream stream, at::Device device) {
+  return c10::Stream(c10::Stream::UNSAFE, device, reinterpret_cast<c10::StreamId>(stream));
+}
+
+int index_of(at::Device device) {
+  return device.is_cuda() ? device.index() : device_library().api().current_device();
+}
+
+}  // namespace
+
+void find_device(Call& call) {
+  std::optional<at::Device> device = call.device;
+  for (const auto tensors : {call.inputs, call.outputs}) {
+    for (const at::Tensor& tensor : tensors) {
+      if (!device) device = tensor.device();
+      if (*device == tensor.device()) continue;
+      Refusal{call.title + sizeof("ringcomm:") -
+              1}(str("the tensors of one call are on ", device->str(), " and on ",
+                     tensor.device().str(), ": move them to one device"));
+    }
+  }
+  const bool on_cpu = !device || device->is_cpu();
+  const bool simulated = on_cpu && !call.sequel.next && device_is_simulated();
+  if (simulated) device = at::Device(at::kCPU);
+  call.device = on_cpu && !simulated ? std::nullopt : device;
+}
+
+cuda::Stream current_stream(at::Device device) {
+  if (!device.is_cuda()) return nullptr;
+  return c10::impl::VirtualGuardImpl(device.type()).getStream(device).native_handle();
+}
+
+void scale_inputs(Call& call, DeviceGroup& group, cuda::Stream stream) {
+  Operation& operation = call.operation;
+  if (operation.op != ReduceOp::kPremulSum || !reduces(operation.collective)) return;
+  for (Span& span : operation.input) {
+    const Span scaled = call.staging.scratch(*call.device, span.bytes);
+    group.scale(operation.dtype, operation.factor, scaled, span.data, stream);
+    span = scaled;
+  }
+  operation.factor = 1;
+}
+
+// ---- work
+
+DeviceWork::DeviceWork(std::shared_ptr<Surroundings> surroundings, Call& call)
+    : c10d::Work(surroundings->group->rank(), call.type),
+      surroundings_(std::move(surroundings)),
+      device_(*call.device),
+      barrier_(call.type == c10d::OpType::BARRIER),
+      sequence_(surroundings_->group->sequence() + (call.peer ? 0 : 1)),
+      source_(call.peer.value_or(-1)) {
+  add(call);
+}
+
+DeviceWork::~DeviceWork() {
+  if (!end_ || end_->reached()) return;
+  surroundings_->in_use.put(std::move(end_), std::move(kept_), std::move(staging_));
+}
+
+void DeviceWork::add(Call& call) {
+  kept_.insert(kept_.end(), call.inputs.begin(), call.inputs.end());
+  kept_.insert(kept_.end(), call.outputs.begin(), call.outputs.end());
+  outputs_.insert(outputs_.end(), call.outputs.begin(), call.outputs.end());
+  if (!call.staging.empty()) staging_.push_back(std::move(call.staging));
+}
+
+void DeviceWork::finish_in(cuda::Stream stream) {
+  if (staging_.empty() || !device_.is_cuda()) return;
+  const c10::StreamGuard guard(torch_stream(stream, device_));
+  for (const Staging& staging : staging_) staging.finish();
+}
+
+std::exception_ptr DeviceWork::exception() const {
+  if (!end_ || end_->good()) return nullptr;
+  const std::exception_ptr error = surroundings_->group->error();
+  return error ? as_torch(error) : nullptr;
+}
+
+bool DeviceWork::wait(std::chrono::milliseconds timeout) {
+  TORCH_CHECK(end_,
+              "this message is one of several that are not yet begun: leave the "
+              "coalescing manager before you wait");
+  if (const auto error = exception()) std::rethrow_exception(error);
+  if (barrier_ || !device_.is_cuda() || timeout.count() > 0) wait_on_host(timeout);
+  if (device_.is_cuda()) end_->block(current_stream(device_));
+  kept_.clear();  // whoever gets their memory next comes later in the current stream
+  staging_.clear();
+  return true;
+}
+
+void DeviceWork::wait_on_host(std::chrono::milliseconds timeout) {
+  Communicator& group = *surroundings_->group;
+  with_torch_errors([&] {
+    const bool over =
+        timeout.count() > 0 ? group.wait(*end_, sane_timeout(timeout)) : group.wait(*end_);
+    if (!over) throw TimeoutError(str("wait() timed out after ", timeout.count(), " ms"));
+  });
+  if (const auto error = exception()) std::rethrow_exception(error);
+  if (device_.is_cuda()) return;
+  for (const Staging& staging : staging_) staging.finish();
+}
+
+c10::intrusive_ptr<Future> DeviceWork::getFuture() {
+  const auto type = c10::ListType::create(c10::TensorType::get());
+  if (!device_.is_cuda()) {
+    wait();
+    auto future = c10::make_intrusive<Future>(type);
+    future->markCompleted(c10::IValue(outputs_));
+    return future;
+  }
+  auto future = c10::make_intrusive<Future>(type, std::vector<at::Device>{device_});
+  const c10::StreamGuard guard(torch_stream(end_->stream(), device_));
+  future->markCompleted(c10::IValue(outputs_));
+  return future;
+}
+
+// ---- calls
+
+Backend::WorkPtr Backend::start_on_device(Call& call) {
+  surroundings_->in_use.clear();
+  return with_torch_errors([&]() -> WorkPtr {
+    DeviceGroup& there = group().device(index_of(*call.device));
+    if (call.peer) return post_on_device(call, there);
+    const cuda::Stream caller = current_stream(*call.device);
+    scale_inputs(call, there, caller);
+    const auto work = c10::make_intrusive<DeviceWork>(surroundings_, call);
+    const auto finish = [&](cuda::Stream stream) { work->finish_in(stream); };
+    work->follow(there.enqueue(call.operation, caller, call.async, finish));
+    if (call.async) {
+      collect(work);
+      return work;
+    }
+    // What the caller enqueues next comes after it.
+    if (call.type == c10d::OpType::BARRIER || !call.device->is_cuda()) work->wait();
+    return nullptr;
+  });
+}
+
+Backend::WorkPtr Backend::post_on_device(Call& call, DeviceGroup& there) {
+  const bool sending = call.type == c10d::OpType::SEND;
+  const Operation& operation = call.operation;
+  if (*call.peer < 0) Refusal{"recv"}("a CUDA tensor needs the rank that sends it");
+  DeviceGroup::Posted message;
+  message.data = sending ? operation.input[0] : operation.output[0];
+  message.kind = {sending, operation.dtype, message.data.bytes / size_of(operation.dtype),
+                  *call.peer, call.tag};
+  message.timeout = operation.timeout;
+  if (!coalescing_.load(std::memory_order_relaxed)) {
+    const auto work = c10::make_intrusive<DeviceWork>(surroundings_, call);
+    const auto finish = [&](cuda::Stream stream) { work->finish_in(stream); };
+    work->follow(there.enqueue({message}, current_stream(*call.device), finish));
+    return work;
+  }
+  const std::lock_guard lock(coalesced_mutex_);
+  if (!batch_) {
+    batch_ = c10::make_intrusive<DeviceWork>(surroundings_, call);
+    coalesced_.push_back(batch_);
+  } else {
+    batch_->add(call);
+  }
+  messages_.push_back(message);
+  batch_device_ = *call.device;
+  return batch_;
+}
+
+// The messages of one coalescing make progress side by side: ranks may send to one another.
+void Backend::start_batch() {
+  const auto batch = std::exchange(batch_, nullptr);
+  const auto messages = std::exchange(messages_, {});
+  if (!batch) return;
+  with_torch_errors([&] {
+    DeviceGroup& there = group().device(index_of(batch_device_));
+    const auto finish = [&](cuda::Stream stream) { batch->finish_in(stream); };
+    batch->follow(there.enqueue(messages, current_stream(batch_device_), finish));
+  });
+}
+
+void Backend::eagerConnectSingleDevice(at::Device device) {
+  if (!device.is_cuda()) return;
+  with_torch_errors([&] { group().device(device.index()).connect(); });
+}
+
+}  // namespace ringcomm

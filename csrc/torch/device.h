@@ -1,0 +1,61 @@
+// Calls on tensors of a device, with the semantics of ProcessGroupNCCL: a call enqueues and
+// returns. Synchronous ones run in the caller's current stream, asynchronous ones in a stream of
+// the group's, for which wait() makes the current stream wait, and not the host. Only torch's
+// device-generic interface is used, so none of this needs a CUDA build of torch.
+#pragma once
+
+#include <mutex>
+#include <vector>
+
+#include "comm/device.h"
+#include "torch/work.h"
+
+namespace ringcomm {
+
+// Decides where a call's tensors are, and says so in `call.device`: CUDA, or nullopt for the CPU.
+// In simulation tensors of the CPU are those of a device. Refuses tensors on several.
+void find_device(Call& call);
+// Torch's current stream of that device, for the library.
+cuda::Stream current_stream(at::Device device);
+// kPremulSum: the inputs, multiplied, take the place of the inputs.
+void scale_inputs(Call& call, DeviceGroup& group, cuda::Stream stream);
+
+class DeviceWork final : public c10d::Work {
+ public:
+  // Keeps the call's tensors until the operation is over, also where nobody waits for it.
+  DeviceWork(std::shared_ptr<Surroundings> surroundings, Call& call);
+  ~DeviceWork() override;
+
+  // Another message of a batch.
+  void add(Call& call);
+  // Once it has been enqueued.
+  void follow(DeviceGroup::EndPtr end) { end_ = std::move(end); }
+  // In that stream, results go to where they belong.
+  void finish_in(cuda::Stream stream);
+
+  bool isCompleted() override { return end_ && end_->reached(); }
+  bool isSuccess() const override { return end_ && end_->reached() && end_->good(); }
+  std::exception_ptr exception() const override;
+  // The host waits as well for a barrier, in simulation, and where there is a timeout.
+  bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
+  void synchronize() override { wait(); }
+  std::vector<at::Tensor> result() override { return outputs_; }
+  int sourceRank() const override { return source_; }
+  // Complete from the start: who uses its value waits in his stream.
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
+  uint64_t getSequencenumber() const override { return sequence_; }
+
+ private:
+  void wait_on_host(std::chrono::milliseconds timeout);
+
+  const std::shared_ptr<Surroundings> surroundings_;
+  const at::Device device_;
+  const bool barrier_;
+  const uint64_t sequence_;
+  const int source_;
+  std::vector<at::Tensor> kept_, outputs_;
+  std::vector<Staging> staging_;
+  DeviceGroup::EndPtr end_;
+};
+
+}  // namespace ringcomm
