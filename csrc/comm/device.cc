@@ -294,7 +294,11 @@ void DeviceGroup::close(Clock::duration grace) {
     std::this_thread::sleep_for(kMeeting);
   }
   const std::lock_guard lock(enqueue_mutex_);
-  team_->let_go();
+  try {
+    team_->let_go();
+  } catch (const std::exception& error) {
+    group_.logger().warning("letting go of peers' device memory: ", error.what());
+  }
   // Memory that a peer has mapped is not freed under its feet.
   const auto gone = [&](Rank peer) {
     std::byte* const area = group_.transport().device_area(peer);

@@ -62,13 +62,14 @@ class Area {
 
   Card& card(int index) const { return in<Card>(kCards, static_cast<uint64_t>(index)); }
   std::atomic<uint32_t>& abort() const { return in<std::atomic<uint32_t>>(kWords, 0); }
-  // Counts what a stream of the owner has come to: see Team::mark().
+  // Counts what a stream of the owner has come to, in each of 2 * size + 2 tracks: see
+  // Team::mark().
   std::atomic<uint32_t>& done(int track) const {
     return in<std::atomic<uint32_t>>(kWords, static_cast<uint64_t>(1 + track) * 16);
   }
   // Counts changes of exported().
   std::atomic<uint32_t>& exports() const {
-    return in<std::atomic<uint32_t>>(kWords, (2 + 2 * size_) * 16);
+    return in<std::atomic<uint32_t>>(kWords, (3 + 2 * size_) * 16);
   }
   std::atomic<uint32_t>& line(Rank from, int lane) const {
     return in<std::atomic<uint32_t>>(kLines, static_cast<uint64_t>(from * kLanes + lane) * 32);
@@ -97,7 +98,7 @@ class Area {
 
   uint64_t at(Part part) const {
     const uint64_t sizes[] = {
-        (1 + size_) * sizeof(Card), (3 + 2 * size_) * 64,
+        (1 + size_) * sizeof(Card), (4 + 2 * size_) * 64,
         size_ * kLanes * 128,       kOperations * sizeof(LeaderSlot),
         kExports * sizeof(Export),  size_ * kExports * sizeof(Opened),
         size_ * kOperations * 8,    2 * size_ * kMessages * 8,

@@ -228,6 +228,7 @@ void DeviceTeam::lead(Stream stream, const Rounds& rounds, bool staged) {
   LeaderArgs args{};
   args.math = rounds.math;
   args.n_ranks = size();
+  args.abort = reinterpret_cast<const uint32_t*>(word(options_.rank, &own().abort()));
   for (Rank rank = 0; rank < size(); ++rank) {
     const LeaderSlot& slot = peer(rank).area.slot(rounds.sequence);
     args.slot[rank] = reinterpret_cast<const LeaderSlot*>(word(rank, &slot));

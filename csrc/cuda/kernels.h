@@ -50,6 +50,7 @@ struct LeaderArgs {
   uint64_t first = 0, count = 0;  // elements [first, first + count) of each operand
   int32_t n_ranks = 0;
   const LeaderSlot* slot[kMostRanks];
+  const uint32_t* abort = nullptr;  // not 0: the slots may be of another operation; touch nothing
 };
 
 // Flags of the two-shot kernel, in each rank's memory of the device. flag[parity][block][from] is

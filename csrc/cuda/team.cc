@@ -102,7 +102,7 @@ void DeviceTeam::prepare(Card& card) {
   api_.load_kernels();
   // Do streams write and wait for words of the host here? Nothing but a trial tells.
   const Stream stream = api_.make_stream();
-  const int spare = 2 * size();
+  const int spare = 2 * size() + 1;  // a track that nobody else uses
   mark(stream, spare, 1);
   api_.wait_until(stream, word(options_.rank, &own().done(spare)), 1);
   api_.synchronize(stream);

@@ -127,8 +127,8 @@ class Backend final : public c10d::Backend {
   WorkPtr run(Call& call);
   WorkPtr start(Call& call, bool profiled);
   WorkPtr start_in_profile(Call& call);
-  WorkPtr start_on_device(Call& call);
-  WorkPtr post_on_device(Call& call, DeviceGroup& there);
+  WorkPtr start_on_device(Call& call, bool profiled);
+  WorkPtr post_on_device(Call& call, DeviceGroup& there, bool profiled);
   void start_batch();
   void submit(const c10::intrusive_ptr<Work>& work, Call& call);
   void post(const c10::intrusive_ptr<Work>& work, Call& call);

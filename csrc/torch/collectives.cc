@@ -35,7 +35,7 @@ Backend::WorkPtr Backend::issue(Call&& call) {
   call.operation.timeout = timeout_of(call.operation.timeout);
   find_device(call);
   if (is_profiled()) return start_in_profile(call);
-  if (call.device) return start_on_device(call);
+  if (call.device) return start_on_device(call, false);
   const bool here = !call.async && !call.sequel.next && !hasHooks();
   return here ? run(call) : start(call, false);
 }
@@ -47,11 +47,7 @@ Backend::WorkPtr Backend::run(Call& call) {
 }
 
 Backend::WorkPtr Backend::start(Call& call, bool profiled) {
-  if (call.device) {
-    at::RecordFunction record(at::RecordScope::USER_SCOPE);
-    if (record.isActive()) record.before(call.title);
-    return start_on_device(call);
-  }
+  if (call.device) return start_on_device(call, profiled);
   auto work = c10::make_intrusive<Work>(surroundings_, call, profiled);
   with_torch_errors([&] { call.peer ? post(work, call) : submit(work, call); });
   if (call.async) {

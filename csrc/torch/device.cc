@@ -59,8 +59,9 @@ void scale_inputs(Call& call, DeviceGroup& group, cuda::Stream stream) {
 
 // ---- work
 
-DeviceWork::DeviceWork(std::shared_ptr<Surroundings> surroundings, Call& call)
-    : c10d::Work(surroundings->group->rank(), call.type),
+DeviceWork::DeviceWork(std::shared_ptr<Surroundings> surroundings, Call& call, bool profiled)
+    : c10d::Work(surroundings->group->rank(), call.type, profiled ? call.title : nullptr,
+                 profiled ? std::optional(call.inputs.vec()) : std::nullopt),
       surroundings_(std::move(surroundings)),
       device_(*call.device),
       barrier_(call.type == c10d::OpType::BARRIER),
@@ -72,6 +73,11 @@ DeviceWork::DeviceWork(std::shared_ptr<Surroundings> surroundings, Call& call)
 DeviceWork::~DeviceWork() {
   if (!end_ || end_->reached()) return;
   surroundings_->in_use.put(std::move(end_), std::move(kept_), std::move(staging_));
+}
+
+void DeviceWork::follow(DeviceGroup::EndPtr end) {
+  end_ = std::move(end);
+  if (recordFunctionEndCallback_) std::exchange(recordFunctionEndCallback_, nullptr)();
 }
 
 void DeviceWork::add(Call& call) {
@@ -133,14 +139,14 @@ c10::intrusive_ptr<Future> DeviceWork::getFuture() {
 
 // ---- calls
 
-Backend::WorkPtr Backend::start_on_device(Call& call) {
+Backend::WorkPtr Backend::start_on_device(Call& call, bool profiled) {
   surroundings_->in_use.clear();
   return with_torch_errors([&]() -> WorkPtr {
     DeviceGroup& there = group().device(index_of(*call.device));
-    if (call.peer) return post_on_device(call, there);
+    if (call.peer) return post_on_device(call, there, profiled);
     const cuda::Stream caller = current_stream(*call.device);
     scale_inputs(call, there, caller);
-    const auto work = c10::make_intrusive<DeviceWork>(surroundings_, call);
+    const auto work = c10::make_intrusive<DeviceWork>(surroundings_, call, profiled);
     const auto finish = [&](cuda::Stream stream) { work->finish_in(stream); };
     work->follow(there.enqueue(call.operation, caller, call.async, finish));
     if (call.async) {
@@ -153,7 +159,7 @@ Backend::WorkPtr Backend::start_on_device(Call& call) {
   });
 }
 
-Backend::WorkPtr Backend::post_on_device(Call& call, DeviceGroup& there) {
+Backend::WorkPtr Backend::post_on_device(Call& call, DeviceGroup& there, bool profiled) {
   const bool sending = call.type == c10d::OpType::SEND;
   const Operation& operation = call.operation;
   if (*call.peer < 0) Refusal{"recv"}("a CUDA tensor needs the rank that sends it");
@@ -163,14 +169,14 @@ Backend::WorkPtr Backend::post_on_device(Call& call, DeviceGroup& there) {
                   *call.peer, call.tag};
   message.timeout = operation.timeout;
   if (!coalescing_.load(std::memory_order_relaxed)) {
-    const auto work = c10::make_intrusive<DeviceWork>(surroundings_, call);
+    const auto work = c10::make_intrusive<DeviceWork>(surroundings_, call, profiled);
     const auto finish = [&](cuda::Stream stream) { work->finish_in(stream); };
     work->follow(there.enqueue({message}, current_stream(*call.device), finish));
     return work;
   }
   const std::lock_guard lock(coalesced_mutex_);
   if (!batch_) {
-    batch_ = c10::make_intrusive<DeviceWork>(surroundings_, call);
+    batch_ = c10::make_intrusive<DeviceWork>(surroundings_, call, profiled);
     coalesced_.push_back(batch_);
   } else {
     batch_->add(call);

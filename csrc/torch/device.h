@@ -22,14 +22,15 @@ void scale_inputs(Call& call, DeviceGroup& group, cuda::Stream stream);
 
 class DeviceWork final : public c10d::Work {
  public:
+  // Opens the call's event in profiles where `profiled`; it ends when the call has been enqueued.
   // Keeps the call's tensors until the operation is over, also where nobody waits for it.
-  DeviceWork(std::shared_ptr<Surroundings> surroundings, Call& call);
+  DeviceWork(std::shared_ptr<Surroundings> surroundings, Call& call, bool profiled);
   ~DeviceWork() override;
 
   // Another message of a batch.
   void add(Call& call);
   // Once it has been enqueued.
-  void follow(DeviceGroup::EndPtr end) { end_ = std::move(end); }
+  void follow(DeviceGroup::EndPtr end);
   // In that stream, results go to where they belong.
   void finish_in(cuda::Stream stream);
 
