@@ -124,6 +124,9 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   // fails the group, and returns the error; what was asked for by options.
   void look_after() { Runtime::get().kick(shared_from_this()); }
   void check_waiting(const std::string& during);
+  void keep_memory() {  // streams may still use it: it stays mapped
+    for (Mapping& mapping : memory_.mappings) mapping.forget();
+  }
   std::exception_ptr fail(const std::exception_ptr& error);
   std::optional<Algorithm> wished(Collective collective) const;
   const Logger& logger() const { return logger_; }

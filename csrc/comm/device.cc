@@ -45,12 +45,17 @@ DeviceGroup::DeviceGroup(Communicator& group, cuda::Library& library, int device
 }
 
 DeviceGroup::~DeviceGroup() {
-  for (Track& track : tracks_) {
-    if (track.event != nullptr) api_.destroy_event(track.event);
-    if (track.own != nullptr) api_.destroy_stream(track.own);
+  if (!team_) return;  // streams may still use what there is
+  try {
+    const cuda::OnDevice here(api_, device_);
+    for (Track& track : tracks_) {
+      if (track.event != nullptr) api_.destroy_event(track.event);
+      if (track.own != nullptr) api_.destroy_stream(track.own);
+    }
+    for (const cuda::Event event : events_) api_.destroy_event(event);
+    for (const Buffer& buffer : buffers_) api_.release_pinned(buffer.memory);
+  } catch (const std::exception&) {  // after an error of the device nothing can be given back
   }
-  for (const cuda::Event event : events_) api_.destroy_event(event);
-  for (const Buffer& buffer : buffers_) api_.release_pinned(buffer.memory);
 }
 
 // ---- events, streams, counts
@@ -142,30 +147,52 @@ cuda::Circle DeviceGroup::circle_of(Rank peer) const {
   return circle;
 }
 
-// Do the ranks of the circle reach one another's devices? The first time, it meets.
-bool DeviceGroup::meet(const cuda::Circle& circle, const std::string& asked) {
-  const int card = circle.card_of(group_.rank());
-  if (const auto known = met_.find(card); known != met_.end()) return known->second;
-  cuda::Found found;
+// Do this rank and `peer`, or where that is -1 all of the group, reach one another's devices? Where
+// the group has met, so have any two of it.
+bool DeviceGroup::reach(Rank peer) const {
+  const auto all = met_.find(0);
+  if (all != met_.end()) return all->second;
+  return met_.at(circle_of(peer).card_of(group_.rank()));
+}
+
+std::string DeviceGroup::why_not(const cuda::Circle& circle) const {
   const bool near = std::all_of(circle.ranks.begin(), circle.ranks.end(), [&](Rank rank) {
     return group_.transport().device_area(rank) != nullptr;
   });
-  if (!near) found.why = "ranks are on several hosts";
-  if (circle.ranks.size() > cuda::kMostRanks) found.why = "there are more than 32 ranks";
-  if (Runtime::get().config().cuda_mode == "host") found.why = "RINGCOMM_CUDA_MODE=host";
-  const bool tries = found.why.empty();
+  if (!near) return "ranks are on several hosts";
+  if (circle.ranks.size() > cuda::kMostRanks) return "there are more than 32 ranks";
+  return Runtime::get().config().cuda_mode == "host" ? "RINGCOMM_CUDA_MODE=host" : "";
+}
+
+// The first time that these circles are needed. Step by step for all of them, so that ranks that
+// exchange messages in a ring do not wait for one another in turn.
+void DeviceGroup::meet(const std::vector<cuda::Circle>& circles, const std::string& asked) {
   const Deadline deadline(group_.timeout());
-  for (uint32_t step = 1; step <= (tries ? cuda::Team::kSteps : 1); ++step) {
-    team_->meet(circle, step);
-    if (tries) await_step(circle, step, deadline, asked);
+  const Rank self = group_.rank();
+  std::vector<cuda::Circle> fresh;
+  for (const cuda::Circle& circle : circles) {
+    const bool known = met_.contains(0) || met_.contains(circle.card_of(self));
+    if (!known) fresh.push_back(circle);
   }
-  if (tries) found = team_->found(circle);
-  RINGCOMM_CHECK(found.reach || Runtime::get().config().cuda_mode != "ipc", asked,
-                 ": RINGCOMM_CUDA_MODE=ipc is not possible: ", found.why);
-  streams_meet_ = own().card(card).usable != 0;
-  tell(circle, found, asked);
-  if (!circle.pair) found_ = found;
-  return met_[card] = found.reach;
+  for (uint32_t step = 1; step <= cuda::Team::kSteps; ++step) {
+    for (const cuda::Circle& circle : fresh) {
+      if (step == 1 || why_not(circle).empty()) team_->meet(circle, step);
+    }
+    for (const cuda::Circle& circle : fresh) {
+      if (why_not(circle).empty()) await_step(circle, step, deadline, asked);
+    }
+  }
+  for (const cuda::Circle& circle : fresh) {
+    cuda::Found found;
+    found.why = why_not(circle);
+    if (found.why.empty()) found = team_->found(circle);
+    RINGCOMM_CHECK(found.reach || Runtime::get().config().cuda_mode != "ipc", asked,
+                   ": RINGCOMM_CUDA_MODE=ipc is not possible: ", found.why);
+    streams_meet_ = own().card(circle.card_of(self)).usable != 0;
+    tell(circle, found, asked);
+    if (!circle.pair) found_ = found;
+    met_[circle.card_of(self)] = found.reach;
+  }
 }
 
 void DeviceGroup::await_step(const cuda::Circle& circle, uint32_t step, const Deadline& deadline,
@@ -312,7 +339,9 @@ void DeviceGroup::close(Clock::duration grace) {
     while (!(all = gone(peer)) && !deadline.passed()) std::this_thread::sleep_for(kMeeting);
     if (!all) break;
   }
-  if (!all || pending()) static_cast<void>(team_.release());
+  if (all && !pending()) return;
+  static_cast<void>(team_.release());  // till the process ends
+  group_.keep_memory();
 }
 
 }  // namespace ringcomm

@@ -129,7 +129,9 @@ class DeviceGroup {
   EndPtr guarded(const std::string& asked, Enqueue&& enqueue);
 
   cuda::Circle circle_of(Rank peer) const;
-  bool meet(const cuda::Circle& circle, const std::string& asked);
+  bool reach(Rank peer) const;
+  void meet(const std::vector<cuda::Circle>& circles, const std::string& asked);
+  std::string why_not(const cuda::Circle& circle) const;
   void await_step(const cuda::Circle& circle, uint32_t step, const Deadline& deadline,
                   const std::string& asked);
   void tell(const cuda::Circle& circle, const cuda::Found& found, const std::string& asked);
@@ -139,12 +141,10 @@ class DeviceGroup {
   void compare(const Posted& message);
   void run(const Operation& operation, uint64_t sequence, cuda::Stream stream);
   void run_on_host(const Operation& operation, cuda::Stream stream);
-  void post_on_host(const Posted& message, cuda::Stream stream);
+  void post_on_host(const std::vector<Posted>& messages, cuda::Stream stream);
+  std::shared_ptr<Message> message_for(const Posted& posted, std::byte* buffer) const;
   std::byte* buffer(uint64_t bytes, int track);
-  // A message is an operation of the host's when `then` runs: a stream has brought the data.
-  void gate(std::byte* opened, cuda::Stream stream, std::function<void()> then);
   void check_pending(const Pending& pending);
-  void end_record(const Pending& pending, bool good);
   const cuda::Area& own() const { return area_; }
 
   Communicator& group_;

@@ -27,6 +27,13 @@ std::atomic<uint32_t>& word(std::byte* buffer, int index) {
   return reinterpret_cast<std::atomic<uint32_t>*>(buffer)[index * 16];
 }
 enum { kArrived, kOver };
+std::byte* address(std::byte* buffer, int index) {  // the same for the device
+  return reinterpret_cast<std::byte*>(&word(buffer, index));
+}
+
+int track_of(const MessageKind& message) {
+  return 1 + 2 * message.peer + (message.sending ? 1 : 0);
+}
 
 }  // namespace
 
@@ -35,6 +42,7 @@ template <typename Enqueue>
 DeviceGroup::EndPtr DeviceGroup::guarded(const std::string& asked, Enqueue&& enqueue) {
   const std::lock_guard lock(enqueue_mutex_);
   try {
+    const cuda::OnDevice here(api_, device_);
     return enqueue();
   } catch (const UsageError&) {
     throw;
@@ -48,7 +56,7 @@ DeviceGroup::EndPtr DeviceGroup::guarded(const std::string& asked, Enqueue&& enq
 
 void DeviceGroup::connect() {
   guarded("connect", [&]() -> EndPtr {
-    meet(circle_of(-1), "the group's first meeting");
+    meet({circle_of(-1)}, "the group's first meeting");
     return nullptr;
   });
 }
@@ -59,9 +67,9 @@ DeviceGroup::EndPtr DeviceGroup::enqueue(const Operation& operation, cuda::Strea
   Descriptor descriptor = make_descriptor(operation, sequence_ + 1);
   const std::string asked = numbered(descriptor);
   return guarded(asked, [&] {
-    const bool reach = meet(circle_of(-1), asked);
+    meet({circle_of(-1)}, asked);
     const cuda::Stream stream = begin({0}, caller, aside);
-    if (reach) {
+    if (reach(-1)) {
       make_room();
       descriptor.sequence = ++sequence_;
       announce(operation, descriptor);
@@ -154,24 +162,27 @@ DeviceGroup::EndPtr DeviceGroup::enqueue(const std::vector<Posted>& messages, cu
     std::vector<cuda::Transfer> transfers;
     for (const Posted& message : messages) {
       const Descriptor descriptor = make_descriptor(message.kind);
-      const int track = 1 + 2 * message.kind.peer + (message.kind.sending ? 1 : 0);
+      const int track = track_of(message.kind);
       if (std::find(tracks.begin(), tracks.end(), track) == tracks.end()) tracks.push_back(track);
       const auto limit = message.timeout.count() > 0 ? message.timeout : group_.timeout();
       pending.push_back(
           {descriptor, track, 0, message.kind.peer, Deadline(limit), recorder_.begin(descriptor)});
     }
-    for (const Posted& message : messages) meet(circle_of(message.kind.peer), asked);
+    std::vector<cuda::Circle> circles;
+    for (const Posted& message : messages) circles.push_back(circle_of(message.kind.peer));
+    meet(circles, asked);
     const cuda::Stream stream = begin(tracks, caller, true);
+    std::vector<Posted> through_host;
     for (const Posted& message : messages) {
-      const Rank peer = message.kind.peer;
-      if (met_.at(circle_of(peer).card_of(group_.rank()))) {
+      if (reach(message.kind.peer)) {
         compare(message);
-        transfers.push_back({message.kind.sending, peer, message.data});
+        transfers.push_back({message.kind.sending, message.kind.peer, message.data});
       } else {
-        post_on_host(message, stream);
+        through_host.push_back(message);
       }
     }
     if (!transfers.empty()) team_->transfer(stream, transfers);
+    post_on_host(through_host, stream);
     if (finish) finish(stream);
     return end(tracks, stream, std::move(pending));
   });
@@ -216,20 +227,19 @@ std::byte* DeviceGroup::buffer(uint64_t bytes, int track) {
 void DeviceGroup::run_on_host(const Operation& operation, cuda::Stream stream) {
   const uint64_t in = total(operation.input), out = total(operation.output);
   std::byte* const memory = buffer(in + out, 0);
-  Operation there = operation;
   std::byte* at = memory + kHead;
   for (const Span& span : operation.input) {
     api_.copy(stream, at, span.data, span.bytes);
     at += span.bytes;
   }
+  Operation there = operation;
   there.input = {{memory + kHead, in}};
   there.output = {{at, out}};
-  const auto over = [memory](const std::exception_ptr&) { word(memory, kOver).store(1); };
   if (streams_meet_) {
-    api_.write(stream, memory + (reinterpret_cast<std::byte*>(&word(memory, kArrived)) - memory),
-               1);
+    const auto over = [memory](const std::exception_ptr&) { word(memory, kOver).store(1); };
+    api_.write(stream, address(memory, kArrived), 1);
     group_.submit(std::move(there), over, {}, &word(memory, kArrived));
-    api_.wait_until(stream, reinterpret_cast<std::byte*>(&word(memory, kOver)), 1);
+    api_.wait_until(stream, address(memory, kOver), 1);
   } else {
     api_.synchronize(stream);
     group_.run(there);
@@ -241,32 +251,49 @@ void DeviceGroup::run_on_host(const Operation& operation, cuda::Stream stream) {
   if (!streams_meet_) api_.synchronize(stream);
 }
 
-void DeviceGroup::post_on_host(const Posted& posted, cuda::Stream stream) {
-  const bool sending = posted.kind.sending;
-  const int track = 1 + 2 * posted.kind.peer + (sending ? 1 : 0);
-  std::byte* const memory = buffer(posted.data.bytes, track);
-  const Span there{memory + kHead, posted.data.bytes};
-  auto message =
-      std::make_shared<Message>(posted.timeout.count() > 0 ? posted.timeout : group_.timeout());
-  message->sending = sending;
+std::shared_ptr<Message> DeviceGroup::message_for(const Posted& posted, std::byte* buffer) const {
+  const bool limited = posted.timeout.count() > 0;
+  auto message = std::make_shared<Message>(limited ? posted.timeout : group_.timeout());
+  message->sending = posted.kind.sending;
   message->peer = posted.kind.peer;
   message->tag = posted.kind.tag;
   message->dtype = posted.kind.dtype;
-  message->data = there;
-  message->on_done = [memory](const std::exception_ptr&) { word(memory, kOver).store(1); };
-  if (sending) api_.copy(stream, there.data, posted.data.data, there.bytes);
-  if (!streams_meet_) {
-    api_.synchronize(stream);
-    group_.post(message);
-    group_.wait(*message);
-    if (message->error) std::rethrow_exception(message->error);
-  } else {
-    api_.write(stream, reinterpret_cast<std::byte*>(&word(memory, kArrived)), 1);
+  message->data = {buffer + kHead, posted.data.bytes};
+  message->on_done = [buffer](const std::exception_ptr&) { word(buffer, kOver).store(1); };
+  return message;
+}
+
+// All are on their way before the stream waits for one: the peers may do the same.
+void DeviceGroup::post_on_host(const std::vector<Posted>& messages, cuda::Stream stream) {
+  std::vector<std::shared_ptr<Message>> posted;
+  for (const Posted& each : messages) {
+    std::byte* const memory = buffer(each.data.bytes, track_of(each.kind));
+    posted.push_back(message_for(each, memory));
+    if (each.kind.sending) {
+      api_.copy(stream, memory + kHead, each.data.data, each.data.bytes);
+    }
+    if (!streams_meet_) {
+      api_.synchronize(stream);
+      group_.post(posted.back());
+      continue;
+    }
+    api_.write(stream, address(memory, kArrived), 1);
     const std::lock_guard lock(mutex_);
-    gates_.push_back({&word(memory, kArrived), [this, message] { group_.post(message); }});
+    gates_.push_back(
+        {&word(memory, kArrived), [this, message = posted.back()] { group_.post(message); }});
   }
-  if (streams_meet_) api_.wait_until(stream, reinterpret_cast<std::byte*>(&word(memory, kOver)), 1);
-  if (!sending) api_.copy(stream, posted.data.data, there.data, there.bytes);
+  for (size_t i = 0; i < messages.size(); ++i) {
+    std::byte* const memory = posted[i]->data.data - kHead;
+    if (streams_meet_) {
+      api_.wait_until(stream, address(memory, kOver), 1);
+    } else {
+      group_.wait(*posted[i]);
+      if (posted[i]->error) std::rethrow_exception(posted[i]->error);
+    }
+    if (messages[i].kind.sending) continue;
+    api_.copy(stream, messages[i].data.data, posted[i]->data.data, messages[i].data.bytes);
+    if (!streams_meet_) api_.synchronize(stream);
+  }
 }
 
 }  // namespace ringcomm

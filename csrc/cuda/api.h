@@ -105,4 +105,21 @@ class Api {
   virtual void unmap_chunks(std::byte* base) = 0;
 };
 
+// The thread's device, for a scope.
+class OnDevice {
+ public:
+  OnDevice(Api& api, int device) : api_(api), before_(api.current_device()), device_(device) {
+    if (before_ != device_) api_.use_device(device_);
+  }
+  ~OnDevice() {
+    if (before_ != device_) api_.use_device(before_);
+  }
+  OnDevice(const OnDevice&) = delete;
+  OnDevice& operator=(const OnDevice&) = delete;
+
+ private:
+  Api& api_;
+  const int before_, device_;
+};
+
 }  // namespace ringcomm::cuda

@@ -166,8 +166,8 @@ std::string CudaApi::unusable() {
   const auto error = cudaGetDeviceCount(&devices);
   if (error == cudaErrorInsufficientDriver) {
     return str("the NVIDIA driver is for CUDA ", driver / 1000, ".", driver % 1000 / 10,
-               " and ringcomm was built with CUDA ", runtime / 1000, ".", runtime % 1000 / 10,
-               ": update the driver");
+               " and ringcomm needs one for CUDA ", runtime / 1000, ".", runtime % 1000 / 10,
+               " or later: update it");
   }
   if (error != cudaSuccess) return str("cudaGetDeviceCount: ", cudaGetErrorString(error));
   return devices == 0 ? "this process sees no GPU" : "";

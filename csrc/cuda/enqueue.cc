@@ -141,7 +141,7 @@ class DeviceTeam::Lowering {
 };
 
 std::byte* DeviceTeam::half(Rank rank, uint64_t half) const {
-  return group_->of[static_cast<size_t>(rank)] + kPrologue + half * group_->bytes / 2;
+  return group_->of[static_cast<size_t>(rank)] + kPrologue + half * geometry_.half_bytes();
 }
 
 void DeviceTeam::run(Stream stream, const Plan& plan, uint64_t sequence, const Reduction& reduction,
@@ -201,7 +201,7 @@ bool DeviceTeam::fill_slot(const Rounds& rounds) {
         in.data == out.data ? slot.input : exports_->at_leader({out.data, bytes}, rounds.sequence);
   }
   if (slot.input != 0 && slot.output != 0) return true;
-  const uint64_t offset = kPrologue + rounds.sequence % 2 * group_->bytes / 2;
+  const uint64_t offset = kPrologue + rounds.sequence % 2 * geometry_.half_bytes();
   const uint64_t seen = options_.rank == 0 ? reinterpret_cast<uint64_t>(group_->of[0])
                                            : peer(0).area.card(0).seen[options_.rank];
   slot = {seen + offset, seen + offset, 1};
@@ -296,32 +296,41 @@ void DeviceTeam::transfer(Stream stream, std::span<const Transfer> transfers) {
     for (const bool sending : {true, false}) {
       for (const Transfer& each : transfers) {
         if (each.sending != sending) continue;
-        const Memory& memory = memory_.at(each.peer + 1);
-        const uint64_t unit = memory.bytes / kChunks, done = step * unit;
+        const uint64_t unit = inbox(options_.rank, each.peer).bytes / kChunks, done = step * unit;
         if (done > each.data.bytes || (done == each.data.bytes && done > 0)) continue;
         const Span data{each.data.data + done, std::min(unit, each.data.bytes - done)};
-        sending ? send_chunk(stream, memory, each.peer, data)
-                : receive_chunk(stream, memory, each.peer, data);
+        sending ? send_chunk(stream, each.peer, data) : receive_chunk(stream, each.peer, data);
         more = more || done + data.bytes < each.data.bytes;
       }
     }
   }
 }
 
-void DeviceTeam::send_chunk(Stream stream, const Memory& memory, Rank to, Span data) {
+// Where rank `of` receives what `from` sends.
+DeviceTeam::Inbox DeviceTeam::inbox(Rank of, Rank from) const {
+  const Rank peer = of == options_.rank ? from : of;
+  if (const auto pair = memory_.find(peer + 1); pair != memory_.end()) {
+    return {pair->second.of[static_cast<size_t>(of)] + kPrologue, pair->second.bytes};
+  }
+  const uint64_t messages = group_->bytes - 2 * geometry_.half_bytes();
+  const uint64_t each = messages / peers_.size() / (64 * kChunks) * (64 * kChunks);
+  return {half(of, 2) + static_cast<uint64_t>(from) * each, each};
+}
+
+void DeviceTeam::send_chunk(Stream stream, Rank to, Span data) {
   const uint64_t number = peer(to).messages[1]++;
   if (number >= kChunks) await(stream, to, kMessageCreditLane);
-  std::byte* const slot =
-      memory.of[static_cast<size_t>(to)] + kPrologue + number % kChunks * (memory.bytes / kChunks);
+  const Inbox there = inbox(to, options_.rank);
+  std::byte* const slot = there.memory + number % kChunks * (there.bytes / kChunks);
   if (data.bytes > 0) api_.copy(stream, slot, data.data, data.bytes);
   signal(stream, to, kMessageLane);
 }
 
-void DeviceTeam::receive_chunk(Stream stream, const Memory& memory, Rank from, Span data) {
+void DeviceTeam::receive_chunk(Stream stream, Rank from, Span data) {
   const uint64_t number = peer(from).messages[0]++;
   await(stream, from, kMessageLane);
-  const std::byte* const slot = memory.of[static_cast<size_t>(options_.rank)] + kPrologue +
-                                number % kChunks * (memory.bytes / kChunks);
+  const Inbox here = inbox(options_.rank, from);
+  const std::byte* const slot = here.memory + number % kChunks * (here.bytes / kChunks);
   if (data.bytes > 0) api_.copy(stream, data.data, slot, data.bytes);
   signal(stream, from, kMessageCreditLane);
 }

@@ -12,24 +12,7 @@ namespace {
 // Of each rank for each group: plans of a large GPU need large pieces, since launching costs as
 // much as moving 20 MB.
 constexpr uint64_t kLeast = 16 << 20, kMost = 256 << 20, kShareOfDevice = 512;
-constexpr uint64_t kForMessages = 8;  // a part of it so large for the messages of each peer
-
-// Memory of the host that the device sees, for a scope.
-class Pinned {
- public:
-  Pinned(Api& api, uint64_t bytes) : api_(api), data_(api.allocate_pinned(bytes)) {
-    std::memset(data_, 0, bytes);
-  }
-  ~Pinned() { api_.release_pinned(data_); }
-  Pinned(const Pinned&) = delete;
-  Pinned& operator=(const Pinned&) = delete;
-  std::byte* data() const { return data_; }
-  uint64_t& proof(Rank rank) const { return reinterpret_cast<uint64_t*>(data_)[rank]; }
-
- private:
-  Api& api_;
-  std::byte* const data_;
-};
+constexpr uint64_t kForMessages = 8;  // such a part of it, where two ranks meet for messages
 
 // Rank r's answer to a proof.
 uint64_t answer(uint64_t pattern, Rank rank) { return ~pattern ^ static_cast<uint64_t>(rank); }
@@ -49,6 +32,7 @@ DeviceTeam::~DeviceTeam() {
       std::byte* mine = memory.of[static_cast<size_t>(options_.rank)];
       if (mine != nullptr) api_.release(mine);
     }
+    if (proofs_ != nullptr) api_.release_pinned(proofs_);
     for (Rank rank = 0; registered_ && rank < size(); ++rank) {
       if (peer(rank).area.base() != nullptr) api_.unregister_host(peer(rank).area.base());
     }
@@ -99,6 +83,7 @@ void DeviceTeam::prepare(Card& card) {
     peer.device_area = api_.register_host(peer.area.base(), Area::bytes(size()));
   }
   registered_ = true;
+  if (proofs_ == nullptr) proofs_ = api_.allocate_pinned(kPrologue);
   api_.load_kernels();
   // Do streams write and wait for words of the host here? Nothing but a trial tells.
   const Stream stream = api_.make_stream();
@@ -126,8 +111,9 @@ uint64_t DeviceTeam::bytes_of(const Circle& circle) const {
 void DeviceTeam::set_geometry(uint64_t bytes) {
   const auto ranks = static_cast<uint64_t>(size());
   geometry_.size = size();
-  geometry_.segment_bytes = bytes / 16 / 4096 * 4096;  // half of a half is windows, of 4 segments
-  geometry_.inbox_bytes = bytes / 4 / ranks / 512 * 512;
+  const uint64_t half = bytes / 8 * 3;  // a window of 4 segments, and as much for inboxes
+  geometry_.segment_bytes = half / 8 / 4096 * 4096;
+  geometry_.inbox_bytes = half / 2 / ranks / 512 * 512;
   geometry_.line_bytes = 0;
 }
 
@@ -142,9 +128,9 @@ void DeviceTeam::open(const Circle& circle, Card& card) {
   std::byte* const mine = api_.allocate(kPrologue + memory.bytes);
   memory.of[static_cast<size_t>(options_.rank)] = mine;
   const Stream stream = api_.make_stream();
-  const Pinned proofs(api_, kPrologue);
-  proofs.proof(options_.rank) = card.pattern;
-  api_.copy(stream, mine, proofs.data(), kPrologue);
+  std::memset(proofs_, 0, kPrologue);
+  proof(options_.rank) = card.pattern;
+  api_.copy(stream, mine, proofs_, kPrologue);
   api_.synchronize(stream);
   api_.destroy_stream(stream);
   card.window = api_.export_memory(mine);
@@ -156,21 +142,20 @@ void DeviceTeam::reach(const Circle& circle, Card& card) {
   if (found == memory_.end()) return;
   uint32_t reaches = card.reaches.load(std::memory_order_relaxed);
   const Stream stream = api_.make_stream();
-  const Pinned page(api_, kProofs);
   for (const Rank rank : circle.ranks) {
     const Card& theirs = this->card(circle, rank);
     if (rank == options_.rank || theirs.reaches.load(std::memory_order_relaxed) == 0) continue;
     std::byte*& memory = found->second.of[static_cast<size_t>(rank)];
     memory = api_.open_memory(theirs.window);
     card.seen[rank] = reinterpret_cast<uint64_t>(memory);
-    api_.copy(stream, page.data(), memory, kProofs);
+    api_.copy(stream, proofs_, memory, kProofs);
     api_.synchronize(stream);
-    if (page.proof(rank) != theirs.pattern) {
+    if (proof(rank) != theirs.pattern) {
       throw DeviceError(str("what is mapped as rank ", rank, "'s memory is another's"));
     }
-    page.proof(options_.rank) = answer(theirs.pattern, options_.rank);
+    proof(options_.rank) = answer(theirs.pattern, options_.rank);
     const auto offset = static_cast<uint64_t>(options_.rank) * sizeof(uint64_t);
-    api_.copy(stream, memory + offset, page.data() + offset, sizeof(uint64_t));
+    api_.copy(stream, memory + offset, proofs_ + offset, sizeof(uint64_t));
     api_.synchronize(stream);
     reaches |= 1u << rank;
   }
@@ -183,12 +168,11 @@ void DeviceTeam::verify(const Circle& circle, Card& card) {
   const auto found = memory_.find(circle.card_of(options_.rank));
   if (found == memory_.end()) return;
   const Stream stream = api_.make_stream();
-  const Pinned page(api_, kProofs);
-  api_.copy(stream, page.data(), found->second.of[static_cast<size_t>(options_.rank)], kProofs);
+  api_.copy(stream, proofs_, found->second.of[static_cast<size_t>(options_.rank)], kProofs);
   api_.synchronize(stream);
   api_.destroy_stream(stream);
   for (const Rank rank : circle.ranks) {
-    if (rank == options_.rank || page.proof(rank) == answer(card.pattern, rank)) continue;
+    if (rank == options_.rank || proof(rank) == answer(card.pattern, rank)) continue;
     throw DeviceError(str("what rank ", rank, " wrote into this rank's memory did not arrive"));
   }
 }

@@ -13,24 +13,11 @@
 namespace ringcomm::cuda {
 
 // The memory that a rank gives the others of a circle:
-//   | a word from each rank, as proof of what is mapped | TwoShotFlags | of plans, or of messages |
+//   | a word from each rank, as proof of what is mapped | TwoShotFlags | half 0 | half 1 | messages
+//   |
+// In a circle of two only messages follow the flags. Of a group's, messages have a quarter.
 inline constexpr uint64_t kProofs = 4096, kPrologue = 64 * 1024;
 static_assert(kProofs + sizeof(TwoShotFlags) <= kPrologue);
-
-// The thread's device, for a scope.
-class OnDevice {
- public:
-  OnDevice(Api& api, int device) : api_(api), before_(api.current_device()) {
-    if (before_ != device) api_.use_device(device);
-  }
-  ~OnDevice() { api_.use_device(before_); }
-  OnDevice(const OnDevice&) = delete;
-  OnDevice& operator=(const OnDevice&) = delete;
-
- private:
-  Api& api_;
-  const int before_;
-};
 
 class DeviceTeam final : public Team {
  public:
@@ -86,6 +73,7 @@ class DeviceTeam final : public Team {
   void open(const Circle& circle, Card& card);
   void reach(const Circle& circle, Card& card);
   void verify(const Circle& circle, Card& card);
+  uint64_t& proof(Rank rank) { return reinterpret_cast<uint64_t*>(proofs_)[rank]; }
   void set_geometry(uint64_t bytes);
   uint64_t bytes_of(const Circle& circle) const;
 
@@ -108,8 +96,13 @@ class DeviceTeam final : public Team {
   void stage(Stream stream, const Rounds& rounds, uint64_t i);
   void unstage(Stream stream, const Rounds& rounds, uint64_t i);
   // The next piece of a message.
-  void send_chunk(Stream stream, const Memory& memory, Rank to, Span data);
-  void receive_chunk(Stream stream, const Memory& memory, Rank from, Span data);
+  struct Inbox {
+    std::byte* memory;
+    uint64_t bytes;
+  };
+  Inbox inbox(Rank of, Rank from) const;
+  void send_chunk(Stream stream, Rank to, Span data);
+  void receive_chunk(Stream stream, Rank from, Span data);
 
   Api& api_;
   const TeamOptions options_;
@@ -119,6 +112,7 @@ class DeviceTeam final : public Team {
   bool one_device_ = false;
   Geometry geometry_;
   bool registered_ = false;
+  std::byte* proofs_ = nullptr;  // of the host: a copy of a prologue
   std::optional<Exports> exports_;
   std::deque<Imports> imports_;
 };
