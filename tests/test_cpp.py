@@ -20,6 +20,8 @@ PROGRAMS = [
     "failure_test",
     "flow_test",
     "net_test",
+    "sim_test",
+    "sim_memory_test",
 ]
 
 
@@ -53,6 +55,12 @@ def test_stress_under_thread_sanitizer(cpp_program: Program) -> None:
 
 
 @pytest.mark.timeout(400)
+@pytest.mark.parametrize("name", ["sim_test", "sim_memory_test"])
+def test_simulated_device_under_thread_sanitizer(cpp_program: Program, name: str) -> None:
+    check([cpp_program(name, "thread")], 300)
+
+
+@pytest.mark.timeout(400)
 def test_a_signal_without_release_is_caught(cpp_program: Program) -> None:
     done = output([cpp_program("stress", "thread"), "--broken", "relaxed"], 300)
     assert done.returncode != 0
@@ -66,7 +74,17 @@ def test_a_signal_that_wakes_nobody_is_caught(cpp_program: Program) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
-    "name", ["stress", "transport_test", "failure_test", "reduce_test", "net_test", "flow_test"]
+    "name",
+    [
+        "stress",
+        "transport_test",
+        "failure_test",
+        "reduce_test",
+        "net_test",
+        "flow_test",
+        "sim_test",
+        "sim_memory_test",
+    ],
 )
 def test_program_under_address_sanitizer(cpp_program: Program, name: str) -> None:
     check([cpp_program(name, "address")], 600)

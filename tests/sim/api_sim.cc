@@ -1,0 +1,388 @@
+#include "sim/api_sim.h"
+
+#include <signal.h>
+#include <unistd.h>
+
+#include <array>
+#include <atomic>
+#include <cstring>
+
+#include "sim/kernels_host.h"
+#include "sim/sim_memory.h"
+#include "sim/sim_streams.h"
+
+namespace ringcomm::sim {
+namespace {
+
+using namespace cuda;
+
+constexpr int kRuntime = 13000;  // CUDA 13.0
+
+// What a process has of its devices. Never destroyed: threads of streams outlive main().
+struct Process {
+  static Process& get() {
+    static auto* process = new Process;
+    return *process;
+  }
+
+  // As CUDA: unusable in a forked child, and after work that failed.
+  void check(const char* call) {
+    if (owner != ::getpid()) throw DeviceError(str(call, ": initialization error"));
+    const std::lock_guard lock(mutex);
+    if (!failure.empty()) throw DeviceError(str(call, ": ", failure));
+  }
+  void fail(const std::string& what) {
+    const std::lock_guard lock(mutex);
+    if (failure.empty()) failure = what;
+  }
+
+  const pid_t owner = ::getpid();
+  SimMemory memory;
+  SimStreams streams;
+  std::mutex mutex;
+  std::string failure;
+};
+
+thread_local int device_of_thread = 0;
+
+// What befalls the operations of streams.
+class Faults {
+ public:
+  explicit Faults(const SimOptions& options) : options_(options) {}
+
+  void before(uint64_t stream, uint64_t number) {
+    if (options_.dies_at != 0 && ++operations_ == options_.dies_at) ::kill(::getpid(), SIGKILL);
+    const uint64_t more = mix(mix(options_.seed, stream), number) % (options_.random_us + 1);
+    const uint64_t delay = options_.slow_us + more;
+    if (delay > 0) ::usleep(static_cast<useconds_t>(delay));
+  }
+
+ private:
+  // splitmix64: the delay depends on the operation alone, not on which threads run when.
+  static uint64_t mix(uint64_t seed, uint64_t value) {
+    uint64_t x = seed + (value + 1) * 0x9e3779b97f4a7c15;
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111eb;
+    return x ^ (x >> 31);
+  }
+
+  const SimOptions options_;
+  std::atomic<uint64_t> operations_{0};  // alone: it orders nothing
+};
+
+class SimApi final : public Api {
+ public:
+  explicit SimApi(const SimOptions& options)
+      : options_(options), faults_(std::make_shared<Faults>(options)) {}
+
+  bool simulated() const override { return true; }
+
+  // ---- devices ---------------------------------------------------------------------------------
+
+  std::string unusable() override {
+    if (options_.driver == 0) return "there is no NVIDIA driver on this machine";
+    if (options_.driver < kRuntime) {
+      return str("the NVIDIA driver is for CUDA ", options_.driver / 1000, ".",
+                 options_.driver % 1000 / 10, " and ringcomm was built with CUDA ", kRuntime / 1000,
+                 ".", kRuntime % 1000 / 10, ": update the driver");
+    }
+    try {
+      enter("cudaGetDeviceCount");
+    } catch (const DeviceError& error) {
+      return error.what();
+    }
+    return "";
+  }
+
+  int current_device() override {
+    enter("cudaGetDevice");
+    return device_of_thread;
+  }
+
+  void use_device(int device) override {
+    enter("cudaSetDevice");
+    if (device < 0 || device >= options_.devices) {
+      throw DeviceError("cudaSetDevice: invalid device ordinal");
+    }
+    device_of_thread = device;
+  }
+
+  DeviceFacts facts(int device) override {
+    enter("cudaGetDeviceProperties");
+    if (device < 0 || device >= options_.devices) {
+      throw DeviceError("cudaGetDeviceProperties: invalid device ordinal");
+    }
+    DeviceFacts facts;
+    const std::array<uint64_t, 2> name{machine(), static_cast<uint64_t>(card_of(device))};
+    std::memcpy(facts.uuid.data(), name.data(), facts.uuid.size());
+    facts.memory_bytes = options_.memory_bytes;
+    facts.major = 9;
+    facts.multiprocessors = 132;
+    facts.driver = options_.driver;
+    facts.mps = options_.mps;
+    facts.name = "simulated device";
+    return facts;
+  }
+
+  // ---- memory ----------------------------------------------------------------------------------
+
+  std::byte* allocate(uint64_t bytes) override {
+    return enter("cudaMalloc").memory.allocate(options_, card_of(device_of_thread), bytes);
+  }
+
+  // Whatever unmaps memory may wait for all work on the device: this one always does, so that a
+  // program hangs here that would hang somewhere.
+  void release(std::byte* memory) override {
+    Process& process = enter("cudaFree");
+    process.streams.drain(device_of_thread);
+    process.memory.release(memory);
+  }
+
+  std::byte* allocate_pinned(uint64_t bytes) override {
+    return enter("cudaMallocHost").memory.allocate_pinned(bytes);
+  }
+
+  void release_pinned(std::byte* memory) override {
+    Process& process = enter("cudaFreeHost");
+    process.streams.drain(device_of_thread);
+    process.memory.release_pinned(memory);
+  }
+
+  std::byte* register_host(std::byte* memory, uint64_t bytes) override {
+    Process& process = enter("cudaHostRegister");
+    if (!options_.register_host) throw DeviceError("cudaHostRegister: operation not supported");
+    return process.memory.register_host(memory, bytes);
+  }
+
+  void unregister_host(std::byte* memory) override {
+    Process& process = enter("cudaHostUnregister");
+    process.streams.drain(device_of_thread);
+    process.memory.unregister_host(memory);
+  }
+
+  Allocation allocation_of(const std::byte* address) override {
+    return enter("cudaPointerGetAttributes").memory.allocation_of(address);
+  }
+
+  // ---- streams and events ----------------------------------------------------------------------
+
+  Stream make_stream() override { return enter("cudaStreamCreate").streams.make(device_of_thread); }
+
+  bool is_capturing(Stream /*stream*/) override { return false; }
+
+  void destroy_stream(Stream stream) override {
+    enter("cudaStreamDestroy").streams.destroy(stream);
+  }
+
+  void synchronize(Stream stream) override {
+    constexpr const char* kCall = "cudaStreamSynchronize";
+    Process& process = enter(kCall);
+    process.streams.find(kCall, stream, device_of_thread)->wait_for_all();
+    process.check(kCall);
+  }
+
+  Event make_event() override {
+    return enter("cudaEventCreate").streams.make_event(device_of_thread);
+  }
+
+  void destroy_event(Event event) override {
+    enter("cudaEventDestroy").streams.destroy_event(event);
+  }
+
+  void record(Event event, Stream stream) override {
+    constexpr const char* kCall = "cudaEventRecord";
+    SimStreams& streams = enter(kCall).streams;
+    const auto target = streams.find(kCall, stream, device_of_thread);
+    if (streams.device_of(kCall, event) != target->device) {
+      throw DeviceError("cudaEventRecord: invalid resource handle");
+    }
+    streams.record(event, target, enqueue(target, [] {}));
+  }
+
+  void wait(Stream stream, Event event) override {
+    constexpr const char* kCall = "cudaStreamWaitEvent";
+    SimStreams& streams = enter(kCall).streams;
+    enqueue(streams.find(kCall, stream, device_of_thread), streams.waiter(event));
+  }
+
+  // ---- what streams do -------------------------------------------------------------------------
+
+  void copy(Stream stream, std::byte* to, const std::byte* from, uint64_t bytes) override {
+    constexpr const char* kCall = "cudaMemcpyAsync";
+    Process& process = enter(kCall);
+    std::byte* dst = process.memory.host_side(kCall, to, bytes, false);
+    const std::byte* src = process.memory.host_side(kCall, from, bytes, false);
+    enqueue(process.streams.find(kCall, stream, device_of_thread),
+            [dst, src, bytes] { std::memmove(dst, src, bytes); });
+  }
+
+  void write(Stream stream, std::byte* word, uint32_t value) override {
+    // Pairs with poll_word() of other processes, and with whatever their hosts read it by.
+    enqueue_word("cuStreamWriteValue32", stream, word, [value](uint32_t* at) {
+      std::atomic_ref(*at).store(value, std::memory_order_seq_cst);
+    });
+  }
+
+  void wait_until(Stream stream, std::byte* word, uint32_t value) override {
+    enqueue_word("cuStreamWaitValue32", stream, word,
+                 [value](uint32_t* at) { poll_word(at, value); });
+  }
+
+  void launch(Stream stream, const ReduceArgs& args) override {
+    ReduceArgs host = args;
+    const uint64_t bytes = args.count * size_of(args.math.dtype);
+    for (int i = 0; i < args.n_dsts; ++i) to_host(host.dst[i], bytes);
+    for (int i = 0; i < args.n_srcs; ++i) to_host(host.src[i], bytes);
+    enqueue_kernel(stream, [host] { run_reduce(host); });
+  }
+
+  void launch(Stream stream, const LeaderArgs& args) override {
+    LeaderArgs host = args;
+    for (int i = 0; i < args.n_ranks; ++i) to_host(host.slot[i], sizeof(LeaderSlot), true);
+    to_host(host.abort, sizeof *host.abort, true);
+    enqueue_kernel(stream, [host]() mutable {
+      if (host.abort != nullptr && std::atomic_ref(const_cast<uint32_t&>(*host.abort)) != 0) return;
+      // Now they are filled in; what they say may be addresses of registered memory, too.
+      std::array<LeaderSlot, kMostRanks> slots;
+      for (size_t i = 0; i < static_cast<size_t>(host.n_ranks); ++i) {
+        const LeaderSlot slot = *host.slot[i];
+        if (host.count > 0 && (slot.input == 0 || slot.output == 0)) {
+          throw DeviceError("an illegal memory access was encountered");
+        }
+        slots[i] = {slot.input & ~kDeviceSide, slot.output & ~kDeviceSide, slot.staged};
+        host.slot[i] = &slots[i];
+      }
+      run_leader(host);
+    });
+  }
+
+  void launch(Stream stream, const TwoShotArgs& args) override {
+    TwoShotArgs host = args;
+    const uint64_t bytes = args.count * size_of(args.math.dtype);
+    to_host(host.input, bytes);
+    to_host(host.output, bytes);
+    to_host(host.abort, sizeof *host.abort, true);
+    for (int i = 0; i < args.n_ranks; ++i) {
+      to_host(host.window[i], bytes);
+      to_host(host.flags[i], sizeof(TwoShotFlags));
+    }
+    enqueue_kernel(stream, [host] { run_two_shot(host); });
+  }
+
+  // As loading may do, the first time this waits for all work.
+  void load_kernels() override {
+    Process& process = enter("cudaFuncGetAttributes");
+    if (!kernels_loaded_.exchange(true)) process.streams.drain(device_of_thread);
+  }
+
+  // ---- memory of other processes ---------------------------------------------------------------
+
+  IpcHandle export_memory(std::byte* base) override {
+    return enter("cudaIpcGetMemHandle").memory.export_memory(base);
+  }
+
+  std::byte* open_memory(const IpcHandle& handle) override {
+    Process& process = enter("cudaIpcOpenMemHandle");
+    const bool fails = options_.ipc_opens >= 0 && opens_++ >= options_.ipc_opens;
+    return process.memory.open_memory(handle, fails ? Ipc::kFails : options_.ipc,
+                                      card_of(device_of_thread));
+  }
+
+  void close_memory(std::byte* base) override {
+    Process& process = enter("cudaIpcCloseMemHandle");
+    process.streams.drain(device_of_thread);
+    process.memory.close_memory(base);
+  }
+
+  std::vector<Chunk> export_chunks(std::byte* address, uint64_t bytes) override {
+    return enter("cuMemExportToShareableHandle").memory.export_chunks(address, bytes);
+  }
+
+  std::byte* map_chunks(const std::vector<Chunk>& chunks) override {
+    return enter("cuMemMap").memory.map_chunks(chunks);
+  }
+
+  void unmap_chunks(std::byte* base) override { enter("cuMemUnmap").memory.unmap_chunks(base); }
+
+ private:
+  Process& enter(const char* call) const {
+    if (options_.driver < kRuntime) {
+      throw DeviceError(
+          str(call, ": CUDA driver version is insufficient for CUDA runtime version"));
+    }
+    Process& process = Process::get();
+    process.check(call);
+    return process;
+  }
+
+  uint64_t enqueue(const std::shared_ptr<SimStream>& stream, std::function<void()> operation) {
+    return stream->enqueue(
+        [faults = faults_, id = stream->id, operation = std::move(operation)](uint64_t number) {
+          faults->before(id, number);
+          try {
+            operation();
+          } catch (const std::exception& error) {
+            Process::get().fail(error.what());
+          }
+        });
+  }
+
+  void enqueue_word(const char* call, Stream stream, std::byte* word,
+                    std::function<void(uint32_t*)> operation) {
+    Process& process = enter(call);
+    if (!options_.memory_operations) throw DeviceError(str(call, ": operation not supported"));
+    std::byte* host = process.memory.host_side(call, word, sizeof(uint32_t), true);
+    auto* at = reinterpret_cast<uint32_t*>(host);
+    if (reinterpret_cast<uintptr_t>(at) % sizeof *at != 0) {
+      throw DeviceError(str(call, ": invalid argument"));
+    }
+    enqueue(process.streams.find(call, stream, device_of_thread),
+            [at, operation = std::move(operation)] { operation(at); });
+  }
+
+  // Where the host finds what a kernel gets as an address of the device.
+  template <typename T>
+  void to_host(T*& address, uint64_t bytes, bool mapped = false) {
+    if (address == nullptr) return;
+    constexpr const char* kCall = "cudaLaunchKernel";
+    const auto* device_side = reinterpret_cast<const std::byte*>(address);
+    SimMemory& memory = enter(kCall).memory;
+    address = reinterpret_cast<T*>(memory.host_side(kCall, device_side, bytes, mapped));
+  }
+
+  void enqueue_kernel(Stream stream, std::function<void()> kernel) {
+    constexpr const char* kCall = "cudaLaunchKernel";
+    Process& process = enter(kCall);
+    const auto target = process.streams.find(kCall, stream, device_of_thread);
+    if (target->device != device_of_thread) {
+      throw DeviceError("cudaLaunchKernel: invalid resource handle");
+    }
+    load_kernels();
+    enqueue(target, std::move(kernel));
+  }
+
+  int card_of(int device) const { return (device + options_.rotate) % options_.devices; }
+
+  const SimOptions options_;
+  const std::shared_ptr<Faults> faults_;
+  std::atomic<int64_t> opens_{0};
+  std::atomic<bool> kernels_loaded_{false};
+};
+
+}  // namespace
+
+std::unique_ptr<Api> make_simulated_api(const SimOptions& options) {
+  return std::make_unique<SimApi>(options);
+}
+
+}  // namespace ringcomm::sim
+
+namespace ringcomm::cuda {
+
+std::unique_ptr<Api> make_api();  // of the library (csrc/cuda/library.cc)
+
+std::unique_ptr<Api> make_api() {
+  return sim::make_simulated_api(sim::SimOptions::from_environment());
+}
+
+}  // namespace ringcomm::cuda

@@ -1,0 +1,34 @@
+// A device simulated by threads of the host, for tests of ringcomm where there is no GPU: all that
+// processes do with one, and what may go wrong (sim_options.h). It is strict where CUDA hangs or
+// breaks at random: what waits for the device on some machines does so always, and addresses that
+// the device cannot use are errors.
+//
+// A program that loads this as a library allocates its tensors by the functions at the end, and
+// makes tensors of them (torch.frombuffer): such memory can be exported, other tensors' cannot.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "cuda/api.h"
+#include "sim/sim_options.h"
+
+namespace ringcomm::sim {
+
+// Of one process's devices: those made there share memory, streams and errors.
+std::unique_ptr<cuda::Api> make_simulated_api(const SimOptions& options);
+
+}  // namespace ringcomm::sim
+
+extern "C" {
+
+// Memory of device 0 out of segments, as torch allocates it: a block mostly begins inside of an
+// allocation. Null when there is none.
+void* ringcomm_sim_allocate(uint64_t bytes);
+// Poisoned, and kept for the next one. Null, or in a forked child: nothing.
+void ringcomm_sim_release(void* block);
+// Releases the segments that have no block, and returns how many those were.
+uint64_t ringcomm_sim_empty_cache();
+// Waits for all that was enqueued on the default stream. 0, or 1 after an error.
+int ringcomm_sim_synchronize();
+}

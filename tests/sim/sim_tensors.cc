@@ -1,0 +1,117 @@
+// The functions by which a program allocates tensors in memory of a simulated device.
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <functional>
+#include <list>
+#include <map>
+#include <mutex>
+
+#include "sim/api_sim.h"
+#include "sim/sim_memory.h"
+
+namespace ringcomm::sim {
+namespace {
+
+constexpr uint64_t kSegmentBytes = uint64_t{2} << 20;
+constexpr uint64_t kBlockBytes = 512;  // blocks are multiples of it, as torch's are
+
+struct Segment {
+  std::byte* base = nullptr;
+  uint64_t bytes = 0, used = 0;
+  std::map<std::byte*, uint64_t> blocks;  // in use, and their sizes
+};
+
+// Blocks are taken one after the other; a segment whose blocks are all back begins anew.
+class Tensors {
+ public:
+  static Tensors& get() {
+    static auto* tensors = new Tensors;
+    return *tensors;
+  }
+
+  std::byte* allocate(uint64_t bytes) {
+    api_->current_device();  // throws in a forked child
+    const uint64_t block = (bytes / kBlockBytes + 1) * kBlockBytes;
+    const std::lock_guard lock(mutex_);
+    auto segment = std::find_if(segments_.begin(), segments_.end(),
+                                [&](const Segment& one) { return one.bytes - one.used >= block; });
+    if (segment == segments_.end()) {
+      const uint64_t wanted = std::max(block, kSegmentBytes);
+      segments_.push_front({api_->allocate(wanted), wanted, 0, {}});
+      segment = segments_.begin();
+    }
+    std::byte* address = segment->base + segment->used;
+    segment->used += block;
+    segment->blocks[address] = block;
+    return address;
+  }
+
+  void release(std::byte* block) {
+    if (owner_ != ::getpid()) return;  // the block is the parent's
+    const std::lock_guard lock(mutex_);
+    for (Segment& segment : segments_) {
+      const auto found = segment.blocks.find(block);
+      if (found == segment.blocks.end()) continue;
+      std::memset(block, static_cast<int>(kPoison), found->second);
+      segment.blocks.erase(found);
+      if (segment.blocks.empty()) segment.used = 0;
+    }
+  }
+
+  uint64_t empty_cache() {
+    api_->current_device();
+    const std::lock_guard lock(mutex_);
+    for (const Segment& segment : segments_) {
+      if (segment.blocks.empty()) api_->release(segment.base);
+    }
+    return segments_.remove_if([](const Segment& segment) { return segment.blocks.empty(); });
+  }
+
+  void synchronize() { api_->synchronize(nullptr); }
+
+ private:
+  const pid_t owner_ = ::getpid();
+  const std::unique_ptr<cuda::Api> api_ = make_simulated_api(SimOptions::from_environment());
+  std::mutex mutex_;
+  std::list<Segment> segments_;
+};
+
+// False after an error, which it prints: C has no exceptions.
+bool call(const std::function<void(Tensors&)>& what) {
+  try {
+    what(Tensors::get());
+    return true;
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "simulated device: %s\n", error.what());
+    return false;
+  }
+}
+
+}  // namespace
+}  // namespace ringcomm::sim
+
+extern "C" {
+
+[[gnu::visibility("default")]] void* ringcomm_sim_allocate(uint64_t bytes) {
+  void* block = nullptr;
+  ringcomm::sim::call([&](auto& tensors) { block = tensors.allocate(bytes); });
+  return block;
+}
+
+[[gnu::visibility("default")]] void ringcomm_sim_release(void* block) {
+  ringcomm::sim::call([&](auto& tensors) { tensors.release(static_cast<std::byte*>(block)); });
+}
+
+[[gnu::visibility("default")]] uint64_t ringcomm_sim_empty_cache() {
+  uint64_t released = 0;
+  ringcomm::sim::call([&](auto& tensors) { released = tensors.empty_cache(); });
+  return released;
+}
+
+[[gnu::visibility("default")]] int ringcomm_sim_synchronize() {
+  return ringcomm::sim::call([](auto& tensors) { tensors.synchronize(); }) ? 0 : 1;
+}
+}
