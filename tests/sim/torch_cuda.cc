@@ -1,0 +1,99 @@
+// Lets a torch without CUDA have a CUDA device: the simulated one. Streams, events and tensors of
+// torch's are there, kernels are not, so tensors are made of memory that is there (cuda_view). What
+// ringcomm does with torch's streams can be tested so: tests/test_device_streams.py.
+#include <ATen/ATen.h>
+#include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <dlfcn.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include "cuda/library.h"
+
+namespace ringcomm::sim {
+namespace {
+
+namespace py = pybind11;
+
+cuda::Api* api = nullptr;
+thread_local c10::StreamId current = 0;  // a stream's number is its handle; 0: the default stream
+
+cuda::Stream handle(const c10::Stream& stream) {
+  return reinterpret_cast<cuda::Stream>(stream.id());
+}
+
+c10::Stream stream_of(c10::StreamId id) {
+  return c10::Stream(c10::Stream::UNSAFE, c10::Device(c10::kCUDA, 0), id);
+}
+
+class Guard final : public c10::impl::DeviceGuardImplInterface {
+ public:
+  c10::DeviceType type() const override { return c10::kCUDA; }
+  c10::Device exchangeDevice(c10::Device) const override { return getDevice(); }
+  c10::Device getDevice() const override { return c10::Device(c10::kCUDA, 0); }
+  void setDevice(c10::Device) const override {}
+  void uncheckedSetDevice(c10::Device) const noexcept override {}
+  c10::DeviceIndex deviceCount() const noexcept override { return 1; }
+
+  c10::Stream getStream(c10::Device) const override { return stream_of(current); }
+  c10::Stream getDefaultStream(c10::Device) const override { return stream_of(0); }
+  c10::Stream exchangeStream(c10::Stream stream) const override {
+    return stream_of(std::exchange(current, stream.id()));
+  }
+  void* getStreamNativeHandle(const c10::Stream stream) const override { return handle(stream); }
+  void synchronizeStream(const c10::Stream& stream) const override {
+    api->synchronize(handle(stream));
+  }
+
+  void record(void** event, const c10::Stream& stream, c10::DeviceIndex,
+              c10::EventFlag) const override {
+    if (*event == nullptr) *event = api->make_event();
+    api->record(*event, handle(stream));
+  }
+  void block(void* event, const c10::Stream& stream) const override {
+    if (event != nullptr) api->wait(handle(stream), event);
+  }
+  void destroyEvent(void* event, c10::DeviceIndex) const noexcept override {
+    if (event != nullptr) api->destroy_event(event);
+  }
+};
+
+void start(const std::string& path, const std::string& interface) {
+  void* const library = ::dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+  TORCH_CHECK(library != nullptr, ::dlerror());
+  const auto function =
+      reinterpret_cast<cuda::LibraryFunction>(::dlsym(library, cuda::kLibrarySymbol));
+  cuda::Library* const found = function(interface.c_str());
+  TORCH_CHECK(found != nullptr, path, " is of another build");
+  api = &found->api();
+  c10::impl::registerDeviceGuard(c10::kCUDA, new Guard);
+}
+
+// The memory of a tensor of the CPU, which lives as long, as a tensor of the device.
+at::Tensor cuda_view(const at::Tensor& tensor) {
+  const c10::Device device(c10::kCUDA, 0);
+  void* const data = tensor.data_ptr();
+  auto* const owner = new at::Tensor(tensor);
+  c10::DataPtr pointer(data, owner, [](void* kept) { delete static_cast<at::Tensor*>(kept); },
+                       device);
+  c10::Storage storage(c10::Storage::use_byte_size_t(), tensor.nbytes(), std::move(pointer));
+  auto view = at::detail::make_tensor<c10::TensorImpl>(
+      std::move(storage), c10::DispatchKeySet(c10::DispatchKey::CUDA), tensor.dtype());
+  view.unsafeGetTensorImpl()->set_sizes_contiguous(tensor.sizes());
+  return view;
+}
+
+}  // namespace
+
+PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
+  module.attr("interface") = cuda::kInterface;
+  module.def("start", &start);
+  module.def("cuda_view", &cuda_view);
+  module.def("new_stream", [] { return reinterpret_cast<uint64_t>(api->make_stream()); });
+  module.def("use_stream", [](uint64_t stream) {
+    return static_cast<uint64_t>(std::exchange(current, static_cast<c10::StreamId>(stream)));
+  });
+  module.def(
+      "synchronize", [] { api->synchronize(reinterpret_cast<cuda::Stream>(current)); },
+      py::call_guard<py::gil_scoped_release>());
+}
+
+}  // namespace ringcomm::sim

@@ -1,0 +1,209 @@
+"""What ringcomm does with torch's streams, events and futures: as ProcessGroupNCCL.
+
+torch here has no CUDA, so tests/sim/torch_cuda.cc gives it a simulated device whose streams are
+slow: what has not been waited for is not there yet.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from test_device import SIMULATED, SMALL, on_device
+from outcomes import Outcome
+from workers import Rank, Ranks, ranks
+
+SLOW = {**SMALL, "RINGCOMM_SIM_SLOW_US": "4000"}  # an operation takes some 40 ms
+
+
+def backend_of(device: torch.device) -> Any:
+    return dist.distributed_c10d._get_default_group()._get_backend(device)
+
+
+class Cuda:
+    """torch's side of the simulated device."""
+
+    def __init__(self) -> None:
+        (path,) = SIMULATED.parent.glob("ringcomm_sim_cuda*.so")
+        spec = importlib.util.spec_from_file_location("ringcomm_sim_cuda", path)
+        assert spec and spec.loader
+        self.module: Any = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(self.module)
+        self.module.start(str(SIMULATED), self.module.interface)
+
+    def full(self, count: int, value: float) -> tuple[torch.Tensor, torch.Tensor]:
+        """A tensor of the CPU, for looking at, and the same memory as one of the device."""
+        memory = torch.full((count,), value)
+        return memory, self.module.cuda_view(memory)
+
+    def synchronize(self) -> None:
+        self.module.synchronize()
+
+
+@pytest.fixture(scope="module")
+def two() -> Iterator[Ranks]:
+    with ranks(2, backend=None) as some:
+        yield some
+
+
+def run(rank: Rank, life: str, case: str, settings: dict[str, str]) -> Outcome:
+    def body(rank: Rank) -> str:
+        cuda = Cuda()
+        warm = cuda.full(3, 1.0)[1]
+        dist.all_reduce(warm)  # the ranks meet
+        cuda.synchronize()
+        return str(CASES[case](rank, cuda))
+
+    return on_device(rank, life, settings, body)
+
+
+def synchronous(rank: Rank, cuda: Cuda) -> str:
+    """The call returns at once; its result is there for what follows in the caller's stream."""
+    memory, tensor = cuda.full(1000, rank.index + 1.0)
+    stream = cuda.module.new_stream()
+    cuda.module.use_stream(stream)
+    begin = time.monotonic()
+    assert dist.all_reduce(tensor) is None
+    if time.monotonic() - begin > 0.015:
+        return "the host waited"
+    if memory.eq(3).all():
+        return "it is over already: this test shows nothing"
+    cuda.synchronize()
+    return "" if memory.eq(3).all() else f"the caller's stream did not run it: {memory[:3]}"
+
+
+def asynchronous(rank: Rank, cuda: Cuda) -> str:
+    """Beside the caller's stream; wait() makes that one wait, not the host."""
+    memory, tensor = cuda.full(1000, rank.index + 1.0)
+    work = dist.all_reduce(tensor, async_op=True)
+    cuda.synchronize()  # the current stream has nothing to do with it
+    if work.is_completed() or memory.eq(3).all():
+        return "it ran in the caller's stream"
+    begin = time.monotonic()
+    work.wait()
+    if time.monotonic() - begin > 0.015:
+        return "the host waited"
+    cuda.synchronize()
+    if not (memory.eq(3).all() and work.is_completed()):
+        return "wait() did not make the stream wait"
+    return ""
+
+
+def ordered(rank: Rank, cuda: Cuda) -> str:
+    """Operations of a group run in the order of the calls, whatever streams they are in."""
+    memory, tensor = cuda.full(1000, 1.0)
+    first = dist.all_reduce(tensor, async_op=True)
+    dist.all_reduce(tensor)
+    cuda.module.use_stream(cuda.module.new_stream())
+    dist.all_reduce(tensor)
+    cuda.synchronize()
+    first.wait()
+    return "" if memory.eq(8).all() else f"{memory[:3]}"
+
+
+def future(rank: Rank, cuda: Cuda) -> str:
+    """Complete at once; a callback's stream, and whoever waits, come after the operation."""
+    memory, tensor = cuda.full(1000, rank.index + 1.0)
+    promised = dist.all_reduce(tensor, async_op=True).get_future()
+    if not promised.done():
+        return "the future is not complete"
+    if memory.eq(3).all():
+        return "it is over already: this test shows nothing"
+    promised.wait()
+    cuda.synchronize()
+    return "" if memory.eq(3).all() else "wait() of the future did not make the stream wait"
+
+
+def barrier(rank: Rank, cuda: Cuda) -> str:
+    """The host waits for it, and for what is before it."""
+    memory, tensor = cuda.full(1000, rank.index + 1.0)
+    dist.all_reduce(tensor)
+    options = dist.BarrierOptions()
+    options.device = tensor.device
+    options.asyncOp = False
+    backend_of(tensor.device).barrier(options)  # dist.barrier() makes a tensor, by a kernel
+    return "" if memory.eq(3).all() else "the barrier was over before the all_reduce"
+
+
+def messages(rank: Rank, cuda: Cuda) -> str:
+    """In both directions at once, one after the other and as a batch."""
+    other = 1 - rank.index
+    sent = cuda.full(50_000, rank.index + 1.0)[1]
+    memory, received = cuda.full(50_000, 0.0)
+    works = [dist.isend(sent, other), dist.irecv(received, other)]
+    for work in works:
+        work.wait()
+    cuda.synchronize()
+    if not memory.eq(other + 1.0).all():
+        return "isend, irecv"
+    memory, received = cuda.full(50_000, 0.0)
+    batch = [dist.P2POp(dist.isend, sent, other), dist.P2POp(dist.irecv, received, other)]
+    for work in dist.batch_isend_irecv(batch):
+        work.wait()
+    cuda.synchronize()
+    return "" if memory.eq(other + 1.0).all() else "batch_isend_irecv"
+
+
+def forgotten(rank: Rank, cuda: Cuda) -> str:
+    """Nobody waits, and nobody keeps the tensor: its memory is not given back under way."""
+    for _ in range(5):
+        dist.all_reduce(cuda.full(1000, 1.0)[1], async_op=True)
+    memory, tensor = cuda.full(1000, 1.0)
+    dist.all_reduce(tensor)
+    cuda.synchronize()
+    return "" if memory.eq(2).all() else f"{memory[:3]}"
+
+
+def mixed(rank: Rank, cuda: Cuda) -> str:
+    """One group serves both devices; one call does not."""
+    on_host = torch.ones(10)
+    try:
+        dist.all_gather([on_host, on_host.clone()], cuda.full(10, 1.0)[1])
+    except RuntimeError as error:
+        return "" if "move them to one device" in str(error) else str(error)
+    return "no error"
+
+
+def fails(rank: Rank, cuda: Cuda) -> str:
+    """An operation that fails under way: wait() and the next call raise, and the stream is free."""
+    tensor = cuda.full(1000, 1.0)[1]
+    if rank.index == 1:
+        os._exit(0)
+    work = dist.all_reduce(tensor, async_op=True)
+    work.wait()
+    begin = time.monotonic()
+    cuda.synchronize()
+    if time.monotonic() - begin > 2:
+        return "the stream waited on"
+    for call in (work.wait, lambda: dist.all_reduce(tensor)):
+        try:
+            call()
+        except dist.DistBackendError as error:
+            if "rank 1" not in str(error):
+                return str(error)
+        else:
+            return "no error"
+    return "" if work.exception() is not None else "no exception"
+
+
+CASES: dict[str, Callable[[Rank, Cuda], str]] = {
+    case.__name__: case
+    for case in (synchronous, asynchronous, ordered, future, barrier, messages, forgotten, mixed)
+}
+CASES["fails"] = fails
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("way", ["auto", "host"])
+def test_streams(two: Ranks, case: str, way: str) -> None:
+    settings = {**SLOW, "RINGCOMM_CUDA_MODE": way}
+    outcomes = two(run, f"{case} {way}", case, settings)
+    if case == "fails":
+        outcomes = outcomes[:1]
+    assert [outcome.get("answer") for outcome in outcomes] == [""] * len(outcomes), outcomes
