@@ -1,7 +1,7 @@
 """Tensors of a device, where there is none: the whole path of CUDA tensors on a simulated device.
 
-Tensors of the CPU stand in for those of a device (tests/sim). What goes wrong with devices is chosen
-by RINGCOMM_SIM_* variables: tests/sim/sim_options.h.
+Tensors of the CPU stand in for those of a device (tests/sim). What goes wrong with devices is
+chosen by RINGCOMM_SIM_* variables: tests/sim/sim_options.h.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from conftest import ROOT
-from outcomes import DESTROYED, SOON, Outcome, check, in_child, outcome_of, rank_of
+from outcomes import SOON, Outcome, check, in_child, outcome_of, rank_of
 from workers import Rank, Ranks, join, ranks
 
 SIMULATED = ROOT / "build" / "tests" / "libringcomm_sim.so"
@@ -62,7 +62,11 @@ def four() -> Iterator[Ranks]:
 
 
 def on_device(
-    rank: Rank, life: str, settings: dict[str, str], body: Callable[[Rank], Any], seconds: float = 20
+    rank: Rank,
+    life: str,
+    settings: dict[str, str],
+    body: Callable[[Rank], Any],
+    seconds: float = 20,
 ) -> Outcome:
     """Run `body` in a child whose group works on a simulated device; `log` is what it said."""
 

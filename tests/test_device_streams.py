@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from test_device import SIMULATED, SMALL, on_device
 from outcomes import Outcome
+from test_device import SIMULATED, SMALL, on_device
 from workers import Rank, Ranks, ranks
 
 SLOW = {**SMALL, "RINGCOMM_SIM_SLOW_US": "4000"}  # an operation takes some 40 ms
@@ -32,7 +32,8 @@ class Cuda:
     def __init__(self) -> None:
         (path,) = SIMULATED.parent.glob("ringcomm_sim_cuda*.so")
         spec = importlib.util.spec_from_file_location("ringcomm_sim_cuda", path)
-        assert spec and spec.loader
+        assert spec is not None
+        assert spec.loader is not None
         self.module: Any = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(self.module)
         self.module.start(str(SIMULATED), self.module.interface)
