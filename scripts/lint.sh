@@ -7,7 +7,7 @@ cd "$(dirname "$0")/.."
 existing() { for path in "$@"; do [ ! -e "$path" ] || echo "$path"; done; }
 mapfile -t cpp_folders < <(existing csrc tests/cpp tests/sim benchmarks)
 mapfile -t python < <(existing ringcomm tests examples benchmarks scripts setup.py)
-mapfile -t cpp < <(find "${cpp_folders[@]}" -name '*.h' -o -name '*.cc' | LC_ALL=C sort)
+mapfile -t cpp < <(find "${cpp_folders[@]}" -name '*.h' -o -name '*.cc' -o -name '*.cu' | LC_ALL=C sort)
 
 if [ "${1:-}" = --fix ]; then
   clang-format -i "${cpp[@]}"

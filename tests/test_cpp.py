@@ -22,6 +22,7 @@ PROGRAMS = [
     "net_test",
     "sim_test",
     "sim_memory_test",
+    "cuda_kernel_test",
 ]
 
 
@@ -71,6 +72,25 @@ def test_a_signal_that_wakes_nobody_is_caught(cpp_program: Program) -> None:
     assert output([cpp_program("stress"), "--broken", "deaf"], 110).returncode == 1
 
 
+@pytest.mark.timeout(400)
+def test_device_kernels_under_thread_sanitizer(cpp_program: Program) -> None:
+    check([cpp_program("cuda_kernel_test", "thread")], 300)
+
+
+@pytest.mark.timeout(400)
+def test_flags_of_a_device_that_order_nothing_are_caught(cpp_program: Program) -> None:
+    done = output([cpp_program("cuda_kernel_test", "thread"), "--broken", "relaxed"], 300)
+    assert done.returncode != 0
+    assert "data race" in done.stderr, done.stderr[-2000:]
+
+
+@pytest.mark.parametrize("how", ["parity", "first", "second", "step"])
+def test_a_meeting_of_devices_that_is_none_is_caught(cpp_program: Program, how: str) -> None:
+    done = output([cpp_program("cuda_kernel_test"), "--broken", how], 110)
+    assert done.returncode == 1, done.stdout
+    assert "caught: " in done.stdout
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
@@ -84,6 +104,7 @@ def test_a_signal_that_wakes_nobody_is_caught(cpp_program: Program) -> None:
         "flow_test",
         "sim_test",
         "sim_memory_test",
+        "cuda_kernel_test",
     ],
 )
 def test_program_under_address_sanitizer(cpp_program: Program, name: str) -> None:

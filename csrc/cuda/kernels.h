@@ -62,7 +62,8 @@ struct TwoShotFlags {
 };
 
 // all_reduce by ranks with a device each: every rank publishes its input in its window, reduces
-// its slice of all windows, in rank order, and gathers the slices. Blocks of equal index of all
+// its slice of all windows, in rank order, into that slice of all windows, and takes the output
+// from its own, which may be input or output, too. Blocks of equal index of all
 // ranks meet at flags (st.release.sys, ld.acquire.sys), so all blocks of all ranks must run at
 // once: never where ranks share a device.
 struct TwoShotArgs {

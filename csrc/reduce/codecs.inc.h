@@ -1,5 +1,5 @@
-// Codecs: between numbers in memory and the numbers they are accumulated in. Included by
-// kernels.inc.h only, inside its namespaces. A codec has
+// Codecs: between numbers in memory and the numbers they are accumulated in. Included like
+// operations.inc.h. A codec has
 //   Stored, Acc       an element in memory, and in the accumulator
 //   kParts            accumulator vectors that one register of stored elements makes
 //   Register<kLanes>  such a register; each of its parts has kLanes lanes
@@ -20,11 +20,11 @@ struct Integer {
   using Register = Vector<T, kLanes>;
 
   template <class V>
-  static void decode(V value, V (&parts)[1]) {
+  static constexpr void decode(V value, V (&parts)[1]) {
     parts[0] = value;
   }
   template <class V>
-  static V encode(const V (&parts)[1], const Job&) {
+  static constexpr V encode(const V (&parts)[1], const Job&) {
     return parts[0];
   }
 };
@@ -32,7 +32,7 @@ struct Integer {
 // A bool made by a view may hold any byte: all but 0 are true.
 struct Bool : Integer<uint8_t> {
   template <class V>
-  static void decode(V value, V (&parts)[1]) {
+  static constexpr void decode(V value, V (&parts)[1]) {
     parts[0] = bits_as<V>(value != V{}) & uint8_t{1};
   }
 };
@@ -40,7 +40,7 @@ struct Bool : Integer<uint8_t> {
 template <class T>
 struct Float : Integer<T> {
   template <class V>
-  static V encode(const V (&parts)[1], const Job&) {
+  static constexpr V encode(const V (&parts)[1], const Job&) {
     return canonical_nan(parts[0]);
   }
 };
@@ -59,7 +59,7 @@ struct Packed {
   using Register = Vector<uint32_t, kLanes>;
 
   template <class U, class F>
-  static void decode(U words, F (&parts)[kParts]) {
+  static constexpr void decode(U words, F (&parts)[kParts]) {
     constexpr uint32_t kUpper = ~0u << (32 - kBits);
     parts[0] = Format::template decode<F>(words << (32 - kBits));
     for (int part = 1; part < kParts; ++part) {
@@ -68,7 +68,7 @@ struct Packed {
     }
   }
   template <class F>
-  static auto encode(const F (&parts)[kParts], const Job& job) {
+  static constexpr auto encode(const F (&parts)[kParts], const Job& job) {
     using U = Vector<uint32_t, kLanesOf<F>>;
     U words = Format::template encode<U>(parts[0], job);
     for (int part = 1; part < kParts; ++part) {
@@ -81,11 +81,11 @@ struct Packed {
 struct BFloat16Format {
   using Stored = uint16_t;
   template <class F, class U>
-  static F decode(U code) {
+  static constexpr F decode(U code) {
     return bits_as<F>(code);
   }
   template <class U, class F>
-  static U encode(F value, const Job&) {
+  static constexpr U encode(F value, const Job&) {
     const U bits = bits_as<U>(canonical_nan(value));
     return (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
   }
@@ -105,7 +105,7 @@ struct SmallFormat {
   static constexpr uint32_t kMagic = (127 - kBias + kShift + 1) << 23;
 
   template <class U, class F>
-  static F with_sign_and_denormals(U code, F normal) {
+  static constexpr F with_sign_and_denormals(U code, F normal) {
     const U magnitude = (code & 0x7fffffffu) >> kUnused;
     const F denormal = bits_as<F>(magnitude | kMagic) - bits_as<F>(splat<U>(kMagic));
     const U bits = below(magnitude, 1u << kMantissa) ? bits_as<U>(denormal) : bits_as<U>(normal);
@@ -115,7 +115,7 @@ struct SmallFormat {
   // With a 5-bit exponent. It is moved up so that inf and NaN are fp32's, then down by an exact
   // multiplication, which leaves those as they are.
   template <class F, class U>
-  static F decode(U code) {
+  static constexpr F decode(U code) {
     static_assert(kBias == 15);
     const U raised = ((code & 0x7fffffffu) >> (kUnused - kShift)) + (2 * kRebias);
     return with_sign_and_denormals(code, bits_as<F>(raised) * 0x1p-112f);
@@ -123,7 +123,7 @@ struct SmallFormat {
 
   // Rounds to nearest even; what comes out above `largest` becomes `overflow`.
   template <class U, class F>
-  static U encode_small(F value, uint32_t largest, uint32_t overflow, uint32_t nan) {
+  static constexpr U encode_small(F value, uint32_t largest, uint32_t overflow, uint32_t nan) {
     const U bits = bits_as<U>(value);
     const U magnitude = bits & 0x7fffffffu;
     const U denormal = bits_as<U>(bits_as<F>(magnitude) + bits_as<F>(splat<U>(kMagic))) - kMagic;
@@ -138,14 +138,14 @@ struct SmallFormat {
 
 struct Float16Format : SmallFormat<uint16_t, 10, 15> {
   template <class U, class F>
-  static U encode(F value, const Job&) {
+  static constexpr U encode(F value, const Job&) {
     return encode_small<U>(value, 0x7bff, 0x7c00, 0x7e00);
   }
 };
 
 struct Float8E5M2Format : SmallFormat<uint8_t, 2, 15> {
   template <class U, class F>
-  static U encode(F value, const Job&) {
+  static constexpr U encode(F value, const Job&) {
     return encode_small<U>(value, 0x7b, 0x7c, 0x7f);
   }
 };
@@ -153,14 +153,14 @@ struct Float8E5M2Format : SmallFormat<uint8_t, 2, 15> {
 // No inf, and one NaN: the exponent needs no room at its upper end.
 struct Float8E4M3Format : SmallFormat<uint8_t, 3, 7> {
   template <class F, class U>
-  static F decode(U code) {
+  static constexpr F decode(U code) {
     const U magnitude = code & 0x7fffffffu;
     const U normal = (magnitude >> (kUnused - kShift)) + kRebias;
     const F value = with_sign_and_denormals(code, bits_as<F>(normal));
     return magnitude == splat<U>(0x7f000000u) ? splat<F>(__builtin_nanf("")) : value;
   }
   template <class U, class F>
-  static U encode(F value, const Job& job) {
+  static constexpr U encode(F value, const Job& job) {
     return encode_small<U>(value, 0x7e, job.e4m3_overflow, 0x7f);
   }
 };
@@ -175,11 +175,11 @@ struct HardwareFloat16 {
   using Register = Vector<uint16_t, kLanes>;
 
   template <class H, class F>
-  static void decode(H half, F (&parts)[1]) {
+  static constexpr void decode(H half, F (&parts)[1]) {
     parts[0] = hardware_decode(half);
   }
   template <class F>
-  static auto encode(const F (&parts)[1], const Job&) {
+  static constexpr auto encode(const F (&parts)[1], const Job&) {
     return hardware_encode(canonical_nan(parts[0]));
   }
 };

@@ -23,10 +23,12 @@ struct Job {
 using Kernel = void (*)(const Job&);
 
 // Null where the pair is impossible. The entry of AVG divides, that of PREMUL_SUM is SUM's.
-struct KernelTable {
-  Kernel reduce[kDTypes][kReduceOps];
-  Kernel scale[kDTypes];
+template <class Entry>
+struct TableOf {
+  Entry reduce[kDTypes][kReduceOps];
+  Entry scale[kDTypes];
 };
+using KernelTable = TableOf<Kernel>;
 
 // One table per instruction set: constants, so that nothing of a file compiled for AVX-512 runs
 // before a machine is known to have it.

@@ -37,66 +37,7 @@ constexpr int kVectorBytes = 16;
 #include "reduce/vectors.inc.h"
 #include "reduce/half.inc.h"
 #include "reduce/codecs.inc.h"
-
-// Operations. apply(a, b) combines, in the order of the sources; finish() ends.
-struct Combine {
-  static constexpr bool kHot = false;  // worth a copy of the loop for 2, 3 and 4 sources
-  template <class V>
-  static V finish(V value, const Job&) {
-    return value;
-  }
-};
-
-struct Sum : Combine {
-  static constexpr bool kHot = true;
-  template <class V>
-  static V apply(V a, V b) {
-    return a + b;
-  }
-};
-
-// Divides, rather than multiplying with 1 / ranks: the mean of equal numbers is that number.
-struct FloatAvg : Sum {
-  template <class V>
-  static V finish(V value, const Job& job) {
-    return value / splat<V>(static_cast<ElementOf<V>>(job.ranks));
-  }
-};
-
-// `T` says whether the wrapped sum is read as signed. Narrow types divide as 32 bits: ranks may be
-// more than the type holds.
-template <class T>
-struct IntegerAvg : Sum {
-  static constexpr bool kHot = false;
-  template <class V>
-  static V finish(V value, const Job& job) {
-    using Narrow = std::conditional_t<std::is_signed_v<T>, int32_t, uint32_t>;
-    using Wide = std::conditional_t<sizeof(T) == 8, T, Narrow>;
-    const Wide divisor = static_cast<Wide>(job.ranks);
-    for (int lane = 0; lane < kLanesOf<V>; ++lane) {
-      value[lane] = static_cast<ElementOf<V>>(static_cast<T>(value[lane]) / divisor);
-    }
-    return value;
-  }
-};
-
-struct Scale : Combine {
-  template <class V>
-  static V apply(V a, V) {
-    return a;
-  }
-  template <class V>
-  static V finish(V value, const Job& job) {
-    return value * splat<V>(static_cast<ElementOf<V>>(job.factor));
-  }
-};
-
-struct Product : Combine {
-  template <class V>
-  static V apply(V a, V b) {
-    return a * b;
-  }
-};
+#include "reduce/operations.inc.h"
 
 // (a + bi)(c + di) = (ac - bd) + (ad + bc)i, as torch's c10::complex, on pairs of lanes.
 struct ComplexProduct : Combine {
@@ -111,44 +52,6 @@ struct ComplexProduct : Combine {
     const V swapped = __builtin_shufflevector(b, b, (kLane ^ 1)...);
     const V minus_plus{(kLane & 1 ? ElementOf<V>{1} : ElementOf<V>{-1})...};
     return real * b + imag * swapped * minus_plus;
-  }
-};
-
-// Equal numbers (-0 and 0): the first. A NaN, of either, is the result.
-struct Min : Combine {
-  template <class V>
-  static V apply(V a, V b) {
-    const V least = b < a ? b : a;
-    return std::is_floating_point_v<ElementOf<V>> ? (b == b ? least : b) : least;
-  }
-};
-
-struct Max : Combine {
-  template <class V>
-  static V apply(V a, V b) {
-    const V most = b > a ? b : a;
-    return std::is_floating_point_v<ElementOf<V>> ? (b == b ? most : b) : most;
-  }
-};
-
-struct Band : Combine {
-  template <class V>
-  static V apply(V a, V b) {
-    return a & b;
-  }
-};
-
-struct Bor : Combine {
-  template <class V>
-  static V apply(V a, V b) {
-    return a | b;
-  }
-};
-
-struct Bxor : Combine {
-  template <class V>
-  static V apply(V a, V b) {
-    return a ^ b;
   }
 };
 
@@ -247,78 +150,7 @@ void kernel(const Job& job) {
   run<Codec, Op, kUnit, 0>(job);
 }
 
-constexpr Kernel& entry(KernelTable& table, DType dtype, ReduceOp op) {
-  return table.reduce[static_cast<int>(dtype)][static_cast<int>(op)];
-}
-
-// Sums, products and bits do not know signs: signed types share the unsigned ones' kernels.
-template <class T>
-constexpr void add_integer(KernelTable& table, DType dtype) {
-  using Wrapping = Integer<std::make_unsigned_t<T>>;
-  entry(table, dtype, ReduceOp::kSum) = kernel<Wrapping, Sum>;
-  entry(table, dtype, ReduceOp::kAvg) = kernel<Wrapping, IntegerAvg<T>>;
-  entry(table, dtype, ReduceOp::kProduct) = kernel<Wrapping, Product>;
-  entry(table, dtype, ReduceOp::kMin) = kernel<Integer<T>, Min>;
-  entry(table, dtype, ReduceOp::kMax) = kernel<Integer<T>, Max>;
-  entry(table, dtype, ReduceOp::kBand) = kernel<Wrapping, Band>;
-  entry(table, dtype, ReduceOp::kBor) = kernel<Wrapping, Bor>;
-  entry(table, dtype, ReduceOp::kBxor) = kernel<Wrapping, Bxor>;
-}
-
-// What real and complex numbers share: to a sum, a complex number is two numbers.
-template <class Codec>
-constexpr void add_sums(KernelTable& table, DType dtype) {
-  entry(table, dtype, ReduceOp::kSum) = kernel<Codec, Sum>;
-  entry(table, dtype, ReduceOp::kPremulSum) = kernel<Codec, Sum>;
-  entry(table, dtype, ReduceOp::kAvg) = kernel<Codec, FloatAvg>;
-  table.scale[static_cast<int>(dtype)] = kernel<Codec, Scale>;
-}
-
-template <class Codec>
-constexpr void add_real(KernelTable& table, DType dtype) {
-  add_sums<Codec>(table, dtype);
-  entry(table, dtype, ReduceOp::kProduct) = kernel<Codec, Product>;
-  entry(table, dtype, ReduceOp::kMin) = kernel<Codec, Min>;
-  entry(table, dtype, ReduceOp::kMax) = kernel<Codec, Max>;
-}
-
-template <class Codec>
-constexpr void add_complex(KernelTable& table, DType dtype) {
-  add_sums<Codec>(table, dtype);
-  entry(table, dtype, ReduceOp::kProduct) = kernel<Codec, ComplexProduct, 2>;
-}
-
-constexpr void add_bool(KernelTable& table) {
-  for (ReduceOp op : {ReduceOp::kSum, ReduceOp::kMax, ReduceOp::kBor}) {
-    entry(table, DType::kBool, op) = kernel<Bool, Bor>;
-  }
-  for (ReduceOp op : {ReduceOp::kProduct, ReduceOp::kMin, ReduceOp::kBand}) {
-    entry(table, DType::kBool, op) = kernel<Bool, Band>;
-  }
-  entry(table, DType::kBool, ReduceOp::kBxor) = kernel<Bool, Bxor>;
-}
-
-constexpr KernelTable all_kernels() {
-  KernelTable table{};
-  add_bool(table);
-  add_integer<uint8_t>(table, DType::kUint8);
-  add_integer<int8_t>(table, DType::kInt8);
-  add_integer<uint16_t>(table, DType::kUint16);
-  add_integer<int16_t>(table, DType::kInt16);
-  add_integer<uint32_t>(table, DType::kUint32);
-  add_integer<int32_t>(table, DType::kInt32);
-  add_integer<uint64_t>(table, DType::kUint64);
-  add_integer<int64_t>(table, DType::kInt64);
-  add_real<Float16>(table, DType::kFloat16);
-  add_real<BFloat16>(table, DType::kBFloat16);
-  add_real<Float<float>>(table, DType::kFloat32);
-  add_real<Float<double>>(table, DType::kFloat64);
-  add_complex<Float<float>>(table, DType::kComplex64);
-  add_complex<Float<double>>(table, DType::kComplex128);
-  add_real<Float8E4M3>(table, DType::kFloat8E4M3);
-  add_real<Float8E5M2>(table, DType::kFloat8E5M2);
-  return table;
-}
+#include "reduce/table.inc.h"
 
 }  // namespace
 

@@ -17,16 +17,14 @@ namespace {
 
 struct TypeFacts {
   const char* name;
-  uint8_t bytes;
   uint8_t numbers;  // in an element
 };
 
 constexpr TypeFacts kTypes[kDTypes] = {
-    {"bool", 1, 1},        {"uint8", 1, 1},     {"int8", 1, 1},        {"uint16", 2, 1},
-    {"int16", 2, 1},       {"uint32", 4, 1},    {"int32", 4, 1},       {"uint64", 8, 1},
-    {"int64", 8, 1},       {"float16", 2, 1},   {"bfloat16", 2, 1},    {"float32", 4, 1},
-    {"float64", 8, 1},     {"complex64", 8, 2}, {"complex128", 16, 2}, {"float8_e4m3fn", 1, 1},
-    {"float8_e5m2", 1, 1},
+    {"bool", 1},          {"uint8", 1},       {"int8", 1},    {"uint16", 1},    {"int16", 1},
+    {"uint32", 1},        {"int32", 1},       {"uint64", 1},  {"int64", 1},     {"float16", 1},
+    {"bfloat16", 1},      {"float32", 1},     {"float64", 1}, {"complex64", 2}, {"complex128", 2},
+    {"float8_e4m3fn", 1}, {"float8_e5m2", 1},
 };
 
 constexpr const char* kOps[kReduceOps] = {
@@ -106,7 +104,6 @@ const char* needed(ReduceOp op) {
 
 }  // namespace
 
-uint64_t size_of(DType dtype) { return facts(dtype).bytes; }
 const char* to_string(DType dtype) { return facts(dtype).name; }
 const char* to_string(ReduceOp op) { return kOps[static_cast<int>(op)]; }
 

@@ -49,7 +49,8 @@ enum class ReduceOp : uint8_t {
 };
 inline constexpr int kReduceOps = 9;
 
-uint64_t size_of(DType dtype);       // bytes
+inline constexpr uint8_t kSizes[kDTypes] = {1, 1, 1, 2, 2, 4, 4, 8, 8, 2, 2, 4, 8, 8, 16, 1, 1};
+constexpr uint64_t size_of(DType dtype) { return kSizes[static_cast<int>(dtype)]; }  // bytes
 const char* to_string(DType dtype);  // "float32", as torch prints it without "torch."
 const char* to_string(ReduceOp op);  // "SUM"
 

@@ -7,19 +7,20 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <limits>
-#include <random>
 #include <string>
 #include <vector>
 
 #include "base/error.h"
+#include "reduce_inputs.h"
 #include "reduce_model.h"
 
 namespace ringcomm {
 namespace {
 
 using model::Bytes;
+using model::Inputs;
 using model::one_nan;
+using model::Placed;
 
 [[noreturn]] void fail(const std::string& what) {
   std::printf("FAILED: %s\n", what.c_str());
@@ -51,68 +52,6 @@ void expect_same(const Bytes& got, const Bytes& wanted, DType dtype, const std::
   fail(str(what, ", element ", element, " of ", got.size() / size, hex));
 }
 
-// Any bits for half of the numbers; for the others, ones that do not soon become NaN, or special.
-class Inputs {
- public:
-  Bytes make(DType dtype, size_t count) {
-    Bytes bytes(count * size_of(dtype));
-    for (std::byte& byte : bytes) byte = std::byte(random_());
-    if (dtype == DType::kFloat32 || dtype == DType::kComplex64) tame<float>(bytes);
-    if (dtype == DType::kFloat64 || dtype == DType::kComplex128) tame<double>(bytes);
-    return bytes;
-  }
-
- private:
-  template <class T>
-  void tame(Bytes& bytes) {
-    using Limits = std::numeric_limits<T>;
-    const T specials[] = {T{0},
-                          -T{0},
-                          Limits::infinity(),
-                          -Limits::infinity(),
-                          Limits::max(),
-                          Limits::quiet_NaN(),
-                          Limits::denorm_min(),
-                          Limits::min()};
-    for (size_t at = 0; at < bytes.size(); at += sizeof(T)) {
-      const uint64_t dice = random_();
-      if (dice % 2) continue;
-      const T mild = static_cast<T>(static_cast<int32_t>(random_())) / T{1 << 28};
-      const T value = dice % 16 == 0 ? specials[dice / 16 % 8] : mild;
-      std::memcpy(&bytes[at], &value, sizeof(T));
-    }
-  }
-
-  std::mt19937 random_{20240229};
-};
-
-// A buffer that starts `offset` elements after an aligned address, between guards.
-class Placed {
- public:
-  Placed(const Bytes& content, size_t offset)
-      : bytes_(content.size() + 3 * kGuard, kMark), content_(content.size()) {
-    const size_t aligned = kGuard - reinterpret_cast<uintptr_t>(bytes_.data()) % 64;
-    start_ = aligned + offset;
-    if (content_) std::memcpy(data(), content.data(), content_);
-  }
-  std::byte* data() { return bytes_.data() + start_; }
-
-  Bytes content(const std::string& what) {
-    for (size_t i = 0; i < bytes_.size(); ++i) {
-      const bool inside = i >= start_ && i < start_ + content_;
-      expect(inside || bytes_[i] == kMark, what + ": wrote outside its destination");
-    }
-    return Bytes(data(), data() + content_);
-  }
-
- private:
-  static constexpr size_t kGuard = 192;
-  static constexpr std::byte kMark{0xa5};
-  Bytes bytes_;
-  size_t content_;
-  size_t start_ = 0;
-};
-
 void check_against(const Bytes& wanted, const Reduction& what, bool final,
                    const std::vector<Bytes>& inputs, size_t variant) {
   const size_t size = size_of(what.dtype), count = wanted.size() / size;
@@ -134,10 +73,14 @@ void check_against(const Bytes& wanted, const Reduction& what, bool final,
   const std::string name = str(describe(what.dtype, what.op), final ? "" : " not final", ", ",
                                inputs.size(), " sources, variant ", variant);
   reduce(what, final, dsts, srcs, count);
-  for (Placed& placed : extra) expect_same(placed.content(name), wanted, what.dtype, name);
+  for (Placed& placed : extra) {
+    expect(placed.intact(), name + ": wrote outside its destination");
+    expect_same(placed.content(), wanted, what.dtype, name);
+  }
   for (size_t s = 0; s < sources.size(); ++s) {
     const bool is_dst = dsts.back() == sources[s].data();
-    expect_same(sources[s].content(name), is_dst ? wanted : inputs[s], what.dtype, name);
+    expect(sources[s].intact(), name + ": wrote outside its destination");
+    expect_same(sources[s].content(), is_dst ? wanted : inputs[s], what.dtype, name);
   }
 }
 

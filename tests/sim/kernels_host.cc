@@ -1,41 +1,168 @@
 #include "sim/kernels_host.h"
 
-#include <array>
-#include <span>
+#include <barrier>
+#include <type_traits>
+#include <vector>
 
-#include "base/error.h"
-#include "sim/sim_memory.h"
+#include "reduce/kernels.h"
+
+namespace ringcomm::cuda {
+namespace {
+
+#include "cuda/codecs.inc.h"
+#include "cuda/kernels.inc.h"
+
+constexpr int kThreads = kMostRanks;
+
+// What the threads of a block share. With a team, they wait for each other.
+struct Shared {
+  explicit Shared(int size) : team(size), meeting(size) {}
+  const int team;
+  Operands operands{};
+  std::barrier<> meeting;
+  std::atomic<int> refusals{0};  // of all(): a block that was refused once does nothing more
+};
+
+class Context {
+ public:
+  Context(int block, int blocks, sim::Memory& memory, Shared& shared, int member)
+      : block_(block), blocks_(blocks), memory_(memory), shared_(shared), member_(member) {}
+
+  int block() const { return block_; }
+  int blocks() const { return blocks_; }
+  int threads() const { return shared_.team > 1 ? shared_.team : kThreads; }
+  Operands& operands() { return shared_.operands; }
+
+  template <class F>
+  void each(const F& f) {
+    if (shared_.team > 1) return f(member_);
+    for (int thread = 0; thread < kThreads; ++thread) f(thread);
+  }
+  template <class F>
+  bool all(const F& f) {
+    each([&](int thread) { shared_.refusals += !f(thread); });
+    sync();
+    const bool everybody = shared_.refusals == 0;
+    sync();  // nobody is at the next one before all looked
+    return everybody;
+  }
+  void sync() {
+    if (shared_.team > 1 && memory_.in_step(++syncs_)) shared_.meeting.arrive_and_wait();
+  }
+
+  template <class T>
+  T load(const std::byte* at) {
+    memory_.touch();
+    T value;
+    __builtin_memcpy(&value, at, sizeof(value));
+    return value;
+  }
+  template <class T>
+  void store(std::byte* at, const T& value) {
+    memory_.touch();
+    __builtin_memcpy(at, &value, sizeof(value));
+  }
+  void store_release(uint32_t* flag, uint32_t value) { memory_.store_release(flag, value); }
+  uint32_t load_acquire(const uint32_t* flag) { return memory_.load_acquire(flag); }
+  void pause() { memory_.pause(); }
+
+ private:
+  const int block_, blocks_;
+  sim::Memory& memory_;
+  Shared& shared_;
+  const int member_;
+  int syncs_ = 0;
+};
+
+template <class Codec, class Op, int kSources>
+void reduce_on_host(Context& context, const ReduceArgs& args, const Launch& launch) {
+  reduce_body<Codec, Op, kSources>(context, args, launch);
+}
+
+template <class Codec, class Op>
+void two_shot_on_host(Context& context, const TwoShotArgs& args, const Launch& launch) {
+  two_shot_body<Codec, Op>(context, args, launch);
+}
+
+struct Kernel {
+  BySources<void (*)(Context&, const ReduceArgs&, const Launch&)> reduce;
+  void (*two_shot)(Context&, const TwoShotArgs&, const Launch&);
+};
+using KernelTable = TableOf<Kernel>;
+
+template <class Codec, class Op>
+constexpr Kernel kernel_of() {
+  const auto any = reduce_on_host<Codec, Op, 0>;
+  const auto two_shot = two_shot_on_host<Codec, Op>;
+  if constexpr (kWorthIt<Codec, Op>) {
+    return {{any, reduce_on_host<Codec, Op, 2>, reduce_on_host<Codec, Op, 4>,
+             reduce_on_host<Codec, Op, 8>},
+            two_shot};
+  } else {
+    return {{any, any, any, any}, two_shot};
+  }
+}
+
+template <class Codec, class Op, int kUnit = 1>
+constexpr Kernel kernel = kernel_of<CodecFor<Codec, Op>, OpFor<Codec, Op>>();
+
+#include "reduce/table.inc.h"
+
+constinit const KernelTable kKernels = all_kernels();
+
+// Runs body(member) on as many threads as the team has.
+template <class F>
+void as_team(int team, const F& body) {
+  std::vector<std::thread> others;
+  for (int member = 1; member < team; ++member) others.emplace_back(body, member);
+  body(0);
+  for (std::thread& other : others) other.join();
+}
+
+void run_blocks(const ReduceArgs& args, const Launch& launch) {
+  constexpr int kBlocks = 3;
+  sim::Memory memory;
+  Shared shared(1);
+  const auto kernel = find(kKernels, args.math).reduce.of(args.n_srcs);
+  for (int block = 0; block < kBlocks; ++block) {
+    Context context(block, kBlocks, memory, shared, 0);
+    kernel(context, args, launch);
+  }
+}
+
+}  // namespace
+}  // namespace ringcomm::cuda
 
 namespace ringcomm::sim {
 
 using namespace cuda;
 
-void run_reduce(const ReduceArgs& args) {
-  const Math& math = args.math;
-  if (math.scale) {
-    scale(math.dtype, math.factor, args.dst[0], args.src[0], args.count);
-    return;
-  }
-  reduce({math.dtype, math.op, math.ranks, math.factor}, math.final,
-         std::span(args.dst, static_cast<size_t>(args.n_dsts)),
-         std::span(args.src, static_cast<size_t>(args.n_srcs)), args.count);
-}
+void run_reduce(const ReduceArgs& args) { run_blocks(args, Launch{size_of(args.math.dtype)}); }
 
 void run_leader(const LeaderArgs& args) {
-  ReduceArgs one;
-  one.math = args.math;
-  one.count = args.count;
-  one.n_dsts = one.n_srcs = args.n_ranks;
-  for (int i = 0; i < args.n_ranks; ++i) {
-    const uint64_t skip = args.slot[i]->staged != 0 ? 0 : args.first * size_of(args.math.dtype);
-    one.src[i] = reinterpret_cast<const std::byte*>(args.slot[i]->input) + skip;
-    one.dst[i] = reinterpret_cast<std::byte*>(args.slot[i]->output) + skip;
-  }
-  run_reduce(one);
+  run_blocks(args_of(args), Launch{size_of(args.math.dtype), true, args.first, args.abort});
 }
 
-void run_two_shot(const TwoShotArgs& /*args*/) {
-  throw DeviceError("the two-shot kernel is not simulated yet");
+void run_two_shot(const TwoShotArgs& args) {
+  Memory memory;
+  for (int block = 0; block < args.blocks; ++block) run_block(args, block, memory);
+}
+
+void run_block(const TwoShotArgs& args, int block, Memory& memory, int team) {
+  Shared shared(team);
+  as_team(team, [&](int member) {
+    Context context(block, args.blocks, memory, shared, member);
+    find(kKernels, args.math).two_shot(context, args, Launch{size_of(args.math.dtype)});
+  });
+}
+
+void run_block(const ReduceArgs& args, int block, int blocks, Memory& memory, int team) {
+  Shared shared(team);
+  as_team(team, [&](int member) {
+    Context context(block, blocks, memory, shared, member);
+    const auto kernel = find(kKernels, args.math).reduce.of(args.n_srcs);
+    kernel(context, args, Launch{size_of(args.math.dtype)});
+  });
 }
 
 }  // namespace ringcomm::sim

@@ -1,0 +1,89 @@
+// What the files of kernels share: the Context of a device, and the launch. Included in an unnamed
+// namespace inside ringcomm::cuda.
+
+#include "cuda/codecs.inc.h"
+#include "cuda/convert.inc.h"
+#include "cuda/kernels.inc.h"
+
+struct Context {
+  __device__ static int block() { return static_cast<int>(blockIdx.x); }
+  __device__ static int blocks() { return static_cast<int>(gridDim.x); }
+  __device__ static int threads() { return static_cast<int>(blockDim.x); }
+  __device__ static Operands& operands() {
+    __shared__ Operands shared;
+    return shared;
+  }
+  template <class F>
+  __device__ static void each(const F& f) {
+    f(static_cast<int>(threadIdx.x));
+  }
+  template <class F>
+  __device__ static bool all(const F& f) {
+    return __syncthreads_and(f(static_cast<int>(threadIdx.x))) != 0;
+  }
+  __device__ static void sync() { __syncthreads(); }
+  __device__ static void pause() {}
+
+  template <class T>
+  __device__ static T load(const std::byte* at) {
+    return *reinterpret_cast<const T*>(at);
+  }
+  template <class T>
+  __device__ static void store(std::byte* at, const T& value) {
+    *reinterpret_cast<T*>(at) = value;
+  }
+  __device__ static void store_release(uint32_t* flag, uint32_t value) {
+    asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(flag), "r"(value) : "memory");
+  }
+  __device__ static uint32_t load_acquire(const uint32_t* flag) {
+    uint32_t value;
+    asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(flag) : "memory");
+    return value;
+  }
+};
+
+// 16 bytes at once, of data that passes through only once. Never ld.global.nc: a peer may have
+// written it while this kernel ran.
+template <>
+__device__ inline Wide Context::load(const std::byte* at) {
+  uint32_t a, b, c, d;
+  asm volatile("ld.global.cs.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(a), "=r"(b), "=r"(c), "=r"(d)
+               : "l"(at)
+               : "memory");
+  return {a, b, c, d};
+}
+template <>
+__device__ inline void Context::store(std::byte* at, const Wide& value) {
+  const auto& [a, b, c, d] = value.words;
+  asm volatile("st.global.cs.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(at), "r"(a), "r"(b), "r"(c),
+               "r"(d)
+               : "memory");
+}
+
+inline void check(const char* call, cudaError_t status) {
+  if (status == cudaSuccess) return;
+  cudaGetLastError();  // it is told once
+  throw DeviceError(str(call, ": ", cudaGetErrorString(status)));
+}
+
+struct Grid {
+  int blocks, threads;
+};
+
+template <class Kernel, class Args>
+void launch(Stream stream, Kernel kernel, Grid grid, const Args& args, const Launch& launch) {
+  const void* arguments[] = {&args, &launch};
+  check(
+      "cudaLaunchKernel",
+      cudaLaunchKernel(reinterpret_cast<const void*>(kernel), dim3(grid.blocks), dim3(grid.threads),
+                       const_cast<void**>(arguments), 0, static_cast<cudaStream_t>(stream)));
+}
+
+template <class Kernel>
+void load_kernel(Kernel kernel) {
+  if (kernel == nullptr) return;
+  cudaFuncAttributes attributes;
+  check("cudaFuncGetAttributes",
+        cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(kernel)));
+}

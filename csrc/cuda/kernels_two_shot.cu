@@ -1,0 +1,44 @@
+// The kernels of ranks that have a device each.
+#include <type_traits>
+
+#include "cuda/api.h"
+#include "cuda/launch.h"
+#include "reduce/kernels.h"
+
+namespace ringcomm::cuda {
+namespace {
+
+#include "cuda/kernels_device.inc.h"
+
+template <class Codec, class Op>
+__global__ void __launch_bounds__(kTwoShotThreads, 1)
+    two_shot_kernel(const __grid_constant__ TwoShotArgs args,
+                    const __grid_constant__ Launch launch) {
+  Context context;
+  two_shot_body<Codec, Op>(context, args, launch);
+}
+
+using Kernel = void (*)(TwoShotArgs, Launch);
+using KernelTable = TableOf<Kernel>;
+
+template <class Codec, class Op, int kUnit = 1>
+constexpr Kernel kernel = two_shot_kernel<CodecFor<Codec, Op>, OpFor<Codec, Op>>;
+
+#include "reduce/table.inc.h"
+
+constinit const KernelTable kKernels = all_kernels();
+
+}  // namespace
+
+void launch_two_shot(Stream stream, const TwoShotArgs& args) {
+  launch(stream, find(kKernels, args.math), {args.blocks, kTwoShotThreads}, args,
+         Launch{size_of(args.math.dtype)});
+}
+
+void load_two_shot_kernels() {
+  for (const auto& row : kKernels.reduce) {
+    for (const Kernel kernel : row) load_kernel(kernel);
+  }
+}
+
+}  // namespace ringcomm::cuda

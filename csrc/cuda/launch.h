@@ -1,0 +1,30 @@
+// The kernels' launch, for api_cuda.cc alone. All throw DeviceError.
+#pragma once
+
+#include <algorithm>
+
+#include "cuda/kernels.h"
+
+namespace ringcomm::cuda {
+
+// Of a block; and how many such blocks fit on a multiprocessor, with 80 registers a thread.
+inline constexpr int kThreads = 256, kBlocks = 3;
+inline constexpr int kTwoShotThreads = 512;  // its blocks are few
+
+// How many blocks share `bytes` of each operand: 16 bytes for every thread, until the device is
+// full of blocks.
+constexpr int blocks_for(uint64_t bytes, int multiprocessors) {
+  const uint64_t wanted = (bytes + 16 * kThreads - 1) / (16 * kThreads);
+  const uint64_t most = static_cast<uint64_t>(kBlocks) * static_cast<uint64_t>(multiprocessors);
+  return static_cast<int>(std::clamp<uint64_t>(wanted, 1, most));
+}
+
+void launch_reduce(Stream stream, const ReduceArgs& args, int multiprocessors);
+void launch_leader(Stream stream, const LeaderArgs& args, int multiprocessors);
+void launch_two_shot(Stream stream, const TwoShotArgs& args);
+
+// Loads every kernel into the current device.
+void load_kernels();
+void load_two_shot_kernels();  // a part of it
+
+}  // namespace ringcomm::cuda
