@@ -33,7 +33,7 @@ cuda::Library* open() {
   }
   const auto function =
       reinterpret_cast<cuda::LibraryFunction>(::dlsym(library, cuda::kLibrarySymbol));
-  cuda::Library* const found = function == nullptr ? nullptr : function(cuda::kInterface);
+  cuda::Library* const found = function == nullptr ? nullptr : function(RINGCOMM_INTERFACE);
   RINGCOMM_CHECK(found != nullptr, path, " belongs to another build of ringcomm: build it again");
   return found;
 }

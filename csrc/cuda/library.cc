@@ -28,5 +28,5 @@ class TheLibrary final : public Library {
 extern "C" [[gnu::visibility("default")]] ringcomm::cuda::Library* ringcomm_cuda_library(
     const char* interface) {
   static ringcomm::cuda::Library* const library = new ringcomm::cuda::TheLibrary;
-  return std::strcmp(interface, ringcomm::cuda::kInterface) == 0 ? library : nullptr;
+  return std::strcmp(interface, RINGCOMM_INTERFACE) == 0 ? library : nullptr;
 }

@@ -95,9 +95,8 @@ class Library {
   virtual std::unique_ptr<Team> make_team(const TeamOptions& options) = 0;
 };
 
-// The symbol in the library: returns Library*, never destroyed. `interface` must be kInterface as
-// the library was built, else null: C++ types cross this line.
-inline constexpr const char* kInterface = RINGCOMM_INTERFACE;  // a hash of all headers
+// The symbol in the library: returns Library*, never destroyed. `interface`, a hash of all headers
+// (RINGCOMM_INTERFACE), must be that of the library, else null: C++ types cross this line.
 inline constexpr const char* kLibrarySymbol = "ringcomm_cuda_library";
 using LibraryFunction = Library* (*)(const char* interface);
 

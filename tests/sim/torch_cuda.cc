@@ -84,7 +84,7 @@ at::Tensor cuda_view(const at::Tensor& tensor) {
 }  // namespace
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
-  module.attr("interface") = cuda::kInterface;
+  module.attr("interface") = RINGCOMM_INTERFACE;
   module.def("start", &start);
   module.def("cuda_view", &cuda_view);
   module.def("new_stream", [] { return reinterpret_cast<uint64_t>(api->make_stream()); });
