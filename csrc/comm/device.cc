@@ -131,6 +131,7 @@ DeviceGroup::EndPtr DeviceGroup::end(const std::vector<int>& tracks, cuda::Strea
     for (Pending& each : pending) pending_.push_back(std::move(each));
   }
   if (first) group_.look_after();
+  note_progress();
   return std::make_shared<End>(*this, tracks[0], value, over, stream);
 }
 
@@ -257,22 +258,30 @@ bool DeviceGroup::open_gates() {
   return !open.empty();
 }
 
-void DeviceGroup::look() {
+// Peers may want to know how far this rank has come: with every call, and when somebody looks.
+void DeviceGroup::note_progress() {
   std::deque<Pending> over;
-  std::vector<Pending> rest;
   {
     const std::lock_guard lock(mutex_);
     while (!pending_.empty() && reached(pending_.front().track, pending_.front().value)) {
-      over.push_back(pending_.front());
+      over.push_back(std::move(pending_.front()));
       pending_.pop_front();
     }
-    rest.assign(pending_.begin(), pending_.end());
   }
   for (const Pending& each : over) {
     recorder_.end(each.ticket, !released_);
     if (each.operation.sequence > 0) {
       group_.transport().finish(Board::kDevice, each.operation.sequence);
     }
+  }
+}
+
+void DeviceGroup::look() {
+  note_progress();
+  std::vector<Pending> rest;
+  {
+    const std::lock_guard lock(mutex_);
+    rest.assign(pending_.begin(), pending_.end());
   }
   if (released_) {
     if (!rest.empty()) team_->release();

@@ -144,6 +144,7 @@ class DeviceGroup {
   void post_on_host(const std::vector<Posted>& messages, cuda::Stream stream);
   std::shared_ptr<Message> message_for(const Posted& posted, std::byte* buffer) const;
   std::byte* buffer(uint64_t bytes, int track);
+  void note_progress();
   void check_pending(const Pending& pending);
   const cuda::Area& own() const { return area_; }
 
