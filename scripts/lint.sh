@@ -26,8 +26,8 @@ mkdir -p $folder/passed
 cmake -S . -B $folder -G Ninja -DRINGCOMM_TESTS=ON -DPython_EXECUTABLE="$(command -v python)" \
   >$folder/configure.log || { cat $folder/configure.log >&2; exit 1; }
 mapfile -t headers < <(printf '%s\n' "${cpp[@]}" | grep '\.h$')
-deep='' skip='/csrc/torch/|/tests/'
-[ -z "${LINT_ALL:-}" ] || deep='--checks=clang-analyzer-*' skip='^$'
+deep='' skip='/csrc/torch/|/tests/|\.cu$'
+[ -z "${LINT_ALL:-}" ] || deep='--checks=clang-analyzer-*' skip='\.cu$'
 common=$(cat .clang-tidy csrc/*/.clang-tidy $folder/compile_commands.json "${headers[@]}" - <<<"$deep" |
   sha256sum)
 export common folder deep
@@ -40,7 +40,7 @@ tidy() {
   touch "$folder/passed/$key"
 }
 export -f tidy
-# Only what is compiled here: another machine's instruction sets are not.
+# Only what is compiled here: another machine's instruction sets are not, and kernels are nvcc's.
 grep -o '"file": "[^"]*"' $folder/compile_commands.json | cut -d'"' -f4 |
   grep -vE "$skip" |
   xargs -P "$(env -u OMP_NUM_THREADS nproc)" -I{} bash -euc 'tidy {}'

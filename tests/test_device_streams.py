@@ -201,7 +201,7 @@ CASES["fails"] = fails
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("way", ["auto", "host"])
+@pytest.mark.parametrize("way", ["auto", pytest.param("host", marks=pytest.mark.slow)])
 def test_streams(two: Ranks, case: str, way: str) -> None:
     settings = {**SLOW, "RINGCOMM_CUDA_MODE": way}
     outcomes = two(run, f"{case} {way}", case, settings)
