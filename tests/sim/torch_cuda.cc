@@ -72,8 +72,8 @@ at::Tensor cuda_view(const at::Tensor& tensor) {
   const c10::Device device(c10::kCUDA, 0);
   void* const data = tensor.data_ptr();
   auto* const owner = new at::Tensor(tensor);
-  c10::DataPtr pointer(data, owner, [](void* kept) { delete static_cast<at::Tensor*>(kept); },
-                       device);
+  c10::DataPtr pointer(
+      data, owner, [](void* kept) { delete static_cast<at::Tensor*>(kept); }, device);
   c10::Storage storage(c10::Storage::use_byte_size_t(), tensor.nbytes(), std::move(pointer));
   auto view = at::detail::make_tensor<c10::TensorImpl>(
       std::move(storage), c10::DispatchKeySet(c10::DispatchKey::CUDA), tensor.dtype());
