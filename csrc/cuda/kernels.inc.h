@@ -19,8 +19,7 @@ struct alignas(16) Wide {
 template <class Codec, class Memory>
 struct Numbers {
   using Register = typename Codec::template Register<1>;
-  static constexpr bool kMany = sizeof(Memory) > sizeof(Register);
-  static constexpr int kRegisters = kMany ? sizeof(Memory) / sizeof(Register) : 1;
+  static constexpr int kRegisters = (sizeof(Memory) + sizeof(Register) - 1) / sizeof(Register);
   typename Codec::Acc parts[kRegisters][Codec::kParts];
 
   constexpr explicit Numbers(Memory memory) {
@@ -197,8 +196,8 @@ constexpr void reduce_body(Context& context, const ReduceArgs& args, const Launc
     if (launch.leader) {
       const auto slot = context.template load<LeaderSlot>(args.src[i]);
       const uint64_t skip = slot.staged ? 0 : launch.first * launch.element_bytes;
-      operands.src[i] = reinterpret_cast<const std::byte*>(slot.input + skip);
-      operands.dst[i] = reinterpret_cast<std::byte*>(slot.output + skip);
+      operands.src[i] = bits_as<const std::byte*>(slot.input + skip);
+      operands.dst[i] = bits_as<std::byte*>(slot.output + skip);
     } else {
       operands.src[i] = args.src[i];
       operands.dst[i] = args.dst[i];

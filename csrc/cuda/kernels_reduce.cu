@@ -32,7 +32,7 @@ constexpr Kernel by_sources() {
 }
 
 template <class Codec, class Op, int kUnit = 1>
-constexpr Kernel kernel = by_sources<CodecFor<Codec, Op>, OpFor<Codec, Op>>();
+constexpr Kernel kKernel = by_sources<CodecFor<Codec, Op>, OpFor<Codec, Op>>();
 
 #include "reduce/table.inc.h"
 

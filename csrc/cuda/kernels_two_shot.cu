@@ -22,7 +22,7 @@ using Kernel = void (*)(TwoShotArgs, Launch);
 using KernelTable = TableOf<Kernel>;
 
 template <class Codec, class Op, int kUnit = 1>
-constexpr Kernel kernel = two_shot_kernel<CodecFor<Codec, Op>, OpFor<Codec, Op>>;
+constexpr Kernel kKernel = two_shot_kernel<CodecFor<Codec, Op>, OpFor<Codec, Op>>;
 
 #include "reduce/table.inc.h"
 

@@ -140,7 +140,7 @@ void run(const Job& job) {
   sweep<Codec, Op, Stride<kUnit, kUnit, 1, kSources>>(job, at);
 }
 
-template <class Codec, class Op, int kUnit = 1>
+template <class Codec, class Op, int kUnit>
 void kernel(const Job& job) {
   if constexpr (Op::kHot) {
     if (job.n_srcs == 2) return run<Codec, Op, kUnit, 2>(job);
@@ -149,6 +149,9 @@ void kernel(const Job& job) {
   }
   run<Codec, Op, kUnit, 0>(job);
 }
+
+template <class Codec, class Op, int kUnit = 1>
+constexpr Kernel kKernel = kernel<Codec, Op, kUnit>;
 
 #include "reduce/table.inc.h"
 

@@ -1,5 +1,5 @@
 // Which codec and operation compute a pair. Included inside the namespaces of kernels.inc.h and
-// of the device kernels, each of which says before what a `kernel<Codec, Op, kUnit>` is, and
+// of the device kernels, each of which says before what a `kKernel<Codec, Op, kUnit>` is, and
 // `Kernel` and `KernelTable`. kUnit: how many numbers must stay together.
 
 constexpr Kernel& entry(KernelTable& table, DType dtype, ReduceOp op) {
@@ -10,47 +10,47 @@ constexpr Kernel& entry(KernelTable& table, DType dtype, ReduceOp op) {
 template <class T>
 constexpr void add_integer(KernelTable& table, DType dtype) {
   using Wrapping = Integer<std::make_unsigned_t<T>>;
-  entry(table, dtype, ReduceOp::kSum) = kernel<Wrapping, Sum>;
-  entry(table, dtype, ReduceOp::kAvg) = kernel<Wrapping, IntegerAvg<T>>;
-  entry(table, dtype, ReduceOp::kProduct) = kernel<Wrapping, Product>;
-  entry(table, dtype, ReduceOp::kMin) = kernel<Integer<T>, Min>;
-  entry(table, dtype, ReduceOp::kMax) = kernel<Integer<T>, Max>;
-  entry(table, dtype, ReduceOp::kBand) = kernel<Wrapping, Band>;
-  entry(table, dtype, ReduceOp::kBor) = kernel<Wrapping, Bor>;
-  entry(table, dtype, ReduceOp::kBxor) = kernel<Wrapping, Bxor>;
+  entry(table, dtype, ReduceOp::kSum) = kKernel<Wrapping, Sum>;
+  entry(table, dtype, ReduceOp::kAvg) = kKernel<Wrapping, IntegerAvg<T>>;
+  entry(table, dtype, ReduceOp::kProduct) = kKernel<Wrapping, Product>;
+  entry(table, dtype, ReduceOp::kMin) = kKernel<Integer<T>, Min>;
+  entry(table, dtype, ReduceOp::kMax) = kKernel<Integer<T>, Max>;
+  entry(table, dtype, ReduceOp::kBand) = kKernel<Wrapping, Band>;
+  entry(table, dtype, ReduceOp::kBor) = kKernel<Wrapping, Bor>;
+  entry(table, dtype, ReduceOp::kBxor) = kKernel<Wrapping, Bxor>;
 }
 
 // What real and complex numbers share: to a sum, a complex number is two numbers.
 template <class Codec>
 constexpr void add_sums(KernelTable& table, DType dtype) {
-  entry(table, dtype, ReduceOp::kSum) = kernel<Codec, Sum>;
-  entry(table, dtype, ReduceOp::kPremulSum) = kernel<Codec, Sum>;
-  entry(table, dtype, ReduceOp::kAvg) = kernel<Codec, FloatAvg>;
-  table.scale[static_cast<int>(dtype)] = kernel<Codec, Scale>;
+  entry(table, dtype, ReduceOp::kSum) = kKernel<Codec, Sum>;
+  entry(table, dtype, ReduceOp::kPremulSum) = kKernel<Codec, Sum>;
+  entry(table, dtype, ReduceOp::kAvg) = kKernel<Codec, FloatAvg>;
+  table.scale[static_cast<int>(dtype)] = kKernel<Codec, Scale>;
 }
 
 template <class Codec>
 constexpr void add_real(KernelTable& table, DType dtype) {
   add_sums<Codec>(table, dtype);
-  entry(table, dtype, ReduceOp::kProduct) = kernel<Codec, Product>;
-  entry(table, dtype, ReduceOp::kMin) = kernel<Codec, Min>;
-  entry(table, dtype, ReduceOp::kMax) = kernel<Codec, Max>;
+  entry(table, dtype, ReduceOp::kProduct) = kKernel<Codec, Product>;
+  entry(table, dtype, ReduceOp::kMin) = kKernel<Codec, Min>;
+  entry(table, dtype, ReduceOp::kMax) = kKernel<Codec, Max>;
 }
 
 template <class Codec>
 constexpr void add_complex(KernelTable& table, DType dtype) {
   add_sums<Codec>(table, dtype);
-  entry(table, dtype, ReduceOp::kProduct) = kernel<Codec, ComplexProduct, 2>;
+  entry(table, dtype, ReduceOp::kProduct) = kKernel<Codec, ComplexProduct, 2>;
 }
 
 constexpr void add_bool(KernelTable& table) {
   for (ReduceOp op : {ReduceOp::kSum, ReduceOp::kMax, ReduceOp::kBor}) {
-    entry(table, DType::kBool, op) = kernel<Bool, Bor>;
+    entry(table, DType::kBool, op) = kKernel<Bool, Bor>;
   }
   for (ReduceOp op : {ReduceOp::kProduct, ReduceOp::kMin, ReduceOp::kBand}) {
-    entry(table, DType::kBool, op) = kernel<Bool, Band>;
+    entry(table, DType::kBool, op) = kKernel<Bool, Band>;
   }
-  entry(table, DType::kBool, ReduceOp::kBxor) = kernel<Bool, Bxor>;
+  entry(table, DType::kBool, ReduceOp::kBxor) = kKernel<Bool, Bxor>;
 }
 
 constexpr KernelTable all_kernels() {

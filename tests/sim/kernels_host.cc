@@ -104,7 +104,7 @@ constexpr Kernel kernel_of() {
 }
 
 template <class Codec, class Op, int kUnit = 1>
-constexpr Kernel kernel = kernel_of<CodecFor<Codec, Op>, OpFor<Codec, Op>>();
+constexpr Kernel kKernel = kernel_of<CodecFor<Codec, Op>, OpFor<Codec, Op>>();
 
 #include "reduce/table.inc.h"
 
