@@ -83,14 +83,14 @@ def test_kernels_are_compiled_to_what_they_should_be(architecture: int, tmp_path
             assert "ld.global.cs.v4.u32" in body, name
             assert "st.global.cs.v4.u32" in body, name
 
-    # All loads of the hot loops are under way at once: some 8 of 16 bytes, before the first store.
+    # All loads of a hot loop are under way at once: some 8 of 16 bytes, and then a store.
     for sources in (2, 4, 8):
         found = [name for name in reduce.kernels() if re.search(rf"SumThen.*Li{sources}E", name)]
         assert all(any(number in name for name in found) for number in HOT), found
         for name in found:
-            loads = re.findall(r"(ld|st)\.global\.cs\.v4", reduce.kernels()[name])
-            first = loads.index("st")
-            assert first == max(sources, 4 if "Float8" in name else 8), name
+            accesses = "".join(re.findall(r"(l|s)[dt]\.global\.cs\.v4", reduce.kernels()[name]))
+            at_once = max(len(loads) for loads in accesses.split("s"))
+            assert at_once >= max(sources, 4 if "Float8" in name else 8), name
 
     for name, body in two_shot.kernels().items():
         assert "st.release.sys.global.u32" in body, name
