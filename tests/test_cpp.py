@@ -55,6 +55,7 @@ def test_stress_under_thread_sanitizer(cpp_program: Program) -> None:
     check([cpp_program("stress", "thread")], 300)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("name", ["sim_test", "sim_memory_test"])
 def test_simulated_device_under_thread_sanitizer(cpp_program: Program, name: str) -> None:

@@ -24,10 +24,7 @@ pytestmark = pytest.mark.skipif(
 
 FLAGS = ["-std=c++20", "-O3", "--expt-relaxed-constexpr", "-fmad=false", f"-I{ROOT / 'csrc'}"]
 FILES = ["kernels_reduce", "kernels_two_shot"]
-ARCHITECTURES = [
-    pytest.param(number, marks=[] if number == 90 else pytest.mark.slow)
-    for number in (80, 90, 100, 120)
-]
+ARCHITECTURES = [pytest.param(number, marks=pytest.mark.slow) for number in (80, 90, 100, 120)]
 SECONDS = 120  # of one processor; some 25 are normal, and others may share it
 BYTES = 6_000_000  # of an architecture, before it is compressed to some 400,000
 HOT = ["FloatIf", "FloatId", "Float16", "BFloat16", "Float8E4M3", "Float8E5M2"]

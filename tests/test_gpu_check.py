@@ -79,6 +79,7 @@ def good(done: subprocess.CompletedProcess[str], folder: Path) -> dict[str, Any]
     return body
 
 
+@pytest.mark.slow
 def test_every_stage_works_on_the_simulated_device(tmp_path: Path) -> None:
     body = good(check(tmp_path, "--short"), tmp_path)
     assert all(row["verdict"] == "info" for row in body["rows"] if row["target"])
@@ -244,6 +245,7 @@ def test_rows_of_the_probe(module: Any) -> None:
     assert build.probe_rows("fail\t2 processes\t\t\t\tended").figure is None
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not shutil.which("nvcc"), reason="needs nvcc")
 def test_the_probe_compiles_and_says_that_there_is_no_gpu(module: Any, tmp_path: Path) -> None:
     program = tmp_path / "gpu_probe"
