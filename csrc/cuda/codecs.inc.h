@@ -40,9 +40,7 @@ struct Direct {
   template <int>
   using Register = RegisterT;
 
-  static constexpr void decode(RegisterT value, AccT (&parts)[1]) {
-    parts[0] = AccT{value};
-  }
+  static constexpr void decode(RegisterT value, AccT (&parts)[1]) { parts[0] = AccT{value}; }
   static constexpr RegisterT encode(const AccT (&parts)[1], const Job&) {
     return static_cast<RegisterT>(parts[0]);
   }
