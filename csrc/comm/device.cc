@@ -54,7 +54,8 @@ DeviceGroup::~DeviceGroup() {
     }
     for (const cuda::Event event : events_) api_.destroy_event(event);
     for (const Buffer& buffer : buffers_) api_.release_pinned(buffer.memory);
-  } catch (const std::exception&) {  // after an error of the device nothing can be given back
+  } catch (const std::exception& error) {  // of the device, for good
+    group_.logger().info("nothing can be given back to the device: ", error.what());
   }
 }
 
@@ -128,7 +129,7 @@ DeviceGroup::EndPtr DeviceGroup::end(const std::vector<int>& tracks, cuda::Strea
   {
     const std::lock_guard lock(mutex_);
     first = pending_.empty();
-    for (Pending& each : pending) pending_.push_back(std::move(each));
+    for (const Pending& each : pending) pending_.push_back(each);
   }
   if (first) group_.look_after();
   note_progress();
@@ -264,7 +265,7 @@ void DeviceGroup::note_progress() {
   {
     const std::lock_guard lock(mutex_);
     while (!pending_.empty() && reached(pending_.front().track, pending_.front().value)) {
-      over.push_back(std::move(pending_.front()));
+      over.push_back(pending_.front());
       pending_.pop_front();
     }
   }
@@ -349,7 +350,8 @@ void DeviceGroup::close(Clock::duration grace) {
     if (!all) break;
   }
   if (all && !pending()) return;
-  static_cast<void>(team_.release());  // till the process ends
+  const cuda::Team* const kept = team_.release();  // till the process ends
+  static_cast<void>(kept);
   group_.keep_memory();
 }
 

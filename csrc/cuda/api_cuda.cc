@@ -30,26 +30,23 @@ template <typename Function>
 class Driver {
  public:
   Driver(const char* name, unsigned version) : name_(name) {
-    void* found = nullptr;
     cudaDriverEntryPointQueryResult status{};
     const auto error =
-        cudaGetDriverEntryPointByVersion(name, &found, version, cudaEnableDefault, &status);
-    if (error != cudaSuccess || status != cudaDriverEntryPointSuccess) {
-      cudaGetLastError();
-      found = nullptr;
-    }
-    std::memcpy(&function_, &found, sizeof function_);
+        cudaGetDriverEntryPointByVersion(name, &found_, version, cudaEnableDefault, &status);
+    if (error == cudaSuccess && status == cudaDriverEntryPointSuccess) return;
+    cudaGetLastError();
+    found_ = nullptr;
   }
 
   template <typename... Arguments>
   void operator()(Arguments... arguments) const {
-    if (function_ == nullptr) throw DeviceError(str("this driver has no ", name_));
-    check(function_(arguments...), name_);
+    if (found_ == nullptr) throw DeviceError(str("this driver has no ", name_));
+    check(reinterpret_cast<Function*>(found_)(arguments...), name_);
   }
 
  private:
   const char* name_;
-  Function* function_ = nullptr;
+  void* found_ = nullptr;
 };
 
 struct DriverTable {
@@ -60,7 +57,7 @@ struct DriverTable {
   Driver<decltype(cuDeviceGetAttribute)> device{"cuDeviceGetAttribute", 12000};
   Driver<decltype(cuMemRetainAllocationHandle)> retain{"cuMemRetainAllocationHandle", 12000};
   Driver<decltype(cuMemRelease)> release{"cuMemRelease", 12000};
-  Driver<decltype(cuMemExportToShareableHandle)> export_{"cuMemExportToShareableHandle", 12000};
+  Driver<decltype(cuMemExportToShareableHandle)> share{"cuMemExportToShareableHandle", 12000};
   Driver<decltype(cuMemImportFromShareableHandle)> import{"cuMemImportFromShareableHandle", 12000};
   Driver<decltype(cuMemAddressReserve)> reserve{"cuMemAddressReserve", 12000};
   Driver<decltype(cuMemAddressFree)> unreserve{"cuMemAddressFree", 12000};
@@ -221,7 +218,7 @@ Allocation CudaApi::allocation_of(const std::byte* address) {
   driver().range(&base, &bytes, number_of(address));
   driver().attribute(&id, CU_POINTER_ATTRIBUTE_BUFFER_ID, base);
   driver().attribute(&ipc, CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE, base);
-  found.base = reinterpret_cast<std::byte*>(base);
+  found.base = const_cast<std::byte*>(address) - (number_of(address) - base);
   found.bytes = bytes;
   found.id = id;
   found.ipc = ipc != 0;
@@ -281,7 +278,7 @@ std::vector<Chunk> CudaApi::export_chunks(std::byte* address, uint64_t bytes) {
     driver().retain(&handle, static_cast<void*>(piece.base));
     int descriptor = -1;
     try {
-      driver().export_(&descriptor, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0ull);
+      driver().share(&descriptor, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0ull);
     } catch (const DeviceError&) {
       driver().release(handle);
       throw;
@@ -303,8 +300,8 @@ std::byte* CudaApi::map_chunks(const std::vector<Chunk>& chunks) {
     for (const Chunk& chunk : chunks) {
       CUmemGenericAllocationHandle handle = 0;
       const auto descriptor = static_cast<uintptr_t>(chunk.descriptor.get());
-      driver().import(&handle, reinterpret_cast<void*>(descriptor),
-                      CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+      auto* const number = reinterpret_cast<void*>(descriptor);  // NOLINT: so the driver wants it
+      driver().import(&handle, number, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
       driver().map(base + offset, chunk.bytes, 0ul, handle, 0ull);
       driver().release(handle);  // the mapping keeps it
       offset += chunk.bytes;
@@ -319,7 +316,7 @@ std::byte* CudaApi::map_chunks(const std::vector<Chunk>& chunks) {
     driver().unreserve(base, bytes);
     throw;
   }
-  auto* const address = reinterpret_cast<std::byte*>(base);
+  auto* const address = reinterpret_cast<std::byte*>(base);  // NOLINT: so the driver gives it
   const std::lock_guard lock(mutex_);
   mapped_[address] = bytes;
   return address;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "base/log.h"
 #include "transport/unix_socket.h"
 
 namespace ringcomm::cuda {
@@ -161,7 +162,8 @@ std::vector<Fd> Imports::receive(int index, uint64_t generation) {
 void Imports::close(const Mapped& mapped) {
   try {
     mapped.chunks ? api_.unmap_chunks(mapped.address) : api_.close_memory(mapped.address);
-  } catch (const std::exception&) {  // of a process that has gone
+  } catch (const std::exception& error) {  // of a process that has gone
+    Logger(LogLevel::kWarning, "").info("closing a peer's memory: ", error.what());
   }
 }
 

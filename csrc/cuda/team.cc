@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "base/log.h"
+
 namespace ringcomm::cuda {
 namespace {
 
@@ -36,7 +38,8 @@ DeviceTeam::~DeviceTeam() {
     for (Rank rank = 0; registered_ && rank < size(); ++rank) {
       if (peer(rank).area.base() != nullptr) api_.unregister_host(peer(rank).area.base());
     }
-  } catch (const std::exception&) {  // the driver may be shutting down
+  } catch (const std::exception& error) {  // the driver may be shutting down
+    Logger(LogLevel::kWarning, "").info("giving back a device's memory: ", error.what());
   }
 }
 
