@@ -118,7 +118,6 @@ void DeviceGroup::announce(const Operation& operation, const Descriptor& descrip
     own().stamp(descriptor.sequence, peer).store(stamp(peer), std::memory_order_relaxed);
   }
   transport.announce(Board::kDevice, descriptor);
-  std::atomic_thread_fence(std::memory_order_seq_cst);  // mine is written before theirs is read
   inquiry_.check_peers(descriptor);
   for (Rank peer = 0; peer < group_.size(); ++peer) {
     if (peer == group_.rank() || !transport.descriptor(peer, Board::kDevice, descriptor.sequence)) {

@@ -23,12 +23,15 @@ void write_board(Header& header, Board board, const Descriptor& descriptor) {
   for (int i = 0; i < Descriptor::kWords; ++i) {
     entry.words[i].store(descriptor.words[i], std::memory_order_release);  // after sequence = 0
   }
-  entry.sequence.store(descriptor.sequence, std::memory_order_release);  // partner: read_board()
+  // Of two ranks that write and then look, at least one sees the other: so devices need it.
+  const auto order =
+      board == Board::kDevice ? std::memory_order_seq_cst : std::memory_order_release;
+  entry.sequence.store(descriptor.sequence, order);  // partner: read_board()
 }
 
 std::optional<Descriptor> read_board(const Header& header, Board board, uint64_t sequence) {
   const BoardEntry& entry = entry_of(header, board, sequence);
-  if (entry.sequence.load(std::memory_order_acquire) != sequence) return std::nullopt;
+  if (entry.sequence.load(std::memory_order_seq_cst) != sequence) return std::nullopt;
   Descriptor seen;
   seen.sequence = sequence;
   for (int i = 0; i < Descriptor::kWords; ++i) {
