@@ -28,6 +28,7 @@ import report
 import torch
 import torch.distributed as dist
 from processes import Rank, Ranks
+from programs import Program
 
 RUNGS = ["handwritten", "plan", "engine", "torch"]
 FLOOR = "torch_fake"  # keys of the JSON, and heads of the table
@@ -39,37 +40,20 @@ FEWEST, MOST, WARM = 5, 20_000, 5  # calls
 Times = list[float]  # seconds
 
 
-def time_rung(rank: Rank, rung: str, count: int, calls: int) -> Times:
-    """Return the seconds of each call on this rank; `count` is in float32 elements.
-
-    The lower rungs count signals for themselves, so each measurement has a group of its own.
-    """
+def time_top(rank: Rank, count: int, calls: int) -> Times:
+    """Return the seconds of each call on this rank; `count` is in float32 elements."""
     group = dist.new_group()
     dist.barrier()
     processes.spread(rank)
-    times = run_rung(group, rung, torch.zeros(count), calls + WARM)[WARM:]
+    times = time_torch(torch.zeros(count), calls + WARM, group)[WARM:]
     dist.barrier()
     dist.destroy_process_group(group)
     return times
 
 
-def verify_rung(rank: Rank, rung: str, count: int) -> None:
+def verify_top(rank: Rank, count: int) -> None:
     """Check one call's result. Raises cases.WrongResultError."""
-    group, data = dist.new_group(), cases.values(rank.index, count)
-    run_rung(group, rung, data, 1)
-    expected = torch.stack([cases.values(other, count) for other in range(rank.size)]).sum(0)
-    cases.check(f"{rung}, {count * cases.ELEMENT} bytes", data, expected)
-    dist.barrier()
-    dist.destroy_process_group(group)
-
-
-def run_rung(group: Any, rung: str, data: torch.Tensor, calls: int) -> Times:
-    """Sum `data` over the ranks `calls` times, in place."""
-    if rung == "torch":
-        return time_torch(data, calls, group)
-    backend = group._get_backend(torch.device("cpu"))
-    times: Times = importlib.import_module("ringcomm._C").time_rung(backend, data, rung, calls)
-    return times
+    cases.verify("all_reduce", count, rank.index, rank.size)
 
 
 def time_torch(data: torch.Tensor, calls: int, group: Any = None) -> Times:
@@ -111,13 +95,17 @@ class Ladder:
         self.floor = stack.enter_context(Ranks("fake", 1, options.deadline))
         self.ranks.call(processes.prepare)
         self.ranks.call(processes.join)
+        if options.rungs != ["torch"]:
+            program = Program("host_ladder", options.ranks, deadline=options.deadline)
+            self.program = stack.enter_context(program)
 
     def measure(self, size: int) -> dict[str, Any]:
         """Return the figures of one size: each rung's rounds, in seconds."""
         count = cases.elements("all_reduce", size, self.options.ranks)
         calls = {}
         for rung in self.options.rungs:
-            self.ranks.call(verify_rung, rung, count)
+            if rung == "torch":
+                self.ranks.call(verify_top, count)
             typical = self.time(rung, count, FEWEST)
             calls[rung] = max(FEWEST, min(MOST, int(self.options.seconds / typical)))
         calls |= {FLOOR: 1000, CLOCK: 1000}
@@ -135,8 +123,10 @@ class Ladder:
             return statistics.median(self.floor.call(time_clock, calls)[0])
         if what == FLOOR:
             return statistics.median(self.floor.call(time_floor, count, calls)[0])
-        times = self.ranks.call(time_rung, what, count, calls)
-        return statistics.median(processes.slowest(times))
+        if what == "torch":
+            times = self.ranks.call(time_top, count, calls)
+            return statistics.median(processes.slowest(times))
+        return statistics.median(self.program.ask(what, count, calls))
 
 
 def summarise(figures: dict[str, Any]) -> None:

@@ -18,9 +18,7 @@ import itertools
 import os
 import resource
 import statistics
-import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -32,9 +30,8 @@ import report
 import torch
 import torch.distributed as dist
 from processes import BenchmarkError, Rank, Ranks
+from programs import ROOT, Program
 
-ROOT = Path(__file__).resolve().parent.parent
-PROGRAMS = [ROOT / "build" / folder / "net_ladder" for folder in ("tests", "plain/bin")]
 RUNGS = ["blocking", "socket", "session", "checksum", "network"]
 CONNECTS = ["socket", "handshake", "network"]
 TOP = {"torch": "ringcomm", "gloo": "gloo"}  # rungs that are backends of torch
@@ -50,37 +47,6 @@ class Sample(NamedTuple):
     seconds: float
     user: float
     system: float
-
-
-class Program:
-    """The lower rungs, two processes of tests/cpp/net_ladder.cc that obey us."""
-
-    def __init__(self, namespaces: list[str], options: argparse.Namespace) -> None:
-        found = next((path for path in PROGRAMS if path.exists()), None)
-        if found is None:
-            raise BenchmarkError("net_ladder is not built: `make test`, or `scripts/cpp.sh plain`")
-        words = [str(found), str(SPIN if options.spin is None else options.spin), *namespaces]
-        pipe = subprocess.PIPE
-        self._process = subprocess.Popen(words, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
-        self._killer = threading.Timer(options.deadline, self._process.kill)
-        self._killer.start()
-
-    def __enter__(self) -> Program:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._killer.cancel()
-        self._process.communicate()  # its input ends, and so does it
-
-    def ask(self, rung: str, pattern: str, size: int, calls: int) -> Sample:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        with contextlib.suppress(BrokenPipeError):
-            print(rung, pattern, size, calls, file=self._process.stdin, flush=True)
-        answer = self._process.stdout.readline()
-        if not answer:
-            raise BenchmarkError(self._process.communicate()[1].strip() or "net_ladder was killed")
-        return Sample(*map(float, answer.split()))
 
 
 # ---- ranks
@@ -172,7 +138,9 @@ class Ladder:
             variables = {"GLOO_SOCKET_IFNAME": "eth0", "RINGCOMM_IFNAME": "eth0"}
         if options.spin is not None:
             variables["RINGCOMM_SPIN_US"] = str(options.spin)
-        self.program = stack.enter_context(Program(namespaces, options))
+        spin = SPIN if options.spin is None else options.spin
+        program = Program("net_ladder", spin, *namespaces, deadline=options.deadline)
+        self.program = stack.enter_context(program)
         self.top = {
             rung: stack.enter_context(Ranks(backend, 2, options.deadline))
             for rung, backend in TOP.items()
@@ -184,7 +152,7 @@ class Ladder:
 
     def time(self, rung: str, pattern: str, size: int, calls: int) -> Sample:
         if rung not in self.top:
-            return self.program.ask(rung, pattern, size, calls)
+            return Sample(*self.program.ask(rung, pattern, size, calls))
         if pattern == "all_reduce":
             both = self.top[rung].call(all_reduce, size, calls)
         else:

@@ -101,9 +101,3 @@ def instruction_sets() -> list[str]:
     """Those that this machine can run, best last."""
 
 def use_instruction_set(name: str) -> None: ...
-def time_rung(backend: Backend, tensor: torch.Tensor, rung: str, calls: int) -> list[float]:
-    """Sum `tensor` (float32) over the ranks `calls` times, in place; return each call's seconds.
-
-    `rung` is "handwritten", "plan" or "engine". The lower two use the group's counters behind its
-    back: give them a group of their own and destroy it afterwards.
-    """

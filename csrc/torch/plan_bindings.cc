@@ -1,9 +1,5 @@
 #include "torch/plan_bindings.h"
 
-#include <map>
-#include <span>
-
-#include "comm/ladder.h"
 #include "plan/select.h"
 #include "plan/shape.h"
 #include "torch/backend.h"
@@ -75,21 +71,6 @@ void bind_shape(py::module_& module) {
       .def_readwrite("geometry", &Shape::geometry);
 }
 
-// Rungs of the ladder by name, each over a float32 tensor that every rank gives alike.
-std::vector<double> timed_rung(Backend& backend, const at::Tensor& tensor, const std::string& rung,
-                               int calls) {
-  using Rung = std::vector<double> (*)(Communicator&, std::span<float>, int);
-  static const std::map<std::string, Rung> rungs = {
-      {"handwritten", time_handwritten}, {"plan", time_plan}, {"engine", time_engine}};
-  const auto found = rungs.find(rung);
-  TORCH_CHECK_VALUE(found != rungs.end(), "rung must be handwritten, plan or engine, not ", rung);
-  TORCH_CHECK_VALUE(
-      tensor.scalar_type() == at::kFloat && tensor.is_contiguous() && tensor.device().is_cpu(),
-      "the tensor must be float32, contiguous and on the CPU");
-  const std::span<float> data(tensor.data_ptr<float>(), static_cast<size_t>(tensor.numel()));
-  return with_torch_errors([&] { return found->second(backend.group(), data, calls); });
-}
-
 }  // namespace
 
 void bind_plans(py::module_& module) {
@@ -124,8 +105,6 @@ void bind_plans(py::module_& module) {
       "use_instruction_set",
       [](const std::string& name) { with_value_errors([&] { use_instruction_set(name); }); },
       py::arg("name"));
-  module.def("time_rung", &timed_rung, py::arg("backend"), py::arg("tensor"), py::arg("rung"),
-             py::arg("calls"), py::call_guard<py::gil_scoped_release>());
 }
 
 }  // namespace ringcomm
