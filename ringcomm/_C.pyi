@@ -46,46 +46,7 @@ def create_backend(options: Any, backend_options: Options | None = None) -> Back
     Waits for the group's other ranks, at most `options.timeout`.
     """
 
-# ---- the core, for the plan viewer, the benchmarks and the tests
-
-class Geometry:
-    """The shared memory of a group, as plans address it."""
-
-    segment_bytes: int
-    inbox_bytes: int
-    slots: int
-    line_bytes: int
-    one_shot_bytes: int
-
-    def __init__(self, size: int) -> None: ...
-    @property
-    def half_bytes(self) -> int: ...
-
-class Shape:
-    """What a planner is told. Sizes are in bytes; see csrc/plan/shape.h."""
-
-    root: int
-    element: int
-    bytes: int
-    shards: list[int]
-    send: list[int]
-    recv: list[int]
-    local: int
-    geometry: Geometry
-
-    def __init__(self, collective: str, size: int) -> None: ...
-    @property
-    def collective(self) -> str: ...
-    @property
-    def size(self) -> int: ...
-
-def plan_text(shape: Shape, rank: int, algorithm: str | None = None) -> str:
-    """The plan of one rank, one step a line. Raises ValueError where there is none."""
-
-def plan_json(shape: Shape, rank: int, algorithm: str | None = None) -> str: ...
-def algorithms(collective: str) -> list[str]: ...
-def selected(shape: Shape) -> str:
-    """The algorithm that the table chooses."""
+# ---- the core, for the benchmarks and the tests
 
 def selection_text(size: int, costs: str = "") -> str:
     """The table of a group of `size` hosts, one row a line, limits in bytes.

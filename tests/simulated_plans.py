@@ -6,36 +6,51 @@ one after another. A rank does its steps in order and does not wait for what it 
 
 from __future__ import annotations
 
+import functools
 import heapq
 import itertools
 import json
+import subprocess
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
-from ringcomm import _C
+from conftest import ROOT
+
 from ringcomm.costs import Costs, Fabrics
 
 NOTHING = Costs(0, 0, 0)
 Key = tuple[int, int, str]  # sender, receiver, lane
 
 
-def shape_of(collective: str, size: int, ranks: int, local: int = 1) -> _C.Shape:
-    """A message of `size` bytes, all shards together, in memory as it is between hosts."""
-    shape = _C.Shape(collective, ranks)
-    shape.element, shape.bytes, shape.local = 4, size, local
-    shape.shards = [size // ranks // 4 * 4] * ranks
-    shape.geometry.inbox_bytes, shape.geometry.slots = 1 << 20, 8
-    return shape
+class Shape(NamedTuple):
+    """A message of `bytes`, all shards together, in memory as it is between hosts."""
+
+    collective: str
+    bytes: int
+    size: int  # ranks
+    local: int = 1
 
 
-def steps_of(shape: _C.Shape, rank: int, algorithm: str) -> Iterator[dict[str, Any]]:
-    for block in json.loads(_C.plan_json(shape, rank, algorithm))["blocks"]:
+@functools.lru_cache(maxsize=64)
+def plans_of(shape: Shape, algorithm: str) -> list[dict[str, Any]]:
+    """The plan of each rank, as tests/cpp/print_plans.cc has it."""
+    program = ROOT / "build" / "tests" / "print_plans"
+    assert program.exists(), "print_plans is not built: run `make test`"
+    words = [program, shape.collective, algorithm, *shape[1:], "--json"]
+    done = subprocess.run([str(word) for word in words], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    plans: list[dict[str, Any]] = json.loads(done.stdout)
+    return plans
+
+
+def steps_of(shape: Shape, rank: int, algorithm: str) -> Iterator[dict[str, Any]]:
+    for block in plans_of(shape, algorithm)[rank]["blocks"]:
         for _ in range(block["repetitions"]):
             yield from block["steps"]
 
 
-def busiest_link(shape: _C.Shape, algorithm: str) -> int:
+def busiest_link(shape: Shape, algorithm: str) -> int:
     """Bytes that one rank sends, or that it receives: the most there are."""
     sent, received = [0] * shape.size, [0] * shape.size
     for rank in range(shape.size):
@@ -57,7 +72,7 @@ def receiver(step: dict[str, Any], rank: int) -> int:
 class Simulation:
     """All ranks of one operation. With local = 1 each rank is a host."""
 
-    def __init__(self, shape: _C.Shape, algorithm: str, costs: Fabrics) -> None:
+    def __init__(self, shape: Shape, algorithm: str, costs: Fabrics) -> None:
         self.costs, self.local = costs, shape.local
         self.programs = [list(steps_of(shape, r, algorithm)) for r in range(shape.size)]
         self.at = [0] * shape.size
@@ -132,5 +147,5 @@ class Simulation:
             self.later(ends, self.step, rank)
 
 
-def seconds(shape: _C.Shape, algorithm: str, network: Costs, memory: Costs = NOTHING) -> float:
+def seconds(shape: Shape, algorithm: str, network: Costs, memory: Costs = NOTHING) -> float:
     return Simulation(shape, algorithm, Fabrics(memory, network)).seconds()

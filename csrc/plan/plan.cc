@@ -1,7 +1,6 @@
 #include "plan/plan.h"
 
 #include <array>
-#include <sstream>
 
 namespace ringcomm {
 namespace {
@@ -11,94 +10,12 @@ constexpr std::array<const char*, kCollectives> kCollectiveNames = {
     "scatter",    "gather",         "all_to_all", "barrier"};
 constexpr std::array<const char*, kAlgorithms> kAlgorithmNames = {
     "direct", "ring", "tree", "pairwise", "dissemination", "hierarchical", "doubling"};
-constexpr std::array<const char*, 4> kVerbNames = {"copy", "reduce", "signal", "wait"};
-constexpr std::array<const char*, 5> kSpaceNames = {"input", "output", "window", "inbox", "line"};
-constexpr std::array<const char*, kLanes> kLaneNames = {"data", "credit"};
-
-template <typename Names, typename Index>
-const char* name(const Names& names, Index index) {
-  return names[static_cast<size_t>(index)];
-}
-
-bool moves_bytes(const Step& step) {
-  return step.verb == Verb::kCopy || step.verb == Verb::kReduce;
-}
-
-// window[2]+64, inbox[2<1]+0 (memory of 2, written by 1), input+128
-void write_text(std::ostream& out, const Ref& ref) {
-  out << name(kSpaceNames, ref.space);
-  if (ref.space == Space::kWindow) out << '[' << ref.rank << ']';
-  if (ref.space == Space::kInbox || ref.space == Space::kLine) {
-    out << '[' << ref.rank << '<' << ref.from << ']';
-  }
-  out << '+' << ref.offset;
-}
-
-void write_text(std::ostream& out, const Plan& plan, const Step& step) {
-  out << name(kVerbNames, step.verb);
-  if (!moves_bytes(step)) {
-    out << (step.verb == Verb::kSignal ? " -> " : " <- ") << step.peer;
-    if (step.lane != kData) out << ' ' << name(kLaneNames, step.lane);
-    return;
-  }
-  const uint32_t sources = step.first_ref + step.dst_count;
-  for (uint32_t i = step.first_ref; i < sources + step.src_count; ++i) {
-    out << (i == sources ? " <- " : i == step.first_ref ? " " : ", ");
-    write_text(out, plan.refs[i]);
-  }
-  out << "  " << step.bytes << " B" << (step.final ? " final" : "");
-}
-
-void write_json(std::ostream& out, const Ref& ref) {
-  out << "{\"space\":\"" << name(kSpaceNames, ref.space) << "\",\"rank\":" << ref.rank
-      << ",\"from\":" << ref.from << ",\"offset\":" << ref.offset << '}';
-}
-
-void write_json(std::ostream& out, const Plan& plan, uint32_t first, uint32_t count) {
-  out << '[';
-  for (uint32_t i = first; i < first + count; ++i) {
-    if (i > first) out << ',';
-    write_json(out, plan.refs[i]);
-  }
-  out << ']';
-}
-
-void write_json(std::ostream& out, const Plan& plan, const Step& step) {
-  out << "{\"verb\":\"" << name(kVerbNames, step.verb) << '"';
-  if (moves_bytes(step)) {
-    out << ",\"dst\":";
-    write_json(out, plan, step.first_ref, step.dst_count);
-    out << ",\"src\":";
-    write_json(out, plan, step.first_ref + step.dst_count, step.src_count);
-    out << ",\"bytes\":" << step.bytes;
-    if (step.verb == Verb::kReduce) out << ",\"final\":" << (step.final ? "true" : "false");
-  } else {
-    out << ",\"peer\":" << step.peer << ",\"lane\":\"" << name(kLaneNames, step.lane) << '"';
-  }
-  out << '}';
-}
 
 }  // namespace
-
-uint64_t Plan::executed_steps() const {
-  uint64_t count = 0;
-  for (const Block& block : blocks) count += block.step_count * block.repetitions;
-  return count;
-}
 
 uint64_t Plan::memory_bytes() const {
   return sizeof(Plan) + blocks.capacity() * sizeof(Block) + steps.capacity() * sizeof(Step) +
          refs.capacity() * sizeof(Ref);
-}
-
-bool Plan::needs_mapped() const {
-  for (const Step& step : steps) {
-    const uint32_t sources = step.first_ref + step.dst_count;
-    for (uint32_t i = sources; moves_bytes(step) && i < sources + step.src_count; ++i) {
-      if (refs[i].rank != rank) return true;
-    }
-  }
-  return false;
 }
 
 bool reduces(Collective collective) {
@@ -106,8 +23,12 @@ bool reduces(Collective collective) {
          collective == Collective::kReduce;
 }
 
-const char* to_string(Collective collective) { return name(kCollectiveNames, collective); }
-const char* to_string(Algorithm algorithm) { return name(kAlgorithmNames, algorithm); }
+const char* to_string(Collective collective) {
+  return kCollectiveNames[static_cast<size_t>(collective)];
+}
+const char* to_string(Algorithm algorithm) {
+  return kAlgorithmNames[static_cast<size_t>(algorithm)];
+}
 
 Algorithm algorithm_called(const std::string& name) {
   std::string known;
@@ -117,49 +38,6 @@ Algorithm algorithm_called(const std::string& name) {
     known += str(i == 0 ? "" : ", ", to_string(algorithm));
   }
   throw UsageError(str("there is no algorithm '", name, "': use one of ", known));
-}
-
-std::string to_text(const Plan& plan) {
-  std::ostringstream out;
-  out << to_string(plan.collective) << ' ' << to_string(plan.algorithm) << ", rank " << plan.rank
-      << " of " << plan.size << '\n';
-  for (const Block& block : plan.blocks) {
-    const bool repeated = block.repetitions > 1;
-    if (repeated) {
-      out << "repeat " << block.repetitions << " times, " << block.stride << " B further each:\n";
-    }
-    for (uint32_t i = 0; i < block.step_count; ++i) {
-      out << (repeated ? "    " : "  ");
-      write_text(out, plan, plan.steps[block.first_step + i]);
-      out << '\n';
-    }
-  }
-  return out.str();
-}
-
-std::string to_text(const Plan& plan, const Step& step) {
-  std::ostringstream out;
-  write_text(out, plan, step);
-  return out.str();
-}
-
-std::string to_json(const Plan& plan) {
-  std::ostringstream out;
-  out << "{\"collective\":\"" << to_string(plan.collective) << "\",\"algorithm\":\""
-      << to_string(plan.algorithm) << "\",\"size\":" << plan.size << ",\"rank\":" << plan.rank
-      << ",\"blocks\":[";
-  for (size_t b = 0; b < plan.blocks.size(); ++b) {
-    const Block& block = plan.blocks[b];
-    out << (b ? "," : "") << "{\"repetitions\":" << block.repetitions
-        << ",\"stride\":" << block.stride << ",\"steps\":[";
-    for (uint32_t i = 0; i < block.step_count; ++i) {
-      if (i > 0) out << ',';
-      write_json(out, plan, plan.steps[block.first_step + i]);
-    }
-    out << "]}";
-  }
-  out << "]}";
-  return out.str();
 }
 
 }  // namespace ringcomm

@@ -100,9 +100,7 @@ struct Plan {
   std::vector<Step> steps;
   std::vector<Ref> refs;
 
-  uint64_t executed_steps() const;  // repetitions counted
-  uint64_t memory_bytes() const;    // what a cache pays for it
-  bool needs_mapped() const;        // loads from a peer's window: not for a network
+  uint64_t memory_bytes() const;  // what a cache pays for it
   bool operator==(const Plan&) const = default;
 };
 
@@ -110,8 +108,5 @@ bool reduces(Collective collective);           // or does it only move?
 const char* to_string(Collective collective);  // "all_reduce", as in torch.distributed
 const char* to_string(Algorithm algorithm);
 Algorithm algorithm_called(const std::string& name);  // throws UsageError, with the names there are
-std::string to_text(const Plan& plan);                // one step a line, for people
-std::string to_text(const Plan& plan, const Step& step);
-std::string to_json(const Plan& plan);  // the same, for programs
 
 }  // namespace ringcomm

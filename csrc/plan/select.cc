@@ -209,7 +209,8 @@ void check(const Shape& shape, Rank rank) {
 
 Plan copy_alone(const Shape& shape, Algorithm algorithm) {
   PlanBuilder plan(shape, algorithm, 0);
-  plan.copy(plan.output(0), plan.input(0), shape.input_bytes(0));
+  const bool split = shape.collective == Collective::kAllToAll;
+  plan.copy(plan.output(0), plan.input(0), split ? shape.send[0] : message_bytes(shape));
   return plan.finish();
 }
 
@@ -282,15 +283,6 @@ std::vector<Algorithm> algorithms_of(Collective collective) {
     if (entry.collective == collective) algorithms.push_back(entry.algorithm);
   }
   return algorithms;
-}
-
-std::optional<Algorithm> algorithm_named(Collective collective, std::string_view name) {
-  if (name.empty()) return std::nullopt;
-  for (const Algorithm algorithm : algorithms_of(collective)) {
-    if (name == to_string(algorithm)) return algorithm;
-  }
-  throw UsageError(str(to_string(collective), " has no algorithm \"", name, "\"; it has ",
-                       names_of(collective)));
 }
 
 Plan make_plan(const Shape& shape, Rank rank, Algorithm algorithm) {

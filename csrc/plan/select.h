@@ -2,7 +2,6 @@
 // plan.
 #pragma once
 
-#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -36,8 +35,6 @@ std::string to_text(const Costs& costs);
 uint64_t message_bytes(const Shape& shape);
 
 std::vector<Algorithm> algorithms_of(Collective collective);
-// An algorithm by name, nullopt for "". Throws UsageError, with the possible names.
-std::optional<Algorithm> algorithm_named(Collective collective, std::string_view name);
 
 // Checks the shape, then plans. Throws UsageError where the collective has no such algorithm.
 Plan make_plan(const Shape& shape, Rank rank, Algorithm algorithm);

@@ -8,10 +8,6 @@ namespace {
 constexpr uint64_t kCacheLine = 64;
 constexpr uint64_t kKiB = 1024;
 
-uint64_t sum(const std::vector<uint64_t>& parts) {
-  return std::accumulate(parts.begin(), parts.end(), uint64_t{0});
-}
-
 }  // namespace
 
 Geometry Geometry::for_ranks(int size) {
@@ -41,50 +37,6 @@ uint64_t Shape::shard_offset(Rank rank) const {
 
 uint64_t Shape::largest_shard() const {
   return shards.empty() ? 0 : *std::max_element(shards.begin(), shards.end());
-}
-
-uint64_t Shape::input_bytes(Rank rank) const {
-  switch (collective) {
-    case Collective::kAllReduce:
-    case Collective::kReduce:
-      return bytes;
-    case Collective::kBroadcast:
-      return rank == root ? bytes : 0;
-    case Collective::kReduceScatter:
-      return sum(shards);
-    case Collective::kScatter:
-      return rank == root ? sum(shards) : 0;
-    case Collective::kAllGather:
-    case Collective::kGather:
-      return shards[static_cast<size_t>(rank)];
-    case Collective::kAllToAll:
-      return sum(send);
-    case Collective::kBarrier:
-      return 0;
-  }
-  return 0;
-}
-
-uint64_t Shape::output_bytes(Rank rank) const {
-  switch (collective) {
-    case Collective::kAllReduce:
-    case Collective::kBroadcast:
-      return bytes;
-    case Collective::kReduce:
-      return rank == root ? bytes : 0;
-    case Collective::kReduceScatter:
-    case Collective::kScatter:
-      return shards[static_cast<size_t>(rank)];
-    case Collective::kAllGather:
-      return sum(shards);
-    case Collective::kGather:
-      return rank == root ? sum(shards) : 0;
-    case Collective::kAllToAll:
-      return sum(recv);
-    case Collective::kBarrier:
-      return 0;
-  }
-  return 0;
 }
 
 uint64_t Shape::align(uint64_t wanted) const {

@@ -68,8 +68,6 @@ struct Shape {
   Rank after(Rank rank, int steps = 1) const;  // steps may be negative; wraps
   uint64_t shard_offset(Rank rank) const;      // of shard `rank` in the whole side
   uint64_t largest_shard() const;
-  uint64_t input_bytes(Rank rank) const;  // what the caller hands in and gets out
-  uint64_t output_bytes(Rank rank) const;
   uint64_t slot_bytes() const;
   // Rounds down to cache lines where there is room for one, else to elements.
   uint64_t align(uint64_t wanted) const;

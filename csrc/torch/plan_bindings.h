@@ -1,4 +1,4 @@
-// The core seen from Python, for the plan viewer, the benchmarks and the tests.
+// The core seen from Python, for the benchmarks and the tests.
 #pragma once
 
 #include <torch/csrc/utils/pybind.h>

@@ -7,6 +7,7 @@
 #include "plan/cache.h"
 #include "plan_cases.h"
 #include "plan_mutants.h"
+#include "plan_text.h"
 
 namespace ringcomm::cases {
 namespace {
@@ -259,12 +260,11 @@ void selection(Group& group) {
         }
       }
     }
-    group.expect(
-        algorithm_named(planner.collective, to_string(planner.algorithm)) == planner.algorithm,
-        "an algorithm by its name");
+    group.expect(algorithm_called(to_string(planner.algorithm)) == planner.algorithm,
+                 "an algorithm by its name");
   }
   try {
-    algorithm_named(Collective::kBarrier, "ring");
+    make_plan(shape_of({{Collective::kBarrier, Algorithm::kRing}, 2, 0}), 0, Algorithm::kRing);
     group.expect(false, "a ring barrier");
   } catch (const UsageError& error) {
     group.expect(std::strstr(error.what(), "dissemination") != nullptr, "the possible names");

@@ -78,6 +78,17 @@ class Spendthrift final : public Transport {
   const bool credits_;
 };
 
+// It loads from a peer's window: not for a network.
+inline bool needs_mapped(const Plan& plan) {
+  for (const Step& step : plan.steps) {
+    const Ref* sources = plan.refs.data() + step.first_ref + step.dst_count;
+    for (uint32_t i = 0; i < step.src_count; ++i) {
+      if (sources[i].rank != plan.rank) return true;
+    }
+  }
+  return false;
+}
+
 inline Geometry geometry_for(int size, uint64_t slots) {
   Geometry geometry;
   geometry.slots = slots;
@@ -160,7 +171,7 @@ class Member {
       for (Rank rank = 0; rank < size_ && everywhere; ++rank) {
         everywhere = call.collective == Collective::kAllToAll ||
                      algorithm == Algorithm::kHierarchical ||
-                     !make_plan(shape, rank, algorithm).needs_mapped();
+                     !needs_mapped(make_plan(shape, rank, algorithm));
       }
       if (everywhere) plans.push_back(plan);
     }

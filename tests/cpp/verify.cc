@@ -4,6 +4,7 @@
 #include <random>
 
 #include "plan/select.h"
+#include "plan_text.h"
 #include "verify_memory.h"
 
 namespace ringcomm {

@@ -1,6 +1,7 @@
 #include "verify_memory.h"
 
 #include <algorithm>
+#include <numeric>
 
 namespace ringcomm::verify_detail {
 namespace {
@@ -61,6 +62,55 @@ Origin origin_of(const Program& program, Rank rank, uint64_t offset) {
   fail("a barrier has no output");
 }
 
+uint64_t sum(const std::vector<uint64_t>& parts) {
+  return std::accumulate(parts.begin(), parts.end(), uint64_t{0});
+}
+
+// What the caller hands in and gets out.
+uint64_t input_bytes(const Shape& shape, Rank rank) {
+  switch (shape.collective) {
+    case Collective::kAllReduce:
+    case Collective::kReduce:
+      return shape.bytes;
+    case Collective::kBroadcast:
+      return rank == shape.root ? shape.bytes : 0;
+    case Collective::kReduceScatter:
+      return sum(shape.shards);
+    case Collective::kScatter:
+      return rank == shape.root ? sum(shape.shards) : 0;
+    case Collective::kAllGather:
+    case Collective::kGather:
+      return shape.shards[static_cast<size_t>(rank)];
+    case Collective::kAllToAll:
+      return sum(shape.send);
+    case Collective::kBarrier:
+      return 0;
+  }
+  return 0;
+}
+
+uint64_t output_bytes(const Shape& shape, Rank rank) {
+  switch (shape.collective) {
+    case Collective::kAllReduce:
+    case Collective::kBroadcast:
+      return shape.bytes;
+    case Collective::kReduce:
+      return rank == shape.root ? shape.bytes : 0;
+    case Collective::kReduceScatter:
+    case Collective::kScatter:
+      return shape.shards[static_cast<size_t>(rank)];
+    case Collective::kAllGather:
+      return sum(shape.shards);
+    case Collective::kGather:
+      return rank == shape.root ? sum(shape.shards) : 0;
+    case Collective::kAllToAll:
+      return sum(shape.recv);
+    case Collective::kBarrier:
+      return 0;
+  }
+  return 0;
+}
+
 }  // namespace
 
 Memory::Memory(const std::vector<Program>& sequence) {
@@ -84,8 +134,8 @@ Memory::Memory(const std::vector<Program>& sequence) {
 
 void Memory::add_user(const Program& program, size_t operation, Rank rank) {
   const Shape& shape = program.shapes[static_cast<size_t>(rank)];
-  const size_t inputs = cells_of(shape.input_bytes(rank));
-  const size_t outputs = cells_of(shape.output_bytes(rank));
+  const size_t inputs = cells_of(input_bytes(shape, rank));
+  const size_t outputs = cells_of(output_bytes(shape, rank));
   const size_t begin = cells_.size();
   User user{begin, inputs, begin + inputs, outputs};
   if (program.in_place && inputs > 0 && outputs > 0) {
