@@ -56,7 +56,7 @@ std::shared_ptr<Communicator> Communicator::create(Store& store,
   if (options.interrupt) meeting.interrupt = options.interrupt;
   Neighbourhood memory = meet(store, meeting, runtime.doorbell(), Deadline(options.timeout));
   const bool mapped = memory.host_of.back() == 0;
-  auto transport = std::make_unique<ShmTransport>(options.rank, std::move(memory.peers));
+  auto transport = std::make_unique<Transport>(options.rank, std::move(memory.peers));
   return std::make_shared<Communicator>(std::move(transport), mapped ? geometry : across, options,
                                         std::move(memory));
 }

@@ -15,8 +15,8 @@
 
 #include "base/deadline.h"
 #include "net/network.h"
-#include "transport/shm.h"
 #include "transport/store.h"
+#include "transport/transport.h"
 
 namespace ringcomm {
 

@@ -10,9 +10,9 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 
 #include "base/fd.h"
-#include "transport/transport.h"
 
 namespace ringcomm {
 
@@ -20,6 +20,21 @@ inline constexpr uint64_t kSegmentMagic = 0x72636f6d6d303031;  // "rcomm001"
 inline constexpr size_t kFailureBytes = 1024;
 inline constexpr size_t kLinePayload = 112;
 inline constexpr int kLineLanes = 2;
+
+// The operation a rank is in, as its peers see it: written by its owner at the start of each
+// operation, read by peers that wait too long or found another stamp than theirs.
+struct Descriptor {
+  static constexpr int kWords = 6;
+  uint64_t sequence = 0;
+  uint64_t words[kWords] = {};  // the meaning is comm/operation.h's
+  bool operator==(const Descriptor&) const = default;
+};
+
+// Operations on memory of the host and on that of devices are counted apart: the host runs ahead of
+// its devices, so of the latter many are begun at once.
+enum class Board : uint8_t { kHost, kDevice };
+inline constexpr int kBoards = 2;
+inline constexpr uint64_t kHostEntries = 2, kDeviceEntries = 64;  // operations that stand on each
 
 struct Nonce {
   uint64_t words[2] = {};

@@ -1,4 +1,7 @@
-// What an executor needs of whatever joins the ranks of one group.
+// What joins the ranks of one group. Ranks of one host share memory: windows are memfds, signals
+// are counters, sleeping is a futex on the receiver's doorbell, and the Unix socket to each peer
+// tells when it is gone. Peers on other hosts are reached through their shadows
+// (transport/remote.h).
 //
 // Contract: signal() is a release of everything this rank did before it, as seen by `peer` once
 // arrived() there returns the new count. Counters are 64-bit, per (ordered pair, lane), and only
@@ -8,29 +11,24 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "base/doorbell.h"
-#include "base/error.h"
-#include "base/fd.h"
+#include "transport/remote.h"
 
 namespace ringcomm {
 
-// The operation a rank is in, as its peers see it: written by its owner at the start of each
-// operation, read by peers that wait too long or found another stamp than theirs.
-struct Descriptor {
-  static constexpr int kWords = 6;
-  uint64_t sequence = 0;
-  uint64_t words[kWords] = {};  // the meaning is comm/operation.h's
-  bool operator==(const Descriptor&) const = default;
+// One rank as seen from another: its segment, its doorbell, the socket to it (empty in one
+// process).
+struct ShmPeer {
+  Segment segment;
+  Doorbell doorbell;
+  Fd socket;
+  std::unique_ptr<RemotePeer> remote;  // on another host; the segment is its shadow
 };
-
-// Operations on memory of the host and on that of devices are counted apart: the host runs ahead of
-// its devices, so of the latter many are begun at once.
-enum class Board : uint8_t { kHost, kDevice };
-inline constexpr int kBoards = 2;
-inline constexpr uint64_t kHostEntries = 2, kDeviceEntries = 64;  // operations that stand on each
 
 // What a peer says of itself; only grows.
 struct PeerState {
@@ -40,77 +38,108 @@ struct PeerState {
   bool failed = false;    // its group failed there: see failure()
 };
 
+// What is virtual is so for tests, which break it on purpose and must then fail.
 class Transport {
  public:
+  // peers[rank] is this rank itself. The mappings outlive the transport.
+  Transport(Rank rank, std::vector<ShmPeer> peers);
   virtual ~Transport() = default;
 
-  int size() const { return size_; }
+  int size() const { return static_cast<int>(peers_.size()); }
   Rank rank() const { return rank_; }
 
   // Start of `owner`'s half, laid out as Geometry says; of a remote rank it is a copy here, of
   // which only what put() names is ever seen by its owner.
-  virtual std::byte* memory(Rank owner, int half) = 0;
+  std::byte* memory(Rank owner, int half) { return peer(owner).segment.half(half); }
   // The bytes that ride with `from`'s data signals to `owner`; as above.
-  virtual std::byte* line(Rank owner, Rank from, int half) = 0;
+  std::byte* line(Rank owner, Rank from, int half) {
+    return peer(owner).segment.line(from, 0, half).payload;
+  }
   // Loads and stores do not reach it.
-  virtual bool is_remote(Rank rank) const = 0;
+  bool is_remote(Rank rank) const { return peer(rank).remote != nullptr; }
   // `target`, in memory or line of the remote rank `to`, is what it shall have at the next signal.
   // With a `source` the bytes are there: this memory is lent until settle().
-  virtual void put(Rank to, std::byte* target, uint64_t bytes, const std::byte* source) = 0;
-  virtual void settle() = 0;
+  void put(Rank to, std::byte* target, uint64_t bytes, const std::byte* source) {
+    peer(to).remote->put(target, bytes, source);
+  }
+  void settle() {
+    for (RemotePeer* remote : remotes_) remote->settle();
+  }
 
   // The stamp says which operation the signal belongs to.
-  virtual void signal(Rank peer, int lane, int half, uint64_t stamp) = 0;
-  virtual uint64_t arrived(Rank peer, int lane, int half) = 0;
-  virtual uint64_t stamp(Rank peer, int lane, int half) = 0;  // of the last signal that arrived
+  virtual void signal(Rank to, int lane, int half, uint64_t stamp) {
+    if (RemotePeer* remote = peer(to).remote.get()) return remote->signal(lane, half, stamp);
+    Line& line = peer(to).segment.line(rank_, lane, half);
+    line.stamp.store(stamp, std::memory_order_relaxed);  // ordered by the store of count
+    // Partner: arrived(), and Doorbell::sleep.
+    line.count.store(++sent(to, lane), std::memory_order_seq_cst);
+    peer(to).doorbell.notify();
+  }
+  virtual uint64_t arrived(Rank from, int lane, int half) {
+    return own_.line(from, lane, half).count.load(std::memory_order_seq_cst);
+  }
+  virtual uint64_t stamp(Rank from, int lane, int half) {  // of the last signal that arrived
+    return own_.line(from, lane, half).stamp.load(std::memory_order_relaxed);
+  }
 
   // Moves what comes from remote ranks and goes to them; true when something came. A thread that
   // calls it often says so, and whether it sleeps afterwards.
-  virtual bool progress() = 0;
-  virtual void begin_driving() = 0;
-  virtual void end_driving(bool rest) = 0;
-  virtual int descriptor_to_poll() const = 0;  // readable: progress() has something to do
-  virtual void need(Rank peer) = 0;            // somebody waits for it
-  virtual uint64_t undelivered() = 0;          // frames that remote ranks may not have yet
+  bool progress() { return !remotes_.empty() && remotes_[0]->wire().progress(); }
+  void begin_driving() {
+    if (!remotes_.empty()) remotes_[0]->wire().begin_driving();
+  }
+  void end_driving(bool rest) {
+    if (!remotes_.empty()) remotes_[0]->wire().end_driving(rest);
+  }
+  // Readable: progress() has something to do.
+  int descriptor_to_poll() const { return remotes_[0]->wire().descriptor(); }
+  void need(Rank rank) {  // somebody waits for it
+    if (rank >= 0 && is_remote(rank)) peer(rank).remote->wire().need();
+  }
+  uint64_t undelivered();  // frames that remote ranks may not have yet
 
   // A bounded byte stream to and from each peer, for send/recv; safe beside a running operation,
   // one thread at a time. write and read return how many bytes they took; 0: full, or empty.
-  virtual size_t stream_write(Rank to, const std::byte* data, size_t bytes) = 0;
-  virtual size_t stream_read(Rank from, std::byte* data, size_t bytes) = 0;
-  virtual size_t stream_space(Rank to) = 0;
-  virtual size_t stream_available(Rank from) = 0;
+  size_t stream_write(Rank to, const std::byte* data, size_t bytes);
+  size_t stream_read(Rank from, std::byte* data, size_t bytes);
+  size_t stream_space(Rank to);
+  size_t stream_available(Rank from);
 
   // The slow path: what a waiting rank looks at, and what it tells. Any thread may call these.
-  virtual void announce(Board board, const Descriptor& descriptor) = 0;  // I am in this one now
-  virtual void finish(Board board, uint64_t sequence) = 0;               // and now it is done
-  virtual PeerState state(Rank peer, Board board) = 0;
-  virtual std::optional<Descriptor> descriptor(Rank peer, Board board, uint64_t sequence) = 0;
-  virtual std::string failure(Rank peer) = 0;
-  virtual void fail(const std::string& reason) = 0;  // tells every peer, wakes them
-  virtual std::optional<Rank> first_failed() = 0;    // a peer that called fail()
-  virtual bool connection_lost(Rank peer) = 0;       // it is gone, with or without goodbye
-  virtual std::string condition(Rank peer) = 0;      // "alive", "stopped by a signal"
-  virtual std::string loss(Rank peer) = 0;           // of a connection that is lost: why
-  virtual void leave() = 0;                          // goodbye
+  void announce(Board board, const Descriptor& descriptor);  // I am in this one now
+  void finish(Board board, uint64_t sequence);               // and now it is done
+  PeerState state(Rank rank, Board board);
+  std::optional<Descriptor> descriptor(Rank rank, Board board, uint64_t sequence);
+  std::string failure(Rank rank);
+  void fail(const std::string& reason);  // tells every peer, wakes them
+  std::optional<Rank> first_failed();    // a peer that called fail()
+  bool connection_lost(Rank rank);       // it is gone, with or without goodbye
+  std::string condition(Rank rank);      // "alive", "stopped by a signal"
+  std::string loss(Rank rank);           // of a connection that is lost: why
+  void leave();                          // goodbye
   // In a forked child: closes what would keep this rank looking alive, touches nothing shared.
-  virtual void forget() = 0;
+  void forget();
 
   // The part of `owner`'s memory that is for devices (cuda/area.h), whole pages, and the socket to
   // it. Null for ranks of other hosts.
-  virtual std::byte* device_area(Rank owner) = 0;
-  virtual const Fd* socket(Rank peer) const = 0;
+  std::byte* device_area(Rank owner) {
+    return is_remote(owner) ? nullptr : peer(owner).segment.device_area();
+  }
+  const Fd* socket(Rank rank) const { return is_remote(rank) ? nullptr : &peer(rank).socket; }
 
-  virtual const char* name() const = 0;  // for people: "shared memory"
-  const Doorbell& doorbell() const { return doorbell_; }
+  const char* name() const;  // for people: "shared memory"
+  const Doorbell& doorbell() const { return peer(rank_).doorbell; }
 
  protected:
-  Transport(int size, Rank rank, Doorbell doorbell)
-      : size_(size), rank_(rank), doorbell_(doorbell) {}
+  const ShmPeer& peer(Rank rank) const { return peers_[static_cast<size_t>(rank)]; }
+  uint64_t& sent(Rank to, int lane) { return sent_[static_cast<size_t>(to * kLineLanes + lane)]; }
 
  private:
-  int size_;
-  Rank rank_;
-  Doorbell doorbell_;  // of this process
+  const Rank rank_;
+  std::vector<ShmPeer> peers_;
+  Segment own_;
+  std::vector<RemotePeer*> remotes_;
+  std::vector<uint64_t> sent_;  // signals sent, per (peer, lane)
 };
 
 // A thread that drives, for a scope.

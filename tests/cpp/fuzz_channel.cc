@@ -7,7 +7,7 @@
 
 #include "comm/mailbox.h"
 #include "fuzz_driver.h"
-#include "transport/shm.h"
+#include "transport/transport.h"
 
 namespace ringcomm::testing {
 namespace {
@@ -99,7 +99,7 @@ class World {
       if (rank == kPeer) remote_ = peer.remote.get();
     }
     own_ = own;
-    transport_ = std::make_unique<ShmTransport>(kSelf, std::move(peers));
+    transport_ = std::make_unique<Transport>(kSelf, std::move(peers));
     mailbox_ = std::make_unique<Mailbox>(*transport_, recorder_);
   }
 
@@ -294,7 +294,7 @@ class World {
   Outside outside_, nowhere_;
   Recorder recorder_;
   RemotePeer* remote_ = nullptr;
-  std::unique_ptr<ShmTransport> transport_;
+  std::unique_ptr<Transport> transport_;
   std::unique_ptr<Mailbox> mailbox_;
   std::vector<std::shared_ptr<Posted>> posted_;
   bool strange_ = false;  // the peer's stream means nothing any more

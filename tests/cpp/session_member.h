@@ -13,68 +13,20 @@ struct Totals {
 // Writers that need no credit: what credits are for.
 class Spendthrift final : public Transport {
  public:
-  Spendthrift(std::unique_ptr<Transport> real, bool credits)
-      : Transport(real->size(), real->rank(), real->doorbell()),
-        real_(std::move(real)),
-        credits_(credits) {}
+  Spendthrift(Rank rank, std::vector<ShmPeer> peers, bool credits)
+      : Transport(rank, std::move(peers)), credits_(credits) {}
   uint64_t arrived(Rank peer, int lane, int half) override {
     if (!credits_ && lane == kCredit) return UINT64_MAX;
-    return real_->arrived(peer, lane, half);
+    return Transport::arrived(peer, lane, half);
   }
   uint64_t stamp(Rank peer, int lane, int half) override {
     if (!credits_ && lane == kCredit) return expected;
-    return real_->stamp(peer, lane, half);
+    return Transport::stamp(peer, lane, half);
   }
-  std::byte* memory(Rank owner, int half) override { return real_->memory(owner, half); }
-  std::byte* line(Rank owner, Rank from, int half) override {
-    return real_->line(owner, from, half);
-  }
-  bool is_remote(Rank rank) const override { return real_->is_remote(rank); }
-  void put(Rank to, std::byte* target, uint64_t bytes, const std::byte* source) override {
-    real_->put(to, target, bytes, source);
-  }
-  void settle() override { real_->settle(); }
-  void signal(Rank to, int lane, int half, uint64_t stamp) override {
-    real_->signal(to, lane, half, stamp);
-  }
-  size_t stream_write(Rank to, const std::byte* data, size_t bytes) override {
-    return real_->stream_write(to, data, bytes);
-  }
-  size_t stream_read(Rank from, std::byte* data, size_t bytes) override {
-    return real_->stream_read(from, data, bytes);
-  }
-  size_t stream_space(Rank to) override { return real_->stream_space(to); }
-  size_t stream_available(Rank from) override { return real_->stream_available(from); }
-  void announce(Board board, const Descriptor& descriptor) override {
-    real_->announce(board, descriptor);
-  }
-  void finish(Board board, uint64_t sequence) override { real_->finish(board, sequence); }
-  PeerState state(Rank peer, Board board) override { return real_->state(peer, board); }
-  std::optional<Descriptor> descriptor(Rank peer, Board board, uint64_t sequence) override {
-    return real_->descriptor(peer, board, sequence);
-  }
-  std::string failure(Rank peer) override { return real_->failure(peer); }
-  void fail(const std::string& reason) override { real_->fail(reason); }
-  std::optional<Rank> first_failed() override { return real_->first_failed(); }
-  bool connection_lost(Rank peer) override { return real_->connection_lost(peer); }
-  std::string condition(Rank peer) override { return real_->condition(peer); }
-  std::string loss(Rank peer) override { return real_->loss(peer); }
-  bool progress() override { return false; }
-  int descriptor_to_poll() const override { return -1; }
-  void begin_driving() override {}
-  void end_driving(bool) override {}
-  void need(Rank) override {}
-  uint64_t undelivered() override { return real_->undelivered(); }
-  void leave() override { real_->leave(); }
-  void forget() override {}
-  std::byte* device_area(Rank) override { return nullptr; }
-  const Fd* socket(Rank) const override { return nullptr; }
-  const char* name() const override { return "a simulated network"; }
 
   uint64_t expected = 0;
 
  private:
-  std::unique_ptr<Transport> real_;
   const bool credits_;
 };
 
@@ -112,8 +64,7 @@ class Member {
   // `reach` gives the wire and the far side's channels of each remote peer.
   void open(uint64_t channel, std::vector<ShmPeer> peers) {
     channel_ = channel;
-    auto real = std::make_unique<ShmTransport>(rank_, std::move(peers));
-    transport_ = std::make_unique<Spendthrift>(std::move(real), setup_.credits);
+    transport_ = std::make_unique<Spendthrift>(rank_, std::move(peers), setup_.credits);
     executor_ = std::make_unique<HostExecutor>(*transport_, geometry_, 16);
     mailbox_ = std::make_unique<Mailbox>(*transport_, recorder_);
     done_ = false;

@@ -12,7 +12,7 @@
 #include "net/session.h"
 #include "oracle.h"
 #include "plan/select.h"
-#include "transport/shm.h"
+#include "transport/transport.h"
 
 namespace ringcomm::testing {
 

@@ -11,19 +11,25 @@
 
 #include "comm/communicator.h"
 #include "oracle.h"
-#include "transport/shm.h"
+#include "transport/transport.h"
 
 namespace ringcomm::testing {
 namespace {
 
-struct RelaxedSignals {
-  static constexpr std::memory_order kStore = std::memory_order_relaxed;
-  static constexpr bool kWake = true;
+// Signals that are published so, and wake the peer or do not.
+template <std::memory_order kStore, bool kWake>
+class BrokenTransport final : public Transport {
+ public:
+  using Transport::Transport;
+  void signal(Rank to, int lane, int half, uint64_t stamp) override {
+    Line& line = peer(to).segment.line(rank(), lane, half);
+    line.stamp.store(stamp, std::memory_order_relaxed);
+    line.count.store(++sent(to, lane), kStore);
+    if (kWake) peer(to).doorbell.notify();
+  }
 };
-struct DeafSignals {
-  static constexpr std::memory_order kStore = std::memory_order_seq_cst;
-  static constexpr bool kWake = false;
-};
+using RelaxedTransport = BrokenTransport<std::memory_order_relaxed, true>;
+using DeafTransport = BrokenTransport<std::memory_order_seq_cst, false>;
 
 // The memory of all ranks of a group, zeroed, in this process only.
 class World {
@@ -47,7 +53,7 @@ class World {
     for (auto& [at, bytes] : pages_) ::munmap(at, bytes);
   }
 
-  template <typename Signals>
+  template <typename Kind>
   std::shared_ptr<Communicator> join(Rank rank) {
     std::vector<ShmPeer> peers(segments_.size());
     for (size_t i = 0; i < peers.size(); ++i) {
@@ -58,8 +64,8 @@ class World {
     options.rank = rank;
     options.size = static_cast<int>(peers.size());
     options.timeout = std::chrono::seconds(60);
-    auto group = std::make_shared<Communicator>(
-        std::make_unique<BasicShmTransport<Signals>>(rank, std::move(peers)), geometry_, options);
+    auto group = std::make_shared<Communicator>(std::make_unique<Kind>(rank, std::move(peers)),
+                                                geometry_, options);
     const std::lock_guard lock(mutex_);
     groups_.push_back(group);
     return group;
@@ -96,11 +102,11 @@ void leave(Communicator& group) {
   group.shutdown();
 }
 
-template <typename Signals>
+template <typename Kind>
 void collectives(int size, uint64_t seed, int calls) {
   World world(size, tiny(size));
   run_threads(size, [&](Rank rank) {
-    const auto group = world.join<Signals>(rank);
+    const auto group = world.join<Kind>(rank);
     Random shared(seed), own(seed * 1000 + static_cast<uint64_t>(rank));
     for (int number = 0; number < calls; ++number) {
       const Call call = random_call(shared, size, 5000);
@@ -117,7 +123,7 @@ void collectives(int size, uint64_t seed, int calls) {
 void messages(int size, uint64_t seed) {
   World world(size, tiny(size));
   run_threads(size, [&](Rank rank) {
-    const auto group = world.join<ProperSignals>(rank);
+    const auto group = world.join<Transport>(rank);
     const Rank to = (rank + 1) % size, from = (rank + size - 1) % size;
     Random shared(seed);
     for (int round = 0; round < 20; ++round) {
@@ -169,7 +175,7 @@ Operation sum_of(std::vector<int32_t>& data) {
 void asynchronous(int size, uint64_t seed) {
   World one(size, tiny(size)), two(size, tiny(size));
   run_threads(size, [&](Rank rank) {
-    const auto first = one.join<ProperSignals>(rank), second = two.join<ProperSignals>(rank);
+    const auto first = one.join<Transport>(rank), second = two.join<Transport>(rank);
     Random shared(seed);
     for (int round = 0; round < 10; ++round) {
       std::vector<std::vector<int32_t>> data(16);
@@ -195,7 +201,7 @@ void asynchronous(int size, uint64_t seed) {
 void blocking_callbacks(int size, uint64_t seed) {
   World world(size, tiny(size));
   run_threads(size, [&](Rank rank) {
-    const auto group = world.join<ProperSignals>(rank);
+    const auto group = world.join<Transport>(rank);
     Random shared(seed);
     for (int round = 0; round < 20; ++round) {
       std::vector<int32_t> first(1 + shared.below(2000), 1), second(1 + shared.below(2000), 2);
@@ -228,7 +234,7 @@ void callbacks_across_groups(int size, uint64_t seed) {
   }
   run_threads(size, [&](Rank rank) {
     std::vector<std::shared_ptr<Communicator>> groups;
-    for (const auto& world : worlds) groups.push_back(world->join<ProperSignals>(rank));
+    for (const auto& world : worlds) groups.push_back(world->join<Transport>(rank));
     Random shared(seed);
     for (int round = 0; round < 40; ++round) {
       std::vector<std::vector<int32_t>> data(groups.size());
@@ -256,7 +262,7 @@ void callbacks_across_groups(int size, uint64_t seed) {
 void callbacks_across_messages(int size) {
   World world(size, tiny(size));
   run_threads(size, [&](Rank rank) {
-    const auto group = world.join<ProperSignals>(rank);
+    const auto group = world.join<Transport>(rank);
     const Rank to = (rank + 1) % size, from = (rank + size - 1) % size;
     for (int round = 0; round < 50; ++round) {
       std::vector<std::byte> data(6);
@@ -287,7 +293,7 @@ void callbacks_across_messages(int size) {
 void sequels(int size, uint64_t seed) {
   World world(size, tiny(size));
   run_threads(size, [&](Rank rank) {
-    const auto group = world.join<ProperSignals>(rank);
+    const auto group = world.join<Transport>(rank);
     Random shared(seed);
     for (int round = 0; round < 20; ++round) {
       std::vector<std::vector<int32_t>> data(4);
@@ -311,12 +317,12 @@ void sequels(int size, uint64_t seed) {
 }
 
 // Seconds for 40 barriers to which rank 0 comes 20 ms late, so that the others are asleep by then.
-template <typename Signals>
+template <typename Kind>
 double late_barriers() {
   World world(3, tiny(3));
   const Deadline clock(std::chrono::hours(1));
   run_threads(3, [&](Rank rank) {
-    const auto group = world.join<Signals>(rank);
+    const auto group = world.join<Kind>(rank);
     for (int i = 0; i < 40; ++i) {
       if (rank == 0) std::this_thread::sleep_for(std::chrono::milliseconds(20));
       group->run(Operation{});
@@ -329,14 +335,14 @@ double late_barriers() {
 // Runs a broken transport; 1 when it was caught.
 int broken(const std::string& how) {
   try {
-    if (how == "relaxed") collectives<RelaxedSignals>(3, 1, 300);
+    if (how == "relaxed") collectives<RelaxedTransport>(3, 1, 300);
   } catch (const std::exception& error) {
     std::printf("caught: %s\n", error.what());
     return 1;
   }
   if (how != "deaf") return 0;
   // A sleeper that nobody wakes looks again after 50 ms.
-  const double good = late_barriers<ProperSignals>(), bad = late_barriers<DeafSignals>();
+  const double good = late_barriers<Transport>(), bad = late_barriers<DeafTransport>();
   std::printf("%.2f s when signals wake, %.2f s when they do not\n", good, bad);
   return bad > 1.7 * good ? 1 : 0;
 }
@@ -346,7 +352,7 @@ std::vector<Check> all_checks() {
   for (const int size : {1, 2, 3, 4, 5}) {
     for (const uint64_t seed : {1, 2}) {
       checks.push_back({str("collectives/", size, "/seed", seed),
-                        [=] { collectives<ProperSignals>(size, seed, 150); }});
+                        [=] { collectives<Transport>(size, seed, 150); }});
     }
     if (size == 1) continue;
     checks.push_back({str("messages/", size), [=] { messages(size, 3); }});

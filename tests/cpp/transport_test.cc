@@ -1,4 +1,6 @@
 // The conformance suite of transports: every check runs with ranks as threads, then as processes.
+#include "transport/transport.h"
+
 #include <csignal>
 #include <memory>
 #include <numeric>
@@ -8,7 +10,6 @@
 #include "processes.h"
 #include "transport/host.h"
 #include "transport/rendezvous.h"
-#include "transport/shm.h"
 
 namespace ringcomm::testing {
 namespace {
@@ -19,7 +20,7 @@ const SegmentLayout kLayout{0, 64 << 10, 4 << 10};
 struct End {
   DoorbellMemory bell;
   Neighbourhood memory;
-  std::unique_ptr<ShmTransport> transport;
+  std::unique_ptr<Transport> transport;
 
   End(Store& store, Rank rank, int size,
       std::chrono::milliseconds timeout = std::chrono::seconds(20)) {
@@ -30,7 +31,7 @@ struct End {
     options.layout = kLayout;
     options.layout.size = size;
     memory = meet(store, options, bell, Deadline(timeout));
-    transport = std::make_unique<ShmTransport>(rank, std::move(memory.peers));
+    transport = std::make_unique<Transport>(rank, std::move(memory.peers));
   }
 };
 

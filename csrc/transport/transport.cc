@@ -1,56 +1,50 @@
-// The slow path of BasicShmTransport.
-#pragma once
+#include "transport/transport.h"
 
 #include <sys/socket.h>
 
 #include <algorithm>
 
 #include "transport/host.h"
-#include "transport/shm.h"
 
 namespace ringcomm {
 
-template <typename Signals>
-BasicShmTransport<Signals>::BasicShmTransport(Rank rank, std::vector<ShmPeer> peers)
-    : Transport(static_cast<int>(peers.size()), rank, peers[static_cast<size_t>(rank)].doorbell),
+Transport::Transport(Rank rank, std::vector<ShmPeer> peers)
+    : rank_(rank),
       peers_(std::move(peers)),
-      own_(peers_[static_cast<size_t>(rank)].segment),
+      own_(peer(rank).segment),
       sent_(peers_.size() * kLineLanes, 0) {
   for (const ShmPeer& each : peers_) {
     if (each.remote) remotes_.push_back(each.remote.get());
   }
 }
 
-template <typename Signals>
-size_t BasicShmTransport<Signals>::stream_space(Rank to) {
-  const MailboxCursors& cursors = peer(to).segment.mailbox(rank());
+size_t Transport::stream_space(Rank to) {
+  const MailboxCursors& cursors = peer(to).segment.mailbox(rank_);
   const uint64_t read = cursors.read.load(std::memory_order_seq_cst);  // partner: stream_read
   const uint64_t used = cursors.written.load(std::memory_order_relaxed) - read;  // mine
   const uint64_t most = peer(to).segment.mailbox_bytes();
   return used <= most ? most - used : 0;  // the peer writes `read`: never trust it
 }
 
-template <typename Signals>
-size_t BasicShmTransport<Signals>::stream_available(Rank from) {
-  const MailboxCursors& cursors = own().mailbox(from);
+size_t Transport::stream_available(Rank from) {
+  const MailboxCursors& cursors = own_.mailbox(from);
   const uint64_t written =
       cursors.written.load(std::memory_order_seq_cst);  // partner: stream_write
   const uint64_t waiting = written - cursors.read.load(std::memory_order_relaxed);  // mine
-  return waiting <= own().mailbox_bytes() ? waiting : 0;
+  return waiting <= own_.mailbox_bytes() ? waiting : 0;
 }
 
-template <typename Signals>
-size_t BasicShmTransport<Signals>::stream_write(Rank to, const std::byte* data, size_t bytes) {
+size_t Transport::stream_write(Rank to, const std::byte* data, size_t bytes) {
   const Segment& segment = peer(to).segment;
-  MailboxCursors& cursors = segment.mailbox(rank());
+  MailboxCursors& cursors = segment.mailbox(rank_);
   const size_t count = std::min(bytes, stream_space(to));
   if (count == 0) return 0;
   const uint64_t at = cursors.written.load(std::memory_order_relaxed);
   const size_t start = at % segment.mailbox_bytes();
   const size_t first = std::min<size_t>(count, segment.mailbox_bytes() - start);
-  std::memcpy(segment.mailbox_data(rank()) + start, data, first);
-  std::memcpy(segment.mailbox_data(rank()), data + first, count - first);
-  cursors.written.store(at + count, Signals::kStore);  // partner: stream_available
+  std::memcpy(segment.mailbox_data(rank_) + start, data, first);
+  std::memcpy(segment.mailbox_data(rank_), data + first, count - first);
+  cursors.written.store(at + count, std::memory_order_seq_cst);  // partner: stream_available
   if (RemotePeer* remote = peer(to).remote.get()) {
     remote->stream_written(at, at + count);
     return count;
@@ -59,16 +53,15 @@ size_t BasicShmTransport<Signals>::stream_write(Rank to, const std::byte* data, 
   return count;
 }
 
-template <typename Signals>
-size_t BasicShmTransport<Signals>::stream_read(Rank from, std::byte* data, size_t bytes) {
-  MailboxCursors& cursors = own().mailbox(from);
+size_t Transport::stream_read(Rank from, std::byte* data, size_t bytes) {
+  MailboxCursors& cursors = own_.mailbox(from);
   const size_t count = std::min(bytes, stream_available(from));
   if (count == 0) return 0;
   const uint64_t at = cursors.read.load(std::memory_order_relaxed);
-  const size_t start = at % own().mailbox_bytes();
-  const size_t first = std::min<size_t>(count, own().mailbox_bytes() - start);
-  std::memcpy(data, own().mailbox_data(from) + start, first);
-  std::memcpy(data + first, own().mailbox_data(from), count - first);
+  const size_t start = at % own_.mailbox_bytes();
+  const size_t first = std::min<size_t>(count, own_.mailbox_bytes() - start);
+  std::memcpy(data, own_.mailbox_data(from) + start, first);
+  std::memcpy(data + first, own_.mailbox_data(from), count - first);
   cursors.read.store(at + count, std::memory_order_seq_cst);  // partner: stream_space
   if (RemotePeer* remote = peer(from).remote.get()) {
     remote->stream_read(at + count);
@@ -78,22 +71,19 @@ size_t BasicShmTransport<Signals>::stream_read(Rank from, std::byte* data, size_
   return count;
 }
 
-template <typename Signals>
-void BasicShmTransport<Signals>::announce(Board board, const Descriptor& descriptor) {
-  Header& header = own().header();
+void Transport::announce(Board board, const Descriptor& descriptor) {
+  Header& header = own_.header();
   write_board(header, board, descriptor);
   header.of(board).called.store(descriptor.sequence,
                                 std::memory_order_release);  // partner: state()
   for (RemotePeer* remote : remotes_) remote->announce();
 }
 
-template <typename Signals>
-void BasicShmTransport<Signals>::finish(Board board, uint64_t sequence) {
-  own().header().of(board).finished.store(sequence, std::memory_order_release);  // partner: state()
+void Transport::finish(Board board, uint64_t sequence) {
+  own_.header().of(board).finished.store(sequence, std::memory_order_release);  // partner: state()
 }
 
-template <typename Signals>
-PeerState BasicShmTransport<Signals>::state(Rank rank, Board board) {
+PeerState Transport::state(Rank rank, Board board) {
   const Header& header = peer(rank).segment.header();
   PeerState state;  // in this order: a rank finishes, and then leaves
   state.left = header.left.load(std::memory_order_acquire) != 0;
@@ -103,22 +93,18 @@ PeerState BasicShmTransport<Signals>::state(Rank rank, Board board) {
   return state;
 }
 
-template <typename Signals>
-std::optional<Descriptor> BasicShmTransport<Signals>::descriptor(Rank rank, Board board,
-                                                                 uint64_t sequence) {
+std::optional<Descriptor> Transport::descriptor(Rank rank, Board board, uint64_t sequence) {
   return read_board(peer(rank).segment.header(), board, sequence);
 }
 
-template <typename Signals>
-std::string BasicShmTransport<Signals>::failure(Rank rank) {
+std::string Transport::failure(Rank rank) {
   const Header& header = peer(rank).segment.header();
   if (header.failed.load(std::memory_order_acquire) == 0) return {};
   return std::string(header.failure, ::strnlen(header.failure, kFailureBytes));
 }
 
-template <typename Signals>
-void BasicShmTransport<Signals>::fail(const std::string& reason) {
-  Header& header = own().header();
+void Transport::fail(const std::string& reason) {
+  Header& header = own_.header();
   if (header.failed.load(std::memory_order_acquire) != 0) return;
   const size_t length = std::min(reason.size(), kFailureBytes - 1);
   std::memcpy(header.failure, reason.data(), length);
@@ -131,21 +117,19 @@ void BasicShmTransport<Signals>::fail(const std::string& reason) {
     }
     uint32_t nobody = 0;
     auto& aborted_by = peer(rank).segment.header().aborted_by;  // partner: first_failed()
-    aborted_by.compare_exchange_strong(nobody, static_cast<uint32_t>(this->rank()) + 1,
+    aborted_by.compare_exchange_strong(nobody, static_cast<uint32_t>(rank_) + 1,
                                        std::memory_order_seq_cst);
     peer(rank).doorbell.ring();
   }
 }
 
-template <typename Signals>
-std::optional<Rank> BasicShmTransport<Signals>::first_failed() {
-  const uint32_t by = own().header().aborted_by.load(std::memory_order_seq_cst);
+std::optional<Rank> Transport::first_failed() {
+  const uint32_t by = own_.header().aborted_by.load(std::memory_order_seq_cst);
   if (by == 0 || by > static_cast<uint32_t>(size())) return std::nullopt;
   return static_cast<Rank>(by) - 1;
 }
 
-template <typename Signals>
-bool BasicShmTransport<Signals>::connection_lost(Rank rank) {
+bool Transport::connection_lost(Rank rank) {
   if (const RemotePeer* remote = peer(rank).remote.get()) return remote->lost();
   const Fd& socket = peer(rank).socket;
   if (!socket) return false;
@@ -154,8 +138,7 @@ bool BasicShmTransport<Signals>::connection_lost(Rank rank) {
   return got == 0 || (got < 0 && errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR);
 }
 
-template <typename Signals>
-std::string BasicShmTransport<Signals>::condition(Rank rank) {
+std::string Transport::condition(Rank rank) {
   if (const RemotePeer* remote = peer(rank).remote.get()) {
     return remote->lost() ? "dead or out of reach" : remote->condition();
   }
@@ -165,14 +148,12 @@ std::string BasicShmTransport<Signals>::condition(Rank rank) {
                                            : "alive";
 }
 
-template <typename Signals>
-std::string BasicShmTransport<Signals>::loss(Rank rank) {
+std::string Transport::loss(Rank rank) {
   const RemotePeer* remote = peer(rank).remote.get();
   return remote ? remote->condition() : "its process died";
 }
 
-template <typename Signals>
-uint64_t BasicShmTransport<Signals>::undelivered() {
+uint64_t Transport::undelivered() {
   uint64_t frames = 0;
   for (RemotePeer* remote : remotes_) {
     // One that has left wants nothing more; it may end without a word of what it got.
@@ -181,9 +162,8 @@ uint64_t BasicShmTransport<Signals>::undelivered() {
   return frames;
 }
 
-template <typename Signals>
-void BasicShmTransport<Signals>::leave() {
-  own().header().left.store(1, std::memory_order_seq_cst);  // partner: state()
+void Transport::leave() {
+  own_.header().left.store(1, std::memory_order_seq_cst);  // partner: state()
   for (ShmPeer& other : peers_) {
     if (other.remote) {  // others learn of it when they look for us
       if (other.remote->wire().reached()) other.remote->tell_now();
@@ -192,6 +172,19 @@ void BasicShmTransport<Signals>::leave() {
     if (other.socket) ::shutdown(other.socket.get(), SHUT_RDWR);  // its EOF comes after `left`
     other.doorbell.notify();
   }
+}
+
+void Transport::forget() {
+  for (ShmPeer& other : peers_) {
+    other.socket.reset();
+    if (other.remote) other.remote->forget();
+  }
+  remotes_.clear();
+}
+
+const char* Transport::name() const {
+  if (remotes_.empty()) return "shared memory";
+  return remotes_.size() + 1 < peers_.size() ? "shared memory and TCP" : "TCP";
 }
 
 }  // namespace ringcomm
