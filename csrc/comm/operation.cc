@@ -31,16 +31,6 @@ uint64_t total(const std::vector<uint64_t>& counts) {
   return std::accumulate(counts.begin(), counts.end(), uint64_t{0});
 }
 
-bool rooted(Collective collective) {
-  return collective == Collective::kBroadcast || collective == Collective::kReduce ||
-         collective == Collective::kScatter || collective == Collective::kGather;
-}
-
-bool sharded(Collective collective) {
-  return collective == Collective::kAllGather || collective == Collective::kReduceScatter ||
-         collective == Collective::kScatter || collective == Collective::kGather;
-}
-
 struct Sides {
   uint64_t input, output;
 };

@@ -165,7 +165,7 @@ Plan hierarchical_all_gather(const Shape& shape, Rank rank) {
   Side spread{Space::kOutput, {}};
   uint64_t offset = 0;
   for (const Rank r : at.across) {
-    between.shards.push_back(shape.shards[static_cast<size_t>(r)]);
+    between.shards.push_back(shape.shard(r));
     spread.pieces.push_back({offset, shape.shard_offset(r)});
     offset += between.shards.back();
   }

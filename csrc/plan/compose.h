@@ -45,7 +45,7 @@ void check_hosts(const Shape& shape);  // throws UsageError where a host would h
 // hosts, ranks of equal index talk, and only put.
 Plan hierarchical_all_reduce(const Shape& shape, Rank rank);
 Plan pipelined_all_reduce(const Shape& shape, Rank rank);         // hierarchical.cc
-Plan hierarchical_reduce_scatter(const Shape& shape, Rank rank);  // reduce_scatter.cc
+Plan hierarchical_reduce_scatter(const Shape& shape, Rank rank);  // hierarchical.cc
 Plan hierarchical_all_gather(const Shape& shape, Rank rank);
 Plan hierarchical_broadcast(const Shape& shape, Rank rank);
 Plan hierarchical_reduce(const Shape& shape, Rank rank);

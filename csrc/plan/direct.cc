@@ -24,20 +24,31 @@ std::vector<Ref> in_rank_order(const PlanBuilder& plan, Ref mine, Theirs theirs)
   return sources;
 }
 
-// Everybody gives all it has to everybody, and reduces for itself.
-Plan one_shot_all_reduce(const Shape& shape, Rank rank) {
+// The part of the inputs that rank r adds up.
+struct Part {
+  uint64_t offset, bytes;
+};
+Part part_of(const Shape& shape, Rank r) {
+  if (shape.collective == Collective::kAllReduce) return {0, shape.bytes};
+  return {shape.shard_offset(r), shape.shard(r)};
+}
+
+// Everybody gives everybody its part, and reduces for itself.
+Plan one_shot(const Shape& shape, Rank rank, bool lines) {
   PlanBuilder plan(shape, Algorithm::kDirect, rank);
-  const bool lines = fits_line(shape, shape.bytes);
-  if (!lines) plan.copy(plan.window(rank, 0), plan.input(0), shape.bytes);
+  const auto [offset, bytes] = part_of(shape, rank);
+  if (!lines) plan.copy(plan.window(rank, 0), plan.input(0), bytes);
   for (int i = 1; i < shape.size; ++i) {
     const Rank peer = plan.peer(i);
-    if (lines) plan.copy(plan.line(peer, rank), plan.input(0), shape.bytes);
+    const Part theirs = part_of(shape, peer);
+    if (lines) plan.copy(plan.line(peer, rank), plan.input(theirs.offset), theirs.bytes);
     plan.signal(peer);
   }
   plan.wait_all();
-  const std::vector<Ref> sources = in_rank_order(
-      plan, plan.input(0), [&](Rank r) { return lines ? plan.line(rank, r) : plan.window(r, 0); });
-  plan.reduce({plan.output(0)}, sources, shape.bytes, true);
+  const std::vector<Ref> sources = in_rank_order(plan, plan.input(offset), [&](Rank r) {
+    return lines ? plan.line(rank, r) : plan.window(r, 0);
+  });
+  plan.reduce({plan.output(0)}, sources, bytes, true);
   return plan.finish();
 }
 
@@ -137,56 +148,25 @@ std::vector<uint64_t> shard_edges(const Shape& shape, uint64_t unit) {
   return edges;
 }
 
-Plan one_line_reduce_scatter(const Shape& shape, Rank rank) {
-  PlanBuilder plan(shape, Algorithm::kDirect, rank);
-  for (int i = 1; i < shape.size; ++i) {
-    const Rank peer = plan.peer(i);
-    plan.copy(plan.line(peer, rank), plan.input(shape.shard_offset(peer)),
-              shape.shards[static_cast<size_t>(peer)]);
-    plan.signal(peer);
-  }
-  plan.wait_all();
-  const std::vector<Ref> sources = in_rank_order(plan, plan.input(shape.shard_offset(rank)),
-                                                 [&](Rank r) { return plan.line(rank, r); });
-  plan.reduce({plan.output(0)}, sources, shape.shards[static_cast<size_t>(rank)], true);
-  return plan.finish();
-}
-
-Plan one_line_all_gather(const Shape& shape, Rank rank) {
-  PlanBuilder plan(shape, Algorithm::kDirect, rank);
-  const uint64_t mine = shape.shards[static_cast<size_t>(rank)];
-  for (int i = 1; i < shape.size; ++i) {
-    plan.copy(plan.line(plan.peer(i), rank), plan.input(0), mine);
-    plan.signal(plan.peer(i));
-  }
-  plan.copy(plan.output(shape.shard_offset(rank)), plan.input(0), mine);
-  for (int i = 1; i < shape.size; ++i) {
-    const Rank peer = plan.peer(i);
-    plan.wait(peer);
-    plan.copy(plan.output(shape.shard_offset(peer)), plan.line(rank, peer),
-              shape.shards[static_cast<size_t>(peer)]);
-  }
-  return plan.finish();
-}
-
 }  // namespace
 
 Plan direct_all_reduce(const Shape& shape, Rank rank) {
   const uint64_t loaded = shape.bytes * static_cast<uint64_t>(shape.size - 1);
-  const bool one_shot =
+  const bool lines = fits_line(shape, shape.bytes);
+  const bool short_enough =
       loaded <= shape.geometry.one_shot_bytes && shape.bytes <= shape.geometry.segment_bytes;
-  if (one_shot || fits_line(shape, shape.bytes)) return one_shot_all_reduce(shape, rank);
+  if (lines || short_enough) return one_shot(shape, rank, lines);
   return TwoShotAllReduce(shape, rank).build();
 }
 
 Plan direct_reduce_scatter(const Shape& shape, Rank rank) {
-  if (fits_line(shape, shape.largest_shard())) return one_line_reduce_scatter(shape, rank);
+  if (fits_line(shape, shape.largest_shard())) return one_shot(shape, rank, true);
   PlanBuilder plan(shape, Algorithm::kDirect, rank);
   const uint64_t segment = shape.geometry.segment_bytes;
   const uint64_t slice = shape.align(segment / static_cast<uint64_t>(shape.size));
   RINGCOMM_CHECK(slice > 0, "a segment of ", segment, " bytes has no room for ", shape.size,
                  " ranks");
-  const auto shard = [&](Rank r) { return Segments{shape.shards[static_cast<size_t>(r)], slice}; };
+  const auto shard = [&](Rank r) { return Segments{shape.shard(r), slice}; };
   const auto published = [&](Rank by, uint64_t c, Rank r) {
     return plan.window(by, c % kSlots * segment + static_cast<uint64_t>(r) * slice);
   };
@@ -209,12 +189,14 @@ Plan direct_reduce_scatter(const Shape& shape, Rank rank) {
 }
 
 Plan direct_all_gather(const Shape& shape, Rank rank) {
-  if (fits_line(shape, shape.largest_shard())) return one_line_all_gather(shape, rank);
+  if (fits_line(shape, shape.largest_shard())) {
+    Plan plan = pairwise_all_gather(shape, rank);  // each line at once
+    plan.algorithm = Algorithm::kDirect;
+    return plan;
+  }
   PlanBuilder plan(shape, Algorithm::kDirect, rank);
   const uint64_t segment = shape.geometry.segment_bytes;
-  const auto shard = [&](Rank r) {
-    return Segments{shape.shards[static_cast<size_t>(r)], segment};
-  };
+  const auto shard = [&](Rank r) { return Segments{shape.shard(r), segment}; };
   const auto published = [&](Rank by, uint64_t c) { return plan.window(by, c % kSlots * segment); };
   const auto publish = [&](uint64_t c) {
     plan.copy(published(rank, c), plan.input(shard(rank).offset(c)), shard(rank).length(c));

@@ -1,9 +1,10 @@
-// A long all-reduce on several hosts with several ranks each: a reduce-scatter in which the ranks
-// of a host add up what a rank of their own index is to get and put it there, and the all-gather
-// that takes the results back the same way. So each host sends 2 (h - 1) / h of the message, h
-// hosts, which is the least there can be (Patarasuk and Yuan 2009), and every rank carries its
-// share of it. The phases run as a pipeline: while one segment is inside the host, others are
-// between hosts.
+// Collectives in which the ranks of a host add up what a rank of their own index on another host is
+// to get, and put it there: one hop between hosts. Inside the host they read one another's windows.
+//
+// A long all-reduce is such a reduce-scatter, and the all-gather that takes the results back the
+// same way. So each host sends 2 (h - 1) / h of the message, h hosts, which is the least there can
+// be (Patarasuk and Yuan 2009), and every rank carries its share of it. The phases run as a
+// pipeline: while one segment is inside the host, others are between hosts.
 #include <vector>
 
 #include "plan/builder.h"
@@ -13,30 +14,155 @@
 namespace ringcomm {
 namespace {
 
+// What both are made of: segment c of every rank's shard.
+class HostPlan {
+ protected:
+  HostPlan(const Shape& shape, Rank rank, Algorithm algorithm, int local)
+      : plan_(shape, algorithm, rank),
+        rank_(rank),
+        local_(local),
+        hosts_(shape.size / local),
+        first_(rank / local * local) {
+    for (Rank r = 0; r <= shape.size; ++r) {
+      const bool shards = shape.collective == Collective::kReduceScatter;
+      offsets_.push_back(shards ? shape.shard_offset(r) : shape.cut(shape.bytes, r, shape.size));
+    }
+  }
+
+  // Segments of at most `most` bytes, of which `areas` fit into a turn: half the window.
+  void divide(uint64_t most, int areas, const char* of_what) {
+    const Shape& shape = plan_.shape();
+    const auto count = static_cast<uint64_t>(areas);
+    const uint64_t turn = shape.align(shape.geometry.window_bytes() / 2);
+    unit_ = std::min(most, shape.align(turn / count));
+    RINGCOMM_CHECK(unit_ > 0, "a window of ", 2 * turn, " bytes has no room for ", areas, of_what);
+    turn_ = count * unit_;
+  }
+
+  template <typename Do>
+  void each_mate(Do act) {
+    for (int i = 1; i < local_; ++i) act(first_ + (rank_ - first_ + i) % local_);
+  }
+  template <typename Do>  // with the rank of my index there
+  void each_host(Do act) {
+    for (int i = 1; i < hosts_; ++i) act(plan_.peer(i * local_));
+  }
+  void tell_mates() {
+    each_mate([&](Rank mate) { plan_.signal(mate); });
+  }
+  void hear_mates() {
+    each_mate([&](Rank mate) { plan_.wait(mate); });
+  }
+
+  uint64_t offset(Rank r) const { return offsets_[static_cast<size_t>(r)]; }
+  Segments shard(Rank r) const { return {offset(r + 1) - offset(r), unit_}; }
+  uint64_t bytes(Rank r, uint64_t c) const { return shard(r).length(c); }
+  uint64_t place(Rank r, uint64_t c) const { return offset(r) + shard(r).offset(c); }
+  Ref input(Rank r, uint64_t c) const { return plan_.input(place(r, c)); }
+  // An area of the window, in turn c: the first ones for what I have of each rank's segment.
+  Ref area(Rank by, int index, uint64_t c) const {
+    return plan_.window(by, c % 2 * turn_ + static_cast<uint64_t>(index) * unit_);
+  }
+
+  void publish_input(uint64_t c) {
+    for (Rank r = 0; r < plan_.shape().size; ++r) {
+      if ((r - rank_) % local_ != 0) plan_.copy(area(rank_, r, c), input(r, c), bytes(r, c));
+    }
+  }
+
+  // What my host has for rank r.
+  std::vector<Ref> pieces(Rank r, uint64_t c) const {
+    std::vector<Ref> from;
+    for (Rank by = first_; by < first_ + local_; ++by) {
+      from.push_back(by == rank_ ? input(r, c) : area(by, r, c));
+    }
+    return from;
+  }
+
+  PlanBuilder plan_;
+  const Rank rank_;
+  const int local_, hosts_;
+  const Rank first_;               // of my host
+  uint64_t unit_ = 0, turn_ = 0;   // bytes of a segment, of a turn of the window
+  std::vector<uint64_t> offsets_;  // of each rank's shard
+};
+
+// Pass c sends segment c of all shards and ends segment c - lag of mine: half the slots are under
+// way. Whoever sends me message c has consumed all before my c - lag, so there are no credits. My
+// mates signal that they have published c, and so consumed c - 1: two turns of the window suffice.
+class ReduceScatter : HostPlan {
+ public:
+  ReduceScatter(const Shape& shape, Rank rank, Algorithm algorithm, int local)
+      : HostPlan(shape, rank, algorithm, local), lag_(plan_.slots() / 2 - 1) {
+    divide(shape.slot_bytes(), shape.size, " ranks");
+    count_ = Segments{shape.largest_shard(), unit_}.count();
+    line_ = count_ == 1 && shape.largest_shard() <= shape.geometry.line_bytes;
+  }
+
+  Plan build() {
+    std::vector<uint64_t> edges = {lag_, minus(count_, 1), count_};
+    for (Rank r = 0; r < plan_.shape().size; ++r) {
+      for (const uint64_t end : {shard(r).full(), shard(r).count()}) {
+        edges.insert(edges.end(), {minus(end, 1), end, end + lag_});
+      }
+    }
+    publish_input(0);
+    tell_mates();
+    plan_.repeat({count_ + lag_, plan_.slots(), unit_, edges}, [&](uint64_t c) {
+      if (c < count_) {
+        hear_mates();
+        each_host([&](Rank r) { send(r, c); });
+        const uint64_t mine = local_ > 1 ? bytes(rank_, c) : 0;
+        plan_.reduce({output(c)}, pieces(rank_, c), mine, hosts_ == 1);
+        if (c + 1 < count_) {
+          publish_input(c + 1);
+          tell_mates();
+        }
+      }
+      if (c >= lag_ && hosts_ > 1) take(c - lag_);
+    });
+    return plan_.finish();
+  }
+
+ private:
+  Ref output(uint64_t c) const { return plan_.output(shard(rank_).offset(c)); }
+  Ref slot(Rank from, Rank to, uint64_t c) const {
+    return plan_.slot({from, to, count_, plan_.shape().slot_bytes(), line_, false}, c);
+  }
+
+  void send(Rank r, uint64_t c) {
+    if (local_ > 1)
+      plan_.reduce({slot(rank_, r, c)}, pieces(r, c), bytes(r, c), false);
+    else
+      plan_.copy(slot(rank_, r, c), input(r, c), bytes(r, c));
+    plan_.signal(r);
+  }
+
+  void take(uint64_t c) {
+    std::vector<Ref> from = {local_ > 1 ? output(c) : input(rank_, c)};
+    each_host([&](Rank r) {
+      plan_.wait(r);
+      from.push_back(slot(r, rank_, c));
+    });
+    plan_.reduce({output(c)}, from, bytes(rank_, c), true);
+  }
+
+  const uint64_t lag_;
+  uint64_t count_ = 0;  // of segments
+  bool line_ = false;
+};
+
 // Pass c adds up and sends segment c of all shards; takes the sums of c - lag of mine and sends the
 // result back; takes the results of c - 2 lag and passes them on to my mates. Half the slots are
 // under way in each direction. Whoever sends me message c has consumed all before my c - lag, so
 // there are no credits. One signal a pass tells my mates that I have published segment c + 1 and
 // the results of c - 2 lag, and so have consumed what they published before: two turns of the
 // window suffice.
-class Pipeline {
+class Pipeline : HostPlan {
  public:
   Pipeline(const Shape& shape, Rank rank)
-      : plan_(shape, Algorithm::kHierarchical, rank),
-        rank_(rank),
-        local_(shape.local),
-        hosts_(shape.size / shape.local),
-        first_(rank / shape.local * shape.local) {
-    const auto areas = static_cast<uint64_t>(shape.size + hosts_);
-    const uint64_t turn = shape.align(shape.geometry.window_bytes() / 2);
-    unit_ = std::min(shape.align(shape.slot_bytes() / 2), shape.align(turn / areas));
-    RINGCOMM_CHECK(unit_ > 0, "a window of ", 2 * turn, " bytes has no room for ", areas, " parts");
-    turn_ = areas * unit_;
-    for (Rank r = 0; r < shape.size; ++r) {
-      const uint64_t at = shape.cut(shape.bytes, r, shape.size);
-      offsets_.push_back(at);
-      shards_.push_back({shape.cut(shape.bytes, r + 1, shape.size) - at, unit_});
-    }
+      : HostPlan(shape, rank, Algorithm::kHierarchical, shape.local) {
+    divide(shape.align(shape.slot_bytes() / 2), shape.size + hosts_, " parts");
     count_ = Segments{shape.longest_cut(shape.bytes, shape.size), unit_}.count();
     lag_ = std::min(plan_.slots() / 2 - 1, count_ - 1);
   }
@@ -44,8 +170,8 @@ class Pipeline {
   Plan build() {
     const uint64_t last = count_ + 2 * lag_;
     std::vector<uint64_t> edges = {lag_, 2 * lag_, 2 * lag_ + 1};
-    for (const Segments& shard : shards_) {
-      for (const uint64_t end : {shard.full(), shard.count(), count_}) {
+    for (Rank r = 0; r < plan_.shape().size; ++r) {
+      for (const uint64_t end : {shard(r).full(), shard(r).count(), count_}) {
         edges.insert(edges.end(), {minus(end, 1), end, end + lag_, end + 2 * lag_});
         edges.push_back(end + 2 * lag_ + 1);
       }
@@ -54,7 +180,7 @@ class Pipeline {
     tell_mates();
     plan_.repeat({last + 1, plan_.slots(), unit_, edges}, [&](uint64_t c) {
       const bool told = c == 0 || tells(c - 1);
-      if (told) each_mate([&](Rank mate) { plan_.wait(mate); });
+      if (told) hear_mates();
       if (c < count_) send_sums(c);
       if (c > 2 * lag_) load_results(c - 1 - 2 * lag_, c);
       if (c + 1 < count_) publish_input(c + 1);
@@ -70,54 +196,15 @@ class Pipeline {
   bool tells(uint64_t c) const {
     return c + 1 < count_ || (c >= 2 * lag_ && c < count_ + 2 * lag_);
   }
-  template <typename Do>
-  void each_mate(Do act) {
-    for (int i = 1; i < local_; ++i) act(first_ + (rank_ - first_ + i) % local_);
-  }
-  template <typename Do>  // with the rank of my index there
-  void each_host(Do act) {
-    for (int i = 1; i < hosts_; ++i) act(plan_.peer(i * local_));
-  }
-  void tell_mates() {
-    each_mate([&](Rank mate) { plan_.signal(mate); });
-  }
-
-  const Segments& shard(Rank r) const { return shards_[static_cast<size_t>(r)]; }
-  uint64_t bytes(Rank r, uint64_t c) const { return shard(r).length(c); }
-  uint64_t place(Rank r, uint64_t c) const {
-    return offsets_[static_cast<size_t>(r)] + shard(r).offset(c);
-  }
-  Ref input(Rank r, uint64_t c) const { return plan_.input(place(r, c)); }
   Ref output(Rank r, uint64_t c) const { return plan_.output(place(r, c)); }
-  // Of the window, in turn c: what I have of rank r's segment; the result of `host`'s rank.
-  Ref published(Rank by, Rank r, uint64_t c) const {
-    return plan_.window(by, c % 2 * turn_ + static_cast<uint64_t>(r) * unit_);
-  }
-  Ref result(Rank by, int host, uint64_t c) const {
-    return plan_.window(by,
-                        c % 2 * turn_ + static_cast<uint64_t>(plan_.shape().size + host) * unit_);
-  }
+  // In turn c of the window: the result of `host`'s rank.
+  Ref result(Rank by, int host, uint64_t c) const { return area(by, plan_.shape().size + host, c); }
   // Sums go into the first half of a slot, results into the second.
   Ref slot(Rank from, Rank to, uint64_t c, bool is_result) const {
     const uint64_t bytes = plan_.shape().slot_bytes();
     Ref ref = plan_.slot({from, to, count_, bytes}, c);
     ref.offset += is_result ? unit_ : 0;
     return ref;
-  }
-
-  void publish_input(uint64_t c) {
-    for (Rank r = 0; r < plan_.shape().size; ++r) {
-      if ((r - rank_) % local_ != 0) plan_.copy(published(rank_, r, c), input(r, c), bytes(r, c));
-    }
-  }
-
-  // What my host has for rank r.
-  std::vector<Ref> pieces(Rank r, uint64_t c) const {
-    std::vector<Ref> from;
-    for (Rank by = first_; by < first_ + local_; ++by) {
-      from.push_back(by == rank_ ? input(r, c) : published(by, r, c));
-    }
-    return from;
   }
 
   void send_sums(uint64_t c) {
@@ -161,13 +248,6 @@ class Pipeline {
     });
   }
 
-  PlanBuilder plan_;
-  const Rank rank_;
-  const int local_, hosts_;
-  const Rank first_;               // of my host
-  uint64_t unit_ = 0, turn_ = 0;   // bytes of a segment, of a turn of the window
-  std::vector<uint64_t> offsets_;  // of each rank's shard
-  std::vector<Segments> shards_;
   uint64_t count_ = 0, lag_ = 0;
 };
 
@@ -176,6 +256,15 @@ class Pipeline {
 Plan pipelined_all_reduce(const Shape& shape, Rank rank) {
   check_hosts(shape);
   return Pipeline(shape, rank).build();
+}
+
+Plan hierarchical_reduce_scatter(const Shape& shape, Rank rank) {
+  check_hosts(shape);
+  return ReduceScatter(shape, rank, Algorithm::kHierarchical, shape.local).build();
+}
+
+Plan pairwise_reduce_scatter(const Shape& shape, Rank rank) {
+  return ReduceScatter(shape, rank, Algorithm::kPairwise, 1).build();
 }
 
 }  // namespace ringcomm

@@ -96,7 +96,7 @@ Plan pairwise_all_to_all(const Shape& shape, Rank rank) {
 
 Plan pairwise_all_gather(const Shape& shape, Rank rank) {
   Shape exchange = shape;
-  exchange.send.assign(shape.shards.size(), shape.shards[static_cast<size_t>(rank)]);
+  exchange.send.assign(shape.shards.size(), shape.shard(rank));
   exchange.recv = shape.shards;
   return pairwise_all_to_all(exchange, rank);
 }

@@ -23,6 +23,16 @@ bool reduces(Collective collective) {
          collective == Collective::kReduce;
 }
 
+bool rooted(Collective collective) {
+  return collective == Collective::kBroadcast || collective == Collective::kReduce ||
+         collective == Collective::kScatter || collective == Collective::kGather;
+}
+
+bool sharded(Collective collective) {
+  return collective == Collective::kReduceScatter || collective == Collective::kAllGather ||
+         collective == Collective::kScatter || collective == Collective::kGather;
+}
+
 const char* to_string(Collective collective) {
   return kCollectiveNames[static_cast<size_t>(collective)];
 }

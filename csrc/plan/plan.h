@@ -104,7 +104,9 @@ struct Plan {
   bool operator==(const Plan&) const = default;
 };
 
-bool reduces(Collective collective);           // or does it only move?
+bool reduces(Collective collective);  // or does it only move?
+bool rooted(Collective collective);
+bool sharded(Collective collective);           // has a shard for each rank, or one of each
 const char* to_string(Collective collective);  // "all_reduce", as in torch.distributed
 const char* to_string(Algorithm algorithm);
 Algorithm algorithm_called(const std::string& name);  // throws UsageError, with the names there are

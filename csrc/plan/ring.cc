@@ -21,8 +21,8 @@ class Ring {
     for (Rank r = 0; r < size_; ++r) {
       const uint64_t at =
           shape.shards.empty() ? shape.cut(shape.bytes, r, size_) : shape.shard_offset(r);
-      const uint64_t end = shape.shards.empty() ? shape.cut(shape.bytes, r + 1, size_)
-                                                : at + shape.shards[static_cast<size_t>(r)];
+      const uint64_t end =
+          shape.shards.empty() ? shape.cut(shape.bytes, r + 1, size_) : at + shape.shard(r);
       offsets_.push_back(at);
       chunks_.push_back(end - at);
       largest = std::max(largest, end - at);

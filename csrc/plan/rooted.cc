@@ -13,28 +13,9 @@ namespace {
 
 constexpr uint64_t kSlots = 4;  // of a segment each, in the window of the rank that publishes
 
-// The largest shard that travels.
-uint64_t largest_moved(const Shape& shape) {
-  uint64_t largest = 0;
-  for (Rank r = 0; r < shape.size; ++r) {
-    if (r != shape.root) largest = std::max(largest, shape.shards[static_cast<size_t>(r)]);
-  }
-  return largest;
-}
-
-Passes passes_of(const Segments& segments, uint64_t slots) {
+Passes passes_of(const Segments& segments) {
   const uint64_t count = segments.count();
-  return {count, slots, segments.unit, {1, slots, minus(count, slots), minus(count, 1)}};
-}
-
-// Each rank's shard has its own end.
-Passes passes_of(const Shape& shape, const Segments& largest) {
-  Passes passes = passes_of(largest, shape.geometry.slots);
-  for (const uint64_t shard : shape.shards) {
-    const Segments segments{shard, largest.unit};
-    passes.edges.insert(passes.edges.end(), {segments.full(), segments.count()});
-  }
-  return passes;
+  return {count, kSlots, segments.unit, {1, kSlots, minus(count, kSlots), minus(count, 1)}};
 }
 
 }  // namespace
@@ -69,8 +50,7 @@ Plan direct_broadcast(const Shape& shape, Rank rank) {
     if (c + kSlots < count) plan.signal(root, kCredit);
   };
   if (roll_call && rank != root) plan.signal(root, kCredit);
-  plan.repeat(passes_of(segments, kSlots),
-              [&](uint64_t c) { rank == root ? publish(c) : load(c); });
+  plan.repeat(passes_of(segments), [&](uint64_t c) { rank == root ? publish(c) : load(c); });
   if (roll_call && !others && rank == root) plan.wait_all(kCredit);
   return plan.finish();
 }
@@ -102,75 +82,7 @@ Plan direct_reduce(const Shape& shape, Rank rank) {
     plan.reduce({plan.output(at)}, sources, segments.length(c), true);
     if (c + kSlots < count) plan.signal_all(kCredit);
   };
-  plan.repeat(passes_of(segments, kSlots),
-              [&](uint64_t c) { rank == root ? reduce(c) : publish(c); });
-  if (roll_call && rank != root) plan.wait(root, kCredit);
-  return plan.finish();
-}
-
-// The root puts into everybody's inbox, a piece of each shard in turn, so that none starves.
-Plan direct_scatter(const Shape& shape, Rank rank) {
-  PlanBuilder plan(shape, Algorithm::kDirect, rank);
-  const Rank root = shape.root;
-  const uint64_t largest = largest_moved(shape);
-  const auto link_to = [&](Rank r) { return plan.link(root, r, largest); };
-  const auto shard = [&](Rank r) {
-    return Segments{shape.shards[static_cast<size_t>(r)], shape.slot_bytes()};
-  };
-  const uint64_t count = link_to(root).messages;
-  const bool roll_call = shape.meets && count <= plan.slots();
-  const auto give = [&](uint64_t c) {
-    for (int i = 1; i < shape.size; ++i) plan.acquire(link_to(plan.peer(i)), c);
-    if (roll_call && c + 1 == count) plan.wait_all(kCredit);
-    for (int i = 1; i < shape.size; ++i) {
-      const Rank r = plan.peer(i);
-      plan.put(link_to(r), c, plan.input(shape.shard_offset(r) + shard(r).offset(c)),
-               shard(r).length(c));
-    }
-  };
-  const auto take = [&](uint64_t c) {
-    plan.wait(root);
-    plan.copy(plan.output(shard(rank).offset(c)), plan.slot(link_to(rank), c),
-              shard(rank).length(c));
-    plan.release(link_to(rank), c);
-  };
-  if (roll_call && rank != root) plan.signal(root, kCredit);
-  plan.repeat(passes_of(shape, {largest, shape.slot_bytes()}),
-              [&](uint64_t c) { rank == root ? give(c) : take(c); });
-  const Ref mine = plan.input(shape.shard_offset(root));
-  if (rank == root) plan.copy(plan.output(0), mine, shard(root).total);
-  return plan.finish();
-}
-
-// Everybody puts into its inbox at the root.
-Plan direct_gather(const Shape& shape, Rank rank) {
-  PlanBuilder plan(shape, Algorithm::kDirect, rank);
-  const Rank root = shape.root;
-  const uint64_t largest = largest_moved(shape);
-  const auto link_from = [&](Rank r) { return plan.link(r, root, largest); };
-  const auto shard = [&](Rank r) {
-    return Segments{shape.shards[static_cast<size_t>(r)], shape.slot_bytes()};
-  };
-  const uint64_t count = link_from(root).messages;
-  const bool roll_call = shape.meets && count <= plan.slots();
-  const auto give = [&](uint64_t c) {
-    plan.acquire(link_from(rank), c);
-    plan.put(link_from(rank), c, plan.input(shard(rank).offset(c)), shard(rank).length(c));
-  };
-  const auto take = [&](uint64_t c) {
-    plan.wait_all();
-    if (roll_call && c == 0) plan.signal_all(kCredit);
-    for (int i = 1; i < shape.size; ++i) {
-      const Rank r = plan.peer(i);
-      plan.copy(plan.output(shape.shard_offset(r) + shard(r).offset(c)), plan.slot(link_from(r), c),
-                shard(r).length(c));
-      plan.release(link_from(r), c);
-    }
-  };
-  const Ref mine = plan.output(shape.shard_offset(root));
-  if (rank == root) plan.copy(mine, plan.input(0), shard(root).total);
-  plan.repeat(passes_of(shape, {largest, shape.slot_bytes()}),
-              [&](uint64_t c) { rank == root ? take(c) : give(c); });
+  plan.repeat(passes_of(segments), [&](uint64_t c) { rank == root ? reduce(c) : publish(c); });
   if (roll_call && rank != root) plan.wait(root, kCredit);
   return plan.finish();
 }

@@ -162,16 +162,6 @@ std::string names_of(Collective collective) {
   return names;
 }
 
-bool rooted(Collective collective) {
-  return collective == Collective::kBroadcast || collective == Collective::kReduce ||
-         collective == Collective::kScatter || collective == Collective::kGather;
-}
-
-bool sharded(Collective collective) {
-  return collective == Collective::kReduceScatter || collective == Collective::kAllGather ||
-         collective == Collective::kScatter || collective == Collective::kGather;
-}
-
 void check_parts(const Shape& shape, const char* what, const std::vector<uint64_t>& parts) {
   RINGCOMM_CHECK(parts.size() == static_cast<size_t>(shape.size), to_string(shape.collective), ": ",
                  what, " has ", parts.size(), " entries for ", shape.size, " ranks");

@@ -66,7 +66,8 @@ struct Shape {
   Costs costs;  // of the network
 
   Rank after(Rank rank, int steps = 1) const;  // steps may be negative; wraps
-  uint64_t shard_offset(Rank rank) const;      // of shard `rank` in the whole side
+  uint64_t shard(Rank rank) const { return shards[static_cast<size_t>(rank)]; }
+  uint64_t shard_offset(Rank rank) const;  // of shard `rank` in the whole side
   uint64_t largest_shard() const;
   uint64_t slot_bytes() const;
   // Rounds down to cache lines where there is room for one, else to elements.

@@ -1,7 +1,13 @@
-// Broadcast and reduce along a tree that grows from the root, in segments through the inboxes. Two
+// Collectives with a root, along a tree that grows from it, in segments through the inboxes. Three
 // trees: binomial, log2 n deep, for short messages (Thakur, Rabenseifner, Gropp, "Optimization of
-// Collective Communication Operations in MPICH", 2005), and a chain, where a rank has one child,
-// which moves long messages over every link once: the pipelined ring without its closing edge.
+// Collective Communication Operations in MPICH", 2005); a chain, where a rank has one child, which
+// moves long messages over every link once: the pipelined ring without its closing edge; and a
+// star.
+//
+// In scatter and gather each link carries the shards of all ranks beyond it, a segment of each in
+// turn, so that none starves. The star is for them; the chain is for fabrics where only neighbours
+// reach each other well. What passes through a rank is staged in its own window, to give the inbox
+// slot back at once.
 #include <bit>
 #include <vector>
 
@@ -41,6 +47,13 @@ Node chain(const Shape& shape, Rank rank) {
   return node;
 }
 
+Node star(const Shape& shape, Rank rank) {
+  if (rank != shape.root) return {shape.root, {}, 1};
+  Node node;
+  for (int i = 1; i < shape.size; ++i) node.children.push_back(shape.after(rank, i));
+  return node;
+}
+
 // What both directions share. A rank's data tells only part of the tree that all have begun, so
 // there is a roll call over the root, see rooted.cc; a rank needs none if the message is so long
 // that the credits, which run so many messages behind on each level as there are slots, come to
@@ -53,123 +66,276 @@ class TreePlan {
         node_(grow(shape, rank)),
         rank_(rank),
         root_(shape.root),
-        segments_{shape.bytes, shape.slot_bytes()},
-        count_(segments_.count()) {}
+        shards_(sharded(shape.collective)),
+        unit_(shape.slot_bytes()) {
+    if (shards_) {  // it is to fit into the window as well, as often as there are slots
+      const uint64_t room = shape.geometry.window_bytes() / std::max<uint64_t>(plan_.slots(), 4);
+      unit_ = std::min(unit_, shape.align(room));
+    }
+    for (Rank r = 0; r < shape.size; ++r) {
+      if (r != root_) most_ = std::max(most_, part(r).total);
+    }
+    count_ = Segments{most_, unit_}.count();
+    for (const Rank child : node_.children) children_.push_back(branch(child, rank_));
+    if (rank_ != root_) up_ = branch(rank_, node_.parent);
+    for (const Branch& child : children_) widest_ = std::max(widest_, child.parts.size());
+  }
 
-  Plan broadcast() {
+  Plan away_from_root() {
     if (rank_ != root_ && called(rank_)) plan_.signal(root_, kCredit);
     plan_.repeat(passes(), [&](uint64_t c) { rank_ == root_ ? send(c) : pass_down(c); });
+    if (rank_ == root_ && shards_) plan_.copy(plan_.output(0), whole(rank_, 0), part(rank_).total);
     return plan_.finish();
   }
 
-  Plan reduce() {
+  Plan to_root() {
+    if (rank_ == root_ && shards_) plan_.copy(whole(rank_, 0), plan_.input(0), part(rank_).total);
     plan_.repeat(passes(), [&](uint64_t c) { rank_ == root_ ? collect(c) : pass_up(c); });
     if (rank_ != root_ && called(rank_)) plan_.wait(root_, kCredit);
     return plan_.finish();
   }
 
  private:
-  bool called(Rank r) const { return count_ <= plan_.slots() * grow_(plan_.shape(), r).depth; }
-  Link link(Rank from, Rank to) const { return plan_.link(from, to, segments_.total); }
-  Passes passes() const {
-    const uint64_t slots = plan_.slots();
-    return {count_, slots, segments_.unit, {slots, minus(count_, slots), minus(count_, 1)}};
+  // A link, and whose shards pass over it, in the order of their segments in a pass; in broadcast
+  // and reduce there is one part, everybody's.
+  struct Branch {
+    Rank peer;
+    Link link;
+    std::vector<Rank> parts;
+    bool has(size_t i) const { return i < parts.size(); }
+    uint64_t message(uint64_t c, size_t i) const { return c * parts.size() + i; }
+  };
+
+  bool away() const {
+    return plan_.shape().collective == Collective::kBroadcast ||
+           plan_.shape().collective == Collective::kScatter;
+  }
+  bool called(Rank r) const {
+    const uint64_t depth = grow_(plan_.shape(), r).depth;
+    if (shards_ && grow_ == chain) return called_in_chain(static_cast<int>(depth));
+    return plan_.shape().meets && count_ <= plan_.slots() * depth;
   }
 
-  void acquire_children(uint64_t c) {
-    for (Rank child : node_.children) plan_.acquire(link(rank_, child), c);
+  // The same where links carry shards. What a position sends or receives tells it of all on the way
+  // to the root. It must hear of p, beyond it, from its own credits or with the last message it
+  // gets: from those of a rank on that message's way, or from the root's roll call.
+  bool called_in_chain(int p) const {
+    for (int q = 0; q < p; ++q) {
+      int known = reach(q, count_ * shards_beyond(q) - 1);
+      for (int v = 0; v < q; ++v) {
+        known = std::max(known, reach(v, (count_ - 1) * shards_beyond(v) + shards_beyond(q)));
+      }
+      if (known < p) return true;
+    }
+    return false;
   }
-  void put_to_children(uint64_t c, Ref source) {
-    for (Rank child : node_.children) {
-      plan_.put(link(rank_, child), c, source, segments_.length(c));
+  // The farthest position that `position` knows to have begun once it may send this message on:
+  // credit j of a link was given when its reader had the credit for its own latest message, and
+  // so on along the chain.
+  int reach(int position, uint64_t message) const {
+    while (position + 1 < plan_.shape().size && message >= plan_.slots()) {
+      const uint64_t credit = message - plan_.slots(), beyond = shards_beyond(position++);
+      if (beyond == 1) break;
+      message = credit / beyond * (beyond - 1) + std::min(credit % beyond, beyond - 2);
+    }
+    return position;
+  }
+  uint64_t shards_beyond(int position) const {
+    return static_cast<uint64_t>(plan_.shape().size - 1 - position);
+  }
+
+  // On their way from the root the farthest first, so that all links are soon busy; to it, last.
+  std::vector<Rank> parts_beyond(Rank r) const {
+    std::vector<Rank> parts = {r};
+    if (!shards_) return parts;
+    for (const Rank child : grow_(plan_.shape(), r).children) {
+      const std::vector<Rank> more = parts_beyond(child);
+      parts.insert(away() ? parts.begin() : parts.end(), more.begin(), more.end());
+    }
+    return parts;
+  }
+  // Between `child` and its parent, one of whom I am; the other is the peer.
+  Branch branch(Rank child, Rank parent) const {
+    Branch made{child == rank_ ? parent : child, {}, parts_beyond(child)};
+    const uint64_t messages = count_ * made.parts.size();
+    const bool line = messages == 1 && most_ <= plan_.shape().geometry.line_bytes;
+    made.link = {away() ? parent : child, away() ? child : parent, messages, unit_, line};
+    return made;
+  }
+
+  // What travels between the root and rank r: a shard, or all there is.
+  Segments part(Rank r) const {
+    return {shards_ ? plan_.shape().shard(r) : plan_.shape().bytes, unit_};
+  }
+  uint64_t bytes(Rank r, uint64_t c) const { return part(r).length(c); }
+  // Segment c of that in the root's memory.
+  Ref whole(Rank r, uint64_t c) const {
+    const uint64_t at = part(r).offset(c) + (shards_ ? plan_.shape().shard_offset(r) : 0);
+    return away() ? plan_.input(at) : plan_.output(at);
+  }
+  Ref input(uint64_t c) const { return plan_.input(part(rank_).offset(c)); }
+  Ref output(uint64_t c) const { return plan_.output(part(rank_).offset(c)); }
+  // A window slot is free when the credit for the message that leaves it has come: what was last
+  // put from it has arrived.
+  Ref staged(uint64_t message) const {
+    return plan_.window(rank_, message % plan_.slots() * unit_);
+  }
+
+  Passes passes() const {
+    const uint64_t slots = plan_.slots();
+    std::vector<uint64_t> edges = {slots, minus(count_, slots), minus(count_, 1)};
+    for (Rank r = 0; shards_ && r < plan_.shape().size; ++r) {
+      edges.insert(edges.end(), {part(r).full(), part(r).count()});
+    }
+    return {count_, slots, unit_, edges};
+  }
+  template <typename Call>
+  void roll_call(Call call) {
+    for (int i = 1; i < plan_.shape().size; ++i) {
+      if (called(plan_.peer(i))) call(plan_.peer(i));
+    }
+  }
+
+  void acquire_children(uint64_t c, size_t i) {
+    for (const Branch& child : children_) {
+      if (child.has(i)) plan_.acquire(child.link, child.message(c, i));
+    }
+  }
+  template <typename Source>
+  void put_to_children(uint64_t c, size_t i, Source source) {
+    for (const Branch& child : children_) {
+      if (!child.has(i)) continue;
+      const Rank r = child.parts[i];
+      plan_.put(child.link, child.message(c, i), source(r), bytes(r, c));
     }
   }
 
   void send(uint64_t c) {
-    acquire_children(c);
-    for (int i = 1; c + 1 == count_ && i < plan_.shape().size; ++i) {
-      if (called(plan_.peer(i))) plan_.wait(plan_.peer(i), kCredit);
+    for (size_t i = 0; i < widest_; ++i) {
+      acquire_children(c, i);
+      if (i == 0 && c + 1 == count_) roll_call([&](Rank r) { plan_.wait(r, kCredit); });
+      put_to_children(c, i, [&](Rank r) { return whole(r, c); });
     }
-    const Ref source = plan_.input(segments_.offset(c));
-    put_to_children(c, source);
-    plan_.copy(plan_.output(segments_.offset(c)), source, segments_.length(c));
+    if (!shards_) plan_.copy(output(c), input(c), bytes(rank_, c));
+  }
+
+  void take(const Branch& from, uint64_t c, size_t i, Ref to) {
+    const uint64_t message = from.message(c, i);
+    plan_.copy(to, plan_.slot(from.link, message), bytes(from.parts[i], c));
+    plan_.release(from.link, message);
   }
 
   void pass_down(uint64_t c) {
-    const Link up = link(node_.parent, rank_);
-    const Ref mine = plan_.output(segments_.offset(c));
-    acquire_children(c);
-    plan_.wait(node_.parent);
-    plan_.copy(mine, plan_.slot(up, c), segments_.length(c));
-    plan_.release(up, c);
-    put_to_children(c, mine);
+    for (size_t i = 0; i < up_.parts.size(); ++i) {
+      const bool mine = up_.parts[i] == rank_;
+      const Ref to = mine ? output(c) : staged(children_.front().message(c, i));
+      acquire_children(c, i);
+      plan_.wait(up_.peer);
+      take(up_, c, i, to);
+      put_to_children(c, i, [&](Rank) { return to; });
+    }
   }
 
-  // My own segment, then the children's, the shallowest first: it is there first.
-  std::vector<Ref> sources(uint64_t c) const {
-    std::vector<Ref> refs = {plan_.input(segments_.offset(c))};
-    for (auto child = node_.children.rbegin(); child != node_.children.rend(); ++child) {
-      refs.push_back(plan_.slot(link(*child, rank_), c));
+  // The shallowest first: it is there first.
+  void wait_for_children(size_t i) {
+    for (auto child = children_.rbegin(); child != children_.rend(); ++child) {
+      if (child->has(i)) plan_.wait(child->peer);
     }
-    return refs;
   }
-  void wait_for_children() {
-    for (auto child = node_.children.rbegin(); child != node_.children.rend(); ++child) {
-      plan_.wait(*child);
+  // To `to`, my own segment and the children's.
+  void add_up(uint64_t c, Ref to, bool final) {
+    std::vector<Ref> from = {input(c)};
+    for (auto child = children_.rbegin(); child != children_.rend(); ++child) {
+      from.push_back(plan_.slot(child->link, c));
     }
+    plan_.reduce({to}, from, bytes(rank_, c), final);
   }
   void release_children(uint64_t c) {
-    for (Rank child : node_.children) plan_.release(link(child, rank_), c);
+    for (const Branch& child : children_) plan_.release(child.link, c);
   }
 
   void collect(uint64_t c) {
-    wait_for_children();
-    for (int i = 1; c == 0 && i < plan_.shape().size; ++i) {
-      if (called(plan_.peer(i))) plan_.signal(plan_.peer(i), kCredit);
+    for (size_t i = 0; i < widest_; ++i) {
+      wait_for_children(i);
+      if (c == 0 && i + 1 == widest_) roll_call([&](Rank r) { plan_.signal(r, kCredit); });
+      for (const Branch& child : children_) {
+        if (shards_ && child.has(i)) take(child, c, i, whole(child.parts[i], c));
+      }
     }
-    plan_.reduce({plan_.output(segments_.offset(c))}, sources(c), segments_.length(c), true);
+    if (shards_) return;
+    add_up(c, output(c), true);
     release_children(c);
   }
 
   void pass_up(uint64_t c) {
-    const Link up = link(rank_, node_.parent);
-    plan_.acquire(up, c);
-    if (node_.children.empty()) {
-      plan_.put(up, c, plan_.input(segments_.offset(c)), segments_.length(c));
-      return;
+    plan_.acquire(up_.link, up_.message(c, 0));
+    if (shards_ || children_.empty()) {
+      plan_.put(up_.link, up_.message(c, 0), input(c), bytes(rank_, c));
+      return pass_on(c);
     }
-    wait_for_children();
-    plan_.reduce({plan_.slot(up, c)}, sources(c), segments_.length(c), false);
-    plan_.signal(node_.parent);
+    wait_for_children(0);
+    add_up(c, plan_.slot(up_.link, c), false);
+    plan_.signal(up_.peer);
     release_children(c);
+  }
+
+  // The shards of those beyond me, who are in a chain: my i-th one is the child's i - 1st.
+  void pass_on(uint64_t c) {
+    for (size_t i = 1; i < up_.parts.size(); ++i) {
+      const uint64_t message = up_.message(c, i);
+      plan_.acquire(up_.link, message);
+      plan_.wait(children_.front().peer);
+      take(children_.front(), c, i - 1, staged(message));
+      plan_.put(up_.link, message, staged(message), bytes(up_.parts[i], c));
+    }
   }
 
   PlanBuilder plan_;
   const Grow grow_;
   const Node node_;
   const Rank rank_, root_;
-  const Segments segments_;
-  const uint64_t count_;
+  const bool shards_;
+  uint64_t unit_;                  // bytes of a segment
+  uint64_t most_ = 0, count_ = 0;  // bytes of the largest part that travels, and its segments
+  std::vector<Branch> children_;
+  Branch up_{};
+  size_t widest_ = 0;  // parts of the child that has most
 };
 
 }  // namespace
 
 Plan tree_broadcast(const Shape& shape, Rank rank) {
-  return TreePlan(shape, rank, Algorithm::kTree, binomial).broadcast();
+  return TreePlan(shape, rank, Algorithm::kTree, binomial).away_from_root();
 }
 
 Plan tree_reduce(const Shape& shape, Rank rank) {
-  return TreePlan(shape, rank, Algorithm::kTree, binomial).reduce();
+  return TreePlan(shape, rank, Algorithm::kTree, binomial).to_root();
 }
 
 Plan ring_broadcast(const Shape& shape, Rank rank) {
-  return TreePlan(shape, rank, Algorithm::kRing, chain).broadcast();
+  return TreePlan(shape, rank, Algorithm::kRing, chain).away_from_root();
 }
 
 // A chain towards the root rather than reduce-scatter and gather: each link carries the message
 // once, where gathering the shards would bring it to the root's link a second time.
 Plan ring_reduce(const Shape& shape, Rank rank) {
-  return TreePlan(shape, rank, Algorithm::kRing, chain).reduce();
+  return TreePlan(shape, rank, Algorithm::kRing, chain).to_root();
+}
+
+Plan direct_scatter(const Shape& shape, Rank rank) {
+  return TreePlan(shape, rank, Algorithm::kDirect, star).away_from_root();
+}
+
+Plan direct_gather(const Shape& shape, Rank rank) {
+  return TreePlan(shape, rank, Algorithm::kDirect, star).to_root();
+}
+
+Plan ring_scatter(const Shape& shape, Rank rank) {
+  return TreePlan(shape, rank, Algorithm::kRing, chain).away_from_root();
+}
+
+Plan ring_gather(const Shape& shape, Rank rank) {
+  return TreePlan(shape, rank, Algorithm::kRing, chain).to_root();
 }
 
 }  // namespace ringcomm
