@@ -37,19 +37,12 @@ class Fd {
 class Mapping {
  public:
   Mapping() = default;
-  Mapping(const Fd& fd, size_t bytes) : bytes_(bytes) {
-    void* at = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0);
-    if (at == MAP_FAILED) throw SystemError(str("mmap of ", bytes, " bytes of shared memory"));
-    data_ = static_cast<std::byte*>(at);
-    ::madvise(at, bytes, MADV_DONTFORK);
+  Mapping(const Fd& fd, size_t bytes) : Mapping(bytes, MAP_SHARED, fd.get(), " of shared memory") {
+    ::madvise(data_, bytes, MADV_DONTFORK);
   }
   // Memory of this process only, zero until it is touched.
-  explicit Mapping(size_t bytes) : bytes_(bytes) {
-    void* at = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
-                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (at == MAP_FAILED) throw SystemError(str("mmap of ", bytes, " bytes"));
-    data_ = static_cast<std::byte*>(at);
-  }
+  explicit Mapping(size_t bytes)
+      : Mapping(bytes, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, "") {}
   Mapping(Mapping&& other) noexcept
       : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
   Mapping& operator=(Mapping&& other) noexcept {
@@ -68,6 +61,12 @@ class Mapping {
   size_t size() const { return bytes_; }
 
  private:
+  Mapping(size_t bytes, int flags, int fd, const char* what) : bytes_(bytes) {
+    void* at = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, flags, fd, 0);
+    if (at == MAP_FAILED) throw SystemError(str("mmap of ", bytes, " bytes", what));
+    data_ = static_cast<std::byte*>(at);
+  }
+
   std::byte* data_ = nullptr;
   size_t bytes_ = 0;
 };

@@ -56,14 +56,6 @@ Fd make_tcp(int family) {
   return fd;
 }
 
-Address name_of(const Fd& socket, decltype(&::getsockname) function, const char* what) {
-  sockaddr_storage name{};
-  socklen_t length = sizeof name;
-  auto* native = reinterpret_cast<sockaddr*>(&name);
-  if (function(socket.get(), native, &length) != 0) throw SystemError(what);
-  return Address(native);
-}
-
 [[noreturn]] void nothing_left(const std::vector<Interface>& interfaces,
                                const InterfaceFilter& filter) {
   std::string there;
@@ -339,9 +331,13 @@ Fd connect_tcp(const Address& to, const std::optional<Address>& from) {
   return fd;
 }
 
-Address local_address(const Fd& socket) { return name_of(socket, &::getsockname, "getsockname"); }
-
-Address peer_address(const Fd& socket) { return name_of(socket, &::getpeername, "getpeername"); }
+Address local_address(const Fd& socket) {
+  sockaddr_storage name{};
+  socklen_t length = sizeof name;
+  auto* native = reinterpret_cast<sockaddr*>(&name);
+  if (::getsockname(socket.get(), native, &length) != 0) throw SystemError("getsockname");
+  return Address(native);
+}
 
 int pending_error(const Fd& socket) {
   int error = 0;

@@ -129,7 +129,6 @@ Fd listen_tcp(const Address& on, PortRange range, int backlog);
 Fd connect_tcp(const Address& to, const std::optional<Address>& from);
 
 Address local_address(const Fd& socket);
-Address peer_address(const Fd& socket);                // throws SystemError while not connected
 int pending_error(const Fd& socket);                   // an errno, told once; 0: none so far
 void set_low_water(const Fd& socket, size_t bytes);    // fewer do not make it readable
 void set_most_unsent(const Fd& socket, size_t bytes);  // more are refused: another may be faster

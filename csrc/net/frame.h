@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <stdexcept>
+#include <vector>
 
 namespace ringcomm {
 
@@ -51,6 +52,14 @@ struct Frame {
 static_assert(sizeof(Frame) == 64);
 
 inline bool is_sequenced(FrameType type) { return type < FrameType::kAck; }
+
+// What a frame carries: memory that stays as it is (see session.h), or its own.
+struct Payload {
+  const std::byte* lent = nullptr;
+  std::byte* keep = nullptr;  // it is lent for a time only: where settle() may copy it
+  std::vector<std::byte> own = {};
+  const std::byte* data() const { return own.empty() ? lent : own.data(); }
+};
 
 // A peer sent what no peer sends, or a byte was changed on the way: the flow is closed, and what
 // it carried comes again.

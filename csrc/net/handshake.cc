@@ -37,11 +37,11 @@ struct Handshake::Hello {
 struct Handshake::Challenge {
   Key nonce{};
   uint64_t generation = 0;
-  uint8_t proof[kKeyBytes] = {};
+  Key proof{};
 };
 struct Handshake::Proof {  // and Resume
   Cursor cursor;
-  uint8_t proof[kKeyBytes] = {};
+  Key proof{};
 };
 
 Key random_key() {
@@ -124,17 +124,29 @@ void Handshake::send(const void* data, size_t bytes) {
 }
 
 // Both have said Hello and Challenge; `more` is what the message itself adds.
-std::string Handshake::proof(const char* label, const std::string& more) const {
-  const Key mac = hmac(party_->key(), {label, said_, more});
-  return bytes_of(mac.data(), mac.size());
+Key Handshake::proof(const char* label, const std::string& more) const {
+  return hmac(party_->key(), {label, said_, more});
 }
 
-void Handshake::check_proof(const char* label, const Cursor& cursor, const uint8_t* theirs) {
-  const std::string mine = proof(label, bytes_of(&cursor, sizeof cursor));
-  if (CRYPTO_memcmp(mine.data(), theirs, kKeyBytes) != 0) {
+void Handshake::check_proof(const char* label, const std::string& more, const Key& theirs) const {
+  if (CRYPTO_memcmp(proof(label, more).data(), theirs.data(), theirs.size()) != 0) {
     throw StrangerError();
   }
-  theirs_ = cursor;
+}
+
+void Handshake::send_cursor(const char* label) {
+  Proof message;
+  message.cursor = party_->fence(flow_);
+  message.proof = proof(label, bytes_of(&message.cursor, sizeof message.cursor));
+  send(&message, sizeof message);
+}
+
+void Handshake::take_cursor(const char* label, const std::byte* data) {
+  Proof message;
+  std::memcpy(&message, data, sizeof message);
+  check_proof(label, bytes_of(&message.cursor, sizeof message.cursor), message.proof);
+  theirs_ = message.cursor;
+  state_ = State::kDone;
 }
 
 void Handshake::take(const std::byte* data) {
@@ -167,37 +179,18 @@ void Handshake::take(const std::byte* data) {
       if (challenge.generation == kNobody && said_.ends_with(nonce)) throw GoneError();
       generation_ = challenge.generation;
       said_ += bytes_of(&challenge, offsetof(Challenge, proof));
-      const std::string mine = proof("acceptor", "");
-      if (CRYPTO_memcmp(mine.data(), challenge.proof, kKeyBytes) != 0) {
-        throw StrangerError();
-      }
-      Proof reply;
-      reply.cursor = party_->fence(flow_);
-      const std::string mac = proof("initiator", bytes_of(&reply.cursor, sizeof reply.cursor));
-      std::copy_n(mac.data(), kKeyBytes, reply.proof);
-      send(&reply, sizeof reply);
+      check_proof("acceptor", "", challenge.proof);
+      send_cursor("initiator");
       state_ = State::kResume;
       return;
     }
-    case State::kProof: {
-      Proof message;
-      std::memcpy(&message, data, sizeof message);
-      check_proof("initiator", message.cursor, message.proof);
-      Proof reply;
-      reply.cursor = party_->fence(flow_);
-      const std::string mac = proof("resume", bytes_of(&reply.cursor, sizeof reply.cursor));
-      std::copy_n(mac.data(), kKeyBytes, reply.proof);
-      send(&reply, sizeof reply);
-      state_ = State::kDone;
+    case State::kProof:
+      take_cursor("initiator", data);
+      send_cursor("resume");
       return;
-    }
-    case State::kResume: {
-      Proof message;
-      std::memcpy(&message, data, sizeof message);
-      check_proof("resume", message.cursor, message.proof);
-      state_ = State::kDone;
+    case State::kResume:
+      take_cursor("resume", data);
       return;
-    }
     default:
       throw FlowError("a handshake message too many");
   }
@@ -210,8 +203,7 @@ void Handshake::with(Party& party) {
   challenge.generation = 1 + std::max(generation_, party.generation(flow_));
   generation_ = challenge.generation;
   said_ += bytes_of(&challenge, offsetof(Challenge, proof));
-  const std::string mac = proof("acceptor", "");
-  std::copy_n(mac.data(), kKeyBytes, challenge.proof);
+  challenge.proof = proof("acceptor", "");
   send(&challenge, sizeof challenge);
   state_ = State::kProof;
 }

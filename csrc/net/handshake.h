@@ -90,9 +90,11 @@ class Handshake {
   struct Challenge;
   struct Proof;
   enum class State : uint8_t { kHello, kParty, kChallenge, kProof, kResume, kDone };
-  std::string proof(const char* label, const std::string& more) const;
+  Key proof(const char* label, const std::string& more) const;
+  void check_proof(const char* label, const std::string& more, const Key& theirs) const;
   void send(const void* data, size_t bytes);
-  void check_proof(const char* label, const Cursor& cursor, const uint8_t* theirs);
+  void send_cursor(const char* label);
+  void take_cursor(const char* label, const std::byte* data);
 
   ProcessId self_{};
   Party* party_ = nullptr;

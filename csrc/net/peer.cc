@@ -50,12 +50,7 @@ void Network::Peer::close(uint64_t channel) {
   session.release(channel);
 }
 
-void Network::Peer::post(const Frame& frame, const std::byte* payload, std::byte* keep) {
-  const std::lock_guard lock(network_.mutex_);
-  session.post(frame, payload, keep);
-}
-
-void Network::Peer::post(const Frame& frame, std::vector<std::byte> payload) {
+void Network::Peer::post(const Frame& frame, Payload payload) {
   const std::lock_guard lock(network_.mutex_);
   session.post(frame, std::move(payload));
 }
@@ -229,7 +224,7 @@ void Network::Peer::tell_news(Clock::time_point now) {
     frame.type = FrameType::kState;
     frame.channel = channel;
     frame.bytes = static_cast<uint32_t>(news.size());
-    session.post(frame, std::move(news));
+    session.post(frame, {.own = std::move(news)});
   }
 }
 

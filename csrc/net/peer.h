@@ -32,8 +32,7 @@ class Network::Peer final : public Wire, public Party, public Receiver {
   // ---- Wire; take the network's lock
   void open(uint64_t channel, Receiver* receiver) override;
   void close(uint64_t channel) override;
-  void post(const Frame& frame, const std::byte* payload, std::byte* keep) override;
-  void post(const Frame& frame, std::vector<std::byte> payload) override;
+  void post(const Frame& frame, Payload payload) override;
   void settle(uint64_t channel) override;
   void flush() override;
   bool reached() override;

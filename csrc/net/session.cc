@@ -27,48 +27,42 @@ Session::Session(Receiver& receiver, int flows, const SessionRules& rules)
 
 // ---- posting
 
-void Session::post(const Frame& frame, const std::byte* payload, std::byte* keep) {
+void Session::post(const Frame& frame, Payload payload) {
   Item& item = items_.emplace_back();
   item.frame = frame;
   item.frame.sequence = first_ + items_.size() - 1;
-  item.payload = payload;
-  item.keep = keep;
-}
-
-void Session::post(const Frame& frame, std::vector<std::byte> payload) {
-  post(frame);
-  items_.back().own = std::move(payload);
-  items_.back().payload = items_.back().own.data();
+  item.payload = std::move(payload);
 }
 
 // Later frames may have gone to the same place: those before them have been read there, and what
 // is sent of them again, if anything is, is dropped. In order, so that the last one stays.
 void Session::settle(uint64_t channel) {
   for (Item& item : items_) {
-    if (item.keep == nullptr || item.frame.channel != channel) continue;
-    if (!item.acknowledged) std::memcpy(item.keep, item.payload, item.frame.bytes);
-    item.payload = std::exchange(item.keep, nullptr);
+    Payload& payload = item.payload;
+    if (payload.keep == nullptr || item.frame.channel != channel) continue;
+    if (!item.acknowledged) std::memcpy(payload.keep, payload.lent, item.frame.bytes);
+    payload.lent = std::exchange(payload.keep, nullptr);
   }
   for (Flow& flow : flows_) {
     for (Writing& writing : flow.writing) {
-      if (writing.keep == nullptr || writing.header.channel != channel) continue;
-      writing.payload = std::exchange(writing.keep, nullptr);
+      Payload& payload = writing.payload;
+      if (payload.keep == nullptr || writing.header.channel != channel) continue;
+      payload.lent = std::exchange(payload.keep, nullptr);
     }
   }
 }
 
 void Session::release(uint64_t channel) {
-  const auto copy = [&](auto& from, const Frame& frame) {
-    if (frame.channel != channel || frame.bytes == 0 || !from.own.empty()) return;
-    from.own.assign(from.payload, from.payload + frame.bytes);
-    from.payload = from.own.data();
-    from.keep = nullptr;
+  const auto copy = [&](Payload& payload, const Frame& frame) {
+    if (frame.channel != channel || frame.bytes == 0 || !payload.own.empty()) return;
+    payload.own.assign(payload.lent, payload.lent + frame.bytes);
+    payload.keep = nullptr;
   };
-  for (Item& item : items_) copy(item, item.frame);
+  for (Item& item : items_) copy(item.payload, item.frame);
   for (Flow& flow : flows_) {
     Reading& reading = flow.reading;  // a payload on its way into that memory is dropped
     if (reading.own.empty() && reading.frame.channel == channel) reading.to = nullptr;
-    for (Writing& writing : flow.writing) copy(writing, writing.header);
+    for (Writing& writing : flow.writing) copy(writing.payload, writing.header);
   }
 }
 
@@ -203,7 +197,7 @@ void Session::push(int index, Writing writing) {
   writing.header.ack = all_;
   if (waiting_.empty()) unacknowledged_ = 0;
   const bool seals = rules_.verify && writing.header.bytes > 0;
-  writing.header.payload_crc = seals ? checksum(writing.payload, writing.header.bytes) : 0;
+  writing.header.payload_crc = seals ? checksum(writing.payload.data(), writing.header.bytes) : 0;
   seal(writing.header);
   flow.writing_bytes += sizeof(Frame) + writing.header.bytes;
   ++counters_.frames;
@@ -214,24 +208,16 @@ void Session::push(int index, Writing writing) {
 void Session::write_item(int index, uint64_t sequence) {
   Item& item = *this->item(sequence);
   item.flow = index;
-  Writing writing;
-  writing.header = item.frame;
-  writing.payload = item.payload;
-  writing.keep = item.keep;
-  if (!item.own.empty()) {  // the item may be acknowledged and gone before the last byte is out
-    writing.own = item.own;
-    writing.payload = writing.own.data();
-  }
-  push(index, std::move(writing));
+  // A copy: the item may be acknowledged and gone before the last byte is out.
+  push(index, {item.frame, item.payload});
 }
 
 void Session::write_control(int index, Frame frame, bool with_cursor) {
   Writing writing;
   if (with_cursor && !waiting_.empty()) {
     const Cursor mine = cursor();
-    writing.own.assign(bytes_of(mine), bytes_of(mine) + sizeof mine.more);
-    writing.payload = writing.own.data();
-    frame.bytes = static_cast<uint32_t>(writing.own.size());
+    writing.payload.own.assign(bytes_of(mine), bytes_of(mine) + sizeof mine.more);
+    frame.bytes = sizeof mine.more;
   }
   writing.header = frame;
   push(index, std::move(writing));
@@ -266,7 +252,7 @@ size_t Session::gather(int index, std::span<iovec> parts) {
     }
     const size_t body = writing.done > sizeof(Frame) ? writing.done - sizeof(Frame) : 0;
     if (writing.header.bytes > body) {
-      parts[count++] = {const_cast<std::byte*>(writing.payload) + body,
+      parts[count++] = {const_cast<std::byte*>(writing.payload.data()) + body,
                         writing.header.bytes - body};
     }
   }

@@ -63,10 +63,8 @@ class Session {
   Session(Receiver& receiver, int flows, const SessionRules& rules = {});
 
   // ---- what the two processes say to each other
-  // `frame` names type, channel, offset, stamp, lane and half. `payload` stays as it is, see above.
-  // If it is the caller's for a time only, `keep` is where settle() may copy it.
-  void post(const Frame& frame, const std::byte* payload = nullptr, std::byte* keep = nullptr);
-  void post(const Frame& frame, std::vector<std::byte> payload);  // takes it
+  // `frame` names type, channel, offset, stamp, lane and half.
+  void post(const Frame& frame, Payload payload = {});
   // What the channel was lent is the lender's again afterwards.
   void settle(uint64_t channel);
   // The channel's memory goes: what the peer may not have yet is copied.
@@ -119,17 +117,13 @@ class Session {
  private:
   struct Item {  // posted, not yet acknowledged
     Frame frame;
-    const std::byte* payload = nullptr;
-    std::byte* keep = nullptr;  // payload is lent: see settle()
-    std::vector<std::byte> own;
+    Payload payload;
     int flow = -1;  // that carries or carried it
     bool acknowledged = false;
   };
   struct Writing {  // on its way into a flow
     Frame header;
-    const std::byte* payload = nullptr;
-    std::byte* keep = nullptr;
-    std::vector<std::byte> own;
+    Payload payload;
     size_t done = 0;
   };
   struct Reading {

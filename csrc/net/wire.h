@@ -19,8 +19,7 @@ class Wire {
   virtual void open(uint64_t channel, Receiver* receiver) = 0;
   virtual void close(uint64_t channel) = 0;
   // As Session's.
-  virtual void post(const Frame& frame, const std::byte* payload, std::byte* keep) = 0;
-  virtual void post(const Frame& frame, std::vector<std::byte> payload) = 0;
+  virtual void post(const Frame& frame, Payload payload) = 0;
   virtual void settle(uint64_t channel) = 0;
   // What was posted starts on its way now.
   virtual void flush() = 0;

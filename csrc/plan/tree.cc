@@ -55,7 +55,7 @@ Node star(const Shape& shape, Rank rank) {
 }
 
 // What both directions share. A rank's data tells only part of the tree that all have begun, so
-// there is a roll call over the root, see rooted.cc; a rank needs none if the message is so long
+// there is a roll call over the root, see direct.cc; a rank needs none if the message is so long
 // that the credits, which run so many messages behind on each level as there are slots, come to
 // tell the root of it.
 class TreePlan {

@@ -1,14 +1,16 @@
 #include "transport/host.h"
 
-#include <sys/random.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <fstream>
-#include <iomanip>
+
+#include "net/handshake.h"
+#include "transport/unix_socket.h"
 
 namespace ringcomm {
 namespace {
@@ -36,23 +38,15 @@ std::string network_namespace() {
 
 }  // namespace
 
-uint64_t random_word() {
-  uint64_t word = 0;
-  if (::getrandom(&word, sizeof word, 0) != sizeof word) throw SystemError("getrandom");
-  return word;
-}
-
 Card make_card() {
   Card card;
   card.host = host_name();
   card.boot_id = first_line("/proc/sys/kernel/random/boot_id");
   card.network = network_namespace();
-  std::ostringstream name;
-  name << "ringcomm-" << std::hex << std::setfill('0') << std::setw(16) << random_word()
-       << std::setw(16) << random_word();
-  card.socket = name.str();
+  const ProcessId name = random_id();
+  card.socket = "ringcomm-" + to_hex(name.data(), name.size());
   card.pid = ::getpid();
-  card.nonce = {{random_word(), random_word()}};
+  card.nonce = std::bit_cast<Nonce>(random_id());
   return card;
 }
 
@@ -77,10 +71,7 @@ void refuse_own(const std::vector<Address>& theirs, const std::vector<Address>& 
 }
 
 bool peer_is_stopped(const Fd& socket) {
-  ucred peer{};
-  socklen_t length = sizeof peer;
-  if (::getsockopt(socket.get(), SOL_SOCKET, SO_PEERCRED, &peer, &length) != 0) return false;
-  const std::string line = first_line(str("/proc/", peer.pid, "/stat").c_str());
+  const std::string line = first_line(str("/proc/", owner_of_peer(socket).pid, "/stat").c_str());
   const size_t name_end = line.rfind(')');  // the state follows the name, which may hold anything
   if (name_end == std::string::npos || name_end + 2 >= line.size()) return false;
   return line[name_end + 2] == 'T' || line[name_end + 2] == 't';

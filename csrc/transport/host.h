@@ -34,7 +34,6 @@ Card make_card();
 void refuse_loopback(const Address& told, Rank self, const std::vector<Card>& cards);
 // The same for addresses that every host has for itself, as docker0's, where `theirs` has no other.
 void refuse_own(const std::vector<Address>& theirs, const std::vector<Address>& own, Rank peer);
-uint64_t random_word();
 // Is the process at the other end of a Unix socket stopped, by SIGSTOP or a debugger?
 bool peer_is_stopped(const Fd& socket);
 

@@ -201,14 +201,24 @@ class Meeting {
                             " the group: was every rank started, with the same world size?"));
   }
 
-  Hello hello_to(Rank rank) const {
-    return {kSegmentMagic, options_.rank, options_.size, mine_.nonce, card(rank).nonce};
+  // How long to wait before looking around.
+  Deadline slice() const {
+    return Deadline(std::min<Clock::duration>(kProbeEvery, deadline_.left()));
+  }
+  // Waiting goes on: throws when it may not.
+  void look_around(const std::vector<Rank>& awaited) const {
+    if (deadline_.passed()) throw late(awaited, "has not finished joining");
+    options_.interrupt();
   }
 
   void introduce(const Fd& connection, Rank rank) {
-    const Hello hello = hello_to(rank);
+    const Hello hello{kSegmentMagic, options_.rank, options_.size, mine_.nonce, card(rank).nonce};
     const int fds[] = {segment_.get(), doorbell_.fd().get()};
     send_message(connection, std::as_bytes(std::span(&hello, 1)), fds);
+  }
+  // False when the other end has closed.
+  static bool hear(const Fd& connection, Hello& hello, std::vector<Fd>& fds) {
+    return receive_message(connection, std::as_writable_bytes(std::span(&hello, 1)), fds);
   }
 
   // Before this rank's sockets close: the others take that for its death otherwise.
@@ -252,28 +262,16 @@ class Meeting {
         if (error.code() == EPERM) throw PeerError(rank, str("rank ", rank, ": ", error.what()));
         if (error.code() != EAGAIN) throw died(rank);
       }
-      if (deadline_.passed()) throw late({rank}, "has not finished joining");
-      options_.interrupt();
+      look_around({rank});
       std::this_thread::sleep_for(kRetryEvery);  // its queue is full: others connect as well
     }
   }
 
   void await_reply(Rank rank) {
+    while (!wait_readable(socket(rank), slice())) look_around({rank});
     Hello hello;
     std::vector<Fd> fds;
-    for (bool received = false; !received;) {
-      const Deadline slice(std::min<Clock::duration>(kProbeEvery, deadline_.left()));
-      try {
-        if (!receive_message(socket(rank), std::as_writable_bytes(std::span(&hello, 1)), fds,
-                             slice)) {
-          throw died(rank);
-        }
-        received = true;
-      } catch (const TimeoutError&) {
-        if (deadline_.passed()) throw late({rank}, "has not finished joining");
-        options_.interrupt();
-      }
-    }
+    if (!hear(socket(rank), hello, fds)) throw died(rank);
     if (!valid(hello, fds) || hello.rank != rank) throw died(rank);
     map_peer(hello.rank, fds, std::move(socket(rank)));
   }
@@ -290,17 +288,12 @@ class Meeting {
       if (is_local(rank)) missing.push_back(rank);
     }
     while (!missing.empty()) {
-      const Deadline slice(std::min<Clock::duration>(kProbeEvery, deadline_.left()));
-      Fd connection = accept_unix(listener_, slice);
-      if (connection) {
-        if (const Rank rank = welcome(std::move(connection)); rank >= 0) {
-          std::erase(missing, rank);
-        }
+      if (Fd connection = accept_unix(listener_, slice())) {
+        std::erase(missing, welcome(std::move(connection)));
         continue;
       }
-      if (deadline_.passed()) throw late(missing, "has not finished joining");
+      look_around(missing);
       for (const Rank rank : missing) probe(rank);
-      options_.interrupt();
     }
   }
 
@@ -318,14 +311,7 @@ class Meeting {
     Hello hello;
     std::vector<Fd> fds;
     const Deadline patience(std::min<Clock::duration>(std::chrono::seconds(5), deadline_.left()));
-    try {
-      if (!receive_message(connection, std::as_writable_bytes(std::span(&hello, 1)), fds,
-                           patience)) {
-        return -1;
-      }
-    } catch (const TimeoutError&) {
-      return -1;
-    }
+    if (!wait_readable(connection, patience) || !hear(connection, hello, fds)) return -1;
     if (!valid(hello, fds) || hello.rank < options_.rank) return -1;
     if (result_.peers[static_cast<size_t>(hello.rank)].socket) return -1;
     try {

@@ -33,7 +33,17 @@ Fd make_socket(int flags = 0) {
   return fd;
 }
 
-// False when the deadline passed.
+bool same_user(const Fd& socket) { return owner_of_peer(socket).uid == ::geteuid(); }
+
+}  // namespace
+
+ucred owner_of_peer(const Fd& socket) {
+  ucred peer{-1, static_cast<uid_t>(-1), static_cast<gid_t>(-1)};
+  socklen_t length = sizeof peer;
+  ::getsockopt(socket.get(), SOL_SOCKET, SO_PEERCRED, &peer, &length);
+  return peer;
+}
+
 bool wait_readable(const Fd& fd, const Deadline& deadline) {
   while (true) {
     pollfd entry{fd.get(), POLLIN, 0};
@@ -45,15 +55,6 @@ bool wait_readable(const Fd& fd, const Deadline& deadline) {
     if (deadline.passed()) return false;
   }
 }
-
-bool same_user(const Fd& socket) {
-  ucred peer{};
-  socklen_t length = sizeof peer;
-  if (::getsockopt(socket.get(), SOL_SOCKET, SO_PEERCRED, &peer, &length) != 0) return false;
-  return peer.uid == ::geteuid();
-}
-
-}  // namespace
 
 Fd listen_unix(const std::string& abstract_name, int backlog) {
   const Address address = abstract_address(abstract_name);
@@ -104,9 +105,7 @@ void send_message(const Fd& socket, std::span<const std::byte> bytes, std::span<
   }
 }
 
-bool receive_message(const Fd& socket, std::span<std::byte> bytes, std::vector<Fd>& fds,
-                     const Deadline& deadline) {
-  if (!wait_readable(socket, deadline)) throw TimeoutError("no message from the peer");
+bool receive_message(const Fd& socket, std::span<std::byte> bytes, std::vector<Fd>& fds) {
   iovec part{bytes.data(), bytes.size()};
   alignas(cmsghdr) std::byte control[CMSG_SPACE(kMostFds * sizeof(int))] = {};
   msghdr message{};

@@ -38,12 +38,11 @@ class Outside final : public Wire {
  public:
   void open(uint64_t, Receiver*) override {}
   void close(uint64_t) override {}
-  void post(const Frame& frame, const std::byte* payload, std::byte*) override {
+  void post(const Frame& frame, Payload payload) override {
     if (frame.type != FrameType::kStream) return;
     written = frame.stamp;
-    for (const std::byte byte : std::span(payload, frame.bytes)) follow(byte);
+    for (const std::byte byte : std::span(payload.data(), frame.bytes)) follow(byte);
   }
-  void post(const Frame&, std::vector<std::byte>) override {}
   void settle(uint64_t) override {}
   void flush() override {}
   bool reached() override { return true; }

@@ -238,7 +238,8 @@ class SessionRung final : public Rung {
     session_.up(0, 1, Cursor{}, Clock::now());
   }
   void send(size_t bytes) override {
-    post_message(*this, bytes, [&](const Frame& f, const std::byte* p) { session_.post(f, p); });
+    post_message(*this, bytes,
+                 [&](const Frame& f, const std::byte* p) { session_.post(f, {.lent = p}); });
     move([&] { return !session_.has_output(0); });
   }
   void receive(size_t bytes) override {
@@ -312,7 +313,7 @@ class NetworkRung final : public Rung {
   ~NetworkRung() override { wire_->close(kChannel); }
   void send(size_t bytes) override {
     post_message(*this, bytes,
-                 [&](const Frame& f, const std::byte* p) { wire_->post(f, p, nullptr); });
+                 [&](const Frame& f, const std::byte* p) { wire_->post(f, {.lent = p}); });
     wire_->flush();
   }
   void receive(size_t bytes) override {

@@ -70,10 +70,7 @@ class End final : public Wire {
       : session(channels, flows, rules), window(rules.window) {
     connections.resize(static_cast<size_t>(flows));
   }
-  void post(const Frame& frame, const std::byte* payload, std::byte* keep) override {
-    session.post(frame, payload, keep);
-  }
-  void post(const Frame& frame, std::vector<std::byte> payload) override {
+  void post(const Frame& frame, Payload payload) override {
     session.post(frame, std::move(payload));
   }
   void settle(uint64_t channel) override { session.settle(channel); }
