@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import os
 import sys
 import warnings
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,15 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 NAME = "ringcomm"
+# Read at run time (csrc/base/config.cc), or when ringcomm is built and tested.
+VARIABLES = [
+    f"RINGCOMM_{name}"
+    for name in (
+        *("ALGORITHM", "COSTS", "CUDA", "CUDA_ARCHS", "CUDA_LIBRARY", "CUDA_MEMORY", "CUDA_MODE"),
+        *("FLOWS", "IFNAME", "LOG", "PORTS", "RESUME_SECONDS", "SANITIZE", "SECRET"),
+        *("SECRET_FILE", "SPIN_US", "TEST_LEVEL", "TRANSPORT", "WERROR"),
+    )
+]
 
 
 def register() -> None:
@@ -44,7 +54,26 @@ def create_backend(options: Any, backend_options: Any = None) -> Any:
     Raises what `load_library` raises, and ValueError when `backend_options` are not
     `ringcomm.Options`. It waits for the group's other ranks, at most `options.timeout`.
     """
-    return load_library().create_backend(options, backend_options)
+    library = load_library()
+    warn_of_unknown_variables()
+    return library.create_backend(options, backend_options)
+
+
+@functools.cache
+def warn_of_unknown_variables() -> None:
+    """Say, once a process, which variables nobody reads: on stderr, as the library warns."""
+    import difflib
+
+    if os.environ.get("RINGCOMM_LOG") in ("error", "off"):
+        return
+    for name in os.environ:
+        simulated = name.startswith("RINGCOMM_SIM_")  # tests/sim
+        if name.startswith("RINGCOMM_") and name not in VARIABLES and not simulated:
+            nearest = difflib.get_close_matches(name, VARIABLES, 1, 0)[0]
+            sys.stderr.write(  # one call, so that lines of several ranks do not mix
+                f"ringcomm WARNING: unknown environment variable {name} is ignored: "
+                f"did you mean {nearest}?\n"
+            )
 
 
 def load_library() -> ModuleType:

@@ -1,13 +1,10 @@
 #include "base/config.h"
 
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cstdlib>
 #include <fstream>
-#include <numeric>
-#include <string_view>
 
 namespace ringcomm {
 namespace {
@@ -64,56 +61,7 @@ std::string read_secret(const std::string& path) {
   return secret;
 }
 
-// Read at run time, or when ringcomm is built and tested.
-const std::vector<std::string>& known_variables() {
-  static const std::vector<std::string> names = {
-      "RINGCOMM_LOG",         "RINGCOMM_ALGORITHM",    "RINGCOMM_SPIN_US",
-      "RINGCOMM_IFNAME",      "RINGCOMM_PORTS",        "RINGCOMM_TRANSPORT",
-      "RINGCOMM_FLOWS",       "RINGCOMM_SECRET",       "RINGCOMM_RESUME_SECONDS",
-      "RINGCOMM_SECRET_FILE", "RINGCOMM_COSTS",        "RINGCOMM_SANITIZE",
-      "RINGCOMM_CUDA",        "RINGCOMM_CUDA_ARCHS",   "RINGCOMM_CUDA_MODE",
-      "RINGCOMM_CUDA_MEMORY", "RINGCOMM_CUDA_LIBRARY", "RINGCOMM_TEST_LEVEL",
-      "RINGCOMM_WERROR"};
-  return names;
-}
-
-std::vector<std::string> unknown_variables() {
-  std::vector<std::string> warnings;
-  constexpr std::string_view prefix = "RINGCOMM_";
-  for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry) {
-    const std::string_view text(*entry);
-    if (!text.starts_with(prefix) || text.starts_with("RINGCOMM_SIM_")) continue;  // tests/sim
-    const std::string name(text.substr(0, text.find('=')));
-    const auto& known = known_variables();
-    if (std::find(known.begin(), known.end(), name) != known.end()) continue;
-    warnings.push_back(str("unknown environment variable ", name, " is ignored: did you mean ",
-                           nearest(name, known), "?"));
-  }
-  return warnings;
-}
-
 }  // namespace
-
-std::string nearest(const std::string& word, const std::vector<std::string>& known) {
-  std::string best;
-  size_t fewest = SIZE_MAX;
-  for (const std::string& candidate : known) {
-    std::vector<size_t> row(candidate.size() + 1);
-    std::iota(row.begin(), row.end(), size_t{0});
-    for (size_t i = 0; i < word.size(); ++i) {  // Levenshtein's distance, one row at a time
-      size_t diagonal = std::exchange(row[0], i + 1);
-      for (size_t j = 0; j < candidate.size(); ++j) {
-        const size_t replaced = diagonal + (word[i] == candidate[j] ? 0 : 1);
-        diagonal = std::exchange(row[j + 1], std::min({row[j] + 1, row[j + 1] + 1, replaced}));
-      }
-    }
-    if (row.back() < fewest) {
-      fewest = row.back();
-      best = candidate;
-    }
-  }
-  return best;
-}
 
 Config Config::from_environment() {
   Config config;
@@ -137,7 +85,6 @@ Config Config::from_environment() {
   config.algorithm = variable("RINGCOMM_ALGORITHM");
   config.run_id = variable("TORCHELASTIC_RUN_ID").value_or("none");
   config.restart = variable("TORCHELASTIC_RESTART_COUNT").value_or("0");
-  config.warnings = unknown_variables();
   return config;
 }
 

@@ -1,10 +1,10 @@
-// Every environment variable that ringcomm reads, in one place. Options given in code win.
+// Every environment variable that the library reads, in one place; ringcomm/_autoload.py warns of
+// others that look like one of them. Options given in code win.
 #pragma once
 
 #include <chrono>
 #include <optional>
 #include <string>
-#include <vector>
 
 #include "base/log.h"
 
@@ -26,13 +26,9 @@ struct Config {
   std::string cuda_library;            // RINGCOMM_CUDA_LIBRARY: instead of the one installed
   std::string run_id;                  // TORCHELASTIC_RUN_ID
   std::string restart;                 // TORCHELASTIC_RESTART_COUNT
-  std::vector<std::string> warnings;   // unknown variables, with the nearest name
 
   // Reads the environment. Throws UsageError when a value cannot be understood.
   static Config from_environment();
 };
-
-// The word of `known` that needs the fewest edits to become `word`.
-std::string nearest(const std::string& word, const std::vector<std::string>& known);
 
 }  // namespace ringcomm

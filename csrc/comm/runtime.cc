@@ -39,8 +39,6 @@ Runtime::Runtime() : config_(Config::from_environment()), cpus_(usable_cpus()) {
       ::pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
   if (registered != 0) throw SystemError("pthread_atfork", registered);
   std::atexit(&Runtime::at_exit);
-  const Logger logger(config_.log, "");
-  for (const std::string& warning : config_.warnings) logger.warning(warning);
 }
 
 Network& Runtime::network(const std::string& store_host) {

@@ -18,7 +18,6 @@
 
 #include <deque>
 #include <map>
-#include <memory>
 #include <optional>
 #include <set>
 #include <span>

@@ -1,9 +1,7 @@
 // What one channel sees of the session with a peer's process. Any thread may call any function.
 #pragma once
 
-#include <span>
 #include <string>
-#include <vector>
 
 #include "net/frame.h"
 

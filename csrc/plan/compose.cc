@@ -1,7 +1,6 @@
 #include "plan/compose.h"
 
 #include <algorithm>
-#include <utility>
 
 #include "plan/builder.h"
 #include "plan/planners.h"
@@ -56,15 +55,6 @@ struct Hierarchy {
   std::vector<Rank> across;  // those with my index on every host
 };
 
-// Two parts inside a host share the window: each sees segments of half the size.
-Geometry half_window(const Geometry& geometry, int size) {
-  Geometry half = geometry;
-  half.size = size;
-  half.segment_bytes = geometry.segment_bytes / 2;
-  if (half.segment_bytes >= 64) half.segment_bytes = half.segment_bytes / 64 * 64;
-  return half;
-}
-
 Shape part_of(const Shape& shape, Collective collective, int size) {
   Shape part;
   part.collective = collective;
@@ -73,6 +63,14 @@ Shape part_of(const Shape& shape, Collective collective, int size) {
   part.geometry = shape.geometry;
   part.geometry.size = size;
   part.costs = shape.costs;
+  return part;
+}
+
+// Two parts inside a host share the window: each sees segments of half the size.
+Shape half_part_of(const Shape& shape, Collective collective, int size) {
+  Shape part = part_of(shape, collective, size);
+  uint64_t& bytes = part.geometry.segment_bytes;
+  bytes = bytes >= 128 ? bytes / 128 * 64 : bytes / 2;
   return part;
 }
 
@@ -137,8 +135,7 @@ Plan hierarchical_all_reduce(const Shape& shape, Rank rank) {
     return pipelined_all_reduce(shape, rank);
   }
   std::vector<Plan> parts;
-  Shape inside = part_of(shape, Collective::kReduceScatter, at.local);
-  inside.geometry = half_window(shape.geometry, at.local);
+  Shape inside = half_part_of(shape, Collective::kReduceScatter, at.local);
   inside.shards = at.shards();
   parts.push_back(
       at.inside(inside, {.ranks = at.mates, .output = at.mine(), .partial = at.hosts > 1}));
@@ -173,8 +170,7 @@ Plan hierarchical_all_gather(const Shape& shape, Rank rank) {
 
   for (int host = 0; host < at.hosts; ++host) {
     const Rank first = host * at.local;
-    Shape inside = part_of(shape, Collective::kAllGather, at.local);
-    inside.geometry = half_window(shape.geometry, at.local);
+    Shape inside = half_part_of(shape, Collective::kAllGather, at.local);
     inside.geometry.line_bytes = 0;
     inside.shards.assign(shape.shards.begin() + first, shape.shards.begin() + first + at.local);
     Placement placement{at.mates};
@@ -215,8 +211,7 @@ Plan hierarchical_broadcast(const Shape& shape, Rank rank) {
 // each host once.
 Plan hierarchical_reduce(const Shape& shape, Rank rank) {
   const Hierarchy at(shape, rank);
-  Shape inside = part_of(shape, Collective::kReduce, at.local);
-  inside.geometry = half_window(shape.geometry, at.local);
+  Shape inside = half_part_of(shape, Collective::kReduce, at.local);
   inside.root = shape.root % at.local;
   inside.bytes = shape.bytes;
   inside.meets = false;

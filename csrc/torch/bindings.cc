@@ -6,7 +6,6 @@
 
 #include "torch/backend.h"
 #include "torch/errors.h"
-#include "torch/plan_bindings.h"
 
 namespace ringcomm {
 namespace {
@@ -113,13 +112,30 @@ void bind_backend(py::module_& module) {
       .def("deregister_mem_pool", [](const Backend&, const py::object&) {}, py::arg("pool"));
 }
 
+// The core seen from Python, for the benchmarks and the tests.
+void bind_core(py::module_& module) {
+  module.def(
+      "selection_text",
+      [](int size, const std::string& costs) {
+        return with_value_errors(
+            [&] { return selection_text(size, costs.empty() ? Costs{} : parse_costs(costs)); });
+      },
+      py::arg("size"), py::arg("costs") = "");
+  module.def("instruction_set", &instruction_set);
+  module.def("instruction_sets", &instruction_sets);
+  module.def(
+      "use_instruction_set",
+      [](const std::string& name) { with_value_errors([&] { use_instruction_set(name); }); },
+      py::arg("name"));
+}
+
 }  // namespace
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   py::module_::import("torch._C._distributed_c10d");  // the base classes
   bind_options(module);
   bind_backend(module);
-  bind_plans(module);
+  bind_core(module);
 
   const auto open = std::make_shared<OpenGroups>();
   module.def(

@@ -9,8 +9,6 @@
 #pragma once
 
 #include <atomic>
-#include <mutex>
-#include <optional>
 
 #include "net/session.h"
 #include "net/wire.h"
