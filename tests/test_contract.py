@@ -398,10 +398,3 @@ def test_one_line_at_the_first_operation(
     ]
     assert python(FIRST, RINGCOMM_LOG="warning").stderr == ""
     assert python(FIRST).stderr == ""
-
-
-def test_a_variable_that_nobody_reads(python: Run) -> None:
-    told = "ringcomm WARNING: unknown environment variable RINGCOMM_SPIN is ignored: did you mean "
-    mistaken = {"RINGCOMM_SPIN": "0", "RINGCOMM_FLOWS": "1"}
-    assert python(FIRST, **mistaken).stderr.splitlines() == [told + "RINGCOMM_SPIN_US?"] * 2
-    assert python(FIRST, RINGCOMM_LOG="error", **mistaken).stderr == ""

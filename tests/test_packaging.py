@@ -206,3 +206,11 @@ def test_other_groups_are_as_torch_makes_them(python: Run) -> None:
     )
     assert result.returncode == 0, result.stderr
     assert result.stdout.split() == ["gloo", "gloo", "gloo"]
+
+
+def test_a_variable_that_nobody_reads(python: Run) -> None:
+    told = "ringcomm WARNING: unknown environment variable RINGCOMM_SPIN is ignored: did you mean "
+    mistaken = {"RINGCOMM_SPIN": "0", "RINGCOMM_FLOWS": "1"}
+    twice = ONE_RANK + "for _ in range(2): start('ringcomm'); dist.destroy_process_group()"
+    assert python(twice, **mistaken).stderr.splitlines() == [told + "RINGCOMM_SPIN_US?"]
+    assert python(twice, RINGCOMM_LOG="error", **mistaken).stderr == ""

@@ -55,9 +55,13 @@ inline bool is_sequenced(FrameType type) { return type < FrameType::kAck; }
 
 // What a frame carries: memory that stays as it is (see session.h), or its own.
 struct Payload {
+  Payload() = default;
+  explicit Payload(const std::byte* lent, std::byte* keep = nullptr) : lent(lent), keep(keep) {}
+  explicit Payload(std::vector<std::byte> own) : own(std::move(own)) {}
+
   const std::byte* lent = nullptr;
   std::byte* keep = nullptr;  // it is lent for a time only: where settle() may copy it
-  std::vector<std::byte> own = {};
+  std::vector<std::byte> own;
   const std::byte* data() const { return own.empty() ? lent : own.data(); }
 };
 

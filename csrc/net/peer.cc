@@ -223,7 +223,7 @@ void Network::Peer::tell_news(Clock::time_point now) {
     frame.type = FrameType::kState;
     frame.channel = channel;
     frame.bytes = static_cast<uint32_t>(news.size());
-    session.post(frame, {.own = std::move(news)});
+    session.post(frame, Payload(std::move(news)));
   }
 }
 

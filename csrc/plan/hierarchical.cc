@@ -15,76 +15,75 @@ namespace ringcomm {
 namespace {
 
 // What both are made of: segment c of every rank's shard.
-class HostPlan {
- protected:
+struct HostPlan {
   HostPlan(const Shape& shape, Rank rank, Algorithm algorithm, int local)
-      : plan_(shape, algorithm, rank),
-        rank_(rank),
-        local_(local),
-        hosts_(shape.size / local),
-        first_(rank / local * local) {
+      : plan(shape, algorithm, rank),
+        rank(rank),
+        local(local),
+        hosts(shape.size / local),
+        first(rank / local * local) {
     for (Rank r = 0; r <= shape.size; ++r) {
       const bool shards = shape.collective == Collective::kReduceScatter;
-      offsets_.push_back(shards ? shape.shard_offset(r) : shape.cut(shape.bytes, r, shape.size));
+      offsets.push_back(shards ? shape.shard_offset(r) : shape.cut(shape.bytes, r, shape.size));
     }
   }
 
   // Segments of at most `most` bytes, of which `areas` fit into a turn: half the window.
   void divide(uint64_t most, int areas, const char* of_what) {
-    const Shape& shape = plan_.shape();
+    const Shape& shape = plan.shape();
     const auto count = static_cast<uint64_t>(areas);
-    const uint64_t turn = shape.align(shape.geometry.window_bytes() / 2);
-    unit_ = std::min(most, shape.align(turn / count));
-    RINGCOMM_CHECK(unit_ > 0, "a window of ", 2 * turn, " bytes has no room for ", areas, of_what);
-    turn_ = count * unit_;
+    const uint64_t half = shape.align(shape.geometry.window_bytes() / 2);
+    unit = std::min(most, shape.align(half / count));
+    RINGCOMM_CHECK(unit > 0, "a window of ", 2 * half, " bytes has no room for ", areas, of_what);
+    turn = count * unit;
   }
 
   template <typename Do>
   void each_mate(Do act) {
-    for (int i = 1; i < local_; ++i) act(first_ + (rank_ - first_ + i) % local_);
+    for (int i = 1; i < local; ++i) act(first + (rank - first + i) % local);
   }
   template <typename Do>  // with the rank of my index there
   void each_host(Do act) {
-    for (int i = 1; i < hosts_; ++i) act(plan_.peer(i * local_));
+    for (int i = 1; i < hosts; ++i) act(plan.peer(i * local));
   }
   void tell_mates() {
-    each_mate([&](Rank mate) { plan_.signal(mate); });
+    each_mate([&](Rank mate) { plan.signal(mate); });
   }
   void hear_mates() {
-    each_mate([&](Rank mate) { plan_.wait(mate); });
+    each_mate([&](Rank mate) { plan.wait(mate); });
   }
 
-  uint64_t offset(Rank r) const { return offsets_[static_cast<size_t>(r)]; }
-  Segments shard(Rank r) const { return {offset(r + 1) - offset(r), unit_}; }
+  uint64_t offset(Rank r) const { return offsets[static_cast<size_t>(r)]; }
+  Segments shard(Rank r) const { return {offset(r + 1) - offset(r), unit}; }
   uint64_t bytes(Rank r, uint64_t c) const { return shard(r).length(c); }
   uint64_t place(Rank r, uint64_t c) const { return offset(r) + shard(r).offset(c); }
-  Ref input(Rank r, uint64_t c) const { return plan_.input(place(r, c)); }
+  Ref input(Rank r, uint64_t c) const { return plan.input(place(r, c)); }
   // An area of the window, in turn c: the first ones for what I have of each rank's segment.
   Ref area(Rank by, int index, uint64_t c) const {
-    return plan_.window(by, c % 2 * turn_ + static_cast<uint64_t>(index) * unit_);
+    return plan.window(by, c % 2 * turn + static_cast<uint64_t>(index) * unit);
   }
 
   void publish_input(uint64_t c) {
-    for (Rank r = 0; r < plan_.shape().size; ++r) {
-      if ((r - rank_) % local_ != 0) plan_.copy(area(rank_, r, c), input(r, c), bytes(r, c));
+    for (Rank r = 0; r < plan.shape().size; ++r) {
+      if ((r - rank) % local != 0) plan.copy(area(rank, r, c), input(r, c), bytes(r, c));
     }
   }
 
   // What my host has for rank r.
   std::vector<Ref> pieces(Rank r, uint64_t c) const {
     std::vector<Ref> from;
-    for (Rank by = first_; by < first_ + local_; ++by) {
-      from.push_back(by == rank_ ? input(r, c) : area(by, r, c));
+    for (Rank by = first; by < first + local; ++by) {
+      from.push_back(by == rank ? input(r, c) : area(by, r, c));
     }
     return from;
   }
 
-  PlanBuilder plan_;
-  const Rank rank_;
-  const int local_, hosts_;
-  const Rank first_;               // of my host
-  uint64_t unit_ = 0, turn_ = 0;   // bytes of a segment, of a turn of the window
-  std::vector<uint64_t> offsets_;  // of each rank's shard
+  PlanBuilder plan;
+  const Rank rank;
+  const int local, hosts;
+  const Rank first;               // of my host
+  uint64_t unit = 0, turn = 0;    // bytes of a segment, of a turn of the window
+  std::vector<uint64_t> offsets;  // of each rank's shard
 };
 
 // Pass c sends segment c of all shards and ends segment c - lag of mine: half the slots are under
@@ -93,58 +92,58 @@ class HostPlan {
 class ReduceScatter : HostPlan {
  public:
   ReduceScatter(const Shape& shape, Rank rank, Algorithm algorithm, int local)
-      : HostPlan(shape, rank, algorithm, local), lag_(plan_.slots() / 2 - 1) {
+      : HostPlan(shape, rank, algorithm, local), lag_(plan.slots() / 2 - 1) {
     divide(shape.slot_bytes(), shape.size, " ranks");
-    count_ = Segments{shape.largest_shard(), unit_}.count();
+    count_ = Segments{shape.largest_shard(), unit}.count();
     line_ = count_ == 1 && shape.largest_shard() <= shape.geometry.line_bytes;
   }
 
   Plan build() {
     std::vector<uint64_t> edges = {lag_, minus(count_, 1), count_};
-    for (Rank r = 0; r < plan_.shape().size; ++r) {
+    for (Rank r = 0; r < plan.shape().size; ++r) {
       for (const uint64_t end : {shard(r).full(), shard(r).count()}) {
         edges.insert(edges.end(), {minus(end, 1), end, end + lag_});
       }
     }
     publish_input(0);
     tell_mates();
-    plan_.repeat({count_ + lag_, plan_.slots(), unit_, edges}, [&](uint64_t c) {
+    plan.repeat({count_ + lag_, plan.slots(), unit, edges}, [&](uint64_t c) {
       if (c < count_) {
         hear_mates();
         each_host([&](Rank r) { send(r, c); });
-        const uint64_t mine = local_ > 1 ? bytes(rank_, c) : 0;
-        plan_.reduce({output(c)}, pieces(rank_, c), mine, hosts_ == 1);
+        const uint64_t mine = local > 1 ? bytes(rank, c) : 0;
+        plan.reduce({output(c)}, pieces(rank, c), mine, hosts == 1);
         if (c + 1 < count_) {
           publish_input(c + 1);
           tell_mates();
         }
       }
-      if (c >= lag_ && hosts_ > 1) take(c - lag_);
+      if (c >= lag_ && hosts > 1) take(c - lag_);
     });
-    return plan_.finish();
+    return plan.finish();
   }
 
  private:
-  Ref output(uint64_t c) const { return plan_.output(shard(rank_).offset(c)); }
+  Ref output(uint64_t c) const { return plan.output(shard(rank).offset(c)); }
   Ref slot(Rank from, Rank to, uint64_t c) const {
-    return plan_.slot({from, to, count_, plan_.shape().slot_bytes(), line_, false}, c);
+    return plan.slot({from, to, count_, plan.shape().slot_bytes(), line_, false}, c);
   }
 
   void send(Rank r, uint64_t c) {
-    if (local_ > 1)
-      plan_.reduce({slot(rank_, r, c)}, pieces(r, c), bytes(r, c), false);
+    if (local > 1)
+      plan.reduce({slot(rank, r, c)}, pieces(r, c), bytes(r, c), false);
     else
-      plan_.copy(slot(rank_, r, c), input(r, c), bytes(r, c));
-    plan_.signal(r);
+      plan.copy(slot(rank, r, c), input(r, c), bytes(r, c));
+    plan.signal(r);
   }
 
   void take(uint64_t c) {
-    std::vector<Ref> from = {local_ > 1 ? output(c) : input(rank_, c)};
+    std::vector<Ref> from = {local > 1 ? output(c) : input(rank, c)};
     each_host([&](Rank r) {
-      plan_.wait(r);
-      from.push_back(slot(r, rank_, c));
+      plan.wait(r);
+      from.push_back(slot(r, rank, c));
     });
-    plan_.reduce({output(c)}, from, bytes(rank_, c), true);
+    plan.reduce({output(c)}, from, bytes(rank, c), true);
   }
 
   const uint64_t lag_;
@@ -162,15 +161,15 @@ class Pipeline : HostPlan {
  public:
   Pipeline(const Shape& shape, Rank rank)
       : HostPlan(shape, rank, Algorithm::kHierarchical, shape.local) {
-    divide(shape.align(shape.slot_bytes() / 2), shape.size + hosts_, " parts");
-    count_ = Segments{shape.longest_cut(shape.bytes, shape.size), unit_}.count();
-    lag_ = std::min(plan_.slots() / 2 - 1, count_ - 1);
+    divide(shape.align(shape.slot_bytes() / 2), shape.size + hosts, " parts");
+    count_ = Segments{shape.longest_cut(shape.bytes, shape.size), unit}.count();
+    lag_ = std::min(plan.slots() / 2 - 1, count_ - 1);
   }
 
   Plan build() {
     const uint64_t last = count_ + 2 * lag_;
     std::vector<uint64_t> edges = {lag_, 2 * lag_, 2 * lag_ + 1};
-    for (Rank r = 0; r < plan_.shape().size; ++r) {
+    for (Rank r = 0; r < plan.shape().size; ++r) {
       for (const uint64_t end : {shard(r).full(), shard(r).count(), count_}) {
         edges.insert(edges.end(), {minus(end, 1), end, end + lag_, end + 2 * lag_});
         edges.push_back(end + 2 * lag_ + 1);
@@ -178,7 +177,7 @@ class Pipeline : HostPlan {
     }
     publish_input(0);
     tell_mates();
-    plan_.repeat({last + 1, plan_.slots(), unit_, edges}, [&](uint64_t c) {
+    plan.repeat({last + 1, plan.slots(), unit, edges}, [&](uint64_t c) {
       const bool told = c == 0 || tells(c - 1);
       if (told) hear_mates();
       if (c < count_) send_sums(c);
@@ -188,7 +187,7 @@ class Pipeline : HostPlan {
       if (c >= 2 * lag_ && c < last) take_results(c - 2 * lag_, c + 1);
       if (tells(c)) tell_mates();
     });
-    return plan_.finish();
+    return plan.finish();
   }
 
  private:
@@ -196,54 +195,54 @@ class Pipeline : HostPlan {
   bool tells(uint64_t c) const {
     return c + 1 < count_ || (c >= 2 * lag_ && c < count_ + 2 * lag_);
   }
-  Ref output(Rank r, uint64_t c) const { return plan_.output(place(r, c)); }
+  Ref output(Rank r, uint64_t c) const { return plan.output(place(r, c)); }
   // In turn c of the window: the result of `host`'s rank.
-  Ref result(Rank by, int host, uint64_t c) const { return area(by, plan_.shape().size + host, c); }
+  Ref result(Rank by, int host, uint64_t c) const { return area(by, plan.shape().size + host, c); }
   // Sums go into the first half of a slot, results into the second.
   Ref slot(Rank from, Rank to, uint64_t c, bool is_result) const {
-    const uint64_t bytes = plan_.shape().slot_bytes();
-    Ref ref = plan_.slot({from, to, count_, bytes}, c);
-    ref.offset += is_result ? unit_ : 0;
+    const uint64_t bytes = plan.shape().slot_bytes();
+    Ref ref = plan.slot({from, to, count_, bytes}, c);
+    ref.offset += is_result ? unit : 0;
     return ref;
   }
 
   void send_sums(uint64_t c) {
     each_host([&](Rank r) {
-      plan_.reduce({slot(rank_, r, c, false)}, pieces(r, c), bytes(r, c), false);
-      plan_.signal(r);
+      plan.reduce({slot(rank, r, c, false)}, pieces(r, c), bytes(r, c), false);
+      plan.signal(r);
     });
-    plan_.reduce({output(rank_, c)}, pieces(rank_, c), bytes(rank_, c), false);
+    plan.reduce({output(rank, c)}, pieces(rank, c), bytes(rank, c), false);
   }
 
   void take_sums(uint64_t c) {
-    std::vector<Ref> from = {output(rank_, c)};
+    std::vector<Ref> from = {output(rank, c)};
     each_host([&](Rank r) {
-      plan_.wait(r);
-      from.push_back(slot(r, rank_, c, false));
+      plan.wait(r);
+      from.push_back(slot(r, rank, c, false));
     });
-    plan_.reduce({output(rank_, c)}, from, bytes(rank_, c), true);
+    plan.reduce({output(rank, c)}, from, bytes(rank, c), true);
     each_host([&](Rank r) {
-      plan_.copy(slot(rank_, r, c, true), output(rank_, c), bytes(rank_, c));
-      plan_.signal(r);
+      plan.copy(slot(rank, r, c, true), output(rank, c), bytes(rank, c));
+      plan.signal(r);
     });
   }
 
-  void take_results(uint64_t c, uint64_t turn) {
+  void take_results(uint64_t c, uint64_t pass) {
     each_host([&](Rank r) {
-      plan_.wait(r);
-      plan_.copy(output(r, c), slot(r, rank_, c, true), bytes(r, c));
+      plan.wait(r);
+      plan.copy(output(r, c), slot(r, rank, c, true), bytes(r, c));
     });
-    for (int host = 0; host < hosts_; ++host) {
-      const Rank r = host * local_ + rank_ - first_;
-      plan_.copy(result(rank_, host, turn), output(r, c), bytes(r, c));
+    for (int host = 0; host < hosts; ++host) {
+      const Rank r = host * local + rank - first;
+      plan.copy(result(rank, host, pass), output(r, c), bytes(r, c));
     }
   }
 
-  void load_results(uint64_t c, uint64_t turn) {
+  void load_results(uint64_t c, uint64_t pass) {
     each_mate([&](Rank mate) {
-      for (int host = 0; host < hosts_; ++host) {
-        const Rank r = host * local_ + mate - first_;
-        plan_.copy(output(r, c), result(mate, host, turn), bytes(r, c));
+      for (int host = 0; host < hosts; ++host) {
+        const Rank r = host * local + mate - first;
+        plan.copy(output(r, c), result(mate, host, pass), bytes(r, c));
       }
     });
   }

@@ -64,7 +64,7 @@ void RemotePeer::flush_put(int lane, int half, uint64_t stamp) {
       frame.stamp = stamp;
     }
     const bool lent = put.source != nullptr;
-    wire_.post(frame, {lent ? put.source + done : target, lent ? target : nullptr});
+    wire_.post(frame, lent ? Payload(put.source + done, target) : Payload(target));
     if (last) return;
     done += bytes;
   }
@@ -81,7 +81,7 @@ void RemotePeer::stream_written(uint64_t begin, uint64_t end) {
     frame.bytes = static_cast<uint32_t>(bytes);
     frame.offset = ends_.shadow.offset_of(data);
     frame.stamp = begin;
-    wire_.post(frame, {.lent = data});
+    wire_.post(frame, Payload(data));
   }
   wire_.flush();
 }
@@ -101,7 +101,7 @@ void RemotePeer::tell() {
   std::vector<std::byte> payload = state();
   Frame frame = this->frame(FrameType::kState);
   frame.bytes = static_cast<uint32_t>(payload.size());
-  wire_.post(frame, {.own = std::move(payload)});
+  wire_.post(frame, Payload(std::move(payload)));
 }
 
 std::vector<std::byte> RemotePeer::news() {

@@ -49,7 +49,7 @@ struct Sender {
       Frame frame;
       frame.type = FrameType::kPut;
       frame.bytes = bytes;
-      session.post(frame, {.lent = data.data()});
+      session.post(frame, Payload(data.data()));
     }
   }
   // What gather() takes for a flow whose connection takes all at once.

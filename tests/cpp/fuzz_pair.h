@@ -43,13 +43,13 @@ class Pair {
     frame.payload_crc = frame.bytes == 0 ? 0 : checksum(payload.data(), payload.size());
     self.posted.push_back(frame);
     if (frame.type == FrameType::kState || (how & 16) != 0) {
-      return self.session.post(frame, {.own = std::move(payload)});
+      return self.session.post(frame, Payload(std::move(payload)));
     }
     const bool keep = (how & 32) != 0;
     self.memory.push_back({frame.channel, std::move(payload), {}});
     auto& memory = self.memory.back();
     if (keep) memory.shadow.resize(frame.bytes);
-    self.session.post(frame, {memory.lent.data(), keep ? memory.shadow.data() : nullptr});
+    self.session.post(frame, Payload(memory.lent.data(), keep ? memory.shadow.data() : nullptr));
   }
 
   // An operation ends, or the channel goes.

@@ -239,7 +239,7 @@ class SessionRung final : public Rung {
   }
   void send(size_t bytes) override {
     post_message(*this, bytes,
-                 [&](const Frame& f, const std::byte* p) { session_.post(f, {.lent = p}); });
+                 [&](const Frame& f, const std::byte* p) { session_.post(f, Payload(p)); });
     move([&] { return !session_.has_output(0); });
   }
   void receive(size_t bytes) override {
@@ -313,7 +313,7 @@ class NetworkRung final : public Rung {
   ~NetworkRung() override { wire_->close(kChannel); }
   void send(size_t bytes) override {
     post_message(*this, bytes,
-                 [&](const Frame& f, const std::byte* p) { wire_->post(f, {.lent = p}); });
+                 [&](const Frame& f, const std::byte* p) { wire_->post(f, Payload(p)); });
     wire_->flush();
   }
   void receive(size_t bytes) override {
