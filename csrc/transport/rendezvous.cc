@@ -216,9 +216,10 @@ class Meeting {
     const int fds[] = {segment_.get(), doorbell_.fd().get()};
     send_message(connection, std::as_bytes(std::span(&hello, 1)), fds);
   }
-  // False when the other end has closed.
+  // From a connection that is readable. False when the other end has closed.
   static bool hear(const Fd& connection, Hello& hello, std::vector<Fd>& fds) {
-    return receive_message(connection, std::as_writable_bytes(std::span(&hello, 1)), fds);
+    const auto bytes = std::as_writable_bytes(std::span(&hello, 1));
+    return receive_message(connection, bytes, fds, Deadline(kProbeEvery));
   }
 
   // Before this rank's sockets close: the others take that for its death otherwise.

@@ -105,7 +105,9 @@ void send_message(const Fd& socket, std::span<const std::byte> bytes, std::span<
   }
 }
 
-bool receive_message(const Fd& socket, std::span<std::byte> bytes, std::vector<Fd>& fds) {
+bool receive_message(const Fd& socket, std::span<std::byte> bytes, std::vector<Fd>& fds,
+                     const Deadline& deadline) {
+  if (!wait_readable(socket, deadline)) throw TimeoutError("no message from the peer");
   iovec part{bytes.data(), bytes.size()};
   alignas(cmsghdr) std::byte control[CMSG_SPACE(kMostFds * sizeof(int))] = {};
   msghdr message{};

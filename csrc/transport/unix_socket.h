@@ -23,9 +23,10 @@ Fd accept_unix(const Fd& listener, const Deadline& deadline);
 
 // False when the deadline passed.
 bool wait_readable(const Fd& fd, const Deadline& deadline);
-// One message of fixed size with its descriptors. They throw SystemError; receive waits for it, and
-// returns false at EOF.
+// One message of fixed size with its descriptors. send throws SystemError; receive returns false at
+// EOF, and throws TimeoutError at the deadline.
 void send_message(const Fd& socket, std::span<const std::byte> bytes, std::span<const int> fds);
-bool receive_message(const Fd& socket, std::span<std::byte> bytes, std::vector<Fd>& fds);
+bool receive_message(const Fd& socket, std::span<std::byte> bytes, std::vector<Fd>& fds,
+                     const Deadline& deadline);
 
 }  // namespace ringcomm
