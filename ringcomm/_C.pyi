@@ -48,6 +48,7 @@ def create_backend(options: Any, backend_options: Options | None = None) -> Back
 
 # ---- the core, for the benchmarks and the tests
 
+def algorithms(collective: str) -> list[str]: ...
 def selection_text(size: int, costs: str = "") -> str:
     """The table of a group of `size` hosts, one row a line, limits in bytes.
 

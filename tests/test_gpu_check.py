@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from conftest import ROOT
+from simulated_plans import Shape, plans_of
 
 FOLDER = ROOT / "benchmarks"
 LIBRARY = "RINGCOMM_CUDA_LIBRARY"
@@ -218,15 +219,10 @@ def test_survivors_are_judged(module: Any) -> None:
 
 @pytest.mark.parametrize("ranks", [2, 3, 4, 8])
 def test_a_rings_traffic_is_that_of_its_plan(module: Any, ranks: int) -> None:
-    from ringcomm._autoload import load_library
-
-    library = load_library()
     size = ranks * (1 << 20)
-    shape = library.Shape("all_reduce", ranks)
-    shape.element, shape.bytes = 4, size
     moved = 0
-    for rank in range(ranks):
-        for block in json.loads(library.plan_json(shape, rank, "ring"))["blocks"]:
+    for plan in plans_of(Shape("all_reduce", size, ranks), "ring"):
+        for block in plan["blocks"]:
             steps = [step for step in block["steps"] if step["verb"] in ("copy", "reduce")]
             bytes_ = sum(step["bytes"] * len(step["dst"] + step["src"]) for step in steps)
             moved += block["repetitions"] * bytes_

@@ -19,13 +19,11 @@ from ringcomm import _C, costs
 from ringcomm.__main__ import main
 from ringcomm.costs import Costs, Fabrics
 
-# Those of the model that the library has, each with a row of its table, and that need only links.
-ROWS = [row.split(", ")[0] + row[row.rindex(":") :] for row in _C.selection_text(8).splitlines()]
 CASES = [
     (collective, algorithm)
     for collective, names in costs.ALGORITHMS.items()
     for algorithm in names
-    if f"{collective}: {algorithm}" in ROWS and algorithm not in ("direct", "hierarchical")
+    if algorithm in _C.algorithms(collective) and algorithm not in ("direct", "hierarchical")
 ]
 LAN = Costs(20e-6, 1e-9, 0.05e-9)
 Limit = Callable[[Costs, int], int]

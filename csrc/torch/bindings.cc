@@ -112,8 +112,21 @@ void bind_backend(py::module_& module) {
       .def("deregister_mem_pool", [](const Backend&, const py::object&) {}, py::arg("pool"));
 }
 
+std::vector<std::string> names_of_algorithms(const std::string& collective) {
+  std::vector<std::string> names;
+  for (int i = 0; i < kCollectives; ++i) {
+    if (collective != to_string(static_cast<Collective>(i))) continue;
+    for (const Algorithm one : algorithms_of(static_cast<Collective>(i))) {
+      names.emplace_back(to_string(one));
+    }
+  }
+  TORCH_CHECK_VALUE(!names.empty(), "there is no collective '", collective, "'");
+  return names;
+}
+
 // The core seen from Python, for the benchmarks and the tests.
 void bind_core(py::module_& module) {
+  module.def("algorithms", &names_of_algorithms, py::arg("collective"));
   module.def(
       "selection_text",
       [](int size, const std::string& costs) {
