@@ -25,7 +25,7 @@ import torch.distributed as dist
 KIND, SECONDS = sys.argv[1], float(sys.argv[2])
 BACKEND = os.environ.get("BACKEND", "ringcomm")
 FOLDER = Path(os.environ["FAULT_FOLDER"]) if "FAULT_FOLDER" in os.environ else None
-ENOUGH = int(os.environ.get("OPERATIONS", "0"))  # then a file `enough-0` is there
+ENOUGH = int(os.environ.get("OPERATIONS", "0"))  # not before; then a file `enough-0` is there
 LARGEST = 16 << 20
 DTYPES = (torch.float32, torch.bfloat16, torch.int64)
 calls: list[tuple[float, float, str, int]] = []  # begin, end, which sort, bytes
@@ -140,10 +140,10 @@ def join() -> float:
     return time.monotonic() - began
 
 
-def shall_stop(seconds: float) -> bool:
+def shall_stop(number: int, seconds: float) -> bool:
     if FOLDER and (FOLDER / "stop").exists():
         return True
-    return 0 < SECONDS < seconds
+    return 0 < SECONDS < seconds and number >= ENOUGH
 
 
 def main() -> None:
@@ -163,7 +163,7 @@ def main() -> None:
             longest = max(longest, took)
             number += 1
             if number % 8 == 0:
-                stop[0] = float(rank == 0 and shall_stop(time.monotonic() - began))
+                stop[0] = float(rank == 0 and shall_stop(number, time.monotonic() - began))
                 dist.all_reduce(stop)
                 if FOLDER and number == 8:
                     (FOLDER / f"ready-{rank}").touch()

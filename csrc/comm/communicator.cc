@@ -297,6 +297,11 @@ std::exception_ptr Communicator::error() {
   return error_;
 }
 
+uint64_t Communicator::sequence() const {
+  const DeviceGroup* const device = device_.load(std::memory_order_acquire);
+  return asked_.load(std::memory_order_relaxed) + (device ? device->sequence() : 0);
+}
+
 std::vector<Record> Communicator::records() {
   std::vector<Record> records = recorder_.records();
   if (const DeviceGroup* const device = device_.load(std::memory_order_acquire)) {

@@ -94,7 +94,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
     return std::chrono::milliseconds(timeout_ms_.load());
   }
   // Collectives asked for so far; the same on every rank of a correct program.
-  uint64_t sequence() const { return asked_.load(std::memory_order_relaxed); }
+  uint64_t sequence() const;
   // Empty while the group works, else why it failed.
   std::string failure();
   std::exception_ptr error();

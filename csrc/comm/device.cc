@@ -270,10 +270,9 @@ void DeviceGroup::note_progress() {
     }
   }
   for (const Pending& each : over) {
-    recorder_.end(each.ticket, !released_);
-    if (each.operation.sequence > 0) {
-      group_.transport().finish(Board::kDevice, each.operation.sequence);
-    }
+    if (!each.ticket) continue;
+    recorder_.end(*each.ticket, !released_);
+    if (each.peer < 0) group_.transport().finish(Board::kDevice, each.operation.sequence);
   }
 }
 
@@ -298,8 +297,13 @@ void DeviceGroup::check_pending(const Pending& pending) {
   const double seconds = to_seconds(pending.deadline.elapsed());
   const bool late = pending.deadline.passed();
   if (pending.peer < 0) {
-    if (pending.operation.sequence > 0) inquiry_.check_peers(pending.operation);
-    if (late) inquiry_.throw_late(pending.operation, seconds, group_.rank());
+    if (pending.ticket) {
+      inquiry_.check_peers(pending.operation);
+      if (late) inquiry_.throw_late(pending.operation, seconds, group_.rank());
+    } else if (late) {
+      throw TimeoutError(str(numbered(pending.operation), ": Timed out after ", seconds,
+                             " s waiting for what this rank's stream has to do before it"));
+    }
     return;
   }
   const std::string text = to_text(pending.operation);

@@ -69,6 +69,8 @@ class DeviceGroup {
   DeviceGroup& operator=(const DeviceGroup&) = delete;
 
   int device() const { return device_; }
+  // Operations that ranks have done without the host's way, which counts its own.
+  uint64_t sequence() const { return sequence_.load(std::memory_order_relaxed); }
   // After what is in `caller` so far; in that stream itself, or beside it where `aside`. `finish`
   // may enqueue something more that belongs to it.
   using Finish = std::function<void(cuda::Stream)>;
@@ -106,7 +108,7 @@ class DeviceGroup {
     uint32_t value;
     Rank peer;  // of a message, else -1
     Deadline deadline;
-    uint64_t ticket;  // the flight recorder's
+    std::optional<uint64_t> ticket;  // the flight recorder's: none if the host's way records it
   };
   struct Buffer {  // memory of the host through which an operation goes
     std::byte* memory;
@@ -159,9 +161,9 @@ class DeviceGroup {
   std::unique_ptr<cuda::Team> team_;
   PlanCache plans_;
   std::vector<Track> tracks_;
-  std::map<int, bool> met_;  // circles, by this rank's card: do they reach one another?
-  cuda::Found found_;        // of the group's
-  uint64_t sequence_ = 0;
+  std::map<int, bool> met_;            // circles, by this rank's card: do they reach one another?
+  cuda::Found found_;                  // of the group's
+  std::atomic<uint64_t> sequence_{0};  // written under the lock
   std::vector<uint64_t> sent_, received_;  // messages, by peer
   std::deque<Buffer> buffers_;
   bool streams_meet_ = false;  // words of the host, that is

@@ -1,6 +1,7 @@
 // Operations of a DeviceGroup: on the devices where the ranks reach one another there, else through
 // memory of the host and the group's way for that.
 #include <algorithm>
+#include <bit>
 #include <cstring>
 
 #include "comm/communicator.h"
@@ -17,6 +18,10 @@ uint64_t total(const std::vector<Span>& spans) {
   for (const Span& span : spans) bytes += span.bytes;
   return bytes;
 }
+
+// What goes through memory of the host is timed there, from when the stream has come to it: whether
+// that ever does is looked at later.
+constexpr auto kOwnStream = std::chrono::seconds(1);
 
 // Half of what boards and slots hold: so far behind may a peer be.
 constexpr uint32_t kMostUnderWay = cuda::kOperations / 2;
@@ -64,23 +69,25 @@ void DeviceGroup::connect() {
 DeviceGroup::EndPtr DeviceGroup::enqueue(const Operation& operation, cuda::Stream caller,
                                          bool aside, const Finish& finish) {
   validate(operation, group_.size(), group_.rank());
-  Descriptor descriptor = make_descriptor(operation, sequence_ + 1);
-  const std::string asked = numbered(descriptor);
+  const std::string asked = to_text(make_descriptor(operation, 0));
   return guarded(asked, [&] {
     meet({circle_of(-1)}, asked);
     const cuda::Stream stream = begin({0}, caller, aside);
+    const auto limit = operation.timeout.count() > 0 ? operation.timeout : group_.timeout();
+    Pending pending{{}, 0, 0, -1, Deadline(limit), {}};
     if (reach(-1)) {
       make_room();
-      descriptor.sequence = ++sequence_;
-      announce(operation, descriptor);
+      pending.operation = make_descriptor(operation, ++sequence_);
+      announce(operation, pending.operation);
+      pending.ticket = recorder_.begin(pending.operation);
       run(operation, sequence_, stream);
     } else {
-      descriptor.sequence = 0;  // the host's way counts it
       run_on_host(operation, stream);
+      pending.operation = make_descriptor(operation, group_.sequence());
+      pending.deadline = Deadline(limit + kOwnStream);
     }
     if (finish) finish(stream);
-    const auto limit = operation.timeout.count() > 0 ? operation.timeout : group_.timeout();
-    return end({0}, stream, {{descriptor, 0, 0, -1, Deadline(limit), recorder_.begin(descriptor)}});
+    return end({0}, stream, {pending});
   });
 }
 
@@ -164,17 +171,18 @@ DeviceGroup::EndPtr DeviceGroup::enqueue(const std::vector<Posted>& messages, cu
       const int track = track_of(message.kind);
       if (std::find(tracks.begin(), tracks.end(), track) == tracks.end()) tracks.push_back(track);
       const auto limit = message.timeout.count() > 0 ? message.timeout : group_.timeout();
-      pending.push_back(
-          {descriptor, track, 0, message.kind.peer, Deadline(limit), recorder_.begin(descriptor)});
+      pending.push_back({descriptor, track, 0, message.kind.peer, Deadline(limit), {}});
     }
     std::vector<cuda::Circle> circles;
     for (const Posted& message : messages) circles.push_back(circle_of(message.kind.peer));
     meet(circles, asked);
     const cuda::Stream stream = begin(tracks, caller, true);
     std::vector<Posted> through_host;
-    for (const Posted& message : messages) {
+    for (size_t i = 0; i < messages.size(); ++i) {
+      const Posted& message = messages[i];
       if (reach(message.kind.peer)) {
         compare(message);
+        pending[i].ticket = recorder_.begin(pending[i].operation);
         transfers.push_back({message.kind.sending, message.kind.peer, message.data});
       } else {
         through_host.push_back(message);
@@ -217,9 +225,11 @@ std::byte* DeviceGroup::buffer(uint64_t bytes, int track) {
     word(buffer.memory, kOver).store(0);
     return buffer.memory;
   }
-  std::byte* const memory = api_.allocate_pinned(kHead + bytes);
+  // Of few sizes, so that there are few: none is freed while streams run, that would wait for them.
+  const uint64_t size = std::bit_ceil(kHead + bytes);
+  std::byte* const memory = api_.allocate_pinned(size);
   std::memset(memory, 0, kHead);
-  buffers_.push_back({memory, bytes, track, value});
+  buffers_.push_back({memory, size - kHead, track, value});
   return memory;
 }
 
