@@ -212,7 +212,7 @@ def kill(pid: int, number: int = signal.SIGKILL) -> float:
 
 
 def await_end(pid: int, seconds: float = 10) -> None:
-    """Of a process that was killed: its ports are free afterwards."""
+    """Of a process that was killed or is about to end: its ports are free afterwards."""
     with suppress(ProcessLookupError):
         process = os.pidfd_open(pid)
         try:

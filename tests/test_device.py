@@ -24,8 +24,8 @@ from workers import Rank, Ranks, join, ranks
 
 SIMULATED = ROOT / "build" / "tests" / "libringcomm_sim.so"
 # The tests of one host once more, on devices.
-FILES = ["collectives"]
-LATER = ["ddp", "failures", "stack_sharded", "stack_parallel"]
+FILES = ["collectives", "ddp"]
+LATER = ["failures", "hosts", "stack_compile", "stack_sharded", "stack_parallel"]
 
 
 @pytest.mark.timeout(1230)
@@ -185,6 +185,12 @@ def test_several_devices(four: Ranks, cards: str, words: str) -> None:
         assert words in outcome["log"]
 
 
+@pytest.mark.parametrize("size", [8, 16])
+def test_many_ranks_on_one_device(size: int) -> None:
+    with ranks(size, backend=None) as some:
+        run_everything(some, "many", **SMALL)
+
+
 # ---- what goes wrong with devices: the host helps
 
 
@@ -260,22 +266,27 @@ def differ(rank: Rank, life: str, case: str) -> Outcome:
                 splits = [5, 5] if me else [5, 6]
                 dist.all_to_all_single(torch.empty(10), torch.ones(sum(splits)), [5, 5], splits)
             elif me == 0:
-                dist.send(torch.ones(10), 1)
+                dist.send(torch.ones(10), 1, tag=1)
             else:
-                dist.recv(torch.ones(12), 0)
+                dist.recv(torch.ones(12 if case == "message" else 10), 0, tag=int(case != "tag"))
 
         return outcome_of(call)
 
     return on_device(rank, life, SMALL, body)
 
 
-@pytest.mark.parametrize("case", ["op", "count", "splits", "message"])
+@pytest.mark.parametrize("case", ["op", "count", "splits", "message", "tag"])
 def test_ranks_that_differ(two: Ranks, case: str) -> None:
     outcomes = two(differ, f"differ {case}", case)
-    if case == "message":  # a short one is sent before anybody knows
+    if case in ("message", "tag"):  # a short one is sent before anybody knows
         outcomes = outcomes[1:]
     for outcome in outcomes:
-        check(outcome, {"splits": "disagree", "message": "bytes"}.get(case, "differs"))
+        check(
+            outcome,
+            {"splits": "disagree", "message": "sends 40 bytes", "tag": "another tag"}.get(
+                case, "differs"
+            ),
+        )
 
 
 def stay_away(rank: Rank, life: str, first: bool) -> Outcome:

@@ -8,13 +8,18 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shutil
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from conftest import ROOT
 from outcomes import Outcome
 from test_device import SIMULATED, SMALL, on_device
 from workers import Rank, Ranks, ranks
@@ -208,3 +213,24 @@ def test_streams(two: Ranks, case: str, way: str) -> None:
     if case == "fails":
         outcomes = outcomes[:1]
     assert [outcome.get("answer") for outcome in outcomes] == [""] * len(outcomes), outcomes
+
+
+FOR_CPUS = """
+import torch.distributed as dist
+from test_device_streams import Cuda
+
+memory, tensor = Cuda().full(3, 1.0)
+dist.init_process_group("ringcomm", store=dist.HashStore(), rank=0, world_size=1)
+dist.all_reduce(memory)
+dist.all_reduce(tensor)
+"""
+
+
+def test_a_build_for_cpus_only(
+    run: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    without = shutil.ignore_patterns("libringcomm_cuda.so", "__pycache__")
+    shutil.copytree(ROOT / "ringcomm", tmp_path / "ringcomm", ignore=without)
+    (tmp_path / "job.py").write_text(FOR_CPUS)
+    done = run(sys.executable, tmp_path / "job.py", PYTHONPATH=str(ROOT / "tests"))
+    assert "this build serves CPU tensors only: build it where nvcc is" in done.stderr, done.stderr

@@ -61,6 +61,19 @@ def test_as_gloo(suite: Suite, ranks: int, debug: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_as_gloo_on_simulated_devices(suite: Suite, ranks: int) -> None:
+    """All but what no stream can do: find out whose message came."""
+    library = ROOT / "build" / "tests" / "libringcomm_sim.so"
+    ran = suite("--as", "gloo", "--ranks", str(ranks), RINGCOMM_CUDA_LIBRARY=str(library))
+    check(
+        {name: why for name, why in ran.items() if "any_source" not in name},
+        GLOO[ranks] - SLACK - 3,
+    )
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [3, 4])
 def test_as_mpi(suite: Suite, ranks: int) -> None:
     """Only under this name are all_to_all on CPUs, and groups within less than 8 ranks, tested."""

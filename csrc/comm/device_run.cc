@@ -195,21 +195,23 @@ DeviceGroup::EndPtr DeviceGroup::enqueue(const std::vector<Posted>& messages, cu
   });
 }
 
-// The k-th message to a peer and its k-th from here are one: they must have one size. As with
-// boards, of the two sides at least one sees what the other has written.
+// The k-th message to a peer and its k-th from here are one: they must have one size, and one tag.
+// As with boards, of the two sides at least one sees what the other has written.
 void DeviceGroup::compare(const Posted& message) {
   const auto [sending, dtype, count, peer, tag] = message.kind;
   uint64_t& before = (sending ? sent_ : received_)[static_cast<size_t>(peer)];
   const uint64_t number = ++before;
-  const auto said = [&](uint64_t bytes) { return number << 40 | bytes; };
-  own().message(peer, sending, number).store(said(message.data.bytes), std::memory_order_seq_cst);
+  const uint64_t said =
+      number << 48 | (static_cast<uint64_t>(tag) & 0xff) << 40 | message.data.bytes;
+  own().message(peer, sending, number).store(said, std::memory_order_seq_cst);
   const cuda::Area theirs(group_.transport().device_area(peer), group_.size());
   const uint64_t other = theirs.message(group_.rank(), !sending, number).load();
-  if (other >> 40 != (number & 0xffffff) || other == said(message.data.bytes)) return;
+  if (other >> 48 != (number & 0xffff) || other == said) return;
+  const uint64_t bytes = other & ((uint64_t{1} << 40) - 1);
+  const std::string what = bytes == message.data.bytes ? "another tag" : str(bytes, " bytes");
   throw MismatchError(str(to_text(make_descriptor(message.kind)), ": it has ", message.data.bytes,
-                          " bytes, and rank ", peer, sending ? " receives " : " sends ",
-                          other & ((uint64_t{1} << 40) - 1),
-                          ": a send and its recv must have the same number of bytes"));
+                          " bytes, and rank ", peer, sending ? " receives " : " sends ", what,
+                          ": between devices messages are matched in the order of the calls"));
 }
 
 // ---- through memory of the host

@@ -86,7 +86,7 @@ class Area {
     return in<std::atomic<uint64_t>>(kStamps,
                                      sequence % kOperations * size_ + static_cast<uint64_t>(peer));
   }
-  // Of the k-th message to, or from, a peer: k and its size.
+  // Of the k-th message to, or from, a peer: k, its tag and its size.
   std::atomic<uint64_t>& message(Rank peer, bool sending, uint64_t k) const {
     const auto row = static_cast<uint64_t>(2 * peer + (sending ? 1 : 0));
     return in<std::atomic<uint64_t>>(kSizes, row * kMessages + k % kMessages);
