@@ -9,6 +9,7 @@ namespace {
 constexpr auto kSlice = std::chrono::milliseconds(50);      // between looks at peers and deadlines
 constexpr auto kUnheard = std::chrono::seconds(1);          // then nobody takes the rest
 constexpr auto kStreamNap = std::chrono::microseconds(50);  // streams ring no doorbell
+constexpr auto kSettle = std::chrono::seconds(1);           // by then peers have called the same
 
 std::string message_of(const std::exception_ptr& error) {
   try {
@@ -188,7 +189,8 @@ DeviceGroup& Communicator::device(int index) {
   DeviceGroup* device = device_.load(std::memory_order_relaxed);
   if (device == nullptr) {
     device = new DeviceGroup(*this, device_library(), index);
-    device_.store(device, std::memory_order_release);  // partner: fail(), watch()
+    device_.store(device, std::memory_order_seq_cst);  // partner: fail(), watch()
+    if (failed_.load(std::memory_order_seq_cst)) device->release();
   }
   RINGCOMM_CHECK(device->device() == index, "group '", name(), "' of this rank works on device ",
                  device->device(), ", and this tensor is on device ", index,
@@ -276,9 +278,11 @@ std::exception_ptr Communicator::fail(const std::exception_ptr& error) {
     error_ = lasting(error, rank());
     failure_ = message_of(error_);
   }
+  DeviceGroup* const device = device_.load(std::memory_order_seq_cst);
+  if (device != nullptr) device->note_progress();  // what is over by now is good
   failed_.store(true, std::memory_order_seq_cst);
   transport_->fail(failure_);  // rings this process's bell too
-  if (DeviceGroup* const device = device_.load(std::memory_order_acquire)) device->release();
+  if (DeviceGroup* const late = device_.load(std::memory_order_seq_cst)) late->release();
   return error;
 }
 
@@ -295,6 +299,14 @@ std::string Communicator::failure() {
 std::exception_ptr Communicator::error() {
   const std::lock_guard lock(queue_mutex_);
   return error_;
+}
+
+std::exception_ptr Communicator::why_failed() {
+  const auto by = transport_->first_failed();
+  if (!failed_ && by) {
+    fail(std::make_exception_ptr(PeerError(*by, retold(*by, transport_->failure(*by)))));
+  }
+  return error();
 }
 
 uint64_t Communicator::sequence() const {
@@ -328,6 +340,20 @@ void Communicator::abort(const std::string& reason) {
   fail(std::make_exception_ptr(PeerError(rank(), reason)));
   fail_messages();
   if (queued_.load() > 0) Runtime::get().kick(weak_from_this().lock());
+}
+
+void Communicator::settle() {
+  DeviceGroup* const device = device_.load(std::memory_order_acquire);
+  if (device == nullptr || forked_ || left_) return;
+  const Deadline called(kSettle);  // peers may call what we have called a little later
+  Deadline look(kSlice);
+  while (device->pending() && !failed_ && (device->expected() || !called.passed())) {
+    std::this_thread::sleep_for(kStreamNap);
+    if (!look.passed()) continue;
+    look = Deadline(kSlice);
+    watch();
+    if (options_.interrupt) check_interrupt("destroy");
+  }
 }
 
 void Communicator::shutdown(Clock::duration grace) {
@@ -373,6 +399,7 @@ void Communicator::drain() {
 void Communicator::forked() {
   forked_.store(true);
   transport_->forget();
+  if (DeviceGroup* const device = device_.load()) device->forked();
   for (Mapping& mapping : memory_.mappings) mapping.forget();
 }
 

@@ -77,6 +77,8 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
                  Sequel sequel = {}, const std::atomic<uint32_t>* gate = nullptr);
   // Starts a send or receive. A message with a timeout of 0 gets the group's.
   void post(const MessagePtr& message);
+  // The same of one that was asked for before the group may have failed or left.
+  void post_late(const MessagePtr& message);
   // Waits until `request` is done or `at_most` has passed: true when done. Throws nothing of it,
   // only what `interrupt` does.
   bool wait(Request& request, Clock::duration at_most = Clock::duration::max());
@@ -98,9 +100,14 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   // Empty while the group works, else why it failed.
   std::string failure();
   std::exception_ptr error();
+  // The same where a peer has failed and this rank has not yet looked: now it has failed, too.
+  std::exception_ptr why_failed();
   // The last 256 operations, oldest first; then those that wait for their turn.
   std::vector<Record> records();
 
+  // Waits for what devices still have to do, as long as it only needs time: CUDA calls return
+  // early.
+  void settle();
   // Fails everything pending here and tells the peers. Returns at once.
   void abort(const std::string& reason);
   // Lets what is pending end for at most `grace`, fails the rest, says goodbye. Idempotent.

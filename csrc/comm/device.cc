@@ -15,10 +15,14 @@ constexpr auto kReleaseNap = std::chrono::milliseconds(1);
 
 }  // namespace
 
-void DeviceGroup::End::block(cuda::Stream stream) const { group_.api_.wait(stream, event_); }
+void DeviceGroup::End::block(cuda::Stream stream) const {
+  const cuda::OnDevice here(group_.api_, group_.device_);  // which the default stream is of
+  group_.api_.wait(stream, event_);
+}
 
 bool DeviceGroup::End::good() const {
-  if (!group_.released_) return true;
+  group_.note_progress();
+  if (!group_.has_failed()) return true;
   const std::lock_guard lock(group_.mutex_);
   return static_cast<int32_t>(group_.good_until_[static_cast<size_t>(track_)] - value_) >= 0;
 }
@@ -32,7 +36,8 @@ DeviceGroup::DeviceGroup(Communicator& group, cuda::Library& library, int device
       plans_(group.rank()),
       tracks_(static_cast<size_t>(1 + 2 * group.size())),
       sent_(static_cast<size_t>(group.size())),
-      received_(static_cast<size_t>(group.size())) {
+      received_(static_cast<size_t>(group.size())),
+      good_until_(tracks_.size()) {
   cuda::TeamOptions options;
   options.rank = group.rank();
   options.device = device;
@@ -45,28 +50,56 @@ DeviceGroup::DeviceGroup(Communicator& group, cuda::Library& library, int device
 }
 
 DeviceGroup::~DeviceGroup() {
-  if (!team_) return;  // streams may still use what there is
+  if (forked_ || kept_) {
+    static_cast<void>(team_.release());
+    return;
+  }
+  if (team_) give_back();
+  try {
+    const cuda::OnDevice here(api_, device_);
+    for (const cuda::Event event : events_) api_.destroy_event(event);
+  } catch (const std::exception& error) {  // of the device, for good
+    group_.logger().info("events cannot be given back to the device: ", error.what());
+  }
+}
+
+// What waits for the device's streams: not for the worker, on which those may depend.
+void DeviceGroup::give_back() {
+  std::unique_ptr<cuda::Team> team;
+  {
+    const std::lock_guard lock(mutex_);
+    team = std::move(team_);
+  }
   try {
     const cuda::OnDevice here(api_, device_);
     for (Track& track : tracks_) {
-      if (track.event != nullptr) api_.destroy_event(track.event);
-      if (track.own != nullptr) api_.destroy_stream(track.own);
+      if (track.event != nullptr) api_.destroy_event(std::exchange(track.event, nullptr));
+      if (track.own != nullptr) api_.destroy_stream(std::exchange(track.own, nullptr));
     }
-    for (const cuda::Event event : events_) api_.destroy_event(event);
-    for (const Buffer& buffer : buffers_) api_.release_pinned(buffer.memory);
-  } catch (const std::exception& error) {  // of the device, for good
+    for (const Buffer& buffer : std::exchange(buffers_, {})) api_.release_pinned(buffer.memory);
+  } catch (const std::exception& error) {
     group_.logger().info("nothing can be given back to the device: ", error.what());
   }
 }
 
 // ---- events, streams, counts
 
+cuda::Area DeviceGroup::area_of(Rank peer) const {
+  return cuda::Area(group_.transport().device_area(peer), group_.size());
+}
+
+bool DeviceGroup::has_failed() const {
+  return released_ || group_.transport().first_failed().has_value();
+}
+
 bool DeviceGroup::reached(int track, uint32_t value) const {
+  if (forked_) return true;  // that memory is the parent's alone
   const uint32_t done = own().done(track).load(std::memory_order_seq_cst);
   return static_cast<int32_t>(done - value) >= 0;
 }
 
 void DeviceGroup::keep(cuda::Event event) {
+  if (forked_) return;
   const std::lock_guard lock(mutex_);
   events_.push_back(event);
 }
@@ -89,10 +122,13 @@ cuda::Stream DeviceGroup::own_stream(int index) {
   return track.own;
 }
 
-// The stream for what comes next in these tracks: after what came before in each of them.
-cuda::Stream DeviceGroup::begin(const std::vector<int>& tracks, cuda::Stream caller, bool aside) {
+void DeviceGroup::refuse_capture(cuda::Stream caller) const {
   RINGCOMM_CHECK(!api_.is_capturing(caller),
                  "ringcomm cannot be captured into a CUDA graph: call it outside of the capture");
+}
+
+// The stream for what comes next in these tracks: after what came before in each of them.
+cuda::Stream DeviceGroup::begin(const std::vector<int>& tracks, cuda::Stream caller, bool aside) {
   const cuda::Stream stream = aside ? own_stream(tracks[0]) : caller;
   if (aside) {
     const cuda::Event ready = event();
@@ -102,7 +138,7 @@ cuda::Stream DeviceGroup::begin(const std::vector<int>& tracks, cuda::Stream cal
   }
   for (const int index : tracks) {
     const Track& track = tracks_[static_cast<size_t>(index)];
-    if (track.event != nullptr && track.last != stream) api_.wait(stream, track.event);
+    if (track.event != nullptr) api_.wait(stream, track.event);
   }
   return stream;
 }
@@ -115,11 +151,11 @@ DeviceGroup::EndPtr DeviceGroup::end(const std::vector<int>& tracks, cuda::Strea
     ++track.issued;
     if (streams_meet_) {
       team_->mark(stream, index, track.issued);
-    } else {  // the host has waited for it
+    } else {
+      api_.synchronize(stream);
       own().done(index).store(track.issued, std::memory_order_seq_cst);
     }
     api_.record(track.event, stream);
-    track.last = stream;
   }
   const cuda::Event over = event();
   api_.record(over, stream);
@@ -152,9 +188,8 @@ cuda::Circle DeviceGroup::circle_of(Rank peer) const {
 // Do this rank and `peer`, or where that is -1 all of the group, reach one another's devices? Where
 // the group has met, so have any two of it.
 bool DeviceGroup::reach(Rank peer) const {
-  const auto all = met_.find(0);
-  if (all != met_.end()) return all->second;
-  return met_.at(circle_of(peer).card_of(group_.rank()));
+  const auto pair = peer < 0 ? met_.end() : met_.find(circle_of(peer).card_of(group_.rank()));
+  return pair != met_.end() ? pair->second : met_.at(0);  // what a pair has found out stays
 }
 
 std::string DeviceGroup::why_not(const cuda::Circle& circle) const {
@@ -162,7 +197,7 @@ std::string DeviceGroup::why_not(const cuda::Circle& circle) const {
     return group_.transport().device_area(rank) != nullptr;
   });
   if (!near) return "ranks are on several hosts";
-  if (circle.ranks.size() > cuda::kMostRanks) return "there are more than 32 ranks";
+  if (group_.size() > cuda::kMostRanks) return "there are more than 32 ranks";
   return Runtime::get().config().cuda_mode == "host" ? "RINGCOMM_CUDA_MODE=host" : "";
 }
 
@@ -173,7 +208,11 @@ void DeviceGroup::meet(const std::vector<cuda::Circle>& circles, const std::stri
   const Rank self = group_.rank();
   std::vector<cuda::Circle> fresh;
   for (const cuda::Circle& circle : circles) {
-    const bool known = met_.contains(0) || met_.contains(circle.card_of(self));
+    const auto same = [&](const cuda::Circle& other) {
+      return other.card_of(self) == circle.card_of(self);
+    };
+    const bool known = met_.contains(0) || met_.contains(circle.card_of(self)) ||
+                       std::any_of(fresh.begin(), fresh.end(), same);
     if (!known) fresh.push_back(circle);
   }
   for (uint32_t step = 1; step <= cuda::Team::kSteps; ++step) {
@@ -194,6 +233,11 @@ void DeviceGroup::meet(const std::vector<cuda::Circle>& circles, const std::stri
     tell(circle, found, asked);
     if (!circle.pair) found_ = found;
     met_[circle.card_of(self)] = found.reach;
+    // Now: while a stream waits for a peer, the driver may make no other.
+    const Rank peer = circle.pair ? circle.ranks[circle.ranks[0] == self ? 1 : 0] : -1;
+    for (const int track : circle.pair ? std::vector{1 + 2 * peer, 2 + 2 * peer} : std::vector{0}) {
+      own_stream(track);
+    }
   }
 }
 
@@ -201,7 +245,7 @@ void DeviceGroup::await_step(const cuda::Circle& circle, uint32_t step, const De
                              const std::string& asked) {
   Deadline look(kSlice);
   for (const Rank rank : circle.ranks) {
-    const cuda::Area area(group_.transport().device_area(rank), group_.size());
+    const cuda::Area area = area_of(rank);
     const auto& at = area.card(circle.card_of(rank)).step;
     while (at.load(std::memory_order_acquire) < step) {
       std::this_thread::sleep_for(kMeeting);
@@ -259,21 +303,45 @@ bool DeviceGroup::open_gates() {
   return !open.empty();
 }
 
-// Peers may want to know how far this rank has come: with every call, and when somebody looks.
 void DeviceGroup::note_progress() {
-  std::deque<Pending> over;
-  {
-    const std::lock_guard lock(mutex_);
-    while (!pending_.empty() && reached(pending_.front().track, pending_.front().value)) {
-      over.push_back(pending_.front());
-      pending_.pop_front();
-    }
+  if (forked_) return;
+  const std::lock_guard lock(mutex_);
+  std::vector<uint32_t> now;
+  for (size_t i = 0; i < tracks_.size(); ++i) {
+    now.push_back(own().done(static_cast<int>(i)).load(std::memory_order_seq_cst));
   }
-  for (const Pending& each : over) {
-    if (!each.ticket) continue;
-    recorder_.end(*each.ticket, !released_);
+  // Whoever fails says so before it lets streams go: what was counted before is good.
+  if (!has_failed()) good_until_ = now;
+  const auto is_over = [&](const Pending& each) { return reached(each.track, each.value); };
+  for (const Pending& each : pending_) {
+    if (!each.ticket || !is_over(each)) continue;
+    recorder_.end(*each.ticket, static_cast<int32_t>(good_until_[static_cast<size_t>(each.track)] -
+                                                     each.value) >= 0);
     if (each.peer < 0) group_.transport().finish(Board::kDevice, each.operation.sequence);
   }
+  std::erase_if(pending_, is_over);
+}
+
+// A rank that has called cannot be waited for in vain, unless it fails.
+bool DeviceGroup::called(const Pending& pending) const {
+  if (!pending.ticket) return true;  // the host's way sees to it
+  if (pending.peer >= 0) {
+    const bool sending = pending.track % 2 == 0;  // see track_of()
+    return area_of(pending.peer).message(group_.rank(), !sending, pending.number).load() >> 48 ==
+           (pending.number & 0xffff);
+  }
+  for (Rank peer = 0; peer < group_.size(); ++peer) {
+    const uint64_t theirs = group_.transport().state(peer, Board::kDevice).called;
+    if (peer != group_.rank() && theirs < pending.operation.sequence) return false;
+  }
+  return true;
+}
+
+bool DeviceGroup::expected() {
+  note_progress();
+  const std::lock_guard lock(mutex_);
+  return !pending_.empty() && std::all_of(pending_.begin(), pending_.end(),
+                                          [&](const auto& each) { return called(each); });
 }
 
 void DeviceGroup::look() {
@@ -284,7 +352,7 @@ void DeviceGroup::look() {
     rest.assign(pending_.begin(), pending_.end());
   }
   if (released_) {
-    if (!rest.empty()) team_->release();
+    if (!rest.empty()) release_team();
     return;
   }
   // Not of those that have ended meanwhile: a peer may have gone after the last of them.
@@ -307,7 +375,9 @@ void DeviceGroup::check_pending(const Pending& pending) {
     return;
   }
   const std::string text = to_text(pending.operation);
-  inquiry_.check_partner(pending.peer, text);
+  // A sender may leave once its message is on its way, and the other way round.
+  const bool left = group_.transport().state(pending.peer, Board::kDevice).left;
+  if (pending.ticket && !(left && called(pending))) inquiry_.check_partner(pending.peer, text);
   if (!late) return;
   throw TimeoutError(str(text, ": Timed out after ", seconds, " s waiting for rank ", pending.peer,
                          " (", group_.transport().condition(pending.peer),
@@ -315,26 +385,34 @@ void DeviceGroup::check_pending(const Pending& pending) {
 }
 
 void DeviceGroup::release() {
-  {
-    const std::lock_guard lock(mutex_);
-    if (!released_) {
-      for (size_t i = 0; i < tracks_.size(); ++i) {
-        good_until_.push_back(own().done(static_cast<int>(i)).load(std::memory_order_seq_cst));
-      }
-    }
-    released_ = true;
+  if (!released_.exchange(true) && pending()) {
+    group_.logger().warning(
+        "streams go on without what the group was to give them: its next call, "
+        "or wait(), says so");
   }
-  team_->release();
+  release_team();
+}
+
+void DeviceGroup::release_team() {
+  const std::lock_guard lock(mutex_);
+  if (team_) team_->release();
 }
 
 void DeviceGroup::close(Clock::duration grace) {
   const Deadline deadline(grace);
   while (pending() && !deadline.passed()) {
-    if (released_) team_->release();
-    look();
+    group_.watch();
     std::this_thread::sleep_for(kMeeting);
   }
-  const std::lock_guard lock(enqueue_mutex_);
+  std::unique_lock lock(enqueue_mutex_, std::defer_lock);
+  while (!lock.try_lock()) {  // another thread waits for ranks to meet
+    if (deadline.passed()) {
+      const std::string why = str("group '", group_.name(), "' was destroyed by rank ",
+                                  group_.rank(), " while its ranks met");
+      group_.fail(std::make_exception_ptr(PeerError(group_.rank(), why)));
+    }
+    std::this_thread::sleep_for(kMeeting);
+  }
   try {
     team_->let_go();
   } catch (const std::exception& error) {
@@ -342,20 +420,21 @@ void DeviceGroup::close(Clock::duration grace) {
   }
   // Memory that a peer has mapped is not freed under its feet.
   const auto gone = [&](Rank peer) {
-    std::byte* const area = group_.transport().device_area(peer);
-    if (area == nullptr || group_.transport().connection_lost(peer)) return true;
-    const cuda::Card& card = cuda::Area(area, group_.size()).card(0);
-    const uint32_t step = card.step.load(std::memory_order_acquire);
-    return step == 0 || step > cuda::Team::kSteps;
+    if (group_.transport().device_area(peer) == nullptr) return true;
+    if (group_.transport().connection_lost(peer)) return true;
+    for (const int card : {0, 1 + group_.rank()}) {
+      const uint32_t step = area_of(peer).card(card).step.load(std::memory_order_acquire);
+      if (step != 0 && step <= cuda::Team::kSteps) return false;
+    }
+    return true;
   };
   bool all = true;
   for (Rank peer = 0; peer < group_.size(); ++peer) {
     while (!(all = gone(peer)) && !deadline.passed()) std::this_thread::sleep_for(kMeeting);
     if (!all) break;
   }
-  if (all && !pending()) return;
-  const cuda::Team* const kept = team_.release();  // till the process ends
-  static_cast<void>(kept);
+  if (all && !pending()) return give_back();
+  kept_ = true;
   group_.keep_memory();
 }
 

@@ -44,7 +44,7 @@ class DeviceGroup {
     End& operator=(const End&) = delete;
 
     bool reached() const { return group_.reached(track_, value_); }
-    bool good() const;                      // once reached: not because the group had failed
+    bool good() const;                      // of what was reached: not because the group failed
     void block(cuda::Stream stream) const;  // the stream waits for it, the host does not
     cuda::Stream stream() const { return stream_; }
 
@@ -83,23 +83,27 @@ class DeviceGroup {
   void connect();
 
   bool pending();
+  // Is there something that only needs time: the ranks have all called what is pending?
+  bool expected();
   // How long the worker may sleep before it looks at this group again.
   Clock::duration nap();
+  // Notes what is over and what of it is good. Peers may want to know how far this rank has come.
+  void note_progress();
   // Posts what a stream has brought to the host. True when there was something.
   bool open_gates();
   // The slow path: ends what is done, throws what is wrong with the rest.
   void look();
   // The group has failed: lets streams go on that wait for others.
   void release();
-  // Within `grace`, lets go of peers' memory, and waits until they have let go of ours.
+  // Within `grace`, lets go of peers' memory, waits until they have let go of ours, gives it back.
   void close(Clock::duration grace);
+  void forked() { forked_.store(true); }
   std::vector<Record> records() const { return recorder_.records(); }
 
  private:
   struct Track {  // what is done in order: the group's operations; messages to or from one peer
     uint32_t issued = 0;
-    cuda::Stream last = nullptr;  // where the last one was enqueued
-    cuda::Event event = nullptr;  // its end there
+    cuda::Event event = nullptr;  // the end of the last one
     cuda::Stream own = nullptr;
   };
   struct Pending {
@@ -109,6 +113,7 @@ class DeviceGroup {
     Rank peer;  // of a message, else -1
     Deadline deadline;
     std::optional<uint64_t> ticket;  // the flight recorder's: none if the host's way records it
+    uint64_t number = 0;             // of a message, among those to or from that peer
   };
   struct Buffer {  // memory of the host through which an operation goes
     std::byte* memory;
@@ -122,6 +127,8 @@ class DeviceGroup {
   };
 
   bool reached(int track, uint32_t value) const;
+  bool has_failed() const;  // here, or at a peer: streams may have been let go
+  bool called(const Pending& pending) const;
   void keep(cuda::Event event);
   cuda::Event event();
   cuda::Stream own_stream(int track);
@@ -140,15 +147,18 @@ class DeviceGroup {
 
   void make_room();
   void announce(const Operation& operation, const Descriptor& descriptor);
-  void compare(const Posted& message);
+  uint64_t compare(const Posted& message);
   void run(const Operation& operation, uint64_t sequence, cuda::Stream stream);
   void run_on_host(const Operation& operation, cuda::Stream stream);
   void post_on_host(const std::vector<Posted>& messages, cuda::Stream stream);
   std::shared_ptr<Message> message_for(const Posted& posted, std::byte* buffer) const;
   std::byte* buffer(uint64_t bytes, int track);
-  void note_progress();
   void check_pending(const Pending& pending);
   const cuda::Area& own() const { return area_; }
+  cuda::Area area_of(Rank peer) const;
+  void refuse_capture(cuda::Stream caller) const;
+  void release_team();
+  void give_back();
 
   Communicator& group_;
   cuda::Api& api_;
@@ -157,8 +167,8 @@ class DeviceGroup {
   Recorder recorder_;
   Inquiry inquiry_;
 
-  std::mutex enqueue_mutex_;  // guards what follows; CUDA may block whoever holds it
-  std::unique_ptr<cuda::Team> team_;
+  std::mutex enqueue_mutex_;          // guards what follows; CUDA may block whoever holds it
+  std::unique_ptr<cuda::Team> team_;  // goes under mutex_, too
   PlanCache plans_;
   std::vector<Track> tracks_;
   std::map<int, bool> met_;            // circles, by this rank's card: do they reach one another?
@@ -172,8 +182,9 @@ class DeviceGroup {
   std::deque<Pending> pending_;
   std::vector<cuda::Event> events_;
   std::list<Gate> gates_;
-  std::atomic<bool> released_{false};
-  std::vector<uint32_t> good_until_;  // by track: what was done when the group failed
+  std::vector<uint32_t> good_until_;  // by track: what was done before any rank had failed
+  std::atomic<bool> released_{false}, forked_{false};
+  bool kept_ = false;  // streams or peers may still use what the team has: till the process ends
 };
 
 }  // namespace ringcomm

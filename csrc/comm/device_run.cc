@@ -71,12 +71,13 @@ DeviceGroup::EndPtr DeviceGroup::enqueue(const Operation& operation, cuda::Strea
   validate(operation, group_.size(), group_.rank());
   const std::string asked = to_text(make_descriptor(operation, 0));
   return guarded(asked, [&] {
+    refuse_capture(caller);
     meet({circle_of(-1)}, asked);
     const cuda::Stream stream = begin({0}, caller, aside);
     const auto limit = operation.timeout.count() > 0 ? operation.timeout : group_.timeout();
     Pending pending{{}, 0, 0, -1, Deadline(limit), {}};
+    make_room();
     if (reach(-1)) {
-      make_room();
       pending.operation = make_descriptor(operation, ++sequence_);
       announce(operation, pending.operation);
       pending.ticket = recorder_.begin(pending.operation);
@@ -94,6 +95,7 @@ DeviceGroup::EndPtr DeviceGroup::enqueue(const Operation& operation, cuda::Strea
 void DeviceGroup::scale(DType dtype, double factor, Span dst, const std::byte* src,
                         cuda::Stream caller) {
   guarded("scale", [&]() -> EndPtr {
+    refuse_capture(caller);
     team_->scale(caller, dtype, factor, dst, src);
     return nullptr;
   });
@@ -130,7 +132,7 @@ void DeviceGroup::announce(const Operation& operation, const Descriptor& descrip
     if (peer == group_.rank() || !transport.descriptor(peer, Board::kDevice, descriptor.sequence)) {
       continue;
     }
-    const cuda::Area theirs(transport.device_area(peer), group_.size());
+    const cuda::Area theirs = area_of(peer);
     const auto& said = theirs.stamp(descriptor.sequence, group_.rank());
     if (said.load(std::memory_order_relaxed) != stamp(peer)) {
       inquiry_.throw_mismatch(descriptor, peer);
@@ -163,6 +165,7 @@ DeviceGroup::EndPtr DeviceGroup::enqueue(const std::vector<Posted>& messages, cu
                                          const Finish& finish) {
   const std::string asked = to_text(make_descriptor(messages[0].kind));
   return guarded(asked, [&] {
+    refuse_capture(caller);
     std::vector<int> tracks;
     std::vector<Pending> pending;
     std::vector<cuda::Transfer> transfers;
@@ -181,7 +184,7 @@ DeviceGroup::EndPtr DeviceGroup::enqueue(const std::vector<Posted>& messages, cu
     for (size_t i = 0; i < messages.size(); ++i) {
       const Posted& message = messages[i];
       if (reach(message.kind.peer)) {
-        compare(message);
+        pending[i].number = compare(message);
         pending[i].ticket = recorder_.begin(pending[i].operation);
         transfers.push_back({message.kind.sending, message.kind.peer, message.data});
       } else {
@@ -197,16 +200,15 @@ DeviceGroup::EndPtr DeviceGroup::enqueue(const std::vector<Posted>& messages, cu
 
 // The k-th message to a peer and its k-th from here are one: they must have one size, and one tag.
 // As with boards, of the two sides at least one sees what the other has written.
-void DeviceGroup::compare(const Posted& message) {
+uint64_t DeviceGroup::compare(const Posted& message) {
   const auto [sending, dtype, count, peer, tag] = message.kind;
   uint64_t& before = (sending ? sent_ : received_)[static_cast<size_t>(peer)];
   const uint64_t number = ++before;
   const uint64_t said =
       number << 48 | (static_cast<uint64_t>(tag) & 0xff) << 40 | message.data.bytes;
   own().message(peer, sending, number).store(said, std::memory_order_seq_cst);
-  const cuda::Area theirs(group_.transport().device_area(peer), group_.size());
-  const uint64_t other = theirs.message(group_.rank(), !sending, number).load();
-  if (other >> 48 != (number & 0xffff) || other == said) return;
+  const uint64_t other = area_of(peer).message(group_.rank(), !sending, number).load();
+  if (other >> 48 != (number & 0xffff) || other == said) return number;
   const uint64_t bytes = other & ((uint64_t{1} << 40) - 1);
   const std::string what = bytes == message.data.bytes ? "another tag" : str(bytes, " bytes");
   throw MismatchError(str(to_text(make_descriptor(message.kind)), ": it has ", message.data.bytes,
@@ -291,7 +293,7 @@ void DeviceGroup::post_on_host(const std::vector<Posted>& messages, cuda::Stream
     api_.write(stream, address(memory, kArrived), 1);
     const std::lock_guard lock(mutex_);
     gates_.push_back(
-        {&word(memory, kArrived), [this, message = posted.back()] { group_.post(message); }});
+        {&word(memory, kArrived), [this, message = posted.back()] { group_.post_late(message); }});
   }
   for (size_t i = 0; i < messages.size(); ++i) {
     std::byte* const memory = posted[i]->data.data - kHead;

@@ -4,7 +4,8 @@
 namespace ringcomm {
 namespace {
 
-constexpr auto kSlice = std::chrono::milliseconds(50);  // between looks at peers and deadlines
+constexpr auto kSlice = std::chrono::milliseconds(50);    // between looks at peers and deadlines
+constexpr auto kGateNap = std::chrono::microseconds(50);  // streams ring no doorbell
 
 }  // namespace
 
@@ -67,6 +68,14 @@ void Communicator::post(const MessagePtr& message) {
     return true;
   });
   if (!message->done) Runtime::get().kick(shared_from_this());
+}
+
+void Communicator::post_late(const MessagePtr& message) {
+  if (failed_.load(std::memory_order_seq_cst)) return message->complete(error());
+  move_messages([&] {
+    mailbox_.post(message);
+    return true;
+  });
 }
 
 // A message that goes wrong fails the group: its peer waits for the rest of it.
@@ -156,9 +165,14 @@ bool Communicator::wait(Request& request, Clock::duration at_most) {
   Driving driving(*transport_);
   Driver driver(drive_, std::defer_lock);
   Deadline look(kSlice);
+  DeviceGroup* const device = device_.load(std::memory_order_acquire);
   while (!done()) {
     if (limited && limit.passed()) break;
     bool moved = transport_->progress();
+    if (device != nullptr) {
+      if (driver) driver.unlock();
+      moved = device->open_gates() || moved;
+    }
     if (mailbox_.pending()) {  // callbacks must find the group free
       if (driver) driver.unlock();
       moved = move_messages([&] { return mailbox_.progress(); }) || moved;
@@ -171,7 +185,7 @@ bool Communicator::wait(Request& request, Clock::duration at_most) {
              ((driver || driver.try_lock()) && task_ && executor_.ready());
     };
     const bool arrived =
-        driving.sleep(awaited(driver), awake, std::min<Clock::duration>(kSlice, limit.left()));
+        driving.sleep(awaited(driver), awake, std::min<Clock::duration>(nap(), limit.left()));
     patience.reset();
     if (driver) driver.unlock();
     if (arrived && !look.passed() && !transport_->first_failed()) continue;
@@ -223,7 +237,10 @@ bool Communicator::busy() {
 
 Clock::duration Communicator::nap() {
   DeviceGroup* const device = device_.load(std::memory_order_acquire);
-  return device == nullptr ? Clock::duration(kSlice) : device->nap();
+  if (device == nullptr) return kSlice;
+  const std::lock_guard lock(queue_mutex_);
+  const bool gated = !queue_.empty() && queue_.front()->gate != nullptr;
+  return gated ? Clock::duration(kGateNap) : device->nap();
 }
 
 bool Communicator::ready() {

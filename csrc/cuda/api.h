@@ -29,11 +29,6 @@ using IpcHandle = std::array<std::byte, 64>;
 struct DeviceFacts {
   Uuid uuid{};  // of the card, or of the slice of it (MIG): indices mean nothing
   uint64_t memory_bytes = 0;
-  int major = 0, minor = 0;  // compute capability
-  int multiprocessors = 0;
-  int driver = 0;    // 13000 for CUDA 13.0
-  bool mps = false;  // processes share it truly at once
-  std::string name;  // "NVIDIA H200"
 };
 
 // The allocation that an address lies in. `id` is never used again in this process, so memory that
@@ -59,7 +54,8 @@ class Api {
   // Empty, or one sentence that says why no device can be used: no driver, one too old. First call.
   virtual std::string unusable() = 0;
   virtual int current_device() = 0;
-  virtual void use_device(int device) = 0;  // for the calling thread
+  virtual void use_device(int device) = 0;               // for the calling thread
+  virtual void restore_device(int device) noexcept = 0;  // back to it
   virtual DeviceFacts facts(int device) = 0;
 
   // Memory of the device, and of the host such that the device can read and write it.
@@ -99,8 +95,8 @@ class Api {
   virtual std::byte* open_memory(const IpcHandle& handle) = 0;
   virtual void close_memory(std::byte* base) = 0;
   // The chunks that cover [address, address + bytes), the first of them from its begin. Empty where
-  // the memory cannot be exported so.
-  virtual std::vector<Chunk> export_chunks(std::byte* address, uint64_t bytes) = 0;
+  // the memory cannot be exported so, or in more than `most` of them.
+  virtual std::vector<Chunk> export_chunks(std::byte* address, uint64_t bytes, size_t most) = 0;
   virtual std::byte* map_chunks(const std::vector<Chunk>& chunks) = 0;
   virtual void unmap_chunks(std::byte* base) = 0;
 };
@@ -109,10 +105,10 @@ class Api {
 class OnDevice {
  public:
   OnDevice(Api& api, int device) : api_(api), before_(api.current_device()), device_(device) {
-    if (before_ != device_) api_.use_device(device_);
+    api_.use_device(device_);  // a thread may not have used it yet: the driver asks for that
   }
   ~OnDevice() {
-    if (before_ != device_) api_.use_device(before_);
+    if (before_ != device_) api_.restore_device(before_);
   }
   OnDevice(const OnDevice&) = delete;
   OnDevice& operator=(const OnDevice&) = delete;

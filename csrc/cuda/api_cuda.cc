@@ -54,7 +54,7 @@ struct DriverTable {
   Driver<decltype(cuStreamWaitValue32)> wait{"cuStreamWaitValue32", 12000};
   Driver<decltype(cuPointerGetAttribute)> attribute{"cuPointerGetAttribute", 12000};
   Driver<decltype(cuMemGetAddressRange)> range{"cuMemGetAddressRange", 12000};
-  Driver<decltype(cuDeviceGetAttribute)> device{"cuDeviceGetAttribute", 12000};
+  Driver<decltype(cuDevicePrimaryCtxGetState)> context{"cuDevicePrimaryCtxGetState", 7000};
   Driver<decltype(cuMemRetainAllocationHandle)> retain{"cuMemRetainAllocationHandle", 12000};
   Driver<decltype(cuMemRelease)> release{"cuMemRelease", 12000};
   Driver<decltype(cuMemExportToShareableHandle)> share{"cuMemExportToShareableHandle", 12000};
@@ -76,6 +76,7 @@ class CudaApi final : public Api {
   std::string unusable() override;
   int current_device() override;
   void use_device(int device) override { check(cudaSetDevice(device), "cudaSetDevice"); }
+  void restore_device(int device) noexcept override;
   DeviceFacts facts(int device) override;
 
   std::byte* allocate(uint64_t bytes) override {
@@ -139,7 +140,7 @@ class CudaApi final : public Api {
   void close_memory(std::byte* base) override {
     check(cudaIpcCloseMemHandle(base), "cudaIpcCloseMemHandle");
   }
-  std::vector<Chunk> export_chunks(std::byte* address, uint64_t bytes) override;
+  std::vector<Chunk> export_chunks(std::byte* address, uint64_t bytes, size_t most) override;
   std::byte* map_chunks(const std::vector<Chunk>& chunks) override;
   void unmap_chunks(std::byte* base) override;
 
@@ -170,6 +171,19 @@ std::string CudaApi::unusable() {
   return devices == 0 ? "this process sees no GPU" : "";
 }
 
+// A device that nobody uses stays without a context, which would take hundreds of MB there; torch
+// does the same, and remembers which device is the current one.
+void CudaApi::restore_device(int device) noexcept {
+  unsigned flags = 0;
+  int active = 0;
+  try {
+    driver().context(device, &flags, &active);
+  } catch (const DeviceError&) {
+    active = 1;
+  }
+  if (active != 0) cudaSetDevice(device);
+}
+
 int CudaApi::current_device() {
   int device = 0;
   check(cudaGetDevice(&device), "cudaGetDevice");
@@ -190,14 +204,6 @@ DeviceFacts CudaApi::facts(int device) {
   DeviceFacts facts;
   std::memcpy(facts.uuid.data(), properties.uuid.bytes, facts.uuid.size());
   facts.memory_bytes = properties.totalGlobalMem;
-  facts.major = properties.major;
-  facts.minor = properties.minor;
-  facts.multiprocessors = properties.multiProcessorCount;
-  facts.name = properties.name;
-  check(cudaDriverGetVersion(&facts.driver), "cudaDriverGetVersion");
-  int mps = 0;
-  driver().device(&mps, CU_DEVICE_ATTRIBUTE_MPS_ENABLED, static_cast<CUdevice>(device));
-  facts.mps = mps != 0;
   return facts;
 }
 
@@ -213,7 +219,7 @@ Allocation CudaApi::allocation_of(const std::byte* address) {
   Allocation found;
   CUdeviceptr base = 0;
   size_t bytes = 0;
-  unsigned ipc = 0;
+  uint64_t ipc = 0;  // the header does not say how wide it is
   unsigned long long id = 0;
   driver().range(&base, &bytes, number_of(address));
   driver().attribute(&id, CU_POINTER_ATTRIBUTE_BUFFER_ID, base);
@@ -266,13 +272,14 @@ std::byte* CudaApi::open_memory(const IpcHandle& bytes) {
 
 // ---- memory by virtual addresses (torch's expandable segments)
 
-std::vector<Chunk> CudaApi::export_chunks(std::byte* address, uint64_t bytes) {
-  unsigned types = 0;
+std::vector<Chunk> CudaApi::export_chunks(std::byte* address, uint64_t bytes, size_t most) {
+  uint64_t types = 0;
   driver().attribute(&types, CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES, number_of(address));
   if ((types & CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) == 0) return {};
   std::vector<Chunk> chunks;
   const std::byte* const end = address + bytes;
   for (std::byte* at = address; at < end;) {
+    if (chunks.size() == most) return {};
     const Allocation piece = allocation_of(at);
     CUmemGenericAllocationHandle handle = 0;
     driver().retain(&handle, static_cast<void*>(piece.base));

@@ -26,7 +26,6 @@ struct alignas(128) Card {
   std::atomic<uint32_t> step;  // how far its owner has come; partner: whoever meets
   uint32_t usable;             // streams reach this area
   Uuid uuid;
-  int32_t driver;
   uint64_t memory_bytes;
   uint64_t pattern;  // stands in the memory behind `window`: proof of what is mapped
   IpcHandle window;

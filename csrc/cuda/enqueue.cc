@@ -286,23 +286,29 @@ void DeviceTeam::two_shot(Stream stream, const Rounds& rounds) {
 
 // ---- messages
 
-// Each step sends a chunk of every message and then receives one of every message, so ranks that
-// send to one another, in pairs or in a circle, never wait for one another in vain.
+// Each step sends a chunk to every peer and then receives one of every peer, so ranks that send to
+// one another, in pairs or in a circle, never wait for one another in vain. Messages to one peer,
+// or from it, follow one another: there they may be received one by one.
 void DeviceTeam::transfer(Stream stream, std::span<const Transfer> transfers) {
   const OnDevice here(api_, options_.device);
-  bool more = true;
-  for (uint64_t step = 0; more; ++step) {
-    more = false;
+  std::vector<Transfer> rest(transfers.begin(), transfers.end());
+  while (!rest.empty()) {
+    std::vector<size_t> over;
     for (const bool sending : {true, false}) {
-      for (const Transfer& each : transfers) {
-        if (each.sending != sending) continue;
-        const uint64_t unit = inbox(options_.rank, each.peer).bytes / kChunks, done = step * unit;
-        if (done > each.data.bytes || (done == each.data.bytes && done > 0)) continue;
-        const Span data{each.data.data + done, std::min(unit, each.data.bytes - done)};
-        sending ? send_chunk(stream, each.peer, data) : receive_chunk(stream, each.peer, data);
-        more = more || done + data.bytes < each.data.bytes;
+      std::vector<bool> moved(peers_.size());
+      for (size_t i = 0; i < rest.size(); ++i) {
+        auto& [sends, peer, data] = rest[i];
+        if (sends != sending || moved[static_cast<size_t>(peer)]) continue;
+        moved[static_cast<size_t>(peer)] = true;
+        const uint64_t unit = inbox(options_.rank, peer).bytes / kChunks;
+        const Span chunk{data.data, std::min(unit, data.bytes)};
+        sending ? send_chunk(stream, peer, chunk) : receive_chunk(stream, peer, chunk);
+        data = {data.data + chunk.bytes, data.bytes - chunk.bytes};
+        if (data.bytes == 0) over.push_back(i);
       }
     }
+    std::sort(over.rbegin(), over.rend());
+    for (const size_t i : over) rest.erase(rest.begin() + static_cast<std::ptrdiff_t>(i));
   }
 }
 

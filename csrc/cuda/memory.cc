@@ -9,6 +9,7 @@ namespace ringcomm::cuda {
 namespace {
 
 constexpr uint64_t kMostChunks = std::size(Export{}.chunk_bytes);
+static_assert(kMostChunks <= kMostFds);
 constexpr auto kSoon = std::chrono::seconds(1);  // descriptors were sent before they are named
 
 }  // namespace
@@ -29,7 +30,12 @@ Range range_of(Api& api, const Span& span) {
 // ---- the exporter
 
 uint64_t Exports::at_leader(const Span& span, uint64_t sequence) {
-  const Range range = range_of(api_, span);
+  Range range;
+  try {
+    range = range_of(api_, span);
+  } catch (const DeviceError& error) {
+    tell(error);
+  }
   if (range.bytes == 0) return 0;
   const int index = find(range);
   Entry& entry = entries_[static_cast<size_t>(index)];
@@ -68,17 +74,23 @@ void Exports::publish(int index, const Span& span) {
     } else if (socket_ != nullptr && *socket_) {
       export_as_chunks(index, span);
     }
-  } catch (const std::exception&) {  // it goes through the window
+  } catch (const std::exception& error) {
+    tell(error);
     exported.kind = Export::kNothing;
   }
   exported.generation.store(entry.generation, std::memory_order_release);  // partner: renew()
   own_.exports().fetch_add(1, std::memory_order_release);                  // partner: look()
 }
 
+void Exports::tell(const std::exception& error) {
+  if (std::exchange(told_, true)) return;
+  Logger(LogLevel::kWarning, "").info("tensors go through windows, a copy more: ", error.what());
+}
+
 void Exports::export_as_chunks(int index, const Span& span) {
   Export& exported = own_.exported(index);
-  const std::vector<Chunk> chunks = api_.export_chunks(span.data, span.bytes);
-  if (chunks.empty() || chunks.size() > kMostChunks) return;
+  const std::vector<Chunk> chunks = api_.export_chunks(span.data, span.bytes, kMostChunks);
+  if (chunks.empty()) return;
   std::vector<int> descriptors;
   for (size_t i = 0; i < chunks.size(); ++i) {
     descriptors.push_back(chunks[i].descriptor.get());
@@ -129,7 +141,7 @@ std::byte* Imports::open(int index, uint64_t generation) {
   if (exported.kind == Export::kHandle) return api_.open_memory(exported.handle);
   if (exported.kind != Export::kChunks || socket_ == nullptr) return nullptr;
   std::vector<Fd> descriptors = receive(index, generation);
-  if (descriptors.empty() || descriptors.size() > kMostChunks) return nullptr;
+  if (descriptors.empty() || descriptors.size() != exported.chunks) return nullptr;
   std::vector<Chunk> chunks;
   for (size_t i = 0; i < descriptors.size(); ++i) {
     chunks.push_back({std::move(descriptors[i]), exported.chunk_bytes[i]});

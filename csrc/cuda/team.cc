@@ -35,8 +35,8 @@ DeviceTeam::~DeviceTeam() {
       if (mine != nullptr) api_.release(mine);
     }
     if (proofs_ != nullptr) api_.release_pinned(proofs_);
-    for (Rank rank = 0; registered_ && rank < size(); ++rank) {
-      if (peer(rank).area.base() != nullptr) api_.unregister_host(peer(rank).area.base());
+    for (const auto& peer : peers_) {
+      if (peer->device_area != nullptr) api_.unregister_host(peer->area.base());
     }
   } catch (const std::exception& error) {  // the driver may be shutting down
     Logger(LogLevel::kWarning, "").info("giving back a device's memory: ", error.what());
@@ -53,7 +53,11 @@ void DeviceTeam::let_go() {
         api_.close_memory(std::exchange(theirs, nullptr));
       }
     }
-    own().card(card).step.store(kSteps + 1, std::memory_order_release);
+  }
+  for (int i = 0; i <= size(); ++i) {
+    std::atomic<uint32_t>& step = own().card(i).step;
+    if (step.load(std::memory_order_relaxed) != 0)
+      step.store(kSteps + 1, std::memory_order_release);
   }
 }
 
@@ -77,15 +81,12 @@ void DeviceTeam::meet(const Circle& circle, uint32_t step) {
 void DeviceTeam::prepare(Card& card) {
   const DeviceFacts facts = api_.facts(options_.device);
   card.uuid = facts.uuid;
-  card.driver = facts.driver;
   card.memory_bytes = facts.memory_bytes;
   card.pattern = static_cast<uint64_t>(::getpid()) << 32 ^ reinterpret_cast<uint64_t>(&card);
-  for (Rank rank = 0; !registered_ && rank < size(); ++rank) {
-    Peer& peer = this->peer(rank);
-    if (peer.area.base() == nullptr) continue;  // of another host
-    peer.device_area = api_.register_host(peer.area.base(), Area::bytes(size()));
+  for (const auto& peer : peers_) {
+    if (peer->area.base() == nullptr || peer->device_area != nullptr) continue;
+    peer->device_area = api_.register_host(peer->area.base(), Area::bytes(size()));
   }
-  registered_ = true;
   if (proofs_ == nullptr) proofs_ = api_.allocate_pinned(kPrologue);
   api_.load_kernels();
   // Do streams write and wait for words of the host here? Nothing but a trial tells.

@@ -48,7 +48,7 @@ class DeviceTeam final : public Team {
   struct Peer {
     explicit Peer(Area area) : area(area) {}
     Area area;
-    std::byte* device_area = nullptr;
+    std::byte* device_area = nullptr;            // null: of another host, or not registered
     uint32_t sent[kLanes] = {};                  // signals to it
     std::atomic<uint32_t> awaited[kLanes] = {};  // signals from it; partner: release()
     uint64_t messages[2] = {};                   // chunks received, sent
@@ -111,7 +111,6 @@ class DeviceTeam final : public Team {
   Memory* group_ = nullptr;       // card 0's, once it has met
   bool one_device_ = false;
   Geometry geometry_;
-  bool registered_ = false;
   std::byte* proofs_ = nullptr;  // of the host: a copy of a prologue
   std::optional<Exports> exports_;
   std::deque<Imports> imports_;

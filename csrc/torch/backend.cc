@@ -21,6 +21,13 @@ void run_signal_handlers() {
   if (PyErr_CheckSignals() != 0) throw pybind11::error_already_set();
 }
 
+template <typename Call>
+void without_gil(Call&& call) {
+  std::optional<pybind11::gil_scoped_release> released;
+  if (Py_IsInitialized() && PyGILState_Check()) released.emplace();
+  call();
+}
+
 }  // namespace
 
 // ---- OpenGroups
@@ -79,12 +86,7 @@ Backend::Backend(std::shared_ptr<Communicator> group, c10::intrusive_ptr<ringcom
 
 // Operations may end in Python callbacks on the worker: it must get the GIL while we wait for it.
 void Backend::leave() {
-  if (Py_IsInitialized() && PyGILState_Check()) {
-    const pybind11::gil_scoped_release no_gil;
-    group().shutdown(kGrace);
-  } else {
-    group().shutdown(kGrace);
-  }
+  without_gil([&] { group().shutdown(kGrace); });
 }
 
 Backend::~Backend() {
@@ -139,8 +141,10 @@ void Backend::registerOnCompletionHook(
 }
 
 void Backend::shutdown() {
+  without_gil([&] { group().settle(); });
   leave();
   surroundings_->shelf.clear();
+  surroundings_->in_use.clear();
 }
 
 // torch calls this once per device type of the group, with one store for both, and uses the first
@@ -176,7 +180,14 @@ c10::intrusive_ptr<c10d::Backend> Backend::split(const c10::intrusive_ptr<c10d::
 
 // ---- several calls as one
 
-void Backend::startCoalescing() { coalescing_ = true; }
+// What was begun and never ended, as where a call between the two threw, is forgotten.
+void Backend::startCoalescing() {
+  const std::lock_guard lock(coalesced_mutex_);
+  coalesced_.clear();
+  messages_.clear();
+  batch_ = nullptr;
+  coalescing_ = true;
+}
 
 void Backend::collect(const WorkPtr& work) {
   if (!coalescing_.load(std::memory_order_relaxed)) return;

@@ -179,6 +179,9 @@ Backend::WorkPtr Backend::alltoall(Tensors& outputTensors, Tensors& inputTensors
 Backend::WorkPtr Backend::barrier(const c10d::BarrierOptions& opts) {
   Call call = barrier_call();
   if (opts.device && opts.device->is_cuda()) call.device = opts.device;
+  if (!call.device && !opts.device_ids.empty()) {  // what torch makes of the former
+    call.device = at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(opts.device_ids[0]));
+  }
   return issue(with(std::move(call), opts));
 }
 

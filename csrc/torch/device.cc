@@ -18,8 +18,14 @@ c10::Stream torch_stream(cuda::Stream stream, at::Device device) {
   return c10::Stream(c10::Stream::UNSAFE, device, reinterpret_cast<c10::StreamId>(stream));
 }
 
+constexpr const char* kNotBegun =
+    "this message is one of several that are not yet begun: leave the coalescing manager before "
+    "you "
+    "wait";
+
 int index_of(at::Device device) {
-  return device.is_cuda() ? device.index() : device_library().api().current_device();
+  return device.is_cuda() && device.has_index() ? device.index()
+                                                : device_library().api().current_device();
 }
 
 }  // namespace
@@ -83,7 +89,9 @@ void DeviceWork::follow(DeviceGroup::EndPtr end) {
 void DeviceWork::add(Call& call) {
   kept_.insert(kept_.end(), call.inputs.begin(), call.inputs.end());
   kept_.insert(kept_.end(), call.outputs.begin(), call.outputs.end());
-  outputs_.insert(outputs_.end(), call.outputs.begin(), call.outputs.end());
+  const bool sends = call.type == c10d::OpType::SEND;  // its future needs a tensor for its device
+  const auto& told = sends ? call.inputs : call.outputs;
+  outputs_.insert(outputs_.end(), told.begin(), told.end());
   if (!call.staging.empty()) staging_.push_back(std::move(call.staging));
 }
 
@@ -95,19 +103,29 @@ void DeviceWork::finish_in(cuda::Stream stream) {
 
 std::exception_ptr DeviceWork::exception() const {
   if (!end_ || end_->good()) return nullptr;
-  const std::exception_ptr error = surroundings_->group->error();
-  return error ? as_torch(error) : nullptr;
+  return as_torch(surroundings_->group->why_failed());
+}
+
+void DeviceWork::forget() {
+  const std::lock_guard lock(mutex_);
+  kept_.clear();
+  staging_.clear();
+  end_.reset();
 }
 
 bool DeviceWork::wait(std::chrono::milliseconds timeout) {
-  TORCH_CHECK(end_,
-              "this message is one of several that are not yet begun: leave the "
-              "coalescing manager before you wait");
+  TORCH_CHECK(end_, kNotBegun);
   if (const auto error = exception()) std::rethrow_exception(error);
   if (barrier_ || !device_.is_cuda() || timeout.count() > 0) wait_on_host(timeout);
   if (device_.is_cuda()) end_->block(current_stream(device_));
-  kept_.clear();  // whoever gets their memory next comes later in the current stream
-  staging_.clear();
+  std::vector<at::Tensor> kept;  // whoever gets their memory next comes later in the current stream
+  std::vector<Staging> staging;
+  {
+    const std::lock_guard lock(mutex_);
+    kept.swap(kept_);
+    staging.swap(staging_);
+  }
+  c10d::Work::synchronize();  // compiled graphs have it in a list
   return true;
 }
 
@@ -124,6 +142,7 @@ void DeviceWork::wait_on_host(std::chrono::milliseconds timeout) {
 }
 
 c10::intrusive_ptr<Future> DeviceWork::getFuture() {
+  TORCH_CHECK(end_, kNotBegun);
   const auto type = c10::ListType::create(c10::TensorType::get());
   if (!device_.is_cuda()) {
     wait();
@@ -155,6 +174,7 @@ Backend::WorkPtr Backend::start_on_device(Call& call, bool profiled) {
     }
     // What the caller enqueues next comes after it.
     if (call.type == c10d::OpType::BARRIER || !call.device->is_cuda()) work->wait();
+    work->forget();
     return nullptr;
   });
 }

@@ -31,6 +31,8 @@ class DeviceWork final : public c10d::Work {
   void add(Call& call);
   // Once it has been enqueued.
   void follow(DeviceGroup::EndPtr end);
+  // It was enqueued in the caller's own stream: what comes next there comes after it.
+  void forget();
   // In that stream, results go to where they belong.
   void finish_in(cuda::Stream stream);
 
@@ -40,6 +42,7 @@ class DeviceWork final : public c10d::Work {
   // The host waits as well for a barrier, in simulation, and where there is a timeout.
   bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
   void synchronize() override { wait(); }
+  void blockCurrentStream() override { wait(); }
   std::vector<at::Tensor> result() override { return outputs_; }
   int sourceRank() const override { return source_; }
   // Complete from the start: who uses its value waits in his stream.

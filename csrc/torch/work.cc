@@ -221,6 +221,10 @@ bool Works::wait(std::chrono::milliseconds timeout) {
   return true;
 }
 
+void Works::synchronize() {
+  for (const auto& work : works_) work->synchronize();
+}
+
 std::vector<at::Tensor> Works::result() {
   std::vector<at::Tensor> results;
   for (const auto& work : works_) {
@@ -230,22 +234,33 @@ std::vector<at::Tensor> Works::result() {
   return results;
 }
 
+// Of the same devices as its parts: who waits for it waits for all of them, in his stream.
 c10::intrusive_ptr<c10::ivalue::Future> Works::getFuture() {
   using Future = c10::ivalue::Future;
-  c10::List<c10::intrusive_ptr<Future>> futures(
-      c10::FutureType::create(c10::ListType::create(c10::TensorType::get())));
-  for (const auto& work : works_) futures.push_back(work->getFuture());
-  return c10::collectAll(futures)->then(
-      [works = works_](Future& all) -> c10::IValue {
-        if (all.hasError()) std::rethrow_exception(all.exception_ptr());
-        std::vector<at::Tensor> results;
-        for (const auto& work : works) {
-          const auto some = work->result();
-          results.insert(results.end(), some.begin(), some.end());
-        }
-        return results;
-      },
-      c10::ListType::create(c10::TensorType::get()));
+  const auto type = c10::ListType::create(c10::TensorType::get());
+  c10::List<c10::intrusive_ptr<Future>> parts{c10::FutureType::create(type)};
+  std::vector<c10::Device> devices;
+  for (const auto& work : works_) {
+    const auto part = work->getFuture();
+    parts.push_back(part);
+    for (const c10::Device& device : part->devices()) {
+      if (std::find(devices.begin(), devices.end(), device) == devices.end()) {
+        devices.push_back(device);
+      }
+    }
+  }
+  auto future = c10::make_intrusive<Future>(type, std::move(devices));
+  c10::collectAll(parts)->addCallback([future, parts, works = works_](Future& all) {
+    if (all.hasError()) return future->setError(all.exception_ptr());
+    std::vector<at::Tensor> results;
+    for (size_t i = 0; i < works.size(); ++i) {
+      parts.get(i)->wait();  // it is complete: the current streams wait for it
+      const auto some = works[i]->result();
+      results.insert(results.end(), some.begin(), some.end());
+    }
+    future->markCompleted(c10::IValue(results));
+  });
+  return future;
 }
 
 }  // namespace ringcomm

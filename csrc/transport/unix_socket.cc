@@ -9,8 +9,6 @@
 namespace ringcomm {
 namespace {
 
-constexpr size_t kMostFds = 4;
-
 struct Address {
   sockaddr_un name{};
   socklen_t length = 0;
@@ -86,6 +84,7 @@ Fd accept_unix(const Fd& listener, const Deadline& deadline) {
 }
 
 void send_message(const Fd& socket, std::span<const std::byte> bytes, std::span<const int> fds) {
+  RINGCOMM_CHECK(fds.size() <= kMostFds, "a message carries at most ", kMostFds, " descriptors");
   iovec part{const_cast<std::byte*>(bytes.data()), bytes.size()};
   alignas(cmsghdr) std::byte control[CMSG_SPACE(kMostFds * sizeof(int))] = {};
   msghdr message{};

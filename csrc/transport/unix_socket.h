@@ -23,6 +23,7 @@ Fd accept_unix(const Fd& listener, const Deadline& deadline);
 
 // False when the deadline passed.
 bool wait_readable(const Fd& fd, const Deadline& deadline);
+inline constexpr size_t kMostFds = 16;  // of one message
 // One message of fixed size with its descriptors. send throws SystemError; receive returns false at
 // EOF, and throws TimeoutError at the deadline.
 void send_message(const Fd& socket, std::span<const std::byte> bytes, std::span<const int> fds);

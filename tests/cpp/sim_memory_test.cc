@@ -145,12 +145,13 @@ void chunks() {
       require(chunk.base == memory + kChunk && chunk.bytes == kChunk && !chunk.ipc, "a chunk");
       require(chunk.id != api->allocation_of(memory).id, "each has its id");
       require_error("cudaIpcGetMemHandle: invalid", [&] { api->export_memory(memory); });
-      require(api->export_chunks(memory, 5 * kChunk).empty(), "more than there is");
+      require(api->export_chunks(memory, 5 * kChunk, 9).empty(), "more than there is");
+      require(api->export_chunks(memory, 3 * kChunk, 2).empty(), "more than are wanted");
       std::byte* whole = make_simulated_api({})->allocate(kBytes);
-      require(api->export_chunks(whole, kBytes).empty(), "one that has no chunks");
+      require(api->export_chunks(whole, kBytes, 9).empty(), "one that has no chunks");
       require(api->allocation_of(whole).id > api->allocation_of(memory + 3 * kChunk).id, "ids");
 
-      const std::vector<Chunk> exported = api->export_chunks(memory + kBegin, kLength);
+      const std::vector<Chunk> exported = api->export_chunks(memory + kBegin, kLength, 9);
       require(exported.size() == 2 && exported[1].bytes == kChunk, "the chunks");
       const std::vector<int> fds{exported[0].descriptor.get(), exported[1].descriptor.get()};
       send_message(socket, std::as_bytes(std::span(&word, 1)), fds);

@@ -219,14 +219,12 @@ void devices() {
   in_processes(1, [](Rank) {
     SimOptions options;
     options.devices = 3;
-    options.mps = true;
     const auto api = make_simulated_api(options);
     options.rotate = 1;
     const auto rotated = make_simulated_api(options);
     require(api->facts(1).uuid != api->facts(0).uuid, "each has its own");
     require(rotated->facts(0).uuid == api->facts(1).uuid, "rotated");
     require(rotated->facts(2).uuid == api->facts(0).uuid, "rotated around");
-    require(api->facts(0).mps && !make_simulated_api({})->facts(0).mps, "MPS");
 
     const Stream stream = api->make_stream();
     api->use_device(2);

@@ -107,6 +107,8 @@ class SimApi final : public Api {
     device_of_thread = device;
   }
 
+  void restore_device(int device) noexcept override { device_of_thread = device; }
+
   DeviceFacts facts(int device) override {
     enter("cudaGetDeviceProperties");
     if (device < 0 || device >= options_.devices) {
@@ -116,11 +118,6 @@ class SimApi final : public Api {
     const std::array<uint64_t, 2> name{machine(), static_cast<uint64_t>(card_of(device))};
     std::memcpy(facts.uuid.data(), name.data(), facts.uuid.size());
     facts.memory_bytes = options_.memory_bytes;
-    facts.major = 9;
-    facts.multiprocessors = 132;
-    facts.driver = options_.driver;
-    facts.mps = options_.mps;
-    facts.name = "simulated device";
     return facts;
   }
 
@@ -294,8 +291,8 @@ class SimApi final : public Api {
     process.memory.close_memory(base);
   }
 
-  std::vector<Chunk> export_chunks(std::byte* address, uint64_t bytes) override {
-    return enter("cuMemExportToShareableHandle").memory.export_chunks(address, bytes);
+  std::vector<Chunk> export_chunks(std::byte* address, uint64_t bytes, size_t most) override {
+    return enter("cuMemExportToShareableHandle").memory.export_chunks(address, bytes, most);
   }
 
   std::byte* map_chunks(const std::vector<Chunk>& chunks) override {

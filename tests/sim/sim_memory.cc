@@ -272,7 +272,7 @@ void SimMemory::close_memory(std::byte* base) {
   if (--region->second.opens == 0) retire(region);
 }
 
-std::vector<Chunk> SimMemory::export_chunks(std::byte* address, uint64_t bytes) {
+std::vector<Chunk> SimMemory::export_chunks(std::byte* address, uint64_t bytes, size_t most) {
   const std::lock_guard lock(mutex_);
   const auto found = around(address);
   if (found == regions_.end() || found->second.kind != Kind::kExpandable || bytes == 0) return {};
@@ -282,6 +282,7 @@ std::vector<Chunk> SimMemory::export_chunks(std::byte* address, uint64_t bytes) 
   if (bytes > region.mapped - begin) return {};
   std::vector<Chunk> chunks;
   for (uint64_t i = begin / chunk; i * chunk < begin + bytes; ++i) {
+    if (chunks.size() == most) return {};
     chunks.push_back({Fd(::fcntl(region.chunks[i].descriptor.get(), F_DUPFD_CLOEXEC, 0)), chunk});
     if (!chunks.back().descriptor) refuse("dup");
   }

@@ -44,7 +44,7 @@ class SimMemory {
   IpcHandle export_memory(std::byte* base);
   std::byte* open_memory(const IpcHandle& handle, Ipc fault, int card);
   void close_memory(std::byte* base);
-  std::vector<Chunk> export_chunks(std::byte* address, uint64_t bytes);
+  std::vector<Chunk> export_chunks(std::byte* address, uint64_t bytes, size_t most);
   std::byte* map_chunks(const std::vector<Chunk>& chunks);
   void unmap_chunks(std::byte* base);
 

@@ -80,7 +80,6 @@ SimOptions SimOptions::from_environment() {
   reader.number("DEVICES", options.devices);
   reader.number("ROTATE", options.rotate);
   reader.number("MEMORY_BYTES", options.memory_bytes);
-  reader.flag("MPS", options.mps);
   reader.number("CHUNK_BYTES", options.chunk_bytes);
   if (reader.text("DRIVER", "") == "none") {
     options.driver = 0;

@@ -1,22 +1,22 @@
-// What a simulated device is like and what goes wrong with it.
+// What a simulated device is like and what goes wrong with it: by RINGCOMM_SIM_ and
 //
-// Variable                  Default  Meaning
-// RINGCOMM_SIM_DEVICES      1        how many devices there are
-// RINGCOMM_SIM_ROTATE       0        device i is card (i + this) mod n, as CUDA_VISIBLE_DEVICES
-// does RINGCOMM_SIM_MEMORY_BYTES 8 GiB    of each device RINGCOMM_SIM_MPS          0        1: the
-// devices say that processes share them at once RINGCOMM_SIM_DRIVER       13000    CUDA version of
-// the driver; none: there is no driver RINGCOMM_SIM_CHUNK_BYTES  0        allocations are
-// expandable, made of chunks of so many bytes RINGCOMM_SIM_RANK                  what stands below
-// concerns only the process whose RANK is this RINGCOMM_SIM_IPC          works    fails: no handle
-// can be opened; lies: other memory is mapped
-//                                    than was exported; near: only handles of the same card
-// RINGCOMM_SIM_IPC_OPENS    -1       so many handles can be opened, then no more; -1: any number
-// RINGCOMM_SIM_MEMOPS       1        0: streams cannot write words, nor wait for them
-// RINGCOMM_SIM_REGISTER     1        0: memory of the host cannot be registered
-// RINGCOMM_SIM_SLOW_US      0        each operation of a stream begins so much later
-// RINGCOMM_SIM_RANDOM_US    0        and by up to so much more, at random
-// RINGCOMM_SIM_SEED         1        of that chance
-// RINGCOMM_SIM_DIES_AT      0        the process kills itself at its k-th operation of a stream
+// clang-format off
+// DEVICES       1      how many devices there are
+// ROTATE        0      device i is card (i + this) mod n, as CUDA_VISIBLE_DEVICES does
+// MEMORY_BYTES  8 GiB  of each device
+// DRIVER        13000  CUDA version of the driver; none: there is no driver
+// CHUNK_BYTES   0      allocations are expandable, made of chunks of so many bytes
+// RANK                 what stands below concerns only the process whose RANK is this
+// IPC           works  fails: no handle can be opened; lies: other memory is mapped than was
+//                      exported; near: only handles of the same card
+// IPC_OPENS     -1     so many handles can be opened, then no more; -1: any number
+// MEMOPS        1      0: streams cannot write words, nor wait for them
+// REGISTER      1      0: memory of the host cannot be registered
+// SLOW_US       0      each operation of a stream begins so much later
+// RANDOM_US     0      and by up to so much more, at random
+// SEED          1      of that chance
+// DIES_AT       0      the process kills itself at its k-th operation of a stream
+// clang-format on
 #pragma once
 
 #include <cstdint>
@@ -29,7 +29,6 @@ struct SimOptions {
   int devices = 1;
   int rotate = 0;
   uint64_t memory_bytes = uint64_t{8} << 30;
-  bool mps = false;
   int driver = 13000;  // 0: none
   uint64_t chunk_bytes = 0;
 
