@@ -214,21 +214,22 @@ def test_through_the_host(two: Ranks, fault: dict[str, str], words: str) -> None
 # ---- ranks that die, differ, or never come
 
 
-def die(rank: Rank, life: str, settings: dict[str, str], victim: int) -> Outcome:
+def die(rank: Rank, life: str, settings: dict[str, str], victim: int, calls: int) -> Outcome:
     def body(rank: Rank) -> Outcome:
         data = torch.ones(50_000)
         for _ in range(3):
             dist.all_reduce(data)
         if rank.index == victim:
             os.kill(os.getpid(), signal.SIGKILL)
-        return outcome_of(lambda: [dist.all_reduce(data) for _ in range(5)])
+        return outcome_of(lambda: [dist.all_reduce(data) for _ in range(calls)])
 
     return on_device(rank, life, settings, body)
 
 
-@pytest.mark.parametrize("victim", [0, 2])
-def test_a_killed_rank_is_named(four: Ranks, victim: int) -> None:
-    outcomes = four(die, f"die {victim}", SMALL, victim)
+@pytest.mark.parametrize(("victim", "calls"), [(0, 5), (2, 5), (2, 1)])
+def test_a_killed_rank_is_named(four: Ranks, victim: int, calls: int) -> None:
+    """By each of the others: who is let go by one that noticed first has no result either."""
+    outcomes = four(die, f"die {victim} {calls}", SMALL, victim, calls)
     assert outcomes[victim] == {"killed": signal.SIGKILL}
     for index, outcome in enumerate(outcomes):
         if index != victim:
@@ -330,7 +331,7 @@ def reuse(rank: Rank, life: str, settings: dict[str, str]) -> Outcome:
     return on_device(rank, life, settings, body)
 
 
-@pytest.mark.parametrize("chunks", ["0", "65536"])
+@pytest.mark.parametrize("chunks", ["0", "65536", "8192"])
 def test_memory_that_is_freed_and_allocated_again(two: Ranks, chunks: str) -> None:
     outcomes = two(reuse, f"reuse {chunks}", {**SMALL, "RINGCOMM_SIM_CHUNK_BYTES": chunks})
     assert [outcome.get("answer") for outcome in outcomes] == ["", ""], outcomes

@@ -166,6 +166,61 @@ def forgotten(rank: Rank, cuda: Cuda) -> str:
     return "" if memory.eq(2).all() else f"{memory[:3]}"
 
 
+def several(rank: Rank, cuda: Cuda) -> str:
+    """Messages to one peer as a batch, at the other end one by one; a group's first operation."""
+    group = dist.new_group()
+    other = 1 - rank.index
+    (one, first), (two, second) = cuda.full(60_000, 1.0), cuda.full(60_000, 2.0)
+    if rank.index == 0:
+        batch = [dist.P2POp(dist.isend, each, 1, group) for each in (first, second)]
+        for work in dist.batch_isend_irecv(batch):
+            work.wait()
+    else:
+        one.zero_()
+        two.zero_()
+        dist.recv(first, 0, group)
+        dist.recv(second, 0, group)
+    cuda.synchronize()
+    if not (one.eq(1).all() and two.eq(2).all()):
+        return f"{one[0]} {two[0]} {one.unique()} {two.unique()}"
+    batch = [
+        dist.P2POp(dist.isend, first, other, group),
+        dist.P2POp(dist.irecv, second, other, group),
+    ]
+    futures = [work.get_future() for work in dist.batch_isend_irecv(batch)]
+    for future in futures:
+        future.wait()
+    dist.all_reduce(second, group=group)
+    cuda.synchronize()
+    return "" if two.eq(2).all() else f"{two.unique()}"
+
+
+def destroyed(rank: Rank, cuda: Cuda) -> str:
+    """What streams still have to do is done when the group has been destroyed."""
+    memory, tensor = cuda.full(1000, 2.0**-50)
+    for _ in range(50):
+        dist.all_reduce(tensor)
+    begin = time.monotonic()
+    dist.destroy_process_group()
+    if time.monotonic() - begin < 1.1:
+        return "too fast to tell"
+    return "" if memory.eq(1).all() else f"{memory.unique()}"
+
+
+def inherited(rank: Rank, cuda: Cuda) -> str:
+    """A forked child may look at a Work of its parent's, and drop it."""
+    works = [dist.all_reduce(cuda.full(1000, 1.0)[1], async_op=True) for _ in range(2)]
+    child = os.fork()
+    if child == 0:
+        works[0].is_completed()
+        works.clear()
+        os._exit(0)
+    status = os.waitpid(child, 0)[1]
+    works[1].wait()
+    cuda.synchronize()
+    return "" if status == 0 else f"the child ended with {status}"
+
+
 def mixed(rank: Rank, cuda: Cuda) -> str:
     """One group serves both devices; one call does not."""
     on_host = torch.ones(10)
@@ -200,7 +255,10 @@ def fails(rank: Rank, cuda: Cuda) -> str:
 
 CASES: dict[str, Callable[[Rank, Cuda], str]] = {
     case.__name__: case
-    for case in (synchronous, asynchronous, ordered, future, barrier, messages, forgotten, mixed)
+    for case in (
+        *(synchronous, asynchronous, ordered, future, barrier, messages, several),
+        *(forgotten, mixed, inherited, destroyed),
+    )
 }
 CASES["fails"] = fails
 

@@ -2,6 +2,8 @@
 
 #include <ATen/ATen.h>
 #include <ATen/core/jit_type.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
 
@@ -234,7 +236,6 @@ std::vector<at::Tensor> Works::result() {
   return results;
 }
 
-// Of the same devices as its parts: who waits for it waits for all of them, in his stream.
 c10::intrusive_ptr<c10::ivalue::Future> Works::getFuture() {
   using Future = c10::ivalue::Future;
   const auto type = c10::ListType::create(c10::TensorType::get());
@@ -243,22 +244,21 @@ c10::intrusive_ptr<c10::ivalue::Future> Works::getFuture() {
   for (const auto& work : works_) {
     const auto part = work->getFuture();
     parts.push_back(part);
-    for (const c10::Device& device : part->devices()) {
-      if (std::find(devices.begin(), devices.end(), device) == devices.end()) {
-        devices.push_back(device);
-      }
-    }
+    if (devices.empty()) devices = part->devices();
   }
-  auto future = c10::make_intrusive<Future>(type, std::move(devices));
-  c10::collectAll(parts)->addCallback([future, parts, works = works_](Future& all) {
-    if (all.hasError()) return future->setError(all.exception_ptr());
-    std::vector<at::Tensor> results;
-    for (size_t i = 0; i < works.size(); ++i) {
-      parts.get(i)->wait();  // it is complete: the current streams wait for it
-      const auto some = works[i]->result();
-      results.insert(results.end(), some.begin(), some.end());
-    }
-    future->markCompleted(c10::IValue(results));
+  const auto finish = [works = works_](Future& future) {
+    future.markCompleted(c10::IValue(Works(works).result()));
+  };
+  auto future = c10::make_intrusive<Future>(type, devices);
+  if (!devices.empty()) {  // complete from the start: one stream waits for all, and no caller's
+    const c10::impl::VirtualGuardImpl guard(devices[0].type());
+    const c10::StreamGuard beside(guard.getStreamFromGlobalPool(devices[0]));
+    for (size_t i = 0; i < parts.size(); ++i) parts.get(i)->wait();
+    finish(*future);
+    return future;
+  }
+  c10::collectAll(parts)->addCallback([future, finish](Future& all) {
+    all.hasError() ? future->setError(all.exception_ptr()) : finish(*future);
   });
   return future;
 }

@@ -35,6 +35,10 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
 
   c10::Stream getStream(c10::Device) const override { return stream_of(current); }
   c10::Stream getDefaultStream(c10::Device) const override { return stream_of(0); }
+  c10::Stream getStreamFromGlobalPool(c10::Device, bool) const override {
+    static const cuda::Stream pool = api->make_stream();
+    return stream_of(reinterpret_cast<c10::StreamId>(pool));
+  }
   c10::Stream exchangeStream(c10::Stream stream) const override {
     return stream_of(std::exchange(current, stream.id()));
   }
