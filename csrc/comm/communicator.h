@@ -87,6 +87,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   bool wait(const DeviceGroup::End& end, Clock::duration at_most = Clock::duration::max());
   // For operations on tensors of that device; made at first use.
   DeviceGroup& device(int index);
+  DeviceGroup* device_in_use() { return device_.load(std::memory_order_acquire); }
   // Runs code of the caller's from on_done: it may block for what this very thread would drive, so
   // others do that meanwhile.
   static void call_out(const std::function<void()>& code);

@@ -82,6 +82,11 @@ void DeviceGroup::give_back() {
   }
 }
 
+void DeviceGroup::synchronize(cuda::Stream stream) const {
+  const cuda::OnDevice here(api_, device_);
+  api_.synchronize(stream);
+}
+
 // ---- events, streams, counts
 
 cuda::Area DeviceGroup::area_of(Rank peer) const {

@@ -8,6 +8,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -25,6 +26,12 @@ class DeviceError : public std::runtime_error {
 using Event = void*;  // cudaEvent_t, without timing
 using Uuid = std::array<uint8_t, 16>;
 using IpcHandle = std::array<std::byte, 64>;
+
+struct Word {
+  std::byte* at;
+  uint32_t value;
+  bool wait;  // for it, or write it
+};
 
 struct DeviceFacts {
   Uuid uuid{};  // of the card, or of the slice of it (MIG): indices mean nothing
@@ -84,6 +91,12 @@ class Api {
   // wait_until: the stream goes on when (int32)(word - value) >= 0; the host does not wait.
   virtual void write(Stream stream, std::byte* word, uint32_t value) = 0;
   virtual void wait_until(Stream stream, std::byte* word, uint32_t value) = 0;
+  // Several of them, in order: for the price of one, where the device's driver allows it.
+  virtual void each_word(Stream stream, std::span<const Word> words) {
+    for (const auto& [at, value, wait] : words) {
+      wait ? wait_until(stream, at, value) : write(stream, at, value);
+    }
+  }
   virtual void launch(Stream stream, const ReduceArgs& args) = 0;
   virtual void launch(Stream stream, const LeaderArgs& args) = 0;
   virtual void launch(Stream stream, const TwoShotArgs& args) = 0;

@@ -3,6 +3,7 @@
 #include <cuda.h>
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
 #include <cstring>
 #include <map>
 #include <mutex>
@@ -52,6 +53,7 @@ class Driver {
 struct DriverTable {
   Driver<decltype(cuStreamWriteValue32)> write{"cuStreamWriteValue32", 12000};
   Driver<decltype(cuStreamWaitValue32)> wait{"cuStreamWaitValue32", 12000};
+  Driver<decltype(cuStreamBatchMemOp)> batch{"cuStreamBatchMemOp", 12000};
   Driver<decltype(cuPointerGetAttribute)> attribute{"cuPointerGetAttribute", 12000};
   Driver<decltype(cuMemGetAddressRange)> range{"cuMemGetAddressRange", 12000};
   Driver<decltype(cuDevicePrimaryCtxGetState)> context{"cuDevicePrimaryCtxGetState", 7000};
@@ -126,6 +128,7 @@ class CudaApi final : public Api {
   void wait_until(Stream stream, std::byte* word, uint32_t value) override {
     driver().wait(native(stream), number_of(word), value, CU_STREAM_WAIT_VALUE_GEQ);
   }
+  void each_word(Stream stream, std::span<const Word> words) override;
   void launch(Stream stream, const ReduceArgs& args) override {
     launch_reduce(stream, args, multiprocessors());
   }
@@ -268,6 +271,32 @@ std::byte* CudaApi::open_memory(const IpcHandle& bytes) {
   check(cudaIpcOpenMemHandle(&memory, handle, cudaIpcMemLazyEnablePeerAccess),
         "cudaIpcOpenMemHandle");
   return static_cast<std::byte*>(memory);
+}
+
+void CudaApi::each_word(Stream stream, std::span<const Word> words) {
+  constexpr size_t kMost = 128;  // the driver takes less than 256
+  CUstreamBatchMemOpParams operations[kMost];
+  for (size_t done = 0; done < words.size();) {
+    const size_t count = std::min(kMost, words.size() - done);
+    std::memset(operations, 0, count * sizeof *operations);
+    for (size_t i = 0; i < count; ++i) {
+      const auto& [at, value, wait] = words[done + i];
+      CUstreamBatchMemOpParams& operation = operations[i];
+      if (wait) {
+        operation.operation = CU_STREAM_MEM_OP_WAIT_VALUE_32;
+        operation.waitValue.address = number_of(at);
+        operation.waitValue.value = value;
+        operation.waitValue.flags = CU_STREAM_WAIT_VALUE_GEQ;
+      } else {
+        operation.operation = CU_STREAM_MEM_OP_WRITE_VALUE_32;
+        operation.writeValue.address = number_of(at);
+        operation.writeValue.value = value;
+        operation.writeValue.flags = CU_STREAM_WRITE_VALUE_DEFAULT;
+      }
+    }
+    driver().batch(native(stream), static_cast<unsigned>(count), operations, 0U);
+    done += count;
+  }
 }
 
 // ---- memory by virtual addresses (torch's expandable segments)

@@ -40,17 +40,35 @@ std::byte* DeviceTeam::word(Rank of, const void* in_its_area) const {
   return peer(of).device_area + (at - peer(of).area.base());
 }
 
-void DeviceTeam::signal(Stream stream, Rank to, int lane, uint32_t by) {
+// These are put off until there is other work for the stream: a call of the driver costs as much
+// for many words as for one.
+void DeviceTeam::signal(Rank to, int lane, uint32_t by) {
   Peer& peer = this->peer(to);
   peer.sent[lane] += by;
-  api_.write(stream, word(to, &peer.area.line(options_.rank, lane)), peer.sent[lane]);
+  words_.push_back({word(to, &peer.area.line(options_.rank, lane)), peer.sent[lane], false});
 }
 
-void DeviceTeam::await(Stream stream, Rank from, int lane, uint32_t by) {
+void DeviceTeam::await(Rank from, int lane, uint32_t by) {
   std::atomic<uint32_t>& awaited = peer(from).awaited[lane];
   const uint32_t value = awaited.load(std::memory_order_relaxed) + by;
   awaited.store(value, std::memory_order_relaxed);  // partner: release(), which comes again
-  api_.wait_until(stream, word(options_.rank, &own().line(from, lane)), value);
+  words_.push_back({word(options_.rank, &own().line(from, lane)), value, true});
+}
+
+void DeviceTeam::flush(Stream stream) {
+  if (!words_.empty()) api_.each_word(stream, words_);
+  words_.clear();
+}
+
+void DeviceTeam::copy(Stream stream, std::byte* to, const std::byte* from, uint64_t bytes) {
+  flush(stream);
+  api_.copy(stream, to, from, bytes);
+}
+
+template <typename Args>
+void DeviceTeam::launch(Stream stream, const Args& args) {
+  flush(stream);
+  api_.launch(stream, args);
 }
 
 void DeviceTeam::mark(Stream stream, int track, uint32_t value) {
@@ -86,9 +104,9 @@ class DeviceTeam::Lowering {
       case Verb::kReduce:
         return reduce(step, reduction);
       case Verb::kSignal:
-        return team_.signal(stream_, step.peer, step.lane);
+        return team_.signal(step.peer, step.lane);
       case Verb::kWait:
-        return team_.await(stream_, step.peer, step.lane);
+        return team_.await(step.peer, step.lane);
     }
   }
 
@@ -109,7 +127,7 @@ class DeviceTeam::Lowering {
       const Span to = locate(ref(step, 0), done), from = locate(ref(step, 1), done);
       const uint64_t bytes = std::min({step.bytes - done, to.bytes, from.bytes});
       done += bytes;
-      if (to.data != from.data) team_.api_.copy(stream_, to.data, from.data, bytes);
+      if (to.data != from.data) team_.copy(stream_, to.data, from.data, bytes);
     }
   }
 
@@ -126,7 +144,7 @@ class DeviceTeam::Lowering {
         i < args.n_dsts ? args.dst[i] = span.data : args.src[i - args.n_dsts] = span.data;
       }
       args.count = bytes / size_of(reduction.dtype);
-      team_.api_.launch(stream_, args);
+      team_.launch(stream_, args);
       done += bytes;
     }
   }
@@ -148,6 +166,7 @@ void DeviceTeam::run(Stream stream, const Plan& plan, uint64_t sequence, const R
                      const Spans& input, const Spans& output) {
   const OnDevice here(api_, options_.device);
   Lowering(*this, stream, plan, sequence % 2).run(reduction, input, output);
+  flush(stream);
 }
 
 void DeviceTeam::scale(Stream stream, DType dtype, double factor, Span dst, const std::byte* src) {
@@ -160,7 +179,7 @@ void DeviceTeam::scale(Stream stream, DType dtype, double factor, Span dst, cons
   args.n_dsts = args.n_srcs = 1;
   args.dst[0] = dst.data;
   args.src[0] = src;
-  if (args.count > 0) api_.launch(stream, args);
+  if (args.count > 0) launch(stream, args);
 }
 
 // ---- all_reduce by kernels of its own
@@ -182,6 +201,7 @@ void DeviceTeam::all_reduce(Stream stream, uint64_t sequence, const Reduction& r
   }
   const bool staged = !fill_slot(rounds);
   options_.rank == 0 ? lead(stream, rounds, staged) : follow(stream, rounds, staged);
+  flush(stream);
 }
 
 // Says where the leader's kernel finds this rank's operands: false, where that is in the window.
@@ -211,15 +231,14 @@ bool DeviceTeam::fill_slot(const Rounds& rounds) {
 // Round i of the input, in the window; and of the window, in the output.
 void DeviceTeam::stage(Stream stream, const Rounds& rounds, uint64_t i) {
   std::byte* const window = half(options_.rank, rounds.sequence % 2);
-  each_piece(
-      rounds.input, rounds.first(i) * rounds.element, rounds.length(i) * rounds.element,
-      [&](Span from, uint64_t done) { api_.copy(stream, window + done, from.data, from.bytes); });
+  each_piece(rounds.input, rounds.first(i) * rounds.element, rounds.length(i) * rounds.element,
+             [&](Span from, uint64_t done) { copy(stream, window + done, from.data, from.bytes); });
 }
 
 void DeviceTeam::unstage(Stream stream, const Rounds& rounds, uint64_t i) {
   const std::byte* const window = half(options_.rank, rounds.sequence % 2);
   each_piece(rounds.output, rounds.first(i) * rounds.element, rounds.length(i) * rounds.element,
-             [&](Span to, uint64_t done) { api_.copy(stream, to.data, window + done, to.bytes); });
+             [&](Span to, uint64_t done) { copy(stream, to.data, window + done, to.bytes); });
 }
 
 // Waits for all, computes for all, tells all: round after round. Ranks whose operands lie where
@@ -235,11 +254,11 @@ void DeviceTeam::lead(Stream stream, const Rounds& rounds, bool staged) {
   }
   for (uint64_t i = 0; i < rounds.number(); ++i) {
     if (staged) stage(stream, rounds, i);
-    for (Rank rank = 1; rank < size(); ++rank) await(stream, rank, kDataLane);
+    for (Rank rank = 1; rank < size(); ++rank) await(rank, kDataLane);
     args.first = rounds.first(i);
     args.count = rounds.length(i);
-    if (args.count > 0) api_.launch(stream, args);
-    for (Rank rank = 1; rank < size(); ++rank) signal(stream, rank, kDataLane);
+    if (args.count > 0) launch(stream, args);
+    for (Rank rank = 1; rank < size(); ++rank) signal(rank, kDataLane);
     if (staged) unstage(stream, rounds, i);
   }
 }
@@ -247,13 +266,13 @@ void DeviceTeam::lead(Stream stream, const Rounds& rounds, bool staged) {
 void DeviceTeam::follow(Stream stream, const Rounds& rounds, bool staged) {
   const auto number = static_cast<uint32_t>(rounds.number());
   if (!staged) {
-    signal(stream, 0, kDataLane, number);
-    return await(stream, 0, kDataLane, number);
+    signal(0, kDataLane, number);
+    return await(0, kDataLane, number);
   }
   for (uint64_t i = 0; i < number; ++i) {
     stage(stream, rounds, i);
-    signal(stream, 0, kDataLane);
-    await(stream, 0, kDataLane);
+    signal(0, kDataLane);
+    await(0, kDataLane);
     unstage(stream, rounds, i);
   }
 }
@@ -279,7 +298,7 @@ void DeviceTeam::two_shot(Stream stream, const Rounds& rounds) {
     args.input = whole ? in.data : args.window[options_.rank];
     args.output = whole ? out.data : args.window[options_.rank];
     if (!whole) stage(stream, rounds, i);
-    api_.launch(stream, args);
+    launch(stream, args);
     if (!whole) unstage(stream, rounds, i);
   }
 }
@@ -310,6 +329,7 @@ void DeviceTeam::transfer(Stream stream, std::span<const Transfer> transfers) {
     std::sort(over.rbegin(), over.rend());
     for (const size_t i : over) rest.erase(rest.begin() + static_cast<std::ptrdiff_t>(i));
   }
+  flush(stream);
 }
 
 // Where rank `of` receives what `from` sends.
@@ -325,20 +345,20 @@ DeviceTeam::Inbox DeviceTeam::inbox(Rank of, Rank from) const {
 
 void DeviceTeam::send_chunk(Stream stream, Rank to, Span data) {
   const uint64_t number = peer(to).messages[1]++;
-  if (number >= kChunks) await(stream, to, kMessageCreditLane);
+  if (number >= kChunks) await(to, kMessageCreditLane);
   const Inbox there = inbox(to, options_.rank);
   std::byte* const slot = there.memory + number % kChunks * (there.bytes / kChunks);
-  if (data.bytes > 0) api_.copy(stream, slot, data.data, data.bytes);
-  signal(stream, to, kMessageLane);
+  if (data.bytes > 0) copy(stream, slot, data.data, data.bytes);
+  signal(to, kMessageLane);
 }
 
 void DeviceTeam::receive_chunk(Stream stream, Rank from, Span data) {
   const uint64_t number = peer(from).messages[0]++;
-  await(stream, from, kMessageLane);
+  await(from, kMessageLane);
   const Inbox here = inbox(options_.rank, from);
   const std::byte* const slot = here.memory + number % kChunks * (here.bytes / kChunks);
-  if (data.bytes > 0) api_.copy(stream, data.data, slot, data.bytes);
-  signal(stream, from, kMessageCreditLane);
+  if (data.bytes > 0) copy(stream, data.data, slot, data.bytes);
+  signal(from, kMessageCreditLane);
 }
 
 }  // namespace ringcomm::cuda

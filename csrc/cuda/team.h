@@ -84,8 +84,12 @@ class DeviceTeam final : public Team {
   std::byte* half(Rank rank, uint64_t sequence) const;
   std::byte* word(Rank of, const void* in_its_area) const;
 
-  void signal(Stream stream, Rank to, int lane, uint32_t by = 1);
-  void await(Stream stream, Rank from, int lane, uint32_t by = 1);
+  void signal(Rank to, int lane, uint32_t by = 1);
+  void await(Rank from, int lane, uint32_t by = 1);
+  void flush(Stream stream);
+  void copy(Stream stream, std::byte* to, const std::byte* from, uint64_t bytes);
+  template <typename Args>
+  void launch(Stream stream, const Args& args);
   // Steps of a plan.
   class Lowering;
   // all_reduce by kernels of its own.
@@ -112,6 +116,7 @@ class DeviceTeam final : public Team {
   bool one_device_ = false;
   Geometry geometry_;
   std::byte* proofs_ = nullptr;  // of the host: a copy of a prologue
+  std::vector<Word> words_;      // to be written and waited for, next
   std::optional<Exports> exports_;
   std::deque<Imports> imports_;
 };

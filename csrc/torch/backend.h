@@ -130,6 +130,7 @@ class Backend final : public c10d::Backend {
   WorkPtr start_on_device(Call& call, bool profiled);
   WorkPtr post_on_device(Call& call, DeviceGroup& there, bool profiled);
   void start_batch();
+  void await_device();
   void submit(const c10::intrusive_ptr<Work>& work, Call& call);
   void post(const c10::intrusive_ptr<Work>& work, Call& call);
   void leave();

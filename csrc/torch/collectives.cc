@@ -182,6 +182,7 @@ Backend::WorkPtr Backend::barrier(const c10d::BarrierOptions& opts) {
   if (!call.device && !opts.device_ids.empty()) {  // what torch makes of the former
     call.device = at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(opts.device_ids[0]));
   }
+  if (!call.device && !opts.asyncOp) await_device();
   return issue(with(std::move(call), opts));
 }
 

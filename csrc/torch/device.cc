@@ -218,6 +218,15 @@ void Backend::start_batch() {
   });
 }
 
+// A barrier of hosts: what this rank's device was given before it is done, too.
+void Backend::await_device() {
+  DeviceGroup* const there = group().device_in_use();
+  if (there == nullptr || !c10::impl::hasDeviceGuardImpl(c10::kCUDA)) return;
+  const at::Device device(at::kCUDA, static_cast<c10::DeviceIndex>(there->device()));
+  with_torch_errors([&] { there->synchronize(current_stream(device)); });
+  group().settle();
+}
+
 void Backend::eagerConnectSingleDevice(at::Device device) {
   if (!device.is_cuda()) return;
   with_torch_errors([&] { group().device(device.index()).connect(); });
