@@ -28,7 +28,7 @@ WITHIN = 2.0  # seconds from a death or a mismatch to the error on every other r
 LEFT_BYTES = 64 << 20  # of the GPU's memory that may be missing afterwards
 UNDER_WAY = 24  # operations when a rank is killed
 TOOLS = ["memcheck", "racecheck", "synccheck"]
-TOOL_SECONDS = 40
+TOOL_SECONDS = 170  # importing torch under a tool takes long
 
 Seen = tuple[str, str, float, float]  # type and text of the error, when, seconds to leave
 

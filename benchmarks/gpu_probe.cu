@@ -178,6 +178,16 @@ void calls(Member& member) {
 
 // ---- what waits for what
 
+cudaStream_t make_stream() {
+  int least = 0, greatest = 0;
+  check(cudaDeviceGetStreamPriorityRange(&least, &greatest), "cudaDeviceGetStreamPriorityRange");
+  cudaStream_t stream = nullptr;
+  check(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, greatest), "cudaStreamCreate");
+  return stream;
+}
+
+__global__ void first_launched() {}  // and nowhere else
+
 // Calls on rank 1 while its stream waits for a word, which rank 0 writes after two seconds.
 void calls_behind_a_blocked_stream(Member& member) {
   member.need(member.words, "memory of the host");
@@ -187,11 +197,18 @@ void calls_behind_a_blocked_stream(Member& member) {
   check(cudaMalloc(&spare, 4 * kMiB), "cudaMalloc");
   check(cudaIpcGetMemHandle(&member.shared.spare[member.rank], spare), "cudaIpcGetMemHandle");
   float* opened = nullptr;
+  void* pinned = nullptr;
+  cudaStream_t stream = nullptr, beside = make_stream();
   const std::pair<const char*, std::function<void()>> kinds[] = {
       {"cudaIpcOpenMemHandle", [&] { opened = open<float>(member.shared.spare[0]); }},
       {"cudaIpcCloseMemHandle", [&] { check(cudaIpcCloseMemHandle(opened), "close"); }},
       {"cudaMalloc", [&] { check(cudaMalloc(&memory, 64 * kMiB), "cudaMalloc"); }},
       {"cudaFree", [&] { check(cudaFree(memory), "cudaFree"); }},
+      {"cudaStreamCreate", [&] { stream = make_stream(); }},
+      {"cudaStreamDestroy", [&] { check(cudaStreamDestroy(stream), "cudaStreamDestroy"); }},
+      {"cudaHostAlloc", [&] { check(cudaHostAlloc(&pinned, kMiB, 0), "cudaHostAlloc"); }},
+      {"cudaFreeHost", [&] { check(cudaFreeHost(pinned), "cudaFreeHost"); }},
+      {"the first launch of a kernel", [&] { first_launched<<<1, 1, 0, beside>>>(); }},
   };
   int turn = 0;
   for (const auto& [name, call] : kinds) {
@@ -218,6 +235,44 @@ void calls_behind_a_blocked_stream(Member& member) {
   }
   member.meet();
   check(cudaFree(spare), "cudaFree");
+  check(cudaStreamDestroy(beside), "cudaStreamDestroy");
+}
+
+// Streams share connections to the device: which go on while another one waits for a word?
+void streams_behind_a_blocked_one(Member& member) {
+  member.need(member.words, "memory of the host");
+  if (!member.leads()) return;
+  constexpr int kStreams = 33;
+  constexpr size_t kFirst = kWords - 256;
+  cudaStream_t streams[kStreams];
+  for (cudaStream_t& each : streams) each = make_stream();
+  const auto in = [&](int i, auto&& call) {
+    std::swap(member.stream, streams[i]);
+    call();
+    std::swap(member.stream, streams[i]);
+  };
+  in(0, [&] { wait_until(member, member.words + kFirst, 1); });
+  for (int i = 1; i < kStreams; ++i) {
+    in(i, [&] { write(member, member.words + kFirst + i, 1); });
+  }
+  const auto go_on = [&] {
+    int count = 0;
+    for (int i = 1; i < kStreams; ++i) {
+      count +=
+          static_cast<int>(__atomic_load_n(member.shared.words + kFirst + i, __ATOMIC_ACQUIRE));
+    }
+    return count;
+  };
+  const auto start = Clock::now();
+  while (go_on() < kStreams - 1 && seconds_since(start) < 2) usleep(100);
+  const int count = go_on();
+  __atomic_store_n(member.shared.words + kFirst, 1u, __ATOMIC_RELEASE);
+  for (cudaStream_t& each : streams) {
+    check(cudaStreamSynchronize(each), "cudaStreamSynchronize");
+    check(cudaStreamDestroy(each), "cudaStreamDestroy");
+  }
+  const char* const note = "32 of 32, or CUDA_DEVICE_MAX_CONNECTIONS=32 is needed";
+  member.info("streams that go on while another waits", count, "", note);
 }
 
 // The last test: what it does may end the context.
@@ -265,12 +320,13 @@ int serve(Shared& shared, int rank, int size, double seconds) {
       {"barriers", barriers},
       {"barriers of the device", barriers_of_the_device},
       {"barriers of the host", barriers_of_the_host},
-      {"interprocess events", barriers_of_events},
       {"calls", calls},
       {"copies", copy_ceiling},
       {"sums", sums},
       {"spinning", barriers_by_spinning},
-      {"blocked streams", calls_behind_a_blocked_stream},
+      {"calls beside a blocked stream", calls_behind_a_blocked_stream},
+      {"streams beside a blocked one", streams_behind_a_blocked_one},
+      {"interprocess events", barriers_of_events},
       {"freed memory", free_what_is_mapped},
   };
   int number = 0;

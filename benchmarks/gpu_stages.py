@@ -71,15 +71,15 @@ class Stage:
 STAGES = [
     Stage("build", 1, 300, "gpu_build.build", "the machine, what a build needs, the build"),
     Stage("probe", 1, 180, "gpu_build.probe", "what the GPU and its driver do (gpu_probe.cu)"),
-    Stage("plans", 2, 190, "gpu_plans.plans", "every collective and algorithm as on the CPU"),
+    Stage("plans", 2, 270, "gpu_plans.plans", "every collective and algorithm as on the CPU"),
     Stage("torch", 2, 150, "gpu_torch.checks", "streams, futures, groups, DDP, FSDP"),
     Stage("faults", 2, 110, "gpu_faults.faults", "deaths, mismatches, ranks that never come"),
-    Stage("sanitizer", 2, 90, "gpu_faults.sanitizer", "compute-sanitizer over a small run"),
     Stage("bandwidth", 3, 120, "gpu_speed.bandwidth", "shares of the copy ceiling"),
     Stage("latency", 3, 50, "gpu_speed.latency", "small operations, and enqueueing"),
     Stage("symmetric", 3, 40, "gpu_speed.symmetric", "torch symmetric memory, where it runs"),
     Stage("ddp", 3, 150, "gpu_training.ddp", "what a DDP step waits for, by backend"),
     Stage("cpu", 3, 150, "gpu_training.cpu", "ranks on the CPU, beside Gloo"),
+    Stage("sanitizer", 4, 520, "gpu_faults.sanitizer", "compute-sanitizer over a small run"),
 ]
 
 
