@@ -51,7 +51,8 @@ DeviceGroup::DeviceGroup(Communicator& group, cuda::Library& library, int device
 
 DeviceGroup::~DeviceGroup() {
   if (forked_ || kept_) {
-    static_cast<void>(team_.release());
+    const cuda::Team* const kept = team_.release();
+    static_cast<void>(kept);
     return;
   }
   if (team_) give_back();
