@@ -159,10 +159,6 @@ void make_stamps(const Operation& operation, const Descriptor& descriptor, Stamp
   for (const uint64_t bytes : operation.recv) stamps.received.push_back(mix(hash, bytes));
 }
 
-bool is_collective(const Descriptor& descriptor, Collective collective) {
-  return (descriptor.words[kKind] & 0xff) == static_cast<uint64_t>(collective);
-}
-
 std::string to_text(const Descriptor& descriptor) {
   const uint64_t kind = descriptor.words[kKind];
   const uint64_t collective = kind & 0xff, dtype = kind >> 8 & 0xff, op = kind >> 16 & 0xff;

@@ -256,7 +256,7 @@ void Network::Peer::connect(int flow, Clock::time_point now) {
       continue;
     }
     try {
-      Fd socket = connect_tcp(address, std::nullopt);
+      Fd socket = connect_tcp(address);
       Link& link = network_.add_link(std::move(socket), this, flow);
       link.address = index;
       link.homeward = homeward;

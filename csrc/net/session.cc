@@ -200,8 +200,6 @@ void Session::push(int index, Writing writing) {
   writing.header.payload_crc = seals ? checksum(writing.payload.data(), writing.header.bytes) : 0;
   seal(writing.header);
   flow.writing_bytes += sizeof(Frame) + writing.header.bytes;
-  ++counters_.frames;
-  counters_.bytes += sizeof(Frame) + writing.header.bytes;
   flow.writing.push_back(std::move(writing));
 }
 

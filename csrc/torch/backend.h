@@ -11,7 +11,6 @@
 #include <string>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
-#include <utility>
 #include <vector>
 
 #include "comm/communicator.h"

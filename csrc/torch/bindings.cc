@@ -134,12 +134,6 @@ void bind_core(py::module_& module) {
             [&] { return selection_text(size, costs.empty() ? Costs{} : parse_costs(costs)); });
       },
       py::arg("size"), py::arg("costs") = "");
-  module.def("instruction_set", &instruction_set);
-  module.def("instruction_sets", &instruction_sets);
-  module.def(
-      "use_instruction_set",
-      [](const std::string& name) { with_value_errors([&] { use_instruction_set(name); }); },
-      py::arg("name"));
 }
 
 }  // namespace

@@ -1,6 +1,5 @@
 #include "transport/host.h"
 
-#include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
