@@ -161,16 +161,14 @@ void Communicator::begin(const Operation& operation) {
   make_stamps(operation, current_, executor_.stamps());
   executor_.output().assign(operation.output);
   if (operation.op == ReduceOp::kPremulSum) {
-    uint64_t bytes = 0;
-    for (const Span& span : operation.input) bytes += span.bytes;
-    scratch_.resize(bytes);
+    scratch_.resize(bytes_of(operation.input));
     std::byte* to = scratch_.data();
     for (const Span& span : operation.input) {
       const uint64_t count = span.bytes / size_of(operation.dtype);
       scale(operation.dtype, operation.factor, to, span.data, count);
       to += span.bytes;
     }
-    executor_.input().assign({{scratch_.data(), bytes}});
+    executor_.input().assign({{scratch_.data(), scratch_.size()}});
   } else {
     executor_.input().assign(operation.input);
   }

@@ -21,12 +21,6 @@ uint64_t mix(uint64_t a, uint64_t b) {
   return z ^ (z >> 31);
 }
 
-uint64_t total(const std::vector<Span>& spans) {
-  uint64_t bytes = 0;
-  for (const Span& span : spans) bytes += span.bytes;
-  return bytes;
-}
-
 uint64_t total(const std::vector<uint64_t>& counts) {
   return std::accumulate(counts.begin(), counts.end(), uint64_t{0});
 }
@@ -99,10 +93,10 @@ void validate(const Operation& operation, int size, Rank rank) {
                    operation.send[self], " bytes to itself and expects ", operation.recv[self]);
   }
   const Sides sides = expected_sides(operation, rank);
-  RINGCOMM_CHECK(total(operation.input) == sides.input, name, ": input has ",
-                 total(operation.input), " bytes, not ", sides.input);
-  RINGCOMM_CHECK(total(operation.output) == sides.output, name, ": output has ",
-                 total(operation.output), " bytes, not ", sides.output);
+  RINGCOMM_CHECK(bytes_of(operation.input) == sides.input, name, ": input has ",
+                 bytes_of(operation.input), " bytes, not ", sides.input);
+  RINGCOMM_CHECK(bytes_of(operation.output) == sides.output, name, ": output has ",
+                 bytes_of(operation.output), " bytes, not ", sides.output);
 }
 
 Shape make_shape(const Operation& operation, const Geometry& geometry) {

@@ -56,11 +56,9 @@ Fd make_tcp(int family) {
 
 [[noreturn]] void nothing_left(const std::vector<Interface>& interfaces,
                                const InterfaceFilter& filter) {
-  std::string there;
-  for (const Interface& one : interfaces) {
-    there +=
-        str(there.empty() ? "" : ", ", one.name, " ", one.address.host(), one.up ? "" : " (down)");
-  }
+  const std::string there = joined(interfaces, [](const Interface& one) {
+    return str(one.name, " ", one.address.host(), one.up ? "" : " (down)");
+  });
   throw UsageError(str("RINGCOMM_IFNAME=", filter.text(),
                        " leaves no address that other hosts can reach: this host has ",
                        there.empty() ? "none" : there));

@@ -83,11 +83,7 @@ std::string Network::Peer::condition() {
 }
 
 std::string Network::Peer::where() const {
-  std::string text;
-  for (const Address& address : contact.addresses) {
-    text += str(text.empty() ? "" : ", ", address.to_text());
-  }
-  return text;
+  return joined(contact.addresses, [](const Address& address) { return address.to_text(); });
 }
 
 // ---- Party and Receiver

@@ -154,14 +154,6 @@ uint64_t limit_of(const Row& row, const Shape& shape, Reach reach) {
   return row.limit(shape, size);
 }
 
-std::string names_of(Collective collective) {
-  std::string names;
-  for (const Algorithm algorithm : algorithms_of(collective)) {
-    names += (names.empty() ? "" : ", ") + std::string(to_string(algorithm));
-  }
-  return names;
-}
-
 void check_parts(const Shape& shape, const char* what, const std::vector<uint64_t>& parts) {
   RINGCOMM_CHECK(parts.size() == static_cast<size_t>(shape.size), to_string(shape.collective), ": ",
                  what, " has ", parts.size(), " entries for ", shape.size, " ranks");
@@ -281,8 +273,9 @@ Plan make_plan(const Shape& shape, Rank rank, Algorithm algorithm) {
     if (entry.collective != shape.collective || entry.algorithm != algorithm) continue;
     return shape.size == 1 ? copy_alone(shape, algorithm) : entry.planner(shape, rank);
   }
-  throw UsageError(str(to_string(shape.collective), " has no algorithm \"", to_string(algorithm),
-                       "\"; it has ", names_of(shape.collective)));
+  throw UsageError(
+      str(to_string(shape.collective), " has no algorithm \"", to_string(algorithm), "\"; it has ",
+          joined(algorithms_of(shape.collective), [](Algorithm one) { return to_string(one); })));
 }
 
 }  // namespace ringcomm

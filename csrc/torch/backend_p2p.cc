@@ -8,12 +8,6 @@ namespace {
 constexpr uint32_t kBarrierTag = 1u << 31;  // users' tags are ints, and not negative
 constexpr auto kForever = std::chrono::hours(24 * 36525);
 
-std::string numbers_of(const std::vector<Rank>& ranks) {
-  std::string text;
-  for (const Rank rank : ranks) text += str(text.empty() ? "" : ", ", rank);
-  return text;
-}
-
 MessagePtr barrier_message(Rank peer, bool sending, Clock::duration timeout) {
   auto message = std::make_shared<Message>(timeout);
   message->peer = peer;
@@ -84,7 +78,7 @@ void Backend::lead_barrier(std::chrono::milliseconds timeout, bool every_rank) {
     if (!every_rank) break;
   }
   if (!missing.empty()) {
-    const std::string text = str("[Rank 0]: ", every_rank ? "Ranks " : "Rank ", numbers_of(missing),
+    const std::string text = str("[Rank 0]: ", every_rank ? "Ranks " : "Rank ", joined(missing),
                                  " failed to pass monitoredBarrier in ", timeout.count(), " ms");
     group().abort(text);
     C10_THROW_ERROR(DistBackendError, text);

@@ -228,12 +228,6 @@ std::vector<Span> by_rank(const std::vector<Span>& wholes, int size) {
   return spans;
 }
 
-uint64_t total(const std::vector<Span>& spans) {
-  uint64_t bytes = 0;
-  for (const Span& span : spans) bytes += span.bytes;
-  return bytes;
-}
-
 std::vector<uint64_t> sizes_of(at::ArrayRef<at::Tensor> tensors) {
   std::vector<uint64_t> sizes;
   sizes.reserve(tensors.size());

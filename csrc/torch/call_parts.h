@@ -42,7 +42,6 @@ void add_outputs(Call& call, at::ArrayRef<at::Tensor> tensors);
 
 // `wholes[i]` consists of one chunk a rank; what follows has, for each rank, its chunk of each.
 std::vector<Span> by_rank(const std::vector<Span>& wholes, int size);
-uint64_t total(const std::vector<Span>& spans);
 std::vector<uint64_t> sizes_of(at::ArrayRef<at::Tensor> tensors);
 
 }  // namespace ringcomm

@@ -86,7 +86,7 @@ Call all_reduce_coalesced_call(const Tensors& tensors, const c10d::ReduceOp& op)
   check_same_type(refuse, tensors[0], tensors);
   set_reduction(call, refuse, op, tensors[0]);
   add_in_place(call, tensors);
-  check_overlaps(refuse, call.operation, {0, 0, total(call.operation.input)});
+  check_overlaps(refuse, call.operation, {0, 0, bytes_of(call.operation.input)});
   return call;
 }
 
@@ -166,7 +166,7 @@ Call all_gather_coalesced_call(const TensorLists& outputs, const Tensors& inputs
   set_moved_type(call, inputs);
   add_inputs(call, inputs);
   add_outputs(call, call.outputs);
-  call.operation.shards.assign(static_cast<size_t>(place.size), total(call.operation.input));
+  call.operation.shards.assign(static_cast<size_t>(place.size), bytes_of(call.operation.input));
   check_shard_overlaps(refuse, call.operation, Whole::kOutput, place.rank);
   return call;
 }
@@ -183,7 +183,7 @@ Call all_gather_into_call(const Tensors& outputs, const Tensors& inputs, Place p
   if (outputs.size() > 1) {
     call.operation.output = by_rank(call.operation.output, place.size);
   }
-  call.operation.shards.assign(static_cast<size_t>(place.size), total(call.operation.input));
+  call.operation.shards.assign(static_cast<size_t>(place.size), bytes_of(call.operation.input));
   check_shard_overlaps(refuse, call.operation, Whole::kOutput, place.rank);
   return call;
 }
@@ -274,7 +274,7 @@ Call reduce_scatter_from_call(const Tensors& outputs, const Tensors& inputs,
   add_inputs(call, inputs);
   add_outputs(call, outputs);
   if (inputs.size() > 1) call.operation.input = by_rank(call.operation.input, place.size);
-  call.operation.shards.assign(static_cast<size_t>(place.size), total(call.operation.output));
+  call.operation.shards.assign(static_cast<size_t>(place.size), bytes_of(call.operation.output));
   check_shard_overlaps(refuse, call.operation, Whole::kInput, place.rank);
   return call;
 }
