@@ -13,29 +13,20 @@ bool is_bitwise(ReduceOp op) {
   return op == ReduceOp::kBand || op == ReduceOp::kBor || op == ReduceOp::kBxor;
 }
 
+// torch's operations are ours, in the same order.
+static_assert(int{c10d::ReduceOp::SUM} == int(ReduceOp::kSum) &&
+              int{c10d::ReduceOp::AVG} == int(ReduceOp::kAvg) &&
+              int{c10d::ReduceOp::PRODUCT} == int(ReduceOp::kProduct) &&
+              int{c10d::ReduceOp::MIN} == int(ReduceOp::kMin) &&
+              int{c10d::ReduceOp::MAX} == int(ReduceOp::kMax) &&
+              int{c10d::ReduceOp::BAND} == int(ReduceOp::kBand) &&
+              int{c10d::ReduceOp::BOR} == int(ReduceOp::kBor) &&
+              int{c10d::ReduceOp::BXOR} == int(ReduceOp::kBxor) &&
+              int{c10d::ReduceOp::PREMUL_SUM} == int(ReduceOp::kPremulSum));
+
 ReduceOp reduce_op(const Refusal& refuse, const c10d::ReduceOp& op) {
-  switch (op.op_) {
-    case c10d::ReduceOp::SUM:
-      return ReduceOp::kSum;
-    case c10d::ReduceOp::AVG:
-      return ReduceOp::kAvg;
-    case c10d::ReduceOp::PRODUCT:
-      return ReduceOp::kProduct;
-    case c10d::ReduceOp::MIN:
-      return ReduceOp::kMin;
-    case c10d::ReduceOp::MAX:
-      return ReduceOp::kMax;
-    case c10d::ReduceOp::BAND:
-      return ReduceOp::kBand;
-    case c10d::ReduceOp::BOR:
-      return ReduceOp::kBor;
-    case c10d::ReduceOp::BXOR:
-      return ReduceOp::kBxor;
-    case c10d::ReduceOp::PREMUL_SUM:
-      return ReduceOp::kPremulSum;
-    default:
-      refuse("Unhandled ReduceOp");
-  }
+  if (op.op_ > c10d::ReduceOp::PREMUL_SUM) refuse("Unhandled ReduceOp");
+  return static_cast<ReduceOp>(static_cast<c10d::ReduceOp::RedOpType>(op.op_));
 }
 
 double premul_factor(const Refusal& refuse, const c10d::ReduceOp& op) {
