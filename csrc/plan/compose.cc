@@ -217,7 +217,7 @@ Plan hierarchical_reduce(const Shape& shape, Rank rank) {
   inside.meets = false;
   const uint64_t half = inside.geometry.window_bytes();
   if (shape.bytes > std::min(half, shape.geometry.slots * shape.slot_bytes())) {
-    Plan plan = ring_reduce(shape, rank);
+    Plan plan = chain_plan(shape, rank);
     plan.algorithm = Algorithm::kHierarchical;
     return plan;
   }
