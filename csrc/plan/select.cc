@@ -8,7 +8,6 @@
 #include <sstream>
 
 #include "plan/builder.h"
-#include "plan/compose.h"
 #include "plan/planners.h"
 
 namespace ringcomm {
