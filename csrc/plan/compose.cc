@@ -131,12 +131,6 @@ Shape half_part_of(const Shape& shape, Collective collective, int size) {
 
 }  // namespace
 
-void check_hosts(const Shape& shape) {
-  RINGCOMM_CHECK(shape.local > 0 && shape.size % shape.local == 0, to_string(shape.collective),
-                 ": ", shape.size, " ranks are no whole number of hosts with ", shape.local,
-                 " each");
-}
-
 // Reduce-scatter in the host, all-reduce of my shard between hosts, all-gather in the host: few
 // hops. Where there is more than a segment a shard, as a pipeline.
 Plan hierarchical_all_reduce(const Shape& shape, Rank rank) {
