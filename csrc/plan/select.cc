@@ -1,7 +1,6 @@
 #include "plan/select.h"
 
 #include <array>
-#include <bit>
 #include <charconv>
 #include <cmath>
 #include <limits>
@@ -153,41 +152,6 @@ uint64_t limit_of(const Row& row, const Shape& shape, Reach reach) {
   return row.limit(shape, size);
 }
 
-void check_parts(const Shape& shape, const char* what, const std::vector<uint64_t>& parts) {
-  RINGCOMM_CHECK(parts.size() == static_cast<size_t>(shape.size), to_string(shape.collective), ": ",
-                 what, " has ", parts.size(), " entries for ", shape.size, " ranks");
-  for (const uint64_t part : parts) {
-    RINGCOMM_CHECK(part % shape.element == 0, to_string(shape.collective), ": ", part,
-                   " bytes are no whole number of elements of ", shape.element, " bytes");
-  }
-}
-
-void check(const Shape& shape, Rank rank) {
-  const Geometry& geometry = shape.geometry;
-  const char* name = to_string(shape.collective);
-  RINGCOMM_CHECK(shape.size > 0 && rank >= 0 && rank < shape.size, name, ": no rank ", rank,
-                 " in a group of ", shape.size);
-  RINGCOMM_CHECK(!rooted(shape.collective) || (shape.root >= 0 && shape.root < shape.size), name,
-                 ": no root ", shape.root, " in a group of ", shape.size);
-  RINGCOMM_CHECK(shape.element > 0 && shape.bytes % shape.element == 0, name, ": ", shape.bytes,
-                 " bytes are no whole number of elements of ", shape.element, " bytes");
-  RINGCOMM_CHECK(geometry.slots >= 2 && std::has_single_bit(geometry.slots), "an inbox has ",
-                 geometry.slots, " slots: not two, or another power of two");
-  RINGCOMM_CHECK(shape.size == 1 || (geometry.segment_bytes >= shape.element &&
-                                     geometry.segment_bytes % shape.element == 0 &&
-                                     geometry.inbox_bytes >= geometry.slots * shape.element),
-                 name, ": a window with segments of ", geometry.segment_bytes, " and inboxes of ",
-                 geometry.inbox_bytes, " bytes has no room for elements of ", shape.element);
-  RINGCOMM_CHECK(geometry.line_bytes <= kLineBytes, "a line holds at most ", kLineBytes, " bytes");
-  if (sharded(shape.collective)) check_parts(shape, "shards", shape.shards);
-  if (shape.collective == Collective::kAllToAll) {
-    check_parts(shape, "send", shape.send);
-    check_parts(shape, "recv", shape.recv);
-    RINGCOMM_CHECK(shape.send[static_cast<size_t>(rank)] == shape.recv[static_cast<size_t>(rank)],
-                   name, ": rank ", rank, " sends itself what it does not receive");
-  }
-}
-
 Plan copy_alone(const Shape& shape, Algorithm algorithm) {
   PlanBuilder plan(shape, algorithm, 0);
   const bool split = shape.collective == Collective::kAllToAll;
@@ -267,7 +231,8 @@ std::vector<Algorithm> algorithms_of(Collective collective) {
 }
 
 Plan make_plan(const Shape& shape, Rank rank, Algorithm algorithm) {
-  check(shape, rank);
+  RINGCOMM_CHECK(rank >= 0 && rank < shape.size, to_string(shape.collective), ": no rank ", rank,
+                 " in a group of ", shape.size);
   for (const Entry& entry : kPlanners) {
     if (entry.collective != shape.collective || entry.algorithm != algorithm) continue;
     return shape.size == 1 ? copy_alone(shape, algorithm) : entry.planner(shape, rank);
