@@ -1,7 +1,8 @@
 // The c10d::Backend named "ringcomm": what torch.distributed talks to.
 //
-// collectives.cc and backend_p2p.cc hold the calls, backend.cc a group's life. Names and signatures
-// of the overrides are torch's; overriding the old ones serves torch 2.11 to 2.15 alike.
+// collectives.cc and backend_p2p.cc hold the calls, issue.cc runs them, backend.cc is a group's
+// life. Names and signatures of the overrides are torch's; overriding the old ones serves
+// torch 2.11 to 2.15 alike.
 #pragma once
 
 #include <atomic>
@@ -84,30 +85,27 @@ class Backend final : public c10d::Backend {
                               const c10d::AllreduceCoalescedOptions& opts) override;
   WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) override;
   WorkPtr reduce(Tensors& tensors, const c10d::ReduceOptions& opts) override;
-  WorkPtr allgather(TensorLists& outputTensors, Tensors& inputTensors,
+  WorkPtr allgather(TensorLists& outputs, Tensors& inputs,
                     const c10d::AllgatherOptions& opts) override;
   WorkPtr _allgather_base(at::Tensor& outputBuffer, at::Tensor& inputBuffer,
                           const c10d::AllgatherOptions& opts) override;
-  WorkPtr allgather_coalesced(TensorLists& outputTensorLists, Tensors& inputTensors,
+  WorkPtr allgather_coalesced(TensorLists& outputs, Tensors& inputs,
                               const c10d::AllgatherOptions& opts) override;
   WorkPtr allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                           const c10d::AllgatherOptions& opts) override;
-  WorkPtr gather(TensorLists& outputTensors, Tensors& inputTensors,
-                 const c10d::GatherOptions& opts) override;
-  WorkPtr scatter(Tensors& outputTensors, TensorLists& inputTensors,
-                  const c10d::ScatterOptions& opts) override;
-  WorkPtr reduce_scatter(Tensors& outputTensors, TensorLists& inputTensors,
+  WorkPtr gather(TensorLists& outputs, Tensors& inputs, const c10d::GatherOptions& opts) override;
+  WorkPtr scatter(Tensors& outputs, TensorLists& inputs, const c10d::ScatterOptions& opts) override;
+  WorkPtr reduce_scatter(Tensors& outputs, TensorLists& inputs,
                          const c10d::ReduceScatterOptions& opts) override;
   WorkPtr _reduce_scatter_base(at::Tensor& outputBuffer, at::Tensor& inputBuffer,
                                const c10d::ReduceScatterOptions& opts) override;
   WorkPtr reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                           const c10d::ReduceScatterOptions& opts) override;
-  WorkPtr alltoall_base(at::Tensor& outputBuffer, at::Tensor& inputBuffer,
+  WorkPtr alltoall_base(at::Tensor& output, at::Tensor& input,
                         std::vector<int64_t>& outputSplitSizes,
                         std::vector<int64_t>& inputSplitSizes,
                         const c10d::AllToAllOptions& opts) override;
-  WorkPtr alltoall(Tensors& outputTensors, Tensors& inputTensors,
-                   const c10d::AllToAllOptions& opts) override;
+  WorkPtr alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& opts) override;
   WorkPtr barrier(const c10d::BarrierOptions& opts) override;
   // Rank 0 names the ranks that do not come; the others are told.
   void monitoredBarrier(const c10d::BarrierOptions& opts, bool waitAllRanks) override;
