@@ -31,32 +31,25 @@ struct Sides {
 
 // How many bytes each side of this rank must have.
 Sides expected_sides(const Operation& operation, Rank rank) {
-  const bool root = rank == operation.root;
-  switch (operation.collective) {
-    case Collective::kAllReduce:
-      return {operation.bytes, operation.bytes};
-    case Collective::kBroadcast:
-      return {root ? operation.bytes : 0, operation.bytes};
-    case Collective::kReduce:
-      return {operation.bytes, root ? operation.bytes : 0};
-    case Collective::kAllToAll:
-      return {total(operation.send), total(operation.recv)};
-    case Collective::kBarrier:
-      return {0, 0};
-    default:
-      break;
-  }
-  const uint64_t mine = operation.shards[static_cast<size_t>(rank)];
-  const uint64_t whole = total(operation.shards);
+  const bool root = rank == operation.root, shards = sharded(operation.collective);
+  const uint64_t whole = shards ? total(operation.shards) : operation.bytes;
+  const uint64_t mine = shards ? operation.shards[static_cast<size_t>(rank)] : operation.bytes;
   switch (operation.collective) {
     case Collective::kAllGather:
       return {mine, whole};
+    case Collective::kAllReduce:
     case Collective::kReduceScatter:
       return {whole, mine};
+    case Collective::kBroadcast:
     case Collective::kScatter:
       return {root ? whole : 0, mine};
-    default:  // gather
+    case Collective::kReduce:
+    case Collective::kGather:
       return {mine, root ? whole : 0};
+    case Collective::kAllToAll:
+      return {total(operation.send), total(operation.recv)};
+    default:  // barrier
+      return {0, 0};
   }
 }
 

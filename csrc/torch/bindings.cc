@@ -76,6 +76,9 @@ OptionsPtr options_of(const c10d::DistributedBackendOptions& torch, const py::ob
 }
 
 void bind_options(py::module_& module) {
+  const auto copy = [](const ringcomm::Options& self, const py::args&) {
+    return c10::make_intrusive<ringcomm::Options>(self);
+  };
   py::class_<ringcomm::Options, OptionsPtr, c10d::Backend::Options>(module, "Options")
       .def(py::init<std::chrono::milliseconds>(), py::arg("timeout") = kBackendDefaultTimeout)
       .def_property(
@@ -84,13 +87,8 @@ void bind_options(py::module_& module) {
             if (name) with_value_errors([&] { return algorithm_called(*name); });
             self.algorithm = name;
           })
-      .def("__copy__",
-           [](const ringcomm::Options& self) {
-             return c10::make_intrusive<ringcomm::Options>(self);
-           })
-      .def("__deepcopy__", [](const ringcomm::Options& self, const py::dict&) {
-        return c10::make_intrusive<ringcomm::Options>(self);
-      });
+      .def("__copy__", copy)
+      .def("__deepcopy__", copy);
 }
 
 // What torch's own backends offer beside the methods of the base class.
