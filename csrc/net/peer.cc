@@ -215,11 +215,9 @@ void Network::Peer::tell_news(Clock::time_point now) {
   for (auto& [channel, receiver] : channels_) {
     auto news = receiver->news();
     if (news.empty()) continue;
-    Frame frame;
-    frame.type = FrameType::kState;
-    frame.channel = channel;
-    frame.bytes = static_cast<uint32_t>(news.size());
-    session.post(frame, Payload(std::move(news)));
+    const auto bytes = static_cast<uint32_t>(news.size());
+    session.post({.type = FrameType::kState, .channel = channel, .bytes = bytes},
+                 Payload(std::move(news)));
   }
 }
 
