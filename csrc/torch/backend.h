@@ -22,20 +22,6 @@
 
 namespace ringcomm {
 
-// The groups of this process that are not closed, so that the end of the program can close them
-// while Python still runs. Made by the module, which has no other state.
-class OpenGroups {
- public:
-  void add(const std::shared_ptr<Communicator>& group);
-  // Lets what is pending end for at most `grace` in all, and says goodbye to the peers. Where the
-  // program ends because of an error, that error is what they learn.
-  void close(Clock::duration grace, const std::string& error);
-
- private:
-  std::mutex mutex_;
-  std::vector<std::weak_ptr<Communicator>> groups_;
-};
-
 class Backend final : public c10d::Backend {
  public:
   using WorkPtr = c10::intrusive_ptr<c10d::Work>;
@@ -44,10 +30,8 @@ class Backend final : public c10d::Backend {
   // Meets the group's other ranks through `store`, within the options' timeout.
   static c10::intrusive_ptr<Backend> create(const c10::intrusive_ptr<c10d::Store>& store,
                                             Place place,
-                                            c10::intrusive_ptr<ringcomm::Options> options,
-                                            std::shared_ptr<OpenGroups> open);
-  Backend(std::shared_ptr<Communicator> group, c10::intrusive_ptr<ringcomm::Options> options,
-          std::shared_ptr<OpenGroups> open);
+                                            c10::intrusive_ptr<ringcomm::Options> options);
+  Backend(std::shared_ptr<Communicator> group, c10::intrusive_ptr<ringcomm::Options> options);
   ~Backend() override;
 
   const std::string getBackendName() const override { return kBackendName; }
@@ -136,7 +120,6 @@ class Backend final : public c10d::Backend {
 
   std::shared_ptr<Surroundings> surroundings_ = std::make_shared<Surroundings>();
   const c10::intrusive_ptr<ringcomm::Options> options_;  // but for the timeout, which the group has
-  const std::shared_ptr<OpenGroups> open_;
   std::atomic<int64_t> extension_ms_{0};
 
   std::mutex split_mutex_;  // guards the next two

@@ -142,23 +142,22 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   bind_backend(module);
   bind_core(module);
 
-  const auto open = std::make_shared<OpenGroups>();
   module.def(
       "create_backend",
-      [open](const c10d::DistributedBackendOptions& torch, const py::object& given) {
+      [](const c10d::DistributedBackendOptions& torch, const py::object& given) {
         OptionsPtr options = options_of(torch, given);
         const py::gil_scoped_release no_gil;
         return Backend::create(torch.store, {torch.group_rank, torch.group_size},
-                               std::move(options), open);
+                               std::move(options));
       },
       py::arg("options"), py::arg("backend_options") = py::none());
 
   // A program may end without destroying its groups: what is pending then must end before Python
   // does, for its tensors and callbacks are Python's.
-  py::module_::import("atexit").attr("register")(py::cpp_function([open] {
+  py::module_::import("atexit").attr("register")(py::cpp_function([] {
     const std::string error = fatal_error();
     const py::gil_scoped_release no_gil;
-    open->close(kGraceAtExit, error);
+    Runtime::close_groups(kGraceAtExit, error);
   }));
 }
 
