@@ -172,7 +172,8 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   void look_around(const Deadline* deadline);
   void watch_messages();
   void watch_device();
-  void check_source(const Message& message);
+  std::vector<bool> gone_peers() const;
+  void check_source(const Message& message, const std::vector<bool>& gone);
   Patience patience() const;
 
   CommunicatorOptions options_;
