@@ -2,8 +2,6 @@
 #include <pybind11/chrono.h>
 #include <torch/csrc/utils/pybind.h>
 
-#include <memory>
-
 #include "torch/backend.h"
 #include "torch/errors.h"
 
