@@ -55,11 +55,3 @@ def selection_text(size: int, costs: str = "") -> str:
     `costs` is "alpha 1.8e-05 beta 8.4e-09 gamma 2e-11", or a file of `ringcomm tune`; "": the
     defaults. Raises ValueError.
     """
-
-def instruction_set() -> str:
-    """What the reductions use: "plain", "avx2" or "avx512"."""
-
-def instruction_sets() -> list[str]:
-    """Those that this machine can run, best last."""
-
-def use_instruction_set(name: str) -> None: ...

@@ -15,12 +15,14 @@ std::optional<std::string> variable(const char* name) {
   return value;
 }
 
-LogLevel parse_level(const std::string& text) {
-  const std::vector<std::string> names = {"debug", "info", "warning", "error", "off"};
-  const auto found = std::find(names.begin(), names.end(), text);
-  RINGCOMM_CHECK(found != names.end(), "RINGCOMM_LOG=", text,
-                 " is not a level: use debug, info, warning, error or off");
-  return static_cast<LogLevel>(found - names.begin());
+// Which of `names` the variable has as its value, if it is set.
+std::optional<size_t> choice(const char* name, const std::vector<std::string>& names,
+                             const char* remedy) {
+  const auto text = variable(name);
+  if (!text) return std::nullopt;
+  const auto found = std::find(names.begin(), names.end(), *text);
+  RINGCOMM_CHECK(found != names.end(), name, "=", *text, remedy);
+  return static_cast<size_t>(found - names.begin());
 }
 
 // The variable as a number, if it is set. `what` says what it counts.
@@ -32,19 +34,6 @@ std::optional<long> number(const char* name, const char* what, long least, long 
   RINGCOMM_CHECK(*end == '\0' && value >= least && value <= most, name, "=", *text,
                  " is not a number of ", what, " from ", least, " to ", most);
   return value;
-}
-
-bool parse_transport(const std::string& text) {
-  RINGCOMM_CHECK(text == "auto" || text == "tcp", "RINGCOMM_TRANSPORT=", text,
-                 " is no transport: use auto, or tcp to have it inside a host too");
-  return text == "tcp";
-}
-
-std::string parse_cuda_mode(const std::string& text) {
-  RINGCOMM_CHECK(text == "auto" || text == "ipc" || text == "host", "RINGCOMM_CUDA_MODE=", text,
-                 " is no way for CUDA tensors: use auto, ipc (an error where ranks cannot map one "
-                 "another's memory) or host");
-  return text;
 }
 
 // The secret is the job's: a file that others can read is refused.
@@ -65,20 +54,28 @@ std::string read_secret(const std::string& path) {
 
 Config Config::from_environment() {
   Config config;
-  if (const auto value = variable("RINGCOMM_LOG")) config.log = parse_level(*value);
+  if (const auto level = choice("RINGCOMM_LOG", {"debug", "info", "warning", "error", "off"},
+                                " is not a level: use debug, info, warning, error or off")) {
+    config.log = static_cast<LogLevel>(*level);
+  }
   if (const auto value = number("RINGCOMM_SPIN_US", "microseconds", 0, 1'000'000)) {
     config.spin = std::chrono::microseconds(*value);
   }
   config.ifname = variable("RINGCOMM_IFNAME").value_or("");
   config.ports = variable("RINGCOMM_PORTS").value_or("");
-  if (const auto value = variable("RINGCOMM_TRANSPORT")) config.tcp = parse_transport(*value);
+  config.tcp = choice("RINGCOMM_TRANSPORT", {"auto", "tcp"},
+                      " is no transport: use auto, or tcp to have it inside a host too") == 1u;
   config.flows = static_cast<int>(number("RINGCOMM_FLOWS", "connections", 1, 16).value_or(1));
   config.resume =
       std::chrono::seconds(number("RINGCOMM_RESUME_SECONDS", "seconds", 1, 86'400).value_or(30));
   config.secret = variable("RINGCOMM_SECRET").value_or("");
   if (const auto path = variable("RINGCOMM_SECRET_FILE")) config.secret = read_secret(*path);
   config.costs = variable("RINGCOMM_COSTS").value_or("");
-  config.cuda_mode = parse_cuda_mode(variable("RINGCOMM_CUDA_MODE").value_or("auto"));
+  const std::vector<std::string> modes = {"auto", "ipc", "host"};
+  const auto mode = choice("RINGCOMM_CUDA_MODE", modes,
+                           " is no way for CUDA tensors: use auto, ipc (an error where ranks "
+                           "cannot map one another's memory) or host");
+  config.cuda_mode = modes[mode.value_or(0)];
   config.cuda_memory = static_cast<uint64_t>(
       number("RINGCOMM_CUDA_MEMORY", "bytes", 1 << 18, int64_t{1} << 40).value_or(0));
   config.cuda_library = variable("RINGCOMM_CUDA_LIBRARY").value_or("");

@@ -6,6 +6,7 @@
 
 #include <cerrno>
 #include <cstring>
+#include <functional>
 #include <sstream>
 #include <stdexcept>
 #include <string>
@@ -64,11 +65,17 @@ std::string str(const Parts&... parts) {
   return out.str();
 }
 
+// What `text` makes of each item: "a, b, c".
+template <typename Items, typename Text = std::identity>
+std::string joined(const Items& items, const Text& text = {}) {
+  std::string all;
+  for (const auto& item : items) all += str(all.empty() ? "" : ", ", text(item));
+  return all;
+}
+
 // "rank 3", "ranks 1, 2"
 inline std::string list_of(const std::vector<Rank>& ranks) {
-  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
-  for (size_t i = 0; i < ranks.size(); ++i) text += str(i == 0 ? "" : ", ", ranks[i]);
-  return text;
+  return (ranks.size() == 1 ? "rank " : "ranks ") + joined(ranks);
 }
 
 }  // namespace ringcomm

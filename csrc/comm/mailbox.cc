@@ -315,24 +315,9 @@ bool Mailbox::ready() {
   return false;
 }
 
-std::vector<MessagePtr> Mailbox::overdue() {
-  const std::lock_guard lock(mutex_);
-  std::vector<MessagePtr> late;
-  for (const MessagePtr& message : active_) {
-    if (message->deadline.passed()) late.push_back(message);
-  }
-  return late;
-}
-
 std::vector<MessagePtr> Mailbox::unfinished() {
   const std::lock_guard lock(mutex_);
   return {active_.begin(), active_.end()};
-}
-
-bool Mailbox::is_unfinished(const Message& message) {
-  const std::lock_guard lock(mutex_);
-  return std::any_of(active_.begin(), active_.end(),
-                     [&](const MessagePtr& other) { return other.get() == &message; });
 }
 
 void Mailbox::fail_all(const std::exception_ptr& error) {

@@ -54,10 +54,7 @@ class Mailbox {
   // Would progress() move anything? Loads only.
   bool ready();
   bool pending() const { return pending_.load(std::memory_order_seq_cst) > 0; }
-  // The messages not complete whose deadline has passed; or all.
-  std::vector<MessagePtr> overdue();
   std::vector<MessagePtr> unfinished();
-  bool is_unfinished(const Message& message);
   void fail_all(const std::exception_ptr& error);
   // The first error a message completed with: the group has failed with it.
   std::exception_ptr error();

@@ -21,12 +21,6 @@ uint64_t mix(uint64_t a, uint64_t b) {
   return z ^ (z >> 31);
 }
 
-uint64_t total(const std::vector<Span>& spans) {
-  uint64_t bytes = 0;
-  for (const Span& span : spans) bytes += span.bytes;
-  return bytes;
-}
-
 uint64_t total(const std::vector<uint64_t>& counts) {
   return std::accumulate(counts.begin(), counts.end(), uint64_t{0});
 }
@@ -37,32 +31,25 @@ struct Sides {
 
 // How many bytes each side of this rank must have.
 Sides expected_sides(const Operation& operation, Rank rank) {
-  const bool root = rank == operation.root;
-  switch (operation.collective) {
-    case Collective::kAllReduce:
-      return {operation.bytes, operation.bytes};
-    case Collective::kBroadcast:
-      return {root ? operation.bytes : 0, operation.bytes};
-    case Collective::kReduce:
-      return {operation.bytes, root ? operation.bytes : 0};
-    case Collective::kAllToAll:
-      return {total(operation.send), total(operation.recv)};
-    case Collective::kBarrier:
-      return {0, 0};
-    default:
-      break;
-  }
-  const uint64_t mine = operation.shards[static_cast<size_t>(rank)];
-  const uint64_t whole = total(operation.shards);
+  const bool root = rank == operation.root, shards = sharded(operation.collective);
+  const uint64_t whole = shards ? total(operation.shards) : operation.bytes;
+  const uint64_t mine = shards ? operation.shards[static_cast<size_t>(rank)] : operation.bytes;
   switch (operation.collective) {
     case Collective::kAllGather:
       return {mine, whole};
+    case Collective::kAllReduce:
     case Collective::kReduceScatter:
       return {whole, mine};
+    case Collective::kBroadcast:
     case Collective::kScatter:
       return {root ? whole : 0, mine};
-    default:  // gather
+    case Collective::kReduce:
+    case Collective::kGather:
       return {mine, root ? whole : 0};
+    case Collective::kAllToAll:
+      return {total(operation.send), total(operation.recv)};
+    default:  // barrier
+      return {0, 0};
   }
 }
 
@@ -99,10 +86,10 @@ void validate(const Operation& operation, int size, Rank rank) {
                    operation.send[self], " bytes to itself and expects ", operation.recv[self]);
   }
   const Sides sides = expected_sides(operation, rank);
-  RINGCOMM_CHECK(total(operation.input) == sides.input, name, ": input has ",
-                 total(operation.input), " bytes, not ", sides.input);
-  RINGCOMM_CHECK(total(operation.output) == sides.output, name, ": output has ",
-                 total(operation.output), " bytes, not ", sides.output);
+  RINGCOMM_CHECK(bytes_of(operation.input) == sides.input, name, ": input has ",
+                 bytes_of(operation.input), " bytes, not ", sides.input);
+  RINGCOMM_CHECK(bytes_of(operation.output) == sides.output, name, ": output has ",
+                 bytes_of(operation.output), " bytes, not ", sides.output);
 }
 
 Shape make_shape(const Operation& operation, const Geometry& geometry) {
@@ -157,10 +144,6 @@ void make_stamps(const Operation& operation, const Descriptor& descriptor, Stamp
   stamps.received.clear();
   for (const uint64_t bytes : operation.send) stamps.sent.push_back(mix(hash, bytes));
   for (const uint64_t bytes : operation.recv) stamps.received.push_back(mix(hash, bytes));
-}
-
-bool is_collective(const Descriptor& descriptor, Collective collective) {
-  return (descriptor.words[kKind] & 0xff) == static_cast<uint64_t>(collective);
 }
 
 std::string to_text(const Descriptor& descriptor) {

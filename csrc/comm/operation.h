@@ -53,6 +53,5 @@ Descriptor make_descriptor(const MessageKind& message);
 // "all_reduce float32[500000] SUM", "broadcast float32[10] root 0", "recv float32[10] tag 3 from
 // rank 1". Safe on a peer's words.
 std::string to_text(const Descriptor& descriptor);
-bool is_collective(const Descriptor& descriptor, Collective collective);
 
 }  // namespace ringcomm

@@ -4,7 +4,6 @@
 #include <atomic>
 #include <exception>
 #include <functional>
-#include <memory>
 #include <utility>
 
 #include "base/deadline.h"

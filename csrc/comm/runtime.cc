@@ -81,12 +81,29 @@ Costs Runtime::adopt(const std::string& costs_word) {
 
 void Runtime::attach(Communicator* group) {
   const std::lock_guard lock(mutex_);
-  groups_.insert(group);
+  groups_.push_back(group);
 }
 
 void Runtime::detach(Communicator* group) {
   const std::lock_guard lock(mutex_);
-  groups_.erase(group);
+  std::erase(groups_, group);
+}
+
+void Runtime::close_groups(Clock::duration grace, const std::string& error) {
+  Runtime* const runtime = global().runtime;
+  if (runtime == nullptr) return;
+  std::vector<std::weak_ptr<Communicator>> groups;
+  {
+    const std::lock_guard lock(runtime->mutex_);
+    for (Communicator* group : runtime->groups_) groups.push_back(group->weak_from_this());
+  }
+  const Deadline deadline(grace);
+  for (const auto& weak : groups) {
+    const auto group = weak.lock();
+    if (!group) continue;
+    if (!error.empty()) group->abort("its program ended with " + error);
+    group->shutdown(deadline.left());
+  }
 }
 
 void Runtime::kick(const std::shared_ptr<Communicator>& group) {

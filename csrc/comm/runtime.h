@@ -7,7 +7,7 @@
 #include <condition_variable>
 #include <memory>
 #include <mutex>
-#include <set>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -37,9 +37,13 @@ class Runtime {
   // What the ranks of a group were told. Throws UsageError where that is an error.
   Costs adopt(const std::string& costs_word);
 
-  // Groups of this process, so that a forked child can let go of them.
+  // Groups of this process, so that a forked child can let go of them, and its end close them.
   void attach(Communicator* group);
   void detach(Communicator* group);
+
+  // The end of the program: lets what is pending in all of them end for at most `grace` in all, and
+  // says goodbye to the peers. Where it ends because of an error, that error is what they learn.
+  static void close_groups(Clock::duration grace, const std::string& error);
 
   // `group` has work that no thread may be driving: the worker looks at it.
   void kick(const std::shared_ptr<Communicator>& group);
@@ -69,7 +73,7 @@ class Runtime {
   std::atomic<std::thread::id> leader_;  // the worker that drives, if there is something to drive
   Groups* driven_ = nullptr;             // its list
   int standby_ = 0;                      // workers that could lead
-  std::set<Communicator*> groups_;
+  std::vector<Communicator*> groups_;
   std::unique_ptr<Network> network_;
   std::string costs_word_;
 };

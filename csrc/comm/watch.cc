@@ -97,10 +97,13 @@ void Communicator::watch_messages() {
     if (const auto first = transport_->first_failed(); first && *first != rank()) {
       throw PeerError(*first, "send/recv: " + retold(*first, transport_->failure(*first)));
     }
+    // Looked at before the messages: what is unfinished then gets nothing more from who has gone.
+    const std::vector<bool> gone = gone_peers();
     for (const MessagePtr& message : mailbox_.unfinished()) {
-      if (!message->done) check_source(*message);
+      if (!message->done) check_source(*message, gone);
     }
-    for (const MessagePtr& message : mailbox_.overdue()) {
+    for (const MessagePtr& message : mailbox_.unfinished()) {
+      if (!message->deadline.passed()) continue;
       const double seconds = to_seconds(message->deadline.elapsed());
       throw TimeoutError(str(message->describe(), ": Timed out after ", seconds, " s waiting for ",
                              message->sending ? "the receiver" : "the sender",
@@ -118,18 +121,24 @@ void Communicator::watch_messages() {
 
 // A peer that is gone sends nothing more. What it has sent still counts, also to a collective that
 // it has finished and this rank has not: that one ends well, and then the message fails.
-void Communicator::check_source(const Message& message) {
-  const auto gone = [&](Rank peer) {
+std::vector<bool> Communicator::gone_peers() const {
+  std::vector<bool> gone(static_cast<size_t>(size()));
+  for (Rank peer = 0; peer < size(); ++peer) {
     const bool left =
         transport_->connection_lost(peer) || transport_->state(peer, Board::kHost).left;
-    if (!left || transport_->stream_available(peer) > 0) return false;
+    if (peer == rank() || !left || transport_->stream_available(peer) > 0) continue;
     const PeerState ours = transport_->state(rank(), Board::kHost);
     const bool idle = queued_.load() == 0 && ours.finished == ours.called;
-    return idle || transport_->state(peer, Board::kHost).finished <= ours.finished;
-  };
+    gone[static_cast<size_t>(peer)] =
+        idle || transport_->state(peer, Board::kHost).finished <= ours.finished;
+  }
+  return gone;
+}
+
+void Communicator::check_source(const Message& message, const std::vector<bool>& gone) {
   if (message.peer != Message::kAnySource) {
     transport_->need(message.peer);
-    if (!gone(message.peer) || !mailbox_.is_unfinished(message)) return;
+    if (!gone[static_cast<size_t>(message.peer)]) return;
     const PeerState state = transport_->state(message.peer, Board::kHost);
     if (!state.left)
       throw PeerError(message.peer, message.describe() + inquiry_.loss_of(message.peer, 0));
@@ -142,9 +151,8 @@ void Communicator::check_source(const Message& message) {
   for (Rank peer = 0; peer < size(); ++peer) {
     if (peer == rank()) continue;
     transport_->need(peer);
-    if (!gone(peer)) return;
+    if (!gone[static_cast<size_t>(peer)]) return;
   }
-  if (!mailbox_.is_unfinished(message)) return;
   throw PeerError(rank(), str(message.describe(), ": every other rank has gone"));
 }
 

@@ -7,12 +7,10 @@
 #include <netinet/tcp.h>
 
 #include <algorithm>
-#include <array>
 #include <bit>
 #include <charconv>
 #include <memory>
 #include <string_view>
-#include <tuple>
 
 namespace ringcomm {
 namespace {
@@ -58,11 +56,9 @@ Fd make_tcp(int family) {
 
 [[noreturn]] void nothing_left(const std::vector<Interface>& interfaces,
                                const InterfaceFilter& filter) {
-  std::string there;
-  for (const Interface& one : interfaces) {
-    there +=
-        str(there.empty() ? "" : ", ", one.name, " ", one.address.host(), one.up ? "" : " (down)");
-  }
+  const std::string there = joined(interfaces, [](const Interface& one) {
+    return str(one.name, " ", one.address.host(), one.up ? "" : " (down)");
+  });
   throw UsageError(str("RINGCOMM_IFNAME=", filter.text(),
                        " leaves no address that other hosts can reach: this host has ",
                        there.empty() ? "none" : there));
@@ -151,16 +147,6 @@ bool Address::in_network(const Address& network, int prefix) const {
     if ((differ >> std::max(0, 8 - prefix)) != 0) return false;
   }
   return true;
-}
-
-std::strong_ordering Address::operator<=>(const Address& other) const {
-  const auto key = [](const Address& one) {
-    std::array<uint8_t, 16> bytes{};
-    std::copy(one.bytes().begin(), one.bytes().end(), bytes.begin());
-    const uint32_t scope = one.family() == AF_INET6 ? one.at_.v6.sin6_scope_id : 0;
-    return std::make_tuple(one.family(), bytes, scope, one.port());
-  };
-  return key(*this) <=> key(other);
 }
 
 std::vector<Interface> list_interfaces() {
@@ -314,16 +300,8 @@ Fd listen_tcp(const Address& on, PortRange range, int backlog) {
                     code);
 }
 
-Fd connect_tcp(const Address& to, const std::optional<Address>& from) {
+Fd connect_tcp(const Address& to) {
   Fd fd = make_tcp(to.family());
-  if (from) {
-    // The port is chosen when the peer is known: one local port serves many peers.
-    set_option(fd, IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, 1);
-    const Address local = Address(*from).set_port(0);
-    if (::bind(fd.get(), local.native(), local.length()) != 0) {
-      throw SystemError(str("cannot connect from ", local.host()));
-    }
-  }
   while (::connect(fd.get(), to.native(), to.length()) != 0) {
     if (errno == EINPROGRESS || errno == EALREADY) break;
     if (errno != EINTR) throw SystemError(str("cannot connect to ", to.to_text()));

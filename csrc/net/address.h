@@ -4,7 +4,6 @@
 #include <netinet/in.h>
 #include <sys/socket.h>
 
-#include <compare>
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -35,9 +34,7 @@ class Address {
   bool same_host(const Address& other) const { return Address(other).set_port(port()) == *this; }
   bool in_network(const Address& network, int prefix) const;
 
-  // By family, address, and port: any two ranks sort alike.
-  std::strong_ordering operator<=>(const Address& other) const;
-  bool operator==(const Address& other) const { return (*this <=> other) == 0; }
+  bool operator==(const Address& other) const { return to_text() == other.to_text(); }
 
   const sockaddr* native() const { return &at_.any; }
   socklen_t length() const;
@@ -125,8 +122,8 @@ struct PortRange {
 // On the first free port of the range; the port in `on` does not matter. Throws SystemError.
 Fd listen_tcp(const Address& on, PortRange range, int backlog);
 // Begins to connect: when writable, pending_error says how it went. Throws SystemError when it
-// fails at once, as loopback does. `from` binds the local end; its port does not matter.
-Fd connect_tcp(const Address& to, const std::optional<Address>& from);
+// fails at once, as loopback does.
+Fd connect_tcp(const Address& to);
 
 Address local_address(const Fd& socket);
 int pending_error(const Fd& socket);                   // an errno, told once; 0: none so far

@@ -17,8 +17,12 @@ constexpr uint64_t kMagic = 0x31306d6d6f636372;  // "rccomm01"
 constexpr int kMostFlows = 64;
 constexpr uint64_t kNobody = ~uint64_t{0};  // as generation: nobody of that name is here
 
-void fill_random(uint8_t* data, size_t bytes) {
-  if (::getrandom(data, bytes, 0) != static_cast<ssize_t>(bytes)) throw SystemError("getrandom");
+template <typename Bytes>
+Bytes random_bytes() {
+  Bytes bytes;
+  const auto got = ::getrandom(bytes.data(), bytes.size(), 0);
+  if (got != static_cast<ssize_t>(bytes.size())) throw SystemError("getrandom");
+  return bytes;
 }
 
 std::string bytes_of(const void* data, size_t bytes) {
@@ -44,17 +48,8 @@ struct Handshake::Proof {  // and Resume
   Key proof{};
 };
 
-Key random_key() {
-  Key key;
-  fill_random(key.data(), key.size());
-  return key;
-}
-
-ProcessId random_id() {
-  ProcessId id;
-  fill_random(id.data(), id.size());
-  return id;
-}
+Key random_key() { return random_bytes<Key>(); }
+ProcessId random_id() { return random_bytes<ProcessId>(); }
 
 Key hmac(const Key& key, const std::vector<std::string>& parts) {
   std::string all;
@@ -103,17 +98,9 @@ Handshake::Handshake(const ProcessId& self, const ProcessId& peer, int flow, Par
 
 size_t Handshake::wanted() const {
   static_assert(sizeof(Hello) <= kMostBytes && sizeof(Proof) <= kMostBytes);
-  switch (state_) {
-    case State::kHello:
-      return sizeof(Hello);
-    case State::kChallenge:
-      return sizeof(Challenge);
-    case State::kProof:
-    case State::kResume:
-      return sizeof(Proof);
-    default:
-      return 0;
-  }
+  // In the order of State.
+  constexpr size_t bytes[] = {sizeof(Hello), 0, sizeof(Challenge), sizeof(Proof), sizeof(Proof), 0};
+  return bytes[static_cast<size_t>(state_)];
 }
 
 std::vector<std::byte> Handshake::output() { return std::exchange(output_, {}); }

@@ -83,7 +83,6 @@ class Handshake {
   int flows() const { return flows_; }  // that the caller has
   uint64_t generation() const { return generation_; }
   const Cursor& theirs() const { return *theirs_; }
-  Party* party() const { return party_; }
 
  private:
   struct Hello;

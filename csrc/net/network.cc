@@ -137,14 +137,12 @@ void Network::keep() {
       quiet_.wait_for(lock, 2 * kTick);
       handle_events(0, lock);  // it may be in a callback
     } else {
-      handle_events(static_cast<int>(pause().count()), lock);
+      handle_events(static_cast<int>((peers_.empty() ? kIdleTick : kTick).count()), lock);
     }
     const auto now = Clock::now();
     if (now - ticked_ >= kTick) tick(now);
   }
 }
-
-std::chrono::milliseconds Network::pause() const { return peers_.empty() ? kIdleTick : kTick; }
 
 // The lock is open while this thread waits.
 bool Network::handle_events(int timeout_ms, Lock& lock) {

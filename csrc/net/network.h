@@ -88,7 +88,6 @@ class Network {
   void drop(Link& link, bool refused = false);
   void drop_strangers(Clock::time_point now);
   void tick(Clock::time_point now);
-  std::chrono::milliseconds pause() const;
 
   const NetworkOptions options_;
   Contact contact_;

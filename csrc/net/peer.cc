@@ -83,11 +83,7 @@ std::string Network::Peer::condition() {
 }
 
 std::string Network::Peer::where() const {
-  std::string text;
-  for (const Address& address : contact.addresses) {
-    text += str(text.empty() ? "" : ", ", address.to_text());
-  }
-  return text;
+  return joined(contact.addresses, [](const Address& address) { return address.to_text(); });
 }
 
 // ---- Party and Receiver
@@ -219,11 +215,9 @@ void Network::Peer::tell_news(Clock::time_point now) {
   for (auto& [channel, receiver] : channels_) {
     auto news = receiver->news();
     if (news.empty()) continue;
-    Frame frame;
-    frame.type = FrameType::kState;
-    frame.channel = channel;
-    frame.bytes = static_cast<uint32_t>(news.size());
-    session.post(frame, Payload(std::move(news)));
+    const auto bytes = static_cast<uint32_t>(news.size());
+    session.post({.type = FrameType::kState, .channel = channel, .bytes = bytes},
+                 Payload(std::move(news)));
   }
 }
 
@@ -256,7 +250,7 @@ void Network::Peer::connect(int flow, Clock::time_point now) {
       continue;
     }
     try {
-      Fd socket = connect_tcp(address, std::nullopt);
+      Fd socket = connect_tcp(address);
       Link& link = network_.add_link(std::move(socket), this, flow);
       link.address = index;
       link.homeward = homeward;

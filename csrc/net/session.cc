@@ -67,11 +67,9 @@ void Session::release(uint64_t channel) {
 }
 
 void Session::ask_for_ack() {
-  Frame frame;
-  frame.stamp = 1;
   for (int index = 0; index < flows(); ++index) {
     if (!at(index).up) continue;
-    write_control(index, frame, false);
+    write_control(index, {.stamp = 1}, false);
     return;
   }
 }
@@ -93,11 +91,9 @@ void Session::down(int index) {
   flow.fenced = false;
   for (int other = 0; other < flows(); ++other) {
     if (!at(other).up) continue;
-    Frame frame;
-    frame.type = FrameType::kFlowDown;
-    frame.offset = static_cast<uint64_t>(index);
-    frame.stamp = flow.generation;
-    write_control(other, frame, false);
+    const auto gone = static_cast<uint64_t>(index);
+    write_control(other, {.type = FrameType::kFlowDown, .offset = gone, .stamp = flow.generation},
+                  false);
     return;
   }
 }
@@ -200,8 +196,6 @@ void Session::push(int index, Writing writing) {
   writing.header.payload_crc = seals ? checksum(writing.payload.data(), writing.header.bytes) : 0;
   seal(writing.header);
   flow.writing_bytes += sizeof(Frame) + writing.header.bytes;
-  ++counters_.frames;
-  counters_.bytes += sizeof(Frame) + writing.header.bytes;
   flow.writing.push_back(std::move(writing));
 }
 
@@ -233,9 +227,7 @@ void Session::fill(int index) {
     write_item(index, *sequence);
   }
   if (unacknowledged_ >= ack_every_ || (ack_now_ && unacknowledged_ > 0)) {
-    Frame frame;
-    frame.type = FrameType::kAck;
-    write_control(index, frame, true);
+    write_control(index, {.type = FrameType::kAck}, true);
   }
   ack_now_ = false;
 }

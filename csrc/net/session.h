@@ -109,7 +109,7 @@ class Session {
   Clock::duration silence() const { return rules_.silence; }
 
   struct Counters {
-    uint64_t frames = 0, bytes = 0, resent = 0, duplicates = 0, corrupt = 0;
+    uint64_t resent = 0, duplicates = 0;
   };
   const Counters& counters() const { return counters_; }
 

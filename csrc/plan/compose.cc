@@ -1,6 +1,10 @@
-#include "plan/compose.h"
-
+// Plans made of plans: a part is planned for a subgroup, lifted to the ranks of the whole group and
+// run after another part. The parts of one plan run within one half of the shared memory, so they
+// must not meet there: each pair of ranks uses inboxes and lines in one part only, and windows are
+// shared out by offset.
 #include <algorithm>
+#include <utility>
+#include <vector>
 
 #include "plan/builder.h"
 #include "plan/planners.h"
@@ -9,21 +13,41 @@
 namespace ringcomm {
 namespace {
 
-Plan empty_plan(const Shape& shape, Rank rank) {
-  Plan plan{};
-  plan.collective = shape.collective;
-  plan.algorithm = Algorithm::kHierarchical;
-  plan.size = shape.size;
-  plan.rank = rank;
-  return plan;
-}
+// A side of a part's user memory: which of the whole plan's sides it is, and where.
+struct Side {
+  Space space;
+  // For shards that are not neighbours in the whole: the part's offset `from` stands at `to`, as
+  // does all that follows, up to the next piece. In order of `from`.
+  struct Piece {
+    uint64_t from;
+    uint64_t to;
+  };
+  std::vector<Piece> pieces = {{0, 0}};
+
+  uint64_t place(uint64_t offset) const {
+    size_t i = pieces.size() - 1;
+    while (i > 0 && pieces[i].from > offset) --i;
+    return pieces[i].to + (offset - pieces[i].from);
+  }
+};
+
+// Where a part of a composed plan finds things.
+struct Placement {
+  std::vector<Rank> ranks;  // the whole group's number of each rank of the part
+  Side input{Space::kInput};
+  Side output{Space::kOutput};
+  uint64_t window_offset = 0;
+  bool partial = false;  // its reductions are not the last ones
+};
 
 constexpr uint64_t kPipelinedSlots = 4;  // from here on bandwidth outweighs hops
 
-// The two groups a rank of a hierarchy belongs to, and what it does in them.
+// The two groups a rank of a hierarchy belongs to, and its plan, which grows part by part.
 struct Hierarchy {
-  Hierarchy(const Shape& whole, Rank rank) : shape(whole), local(whole.local) {
-    check_hosts(shape);
+  Hierarchy(const Shape& whole, Rank rank)
+      : shape(whole),
+        local(whole.local),
+        plan(PlanBuilder(whole, Algorithm::kHierarchical, rank).finish()) {
     hosts = shape.size / local;
     host = rank / local;
     index = rank % local;
@@ -40,20 +64,51 @@ struct Hierarchy {
   Side mine() const { return {Space::kOutput, {{0, cut(index)}}}; }
   uint64_t cut(int part) const { return shape.cut(shape.bytes, part, local); }
 
-  Plan inside(const Shape& part, const Placement& placement) const {
-    return lift(make_plan(part, index, Algorithm::kDirect), placement);
+  void inside(const Shape& part, const Placement& placement) {
+    append(make_plan(part, index, Algorithm::kDirect), placement);
   }
   // The ranks of a host share its link.
-  Plan between(Shape part, const Placement& placement) const {
+  void between(Shape part, const Placement& placement) {
     part.costs.beta *= local;
-    return lift(make_plan(part, host, select(part, {.mapped = false})), placement);
+    append(make_plan(part, host, select(part, {.mapped = false})), placement);
   }
+  void append(const Plan& part, const Placement& placement);
 
   const Shape& shape;
   int local, hosts, host = 0, index = 0;
   std::vector<Rank> mates;   // my host's ranks
   std::vector<Rank> across;  // those with my index on every host
+  Plan plan;
 };
+
+void Hierarchy::append(const Plan& part, const Placement& placement) {
+  const auto global = [&](int16_t rank) {
+    return static_cast<int16_t>(placement.ranks[static_cast<size_t>(rank)]);
+  };
+  const auto steps = static_cast<uint32_t>(plan.steps.size());
+  const auto refs = static_cast<uint32_t>(plan.refs.size());
+  for (Block block : part.blocks) {
+    block.first_step += steps;
+    plan.blocks.push_back(block);
+  }
+  for (Step step : part.steps) {
+    step.first_ref += refs;
+    if (step.peer >= 0) step.peer = global(step.peer);
+    if (placement.partial) step.final = false;
+    plan.steps.push_back(step);
+  }
+  for (Ref ref : part.refs) {
+    ref.rank = global(ref.rank);
+    ref.from = global(ref.from);
+    if (ref.space == Space::kWindow) ref.offset += placement.window_offset;
+    if (ref.space == Space::kInput || ref.space == Space::kOutput) {
+      const Side& side = ref.space == Space::kInput ? placement.input : placement.output;
+      ref.offset = side.place(ref.offset);
+      ref.space = side.space;
+    }
+    plan.refs.push_back(ref);
+  }
+}
 
 Shape part_of(const Shape& shape, Collective collective, int size) {
   Shape part;
@@ -76,88 +131,33 @@ Shape half_part_of(const Shape& shape, Collective collective, int size) {
 
 }  // namespace
 
-void check_hosts(const Shape& shape) {
-  RINGCOMM_CHECK(shape.local > 0 && shape.size % shape.local == 0, to_string(shape.collective),
-                 ": ", shape.size, " ranks are no whole number of hosts with ", shape.local,
-                 " each");
-}
-
-uint64_t Side::place(uint64_t offset) const {
-  size_t i = pieces.size() - 1;
-  while (i > 0 && pieces[i].from > offset) --i;
-  return pieces[i].to + (offset - pieces[i].from);
-}
-
-Plan lift(const Plan& part, const Placement& placement) {
-  const auto global = [&](int16_t rank) {
-    return static_cast<int16_t>(placement.ranks[static_cast<size_t>(rank)]);
-  };
-  Plan lifted = part;
-  lifted.rank = global(static_cast<int16_t>(part.rank));
-  for (Ref& ref : lifted.refs) {
-    ref.rank = global(ref.rank);
-    ref.from = global(ref.from);
-    if (ref.space == Space::kWindow) ref.offset += placement.window_offset;
-    if (ref.space != Space::kInput && ref.space != Space::kOutput) continue;
-    const Side& side = ref.space == Space::kInput ? placement.input : placement.output;
-    ref.offset = side.place(ref.offset);
-    ref.space = side.space;
-  }
-  for (Step& step : lifted.steps) {
-    if (step.peer >= 0) step.peer = global(step.peer);
-    if (placement.partial) step.final = false;
-  }
-  return lifted;
-}
-
-Plan concatenate(Plan whole, const std::vector<Plan>& parts) {
-  for (const Plan& part : parts) {
-    const uint32_t steps = static_cast<uint32_t>(whole.steps.size());
-    const uint32_t refs = static_cast<uint32_t>(whole.refs.size());
-    for (Block block : part.blocks) {
-      block.first_step += steps;
-      whole.blocks.push_back(block);
-    }
-    for (Step step : part.steps) {
-      step.first_ref += refs;
-      whole.steps.push_back(step);
-    }
-    whole.refs.insert(whole.refs.end(), part.refs.begin(), part.refs.end());
-  }
-  return whole;
-}
-
 // Reduce-scatter in the host, all-reduce of my shard between hosts, all-gather in the host: few
 // hops. Where there is more than a segment a shard, as a pipeline.
 Plan hierarchical_all_reduce(const Shape& shape, Rank rank) {
-  const Hierarchy at(shape, rank);
+  Hierarchy at(shape, rank);
   if (at.local > 1 && at.hosts > 1 && shape.bytes > kPipelinedSlots * shape.slot_bytes()) {
     return pipelined_all_reduce(shape, rank);
   }
-  std::vector<Plan> parts;
   Shape inside = half_part_of(shape, Collective::kReduceScatter, at.local);
   inside.shards = at.shards();
-  parts.push_back(
-      at.inside(inside, {.ranks = at.mates, .output = at.mine(), .partial = at.hosts > 1}));
+  at.inside(inside, {.ranks = at.mates, .output = at.mine(), .partial = at.hosts > 1});
 
   Shape between = part_of(shape, Collective::kAllReduce, at.hosts);
   between.bytes = inside.shards[static_cast<size_t>(at.index)];
-  parts.push_back(
-      at.between(between, {.ranks = at.across, .input = at.mine(), .output = at.mine()}));
+  at.between(between, {.ranks = at.across, .input = at.mine(), .output = at.mine()});
 
   inside.collective = Collective::kAllGather;
   inside.geometry.line_bytes = 0;  // the lines are the reduce-scatter's
   const uint64_t second_half = inside.geometry.window_bytes();
-  parts.push_back(
-      at.inside(inside, {.ranks = at.mates, .input = at.mine(), .window_offset = second_half}));
-  return concatenate(empty_plan(shape, rank), parts);
+  at.inside(inside, {.ranks = at.mates, .input = at.mine(), .window_offset = second_half});
+  return std::move(at.plan);
 }
 
 // All-gather between hosts, so that each rank has the shards of its index; then, for every host, an
 // all-gather of its shards in mine. These take turns with the two halves of the window: when one
 // has ended, all mates have begun it, and so left the one before.
 Plan hierarchical_all_gather(const Shape& shape, Rank rank) {
-  const Hierarchy at(shape, rank);
+  Hierarchy at(shape, rank);
   Shape between = part_of(shape, Collective::kAllGather, at.hosts);
   Side spread{Space::kOutput, {}};
   uint64_t offset = 0;
@@ -166,7 +166,7 @@ Plan hierarchical_all_gather(const Shape& shape, Rank rank) {
     spread.pieces.push_back({offset, shape.shard_offset(r)});
     offset += between.shards.back();
   }
-  std::vector<Plan> parts = {at.between(between, {.ranks = at.across, .output = spread})};
+  at.between(between, {.ranks = at.across, .output = spread});
 
   for (int host = 0; host < at.hosts; ++host) {
     const Rank first = host * at.local;
@@ -177,32 +177,29 @@ Plan hierarchical_all_gather(const Shape& shape, Rank rank) {
     placement.input = {Space::kOutput, {{0, shape.shard_offset(first + at.index)}}};
     placement.output = {Space::kOutput, {{0, shape.shard_offset(first)}}};
     placement.window_offset = host % 2 == 0 ? 0 : inside.geometry.window_bytes();
-    parts.push_back(at.inside(inside, placement));
+    at.inside(inside, placement);
   }
-  return concatenate(empty_plan(shape, rank), parts);
+  return std::move(at.plan);
 }
 
 // Scatter in the root's host, broadcast of my shard between hosts, all-gather in the host.
 Plan hierarchical_broadcast(const Shape& shape, Rank rank) {
-  const Hierarchy at(shape, rank);
-  std::vector<Plan> parts;
+  Hierarchy at(shape, rank);
   Shape inside = part_of(shape, Collective::kScatter, at.local);
   inside.root = shape.root % at.local;
   inside.shards = at.shards();
   inside.meets = false;
-  if (at.host == shape.root / at.local)
-    parts.push_back(at.inside(inside, {.ranks = at.mates, .output = at.mine()}));
+  if (at.host == shape.root / at.local) at.inside(inside, {.ranks = at.mates, .output = at.mine()});
 
   Shape between = part_of(shape, Collective::kBroadcast, at.hosts);
   between.root = shape.root / at.local;
   between.bytes = inside.shards[static_cast<size_t>(at.index)];
-  parts.push_back(
-      at.between(between, {.ranks = at.across, .input = at.mine(), .output = at.mine()}));
+  at.between(between, {.ranks = at.across, .input = at.mine(), .output = at.mine()});
 
   inside.collective = Collective::kAllGather;
   inside.geometry.line_bytes = 0;  // the lines are the scatter's
-  parts.push_back(at.inside(inside, {.ranks = at.mates, .input = at.mine()}));
-  return concatenate(empty_plan(shape, rank), parts);
+  at.inside(inside, {.ranks = at.mates, .input = at.mine()});
+  return std::move(at.plan);
 }
 
 // Reduce to the rank of the root's index, into its window, and from there to the root; then that
@@ -210,39 +207,38 @@ Plan hierarchical_broadcast(const Shape& shape, Rank rank) {
 // many slots as there are nothing repeats. What is longer goes along the ring, which crosses to
 // each host once.
 Plan hierarchical_reduce(const Shape& shape, Rank rank) {
-  const Hierarchy at(shape, rank);
+  Hierarchy at(shape, rank);
   Shape inside = half_part_of(shape, Collective::kReduce, at.local);
   inside.root = shape.root % at.local;
   inside.bytes = shape.bytes;
   inside.meets = false;
   const uint64_t half = inside.geometry.window_bytes();
   if (shape.bytes > std::min(half, shape.geometry.slots * shape.slot_bytes())) {
-    Plan plan = ring_reduce(shape, rank);
+    Plan plan = chain_plan(shape, rank);
     plan.algorithm = Algorithm::kHierarchical;
     return plan;
   }
   const Side staged{Space::kWindow, {{0, half}}};
-  std::vector<Plan> parts = {
-      at.inside(inside, {.ranks = at.mates, .output = staged, .partial = at.hosts > 1})};
-  PlanBuilder end(shape, Algorithm::kHierarchical, rank);
+  at.inside(inside, {.ranks = at.mates, .output = staged, .partial = at.hosts > 1});
+  PlanBuilder end(inside, Algorithm::kHierarchical, at.index);
   if (at.index == inside.root) {
     Shape between = part_of(shape, Collective::kReduce, at.hosts);
     between.root = shape.root / at.local;
     between.bytes = shape.bytes;
-    parts.push_back(at.between(between, {.ranks = at.across, .input = staged}));
-    for (const Rank mate : at.mates) {
-      if (mate != rank) end.signal(mate, kCredit);
+    at.between(between, {.ranks = at.across, .input = staged});
+    for (int mate = 0; mate < at.local; ++mate) {
+      if (mate != at.index) end.signal(mate, kCredit);
     }
   } else {
-    end.wait(at.mates[static_cast<size_t>(inside.root)], kCredit);
+    end.wait(inside.root, kCredit);
   }
-  parts.push_back(end.finish());
-  return concatenate(empty_plan(shape, rank), parts);
+  at.append(end.finish(), {.ranks = at.mates});
+  return std::move(at.plan);
 }
 
 // The first rank of each host hears its mates, meets the others and tells the mates.
 Plan hierarchical_barrier(const Shape& shape, Rank rank) {
-  const Hierarchy at(shape, rank);
+  Hierarchy at(shape, rank);
   PlanBuilder plan(shape, Algorithm::kHierarchical, rank);
   const Rank first = at.mates.front();
   if (rank != first) {

@@ -279,10 +279,8 @@ Plan direct_reduce(const Shape& shape, Rank rank) {
     plan.wait_all();
     if (roll_call && c == 0) plan.signal_all(kCredit);
     const uint64_t at = segments.offset(c);
-    std::vector<Ref> sources;
-    for (Rank r = 0; r < shape.size; ++r) {
-      sources.push_back(r == root ? plan.input(at) : published(r, c));
-    }
+    const std::vector<Ref> sources =
+        in_rank_order(plan, plan.input(at), [&](Rank r) { return published(r, c); });
     plan.reduce({plan.output(at)}, sources, segments.length(c), true);
     if (c + kSlots < count) plan.signal_all(kCredit);
   };

@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "plan/builder.h"
-#include "plan/compose.h"
 #include "plan/planners.h"
 
 namespace ringcomm {
@@ -252,13 +251,9 @@ class Pipeline : HostPlan {
 
 }  // namespace
 
-Plan pipelined_all_reduce(const Shape& shape, Rank rank) {
-  check_hosts(shape);
-  return Pipeline(shape, rank).build();
-}
+Plan pipelined_all_reduce(const Shape& shape, Rank rank) { return Pipeline(shape, rank).build(); }
 
 Plan hierarchical_reduce_scatter(const Shape& shape, Rank rank) {
-  check_hosts(shape);
   return ReduceScatter(shape, rank, Algorithm::kHierarchical, shape.local).build();
 }
 

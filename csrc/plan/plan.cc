@@ -41,13 +41,11 @@ const char* to_string(Algorithm algorithm) {
 }
 
 Algorithm algorithm_called(const std::string& name) {
-  std::string known;
   for (int i = 0; i < kAlgorithms; ++i) {
     const auto algorithm = static_cast<Algorithm>(i);
     if (name == to_string(algorithm)) return algorithm;
-    known += str(i == 0 ? "" : ", ", to_string(algorithm));
   }
-  throw UsageError(str("there is no algorithm '", name, "': use one of ", known));
+  throw UsageError(str("there is no algorithm '", name, "': use one of ", joined(kAlgorithmNames)));
 }
 
 }  // namespace ringcomm

@@ -22,21 +22,27 @@ Plan direct_reduce_scatter(const Shape& shape, Rank rank);
 Plan direct_all_gather(const Shape& shape, Rank rank);
 Plan direct_broadcast(const Shape& shape, Rank rank);
 Plan direct_reduce(const Shape& shape, Rank rank);
-Plan direct_scatter(const Shape& shape, Rank rank);
-Plan direct_gather(const Shape& shape, Rank rank);
 
 Plan doubling_all_reduce(const Shape& shape, Rank rank);
 
 Plan ring_all_reduce(const Shape& shape, Rank rank);
 Plan ring_reduce_scatter(const Shape& shape, Rank rank);
 Plan ring_all_gather(const Shape& shape, Rank rank);
-Plan ring_broadcast(const Shape& shape, Rank rank);
-Plan ring_reduce(const Shape& shape, Rank rank);
-Plan ring_scatter(const Shape& shape, Rank rank);
-Plan ring_gather(const Shape& shape, Rank rank);
 
-Plan tree_broadcast(const Shape& shape, Rank rank);
-Plan tree_reduce(const Shape& shape, Rank rank);
+// Broadcast and scatter from the root, reduce and gather to it.
+Plan tree_plan(const Shape& shape, Rank rank);   // binomial
+Plan chain_plan(const Shape& shape, Rank rank);  // of the ring
+Plan star_plan(const Shape& shape, Rank rank);   // straight
+
+// Ranks are laid out host by host, shape.local a host. Inside a host windows are mapped; between
+// hosts, ranks of equal index talk, and only put.
+Plan hierarchical_all_reduce(const Shape& shape, Rank rank);
+Plan pipelined_all_reduce(const Shape& shape, Rank rank);         // hierarchical.cc
+Plan hierarchical_reduce_scatter(const Shape& shape, Rank rank);  // hierarchical.cc
+Plan hierarchical_all_gather(const Shape& shape, Rank rank);
+Plan hierarchical_broadcast(const Shape& shape, Rank rank);
+Plan hierarchical_reduce(const Shape& shape, Rank rank);
+Plan hierarchical_barrier(const Shape& shape, Rank rank);
 
 // Every rank puts to every other at once: for what is short.
 Plan pairwise_reduce_scatter(const Shape& shape, Rank rank);

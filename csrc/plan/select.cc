@@ -1,14 +1,12 @@
 #include "plan/select.h"
 
 #include <array>
-#include <bit>
 #include <charconv>
 #include <cmath>
 #include <limits>
 #include <sstream>
 
 #include "plan/builder.h"
-#include "plan/compose.h"
 #include "plan/planners.h"
 
 namespace ringcomm {
@@ -36,17 +34,17 @@ constexpr std::array kPlanners = {
     Entry{Collective::kAllGather, Algorithm::kPairwise, pairwise_all_gather},
     Entry{Collective::kAllGather, Algorithm::kHierarchical, hierarchical_all_gather},
     Entry{Collective::kBroadcast, Algorithm::kDirect, direct_broadcast},
-    Entry{Collective::kBroadcast, Algorithm::kRing, ring_broadcast},
-    Entry{Collective::kBroadcast, Algorithm::kTree, tree_broadcast},
+    Entry{Collective::kBroadcast, Algorithm::kRing, chain_plan},
+    Entry{Collective::kBroadcast, Algorithm::kTree, tree_plan},
     Entry{Collective::kBroadcast, Algorithm::kHierarchical, hierarchical_broadcast},
     Entry{Collective::kReduce, Algorithm::kDirect, direct_reduce},
-    Entry{Collective::kReduce, Algorithm::kRing, ring_reduce},
-    Entry{Collective::kReduce, Algorithm::kTree, tree_reduce},
+    Entry{Collective::kReduce, Algorithm::kRing, chain_plan},
+    Entry{Collective::kReduce, Algorithm::kTree, tree_plan},
     Entry{Collective::kReduce, Algorithm::kHierarchical, hierarchical_reduce},
-    Entry{Collective::kScatter, Algorithm::kDirect, direct_scatter},
-    Entry{Collective::kScatter, Algorithm::kRing, ring_scatter},
-    Entry{Collective::kGather, Algorithm::kDirect, direct_gather},
-    Entry{Collective::kGather, Algorithm::kRing, ring_gather},
+    Entry{Collective::kScatter, Algorithm::kDirect, star_plan},
+    Entry{Collective::kScatter, Algorithm::kRing, chain_plan},
+    Entry{Collective::kGather, Algorithm::kDirect, star_plan},
+    Entry{Collective::kGather, Algorithm::kRing, chain_plan},
     Entry{Collective::kAllToAll, Algorithm::kPairwise, pairwise_all_to_all},
     Entry{Collective::kBarrier, Algorithm::kDissemination, dissemination_barrier},
     Entry{Collective::kBarrier, Algorithm::kHierarchical, hierarchical_barrier},
@@ -154,49 +152,6 @@ uint64_t limit_of(const Row& row, const Shape& shape, Reach reach) {
   return row.limit(shape, size);
 }
 
-std::string names_of(Collective collective) {
-  std::string names;
-  for (const Algorithm algorithm : algorithms_of(collective)) {
-    names += (names.empty() ? "" : ", ") + std::string(to_string(algorithm));
-  }
-  return names;
-}
-
-void check_parts(const Shape& shape, const char* what, const std::vector<uint64_t>& parts) {
-  RINGCOMM_CHECK(parts.size() == static_cast<size_t>(shape.size), to_string(shape.collective), ": ",
-                 what, " has ", parts.size(), " entries for ", shape.size, " ranks");
-  for (const uint64_t part : parts) {
-    RINGCOMM_CHECK(part % shape.element == 0, to_string(shape.collective), ": ", part,
-                   " bytes are no whole number of elements of ", shape.element, " bytes");
-  }
-}
-
-void check(const Shape& shape, Rank rank) {
-  const Geometry& geometry = shape.geometry;
-  const char* name = to_string(shape.collective);
-  RINGCOMM_CHECK(shape.size > 0 && rank >= 0 && rank < shape.size, name, ": no rank ", rank,
-                 " in a group of ", shape.size);
-  RINGCOMM_CHECK(!rooted(shape.collective) || (shape.root >= 0 && shape.root < shape.size), name,
-                 ": no root ", shape.root, " in a group of ", shape.size);
-  RINGCOMM_CHECK(shape.element > 0 && shape.bytes % shape.element == 0, name, ": ", shape.bytes,
-                 " bytes are no whole number of elements of ", shape.element, " bytes");
-  RINGCOMM_CHECK(geometry.slots >= 2 && std::has_single_bit(geometry.slots), "an inbox has ",
-                 geometry.slots, " slots: not two, or another power of two");
-  RINGCOMM_CHECK(shape.size == 1 || (geometry.segment_bytes >= shape.element &&
-                                     geometry.segment_bytes % shape.element == 0 &&
-                                     geometry.inbox_bytes >= geometry.slots * shape.element),
-                 name, ": a window with segments of ", geometry.segment_bytes, " and inboxes of ",
-                 geometry.inbox_bytes, " bytes has no room for elements of ", shape.element);
-  RINGCOMM_CHECK(geometry.line_bytes <= kLineBytes, "a line holds at most ", kLineBytes, " bytes");
-  if (sharded(shape.collective)) check_parts(shape, "shards", shape.shards);
-  if (shape.collective == Collective::kAllToAll) {
-    check_parts(shape, "send", shape.send);
-    check_parts(shape, "recv", shape.recv);
-    RINGCOMM_CHECK(shape.send[static_cast<size_t>(rank)] == shape.recv[static_cast<size_t>(rank)],
-                   name, ": rank ", rank, " sends itself what it does not receive");
-  }
-}
-
 Plan copy_alone(const Shape& shape, Algorithm algorithm) {
   PlanBuilder plan(shape, algorithm, 0);
   const bool split = shape.collective == Collective::kAllToAll;
@@ -276,13 +231,15 @@ std::vector<Algorithm> algorithms_of(Collective collective) {
 }
 
 Plan make_plan(const Shape& shape, Rank rank, Algorithm algorithm) {
-  check(shape, rank);
+  RINGCOMM_CHECK(rank >= 0 && rank < shape.size, to_string(shape.collective), ": no rank ", rank,
+                 " in a group of ", shape.size);
   for (const Entry& entry : kPlanners) {
     if (entry.collective != shape.collective || entry.algorithm != algorithm) continue;
     return shape.size == 1 ? copy_alone(shape, algorithm) : entry.planner(shape, rank);
   }
-  throw UsageError(str(to_string(shape.collective), " has no algorithm \"", to_string(algorithm),
-                       "\"; it has ", names_of(shape.collective)));
+  throw UsageError(
+      str(to_string(shape.collective), " has no algorithm \"", to_string(algorithm), "\"; it has ",
+          joined(algorithms_of(shape.collective), [](Algorithm one) { return to_string(one); })));
 }
 
 }  // namespace ringcomm

@@ -36,7 +36,8 @@ uint64_t message_bytes(const Shape& shape);
 
 std::vector<Algorithm> algorithms_of(Collective collective);
 
-// Checks the shape, then plans. Throws UsageError where the collective has no such algorithm.
+// Of a shape that validate() (comm/operation.h) would have. Throws UsageError where the collective
+// has no such algorithm.
 Plan make_plan(const Shape& shape, Rank rank, Algorithm algorithm);
 
 }  // namespace ringcomm

@@ -15,6 +15,12 @@ struct Span {
   bool operator==(const Span&) const = default;
 };
 
+inline uint64_t bytes_of(const std::vector<Span>& spans) {
+  uint64_t bytes = 0;
+  for (const Span& span : spans) bytes += span.bytes;
+  return bytes;
+}
+
 // Consecutive spans seen as one range of bytes.
 class Spans {
  public:

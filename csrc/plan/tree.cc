@@ -81,6 +81,9 @@ class TreePlan {
     for (const Branch& child : children_) widest_ = std::max(widest_, child.parts.size());
   }
 
+  Plan build() { return away() ? away_from_root() : to_root(); }
+
+ private:
   Plan away_from_root() {
     if (rank_ != root_ && called(rank_)) plan_.signal(root_, kCredit);
     plan_.repeat(passes(), [&](uint64_t c) { rank_ == root_ ? send(c) : pass_down(c); });
@@ -95,7 +98,6 @@ class TreePlan {
     return plan_.finish();
   }
 
- private:
   // A link, and whose shards pass over it, in the order of their segments in a pass; in broadcast
   // and reduce there is one part, everybody's.
   struct Branch {
@@ -304,38 +306,18 @@ class TreePlan {
 
 }  // namespace
 
-Plan tree_broadcast(const Shape& shape, Rank rank) {
-  return TreePlan(shape, rank, Algorithm::kTree, binomial).away_from_root();
-}
-
-Plan tree_reduce(const Shape& shape, Rank rank) {
-  return TreePlan(shape, rank, Algorithm::kTree, binomial).to_root();
-}
-
-Plan ring_broadcast(const Shape& shape, Rank rank) {
-  return TreePlan(shape, rank, Algorithm::kRing, chain).away_from_root();
+Plan tree_plan(const Shape& shape, Rank rank) {
+  return TreePlan(shape, rank, Algorithm::kTree, binomial).build();
 }
 
 // A chain towards the root rather than reduce-scatter and gather: each link carries the message
 // once, where gathering the shards would bring it to the root's link a second time.
-Plan ring_reduce(const Shape& shape, Rank rank) {
-  return TreePlan(shape, rank, Algorithm::kRing, chain).to_root();
+Plan chain_plan(const Shape& shape, Rank rank) {
+  return TreePlan(shape, rank, Algorithm::kRing, chain).build();
 }
 
-Plan direct_scatter(const Shape& shape, Rank rank) {
-  return TreePlan(shape, rank, Algorithm::kDirect, star).away_from_root();
-}
-
-Plan direct_gather(const Shape& shape, Rank rank) {
-  return TreePlan(shape, rank, Algorithm::kDirect, star).to_root();
-}
-
-Plan ring_scatter(const Shape& shape, Rank rank) {
-  return TreePlan(shape, rank, Algorithm::kRing, chain).away_from_root();
-}
-
-Plan ring_gather(const Shape& shape, Rank rank) {
-  return TreePlan(shape, rank, Algorithm::kRing, chain).to_root();
+Plan star_plan(const Shape& shape, Rank rank) {
+  return TreePlan(shape, rank, Algorithm::kDirect, star).build();
 }
 
 }  // namespace ringcomm

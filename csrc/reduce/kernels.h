@@ -1,8 +1,10 @@
 // Private to reduce/: what reduce.cc and the kernels, compiled once per instruction set, share.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 
 #include "reduce/reduce.h"
 
@@ -41,5 +43,14 @@ extern const KernelTable kKernels;
 namespace kernels_avx512 {
 extern const KernelTable kKernels;
 }
+
+struct InstructionSet {
+  const char* name;
+  const KernelTable& kernels;
+  bool (*available)();
+};
+std::span<const InstructionSet> known_instruction_sets();  // the best last
+// Relaxed everywhere: it points to constants, and only tests change it.
+std::atomic<const InstructionSet*>& current_instruction_set();
 
 }  // namespace ringcomm

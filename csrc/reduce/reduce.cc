@@ -3,8 +3,6 @@
 
 #include <torch/headeronly/util/Float8_e4m3fn.h>
 
-#include <atomic>
-
 #include "base/error.h"
 #include "reduce/kernels.h"
 
@@ -36,12 +34,6 @@ const TypeFacts& facts(DType dtype) { return kTypes[static_cast<int>(dtype)]; }
 // What is too large for e4m3 became NaN in some versions of torch and the largest number in
 // others: we do as the one we are built with.
 const uint8_t kE4M3Overflow = torch::headeronly::Float8_e4m3fn(1e30f).x;
-
-struct InstructionSet {
-  const char* name;
-  const KernelTable& kernels;
-  bool (*available)();
-};
 
 #if defined(__x86_64__)
 // clang 14 does not know the name "f16c".
@@ -75,13 +67,9 @@ const InstructionSet* best() {
   return found;
 }
 
-// Relaxed everywhere: it points to constants, and only tests change it.
-std::atomic<const InstructionSet*>& current() {
-  static std::atomic<const InstructionSet*> chosen{best()};
-  return chosen;
+const KernelTable& kernels() {
+  return current_instruction_set().load(std::memory_order_relaxed)->kernels;
 }
-
-const KernelTable& kernels() { return current().load(std::memory_order_relaxed)->kernels; }
 
 // What a tensor must be for `op`, of those ops that not every type has.
 const char* needed(ReduceOp op) {
@@ -132,24 +120,11 @@ void scale(DType dtype, double factor, std::byte* dst, const std::byte* src, uin
 
 uint8_t e4m3_overflow() { return kE4M3Overflow; }
 
-std::vector<std::string> instruction_sets() {
-  std::vector<std::string> names;
-  for (const InstructionSet& set : kInstructionSets) {
-    if (set.available()) names.push_back(set.name);
-  }
-  return names;
+std::atomic<const InstructionSet*>& current_instruction_set() {
+  static std::atomic<const InstructionSet*> chosen{best()};
+  return chosen;
 }
 
-const char* instruction_set() { return current().load(std::memory_order_relaxed)->name; }
-
-void use_instruction_set(const std::string& name) {
-  for (const InstructionSet& set : kInstructionSets) {
-    if (set.name != name) continue;
-    RINGCOMM_CHECK(set.available(), "this machine has no ", name);
-    current().store(&set, std::memory_order_relaxed);
-    return;
-  }
-  throw UsageError(str("there is no instruction set called '", name, "'"));
-}
+std::span<const InstructionSet> known_instruction_sets() { return kInstructionSets; }
 
 }  // namespace ringcomm

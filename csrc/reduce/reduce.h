@@ -11,7 +11,6 @@
 #include <cstdint>
 #include <span>
 #include <string>
-#include <vector>
 
 namespace ringcomm {
 
@@ -77,11 +76,5 @@ void scale(DType dtype, double factor, std::byte* dst, const std::byte* src, uin
 
 // What becomes of a number that is too large for float8_e4m3fn: as in torch, whose versions differ.
 uint8_t e4m3_overflow();
-
-// "plain", "avx2", "avx512": those this machine can run, best last; and the one in use.
-std::vector<std::string> instruction_sets();
-const char* instruction_set();
-// For tests and benchmarks; not thread safe against running reductions.
-void use_instruction_set(const std::string& name);
 
 }  // namespace ringcomm

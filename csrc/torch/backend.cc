@@ -30,35 +30,11 @@ void without_gil(Call&& call) {
 
 }  // namespace
 
-// ---- OpenGroups
-
-void OpenGroups::add(const std::shared_ptr<Communicator>& group) {
-  const std::lock_guard lock(mutex_);
-  std::erase_if(groups_, [](const auto& other) { return other.expired(); });
-  groups_.push_back(group);
-}
-
-void OpenGroups::close(Clock::duration grace, const std::string& error) {
-  std::vector<std::weak_ptr<Communicator>> groups;
-  {
-    const std::lock_guard lock(mutex_);
-    groups.swap(groups_);
-  }
-  const Deadline deadline(grace);
-  for (const auto& weak : groups) {
-    const auto group = weak.lock();
-    if (!group) continue;
-    if (!error.empty()) group->abort("its program ended with " + error);
-    group->shutdown(deadline.left());
-  }
-}
-
 // ---- life
 
 c10::intrusive_ptr<Backend> Backend::create(const c10::intrusive_ptr<c10d::Store>& store,
                                             Place place,
-                                            c10::intrusive_ptr<ringcomm::Options> options,
-                                            std::shared_ptr<OpenGroups> open) {
+                                            c10::intrusive_ptr<ringcomm::Options> options) {
   CommunicatorOptions wanted;
   wanted.rank = place.rank;
   wanted.size = place.size;
@@ -70,15 +46,12 @@ c10::intrusive_ptr<Backend> Backend::create(const c10::intrusive_ptr<c10d::Store
     if (options->algorithm) wanted.algorithm = algorithm_called(*options->algorithm);
     return Communicator::create(adapter, wanted);
   });
-  open->add(group);
-  return c10::make_intrusive<Backend>(std::move(group), std::move(options), std::move(open));
+  return c10::make_intrusive<Backend>(std::move(group), std::move(options));
 }
 
-Backend::Backend(std::shared_ptr<Communicator> group, c10::intrusive_ptr<ringcomm::Options> options,
-                 std::shared_ptr<OpenGroups> open)
+Backend::Backend(std::shared_ptr<Communicator> group, c10::intrusive_ptr<ringcomm::Options> options)
     : c10d::Backend(group->rank(), group->size()),
       options_(std::move(options)),
-      open_(std::move(open)),
       split_child_(c10::intrusive_ptr<c10d::Backend>()) {
   surroundings_->group = std::move(group);
   init();
@@ -171,7 +144,7 @@ c10::intrusive_ptr<c10d::Backend> Backend::split(const c10::intrusive_ptr<c10d::
     options->global_ranks_in_group.push_back(index < global.size() ? global[index] : index);
   }
   const Place there{static_cast<Rank>(self - ranks.begin()), static_cast<int>(ranks.size())};
-  auto child = create(store, there, std::move(options), open_);
+  auto child = create(store, there, std::move(options));
   split_store_ = store;
   split_child_ = c10::weak_intrusive_ptr<c10d::Backend>(child);
   ++splits_;

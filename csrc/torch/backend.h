@@ -1,7 +1,8 @@
 // The c10d::Backend named "ringcomm": what torch.distributed talks to.
 //
-// collectives.cc and backend_p2p.cc hold the calls, backend.cc a group's life. Names and signatures
-// of the overrides are torch's; overriding the old ones serves torch 2.11 to 2.15 alike.
+// collectives.cc and backend_p2p.cc hold the calls, issue.cc runs them, backend.cc is a group's
+// life. Names and signatures of the overrides are torch's; overriding the old ones serves
+// torch 2.11 to 2.15 alike.
 #pragma once
 
 #include <atomic>
@@ -11,7 +12,6 @@
 #include <string>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
-#include <utility>
 #include <vector>
 
 #include "comm/communicator.h"
@@ -22,20 +22,6 @@
 
 namespace ringcomm {
 
-// The groups of this process that are not closed, so that the end of the program can close them
-// while Python still runs. Made by the module, which has no other state.
-class OpenGroups {
- public:
-  void add(const std::shared_ptr<Communicator>& group);
-  // Lets what is pending end for at most `grace` in all, and says goodbye to the peers. Where the
-  // program ends because of an error, that error is what they learn.
-  void close(Clock::duration grace, const std::string& error);
-
- private:
-  std::mutex mutex_;
-  std::vector<std::weak_ptr<Communicator>> groups_;
-};
-
 class Backend final : public c10d::Backend {
  public:
   using WorkPtr = c10::intrusive_ptr<c10d::Work>;
@@ -44,10 +30,8 @@ class Backend final : public c10d::Backend {
   // Meets the group's other ranks through `store`, within the options' timeout.
   static c10::intrusive_ptr<Backend> create(const c10::intrusive_ptr<c10d::Store>& store,
                                             Place place,
-                                            c10::intrusive_ptr<ringcomm::Options> options,
-                                            std::shared_ptr<OpenGroups> open);
-  Backend(std::shared_ptr<Communicator> group, c10::intrusive_ptr<ringcomm::Options> options,
-          std::shared_ptr<OpenGroups> open);
+                                            c10::intrusive_ptr<ringcomm::Options> options);
+  Backend(std::shared_ptr<Communicator> group, c10::intrusive_ptr<ringcomm::Options> options);
   ~Backend() override;
 
   const std::string getBackendName() const override { return kBackendName; }
@@ -85,30 +69,27 @@ class Backend final : public c10d::Backend {
                               const c10d::AllreduceCoalescedOptions& opts) override;
   WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) override;
   WorkPtr reduce(Tensors& tensors, const c10d::ReduceOptions& opts) override;
-  WorkPtr allgather(TensorLists& outputTensors, Tensors& inputTensors,
+  WorkPtr allgather(TensorLists& outputs, Tensors& inputs,
                     const c10d::AllgatherOptions& opts) override;
   WorkPtr _allgather_base(at::Tensor& outputBuffer, at::Tensor& inputBuffer,
                           const c10d::AllgatherOptions& opts) override;
-  WorkPtr allgather_coalesced(TensorLists& outputTensorLists, Tensors& inputTensors,
+  WorkPtr allgather_coalesced(TensorLists& outputs, Tensors& inputs,
                               const c10d::AllgatherOptions& opts) override;
   WorkPtr allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                           const c10d::AllgatherOptions& opts) override;
-  WorkPtr gather(TensorLists& outputTensors, Tensors& inputTensors,
-                 const c10d::GatherOptions& opts) override;
-  WorkPtr scatter(Tensors& outputTensors, TensorLists& inputTensors,
-                  const c10d::ScatterOptions& opts) override;
-  WorkPtr reduce_scatter(Tensors& outputTensors, TensorLists& inputTensors,
+  WorkPtr gather(TensorLists& outputs, Tensors& inputs, const c10d::GatherOptions& opts) override;
+  WorkPtr scatter(Tensors& outputs, TensorLists& inputs, const c10d::ScatterOptions& opts) override;
+  WorkPtr reduce_scatter(Tensors& outputs, TensorLists& inputs,
                          const c10d::ReduceScatterOptions& opts) override;
   WorkPtr _reduce_scatter_base(at::Tensor& outputBuffer, at::Tensor& inputBuffer,
                                const c10d::ReduceScatterOptions& opts) override;
   WorkPtr reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                           const c10d::ReduceScatterOptions& opts) override;
-  WorkPtr alltoall_base(at::Tensor& outputBuffer, at::Tensor& inputBuffer,
+  WorkPtr alltoall_base(at::Tensor& output, at::Tensor& input,
                         std::vector<int64_t>& outputSplitSizes,
                         std::vector<int64_t>& inputSplitSizes,
                         const c10d::AllToAllOptions& opts) override;
-  WorkPtr alltoall(Tensors& outputTensors, Tensors& inputTensors,
-                   const c10d::AllToAllOptions& opts) override;
+  WorkPtr alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& opts) override;
   WorkPtr barrier(const c10d::BarrierOptions& opts) override;
   // Rank 0 names the ranks that do not come; the others are told.
   void monitoredBarrier(const c10d::BarrierOptions& opts, bool waitAllRanks) override;
@@ -140,7 +121,6 @@ class Backend final : public c10d::Backend {
 
   std::shared_ptr<Surroundings> surroundings_ = std::make_shared<Surroundings>();
   const c10::intrusive_ptr<ringcomm::Options> options_;  // but for the timeout, which the group has
-  const std::shared_ptr<OpenGroups> open_;
   std::atomic<int64_t> extension_ms_{0};
 
   std::mutex split_mutex_;  // guards the next two

@@ -1,18 +1,15 @@
 // send, recv and monitored_barrier of Backend.
 #include "torch/backend.h"
+#include "torch/call_parts.h"
 #include "torch/errors.h"
 
 namespace ringcomm {
 namespace {
 
+using c10d::OpType;
+
 constexpr uint32_t kBarrierTag = 1u << 31;  // users' tags are ints, and not negative
 constexpr auto kForever = std::chrono::hours(24 * 36525);
-
-std::string numbers_of(const std::vector<Rank>& ranks) {
-  std::string text;
-  for (const Rank rank : ranks) text += str(text.empty() ? "" : ", ", rank);
-  return text;
-}
 
 MessagePtr barrier_message(Rank peer, bool sending, Clock::duration timeout) {
   auto message = std::make_shared<Message>(timeout);
@@ -22,10 +19,45 @@ MessagePtr barrier_message(Rank peer, bool sending, Clock::duration timeout) {
   return message;
 }
 
+uint32_t checked_tag(const Refusal& refuse, int tag) {
+  if (tag < 0) refuse("Tag must be nonnegative");
+  return static_cast<uint32_t>(tag);
+}
+
+void fill_message(Call& call, const Refusal& refuse, const Tensors& tensors, Place place) {
+  if (tensors.size() != 1) refuse("takes a single tensor");
+  check_served(refuse, tensors[0]);
+  if (*call.peer >= place.size) refuse(str("invalid rank: ", *call.peer));
+  if (*call.peer == place.rank) refuse(str("rank ", place.rank, " cannot be its own peer"));
+  set_moved_type(call, tensors);
+}
+
+// `peer` is Message::kAnySource for a receive from whoever sends first.
+Call recv_call(const Tensors& tensors, Rank peer, int tag, Place place) {
+  constexpr Refusal refuse{"recv"};
+  const bool any = peer == Message::kAnySource;
+  Call call(any ? OpType::RECVANYSOURCE : OpType::RECV,
+            any ? "ringcomm:recvAnySource" : "ringcomm:recv");
+  call.peer = peer;
+  call.tag = checked_tag(refuse, tag);
+  fill_message(call, refuse, tensors, place);
+  call.inputs = call.outputs = tensors;  // torch's profiles show what a receive gets as its input
+  add_outputs(call, tensors);
+  return call;
+}
+
 }  // namespace
 
 Backend::WorkPtr Backend::send(Tensors& tensors, int dstRank, int tag) {
-  return issue(send_call(tensors, dstRank, tag, place()));
+  constexpr Refusal refuse{"send"};
+  Call call(OpType::SEND, "ringcomm:send");
+  if (dstRank < 0) refuse(str("invalid rank: ", dstRank));
+  call.peer = dstRank;
+  call.tag = checked_tag(refuse, tag);
+  fill_message(call, refuse, tensors, place());
+  call.inputs = tensors;
+  add_inputs(call, tensors);
+  return issue(std::move(call));
 }
 
 Backend::WorkPtr Backend::recv(Tensors& tensors, int srcRank, int tag) {
@@ -84,7 +116,7 @@ void Backend::lead_barrier(std::chrono::milliseconds timeout, bool every_rank) {
     if (!every_rank) break;
   }
   if (!missing.empty()) {
-    const std::string text = str("[Rank 0]: ", every_rank ? "Ranks " : "Rank ", numbers_of(missing),
+    const std::string text = str("[Rank 0]: ", every_rank ? "Ranks " : "Rank ", joined(missing),
                                  " failed to pass monitoredBarrier in ", timeout.count(), " ms");
     group().abort(text);
     C10_THROW_ERROR(DistBackendError, text);

@@ -2,8 +2,6 @@
 #include <pybind11/chrono.h>
 #include <torch/csrc/utils/pybind.h>
 
-#include <memory>
-
 #include "torch/backend.h"
 #include "torch/errors.h"
 
@@ -76,6 +74,9 @@ OptionsPtr options_of(const c10d::DistributedBackendOptions& torch, const py::ob
 }
 
 void bind_options(py::module_& module) {
+  const auto copy = [](const ringcomm::Options& self, const py::args&) {
+    return c10::make_intrusive<ringcomm::Options>(self);
+  };
   py::class_<ringcomm::Options, OptionsPtr, c10d::Backend::Options>(module, "Options")
       .def(py::init<std::chrono::milliseconds>(), py::arg("timeout") = kBackendDefaultTimeout)
       .def_property(
@@ -84,13 +85,8 @@ void bind_options(py::module_& module) {
             if (name) with_value_errors([&] { return algorithm_called(*name); });
             self.algorithm = name;
           })
-      .def("__copy__",
-           [](const ringcomm::Options& self) {
-             return c10::make_intrusive<ringcomm::Options>(self);
-           })
-      .def("__deepcopy__", [](const ringcomm::Options& self, const py::dict&) {
-        return c10::make_intrusive<ringcomm::Options>(self);
-      });
+      .def("__copy__", copy)
+      .def("__deepcopy__", copy);
 }
 
 // What torch's own backends offer beside the methods of the base class.
@@ -134,12 +130,6 @@ void bind_core(py::module_& module) {
             [&] { return selection_text(size, costs.empty() ? Costs{} : parse_costs(costs)); });
       },
       py::arg("size"), py::arg("costs") = "");
-  module.def("instruction_set", &instruction_set);
-  module.def("instruction_sets", &instruction_sets);
-  module.def(
-      "use_instruction_set",
-      [](const std::string& name) { with_value_errors([&] { use_instruction_set(name); }); },
-      py::arg("name"));
 }
 
 }  // namespace
@@ -150,23 +140,22 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   bind_backend(module);
   bind_core(module);
 
-  const auto open = std::make_shared<OpenGroups>();
   module.def(
       "create_backend",
-      [open](const c10d::DistributedBackendOptions& torch, const py::object& given) {
+      [](const c10d::DistributedBackendOptions& torch, const py::object& given) {
         OptionsPtr options = options_of(torch, given);
         const py::gil_scoped_release no_gil;
         return Backend::create(torch.store, {torch.group_rank, torch.group_size},
-                               std::move(options), open);
+                               std::move(options));
       },
       py::arg("options"), py::arg("backend_options") = py::none());
 
   // A program may end without destroying its groups: what is pending then must end before Python
   // does, for its tensors and callbacks are Python's.
-  py::module_::import("atexit").attr("register")(py::cpp_function([open] {
+  py::module_::import("atexit").attr("register")(py::cpp_function([] {
     const std::string error = fatal_error();
     const py::gil_scoped_release no_gil;
-    open->close(kGraceAtExit, error);
+    Runtime::close_groups(kGraceAtExit, error);
   }));
 }
 

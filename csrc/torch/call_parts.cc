@@ -4,6 +4,7 @@
 #include <c10/util/hash.h>
 
 #include <algorithm>
+#include <numeric>
 #include <torch/csrc/distributed/c10d/Utils.hpp>
 
 namespace ringcomm {
@@ -13,29 +14,20 @@ bool is_bitwise(ReduceOp op) {
   return op == ReduceOp::kBand || op == ReduceOp::kBor || op == ReduceOp::kBxor;
 }
 
+// torch's operations are ours, in the same order.
+static_assert(int{c10d::ReduceOp::SUM} == int(ReduceOp::kSum) &&
+              int{c10d::ReduceOp::AVG} == int(ReduceOp::kAvg) &&
+              int{c10d::ReduceOp::PRODUCT} == int(ReduceOp::kProduct) &&
+              int{c10d::ReduceOp::MIN} == int(ReduceOp::kMin) &&
+              int{c10d::ReduceOp::MAX} == int(ReduceOp::kMax) &&
+              int{c10d::ReduceOp::BAND} == int(ReduceOp::kBand) &&
+              int{c10d::ReduceOp::BOR} == int(ReduceOp::kBor) &&
+              int{c10d::ReduceOp::BXOR} == int(ReduceOp::kBxor) &&
+              int{c10d::ReduceOp::PREMUL_SUM} == int(ReduceOp::kPremulSum));
+
 ReduceOp reduce_op(const Refusal& refuse, const c10d::ReduceOp& op) {
-  switch (op.op_) {
-    case c10d::ReduceOp::SUM:
-      return ReduceOp::kSum;
-    case c10d::ReduceOp::AVG:
-      return ReduceOp::kAvg;
-    case c10d::ReduceOp::PRODUCT:
-      return ReduceOp::kProduct;
-    case c10d::ReduceOp::MIN:
-      return ReduceOp::kMin;
-    case c10d::ReduceOp::MAX:
-      return ReduceOp::kMax;
-    case c10d::ReduceOp::BAND:
-      return ReduceOp::kBand;
-    case c10d::ReduceOp::BOR:
-      return ReduceOp::kBor;
-    case c10d::ReduceOp::BXOR:
-      return ReduceOp::kBxor;
-    case c10d::ReduceOp::PREMUL_SUM:
-      return ReduceOp::kPremulSum;
-    default:
-      refuse("Unhandled ReduceOp");
-  }
+  if (op.op_ > c10d::ReduceOp::PREMUL_SUM) refuse("Unhandled ReduceOp");
+  return static_cast<ReduceOp>(static_cast<c10d::ReduceOp::RedOpType>(op.op_));
 }
 
 double premul_factor(const Refusal& refuse, const c10d::ReduceOp& op) {
@@ -57,8 +49,8 @@ const at::Tensor& only_one(const Refusal& refuse, const Tensors& tensors) {
   return tensors[0];
 }
 
-Rank checked_root(const Refusal& refuse, int64_t root, Place place) {
-  c10d::assertRootRank(refuse, root, place.size);
+Rank checked_root(const Refusal& refuse, int64_t root, int size) {
+  c10d::assertRootRank(refuse, root, size);
   return static_cast<Rank>(root);
 }
 
@@ -82,7 +74,7 @@ void check_same_shape(const Refusal& refuse, const at::Tensor& model,
   }
 }
 
-void check_wholes(const Refusal& refuse, const Tensors& wholes, const Tensors& parts, Place place) {
+void check_wholes(const Refusal& refuse, const Tensors& wholes, const Tensors& parts, int size) {
   c10d::assertNonEmpty(refuse, parts);
   if (wholes.size() != parts.size()) {
     refuse("requires input/output tensor lists to have the same length");
@@ -93,10 +85,9 @@ void check_wholes(const Refusal& refuse, const Tensors& wholes, const Tensors& p
     if (wholes[i].scalar_type() != parts[i].scalar_type()) {
       c10d::assertTypeMatch(refuse, parts[i].options(), wholes, i);
     }
-    if (wholes[i].numel() == parts[i].numel() * place.size) continue;
+    if (wholes[i].numel() == parts[i].numel() * size) continue;
     refuse(str("invalid tensor size at index ", i, " (expected ", parts[i].numel(),
-               " elements times the ", place.size, " ranks of the group, got ", wholes[i].numel(),
-               ")"));
+               " elements times the ", size, " ranks of the group, got ", wholes[i].numel(), ")"));
   }
 }
 
@@ -145,15 +136,6 @@ void check_overlaps(const Refusal& refuse, const Operation& operation, const Sha
                                 : "an output shares memory with an input: give it its own");
     }
   }
-}
-
-void check_shard_overlaps(const Refusal& refuse, const Operation& operation, Whole whole,
-                          Rank rank) {
-  uint64_t before = 0;
-  for (Rank other = 0; other < rank; ++other) before += operation.shards[size_t(other)];
-  const uint64_t mine = operation.shards[size_t(rank)];
-  check_overlaps(refuse, operation,
-                 whole == Whole::kInput ? Shared{before, 0, mine} : Shared{0, before, mine});
 }
 
 // ---- filling in
@@ -216,6 +198,16 @@ void add_outputs(Call& call, at::ArrayRef<at::Tensor> tensors) {
   }
 }
 
+std::vector<uint64_t> sizes_of(at::ArrayRef<at::Tensor> tensors) {
+  std::vector<uint64_t> sizes;
+  sizes.reserve(tensors.size());
+  for (const at::Tensor& tensor : tensors) sizes.push_back(bytes_of(tensor));
+  return sizes;
+}
+
+namespace {
+
+// `wholes[i]` consists of one chunk a rank; what follows has, for each rank, its chunk of each.
 std::vector<Span> by_rank(const std::vector<Span>& wholes, int size) {
   std::vector<Span> spans;
   spans.reserve(wholes.size() * static_cast<size_t>(size));
@@ -228,17 +220,24 @@ std::vector<Span> by_rank(const std::vector<Span>& wholes, int size) {
   return spans;
 }
 
-uint64_t total(const std::vector<Span>& spans) {
-  uint64_t bytes = 0;
-  for (const Span& span : spans) bytes += span.bytes;
-  return bytes;
-}
+}  // namespace
 
-std::vector<uint64_t> sizes_of(at::ArrayRef<at::Tensor> tensors) {
-  std::vector<uint64_t> sizes;
-  sizes.reserve(tensors.size());
-  for (const at::Tensor& tensor : tensors) sizes.push_back(bytes_of(tensor));
-  return sizes;
+void fill_shards(Call& call, const Refusal& refuse, Whole whole, Shards shards, Place place) {
+  Operation& operation = call.operation;
+  add_inputs(call, call.inputs);
+  add_outputs(call, call.outputs);
+  const bool in = whole == Whole::kInput;
+  std::vector<Span>& all = in ? operation.input : operation.output;
+  if (shards == Shards::kWithin && all.size() > 1) all = by_rank(all, place.size);
+  if (shards == Shards::kOneEach) {
+    operation.shards = sizes_of(in ? call.inputs : call.outputs);
+  } else {
+    const uint64_t each = bytes_of(in ? operation.output : operation.input);
+    operation.shards.assign(static_cast<size_t>(place.size), each);
+  }
+  const auto mine = operation.shards.begin() + place.rank;
+  const uint64_t before = std::accumulate(operation.shards.begin(), mine, uint64_t{0});
+  check_overlaps(refuse, operation, in ? Shared{before, 0, *mine} : Shared{0, before, *mine});
 }
 
 }  // namespace ringcomm

@@ -1,4 +1,4 @@
-// What the builders of calls (operations.cc) are made of: checks of arguments, and the filling in
+// What calls (collectives.cc) are made of: checks of arguments, and the filling in
 // of an Operation.
 #pragma once
 
@@ -9,14 +9,14 @@
 namespace ringcomm {
 
 const at::Tensor& only_one(const Refusal& refuse, const Tensors& tensors);
-Rank checked_root(const Refusal& refuse, int64_t root, Place place);
+Rank checked_root(const Refusal& refuse, int64_t root, int size);
 void check_all_served(const Refusal& refuse, at::ArrayRef<at::Tensor> tensors);
 void check_same_type(const Refusal& refuse, const at::Tensor& model,
                      at::ArrayRef<at::Tensor> tensors);
 void check_same_shape(const Refusal& refuse, const at::Tensor& model,
                       at::ArrayRef<at::Tensor> tensors);
 // wholes[i] must have as many elements as all ranks' parts[i] together.
-void check_wholes(const Refusal& refuse, const Tensors& wholes, const Tensors& parts, Place place);
+void check_wholes(const Refusal& refuse, const Tensors& wholes, const Tensors& parts, int size);
 
 void set_reduction(Call& call, const Refusal& refuse, const c10d::ReduceOp& op,
                    const at::Tensor& tensor);
@@ -29,10 +29,6 @@ struct Shared {
 };
 // Refuses outputs that share memory, with one another or with an input elsewhere than in `own`.
 void check_overlaps(const Refusal& refuse, const Operation& operation, const Shared& own);
-// The same for the collectives of shards; `whole` is the side that holds all of them.
-enum class Whole : uint8_t { kInput, kOutput };
-void check_shard_overlaps(const Refusal& refuse, const Operation& operation, Whole whole,
-                          Rank rank);
 
 // All lists one after the other, kept by the call.
 at::ArrayRef<at::Tensor> flatten(Call& call, const TensorLists& lists);
@@ -40,9 +36,12 @@ void add_in_place(Call& call, const Tensors& tensors);
 void add_inputs(Call& call, at::ArrayRef<at::Tensor> tensors);
 void add_outputs(Call& call, at::ArrayRef<at::Tensor> tensors);
 
-// `wholes[i]` consists of one chunk a rank; what follows has, for each rank, its chunk of each.
-std::vector<Span> by_rank(const std::vector<Span>& wholes, int size);
-uint64_t total(const std::vector<Span>& spans);
+// The end of all calls with shards, once inputs and outputs are known. `whole` is the side that
+// holds all shards: in a tensor each, of its own size or all of one; or within one tensor, or
+// several.
+enum class Whole : uint8_t { kInput, kOutput };
+enum class Shards : uint8_t { kOneEach, kEqual, kWithin };
+void fill_shards(Call& call, const Refusal& refuse, Whole whole, Shards shards, Place place);
 std::vector<uint64_t> sizes_of(at::ArrayRef<at::Tensor> tensors);
 
 }  // namespace ringcomm

@@ -1,17 +1,15 @@
-// The collectives of Backend: c10d's calls to Operations (operations.h), and those run or started.
-#include <torch/csrc/distributed/c10d/ParamCommsUtils.hpp>
+// The collectives of Backend: c10d's calls as Operations. Everything that can be wrong with the
+// arguments is refused here, before anything is sent, in the words that users of torch's own
+// backends know.
+#include <torch/csrc/distributed/c10d/Utils.hpp>
 
 #include "torch/backend.h"
-#include "torch/errors.h"
+#include "torch/call_parts.h"
 
 namespace ringcomm {
 namespace {
 
-// Does anybody want to know of the calls of this thread?
-bool is_profiled() {
-  return at::getStepCallbacksUnlessEmpty(at::RecordScope::USER_SCOPE).has_value() ||
-         at::getStepCallbacksUnlessEmpty(at::RecordScope::FUNCTION).has_value();
-}
+using c10d::OpType;
 
 template <typename Options>
 Call&& with(Call&& call, const Options& options) {
@@ -20,82 +18,61 @@ Call&& with(Call&& call, const Options& options) {
   return std::move(call);
 }
 
-int64_t elements(at::ArrayRef<at::Tensor> tensors) {
-  int64_t count = 0;
-  for (const at::Tensor& tensor : tensors) count += tensor.numel();
-  return count;
+std::vector<uint64_t> split_bytes(const Refusal& refuse, const std::vector<int64_t>& splits,
+                                  const at::Tensor& tensor, int size) {
+  if (tensor.dim() == 0) refuse("a tensor without dimensions has no rows to split");
+  for (const int64_t split : splits) {
+    if (split < 0) refuse(str("split sizes must not be negative, one is ", split));
+  }
+  c10d::checkSplitSizes(splits, tensor, size);
+  std::vector<uint64_t> bytes(static_cast<size_t>(size)), offsets(bytes.size());
+  c10d::computeLengthsAndOffsets(splits, tensor, &bytes, &offsets);
+  for (uint64_t& length : bytes) length *= tensor.element_size();
+  return bytes;
+}
+
+void check_length(const Refusal& refuse, const Tensors& tensors, const char* which, int size) {
+  if (tensors.size() == static_cast<size_t>(size)) return;
+  refuse(str(which, " tensor list size ", tensors.size(), " does not match world size ", size));
+}
+
+void check_own_block(const Refusal& refuse, const Operation& operation, Rank rank) {
+  Shared own{0, 0, operation.send[static_cast<size_t>(rank)]};
+  for (size_t other = 0; other < static_cast<size_t>(rank); ++other) {
+    own.input += operation.send[other];
+    own.output += operation.recv[other];
+  }
+  check_overlaps(refuse, operation, own);
+}
+
+// The root's side of gather and scatter.
+void check_one_a_rank(const Refusal& refuse, const TensorLists& lists, const char* which,
+                      int size) {
+  if (lists.size() != 1) {
+    refuse(str("requires a single-element ", which, " list containing a list with ", size,
+               " tensors."));
+  }
+  if (lists[0].size() == static_cast<size_t>(size)) return;
+  refuse(str("Incorrect ", which, " list size ", lists[0].size(), ". ",
+             which[0] == 'o' ? "Output" : "Input", " list size should be ", size,
+             ", same as size of the process group."));
 }
 
 }  // namespace
 
-// ---- running
-
-Backend::WorkPtr Backend::issue(Call&& call) {
-  surroundings_->shelf.clear();
-  call.operation.timeout = timeout_of(call.operation.timeout);
-  find_device(call);
-  if (is_profiled()) return start_in_profile(call);
-  if (call.device) return start_on_device(call, false);
-  const bool here = !call.async && !call.sequel.next && !hasHooks();
-  return here ? run(call) : start(call, false);
-}
-
-Backend::WorkPtr Backend::run(Call& call) {
-  with_torch_errors([&] { group().run(call.operation); });
-  call.staging.finish();
-  return nullptr;
-}
-
-Backend::WorkPtr Backend::start(Call& call, bool profiled) {
-  if (call.device) return start_on_device(call, profiled);
-  auto work = c10::make_intrusive<Work>(surroundings_, call, profiled);
-  with_torch_errors([&] { call.peer ? post(work, call) : submit(work, call); });
-  if (call.async) {
-    collect(work);
-    return work;
-  }
-  work->wait();
-  return nullptr;
-}
-
-void Backend::submit(const c10::intrusive_ptr<Work>& work, Call& call) {
-  const auto on_done = [work](const std::exception_ptr& error) { work->complete(error); };
-  work->follow(group().submit(std::move(call.operation), on_done, std::move(call.sequel)));
-}
-
-// The "record_param_comms" event is the frame that traces are read by; the Work opens one named
-// after the operation within it.
-Backend::WorkPtr Backend::start_in_profile(Call& call) {
-  const auto& ranks = options_->global_ranks_in_group;
-  int first = 0, stride = 1;
-  if (!ranks.empty()) c10d::getGlobalRankStartAndStride(ranks, first, stride);
-  const at::ScalarType type = !call.inputs.empty()    ? call.inputs[0].scalar_type()
-                              : !call.outputs.empty() ? call.outputs[0].scalar_type()
-                                                      : at::kByte;
-  const std::vector<int64_t> sent(call.operation.send.begin(), call.operation.send.end());
-  const std::vector<int64_t> received(call.operation.recv.begin(), call.operation.recv.end());
-  const char* name = call.title + sizeof("ringcomm:") - 1;
-  const auto sequence = std::make_tuple(static_cast<int64_t>(group().sequence()) + 1, false);
-  const auto names = std::make_tuple(getGroupUid(), getGroupDesc());
-  const Tensors inputs = call.inputs.vec(), outputs = call.outputs.vec();
-#ifdef RECORD_PARAM_COMMS_DATA_WITH_ASYNC_OP
-  RECORD_PARAM_COMMS_DATA_WITH_ASYNC_OP(sequence, names, inputs, outputs, rank_, name,
-                                        elements(inputs), elements(outputs), type, sent, received,
-                                        first, stride, size_, call.async);
-#else
-  RECORD_PARAM_COMMS_DATA(sequence, names, inputs, outputs, rank_, name, elements(inputs),
-                          elements(outputs), type, sent, received, first, stride, size_);
-#endif
-  return start(call, true);
-}
-
-// ---- the calls
+// ---- one tensor, or several as one
 
 Backend::WorkPtr Backend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) {
   if (!tensors.empty() && tensors[0].is_sparse()) {
     return issue(with(sparse_all_reduce_call(tensors, opts.reduceOp, place()), opts));
   }
-  return issue(with(all_reduce_call(tensors, opts.reduceOp), opts));
+  constexpr Refusal refuse{"all_reduce"};
+  Call call(OpType::ALLREDUCE, "ringcomm:all_reduce", Collective::kAllReduce);
+  const at::Tensor& tensor = only_one(refuse, tensors);
+  check_served(refuse, tensor);
+  set_reduction(call, refuse, opts.reduceOp, tensor);
+  add_in_place(call, tensors);
+  return issue(with(std::move(call), opts));
 }
 
 Backend::WorkPtr Backend::allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& opts) {
@@ -104,80 +81,250 @@ Backend::WorkPtr Backend::allreduce_sparse(Tensors& tensors, const c10d::Allredu
 
 Backend::WorkPtr Backend::allreduce_coalesced(Tensors& tensors,
                                               const c10d::AllreduceCoalescedOptions& opts) {
-  return issue(with(all_reduce_coalesced_call(tensors, opts.reduceOp), opts));
+  constexpr Refusal refuse{"all_reduce_coalesced"};
+  Call call(OpType::ALLREDUCE_COALESCED, "ringcomm:all_reduce", Collective::kAllReduce);
+  c10d::assertNonEmpty(refuse, tensors);
+  check_all_served(refuse, tensors);
+  check_same_type(refuse, tensors[0], tensors);
+  set_reduction(call, refuse, opts.reduceOp, tensors[0]);
+  add_in_place(call, tensors);
+  check_overlaps(refuse, call.operation, {0, 0, bytes_of(call.operation.input)});
+  return issue(with(std::move(call), opts));
 }
 
 Backend::WorkPtr Backend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) {
-  return issue(with(broadcast_call(tensors, opts.rootRank, place()), opts));
+  constexpr Refusal refuse{"broadcast"};
+  Call call(OpType::BROADCAST, "ringcomm:broadcast", Collective::kBroadcast);
+  call.operation.root = checked_root(refuse, opts.rootRank, size_);
+  const at::Tensor& tensor = only_one(refuse, tensors);
+  check_served(refuse, tensor);
+  set_moved_type(call, tensors);
+  add_in_place(call, tensors);
+  if (rank_ != call.operation.root) call.operation.input.clear();
+  return issue(with(std::move(call), opts));
 }
 
 Backend::WorkPtr Backend::reduce(Tensors& tensors, const c10d::ReduceOptions& opts) {
-  return issue(with(reduce_call(tensors, opts.reduceOp, opts.rootRank, place()), opts));
+  constexpr Refusal refuse{"reduce"};
+  Call call(OpType::REDUCE, "ringcomm:reduce", Collective::kReduce);
+  call.operation.root = checked_root(refuse, opts.rootRank, size_);
+  const at::Tensor& tensor = only_one(refuse, tensors);
+  check_served(refuse, tensor);
+  set_reduction(call, refuse, opts.reduceOp, tensor);
+  add_in_place(call, tensors);
+  if (rank_ != call.operation.root) call.operation.output.clear();
+  return issue(with(std::move(call), opts));
 }
 
-Backend::WorkPtr Backend::allgather(TensorLists& outputTensors, Tensors& inputTensors,
+// ---- gathering
+
+// Outputs may differ in size from rank to rank.
+Backend::WorkPtr Backend::allgather(TensorLists& outputs, Tensors& inputs,
                                     const c10d::AllgatherOptions& opts) {
-  return issue(with(all_gather_call(outputTensors, inputTensors, place()), opts));
+  constexpr Refusal refuse{"all_gather"};
+  Call call(OpType::ALLGATHER, "ringcomm:all_gather", Collective::kAllGather);
+  const at::Tensor& input = only_one(refuse, inputs);
+  if (outputs.size() != 1) refuse("requires a single-element output tensor list");
+  if (outputs[0].size() != static_cast<size_t>(size_)) {
+    refuse(str("invalid output tensor list at index 0 (expected length ", size_, ", got ",
+               outputs[0].size(), ")"));
+  }
+  call.outputs = flatten(call, outputs);
+  call.inputs = inputs;
+  check_served(refuse, input);
+  check_all_served(refuse, call.outputs);
+  check_same_type(refuse, input, call.outputs);
+  const at::Tensor& own = call.outputs[static_cast<size_t>(rank_)];
+  if (own.numel() != input.numel()) {
+    c10d::assertSizesMatch(refuse, input.sizes(), call.outputs, static_cast<size_t>(rank_));
+  }
+  set_moved_type(call, inputs);
+  fill_shards(call, refuse, Whole::kOutput, Shards::kOneEach, place());
+  return issue(with(std::move(call), opts));
+}
+
+// outputs[rank][i] gets inputs[i] of that rank.
+Backend::WorkPtr Backend::allgather_coalesced(TensorLists& outputs, Tensors& inputs,
+                                              const c10d::AllgatherOptions& opts) {
+  constexpr Refusal refuse{"all_gather_coalesced"};
+  Call call(OpType::ALLGATHER_COALESCED, "ringcomm:all_gather", Collective::kAllGather);
+  c10d::assertNonEmpty(refuse, inputs);
+  if (outputs.size() != static_cast<size_t>(size_)) {
+    refuse("output lists should be equal to world size");
+  }
+  check_all_served(refuse, inputs);
+  for (const Tensors& list : outputs) {
+    if (list.size() != inputs.size()) {
+      refuse(
+          str("invalid output size: (expected length ", inputs.size(), ", got ", list.size(), ")"));
+    }
+    check_all_served(refuse, list);
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      c10d::assertTypeMatch(refuse, inputs[i].options(), list, i);
+      c10d::assertSizesMatch(refuse, inputs[i].sizes(), list, i);
+    }
+  }
+  call.outputs = flatten(call, outputs);
+  call.inputs = inputs;
+  set_moved_type(call, inputs);
+  fill_shards(call, refuse, Whole::kOutput, Shards::kEqual, place());
+  return issue(with(std::move(call), opts));
+}
+
+// outputs[i] holds inputs[i] of every rank, one after the other.
+Backend::WorkPtr Backend::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                                          const c10d::AllgatherOptions& opts) {
+  constexpr Refusal refuse{"all_gather_into_tensor"};
+  Call call(OpType::_ALLGATHER_BASE, "ringcomm:all_gather", Collective::kAllGather);
+  check_wholes(refuse, outputs, inputs, size_);
+  call.outputs = outputs;
+  call.inputs = inputs;
+  set_moved_type(call, inputs);
+  fill_shards(call, refuse, Whole::kOutput, Shards::kWithin, place());
+  return issue(with(std::move(call), opts));
 }
 
 Backend::WorkPtr Backend::_allgather_base(at::Tensor& outputBuffer, at::Tensor& inputBuffer,
                                           const c10d::AllgatherOptions& opts) {
-  const Tensors outputs{outputBuffer}, inputs{inputBuffer};
-  return issue(with(all_gather_into_call(outputs, inputs, place()), opts));
+  Tensors outputs{outputBuffer}, inputs{inputBuffer};
+  return allgather_into_tensor_coalesced(outputs, inputs, opts);
 }
 
-Backend::WorkPtr Backend::allgather_coalesced(TensorLists& outputTensorLists, Tensors& inputTensors,
-                                              const c10d::AllgatherOptions& opts) {
-  return issue(with(all_gather_coalesced_call(outputTensorLists, inputTensors, place()), opts));
-}
-
-Backend::WorkPtr Backend::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
-                                                          const c10d::AllgatherOptions& opts) {
-  return issue(with(all_gather_into_call(outputs, inputs, place()), opts));
-}
-
-Backend::WorkPtr Backend::gather(TensorLists& outputTensors, Tensors& inputTensors,
+Backend::WorkPtr Backend::gather(TensorLists& outputs, Tensors& inputs,
                                  const c10d::GatherOptions& opts) {
-  return issue(with(gather_call(outputTensors, inputTensors, opts.rootRank, place()), opts));
+  constexpr Refusal refuse{"gather"};
+  Call call(OpType::GATHER, "ringcomm:gather", Collective::kGather);
+  call.operation.root = checked_root(refuse, opts.rootRank, size_);
+  const at::Tensor& input = only_one(refuse, inputs);
+  check_served(refuse, input);
+  if (rank_ == opts.rootRank) {
+    check_one_a_rank(refuse, outputs, "output", size_);
+    call.outputs = flatten(call, outputs);
+    check_all_served(refuse, call.outputs);
+    check_same_shape(refuse, input, call.outputs);
+  } else if (!outputs.empty()) {
+    refuse("requires empty output on non-root");
+  }
+  call.inputs = inputs;
+  set_moved_type(call, inputs);
+  fill_shards(call, refuse, Whole::kOutput, Shards::kEqual, place());
+  return issue(with(std::move(call), opts));
 }
 
-Backend::WorkPtr Backend::scatter(Tensors& outputTensors, TensorLists& inputTensors,
+// ---- scattering
+
+Backend::WorkPtr Backend::scatter(Tensors& outputs, TensorLists& inputs,
                                   const c10d::ScatterOptions& opts) {
-  return issue(with(scatter_call(outputTensors, inputTensors, opts.rootRank, place()), opts));
+  constexpr Refusal refuse{"scatter"};
+  Call call(OpType::SCATTER, "ringcomm:scatter", Collective::kScatter);
+  call.operation.root = checked_root(refuse, opts.rootRank, size_);
+  const at::Tensor& output = only_one(refuse, outputs);
+  check_served(refuse, output);
+  if (rank_ == opts.rootRank) {
+    check_one_a_rank(refuse, inputs, "input", size_);
+    call.inputs = flatten(call, inputs);
+    check_all_served(refuse, call.inputs);
+    check_same_shape(refuse, output, call.inputs);
+  } else if (!inputs.empty()) {
+    refuse("requires empty input on non-root");
+  }
+  call.outputs = outputs;
+  set_moved_type(call, outputs);
+  fill_shards(call, refuse, Whole::kInput, Shards::kEqual, place());
+  return issue(with(std::move(call), opts));
 }
 
-Backend::WorkPtr Backend::reduce_scatter(Tensors& outputTensors, TensorLists& inputTensors,
+Backend::WorkPtr Backend::reduce_scatter(Tensors& outputs, TensorLists& inputs,
                                          const c10d::ReduceScatterOptions& opts) {
-  return issue(
-      with(reduce_scatter_call(outputTensors, inputTensors, opts.reduceOp, place()), opts));
+  constexpr Refusal refuse{"reduce_scatter"};
+  Call call(OpType::REDUCE_SCATTER, "ringcomm:reduce_scatter", Collective::kReduceScatter);
+  const at::Tensor& output = only_one(refuse, outputs);
+  if (inputs.size() != 1) refuse("requires a single-element input tensor list");
+  if (inputs[0].size() != static_cast<size_t>(size_)) {
+    refuse("invalid input tensor list size, must be world size");
+  }
+  call.inputs = flatten(call, inputs);
+  call.outputs = outputs;
+  check_served(refuse, output);
+  check_all_served(refuse, call.inputs);
+  check_same_type(refuse, output, call.inputs);
+  const at::Tensor& own = call.inputs[static_cast<size_t>(rank_)];
+  if (own.numel() != output.numel()) {
+    c10d::assertSizesMatch(refuse, output.sizes(), call.inputs, static_cast<size_t>(rank_));
+  }
+  set_reduction(call, refuse, opts.reduceOp, output);
+  fill_shards(call, refuse, Whole::kInput, Shards::kOneEach, place());
+  return issue(with(std::move(call), opts));
+}
+
+// inputs[i] holds what every rank's outputs[i] gets, one after the other.
+Backend::WorkPtr Backend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                                          const c10d::ReduceScatterOptions& opts) {
+  constexpr Refusal refuse{"reduce_scatter_tensor"};
+  Call call(OpType::_REDUCE_SCATTER_BASE, "ringcomm:reduce_scatter", Collective::kReduceScatter);
+  check_wholes(refuse, inputs, outputs, size_);
+  check_same_type(refuse, outputs[0], outputs);
+  call.inputs = inputs;
+  call.outputs = outputs;
+  set_reduction(call, refuse, opts.reduceOp, outputs[0]);
+  fill_shards(call, refuse, Whole::kInput, Shards::kWithin, place());
+  return issue(with(std::move(call), opts));
 }
 
 Backend::WorkPtr Backend::_reduce_scatter_base(at::Tensor& outputBuffer, at::Tensor& inputBuffer,
                                                const c10d::ReduceScatterOptions& opts) {
-  const Tensors outputs{outputBuffer}, inputs{inputBuffer};
-  return issue(with(reduce_scatter_from_call(outputs, inputs, opts.reduceOp, place()), opts));
+  Tensors outputs{outputBuffer}, inputs{inputBuffer};
+  return reduce_scatter_tensor_coalesced(outputs, inputs, opts);
 }
 
-Backend::WorkPtr Backend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
-                                                          const c10d::ReduceScatterOptions& opts) {
-  return issue(with(reduce_scatter_from_call(outputs, inputs, opts.reduceOp, place()), opts));
-}
+// ---- all to all
 
-Backend::WorkPtr Backend::alltoall_base(at::Tensor& outputBuffer, at::Tensor& inputBuffer,
+// Split sizes are rows of dimension 0 a rank, in equal parts where a list is empty.
+Backend::WorkPtr Backend::alltoall_base(at::Tensor& output, at::Tensor& input,
                                         std::vector<int64_t>& outputSplitSizes,
                                         std::vector<int64_t>& inputSplitSizes,
                                         const c10d::AllToAllOptions& opts) {
-  const Splits splits{outputSplitSizes, inputSplitSizes};
-  return issue(with(all_to_all_single_call(outputBuffer, inputBuffer, splits, place()), opts));
+  constexpr Refusal refuse{"all_to_all_single"};
+  Call call(OpType::ALLTOALL_BASE, "ringcomm:all_to_all", Collective::kAllToAll);
+  call.lists = {input, output};
+  call.inputs = at::ArrayRef<at::Tensor>(call.lists).slice(0, 1);
+  call.outputs = at::ArrayRef<at::Tensor>(call.lists).slice(1, 1);
+  check_all_served(refuse, call.lists);
+  if (input.scalar_type() != output.scalar_type()) {
+    refuse("output tensor type must match input tensor type");
+  }
+  call.operation.send = split_bytes(refuse, inputSplitSizes, input, size_);
+  call.operation.recv = split_bytes(refuse, outputSplitSizes, output, size_);
+  set_moved_type(call, call.inputs);
+  add_inputs(call, call.inputs);
+  add_outputs(call, call.outputs);
+  check_own_block(refuse, call.operation, rank_);
+  return issue(with(std::move(call), opts));
 }
 
-Backend::WorkPtr Backend::alltoall(Tensors& outputTensors, Tensors& inputTensors,
+Backend::WorkPtr Backend::alltoall(Tensors& outputs, Tensors& inputs,
                                    const c10d::AllToAllOptions& opts) {
-  return issue(with(all_to_all_call(outputTensors, inputTensors, place()), opts));
+  constexpr Refusal refuse{"all_to_all"};
+  Call call(OpType::ALLTOALL, "ringcomm:all_to_all", Collective::kAllToAll);
+  check_length(refuse, inputs, "input", size_);
+  check_length(refuse, outputs, "output", size_);
+  check_all_served(refuse, inputs);
+  check_all_served(refuse, outputs);
+  check_same_type(refuse, inputs[0], inputs);
+  check_same_type(refuse, inputs[0], outputs);
+  call.inputs = inputs;
+  call.outputs = outputs;
+  call.operation.send = sizes_of(inputs);
+  call.operation.recv = sizes_of(outputs);
+  set_moved_type(call, inputs);
+  add_inputs(call, inputs);
+  add_outputs(call, outputs);
+  check_own_block(refuse, call.operation, rank_);
+  return issue(with(std::move(call), opts));
 }
 
 Backend::WorkPtr Backend::barrier(const c10d::BarrierOptions& opts) {
-  Call call = barrier_call();
+  Call call(OpType::BARRIER, "ringcomm:barrier", Collective::kBarrier);
   if (opts.device && opts.device->is_cuda()) call.device = opts.device;
   if (!call.device && !opts.device_ids.empty()) {  // what torch makes of the former
     call.device = at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(opts.device_ids[0]));

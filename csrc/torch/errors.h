@@ -28,19 +28,6 @@ namespace ringcomm {
   throw;  // torch's own, or the standard library's
 }
 
-inline std::exception_ptr as_torch(const std::exception_ptr& error) {
-  try {
-    try {
-      std::rethrow_exception(error);
-    } catch (const std::exception&) {
-      rethrow_as_torch();
-    }
-  } catch (const std::exception&) {
-    return std::current_exception();
-  }
-  return error;
-}
-
 // function(), its errors as torch's.
 template <typename Function>
 decltype(auto) with_torch_errors(const Function& function) {
@@ -51,7 +38,16 @@ decltype(auto) with_torch_errors(const Function& function) {
   }
 }
 
-// The same where an error of the core can only be a wrong argument.
+inline std::exception_ptr as_torch(const std::exception_ptr& error) {
+  try {
+    with_torch_errors([&] { std::rethrow_exception(error); });
+  } catch (const std::exception&) {
+    return std::current_exception();
+  }
+  return error;
+}
+
+// As with_torch_errors, where an error of the core can only be a wrong argument.
 template <typename Function>
 decltype(auto) with_value_errors(const Function& function) {
   try {

@@ -9,8 +9,6 @@
 #include <string>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
-#include "plan/plan.h"
-
 namespace ringcomm {
 
 inline constexpr const char* kBackendName = "ringcomm";

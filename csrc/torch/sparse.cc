@@ -3,8 +3,6 @@
 #include <ATen/ATen.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 
-#include <array>
-
 #include "torch/call_parts.h"
 
 namespace ringcomm {

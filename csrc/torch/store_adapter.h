@@ -12,21 +12,17 @@
 namespace ringcomm {
 
 class StoreAdapter final : public Store {
-  [[noreturn]] static void throw_gone(const std::exception& error) {
-    const auto* known = dynamic_cast<const c10::Error*>(&error);
-    const std::string what = known != nullptr ? known->what_without_backtrace() : error.what();
-    C10_THROW_ERROR(DistStoreError,
-                    str("the store through which the ranks find one another does not answer: is "
-                        "the process that serves it alive? (",
-                        what, ")"));
-  }
-
   template <typename Function>
   static decltype(auto) attempt(const Function& function) {
     try {
       return function();
     } catch (const std::exception& error) {
-      throw_gone(error);
+      const auto* known = dynamic_cast<const c10::Error*>(&error);
+      const std::string what = known != nullptr ? known->what_without_backtrace() : error.what();
+      C10_THROW_ERROR(DistStoreError,
+                      str("the store through which the ranks find one another does not answer: is "
+                          "the process that serves it alive? (",
+                          what, ")"));
     }
   }
 

@@ -11,6 +11,26 @@
 namespace ringcomm {
 namespace {
 
+constexpr std::pair<at::ScalarType, DType> kTypes[] = {
+    {at::kFloat, DType::kFloat32},
+    {at::kBFloat16, DType::kBFloat16},
+    {at::kHalf, DType::kFloat16},
+    {at::kDouble, DType::kFloat64},
+    {at::kLong, DType::kInt64},
+    {at::kInt, DType::kInt32},
+    {at::kByte, DType::kUint8},
+    {at::kBool, DType::kBool},
+    {at::kChar, DType::kInt8},
+    {at::kShort, DType::kInt16},
+    {at::kUInt16, DType::kUint16},
+    {at::kUInt32, DType::kUint32},
+    {at::kUInt64, DType::kUint64},
+    {at::kComplexFloat, DType::kComplex64},
+    {at::kComplexDouble, DType::kComplex128},
+    {at::kFloat8_e4m3fn, DType::kFloat8E4M3},
+    {at::kFloat8_e5m2, DType::kFloat8E5M2},
+};
+
 Span span_of(const at::Tensor& tensor) {
   return {static_cast<std::byte*>(tensor.data_ptr()), bytes_of(tensor)};
 }
@@ -32,58 +52,18 @@ void Refusal::operator()(const std::string& why) const {
 }
 
 std::optional<DType> dtype_of(at::ScalarType type) {
-  switch (type) {
-    case at::kBool:
-      return DType::kBool;
-    case at::kByte:
-      return DType::kUint8;
-    case at::kChar:
-      return DType::kInt8;
-    case at::kUInt16:
-      return DType::kUint16;
-    case at::kShort:
-      return DType::kInt16;
-    case at::kUInt32:
-      return DType::kUint32;
-    case at::kInt:
-      return DType::kInt32;
-    case at::kUInt64:
-      return DType::kUint64;
-    case at::kLong:
-      return DType::kInt64;
-    case at::kHalf:
-      return DType::kFloat16;
-    case at::kBFloat16:
-      return DType::kBFloat16;
-    case at::kFloat:
-      return DType::kFloat32;
-    case at::kDouble:
-      return DType::kFloat64;
-    case at::kComplexFloat:
-      return DType::kComplex64;
-    case at::kComplexDouble:
-      return DType::kComplex128;
-    case at::kFloat8_e4m3fn:
-      return DType::kFloat8E4M3;
-    case at::kFloat8_e5m2:
-      return DType::kFloat8E5M2;
-    default:
-      return std::nullopt;
+  for (const auto& [theirs, ours] : kTypes) {
+    if (theirs == type) return ours;
   }
+  return std::nullopt;
 }
 
 DType movable_dtype(at::ScalarType type) {
   if (const auto known = dtype_of(type)) return *known;
-  switch (c10::elementSize(type)) {
-    case 2:
-      return DType::kUint16;
-    case 4:
-      return DType::kUint32;
-    case 8:
-      return DType::kUint64;
-    default:
-      return DType::kUint8;
+  for (const DType dtype : {DType::kUint16, DType::kUint32, DType::kUint64}) {
+    if (size_of(dtype) == c10::elementSize(type)) return dtype;
   }
+  return DType::kUint8;
 }
 
 void check_served(const Refusal& refuse, const at::Tensor& tensor) {

@@ -52,21 +52,6 @@ void InUse::clear() {
   kept_.erase(rest, kept_.end());
 }
 
-void Pending::begin() {
-  const std::lock_guard lock(mutex_);
-  ++count_;
-}
-
-void Pending::end() {
-  const std::lock_guard lock(mutex_);
-  if (--count_ == 0) none_.notify_all();
-}
-
-void Pending::wait() {
-  std::unique_lock lock(mutex_);
-  none_.wait(lock, [&] { return count_ == 0; });
-}
-
 // ---- Work
 
 Work::Work(std::shared_ptr<Surroundings> surroundings, Call& call, bool profiled)

@@ -5,7 +5,6 @@
 #include <ATen/core/ivalue.h>
 
 #include <atomic>
-#include <condition_variable>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -38,14 +37,16 @@ class Shelf {
 // Counts what is not over yet.
 class Pending {
  public:
-  void begin();
-  void end();
-  void wait();  // until nothing is pending
+  void begin() { ++count_; }
+  void end() {
+    if (--count_ == 0) count_.notify_all();
+  }
+  void wait() {  // until nothing is pending
+    while (const int count = count_) count_.wait(count);
+  }
 
  private:
-  std::mutex mutex_;  // guards the next
-  int count_ = 0;
-  std::condition_variable none_;
+  std::atomic<int> count_{0};
 };
 
 // What operations on a device use whose Work has gone: kept until they are over.
@@ -73,15 +74,15 @@ struct Surroundings {
   InUse in_use;
   Pending pending;  // works whose hooks and callbacks have not returned
 
-  void set_hook(Hook hook) { hook_.store(new Hook(std::move(hook)), std::memory_order_release); }
-  const Hook* hook() const { return hook_.load(std::memory_order_acquire); }
-  Surroundings() = default;
-  ~Surroundings() { delete hook_.load(); }
-  Surroundings(const Surroundings&) = delete;
-  Surroundings& operator=(const Surroundings&) = delete;
+  void set_hook(Hook hook) {  // once
+    hook_ = std::move(hook);
+    has_hook_.store(true, std::memory_order_release);
+  }
+  const Hook* hook() const { return has_hook_.load(std::memory_order_acquire) ? &hook_ : nullptr; }
 
  private:
-  std::atomic<Hook*> hook_{nullptr};  // partner: hook(); set once
+  Hook hook_;
+  std::atomic<bool> has_hook_{false};  // partner: hook()
 };
 
 class Work final : public c10d::Work {

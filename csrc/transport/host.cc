@@ -1,11 +1,9 @@
 #include "transport/host.h"
 
-#include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <bit>
 #include <fstream>
 
@@ -24,12 +22,6 @@ std::string first_line(const char* path) {
   return line.empty() ? "unknown" : line;
 }
 
-std::string host_name() {
-  std::array<char, 256> name{};
-  if (::gethostname(name.data(), name.size() - 1) != 0 || name[0] == '\0') return "unknown";
-  return name.data();
-}
-
 std::string network_namespace() {
   struct stat status{};
   if (::stat("/proc/self/ns/net", &status) != 0) return "unknown";
@@ -40,7 +32,7 @@ std::string network_namespace() {
 
 Card make_card() {
   Card card;
-  card.host = host_name();
+  card.host = first_line("/proc/sys/kernel/hostname");
   card.boot_id = first_line("/proc/sys/kernel/random/boot_id");
   card.network = network_namespace();
   const ProcessId name = random_id();

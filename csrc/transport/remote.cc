@@ -22,12 +22,7 @@ RemotePeer::RemotePeer(Wire& wire, uint64_t channel, const Ends& ends)
   wire_.open(channel_, this);
 }
 
-Frame RemotePeer::frame(FrameType type) const {
-  Frame frame;
-  frame.type = type;
-  frame.channel = channel_;
-  return frame;
-}
+Frame RemotePeer::frame(FrameType type) const { return {.type = type, .channel = channel_}; }
 
 // ---- sending
 
@@ -91,17 +86,15 @@ void RemotePeer::stream_read(uint64_t cursor) {
   const uint64_t known = credited_.load(std::memory_order_relaxed);
   if (cursor - known < ends_.own.mailbox_bytes() / 4) return;
   credited_.store(cursor, std::memory_order_relaxed);
-  Frame frame = this->frame(FrameType::kCredit);
-  frame.stamp = cursor;
-  wire_.post(frame, {});
+  wire_.post({.type = FrameType::kCredit, .channel = channel_, .stamp = cursor}, {});
   wire_.flush();
 }
 
 void RemotePeer::tell() {
   std::vector<std::byte> payload = state();
-  Frame frame = this->frame(FrameType::kState);
-  frame.bytes = static_cast<uint32_t>(payload.size());
-  wire_.post(frame, Payload(std::move(payload)));
+  const auto bytes = static_cast<uint32_t>(payload.size());
+  wire_.post({.type = FrameType::kState, .channel = channel_, .bytes = bytes},
+             Payload(std::move(payload)));
 }
 
 std::vector<std::byte> RemotePeer::news() {

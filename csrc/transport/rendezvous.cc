@@ -70,7 +70,6 @@ class Meeting {
     Header& header = result_.peers[static_cast<size_t>(options_.rank)].segment.header();
     header.magic = kSegmentMagic;
     header.nonce = mine_.nonce;
-    header.bytes = layout.bytes();
   }
 
   bool is_local(Rank rank) const {

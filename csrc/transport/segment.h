@@ -57,7 +57,6 @@ struct BoardEntry {
 struct Header {
   uint64_t magic;
   Nonce nonce;  // proves that what was mapped is what its owner made
-  uint64_t bytes;
   struct alignas(128) Progress {
     std::atomic<uint64_t> called;    // partner: state()
     std::atomic<uint64_t> finished;  // partner: state()

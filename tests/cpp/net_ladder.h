@@ -84,7 +84,7 @@ class Meeting {
   }
   Fd connect() const {
     if (rank_ == 0) {
-      Fd socket = connect_tcp(at_, std::nullopt);
+      Fd socket = connect_tcp(at_);
       wait_for(socket, POLLOUT);
       require(pending_error(socket) == 0, "no connection");
       return socket;

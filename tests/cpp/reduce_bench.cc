@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "instruction_sets.h"
 #include "reduce/reduce.h"
 
 namespace ringcomm {

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "instruction_sets.h"
 #include "reduce_inputs.h"
 #include "reduce_model.h"
 
