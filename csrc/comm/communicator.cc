@@ -119,13 +119,6 @@ TaskPtr Communicator::submit(Operation operation, decltype(Request::on_done) on_
 
 // ---- one operation
 
-std::shared_ptr<const Plan> Communicator::plan_for(const Operation& operation) {
-  Shape shape = make_shape(operation, geometry_);
-  shape.local = reach_.local;
-  shape.costs = costs_;
-  return plans_.get(shape, wished(shape.collective).value_or(select(shape, reach_)));
-}
-
 // What the options or RINGCOMM_ALGORITHM ask for, where the collective has it and the ranks can
 // reach one another so.
 std::optional<Algorithm> Communicator::wished(Collective collective) const {
@@ -144,10 +137,7 @@ void Communicator::tell_first(const std::string& text) {
                " ranks");
 }
 
-std::string Communicator::choice_text(const Operation& operation, const Plan& plan) const {
-  Shape shape = make_shape(operation, geometry_);
-  shape.local = reach_.local;
-  shape.costs = costs_;
+std::string Communicator::choice_text(const Shape& shape, const Plan& plan) const {
   const bool asked = wished(shape.collective).has_value();
   return str(numbered(current_), ", ", to_string(plan.algorithm), " (",
              asked ? "the algorithm that was asked for" : selection_reason(shape, reach_), ")");
@@ -156,7 +146,10 @@ std::string Communicator::choice_text(const Operation& operation, const Plan& pl
 // Everything that can be refused is refused before the peers learn of it.
 void Communicator::begin(const Operation& operation) {
   validate(operation, size(), rank());
-  auto plan = plan_for(operation);
+  Shape shape = make_shape(operation, geometry_);
+  shape.local = reach_.local;
+  shape.costs = costs_;
+  auto plan = plans_.get(shape, wished(shape.collective).value_or(select(shape, reach_)));
   current_ = make_descriptor(operation, sequence_ + 1);
   make_stamps(operation, current_, executor_.stamps());
   executor_.output().assign(operation.output);
@@ -174,7 +167,7 @@ void Communicator::begin(const Operation& operation) {
   }
   ++sequence_;
   ticket_ = recorder_.begin(current_);
-  if (!told_.load(std::memory_order_relaxed)) tell_first(choice_text(operation, *plan));
+  if (!told_.load(std::memory_order_relaxed)) tell_first(choice_text(shape, *plan));
   transport_->announce(Board::kHost, current_);
   executor_.start(std::move(plan), sequence_, make_reduction(operation, size()));
 }

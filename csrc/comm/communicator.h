@@ -141,7 +141,6 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
 
   // For DeviceGroup, tests and the benchmark's ladder.
   Transport& transport() { return *transport_; }
-  std::shared_ptr<const Plan> plan_for(const Operation& operation);
 
  private:
   using Driver = std::unique_lock<std::mutex>;
@@ -165,7 +164,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
     ~HandOver() { group.hand_over(); }
   };
 
-  std::string choice_text(const Operation& operation, const Plan& plan) const;
+  std::string choice_text(const Shape& shape, const Plan& plan) const;
   void tell_first(const std::string& text);
   void check_interrupt(const std::string& during);
   void check_no_handler();
