@@ -172,12 +172,20 @@ class Handwritten final : public Rung {
   int half_ = 0;
 };
 
+// What the group would run: its ranks share this host.
+std::shared_ptr<const Plan> plan_of(const Communicator& group, const Operation& operation) {
+  const Shape shape = make_shape(operation, group.geometry());
+  const auto wish = group.wished(shape.collective);
+  const Algorithm algorithm = wish.value_or(select(shape, {.mapped = true}));
+  return std::make_shared<const Plan>(make_plan(shape, group.rank(), algorithm));
+}
+
 class Planned final : public Rung {
  public:
   Planned(Communicator& group, std::span<float> data)
       : group_(group),
         operation_(all_reduce_of(data)),
-        plan_(group.plan_for(operation_)),
+        plan_(plan_of(group, operation_)),
         executor_(group.transport(), group.geometry()),
         patience_(patience_of(group)) {
     executor_.input().assign(operation_.input);
