@@ -9,7 +9,7 @@ namespace ringcomm {
 namespace {
 
 constexpr auto kSlice = std::chrono::milliseconds(50);     // between looks at peers
-constexpr auto kMeeting = std::chrono::microseconds(100);  // between looks at their cards
+constexpr auto kParting = std::chrono::microseconds(100);  // between looks at what is still mapped
 constexpr auto kGateNap = std::chrono::microseconds(50);   // streams ring no doorbell
 constexpr auto kReleaseNap = std::chrono::milliseconds(1);
 
@@ -178,110 +178,6 @@ DeviceGroup::EndPtr DeviceGroup::end(const std::vector<int>& tracks, cuda::Strea
   return std::make_shared<End>(*this, tracks[0], value, over, stream);
 }
 
-// ---- meeting
-
-cuda::Circle DeviceGroup::circle_of(Rank peer) const {
-  cuda::Circle circle;
-  circle.pair = peer >= 0;
-  if (circle.pair) {
-    circle.ranks = {std::min(peer, group_.rank()), std::max(peer, group_.rank())};
-  } else {
-    for (Rank rank = 0; rank < group_.size(); ++rank) circle.ranks.push_back(rank);
-  }
-  return circle;
-}
-
-// Do this rank and `peer`, or where that is -1 all of the group, reach one another's devices? Where
-// the group has met, so have any two of it.
-bool DeviceGroup::reach(Rank peer) const {
-  const auto pair = peer < 0 ? met_.end() : met_.find(circle_of(peer).card_of(group_.rank()));
-  return pair != met_.end() ? pair->second : met_.at(0);  // what a pair has found out stays
-}
-
-std::string DeviceGroup::why_not(const cuda::Circle& circle) const {
-  const bool near = std::all_of(circle.ranks.begin(), circle.ranks.end(), [&](Rank rank) {
-    return group_.transport().device_area(rank) != nullptr;
-  });
-  if (!near) return "ranks are on several hosts";
-  if (group_.size() > cuda::kMostRanks) return "there are more than 32 ranks";
-  return Runtime::get().config().cuda_mode == "host" ? "RINGCOMM_CUDA_MODE=host" : "";
-}
-
-// The first time that these circles are needed. Step by step for all of them, so that ranks that
-// exchange messages in a ring do not wait for one another in turn.
-void DeviceGroup::meet(const std::vector<cuda::Circle>& circles, const std::string& asked) {
-  const Deadline deadline(group_.timeout());
-  const Rank self = group_.rank();
-  std::vector<cuda::Circle> fresh;
-  for (const cuda::Circle& circle : circles) {
-    const auto same = [&](const cuda::Circle& other) {
-      return other.card_of(self) == circle.card_of(self);
-    };
-    const bool known = met_.contains(0) || met_.contains(circle.card_of(self)) ||
-                       std::any_of(fresh.begin(), fresh.end(), same);
-    if (!known) fresh.push_back(circle);
-  }
-  for (uint32_t step = 1; step <= cuda::Team::kSteps; ++step) {
-    for (const cuda::Circle& circle : fresh) {
-      if (step == 1 || why_not(circle).empty()) team_->meet(circle, step);
-    }
-    for (const cuda::Circle& circle : fresh) {
-      if (why_not(circle).empty()) await_step(circle, step, deadline, asked);
-    }
-  }
-  for (const cuda::Circle& circle : fresh) {
-    cuda::Found found;
-    found.why = why_not(circle);
-    if (found.why.empty()) found = team_->found(circle);
-    RINGCOMM_CHECK(found.reach || Runtime::get().config().cuda_mode != "ipc", asked,
-                   ": RINGCOMM_CUDA_MODE=ipc is not possible: ", found.why);
-    streams_meet_ = own().card(circle.card_of(self)).usable != 0;
-    tell(circle, found, asked);
-    if (!circle.pair) found_ = found;
-    met_[circle.card_of(self)] = found.reach;
-    // Now: while a stream waits for a peer, the driver may make no other.
-    const Rank peer = circle.pair ? circle.ranks[circle.ranks[0] == self ? 1 : 0] : -1;
-    for (const int track : circle.pair ? std::vector{1 + 2 * peer, 2 + 2 * peer} : std::vector{0}) {
-      own_stream(track);
-    }
-  }
-}
-
-void DeviceGroup::await_step(const cuda::Circle& circle, uint32_t step, const Deadline& deadline,
-                             const std::string& asked) {
-  Deadline look(kSlice);
-  for (const Rank rank : circle.ranks) {
-    const cuda::Area area = area_of(rank);
-    const auto& at = area.card(circle.card_of(rank)).step;
-    while (at.load(std::memory_order_acquire) < step) {
-      std::this_thread::sleep_for(kMeeting);
-      if (!look.passed()) continue;
-      look = Deadline(kSlice);
-      inquiry_.check_partner(rank, asked);
-      group_.check_waiting(asked);
-      if (!deadline.passed()) continue;
-      throw TimeoutError(str(asked, ": Timed out after ", to_seconds(deadline.elapsed()),
-                             " s waiting for rank ", rank, " (", inquiry_.where_is(rank, 1),
-                             ") to use its device with this group"));
-    }
-  }
-}
-
-void DeviceGroup::tell(const cuda::Circle& circle, const cuda::Found& found,
-                       const std::string& asked) {
-  const char* kind = api_.simulated() ? "simulated device" : "CUDA";
-  if (!found.reach) {
-    group_.logger().warning(kind, " tensors go through memory of the host",
-                            streams_meet_ ? "" : ", and calls wait for them", ": ", found.why, " (",
-                            asked, ")");
-  } else if (!circle.pair) {
-    group_.logger().info("first operation on a device: ", asked, ", over ", kind, " IPC, ",
-                         found.one_device    ? "ranks share one device"
-                         : found.own_devices ? "each rank has a device"
-                                             : "ranks share several devices");
-  }
-}
-
 // ---- watching
 
 bool DeviceGroup::pending() {
@@ -408,7 +304,7 @@ void DeviceGroup::close(Clock::duration grace) {
   const Deadline deadline(grace);
   while (pending() && !deadline.passed()) {
     group_.watch();
-    std::this_thread::sleep_for(kMeeting);
+    std::this_thread::sleep_for(kParting);
   }
   std::unique_lock lock(enqueue_mutex_, std::defer_lock);
   while (!lock.try_lock()) {  // another thread waits for ranks to meet
@@ -417,7 +313,7 @@ void DeviceGroup::close(Clock::duration grace) {
                                   group_.rank(), " while its ranks met");
       group_.fail(std::make_exception_ptr(PeerError(group_.rank(), why)));
     }
-    std::this_thread::sleep_for(kMeeting);
+    std::this_thread::sleep_for(kParting);
   }
   try {
     team_->let_go();
@@ -436,7 +332,7 @@ void DeviceGroup::close(Clock::duration grace) {
   };
   bool all = true;
   for (Rank peer = 0; peer < group_.size(); ++peer) {
-    while (!(all = gone(peer)) && !deadline.passed()) std::this_thread::sleep_for(kMeeting);
+    while (!(all = gone(peer)) && !deadline.passed()) std::this_thread::sleep_for(kParting);
     if (!all) break;
   }
   if (all && !pending()) return give_back();
