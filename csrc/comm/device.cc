@@ -214,11 +214,13 @@ void DeviceGroup::note_progress() {
   }
   // Whoever fails says so before it lets streams go: what was counted before is good.
   if (!has_failed()) good_until_ = now;
-  const auto is_over = [&](const Pending& each) { return reached(each.track, each.value); };
+  const auto within = [](const std::vector<uint32_t>& counts, const Pending& each) {
+    return static_cast<int32_t>(counts[static_cast<size_t>(each.track)] - each.value) >= 0;
+  };
+  const auto is_over = [&](const Pending& each) { return within(now, each); };
   for (const Pending& each : pending_) {
     if (!each.ticket || !is_over(each)) continue;
-    recorder_.end(*each.ticket, static_cast<int32_t>(good_until_[static_cast<size_t>(each.track)] -
-                                                     each.value) >= 0);
+    recorder_.end(*each.ticket, within(good_until_, each));
     if (each.peer < 0) group_.transport().finish(Board::kDevice, each.operation.sequence);
   }
   std::erase_if(pending_, is_over);
@@ -316,7 +318,7 @@ void DeviceGroup::close(Clock::duration grace) {
     std::this_thread::sleep_for(kParting);
   }
   try {
-    team_->let_go();
+    if (!pending()) team_->let_go();  // else streams may still use it
   } catch (const std::exception& error) {
     group_.logger().warning("letting go of peers' device memory: ", error.what());
   }

@@ -6,7 +6,7 @@
 #include "base/error.h"
 #include "reduce/kernels.h"
 
-#if defined(__x86_64__)
+#if defined(RINGCOMM_X86_KERNELS)
 #include <cpuid.h>
 #endif
 
@@ -35,7 +35,7 @@ const TypeFacts& facts(DType dtype) { return kTypes[static_cast<int>(dtype)]; }
 // others: we do as the one we are built with.
 const uint8_t kE4M3Overflow = torch::headeronly::Float8_e4m3fn(1e30f).x;
 
-#if defined(__x86_64__)
+#if defined(RINGCOMM_X86_KERNELS)
 // clang 14 does not know the name "f16c".
 bool has_f16c() {
   unsigned a = 0, b = 0, c = 0, d = 0;
@@ -53,7 +53,7 @@ bool has_avx512() {
 // The best last.
 constexpr InstructionSet kInstructionSets[] = {
     {"plain", kernels_plain::kKernels, [] { return true; }},
-#if defined(__x86_64__)
+#if defined(RINGCOMM_X86_KERNELS)
     {"avx2", kernels_avx2::kKernels, has_avx2},
     {"avx512", kernels_avx512::kKernels, has_avx512},
 #endif
