@@ -13,7 +13,8 @@ options=()
 hostile=("-DRINGCOMM_SANITIZE=address,undefined" -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS=-O1)
 case $variant in
   plain) ;;
-  address | thread | undefined) options+=("-DRINGCOMM_SANITIZE=$variant") ;;
+  address | undefined) options+=("-DRINGCOMM_SANITIZE=$variant") ;;
+  thread) options+=("-DRINGCOMM_SANITIZE=thread" -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS=-O1) ;;
   hostile) options+=("${hostile[@]}") ;;
   fuzz)
     command -v clang++ >/dev/null || {

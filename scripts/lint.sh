@@ -18,7 +18,8 @@ fi
 clang-format --dry-run -Werror "${cpp[@]}"
 ruff format --check "${python[@]}"
 ruff check "${python[@]}"
-mypy "${python[@]}"
+mypy "${python[@]}" &  # it uses one processor
+types=$!
 
 # clang-tidy is slow: a file that passed is not read again before it, a header or a setting changes.
 folder=build/lint
@@ -44,3 +45,4 @@ export -f tidy
 grep -o '"file": "[^"]*"' $folder/compile_commands.json | cut -d'"' -f4 |
   grep -vE "$skip" |
   xargs -P "$(env -u OMP_NUM_THREADS nproc)" -I{} bash -euc 'tidy {}'
+wait "$types"
