@@ -14,7 +14,7 @@ WORKERS = $(if $(filter fast,$(RINGCOMM_TEST_LEVEL)),-n 3 --dist loadfile --no-l
 user := scripts/env.sh user
 dev := scripts/env.sh dev
 
-.PHONY: demo build test test-all soak lint lint-all format compat arm64 bench clean
+.PHONY: demo build wheel test test-all soak lint lint-all format compat arm64 bench clean
 
 demo: build
 	@$(user) torchrun --standalone --local-addr 127.0.0.1 --nproc-per-node $(RANKS) \
@@ -22,6 +22,9 @@ demo: build
 
 build:
 	@$(user) scripts/build.sh
+
+wheel:
+	@$(user) scripts/wheel.sh
 
 test: export RINGCOMM_TEST_LEVEL ?= fast
 test:

@@ -2,8 +2,9 @@
 
 Settings: MAX_JOBS (compile jobs at once), CXX, CMAKE_ARGS (more arguments for CMake),
 RINGCOMM_SANITIZE=address|thread|undefined, RINGCOMM_WERROR=1, RINGCOMM_CUDA=auto|on|off (CUDA
-tensors; auto: where nvcc is), RINGCOMM_CUDA_ARCHS="80;90" (GPU architectures). Build files are kept
-in build/.
+tensors; auto: where torch has CUDA and nvcc is), RINGCOMM_CUDA_ARCHS="80;90" (GPU architectures;
+without it those of the GPUs that are here, or several where none is). Build files are kept in
+build/.
 """
 
 import os
@@ -22,6 +23,8 @@ from setuptools.command.build_ext import build_ext
 ROOT = Path(__file__).resolve().parent
 CUDA_LIBRARY = "libringcomm_cuda.so"
 ARCHITECTURES = "80;90;100;120"
+# Set by scripts/wheel.sh: what is built is installed elsewhere, and says for which torch it is.
+WHEEL = bool(os.environ.get("RINGCOMM_WHEEL"))
 
 
 def stop(sentence: str) -> NoReturn:
@@ -41,6 +44,41 @@ def torch_minor() -> str:
     if (int(major), int(minor)) < (2, 11):
         stop(f"needs torch 2.11 or newer, and {installed} is installed")
     return f"{major}.{minor}"
+
+
+def architectures() -> str:
+    """The GPU architectures to build for, as "80;90", the newest last."""
+    wanted = os.environ.get("RINGCOMM_CUDA_ARCHS", "").replace(",", ";")
+    return wanted or architectures_here() or ARCHITECTURES
+
+
+def architectures_here() -> str:
+    """Those of this machine's GPUs, as its driver names them; "" where there is no driver."""
+    query = ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"]
+    try:
+        told = subprocess.run(query, capture_output=True, text=True, timeout=20).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    found = {
+        int(major + minor) for major, minor in re.findall(r"^(\d+)\.(\d)$", told, re.MULTILINE)
+    }
+    return ";".join(str(number) for number in sorted(found))
+
+
+def own_version() -> str:
+    """The package's version; in a wheel with the torch that it is for, as "0.1.0+torch2.13"."""
+    source = (ROOT / "ringcomm" / "__init__.py").read_text()
+    found = re.search(r'^__version__ = "(.+)"$', source, re.MULTILINE)
+    assert found is not None
+    return f"{found[1]}+torch{torch_minor()}" if WHEEL else found[1]
+
+
+def torch_needed() -> str:
+    """What pip compares with the torch that is there: in a wheel, the one minor it is built for."""
+    if not WHEEL:
+        return "torch>=2.11,<2.16"
+    major, minor = torch_minor().split(".")
+    return f"torch>={major}.{minor},<{major}.{int(minor) + 1}"
 
 
 def tool(name: str) -> str:
@@ -89,6 +127,7 @@ class CMakeBuild(build_ext):
         """Configure and compile; returns the build folder, one per Python, torch and sanitizer."""
         sanitize = os.environ.get("RINGCOMM_SANITIZE", "")
         name = f"{sys.implementation.cache_tag}-torch{torch_minor()}-{sanitize}".rstrip("-")
+        name += "-wheel" if WHEEL else ""
         folder = ROOT / "build" / name
         torch = find_spec("torch")
         assert torch is not None
@@ -99,9 +138,10 @@ class CMakeBuild(build_ext):
             "RINGCOMM_SANITIZE": sanitize,
             "RINGCOMM_WERROR": "ON" if os.environ.get("RINGCOMM_WERROR") else "OFF",
             "RINGCOMM_CUDA": os.environ.get("RINGCOMM_CUDA", "auto"),
+            # A wheel goes to machines that may have another OpenSSL, or none.
+            "OPENSSL_USE_STATIC_LIBS": "ON" if WHEEL else "OFF",
         }
-        architectures = os.environ.get("RINGCOMM_CUDA_ARCHS", ARCHITECTURES)
-        arguments["RINGCOMM_CUDA_ARCHS"] = architectures.replace(",", ";")
+        arguments["RINGCOMM_CUDA_ARCHS"] = architectures()
         (folder / "ringcomm" / CUDA_LIBRARY).unlink(missing_ok=True)
         configure = [tool("cmake"), "-S", str(ROOT), "-B", str(folder), "-G", "Ninja"]
         configure += [f"-D{key}={value}" for key, value in arguments.items()]
@@ -118,6 +158,8 @@ torch_minor()
 sources = [path for path in (ROOT / "csrc").rglob("*.*") if path.suffix in {".cc", ".cu", ".h"}]
 needed = [ROOT / "CMakeLists.txt", ROOT / "ringcomm" / "_build_info.py.in", *sources]
 setup(
+    version=own_version(),
+    install_requires=[torch_needed()],
     ext_modules=[
         Extension("ringcomm._C", [], depends=[str(path.relative_to(ROOT)) for path in needed])
     ],

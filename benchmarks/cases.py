@@ -51,6 +51,21 @@ FACTORS: dict[str, Callable[[int], float]] = {
     "send_recv": _one,
     "barrier": _one,
 }
+# How often a rank copies the bytes of that size on the way, in the plans for ranks of one host: the
+# one that copies the most; a sum counts as the copy of its result. A buffer that all ranks read or
+# write in place is in here once on each.
+COPIES: dict[str, Callable[[int], float]] = {
+    "all_reduce": lambda n: (2 * n - 1) / n,  # all but its own part out, that summed, the rest in
+    "all_gather": lambda n: (n + 1) / n,  # its part out, its part in place, the others' in
+    "reduce_scatter": _one,  # all but its own part out, that summed
+    "all_to_all": lambda n: (2 * n - 1) / n,  # all but one part out, all in
+    "broadcast": _one,  # out, or in
+    "reduce": _one,
+    "gather": _one,
+    "scatter": _one,
+    "send_recv": lambda n: 2.0,  # out, and in
+    "barrier": lambda n: 0.0,
+}
 # Each rank has one part of the larger buffer, so its length must be a multiple of the ranks.
 IN_PARTS = {"all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"}
 

@@ -33,6 +33,8 @@ from processes import BusyCores, Rank, Ranks
 COLLECTIVES = ["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast"]
 SIZES = "8,64,1K,4K,16K,64K,256K,1M,4M,16M,64M"
 FEWEST, MOST = 5, 20_000  # calls a round
+FEWEST_COPIED = 256 << 10  # bytes from which on a call is compared with its copies
+COPY_PASSES = 3
 
 
 @dataclass
@@ -47,6 +49,7 @@ class Sample:
     calls: int = 0  # a round
     rounds: list[float] = field(default_factory=list)  # the median of each round's calls
     times: list[float] = field(default_factory=list)  # every call of every round
+    copies: list[float] = field(default_factory=list)  # each round's: what its copies alone take
 
     def add(self, times: list[float]) -> None:
         self.rounds.append(statistics.median(times))
@@ -59,6 +62,11 @@ class Sample:
     @property
     def bandwidths(self) -> tuple[float, float]:
         return cases.bandwidths(self.collective, self.size, self.spread.median, self.ranks)
+
+    @property
+    def of_its_copies(self) -> float | None:
+        """The time of its copies as a part of its own, 1.0 where it does nothing else."""
+        return statistics.median(self.copies) / self.spread.median if self.copies else None
 
     def facts(self) -> dict[str, Any]:
         """Return what JSON gets."""
@@ -78,6 +86,8 @@ class Sample:
             "calls_p10_p50_p90_p99_s": [cuts[i - 1] for i in (10, 50, 90, 99)],
             "algbw_gb_per_s": algbw,
             "busbw_gb_per_s": busbw,
+            "copies_s": self.copies,
+            "of_its_copies": self.of_its_copies,
         }
 
 
@@ -107,6 +117,18 @@ def time_calls(rank: Rank, collective: str, count: int, calls: int) -> list[floa
         times[i] = clock() - start
     gc.enable()
     return times
+
+
+def time_copies(rank: Rank, size: int) -> list[list[float]]:
+    """Return the seconds of copies of `size` bytes, plain ones and ones past the caches."""
+    from ringcomm import _C
+
+    kinds = []
+    for past_caches in (False, True):
+        dist.barrier()
+        processes.spread(rank)
+        kinds.append(_C.copy_seconds(size, past_caches, COPY_PASSES + 1)[1:])
+    return kinds
 
 
 class Bench:
@@ -142,6 +164,8 @@ class Bench:
             # Each round begins with another one: none always follows the same.
             for sample in samples[number % len(samples) :] + samples[: number % len(samples)]:
                 sample.add(self.time(sample, count, sample.calls))
+                if sample.backend == "ringcomm" and not sample.loaded and size >= FEWEST_COPIED:
+                    sample.copies.append(self.time_of_copies(collective, size))
         self.verify(collective, count)
         report.progress("")
         return samples
@@ -154,6 +178,13 @@ class Bench:
         """Return how many calls take about `--seconds`."""
         typical = statistics.median(self.time(sample, count, FEWEST))
         return max(FEWEST, min(MOST, int(self.options.seconds / typical)))
+
+    def time_of_copies(self, collective: str, size: int) -> float:
+        """Return what the copies of a call take with the faster kind, all ranks at once."""
+        by_rank = self.sets["ringcomm"].call(time_copies, size, limit=self.options.limit)
+        kinds = zip(*by_rank, strict=True)
+        fastest = min(statistics.median(processes.slowest(list(kind))) for kind in kinds)
+        return cases.COPIES[collective](self.options.ranks) * fastest
 
     def time(self, sample: Sample, count: int, calls: int) -> list[float]:
         ranks = self.sets[sample.backend]
@@ -178,18 +209,22 @@ def tables(samples: list[Sample], markdown: bool) -> None:
         idle = {(s.backend, s.size): s for s in samples if not s.loaded} if loaded else {}
         sizes = list(dict.fromkeys(sample.size for sample in some))
         rows = [[s for s in some if s.size == size] for size in sizes]
-        report.print_table(_head(rows[0], loaded), [_cells(row, idle) for row in rows], markdown)
+        copies = any(sample.copies for sample in some)
+        head, cells = _head(rows[0], loaded, copies), [_cells(row, idle, copies) for row in rows]
+        report.print_table(head, cells, markdown)
 
 
-def _head(row: list[Sample], loaded: bool) -> list[str]:
+def _head(row: list[Sample], loaded: bool, copies: bool) -> list[str]:
     head = ["bytes"]
     for sample in row:
         head += [f"{sample.backend} µs", "[rounds]", "algbw", "busbw"]
         head += ["x idle"] if loaded else []
+    if copies:
+        head.append("of its copies")
     return head + [f"{sample.backend} vs gloo" for sample in _compared(row)]
 
 
-def _cells(row: list[Sample], idle: dict[tuple[str, int], Sample]) -> list[str]:
+def _cells(row: list[Sample], idle: dict[tuple[str, int], Sample], copies: bool) -> list[str]:
     cells = [report.show_size(row[0].size)]
     for sample in row:
         spread, (algbw, busbw) = sample.spread, sample.bandwidths
@@ -199,6 +234,9 @@ def _cells(row: list[Sample], idle: dict[tuple[str, int], Sample]) -> list[str]:
         if idle:
             before = idle[sample.backend, sample.size].spread.median
             cells.append(f"{spread.median / before:.1f}")
+    if copies:
+        parts = [sample.of_its_copies for sample in row if sample.backend == "ringcomm"]
+        cells.append(f"{parts[0]:.0%}" if parts and parts[0] else "-")
     return cells + [f"{speed_up(sample, row):.1f}x" for sample in _compared(row)]
 
 

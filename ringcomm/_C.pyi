@@ -40,15 +40,19 @@ class Backend(_Backend):
     def register_mem_pool(self, pool: Any, symm: bool = False) -> None: ...
     def deregister_mem_pool(self, pool: Any) -> None: ...
 
-def create_backend(options: Any, backend_options: Options | None = None) -> Backend:
+def create_backend(
+    options: Any, backend_options: Options | None = None, cuda: bool = True
+) -> Backend:
     """Make the backend of one group from torch's _DistributedBackendOptions.
 
+    `cuda`: whether the group's CUDA tensors are its own, too, or another backend's.
     Waits for the group's other ranks, at most `options.timeout`.
     """
 
 # ---- the core, for the benchmarks and the tests
 
 def algorithms(collective: str) -> list[str]: ...
+def copy_seconds(bytes: int, past_caches: bool, passes: int) -> list[float]: ...
 def selection_text(size: int, costs: str = "") -> str:
     """The table of a group of `size` hosts, one row a line, limits in bytes.
 

@@ -7,6 +7,7 @@ functions, and the library not at all before a process group is made.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import os
@@ -15,17 +16,17 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from types import ModuleType
 
 NAME = "ringcomm"
-# Read at run time (csrc/base/config.cc), or when ringcomm is built and tested.
+# Read at run time (csrc/base/config.cc, _groups.py), or when ringcomm is built and tested.
 VARIABLES = [
     f"RINGCOMM_{name}"
     for name in (
-        *("ALGORITHM", "COSTS", "CUDA", "CUDA_ARCHS", "CUDA_LIBRARY", "CUDA_MEMORY", "CUDA_MODE"),
-        *("FLOWS", "IFNAME", "LOG", "PORTS", "RESUME_SECONDS", "SANITIZE", "SECRET"),
-        *("SECRET_FILE", "SPIN_US", "TEST_LEVEL", "TRANSPORT", "WERROR"),
+        *("ALGORITHM", "AS", "COSTS", "CUDA", "CUDA_ARCHS", "CUDA_LIBRARY", "CUDA_MEMORY"),
+        *("CUDA_MODE", "DEFAULT", "FLOWS", "IFNAME", "LOG", "PORTS", "RESUME_SECONDS"),
+        *("SANITIZE", "SECRET", "SECRET_FILE", "SEED", "SPIN_US", "TEST_LEVEL", "TRANSPORT"),
+        *("WERROR", "WHEEL"),
     )
 ]
 
@@ -38,12 +39,15 @@ def register() -> None:
 
         if not dist.is_available() or NAME.upper() in dist.Backend._plugins:
             return
+        from ringcomm import _groups
+
         # A list: torch up to 2.13 takes a string for a sequence of one-letter devices.
-        dist.Backend.register_backend(
-            NAME, create_backend, extended_api=True, devices=["cpu", "cuda"]
-        )
-        if minor(torch.__version__) in {"2.11", "2.12", "2.13"}:
-            _give_mixed_groups_a_default_backend()
+        devices = ["cpu", "cuda"] if torch.backends.cuda.is_built() else ["cpu"]
+        dist.Backend.register_backend(NAME, create_backend, extended_api=True, devices=devices)
+        with contextlib.suppress(ValueError):  # told when the first group is made
+            for device in _groups.default_devices():
+                dist.Backend.default_device_backend_map[device] = NAME
+        _groups.take_part(create_stand_in)
     except Exception as error:  # noqa: BLE001  raising would break `import torch` for everybody
         warnings.warn(f"ringcomm could not register itself: {error!r}", stacklevel=2)
 
@@ -54,9 +58,21 @@ def create_backend(options: Any, backend_options: Any = None) -> Any:
     Raises what `load_library` raises, and ValueError when `backend_options` are not
     `ringcomm.Options`. It waits for the group's other ranks, at most `options.timeout`.
     """
+    from ringcomm import _groups
+
     library = load_library()
     warn_of_unknown_variables()
-    return library.create_backend(options, backend_options)
+    return library.create_backend(options, backend_options, _groups.serve_cuda())
+
+
+def create_stand_in(options: Any, backend_options: Any = None) -> Any:
+    """Make the backend of a group that asked for Gloo; its options are those of other backends."""
+    from ringcomm import _groups
+
+    ours = backend_options if isinstance(backend_options, load_library().Options) else None
+    backend = create_backend(options, ours)
+    _groups.say_who_serves_gloo(options)
+    return backend
 
 
 @functools.cache
@@ -107,40 +123,3 @@ def load_library() -> ModuleType:
 def minor(version: str) -> str:
     """Return the first two numbers of a version: "2.13" of "2.13.0+cpu"."""
     return ".".join(version.split(".")[:2])
-
-
-def _give_mixed_groups_a_default_backend() -> None:
-    """Complete groups that name a backend per device, such as "cpu:ringcomm,cuda:ringcomm".
-
-    torch up to 2.13 looks for the plug-in's upper-case name among lower-case ones, does not find
-    it, and leaves such a group without a default backend: its name is "undefined" and its hooks
-    raise. The group is otherwise sound, so the default is set once it has been made. It does so to
-    "cpu:gloo,cuda:gloo" too as soon as one plug-in exists: where that is us, we put it right.
-    """
-    from torch.distributed import distributed_c10d as c10d
-
-    helper: Callable[..., Any] = c10d._new_process_group_helper
-    if getattr(helper, "completed_by", None) == NAME:
-        return
-
-    @functools.wraps(helper)
-    def make_and_complete(*args: Any, **kwargs: Any) -> Any:
-        group, store = helper(*args, **kwargs)
-        ours = _serves(group)
-        if not ours and list(c10d.Backend._plugins) != [NAME.upper()]:
-            return group, store
-        if isinstance(group, c10d.ProcessGroup) and group._get_backend_name() == "undefined":
-            kinds = c10d.ProcessGroup.BackendType
-            group._set_default_backend(kinds.CUSTOM if ours else kinds.GLOO)
-        return group, store
-
-    make_and_complete.completed_by = NAME  # type: ignore[attr-defined]
-    c10d._new_process_group_helper = make_and_complete
-
-
-def _serves(group: Any) -> bool:
-    """Whether one of the backends of `group` is ours."""
-    from torch.distributed import distributed_c10d as c10d
-
-    config = c10d._world.pg_backend_config.get(group, "")  # "cpu:gloo,cuda:ringcomm"
-    return any(entry.rpartition(":")[2] == NAME for entry in str(config).split(","))

@@ -48,7 +48,8 @@ make_own() {
     [ "$(cat "$env/.$file" 2>/dev/null)" = "$wanted" ] && continue
     echo "ringcomm: installing torch==$torch and $file into $env" >&2
     grep -v '^torch=' "$file" >"$env/without-torch.txt"
-    pip_install "torch==$torch" -r "$env/without-torch.txt"
+    # Python compiles what is imported, when it is: not all of torch here.
+    pip_install --no-compile "torch==$torch" -r "$env/without-torch.txt"
     echo "$wanted" >"$env/.$file"
   done
 }

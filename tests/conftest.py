@@ -7,12 +7,15 @@ at "soak".
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from limits import limit, seed
 
 ROOT = Path(__file__).resolve().parent.parent
 LEVELS = ["fast", "all", "soak"]
@@ -24,6 +27,47 @@ NEEDS = {"slow": "all", "soak": "soak"}
 LONGEST = ["cpp", "fault_table", "torch_suite", "benchmarks", "examples", "stack_compile"]
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--skips-allowed",
+        metavar="REASON",
+        help="a regular expression: fail when a test was skipped for any other reason",
+    )
+
+
+def pytest_report_header() -> str:
+    return f"samples are drawn with RINGCOMM_SEED={seed()}"
+
+
+def skipped(config: pytest.Config) -> Counter[str]:
+    """Why tests were skipped, and how many."""
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    reports = reporter.stats.get("skipped", []) if reporter else []
+    return Counter(report.longrepr[2].removeprefix("Skipped: ") for report in reports)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    allowed = session.config.getoption("--skips-allowed")
+    if hasattr(session.config, "workerinput") or allowed is None:
+        return
+    if not all(re.search(allowed, reason) for reason in skipped(session.config)):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """End with one line that says what did not run, and how it would."""
+    reasons = skipped(config)
+    if hasattr(config, "workerinput") or not reasons:
+        return
+    allowed = config.getoption("--skips-allowed")
+    told = [f"{count} {reason}" for reason, count in reasons.most_common()]
+    print(f"{reasons.total()} skipped: {'; '.join(told)}")
+    if allowed is not None:
+        for reason in (reason for reason in reasons if not re.search(allowed, reason)):
+            print(f"FAILED: was to run here, and was skipped: {reason}", file=sys.stderr)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     level = os.environ.get("RINGCOMM_TEST_LEVEL") or "fast"
     if level not in LEVELS:
@@ -33,7 +77,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         for marker, needed in NEEDS.items():
             if item.get_closest_marker(marker) and LEVELS.index(level) < LEVELS.index(needed):
-                item.add_marker(pytest.mark.skip(reason=f"runs in `{COMMANDS[needed]}`"))
+                item.add_marker(
+                    pytest.mark.skip(reason=f"long forms (`{COMMANDS[needed]}` runs them)")
+                )
+        if timeout := item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(limit(timeout.args[0])), append=False)
 
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -43,7 +91,7 @@ Run = Callable[..., "subprocess.CompletedProcess[str]"]
 def run() -> Run:
     """Run a command with some environment changed, and return it with its output.
 
-    `environment` overrides variables, None removes one. The command has `seconds` to end.
+    `environment` overrides variables, None removes one. `seconds` are ample for the command.
     """
 
     def run_command(
@@ -55,7 +103,7 @@ def run() -> Run:
             capture_output=True,
             text=True,
             cwd=cwd,
-            timeout=seconds,
+            timeout=limit(seconds),
             env={name: value for name, value in merged.items() if value is not None},
         )
 

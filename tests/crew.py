@@ -30,10 +30,11 @@ from pathlib import Path
 from typing import Any
 
 from hosts import Hosts
+from limits import limit
 
 FOLDER = Path(__file__).resolve().parent
 PROGRAM = FOLDER / "fault_rank.py"
-STARTED = 60.0  # seconds in which an agent has imported torch, or a rank begun
+STARTED = limit(60)  # seconds in which an agent has imported torch, or a rank begun
 # No rank needs more of it: what lies in /dev/shm is seen in the agents' own.
 TINY = 'mount -t tmpfs -o size=64k tmpfs /dev/shm && exec "$@"'
 

@@ -13,6 +13,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from limits import limit
+
 # Debian's package of each program.
 TOOLS = {
     "ip": "iproute2",
@@ -51,7 +53,7 @@ def missing() -> str | None:
 def tool(*words: object, text: str | None = None) -> str:
     """Run a program that has to succeed; what it printed."""
     command = [str(word) for word in words]
-    done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=30)
+    done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=limit(30))
     if done.returncode != 0:
         raise RuntimeError(f"{' '.join(command)}: {done.stderr.strip()}")
     return done.stdout

@@ -12,7 +12,7 @@ import itertools
 import json
 import subprocess
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from conftest import ROOT
@@ -44,10 +44,9 @@ def plans_of(shape: Shape, algorithm: str) -> list[dict[str, Any]]:
     return plans
 
 
-def steps_of(shape: Shape, rank: int, algorithm: str) -> Iterator[dict[str, Any]]:
-    for block in plans_of(shape, algorithm)[rank]["blocks"]:
-        for _ in range(block["repetitions"]):
-            yield from block["steps"]
+def steps_of(shape: Shape, rank: int, algorithm: str) -> list[dict[str, Any]]:
+    steps: list[dict[str, Any]] = plans_of(shape, algorithm)[rank]["steps"]
+    return steps
 
 
 def busiest_link(shape: Shape, algorithm: str) -> int:
@@ -74,7 +73,7 @@ class Simulation:
 
     def __init__(self, shape: Shape, algorithm: str, costs: Fabrics) -> None:
         self.costs, self.local = costs, shape.local
-        self.programs = [list(steps_of(shape, r, algorithm)) for r in range(shape.size)]
+        self.programs = [steps_of(shape, r, algorithm) for r in range(shape.size)]
         self.at = [0] * shape.size
         self.clock = [0.0] * shape.size
         self.unsent: dict[tuple[int, int], int] = defaultdict(int)  # bytes, by sender and receiver

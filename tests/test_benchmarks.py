@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import statistics
 import subprocess
 import sys
 import time
@@ -10,7 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from limits import limit
 from namespaces import missing
+from simulated_plans import Shape, steps_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,7 +39,7 @@ class Run:
     def finish(self, seconds: float = 80) -> tuple[int, str, str]:
         """Return its status, output and errors. Nothing it started may outlive it."""
         try:
-            output, errors = self.process.communicate(timeout=seconds)
+            output, errors = self.process.communicate(timeout=limit(seconds))
         finally:
             self.process.kill()
         end = time.monotonic() + 5
@@ -76,7 +80,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Run]]:
     short = ("--rounds", "2", "--deadline", "60")
     timed = (*short, "--seconds", "0.005")
     picture = ("--plot", str(folder / "curves.png"), "--loaded", "--markdown")
-    three = ("--collectives", "all_reduce,all_gather,barrier", "--sizes", "8,4K")
+    three = ("--collectives", "all_reduce,all_gather,barrier", "--sizes", "8,512K")
     model = ("--width", "32", "--layers", "2", "--batch", "4", "--steps", "2")
     groups = ("--groups", "3", "--idle", "0.2", "--init", "2", "--backends", "ringcomm")
     endless = ("--backends", "gloo", "--deadline", "3", "--rounds", "1000000")
@@ -104,7 +108,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Run]]:
 def test_collectives_reports_all_it_promises(runs: dict[str, Run]) -> None:
     body = runs["collectives"].body()
     samples = body["samples"]
-    measured = [("all_reduce", 8), ("all_reduce", 4096), ("all_gather", 8), ("all_gather", 4096)]
+    large = 512 << 10
+    measured = [(what, size) for what in ("all_reduce", "all_gather") for size in (8, large)]
     assert {(s["collective"], s["bytes"], s["backend"], s["loaded"]) for s in samples} == {
         (collective, size, backend, loaded)
         for collective, size in [*measured, ("barrier", 0)]
@@ -117,10 +122,40 @@ def test_collectives_reports_all_it_promises(runs: dict[str, Run]) -> None:
         assert sample["calls_p10_p50_p90_p99_s"] == sorted(sample["calls_p10_p50_p90_p99_s"])
         algbw = sample["bytes"] / sample["median_s"] / 1e9
         assert sample["algbw_gb_per_s"] == pytest.approx(algbw)
+        compared = sample["backend"] == "ringcomm" and sample["bytes"] == large
+        assert len(sample["copies_s"]) == (2 if compared and not sample["loaded"] else 0)
+        if sample["copies_s"]:
+            part = statistics.median(sample["copies_s"]) / sample["median_s"]
+            assert part > 0
+            assert sample["of_its_copies"] == pytest.approx(part)
     picture = runs["collectives"].report.with_name("curves.png")
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert "| bytes |" in body["printed"]
     assert "ringcomm vs gloo" in body["printed"]
+    assert "of its copies" in body["printed"]
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_copies_are_those_of_the_plans(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the column compares with is what the rank with the most to copy copies and adds up."""
+    monkeypatch.syspath_prepend(str(FOLDER))
+    cases = importlib.import_module("cases")
+    for collective in set(cases.COPIES) - {"send_recv", "barrier"}:
+        algorithm = "pairwise" if collective == "all_to_all" else "direct"
+        shape = Shape(collective, 1 << 22, size)
+        most = max(
+            sum(moved(step, collective) for step in steps_of(shape, rank, algorithm))
+            for rank in range(size)
+        )
+        assert cases.COPIES[collective](size) * shape.bytes == pytest.approx(most), collective
+
+
+def moved(step: dict[str, Any], collective: str) -> int:
+    """Bytes that a step copies or adds up, in place where the benchmark's calls are."""
+    in_place = collective == "broadcast" and step["verb"] == "copy"
+    if in_place and step["src"][0]["space"] == "input" and step["dst"][0]["space"] == "output":
+        return 0
+    return int(step.get("bytes", 0))
 
 
 def test_ladder_prices_every_rung(runs: dict[str, Run]) -> None:

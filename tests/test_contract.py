@@ -236,7 +236,7 @@ def test_threads(ranks: Ranks) -> None:
 
 
 def overlapping(rank: Rank) -> list[tuple[str, Any]]:
-    n, me, group = rank.size, rank.index, dist.group.WORLD
+    n, me = rank.size, rank.index
     whole = torch.ones(n * 4)
     parts, one = list(whole.chunk(n)), torch.ones(4)
     shifted = [whole[max(0, 4 * i - 1) : max(0, 4 * i - 1) + 4] for i in range(n)]
@@ -248,7 +248,6 @@ def overlapping(rank: Rank) -> list[tuple[str, Any]]:
         ("scatter", lambda: dist.reduce_scatter_tensor(parts[(me + 1) % n], whole)),
         ("exchange", lambda: dist.all_to_all_single(whole, whole)),
         ("lists", lambda: dist.all_to_all(parts, parts)),
-        ("twice", lambda: group.allreduce_coalesced([one, one])),
     ]
 
 

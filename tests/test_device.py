@@ -78,7 +78,7 @@ def on_device(
         reader, writer = os.pipe()
         os.dup2(writer, 2)
         os.set_blocking(reader, False)
-        join(rank_of(rank, life), seconds=seconds)
+        join(rank_of(rank, life), "cpu:ringcomm,cuda:ringcomm", seconds=seconds)
         answer = body(rank)
         outcome: Outcome = answer if isinstance(answer, dict) else {"answer": answer}
         if dist.is_initialized():

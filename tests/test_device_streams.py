@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,9 @@ import pytest
 import torch
 import torch.distributed as dist
 from conftest import ROOT
-from outcomes import Outcome
+from outcomes import Outcome, rank_of
 from test_device import SIMULATED, SMALL, on_device
-from workers import Rank, Ranks, ranks
+from workers import Rank, Ranks, error_of, ranks
 
 SLOW = {**SMALL, "RINGCOMM_SIM_SLOW_US": "4000"}  # an operation takes some 40 ms
 
@@ -273,12 +274,68 @@ def test_streams(two: Ranks, case: str, way: str) -> None:
     assert [outcome.get("answer") for outcome in outcomes] == [""] * len(outcomes), outcomes
 
 
+def depart(rank: Rank, life: str, case: str, settings: dict[str, str]) -> Outcome:
+    """Rank 0 is fast: it has its result, and aborts, while rank 1's stream has not come so far."""
+
+    def body(rank: Rank) -> str:
+        cuda, store = Cuda(), rank_of(rank, life).store
+        warm = cuda.full(3, 1.0)[1]
+        dist.all_reduce(warm)  # the ranks meet
+        cuda.synchronize()
+        memory, tensor = cuda.full(1000, rank.index + 1.0)
+        late = cuda.full(1000, 1.0)[1]
+        if case == "message":
+            if rank.index == 0:
+                dist.isend(tensor, 1).wait()
+            else:
+                work = dist.irecv(tensor, 0)
+        else:
+            work = dist.all_reduce(tensor, async_op=True)
+        if rank.index == 0:
+            if case != "message":
+                work.wait()
+            cuda.synchronize()
+            backend_of(tensor.device).abort()
+            store.set("gone", "")
+            store.wait(["over"], timedelta(seconds=20))
+            return ""
+        store.wait(["gone"], timedelta(seconds=20))
+        if work.is_completed():
+            return "it is over already: this test shows nothing"
+        text = ""
+        if case == "queued":  # asked for while the good one is under way
+            text = error_of(lambda: dist.all_reduce(late, async_op=True).wait())[1]
+        work.wait()
+        cuda.synchronize()
+        want = 1 if case == "message" else 3
+        good = bool(memory.eq(want).all()) and work.exception() is None
+        begin = time.monotonic()
+        while not text and time.monotonic() - begin < 10:
+            text = error_of(lambda: dist.all_reduce(late, async_op=True).wait())[1]
+            cuda.synchronize()
+        store.set("over", "")
+        if "rank 0 failed: abort() was called" not in text:
+            return f"no word of rank 0: {text}"
+        return "" if good else f"{work.exception()} {memory[:3]}"
+
+    return on_device(rank, life, settings, body)
+
+
+@pytest.mark.parametrize("case", ["operation", "queued", "message"])
+@pytest.mark.parametrize("way", ["auto", "host"])
+def test_a_rank_that_has_finished_may_go(two: Ranks, case: str, way: str) -> None:
+    settings = {**SMALL, "RINGCOMM_SIM_SLOW_US": "0,20000", "RINGCOMM_CUDA_MODE": way}
+    outcomes = two(depart, f"depart {case} {way}", case, settings)
+    assert [outcome.get("answer") for outcome in outcomes] == ["", ""], outcomes
+
+
 FOR_CPUS = """
 import torch.distributed as dist
 from test_device_streams import Cuda
 
 memory, tensor = Cuda().full(3, 1.0)
-dist.init_process_group("ringcomm", store=dist.HashStore(), rank=0, world_size=1)
+devices = "cpu:ringcomm,cuda:ringcomm"  # torch sees no device here
+dist.init_process_group(devices, store=dist.HashStore(), rank=0, world_size=1)
 dist.all_reduce(memory)
 dist.all_reduce(tensor)
 """

@@ -21,6 +21,7 @@ import pytest
 import torch.distributed as dist
 from conftest import ROOT, Run
 from hosts import Hosts
+from limits import limit
 from namespaces import missing
 from ports import free_port
 from workers import HOST, Rank, ranks
@@ -210,7 +211,7 @@ def test_torchrun_on_two_hosts(meeting: str) -> None:
             command.append(str(EXAMPLES / "launch.py"))
             environment = {"OMP_NUM_THREADS": "1"}
             launchers.append(hosts.start(node, command, environment, subprocess.PIPE))
-        outputs = [launcher.communicate(timeout=100)[0].decode() for launcher in launchers]
+        outputs = [launcher.communicate(timeout=limit(100))[0].decode() for launcher in launchers]
     assert [launcher.returncode for launcher in launchers] == [0, 0], outputs
     assert re.search(end(f"{LINE} alike=True", 4), "".join(outputs)), outputs
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from limits import limit
 
 Program = Callable[..., Path]
 # Inputs from seeds that take about a second, and rules that a target must miss when they are off.
@@ -33,7 +34,7 @@ SOAK_SECONDS = 300
 
 def output(command: list[str | Path], seconds: float = 110) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [str(word) for word in command], capture_output=True, text=True, timeout=seconds
+        [str(word) for word in command], capture_output=True, text=True, timeout=limit(seconds)
     )
 
 

@@ -29,7 +29,7 @@ MACROS = {"RINGCOMM_CHECK": "csrc/base/error.h", "RINGCOMM_ISA": "csrc/reduce/"}
 LINES = 400
 LONGER: dict[str, str] = {}  # file: the reason why it may be longer
 COLUMNS = 100
-CPP_TOTAL = 14_100  # lines with code on them, those for devices included
+CPP_TOTAL = 16_500  # lines with code on them, those for devices included
 
 # Joined here, so that this file does not name them.
 ELSEWHERE = re.compile("|".join(["/wo" + "rk/", r"\.\./sha" + "red", "pypi" + r"\.org"]))
@@ -110,6 +110,12 @@ def test_our_headers_are_named_from_the_floor() -> None:
 def test_the_environment_is_read_in_one_place() -> None:
     readers = [short(p) for p in CSRC if re.search(r"\b(secure_)?getenv\b|\benviron\b", code(p))]
     assert readers == ["csrc/base/config.cc"]
+
+
+def test_no_size_of_a_cache_is_believed() -> None:
+    """Virtual machines tell sizes that are not theirs: what pays is measured (exec/tuner.h)."""
+    told = r"devices/system/cpu/cpu|_SC_LEVEL\d|_CACHE_(LINE)?SIZE|__cpuid"
+    assert [short(path) for path in CSRC if re.search(told, path.read_text())] == []
 
 
 def test_words_that_are_not_used() -> None:

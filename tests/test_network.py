@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from conftest import ROOT
 from hosts import Hosts
+from limits import limit
 from namespaces import missing
 
 pytestmark = [
@@ -25,7 +26,8 @@ def run(
     """What every rank says."""
     command = [sys.executable, str(ROOT / "tests" / "network_rank.py"), kind, str(seconds)]
     answers = []
-    for rank, result in enumerate(hosts.run_ranks(command, ranks_per_host, env, timeout=400)):
+    results = hosts.run_ranks(command, ranks_per_host, env, timeout=limit(100))
+    for rank, result in enumerate(results):
         lines = [line for line in result.output.splitlines() if line.startswith("{")]
         assert lines, f"rank {rank}: {result.output}"
         answers.append(json.loads(lines[-1]))
@@ -76,7 +78,7 @@ dist.destroy_process_group()
 def test_a_slow_link_is_no_silence() -> None:
     """A piece that wakes the reader takes longer than a connection may be silent."""
     with Hosts(2, rate="200kbit") as hosts:
-        results = hosts.run_ranks([sys.executable, "-c", SLOW], timeout=120)
+        results = hosts.run_ranks([sys.executable, "-c", SLOW], timeout=limit(60))
     assert [result.returncode for result in results] == [0, 0], results
 
 

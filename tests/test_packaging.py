@@ -40,7 +40,8 @@ def test_available_without_an_import(python: Run) -> None:
     result = python("""if True:
         import sys, torch, torch.distributed as dist
         assert dist.is_backend_available("ringcomm")
-        assert dist.Backend.backend_capability["ringcomm"] == ["cpu", "cuda"]
+        cuda = ["cuda"] if torch.backends.cuda.is_built() else []
+        assert dist.Backend.backend_capability["ringcomm"] == ["cpu", *cuda]
         assert dist.Backend.default_device_backend_map["cpu"] == "gloo"
         assert "ringcomm._C" not in sys.modules, "the library was loaded by `import torch`"
         assert "ringcomm/_C" not in open("/proc/self/maps").read()
@@ -170,7 +171,7 @@ def test_every_way_to_name_it(python: Run) -> None:
         + """if True:
         warnings.simplefilter("error")
         for name, cpu, cuda in (
-            ("ringcomm", "ringcomm", "ringcomm"),
+            ("ringcomm", "ringcomm", "ringcomm" if torch.cuda.is_available() else None),
             ("cpu:ringcomm", "ringcomm", None),
             ("cpu:gloo,cuda:ringcomm", "gloo", "ringcomm"),
             ("cpu:ringcomm,cuda:ringcomm", "ringcomm", "ringcomm"),
@@ -191,6 +192,25 @@ def test_every_way_to_name_it(python: Run) -> None:
     assert result.returncode == 0, result.stderr
     assert result.stderr == ""
     assert set(result.stdout.split()) <= {"custom", "ringcomm"}, "a group has no default backend"
+
+
+def test_cuda_is_named_where_there_is_a_device(python: Run) -> None:
+    """Whoever wants a device of the group's that is not the CPU uses what it finds here."""
+    result = python(
+        ONE_RANK
+        + """if True:
+        for count in (0, 1, 0):  # a torch with CUDA, on machines without and with a device
+            torch.cuda.device_count = lambda: count
+            start("ringcomm")
+            print(*sorted(device.type for device in dist.group.WORLD._device_types))
+            print(dist.BackendConfig(dist.Backend(dist.get_backend())))
+            dist.destroy_process_group()
+    """
+    )
+    assert result.returncode == 0, result.stderr
+    without = ["cpu", "cpu:ringcomm"]
+    both = ["cpu cuda", "cpu:ringcomm,cuda:ringcomm"]
+    assert result.stdout.splitlines() == [*without, *both, *without]
 
 
 def test_other_groups_are_as_torch_makes_them(python: Run) -> None:

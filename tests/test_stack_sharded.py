@@ -12,6 +12,8 @@ import torch.distributed as dist
 from stack import STEPS, Pair, State
 from torch import nn
 from torch.distributed import fsdp
+from torch.distributed._shard import sharded_tensor
+from torch.distributed._shard.sharding_spec import ChunkShardingSpec
 from torch.distributed.algorithms.ddp_comm_hooks.ddp_zero_hook import hook_with_zero_step
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.distributed.algorithms.join import Join
@@ -347,3 +349,22 @@ def spread(rank: Rank) -> State:
 
 def test_fsdp2_spreads_a_state(pairs: dict[int, Pair]) -> None:
     pairs[4].check(spread)
+
+
+# ---- what came before DTensor
+
+
+def gather_shards(rank: Rank) -> State:
+    """Without a GPU it is to choose the CPU, where others look for a device of the group's."""
+    placements = [f"rank:{one}/cpu" for one in range(rank.size)]
+    whole = sharded_tensor.rand(ChunkShardingSpec(dim=0, placements=placements), 6, 3)
+    torch.manual_seed(rank.index)
+    for shard in whole.local_shards():
+        shard.tensor.copy_(torch.randn(shard.tensor.shape))
+    out = torch.zeros(6, 3)
+    whole.gather(0, out if rank.index == 0 else None)
+    return {"out": out}
+
+
+def test_sharded_tensor(pairs: dict[int, Pair]) -> None:
+    pairs[2].check(gather_shards)

@@ -9,8 +9,8 @@ import sys
 import pytest
 from conftest import OVER_TCP, ROOT
 
-LATER = ["backend", "messages", "contract", "failures", "faults", "init", "common", "ddp"]
-LATER += ["torch_suite"]
+LATER = ["backend", "messages", "contract", "failures", "faults", "departures", "init", "common"]
+LATER += ["ddp", "torch_suite"]
 CASES = ["collectives", *[pytest.param(name, marks=pytest.mark.slow) for name in LATER]]
 
 

@@ -24,12 +24,13 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+from limits import limit
 
 T = TypeVar("T")
 
 HOST = "127.0.0.1"
 PRELOADED = ["torch.distributed", "torch._dynamo"]  # DDP imports the latter, in seconds
-LIFETIME = 600  # seconds after which any process here ends, whatever has happened
+LIFETIME = round(limit(600))  # seconds after which any process here ends, whatever has happened
 
 
 class RankError(AssertionError):
@@ -71,7 +72,7 @@ class Ranks:
         try:
             for pipe in self._pipes:
                 pipe.send((task, args))
-            end = time.monotonic() + seconds
+            end = time.monotonic() + limit(seconds)
             while len(answers) < self.size:
                 missing = [self._pipes[i] for i in range(self.size) if i not in answers]
                 ready = wait(missing, max(0.0, end - time.monotonic()))
@@ -81,7 +82,7 @@ class Ranks:
                     if pipe in ready:
                         answers[index] = self._receive(index)
                         if not answers[index][0]:  # the others may wait for it
-                            end = min(end, time.monotonic() + 5)
+                            end = min(end, time.monotonic() + limit(5))
             if failures := self._failures(answers):
                 raise RankError("\n".join(failures))
         except BaseException:
@@ -91,7 +92,7 @@ class Ranks:
 
     def _late(self, task: Callable[..., Any], answers: dict[int, Any], seconds: float) -> str:
         missing = [index for index in range(self.size) if index not in answers]
-        late = f"ranks {missing} did not finish {task.__name__} within {seconds:.0f} s"
+        late = f"ranks {missing} did not finish {task.__name__} within {limit(seconds):.0f} s"
         return "\n".join([late, *self._failures(answers)])
 
     @staticmethod
@@ -131,7 +132,7 @@ class Ranks:
             return
         for pipe in self._pipes:
             pipe.close()
-        end = time.monotonic() + 10
+        end = time.monotonic() + limit(10)
         for process in self._processes:
             process.join(max(0.0, end - time.monotonic()))
         codes = [process.exitcode for process in self._processes]
@@ -183,7 +184,7 @@ def _serve(pipe: Connection, where: tuple[int, int, str | None, int]) -> None:
         dist.destroy_process_group()
 
 
-def join(rank: Rank, backend: str = "ringcomm", seconds: float = 60, **options: Any) -> None:
+def join(rank: Rank, backend: str = "ringcomm", seconds: float = limit(60), **options: Any) -> None:
     """Make the default group."""
     dist.init_process_group(
         backend,

@@ -16,10 +16,12 @@ inline double to_seconds(Clock::duration time) {
 
 class Deadline {
  public:
-  explicit Deadline(Clock::duration timeout) : start_(Clock::now()), at_(add(start_, timeout)) {}
+  explicit Deadline(Clock::duration timeout, Clock::time_point start = Clock::now())
+      : start_(start), at_(add(start_, timeout)) {}
 
   bool passed() const { return Clock::now() >= at_; }
   Clock::time_point start() const { return start_; }
+  Clock::time_point at() const { return at_; }
   Clock::duration left() const { return std::max(at_ - Clock::now(), Clock::duration::zero()); }
   Clock::duration elapsed() const { return Clock::now() - start_; }
   double elapsed_seconds() const { return std::chrono::duration<double>(elapsed()).count(); }

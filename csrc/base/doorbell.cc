@@ -27,20 +27,21 @@ timespec timespec_of(Clock::duration time) {
 
 }  // namespace
 
-void Doorbell::ring() const {
+void Doorbell::ring(uint32_t news) const {
   page_->rings.fetch_add(1, std::memory_order_seq_cst);
-  ::syscall(SYS_futex, &page_->rings, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+  ::syscall(SYS_futex, &page_->rings, FUTEX_WAKE_BITSET, INT_MAX, nullptr, nullptr, news);
   const uint64_t one = 1;
   // Where it is full it has been rung often enough.
-  if (event_ >= 0 && page_->watched.load(std::memory_order_relaxed) != 0 &&
+  if (event_ >= 0 && (page_->watched.load(std::memory_order_relaxed) & news) != 0 &&
       ::write(event_, &one, sizeof one) < 0) {
     return;
   }
 }
 
-void Doorbell::block(uint32_t seen, Clock::duration most) const {
-  const timespec timeout = timespec_of(most);
-  ::syscall(SYS_futex, &page_->rings, FUTEX_WAIT, seen, &timeout, nullptr, 0);
+void Doorbell::block(uint32_t news, uint32_t seen, Clock::duration most) const {
+  // This one of the futex calls takes a point in time, on the clock that steady_clock is.
+  const timespec end = timespec_of(Deadline(most).at().time_since_epoch());
+  ::syscall(SYS_futex, &page_->rings, FUTEX_WAIT_BITSET, seen, &end, nullptr, news);
 }
 
 void Doorbell::poll(int fd, Clock::duration most) const {

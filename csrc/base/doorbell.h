@@ -5,6 +5,9 @@
 // calls notify(). Whoever waits polls, spins a bounded time, then announces itself in `sleepers`,
 // polls once more with seq_cst loads, and sleeps. Of the two, one always sees the other (Dekker).
 // std::atomic::wait will not do: libstdc++ uses the process-private futex.
+//
+// A sleeper says what it wants to hear of, so that a thread which waits for a message sleeps on
+// while others of its process exchange signals.
 #pragma once
 
 #include <atomic>
@@ -16,10 +19,21 @@
 
 namespace ringcomm {
 
+// What there is news of, and what a sleeper wants to hear of.
+enum News : uint32_t {
+  kSignalNews = 1,   // of collectives, from peers
+  kMessageNews = 2,  // byte streams to and from peers
+  kLocalNews = 4,    // of this process: something to drive, or done
+  kAllNews = 7,
+};
+
 struct DoorbellPage {
-  alignas(64) std::atomic<uint32_t> rings;     // partner: Doorbell::sleep compares it
-  alignas(64) std::atomic<uint32_t> sleepers;  // partner: Doorbell::notify reads it
-  // A thread of the owner is in sleep_with(). Partner: ring() reads it; `sleepers` orders the two.
+  alignas(64) std::atomic<uint32_t> rings;  // partner: Doorbell::sleep compares it
+  // How many sleep, by what they want: 16 bits for each of News. Partner: Doorbell::notify reads
+  // it.
+  alignas(64) std::atomic<uint64_t> sleepers;
+  // What the thread of the owner that is in sleep_with() wants. Partner: ring() reads it;
+  // `sleepers` orders the two.
   std::atomic<uint32_t> watched;
 };
 
@@ -30,35 +44,43 @@ class Doorbell {
   // `event`: an eventfd that the owner's own threads ring as well, for sleep_with().
   explicit Doorbell(DoorbellPage* page, int event = -1) : page_(page), event_(event) {}
 
-  // Wakes the owner's threads if one sleeps. The caller's news is stored with seq_cst before.
-  void notify() const {
-    if (page_->sleepers.load(std::memory_order_seq_cst) != 0) ring();
+  // Wakes the owner's threads that sleep and want such news. It is stored with seq_cst before.
+  void notify(uint32_t news) const {
+    if ((page_->sleepers.load(std::memory_order_seq_cst) & count_of(news, 0xffff)) != 0) ring(news);
   }
-  void ring() const;
+  void ring(uint32_t news) const;
 
-  // Sleeps until the bell rings or `most` has passed, unless `ready()` holds. ready() must read
-  // with seq_cst loads.
+  // Sleeps until the bell rings for such news or `most` has passed, unless `ready()` holds. ready()
+  // must read with seq_cst loads.
   template <typename Ready>
-  void sleep(Ready&& ready, Clock::duration most) const {
-    page_->sleepers.fetch_add(1, std::memory_order_seq_cst);
+  void sleep(uint32_t news, Ready&& ready, Clock::duration most) const {
+    page_->sleepers.fetch_add(count_of(news, 1), std::memory_order_seq_cst);
     const uint32_t seen = page_->rings.load(std::memory_order_seq_cst);
-    if (!ready()) block(seen, most);
-    page_->sleepers.fetch_sub(1, std::memory_order_seq_cst);
+    if (!ready()) block(news, seen, most);
+    page_->sleepers.fetch_sub(count_of(news, 1), std::memory_order_seq_cst);
   }
   // The same, but `fd` being readable ends it too, and peers' rings do not: no futex can be polled.
   // One thread at a time; false, at once, when another one does so.
   template <typename Ready>
-  bool sleep_with(int fd, Ready&& ready, Clock::duration most) const {
-    if (page_->watched.exchange(1, std::memory_order_acquire) != 0) return false;
-    page_->sleepers.fetch_add(1, std::memory_order_seq_cst);
+  bool sleep_with(int fd, uint32_t news, Ready&& ready, Clock::duration most) const {
+    uint32_t nobody = 0;
+    if (!page_->watched.compare_exchange_strong(nobody, news, std::memory_order_acquire)) {
+      return false;
+    }
+    page_->sleepers.fetch_add(count_of(news, 1), std::memory_order_seq_cst);
     if (!ready()) poll(fd, most);
-    page_->sleepers.fetch_sub(1, std::memory_order_seq_cst);
+    page_->sleepers.fetch_sub(count_of(news, 1), std::memory_order_seq_cst);
     page_->watched.store(0, std::memory_order_release);
     return true;
   }
 
  private:
-  void block(uint32_t seen, Clock::duration most) const;
+  // `each` in the 16 bits of every one of `news`.
+  static constexpr uint64_t count_of(uint32_t news, uint64_t each) {
+    return ((news & kSignalNews) != 0 ? each : 0) | ((news & kMessageNews) != 0 ? each << 16 : 0) |
+           ((news & kLocalNews) != 0 ? each << 32 : 0);
+  }
+  void block(uint32_t news, uint32_t seen, Clock::duration most) const;
   void poll(int fd, Clock::duration most) const;
   DoorbellPage* page_ = nullptr;
   int event_ = -1;

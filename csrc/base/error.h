@@ -28,10 +28,14 @@ class UsageError : public std::runtime_error {
 class SystemError : public std::runtime_error {
  public:
   explicit SystemError(const std::string& what, int code = errno)
-      : std::runtime_error(what + ": " + std::strerror(code)), code_(code) {}
+      : std::runtime_error(what + ": " + std::strerror(code) + remedy(code)), code_(code) {}
   int code() const { return code_; }
 
  private:
+  static const char* remedy(int code) {
+    if (code == EMFILE) return ": raise this process's limit of descriptors (`ulimit -n`)";
+    return code == ENFILE ? ": raise this host's limit of descriptors (`sysctl fs.file-max`)" : "";
+  }
   int code_;
 };
 

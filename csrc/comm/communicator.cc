@@ -6,10 +6,7 @@
 namespace ringcomm {
 namespace {
 
-constexpr auto kSlice = std::chrono::milliseconds(50);      // between looks at peers and deadlines
-constexpr auto kUnheard = std::chrono::seconds(1);          // then nobody takes the rest
-constexpr auto kStreamNap = std::chrono::microseconds(50);  // streams ring no doorbell
-constexpr auto kSettle = std::chrono::seconds(1);           // by then peers have called the same
+constexpr auto kUnheard = std::chrono::seconds(1);  // then nobody takes the rest
 
 std::string message_of(const std::exception_ptr& error) {
   try {
@@ -68,9 +65,8 @@ void Communicator::run(const Operation& operation) {
   if (queued_.load(std::memory_order_acquire) == 0) {
     std::exception_ptr error;
     {
-      const HandOver afterwards{*this};
-      const Driver driver(drive_, std::try_to_lock);
-      if (driver && queued_.load(std::memory_order_acquire) == 0) {
+      Driver driver(wheel_);  // what is queued meanwhile is the worker's, or who waits drives it
+      if (driver.take() && queued_.load(std::memory_order_seq_cst) == 0) {
         asked_.fetch_add(1, std::memory_order_relaxed);
         try {
           return run_here(operation);
@@ -85,26 +81,19 @@ void Communicator::run(const Operation& operation) {
     }
   }
   const TaskPtr task = submit(operation);
-  try {
-    wait(*task);
-  } catch (const std::exception& by) {  // the memory is the caller's: nobody may use it after this
-    const std::string name = to_text(make_descriptor(operation, 0));
-    fail(std::make_exception_ptr(interrupted(by, name)));
-    while (!task->done) {
-      if (drive() != Driven::kMoved) std::this_thread::yield();
-    }
-    throw;
-  }
+  task->blocking = true;
+  wait(*task);
   if (task->error) std::rethrow_exception(task->error);
 }
 
 TaskPtr Communicator::submit(Operation operation, decltype(Request::on_done) on_done, Sequel sequel,
-                             const std::atomic<uint32_t>* gate) {
+                             const std::atomic<uint32_t>* gate, std::function<void()> on_end) {
   check_usable();
   validate(operation, size(), rank());
   const auto limit = operation.timeout.count() > 0 ? operation.timeout : timeout();
   auto task = std::make_shared<Task>(std::move(operation), limit);
   task->on_done = std::move(on_done);
+  task->on_end = std::move(on_end);
   task->sequel = std::move(sequel);
   task->gate = gate;
   {
@@ -149,62 +138,50 @@ void Communicator::begin(const Operation& operation) {
   Shape shape = make_shape(operation, geometry_);
   shape.local = reach_.local;
   shape.costs = costs_;
-  auto plan = plans_.get(shape, wished(shape.collective).value_or(select(shape, reach_)));
+  const Algorithm algorithm = wished(shape.collective).value_or(select(shape, reach_));
+  const Manner manner = tuner_.next(shape, algorithm);
+  auto plan = plans_.get(shape, algorithm);
   current_ = make_descriptor(operation, sequence_ + 1);
+  set_plan(current_, plan->algorithm, terms_ ^ shape.geometry.segment_bytes);
   make_stamps(operation, current_, executor_.stamps());
   executor_.output().assign(operation.output);
-  if (operation.op == ReduceOp::kPremulSum) {
-    scratch_.resize(bytes_of(operation.input));
-    std::byte* to = scratch_.data();
-    for (const Span& span : operation.input) {
-      const uint64_t count = span.bytes / size_of(operation.dtype);
-      scale(operation.dtype, operation.factor, to, span.data, count);
-      to += span.bytes;
-    }
-    executor_.input().assign({{scratch_.data(), scratch_.size()}});
-  } else {
-    executor_.input().assign(operation.input);
-  }
+  executor_.input().assign(operation.input);
+  const bool scales = operation.op == ReduceOp::kPremulSum && scale_input(operation);
   ++sequence_;
   ticket_ = recorder_.begin(current_);
   if (!told_.load(std::memory_order_relaxed)) tell_first(choice_text(shape, *plan));
   transport_->announce(Board::kHost, current_);
-  executor_.start(std::move(plan), sequence_, make_reduction(operation, size()));
+  executor_.start(std::move(plan), sequence_, make_reduction(operation, size()), manner, scales);
 }
 
-// ---- devices
-
-DeviceGroup& Communicator::device(int index) {
-  check_usable();
-  const std::lock_guard lock(device_mutex_);
-  DeviceGroup* device = device_.load(std::memory_order_relaxed);
-  if (device == nullptr) {
-    device = new DeviceGroup(*this, device_library(), index);
-    device_.store(device, std::memory_order_seq_cst);  // partner: fail(), watch()
-    if (failed_.load(std::memory_order_seq_cst)) device->release();
+// PREMUL_SUM multiplies the input first, and nobody's input but what becomes the result. Where
+// there is a result of that size it is the place for it; else it happens as the input is read,
+// which is true. Only where a small result lies within the input there is a copy.
+bool Communicator::scale_input(const Operation& operation) {
+  const auto within = [&](const Span& out) {
+    return std::any_of(operation.input.begin(), operation.input.end(), [&](const Span& in) {
+      return std::less<>()(out.data, in.data + in.bytes) &&
+             std::less<>()(in.data, out.data + out.bytes);
+    });
+  };
+  const uint64_t bytes = bytes_of(operation.input);
+  std::vector<Span> scaled = operation.output;
+  if (bytes_of(operation.output) != bytes) {
+    if (std::none_of(operation.output.begin(), operation.output.end(), within)) return true;
+    scratch_.resize(bytes);
+    scaled = {{scratch_.data(), bytes}};
   }
-  RINGCOMM_CHECK(device->device() == index, "group '", name(), "' of this rank works on device ",
-                 device->device(), ", and this tensor is on device ", index,
-                 ": each rank uses one device in a group");
-  return *device;
-}
-
-bool Communicator::wait(const DeviceGroup::End& end, Clock::duration at_most) {
-  const Deadline limit(at_most);
-  Patience patience = this->patience();
-  Deadline look(kSlice);
-  while (!end.reached() && !limit.passed()) {
-    if (patience.again()) continue;
-    std::this_thread::sleep_for(kStreamNap);
-    if (!look.passed()) continue;
-    look = Deadline(kSlice);
-    watch();
-    if (options_.interrupt) check_interrupt("a wait for a device");
+  const uint64_t element = size_of(operation.dtype);
+  const Spans from(operation.input), to(scaled);
+  for (uint64_t done = 0; done < bytes;) {
+    const Span src = from.at(done), dst = to.at(done);
+    const uint64_t piece = std::min({src.bytes, dst.bytes, bytes - done});
+    scale(operation.dtype, operation.factor, dst.data, src.data, piece / element);
+    done += piece;
   }
-  return end.reached();
+  executor_.input().assign(scaled);
+  return false;
 }
-
-// ---- one operation
 
 bool Communicator::advance() {
   switch (executor_.advance()) {
@@ -223,7 +200,10 @@ void Communicator::end(bool good) {
   if (!ticket_) return;
   transport_->settle();
   recorder_.end(*std::exchange(ticket_, std::nullopt), good);
-  if (good) transport_->finish(Board::kHost, sequence_);
+  if (!scratch_.empty()) std::vector<std::byte>().swap(scratch_);  // "= {}" keeps the memory
+  if (!good) return;
+  if (executor_.timed()) tuner_.took(executor_.seconds());
+  transport_->finish(Board::kHost, sequence_);
 }
 
 // The caller's thread does the work and the waiting: no hand-over, no wake-up.
@@ -232,25 +212,22 @@ void Communicator::run_here(const Operation& operation) {
   Driving driving(*transport_);
   try {
     if (transport_->first_failed()) look_around(nullptr);
-    std::optional<Deadline> deadline, look;  // the clock is read only when there is time to
+    const auto limit = operation.timeout.count() > 0 ? operation.timeout : timeout();
+    Waiter waiter(patience_, [&](Clock::time_point began) {
+      const Deadline deadline(limit, began);
+      look_around(&deadline);
+      if (options_.interrupt) check_interrupt(numbered(current_));
+    });
+    const auto failed = [&] { return failed_.load(std::memory_order_seq_cst); };
     while (!advance()) {
-      patience_.reset();
+      waiter.reset();
       while (!executor_.ready()) {
-        if (transport_->progress() || patience_.again()) continue;
-        if (!deadline) {
-          deadline.emplace(operation.timeout.count() > 0 ? operation.timeout : timeout());
-          look.emplace(kSlice);
-        }
-        const bool arrived = driving.sleep(
-            executor_.peer(),
-            [&] { return executor_.ready() || failed_.load(std::memory_order_seq_cst); },
-            std::min<Clock::duration>(kSlice, deadline->left()));
-        patience_.reset();  // time asleep was not taken by others
-        if (executor_.ready()) continue;
-        if (arrived && !look->passed() && !transport_->first_failed()) continue;  // a part of it
-        look = Deadline(kSlice);
-        look_around(&*deadline);
-        if (options_.interrupt) check_interrupt(numbered(current_));
+        if (waiter.again(transport_->progress())) continue;
+        // Partners: signal() of the peer, and fail().
+        driving.sleep(
+            executor_.peer(), kSignalNews, [&] { return executor_.ready() || failed(); },
+            waiter.nap());
+        waiter.woke(failed() || transport_->first_failed());
       }
     }
     end(true);
@@ -273,7 +250,9 @@ std::exception_ptr Communicator::fail(const std::exception_ptr& error) {
   if (device != nullptr) device->note_progress();  // what is over by now is good
   failed_.store(true, std::memory_order_seq_cst);
   transport_->fail(failure_);  // rings this process's bell too
-  if (DeviceGroup* const late = device_.load(std::memory_order_seq_cst)) late->release();
+  if (DeviceGroup* const late = device_.load(std::memory_order_seq_cst)) {
+    late->release(is_of_peer(error, rank()));
+  }
   return error;
 }
 
@@ -295,7 +274,7 @@ std::exception_ptr Communicator::error() {
 std::exception_ptr Communicator::why_failed() {
   const auto by = transport_->first_failed();
   if (!failed_ && by) {
-    fail(std::make_exception_ptr(PeerError(*by, retold(*by, transport_->failure(*by)))));
+    fail(std::make_exception_ptr(PeerError(*by, inquiry_.told_by(*by))));
   }
   return error();
 }
@@ -333,37 +312,23 @@ void Communicator::abort(const std::string& reason) {
   if (queued_.load() > 0) Runtime::get().kick(weak_from_this().lock());
 }
 
-void Communicator::settle() {
-  DeviceGroup* const device = device_.load(std::memory_order_acquire);
-  if (device == nullptr || forked_ || left_) return;
-  const Deadline called(kSettle);  // peers may call what we have called a little later
-  Deadline look(kSlice);
-  while (device->pending() && !failed_ && (device->expected() || !called.passed())) {
-    std::this_thread::sleep_for(kStreamNap);
-    if (!look.passed()) continue;
-    look = Deadline(kSlice);
-    watch();
-    if (options_.interrupt) check_interrupt("destroy");
-  }
-}
-
 void Communicator::shutdown(Clock::duration grace) {
   if (forked_ || left_.exchange(true, std::memory_order_seq_cst)) return;
   const Deadline deadline(grace);
+  Waiter waiter([&](Clock::time_point) { watch(); });
   while (busy() && !failed_ && !deadline.passed()) {
-    if (drive() == Driven::kMoved) continue;
-    transport_->doorbell().sleep([&] { return !busy() || ready(); },
-                                 std::min<Clock::duration>(kSlice, deadline.left()));
-    watch();
+    if (waiter.again(drive() == Driven::kMoved)) continue;
+    transport_->doorbell().sleep(
+        kAllNews, [&] { return !busy() || ready(); }, std::min(waiter.nap(), deadline.left()));
+    waiter.woke(failed_);
   }
   if (busy()) {
     fail(
         std::make_exception_ptr(PeerError(rank(), str("group '", name(), "' was destroyed by rank ",
                                                       rank(), " while operations were pending"))));
     fail_messages();
-    Driver driver(drive_, std::defer_lock);
-    while (driver.try_lock() && advance_queue(driver)) {
-      if (driver) driver.unlock();
+    Driver driver(wheel_);
+    while (driver.take() && advance_queue(driver)) {
     }
   }
   if (DeviceGroup* const device = device_.load(std::memory_order_acquire)) {

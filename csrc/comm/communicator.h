@@ -21,6 +21,8 @@
 #include "comm/recorder.h"
 #include "comm/request.h"
 #include "comm/runtime.h"
+#include "comm/waiter.h"
+#include "comm/wheel.h"
 #include "exec/host_executor.h"
 #include "plan/cache.h"
 #include "plan/select.h"
@@ -34,6 +36,7 @@ struct CommunicatorOptions {
   std::string name = "default";
   std::chrono::milliseconds timeout{std::chrono::minutes(30)};
   std::optional<Algorithm> algorithm;  // wherever the collective has it; else as the table says
+  std::optional<std::string> wish;     // the same by name; an unknown one is told to all ranks
   // Called now and then by a caller's thread that waits: what it throws ends the wait (Ctrl-C).
   std::function<void()> interrupt;
 };
@@ -46,10 +49,17 @@ struct Sequel {
 
 // A collective in the queue, with its sequels: nothing else of the queue comes between them.
 struct Task final : Request {
-  Task(Operation what, Clock::duration timeout) : Request(timeout), operation(std::move(what)) {}
-  Operation operation;
+  Task(Operation what, Clock::duration limit)
+      : Request(limit),
+        asked(make_descriptor(what, 0)),
+        operation(std::move(what)),
+        deadline(limit) {}
+  const Descriptor asked;
+  Operation operation;  // now: of a sequel, maybe
+  Deadline deadline;
   Sequel sequel;
   const std::atomic<uint32_t>* gate = nullptr;  // not begun while this is 0
+  bool blocking = false;  // it ends with the wait for it: then the memory is the caller's again
 };
 using TaskPtr = std::shared_ptr<Task>;
 
@@ -74,13 +84,16 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   void run(const Operation& operation);
   // Queues it. Memory lives until the task is done; on_done is called on the thread that ends it.
   TaskPtr submit(Operation operation, decltype(Request::on_done) on_done = nullptr,
-                 Sequel sequel = {}, const std::atomic<uint32_t>* gate = nullptr);
+                 Sequel sequel = {}, const std::atomic<uint32_t>* gate = nullptr,
+                 std::function<void()> on_end = nullptr);
   // Starts a send or receive. A message with a timeout of 0 gets the group's.
   void post(const MessagePtr& message);
   // The same of one that was asked for before the group may have failed or left.
   void post_late(const MessagePtr& message);
   // Waits until `request` is done or `at_most` has passed: true when done. Throws nothing of it,
-  // only what `interrupt` does.
+  // only what `interrupt` does; then messages and blocking tasks are done, too.
+  // A message has no deadline but this: where there is no `at_most`, its timeout. Once that has
+  // passed it ends with an error, and so does the group if a part of it has moved.
   bool wait(Request& request, Clock::duration at_most = Clock::duration::max());
   // The same, of what is enqueued on a device. An operation of a group that has failed may be over
   // and without a result: see failure().
@@ -109,6 +122,10 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   // Waits for what devices still have to do, as long as it only needs time: CUDA calls return
   // early.
   void settle();
+  // Ends a message as if its time had passed.
+  void give_up(Message& message, const std::exception_ptr& error);
+  // Fails the group because an exception of the user's has ended `during`.
+  void give_up(const std::exception& by, const std::string& during);
   // Fails everything pending here and tells the peers. Returns at once.
   void abort(const std::string& reason);
   // Lets what is pending end for at most `grace`, fails the rest, says goodbye. Idempotent.
@@ -119,6 +136,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   Driven drive();
   bool ready();
   bool sleep(const std::function<bool()>& awake, Clock::duration most);
+  uint32_t news() const;
   bool busy();
   void watch();  // the slow path: peers, deadlines
   // How long the worker may sleep before it drives this group again.
@@ -143,15 +161,17 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   Transport& transport() { return *transport_; }
 
  private:
-  using Driver = std::unique_lock<std::mutex>;
-
   void check_usable();
   void begin(const Operation& operation);
+  bool scale_input(const Operation& operation);
   bool advance();  // true when the operation is done
   void end(bool good);
   void run_here(const Operation& operation);
   bool advance_queue(Driver& driver);
+  TaskPtr front();
   bool next_task();
+  bool takes_over(Driver& driver);
+  bool has_messages() const;
   Rank awaited(const Driver& driver) const;
   template <typename Move>
   bool move_messages(Move&& move);
@@ -167,11 +187,14 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   std::string choice_text(const Shape& shape, const Plan& plan) const;
   void tell_first(const std::string& text);
   void check_interrupt(const std::string& during);
+  void check_interrupt(Request& request);
   void check_no_handler();
   PeerError interrupted(const std::exception& by, const std::string& during) const;
+  std::exception_ptr late_error(const Message& message, Clock::duration waited) const;
   void look_around(const Deadline* deadline);
   void watch_messages();
   void watch_device();
+  bool needs_only_time() const;
   std::vector<bool> gone_peers() const;
   void check_source(const Message& message, const std::vector<bool>& gone);
   Patience patience() const;
@@ -182,6 +205,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   Reach reach_;
   int neighbours_;  // ranks on this host, this one included
   Costs costs_;
+  uint64_t terms_;  // hash_of_terms(), where each operation adds its segment
   Neighbourhood memory_;
   std::unique_ptr<Transport> transport_;
   Recorder recorder_;
@@ -189,8 +213,9 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   Mailbox mailbox_;
   std::atomic<int64_t> timeout_ms_;
 
-  std::mutex drive_;  // held by the driving thread; guards what follows
+  Wheel wheel_;  // the driving thread's; guards what follows
   HostExecutor executor_;
+  Tuner tuner_;
   PlanCache plans_;
   uint64_t sequence_ = 0;
   uint64_t warned_ = 0;  // the operation of which the log says that it waits
@@ -210,8 +235,8 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
 
   std::atomic<std::thread::id> in_handler_;  // it drives, and runs a signal handler
   std::atomic<uint64_t> asked_{0};
-  std::atomic<int> queued_{0};   // tasks not yet ended
-  std::atomic<int> waiting_{0};  // threads in wait()
+  std::atomic<int> queued_{0};                          // tasks not yet ended; partner: hand_over()
+  std::atomic<int> waiting_{0}, waiting_for_tasks_{0};  // threads in wait(); partner: drive()
   std::atomic<bool> failed_{false}, left_{false}, forked_{false}, told_{false};
 };
 

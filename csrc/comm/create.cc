@@ -10,8 +10,8 @@ constexpr int kMostRanks = 200;  // operands of one reduce step
 
 // What every peer's byte stream of send/recv can hold.
 uint64_t mailbox_bytes(int size) {
-  uint64_t bytes = 256 << 10;
-  while (bytes > (16 << 10) && bytes * static_cast<uint64_t>(size) > (1 << 20)) bytes /= 2;
+  uint64_t bytes = 1 << 20;  // smaller ones keep both sides in step: twice the time
+  while (bytes > (16 << 10) && bytes * static_cast<uint64_t>(size) > (4 << 20)) bytes /= 2;
   return bytes;
 }
 
@@ -21,9 +21,16 @@ int ranks_here(const std::vector<int>& host_of, const CommunicatorOptions& optio
   return static_cast<int>(std::count(host_of.begin(), host_of.end(), here));
 }
 
+// For the segments that the tuner may choose.
+bool has_room(const Geometry& geometry, Reach reach) {
+  static_assert(Tuner::kWords <= kChoices);
+  return reach.mapped && geometry.room_bytes >= 4 * Tuner::kSegments.back();
+}
+
 Reach reach_of(const std::vector<int>& host_of) {
-  if (host_of.empty() || host_of.back() == 0) return {.mapped = true};
-  const size_t hosts = static_cast<size_t>(host_of.back()) + 1, local = host_of.size() / hosts;
+  const auto hosts = static_cast<size_t>(hosts_in(host_of));
+  if (hosts == 1) return {.mapped = true};
+  const size_t local = host_of.size() / hosts;
   for (size_t rank = 0; rank < host_of.size(); ++rank) {
     if (host_of[rank] != static_cast<int>(rank / local)) return {.mapped = false};
   }
@@ -52,12 +59,23 @@ std::shared_ptr<Communicator> Communicator::create(Store& store,
   meeting.first_inbox = {across.inbox_offset(0), across.inbox_bytes};
   meeting.tcp = runtime.config().tcp;
   if (options.rank == 0) meeting.word = runtime.costs_word();
+  meeting.algorithm = [&]() -> std::string {
+    if (options.algorithm) return to_string(*options.algorithm);
+    const auto& wish = options.wish ? options.wish : runtime.config().algorithm;
+    return wish ? to_string(algorithm_called(*wish)) : "";
+  };
   meeting.network = [&](const std::string& host) -> Network& { return runtime.network(host); };
   if (options.interrupt) meeting.interrupt = options.interrupt;
-  Neighbourhood memory = meet(store, meeting, runtime.doorbell(), Deadline(options.timeout));
-  const bool mapped = memory.host_of.back() == 0;
+  const Logger logger(runtime.config().log,
+                      str("rank ", options.rank, " of group '", options.name, "'"));
+  meeting.warn = [&](const std::string& text) { logger.warning(text); };
+  Neighbourhood memory = meet(store, meeting, runtime.neighbours(), Deadline(options.timeout));
+  const bool mapped = hosts_in(memory.host_of) == 1;
+  CommunicatorOptions agreed = options;
+  agreed.algorithm.reset();
+  if (!memory.algorithm.empty()) agreed.algorithm = algorithm_called(memory.algorithm);
   auto transport = std::make_unique<Transport>(options.rank, std::move(memory.peers));
-  return std::make_shared<Communicator>(std::move(transport), mapped ? geometry : across, options,
+  return std::make_shared<Communicator>(std::move(transport), mapped ? geometry : across, agreed,
                                         std::move(memory));
 }
 
@@ -70,16 +88,17 @@ Communicator::Communicator(std::unique_ptr<Transport> transport, const Geometry&
       reach_(reach_of(memory.host_of)),
       neighbours_(ranks_here(memory.host_of, options)),
       costs_(Runtime::get().adopt(memory.word)),
+      terms_(hash_of_terms(geometry, costs_, reach_.local)),
       memory_(std::move(memory)),
       transport_(std::move(transport)),
       inquiry_(*transport_, recorder_, Board::kHost),
       mailbox_(*transport_, recorder_),
       timeout_ms_(options.timeout.count()),
+      wheel_(transport_->doorbell()),
       executor_(*transport_, geometry),
+      tuner_(options.rank, has_room(geometry, reach_) ? transport_->choices(0) : nullptr),
       plans_(options.rank),
       patience_(patience()) {
-  const auto& wish = Runtime::get().config().algorithm;
-  if (!options_.algorithm && wish) options_.algorithm = algorithm_called(*wish);
   Runtime::get().attach(this);
 }
 

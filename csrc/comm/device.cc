@@ -8,7 +8,7 @@
 namespace ringcomm {
 namespace {
 
-constexpr auto kSlice = std::chrono::milliseconds(50);     // between looks at peers
+constexpr auto kSlice = std::chrono::milliseconds(50);     // the worker's longest sleep
 constexpr auto kParting = std::chrono::microseconds(100);  // between looks at what is still mapped
 constexpr auto kGateNap = std::chrono::microseconds(50);   // streams ring no doorbell
 constexpr auto kReleaseNap = std::chrono::milliseconds(1);
@@ -22,9 +22,7 @@ void DeviceGroup::End::block(cuda::Stream stream) const {
 
 bool DeviceGroup::End::good() const {
   group_.note_progress();
-  if (!group_.has_failed()) return true;
-  const std::lock_guard lock(group_.mutex_);
-  return static_cast<int32_t>(group_.good_until_[static_cast<size_t>(track_)] - value_) >= 0;
+  return group_.is_good(track_, value_);
 }
 
 DeviceGroup::DeviceGroup(Communicator& group, cuda::Library& library, int device)
@@ -32,20 +30,24 @@ DeviceGroup::DeviceGroup(Communicator& group, cuda::Library& library, int device
       api_(library.api()),
       device_(device),
       area_(group.transport().device_area(group.rank()), group.size()),
-      inquiry_(group.transport(), recorder_, Board::kDevice),
+      inquiry_(group.transport(), recorder_, Board::kDevice,
+               [this](Rank peer, uint64_t sequence) { return state_of(peer, sequence); }),
       plans_(group.rank()),
       tracks_(static_cast<size_t>(1 + 2 * group.size())),
       sent_(static_cast<size_t>(group.size())),
       received_(static_cast<size_t>(group.size())),
-      good_until_(tracks_.size()) {
+      good_until_(tracks_.size()),
+      spoilt_(tracks_.size()) {
   cuda::TeamOptions options;
   options.rank = group.rank();
   options.device = device;
-  options.most_bytes = Runtime::get().config().cuda_memory;
+  const Config& config = Runtime::get().config();
+  options.most_bytes = config.cuda_memory;
+  if (config.cuda_mode == "host") options.refusal = "RINGCOMM_CUDA_MODE=host";
   for (Rank rank = 0; rank < group.size(); ++rank) {
     options.areas.push_back(group.transport().device_area(rank));
-    options.sockets.push_back(group.transport().socket(rank));
   }
+  options.socket = [&group](Rank rank) { return group.transport().socket(rank); };
   team_ = library.make_team(options);
 }
 
@@ -92,10 +94,6 @@ void DeviceGroup::synchronize(cuda::Stream stream) const {
 
 cuda::Area DeviceGroup::area_of(Rank peer) const {
   return cuda::Area(group_.transport().device_area(peer), group_.size());
-}
-
-bool DeviceGroup::has_failed() const {
-  return released_ || group_.transport().first_failed().has_value();
 }
 
 bool DeviceGroup::reached(int track, uint32_t value) const {
@@ -171,7 +169,11 @@ DeviceGroup::EndPtr DeviceGroup::end(const std::vector<int>& tracks, cuda::Strea
   {
     const std::lock_guard lock(mutex_);
     first = pending_.empty();
-    for (const Pending& each : pending) pending_.push_back(each);
+    ++batches_;
+    for (Pending& each : pending) {
+      each.batch = batches_;
+      pending_.push_back(each);
+    }
   }
   if (first) group_.look_after();
   note_progress();
@@ -188,7 +190,23 @@ bool DeviceGroup::pending() {
 Clock::duration DeviceGroup::nap() {
   const std::lock_guard lock(mutex_);
   if (!gates_.empty()) return kGateNap;
-  return released_ && !pending_.empty() ? Clock::duration(kReleaseNap) : Clock::duration(kSlice);
+  return failed_ && !pending_.empty() ? Clock::duration(kReleaseNap) : Clock::duration(kSlice);
+}
+
+bool DeviceGroup::gated() {
+  const std::lock_guard lock(mutex_);
+  return !gates_.empty();
+}
+
+void DeviceGroup::expect(int track, uint32_t value) {
+  const std::lock_guard lock(mutex_);
+  const auto found = std::find_if(pending_.begin(), pending_.end(), [&](const Pending& each) {
+    return each.track == track && each.value == value;
+  });
+  if (found == pending_.end()) return;  // it is over
+  for (Pending& each : pending_) {
+    if (each.batch == found->batch && !each.deadline) each.deadline.emplace(each.timeout);
+  }
 }
 
 bool DeviceGroup::open_gates() {
@@ -205,109 +223,14 @@ bool DeviceGroup::open_gates() {
   return !open.empty();
 }
 
-void DeviceGroup::note_progress() {
-  if (forked_) return;
-  const std::lock_guard lock(mutex_);
-  std::vector<uint32_t> now;
-  for (size_t i = 0; i < tracks_.size(); ++i) {
-    now.push_back(own().done(static_cast<int>(i)).load(std::memory_order_seq_cst));
-  }
-  // Whoever fails says so before it lets streams go: what was counted before is good.
-  if (!has_failed()) good_until_ = now;
-  const auto within = [](const std::vector<uint32_t>& counts, const Pending& each) {
-    return static_cast<int32_t>(counts[static_cast<size_t>(each.track)] - each.value) >= 0;
-  };
-  const auto is_over = [&](const Pending& each) { return within(now, each); };
-  for (const Pending& each : pending_) {
-    if (!each.ticket || !is_over(each)) continue;
-    recorder_.end(*each.ticket, within(good_until_, each));
-    if (each.peer < 0) group_.transport().finish(Board::kDevice, each.operation.sequence);
-  }
-  std::erase_if(pending_, is_over);
-}
-
-// A rank that has called cannot be waited for in vain, unless it fails.
-bool DeviceGroup::called(const Pending& pending) const {
-  if (!pending.ticket) return true;  // the host's way sees to it
-  if (pending.peer >= 0) {
-    const bool sending = pending.track % 2 == 0;  // see track_of()
-    return area_of(pending.peer).message(group_.rank(), !sending, pending.number).load() >> 48 ==
-           (pending.number & 0xffff);
-  }
-  for (Rank peer = 0; peer < group_.size(); ++peer) {
-    const uint64_t theirs = group_.transport().state(peer, Board::kDevice).called;
-    if (peer != group_.rank() && theirs < pending.operation.sequence) return false;
-  }
-  return true;
-}
-
-bool DeviceGroup::expected() {
-  note_progress();
-  const std::lock_guard lock(mutex_);
-  return !pending_.empty() && std::all_of(pending_.begin(), pending_.end(),
-                                          [&](const auto& each) { return called(each); });
-}
-
-void DeviceGroup::look() {
-  note_progress();
-  std::vector<Pending> rest;
-  {
-    const std::lock_guard lock(mutex_);
-    rest.assign(pending_.begin(), pending_.end());
-  }
-  if (released_) {
-    if (!rest.empty()) release_team();
-    return;
-  }
-  // Not of those that have ended meanwhile: a peer may have gone after the last of them.
-  for (const Pending& each : rest) {
-    if (!reached(each.track, each.value)) check_pending(each);
-  }
-}
-
-void DeviceGroup::check_pending(const Pending& pending) {
-  const double seconds = to_seconds(pending.deadline.elapsed());
-  const bool late = pending.deadline.passed();
-  if (pending.peer < 0) {
-    if (pending.ticket) {
-      inquiry_.check_peers(pending.operation);
-      if (late) inquiry_.throw_late(pending.operation, seconds, group_.rank());
-    } else if (late) {
-      throw TimeoutError(str(numbered(pending.operation), ": Timed out after ", seconds,
-                             " s waiting for what this rank's stream has to do before it"));
-    }
-    return;
-  }
-  const std::string text = to_text(pending.operation);
-  // A sender may leave once its message is on its way, and the other way round.
-  const bool left = group_.transport().state(pending.peer, Board::kDevice).left;
-  if (pending.ticket && !(left && called(pending))) inquiry_.check_partner(pending.peer, text);
-  if (!late) return;
-  throw TimeoutError(str(text, ": Timed out after ", seconds, " s waiting for rank ", pending.peer,
-                         " (", group_.transport().condition(pending.peer),
-                         "): every send needs a recv, and the other way round"));
-}
-
-void DeviceGroup::release() {
-  if (!released_.exchange(true) && pending()) {
-    group_.logger().warning(
-        "streams go on without what the group was to give them: its next call, "
-        "or wait(), says so");
-  }
-  release_team();
-}
-
-void DeviceGroup::release_team() {
-  const std::lock_guard lock(mutex_);
-  if (team_) team_->release();
-}
-
 void DeviceGroup::close(Clock::duration grace) {
   const Deadline deadline(grace);
+  Waiter waiter([&](Clock::time_point) { group_.watch(); });
   while (pending() && !deadline.passed()) {
-    group_.watch();
     std::this_thread::sleep_for(kParting);
+    waiter.look_when_due();
   }
+  if (failed_) release_now();  // nobody looks any more
   std::unique_lock lock(enqueue_mutex_, std::defer_lock);
   while (!lock.try_lock()) {  // another thread waits for ranks to meet
     if (deadline.passed()) {

@@ -19,6 +19,7 @@
 #include "comm/mailbox.h"
 #include "comm/operation.h"
 #include "comm/recorder.h"
+#include "comm/waiter.h"
 #include "cuda/library.h"
 #include "plan/cache.h"
 
@@ -44,6 +45,8 @@ class DeviceGroup {
     End& operator=(const End&) = delete;
 
     bool reached() const { return group_.reached(track_, value_); }
+    // Somebody waits for it: from now on, if not since before, its messages have a deadline.
+    void expect() const { group_.expect(track_, value_); }
     bool good() const;                      // of what was reached: not because the group failed
     void block(cuda::Stream stream) const;  // the stream waits for it, the host does not
     cuda::Stream stream() const { return stream_; }
@@ -56,6 +59,9 @@ class DeviceGroup {
     const cuda::Stream stream_;
   };
   using EndPtr = std::shared_ptr<End>;
+
+  // How the host's way says to a stream that it is over, and to whoever asks how it ended.
+  enum Result : uint32_t { kGood = 1, kBad = 2 };
 
   struct Posted {  // a message, as it was asked for
     MessageKind kind;
@@ -93,10 +99,12 @@ class DeviceGroup {
   void note_progress();
   // Posts what a stream has brought to the host. True when there was something.
   bool open_gates();
+  bool gated();
   // The slow path: ends what is done, throws what is wrong with the rest.
   void look();
-  // The group has failed: lets streams go on that wait for others.
-  void release();
+  // The group has failed: lets streams go on that wait for others. `patiently`: not before those
+  // operations are over that can still end well.
+  void release(bool patiently);
   // Within `grace`, lets go of peers' memory, waits until they have let go of ours, gives it back.
   void close(Clock::duration grace);
   void forked() { forked_.store(true); }
@@ -113,9 +121,14 @@ class DeviceGroup {
     int track;
     uint32_t value;
     Rank peer;  // of a message, else -1
-    Deadline deadline;
-    std::optional<uint64_t> ticket;  // the flight recorder's: none if the host's way records it
-    uint64_t number = 0;             // of a message, among those to or from that peer
+    Clock::duration timeout;
+    std::optional<Deadline> deadline;  // of a message: since somebody waits for it
+    std::optional<uint64_t> ticket;    // the flight recorder's: none if the host's way records it
+    uint64_t number = 0;               // of a message, among those to or from that peer
+    uint64_t batch = 0;                // of what was enqueued together
+    const std::atomic<uint32_t>* result = nullptr;  // the host's way: kGood if it has ended well
+
+    bool sending() const { return track % 2 == 0; }  // see track_of()
   };
   struct Buffer {  // memory of the host through which an operation goes
     std::byte* memory;
@@ -129,8 +142,18 @@ class DeviceGroup {
   };
 
   bool reached(int track, uint32_t value) const;
-  bool has_failed() const;  // here, or at a peer: streams may have been let go
+  bool is_good(int track, uint32_t value);
+  bool is_doomed(const Pending& pending) const;
+  bool ended_well(const Pending& pending) const;
+  bool has_let_go(Rank peer) const;
+  PeerState state_of(Rank peer, uint64_t sequence) const;
+  std::optional<Rank> spoiler(const Pending& pending) const;
+  bool can_end_well(const Pending& pending);
+  bool owed();
+  void await_owed(const std::string& asked);
+  void release_now();
   bool called(const Pending& pending) const;
+  void expect(int track, uint32_t value);
   void keep(cuda::Event event);
   cuda::Event event();
   cuda::Stream own_stream(int track);
@@ -150,12 +173,16 @@ class DeviceGroup {
   void make_room();
   void announce(const Operation& operation, const Descriptor& descriptor);
   uint64_t compare(const Posted& message);
-  void run(const Operation& operation, uint64_t sequence, cuda::Stream stream);
-  void run_on_host(const Operation& operation, cuda::Stream stream);
-  void post_on_host(const std::vector<Posted>& messages, cuda::Stream stream);
+  std::optional<Algorithm> choose(const Shape& shape) const;
+  void run(const Operation& operation, const Shape& shape, std::optional<Algorithm> algorithm,
+           cuda::Stream stream);
+  const std::atomic<uint32_t>* run_on_host(const Operation& operation, cuda::Stream stream);
+  std::vector<const std::atomic<uint32_t>*> post_on_host(const std::vector<Posted>& messages,
+                                                         cuda::Stream stream);
   std::shared_ptr<Message> message_for(const Posted& posted, std::byte* buffer) const;
   std::byte* buffer(uint64_t bytes, int track);
   void check_pending(const Pending& pending);
+  void check_message(const Pending& pending) const;
   const cuda::Area& own() const { return area_; }
   cuda::Area area_of(Rank peer) const;
   void refuse_capture(cuda::Stream caller) const;
@@ -182,9 +209,12 @@ class DeviceGroup {
 
   std::mutex mutex_;  // guards what follows; never held during a call of CUDA's
   std::deque<Pending> pending_;
+  uint64_t batches_ = 0;
   std::vector<cuda::Event> events_;
   std::list<Gate> gates_;
-  std::vector<uint32_t> good_until_;  // by track: what was done before any rank had failed
+  std::vector<uint32_t> good_until_;  // by track
+  std::vector<bool> spoilt_;          // by track: after those, nothing is good
+  std::atomic<bool> failed_{false};   // released, or soon; partner: look()
   std::atomic<bool> released_{false}, forked_{false};
   bool kept_ = false;  // streams or peers may still use what the team has: till the process ends
 };

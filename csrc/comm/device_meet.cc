@@ -9,7 +9,6 @@
 namespace ringcomm {
 namespace {
 
-constexpr auto kSlice = std::chrono::milliseconds(50);     // between looks at peers
 constexpr auto kMeeting = std::chrono::microseconds(100);  // between looks at their cards
 
 }  // namespace
@@ -37,8 +36,7 @@ std::string DeviceGroup::why_not(const cuda::Circle& circle) const {
     return group_.transport().device_area(rank) != nullptr;
   });
   if (!near) return "ranks are on several hosts";
-  if (group_.size() > cuda::kMostRanks) return "there are more than 32 ranks";
-  return Runtime::get().config().cuda_mode == "host" ? "RINGCOMM_CUDA_MODE=host" : "";
+  return group_.size() > cuda::kMostRanks ? "there are more than 32 ranks" : "";
 }
 
 // The first time that these circles are needed. Step by step for all of them, so that ranks that
@@ -83,20 +81,22 @@ void DeviceGroup::meet(const std::vector<cuda::Circle>& circles, const std::stri
 
 void DeviceGroup::await_step(const cuda::Circle& circle, uint32_t step, const Deadline& deadline,
                              const std::string& asked) {
-  Deadline look(kSlice);
-  for (const Rank rank : circle.ranks) {
+  Rank rank = -1;
+  Waiter waiter([&](Clock::time_point) {
+    inquiry_.check_partner(rank, asked);
+    group_.check_waiting(asked);
+    if (!deadline.passed()) return;
+    throw TimeoutError(str(asked, ": Timed out after ", to_seconds(deadline.elapsed()),
+                           " s waiting for rank ", rank, " (", inquiry_.where_is(rank, 1),
+                           ") to use its device with this group"));
+  });
+  for (const Rank next : circle.ranks) {
+    rank = next;
     const cuda::Area area = area_of(rank);
     const auto& at = area.card(circle.card_of(rank)).step;
     while (at.load(std::memory_order_acquire) < step) {
       std::this_thread::sleep_for(kMeeting);
-      if (!look.passed()) continue;
-      look = Deadline(kSlice);
-      inquiry_.check_partner(rank, asked);
-      group_.check_waiting(asked);
-      if (!deadline.passed()) continue;
-      throw TimeoutError(str(asked, ": Timed out after ", to_seconds(deadline.elapsed()),
-                             " s waiting for rank ", rank, " (", inquiry_.where_is(rank, 1),
-                             ") to use its device with this group"));
+      waiter.look_when_due();
     }
   }
 }

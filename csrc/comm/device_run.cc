@@ -75,15 +75,18 @@ DeviceGroup::EndPtr DeviceGroup::enqueue(const Operation& operation, cuda::Strea
     meet({circle_of(-1)}, asked);
     const cuda::Stream stream = begin({0}, caller, aside);
     const auto limit = operation.timeout.count() > 0 ? operation.timeout : group_.timeout();
-    Pending pending{{}, 0, 0, -1, Deadline(limit), {}};
+    Pending pending{{}, 0, 0, -1, limit, Deadline(limit), {}};
     make_room();
     if (reach(-1)) {
+      const Shape shape = make_shape(operation, team_->geometry());
+      const auto algorithm = choose(shape);
       pending.operation = make_descriptor(operation, ++sequence_);
+      set_plan(pending.operation, algorithm, hash_of_terms(shape.geometry, shape.costs, 1));
       announce(operation, pending.operation);
       pending.ticket = recorder_.begin(pending.operation);
-      run(operation, sequence_, stream);
+      run(operation, shape, algorithm, stream);
     } else {
-      run_on_host(operation, stream);
+      pending.result = run_on_host(operation, stream);
       pending.operation = make_descriptor(operation, group_.sequence());
       pending.deadline = Deadline(limit + kOwnStream);
     }
@@ -104,13 +107,13 @@ void DeviceGroup::scale(DType dtype, double factor, Span dst, const std::byte* s
 // Boards and slots hold the last so many operations: more are never under way.
 void DeviceGroup::make_room() {
   const auto behind = [&] { return reached(0, tracks_[0].issued + 1 - kMostUnderWay); };
-  Deadline look(std::chrono::milliseconds(50));
-  while (!behind()) {
-    std::this_thread::sleep_for(std::chrono::microseconds(20));
-    if (!look.passed()) continue;
-    look = Deadline(std::chrono::milliseconds(50));
+  Waiter waiter([&](Clock::time_point) {
     group_.watch();
     group_.check_waiting("the operations before it");
+  });
+  while (!behind()) {
+    std::this_thread::sleep_for(std::chrono::microseconds(20));
+    waiter.look_when_due();
   }
 }
 
@@ -127,7 +130,12 @@ void DeviceGroup::announce(const Operation& operation, const Descriptor& descrip
     own().stamp(descriptor.sequence, peer).store(stamp(peer), std::memory_order_relaxed);
   }
   transport.announce(Board::kDevice, descriptor);
-  inquiry_.check_peers(descriptor);
+  try {
+    inquiry_.check_peers(descriptor);
+  } catch (const PeerError&) {
+    await_owed(numbered(descriptor));
+    throw;
+  }
   for (Rank peer = 0; peer < group_.size(); ++peer) {
     if (peer == group_.rank() || !transport.descriptor(peer, Board::kDevice, descriptor.sequence)) {
       continue;
@@ -140,23 +148,22 @@ void DeviceGroup::announce(const Operation& operation, const Descriptor& descrip
   }
 }
 
-void DeviceGroup::run(const Operation& operation, uint64_t sequence, cuda::Stream stream) {
+// By which algorithm; nullopt: by the kernels of all_reduce.
+std::optional<Algorithm> DeviceGroup::choose(const Shape& shape) const {
+  const bool sums = shape.collective == Collective::kAllReduce;
+  if (const auto wished = group_.wished(shape.collective)) return wished;
+  const bool short_enough = found_.own_devices && shape.bytes <= kTwoShotBytes;
+  if (sums && (found_.one_device || short_enough)) return std::nullopt;
+  // Between devices of their own, traffic from neighbour to neighbour suits any wiring.
+  return sums ? Algorithm::kRing : select(shape, {.mapped = true});
+}
+
+void DeviceGroup::run(const Operation& operation, const Shape& shape,
+                      std::optional<Algorithm> algorithm, cuda::Stream stream) {
   const Spans input(operation.input), output(operation.output);
   const Reduction reduction = make_reduction(operation, group_.size());
-  const auto wished = group_.wished(operation.collective);
-  const bool short_enough = found_.own_devices && operation.bytes <= kTwoShotBytes;
-  if (operation.collective == Collective::kAllReduce && !wished &&
-      (found_.one_device || short_enough)) {
-    return team_->all_reduce(stream, sequence, reduction, input, output);
-  }
-  const Shape shape = make_shape(operation, team_->geometry());
-  Algorithm algorithm = select(shape, {.mapped = true});
-  // Between devices of their own, traffic from neighbour to neighbour suits any wiring.
-  if (operation.collective == Collective::kAllReduce && !found_.one_device) {
-    algorithm = Algorithm::kRing;
-  }
-  const auto plan = plans_.get(shape, wished.value_or(algorithm));
-  team_->run(stream, *plan, sequence, reduction, input, output);
+  if (!algorithm) return team_->all_reduce(stream, sequence_, reduction, input, output);
+  team_->run(stream, *plans_.get(shape, *algorithm), sequence_, reduction, input, output);
 }
 
 // ---- messages
@@ -174,7 +181,7 @@ DeviceGroup::EndPtr DeviceGroup::enqueue(const std::vector<Posted>& messages, cu
       const int track = track_of(message.kind);
       if (std::find(tracks.begin(), tracks.end(), track) == tracks.end()) tracks.push_back(track);
       const auto limit = message.timeout.count() > 0 ? message.timeout : group_.timeout();
-      pending.push_back({descriptor, track, 0, message.kind.peer, Deadline(limit), {}});
+      pending.push_back({descriptor, track, 0, message.kind.peer, limit, {}, {}});
     }
     std::vector<cuda::Circle> circles;
     for (const Posted& message : messages) circles.push_back(circle_of(message.kind.peer));
@@ -192,7 +199,10 @@ DeviceGroup::EndPtr DeviceGroup::enqueue(const std::vector<Posted>& messages, cu
       }
     }
     if (!transfers.empty()) team_->transfer(stream, transfers);
-    post_on_host(through_host, stream);
+    const auto results = post_on_host(through_host, stream);
+    for (size_t i = 0, next = 0; i < pending.size() && !results.empty(); ++i) {
+      if (!pending[i].ticket) pending[i].result = results[next++];
+    }
     if (finish) finish(stream);
     return end(tracks, stream, std::move(pending));
   });
@@ -220,6 +230,7 @@ uint64_t DeviceGroup::compare(const Posted& message) {
 
 std::byte* DeviceGroup::buffer(uint64_t bytes, int track) {
   const uint32_t value = tracks_[static_cast<size_t>(track)].issued + 1;
+  note_progress();  // before a result is overwritten
   for (Buffer& buffer : buffers_) {
     if (buffer.bytes < bytes || buffer.bytes > 4 * bytes + 4096) continue;
     if (!reached(buffer.track, buffer.value)) continue;
@@ -237,7 +248,9 @@ std::byte* DeviceGroup::buffer(uint64_t bytes, int track) {
   return memory;
 }
 
-void DeviceGroup::run_on_host(const Operation& operation, cuda::Stream stream) {
+// Returns where it will stand how it ended; null: it has ended, and well.
+const std::atomic<uint32_t>* DeviceGroup::run_on_host(const Operation& operation,
+                                                      cuda::Stream stream) {
   const uint64_t in = total(operation.input), out = total(operation.output);
   std::byte* const memory = buffer(in + out, 0);
   std::byte* at = memory + kHead;
@@ -249,10 +262,12 @@ void DeviceGroup::run_on_host(const Operation& operation, cuda::Stream stream) {
   there.input = {{memory + kHead, in}};
   there.output = {{at, out}};
   if (streams_meet_) {
-    const auto over = [memory](const std::exception_ptr&) { word(memory, kOver).store(1); };
+    const auto over = [memory](const std::exception_ptr& error) {
+      word(memory, kOver).store(error ? kBad : kGood);
+    };
     api_.write(stream, address(memory, kArrived), 1);
     group_.submit(std::move(there), over, {}, &word(memory, kArrived));
-    api_.wait_until(stream, address(memory, kOver), 1);
+    api_.wait_until(stream, address(memory, kOver), kGood);
   } else {
     api_.synchronize(stream);
     group_.run(there);
@@ -261,7 +276,9 @@ void DeviceGroup::run_on_host(const Operation& operation, cuda::Stream stream) {
     api_.copy(stream, span.data, at, span.bytes);
     at += span.bytes;
   }
-  if (!streams_meet_) api_.synchronize(stream);
+  if (streams_meet_) return &word(memory, kOver);
+  api_.synchronize(stream);
+  return nullptr;
 }
 
 std::shared_ptr<Message> DeviceGroup::message_for(const Posted& posted, std::byte* buffer) const {
@@ -272,12 +289,16 @@ std::shared_ptr<Message> DeviceGroup::message_for(const Posted& posted, std::byt
   message->tag = posted.kind.tag;
   message->dtype = posted.kind.dtype;
   message->data = {buffer + kHead, posted.data.bytes};
-  message->on_done = [buffer](const std::exception_ptr&) { word(buffer, kOver).store(1); };
+  message->on_done = [buffer](const std::exception_ptr& error) {
+    word(buffer, kOver).store(error ? kBad : kGood);
+  };
   return message;
 }
 
 // All are on their way before the stream waits for one: the peers may do the same.
-void DeviceGroup::post_on_host(const std::vector<Posted>& messages, cuda::Stream stream) {
+std::vector<const std::atomic<uint32_t>*> DeviceGroup::post_on_host(
+    const std::vector<Posted>& messages, cuda::Stream stream) {
+  std::vector<const std::atomic<uint32_t>*> results;
   std::vector<std::shared_ptr<Message>> posted;
   for (const Posted& each : messages) {
     std::byte* const memory = buffer(each.data.bytes, track_of(each.kind));
@@ -298,7 +319,8 @@ void DeviceGroup::post_on_host(const std::vector<Posted>& messages, cuda::Stream
   for (size_t i = 0; i < messages.size(); ++i) {
     std::byte* const memory = posted[i]->data.data - kHead;
     if (streams_meet_) {
-      api_.wait_until(stream, address(memory, kOver), 1);
+      api_.wait_until(stream, address(memory, kOver), kGood);
+      results.push_back(&word(memory, kOver));
     } else {
       group_.wait(*posted[i]);
       if (posted[i]->error) std::rethrow_exception(posted[i]->error);
@@ -307,6 +329,7 @@ void DeviceGroup::post_on_host(const std::vector<Posted>& messages, cuda::Stream
     api_.copy(stream, messages[i].data.data, posted[i]->data.data, messages[i].data.bytes);
     if (!streams_meet_) api_.synchronize(stream);
   }
+  return results;
 }
 
 }  // namespace ringcomm

@@ -4,15 +4,17 @@
 namespace ringcomm {
 namespace {
 
-constexpr auto kSlice = std::chrono::milliseconds(50);    // between looks at peers and deadlines
+constexpr auto kSlice = std::chrono::milliseconds(50);    // the worker's longest sleep
 constexpr auto kGateNap = std::chrono::microseconds(50);  // streams ring no doorbell
 
 }  // namespace
 
-// A thread in wait(): while there is one, the worker leaves the group to it.
+// A thread in wait(): while there is one, the worker leaves the messages to it, and the queue as
+// well where it waits for a task.
 class Communicator::Waiting {
  public:
-  explicit Waiting(Communicator& group) : group_(group), outer_(innermost()) {
+  Waiting(Communicator& group, bool for_task)
+      : group_(group), for_task_(for_task), outer_(innermost()) {
     innermost() = this;
     come();
   }
@@ -28,12 +30,20 @@ class Communicator::Waiting {
     static thread_local Waiting* it = nullptr;
     return it;
   }
-  void come() { group_.waiting_.fetch_add(1, std::memory_order_seq_cst); }
-  void go() { group_.waiting_.fetch_sub(1, std::memory_order_seq_cst); }
+  // Partner: drive(). The worker that has left something to this thread did so after come(); so
+  // hand_over(), which follows go(), sees what that was, and kicks the worker.
+  void come() { count(1); }
+  void go() { count(-1); }
   void hand_over() { group_.hand_over(); }
 
  private:
+  void count(int more) {
+    if (for_task_) group_.waiting_for_tasks_.fetch_add(more, std::memory_order_seq_cst);
+    group_.waiting_.fetch_add(more, std::memory_order_seq_cst);
+  }
+
   Communicator& group_;
+  const bool for_task_;
   Waiting* const outer_;
 };
 
@@ -52,7 +62,7 @@ void Communicator::call_out(const std::function<void()>& code) {
   };
   const Left left;
   left.waiting != nullptr ? left.waiting->hand_over() : Runtime::get().step_down();
-  code();
+  Runtime::get().call(code);
 }
 
 // ---- messages
@@ -117,20 +127,28 @@ bool Communicator::advance_queue(Driver& driver) {
   }
   if (error) end(false);
   const TaskPtr task = std::exchange(task_, nullptr);
-  driver.unlock();
+  if (task->on_end) std::exchange(task->on_end, nullptr)();
+  driver.let_go();
   complete(task, error);
   return true;
 }
 
-// Begins the next task of the queue; false when there is none.
+// The next task of the queue, if it may begin.
+TaskPtr Communicator::front() {
+  const std::lock_guard lock(queue_mutex_);
+  if (queue_.empty()) return nullptr;
+  const std::atomic<uint32_t>* const gate = queue_.front()->gate;
+  const bool open = gate == nullptr || gate->load(std::memory_order_seq_cst) != 0 || failed_;
+  return open ? queue_.front() : nullptr;
+}
+
 bool Communicator::next_task() {
+  const TaskPtr next = front();
+  if (!next) return false;
+  task_ = next;
   {
     const std::lock_guard lock(queue_mutex_);
-    if (queue_.empty()) return false;
-    const std::atomic<uint32_t>* const gate = queue_.front()->gate;
-    if (gate != nullptr && gate->load(std::memory_order_seq_cst) == 0 && !failed_) return false;
-    task_ = queue_.front();
-    queue_.pop_front();
+    queue_.pop_front();  // who drives is the only one to take from it
   }
   if (failed_.load(std::memory_order_acquire)) check_usable();
   begin(task_->operation);
@@ -142,90 +160,126 @@ void Communicator::complete(const TaskPtr& task, const std::exception_ptr& error
   task->operation.output.clear();
   task->sequel = {};
   queued_.fetch_sub(1, std::memory_order_seq_cst);  // on_done may destroy the group
-  task->complete(error);
+  task->end(error);
+  transport_->doorbell().notify(kLocalNews);  // before the user's code, which may take its time
+  task->call_back();
   fail_messages();
-  transport_->doorbell().notify();
 }
 
-// After driving: whatever is left is the worker's.
+// After waiting: whatever is left is the worker's.
 void Communicator::hand_over() {
   if (forked_) return;
   if (busy()) Runtime::get().kick(shared_from_this());
 }
 
+// Could this thread move the queue on? It is at the wheel then.
+bool Communicator::takes_over(Driver& driver) {
+  if (queued_.load(std::memory_order_seq_cst) == 0 || !driver.take()) return false;
+  if (task_ || front()) return true;
+  driver.let_go();  // the next one's time has not come
+  return false;
+}
+
+// Who waits for a task drives the queue, or follows: sleeps until whoever drives lets go. Only the
+// one at the wheel listens to signals, and he keeps it while he sleeps, for as long as an operation
+// is in progress. Who waits for a message listens to messages alone, and the worker drives.
 bool Communicator::wait(Request& request, Clock::duration at_most) {
   const auto done = [&] { return request.done.load(std::memory_order_seq_cst); };
   if (done() || forked_) return done();
   check_no_handler();
-  const Deadline limit(at_most);
+  Message* const message = request.as_message();
   const bool limited = at_most != Clock::duration::max();
+  const Deadline limit(message != nullptr && !limited ? message->timeout : at_most);
   Patience patience = this->patience();
   const HandOver afterwards{*this};
-  const Waiting waiting(*this);
+  const Waiting waiting(*this, message == nullptr);
   Driving driving(*transport_);
-  Driver driver(drive_, std::defer_lock);
-  Deadline look(kSlice);
+  Driver driver(wheel_);
+  bool late = false;
+  Waiter waiter(patience, [&](Clock::time_point) {
+    driver.let_go();
+    watch();
+    if (options_.interrupt) check_interrupt(request);
+    late = limit.passed();
+  });
   DeviceGroup* const device = device_.load(std::memory_order_acquire);
-  while (!done()) {
-    if (limited && limit.passed()) break;
+  // Partners of these loads: complete(), Mailbox::call_back(), fail(), stream_write(), submit().
+  const auto awake = [&] {
+    if (done() || failed_.load(std::memory_order_seq_cst) || mailbox_.ready()) return true;
+    if (message != nullptr) return false;
+    return driver.drives() ? executor_.ready() : takes_over(driver);
+  };
+  while (!done() && !late) {
     bool moved = transport_->progress();
-    if (device != nullptr) {
-      if (driver) driver.unlock();
+    if (device != nullptr && device->gated()) {
+      driver.let_go();
       moved = device->open_gates() || moved;
     }
-    if (mailbox_.pending()) {  // callbacks must find the group free
-      if (driver) driver.unlock();
+    if (mailbox_.pending() && mailbox_.ready()) {  // callbacks must find the group free
+      driver.let_go();
       moved = move_messages([&] { return mailbox_.progress(); }) || moved;
     }
-    if (driver || driver.try_lock()) moved = advance_queue(driver) || moved;
-    if (moved) patience.reset();
-    if (moved || patience.again()) continue;
-    const auto awake = [&] {
-      return done() || failed_.load(std::memory_order_seq_cst) || mailbox_.ready() ||
-             ((driver || driver.try_lock()) && task_ && executor_.ready());
-    };
-    const bool arrived =
-        driving.sleep(awaited(driver), awake, std::min<Clock::duration>(nap(), limit.left()));
-    patience.reset();
-    if (driver) driver.unlock();
-    if (arrived && !look.passed() && !transport_->first_failed()) continue;
-    look = Deadline(kSlice);
-    watch();
-    if (options_.interrupt) options_.interrupt();
+    if (message == nullptr && driver.take()) moved = advance_queue(driver) || moved;
+    if (waiter.again(moved)) continue;
+    if (driver.drives() && !task_) driver.let_go();  // for callers on an idle group
+    const uint32_t news = message != nullptr ? kMessageNews
+                          : driver.drives()  ? kAllNews
+                                             : kMessageNews | kLocalNews;
+    driving.sleep(awaited(driver), news, awake, std::min({waiter.nap(), nap(), limit.left()}));
+    late = limit.passed();
+    waiter.woke(failed_.load(std::memory_order_seq_cst) || transport_->first_failed());
   }
-  return done();
+  driver.let_go();
+  if (done() || message == nullptr) return done();
+  give_up(*message, late_error(*message, limit.elapsed()));
+  while (!done()) std::this_thread::yield();  // another thread is about to say so
+  return true;
 }
 
 Communicator::Driven Communicator::drive() {
-  if (forked_ || waiting_.load(std::memory_order_seq_cst) > 0) return Driven::kIdle;
+  if (forked_) return Driven::kIdle;
+  // Who waits for a task drives everything. He came before these loads, and looks at all there is
+  // before he sleeps; or he has gone since, and hand_over() kicks the worker anew.
+  if (waiting_for_tasks_.load(std::memory_order_seq_cst) > 0) return Driven::kIdle;
   transport_->progress();
   DeviceGroup* const device = device_.load(std::memory_order_acquire);
   bool moved = device != nullptr && device->open_gates();
-  moved = (mailbox_.pending() && move_messages([&] { return mailbox_.progress(); })) || moved;
+  moved = (has_messages() && move_messages([&] { return mailbox_.progress(); })) || moved;
   if (queued_.load(std::memory_order_seq_cst) > 0) {
-    Driver driver(drive_, std::try_to_lock);
-    if (driver) moved = advance_queue(driver) || moved;
+    Driver driver(wheel_);
+    if (driver.take()) moved = advance_queue(driver) || moved;
   }
-  // Who began to wait while this thread had the driver's lock looks again now.
-  if (waiting_.load(std::memory_order_seq_cst) > 0) transport_->doorbell().notify();
   if (moved) return Driven::kMoved;
-  return busy() ? Driven::kBlocked : Driven::kIdle;
+  const bool more = queued_.load(std::memory_order_seq_cst) > 0 || has_messages();
+  return more || (device != nullptr && device->pending()) ? Driven::kBlocked : Driven::kIdle;
+}
+
+// Are there messages that nobody but the worker moves?
+bool Communicator::has_messages() const {
+  return mailbox_.pending() && waiting_.load(std::memory_order_seq_cst) == 0;
+}
+
+// What the worker has to hear of: no signals where there are only messages.
+uint32_t Communicator::news() const {
+  return queued_.load(std::memory_order_seq_cst) > 0 ? kAllNews : kMessageNews | kLocalNews;
 }
 
 // A remote rank from which something has to come next; -1: none, or others may be the first.
 Rank Communicator::awaited(const Driver& driver) const {
   if (mailbox_.pending()) return neighbours_ == 1 && size() > 1 ? (rank() + 1) % size() : -1;
-  return driver && task_ ? executor_.peer() : -1;
+  return driver.drives() && task_ ? executor_.peer() : -1;
 }
 
 // As Driving::sleep, for the worker. False when it has to sleep in another way.
 bool Communicator::sleep(const std::function<bool()>& awake, Clock::duration most) {
-  Driver driver(drive_, std::try_to_lock);
-  const Rank from = driver && !forked_ ? awaited(driver) : -1;
-  if (driver) driver.unlock();
+  if (forked_) return false;
+  Driver driver(wheel_);
+  if (queued_.load(std::memory_order_seq_cst) > 0) driver.take();
+  const Rank from = awaited(driver);
+  driver.let_go();
   if (from < 0 || !transport_->is_remote(from)) return false;
   Driving driving(*transport_);
-  driving.sleep(from, awake, most);
+  driving.sleep(from, news(), awake, most);
   return true;
 }
 
@@ -245,9 +299,9 @@ Clock::duration Communicator::nap() {
 
 bool Communicator::ready() {
   if (forked_) return false;
-  if (failed_.load(std::memory_order_seq_cst) || mailbox_.ready()) return true;
-  const Driver driver(drive_, std::try_to_lock);
-  return driver && task_ && executor_.ready();
+  if (failed_.load(std::memory_order_seq_cst) || (has_messages() && mailbox_.ready())) return true;
+  Driver driver(wheel_);
+  return takes_over(driver) && (!task_ || executor_.ready());
 }
 
 }  // namespace ringcomm

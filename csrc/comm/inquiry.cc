@@ -4,6 +4,9 @@
 
 namespace ringcomm {
 
+namespace {
+
+// Who failed first matters, not on whose word: "rank 3 failed: ..." is passed on as it is.
 std::string retold(Rank by, const std::string& text) {
   constexpr std::string_view rank = ": rank ", failed = " failed: ";
   const size_t at = text.find(rank);
@@ -16,6 +19,18 @@ std::string retold(Rank by, const std::string& text) {
   return str("rank ", by, failed, text);
 }
 
+}  // namespace
+
+bool is_of_peer(const std::exception_ptr& error, Rank self) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const PeerError& peer) {
+    return peer.rank() != self;
+  } catch (...) {
+    return false;
+  }
+}
+
 std::string numbered(const Descriptor& operation) {
   std::string text = to_text(operation);
   const size_t word = std::min(text.find(' '), text.size());
@@ -24,7 +39,7 @@ std::string numbered(const Descriptor& operation) {
 
 // "last finished #411 all_reduce float32[3] SUM, has not called #412"
 std::string Inquiry::progress_of(Rank peer, uint64_t sequence) const {
-  const PeerState state = this->state(peer);
+  const PeerState state = this->state(peer, sequence);
   std::string text = state.finished > 0 ? "last finished " + recorder_.name_of(state.finished)
                                         : "finished nothing yet";
   if (state.called < sequence) return text + str(", has not called #", sequence);
@@ -49,23 +64,40 @@ void Inquiry::check_peers(const Descriptor& operation) const {
   for (Rank peer = 0; peer < transport_.size(); ++peer) {
     if (peer != transport_.rank()) check_peer(operation, peer);
   }
-  check_failed(numbered(operation));
+  if (const auto by = failed_before(operation.sequence)) {
+    throw PeerError(*by, str(numbered(operation), ": ", told_by(*by)));
+  }
+}
+
+std::string Inquiry::told_by(Rank peer) const { return retold(peer, transport_.failure(peer)); }
+
+std::optional<Rank> Inquiry::failed_before(uint64_t sequence) const {
+  const auto first = transport_.first_failed();
+  if (!first) return std::nullopt;
+  const auto owes = [&](Rank peer) {
+    const PeerState state = this->state(peer, sequence);
+    return peer != transport_.rank() && state.failed && state.finished < sequence;
+  };
+  if (owes(*first)) return first;
+  for (Rank peer = 0; peer < transport_.size(); ++peer) {
+    if (owes(peer)) return peer;
+  }
+  return std::nullopt;
+}
+
+void Inquiry::check_gone(Rank peer, const std::string& text) const {
+  const bool lost = transport_.connection_lost(peer);
+  if (peer == transport_.rank() || !(lost || state(peer).left)) return;
+  if (!state(peer).left) throw PeerError(peer, text + loss_of(peer, 0));
+  throw PeerError(peer, str(text, ": rank ", peer,
+                            " has left the group (it destroyed it, or its program ended)"));
 }
 
 void Inquiry::check_partner(Rank peer, const std::string& text) const {
-  const bool lost = transport_.connection_lost(peer);
-  if (peer != transport_.rank() && !state(peer).failed && (lost || state(peer).left)) {
-    if (!state(peer).left) throw PeerError(peer, text + loss_of(peer, 0));
-    throw PeerError(peer, str(text, ": rank ", peer,
-                              " has left the group (it destroyed it, or its program ended)"));
-  }
-  check_failed(text);
-}
-
-void Inquiry::check_failed(const std::string& text) const {
+  if (!transport_.state(peer, board_).failed) check_gone(peer, text);
   const auto first = transport_.first_failed();
   if (!first || *first == transport_.rank()) return;
-  throw PeerError(*first, str(text, ": ", retold(*first, transport_.failure(*first))));
+  throw PeerError(*first, str(text, ": ", told_by(*first)));
 }
 
 void Inquiry::check_peer(const Descriptor& operation, Rank peer) const {
@@ -73,7 +105,7 @@ void Inquiry::check_peer(const Descriptor& operation, Rank peer) const {
   if (theirs && *theirs != operation) throw_mismatch(operation, peer);
   const bool lost =
       transport_.connection_lost(peer);  // before its state: a rank finishes, then goes
-  const PeerState state = this->state(peer);
+  const PeerState state = this->state(peer, operation.sequence);
   if (!(lost || state.left) || state.failed || state.finished >= operation.sequence) return;
   if (state.left) {
     throw PeerError(peer, str(numbered(operation), ": rank ", peer,
@@ -93,6 +125,12 @@ void Inquiry::throw_mismatch(const Descriptor& operation, Rank peer) const {
                             " disagree on how much they send each other: output_split_sizes[", peer,
                             "] of rank ", rank, " must be input_split_sizes[", rank, "] of rank ",
                             peer, ", and the other way round"));
+  }
+  if (theirs && same_call(*theirs, operation)) {
+    throw MismatchError(str(numbered(operation), ": rank ", rank, " runs it by ",
+                            plan_text(operation), ", rank ", peer, " by ", plan_text(*theirs),
+                            ", or with other segments or costs: give every rank the same "
+                            "algorithm and the same version of ringcomm"));
   }
   std::string other =
       theirs ? to_text(*theirs) : str("another operation (#", state(peer).called, ")");

@@ -2,7 +2,11 @@
 // operations on memory of the host, one for those on devices: the words are the same.
 #pragma once
 
+#include <exception>
+#include <functional>
+#include <optional>
 #include <string>
+#include <utility>
 
 #include "comm/operation.h"
 #include "comm/recorder.h"
@@ -12,8 +16,11 @@ namespace ringcomm {
 
 class Inquiry {
  public:
-  Inquiry(Transport& transport, const Recorder& recorder, Board board)
-      : transport_(transport), recorder_(recorder), board_(board) {}
+  // How far a peer is, in view of that operation; without, what its board says.
+  using Look = std::function<PeerState(Rank peer, uint64_t sequence)>;
+
+  Inquiry(Transport& transport, const Recorder& recorder, Board board, Look look = nullptr)
+      : transport_(transport), recorder_(recorder), board_(board), look_(std::move(look)) {}
 
   // Throws MismatchError or PeerError when `operation` cannot end well: a peer called another one
   // under its number, has gone without finishing it, or has failed.
@@ -21,8 +28,15 @@ class Inquiry {
   [[noreturn]] void throw_mismatch(const Descriptor& operation, Rank peer) const;
   // The same of one that a message, or a meeting, is with; `text` says which.
   void check_partner(Rank peer, const std::string& text) const;
+  // The same, if that very peer has gone without a word of failure.
+  void check_gone(Rank peer, const std::string& text) const;
+  // A peer that has failed and had not finished this operation: the first of all that have, if it
+  // is one. What a peer had finished does not need it any more.
+  std::optional<Rank> failed_before(uint64_t sequence) const;
   // TimeoutError. `awaited`: whom it waits for where every peer has called it.
   [[noreturn]] void throw_late(const Descriptor& operation, double seconds, Rank awaited) const;
+  // "rank 3 failed: ...", of a peer that has.
+  std::string told_by(Rank peer) const;
   // "rank 3 (alive, last finished #411 all_reduce float32[3] SUM, has not called #412"
   std::string missing(const Descriptor& operation, Rank awaited) const;
   // "alive, last finished #411 all_reduce float32[3] SUM, has not called #412"
@@ -31,19 +45,20 @@ class Inquiry {
   std::string loss_of(Rank peer, uint64_t sequence) const;
 
  private:
-  PeerState state(Rank peer) const { return transport_.state(peer, board_); }
+  PeerState state(Rank peer, uint64_t sequence = 0) const {
+    return look_ ? look_(peer, sequence) : transport_.state(peer, board_);
+  }
   void check_peer(const Descriptor& operation, Rank peer) const;
-  void check_failed(const std::string& text) const;
   std::string progress_of(Rank peer, uint64_t sequence) const;
 
   Transport& transport_;
   const Recorder& recorder_;
   const Board board_;
+  const Look look_;
 };
 
+// It is a peer's that has gone or failed, and may have finished what is under way here.
+bool is_of_peer(const std::exception_ptr& error, Rank self);
 // "all_reduce #412 float32[500000] SUM"
 std::string numbered(const Descriptor& operation);
-// Who failed first matters, not on whose word: "rank 3 failed: ..." is passed on as it is.
-std::string retold(Rank by, const std::string& text);
-
 }  // namespace ringcomm

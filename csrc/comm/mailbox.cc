@@ -6,10 +6,9 @@
 namespace ringcomm {
 namespace {
 
-constexpr uint64_t kEagerBytes = 8 << 10;   // messages up to this travel at once
-constexpr uint32_t kPieceBytes = 64 << 10;  // of an announced message, so that others get between
-constexpr uint64_t kQuantum = 1 << 20;      // of one peer at a time: others wait
-constexpr uint64_t kMostKept = 64 << 20;    // unwanted bytes kept of one peer; then it must wait
+constexpr uint64_t kEagerBytes = 8 << 10;  // messages up to this travel at once
+constexpr uint64_t kQuantum = 1 << 20;     // of one peer at a time: others wait
+constexpr uint64_t kMostKept = 64 << 20;   // unwanted bytes kept of one peer; then it must wait
 
 }  // namespace
 
@@ -21,8 +20,8 @@ Mailbox::Mailbox(Transport& transport, Recorder& recorder)
     : transport_(transport), recorder_(recorder), peers_(static_cast<size_t>(transport.size())) {}
 
 void Mailbox::post(const MessagePtr& message) {
-  message->ticket = recorder_.begin(message->descriptor());
   move([&](Completed& completed) {
+    message->ticket = recorder_.begin(message->descriptor());
     active_.push_back(message);
     pending_.fetch_add(1, std::memory_order_seq_cst);
     if (message->sending) {
@@ -52,64 +51,22 @@ void Mailbox::post_send(const MessagePtr& message) {
   to.out.push_back(std::move(out));
 }
 
-void Mailbox::post_receive(const MessagePtr& message, Completed& completed) {
-  for (Rank rank = 0; rank < transport_.size(); ++rank) {
-    if (message->peer != Message::kAnySource && message->peer != rank) continue;
-    auto& list = peer(rank).unexpected;
-    const auto found = std::find_if(list.begin(), list.end(), [&](const Arrived& arrived) {
-      return arrived.frame.tag == message->tag;
-    });
-    if (found == list.end()) continue;
-    Arrived arrived = std::move(*found);
-    list.erase(found);
-    peer(rank).kept -= arrived.body.size();
-    take(message, rank, arrived, completed);
-    return;
-  }
-  wanted_.push_back(message);
-}
-
-// Gives a message that arrived earlier to the receive that wants it.
-void Mailbox::take(const MessagePtr& message, Rank rank, Arrived& arrived, Completed& completed) {
-  if (auto error = mismatch(*message, rank, arrived.frame)) {
-    completed.emplace_back(message, error);
-    return;
-  }
-  message->source = rank;
-  if (arrived.frame.kind == Kind::kAnnounce) {
-    clear_to_send(rank, arrived.frame, message);
-    write_to(rank, completed);
-    return;
-  }
-  std::memcpy(message->data.data, arrived.body.data(), arrived.body.size());
-  completed.emplace_back(message, nullptr);
-}
-
-std::exception_ptr Mailbox::mismatch(const Message& message, Rank rank, const Frame& frame) const {
-  if (frame.bytes == message.data.bytes && frame.dtype == static_cast<uint32_t>(message.dtype)) {
-    return nullptr;
-  }
-  const bool known = frame.dtype < static_cast<uint32_t>(kDTypes);
-  const DType dtype = known ? static_cast<DType>(frame.dtype) : DType::kUint8;
-  return std::make_exception_ptr(
-      MismatchError(str(message.describe(), ": rank ", rank, " sent ", to_string(dtype), "[",
-                        frame.bytes / size_of(dtype),
-                        "] with this tag: give recv a tensor of the same dtype and "
-                        "number of elements as send's")));
-}
-
 void Mailbox::clear_to_send(Rank rank, const Frame& announce, const MessagePtr& message) {
-  peer(rank).incoming[announce.id] = {message, 0};
+  peer(rank).incoming[announce.id] = {message, 0, paces_.receive(message->data.bytes)};
   Outgoing out;
   out.frame = {Kind::kClear, announce.tag, announce.dtype, 0, announce.id, 0};
   peer(rank).out.push_back(std::move(out));
 }
 
-void Mailbox::next_piece(Rank rank, const MessagePtr& message, uint64_t id, uint64_t offset) {
+// What follows the piece `last`, or the message's announcement.
+void Mailbox::next_piece(Rank rank, const MessagePtr& message, const Paces::Sending& pace,
+                         Frame last) {
+  const uint64_t offset = last.kind == Kind::kPiece ? last.bytes + last.body : 0;
   const uint64_t left = message->data.bytes - offset;
-  const auto body = static_cast<uint32_t>(std::min<uint64_t>(left, kPieceBytes));
+  const auto body = static_cast<uint32_t>(std::min<uint64_t>(left, pace.piece_bytes));
   Outgoing out;
-  out.frame = {Kind::kPiece, message->tag, 0, body, id, offset};
+  out.pace = pace;
+  out.frame = {Kind::kPiece, message->tag, 0, body, last.id, offset};
   out.body = message->data.data + offset;
   (body == left ? out.completes : out.continues) = message;
   peer(rank).out.push_back(std::move(out));
@@ -135,10 +92,12 @@ bool Mailbox::write_to(Rank rank, Completed& completed) {
     const Outgoing sent = std::move(out);
     to.out.pop_front();
     quantum -= std::min(quantum, total);
-    if (sent.completes) completed.emplace_back(sent.completes, nullptr);
-    if (sent.continues) {
-      next_piece(rank, sent.continues, sent.frame.id, sent.frame.bytes + sent.frame.body);
+    if (sent.frame.kind == Kind::kRevoke) pending_.fetch_sub(1, std::memory_order_seq_cst);
+    if (sent.completes) {
+      sent.pace.ended();
+      completed.emplace_back(sent.completes, nullptr);
     }
+    if (sent.continues) next_piece(rank, sent.continues, sent.pace, sent.frame);
   }
   return moved;
 }
@@ -158,8 +117,7 @@ bool Mailbox::read_from(Rank rank, Completed& completed) {
       open_frame(rank);
     }
     while (from.body_read < from.frame.body) {
-      const size_t left = from.frame.body - from.body_read;
-      const size_t got = transport_.stream_read(rank, from.target + from.body_read, left);
+      const size_t got = read_body(rank);
       if (got == 0) return moved;
       moved = true;
       from.body_read += got;
@@ -171,16 +129,27 @@ bool Mailbox::read_from(Rank rank, Completed& completed) {
   return moved;
 }
 
+size_t Mailbox::read_body(Rank rank) {
+  Peer& from = peer(rank);
+  std::byte* const target = from.target + from.body_read;
+  const size_t left = from.frame.body - from.body_read;
+  if (from.piece_of == nullptr) return transport_.stream_read(rank, target, left);
+  Paces::Receiving& pace = from.piece_of->pace;
+  return pace.read([&] { return transport_.stream_read(rank, target, left, pace.past_caches); });
+}
+
 // The header is whole: decide where the body goes. Everything in it is the peer's word: checked.
 void Mailbox::open_frame(Rank rank) {
   Peer& from = peer(rank);
   const Frame& frame = from.frame;
   from.receiving = nullptr;
+  from.piece_of = nullptr;
   if (frame.kind == Kind::kPiece) {
     const auto found = from.incoming.find(frame.id);
-    if (found != from.incoming.end() && frame.bytes == found->second.second &&
-        frame.body <= found->second.first->data.bytes - found->second.second) {
-      from.target = found->second.first->data.data + found->second.second;
+    if (found != from.incoming.end() && frame.bytes == found->second.got &&
+        frame.body <= found->second.message->data.bytes - found->second.got) {
+      from.piece_of = &found->second;
+      from.target = found->second.message->data.data + found->second.got;
       return;
     }
   } else if (frame.kind == Kind::kEager && frame.body == frame.bytes && frame.body <= kEagerBytes) {
@@ -192,7 +161,8 @@ void Mailbox::open_frame(Rank rank) {
       from.target = from.buffer.data();
     }
     return;
-  } else if (frame.body == 0 && (frame.kind == Kind::kAnnounce || frame.kind == Kind::kClear)) {
+  } else if (frame.body == 0 && (frame.kind == Kind::kAnnounce || frame.kind == Kind::kClear ||
+                                 frame.kind == Kind::kRevoke)) {
     return;
   }
   from.broken = true;
@@ -224,31 +194,25 @@ void Mailbox::close_frame(Rank rank, Completed& completed) {
     }
     case Kind::kClear:
       if (const auto asked = from.announced.extract(frame.id)) {  // once: then it may be gone
-        next_piece(rank, asked.mapped(), frame.id, 0);
+        const bool remote = transport_.is_remote(rank);
+        const auto pace = remote ? Paces::Sending{} : paces_.send(asked.mapped()->data.bytes);
+        next_piece(rank, asked.mapped(), pace, frame);
         write_to(rank, completed);
       }
       return;
     case Kind::kPiece: {
-      auto& [message, got] = from.incoming[frame.id];
-      got += frame.body;
-      if (got < message->data.bytes) return;
-      completed.emplace_back(message, nullptr);
+      Incoming& in = from.incoming[frame.id];
+      in.got += frame.body;
+      if (in.got < in.message->data.bytes) return;
+      in.pace.ended();
+      completed.emplace_back(in.message, nullptr);
+      from.piece_of = nullptr;
       from.incoming.erase(frame.id);
       return;
     }
+    case Kind::kRevoke:
+      return revoked(rank, frame.id, completed);
   }
-}
-
-// The oldest receive that wants this message, taken off the list.
-MessagePtr Mailbox::match(Rank rank, const Frame& frame) {
-  const auto found = std::find_if(wanted_.begin(), wanted_.end(), [&](const MessagePtr& message) {
-    return message->tag == frame.tag &&
-           (message->peer == Message::kAnySource || message->peer == rank);
-  });
-  if (found == wanted_.end()) return nullptr;
-  MessagePtr message = *found;
-  wanted_.erase(found);
-  return message;
 }
 
 bool Mailbox::progress() {
@@ -297,10 +261,11 @@ bool Mailbox::call_back() {
       pending_.fetch_sub(1, std::memory_order_seq_cst);
     }
     recorder_.end(next.first->ticket, next.second == nullptr);
-    next.first->complete(next.second);
+    next.first->end(next.second);
+    transport_.doorbell().notify(kMessageNews);  // before the user's code, which may take its time
+    next.first->call_back();
     called = true;
   }
-  if (called) transport_.doorbell().notify();
   return called;
 }
 
@@ -321,15 +286,62 @@ std::vector<MessagePtr> Mailbox::unfinished() {
 }
 
 void Mailbox::fail_all(const std::exception_ptr& error) {
+  try {
+    progress();                      // what has come by now counts
+  } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch)
+    // Nonsense of a peer's: that one is not read again, and all that is left fails anyway.
+  }
   move([&](Completed& completed) {
     for (const MessagePtr& message : active_) completed.emplace_back(message, error);
     wanted_.clear();
     for (Peer& other : peers_) {
+      for (const Outgoing& out : other.out) {
+        if (out.frame.kind == Kind::kRevoke) pending_.fetch_sub(1, std::memory_order_seq_cst);
+      }
       other = Peer{};
       other.broken = true;
     }
     return true;
   });
+}
+
+bool Mailbox::withdraw(const Message& message, const std::exception_ptr& error) {
+  bool gone = true;
+  move([&](Completed& completed) {
+    const auto found = std::find_if(active_.begin(), active_.end(),
+                                    [&](const MessagePtr& other) { return &*other == &message; });
+    if (found == active_.end()) return false;  // it is done
+    gone = message.sending ? take_back_send(message) : take_back(message);
+    if (!gone) return false;
+    if (message.sending) write_to(message.peer, completed);
+    finished_.emplace_back(std::move(*found), error);  // not by retire(): the group does not fail
+    active_.erase(found);
+    return true;
+  });
+  return gone;
+}
+
+bool Mailbox::take_back_send(const Message& message) {
+  Peer& to = peer(message.peer);
+  const auto announced = std::find_if(to.announced.begin(), to.announced.end(),
+                                      [&](auto& each) { return &*each.second == &message; });
+  const bool eager = announced == to.announced.end();
+  const uint64_t id = eager ? 0 : announced->first;
+  const auto out = std::find_if(to.out.begin(), to.out.end(), [&](const Outgoing& each) {
+    return eager ? each.completes.get() == &message && each.frame.kind == Kind::kEager
+                 : each.frame.id == id && each.frame.kind == Kind::kAnnounce;
+  });
+  const bool unsaid = out != to.out.end() && out->written == 0;
+  if (eager && !unsaid) return false;
+  if (unsaid) to.out.erase(out);
+  if (eager) return true;
+  to.announced.erase(announced);
+  if (unsaid) return true;
+  Outgoing revoke;
+  revoke.frame = {Kind::kRevoke, message.tag, static_cast<uint32_t>(message.dtype), 0, id, 0};
+  to.out.push_back(std::move(revoke));
+  pending_.fetch_add(1, std::memory_order_seq_cst);  // until it is out: see write_to()
+  return true;
 }
 
 std::exception_ptr Mailbox::error() {

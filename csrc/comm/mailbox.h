@@ -4,6 +4,10 @@
 // Small messages are sent at once (eager) and kept by the receiver until somebody wants them. Large
 // ones are announced, and travel in pieces once the receiver has a place for them, so an unwanted
 // message blocks no other. Messages of one (sender, tag) arrive in the order they were sent.
+//
+// A message of which nothing has moved can be withdrawn. An announcement that is out already is
+// revoked: what the receiver had for it waits for the next one, and if he asks for it meanwhile,
+// nobody answers.
 #pragma once
 
 #include <atomic>
@@ -16,6 +20,7 @@
 #include <vector>
 
 #include "comm/operation.h"
+#include "comm/paces.h"
 #include "comm/recorder.h"
 #include "comm/request.h"
 #include "plan/spans.h"
@@ -27,6 +32,7 @@ namespace ringcomm {
 // One send or receive: fill it in, post it, wait for it.
 struct Message final : Request {
   using Request::Request;
+  Message* as_message() override { return this; }
   static constexpr Rank kAnySource = -1;
 
   bool sending = false;
@@ -56,11 +62,14 @@ class Mailbox {
   bool pending() const { return pending_.load(std::memory_order_seq_cst) > 0; }
   std::vector<MessagePtr> unfinished();
   void fail_all(const std::exception_ptr& error);
+  // Ends the message with that error, and harms nothing else. False: a part of it has moved, and it
+  // is as it was. One that is done stays so.
+  bool withdraw(const Message& message, const std::exception_ptr& error);
   // The first error a message completed with: the group has failed with it.
   std::exception_ptr error();
 
  private:
-  enum class Kind : uint32_t { kEager = 1, kAnnounce, kClear, kPiece };
+  enum class Kind : uint32_t { kEager = 1, kAnnounce, kClear, kPiece, kRevoke };
   struct Frame {  // on the wire, followed by `body` bytes
     Kind kind;
     uint32_t tag;
@@ -75,6 +84,12 @@ class Mailbox {
     MessagePtr completes;  // when its last byte is written
     MessagePtr continues;  // then the next piece of it follows
     size_t written = 0;
+    Paces::Sending pace{};  // of an announced message
+  };
+  struct Incoming {  // an announced message that comes in pieces
+    MessagePtr message;
+    uint64_t got = 0;
+    Paces::Receiving pace{};
   };
   struct Arrived {  // a message that nobody wanted yet
     Frame frame;
@@ -83,7 +98,7 @@ class Mailbox {
   struct Peer {
     std::deque<Outgoing> out;
     std::unordered_map<uint64_t, MessagePtr> announced;  // mine, by id, until they are asked for
-    std::unordered_map<uint64_t, std::pair<MessagePtr, uint64_t>> incoming;  // theirs: bytes so far
+    std::unordered_map<uint64_t, Incoming> incoming;     // theirs
     std::list<Arrived> unexpected;
     uint64_t kept = 0;  // bytes in unexpected
     uint64_t next_id = 0;
@@ -92,7 +107,8 @@ class Mailbox {
     std::byte* target = nullptr;
     std::vector<std::byte> buffer;
     MessagePtr receiving;
-    bool broken = false;  // sent nonsense: never read again
+    Incoming* piece_of = nullptr;  // the frame is a piece of this
+    bool broken = false;           // sent nonsense: never read again
   };
   using Completed = std::vector<std::pair<MessagePtr, std::exception_ptr>>;
 
@@ -104,7 +120,12 @@ class Mailbox {
   void close_frame(Rank rank, Completed& completed);
   void take(const MessagePtr& message, Rank rank, Arrived& arrived, Completed& completed);
   void clear_to_send(Rank rank, const Frame& announce, const MessagePtr& message);
-  void next_piece(Rank rank, const MessagePtr& message, uint64_t id, uint64_t offset);
+  void next_piece(Rank rank, const MessagePtr& message, const Paces::Sending& pace, Frame last);
+  size_t read_body(Rank rank);
+  void revoked(Rank rank, uint64_t id, Completed& completed);
+  bool take_back(const Message& message);
+  bool take_back_send(const Message& message);
+  void want(const MessagePtr& message);
   MessagePtr match(Rank rank, const Frame& frame);
   std::exception_ptr mismatch(const Message& message, Rank rank, const Frame& frame) const;
   template <typename Move>
@@ -117,12 +138,13 @@ class Mailbox {
   Recorder& recorder_;
   std::mutex mutex_;  // guards everything below
   std::vector<Peer> peers_;
-  std::list<MessagePtr> wanted_;  // receives without a message, in the order they were posted
+  std::list<MessagePtr> wanted_;  // receives without a message, in the order of their tickets
   std::list<MessagePtr> active_;  // every message not done
   std::deque<std::pair<MessagePtr, std::exception_ptr>> finished_;  // done, but for its callback
+  Paces paces_;
   std::exception_ptr error_;
   std::atomic<bool> failed_{false};  // error_ is set
-  std::atomic<int> pending_{0};      // active or finished
+  std::atomic<int> pending_{0};      // active or finished, or a revocation that is not out
 };
 
 }  // namespace ringcomm

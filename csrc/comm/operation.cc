@@ -1,12 +1,13 @@
 #include "comm/operation.h"
 
+#include <bit>
 #include <numeric>
 
 namespace ringcomm {
 namespace {
 
 // The words of a Descriptor.
-enum Word { kKind, kCount, kSplits, kLayout };
+enum Word { kKind, kCount, kSplits, kLayout, kPlan };
 
 // In the place of a collective; no root stands where there is none.
 constexpr uint64_t kSend = kCollectives, kRecv = kCollectives + 1;
@@ -124,6 +125,32 @@ Descriptor make_descriptor(const Operation& operation, uint64_t sequence) {
   descriptor.words[kSplits] = hash_of(operation.shards);
   descriptor.words[kLayout] = operation.layout;
   return descriptor;
+}
+
+void set_plan(Descriptor& descriptor, std::optional<Algorithm> algorithm, uint64_t terms) {
+  const uint64_t by = algorithm ? static_cast<uint64_t>(*algorithm) : kAlgorithms;
+  descriptor.words[kPlan] = terms << 8 | by;
+}
+
+bool same_call(const Descriptor& a, const Descriptor& b) {
+  Descriptor other = b;
+  other.words[kPlan] = a.words[kPlan];
+  return other == a;
+}
+
+std::string plan_text(const Descriptor& descriptor) {
+  const uint64_t by = descriptor.words[kPlan] & 0xff;
+  return by < kAlgorithms ? to_string(static_cast<Algorithm>(by)) : "a kernel";
+}
+
+uint64_t hash_of_terms(const Geometry& geometry, const Costs& costs, int local) {
+  const auto& [size, segment, room, inbox, slots, line, one_shot] = geometry;  // each of them
+  const auto& [alpha, beta, gamma] = costs;
+  uint64_t hash = mix(static_cast<uint64_t>(size), static_cast<uint64_t>(local));
+  for (const uint64_t bytes : {segment, room, inbox, slots, line, one_shot})
+    hash = mix(hash, bytes);
+  for (const double cost : {alpha, beta, gamma}) hash = mix(hash, std::bit_cast<uint64_t>(cost));
+  return hash;
 }
 
 Descriptor make_descriptor(const MessageKind& message) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <chrono>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -38,6 +39,13 @@ Reduction make_reduction(const Operation& operation, int size);
 
 // What peers compare: equal on every rank, but for all_to_all's split sizes (see make_stamps).
 Descriptor make_descriptor(const Operation& operation, uint64_t sequence);
+// By what it runs; of a kernel that is no plan, nullopt. `terms`: see hash_of_terms().
+void set_plan(Descriptor& descriptor, std::optional<Algorithm> algorithm, uint64_t terms);
+// Do both call the same, whatever it runs by?
+bool same_call(const Descriptor& a, const Descriptor& b);
+std::string plan_text(const Descriptor& descriptor);  // "ring"
+// Of all that shapes the plans of a group besides the operation and the algorithm.
+uint64_t hash_of_terms(const Geometry& geometry, const Costs& costs, int local);
 void make_stamps(const Operation& operation, const Descriptor& descriptor, Stamps& stamps);
 
 // One side of a message: it goes into the flight recorder, to no peer.

@@ -11,11 +11,16 @@
 
 namespace ringcomm {
 
-struct Request {
-  explicit Request(Clock::duration timeout) : deadline(timeout) {}
-  virtual ~Request() = default;
+struct Message;
 
-  Deadline deadline;
+struct Request {
+  explicit Request(Clock::duration timeout) : timeout(timeout) {}
+  virtual ~Request() = default;
+  virtual Message* as_message() { return nullptr; }
+
+  Clock::duration timeout;
+  // Of a task: called first, in the order in which tasks end. It must neither block nor throw.
+  std::function<void()> on_end;
   // Called once, on the thread that completes the request, with no lock held.
   std::function<void(const std::exception_ptr&)> on_done;
 
@@ -23,11 +28,18 @@ struct Request {
   std::exception_ptr error;
 
   void complete(const std::exception_ptr& why) {
+    end(why);
+    call_back();
+  }
+  // The two halves of it: between them those who wait are woken, for callbacks take their time.
+  void end(const std::exception_ptr& why) {
     error = why;
     done.store(true, std::memory_order_seq_cst);
+  }
+  void call_back() {
     if (!on_done) return;
     try {
-      std::exchange(on_done, nullptr)(why);
+      std::exchange(on_done, nullptr)(error);
     } catch (const std::exception& thrown) {  // nobody is there to catch it
       Logger(LogLevel::kWarning, "").warning("a completion callback threw: ", thrown.what());
     }

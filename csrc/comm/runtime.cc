@@ -1,6 +1,7 @@
 #include "comm/runtime.h"
 
 #include <pthread.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <fstream>
@@ -13,7 +14,7 @@ namespace {
 
 // The worker shares its core with the computation it overlaps with: it never spins long.
 constexpr auto kWorkerSpin = std::chrono::nanoseconds(1000);
-constexpr auto kSlice = std::chrono::milliseconds(50);  // between looks at deadlines and peers
+constexpr auto kTidy = std::chrono::milliseconds(20);  // by then a caller has cleared the shelf
 
 struct Global {
   std::mutex mutex;
@@ -89,9 +90,9 @@ void Runtime::detach(Communicator* group) {
   std::erase(groups_, group);
 }
 
-void Runtime::close_groups(Clock::duration grace, const std::string& error) {
+std::vector<int> Runtime::close_groups(Clock::duration grace, const std::string& error) {
   Runtime* const runtime = global().runtime;
-  if (runtime == nullptr) return;
+  if (runtime == nullptr) return {};
   std::vector<std::weak_ptr<Communicator>> groups;
   {
     const std::lock_guard lock(runtime->mutex_);
@@ -104,6 +105,36 @@ void Runtime::close_groups(Clock::duration grace, const std::string& error) {
     if (!error.empty()) group->abort("its program ended with " + error);
     group->shutdown(deadline.left());
   }
+  std::unique_lock lock(runtime->mutex_);
+  runtime->returned_.wait_until(lock, deadline.at(), [&] { return runtime->calling_.empty(); });
+  runtime->ended_ = true;
+  return runtime->calling_;
+}
+
+void Runtime::call(const std::function<void()>& code) {
+  const int self = ::gettid();
+  struct Calling {
+    Runtime& runtime;
+    const int self;
+    ~Calling() {
+      const std::lock_guard lock(runtime.mutex_);
+      runtime.calling_.erase(std::find(runtime.calling_.begin(), runtime.calling_.end(), self));
+      runtime.returned_.notify_all();
+    }
+  };
+  {
+    const std::lock_guard lock(mutex_);
+    if (ended_) return;
+    calling_.push_back(self);
+  }
+  const Calling calling{*this, self};
+  code();
+}
+
+void Runtime::shelve(std::shared_ptr<void> thing, Shelf::Over over) {
+  if (!shelf_.put(std::move(thing), std::move(over))) return;
+  const std::lock_guard lock(mutex_);
+  if (!tidies_) wake_.notify_all();
 }
 
 void Runtime::kick(const std::shared_ptr<Communicator>& group) {
@@ -113,7 +144,7 @@ void Runtime::kick(const std::shared_ptr<Communicator>& group) {
     has_inbox_.store(true, std::memory_order_seq_cst);  // partner: work()
     elect();
   }
-  doorbell_.bell().notify();  // the worker may be waiting for a peer
+  doorbell_.bell().notify(kLocalNews);  // the worker may be waiting for a peer
 }
 
 // With the lock held: sees to it that somebody takes the inbox. Where no thread can be had, the
@@ -144,6 +175,28 @@ void Runtime::step_down() {
   if (!inbox_.empty()) elect();
 }
 
+// With the lock held: until there is something to drive and nobody drives. Tidies up meanwhile.
+void Runtime::stand_by(std::unique_lock<std::mutex>& lock) {
+  const auto called = [&] {
+    return !inbox_.empty() && leader_.load(std::memory_order_relaxed) == std::thread::id();
+  };
+  while (!called()) {
+    if (tidies_ || !shelf_.filled()) {
+      wake_.wait(lock, [&] { return called() || (!tidies_ && shelf_.filled()); });
+      continue;
+    }
+    tidies_ = true;
+    const bool wanted = wake_.wait_for(lock, kTidy, called);
+    tidies_ = false;
+    if (wanted || !shelf_.filled()) continue;
+    --standby_;  // it may take its time
+    lock.unlock();
+    call([&] { shelf_.clear(); });
+    lock.lock();
+    ++standby_;
+  }
+}
+
 // Returns when this thread is the leader and has something to drive.
 void Runtime::lead(Groups& active, bool fresh) {
   const auto self = std::this_thread::get_id();
@@ -154,9 +207,7 @@ void Runtime::lead(Groups& active, bool fresh) {
   if (active.empty()) {
     if (leads) leader_.store(std::thread::id(), std::memory_order_relaxed);
     if (!fresh) ++standby_;
-    wake_.wait(lock, [&] {
-      return !inbox_.empty() && leader_.load(std::memory_order_relaxed) == std::thread::id();
-    });
+    stand_by(lock);
     --standby_;
   }
   leader_.store(self, std::memory_order_relaxed);
@@ -175,7 +226,13 @@ void Runtime::work() {
   const auto leads = [&, self = std::this_thread::get_id()] {
     return leader_.load(std::memory_order_relaxed) == self;  // only this thread makes it so
   };
-  auto watched = Clock::now();
+  // One busy group must not hide another's trouble.
+  Waiter waiter(patience, [&](Clock::time_point) {
+    for (const auto& group : active) group->watch();
+    if (!shelf_.filled() || !leads()) return;
+    step_down();
+    call([&] { shelf_.clear(); });
+  });
   bool fresh = true;
   while (true) {
     if (active.empty() || inbox() || !leads()) lead(active, std::exchange(fresh, false));
@@ -190,22 +247,22 @@ void Runtime::work() {
       const auto idle = std::move(active[i]);  // which may end with this reference
       active.erase(active.begin() + static_cast<std::ptrdiff_t>(i));
     }
-    if (moved || active.empty()) {
-      patience.reset();
-    } else if (!patience.again()) {
+    if (!waiter.again(moved || active.empty())) {
       const auto awake = [&] {
         return inbox() || std::any_of(active.begin(), active.end(),
                                       [](const auto& group) { return group->ready(); });
       };
-      Clock::duration nap = kSlice;
-      for (const auto& group : active) nap = std::min(nap, group->nap());
-      if (active.size() > 1 || !active[0]->sleep(awake, nap)) doorbell_.bell().sleep(awake, nap);
-      patience.reset();
+      Clock::duration nap = waiter.nap();
+      uint32_t news = kLocalNews;
+      for (const auto& group : active) {
+        nap = std::min(nap, group->nap());
+        news |= group->news();
+      }
+      if (active.size() > 1 || !active[0]->sleep(awake, nap)) {
+        doorbell_.bell().sleep(news, awake, nap);
+      }
+      waiter.woke(false);
     }
-    if (Clock::now() - watched < kSlice)
-      continue;  // one busy group must not hide another's trouble
-    for (const auto& group : active) group->watch();
-    watched = Clock::now();
   }
 }
 
@@ -224,11 +281,13 @@ void Runtime::before_fork() {
   if (here.runtime == nullptr) return;
   here.runtime->mutex_.lock();
   if (here.runtime->network_) here.runtime->network_->before_fork();
+  here.runtime->neighbours_.before_fork();
 }
 
 void Runtime::after_fork_in_parent() {
   Global& here = global();
   if (here.runtime != nullptr) {
+    here.runtime->neighbours_.after_fork();
     if (here.runtime->network_) here.runtime->network_->after_fork();
     here.runtime->mutex_.unlock();
   }
@@ -241,6 +300,7 @@ void Runtime::after_fork_in_child() {
   if (here.runtime != nullptr) {
     for (Communicator* group : here.runtime->groups_) group->forked();
     if (here.runtime->network_) here.runtime->network_->forked();
+    here.runtime->neighbours_.forked();
   }
   here.runtime = nullptr;
   here.mutex.unlock();

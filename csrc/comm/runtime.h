@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "base/config.h"
+#include "comm/shelf.h"
 #include "plan/select.h"
 #include "transport/rendezvous.h"
 
@@ -27,6 +28,7 @@ class Runtime {
 
   const Config& config() const { return config_; }
   const DoorbellMemory& doorbell() const { return doorbell_; }
+  Neighbours& neighbours() { return neighbours_; }
   // Made when the first group needs it: threads and sockets that one host has no use for.
   Network& network(const std::string& store_host);
   int cpus() const { return cpus_; }
@@ -43,12 +45,20 @@ class Runtime {
 
   // The end of the program: lets what is pending in all of them end for at most `grace` in all, and
   // says goodbye to the peers. Where it ends because of an error, that error is what they learn.
-  static void close_groups(Clock::duration grace, const std::string& error);
+  // From then on no thread of ours runs code of the user's. The process ids of those that still do:
+  // they have had the rest of the grace.
+  static std::vector<int> close_groups(Clock::duration grace, const std::string& error);
 
   // `group` has work that no thread may be driving: the worker looks at it.
   void kick(const std::shared_ptr<Communicator>& group);
   // Before a worker runs code that may block: from now on another one drives.
   void step_down();
+  // Runs code of the user's, unless the program ends.
+  void call(const std::function<void()>& code);
+
+  // Keeps it until it is `over`, and then for some milliseconds at most.
+  void shelve(std::shared_ptr<void> thing, Shelf::Over over = nullptr);
+  Shelf& shelf() { return shelf_; }
 
  private:
   using Groups = std::vector<std::shared_ptr<Communicator>>;
@@ -57,6 +67,7 @@ class Runtime {
   void work();
   void lead(Groups& active, bool fresh);
   void elect();
+  void stand_by(std::unique_lock<std::mutex>& lock);
   static void at_exit();
   static void before_fork();
   static void after_fork_in_parent();
@@ -64,6 +75,7 @@ class Runtime {
 
   Config config_;
   DoorbellMemory doorbell_;
+  Neighbours neighbours_{doorbell_};
   int cpus_;
 
   std::mutex mutex_;  // guards what follows
@@ -73,9 +85,14 @@ class Runtime {
   std::atomic<std::thread::id> leader_;  // the worker that drives, if there is something to drive
   Groups* driven_ = nullptr;             // its list
   int standby_ = 0;                      // workers that could lead
+  bool tidies_ = false;                  // one of them will look at the shelf
+  std::vector<int> calling_;             // threads in code of the user's
+  std::condition_variable returned_;     // one of them
+  bool ended_ = false;                   // the program has
   std::vector<Communicator*> groups_;
   std::unique_ptr<Network> network_;
   std::string costs_word_;
+  Shelf shelf_;
 };
 
 }  // namespace ringcomm

@@ -32,8 +32,8 @@ void Communicator::watch() {
   watch_device();
   if (failed_ && queued_.load() == 0 && !mailbox_.pending()) return;
   watch_messages();
-  Driver driver(drive_, std::try_to_lock);
-  if (!driver || !task_) return;
+  Driver driver(wheel_);
+  if (queued_.load(std::memory_order_seq_cst) == 0 || !driver.take() || !task_) return;
   std::exception_ptr error;
   try {
     if (executor_.ready()) return;
@@ -44,7 +44,8 @@ void Communicator::watch() {
   }
   end(false);
   const TaskPtr task = std::exchange(task_, nullptr);
-  driver.unlock();
+  if (task->on_end) std::exchange(task->on_end, nullptr)();
+  driver.let_go();
   complete(task, error);
 }
 
@@ -68,6 +69,39 @@ void Communicator::check_interrupt(const std::string& during) {
   in_handler_.store({}, std::memory_order_relaxed);
 }
 
+// The same of a wait: what it was for ends with it. Handlers may use the group, nobody drives now.
+void Communicator::check_interrupt(Request& request) {
+  try {
+    options_.interrupt();
+  } catch (const std::exception& error) {
+    if (Message* const message = request.as_message()) {
+      give_up(*message, std::make_exception_ptr(interrupted(error, message->describe())));
+      throw;
+    }
+    const auto& task = static_cast<const Task&>(request);
+    if (!task.blocking) throw;  // somebody may wait for it again
+    give_up(error, to_text(task.asked));
+    while (!request.done.load(std::memory_order_seq_cst)) {
+      Driver driver(wheel_);
+      if (!driver.take() || !advance_queue(driver)) std::this_thread::yield();
+    }
+    throw;
+  }
+}
+
+void Communicator::give_up(const std::exception& by, const std::string& during) {
+  fail(std::make_exception_ptr(interrupted(by, during)));
+  fail_messages();
+}
+
+// Ends a message for which nobody waits any more. The group goes on if nothing of it has moved.
+void Communicator::give_up(Message& message, const std::exception_ptr& error) {
+  if (!mailbox_.withdraw(message, error)) {
+    fail(error);
+    fail_messages();
+  }
+}
+
 PeerError Communicator::interrupted(const std::exception& by, const std::string& during) const {
   const std::string what = by.what();
   return PeerError(rank(), str(during, ": interrupted in rank ", rank(), " by ",
@@ -86,32 +120,33 @@ void Communicator::watch_device() {
   if (device == nullptr) return;
   try {
     device->look();
+  } catch (const PeerError&) {
+    if (!needs_only_time()) fail(std::current_exception());  // else when that has ended
   } catch (const std::exception&) {
     fail(std::current_exception());
   }
 }
 
+// Is the host in an operation that all have called, and that nobody owes anything who has gone?
+bool Communicator::needs_only_time() const {
+  const PeerState ours = transport_->state(rank(), Board::kHost);
+  if (failed_ || ours.finished == ours.called) return false;
+  for (Rank peer = 0; peer < size(); ++peer) {
+    const bool lost = peer != rank() && transport_->connection_lost(peer);
+    const PeerState theirs = transport_->state(peer, Board::kHost);
+    const bool gone = lost || theirs.left || theirs.failed;
+    if (theirs.called < ours.called || (gone && theirs.finished < ours.called)) return false;
+  }
+  return true;
+}
+
 void Communicator::watch_messages() {
   if (!mailbox_.pending()) return;
   try {
-    if (const auto first = transport_->first_failed(); first && *first != rank()) {
-      throw PeerError(*first, "send/recv: " + retold(*first, transport_->failure(*first)));
-    }
     // Looked at before the messages: what is unfinished then gets nothing more from who has gone.
     const std::vector<bool> gone = gone_peers();
     for (const MessagePtr& message : mailbox_.unfinished()) {
       if (!message->done) check_source(*message, gone);
-    }
-    for (const MessagePtr& message : mailbox_.unfinished()) {
-      if (!message->deadline.passed()) continue;
-      const double seconds = to_seconds(message->deadline.elapsed());
-      throw TimeoutError(str(message->describe(), ": Timed out after ", seconds, " s waiting for ",
-                             message->sending ? "the receiver" : "the sender",
-                             message->peer < 0 ? std::string()
-                                               : str(" (rank ", message->peer, ", ",
-                                                     inquiry_.where_is(message->peer, 0), ")"),
-                             ": every send needs a recv with the same tag, and the other way "
-                             "round"));
     }
   } catch (const std::exception&) {
     fail(std::current_exception());
@@ -119,13 +154,24 @@ void Communicator::watch_messages() {
   fail_messages();
 }
 
-// A peer that is gone sends nothing more. What it has sent still counts, also to a collective that
-// it has finished and this rank has not: that one ends well, and then the message fails.
+std::exception_ptr Communicator::late_error(const Message& message, Clock::duration waited) const {
+  return std::make_exception_ptr(TimeoutError(
+      str(message.describe(), ": Timed out after ", to_seconds(waited), " s waiting for ",
+          message.sending ? "the receiver" : "the sender",
+          message.peer < 0
+              ? std::string()
+              : str(" (rank ", message.peer, ", ", inquiry_.where_is(message.peer, 0), ")"),
+          ": every send needs a recv with the same tag, and the other way round")));
+}
+
+// A peer that is gone, or has failed, sends nothing more. What it has sent still counts, also to a
+// collective that it has finished and this rank has not: that one ends well, and then the message
+// fails.
 std::vector<bool> Communicator::gone_peers() const {
   std::vector<bool> gone(static_cast<size_t>(size()));
   for (Rank peer = 0; peer < size(); ++peer) {
-    const bool left =
-        transport_->connection_lost(peer) || transport_->state(peer, Board::kHost).left;
+    const PeerState theirs = transport_->state(peer, Board::kHost);
+    const bool left = theirs.left || theirs.failed || transport_->connection_lost(peer);
     if (peer == rank() || !left || transport_->stream_available(peer) > 0) continue;
     const PeerState ours = transport_->state(rank(), Board::kHost);
     const bool idle = queued_.load() == 0 && ours.finished == ours.called;
@@ -136,10 +182,14 @@ std::vector<bool> Communicator::gone_peers() const {
 }
 
 void Communicator::check_source(const Message& message, const std::vector<bool>& gone) {
+  const auto throw_failed = [&](Rank peer) {
+    throw PeerError(peer, str(message.describe(), ": ", inquiry_.told_by(peer)));
+  };
   if (message.peer != Message::kAnySource) {
     transport_->need(message.peer);
     if (!gone[static_cast<size_t>(message.peer)]) return;
     const PeerState state = transport_->state(message.peer, Board::kHost);
+    if (state.failed) throw_failed(message.peer);
     if (!state.left)
       throw PeerError(message.peer, message.describe() + inquiry_.loss_of(message.peer, 0));
     throw PeerError(
@@ -147,6 +197,10 @@ void Communicator::check_source(const Message& message, const std::vector<bool>&
         str(message.describe(), ": rank ", message.peer,
             " has left the group (it destroyed it, or its program ended) after #", state.finished,
             ": every send needs a recv with the same tag, and the other way round"));
+  }
+  for (Rank peer = 0; peer < size(); ++peer) {  // it may have been the one that was to send
+    const bool failed = transport_->state(peer, Board::kHost).failed;
+    if (failed && gone[static_cast<size_t>(peer)]) throw_failed(peer);
   }
   for (Rank peer = 0; peer < size(); ++peer) {
     if (peer == rank()) continue;

@@ -27,7 +27,8 @@ struct alignas(128) Card {
   uint32_t usable;             // streams reach this area
   Uuid uuid;
   uint64_t memory_bytes;
-  uint64_t pattern;  // stands in the memory behind `window`: proof of what is mapped
+  uint64_t most_bytes;  // that its owner gives a group; 0: it has no wish
+  uint64_t pattern;     // stands in the memory behind `window`: proof of what is mapped
   IpcHandle window;
   std::atomic<uint32_t> reaches;  // bit r: rank r's memory could be read and written
   uint64_t seen[kMostRanks];      // where its owner sees rank r's memory
@@ -90,6 +91,11 @@ class Area {
     const auto row = static_cast<uint64_t>(2 * peer + (sending ? 1 : 0));
     return in<std::atomic<uint64_t>>(kSizes, row * kMessages + k % kMessages);
   }
+  // The last message to, or from, a peer that has ended well.
+  std::atomic<uint64_t>& ended(Rank peer, bool sending) const {
+    const auto index = 4 + 2 * size_ + static_cast<uint64_t>(2 * peer + (sending ? 1 : 0));
+    return in<std::atomic<uint64_t>>(kWords, index * 8);
+  }
   std::byte* base() const { return base_; }
 
  private:
@@ -97,7 +103,7 @@ class Area {
 
   uint64_t at(Part part) const {
     const uint64_t sizes[] = {
-        (1 + size_) * sizeof(Card), (4 + 2 * size_) * 64,
+        (1 + size_) * sizeof(Card), (4 + 4 * size_) * 64,
         size_ * kLanes * 128,       kOperations * sizeof(LeaderSlot),
         kExports * sizeof(Export),  size_ * kExports * sizeof(Opened),
         size_ * kOperations * 8,    2 * size_ * kMessages * 8,

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "cuda/team.h"
+#include "plan/cursor.h"
 
 namespace ringcomm::cuda {
 namespace {
@@ -81,19 +82,12 @@ void DeviceTeam::mark(Stream stream, int track, uint32_t value) {
 class DeviceTeam::Lowering {
  public:
   Lowering(DeviceTeam& team, Stream stream, const Plan& plan, uint64_t half)
-      : team_(team), stream_(stream), plan_(plan), half_(half) {}
+      : team_(team), stream_(stream), plan_(plan), half_(half), cursor_(plan) {}
 
   void run(const Reduction& reduction, const Spans& input, const Spans& output) {
     input_ = &input;
     output_ = &output;
-    for (const Block& block : plan_.blocks) {
-      shift_ = 0;
-      for (uint64_t i = 0; i < block.repetitions; ++i, shift_ += block.stride) {
-        for (uint32_t s = 0; s < block.step_count; ++s) {
-          enqueue(plan_.steps[block.first_step + s], reduction);
-        }
-      }
-    }
+    for (; cursor_; cursor_.next()) enqueue(*cursor_, reduction);
   }
 
  private:
@@ -114,18 +108,18 @@ class DeviceTeam::Lowering {
 
   // Where the byte `done` bytes into an operand is, and how many follow without a seam.
   Span locate(const Ref& ref, uint64_t done) const {
-    const uint64_t offset = ref.offset + done;
-    if (ref.space == Space::kInput) return input_->at(offset + shift_);
-    if (ref.space == Space::kOutput) return output_->at(offset + shift_);
+    const uint64_t offset = cursor_.offset(ref) + done;
+    if (ref.space == Space::kInput) return input_->at(offset);
+    if (ref.space == Space::kOutput) return output_->at(offset);
     const Geometry& geometry = team_.geometry_;
     const uint64_t inbox = ref.space == Space::kInbox ? geometry.inbox_offset(ref.from) : 0;
     return {team_.half(ref.rank, half_) + inbox + offset, UINT64_MAX};
   }
 
   void copy(const Step& step) {
-    for (uint64_t done = 0; done < step.bytes;) {
+    for (uint64_t done = 0, total = cursor_.bytes(); done < total;) {
       const Span to = locate(ref(step, 0), done), from = locate(ref(step, 1), done);
-      const uint64_t bytes = std::min({step.bytes - done, to.bytes, from.bytes});
+      const uint64_t bytes = std::min({total - done, to.bytes, from.bytes});
       done += bytes;
       if (to.data != from.data) team_.copy(stream_, to.data, from.data, bytes);
     }
@@ -136,8 +130,8 @@ class DeviceTeam::Lowering {
     args.math = math_of(reduction, step.final);
     args.n_dsts = step.dst_count;
     args.n_srcs = step.src_count;
-    for (uint64_t done = 0; done < step.bytes;) {
-      uint64_t bytes = step.bytes - done;
+    for (uint64_t done = 0, total = cursor_.bytes(); done < total;) {
+      uint64_t bytes = total - done;
       for (int i = 0; i < args.n_dsts + args.n_srcs; ++i) {
         const Span span = locate(ref(step, static_cast<size_t>(i)), done);
         bytes = std::min(bytes, span.bytes);
@@ -153,9 +147,9 @@ class DeviceTeam::Lowering {
   const Stream stream_;
   const Plan& plan_;
   const uint64_t half_;
+  PlanCursor cursor_;
   const Spans* input_ = nullptr;
   const Spans* output_ = nullptr;
-  uint64_t shift_ = 0;
 };
 
 std::byte* DeviceTeam::half(Rank rank, uint64_t half) const {

@@ -3,6 +3,7 @@
 // knows no torch. It is opened when the first tensor on a device appears (comm/device.cc).
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -38,9 +39,10 @@ struct Found {
 struct TeamOptions {
   Rank rank = 0;
   int device = 0;
-  uint64_t most_bytes = 0;         // of the memory that each rank gives; 0: fits the device
-  std::vector<std::byte*> areas;   // of each rank
-  std::vector<const Fd*> sockets;  // to each rank, for descriptors; may be null
+  uint64_t most_bytes = 0;                // of the memory that each rank gives; 0: fits the device
+  std::string refusal;                    // why this rank maps nobody's memory; empty: it does
+  std::vector<std::byte*> areas;          // of each rank
+  std::function<const Fd*(Rank)> socket;  // to a rank, for descriptors; it may give null
 };
 
 // Where a message is, and whose it is.

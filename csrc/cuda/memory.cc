@@ -71,7 +71,7 @@ void Exports::publish(int index, const Span& span) {
     if (entry.range.ipc) {
       exported.handle = api_.export_memory(entry.range.base);
       exported.kind = Export::kHandle;
-    } else if (socket_ != nullptr && *socket_) {
+    } else {
       export_as_chunks(index, span);
     }
   } catch (const std::exception& error) {
@@ -90,7 +90,8 @@ void Exports::tell(const std::exception& error) {
 void Exports::export_as_chunks(int index, const Span& span) {
   Export& exported = own_.exported(index);
   const std::vector<Chunk> chunks = api_.export_chunks(span.data, span.bytes, kMostChunks);
-  if (chunks.empty()) return;
+  const Fd* const socket = chunks.empty() ? nullptr : socket_();
+  if (socket == nullptr) return;
   std::vector<int> descriptors;
   for (size_t i = 0; i < chunks.size(); ++i) {
     descriptors.push_back(chunks[i].descriptor.get());
@@ -98,7 +99,7 @@ void Exports::export_as_chunks(int index, const Span& span) {
   }
   const uint64_t name[2] = {static_cast<uint64_t>(index),
                             entries_[static_cast<size_t>(index)].generation};
-  send_message(*socket_, std::as_bytes(std::span(name)), descriptors);
+  send_message(*socket, std::as_bytes(std::span(name)), descriptors);
   exported.chunks = static_cast<uint32_t>(chunks.size());
   exported.kind = Export::kChunks;
 }
@@ -139,7 +140,7 @@ void Imports::renew(int index, uint64_t generation) {
 std::byte* Imports::open(int index, uint64_t generation) {
   const Export& exported = peer_.exported(index);
   if (exported.kind == Export::kHandle) return api_.open_memory(exported.handle);
-  if (exported.kind != Export::kChunks || socket_ == nullptr) return nullptr;
+  if (exported.kind != Export::kChunks) return nullptr;
   std::vector<Fd> descriptors = receive(index, generation);
   if (descriptors.empty() || descriptors.size() != exported.chunks) return nullptr;
   std::vector<Chunk> chunks;
@@ -151,13 +152,15 @@ std::byte* Imports::open(int index, uint64_t generation) {
 
 // They come in the order in which they were sent, which need not be that of the entries.
 std::vector<Fd> Imports::receive(int index, uint64_t generation) {
+  const Fd* const socket = socket_();
+  if (socket == nullptr) return {};
   const auto wanted = [&](const Sent& sent) {
     return sent.index == static_cast<uint64_t>(index) && sent.generation == generation;
   };
   while (std::none_of(sent_.begin(), sent_.end(), wanted)) {
     uint64_t name[2];
     std::vector<Fd> descriptors;
-    if (!receive_message(*socket_, std::as_writable_bytes(std::span(name)), descriptors,
+    if (!receive_message(*socket, std::as_writable_bytes(std::span(name)), descriptors,
                          Deadline(kSoon))) {
       return {};
     }

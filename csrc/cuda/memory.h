@@ -5,6 +5,7 @@
 
 #include <array>
 #include <deque>
+#include <functional>
 #include <vector>
 
 #include "cuda/area.h"
@@ -25,9 +26,9 @@ Range range_of(Api& api, const Span& span);
 // What one rank exports to the leader.
 class Exports {
  public:
-  // `socket` leads to the leader, for descriptors; may be null.
-  Exports(Api& api, Area own, Area leader, Rank self, const Fd* socket)
-      : api_(api), own_(own), leader_(leader), self_(self), socket_(socket) {}
+  // `socket` gives one to the leader, for descriptors; or null.
+  Exports(Api& api, Area own, Area leader, Rank self, std::function<const Fd*()> socket)
+      : api_(api), own_(own), leader_(leader), self_(self), socket_(std::move(socket)) {}
 
   // The address at which the leader sees `span` of the operation `sequence`; 0 where it does not,
   // or not yet.
@@ -48,7 +49,7 @@ class Exports {
   Api& api_;
   Area own_, leader_;
   const Rank self_;
-  const Fd* const socket_;
+  const std::function<const Fd*()> socket_;
   std::array<Entry, kExports> entries_;
   bool told_ = false;
 };
@@ -56,8 +57,8 @@ class Exports {
 // What the leader has mapped of one rank's exports.
 class Imports {
  public:
-  Imports(Api& api, Area own, Area peer, Rank of, const Fd* socket)
-      : api_(api), own_(own), peer_(peer), of_(of), socket_(socket) {}
+  Imports(Api& api, Area own, Area peer, Rank of, std::function<const Fd*()> socket)
+      : api_(api), own_(own), peer_(peer), of_(of), socket_(std::move(socket)) {}
 
   // Opens what is new, and closes what was retired when the operations that use it are done.
   void look(uint64_t done);
@@ -86,7 +87,7 @@ class Imports {
   Api& api_;
   Area own_, peer_;
   const Rank of_;
-  const Fd* const socket_;
+  const std::function<const Fd*()> socket_;
   uint32_t seen_ = 0;  // changes
   std::array<Mapped, kExports> mapped_;
   std::deque<Retired> retired_;

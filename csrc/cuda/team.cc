@@ -82,6 +82,7 @@ void DeviceTeam::prepare(Card& card) {
   const DeviceFacts facts = api_.facts(options_.device);
   card.uuid = facts.uuid;
   card.memory_bytes = facts.memory_bytes;
+  card.most_bytes = options_.most_bytes;
   card.pattern = static_cast<uint64_t>(::getpid()) << 32 ^ reinterpret_cast<uint64_t>(&card);
   for (const auto& peer : peers_) {
     if (peer->area.base() == nullptr || peer->device_area != nullptr) continue;
@@ -103,12 +104,14 @@ void DeviceTeam::prepare(Card& card) {
 }
 
 uint64_t DeviceTeam::bytes_of(const Circle& circle) const {
-  uint64_t bytes = UINT64_MAX;
+  uint64_t device = UINT64_MAX, most = UINT64_MAX;  // the smallest of all: plans are shaped by it
   for (const Rank rank : circle.ranks) {
-    bytes = std::min(bytes, this->card(circle, rank).memory_bytes);
+    const Card& card = this->card(circle, rank);
+    device = std::min(device, card.memory_bytes);
+    if (card.most_bytes > 0) most = std::min(most, card.most_bytes);
   }
-  bytes = std::clamp(bytes / kShareOfDevice, kLeast, kMost);
-  if (options_.most_bytes > 0) bytes = options_.most_bytes;
+  const uint64_t fits = std::clamp(device / kShareOfDevice, kLeast, kMost);
+  const uint64_t bytes = most == UINT64_MAX ? fits : most;
   return circle.pair ? bytes / kForMessages : bytes;
 }
 
@@ -122,6 +125,7 @@ void DeviceTeam::set_geometry(uint64_t bytes) {
 }
 
 void DeviceTeam::open(const Circle& circle, Card& card) {
+  if (!options_.refusal.empty()) throw DeviceError(options_.refusal);
   for (const Rank rank : circle.ranks) {
     if (this->card(circle, rank).usable == 0) return;
   }
@@ -204,7 +208,7 @@ Found DeviceTeam::found(const Circle& circle) {
   group_ = &memory_.at(0);
   if (!one_device_) return found;
   const Area leader = peer(0).area;
-  const auto socket = [&](Rank rank) { return options_.sockets[static_cast<size_t>(rank)]; };
+  const auto socket = [this](Rank rank) { return [=, this] { return options_.socket(rank); }; };
   if (options_.rank != 0) exports_.emplace(api_, own(), leader, options_.rank, socket(0));
   for (Rank rank = 1; options_.rank == 0 && rank < size(); ++rank) {
     imports_.emplace_back(api_, leader, peer(rank).area, rank, socket(rank));

@@ -2,14 +2,16 @@
 
 #include <array>
 #include <cstring>
+#include <utility>
 
-#include "exec/stream_copy.h"
+#include "base/stream_copy.h"
 
 namespace ringcomm {
 namespace {
 
 // Operands of one reduce step; more ranks than this reduce in groups (planners see to it).
 constexpr size_t kMostOperands = 256;
+constexpr uint64_t kScaledBytes = 16 << 10;  // of an operand at a time: it stays in the cache
 
 }  // namespace
 
@@ -17,7 +19,6 @@ HostExecutor::HostExecutor(Transport& transport, const Geometry& geometry, uint6
     : transport_(transport),
       geometry_(geometry),
       lent_bytes_(lent_bytes),
-      stream_from_(cache_bytes() / 2 / static_cast<uint64_t>(transport.size())),
       taken_(static_cast<size_t>(transport.size() * kLanes), 0) {
   for (Rank rank = 0; rank < transport.size(); ++rank) remote_.push_back(transport.is_remote(rank));
   for (int half = 0; half < 2; ++half) {
@@ -28,46 +29,27 @@ HostExecutor::HostExecutor(Transport& transport, const Geometry& geometry, uint6
 }
 
 void HostExecutor::start(std::shared_ptr<const Plan> plan, uint64_t sequence,
-                         const Reduction& reduction) {
+                         const Reduction& reduction, Manner manner, bool scales) {
   plan_ = std::move(plan);
   reduction_ = reduction;
+  scales_ = scales;
   half_ = static_cast<int>(sequence % 2);
-  block_ = 0;
-  repetition_ = 0;
-  shift_ = 0;
+  cursor_ = PlanCursor(*plan_);
   peer_ = -1;
-  // Sums are mostly made in place, where the line is in the cache already.
-  streams_ = !reduces(plan_->collective) && output_.bytes() >= stream_from_;
-  step_ = plan_->blocks.empty() ? 0 : plan_->blocks[0].first_step;
-}
-
-// Moves on to the step to execute; false at the end of the plan.
-bool HostExecutor::next_step() {
-  while (block_ < plan_->blocks.size()) {
-    const Block& block = plan_->blocks[block_];
-    const bool inside = step_ < block.first_step + block.step_count;
-    if (inside && repetition_ < block.repetitions) return true;
-    if (++repetition_ < block.repetitions) {
-      shift_ += block.stride;
-      step_ = block.first_step;
-      continue;
-    }
-    repetition_ = 0;
-    shift_ = 0;
-    if (++block_ < plan_->blocks.size()) step_ = plan_->blocks[block_].first_step;
-  }
-  return false;
+  manner_ = manner;
+  if (manner_.timed) watch_.start(Clock::now());
 }
 
 HostExecutor::Status HostExecutor::advance() {
-  for (; next_step(); ++step_) {
-    const Step& step = plan_->steps[step_];
+  size_t number = 0;  // of the step
+  for (; cursor_; cursor_.next()) {
+    const Step& step = *cursor_;
     switch (step.verb) {
       case Verb::kCopy:
-        copy(step);
+        copy(step, cursor_.bytes());
         break;
       case Verb::kReduce:
-        reduce(step);
+        reduce(step, cursor_.bytes());
         break;
       case Verb::kSignal:
         transport_.signal(step.peer, step.lane, half_, stamps_.outgoing(step.peer, step.lane));
@@ -75,7 +57,12 @@ HostExecutor::Status HostExecutor::advance() {
       case Verb::kWait:
         peer_ = step.peer;
         lane_ = step.lane;
-        if (!ready()) return Status::kBlocked;
+        number = static_cast<size_t>(&step - plan_->steps.data());
+        if (!ready()) {
+          if (manner_.timed) watch_.block(number, Clock::now());
+          return Status::kBlocked;
+        }
+        if (manner_.timed) watch_.meet(number, Clock::now());
         if (transport_.stamp(peer_, lane_, half_) != stamps_.incoming(peer_, lane_)) {
           return Status::kMismatch;
         }
@@ -92,12 +79,12 @@ bool HostExecutor::ready() {
 
 // Where the byte `done` bytes into an operand is, and how many follow without a seam.
 Span HostExecutor::locate(const Ref& ref, uint64_t done) const {
-  const uint64_t offset = ref.offset + done;
+  const uint64_t offset = cursor_.offset(ref) + done;
   switch (ref.space) {
     case Space::kInput:
-      return input_.at(offset + shift_);
+      return input_.at(offset);
     case Space::kOutput:
-      return output_.at(offset + shift_);
+      return output_.at(offset);
     case Space::kWindow:
       return {memory_[half_][static_cast<size_t>(ref.rank)] + offset, UINT64_MAX};
     case Space::kInbox:
@@ -110,39 +97,60 @@ Span HostExecutor::locate(const Ref& ref, uint64_t done) const {
   return {};
 }
 
-void HostExecutor::copy(const Step& step) {
+void HostExecutor::copy(const Step& step, uint64_t total) {
   const Ref* operand = refs(step);
-  const bool streams = streams_ && operand[0].space == Space::kOutput;
-  for (uint64_t done = 0; done < step.bytes;) {
+  const bool streams = manner_.streams && operand[0].space == Space::kOutput;
+  for (uint64_t done = 0; done < total;) {
     const Span dst = locate(operand[0], done), src = locate(operand[1], done);
-    const uint64_t bytes = std::min({step.bytes - done, dst.bytes, src.bytes});
+    const uint64_t bytes = std::min({total - done, dst.bytes, src.bytes});
     done += bytes;
     if (dst.data == src.data) continue;  // in place
+    if (scaled(operand[1])) {
+      scale(reduction_.dtype, reduction_.factor, dst.data, src.data,
+            bytes / size_of(reduction_.dtype));
+      if (is_remote(operand[0])) transport_.put(operand[0].rank, dst.data, bytes, nullptr);
+      continue;
+    }
     if (is_remote(operand[0])) {
       // Plans keep the source of a put as it is until it was read, but not what rides in a line.
       const bool lent = bytes >= lent_bytes_ && operand[0].space == Space::kInbox &&
                         operand[1].space <= Space::kOutput;
       if (!lent) std::memcpy(dst.data, src.data, bytes);
       transport_.put(operand[0].rank, dst.data, bytes, lent ? src.data : nullptr);
-    } else if (streams) {
-      stream_copy(dst.data, src.data, bytes);
     } else {
-      std::memcpy(dst.data, src.data, bytes);
+      copy_bytes(dst.data, src.data, bytes, streams);
     }
   }
 }
 
-void HostExecutor::reduce(const Step& step) {
+// Puts pieces of the scaled input in the place of the input. How much of each operand that is.
+uint64_t HostExecutor::scale_operands(std::span<const Ref> refs, std::byte** at, uint64_t bytes) {
+  uint64_t pieces = 0;
+  for (const Ref& ref : refs) pieces += scaled(ref) ? 1 : 0;
+  if (pieces == 0) return bytes;
+  bytes = std::min(bytes, kScaledBytes);
+  if (scratch_.size() < pieces * kScaledBytes) scratch_.resize(pieces * kScaledBytes);
+  std::byte* to = scratch_.data();
+  for (size_t i = 0; i < refs.size(); ++i) {
+    if (!scaled(refs[i])) continue;
+    scale(reduction_.dtype, reduction_.factor, to, at[i], bytes / size_of(reduction_.dtype));
+    at[i] = std::exchange(to, to + kScaledBytes);
+  }
+  return bytes;
+}
+
+void HostExecutor::reduce(const Step& step, uint64_t total) {
   const size_t operands = static_cast<size_t>(step.dst_count) + step.src_count;
   std::array<std::byte*, kMostOperands> at;
   const uint64_t element = size_of(reduction_.dtype);
-  for (uint64_t done = 0; done < step.bytes;) {
-    uint64_t bytes = step.bytes - done;
+  for (uint64_t done = 0; done < total;) {
+    uint64_t bytes = total - done;
     for (size_t i = 0; i < operands; ++i) {
       const Span span = locate(refs(step)[i], done);
       at[i] = span.data;
       bytes = std::min(bytes, span.bytes);
     }
+    if (scales_) bytes = scale_operands({refs(step), operands}, at.data(), bytes);
     const std::span<std::byte* const> all(at.data(), operands);
     const auto sources = all.subspan(step.dst_count);
     ringcomm::reduce(reduction_, step.final, all.first(step.dst_count),

@@ -4,9 +4,12 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <vector>
 
-#include "plan/plan.h"
+#include "exec/stopwatch.h"
+#include "exec/tuner.h"
+#include "plan/cursor.h"
 #include "plan/shape.h"
 #include "plan/spans.h"
 #include "reduce/reduce.h"
@@ -41,7 +44,10 @@ class HostExecutor {
 
   // The plan, and the memory behind the spans, must live until advance() returns kDone.
   // `sequence` is the operation's number in the group, the same on every rank.
-  void start(std::shared_ptr<const Plan> plan, uint64_t sequence, const Reduction& reduction);
+  // `scales`: what is read of the input is multiplied by the reduction's factor on the way; it
+  // shares no memory with the output then.
+  void start(std::shared_ptr<const Plan> plan, uint64_t sequence, const Reduction& reduction,
+             Manner manner = {}, bool scales = false);
   Spans& input() { return input_; }
   Spans& output() { return output_; }
   Stamps& stamps() { return stamps_; }
@@ -51,16 +57,20 @@ class HostExecutor {
   Status advance();
   // Can advance() move: has it not begun, or has the awaited signal come? Cheap enough to spin on.
   bool ready();
+  // After kDone, of what was to be timed: without the wait for those who came late.
+  double seconds() const { return watch_.seconds(Clock::now()); }
+  bool timed() const { return manner_.timed; }
   // After kBlocked or kMismatch: the peer concerned.
   Rank peer() const { return peer_; }
 
  private:
-  void copy(const Step& step);
-  void reduce(const Step& step);
+  void copy(const Step& step, uint64_t total);
+  void reduce(const Step& step, uint64_t total);
   Span locate(const Ref& ref, uint64_t done) const;
+  bool scaled(const Ref& ref) const { return scales_ && ref.space == Space::kInput; }
+  uint64_t scale_operands(std::span<const Ref> refs, std::byte** at, uint64_t bytes);
   const Ref* refs(const Step& step) const { return plan_->refs.data() + step.first_ref; }
   uint64_t& taken(Rank peer, int lane) { return taken_[static_cast<size_t>(peer * kLanes + lane)]; }
-  bool next_step();
   bool is_remote(const Ref& ref) const {
     return ref.rank >= 0 && remote_[static_cast<size_t>(ref.rank)];
   }
@@ -68,7 +78,6 @@ class HostExecutor {
   Transport& transport_;
   Geometry geometry_;
   const uint64_t lent_bytes_;
-  uint64_t stream_from_;         // bytes of output that, on all ranks, fill half the cache
   std::vector<uint64_t> taken_;  // signals consumed, per (peer, lane), over the group's life
   std::vector<std::byte*> memory_[2];
   std::vector<bool> remote_;
@@ -77,10 +86,12 @@ class HostExecutor {
   Reduction reduction_;
   Spans input_, output_;
   Stamps stamps_;
-  bool streams_ = false;  // copies into the output go past the caches
+  Manner manner_;
+  Stopwatch watch_;
+  bool scales_ = false;
+  std::vector<std::byte> scratch_;  // a piece of each operand that is scaled
   int half_ = 0;
-  size_t block_ = 0, step_ = 0;
-  uint64_t repetition_ = 0, shift_ = 0;
+  PlanCursor cursor_;
   Rank peer_ = -1;
   int lane_ = 0;
 };

@@ -1,33 +1,69 @@
-// Compiled for SSE4.2 or ARMv8's CRC instructions (CMakeLists.txt): every processor has one that
-// torch runs on.
+// Compiled for SSE4.2 or ARMv8's CRC instructions (CMakeLists.txt), which every x86 and ARM has
+// that torch runs on; for other processors from tables.
 #include "net/checksum.h"
 
+#include <array>
+#include <bit>
 #include <cstring>
 
-#if defined(__x86_64__)
+#if defined(__SSE4_2__) && !defined(RINGCOMM_PORTABLE_CHECKSUM)
 #include <nmmintrin.h>
-#else
+#elif defined(__ARM_FEATURE_CRC32) && !defined(RINGCOMM_PORTABLE_CHECKSUM)
 #include <arm_acle.h>
 #endif
+
+static_assert(std::endian::native == std::endian::little,
+              "ringcomm needs a little-endian processor: what ranks exchange is in its order");
 
 namespace ringcomm {
 namespace {
 
+#if defined(__SSE4_2__) && !defined(RINGCOMM_PORTABLE_CHECKSUM)
+
 uint32_t add_eight(uint32_t crc, uint64_t word) {
-#if defined(__x86_64__)
   return static_cast<uint32_t>(_mm_crc32_u64(crc, word));
+}
+uint32_t add_one(uint32_t crc, uint8_t byte) { return _mm_crc32_u8(crc, byte); }
+
+#elif defined(__ARM_FEATURE_CRC32) && !defined(RINGCOMM_PORTABLE_CHECKSUM)
+
+uint32_t add_eight(uint32_t crc, uint64_t word) { return __crc32cd(crc, word); }
+uint32_t add_one(uint32_t crc, uint8_t byte) { return __crc32cb(crc, byte); }
+
 #else
-  return __crc32cd(crc, word);
-#endif
+
+// kTables[k][b]: what a byte b does that k more bytes come after.
+using Tables = std::array<std::array<uint32_t, 256>, 8>;
+
+constexpr Tables make_tables() {
+  constexpr uint32_t kCastagnoli = 0x82f63b78;
+  Tables tables{};
+  for (uint32_t byte = 0; byte < 256; ++byte) {
+    uint32_t crc = byte;
+    for (int bit = 0; bit < 8; ++bit) crc = crc >> 1 ^ (crc & 1 ? kCastagnoli : 0);
+    tables[0][byte] = crc;
+  }
+  for (size_t after = 1; after < 8; ++after) {
+    for (size_t byte = 0; byte < 256; ++byte) {
+      const uint32_t before = tables[after - 1][byte];
+      tables[after][byte] = before >> 8 ^ tables[0][before & 255];
+    }
+  }
+  return tables;
 }
 
-uint32_t add_one(uint32_t crc, uint8_t byte) {
-#if defined(__x86_64__)
-  return _mm_crc32_u8(crc, byte);
-#else
-  return __crc32cb(crc, byte);
-#endif
+constexpr Tables kTables = make_tables();
+
+uint32_t add_eight(uint32_t crc, uint64_t word) {
+  word ^= crc;
+  uint32_t result = 0;
+  for (size_t i = 0; i < 8; ++i) result ^= kTables[7 - i][word >> 8 * i & 255];
+  return result;
 }
+
+uint32_t add_one(uint32_t crc, uint8_t byte) { return crc >> 8 ^ kTables[0][(crc ^ byte) & 255]; }
+
+#endif
 
 uint64_t word_at(const std::byte* data) {
   uint64_t word;

@@ -167,7 +167,7 @@ bool Network::handle_events(int timeout_ms, Lock& lock) {
       }
     }
   }
-  if (arrived) options_.bell.notify();
+  if (arrived) options_.bell.notify(kAllNews);
   return arrived;
 }
 

@@ -168,7 +168,7 @@ void Network::Peer::tick(Clock::time_point now, Clock::duration stalled) {
   for (Link*& link : links) {
     if (link != nullptr && link->low_water > 1) arrived = network_.read_from(*link) || arrived;
   }
-  if (arrived) network_.options_.bell.notify();
+  if (arrived) network_.options_.bell.notify(kAllNews);
   session.tick(now, stalled);
   for (const int flow : session.take_closed()) {
     if (Link* closed = links[static_cast<size_t>(flow)]) network_.drop(*closed);
@@ -294,7 +294,7 @@ void Network::Peer::give_up(const std::string& why) {
         str("; this process itself was stopped or starved for ", to_seconds(to - from), " s");
   }
   lost_.store(true, std::memory_order_release);
-  network_.options_.bell.ring();
+  network_.options_.bell.ring(kAllNews);
 }
 
 }  // namespace ringcomm

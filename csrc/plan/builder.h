@@ -15,12 +15,18 @@ namespace ringcomm {
 inline uint64_t minus(uint64_t a, uint64_t b) { return a > b ? a - b : 0; }
 
 // Passes 0 … count - 1 over a long message. Between two edges they differ only in the offsets of
-// input and output, `stride` bytes a pass, and in which slot they use, with this period.
+// input and output, `stride` bytes a pass, in the slots they use and in how much is left to move.
 struct Passes {
   uint64_t count;
-  uint64_t period;
   uint64_t stride;
   std::vector<uint64_t> edges;
+};
+
+// Slots of so many bytes that are used in turn, and how many are used in a pass and in a round.
+struct Turns {
+  uint64_t bytes;
+  uint64_t slots;  // a power of two
+  uint64_t pass = 1, round = 0;
 };
 
 // A stream of messages into the slots of one inbox, in turn. The writer needs a credit for all but
@@ -30,8 +36,9 @@ struct Link {
   Rank to;
   uint64_t messages;
   uint64_t slot_bytes;
-  bool line = false;    // its only message rides in a line
-  bool credits = true;  // false where the reader's own data says as much
+  bool line = false;             // its only message rides in a line
+  bool credits = true;           // false where the reader's own data says as much
+  uint64_t pass = 1, round = 0;  // messages of a pass, of a round
 };
 
 class PlanBuilder {
@@ -48,8 +55,11 @@ class PlanBuilder {
   uint64_t slots() const { return shape_.geometry.slots; }
   Rank peer(int steps) const { return shape_.after(rank_, steps); }
 
-  Ref input(uint64_t offset) const { return ref(Space::kInput, rank_, rank_, offset); }
-  Ref output(uint64_t offset) const { return ref(Space::kOutput, rank_, rank_, offset); }
+  Ref input(uint64_t offset) { return user(Space::kInput, offset); }
+  Ref output(uint64_t offset) { return user(Space::kOutput, offset); }
+  // `offset` bytes into an extent of the plan.
+  Ref input(uint64_t offset, uint16_t extent) { return within(extent, input(offset)); }
+  Ref output(uint64_t offset, uint16_t extent) { return within(extent, output(offset)); }
   Ref window(Rank owner, uint64_t offset) const {
     return ref(Space::kWindow, owner, owner, offset);
   }
@@ -58,20 +68,33 @@ class PlanBuilder {
   }
   Ref line(Rank owner, Rank from) const { return ref(Space::kLine, owner, from, 0); }
 
-  void copy(Ref dst, Ref src, uint64_t bytes) {
-    if (bytes == 0) return;
-    Step step = operands({dst}, {src}, bytes);
-    step.verb = Verb::kCopy;
-    plan_.steps.push_back(step);
+  // In turn number `number` of slots that begin at `first`.
+  Ref in_turn(Ref first, const Turns& turns, uint64_t number) {
+    const uint64_t slots = turns.slots, slot = number % slots;
+    if (passes_ == 1 && rounds_ == 1) {
+      first.offset += slot * turns.bytes;
+      return first;
+    }
+    const auto each = [&](uint64_t wanted, uint64_t times) {
+      return static_cast<uint16_t>(times > 1 ? wanted % slots : 0);
+    };
+    first.motion =
+        plan_.motion({turns.bytes, static_cast<uint16_t>(slots), static_cast<uint16_t>(slot),
+                      each(turns.pass, passes_), each(turns.round, rounds_)});
+    return first;
   }
 
-  void reduce(const std::vector<Ref>& dst, const std::vector<Ref>& src, uint64_t bytes,
+  // Extents in the order in which rounds go through them; the number of the first.
+  uint16_t extents(const std::vector<Extent>& in_order) {
+    plan_.extents = in_order;
+    return 1;
+  }
+
+  void copy(Ref dst, Ref src, Stretch stretch) { move(Verb::kCopy, {dst}, {src}, stretch, false); }
+  void copy(Ref dst, Ref src, uint64_t bytes) { copy(dst, src, Stretch{bytes}); }
+  void reduce(const std::vector<Ref>& dst, const std::vector<Ref>& src, Stretch stretch,
               bool final) {
-    if (bytes == 0) return;
-    Step step = operands(dst, src, bytes);
-    step.verb = Verb::kReduce;
-    step.final = final;
-    plan_.steps.push_back(step);
+    move(Verb::kReduce, dst, src, stretch, final);
   }
 
   void signal(Rank to, Lane lane = kData) { synchronize(Verb::kSignal, to, lane); }
@@ -93,12 +116,13 @@ class PlanBuilder {
   void acquire(const Link& link, uint64_t message) {
     if (link.credits && message >= slots()) wait(link.to, kCredit);
   }
-  Ref slot(const Link& link, uint64_t message) const {
+  Ref slot(const Link& link, uint64_t message) {
     if (link.line) return line(link.to, link.from);
-    return inbox(link.to, link.from, message % slots() * link.slot_bytes);
+    const Turns turns{link.slot_bytes, slots(), link.pass, link.round};
+    return in_turn(inbox(link.to, link.from, 0), turns, message);
   }
-  void put(const Link& link, uint64_t message, Ref src, uint64_t bytes) {
-    copy(slot(link, message), src, bytes);
+  void put(const Link& link, uint64_t message, Ref src, Stretch stretch) {
+    copy(slot(link, message), src, stretch);
     signal(link.to);
   }
   // The reader's side: wait(from), read the slot, release.
@@ -106,49 +130,80 @@ class PlanBuilder {
     if (link.credits && message + slots() < link.messages) signal(link.from, kCredit);
   }
 
-  // Writes the passes between two edges as one repeated block, so that long messages are short
-  // plans. pass(i) adds the steps of pass i.
+  // Writes the passes between two edges as one loop, so that long messages are short plans.
+  // pass(c) adds the steps of pass c.
   template <typename Pass>
   void repeat(Passes passes, Pass&& pass) {
-    std::vector<uint64_t>& edges = passes.edges;
-    edges.insert(edges.end(), {0, passes.count});
-    for (uint64_t& edge : edges) edge = std::min(edge, passes.count);
-    std::sort(edges.begin(), edges.end());
-    for (size_t i = 0; i + 1 < edges.size(); ++i) {
-      uint64_t at = edges[i];
-      const uint64_t repetitions = (edges[i + 1] - at) / passes.period;
-      if (repetitions > 1) {
-        close_block(1, 0);
-        for (uint64_t end = at + passes.period; at < end; ++at) pass(at);
-        close_block(repetitions, passes.stride * passes.period);
-        at = edges[i] + repetitions * passes.period;
-      }
-      for (; at < edges[i + 1]; ++at) pass(at);
-    }
+    stride_ = passes.stride;
+    between_edges(0, passes.count, std::move(passes.edges), [&](uint64_t first, uint64_t count) {
+      if (count > 1) close_loop();
+      passes_ = count;
+      pass(first);
+      if (count > 1) close_loop();
+      passes_ = 1;
+    });
+  }
+  // Within a pass: rounds first … end - 1, those between two edges as one block. From round to
+  // round, what is named by an extent goes on to the next.
+  template <typename Round>
+  void rounds(int first, int end, std::vector<uint64_t> edges, Round&& round) {
+    const auto at = static_cast<uint64_t>(first);
+    between_edges(at, static_cast<uint64_t>(end), std::move(edges),
+                  [&](uint64_t s, uint64_t count) {
+                    if (count > 1) close_block();
+                    rounds_ = static_cast<uint32_t>(count);
+                    round(static_cast<int>(s));
+                    if (count > 1) close_block();
+                    rounds_ = 1;
+                  });
   }
 
   Plan finish() {
-    close_block(1, 0);
-    plan_.blocks.shrink_to_fit();
-    plan_.steps.shrink_to_fit();
-    plan_.refs.shrink_to_fit();
+    close_loop();
     return std::move(plan_);
   }
 
  private:
   static Ref ref(Space space, Rank rank, Rank from, uint64_t offset) {
-    return {space, static_cast<int16_t>(rank), static_cast<int16_t>(from), offset};
+    return {space, 0, static_cast<int16_t>(rank), static_cast<int16_t>(from), 0, offset};
   }
+  Ref user(Space space, uint64_t offset) {
+    Ref made = ref(space, rank_, rank_, offset);
+    made.motion = straight_on();
+    return made;
+  }
+  Ref within(uint16_t extent, Ref made) const {
+    if (rounds_ > 1)
+      made.extent = extent;
+    else
+      made.offset += plan_.extents[extent - 1u].offset;
+    return made;
+  }
+  uint8_t straight_on() { return passes_ > 1 ? plan_.motion({stride_}) : uint8_t{0}; }
 
-  Step operands(const std::vector<Ref>& dst, const std::vector<Ref>& src, uint64_t bytes) {
+  void move(Verb verb, const std::vector<Ref>& dst, const std::vector<Ref>& src, Stretch stretch,
+            bool final) {
     Step step{};
+    step.verb = verb;
+    step.final = final;
+    step.bytes = stretch.bytes;
+    if (rounds_ == 1) step.bytes = std::min(step.bytes, minus(stretch.end, stretch.at));
+    if (step.bytes == 0) return;
+    // Does it end in this loop, or in a round of this block?
+    const uint64_t last = stretch.at + (passes_ - 1) * stride_;
+    const bool ends = passes_ > 1 && minus(stretch.end, last) < stretch.bytes;
+    if (ends || (rounds_ > 1 && stretch.extent > 0)) {
+      step.bytes = stretch.bytes;
+      step.extent = stretch.extent > 0 ? stretch.extent : plan_.extent({0, stretch.end});
+      step.motion = straight_on();
+      step.at = stretch.at;
+    }
     step.dst_count = static_cast<uint8_t>(dst.size());
     step.src_count = static_cast<uint16_t>(src.size());
     step.first_ref = static_cast<uint32_t>(plan_.refs.size());
-    step.bytes = bytes;
     plan_.refs.insert(plan_.refs.end(), dst.begin(), dst.end());
     plan_.refs.insert(plan_.refs.end(), src.begin(), src.end());
-    return step;
+    plan_.steps.push_back(step);
   }
 
   void synchronize(Verb verb, Rank peer, Lane lane) {
@@ -159,18 +214,35 @@ class PlanBuilder {
     plan_.steps.push_back(step);
   }
 
-  void close_block(uint64_t repetitions, uint64_t stride) {
-    const uint32_t end = static_cast<uint32_t>(plan_.steps.size());
-    if (end > block_begin_) {
-      plan_.blocks.push_back({block_begin_, end - block_begin_, repetitions, stride});
+  // act(first, count) for what is between two edges.
+  template <typename Act>
+  static void between_edges(uint64_t first, uint64_t end, std::vector<uint64_t> edges, Act&& act) {
+    edges.insert(edges.end(), {first, end});
+    for (uint64_t& edge : edges) edge = std::clamp(edge, first, std::max(first, end));
+    std::sort(edges.begin(), edges.end());
+    for (size_t i = 0; i + 1 < edges.size(); ++i) {
+      if (edges[i] < edges[i + 1]) act(edges[i], edges[i + 1] - edges[i]);
     }
+  }
+
+  void close_block() {
+    const uint32_t end = static_cast<uint32_t>(plan_.steps.size());
+    if (end > block_begin_) plan_.blocks.push_back({block_begin_, end - block_begin_, rounds_});
     block_begin_ = end;
+  }
+  void close_loop() {
+    close_block();
+    const uint32_t end = static_cast<uint32_t>(plan_.blocks.size());
+    if (end > loop_begin_) plan_.loops.push_back({loop_begin_, end - loop_begin_, passes_});
+    loop_begin_ = end;
   }
 
   const Shape& shape_;
   const Rank rank_;
   Plan plan_{};
-  uint32_t block_begin_ = 0;
+  uint64_t passes_ = 1, stride_ = 0;  // of the loop that is being written
+  uint32_t rounds_ = 1;               // of the block
+  uint32_t block_begin_ = 0, loop_begin_ = 0;
 };
 
 }  // namespace ringcomm

@@ -51,9 +51,10 @@ std::shared_ptr<const Plan> PlanCache::get(const Shape& shape, Algorithm algorit
   return plan;
 }
 
-// The plan just asked for stays, whatever its size.
+// The plan just asked for and the one before stay, whatever their size: two that take turns, such
+// as a gather and a scatter, would always be made anew.
 void PlanCache::evict() {
-  while (bytes_ > limit_bytes_ && entries_.size() > 1) {
+  while (bytes_ > limit_bytes_ && entries_.size() > 2) {
     const Entry& oldest = entries_.back();
     bytes_ -= oldest.bytes;
     index_.erase(Key{&oldest.shape, oldest.algorithm});

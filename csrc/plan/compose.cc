@@ -85,14 +85,29 @@ void Hierarchy::append(const Plan& part, const Placement& placement) {
   const auto global = [&](int16_t rank) {
     return static_cast<int16_t>(placement.ranks[static_cast<size_t>(rank)]);
   };
+  const auto blocks = static_cast<uint32_t>(plan.blocks.size());
   const auto steps = static_cast<uint32_t>(plan.steps.size());
   const auto refs = static_cast<uint32_t>(plan.refs.size());
+  const auto extents = static_cast<uint16_t>(plan.extents.size());
+  const auto extent = [&](uint16_t number) { return number > 0 ? number + extents : 0; };
+  const auto motion = [&](uint8_t number) {
+    return number > 0 ? plan.motion(part.motions[number - 1u]) : uint8_t{0};
+  };
+  for (const Extent& one : part.extents) {  // of the output, in parts whose operands name them
+    plan.extents.push_back({placement.output.place(one.offset), one.bytes});
+  }
+  for (Loop loop : part.loops) {
+    loop.first_block += blocks;
+    plan.loops.push_back(loop);
+  }
   for (Block block : part.blocks) {
     block.first_step += steps;
     plan.blocks.push_back(block);
   }
   for (Step step : part.steps) {
     step.first_ref += refs;
+    step.extent = static_cast<uint16_t>(extent(step.extent));
+    step.motion = motion(step.motion);
     if (step.peer >= 0) step.peer = global(step.peer);
     if (placement.partial) step.final = false;
     plan.steps.push_back(step);
@@ -100,11 +115,13 @@ void Hierarchy::append(const Plan& part, const Placement& placement) {
   for (Ref ref : part.refs) {
     ref.rank = global(ref.rank);
     ref.from = global(ref.from);
+    ref.motion = motion(ref.motion);
     if (ref.space == Space::kWindow) ref.offset += placement.window_offset;
     if (ref.space == Space::kInput || ref.space == Space::kOutput) {
       const Side& side = ref.space == Space::kInput ? placement.input : placement.output;
-      ref.offset = side.place(ref.offset);
       ref.space = side.space;
+      if (ref.extent == 0) ref.offset = side.place(ref.offset);
+      ref.extent = static_cast<uint16_t>(extent(ref.extent));
     }
     plan.refs.push_back(ref);
   }
@@ -203,9 +220,8 @@ Plan hierarchical_broadcast(const Shape& shape, Rank rank) {
 }
 
 // Reduce to the rank of the root's index, into its window, and from there to the root; then that
-// rank tells its mates that all have begun. Repeated blocks do not move in a window, but up to as
-// many slots as there are nothing repeats. What is longer goes along the ring, which crosses to
-// each host once.
+// rank tells its mates that all have begun. What is longer than half the window or the slots goes
+// along the ring, which crosses to each host once.
 Plan hierarchical_reduce(const Shape& shape, Rank rank) {
   Hierarchy at(shape, rank);
   Shape inside = half_part_of(shape, Collective::kReduce, at.local);

@@ -48,7 +48,7 @@ Plan one_shot(const Shape& shape, Rank rank, bool lines) {
   const std::vector<Ref> sources = in_rank_order(plan, plan.input(offset), [&](Rank r) {
     return lines ? plan.line(rank, r) : plan.window(r, 0);
   });
-  plan.reduce({plan.output(0)}, sources, bytes, true);
+  plan.reduce({plan.output(0)}, sources, Stretch{bytes}, true);
   return plan.finish();
 }
 
@@ -68,14 +68,13 @@ class TwoShotAllReduce {
     const uint64_t count = segments_.count();
     publish(0);
     plan_.signal_all();
-    plan_.repeat({count, 2, segments_.unit, {1, minus(count, 2), minus(count, 1)}},
-                 [&](uint64_t c) {
-                   plan_.wait_all();
-                   if (c > 0) load(c - 1);
-                   if (c + 1 < count) publish(c + 1);
-                   reduce(c);
-                   plan_.signal_all();
-                 });
+    plan_.repeat({count, segments_.unit, {1, minus(count, 2), minus(count, 1)}}, [&](uint64_t c) {
+      plan_.wait_all();
+      if (c > 0) load(c - 1);
+      if (c + 1 < count) publish(c + 1);
+      reduce(c);
+      plan_.signal_all();
+    });
     plan_.wait_all();
     load(count - 1);
     return plan_.finish();
@@ -85,11 +84,11 @@ class TwoShotAllReduce {
   uint64_t cut(uint64_t c, int part) const {
     return plan_.shape().cut(segments_.length(c), part, size_);
   }
-  Ref published(Rank r, uint64_t c, uint64_t at) const {
-    return plan_.window(r, c % 2 * segments_.unit + at);
+  Ref published(Rank r, uint64_t c, uint64_t at) {
+    return plan_.in_turn(plan_.window(r, at), {segments_.unit, 2}, c);
   }
-  Ref result(Rank r, uint64_t c, uint64_t at) const {
-    return plan_.window(r, (2 + c % 2) * segments_.unit + at);
+  Ref result(Rank r, uint64_t c, uint64_t at) {
+    return plan_.in_turn(plan_.window(r, 2 * segments_.unit + at), {segments_.unit, 2}, c);
   }
 
   void publish(uint64_t c) {  // all but my own shard
@@ -102,7 +101,8 @@ class TwoShotAllReduce {
     const uint64_t low = cut(c, rank_), at = segments_.offset(c) + low;
     const std::vector<Ref> sources =
         in_rank_order(plan_, plan_.input(at), [&](Rank r) { return published(r, c, low); });
-    plan_.reduce({result(rank_, c, low), plan_.output(at)}, sources, cut(c, rank_ + 1) - low, true);
+    const Stretch mine{cut(c, rank_ + 1) - low};
+    plan_.reduce({result(rank_, c, low), plan_.output(at)}, sources, mine, true);
   }
 
   void load(uint64_t c) {
@@ -122,12 +122,11 @@ class TwoShotAllReduce {
 // The frame of reduce_scatter and all_gather. Signal c says "c is published and c - 2 consumed":
 // so while I consume c, c + 1 may be written, and a peer may still read c - 1.
 template <typename Publish, typename Consume>
-void exchange(PlanBuilder& plan, Passes passes, Publish publish, Consume consume) {
-  const uint64_t count = passes.count;
+void exchange(PlanBuilder& plan, uint64_t count, uint64_t stride, Publish publish,
+              Consume consume) {
   publish(0);
   plan.signal_all();
-  passes.edges.insert(passes.edges.end(), {minus(count, 2), minus(count, 1)});
-  plan.repeat(std::move(passes), [&](uint64_t c) {
+  plan.repeat({count, stride, {count - 1}}, [&](uint64_t c) {
     plan.wait_all();
     if (c + 1 < count) {
       publish(c + 1);
@@ -137,17 +136,6 @@ void exchange(PlanBuilder& plan, Passes passes, Publish publish, Consume consume
   });
 }
 
-// Shards end at different segments: each end is an edge, for the pass itself and the one before,
-// which publishes ahead.
-std::vector<uint64_t> shard_edges(const Shape& shape, uint64_t unit) {
-  std::vector<uint64_t> edges;
-  for (const uint64_t shard : shape.shards) {
-    const uint64_t full = shard / unit, all = (shard + unit - 1) / unit;
-    edges.insert(edges.end(), {minus(full, 1), full, minus(all, 1), all});
-  }
-  return edges;
-}
-
 // Those with a root. All data comes from or goes to it, so nothing in the data tells a rank that
 // the others have begun: a roll call does (planners.h says why). Where data leaves the root, every
 // rank calls the root before the root's last signal; where it comes in, the root calls every rank
@@ -155,7 +143,8 @@ std::vector<uint64_t> shard_edges(const Shape& shape, uint64_t unit) {
 // much.
 Passes passes_of(const Segments& segments) {
   const uint64_t count = segments.count();
-  return {count, kSlots, segments.unit, {1, kSlots, minus(count, kSlots), minus(count, 1)}};
+  if (count <= kSlots) return {count, segments.unit, {1, count - 1}};
+  return {count, segments.unit, {kSlots, count - kSlots}};
 }
 
 }  // namespace
@@ -178,23 +167,24 @@ Plan direct_reduce_scatter(const Shape& shape, Rank rank) {
                  " ranks");
   const auto shard = [&](Rank r) { return Segments{shape.shard(r), slice}; };
   const auto published = [&](Rank by, uint64_t c, Rank r) {
-    return plan.window(by, c % kSlots * segment + static_cast<uint64_t>(r) * slice);
+    const Ref first = plan.window(by, static_cast<uint64_t>(r) * slice);
+    return plan.in_turn(first, {segment, kSlots}, c);
   };
   const auto publish = [&](uint64_t c) {
     for (int i = 1; i < shape.size; ++i) {
       const Rank r = plan.peer(i);
       plan.copy(published(rank, c, r), plan.input(shape.shard_offset(r) + shard(r).offset(c)),
-                shard(r).length(c));
+                shard(r).stretch(c));
     }
   };
   const auto reduce = [&](uint64_t c) {
     const Ref mine = plan.input(shape.shard_offset(rank) + shard(rank).offset(c));
     const std::vector<Ref> sources =
         in_rank_order(plan, mine, [&](Rank r) { return published(r, c, rank); });
-    plan.reduce({plan.output(shard(rank).offset(c))}, sources, shard(rank).length(c), true);
+    plan.reduce({plan.output(shard(rank).offset(c))}, sources, shard(rank).stretch(c), true);
   };
   const uint64_t count = Segments{shape.largest_shard(), slice}.count();
-  exchange(plan, {count, kSlots, slice, shard_edges(shape, slice)}, publish, reduce);
+  exchange(plan, count, slice, publish, reduce);
   return plan.finish();
 }
 
@@ -207,20 +197,22 @@ Plan direct_all_gather(const Shape& shape, Rank rank) {
   PlanBuilder plan(shape, Algorithm::kDirect, rank);
   const uint64_t segment = shape.geometry.segment_bytes;
   const auto shard = [&](Rank r) { return Segments{shape.shard(r), segment}; };
-  const auto published = [&](Rank by, uint64_t c) { return plan.window(by, c % kSlots * segment); };
+  const auto published = [&](Rank by, uint64_t c) {
+    return plan.in_turn(plan.window(by, 0), {segment, kSlots}, c);
+  };
   const auto publish = [&](uint64_t c) {
-    plan.copy(published(rank, c), plan.input(shard(rank).offset(c)), shard(rank).length(c));
+    plan.copy(published(rank, c), plan.input(shard(rank).offset(c)), shard(rank).stretch(c));
   };
   const auto load = [&](uint64_t c) {
     for (int i = 0; i < shape.size; ++i) {
       const Rank r = plan.peer(i);
       const Ref source = i == 0 ? plan.input(shard(r).offset(c)) : published(r, c);
       plan.copy(plan.output(shape.shard_offset(r) + shard(r).offset(c)), source,
-                shard(r).length(c));
+                shard(r).stretch(c));
     }
   };
   const uint64_t count = Segments{shape.largest_shard(), segment}.count();
-  exchange(plan, {count, kSlots, segment, shard_edges(shape, segment)}, publish, load);
+  exchange(plan, count, segment, publish, load);
   return plan.finish();
 }
 
@@ -235,10 +227,11 @@ Plan direct_broadcast(const Shape& shape, Rank rank) {
   const bool others = shape.size > 2;  // a single receiver need not wait for the roll call
   const auto published = [&](uint64_t c) {
     return line && rank != root ? plan.line(rank, root)
-                                : plan.window(root, c % kSlots * segments.unit);
+                                : plan.in_turn(plan.window(root, 0), {segments.unit, kSlots}, c);
   };
   const auto publish = [&](uint64_t c) {
-    const uint64_t at = segments.offset(c), bytes = segments.length(c);
+    const uint64_t at = segments.offset(c);
+    const Stretch bytes = segments.stretch(c);
     if (c >= kSlots) plan.wait_all(kCredit);
     if (!line) plan.copy(published(c), plan.input(at), bytes);
     for (int i = 1; line && i < shape.size; ++i) {
@@ -250,7 +243,7 @@ Plan direct_broadcast(const Shape& shape, Rank rank) {
   };
   const auto load = [&](uint64_t c) {
     plan.wait(root);
-    plan.copy(plan.output(segments.offset(c)), published(c), segments.length(c));
+    plan.copy(plan.output(segments.offset(c)), published(c), segments.stretch(c));
     if (c + kSlots < count) plan.signal(root, kCredit);
   };
   if (roll_call && rank != root) plan.signal(root, kCredit);
@@ -268,11 +261,11 @@ Plan direct_reduce(const Shape& shape, Rank rank) {
   const bool line = count == 1 && shape.bytes <= shape.geometry.line_bytes;
   const bool roll_call = shape.meets && count <= kSlots;
   const auto published = [&](Rank r, uint64_t c) {
-    return line ? plan.line(root, r) : plan.window(r, c % kSlots * segments.unit);
+    return line ? plan.line(root, r) : plan.in_turn(plan.window(r, 0), {segments.unit, kSlots}, c);
   };
   const auto publish = [&](uint64_t c) {
     if (c >= kSlots) plan.wait(root, kCredit);
-    plan.copy(published(rank, c), plan.input(segments.offset(c)), segments.length(c));
+    plan.copy(published(rank, c), plan.input(segments.offset(c)), segments.stretch(c));
     plan.signal(root);
   };
   const auto reduce = [&](uint64_t c) {
@@ -281,7 +274,7 @@ Plan direct_reduce(const Shape& shape, Rank rank) {
     const uint64_t at = segments.offset(c);
     const std::vector<Ref> sources =
         in_rank_order(plan, plan.input(at), [&](Rank r) { return published(r, c); });
-    plan.reduce({plan.output(at)}, sources, segments.length(c), true);
+    plan.reduce({plan.output(at)}, sources, segments.stretch(c), true);
     if (c + kSlots < count) plan.signal_all(kCredit);
   };
   plan.repeat(passes_of(segments), [&](uint64_t c) { rank == root ? reduce(c) : publish(c); });

@@ -35,9 +35,9 @@ class Doubling {
     std::vector<uint64_t> edges;
     for (int k = 0; k <= rounds_; ++k) {
       const uint64_t late = behind(lag_, k);
-      edges.insert(edges.end(), {late, late + segments_.full(), late + count});
+      edges.insert(edges.end(), {late, late + count});
     }
-    const Passes passes{count + behind(lag_, rounds_), plan_.slots(), segments_.unit, edges};
+    const Passes passes{count + behind(lag_, rounds_), segments_.unit, edges};
     plan_.repeat(passes, [&](uint64_t pass) {
       for (int k = 0; k <= rounds_; ++k) {
         segment_ = pass - behind(lag_, k);
@@ -51,10 +51,10 @@ class Doubling {
  private:
   static uint64_t behind(uint64_t lag, int stages) { return lag * static_cast<uint64_t>(stages); }
   Link link(Rank from, Rank to) const { return plan_.link(from, to, segments_.total); }
-  Ref arrived(Rank from) const { return plan_.slot(link(from, rank_), segment_); }
-  Ref input() const { return plan_.input(segments_.offset(segment_)); }
-  Ref output() const { return plan_.output(segments_.offset(segment_)); }
-  uint64_t bytes() const { return segments_.length(segment_); }
+  Ref arrived(Rank from) { return plan_.slot(link(from, rank_), segment_); }
+  Ref input() { return plan_.input(segments_.offset(segment_)); }
+  Ref output() { return plan_.output(segments_.offset(segment_)); }
+  Stretch bytes() const { return segments_.stretch(segment_); }
 
   void stage(int k) {
     std::vector<Ref> from = {k <= 1 && beyond_ < 0 ? input() : output()};

@@ -54,12 +54,12 @@ struct HostPlan {
 
   uint64_t offset(Rank r) const { return offsets[static_cast<size_t>(r)]; }
   Segments shard(Rank r) const { return {offset(r + 1) - offset(r), unit}; }
-  uint64_t bytes(Rank r, uint64_t c) const { return shard(r).length(c); }
+  Stretch bytes(Rank r, uint64_t c) const { return shard(r).stretch(c); }
   uint64_t place(Rank r, uint64_t c) const { return offset(r) + shard(r).offset(c); }
-  Ref input(Rank r, uint64_t c) const { return plan.input(place(r, c)); }
+  Ref input(Rank r, uint64_t c) { return plan.input(place(r, c)); }
   // An area of the window, in turn c: the first ones for what I have of each rank's segment.
-  Ref area(Rank by, int index, uint64_t c) const {
-    return plan.window(by, c % 2 * turn + static_cast<uint64_t>(index) * unit);
+  Ref area(Rank by, int index, uint64_t c) {
+    return plan.in_turn(plan.window(by, static_cast<uint64_t>(index) * unit), {turn, 2}, c);
   }
 
   void publish_input(uint64_t c) {
@@ -69,7 +69,7 @@ struct HostPlan {
   }
 
   // What my host has for rank r.
-  std::vector<Ref> pieces(Rank r, uint64_t c) const {
+  std::vector<Ref> pieces(Rank r, uint64_t c) {
     std::vector<Ref> from;
     for (Rank by = first; by < first + local; ++by) {
       from.push_back(by == rank ? input(r, c) : area(by, r, c));
@@ -98,19 +98,13 @@ class ReduceScatter : HostPlan {
   }
 
   Plan build() {
-    std::vector<uint64_t> edges = {lag_, minus(count_, 1), count_};
-    for (Rank r = 0; r < plan.shape().size; ++r) {
-      for (const uint64_t end : {shard(r).full(), shard(r).count()}) {
-        edges.insert(edges.end(), {minus(end, 1), end, end + lag_});
-      }
-    }
     publish_input(0);
     tell_mates();
-    plan.repeat({count_ + lag_, plan.slots(), unit, edges}, [&](uint64_t c) {
+    plan.repeat({count_ + lag_, unit, {lag_, count_ - 1, count_}}, [&](uint64_t c) {
       if (c < count_) {
         hear_mates();
         each_host([&](Rank r) { send(r, c); });
-        const uint64_t mine = local > 1 ? bytes(rank, c) : 0;
+        const Stretch mine = local > 1 ? bytes(rank, c) : Stretch{0};
         plan.reduce({output(c)}, pieces(rank, c), mine, hosts == 1);
         if (c + 1 < count_) {
           publish_input(c + 1);
@@ -123,8 +117,8 @@ class ReduceScatter : HostPlan {
   }
 
  private:
-  Ref output(uint64_t c) const { return plan.output(shard(rank).offset(c)); }
-  Ref slot(Rank from, Rank to, uint64_t c) const {
+  Ref output(uint64_t c) { return plan.output(shard(rank).offset(c)); }
+  Ref slot(Rank from, Rank to, uint64_t c) {
     return plan.slot({from, to, count_, plan.shape().slot_bytes(), line_, false}, c);
   }
 
@@ -167,16 +161,11 @@ class Pipeline : HostPlan {
 
   Plan build() {
     const uint64_t last = count_ + 2 * lag_;
-    std::vector<uint64_t> edges = {lag_, 2 * lag_, 2 * lag_ + 1};
-    for (Rank r = 0; r < plan.shape().size; ++r) {
-      for (const uint64_t end : {shard(r).full(), shard(r).count(), count_}) {
-        edges.insert(edges.end(), {minus(end, 1), end, end + lag_, end + 2 * lag_});
-        edges.push_back(end + 2 * lag_ + 1);
-      }
-    }
+    const std::vector<uint64_t> edges = {1,          lag_,   2 * lag_,      2 * lag_ + 1,
+                                         count_ - 1, count_, count_ + lag_, last};
     publish_input(0);
     tell_mates();
-    plan.repeat({last + 1, plan.slots(), unit, edges}, [&](uint64_t c) {
+    plan.repeat({last + 1, unit, edges}, [&](uint64_t c) {
       const bool told = c == 0 || tells(c - 1);
       if (told) hear_mates();
       if (c < count_) send_sums(c);
@@ -194,11 +183,11 @@ class Pipeline : HostPlan {
   bool tells(uint64_t c) const {
     return c + 1 < count_ || (c >= 2 * lag_ && c < count_ + 2 * lag_);
   }
-  Ref output(Rank r, uint64_t c) const { return plan.output(place(r, c)); }
+  Ref output(Rank r, uint64_t c) { return plan.output(place(r, c)); }
   // In turn c of the window: the result of `host`'s rank.
-  Ref result(Rank by, int host, uint64_t c) const { return area(by, plan.shape().size + host, c); }
+  Ref result(Rank by, int host, uint64_t c) { return area(by, plan.shape().size + host, c); }
   // Sums go into the first half of a slot, results into the second.
-  Ref slot(Rank from, Rank to, uint64_t c, bool is_result) const {
+  Ref slot(Rank from, Rank to, uint64_t c, bool is_result) {
     const uint64_t bytes = plan.shape().slot_bytes();
     Ref ref = plan.slot({from, to, count_, bytes}, c);
     ref.offset += is_result ? unit : 0;

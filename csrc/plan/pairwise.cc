@@ -31,12 +31,9 @@ struct Exchange {
     return m + slots < in.messages && !(mirrored && m + slots / 2 < out.messages);
   }
   // Where passes begin to differ: where either side has its last messages, or credits begin or end.
-  std::vector<uint64_t> edges(const Segments& sent, const Segments& received) const {
+  std::vector<uint64_t> edges() const {
     const uint64_t o = out.messages, i = in.messages, half = slots / 2;
-    std::vector<uint64_t> at = {slots,   sent.full(), minus(o, 1), o, minus(o, half) + lag(),
-                                i + half};
-    for (const uint64_t m : {received.full(), i, minus(i, slots)}) at.push_back(m + lag());
-    return at;
+    return {lag(), slots, o, minus(o, half) + lag(), i + half, i + lag(), minus(i, slots) + lag()};
   }
 };
 
@@ -59,13 +56,13 @@ Plan pairwise_all_to_all(const Shape& shape, Rank rank) {
   const auto received = [&](Rank r) { return Segments{shape.recv[static_cast<size_t>(r)], slot}; };
   const auto give = [&](const Link& link, uint64_t m) {
     const Segments segments = sent(link.to);
-    plan.put(link, m, plan.input(offset_to(link.to) + segments.offset(m)), segments.length(m));
+    plan.put(link, m, plan.input(offset_to(link.to) + segments.offset(m)), segments.stretch(m));
   };
   const auto take = [&](const Link& link, uint64_t m) {
     const Segments segments = received(link.from);
     const uint64_t at = offset_of(shape.recv, link.from) + segments.offset(m);
     plan.wait(link.from);
-    plan.copy(plan.output(at), plan.slot(link, m), segments.length(m));
+    plan.copy(plan.output(at), plan.slot(link, m), segments.stretch(m));
   };
 
   for (int i = 1; i < shape.size; ++i) {
@@ -89,7 +86,7 @@ Plan pairwise_all_to_all(const Shape& shape, Rank rank) {
         if (pair.gives_credit(taken)) plan.signal(from, kCredit);
       }
     };
-    plan.repeat({pair.count(), pair.slots, slot, pair.edges(sent(to), received(from))}, pass);
+    plan.repeat({pair.count(), slot, pair.edges()}, pass);
   }
   return plan.finish();
 }

@@ -1,6 +1,8 @@
 #include "plan/plan.h"
 
+#include <algorithm>
 #include <array>
+#include <limits>
 
 namespace ringcomm {
 namespace {
@@ -11,11 +13,29 @@ constexpr std::array<const char*, kCollectives> kCollectiveNames = {
 constexpr std::array<const char*, kAlgorithms> kAlgorithmNames = {
     "direct", "ring", "tree", "pairwise", "dissemination", "hierarchical", "doubling"};
 
+template <typename Number, typename Entry>
+Number number_in(std::vector<Entry>& table, const Entry& entry) {
+  const auto at = std::find(table.begin(), table.end(), entry) - table.begin() + 1;
+  if (at > std::ssize(table)) table.push_back(entry);
+  RINGCOMM_CHECK(at <= std::numeric_limits<Number>::max(), "a plan's table of ", table.size(),
+                 " entries is too long");
+  return static_cast<Number>(at);
+}
+
 }  // namespace
 
+uint8_t Plan::motion(const Motion& motion) { return number_in<uint8_t>(motions, motion); }
+uint16_t Plan::extent(const Extent& extent) { return number_in<uint16_t>(extents, extent); }
+
+void Plan::shrink_to_fit() {
+  std::apply([](auto&... table) { (table.shrink_to_fit(), ...); }, tables());
+}
+
 uint64_t Plan::memory_bytes() const {
-  return sizeof(Plan) + blocks.capacity() * sizeof(Block) + steps.capacity() * sizeof(Step) +
-         refs.capacity() * sizeof(Ref);
+  const auto bytes = [](const auto&... table) {
+    return (sizeof(Plan) + ... + (table.capacity() * sizeof(table[0])));
+  };
+  return std::apply(bytes, tables());
 }
 
 bool reduces(Collective collective) {

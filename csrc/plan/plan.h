@@ -11,10 +11,17 @@
 //
 // Operands name memory by (space, rank, offset in bytes). Every byte of shared memory has exactly
 // one writer, which is why plans of different collectives and sizes can follow one another.
+//
+// Long messages are short plans: a loop runs its blocks in many passes, a block its steps in many
+// rounds. What differs is data. An operand's motion says where it is in each pass and round; an
+// extent is the memory of one shard, whose end cuts off what a step moves. So shards of any length
+// are one loop, in which steps that have nothing left to move do nothing, and a block of ring
+// rounds is one round that goes from extent to extent. cursor.h has the arithmetic.
 #pragma once
 
 #include <cstdint>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "base/error.h"
@@ -61,10 +68,30 @@ inline constexpr uint64_t kLineBytes = 112;  // of a 128-byte line; 48 share the
 enum Lane : uint8_t { kData, kCredit };
 inline constexpr int kLanes = 2;
 
+// How an operand moves: straight on, `bytes` a pass; or in turn through slots of so many bytes,
+// beginning at the `first`, `pass` slots further each pass and `round` slots each round.
+struct Motion {
+  uint64_t bytes;
+  uint16_t slots = 0;  // a power of two; 0: straight on
+  uint16_t first = 0, pass = 0, round = 0;
+  bool operator==(const Motion&) const = default;
+};
+
+// A part of input or output, such as a shard.
+struct Extent {
+  uint64_t offset;
+  uint64_t bytes;
+  bool operator==(const Extent&) const = default;
+};
+
+// Motions and extents are named by their place in the plan's tables, counted from 1; 0 is none. In
+// round i of a block an extent is the i-th after the one named.
 struct Ref {
   Space space;
+  uint8_t motion = 0;
   int16_t rank;         // the owner of the memory
   int16_t from;         // the writer, for kInbox and kLine
+  uint16_t extent = 0;  // its offset is to be added
   uint64_t offset = 0;  // bytes
   bool operator==(const Ref&) const = default;
 };
@@ -77,18 +104,25 @@ struct Step {
   uint16_t src_count = 0;
   int16_t peer = -1;  // signal, wait
   uint32_t first_ref = 0;
-  uint64_t bytes = 0;  // copy, reduce: of each operand
+  uint16_t extent = 0;  // copy, reduce: of the bytes, those before its end are moved
+  uint8_t motion = 0;   // of `at`
+  uint64_t bytes = 0;   // copy, reduce: of each operand
+  uint64_t at = 0;      // where in the extent they begin
   bool operator==(const Step&) const = default;
 };
 
-// Steps [first_step, first_step + step_count) run `repetitions` times; at the i-th, offsets into
-// input and output are i * stride bytes further on. Shared memory does not move.
-struct Block {
+struct Block {  // steps that follow one another, `rounds` times
   uint32_t first_step;
   uint32_t step_count;
-  uint64_t repetitions;
-  uint64_t stride;
+  uint32_t rounds;
   bool operator==(const Block&) const = default;
+};
+
+struct Loop {  // blocks that follow one another, `passes` times
+  uint32_t first_block;
+  uint32_t block_count;
+  uint64_t passes;
+  bool operator==(const Loop&) const = default;
 };
 
 struct Plan {
@@ -96,10 +130,18 @@ struct Plan {
   Algorithm algorithm;
   int size;
   Rank rank;
+  std::vector<Loop> loops;
   std::vector<Block> blocks;
   std::vector<Step> steps;
   std::vector<Ref> refs;
+  std::vector<Motion> motions;
+  std::vector<Extent> extents;
 
+  uint8_t motion(const Motion& motion);  // its number in the table, in which it is from now on
+  uint16_t extent(const Extent& extent);
+  auto tables() { return std::tie(loops, blocks, steps, refs, motions, extents); }
+  auto tables() const { return std::tie(loops, blocks, steps, refs, motions, extents); }
+  void shrink_to_fit();
   uint64_t memory_bytes() const;  // what a cache pays for it
   bool operator==(const Plan&) const = default;
 };

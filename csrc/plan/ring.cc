@@ -3,6 +3,7 @@
 // all-reduce (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of
 // workstations", 2009). Long messages go round in passes, a few segments of each chunk at a time:
 // half the slots are under way on every link, while the credits of the other half come back.
+#include <algorithm>
 #include <vector>
 
 #include "plan/builder.h"
@@ -17,16 +18,16 @@ class Ring {
  public:
   Ring(const Shape& shape, Rank rank, int rounds)
       : plan_(shape, Algorithm::kRing, rank), rounds_(rounds), rank_(rank), size_(shape.size) {
-    uint64_t largest = 0;
-    for (Rank r = 0; r < size_; ++r) {
-      const uint64_t at =
-          shape.shards.empty() ? shape.cut(shape.bytes, r, size_) : shape.shard_offset(r);
-      const uint64_t end =
-          shape.shards.empty() ? shape.cut(shape.bytes, r + 1, size_) : at + shape.shard(r);
-      offsets_.push_back(at);
-      chunks_.push_back(end - at);
-      largest = std::max(largest, end - at);
+    for (int s = 0; s <= rounds; ++s) {
+      const Rank r = plan_.peer(shape.collective == Collective::kAllGather ? -s : -1 - s);
+      const bool cut = shape.shards.empty();
+      const uint64_t at = cut ? shape.cut(shape.bytes, r, size_) : shape.shard_offset(r);
+      const uint64_t end = cut ? shape.cut(shape.bytes, r + 1, size_) : at + shape.shard(r);
+      chunks_.push_back({at, end - at});
     }
+    first_chunk_ = plan_.extents(chunks_);
+    const uint64_t largest =
+        std::ranges::max(chunks_, {}, [](const Extent& chunk) { return chunk.bytes; }).bytes;
     const uint64_t slot = shape.slot_bytes(), most = plan_.slots() / 2;
     const uint64_t shortest = std::max(shape.element, shape.align(slot / kMostPerSlot));
     segment_ = std::max(shortest, shape.longest_cut(largest, static_cast<int>(most)));
@@ -36,8 +37,9 @@ class Ring {
     // Between two ranks, the other's next message says that it has consumed my last one.
     const bool credits = size_ > 2;
     const uint64_t messages = passes_ * depth_ * static_cast<uint64_t>(rounds_);
-    out_ = {rank, plan_.peer(1), messages, slot, false, credits};
-    in_ = {plan_.peer(-1), rank, messages, slot, false, credits};
+    const uint64_t pass = depth_ * static_cast<uint64_t>(rounds_);
+    out_ = {rank, plan_.peer(1), messages, slot, false, credits, pass, depth_};
+    in_ = {plan_.peer(-1), rank, messages, slot, false, credits, pass, depth_};
   }
 
   // turn(s) takes what came in round s - 1, if any, and sends in round s, if there is one. Where
@@ -46,27 +48,22 @@ class Ring {
   template <typename Turn>
   Plan build(Turn turn) {
     const bool overlap = depth_ > 1;
-    std::vector<uint64_t> edges = {1, minus(passes_, 1)};
-    for (const uint64_t chunk : chunks_) {
-      const Segments passes{chunk, depth_ * segment_};
-      edges.insert(edges.end(), {passes.full(), passes.count()});
-      if (overlap) edges.insert(edges.end(), {passes.full() + 1, passes.count() + 1});
-    }
     const auto go = [&](uint64_t pass, int round, uint64_t segment) {
       number_ = pass * depth_ + segment;
       message_ =
           (pass * static_cast<uint64_t>(rounds_) + static_cast<uint64_t>(round)) * depth_ + segment;
       turn(round);
     };
-    plan_.repeat({passes_, rounds_ % 2 == 0 ? 1u : 2u, depth_ * segment_, edges}, [&](uint64_t p) {
-      for (int s = 0; s < rounds_; ++s) {
-        for (uint64_t g = 0; g < depth_; ++g) {
-          if (overlap && s == 0 && p > 0) go(p - 1, rounds_, g);
-          go(p, s, g);
-        }
+    const auto go_all = [&](uint64_t pass, int round) {
+      for (uint64_t g = 0; g < depth_; ++g) go(pass, round, g);
+    };
+    plan_.repeat({passes_, depth_ * segment_, {1, passes_ - 1}}, [&](uint64_t p) {
+      for (uint64_t g = 0; g < depth_; ++g) {
+        if (overlap && p > 0) go(p - 1, rounds_, g);
+        go(p, 0, g);
       }
-      if (overlap && p + 1 < passes_) return;
-      for (uint64_t g = 0; g < depth_; ++g) go(p, rounds_, g);
+      plan_.rounds(1, rounds_, edges(), [&](int s) { go_all(p, s); });
+      if (!overlap || p + 1 == passes_) go_all(p, rounds_);
     });
     return plan_.finish();
   }
@@ -74,60 +71,74 @@ class Ring {
   // Round s: chunk rank - 1 - s leaves with what was added to it so far, the one before it arrives;
   // after the last round that is my own.
   void reduce_scatter(int s) {
-    const Rank chunk = plan_.peer(-1 - s);
     if (s > 0) plan_.wait(in_.from);
     if (s == size_ - 1) {
-      add_arrived(output(rank_), rank_, true);
+      add_arrived(output(s), s, true);
     } else {
       plan_.acquire(out_, message_);
       if (s == 0)
-        plan_.copy(plan_.slot(out_, message_), input(chunk), length(chunk));
+        plan_.copy(plan_.slot(out_, message_), input(s), stretch(s));
       else
-        add_arrived(plan_.slot(out_, message_), chunk, false);
+        add_arrived(plan_.slot(out_, message_), s, false);
       plan_.signal(out_.to);
     }
     if (s > 0) plan_.release(in_, message_ - depth_);
   }
 
-  // Round s: chunk rank - s leaves, the one before it arrives. The first is `mine`.
-  void all_gather(int s, Ref mine) {
-    const Rank chunk = plan_.peer(-s);
-    if (s > 0) {
+  // Rounds s from `first` on: chunk rank - (s - first) leaves, the one before it arrives. The first
+  // is `mine`.
+  void all_gather(int s, int first, Ref mine) {
+    if (s > first) {
       plan_.wait(in_.from);
-      plan_.copy(output(chunk), plan_.slot(in_, message_ - depth_), length(chunk));
+      plan_.copy(output(s), plan_.slot(in_, message_ - depth_), stretch(s));
       plan_.release(in_, message_ - depth_);
     }
-    if (s == size_ - 1) return;
+    if (s == rounds_) return;
     plan_.acquire(out_, message_);
-    plan_.put(out_, message_, s == 0 ? mine : output(chunk), length(chunk));
+    plan_.put(out_, message_, s == first ? mine : output(s), stretch(s));
   }
 
-  void keep_mine() { plan_.copy(output(rank_), input(rank_), length(rank_)); }
+  void keep_mine() { plan_.copy(output(0), input(0), stretch(0)); }
 
-  Ref input(Rank chunk) const {
+  // Of the chunk that leaves in round s.
+  Ref input(int s) {
     const bool only_mine = plan_.shape().collective == Collective::kAllGather;
-    return plan_.input((only_mine ? 0 : offset(chunk)) + number_ * segment_);
+    return only_mine ? plan_.input(offset()) : plan_.input(offset(), chunk(s));
   }
-  Ref output(Rank chunk) const {
+  Ref output(int s) {
     const bool only_mine = plan_.shape().collective == Collective::kReduceScatter;
-    return plan_.output((only_mine ? 0 : offset(chunk)) + number_ * segment_);
+    return only_mine ? plan_.output(offset()) : plan_.output(offset(), chunk(s));
   }
 
  private:
-  uint64_t offset(Rank chunk) const { return offsets_[static_cast<size_t>(chunk)]; }
-  uint64_t length(Rank chunk) const {
-    return Segments{chunks_[static_cast<size_t>(chunk)], segment_}.length(number_);
+  uint64_t offset() const { return number_ * segment_; }
+  uint16_t chunk(int s) const { return static_cast<uint16_t>(first_chunk_ + s); }
+  Stretch stretch(int s) const {
+    return {segment_, offset(), chunks_[static_cast<size_t>(s)].bytes, chunk(s)};
   }
 
-  void add_arrived(Ref dst, Rank chunk, bool final) {
-    plan_.reduce({dst}, {plan_.slot(in_, message_ - depth_), input(chunk)}, length(chunk), final);
+  // Where rounds begin to differ: with the first and the last that need a credit or give one, and
+  // where an all-reduce turns from adding up to handing round.
+  std::vector<uint64_t> edges() const {
+    const auto rounds = static_cast<uint64_t>(rounds_), last = static_cast<uint64_t>(size_ - 1);
+    std::vector<uint64_t> edges = {last, last + 1};
+    for (const uint64_t beyond : {uint64_t{0}, depth_ - 1}) {
+      const uint64_t credits = (plan_.slots() + beyond) / depth_;
+      edges.insert(edges.end(), {credits, minus(rounds + 1, credits)});
+    }
+    return edges;
+  }
+
+  void add_arrived(Ref dst, int s, bool final) {
+    plan_.reduce({dst}, {plan_.slot(in_, message_ - depth_), input(s)}, stretch(s), final);
   }
 
   PlanBuilder plan_;
   const int rounds_;
   const Rank rank_;
   const int size_;
-  std::vector<uint64_t> offsets_, chunks_;
+  std::vector<Extent> chunks_;  // in the order in which they leave, and come to stay
+  uint16_t first_chunk_ = 0;    // its number among the plan's extents
   Link out_{}, in_{};
   uint64_t segment_ = 0, depth_ = 0, passes_ = 0;  // depth: segments of a chunk under way
   uint64_t number_ = 0, message_ = 0;              // of the segment in its chunk; of the message
@@ -140,7 +151,7 @@ Plan ring_all_reduce(const Shape& shape, Rank rank) {
   Ring ring(shape, rank, 2 * last);
   return ring.build([&](int s) {
     if (s <= last) ring.reduce_scatter(s);
-    if (s >= last) ring.all_gather(s - last, ring.output(rank));
+    if (s >= last) ring.all_gather(s, last, ring.output(s));
   });
 }
 
@@ -152,7 +163,7 @@ Plan ring_reduce_scatter(const Shape& shape, Rank rank) {
 Plan ring_all_gather(const Shape& shape, Rank rank) {
   Ring ring(shape, rank, shape.size - 1);
   return ring.build([&](int s) {
-    ring.all_gather(s, ring.input(rank));
+    ring.all_gather(s, 0, ring.input(0));
     if (s == shape.size - 1) ring.keep_mine();
   });
 }

@@ -1,5 +1,6 @@
 #include "plan/select.h"
 
+#include <algorithm>
 #include <array>
 #include <charconv>
 #include <cmath>
@@ -14,42 +15,6 @@ namespace {
 
 using Planner = Plan (*)(const Shape&, Rank);
 
-struct Entry {
-  Collective collective;
-  Algorithm algorithm;
-  Planner planner;
-};
-
-constexpr std::array kPlanners = {
-    Entry{Collective::kAllReduce, Algorithm::kDirect, direct_all_reduce},
-    Entry{Collective::kAllReduce, Algorithm::kRing, ring_all_reduce},
-    Entry{Collective::kAllReduce, Algorithm::kDoubling, doubling_all_reduce},
-    Entry{Collective::kAllReduce, Algorithm::kHierarchical, hierarchical_all_reduce},
-    Entry{Collective::kReduceScatter, Algorithm::kDirect, direct_reduce_scatter},
-    Entry{Collective::kReduceScatter, Algorithm::kRing, ring_reduce_scatter},
-    Entry{Collective::kReduceScatter, Algorithm::kPairwise, pairwise_reduce_scatter},
-    Entry{Collective::kReduceScatter, Algorithm::kHierarchical, hierarchical_reduce_scatter},
-    Entry{Collective::kAllGather, Algorithm::kDirect, direct_all_gather},
-    Entry{Collective::kAllGather, Algorithm::kRing, ring_all_gather},
-    Entry{Collective::kAllGather, Algorithm::kPairwise, pairwise_all_gather},
-    Entry{Collective::kAllGather, Algorithm::kHierarchical, hierarchical_all_gather},
-    Entry{Collective::kBroadcast, Algorithm::kDirect, direct_broadcast},
-    Entry{Collective::kBroadcast, Algorithm::kRing, chain_plan},
-    Entry{Collective::kBroadcast, Algorithm::kTree, tree_plan},
-    Entry{Collective::kBroadcast, Algorithm::kHierarchical, hierarchical_broadcast},
-    Entry{Collective::kReduce, Algorithm::kDirect, direct_reduce},
-    Entry{Collective::kReduce, Algorithm::kRing, chain_plan},
-    Entry{Collective::kReduce, Algorithm::kTree, tree_plan},
-    Entry{Collective::kReduce, Algorithm::kHierarchical, hierarchical_reduce},
-    Entry{Collective::kScatter, Algorithm::kDirect, star_plan},
-    Entry{Collective::kScatter, Algorithm::kRing, chain_plan},
-    Entry{Collective::kGather, Algorithm::kDirect, star_plan},
-    Entry{Collective::kGather, Algorithm::kRing, chain_plan},
-    Entry{Collective::kAllToAll, Algorithm::kPairwise, pairwise_all_to_all},
-    Entry{Collective::kBarrier, Algorithm::kDissemination, dissemination_barrier},
-    Entry{Collective::kBarrier, Algorithm::kHierarchical, hierarchical_barrier},
-};
-
 // What a row asks of the group.
 enum Needs { kNothing, kMapped, kHosts, kPair };
 constexpr std::array kNeedNames = {"", "mapped windows", "several ranks on each of several hosts",
@@ -63,9 +28,10 @@ using Limit = uint64_t (*)(const Shape&, double size);
 
 struct Row {
   Collective collective;
-  Limit limit;
+  Limit limit;  // none: only where somebody asks for it
   Needs needs;
   Algorithm algorithm;
+  Planner planner;
 };
 
 // Where `steps` seconds are worth as much as `slope` seconds a byte.
@@ -110,35 +76,41 @@ uint64_t tree(const Shape& shape, double size) {
 // The first row that fits decides. Direct plans whose messages ride in lines or inboxes load from
 // nobody, so they serve a network as well.
 constexpr std::array kTable = {
-    Row{Collective::kAllReduce, any_size, kMapped, Algorithm::kDirect},
-    Row{Collective::kAllReduce, any_size, kHosts, Algorithm::kHierarchical},
-    Row{Collective::kAllReduce, line, kNothing, Algorithm::kDirect},
-    Row{Collective::kAllReduce, any_size, kPair, Algorithm::kDoubling},
-    Row{Collective::kAllReduce, doubling, kNothing, Algorithm::kDoubling},
-    Row{Collective::kAllReduce, any_size, kNothing, Algorithm::kRing},
-    Row{Collective::kReduceScatter, any_size, kMapped, Algorithm::kDirect},
-    Row{Collective::kReduceScatter, any_size, kHosts, Algorithm::kHierarchical},
-    Row{Collective::kReduceScatter, line, kNothing, Algorithm::kDirect},
-    Row{Collective::kReduceScatter, pairwise, kNothing, Algorithm::kPairwise},
-    Row{Collective::kReduceScatter, any_size, kNothing, Algorithm::kRing},
-    Row{Collective::kAllGather, any_size, kMapped, Algorithm::kDirect},
-    Row{Collective::kAllGather, any_size, kHosts, Algorithm::kHierarchical},
-    Row{Collective::kAllGather, line, kNothing, Algorithm::kDirect},
-    Row{Collective::kAllGather, pairwise, kNothing, Algorithm::kPairwise},
-    Row{Collective::kAllGather, any_size, kNothing, Algorithm::kRing},
-    Row{Collective::kBroadcast, any_size, kMapped, Algorithm::kDirect},
-    Row{Collective::kBroadcast, any_size, kHosts, Algorithm::kHierarchical},
-    Row{Collective::kBroadcast, tree, kNothing, Algorithm::kTree},
-    Row{Collective::kBroadcast, any_size, kNothing, Algorithm::kRing},
-    Row{Collective::kReduce, any_size, kMapped, Algorithm::kDirect},
-    Row{Collective::kReduce, tree, kHosts, Algorithm::kHierarchical},
-    Row{Collective::kReduce, tree, kNothing, Algorithm::kTree},
-    Row{Collective::kReduce, any_size, kNothing, Algorithm::kRing},
-    Row{Collective::kScatter, any_size, kNothing, Algorithm::kDirect},
-    Row{Collective::kGather, any_size, kNothing, Algorithm::kDirect},
-    Row{Collective::kAllToAll, any_size, kNothing, Algorithm::kPairwise},
-    Row{Collective::kBarrier, any_size, kHosts, Algorithm::kHierarchical},
-    Row{Collective::kBarrier, any_size, kNothing, Algorithm::kDissemination},
+    Row{Collective::kAllReduce, any_size, kMapped, Algorithm::kDirect, direct_all_reduce},
+    Row{Collective::kAllReduce, any_size, kHosts, Algorithm::kHierarchical,
+        hierarchical_all_reduce},
+    Row{Collective::kAllReduce, line, kNothing, Algorithm::kDirect, direct_all_reduce},
+    Row{Collective::kAllReduce, any_size, kPair, Algorithm::kDoubling, doubling_all_reduce},
+    Row{Collective::kAllReduce, doubling, kNothing, Algorithm::kDoubling, doubling_all_reduce},
+    Row{Collective::kAllReduce, any_size, kNothing, Algorithm::kRing, ring_all_reduce},
+    Row{Collective::kReduceScatter, any_size, kMapped, Algorithm::kDirect, direct_reduce_scatter},
+    Row{Collective::kReduceScatter, any_size, kHosts, Algorithm::kHierarchical,
+        hierarchical_reduce_scatter},
+    Row{Collective::kReduceScatter, line, kNothing, Algorithm::kDirect, direct_reduce_scatter},
+    Row{Collective::kReduceScatter, pairwise, kNothing, Algorithm::kPairwise,
+        pairwise_reduce_scatter},
+    Row{Collective::kReduceScatter, any_size, kNothing, Algorithm::kRing, ring_reduce_scatter},
+    Row{Collective::kAllGather, any_size, kMapped, Algorithm::kDirect, direct_all_gather},
+    Row{Collective::kAllGather, any_size, kHosts, Algorithm::kHierarchical,
+        hierarchical_all_gather},
+    Row{Collective::kAllGather, line, kNothing, Algorithm::kDirect, direct_all_gather},
+    Row{Collective::kAllGather, pairwise, kNothing, Algorithm::kPairwise, pairwise_all_gather},
+    Row{Collective::kAllGather, any_size, kNothing, Algorithm::kRing, ring_all_gather},
+    Row{Collective::kBroadcast, any_size, kMapped, Algorithm::kDirect, direct_broadcast},
+    Row{Collective::kBroadcast, any_size, kHosts, Algorithm::kHierarchical, hierarchical_broadcast},
+    Row{Collective::kBroadcast, tree, kNothing, Algorithm::kTree, tree_plan},
+    Row{Collective::kBroadcast, any_size, kNothing, Algorithm::kRing, chain_plan},
+    Row{Collective::kReduce, any_size, kMapped, Algorithm::kDirect, direct_reduce},
+    Row{Collective::kReduce, tree, kHosts, Algorithm::kHierarchical, hierarchical_reduce},
+    Row{Collective::kReduce, tree, kNothing, Algorithm::kTree, tree_plan},
+    Row{Collective::kReduce, any_size, kNothing, Algorithm::kRing, chain_plan},
+    Row{Collective::kScatter, any_size, kNothing, Algorithm::kDirect, star_plan},
+    Row{Collective::kScatter, nullptr, kNothing, Algorithm::kRing, chain_plan},
+    Row{Collective::kGather, any_size, kNothing, Algorithm::kDirect, star_plan},
+    Row{Collective::kGather, nullptr, kNothing, Algorithm::kRing, chain_plan},
+    Row{Collective::kAllToAll, any_size, kNothing, Algorithm::kPairwise, pairwise_all_to_all},
+    Row{Collective::kBarrier, any_size, kHosts, Algorithm::kHierarchical, hierarchical_barrier},
+    Row{Collective::kBarrier, any_size, kNothing, Algorithm::kDissemination, dissemination_barrier},
 };
 
 bool fits(const Row& row, const Shape& shape, Reach reach) {
@@ -168,8 +140,8 @@ std::string text_of(const Row& row, uint64_t limit) {
 const Row& row_for(const Shape& shape, Reach reach) {
   const uint64_t bytes = message_bytes(shape);
   for (const Row& row : kTable) {
-    if (row.collective == shape.collective && bytes <= limit_of(row, shape, reach) &&
-        fits(row, shape, reach)) {
+    if (row.collective == shape.collective && row.limit != nullptr &&
+        bytes <= limit_of(row, shape, reach) && fits(row, shape, reach)) {
       return row;
     }
   }
@@ -196,6 +168,7 @@ std::string selection_text(int size, const Costs& costs) {
   shape.costs = costs;
   std::ostringstream out;
   for (const Row& row : kTable) {
+    if (row.limit == nullptr) continue;
     out << text_of(row, row.limit(shape, size)) << ": " << to_string(row.algorithm) << '\n';
   }
   return out.str();
@@ -224,8 +197,9 @@ std::string to_text(const Costs& costs) {
 
 std::vector<Algorithm> algorithms_of(Collective collective) {
   std::vector<Algorithm> algorithms;
-  for (const Entry& entry : kPlanners) {
-    if (entry.collective == collective) algorithms.push_back(entry.algorithm);
+  for (const Row& row : kTable) {
+    const bool listed = std::ranges::find(algorithms, row.algorithm) != algorithms.end();
+    if (row.collective == collective && !listed) algorithms.push_back(row.algorithm);
   }
   return algorithms;
 }
@@ -233,9 +207,11 @@ std::vector<Algorithm> algorithms_of(Collective collective) {
 Plan make_plan(const Shape& shape, Rank rank, Algorithm algorithm) {
   RINGCOMM_CHECK(rank >= 0 && rank < shape.size, to_string(shape.collective), ": no rank ", rank,
                  " in a group of ", shape.size);
-  for (const Entry& entry : kPlanners) {
-    if (entry.collective != shape.collective || entry.algorithm != algorithm) continue;
-    return shape.size == 1 ? copy_alone(shape, algorithm) : entry.planner(shape, rank);
+  for (const Row& row : kTable) {
+    if (row.collective != shape.collective || row.algorithm != algorithm) continue;
+    Plan plan = shape.size == 1 ? copy_alone(shape, algorithm) : row.planner(shape, rank);
+    plan.shrink_to_fit();
+    return plan;
   }
   throw UsageError(
       str(to_string(shape.collective), " has no algorithm \"", to_string(algorithm), "\"; it has ",

@@ -14,6 +14,7 @@ Geometry Geometry::for_ranks(int size) {
   Geometry geometry;
   geometry.size = size;
   geometry.segment_bytes = 256 * kKiB;
+  geometry.room_bytes = 4 * 512 * kKiB;
   const uint64_t share = 4096 * kKiB / static_cast<uint64_t>(std::max(size, 1));
   geometry.inbox_bytes = std::clamp(share, 16 * kKiB, 256 * kKiB) / kCacheLine * kCacheLine;
   return geometry;
@@ -23,6 +24,7 @@ Geometry Geometry::across_hosts(int size) {
   Geometry geometry = for_ranks(size);
   geometry.inbox_bytes = 1024 * kKiB;  // touched only where plans send
   geometry.slots = 8;
+  geometry.room_bytes = 0;  // segments stay as they are
   return geometry;
 }
 

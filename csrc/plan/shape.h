@@ -19,18 +19,19 @@ inline constexpr uint64_t kOneShotBytes = 16 * 1024;  // a rank loads this rathe
 //   half = | window: 4 segments, written by the owner | inbox of rank 0 | ... | inbox of rank n-1 |
 struct Geometry {
   int size = 1;                             // ranks
-  uint64_t segment_bytes = 0;               // unit of pipelining, a multiple of 64
+  uint64_t segment_bytes = 0;               // unit of pipelining, a multiple of 64; of an operation
+  uint64_t room_bytes = 0;                  // kept for the window, where segments may be larger
   uint64_t inbox_bytes = 0;                 // from each peer, a multiple of 64
   uint64_t slots = 2;                       // of an inbox, used in turn: a power of two
   uint64_t line_bytes = kLineBytes;         // up to this, messages ride in lines; 0: never
   uint64_t one_shot_bytes = kOneShotBytes;  // all_reduce in one hop up to this times (size - 1)
 
   uint64_t window_bytes() const { return 4 * segment_bytes; }
-  uint64_t half_bytes() const { return window_bytes() + inbox_bytes * static_cast<uint64_t>(size); }
+  uint64_t half_bytes() const { return inbox_offset(size); }
   uint64_t inbox_offset(Rank from) const {
-    return window_bytes() + inbox_bytes * static_cast<uint64_t>(from);
+    return std::max(room_bytes, window_bytes()) + inbox_bytes * static_cast<uint64_t>(from);
   }
-  // 256 KiB segments; inboxes share 4 MiB, 16 KiB to 256 KiB each.
+  // 256 KiB segments, with room for some of 512 KiB; inboxes share 4 MiB, 16 to 256 KiB each.
   static Geometry for_ranks(int size);
   static Geometry across_hosts(int size);  // messages that outlast a network's latency
   bool operator==(const Geometry&) const = default;
@@ -79,17 +80,24 @@ struct Shape {
   bool operator==(const Shape&) const = default;
 };
 
+// So many bytes to move, but only those before `end`: they begin at `at`.
+struct Stretch {
+  uint64_t bytes;
+  uint64_t at = 0, end = UINT64_MAX;
+  uint16_t extent = 0;  // of the plan, where `end` is that of one
+};
+
 // `total` bytes in segments of `unit`. Nothing is one empty segment: its signals are still due.
 struct Segments {
   uint64_t total;
   uint64_t unit;
 
   uint64_t count() const { return total == 0 ? 1 : (total + unit - 1) / unit; }
-  uint64_t full() const { return total / unit; }
   uint64_t offset(uint64_t segment) const { return segment * unit; }
   uint64_t length(uint64_t segment) const {
     return offset(segment) >= total ? 0 : std::min(unit, total - offset(segment));
   }
+  Stretch stretch(uint64_t segment) const { return {unit, offset(segment), total}; }
 };
 
 }  // namespace ringcomm

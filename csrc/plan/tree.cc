@@ -8,6 +8,7 @@
 // turn, so that none starves. The star is for them; the chain is for fabrics where only neighbours
 // reach each other well. What passes through a rank is staged in its own window, to give the inbox
 // slot back at once.
+#include <algorithm>
 #include <bit>
 #include <vector>
 
@@ -162,6 +163,7 @@ class TreePlan {
     const uint64_t messages = count_ * made.parts.size();
     const bool line = messages == 1 && most_ <= plan_.shape().geometry.line_bytes;
     made.link = {away() ? parent : child, away() ? child : parent, messages, unit_, line};
+    made.link.pass = made.parts.size();
     return made;
   }
 
@@ -169,27 +171,32 @@ class TreePlan {
   Segments part(Rank r) const {
     return {shards_ ? plan_.shape().shard(r) : plan_.shape().bytes, unit_};
   }
-  uint64_t bytes(Rank r, uint64_t c) const { return part(r).length(c); }
+  Stretch bytes(Rank r, uint64_t c) const { return part(r).stretch(c); }
   // Segment c of that in the root's memory.
-  Ref whole(Rank r, uint64_t c) const {
+  Ref whole(Rank r, uint64_t c) {
     const uint64_t at = part(r).offset(c) + (shards_ ? plan_.shape().shard_offset(r) : 0);
     return away() ? plan_.input(at) : plan_.output(at);
   }
-  Ref input(uint64_t c) const { return plan_.input(part(rank_).offset(c)); }
-  Ref output(uint64_t c) const { return plan_.output(part(rank_).offset(c)); }
+  Ref input(uint64_t c) { return plan_.input(part(rank_).offset(c)); }
+  Ref output(uint64_t c) { return plan_.output(part(rank_).offset(c)); }
   // A window slot is free when the credit for the message that leaves it has come: what was last
   // put from it has arrived.
-  Ref staged(uint64_t message) const {
-    return plan_.window(rank_, message % plan_.slots() * unit_);
+  Ref staged(const Link& leaves, uint64_t message) {
+    return plan_.in_turn(plan_.window(rank_, 0), {unit_, plan_.slots(), leaves.pass}, message);
   }
 
   Passes passes() const {
     const uint64_t slots = plan_.slots();
-    std::vector<uint64_t> edges = {slots, minus(count_, slots), minus(count_, 1)};
-    for (Rank r = 0; shards_ && r < plan_.shape().size; ++r) {
-      edges.insert(edges.end(), {part(r).full(), part(r).count()});
-    }
-    return {count_, slots, unit_, edges};
+    std::vector<uint64_t> edges = {1, count_ - 1};  // roll calls; then first and last credits
+    const auto add = [&](const Branch& branch) {
+      for (const uint64_t beyond : {uint64_t{0}, branch.parts.size() - 1}) {
+        const uint64_t passes = (slots + beyond) / branch.parts.size();
+        edges.insert(edges.end(), {passes, minus(count_, passes)});
+      }
+    };
+    std::for_each(children_.begin(), children_.end(), add);
+    if (rank_ != root_) add(up_);
+    return {count_, unit_, edges};
   }
   template <typename Call>
   void roll_call(Call call) {
@@ -230,7 +237,8 @@ class TreePlan {
   void pass_down(uint64_t c) {
     for (size_t i = 0; i < up_.parts.size(); ++i) {
       const bool mine = up_.parts[i] == rank_;
-      const Ref to = mine ? output(c) : staged(children_.front().message(c, i));
+      const Ref to =
+          mine ? output(c) : staged(children_.front().link, children_.front().message(c, i));
       acquire_children(c, i);
       plan_.wait(up_.peer);
       take(up_, c, i, to);
@@ -287,8 +295,8 @@ class TreePlan {
       const uint64_t message = up_.message(c, i);
       plan_.acquire(up_.link, message);
       plan_.wait(children_.front().peer);
-      take(children_.front(), c, i - 1, staged(message));
-      plan_.put(up_.link, message, staged(message), bytes(up_.parts[i], c));
+      take(children_.front(), c, i - 1, staged(up_.link, message));
+      plan_.put(up_.link, message, staged(up_.link, message), bytes(up_.parts[i], c));
     }
   }
 

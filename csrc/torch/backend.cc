@@ -40,17 +40,15 @@ c10::intrusive_ptr<Backend> Backend::create(const c10::intrusive_ptr<c10d::Store
   wanted.size = place.size;
   if (!options->group_name.empty()) wanted.name = options->group_name;
   wanted.timeout = sane_timeout(options->timeout);
+  wanted.wish = options->algorithm;
   wanted.interrupt = run_signal_handlers;
   StoreAdapter adapter(store);
-  auto group = with_torch_errors([&] {
-    if (options->algorithm) wanted.algorithm = algorithm_called(*options->algorithm);
-    return Communicator::create(adapter, wanted);
-  });
+  auto group = with_torch_errors([&] { return Communicator::create(adapter, wanted); });
   return c10::make_intrusive<Backend>(std::move(group), std::move(options));
 }
 
 Backend::Backend(std::shared_ptr<Communicator> group, c10::intrusive_ptr<ringcomm::Options> options)
-    : c10d::Backend(group->rank(), group->size()),
+    : Declined(group->rank(), group->size()),
       options_(std::move(options)),
       split_child_(c10::intrusive_ptr<c10d::Backend>()) {
   surroundings_->group = std::move(group);
@@ -65,7 +63,7 @@ void Backend::leave() {
 Backend::~Backend() {
   try {
     leave();
-    surroundings_->shelf.close();
+    Runtime::get().shelf().clear();
   } catch (const std::exception& error) {
     TORCH_WARN("ringcomm: leaving a group failed: ", error.what());
   }
@@ -110,14 +108,13 @@ void Backend::registerOnCompletionHook(
     std::function<void(std::shared_ptr<c10d::WorkInfo>)>&& hook) {
   TORCH_CHECK(!hasHooks(), "ringcomm: the group has a completion hook already");
   onCompletionHook_ = std::move(hook);
-  surroundings_->set_hook(onCompletionHook_);
+  surroundings_->hook.set(onCompletionHook_);
 }
 
 void Backend::shutdown() {
   without_gil([&] { group().settle(); });
   leave();
-  surroundings_->shelf.clear();
-  surroundings_->in_use.clear();
+  Runtime::get().shelf().clear();
 }
 
 // torch calls this once per device type of the group, with one store for both, and uses the first
@@ -133,6 +130,7 @@ c10::intrusive_ptr<c10d::Backend> Backend::split(const c10::intrusive_ptr<c10d::
   }
   auto options = c10::make_intrusive<ringcomm::Options>(opts->timeout);
   options->algorithm = options_->algorithm;
+  options->cuda = options_->cuda;
   if (const auto* ours = dynamic_cast<const ringcomm::Options*>(opts.get())) {
     options->algorithm = ours->algorithm;
   }

@@ -10,11 +10,11 @@
 #include <memory>
 #include <mutex>
 #include <string>
-#include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 #include <vector>
 
 #include "comm/communicator.h"
+#include "torch/declined.h"
 #include "torch/device.h"
 #include "torch/operations.h"
 #include "torch/options.h"
@@ -22,7 +22,7 @@
 
 namespace ringcomm {
 
-class Backend final : public c10d::Backend {
+class Backend final : public Declined {
  public:
   using WorkPtr = c10::intrusive_ptr<c10d::Work>;
   using OptionsPtr = c10::intrusive_ptr<c10d::Backend::Options>;
@@ -39,6 +39,9 @@ class Backend final : public c10d::Backend {
   void setTimeout(std::chrono::milliseconds timeout) override;
   // The next call gets this much more time than it would have.
   void extend_next_timeout(std::chrono::milliseconds more) { extension_ms_ += more.count(); }
+  void addEphemeralTimeout(const std::chrono::milliseconds& more) {  // overrides from 2.14 on
+    extend_next_timeout(more);
+  }
   // Sequence numbers need no agreement: every rank counts the same calls.
   void setSequenceNumberForGroup() override {}
   uint64_t getSequenceNumberForGroup() override { return group().sequence(); }
@@ -78,6 +81,8 @@ class Backend final : public c10d::Backend {
   WorkPtr allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                           const c10d::AllgatherOptions& opts) override;
   WorkPtr gather(TensorLists& outputs, Tensors& inputs, const c10d::GatherOptions& opts) override;
+  WorkPtr gather_single(at::Tensor& outputBuffer, at::Tensor& inputBuffer,
+                        const c10d::GatherOptions& opts);  // overrides from torch 2.14 on
   WorkPtr scatter(Tensors& outputs, TensorLists& inputs, const c10d::ScatterOptions& opts) override;
   WorkPtr reduce_scatter(Tensors& outputs, TensorLists& inputs,
                          const c10d::ReduceScatterOptions& opts) override;
@@ -118,6 +123,7 @@ class Backend final : public c10d::Backend {
   void collect(const WorkPtr& work);
   void lead_barrier(std::chrono::milliseconds timeout, bool every_rank);
   void follow_barrier(std::chrono::milliseconds timeout);
+  void await(Message& message, Clock::duration at_most);
 
   std::shared_ptr<Surroundings> surroundings_ = std::make_shared<Surroundings>();
   const c10::intrusive_ptr<ringcomm::Options> options_;  // but for the timeout, which the group has

@@ -9,7 +9,6 @@ namespace {
 using c10d::OpType;
 
 constexpr uint32_t kBarrierTag = 1u << 31;  // users' tags are ints, and not negative
-constexpr auto kForever = std::chrono::hours(24 * 36525);
 
 MessagePtr barrier_message(Rank peer, bool sending, Clock::duration timeout) {
   auto message = std::make_shared<Message>(timeout);
@@ -86,6 +85,21 @@ void Backend::post(const c10::intrusive_ptr<Work>& work, Call& call) {
   }
 }
 
+// Of the host where the group serves no CUDA, whatever device is named: programs name one out of
+// habit.
+Backend::WorkPtr Backend::barrier(const c10d::BarrierOptions& opts) {
+  Call call(c10d::OpType::BARRIER, "ringcomm:barrier", Collective::kBarrier);
+  call.async = opts.asyncOp;
+  if (opts.timeout.count() > 0) call.operation.timeout = opts.timeout;
+  std::optional<at::Device> device = opts.device;
+  if (!device && !opts.device_ids.empty()) {  // what torch makes of the former
+    device = at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(opts.device_ids[0]));
+  }
+  if (device && device->is_cuda() && options_->cuda && cuda_is_served()) call.device = device;
+  if (!call.device && !opts.asyncOp) await_device();
+  return issue(std::move(call));
+}
+
 void Backend::monitoredBarrier(const c10d::BarrierOptions& opts, bool waitAllRanks) {
   const bool unset = opts.timeout < std::chrono::milliseconds(0);
   const std::chrono::milliseconds timeout = unset ? group().timeout() : opts.timeout;
@@ -102,16 +116,27 @@ void Backend::monitoredBarrier(const c10d::BarrierOptions& opts, bool waitAllRan
   });
 }
 
+// Whatever ends a barrier halfway ends the group: the next one must not get messages of this one.
+void Backend::await(Message& message, Clock::duration at_most) {
+  try {
+    group().wait(message, at_most);
+  } catch (const std::exception& by) {
+    group().give_up(by, "monitored_barrier");
+    throw;
+  }
+}
+
 void Backend::lead_barrier(std::chrono::milliseconds timeout, bool every_rank) {
   const Deadline deadline(timeout);
   std::vector<MessagePtr> arrivals;
   for (Rank rank = 1; rank < size_; ++rank) {
-    arrivals.push_back(barrier_message(rank, false, kForever));
+    arrivals.push_back(barrier_message(rank, false, timeout));
     group().post(arrivals.back());
   }
   std::vector<Rank> missing;
   for (const MessagePtr& arrival : arrivals) {
-    if (group().wait(*arrival, deadline.left()) && !arrival->error) continue;
+    await(*arrival, deadline.left());
+    if (!arrival->error) continue;
     missing.push_back(arrival->peer);
     if (!every_rank) break;
   }
@@ -124,8 +149,9 @@ void Backend::lead_barrier(std::chrono::milliseconds timeout, bool every_rank) {
   for (Rank rank = 1; rank < size_; ++rank) {
     const MessagePtr release = barrier_message(rank, true, timeout);
     group().post(release);
-    group().wait(*release);
-    if (release->error) std::rethrow_exception(release->error);
+    await(*release, timeout);
+    if (!release->error) continue;
+    std::rethrow_exception(group().fail(release->error));
   }
 }
 
@@ -135,8 +161,9 @@ void Backend::follow_barrier(std::chrono::milliseconds timeout) {
   group().post(arrival);
   group().post(release);
   for (const MessagePtr& message : {arrival, release}) {
-    group().wait(*message);
+    await(*message, timeout);
     if (!message->error) continue;
+    group().fail(message->error);
     std::string why;
     try {
       std::rethrow_exception(message->error);

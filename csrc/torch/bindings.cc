@@ -2,8 +2,10 @@
 #include <pybind11/chrono.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include "base/stream_copy.h"
 #include "torch/backend.h"
 #include "torch/errors.h"
+#include "torch/park.h"
 
 namespace ringcomm {
 namespace {
@@ -120,9 +122,27 @@ std::vector<std::string> names_of_algorithms(const std::string& collective) {
   return names;
 }
 
+// Seconds of each of `passes` copies of so many bytes, in steps of a segment as plans copy them.
+std::vector<double> copy_seconds(uint64_t bytes, bool past_caches, int passes) {
+  constexpr uint64_t kStep = 256 << 10;
+  const std::vector<std::byte> from(bytes, std::byte{1});
+  std::vector<std::byte> to(bytes);
+  std::vector<double> seconds;
+  for (int pass = 0; pass < passes; ++pass) {
+    const auto start = Clock::now();
+    for (uint64_t at = 0; at < bytes; at += kStep) {
+      copy_bytes(to.data() + at, from.data() + at, std::min(kStep, bytes - at), past_caches);
+    }
+    seconds.push_back(std::chrono::duration<double>(Clock::now() - start).count());
+  }
+  return seconds;
+}
+
 // The core seen from Python, for the benchmarks and the tests.
 void bind_core(py::module_& module) {
   module.def("algorithms", &names_of_algorithms, py::arg("collective"));
+  module.def("copy_seconds", &copy_seconds, py::arg("bytes"), py::arg("past_caches"),
+             py::arg("passes"), NoGil());
   module.def(
       "selection_text",
       [](int size, const std::string& costs) {
@@ -142,20 +162,25 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
 
   module.def(
       "create_backend",
-      [](const c10d::DistributedBackendOptions& torch, const py::object& given) {
+      [](const c10d::DistributedBackendOptions& torch, const py::object& given, bool cuda) {
         OptionsPtr options = options_of(torch, given);
+        options->cuda = cuda;
         const py::gil_scoped_release no_gil;
         return Backend::create(torch.store, {torch.group_rank, torch.group_size},
                                std::move(options));
       },
-      py::arg("options"), py::arg("backend_options") = py::none());
+      py::arg("options"), py::arg("backend_options") = py::none(), py::arg("cuda") = true);
 
   // A program may end without destroying its groups: what is pending then must end before Python
   // does, for its tensors and callbacks are Python's.
   py::module_::import("atexit").attr("register")(py::cpp_function([] {
     const std::string error = fatal_error();
-    const py::gil_scoped_release no_gil;
-    Runtime::close_groups(kGraceAtExit, error);
+    std::vector<int> calling;
+    {
+      const py::gil_scoped_release no_gil;
+      calling = Runtime::close_groups(kGraceAtExit, error);
+    }
+    park(calling);
   }));
 }
 

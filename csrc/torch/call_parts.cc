@@ -42,9 +42,9 @@ double premul_factor(const Refusal& refuse, const c10d::ReduceOp& op) {
 
 // ---- checks
 
-const at::Tensor& only_one(const Refusal& refuse, const Tensors& tensors) {
+const at::Tensor& only_one(const Refusal& refuse, const Tensors& tensors, const char* which) {
   if (tensors.size() != 1) {
-    refuse(str("requires a single-element tensor list, this one has ", tensors.size()));
+    refuse(str("requires a single-element ", which, "tensor list, this one has ", tensors.size()));
   }
   return tensors[0];
 }
@@ -72,6 +72,12 @@ void check_same_shape(const Refusal& refuse, const at::Tensor& model,
   for (size_t i = 0; i < tensors.size(); ++i) {
     c10d::assertSizesMatch(refuse, model.sizes(), tensors, i);
   }
+}
+
+void check_alike(const Refusal& refuse, const Tensors& tensors) {
+  c10d::assertNonEmpty(refuse, tensors);
+  c10d::assertLayoutMatch(refuse, tensors);
+  c10d::assertTypeAndSizesMatch(refuse, tensors);
 }
 
 void check_wholes(const Refusal& refuse, const Tensors& wholes, const Tensors& parts, int size) {
@@ -184,6 +190,43 @@ void add_in_place(Call& call, const Tensors& tensors) {
   }
   operation.output = operation.input;
   call.inputs = call.outputs = tensors;
+}
+
+void add_folded(Call& call, const Refusal& refuse, const Tensors& tensors) {
+  Operation& operation = call.operation;
+  if (operation.op == ReduceOp::kAvg || operation.op == ReduceOp::kPremulSum) {
+    refuse(str("ReduceOp.", to_string(operation.op),
+               " takes one tensor of each rank, this list has ", tensors.size(),
+               ": torch.stack() them and reduce what comes of it"));
+  }
+  if (!tensors[0].is_cpu()) {
+    refuse(str("takes one CUDA tensor of each rank, this list has ", tensors.size(),
+               ": torch.stack() them and reduce what comes of it"));
+  }
+  const Span span = call.staging.folded(tensors, operation.dtype, operation.op);
+  operation.input = operation.output = {span};
+  operation.bytes = span.bytes;
+  call.inputs = call.outputs = tensors;
+}
+
+void separate(Call& call, const Tensors& tensors) {
+  std::vector<Span>& spans = call.operation.input;
+  std::vector<size_t> order(spans.size()), later;
+  std::iota(order.begin(), order.end(), size_t{0});
+  std::stable_sort(order.begin(), order.end(),
+                   [&](size_t a, size_t b) { return spans[a].data < spans[b].data; });
+  const std::byte* end = nullptr;
+  for (const size_t i : order) {
+    if (spans[i].bytes == 0) continue;
+    if (spans[i].data < end) {
+      later.push_back(i);
+    } else {
+      end = spans[i].data + spans[i].bytes;
+    }
+  }
+  std::sort(later.begin(), later.end());  // the last of the list has the last word
+  for (const size_t i : later) spans[i] = call.staging.apart(tensors[i]);
+  if (!later.empty()) call.operation.output = spans;
 }
 
 void add_inputs(Call& call, at::ArrayRef<at::Tensor> tensors) {

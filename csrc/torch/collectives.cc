@@ -58,6 +58,37 @@ void check_one_a_rank(const Refusal& refuse, const TensorLists& lists, const cha
              ", same as size of the process group."));
 }
 
+void check_gathered_lists(const Refusal& refuse, const TensorLists& outputs, const Tensors& inputs,
+                          int size) {
+  if (inputs.empty()) refuse("requires non-empty input tensor list");
+  if (inputs.size() != outputs.size()) {
+    refuse("requires input/output tensor lists to have the same length");
+  }
+  const size_t expected = inputs.size() * static_cast<size_t>(size);
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    if (outputs[i].size() == expected) continue;
+    refuse(str("invalid output tensor list at index ", i, " (expected length ", expected, ", got ",
+               outputs[i].size(), ")"));
+  }
+}
+
+void gather_several(Call& call, const Refusal& refuse, const TensorLists& outputs,
+                    const Tensors& inputs, Place place) {
+  check_all_served(refuse, inputs);
+  check_same_shape(refuse, inputs[0], inputs);
+  const auto all = flatten(call, outputs);
+  check_all_served(refuse, all);
+  check_same_shape(refuse, inputs[0], all);
+  const size_t count = outputs[0].size();
+  call.inputs = inputs;
+  call.outputs = all.slice(0, count);
+  set_moved_type(call, inputs);
+  fill_shards(call, refuse, Whole::kOutput, Shards::kEqual, place);
+  for (size_t i = count; i < all.size(); ++i) call.staging.also(all[i], all[i % count]);
+  call.outputs = all;
+  call.output_lists = outputs.size();
+}
+
 }  // namespace
 
 // ---- one tensor, or several as one
@@ -68,10 +99,11 @@ Backend::WorkPtr Backend::allreduce(Tensors& tensors, const c10d::AllreduceOptio
   }
   constexpr Refusal refuse{"all_reduce"};
   Call call(OpType::ALLREDUCE, "ringcomm:all_reduce", Collective::kAllReduce);
-  const at::Tensor& tensor = only_one(refuse, tensors);
-  check_served(refuse, tensor);
-  set_reduction(call, refuse, opts.reduceOp, tensor);
-  add_in_place(call, tensors);
+  const bool several = tensors.size() != 1;
+  if (several) check_alike(refuse, tensors);
+  check_served(refuse, tensors[0]);
+  set_reduction(call, refuse, opts.reduceOp, tensors[0]);
+  several ? add_folded(call, refuse, tensors) : add_in_place(call, tensors);
   return issue(with(std::move(call), opts));
 }
 
@@ -84,11 +116,16 @@ Backend::WorkPtr Backend::allreduce_coalesced(Tensors& tensors,
   constexpr Refusal refuse{"all_reduce_coalesced"};
   Call call(OpType::ALLREDUCE_COALESCED, "ringcomm:all_reduce", Collective::kAllReduce);
   c10d::assertNonEmpty(refuse, tensors);
+  c10d::assertLayoutMatch(refuse, tensors);
   check_all_served(refuse, tensors);
-  check_same_type(refuse, tensors[0], tensors);
+  for (const at::Tensor& tensor : tensors) {
+    if (tensor.scalar_type() != tensors[0].scalar_type()) {
+      refuse("tensors must all have the same type");
+    }
+  }
   set_reduction(call, refuse, opts.reduceOp, tensors[0]);
   add_in_place(call, tensors);
-  check_overlaps(refuse, call.operation, {0, 0, bytes_of(call.operation.input)});
+  separate(call, tensors);
   return issue(with(std::move(call), opts));
 }
 
@@ -96,10 +133,23 @@ Backend::WorkPtr Backend::broadcast(Tensors& tensors, const c10d::BroadcastOptio
   constexpr Refusal refuse{"broadcast"};
   Call call(OpType::BROADCAST, "ringcomm:broadcast", Collective::kBroadcast);
   call.operation.root = checked_root(refuse, opts.rootRank, size_);
-  const at::Tensor& tensor = only_one(refuse, tensors);
-  check_served(refuse, tensor);
+  const bool several = tensors.size() != 1 || opts.rootTensor != 0;
+  if (several) {
+    c10d::assertRootTensor(refuse, opts.rootTensor, static_cast<int64_t>(tensors.size()));
+    check_alike(refuse, tensors);
+  }
+  check_all_served(refuse, tensors);
   set_moved_type(call, tensors);
-  add_in_place(call, tensors);
+  if (several) {  // one of them is sent, or received, and the others get what it has
+    const at::Tensor& one = tensors[static_cast<size_t>(opts.rootTensor)];
+    add_in_place(call, Tensors{one});
+    for (const at::Tensor& tensor : tensors) {
+      if (!tensor.is_same(one)) call.staging.also(tensor, one);
+    }
+    call.inputs = call.outputs = tensors;
+  } else {
+    add_in_place(call, tensors);
+  }
   if (rank_ != call.operation.root) call.operation.input.clear();
   return issue(with(std::move(call), opts));
 }
@@ -108,6 +158,9 @@ Backend::WorkPtr Backend::reduce(Tensors& tensors, const c10d::ReduceOptions& op
   constexpr Refusal refuse{"reduce"};
   Call call(OpType::REDUCE, "ringcomm:reduce", Collective::kReduce);
   call.operation.root = checked_root(refuse, opts.rootRank, size_);
+  if (opts.rootTensor != 0 || tensors.empty()) {
+    c10d::assertRootTensor(refuse, opts.rootTensor, static_cast<int64_t>(tensors.size()));
+  }
   const at::Tensor& tensor = only_one(refuse, tensors);
   check_served(refuse, tensor);
   set_reduction(call, refuse, opts.reduceOp, tensor);
@@ -118,17 +171,18 @@ Backend::WorkPtr Backend::reduce(Tensors& tensors, const c10d::ReduceOptions& op
 
 // ---- gathering
 
-// Outputs may differ in size from rank to rank.
+// Outputs may differ in size from rank to rank. Of several inputs, all alike, outputs[i] has those
+// of rank 0, then those of rank 1, and so on, for every i.
 Backend::WorkPtr Backend::allgather(TensorLists& outputs, Tensors& inputs,
                                     const c10d::AllgatherOptions& opts) {
   constexpr Refusal refuse{"all_gather"};
   Call call(OpType::ALLGATHER, "ringcomm:all_gather", Collective::kAllGather);
-  const at::Tensor& input = only_one(refuse, inputs);
-  if (outputs.size() != 1) refuse("requires a single-element output tensor list");
-  if (outputs[0].size() != static_cast<size_t>(size_)) {
-    refuse(str("invalid output tensor list at index 0 (expected length ", size_, ", got ",
-               outputs[0].size(), ")"));
+  check_gathered_lists(refuse, outputs, inputs, size_);
+  if (inputs.size() > 1) {
+    gather_several(call, refuse, outputs, inputs, place());
+    return issue(with(std::move(call), opts));
   }
+  const at::Tensor& input = inputs[0];
   call.outputs = flatten(call, outputs);
   call.inputs = inputs;
   check_served(refuse, input);
@@ -195,7 +249,7 @@ Backend::WorkPtr Backend::gather(TensorLists& outputs, Tensors& inputs,
   constexpr Refusal refuse{"gather"};
   Call call(OpType::GATHER, "ringcomm:gather", Collective::kGather);
   call.operation.root = checked_root(refuse, opts.rootRank, size_);
-  const at::Tensor& input = only_one(refuse, inputs);
+  const at::Tensor& input = only_one(refuse, inputs, "input ");
   check_served(refuse, input);
   if (rank_ == opts.rootRank) {
     check_one_a_rank(refuse, outputs, "output", size_);
@@ -211,6 +265,26 @@ Backend::WorkPtr Backend::gather(TensorLists& outputs, Tensors& inputs,
   return issue(with(std::move(call), opts));
 }
 
+// The output, at the root, holds the input of every rank, one after the other. torch calls it from
+// 2.14 on.
+Backend::WorkPtr Backend::gather_single(at::Tensor& outputBuffer, at::Tensor& inputBuffer,
+                                        const c10d::GatherOptions& opts) {
+  constexpr Refusal refuse{"gather_single"};
+  Call call(OpType::GATHER, "ringcomm:gather", Collective::kGather);
+  call.operation.root = checked_root(refuse, opts.rootRank, size_);
+  call.lists = {inputBuffer, outputBuffer};
+  const at::ArrayRef<at::Tensor> both(call.lists);
+  call.inputs = both.slice(0, 1);
+  check_all_served(refuse, call.inputs);
+  if (rank_ == call.operation.root) {
+    check_wholes(refuse, {outputBuffer}, {inputBuffer}, size_);
+    call.outputs = both.slice(1, 1);
+  }
+  set_moved_type(call, call.inputs);
+  fill_shards(call, refuse, Whole::kOutput, Shards::kWithin, place());
+  return issue(with(std::move(call), opts));
+}
+
 // ---- scattering
 
 Backend::WorkPtr Backend::scatter(Tensors& outputs, TensorLists& inputs,
@@ -218,7 +292,7 @@ Backend::WorkPtr Backend::scatter(Tensors& outputs, TensorLists& inputs,
   constexpr Refusal refuse{"scatter"};
   Call call(OpType::SCATTER, "ringcomm:scatter", Collective::kScatter);
   call.operation.root = checked_root(refuse, opts.rootRank, size_);
-  const at::Tensor& output = only_one(refuse, outputs);
+  const at::Tensor& output = only_one(refuse, outputs, "output ");
   check_served(refuse, output);
   if (rank_ == opts.rootRank) {
     check_one_a_rank(refuse, inputs, "input", size_);
@@ -238,7 +312,7 @@ Backend::WorkPtr Backend::reduce_scatter(Tensors& outputs, TensorLists& inputs,
                                          const c10d::ReduceScatterOptions& opts) {
   constexpr Refusal refuse{"reduce_scatter"};
   Call call(OpType::REDUCE_SCATTER, "ringcomm:reduce_scatter", Collective::kReduceScatter);
-  const at::Tensor& output = only_one(refuse, outputs);
+  const at::Tensor& output = only_one(refuse, outputs, "output ");
   if (inputs.size() != 1) refuse("requires a single-element input tensor list");
   if (inputs[0].size() != static_cast<size_t>(size_)) {
     refuse("invalid input tensor list size, must be world size");
@@ -320,16 +394,6 @@ Backend::WorkPtr Backend::alltoall(Tensors& outputs, Tensors& inputs,
   add_inputs(call, inputs);
   add_outputs(call, outputs);
   check_own_block(refuse, call.operation, rank_);
-  return issue(with(std::move(call), opts));
-}
-
-Backend::WorkPtr Backend::barrier(const c10d::BarrierOptions& opts) {
-  Call call(OpType::BARRIER, "ringcomm:barrier", Collective::kBarrier);
-  if (opts.device && opts.device->is_cuda()) call.device = opts.device;
-  if (!call.device && !opts.device_ids.empty()) {  // what torch makes of the former
-    call.device = at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(opts.device_ids[0]));
-  }
-  if (!call.device && !opts.asyncOp) await_device();
   return issue(with(std::move(call), opts));
 }
 

@@ -47,6 +47,16 @@ void find_device(Call& call) {
   call.device = on_cpu && !simulated ? std::nullopt : device;
 }
 
+bool cuda_is_served() {
+  if (!c10::impl::hasDeviceGuardImpl(c10::kCUDA)) return false;
+  try {
+    device_library();
+    return true;
+  } catch (const UsageError&) {
+    return false;
+  }
+}
+
 cuda::Stream current_stream(at::Device device) {
   if (!device.is_cuda()) return nullptr;
   return c10::impl::VirtualGuardImpl(device.type()).getStream(device).native_handle();
@@ -78,7 +88,15 @@ DeviceWork::DeviceWork(std::shared_ptr<Surroundings> surroundings, Call& call, b
 
 DeviceWork::~DeviceWork() {
   if (!end_ || end_->reached()) return;
-  surroundings_->in_use.put(std::move(end_), std::move(kept_), std::move(staging_));
+  struct Kept {  // the end belongs to the group: it goes first
+    std::shared_ptr<Surroundings> surroundings;
+    std::vector<at::Tensor> tensors;
+    std::vector<Staging> staging;
+    DeviceGroup::EndPtr end;
+  };
+  const DeviceGroup::End* const end = end_.get();
+  const Kept kept{surroundings_, std::move(kept_), std::move(staging_), std::move(end_)};
+  Runtime::get().shelve(std::make_shared<Kept>(kept), [end] { return end->reached(); });
 }
 
 void DeviceWork::follow(DeviceGroup::EndPtr end) {
@@ -117,6 +135,7 @@ bool DeviceWork::wait(std::chrono::milliseconds timeout) {
   TORCH_CHECK(end_, kNotBegun);
   if (const auto error = exception()) std::rethrow_exception(error);
   if (barrier_ || !device_.is_cuda() || timeout.count() > 0) wait_on_host(timeout);
+  end_->expect();
   if (device_.is_cuda()) end_->block(current_stream(device_));
   std::vector<at::Tensor> kept;  // whoever gets their memory next comes later in the current stream
   std::vector<Staging> staging;
@@ -159,7 +178,6 @@ c10::intrusive_ptr<Future> DeviceWork::getFuture() {
 // ---- calls
 
 Backend::WorkPtr Backend::start_on_device(Call& call, bool profiled) {
-  surroundings_->in_use.clear();
   return with_torch_errors([&]() -> WorkPtr {
     DeviceGroup& there = group().device(index_of(*call.device));
     if (call.peer) return post_on_device(call, there, profiled);

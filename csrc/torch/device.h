@@ -15,6 +15,8 @@ namespace ringcomm {
 // Decides where a call's tensors are, and says so in `call.device`: CUDA, or nullopt for the CPU.
 // In simulation tensors of the CPU are those of a device. Refuses tensors on several.
 void find_device(Call& call);
+// Has torch a CUDA device, and this build a library for it that finds one?
+bool cuda_is_served();
 // Torch's current stream of that device, for the library.
 cuda::Stream current_stream(at::Device device);
 // kPremulSum: the inputs, multiplied, take the place of the inputs.

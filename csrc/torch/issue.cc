@@ -22,7 +22,6 @@ int64_t elements(at::ArrayRef<at::Tensor> tensors) {
 }  // namespace
 
 Backend::WorkPtr Backend::issue(Call&& call) {
-  surroundings_->shelf.clear();
   call.operation.timeout = timeout_of(call.operation.timeout);
   find_device(call);
   if (is_profiled()) return start_in_profile(call);
@@ -38,6 +37,7 @@ Backend::WorkPtr Backend::run(Call& call) {
 }
 
 Backend::WorkPtr Backend::start(Call& call, bool profiled) {
+  Runtime::get().shelf().clear();
   if (call.device) return start_on_device(call, profiled);
   auto work = c10::make_intrusive<Work>(surroundings_, call, profiled);
   with_torch_errors([&] { call.peer ? post(work, call) : submit(work, call); });
@@ -51,7 +51,12 @@ Backend::WorkPtr Backend::start(Call& call, bool profiled) {
 
 void Backend::submit(const c10::intrusive_ptr<Work>& work, Call& call) {
   const auto on_done = [work](const std::exception_ptr& error) { work->complete(error); };
-  work->follow(group().submit(std::move(call.operation), on_done, std::move(call.sequel)));
+  std::function<void()> on_end;
+  if (hasHooks()) on_end = [work] { work->note_end(); };
+  const auto task = group().submit(std::move(call.operation), on_done, std::move(call.sequel),
+                                   nullptr, std::move(on_end));
+  task->blocking = !call.async;
+  work->follow(task);
 }
 
 // The "record_param_comms" event is the frame that traces are read by; the Work opens one named

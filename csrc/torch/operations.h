@@ -44,6 +44,7 @@ struct Call {
   Staging staging;
   at::ArrayRef<at::Tensor> inputs, outputs;
   Tensors lists;
+  size_t output_lists = 1;  // several: futures tell outputs as so many lists of the same length
 };
 
 // all_reduce of a tensor in COO format: as many elements as each rank has (sparse.cc).

@@ -20,6 +20,9 @@ struct Options final : c10d::Backend::Options {
   // "direct", "ring", "tree", ...: used wherever a collective has it. Unset: as the table says.
   std::optional<std::string> algorithm;
 
+  // Are tensors of CUDA devices this group's, too? Not in "cpu:ringcomm,cuda:nccl".
+  bool cuda = true;
+
 #if TORCH_VERSION_MINOR >= 14
   c10::intrusive_ptr<c10d::Backend::Options> clone() const override {
     return c10::make_intrusive<Options>(*this);

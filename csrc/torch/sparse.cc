@@ -13,10 +13,12 @@ constexpr int64_t kRow = 3 + kMostDims;  // what a rank says of its tensor; see 
 
 class SparseSum {
  public:
-  SparseSum(const at::Tensor& tensor, bool average, Place place)
-      : place_(place), average_(average), tensor_(tensor) {
+  // Of several tensors of this rank the sum is its part, and all get the result.
+  SparseSum(const Tensors& tensors, bool average, Place place)
+      : place_(place), average_(average), tensors_(tensors) {
     const at::AutoDispatchBelowADInplaceOrView guard;
-    input_ = tensor.coalesce();
+    input_ = tensors[0].coalesce();
+    for (size_t i = 1; i < tensors.size(); ++i) input_ = (input_ + tensors[i]).coalesce();
     mine_ = at::zeros({kRow}, at::kLong);
     rows_ = at::empty({place.size, kRow}, at::kLong);
     describe(mine_.data_ptr<int64_t>());
@@ -38,7 +40,7 @@ class SparseSum {
         operation = gather_values();
         return true;
       default:
-        tensor_.copy_(sum());
+        finish();
         return false;
     }
   }
@@ -121,9 +123,15 @@ class SparseSum {
     return average_ ? sum / place_.size : sum;
   }
 
+  void finish() {
+    const at::Tensor result = sum();
+    for (at::Tensor& tensor : tensors_) tensor.copy_(result);
+  }
+
   const Place place_;
   const bool average_;
-  at::Tensor tensor_, input_, mine_, rows_, indices_, all_indices_, values_, all_values_;
+  Tensors tensors_;
+  at::Tensor input_, mine_, rows_, indices_, all_indices_, values_, all_values_;
   int stage_ = 0;
 };
 
@@ -131,16 +139,20 @@ class SparseSum {
 
 Call sparse_all_reduce_call(const Tensors& tensors, const c10d::ReduceOp& op, Place place) {
   constexpr Refusal refuse{"all_reduce"};
-  const at::Tensor& tensor = only_one(refuse, tensors);
+  check_alike(refuse, tensors);
+  const at::Tensor& tensor = tensors[0];
   check_on_cpu(refuse, tensor);
   const bool average = op.op_ == c10d::ReduceOp::AVG;
+  if (average && tensors.size() > 1) {
+    refuse("ReduceOp.AVG takes one sparse tensor of each rank: add them up before");
+  }
   if (op.op_ != c10d::ReduceOp::SUM && !average) {
     refuse(
         "unsupported reduction operation (allreduce of sparse tensors only works with "
         "ReduceOp.SUM and AVG)");
   }
   if (tensor.dim() > kMostDims) refuse(str("a sparse tensor of ", tensor.dim(), " dimensions"));
-  const auto sum = std::make_shared<SparseSum>(tensor, average, place);
+  const auto sum = std::make_shared<SparseSum>(tensors, average, place);
   Call call(c10d::OpType::_ALLREDUCE_SPARSE, "ringcomm:sparse_all_reduce", Collective::kAllGather);
   call.operation = sum->first();
   call.sequel = {[sum](Operation& operation) { return sum->next(operation); }, 2};

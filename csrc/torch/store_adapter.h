@@ -5,6 +5,7 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 #include <utility>
+#include <vector>
 
 #include "base/error.h"
 #include "transport/store.h"
@@ -35,6 +36,10 @@ class StoreAdapter final : public Store {
 
   bool has(const std::string& key) override {
     return attempt([&] { return store_->check({key}); });
+  }
+
+  bool has_all(const std::vector<std::string>& keys) override {
+    return attempt([&] { return store_->check(keys); });
   }
 
   std::string get(const std::string& key) override {

@@ -12,44 +12,34 @@
 
 namespace ringcomm {
 
-void Shelf::put(c10::intrusive_ptr<c10d::Work> work) {
+void Hook::reserve(const void* work) {
   const std::lock_guard lock(mutex_);
-  if (closed_) return;  // `work` goes after the lock
-  works_.push_back(std::move(work));
-  filled_.store(true, std::memory_order_relaxed);
+  ended_.push_back({work, nullptr, nullptr});
 }
 
-void Shelf::clear() {
-  if (!filled_.load(std::memory_order_relaxed)) return;
-  std::vector<c10::intrusive_ptr<c10d::Work>> works;
-  {
-    const std::lock_guard lock(mutex_);
-    works.swap(works_);
-    filled_.store(false, std::memory_order_relaxed);
+void Hook::call(const void* work, std::shared_ptr<c10d::WorkInfo> info,
+                std::function<void()> over) {
+  std::unique_lock lock(mutex_);
+  auto place = std::find_if(ended_.begin(), ended_.end(),
+                            [&](const Ended& each) { return each.work == work && !each.info; });
+  if (place == ended_.end()) place = ended_.insert(place, Ended{work, nullptr, nullptr});
+  place->info = std::move(info);
+  place->over = std::move(over);
+  if (called_) return;
+  called_ = true;
+  while (!ended_.empty() && ended_.front().info) {
+    const Ended next = std::move(ended_.front());
+    ended_.pop_front();
+    lock.unlock();
+    try {
+      function_(next.info);
+    } catch (const std::exception& thrown) {  // nobody is there to catch it
+      Logger(LogLevel::kWarning, "").warning("a completion hook threw: ", thrown.what());
+    }
+    next.over();
+    lock.lock();
   }
-}
-
-void Shelf::close() {
-  {
-    const std::lock_guard lock(mutex_);
-    closed_ = true;
-  }
-  clear();
-}
-
-void InUse::put(DeviceGroup::EndPtr end, std::vector<at::Tensor> tensors,
-                std::vector<Staging> staging) {
-  const std::lock_guard lock(mutex_);
-  kept_.push_back({std::move(end), std::move(tensors), std::move(staging)});
-}
-
-void InUse::clear() {
-  std::vector<Kept> over;  // goes after the lock
-  const std::lock_guard lock(mutex_);
-  const auto rest = std::stable_partition(kept_.begin(), kept_.end(),
-                                          [](const Kept& kept) { return !kept.end->reached(); });
-  over.assign(std::make_move_iterator(rest), std::make_move_iterator(kept_.end()));
-  kept_.erase(rest, kept_.end());
+  called_ = false;
 }
 
 // ---- Work
@@ -60,6 +50,7 @@ Work::Work(std::shared_ptr<Surroundings> surroundings, Call& call, bool profiled
       surroundings_(std::move(surroundings)),
       inputs_(call.inputs.vec()),
       outputs_(call.outputs.vec()),
+      output_lists_(call.output_lists),
       staging_(std::move(call.staging)),
       sequence_(surroundings_->group->sequence() + (call.peer ? 0 : 1)) {  // messages have none
   surroundings_->pending.begin();
@@ -87,17 +78,15 @@ void Work::complete(const std::exception_ptr& why) {
   }
   ended_ = Clock::now();
   finish(error);
-  try {
-    call_back();
-  } catch (const std::exception& thrown) {  // nobody is there to catch it
-    Logger(LogLevel::kWarning, "").warning("a completion callback threw: ", thrown.what());
-  }
-  surroundings_->pending.end();
-  surroundings_->shelf.put(c10::intrusive_ptr<c10d::Work>::reclaim_copy(this));
+  const bool hooked = surroundings_->hook.there();
+  call_back(hooked);
+  if (!hooked) surroundings_->pending.end();
+  const auto self = c10::intrusive_ptr<c10d::Work>::reclaim_copy(this);
+  Runtime::get().shelve(std::make_shared<c10::intrusive_ptr<c10d::Work>>(self));
 }
 
 // Futures and hook: code of the user's, which may wait for other operations.
-void Work::call_back() {
+void Work::call_back(bool hooked) {
   c10::intrusive_ptr<Future> future, future_result;
   {
     const std::lock_guard lock(mutex_);
@@ -105,15 +94,22 @@ void Work::call_back() {
     future = future_;
     future_result = future_result_;
   }
-  const Surroundings::Hook* const hook = surroundings_->hook();
-  if (!future && !future_result && hook == nullptr) return;
+  if (!future && !future_result && !hooked) return;
   Communicator::call_out([&] {
     const at::ThreadLocalStateGuard as_caller(caller_);
-    if (future) resolve(*future);
-    if (future_result) resolve_result(*future_result);
-    if (hook == nullptr) return;
-    (*hook)(std::make_shared<c10d::WorkInfo>(retrieveOpType(), sequence_, started_, ended_,
-                                             std::chrono::duration<float>(ended_ - started_)));
+    try {
+      if (future) resolve(*future);
+      if (future_result) resolve_result(*future_result);
+    } catch (const std::exception& thrown) {  // nobody is there to catch it
+      Logger(LogLevel::kWarning, "").warning("a completion callback threw: ", thrown.what());
+    }
+    if (!hooked) return;
+    const auto around = surroundings_;
+    around->hook.call(
+        this,
+        std::make_shared<c10d::WorkInfo>(retrieveOpType(), sequence_, started_, ended_,
+                                         std::chrono::duration<float>(ended_ - started_)),
+        [around] { around->pending.end(); });
   });
 }
 
@@ -127,8 +123,14 @@ bool Work::wait(std::chrono::milliseconds timeout) {
     timeout = done ? kNoTimeout : std::chrono::milliseconds(1);
   }
   const bool result = c10d::Work::wait(timeout);
-  surroundings_->shelf.clear();
+  Runtime::get().shelf().clear();
   return result;
+}
+
+void Work::give_up() {
+  if (!message_ || message_->done) return;
+  const std::string why = message_->describe() + ": another message of its batch has failed";
+  surroundings_->group->give_up(*message_, std::make_exception_ptr(PeerError(rank_, why)));
 }
 
 std::vector<at::Tensor> Work::result() {
@@ -164,7 +166,18 @@ c10::intrusive_ptr<c10::ivalue::Future> Work::promise(c10::intrusive_ptr<Future>
 }
 
 c10::intrusive_ptr<c10::ivalue::Future> Work::getFuture() {
-  return promise(future_, c10::ListType::create(c10::TensorType::get()));
+  auto type = c10::ListType::create(c10::TensorType::get());
+  return promise(future_, output_lists_ > 1 ? c10::ListType::create(type) : type);
+}
+
+c10::IValue Work::value() const {
+  if (output_lists_ <= 1) return c10::IValue(outputs_);
+  const auto each = static_cast<std::ptrdiff_t>(outputs_.size() / output_lists_);
+  std::vector<std::vector<at::Tensor>> lists;
+  for (auto at = outputs_.begin(); at != outputs_.end(); at += each) {
+    lists.emplace_back(at, at + each);
+  }
+  return c10::IValue(lists);
 }
 
 c10::intrusive_ptr<c10::ivalue::Future> Work::getFutureResult() {
@@ -175,7 +188,7 @@ void Work::resolve(Future& future) {
   if (exception_) {
     future.setError(exception_);
   } else {
-    future.markCompleted(c10::IValue(outputs_));
+    future.markCompleted(value());
   }
 }
 
@@ -203,8 +216,17 @@ std::exception_ptr Works::exception() const {
   return nullptr;
 }
 
+// They are one: where one of them ends with an error, messages that wait do so, too, and take no
+// later one's place.
 bool Works::wait(std::chrono::milliseconds timeout) {
-  for (const auto& work : works_) work->wait(timeout);
+  try {
+    for (const auto& work : works_) work->wait(timeout);
+  } catch (const std::exception&) {
+    for (const auto& work : works_) {
+      if (auto* const ours = dynamic_cast<ringcomm::Work*>(work.get())) ours->give_up();
+    }
+    throw;
+  }
   return true;
 }
 

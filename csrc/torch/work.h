@@ -5,6 +5,7 @@
 #include <ATen/core/ivalue.h>
 
 #include <atomic>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -16,23 +17,6 @@
 #include "torch/operations.h"
 
 namespace ringcomm {
-
-// Works that have ended. Their tensors may belong to Python objects, and who drops the last
-// reference to one needs the GIL: the worker, which must never wait for it, leaves them here for
-// the next thread that calls or waits.
-class Shelf {
- public:
-  void put(c10::intrusive_ptr<c10d::Work> work);
-  void clear();
-  // The backend goes: nobody will clear it again.
-  void close();
-
- private:
-  std::atomic<bool> filled_{false};  // partner: clear(); a stale false only delays
-  std::mutex mutex_;                 // guards what follows
-  std::vector<c10::intrusive_ptr<c10d::Work>> works_;
-  bool closed_ = false;
-};
 
 // Counts what is not over yet.
 class Pending {
@@ -49,40 +33,40 @@ class Pending {
   std::atomic<int> count_{0};
 };
 
-// What operations on a device use whose Work has gone: kept until they are over.
-class InUse {
+// A group's completion hook: called with one work after the other, in the order they have ended,
+// whichever threads ended them.
+class Hook {
  public:
-  void put(DeviceGroup::EndPtr end, std::vector<at::Tensor> tensors, std::vector<Staging> staging);
-  void clear();  // of those that are over
+  using Function = std::function<void(std::shared_ptr<c10d::WorkInfo>)>;
+
+  void set(Function function) {  // once
+    function_ = std::move(function);
+    there_.store(true, std::memory_order_release);
+  }
+  bool there() const { return there_.load(std::memory_order_acquire); }
+  // `work` has ended now; its call() may come after those of works that end later.
+  void reserve(const void* work);
+  // `over` is called once the hook has returned: maybe later, on another thread.
+  void call(const void* work, std::shared_ptr<c10d::WorkInfo> info, std::function<void()> over);
 
  private:
-  struct Kept {
-    DeviceGroup::EndPtr end;
-    std::vector<at::Tensor> tensors;
-    std::vector<Staging> staging;
+  Function function_;
+  std::atomic<bool> there_{false};  // partner: there()
+  std::mutex mutex_;                // guards what follows
+  struct Ended {
+    const void* work;
+    std::shared_ptr<c10d::WorkInfo> info;  // none: its call() has not come
+    std::function<void()> over;
   };
-  std::mutex mutex_;  // guards the next
-  std::vector<Kept> kept_;
+  std::deque<Ended> ended_;
+  bool called_ = false;  // a thread calls with what is there, and with what comes meanwhile
 };
 
 // The part of a backend that outlives it while operations run.
 struct Surroundings {
-  using Hook = std::function<void(std::shared_ptr<c10d::WorkInfo>)>;
-
   std::shared_ptr<Communicator> group;
-  Shelf shelf;
-  InUse in_use;
   Pending pending;  // works whose hooks and callbacks have not returned
-
-  void set_hook(Hook hook) {  // once
-    hook_ = std::move(hook);
-    has_hook_.store(true, std::memory_order_release);
-  }
-  const Hook* hook() const { return has_hook_.load(std::memory_order_acquire) ? &hook_ : nullptr; }
-
- private:
-  Hook hook_;
-  std::atomic<bool> has_hook_{false};  // partner: hook()
+  Hook hook;
 };
 
 class Work final : public c10d::Work {
@@ -94,6 +78,8 @@ class Work final : public c10d::Work {
   Work(std::shared_ptr<Surroundings> surroundings, Call& call, bool profiled);
   ~Work() override;
 
+  // For a hook: called by whoever drives, in the order in which works end.
+  void note_end() { surroundings_->hook.reserve(this); }
   // What wait() waits for.
   void follow(std::shared_ptr<Request> request) { request_ = std::move(request); }
   void follow(MessagePtr message);
@@ -101,6 +87,8 @@ class Work final : public c10d::Work {
   void complete(const std::exception_ptr& error);
 
   bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
+  // Ends a message that has not been waited for.
+  void give_up();
   std::vector<at::Tensor> result() override;
   int sourceRank() const override;
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
@@ -112,12 +100,14 @@ class Work final : public c10d::Work {
   using Future = c10::ivalue::Future;
   // Makes a future at first use. It is resolved by complete(), or here where that has been.
   c10::intrusive_ptr<Future> promise(c10::intrusive_ptr<Future>& slot, c10::TypePtr type);
-  void call_back();
+  void call_back(bool hooked);
+  c10::IValue value() const;
   void resolve(Future& future);
   void resolve_result(Future& future) const;
 
   std::shared_ptr<Surroundings> surroundings_;
   std::vector<at::Tensor> inputs_, outputs_;
+  size_t output_lists_;
   Staging staging_;
   at::ThreadLocalState caller_;
   uint64_t sequence_;

@@ -1,5 +1,6 @@
 #include "transport/host.h"
 
+#include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -8,43 +9,95 @@
 #include <fstream>
 
 #include "net/handshake.h"
-#include "transport/unix_socket.h"
 
 namespace ringcomm {
 namespace {
 
-constexpr const char* kCardVersion = "ringcomm-card-1";
+constexpr const char* kCardVersion = "ringcomm-card-2";
+
+constexpr const char* kNone = "-";  // in the place of a word that is empty
 
 std::string first_line(const char* path) {
   std::ifstream file(path);
   std::string line;
   std::getline(file, line);
-  return line.empty() ? "unknown" : line;
+  return line.empty() ? Card::kUnknown : line;
 }
 
 std::string network_namespace() {
   struct stat status{};
-  if (::stat("/proc/self/ns/net", &status) != 0) return "unknown";
+  if (::stat("/proc/self/ns/net", &status) != 0) return Card::kUnknown;
   return str(status.st_dev, ":", status.st_ino);
+}
+
+bool is_known(const std::string& what) { return what != Card::kUnknown; }
+
+bool may_equal(const std::string& one, const std::string& other) {
+  return one == other || !is_known(one) || !is_known(other);
 }
 
 }  // namespace
 
+bool Card::shares_host(const Card& other) const {
+  return is_known(boot_id) && boot_id == other.boot_id && is_known(network) &&
+         network == other.network && user == other.user && !tcp && !other.tcp;
+}
+
+bool Card::may_share_network(const Card& other) const {
+  return may_equal(boot_id, other.boot_id) && may_equal(network, other.network);
+}
+
+std::string why_apart(const std::vector<Card>& cards, Rank one, Rank other) {
+  const Card& a = cards[static_cast<size_t>(one)];
+  const Card& b = cards[static_cast<size_t>(other)];
+  if (a.tcp || b.tcp || !a.may_share_network(b) || a.shares_host(b)) return "";
+  for (const Rank rank : {one, other}) {
+    const Card& card = cards[static_cast<size_t>(rank)];
+    if (!is_known(card.boot_id)) {
+      return str("rank ", rank, " cannot read /proc/sys/kernel/random/boot_id");
+    }
+    if (!is_known(card.network)) return str("rank ", rank, " cannot read /proc/self/ns/net");
+  }
+  return str("rank ", one, " runs as user ", a.user, " and rank ", other, " as user ", b.user);
+}
+
 Card make_card() {
+  // Without descriptors nothing could be read, and everything would be unknown.
+  if (!Fd(::open("/", O_PATH | O_CLOEXEC))) throw SystemError("looking at this host");
   Card card;
   card.host = first_line("/proc/sys/kernel/hostname");
+  card.build = RINGCOMM_BUILD;
   card.boot_id = first_line("/proc/sys/kernel/random/boot_id");
   card.network = network_namespace();
   const ProcessId name = random_id();
   card.socket = "ringcomm-" + to_hex(name.data(), name.size());
   card.pid = ::getpid();
+  card.user = ::geteuid();
   card.nonce = std::bit_cast<Nonce>(random_id());
   return card;
 }
 
+void require_agreement(const std::vector<Card>& cards) {
+  const Card& first = cards[0];
+  for (size_t rank = 1; rank < cards.size(); ++rank) {
+    const Card& other = cards[rank];
+    if (other.build != first.build) {
+      throw PeerError(static_cast<Rank>(rank),
+                      str("rank 0 on ", first.host, " has build ", first.build,
+                          " of ringcomm, and rank ", rank, " on ", other.host, " has build ",
+                          other.build, ": install the same version everywhere"));
+    }
+    RINGCOMM_CHECK(other.algorithm.empty() || other.algorithm == first.algorithm,
+                   "rank 0 asks for ",
+                   first.algorithm.empty() ? "no algorithm" : "the algorithm " + first.algorithm,
+                   ", and rank ", rank, " for the algorithm ", other.algorithm,
+                   ": give every rank the same RINGCOMM_ALGORITHM, or the same Options");
+  }
+}
+
 void refuse_loopback(const Address& told, Rank self, const std::vector<Card>& cards) {
   const Card& mine = cards[static_cast<size_t>(self)];
-  const auto elsewhere = [&](const Card& other) { return !other.shares_host(mine); };
+  const auto elsewhere = [&](const Card& other) { return !other.may_share_network(mine); };
   if (!told.is_loopback() || std::none_of(cards.begin(), cards.end(), elsewhere)) return;
   throw UsageError(str("rank ", self, " listens at ", told.to_text(),
                        " on lo alone, where no other host reaches it: choose another interface "
@@ -62,25 +115,28 @@ void refuse_own(const std::vector<Address>& theirs, const std::vector<Address>& 
                        "interface between them with RINGCOMM_IFNAME"));
 }
 
-bool peer_is_stopped(const Fd& socket) {
-  const std::string line = first_line(str("/proc/", owner_of_peer(socket).pid, "/stat").c_str());
+bool is_stopped(pid_t process) {
+  const std::string line = first_line(str("/proc/", process, "/stat").c_str());
   const size_t name_end = line.rfind(')');  // the state follows the name, which may hold anything
   if (name_end == std::string::npos || name_end + 2 >= line.size()) return false;
   return line[name_end + 2] == 'T' || line[name_end + 2] == 't';
 }
 
 std::string Card::to_text() const {
-  return str(kCardVersion, ' ', host, ' ', boot_id, ' ', network, ' ', socket, ' ', pid, ' ',
-             nonce.words[0], ' ', nonce.words[1], ' ', tcp ? "tcp" : "any");
+  return str(kCardVersion, ' ', build, ' ', algorithm.empty() ? kNone : algorithm, ' ', host, ' ',
+             boot_id, ' ', network, ' ', socket, ' ', pid, ' ', user, ' ', nonce.words[0], ' ',
+             nonce.words[1], ' ', tcp ? "tcp" : "any");
 }
 
 Card Card::from_text(const std::string& text, Rank owner) {
   std::istringstream in(text);
   std::string version, transport;
   Card card;
-  in >> version >> card.host >> card.boot_id >> card.network >> card.socket >> card.pid >>
-      card.nonce.words[0] >> card.nonce.words[1] >> transport;
+  in >> version >> card.build >> card.algorithm >> card.host >> card.boot_id >> card.network >>
+      card.socket >> card.pid >> card.user >> card.nonce.words[0] >> card.nonce.words[1] >>
+      transport;
   card.tcp = transport == "tcp";
+  if (card.algorithm == kNone) card.algorithm.clear();
   if (!in || version != kCardVersion || card.socket.size() > 100) {
     throw PeerError(owner, str("rank ", owner, " introduces itself as '", text.substr(0, 40),
                                "', which this version of ringcomm does not understand: install "

@@ -1,6 +1,8 @@
 // Who this process is: what ranks compare to learn whether they share a host.
 #pragma once
 
+#include <sys/types.h>
+
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -10,31 +12,42 @@
 
 namespace ringcomm {
 
-// A rank's entry in the store. "Same host" is an equal boot id and network namespace (abstract
-// sockets live in it), confirmed by mapping the peer's memory; never an environment variable.
+// A rank's entry in the store. "Same host" is an equal boot id, network namespace (abstract sockets
+// live in it) and user, confirmed by mapping the peer's memory; never an environment variable. What
+// cannot be shown to be one host is two.
 struct Card {
-  std::string host;     // for people
-  std::string boot_id;  // of the running kernel
-  std::string network;  // inode of the network namespace
-  std::string socket;   // abstract name, random
-  int64_t pid = 0;
-  bool tcp = false;  // RINGCOMM_TRANSPORT=tcp there: as if on a host of its own
-  Nonce nonce;
+  static constexpr const char* kUnknown = "unknown";  // equals nothing
 
-  bool shares_host(const Card& other) const {
-    return boot_id == other.boot_id && network == other.network;
-  }
+  std::string host;       // for people
+  std::string build;      // hash of the engine's source: other builds may plan otherwise
+  std::string algorithm;  // that this rank asks for; empty: what rank 0 says
+  std::string boot_id;    // of the running kernel
+  std::string network;    // inode of the network namespace
+  std::string socket;     // abstract name, random; of the process
+  int64_t pid = 0;
+  uid_t user = 0;
+  bool tcp = false;  // RINGCOMM_TRANSPORT=tcp there: as if on a host of its own
+  Nonce nonce;       // of this meeting
+
+  bool shares_host(const Card& other) const;
+  // May loopback lead from one to the other?
+  bool may_share_network(const Card& other) const;
   std::string to_text() const;
   static Card from_text(const std::string& text, Rank owner);  // throws PeerError
 };
 
-Card make_card();
+Card make_card();  // throws SystemError
+// Throws where ranks would run different plans: of different builds PeerError, of different wishes
+// UsageError. All ranks see the same cards: so all throw, or none.
+void require_agreement(const std::vector<Card>& cards);
+// Why two ranks that do not share memory do not, where that is a surprise; else "".
+std::string why_apart(const std::vector<Card>& cards, Rank one, Rank other);
 // Loopback is every host's own: whoever is told it elsewhere would look for this rank at home.
 // Throws UsageError when `told`, an address of this rank, is one and a rank is on another host.
 void refuse_loopback(const Address& told, Rank self, const std::vector<Card>& cards);
 // The same for addresses that every host has for itself, as docker0's, where `theirs` has no other.
 void refuse_own(const std::vector<Address>& theirs, const std::vector<Address>& own, Rank peer);
-// Is the process at the other end of a Unix socket stopped, by SIGSTOP or a debugger?
-bool peer_is_stopped(const Fd& socket);
+// Is that process of this host stopped, by SIGSTOP or a debugger?
+bool is_stopped(pid_t process);
 
 }  // namespace ringcomm

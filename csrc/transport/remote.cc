@@ -185,9 +185,7 @@ void RemotePeer::heard(std::span<const std::byte> payload) {
     state.failure[kFailureBytes - 1] = '\0';
     std::memcpy(header.failure, state.failure, kFailureBytes);
     header.failed.store(1, std::memory_order_release);  // partner: failure()
-    uint32_t nobody = 0;
-    ends_.own.header().aborted_by.compare_exchange_strong(  // partner: first_failed()
-        nobody, static_cast<uint32_t>(ends_.peer) + 1, std::memory_order_seq_cst);
+    note_failure(ends_.own.header(), ends_.peer);
   }
   if (state.left != 0) header.left.store(1, std::memory_order_seq_cst);
 }

@@ -1,57 +1,47 @@
 #include "transport/rendezvous.h"
 
-#include <sys/eventfd.h>
-
 #include <algorithm>
-#include <map>
-#include <thread>
+#include <set>
+#include <sstream>
 
+#include "transport/assembly.h"
 #include "transport/host.h"
-#include "transport/unix_socket.h"
 
 namespace ringcomm {
 namespace {
 
-constexpr auto kProbeEvery = std::chrono::milliseconds(500);
-constexpr auto kFirstPause = std::chrono::microseconds(100), kLongestPause = kFirstPause * 256;
-constexpr auto kRetryEvery = std::chrono::milliseconds(5);
-
-// The one message of each direction; two descriptors ride along: segment and doorbell.
-struct Hello {
-  uint64_t magic = kSegmentMagic;
-  Rank rank = 0;
-  int size = 0;
-  Nonce from, to;  // both cards' nonces: proves that the sender read the store
-};
+constexpr auto kLookEvery = std::chrono::milliseconds(500);  // at the store, at who is silent
+constexpr auto kSlice = std::chrono::milliseconds(1);        // another thread may take what comes
 
 class Meeting {
  public:
-  Meeting(Store& store, const RendezvousOptions& options, const DoorbellMemory& doorbell,
+  Meeting(Store& store, const RendezvousOptions& options, Neighbours& neighbours,
           const Deadline& deadline)
-      : store_(store),
-        options_(options),
-        doorbell_(doorbell),
+      : options_(options),
+        neighbours_(neighbours),
         deadline_(deadline),
-        sockets_(static_cast<size_t>(options.size)) {}
+        store_host_(store.host()),
+        assembly_(store, options, deadline),
+        sent_(static_cast<size_t>(options.size)) {}
 
   Neighbourhood run() {
-    mine_ = make_card();
-    mine_.tcp = options_.tcp;
-    listener_ = listen_unix(mine_.socket, 2 * options_.size + 16);
     try {
+      assembly_.begin();
+      mine_ = neighbours_.card();
+      mine_.tcp = options_.tcp;
       exchange_cards();
       find_hosts();
-      make_segment();
-      for (Rank rank = 0; rank < options_.rank; ++rank) {
-        if (is_local(rank)) connect_to(rank);
+      map_neighbours();
+      if (hosts_in(result_.host_of) == options_.size) {
+        assembly_.skip();  // no two share memory
+      } else if (set_apart(assembly_.exchange(report_.empty() ? "-" : report_))) {
+        find_hosts();
+        map_neighbours();
       }
-      accept_others();
-      for (Rank rank = 0; rank < options_.rank; ++rank) {
-        if (is_local(rank)) await_reply(rank);
-      }
+      if (options_.rank == 0) tell_who_is_apart();
       if (across()) meet_across();
     } catch (const std::exception& error) {
-      leave_word(error.what());
+      give_up(error);
       throw;
     }
     return std::move(result_);
@@ -59,312 +49,266 @@ class Meeting {
 
  private:
   const Card& card(Rank rank) const { return cards_[static_cast<size_t>(rank)]; }
-  Fd& socket(Rank rank) { return sockets_[static_cast<size_t>(rank)]; }
+  ShmPeer& peer(Rank rank) { return result_.peers[static_cast<size_t>(rank)]; }
+  uint64_t channel() const { return card(0).nonce.words[0]; }
 
-  void make_segment() {
-    layout_ = across() ? options_.layout_across : options_.layout;
-    const SegmentLayout& layout = layout_;
-    segment_ = make_sealed_memfd("ringcomm", layout.bytes());
-    result_.peers.resize(sockets_.size());
-    adopt(options_.rank, Mapping(segment_, layout.bytes()), doorbell_.bell(), Fd());
-    Header& header = result_.peers[static_cast<size_t>(options_.rank)].segment.header();
-    header.magic = kSegmentMagic;
-    header.nonce = mine_.nonce;
+  void exchange_cards() {
+    mine_.algorithm = options_.algorithm();
+    const auto texts = assembly_.exchange(mine_.to_text());
+    for (Rank rank = 0; rank < options_.size; ++rank) {
+      cards_.push_back(Card::from_text(texts[static_cast<size_t>(rank)], rank));
+    }
+    result_.word = texts.back();
+    result_.algorithm = card(0).algorithm;
+    require_agreement(cards_);
+  }
+
+  // ---- who shares memory with whom, the same on all ranks
+
+  // Hosts are numbered in the order of their first rank. On one, each reaches each.
+  void find_hosts() {
+    std::vector<std::vector<Rank>> hosts;
+    result_.host_of.clear();
+    for (Rank rank = 0; rank < options_.size; ++rank) {
+      const auto fits = [&](const std::vector<Rank>& host) {
+        return std::all_of(host.begin(), host.end(), [&](Rank other) {
+          return card(rank).shares_host(card(other)) && !apart_.contains({other, rank});
+        });
+      };
+      auto host = std::find_if(hosts.begin(), hosts.end(), fits);
+      if (host == hosts.end()) host = hosts.emplace(hosts.end());
+      host->push_back(rank);
+      result_.host_of.push_back(static_cast<int>(host - hosts.begin()));
+    }
   }
 
   bool is_local(Rank rank) const {
     const auto& hosts = result_.host_of;
     return hosts[static_cast<size_t>(rank)] == hosts[static_cast<size_t>(options_.rank)];
   }
-  bool across() const { return result_.host_of.back() > 0; }
+  bool across() const { return hosts_in(result_.host_of) > 1; }
 
-  // Hosts are numbered in the order of their first rank.
-  void find_hosts() {
-    std::map<std::string, int> hosts;
+  // What the ranks report, pairs that live and cannot share memory, joins what is known from the
+  // cards. True if there are any.
+  bool set_apart(const std::vector<std::string>& reports) {
     for (Rank rank = 0; rank < options_.size; ++rank) {
-      const Card& other = card(rank);
-      const std::string place = str(other.boot_id, other.network, other.tcp ? str(rank) : "");
-      const auto [host, added] = hosts.emplace(place, static_cast<int>(hosts.size()));
-      result_.host_of.push_back(host->second);
+      std::istringstream items(reports[static_cast<size_t>(rank)]);
+      for (std::string item; std::getline(items, item, '\t');) {
+        std::istringstream in(item);
+        Rank other = -1;
+        std::string why;
+        if (!(in >> other) || other < 0 || other >= options_.size) continue;
+        std::getline(in, why);
+        apart_.emplace(std::minmax(rank, other));
+        if (why_.empty()) why_ = pair_text(rank, other, str("rank ", rank, " says:", why));
+      }
+    }
+    return !apart_.empty();
+  }
+
+  static std::string pair_text(Rank one, Rank other, const std::string& why) {
+    return str("rank ", one, " and rank ", other,
+               " use TCP, as if they were on two hosts, since they cannot share memory: ", why);
+  }
+
+  // One line, of the first such pair.
+  void tell_who_is_apart() {
+    for (Rank rank = 1; rank < options_.size && why_.empty(); ++rank) {
+      for (Rank other = 0; other < rank && why_.empty(); ++other) {
+        const std::string why = why_apart(cards_, other, rank);
+        if (!why.empty()) why_ = pair_text(other, rank, why);
+      }
+    }
+    if (!why_.empty() && neighbours_.first_time(why_)) options_.warn(why_);
+  }
+
+  // ---- shared memory
+
+  void make_segment() {
+    result_.mappings.clear();
+    result_.peers.clear();
+    result_.peers.resize(cards_.size());
+    layout_ = across() ? options_.layout_across : options_.layout;
+    segment_ = make_sealed_memfd("ringcomm", layout_.bytes());
+    adopt(options_.rank, segment_, *neighbours_.reach(mine_.socket).neighbour);
+    Header& header = peer(options_.rank).segment.header();
+    header.magic = kSegmentMagic;
+    header.nonce = mine_.nonce;
+  }
+
+  void adopt(Rank rank, const Fd& memory, const Neighbour& process) {
+    Mapping mapping(memory, layout_.bytes());
+    const auto* header = reinterpret_cast<const Header*>(mapping.data());
+    const bool genuine = header->magic == kSegmentMagic && header->nonce == card(rank).nonce;
+    if (rank != options_.rank && !genuine) throw_gone(rank);
+    peer(rank).segment = Segment(mapping.data(), layout_);
+    peer(rank).doorbell = process.bell();
+    peer(rank).group = channel();
+    result_.mappings.push_back(std::move(mapping));
+  }
+
+  // With each rank of this host: reaches its process, sends what is ours, maps what is theirs.
+  void map_neighbours() {
+    make_segment();
+    std::fill(sent_.begin(), sent_.end(), false);
+    ++attempt_;
+    std::vector<Rank> missing;
+    for (Rank rank = 0; rank < options_.size; ++rank) {
+      if (rank != options_.rank && is_local(rank)) missing.push_back(rank);
+    }
+    Deadline look(kLookEvery);
+    while (std::erase_if(missing, [&](Rank rank) { return settled(rank); }), !missing.empty()) {
+      neighbours_.wait(std::min<Clock::duration>(kSlice, deadline_.left()));
+      options_.interrupt();
+      if (!look.passed() && !deadline_.passed()) continue;
+      look_around(missing);
+      look = Deadline(kLookEvery);
+    }
+    segment_.reset();
+    assembly_.died = [this](Rank rank) { return died(rank); };
+  }
+
+  // Its memory is mapped, or it is known that it cannot be.
+  bool settled(Rank rank) {
+    if (!peer(rank).process) {
+      auto reached = neighbours_.reach(card(rank).socket);
+      if (reached.gone) throw_gone(rank);
+      if (!reached.apart.empty()) return set_apart(rank, reached.apart);
+      peer(rank).process = std::move(reached.neighbour);
+    }
+    const auto process = peer(rank).process;
+    if (!process) return false;
+    auto sent = sent_.begin() + rank;
+    if (!*sent) *sent = process->send({channel(), options_.rank, rank, attempt_}, segment_);
+    if (!peer(rank).segment) {
+      if (const Fd memory = neighbours_.take({channel(), rank, options_.rank, attempt_})) {
+        check_sealed_memfd(memory, layout_.bytes(), rank);
+        adopt(rank, memory, *process);
+      }
+    }
+    if (peer(rank).segment && *sent) return true;
+    if (process->lost()) {
+      if (neighbours_.is_gone(card(rank).socket)) throw_gone(rank);
+      peer(rank).process.reset();  // it lives, and could not keep the connection: once more
+      *sent = false;
+    }
+    return false;
+  }
+
+  // The peer may wait for this rank to connect: it is told.
+  bool set_apart(Rank rank, const std::string& why) {
+    if (attempt_ > 1) throw PeerError(rank, str("rank ", rank, ": ", why));
+    assembly_.set_apart(rank, why);
+    report_ += str(report_.empty() ? "" : "\t", rank, ' ', why);
+    return true;
+  }
+
+  void look_around(const std::vector<Rank>& missing) {
+    assembly_.look_around(missing);
+    if (const int code = neighbours_.deaf()) throw SystemError("accepting connections", code);
+    const bool told = assembly_.some_are_apart();
+    for (const Rank rank : missing) {
+      if (peer(rank).process) continue;
+      if (neighbours_.is_gone(card(rank).socket)) throw_gone(rank);
+      const std::string why = told ? assembly_.apart_from(rank) : "";
+      if (!why.empty()) neighbours_.set_apart(card(rank).socket, why);
     }
   }
 
+  [[noreturn]] void throw_gone(Rank rank) {
+    assembly_.check_last_words();
+    throw PeerError(gone(rank));
+  }
+  PeerError gone(Rank rank) const {
+    return PeerError(rank, str("rank ", rank, " (process ", card(rank).pid,
+                               ") died while the group was being made: see its own output"));
+  }
+
+  std::optional<PeerError> died(Rank rank) {
+    const auto& process = peer(rank).process;
+    if (!process || !process->lost()) return std::nullopt;
+    return gone(rank);
+  }
+
+  // To whom has this rank's memory already, its header tells.
+  void give_up(const std::exception& error) {
+    assembly_.give_up(error);
+    if (cards_.empty()) return;
+    neighbours_.end(channel());
+    if (result_.mappings.empty()) return;
+    write_failure(peer(options_.rank).segment.header(), error.what());
+    for (Rank rank = 0; rank < options_.size; ++rank) {
+      if (rank == options_.rank || peer(rank).remote || !peer(rank).segment) continue;
+      note_failure(peer(rank).segment.header(), options_.rank);
+      peer(rank).doorbell.ring(kAllNews);
+    }
+  }
+
+  // ---- other hosts
+
   // Every rank takes frames of this group from all others before any of them sends one.
   void meet_across() {
-    Network& network = options_.network(store_.host());
+    Network& network = options_.network(store_host_);
     refuse_loopback(network.contact().addresses[0], options_.rank, cards_);
-    const auto texts = exchange("contact", network.contact().to_text(), "has not finished joining");
+    const auto texts = assembly_.exchange(network.contact().to_text());
     for (Rank rank = 0; rank < options_.size; ++rank) {
       if (is_local(rank)) continue;
       const auto contact = Contact::from_text(texts[static_cast<size_t>(rank)]);
-      const bool elsewhere = !card(rank).shares_host(mine_);  // else RINGCOMM_TRANSPORT=tcp
+      const bool elsewhere = !card(rank).may_share_network(mine_);
       if (elsewhere) refuse_own(contact.addresses, network.contact().addresses, rank);
       add_remote(rank, network.reach(contact));
     }
-    exchange("ready", "yes", "has not finished joining");
+    assembly_.exchange("yes");
   }
 
   void add_remote(Rank rank, Wire& wire) {
     Mapping shadow(layout_.bytes());
     const auto inbox = static_cast<uint64_t>(rank) * options_.first_inbox.bytes;
-    ShmPeer& peer = result_.peers[static_cast<size_t>(rank)];
-    peer.segment = Segment(shadow.data(), layout_);
-    peer.doorbell = doorbell_.bell();
+    ShmPeer& there = peer(rank);
+    there.process.reset();
+    there.segment = Segment(shadow.data(), layout_);
+    there.doorbell = peer(options_.rank).doorbell;
     const RemotePeer::Ends ends{options_.rank,
                                 rank,
-                                result_.peers[static_cast<size_t>(options_.rank)].segment,
-                                peer.segment,
+                                peer(options_.rank).segment,
+                                there.segment,
                                 {options_.first_inbox.offset + inbox, options_.first_inbox.bytes}};
-    peer.remote = std::make_unique<RemotePeer>(wire, card(0).nonce.words[0], ends);
+    there.remote = std::make_unique<RemotePeer>(wire, channel(), ends);
     result_.mappings.push_back(std::move(shadow));
   }
 
-  void adopt(Rank rank, Mapping mapping, Doorbell bell, Fd connection) {
-    ShmPeer& peer = result_.peers[static_cast<size_t>(rank)];
-    peer.segment = Segment(mapping.data(), layout_);
-    peer.doorbell = bell;
-    peer.socket = std::move(connection);
-    result_.mappings.push_back(std::move(mapping));
-  }
-
-  // Re-initialisation on a store that survived counts on: every life has its own generation.
-  void exchange_cards() {
-    const int64_t arrivals = store_.add(str("ringcomm/", options_.scope, "/arrivals"), 1);
-    const int64_t generation = (arrivals - 1) / options_.size;
-    prefix_ = str("ringcomm/", options_.scope, "/", generation, "/");
-    const auto texts = exchange("card", mine_.to_text(), "has not joined");
-    for (Rank rank = 0; rank < options_.size; ++rank) {
-      cards_.push_back(Card::from_text(texts[static_cast<size_t>(rank)], rank));
-    }
-    result_.word = texts.back();
-  }
-
-  // What every rank says, and last rank 0's word for all. Rank 0 reads the others' and writes them
-  // down in one place: a store that serves hundreds of ranks is asked n times, not n * n.
-  std::vector<std::string> exchange(const char* what, const std::string& mine,
-                                    const char* if_late) {
-    const auto key = [&](Rank rank) { return str(prefix_, what, "/", rank); };
-    const std::string list = str(prefix_, what, "/all");
-    store_.set(key(options_.rank), mine);
-    if (options_.rank != 0) {
-      if (appears(list, 0)) return lines_of(store_.get(list));
-      throw late(without(key, 0), if_late);  // or it has not written the list
-    }
-    std::string text;
-    for (Rank rank = 0; rank < options_.size; ++rank) {
-      if (!appears(key(rank), rank)) throw late(without(key, rank), if_late);
-      text += store_.get(key(rank)) + '\n';
-    }
-    store_.set(list, text + options_.word);
-    return lines_of(text + options_.word);
-  }
-
-  std::vector<std::string> lines_of(const std::string& text) const {
-    std::vector<std::string> lines(static_cast<size_t>(options_.size) + 1);
-    std::istringstream in(text);
-    for (std::string& line : lines) std::getline(in, line);
-    return lines;
-  }
-
-  // The ranks that have not written theirs; `otherwise` if all have by now.
-  template <typename Key>
-  std::vector<Rank> without(const Key& key, Rank otherwise) {
-    std::vector<Rank> missing;
-    for (Rank rank = 0; rank < options_.size; ++rank) {
-      if (!store_.has(key(rank))) missing.push_back(rank);
-    }
-    return missing.empty() ? std::vector{otherwise} : missing;
-  }
-
-  // Does the store get this key in time? Throws when `by`, which would make it, has given up. A
-  // wait of the store's own could not be interrupted, and torch's stores warn when one is in vain.
-  bool appears(const std::string& key, Rank by) {
-    Clock::duration pause = kFirstPause;
-    Deadline look(kProbeEvery);
-    while (!store_.has(key)) {
-      if (deadline_.passed()) return false;
-      if (look.passed()) {
-        check_word_of(by);
-        look = Deadline(kProbeEvery);
-      }
-      options_.interrupt();
-      std::this_thread::sleep_for(std::min(pause, deadline_.left()));
-      pause = std::min<Clock::duration>(2 * pause, kLongestPause);
-    }
-    return true;
-  }
-
-  TimeoutError late(const std::vector<Rank>& ranks, const char* what) const {
-    return TimeoutError(str("Timed out after ", to_seconds(deadline_.elapsed()), " s waiting for ",
-                            list_of(ranks), " of ", options_.size, ", which ", what,
-                            " the group: was every rank started, with the same world size?"));
-  }
-
-  // How long to wait before looking around.
-  Deadline slice() const {
-    return Deadline(std::min<Clock::duration>(kProbeEvery, deadline_.left()));
-  }
-  // Waiting goes on: throws when it may not.
-  void look_around(const std::vector<Rank>& awaited) const {
-    if (deadline_.passed()) throw late(awaited, "has not finished joining");
-    options_.interrupt();
-  }
-
-  void introduce(const Fd& connection, Rank rank) {
-    const Hello hello{kSegmentMagic, options_.rank, options_.size, mine_.nonce, card(rank).nonce};
-    const int fds[] = {segment_.get(), doorbell_.fd().get()};
-    send_message(connection, std::as_bytes(std::span(&hello, 1)), fds);
-  }
-  // From a connection that is readable. False when the other end has closed.
-  static bool hear(const Fd& connection, Hello& hello, std::vector<Fd>& fds) {
-    const auto bytes = std::as_writable_bytes(std::span(&hello, 1));
-    return receive_message(connection, bytes, fds, Deadline(kProbeEvery));
-  }
-
-  // Before this rank's sockets close: the others take that for its death otherwise.
-  void leave_word(const std::string& text) {
-    if (prefix_.empty()) return;
-    try {
-      store_.set(str(prefix_, options_.rank, "/failed"), text);
-    } catch (const std::exception&) {
-      return;  // the store may be what failed
-    }
-  }
-
-  // What a rank said when it gave up, if it did.
-  std::string word_of(Rank rank) const {
-    const std::string key = str(prefix_, rank, "/failed");
-    try {
-      return store_.has(key) ? store_.get(key) : "";
-    } catch (const std::exception&) {
-      return "";
-    }
-  }
-
-  void check_word_of(Rank rank) const {
-    if (!word_of(rank).empty()) throw died(rank);
-  }
-
-  // Its socket is closed: because its process ended, or because it gave up.
-  PeerError died(Rank rank) const {
-    const std::string word = word_of(rank);
-    if (!word.empty()) return PeerError(rank, str("rank ", rank, " failed: ", word));
-    return PeerError(rank, str("rank ", rank, " (process ", card(rank).pid,
-                               ") died while the group was being made: see its own output"));
-  }
-
-  void connect_to(Rank rank) {
-    while (true) {
-      try {
-        socket(rank) = connect_unix(card(rank).socket);
-        return introduce(socket(rank), rank);
-      } catch (const SystemError& error) {
-        if (error.code() == EPERM) throw PeerError(rank, str("rank ", rank, ": ", error.what()));
-        if (error.code() != EAGAIN) throw died(rank);
-      }
-      look_around({rank});
-      std::this_thread::sleep_for(kRetryEvery);  // its queue is full: others connect as well
-    }
-  }
-
-  void await_reply(Rank rank) {
-    while (!wait_readable(socket(rank), slice())) look_around({rank});
-    Hello hello;
-    std::vector<Fd> fds;
-    if (!hear(socket(rank), hello, fds)) throw died(rank);
-    if (!valid(hello, fds) || hello.rank != rank) throw died(rank);
-    map_peer(hello.rank, fds, std::move(socket(rank)));
-  }
-
-  bool valid(const Hello& hello, const std::vector<Fd>& fds) const {
-    return hello.magic == kSegmentMagic && hello.size == options_.size && hello.rank >= 0 &&
-           hello.rank < options_.size && hello.rank != options_.rank && is_local(hello.rank) &&
-           fds.size() == 2 && hello.from == card(hello.rank).nonce && hello.to == mine_.nonce;
-  }
-
-  void accept_others() {
-    std::vector<Rank> missing;
-    for (Rank rank = options_.rank + 1; rank < options_.size; ++rank) {
-      if (is_local(rank)) missing.push_back(rank);
-    }
-    while (!missing.empty()) {
-      if (Fd connection = accept_unix(listener_, slice())) {
-        std::erase(missing, welcome(std::move(connection)));
-        continue;
-      }
-      look_around(missing);
-      for (const Rank rank : missing) probe(rank);
-    }
-  }
-
-  // A rank whose card is there but whose listener is gone, and that has not connected, is dead.
-  void probe(Rank rank) const {
-    try {
-      connect_unix(card(rank).socket);
-    } catch (const SystemError& error) {
-      if (error.code() == ECONNREFUSED) throw died(rank);
-    }
-  }
-
-  // The rank that introduced itself, or -1 when this was somebody else (a probe, a stranger).
-  Rank welcome(Fd connection) {
-    Hello hello;
-    std::vector<Fd> fds;
-    const Deadline patience(std::min<Clock::duration>(std::chrono::seconds(5), deadline_.left()));
-    if (!wait_readable(connection, patience) || !hear(connection, hello, fds)) return -1;
-    if (!valid(hello, fds) || hello.rank < options_.rank) return -1;
-    if (result_.peers[static_cast<size_t>(hello.rank)].socket) return -1;
-    try {
-      introduce(connection, hello.rank);
-    } catch (const SystemError&) {
-      throw died(hello.rank);
-    }
-    map_peer(hello.rank, fds, std::move(connection));
-    return hello.rank;
-  }
-
-  void map_peer(Rank rank, std::vector<Fd>& fds, Fd connection) {
-    const uint64_t bytes = layout_.bytes();
-    check_sealed_memfd(fds[0], bytes, rank);
-    check_sealed_memfd(fds[1], SegmentLayout::kPage, rank);
-    Mapping segment(fds[0], bytes);
-    const auto* header = reinterpret_cast<const Header*>(segment.data());
-    if (header->magic != kSegmentMagic || !(header->nonce == card(rank).nonce)) throw died(rank);
-    Mapping page(fds[1], SegmentLayout::kPage);
-    const Doorbell bell(reinterpret_cast<DoorbellPage*>(page.data()));
-    adopt(rank, std::move(segment), bell, std::move(connection));
-    result_.mappings.push_back(std::move(page));
-  }
-
-  Store& store_;
   const RendezvousOptions& options_;
-  const DoorbellMemory& doorbell_;
+  Neighbours& neighbours_;
   const Deadline& deadline_;
+  const std::string store_host_;
+  Assembly assembly_;
   Card mine_;
   SegmentLayout layout_;
-  std::string prefix_;  // of this life's keys
-  Fd segment_, listener_;
+  Fd segment_;
   std::vector<Card> cards_;
-  std::vector<Fd> sockets_;  // on their way; in result_.peers once mapped
+  std::vector<bool> sent_;
+  int attempt_ = 0;
+  std::string report_;                     // of the ranks that this one cannot share memory with
+  std::set<std::pair<Rank, Rank>> apart_;  // the lower one first
+  std::string why_;                        // two ranks that look like one host's are not
   Neighbourhood result_;
 };
 
 }  // namespace
 
-DoorbellMemory::DoorbellMemory()
-    : fd_(make_sealed_memfd("ringcomm-bell", SegmentLayout::kPage)),
-      event_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
-      mapping_(fd_, SegmentLayout::kPage) {
-  if (!event_) throw SystemError("eventfd");
+Neighbourhood::~Neighbourhood() {
+  if (mappings.empty() || mappings[0].data() == nullptr) return;
+  auto* const header = reinterpret_cast<Header*>(mappings[0].data());
+  header->left.store(1, std::memory_order_seq_cst);  // partner: Transport::state()
 }
 
-Doorbell DoorbellMemory::bell() const {
-  return Doorbell(reinterpret_cast<DoorbellPage*>(mapping_.data()), event_.get());
+int hosts_in(const std::vector<int>& host_of) {
+  return host_of.empty() ? 1 : 1 + *std::max_element(host_of.begin(), host_of.end());
 }
 
-Neighbourhood meet(Store& store, const RendezvousOptions& options, const DoorbellMemory& doorbell,
+Neighbourhood meet(Store& store, const RendezvousOptions& options, Neighbours& neighbours,
                    const Deadline& deadline) {
-  return Meeting(store, options, doorbell, deadline).run();
+  return Meeting(store, options, neighbours, deadline).run();
 }
 
 }  // namespace ringcomm

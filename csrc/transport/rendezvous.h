@@ -1,5 +1,6 @@
-// How the ranks of a group find and map one another: cards through the store, then a Unix socket
-// between every two ranks, over which they pass the descriptors of their shared memory.
+// How the ranks of a group find and map one another: cards through the store, then each passes the
+// descriptor of its shared memory to every other rank of its host, over the socket that joins their
+// processes (transport/neighbours.h).
 //
 // Ranks on other hosts are reached over the process's network instead (net/network.h), which they
 // meet through the store as well.
@@ -14,22 +15,11 @@
 
 #include "base/deadline.h"
 #include "net/network.h"
+#include "transport/neighbours.h"
 #include "transport/store.h"
 #include "transport/transport.h"
 
 namespace ringcomm {
-
-// A process's doorbell, shared by all its groups.
-class DoorbellMemory {
- public:
-  DoorbellMemory();
-  Doorbell bell() const;
-  const Fd& fd() const { return fd_; }
-
- private:
-  Fd fd_, event_;
-  Mapping mapping_;
-};
 
 struct RendezvousOptions {
   Rank rank = 0;
@@ -40,20 +30,32 @@ struct RendezvousOptions {
   InboxLayout first_inbox;      // of rank 0 in layout_across; the others follow
   bool tcp = false;             // ranks of one host are as if on others
   std::string word;             // rank 0's, one line: all get it with the cards
+  // The algorithm that this rank asks for: one word, or none. What it throws the others are told.
+  std::function<std::string()> algorithm = [] { return std::string(); };
   std::function<Network&(const std::string& store_host)> network;
-  std::function<void()> interrupt = [] {};  // called every half second: may throw to give up
+  std::function<void()> interrupt = [] {};  // called often: may throw to give up
+  std::function<void(const std::string& text)> warn = [](const std::string&) {};
 };
 
-// A group's memory, mapped. Movable; unmaps at the end.
+// A group's memory, mapped. Movable; unmaps at the end, and the peers see that this rank has left.
 struct Neighbourhood {
-  std::vector<Mapping> mappings;  // segments, then doorbells
+  Neighbourhood() = default;
+  Neighbourhood(Neighbourhood&&) = default;
+  Neighbourhood& operator=(Neighbourhood&&) = default;
+  ~Neighbourhood();
+
+  std::vector<Mapping> mappings;  // segments, this rank's first
   std::vector<ShmPeer> peers;     // peers[rank] is this rank
   std::vector<int> host_of;       // ranks with equal numbers share memory
   std::string word;               // rank 0's
+  std::string algorithm;          // that rank 0 asks for; empty: none
 };
 
+// How many hosts: the numbers begin with 0, in the order of their first rank.
+int hosts_in(const std::vector<int>& host_of);
+
 // Collective: every rank of the group calls it. Throws TimeoutError, PeerError, SystemError.
-Neighbourhood meet(Store& store, const RendezvousOptions& options, const DoorbellMemory& doorbell,
+Neighbourhood meet(Store& store, const RendezvousOptions& options, Neighbours& neighbours,
                    const Deadline& deadline);
 
 }  // namespace ringcomm

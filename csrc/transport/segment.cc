@@ -5,6 +5,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <cstring>
+
 namespace ringcomm {
 namespace {
 constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
@@ -39,6 +42,19 @@ std::optional<Descriptor> read_board(const Header& header, Board board, uint64_t
   }
   if (entry.sequence.load(std::memory_order_relaxed) != sequence) return std::nullopt;
   return seen;
+}
+
+void write_failure(Header& own, const std::string& reason) {
+  const size_t length = std::min(reason.size(), kFailureBytes - 1);
+  std::memcpy(own.failure, reason.data(), length);
+  own.failure[length] = '\0';
+  own.failed.store(1, std::memory_order_release);  // partner: Transport::failure()
+}
+
+void note_failure(Header& header, Rank by) {
+  uint32_t nobody = 0;  // partner: Transport::first_failed()
+  header.aborted_by.compare_exchange_strong(nobody, static_cast<uint32_t>(by) + 1,
+                                            std::memory_order_seq_cst);
 }
 
 Fd make_sealed_memfd(const char* name, uint64_t bytes) {

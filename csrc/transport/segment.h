@@ -11,6 +11,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <string>
 
 #include "base/fd.h"
 
@@ -18,6 +19,7 @@ namespace ringcomm {
 
 inline constexpr uint64_t kSegmentMagic = 0x72636f6d6d303031;  // "rcomm001"
 inline constexpr size_t kFailureBytes = 1024;
+inline constexpr size_t kChoices = 96;  // what a rank has chosen for all (exec/tuner.h)
 inline constexpr size_t kLinePayload = 112;
 inline constexpr int kLineLanes = 2;
 
@@ -68,6 +70,7 @@ struct Header {
   alignas(128) std::atomic<uint32_t> left;
   std::atomic<uint32_t> failed;  // set after `failure` was written; partner: failure()
   char failure[kFailureBytes];
+  std::atomic<uint8_t> choices[kChoices];         // partner: whoever asks for choices()
   alignas(128) std::atomic<uint32_t> aborted_by;  // rank + 1 of the first peer that failed
 };
 
@@ -104,6 +107,7 @@ class Segment {
  public:
   Segment() = default;
   Segment(std::byte* base, const SegmentLayout& layout) : base_(base), layout_(layout) {}
+  explicit operator bool() const { return base_ != nullptr; }
 
   Header& header() const { return *reinterpret_cast<Header*>(base_); }
   std::byte* at(uint64_t offset) const { return base_ + offset; }
@@ -135,6 +139,11 @@ class Segment {
 // The operations that a rank is in: by its owner, and by anybody.
 void write_board(Header& header, Board board, const Descriptor& descriptor);
 std::optional<Descriptor> read_board(const Header& header, Board board, uint64_t sequence);
+
+// That this rank's part in the group has failed, and why, in its own header; and that `by`'s has,
+// in another's.
+void write_failure(Header& own, const std::string& reason);
+void note_failure(Header& header, Rank by);
 
 // A memfd of exactly `bytes`, sealed against growing and shrinking, so that no peer can turn a load
 // into SIGBUS. Nothing appears in /dev/shm or anywhere else, and nothing is left behind.

@@ -2,8 +2,10 @@
 // (torch/store_adapter.h), a map in tests.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 namespace ringcomm {
 
@@ -12,6 +14,9 @@ class Store {
   virtual ~Store() = default;
   virtual void set(const std::string& key, const std::string& value) = 0;
   virtual bool has(const std::string& key) = 0;
+  virtual bool has_all(const std::vector<std::string>& keys) {
+    return std::all_of(keys.begin(), keys.end(), [&](const auto& key) { return has(key); });
+  }
   virtual std::string get(const std::string& key) = 0;  // `key` exists
   // Adds to an integer that starts at 0; returns the sum.
   virtual int64_t add(const std::string& key, int64_t amount) = 0;

@@ -4,15 +4,22 @@
 
 #include <algorithm>
 
+#include "base/stream_copy.h"
 #include "transport/host.h"
 
 namespace ringcomm {
+namespace {
+
+constexpr int kDeviceSocket = 16;  // a parcel; those of a meeting have lower numbers
+
+}  // namespace
 
 Transport::Transport(Rank rank, std::vector<ShmPeer> peers)
     : rank_(rank),
       peers_(std::move(peers)),
       own_(peer(rank).segment),
-      sent_(peers_.size() * kLineLanes, 0) {
+      sent_(peers_.size() * kLineLanes, 0),
+      sockets_(peers_.size()) {
   for (const ShmPeer& each : peers_) {
     if (each.remote) remotes_.push_back(each.remote.get());
   }
@@ -49,25 +56,25 @@ size_t Transport::stream_write(Rank to, const std::byte* data, size_t bytes) {
     remote->stream_written(at, at + count);
     return count;
   }
-  peer(to).doorbell.notify();
+  peer(to).doorbell.notify(kMessageNews);
   return count;
 }
 
-size_t Transport::stream_read(Rank from, std::byte* data, size_t bytes) {
+size_t Transport::stream_read(Rank from, std::byte* data, size_t bytes, bool past_caches) {
   MailboxCursors& cursors = own_.mailbox(from);
   const size_t count = std::min(bytes, stream_available(from));
   if (count == 0) return 0;
   const uint64_t at = cursors.read.load(std::memory_order_relaxed);
   const size_t start = at % own_.mailbox_bytes();
   const size_t first = std::min<size_t>(count, own_.mailbox_bytes() - start);
-  std::memcpy(data, own_.mailbox_data(from) + start, first);
-  std::memcpy(data + first, own_.mailbox_data(from), count - first);
+  copy_bytes(data, own_.mailbox_data(from) + start, first, past_caches);
+  copy_bytes(data + first, own_.mailbox_data(from), count - first, past_caches);
   cursors.read.store(at + count, std::memory_order_seq_cst);  // partner: stream_space
   if (RemotePeer* remote = peer(from).remote.get()) {
     remote->stream_read(at + count);
     return count;
   }
-  peer(from).doorbell.notify();
+  peer(from).doorbell.notify(kMessageNews);
   return count;
 }
 
@@ -106,20 +113,14 @@ std::string Transport::failure(Rank rank) {
 void Transport::fail(const std::string& reason) {
   Header& header = own_.header();
   if (header.failed.load(std::memory_order_acquire) != 0) return;
-  const size_t length = std::min(reason.size(), kFailureBytes - 1);
-  std::memcpy(header.failure, reason.data(), length);
-  header.failure[length] = '\0';
-  header.failed.store(1, std::memory_order_release);  // partner: failure()
+  write_failure(header, reason);
   for (Rank rank = 0; rank < size(); ++rank) {
     if (RemotePeer* remote = peer(rank).remote.get()) {
       remote->tell_now();
       continue;
     }
-    uint32_t nobody = 0;
-    auto& aborted_by = peer(rank).segment.header().aborted_by;  // partner: first_failed()
-    aborted_by.compare_exchange_strong(nobody, static_cast<uint32_t>(rank_) + 1,
-                                       std::memory_order_seq_cst);
-    peer(rank).doorbell.ring();
+    note_failure(peer(rank).segment.header(), rank_);
+    peer(rank).doorbell.ring(kAllNews);
   }
 }
 
@@ -130,12 +131,11 @@ std::optional<Rank> Transport::first_failed() {
 }
 
 bool Transport::connection_lost(Rank rank) {
-  if (const RemotePeer* remote = peer(rank).remote.get()) return remote->lost();
-  const Fd& socket = peer(rank).socket;
-  if (!socket) return false;
-  std::byte byte;
-  const ssize_t got = ::recv(socket.get(), &byte, 1, MSG_PEEK | MSG_DONTWAIT);
-  return got == 0 || (got < 0 && errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR);
+  const ShmPeer& other = peer(rank);
+  if (other.remote) return other.remote->lost();
+  if (!other.process) return false;
+  return other.process->lost() ||
+         other.segment.header().left.load(std::memory_order_acquire) != 0;  // partner: leave()
 }
 
 std::string Transport::condition(Rank rank) {
@@ -143,9 +143,10 @@ std::string Transport::condition(Rank rank) {
     return remote->lost() ? "dead or out of reach" : remote->condition();
   }
   if (connection_lost(rank)) return "dead";
-  const Fd& socket = peer(rank).socket;
-  return socket && peer_is_stopped(socket) ? "stopped by a signal (kill -CONT lets it go on)"
-                                           : "alive";
+  const Neighbour* const process = peer(rank).process.get();
+  return process != nullptr && is_stopped(process->process())
+             ? "stopped by a signal (kill -CONT lets it go on)"
+             : "alive";
 }
 
 std::string Transport::loss(Rank rank) {
@@ -169,17 +170,34 @@ void Transport::leave() {
       if (other.remote->wire().reached()) other.remote->tell_now();
       continue;
     }
-    if (other.socket) ::shutdown(other.socket.get(), SHUT_RDWR);  // its EOF comes after `left`
-    other.doorbell.notify();
+    other.doorbell.notify(kAllNews);
   }
 }
 
 void Transport::forget() {
   for (ShmPeer& other : peers_) {
-    other.socket.reset();
+    if (other.process) other.process->forget();
     if (other.remote) other.remote->forget();
   }
   remotes_.clear();
+  sockets_.clear();
+}
+
+const Fd* Transport::socket(Rank rank) {
+  const ShmPeer& other = peer(rank);
+  if (!other.process || rank == rank_) return nullptr;
+  Fd& socket = sockets_[static_cast<size_t>(rank)];
+  const Parcel parcel{other.group, std::max(rank, rank_), std::min(rank, rank_), kDeviceSocket};
+  if (!socket && rank > rank_) socket = other.process->take(parcel);
+  if (!socket && rank < rank_) {
+    int ends[2];
+    if (::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0) {
+      throw SystemError("socketpair");
+    }
+    Fd mine(ends[0]);
+    if (other.process->send(parcel, Fd(ends[1]))) socket = std::move(mine);
+  }
+  return socket ? &socket : nullptr;
 }
 
 const char* Transport::name() const {

@@ -1,7 +1,7 @@
 // What joins the ranks of one group. Ranks of one host share memory: windows are memfds, signals
-// are counters, sleeping is a futex on the receiver's doorbell, and the Unix socket to each peer
-// tells when it is gone. Peers on other hosts are reached through their shadows
-// (transport/remote.h).
+// are counters, sleeping is a futex on the receiver's doorbell, and the Unix socket to each peer's
+// process tells when it is gone (transport/neighbours.h). Peers on other hosts are reached through
+// their shadows (transport/remote.h).
 //
 // Contract: signal() is a release of everything this rank did before it, as seen by `peer` once
 // arrived() there returns the new count. Counters are 64-bit, per (ordered pair, lane), and only
@@ -17,16 +17,18 @@
 #include <vector>
 
 #include "base/doorbell.h"
+#include "transport/neighbours.h"
 #include "transport/remote.h"
 
 namespace ringcomm {
 
-// One rank as seen from another: its segment, its doorbell, the socket to it (empty in one
-// process).
+// One rank as seen from another: its segment, its doorbell, its process (null in tests that have
+// but one).
 struct ShmPeer {
   Segment segment;
   Doorbell doorbell;
-  Fd socket;
+  std::shared_ptr<Neighbour> process;
+  uint64_t group = 0;                  // in what passes between the processes
   std::unique_ptr<RemotePeer> remote;  // on another host; the segment is its shadow
 };
 
@@ -73,7 +75,7 @@ class Transport {
     line.stamp.store(stamp, std::memory_order_relaxed);  // ordered by the store of count
     // Partner: arrived(), and Doorbell::sleep.
     line.count.store(++sent(to, lane), std::memory_order_seq_cst);
-    peer(to).doorbell.notify();
+    peer(to).doorbell.notify(kSignalNews);
   }
   virtual uint64_t arrived(Rank from, int lane, int half) {
     return own_.line(from, lane, half).count.load(std::memory_order_seq_cst);
@@ -101,7 +103,8 @@ class Transport {
   // A bounded byte stream to and from each peer, for send/recv; safe beside a running operation,
   // one thread at a time. write and read return how many bytes they took; 0: full, or empty.
   size_t stream_write(Rank to, const std::byte* data, size_t bytes);
-  size_t stream_read(Rank from, std::byte* data, size_t bytes);
+  // A read may go past the caches into `data`.
+  size_t stream_read(Rank from, std::byte* data, size_t bytes, bool past_caches = false);
   size_t stream_space(Rank to);
   size_t stream_available(Rank from);
 
@@ -120,12 +123,17 @@ class Transport {
   // In a forked child: closes what would keep this rank looking alive, touches nothing shared.
   void forget();
 
-  // The part of `owner`'s memory that is for devices (cuda/area.h), whole pages, and the socket to
-  // it. Null for ranks of other hosts.
+  // What a rank of this host has chosen for all, kChoices words that are 0 at first.
+  std::atomic<uint8_t>* choices(Rank owner) const { return peer(owner).segment.header().choices; }
+
+  // The part of `owner`'s memory that is for devices (cuda/area.h), whole pages, and a socket to
+  // it, to pass descriptors of devices. Null for ranks of other hosts.
   std::byte* device_area(Rank owner) {
     return is_remote(owner) ? nullptr : peer(owner).segment.device_area();
   }
-  const Fd* socket(Rank rank) const { return is_remote(rank) ? nullptr : &peer(rank).socket; }
+  // Made by the higher of two ranks when it first asks; the lower then gets its end. Null for ranks
+  // of other hosts, and where it has not come.
+  const Fd* socket(Rank rank);
 
   const char* name() const;  // for people: "shared memory"
   const Doorbell& doorbell() const { return peer(rank_).doorbell; }
@@ -140,6 +148,7 @@ class Transport {
   Segment own_;
   std::vector<RemotePeer*> remotes_;
   std::vector<uint64_t> sent_;  // signals sent, per (peer, lane)
+  std::vector<Fd> sockets_;     // to peers, where there is one
 };
 
 // A thread that drives, for a scope.
@@ -153,13 +162,13 @@ class Driving {
   // On this process's doorbell, and where a remote rank is awaited on the network as well: else
   // others drive meanwhile. True when something came from there.
   template <typename Ready>
-  bool sleep(Rank awaited, Ready&& ready, Clock::duration most) {
+  bool sleep(Rank awaited, uint32_t news, Ready&& ready, Clock::duration most) {
     if (awaited >= 0 && transport_.is_remote(awaited) &&
-        transport_.doorbell().sleep_with(transport_.descriptor_to_poll(), ready, most)) {
+        transport_.doorbell().sleep_with(transport_.descriptor_to_poll(), news, ready, most)) {
       return transport_.progress();
     }
     transport_.end_driving(true);
-    transport_.doorbell().sleep(ready, most);
+    transport_.doorbell().sleep(news, ready, most);
     transport_.begin_driving();
     return false;
   }

@@ -1,5 +1,6 @@
 #include "transport/unix_socket.h"
 
+#include <fcntl.h>
 #include <poll.h>
 #include <sys/socket.h>
 #include <sys/un.h>
@@ -33,6 +34,39 @@ Fd make_socket(int flags = 0) {
 
 bool same_user(const Fd& socket) { return owner_of_peer(socket).uid == ::geteuid(); }
 
+constexpr const char* kLost = "receiving a descriptor";
+
+// The kernel drops descriptors that it cannot hand over, and does not say why.
+int why_lost(const Fd& socket) {
+  const Fd another(::fcntl(socket.get(), F_DUPFD_CLOEXEC, 0));
+  return another ? EACCES : errno;
+}
+
+bool send_with(const Fd& socket, std::span<const std::byte> bytes, std::span<const int> fds,
+               int flags) {
+  RINGCOMM_CHECK(fds.size() <= kMostFds, "a message carries at most ", kMostFds, " descriptors");
+  iovec part{const_cast<std::byte*>(bytes.data()), bytes.size()};
+  alignas(cmsghdr) std::byte control[CMSG_SPACE(kMostFds * sizeof(int))] = {};
+  msghdr message{};
+  message.msg_iov = &part;
+  message.msg_iovlen = 1;
+  if (!fds.empty()) {
+    message.msg_control = control;
+    message.msg_controllen = CMSG_SPACE(fds.size_bytes());
+    cmsghdr* head = CMSG_FIRSTHDR(&message);
+    head->cmsg_level = SOL_SOCKET;
+    head->cmsg_type = SCM_RIGHTS;
+    head->cmsg_len = CMSG_LEN(fds.size_bytes());
+    std::memcpy(CMSG_DATA(head), fds.data(), fds.size_bytes());
+  }
+  while (::sendmsg(socket.get(), &message, MSG_NOSIGNAL | flags) < 0) {
+    // Too many descriptors under way: some have to be taken first.
+    if (flags != 0 && (errno == EAGAIN || errno == ETOOMANYREFS)) return false;
+    if (errno != EINTR) throw SystemError("sendmsg(AF_UNIX)");
+  }
+  return true;
+}
+
 }  // namespace
 
 ucred owner_of_peer(const Fd& socket) {
@@ -56,7 +90,7 @@ bool wait_readable(const Fd& fd, const Deadline& deadline) {
 
 Fd listen_unix(const std::string& abstract_name, int backlog) {
   const Address address = abstract_address(abstract_name);
-  Fd fd = make_socket();
+  Fd fd = make_socket(SOCK_NONBLOCK);
   const auto* name = reinterpret_cast<const sockaddr*>(&address.name);
   if (::bind(fd.get(), name, address.length) != 0) throw SystemError("bind(AF_UNIX)");
   if (::listen(fd.get(), backlog) != 0) throw SystemError("listen(AF_UNIX)");
@@ -74,39 +108,25 @@ Fd connect_unix(const std::string& abstract_name) {
   return fd;
 }
 
-Fd accept_unix(const Fd& listener, const Deadline& deadline) {
-  while (wait_readable(listener, deadline)) {
-    Fd fd(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
+Fd accept_unix(const Fd& listener) {
+  while (true) {
+    Fd fd(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (fd && same_user(fd)) return fd;
-    if (!fd && errno != EINTR && errno != ECONNABORTED) throw SystemError("accept(AF_UNIX)");
+    if (fd || errno == EINTR || errno == ECONNABORTED) continue;
+    if (errno == EAGAIN) return Fd();
+    throw SystemError("accept(AF_UNIX)");
   }
-  return Fd();
 }
 
 void send_message(const Fd& socket, std::span<const std::byte> bytes, std::span<const int> fds) {
-  RINGCOMM_CHECK(fds.size() <= kMostFds, "a message carries at most ", kMostFds, " descriptors");
-  iovec part{const_cast<std::byte*>(bytes.data()), bytes.size()};
-  alignas(cmsghdr) std::byte control[CMSG_SPACE(kMostFds * sizeof(int))] = {};
-  msghdr message{};
-  message.msg_iov = &part;
-  message.msg_iovlen = 1;
-  if (!fds.empty()) {
-    message.msg_control = control;
-    message.msg_controllen = CMSG_SPACE(fds.size_bytes());
-    cmsghdr* head = CMSG_FIRSTHDR(&message);
-    head->cmsg_level = SOL_SOCKET;
-    head->cmsg_type = SCM_RIGHTS;
-    head->cmsg_len = CMSG_LEN(fds.size_bytes());
-    std::memcpy(CMSG_DATA(head), fds.data(), fds.size_bytes());
-  }
-  while (::sendmsg(socket.get(), &message, MSG_NOSIGNAL) < 0) {
-    if (errno != EINTR) throw SystemError("sendmsg(AF_UNIX)");
-  }
+  send_with(socket, bytes, fds, 0);
 }
 
-bool receive_message(const Fd& socket, std::span<std::byte> bytes, std::vector<Fd>& fds,
-                     const Deadline& deadline) {
-  if (!wait_readable(socket, deadline)) throw TimeoutError("no message from the peer");
+bool try_send(const Fd& socket, std::span<const std::byte> bytes, std::span<const int> fds) {
+  return send_with(socket, bytes, fds, MSG_DONTWAIT);
+}
+
+Received try_receive(const Fd& socket, std::span<std::byte> bytes, std::vector<Fd>& fds) {
   iovec part{bytes.data(), bytes.size()};
   alignas(cmsghdr) std::byte control[CMSG_SPACE(kMostFds * sizeof(int))] = {};
   msghdr message{};
@@ -115,8 +135,9 @@ bool receive_message(const Fd& socket, std::span<std::byte> bytes, std::vector<F
   message.msg_control = control;
   message.msg_controllen = sizeof control;
   ssize_t got = 0;
-  while ((got = ::recvmsg(socket.get(), &message, MSG_CMSG_CLOEXEC)) < 0) {
-    if (errno == ECONNRESET) return false;
+  while ((got = ::recvmsg(socket.get(), &message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT)) < 0) {
+    if (errno == EAGAIN) return Received::kNothing;
+    if (errno == ECONNRESET) return Received::kClosed;
     if (errno != EINTR) throw SystemError("recvmsg(AF_UNIX)");
   }
   for (cmsghdr* head = CMSG_FIRSTHDR(&message); head != nullptr;
@@ -129,7 +150,18 @@ bool receive_message(const Fd& socket, std::span<std::byte> bytes, std::vector<F
       fds.emplace_back(fd);
     }
   }
-  return got == static_cast<ssize_t>(bytes.size());
+  if ((message.msg_flags & MSG_CTRUNC) != 0) throw SystemError(kLost, why_lost(socket));
+  return got == static_cast<ssize_t>(bytes.size()) ? Received::kMessage : Received::kClosed;
+}
+
+bool receive_message(const Fd& socket, std::span<std::byte> bytes, std::vector<Fd>& fds,
+                     const Deadline& deadline) {
+  Received received = Received::kNothing;
+  while (received == Received::kNothing) {
+    if (!wait_readable(socket, deadline)) throw TimeoutError("no message from the peer");
+    received = try_receive(socket, bytes, fds);
+  }
+  return received == Received::kMessage;
 }
 
 }  // namespace ringcomm

@@ -3,6 +3,7 @@
 
 #include <sys/socket.h>
 
+#include <cstdint>
 #include <span>
 #include <string>
 #include <vector>
@@ -18,15 +19,20 @@ ucred owner_of_peer(const Fd& socket);
 Fd listen_unix(const std::string& abstract_name, int backlog);
 // Throws SystemError at once: EAGAIN when the listener has no room, ECONNREFUSED when it is gone.
 Fd connect_unix(const std::string& abstract_name);
-// An empty Fd when nobody came before the deadline. Connections of other users are refused.
-Fd accept_unix(const Fd& listener, const Deadline& deadline);
+// An empty Fd when nobody has come. Connections of other users are refused.
+Fd accept_unix(const Fd& listener);
 
 // False when the deadline passed.
 bool wait_readable(const Fd& fd, const Deadline& deadline);
 inline constexpr size_t kMostFds = 16;  // of one message
-// One message of fixed size with its descriptors. send throws SystemError; receive returns false at
-// EOF, and throws TimeoutError at the deadline.
+// One message of fixed size with its descriptors. All throw SystemError: receiving, also where the
+// descriptors did not come because this process has no room for them; the bytes are there then.
 void send_message(const Fd& socket, std::span<const std::byte> bytes, std::span<const int> fds);
+// Without waiting; false: there is no room now.
+bool try_send(const Fd& socket, std::span<const std::byte> bytes, std::span<const int> fds);
+enum class Received : uint8_t { kNothing, kMessage, kClosed };
+Received try_receive(const Fd& socket, std::span<std::byte> bytes, std::vector<Fd>& fds);
+// False at EOF. Throws TimeoutError at the deadline.
 bool receive_message(const Fd& socket, std::span<std::byte> bytes, std::vector<Fd>& fds,
                      const Deadline& deadline);
 

@@ -104,7 +104,7 @@ class World {
 
   void run() {
     for (int step = 0; step < 300 && !input_.empty(); ++step) {
-      switch (input_.below(6)) {
+      switch (input_.below(7)) {
         case 0:
           take_frame();
           break;
@@ -117,6 +117,9 @@ class World {
           break;
         case 4:
           post(false);
+          break;
+        case 5:
+          withdraw();
           break;
         default:
           deliver(FrameType::kCredit, outside_.written);  // it has read all
@@ -213,14 +216,15 @@ class World {
 
   void take_message() {
     Words words;
-    words.kind = static_cast<uint32_t>(1 + input_.below(5));
+    words.kind = static_cast<uint32_t>(1 + input_.below(6));
     words.tag = static_cast<uint32_t>(input_.below(3));
     words.dtype = input_.below(8) == 0 ? input_.take<uint32_t>() : 0;
     words.id = input_.one_of({0, 1, 2});
     words.bytes = input_.one_of({100, 10'000, 0, 9'900});
     words.body = static_cast<uint32_t>(
         input_.one_of({words.bytes, 0, 100, 9'900, 8 << 10, (8 << 10) + 1, 64 << 10}));
-    if (words.kind == 2 || words.kind == 3) words.body = input_.below(16) == 0 ? 1 : 0;
+    if (words.kind == 2 || words.kind == 3 || words.kind == 5)
+      words.body = input_.below(16) == 0 ? 1 : 0;
     send(&words, sizeof words);
     const std::vector<std::byte> body(std::min<size_t>(words.body, 16 << 10), std::byte{0x33});
     send(body.data(), body.size());
@@ -250,6 +254,7 @@ class World {
   struct Posted {
     std::vector<std::byte> buffer;
     int completions = 0;
+    std::weak_ptr<Message> message;
   };
 
   void post(bool sending) {
@@ -268,12 +273,24 @@ class World {
       std::ranges::fill(one->buffer, std::byte{0xee});
       std::vector<std::byte>().swap(one->buffer);  // its owner frees it
     };
+    one->message = message;
     posted_.push_back(std::move(one));
     try {
       mailbox_->post(message);
     } catch (const PeerError&) {
       strange_ = true;
     }
+  }
+
+  void withdraw() {
+    if (posted_.empty()) return;
+    const auto one = posted_[input_.below(posted_.size())];
+    const MessagePtr message = one->message.lock();
+    if (!message) return;
+    const auto late = std::make_exception_ptr(Failure("it is late"));
+    const bool gone = mailbox_->withdraw(*message, late);
+    require(gone == (one->completions == 1), "neither withdrawn nor as it was");
+    require(mailbox_->error() != late, "the group fails with it");
   }
 
   void move() {
@@ -306,14 +323,14 @@ std::vector<std::string> rules() { return {"bounds"}; }
 std::vector<Bytes> corpus() {
   std::vector<Bytes> scripts;
   // A long message: announced, asked for twice, read.
-  constexpr uint8_t kMessage = 1, kSend = 3, kRead = 5, kClear = 2, kLong = 4;
+  constexpr uint8_t kMessage = 1, kSend = 3, kRead = 6, kClear = 2, kLong = 4;
   Output out;
   out.add_each(kSend, kLong, kMessage, kClear, 0, 1, 0, 0, 0, 1, kMessage, kClear, 0, 1, 0, 0, 0,
                1);
   scripts.push_back(out.add_each(kRead, kRead, kRead, kRead, kRead, kRead, kRead, kRead).take());
   for (uint64_t seed = 0; seed < 48; ++seed) {
     Random random(seed);
-    for (uint64_t byte = 0; byte < 50 + 10 * seed; ++byte) out.add_each(random.below(7));
+    for (uint64_t byte = 0; byte < 50 + 10 * seed; ++byte) out.add_each(random.below(8));
     scripts.push_back(out.take());
   }
   return scripts;

@@ -38,7 +38,8 @@ void check_card(const std::string& text) {
   }
   const Card again = Card::from_text(card.to_text(), 3);
   const auto fields = [](const Card& one) {
-    return str(one.host, ' ', one.boot_id, ' ', one.network, ' ', one.socket, ' ', one.pid);
+    return str(one.host, ' ', one.boot_id, ' ', one.network, ' ', one.socket, ' ', one.pid, ' ',
+               one.user);
   };
   require(fields(again) == fields(card) && again.nonce == card.nonce, "another card");
   require(card.socket.size() <= 100, "a name that is no socket's");
@@ -81,6 +82,7 @@ std::vector<Bytes> corpus() {
   card.network = "4:4026531840";
   card.socket = "ringcomm-0123456789abcdef";
   card.pid = 4711;
+  card.user = 1000;
   card.nonce = {{UINT64_MAX, 1}};
   return {input_of(0, contact.to_text()),     input_of(1, contact.addresses[0].to_text()),
           input_of(1, "[::ffff:10.0.0.1]:7"), input_of(1, "[fe80::1%lo]:4000"),

@@ -84,7 +84,7 @@ class Handwritten final : public Rung {
       patience_.reset();
       while (!ready()) {
         if (!patience_.again()) {
-          transport_.doorbell().sleep(ready, std::chrono::milliseconds(50));
+          transport_.doorbell().sleep(kAllNews, ready, std::chrono::milliseconds(50));
           patience_.reset();
         }
       }
@@ -198,8 +198,8 @@ class Planned final : public Rung {
       patience_.reset();
       while (!executor_.ready()) {
         if (!patience_.again()) {
-          group_.transport().doorbell().sleep([&] { return executor_.ready(); },
-                                              std::chrono::milliseconds(50));
+          group_.transport().doorbell().sleep(
+              kSignalNews, [&] { return executor_.ready(); }, std::chrono::milliseconds(50));
           patience_.reset();
         }
       }

@@ -326,7 +326,8 @@ class NetworkRung final : public Rung {
         patience_.reset();
       } else if (!patience_.again()) {
         bell_.sleep_with(
-            wire_->descriptor(), [&] { return landing_.has(); }, std::chrono::milliseconds(50));
+            wire_->descriptor(), kAllNews, [&] { return landing_.has(); },
+            std::chrono::milliseconds(50));
         patience_.reset();
       }
     }

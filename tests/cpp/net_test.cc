@@ -9,6 +9,11 @@
 #include "base/config.h"
 #include "harness.h"
 #include "net/address.h"
+#include "net/checksum.h"
+
+namespace ringcomm {
+uint32_t portable_checksum(const std::byte* data, size_t bytes);  // csrc/net/checksum.cc by tables
+}
 
 namespace ringcomm::testing {
 namespace {
@@ -333,6 +338,22 @@ void a_port_again() {
   const Fd again = listen_tcp(here, {at.port(), at.port()}, 8);
 }
 
+void portable_checksums() {
+  std::vector<std::byte> data(1000);
+  uint32_t random = 1;
+  for (std::byte& byte : data) {
+    random = random * 1664525 + 1013904223;
+    byte = static_cast<std::byte>(random >> 24);
+  }
+  for (size_t from = 0; from < 8; ++from) {
+    for (size_t bytes = 0; from + bytes <= data.size(); ++bytes) {
+      const uint32_t here = checksum(data.data() + from, bytes);
+      const uint32_t tables = portable_checksum(data.data() + from, bytes);
+      require(here == tables, bytes, " bytes from ", from, ": ", here, " and ", tables);
+    }
+  }
+}
+
 }  // namespace
 }  // namespace ringcomm::testing
 
@@ -352,6 +373,7 @@ int main(int argc, char** argv) {
                      {"connections of IPv6", connections_of_ipv6},
                      {"port range exhausted", port_range_exhausted},
                      {"nobody listens", nobody_listens},
-                     {"a port again", a_port_again}},
+                     {"a port again", a_port_again},
+                     {"portable checksums", portable_checksums}},
                     argc, argv);
 }

@@ -2,11 +2,13 @@
 #pragma once
 
 #include <algorithm>
+#include <map>
 #include <random>
 #include <stdexcept>
 #include <string>
 #include <vector>
 
+#include "plan/cursor.h"
 #include "plan/select.h"
 #include "verify.h"
 
@@ -17,10 +19,25 @@ class Failure : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// Counts runs; a violation ends the test.
+// Counts runs; a violation ends the test. The short form takes a sample, another with each seed.
 class Group {
  public:
-  explicit Group(bool long_mode) : long_mode_(long_mode) {}
+  Group(bool long_mode, uint64_t seed) : long_mode_(long_mode), random_(seed) {}
+
+  // Whether to look at the next case of this kind: one of each `period`, drawn at random.
+  bool takes(const std::string& kind, uint64_t period) {
+    Sample& sample = samples_[kind];
+    if (sample.seen++ % period == 0) sample.chosen = random_() % period;
+    const bool taken = long_mode_ || (sample.seen - 1) % period == sample.chosen;
+    sample.taken += taken;
+    return taken;
+  }
+  // Every kind has its share, whatever the seed.
+  void expect_all_kinds() const {
+    for (const auto& [kind, sample] : samples_) {
+      if (sample.taken == 0) throw Failure("no case was taken of " + kind);
+    }
+  }
 
   bool long_mode() const { return long_mode_; }
   uint64_t runs() const { return runs_; }
@@ -50,7 +67,13 @@ class Group {
   }
 
  private:
+  struct Sample {
+    uint64_t seen = 0, taken = 0, chosen = 0;
+  };
+
   const bool long_mode_;
+  std::mt19937_64 random_;
+  std::map<std::string, Sample> samples_;
   uint64_t runs_ = 0;
 };
 
@@ -186,12 +209,9 @@ inline std::vector<Dropped> pairs_of(const Program& program, uint64_t operations
   const size_t size = program.plans.size();
   for (const Plan& plan : program.plans) {
     std::vector<uint64_t> sent(size * kLanes, 0);
-    for (const Block& block : plan.blocks) {
-      for (uint32_t i = 0; i < block.step_count; ++i) {
-        const Step& step = plan.steps[block.first_step + i];
-        if (step.verb != Verb::kSignal) continue;
-        sent[static_cast<size_t>(step.peer) * kLanes + step.lane] += block.repetitions;
-      }
+    for (PlanCursor step(plan); step; step.next()) {
+      if (step->verb != Verb::kSignal) continue;
+      ++sent[static_cast<size_t>(step->peer) * kLanes + step->lane];
     }
     for (size_t lane = 0; lane < sent.size(); ++lane) {
       for (uint64_t k = 0; k < sent[lane]; ++k) {

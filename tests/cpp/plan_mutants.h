@@ -13,7 +13,8 @@ namespace ringcomm::cases {
 inline Program without_credits(Program program) {
   for (Plan& plan : program.plans) {
     std::erase_if(plan.steps, [](const Step& step) { return step.lane == kCredit; });
-    plan.blocks = {{0, static_cast<uint32_t>(plan.steps.size()), 1, 0}};
+    plan.blocks = {{0, static_cast<uint32_t>(plan.steps.size()), 1}};
+    plan.loops = {{0, 1, 1}};
   }
   return program;
 }
@@ -109,7 +110,7 @@ struct Score {
   std::string first_survivor;
 };
 
-inline void mutate(const Case& c, Score& score) {
+inline void mutate(Group& group, const Case& c, Score& score) {
   const Program once = program(c);
   Case beside{{Collective::kAllReduce, Algorithm::kDirect}, c.size, 5};
   beside.slots = c.slots;
@@ -117,6 +118,7 @@ inline void mutate(const Case& c, Score& score) {
   const std::vector<std::vector<Program>> sequences = {{once, once, once}, {around, once, around}};
   const bool barrier = c.planner.collective == Collective::kBarrier;
   for (Dropped pair : pairs_of(once, 0)) {
+    if (!group.takes(str(c.planner.name(), ", lane ", int{pair.lane}), 12)) continue;
     bool caught = false;
     for (size_t i = 0; i < sequences.size() && !caught; ++i) {
       pair.operations = i == 0 ? 7 : 2;
@@ -148,7 +150,7 @@ inline void mutations(Group& group) {
           if (planner.algorithm == Algorithm::kHierarchical && count >= 128) continue;
           if (slots > 2 && each % 2 != 0 && each > 2) continue;
           if (slots > 2 && (group.long_mode() ? size + each > 10 : size + each != 8)) continue;
-          mutate({planner, size, count, root, false, 1, 0, slots}, score);
+          mutate(group, {planner, size, count, root, false, 1, 0, slots}, score);
         }
       }
     }

@@ -5,7 +5,7 @@
 #include <sstream>
 #include <string>
 
-#include "plan/plan.h"
+#include "plan/cursor.h"
 
 namespace ringcomm {
 
@@ -23,14 +23,30 @@ inline bool moves_bytes(const Step& step) {
   return step.verb == Verb::kCopy || step.verb == Verb::kReduce;
 }
 
-// window[2]+64, inbox[2<1]+0 (memory of 2, written by 1), input+128
-inline void write_text(std::ostream& out, const Ref& ref) {
+// " (+1024 a pass)"; " (1 of 8 slots of 512, +4 a pass, +2 a round)"
+inline void write_text(std::ostream& out, const Plan& plan, uint8_t number) {
+  if (number == 0) return;
+  const Motion& motion = plan.motions[number - 1u];
+  if (motion.slots == 0) {
+    out << " (+" << motion.bytes << " a pass)";
+    return;
+  }
+  out << " (" << motion.first << " of " << motion.slots << " slots of " << motion.bytes;
+  if (motion.pass > 0) out << ", +" << motion.pass << " a pass";
+  if (motion.round > 0) out << ", +" << motion.round << " a round";
+  out << ')';
+}
+
+// window[2]+64, inbox[2<1]+0 (memory of 2, written by 1), input+128, input{3}+128 (in extent 3)
+inline void write_text(std::ostream& out, const Plan& plan, const Ref& ref) {
   out << name(kSpaceNames, ref.space);
   if (ref.space == Space::kWindow) out << '[' << ref.rank << ']';
   if (ref.space == Space::kInbox || ref.space == Space::kLine) {
     out << '[' << ref.rank << '<' << ref.from << ']';
   }
+  if (ref.extent > 0) out << '{' << ref.extent << '}';
   out << '+' << ref.offset;
+  write_text(out, plan, ref.motion);
 }
 
 inline void write_text(std::ostream& out, const Plan& plan, const Step& step) {
@@ -43,55 +59,71 @@ inline void write_text(std::ostream& out, const Plan& plan, const Step& step) {
   const uint32_t sources = step.first_ref + step.dst_count;
   for (uint32_t i = step.first_ref; i < sources + step.src_count; ++i) {
     out << (i == sources ? " <- " : i == step.first_ref ? " " : ", ");
-    write_text(out, plan.refs[i]);
+    write_text(out, plan, plan.refs[i]);
   }
   out << "  " << step.bytes << " B" << (step.final ? " final" : "");
+  if (step.extent > 0) {
+    out << ", to the end of extent {" << step.extent << "} from " << step.at;
+    write_text(out, plan, step.motion);
+  }
 }
 
-inline void write_json(std::ostream& out, const Ref& ref) {
+inline void write_json(std::ostream& out, const PlanCursor& step, const Ref& ref) {
   out << "{\"space\":\"" << name(kSpaceNames, ref.space) << "\",\"rank\":" << ref.rank
-      << ",\"from\":" << ref.from << ",\"offset\":" << ref.offset << '}';
+      << ",\"from\":" << ref.from << ",\"offset\":" << step.offset(ref) << '}';
 }
 
-inline void write_json(std::ostream& out, const Plan& plan, uint32_t first, uint32_t count) {
+inline void write_json(std::ostream& out, const Plan& plan, const PlanCursor& step, bool sources) {
+  const uint32_t first = step->first_ref + (sources ? step->dst_count : 0u);
+  const uint32_t count = sources ? step->src_count : step->dst_count;
   out << '[';
   for (uint32_t i = first; i < first + count; ++i) {
     if (i > first) out << ',';
-    write_json(out, plan.refs[i]);
+    write_json(out, step, plan.refs[i]);
   }
   out << ']';
 }
 
-inline void write_json(std::ostream& out, const Plan& plan, const Step& step) {
-  out << "{\"verb\":\"" << name(kVerbNames, step.verb) << '"';
-  if (moves_bytes(step)) {
+// What the step does in this pass and round.
+inline void write_json(std::ostream& out, const Plan& plan, const PlanCursor& step) {
+  out << "{\"verb\":\"" << name(kVerbNames, step->verb) << '"';
+  if (moves_bytes(*step)) {
     out << ",\"dst\":";
-    write_json(out, plan, step.first_ref, step.dst_count);
+    write_json(out, plan, step, false);
     out << ",\"src\":";
-    write_json(out, plan, step.first_ref + step.dst_count, step.src_count);
-    out << ",\"bytes\":" << step.bytes;
-    if (step.verb == Verb::kReduce) out << ",\"final\":" << (step.final ? "true" : "false");
+    write_json(out, plan, step, true);
+    out << ",\"bytes\":" << step.bytes();
+    if (step->verb == Verb::kReduce) out << ",\"final\":" << (step->final ? "true" : "false");
   } else {
-    out << ",\"peer\":" << step.peer << ",\"lane\":\"" << name(kLaneNames, step.lane) << '"';
+    out << ",\"peer\":" << step->peer << ",\"lane\":\"" << name(kLaneNames, step->lane) << '"';
   }
   out << '}';
+}
+
+inline void write_text(std::ostream& out, const Plan& plan, const Loop& loop) {
+  std::string indent = "  ";
+  if (loop.passes > 1) out << "in " << loop.passes << " passes:\n", indent += "  ";
+  for (uint32_t b = loop.first_block; b < loop.first_block + loop.block_count; ++b) {
+    const Block& block = plan.blocks[b];
+    const bool rounds = block.rounds > 1;
+    if (rounds) out << indent << "in " << block.rounds << " rounds, an extent further each:\n";
+    for (uint32_t i = 0; i < block.step_count; ++i) {
+      out << indent << (rounds ? "  " : "");
+      write_text(out, plan, plan.steps[block.first_step + i]);
+      out << '\n';
+    }
+  }
 }
 
 inline std::string to_text(const Plan& plan) {
   std::ostringstream out;
   out << to_string(plan.collective) << ' ' << to_string(plan.algorithm) << ", rank " << plan.rank
       << " of " << plan.size << '\n';
-  for (const Block& block : plan.blocks) {
-    const bool repeated = block.repetitions > 1;
-    if (repeated) {
-      out << "repeat " << block.repetitions << " times, " << block.stride << " B further each:\n";
-    }
-    for (uint32_t i = 0; i < block.step_count; ++i) {
-      out << (repeated ? "    " : "  ");
-      write_text(out, plan, plan.steps[block.first_step + i]);
-      out << '\n';
-    }
+  for (size_t i = 0; i < plan.extents.size(); ++i) {
+    const Extent& extent = plan.extents[i];
+    out << "extent {" << i + 1 << "}: " << extent.bytes << " B from " << extent.offset << '\n';
   }
+  for (const Loop& loop : plan.loops) write_text(out, plan, loop);
   return out.str();
 }
 
@@ -101,20 +133,18 @@ inline std::string to_text(const Plan& plan, const Step& step) {
   return out.str();
 }
 
+// The steps as they are executed, one after another.
 inline std::string to_json(const Plan& plan) {
   std::ostringstream out;
   out << "{\"collective\":\"" << to_string(plan.collective) << "\",\"algorithm\":\""
       << to_string(plan.algorithm) << "\",\"size\":" << plan.size << ",\"rank\":" << plan.rank
-      << ",\"blocks\":[";
-  for (size_t b = 0; b < plan.blocks.size(); ++b) {
-    const Block& block = plan.blocks[b];
-    out << (b ? "," : "") << "{\"repetitions\":" << block.repetitions
-        << ",\"stride\":" << block.stride << ",\"steps\":[";
-    for (uint32_t i = 0; i < block.step_count; ++i) {
-      if (i > 0) out << ',';
-      write_json(out, plan, plan.steps[block.first_step + i]);
-    }
-    out << "]}";
+      << ",\"steps\":[";
+  const char* comma = "";
+  for (PlanCursor step(plan); step; step.next()) {
+    if (moves_bytes(*step) && step.bytes() == 0) continue;
+    out << comma;
+    write_json(out, plan, step);
+    comma = ",";
   }
   out << "]}";
   return out.str();

@@ -53,7 +53,7 @@ class SharedStore final : public Store {
   struct Table {
     std::atomic_flag lock;
     int used = 0;
-    std::array<Entry, 512> entries;
+    std::array<Entry, 2048> entries;
   };
   struct Guard {
     explicit Guard(std::atomic_flag& flag) : lock(flag) {

@@ -4,7 +4,7 @@
 //
 //   session_sim [filter]                 the checks
 //   session_sim --seeds FIRST COUNT      so many simulations; prints what they went through
-//   session_sim --without RULE COUNT     a rule switched off: exits 1 with the seed that fails
+//   session_sim --without RULE COUNT [FIRST]  a rule switched off: exits 1 with the seed that fails
 #include <sys/mman.h>
 
 #include "session_member.h"
@@ -241,7 +241,7 @@ void print(uint64_t seeds, const Totals& totals) {
       totals.duplicates, totals.steps);
 }
 
-int without(const std::string& rule, uint64_t seeds) {
+int without(const std::string& rule, uint64_t seeds, uint64_t first) {
   Setup setup;
   const std::map<std::string, bool*> rules = {{"apply_once", &setup.session.apply_once},
                                               {"fence", &setup.session.fence},
@@ -254,7 +254,7 @@ int without(const std::string& rule, uint64_t seeds) {
   *rules.at(rule) = false;
   setup.operations = 12;  // a slot has to be in use again when late bytes come
   Totals totals;
-  for (uint64_t seed = 0; seed < seeds; ++seed) {
+  for (uint64_t seed = first; seed < first + seeds; ++seed) {
     try {
       simulate(seed, setup, totals);
     } catch (const std::exception& error) {
@@ -290,7 +290,9 @@ std::vector<Check> all_checks() {
 int main(int argc, char** argv) {
   using namespace ringcomm::testing;
   const std::string first = argc > 1 ? argv[1] : "";
-  if (first == "--without" && argc == 4) return without(argv[2], std::stoull(argv[3]));
+  if (first == "--without" && argc >= 4) {
+    return without(argv[2], std::stoull(argv[3]), argc > 4 ? std::stoull(argv[4]) : 0);
+  }
   if (first == "--seeds" && argc == 4) {
     Totals totals;
     const uint64_t begin = std::stoull(argv[2]), count = std::stoull(argv[3]);

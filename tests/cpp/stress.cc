@@ -4,14 +4,11 @@
 //   stress [filter]            the checks
 //   stress --broken relaxed    signals without release: must fail, or be reported by TSan
 //   stress --broken deaf       signals that wake nobody: must fail
-#include <sys/mman.h>
-
 #include <future>
 #include <memory>
 
-#include "comm/communicator.h"
 #include "oracle.h"
-#include "transport/transport.h"
+#include "world.h"
 
 namespace ringcomm::testing {
 namespace {
@@ -25,76 +22,11 @@ class BrokenTransport final : public Transport {
     Line& line = peer(to).segment.line(rank(), lane, half);
     line.stamp.store(stamp, std::memory_order_relaxed);
     line.count.store(++sent(to, lane), kStore);
-    if (kWake) peer(to).doorbell.notify();
+    if (kWake) peer(to).doorbell.notify(kSignalNews);
   }
 };
 using RelaxedTransport = BrokenTransport<std::memory_order_relaxed, true>;
 using DeafTransport = BrokenTransport<std::memory_order_seq_cst, false>;
-
-// The memory of all ranks of a group, zeroed, in this process only.
-class World {
- public:
-  explicit World(int size, const Geometry& geometry) : geometry_(geometry) {
-    layout_ = {size, geometry.half_bytes(), 16 << 10};
-    for (Rank rank = 0; rank < size; ++rank) {
-      segments_.push_back(make_pages(layout_.bytes()));
-      bells_.push_back(make_pages(SegmentLayout::kPage));
-    }
-  }
-  // The worker may hold a group for a moment longer than its rank does, and with it this memory.
-  ~World() {
-    const Deadline soon(std::chrono::seconds(20));
-    for (const auto& group : groups_) {
-      while (!group.expired() && !soon.passed()) std::this_thread::yield();
-      if (group.expired()) continue;
-      std::fprintf(stderr, "somebody keeps a group that nobody uses any more\n");
-      std::abort();
-    }
-    for (auto& [at, bytes] : pages_) ::munmap(at, bytes);
-  }
-
-  template <typename Kind>
-  std::shared_ptr<Communicator> join(Rank rank) {
-    std::vector<ShmPeer> peers(segments_.size());
-    for (size_t i = 0; i < peers.size(); ++i) {
-      peers[i].segment = Segment(segments_[i], layout_);
-      peers[i].doorbell = Doorbell(reinterpret_cast<DoorbellPage*>(bells_[i]));
-    }
-    CommunicatorOptions options;
-    options.rank = rank;
-    options.size = static_cast<int>(peers.size());
-    options.timeout = std::chrono::seconds(60);
-    auto group = std::make_shared<Communicator>(std::make_unique<Kind>(rank, std::move(peers)),
-                                                geometry_, options);
-    const std::lock_guard lock(mutex_);
-    groups_.push_back(group);
-    return group;
-  }
-
- private:
-  std::byte* make_pages(uint64_t bytes) {
-    void* at = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (at == MAP_FAILED) throw SystemError("mmap");
-    pages_.emplace_back(at, bytes);
-    return static_cast<std::byte*>(at);
-  }
-
-  Geometry geometry_;
-  SegmentLayout layout_;
-  std::vector<std::byte*> segments_, bells_;
-  std::vector<std::pair<void*, uint64_t>> pages_;
-  std::mutex mutex_;  // guards what follows
-  std::vector<std::weak_ptr<Communicator>> groups_;
-};
-
-// Tiny segments: a few thousand elements go through every regime and many repetitions.
-Geometry tiny(int size) {
-  Geometry geometry;
-  geometry.size = size;
-  geometry.segment_bytes = 1024;
-  geometry.inbox_bytes = 512;
-  return geometry;
-}
 
 // A barrier, so that nobody leaves while others still work; then goodbye.
 void leave(Communicator& group) {
@@ -193,6 +125,44 @@ void asynchronous(int size, uint64_t seed) {
     }
     leave(*first);
     leave(*second);
+  });
+}
+
+// Threads that wait for messages, for tasks and for nothing, at once and in one group.
+void beside_waiters(int size) {
+  World world(size, tiny(size));
+  run_threads(size, [&](Rank rank) {
+    const auto group = world.join<Transport>(rank);
+    std::vector<std::byte> received(2), sent(2, std::byte{7});
+    std::vector<int32_t> data(10), other(1000);
+    const auto message = [&](bool sending, std::vector<std::byte>& bytes) {
+      auto made = std::make_shared<Message>(std::chrono::seconds(60));
+      made->sending = sending;
+      made->peer = (rank + (sending ? 1 : size - 1)) % size;
+      made->data = {bytes.data(), bytes.size()};
+      return made;
+    };
+    for (int round = 0; round < 10; ++round) {
+      const auto wanted = message(false, received), late = message(false, sent);
+      group->post(wanted);
+      std::thread waiter([&] { group->wait(*wanted); });
+      for (int call = 0; call < 20; ++call) {
+        data.assign(data.size(), 1);
+        other.assign(other.size(), 1);
+        const TaskPtr task = call % 3 == 0 ? group->submit(sum_of(other)) : nullptr;
+        group->run(sum_of(data));
+        if (task && call % 2 == 0) group->wait(*task);
+        require(data.back() == size && (!task || task->done), "round ", round, " call ", call);
+      }
+      late->tag = 5;  // nobody sends it
+      group->post(late);
+      group->wait(*late, std::chrono::milliseconds(1));
+      require(late->error && group->failure().empty(), "it was not withdrawn");
+      group->post(message(true, sent));
+      waiter.join();
+      require(wanted->done && !wanted->error, "no message");
+    }
+    leave(*group);
   });
 }
 
@@ -356,6 +326,7 @@ std::vector<Check> all_checks() {
     }
     if (size == 1) continue;
     checks.push_back({str("messages/", size), [=] { messages(size, 3); }});
+    checks.push_back({str("beside_waiters/", size), [=] { beside_waiters(size); }});
     checks.push_back({str("asynchronous/", size), [=] { asynchronous(size, 4); }});
     checks.push_back({str("blocking_callbacks/", size), [=] { blocking_callbacks(size, 5); }});
     checks.push_back(

@@ -5,47 +5,14 @@
 #include <memory>
 #include <numeric>
 
-#include "exec/stream_copy.h"
+#include "base/stream_copy.h"
 #include "harness.h"
+#include "meeting.h"
 #include "processes.h"
 #include "transport/host.h"
-#include "transport/rendezvous.h"
 
 namespace ringcomm::testing {
 namespace {
-
-const SegmentLayout kLayout{0, 64 << 10, 4 << 10};
-
-// One rank's end: meets the others through the store and keeps the memory mapped.
-struct End {
-  DoorbellMemory bell;
-  Neighbourhood memory;
-  std::unique_ptr<Transport> transport;
-
-  End(Store& store, Rank rank, int size,
-      std::chrono::milliseconds timeout = std::chrono::seconds(20)) {
-    RendezvousOptions options;
-    options.rank = rank;
-    options.size = size;
-    options.scope = "test";
-    options.layout = kLayout;
-    options.layout.size = size;
-    memory = meet(store, options, bell, Deadline(timeout));
-    transport = std::make_unique<Transport>(rank, std::move(memory.peers));
-  }
-};
-
-void await(Transport& transport, const std::function<bool()>& ready) {
-  const Deadline deadline(std::chrono::seconds(20));
-  while (!ready()) {
-    transport.doorbell().sleep(ready, std::chrono::milliseconds(50));
-    require(!deadline.passed(), "waited 20 s");
-  }
-}
-
-void await_signal(Transport& transport, Rank from, int lane, int half, uint64_t count) {
-  await(transport, [&] { return transport.arrived(from, lane, half) >= count; });
-}
 
 // Counters are monotonic per pair and lane, carry stamp and line, and make memory visible.
 void signals(Store& store, Rank rank, int size) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <random>
 
+#include "plan/cursor.h"
 #include "plan/select.h"
 #include "plan_text.h"
 #include "verify_memory.h"
@@ -16,9 +17,7 @@ constexpr int kMostRanks = 64;  // contributions are bits
 // One rank's place in the sequence.
 struct Cursor {
   size_t operation = 0;
-  size_t block = 0;
-  uint64_t repetition = 0;
-  uint32_t step = 0;
+  PlanCursor step = {};
 };
 
 // What the signals of one ordered pair of ranks on one lane have carried, in order.
@@ -85,7 +84,8 @@ class Machine {
     const size_t r = static_cast<size_t>(rank);
     while (!finished(rank)) {
       begun_[cursor(rank).operation][r] = clock(rank)[r];
-      if (!plan(rank).blocks.empty()) return;
+      cursor(rank).step = PlanCursor(plan(rank));
+      if (cursor(rank).step) return;
       end(rank);
     }
   }
@@ -99,25 +99,20 @@ class Machine {
                             " before rank ", q, " has begun it"));
       }
     }
-    cursor(rank) = {operation + 1, 0, 0, 0};
+    cursor(rank) = {operation + 1};
   }
 
   // Executes the rank's next step; false if it has to wait, or has finished.
   bool advance(Rank rank) {
     if (finished(rank)) return false;
-    Cursor& at = cursor(rank);
-    const Block& block = plan(rank).blocks[at.block];
-    const Step& step = plan(rank).steps[block.first_step + at.step];
+    PlanCursor& at = cursor(rank).step;
     try {
-      if (!execute(rank, step, at.repetition * block.stride)) return false;
+      if (!execute(rank, *at)) return false;
     } catch (const Violation& violation) {
-      throw Violation(str(where(rank), to_text(plan(rank), step), ": ", violation.what()));
+      throw Violation(str(where(rank), ": ", violation.what()));
     }
-    if (++at.step < block.step_count) return true;
-    at.step = 0;
-    if (++at.repetition < block.repetitions) return true;
-    at.repetition = 0;
-    if (++at.block < plan(rank).blocks.size()) return true;
+    at.next();
+    if (at) return true;
     end(rank);
     begin(rank);
     return true;
@@ -126,11 +121,12 @@ class Machine {
   std::string where(Rank rank) {
     const Cursor& at = cursor(rank);
     return str("operation ", at.operation, " (", to_string(plan(rank).collective), ' ',
-               to_string(plan(rank).algorithm), "), rank ", rank, ", block ", at.block, " step ",
-               at.step, " repetition ", at.repetition, ", ");
+               to_string(plan(rank).algorithm), "), rank ", rank, ", block ", at.step.block(),
+               " pass ", at.step.pass(), " round ", at.step.round(), ", ",
+               to_text(plan(rank), *at.step));
   }
 
-  bool execute(Rank rank, const Step& step, uint64_t shift) {
+  bool execute(Rank rank, const Step& step) {
     switch (step.verb) {
       case Verb::kSignal:
         signal(rank, step);
@@ -139,7 +135,7 @@ class Machine {
         return wait(rank, step);
       case Verb::kCopy:
       case Verb::kReduce:
-        move(rank, step, shift);
+        if (cursor(rank).step.bytes() > 0) move(rank, step);
         return true;
     }
     return false;
@@ -197,17 +193,18 @@ class Machine {
     return true;
   }
 
-  Range locate(Rank rank, Ref ref, uint64_t bytes, uint64_t shift, bool write) {
-    if (ref.space == Space::kInput || ref.space == Space::kOutput) ref.offset += shift;
-    return memory_.locate(ref, bytes, cursor(rank).operation, rank, write);
+  Range locate(Rank rank, Ref ref, bool write) {
+    const Cursor& at = cursor(rank);
+    ref.offset = at.step.offset(ref);
+    return memory_.locate(ref, at.step.bytes(), at.operation, rank, write);
   }
 
-  void move(Rank rank, const Step& step, uint64_t shift) {
+  void move(Rank rank, const Step& step) {
     const Ref* refs = &plan(rank).refs[step.first_ref];
     std::vector<Range> dst, src;
     for (int i = 0; i < step.dst_count + step.src_count; ++i) {
       const bool write = i < step.dst_count;
-      (write ? dst : src).push_back(locate(rank, refs[i], step.bytes, shift, write));
+      (write ? dst : src).push_back(locate(rank, refs[i], write));
     }
     check_overlap(dst, src);
     if (step.verb == Verb::kCopy && dst.front() == src.front()) return;  // in place
@@ -273,9 +270,7 @@ class Machine {
     std::string stuck;
     for (Rank r = 0; r < size_; ++r) {
       if (finished(r)) continue;
-      const Cursor& at = cursor(r);
-      const Step& step = plan(r).steps[plan(r).blocks[at.block].first_step + at.step];
-      stuck += str(stuck.empty() ? "deadlock: " : "; ", where(r), to_text(plan(r), step));
+      stuck += str(stuck.empty() ? "deadlock: " : "; ", where(r));
     }
     if (!stuck.empty()) throw Violation(stuck);
   }
@@ -296,14 +291,10 @@ void check_balance(const Program& program) {
   const size_t size = program.plans.size();
   std::vector<int64_t> balance(size * size * kLanes, 0);
   for (const Plan& plan : program.plans) {
-    for (const Block& block : plan.blocks) {
-      for (uint32_t i = 0; i < block.step_count; ++i) {
-        const Step& step = plan.steps[block.first_step + i];
-        const size_t me = static_cast<size_t>(plan.rank), peer = static_cast<size_t>(step.peer);
-        const int64_t times = static_cast<int64_t>(block.repetitions);
-        if (step.verb == Verb::kSignal) balance[(me * size + peer) * kLanes + step.lane] += times;
-        if (step.verb == Verb::kWait) balance[(peer * size + me) * kLanes + step.lane] -= times;
-      }
+    for (PlanCursor step(plan); step; step.next()) {
+      const size_t me = static_cast<size_t>(plan.rank), peer = static_cast<size_t>(step->peer);
+      if (step->verb == Verb::kSignal) ++balance[(me * size + peer) * kLanes + step->lane];
+      if (step->verb == Verb::kWait) --balance[(peer * size + me) * kLanes + step->lane];
     }
   }
   for (size_t i = 0; i < balance.size(); ++i) {
@@ -321,8 +312,11 @@ void check_sequence(const std::vector<Program>& sequence) {
         program.plans.size() != size) {
       throw Violation("a sequence needs one shape and plan a rank, for at most 64 ranks");
     }
-    if (!(program.shapes.front().geometry == sequence.front().shapes.front().geometry)) {
-      throw Violation("operations of one group share one geometry");
+    Geometry geometry = sequence.front().shapes.front().geometry;
+    geometry.segment_bytes = program.shapes.front().geometry.segment_bytes;  // an operation's own
+    if (!(program.shapes.front().geometry == geometry) ||
+        geometry.inbox_offset(0) != sequence.front().shapes.front().geometry.inbox_offset(0)) {
+      throw Violation("operations of one group share one geometry, but for the segments");
     }
     check_balance(program);
   }

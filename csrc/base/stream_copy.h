@@ -1,24 +1,17 @@
 // A copy past the caches, for outputs that would not stay in them: a store that goes straight to
-// memory need not read the line first, and leaves the caches to the inputs and the windows.
+// memory need not read the line first, and leaves the caches to the inputs and the windows. When
+// that pays is found out (exec/tuner.h): how large a cache is, machines tell wrongly.
 #pragma once
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <fstream>
 #if defined(__SSE2__)
 #include <emmintrin.h>
 #endif
 
 namespace ringcomm {
-
-// Bytes of the last level of cache that a core uses; glibc's sysconf() adds those of all cores up.
-inline uint64_t cache_bytes() {
-  std::ifstream file("/sys/devices/system/cpu/cpu0/cache/index3/size");
-  uint64_t kib = 0;
-  return file >> kib && kib > 0 ? kib << 10 : 32ULL << 20;  // not every machine tells: "32768K"
-}
 
 // Like memcpy, and done before any later store of this thread is seen.
 inline void stream_copy(std::byte* dst, const std::byte* src, uint64_t bytes) {
@@ -42,6 +35,14 @@ inline void stream_copy(std::byte* dst, const std::byte* src, uint64_t bytes) {
 #else
   std::memcpy(dst, src, bytes);
 #endif
+}
+
+inline void copy_bytes(std::byte* dst, const std::byte* src, uint64_t bytes, bool streams) {
+  if (streams) {
+    stream_copy(dst, src, bytes);
+  } else {
+    std::memcpy(dst, src, bytes);
+  }
 }
 
 }  // namespace ringcomm

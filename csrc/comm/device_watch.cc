@@ -1,0 +1,281 @@
+// How operations of a DeviceGroup end: which of them are good, and what is wrong with the rest.
+//
+// A rank that fails lets its streams go on without what they wait for, and what they do from then
+// on is garbage: they signal, and write to windows, as if all were well. So what a peer had not
+// finished by then is lost; and so is what it had, once anybody has begun the operation after next,
+// which uses the same half of all memory.
+#include <algorithm>
+#include <thread>
+
+#include "comm/communicator.h"
+#include "comm/device.h"
+
+namespace ringcomm {
+namespace {
+
+constexpr auto kSlice = std::chrono::milliseconds(50);  // between looks at peers
+constexpr auto kNap = std::chrono::microseconds(50);    // between looks at what streams have done
+
+bool has_come(uint32_t count, uint32_t value) { return static_cast<int32_t>(count - value) >= 0; }
+
+}  // namespace
+
+// ---- good or not
+
+bool DeviceGroup::has_let_go(Rank peer) const {
+  return group_.transport().device_area(peer) != nullptr &&
+         area_of(peer).abort().load(std::memory_order_seq_cst) != 0;
+}
+
+// As the peer's board says, which its host writes a little later than its stream the word; and a
+// failure is none for what the peer's streams are still in, until it lets them go.
+PeerState DeviceGroup::state_of(Rank peer, uint64_t sequence) const {
+  Transport& transport = group_.transport();
+  if (transport.device_area(peer) == nullptr) return transport.state(peer, Board::kDevice);
+  const uint32_t done = area_of(peer).done(0).load(std::memory_order_seq_cst);
+  const bool gone = has_let_go(peer);  // read after what it has done, and before what it says
+  PeerState state = transport.state(peer, Board::kDevice);
+  if (!gone && sequence <= state.called && has_come(done, static_cast<uint32_t>(sequence))) {
+    state.finished = std::max(state.finished, sequence);
+  }
+  state.failed = state.failed && (gone || state.called < sequence);
+  return state;
+}
+
+// A peer whose streams, let go, may have put garbage into this.
+std::optional<Rank> DeviceGroup::spoiler(const Pending& pending) const {
+  if (!pending.ticket) return std::nullopt;
+  const Rank self = group_.rank();
+  if (pending.peer >= 0) {
+    if (!has_let_go(pending.peer)) return std::nullopt;
+    const cuda::Area area = area_of(pending.peer);
+    const uint64_t next = pending.number + 1;
+    const uint64_t said = area.message(self, !pending.sending(), next).load();
+    const bool ended = area.ended(self, !pending.sending()).load() >= pending.number;
+    if (ended && said >> 48 != (next & 0xffff)) return std::nullopt;
+    return pending.peer;
+  }
+  const uint64_t sequence = pending.operation.sequence;
+  std::optional<Rank> by;
+  bool reused = false;
+  for (Rank peer = 0; peer < group_.size(); ++peer) {
+    if (peer == self) continue;
+    const bool gone = has_let_go(peer);
+    const PeerState state = group_.transport().state(peer, Board::kDevice);
+    if (gone && state.finished < sequence) return peer;
+    if (gone && !by) by = peer;
+    reused = reused || state.called >= sequence + 2;
+  }
+  return reused ? by : std::nullopt;
+}
+
+// Of what is over, as a word said that was read before.
+bool DeviceGroup::ended_well(const Pending& pending) const {
+  if (pending.ticket) return !released_ && !spoiler(pending);
+  return pending.result == nullptr || pending.result->load(std::memory_order_seq_cst) == kGood;
+}
+
+bool DeviceGroup::is_good(int track, uint32_t value) {
+  const std::lock_guard lock(mutex_);
+  if (has_come(good_until_[static_cast<size_t>(track)], value)) return true;
+  const auto known = [&](const Pending& each) {
+    return each.track == track && each.value == value;
+  };
+  const auto hopeful = [&](const Pending& each) {
+    if (reached(track, value) || (!each.ticket && failed_)) return ended_well(each);
+    if (failed_) return can_end_well(each);
+    return !is_doomed(each);
+  };
+  return std::any_of(pending_.begin(), pending_.end(), known) &&
+         std::all_of(pending_.begin(), pending_.end(),
+                     [&](const Pending& each) { return !known(each) || hopeful(each); });
+}
+
+// By the word of a peer that has failed.
+bool DeviceGroup::is_doomed(const Pending& pending) const {
+  if (!pending.ticket) return false;
+  if (spoiler(pending)) return true;
+  if (pending.peer < 0) return inquiry_.failed_before(pending.operation.sequence).has_value();
+  return group_.transport().state(pending.peer, Board::kDevice).failed && !called(pending);
+}
+
+void DeviceGroup::note_progress() {
+  if (forked_) return;
+  const std::lock_guard lock(mutex_);
+  std::vector<uint32_t> now;
+  for (size_t i = 0; i < tracks_.size(); ++i) {
+    now.push_back(own().done(static_cast<int>(i)).load(std::memory_order_seq_cst));
+  }
+  const auto is_over = [&](const Pending& each) {
+    return has_come(now[static_cast<size_t>(each.track)], each.value);
+  };
+  for (const Pending& each : pending_) {
+    if (!is_over(each)) continue;
+    const auto track = static_cast<size_t>(each.track);
+    const bool good = !spoilt_[track] && ended_well(each);
+    spoilt_[track] = !good;
+    if (good || has_come(good_until_[track], each.value)) good_until_[track] = each.value - !good;
+    if (!each.ticket) continue;
+    recorder_.end(*each.ticket, good);
+    if (!good) continue;  // peers must not take it for finished
+    if (each.peer >= 0) {
+      own().ended(each.peer, each.sending()).store(each.number, std::memory_order_seq_cst);
+    } else {
+      group_.transport().finish(Board::kDevice, each.operation.sequence);
+    }
+  }
+  std::erase_if(pending_, is_over);
+}
+
+// ---- the slow path
+
+// A rank that has called cannot be waited for in vain, unless it fails.
+bool DeviceGroup::called(const Pending& pending) const {
+  if (!pending.ticket) return true;  // the host's way sees to it
+  if (pending.peer >= 0) {
+    return area_of(pending.peer)
+                   .message(group_.rank(), !pending.sending(), pending.number)
+                   .load() >>
+               48 ==
+           (pending.number & 0xffff);
+  }
+  for (Rank peer = 0; peer < group_.size(); ++peer) {
+    const uint64_t theirs = group_.transport().state(peer, Board::kDevice).called;
+    if (peer != group_.rank() && theirs < pending.operation.sequence) return false;
+  }
+  return true;
+}
+
+bool DeviceGroup::expected() {
+  note_progress();
+  const std::lock_guard lock(mutex_);
+  return !pending_.empty() && std::all_of(pending_.begin(), pending_.end(),
+                                          [&](const auto& each) { return called(each); });
+}
+
+// Not over, and it needs nothing but time, of which there is an end.
+bool DeviceGroup::can_end_well(const Pending& pending) {
+  if (!pending.ticket || !pending.deadline || reached(pending.track, pending.value)) return false;
+  if (!called(pending)) return false;
+  try {
+    check_pending(pending);
+  } catch (const std::exception&) {
+    return false;
+  }
+  return true;
+}
+
+// Is there something that can still end well? The first that is not over decides: what was enqueued
+// after it may wait for it, also on the ranks that would have to end it.
+bool DeviceGroup::owed() {
+  note_progress();
+  std::vector<Pending> rest;
+  {
+    const std::lock_guard lock(mutex_);
+    rest.assign(pending_.begin(), pending_.end());
+  }
+  const auto first = std::find_if(rest.begin(), rest.end(), [&](const Pending& each) {
+    return each.ticket && !reached(each.track, each.value);
+  });
+  return first != rest.end() && can_end_well(*first);
+}
+
+// What was asked for cannot be had. What was asked for before it may.
+void DeviceGroup::await_owed(const std::string& asked) {
+  while (!failed_ && owed()) {
+    const Deadline look(kSlice);
+    while (!look.passed() && pending()) {
+      std::this_thread::sleep_for(kNap);
+      note_progress();
+    }
+    group_.watch();
+    group_.check_waiting(asked);
+  }
+}
+
+void DeviceGroup::look() {
+  note_progress();
+  std::vector<Pending> rest;
+  {
+    const std::lock_guard lock(mutex_);
+    rest.assign(pending_.begin(), pending_.end());
+  }
+  if (released_) {
+    if (!rest.empty()) release_team();
+    return;
+  }
+  if (failed_) {
+    if (!owed()) release_now();
+    return;
+  }
+  // Not of those that have ended meanwhile: a peer may have gone after the last of them.
+  for (const Pending& each : rest) {
+    if (reached(each.track, each.value)) continue;
+    try {
+      check_pending(each);
+    } catch (const PeerError&) {
+      if (!owed()) throw;  // else when that is over
+    }
+  }
+}
+
+void DeviceGroup::check_pending(const Pending& pending) {
+  const bool late = pending.deadline && pending.deadline->passed();
+  const double seconds = late ? to_seconds(pending.deadline->elapsed()) : 0;
+  if (pending.peer < 0) {
+    if (pending.ticket) {
+      inquiry_.check_peers(pending.operation);
+      if (const auto by = spoiler(pending)) {
+        throw PeerError(*by, str(numbered(pending.operation), ": ", inquiry_.told_by(*by)));
+      }
+      if (late) inquiry_.throw_late(pending.operation, seconds, group_.rank());
+    } else if (late) {
+      throw TimeoutError(str(numbered(pending.operation), ": Timed out after ", seconds,
+                             " s waiting for what this rank's stream has to do before it"));
+    }
+    return;
+  }
+  if (pending.ticket) check_message(pending);
+  if (!late) return;
+  throw TimeoutError(str(to_text(pending.operation), ": Timed out after ", seconds,
+                         " s waiting for rank ", pending.peer, " (",
+                         group_.transport().condition(pending.peer),
+                         "): every send needs a recv, and the other way round"));
+}
+
+// A sender may leave once its message is on its way, and the other way round.
+void DeviceGroup::check_message(const Pending& pending) const {
+  const std::string text = to_text(pending.operation);
+  const PeerState state = group_.transport().state(pending.peer, Board::kDevice);
+  const bool called = this->called(pending);
+  if (is_doomed(pending)) {
+    throw PeerError(pending.peer, str(text, ": ", inquiry_.told_by(pending.peer)));
+  }
+  const auto& ended = area_of(pending.peer).ended(group_.rank(), !pending.sending());
+  if (ended.load(std::memory_order_seq_cst) >= pending.number || (state.left && called)) return;
+  inquiry_.check_gone(pending.peer, text);
+}
+
+// ---- letting go
+
+void DeviceGroup::release(bool patiently) {
+  failed_.store(true, std::memory_order_seq_cst);
+  if (!patiently || !owed()) release_now();  // else look() does, in time
+}
+
+void DeviceGroup::release_now() {
+  note_progress();  // what is over by now is good
+  if (!released_.exchange(true) && pending()) {
+    group_.logger().warning(
+        "streams go on without what the group was to give them: its next call, "
+        "or wait(), says so");
+  }
+  release_team();
+}
+
+void DeviceGroup::release_team() {
+  const std::lock_guard lock(mutex_);
+  if (team_) team_->release();
+}
+
+}  // namespace ringcomm

@@ -1,0 +1,93 @@
+// Which message of a Mailbox goes to which receive.
+#include <algorithm>
+#include <cstring>
+
+#include "comm/mailbox.h"
+
+namespace ringcomm {
+
+void Mailbox::post_receive(const MessagePtr& message, Completed& completed) {
+  for (Rank rank = 0; rank < transport_.size(); ++rank) {
+    if (message->peer != Message::kAnySource && message->peer != rank) continue;
+    auto& list = peer(rank).unexpected;
+    const auto found = std::find_if(list.begin(), list.end(), [&](const Arrived& arrived) {
+      return arrived.frame.tag == message->tag;
+    });
+    if (found == list.end()) continue;
+    Arrived arrived = std::move(*found);
+    list.erase(found);
+    peer(rank).kept -= arrived.body.size();
+    take(message, rank, arrived, completed);
+    return;
+  }
+  want(message);
+}
+
+void Mailbox::want(const MessagePtr& message) {
+  const auto later = [&](const MessagePtr& other) { return other->ticket > message->ticket; };
+  const auto last = std::find_if_not(wanted_.rbegin(), wanted_.rend(), later);
+  wanted_.insert(last.base(), message);
+}
+
+// Gives a message that arrived earlier to the receive that wants it.
+void Mailbox::take(const MessagePtr& message, Rank rank, Arrived& arrived, Completed& completed) {
+  if (auto error = mismatch(*message, rank, arrived.frame)) {
+    completed.emplace_back(message, error);
+    return;
+  }
+  message->source = rank;
+  if (arrived.frame.kind == Kind::kAnnounce) {
+    clear_to_send(rank, arrived.frame, message);
+    write_to(rank, completed);
+    return;
+  }
+  std::memcpy(message->data.data, arrived.body.data(), arrived.body.size());
+  completed.emplace_back(message, nullptr);
+}
+
+std::exception_ptr Mailbox::mismatch(const Message& message, Rank rank, const Frame& frame) const {
+  if (frame.bytes == message.data.bytes && frame.dtype == static_cast<uint32_t>(message.dtype)) {
+    return nullptr;
+  }
+  const bool known = frame.dtype < static_cast<uint32_t>(kDTypes);
+  const DType dtype = known ? static_cast<DType>(frame.dtype) : DType::kUint8;
+  return std::make_exception_ptr(
+      MismatchError(str(message.describe(), ": rank ", rank, " sent ", to_string(dtype), "[",
+                        frame.bytes / size_of(dtype),
+                        "] with this tag: give recv a tensor of the same dtype and "
+                        "number of elements as send's")));
+}
+
+// The sender has taken an announcement back. Whoever had been given it waits on, in his old place.
+void Mailbox::revoked(Rank rank, uint64_t id, Completed& completed) {
+  Peer& from = peer(rank);
+  std::erase_if(from.unexpected, [&](const Arrived& arrived) {
+    return arrived.frame.kind == Kind::kAnnounce && arrived.frame.id == id;
+  });
+  const auto found = from.incoming.find(id);
+  if (found == from.incoming.end() || found->second.got > 0) return;
+  const MessagePtr message = found->second.message;
+  from.incoming.erase(found);
+  if (std::find(active_.begin(), active_.end(), message) == active_.end()) return;
+  message->source = Message::kAnySource;
+  post_receive(message, completed);
+}
+
+// The oldest receive that wants this message, taken off the list.
+MessagePtr Mailbox::match(Rank rank, const Frame& frame) {
+  const auto found = std::find_if(wanted_.begin(), wanted_.end(), [&](const MessagePtr& message) {
+    return message->tag == frame.tag &&
+           (message->peer == Message::kAnySource || message->peer == rank);
+  });
+  if (found == wanted_.end()) return nullptr;
+  MessagePtr message = *found;
+  wanted_.erase(found);
+  return message;
+}
+
+// A receive that has not been given a message.
+bool Mailbox::take_back(const Message& message) {
+  return std::erase_if(wanted_, [&](const MessagePtr& other) { return &*other == &message; }) > 0;
+}
+
+}  // namespace ringcomm

@@ -1,0 +1,58 @@
+// Who drives the collectives of a group: one thread at a time. Nobody waits here for its turn: who
+// is turned away sleeps on the process's doorbell, and whoever lets go rings for him.
+//
+// No wake-up is lost. Everything is seq_cst. A thread is turned away only by writing kWanted over
+// kTaken, so the next let_go() sees it and calls notify(). By then the sleeper has announced itself
+// to the doorbell, and is woken; or it has not, and its last poll, which comes after that, finds
+// the wheel free, or in the hands of another one who is told in the same way.
+#pragma once
+
+#include <atomic>
+#include <utility>
+
+#include "base/doorbell.h"
+
+namespace ringcomm {
+
+class Wheel {
+ public:
+  explicit Wheel(const Doorbell& bell) : bell_(bell) {}
+
+  bool take() {
+    State state = kFree;  // partner: let_go()
+    while (!state_.compare_exchange_weak(state, state == kFree ? kTaken : kWanted,
+                                         std::memory_order_seq_cst)) {
+    }
+    return state == kFree;
+  }
+  void let_go() {
+    // Partner: take()
+    if (state_.exchange(kFree, std::memory_order_seq_cst) == kWanted) bell_.notify(kLocalNews);
+  }
+
+ private:
+  enum State : uint32_t { kFree, kTaken, kWanted };
+  std::atomic<State> state_{kFree};
+  const Doorbell bell_;
+};
+
+// A thread at the wheel, or one that would like to be.
+class Driver {
+ public:
+  explicit Driver(Wheel& wheel) : wheel_(wheel) {}
+  ~Driver() { let_go(); }
+  Driver(const Driver&) = delete;
+  Driver& operator=(const Driver&) = delete;
+
+  bool drives() const { return drives_; }
+  bool take() { return drives_ || (drives_ = wheel_.take()); }
+  void let_go() {
+    if (std::exchange(drives_, false)) wheel_.let_go();
+  }
+
+ private:
+  Wheel& wheel_;
+  bool drives_ = false;
+};
+
+}  // namespace ringcomm

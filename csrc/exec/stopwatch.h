@@ -1,0 +1,42 @@
+// How long an operation takes, but for the time until the others have come to it: what a late peer
+// costs says nothing of how the bytes are moved.
+#pragma once
+
+#include <optional>
+
+#include "base/deadline.h"
+
+namespace ringcomm {
+
+class Stopwatch {
+ public:
+  using Time = Clock::time_point;
+
+  void start(Time now) {
+    start_ = now;
+    idle_ = {};
+    blocked_.reset();
+    meeting_.reset();
+  }
+  // A wait, step `step` of the plan, is not met. The first waits are for those who are late.
+  void block(size_t step, Time now) {
+    if (!blocked_ && (!meeting_ || step == *meeting_)) blocked_ = now;
+  }
+  // It is met. Waits that follow it at once are for other ranks.
+  void meet(size_t step, Time now) {
+    if (blocked_) idle_ += now - *blocked_;
+    blocked_.reset();
+    if (!meeting_ || step == *meeting_) meeting_ = step + 1;
+  }
+  double seconds(Time now) const {
+    return std::chrono::duration<double>(now - start_ - idle_).count();
+  }
+
+ private:
+  Time start_;
+  Clock::duration idle_{};
+  std::optional<Time> blocked_;
+  std::optional<size_t> meeting_;  // the step that belongs to the first waits, if it is one
+};
+
+}  // namespace ringcomm

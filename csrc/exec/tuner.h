@@ -1,0 +1,62 @@
+// How large operations are carried out, chosen by what they took and by no size that a machine
+// tells: in which segments they pass the windows, and whether copies into the output go past the
+// caches. Every rank takes part in a contest for each collective and size. Segments shape plans, so
+// rank 0's word counts for all; the copies are each rank's own affair. Results are the same in all
+// ways.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <memory>
+
+#include "exec/contest.h"
+#include "plan/shape.h"
+
+namespace ringcomm {
+
+// How an executor carries out one operation.
+struct Manner {
+  bool streams = false;  // copies into the output go past the caches
+  bool timed = false;    // how long it takes will be asked for
+};
+
+class Tuner {
+ public:
+  // Contests: a collective's from 256 KiB up, by powers of two.
+  static constexpr int kSizes = 10;
+  static constexpr uint64_t kLeastBytes = 256 << 10;
+  static constexpr uint64_t kLeastStreamed = 1 << 20, kUsuallyStreamed = 16 << 20;
+  static constexpr std::array<uint64_t, 4> kSegments = {64 << 10, 128 << 10, 256 << 10, 512 << 10};
+  static constexpr size_t kWords = kCollectives * kSizes;
+
+  // `words`: kWords of rank 0's, which all read; null: segments stay as they are.
+  Tuner(Rank rank, std::atomic<uint8_t>* words) : rank_(rank), words_(words) {}
+
+  // For the next operation, on every rank the same one: sets the segment in its shape.
+  Manner next(Shape& shape, Algorithm algorithm) {
+    current_ = nullptr;
+    const uint64_t bytes = bytes_of(shape);
+    return bytes < kLeastBytes ? Manner{} : next_large(shape, algorithm, bytes);
+  }
+  // It is done, and was timed.
+  void took(double seconds);
+
+ private:
+  struct Entry {
+    Contest contest;
+    int segments, kinds;  // the ways: each segment with each kind of copy
+    int usual_kind;
+    int way = 0;
+  };
+  static uint64_t bytes_of(const Shape& shape);
+  Manner next_large(Shape& shape, Algorithm algorithm, uint64_t bytes);
+  int settle(const Entry& entry, size_t index) const;
+
+  const Rank rank_;
+  std::atomic<uint8_t>* const words_;
+  std::array<std::unique_ptr<Entry>, kWords> entries_;
+  Entry* current_ = nullptr;
+  size_t index_ = 0;
+};
+
+}  // namespace ringcomm

@@ -1,0 +1,364 @@
+#include "transport/neighbours.h"
+
+#include <fcntl.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cstring>
+#include <thread>
+
+#include "net/handshake.h"
+#include "transport/unix_socket.h"
+
+namespace ringcomm {
+namespace {
+
+constexpr uint64_t kMagic = kSegmentMagic + 1;
+constexpr uint64_t kListener = 0;
+constexpr int kBacklog = 512;
+constexpr size_t kMostStrangers = 64;  // connections that have not told their name
+constexpr auto kLookEvery = std::chrono::milliseconds(1);
+constexpr auto kDeafPause = std::chrono::milliseconds(5);
+constexpr int kRefusals = 2;  // one may be a process that ends
+
+// What this process is out of: no fault of the peer's.
+bool is_own(int code) {
+  return code == EMFILE || code == ENFILE || code == ENOMEM || code == ENOBUFS;
+}
+
+}  // namespace
+
+// Of fixed size, with one descriptor: the doorbell in the first of each direction, then parcels.
+struct Neighbours::Message {
+  uint64_t magic = kMagic;
+  Parcel parcel;
+  char name[64] = {};  // the first message's: the sender's
+};
+
+// ---- a neighbour
+
+Neighbour::Neighbour(Neighbours& all, Fd socket, uint64_t number)
+    : all_(all),
+      number_(number),
+      socket_(std::move(socket)),
+      process_(owner_of_peer(socket_).pid) {}
+
+bool Neighbour::lost() const {
+  all_.look();
+  return lost_.load(std::memory_order_acquire);
+}
+
+bool Neighbour::send(const Parcel& parcel, const Fd& descriptor) {
+  const std::lock_guard lock(all_.mutex_);
+  return all_.send(*this, parcel, descriptor);
+}
+
+Fd Neighbour::take(const Parcel& parcel) {
+  all_.wait({});
+  return all_.take(parcel);
+}
+
+// ---- life
+
+void Neighbours::open() {
+  Card card = make_card();
+  Fd listener = listen_unix(card.socket, kBacklog);
+  Fd epoll(::epoll_create1(EPOLL_CLOEXEC));
+  epoll_event event{EPOLLIN, {.u64 = kListener}};
+  if (!epoll || ::epoll_ctl(epoll.get(), EPOLL_CTL_ADD, listener.get(), &event) != 0) {
+    throw SystemError("epoll");
+  }
+  self_ = std::make_shared<Neighbour>(*this, Fd(), UINT64_MAX);
+  self_->bell_ = doorbell_.bell();
+  self_->met_ = true;
+  card_ = std::move(card);
+  listener_ = std::move(listener);
+  epoll_ = std::move(epoll);
+}
+
+Card Neighbours::card() {
+  const std::lock_guard lock(mutex_);
+  if (!epoll_) open();
+  Card card = card_;
+  card.nonce = std::bit_cast<Nonce>(random_id());
+  return card;
+}
+
+void Neighbours::forked() {
+  for (const auto& [number, other] : sockets_) {
+    other->socket_.reset();
+    other->forget();
+  }
+  listener_.reset();
+  epoll_.reset();
+  arrived_.clear();
+}
+
+bool Neighbours::first_time(const std::string& text) {
+  const std::lock_guard lock(mutex_);
+  return said_.insert(text).second;
+}
+
+// ---- meeting
+
+Neighbours::NeighbourPtr Neighbours::add(Fd socket) {
+  auto other = std::make_shared<Neighbour>(*this, std::move(socket), next_++);
+  epoll_event event{EPOLLIN, {.u64 = other->number_}};
+  if (::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, other->socket_.get(), &event) != 0) {
+    throw SystemError("epoll_ctl");
+  }
+  sockets_.emplace(other->number_, other);
+  return other;
+}
+
+// A forked child may hold a copy of the socket for a moment: closing it is not enough for epoll.
+void Neighbours::drop(const NeighbourPtr& other) {
+  if (!other->socket_) return;
+  ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, other->socket_.get(), nullptr);
+  other->socket_.reset();
+  if (const auto named = named_.find(other->name_);
+      named != named_.end() && named->second == other) {
+    named_.erase(named);
+  }
+  if (other->met_) {
+    other->lost_.store(true, std::memory_order_release);  // partner: lost()
+  } else if (other->ours_ && !trouble_.contains(other->name_) &&
+             ++refused_[other->name_] >= kRefusals) {
+    apart_.emplace(other->name_, "its process refuses the connection");
+  }
+  sockets_.erase(other->number_);
+}
+
+Neighbours::Reached Neighbours::reach(const std::string& name) {
+  const std::lock_guard lock(mutex_);
+  if (name == card_.socket) return {self_, false, {}};
+  if (const auto trouble = trouble_.find(name); trouble != trouble_.end()) {
+    const SystemError error = trouble->second;
+    trouble_.erase(trouble);
+    throw SystemError(error);
+  }
+  if (const auto named = named_.find(name); named != named_.end()) {
+    return {named->second->met_ ? named->second : nullptr, false, {}};
+  }
+  if (const auto apart = apart_.find(name); apart != apart_.end()) {
+    return {nullptr, false, apart->second};
+  }
+  if (name < card_.socket) return {};
+  return connect(name);
+}
+
+Neighbours::Reached Neighbours::connect(const std::string& name) {
+  try {
+    const NeighbourPtr other = add(connect_unix(name));
+    other->ours_ = true;
+    other->name_ = name;
+    named_[name] = other;
+    greet(other);
+    return {};
+  } catch (const SystemError& error) {
+    if (error.code() == EAGAIN) return {};  // its queue is full: others connect as well
+    if (error.code() == ECONNREFUSED) return {nullptr, true, {}};
+    if (is_own(error.code())) throw;
+    apart_.emplace(name, error.what());
+    return {nullptr, false, error.what()};
+  }
+}
+
+bool Neighbours::is_gone(const std::string& name) const {
+  try {
+    connect_unix(name);
+  } catch (const SystemError& error) {
+    return error.code() == ECONNREFUSED;
+  }
+  return false;
+}
+
+void Neighbours::set_apart(const std::string& name, const std::string& why) {
+  const std::lock_guard lock(mutex_);
+  apart_.emplace(name, why);
+}
+
+void Neighbours::greet(const NeighbourPtr& other) {
+  Message message;
+  std::strncpy(message.name, card_.socket.c_str(), sizeof message.name - 1);
+  const int page = doorbell_.fd().get();
+  bool sent = false;
+  try {
+    sent = try_send(other->socket_, std::as_bytes(std::span(&message, 1)), {&page, 1});
+  } catch (const SystemError&) {
+    sent = false;
+  }
+  if (!sent) drop(other);  // it has closed, or is no process of ours
+}
+
+void Neighbours::meet(const NeighbourPtr& other, const std::string& name, const Fd& page) {
+  try {
+    check_sealed_memfd(page, SegmentLayout::kPage, 0);
+    other->page_ = Mapping(page, SegmentLayout::kPage);
+  } catch (const PeerError&) {
+    return drop(other);
+  } catch (const SystemError& error) {
+    note(name, error);
+    return drop(other);
+  }
+  if (!other->ours_ && (named_.contains(name) || name.empty())) return drop(other);
+  other->bell_ = Doorbell(reinterpret_cast<DoorbellPage*>(other->page_.data()));
+  other->name_ = name;
+  named_[name] = other;
+  if (!other->ours_) greet(other);
+  other->met_ = static_cast<bool>(other->socket_);
+}
+
+// Meeting that one failed here: for want of something of this process's, or for good.
+void Neighbours::note(const std::string& name, const SystemError& error) {
+  if (is_own(error.code())) {
+    trouble_.insert_or_assign(name, error);
+  } else {
+    apart_.emplace(name, error.what());
+  }
+}
+
+// ---- what comes
+
+void Neighbours::look() {
+  const int64_t now = Clock::now().time_since_epoch().count();
+  const int64_t before = looked_.load(std::memory_order_relaxed);
+  if (now - before < std::chrono::nanoseconds(kLookEvery).count()) return;
+  const std::unique_lock lock(mutex_, std::try_to_lock);
+  if (!lock || !epoll_) return;
+  looked_.store(now, std::memory_order_relaxed);
+  progress();
+}
+
+void Neighbours::wait(Clock::duration most) {
+  const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(most).count();
+  epoll_event event;
+  if (ms > 0) {
+    if (deaf() != 0) std::this_thread::sleep_for(kDeafPause);  // the listener stays readable
+    if (::epoll_wait(epoll_.get(), &event, 1, static_cast<int>(ms)) <= 0) return;
+  }
+  const std::lock_guard lock(mutex_);
+  progress();
+}
+
+void Neighbours::progress() {
+  std::array<epoll_event, 64> events;
+  const int count = ::epoll_wait(epoll_.get(), events.data(), events.size(), 0);
+  for (int i = 0; i < count; ++i) {
+    const uint64_t number = events[static_cast<size_t>(i)].data.u64;
+    if (number == kListener) {
+      accept_all();
+    } else if (const auto found = sockets_.find(number); found != sockets_.end()) {
+      read_from(NeighbourPtr(found->second));
+    }
+  }
+}
+
+void Neighbours::accept_all() {
+  try {
+    while (Fd socket = accept_unix(listener_)) add(std::move(socket));
+    deaf_.store(0, std::memory_order_relaxed);
+  } catch (const SystemError& error) {
+    deaf_.store(error.code(), std::memory_order_relaxed);
+  }
+  drop_strangers();
+}
+
+// The oldest go first.
+void Neighbours::drop_strangers() {
+  std::vector<NeighbourPtr> strangers;
+  for (const auto& [number, other] : sockets_) {
+    if (other->name_.empty()) strangers.push_back(other);
+  }
+  for (size_t i = 0; i + kMostStrangers < strangers.size(); ++i) drop(strangers[i]);
+}
+
+void Neighbours::read_from(const NeighbourPtr& other) {
+  while (other->socket_) {
+    Message message;
+    message.magic = 0;
+    std::vector<Fd> descriptors;
+    Received received = Received::kClosed;
+    try {
+      received =
+          try_receive(other->socket_, std::as_writable_bytes(std::span(&message, 1)), descriptors);
+    } catch (const SystemError& error) {
+      if (other->met_ && message.magic == kMagic) {  // it came without its descriptor
+        arrived_[message.parcel] = {Fd(), error.code()};
+        continue;
+      }
+      message.name[sizeof message.name - 1] = '\0';
+      if (!other->met_) note(other->ours_ ? other->name_ : message.name, error);
+    }
+    if (received == Received::kNothing) return;
+    if (received == Received::kClosed || !hear(other, message, descriptors)) drop(other);
+  }
+}
+
+bool Neighbours::hear(const NeighbourPtr& other, const Message& message,
+                      std::vector<Fd>& descriptors) {
+  if (message.magic != kMagic || descriptors.size() != 1) return false;
+  if (other->met_) {
+    if (!ended_.contains(message.parcel.group)) {
+      arrived_[message.parcel] = {std::move(descriptors[0]), 0};
+    }
+    return true;
+  }
+  const std::string name(message.name, ::strnlen(message.name, sizeof message.name));
+  if (other->ours_ && name != other->name_) return false;
+  meet(other, name, descriptors[0]);
+  return true;
+}
+
+bool Neighbours::send(Neighbour& other, const Parcel& parcel, const Fd& descriptor) {
+  if (&other == self_.get()) {
+    Fd copy(::fcntl(descriptor.get(), F_DUPFD_CLOEXEC, 0));
+    if (!copy) throw SystemError("duplicating a descriptor");
+    arrived_[parcel] = {std::move(copy), 0};
+    return true;
+  }
+  if (!other.socket_) return false;
+  Message message;
+  message.parcel = parcel;
+  const int fd = descriptor.get();
+  try {
+    return try_send(other.socket_, std::as_bytes(std::span(&message, 1)), {&fd, 1});
+  } catch (const SystemError& error) {
+    if (error.code() != EPIPE && error.code() != ECONNRESET) throw;
+    return false;  // its end comes to light where it is read
+  }
+}
+
+Fd Neighbours::take(const Parcel& parcel) {
+  const std::lock_guard lock(mutex_);
+  const auto found = arrived_.find(parcel);
+  if (found == arrived_.end()) return Fd();
+  Arrived arrived = std::move(found->second);
+  arrived_.erase(found);
+  if (arrived.error != 0) throw SystemError("receiving shared memory", arrived.error);
+  return std::move(arrived.descriptor);
+}
+
+void Neighbours::end(uint64_t group) {
+  const std::lock_guard lock(mutex_);
+  std::erase_if(arrived_, [&](const auto& entry) { return entry.first.group == group; });
+  ended_.insert(group);
+}
+
+// ---- the doorbell
+
+DoorbellMemory::DoorbellMemory()
+    : fd_(make_sealed_memfd("ringcomm-bell", SegmentLayout::kPage)),
+      event_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
+      mapping_(fd_, SegmentLayout::kPage) {
+  if (!event_) throw SystemError("eventfd");
+}
+
+Doorbell DoorbellMemory::bell() const {
+  return Doorbell(reinterpret_cast<DoorbellPage*>(mapping_.data()), event_.get());
+}
+
+}  // namespace ringcomm

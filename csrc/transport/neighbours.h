@@ -1,0 +1,151 @@
+// The other processes of this host, as a process sees them: one Unix socket to each that it shares
+// a group with, kept for all their groups. Over it the two pass descriptors, of each group's memory
+// above all, and its end is the other's death. A process has one listener and one epoll.
+//
+// Of two processes the one with the lower name connects. Each then tells its name and passes its
+// doorbell. What comes is taken by whichever thread looks, and kept until it is wanted, so groups
+// meet in any order and on several threads at once.
+#pragma once
+
+#include <atomic>
+#include <compare>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <span>
+#include <string>
+
+#include "base/deadline.h"
+#include "base/doorbell.h"
+#include "transport/host.h"
+
+namespace ringcomm {
+
+// A process's doorbell, shared by all its groups.
+class DoorbellMemory {
+ public:
+  DoorbellMemory();
+  Doorbell bell() const;
+  const Fd& fd() const { return fd_; }
+
+ private:
+  Fd fd_, event_;
+  Mapping mapping_;
+};
+
+// What a descriptor is that one rank passes to another.
+struct Parcel {
+  uint64_t group = 0;  // its channel, the same on all ranks
+  Rank from = 0, to = 0;
+  int32_t what = 0;
+  auto operator<=>(const Parcel&) const = default;
+};
+
+class Neighbours;
+
+// One of them.
+class Neighbour {
+ public:
+  Neighbour(Neighbours& all, Fd socket, uint64_t number);
+
+  const Doorbell& bell() const { return bell_; }
+  pid_t process() const { return process_; }
+  bool lost() const;  // its process has ended
+  // Sends a descriptor. False: not now, there is no room, or it has ended.
+  bool send(const Parcel& parcel, const Fd& descriptor);
+  Fd take(const Parcel& parcel);     // what it has sent so far, or an empty one
+  void forget() { page_.forget(); }  // in a forked child
+
+ private:
+  friend class Neighbours;
+  Neighbours& all_;
+  const uint64_t number_;
+  Fd socket_;
+  pid_t process_;
+  std::string name_;   // "" until it has told it
+  bool ours_ = false;  // this process has connected
+  bool met_ = false;
+  Mapping page_;
+  Doorbell bell_;
+  std::atomic<bool> lost_{false};
+};
+
+class Neighbours {
+ public:
+  explicit Neighbours(const DoorbellMemory& doorbell) : doorbell_(doorbell) {}
+  Neighbours(const Neighbours&) = delete;
+  Neighbours& operator=(const Neighbours&) = delete;
+
+  // What this process tells the others, with a nonce of its own each time. Opens the listener.
+  Card card();
+
+  struct Reached {
+    std::shared_ptr<Neighbour> neighbour;  // null: not yet
+    bool gone = false;                     // nobody listens there any more
+    std::string apart;                     // why they cannot share memory though both live
+  };
+  // The process of that name. Connects if it is for this one to do.
+  Reached reach(const std::string& name);
+  bool is_gone(const std::string& name) const;  // by a trial
+  void set_apart(const std::string& name, const std::string& why);
+
+  // Waits for something to come, and takes it.
+  void wait(Clock::duration most);
+  // Takes what has come, at most once a millisecond: one system call, however many there are.
+  void look();
+  Fd take(const Parcel& parcel);  // empty: it has not come. Throws SystemError when it is lost
+  void end(uint64_t group);       // wants nothing of it any more
+  // Why connections of others cannot be taken: an errno, or 0.
+  int deaf() const { return deaf_.load(std::memory_order_relaxed); }
+  bool first_time(const std::string& text);  // that somebody says so
+
+  void before_fork() { mutex_.lock(); }
+  void after_fork() { mutex_.unlock(); }
+  // In a forked child: closes the sockets; nothing else of this may be used.
+  void forked();
+
+ private:
+  friend class Neighbour;
+  struct Message;
+  struct Arrived {
+    Fd descriptor;
+    int error = 0;  // it was lost
+  };
+  using NeighbourPtr = std::shared_ptr<Neighbour>;
+
+  void open();
+  NeighbourPtr add(Fd socket);
+  void drop(const NeighbourPtr& other);
+  void greet(const NeighbourPtr& other);
+  Reached connect(const std::string& name);
+  void drop_strangers();
+  void progress();
+  void accept_all();
+  void read_from(const NeighbourPtr& other);
+  bool hear(const NeighbourPtr& other, const Message& message, std::vector<Fd>& descriptors);
+  void meet(const NeighbourPtr& other, const std::string& name, const Fd& page);
+  bool send(Neighbour& other, const Parcel& parcel, const Fd& descriptor);
+  void note(const std::string& name, const SystemError& error);
+
+  const DoorbellMemory& doorbell_;
+  std::atomic<int64_t> looked_{0};  // when, for look()
+  std::atomic<int> deaf_{0};
+
+  std::mutex mutex_;  // guards what follows
+  Fd listener_, epoll_;
+  Card card_;
+  uint64_t next_ = 1;                         // 0 is the listener
+  std::map<uint64_t, NeighbourPtr> sockets_;  // by number
+  std::map<std::string, NeighbourPtr> named_;
+  NeighbourPtr self_;  // ranks of one process meet without a socket
+  std::map<std::string, std::string> apart_;
+  std::map<std::string, SystemError> trouble_;  // this process's own, in meeting that one
+  std::map<std::string, int> refused_;          // closed before it said its name, so many times
+  std::map<Parcel, Arrived> arrived_;
+  std::set<uint64_t> ended_;  // groups that were given up
+  std::set<std::string> said_;
+};
+
+}  // namespace ringcomm

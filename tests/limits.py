@@ -1,0 +1,25 @@
+"""The one place for limits of time, and for what chance decides.
+
+A limit ends what hangs; no test fails because a machine is slow or busy. So each is stated as the
+seconds that are ample on an idle machine, and given as `limit(seconds)`, which is a multiple of it.
+What a test says about *time itself* (a timeout of a group that has to pass, an error "within a
+second") is not a limit, and stays as it is.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+# A quarter of the speed, and a third busy process on two cores: six times as long, and to spare.
+SLOWER = 8
+
+
+def limit(seconds: float) -> float:
+    """How long to wait before something that takes at most `seconds` is taken to hang."""
+    return seconds * SLOWER
+
+
+def seed() -> int:
+    """What samples are drawn with: another each day, or RINGCOMM_SEED to see one again."""
+    return int(os.environ.get("RINGCOMM_SEED") or time.time() // 86400)
