@@ -1,0 +1,246 @@
+"""Programs that do not name ringcomm get it: RINGCOMM_AS=gloo and RINGCOMM_DEFAULT."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from conftest import Run
+
+SERVED = "ringcomm INFO: RINGCOMM_AS=gloo: groups that ask for gloo on the CPU are ringcomm's\n"
+OURS, GLOOS = "ringcomm", "gloo"
+
+# Each case is a program of its own, with its own environment, in a child of one interpreter that
+# has imported torch: as `python -c`, but for the seconds that the import takes. The backend is
+# registered as torch's autoload does it, after torch.
+EACH = """
+import json, os, sys, tempfile
+import torch, torch.distributed as dist
+PRELUDE = '''
+import torch, torch.distributed as dist
+import ringcomm._autoload
+ringcomm._autoload.register()
+def start(name, **more):
+    dist.init_process_group(name, store=dist.HashStore(), rank=0, world_size=1, **more)
+def who(group=None):  # C++ names a backend after itself, a group after what it was asked for
+    backend = (group or dist.group.WORLD)._get_backend(torch.device("cpu"))
+    ones = torch.ones(3)
+    dist.all_reduce(ones, group=group)
+    assert ones.tolist() == [1, 1, 1]
+    return backend.name()
+'''
+def run(settings, source):
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        child = os.fork()
+        if child == 0:
+            os.dup2(out.fileno(), 1)
+            os.dup2(err.fileno(), 2)
+            os.environ.update(settings)
+            exec(PRELUDE + source, {})
+            sys.stdout.flush()
+            os._exit(0)
+        status = os.waitpid(child, 0)[1]
+        for file in (out, err):
+            file.seek(0)
+        return [status, out.read().decode(), err.read().decode()]
+print(json.dumps([run(*case) for case in json.load(open("cases"))]))
+"""
+
+
+def each(python: Run, tmp_path: Path, cases: list[tuple[dict[str, str], str]]) -> list[list[str]]:
+    """Run every (environment, source); return what each wrote to stdout and to stderr."""
+    (tmp_path / "cases").write_text(json.dumps(cases))
+    result = python(EACH, TORCH_DEVICE_BACKEND_AUTOLOAD="0", GLOO_SOCKET_IFNAME="lo")
+    assert result.returncode == 0, result.stderr
+    answers: list[Any] = json.loads(result.stdout)
+    for (settings, source), (status, _, stderr) in zip(cases, answers, strict=True):
+        assert status == 0, f"{settings} {source}\n{stderr}"
+    return [[stdout, stderr] for _, stdout, stderr in answers]
+
+
+# ---- RINGCOMM_AS
+
+PROGRAM = """
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+groups = [None, dist.new_group([0, 1]), dist.new_group([0, 1], backend="gloo")]
+for group in groups:
+    (group or dist.group.WORLD)._get_backend(torch.device("cpu")).flight_record()
+    assert dist.get_backend(group) == "gloo", dist.get_backend(group)
+    assert (group or dist.group.WORLD).name() == "gloo"
+    tensor = torch.tensor([rank + 1.0])
+    dist.all_reduce(tensor, group=group)
+    assert tensor.item() == 3
+    dist.monitored_barrier(group)
+lists = [None, None]
+dist.all_gather_object(lists, rank)
+assert lists == [0, 1]
+dist.destroy_process_group()
+"""
+
+
+def test_a_program_that_asks_for_gloo_runs_unchanged(torchrun: Run, tmp_path: Path) -> None:
+    script = tmp_path / "program.py"
+    script.write_text(PROGRAM)
+    result = torchrun(2, script, RINGCOMM_AS="gloo")
+    assert result.returncode == 0, result.stderr
+    assert result.stderr.count("ringcomm INFO") == 1, "one line a job"
+    assert SERVED in result.stderr
+
+
+def test_every_way_to_ask_for_gloo(python: Run, tmp_path: Path) -> None:
+    source = """if True:
+        start({})
+        print(who(), dist.get_backend(), dist.get_backend_config(), dist.group.WORLD.name())
+        assert not dist.group.WORLD._has_hooks()
+        assert dist.group.WORLD._get_sequence_number_for_group() == 1
+        assert who(dist.new_group([0])) == who(dist.new_group([0], backend="gloo")) == who()
+        dist.destroy_process_group()
+    """
+    ways = {
+        "'gloo'": "gloo cpu:gloo,cuda:gloo",
+        "'GLOO'": "gloo cpu:gloo,cuda:gloo",
+        "'cpu:gloo'": "cpu:gloo cpu:gloo",
+        "None": "undefined cpu:gloo",
+    }
+    cases = [({"RINGCOMM_AS": "gloo"}, source.format(way)) for way in ways]
+    for answer, words in zip(each(python, tmp_path, cases), ways.values(), strict=True):
+        assert answer == [f"{OURS} {words} gloo\n", SERVED]
+
+
+def test_what_is_left_to_others(python: Run, tmp_path: Path) -> None:
+    """Another device keeps its backend, and Gloo itself is had with options of Gloo's own type."""
+    mixed = """if True:
+        made = []
+        def other(store, rank, size, timeout):
+            made.append("other")
+            return dist.ProcessGroupGloo(store, rank, size, timeout)
+        dist.Backend.register_backend("other", other, devices=["cuda"])
+        options = torch._C._distributed_c10d.Backend.Options("other")
+        start("cpu:gloo,cuda:other", pg_options=options)
+        print(who(), dist.get_backend(), *made)
+        dist.destroy_process_group()
+    """
+    gloo = """if True:
+        start("gloo")
+        group = dist.new_group([0], backend="gloo", pg_options=dist.ProcessGroupGloo._Options())
+        print(who(), who(group), dist.get_backend(group), group.name())
+        dist.destroy_process_group()
+    """
+    off = """if True:
+        for name in ("gloo", None):
+            start(name)
+            print(who())
+            dist.destroy_process_group()
+    """
+    answers = each(
+        python,
+        tmp_path,
+        [
+            ({"RINGCOMM_AS": "gloo"}, mixed),
+            ({"RINGCOMM_AS": "gloo"}, gloo),
+            ({"RINGCOMM_AS": "", "RINGCOMM_DEFAULT": ""}, off),
+        ],
+    )
+    assert answers[0] == [f"{OURS} cpu:gloo,cuda:other other\n", SERVED]
+    assert answers[1] == [f"{OURS} {GLOOS} gloo gloo\n", SERVED]
+    assert answers[2] == [f"{GLOOS}\n{GLOOS}\n", ""]
+
+
+def test_debugging_and_logging(python: Run, tmp_path: Path) -> None:
+    detail = """if True:
+        dist.set_debug_level(dist.DebugLevel.DETAIL)
+        start("gloo")
+        print(who(), dist.get_backend(), dist.group.WORLD.name())
+        dist.destroy_process_group()
+    """
+    levels = {"debug": SERVED, "info": SERVED, "warning": "", "error": "", "off": ""}
+    cases = [({"RINGCOMM_AS": "gloo", "RINGCOMM_LOG": level}, "start('gloo')") for level in levels]
+    answers = each(python, tmp_path, [({"RINGCOMM_AS": "gloo"}, detail), *cases])
+    assert answers[0] == [f"{OURS} gloo gloo\n", SERVED]
+    for (_, stderr), line in zip(answers[1:], levels.values(), strict=True):
+        assert stderr.count(SERVED) == bool(line)
+
+
+# ---- RINGCOMM_DEFAULT
+
+
+def test_the_default_of_a_device(python: Run, tmp_path: Path) -> None:
+    source = """if True:
+        print(*map(dist.get_default_backend_for_device, ("cpu", "cuda")))
+        start(None)
+        print(who())
+        assert who(dist.new_group([0])) == who()
+        assert not dist.group.WORLD._has_hooks()
+        assert dist.group.WORLD._device_types == [torch.device("cpu")]
+        dist.destroy_process_group()
+    """
+    defaults = {
+        "cpu": (OURS, "nccl"),
+        "cuda": (GLOOS, OURS),
+        "cpu,cuda": (OURS, OURS),
+        "cuda, cpu": (OURS, OURS),
+    }
+    cases = [({"RINGCOMM_DEFAULT": value}, source) for value in defaults]
+    for answer, (cpu, cuda) in zip(each(python, tmp_path, cases), defaults.values(), strict=True):
+        assert answer == [f"{cpu} {cuda}\n{cpu}\n", ""]
+
+
+def test_with_an_accelerator_both_parts_are_ours(python: Run, tmp_path: Path) -> None:
+    """Of itself torch makes the accelerator's part alone; tensors of the CPU have none."""
+    source = """if True:
+        torch.cuda.device_count = lambda: 1  # as on a machine that has one
+        torch._C._get_accelerator = lambda: torch.device("cuda")
+        start(None)
+        cuda = dist.group.WORLD._get_backend(torch.device("cuda"))
+        print(who(), dist.get_backend_config(), cuda.name())
+    """
+    (answer,) = each(python, tmp_path, [({"RINGCOMM_DEFAULT": "cpu,cuda"}, source)])
+    assert answer == [f"{OURS} cuda:ringcomm {OURS}\n", ""]
+
+
+def test_a_mesh_is_made_of_the_default(torchrun: Run, tmp_path: Path) -> None:
+    script = tmp_path / "program.py"
+    script.write_text("""
+import torch, torch.distributed as dist
+mesh = dist.init_device_mesh("cpu", (2, 1), mesh_dim_names=("dp", "tp"))
+for name in ("dp", "tp"):
+    group = mesh.get_group(name)
+    group._get_backend(torch.device("cpu")).flight_record()
+    tensor = torch.ones(1)
+    dist.all_reduce(tensor, group=group)
+    assert tensor.item() == group.size()
+dist.destroy_process_group()
+""")
+    result = torchrun(2, script, RINGCOMM_DEFAULT="cpu,cuda")
+    assert result.returncode == 0, result.stderr
+
+
+# ---- what is no value
+
+
+def test_an_unknown_value_is_refused(python: Run, tmp_path: Path) -> None:
+    """At the first group: `import torch` must go well in every program on the machine."""
+    source = """if True:
+        try:
+            start("gloo")
+        except ValueError as error:
+            print(error)
+    """
+    stand_in = "is no backend that ringcomm can stand in for: set RINGCOMM_AS=gloo, or unset it"
+    default = (
+        "is no list of device types that ringcomm serves: set it to cpu, to cuda or to cpu,cuda"
+    )
+    wrong = {
+        ("RINGCOMM_AS", "nccl"): stand_in,
+        ("RINGCOMM_AS", "Gloo"): stand_in,
+        ("RINGCOMM_DEFAULT", "gpu"): default,
+        ("RINGCOMM_DEFAULT", "cpu;cuda"): default,
+        ("RINGCOMM_DEFAULT", "cpu,"): default,
+    }
+    cases = [({name: value}, source) for name, value in wrong]
+    answers = each(python, tmp_path, cases)
+    for answer, ((name, value), words) in zip(answers, wrong.items(), strict=True):
+        assert answer == [f"{name}={value} {words}\n", ""]
