@@ -113,7 +113,7 @@ class TreePlan {
     return plan_.shape().collective == Collective::kBroadcast ||
            plan_.shape().collective == Collective::kScatter;
   }
-  bool called(Rank r) const {
+  bool called(Rank r) {
     const uint64_t depth = grow_(plan_.shape(), r).depth;
     if (shards_ && grow_ == chain) return called_in_chain(static_cast<int>(depth));
     return plan_.shape().meets && count_ <= plan_.slots() * depth;
@@ -122,15 +122,21 @@ class TreePlan {
   // The same where links carry shards. What a position sends or receives tells it of all on the way
   // to the root. It must hear of p, beyond it, from its own credits or with the last message it
   // gets: from those of a rank on that message's way, or from the root's roll call.
-  bool called_in_chain(int p) const {
-    for (int q = 0; q < p; ++q) {
-      int known = reach(q, count_ * shards_beyond(q) - 1);
-      for (int v = 0; v < q; ++v) {
-        known = std::max(known, reach(v, (count_ - 1) * shards_beyond(v) + shards_beyond(q)));
-      }
-      if (known < p) return true;
+  // One look at the chain serves all positions: a roll call asks for each.
+  bool called_in_chain(int p) {
+    const int size = plan_.shape().size;
+    if (known_.empty()) {
+      known_.push_back(size);  // to those before the root: nobody
+      for (int q = 0; q < size - 1; ++q) known_.push_back(std::min(known_.back(), known_to(q)));
     }
-    return false;
+    return known_[static_cast<size_t>(p)] < p;
+  }
+  int known_to(int q) const {
+    int known = reach(q, count_ * shards_beyond(q) - 1);
+    for (int v = 0; v < q && known < plan_.shape().size - 1; ++v) {
+      known = std::max(known, reach(v, (count_ - 1) * shards_beyond(v) + shards_beyond(q)));
+    }
+    return known;
   }
   // The farthest position that `position` knows to have begun once it may send this message on:
   // credit j of a link was given when its reader had the credit for its own latest message, and
@@ -309,7 +315,8 @@ class TreePlan {
   uint64_t most_ = 0, count_ = 0;  // bytes of the largest part that travels, and its segments
   std::vector<Branch> children_;
   Branch up_{};
-  size_t widest_ = 0;  // parts of the child that has most
+  size_t widest_ = 0;       // parts of the child that has most
+  std::vector<int> known_;  // of a chain, by position: the least that any before it hears of
 };
 
 }  // namespace
