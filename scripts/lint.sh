@@ -21,10 +21,11 @@ ruff check "${python[@]}"
 mypy "${python[@]}" &  # it uses one processor
 types=$!
 
-# clang-tidy is slow: a file that passed is not read again before it, a header or a setting changes.
+# clang-tidy is slow, at headers most of all: it reads several files in one run, as the compiler does.
+# A run that passed is not made again before its files, a header or a setting changes.
 folder=build/lint
 mkdir -p $folder/passed
-cmake -S . -B $folder -G Ninja -DRINGCOMM_TESTS=ON -DRINGCOMM_TOGETHER=OFF -DPython_EXECUTABLE="$(command -v python)" \
+cmake -S . -B $folder -G Ninja -DRINGCOMM_TESTS=ON -DPython_EXECUTABLE="$(command -v python)" \
   >$folder/configure.log || { cat $folder/configure.log >&2; exit 1; }
 mapfile -t headers < <(printf '%s\n' "${cpp[@]}" | grep '\.h$')
 deep='' skip='/csrc/torch/|/tests/|\.cu$'
@@ -32,15 +33,16 @@ deep='' skip='/csrc/torch/|/tests/|\.cu$'
 common=$(cat .clang-tidy csrc/*/.clang-tidy $folder/compile_commands.json "${headers[@]}" - <<<"$deep" |
   sha256sum)
 export common folder deep
+members() { sed -n 's#^\#include "\(.*\)"  // NOLINT.*#csrc/\1#p' "$1"; }
 tidy() {
   local key
-  key=$( (echo "$common"; sha256sum "$1") | sha256sum | cut -d' ' -f1)
+  key=$( (echo "$common"; sha256sum "$1"; members "$1" | xargs -r sha256sum) | sha256sum | cut -d' ' -f1)
   [ -e "$folder/passed/$key" ] && return
   # shellcheck disable=SC2086  # no word, or one
   clang-tidy --quiet $deep -p $folder "$1" 2> >(grep -v 'warnings generated\|^Suppressed\|^Use -header' >&2)
   touch "$folder/passed/$key"
 }
-export -f tidy
+export -f tidy members
 # Only what is compiled here: another machine's instruction sets are not, and kernels are nvcc's.
 grep -o '"file": "[^"]*"' $folder/compile_commands.json | cut -d'"' -f4 |
   grep -vE "$skip" |
