@@ -9,7 +9,7 @@ ARGS ?=
 # The ranks of a test share a few cores: threads of their own would only be in one another's way.
 export OMP_NUM_THREADS ?= 1
 # Most tests wait most of the time. The long forms, which look at speed, run alone.
-WORKERS = $(if $(filter fast,$(RINGCOMM_TEST_LEVEL)),-n 3 --dist loadfile --no-loadscope-reorder)
+WORKERS = $(if $(filter fast,$(RINGCOMM_TEST_LEVEL)),-n 4 --dist loadgroup --no-loadscope-reorder)
 
 user := scripts/env.sh user
 dev := scripts/env.sh dev

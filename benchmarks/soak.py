@@ -6,7 +6,8 @@
 Every rank draws the same calls from one seed: collectives of all kinds and sizes, synchronous and
 not, messages with tags, sparse sums, groups that come and go. Results are checked. Memory,
 descriptors and threads are read every few seconds; the run fails when their highest value in the
-last third exceeds that of the second third by more than --slack MiB, or by anything else.
+last third exceeds that of the second third by more than --slack MiB, by one thread (a second worker
+is made when it is first needed), or by any descriptor.
 """
 
 from __future__ import annotations
@@ -133,7 +134,7 @@ def run(options: argparse.Namespace) -> None:
     body = {"machine": machine, "ranks": options.ranks, "minutes": options.minutes,
             "seed": options.seed, "calls": calls, "looks": looks, "growth": grown}  # fmt: skip
     report.write_json(options.json, "soak", body)
-    limits = {"rss_bytes": options.slack * groups.MIB, "descriptors": 0, "threads": 0}
+    limits = {"rss_bytes": options.slack * groups.MIB, "descriptors": 0, "threads": 1}
     if worse := [shown[key] for key, most in limits.items() if grown[key] > most]:
         raise BenchmarkError(f"what grew: {', '.join(worse)}")
 

@@ -6,6 +6,7 @@ at "soak".
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import re
 import subprocess
@@ -16,6 +17,7 @@ from pathlib import Path
 
 import pytest
 from limits import limit, seed
+from zygote import Zygote
 
 ROOT = Path(__file__).resolve().parent.parent
 LEVELS = ["fast", "all", "soak"]
@@ -24,6 +26,7 @@ COMMANDS = {"all": "make test-all", "soak": "make soak"}
 OVER_TCP = os.environ.get("RINGCOMM_TRANSPORT") == "tcp"
 NEEDS = {"slow": "all", "soak": "soak"}
 # They come first, so that no worker is left with one at the end.
+PROGRAMS = "ZYGOTE_PYTHON"  # what sys.executable is then
 LONGEST = ["cpp", "fault_table", "torch_suite", "benchmarks", "examples", "stack_compile"]
 
 
@@ -33,6 +36,22 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="REASON",
         help="a regular expression: fail when a test was skipped for any other reason",
     )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Let the programs that tests start be forked from one interpreter: tests/zygote.py.
+
+    The long forms start them as users do. With workers, one serves them all.
+    """
+    if (os.environ.get("RINGCOMM_TEST_LEVEL") or "fast") != "fast":
+        return
+    if PROGRAMS not in os.environ:
+        zygote = Zygote()
+        config.add_cleanup(zygote.close)
+        os.environ[PROGRAMS] = str(zygote.python)
+    if hasattr(config, "workerinput") or not getattr(config.option, "numprocesses", None):
+        sys.executable = os.environ[PROGRAMS]
+        multiprocessing.set_executable(sys.executable)
 
 
 def pytest_report_header() -> str:
@@ -75,6 +94,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     longest = [f"test_{name}.py" for name in LONGEST]
     items.sort(key=lambda item: item.path.name not in longest)
     for item in items:
+        if item.path.name != "test_cpp.py":  # whose tests share nothing
+            item.add_marker(pytest.mark.xdist_group(item.path.name))
         for marker, needed in NEEDS.items():
             if item.get_closest_marker(marker) and LEVELS.index(level) < LEVELS.index(needed):
                 item.add_marker(

@@ -363,7 +363,7 @@ if child:
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 """
     begin = time.monotonic()
-    result = python(script)
+    result = python(script, ZYGOTE_WHOLE="1")
     assert (result.returncode, result.stdout, result.stderr) == (0, "called\n", "")
     assert time.monotonic() - begin < limit(15)
 

@@ -23,30 +23,30 @@ FOLDER = Path(__file__).parent.parent / "benchmarks"
 
 
 class Run:
-    """A benchmark that runs in a session of its own, so what it leaves behind can be found."""
+    """A benchmark that runs; the file that it writes errors to shows what it leaves behind."""
 
     def __init__(self, folder: Path, script: str, *arguments: str) -> None:
         self.script, self.report = script, folder / f"{script}.json"
-        command = [sys.executable, str(FOLDER / script), "--json", str(self.report), *arguments]
-        self.process = subprocess.Popen(
-            command,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
+        self.output, self.errors = (
+            folder / f"{script}{len(arguments)}.{n}" for n in ("out", "err")
         )
+        command = [sys.executable, str(FOLDER / script), "--json", str(self.report), *arguments]
+        with self.output.open("wb") as output, self.errors.open("wb") as errors:
+            self.process = subprocess.Popen(
+                command, stdout=output, stderr=errors, start_new_session=True
+            )
 
     def finish(self, seconds: float = 80) -> tuple[int, str, str]:
         """Return its status, output and errors. Nothing it started may outlive it."""
         try:
-            output, errors = self.process.communicate(timeout=limit(seconds))
+            status = self.process.wait(timeout=limit(seconds))
         finally:
             self.process.kill()
-        end = time.monotonic() + 5
-        while (left := processes_of_session(self.process.pid)) and time.monotonic() < end:
+        end = time.monotonic() + limit(2)
+        while (left := processes_that_write(self.errors)) and time.monotonic() < end:
             time.sleep(0.05)
         assert not left
-        return self.process.returncode, output, errors
+        return status, self.output.read_text(), self.errors.read_text()
 
     def body(self) -> dict[str, Any]:
         """Return the JSON it wrote, and what it printed under "printed"."""
@@ -59,13 +59,12 @@ class Run:
         return body | {"printed": output}
 
 
-def processes_of_session(leader: int) -> list[str]:
-    """Return the command lines of a session's processes."""
+def processes_that_write(file: Path) -> list[str]:
+    """Return the command lines of processes whose stderr is this file."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
-            fields = (process / "stat").read_text(encoding="utf-8").rpartition(")")[2].split()
-            if int(fields[3]) == leader and fields[0] != "Z":
+            if (process / "fd/2").samefile(file):
                 found.append((process / "cmdline").read_text(encoding="utf-8"))
         except OSError:  # it has ended meanwhile
             continue
@@ -77,7 +76,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Run]]:
     """Every benchmark, tiny, all at once: most of their time is spent importing torch."""
     folder = tmp_path_factory.mktemp("benchmarks")
     over_tcp = tmp_path_factory.mktemp("over_tcp")
-    short = ("--rounds", "2", "--deadline", "60")
+    short = ("--rounds", "2", "--deadline", f"{limit(60):.0f}")
     timed = (*short, "--seconds", "0.005")
     picture = ("--plot", str(folder / "curves.png"), "--loaded", "--markdown")
     three = ("--collectives", "all_reduce,all_gather,barrier", "--sizes", "8,512K")
@@ -97,9 +96,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Run]]:
         "late": Run(folder, "collectives.py", *endless),
     }
     if missing() is None:
-        tiny = ("--local", "1", "--models", "small", "--steps", "2", "--deadline", "60")
+        tiny = (*short, "--local", "1", "--models", "small", "--steps", "2")
         curves = ("--plot", str(folder / "losses.png"))
-        started["convergence"] = Run(folder, "convergence.py", *tiny, "--rounds", "2", *curves)
+        started["convergence"] = Run(folder, "convergence.py", *tiny, *curves)
     yield started
     for run in started.values():
         run.process.kill()

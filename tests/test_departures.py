@@ -119,6 +119,6 @@ WORDS = {
 
 @pytest.mark.parametrize("way", [way for way in WORDS if way != "kill" or not OVER_TCP])
 def test_the_end_of_a_program(python: Run, way: str) -> None:
-    result = python(ENDING.replace("sys.argv[1]", repr(way)))
+    result = python(ENDING.replace("sys.argv[1]", repr(way)), ZYGOTE_WHOLE="1")
     assert result.returncode == 0, result.stderr
     assert result.stdout.startswith("barrier #2: " + WORDS[way]), result

@@ -274,7 +274,7 @@ os.write(1, b"fine\n")  # in one piece, beside other ranks
 def test_exit_without_destroy_is_silent(torchrun: Any, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
-    done = torchrun(2, script)
+    done = torchrun(2, script, ZYGOTE_WHOLE="1")
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("fine") == 2
     lines = [line for line in done.stderr.splitlines() if "OMP_NUM_THREADS" not in line]

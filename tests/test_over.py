@@ -134,7 +134,7 @@ sys.exit(int(sys.argv[3]))
 
 @pytest.mark.parametrize(("seconds", "code"), [(0.6, 0), (30, 0), (30, 7)])
 def test_a_program_ends_though_a_callback_runs(tmp_path: Path, seconds: float, code: int) -> None:
-    env = {**os.environ, "MASTER_ADDR": HOST, "MASTER_PORT": str(free_port())}
+    env = {**os.environ, "MASTER_ADDR": HOST, "MASTER_PORT": str(free_port()), "ZYGOTE_WHOLE": "1"}
     words = [sys.executable, "-c", CALLBACK]
     some = [
         subprocess.Popen(

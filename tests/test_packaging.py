@@ -10,6 +10,7 @@ from conftest import Run
 GROUPS = ["torch.backends", "torch.distributed.backends"]
 
 # One rank needs no peer: a store in memory, and no launcher.
+ALONE = {"ZYGOTE_OFF": "1"}  # for interpreters that have imported nothing: tests/zygote.py
 ONE_RANK = """
 import datetime, sys, warnings
 import torch, torch.distributed as dist
@@ -37,7 +38,8 @@ def test_the_version_is_one() -> None:
 
 
 def test_available_without_an_import(python: Run) -> None:
-    result = python("""if True:
+    result = python(
+        """if True:
         import sys, torch, torch.distributed as dist
         assert dist.is_backend_available("ringcomm")
         cuda = ["cuda"] if torch.backends.cuda.is_built() else []
@@ -45,7 +47,9 @@ def test_available_without_an_import(python: Run) -> None:
         assert dist.Backend.default_device_backend_map["cpu"] == "gloo"
         assert "ringcomm._C" not in sys.modules, "the library was loaded by `import torch`"
         assert "ringcomm/_C" not in open("/proc/self/maps").read()
-    """)
+    """,
+        **ALONE,
+    )
     assert result.returncode == 0, result.stderr
     assert result.stderr == ""
 
@@ -65,11 +69,14 @@ def test_an_import_registers_where_torch_looks_for_no_plugins(python: Run) -> No
 
 @pytest.mark.parametrize("first", ["torch", "ringcomm", "ringcomm._autoload"])
 def test_any_order_of_imports(python: Run, first: str) -> None:
-    result = python(f"""if True:
+    result = python(
+        f"""if True:
         import {first}
         import torch, ringcomm
         assert torch.distributed.is_backend_available("ringcomm")
-    """)
+    """,
+        **ALONE,
+    )
     assert result.returncode == 0, result.stderr
     assert result.stderr == ""
 
@@ -222,7 +229,8 @@ def test_other_groups_are_as_torch_makes_them(python: Run) -> None:
             start(name)
             print(dist.group.WORLD.name())
             dist.destroy_process_group()
-    """
+    """,
+        **ALONE,
     )
     assert result.returncode == 0, result.stderr
     assert result.stdout.split() == ["gloo", "gloo", "gloo"]

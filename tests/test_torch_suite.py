@@ -84,6 +84,7 @@ def test_as_mpi(suite: Suite, ranks: int) -> None:
 FIRST = "test_all_reduce_sum$|test_send_recv_.*profiler|test_get_backend|test_destroy_group"
 
 
+@pytest.mark.slow
 def test_by_name(suite: Suite) -> None:
     """Nothing of torch is replaced; profiles are looked into."""
     check(suite("-k", FIRST), 8)
@@ -96,12 +97,14 @@ def test_all_by_name(suite: Suite, ranks: int) -> None:
     check(suite("--ranks", str(ranks)), 60)
 
 
+@pytest.mark.slow
 def test_a_test_that_hangs_is_ended_and_named(suite: Suite) -> None:
     ran = suite("-k", "test_barrier$", "--seconds", "0.1", seconds=30)
     assert list(ran) == ["test_barrier"]
     assert "ranks [0, 1] did not end within 0.1 s" in ran["test_barrier"]
 
 
+@pytest.mark.slow
 def test_a_backend_that_fails_is_found(suite: Suite) -> None:
     ran = suite("-k", "test_get_backend", "--backend", "nowhere", seconds=30)
     assert "nowhere" in ran["test_get_backend"]
