@@ -142,7 +142,8 @@ def test_busy_cores_compute_when_told_and_end_with_an_exception(module: Any) -> 
             pids.extend(process.pid for process in busy.processes)
             before = busy_seconds(pids)
             time.sleep(0.2)
-            assert busy_seconds(pids) == before
+            assert busy_seconds(pids) - before < 0.1  # what is left of their beginning
+            before = busy_seconds(pids)
             busy.run()
             end = time.monotonic() + limit(5)
             while busy_seconds(pids) == before and time.monotonic() < end:

@@ -15,6 +15,8 @@ import torch.distributed as dist
 from outcomes import Outcome, in_child, outcome_of, rank_of
 from workers import Rank, Ranks, error_of, join, ranks
 
+import ringcomm
+
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="it needs root")
 NOBODY = 65534
 
@@ -135,6 +137,34 @@ def run_out(rank: Rank, victim: int) -> Outcome:
         return {"kind": kind, "text": text, "sum": data[0].item(), "destroy": again["destroy"]}
 
     return in_child(body)
+
+
+def begin_without(rank: Rank, victim: int) -> Outcome:
+    """The rank has none left when it makes its first group."""
+
+    def body() -> Outcome:
+        limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+
+        def start() -> None:
+            join(rank_of(rank, f"first{victim}"), seconds=20)
+
+        ringcomm.Options()  # the library is loaded
+        if rank.index == victim:
+            free = os.dup(0)
+            os.close(free)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (free, limits[1]))
+        kind, text = error_of(start)
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        return {"kind": kind, "text": text}
+
+    return in_child(body)
+
+
+@pytest.mark.parametrize("victim", [0, 2])
+def test_a_rank_without_descriptors_for_its_first_group_says_so(three: Ranks, victim: int) -> None:
+    for index, outcome in enumerate(three(begin_without, victim)):
+        assert "Too many open files" in outcome["text"], outcome
+        assert index == victim or f"rank {victim} failed: " in outcome["text"]
 
 
 @pytest.mark.parametrize("victim", [0, 1, 2])

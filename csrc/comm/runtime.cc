@@ -53,7 +53,7 @@ Network& Runtime::network(const std::string& store_host) {
     options.flows = config_.flows;
     options.log = config_.log;
     options.resume = config_.resume;
-    options.bell = doorbell_.bell();
+    options.bell = neighbours_.bell();
     network_ = std::make_unique<Network>(options);
   }
   return *network_;
@@ -144,7 +144,7 @@ void Runtime::kick(const std::shared_ptr<Communicator>& group) {
     has_inbox_.store(true, std::memory_order_seq_cst);  // partner: work()
     elect();
   }
-  doorbell_.bell().notify(kLocalNews);  // the worker may be waiting for a peer
+  neighbours_.bell().notify(kLocalNews);  // the worker may be waiting for a peer
 }
 
 // With the lock held: sees to it that somebody takes the inbox. Where no thread can be had, the
@@ -259,7 +259,7 @@ void Runtime::work() {
         news |= group->news();
       }
       if (active.size() > 1 || !active[0]->sleep(awake, nap)) {
-        doorbell_.bell().sleep(news, awake, nap);
+        neighbours_.bell().sleep(news, awake, nap);
       }
       waiter.woke(false);
     }

@@ -27,7 +27,6 @@ class Runtime {
   static Runtime& get();
 
   const Config& config() const { return config_; }
-  const DoorbellMemory& doorbell() const { return doorbell_; }
   Neighbours& neighbours() { return neighbours_; }
   // Made when the first group needs it: threads and sockets that one host has no use for.
   Network& network(const std::string& store_host);
@@ -74,8 +73,7 @@ class Runtime {
   static void after_fork_in_child();
 
   Config config_;
-  DoorbellMemory doorbell_;
-  Neighbours neighbours_{doorbell_};
+  Neighbours neighbours_;
   int cpus_;
 
   std::mutex mutex_;  // guards what follows

@@ -57,13 +57,14 @@ bool Neighbour::send(const Parcel& parcel, const Fd& descriptor) {
 }
 
 Fd Neighbour::take(const Parcel& parcel) {
-  all_.wait({});
+  all_.wait({}, 0);
   return all_.take(parcel);
 }
 
 // ---- life
 
 void Neighbours::open() {
+  if (!doorbell_) doorbell_.emplace();
   Card card = make_card();
   Fd listener = listen_unix(card.socket, kBacklog);
   Fd epoll(::epoll_create1(EPOLL_CLOEXEC));
@@ -72,7 +73,7 @@ void Neighbours::open() {
     throw SystemError("epoll");
   }
   self_ = std::make_shared<Neighbour>(*this, Fd(), UINT64_MAX);
-  self_->bell_ = doorbell_.bell();
+  self_->bell_ = doorbell_->bell();
   self_->met_ = true;
   card_ = std::move(card);
   listener_ = std::move(listener);
@@ -184,7 +185,7 @@ void Neighbours::set_apart(const std::string& name, const std::string& why) {
 void Neighbours::greet(const NeighbourPtr& other) {
   Message message;
   std::strncpy(message.name, card_.socket.c_str(), sizeof message.name - 1);
-  const int page = doorbell_.fd().get();
+  const int page = doorbell_->fd().get();
   bool sent = false;
   try {
     sent = try_send(other->socket_, std::as_bytes(std::span(&message, 1)), {&page, 1});
@@ -233,10 +234,10 @@ void Neighbours::look() {
   progress();
 }
 
-void Neighbours::wait(Clock::duration most) {
+void Neighbours::wait(Clock::duration most, uint64_t seen) {
   const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(most).count();
   epoll_event event;
-  if (ms > 0) {
+  if (ms > 0 && news() == seen) {
     if (deaf() != 0) std::this_thread::sleep_for(kDeafPause);  // the listener stays readable
     if (::epoll_wait(epoll_.get(), &event, 1, static_cast<int>(ms)) <= 0) return;
   }
@@ -247,6 +248,7 @@ void Neighbours::wait(Clock::duration most) {
 void Neighbours::progress() {
   std::array<epoll_event, 64> events;
   const int count = ::epoll_wait(epoll_.get(), events.data(), events.size(), 0);
+  if (count > 0) news_.fetch_add(1, std::memory_order_relaxed);
   for (int i = 0; i < count; ++i) {
     const uint64_t number = events[static_cast<size_t>(i)].data.u64;
     if (number == kListener) {

@@ -74,12 +74,14 @@ class Neighbour {
 
 class Neighbours {
  public:
-  explicit Neighbours(const DoorbellMemory& doorbell) : doorbell_(doorbell) {}
+  Neighbours() = default;
   Neighbours(const Neighbours&) = delete;
   Neighbours& operator=(const Neighbours&) = delete;
 
-  // What this process tells the others, with a nonce of its own each time. Opens the listener.
+  // What this process tells the others, with a nonce of its own each time. The first time it makes
+  // the doorbell and opens the listener.
   Card card();
+  Doorbell bell() const { return doorbell_->bell(); }  // after card()
 
   struct Reached {
     std::shared_ptr<Neighbour> neighbour;  // null: not yet
@@ -91,8 +93,9 @@ class Neighbours {
   bool is_gone(const std::string& name) const;  // by a trial
   void set_apart(const std::string& name, const std::string& why);
 
-  // Waits for something to come, and takes it.
-  void wait(Clock::duration most);
+  // Waits for something to come, and takes it; at once if anybody has since `news` was read.
+  void wait(Clock::duration most, uint64_t news);
+  uint64_t news() const { return news_.load(std::memory_order_relaxed); }
   // Takes what has come, at most once a millisecond: one system call, however many there are.
   void look();
   Fd take(const Parcel& parcel);  // empty: it has not come. Throws SystemError when it is lost
@@ -129,11 +132,12 @@ class Neighbours {
   bool send(Neighbour& other, const Parcel& parcel, const Fd& descriptor);
   void note(const std::string& name, const SystemError& error);
 
-  const DoorbellMemory& doorbell_;
   std::atomic<int64_t> looked_{0};  // when, for look()
   std::atomic<int> deaf_{0};
+  std::atomic<uint64_t> news_{0};  // how often something had come
 
   std::mutex mutex_;  // guards what follows
+  std::optional<DoorbellMemory> doorbell_;
   Fd listener_, epoll_;
   Card card_;
   uint64_t next_ = 1;                         // 0 is the listener

@@ -157,8 +157,11 @@ class Meeting {
       if (rank != options_.rank && is_local(rank)) missing.push_back(rank);
     }
     Deadline look(kLookEvery);
-    while (std::erase_if(missing, [&](Rank rank) { return settled(rank); }), !missing.empty()) {
-      neighbours_.wait(std::min<Clock::duration>(kSlice, deadline_.left()));
+    while (true) {
+      const uint64_t seen = neighbours_.news();  // looking at one may take what comes for another
+      std::erase_if(missing, [&](Rank rank) { return settled(rank); });
+      if (missing.empty()) break;
+      neighbours_.wait(std::min<Clock::duration>(kSlice, deadline_.left()), seen);
       options_.interrupt();
       if (!look.passed() && !deadline_.passed()) continue;
       look_around(missing);

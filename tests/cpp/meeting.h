@@ -14,8 +14,7 @@ inline const SegmentLayout kLayout{0, 64 << 10, 4 << 10};
 
 // What a process has one of, for all its groups.
 struct Process {
-  DoorbellMemory bell;
-  Neighbours neighbours{bell};
+  Neighbours neighbours;
 };
 
 // One rank's end: meets the others through the store and keeps the memory mapped.

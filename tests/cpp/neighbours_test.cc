@@ -52,7 +52,7 @@ void many_groups() {
     };
     make();
     const int first = open_descriptors();
-    require(first - before <= size - 1 + 2, first - before, " descriptors for the first group");
+    require(first - before <= size - 1 + 4, first - before, " descriptors for the first group");
     while (all.size() < groups) make();
     require(open_descriptors() <= first, open_descriptors(), " descriptors, ", first, " at first");
     const auto meet_all = [&](Transport& t, int lane, uint64_t count) {
