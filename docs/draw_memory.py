@@ -18,7 +18,7 @@ COLOURS = {
     "unused": ("#f3f3f3", "unused: its own part, or the rest of a page"),
 }
 HALF = [
-    ("window: 4 × 512 KiB", 2048 * KIB, "owner"),
+    ("window: 4 x 512 KiB", 2048 * KIB, "owner"),
     ("", 256 * KIB, "unused"),
     ("inbox", 256 * KIB, "peer"),
 ]
@@ -109,7 +109,9 @@ def draw() -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH + 2 * LEFT} 382" '
         'font-family="sans-serif" font-size="13">'
     )
-    return "\n".join([head, '<rect width="100%" height="100%" fill="white"/>', *parts, "</svg>", ""])
+    return "\n".join(
+        [head, '<rect width="100%" height="100%" fill="white"/>', *parts, "</svg>", ""]
+    )
 
 
 def main() -> int:

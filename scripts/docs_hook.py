@@ -1,4 +1,4 @@
-"""What MkDocs does beside its own: pages from outside docs/, links that lead out, mermaid from here.
+"""For MkDocs: pages from outside docs/, links that lead out of them, and mermaid from here.
 
 mkdocs.yml names this file. scripts/docs.sh sets RINGCOMM_MERMAID to the script that draws.
 """
