@@ -46,7 +46,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         inside = PAGES.get(there, there.removeprefix("docs/"))
         if there in PAGES or there.startswith("docs/"):
             return f"{picture}[{text}]({inside}{mark}{anchor})"
-        return text if there.endswith(text.strip("`/")) else f"{text} (`{there}`)"
+        return f"`{there}`" if there.endswith(text.strip("`/")) else f"{text} (`{there}`)"
 
     kept = [(found.span(), found.group()) for found in FENCED.finditer(markdown)]
     parts, at = [], 0
