@@ -325,6 +325,18 @@ def test_links_lead_somewhere(page: Path) -> None:
         assert not anchor or anchor in slugs(target), link
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_the_site_is_built(run: Run) -> None:
+    """By MkDocs, to which a link or an anchor that leads nowhere is an error."""
+    result = run(ROOT / "scripts" / "docs.sh", seconds=300)
+    assert result.returncode == 0, result.stderr
+    pages = sorted((ROOT / "build" / "docs" / "site").glob("*.html"))
+    assert len(pages) > len(PAGES)
+    loaded = re.compile(r'<(?:script|link|img)[^>]* (?:src|href)="https?://')
+    assert not [page.name for page in pages if loaded.search(page.read_text())]
+
+
 # ---- the picture of the memory, and the English
 
 
