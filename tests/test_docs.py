@@ -54,7 +54,7 @@ def each(directive: str) -> Any:
 
 
 def test_every_block_says_how_it_is_tested() -> None:
-    kinds = "ranks |as in |run$|output$|checked$|source |in the source$|tree$|not run: "
+    kinds = "ranks |as in |run$|run slow$|output$|checked$|source |in the source$|tree$|not run: "
     wrong = [str(b) for b in BLOCKS if b.language != "mermaid" and not re.match(kinds, b.directive)]
     assert not wrong
     assert len(BLOCKS) > 40
@@ -117,16 +117,26 @@ def test_python_of_a_script_that_is_tested_elsewhere(block: Block) -> None:
 
 def test_commands_that_run(run: Run) -> None:
     """Each output block is what the command before it prints."""
-    assert len(blocks("run")) > 3
+    assert len(blocks("output")) > 3
     printed = ""
-    folder = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     for block in BLOCKS:
         if block.directive == "run":
-            result = run("bash", "-euc", block.text, PATH=folder)
-            assert result.returncode == 0, (str(block), result.stderr)
-            printed = result.stdout
+            printed = output_of(block, run)
         elif block.directive == "output":
             assert block.text == printed, str(block)
+
+
+@pytest.mark.slow
+@each("run slow")
+def test_commands_that_take_longer(block: Block, run: Run) -> None:
+    assert output_of(block, run)
+
+
+def output_of(block: Block, run: Run) -> str:
+    folder = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    result = run("bash", "-euc", block.text, PATH=folder)
+    assert result.returncode == 0, (str(block), result.stderr)
+    return result.stdout
 
 
 def commands(text: str) -> Iterator[list[str]]:
@@ -222,7 +232,7 @@ def check_python(words: list[str]) -> None:
     return None
 
 
-@each("checked")
+@pytest.mark.parametrize("block", [*blocks("checked"), *blocks("run slow")], ids=str)
 def test_commands_that_are_checked(block: Block) -> None:
     found = list(commands(block.text))
     assert found
