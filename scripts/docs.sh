@@ -35,6 +35,7 @@ else
   echo "ringcomm: no npm here: pictures will be drawn by a script of unpkg.com" >&2
 fi
 
+# Material asks at each start to move to its successor, Zensical, which reads mkdocs.yml as well.
 export NO_MKDOCS_2_WARNING=1
 if [ "${1:-build}" = serve ]; then
   exec $env/bin/mkdocs serve --strict --dev-addr 127.0.0.1:8000
