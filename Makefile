@@ -1,6 +1,7 @@
 # make demo     trains a CNN over ringcomm on two ranks; BACKEND=gloo, RANKS=4, ARGS="--epochs 20"
 # make test     builds everything and runs the tests; ARGS="-k plan" is given to pytest
 # make test-all, make soak    the long forms
+# make docs     the pages of README.md and docs/ as a site, in build/docs/site
 # Both begin on a bare machine: see README.md. TORCH=2.x chooses another torch.
 
 BACKEND ?= ringcomm
@@ -14,7 +15,7 @@ WORKERS = $(if $(filter fast,$(RINGCOMM_TEST_LEVEL)),-n 4 --dist loadgroup --no-
 user := scripts/env.sh user
 dev := scripts/env.sh dev
 
-.PHONY: demo build wheel test test-all soak lint lint-all format compat arm64 bench clean
+.PHONY: demo build wheel test test-all soak lint lint-all format docs compat arm64 bench clean
 
 demo: build
 	@$(user) torchrun --standalone --local-addr 127.0.0.1 --nproc-per-node $(RANKS) \
@@ -45,6 +46,9 @@ lint-all: lint
 
 format:
 	@$(dev) scripts/lint.sh --fix
+
+docs:
+	@scripts/docs.sh
 
 compat:
 	@scripts/compat.sh

@@ -26,7 +26,7 @@ WHAT = {
     "comm": "order, queue, send/recv, errors",
     "cuda": "plans on a stream, device memory",
     "exec": "interprets plans",
-    "plan": "planners, table, verifier",
+    "plan": "planners, table, plan cache",
     "reduce": "type x op kernels",
     "transport": "shared memory, meeting",
     "net": "addresses, TCP sockets",

@@ -74,6 +74,14 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Name the blocks of the documents that did not run: tests/test_docs.py."""
+    for report in terminalreporter.getreports("passed"):
+        for name, text in report.user_properties:
+            if name == "not run":
+                terminalreporter.write_line(f"{name}: {text}")
+
+
 def pytest_unconfigure(config: pytest.Config) -> None:
     """End with one line that says what did not run, and how it would."""
     reasons = skipped(config)

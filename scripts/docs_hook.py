@@ -1,0 +1,70 @@
+"""For MkDocs: pages from outside docs/, links that lead out of them, and mermaid from here.
+
+mkdocs.yml names this file. scripts/docs.sh sets RINGCOMM_MERMAID to the script that draws.
+"""
+
+from __future__ import annotations
+
+import os
+import posixpath
+import re
+import shutil
+from pathlib import Path
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = {  # of the repository: of the site
+    "README.md": "index.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "examples/README.md": "examples.md",
+    "benchmarks/README.md": "benchmarks.md",
+}
+SOURCES = {target: source for source, target in PAGES.items()}
+FENCED = re.compile(r"^```.*?^```$|`[^`\n]+`", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"(!?)\[([^\]]+)\]\(([^)\s]+)\)")
+SCRIPT = "assets/mermaid.min.js"
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    for source, target in PAGES.items():
+        files.append(File.generated(config, target, content=(ROOT / source).read_text()))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    here = SOURCES.get(page.file.src_uri, f"docs/{page.file.src_uri}")
+
+    def moved(link: re.Match[str]) -> str:
+        picture, text, target = link.groups()
+        path, mark, anchor = target.partition("#")
+        if re.match(r"[a-z]+:", target) or not path:
+            return link.group()
+        there = posixpath.normpath(posixpath.join(posixpath.dirname(here), path))
+        inside = PAGES.get(there, there.removeprefix("docs/"))
+        if there in PAGES or there.startswith("docs/"):
+            return f"{picture}[{text}]({inside}{mark}{anchor})"
+        return f"`{there}`" if there.endswith(text.strip("`/")) else f"{text} (`{there}`)"
+
+    kept = [(found.span(), found.group()) for found in FENCED.finditer(markdown)]
+    parts, at = [], 0
+    for (begin, end), code in kept:
+        parts += [LINK.sub(moved, markdown[at:begin]), code]
+        at = end
+    return "".join([*parts, LINK.sub(moved, markdown[at:])])
+
+
+def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
+    """Material loads mermaid from a server of others, unless it is there already."""
+    if "RINGCOMM_MERMAID" not in os.environ or 'class="mermaid"' not in output:
+        return output
+    return output.replace("</head>", f'<script src="{SCRIPT}"></script></head>', 1)
+
+
+def on_post_build(config: MkDocsConfig) -> None:
+    if script := os.environ.get("RINGCOMM_MERMAID"):
+        target = Path(config.site_dir) / SCRIPT
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(script, target)
