@@ -82,6 +82,7 @@ Costs Runtime::adopt(const std::string& costs_word) {
 
 void Runtime::attach(Communicator* group) {
   const std::lock_guard lock(mutex_);
+  if (!bell_) bell_ = neighbours_.bell();
   groups_.push_back(group);
 }
 
@@ -144,7 +145,7 @@ void Runtime::kick(const std::shared_ptr<Communicator>& group) {
     has_inbox_.store(true, std::memory_order_seq_cst);  // partner: work()
     elect();
   }
-  neighbours_.bell().notify(kLocalNews);  // the worker may be waiting for a peer
+  bell_->notify(kLocalNews);  // the worker may be waiting for a peer
 }
 
 // With the lock held: sees to it that somebody takes the inbox. Where no thread can be had, the
@@ -259,7 +260,7 @@ void Runtime::work() {
         news |= group->news();
       }
       if (active.size() > 1 || !active[0]->sleep(awake, nap)) {
-        neighbours_.bell().sleep(news, awake, nap);
+        bell_->sleep(news, awake, nap);
       }
       waiter.woke(false);
     }

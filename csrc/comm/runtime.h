@@ -7,6 +7,7 @@
 #include <condition_variable>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -74,6 +75,7 @@ class Runtime {
 
   Config config_;
   Neighbours neighbours_;
+  std::optional<Doorbell> bell_;  // from the first group on
   int cpus_;
 
   std::mutex mutex_;  // guards what follows

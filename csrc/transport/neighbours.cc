@@ -88,6 +88,12 @@ Card Neighbours::card() {
   return card;
 }
 
+Doorbell Neighbours::bell() {
+  const std::lock_guard lock(mutex_);
+  if (!doorbell_) doorbell_.emplace();
+  return doorbell_->bell();
+}
+
 void Neighbours::forked() {
   for (const auto& [number, other] : sockets_) {
     other->socket_.reset();

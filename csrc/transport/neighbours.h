@@ -78,10 +78,10 @@ class Neighbours {
   Neighbours(const Neighbours&) = delete;
   Neighbours& operator=(const Neighbours&) = delete;
 
-  // What this process tells the others, with a nonce of its own each time. The first time it makes
-  // the doorbell and opens the listener.
+  // What this process tells the others, with a nonce of its own each time. Makes the doorbell and
+  // opens the listener.
   Card card();
-  Doorbell bell() const { return doorbell_->bell(); }  // after card()
+  Doorbell bell();  // makes it, too
 
   struct Reached {
     std::shared_ptr<Neighbour> neighbour;  // null: not yet
