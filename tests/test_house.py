@@ -29,7 +29,7 @@ MACROS = {"RINGCOMM_CHECK": "csrc/base/error.h", "RINGCOMM_ISA": "csrc/reduce/"}
 LINES = 400
 LONGER: dict[str, str] = {}  # file: the reason why it may be longer
 COLUMNS = 100
-CPP_TOTAL = 16_500  # lines with code on them, those for devices included
+CPP_TOTAL = 16_600  # lines with code on them, those for devices included
 
 # Joined here, so that this file does not name them.
 ELSEWHERE = re.compile("|".join(["/wo" + "rk/", r"\.\./sha" + "red", "pypi" + r"\.org"]))

@@ -3,7 +3,7 @@
 
 #include <mutex>
 
-#include "comm/device.h"
+#include "comm/device_engine.h"
 #include "comm/runtime.h"
 
 namespace ringcomm {

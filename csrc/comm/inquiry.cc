@@ -21,6 +21,18 @@ std::string retold(Rank by, const std::string& text) {
 
 }  // namespace
 
+bool needs_only_time(Transport& transport) {
+  const PeerState ours = transport.state(transport.rank(), Board::kHost);
+  if (ours.finished == ours.called) return false;
+  for (Rank peer = 0; peer < transport.size(); ++peer) {
+    const bool lost = peer != transport.rank() && transport.connection_lost(peer);
+    const PeerState theirs = transport.state(peer, Board::kHost);
+    const bool gone = lost || theirs.left || theirs.failed;
+    if (theirs.called < ours.called || (gone && theirs.finished < ours.called)) return false;
+  }
+  return true;
+}
+
 bool is_of_peer(const std::exception_ptr& error, Rank self) {
   try {
     std::rethrow_exception(error);
@@ -87,10 +99,20 @@ std::optional<Rank> Inquiry::failed_before(uint64_t sequence) const {
 
 void Inquiry::check_gone(Rank peer, const std::string& text) const {
   const bool lost = transport_.connection_lost(peer);
-  if (peer == transport_.rank() || !(lost || state(peer).left)) return;
-  if (!state(peer).left) throw PeerError(peer, text + loss_of(peer, 0));
-  throw PeerError(peer, str(text, ": rank ", peer,
-                            " has left the group (it destroyed it, or its program ended)"));
+  if (peer != transport_.rank() && (lost || state(peer).left)) throw_gone(peer, text);
+}
+
+void Inquiry::throw_gone(Rank peer, const std::string& text, uint64_t sequence,
+                         const std::string& advice) const {
+  const PeerState state = this->state(peer);
+  if (!state.left) throw PeerError(peer, text + loss_of(peer, sequence));
+  const std::string rank = str(text, ": rank ", peer);
+  if (advice.empty()) {
+    throw PeerError(peer, rank + " has left the group (it destroyed it, or its program ended)");
+  }
+  throw PeerError(peer,
+                  str(rank, " has left the group (it destroyed it, or its program ended) after #",
+                      state.finished, ": ", advice));
 }
 
 void Inquiry::check_partner(Rank peer, const std::string& text) const {
@@ -103,17 +125,12 @@ void Inquiry::check_partner(Rank peer, const std::string& text) const {
 void Inquiry::check_peer(const Descriptor& operation, Rank peer) const {
   const auto theirs = transport_.descriptor(peer, board_, operation.sequence);
   if (theirs && *theirs != operation) throw_mismatch(operation, peer);
-  const bool lost =
-      transport_.connection_lost(peer);  // before its state: a rank finishes, then goes
+  // Before its state: a rank finishes, then goes.
+  const bool lost = transport_.connection_lost(peer);
   const PeerState state = this->state(peer, operation.sequence);
   if (!(lost || state.left) || state.failed || state.finished >= operation.sequence) return;
-  if (state.left) {
-    throw PeerError(peer, str(numbered(operation), ": rank ", peer,
-                              " has left the group (it destroyed it, or "
-                              "its program ended) after #",
-                              state.finished, ": every rank must call the same collectives"));
-  }
-  throw PeerError(peer, numbered(operation) + loss_of(peer, operation.sequence));
+  throw_gone(peer, numbered(operation), operation.sequence,
+             "every rank must call the same collectives");
 }
 
 void Inquiry::throw_mismatch(const Descriptor& operation, Rank peer) const {

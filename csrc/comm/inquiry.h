@@ -30,6 +30,9 @@ class Inquiry {
   void check_partner(Rank peer, const std::string& text) const;
   // The same, if that very peer has gone without a word of failure.
   void check_gone(Rank peer, const std::string& text) const;
+  // PeerError, of a peer that has left, or whose connection is lost.
+  [[noreturn]] void throw_gone(Rank peer, const std::string& text, uint64_t sequence = 0,
+                               const std::string& advice = {}) const;
   // A peer that has failed and had not finished this operation: the first of all that have, if it
   // is one. What a peer had finished does not need it any more.
   std::optional<Rank> failed_before(uint64_t sequence) const;
@@ -57,6 +60,8 @@ class Inquiry {
   const Look look_;
 };
 
+// Is the host in an operation that all have called, and that nobody owes anything who has gone?
+bool needs_only_time(Transport& transport);
 // It is a peer's that has gone or failed, and may have finished what is under way here.
 bool is_of_peer(const std::exception_ptr& error, Rank self);
 // "all_reduce #412 float32[500000] SUM"

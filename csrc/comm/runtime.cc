@@ -228,7 +228,7 @@ void Runtime::work() {
   };
   // One busy group must not hide another's trouble.
   Waiter waiter(patience, [&](Clock::time_point) {
-    for (const auto& group : active) group->watch();
+    for (const auto& group : active) group->state().check();
     if (!shelf_.filled() || !leads()) return;
     step_down();
     call([&] { shelf_.clear(); });
@@ -255,7 +255,7 @@ void Runtime::work() {
       Clock::duration nap = waiter.nap();
       uint32_t news = kLocalNews;
       for (const auto& group : active) {
-        nap = std::min(nap, group->nap());
+        nap = std::min(nap, group->poll_interval());
         news |= group->news();
       }
       if (active.size() > 1 || !active[0]->sleep(awake, nap)) {

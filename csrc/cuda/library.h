@@ -1,6 +1,6 @@
 // What libringcomm_cuda.so offers: ranks of one host that move and reduce memory of devices by
 // work that their streams do, so that no host waits for another once they have met. The library
-// knows no torch. It is opened when the first tensor on a device appears (comm/device.cc).
+// knows no torch. It is opened when the first tensor on a device appears (comm/device_library.cc).
 #pragma once
 
 #include <functional>

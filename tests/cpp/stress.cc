@@ -157,7 +157,7 @@ void beside_waiters(int size) {
       late->tag = 5;  // nobody sends it
       group->post(late);
       group->wait(*late, std::chrono::milliseconds(1));
-      require(late->error && group->failure().empty(), "it was not withdrawn");
+      require(late->error && group->state().failure().empty(), "it was not withdrawn");
       group->post(message(true, sent));
       waiter.join();
       require(wanted->done && !wanted->error, "no message");

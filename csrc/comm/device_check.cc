@@ -1,4 +1,4 @@
-// How operations of a DeviceGroup end: which of them are good, and what is wrong with the rest.
+// How operations of a DeviceEngine end: which of them are good, and what is wrong with the rest.
 //
 // A rank that fails lets its streams go on without what they wait for, and what they do from then
 // on is garbage: they signal, and write to windows, as if all were well. So what a peer had not
@@ -7,8 +7,7 @@
 #include <algorithm>
 #include <thread>
 
-#include "comm/communicator.h"
-#include "comm/device.h"
+#include "comm/device_engine.h"
 
 namespace ringcomm {
 namespace {
@@ -22,15 +21,15 @@ bool has_come(uint32_t count, uint32_t value) { return static_cast<int32_t>(coun
 
 // ---- good or not
 
-bool DeviceGroup::has_let_go(Rank peer) const {
-  return group_.transport().device_area(peer) != nullptr &&
+bool DeviceEngine::has_let_go(Rank peer) const {
+  return state_.transport().device_area(peer) != nullptr &&
          area_of(peer).abort().load(std::memory_order_seq_cst) != 0;
 }
 
 // As the peer's board says, which its host writes a little later than its stream the word; and a
 // failure is none for what the peer's streams are still in, until it lets them go.
-PeerState DeviceGroup::state_of(Rank peer, uint64_t sequence) const {
-  Transport& transport = group_.transport();
+PeerState DeviceEngine::state_of(Rank peer, uint64_t sequence) const {
+  Transport& transport = state_.transport();
   if (transport.device_area(peer) == nullptr) return transport.state(peer, Board::kDevice);
   const uint32_t done = area_of(peer).done(0).load(std::memory_order_seq_cst);
   const bool gone = has_let_go(peer);  // read after what it has done, and before what it says
@@ -43,9 +42,9 @@ PeerState DeviceGroup::state_of(Rank peer, uint64_t sequence) const {
 }
 
 // A peer whose streams, let go, may have put garbage into this.
-std::optional<Rank> DeviceGroup::spoiler(const Pending& pending) const {
+std::optional<Rank> DeviceEngine::spoiler(const Pending& pending) const {
   if (!pending.ticket) return std::nullopt;
-  const Rank self = group_.rank();
+  const Rank self = state_.rank();
   if (pending.peer >= 0) {
     if (!has_let_go(pending.peer)) return std::nullopt;
     const cuda::Area area = area_of(pending.peer);
@@ -58,10 +57,10 @@ std::optional<Rank> DeviceGroup::spoiler(const Pending& pending) const {
   const uint64_t sequence = pending.operation.sequence;
   std::optional<Rank> by;
   bool reused = false;
-  for (Rank peer = 0; peer < group_.size(); ++peer) {
+  for (Rank peer = 0; peer < state_.size(); ++peer) {
     if (peer == self) continue;
     const bool gone = has_let_go(peer);
-    const PeerState state = group_.transport().state(peer, Board::kDevice);
+    const PeerState state = state_.transport().state(peer, Board::kDevice);
     if (gone && state.finished < sequence) return peer;
     if (gone && !by) by = peer;
     reused = reused || state.called >= sequence + 2;
@@ -70,20 +69,21 @@ std::optional<Rank> DeviceGroup::spoiler(const Pending& pending) const {
 }
 
 // Of what is over, as a word said that was read before.
-bool DeviceGroup::ended_well(const Pending& pending) const {
-  if (pending.ticket) return !released_ && !spoiler(pending);
-  return pending.result == nullptr || pending.result->load(std::memory_order_seq_cst) == kGood;
+bool DeviceEngine::ended_well(const Pending& pending) const {
+  if (pending.ticket) return !released() && !spoiler(pending);
+  return pending.result == nullptr ||
+         pending.result->load(std::memory_order_seq_cst) == HostStaging::kGood;
 }
 
-bool DeviceGroup::is_good(int track, uint32_t value) {
+bool DeviceEngine::is_good(int timeline, uint32_t value) {
   const std::lock_guard lock(mutex_);
-  if (has_come(good_until_[static_cast<size_t>(track)], value)) return true;
+  if (has_come(good_until_[static_cast<size_t>(timeline)], value)) return true;
   const auto known = [&](const Pending& each) {
-    return each.track == track && each.value == value;
+    return each.timeline == timeline && each.value == value;
   };
   const auto hopeful = [&](const Pending& each) {
-    if (reached(track, value) || (!each.ticket && failed_)) return ended_well(each);
-    if (failed_) return can_end_well(each);
+    if (reached(timeline, value) || (!each.ticket && failed())) return ended_well(each);
+    if (failed()) return can_end_well(each);
     return !is_doomed(each);
   };
   return std::any_of(pending_.begin(), pending_.end(), known) &&
@@ -92,36 +92,37 @@ bool DeviceGroup::is_good(int track, uint32_t value) {
 }
 
 // By the word of a peer that has failed.
-bool DeviceGroup::is_doomed(const Pending& pending) const {
+bool DeviceEngine::is_doomed(const Pending& pending) const {
   if (!pending.ticket) return false;
   if (spoiler(pending)) return true;
   if (pending.peer < 0) return inquiry_.failed_before(pending.operation.sequence).has_value();
-  return group_.transport().state(pending.peer, Board::kDevice).failed && !called(pending);
+  return state_.transport().state(pending.peer, Board::kDevice).failed && !called(pending);
 }
 
-void DeviceGroup::note_progress() {
-  if (forked_) return;
+void DeviceEngine::note_progress() {
+  if (state_.forked()) return;
   const std::lock_guard lock(mutex_);
   std::vector<uint32_t> now;
-  for (size_t i = 0; i < tracks_.size(); ++i) {
+  for (size_t i = 0; i < timelines_.size(); ++i) {
     now.push_back(own().done(static_cast<int>(i)).load(std::memory_order_seq_cst));
   }
   const auto is_over = [&](const Pending& each) {
-    return has_come(now[static_cast<size_t>(each.track)], each.value);
+    return has_come(now[static_cast<size_t>(each.timeline)], each.value);
   };
   for (const Pending& each : pending_) {
     if (!is_over(each)) continue;
-    const auto track = static_cast<size_t>(each.track);
-    const bool good = !spoilt_[track] && ended_well(each);
-    spoilt_[track] = !good;
-    if (good || has_come(good_until_[track], each.value)) good_until_[track] = each.value - !good;
+    const auto timeline = static_cast<size_t>(each.timeline);
+    const bool good = !spoilt_[timeline] && ended_well(each);
+    spoilt_[timeline] = !good;
+    if (good || has_come(good_until_[timeline], each.value))
+      good_until_[timeline] = each.value - !good;
     if (!each.ticket) continue;
     recorder_.end(*each.ticket, good);
     if (!good) continue;  // peers must not take it for finished
     if (each.peer >= 0) {
       own().ended(each.peer, each.sending()).store(each.number, std::memory_order_seq_cst);
     } else {
-      group_.transport().finish(Board::kDevice, each.operation.sequence);
+      state_.transport().finish(Board::kDevice, each.operation.sequence);
     }
   }
   std::erase_if(pending_, is_over);
@@ -130,23 +131,23 @@ void DeviceGroup::note_progress() {
 // ---- the slow path
 
 // A rank that has called cannot be waited for in vain, unless it fails.
-bool DeviceGroup::called(const Pending& pending) const {
+bool DeviceEngine::called(const Pending& pending) const {
   if (!pending.ticket) return true;  // the host's way sees to it
   if (pending.peer >= 0) {
     return area_of(pending.peer)
-                   .message(group_.rank(), !pending.sending(), pending.number)
+                   .message(state_.rank(), !pending.sending(), pending.number)
                    .load() >>
                48 ==
            (pending.number & 0xffff);
   }
-  for (Rank peer = 0; peer < group_.size(); ++peer) {
-    const uint64_t theirs = group_.transport().state(peer, Board::kDevice).called;
-    if (peer != group_.rank() && theirs < pending.operation.sequence) return false;
+  for (Rank peer = 0; peer < state_.size(); ++peer) {
+    const uint64_t theirs = state_.transport().state(peer, Board::kDevice).called;
+    if (peer != state_.rank() && theirs < pending.operation.sequence) return false;
   }
   return true;
 }
 
-bool DeviceGroup::expected() {
+bool DeviceEngine::expected() {
   note_progress();
   const std::lock_guard lock(mutex_);
   return !pending_.empty() && std::all_of(pending_.begin(), pending_.end(),
@@ -154,8 +155,9 @@ bool DeviceGroup::expected() {
 }
 
 // Not over, and it needs nothing but time, of which there is an end.
-bool DeviceGroup::can_end_well(const Pending& pending) {
-  if (!pending.ticket || !pending.deadline || reached(pending.track, pending.value)) return false;
+bool DeviceEngine::can_end_well(const Pending& pending) {
+  if (!pending.ticket || !pending.deadline || reached(pending.timeline, pending.value))
+    return false;
   if (!called(pending)) return false;
   try {
     check_pending(pending);
@@ -167,7 +169,7 @@ bool DeviceGroup::can_end_well(const Pending& pending) {
 
 // Is there something that can still end well? The first that is not over decides: what was enqueued
 // after it may wait for it, also on the ranks that would have to end it.
-bool DeviceGroup::owed() {
+bool DeviceEngine::owed() {
   note_progress();
   std::vector<Pending> rest;
   {
@@ -175,42 +177,55 @@ bool DeviceGroup::owed() {
     rest.assign(pending_.begin(), pending_.end());
   }
   const auto first = std::find_if(rest.begin(), rest.end(), [&](const Pending& each) {
-    return each.ticket && !reached(each.track, each.value);
+    return each.ticket && !reached(each.timeline, each.value);
   });
   return first != rest.end() && can_end_well(*first);
 }
 
 // What was asked for cannot be had. What was asked for before it may.
-void DeviceGroup::await_owed(const std::string& asked) {
-  while (!failed_ && owed()) {
+void DeviceEngine::await_owed(const std::string& asked) {
+  while (!failed() && owed()) {
     const Deadline look(kSlice);
     while (!look.passed() && pending()) {
       std::this_thread::sleep_for(kNap);
       note_progress();
     }
-    group_.watch();
-    group_.check_waiting(asked);
+    state_.check();
+    state_.check_waiting(asked);
   }
 }
 
-void DeviceGroup::look() {
+void DeviceEngine::check() {
+  try {
+    look();
+  } catch (const PeerError&) {
+    // Else when the host's operation has ended.
+    if (state_.failed() || !needs_only_time(state_.transport())) {
+      state_.fail(std::current_exception());
+    }
+  } catch (const std::exception&) {
+    state_.fail(std::current_exception());
+  }
+}
+
+void DeviceEngine::look() {
   note_progress();
   std::vector<Pending> rest;
   {
     const std::lock_guard lock(mutex_);
     rest.assign(pending_.begin(), pending_.end());
   }
-  if (released_) {
+  if (released()) {
     if (!rest.empty()) release_team();
     return;
   }
-  if (failed_) {
+  if (failed()) {
     if (!owed()) release_now();
     return;
   }
   // Not of those that have ended meanwhile: a peer may have gone after the last of them.
   for (const Pending& each : rest) {
-    if (reached(each.track, each.value)) continue;
+    if (reached(each.timeline, each.value)) continue;
     try {
       check_pending(each);
     } catch (const PeerError&) {
@@ -219,7 +234,7 @@ void DeviceGroup::look() {
   }
 }
 
-void DeviceGroup::check_pending(const Pending& pending) {
+void DeviceEngine::check_pending(const Pending& pending) {
   const bool late = pending.deadline && pending.deadline->passed();
   const double seconds = late ? to_seconds(pending.deadline->elapsed()) : 0;
   if (pending.peer < 0) {
@@ -228,7 +243,7 @@ void DeviceGroup::check_pending(const Pending& pending) {
       if (const auto by = spoiler(pending)) {
         throw PeerError(*by, str(numbered(pending.operation), ": ", inquiry_.told_by(*by)));
       }
-      if (late) inquiry_.throw_late(pending.operation, seconds, group_.rank());
+      if (late) inquiry_.throw_late(pending.operation, seconds, state_.rank());
     } else if (late) {
       throw TimeoutError(str(numbered(pending.operation), ": Timed out after ", seconds,
                              " s waiting for what this rank's stream has to do before it"));
@@ -239,41 +254,42 @@ void DeviceGroup::check_pending(const Pending& pending) {
   if (!late) return;
   throw TimeoutError(str(to_text(pending.operation), ": Timed out after ", seconds,
                          " s waiting for rank ", pending.peer, " (",
-                         group_.transport().condition(pending.peer),
+                         state_.transport().condition(pending.peer),
                          "): every send needs a recv, and the other way round"));
 }
 
 // A sender may leave once its message is on its way, and the other way round.
-void DeviceGroup::check_message(const Pending& pending) const {
+void DeviceEngine::check_message(const Pending& pending) const {
   const std::string text = to_text(pending.operation);
-  const PeerState state = group_.transport().state(pending.peer, Board::kDevice);
+  const PeerState state = state_.transport().state(pending.peer, Board::kDevice);
   const bool called = this->called(pending);
   if (is_doomed(pending)) {
     throw PeerError(pending.peer, str(text, ": ", inquiry_.told_by(pending.peer)));
   }
-  const auto& ended = area_of(pending.peer).ended(group_.rank(), !pending.sending());
+  const auto& ended = area_of(pending.peer).ended(state_.rank(), !pending.sending());
   if (ended.load(std::memory_order_seq_cst) >= pending.number || (state.left && called)) return;
   inquiry_.check_gone(pending.peer, text);
 }
 
 // ---- letting go
 
-void DeviceGroup::release(bool patiently) {
-  failed_.store(true, std::memory_order_seq_cst);
-  if (!patiently || !owed()) release_now();  // else look() does, in time
+void DeviceEngine::fail(const std::exception_ptr& error) {
+  Release not_yet = Release::kNot;
+  release_.compare_exchange_strong(not_yet, Release::kDue);
+  if (!is_of_peer(error, state_.rank()) || !owed()) release_now();  // else look() does, in time
 }
 
-void DeviceGroup::release_now() {
+void DeviceEngine::release_now() {
   note_progress();  // what is over by now is good
-  if (!released_.exchange(true) && pending()) {
-    group_.logger().warning(
+  if (release_.exchange(Release::kDone) != Release::kDone && pending()) {
+    state_.logger().warning(
         "streams go on without what the group was to give them: its next call, "
         "or wait(), says so");
   }
   release_team();
 }
 
-void DeviceGroup::release_team() {
+void DeviceEngine::release_team() {
   const std::lock_guard lock(mutex_);
   if (team_) team_->release();
 }

@@ -1,10 +1,9 @@
-// How the ranks of a DeviceGroup meet: at its first operation, or two of them at their first
+// How the ranks of a DeviceEngine meet: at its first operation, or two of them at their first
 // message.
 #include <algorithm>
 #include <thread>
 
-#include "comm/communicator.h"
-#include "comm/device.h"
+#include "comm/device_engine.h"
 
 namespace ringcomm {
 namespace {
@@ -13,37 +12,37 @@ constexpr auto kMeeting = std::chrono::microseconds(100);  // between looks at t
 
 }  // namespace
 
-cuda::Circle DeviceGroup::circle_of(Rank peer) const {
+cuda::Circle DeviceEngine::circle_of(Rank peer) const {
   cuda::Circle circle;
   circle.pair = peer >= 0;
   if (circle.pair) {
-    circle.ranks = {std::min(peer, group_.rank()), std::max(peer, group_.rank())};
+    circle.ranks = {std::min(peer, state_.rank()), std::max(peer, state_.rank())};
   } else {
-    for (Rank rank = 0; rank < group_.size(); ++rank) circle.ranks.push_back(rank);
+    for (Rank rank = 0; rank < state_.size(); ++rank) circle.ranks.push_back(rank);
   }
   return circle;
 }
 
 // Do this rank and `peer`, or where that is -1 all of the group, reach one another's devices? Where
 // the group has met, so have any two of it.
-bool DeviceGroup::reach(Rank peer) const {
-  const auto pair = peer < 0 ? met_.end() : met_.find(circle_of(peer).card_of(group_.rank()));
+bool DeviceEngine::reach(Rank peer) const {
+  const auto pair = peer < 0 ? met_.end() : met_.find(circle_of(peer).card_of(state_.rank()));
   return pair != met_.end() ? pair->second : met_.at(0);  // what a pair has found out stays
 }
 
-std::string DeviceGroup::why_not(const cuda::Circle& circle) const {
+std::string DeviceEngine::why_not(const cuda::Circle& circle) const {
   const bool near = std::all_of(circle.ranks.begin(), circle.ranks.end(), [&](Rank rank) {
-    return group_.transport().device_area(rank) != nullptr;
+    return state_.transport().device_area(rank) != nullptr;
   });
   if (!near) return "ranks are on several hosts";
-  return group_.size() > cuda::kMostRanks ? "there are more than 32 ranks" : "";
+  return state_.size() > cuda::kMostRanks ? "there are more than 32 ranks" : "";
 }
 
 // The first time that these circles are needed. Step by step for all of them, so that ranks that
 // exchange messages in a ring do not wait for one another in turn.
-void DeviceGroup::meet(const std::vector<cuda::Circle>& circles, const std::string& asked) {
-  const Deadline deadline(group_.timeout());
-  const Rank self = group_.rank();
+void DeviceEngine::meet(const std::vector<cuda::Circle>& circles, const std::string& asked) {
+  const Deadline deadline(state_.timeout());
+  const Rank self = state_.rank();
   std::vector<cuda::Circle> fresh;
   for (const cuda::Circle& circle : circles) {
     const auto same = [&](const cuda::Circle& other) {
@@ -67,24 +66,25 @@ void DeviceGroup::meet(const std::vector<cuda::Circle>& circles, const std::stri
     if (found.why.empty()) found = team_->found(circle);
     RINGCOMM_CHECK(found.reach || Runtime::get().config().cuda_mode != "ipc", asked,
                    ": RINGCOMM_CUDA_MODE=ipc is not possible: ", found.why);
-    streams_meet_ = own().card(circle.card_of(self)).usable != 0;
+    staging_.streams_can_signal = own().card(circle.card_of(self)).usable != 0;
     tell(circle, found, asked);
     if (!circle.pair) found_ = found;
     met_[circle.card_of(self)] = found.reach;
     // Now: while a stream waits for a peer, the driver may make no other.
     const Rank peer = circle.pair ? circle.ranks[circle.ranks[0] == self ? 1 : 0] : -1;
-    for (const int track : circle.pair ? std::vector{1 + 2 * peer, 2 + 2 * peer} : std::vector{0}) {
-      own_stream(track);
+    for (const int timeline :
+         circle.pair ? std::vector{1 + 2 * peer, 2 + 2 * peer} : std::vector{0}) {
+      own_stream(timeline);
     }
   }
 }
 
-void DeviceGroup::await_step(const cuda::Circle& circle, uint32_t step, const Deadline& deadline,
-                             const std::string& asked) {
+void DeviceEngine::await_step(const cuda::Circle& circle, uint32_t step, const Deadline& deadline,
+                              const std::string& asked) {
   Rank rank = -1;
   Waiter waiter([&](Clock::time_point) {
     inquiry_.check_partner(rank, asked);
-    group_.check_waiting(asked);
+    state_.check_waiting(asked);
     if (!deadline.passed()) return;
     throw TimeoutError(str(asked, ": Timed out after ", to_seconds(deadline.elapsed()),
                            " s waiting for rank ", rank, " (", inquiry_.where_is(rank, 1),
@@ -101,15 +101,15 @@ void DeviceGroup::await_step(const cuda::Circle& circle, uint32_t step, const De
   }
 }
 
-void DeviceGroup::tell(const cuda::Circle& circle, const cuda::Found& found,
-                       const std::string& asked) {
+void DeviceEngine::tell(const cuda::Circle& circle, const cuda::Found& found,
+                        const std::string& asked) {
   const char* kind = api_.simulated() ? "simulated device" : "CUDA";
   if (!found.reach) {
-    group_.logger().warning(kind, " tensors go through memory of the host",
-                            streams_meet_ ? "" : ", and calls wait for them", ": ", found.why, " (",
-                            asked, ")");
+    state_.logger().warning(kind, " tensors go through memory of the host",
+                            staging_.streams_can_signal ? "" : ", and calls wait for them", ": ",
+                            found.why, " (", asked, ")");
   } else if (!circle.pair) {
-    group_.logger().info("first operation on a device: ", asked, ", over ", kind, " IPC, ",
+    state_.logger().info("first operation on a device: ", asked, ", over ", kind, " IPC, ",
                          found.one_device    ? "ranks share one device"
                          : found.own_devices ? "each rank has a device"
                                              : "ranks share several devices");
