@@ -17,9 +17,10 @@ BELOW = {
     "reduce": {"base"},
     "transport": {"base", "net"},
     "exec": {"base", "net", "plan", "reduce", "transport"},
-    "cuda": {"base", "net", "plan", "reduce", "transport"},
-    "comm": {"base", "net", "plan", "reduce", "transport", "exec", "cuda"},
-    "torch": {"base", "net", "plan", "reduce", "transport", "exec", "cuda", "comm"},
+    "device": {"base", "net", "plan", "reduce", "transport"},
+    "cuda": {"base", "reduce", "device"},  # a library of its own
+    "comm": {"base", "net", "plan", "reduce", "transport", "exec", "device"},
+    "torch": {"base", "net", "plan", "reduce", "transport", "exec", "device", "comm"},
 }
 # What only torch's side may include; torch/headeronly is free everywhere.
 TORCH = re.compile(r"(torch(?!/headeronly/)|c10|c10d|ATen|aten|caffe2|pybind11)/|Python\.h$")

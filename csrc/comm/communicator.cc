@@ -53,7 +53,7 @@ DeviceEngine& Communicator::device(int index) {
   const std::lock_guard lock(device_mutex_);
   DeviceEngine* device = device_in_use();
   if (device == nullptr) {
-    device = new DeviceEngine(state_, *this, device_library(), index);
+    device = new DeviceEngine(state_, *this, device_api(), index);
     device_.store(device, std::memory_order_release);
     state_.add(*device);  // partner: GroupState::fail()
     if (state_.failed()) device->fail(state_.error());

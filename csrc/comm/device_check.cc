@@ -216,7 +216,7 @@ void DeviceEngine::look() {
     rest.assign(pending_.begin(), pending_.end());
   }
   if (released()) {
-    if (!rest.empty()) release_team();
+    if (!rest.empty()) release_streams();
     return;
   }
   if (failed()) {
@@ -286,12 +286,12 @@ void DeviceEngine::release_now() {
         "streams go on without what the group was to give them: its next call, "
         "or wait(), says so");
   }
-  release_team();
+  release_streams();
 }
 
-void DeviceEngine::release_team() {
+void DeviceEngine::release_streams() {
   const std::lock_guard lock(mutex_);
-  if (team_) team_->release();
+  if (comm_) comm_->release();
 }
 
 }  // namespace ringcomm

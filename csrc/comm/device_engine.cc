@@ -23,10 +23,9 @@ bool DeviceEngine::Completion::good() const {
   return engine_.is_good(timeline_, value_);
 }
 
-DeviceEngine::DeviceEngine(GroupState& state, Communicator& group, cuda::Library& library,
-                           int device)
+DeviceEngine::DeviceEngine(GroupState& state, Communicator& group, cuda::Api& api, int device)
     : state_(state),
-      api_(library.api()),
+      api_(api),
       device_(device),
       area_(state.transport().device_area(state.rank()), state.size()),
       inquiry_(state.transport(), recorder_, Board::kDevice,
@@ -43,7 +42,7 @@ DeviceEngine::DeviceEngine(GroupState& state, Communicator& group, cuda::Library
                }),
       good_until_(timelines_.size()),
       spoilt_(timelines_.size()) {
-  cuda::TeamOptions options;
+  cuda::DeviceCommOptions options;
   options.rank = state.rank();
   options.device = device;
   const Config& config = Runtime::get().config();
@@ -53,16 +52,16 @@ DeviceEngine::DeviceEngine(GroupState& state, Communicator& group, cuda::Library
     options.areas.push_back(state.transport().device_area(rank));
   }
   options.socket = [&state](Rank rank) { return state.transport().socket(rank); };
-  team_ = library.make_team(options);
+  comm_ = std::make_unique<cuda::DeviceComm>(api, options);
 }
 
 DeviceEngine::~DeviceEngine() {
   if (state_.forked() || kept_) {
-    const cuda::Team* const kept = team_.release();
+    const cuda::DeviceComm* const kept = comm_.release();
     static_cast<void>(kept);
     return;
   }
-  if (team_) give_back();
+  if (comm_) give_back();
   try {
     const cuda::OnDevice here(api_, device_);
     for (const cuda::Event event : events_) api_.destroy_event(event);
@@ -73,10 +72,10 @@ DeviceEngine::~DeviceEngine() {
 
 // What waits for the device's streams: not for the worker, on which those may depend.
 void DeviceEngine::give_back() {
-  std::unique_ptr<cuda::Team> team;
+  std::unique_ptr<cuda::DeviceComm> team;
   {
     const std::lock_guard lock(mutex_);
-    team = std::move(team_);
+    team = std::move(comm_);
   }
   try {
     const cuda::OnDevice here(api_, device_);
@@ -160,7 +159,7 @@ DeviceEngine::CompletionPtr DeviceEngine::end(const std::vector<int>& timelines,
     if (timeline.event == nullptr) timeline.event = api_.make_event();
     ++timeline.issued;
     if (staging_.streams_can_signal) {
-      team_->mark(stream, index, timeline.issued);
+      comm_->mark(stream, index, timeline.issued);
     } else {
       api_.synchronize(stream);
       own().done(index).store(timeline.issued, std::memory_order_seq_cst);
@@ -234,7 +233,7 @@ bool DeviceEngine::close(Clock::duration grace) {
     std::this_thread::sleep_for(kParting);
   }
   try {
-    if (!pending()) team_->let_go();  // else streams may still use it
+    if (!pending()) comm_->let_go();  // else streams may still use it
   } catch (const std::exception& error) {
     state_.logger().warning("letting go of peers' device memory: ", error.what());
   }
@@ -242,9 +241,9 @@ bool DeviceEngine::close(Clock::duration grace) {
   const auto gone = [&](Rank peer) {
     if (state_.transport().device_area(peer) == nullptr) return true;
     if (state_.transport().connection_lost(peer)) return true;
-    for (const int card : {0, 1 + state_.rank()}) {
-      const uint32_t step = area_of(peer).card(card).step.load(std::memory_order_acquire);
-      if (step != 0 && step <= cuda::Team::kSteps) return false;
+    for (const int info : {0, 1 + state_.rank()}) {
+      const uint32_t step = area_of(peer).info(info).step.load(std::memory_order_acquire);
+      if (step != 0 && step <= cuda::DeviceComm::kSteps) return false;
     }
     return true;
   };

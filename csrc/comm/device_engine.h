@@ -17,14 +17,14 @@
 #include "comm/group_state.h"
 #include "comm/staged.h"
 #include "comm/waiter.h"
-#include "cuda/library.h"
+#include "device/device_comm.h"
 #include "plan/cache.h"
 
 namespace ringcomm {
 
 // The library for devices, opened at the first call. Throws UsageError, in one sentence, where this
 // build has none, or this machine no device that it could use.
-cuda::Library& device_library();
+cuda::Api& device_api();
 // Do tensors of the CPU stand in for those of a device? In tests: RINGCOMM_CUDA_LIBRARY.
 bool device_is_simulated();
 
@@ -57,7 +57,7 @@ class DeviceEngine final : public Engine {
   using CompletionPtr = std::shared_ptr<Completion>;
 
   // `group` is the one of that state: for operations through memory of the host.
-  DeviceEngine(GroupState& state, Communicator& group, cuda::Library& library, int device);
+  DeviceEngine(GroupState& state, Communicator& group, cuda::Api& api, int device);
   ~DeviceEngine();
 
   int device() const { return device_; }
@@ -144,13 +144,14 @@ class DeviceEngine final : public Engine {
   template <typename Enqueue>
   CompletionPtr guarded(const std::string& asked, Enqueue&& enqueue);
 
-  cuda::Circle circle_of(Rank peer) const;
+  cuda::Subgroup subgroup_of(Rank peer) const;
   bool reach(Rank peer) const;
-  void meet(const std::vector<cuda::Circle>& circles, const std::string& asked);
-  std::string why_not(const cuda::Circle& circle) const;
-  void await_step(const cuda::Circle& circle, uint32_t step, const Deadline& deadline,
+  void bootstrap(const std::vector<cuda::Subgroup>& subgroups, const std::string& asked);
+  std::string why_not(const cuda::Subgroup& subgroup) const;
+  void await_step(const cuda::Subgroup& subgroup, uint32_t step, const Deadline& deadline,
                   const std::string& asked);
-  void tell(const cuda::Circle& circle, const cuda::Found& found, const std::string& asked);
+  void tell(const cuda::Subgroup& subgroup, const cuda::PeerAccess& found,
+            const std::string& asked);
 
   void make_room();
   void announce(const Operation& operation, const Descriptor& descriptor);
@@ -163,7 +164,7 @@ class DeviceEngine final : public Engine {
   const cuda::Area& own() const { return area_; }
   cuda::Area area_of(Rank peer) const;
   void refuse_capture(cuda::Stream caller) const;
-  void release_team();
+  void release_streams();
   void give_back();
 
   GroupState& state_;
@@ -173,12 +174,12 @@ class DeviceEngine final : public Engine {
   Recorder recorder_;
   Inquiry inquiry_;
 
-  std::mutex enqueue_mutex_;          // guards what follows; CUDA may block whoever holds it
-  std::unique_ptr<cuda::Team> team_;  // goes under mutex_, too
+  std::mutex enqueue_mutex_;                // guards what follows; CUDA may block whoever holds it
+  std::unique_ptr<cuda::DeviceComm> comm_;  // goes under mutex_, too
   PlanCache plans_;
   std::vector<Timeline> timelines_;
-  std::map<int, bool> met_;            // circles, by this rank's card: do they reach one another?
-  cuda::Found found_;                  // of the group's
+  std::map<int, bool> met_;            // subgroups, by this rank's info: do they reach one another?
+  cuda::PeerAccess access_;            // of the group's
   std::atomic<uint64_t> sequence_{0};  // written under the lock
   std::vector<uint64_t> sent_, received_;  // messages, by peer
   HostStaging staging_;

@@ -38,7 +38,7 @@ DeviceEngine::CompletionPtr DeviceEngine::guarded(const std::string& asked, Enqu
 
 void DeviceEngine::connect() {
   guarded("connect", [&]() -> CompletionPtr {
-    meet({circle_of(-1)}, "the group's first meeting");
+    bootstrap({subgroup_of(-1)}, "the group's first meeting");
     return nullptr;
   });
 }
@@ -49,13 +49,13 @@ DeviceEngine::CompletionPtr DeviceEngine::enqueue(const Operation& operation, cu
   const std::string asked = to_text(make_descriptor(operation, 0));
   return guarded(asked, [&] {
     refuse_capture(caller);
-    meet({circle_of(-1)}, asked);
+    bootstrap({subgroup_of(-1)}, asked);
     const cuda::Stream stream = begin({0}, caller, on_own_stream);
     const auto limit = state_.timeout_or(operation.timeout);
     Pending pending{{}, 0, 0, -1, limit, Deadline(limit), {}};
     make_room();
     if (reach(-1)) {
-      const Shape shape = make_shape(operation, team_->geometry());
+      const Shape shape = make_shape(operation, comm_->geometry());
       const auto algorithm = choose(shape);
       pending.operation = make_descriptor(operation, ++sequence_);
       set_plan(pending.operation, algorithm, hash_of_terms(shape.geometry, shape.costs, 1));
@@ -76,7 +76,7 @@ void DeviceEngine::scale(DType dtype, double factor, Span dst, const std::byte* 
                          cuda::Stream caller) {
   guarded("scale", [&]() -> CompletionPtr {
     refuse_capture(caller);
-    team_->scale(caller, dtype, factor, dst, src);
+    comm_->scale(caller, dtype, factor, dst, src);
     return nullptr;
   });
 }
@@ -129,8 +129,8 @@ void DeviceEngine::announce(const Operation& operation, const Descriptor& descri
 std::optional<Algorithm> DeviceEngine::choose(const Shape& shape) const {
   const bool sums = shape.collective == Collective::kAllReduce;
   if (const auto wished = state_.requested_algorithm(shape.collective)) return wished;
-  const bool short_enough = found_.own_devices && shape.bytes <= kTwoShotBytes;
-  if (sums && (found_.one_device || short_enough)) return std::nullopt;
+  const bool short_enough = access_.own_devices && shape.bytes <= kTwoShotBytes;
+  if (sums && (access_.one_device || short_enough)) return std::nullopt;
   // Between devices of their own, traffic from neighbour to neighbour suits any wiring.
   return sums ? Algorithm::kRing : select(shape, {.mapped = true});
 }
@@ -139,8 +139,8 @@ void DeviceEngine::run(const Operation& operation, const Shape& shape,
                        std::optional<Algorithm> algorithm, cuda::Stream stream) {
   const Spans input(operation.input), output(operation.output);
   const Reduction reduction = make_reduction(operation, state_.size());
-  if (!algorithm) return team_->all_reduce(stream, sequence_, reduction, input, output);
-  team_->run(stream, *plans_.get(shape, *algorithm), sequence_, reduction, input, output);
+  if (!algorithm) return comm_->all_reduce(stream, sequence_, reduction, input, output);
+  comm_->run(stream, *plans_.get(shape, *algorithm), sequence_, reduction, input, output);
 }
 
 // ---- messages
@@ -161,9 +161,10 @@ DeviceEngine::CompletionPtr DeviceEngine::enqueue(const std::vector<DeviceMessag
       const auto limit = state_.timeout_or(message.timeout);
       pending.push_back({descriptor, timeline, 0, message.kind.peer, limit, {}, {}});
     }
-    std::vector<cuda::Circle> circles;
-    for (const DeviceMessage& message : messages) circles.push_back(circle_of(message.kind.peer));
-    meet(circles, asked);
+    std::vector<cuda::Subgroup> subgroups;
+    for (const DeviceMessage& message : messages)
+      subgroups.push_back(subgroup_of(message.kind.peer));
+    bootstrap(subgroups, asked);
     const cuda::Stream stream = begin(timelines, caller, true);
     std::vector<DeviceMessage> staged;
     std::vector<HostStaging::Point> ends;
@@ -178,7 +179,7 @@ DeviceEngine::CompletionPtr DeviceEngine::enqueue(const std::vector<DeviceMessag
         ends.push_back(next_point(message.timeline()));
       }
     }
-    if (!transfers.empty()) team_->transfer(stream, transfers);
+    if (!transfers.empty()) comm_->transfer(stream, transfers);
     const auto results = staging_.post(staged, ends, stream);
     for (size_t i = 0, next = 0; i < pending.size() && !results.empty(); ++i) {
       if (!pending[i].ticket) pending[i].result = results[next++];

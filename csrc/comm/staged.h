@@ -14,7 +14,7 @@
 
 #include "comm/mailbox.h"
 #include "comm/operation.h"
-#include "cuda/library.h"
+#include "device/api.h"
 
 namespace ringcomm {
 

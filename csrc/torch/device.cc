@@ -24,8 +24,7 @@ constexpr const char* kNotBegun =
     "wait";
 
 int index_of(at::Device device) {
-  return device.is_cuda() && device.has_index() ? device.index()
-                                                : device_library().api().current_device();
+  return device.is_cuda() && device.has_index() ? device.index() : device_api().current_device();
 }
 
 }  // namespace
@@ -50,7 +49,7 @@ void find_device(Call& call) {
 bool cuda_is_served() {
   if (!c10::impl::hasDeviceGuardImpl(c10::kCUDA)) return false;
   try {
-    device_library();
+    device_api();
     return true;
   } catch (const UsageError&) {
     return false;
