@@ -89,13 +89,13 @@ void Communicator::give_up(Message& message, const std::exception_ptr& error) {
 }
 
 void Communicator::give_up(const std::exception& by, const std::string& during) {
-  state_.fail(std::make_exception_ptr(state_.interrupted(by, during)));
+  state_.fail(interrupted(during, rank(), by));
   state_.end_failed();
 }
 
 void Communicator::abort(const std::string& reason) {
   if (state_.forked() || state_.left()) return;
-  state_.fail(std::make_exception_ptr(PeerError(rank(), reason)));
+  state_.fail(reason);
   state_.end_failed();
   if (host_.pending()) state_.kick();
 }
@@ -111,9 +111,8 @@ void Communicator::shutdown(Clock::duration grace) {
     waiter.woke(state_.failed());
   }
   if (busy()) {
-    state_.fail(std::make_exception_ptr(
-        PeerError(rank(), str("group '", state_.name(), "' was destroyed by rank ", rank(),
-                              " while operations were pending"))));
+    state_.fail(str("group '", state_.name(), "' was destroyed by rank ", rank(),
+                    " while operations were pending"));
     state_.end_failed();
     Driver driver(host_.wheel());
     while (host_.progress(driver)) {

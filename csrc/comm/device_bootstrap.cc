@@ -1,7 +1,6 @@
 // How the ranks of a DeviceEngine meet: at its first operation, or two of them at their first
 // message.
 #include <algorithm>
-#include <thread>
 
 #include "comm/device_engine.h"
 
@@ -82,23 +81,19 @@ void DeviceEngine::bootstrap(const std::vector<cuda::Subgroup>& subgroups,
 
 void DeviceEngine::await_step(const cuda::Subgroup& subgroup, uint32_t step,
                               const Deadline& deadline, const std::string& asked) {
-  Rank rank = -1;
-  Waiter waiter([&](Clock::time_point) {
-    inquiry_.check_partner(rank, asked);
-    state_.check_waiting(asked);
-    if (!deadline.passed()) return;
-    throw TimeoutError(str(asked, ": Timed out after ", to_seconds(deadline.elapsed()),
-                           " s waiting for rank ", rank, " (", inquiry_.where_is(rank, 1),
-                           ") to use its device with this group"));
-  });
-  for (const Rank next : subgroup.ranks) {
-    rank = next;
+  for (const Rank rank : subgroup.ranks) {
     const cuda::Area area = area_of(rank);
     const auto& at = area.info(subgroup.index_of(rank)).step;
-    while (at.load(std::memory_order_acquire) < step) {
-      std::this_thread::sleep_for(kMeeting);
-      waiter.look_when_due();
-    }
+    poll_until([&] { return at.load(std::memory_order_acquire) >= step; }, kMeeting,
+               [&] {
+                 diagnosis_.check_partner(rank, asked);
+                 state_.check_failure(asked);
+                 state_.check_interrupt(asked);
+                 if (!deadline.passed()) return;
+                 throw timed_out(asked, deadline,
+                                 str("rank ", rank, " (", diagnosis_.where_is(rank, 1),
+                                     ") to use its device with this group"));
+               });
   }
 }
 

@@ -95,7 +95,7 @@ bool DeviceEngine::is_good(int timeline, uint32_t value) {
 bool DeviceEngine::is_doomed(const Pending& pending) const {
   if (!pending.ticket) return false;
   if (spoiler(pending)) return true;
-  if (pending.peer < 0) return inquiry_.failed_before(pending.operation.sequence).has_value();
+  if (pending.peer < 0) return diagnosis_.failed_before(pending.operation.sequence).has_value();
   return state_.transport().state(pending.peer, Board::kDevice).failed && !called(pending);
 }
 
@@ -191,7 +191,8 @@ void DeviceEngine::await_owed(const std::string& asked) {
       note_progress();
     }
     state_.check();
-    state_.check_waiting(asked);
+    state_.check_failure(asked);
+    state_.check_interrupt(asked);
   }
 }
 
@@ -236,26 +237,24 @@ void DeviceEngine::look() {
 
 void DeviceEngine::check_pending(const Pending& pending) {
   const bool late = pending.deadline && pending.deadline->passed();
-  const double seconds = late ? to_seconds(pending.deadline->elapsed()) : 0;
-  if (pending.peer < 0) {
-    if (pending.ticket) {
-      inquiry_.check_peers(pending.operation);
-      if (const auto by = spoiler(pending)) {
-        throw PeerError(*by, str(numbered(pending.operation), ": ", inquiry_.told_by(*by)));
-      }
-      if (late) inquiry_.throw_late(pending.operation, seconds, state_.rank());
-    } else if (late) {
-      throw TimeoutError(str(numbered(pending.operation), ": Timed out after ", seconds,
-                             " s waiting for what this rank's stream has to do before it"));
-    }
-    return;
+  const Descriptor& operation = pending.operation;
+  if (pending.peer >= 0) {
+    if (pending.ticket) check_message(pending);
+    if (!late) return;
+    throw timed_out(to_text(operation), *pending.deadline,
+                    str("rank ", pending.peer, " (", state_.transport().condition(pending.peer),
+                        "): every send needs a recv, and the other way round"));
   }
-  if (pending.ticket) check_message(pending);
-  if (!late) return;
-  throw TimeoutError(str(to_text(pending.operation), ": Timed out after ", seconds,
-                         " s waiting for rank ", pending.peer, " (",
-                         state_.transport().condition(pending.peer),
-                         "): every send needs a recv, and the other way round"));
+  if (pending.ticket) {
+    diagnosis_.check_peers(operation);
+    if (const auto by = spoiler(pending)) {
+      throw PeerError(*by, str(numbered(operation), ": ", diagnosis_.told_by(*by)));
+    }
+    if (late) diagnosis_.throw_late(operation, *pending.deadline, state_.rank());
+  } else if (late) {
+    throw timed_out(numbered(operation), *pending.deadline,
+                    "what this rank's stream has to do before it");
+  }
 }
 
 // A sender may leave once its message is on its way, and the other way round.
@@ -264,11 +263,11 @@ void DeviceEngine::check_message(const Pending& pending) const {
   const PeerState state = state_.transport().state(pending.peer, Board::kDevice);
   const bool called = this->called(pending);
   if (is_doomed(pending)) {
-    throw PeerError(pending.peer, str(text, ": ", inquiry_.told_by(pending.peer)));
+    throw PeerError(pending.peer, str(text, ": ", diagnosis_.told_by(pending.peer)));
   }
   const auto& ended = area_of(pending.peer).ended(state_.rank(), !pending.sending());
   if (ended.load(std::memory_order_seq_cst) >= pending.number || (state.left && called)) return;
-  inquiry_.check_gone(pending.peer, text);
+  diagnosis_.check_gone(pending.peer, text);
 }
 
 // ---- letting go

@@ -28,8 +28,8 @@ DeviceEngine::DeviceEngine(GroupState& state, Communicator& group, cuda::Api& ap
       api_(api),
       device_(device),
       area_(state.transport().device_area(state.rank()), state.size()),
-      inquiry_(state.transport(), recorder_, Board::kDevice,
-               [this](Rank peer, uint64_t sequence) { return state_of(peer, sequence); }),
+      diagnosis_(state.transport(), recorder_, Board::kDevice,
+                 [this](Rank peer, uint64_t sequence) { return state_of(peer, sequence); }),
       plans_(state.rank()),
       timelines_(static_cast<size_t>(1 + 2 * state.size())),
       sent_(static_cast<size_t>(state.size())),
@@ -217,18 +217,13 @@ void DeviceEngine::expect(int timeline, uint32_t value) {
 
 bool DeviceEngine::close(Clock::duration grace) {
   const Deadline deadline(grace);
-  Waiter waiter([&](Clock::time_point) { state_.check(); });
-  while (pending() && !deadline.passed()) {
-    std::this_thread::sleep_for(kParting);
-    waiter.look_when_due();
-  }
+  poll_until([&] { return !pending() || deadline.passed(); }, kParting, [&] { state_.check(); });
   if (failed()) release_now();  // nobody looks any more
   std::unique_lock lock(enqueue_mutex_, std::defer_lock);
   while (!lock.try_lock()) {  // another thread waits for ranks to meet
     if (deadline.passed()) {
-      const std::string why = str("group '", state_.name(), "' was destroyed by rank ",
-                                  state_.rank(), " while its ranks met");
-      state_.fail(std::make_exception_ptr(PeerError(state_.rank(), why)));
+      state_.fail(str("group '", state_.name(), "' was destroyed by rank ", state_.rank(),
+                      " while its ranks met"));
     }
     std::this_thread::sleep_for(kParting);
   }

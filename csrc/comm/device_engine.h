@@ -172,7 +172,7 @@ class DeviceEngine final : public Engine {
   const int device_;
   const cuda::Area area_;
   Recorder recorder_;
-  Inquiry inquiry_;
+  Diagnosis diagnosis_;
 
   std::mutex enqueue_mutex_;                // guards what follows; CUDA may block whoever holds it
   std::unique_ptr<cuda::DeviceComm> comm_;  // goes under mutex_, too

@@ -29,8 +29,7 @@ DeviceEngine::CompletionPtr DeviceEngine::guarded(const std::string& asked, Enqu
   } catch (const UsageError&) {
     throw;
   } catch (const cuda::DeviceError& error) {
-    const std::string text = str(asked, ": ", error.what());
-    std::rethrow_exception(state_.fail(std::make_exception_ptr(PeerError(state_.rank(), text))));
+    std::rethrow_exception(state_.fail(str(asked, ": ", error.what())));
   } catch (const std::exception&) {
     std::rethrow_exception(state_.fail(std::current_exception()));
   }
@@ -83,15 +82,14 @@ void DeviceEngine::scale(DType dtype, double factor, Span dst, const std::byte* 
 
 // Boards and slots hold the last so many operations: more are never under way.
 void DeviceEngine::make_room() {
-  const auto behind = [&] { return reached(0, timelines_[0].issued + 1 - kMostUnderWay); };
-  Waiter waiter([&](Clock::time_point) {
-    state_.check();
-    state_.check_waiting("the operations before it");
-  });
-  while (!behind()) {
-    std::this_thread::sleep_for(std::chrono::microseconds(20));
-    waiter.look_when_due();
-  }
+  const std::string during = "the operations before it";
+  poll_until([&] { return reached(0, timelines_[0].issued + 1 - kMostUnderWay); },
+             std::chrono::microseconds(20),
+             [&] {
+               state_.check();
+               state_.check_failure(during);
+               state_.check_interrupt(during);
+             });
 }
 
 void DeviceEngine::announce(const Operation& operation, const Descriptor& descriptor) {
@@ -108,7 +106,7 @@ void DeviceEngine::announce(const Operation& operation, const Descriptor& descri
   }
   transport.announce(Board::kDevice, descriptor);
   try {
-    inquiry_.check_peers(descriptor);
+    diagnosis_.check_peers(descriptor);
   } catch (const PeerError&) {
     await_owed(numbered(descriptor));
     throw;
@@ -120,7 +118,7 @@ void DeviceEngine::announce(const Operation& operation, const Descriptor& descri
     const cuda::Area theirs = area_of(peer);
     const auto& said = theirs.stamp(descriptor.sequence, state_.rank());
     if (said.load(std::memory_order_relaxed) != stamp(peer)) {
-      inquiry_.throw_mismatch(descriptor, peer);
+      diagnosis_.throw_mismatch(descriptor, peer);
     }
   }
 }

@@ -6,31 +6,6 @@
 #include "comm/runtime.h"
 
 namespace ringcomm {
-namespace {
-
-std::string message_of(const std::exception_ptr& error) {
-  try {
-    std::rethrow_exception(error);
-  } catch (const std::exception& known) {
-    return known.what();
-  } catch (...) {
-    return "unknown error";
-  }
-}
-
-// The error as it may be kept: those of others (an interrupt) may hold objects of Python's.
-std::exception_ptr lasting(const std::exception_ptr& error, Rank rank) {
-  try {
-    std::rethrow_exception(error);
-  } catch (const std::runtime_error&) {
-    return error;
-  } catch (...) {
-    return std::make_exception_ptr(PeerError(rank, message_of(error)));
-  }
-}
-
-}  // namespace
-
 GroupState::GroupState(const CommunicatorOptions& options, std::unique_ptr<Transport> transport,
                        Reach reach, int neighbours)
     : options_(options),
@@ -39,7 +14,7 @@ GroupState::GroupState(const CommunicatorOptions& options, std::unique_ptr<Trans
       logger_(Runtime::get().config().log,
               str("rank ", options.rank, " of group '", options.name, "'")),
       transport_(std::move(transport)),
-      inquiry_(*transport_, recorder_, Board::kHost),
+      diagnosis_(*transport_, recorder_, Board::kHost),
       timeout_ms_(options.timeout.count()) {}
 
 // A rank with a core of its own may spin: waking a sleeper costs more than most waits. Ranks that
@@ -128,6 +103,10 @@ std::exception_ptr GroupState::fail(const std::exception_ptr& error) {
   return error;
 }
 
+std::exception_ptr GroupState::fail(const std::string& why) {
+  return fail(std::make_exception_ptr(PeerError(rank(), why)));
+}
+
 void GroupState::fork() {
   move(Event::kFork);
   transport_->forget();
@@ -145,15 +124,13 @@ std::exception_ptr GroupState::error() const {
 
 std::exception_ptr GroupState::why_failed() {
   const auto by = transport_->first_failed();
-  if (!failed() && by) fail(std::make_exception_ptr(PeerError(*by, inquiry_.told_by(*by))));
+  if (!failed() && by) fail(std::make_exception_ptr(PeerError(*by, diagnosis_.told_by(*by))));
   return error();
 }
 
-void GroupState::check_waiting(const std::string& during) {
-  if (const std::string why = failure(); !why.empty()) {
-    throw PeerError(rank(), str(during, ": ", why));
-  }
-  check_interrupt(during);
+void GroupState::check_failure(const std::string& during) const {
+  const std::string why = failure();
+  if (!why.empty()) throw PeerError(rank(), str(during, ": ", why));
 }
 
 // The caller's thread gives up, and with it this rank: the others must not wait for it.
@@ -164,15 +141,9 @@ void GroupState::check_interrupt(const std::string& during) {
     in_handler_.store({}, std::memory_order_relaxed);
   } catch (const std::exception& error) {
     in_handler_.store({}, std::memory_order_relaxed);
-    fail(std::make_exception_ptr(interrupted(error, during)));
+    fail(interrupted(during, rank(), error));
     throw;
   }
-}
-
-PeerError GroupState::interrupted(const std::exception& by, const std::string& during) const {
-  const std::string what = by.what();
-  return PeerError(rank(), str(during, ": interrupted in rank ", rank(), " by ",
-                               what.substr(0, what.find_first_of(":\n"))));
 }
 
 // A handler of signals that uses the group whose operation it interrupts would wait for itself.

@@ -13,8 +13,8 @@
 #include <thread>
 
 #include "base/log.h"
+#include "comm/diagnosis.h"
 #include "comm/engine.h"
-#include "comm/inquiry.h"
 #include "comm/recorder.h"
 #include "plan/select.h"
 #include "transport/transport.h"
@@ -55,7 +55,7 @@ class GroupState {
   const Logger& logger() const { return logger_; }
   Recorder& recorder() { return recorder_; }  // of the host's operations
   const Recorder& recorder() const { return recorder_; }
-  const Inquiry& inquiry() const { return inquiry_; }  // the same
+  const Diagnosis& diagnosis() const { return diagnosis_; }  // the same
   Patience patience() const;
   // The algorithm that was asked for, if the collective has it and the ranks' reach allows it.
   std::optional<Algorithm> requested_algorithm(Collective collective) const;
@@ -93,6 +93,7 @@ class GroupState {
   }
   // The first failure counts: tells the peers and the engines. Returns `error`.
   std::exception_ptr fail(const std::exception_ptr& error);
+  std::exception_ptr fail(const std::string& why);  // this rank's own
   // True for the first call.
   bool leave() { return move(Event::kLeave) < Lifecycle::kLeft; }
   void fork();
@@ -101,8 +102,9 @@ class GroupState {
   std::exception_ptr error() const;
   // The same; a peer's failure that this rank has not yet seen fails the group now.
   std::exception_ptr why_failed();
-  // Throws the failure, or what the caller's interrupt throws, which fails the group.
-  void check_waiting(const std::string& during);
+  // Throws the failure that ends `during`, if there is one.
+  void check_failure(const std::string& during) const;
+  // The caller's interrupt fails the group if it throws.
   void check_interrupt(const std::string& during);
   // The interrupt alone: what it throws is the caller's to handle.
   void call_interrupt() const {
@@ -110,7 +112,6 @@ class GroupState {
   }
   // Throws UsageError in a signal handler that interrupts a call of this group.
   void check_no_handler() const;
-  PeerError interrupted(const std::exception& by, const std::string& during) const;
 
   // ---- the engines
 
@@ -148,7 +149,7 @@ class GroupState {
   const Logger logger_;
   const std::unique_ptr<Transport> transport_;
   Recorder recorder_;
-  const Inquiry inquiry_;
+  const Diagnosis diagnosis_;
   std::atomic<int64_t> timeout_ms_;
   std::atomic<bool> logged_{false};
 

@@ -92,7 +92,7 @@ bool HostOperation::advance() {
     case HostExecutor::Status::kDone:
       return true;
     case HostExecutor::Status::kMismatch:
-      state_.inquiry().throw_mismatch(current_, executor_.peer());
+      state_.diagnosis().throw_mismatch(current_, executor_.peer());
     case HostExecutor::Status::kBlocked:
       break;
   }
@@ -111,18 +111,16 @@ void HostOperation::end(bool good) {
 
 void HostOperation::check(const Deadline* deadline) {
   if (deadline != nullptr) state_.transport().need(executor_.peer());
-  state_.inquiry().check_peers(current_);
-  if (const std::string why = state_.failure(); !why.empty()) {
-    throw PeerError(state_.rank(), str(numbered(current_), ": ", why));
-  }
+  state_.diagnosis().check_peers(current_);
+  state_.check_failure(text());
   if (deadline == nullptr) return;
   if (deadline->passed()) {
-    state_.inquiry().throw_late(current_, to_seconds(deadline->elapsed()), executor_.peer());
+    state_.diagnosis().throw_late(current_, *deadline, executor_.peer());
   }
   if (deadline->elapsed_seconds() < kLate || warned_ == sequence_) return;
   warned_ = sequence_;  // once an operation
   state_.logger().warning(numbered(current_), ": has waited for ", kLate, " s for ",
-                          state_.inquiry().missing(current_, executor_.peer()), ")");
+                          state_.diagnosis().missing(current_, executor_.peer()), ")");
 }
 
 }  // namespace ringcomm

@@ -54,15 +54,13 @@ void MessageEngine::give_up(const Message& message, const std::exception_ptr& er
   state_.end_failed();
 }
 
-void MessageEngine::time_out(const Message& message, Clock::duration waited) {
+void MessageEngine::time_out(const Message& message, const Deadline& limit) {
   std::string whom = message.sending ? "the receiver" : "the sender";
   if (message.peer >= 0) {
-    whom += str(" (rank ", message.peer, ", ", state_.inquiry().where_is(message.peer, 0), ")");
+    whom += str(" (rank ", message.peer, ", ", state_.diagnosis().where_is(message.peer, 0), ")");
   }
-  give_up(message,
-          std::make_exception_ptr(TimeoutError(
-              str(message.describe(), ": Timed out after ", to_seconds(waited), " s waiting for ",
-                  whom, ": every send needs a recv with the same tag, and the other way round"))));
+  whom += ": every send needs a recv with the same tag, and the other way round";
+  give_up(message, std::make_exception_ptr(timed_out(message.describe(), limit, whom)));
 }
 
 void MessageEngine::check() {
@@ -100,14 +98,14 @@ std::vector<bool> MessageEngine::gone_peers() {
 void MessageEngine::check_source(const Message& message, const std::vector<bool>& gone) {
   Transport& transport = state_.transport();
   const auto throw_failed = [&](Rank peer) {
-    throw PeerError(peer, str(message.describe(), ": ", state_.inquiry().told_by(peer)));
+    throw PeerError(peer, str(message.describe(), ": ", state_.diagnosis().told_by(peer)));
   };
   if (message.peer != Message::kAnySource) {
     transport.need(message.peer);
     if (!gone[static_cast<size_t>(message.peer)]) return;
     const PeerState state = transport.state(message.peer, Board::kHost);
     if (state.failed) throw_failed(message.peer);
-    state_.inquiry().throw_gone(
+    state_.diagnosis().throw_gone(
         message.peer, message.describe(), 0,
         "every send needs a recv with the same tag, and the other way round");
   }

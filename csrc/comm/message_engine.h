@@ -20,7 +20,7 @@ class MessageEngine final : public Engine {
   void post_late(const MessagePtr& message);
   // Ends a message for which nobody waits any more. The group goes on if nothing of it has moved.
   void give_up(const Message& message, const std::exception_ptr& error);
-  void time_out(const Message& message, Clock::duration waited);
+  void time_out(const Message& message, const Deadline& limit);
 
   bool pending() override { return mailbox_.pending(); }
   bool ready(Driver&) override { return pending() && mailbox_.ready(); }

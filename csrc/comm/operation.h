@@ -50,11 +50,11 @@ void make_stamps(const Operation& operation, const Descriptor& descriptor, Stamp
 
 // One side of a message: it goes into the flight recorder, to no peer.
 struct MessageKind {
-  bool sending;
-  DType dtype;
-  uint64_t count;  // elements
-  Rank peer;       // -1: any
-  uint32_t tag;
+  bool sending = false;
+  DType dtype = DType::kUint8;
+  uint64_t count = 0;  // elements
+  Rank peer = -1;      // -1: any
+  uint32_t tag = 0;
 };
 Descriptor make_descriptor(const MessageKind& message);
 

@@ -132,7 +132,7 @@ bool Communicator::wait(Request& request, Clock::duration at_most) {
   }
   driver.let_go();
   if (done() || message == nullptr) return done();
-  messages_.time_out(*message, limit.elapsed());
+  messages_.time_out(*message, limit);
   while (!done()) std::this_thread::yield();  // another thread is about to say so
   return true;
 }
@@ -143,7 +143,8 @@ void Communicator::check_interrupt(Request& request) {
     state_.call_interrupt();
   } catch (const std::exception& error) {
     if (Message* const message = request.as_message()) {
-      give_up(*message, std::make_exception_ptr(state_.interrupted(error, message->describe())));
+      const PeerError why(rank(), interrupted(message->describe(), rank(), error));
+      give_up(*message, std::make_exception_ptr(why));
       throw;
     }
     const auto& task = static_cast<const Task&>(request);

@@ -82,10 +82,7 @@ HostStaging::ResultWord HostStaging::run(const Operation& operation, cuda::Strea
 
 MessagePtr HostStaging::message_for(const DeviceMessage& asked, std::byte* buffer) const {
   auto message = std::make_shared<Message>(group_.state().timeout_or(asked.timeout));
-  message->sending = asked.kind.sending;
-  message->peer = asked.kind.peer;
-  message->tag = asked.kind.tag;
-  message->dtype = asked.kind.dtype;
+  static_cast<MessageKind&>(*message) = asked.kind;
   message->data = {buffer + kHead, asked.data.bytes};
   message->on_done = report(buffer);
   return message;

@@ -3,6 +3,7 @@
 // deadlines and signals to the process.
 #pragma once
 
+#include <thread>
 #include <utility>
 
 #include "base/doorbell.h"
@@ -70,5 +71,15 @@ class Waiter {
   uint32_t polls_ = 0;
   Clock::time_point began_, next_;
 };
+
+// Waits for what rings no doorbell.
+template <typename Over, typename Look>
+void poll_until(Over&& over, Clock::duration interval, Look&& look) {
+  Waiter waiter([&](Clock::time_point) { look(); });
+  while (!over()) {
+    std::this_thread::sleep_for(interval);
+    waiter.look_when_due();
+  }
+}
 
 }  // namespace ringcomm

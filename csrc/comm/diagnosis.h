@@ -14,12 +14,12 @@
 
 namespace ringcomm {
 
-class Inquiry {
+class Diagnosis {
  public:
   // How far a peer is, in view of that operation; without, what its board says.
   using Look = std::function<PeerState(Rank peer, uint64_t sequence)>;
 
-  Inquiry(Transport& transport, const Recorder& recorder, Board board, Look look = nullptr)
+  Diagnosis(Transport& transport, const Recorder& recorder, Board board, Look look = nullptr)
       : transport_(transport), recorder_(recorder), board_(board), look_(std::move(look)) {}
 
   // Throws MismatchError or PeerError when `operation` cannot end well: a peer called another one
@@ -37,7 +37,8 @@ class Inquiry {
   // is one. What a peer had finished does not need it any more.
   std::optional<Rank> failed_before(uint64_t sequence) const;
   // TimeoutError. `awaited`: whom it waits for where every peer has called it.
-  [[noreturn]] void throw_late(const Descriptor& operation, double seconds, Rank awaited) const;
+  [[noreturn]] void throw_late(const Descriptor& operation, const Deadline& deadline,
+                               Rank awaited) const;
   // "rank 3 failed: ...", of a peer that has.
   std::string told_by(Rank peer) const;
   // "rank 3 (alive, last finished #411 all_reduce float32[3] SUM, has not called #412"
@@ -62,8 +63,17 @@ class Inquiry {
 
 // Is the host in an operation that all have called, and that nobody owes anything who has gone?
 bool needs_only_time(Transport& transport);
+// "all_reduce #412: Timed out after 30 s waiting for rank 3 (alive)", of a deadline that has
+// passed.
+TimeoutError timed_out(const std::string& text, const Deadline& deadline, const std::string& whom);
+// "all_reduce #412: interrupted in rank 3 by KeyboardInterrupt"
+std::string interrupted(const std::string& during, Rank rank, const std::exception& by);
+std::string message_of(const std::exception_ptr& error);
+// The error as it may be kept: those of others (an interrupt) may hold objects of Python's.
+std::exception_ptr lasting(const std::exception_ptr& error, Rank rank);
 // It is a peer's that has gone or failed, and may have finished what is under way here.
 bool is_of_peer(const std::exception_ptr& error, Rank self);
 // "all_reduce #412 float32[500000] SUM"
 std::string numbered(const Descriptor& operation);
+
 }  // namespace ringcomm
