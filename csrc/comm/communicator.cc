@@ -28,15 +28,16 @@ void Communicator::run(const Operation& operation) {
   if (task->error) std::rethrow_exception(task->error);
 }
 
-TaskPtr Communicator::submit(Operation operation, decltype(Request::on_done) on_done, Sequel sequel,
-                             const std::atomic<uint32_t>* gate, std::function<void()> on_end) {
+TaskPtr Communicator::submit(Operation operation, decltype(Request::on_done) on_done,
+                             Continuation continuation, const std::atomic<uint32_t>* gate,
+                             std::function<void()> on_end) {
   state_.check_usable();
   validate(operation, size(), rank());
   const auto limit = state_.timeout_or(operation.timeout);
   auto task = std::make_shared<Task>(std::move(operation), limit);
   task->on_done = std::move(on_done);
   task->on_end = std::move(on_end);
-  task->sequel = std::move(sequel);
+  task->continuation = std::move(continuation);
   task->gate = gate;
   host_.submit(task);
   state_.kick();

@@ -43,7 +43,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   void run(const Operation& operation);
   // Queues it. Memory lives until the task is done; on_done is called on the thread that ends it.
   TaskPtr submit(Operation operation, decltype(Request::on_done) on_done = nullptr,
-                 Sequel sequel = {}, const std::atomic<uint32_t>* gate = nullptr,
+                 Continuation continuation = {}, const std::atomic<uint32_t>* gate = nullptr,
                  std::function<void()> on_end = nullptr);
   // Starts a send or receive. A message with a timeout of 0 gets the group's.
   void post(const MessagePtr& message);

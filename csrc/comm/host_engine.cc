@@ -61,7 +61,7 @@ void HostEngine::run_to_end(const Operation& operation) {
 void HostEngine::submit(const TaskPtr& task) {
   const std::lock_guard lock(queue_mutex_);
   queue_.push_back(task);
-  asked_.fetch_add(1 + task->sequel.operations, std::memory_order_relaxed);
+  asked_.fetch_add(1 + task->continuation.operations, std::memory_order_relaxed);
   queued_.fetch_add(1, std::memory_order_seq_cst);
 }
 
@@ -99,7 +99,7 @@ bool HostEngine::progress(Driver& driver) {
     unblocked = operation_.ready();
     if (!operation_.advance()) return unblocked;
     operation_.end(true);
-    if (task_->sequel.next && task_->sequel.next(task_->operation)) {
+    if (task_->continuation.next && task_->continuation.next(task_->operation)) {
       operation_.begin(task_->operation);
       return true;
     }
@@ -120,7 +120,7 @@ void HostEngine::end_task(Driver& driver, const std::exception_ptr& error) {
   driver.let_go();
   task->operation.input.clear();
   task->operation.output.clear();
-  task->sequel = {};
+  task->continuation = {};
   queued_.fetch_sub(1, std::memory_order_seq_cst);
   task->end(error);
   state_.transport().doorbell().notify(kLocalNews);  // before callbacks, which may take their time
@@ -164,11 +164,11 @@ Clock::duration HostEngine::poll_interval() {
 void HostEngine::add_queued(std::vector<Record>& records) const {
   const std::lock_guard lock(queue_mutex_);
   uint64_t sequence = this->sequence() + 1;
-  for (const TaskPtr& task : queue_) sequence -= 1 + task->sequel.operations;
+  for (const TaskPtr& task : queue_) sequence -= 1 + task->continuation.operations;
   for (const TaskPtr& task : queue_) {
     Record waiting;
     waiting.descriptor = make_descriptor(task->operation, sequence);
-    sequence += 1 + task->sequel.operations;
+    sequence += 1 + task->continuation.operations;
     waiting.began = waiting.ended = task->deadline.start();
     records.push_back(waiting);
   }

@@ -14,12 +14,12 @@
 namespace ringcomm {
 
 // Makes the operation that belongs together with the one that has just ended; false: none.
-struct Sequel {
+struct Continuation {
   std::function<bool(Operation&)> next;
   uint64_t operations = 0;  // how many it yields, the same on every rank
 };
 
-// A collective in the queue, with its sequels: nothing else of the queue comes between them.
+// A collective in the queue, with its continuations: nothing else of the queue comes between them.
 struct Task final : Request {
   Task(Operation what, Clock::duration limit)
       : Request(limit),
@@ -27,9 +27,9 @@ struct Task final : Request {
         operation(std::move(what)),
         deadline(limit) {}
   const Descriptor asked;
-  Operation operation;  // now: of a sequel, maybe
+  Operation operation;  // now: of a continuation, maybe
   Deadline deadline;
-  Sequel sequel;
+  Continuation continuation;
   const std::atomic<uint32_t>* gate = nullptr;  // not begun while this is 0
   bool blocking = false;  // it ends with the wait for it: then the memory is the caller's again
 };

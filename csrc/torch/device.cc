@@ -41,7 +41,7 @@ void find_device(Call& call) {
     }
   }
   const bool on_cpu = !device || device->is_cpu();
-  const bool simulated = on_cpu && !call.sequel.next && device_is_simulated();
+  const bool simulated = on_cpu && !call.continuation.next && device_is_simulated();
   if (simulated) device = at::Device(at::kCPU);
   call.device = on_cpu && !simulated ? std::nullopt : device;
 }
