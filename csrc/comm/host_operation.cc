@@ -101,7 +101,7 @@ bool HostOperation::advance() {
 
 void HostOperation::end(bool good) {
   if (!ticket_) return;
-  state_.transport().settle();
+  state_.transport().reclaim_lent();
   state_.recorder().end(*std::exchange(ticket_, std::nullopt), good);
   if (!scratch_.empty()) std::vector<std::byte>().swap(scratch_);  // "= {}" keeps the memory
   if (!good) return;
