@@ -63,7 +63,7 @@ void Backend::leave() {
 Backend::~Backend() {
   try {
     leave();
-    Runtime::get().shelf().clear();
+    Runtime::get().deferred().clear();
   } catch (const std::exception& error) {
     TORCH_WARN("ringcomm: leaving a group failed: ", error.what());
   }
@@ -114,7 +114,7 @@ void Backend::registerOnCompletionHook(
 void Backend::shutdown() {
   without_gil([&] { group().wait_for_device(); });
   leave();
-  Runtime::get().shelf().clear();
+  Runtime::get().deferred().clear();
 }
 
 // torch calls this once per device type of the group, with one store for both, and uses the first

@@ -95,7 +95,7 @@ DeviceWork::~DeviceWork() {
   };
   const DeviceEngine::Completion* const end = end_.get();
   const Kept kept{surroundings_, std::move(kept_), std::move(staging_), std::move(end_)};
-  Runtime::get().shelve(std::make_shared<Kept>(kept), [end] { return end->reached(); });
+  Runtime::get().release_later(std::make_shared<Kept>(kept), [end] { return end->reached(); });
 }
 
 void DeviceWork::follow(DeviceEngine::CompletionPtr end) {

@@ -11,11 +11,11 @@
 
 namespace ringcomm {
 
-class Shelf {
+class DeferredRelease {
  public:
   using Over = std::function<bool()>;
 
-  // Kept until it is `over`, if that is given. True when the shelf was empty.
+  // Kept until it is `over`, if that is given. True when it was empty.
   bool put(std::shared_ptr<void> thing, Over over = nullptr);
   void clear();  // of what is over
   bool filled() const { return filled_.load(std::memory_order_relaxed); }

@@ -1,16 +1,16 @@
-#include "comm/shelf.h"
+#include "comm/deferred_release.h"
 
 #include <algorithm>
 
 namespace ringcomm {
 
-bool Shelf::put(std::shared_ptr<void> thing, Over over) {
+bool DeferredRelease::put(std::shared_ptr<void> thing, Over over) {
   const std::lock_guard lock(mutex_);
   kept_.push_back({std::move(thing), std::move(over)});
   return !filled_.exchange(true, std::memory_order_relaxed);
 }
 
-void Shelf::clear() {
+void DeferredRelease::clear() {
   if (!filled()) return;
   std::vector<Kept> over;  // goes after the lock
   const std::lock_guard lock(mutex_);
