@@ -108,7 +108,8 @@ void Communicator::shutdown(Clock::duration grace) {
   while (busy() && !state_.failed() && !deadline.passed()) {
     if (waiter.again(drive() == Driven::kMoved)) continue;
     state_.transport().doorbell().sleep(
-        kAllNews, [&] { return !busy() || ready(); }, std::min(waiter.nap(), deadline.left()));
+        kAllNews, [&] { return !busy() || ready(); },
+        std::min(waiter.until_check(), deadline.left()));
     waiter.woke(state_.failed());
   }
   if (busy()) {

@@ -185,8 +185,8 @@ bool DeviceEngine::owed() {
 // What was asked for cannot be had. What was asked for before it may.
 void DeviceEngine::await_owed(const std::string& asked) {
   while (!failed() && owed()) {
-    const Deadline look(kSlice);
-    while (!look.passed() && pending()) {
+    const Deadline next_check(kSlice);
+    while (!next_check.passed() && pending()) {
       std::this_thread::sleep_for(kNap);
       note_progress();
     }
@@ -198,7 +198,7 @@ void DeviceEngine::await_owed(const std::string& asked) {
 
 void DeviceEngine::check() {
   try {
-    look();
+    check_operations();
   } catch (const PeerError&) {
     // Else when the host's operation has ended.
     if (state_.failed() || !needs_only_time(state_.transport())) {
@@ -209,7 +209,7 @@ void DeviceEngine::check() {
   }
 }
 
-void DeviceEngine::look() {
+void DeviceEngine::check_operations() {
   note_progress();
   std::vector<Pending> rest;
   {
@@ -275,7 +275,7 @@ void DeviceEngine::check_message(const Pending& pending) const {
 void DeviceEngine::fail(const std::exception_ptr& error) {
   Release not_yet = Release::kNot;
   release_.compare_exchange_strong(not_yet, Release::kDue);
-  if (!is_of_peer(error, state_.rank()) || !owed()) release_now();  // else look() does, in time
+  if (!is_of_peer(error, state_.rank()) || !owed()) release_now();  // else check() does, in time
 }
 
 void DeviceEngine::release_now() {

@@ -129,7 +129,7 @@ class DeviceEngine final : public Engine {
   bool can_end_well(const Pending& pending);
   bool owed();
   void await_owed(const std::string& asked);
-  void look();
+  void check_operations();
   void release_now();
   bool failed() const { return release_ != Release::kNot; }
   bool released() const { return release_ == Release::kDone; }
@@ -192,7 +192,7 @@ class DeviceEngine final : public Engine {
   std::vector<bool> spoilt_;          // by timeline: after those, nothing is good
   // What streams wait for of other ranks: kDue and kDone are of a group that has failed.
   enum class Release : uint8_t { kNot, kDue, kDone };
-  std::atomic<Release> release_{Release::kNot};  // partner: look()
+  std::atomic<Release> release_{Release::kNot};  // partner: check_operations()
   bool kept_ = false;  // streams or peers may still use what the team has: till the process ends
 };
 

@@ -17,10 +17,10 @@ namespace ringcomm {
 class Diagnosis {
  public:
   // How far a peer is, in view of that operation; without, what its board says.
-  using Look = std::function<PeerState(Rank peer, uint64_t sequence)>;
+  using View = std::function<PeerState(Rank peer, uint64_t sequence)>;
 
-  Diagnosis(Transport& transport, const Recorder& recorder, Board board, Look look = nullptr)
-      : transport_(transport), recorder_(recorder), board_(board), look_(std::move(look)) {}
+  Diagnosis(Transport& transport, const Recorder& recorder, Board board, View view = nullptr)
+      : transport_(transport), recorder_(recorder), board_(board), view_(std::move(view)) {}
 
   // Throws MismatchError or PeerError when `operation` cannot end well: a peer called another one
   // under its number, has gone without finishing it, or has failed.
@@ -50,7 +50,7 @@ class Diagnosis {
 
  private:
   PeerState state(Rank peer, uint64_t sequence = 0) const {
-    return look_ ? look_(peer, sequence) : transport_.state(peer, board_);
+    return view_ ? view_(peer, sequence) : transport_.state(peer, board_);
   }
   void check_peer(const Descriptor& operation, Rank peer) const;
   std::string progress_of(Rank peer, uint64_t sequence) const;
@@ -58,7 +58,7 @@ class Diagnosis {
   Transport& transport_;
   const Recorder& recorder_;
   const Board board_;
-  const Look look_;
+  const View view_;
 };
 
 // Is the host in an operation that all have called, and that nobody owes anything who has gone?

@@ -45,7 +45,7 @@ void HostEngine::run_to_end(const Operation& operation) {
         // Partners: signal() of the peer, and GroupState::fail().
         driving.sleep(
             operation_.peer(), kSignalNews, [&] { return operation_.ready() || state_.failed(); },
-            waiter.nap());
+            waiter.until_check());
         waiter.woke(state_.failed() || transport.first_failed());
       }
     }

@@ -126,7 +126,7 @@ bool Communicator::wait(Request& request, Clock::duration at_most) {
                           : driver.drives()  ? kAllNews
                                              : kMessageNews | kLocalNews;
     driving.sleep(awaited(driver), news, awake,
-                  std::min({waiter.nap(), poll_interval(), limit.left()}));
+                  std::min({waiter.until_check(), poll_interval(), limit.left()}));
     late = limit.passed();
     waiter.woke(state_.failed() || state_.transport().first_failed());
   }
@@ -183,7 +183,7 @@ void Communicator::wait_for_streams(const std::string& during, const std::functi
   while (!over()) {
     if (waiter.again(false)) continue;
     std::this_thread::sleep_for(kStreamNap);
-    waiter.look_when_due();
+    waiter.check_when_due();
   }
 }
 

@@ -252,14 +252,14 @@ void Runtime::work() {
         return inbox() || std::any_of(active.begin(), active.end(),
                                       [](const auto& group) { return group->ready(); });
       };
-      Clock::duration nap = waiter.nap();
+      Clock::duration most = waiter.until_check();
       uint32_t news = kLocalNews;
       for (const auto& group : active) {
-        nap = std::min(nap, group->poll_interval());
+        most = std::min(most, group->poll_interval());
         news |= group->news();
       }
-      if (active.size() > 1 || !active[0]->sleep(awake, nap)) {
-        doorbell_.bell().sleep(news, awake, nap);
+      if (active.size() > 1 || !active[0]->sleep(awake, most)) {
+        doorbell_.bell().sleep(news, awake, most);
       }
       waiter.woke(false);
     }
