@@ -25,7 +25,12 @@ BELOW = {
 # What only torch's side may include; torch/headeronly is free everywhere.
 TORCH = re.compile(r"(torch(?!/headeronly/)|c10|c10d|ATen|aten|caffe2|pybind11)/|Python\.h$")
 MACRO = re.compile(r"#\s*define\s+(\w+)")
-MACROS = {"RINGCOMM_CHECK": "csrc/base/error.h", "RINGCOMM_ISA": "csrc/reduce/"}
+MACROS = {
+    "RINGCOMM_CHECK": "csrc/base/error.h",
+    "RINGCOMM_GUARDED_BY": "csrc/base/mutex.h",
+    "RINGCOMM_ISA": "csrc/reduce/",
+    "RINGCOMM_THREAD_SAFETY": "csrc/base/mutex.h",
+}
 
 LINES = 400
 LONGER: dict[str, str] = {}  # file: the reason why it may be longer

@@ -51,7 +51,7 @@ void Communicator::post(const MessagePtr& message) {
 
 DeviceEngine& Communicator::device(int index) {
   state_.check_usable();
-  const std::lock_guard lock(device_mutex_);
+  const Lock lock(device_mutex_);
   DeviceEngine* device = device_in_use();
   if (device == nullptr) {
     device = new DeviceEngine(state_, *this, device_api(), index);

@@ -8,7 +8,6 @@
 
 #include <atomic>
 #include <memory>
-#include <mutex>
 #include <string>
 
 #include "comm/device_engine.h"
@@ -109,7 +108,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   GroupState state_;
   HostEngine host_;
   MessageEngine messages_;
-  std::mutex device_mutex_;                             // held to make the next
+  Mutex device_mutex_;                                  // held to make the next
   std::atomic<DeviceEngine*> device_{nullptr};          // lives as long as the group
   std::atomic<int> waiting_{0}, waiting_for_tasks_{0};  // threads in wait(); partner: drive()
 };

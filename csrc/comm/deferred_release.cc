@@ -5,7 +5,7 @@
 namespace ringcomm {
 
 bool DeferredRelease::put(std::shared_ptr<void> thing, Over over) {
-  const std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   kept_.push_back({std::move(thing), std::move(over)});
   return !filled_.exchange(true, std::memory_order_relaxed);
 }
@@ -13,7 +13,7 @@ bool DeferredRelease::put(std::shared_ptr<void> thing, Over over) {
 void DeferredRelease::clear() {
   if (!filled()) return;
   std::vector<Kept> over;  // goes after the lock
-  const std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   const auto rest = std::stable_partition(
       kept_.begin(), kept_.end(), [](const Kept& kept) { return kept.over && !kept.over(); });
   over.assign(std::make_move_iterator(rest), std::make_move_iterator(kept_.end()));

@@ -6,8 +6,9 @@
 #include <atomic>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <vector>
+
+#include "base/mutex.h"
 
 namespace ringcomm {
 
@@ -26,8 +27,8 @@ class DeferredRelease {
     Over over;
   };
   std::atomic<bool> filled_{false};  // partner: clear(); a stale false only delays
-  std::mutex mutex_;                 // guards the next
-  std::vector<Kept> kept_;
+  Mutex mutex_;
+  std::vector<Kept> kept_ RINGCOMM_GUARDED_BY(mutex_);
 };
 
 }  // namespace ringcomm

@@ -12,9 +12,6 @@
 namespace ringcomm {
 namespace {
 
-constexpr auto kSlice = std::chrono::milliseconds(50);  // between looks at peers
-constexpr auto kNap = std::chrono::microseconds(50);    // between looks at what streams have done
-
 bool has_come(uint32_t count, uint32_t value) { return static_cast<int32_t>(count - value) >= 0; }
 
 }  // namespace
@@ -76,7 +73,7 @@ bool DeviceEngine::ended_well(const Pending& pending) const {
 }
 
 bool DeviceEngine::is_good(int timeline, uint32_t value) {
-  const std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   if (has_come(good_until_[static_cast<size_t>(timeline)], value)) return true;
   const auto known = [&](const Pending& each) {
     return each.timeline == timeline && each.value == value;
@@ -101,7 +98,7 @@ bool DeviceEngine::is_doomed(const Pending& pending) const {
 
 void DeviceEngine::note_progress() {
   if (state_.forked()) return;
-  const std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   std::vector<uint32_t> now;
   for (size_t i = 0; i < timelines_.size(); ++i) {
     now.push_back(own().done(static_cast<int>(i)).load(std::memory_order_seq_cst));
@@ -149,7 +146,7 @@ bool DeviceEngine::called(const Pending& pending) const {
 
 bool DeviceEngine::expected() {
   note_progress();
-  const std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   return !pending_.empty() && std::all_of(pending_.begin(), pending_.end(),
                                           [&](const auto& each) { return called(each); });
 }
@@ -173,7 +170,7 @@ bool DeviceEngine::owed() {
   note_progress();
   std::vector<Pending> rest;
   {
-    const std::lock_guard lock(mutex_);
+    const Lock lock(mutex_);
     rest.assign(pending_.begin(), pending_.end());
   }
   const auto first = std::find_if(rest.begin(), rest.end(), [&](const Pending& each) {
@@ -185,9 +182,9 @@ bool DeviceEngine::owed() {
 // What was asked for cannot be had. What was asked for before it may.
 void DeviceEngine::await_owed(const std::string& asked) {
   while (!failed() && owed()) {
-    const Deadline next_check(kSlice);
+    const Deadline next_check(kPollInterval);
     while (!next_check.passed() && pending()) {
-      std::this_thread::sleep_for(kNap);
+      std::this_thread::sleep_for(kStreamInterval);
       note_progress();
     }
     state_.check();
@@ -213,7 +210,7 @@ void DeviceEngine::check_operations() {
   note_progress();
   std::vector<Pending> rest;
   {
-    const std::lock_guard lock(mutex_);
+    const Lock lock(mutex_);
     rest.assign(pending_.begin(), pending_.end());
   }
   if (released()) {
@@ -289,7 +286,7 @@ void DeviceEngine::release_now() {
 }
 
 void DeviceEngine::release_streams() {
-  const std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   if (comm_) comm_->release();
 }
 

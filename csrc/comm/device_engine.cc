@@ -74,7 +74,7 @@ DeviceEngine::~DeviceEngine() {
 void DeviceEngine::give_back() {
   std::unique_ptr<cuda::DeviceComm> team;
   {
-    const std::lock_guard lock(mutex_);
+    const Lock lock(mutex_);
     team = std::move(comm_);
   }
   try {
@@ -108,13 +108,13 @@ bool DeviceEngine::reached(int timeline, uint32_t value) const {
 
 void DeviceEngine::keep(cuda::Event event) {
   if (state_.forked()) return;
-  const std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   events_.push_back(event);
 }
 
 cuda::Event DeviceEngine::event() {
   {
-    const std::lock_guard lock(mutex_);
+    const Lock lock(mutex_);
     if (!events_.empty()) {
       const cuda::Event event = events_.back();
       events_.pop_back();
@@ -172,7 +172,7 @@ DeviceEngine::CompletionPtr DeviceEngine::end(const std::vector<int>& timelines,
   for (Pending& each : pending) each.value = timelines_[static_cast<size_t>(each.timeline)].issued;
   bool first = false;
   {
-    const std::lock_guard lock(mutex_);
+    const Lock lock(mutex_);
     first = pending_.empty();
     ++batches_;
     for (Pending& each : pending) {
@@ -188,7 +188,7 @@ DeviceEngine::CompletionPtr DeviceEngine::end(const std::vector<int>& timelines,
 // ---- watching
 
 bool DeviceEngine::pending() {
-  const std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   return !pending_.empty() || staging_.gated();
 }
 
@@ -200,12 +200,12 @@ bool DeviceEngine::progress(Driver& driver) {
 
 Clock::duration DeviceEngine::poll_interval() {
   if (staging_.gated()) return kStreamInterval;
-  const std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   return failed() && !pending_.empty() ? kReleaseInterval : Engine::poll_interval();
 }
 
 void DeviceEngine::expect(int timeline, uint32_t value) {
-  const std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   const auto found = std::find_if(pending_.begin(), pending_.end(), [&](const Pending& each) {
     return each.timeline == timeline && each.value == value;
   });

@@ -184,12 +184,13 @@ class DeviceEngine final : public Engine {
   std::vector<uint64_t> sent_, received_;  // messages, by peer
   HostStaging staging_;
 
-  std::mutex mutex_;  // guards what follows; never held during a call of CUDA's
-  std::deque<Pending> pending_;
-  uint64_t batches_ = 0;
-  std::vector<cuda::Event> events_;
-  std::vector<uint32_t> good_until_;  // by timeline
-  std::vector<bool> spoilt_;          // by timeline: after those, nothing is good
+  Mutex mutex_;  // never held during a call of CUDA's
+  std::deque<Pending> pending_ RINGCOMM_GUARDED_BY(mutex_);
+  uint64_t batches_ RINGCOMM_GUARDED_BY(mutex_) = 0;
+  std::vector<cuda::Event> events_ RINGCOMM_GUARDED_BY(mutex_);
+  // By timeline: so far all is good, or nothing is from there on.
+  std::vector<uint32_t> good_until_ RINGCOMM_GUARDED_BY(mutex_);
+  std::vector<bool> spoilt_ RINGCOMM_GUARDED_BY(mutex_);
   // What streams wait for of other ranks: kDue and kDone are of a group that has failed.
   enum class Release : uint8_t { kNot, kDue, kDone };
   std::atomic<Release> release_{Release::kNot};  // partner: check_operations()

@@ -90,15 +90,16 @@ void GroupState::refuse() const {
 }
 
 std::exception_ptr GroupState::fail(const std::exception_ptr& error) {
+  const std::string why = message_of(error);
   {
-    const std::lock_guard lock(mutex_);
+    const Lock lock(mutex_);
     if (error_ || forked()) return error;
     error_ = lasting(error, rank());
-    failure_ = message_of(error_);
+    failure_ = why;
   }
   each_engine([](Engine& engine) { engine.note_progress(); });
   move(Event::kFailure);
-  transport_->fail(failure_);  // rings this process's bell too
+  transport_->fail(why);  // rings this process's bell too
   each_engine([&](Engine& engine) { engine.fail(error); });
   return error;
 }
@@ -113,12 +114,12 @@ void GroupState::fork() {
 }
 
 std::string GroupState::failure() const {
-  const std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   return failure_;
 }
 
 std::exception_ptr GroupState::error() const {
-  const std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   return error_;
 }
 

@@ -7,12 +7,12 @@
 #include <chrono>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <thread>
 
 #include "base/log.h"
+#include "base/mutex.h"
 #include "comm/diagnosis.h"
 #include "comm/engine.h"
 #include "comm/recorder.h"
@@ -154,9 +154,9 @@ class GroupState {
   std::atomic<bool> logged_{false};
 
   std::atomic<Lifecycle> lifecycle_{Lifecycle::kOpen};
-  mutable std::mutex mutex_;  // guards the next two
-  std::exception_ptr error_;
-  std::string failure_;
+  mutable Mutex mutex_;
+  std::exception_ptr error_ RINGCOMM_GUARDED_BY(mutex_);
+  std::string failure_ RINGCOMM_GUARDED_BY(mutex_);
 
   std::atomic<std::thread::id> in_handler_;  // runs a signal handler in the middle of a call
   std::array<std::atomic<Engine*>, 3> engines_{};

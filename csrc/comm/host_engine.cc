@@ -59,7 +59,7 @@ void HostEngine::run_to_end(const Operation& operation) {
 // ---- the queue
 
 void HostEngine::submit(const TaskPtr& task) {
-  const std::lock_guard lock(queue_mutex_);
+  const Lock lock(queue_mutex_);
   queue_.push_back(task);
   asked_.fetch_add(1 + task->continuation.operations, std::memory_order_relaxed);
   queued_.fetch_add(1, std::memory_order_seq_cst);
@@ -67,7 +67,7 @@ void HostEngine::submit(const TaskPtr& task) {
 
 // The next task of the queue, if it may begin.
 TaskPtr HostEngine::front() const {
-  const std::lock_guard lock(queue_mutex_);
+  const Lock lock(queue_mutex_);
   if (queue_.empty()) return nullptr;
   const std::atomic<uint32_t>* const gate = queue_.front()->gate;
   const bool open = gate == nullptr || gate->load(std::memory_order_seq_cst) != 0;
@@ -79,7 +79,7 @@ bool HostEngine::next_task() {
   if (!next) return false;
   task_ = next;
   {
-    const std::lock_guard lock(queue_mutex_);
+    const Lock lock(queue_mutex_);
     queue_.pop_front();  // only the driver takes from it
   }
   if (state_.failed()) state_.check_usable();
@@ -156,13 +156,13 @@ void HostEngine::check() {
 }
 
 Clock::duration HostEngine::poll_interval() {
-  const std::lock_guard lock(queue_mutex_);
+  const Lock lock(queue_mutex_);
   const bool gated = !queue_.empty() && queue_.front()->gate != nullptr;
   return gated ? Clock::duration(kStreamInterval) : Engine::poll_interval();
 }
 
 void HostEngine::add_queued(std::vector<Record>& records) const {
-  const std::lock_guard lock(queue_mutex_);
+  const Lock lock(queue_mutex_);
   uint64_t sequence = this->sequence() + 1;
   for (const TaskPtr& task : queue_) sequence -= 1 + task->continuation.operations;
   for (const TaskPtr& task : queue_) {

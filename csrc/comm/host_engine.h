@@ -4,7 +4,6 @@
 
 #include <deque>
 #include <memory>
-#include <mutex>
 #include <vector>
 
 #include "comm/host_operation.h"
@@ -72,8 +71,8 @@ class HostEngine final : public Engine {
   Patience patience_;
   TaskPtr task_;  // whose operation is in progress; null in run()
 
-  mutable std::mutex queue_mutex_;  // guards the next
-  std::deque<TaskPtr> queue_;
+  mutable Mutex queue_mutex_;
+  std::deque<TaskPtr> queue_ RINGCOMM_GUARDED_BY(queue_mutex_);
   std::atomic<uint64_t> asked_{0};
   std::atomic<int> queued_{0};  // tasks not yet ended; partner: Communicator::hand_over()
 };

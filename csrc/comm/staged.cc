@@ -103,7 +103,7 @@ std::vector<HostStaging::ResultWord> HostStaging::post(const std::vector<DeviceM
       continue;
     }
     api_.write(stream, address(memory, kArrived), 1);
-    const std::lock_guard lock(mutex_);
+    const Lock lock(mutex_);
     gates_.push_back({&word(memory, kArrived), posted.back()});
   }
   std::vector<ResultWord> results;
@@ -124,14 +124,14 @@ std::vector<HostStaging::ResultWord> HostStaging::post(const std::vector<DeviceM
 }
 
 bool HostStaging::gated() {
-  const std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   return !gates_.empty();
 }
 
 bool HostStaging::open_gates() {
   std::list<Gate> open;
   {
-    const std::lock_guard lock(mutex_);
+    const Lock lock(mutex_);
     for (auto gate = gates_.begin(); gate != gates_.end();) {
       const auto next = std::next(gate);
       if (gate->open->load(std::memory_order_seq_cst) != 0) open.splice(open.end(), gates_, gate);

@@ -9,9 +9,9 @@
 #include <functional>
 #include <list>
 #include <memory>
-#include <mutex>
 #include <vector>
 
+#include "base/mutex.h"
 #include "comm/mailbox.h"
 #include "comm/operation.h"
 #include "device/api.h"
@@ -80,8 +80,8 @@ class HostStaging {
   const Passed passed_;
   std::deque<Buffer> buffers_;
 
-  std::mutex mutex_;  // guards the next
-  std::list<Gate> gates_;
+  Mutex mutex_;
+  std::list<Gate> gates_ RINGCOMM_GUARDED_BY(mutex_);
 };
 
 }  // namespace ringcomm

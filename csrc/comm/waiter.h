@@ -1,6 +1,6 @@
 // How a thread of a group waits, wherever it does: it polls, spins while it has the patience, and
-// sleeps. By the clock, and however much moves meanwhile, it checks every 50 ms: at peers,
-// deadlines and signals to the process.
+// sleeps. By the clock, and however much moves meanwhile, it checks peers, deadlines and
+// signals to the process every 50 ms.
 #pragma once
 
 #include <thread>
