@@ -44,12 +44,6 @@ std::optional<Algorithm> GroupState::requested_algorithm(Collective collective) 
   return found != possible.end() ? options_.algorithm : std::nullopt;
 }
 
-void GroupState::log_first_operation(const std::string& text) {
-  if (logged_.exchange(true)) return;
-  logger_.info("first operation: ", text, ", over ", transport_->name(), " between ", size(),
-               " ranks");
-}
-
 // ---- the lifecycle
 
 // All transitions.

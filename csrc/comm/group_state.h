@@ -60,8 +60,12 @@ class GroupState {
   // The algorithm that was asked for, if the collective has it and the ranks' reach allows it.
   std::optional<Algorithm> requested_algorithm(Collective collective) const;
   // Logs the group's first operation, once.
-  void log_first_operation(const std::string& text);
-  bool logs_first_operation() const { return !logged_.load(std::memory_order_relaxed); }
+  template <typename Text>
+  void log_first_operation(Text&& text) {
+    if (logged_.load(std::memory_order_relaxed) || logged_.exchange(true)) return;
+    logger_.info("first operation: ", text(), ", over ", transport_->name(), " between ", size(),
+                 " ranks");
+  }
 
   void set_timeout(std::chrono::milliseconds timeout) { timeout_ms_.store(timeout.count()); }
   std::chrono::milliseconds timeout() const {

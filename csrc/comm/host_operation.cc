@@ -52,7 +52,7 @@ void HostOperation::begin(const Operation& operation) {
   const bool scales = operation.op == ReduceOp::kPremulSum && scale_input(operation);
   ++sequence_;
   ticket_ = state_.recorder().begin(current_);
-  if (state_.logs_first_operation()) state_.log_first_operation(choice_text(shape, *plan));
+  state_.log_first_operation([&] { return choice_text(shape, *plan); });
   state_.transport().announce(Board::kHost, current_);
   executor_.start(std::move(plan), sequence_, make_reduction(operation, state_.size()), manner,
                   scales);

@@ -21,9 +21,7 @@ void MessageEngine::post(const MessagePtr& message) {
                      (message->peer >= 0 || !message->sending),
                  message->describe(), ": rank ", state_.rank(), " of ", state_.size(),
                  " has no such peer");
-  if (state_.logs_first_operation()) {
-    state_.log_first_operation(message->describe() + ", a byte stream");
-  }
+  state_.log_first_operation([&] { return message->describe() + ", a byte stream"; });
   post_late(message);
   if (!message->done) state_.kick();
 }
