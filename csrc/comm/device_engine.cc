@@ -42,17 +42,10 @@ DeviceEngine::DeviceEngine(GroupState& state, Communicator& group, cuda::Api& ap
                }),
       good_until_(timelines_.size()),
       spoilt_(timelines_.size()) {
-  cuda::DeviceCommOptions options;
-  options.rank = state.rank();
-  options.device = device;
   const Config& config = Runtime::get().config();
-  options.most_bytes = config.cuda_memory;
-  if (config.cuda_mode == "host") options.refusal = "RINGCOMM_CUDA_MODE=host";
-  for (Rank rank = 0; rank < state.size(); ++rank) {
-    options.areas.push_back(state.transport().device_area(rank));
-  }
-  options.socket = [&state](Rank rank) { return state.transport().socket(rank); };
-  comm_ = std::make_unique<cuda::DeviceComm>(api, options);
+  const std::string refusal = config.cuda_mode == "host" ? "RINGCOMM_CUDA_MODE=host" : "";
+  comm_ = std::make_unique<cuda::DeviceComm>(api, state.transport(), device, config.cuda_memory,
+                                             refusal);
 }
 
 DeviceEngine::~DeviceEngine() {

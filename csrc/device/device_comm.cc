@@ -21,17 +21,25 @@ uint64_t answer(uint64_t pattern, Rank rank) { return ~pattern ^ static_cast<uin
 
 }  // namespace
 
-DeviceComm::DeviceComm(Api& api, const DeviceCommOptions& options) : api_(api), options_(options) {
-  const int size = static_cast<int>(options.areas.size());
-  for (std::byte* area : options.areas) peers_.push_back(std::make_unique<Peer>(Area(area, size)));
+DeviceComm::DeviceComm(Api& api, Transport& transport, int device, uint64_t most_bytes,
+                       std::string refusal)
+    : api_(api),
+      transport_(transport),
+      rank_(transport.rank()),
+      device_(device),
+      most_bytes_(most_bytes),
+      refusal_(std::move(refusal)) {
+  for (Rank rank = 0; rank < transport.size(); ++rank) {
+    peers_.push_back(std::make_unique<Peer>(Area(transport.device_area(rank), transport.size())));
+  }
 }
 
 DeviceComm::~DeviceComm() {
   try {
-    const OnDevice here(api_, options_.device);
+    const OnDevice here(api_, device_);
     let_go();
     for (auto& [info, memory] : memory_) {
-      std::byte* mine = memory.of[static_cast<size_t>(options_.rank)];
+      std::byte* mine = memory.of[static_cast<size_t>(rank_)];
       if (mine != nullptr) api_.release(mine);
     }
     if (proofs_ != nullptr) api_.release_pinned(proofs_);
@@ -44,12 +52,12 @@ DeviceComm::~DeviceComm() {
 }
 
 void DeviceComm::let_go() {
-  const OnDevice here(api_, options_.device);
+  const OnDevice here(api_, device_);
   for (Imports& imports : imports_) imports.close_all();
   for (auto& [info, memory] : memory_) {
     for (Rank rank = 0; rank < size(); ++rank) {
       std::byte*& theirs = memory.of[static_cast<size_t>(rank)];
-      if (rank != options_.rank && theirs != nullptr) {
+      if (rank != rank_ && theirs != nullptr) {
         api_.close_memory(std::exchange(theirs, nullptr));
       }
     }
@@ -64,9 +72,9 @@ void DeviceComm::let_go() {
 // ---- meeting
 
 void DeviceComm::bootstrap(const Subgroup& subgroup, uint32_t step) {
-  RankInfo& info = this->info(subgroup, options_.rank);
+  RankInfo& info = this->info(subgroup, rank_);
   try {
-    const OnDevice here(api_, options_.device);
+    const OnDevice here(api_, device_);
     if (step == 1) prepare(info);
     if (step == 2) open(subgroup, info);
     if (step == 3) reach(subgroup, info);
@@ -79,10 +87,10 @@ void DeviceComm::bootstrap(const Subgroup& subgroup, uint32_t step) {
 }
 
 void DeviceComm::prepare(RankInfo& info) {
-  const DeviceFacts facts = api_.facts(options_.device);
+  const DeviceFacts facts = api_.facts(device_);
   info.uuid = facts.uuid;
   info.memory_bytes = facts.memory_bytes;
-  info.most_bytes = options_.most_bytes;
+  info.most_bytes = most_bytes_;
   info.pattern = static_cast<uint64_t>(::getpid()) << 32 ^ reinterpret_cast<uint64_t>(&info);
   for (const auto& peer : peers_) {
     if (peer->area.base() == nullptr || peer->device_area != nullptr) continue;
@@ -94,7 +102,7 @@ void DeviceComm::prepare(RankInfo& info) {
   const Stream stream = api_.make_stream();
   const int spare = 2 * size() + 1;  // a timeline that nobody else uses
   mark(stream, spare, 1);
-  api_.wait_until(stream, word(options_.rank, &own().done(spare)), 1);
+  api_.wait_until(stream, word(rank_, &own().done(spare)), 1);
   api_.synchronize(stream);
   api_.destroy_stream(stream);
   if (own().done(spare).load(std::memory_order_seq_cst) != 1) {
@@ -125,34 +133,34 @@ void DeviceComm::set_geometry(uint64_t bytes) {
 }
 
 void DeviceComm::open(const Subgroup& subgroup, RankInfo& info) {
-  if (!options_.refusal.empty()) throw DeviceError(options_.refusal);
+  if (!refusal_.empty()) throw DeviceError(refusal_);
   for (const Rank rank : subgroup.ranks) {
     if (this->info(subgroup, rank).usable == 0) return;
   }
-  Memory& memory = memory_[subgroup.index_of(options_.rank)];
+  Memory& memory = memory_[subgroup.index_of(rank_)];
   memory.of.assign(peers_.size(), nullptr);
   memory.bytes = bytes_of(subgroup);
   if (!subgroup.pair) set_geometry(memory.bytes);
   std::byte* const mine = api_.allocate(kPrologue + memory.bytes);
-  memory.of[static_cast<size_t>(options_.rank)] = mine;
+  memory.of[static_cast<size_t>(rank_)] = mine;
   const Stream stream = api_.make_stream();
   std::memset(proofs_, 0, kPrologue);
-  proof(options_.rank) = info.pattern;
+  proof(rank_) = info.pattern;
   api_.copy(stream, mine, proofs_, kPrologue);
   api_.synchronize(stream);
   api_.destroy_stream(stream);
   info.window = api_.export_memory(mine);
-  info.reaches.store(1u << options_.rank, std::memory_order_relaxed);
+  info.reaches.store(1u << rank_, std::memory_order_relaxed);
 }
 
 void DeviceComm::reach(const Subgroup& subgroup, RankInfo& info) {
-  const auto found = memory_.find(subgroup.index_of(options_.rank));
+  const auto found = memory_.find(subgroup.index_of(rank_));
   if (found == memory_.end()) return;
   uint32_t reaches = info.reaches.load(std::memory_order_relaxed);
   const Stream stream = api_.make_stream();
   for (const Rank rank : subgroup.ranks) {
     const RankInfo& theirs = this->info(subgroup, rank);
-    if (rank == options_.rank || theirs.reaches.load(std::memory_order_relaxed) == 0) continue;
+    if (rank == rank_ || theirs.reaches.load(std::memory_order_relaxed) == 0) continue;
     std::byte*& memory = found->second.of[static_cast<size_t>(rank)];
     memory = api_.open_memory(theirs.window);
     info.seen[rank] = reinterpret_cast<uint64_t>(memory);
@@ -161,8 +169,8 @@ void DeviceComm::reach(const Subgroup& subgroup, RankInfo& info) {
     if (proof(rank) != theirs.pattern) {
       throw DeviceError(str("what is mapped as rank ", rank, "'s memory is another's"));
     }
-    proof(options_.rank) = answer(theirs.pattern, options_.rank);
-    const auto offset = static_cast<uint64_t>(options_.rank) * sizeof(uint64_t);
+    proof(rank_) = answer(theirs.pattern, rank_);
+    const auto offset = static_cast<uint64_t>(rank_) * sizeof(uint64_t);
     api_.copy(stream, memory + offset, proofs_ + offset, sizeof(uint64_t));
     api_.synchronize(stream);
     reaches |= 1u << rank;
@@ -173,14 +181,14 @@ void DeviceComm::reach(const Subgroup& subgroup, RankInfo& info) {
 
 // What the peers wrote has to have come here.
 void DeviceComm::verify(const Subgroup& subgroup, RankInfo& info) {
-  const auto found = memory_.find(subgroup.index_of(options_.rank));
+  const auto found = memory_.find(subgroup.index_of(rank_));
   if (found == memory_.end()) return;
   const Stream stream = api_.make_stream();
-  api_.copy(stream, proofs_, found->second.of[static_cast<size_t>(options_.rank)], kProofs);
+  api_.copy(stream, proofs_, found->second.of[static_cast<size_t>(rank_)], kProofs);
   api_.synchronize(stream);
   api_.destroy_stream(stream);
   for (const Rank rank : subgroup.ranks) {
-    if (rank == options_.rank || proof(rank) == answer(info.pattern, rank)) continue;
+    if (rank == rank_ || proof(rank) == answer(info.pattern, rank)) continue;
     info.reaches.store(0, std::memory_order_relaxed);
     if (this->info(subgroup, rank).why[0] != '\0') continue;  // it has said why
     throw DeviceError(str("what rank ", rank, " wrote into this rank's memory did not arrive"));
@@ -208,9 +216,9 @@ PeerAccess DeviceComm::access(const Subgroup& subgroup) {
   group_ = &memory_.at(0);
   if (!one_device_) return found;
   const Area leader = peer(0).area;
-  const auto socket = [this](Rank rank) { return [=, this] { return options_.socket(rank); }; };
-  if (options_.rank != 0) exports_.emplace(api_, own(), leader, options_.rank, socket(0));
-  for (Rank rank = 1; options_.rank == 0 && rank < size(); ++rank) {
+  const auto socket = [this](Rank rank) { return [=, this] { return transport_.socket(rank); }; };
+  if (rank_ != 0) exports_.emplace(api_, own(), leader, rank_, socket(0));
+  for (Rank rank = 1; rank_ == 0 && rank < size(); ++rank) {
     imports_.emplace_back(api_, leader, peer(rank).area, rank, socket(rank));
   }
   return found;

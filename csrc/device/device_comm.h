@@ -4,7 +4,6 @@
 #pragma once
 
 #include <array>
-#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -15,6 +14,7 @@
 #include "device/exports.h"
 #include "plan/plan.h"
 #include "plan/shape.h"
+#include "transport/transport.h"
 
 namespace ringcomm::cuda {
 
@@ -38,15 +38,6 @@ struct PeerAccess {
   std::string why;           // where they do not reach one another: one sentence
 };
 
-struct DeviceCommOptions {
-  Rank rank = 0;
-  int device = 0;
-  uint64_t most_bytes = 0;                // of the memory that each rank gives; 0: fits the device
-  std::string refusal;                    // why this rank maps nobody's memory; empty: it does
-  std::vector<std::byte*> areas;          // of each rank
-  std::function<const Fd*(Rank)> socket;  // to a rank, for descriptors; it may give null
-};
-
 // A message on a device.
 struct Transfer {
   bool sending;
@@ -67,7 +58,9 @@ class DeviceComm {
  public:
   static constexpr uint32_t kSteps = 4;
 
-  DeviceComm(Api& api, const DeviceCommOptions& options);
+  // Each rank gives `most_bytes` of its memory, or where that is 0 what fits the device. Where
+  // there is a `refusal`, the reason, this rank maps nobody's memory.
+  DeviceComm(Api& api, Transport& transport, int device, uint64_t most_bytes, std::string refusal);
   ~DeviceComm();
   DeviceComm(const DeviceComm&) = delete;
   DeviceComm& operator=(const DeviceComm&) = delete;
@@ -138,7 +131,7 @@ class DeviceComm {
 
   Peer& peer(Rank rank) { return *peers_[static_cast<size_t>(rank)]; }
   const Peer& peer(Rank rank) const { return *peers_[static_cast<size_t>(rank)]; }
-  const Area& own() const { return peer(options_.rank).area; }
+  const Area& own() const { return peer(rank_).area; }
   int size() const { return static_cast<int>(peers_.size()); }
   std::byte* half(Rank rank, uint64_t sequence) const;
   std::byte* word(Rank of, const void* in_its_area) const;
@@ -168,7 +161,11 @@ class DeviceComm {
   void receive_chunk(Stream stream, Rank from, Span data);
 
   Api& api_;
-  const DeviceCommOptions options_;
+  Transport& transport_;
+  const Rank rank_;
+  const int device_;
+  const uint64_t most_bytes_;
+  const std::string refusal_;
   std::vector<std::unique_ptr<Peer>> peers_;
   std::map<int, Memory> memory_;  // by this rank's info
   Memory* group_ = nullptr;       // info 0's, once it has met

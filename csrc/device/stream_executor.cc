@@ -46,14 +46,14 @@ std::byte* DeviceComm::word(Rank of, const void* in_its_area) const {
 void DeviceComm::signal(Rank to, int lane, uint32_t by) {
   Peer& peer = this->peer(to);
   peer.sent[lane] += by;
-  words_.push_back({word(to, &peer.area.line(options_.rank, lane)), peer.sent[lane], false});
+  words_.push_back({word(to, &peer.area.line(rank_, lane)), peer.sent[lane], false});
 }
 
 void DeviceComm::await(Rank from, int lane, uint32_t by) {
   std::atomic<uint32_t>& awaited = peer(from).awaited[lane];
   const uint32_t value = awaited.load(std::memory_order_relaxed) + by;
   awaited.store(value, std::memory_order_relaxed);  // partner: release(), which comes again
-  words_.push_back({word(options_.rank, &own().line(from, lane)), value, true});
+  words_.push_back({word(rank_, &own().line(from, lane)), value, true});
 }
 
 void DeviceComm::flush(Stream stream) {
@@ -73,8 +73,8 @@ void DeviceComm::launch(Stream stream, const Args& args) {
 }
 
 void DeviceComm::mark(Stream stream, int timeline, uint32_t value) {
-  const OnDevice here(api_, options_.device);
-  api_.write(stream, word(options_.rank, &own().done(timeline)), value);
+  const OnDevice here(api_, device_);
+  api_.write(stream, word(rank_, &own().done(timeline)), value);
 }
 
 // ---- plans
@@ -158,13 +158,13 @@ std::byte* DeviceComm::half(Rank rank, uint64_t half) const {
 
 void DeviceComm::run(Stream stream, const Plan& plan, uint64_t sequence, const Reduction& reduction,
                      const Spans& input, const Spans& output) {
-  const OnDevice here(api_, options_.device);
+  const OnDevice here(api_, device_);
   Lowering(*this, stream, plan, sequence % 2).run(reduction, input, output);
   flush(stream);
 }
 
 void DeviceComm::scale(Stream stream, DType dtype, double factor, Span dst, const std::byte* src) {
-  const OnDevice here(api_, options_.device);
+  const OnDevice here(api_, device_);
   ReduceArgs args{};
   args.math = math_of({dtype, ReduceOp::kSum, 1, factor}, true);
   args.math.scale = true;
@@ -180,7 +180,7 @@ void DeviceComm::scale(Stream stream, DType dtype, double factor, Span dst, cons
 
 void DeviceComm::all_reduce(Stream stream, uint64_t sequence, const Reduction& reduction,
                             const Spans& input, const Spans& output) {
-  const OnDevice here(api_, options_.device);
+  const OnDevice here(api_, device_);
   const uint64_t element = size_of(reduction.dtype);
   const Rounds rounds{sequence,
                       input,
@@ -190,11 +190,11 @@ void DeviceComm::all_reduce(Stream stream, uint64_t sequence, const Reduction& r
                       input.bytes() / element,
                       geometry_.window_bytes() / element};
   if (!one_device_) return two_shot(stream, rounds);
-  if (options_.rank == 0) {
+  if (rank_ == 0) {
     for (Imports& imports : imports_) imports.look(own().done(0).load(std::memory_order_acquire));
   }
   const bool staged = !fill_slot(rounds);
-  options_.rank == 0 ? lead(stream, rounds, staged) : follow(stream, rounds, staged);
+  rank_ == 0 ? lead(stream, rounds, staged) : follow(stream, rounds, staged);
   flush(stream);
 }
 
@@ -206,7 +206,7 @@ bool DeviceComm::fill_slot(const Rounds& rounds) {
   if (bytes == 0) return true;
   const Span in = rounds.input.at(0), out = rounds.output.at(0);
   const bool whole = in.bytes >= bytes && out.bytes >= bytes;
-  if (options_.rank == 0 && whole) {
+  if (rank_ == 0 && whole) {
     slot.input = reinterpret_cast<uint64_t>(in.data);
     slot.output = reinterpret_cast<uint64_t>(out.data);
   } else if (whole) {
@@ -216,21 +216,21 @@ bool DeviceComm::fill_slot(const Rounds& rounds) {
   }
   if (slot.input != 0 && slot.output != 0) return true;
   const uint64_t offset = kPrologue + rounds.sequence % 2 * geometry_.half_bytes();
-  const uint64_t seen = options_.rank == 0 ? reinterpret_cast<uint64_t>(group_->of[0])
-                                           : peer(0).area.info(0).seen[options_.rank];
+  const uint64_t seen =
+      rank_ == 0 ? reinterpret_cast<uint64_t>(group_->of[0]) : peer(0).area.info(0).seen[rank_];
   slot = {seen + offset, seen + offset, 1};
   return false;
 }
 
 // Round i of the input, in the window; and of the window, in the output.
 void DeviceComm::stage(Stream stream, const Rounds& rounds, uint64_t i) {
-  std::byte* const window = half(options_.rank, rounds.sequence % 2);
+  std::byte* const window = half(rank_, rounds.sequence % 2);
   each_piece(rounds.input, rounds.first(i) * rounds.element, rounds.length(i) * rounds.element,
              [&](Span from, uint64_t done) { copy(stream, window + done, from.data, from.bytes); });
 }
 
 void DeviceComm::unstage(Stream stream, const Rounds& rounds, uint64_t i) {
-  const std::byte* const window = half(options_.rank, rounds.sequence % 2);
+  const std::byte* const window = half(rank_, rounds.sequence % 2);
   each_piece(rounds.output, rounds.first(i) * rounds.element, rounds.length(i) * rounds.element,
              [&](Span to, uint64_t done) { copy(stream, to.data, window + done, to.bytes); });
 }
@@ -241,7 +241,7 @@ void DeviceComm::lead(Stream stream, const Rounds& rounds, bool staged) {
   LeaderArgs args{};
   args.math = rounds.math;
   args.n_ranks = size();
-  args.abort = reinterpret_cast<const uint32_t*>(word(options_.rank, &own().abort()));
+  args.abort = reinterpret_cast<const uint32_t*>(word(rank_, &own().abort()));
   for (Rank rank = 0; rank < size(); ++rank) {
     const LeaderSlot& slot = peer(rank).area.slot(rounds.sequence);
     args.slot[rank] = reinterpret_cast<const LeaderSlot*>(word(rank, &slot));
@@ -274,10 +274,10 @@ void DeviceComm::follow(Stream stream, const Rounds& rounds, bool staged) {
 void DeviceComm::two_shot(Stream stream, const Rounds& rounds) {
   TwoShotArgs args{};
   args.math = rounds.math;
-  args.rank = options_.rank;
+  args.rank = rank_;
   args.n_ranks = size();
   args.blocks = kTwoShotBlocks;
-  args.abort = reinterpret_cast<const uint32_t*>(word(options_.rank, &own().abort()));
+  args.abort = reinterpret_cast<const uint32_t*>(word(rank_, &own().abort()));
   for (Rank rank = 0; rank < size(); ++rank) {
     args.window[rank] = half(rank, rounds.sequence % 2);
     args.flags[rank] =
@@ -289,8 +289,8 @@ void DeviceComm::two_shot(Stream stream, const Rounds& rounds) {
     const Span in = args.count > 0 ? rounds.input.at(offset) : Span();
     const Span out = args.count > 0 ? rounds.output.at(offset) : Span();
     const bool whole = std::min(in.bytes, out.bytes) >= args.count * rounds.element;
-    args.input = whole ? in.data : args.window[options_.rank];
-    args.output = whole ? out.data : args.window[options_.rank];
+    args.input = whole ? in.data : args.window[rank_];
+    args.output = whole ? out.data : args.window[rank_];
     if (!whole) stage(stream, rounds, i);
     launch(stream, args);
     if (!whole) unstage(stream, rounds, i);
@@ -303,7 +303,7 @@ void DeviceComm::two_shot(Stream stream, const Rounds& rounds) {
 // one another, in pairs or in a subgroup, never wait for one another in vain. Messages to one peer,
 // or from it, follow one another: there they may be received one by one.
 void DeviceComm::transfer(Stream stream, std::span<const Transfer> transfers) {
-  const OnDevice here(api_, options_.device);
+  const OnDevice here(api_, device_);
   std::vector<Transfer> rest(transfers.begin(), transfers.end());
   while (!rest.empty()) {
     std::vector<size_t> over;
@@ -313,7 +313,7 @@ void DeviceComm::transfer(Stream stream, std::span<const Transfer> transfers) {
         auto& [sends, peer, data] = rest[i];
         if (sends != sending || moved[static_cast<size_t>(peer)]) continue;
         moved[static_cast<size_t>(peer)] = true;
-        const uint64_t unit = inbox(options_.rank, peer).bytes / kChunks;
+        const uint64_t unit = inbox(rank_, peer).bytes / kChunks;
         const Span chunk{data.data, std::min(unit, data.bytes)};
         sending ? send_chunk(stream, peer, chunk) : receive_chunk(stream, peer, chunk);
         data = {data.data + chunk.bytes, data.bytes - chunk.bytes};
@@ -328,7 +328,7 @@ void DeviceComm::transfer(Stream stream, std::span<const Transfer> transfers) {
 
 // Where rank `of` receives what `from` sends.
 DeviceComm::Inbox DeviceComm::inbox(Rank of, Rank from) const {
-  const Rank peer = of == options_.rank ? from : of;
+  const Rank peer = of == rank_ ? from : of;
   if (const auto pair = memory_.find(peer + 1); pair != memory_.end()) {
     return {pair->second.of[static_cast<size_t>(of)] + kPrologue, pair->second.bytes};
   }
@@ -340,7 +340,7 @@ DeviceComm::Inbox DeviceComm::inbox(Rank of, Rank from) const {
 void DeviceComm::send_chunk(Stream stream, Rank to, Span data) {
   const uint64_t number = peer(to).messages[1]++;
   if (number >= kChunks) await(to, kMessageCreditLane);
-  const Inbox there = inbox(to, options_.rank);
+  const Inbox there = inbox(to, rank_);
   std::byte* const slot = there.memory + number % kChunks * (there.bytes / kChunks);
   if (data.bytes > 0) copy(stream, slot, data.data, data.bytes);
   signal(to, kMessageLane);
@@ -349,7 +349,7 @@ void DeviceComm::send_chunk(Stream stream, Rank to, Span data) {
 void DeviceComm::receive_chunk(Stream stream, Rank from, Span data) {
   const uint64_t number = peer(from).messages[0]++;
   await(from, kMessageLane);
-  const Inbox here = inbox(options_.rank, from);
+  const Inbox here = inbox(rank_, from);
   const std::byte* const slot = here.memory + number % kChunks * (here.bytes / kChunks);
   if (data.bytes > 0) copy(stream, data.data, slot, data.bytes);
   signal(from, kMessageCreditLane);
