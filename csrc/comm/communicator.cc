@@ -85,10 +85,6 @@ std::vector<Record> Communicator::records() const {
 
 // ---- ending
 
-void Communicator::give_up(Message& message, const std::exception_ptr& error) {
-  messages_.give_up(message, error);
-}
-
 void Communicator::give_up(const std::exception& by, const std::string& during) {
   state_.fail(interrupted(during, rank(), by));
   state_.end_failed();

@@ -71,7 +71,9 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   // Waits for device work that every rank has already called: it only needs time.
   void wait_for_device();
   // Ends a message as if its time had passed.
-  void give_up(Message& message, const std::exception_ptr& error);
+  void give_up(const Message& message, const std::exception_ptr& error) {
+    messages_.give_up(message, error);
+  }
   // Fails the group because an exception of the user's has ended `during`.
   void give_up(const std::exception& by, const std::string& during);
   // Fails everything pending here and tells the peers. Returns at once.

@@ -7,7 +7,7 @@
 namespace ringcomm {
 namespace {
 
-constexpr auto kMeeting = std::chrono::microseconds(100);  // between looks at their infos
+constexpr auto kMeeting = std::chrono::microseconds(100);  // between looks at their RankInfo
 
 }  // namespace
 
@@ -72,9 +72,8 @@ void DeviceEngine::bootstrap(const std::vector<cuda::Subgroup>& subgroups,
     met_[subgroup.index_of(self)] = found.reach;
     // Now: while a stream waits for a peer, the driver may make no other.
     const Rank peer = subgroup.pair ? subgroup.ranks[subgroup.ranks[0] == self ? 1 : 0] : -1;
-    for (const int timeline :
-         subgroup.pair ? std::vector{1 + 2 * peer, 2 + 2 * peer} : std::vector{0}) {
-      own_stream(timeline);
+    for (const bool sending : {false, true}) {
+      own_stream(subgroup.pair ? DeviceMessage::timeline_of(peer, sending) : 0);
     }
   }
 }

@@ -137,14 +137,6 @@ bool HostEngine::ready(Driver& driver) {
   return false;
 }
 
-void HostEngine::rest(Driver& driver) const {
-  if (driver.drives() && !task_) driver.let_go();
-}
-
-Rank HostEngine::awaited(const Driver& driver) const {
-  return driver.drives() && task_ ? operation_.peer() : -1;
-}
-
 void HostEngine::check() {
   Driver driver(wheel_);
   if (!pending() || !driver.take() || !task_ || operation_.ready()) return;

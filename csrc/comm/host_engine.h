@@ -45,9 +45,13 @@ class HostEngine final : public Engine {
 
   Wheel& wheel() { return wheel_; }
   // The rank from which a driver has to hear next, or -1.
-  Rank awaited(const Driver& driver) const;
+  Rank awaited(const Driver& driver) const {
+    return driver.drives() && task_ ? operation_.peer() : -1;
+  }
   // The wheel is for callers where no operation is in progress.
-  void rest(Driver& driver) const;
+  void rest(Driver& driver) const {
+    if (driver.drives() && !task_) driver.let_go();
+  }
   // Collectives asked for so far.
   uint64_t sequence() const { return asked_.load(std::memory_order_relaxed); }
   // Adds the tasks that wait for their turn.

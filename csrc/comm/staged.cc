@@ -129,16 +129,16 @@ bool HostStaging::gated() {
 }
 
 bool HostStaging::open_gates() {
-  std::list<Gate> open;
+  std::vector<MessagePtr> open;
   {
     const Lock lock(mutex_);
-    for (auto gate = gates_.begin(); gate != gates_.end();) {
-      const auto next = std::next(gate);
-      if (gate->open->load(std::memory_order_seq_cst) != 0) open.splice(open.end(), gates_, gate);
-      gate = next;
-    }
+    std::erase_if(gates_, [&](const Gate& gate) {
+      if (gate.open->load(std::memory_order_seq_cst) == 0) return false;
+      open.push_back(gate.message);
+      return true;
+    });
   }
-  for (const Gate& gate : open) group_.post_late(gate.message);
+  for (const MessagePtr& message : open) group_.post_late(message);
   return !open.empty();
 }
 

@@ -7,7 +7,6 @@
 #include <atomic>
 #include <deque>
 #include <functional>
-#include <list>
 #include <memory>
 #include <vector>
 
@@ -81,7 +80,7 @@ class HostStaging {
   std::deque<Buffer> buffers_;
 
   Mutex mutex_;
-  std::list<Gate> gates_ RINGCOMM_GUARDED_BY(mutex_);
+  std::vector<Gate> gates_ RINGCOMM_GUARDED_BY(mutex_);
 };
 
 }  // namespace ringcomm
