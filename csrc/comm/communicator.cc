@@ -123,7 +123,7 @@ void Communicator::shutdown(Clock::duration grace) {
   drain();
 }
 
-// Remote ranks get what is on its way, if they are there to take it: as long as there is progress.
+// Remote ranks get all bytes that are on their way, as long as they take some.
 void Communicator::drain() {
   if (state_.forked()) return;
   Transport& transport = state_.transport();

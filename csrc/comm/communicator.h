@@ -48,19 +48,19 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   void post(const MessagePtr& message);
   // The same of one that was asked for before the group may have failed or left.
   void post_late(const MessagePtr& message) { messages_.post_late(message); }
-  // Waits until `request` is done or `at_most` has passed: true when done. Throws nothing of it,
-  // only what `interrupt` does; then messages and blocking tasks are done, too.
+  // Waits until `request` is done or `at_most` has passed: true when done. Throws no error of the
+  // request, only the exception of `interrupt`; then messages and blocking tasks are done, too.
   // A message has no deadline but this: where there is no `at_most`, its timeout. Once that has
   // passed it ends with an error, and so does the group if a part of it has moved.
   bool wait(Request& request, Clock::duration at_most = Clock::duration::max());
-  // The same, of what is enqueued on a device. After a failure a completed operation may hold no
+  // The same, of an operation on a device. After a failure a completed operation may hold no
   // valid result.
   bool wait(const DeviceEngine::Completion& end, Clock::duration at_most = Clock::duration::max());
   // For operations on tensors of that device; made at first use.
   DeviceEngine& device(int index);
   DeviceEngine* device_in_use() const { return device_.load(std::memory_order_acquire); }
-  // Runs code of the caller's from on_done: it may block for what this very thread would drive, so
-  // others do that meanwhile.
+  // Runs code of the caller's from on_done: it may block for an operation that this very thread
+  // would drive, so others drive meanwhile.
   static void call_out(const std::function<void()>& code);
 
   // Collectives asked for so far; the same on every rank of a correct program.
@@ -78,7 +78,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   void give_up(const std::exception& by, const std::string& during);
   // Fails everything pending here and tells the peers. Returns at once.
   void abort(const std::string& reason);
-  // Lets what is pending end for at most `grace`, fails the rest, says goodbye. Idempotent.
+  // Gives pending operations `grace` to end, fails the rest, says goodbye. Idempotent.
   void shutdown(Clock::duration grace = std::chrono::seconds(1));
 
   // For the worker. kIdle: nothing to do here, or somebody else drives and will kick() it.
@@ -90,7 +90,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   bool busy() const { return pending(nullptr); }
   // The longest that the worker may sleep before it drives this group again.
   Clock::duration poll_interval() const;
-  // The program ends without a goodbye: remote ranks get what is on its way.
+  // The program ends without a goodbye: remote ranks get the bytes that are on their way.
   void drain();
   // In a forked child: the group is dead here, and the parent's peers must not notice.
   void forked();

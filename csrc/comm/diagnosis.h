@@ -1,5 +1,5 @@
-// Why does nothing move? Looks at the peers, and makes the sentences a user reads. One for the
-// operations on memory of the host, one for those on devices: the words are the same.
+// Why does nothing move? Looks at the peers, and makes the sentences that a user reads. Operations
+// on the host have one diagnosis, those on a device another: the words are the same.
 #pragma once
 
 #include <exception>
@@ -16,7 +16,7 @@ namespace ringcomm {
 
 class Diagnosis {
  public:
-  // How far a peer is, in view of that operation; without, what its board says.
+  // How far a peer is, in view of that operation; without a view its board says it.
   using View = std::function<PeerState(Rank peer, uint64_t sequence)>;
 
   Diagnosis(Transport& transport, const Recorder& recorder, Board board, View view = nullptr)
@@ -34,7 +34,7 @@ class Diagnosis {
   [[noreturn]] void throw_gone(Rank peer, const std::string& text, uint64_t sequence = 0,
                                const std::string& advice = {}) const;
   // A peer that has failed and had not finished this operation: the first of all that have, if it
-  // is one. What a peer had finished does not need it any more.
+  // is one. An operation that a peer had finished does not need it any more.
   std::optional<Rank> failed_before(uint64_t sequence) const;
   // TimeoutError. `awaited`: whom it waits for where every peer has called it.
   [[noreturn]] void throw_late(const Descriptor& operation, const Deadline& deadline,
@@ -61,7 +61,8 @@ class Diagnosis {
   const View view_;
 };
 
-// Is the host in an operation that all have called, and that nobody owes anything who has gone?
+// Is the host in an operation that all ranks have called, and that every rank that has gone has
+// finished?
 bool needs_only_time(Transport& transport);
 // "all_reduce #412: Timed out after 30 s waiting for rank 3 (alive)", of a deadline that has
 // passed.
@@ -71,7 +72,7 @@ std::string interrupted(const std::string& during, Rank rank, const std::excepti
 std::string message_of(const std::exception_ptr& error);
 // The error as it may be kept: those of others (an interrupt) may hold objects of Python's.
 std::exception_ptr lasting(const std::exception_ptr& error, Rank rank);
-// It is a peer's that has gone or failed, and may have finished what is under way here.
+// Is it of a peer that has gone or failed? It may have finished the operations under way here.
 bool is_of_peer(const std::exception_ptr& error, Rank self);
 // "all_reduce #412 float32[500000] SUM"
 std::string numbered(const Descriptor& operation);

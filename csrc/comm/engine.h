@@ -19,15 +19,15 @@ class Engine {
   virtual bool pending() = 0;
   // Would progress() move something? Asked before a sleep: all loads are seq_cst.
   virtual bool ready(Driver&) { return false; }
-  // Moves what can be moved; true when something moved. Lets the driver go before callbacks.
+  // Moves as much as it can; true when something moved. Lets the driver go before callbacks.
   virtual bool progress(Driver& driver) = 0;
   // The slow path: looks at peers and deadlines, and fails the group where they say so.
   virtual void check() = 0;
-  // The group is about to fail: what is over by now counts.
+  // The group is about to fail: operations that are over by now have ended well.
   virtual void note_progress() {}
   // It has failed, and the peers know.
   virtual void fail(const std::exception_ptr&) {}
-  // With no lock held, after a failure: ends what is pending, and calls back.
+  // With no lock held, after a failure: ends all that is pending, and calls back.
   virtual void end_failed() {}
   // The longest sleep between two calls of progress().
   virtual Clock::duration poll_interval() { return kPollInterval; }

@@ -1,5 +1,5 @@
-// What the engines of a group share: its ranks, its transport, its timeout, and whether it still
-// works. It lies below every engine, and tells them when the group fails.
+// The engines of a group share its state: ranks, transport, timeout, lifecycle and error. The state
+// lies below every engine, and tells them when the group fails.
 #pragma once
 
 #include <array>
@@ -87,7 +87,7 @@ class GroupState {
     return now == Lifecycle::kLeft || now == Lifecycle::kLeftFailed;
   }
   bool forked() const { return lifecycle_.load(std::memory_order_acquire) == Lifecycle::kForked; }
-  // Throws what a caller of a group that takes no calls gets.
+  // Throws where the group takes no calls: it has failed, was destroyed, or a handler calls.
   void check_usable() const {
     if (lifecycle_.load(std::memory_order_acquire) == Lifecycle::kOpen &&
         in_handler_.load(std::memory_order_relaxed) == std::thread::id()) {
@@ -110,7 +110,7 @@ class GroupState {
   void check_failure(const std::string& during) const;
   // The caller's interrupt fails the group if it throws.
   void check_interrupt(const std::string& during);
-  // The interrupt alone: what it throws is the caller's to handle.
+  // The interrupt alone: the caller handles its exception.
   void call_interrupt() const {
     if (options_.interrupt) options_.interrupt();
   }
@@ -119,7 +119,7 @@ class GroupState {
 
   // ---- the engines
 
-  // What is added last comes first: streams and messages before collectives, whose driver sleeps.
+  // The last one comes first in loops: streams and messages, then collectives, whose driver sleeps.
   void add(Engine& engine);
   template <typename Visit>
   void each_engine(Visit&& visit) const {

@@ -15,7 +15,7 @@ HostEngine::HostEngine(GroupState& state, const Geometry& geometry, const Costs&
 bool HostEngine::run(const Operation& operation) {
   if (queued_.load(std::memory_order_acquire) != 0) return false;
   try {
-    Driver driver(wheel_);  // a task queued meanwhile is left to the worker, or to who waits for it
+    Driver driver(wheel_);  // the worker, or a thread that waits, drives a task queued meanwhile
     if (!driver.take() || queued_.load(std::memory_order_seq_cst) != 0) return false;
     asked_.fetch_add(1, std::memory_order_relaxed);
     run_to_end(operation);

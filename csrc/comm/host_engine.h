@@ -70,7 +70,7 @@ class HostEngine final : public Engine {
   void end_task(Driver& driver, const std::exception_ptr& error);
 
   GroupState& state_;
-  Wheel wheel_;  // the driving thread's; guards what follows
+  Wheel wheel_;  // the driving thread has it; guards the next three
   HostOperation operation_;
   Patience patience_;
   TaskPtr task_;  // whose operation is in progress; null in run()

@@ -64,7 +64,7 @@ void MessageEngine::time_out(const Message& message, const Deadline& limit) {
 void MessageEngine::check() {
   if (!pending()) return;
   try {
-    // Looked at before the messages: what is unfinished then gets nothing more from who has gone.
+    // Before the messages: a peer that has gone by now sends nothing more to an unfinished one.
     const std::vector<bool> gone = gone_peers();
     for (const MessagePtr& message : mailbox_.unfinished()) {
       if (!message->done) check_source(*message, gone);

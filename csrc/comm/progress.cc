@@ -32,8 +32,8 @@ class Communicator::Waiting {
     static thread_local Waiting* it = nullptr;
     return it;
   }
-  // Partner: drive(). What the worker left to this thread it left after come(): so it is seen here,
-  // and the worker is kicked.
+  // Partner: drive(). The worker leaves work to this thread after come() only, so go() sees it,
+  // and kicks the worker.
   void come() { count(1); }
   void go() {
     count(-1);
@@ -137,7 +137,7 @@ bool Communicator::wait(Request& request, Clock::duration at_most) {
   return true;
 }
 
-// What the wait was for ends with it. Handlers may use the group, nobody drives now.
+// The request ends with the wait for it. Handlers may use the group, nobody drives now.
 void Communicator::check_interrupt(Request& request) {
   try {
     state_.call_interrupt();
@@ -207,7 +207,7 @@ Communicator::Driven Communicator::drive() {
   return pending(except) ? Driven::kBlocked : Driven::kIdle;
 }
 
-// What the worker has to hear of: no signals where there are only messages.
+// The news that wake the worker: no signals where there are only messages.
 uint32_t Communicator::news() { return host_.pending() ? kAllNews : kMessageNews | kLocalNews; }
 
 // As Driving::sleep, for the worker. False when it has to sleep in another way.
