@@ -81,7 +81,9 @@ Communicator::Communicator(std::unique_ptr<Transport> transport, const Geometry&
              ranks_here(memory_.host_of, options)),
       host_(state_, geometry, Runtime::get().adopt(memory_.word)),
       messages_(state_, host_) {
-  state_.kick = [this] { Runtime::get().kick(shared_from_this()); };
+  state_.kick = [this] {
+    if (const auto self = weak_from_this().lock()) Runtime::get().kick(self);
+  };
   state_.add(host_);
   state_.add(messages_);
   Runtime::get().attach(this);
