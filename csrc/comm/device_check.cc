@@ -167,16 +167,17 @@ bool DeviceEngine::can_end_well(const Pending& pending) {
 // Is there something that can still end well? The first that is not over decides: what was enqueued
 // after it may wait for it, also on the ranks that would have to end it.
 bool DeviceEngine::owed() {
-  note_progress();
-  std::vector<Pending> rest;
-  {
-    const Lock lock(mutex_);
-    rest.assign(pending_.begin(), pending_.end());
-  }
+  const std::vector<Pending> rest = unfinished();
   const auto first = std::find_if(rest.begin(), rest.end(), [&](const Pending& each) {
     return each.ticket && !reached(each.timeline, each.value);
   });
   return first != rest.end() && can_end_well(*first);
+}
+
+std::vector<DeviceEngine::Pending> DeviceEngine::unfinished() {
+  note_progress();
+  const Lock lock(mutex_);
+  return {pending_.begin(), pending_.end()};
 }
 
 // What was asked for cannot be had. What was asked for before it may.
@@ -207,12 +208,7 @@ void DeviceEngine::check() {
 }
 
 void DeviceEngine::check_operations() {
-  note_progress();
-  std::vector<Pending> rest;
-  {
-    const Lock lock(mutex_);
-    rest.assign(pending_.begin(), pending_.end());
-  }
+  const std::vector<Pending> rest = unfinished();
   if (released()) {
     if (!rest.empty()) release_streams();
     return;

@@ -128,6 +128,7 @@ class DeviceEngine final : public Engine {
   std::optional<Rank> spoiler(const Pending& pending) const;
   bool can_end_well(const Pending& pending);
   bool owed();
+  std::vector<Pending> unfinished();
   void await_owed(const std::string& asked);
   void check_operations();
   void release_now();
