@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "comm/device_engine.h"
+#include "comm/runtime.h"
 
 namespace ringcomm {
 namespace {

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <thread>
 
-#include "comm/communicator.h"
+#include "comm/runtime.h"
 
 namespace ringcomm {
 namespace {

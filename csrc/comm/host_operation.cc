@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "comm/runtime.h"
-
 namespace ringcomm {
 namespace {
 
