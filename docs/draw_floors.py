@@ -15,8 +15,8 @@ CSRC = DOCS.parent / "csrc"
 # Bottom floor last, as drawn; "" is an empty place. A folder includes only what stands lower.
 FLOORS = [
     ["torch"],
-    ["comm"],
-    ["exec", "cuda"],
+    ["comm", "cuda"],
+    ["exec", "device"],
     ["plan", "reduce", "transport"],
     ["", "", "net"],
     ["base"],
@@ -24,7 +24,8 @@ FLOORS = [
 WHAT = {
     "torch": "c10d::Backend, Work, bindings",
     "comm": "order, queue, send/recv, errors",
-    "cuda": "plans on a stream, device memory",
+    "device": "plans on a stream, device memory",
+    "cuda": "driver, runtime, kernels",
     "exec": "interprets plans",
     "plan": "planners, table, plan cache",
     "reduce": "type x op kernels",

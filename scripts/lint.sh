@@ -39,7 +39,7 @@ tidy() {
   key=$( (echo "$common"; sha256sum "$1"; members "$1" | xargs -r sha256sum) | sha256sum | cut -d' ' -f1)
   [ -e "$folder/passed/$key" ] && return
   # shellcheck disable=SC2086  # no word, or one
-  clang-tidy --quiet $deep -p $folder "$1" 2> >(grep -v 'warnings generated\|^Suppressed\|^Use -header' >&2)
+  clang-tidy --quiet $deep --extra-arg=-Wthread-safety -p $folder "$1" 2> >(grep -v 'warnings generated\|^Suppressed\|^Use -header' >&2)
   touch "$folder/passed/$key"
 }
 export -f tidy members

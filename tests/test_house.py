@@ -17,14 +17,20 @@ BELOW = {
     "reduce": {"base"},
     "transport": {"base", "net"},
     "exec": {"base", "net", "plan", "reduce", "transport"},
-    "cuda": {"base", "net", "plan", "reduce", "transport"},
-    "comm": {"base", "net", "plan", "reduce", "transport", "exec", "cuda"},
-    "torch": {"base", "net", "plan", "reduce", "transport", "exec", "cuda", "comm"},
+    "device": {"base", "net", "plan", "reduce", "transport"},
+    "cuda": {"base", "reduce", "device"},  # a library of its own
+    "comm": {"base", "net", "plan", "reduce", "transport", "exec", "device"},
+    "torch": {"base", "net", "plan", "reduce", "transport", "exec", "device", "comm"},
 }
 # What only torch's side may include; torch/headeronly is free everywhere.
 TORCH = re.compile(r"(torch(?!/headeronly/)|c10|c10d|ATen|aten|caffe2|pybind11)/|Python\.h$")
 MACRO = re.compile(r"#\s*define\s+(\w+)")
-MACROS = {"RINGCOMM_CHECK": "csrc/base/error.h", "RINGCOMM_ISA": "csrc/reduce/"}
+MACROS = {
+    "RINGCOMM_CHECK": "csrc/base/error.h",
+    "RINGCOMM_GUARDED_BY": "csrc/base/mutex.h",
+    "RINGCOMM_ISA": "csrc/reduce/",
+    "RINGCOMM_THREAD_SAFETY": "csrc/base/mutex.h",
+}
 
 LINES = 400
 LONGER: dict[str, str] = {}  # file: the reason why it may be longer

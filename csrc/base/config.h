@@ -21,7 +21,7 @@ struct Config {
   std::chrono::seconds resume{30};     // RINGCOMM_RESUME_SECONDS: a lost peer is waited for
   std::string secret;                  // RINGCOMM_SECRET, or the content of RINGCOMM_SECRET_FILE
   std::string costs;                   // RINGCOMM_COSTS: a file, see comm/runtime.h
-  std::string cuda_mode;               // RINGCOMM_CUDA_MODE=auto|ipc|host: see comm/device.h
+  std::string cuda_mode;               // RINGCOMM_CUDA_MODE=auto|ipc|host: see comm/device_engine.h
   uint64_t cuda_memory = 0;            // RINGCOMM_CUDA_MEMORY: bytes a rank gives a group; 0: fits
   std::string cuda_library;            // RINGCOMM_CUDA_LIBRARY: instead of the one installed
   std::string run_id;                  // TORCHELASTIC_RUN_ID

@@ -21,12 +21,6 @@ int ranks_here(const std::vector<int>& host_of, const CommunicatorOptions& optio
   return static_cast<int>(std::count(host_of.begin(), host_of.end(), here));
 }
 
-// For the segments that the tuner may choose.
-bool has_room(const Geometry& geometry, Reach reach) {
-  static_assert(Tuner::kWords <= kChoices);
-  return reach.mapped && geometry.room_bytes >= 4 * Tuner::kSegments.back();
-}
-
 Reach reach_of(const std::vector<int>& host_of) {
   const auto hosts = static_cast<size_t>(hosts_in(host_of));
   if (hosts == 1) return {.mapped = true};
@@ -81,43 +75,18 @@ std::shared_ptr<Communicator> Communicator::create(Store& store,
 
 Communicator::Communicator(std::unique_ptr<Transport> transport, const Geometry& geometry,
                            const CommunicatorOptions& options, Neighbourhood memory)
-    : options_(options),
-      geometry_(geometry),
-      logger_(Runtime::get().config().log,
-              str("rank ", options.rank, " of group '", options.name, "'")),
-      reach_(reach_of(memory.host_of)),
-      neighbours_(ranks_here(memory.host_of, options)),
-      costs_(Runtime::get().adopt(memory.word)),
-      terms_(hash_of_terms(geometry, costs_, reach_.local)),
+    : geometry_(geometry),
       memory_(std::move(memory)),
-      transport_(std::move(transport)),
-      inquiry_(*transport_, recorder_, Board::kHost),
-      mailbox_(*transport_, recorder_),
-      timeout_ms_(options.timeout.count()),
-      wheel_(transport_->doorbell()),
-      executor_(*transport_, geometry),
-      tuner_(options.rank, has_room(geometry, reach_) ? transport_->choices(0) : nullptr),
-      plans_(options.rank),
-      patience_(patience()) {
+      state_(options, std::move(transport), reach_of(memory_.host_of),
+             ranks_here(memory_.host_of, options)),
+      host_(state_, geometry, Runtime::get().adopt(memory_.word)),
+      messages_(state_, host_) {
+  state_.kick = [this] {
+    if (const auto self = weak_from_this().lock()) Runtime::get().kick(self);
+  };
+  state_.add(host_);
+  state_.add(messages_);
   Runtime::get().attach(this);
-}
-
-// A rank with a core of its own may spin: waking a sleeper costs more than most waits. Ranks that
-// share cores give theirs away at once.
-Patience Communicator::patience() const {
-  const Runtime& runtime = Runtime::get();
-  const bool own_core = neighbours_ <= runtime.cpus();
-  SpinPolicy policy{std::chrono::microseconds(own_core ? 300 : 0), own_core ? 4 : 100,
-                    own_core ? 256 : 16};
-  if (!reach_.mapped) {
-    // A network's latency is worth some spinning, its transfers are not; a poll is a system call.
-    policy.spin = std::min<std::chrono::nanoseconds>(policy.spin, std::chrono::microseconds(50));
-    policy.free_polls = 4;
-    if (neighbours_ == 1) policy.yields = 0;
-    policy.adapts = true;
-  }
-  if (runtime.config().spin.count() >= 0) policy.spin = runtime.config().spin;
-  return Patience(policy);
 }
 
 }  // namespace ringcomm

@@ -3,7 +3,7 @@
 
 #include <mutex>
 
-#include "comm/device.h"
+#include "comm/device_engine.h"
 #include "comm/runtime.h"
 
 namespace ringcomm {
@@ -14,12 +14,12 @@ constexpr const char* kFile = "libringcomm_cuda.so";
 // Beside the library that this code is part of.
 std::string beside_us() {
   Dl_info info{};
-  ::dladdr(reinterpret_cast<const void*>(&device_library), &info);
+  ::dladdr(reinterpret_cast<const void*>(&device_api), &info);
   const std::string path = info.dli_fname == nullptr ? "" : info.dli_fname;
   return path.substr(0, path.rfind('/') + 1) + kFile;
 }
 
-cuda::Library* open() {
+cuda::Api* open() {
   const std::string& wanted = Runtime::get().config().cuda_library;
   const std::string path = wanted.empty() ? beside_us() : wanted;
   void* const library = ::dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
@@ -31,31 +31,30 @@ cuda::Library* open() {
                    "RINGCOMM_CUDA=on, or use the backend 'cpu:ringcomm,cuda:nccl'");
     throw UsageError(str("the library for CUDA tensors cannot be opened: ", why));
   }
-  const auto function =
-      reinterpret_cast<cuda::LibraryFunction>(::dlsym(library, cuda::kLibrarySymbol));
-  cuda::Library* const found = function == nullptr ? nullptr : function(RINGCOMM_INTERFACE);
+  const auto function = reinterpret_cast<cuda::ApiFunction>(::dlsym(library, cuda::kApiSymbol));
+  cuda::Api* const found = function == nullptr ? nullptr : function(RINGCOMM_INTERFACE);
   RINGCOMM_CHECK(found != nullptr, path, " belongs to another build of ringcomm: build it again");
   return found;
 }
 
 }  // namespace
 
-cuda::Library& device_library() {
+cuda::Api& device_api() {
   static std::mutex mutex;
-  static cuda::Library* library = nullptr;
+  static cuda::Api* api = nullptr;
   const std::lock_guard lock(mutex);
-  if (library == nullptr) {
-    cuda::Library* const opened = open();
-    const std::string why = opened->api().unusable();
+  if (api == nullptr) {
+    cuda::Api* const opened = open();
+    const std::string why = opened->unusable();
     RINGCOMM_CHECK(why.empty(), "CUDA tensors cannot be served: ", why);
-    library = opened;
+    api = opened;
   }
-  return *library;
+  return *api;
 }
 
 bool device_is_simulated() {
   static const bool simulated =
-      !Runtime::get().config().cuda_library.empty() && device_library().api().simulated();
+      !Runtime::get().config().cuda_library.empty() && device_api().simulated();
   return simulated;
 }
 

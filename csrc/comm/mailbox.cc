@@ -13,7 +13,7 @@ constexpr uint64_t kMostKept = 64 << 20;   // unwanted bytes kept of one peer; t
 }  // namespace
 
 Descriptor Message::descriptor() const {
-  return make_descriptor({sending, dtype, data.bytes / size_of(dtype), peer, tag});
+  return make_descriptor(MessageKind{sending, dtype, data.bytes / size_of(dtype), peer, tag});
 }
 
 Mailbox::Mailbox(Transport& transport, Recorder& recorder)

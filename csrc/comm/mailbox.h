@@ -30,16 +30,12 @@
 namespace ringcomm {
 
 // One send or receive: fill it in, post it, wait for it.
-struct Message final : Request {
+struct Message final : Request, MessageKind {
   using Request::Request;
   Message* as_message() override { return this; }
   static constexpr Rank kAnySource = -1;
 
-  bool sending = false;
-  Rank peer = kAnySource;
-  uint32_t tag = 0;
-  DType dtype = DType::kUint8;
-  Span data;
+  Span data;                 // its bytes count, not MessageKind::count
   Rank source = kAnySource;  // receive: who sent it, once done
   uint64_t ticket = 0;       // the flight recorder's
 

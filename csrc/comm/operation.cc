@@ -95,14 +95,9 @@ void validate(const Operation& operation, int size, Rank rank) {
 
 Shape make_shape(const Operation& operation, const Geometry& geometry) {
   Shape shape;
-  shape.collective = operation.collective;
+  static_cast<CallShape&>(shape) = static_cast<const CallShape&>(operation);
   shape.size = geometry.size;
-  shape.root = operation.root;
   shape.element = size_of(operation.dtype);
-  shape.bytes = operation.bytes;
-  shape.shards = operation.shards;
-  shape.send = operation.send;
-  shape.recv = operation.recv;
   shape.geometry = geometry;
   return shape;
 }

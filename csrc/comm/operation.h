@@ -15,18 +15,14 @@ namespace ringcomm {
 // The layout of what is gathered for an all_reduce of sparse tensors, for texts.
 inline constexpr uint64_t kSparseLayout = 2;
 
-// Spans follow Shape's conventions (plan/shape.h); counts are bytes. Input and output may be the
-// same memory wherever torch.distributed works in place. The memory lives until the operation ends.
-struct Operation {
-  Collective collective = Collective::kBarrier;
+// Spans follow the conventions of shapes (plan/shape.h); counts are bytes. Input and output may be
+// the same memory wherever torch.distributed works in place. The memory lives until the operation
+// ends.
+struct Operation : CallShape {
   DType dtype = DType::kUint8;
   ReduceOp op = ReduceOp::kSum;
   double factor = 1;  // kPremulSum: this rank's own
-  Rank root = 0;
   std::vector<Span> input, output;
-  uint64_t bytes = 0;                    // all_reduce, broadcast, reduce: of the message
-  std::vector<uint64_t> shards;          // all_gather, reduce_scatter, scatter, gather
-  std::vector<uint64_t> send, recv;      // all_to_all
   uint64_t layout = 0;                   // hash of the memory layout, 0 for contiguous
   std::chrono::milliseconds timeout{0};  // 0: the group's
 };
@@ -50,11 +46,11 @@ void make_stamps(const Operation& operation, const Descriptor& descriptor, Stamp
 
 // One side of a message: it goes into the flight recorder, to no peer.
 struct MessageKind {
-  bool sending;
-  DType dtype;
-  uint64_t count;  // elements
-  Rank peer;       // -1: any
-  uint32_t tag;
+  bool sending = false;
+  DType dtype = DType::kUint8;
+  uint64_t count = 0;  // elements
+  Rank peer = -1;      // -1: any
+  uint32_t tag = 0;
 };
 Descriptor make_descriptor(const MessageKind& message);
 

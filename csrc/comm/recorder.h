@@ -4,11 +4,11 @@
 
 #include <array>
 #include <cstdint>
-#include <mutex>
 #include <string>
 #include <vector>
 
 #include "base/deadline.h"
+#include "base/mutex.h"
 #include "transport/transport.h"
 
 namespace ringcomm {
@@ -37,9 +37,9 @@ class Recorder {
   std::string name_of(uint64_t sequence) const;
 
  private:
-  mutable std::mutex mutex_;  // guards everything below
-  std::array<Record, kRecords> ring_;
-  uint64_t begun_ = 0;
+  mutable Mutex mutex_;
+  std::array<Record, kRecords> ring_ RINGCOMM_GUARDED_BY(mutex_);
+  uint64_t begun_ RINGCOMM_GUARDED_BY(mutex_) = 0;
 };
 
 }  // namespace ringcomm

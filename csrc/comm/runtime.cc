@@ -14,7 +14,7 @@ namespace {
 
 // The worker shares its core with the computation it overlaps with: it never spins long.
 constexpr auto kWorkerSpin = std::chrono::nanoseconds(1000);
-constexpr auto kTidy = std::chrono::milliseconds(20);  // by then a caller has cleared the shelf
+constexpr auto kTidy = std::chrono::milliseconds(20);  // by then a caller has released it
 
 struct Global {
   std::mutex mutex;
@@ -132,8 +132,8 @@ void Runtime::call(const std::function<void()>& code) {
   code();
 }
 
-void Runtime::shelve(std::shared_ptr<void> thing, Shelf::Over over) {
-  if (!shelf_.put(std::move(thing), std::move(over))) return;
+void Runtime::release_later(std::shared_ptr<void> thing, DeferredRelease::Over over) {
+  if (!deferred_.put(std::move(thing), std::move(over))) return;
   const std::lock_guard lock(mutex_);
   if (!tidies_) wake_.notify_all();
 }
@@ -182,17 +182,17 @@ void Runtime::stand_by(std::unique_lock<std::mutex>& lock) {
     return !inbox_.empty() && leader_.load(std::memory_order_relaxed) == std::thread::id();
   };
   while (!called()) {
-    if (tidies_ || !shelf_.filled()) {
-      wake_.wait(lock, [&] { return called() || (!tidies_ && shelf_.filled()); });
+    if (tidies_ || !deferred_.filled()) {
+      wake_.wait(lock, [&] { return called() || (!tidies_ && deferred_.filled()); });
       continue;
     }
     tidies_ = true;
     const bool wanted = wake_.wait_for(lock, kTidy, called);
     tidies_ = false;
-    if (wanted || !shelf_.filled()) continue;
+    if (wanted || !deferred_.filled()) continue;
     --standby_;  // it may take its time
     lock.unlock();
-    call([&] { shelf_.clear(); });
+    call([&] { deferred_.clear(); });
     lock.lock();
     ++standby_;
   }
@@ -229,10 +229,10 @@ void Runtime::work() {
   };
   // One busy group must not hide another's trouble.
   Waiter waiter(patience, [&](Clock::time_point) {
-    for (const auto& group : active) group->watch();
-    if (!shelf_.filled() || !leads()) return;
+    for (const auto& group : active) group->state().check();
+    if (!deferred_.filled() || !leads()) return;
     step_down();
-    call([&] { shelf_.clear(); });
+    call([&] { deferred_.clear(); });
   });
   bool fresh = true;
   while (true) {
@@ -253,14 +253,14 @@ void Runtime::work() {
         return inbox() || std::any_of(active.begin(), active.end(),
                                       [](const auto& group) { return group->ready(); });
       };
-      Clock::duration nap = waiter.nap();
+      Clock::duration most = waiter.until_check();
       uint32_t news = kLocalNews;
       for (const auto& group : active) {
-        nap = std::min(nap, group->nap());
+        most = std::min(most, group->poll_interval());
         news |= group->news();
       }
-      if (active.size() > 1 || !active[0]->sleep(awake, nap)) {
-        bell_->sleep(news, awake, nap);
+      if (active.size() > 1 || !active[0]->sleep(awake, most)) {
+        bell_->sleep(news, awake, most);
       }
       waiter.woke(false);
     }

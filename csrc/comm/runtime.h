@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "base/config.h"
-#include "comm/shelf.h"
+#include "comm/deferred_release.h"
 #include "plan/select.h"
 #include "transport/rendezvous.h"
 
@@ -57,8 +57,8 @@ class Runtime {
   void call(const std::function<void()>& code);
 
   // Keeps it until it is `over`, and then for some milliseconds at most.
-  void shelve(std::shared_ptr<void> thing, Shelf::Over over = nullptr);
-  Shelf& shelf() { return shelf_; }
+  void release_later(std::shared_ptr<void> thing, DeferredRelease::Over over = nullptr);
+  DeferredRelease& deferred() { return deferred_; }
 
  private:
   using Groups = std::vector<std::shared_ptr<Communicator>>;
@@ -85,14 +85,14 @@ class Runtime {
   std::atomic<std::thread::id> leader_;  // the worker that drives, if there is something to drive
   Groups* driven_ = nullptr;             // its list
   int standby_ = 0;                      // workers that could lead
-  bool tidies_ = false;                  // one of them will look at the shelf
+  bool tidies_ = false;                  // one of them will release what is deferred
   std::vector<int> calling_;             // threads in code of the user's
   std::condition_variable returned_;     // one of them
   bool ended_ = false;                   // the program has
   std::vector<Communicator*> groups_;
   std::unique_ptr<Network> network_;
   std::string costs_word_;
-  Shelf shelf_;
+  DeferredRelease deferred_;
 };
 
 }  // namespace ringcomm

@@ -1,50 +1,52 @@
 // How a thread of a group waits, wherever it does: it polls, spins while it has the patience, and
-// sleeps. By the clock, and however much moves meanwhile, it looks around every 50 ms: at peers,
-// deadlines and signals to the process.
+// sleeps. By the clock, and however much moves meanwhile, it checks peers, deadlines and
+// signals to the process every 50 ms.
 #pragma once
 
+#include <thread>
 #include <utility>
 
 #include "base/doorbell.h"
 
 namespace ringcomm {
 
-template <typename Look>
+template <typename Check>
 class Waiter {
  public:
-  // look(began) throws what ends the wait. `began` is when this wait first read the clock, which it
-  // does when there is time to.
-  Waiter(Patience& patience, Look look) : patience_(&patience), look_(std::move(look)) {}
+  // check(began) throws what ends the wait. `began` is when this wait first read the clock, which
+  // it does when there is time to.
+  Waiter(Patience& patience, Check check) : patience_(&patience), check_(std::move(check)) {}
   // One that never spins.
-  explicit Waiter(Look look) : patience_(nullptr), look_(std::move(look)) {}
+  explicit Waiter(Check check) : patience_(nullptr), check_(std::move(check)) {}
 
   // What was waited for has come, and more is to come.
   void reset() {
     patience_->reset();
     count();
   }
-  // After a poll that moved something, or nothing. True: poll again; false: sleep, for nap().
+  // After a poll that moved something, or nothing. True: poll again; false: sleep, for
+  // until_check().
   bool again(bool moved) {
     if (!moved) {
       count();
       return patience_ != nullptr && patience_->again();
     }
     if (patience_ != nullptr) patience_->reset();
-    look_when_due();
+    check_when_due();
     return true;
   }
-  Clock::duration nap() {
+  Clock::duration until_check() {
     begin();
     return std::max(next_ - Clock::now(), Clock::duration::zero());
   }
-  // After a sleep on the doorbell. Where somebody has failed the look is now.
+  // After a sleep on the doorbell. Where somebody has failed the check is now.
   void woke(bool failure) {
     if (patience_ != nullptr) patience_->reset();  // time asleep was not taken by others
-    failure ? look() : look_when_due();
+    failure ? check() : check_when_due();
   }
-  void look_when_due() {
+  void check_when_due() {
     begin();
-    if (Clock::now() >= next_) look();
+    if (Clock::now() >= next_) check();
   }
 
  private:
@@ -57,18 +59,28 @@ class Waiter {
     next_ = began_ + kSlice;
   }
   void count() {
-    if (++polls_ % kPolls == 0) look_when_due();
+    if (++polls_ % kPolls == 0) check_when_due();
   }
-  void look() {
+  void check() {
     begin();
     next_ = Clock::now() + kSlice;
-    look_(began_);
+    check_(began_);
   }
 
   Patience* const patience_;
-  Look look_;
+  Check check_;
   uint32_t polls_ = 0;
   Clock::time_point began_, next_;
 };
+
+// Waits for what rings no doorbell.
+template <typename Over, typename Check>
+void poll_until(Over&& over, Clock::duration interval, Check&& check) {
+  Waiter waiter([&](Clock::time_point) { check(); });
+  while (!over()) {
+    std::this_thread::sleep_for(interval);
+    waiter.check_when_due();
+  }
+}
 
 }  // namespace ringcomm

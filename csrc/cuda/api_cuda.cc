@@ -9,8 +9,7 @@
 #include <mutex>
 
 #include "cuda/launch.h"
-#include "cuda/library.h"
-#include "cuda/team.h"
+#include "device/api.h"
 
 namespace ringcomm::cuda {
 namespace {

@@ -1,8 +1,8 @@
 // The kernels that need no meeting: reduce, scale, and the leader's.
 #include <type_traits>
 
-#include "cuda/api.h"
 #include "cuda/launch.h"
+#include "device/api.h"
 #include "reduce/kernels.h"
 
 namespace ringcomm::cuda {

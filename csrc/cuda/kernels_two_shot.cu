@@ -1,8 +1,8 @@
 // The kernels of ranks that have a device each.
 #include <type_traits>
 
-#include "cuda/api.h"
 #include "cuda/launch.h"
+#include "device/api.h"
 #include "reduce/kernels.h"
 
 namespace ringcomm::cuda {

@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "cuda/kernels.h"
+#include "device/kernel_args.h"
 
 namespace ringcomm::cuda {
 

@@ -60,7 +60,7 @@ struct Payload {
   explicit Payload(std::vector<std::byte> own) : own(std::move(own)) {}
 
   const std::byte* lent = nullptr;
-  std::byte* keep = nullptr;  // it is lent for a time only: where settle() may copy it
+  std::byte* keep = nullptr;  // it is lent for a time only: where reclaim_lent() may copy it
   std::vector<std::byte> own;
   const std::byte* data() const { return own.empty() ? lent : own.data(); }
 };

@@ -53,7 +53,7 @@ Network::Network(const NetworkOptions& options)
   epoll_event event{EPOLLIN, {.u64 = kWake}};
   ::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, wake_.get(), &event);
   listen(options);
-  keeper_ = std::thread(&Network::keep, this);
+  thread_ = std::thread(&Network::run, this);
 }
 
 Network::~Network() {
@@ -64,7 +64,7 @@ Network::~Network() {
   const uint64_t one = 1;
   if (::write(wake_.get(), &one, sizeof one) < 0) std::terminate();
   quiet_.notify_all();
-  keeper_.join();
+  thread_.join();
 }
 
 void Network::listen(const NetworkOptions& options) {
@@ -129,8 +129,8 @@ void Network::end_driving(bool rest) {
   if (last && (rest || blocked_.load(std::memory_order_seq_cst) > 0)) quiet_.notify_one();
 }
 
-// While somebody drives, the keeper looks now and then whether that is still true.
-void Network::keep() {
+// While another thread drives, this one looks now and then whether that is still true.
+void Network::run() {
   Lock lock(mutex_);
   while (!stop_) {
     if (driving_.load(std::memory_order_seq_cst) > 0) {

@@ -1,7 +1,7 @@
 // This process's side of the network: its listeners, one session for each process it talks with,
-// and the sockets between. Whoever waits for something drives it, by progress(); while nobody does,
-// the *keeper* does, a thread of its own, so that what arrives is taken and the peers hear of us
-// also while the program computes.
+// and the sockets between. A thread that waits for something drives it, by progress(). While none
+// does, the *network thread* does, so that arriving bytes are taken, and the peers hear of us, also
+// while the program computes.
 #pragma once
 
 #include <atomic>
@@ -55,9 +55,9 @@ class Network {
 
   // Moves what can be moved, without waiting. True when something arrived. Any thread.
   bool progress();
-  // Between these the calling thread calls progress() often, and the keeper stands back.
+  // Between these the calling thread calls progress() often, and the network thread stands back.
   void begin_driving() { driving_.fetch_add(1, std::memory_order_seq_cst); }
-  // `rest`: this thread sleeps now, and the keeper is to wake it.
+  // `rest`: this thread sleeps now, and the network thread is to wake it.
   void end_driving(bool rest);
   void before_fork() { mutex_.lock(); }
   void after_fork() { mutex_.unlock(); }
@@ -71,7 +71,7 @@ class Network {
 
   void listen(const NetworkOptions& options);
   void listen(bool on);
-  void keep();
+  void run();
   bool handle_events(int timeout_ms, Lock& lock);
   bool handle(Link& link, uint32_t events);
   void accept_from(const Fd& listener);
@@ -106,7 +106,7 @@ class Network {
 
   std::atomic<int> driving_{0};
   std::atomic<int> blocked_{0};  // connections that could not take all there was
-  std::thread keeper_;
+  std::thread thread_;
 };
 
 }  // namespace ringcomm

@@ -54,9 +54,9 @@ void Network::Peer::post(const Frame& frame, Payload payload) {
   session.post(frame, std::move(payload));
 }
 
-void Network::Peer::settle(uint64_t channel) {
+void Network::Peer::reclaim_lent(uint64_t channel) {
   const std::lock_guard lock(network_.mutex_);
-  session.settle(channel);
+  session.reclaim_lent(channel);
 }
 
 void Network::Peer::flush() {

@@ -33,7 +33,7 @@ class Network::Peer final : public Wire, public Party, public Receiver {
   void open(uint64_t channel, Receiver* receiver) override;
   void close(uint64_t channel) override;
   void post(const Frame& frame, Payload payload) override;
-  void settle(uint64_t channel) override;
+  void reclaim_lent(uint64_t channel) override;
   void flush() override;
   bool reached() override;
   uint64_t undelivered() override;

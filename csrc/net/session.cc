@@ -36,7 +36,7 @@ void Session::post(const Frame& frame, Payload payload) {
 
 // Later frames may have gone to the same place: those before them have been read there, and what
 // is sent of them again, if anything is, is dropped. In order, so that the last one stays.
-void Session::settle(uint64_t channel) {
+void Session::reclaim_lent(uint64_t channel) {
   for (Item& item : items_) {
     Payload& payload = item.payload;
     if (payload.keep == nullptr || item.frame.channel != channel) continue;

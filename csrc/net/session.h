@@ -65,7 +65,7 @@ class Session {
   // `frame` names type, channel, offset, stamp, lane and half.
   void post(const Frame& frame, Payload payload = {});
   // What the channel was lent is the lender's again afterwards.
-  void settle(uint64_t channel);
+  void reclaim_lent(uint64_t channel);
   // The channel's memory goes: what the peer may not have yet is copied.
   void release(uint64_t channel);
   void ask_for_ack();

@@ -18,7 +18,7 @@ class Wire {
   virtual void close(uint64_t channel) = 0;
   // As Session's.
   virtual void post(const Frame& frame, Payload payload) = 0;
-  virtual void settle(uint64_t channel) = 0;
+  virtual void reclaim_lent(uint64_t channel) = 0;
   // What was posted starts on its way now.
   virtual void flush() = 0;
   // Has anything been said or heard?

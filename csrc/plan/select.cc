@@ -13,6 +13,8 @@
 namespace ringcomm {
 namespace {
 
+using enum Collective;
+using enum Algorithm;
 using Planner = Plan (*)(const Shape&, Rank);
 
 // What a row asks of the group.
@@ -76,41 +78,37 @@ uint64_t tree(const Shape& shape, double size) {
 // The first row that fits decides. Direct plans whose messages ride in lines or inboxes load from
 // nobody, so they serve a network as well.
 constexpr std::array kTable = {
-    Row{Collective::kAllReduce, any_size, kMapped, Algorithm::kDirect, direct_all_reduce},
-    Row{Collective::kAllReduce, any_size, kHosts, Algorithm::kHierarchical,
-        hierarchical_all_reduce},
-    Row{Collective::kAllReduce, line, kNothing, Algorithm::kDirect, direct_all_reduce},
-    Row{Collective::kAllReduce, any_size, kPair, Algorithm::kDoubling, doubling_all_reduce},
-    Row{Collective::kAllReduce, doubling, kNothing, Algorithm::kDoubling, doubling_all_reduce},
-    Row{Collective::kAllReduce, any_size, kNothing, Algorithm::kRing, ring_all_reduce},
-    Row{Collective::kReduceScatter, any_size, kMapped, Algorithm::kDirect, direct_reduce_scatter},
-    Row{Collective::kReduceScatter, any_size, kHosts, Algorithm::kHierarchical,
-        hierarchical_reduce_scatter},
-    Row{Collective::kReduceScatter, line, kNothing, Algorithm::kDirect, direct_reduce_scatter},
-    Row{Collective::kReduceScatter, pairwise, kNothing, Algorithm::kPairwise,
-        pairwise_reduce_scatter},
-    Row{Collective::kReduceScatter, any_size, kNothing, Algorithm::kRing, ring_reduce_scatter},
-    Row{Collective::kAllGather, any_size, kMapped, Algorithm::kDirect, direct_all_gather},
-    Row{Collective::kAllGather, any_size, kHosts, Algorithm::kHierarchical,
-        hierarchical_all_gather},
-    Row{Collective::kAllGather, line, kNothing, Algorithm::kDirect, direct_all_gather},
-    Row{Collective::kAllGather, pairwise, kNothing, Algorithm::kPairwise, pairwise_all_gather},
-    Row{Collective::kAllGather, any_size, kNothing, Algorithm::kRing, ring_all_gather},
-    Row{Collective::kBroadcast, any_size, kMapped, Algorithm::kDirect, direct_broadcast},
-    Row{Collective::kBroadcast, any_size, kHosts, Algorithm::kHierarchical, hierarchical_broadcast},
-    Row{Collective::kBroadcast, tree, kNothing, Algorithm::kTree, tree_plan},
-    Row{Collective::kBroadcast, any_size, kNothing, Algorithm::kRing, chain_plan},
-    Row{Collective::kReduce, any_size, kMapped, Algorithm::kDirect, direct_reduce},
-    Row{Collective::kReduce, tree, kHosts, Algorithm::kHierarchical, hierarchical_reduce},
-    Row{Collective::kReduce, tree, kNothing, Algorithm::kTree, tree_plan},
-    Row{Collective::kReduce, any_size, kNothing, Algorithm::kRing, chain_plan},
-    Row{Collective::kScatter, any_size, kNothing, Algorithm::kDirect, star_plan},
-    Row{Collective::kScatter, nullptr, kNothing, Algorithm::kRing, chain_plan},
-    Row{Collective::kGather, any_size, kNothing, Algorithm::kDirect, star_plan},
-    Row{Collective::kGather, nullptr, kNothing, Algorithm::kRing, chain_plan},
-    Row{Collective::kAllToAll, any_size, kNothing, Algorithm::kPairwise, pairwise_all_to_all},
-    Row{Collective::kBarrier, any_size, kHosts, Algorithm::kHierarchical, hierarchical_barrier},
-    Row{Collective::kBarrier, any_size, kNothing, Algorithm::kDissemination, dissemination_barrier},
+    Row{kAllReduce, any_size, kMapped, kDirect, direct_all_reduce},
+    Row{kAllReduce, any_size, kHosts, kHierarchical, hierarchical_all_reduce},
+    Row{kAllReduce, line, kNothing, kDirect, direct_all_reduce},
+    Row{kAllReduce, any_size, kPair, kDoubling, doubling_all_reduce},
+    Row{kAllReduce, doubling, kNothing, kDoubling, doubling_all_reduce},
+    Row{kAllReduce, any_size, kNothing, kRing, ring_all_reduce},
+    Row{kReduceScatter, any_size, kMapped, kDirect, direct_reduce_scatter},
+    Row{kReduceScatter, any_size, kHosts, kHierarchical, hierarchical_reduce_scatter},
+    Row{kReduceScatter, line, kNothing, kDirect, direct_reduce_scatter},
+    Row{kReduceScatter, pairwise, kNothing, kPairwise, pairwise_reduce_scatter},
+    Row{kReduceScatter, any_size, kNothing, kRing, ring_reduce_scatter},
+    Row{kAllGather, any_size, kMapped, kDirect, direct_all_gather},
+    Row{kAllGather, any_size, kHosts, kHierarchical, hierarchical_all_gather},
+    Row{kAllGather, line, kNothing, kDirect, direct_all_gather},
+    Row{kAllGather, pairwise, kNothing, kPairwise, pairwise_all_gather},
+    Row{kAllGather, any_size, kNothing, kRing, ring_all_gather},
+    Row{kBroadcast, any_size, kMapped, kDirect, direct_broadcast},
+    Row{kBroadcast, any_size, kHosts, kHierarchical, hierarchical_broadcast},
+    Row{kBroadcast, tree, kNothing, kTree, tree_plan},
+    Row{kBroadcast, any_size, kNothing, kRing, chain_plan},
+    Row{kReduce, any_size, kMapped, kDirect, direct_reduce},
+    Row{kReduce, tree, kHosts, kHierarchical, hierarchical_reduce},
+    Row{kReduce, tree, kNothing, kTree, tree_plan},
+    Row{kReduce, any_size, kNothing, kRing, chain_plan},
+    Row{kScatter, any_size, kNothing, kDirect, star_plan},
+    Row{kScatter, nullptr, kNothing, kRing, chain_plan},
+    Row{kGather, any_size, kNothing, kDirect, star_plan},
+    Row{kGather, nullptr, kNothing, kRing, chain_plan},
+    Row{kAllToAll, any_size, kNothing, kPairwise, pairwise_all_to_all},
+    Row{kBarrier, any_size, kHosts, kHierarchical, hierarchical_barrier},
+    Row{kBarrier, any_size, kNothing, kDissemination, dissemination_barrier},
 };
 
 bool fits(const Row& row, const Shape& shape, Reach reach) {

@@ -53,16 +53,21 @@ struct Costs {
 //   reduce_scatter                    input = all shards in rank order, output = my shard
 //   scatter, gather                   as reduce_scatter, all_gather, whole side only at the root
 //   all_to_all                        send[r] to, recv[r] from rank r, in rank order in each side
-struct Shape {
+struct CallShape {
   Collective collective = Collective::kBarrier;
-  int size = 1;
-  Rank root = 0;         // broadcast, reduce, scatter, gather
-  uint64_t element = 1;  // bytes of one element; no operand cuts one
-  uint64_t bytes = 0;
-  std::vector<uint64_t> shards;
+  Rank root = 0;                     // broadcast, reduce, scatter, gather
+  uint64_t bytes = 0;                // all_reduce, broadcast, reduce
+  std::vector<uint64_t> shards;      // all_gather, reduce_scatter, scatter, gather
   std::vector<uint64_t> send, recv;  // all_to_all: this rank's
-  int local = 1;                     // hierarchical: ranks a host; rank = host * local + index
-  bool meets = true;  // false: a part of a plan whose other parts see to it that all meet
+  bool operator==(const CallShape&) const = default;
+};
+
+// The same in a group: all that a planner is told.
+struct Shape : CallShape {
+  int size = 1;
+  uint64_t element = 1;  // bytes of one element; no operand cuts one
+  int local = 1;         // hierarchical: ranks a host; rank = host * local + index
+  bool meets = true;     // false: a part of a plan whose other parts see to it that all meet
   Geometry geometry;
   Costs costs;  // of the network
 

@@ -63,7 +63,7 @@ void Backend::leave() {
 Backend::~Backend() {
   try {
     leave();
-    Runtime::get().shelf().clear();
+    Runtime::get().deferred().clear();
   } catch (const std::exception& error) {
     TORCH_WARN("ringcomm: leaving a group failed: ", error.what());
   }
@@ -71,16 +71,16 @@ Backend::~Backend() {
 
 Backend::OptionsPtr Backend::getBackendOptions() {
   auto copy = c10::make_intrusive<ringcomm::Options>(*options_);  // torch changes what it gets
-  copy->timeout = group().timeout();
+  copy->timeout = group().state().timeout();
   return copy;
 }
 
 void Backend::setTimeout(std::chrono::milliseconds timeout) {
-  group().set_timeout(sane_timeout(timeout));
+  group().state().set_timeout(sane_timeout(timeout));
 }
 
 std::chrono::milliseconds Backend::timeout_of(std::chrono::milliseconds asked) {
-  const std::chrono::milliseconds base = asked.count() > 0 ? asked : group().timeout();
+  const std::chrono::milliseconds base = asked.count() > 0 ? asked : group().state().timeout();
   std::chrono::milliseconds more{0};
   if (extension_ms_.load(std::memory_order_relaxed) != 0) {
     more = std::chrono::milliseconds(extension_ms_.exchange(0));
@@ -89,7 +89,7 @@ std::chrono::milliseconds Backend::timeout_of(std::chrono::milliseconds asked) {
 }
 
 c10d::ErrorType Backend::getError() {
-  const std::exception_ptr error = group().error();
+  const std::exception_ptr error = group().state().error();
   if (!error) return c10d::ErrorType::SUCCESS;
   try {
     std::rethrow_exception(error);
@@ -112,9 +112,9 @@ void Backend::registerOnCompletionHook(
 }
 
 void Backend::shutdown() {
-  without_gil([&] { group().settle(); });
+  without_gil([&] { group().wait_for_device(); });
   leave();
-  Runtime::get().shelf().clear();
+  Runtime::get().deferred().clear();
 }
 
 // torch calls this once per device type of the group, with one store for both, and uses the first

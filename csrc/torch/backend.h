@@ -114,7 +114,7 @@ class Backend final : public Declined {
   WorkPtr start(Call& call, bool profiled);
   WorkPtr start_in_profile(Call& call);
   WorkPtr start_on_device(Call& call, bool profiled);
-  WorkPtr post_on_device(Call& call, DeviceGroup& there, bool profiled);
+  WorkPtr post_on_device(Call& call, DeviceEngine& there, bool profiled);
   void start_batch();
   void await_device();
   void submit(const c10::intrusive_ptr<Work>& work, Call& call);
@@ -138,7 +138,7 @@ class Backend final : public Declined {
   std::mutex coalesced_mutex_;  // guards what follows
   std::vector<WorkPtr> coalesced_;
   c10::intrusive_ptr<DeviceWork> batch_;  // of messages on a device
-  std::vector<DeviceGroup::Posted> messages_;
+  std::vector<DeviceMessage> messages_;
   at::Device batch_device_{at::kCPU};
 };
 

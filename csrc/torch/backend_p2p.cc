@@ -102,7 +102,7 @@ Backend::WorkPtr Backend::barrier(const c10d::BarrierOptions& opts) {
 
 void Backend::monitoredBarrier(const c10d::BarrierOptions& opts, bool waitAllRanks) {
   const bool unset = opts.timeout < std::chrono::milliseconds(0);
-  const std::chrono::milliseconds timeout = unset ? group().timeout() : opts.timeout;
+  const std::chrono::milliseconds timeout = unset ? group().state().timeout() : opts.timeout;
   if (timeout.count() == 0) {
     C10_THROW_ERROR(DistBackendError, str("[Rank ", rank_, "]: Rank ", rank_,
                                           " timed out in monitoredBarrier after 0 ms"));
@@ -151,7 +151,7 @@ void Backend::lead_barrier(std::chrono::milliseconds timeout, bool every_rank) {
     group().post(release);
     await(*release, timeout);
     if (!release->error) continue;
-    std::rethrow_exception(group().fail(release->error));
+    std::rethrow_exception(group().state().fail(release->error));
   }
 }
 
@@ -163,7 +163,7 @@ void Backend::follow_barrier(std::chrono::milliseconds timeout) {
   for (const MessagePtr& message : {arrival, release}) {
     await(*message, timeout);
     if (!message->error) continue;
-    group().fail(message->error);
+    group().state().fail(message->error);
     std::string why;
     try {
       std::rethrow_exception(message->error);

@@ -265,7 +265,7 @@ std::vector<Span> by_rank(const std::vector<Span>& wholes, int size) {
 
 }  // namespace
 
-void fill_shards(Call& call, const Refusal& refuse, Whole whole, Shards shards, Place place) {
+Call&& fill_shards(Call& call, const Refusal& refuse, Whole whole, Shards shards, Place place) {
   Operation& operation = call.operation;
   add_inputs(call, call.inputs);
   add_outputs(call, call.outputs);
@@ -281,6 +281,7 @@ void fill_shards(Call& call, const Refusal& refuse, Whole whole, Shards shards, 
   const auto mine = operation.shards.begin() + place.rank;
   const uint64_t before = std::accumulate(operation.shards.begin(), mine, uint64_t{0});
   check_overlaps(refuse, operation, in ? Shared{before, 0, *mine} : Shared{0, before, *mine});
+  return std::move(call);
 }
 
 }  // namespace ringcomm

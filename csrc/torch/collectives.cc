@@ -193,8 +193,7 @@ Backend::WorkPtr Backend::allgather(TensorLists& outputs, Tensors& inputs,
     c10d::assertSizesMatch(refuse, input.sizes(), call.outputs, static_cast<size_t>(rank_));
   }
   set_moved_type(call, inputs);
-  fill_shards(call, refuse, Whole::kOutput, Shards::kOneEach, place());
-  return issue(with(std::move(call), opts));
+  return issue(with(fill_shards(call, refuse, Whole::kOutput, Shards::kOneEach, place()), opts));
 }
 
 // outputs[rank][i] gets inputs[i] of that rank.
@@ -221,8 +220,7 @@ Backend::WorkPtr Backend::allgather_coalesced(TensorLists& outputs, Tensors& inp
   call.outputs = flatten(call, outputs);
   call.inputs = inputs;
   set_moved_type(call, inputs);
-  fill_shards(call, refuse, Whole::kOutput, Shards::kEqual, place());
-  return issue(with(std::move(call), opts));
+  return issue(with(fill_shards(call, refuse, Whole::kOutput, Shards::kEqual, place()), opts));
 }
 
 // outputs[i] holds inputs[i] of every rank, one after the other.
@@ -234,8 +232,7 @@ Backend::WorkPtr Backend::allgather_into_tensor_coalesced(Tensors& outputs, Tens
   call.outputs = outputs;
   call.inputs = inputs;
   set_moved_type(call, inputs);
-  fill_shards(call, refuse, Whole::kOutput, Shards::kWithin, place());
-  return issue(with(std::move(call), opts));
+  return issue(with(fill_shards(call, refuse, Whole::kOutput, Shards::kWithin, place()), opts));
 }
 
 Backend::WorkPtr Backend::_allgather_base(at::Tensor& outputBuffer, at::Tensor& inputBuffer,
@@ -261,8 +258,7 @@ Backend::WorkPtr Backend::gather(TensorLists& outputs, Tensors& inputs,
   }
   call.inputs = inputs;
   set_moved_type(call, inputs);
-  fill_shards(call, refuse, Whole::kOutput, Shards::kEqual, place());
-  return issue(with(std::move(call), opts));
+  return issue(with(fill_shards(call, refuse, Whole::kOutput, Shards::kEqual, place()), opts));
 }
 
 // The output, at the root, holds the input of every rank, one after the other. torch calls it from
@@ -281,8 +277,7 @@ Backend::WorkPtr Backend::gather_single(at::Tensor& outputBuffer, at::Tensor& in
     call.outputs = both.slice(1, 1);
   }
   set_moved_type(call, call.inputs);
-  fill_shards(call, refuse, Whole::kOutput, Shards::kWithin, place());
-  return issue(with(std::move(call), opts));
+  return issue(with(fill_shards(call, refuse, Whole::kOutput, Shards::kWithin, place()), opts));
 }
 
 // ---- scattering
@@ -304,8 +299,7 @@ Backend::WorkPtr Backend::scatter(Tensors& outputs, TensorLists& inputs,
   }
   call.outputs = outputs;
   set_moved_type(call, outputs);
-  fill_shards(call, refuse, Whole::kInput, Shards::kEqual, place());
-  return issue(with(std::move(call), opts));
+  return issue(with(fill_shards(call, refuse, Whole::kInput, Shards::kEqual, place()), opts));
 }
 
 Backend::WorkPtr Backend::reduce_scatter(Tensors& outputs, TensorLists& inputs,
@@ -327,8 +321,7 @@ Backend::WorkPtr Backend::reduce_scatter(Tensors& outputs, TensorLists& inputs,
     c10d::assertSizesMatch(refuse, output.sizes(), call.inputs, static_cast<size_t>(rank_));
   }
   set_reduction(call, refuse, opts.reduceOp, output);
-  fill_shards(call, refuse, Whole::kInput, Shards::kOneEach, place());
-  return issue(with(std::move(call), opts));
+  return issue(with(fill_shards(call, refuse, Whole::kInput, Shards::kOneEach, place()), opts));
 }
 
 // inputs[i] holds what every rank's outputs[i] gets, one after the other.
@@ -341,8 +334,7 @@ Backend::WorkPtr Backend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tens
   call.inputs = inputs;
   call.outputs = outputs;
   set_reduction(call, refuse, opts.reduceOp, outputs[0]);
-  fill_shards(call, refuse, Whole::kInput, Shards::kWithin, place());
-  return issue(with(std::move(call), opts));
+  return issue(with(fill_shards(call, refuse, Whole::kInput, Shards::kWithin, place()), opts));
 }
 
 Backend::WorkPtr Backend::_reduce_scatter_base(at::Tensor& outputBuffer, at::Tensor& inputBuffer,

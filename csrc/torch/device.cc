@@ -24,8 +24,7 @@ constexpr const char* kNotBegun =
     "wait";
 
 int index_of(at::Device device) {
-  return device.is_cuda() && device.has_index() ? device.index()
-                                                : device_library().api().current_device();
+  return device.is_cuda() && device.has_index() ? device.index() : device_api().current_device();
 }
 
 }  // namespace
@@ -42,7 +41,7 @@ void find_device(Call& call) {
     }
   }
   const bool on_cpu = !device || device->is_cpu();
-  const bool simulated = on_cpu && !call.sequel.next && device_is_simulated();
+  const bool simulated = on_cpu && !call.continuation.next && device_is_simulated();
   if (simulated) device = at::Device(at::kCPU);
   call.device = on_cpu && !simulated ? std::nullopt : device;
 }
@@ -50,7 +49,7 @@ void find_device(Call& call) {
 bool cuda_is_served() {
   if (!c10::impl::hasDeviceGuardImpl(c10::kCUDA)) return false;
   try {
-    device_library();
+    device_api();
     return true;
   } catch (const UsageError&) {
     return false;
@@ -62,7 +61,7 @@ cuda::Stream current_stream(at::Device device) {
   return c10::impl::VirtualGuardImpl(device.type()).getStream(device).native_handle();
 }
 
-void scale_inputs(Call& call, DeviceGroup& group, cuda::Stream stream) {
+void scale_inputs(Call& call, DeviceEngine& group, cuda::Stream stream) {
   Operation& operation = call.operation;
   if (operation.op != ReduceOp::kPremulSum || !reduces(operation.collective)) return;
   for (Span& span : operation.input) {
@@ -92,14 +91,14 @@ DeviceWork::~DeviceWork() {
     std::shared_ptr<Surroundings> surroundings;
     std::vector<at::Tensor> tensors;
     std::vector<Staging> staging;
-    DeviceGroup::EndPtr end;
+    DeviceEngine::CompletionPtr end;
   };
-  const DeviceGroup::End* const end = end_.get();
+  const DeviceEngine::Completion* const end = end_.get();
   const Kept kept{surroundings_, std::move(kept_), std::move(staging_), std::move(end_)};
-  Runtime::get().shelve(std::make_shared<Kept>(kept), [end] { return end->reached(); });
+  Runtime::get().release_later(std::make_shared<Kept>(kept), [end] { return end->reached(); });
 }
 
-void DeviceWork::follow(DeviceGroup::EndPtr end) {
+void DeviceWork::follow(DeviceEngine::CompletionPtr end) {
   end_ = std::move(end);
   if (recordFunctionEndCallback_) std::exchange(recordFunctionEndCallback_, nullptr)();
 }
@@ -121,7 +120,7 @@ void DeviceWork::finish_in(cuda::Stream stream) {
 
 std::exception_ptr DeviceWork::exception() const {
   if (!end_ || end_->good()) return nullptr;
-  return as_torch(surroundings_->group->why_failed());
+  return as_torch(surroundings_->group->state().why_failed());
 }
 
 void DeviceWork::forget() {
@@ -179,7 +178,7 @@ c10::intrusive_ptr<Future> DeviceWork::getFuture() {
 
 Backend::WorkPtr Backend::start_on_device(Call& call, bool profiled) {
   return with_torch_errors([&]() -> WorkPtr {
-    DeviceGroup& there = group().device(index_of(*call.device));
+    DeviceEngine& there = group().device(index_of(*call.device));
     if (call.peer) return post_on_device(call, there, profiled);
     const cuda::Stream caller = current_stream(*call.device);
     scale_inputs(call, there, caller);
@@ -197,11 +196,11 @@ Backend::WorkPtr Backend::start_on_device(Call& call, bool profiled) {
   });
 }
 
-Backend::WorkPtr Backend::post_on_device(Call& call, DeviceGroup& there, bool profiled) {
+Backend::WorkPtr Backend::post_on_device(Call& call, DeviceEngine& there, bool profiled) {
   const bool sending = call.type == c10d::OpType::SEND;
   const Operation& operation = call.operation;
   if (*call.peer < 0) Refusal{"recv"}("a CUDA tensor needs the rank that sends it");
-  DeviceGroup::Posted message;
+  DeviceMessage message;
   message.data = sending ? operation.input[0] : operation.output[0];
   message.kind = {sending, operation.dtype, message.data.bytes / size_of(operation.dtype),
                   *call.peer, call.tag};
@@ -230,7 +229,7 @@ void Backend::start_batch() {
   const auto messages = std::exchange(messages_, {});
   if (!batch) return;
   with_torch_errors([&] {
-    DeviceGroup& there = group().device(index_of(batch_device_));
+    DeviceEngine& there = group().device(index_of(batch_device_));
     const auto finish = [&](cuda::Stream stream) { batch->finish_in(stream); };
     batch->follow(there.enqueue(messages, current_stream(batch_device_), finish));
   });
@@ -238,11 +237,11 @@ void Backend::start_batch() {
 
 // A barrier of hosts: what this rank's device was given before it is done, too.
 void Backend::await_device() {
-  DeviceGroup* const there = group().device_in_use();
+  DeviceEngine* const there = group().device_in_use();
   if (there == nullptr || !c10::impl::hasDeviceGuardImpl(c10::kCUDA)) return;
   const at::Device device(at::kCUDA, static_cast<c10::DeviceIndex>(there->device()));
   with_torch_errors([&] { there->synchronize(current_stream(device)); });
-  group().settle();
+  group().wait_for_device();
 }
 
 void Backend::eagerConnectSingleDevice(at::Device device) {

@@ -7,7 +7,7 @@
 #include <mutex>
 #include <vector>
 
-#include "comm/device.h"
+#include "comm/device_engine.h"
 #include "torch/work.h"
 
 namespace ringcomm {
@@ -20,7 +20,7 @@ bool cuda_is_served();
 // Torch's current stream of that device, for the library.
 cuda::Stream current_stream(at::Device device);
 // kPremulSum: the inputs, multiplied, take the place of the inputs.
-void scale_inputs(Call& call, DeviceGroup& group, cuda::Stream stream);
+void scale_inputs(Call& call, DeviceEngine& group, cuda::Stream stream);
 
 class DeviceWork final : public c10d::Work {
  public:
@@ -32,7 +32,7 @@ class DeviceWork final : public c10d::Work {
   // Another message of a batch.
   void add(Call& call);
   // Once it has been enqueued.
-  void follow(DeviceGroup::EndPtr end);
+  void follow(DeviceEngine::CompletionPtr end);
   // It was enqueued in the caller's own stream: what comes next there comes after it.
   void forget();
   // In that stream, results go to where they belong.
@@ -61,7 +61,7 @@ class DeviceWork final : public c10d::Work {
   const int source_;
   std::vector<at::Tensor> kept_, outputs_;
   std::vector<Staging> staging_;
-  DeviceGroup::EndPtr end_;
+  DeviceEngine::CompletionPtr end_;
 };
 
 }  // namespace ringcomm

@@ -26,7 +26,7 @@ Backend::WorkPtr Backend::issue(Call&& call) {
   find_device(call);
   if (is_profiled()) return start_in_profile(call);
   if (call.device) return start_on_device(call, false);
-  const bool here = !call.async && !call.sequel.next && !hasHooks();
+  const bool here = !call.async && !call.continuation.next && !hasHooks();
   return here ? run(call) : start(call, false);
 }
 
@@ -37,7 +37,7 @@ Backend::WorkPtr Backend::run(Call& call) {
 }
 
 Backend::WorkPtr Backend::start(Call& call, bool profiled) {
-  Runtime::get().shelf().clear();
+  Runtime::get().deferred().clear();
   if (call.device) return start_on_device(call, profiled);
   auto work = c10::make_intrusive<Work>(surroundings_, call, profiled);
   with_torch_errors([&] { call.peer ? post(work, call) : submit(work, call); });
@@ -53,7 +53,7 @@ void Backend::submit(const c10::intrusive_ptr<Work>& work, Call& call) {
   const auto on_done = [work](const std::exception_ptr& error) { work->complete(error); };
   std::function<void()> on_end;
   if (hasHooks()) on_end = [work] { work->note_end(); };
-  const auto task = group().submit(std::move(call.operation), on_done, std::move(call.sequel),
+  const auto task = group().submit(std::move(call.operation), on_done, std::move(call.continuation),
                                    nullptr, std::move(on_end));
   task->blocking = !call.async;
   work->follow(task);

@@ -40,7 +40,7 @@ struct Call {
   std::optional<Rank> peer;          // of a send or receive
   std::optional<at::Device> device;  // where there are no tensors: of a barrier
   uint32_t tag = 0;
-  Sequel sequel;
+  Continuation continuation;
   Staging staging;
   at::ArrayRef<at::Tensor> inputs, outputs;
   Tensors lists;

@@ -155,7 +155,7 @@ Call sparse_all_reduce_call(const Tensors& tensors, const c10d::ReduceOp& op, Pl
   const auto sum = std::make_shared<SparseSum>(tensors, average, place);
   Call call(c10d::OpType::_ALLREDUCE_SPARSE, "ringcomm:sparse_all_reduce", Collective::kAllGather);
   call.operation = sum->first();
-  call.sequel = {[sum](Operation& operation) { return sum->next(operation); }, 2};
+  call.continuation = {[sum](Operation& operation) { return sum->next(operation); }, 2};
   call.inputs = call.outputs = tensors;
   return call;
 }

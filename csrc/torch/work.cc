@@ -82,7 +82,7 @@ void Work::complete(const std::exception_ptr& why) {
   call_back(hooked);
   if (!hooked) surroundings_->pending.end();
   const auto self = c10::intrusive_ptr<c10d::Work>::reclaim_copy(this);
-  Runtime::get().shelve(std::make_shared<c10::intrusive_ptr<c10d::Work>>(self));
+  Runtime::get().release_later(std::make_shared<c10::intrusive_ptr<c10d::Work>>(self));
 }
 
 // Futures and hook: code of the user's, which may wait for other operations.
@@ -123,7 +123,7 @@ bool Work::wait(std::chrono::milliseconds timeout) {
     timeout = done ? kNoTimeout : std::chrono::milliseconds(1);
   }
   const bool result = c10d::Work::wait(timeout);
-  Runtime::get().shelf().clear();
+  Runtime::get().deferred().clear();
   return result;
 }
 

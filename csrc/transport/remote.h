@@ -41,10 +41,10 @@ class RemotePeer final : public Receiver {
   Wire& wire() const { return wire_; }
 
   // ---- the driving thread's. `target` lies in the shadow; `source`, if given, is lent until
-  // settle(), else the bytes are in the shadow already.
+  // reclaim_lent(), else the bytes are in the shadow already.
   void put(std::byte* target, uint64_t bytes, const std::byte* source);
   void signal(int lane, int half, uint64_t stamp);
-  void settle() { wire_.settle(channel_); }
+  void reclaim_lent() { wire_.reclaim_lent(channel_); }
 
   // ---- any thread's
   void stream_written(uint64_t begin, uint64_t end);  // cursors of the peer's mailbox

@@ -60,12 +60,12 @@ class Transport {
   // Loads and stores do not reach it.
   bool is_remote(Rank rank) const { return peer(rank).remote != nullptr; }
   // `target`, in memory or line of the remote rank `to`, is what it shall have at the next signal.
-  // With a `source` the bytes are there: this memory is lent until settle().
+  // With a `source` the bytes are there: this memory is lent until reclaim_lent().
   void put(Rank to, std::byte* target, uint64_t bytes, const std::byte* source) {
     peer(to).remote->put(target, bytes, source);
   }
-  void settle() {
-    for (RemotePeer* remote : remotes_) remote->settle();
+  void reclaim_lent() {
+    for (RemotePeer* remote : remotes_) remote->reclaim_lent();
   }
 
   // The stamp says which operation the signal belongs to.

@@ -132,7 +132,7 @@ std::string meet_with(Store& store, Rank rank, int size, const Wish& wish, Wish&
   options.algorithm = wish;
   try {
     const auto group = Communicator::create(store, options);
-    agreed = group->wished(Collective::kAllReduce);
+    agreed = group->state().requested_algorithm(Collective::kAllReduce);
     Buffers buffers(Collective::kAllReduce, size, rank);
     group->run(buffers.what);
     const float sum = static_cast<float>(size * (size + 1)) / 2;

@@ -100,8 +100,8 @@ std::string words_of(Way way) {
 }
 
 bool has_gone(Communicator& group, Rank peer) {
-  const PeerState state = group.transport().state(peer, Board::kHost);
-  return state.left || state.failed || group.transport().connection_lost(peer);
+  const PeerState state = group.state().transport().state(peer, Board::kHost);
+  return state.left || state.failed || group.state().transport().connection_lost(peer);
 }
 
 struct Case {
@@ -138,8 +138,8 @@ void be_held(Store& store, const Case& the, Shared& shared) {
   trial.check(2);
   require(shared.held == 1, "it was not held");
   require(group->wait(*next, kLong) && next->error, "what comes after it fails");
-  require_in(group->failure(), "barrier #3: ");
-  require_in(group->failure(), words_of(the.way));
+  require_in(group->state().failure(), "barrier #3: ");
+  require_in(group->state().failure(), words_of(the.way));
   require_in(failure_of(*group, first), words_of(the.way));
   shared.over = 1;
 }
@@ -216,23 +216,23 @@ void messages(Way way, bool tcp) {
     std::vector<std::byte> first(8000), second(8000), third(300'000);
     const auto other = message_of(false, 1, 3, third);
     group->post(other);
-    group->watch();
+    group->state().check();
     const auto one = message_of(false, 0, 1, first);
     group->post(one);
-    group->watch();
+    group->state().check();
     require_good(*group, one);
     shared.ready = 1;
     require_good(*group, other);
     const auto two = message_of(false, 0, 2, second);
     group->post(two);
-    group->watch();
+    group->state().check();
     require_good(*group, two);
     require(first == small && second == more && third == large, "what was sent");
     const auto missing = message_of(false, 0, 4, none);
     group->post(missing);
     require(group->wait(*missing, kLong) && missing->error, "nobody sends it");
-    require_in(group->failure(), "recv uint8[8000] tag 4 from rank 0: ");
-    require_in(group->failure(), words_of(way).substr(way == Way::kKill ? 18 : 0));
+    require_in(group->state().failure(), "recv uint8[8000] tag 4 from rank 0: ");
+    require_in(group->state().failure(), words_of(way).substr(way == Way::kKill ? 18 : 0));
     shared.over = 1;
   });
   for (size_t rank = 0; rank < statuses.size(); ++rank) {

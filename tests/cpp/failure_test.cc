@@ -130,7 +130,7 @@ void late_rank() {
     const auto group = join(store, rank, 3, Millis(20'000));
     Buffer buffer(10);
     group->run(buffer.operation(Collective::kAllReduce));
-    group->set_timeout(Millis(400));
+    group->state().set_timeout(Millis(400));
     if (rank == 2) {
       ::usleep(900'000);
       const std::string text =
@@ -169,7 +169,7 @@ void leaver_behind_a_result() {
     Buffer buffer(10), wanted(10);
     if (rank == 1) {
       group->run(buffer.operation(Collective::kAllReduce));
-      group->transport().finish(Board::kHost, 2);
+      group->state().transport().finish(Board::kHost, 2);
       return group->shutdown();
     }
     std::promise<void> looked;
@@ -180,12 +180,13 @@ void leaver_behind_a_result() {
     message->peer = 1;
     message->data = {reinterpret_cast<std::byte*>(wanted.data.data()), 40};
     group->post(message);
-    while (!group->transport().state(1, Board::kHost).left) std::this_thread::yield();
-    group->watch();
-    require(group->failure().empty(), "#2 may still end well, not: ", group->failure());
-    group->transport().finish(Board::kHost, 2);  // as if it had
-    group->watch();
-    require_in(group->failure(), "rank 1 has left the group");
+    while (!group->state().transport().state(1, Board::kHost).left) std::this_thread::yield();
+    group->state().check();
+    require(group->state().failure().empty(),
+            "#2 may still end well, not: ", group->state().failure());
+    group->state().transport().finish(Board::kHost, 2);  // as if it had
+    group->state().check();
+    require_in(group->state().failure(), "rank 1 has left the group");
     looked.set_value();
     require(group->wait(*message) && message->error, "the message fails");
   }));
@@ -260,7 +261,7 @@ void message_mismatch() {
     const std::string text =
         text_of<MismatchError>(1, [&] { std::rethrow_exception(message->error); });
     require_in(text, "recv uint8[32] tag 0 from rank 0: rank 0 sent uint8[64]");
-    require(!group->failure().empty(), "the group has failed");
+    require(!group->state().failure().empty(), "the group has failed");
   }));
 }
 

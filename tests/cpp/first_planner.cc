@@ -105,7 +105,7 @@ void prove() {
 
 // Three times in a row, so that both halves of the memory are used again.
 void run_as(Communicator& group, uint64_t elements) {
-  Transport& transport = group.transport();
+  Transport& transport = group.state().transport();
   HostExecutor executor(transport, group.geometry());
   const Shape shape = shape_of(group.size(), elements * 4);
   const auto plan = std::make_shared<const Plan>(star_all_reduce(shape, group.rank()));

@@ -43,7 +43,7 @@ class Outside final : public Wire {
     written = frame.stamp;
     for (const std::byte byte : std::span(payload.data(), frame.bytes)) follow(byte);
   }
-  void settle(uint64_t) override {}
+  void reclaim_lent(uint64_t) override {}
   void flush() override {}
   bool reached() override { return true; }
   uint64_t undelivered() override { return 0; }

@@ -61,7 +61,7 @@ class Pair {
       self.landing.close(channel);
       self.session.release(channel);
     } else {
-      self.session.settle(channel);
+      self.session.reclaim_lent(channel);
     }
     for (auto& memory : self.memory) {
       if (memory.channel != channel || (!all && memory.shadow.empty())) continue;

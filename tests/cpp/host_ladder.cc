@@ -59,7 +59,7 @@ Patience patience_of(const Communicator& group) {
 class Handwritten final : public Rung {
  public:
   Handwritten(Communicator& group, std::span<float> data)
-      : transport_(group.transport()),
+      : transport_(group.state().transport()),
         data_(data),
         segment_(group.geometry().segment_bytes / 4),
         patience_(patience_of(group)) {}
@@ -175,7 +175,7 @@ class Handwritten final : public Rung {
 // What the group would run: its ranks share this host.
 std::shared_ptr<const Plan> plan_of(const Communicator& group, const Operation& operation) {
   const Shape shape = make_shape(operation, group.geometry());
-  const auto wish = group.wished(shape.collective);
+  const auto wish = group.state().requested_algorithm(shape.collective);
   const Algorithm algorithm = wish.value_or(select(shape, {.mapped = true}));
   return std::make_shared<const Plan>(make_plan(shape, group.rank(), algorithm));
 }
@@ -186,7 +186,7 @@ class Planned final : public Rung {
       : group_(group),
         operation_(all_reduce_of(data)),
         plan_(plan_of(group, operation_)),
-        executor_(group.transport(), group.geometry()),
+        executor_(group.state().transport(), group.geometry()),
         patience_(patience_of(group)) {
     executor_.input().assign(operation_.input);
     executor_.output().assign(operation_.output);
@@ -198,7 +198,7 @@ class Planned final : public Rung {
       patience_.reset();
       while (!executor_.ready()) {
         if (!patience_.again()) {
-          group_.transport().doorbell().sleep(
+          group_.state().transport().doorbell().sleep(
               kSignalNews, [&] { return executor_.ready(); }, std::chrono::milliseconds(50));
           patience_.reset();
         }

@@ -7,7 +7,7 @@
 // of user and of system time that both processes spent on all calls together.
 //
 // Rungs: blocking, socket, session (numbers, frames, acknowledgements; no checksum of payloads),
-// checksum, network (the keeper, the lock, epoll). All but the first wait alike: they poll for
+// checksum, network (its thread, the lock, epoll). All but the first wait alike: they poll for
 // SPIN_US, then sleep. `ping`: half of there and back. `stream`: there, again and
 // again, and one word back at the end. `connect` (socket, handshake, network): until the first
 // answer, with a new connection each time.

@@ -93,7 +93,7 @@ class Member {
     require(status != HostExecutor::Status::kMismatch, "rank ", rank_, " met another operation");
     if (status == HostExecutor::Status::kBlocked) return;
     transport_->finish(Board::kHost, number_);
-    if (setup_.settle) transport_->settle();
+    if (setup_.reclaim_lent) transport_->reclaim_lent();
     trial_->check(number_);
     trial_->poison();
     old_.push_back(std::move(trial_));  // freed memory would be another fault than changed memory

@@ -247,7 +247,7 @@ int without(const std::string& rule, uint64_t seeds, uint64_t first) {
                                               {"fence", &setup.session.fence},
                                               {"verify", &setup.session.verify},
                                               {"bounded", &setup.session.bounded},
-                                              {"settle", &setup.settle},
+                                              {"reclaim_lent", &setup.reclaim_lent},
                                               {"halves", &setup.halves},
                                               {"credits", &setup.credits},
                                               {"epochs", &setup.epochs}};

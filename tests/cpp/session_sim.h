@@ -19,10 +19,10 @@ namespace ringcomm::testing {
 // What a simulation runs with; the rules that a test may switch off.
 struct Setup {
   SessionRules session{.silence = std::chrono::seconds(5)};  // steps are few here
-  bool settle = true;   // lent memory is copied when an operation ends
-  bool halves = true;   // operations alternate between the halves
-  bool credits = true;  // writers wait until a slot has been read
-  bool epochs = true;   // a group made anew has a channel of its own
+  bool reclaim_lent = true;  // lent memory is copied when an operation ends
+  bool halves = true;        // operations alternate between the halves
+  bool credits = true;       // writers wait until a slot has been read
+  bool epochs = true;        // a group made anew has a channel of its own
   bool faults = true;
   int operations = 4;  // of each group and generation
 };
@@ -73,7 +73,7 @@ class End final : public Wire {
   void post(const Frame& frame, Payload payload) override {
     session.post(frame, std::move(payload));
   }
-  void settle(uint64_t channel) override { session.settle(channel); }
+  void reclaim_lent(uint64_t channel) override { session.reclaim_lent(channel); }
   void open(uint64_t channel, Receiver* receiver) override { channels.add(channel, receiver); }
   void close(uint64_t channel) override { channels.remove(channel); }
   void flush() override {}

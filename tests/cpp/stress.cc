@@ -157,7 +157,7 @@ void beside_waiters(int size) {
       late->tag = 5;  // nobody sends it
       group->post(late);
       group->wait(*late, std::chrono::milliseconds(1));
-      require(late->error && group->failure().empty(), "it was not withdrawn");
+      require(late->error && group->state().failure().empty(), "it was not withdrawn");
       group->post(message(true, sent));
       waiter.join();
       require(wanted->done && !wanted->error, "no message");
@@ -260,7 +260,7 @@ void callbacks_across_messages(int size) {
 }
 
 // What belongs together stays together, whatever else is asked for meanwhile.
-void sequels(int size, uint64_t seed) {
+void continuations(int size, uint64_t seed) {
   World world(size, tiny(size));
   run_threads(size, [&](Rank rank) {
     const auto group = world.join<Transport>(rank);
@@ -270,12 +270,12 @@ void sequels(int size, uint64_t seed) {
       for (auto& part : data) part.assign(1 + shared.below(2000), 1);
       std::vector<int32_t> other(1 + shared.below(2000), 1);
       size_t part = 0;
-      const auto sequel = [&](Operation& operation) {
+      const auto continuation = [&](Operation& operation) {
         if (++part == data.size()) return false;
         operation = sum_of(data[part]);
         return true;
       };
-      const TaskPtr task = group->submit(sum_of(data[0]), nullptr, {sequel, data.size() - 1});
+      const TaskPtr task = group->submit(sum_of(data[0]), nullptr, {continuation, data.size() - 1});
       const uint64_t asked = group->sequence();
       const TaskPtr next = group->submit(sum_of(other));
       require(group->wait(*next) && task->done && !task->error, "not done, or not in order");
@@ -333,7 +333,7 @@ std::vector<Check> all_checks() {
         {str("callbacks_across_groups/", size), [=] { callbacks_across_groups(size, 7); }});
     checks.push_back(
         {str("callbacks_across_messages/", size), [=] { callbacks_across_messages(size); }});
-    checks.push_back({str("sequels/", size), [=] { sequels(size, 6); }});
+    checks.push_back({str("continuations/", size), [=] { continuations(size, 6); }});
   }
   return checks;
 }

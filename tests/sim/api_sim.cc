@@ -376,8 +376,6 @@ std::unique_ptr<Api> make_simulated_api(const SimOptions& options) {
 
 namespace ringcomm::cuda {
 
-std::unique_ptr<Api> make_api();  // of the library (csrc/cuda/library.cc)
-
 std::unique_ptr<Api> make_api() {
   return sim::make_simulated_api(sim::SimOptions::from_environment());
 }

@@ -10,7 +10,7 @@
 #include <cstdint>
 #include <memory>
 
-#include "cuda/api.h"
+#include "device/api.h"
 #include "sim/sim_options.h"
 
 namespace ringcomm::sim {

@@ -5,7 +5,7 @@
 #include <atomic>
 #include <thread>
 
-#include "cuda/kernels.h"
+#include "device/kernel_args.h"
 
 namespace ringcomm::sim {
 

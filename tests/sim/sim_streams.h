@@ -10,7 +10,7 @@
 #include <mutex>
 #include <vector>
 
-#include "cuda/api.h"
+#include "device/api.h"
 
 namespace ringcomm::sim {
 

@@ -6,7 +6,7 @@
 #include <dlfcn.h>
 #include <torch/csrc/utils/pybind.h>
 
-#include "cuda/library.h"
+#include "device/api.h"
 
 namespace ringcomm::sim {
 namespace {
@@ -63,11 +63,10 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
 void start(const std::string& path, const std::string& interface) {
   void* const library = ::dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   TORCH_CHECK(library != nullptr, ::dlerror());
-  const auto function =
-      reinterpret_cast<cuda::LibraryFunction>(::dlsym(library, cuda::kLibrarySymbol));
-  cuda::Library* const found = function(interface.c_str());
+  const auto function = reinterpret_cast<cuda::ApiFunction>(::dlsym(library, cuda::kApiSymbol));
+  cuda::Api* const found = function(interface.c_str());
   TORCH_CHECK(found != nullptr, path, " is of another build");
-  api = &found->api();
+  api = found;
   c10::impl::registerDeviceGuard(c10::kCUDA, new Guard);
 }
 

@@ -9,7 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "cuda/api.h"
+#include "device/api.h"
 
 namespace ringcomm::cuda {
 
@@ -21,8 +21,8 @@ inline constexpr uint64_t kMessages = 64;     // to one peer, whose sizes can be
 enum Lane : uint8_t { kDataLane, kCreditLane, kMessageLane, kMessageCreditLane };
 inline constexpr int kLanes = 4;
 
-// What a rank tells the others of a circle (team.h) of its device and the memory for them there.
-struct alignas(128) Card {
+// What a rank tells the others of a subgroup (team.h) of its device and the memory for them there.
+struct alignas(128) RankInfo {
   std::atomic<uint32_t> step;  // how far its owner has come; partner: whoever meets
   uint32_t usable;             // streams reach this area
   Uuid uuid;
@@ -60,12 +60,12 @@ class Area {
     return (all + 4095) / 4096 * 4096;
   }
 
-  Card& card(int index) const { return in<Card>(kCards, static_cast<uint64_t>(index)); }
+  RankInfo& info(int index) const { return in<RankInfo>(kInfos, static_cast<uint64_t>(index)); }
   std::atomic<uint32_t>& abort() const { return in<std::atomic<uint32_t>>(kWords, 0); }
-  // Counts what a stream of the owner has come to, in each of 2 * size + 2 tracks: see
-  // Team::mark().
-  std::atomic<uint32_t>& done(int track) const {
-    return in<std::atomic<uint32_t>>(kWords, static_cast<uint64_t>(1 + track) * 16);
+  // Counts what a stream of the owner has come to, in each of 2 * size + 2 timelines: see
+  // DeviceComm::mark().
+  std::atomic<uint32_t>& done(int timeline) const {
+    return in<std::atomic<uint32_t>>(kWords, static_cast<uint64_t>(1 + timeline) * 16);
   }
   // Counts changes of exported().
   std::atomic<uint32_t>& exports() const {
@@ -99,14 +99,14 @@ class Area {
   std::byte* base() const { return base_; }
 
  private:
-  enum Part { kCards, kWords, kLines, kSlots, kExported, kOpened, kStamps, kSizes, kEnd };
+  enum Part { kInfos, kWords, kLines, kSlots, kExported, kOpened, kStamps, kSizes, kEnd };
 
   uint64_t at(Part part) const {
     const uint64_t sizes[] = {
-        (1 + size_) * sizeof(Card), (4 + 4 * size_) * 64,
-        size_ * kLanes * 128,       kOperations * sizeof(LeaderSlot),
-        kExports * sizeof(Export),  size_ * kExports * sizeof(Opened),
-        size_ * kOperations * 8,    2 * size_ * kMessages * 8,
+        (1 + size_) * sizeof(RankInfo), (4 + 4 * size_) * 64,
+        size_ * kLanes * 128,           kOperations * sizeof(LeaderSlot),
+        kExports * sizeof(Export),      size_ * kExports * sizeof(Opened),
+        size_ * kOperations * 8,        2 * size_ * kMessages * 8,
     };
     uint64_t offset = 0;
     for (int i = 0; i < part; ++i) offset += (sizes[i] + 127) / 128 * 128;

@@ -1,5 +1,5 @@
-// Why does nothing move? Looks at the peers, and makes the sentences a user reads. One for the
-// operations on memory of the host, one for those on devices: the words are the same.
+// Why does nothing move? Looks at the peers, and makes the sentences that a user reads. Operations
+// on the host have one diagnosis, those on a device another: the words are the same.
 #pragma once
 
 #include <exception>
@@ -14,13 +14,13 @@
 
 namespace ringcomm {
 
-class Inquiry {
+class Diagnosis {
  public:
-  // How far a peer is, in view of that operation; without, what its board says.
-  using Look = std::function<PeerState(Rank peer, uint64_t sequence)>;
+  // How far a peer is, in view of that operation; without a view its board says it.
+  using View = std::function<PeerState(Rank peer, uint64_t sequence)>;
 
-  Inquiry(Transport& transport, const Recorder& recorder, Board board, Look look = nullptr)
-      : transport_(transport), recorder_(recorder), board_(board), look_(std::move(look)) {}
+  Diagnosis(Transport& transport, const Recorder& recorder, Board board, View view = nullptr)
+      : transport_(transport), recorder_(recorder), board_(board), view_(std::move(view)) {}
 
   // Throws MismatchError or PeerError when `operation` cannot end well: a peer called another one
   // under its number, has gone without finishing it, or has failed.
@@ -30,11 +30,15 @@ class Inquiry {
   void check_partner(Rank peer, const std::string& text) const;
   // The same, if that very peer has gone without a word of failure.
   void check_gone(Rank peer, const std::string& text) const;
+  // PeerError, of a peer that has left, or whose connection is lost.
+  [[noreturn]] void throw_gone(Rank peer, const std::string& text, uint64_t sequence = 0,
+                               const std::string& advice = {}) const;
   // A peer that has failed and had not finished this operation: the first of all that have, if it
-  // is one. What a peer had finished does not need it any more.
+  // is one. An operation that a peer had finished does not need it any more.
   std::optional<Rank> failed_before(uint64_t sequence) const;
   // TimeoutError. `awaited`: whom it waits for where every peer has called it.
-  [[noreturn]] void throw_late(const Descriptor& operation, double seconds, Rank awaited) const;
+  [[noreturn]] void throw_late(const Descriptor& operation, const Deadline& deadline,
+                               Rank awaited) const;
   // "rank 3 failed: ...", of a peer that has.
   std::string told_by(Rank peer) const;
   // "rank 3 (alive, last finished #411 all_reduce float32[3] SUM, has not called #412"
@@ -46,7 +50,7 @@ class Inquiry {
 
  private:
   PeerState state(Rank peer, uint64_t sequence = 0) const {
-    return look_ ? look_(peer, sequence) : transport_.state(peer, board_);
+    return view_ ? view_(peer, sequence) : transport_.state(peer, board_);
   }
   void check_peer(const Descriptor& operation, Rank peer) const;
   std::string progress_of(Rank peer, uint64_t sequence) const;
@@ -54,11 +58,23 @@ class Inquiry {
   Transport& transport_;
   const Recorder& recorder_;
   const Board board_;
-  const Look look_;
+  const View view_;
 };
 
-// It is a peer's that has gone or failed, and may have finished what is under way here.
+// Is the host in an operation that all ranks have called, and that every rank that has gone has
+// finished?
+bool needs_only_time(Transport& transport);
+// "all_reduce #412: Timed out after 30 s waiting for rank 3 (alive)", of a deadline that has
+// passed.
+TimeoutError timed_out(const std::string& text, const Deadline& deadline, const std::string& whom);
+// "all_reduce #412: interrupted in rank 3 by KeyboardInterrupt"
+std::string interrupted(const std::string& during, Rank rank, const std::exception& by);
+std::string message_of(const std::exception_ptr& error);
+// The error as it may be kept: those of others (an interrupt) may hold objects of Python's.
+std::exception_ptr lasting(const std::exception_ptr& error, Rank rank);
+// Is it of a peer that has gone or failed? It may have finished the operations under way here.
 bool is_of_peer(const std::exception_ptr& error, Rank self);
 // "all_reduce #412 float32[500000] SUM"
 std::string numbered(const Descriptor& operation);
+
 }  // namespace ringcomm

@@ -8,13 +8,14 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "base/error.h"
 #include "base/fd.h"
-#include "cuda/kernels.h"
+#include "device/kernel_args.h"
 
 namespace ringcomm::cuda {
 
@@ -113,6 +114,13 @@ class Api {
   virtual std::byte* map_chunks(const std::vector<Chunk>& chunks) = 0;
   virtual void unmap_chunks(std::byte* base) = 0;
 };
+
+std::unique_ptr<Api> make_api();  // in such a library: cuda/api_cuda.cc, tests/sim/api_sim.cc
+
+// The symbol in a library that has such a table: never destroyed. `interface`, a hash of all
+// headers (RINGCOMM_INTERFACE), must be the library's, else null: C++ types cross this line.
+inline constexpr const char* kApiSymbol = "ringcomm_device_api";
+using ApiFunction = Api* (*)(const char* interface);
 
 // The thread's device, for a scope.
 class OnDevice {

@@ -1,4 +1,4 @@
-#include "comm/inquiry.h"
+#include "comm/diagnosis.h"
 
 #include <algorithm>
 
@@ -21,6 +21,49 @@ std::string retold(Rank by, const std::string& text) {
 
 }  // namespace
 
+std::string message_of(const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const std::exception& known) {
+    return known.what();
+  } catch (...) {
+    return "unknown error";
+  }
+}
+
+std::exception_ptr lasting(const std::exception_ptr& error, Rank rank) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const std::runtime_error&) {
+    return error;
+  } catch (...) {
+    return std::make_exception_ptr(PeerError(rank, message_of(error)));
+  }
+}
+
+std::string interrupted(const std::string& during, Rank rank, const std::exception& by) {
+  const std::string what = by.what();
+  return str(during, ": interrupted in rank ", rank, " by ",
+             what.substr(0, what.find_first_of(":\n")));
+}
+
+bool needs_only_time(Transport& transport) {
+  const PeerState ours = transport.state(transport.rank(), Board::kHost);
+  if (ours.finished == ours.called) return false;
+  for (Rank peer = 0; peer < transport.size(); ++peer) {
+    const bool lost = peer != transport.rank() && transport.connection_lost(peer);
+    const PeerState theirs = transport.state(peer, Board::kHost);
+    const bool gone = lost || theirs.left || theirs.failed;
+    if (theirs.called < ours.called || (gone && theirs.finished < ours.called)) return false;
+  }
+  return true;
+}
+
+TimeoutError timed_out(const std::string& text, const Deadline& deadline, const std::string& whom) {
+  const double seconds = to_seconds(deadline.elapsed());
+  return TimeoutError(str(text, ": Timed out after ", seconds, " s waiting for ", whom));
+}
+
 bool is_of_peer(const std::exception_ptr& error, Rank self) {
   try {
     std::rethrow_exception(error);
@@ -38,7 +81,7 @@ std::string numbered(const Descriptor& operation) {
 }
 
 // "last finished #411 all_reduce float32[3] SUM, has not called #412"
-std::string Inquiry::progress_of(Rank peer, uint64_t sequence) const {
+std::string Diagnosis::progress_of(Rank peer, uint64_t sequence) const {
   const PeerState state = this->state(peer, sequence);
   std::string text = state.finished > 0 ? "last finished " + recorder_.name_of(state.finished)
                                         : "finished nothing yet";
@@ -47,12 +90,12 @@ std::string Inquiry::progress_of(Rank peer, uint64_t sequence) const {
   return text;
 }
 
-std::string Inquiry::where_is(Rank peer, uint64_t sequence) const {
+std::string Diagnosis::where_is(Rank peer, uint64_t sequence) const {
   return str(state(peer).left ? "has left the group" : transport_.condition(peer), ", ",
              progress_of(peer, sequence));
 }
 
-std::string Inquiry::loss_of(Rank peer, uint64_t sequence) const {
+std::string Diagnosis::loss_of(Rank peer, uint64_t sequence) const {
   const std::string why = transport_.loss(peer);
   // Of a peer that is out of reach, the transport says what to look at.
   const bool died = why.starts_with("its process died");
@@ -60,7 +103,7 @@ std::string Inquiry::loss_of(Rank peer, uint64_t sequence) const {
              died ? "); look at that rank's own output, then restart" : ")");
 }
 
-void Inquiry::check_peers(const Descriptor& operation) const {
+void Diagnosis::check_peers(const Descriptor& operation) const {
   for (Rank peer = 0; peer < transport_.size(); ++peer) {
     if (peer != transport_.rank()) check_peer(operation, peer);
   }
@@ -69,9 +112,9 @@ void Inquiry::check_peers(const Descriptor& operation) const {
   }
 }
 
-std::string Inquiry::told_by(Rank peer) const { return retold(peer, transport_.failure(peer)); }
+std::string Diagnosis::told_by(Rank peer) const { return retold(peer, transport_.failure(peer)); }
 
-std::optional<Rank> Inquiry::failed_before(uint64_t sequence) const {
+std::optional<Rank> Diagnosis::failed_before(uint64_t sequence) const {
   const auto first = transport_.first_failed();
   if (!first) return std::nullopt;
   const auto owes = [&](Rank peer) {
@@ -85,38 +128,43 @@ std::optional<Rank> Inquiry::failed_before(uint64_t sequence) const {
   return std::nullopt;
 }
 
-void Inquiry::check_gone(Rank peer, const std::string& text) const {
+void Diagnosis::check_gone(Rank peer, const std::string& text) const {
   const bool lost = transport_.connection_lost(peer);
-  if (peer == transport_.rank() || !(lost || state(peer).left)) return;
-  if (!state(peer).left) throw PeerError(peer, text + loss_of(peer, 0));
-  throw PeerError(peer, str(text, ": rank ", peer,
-                            " has left the group (it destroyed it, or its program ended)"));
+  if (peer != transport_.rank() && (lost || state(peer).left)) throw_gone(peer, text);
 }
 
-void Inquiry::check_partner(Rank peer, const std::string& text) const {
+void Diagnosis::throw_gone(Rank peer, const std::string& text, uint64_t sequence,
+                           const std::string& advice) const {
+  const PeerState state = this->state(peer);
+  if (!state.left) throw PeerError(peer, text + loss_of(peer, sequence));
+  const std::string rank = str(text, ": rank ", peer);
+  if (advice.empty()) {
+    throw PeerError(peer, rank + " has left the group (it destroyed it, or its program ended)");
+  }
+  throw PeerError(peer,
+                  str(rank, " has left the group (it destroyed it, or its program ended) after #",
+                      state.finished, ": ", advice));
+}
+
+void Diagnosis::check_partner(Rank peer, const std::string& text) const {
   if (!transport_.state(peer, board_).failed) check_gone(peer, text);
   const auto first = transport_.first_failed();
   if (!first || *first == transport_.rank()) return;
   throw PeerError(*first, str(text, ": ", told_by(*first)));
 }
 
-void Inquiry::check_peer(const Descriptor& operation, Rank peer) const {
+void Diagnosis::check_peer(const Descriptor& operation, Rank peer) const {
   const auto theirs = transport_.descriptor(peer, board_, operation.sequence);
   if (theirs && *theirs != operation) throw_mismatch(operation, peer);
-  const bool lost =
-      transport_.connection_lost(peer);  // before its state: a rank finishes, then goes
+  // Before its state: a rank finishes, then goes.
+  const bool lost = transport_.connection_lost(peer);
   const PeerState state = this->state(peer, operation.sequence);
   if (!(lost || state.left) || state.failed || state.finished >= operation.sequence) return;
-  if (state.left) {
-    throw PeerError(peer, str(numbered(operation), ": rank ", peer,
-                              " has left the group (it destroyed it, or "
-                              "its program ended) after #",
-                              state.finished, ": every rank must call the same collectives"));
-  }
-  throw PeerError(peer, numbered(operation) + loss_of(peer, operation.sequence));
+  throw_gone(peer, numbered(operation), operation.sequence,
+             "every rank must call the same collectives");
 }
 
-void Inquiry::throw_mismatch(const Descriptor& operation, Rank peer) const {
+void Diagnosis::throw_mismatch(const Descriptor& operation, Rank peer) const {
   const Rank rank = transport_.rank();
   const uint64_t sequence = operation.sequence;
   const auto theirs = transport_.descriptor(peer, board_, sequence);
@@ -142,7 +190,7 @@ void Inquiry::throw_mismatch(const Descriptor& operation, Rank peer) const {
                           "and number of elements, in the same order"));
 }
 
-std::string Inquiry::missing(const Descriptor& operation, Rank awaited) const {
+std::string Diagnosis::missing(const Descriptor& operation, Rank awaited) const {
   std::vector<Rank> absent;
   for (Rank peer = 0; peer < transport_.size(); ++peer) {
     if (peer != transport_.rank() && state(peer).called < operation.sequence) {
@@ -153,10 +201,11 @@ std::string Inquiry::missing(const Descriptor& operation, Rank awaited) const {
   return str(list_of(absent), " (", where_is(absent[0], operation.sequence));
 }
 
-void Inquiry::throw_late(const Descriptor& operation, double seconds, Rank awaited) const {
-  throw TimeoutError(str(numbered(operation), ": Timed out after ", seconds, " s waiting for ",
-                         missing(operation, awaited),
-                         "): see what it does instead, or give the group a longer timeout"));
+void Diagnosis::throw_late(const Descriptor& operation, const Deadline& deadline,
+                           Rank awaited) const {
+  throw timed_out(numbered(operation), deadline,
+                  missing(operation, awaited) +
+                      "): see what it does instead, or give the group a longer timeout");
 }
 
 }  // namespace ringcomm

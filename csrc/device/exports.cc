@@ -1,4 +1,4 @@
-#include "cuda/memory.h"
+#include "device/exports.h"
 
 #include <algorithm>
 

@@ -8,7 +8,7 @@
 #include <functional>
 #include <vector>
 
-#include "cuda/area.h"
+#include "device/area.h"
 #include "plan/spans.h"
 
 namespace ringcomm::cuda {

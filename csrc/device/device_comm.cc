@@ -1,5 +1,5 @@
-// How the ranks of a circle come to reach one another's device memory, and part again.
-#include "cuda/team.h"
+// How the ranks of a subgroup come to reach one another's device memory, and part again.
+#include "device/device_comm.h"
 
 #include <unistd.h>
 
@@ -21,17 +21,25 @@ uint64_t answer(uint64_t pattern, Rank rank) { return ~pattern ^ static_cast<uin
 
 }  // namespace
 
-DeviceTeam::DeviceTeam(Api& api, const TeamOptions& options) : api_(api), options_(options) {
-  const int size = static_cast<int>(options.areas.size());
-  for (std::byte* area : options.areas) peers_.push_back(std::make_unique<Peer>(Area(area, size)));
+DeviceComm::DeviceComm(Api& api, Transport& transport, int device, uint64_t most_bytes,
+                       std::string refusal)
+    : api_(api),
+      transport_(transport),
+      rank_(transport.rank()),
+      device_(device),
+      most_bytes_(most_bytes),
+      refusal_(std::move(refusal)) {
+  for (Rank rank = 0; rank < transport.size(); ++rank) {
+    peers_.push_back(std::make_unique<Peer>(Area(transport.device_area(rank), transport.size())));
+  }
 }
 
-DeviceTeam::~DeviceTeam() {
+DeviceComm::~DeviceComm() {
   try {
-    const OnDevice here(api_, options_.device);
+    const OnDevice here(api_, device_);
     let_go();
-    for (auto& [card, memory] : memory_) {
-      std::byte* mine = memory.of[static_cast<size_t>(options_.rank)];
+    for (auto& [info, memory] : memory_) {
+      std::byte* mine = memory.of[static_cast<size_t>(rank_)];
       if (mine != nullptr) api_.release(mine);
     }
     if (proofs_ != nullptr) api_.release_pinned(proofs_);
@@ -43,19 +51,19 @@ DeviceTeam::~DeviceTeam() {
   }
 }
 
-void DeviceTeam::let_go() {
-  const OnDevice here(api_, options_.device);
+void DeviceComm::let_go() {
+  const OnDevice here(api_, device_);
   for (Imports& imports : imports_) imports.close_all();
-  for (auto& [card, memory] : memory_) {
+  for (auto& [info, memory] : memory_) {
     for (Rank rank = 0; rank < size(); ++rank) {
       std::byte*& theirs = memory.of[static_cast<size_t>(rank)];
-      if (rank != options_.rank && theirs != nullptr) {
+      if (rank != rank_ && theirs != nullptr) {
         api_.close_memory(std::exchange(theirs, nullptr));
       }
     }
   }
   for (int i = 0; i <= size(); ++i) {
-    std::atomic<uint32_t>& step = own().card(i).step;
+    std::atomic<uint32_t>& step = own().info(i).step;
     if (step.load(std::memory_order_relaxed) != 0)
       step.store(kSteps + 1, std::memory_order_release);
   }
@@ -63,27 +71,27 @@ void DeviceTeam::let_go() {
 
 // ---- meeting
 
-void DeviceTeam::meet(const Circle& circle, uint32_t step) {
-  Card& card = this->card(circle, options_.rank);
+void DeviceComm::bootstrap(const Subgroup& subgroup, uint32_t step) {
+  RankInfo& info = this->info(subgroup, rank_);
   try {
-    const OnDevice here(api_, options_.device);
-    if (step == 1) prepare(card);
-    if (step == 2) open(circle, card);
-    if (step == 3) reach(circle, card);
-    if (step == 4) verify(circle, card);
+    const OnDevice here(api_, device_);
+    if (step == 1) prepare(info);
+    if (step == 2) open(subgroup, info);
+    if (step == 3) reach(subgroup, info);
+    if (step == 4) verify(subgroup, info);
   } catch (const std::exception& error) {
-    card.reaches.store(0, std::memory_order_relaxed);
-    if (card.why[0] == '\0') std::strncpy(card.why, error.what(), sizeof card.why - 1);
+    info.reaches.store(0, std::memory_order_relaxed);
+    if (info.why[0] == '\0') std::strncpy(info.why, error.what(), sizeof info.why - 1);
   }
-  card.step.store(step, std::memory_order_release);  // partner: whoever meets
+  info.step.store(step, std::memory_order_release);  // partner: whoever meets
 }
 
-void DeviceTeam::prepare(Card& card) {
-  const DeviceFacts facts = api_.facts(options_.device);
-  card.uuid = facts.uuid;
-  card.memory_bytes = facts.memory_bytes;
-  card.most_bytes = options_.most_bytes;
-  card.pattern = static_cast<uint64_t>(::getpid()) << 32 ^ reinterpret_cast<uint64_t>(&card);
+void DeviceComm::prepare(RankInfo& info) {
+  const DeviceFacts facts = api_.facts(device_);
+  info.uuid = facts.uuid;
+  info.memory_bytes = facts.memory_bytes;
+  info.most_bytes = most_bytes_;
+  info.pattern = static_cast<uint64_t>(::getpid()) << 32 ^ reinterpret_cast<uint64_t>(&info);
   for (const auto& peer : peers_) {
     if (peer->area.base() == nullptr || peer->device_area != nullptr) continue;
     peer->device_area = api_.register_host(peer->area.base(), Area::bytes(size()));
@@ -92,30 +100,30 @@ void DeviceTeam::prepare(Card& card) {
   api_.load_kernels();
   // Do streams write and wait for words of the host here? Nothing but a trial tells.
   const Stream stream = api_.make_stream();
-  const int spare = 2 * size() + 1;  // a track that nobody else uses
+  const int spare = 2 * size() + 1;  // a timeline that nobody else uses
   mark(stream, spare, 1);
-  api_.wait_until(stream, word(options_.rank, &own().done(spare)), 1);
+  api_.wait_until(stream, word(rank_, &own().done(spare)), 1);
   api_.synchronize(stream);
   api_.destroy_stream(stream);
   if (own().done(spare).load(std::memory_order_seq_cst) != 1) {
     throw DeviceError("what a stream writes into shared memory does not arrive there");
   }
-  card.usable = 1;
+  info.usable = 1;
 }
 
-uint64_t DeviceTeam::bytes_of(const Circle& circle) const {
+uint64_t DeviceComm::bytes_of(const Subgroup& subgroup) const {
   uint64_t device = UINT64_MAX, most = UINT64_MAX;  // the smallest of all: plans are shaped by it
-  for (const Rank rank : circle.ranks) {
-    const Card& card = this->card(circle, rank);
-    device = std::min(device, card.memory_bytes);
-    if (card.most_bytes > 0) most = std::min(most, card.most_bytes);
+  for (const Rank rank : subgroup.ranks) {
+    const RankInfo& info = this->info(subgroup, rank);
+    device = std::min(device, info.memory_bytes);
+    if (info.most_bytes > 0) most = std::min(most, info.most_bytes);
   }
   const uint64_t fits = std::clamp(device / kShareOfDevice, kLeast, kMost);
   const uint64_t bytes = most == UINT64_MAX ? fits : most;
-  return circle.pair ? bytes / kForMessages : bytes;
+  return subgroup.pair ? bytes / kForMessages : bytes;
 }
 
-void DeviceTeam::set_geometry(uint64_t bytes) {
+void DeviceComm::set_geometry(uint64_t bytes) {
   const auto ranks = static_cast<uint64_t>(size());
   geometry_.size = size();
   const uint64_t half = bytes / 8 * 3;  // a window of 4 segments, and as much for inboxes
@@ -124,99 +132,99 @@ void DeviceTeam::set_geometry(uint64_t bytes) {
   geometry_.line_bytes = 0;
 }
 
-void DeviceTeam::open(const Circle& circle, Card& card) {
-  if (!options_.refusal.empty()) throw DeviceError(options_.refusal);
-  for (const Rank rank : circle.ranks) {
-    if (this->card(circle, rank).usable == 0) return;
+void DeviceComm::open(const Subgroup& subgroup, RankInfo& info) {
+  if (!refusal_.empty()) throw DeviceError(refusal_);
+  for (const Rank rank : subgroup.ranks) {
+    if (this->info(subgroup, rank).usable == 0) return;
   }
-  Memory& memory = memory_[circle.card_of(options_.rank)];
+  Memory& memory = memory_[subgroup.index_of(rank_)];
   memory.of.assign(peers_.size(), nullptr);
-  memory.bytes = bytes_of(circle);
-  if (!circle.pair) set_geometry(memory.bytes);
+  memory.bytes = bytes_of(subgroup);
+  if (!subgroup.pair) set_geometry(memory.bytes);
   std::byte* const mine = api_.allocate(kPrologue + memory.bytes);
-  memory.of[static_cast<size_t>(options_.rank)] = mine;
+  memory.of[static_cast<size_t>(rank_)] = mine;
   const Stream stream = api_.make_stream();
   std::memset(proofs_, 0, kPrologue);
-  proof(options_.rank) = card.pattern;
+  proof(rank_) = info.pattern;
   api_.copy(stream, mine, proofs_, kPrologue);
   api_.synchronize(stream);
   api_.destroy_stream(stream);
-  card.window = api_.export_memory(mine);
-  card.reaches.store(1u << options_.rank, std::memory_order_relaxed);
+  info.window = api_.export_memory(mine);
+  info.reaches.store(1u << rank_, std::memory_order_relaxed);
 }
 
-void DeviceTeam::reach(const Circle& circle, Card& card) {
-  const auto found = memory_.find(circle.card_of(options_.rank));
+void DeviceComm::reach(const Subgroup& subgroup, RankInfo& info) {
+  const auto found = memory_.find(subgroup.index_of(rank_));
   if (found == memory_.end()) return;
-  uint32_t reaches = card.reaches.load(std::memory_order_relaxed);
+  uint32_t reaches = info.reaches.load(std::memory_order_relaxed);
   const Stream stream = api_.make_stream();
-  for (const Rank rank : circle.ranks) {
-    const Card& theirs = this->card(circle, rank);
-    if (rank == options_.rank || theirs.reaches.load(std::memory_order_relaxed) == 0) continue;
+  for (const Rank rank : subgroup.ranks) {
+    const RankInfo& theirs = this->info(subgroup, rank);
+    if (rank == rank_ || theirs.reaches.load(std::memory_order_relaxed) == 0) continue;
     std::byte*& memory = found->second.of[static_cast<size_t>(rank)];
     memory = api_.open_memory(theirs.window);
-    card.seen[rank] = reinterpret_cast<uint64_t>(memory);
+    info.seen[rank] = reinterpret_cast<uint64_t>(memory);
     api_.copy(stream, proofs_, memory, kProofs);
     api_.synchronize(stream);
     if (proof(rank) != theirs.pattern) {
       throw DeviceError(str("what is mapped as rank ", rank, "'s memory is another's"));
     }
-    proof(options_.rank) = answer(theirs.pattern, options_.rank);
-    const auto offset = static_cast<uint64_t>(options_.rank) * sizeof(uint64_t);
+    proof(rank_) = answer(theirs.pattern, rank_);
+    const auto offset = static_cast<uint64_t>(rank_) * sizeof(uint64_t);
     api_.copy(stream, memory + offset, proofs_ + offset, sizeof(uint64_t));
     api_.synchronize(stream);
     reaches |= 1u << rank;
   }
   api_.destroy_stream(stream);
-  card.reaches.store(reaches, std::memory_order_relaxed);
+  info.reaches.store(reaches, std::memory_order_relaxed);
 }
 
 // What the peers wrote has to have come here.
-void DeviceTeam::verify(const Circle& circle, Card& card) {
-  const auto found = memory_.find(circle.card_of(options_.rank));
+void DeviceComm::verify(const Subgroup& subgroup, RankInfo& info) {
+  const auto found = memory_.find(subgroup.index_of(rank_));
   if (found == memory_.end()) return;
   const Stream stream = api_.make_stream();
-  api_.copy(stream, proofs_, found->second.of[static_cast<size_t>(options_.rank)], kProofs);
+  api_.copy(stream, proofs_, found->second.of[static_cast<size_t>(rank_)], kProofs);
   api_.synchronize(stream);
   api_.destroy_stream(stream);
-  for (const Rank rank : circle.ranks) {
-    if (rank == options_.rank || proof(rank) == answer(card.pattern, rank)) continue;
-    card.reaches.store(0, std::memory_order_relaxed);
-    if (this->card(circle, rank).why[0] != '\0') continue;  // it has said why
+  for (const Rank rank : subgroup.ranks) {
+    if (rank == rank_ || proof(rank) == answer(info.pattern, rank)) continue;
+    info.reaches.store(0, std::memory_order_relaxed);
+    if (this->info(subgroup, rank).why[0] != '\0') continue;  // it has said why
     throw DeviceError(str("what rank ", rank, " wrote into this rank's memory did not arrive"));
   }
 }
 
-Found DeviceTeam::found(const Circle& circle) {
-  Found found{.reach = true, .one_device = true, .own_devices = true, .why = {}};
+PeerAccess DeviceComm::access(const Subgroup& subgroup) {
+  PeerAccess found{.reach = true, .one_device = true, .own_devices = true, .why = {}};
   uint32_t all = 0;
-  for (const Rank rank : circle.ranks) all |= 1u << rank;
+  for (const Rank rank : subgroup.ranks) all |= 1u << rank;
   std::vector<Uuid> devices;
-  for (const Rank rank : circle.ranks) {
-    const Card& card = this->card(circle, rank);
-    if (card.usable == 0 || (card.reaches.load(std::memory_order_relaxed) & all) != all) {
+  for (const Rank rank : subgroup.ranks) {
+    const RankInfo& info = this->info(subgroup, rank);
+    if (info.usable == 0 || (info.reaches.load(std::memory_order_relaxed) & all) != all) {
       found.reach = false;
-      if (found.why.empty() && card.why[0] != '\0') found.why = str("rank ", rank, ": ", card.why);
+      if (found.why.empty() && info.why[0] != '\0') found.why = str("rank ", rank, ": ", info.why);
     }
-    devices.push_back(card.uuid);
+    devices.push_back(info.uuid);
   }
   std::sort(devices.begin(), devices.end());
   found.one_device = devices.front() == devices.back();
   found.own_devices = std::adjacent_find(devices.begin(), devices.end()) == devices.end();
-  if (!found.reach || circle.pair) return found;
+  if (!found.reach || subgroup.pair) return found;
   one_device_ = found.one_device;
   group_ = &memory_.at(0);
   if (!one_device_) return found;
   const Area leader = peer(0).area;
-  const auto socket = [this](Rank rank) { return [=, this] { return options_.socket(rank); }; };
-  if (options_.rank != 0) exports_.emplace(api_, own(), leader, options_.rank, socket(0));
-  for (Rank rank = 1; options_.rank == 0 && rank < size(); ++rank) {
+  const auto socket = [this](Rank rank) { return [=, this] { return transport_.socket(rank); }; };
+  if (rank_ != 0) exports_.emplace(api_, own(), leader, rank_, socket(0));
+  for (Rank rank = 1; rank_ == 0 && rank < size(); ++rank) {
     imports_.emplace_back(api_, leader, peer(rank).area, rank, socket(rank));
   }
   return found;
 }
 
-void DeviceTeam::release() {
+void DeviceComm::release() {
   constexpr uint32_t kBeyond = 1u << 30;  // all that may be awaited, in cyclic order
   own().abort().store(1, std::memory_order_seq_cst);
   for (Rank rank = 0; rank < size(); ++rank) {

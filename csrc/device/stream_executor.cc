@@ -2,7 +2,7 @@
 // function here waits for another rank.
 #include <algorithm>
 
-#include "cuda/team.h"
+#include "device/device_comm.h"
 #include "plan/cursor.h"
 
 namespace ringcomm::cuda {
@@ -36,53 +36,53 @@ void each_piece(const Spans& spans, uint64_t offset, uint64_t bytes, Function&& 
 
 // ---- words
 
-std::byte* DeviceTeam::word(Rank of, const void* in_its_area) const {
+std::byte* DeviceComm::word(Rank of, const void* in_its_area) const {
   const auto* at = static_cast<const std::byte*>(in_its_area);
   return peer(of).device_area + (at - peer(of).area.base());
 }
 
 // These are put off until there is other work for the stream: a call of the driver costs as much
 // for many words as for one.
-void DeviceTeam::signal(Rank to, int lane, uint32_t by) {
+void DeviceComm::signal(Rank to, int lane, uint32_t by) {
   Peer& peer = this->peer(to);
   peer.sent[lane] += by;
-  words_.push_back({word(to, &peer.area.line(options_.rank, lane)), peer.sent[lane], false});
+  words_.push_back({word(to, &peer.area.line(rank_, lane)), peer.sent[lane], false});
 }
 
-void DeviceTeam::await(Rank from, int lane, uint32_t by) {
+void DeviceComm::await(Rank from, int lane, uint32_t by) {
   std::atomic<uint32_t>& awaited = peer(from).awaited[lane];
   const uint32_t value = awaited.load(std::memory_order_relaxed) + by;
   awaited.store(value, std::memory_order_relaxed);  // partner: release(), which comes again
-  words_.push_back({word(options_.rank, &own().line(from, lane)), value, true});
+  words_.push_back({word(rank_, &own().line(from, lane)), value, true});
 }
 
-void DeviceTeam::flush(Stream stream) {
+void DeviceComm::flush(Stream stream) {
   if (!words_.empty()) api_.each_word(stream, words_);
   words_.clear();
 }
 
-void DeviceTeam::copy(Stream stream, std::byte* to, const std::byte* from, uint64_t bytes) {
+void DeviceComm::copy(Stream stream, std::byte* to, const std::byte* from, uint64_t bytes) {
   flush(stream);
   api_.copy(stream, to, from, bytes);
 }
 
 template <typename Args>
-void DeviceTeam::launch(Stream stream, const Args& args) {
+void DeviceComm::launch(Stream stream, const Args& args) {
   flush(stream);
   api_.launch(stream, args);
 }
 
-void DeviceTeam::mark(Stream stream, int track, uint32_t value) {
-  const OnDevice here(api_, options_.device);
-  api_.write(stream, word(options_.rank, &own().done(track)), value);
+void DeviceComm::mark(Stream stream, int timeline, uint32_t value) {
+  const OnDevice here(api_, device_);
+  api_.write(stream, word(rank_, &own().done(timeline)), value);
 }
 
 // ---- plans
 
-class DeviceTeam::Lowering {
+class DeviceComm::Lowering {
  public:
-  Lowering(DeviceTeam& team, Stream stream, const Plan& plan, uint64_t half)
-      : team_(team), stream_(stream), plan_(plan), half_(half), cursor_(plan) {}
+  Lowering(DeviceComm& team, Stream stream, const Plan& plan, uint64_t half)
+      : comm_(team), stream_(stream), plan_(plan), half_(half), cursor_(plan) {}
 
   void run(const Reduction& reduction, const Spans& input, const Spans& output) {
     input_ = &input;
@@ -98,9 +98,9 @@ class DeviceTeam::Lowering {
       case Verb::kReduce:
         return reduce(step, reduction);
       case Verb::kSignal:
-        return team_.signal(step.peer, step.lane);
+        return comm_.signal(step.peer, step.lane);
       case Verb::kWait:
-        return team_.await(step.peer, step.lane);
+        return comm_.await(step.peer, step.lane);
     }
   }
 
@@ -111,9 +111,9 @@ class DeviceTeam::Lowering {
     const uint64_t offset = cursor_.offset(ref) + done;
     if (ref.space == Space::kInput) return input_->at(offset);
     if (ref.space == Space::kOutput) return output_->at(offset);
-    const Geometry& geometry = team_.geometry_;
+    const Geometry& geometry = comm_.geometry_;
     const uint64_t inbox = ref.space == Space::kInbox ? geometry.inbox_offset(ref.from) : 0;
-    return {team_.half(ref.rank, half_) + inbox + offset, UINT64_MAX};
+    return {comm_.half(ref.rank, half_) + inbox + offset, UINT64_MAX};
   }
 
   void copy(const Step& step) {
@@ -121,7 +121,7 @@ class DeviceTeam::Lowering {
       const Span to = locate(ref(step, 0), done), from = locate(ref(step, 1), done);
       const uint64_t bytes = std::min({total - done, to.bytes, from.bytes});
       done += bytes;
-      if (to.data != from.data) team_.copy(stream_, to.data, from.data, bytes);
+      if (to.data != from.data) comm_.copy(stream_, to.data, from.data, bytes);
     }
   }
 
@@ -138,12 +138,12 @@ class DeviceTeam::Lowering {
         i < args.n_dsts ? args.dst[i] = span.data : args.src[i - args.n_dsts] = span.data;
       }
       args.count = bytes / size_of(reduction.dtype);
-      team_.launch(stream_, args);
+      comm_.launch(stream_, args);
       done += bytes;
     }
   }
 
-  DeviceTeam& team_;
+  DeviceComm& comm_;
   const Stream stream_;
   const Plan& plan_;
   const uint64_t half_;
@@ -152,19 +152,19 @@ class DeviceTeam::Lowering {
   const Spans* output_ = nullptr;
 };
 
-std::byte* DeviceTeam::half(Rank rank, uint64_t half) const {
+std::byte* DeviceComm::half(Rank rank, uint64_t half) const {
   return group_->of[static_cast<size_t>(rank)] + kPrologue + half * geometry_.half_bytes();
 }
 
-void DeviceTeam::run(Stream stream, const Plan& plan, uint64_t sequence, const Reduction& reduction,
+void DeviceComm::run(Stream stream, const Plan& plan, uint64_t sequence, const Reduction& reduction,
                      const Spans& input, const Spans& output) {
-  const OnDevice here(api_, options_.device);
+  const OnDevice here(api_, device_);
   Lowering(*this, stream, plan, sequence % 2).run(reduction, input, output);
   flush(stream);
 }
 
-void DeviceTeam::scale(Stream stream, DType dtype, double factor, Span dst, const std::byte* src) {
-  const OnDevice here(api_, options_.device);
+void DeviceComm::scale(Stream stream, DType dtype, double factor, Span dst, const std::byte* src) {
+  const OnDevice here(api_, device_);
   ReduceArgs args{};
   args.math = math_of({dtype, ReduceOp::kSum, 1, factor}, true);
   args.math.scale = true;
@@ -178,9 +178,9 @@ void DeviceTeam::scale(Stream stream, DType dtype, double factor, Span dst, cons
 
 // ---- all_reduce by kernels of its own
 
-void DeviceTeam::all_reduce(Stream stream, uint64_t sequence, const Reduction& reduction,
+void DeviceComm::all_reduce(Stream stream, uint64_t sequence, const Reduction& reduction,
                             const Spans& input, const Spans& output) {
-  const OnDevice here(api_, options_.device);
+  const OnDevice here(api_, device_);
   const uint64_t element = size_of(reduction.dtype);
   const Rounds rounds{sequence,
                       input,
@@ -190,23 +190,23 @@ void DeviceTeam::all_reduce(Stream stream, uint64_t sequence, const Reduction& r
                       input.bytes() / element,
                       geometry_.window_bytes() / element};
   if (!one_device_) return two_shot(stream, rounds);
-  if (options_.rank == 0) {
+  if (rank_ == 0) {
     for (Imports& imports : imports_) imports.look(own().done(0).load(std::memory_order_acquire));
   }
   const bool staged = !fill_slot(rounds);
-  options_.rank == 0 ? lead(stream, rounds, staged) : follow(stream, rounds, staged);
+  rank_ == 0 ? lead(stream, rounds, staged) : follow(stream, rounds, staged);
   flush(stream);
 }
 
 // Says where the leader's kernel finds this rank's operands: false, where that is in the window.
-bool DeviceTeam::fill_slot(const Rounds& rounds) {
+bool DeviceComm::fill_slot(const Rounds& rounds) {
   const uint64_t bytes = rounds.count * rounds.element;
   LeaderSlot& slot = own().slot(rounds.sequence);
   slot = {};
   if (bytes == 0) return true;
   const Span in = rounds.input.at(0), out = rounds.output.at(0);
   const bool whole = in.bytes >= bytes && out.bytes >= bytes;
-  if (options_.rank == 0 && whole) {
+  if (rank_ == 0 && whole) {
     slot.input = reinterpret_cast<uint64_t>(in.data);
     slot.output = reinterpret_cast<uint64_t>(out.data);
   } else if (whole) {
@@ -216,32 +216,32 @@ bool DeviceTeam::fill_slot(const Rounds& rounds) {
   }
   if (slot.input != 0 && slot.output != 0) return true;
   const uint64_t offset = kPrologue + rounds.sequence % 2 * geometry_.half_bytes();
-  const uint64_t seen = options_.rank == 0 ? reinterpret_cast<uint64_t>(group_->of[0])
-                                           : peer(0).area.card(0).seen[options_.rank];
+  const uint64_t seen =
+      rank_ == 0 ? reinterpret_cast<uint64_t>(group_->of[0]) : peer(0).area.info(0).seen[rank_];
   slot = {seen + offset, seen + offset, 1};
   return false;
 }
 
 // Round i of the input, in the window; and of the window, in the output.
-void DeviceTeam::stage(Stream stream, const Rounds& rounds, uint64_t i) {
-  std::byte* const window = half(options_.rank, rounds.sequence % 2);
+void DeviceComm::stage(Stream stream, const Rounds& rounds, uint64_t i) {
+  std::byte* const window = half(rank_, rounds.sequence % 2);
   each_piece(rounds.input, rounds.first(i) * rounds.element, rounds.length(i) * rounds.element,
              [&](Span from, uint64_t done) { copy(stream, window + done, from.data, from.bytes); });
 }
 
-void DeviceTeam::unstage(Stream stream, const Rounds& rounds, uint64_t i) {
-  const std::byte* const window = half(options_.rank, rounds.sequence % 2);
+void DeviceComm::unstage(Stream stream, const Rounds& rounds, uint64_t i) {
+  const std::byte* const window = half(rank_, rounds.sequence % 2);
   each_piece(rounds.output, rounds.first(i) * rounds.element, rounds.length(i) * rounds.element,
              [&](Span to, uint64_t done) { copy(stream, to.data, window + done, to.bytes); });
 }
 
 // Waits for all, computes for all, tells all: round after round. Ranks whose operands lie where
 // they are have said so for all rounds at once, so only for those that are staged is there a wait.
-void DeviceTeam::lead(Stream stream, const Rounds& rounds, bool staged) {
+void DeviceComm::lead(Stream stream, const Rounds& rounds, bool staged) {
   LeaderArgs args{};
   args.math = rounds.math;
   args.n_ranks = size();
-  args.abort = reinterpret_cast<const uint32_t*>(word(options_.rank, &own().abort()));
+  args.abort = reinterpret_cast<const uint32_t*>(word(rank_, &own().abort()));
   for (Rank rank = 0; rank < size(); ++rank) {
     const LeaderSlot& slot = peer(rank).area.slot(rounds.sequence);
     args.slot[rank] = reinterpret_cast<const LeaderSlot*>(word(rank, &slot));
@@ -257,7 +257,7 @@ void DeviceTeam::lead(Stream stream, const Rounds& rounds, bool staged) {
   }
 }
 
-void DeviceTeam::follow(Stream stream, const Rounds& rounds, bool staged) {
+void DeviceComm::follow(Stream stream, const Rounds& rounds, bool staged) {
   const auto number = static_cast<uint32_t>(rounds.number());
   if (!staged) {
     signal(0, kDataLane, number);
@@ -271,13 +271,13 @@ void DeviceTeam::follow(Stream stream, const Rounds& rounds, bool staged) {
   }
 }
 
-void DeviceTeam::two_shot(Stream stream, const Rounds& rounds) {
+void DeviceComm::two_shot(Stream stream, const Rounds& rounds) {
   TwoShotArgs args{};
   args.math = rounds.math;
-  args.rank = options_.rank;
+  args.rank = rank_;
   args.n_ranks = size();
   args.blocks = kTwoShotBlocks;
-  args.abort = reinterpret_cast<const uint32_t*>(word(options_.rank, &own().abort()));
+  args.abort = reinterpret_cast<const uint32_t*>(word(rank_, &own().abort()));
   for (Rank rank = 0; rank < size(); ++rank) {
     args.window[rank] = half(rank, rounds.sequence % 2);
     args.flags[rank] =
@@ -289,8 +289,8 @@ void DeviceTeam::two_shot(Stream stream, const Rounds& rounds) {
     const Span in = args.count > 0 ? rounds.input.at(offset) : Span();
     const Span out = args.count > 0 ? rounds.output.at(offset) : Span();
     const bool whole = std::min(in.bytes, out.bytes) >= args.count * rounds.element;
-    args.input = whole ? in.data : args.window[options_.rank];
-    args.output = whole ? out.data : args.window[options_.rank];
+    args.input = whole ? in.data : args.window[rank_];
+    args.output = whole ? out.data : args.window[rank_];
     if (!whole) stage(stream, rounds, i);
     launch(stream, args);
     if (!whole) unstage(stream, rounds, i);
@@ -300,10 +300,10 @@ void DeviceTeam::two_shot(Stream stream, const Rounds& rounds) {
 // ---- messages
 
 // Each step sends a chunk to every peer and then receives one of every peer, so ranks that send to
-// one another, in pairs or in a circle, never wait for one another in vain. Messages to one peer,
+// one another, in pairs or in a subgroup, never wait for one another in vain. Messages to one peer,
 // or from it, follow one another: there they may be received one by one.
-void DeviceTeam::transfer(Stream stream, std::span<const Transfer> transfers) {
-  const OnDevice here(api_, options_.device);
+void DeviceComm::transfer(Stream stream, std::span<const Transfer> transfers) {
+  const OnDevice here(api_, device_);
   std::vector<Transfer> rest(transfers.begin(), transfers.end());
   while (!rest.empty()) {
     std::vector<size_t> over;
@@ -313,7 +313,7 @@ void DeviceTeam::transfer(Stream stream, std::span<const Transfer> transfers) {
         auto& [sends, peer, data] = rest[i];
         if (sends != sending || moved[static_cast<size_t>(peer)]) continue;
         moved[static_cast<size_t>(peer)] = true;
-        const uint64_t unit = inbox(options_.rank, peer).bytes / kChunks;
+        const uint64_t unit = inbox(rank_, peer).bytes / kChunks;
         const Span chunk{data.data, std::min(unit, data.bytes)};
         sending ? send_chunk(stream, peer, chunk) : receive_chunk(stream, peer, chunk);
         data = {data.data + chunk.bytes, data.bytes - chunk.bytes};
@@ -327,8 +327,8 @@ void DeviceTeam::transfer(Stream stream, std::span<const Transfer> transfers) {
 }
 
 // Where rank `of` receives what `from` sends.
-DeviceTeam::Inbox DeviceTeam::inbox(Rank of, Rank from) const {
-  const Rank peer = of == options_.rank ? from : of;
+DeviceComm::Inbox DeviceComm::inbox(Rank of, Rank from) const {
+  const Rank peer = of == rank_ ? from : of;
   if (const auto pair = memory_.find(peer + 1); pair != memory_.end()) {
     return {pair->second.of[static_cast<size_t>(of)] + kPrologue, pair->second.bytes};
   }
@@ -337,19 +337,19 @@ DeviceTeam::Inbox DeviceTeam::inbox(Rank of, Rank from) const {
   return {half(of, 2) + static_cast<uint64_t>(from) * each, each};
 }
 
-void DeviceTeam::send_chunk(Stream stream, Rank to, Span data) {
+void DeviceComm::send_chunk(Stream stream, Rank to, Span data) {
   const uint64_t number = peer(to).messages[1]++;
   if (number >= kChunks) await(to, kMessageCreditLane);
-  const Inbox there = inbox(to, options_.rank);
+  const Inbox there = inbox(to, rank_);
   std::byte* const slot = there.memory + number % kChunks * (there.bytes / kChunks);
   if (data.bytes > 0) copy(stream, slot, data.data, data.bytes);
   signal(to, kMessageLane);
 }
 
-void DeviceTeam::receive_chunk(Stream stream, Rank from, Span data) {
+void DeviceComm::receive_chunk(Stream stream, Rank from, Span data) {
   const uint64_t number = peer(from).messages[0]++;
   await(from, kMessageLane);
-  const Inbox here = inbox(options_.rank, from);
+  const Inbox here = inbox(rank_, from);
   const std::byte* const slot = here.memory + number % kChunks * (here.bytes / kChunks);
   if (data.bytes > 0) copy(stream, data.data, slot, data.bytes);
   signal(from, kMessageCreditLane);

@@ -6,16 +6,17 @@
 #include <atomic>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <vector>
+
+#include "base/mutex.h"
 
 namespace ringcomm {
 
-class Shelf {
+class DeferredRelease {
  public:
   using Over = std::function<bool()>;
 
-  // Kept until it is `over`, if that is given. True when the shelf was empty.
+  // Kept until it is `over`, if that is given. True when it was empty.
   bool put(std::shared_ptr<void> thing, Over over = nullptr);
   void clear();  // of what is over
   bool filled() const { return filled_.load(std::memory_order_relaxed); }
@@ -26,8 +27,8 @@ class Shelf {
     Over over;
   };
   std::atomic<bool> filled_{false};  // partner: clear(); a stale false only delays
-  std::mutex mutex_;                 // guards the next
-  std::vector<Kept> kept_;
+  Mutex mutex_;
+  std::vector<Kept> kept_ RINGCOMM_GUARDED_BY(mutex_);
 };
 
 }  // namespace ringcomm

@@ -1,0 +1,248 @@
+#include "comm/device_engine.h"
+
+#include <algorithm>
+#include <thread>
+
+#include "comm/runtime.h"
+
+namespace ringcomm {
+namespace {
+
+constexpr auto kParting = std::chrono::microseconds(100);  // between looks at what is still mapped
+constexpr auto kReleaseInterval = std::chrono::milliseconds(1);
+
+}  // namespace
+
+void DeviceEngine::Completion::block(cuda::Stream stream) const {
+  const cuda::OnDevice here(engine_.api_, engine_.device_);  // which the default stream is of
+  engine_.api_.wait(stream, event_);
+}
+
+bool DeviceEngine::Completion::good() const {
+  engine_.note_progress();
+  return engine_.is_good(timeline_, value_);
+}
+
+DeviceEngine::DeviceEngine(GroupState& state, Communicator& group, cuda::Api& api, int device)
+    : state_(state),
+      api_(api),
+      device_(device),
+      area_(state.transport().device_area(state.rank()), state.size()),
+      diagnosis_(state.transport(), recorder_, Board::kDevice,
+                 [this](Rank peer, uint64_t sequence) { return state_of(peer, sequence); }),
+      plans_(state.rank()),
+      timelines_(static_cast<size_t>(1 + 2 * state.size())),
+      sent_(static_cast<size_t>(state.size())),
+      received_(static_cast<size_t>(state.size())),
+      staging_(group, api_,
+               [this](const HostStaging::Point& point) {
+                 if (!reached(point.timeline, point.value)) return false;
+                 note_progress();  // before the result is overwritten
+                 return true;
+               }),
+      good_until_(timelines_.size()),
+      spoilt_(timelines_.size()) {
+  const Config& config = Runtime::get().config();
+  const std::string refusal = config.cuda_mode == "host" ? "RINGCOMM_CUDA_MODE=host" : "";
+  comm_ = std::make_unique<cuda::DeviceComm>(api, state.transport(), device, config.cuda_memory,
+                                             refusal);
+}
+
+DeviceEngine::~DeviceEngine() {
+  if (state_.forked() || kept_) {
+    const cuda::DeviceComm* const kept = comm_.release();
+    static_cast<void>(kept);
+    return;
+  }
+  if (comm_) give_back();
+  try {
+    const cuda::OnDevice here(api_, device_);
+    for (const cuda::Event event : events_) api_.destroy_event(event);
+  } catch (const std::exception& error) {  // of the device, for good
+    state_.logger().info("events cannot be given back to the device: ", error.what());
+  }
+}
+
+// What waits for the device's streams: not for the worker, on which those may depend.
+void DeviceEngine::give_back() {
+  std::unique_ptr<cuda::DeviceComm> team;
+  {
+    const Lock lock(mutex_);
+    team = std::move(comm_);
+  }
+  try {
+    const cuda::OnDevice here(api_, device_);
+    for (Timeline& timeline : timelines_) {
+      if (timeline.event != nullptr) api_.destroy_event(std::exchange(timeline.event, nullptr));
+      if (timeline.own != nullptr) api_.destroy_stream(std::exchange(timeline.own, nullptr));
+    }
+    staging_.give_back();
+  } catch (const std::exception& error) {
+    state_.logger().info("nothing can be given back to the device: ", error.what());
+  }
+}
+
+void DeviceEngine::synchronize(cuda::Stream stream) const {
+  const cuda::OnDevice here(api_, device_);
+  api_.synchronize(stream);
+}
+
+// ---- events, streams, counts
+
+cuda::Area DeviceEngine::area_of(Rank peer) const {
+  return cuda::Area(state_.transport().device_area(peer), state_.size());
+}
+
+bool DeviceEngine::reached(int timeline, uint32_t value) const {
+  if (state_.forked()) return true;  // that memory is the parent's alone
+  const uint32_t done = own().done(timeline).load(std::memory_order_seq_cst);
+  return static_cast<int32_t>(done - value) >= 0;
+}
+
+void DeviceEngine::keep(cuda::Event event) {
+  if (state_.forked()) return;
+  const Lock lock(mutex_);
+  events_.push_back(event);
+}
+
+cuda::Event DeviceEngine::event() {
+  {
+    const Lock lock(mutex_);
+    if (!events_.empty()) {
+      const cuda::Event event = events_.back();
+      events_.pop_back();
+      return event;
+    }
+  }
+  return api_.make_event();
+}
+
+cuda::Stream DeviceEngine::own_stream(int index) {
+  Timeline& timeline = timelines_[static_cast<size_t>(index)];
+  if (timeline.own == nullptr) timeline.own = api_.make_stream();
+  return timeline.own;
+}
+
+void DeviceEngine::refuse_capture(cuda::Stream caller) const {
+  RINGCOMM_CHECK(!api_.is_capturing(caller),
+                 "ringcomm cannot be captured into a CUDA graph: call it outside of the capture");
+}
+
+// The stream for what comes next in these timelines: after what came before in each of them.
+cuda::Stream DeviceEngine::begin(const std::vector<int>& timelines, cuda::Stream caller,
+                                 bool on_own_stream) {
+  const cuda::Stream stream = on_own_stream ? own_stream(timelines[0]) : caller;
+  if (on_own_stream) {
+    const cuda::Event ready = event();
+    api_.record(ready, caller);
+    api_.wait(stream, ready);
+    keep(ready);
+  }
+  for (const int index : timelines) {
+    const Timeline& timeline = timelines_[static_cast<size_t>(index)];
+    if (timeline.event != nullptr) api_.wait(stream, timeline.event);
+  }
+  return stream;
+}
+
+DeviceEngine::CompletionPtr DeviceEngine::end(const std::vector<int>& timelines,
+                                              cuda::Stream stream, std::vector<Pending> pending) {
+  for (const int index : timelines) {
+    Timeline& timeline = timelines_[static_cast<size_t>(index)];
+    if (timeline.event == nullptr) timeline.event = api_.make_event();
+    ++timeline.issued;
+    if (staging_.streams_can_signal) {
+      comm_->mark(stream, index, timeline.issued);
+    } else {
+      api_.synchronize(stream);
+      own().done(index).store(timeline.issued, std::memory_order_seq_cst);
+    }
+    api_.record(timeline.event, stream);
+  }
+  const cuda::Event over = event();
+  api_.record(over, stream);
+  const uint32_t value = timelines_[static_cast<size_t>(timelines[0])].issued;
+  for (Pending& each : pending) each.value = timelines_[static_cast<size_t>(each.timeline)].issued;
+  bool first = false;
+  {
+    const Lock lock(mutex_);
+    first = pending_.empty();
+    ++batches_;
+    for (Pending& each : pending) {
+      each.batch = batches_;
+      pending_.push_back(each);
+    }
+  }
+  if (first) state_.kick();
+  note_progress();
+  return std::make_shared<Completion>(*this, timelines[0], value, over, stream);
+}
+
+// ---- watching
+
+bool DeviceEngine::pending() {
+  const Lock lock(mutex_);
+  return !pending_.empty() || staging_.gated();
+}
+
+bool DeviceEngine::progress(Driver& driver) {
+  if (!staging_.gated()) return false;
+  driver.let_go();
+  return staging_.open_gates();
+}
+
+Clock::duration DeviceEngine::poll_interval() {
+  if (staging_.gated()) return kStreamInterval;
+  const Lock lock(mutex_);
+  return failed() && !pending_.empty() ? kReleaseInterval : Engine::poll_interval();
+}
+
+void DeviceEngine::expect(int timeline, uint32_t value) {
+  const Lock lock(mutex_);
+  const auto found = std::find_if(pending_.begin(), pending_.end(), [&](const Pending& each) {
+    return each.timeline == timeline && each.value == value;
+  });
+  if (found == pending_.end()) return;  // it is over
+  for (Pending& each : pending_) {
+    if (each.batch == found->batch && !each.deadline) each.deadline.emplace(each.timeout);
+  }
+}
+
+bool DeviceEngine::close(Clock::duration grace) {
+  const Deadline deadline(grace);
+  poll_until([&] { return !pending() || deadline.passed(); }, kParting, [&] { state_.check(); });
+  if (failed()) release_now();  // nobody looks any more
+  std::unique_lock lock(enqueue_mutex_, std::defer_lock);
+  while (!lock.try_lock()) {  // another thread waits for ranks to meet
+    if (deadline.passed()) {
+      state_.fail(str("group '", state_.name(), "' was destroyed by rank ", state_.rank(),
+                      " while its ranks met"));
+    }
+    std::this_thread::sleep_for(kParting);
+  }
+  try {
+    if (!pending()) comm_->let_go();  // else streams may still use it
+  } catch (const std::exception& error) {
+    state_.logger().warning("letting go of peers' device memory: ", error.what());
+  }
+  // Memory that a peer has mapped is not freed under its feet.
+  const auto gone = [&](Rank peer) {
+    if (state_.transport().device_area(peer) == nullptr) return true;
+    if (state_.transport().connection_lost(peer)) return true;
+    for (const int info : {0, 1 + state_.rank()}) {
+      const uint32_t step = area_of(peer).info(info).step.load(std::memory_order_acquire);
+      if (step != 0 && step <= cuda::DeviceComm::kSteps) return false;
+    }
+    return true;
+  };
+  bool all = true;
+  for (Rank peer = 0; peer < state_.size(); ++peer) {
+    while (!(all = gone(peer)) && !deadline.passed()) std::this_thread::sleep_for(kParting);
+    if (!all) break;
+  }
+  kept_ = !all || pending();
+  if (!kept_) give_back();
+  return !kept_;
+}
+
+}  // namespace ringcomm

@@ -1,0 +1,201 @@
+// A group's operations on tensors of a device: work that its streams do, in the order of the calls.
+// The host enqueues and goes on; it waits for other ranks once, when they first meet here.
+//
+// Of two ranks that call different collectives at least one notices before it enqueues anything:
+// each writes its board before it reads the other's. So neither gets a result.
+#pragma once
+
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "comm/group_state.h"
+#include "comm/staged.h"
+#include "comm/waiter.h"
+#include "device/device_comm.h"
+#include "plan/cache.h"
+
+namespace ringcomm {
+
+// The library for devices, opened at the first call. Throws UsageError, in one sentence, where this
+// build has none, or this machine no device that it could use.
+cuda::Api& device_api();
+// Do tensors of the CPU stand in for those of a device? In tests: RINGCOMM_CUDA_LIBRARY.
+bool device_is_simulated();
+
+class DeviceEngine final : public Engine {
+ public:
+  // The end of an operation: an event in its stream, and a count in memory of the host.
+  class Completion {
+   public:
+    Completion(DeviceEngine& engine, int timeline, uint32_t value, cuda::Event event,
+               cuda::Stream stream)
+        : engine_(engine), timeline_(timeline), value_(value), event_(event), stream_(stream) {}
+    ~Completion() { engine_.keep(event_); }
+    Completion(const Completion&) = delete;
+    Completion& operator=(const Completion&) = delete;
+
+    bool reached() const { return engine_.reached(timeline_, value_); }
+    // Somebody waits for it: from now on, if not since before, its messages have a deadline.
+    void expect() const { engine_.expect(timeline_, value_); }
+    bool good() const;                      // of what was reached: not because the group failed
+    void block(cuda::Stream stream) const;  // the stream waits for it, the host does not
+    cuda::Stream stream() const { return stream_; }
+
+   private:
+    DeviceEngine& engine_;
+    const int timeline_;
+    const uint32_t value_;
+    const cuda::Event event_;
+    const cuda::Stream stream_;
+  };
+  using CompletionPtr = std::shared_ptr<Completion>;
+
+  // `group` is the one of that state: for operations through memory of the host.
+  DeviceEngine(GroupState& state, Communicator& group, cuda::Api& api, int device);
+  ~DeviceEngine();
+
+  int device() const { return device_; }
+  // Operations that ranks have done without the host's way, which counts its own.
+  uint64_t sequence() const { return sequence_.load(std::memory_order_relaxed); }
+  // After what is in `caller` so far; in that stream itself, or beside it where `on_own_stream`.
+  // `finish` may enqueue something more that belongs to it.
+  using Finish = std::function<void(cuda::Stream)>;
+  CompletionPtr enqueue(const Operation& operation, cuda::Stream caller, bool on_own_stream,
+                        const Finish& finish);
+  // Messages that make progress side by side, beside `caller`.
+  CompletionPtr enqueue(const std::vector<DeviceMessage>& messages, cuda::Stream caller,
+                        const Finish& finish);
+  // In `caller`: dst[i] = src[i] * factor, rounded to the type.
+  void scale(DType dtype, double factor, Span dst, const std::byte* src, cuda::Stream caller);
+  // The host waits for what is in that stream.
+  void synchronize(cuda::Stream stream) const;
+  // Meets the others, if that has not been done. Every rank of the group must call it.
+  void connect();
+
+  // Has every rank called all that is pending?
+  bool expected();
+  // Within `grace`, lets go of peers' memory, waits until they have let go of ours, gives it back.
+  // False: streams may still use what is mapped.
+  bool close(Clock::duration grace);
+  std::vector<Record> records() const { return recorder_.records(); }
+
+  bool pending() override;
+  // Posts messages whose data a stream has brought to the host.
+  bool progress(Driver& driver) override;
+  void check() override;
+  // Notes what is over and what of it is good. Peers may want to know how far this rank has come.
+  void note_progress() override;
+  // Lets streams go on that wait for others. Where a peer has failed first, not before those
+  // operations are over that can still end well.
+  void fail(const std::exception_ptr& error) override;
+  Clock::duration poll_interval() override;
+
+ private:
+  struct Timeline {  // what is done in order: the group's operations; messages to or from one peer
+    uint32_t issued = 0;
+    cuda::Event event = nullptr;  // the end of the last one
+    cuda::Stream own = nullptr;
+  };
+  struct Pending {
+    Descriptor operation;
+    int timeline;
+    uint32_t value;
+    Rank peer;  // of a message, else -1
+    Clock::duration timeout;
+    std::optional<Deadline> deadline;  // of a message: since somebody waits for it
+    std::optional<uint64_t> ticket;    // the flight recorder's: none if the host's way records it
+    uint64_t number = 0;               // of a message, among those to or from that peer
+    uint64_t batch = 0;                // of what was enqueued together
+    HostStaging::ResultWord result = nullptr;  // staged: kGood if it has ended well
+
+    bool sending() const { return timeline == DeviceMessage::timeline_of(peer, true); }
+  };
+  bool reached(int timeline, uint32_t value) const;
+  HostStaging::Point next_point(int timeline) const {
+    return {timeline, timelines_[static_cast<size_t>(timeline)].issued + 1};
+  }
+  bool is_good(int timeline, uint32_t value);
+  bool is_doomed(const Pending& pending) const;
+  bool ended_well(const Pending& pending) const;
+  bool has_let_go(Rank peer) const;
+  PeerState state_of(Rank peer, uint64_t sequence) const;
+  std::optional<Rank> spoiler(const Pending& pending) const;
+  bool can_end_well(const Pending& pending);
+  bool owed();
+  std::vector<Pending> unfinished();
+  void await_owed(const std::string& asked);
+  void check_operations();
+  void release_now();
+  bool failed() const { return release_ != Release::kNot; }
+  bool released() const { return release_ == Release::kDone; }
+  bool called(const Pending& pending) const;
+  void expect(int timeline, uint32_t value);
+  void keep(cuda::Event event);
+  cuda::Event event();
+  cuda::Stream own_stream(int timeline);
+  cuda::Stream begin(const std::vector<int>& timelines, cuda::Stream caller, bool on_own_stream);
+  CompletionPtr end(const std::vector<int>& timelines, cuda::Stream stream,
+                    std::vector<Pending> pending);
+  template <typename Enqueue>
+  CompletionPtr guarded(const std::string& asked, Enqueue&& enqueue);
+
+  cuda::Subgroup subgroup_of(Rank peer) const;
+  bool reach(Rank peer) const;
+  void bootstrap(const std::vector<cuda::Subgroup>& subgroups, const std::string& asked);
+  std::string why_not(const cuda::Subgroup& subgroup) const;
+  void await_step(const cuda::Subgroup& subgroup, uint32_t step, const Deadline& deadline,
+                  const std::string& asked);
+  void tell(const cuda::Subgroup& subgroup, const cuda::PeerAccess& found,
+            const std::string& asked);
+
+  void make_room();
+  void announce(const Operation& operation, const Descriptor& descriptor);
+  uint64_t compare(const DeviceMessage& message);
+  std::optional<Algorithm> choose(const Shape& shape) const;
+  void run(const Operation& operation, const Shape& shape, std::optional<Algorithm> algorithm,
+           cuda::Stream stream);
+  void check_pending(const Pending& pending);
+  void check_message(const Pending& pending) const;
+  const cuda::Area& own() const { return area_; }
+  cuda::Area area_of(Rank peer) const;
+  void refuse_capture(cuda::Stream caller) const;
+  void release_streams();
+  void give_back();
+
+  GroupState& state_;
+  cuda::Api& api_;
+  const int device_;
+  const cuda::Area area_;
+  Recorder recorder_;
+  Diagnosis diagnosis_;
+
+  std::mutex enqueue_mutex_;                // guards what follows; CUDA may block whoever holds it
+  std::unique_ptr<cuda::DeviceComm> comm_;  // goes under mutex_, too
+  PlanCache plans_;
+  std::vector<Timeline> timelines_;
+  std::map<int, bool> met_;            // subgroups, by this rank's info: do they reach one another?
+  cuda::PeerAccess access_;            // of the group's
+  std::atomic<uint64_t> sequence_{0};  // written under the lock
+  std::vector<uint64_t> sent_, received_;  // messages, by peer
+  HostStaging staging_;
+
+  Mutex mutex_;  // never held during a call of CUDA's
+  std::deque<Pending> pending_ RINGCOMM_GUARDED_BY(mutex_);
+  uint64_t batches_ RINGCOMM_GUARDED_BY(mutex_) = 0;
+  std::vector<cuda::Event> events_ RINGCOMM_GUARDED_BY(mutex_);
+  // By timeline: so far all is good, or nothing is from there on.
+  std::vector<uint32_t> good_until_ RINGCOMM_GUARDED_BY(mutex_);
+  std::vector<bool> spoilt_ RINGCOMM_GUARDED_BY(mutex_);
+  // What streams wait for of other ranks: kDue and kDone are of a group that has failed.
+  enum class Release : uint8_t { kNot, kDue, kDone };
+  std::atomic<Release> release_{Release::kNot};  // partner: check_operations()
+  bool kept_ = false;  // streams or peers may still use what the team has: till the process ends
+};
+
+}  // namespace ringcomm

@@ -1,0 +1,208 @@
+// The calls of a DeviceEngine: on the devices where the ranks reach one another there, else through
+// memory of the host.
+#include <algorithm>
+
+#include "comm/device_engine.h"
+
+namespace ringcomm {
+namespace {
+
+// all_reduce by the two-shot kernel up to here: above, a ring has less traffic at each rank's door.
+constexpr uint64_t kTwoShotBytes = 8 << 20;
+
+// The host queue times staged operations once the stream reaches them; this margin lets its timeout
+// fire first.
+constexpr auto kOwnStream = std::chrono::seconds(1);
+
+// Half of what boards and slots hold: so far behind may a peer be.
+constexpr uint32_t kMostUnderWay = cuda::kOperations / 2;
+
+}  // namespace
+
+// Any error but a refusal fails the group: of what was asked for, a part may have been enqueued.
+template <typename Enqueue>
+DeviceEngine::CompletionPtr DeviceEngine::guarded(const std::string& asked, Enqueue&& enqueue) {
+  const std::lock_guard lock(enqueue_mutex_);
+  try {
+    const cuda::OnDevice here(api_, device_);
+    return enqueue();
+  } catch (const UsageError&) {
+    throw;
+  } catch (const cuda::DeviceError& error) {
+    std::rethrow_exception(state_.fail(str(asked, ": ", error.what())));
+  } catch (const std::exception&) {
+    std::rethrow_exception(state_.fail(std::current_exception()));
+  }
+}
+
+void DeviceEngine::connect() {
+  guarded("connect", [&]() -> CompletionPtr {
+    bootstrap({subgroup_of(-1)}, "the group's first meeting");
+    return nullptr;
+  });
+}
+
+DeviceEngine::CompletionPtr DeviceEngine::enqueue(const Operation& operation, cuda::Stream caller,
+                                                  bool on_own_stream, const Finish& finish) {
+  validate(operation, state_.size(), state_.rank());
+  const std::string asked = to_text(make_descriptor(operation, 0));
+  return guarded(asked, [&] {
+    refuse_capture(caller);
+    bootstrap({subgroup_of(-1)}, asked);
+    const cuda::Stream stream = begin({0}, caller, on_own_stream);
+    const auto limit = state_.timeout_or(operation.timeout);
+    Pending pending{{}, 0, 0, -1, limit, Deadline(limit), {}};
+    make_room();
+    if (reach(-1)) {
+      const Shape shape = make_shape(operation, comm_->geometry());
+      const auto algorithm = choose(shape);
+      pending.operation = make_descriptor(operation, ++sequence_);
+      set_plan(pending.operation, algorithm, hash_of_terms(shape.geometry, shape.costs, 1));
+      announce(operation, pending.operation);
+      pending.ticket = recorder_.begin(pending.operation);
+      run(operation, shape, algorithm, stream);
+    } else {
+      pending.result = staging_.run(operation, stream, next_point(0));
+      pending.operation = make_descriptor(operation, staging_.sequence());
+      pending.deadline = Deadline(limit + kOwnStream);
+    }
+    if (finish) finish(stream);
+    return end({0}, stream, {pending});
+  });
+}
+
+void DeviceEngine::scale(DType dtype, double factor, Span dst, const std::byte* src,
+                         cuda::Stream caller) {
+  guarded("scale", [&]() -> CompletionPtr {
+    refuse_capture(caller);
+    comm_->scale(caller, dtype, factor, dst, src);
+    return nullptr;
+  });
+}
+
+// Boards and slots hold the last so many operations: more are never under way.
+void DeviceEngine::make_room() {
+  const std::string during = "the operations before it";
+  poll_until([&] { return reached(0, timelines_[0].issued + 1 - kMostUnderWay); },
+             std::chrono::microseconds(20),
+             [&] {
+               state_.check();
+               state_.check_failure(during);
+               state_.check_interrupt(during);
+             });
+}
+
+void DeviceEngine::announce(const Operation& operation, const Descriptor& descriptor) {
+  Transport& transport = state_.transport();
+  Stamps stamps;
+  make_stamps(operation, descriptor, stamps);
+  // Of what the lower rank of a pair sends to the higher one, and gets from it.
+  const auto stamp = [&](Rank peer) {
+    const uint64_t sent = stamps.outgoing(peer, kData), received = stamps.incoming(peer, kData);
+    return state_.rank() < peer ? sent * 31 + received : received * 31 + sent;
+  };
+  for (Rank peer = 0; peer < state_.size(); ++peer) {
+    own().stamp(descriptor.sequence, peer).store(stamp(peer), std::memory_order_relaxed);
+  }
+  transport.announce(Board::kDevice, descriptor);
+  try {
+    diagnosis_.check_peers(descriptor);
+  } catch (const PeerError&) {
+    await_owed(numbered(descriptor));
+    throw;
+  }
+  for (Rank peer = 0; peer < state_.size(); ++peer) {
+    if (peer == state_.rank() || !transport.descriptor(peer, Board::kDevice, descriptor.sequence)) {
+      continue;
+    }
+    const cuda::Area theirs = area_of(peer);
+    const auto& said = theirs.stamp(descriptor.sequence, state_.rank());
+    if (said.load(std::memory_order_relaxed) != stamp(peer)) {
+      diagnosis_.throw_mismatch(descriptor, peer);
+    }
+  }
+}
+
+// By which algorithm; nullopt: by the kernels of all_reduce.
+std::optional<Algorithm> DeviceEngine::choose(const Shape& shape) const {
+  const bool sums = shape.collective == Collective::kAllReduce;
+  if (const auto wished = state_.requested_algorithm(shape.collective)) return wished;
+  const bool short_enough = access_.own_devices && shape.bytes <= kTwoShotBytes;
+  if (sums && (access_.one_device || short_enough)) return std::nullopt;
+  // Between devices of their own, traffic from neighbour to neighbour suits any wiring.
+  return sums ? Algorithm::kRing : select(shape, {.mapped = true});
+}
+
+void DeviceEngine::run(const Operation& operation, const Shape& shape,
+                       std::optional<Algorithm> algorithm, cuda::Stream stream) {
+  const Spans input(operation.input), output(operation.output);
+  const Reduction reduction = make_reduction(operation, state_.size());
+  if (!algorithm) return comm_->all_reduce(stream, sequence_, reduction, input, output);
+  comm_->run(stream, *plans_.get(shape, *algorithm), sequence_, reduction, input, output);
+}
+
+// ---- messages
+
+DeviceEngine::CompletionPtr DeviceEngine::enqueue(const std::vector<DeviceMessage>& messages,
+                                                  cuda::Stream caller, const Finish& finish) {
+  const std::string asked = to_text(make_descriptor(messages[0].kind));
+  return guarded(asked, [&] {
+    refuse_capture(caller);
+    std::vector<int> timelines;
+    std::vector<Pending> pending;
+    std::vector<cuda::Transfer> transfers;
+    for (const DeviceMessage& message : messages) {
+      const Descriptor descriptor = make_descriptor(message.kind);
+      const int timeline = message.timeline();
+      if (std::find(timelines.begin(), timelines.end(), timeline) == timelines.end())
+        timelines.push_back(timeline);
+      const auto limit = state_.timeout_or(message.timeout);
+      pending.push_back({descriptor, timeline, 0, message.kind.peer, limit, {}, {}});
+    }
+    std::vector<cuda::Subgroup> subgroups;
+    for (const DeviceMessage& message : messages)
+      subgroups.push_back(subgroup_of(message.kind.peer));
+    bootstrap(subgroups, asked);
+    const cuda::Stream stream = begin(timelines, caller, true);
+    std::vector<DeviceMessage> staged;
+    std::vector<HostStaging::Point> ends;
+    for (size_t i = 0; i < messages.size(); ++i) {
+      const DeviceMessage& message = messages[i];
+      if (reach(message.kind.peer)) {
+        pending[i].number = compare(message);
+        pending[i].ticket = recorder_.begin(pending[i].operation);
+        transfers.push_back({message.kind.sending, message.kind.peer, message.data});
+      } else {
+        staged.push_back(message);
+        ends.push_back(next_point(message.timeline()));
+      }
+    }
+    if (!transfers.empty()) comm_->transfer(stream, transfers);
+    const auto results = staging_.post(staged, ends, stream);
+    for (size_t i = 0, next = 0; i < pending.size() && !results.empty(); ++i) {
+      if (!pending[i].ticket) pending[i].result = results[next++];
+    }
+    if (finish) finish(stream);
+    return end(timelines, stream, std::move(pending));
+  });
+}
+
+// The k-th message to a peer and its k-th from here are one: they must have one size, and one tag.
+// As with boards, of the two sides at least one sees what the other has written.
+uint64_t DeviceEngine::compare(const DeviceMessage& message) {
+  const auto [sending, dtype, count, peer, tag] = message.kind;
+  uint64_t& before = (sending ? sent_ : received_)[static_cast<size_t>(peer)];
+  const uint64_t number = ++before;
+  const uint64_t said =
+      number << 48 | (static_cast<uint64_t>(tag) & 0xff) << 40 | message.data.bytes;
+  own().message(peer, sending, number).store(said, std::memory_order_seq_cst);
+  const uint64_t other = area_of(peer).message(state_.rank(), !sending, number).load();
+  if (other >> 48 != (number & 0xffff) || other == said) return number;
+  const uint64_t bytes = other & ((uint64_t{1} << 40) - 1);
+  const std::string what = bytes == message.data.bytes ? "another tag" : str(bytes, " bytes");
+  throw MismatchError(str(to_text(make_descriptor(message.kind)), ": it has ", message.data.bytes,
+                          " bytes, and rank ", peer, sending ? " receives " : " sends ", what,
+                          ": between devices messages are matched in the order of the calls"));
+}
+
+}  // namespace ringcomm

@@ -1,0 +1,42 @@
+// One kind of work of a group: collectives on the host, messages, or operations on a device. The
+// group loops over its engines, and knows little more of them than this.
+#pragma once
+
+#include <exception>
+
+#include "base/deadline.h"
+#include "comm/wheel.h"
+
+namespace ringcomm {
+
+class Engine {
+ public:
+  Engine() = default;
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
+
+  // Has something been asked for that has not ended?
+  virtual bool pending() = 0;
+  // Would progress() move something? Asked before a sleep: all loads are seq_cst.
+  virtual bool ready(Driver&) { return false; }
+  // Moves as much as it can; true when something moved. Lets the driver go before callbacks.
+  virtual bool progress(Driver& driver) = 0;
+  // The slow path: looks at peers and deadlines, and fails the group where they say so.
+  virtual void check() = 0;
+  // The group is about to fail: operations that are over by now have ended well.
+  virtual void note_progress() {}
+  // It has failed, and the peers know.
+  virtual void fail(const std::exception_ptr&) {}
+  // With no lock held, after a failure: ends all that is pending, and calls back.
+  virtual void end_failed() {}
+  // The longest sleep between two calls of progress().
+  virtual Clock::duration poll_interval() { return kPollInterval; }
+
+ protected:
+  ~Engine() = default;
+  static constexpr auto kPollInterval = std::chrono::milliseconds(50);
+  static constexpr auto kStreamInterval =
+      std::chrono::microseconds(50);  // streams ring no doorbell
+};
+
+}  // namespace ringcomm

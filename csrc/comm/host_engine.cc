@@ -1,0 +1,169 @@
+#include "comm/host_engine.h"
+
+#include <utility>
+
+namespace ringcomm {
+
+HostEngine::HostEngine(GroupState& state, const Geometry& geometry, const Costs& costs)
+    : state_(state),
+      wheel_(state.transport().doorbell()),
+      operation_(state, geometry, costs),
+      patience_(state.patience()) {}
+
+// ---- on the caller's thread
+
+bool HostEngine::run(const Operation& operation) {
+  if (queued_.load(std::memory_order_acquire) != 0) return false;
+  try {
+    Driver driver(wheel_);  // the worker, or a thread that waits, drives a task queued meanwhile
+    if (!driver.take() || queued_.load(std::memory_order_seq_cst) != 0) return false;
+    asked_.fetch_add(1, std::memory_order_relaxed);
+    run_to_end(operation);
+    return true;
+  } catch (const std::exception&) {
+    state_.end_failed();
+    throw;
+  }
+}
+
+void HostEngine::run_to_end(const Operation& operation) {
+  operation_.begin(operation);
+  Transport& transport = state_.transport();
+  Driving driving(transport);
+  try {
+    if (transport.first_failed()) operation_.check(nullptr);
+    const auto limit = state_.timeout_or(operation.timeout);
+    Waiter waiter(patience_, [&](Clock::time_point began) {
+      const Deadline deadline(limit, began);
+      operation_.check(&deadline);
+      state_.check_interrupt(operation_.text());
+    });
+    while (!operation_.advance()) {
+      waiter.reset();
+      while (!operation_.ready()) {
+        if (waiter.again(transport.progress())) continue;
+        // Partners: signal() of the peer, and GroupState::fail().
+        driving.sleep(
+            operation_.peer(), kSignalNews, [&] { return operation_.ready() || state_.failed(); },
+            waiter.until_check());
+        waiter.woke(state_.failed() || transport.first_failed());
+      }
+    }
+    operation_.end(true);
+  } catch (const std::exception&) {
+    operation_.end(false);
+    std::rethrow_exception(state_.fail(std::current_exception()));
+  }
+}
+
+// ---- the queue
+
+void HostEngine::submit(const TaskPtr& task) {
+  const Lock lock(queue_mutex_);
+  queue_.push_back(task);
+  asked_.fetch_add(1 + task->continuation.operations, std::memory_order_relaxed);
+  queued_.fetch_add(1, std::memory_order_seq_cst);
+}
+
+// The next task of the queue, if it may begin.
+TaskPtr HostEngine::front() const {
+  const Lock lock(queue_mutex_);
+  if (queue_.empty()) return nullptr;
+  const std::atomic<uint32_t>* const gate = queue_.front()->gate;
+  const bool open = gate == nullptr || gate->load(std::memory_order_seq_cst) != 0;
+  return open || state_.failed() ? queue_.front() : nullptr;
+}
+
+bool HostEngine::next_task() {
+  const TaskPtr next = front();
+  if (!next) return false;
+  task_ = next;
+  {
+    const Lock lock(queue_mutex_);
+    queue_.pop_front();  // only the driver takes from it
+  }
+  if (state_.failed()) state_.check_usable();
+  operation_.begin(task_->operation);
+  return true;
+}
+
+// Moves the front of the queue on.
+bool HostEngine::progress(Driver& driver) {
+  if (!pending() || !driver.take()) return false;
+  std::exception_ptr error;
+  bool unblocked = true;
+  const bool begun = task_ != nullptr;
+  try {
+    if (!begun && !next_task()) return false;
+    if (state_.failed() || state_.transport().first_failed()) operation_.check(nullptr);
+    unblocked = operation_.ready();
+    if (!operation_.advance()) return unblocked;
+    operation_.end(true);
+    if (task_->continuation.next && task_->continuation.next(task_->operation)) {
+      operation_.begin(task_->operation);
+      return true;
+    }
+  } catch (const UsageError&) {  // begin() refused the task: harms nothing else, unless begun
+    error = begun ? state_.fail(std::current_exception()) : std::current_exception();
+  } catch (const std::exception&) {
+    error = state_.fail(std::current_exception());
+  }
+  end_task(driver, error);
+  return true;
+}
+
+// The driver lets go before on_done is called, which may ask for more, or destroy the group.
+void HostEngine::end_task(Driver& driver, const std::exception_ptr& error) {
+  if (error) operation_.end(false);
+  const TaskPtr task = std::exchange(task_, nullptr);
+  if (task->on_end) std::exchange(task->on_end, nullptr)();
+  driver.let_go();
+  task->operation.input.clear();
+  task->operation.output.clear();
+  task->continuation = {};
+  queued_.fetch_sub(1, std::memory_order_seq_cst);
+  task->end(error);
+  state_.transport().doorbell().notify(kLocalNews);  // before callbacks, which may take their time
+  task->call_back();
+  state_.end_failed();
+}
+
+// A thread that could move the queue on is at the wheel then. Else it would hear of no signals.
+bool HostEngine::ready(Driver& driver) {
+  if (driver.drives()) return task_ ? operation_.ready() : front() != nullptr;
+  if (!pending() || !driver.take()) return false;
+  if (task_ || front()) return true;
+  driver.let_go();  // the next one's time has not come
+  return false;
+}
+
+void HostEngine::check() {
+  Driver driver(wheel_);
+  if (!pending() || !driver.take() || !task_ || operation_.ready()) return;
+  try {
+    operation_.check(&task_->deadline);
+  } catch (const std::exception&) {
+    end_task(driver, state_.fail(std::current_exception()));
+  }
+}
+
+Clock::duration HostEngine::poll_interval() {
+  const Lock lock(queue_mutex_);
+  const bool gated = !queue_.empty() && queue_.front()->gate != nullptr;
+  return gated ? Clock::duration(kStreamInterval) : Engine::poll_interval();
+}
+
+void HostEngine::add_queued(std::vector<Record>& records) const {
+  const Lock lock(queue_mutex_);
+  uint64_t sequence = this->sequence() + 1;
+  for (const TaskPtr& task : queue_) sequence -= 1 + task->continuation.operations;
+  for (const TaskPtr& task : queue_) {
+    Record waiting;
+    waiting.descriptor = make_descriptor(task->operation, sequence);
+    sequence += 1 + task->continuation.operations;
+    waiting.began = waiting.ended = task->deadline.start();
+    records.push_back(waiting);
+  }
+}
+
+}  // namespace ringcomm

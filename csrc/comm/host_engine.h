@@ -1,0 +1,84 @@
+// A group's collectives on memory of the host, in the order of the calls. One thread drives them at
+// a time: the caller of run() or wait(), or the process's worker when nobody waits.
+#pragma once
+
+#include <deque>
+#include <memory>
+#include <vector>
+
+#include "comm/host_operation.h"
+#include "comm/request.h"
+#include "comm/waiter.h"
+
+namespace ringcomm {
+
+// Makes the operation that belongs together with the one that has just ended; false: none.
+struct Continuation {
+  std::function<bool(Operation&)> next;
+  uint64_t operations = 0;  // how many it yields, the same on every rank
+};
+
+// A collective in the queue, with its continuations: nothing else of the queue comes between them.
+struct Task final : Request {
+  Task(Operation what, Clock::duration limit)
+      : Request(limit),
+        asked(make_descriptor(what, 0)),
+        operation(std::move(what)),
+        deadline(limit) {}
+  const Descriptor asked;
+  Operation operation;  // now: of a continuation, maybe
+  Deadline deadline;
+  Continuation continuation;
+  const std::atomic<uint32_t>* gate = nullptr;  // not begun while this is 0
+  bool blocking = false;  // it ends with the wait for it: then the memory is the caller's again
+};
+using TaskPtr = std::shared_ptr<Task>;
+
+class HostEngine final : public Engine {
+ public:
+  HostEngine(GroupState& state, const Geometry& geometry, const Costs& costs);
+
+  // The caller's thread does the work and the waiting: no hand-over, no wake-up. False where others
+  // are first: nothing has happened.
+  bool run(const Operation& operation);
+  void submit(const TaskPtr& task);
+
+  Wheel& wheel() { return wheel_; }
+  // The rank from which a driver has to hear next, or -1.
+  Rank awaited(const Driver& driver) const {
+    return driver.drives() && task_ ? operation_.peer() : -1;
+  }
+  // The wheel is for callers where no operation is in progress.
+  void rest(Driver& driver) const {
+    if (driver.drives() && !task_) driver.let_go();
+  }
+  // Collectives asked for so far.
+  uint64_t sequence() const { return asked_.load(std::memory_order_relaxed); }
+  // Adds the tasks that wait for their turn.
+  void add_queued(std::vector<Record>& records) const;
+
+  bool pending() override { return queued_.load(std::memory_order_seq_cst) > 0; }
+  bool ready(Driver& driver) override;
+  bool progress(Driver& driver) override;
+  void check() override;
+  Clock::duration poll_interval() override;
+
+ private:
+  void run_to_end(const Operation& operation);
+  TaskPtr front() const;
+  bool next_task();
+  void end_task(Driver& driver, const std::exception_ptr& error);
+
+  GroupState& state_;
+  Wheel wheel_;  // the driving thread has it; guards the next three
+  HostOperation operation_;
+  Patience patience_;
+  TaskPtr task_;  // whose operation is in progress; null in run()
+
+  mutable Mutex queue_mutex_;
+  std::deque<TaskPtr> queue_ RINGCOMM_GUARDED_BY(queue_mutex_);
+  std::atomic<uint64_t> asked_{0};
+  std::atomic<int> queued_{0};  // tasks not yet ended; partner: Communicator::hand_over()
+};
+
+}  // namespace ringcomm

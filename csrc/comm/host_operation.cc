@@ -1,0 +1,124 @@
+#include "comm/host_operation.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace ringcomm {
+namespace {
+
+constexpr double kLate = 10;  // seconds after which people are told who is waited for
+
+// For the segments that the tuner may choose.
+bool has_room(const Geometry& geometry, Reach reach) {
+  static_assert(Tuner::kWords <= kChoices);
+  return reach.mapped && geometry.room_bytes >= 4 * Tuner::kSegments.back();
+}
+
+}  // namespace
+
+HostOperation::HostOperation(GroupState& state, const Geometry& geometry, const Costs& costs)
+    : state_(state),
+      geometry_(geometry),
+      costs_(costs),
+      terms_(hash_of_terms(geometry, costs, state.reach().local)),
+      executor_(state.transport(), geometry),
+      tuner_(state.rank(),
+             has_room(geometry, state.reach()) ? state.transport().choices(0) : nullptr),
+      plans_(state.rank()) {}
+
+std::string HostOperation::choice_text(const Shape& shape, const Plan& plan) const {
+  const bool asked = state_.requested_algorithm(shape.collective).has_value();
+  return str(numbered(current_), ", ", to_string(plan.algorithm), " (",
+             asked ? "the algorithm that was asked for" : selection_reason(shape, state_.reach()),
+             ")");
+}
+
+void HostOperation::begin(const Operation& operation) {
+  validate(operation, state_.size(), state_.rank());
+  Shape shape = make_shape(operation, geometry_);
+  shape.local = state_.reach().local;
+  shape.costs = costs_;
+  const Algorithm algorithm =
+      state_.requested_algorithm(shape.collective).value_or(select(shape, state_.reach()));
+  const Manner manner = tuner_.next(shape, algorithm);
+  auto plan = plans_.get(shape, algorithm);
+  current_ = make_descriptor(operation, sequence_ + 1);
+  set_plan(current_, plan->algorithm, terms_ ^ shape.geometry.segment_bytes);
+  make_stamps(operation, current_, executor_.stamps());
+  executor_.output().assign(operation.output);
+  executor_.input().assign(operation.input);
+  const bool scales = operation.op == ReduceOp::kPremulSum && scale_input(operation);
+  ++sequence_;
+  ticket_ = state_.recorder().begin(current_);
+  state_.log_first_operation([&] { return choice_text(shape, *plan); });
+  state_.transport().announce(Board::kHost, current_);
+  executor_.start(std::move(plan), sequence_, make_reduction(operation, state_.size()), manner,
+                  scales);
+}
+
+// PREMUL_SUM multiplies the input first, and nobody's input but what becomes the result. Where
+// there is a result of that size it is the place for it; else it happens as the input is read,
+// which is true. Only where a small result lies within the input there is a copy.
+bool HostOperation::scale_input(const Operation& operation) {
+  const auto within = [&](const Span& out) {
+    return std::any_of(operation.input.begin(), operation.input.end(), [&](const Span& in) {
+      return std::less<>()(out.data, in.data + in.bytes) &&
+             std::less<>()(in.data, out.data + out.bytes);
+    });
+  };
+  const uint64_t bytes = bytes_of(operation.input);
+  std::vector<Span> scaled = operation.output;
+  if (bytes_of(operation.output) != bytes) {
+    if (std::none_of(operation.output.begin(), operation.output.end(), within)) return true;
+    scratch_.resize(bytes);
+    scaled = {{scratch_.data(), bytes}};
+  }
+  const uint64_t element = size_of(operation.dtype);
+  const Spans from(operation.input), to(scaled);
+  for (uint64_t done = 0; done < bytes;) {
+    const Span src = from.at(done), dst = to.at(done);
+    const uint64_t piece = std::min({src.bytes, dst.bytes, bytes - done});
+    scale(operation.dtype, operation.factor, dst.data, src.data, piece / element);
+    done += piece;
+  }
+  executor_.input().assign(scaled);
+  return false;
+}
+
+bool HostOperation::advance() {
+  switch (executor_.advance()) {
+    case HostExecutor::Status::kDone:
+      return true;
+    case HostExecutor::Status::kMismatch:
+      state_.diagnosis().throw_mismatch(current_, executor_.peer());
+    case HostExecutor::Status::kBlocked:
+      break;
+  }
+  return false;
+}
+
+void HostOperation::end(bool good) {
+  if (!ticket_) return;
+  state_.transport().reclaim_lent();
+  state_.recorder().end(*std::exchange(ticket_, std::nullopt), good);
+  if (!scratch_.empty()) std::vector<std::byte>().swap(scratch_);  // "= {}" keeps the memory
+  if (!good) return;
+  if (executor_.timed()) tuner_.took(executor_.seconds());
+  state_.transport().finish(Board::kHost, sequence_);
+}
+
+void HostOperation::check(const Deadline* deadline) {
+  if (deadline != nullptr) state_.transport().need(executor_.peer());
+  state_.diagnosis().check_peers(current_);
+  state_.check_failure(text());
+  if (deadline == nullptr) return;
+  if (deadline->passed()) {
+    state_.diagnosis().throw_late(current_, *deadline, executor_.peer());
+  }
+  if (deadline->elapsed_seconds() < kLate || warned_ == sequence_) return;
+  warned_ = sequence_;  // once an operation
+  state_.logger().warning(numbered(current_), ": has waited for ", kLate, " s for ",
+                          state_.diagnosis().missing(current_, executor_.peer()), ")");
+}
+
+}  // namespace ringcomm

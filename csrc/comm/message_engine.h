@@ -1,0 +1,42 @@
+// A group's messages: moves them, and fails the group where one of them cannot end well. A message
+// of which nothing has moved can end alone.
+#pragma once
+
+#include <vector>
+
+#include "comm/group_state.h"
+#include "comm/mailbox.h"
+
+namespace ringcomm {
+
+class MessageEngine final : public Engine {
+ public:
+  // `collectives` come first: a peer that has gone may have finished one for this rank.
+  MessageEngine(GroupState& state, Engine& collectives)
+      : state_(state), collectives_(collectives), mailbox_(state.transport(), state.recorder()) {}
+
+  void post(const MessagePtr& message);
+  // The same of one that was asked for before the group may have failed or left.
+  void post_late(const MessagePtr& message);
+  // Ends a message for which nobody waits any more. The group goes on if nothing of it has moved.
+  void give_up(const Message& message, const std::exception_ptr& error);
+  void time_out(const Message& message, const Deadline& limit);
+
+  bool pending() override { return mailbox_.pending(); }
+  bool ready(Driver&) override { return pending() && mailbox_.ready(); }
+  bool progress(Driver& driver) override;
+  void check() override;
+  void end_failed() override;
+
+ private:
+  template <typename Move>
+  bool move(Move&& move);
+  std::vector<bool> gone_peers();
+  void check_source(const Message& message, const std::vector<bool>& gone);
+
+  GroupState& state_;
+  Engine& collectives_;
+  Mailbox mailbox_;
+};
+
+}  // namespace ringcomm

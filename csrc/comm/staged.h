@@ -1,0 +1,86 @@
+// Operations on a device through memory of the host, where ranks do not reach one another's
+// devices: the stream copies to pinned memory, the group's own engine works there, and the stream
+// copies back. Stream and host tell each other by words in that memory. No other file knows the
+// engines of both.
+#pragma once
+
+#include <atomic>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "base/mutex.h"
+#include "comm/mailbox.h"
+#include "comm/operation.h"
+#include "device/api.h"
+
+namespace ringcomm {
+
+class Communicator;
+
+// A message on a device, as it was asked for.
+struct DeviceMessage {
+  MessageKind kind;
+  Span data;
+  std::chrono::milliseconds timeout{0};  // 0: the group's
+
+  // Operations of one timeline end in order: the group's are 0, each direction of a peer has one.
+  int timeline() const { return timeline_of(kind.peer, kind.sending); }
+  static int timeline_of(Rank peer, bool sending) { return 1 + 2 * peer + (sending ? 1 : 0); }
+};
+
+class HostStaging {
+ public:
+  // How an operation ended, once it has.
+  enum Result : uint32_t { kGood = 1, kBad = 2 };
+  using ResultWord = const std::atomic<uint32_t>*;
+  // A point of a timeline. `passed` says whether it is behind the device, and notes how it ended.
+  struct Point {
+    int timeline;
+    uint32_t value;
+  };
+  using Passed = std::function<bool(const Point& point)>;
+
+  HostStaging(Communicator& group, cuda::Api& api, Passed passed)
+      : group_(group), api_(api), passed_(std::move(passed)) {}
+
+  // Where streams cannot signal, calls wait: then there is no word to look at later.
+  bool streams_can_signal = false;
+  // The group's sequence number, after run().
+  uint64_t sequence() const;
+  ResultWord run(const Operation& operation, cuda::Stream stream, const Point& end);
+  // All are on their way before the stream waits for one: the peers may do the same.
+  std::vector<ResultWord> post(const std::vector<DeviceMessage>& messages,
+                               const std::vector<Point>& ends, cuda::Stream stream);
+
+  // Messages whose data no stream has brought to the host yet.
+  bool gated();
+  // Posts those that have come. True when there was one.
+  bool open_gates();
+  void give_back();
+
+ private:
+  struct Buffer {
+    std::byte* memory;
+    uint64_t bytes;
+    Point end;  // it is free behind this
+  };
+  struct Gate {
+    const std::atomic<uint32_t>* open;
+    MessagePtr message;
+  };
+
+  std::byte* buffer(uint64_t bytes, const Point& end);
+  MessagePtr message_for(const DeviceMessage& asked, std::byte* buffer) const;
+
+  Communicator& group_;
+  cuda::Api& api_;
+  const Passed passed_;
+  std::deque<Buffer> buffers_;
+
+  Mutex mutex_;
+  std::vector<Gate> gates_ RINGCOMM_GUARDED_BY(mutex_);
+};
+
+}  // namespace ringcomm
