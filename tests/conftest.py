@@ -95,6 +95,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
             print(f"FAILED: was to run here, and was skipped: {reason}", file=sys.stderr)
 
 
+@pytest.hookimpl(tryfirst=True)  # xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     level = os.environ.get("RINGCOMM_TEST_LEVEL") or "fast"
     if level not in LEVELS:

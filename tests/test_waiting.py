@@ -50,9 +50,14 @@ def times(torchrun: Any, tmp_path: Path) -> Callable[..., Times]:
 def test_a_thread_that_waits_for_a_message_slows_no_collective(
     times: Callable[..., Times],
 ) -> None:
-    for rank in times(10, 150):
-        alone, beside = statistics.median(rank["alone"]), statistics.median(rank["beside"])
-        assert beside < 3 * alone, (alone, beside)
+    ratios = []
+    for _ in range(5):  # where other processes want the processors, both vary
+        for rank in times(10, 150):
+            alone, beside = statistics.median(rank["alone"]), statistics.median(rank["beside"])
+            ratios.append(beside / alone)
+        if max(ratios[-2:]) < 3:
+            return
+    raise AssertionError(f"{ratios}: it did 10 to 20 times, always, when sleepers held a lock")
 
 
 @pytest.fixture(scope="module")
