@@ -36,7 +36,7 @@ Seen = tuple[str, str, float, float]  # type and text of the error, when, second
 def operate(rank: Rank, elements: int, calls: int, stop: int = -1) -> Seen:
     """Run operations until one fails. Rank `stop` says when many are under way, and goes on.
 
-    A GPU's operations fail after the call: whoever waits for its stream, and calls again, hears.
+    A GPU's operations fail after the call: waiting for its stream and calling again tells.
     """
     place = place_of(rank)
     tensor = place.full(elements, 1)

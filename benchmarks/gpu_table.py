@@ -25,7 +25,7 @@ class Row:
     target: str = ""
     verdict: str = INFO
     note: str = ""
-    stage: str = ""  # whoever runs the stage fills it in
+    stage: str = ""  # filled in where the stage runs
 
     def cells(self) -> tuple[str, ...]:
         figure = "" if self.figure is None else show(self.figure)

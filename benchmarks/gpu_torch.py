@@ -104,7 +104,7 @@ def another_stream(rank: Rank) -> str:
 
 
 def futures(rank: Rank) -> str:
-    """A future's value is used in the stream of whoever asks."""
+    """A future's value is used in the caller's stream."""
     tensor = place_of(rank).full(COUNT, rank.index + 1)
     future = dist.all_reduce(tensor, async_op=True).get_future()
     same(future.then(lambda done: done.value()[0] * 3).wait(), 3 * total(rank))
@@ -153,7 +153,7 @@ def coalesced(rank: Rank) -> str:
 
 
 def messages(rank: Rank) -> str:
-    """Round in a circle, both ways at once, in sizes from nothing to several chunks."""
+    """Round the ring, both ways at once, in sizes from nothing to several chunks."""
     place, n = place_of(rank), rank.size
     for count in (0, 1, 1001, 3_000_000):
         mine = place.full(count, rank.index)

@@ -94,9 +94,9 @@ def take_part(create_stand_in: Callable[[Any, Any], Any]) -> None:
 def _refresh_devices() -> None:
     """Name "cuda" among our devices only where there is one.
 
-    Whoever looks for a device of a group that is not the CPU takes it for one that can be used. By
-    now programs have chosen their devices, and this counts them without starting CUDA, which
-    `import torch` must not do and which is slow there.
+    Programs that look for a device of a group, other than the CPU, take it for one that can be
+    used. By now programs have chosen their devices, and this counts them without starting CUDA,
+    which `import torch` must not do and which is slow there.
     """
     import torch
     from torch.distributed import distributed_c10d as c10d

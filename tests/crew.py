@@ -5,8 +5,8 @@
     os.kill(job.ranks[2].pid, signal.SIGKILL)
     ends = job.ends(10)  # by rank; {"lost": why} where one did not come to its end
 
-Each host has an agent (fault_rank.py) that forks what it is asked for. Every rank talks to whoever
-started it over a socket in the file system, which does not care for hosts.
+Each host has an agent (fault_rank.py) that forks what it is asked for. Every rank talks to the
+process that started it over a socket in the file system, which does not care for hosts.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ def serve(path: str, order: dict[str, Any]) -> None:
         pipe.send(order["ticket"])
         try:
             end = TASKS[order["task"]](Place(order, pipe), *order["args"])
-        except BaseException as error:  # noqa: BLE001  whoever started it wants to know
+        except BaseException as error:  # noqa: BLE001  its starter wants to know
             end = {"raised": f"{type(error).__name__}: {error}"}
         pipe.send(("end", end))
 

@@ -115,7 +115,7 @@ def ordered(rank: Rank, cuda: Cuda) -> str:
 
 
 def future(rank: Rank, cuda: Cuda) -> str:
-    """Complete at once; a callback's stream, and whoever waits, come after the operation."""
+    """Complete at once; callbacks' streams and those that wait come after the operation."""
     memory, tensor = cuda.full(1000, rank.index + 1.0)
     promised = dist.all_reduce(tensor, async_op=True).get_future()
     if not promised.done():

@@ -68,7 +68,7 @@ def die_at_random(rank: Rank, seed: int) -> Outcome:
         def work() -> None:
             if while_joining:
                 die_soon()
-            join(here, seconds=4)  # whoever dies before never comes
+            join(here, seconds=4)  # a rank that dies before never comes
             if not while_joining:
                 die_soon()
             for _ in range(100_000):

@@ -133,6 +133,27 @@ def test_words_that_are_not_used() -> None:
     assert not wrong
 
 
+def words_of(text: str) -> Iterator[str]:
+    """The words of a text, those of names too: of `DeviceComm` and `device_comm` the same."""
+    return (word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", text))
+
+
+def test_retired_words() -> None:
+    head, _, rest = (ROOT / "docs" / "style.md").read_text().partition("## Retired words\n")
+    table, _, tail = rest.partition("\n## ")
+    retired = {row.split("|")[1].strip() for row in re.findall(r"^\| .*", table, re.MULTILINE)[1:]}
+    assert len(retired) > 10
+    retired |= {f"{word}s" for word in retired} | {f"{word}d" for word in retired}
+    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]
+    texts = {path: path.read_text() for path in [*CPP, *PYTHON, *pages]}
+    texts[ROOT / "docs" / "style.md"] = head + tail
+    wrong = [
+        f"{short(path)}: {word}" for path, text in texts.items() for word in words_of(text)
+        if word in retired
+    ]  # fmt: skip
+    assert not wrong
+
+
 def test_macros() -> None:
     wrong = [
         f"{short(path)} defines {name}"

@@ -202,7 +202,7 @@ def test_every_way_to_name_it(python: Run) -> None:
 
 
 def test_cuda_is_named_where_there_is_a_device(python: Run) -> None:
-    """Whoever wants a device of the group's that is not the CPU uses what it finds here."""
+    """Programs that want a device of the group's that is not the CPU use what they find here."""
     result = python(
         ONE_RANK
         + """if True:

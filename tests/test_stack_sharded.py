@@ -142,7 +142,7 @@ def overlapped(rank: Rank, shard_buckets: bool) -> State:
         model.register_comm_hook(None, hook)
     for step in range(STEPS):
         loss_of(model, rank.index, step).backward()
-        if overlap or step >= 2:  # the hook makes no step before DDP has settled on its buckets
+        if overlap or step >= 2:  # the hook makes no step before DDP has chosen its buckets
             optimizer.step()
         optimizer.zero_grad()
     return flat(module.state_dict())

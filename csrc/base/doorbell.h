@@ -1,9 +1,10 @@
 // How a thread waits for other processes, and how they wake it.
 //
-// Each process owns one doorbell: a page of shared memory that its peers map. Whoever makes
+// Each process owns one doorbell: a page of shared memory that its peers map. A thread that makes
 // something visible to a process (a counter, a mailbox record) stores it with seq_cst and then
-// calls notify(). Whoever waits polls, spins a bounded time, then announces itself in `sleepers`,
-// polls once more with seq_cst loads, and sleeps. Of the two, one always sees the other (Dekker).
+// calls notify(). A thread that waits polls, spins a bounded time, then announces itself in
+// `sleepers`, polls once more with seq_cst loads, and sleeps. Of the two, one always sees the other
+// (Dekker).
 // std::atomic::wait will not do: libstdc++ uses the process-private futex.
 //
 // A sleeper says what it wants to hear of, so that a thread which waits for a message sleeps on

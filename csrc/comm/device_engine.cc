@@ -65,10 +65,10 @@ DeviceEngine::~DeviceEngine() {
 
 // What waits for the device's streams: not for the worker, on which those may depend.
 void DeviceEngine::give_back() {
-  std::unique_ptr<cuda::DeviceComm> team;
+  std::unique_ptr<cuda::DeviceComm> comm;
   {
     const Lock lock(mutex_);
-    team = std::move(comm_);
+    comm = std::move(comm_);
   }
   try {
     const cuda::OnDevice here(api_, device_);

@@ -175,7 +175,7 @@ class DeviceEngine final : public Engine {
   Recorder recorder_;
   Diagnosis diagnosis_;
 
-  std::mutex enqueue_mutex_;                // guards what follows; CUDA may block whoever holds it
+  std::mutex enqueue_mutex_;                // guards what follows; CUDA may block its holder
   std::unique_ptr<cuda::DeviceComm> comm_;  // goes under mutex_, too
   PlanCache plans_;
   std::vector<Timeline> timelines_;
@@ -195,7 +195,7 @@ class DeviceEngine final : public Engine {
   // What streams wait for of other ranks: kDue and kDone are of a group that has failed.
   enum class Release : uint8_t { kNot, kDue, kDone };
   std::atomic<Release> release_{Release::kNot};  // partner: check_operations()
-  bool kept_ = false;  // streams or peers may still use what the team has: till the process ends
+  bool kept_ = false;  // streams or peers may still use the memory: until the process ends
 };
 
 }  // namespace ringcomm

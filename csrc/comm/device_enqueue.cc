@@ -126,7 +126,7 @@ void DeviceEngine::announce(const Operation& operation, const Descriptor& descri
 // By which algorithm; nullopt: by the kernels of all_reduce.
 std::optional<Algorithm> DeviceEngine::choose(const Shape& shape) const {
   const bool sums = shape.collective == Collective::kAllReduce;
-  if (const auto wished = state_.requested_algorithm(shape.collective)) return wished;
+  if (const auto requested = state_.requested_algorithm(shape.collective)) return requested;
   const bool short_enough = access_.own_devices && shape.bytes <= kTwoShotBytes;
   if (sums && (access_.one_device || short_enough)) return std::nullopt;
   // Between devices of their own, traffic from neighbour to neighbour suits any wiring.

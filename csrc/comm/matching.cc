@@ -58,7 +58,8 @@ std::exception_ptr Mailbox::mismatch(const Message& message, Rank rank, const Fr
                         "number of elements as send's")));
 }
 
-// The sender has taken an announcement back. Whoever had been given it waits on, in his old place.
+// The sender has taken an announcement back. The receiver that it was given to waits on, in its
+// old place.
 void Mailbox::revoked(Rank rank, uint64_t id, Completed& completed) {
   Peer& from = peer(rank);
   std::erase_if(from.unexpected, [&](const Arrived& arrived) {

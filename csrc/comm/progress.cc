@@ -7,8 +7,8 @@
 namespace ringcomm {
 namespace {
 
-constexpr auto kStreamNap = std::chrono::microseconds(50);  // streams ring no doorbell
-constexpr auto kUncalled = std::chrono::seconds(1);         // by then peers have called the same
+constexpr auto kStreamPause = std::chrono::microseconds(50);  // streams ring no doorbell
+constexpr auto kUncalled = std::chrono::seconds(1);           // by then peers have called the same
 
 }  // namespace
 
@@ -182,7 +182,7 @@ void Communicator::wait_for_streams(const std::string& during, const std::functi
   });
   while (!over()) {
     if (waiter.again(false)) continue;
-    std::this_thread::sleep_for(kStreamNap);
+    std::this_thread::sleep_for(kStreamPause);
     waiter.check_when_due();
   }
 }

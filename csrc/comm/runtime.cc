@@ -149,7 +149,7 @@ void Runtime::kick(const std::shared_ptr<Communicator>& group) {
 }
 
 // With the lock held: sees to it that somebody takes the inbox. Where no thread can be had, the
-// next kick tries again, and whoever waits drives.
+// next kick tries again, and waiting threads drive.
 void Runtime::elect() {
   if (leader_.load(std::memory_order_relaxed) != std::thread::id()) return;
   if (standby_ > 0) {

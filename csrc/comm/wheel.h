@@ -1,5 +1,5 @@
 // Who drives the collectives of a group: one thread at a time. Nobody waits here for its turn: who
-// is turned away sleeps on the process's doorbell, and whoever lets go rings for him.
+// is turned away sleeps on the process's doorbell, and the thread that lets go rings for it.
 //
 // No wake-up is lost. Everything is seq_cst. A thread is turned away only by writing kWanted over
 // kTaken, so the next let_go() sees it and calls notify(). By then the sleeper has announced itself

@@ -203,7 +203,7 @@ constexpr void reduce_body(Context& context, const ReduceArgs& args, const Launc
       operands.dst[i] = args.dst[i];
     }
   });
-  // After the slots were read: whoever writes another operation there has set it before.
+  // After the slots were read: the writer of another operation has set it before.
   const auto goes_on = [&](int thread) {
     return thread != 0 || context.load_acquire(launch.abort) == 0;
   };

@@ -88,7 +88,7 @@ class Api {
   // Enqueued. Between any two memories that this process can address.
   virtual void copy(Stream stream, std::byte* to, const std::byte* from, uint64_t bytes) = 0;
   // Memory operations on a word of registered or pinned host memory, by its device address. write:
-  // after all that is before it in the stream, which is visible to whoever sees the value.
+  // after all that is before it in the stream, which is visible to all that see the value.
   // wait_until: the stream goes on when (int32)(word - value) >= 0; the host does not wait.
   virtual void write(Stream stream, std::byte* word, uint32_t value) = 0;
   virtual void wait_until(Stream stream, std::byte* word, uint32_t value) = 0;

@@ -21,9 +21,10 @@ inline constexpr uint64_t kMessages = 64;     // to one peer, whose sizes can be
 enum Lane : uint8_t { kDataLane, kCreditLane, kMessageLane, kMessageCreditLane };
 inline constexpr int kLanes = 4;
 
-// What a rank tells the others of a subgroup (team.h) of its device and the memory for them there.
+// What a rank tells the others of a subgroup (device_comm.h) of its device and the memory for them
+// there.
 struct alignas(128) RankInfo {
-  std::atomic<uint32_t> step;  // how far its owner has come; partner: whoever meets
+  std::atomic<uint32_t> step;  // how far its owner has come; partner: ranks that meet
   uint32_t usable;             // streams reach this area
   Uuid uuid;
   uint64_t memory_bytes;

@@ -83,7 +83,7 @@ void DeviceComm::bootstrap(const Subgroup& subgroup, uint32_t step) {
     info.reaches.store(0, std::memory_order_relaxed);
     if (info.why[0] == '\0') std::strncpy(info.why, error.what(), sizeof info.why - 1);
   }
-  info.step.store(step, std::memory_order_release);  // partner: whoever meets
+  info.step.store(step, std::memory_order_release);  // partner: ranks that meet
 }
 
 void DeviceComm::prepare(RankInfo& info) {

@@ -81,8 +81,8 @@ void DeviceComm::mark(Stream stream, int timeline, uint32_t value) {
 
 class DeviceComm::Lowering {
  public:
-  Lowering(DeviceComm& team, Stream stream, const Plan& plan, uint64_t half)
-      : comm_(team), stream_(stream), plan_(plan), half_(half), cursor_(plan) {}
+  Lowering(DeviceComm& comm, Stream stream, const Plan& plan, uint64_t half)
+      : comm_(comm), stream_(stream), plan_(plan), half_(half), cursor_(plan) {}
 
   void run(const Reduction& reduction, const Spans& input, const Spans& output) {
     input_ = &input;

@@ -1,7 +1,7 @@
 // Which of a few ways to do the same is the fastest on this machine, found out by doing it: each is
 // tried some times in turn, then the one that won is taken for long, then all are tried again.
-// Which way a turn goes depends on its number and on what was settled, on nothing else: ranks that
-// take the same turns and settle the same go the same ways.
+// Which way a turn goes depends on its number and on what was decided, on nothing else: ranks that
+// take the same turns and decide the same go the same ways.
 #pragma once
 
 #include <algorithm>
@@ -18,17 +18,17 @@ class Contest {
   static constexpr uint32_t kPeriod = 1024;  // turns after which all are tried again
   static constexpr double kMargin = 0.05;    // by so much another must be better than the usual one
 
-  Contest(int ways, int usual) : ways_(ways), usual_(usual), settled_(usual) { costs_.fill(kNone); }
+  Contest(int ways, int usual) : ways_(ways), usual_(usual), decided_(usual) { costs_.fill(kNone); }
 
-  // The way of the next turn. Once all were tried, and a turn later, `settle` says what won: by
-  // then whoever has come to this turn has heard of the last try's end on every rank.
-  template <typename Settle>
-  int next(Settle&& settle) {
+  // The way of the next turn. Once all were tried, and a turn later, `decide` says what won: by
+  // then a rank that has come to this turn has heard of the last try's end on every rank.
+  template <typename Decide>
+  int next(Decide&& decide) {
     at_ = turns_++ % kPeriod;
     if (at_ == 0) costs_.fill(kNone);
     if (at_ < tries()) return (usual_ + static_cast<int>(at_)) % ways_;
-    if (at_ == tries() + 1) settled_ = settle();
-    return settled_;
+    if (at_ == tries() + 1) decided_ = decide();
+    return decided_;
   }
   bool tries_now() const { return at_ < tries(); }  // took() is to be told of this turn
   bool last_try() const { return at_ + 1 == tries(); }
@@ -53,7 +53,7 @@ class Contest {
   static constexpr double kNone = std::numeric_limits<double>::infinity();
   uint32_t tries() const { return kTries * static_cast<uint32_t>(ways_); }
 
-  int ways_, usual_, settled_;
+  int ways_, usual_, decided_;
   uint32_t turns_ = 0, at_ = 0;
   std::array<double, kMostWays> costs_;
 };

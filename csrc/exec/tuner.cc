@@ -45,7 +45,7 @@ Manner Tuner::next_large(Shape& shape, Algorithm algorithm, uint64_t bytes) {
     const int usual = (segments > 1 ? kUsualSegment * kinds : 0) + kind;
     entry = std::make_unique<Entry>(Contest(segments * kinds, usual), segments, kinds, kind);
   }
-  entry->way = entry->contest.next([&] { return settle(*entry, index_); });
+  entry->way = entry->contest.next([&] { return decide(*entry, index_); });
   current_ = entry.get();
   if (segments > 1) {
     shape.geometry.segment_bytes = kSegments[static_cast<size_t>(entry->way / kinds)];
@@ -58,13 +58,13 @@ void Tuner::took(double seconds) {
   contest.took(current_->way, seconds);
   if (rank_ != 0 || current_->segments == 1 || !contest.last_try()) return;
   const int segment = contest.fastest() / current_->kinds;
-  words_[index_].store(static_cast<uint8_t>(segment), std::memory_order_release);  // settle()
+  words_[index_].store(static_cast<uint8_t>(segment), std::memory_order_release);  // decide()
 }
 
 // Rank 0 has written its word before it began the operation before this one, and that one's end
 // here was after its beginning there. It writes the next one when all have begun that one's last
 // try, and so read this one.
-int Tuner::settle(const Entry& entry, size_t index) const {
+int Tuner::decide(const Entry& entry, size_t index) const {
   int segment = 0;
   if (entry.segments > 1) {
     const int said = words_[index].load(std::memory_order_acquire);  // partner: took()

@@ -50,7 +50,7 @@ class Tuner {
   };
   static uint64_t bytes_of(const Shape& shape);
   Manner next_large(Shape& shape, Algorithm algorithm, uint64_t bytes);
-  int settle(const Entry& entry, size_t index) const;
+  int decide(const Entry& entry, size_t index) const;
 
   const Rank rank_;
   std::atomic<uint8_t>* const words_;

@@ -39,7 +39,7 @@ class StrangerError : public FlowError {
 };
 
 // Another process listens at the peer's address: the peer has ended. No proof goes with that word,
-// but whoever could forge it could refuse the connection as well.
+// but a forger could refuse the connection as well.
 class GoneError : public FlowError {
  public:
   GoneError() : FlowError("another process listens there now") {}

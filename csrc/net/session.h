@@ -1,7 +1,7 @@
 // A session joins two processes and outlives its connections: whatever was posted arrives once and
 // in order, or the session is given up as a whole.
 //
-// This is the protocol alone: no sockets, no threads, no clock. Whoever owns it moves bytes between
+// This is the protocol alone: no sockets, no threads, no clock. Its owner moves bytes between
 // it and its *flows* (connections), says when a flow has gone or come, and tells the time. So the
 // simulator (tests/cpp/session_sim.cc) runs the code that production runs.
 //

@@ -86,7 +86,7 @@ struct HostPlan {
 };
 
 // Pass c sends segment c of all shards and ends segment c - lag of mine: half the slots are under
-// way. Whoever sends me message c has consumed all before my c - lag, so there are no credits. My
+// way. The sender of message c has consumed all before my c - lag, so there are no credits. My
 // mates signal that they have published c, and so consumed c - 1: two turns of the window suffice.
 class ReduceScatter : HostPlan {
  public:
@@ -146,7 +146,7 @@ class ReduceScatter : HostPlan {
 
 // Pass c adds up and sends segment c of all shards; takes the sums of c - lag of mine and sends the
 // result back; takes the results of c - 2 lag and passes them on to my mates. Half the slots are
-// under way in each direction. Whoever sends me message c has consumed all before my c - lag, so
+// under way in each direction. The sender of message c has consumed all before my c - lag, so
 // there are no credits. One signal a pass tells my mates that I have published segment c + 1 and
 // the results of c - 2 lag, and so have consumed what they published before: two turns of the
 // window suffice.

@@ -3,7 +3,8 @@
 // A plan must be *closed*: any sequence of plans of one group, of any collectives and sizes, runs
 // back to back on one set of windows. That needs two things, for every size, zero included:
 // - within the plan, no race on shared memory;
-// - all meet: where it ends on any rank, it has begun on every rank. Then whoever begins operation
+// - all meet: where it ends on any rank, it has begun on every rank. Then a rank that begins
+// operation
 //   k + 2, which reuses the half of operation k, knows that all have ended k.
 // Nobody needs to know that others have *read* all, so there are no acknowledgements at the end.
 // tests/cpp/plan_proofs.cc proves both, and sequences besides, with tests/cpp/verify.h; a plan in

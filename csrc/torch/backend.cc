@@ -51,7 +51,7 @@ Backend::Backend(std::shared_ptr<Communicator> group, c10::intrusive_ptr<ringcom
     : Declined(group->rank(), group->size()),
       options_(std::move(options)),
       split_child_(c10::intrusive_ptr<c10d::Backend>()) {
-  surroundings_->group = std::move(group);
+  backend_state_->group = std::move(group);
   init();
 }
 
@@ -108,7 +108,7 @@ void Backend::registerOnCompletionHook(
     std::function<void(std::shared_ptr<c10d::WorkInfo>)>&& hook) {
   TORCH_CHECK(!hasHooks(), "ringcomm: the group has a completion hook already");
   onCompletionHook_ = std::move(hook);
-  surroundings_->hook.set(onCompletionHook_);
+  backend_state_->hook.set(onCompletionHook_);
 }
 
 void Backend::shutdown() {

@@ -52,7 +52,7 @@ class Backend final : public Declined {
   // The hook is called with each Work that has ended, on the thread that ended it.
   void registerOnCompletionHook(
       std::function<void(std::shared_ptr<c10d::WorkInfo>)>&& hook) override;
-  void waitForPendingWorks() override { surroundings_->pending.wait(); }
+  void waitForPendingWorks() override { backend_state_->pending.wait(); }
 
   // init_process_group(device_id=...): meets there at once.
   void eagerConnectSingleDevice(at::Device device) override;
@@ -103,7 +103,7 @@ class Backend final : public Declined {
   WorkPtr recv(Tensors& tensors, int srcRank, int tag) override;
   WorkPtr recvAnysource(Tensors& tensors, int tag) override;
 
-  Communicator& group() const { return *surroundings_->group; }
+  Communicator& group() const { return *backend_state_->group; }
 
  private:
   Place place() const { return {rank_, size_}; }
@@ -125,7 +125,7 @@ class Backend final : public Declined {
   void follow_barrier(std::chrono::milliseconds timeout);
   void await(Message& message, Clock::duration at_most);
 
-  std::shared_ptr<Surroundings> surroundings_ = std::make_shared<Surroundings>();
+  std::shared_ptr<BackendState> backend_state_ = std::make_shared<BackendState>();
   const c10::intrusive_ptr<ringcomm::Options> options_;  // but for the timeout, which the group has
   std::atomic<int64_t> extension_ms_{0};
 

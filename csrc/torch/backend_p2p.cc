@@ -31,7 +31,7 @@ void fill_message(Call& call, const Refusal& refuse, const Tensors& tensors, Pla
   set_moved_type(call, tensors);
 }
 
-// `peer` is Message::kAnySource for a receive from whoever sends first.
+// `peer` is Message::kAnySource for a receive from the first that sends.
 Call recv_call(const Tensors& tensors, Rank peer, int tag, Place place) {
   constexpr Refusal refuse{"recv"};
   const bool any = peer == Message::kAnySource;

@@ -74,13 +74,13 @@ void scale_inputs(Call& call, DeviceEngine& group, cuda::Stream stream) {
 
 // ---- work
 
-DeviceWork::DeviceWork(std::shared_ptr<Surroundings> surroundings, Call& call, bool profiled)
-    : c10d::Work(surroundings->group->rank(), call.type, profiled ? call.title : nullptr,
+DeviceWork::DeviceWork(std::shared_ptr<BackendState> backend_state, Call& call, bool profiled)
+    : c10d::Work(backend_state->group->rank(), call.type, profiled ? call.title : nullptr,
                  profiled ? std::optional(call.inputs.vec()) : std::nullopt),
-      surroundings_(std::move(surroundings)),
+      backend_state_(std::move(backend_state)),
       device_(*call.device),
       barrier_(call.type == c10d::OpType::BARRIER),
-      sequence_(surroundings_->group->sequence() + (call.peer ? 0 : 1)),
+      sequence_(backend_state_->group->sequence() + (call.peer ? 0 : 1)),
       source_(call.peer.value_or(-1)) {
   add(call);
 }
@@ -88,13 +88,13 @@ DeviceWork::DeviceWork(std::shared_ptr<Surroundings> surroundings, Call& call, b
 DeviceWork::~DeviceWork() {
   if (!end_ || end_->reached()) return;
   struct Kept {  // the end belongs to the group: it goes first
-    std::shared_ptr<Surroundings> surroundings;
+    std::shared_ptr<BackendState> backend_state;
     std::vector<at::Tensor> tensors;
     std::vector<Staging> staging;
     DeviceEngine::CompletionPtr end;
   };
   const DeviceEngine::Completion* const end = end_.get();
-  const Kept kept{surroundings_, std::move(kept_), std::move(staging_), std::move(end_)};
+  const Kept kept{backend_state_, std::move(kept_), std::move(staging_), std::move(end_)};
   Runtime::get().release_later(std::make_shared<Kept>(kept), [end] { return end->reached(); });
 }
 
@@ -120,7 +120,7 @@ void DeviceWork::finish_in(cuda::Stream stream) {
 
 std::exception_ptr DeviceWork::exception() const {
   if (!end_ || end_->good()) return nullptr;
-  return as_torch(surroundings_->group->state().why_failed());
+  return as_torch(backend_state_->group->state().why_failed());
 }
 
 void DeviceWork::forget() {
@@ -136,7 +136,7 @@ bool DeviceWork::wait(std::chrono::milliseconds timeout) {
   if (barrier_ || !device_.is_cuda() || timeout.count() > 0) wait_on_host(timeout);
   end_->expect();
   if (device_.is_cuda()) end_->block(current_stream(device_));
-  std::vector<at::Tensor> kept;  // whoever gets their memory next comes later in the current stream
+  std::vector<at::Tensor> kept;  // its next user comes later in the current stream
   std::vector<Staging> staging;
   {
     const std::lock_guard lock(mutex_);
@@ -148,7 +148,7 @@ bool DeviceWork::wait(std::chrono::milliseconds timeout) {
 }
 
 void DeviceWork::wait_on_host(std::chrono::milliseconds timeout) {
-  Communicator& group = *surroundings_->group;
+  Communicator& group = *backend_state_->group;
   with_torch_errors([&] {
     const bool over =
         timeout.count() > 0 ? group.wait(*end_, sane_timeout(timeout)) : group.wait(*end_);
@@ -182,7 +182,7 @@ Backend::WorkPtr Backend::start_on_device(Call& call, bool profiled) {
     if (call.peer) return post_on_device(call, there, profiled);
     const cuda::Stream caller = current_stream(*call.device);
     scale_inputs(call, there, caller);
-    const auto work = c10::make_intrusive<DeviceWork>(surroundings_, call, profiled);
+    const auto work = c10::make_intrusive<DeviceWork>(backend_state_, call, profiled);
     const auto finish = [&](cuda::Stream stream) { work->finish_in(stream); };
     work->follow(there.enqueue(call.operation, caller, call.async, finish));
     if (call.async) {
@@ -206,14 +206,14 @@ Backend::WorkPtr Backend::post_on_device(Call& call, DeviceEngine& there, bool p
                   *call.peer, call.tag};
   message.timeout = operation.timeout;
   if (!coalescing_.load(std::memory_order_relaxed)) {
-    const auto work = c10::make_intrusive<DeviceWork>(surroundings_, call, profiled);
+    const auto work = c10::make_intrusive<DeviceWork>(backend_state_, call, profiled);
     const auto finish = [&](cuda::Stream stream) { work->finish_in(stream); };
     work->follow(there.enqueue({message}, current_stream(*call.device), finish));
     return work;
   }
   const std::lock_guard lock(coalesced_mutex_);
   if (!batch_) {
-    batch_ = c10::make_intrusive<DeviceWork>(surroundings_, call, profiled);
+    batch_ = c10::make_intrusive<DeviceWork>(backend_state_, call, profiled);
     coalesced_.push_back(batch_);
   } else {
     batch_->add(call);

@@ -26,7 +26,7 @@ class DeviceWork final : public c10d::Work {
  public:
   // Opens the call's event in profiles where `profiled`; it ends when the call has been enqueued.
   // Keeps the call's tensors until the operation is over, also where nobody waits for it.
-  DeviceWork(std::shared_ptr<Surroundings> surroundings, Call& call, bool profiled);
+  DeviceWork(std::shared_ptr<BackendState> backend_state, Call& call, bool profiled);
   ~DeviceWork() override;
 
   // Another message of a batch.
@@ -54,7 +54,7 @@ class DeviceWork final : public c10d::Work {
  private:
   void wait_on_host(std::chrono::milliseconds timeout);
 
-  const std::shared_ptr<Surroundings> surroundings_;
+  const std::shared_ptr<BackendState> backend_state_;
   const at::Device device_;
   const bool barrier_;
   const uint64_t sequence_;

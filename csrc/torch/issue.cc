@@ -39,7 +39,7 @@ Backend::WorkPtr Backend::run(Call& call) {
 Backend::WorkPtr Backend::start(Call& call, bool profiled) {
   Runtime::get().deferred().clear();
   if (call.device) return start_on_device(call, profiled);
-  auto work = c10::make_intrusive<Work>(surroundings_, call, profiled);
+  auto work = c10::make_intrusive<Work>(backend_state_, call, profiled);
   with_torch_errors([&] { call.peer ? post(work, call) : submit(work, call); });
   if (call.async) {
     collect(work);

@@ -44,20 +44,20 @@ void Hook::call(const void* work, std::shared_ptr<c10d::WorkInfo> info,
 
 // ---- Work
 
-Work::Work(std::shared_ptr<Surroundings> surroundings, Call& call, bool profiled)
-    : c10d::Work(surroundings->group->rank(), call.type, profiled ? call.title : nullptr,
+Work::Work(std::shared_ptr<BackendState> backend_state, Call& call, bool profiled)
+    : c10d::Work(backend_state->group->rank(), call.type, profiled ? call.title : nullptr,
                  profiled ? std::optional(call.inputs.vec()) : std::nullopt),
-      surroundings_(std::move(surroundings)),
+      backend_state_(std::move(backend_state)),
       inputs_(call.inputs.vec()),
       outputs_(call.outputs.vec()),
       output_lists_(call.output_lists),
       staging_(std::move(call.staging)),
-      sequence_(surroundings_->group->sequence() + (call.peer ? 0 : 1)) {  // messages have none
-  surroundings_->pending.begin();
+      sequence_(backend_state_->group->sequence() + (call.peer ? 0 : 1)) {  // messages have none
+  backend_state_->pending.begin();
 }
 
 Work::~Work() {
-  if (!resolved_) surroundings_->pending.end();  // it never began
+  if (!resolved_) backend_state_->pending.end();  // it never began
 }
 
 void Work::follow(MessagePtr message) {
@@ -78,9 +78,9 @@ void Work::complete(const std::exception_ptr& why) {
   }
   ended_ = Clock::now();
   finish(error);
-  const bool hooked = surroundings_->hook.there();
+  const bool hooked = backend_state_->hook.there();
   call_back(hooked);
-  if (!hooked) surroundings_->pending.end();
+  if (!hooked) backend_state_->pending.end();
   const auto self = c10::intrusive_ptr<c10d::Work>::reclaim_copy(this);
   Runtime::get().release_later(std::make_shared<c10::intrusive_ptr<c10d::Work>>(self));
 }
@@ -104,7 +104,7 @@ void Work::call_back(bool hooked) {
       Logger(LogLevel::kWarning, "").warning("a completion callback threw: ", thrown.what());
     }
     if (!hooked) return;
-    const auto around = surroundings_;
+    const auto around = backend_state_;
     around->hook.call(
         this,
         std::make_shared<c10d::WorkInfo>(retrieveOpType(), sequence_, started_, ended_,
@@ -116,7 +116,7 @@ void Work::call_back(bool hooked) {
 bool Work::wait(std::chrono::milliseconds timeout) {
   const bool limited = timeout.count() > 0;
   if (request_ && !isCompleted()) {
-    Communicator& group = *surroundings_->group;
+    Communicator& group = *backend_state_->group;
     const bool done =
         limited ? group.wait(*request_, sane_timeout(timeout)) : group.wait(*request_);
     // Late: the base says so. Done: on another thread complete() may be about to end.
@@ -130,7 +130,7 @@ bool Work::wait(std::chrono::milliseconds timeout) {
 void Work::give_up() {
   if (!message_ || message_->done) return;
   const std::string why = message_->describe() + ": another message of its batch has failed";
-  surroundings_->group->give_up(*message_, std::make_exception_ptr(PeerError(rank_, why)));
+  backend_state_->group->give_up(*message_, std::make_exception_ptr(PeerError(rank_, why)));
 }
 
 std::vector<at::Tensor> Work::result() {

@@ -63,7 +63,7 @@ class Hook {
 };
 
 // The part of a backend that outlives it while operations run.
-struct Surroundings {
+struct BackendState {
   std::shared_ptr<Communicator> group;
   Pending pending;  // works whose hooks and callbacks have not returned
   Hook hook;
@@ -75,11 +75,11 @@ class Work final : public c10d::Work {
 
   // Keeps the tensors of `call` until it is destroyed. Opens the call's event in profiles where
   // `profiled`.
-  Work(std::shared_ptr<Surroundings> surroundings, Call& call, bool profiled);
+  Work(std::shared_ptr<BackendState> backend_state, Call& call, bool profiled);
   ~Work() override;
 
-  // For a hook: called by whoever drives, in the order in which works end.
-  void note_end() { surroundings_->hook.reserve(this); }
+  // For a hook: called by the driving thread, in the order in which works end.
+  void note_end() { backend_state_->hook.reserve(this); }
   // What wait() waits for.
   void follow(std::shared_ptr<Request> request) { request_ = std::move(request); }
   void follow(MessagePtr message);
@@ -105,7 +105,7 @@ class Work final : public c10d::Work {
   void resolve(Future& future);
   void resolve_result(Future& future) const;
 
-  std::shared_ptr<Surroundings> surroundings_;
+  std::shared_ptr<BackendState> backend_state_;
   std::vector<at::Tensor> inputs_, outputs_;
   size_t output_lists_;
   Staging staging_;

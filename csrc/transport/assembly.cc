@@ -111,7 +111,7 @@ void Assembly::check_last_words() {
   if (text.starts_with('!')) retell(text.substr(1));
 }
 
-void Assembly::look_around(const std::vector<Rank>& awaited) {
+void Assembly::check(const std::vector<Rank>& awaited) {
   if (deadline_.passed()) throw late(awaited);
   if (store_.has(options_.rank == 0 ? trouble() : list(stage_))) check_last_words();
 }

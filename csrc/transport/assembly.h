@@ -4,7 +4,7 @@
 // all give up.
 //
 // The store is polled: torch's blocking waits cannot be interrupted and log warnings. Pauses grow
-// with the time that has passed, so whoever waits long asks twice a second.
+// with the time that has passed, so a rank that waits long asks twice a second.
 #pragma once
 
 #include <array>
@@ -27,7 +27,7 @@ class Assembly {
   std::vector<std::string> exchange(const std::string& mine);
   void skip() { ++stage_; }
   // While a rank is awaited by other means: throws when it is in vain. Asks the store: seldom.
-  void look_around(const std::vector<Rank>& awaited);
+  void check(const std::vector<Rank>& awaited);
   // This rank gives up: before it closes what the others would take for its death.
   void give_up(const std::exception& error);
 

@@ -1,7 +1,7 @@
 // A peer on another host, made to look like one that shares memory. Each side has a *shadow* of
 // the other's segment: what this rank may write there (its inboxes, lines, mailbox) it writes into
 // the shadow, and a frame carries it to the same place of the real segment. What the peer says of
-// itself goes into the header of its shadow, so whoever reads a peer's header or arrived() needs
+// itself goes into the header of its shadow, so readers of a peer's header or arrived() need
 // not know which kind it is.
 //
 // The shadow is also what is sent again after a lost connection: the rules of plans (one writer a

@@ -159,12 +159,12 @@ class Meeting {
     Deadline look(kLookEvery);
     while (true) {
       const uint64_t seen = neighbours_.news();  // looking at one may take what comes for another
-      std::erase_if(missing, [&](Rank rank) { return settled(rank); });
+      std::erase_if(missing, [&](Rank rank) { return resolved(rank); });
       if (missing.empty()) break;
       neighbours_.wait(std::min<Clock::duration>(kSlice, deadline_.left()), seen);
       options_.interrupt();
       if (!look.passed() && !deadline_.passed()) continue;
-      look_around(missing);
+      check(missing);
       look = Deadline(kLookEvery);
     }
     segment_.reset();
@@ -172,7 +172,7 @@ class Meeting {
   }
 
   // Its memory is mapped, or it is known that it cannot be.
-  bool settled(Rank rank) {
+  bool resolved(Rank rank) {
     if (!peer(rank).process) {
       auto reached = neighbours_.reach(card(rank).socket);
       if (reached.gone) throw_gone(rank);
@@ -206,8 +206,8 @@ class Meeting {
     return true;
   }
 
-  void look_around(const std::vector<Rank>& missing) {
-    assembly_.look_around(missing);
+  void check(const std::vector<Rank>& missing) {
+    assembly_.check(missing);
     if (const int code = neighbours_.deaf()) throw SystemError("accepting connections", code);
     const bool told = assembly_.some_are_apart();
     for (const Rank rank : missing) {

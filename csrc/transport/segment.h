@@ -70,7 +70,7 @@ struct Header {
   alignas(128) std::atomic<uint32_t> left;
   std::atomic<uint32_t> failed;  // set after `failure` was written; partner: failure()
   char failure[kFailureBytes];
-  std::atomic<uint8_t> choices[kChoices];         // partner: whoever asks for choices()
+  std::atomic<uint8_t> choices[kChoices];         // partner: readers of choices()
   alignas(128) std::atomic<uint32_t> aborted_by;  // rank + 1 of the first peer that failed
 };
 

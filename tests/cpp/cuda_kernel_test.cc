@@ -188,7 +188,7 @@ void leader_equals_reduce() {
 }
 
 // The threads of a block, all at once.
-void teams() {
+void several_threads() {
   sim::Memory memory;
   Inputs inputs;
   const Reduction what{DType::kFloat32, ReduceOp::kSum, 3, 1};
@@ -229,7 +229,7 @@ using MakeMemory = std::function<std::unique_ptr<sim::Memory>(uint64_t seed)>;
 
 // Operation after operation on the same windows; blocks one after the other, or all at once.
 void two_shot(TwoShotGroup& group, uint64_t seed, int steps, const MakeMemory& make_memory,
-              int team = 1) {
+              int members = 1) {
   run_threads(group.size(), [&](Rank rank) {
     Random shared(seed), own(seed * 100 + static_cast<uint64_t>(rank));
     for (int number = 0; number < steps; ++number) {
@@ -248,7 +248,7 @@ void two_shot(TwoShotGroup& group, uint64_t seed, int steps, const MakeMemory& m
         const uint64_t jitter = own.next();
         const auto run = [&](int block) {
           const auto memory = make_memory(jitter + static_cast<uint64_t>(block));
-          sim::run_block(args, block, *memory, team);
+          sim::run_block(args, block, *memory, members);
         };
         if (at_once) run_threads(step.blocks, run);
         for (int block = 0; block < step.blocks && !at_once; ++block) run(block);
@@ -351,13 +351,13 @@ std::vector<Check> all_checks() {
       {"every_pair_equals_reduce", every_pair_equals_reduce},
       {"scale_equals_scale", scale_equals_scale},
       {"leader_equals_reduce", leader_equals_reduce},
-      {"teams", teams},
+      {"several_threads", several_threads},
   };
   for (const int size : {1, 2, 3, 4, 8}) {
     checks.push_back({str("two_shot/", size), [=] { two_shot_equals_reduce(size, 7, 150); }});
   }
   checks.push_back(
-      {"two_shot/teams", [] {
+      {"two_shot/several_threads", [] {
          TwoShotGroup group(2, kWindow);
          two_shot(group, 3, 40, [](uint64_t own) { return std::make_unique<Jittery>(own); }, 3);
        }});

@@ -1,5 +1,5 @@
 // Fuzz target: handshakes of two processes that know a key, while somebody who does not owns the
-// network: he starts them, sees all they say, and delivers what he likes, to whom he likes. Whoever
+// network: he starts them, sees all they say, and delivers what he likes, to whom he likes. One who
 // acts on a peer's proof must have a partner that took part, and everything both have said must
 // have reached the other unchanged.
 //
@@ -28,9 +28,9 @@ Key key_of(bool stranger) {
 }
 
 // What one process has of the session; counts how often it acted on a proof.
-class Keeper final : public Party {
+class Cursors final : public Party {
  public:
-  Keeper(bool stranger, Input& input) : key_(key_of(stranger)) {
+  Cursors(bool stranger, Input& input) : key_(key_of(stranger)) {
     generation_ = input.one_of({0, 1, 7, UINT64_MAX});
     cursor_.all = input.take();
     cursor_.more[input.below(cursor_.more.size())] = input.take();
@@ -54,11 +54,11 @@ class Keeper final : public Party {
 
 struct Conversation {
   Conversation(int process, bool stranger, Input& input)
-      : process(process), stranger(stranger), keeper(stranger, input) {}
+      : process(process), stranger(stranger), cursors(stranger, input) {}
 
   const int process;
   const bool stranger;  // says that it is `process`, and does not know the key
-  Keeper keeper;
+  Cursors cursors;
   std::unique_ptr<Handshake> handshake;
   std::vector<Bytes> sent, got;
   bool closed = false;
@@ -88,7 +88,7 @@ class World {
     if ((how & 2) != 0) {
       const int flow = how >> 3 & 1;
       one.handshake =
-          std::make_unique<Handshake>(id_of(process), id_of(1 - process), flow, one.keeper);
+          std::make_unique<Handshake>(id_of(process), id_of(1 - process), flow, one.cursors);
       collect(one);
     } else {
       one.handshake = std::make_unique<Handshake>(id_of(process));
@@ -143,7 +143,7 @@ class World {
     if (one.handshake->caller() != id_of(1 - one.process)) throw FlowError("unknown");
     require(one.handshake->flow() < one.handshake->flows(), "a flow of none");
     if (one.handshake->flows() != kFlows) throw FlowError("flows");
-    one.handshake->with(one.keeper);
+    one.handshake->with(one.cursors);
   }
 
   static bool reached(const Conversation& from, const Conversation& to, size_t messages) {
@@ -164,15 +164,15 @@ class World {
       const bool same = other.handshake->flow() == one.handshake->flow() &&
                         other.handshake->generation() == one.handshake->generation();
       require(same, "both are done, with another flow or generation");
-      require(!done || one.handshake->theirs() == other.keeper.cursor(), "another cursor");
+      require(!done || one.handshake->theirs() == other.cursors.cursor(), "another cursor");
       return true;
     }
     return false;
   }
 
   void check(const Conversation& one) const {
-    const bool acted = one.keeper.fences > 0 || one.handshake->done();
-    require(one.keeper.fences <= 1, "it acted twice");
+    const bool acted = one.cursors.fences > 0 || one.handshake->done();
+    require(one.cursors.fences <= 1, "it acted twice");
     require(!acted || has_partner(one), "it acted on the word of somebody without the key");
   }
 

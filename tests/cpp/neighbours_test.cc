@@ -192,7 +192,7 @@ void no_descriptors(Rank victim, bool acquainted) {
   }
 }
 
-// Whoever waits long for a rank asks the store twice a second.
+// A rank that waits long for another asks the store twice a second.
 void patience_with_the_store() {
   class Counting final : public Store {
    public:

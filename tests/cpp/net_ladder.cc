@@ -179,7 +179,7 @@ Answer obey(const Order& order, Place& place) {
     verify(*rung, order, place.rank);
     before = Usage::now();
     times = (order.pattern == "ping" ? ping : stream)(*rung, order, place.rank);
-    place.control.meet();  // whoever closes first could cut off the other
+    place.control.meet();  // the first to close could cut off the other
   }
   const Usage after = Usage::now();
   std::sort(times.begin(), times.end());

@@ -14,7 +14,7 @@
 
 namespace ringcomm::testing {
 
-// A table in anonymous shared memory: made before the fork, polled by whoever waits.
+// A table in anonymous shared memory: made before the fork, polled by those that wait.
 class SharedStore final : public Store {
  public:
   SharedStore() {

@@ -63,7 +63,7 @@ void events() {
       api->copy(first, memory + kBytes, memory, kBytes);
       api->record(event, first);
       api->wait(second, event);
-      api->record(event, first);  // whoever waits already does not wait for this
+      api->record(event, first);  // earlier waits do not wait for this
       api->copy(second, memory + 2 * kBytes, memory + kBytes, kBytes);
       shared.store(0, static_cast<uint32_t>(i));
       api->synchronize(second);

@@ -177,7 +177,7 @@ void killed_rank() {
 }
 
 // A rank that dies between its card and its connections is named long before the deadline, and
-// whoever notices it is not taken for dead in turn.
+// the one who notices it is not taken for dead in turn.
 void killed_while_meeting(int size) {
   SharedStore store;
   const auto statuses = run_processes(size, [&](Rank rank) {

@@ -166,7 +166,7 @@ void ranks_agree_on_segments_and_choose_their_copies() {
                 ": rank ", r, " has segments of ", ranks.seen(r)[k].segment, ", not ",
                 first.segment);
       }
-      if (k + 1000 < calls.size()) continue;  // by now nearly all are as was settled
+      if (k + 1000 < calls.size()) continue;  // by now nearly all are as was decided
       const size_t kind =
           static_cast<size_t>(std::ranges::find_if(kinds,
                                                    [&](const Call& one) {
@@ -177,13 +177,13 @@ void ranks_agree_on_segments_and_choose_their_copies() {
       const uint64_t usual = Geometry::for_ranks(size).segment_bytes;
       const bool chosen = calls[k].bytes >= 256 << 10 && calls[k].collective != Collective::kGather;
       const uint64_t best = chosen ? Tuner::kSegments[calls[k].bytes / 3 % 4] : usual;
-      bool settled = first.segment == best;
+      bool decided = first.segment == best;
       for (Rank r = 0; r < size; ++r) {
         const bool copies =
             calls[k].bytes >= 1 << 20 && calls[k].collective != Collective::kReduceScatter;
-        settled = settled && ranks.seen(r)[k].streams == (copies && r % 2 == 1);
+        decided = decided && ranks.seen(r)[k].streams == (copies && r % 2 == 1);
       }
-      tried[kind] += settled ? 0 : 1;
+      tried[kind] += decided ? 0 : 1;
     }
     for (const int tries : tried) require(tries <= 26, "seed ", seed, ": ", tries, " tries");
   }

@@ -41,7 +41,7 @@ class TwoShotGroup {
     args.abort = &aborts_[static_cast<size_t>(rank)];
     return args;
   }
-  // Whoever waits in a kernel ends.
+  // Kernels that wait end.
   void abort() {
     for (uint32_t& word : aborts_) std::atomic_ref(word).store(1, std::memory_order_release);
   }

@@ -14,10 +14,10 @@ namespace {
 
 constexpr int kThreads = kMostRanks;
 
-// What the threads of a block share. With a team, they wait for each other.
+// What the threads of a block share. With several members, they wait for each other.
 struct Shared {
-  explicit Shared(int size) : team(size), meeting(size) {}
-  const int team;
+  explicit Shared(int size) : members(size), meeting(size) {}
+  const int members;
   Operands operands{};
   std::barrier<> meeting;
   std::atomic<int> refusals{0};  // of all(): a block that was refused once does nothing more
@@ -30,12 +30,12 @@ class Context {
 
   int block() const { return block_; }
   int blocks() const { return blocks_; }
-  int threads() const { return shared_.team > 1 ? shared_.team : kThreads; }
+  int threads() const { return shared_.members > 1 ? shared_.members : kThreads; }
   Operands& operands() { return shared_.operands; }
 
   template <class F>
   void each(const F& f) {
-    if (shared_.team > 1) return f(member_);
+    if (shared_.members > 1) return f(member_);
     for (int thread = 0; thread < kThreads; ++thread) f(thread);
   }
   template <class F>
@@ -47,7 +47,7 @@ class Context {
     return everybody;
   }
   void sync() {
-    if (shared_.team > 1 && memory_.in_step(++syncs_)) shared_.meeting.arrive_and_wait();
+    if (shared_.members > 1 && memory_.in_step(++syncs_)) shared_.meeting.arrive_and_wait();
   }
 
   template <class T>
@@ -110,11 +110,11 @@ constexpr Kernel kKernel = kernel_of<CodecFor<Codec, Op>, OpFor<Codec, Op>>();
 
 constinit const KernelTable kKernels = all_kernels();
 
-// Runs body(member) on as many threads as the team has.
+// Runs body(member) on as many threads as there are members.
 template <class F>
-void as_team(int team, const F& body) {
+void on_members(int members, const F& body) {
   std::vector<std::thread> others;
-  for (int member = 1; member < team; ++member) others.emplace_back(body, member);
+  for (int member = 1; member < members; ++member) others.emplace_back(body, member);
   body(0);
   for (std::thread& other : others) other.join();
 }
@@ -148,17 +148,17 @@ void run_two_shot(const TwoShotArgs& args) {
   for (int block = 0; block < args.blocks; ++block) run_block(args, block, memory);
 }
 
-void run_block(const TwoShotArgs& args, int block, Memory& memory, int team) {
-  Shared shared(team);
-  as_team(team, [&](int member) {
+void run_block(const TwoShotArgs& args, int block, Memory& memory, int members) {
+  Shared shared(members);
+  on_members(members, [&](int member) {
     Context context(block, args.blocks, memory, shared, member);
     find(kKernels, args.math).two_shot(context, args, Launch{size_of(args.math.dtype)});
   });
 }
 
-void run_block(const ReduceArgs& args, int block, int blocks, Memory& memory, int team) {
-  Shared shared(team);
-  as_team(team, [&](int member) {
+void run_block(const ReduceArgs& args, int block, int blocks, Memory& memory, int members) {
+  Shared shared(members);
+  on_members(members, [&](int member) {
     Context context(block, blocks, memory, shared, member);
     const auto kernel = find(kKernels, args.math).reduce.of(args.n_srcs);
     kernel(context, args, Launch{size_of(args.math.dtype)});

@@ -30,9 +30,9 @@ void run_reduce(const cuda::ReduceArgs& args);
 void run_leader(const cuda::LeaderArgs& args);
 void run_two_shot(const cuda::TwoShotArgs& args);
 
-// One block, for tests. `team` threads of the host are its threads, all at once; with 1 the calling
-// thread is each of them in turn, which finds no fault between threads of one block.
-void run_block(const cuda::TwoShotArgs& args, int block, Memory& memory, int team = 1);
-void run_block(const cuda::ReduceArgs& args, int block, int blocks, Memory& memory, int team);
+// One block, for tests. `members` threads of the host are its threads, all at once; with 1 the
+// calling thread is each of them in turn, which finds no fault between threads of one block.
+void run_block(const cuda::TwoShotArgs& args, int block, Memory& memory, int members = 1);
+void run_block(const cuda::ReduceArgs& args, int block, int blocks, Memory& memory, int members);
 
 }  // namespace ringcomm::sim
