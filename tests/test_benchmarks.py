@@ -86,6 +86,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Run]]:
     started = {
         "collectives": Run(folder, "collectives.py", *timed, *three, *picture),
         "ladder": Run(folder, "ladder.py", *timed, "--sizes", "8,64K"),
+        "segments": Run(folder, "segments.py", *timed, "--sizes", "256K"),
         "ladder_tcp": Run(
             over_tcp, "ladder.py", *timed, "--tcp", "--sizes", "64K", "--stream", "8"
         ),
@@ -230,6 +231,13 @@ def test_groups_looks_at_every_stage(runs: dict[str, Run]) -> None:
     assert init["ranks"] == 2
     assert init["first_s"] > 0
     assert len(init["again_s"]) == 1
+
+
+def test_segments_are_compared(runs: dict[str, Run]) -> None:
+    (figures,) = runs["segments"].body()["sizes"]
+    assert figures["bytes"] == 256 << 10
+    rounds = {int(segment): len(times) for segment, times in figures["rounds_s"].items()}
+    assert rounds == {kib << 10: 2 for kib in (64, 128, 256, 512)}
 
 
 def test_tail_has_every_quantile(runs: dict[str, Run]) -> None:

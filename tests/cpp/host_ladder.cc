@@ -172,9 +172,11 @@ class Handwritten final : public Rung {
   int half_ = 0;
 };
 
-// What the group would run: its ranks share this host.
-std::shared_ptr<const Plan> plan_of(const Communicator& group, const Operation& operation) {
-  const Shape shape = make_shape(operation, group.geometry());
+// What the group would run: its ranks share this host. 0: in its usual segments.
+std::shared_ptr<const Plan> plan_of(const Communicator& group, const Operation& operation,
+                                    uint64_t segment_bytes) {
+  Shape shape = make_shape(operation, group.geometry());
+  if (segment_bytes > 0) shape.geometry.segment_bytes = segment_bytes;
   const auto wish = group.state().requested_algorithm(shape.collective);
   const Algorithm algorithm = wish.value_or(select(shape, {.mapped = true}));
   return std::make_shared<const Plan>(make_plan(shape, group.rank(), algorithm));
@@ -182,10 +184,10 @@ std::shared_ptr<const Plan> plan_of(const Communicator& group, const Operation& 
 
 class Planned final : public Rung {
  public:
-  Planned(Communicator& group, std::span<float> data)
+  Planned(Communicator& group, std::span<float> data, uint64_t segment_bytes = 0)
       : group_(group),
         operation_(all_reduce_of(data)),
-        plan_(plan_of(group, operation_)),
+        plan_(plan_of(group, operation_, segment_bytes)),
         executor_(group.state().transport(), group.geometry()),
         patience_(patience_of(group)) {
     executor_.input().assign(operation_.input);
@@ -230,8 +232,11 @@ std::unique_ptr<Rung> make_rung(const std::string& name, Communicator& group,
                                 std::span<float> data) {
   if (name == "handwritten") return std::make_unique<Handwritten>(group, data);
   if (name == "plan") return std::make_unique<Planned>(group, data);
+  if (name.starts_with("plan/")) {
+    return std::make_unique<Planned>(group, data, std::stoull(name.substr(5)));
+  }
   if (name == "engine") return std::make_unique<Engine>(group, data);
-  throw UsageError(str("a rung is handwritten, plan or engine, not ", name));
+  throw UsageError(str("a rung is handwritten, plan, plan/SEGMENT_BYTES or engine, not ", name));
 }
 
 // Small whole numbers: their sum is exact.
