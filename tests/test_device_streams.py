@@ -21,6 +21,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from conftest import ROOT
+from limits import limit
 from outcomes import Outcome, rank_of
 from test_device import SIMULATED, SMALL, on_device
 from workers import Rank, Ranks, error_of, ranks
@@ -330,6 +331,49 @@ def test_a_rank_that_has_finished_may_go(two: Ranks, case: str, way: str) -> Non
     settings = {**SMALL, "RINGCOMM_SIM_SLOW_US": "0,20000", "RINGCOMM_CUDA_MODE": way}
     outcomes = two(depart, f"depart {case} {way}", case, settings)
     assert [outcome.get("answer") for outcome in outcomes] == ["", ""], outcomes
+
+
+def outlive(rank: Rank, life: str, settings: dict[str, str]) -> Outcome:
+    """Rank 2 dies; behind an operation that lacks it, the others exchange messages."""
+
+    def body(rank: Rank) -> str:
+        cuda = Cuda()
+        warm = cuda.full(3, 1.0)[1]
+        dist.all_reduce(warm)  # the ranks meet
+        cuda.synchronize()
+        dist.barrier()
+        if rank.index == 2:
+            os._exit(0)
+        tensor, sent, received = (cuda.full(1000, 1.0)[1] for _ in range(3))
+        peer = 1 - rank.index
+
+        def reduce() -> None:  # fails at the call, or at wait(): the death is noticed at any time
+            dist.all_reduce(tensor, async_op=True).wait()
+
+        def exchange() -> None:
+            for work in [dist.isend(sent, peer), dist.irecv(received, peer)]:
+                work.wait()
+
+        texts = [error_of(reduce)[1], error_of(exchange)[1]]
+        begin = time.monotonic()
+        cuda.synchronize()
+        if time.monotonic() - begin > limit(2):
+            return "the stream waited on"
+        end = time.monotonic() + limit(5)
+        while not any(texts) and time.monotonic() < end:
+            texts.append(error_of(reduce)[1])
+        wrong = [text for text in texts if text and "rank 2" not in text]
+        return f"{texts}" if wrong or not any(texts) else ""
+
+    return on_device(rank, life, settings, body)
+
+
+@pytest.mark.parametrize("way", ["auto", "host"])
+def test_messages_behind_an_operation_that_lacks_a_dead_rank(way: str) -> None:
+    settings = {**SLOW, "RINGCOMM_CUDA_MODE": way}
+    with ranks(3, backend=None) as three:
+        outcomes = three(outlive, f"outlive {way}", settings)
+    assert [outcome.get("answer") for outcome in outcomes[:2]] == ["", ""], outcomes
 
 
 FOR_CPUS = """
