@@ -6,7 +6,8 @@
 namespace ringcomm {
 namespace {
 
-constexpr auto kUnheard = std::chrono::seconds(1);  // then nobody takes the rest
+constexpr auto kUncalled = std::chrono::seconds(1);  // by then peers have called the same
+constexpr auto kUnheard = std::chrono::seconds(1);   // then nobody takes the rest
 
 }  // namespace
 
@@ -83,12 +84,30 @@ std::vector<Record> Communicator::records() const {
   return records;
 }
 
-// ---- ending
+// ---- waiting
 
-void Communicator::give_up(const std::exception& by, const std::string& during) {
-  state_.fail(interrupted(during, rank(), by));
-  state_.end_failed();
+bool Communicator::wait(Request& request, Clock::duration at_most) {
+  return progress_.wait(request, at_most);
 }
+
+bool Communicator::wait(const DeviceEngine::Completion& end, Clock::duration at_most) {
+  const Deadline limit(at_most);
+  end.expect();
+  progress_.wait_for_streams("a wait for a device",
+                             [&] { return end.reached() || limit.passed(); });
+  return end.reached();
+}
+
+void Communicator::wait_for_device() {
+  DeviceEngine* const device = device_in_use();
+  if (device == nullptr || state_.forked() || state_.left()) return;
+  const Deadline called(kUncalled);
+  progress_.wait_for_streams("destroy", [&] {
+    return !device->pending() || state_.failed() || (!device->expected() && called.passed());
+  });
+}
+
+// ---- ending
 
 void Communicator::abort(const std::string& reason) {
   if (state_.forked() || state_.left()) return;
@@ -101,14 +120,14 @@ void Communicator::shutdown(Clock::duration grace) {
   if (state_.forked() || !state_.leave()) return;
   const Deadline deadline(grace);
   Waiter waiter([&](Clock::time_point) { state_.check(); });
-  while (busy() && !state_.failed() && !deadline.passed()) {
-    if (waiter.again(drive() == Driven::kMoved)) continue;
+  while (progress_.pending() && !state_.failed() && !deadline.passed()) {
+    if (waiter.again(progress_.drive() == Progress::Driven::kMoved)) continue;
     state_.transport().doorbell().sleep(
-        kAllNews, [&] { return !busy() || ready(); },
+        kAllNews, [&] { return !progress_.pending() || progress_.ready(); },
         std::min(waiter.until_check(), deadline.left()));
     waiter.woke(state_.failed());
   }
-  if (busy()) {
+  if (progress_.pending()) {
     state_.fail(str("group '", state_.name(), "' was destroyed by rank ", rank(),
                     " while operations were pending"));
     state_.end_failed();

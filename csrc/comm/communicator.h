@@ -14,6 +14,7 @@
 #include "comm/group_state.h"
 #include "comm/host_engine.h"
 #include "comm/message_engine.h"
+#include "comm/progress.h"
 #include "comm/runtime.h"
 #include "transport/rendezvous.h"
 
@@ -36,6 +37,10 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   // The timeout, failures, and the transport.
   GroupState& state() { return state_; }
   const GroupState& state() const { return state_; }
+  // Messages that were posted.
+  MessageEngine& messages() { return messages_; }
+  // The threads that move the group on.
+  Progress& progress() { return progress_; }
 
   // Runs a collective and returns when it is done: on this thread when the group is idle. Throws
   // UsageError (nothing happened), MismatchError, PeerError, TimeoutError (the group has failed).
@@ -46,8 +51,6 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
                  std::function<void()> on_end = nullptr);
   // Starts a send or receive. A message with a timeout of 0 gets the group's.
   void post(const MessagePtr& message);
-  // The same of one that was asked for before the group may have failed or left.
-  void post_late(const MessagePtr& message) { messages_.post_late(message); }
   // Waits until `request` is done or `at_most` has passed: true when done. Throws no error of the
   // request, only the exception of `interrupt`; then messages and blocking tasks are done, too.
   // A message has no deadline but this: where there is no `at_most`, its timeout. Once that has
@@ -59,10 +62,6 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   // For operations on tensors of that device; made at first use.
   DeviceEngine& device(int index);
   DeviceEngine* device_in_use() const { return device_.load(std::memory_order_acquire); }
-  // Runs code of the caller's from on_done: it may block for an operation that this very thread
-  // would drive, so others drive meanwhile.
-  static void call_out(const std::function<void()>& code);
-
   // Collectives asked for so far; the same on every rank of a correct program.
   uint64_t sequence() const;
   // The last 256 operations, oldest first; then those that wait for their turn.
@@ -70,49 +69,25 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
 
   // Waits for device work that every rank has already called: it only needs time.
   void wait_for_device();
-  // Ends a message as if its time had passed.
-  void give_up(const Message& message, const std::exception_ptr& error) {
-    messages_.give_up(message, error);
-  }
-  // Fails the group because an exception of the user's has ended `during`.
-  void give_up(const std::exception& by, const std::string& during);
   // Fails everything pending here and tells the peers. Returns at once.
   void abort(const std::string& reason);
   // Gives pending operations `grace` to end, fails the rest, says goodbye. Idempotent.
   void shutdown(Clock::duration grace = std::chrono::seconds(1));
 
-  // For the worker. kIdle: nothing to do here, or somebody else drives and will kick() it.
-  enum class Driven { kIdle, kBlocked, kMoved };
-  Driven drive();
-  bool ready();
-  bool sleep(const std::function<bool()>& awake, Clock::duration most);
-  uint32_t news();
-  bool busy() const { return pending(nullptr); }
-  // The longest that the worker may sleep before it drives this group again.
-  Clock::duration poll_interval() const;
   // The program ends without a goodbye: remote ranks get the bytes that are on their way.
   void drain();
   // In a forked child: the group is dead here, and the parent's peers must not notice.
   void forked();
 
  private:
-  bool pending(const Engine* except) const;
-  bool progress(Driver& driver, const Engine* except);
-  bool ready(Driver& driver, const Engine* except) const;
-  const Engine* left_to_waiters() const;
-  Rank awaited(const Driver& driver);
-  void wait_for_streams(const std::string& during, const std::function<bool()>& over);
-  void check_interrupt(Request& request);
-  class Waiting;
-
   const Geometry geometry_;
   Neighbourhood memory_;
   GroupState state_;
   HostEngine host_;
   MessageEngine messages_;
-  Mutex device_mutex_;                                  // held to make the next
-  std::atomic<DeviceEngine*> device_{nullptr};          // lives as long as the group
-  std::atomic<int> waiting_{0}, waiting_for_tasks_{0};  // threads in wait(); partner: drive()
+  Progress progress_;
+  Mutex device_mutex_;                          // held to make the next
+  std::atomic<DeviceEngine*> device_{nullptr};  // lives as long as the group
 };
 
 }  // namespace ringcomm

@@ -80,7 +80,8 @@ Communicator::Communicator(std::unique_ptr<Transport> transport, const Geometry&
       state_(options, std::move(transport), reach_of(memory_.host_of),
              ranks_here(memory_.host_of, options)),
       host_(state_, geometry, Runtime::get().adopt(memory_.word)),
-      messages_(state_, host_) {
+      messages_(state_, host_),
+      progress_(state_, host_, messages_) {
   state_.kick = [this] {
     if (const auto self = weak_from_this().lock()) Runtime::get().kick(self);
   };

@@ -102,6 +102,11 @@ std::exception_ptr GroupState::fail(const std::string& why) {
   return fail(std::make_exception_ptr(PeerError(rank(), why)));
 }
 
+void GroupState::give_up(const std::exception& by, const std::string& during) {
+  fail(interrupted(during, rank(), by));
+  end_failed();
+}
+
 void GroupState::fork() {
   move(Event::kFork);
   transport_->forget();

@@ -98,6 +98,8 @@ class GroupState {
   // The first failure counts: tells the peers and the engines. Returns `error`.
   std::exception_ptr fail(const std::exception_ptr& error);
   std::exception_ptr fail(const std::string& why);  // this rank's own
+  // Fails the group, and ends all that is pending, because a user's exception has ended `during`.
+  void give_up(const std::exception& by, const std::string& during);
   // True for the first call.
   bool leave() { return move(Event::kLeave) < Lifecycle::kLeft; }
   void fork();

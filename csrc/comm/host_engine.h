@@ -78,7 +78,7 @@ class HostEngine final : public Engine {
   mutable Mutex queue_mutex_;
   std::deque<TaskPtr> queue_ RINGCOMM_GUARDED_BY(queue_mutex_);
   std::atomic<uint64_t> asked_{0};
-  std::atomic<int> queued_{0};  // tasks not yet ended; partner: Communicator::hand_over()
+  std::atomic<int> queued_{0};  // tasks not yet ended; partner: HostEngine::run()
 };
 
 }  // namespace ringcomm

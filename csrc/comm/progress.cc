@@ -1,22 +1,22 @@
-// The threads that move a group on: those that wait for something, and the worker.
+#include "comm/progress.h"
+
 #include <thread>
 #include <utility>
 
-#include "comm/communicator.h"
+#include "comm/runtime.h"
 
 namespace ringcomm {
 namespace {
 
 constexpr auto kStreamPause = std::chrono::microseconds(50);  // streams ring no doorbell
-constexpr auto kUncalled = std::chrono::seconds(1);           // by then peers have called the same
 
 }  // namespace
 
 // A thread in wait(): while there is one, the worker leaves the messages to it, and the queue as
 // well where it waits for a task.
-class Communicator::Waiting {
+class Progress::Waiting {
  public:
-  Waiting(Communicator& group, bool for_task)
+  Waiting(Progress& group, bool for_task)
       : group_(group), for_task_(for_task), outer_(std::exchange(innermost(), this)) {
     come();
   }
@@ -37,7 +37,7 @@ class Communicator::Waiting {
   void come() { count(1); }
   void go() {
     count(-1);
-    if (!group_.state_.forked() && group_.busy()) group_.state_.kick();
+    if (!group_.state_.forked() && group_.pending()) group_.state_.kick();
   }
 
  private:
@@ -46,12 +46,12 @@ class Communicator::Waiting {
     group_.waiting_.fetch_add(more, std::memory_order_seq_cst);
   }
 
-  Communicator& group_;
+  Progress& group_;
   const bool for_task_;
   Waiting* const outer_;
 };
 
-void Communicator::call_out(const std::function<void()>& code) {
+void Progress::call_out(const std::function<void()>& code) {
   struct Left {  // the wait() that this thread is in, until `code` returns or throws
     Waiting* const waiting = std::exchange(Waiting::innermost(), nullptr);
     ~Left() {
@@ -66,21 +66,21 @@ void Communicator::call_out(const std::function<void()>& code) {
 
 // ---- loops over the engines
 
-bool Communicator::pending(const Engine* except) const {
+bool Progress::pending(const Engine* except) const {
   return state_.count_engines(except, [](Engine& engine) { return engine.pending(); }) > 0;
 }
 
-bool Communicator::progress(Driver& driver, const Engine* except) {
+bool Progress::progress(Driver& driver, const Engine* except) {
   const bool moved = state_.transport().progress();
   return state_.count_engines(except, [&](Engine& it) { return it.progress(driver); }) > 0 || moved;
 }
 
-bool Communicator::ready(Driver& driver, const Engine* except) const {
+bool Progress::ready(Driver& driver, const Engine* except) const {
   return state_.failed() ||
          state_.count_engines(except, [&](Engine& it) { return it.ready(driver); }) > 0;
 }
 
-Clock::duration Communicator::poll_interval() const {
+Clock::duration Progress::poll_interval() const {
   Clock::duration least = Clock::duration::max();
   state_.each_engine([&](Engine& engine) { least = std::min(least, engine.poll_interval()); });
   return least;
@@ -89,16 +89,16 @@ Clock::duration Communicator::poll_interval() const {
 // ---- threads that wait
 
 // A remote rank from which something has to come next; -1: none, or others may be the first.
-Rank Communicator::awaited(const Driver& driver) {
+Rank Progress::awaited(const Driver& driver) {
   if (!messages_.pending()) return host_.awaited(driver);
-  return state_.alone_on_host() ? (rank() + 1) % size() : -1;
+  return state_.alone_on_host() ? (state_.rank() + 1) % state_.size() : -1;
 }
 
 // A thread that waits for a task drives the queue, or follows: it sleeps until the driver lets go.
 // Only the one at the wheel listens to signals, and it keeps the wheel while it sleeps, as long as
 // an operation is in progress. A thread that waits for a message listens to messages alone, and
 // the worker drives.
-bool Communicator::wait(Request& request, Clock::duration at_most) {
+bool Progress::wait(Request& request, Clock::duration at_most) {
   const auto done = [&] { return request.done.load(std::memory_order_seq_cst); };
   if (done() || state_.forked()) return done();
   state_.check_no_handler();
@@ -138,18 +138,18 @@ bool Communicator::wait(Request& request, Clock::duration at_most) {
 }
 
 // The request ends with the wait for it. Handlers may use the group, nobody drives now.
-void Communicator::check_interrupt(Request& request) {
+void Progress::check_interrupt(Request& request) {
   try {
     state_.call_interrupt();
   } catch (const std::exception& error) {
     if (Message* const message = request.as_message()) {
-      const PeerError why(rank(), interrupted(message->describe(), rank(), error));
-      give_up(*message, std::make_exception_ptr(why));
+      const PeerError why(state_.rank(), interrupted(message->describe(), state_.rank(), error));
+      messages_.give_up(*message, std::make_exception_ptr(why));
       throw;
     }
     const auto& task = static_cast<const Task&>(request);
     if (!task.blocking) throw;  // somebody may wait for it again
-    give_up(error, to_text(task.asked));
+    state_.give_up(error, to_text(task.asked));
     while (!request.done.load(std::memory_order_seq_cst)) {
       Driver driver(host_.wheel());
       if (!host_.progress(driver)) std::this_thread::yield();
@@ -158,23 +158,7 @@ void Communicator::check_interrupt(Request& request) {
   }
 }
 
-bool Communicator::wait(const DeviceEngine::Completion& end, Clock::duration at_most) {
-  const Deadline limit(at_most);
-  end.expect();
-  wait_for_streams("a wait for a device", [&] { return end.reached() || limit.passed(); });
-  return end.reached();
-}
-
-void Communicator::wait_for_device() {
-  DeviceEngine* const device = device_in_use();
-  if (device == nullptr || state_.forked() || state_.left()) return;
-  const Deadline called(kUncalled);
-  wait_for_streams("destroy", [&] {
-    return !device->pending() || state_.failed() || (!device->expected() && called.passed());
-  });
-}
-
-void Communicator::wait_for_streams(const std::string& during, const std::function<bool()>& over) {
+void Progress::wait_for_streams(const std::string& during, const std::function<bool()>& over) {
   Patience patience = state_.patience();
   Waiter waiter(patience, [&](Clock::time_point) {
     state_.check();
@@ -192,11 +176,11 @@ void Communicator::wait_for_streams(const std::string& during, const std::functi
 // Messages are moved by the threads that wait, if there are any. Such a thread came before this
 // load, and looks at all there is before it sleeps; or it has gone since, and Waiting::go() kicks
 // the worker anew.
-const Engine* Communicator::left_to_waiters() const {
+const Engine* Progress::left_to_waiters() const {
   return waiting_.load(std::memory_order_seq_cst) > 0 ? &messages_ : nullptr;
 }
 
-Communicator::Driven Communicator::drive() {
+Progress::Driven Progress::drive() {
   // A thread that waits for a task drives everything; as above.
   if (state_.forked() || waiting_for_tasks_.load(std::memory_order_seq_cst) > 0) {
     return Driven::kIdle;
@@ -207,11 +191,7 @@ Communicator::Driven Communicator::drive() {
   return pending(except) ? Driven::kBlocked : Driven::kIdle;
 }
 
-// The news that wake the worker: no signals where there are only messages.
-uint32_t Communicator::news() { return host_.pending() ? kAllNews : kMessageNews | kLocalNews; }
-
-// As Driving::sleep, for the worker. False when it has to sleep in another way.
-bool Communicator::sleep(const std::function<bool()>& awake, Clock::duration most) {
+bool Progress::sleep(const std::function<bool()>& awake, Clock::duration most) {
   if (state_.forked()) return false;
   Driver driver(host_.wheel());
   if (host_.pending()) driver.take();
@@ -223,7 +203,7 @@ bool Communicator::sleep(const std::function<bool()>& awake, Clock::duration mos
   return true;
 }
 
-bool Communicator::ready() {
+bool Progress::ready() {
   if (state_.forked()) return false;
   Driver driver(host_.wheel());
   if (host_.pending()) driver.take();

@@ -24,7 +24,7 @@ struct Request {
   // Called once, on the thread that completes the request, with no lock held.
   std::function<void(const std::exception_ptr&)> on_done;
 
-  std::atomic<bool> done{false};  // partner: Communicator::wait; error is set before
+  std::atomic<bool> done{false};  // partner: Progress::wait; error is set before
   std::exception_ptr error;
 
   void complete(const std::exception_ptr& why) {

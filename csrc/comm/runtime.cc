@@ -168,7 +168,7 @@ void Runtime::step_down() {
   if (leader_.load(std::memory_order_relaxed) != std::this_thread::get_id()) return;
   const std::lock_guard lock(mutex_);
   for (const auto& group : *driven_) {
-    if (group->busy()) inbox_.push_back(group);
+    if (group->progress().pending()) inbox_.push_back(group);
   }
   leader_.store(std::thread::id(), std::memory_order_relaxed);
   driven_ = nullptr;
@@ -239,9 +239,9 @@ void Runtime::work() {
     if (active.empty() || inbox() || !leads()) lead(active, std::exchange(fresh, false));
     bool moved = false;
     for (size_t i = 0; i < active.size() && leads();) {  // step_down() reads the list meanwhile
-      const auto result = active[i]->drive();
-      moved = moved || result == Communicator::Driven::kMoved;
-      if (result != Communicator::Driven::kIdle) {
+      const auto result = active[i]->progress().drive();
+      moved = moved || result == Progress::Driven::kMoved;
+      if (result != Progress::Driven::kIdle) {
         ++i;
         continue;
       }
@@ -251,15 +251,15 @@ void Runtime::work() {
     if (!waiter.again(moved || active.empty())) {
       const auto awake = [&] {
         return inbox() || std::any_of(active.begin(), active.end(),
-                                      [](const auto& group) { return group->ready(); });
+                                      [](const auto& group) { return group->progress().ready(); });
       };
       Clock::duration most = waiter.until_check();
       uint32_t news = kLocalNews;
       for (const auto& group : active) {
-        most = std::min(most, group->poll_interval());
-        news |= group->news();
+        most = std::min(most, group->progress().poll_interval());
+        news |= group->progress().news();
       }
-      if (active.size() > 1 || !active[0]->sleep(awake, most)) {
+      if (active.size() > 1 || !active[0]->progress().sleep(awake, most)) {
         bell_->sleep(news, awake, most);
       }
       waiter.woke(false);

@@ -138,7 +138,7 @@ bool HostStaging::open_gates() {
       return true;
     });
   }
-  for (const MessagePtr& message : open) group_.post_late(message);
+  for (const MessagePtr& message : open) group_.messages().post_late(message);
   return !open.empty();
 }
 

@@ -121,7 +121,7 @@ void Backend::await(Message& message, Clock::duration at_most) {
   try {
     group().wait(message, at_most);
   } catch (const std::exception& by) {
-    group().give_up(by, "monitored_barrier");
+    group().state().give_up(by, "monitored_barrier");
     throw;
   }
 }

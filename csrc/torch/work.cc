@@ -95,7 +95,7 @@ void Work::call_back(bool hooked) {
     future_result = future_result_;
   }
   if (!future && !future_result && !hooked) return;
-  Communicator::call_out([&] {
+  Progress::call_out([&] {
     const at::ThreadLocalStateGuard as_caller(caller_);
     try {
       if (future) resolve(*future);
@@ -130,7 +130,7 @@ bool Work::wait(std::chrono::milliseconds timeout) {
 void Work::give_up() {
   if (!message_ || message_->done) return;
   const std::string why = message_->describe() + ": another message of its batch has failed";
-  backend_state_->group->give_up(*message_, std::make_exception_ptr(PeerError(rank_, why)));
+  backend_state_->group->messages().give_up(*message_, std::make_exception_ptr(PeerError(rank_, why)));
 }
 
 std::vector<at::Tensor> Work::result() {

@@ -295,7 +295,7 @@ class SessionRung final : public Rung {
   std::vector<std::byte> staging_;
 };
 
-// As production has it; who waits drives, as Communicator::wait() does.
+// As production has it; who waits drives, as Progress::wait() does.
 class NetworkRung final : public Rung {
  public:
   NetworkRung(Place& place, size_t bytes)

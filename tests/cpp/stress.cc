@@ -177,7 +177,7 @@ void blocking_callbacks(int size, uint64_t seed) {
       std::vector<int32_t> first(1 + shared.below(2000), 1), second(1 + shared.below(2000), 2);
       std::promise<void> over;
       const auto again = [&](const std::exception_ptr&) {
-        Communicator::call_out([&] {
+        Progress::call_out([&] {
           std::promise<void> inner;
           group->submit(sum_of(second), [&](const std::exception_ptr&) { inner.set_value(); });
           inner.get_future().wait();
@@ -212,7 +212,7 @@ void callbacks_across_groups(int size, uint64_t seed) {
       std::vector<std::promise<void>> over(kOuter);
       for (size_t at = 0; at < kOuter; ++at) {
         groups[at]->submit(sum_of(data[at]), [&, at](const std::exception_ptr&) {
-          Communicator::call_out([&] {
+          Progress::call_out([&] {
             std::promise<void> inner;
             groups[kOuter + at]->submit(sum_of(data[kOuter + at]),
                                         [&](const std::exception_ptr&) { inner.set_value(); });
@@ -247,7 +247,7 @@ void callbacks_across_messages(int size) {
       std::promise<void> second, first;
       messages[4]->on_done = [&](const std::exception_ptr&) { second.set_value(); };
       messages[3]->on_done = [&](const std::exception_ptr&) {
-        Communicator::call_out([&] { second.get_future().wait(); });
+        Progress::call_out([&] { second.get_future().wait(); });
         first.set_value();
       };
       for (const uint32_t i : {4, 5, 0, 1, 2, 3}) group->post(messages[i]);

@@ -1,0 +1,57 @@
+// Who moves a group on: the threads that wait for something, else the worker of the process. All of
+// them loop over the group's engines.
+#pragma once
+
+#include <algorithm>
+#include <functional>
+#include <string>
+
+#include "comm/group_state.h"
+#include "comm/host_engine.h"
+#include "comm/message_engine.h"
+
+namespace ringcomm {
+
+class Progress {
+ public:
+  Progress(GroupState& state, HostEngine& host, MessageEngine& messages)
+      : state_(state), host_(host), messages_(messages) {}
+
+  // As Communicator::wait().
+  bool wait(Request& request, Clock::duration at_most);
+  // Waits, with the checks of a wait, for streams that make it `over`. Throws the failure or the
+  // exception of the interrupt that ends `during`.
+  void wait_for_streams(const std::string& during, const std::function<bool()>& over);
+  // Runs code of the caller's from on_done: it may block for an operation that this very thread
+  // would drive, so others drive meanwhile.
+  static void call_out(const std::function<void()>& code);
+
+  bool pending() const { return pending(nullptr); }
+
+  // For the worker. kIdle: nothing to do here, or another thread drives and will kick() the worker.
+  enum class Driven { kIdle, kBlocked, kMoved };
+  Driven drive();
+  bool ready();
+  // As Driving::sleep. False when the worker has to sleep in another way.
+  bool sleep(const std::function<bool()>& awake, Clock::duration most);
+  // The news that wake the worker: no signals where there are only messages.
+  uint32_t news() { return host_.pending() ? kAllNews : kMessageNews | kLocalNews; }
+  // The longest that the worker may sleep before it drives this group again.
+  Clock::duration poll_interval() const;
+
+ private:
+  class Waiting;
+  bool pending(const Engine* except) const;
+  bool progress(Driver& driver, const Engine* except);
+  bool ready(Driver& driver, const Engine* except) const;
+  const Engine* left_to_waiters() const;
+  Rank awaited(const Driver& driver);
+  void check_interrupt(Request& request);
+
+  GroupState& state_;
+  HostEngine& host_;
+  MessageEngine& messages_;
+  std::atomic<int> waiting_{0}, waiting_for_tasks_{0};  // threads in wait(); partner: drive()
+};
+
+}  // namespace ringcomm
