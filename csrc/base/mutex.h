@@ -10,6 +10,8 @@
 #define RINGCOMM_THREAD_SAFETY(attribute)
 #endif
 #define RINGCOMM_GUARDED_BY(mutex) RINGCOMM_THREAD_SAFETY(guarded_by(mutex))
+// Of a function: its callers hold the mutex.
+#define RINGCOMM_REQUIRES(mutex) RINGCOMM_THREAD_SAFETY(requires_capability(mutex))
 
 namespace ringcomm {
 
@@ -17,23 +19,36 @@ class RINGCOMM_THREAD_SAFETY(capability("mutex")) Mutex {
  public:
   void lock() RINGCOMM_THREAD_SAFETY(acquire_capability()) { mutex_.lock(); }
   void unlock() RINGCOMM_THREAD_SAFETY(release_capability()) { mutex_.unlock(); }
+  // Tells clang in a lambda, which it checks alone, that its caller holds the mutex.
+  void assert_held() const RINGCOMM_THREAD_SAFETY(assert_capability(this)) {}
 
  private:
   std::mutex mutex_;
 };
 
-// Holds it for a scope.
+// Holds it for a scope; between unlock() and lock() not.
 class RINGCOMM_THREAD_SAFETY(scoped_lockable) Lock {
  public:
   explicit Lock(Mutex& mutex) RINGCOMM_THREAD_SAFETY(acquire_capability(mutex)) : mutex_(mutex) {
     mutex_.lock();
   }
-  ~Lock() RINGCOMM_THREAD_SAFETY(release_capability()) { mutex_.unlock(); }
+  ~Lock() RINGCOMM_THREAD_SAFETY(release_capability()) {
+    if (held_) mutex_.unlock();
+  }
   Lock(const Lock&) = delete;
   Lock& operator=(const Lock&) = delete;
+  void lock() RINGCOMM_THREAD_SAFETY(acquire_capability()) {
+    mutex_.lock();
+    held_ = true;
+  }
+  void unlock() RINGCOMM_THREAD_SAFETY(release_capability()) {
+    held_ = false;
+    mutex_.unlock();
+  }
 
  private:
   Mutex& mutex_;
+  bool held_ = true;
 };
 
 }  // namespace ringcomm

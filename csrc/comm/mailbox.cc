@@ -20,15 +20,16 @@ Mailbox::Mailbox(Transport& transport, Recorder& recorder)
     : transport_(transport), recorder_(recorder), peers_(static_cast<size_t>(transport.size())) {}
 
 void Mailbox::post(const MessagePtr& message) {
-  move([&](Completed& completed) {
+  move([&] {
+    mutex_.assert_held();
     message->ticket = recorder_.begin(message->descriptor());
     active_.push_back(message);
     pending_.fetch_add(1, std::memory_order_seq_cst);
     if (message->sending) {
       post_send(message);
-      write_to(message->peer, completed);
+      write_to(message->peer);
     } else {
-      post_receive(message, completed);
+      post_receive(message);
     }
     return true;
   });
@@ -72,7 +73,7 @@ void Mailbox::next_piece(Rank rank, const MessagePtr& message, const Paces::Send
   peer(rank).out.push_back(std::move(out));
 }
 
-bool Mailbox::write_to(Rank rank, Completed& completed) {
+bool Mailbox::write_to(Rank rank) {
   Peer& to = peer(rank);
   bool moved = false;
   uint64_t quantum = kQuantum;
@@ -95,14 +96,14 @@ bool Mailbox::write_to(Rank rank, Completed& completed) {
     if (sent.frame.kind == Kind::kRevoke) pending_.fetch_sub(1, std::memory_order_seq_cst);
     if (sent.completes) {
       sent.pace.ended();
-      completed.emplace_back(sent.completes, nullptr);
+      complete(sent.completes, nullptr);
     }
     if (sent.continues) next_piece(rank, sent.continues, sent.pace, sent.frame);
   }
   return moved;
 }
 
-bool Mailbox::read_from(Rank rank, Completed& completed) {
+bool Mailbox::read_from(Rank rank) {
   Peer& from = peer(rank);
   bool moved = false;
   uint64_t quantum = kQuantum;
@@ -122,7 +123,7 @@ bool Mailbox::read_from(Rank rank, Completed& completed) {
       moved = true;
       from.body_read += got;
     }
-    close_frame(rank, completed);
+    close_frame(rank);
     quantum -= std::min(quantum, sizeof(Frame) + from.body_read);
     from.header_read = from.body_read = 0;
   }
@@ -170,14 +171,14 @@ void Mailbox::open_frame(Rank rank) {
                             static_cast<uint32_t>(frame.kind), ", ", frame.body, " bytes)"));
 }
 
-void Mailbox::close_frame(Rank rank, Completed& completed) {
+void Mailbox::close_frame(Rank rank) {
   Peer& from = peer(rank);
   const Frame frame = from.frame;
   switch (frame.kind) {
     case Kind::kEager:
       if (from.receiving) {
         from.receiving->source = rank;
-        completed.emplace_back(from.receiving, mismatch(*from.receiving, rank, frame));
+        complete(from.receiving, mismatch(*from.receiving, rank, frame));
         return;
       }
       [[fallthrough]];
@@ -185,7 +186,7 @@ void Mailbox::close_frame(Rank rank, Completed& completed) {
       Arrived arrived{frame, {}};
       if (frame.kind == Kind::kEager) arrived.body = std::exchange(from.buffer, {});
       if (const MessagePtr message = match(rank, frame)) {  // wanted since its header came
-        take(message, rank, arrived, completed);
+        take(message, rank, arrived);
         return;
       }
       from.kept += arrived.body.size();
@@ -197,7 +198,7 @@ void Mailbox::close_frame(Rank rank, Completed& completed) {
         const bool remote = transport_.is_remote(rank);
         const auto pace = remote ? Paces::Sending{} : paces_.send(asked.mapped()->data.bytes);
         next_piece(rank, asked.mapped(), pace, frame);
-        write_to(rank, completed);
+        write_to(rank);
       }
       return;
     case Kind::kPiece: {
@@ -205,42 +206,40 @@ void Mailbox::close_frame(Rank rank, Completed& completed) {
       in.got += frame.body;
       if (in.got < in.message->data.bytes) return;
       in.pace.ended();
-      completed.emplace_back(in.message, nullptr);
+      complete(in.message, nullptr);
       from.piece_of = nullptr;
       from.incoming.erase(frame.id);
       return;
     }
     case Kind::kRevoke:
-      return revoked(rank, frame.id, completed);
+      return revoked(rank, frame.id);
   }
 }
 
 bool Mailbox::progress() {
-  return move([&](Completed& completed) {
+  return move([&] {
+    mutex_.assert_held();
     bool moved = false;
     for (Rank rank = 0; rank < transport_.size(); ++rank) {
-      moved |= read_from(rank, completed);
-      moved |= write_to(rank, completed);
+      moved |= read_from(rank);
+      moved |= write_to(rank);
     }
     return moved;
   });
 }
 
-// Under the lock, completed messages stop being active together with the move of their last byte,
-// also when a peer's nonsense ended the move early.
+// Under the lock; then, without it, callbacks.
 template <typename Move>
 bool Mailbox::move(Move&& move) {
-  Completed completed;
   bool moved = false;
   std::exception_ptr broken;
   {
-    const std::lock_guard lock(mutex_);
+    const Lock lock(mutex_);
     try {
-      moved = move(completed);
+      moved = move();
     } catch (const std::exception&) {
       broken = std::current_exception();
     }
-    retire(completed);
   }
   const bool called = call_back();
   if (broken) std::rethrow_exception(broken);
@@ -254,7 +253,7 @@ bool Mailbox::call_back() {
   while (true) {
     std::pair<MessagePtr, std::exception_ptr> next;
     {
-      const std::lock_guard lock(mutex_);
+      const Lock lock(mutex_);
       if (finished_.empty()) break;
       next = std::move(finished_.front());
       finished_.pop_front();
@@ -270,7 +269,7 @@ bool Mailbox::call_back() {
 }
 
 bool Mailbox::ready() {
-  const std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   if (!finished_.empty()) return true;
   for (Rank rank = 0; rank < transport_.size(); ++rank) {
     if (!peer(rank).broken && peer(rank).kept < kMostKept && transport_.stream_available(rank) > 0)
@@ -281,7 +280,7 @@ bool Mailbox::ready() {
 }
 
 std::vector<MessagePtr> Mailbox::unfinished() {
-  const std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   return {active_.begin(), active_.end()};
 }
 
@@ -291,8 +290,9 @@ void Mailbox::fail_all(const std::exception_ptr& error) {
   } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch)
     // Nonsense of a peer's: that one is not read again, and all that is left fails anyway.
   }
-  move([&](Completed& completed) {
-    for (const MessagePtr& message : active_) completed.emplace_back(message, error);
+  move([&] {
+    mutex_.assert_held();
+    while (!active_.empty()) complete(MessagePtr(active_.front()), error);
     wanted_.clear();
     for (Peer& other : peers_) {
       for (const Outgoing& out : other.out) {
@@ -307,14 +307,15 @@ void Mailbox::fail_all(const std::exception_ptr& error) {
 
 bool Mailbox::withdraw(const Message& message, const std::exception_ptr& error) {
   bool gone = true;
-  move([&](Completed& completed) {
+  move([&] {
+    mutex_.assert_held();
     const auto found = std::find_if(active_.begin(), active_.end(),
                                     [&](const MessagePtr& other) { return &*other == &message; });
     if (found == active_.end()) return false;  // it is done
     gone = message.sending ? take_back_send(message) : take_back(message);
     if (!gone) return false;
-    if (message.sending) write_to(message.peer, completed);
-    finished_.emplace_back(std::move(*found), error);  // not by retire(): the group does not fail
+    if (message.sending) write_to(message.peer);
+    finished_.emplace_back(std::move(*found), error);  // not by complete(): the group does not fail
     active_.erase(found);
     return true;
   });
@@ -346,20 +347,18 @@ bool Mailbox::take_back_send(const Message& message) {
 
 std::exception_ptr Mailbox::error() {
   if (!failed_.load(std::memory_order_acquire)) return nullptr;
-  const std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   return error_;
 }
 
-// Takes completed messages off the list; forgets those that somebody failed meanwhile.
-void Mailbox::retire(Completed& completed) {
-  for (auto& [message, error] : completed) {
-    const auto found = std::find(active_.begin(), active_.end(), message);
-    if (found == active_.end()) continue;
-    active_.erase(found);
-    if (error && !error_) error_ = error;
-    if (error) failed_.store(true, std::memory_order_release);
-    finished_.emplace_back(std::move(message), std::move(error));
-  }
+// Nothing happens to one that somebody has failed meanwhile. Callbacks come later.
+void Mailbox::complete(const MessagePtr& message, const std::exception_ptr& error) {
+  const auto found = std::find(active_.begin(), active_.end(), message);
+  if (found == active_.end()) return;
+  active_.erase(found);
+  if (error && !error_) error_ = error;
+  if (error) failed_.store(true, std::memory_order_release);
+  finished_.emplace_back(message, error);
 }
 
 }  // namespace ringcomm

@@ -15,10 +15,10 @@
 #include <exception>
 #include <list>
 #include <memory>
-#include <mutex>
 #include <unordered_map>
 #include <vector>
 
+#include "base/mutex.h"
 #include "comm/operation.h"
 #include "comm/paces.h"
 #include "comm/recorder.h"
@@ -106,39 +106,43 @@ class Mailbox {
     Incoming* piece_of = nullptr;  // the frame is a piece of this
     bool broken = false;           // sent nonsense: never read again
   };
-  using Completed = std::vector<std::pair<MessagePtr, std::exception_ptr>>;
 
-  void post_send(const MessagePtr& message);
-  void post_receive(const MessagePtr& message, Completed& completed);
-  bool write_to(Rank rank, Completed& completed);
-  bool read_from(Rank rank, Completed& completed);
-  void open_frame(Rank rank);
-  void close_frame(Rank rank, Completed& completed);
-  void take(const MessagePtr& message, Rank rank, Arrived& arrived, Completed& completed);
-  void clear_to_send(Rank rank, const Frame& announce, const MessagePtr& message);
-  void next_piece(Rank rank, const MessagePtr& message, const Paces::Sending& pace, Frame last);
-  size_t read_body(Rank rank);
-  void revoked(Rank rank, uint64_t id, Completed& completed);
-  bool take_back(const Message& message);
-  bool take_back_send(const Message& message);
-  void want(const MessagePtr& message);
-  MessagePtr match(Rank rank, const Frame& frame);
+  void post_send(const MessagePtr& message) RINGCOMM_REQUIRES(mutex_);
+  void post_receive(const MessagePtr& message) RINGCOMM_REQUIRES(mutex_);
+  bool write_to(Rank rank) RINGCOMM_REQUIRES(mutex_);
+  bool read_from(Rank rank) RINGCOMM_REQUIRES(mutex_);
+  void open_frame(Rank rank) RINGCOMM_REQUIRES(mutex_);
+  void close_frame(Rank rank) RINGCOMM_REQUIRES(mutex_);
+  void take(const MessagePtr& message, Rank rank, Arrived& arrived) RINGCOMM_REQUIRES(mutex_);
+  void clear_to_send(Rank rank, const Frame& announce, const MessagePtr& message)
+      RINGCOMM_REQUIRES(mutex_);
+  void next_piece(Rank rank, const MessagePtr& message, const Paces::Sending& pace, Frame last)
+      RINGCOMM_REQUIRES(mutex_);
+  size_t read_body(Rank rank) RINGCOMM_REQUIRES(mutex_);
+  void revoked(Rank rank, uint64_t id) RINGCOMM_REQUIRES(mutex_);
+  bool take_back(const Message& message) RINGCOMM_REQUIRES(mutex_);
+  bool take_back_send(const Message& message) RINGCOMM_REQUIRES(mutex_);
+  void want(const MessagePtr& message) RINGCOMM_REQUIRES(mutex_);
+  MessagePtr match(Rank rank, const Frame& frame) RINGCOMM_REQUIRES(mutex_);
   std::exception_ptr mismatch(const Message& message, Rank rank, const Frame& frame) const;
+  void complete(const MessagePtr& message, const std::exception_ptr& error)
+      RINGCOMM_REQUIRES(mutex_);
   template <typename Move>
   bool move(Move&& move);
-  void retire(Completed& completed);
   bool call_back();
-  Peer& peer(Rank rank) { return peers_[static_cast<size_t>(rank)]; }
+  Peer& peer(Rank rank) RINGCOMM_REQUIRES(mutex_) { return peers_[static_cast<size_t>(rank)]; }
 
   Transport& transport_;
   Recorder& recorder_;
-  std::mutex mutex_;  // guards everything below
-  std::vector<Peer> peers_;
-  std::list<MessagePtr> wanted_;  // receives without a message, in the order of their tickets
-  std::list<MessagePtr> active_;  // every message not done
-  std::deque<std::pair<MessagePtr, std::exception_ptr>> finished_;  // done, but for its callback
-  Paces paces_;
-  std::exception_ptr error_;
+  Mutex mutex_;
+  std::vector<Peer> peers_ RINGCOMM_GUARDED_BY(mutex_);
+  // Receives without a message, in the order of their tickets.
+  std::list<MessagePtr> wanted_ RINGCOMM_GUARDED_BY(mutex_);
+  std::list<MessagePtr> active_ RINGCOMM_GUARDED_BY(mutex_);  // every message not done
+  // Done, but for the callback.
+  std::deque<std::pair<MessagePtr, std::exception_ptr>> finished_ RINGCOMM_GUARDED_BY(mutex_);
+  Paces paces_ RINGCOMM_GUARDED_BY(mutex_);
+  std::exception_ptr error_ RINGCOMM_GUARDED_BY(mutex_);
   std::atomic<bool> failed_{false};  // error_ is set
   std::atomic<int> pending_{0};      // active or finished, or a revocation that is not out
 };

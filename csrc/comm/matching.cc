@@ -6,7 +6,7 @@
 
 namespace ringcomm {
 
-void Mailbox::post_receive(const MessagePtr& message, Completed& completed) {
+void Mailbox::post_receive(const MessagePtr& message) {
   for (Rank rank = 0; rank < transport_.size(); ++rank) {
     if (message->peer != Message::kAnySource && message->peer != rank) continue;
     auto& list = peer(rank).unexpected;
@@ -17,7 +17,7 @@ void Mailbox::post_receive(const MessagePtr& message, Completed& completed) {
     Arrived arrived = std::move(*found);
     list.erase(found);
     peer(rank).kept -= arrived.body.size();
-    take(message, rank, arrived, completed);
+    take(message, rank, arrived);
     return;
   }
   want(message);
@@ -30,19 +30,19 @@ void Mailbox::want(const MessagePtr& message) {
 }
 
 // Gives a message that arrived earlier to the receive that wants it.
-void Mailbox::take(const MessagePtr& message, Rank rank, Arrived& arrived, Completed& completed) {
+void Mailbox::take(const MessagePtr& message, Rank rank, Arrived& arrived) {
   if (auto error = mismatch(*message, rank, arrived.frame)) {
-    completed.emplace_back(message, error);
+    complete(message, error);
     return;
   }
   message->source = rank;
   if (arrived.frame.kind == Kind::kAnnounce) {
     clear_to_send(rank, arrived.frame, message);
-    write_to(rank, completed);
+    write_to(rank);
     return;
   }
   std::memcpy(message->data.data, arrived.body.data(), arrived.body.size());
-  completed.emplace_back(message, nullptr);
+  complete(message, nullptr);
 }
 
 std::exception_ptr Mailbox::mismatch(const Message& message, Rank rank, const Frame& frame) const {
@@ -60,7 +60,7 @@ std::exception_ptr Mailbox::mismatch(const Message& message, Rank rank, const Fr
 
 // The sender has taken an announcement back. The receiver that it was given to waits on, in its
 // old place.
-void Mailbox::revoked(Rank rank, uint64_t id, Completed& completed) {
+void Mailbox::revoked(Rank rank, uint64_t id) {
   Peer& from = peer(rank);
   std::erase_if(from.unexpected, [&](const Arrived& arrived) {
     return arrived.frame.kind == Kind::kAnnounce && arrived.frame.id == id;
@@ -71,7 +71,7 @@ void Mailbox::revoked(Rank rank, uint64_t id, Completed& completed) {
   from.incoming.erase(found);
   if (std::find(active_.begin(), active_.end(), message) == active_.end()) return;
   message->source = Message::kAnySource;
-  post_receive(message, completed);
+  post_receive(message);
 }
 
 // The oldest receive that wants this message, taken off the list.
