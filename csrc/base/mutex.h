@@ -12,6 +12,8 @@
 #define RINGCOMM_GUARDED_BY(mutex) RINGCOMM_THREAD_SAFETY(guarded_by(mutex))
 // Of a function: its callers hold the mutex.
 #define RINGCOMM_REQUIRES(mutex) RINGCOMM_THREAD_SAFETY(requires_capability(mutex))
+// Of one that returns with another set of mutexes than it was called with.
+#define RINGCOMM_UNCHECKED_LOCKS RINGCOMM_THREAD_SAFETY(no_thread_safety_analysis)
 
 namespace ringcomm {
 
@@ -19,6 +21,7 @@ class RINGCOMM_THREAD_SAFETY(capability("mutex")) Mutex {
  public:
   void lock() RINGCOMM_THREAD_SAFETY(acquire_capability()) { mutex_.lock(); }
   void unlock() RINGCOMM_THREAD_SAFETY(release_capability()) { mutex_.unlock(); }
+  bool try_lock() RINGCOMM_THREAD_SAFETY(try_acquire_capability(true)) { return mutex_.try_lock(); }
   // Tells clang in a lambda, which it checks alone, that its caller holds the mutex.
   void assert_held() const RINGCOMM_THREAD_SAFETY(assert_capability(this)) {}
 
@@ -32,6 +35,7 @@ class RINGCOMM_THREAD_SAFETY(scoped_lockable) Lock {
   explicit Lock(Mutex& mutex) RINGCOMM_THREAD_SAFETY(acquire_capability(mutex)) : mutex_(mutex) {
     mutex_.lock();
   }
+  Lock(Mutex& mutex, std::adopt_lock_t) RINGCOMM_REQUIRES(mutex) : mutex_(mutex) {}
   ~Lock() RINGCOMM_THREAD_SAFETY(release_capability()) {
     if (held_) mutex_.unlock();
   }

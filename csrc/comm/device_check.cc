@@ -100,7 +100,7 @@ void DeviceEngine::note_progress() {
   if (state_.forked()) return;
   const Lock lock(mutex_);
   std::vector<uint32_t> now;
-  for (size_t i = 0; i < timelines_.size(); ++i) {
+  for (size_t i = 0; i < good_until_.size(); ++i) {
     now.push_back(own().done(static_cast<int>(i)).load(std::memory_order_seq_cst));
   }
   const auto is_over = [&](const Pending& each) {

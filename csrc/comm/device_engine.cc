@@ -41,7 +41,7 @@ DeviceEngine::DeviceEngine(GroupState& state, Communicator& group, cuda::Api& ap
                  return true;
                }),
       good_until_(timelines_.size()),
-      spoilt_(timelines_.size()) {
+      spoilt_(good_until_.size()) {
   const Config& config = Runtime::get().config();
   const std::string refusal = config.cuda_mode == "host" ? "RINGCOMM_CUDA_MODE=host" : "";
   comm_ = std::make_unique<cuda::DeviceComm>(api, state.transport(), device, config.cuda_memory,
@@ -54,6 +54,7 @@ DeviceEngine::~DeviceEngine() {
     static_cast<void>(kept);
     return;
   }
+  const Lock lock(enqueue_mutex_);
   if (comm_) give_back();
   try {
     const cuda::OnDevice here(api_, device_);
@@ -211,15 +212,15 @@ void DeviceEngine::expect(int timeline, uint32_t value) {
 bool DeviceEngine::close(Clock::duration grace) {
   const Deadline deadline(grace);
   poll_until([&] { return !pending() || deadline.passed(); }, kParting, [&] { state_.check(); });
-  if (failed()) release_now();  // nobody looks any more
-  std::unique_lock lock(enqueue_mutex_, std::defer_lock);
-  while (!lock.try_lock()) {  // another thread waits for ranks to meet
+  if (failed()) release_now();          // nobody looks any more
+  while (!enqueue_mutex_.try_lock()) {  // another thread waits for ranks to meet
     if (deadline.passed()) {
       state_.fail(str("group '", state_.name(), "' was destroyed by rank ", state_.rank(),
                       " while its ranks met"));
     }
     std::this_thread::sleep_for(kParting);
   }
+  const Lock lock(enqueue_mutex_, std::adopt_lock);
   try {
     if (!pending()) comm_->let_go();  // else streams may still use it
   } catch (const std::exception& error) {

@@ -9,7 +9,6 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
@@ -117,7 +116,7 @@ class DeviceEngine final : public Engine {
     bool sending() const { return timeline == DeviceMessage::timeline_of(peer, true); }
   };
   bool reached(int timeline, uint32_t value) const;
-  HostStaging::Point next_point(int timeline) const {
+  HostStaging::Point next_point(int timeline) const RINGCOMM_REQUIRES(enqueue_mutex_) {
     return {timeline, timelines_[static_cast<size_t>(timeline)].issued + 1};
   }
   bool is_good(int timeline, uint32_t value);
@@ -138,35 +137,37 @@ class DeviceEngine final : public Engine {
   void expect(int timeline, uint32_t value);
   void keep(cuda::Event event);
   cuda::Event event();
-  cuda::Stream own_stream(int timeline);
-  cuda::Stream begin(const std::vector<int>& timelines, cuda::Stream caller, bool on_own_stream);
+  cuda::Stream own_stream(int timeline) RINGCOMM_REQUIRES(enqueue_mutex_);
+  cuda::Stream begin(const std::vector<int>& timelines, cuda::Stream caller, bool on_own_stream)
+      RINGCOMM_REQUIRES(enqueue_mutex_);
   CompletionPtr end(const std::vector<int>& timelines, cuda::Stream stream,
-                    std::vector<Pending> pending);
+                    std::vector<Pending> pending) RINGCOMM_REQUIRES(enqueue_mutex_);
   template <typename Enqueue>
   CompletionPtr guarded(const std::string& asked, Enqueue&& enqueue);
 
   cuda::Subgroup subgroup_of(Rank peer) const;
-  bool reach(Rank peer) const;
-  void bootstrap(const std::vector<cuda::Subgroup>& subgroups, const std::string& asked);
+  bool reach(Rank peer) const RINGCOMM_REQUIRES(enqueue_mutex_);
+  void bootstrap(const std::vector<cuda::Subgroup>& subgroups, const std::string& asked)
+      RINGCOMM_REQUIRES(enqueue_mutex_);
   std::string why_not(const cuda::Subgroup& subgroup) const;
   void await_step(const cuda::Subgroup& subgroup, uint32_t step, const Deadline& deadline,
                   const std::string& asked);
   void tell(const cuda::Subgroup& subgroup, const cuda::PeerAccess& found,
             const std::string& asked);
 
-  void make_room();
+  void make_room() RINGCOMM_REQUIRES(enqueue_mutex_);
   void announce(const Operation& operation, const Descriptor& descriptor);
-  uint64_t compare(const DeviceMessage& message);
-  std::optional<Algorithm> choose(const Shape& shape) const;
+  uint64_t compare(const DeviceMessage& message) RINGCOMM_REQUIRES(enqueue_mutex_);
+  std::optional<Algorithm> choose(const Shape& shape) const RINGCOMM_REQUIRES(enqueue_mutex_);
   void run(const Operation& operation, const Shape& shape, std::optional<Algorithm> algorithm,
-           cuda::Stream stream);
+           cuda::Stream stream) RINGCOMM_REQUIRES(enqueue_mutex_);
   void check_pending(const Pending& pending);
   void check_message(const Pending& pending) const;
   const cuda::Area& own() const { return area_; }
   cuda::Area area_of(Rank peer) const;
   void refuse_capture(cuda::Stream caller) const;
   void release_streams();
-  void give_back();
+  void give_back() RINGCOMM_REQUIRES(enqueue_mutex_);
 
   GroupState& state_;
   cuda::Api& api_;
@@ -175,14 +176,18 @@ class DeviceEngine final : public Engine {
   Recorder recorder_;
   Diagnosis diagnosis_;
 
-  std::mutex enqueue_mutex_;                // guards what follows; CUDA may block its holder
-  std::unique_ptr<cuda::DeviceComm> comm_;  // goes under mutex_, too
-  PlanCache plans_;
-  std::vector<Timeline> timelines_;
-  std::map<int, bool> met_;            // subgroups, by this rank's info: do they reach one another?
-  cuda::PeerAccess access_;            // of the group's
-  std::atomic<uint64_t> sequence_{0};  // written under the lock
-  std::vector<uint64_t> sent_, received_;  // messages, by peer
+  Mutex enqueue_mutex_;  // CUDA may block its holder
+  // Used under that lock. Given back under both, for release_streams() holds the other.
+  std::unique_ptr<cuda::DeviceComm> comm_;
+  PlanCache plans_ RINGCOMM_GUARDED_BY(enqueue_mutex_);
+  std::vector<Timeline> timelines_ RINGCOMM_GUARDED_BY(enqueue_mutex_);
+  // Subgroups, by this rank's info: do they reach one another?
+  std::map<int, bool> met_ RINGCOMM_GUARDED_BY(enqueue_mutex_);
+  cuda::PeerAccess access_ RINGCOMM_GUARDED_BY(enqueue_mutex_);  // of the group's
+  std::atomic<uint64_t> sequence_{0};                            // written under the lock
+  // Messages, by peer.
+  std::vector<uint64_t> sent_ RINGCOMM_GUARDED_BY(enqueue_mutex_);
+  std::vector<uint64_t> received_ RINGCOMM_GUARDED_BY(enqueue_mutex_);
   HostStaging staging_;
 
   Mutex mutex_;  // never held during a call of CUDA's

@@ -22,7 +22,7 @@ constexpr uint32_t kMostUnderWay = cuda::kOperations / 2;
 // Any error but a refusal fails the group: of what was asked for, a part may have been enqueued.
 template <typename Enqueue>
 DeviceEngine::CompletionPtr DeviceEngine::guarded(const std::string& asked, Enqueue&& enqueue) {
-  const std::lock_guard lock(enqueue_mutex_);
+  const Lock lock(enqueue_mutex_);
   try {
     const cuda::OnDevice here(api_, device_);
     return enqueue();
@@ -37,6 +37,7 @@ DeviceEngine::CompletionPtr DeviceEngine::guarded(const std::string& asked, Enqu
 
 void DeviceEngine::connect() {
   guarded("connect", [&]() -> CompletionPtr {
+    enqueue_mutex_.assert_held();
     bootstrap({subgroup_of(-1)}, "the group's first meeting");
     return nullptr;
   });
@@ -47,6 +48,7 @@ DeviceEngine::CompletionPtr DeviceEngine::enqueue(const Operation& operation, cu
   validate(operation, state_.size(), state_.rank());
   const std::string asked = to_text(make_descriptor(operation, 0));
   return guarded(asked, [&] {
+    enqueue_mutex_.assert_held();
     refuse_capture(caller);
     bootstrap({subgroup_of(-1)}, asked);
     const cuda::Stream stream = begin({0}, caller, on_own_stream);
@@ -83,8 +85,8 @@ void DeviceEngine::scale(DType dtype, double factor, Span dst, const std::byte* 
 // Boards and slots hold the last so many operations: more are never under way.
 void DeviceEngine::make_room() {
   const std::string during = "the operations before it";
-  poll_until([&] { return reached(0, timelines_[0].issued + 1 - kMostUnderWay); },
-             std::chrono::microseconds(20),
+  const uint32_t behind = timelines_[0].issued + 1 - kMostUnderWay;
+  poll_until([&] { return reached(0, behind); }, std::chrono::microseconds(20),
              [&] {
                state_.check();
                state_.check_failure(during);
@@ -147,6 +149,7 @@ DeviceEngine::CompletionPtr DeviceEngine::enqueue(const std::vector<DeviceMessag
                                                   cuda::Stream caller, const Finish& finish) {
   const std::string asked = to_text(make_descriptor(messages[0].kind));
   return guarded(asked, [&] {
+    enqueue_mutex_.assert_held();
     refuse_capture(caller);
     std::vector<int> timelines;
     std::vector<Pending> pending;

@@ -17,7 +17,7 @@ constexpr auto kWorkerSpin = std::chrono::nanoseconds(1000);
 constexpr auto kTidy = std::chrono::milliseconds(20);  // by then a caller has released it
 
 struct Global {
-  std::mutex mutex;
+  Mutex mutex;
   Runtime* runtime = nullptr;
 };
 
@@ -30,7 +30,7 @@ Global& global() {
 
 Runtime& Runtime::get() {
   Global& here = global();
-  const std::lock_guard lock(here.mutex);
+  const Lock lock(here.mutex);
   if (here.runtime == nullptr) here.runtime = new Runtime;
   return *here.runtime;
 }
@@ -43,7 +43,7 @@ Runtime::Runtime() : config_(Config::from_environment()), cpus_(usable_cpus()) {
 }
 
 Network& Runtime::network(const std::string& store_host) {
-  const std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   if (!network_) {
     NetworkOptions options;
     options.store_host = store_host;
@@ -60,7 +60,7 @@ Network& Runtime::network(const std::string& store_host) {
 }
 
 std::string Runtime::costs_word() {
-  const std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   if (!costs_word_.empty() || config_.costs.empty()) return costs_word_;
   const std::ifstream file(config_.costs);
   std::ostringstream text;
@@ -75,19 +75,19 @@ std::string Runtime::costs_word() {
 Costs Runtime::adopt(const std::string& costs_word) {
   if (costs_word.empty()) return {};
   if (costs_word.starts_with('!')) throw UsageError(costs_word.substr(1));
-  const std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   costs_word_ = costs_word;
   return parse_costs(costs_word);
 }
 
 void Runtime::attach(Communicator* group) {
-  const std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   if (!bell_) bell_ = neighbours_.bell();
   groups_.push_back(group);
 }
 
 void Runtime::detach(Communicator* group) {
-  const std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   std::erase(groups_, group);
 }
 
@@ -96,7 +96,7 @@ std::vector<int> Runtime::close_groups(Clock::duration grace, const std::string&
   if (runtime == nullptr) return {};
   std::vector<std::weak_ptr<Communicator>> groups;
   {
-    const std::lock_guard lock(runtime->mutex_);
+    const Lock lock(runtime->mutex_);
     for (Communicator* group : runtime->groups_) groups.push_back(group->weak_from_this());
   }
   const Deadline deadline(grace);
@@ -106,8 +106,11 @@ std::vector<int> Runtime::close_groups(Clock::duration grace, const std::string&
     if (!error.empty()) group->abort("its program ended with " + error);
     group->shutdown(deadline.left());
   }
-  std::unique_lock lock(runtime->mutex_);
-  runtime->returned_.wait_until(lock, deadline.at(), [&] { return runtime->calling_.empty(); });
+  const Lock lock(runtime->mutex_);
+  runtime->returned_.wait_until(runtime->mutex_, deadline.at(), [&] {
+    runtime->mutex_.assert_held();
+    return runtime->calling_.empty();
+  });
   runtime->ended_ = true;
   return runtime->calling_;
 }
@@ -118,13 +121,13 @@ void Runtime::call(const std::function<void()>& code) {
     Runtime& runtime;
     const int self;
     ~Calling() {
-      const std::lock_guard lock(runtime.mutex_);
+      const Lock lock(runtime.mutex_);
       runtime.calling_.erase(std::find(runtime.calling_.begin(), runtime.calling_.end(), self));
       runtime.returned_.notify_all();
     }
   };
   {
-    const std::lock_guard lock(mutex_);
+    const Lock lock(mutex_);
     if (ended_) return;
     calling_.push_back(self);
   }
@@ -134,13 +137,13 @@ void Runtime::call(const std::function<void()>& code) {
 
 void Runtime::release_later(std::shared_ptr<void> thing, DeferredRelease::Over over) {
   if (!deferred_.put(std::move(thing), std::move(over))) return;
-  const std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   if (!tidies_) wake_.notify_all();
 }
 
 void Runtime::kick(const std::shared_ptr<Communicator>& group) {
   {
-    const std::lock_guard lock(mutex_);
+    const Lock lock(mutex_);
     if (std::find(inbox_.begin(), inbox_.end(), group) == inbox_.end()) inbox_.push_back(group);
     has_inbox_.store(true, std::memory_order_seq_cst);  // partner: work()
     elect();
@@ -166,7 +169,7 @@ void Runtime::elect() {
 
 void Runtime::step_down() {
   if (leader_.load(std::memory_order_relaxed) != std::this_thread::get_id()) return;
-  const std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   for (const auto& group : *driven_) {
     if (group->progress().pending()) inbox_.push_back(group);
   }
@@ -177,23 +180,27 @@ void Runtime::step_down() {
 }
 
 // With the lock held: until there is something to drive and nobody drives. Tidies up meanwhile.
-void Runtime::stand_by(std::unique_lock<std::mutex>& lock) {
+void Runtime::stand_by() {
   const auto called = [&] {
+    mutex_.assert_held();
     return !inbox_.empty() && leader_.load(std::memory_order_relaxed) == std::thread::id();
   };
   while (!called()) {
     if (tidies_ || !deferred_.filled()) {
-      wake_.wait(lock, [&] { return called() || (!tidies_ && deferred_.filled()); });
+      wake_.wait(mutex_, [&] {
+        mutex_.assert_held();
+        return called() || (!tidies_ && deferred_.filled());
+      });
       continue;
     }
     tidies_ = true;
-    const bool wanted = wake_.wait_for(lock, kTidy, called);
+    const bool wanted = wake_.wait_for(mutex_, kTidy, called);
     tidies_ = false;
     if (wanted || !deferred_.filled()) continue;
     --standby_;  // it may take its time
-    lock.unlock();
+    mutex_.unlock();
     call([&] { deferred_.clear(); });
-    lock.lock();
+    mutex_.lock();
     ++standby_;
   }
 }
@@ -204,11 +211,11 @@ void Runtime::lead(Groups& active, bool fresh) {
   const bool leads = leader_.load(std::memory_order_relaxed) == self;
   if (!leads) active.clear();  // step_down() gave them away; a group's end needs the lock
   Groups taken;                // its references go after the lock
-  std::unique_lock lock(mutex_);
+  const Lock lock(mutex_);
   if (active.empty()) {
     if (leads) leader_.store(std::thread::id(), std::memory_order_relaxed);
     if (!fresh) ++standby_;
-    stand_by(lock);
+    stand_by();
     --standby_;
   }
   leader_.store(self, std::memory_order_relaxed);
@@ -271,9 +278,9 @@ void Runtime::work() {
 void Runtime::at_exit() {
   Runtime* const runtime = global().runtime;
   if (runtime == nullptr) return;
-  const std::unique_lock lock(runtime->mutex_, std::try_to_lock);
-  if (!lock) return;
+  if (!runtime->mutex_.try_lock()) return;
   for (Communicator* group : runtime->groups_) group->drain();
+  runtime->mutex_.unlock();
 }
 
 void Runtime::before_fork() {

@@ -6,13 +6,13 @@
 
 #include <condition_variable>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "base/config.h"
+#include "base/mutex.h"
 #include "comm/deferred_release.h"
 #include "plan/select.h"
 #include "transport/rendezvous.h"
@@ -66,32 +66,32 @@ class Runtime {
   Runtime();
   void work();
   void lead(Groups& active, bool fresh);
-  void elect();
-  void stand_by(std::unique_lock<std::mutex>& lock);
+  void elect() RINGCOMM_REQUIRES(mutex_);
+  void stand_by() RINGCOMM_REQUIRES(mutex_);
   static void at_exit();
-  static void before_fork();
-  static void after_fork_in_parent();
-  static void after_fork_in_child();
+  static void before_fork() RINGCOMM_UNCHECKED_LOCKS;
+  static void after_fork_in_parent() RINGCOMM_UNCHECKED_LOCKS;
+  static void after_fork_in_child() RINGCOMM_UNCHECKED_LOCKS;
 
   Config config_;
   Neighbours neighbours_;
   std::optional<Doorbell> bell_;  // from the first group on
   int cpus_;
 
-  std::mutex mutex_;  // guards what follows
-  std::condition_variable wake_;
-  Groups inbox_;
+  Mutex mutex_;
+  std::condition_variable_any wake_;
+  Groups inbox_ RINGCOMM_GUARDED_BY(mutex_);
   std::atomic<bool> has_inbox_{false};
   std::atomic<std::thread::id> leader_;  // the worker that drives, if there is something to drive
-  Groups* driven_ = nullptr;             // its list
-  int standby_ = 0;                      // workers that could lead
-  bool tidies_ = false;                  // one of them will release what is deferred
-  std::vector<int> calling_;             // threads in code of the user's
-  std::condition_variable returned_;     // one of them
-  bool ended_ = false;                   // the program has
-  std::vector<Communicator*> groups_;
-  std::unique_ptr<Network> network_;
-  std::string costs_word_;
+  Groups* driven_ RINGCOMM_GUARDED_BY(mutex_) = nullptr;  // its list
+  int standby_ RINGCOMM_GUARDED_BY(mutex_) = 0;           // workers that could lead
+  bool tidies_ RINGCOMM_GUARDED_BY(mutex_) = false;  // one of them will release what is deferred
+  std::vector<int> calling_ RINGCOMM_GUARDED_BY(mutex_);  // threads in code of the user's
+  std::condition_variable_any returned_;                  // one of them
+  bool ended_ RINGCOMM_GUARDED_BY(mutex_) = false;        // the program has
+  std::vector<Communicator*> groups_ RINGCOMM_GUARDED_BY(mutex_);
+  std::unique_ptr<Network> network_ RINGCOMM_GUARDED_BY(mutex_);
+  std::string costs_word_ RINGCOMM_GUARDED_BY(mutex_);
   DeferredRelease deferred_;
 };
 

@@ -124,7 +124,7 @@ c10::intrusive_ptr<c10d::Backend> Backend::split(const c10::intrusive_ptr<c10d::
                                                  const OptionsPtr& opts) {
   const auto self = std::find(ranks.begin(), ranks.end(), rank_);
   if (self == ranks.end()) return nullptr;
-  const std::lock_guard lock(split_mutex_);
+  const Lock lock(split_mutex_);
   if (split_store_ == store) {
     if (auto child = split_child_.lock()) return child;
   }
@@ -153,7 +153,7 @@ c10::intrusive_ptr<c10d::Backend> Backend::split(const c10::intrusive_ptr<c10d::
 
 // What was begun and never ended, as where a call between the two threw, is forgotten.
 void Backend::startCoalescing() {
-  const std::lock_guard lock(coalesced_mutex_);
+  const Lock lock(coalesced_mutex_);
   coalesced_.clear();
   messages_.clear();
   batch_ = nullptr;
@@ -162,7 +162,7 @@ void Backend::startCoalescing() {
 
 void Backend::collect(const WorkPtr& work) {
   if (!coalescing_.load(std::memory_order_relaxed)) return;
-  const std::lock_guard lock(coalesced_mutex_);
+  const Lock lock(coalesced_mutex_);
   coalesced_.push_back(work);
 }
 
@@ -170,7 +170,7 @@ Backend::WorkPtr Backend::endCoalescing() {
   coalescing_ = false;
   std::vector<WorkPtr> works;
   {
-    const std::lock_guard lock(coalesced_mutex_);
+    const Lock lock(coalesced_mutex_);
     works.swap(coalesced_);
     start_batch();
   }

@@ -8,11 +8,11 @@
 #include <atomic>
 #include <chrono>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 #include <vector>
 
+#include "base/mutex.h"
 #include "comm/communicator.h"
 #include "torch/declined.h"
 #include "torch/device.h"
@@ -115,7 +115,7 @@ class Backend final : public Declined {
   WorkPtr start_in_profile(Call& call);
   WorkPtr start_on_device(Call& call, bool profiled);
   WorkPtr post_on_device(Call& call, DeviceEngine& there, bool profiled);
-  void start_batch();
+  void start_batch() RINGCOMM_REQUIRES(coalesced_mutex_);
   void await_device();
   void submit(const c10::intrusive_ptr<Work>& work, Call& call);
   void post(const c10::intrusive_ptr<Work>& work, Call& call);
@@ -129,17 +129,18 @@ class Backend final : public Declined {
   const c10::intrusive_ptr<ringcomm::Options> options_;  // but for the timeout, which the group has
   std::atomic<int64_t> extension_ms_{0};
 
-  std::mutex split_mutex_;  // guards the next two
-  c10::intrusive_ptr<c10d::Store> split_store_;
-  c10::weak_intrusive_ptr<c10d::Backend> split_child_;
+  Mutex split_mutex_;
+  c10::intrusive_ptr<c10d::Store> split_store_ RINGCOMM_GUARDED_BY(split_mutex_);
+  c10::weak_intrusive_ptr<c10d::Backend> split_child_ RINGCOMM_GUARDED_BY(split_mutex_);
   std::atomic<uint64_t> splits_{0};
 
   std::atomic<bool> coalescing_{false};
-  std::mutex coalesced_mutex_;  // guards what follows
-  std::vector<WorkPtr> coalesced_;
-  c10::intrusive_ptr<DeviceWork> batch_;  // of messages on a device
-  std::vector<DeviceMessage> messages_;
-  at::Device batch_device_{at::kCPU};
+  Mutex coalesced_mutex_;
+  std::vector<WorkPtr> coalesced_ RINGCOMM_GUARDED_BY(coalesced_mutex_);
+  // Of messages on a device.
+  c10::intrusive_ptr<DeviceWork> batch_ RINGCOMM_GUARDED_BY(coalesced_mutex_);
+  std::vector<DeviceMessage> messages_ RINGCOMM_GUARDED_BY(coalesced_mutex_);
+  at::Device batch_device_ RINGCOMM_GUARDED_BY(coalesced_mutex_) = at::kCPU;
 };
 
 }  // namespace ringcomm

@@ -211,7 +211,7 @@ Backend::WorkPtr Backend::post_on_device(Call& call, DeviceEngine& there, bool p
     work->follow(there.enqueue({message}, current_stream(*call.device), finish));
     return work;
   }
-  const std::lock_guard lock(coalesced_mutex_);
+  const Lock lock(coalesced_mutex_);
   if (!batch_) {
     batch_ = c10::make_intrusive<DeviceWork>(backend_state_, call, profiled);
     coalesced_.push_back(batch_);

@@ -13,13 +13,13 @@
 namespace ringcomm {
 
 void Hook::reserve(const void* work) {
-  const std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   ended_.push_back({work, nullptr, nullptr});
 }
 
 void Hook::call(const void* work, std::shared_ptr<c10d::WorkInfo> info,
                 std::function<void()> over) {
-  std::unique_lock lock(mutex_);
+  Lock lock(mutex_);
   auto place = std::find_if(ended_.begin(), ended_.end(),
                             [&](const Ended& each) { return each.work == work && !each.info; });
   if (place == ended_.end()) place = ended_.insert(place, Ended{work, nullptr, nullptr});
@@ -130,7 +130,8 @@ bool Work::wait(std::chrono::milliseconds timeout) {
 void Work::give_up() {
   if (!message_ || message_->done) return;
   const std::string why = message_->describe() + ": another message of its batch has failed";
-  backend_state_->group->messages().give_up(*message_, std::make_exception_ptr(PeerError(rank_, why)));
+  backend_state_->group->messages().give_up(*message_,
+                                            std::make_exception_ptr(PeerError(rank_, why)));
 }
 
 std::vector<at::Tensor> Work::result() {

@@ -52,14 +52,15 @@ class Hook {
  private:
   Function function_;
   std::atomic<bool> there_{false};  // partner: there()
-  std::mutex mutex_;                // guards what follows
   struct Ended {
     const void* work;
     std::shared_ptr<c10d::WorkInfo> info;  // none: its call() has not come
     std::function<void()> over;
   };
-  std::deque<Ended> ended_;
-  bool called_ = false;  // a thread calls with what is there, and with what comes meanwhile
+  Mutex mutex_;
+  std::deque<Ended> ended_ RINGCOMM_GUARDED_BY(mutex_);
+  // A thread calls with what is there, and with what comes meanwhile.
+  bool called_ RINGCOMM_GUARDED_BY(mutex_) = false;
 };
 
 // The part of a backend that outlives it while operations run.
