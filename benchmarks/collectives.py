@@ -24,11 +24,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import cases
-import processes
-import report
+from lab import cases
+from lab import benchmark
+from lab import report
 import torch.distributed as dist
-from processes import BusyCores, Rank, Ranks
+from lab.benchmark import BusyCores, Rank, Ranks
 
 COLLECTIVES = ["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast"]
 SIZES = "8,64,1K,4K,16K,64K,256K,1M,4M,16M,64M"
@@ -108,7 +108,7 @@ def time_calls(rank: Rank, collective: str, count: int, calls: int) -> list[floa
     times = [0.0] * calls
     gc.disable()
     dist.barrier()
-    processes.spread(rank)
+    benchmark.spread(rank)
     for _ in range(min(10, calls // 5 + 1)):
         call()
     for i in range(calls):
@@ -126,7 +126,7 @@ def time_copies(rank: Rank, size: int) -> list[list[float]]:
     kinds = []
     for past_caches in (False, True):
         dist.barrier()
-        processes.spread(rank)
+        benchmark.spread(rank)
         kinds.append(_C.copy_seconds(size, past_caches, COPY_PASSES + 1)[1:])
     return kinds
 
@@ -144,8 +144,8 @@ class Bench:
             for backend in options.backends
         }
         for ranks in self.sets.values():
-            ranks.call(processes.prepare)
-            ranks.call(processes.join)
+            ranks.call(benchmark.prepare)
+            ranks.call(benchmark.join)
 
     def measure(self, collective: str, count: int) -> list[Sample]:
         """Verify, time every backend in turn for some rounds, and verify again."""
@@ -183,7 +183,7 @@ class Bench:
         """Return what the copies of a call take with the faster kind, all ranks at once."""
         by_rank = self.sets["ringcomm"].call(time_copies, size, limit=self.options.limit)
         kinds = zip(*by_rank, strict=True)
-        fastest = min(statistics.median(processes.slowest(list(kind))) for kind in kinds)
+        fastest = min(statistics.median(benchmark.slowest(list(kind))) for kind in kinds)
         return cases.COPIES[collective](self.options.ranks) * fastest
 
     def time(self, sample: Sample, count: int, calls: int) -> list[float]:
@@ -193,7 +193,7 @@ class Bench:
         times = ranks.call(time_calls, sample.collective, count, calls, limit=self.options.limit)
         if self.busy:
             self.busy.pause()
-        return processes.slowest(times)
+        return benchmark.slowest(times)
 
 
 def tables(samples: list[Sample], markdown: bool) -> None:
@@ -308,7 +308,7 @@ def main() -> int:
     if options.plot and not find_spec("matplotlib"):  # now, not after an hour of measuring
         print("collectives.py: --plot needs matplotlib: pip install matplotlib", file=sys.stderr)
         return 2
-    return processes.main(run, options)
+    return benchmark.main(run, options)
 
 
 if __name__ == "__main__":

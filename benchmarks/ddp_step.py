@@ -17,11 +17,11 @@ import sys
 import time
 from typing import Any
 
-import processes
-import report
+from lab import benchmark
+from lab import report
 import torch
 import torch.distributed as dist
-from processes import BenchmarkError, Rank, Ranks
+from lab.benchmark import BenchmarkError, Rank, Ranks
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -100,7 +100,7 @@ def round_of(ranks: Ranks, steps: int) -> tuple[float, float]:
     """Return a round's median step with communication and without, in seconds."""
     times = ranks.call(time_steps, steps)
     exchanging, silent = (
-        statistics.median(processes.slowest([of_rank[kind] for of_rank in times]))
+        statistics.median(benchmark.slowest([of_rank[kind] for of_rank in times]))
         for kind in ("exchanging", "silent")
     )
     return exchanging, silent
@@ -171,8 +171,8 @@ def measure(options: argparse.Namespace) -> tuple[int, dict[str, Any], dict[str,
         }
         parameters = 0
         for ranks in sets.values():
-            ranks.call(processes.prepare)
-            ranks.call(processes.join)
+            ranks.call(benchmark.prepare)
+            ranks.call(benchmark.join)
             parameters = ranks.call(build, sizes)[0]
         rounds: dict[str, list[tuple[float, float]]] = {backend: [] for backend in sets}
         for number in range(options.rounds):
@@ -224,4 +224,4 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    sys.exit(processes.main(run, parse()))
+    sys.exit(benchmark.main(run, parse()))

@@ -17,15 +17,15 @@ import time
 from pathlib import Path
 from typing import Any
 
-import report
+from lab import report
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from fault_rows import ROWS  # noqa: E402
-from fault_table import Fault, Form, Verdict, table  # noqa: E402
-from namespaces import missing  # noqa: E402
+from lab.faults.rows import ROWS  # noqa: E402
+from lab.faults.table import Fault, Form, Verdict, table  # noqa: E402
+from lab.namespaces import missing  # noqa: E402
 
 
 def judge(fault: Fault, form: Form) -> tuple[Verdict, float]:

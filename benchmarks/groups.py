@@ -18,12 +18,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-import cases
-import processes
-import report
+from lab import cases
+from lab import benchmark
+from lab import report
 import torch
 import torch.distributed as dist
-from processes import Rank, Ranks
+from lab.benchmark import Rank, Ranks
 
 MIB = 1 << 20
 USED = 1 * MIB  # bytes of the all_reduce that uses a group
@@ -99,9 +99,9 @@ def idle(rank: Rank, seconds: float) -> float:
 
 def join_again(rank: Rank, turn: int) -> float:
     """Make the default group anew on the same store; returns seconds."""
-    processes.leave(rank)
+    benchmark.leave(rank)
     rank.store = dist.PrefixStore(f"turn{turn}", rank.store)
-    return processes.join(rank)
+    return benchmark.join(rank)
 
 
 def highest(stage: str, ranks: Ranks, seconds: float = 0) -> dict[str, Any]:
@@ -114,9 +114,9 @@ def highest(stage: str, ranks: Ranks, seconds: float = 0) -> dict[str, Any]:
 def measure_groups(backend: str, options: argparse.Namespace) -> dict[str, Any]:
     """Return a row a stage, and the CPU an idle process takes, for `backend`."""
     with Ranks(backend, options.ranks, options.deadline, fresh=True) as ranks:
-        ranks.call(processes.prepare)
+        ranks.call(benchmark.prepare)
         stages = [highest("imported", ranks)]
-        seconds = max(ranks.call(processes.join))
+        seconds = max(ranks.call(benchmark.join))
         stages.append(highest("default group", ranks, seconds))
         seconds = max(ranks.call(make_groups, options.groups))
         stages.append(highest(f"+ {options.groups} groups", ranks, seconds))
@@ -131,8 +131,8 @@ def measure_init(backend: str, size: int, options: argparse.Namespace) -> dict[s
     """Return the seconds `size` ranks take to make the default group, at first and again."""
     report.progress(f"{backend}, {size} ranks ")
     with Ranks(backend, size, options.deadline) as ranks:
-        ranks.call(processes.prepare)  # ends when the last rank has imported everything
-        first = max(ranks.call(processes.join))
+        ranks.call(benchmark.prepare)  # ends when the last rank has imported everything
+        first = max(ranks.call(benchmark.join))
         again = [max(ranks.call(join_again, turn)) for turn in range(1, options.rounds)]
     report.progress("")
     return {"backend": backend, "ranks": size, "first_s": first, "again_s": again}
@@ -206,4 +206,4 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    sys.exit(processes.main(run, parse()))
+    sys.exit(benchmark.main(run, parse()))

@@ -22,13 +22,13 @@ import sys
 import time
 from typing import Any
 
-import cases
-import processes
-import report
+from lab import cases
+from lab import benchmark
+from lab import report
 import torch
 import torch.distributed as dist
-from processes import Rank, Ranks
-from programs import Program
+from lab.benchmark import Rank, Ranks
+from lab.programs import Program
 
 RUNGS = ["handwritten", "plan", "engine", "torch"]
 FLOOR = "torch_fake"  # keys of the JSON, and heads of the table
@@ -44,7 +44,7 @@ def time_top(rank: Rank, count: int, calls: int) -> Times:
     """Return the seconds of each call on this rank; `count` is in float32 elements."""
     group = dist.new_group()
     dist.barrier()
-    processes.spread(rank)
+    benchmark.spread(rank)
     times = time_torch(torch.zeros(count), calls + WARM, group)[WARM:]
     dist.barrier()
     dist.destroy_process_group(group)
@@ -93,8 +93,8 @@ class Ladder:
         self.options = options
         self.ranks = stack.enter_context(Ranks(options.backend, options.ranks, options.deadline))
         self.floor = stack.enter_context(Ranks("fake", 1, options.deadline))
-        self.ranks.call(processes.prepare)
-        self.ranks.call(processes.join)
+        self.ranks.call(benchmark.prepare)
+        self.ranks.call(benchmark.join)
         if options.rungs != ["torch"]:
             program = Program("host_ladder", options.ranks, deadline=options.deadline)
             self.program = stack.enter_context(program)
@@ -125,7 +125,7 @@ class Ladder:
             return statistics.median(self.floor.call(time_floor, count, calls)[0])
         if what == "torch":
             times = self.ranks.call(time_top, count, calls)
-            return statistics.median(processes.slowest(times))
+            return statistics.median(benchmark.slowest(times))
         return statistics.median(self.program.ask(what, count, calls))
 
 
@@ -209,4 +209,4 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    sys.exit(processes.main(run, parse()))
+    sys.exit(benchmark.main(run, parse()))

@@ -24,13 +24,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import cases
-import processes
-import report
+from lab import cases
+from lab import benchmark
+from lab import report
 import torch
 import torch.distributed as dist
-from processes import BenchmarkError, Rank, Ranks
-from programs import ROOT, Program
+from lab.benchmark import BenchmarkError, Rank, Ranks
+from lab.programs import ROOT, Program
 
 RUNGS = ["blocking", "socket", "session", "checksum", "network"]
 CONNECTS = ["socket", "handshake", "network"]
@@ -102,7 +102,7 @@ def exchange(rank: Rank, pattern: str, size: int, calls: int) -> Sample:
     there_and_back(*((out, into) if rank.index == 0 else (into, out)))
     if not torch.equal(into, message(1 - rank.index, size)):
         raise cases.WrongResultError(f"send and recv of {size} bytes: other bytes came")
-    processes.spread(rank)
+    benchmark.spread(rank)
     return measured(ping if pattern == "ping" else stream)
 
 
@@ -119,7 +119,7 @@ def all_reduce(rank: Rank, size: int, calls: int) -> Sample:
         return times
 
     cases.verify("all_reduce", len(data), rank.index, rank.size)
-    processes.spread(rank)
+    benchmark.spread(rank)
     return measured(reduce)
 
 
@@ -147,8 +147,8 @@ class Ladder:
         }
         for ranks in self.top.values():
             ranks.call(enter, namespaces, variables)
-            ranks.call(processes.prepare)
-            ranks.call(processes.join)
+            ranks.call(benchmark.prepare)
+            ranks.call(benchmark.join)
 
     def time(self, rung: str, pattern: str, size: int, calls: int) -> Sample:
         if rung not in self.top:

@@ -13,10 +13,10 @@ import statistics
 import sys
 from typing import Any
 
-import cases
-import processes
-import report
-from programs import Program
+from lab import cases
+from lab import benchmark
+from lab import report
+from lab.programs import Program
 
 SIZES = "256K,1M,4M,16M,64M"
 SEGMENTS = "64K,128K,256K,512K"
@@ -71,4 +71,4 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    sys.exit(processes.main(run, parse()))
+    sys.exit(benchmark.main(run, parse()))

@@ -19,13 +19,13 @@ import sys
 import time
 from typing import Any
 
-import cases
+from lab import cases
 import groups
-import processes
-import report
+from lab import benchmark
+from lab import report
 import torch
 import torch.distributed as dist
-from processes import BenchmarkError, Rank, Ranks
+from lab.benchmark import BenchmarkError, Rank, Ranks
 
 COLLECTIVES = [name for name in cases.FACTORS if name != "barrier"]
 LARGEST = 22  # log2 of bytes
@@ -108,8 +108,8 @@ def run(options: argparse.Namespace) -> None:
     machine, calls, looks = report.machine(), 0, []
     slices = max(6, round(60 * options.minutes / SLICE))
     with Ranks(options.backend, options.ranks, options.deadline) as ranks:
-        ranks.call(processes.prepare)
-        ranks.call(processes.join)
+        ranks.call(benchmark.prepare)
+        ranks.call(benchmark.join)
         for number in range(slices):
             seconds = 60 * options.minutes / slices
             calls += ranks.call(some_calls, options.seed + number, seconds, limit=seconds + 120)[0]
@@ -151,4 +151,4 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    sys.exit(processes.main(run, parse()))
+    sys.exit(benchmark.main(run, parse()))

@@ -15,11 +15,11 @@ import sys
 from array import array
 from typing import Any
 
-import cases
+from lab import cases
 import collectives
-import processes
-import report
-from processes import Rank, Ranks
+from lab import benchmark
+from lab import report
+from lab.benchmark import Rank, Ranks
 
 TURN = 10_000  # calls
 QUANTILES = {"median": 0.5, "p99": 0.99, "p99.9": 0.999, "p99.99": 0.9999, "slowest": 1.0}
@@ -34,7 +34,7 @@ def time_turn(rank: Rank, size: int, calls: int) -> bytes:
 def turn(ranks: Ranks, size: int, calls: int) -> list[float]:
     """Return the seconds of each call on its slowest rank."""
     times = [list(array("d", answer)) for answer in ranks.call(time_turn, size, calls)]
-    return processes.slowest(times)
+    return benchmark.slowest(times)
 
 
 def quantiles(times: list[float]) -> dict[str, float]:
@@ -68,8 +68,8 @@ def run(options: argparse.Namespace) -> None:
             for backend in options.backends
         }
         for ranks in sets.values():
-            ranks.call(processes.prepare)
-            ranks.call(processes.join)
+            ranks.call(benchmark.prepare)
+            ranks.call(benchmark.join)
         rows = [row for size in options.bytes for row in measure(sets, size, options)]
     print(f"all_reduce, {options.ranks} ranks, microseconds\n")
     table = [
@@ -99,4 +99,4 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    sys.exit(processes.main(run, parse()))
+    sys.exit(benchmark.main(run, parse()))

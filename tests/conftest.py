@@ -16,8 +16,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from limits import limit, seed
-from zygote import Zygote
+from lab.limits import limit, seed
+from lab.zygote import Zygote
 
 ROOT = Path(__file__).resolve().parent.parent
 LEVELS = ["fast", "all", "soak"]

@@ -30,10 +30,10 @@ from documents import (
     slugs,
     without_code,
 )
-from limits import limit
-from ports import free_port
+from lab.limits import limit
+from lab.ports import free_port
 from test_house import CSRC, literals
-from workers import HOST, Rank, Ranks, ranks
+from lab.ranks import HOST, Rank, Ranks, ranks
 
 BLOCKS = [block for page in PAGES for block in blocks_of(page)]
 ENVIRONMENT = re.compile(r"[A-Z_]+=")
