@@ -24,11 +24,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from lab import cases
-from lab import benchmark
-from lab import report
 import torch.distributed as dist
-from lab.benchmark import BusyCores, Rank, Ranks
+
+from lab import benchmark, cases, report
+from lab.benchmark import BusyCores, Measured
+from lab.ranks import Rank
 
 COLLECTIVES = ["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast"]
 SIZES = "8,64,1K,4K,16K,64K,256K,1M,4M,16M,64M"
@@ -140,12 +140,12 @@ class Bench:
         if options.loaded:
             self.busy = stack.enter_context(BusyCores(options.deadline))
         self.sets = {
-            backend: stack.enter_context(Ranks(backend, options.ranks, options.deadline))
+            backend: stack.enter_context(Measured(options.ranks, backend, options.deadline))
             for backend in options.backends
         }
         for ranks in self.sets.values():
-            ranks.call(benchmark.prepare)
-            ranks.call(benchmark.join)
+            ranks(benchmark.prepare)
+            ranks(benchmark.join)
 
     def measure(self, collective: str, count: int) -> list[Sample]:
         """Verify, time every backend in turn for some rounds, and verify again."""
@@ -172,7 +172,7 @@ class Bench:
 
     def verify(self, collective: str, count: int) -> None:
         for ranks in self.sets.values():
-            ranks.call(verify, collective, count, limit=self.options.limit)
+            ranks(verify, collective, count, seconds=self.options.limit)
 
     def fitting_calls(self, sample: Sample, count: int) -> int:
         """Return how many calls take about `--seconds`."""
@@ -181,7 +181,7 @@ class Bench:
 
     def time_of_copies(self, collective: str, size: int) -> float:
         """Return what the copies of a call take with the faster kind, all ranks at once."""
-        by_rank = self.sets["ringcomm"].call(time_copies, size, limit=self.options.limit)
+        by_rank = self.sets["ringcomm"](time_copies, size, seconds=self.options.limit)
         kinds = zip(*by_rank, strict=True)
         fastest = min(statistics.median(benchmark.slowest(list(kind))) for kind in kinds)
         return cases.COPIES[collective](self.options.ranks) * fastest
@@ -190,7 +190,7 @@ class Bench:
         ranks = self.sets[sample.backend]
         if sample.loaded and self.busy:
             self.busy.run()
-        times = ranks.call(time_calls, sample.collective, count, calls, limit=self.options.limit)
+        times = ranks(time_calls, sample.collective, count, calls, seconds=self.options.limit)
         if self.busy:
             self.busy.pause()
         return benchmark.slowest(times)

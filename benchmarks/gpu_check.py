@@ -21,9 +21,10 @@ from typing import Any
 import gpu.build
 import gpu.stages
 import gpu.table
-from lab import report
 import torch
 from gpu.stages import ROOT, STAGES, Outcome, Settings
+
+from lab import report
 
 SIMULATED = ROOT / "build" / "tests" / "libringcomm_sim.so"
 GROUP_SECONDS = 540.0
@@ -43,7 +44,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     add("--short", action="store_true", help="simulated: the least of each stage, side by side")
     add("--no-build", action="store_true", help="use the ringcomm that is installed")
     add("--library", default="", metavar="PATH", help="a libringcomm_cuda.so, where nvcc is not")
-    add("--probe", default="", metavar="PATH", help="a compiled gpu_probe.cu, where nvcc is not")
+    add("--probe", default="", metavar="PATH", help="a compiled gpu/probe.cu, where nvcc is not")
     add("--seconds", type=float, default=GROUP_SECONDS, help="for a group's stages together")
     for hidden in ("--stage", "--settings", "--rows"):
         add(hidden, help=argparse.SUPPRESS)

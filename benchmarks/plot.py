@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
+
 from lab import report
 
 mpl.use("Agg")

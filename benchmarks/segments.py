@@ -13,9 +13,7 @@ import statistics
 import sys
 from typing import Any
 
-from lab import cases
-from lab import benchmark
-from lab import report
+from lab import benchmark, cases, report
 from lab.programs import Program
 
 SIZES = "256K,1M,4M,16M,64M"

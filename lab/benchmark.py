@@ -1,151 +1,63 @@
-"""Ranks as processes that wait at a pipe until they are asked for something, and busy cores.
-
-Every process has a deadline of its own (SIGALRM), ends when its parent does, and is ended by its
-own handle. While ranks are not asked for anything they block in a read of the pipe, so the ranks
-of several backends can be alive at once and be measured in turn.
-"""
+"""What benchmarks do with their ranks: have them meet, leave, and be measured; and busy cores."""
 
 from __future__ import annotations
 
-import ctypes
 import datetime
 import gc
 import importlib
-import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 import time
-import traceback
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from importlib.util import find_spec
-from multiprocessing.connection import Connection, wait
-from multiprocessing.context import ForkServerContext, SpawnContext
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar
 
-from lab import report
-import torch
 import torch.distributed as dist
 
-T = TypeVar("T")
+from lab import report
+from lab.ranks import Rank, RankError, Ranks
 
-PR_SET_PDEATHSIG = 1
-HOST = "127.0.0.1"
 LIFETIME = 3600.0  # seconds after which any process here ends, whatever has happened
 
 
 class BenchmarkError(RuntimeError):
-    """A rank failed, died or did not answer; the message says which and why."""
+    """Something else than a rank failed; the message says what and why."""
 
 
-@dataclass
-class Rank:
-    """Where a task runs: tasks get it as their first argument, and keep things in `kept`."""
+class Measured(Ranks):
+    """The ranks of one backend for a whole run. A context manager: leaving it ends them."""
 
-    backend: str
-    index: int
-    size: int
-    store: Any  # dist.Store
-    kept: dict[str, Any] = field(default_factory=dict)
-
-
-class Ranks:
-    """The processes of one backend, one a rank. A context manager: leaving it ends them."""
+    # Nothing else, so that memory is that of the backend; groups are made when they are timed.
+    preloaded: ClassVar = ["torch.distributed"]
+    joins = False
+    seconds = 300.0
+    slower = 1.0  # the machine is to be idle
 
     def __init__(
-        self, backend: str, size: int, lifetime: float = LIFETIME, *, fresh: bool = False
+        self, size: int, backend: str, lifetime: float = LIFETIME, *, fresh: bool = False
     ) -> None:
-        """Start the processes and return at once. `lifetime` is in seconds.
+        """Start the processes and return at once. `lifetime` is in seconds."""
+        super().__init__(size, backend)
+        self.lifetime, self.fresh = lifetime, fresh
+        self.start()
 
-        They are forked from one process that has imported torch and nothing else, which is quick;
-        with `fresh` each imports all by itself, so that its memory is that of any program.
-        """
-        os.environ["OMP_NUM_THREADS"] = "1"  # the ranks inherit it
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-        self.backend, self.size = backend, size
-        self._store = dist.TCPStore(HOST, 0, is_master=True, wait_for_workers=False)
-        self._pipes: list[Connection] = []
-        self._processes: list[multiprocessing.process.BaseProcess] = []
-        context: SpawnContext | ForkServerContext = multiprocessing.get_context("forkserver")
-        if fresh:
-            context = multiprocessing.get_context("spawn")
-        context.set_forkserver_preload(["torch.distributed"])
-        for index in range(size):
-            ours, theirs = context.Pipe()
-            where = (backend, index, size, self._store.port)
-            process = context.Process(target=_serve, args=(theirs, where, lifetime), daemon=True)
-            process.start()
-            theirs.close()
-            self._pipes.append(ours)
-            self._processes.append(process)
-
-    def __enter__(self) -> Ranks:
+    def __enter__(self) -> Measured:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         try:
             if kind is None:
-                self.call(leave, limit=30)
-                for pipe in self._pipes:
-                    pipe.close()  # the rank that reads it ends by itself
-                self._join(10)
+                self(leave, seconds=30)
+                self.end()
         finally:
-            for process in self._processes:
-                process.kill()  # does nothing to one that has ended
-            self._join(10)
+            self.kill()
 
-    def _join(self, seconds: float) -> None:
-        end = time.monotonic() + seconds
-        for process in self._processes:
-            process.join(max(0.0, end - time.monotonic()))
-
-    @property
-    def pids(self) -> list[int]:
-        return [process.pid or 0 for process in self._processes]
-
-    def call(self, task: Callable[..., T], *args: Any, limit: float = 300.0) -> list[T]:
-        """Run `task(Rank, *args)` on every rank at once; return what they returned, by rank.
-
-        Raises BenchmarkError when a rank fails, dies, or does not answer in `limit` seconds. The
-        others may then be stuck: leave the context.
-        """
-        for index, pipe in enumerate(self._pipes):
-            try:
-                pipe.send((task, args))
-            except OSError as error:
-                raise self._died(index) from error
-        answers: dict[int, T] = {}
-        end = time.monotonic() + limit
-        while len(answers) < self.size:
-            missing = [index for index in range(self.size) if index not in answers]
-            ready = wait([self._pipes[i] for i in missing], max(0.0, end - time.monotonic()))
-            if not ready:
-                raise BenchmarkError(
-                    f"{self.backend}: ranks {missing} did not finish `{task.__name__}` "
-                    f"within {limit:.0f} s"
-                )
-            for index in missing:
-                if self._pipes[index] in ready:
-                    answers[index] = self._receive(index)
-        return [answers[index] for index in range(self.size)]
-
-    def _receive(self, index: int) -> Any:
-        try:
-            succeeded, answer = self._pipes[index].recv()
-        except (EOFError, OSError) as error:
-            raise self._died(index) from error
-        if not succeeded:
-            raise BenchmarkError(f"{self.backend}, rank {index}: {answer}")
-        return answer
-
-    def _died(self, index: int) -> BenchmarkError:
-        self._processes[index].join(1)
-        code = self._processes[index].exitcode
-        why = "its deadline passed" if code == -signal.SIGALRM else f"exit code {code}"
-        return BenchmarkError(f"{self.backend}: rank {index} died ({why})")
+    @staticmethod
+    def words_of(text: str, trace: str, plain: bool) -> str:
+        return text if plain else trace
 
 
 def slowest(times: list[list[float]]) -> list[float]:
@@ -157,7 +69,7 @@ def main(run: Callable[[Any], None], options: Any) -> int:
     """Run a benchmark; returns its exit status. What a rank met is told in its own words."""
     try:
         run(options)
-    except BenchmarkError as error:
+    except (BenchmarkError, RankError) as error:
         report.progress("")
         print(f"{Path(sys.argv[0]).name}: {error}", file=sys.stderr)
         return 1
@@ -207,40 +119,6 @@ def leave(rank: Rank) -> None:
         if rank.backend != "fake":
             dist.barrier()
         dist.destroy_process_group()
-
-
-def _serve(pipe: Connection, where: tuple[str, int, int, int], lifetime: float) -> None:
-    """Run tasks from `pipe` until it closes: the life of one rank."""
-    backend, index, size, port = where
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends us
-    end_with_parent(lifetime)
-    torch.set_num_threads(1)
-    rank = Rank(backend, index, size, dist.TCPStore(HOST, port, wait_for_workers=False))
-    while True:
-        try:
-            task, arguments = pipe.recv()
-        except (EOFError, OSError):
-            return
-        try:
-            answer = (True, task(rank, *arguments))
-        except Exception as error:  # noqa: BLE001  whatever it is, the parent reports it
-            answer = (False, describe(error))
-        try:
-            pipe.send(answer)
-        except OSError:
-            return
-
-
-def describe(error: Exception) -> str:
-    """Say what went wrong, and where unless that is plain."""
-    plain = isinstance(error, (ImportError, AssertionError)) and str(error)
-    return str(error) if plain else "".join(traceback.format_exception(error)).rstrip()
-
-
-def end_with_parent(lifetime: float) -> None:
-    """Have the kernel end this process when its parent ends, or after `lifetime` seconds."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    signal.alarm(max(1, int(lifetime)))
 
 
 class BusyCores:

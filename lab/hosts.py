@@ -158,6 +158,7 @@ class Hosts:
         command: Sequence[str | Path],
         env: Environment | None = None,
         output: int | None = None,
+        cwd: Path | None = None,
     ) -> subprocess.Popen[bytes]:
         """Start a command on a host, in a session of its own; None in `env` removes a variable.
 
@@ -174,6 +175,7 @@ class Hosts:
             env={name: value for name, value in merged.items() if value is not None},
             stdin=subprocess.DEVNULL,
             stdout=output,
+            cwd=cwd,
             stderr=subprocess.STDOUT if output is not None else None,
             start_new_session=True,
         )

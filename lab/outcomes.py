@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch.distributed as dist
+
 from lab.ranks import Rank, error_of
 
 SOON = 1.0  # seconds within which death and mismatch are errors everywhere

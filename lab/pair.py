@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+
 from lab.oracle import bits
 from lab.ranks import Rank, Ranks
 

@@ -5,16 +5,15 @@ from __future__ import annotations
 import contextlib
 import subprocess
 import threading
-from pathlib import Path
 
+from lab import ROOT
 from lab.benchmark import BenchmarkError
 
-ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = [ROOT / "build" / folder for folder in ("tests", "plain/bin")]
 
 
 class Program:
-    """A program of tests/cpp that is built. A context manager: leaving it ends the program."""
+    """A program of benchmarks/cpp that is built. A context manager: leaving it ends the program."""
 
     def __init__(self, name: str, *arguments: object, deadline: float) -> None:
         """Start it. It is killed after `deadline` seconds. Raises BenchmarkError."""

@@ -15,8 +15,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from conftest import ROOT
-
+from lab import ROOT
 from ringcomm.costs import Costs, Fabrics
 
 NOTHING = Costs(0, 0, 0)
@@ -34,7 +33,7 @@ class Shape(NamedTuple):
 
 @functools.lru_cache(maxsize=64)
 def plans_of(shape: Shape, algorithm: str) -> list[dict[str, Any]]:
-    """The plan of each rank, as tests/cpp/print_plans.cc has it."""
+    """The plan of each rank, as tests/cpp/plan/print_plans.cc has it."""
     program = ROOT / "build" / "tests" / "print_plans"
     assert program.exists(), "print_plans is not built: run `make test`"
     words = [program, shape.collective, algorithm, *shape[1:], "--json"]

@@ -1,4 +1,4 @@
-"""Tasks of fault_rank.py that are no rank's: they listen on a wire, and bother who listens."""
+"""Tasks of faults/agent.py that are no rank's: they listen on a wire, and bother who listens."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ be loaded first, say, or the user differs. The long forms do without (conftest.p
 has ZYGOTE_OFF in its environment is an interpreter as any other, too; one that has ZYGOTE_WHOLE
 takes all modules apart at its end, as others do.
 
-    zygote.py FOLDER     serves FOLDER/socket until its standard input ends
+    python -m lab.zygote FOLDER     serves FOLDER/socket until its standard input ends
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ import types
 from pathlib import Path
 from typing import Any
 
-from lab import zygote_client
+from lab import START, zygote_client
 
 PRELOADED = [
     "torch.distributed.run",
@@ -60,7 +60,8 @@ class Zygote:
         self.python.write_text(f"#!{sys.executable} -IS\n{client}")
         self.python.chmod(0o755)
         self._process = subprocess.Popen(
-            [sys.executable, __file__, self.folder],
+            [sys.executable, "-m", "lab.zygote", self.folder],
+            cwd=START,
             stdin=subprocess.PIPE,
             env={**os.environ, "OMP_NUM_THREADS": "1", "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"},
         )
@@ -240,11 +241,13 @@ def run_quickly(how: str, what: str) -> None:
 
 
 if __name__ == "__main__":
-    PATH = [path for path in sys.path if path != str(Path(__file__).resolve().parent)]
+    PATH = sys.path[1:]  # without START
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     same = zygote_client.facts(os.environ)
     for module in PRELOADED:
         importlib.import_module(module)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "lab"]:
+        del sys.modules[name]  # a program imports that of its own path
     gc.freeze()
     if (order := Server(Path(sys.argv[1]), same).serve()) is not None:
         begin = become(order)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import ROOT, Run
+from conftest import Run
 from documents import (
     PAGES,
     WORDS,
@@ -30,9 +30,11 @@ from documents import (
     slugs,
     without_code,
 )
+from test_house import CSRC, literals
+
+from lab import ROOT
 from lab.limits import limit
 from lab.ports import free_port
-from test_house import CSRC, literals
 from lab.ranks import HOST, Rank, Ranks, ranks
 
 BLOCKS = [block for page in PAGES for block in blocks_of(page)]

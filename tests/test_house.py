@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
+
+from lab import ROOT
 
 # A folder may include its own headers and those of folders below it.
 BELOW = {

@@ -14,15 +14,16 @@ from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
-import gpu.table
 import torch
 import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import gpu.table
 from gpu.ranks import DeviceRanks, Entry, environment, meet, place_of, preload_training
 from gpu.stages import Settings, last_line, parts
 from gpu.table import Row
-from lab.benchmark import Rank
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel
+from lab.ranks import Rank
 
 COUNT = 300_007
 BUSY = 60.0  # milliseconds that the GPU is kept busy, and the host is not to wait
@@ -309,7 +310,7 @@ class Crew:
         try:
             if self._ranks is None:
                 self._ranks = self._make().__enter__()
-            return True, self._ranks.call(check, limit=limit)[0]
+            return True, self._ranks(check, seconds=limit)[0]
         except Exception as error:  # noqa: BLE001  it goes into the table
             print(f"{check.__name__}: {error}", flush=True)
             if self._ranks is not None:
@@ -361,7 +362,7 @@ def _start(settings: Settings) -> Iterator[Row]:
     for size in sizes:
         ranks = DeviceRanks(size, Entry(settings.kind, settings.library))
         with ranks:
-            seconds = ranks.call(_again, settings.kind, limit=60)
+            seconds = ranks(_again, settings.kind, seconds=60)
         yield gpu.table.info(f"{size} ranks: a new group's first result", 1e3 * max(seconds), "ms")
 
 

@@ -16,15 +16,16 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import gpu.table
 import torch
+
+import gpu.table
 from gpu.stages import ROOT, Settings, parts
 from gpu.table import Row
 
 BUILT = ROOT / "build" / "gpu_check"  # kept from one run to the next
 CUDA_LIBRARY = "libringcomm_cuda.so"
 ARCHITECTURE = "90"  # the H200's
-PROBE = Path(__file__).parent / "gpu_probe.cu"
+PROBE = Path(__file__).parent / "probe.cu"
 SOURCES = ("csrc", "ringcomm", "setup.py", "pyproject.toml", "CMakeLists.txt")
 BUILD_SECONDS, PROBE_SECONDS = 280, 160
 
@@ -228,7 +229,7 @@ def build(settings: Settings) -> Iterator[Row]:
 
 
 def compile_probe(program: Path) -> str:
-    """Compile gpu_probe.cu; returns what nvcc says of an error."""
+    """Compile probe.cu; returns what nvcc says of an error."""
     command = [nvcc(), "-O3", "-std=c++17", f"-arch=sm_{ARCHITECTURE}", str(PROBE)]
     done = subprocess.run(
         [*command, "-o", str(program)], capture_output=True, text=True, timeout=100
@@ -262,7 +263,7 @@ def probe(settings: Settings) -> Iterator[Row]:
     program = Path(settings.probe) if settings.probe else BUILT / "gpu_probe"
     BUILT.mkdir(parents=True, exist_ok=True)
     if not settings.probe and not nvcc():
-        note = "no nvcc here: compile gpu_probe.cu elsewhere and give --probe"
+        note = "no nvcc here: compile gpu/probe.cu elsewhere and give --probe"
         row = gpu.table.info if settings.simulated else gpu.table.failed
         yield row("the probe", note=note)
         return

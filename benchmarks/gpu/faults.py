@@ -14,14 +14,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import gpu.table
-from lab import benchmark
 import torch
 import torch.distributed as dist
+
+import gpu.table
 from gpu.ranks import LIBRARY, DeviceRanks, Entry, place_of
-from gpu.stages import Settings, parts
+from gpu.stages import FOLDER, Settings, parts
 from gpu.table import Row
-from lab.benchmark import Rank
+from lab.ranks import HOST, Rank
 
 RANKS = 4
 WITHIN = 2.0  # seconds from a death or a mismatch to the error on every other rank
@@ -207,13 +207,14 @@ def sanitizer_path() -> str:
 
 
 def small_run(command: list[str], settings: Settings) -> list[tuple[int | None, str]]:
-    """Run gpu_ranks.py on two ranks, under `command`; returns each one's status and output."""
-    store = torch.distributed.TCPStore(benchmark.HOST, 0, is_master=True, wait_for_workers=False)
-    script = str(Path(__file__).parent / "gpu_ranks.py")
+    """Run gpu/ranks.py on two ranks, under `command`; returns each one's status and output."""
+    store = torch.distributed.TCPStore(HOST, 0, is_master=True, wait_for_workers=False)
+    program = [sys.executable, "-m", "gpu.ranks", settings.kind]
     variables = {LIBRARY: settings.library} if settings.library else {}
     running = [
         subprocess.Popen(
-            [*command, sys.executable, script, settings.kind, str(rank), "2", str(store.port)],
+            [*command, *program, str(rank), "2", str(store.port)],
+            cwd=FOLDER,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

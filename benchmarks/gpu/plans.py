@@ -12,15 +12,16 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import gpu.ranks
-import gpu.table
 import torch
 import torch.distributed as dist
-from lab.cases import all_gather_single, reduce_scatter_single
+
+import gpu.ranks
+import gpu.table
 from gpu.ranks import DeviceRanks, Entry, place_of
 from gpu.stages import Settings, parts
 from gpu.table import Row
-from lab.benchmark import Rank
+from lab.cases import all_gather_single, reduce_scatter_single
+from lab.ranks import Rank
 
 INTEGERS = [
     torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
@@ -226,12 +227,12 @@ def of_size(size: int, settings: Settings) -> Iterator[Row]:
     with DeviceRanks(size, entry) as here, DeviceRanks(size, Entry("cpu")) as there:
         names = sorted({name for which in COLLECTIVES[:-1] for name in gpu.ranks.algorithms(which)})
         for ranks in (here, there):
-            ranks.call(make_groups, names, limit=limit)
+            ranks(make_groups, names, seconds=limit)
         for collective in COLLECTIVES:
             own = gpu.ranks.algorithms(collective) if collective != "send_recv" else []
             cases = cases_of(collective, [None, *own], size, settings)
-            digests = here.call(run_cases, cases, limit=limit)
-            wrong = compare(cases, digests, there.call(run_cases, cases, limit=limit))
+            digests = here(run_cases, cases, seconds=limit)
+            wrong = compare(cases, digests, there(run_cases, cases, seconds=limit))
             by = ", ".join(own) or "messages"
             yield judge(f"{size} ranks: {collective} ({by})", cases, wrong)
             if collective == "all_reduce":

@@ -12,7 +12,7 @@
 #include <cstdlib>
 #include <vector>
 
-#include "gpu_probe_bytes.cuh"
+#include "probe_bytes.cuh"
 
 namespace probe {
 namespace {

@@ -1,7 +1,7 @@
 // Bandwidth: copies, and sums over all processes' memory by one kernel or by one a process.
 #pragma once
 
-#include "gpu_probe_kernels.cuh"
+#include "probe_kernels.cuh"
 
 namespace probe {
 

@@ -3,7 +3,7 @@
 
 #include <functional>
 
-#include "gpu_probe.h"
+#include "probe.h"
 
 namespace probe {
 

@@ -16,13 +16,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import timedelta
 from multiprocessing import forkserver
-from multiprocessing.connection import wait
 from typing import Any, TypeVar
 
-from lab import benchmark
 import torch
 import torch.distributed as dist
-from lab.benchmark import BenchmarkError, Rank, Ranks
+
+from lab import benchmark
+from lab.benchmark import Measured
+from lab.ranks import HOST, Rank, RankError, end_with_parent
 
 T = TypeVar("T")
 
@@ -150,20 +151,20 @@ def preload_training() -> None:
     forkserver.ensure_running()
 
 
-class DeviceRanks(Ranks):
+class DeviceRanks(Measured):
     """Ranks that have entered, and what a test of failures needs of them."""
 
     def __init__(
         self, size: int, entry: Entry, backend: str = "ringcomm", *, fresh: bool = False
     ) -> None:
         """Start them. `fresh` ones have this process's environment from their first line on."""
-        super().__init__(backend, size, lifetime=600, fresh=fresh)
+        super().__init__(size, backend, lifetime=600, fresh=fresh)
         self._abandoned = False
         self._entry = entry
 
     def __enter__(self) -> DeviceRanks:
         try:
-            self.call(enter, self._entry, limit=START_SECONDS)
+            self(enter, self._entry, seconds=START_SECONDS)
         except BaseException:
             self.abandon()
             self.__exit__(None)
@@ -171,7 +172,7 @@ class DeviceRanks(Ranks):
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
-        super().__exit__(BenchmarkError if self._abandoned else kind, *rest)
+        super().__exit__(RankError if self._abandoned else kind, *rest)
 
     def abandon(self) -> None:
         """They have failed, as they were meant to: end them without a word."""
@@ -179,30 +180,15 @@ class DeviceRanks(Ranks):
 
     def await_key(self, key: str) -> None:
         """Wait until a rank has set `key`."""
+        assert self._store is not None
         self._store.wait([key], timedelta(seconds=START_SECONDS))
 
-    def begin(self, task: Callable[..., Any], *args: Any) -> None:
-        """Have every rank begin `task(Rank, *args)`; `collect` has the answers."""
-        for pipe in self._pipes:
-            pipe.send((task, args))
-
-    def collect(self, limit: float) -> dict[int, Any]:
+    def collect(self, seconds: float) -> dict[int, Any]:
         """Return the answers by rank; an exception in place of one that failed, died or is late."""
-        answers: dict[int, Any] = {}
-        end = time.monotonic() + limit
-        while len(answers) < self.size:
-            missing = [index for index in range(self.size) if index not in answers]
-            ready = wait([self._pipes[i] for i in missing], max(0.0, end - time.monotonic()))
-            if not ready:
-                late = BenchmarkError(f"no answer within {limit:.0f} s")
-                return answers | dict.fromkeys(missing, late)
-            for index in missing:
-                if self._pipes[index] in ready:
-                    try:
-                        answers[index] = self._receive(index)
-                    except BenchmarkError as error:
-                        answers[index] = error
-        return answers
+        late = RankError(f"no answer within {seconds:.0f} s")
+        given = self.answers(seconds)
+        said = {i: a if good else RankError(self._says(i, a)) for i, (good, a) in given.items()}
+        return dict.fromkeys(range(self.size), late) | said
 
 
 @contextlib.contextmanager
@@ -245,8 +231,8 @@ def algorithms(collective: str) -> list[str]:
 
 def small_run(kind: str, index: int, size: int, port: int) -> None:
     """Do a little of everything: what a sanitizer looks at."""
-    store = dist.TCPStore(benchmark.HOST, port, wait_for_workers=False)
-    rank = Rank("ringcomm", index, size, store)
+    store = dist.TCPStore(HOST, port, wait_for_workers=False)
+    rank = Rank(index, size, store)
     enter(rank, Entry(kind, os.environ.get(LIBRARY, "")))
     place = place_of(rank)
     for count in (1, 1001, 300_000):
@@ -263,5 +249,5 @@ def small_run(kind: str, index: int, size: int, port: int) -> None:
 
 
 if __name__ == "__main__":
-    benchmark.end_with_parent(300)
+    end_with_parent(300)
     small_run(sys.argv[1], *(int(word) for word in sys.argv[2:5]))

@@ -23,16 +23,18 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import gpu.ranks
-import gpu.table
-from lab import report
 import torch
 import torch.distributed as dist
-from lab.cases import all_gather_single, reduce_scatter_single
+
+import gpu.ranks
+import gpu.table
 from gpu.ranks import DeviceRanks, Entry, environment, meet, place_of
 from gpu.stages import Settings, parts
 from gpu.table import Row
-from lab.benchmark import Rank, slowest
+from lab import report
+from lab.benchmark import slowest
+from lab.cases import all_gather_single, reduce_scatter_single
+from lab.ranks import Rank
 
 MIB = 1 << 20
 KERNEL_SHARE, WHOLE_SHARE, RING_SHARE = 85.0, 80.0, 80.0  # percent of the ceiling
@@ -147,13 +149,13 @@ def shares_of(size: int, settings: Settings) -> Iterator[Row]:
     calls, rounds = settings.pick((8, 7), (2, 2), (2, 2))
     large = sizes[-1]
     with DeviceRanks(size, Entry(settings.kind, settings.library)) as ranks:
-        ceiling = ranks.call(copy_ceiling, large, limit=60)[0]
+        ceiling = ranks(copy_ceiling, large, seconds=60)[0]
         yield gpu.table.info(f"{size} ranks: copy ceiling", ceiling, "GB/s", "read and written")
         for name, algorithm in (("default", None), ("ring", "ring")):
-            ranks.call(make_group, name, algorithm, limit=60)
+            ranks(make_group, name, algorithm, seconds=60)
             moved, share = (ring_bytes, RING_SHARE) if algorithm else (leader_bytes, WHOLE_SHARE)
             for each in sizes:
-                times = ranks.call(time_all_reduce, name, each, calls, rounds, limit=60)
+                times = ranks(time_all_reduce, name, each, calls, rounds, seconds=60)
                 seconds = median(times)
                 rate = moved(each, size) / seconds / 1e9
                 note = f"{report.show_time(seconds)} µs, {rate:.0f} GB/s"
@@ -162,7 +164,7 @@ def shares_of(size: int, settings: Settings) -> Iterator[Row]:
             if algorithm is None:
                 yield from _kernel(ranks, size, sizes[-2:], ceiling)
         for name, (_, least) in COLLECTIVES.items():
-            seconds = median(ranks.call(time_collective, name, sizes[-1], calls, 3, limit=60))
+            seconds = median(ranks(time_collective, name, sizes[-1], calls, 3, seconds=60))
             rate = least(sizes[-1], size) / seconds / 1e9
             what = f"{size} ranks: {name} {report.show_size(sizes[-1])}"
             note = f"{report.show_time(seconds)} µs; of the bytes that it needs at the least"
@@ -179,7 +181,7 @@ def _share(what: str, percent: float, target: float | None, note: str) -> Row:
 def _kernel(ranks: DeviceRanks, size: int, sizes: list[int], ceiling: float) -> Iterator[Row]:
     """Yield the leader's kernel alone: without the ranks' waiting for one another."""
     for each in sizes:
-        seconds = ranks.call(kernel_time, each, 10, limit=60)[0]
+        seconds = ranks(kernel_time, each, 10, seconds=60)[0]
         what = f"{size} ranks: kernel alone {report.show_size(each)}"
         if not seconds:
             yield gpu.table.info(what, note="the profiler shows no kernel here")
@@ -194,8 +196,8 @@ def many(settings: Settings) -> Iterator[Row]:
     size = settings.pick(MANY, 4, 3)
     each = settings.pick(LARGE, MIB, MIB)
     with DeviceRanks(size, Entry(settings.kind, settings.library)) as ranks:
-        ranks.call(make_group, "default", None, limit=60)
-        times = ranks.call(time_all_reduce, "default", each, 8, 3, limit=60)
+        ranks(make_group, "default", None, seconds=60)
+        times = ranks(time_all_reduce, "default", each, 8, 3, seconds=60)
         what = f"{size} ranks: all_reduce {report.show_size(each)} ends"
         yield gpu.table.passed(what, 1e6 * median(times), "µs")
 
@@ -280,19 +282,19 @@ def latency_of(size: int, settings: Settings) -> Iterator[Row]:
         counts: list[int] = settings.pick([2, 256, 4096, 16384], [2, 4096], [2])
         for count in counts:
             what = f"{size} ranks: all_reduce {report.show_size(4 * count)}"
-            times = sorted(slowest(ranks.call(time_calls, count, calls, limit=40)))
+            times = sorted(slowest(ranks(time_calls, count, calls, seconds=40)))
             late = 1e6 * times[int(0.99 * (len(times) - 1))]
-            in_stream = 1e6 * max(ranks.call(time_in_stream, count, UNDER_WAY, limit=40))
+            in_stream = 1e6 * max(ranks(time_in_stream, count, UNDER_WAY, seconds=40))
             note = f"p99 {late:.0f} µs; in a stream {in_stream:.1f} µs a call"
             yield gpu.table.info(what, 1e6 * statistics.median(times), "µs", note)
         rounds = settings.pick(12, 2, 2)
-        of_ranks = ranks.call(time_enqueueing, 256, rounds, limit=40)
+        of_ranks = ranks(time_enqueueing, 256, rounds, seconds=40)
         host = 1e6 * max(statistics.median(times) for times in of_ranks)
         worst = 1e6 * max(max(times) for times in of_ranks)
         what = f"{size} ranks: enqueueing an all_reduce"
         note = f"median of the slower rank's host; longest {worst:.0f} µs"
         yield gpu.table.at_most(ENQUEUE_MICROSECONDS, what, host, "µs", note)
-        waited = statistics.median(slowest(ranks.call(time_barrier, calls, limit=40)))
+        waited = statistics.median(slowest(ranks(time_barrier, calls, seconds=40)))
         yield gpu.table.info(f"{size} ranks: barrier()", 1e6 * waited, "µs")
 
 
@@ -335,7 +337,7 @@ def symmetric(settings: Settings) -> Iterator[Row]:
             what = f"2 ranks: two_shot_all_reduce_ {report.show_size(size)}"
             try:
                 with DeviceRanks(2, Entry(settings.kind), "gloo", fresh=True) as ranks:
-                    times = ranks.call(symmetric_all_reduce, "two_shot_all_reduce_", size, limit=15)
+                    times = ranks(symmetric_all_reduce, "two_shot_all_reduce_", size, seconds=15)
                 yield gpu.table.info(what, 1e6 * max(times), "µs", "it spins in kernels")
             except Exception as error:  # noqa: BLE001  its own words are the row
                 print(f"{what}: {error}", flush=True)

@@ -23,7 +23,8 @@ from typing import Any
 import gpu.table
 from gpu.table import Row
 
-ROOT = Path(__file__).resolve().parent.parent
+FOLDER = Path(__file__).resolve().parent.parent  # benchmarks/
+ROOT = FOLDER.parent
 TAIL = 40  # lines of a stage's output that are kept when it fails
 
 
@@ -62,7 +63,7 @@ class Stage:
     about: str
 
     def function(self) -> Function:
-        module, _, name = self.where.partition(".")
+        module, _, name = self.where.rpartition(".")
         found: Function = getattr(importlib.import_module(module), name)
         return found
 
@@ -70,7 +71,7 @@ class Stage:
 # The limits of a group add up to nine minutes at most.
 STAGES = [
     Stage("build", 1, 300, "gpu.build.build", "the machine, what a build needs, the build"),
-    Stage("probe", 1, 180, "gpu.build.probe", "what the GPU and its driver do (gpu_probe.cu)"),
+    Stage("probe", 1, 180, "gpu.build.probe", "what the GPU and its driver do (gpu/probe.cu)"),
     Stage("plans", 2, 270, "gpu.plans.plans", "every collective and algorithm as on the CPU"),
     Stage("torch", 2, 150, "gpu.behaviour.checks", "streams, futures, groups, DDP, FSDP"),
     Stage("faults", 2, 110, "gpu.faults.faults", "deaths, mismatches, ranks that never come"),
@@ -148,8 +149,8 @@ class Running:
         self._rows, self._log = folder / f"{stage.name}.rows", folder / f"{stage.name}.log"
         self._rows.unlink(missing_ok=True)
         settings_text = json.dumps(dataclasses.asdict(settings))
-        script = Path(__file__).parent / "gpu_check.py"
-        command = [sys.executable, str(script), "--stage", stage.name, "--settings", settings_text]
+        command = [sys.executable, str(FOLDER / "gpu_check.py"), "--stage", stage.name]
+        command += ["--settings", settings_text]
         self._start = time.monotonic()
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(

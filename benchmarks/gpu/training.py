@@ -14,14 +14,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import gpu.table
 import torch
-from gpu.ranks import LIBRARY, DeviceRanks, Entry, meet, place_of, preload_training
-from gpu.stages import Settings, last_line, parts
-from gpu.table import Row
-from lab.benchmark import Rank, slowest
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+
+import gpu.table
+from gpu.ranks import LIBRARY, DeviceRanks, Entry, meet, place_of, preload_training
+from gpu.stages import FOLDER, Settings, last_line, parts
+from gpu.table import Row
+from lab.benchmark import slowest
+from lab.ranks import Rank
 
 FASTER = 3.0  # communication than Gloo's, at two ranks
 STEPS, ROUNDS = 4, 3
@@ -86,7 +88,7 @@ def checksums(rank: Rank) -> list[int]:
 
 def round_of(ranks: DeviceRanks, steps: int, limit: float) -> tuple[float, float]:
     """Return a round's median step, and what of it is communication, in seconds."""
-    times = ranks.call(time_steps, steps, limit=limit)
+    times = ranks(time_steps, steps, seconds=limit)
     exchanging, silent = (
         statistics.median(slowest([of_rank[kind] for of_rank in times]))
         for kind in ("exchanging", "silent")
@@ -105,12 +107,12 @@ def compared(size: int, backends: list[str], settings: Settings) -> Iterator[Row
             for backend in backends
         }
         for ranks in sets.values():
-            parameters = ranks.call(build, *model, limit=60)[0]
+            parameters = ranks(build, *model, seconds=60)[0]
         found: dict[str, list[tuple[float, float]]] = {backend: [] for backend in sets}
         for _ in range(rounds):
             for backend, ranks in sets.items():
                 found[backend].append(round_of(ranks, steps, 60))
-        differing = [b for b, r in sets.items() if len(set(map(tuple, r.call(checksums)))) > 1]
+        differing = [b for b, r in sets.items() if len(set(map(tuple, r(checksums)))) > 1]
     exposed = {b: statistics.median(figure for _, figure in found[b]) for b in found}
     for backend, figures in found.items():
         whole = statistics.median(figure for figure, _ in figures)
@@ -152,7 +154,7 @@ def _nccl(size: int, variables: dict[str, str], settings: Settings) -> Iterator[
     try:
         entry = Entry(settings.kind, environment=variables)
         with DeviceRanks(size, entry, "nccl") as ranks:
-            ranks.call(build, 4096, 6, 64, limit=NCCL_SECONDS)
+            ranks(build, 4096, 6, 64, seconds=NCCL_SECONDS)
             whole, exposed = round_of(ranks, STEPS, NCCL_SECONDS)
         note = f"of a step of {1e3 * whole:.2f} ms" + (", over sockets" if size > 1 else "")
         yield gpu.table.info(what, 1e3 * exposed, "ms", note)
@@ -182,7 +184,7 @@ def on_cpu(transport: str, size: int, settings: Settings) -> Iterator[Row]:
     sizes = settings.pick("8,16K,1M,64M", "8,64K", "64K")
     rounds, seconds = settings.pick(("3", "0.15"), ("2", "0.005"), ("2", "0.005"))
     report = Path(settings.folder) / f"cpu_{transport}_{size}.json"
-    command = [sys.executable, str(Path(__file__).parent / "collectives.py")]
+    command = [sys.executable, str(FOLDER / "collectives.py")]
     command += ["--ranks", str(size), "--collectives", "all_reduce", "--sizes", sizes]
     command += ["--rounds", rounds, "--seconds", seconds, "--deadline", "60"]
     variables = {"RINGCOMM_TRANSPORT": "tcp"} if transport == "tcp" else {}

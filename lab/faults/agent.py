@@ -1,6 +1,6 @@
 """What runs on the hosts of crew.py: an agent that forks ranks, and what these do.
 
-fault_rank.py SOCKET HOST
+python -m lab.faults.agent SOCKET HOST
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from datetime import timedelta
 from multiprocessing.connection import Client
 from typing import Any
 
-from lab import strangers
 import torch
 import torch.distributed as dist
-from lab.faults.place import End, Place, end_of, mixed, used
-from lab.faults.trouble import TROUBLE
 
 import ringcomm  # noqa: F401
+from lab import strangers
+from lab.faults.place import End, Place, end_of, mixed, used
+from lab.faults.trouble import TROUBLE
 
 MOST_STEPS = 200_000  # whose times are remembered
 LIFETIME = 1200  # seconds after which a rank ends, whatever has happened

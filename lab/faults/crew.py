@@ -5,7 +5,7 @@
     os.kill(job.ranks[2].pid, signal.SIGKILL)
     ends = job.ends(10)  # by rank; {"lost": why} where one did not come to its end
 
-Each host has an agent (fault_rank.py) that forks what it is asked for. Every rank talks to the
+Each host has an agent (agent.py) that forks what it is asked for. Every rank talks to the
 process that started it over a socket in the file system, which does not care for hosts.
 """
 
@@ -29,11 +29,12 @@ from multiprocessing.connection import Connection, Listener, wait
 from pathlib import Path
 from typing import Any
 
+from lab import START
 from lab.hosts import Hosts
 from lab.limits import limit
 
 FOLDER = Path(__file__).resolve().parent
-PROGRAM = FOLDER / "fault_rank.py"
+PROGRAM = "lab.faults.agent"
 STARTED = limit(60)  # seconds in which an agent has imported torch, or a rank begun
 # No rank needs more of it: what lies in /dev/shm is seen in the agents' own.
 TINY = 'mount -t tmpfs -o size=64k tmpfs /dev/shm && exec "$@"'
@@ -137,9 +138,9 @@ class Crew:
         env["CLOCK_SHIFT"] = str(self.shift)
         with (self.folder / "agents").open("wb") as log:
             for host in range(self.hosts.count):
-                words = ["sh", "-ec", TINY, "sh", sys.executable, str(PROGRAM)]
+                words = ["sh", "-ec", TINY, "sh", sys.executable, "-m", PROGRAM]
                 words += [str(self.folder / "socket"), str(host)]
-                self.hosts.start(host, words, env, log.fileno())
+                self.hosts.start(host, words, env, log.fileno(), START)
         self.agents: dict[int, tuple[int, Connection]] = {}
         while len(self.agents) < self.hosts.count:
             pipe = self._accept()
@@ -162,7 +163,7 @@ class Crew:
         port: int | None = None,
         env: Mapping[str, str] | None = None,
     ) -> Job:
-        """Start a task of fault_rank.py as every rank; `places` are their hosts.
+        """Start a task of agent.py as every rank; `places` are their hosts.
 
         The store is rank 0's unless it is served at a `port` of host 0 by somebody else.
         """

@@ -145,7 +145,7 @@ def restarted(form: Form) -> Verdict:
     with tempfile.TemporaryDirectory() as folder:
         words = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
         words += ["--local-addr", "127.0.0.1", "--nproc-per-node", "2", "--monitor-interval", "0.1"]
-        words += ["--max-restarts", str(kills), str(FOLDER / "fault_restart.py")]
+        words += ["--max-restarts", str(kills), str(FOLDER / "restart.py")]
         words += [folder, form.backend, str(kills)]
         env = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
         done = subprocess.run(

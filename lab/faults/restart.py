@@ -1,6 +1,6 @@
 """A rank of a job whose ranks are killed again and again, under torchrun --max-restarts.
 
-    fault_restart.py FOLDER BACKEND KILLS
+    restart.py FOLDER BACKEND KILLS
 
 Every other life is over TCP. Each rank of each life leaves a file: when it began, when its imports
 were done, when it had its first result, and when it was to die.

@@ -6,12 +6,11 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
+from lab import START
 from lab.faults.table import Form, Verdict
 from lab.ports import free_port
 
-RANK = Path(__file__).parent / "sweep_rank.py"
 HELLO, CHALLENGE, PROOF = 88, 72, 168  # bytes of the handshake's messages (csrc/net/handshake.cc)
 FRAMES = 2 * (64 + 400)  # then two frames, header and payload
 GOOD = 4000  # bytes that a connection between two of these carries
@@ -26,7 +25,7 @@ def every_byte(form: Form) -> Verdict:
     for offset in range(0, CHALLENGE + PROOF + FRAMES, step):
         ways += [(None, offset), (None, GOOD)]
     ports = [free_port() for _ in range(3)]
-    command = [sys.executable, str(RANK)]
+    command = [sys.executable, "-m", "lab.faults.sweep_rank"]
     env = {
         **os.environ,
         "OMP_NUM_THREADS": "1",
@@ -37,6 +36,7 @@ def every_byte(form: Form) -> Verdict:
         subprocess.Popen(
             [*command, str(rank), *map(str, ports), json.dumps(ways)],
             env=env,
+            cwd=START,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

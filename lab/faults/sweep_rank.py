@@ -1,6 +1,6 @@
 """One of two ranks on this host that talk over TCP, rank 0 through a proxy that resets.
 
-    sweep_rank.py RANK STORE_PORT PORT0 PORT1 WAYS
+    python -m lab.faults.sweep_rank RANK STORE_PORT PORT0 PORT1 WAYS
 
 Rank 1 cannot connect: so every connection goes through the proxy, and WAYS (JSON: for each
 connection, after how many bytes up or down it is reset) happens in order. Rank 0 prints how many
@@ -16,9 +16,9 @@ import sys
 
 import torch
 import torch.distributed as dist
-from lab.proxy import Proxy, Way
 
 import ringcomm  # noqa: F401
+from lab.proxy import Proxy, Way
 
 HOST = "127.0.0.1"
 

@@ -1,6 +1,6 @@
 """The fault table: what is done to a job, what the job shall do, and what it did.
 
-The rows are in fault_network.py and fault_ranks.py. `make test` runs each in its short form
+The rows are in rows.py. `make test` runs each in its short form
 (test_fault_table.py), `make soak` in its long form, and benchmarks/faults.py runs them on other
 backends too and prints the table side by side.
 """

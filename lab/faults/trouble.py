@@ -15,6 +15,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+
 from lab.faults.place import End, Place, end_of, mixed
 
 TGKILL = {"x86_64": 234, "aarch64": 131}.get(os.uname().machine, -1)  # the system call's number

@@ -15,9 +15,10 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
 from conftest import Run
+from torch.profiler import profile
+
 from lab.limits import limit
 from lab.oracle import bits, values
-from torch.profiler import profile
 from lab.ranks import Rank, Ranks, error_of, join
 
 

@@ -6,13 +6,14 @@ import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from lab import oracle
 import pytest
 import torch
 import torch.distributed as dist
 from conftest import OVER_TCP
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+
+from lab import oracle
 from lab.oracle import bits, values
 from lab.ranks import Rank, Ranks, join
 

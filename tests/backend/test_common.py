@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+
 from lab.ranks import Rank, Ranks, error_of
 
 NOBODY = dist.GroupMember.NON_GROUP_MEMBER

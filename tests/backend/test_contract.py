@@ -12,10 +12,11 @@ import pytest
 import torch
 import torch.distributed as dist
 from conftest import Run
-from lab.oracle import bits, values
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
+
+from lab.oracle import bits, values
 from lab.ranks import Rank, Ranks, error_of
 
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from conftest import OVER_TCP, Run
+
 from lab.outcomes import Outcome
 from lab.ranks import Rank, Ranks, error_of, ranks
 

@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+
 from lab.outcomes import Outcome, check, in_child, outcome_of
 from lab.ports import free_port
-from torch.distributed import distributed_c10d as c10d
 from lab.ranks import HOST, Rank, Ranks, error_of, join, ranks
 
 

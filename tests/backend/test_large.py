@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+
 from lab.ranks import Rank, Ranks, ranks
 
 MANY = 2**31 + 1001  # elements

@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from lab.oracle import bits
 from torch.distributed import distributed_c10d as c10d
+
+from lab.oracle import bits
 from lab.ranks import Rank, Ranks, error_of
 
 OPERATIONS = {

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from lab.outcomes import Outcome, in_child, outcome_of, rank_of
-from lab.ranks import Rank, Ranks, error_of, join, ranks
 
 import ringcomm
+from lab.outcomes import Outcome, in_child, outcome_of, rank_of
+from lab.ranks import Rank, Ranks, error_of, join, ranks
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="it needs root")
 NOBODY = 65534

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+
 from lab.oracle import bits, values
 from lab.ranks import Rank, Ranks
 

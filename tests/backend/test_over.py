@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+
 from lab.outcomes import Outcome, in_child, outcome_of, rank_of
 from lab.ports import free_port
 from lab.ranks import HOST, Rank, Ranks, join, ranks

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from lab.outcomes import Outcome, in_child, rank_of
-from test_device import SIMULATED
-from lab.ranks import Rank, Ranks, error_of, join, ranks
 
 import ringcomm
+from lab.outcomes import Outcome, in_child, rank_of
+from lab.ranks import Rank, Ranks, error_of, join, ranks
+from lab.simulated_device import SIMULATED
 
 Settings = tuple[dict[str, str], "str | None"]  # variables, and Options.algorithm
 ALGORITHMS = ["direct", "ring", "doubling", "tree", "pairwise", "hierarchical"]

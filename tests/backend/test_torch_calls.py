@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from conftest import ROOT
+
+from lab import ROOT
 from lab.ranks import Rank, Ranks, error_of
 
 HEADER = "torch/include/torch/csrc/distributed/c10d/Backend.hpp"

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import ROOT
+
+from lab import ROOT
 
 # It reads the backend's name out of C++, which for every plug-in is "custom".
 MAY_FAIL = {"test_ddp_logging_data_cpu"}
@@ -20,6 +21,7 @@ MAY_FAIL = {"test_ddp_logging_data_cpu"}
 GLOO = {2: 90, 3: 90, 4: 93}
 SLACK = 0 if torch.__version__.startswith("2.13.") else 10
 
+SUITE = Path(__file__).with_name("torch_suite.py")
 Suite = Callable[..., dict[str, str]]
 
 
@@ -28,7 +30,7 @@ def suite(run: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path) 
     """Run the suite; the reason by test for what failed, and "" for what passed."""
 
     def run_suite(*options: str, seconds: float = 280, **environment: str) -> dict[str, str]:
-        command = [sys.executable, ROOT / "tests" / "torch_suite.py", "--json", tmp_path / "json"]
+        command = [sys.executable, SUITE, "--json", tmp_path / "json"]
         done = run(*command, *options, seconds=seconds, **environment)
         assert (tmp_path / "json").exists(), done.stdout + done.stderr
         tests = json.loads((tmp_path / "json").read_text())

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+
 from lab.outcomes import DESTROYED, Outcome, in_child, outcome_of, rank_of
 from lab.ranks import Rank, Ranks, error_of, join, ranks
 

@@ -5,9 +5,9 @@ backend. Half of them ask for the backend's name first, and know only PyTorch's 
 `--as gloo`: the suite sees "gloo" wherever it looks, and every group it makes is ours. Only CPU
 tests run.
 
-    python tests/torch_suite.py --ranks 3 --as gloo
-    python tests/torch_suite.py --as mpi -k all_to_all
-    python tests/torch_suite.py --backend gloo --json gloo.json
+    python tests/backend/torch_suite.py --ranks 3 --as gloo
+    python tests/backend/torch_suite.py --as mpi -k all_to_all
+    python tests/backend/torch_suite.py --backend gloo --json gloo.json
 
 Ranks are forked, which makes a test a fraction of a second, and end with this process. A test that
 hangs fails after `--seconds`, with the stack of every rank.

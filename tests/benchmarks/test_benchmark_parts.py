@@ -13,9 +13,11 @@ from typing import Any
 
 import pytest
 import torch
+
+from lab import ROOT
 from lab.limits import limit
 
-FOLDER = Path(__file__).parent.parent / "benchmarks"
+FOLDER = ROOT / "benchmarks"
 COLLECTIVES = [
     "all_reduce",
     "all_gather",
@@ -31,7 +33,7 @@ COLLECTIVES = [
 
 @pytest.fixture
 def module(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Import a module of the benchmarks by name: `module("cases")`."""
+    """Import a module of the benchmarks by name: `module("lab.cases")`."""
     monkeypatch.syspath_prepend(FOLDER)
     return importlib.import_module
 
@@ -40,7 +42,7 @@ def module(monkeypatch: pytest.MonkeyPatch) -> Any:
     ("text", "size"), [("8", 8), ("1K", 1024), ("4M", 1 << 22), ("2g", 1 << 31), ("64kb", 1 << 16)]
 )
 def test_sizes_are_parsed(module: Any, text: str, size: int) -> None:
-    report = module("report")
+    report = module("lab.report")
     assert report.parse_size(text) == size
     assert report.parse_size(report.show_size(size)) == size
 
@@ -48,7 +50,7 @@ def test_sizes_are_parsed(module: Any, text: str, size: int) -> None:
 @pytest.mark.parametrize("text", ["", "0", "-8", "8Q", "1.5K", "K"])
 def test_what_is_no_size_is_refused(module: Any, text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match="is not a size"):
-        module("report").parse_size(text)
+        module("lab.report").parse_size(text)
 
 
 @pytest.mark.parametrize(
@@ -66,13 +68,13 @@ def test_what_is_no_size_is_refused(module: Any, text: str) -> None:
     ],
 )
 def test_bus_bandwidth_is_that_of_nccl_tests(module: Any, collective: str, factor: float) -> None:
-    algbw, busbw = module("cases").bandwidths(collective, 8_000_000_000, 2.0, 4)
+    algbw, busbw = module("lab.cases").bandwidths(collective, 8_000_000_000, 2.0, 4)
     assert algbw == pytest.approx(4.0)
     assert busbw == pytest.approx(4.0 * factor)
 
 
 def test_buffers_divide_among_the_ranks(module: Any) -> None:
-    elements = module("cases").elements
+    elements = module("lab.cases").elements
     assert elements("all_reduce", 1024, 3) == 256
     assert elements("all_gather", 1024, 3) == 255
     assert elements("scatter", 8, 4) == 4  # one element a rank at least
@@ -80,14 +82,14 @@ def test_buffers_divide_among_the_ranks(module: Any) -> None:
 
 
 def test_a_call_takes_as_long_as_on_its_slowest_rank(module: Any) -> None:
-    assert module("processes").slowest([[1.0, 5.0], [2.0, 3.0]]) == [2.0, 5.0]
+    assert module("lab.benchmark").slowest([[1.0, 5.0], [2.0, 3.0]]) == [2.0, 5.0]
 
 
 @pytest.mark.parametrize("collective", COLLECTIVES)
 def test_a_collective_that_does_nothing_is_noticed(
     module: Any, monkeypatch: pytest.MonkeyPatch, collective: str
 ) -> None:
-    cases = module("cases")
+    cases = module("lab.cases")
     for name in ("all_reduce", "all_to_all_single", "broadcast", "reduce", "gather", "scatter",
                  "recv"):  # fmt: skip
         monkeypatch.setattr(cases.dist, name, lambda *_: None)
@@ -101,7 +103,7 @@ def test_a_collective_that_does_nothing_is_noticed(
 
 
 def test_one_wrong_element_is_noticed(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    cases = module("cases")
+    cases = module("lab.cases")
     total = cases.values(0, 1000) + cases.values(1, 1000)
     monkeypatch.setattr(cases.dist, "all_reduce", lambda data: data.copy_(total))
     cases.verify("all_reduce", 1000, 0, 2)
@@ -111,7 +113,7 @@ def test_one_wrong_element_is_noticed(module: Any, monkeypatch: pytest.MonkeyPat
 
 
 def test_ranks_contribute_other_values_at_each_place(module: Any) -> None:
-    values = module("cases").values
+    values = module("lab.cases").values
     assert not (values(0, 99) == values(1, 99)).any()
     assert not (values(0, 99)[1:] == values(0, 99)[:-1]).any()
     assert values(3, 99).max() == 16
@@ -137,11 +139,11 @@ def test_busy_cores_compute_when_told_and_end_with_an_exception(
     module: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ZYGOTE_OFF", "1")  # each is the process whose time is read
-    processes = module("processes")
+    benchmark = module("lab.benchmark")
     pids: list[int] = []
 
     def compute_and_fail() -> None:
-        with processes.BusyCores(60) as busy:
+        with benchmark.BusyCores(60) as busy:
             pids.extend(process.pid for process in busy.processes)
             before = busy_seconds(pids)
             time.sleep(0.2)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import statistics
 import subprocess
@@ -12,6 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+
+from lab import ROOT, cases
 from lab.limits import limit
 from lab.namespaces import missing
 from lab.simulated_plans import Shape, steps_of
@@ -19,7 +20,7 @@ from lab.simulated_plans import Shape, steps_of
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-FOLDER = Path(__file__).parent.parent / "benchmarks"
+FOLDER = ROOT / "benchmarks"
 
 
 class Run:
@@ -136,10 +137,8 @@ def test_collectives_reports_all_it_promises(runs: dict[str, Run]) -> None:
 
 
 @pytest.mark.parametrize("size", [2, 4])
-def test_copies_are_those_of_the_plans(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_copies_are_those_of_the_plans(size: int) -> None:
     """What the column compares with is what the rank with the most to copy copies and adds up."""
-    monkeypatch.syspath_prepend(str(FOLDER))
-    cases = importlib.import_module("cases")
     for collective in set(cases.COPIES) - {"send_recv", "barrier"}:
         algorithm = "pairwise" if collective == "all_to_all" else "direct"
         shape = Shape(collective, 1 << 22, size)

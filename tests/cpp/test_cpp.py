@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
 from lab.limits import limit, seed
 
 Program = Callable[..., Path]

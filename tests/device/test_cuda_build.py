@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from conftest import ROOT
+
+from lab import ROOT
 
 NVCC = shutil.which("nvcc")
 PTXAS = shutil.which("ptxas")

@@ -12,17 +12,18 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
 import torch
 import torch.distributed as dist
-from conftest import ROOT
+from conftest import test_file
+
+from lab import ROOT
 from lab.outcomes import SOON, Outcome, check, in_child, outcome_of, rank_of
 from lab.ranks import Rank, Ranks, join, ranks
+from lab.simulated_device import SIMULATED, SMALL, on_device
 
-SIMULATED = ROOT / "build" / "tests" / "libringcomm_sim.so"
 # The tests of one host once more, on devices.
 FILES = ["collectives", "ddp"]
 LATER = ["failures", "hosts", "stack_compile", "stack_sharded", "stack_parallel"]
@@ -35,7 +36,7 @@ LATER = ["failures", "hosts", "stack_compile", "stack_sharded", "stack_parallel"
 def test_on_devices(name: str) -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
     done = subprocess.run(
-        [*command, str(ROOT / "tests" / f"test_{name}.py")],
+        [*command, str(test_file(name))],
         env={**os.environ, "RINGCOMM_CUDA_LIBRARY": str(SIMULATED)},
         cwd=ROOT,
         capture_output=True,
@@ -59,37 +60,6 @@ def four() -> Iterator[Ranks]:
 
 
 # ---- in a child with a device
-
-
-def on_device(
-    rank: Rank,
-    life: str,
-    settings: dict[str, str],
-    body: Callable[[Rank], Any],
-    seconds: float = 20,
-) -> Outcome:
-    """Run `body` in a child whose group works on a simulated device; `log` is what it said."""
-
-    def child() -> Outcome:
-        os.environ.update({"RINGCOMM_CUDA_LIBRARY": str(SIMULATED), "RINGCOMM_LOG": "info"})
-        os.environ["RANK"] = str(rank.index)
-        for name, value in settings.items():  # "a,b,c": one for each rank
-            os.environ[name] = value.split(",")[rank.index] if "," in value else value
-        reader, writer = os.pipe()
-        os.dup2(writer, 2)
-        os.set_blocking(reader, False)
-        join(rank_of(rank, life), "cpu:ringcomm,cuda:ringcomm", seconds=seconds)
-        answer = body(rank)
-        outcome: Outcome = answer if isinstance(answer, dict) else {"answer": answer}
-        if dist.is_initialized():
-            dist.destroy_process_group()
-        try:
-            outcome["log"] = os.read(reader, 60_000).decode()
-        except BlockingIOError:
-            outcome["log"] = ""
-        return outcome
-
-    return in_child(child)
 
 
 class SimulatedMemory:
@@ -153,9 +123,6 @@ def some_of_all(rank: Rank) -> str:
         return "batch_isend_irecv"
     dist.barrier()
     return ""
-
-
-SMALL = {"RINGCOMM_CUDA_MEMORY": str(1 << 18)}  # windows of 32 KiB: many rounds
 
 
 def everything(rank: Rank, life: str, settings: dict[str, str]) -> Outcome:

@@ -6,7 +6,6 @@ slow: what has not been waited for is not there yet.
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import shutil
 import subprocess
@@ -20,38 +19,18 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from conftest import ROOT
+
+from lab import ROOT
 from lab.limits import limit
 from lab.outcomes import Outcome, rank_of
-from test_device import SIMULATED, SMALL, on_device
 from lab.ranks import Rank, Ranks, error_of, ranks
+from lab.simulated_device import SMALL, Cuda, on_device
 
 SLOW = {**SMALL, "RINGCOMM_SIM_SLOW_US": "4000"}  # an operation takes some 40 ms
 
 
 def backend_of(device: torch.device) -> Any:
     return dist.distributed_c10d._get_default_group()._get_backend(device)
-
-
-class Cuda:
-    """torch's side of the simulated device."""
-
-    def __init__(self) -> None:
-        (path,) = SIMULATED.parent.glob("ringcomm_sim_cuda*.so")
-        spec = importlib.util.spec_from_file_location("ringcomm_sim_cuda", path)
-        assert spec is not None
-        assert spec.loader is not None
-        self.module: Any = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(self.module)
-        self.module.start(str(SIMULATED), self.module.interface)
-
-    def full(self, count: int, value: float) -> tuple[torch.Tensor, torch.Tensor]:
-        """A tensor of the CPU, for looking at, and the same memory as one of the device."""
-        memory = torch.full((count,), value)
-        return memory, self.module.cuda_view(memory)
-
-    def synchronize(self) -> None:
-        self.module.synchronize()
 
 
 @pytest.fixture(scope="module")
@@ -378,7 +357,7 @@ def test_messages_behind_an_operation_that_lacks_a_dead_rank(way: str) -> None:
 
 FOR_CPUS = """
 import torch.distributed as dist
-from test_device_streams import Cuda
+from lab.simulated_device import Cuda
 
 memory, tensor = Cuda().full(3, 1.0)
 devices = "cpu:ringcomm,cuda:ringcomm"  # torch sees no device here
@@ -394,5 +373,5 @@ def test_a_build_for_cpus_only(
     without = shutil.ignore_patterns("libringcomm_cuda.so", "__pycache__")
     shutil.copytree(ROOT / "ringcomm", tmp_path / "ringcomm", ignore=without)
     (tmp_path / "job.py").write_text(FOR_CPUS)
-    done = run(sys.executable, tmp_path / "job.py", PYTHONPATH=str(ROOT / "tests"))
+    done = run(sys.executable, tmp_path / "job.py", PYTHONPATH=str(ROOT))
     assert "this build serves CPU tensors only: build it where nvcc is" in done.stderr, done.stderr

@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import ROOT
+
+from lab import ROOT
 from lab.limits import limit
+from lab.simulated_device import SIMULATED
 from lab.simulated_plans import Shape, plans_of
 
 FOLDER = ROOT / "benchmarks"
 LIBRARY = "RINGCOMM_CUDA_LIBRARY"
-SIMULATED = ROOT / "build" / "tests" / "libringcomm_sim.so"
 MARK = "TEST_OF_GPU_CHECK"
 STAGES = [
     "build", "probe", "plans", "torch", "faults",
@@ -29,7 +30,7 @@ STAGES = [
 
 @pytest.fixture
 def module(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Import a module of the benchmarks by name: `module("gpu_table")`."""
+    """Import a module of the benchmarks by name: `module("gpu.table")`."""
     monkeypatch.syspath_prepend(FOLDER)
     return importlib.import_module
 
@@ -132,7 +133,7 @@ def test_a_stage_that_is_late_is_ended_and_no_time_is_left(tmp_path: Path) -> No
 
 
 def test_parts_that_fail_are_rows(module: Any) -> None:
-    stages, table = module("gpu_stages"), module("gpu_table")
+    stages, table = module("gpu.stages"), module("gpu.table")
 
     def fails() -> Any:
         yield table.passed("one")
@@ -151,7 +152,7 @@ def test_parts_that_fail_are_rows(module: Any) -> None:
 
 
 def test_groups_keep_their_time(module: Any) -> None:
-    stages, check_module = module("gpu_stages"), module("gpu_check")
+    stages, check_module = module("gpu.stages"), module("gpu_check")
     assert [stage.name for stage in stages.STAGES] == STAGES
     for group in (1, 2, 3, 4):
         seconds = [stage.seconds for stage in stages.STAGES if stage.group == group]
@@ -162,7 +163,7 @@ def test_groups_keep_their_time(module: Any) -> None:
 
 
 def test_targets(module: Any) -> None:
-    table = module("gpu_table")
+    table = module("gpu.table")
     assert table.at_least(80, "x", 80, "%").verdict == "pass"
     assert table.at_least(80, "x", 79.9, "%").verdict == "fail"
     assert table.at_most(15, "x", 15, "µs").verdict == "pass"
@@ -172,7 +173,7 @@ def test_targets(module: Any) -> None:
 
 
 def test_tables(module: Any, tmp_path: Path) -> None:
-    table = module("gpu_table")
+    table = module("gpu.table")
     rows = [
         table.Row("a|b", 12.345, "µs", "≤ 15", "pass", "two\nlines", stage="one"),
         table.Row("c", stage="two", verdict="fail"),
@@ -195,7 +196,7 @@ def test_tables(module: Any, tmp_path: Path) -> None:
 
 
 def test_other_results_than_the_cpus_are_noticed(module: Any) -> None:
-    plans = module("gpu_plans")
+    plans = module("gpu.plans")
     import torch
 
     case = plans.Case("all_reduce", None, torch.float32, "SUM", "1001")
@@ -213,7 +214,7 @@ def test_other_results_than_the_cpus_are_noticed(module: Any) -> None:
 
 
 def test_survivors_are_judged(module: Any) -> None:
-    faults = module("gpu_faults")
+    faults = module("gpu.faults")
     seen = ("DistBackendError", "all_reduce #3: Connection closed by rank 2: its process died")
     assert faults.judge("x", {0: (*seen, 11.0, 0.1)}, 2, 2.0, 10.0).verdict == "pass"
     assert faults.judge("x", {0: (*seen, 13.0, 0.1)}, 2, 2.0, 10.0).verdict == "fail"  # late
@@ -229,16 +230,16 @@ def test_a_rings_traffic_is_that_of_its_plan(module: Any, ranks: int) -> None:
     for plan in plans_of(Shape("all_reduce", size, ranks), "ring"):
         steps = [step for step in plan["steps"] if step["verb"] in ("copy", "reduce")]
         moved += sum(step["bytes"] * len(step["dst"] + step["src"]) for step in steps)
-    assert module("gpu_speed").ring_bytes(size, ranks) == moved
+    assert module("gpu.speed").ring_bytes(size, ranks) == moved
 
 
 # ---- the probe
 
 
 def test_rows_of_the_probe(module: Any) -> None:
-    build = module("gpu_build")
+    build = module("gpu.build")
     row = build.probe_rows("fail\t4 processes: a barrier\t345.2\tµs\t≤ 200\tslow")
-    assert row == module("gpu_table").Row(
+    assert row == module("gpu.table").Row(
         "4 processes: a barrier", 345.2, "µs", "≤ 200", "fail", "slow"
     )
     assert build.probe_rows("fail\t2 processes\t\t\t\tended").figure is None
@@ -248,7 +249,7 @@ def test_rows_of_the_probe(module: Any) -> None:
 @pytest.mark.skipif(not shutil.which("nvcc"), reason="needs nvcc")
 def test_the_probe_compiles_and_says_that_there_is_no_gpu(module: Any, tmp_path: Path) -> None:
     program = tmp_path / "gpu_probe"
-    assert module("gpu_build").compile_probe(program) == ""
+    assert module("gpu.build").compile_probe(program) == ""
     done = subprocess.run(
         [program, "2,3", "20"],
         capture_output=True,
@@ -257,6 +258,6 @@ def test_the_probe_compiles_and_says_that_there_is_no_gpu(module: Any, tmp_path:
         env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
     )
     assert done.returncode == 1
-    rows = [module("gpu_build").probe_rows(line) for line in done.stdout.splitlines()]
+    rows = [module("gpu.build").probe_rows(line) for line in done.stdout.splitlines()]
     assert {row.verdict for row in rows} == {"fail"}
     assert any("cudaSetDevice" in row.note for row in rows)

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+
 from lab.namespaces import NAME
 from lab.outcomes import DESTROYED, Outcome, check, in_child, outcome_of, rank_of
 from lab.ranks import Rank, Ranks, error_of, join, ranks

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from lab.faults.rows import ROWS
 from lab.faults.table import Fault, Form, Verdict, table
 from lab.namespaces import missing

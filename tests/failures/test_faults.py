@@ -16,9 +16,10 @@ import pytest
 import torch
 import torch.distributed as dist
 from conftest import OVER_TCP, Run
+from torch.utils.data import DataLoader
+
 from lab.outcomes import DESTROYED, SOON, Outcome, after, check, in_child, outcome_of, rank_of
 from lab.ports import free_port
-from torch.utils.data import DataLoader
 from lab.ranks import HOST, Rank, Ranks, join, ranks
 
 

@@ -1,4 +1,4 @@
-"""A host of tests/test_addresses.py: becomes a rank each time it is told to.
+"""A host of test_addresses.py: becomes a rank each time it is told to.
 
     address_rank.py SOCKET
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import ROOT
+
 from lab.hosts import Hosts
 from lab.namespaces import missing, tool
 
@@ -38,7 +38,7 @@ class Lab:
         for host, path in enumerate(self._sockets):
             self.ip(host, "addr", "add", f"{self.fast[host]}/24", "dev", "fast0")
             self.ip(host, "link", "set", "fast0", "up")
-            script = str(ROOT / "tests" / "address_rank.py")
+            script = Path(__file__).with_name("address_rank.py")
             hosts.start(host, [sys.executable, script, path], {"OMP_NUM_THREADS": "1"})
 
     def ip(self, host: int, *words: object) -> None:

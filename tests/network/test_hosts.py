@@ -13,8 +13,9 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from lab import namespaces
 import pytest
+
+from lab import ROOT, namespaces
 from lab.hosts import Hosts
 
 pytestmark = pytest.mark.skipif(namespaces.missing() is not None, reason=str(namespaces.missing()))
@@ -278,8 +279,7 @@ def test_nothing_is_left_and_nothing_is_seen_outside() -> None:
 
 
 CRASH = """
-import os, sys
-sys.path.insert(0, sys.argv[1])
+import os
 from lab.hosts import Hosts
 hosts = Hosts(1).__enter__()
 hosts.start(0, ["sleep", "62"], output=-3)  # DEVNULL: not our pipe
@@ -289,9 +289,8 @@ os.kill(os.getpid(), 9)
 
 
 def test_what_a_crash_left_is_removed() -> None:
-    folder = str(Path(__file__).parent)
     crash = subprocess.run(
-        [sys.executable, "-c", CRASH, folder], capture_output=True, text=True, timeout=30
+        [sys.executable, "-c", CRASH], cwd=ROOT, capture_output=True, text=True, timeout=30
     )
     (name,) = crash.stdout.split()
     listed = namespaces.tool("ip", "netns", "list").split()
@@ -309,11 +308,9 @@ def test_what_a_crash_left_is_removed() -> None:
 
 
 def test_several_processes_at_once() -> None:
-    folder = str(Path(__file__).parent)
-    source = CRASH.replace("os.kill(os.getpid(), 9)", "hosts.close()")
+    command = [sys.executable, "-c", CRASH.replace("os.kill(os.getpid(), 9)", "hosts.close()")]
     children = [
-        subprocess.Popen([sys.executable, "-c", source, folder], stdout=subprocess.PIPE, text=True)
-        for _ in range(3)
+        subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) for _ in range(3)
     ]
     names = {child.communicate(timeout=60)[0] for child in children}
     assert [child.returncode for child in children] == [0, 0, 0]

@@ -7,7 +7,8 @@ import sys
 from typing import Any
 
 import pytest
-from conftest import ROOT
+
+from lab import ROOT
 from lab.hosts import Hosts
 from lab.limits import limit
 from lab.namespaces import missing
@@ -24,7 +25,7 @@ def run(
     hosts: Hosts, kind: str, seconds: float, ranks_per_host: int = 1, **env: str | None
 ) -> Answers:
     """What every rank says."""
-    command = [sys.executable, str(ROOT / "tests" / "network_rank.py"), kind, str(seconds)]
+    command = [sys.executable, str(ROOT / "lab" / "faults" / "network_rank.py"), kind, str(seconds)]
     answers = []
     results = hosts.run_ranks(command, ranks_per_host, env, timeout=limit(100))
     for rank, result in enumerate(results):

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
+
 from lab.proxy import Proxy, Way
 
 HOST = "127.0.0.1"

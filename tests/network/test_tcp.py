@@ -7,7 +7,9 @@ import subprocess
 import sys
 
 import pytest
-from conftest import OVER_TCP, ROOT
+from conftest import OVER_TCP, test_file
+
+from lab import ROOT
 
 LATER = ["backend", "messages", "contract", "failures", "faults", "departures", "init", "common"]
 LATER += ["ddp", "torch_suite"]
@@ -20,7 +22,7 @@ CASES = ["collectives", *[pytest.param(name, marks=pytest.mark.slow) for name in
 def test_over_tcp(name: str) -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
     done = subprocess.run(
-        [*command, str(ROOT / "tests" / f"test_{name}.py")],
+        [*command, str(test_file(name))],
         env={**os.environ, "RINGCOMM_TRANSPORT": "tcp"},
         cwd=ROOT,
         capture_output=True,

@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from conftest import ROOT, Run
-from lab.simulated_plans import NOTHING, Shape, busiest_link, seconds
-from lab.ranks import Rank, error_of, join, ranks
+from conftest import Run
 
+from lab import ROOT
+from lab.ranks import Rank, error_of, join, ranks
+from lab.simulated_plans import NOTHING, Shape, busiest_link, seconds
 from ringcomm import _C, costs
 from ringcomm.__main__ import main
 from ringcomm.costs import Costs, Fabrics

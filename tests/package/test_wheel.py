@@ -12,7 +12,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import ROOT, Run
+from conftest import Run
+
+from lab import ROOT
 from lab.limits import limit
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]

@@ -13,7 +13,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, Run
+from conftest import Run
+
+from lab import ROOT
 
 CLIENTS = ROOT / "examples" / "clients"
 PAGE = ROOT / "docs" / "clients.md"

@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from lab.oracle import bits
-from lab.pair import STEPS, other_backends
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
+
+from lab.oracle import bits
+from lab.pair import STEPS, other_backends
 from lab.ranks import Rank, Ranks
 
 

@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import ROOT, Run
+from conftest import Run
+
+from lab import ROOT
 
 DEMO = ROOT / "examples" / "train_digits.py"
 

@@ -19,7 +19,9 @@ from typing import Any
 
 import pytest
 import torch.distributed as dist
-from conftest import ROOT, Run
+from conftest import Run
+
+from lab import ROOT
 from lab.hosts import Hosts
 from lab.limits import limit
 from lab.namespaces import missing

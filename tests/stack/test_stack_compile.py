@@ -11,10 +11,11 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
 import torch.distributed.nn.functional as dnn
-from lab.pair import STEPS, Pair, State, only_ours
 from torch import nn
 from torch._dynamo.utils import counters
 from torch.nn.parallel import DistributedDataParallel
+
+from lab.pair import STEPS, Pair, State, only_ours
 from lab.ranks import Rank
 
 

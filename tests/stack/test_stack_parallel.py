@@ -15,8 +15,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from lab.oracle import check_reduced, values
-from lab.pair import STEPS, Pair, State
 from torch import nn
 from torch.distributed._functional_collectives import all_to_all_single_autograd
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -24,6 +22,9 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import PipelineStage, schedules
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor import parallel as tp
+
+from lab.oracle import check_reduced, values
+from lab.pair import STEPS, Pair, State
 from lab.ranks import Rank
 
 SHAPES = [(8, 4), (5, 3), (1, 6)]  # of the last, some rank holds nothing

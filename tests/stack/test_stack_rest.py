@@ -13,8 +13,6 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from lab.oracle import bits
-from lab.pair import STEPS, Pair, State, only_ours
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks as hooks
 from torch.distributed.algorithms.ddp_comm_hooks import post_localSGD_hook as local_sgd
@@ -38,6 +36,9 @@ from torch.distributed.tensor.parallel import (
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parallel.distributed import _MixedPrecision
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+from lab.oracle import bits
+from lab.pair import STEPS, Pair, State, only_ours
 from lab.ranks import Rank, Ranks
 
 BIG = {"bucket_cap_mb": 100}  # one bucket: PowerSGD's hook runs collectives of several at once

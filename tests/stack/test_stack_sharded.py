@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from lab.pair import STEPS, Pair, State
 from torch import nn
 from torch.distributed import fsdp
 from torch.distributed._shard import sharded_tensor
@@ -23,6 +22,8 @@ from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
+
+from lab.pair import STEPS, Pair, State
 from lab.ranks import Rank
 
 # At more than 2 ranks, where sums have several orders; of SGD: Adam hides a wrong scale.
