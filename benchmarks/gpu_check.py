@@ -115,6 +115,9 @@ def write(folder: Path, outcomes: list[Outcome], facts: dict[str, Any]) -> str:
 def run(options: argparse.Namespace) -> int:
     settings = settings_of(options)
     os.environ["OMP_NUM_THREADS"] = "1"
+    known = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    # Absolute: some of what is started runs in another folder.
+    os.environ["PYTHONPATH"] = os.pathsep.join(str(Path(path).resolve()) for path in known)
     facts = report.machine() | gpu.build.gpu_facts(settings.simulated)
     outcomes: list[Outcome] = []
     at_once = len(STAGES) if settings.simulated and settings.short else 1

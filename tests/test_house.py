@@ -49,7 +49,7 @@ def files(*folders: str, ends: tuple[str, ...]) -> list[Path]:
 
 CPP = files("csrc", "tests", "benchmarks", ends=(".h", ".cc", ".cu", ".cuh"))
 CSRC = [path for path in CPP if path.is_relative_to(ROOT / "csrc")]
-PYTHON = files("ringcomm", "tests", "benchmarks", "examples", ends=(".py", ".pyi"))
+PYTHON = files("ringcomm", "lab", "tests", "benchmarks", "examples", ends=(".py", ".pyi"))
 
 
 def short(path: Path) -> str:
@@ -192,7 +192,7 @@ def test_cmake_names_every_source() -> None:
     listed = re.sub(r"#.*", "", (ROOT / "CMakeLists.txt").read_text()).split()
     words = {word.strip("()") for word in listed}
     words |= {Path(word).stem for word in words}
-    programs = files("tests/cpp", ends=(".cc",))
+    programs = files("tests/cpp", "benchmarks/cpp", ends=(".cc",))
     forgotten = [short(p) for p in CSRC if p.suffix == ".cc" and p.name not in words]
     forgotten += [short(p) for p in programs if p.stem not in words]
     assert not forgotten
@@ -200,7 +200,7 @@ def test_cmake_names_every_source() -> None:
 
 def test_nothing_points_outside() -> None:
     ends = (".h", ".cc", ".cu", ".py", ".pyi", ".md", ".sh", ".in", ".toml", ".txt", ".rst")
-    inside = ["csrc", "ringcomm", "tests", "benchmarks", "examples", "docs", "scripts"]
+    inside = ["csrc", "ringcomm", "lab", "tests", "benchmarks", "examples", "docs", "scripts"]
     paths = files(*inside, ends=ends)
     paths += [p for p in ROOT.iterdir() if p.is_file()] + [ROOT / ".ci" / "run"]
     wrong = [

@@ -1,7 +1,7 @@
 // What several processes can do with one GPU, and how fast: what ringcomm rests on where ranks
 // share a device. No torch:
 //
-//   nvcc -O3 -std=c++17 -arch=sm_90 gpu_probe.cu -o gpu_probe
+//   nvcc -O3 -std=c++17 -arch=sm_90 probe.cu -o gpu_probe
 //   ./gpu_probe 2,4,8,16 160        numbers of processes; seconds after which all of it has ended
 //
 // gpu_check.py runs it. Every wait has a deadline, in kernels too.

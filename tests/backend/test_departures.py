@@ -1,6 +1,7 @@
 """A rank that has finished an operation and goes leaves the slower ones their results.
 
-Here ranks go as fast as they can, many times; tests/cpp/departure_test.cc holds the others inside.
+Here ranks go as fast as they can, many times; tests/cpp/comm/departure_test.cc holds the others
+inside.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Runs the fuzz targets (tests/cpp/fuzz_*.cc): on inputs from seeds, and under libFuzzer."""
+"""Runs the fuzz targets (tests/cpp/fuzz/fuzz_*.cc): on inputs from seeds, and under libFuzzer."""
 
 from __future__ import annotations
 

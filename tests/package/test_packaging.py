@@ -10,7 +10,7 @@ from conftest import Run
 GROUPS = ["torch.backends", "torch.distributed.backends"]
 
 # One rank needs no peer: a store in memory, and no launcher.
-ALONE = {"ZYGOTE_OFF": "1"}  # for interpreters that have imported nothing: tests/zygote.py
+ALONE = {"ZYGOTE_OFF": "1"}  # for interpreters that have imported nothing: lab/zygote.py
 ONE_RANK = """
 import datetime, sys, warnings
 import torch, torch.distributed as dist
