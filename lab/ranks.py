@@ -87,7 +87,7 @@ class Ranks:
             said = [self._says(i, a[1]) for i, a in sorted(answers.items()) if not a[0]]
             if late := [index for index in range(self.size) if index not in answers]:
                 told = f"ranks {late} did not finish `{task.__name__}` within {allowed:.0f} s"
-                said.insert(0, f"{self.backend}: {told}")
+                said.insert(0, f"{self.backend}: {told}" if self.backend else told)
             if said:
                 raise RankError("\n".join(said))
         except BaseException:

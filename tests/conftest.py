@@ -115,7 +115,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.timeout(limit(timeout.args[0])), append=False)
 
 
-def test_file(name: str) -> Path:
+def file_of(name: str) -> Path:
     """The file of tests of this name, in whichever folder it is."""
     (path,) = (ROOT / "tests").rglob(f"test_{name}.py")
     return path

@@ -213,6 +213,13 @@ def test_nothing_points_outside() -> None:
     assert not wrong
 
 
+def test_the_path_of_imports_stays() -> None:
+    """What files share lies in lab/, which every one of them finds: see lab/__init__.py."""
+    changes = re.compile(r"sys\.path\.(insert|append|extend)")
+    inside = files("ringcomm", "lab", "tests", "benchmarks", ends=(".py",))
+    assert [short(path) for path in inside if changes.search(path.read_text())] == []
+
+
 def test_the_picture_of_the_floors_is_true() -> None:
     script = ROOT / "docs" / "draw_floors.py"
     assert subprocess.run([sys.executable, script, "--check"]).returncode == 0, (

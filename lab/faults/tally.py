@@ -1,4 +1,4 @@
-"""What the rows of fault_ranks.py and fault_resources.py count and judge."""
+"""What the rows of ranks.py and resources.py count and judge."""
 
 from __future__ import annotations
 

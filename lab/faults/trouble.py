@@ -1,4 +1,4 @@
-"""Tasks of fault_rank.py: descriptors that run out, threads that stand still, other secrets."""
+"""Tasks of agent.py: descriptors that run out, threads that stand still, other secrets."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 import torch.distributed as dist
-from conftest import test_file
+from conftest import file_of
 
 from lab import ROOT
 from lab.outcomes import SOON, Outcome, check, in_child, outcome_of, rank_of
@@ -36,7 +36,7 @@ LATER = ["failures", "hosts", "stack_compile", "stack_sharded", "stack_parallel"
 def test_on_devices(name: str) -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
     done = subprocess.run(
-        [*command, str(test_file(name))],
+        [*command, str(file_of(name))],
         env={**os.environ, "RINGCOMM_CUDA_LIBRARY": str(SIMULATED)},
         cwd=ROOT,
         capture_output=True,

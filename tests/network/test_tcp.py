@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from conftest import OVER_TCP, test_file
+from conftest import OVER_TCP, file_of
 
 from lab import ROOT
 
@@ -22,7 +22,7 @@ CASES = ["collectives", *[pytest.param(name, marks=pytest.mark.slow) for name in
 def test_over_tcp(name: str) -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
     done = subprocess.run(
-        [*command, str(test_file(name))],
+        [*command, str(file_of(name))],
         env={**os.environ, "RINGCOMM_TRANSPORT": "tcp"},
         cwd=ROOT,
         capture_output=True,
