@@ -9,8 +9,8 @@
 #include <random>
 
 #include "comm/communicator.h"
-#include "exec/stopwatch.h"
 #include "cpp/processes.h"
+#include "exec/stopwatch.h"
 
 namespace ringcomm::testing {
 namespace {

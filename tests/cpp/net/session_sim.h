@@ -9,8 +9,8 @@
 #include <unordered_map>
 
 #include "comm/mailbox.h"
-#include "net/session.h"
 #include "cpp/oracle.h"
+#include "net/session.h"
 #include "plan/select.h"
 #include "transport/transport.h"
 

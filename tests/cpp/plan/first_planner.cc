@@ -7,11 +7,11 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "cpp/world.h"
 #include "exec/host_executor.h"
 #include "plan/builder.h"
 #include "plan_cases.h"
 #include "plan_text.h"
-#include "cpp/world.h"
 
 namespace ringcomm::testing {
 namespace {

@@ -10,8 +10,8 @@
 #include <csignal>
 #include <filesystem>
 
-#include "meeting.h"
 #include "cpp/processes.h"
+#include "meeting.h"
 
 // How often this program looks at sockets: these stand in front of the C library's.
 namespace {

@@ -7,8 +7,8 @@
 
 #include "base/stream_copy.h"
 #include "cpp/harness.h"
-#include "meeting.h"
 #include "cpp/processes.h"
+#include "meeting.h"
 #include "transport/host.h"
 
 namespace ringcomm::testing {
