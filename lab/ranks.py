@@ -57,7 +57,8 @@ class Rank:
 class Ranks:
     """`size` processes, one a rank, started when first asked for something.
 
-    A rank that fails or hangs breaks the set: the next task gets a new one.
+    A rank that fails or hangs breaks the set: the next task gets a new one. The attributes are
+    those of tests; lab/benchmark.py has those of benchmarks.
     """
 
     # DDP imports the latter, in seconds.
