@@ -25,11 +25,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "tests"))
-
-from hosts import Hosts  # noqa: E402
-from namespaces import missing  # noqa: E402
+from lab.hosts import Hosts
+from lab.namespaces import missing
 
 COLLECTIVES = ["all_reduce", "reduce_scatter", "all_gather", "broadcast"]
 PLAIN_BYTES = 32 << 20

@@ -24,11 +24,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import cases
-import processes
-import report
 import torch.distributed as dist
-from processes import BusyCores, Rank, Ranks
+
+from lab import benchmark, cases, report
+from lab.benchmark import BusyCores, Measured
+from lab.ranks import Rank
 
 COLLECTIVES = ["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast"]
 SIZES = "8,64,1K,4K,16K,64K,256K,1M,4M,16M,64M"
@@ -108,7 +108,7 @@ def time_calls(rank: Rank, collective: str, count: int, calls: int) -> list[floa
     times = [0.0] * calls
     gc.disable()
     dist.barrier()
-    processes.spread(rank)
+    benchmark.spread(rank)
     for _ in range(min(10, calls // 5 + 1)):
         call()
     for i in range(calls):
@@ -126,7 +126,7 @@ def time_copies(rank: Rank, size: int) -> list[list[float]]:
     kinds = []
     for past_caches in (False, True):
         dist.barrier()
-        processes.spread(rank)
+        benchmark.spread(rank)
         kinds.append(_C.copy_seconds(size, past_caches, COPY_PASSES + 1)[1:])
     return kinds
 
@@ -140,12 +140,12 @@ class Bench:
         if options.loaded:
             self.busy = stack.enter_context(BusyCores(options.deadline))
         self.sets = {
-            backend: stack.enter_context(Ranks(backend, options.ranks, options.deadline))
+            backend: stack.enter_context(Measured(options.ranks, backend, options.deadline))
             for backend in options.backends
         }
         for ranks in self.sets.values():
-            ranks.call(processes.prepare)
-            ranks.call(processes.join)
+            ranks(benchmark.prepare)
+            ranks(benchmark.join)
 
     def measure(self, collective: str, count: int) -> list[Sample]:
         """Verify, time every backend in turn for some rounds, and verify again."""
@@ -172,7 +172,7 @@ class Bench:
 
     def verify(self, collective: str, count: int) -> None:
         for ranks in self.sets.values():
-            ranks.call(verify, collective, count, limit=self.options.limit)
+            ranks(verify, collective, count, seconds=self.options.limit)
 
     def fitting_calls(self, sample: Sample, count: int) -> int:
         """Return how many calls take about `--seconds`."""
@@ -181,19 +181,19 @@ class Bench:
 
     def time_of_copies(self, collective: str, size: int) -> float:
         """Return what the copies of a call take with the faster kind, all ranks at once."""
-        by_rank = self.sets["ringcomm"].call(time_copies, size, limit=self.options.limit)
+        by_rank = self.sets["ringcomm"](time_copies, size, seconds=self.options.limit)
         kinds = zip(*by_rank, strict=True)
-        fastest = min(statistics.median(processes.slowest(list(kind))) for kind in kinds)
+        fastest = min(statistics.median(benchmark.slowest(list(kind))) for kind in kinds)
         return cases.COPIES[collective](self.options.ranks) * fastest
 
     def time(self, sample: Sample, count: int, calls: int) -> list[float]:
         ranks = self.sets[sample.backend]
         if sample.loaded and self.busy:
             self.busy.run()
-        times = ranks.call(time_calls, sample.collective, count, calls, limit=self.options.limit)
+        times = ranks(time_calls, sample.collective, count, calls, seconds=self.options.limit)
         if self.busy:
             self.busy.pause()
-        return processes.slowest(times)
+        return benchmark.slowest(times)
 
 
 def tables(samples: list[Sample], markdown: bool) -> None:
@@ -308,7 +308,7 @@ def main() -> int:
     if options.plot and not find_spec("matplotlib"):  # now, not after an hour of measuring
         print("collectives.py: --plot needs matplotlib: pip install matplotlib", file=sys.stderr)
         return 2
-    return processes.main(run, options)
+    return benchmark.main(run, options)
 
 
 if __name__ == "__main__":

@@ -21,13 +21,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-import report
-
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "tests"))
-
-from hosts import Hosts  # noqa: E402
-from namespaces import missing  # noqa: E402
+from lab import report
+from lab.hosts import Hosts
+from lab.namespaces import missing
 
 BACKENDS = ["ringcomm", "gloo"]
 MODELS = {"small": [64, 128, 128, 10], "large": [64, 2048, 2048, 10]}  # widths

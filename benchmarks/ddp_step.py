@@ -17,13 +17,14 @@ import sys
 import time
 from typing import Any
 
-import processes
-import report
 import torch
 import torch.distributed as dist
-from processes import BenchmarkError, Rank, Ranks
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+
+from lab import benchmark, report
+from lab.benchmark import BenchmarkError, Measured
+from lab.ranks import Rank
 
 Steps = dict[str, list[float]]  # seconds of each step, "exchanging" or "silent"
 
@@ -96,21 +97,21 @@ def checksums(rank: Rank) -> list[int]:
     return sums
 
 
-def round_of(ranks: Ranks, steps: int) -> tuple[float, float]:
+def round_of(ranks: Measured, steps: int) -> tuple[float, float]:
     """Return a round's median step with communication and without, in seconds."""
-    times = ranks.call(time_steps, steps)
+    times = ranks(time_steps, steps)
     exchanging, silent = (
-        statistics.median(processes.slowest([of_rank[kind] for of_rank in times]))
+        statistics.median(benchmark.slowest([of_rank[kind] for of_rank in times]))
         for kind in ("exchanging", "silent")
     )
     return exchanging, silent
 
 
-def check_equal(sets: dict[str, Ranks]) -> dict[str, list[int]]:
+def check_equal(sets: dict[str, Measured]) -> dict[str, list[int]]:
     """Return each backend's checksums. Raises BenchmarkError when its ranks' models differ."""
     sums = {}
     for backend, ranks in sets.items():
-        first, *others = ranks.call(checksums)
+        first, *others = ranks(checksums)
         if any(other != first for other in others):
             raise BenchmarkError(f"{backend}: the ranks' parameters differ")
         sums[backend] = first
@@ -166,14 +167,14 @@ def measure(options: argparse.Namespace) -> tuple[int, dict[str, Any], dict[str,
     sizes = (options.width, options.layers, options.batch)
     with contextlib.ExitStack() as stack:
         sets = {
-            backend: stack.enter_context(Ranks(backend, options.ranks, options.deadline))
+            backend: stack.enter_context(Measured(options.ranks, backend, options.deadline))
             for backend in options.backends
         }
         parameters = 0
         for ranks in sets.values():
-            ranks.call(processes.prepare)
-            ranks.call(processes.join)
-            parameters = ranks.call(build, sizes)[0]
+            ranks(benchmark.prepare)
+            ranks(benchmark.join)
+            parameters = ranks(build, sizes)[0]
         rounds: dict[str, list[tuple[float, float]]] = {backend: [] for backend in sets}
         for number in range(options.rounds):
             report.progress(f"round {number + 1} ")
@@ -224,4 +225,4 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    sys.exit(processes.main(run, parse()))
+    sys.exit(benchmark.main(run, parse()))

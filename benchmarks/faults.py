@@ -14,18 +14,12 @@ import dataclasses
 import os
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
-import report
-
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "tests"))
-os.environ.setdefault("OMP_NUM_THREADS", "1")
-
-from fault_rows import ROWS  # noqa: E402
-from fault_table import Fault, Form, Verdict, table  # noqa: E402
-from namespaces import missing  # noqa: E402
+from lab import report
+from lab.faults.rows import ROWS
+from lab.faults.table import Fault, Form, Verdict, table
+from lab.namespaces import missing
 
 
 def judge(fault: Fault, form: Form) -> tuple[Verdict, float]:
@@ -59,6 +53,7 @@ def main() -> None:
     parser.add_argument("--only", type=names, default=[], help="names of rows: resets,blackhole")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # programs of the rows inherit it
     facts, found, rows = report.machine(), [], []
     for fault in chosen(options):
         verdicts: dict[str, Verdict] = {}

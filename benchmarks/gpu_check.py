@@ -18,12 +18,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import gpu_build
-import gpu_stages
-import gpu_table
-import report
+import gpu.build
+import gpu.stages
+import gpu.table
 import torch
-from gpu_stages import ROOT, STAGES, Outcome, Settings
+from gpu.stages import ROOT, STAGES, Outcome, Settings
+
+from lab import report
 
 SIMULATED = ROOT / "build" / "tests" / "libringcomm_sim.so"
 GROUP_SECONDS = 540.0
@@ -43,7 +44,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     add("--short", action="store_true", help="simulated: the least of each stage, side by side")
     add("--no-build", action="store_true", help="use the ringcomm that is installed")
     add("--library", default="", metavar="PATH", help="a libringcomm_cuda.so, where nvcc is not")
-    add("--probe", default="", metavar="PATH", help="a compiled gpu_probe.cu, where nvcc is not")
+    add("--probe", default="", metavar="PATH", help="a compiled gpu/probe.cu, where nvcc is not")
     add("--seconds", type=float, default=GROUP_SECONDS, help="for a group's stages together")
     for hidden in ("--stage", "--settings", "--rows"):
         add(hidden, help=argparse.SUPPRESS)
@@ -76,7 +77,7 @@ def settings_of(options: argparse.Namespace) -> Settings:
     )
 
 
-def chosen(options: argparse.Namespace, settings: Settings) -> list[list[gpu_stages.Stage]]:
+def chosen(options: argparse.Namespace, settings: Settings) -> list[list[gpu.stages.Stage]]:
     """Return the stages to run, group by group. What has to be built is built first."""
     stages = [
         stage
@@ -86,15 +87,15 @@ def chosen(options: argparse.Namespace, settings: Settings) -> list[list[gpu_sta
     ]
     numbers = sorted({stage.group for stage in stages})
     groups = [[stage for stage in stages if stage.group == number] for number in numbers]
-    build = gpu_stages.by_name("build")
-    if settings.build and not gpu_build.built() and build not in stages:
+    build = gpu.stages.by_name("build")
+    if settings.build and not gpu.build.built() and build not in stages:
         groups[0].insert(0, build)
     return groups
 
 
 def use_what_was_built() -> None:
     """Have the stages that follow import it."""
-    if package := gpu_build.built():
+    if package := gpu.build.built():
         known = os.environ.get("PYTHONPATH", "").split(os.pathsep)
         if str(package) not in known:
             os.environ["PYTHONPATH"] = os.pathsep.join([str(package), *filter(None, known)])
@@ -103,42 +104,45 @@ def use_what_was_built() -> None:
 def write(folder: Path, outcomes: list[Outcome], facts: dict[str, Any]) -> str:
     """Write the table in its three forms; returns it as text."""
     rows = [row for outcome in outcomes for row in outcome.rows]
-    text = gpu_table.to_text(rows)
+    text = gpu.table.to_text(rows)
     (folder / "table.txt").write_text(text, encoding="utf-8")
-    (folder / "table.md").write_text(gpu_table.to_markdown(rows, facts), encoding="utf-8")
+    (folder / "table.md").write_text(gpu.table.to_markdown(rows, facts), encoding="utf-8")
     stages = [outcome.facts() for outcome in outcomes]
-    (folder / "table.json").write_text(gpu_table.to_json(rows, facts, stages), encoding="utf-8")
+    (folder / "table.json").write_text(gpu.table.to_json(rows, facts, stages), encoding="utf-8")
     return text
 
 
 def run(options: argparse.Namespace) -> int:
     settings = settings_of(options)
     os.environ["OMP_NUM_THREADS"] = "1"
-    facts = report.machine() | gpu_build.gpu_facts(settings.simulated)
+    known = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    # Absolute: some of what is started runs in another folder.
+    os.environ["PYTHONPATH"] = os.pathsep.join(str(Path(path).resolve()) for path in known)
+    facts = report.machine() | gpu.build.gpu_facts(settings.simulated)
     outcomes: list[Outcome] = []
     at_once = len(STAGES) if settings.simulated and settings.short else 1
     for stages in chosen(options, settings):
         if settings.build:
             use_what_was_built()
-        for outcome in gpu_stages.run_stages(stages, settings, options.seconds, at_once):
+        for outcome in gpu.stages.run_stages(stages, settings, options.seconds, at_once):
             outcomes.append(outcome)
             print(f"{outcome.stage.name}: {outcome.seconds:.1f} s, ", end="")
-            print(gpu_table.summary(outcome.rows), flush=True)
+            print(gpu.table.summary(outcome.rows), flush=True)
             if settings.build and outcome.stage.name == "build":
                 use_what_was_built()
             write(Path(settings.folder), outcomes, facts)  # also if we are ended ourselves
     outcomes.sort(key=lambda outcome: STAGES.index(outcome.stage))
     rows = [row for outcome in outcomes for row in outcome.rows]
     print("\n" + write(Path(settings.folder), outcomes, facts))
-    print(f"{gpu_table.summary(rows)}; also in {settings.folder}")
-    return 1 if any(row.verdict == gpu_table.FAIL for row in rows) else 0
+    print(f"{gpu.table.summary(rows)}; also in {settings.folder}")
+    return 1 if any(row.verdict == gpu.table.FAIL for row in rows) else 0
 
 
 def main() -> int:
     options = parse()
     if options.stage:
         settings = Settings(**json.loads(options.settings))
-        gpu_stages.run_here(options.stage, settings, Path(options.rows))
+        gpu.stages.run_here(options.stage, settings, Path(options.rows))
         return 0
     try:
         return run(options)

@@ -18,12 +18,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-import cases
-import processes
-import report
 import torch
 import torch.distributed as dist
-from processes import Rank, Ranks
+
+from lab import benchmark, cases, report
+from lab.benchmark import Measured
+from lab.ranks import Rank
 
 MIB = 1 << 20
 USED = 1 * MIB  # bytes of the all_reduce that uses a group
@@ -99,41 +99,41 @@ def idle(rank: Rank, seconds: float) -> float:
 
 def join_again(rank: Rank, turn: int) -> float:
     """Make the default group anew on the same store; returns seconds."""
-    processes.leave(rank)
+    benchmark.leave(rank)
     rank.store = dist.PrefixStore(f"turn{turn}", rank.store)
-    return processes.join(rank)
+    return benchmark.join(rank)
 
 
-def highest(stage: str, ranks: Ranks, seconds: float = 0) -> dict[str, Any]:
+def highest(stage: str, ranks: Measured, seconds: float = 0) -> dict[str, Any]:
     """Return a stage's row: the highest figures of all ranks."""
-    seen = ranks.call(look)
+    seen = ranks(look)
     figures = {key: max(rank[key] for rank in seen) for key in seen[0]}
     return {"stage": stage, **figures, "seconds": seconds}
 
 
 def measure_groups(backend: str, options: argparse.Namespace) -> dict[str, Any]:
     """Return a row a stage, and the CPU an idle process takes, for `backend`."""
-    with Ranks(backend, options.ranks, options.deadline, fresh=True) as ranks:
-        ranks.call(processes.prepare)
+    with Measured(options.ranks, backend, options.deadline, fresh=True) as ranks:
+        ranks(benchmark.prepare)
         stages = [highest("imported", ranks)]
-        seconds = max(ranks.call(processes.join))
+        seconds = max(ranks(benchmark.join))
         stages.append(highest("default group", ranks, seconds))
-        seconds = max(ranks.call(make_groups, options.groups))
+        seconds = max(ranks(make_groups, options.groups))
         stages.append(highest(f"+ {options.groups} groups", ranks, seconds))
-        burnt = {"unused": max(ranks.call(idle, options.idle))}
-        ranks.call(use_groups)
+        burnt = {"unused": max(ranks(idle, options.idle))}
+        ranks(use_groups)
         stages.append(highest(f"each used, {report.show_size(USED)}", ranks))
-        burnt["used"] = max(ranks.call(idle, options.idle))
+        burnt["used"] = max(ranks(idle, options.idle))
     return {"backend": backend, "stages": stages, "idle_cpu_s_per_s": burnt}
 
 
 def measure_init(backend: str, size: int, options: argparse.Namespace) -> dict[str, Any]:
     """Return the seconds `size` ranks take to make the default group, at first and again."""
     report.progress(f"{backend}, {size} ranks ")
-    with Ranks(backend, size, options.deadline) as ranks:
-        ranks.call(processes.prepare)  # ends when the last rank has imported everything
-        first = max(ranks.call(processes.join))
-        again = [max(ranks.call(join_again, turn)) for turn in range(1, options.rounds)]
+    with Measured(size, backend, options.deadline) as ranks:
+        ranks(benchmark.prepare)  # ends when the last rank has imported everything
+        first = max(ranks(benchmark.join))
+        again = [max(ranks(join_again, turn)) for turn in range(1, options.rounds)]
     report.progress("")
     return {"backend": backend, "ranks": size, "first_s": first, "again_s": again}
 
@@ -206,4 +206,4 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    sys.exit(processes.main(run, parse()))
+    sys.exit(benchmark.main(run, parse()))

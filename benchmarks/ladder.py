@@ -22,13 +22,13 @@ import sys
 import time
 from typing import Any
 
-import cases
-import processes
-import report
 import torch
 import torch.distributed as dist
-from processes import Rank, Ranks
-from programs import Program
+
+from lab import benchmark, cases, report
+from lab.benchmark import Measured
+from lab.programs import Program
+from lab.ranks import Rank
 
 RUNGS = ["handwritten", "plan", "engine", "torch"]
 FLOOR = "torch_fake"  # keys of the JSON, and heads of the table
@@ -44,7 +44,7 @@ def time_top(rank: Rank, count: int, calls: int) -> Times:
     """Return the seconds of each call on this rank; `count` is in float32 elements."""
     group = dist.new_group()
     dist.barrier()
-    processes.spread(rank)
+    benchmark.spread(rank)
     times = time_torch(torch.zeros(count), calls + WARM, group)[WARM:]
     dist.barrier()
     dist.destroy_process_group(group)
@@ -91,10 +91,10 @@ class Ladder:
 
     def __init__(self, options: argparse.Namespace, stack: contextlib.ExitStack) -> None:
         self.options = options
-        self.ranks = stack.enter_context(Ranks(options.backend, options.ranks, options.deadline))
-        self.floor = stack.enter_context(Ranks("fake", 1, options.deadline))
-        self.ranks.call(processes.prepare)
-        self.ranks.call(processes.join)
+        self.ranks = stack.enter_context(Measured(options.ranks, options.backend, options.deadline))
+        self.floor = stack.enter_context(Measured(1, "fake", options.deadline))
+        self.ranks(benchmark.prepare)
+        self.ranks(benchmark.join)
         if options.rungs != ["torch"]:
             program = Program("host_ladder", options.ranks, deadline=options.deadline)
             self.program = stack.enter_context(program)
@@ -105,7 +105,7 @@ class Ladder:
         calls = {}
         for rung in self.options.rungs:
             if rung == "torch":
-                self.ranks.call(verify_top, count)
+                self.ranks(verify_top, count)
             typical = self.time(rung, count, FEWEST)
             calls[rung] = max(FEWEST, min(MOST, int(self.options.seconds / typical)))
         calls |= {FLOOR: 1000, CLOCK: 1000}
@@ -120,12 +120,12 @@ class Ladder:
     def time(self, what: str, count: int, calls: int) -> float:
         """Return the median of some calls, each as long as on its slowest rank, in seconds."""
         if what == CLOCK:
-            return statistics.median(self.floor.call(time_clock, calls)[0])
+            return statistics.median(self.floor(time_clock, calls)[0])
         if what == FLOOR:
-            return statistics.median(self.floor.call(time_floor, count, calls)[0])
+            return statistics.median(self.floor(time_floor, count, calls)[0])
         if what == "torch":
-            times = self.ranks.call(time_top, count, calls)
-            return statistics.median(processes.slowest(times))
+            times = self.ranks(time_top, count, calls)
+            return statistics.median(benchmark.slowest(times))
         return statistics.median(self.program.ask(what, count, calls))
 
 
@@ -209,4 +209,4 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    sys.exit(processes.main(run, parse()))
+    sys.exit(benchmark.main(run, parse()))

@@ -13,24 +13,24 @@ from __future__ import annotations
 import argparse
 import contextlib
 import ctypes
-import importlib
 import itertools
 import os
 import resource
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import cases
-import processes
-import report
 import torch
 import torch.distributed as dist
-from processes import BenchmarkError, Rank, Ranks
-from programs import ROOT, Program
+
+from lab import benchmark, cases, report
+from lab.benchmark import BenchmarkError, Measured
+from lab.hosts import Hosts
+from lab.namespaces import missing
+from lab.programs import Program
+from lab.ranks import Rank
 
 RUNGS = ["blocking", "socket", "session", "checksum", "network"]
 CONNECTS = ["socket", "handshake", "network"]
@@ -102,7 +102,7 @@ def exchange(rank: Rank, pattern: str, size: int, calls: int) -> Sample:
     there_and_back(*((out, into) if rank.index == 0 else (into, out)))
     if not torch.equal(into, message(1 - rank.index, size)):
         raise cases.WrongResultError(f"send and recv of {size} bytes: other bytes came")
-    processes.spread(rank)
+    benchmark.spread(rank)
     return measured(ping if pattern == "ping" else stream)
 
 
@@ -119,7 +119,7 @@ def all_reduce(rank: Rank, size: int, calls: int) -> Sample:
         return times
 
     cases.verify("all_reduce", len(data), rank.index, rank.size)
-    processes.spread(rank)
+    benchmark.spread(rank)
     return measured(reduce)
 
 
@@ -142,21 +142,21 @@ class Ladder:
         program = Program("net_ladder", spin, *namespaces, deadline=options.deadline)
         self.program = stack.enter_context(program)
         self.top = {
-            rung: stack.enter_context(Ranks(backend, 2, options.deadline))
+            rung: stack.enter_context(Measured(2, backend, options.deadline))
             for rung, backend in TOP.items()
         }
         for ranks in self.top.values():
-            ranks.call(enter, namespaces, variables)
-            ranks.call(processes.prepare)
-            ranks.call(processes.join)
+            ranks(enter, namespaces, variables)
+            ranks(benchmark.prepare)
+            ranks(benchmark.join)
 
     def time(self, rung: str, pattern: str, size: int, calls: int) -> Sample:
         if rung not in self.top:
             return Sample(*self.program.ask(rung, pattern, size, calls))
         if pattern == "all_reduce":
-            both = self.top[rung].call(all_reduce, size, calls)
+            both = self.top[rung](all_reduce, size, calls)
         else:
-            both = self.top[rung].call(exchange, pattern, size, calls)
+            both = self.top[rung](exchange, pattern, size, calls)
         user, system = sum(one.user for one in both), sum(one.system for one in both)
         first = both[0].seconds
         slowest = max(one.seconds for one in both)
@@ -178,13 +178,11 @@ class Ladder:
         return figures | summary(pattern, size, calls, rounds)
 
 
-def linked(rate: str) -> Any:
-    """Two hosts of the tests, linked at that rate, or as fast as it goes."""
-    sys.path.insert(0, str(ROOT / "tests"))
-    namespaces, hosts = map(importlib.import_module, ("namespaces", "hosts"))
-    if reason := namespaces.missing():
+def linked(rate: str) -> Hosts:
+    """Two hosts, linked at that rate, or as fast as it goes."""
+    if reason := missing():
         raise BenchmarkError(reason)
-    return hosts.Hosts(2, rate=None if rate == "none" else rate)
+    return Hosts(2, rate=None if rate == "none" else rate)
 
 
 def summary(

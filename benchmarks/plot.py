@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
-import report
+
+from lab import report
 
 mpl.use("Agg")
 from matplotlib import pyplot as plt

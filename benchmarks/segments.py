@@ -13,10 +13,8 @@ import statistics
 import sys
 from typing import Any
 
-import cases
-import processes
-import report
-from programs import Program
+from lab import benchmark, cases, report
+from lab.programs import Program
 
 SIZES = "256K,1M,4M,16M,64M"
 SEGMENTS = "64K,128K,256K,512K"
@@ -71,4 +69,4 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    sys.exit(processes.main(run, parse()))
+    sys.exit(benchmark.main(run, parse()))

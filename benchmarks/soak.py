@@ -19,13 +19,13 @@ import sys
 import time
 from typing import Any
 
-import cases
 import groups
-import processes
-import report
 import torch
 import torch.distributed as dist
-from processes import BenchmarkError, Rank, Ranks
+
+from lab import benchmark, cases, report
+from lab.benchmark import BenchmarkError, Measured
+from lab.ranks import Rank
 
 COLLECTIVES = [name for name in cases.FACTORS if name != "barrier"]
 LARGEST = 22  # log2 of bytes
@@ -107,13 +107,13 @@ def growth(looks: list[dict[str, float]]) -> dict[str, float]:
 def run(options: argparse.Namespace) -> None:
     machine, calls, looks = report.machine(), 0, []
     slices = max(6, round(60 * options.minutes / SLICE))
-    with Ranks(options.backend, options.ranks, options.deadline) as ranks:
-        ranks.call(processes.prepare)
-        ranks.call(processes.join)
+    with Measured(options.ranks, options.backend, options.deadline) as ranks:
+        ranks(benchmark.prepare)
+        ranks(benchmark.join)
         for number in range(slices):
             seconds = 60 * options.minutes / slices
-            calls += ranks.call(some_calls, options.seed + number, seconds, limit=seconds + 120)[0]
-            seen = ranks.call(look)
+            calls += ranks(some_calls, options.seed + number, seconds, seconds=seconds + 120)[0]
+            seen = ranks(look)
             looks.append({key: max(each[key] for each in seen) for key in seen[0]})
             report.progress(f"{number + 1} of {slices}, {calls} calls ")
     report.progress("")
@@ -151,4 +151,4 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    sys.exit(processes.main(run, parse()))
+    sys.exit(benchmark.main(run, parse()))

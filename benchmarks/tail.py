@@ -15,11 +15,11 @@ import sys
 from array import array
 from typing import Any
 
-import cases
 import collectives
-import processes
-import report
-from processes import Rank, Ranks
+
+from lab import benchmark, cases, report
+from lab.benchmark import Measured
+from lab.ranks import Rank
 
 TURN = 10_000  # calls
 QUANTILES = {"median": 0.5, "p99": 0.99, "p99.9": 0.999, "p99.99": 0.9999, "slowest": 1.0}
@@ -31,10 +31,10 @@ def time_turn(rank: Rank, size: int, calls: int) -> bytes:
     return array("d", collectives.time_calls(rank, "all_reduce", count, calls)).tobytes()
 
 
-def turn(ranks: Ranks, size: int, calls: int) -> list[float]:
+def turn(ranks: Measured, size: int, calls: int) -> list[float]:
     """Return the seconds of each call on its slowest rank."""
-    times = [list(array("d", answer)) for answer in ranks.call(time_turn, size, calls)]
-    return processes.slowest(times)
+    times = [list(array("d", answer)) for answer in ranks(time_turn, size, calls)]
+    return benchmark.slowest(times)
 
 
 def quantiles(times: list[float]) -> dict[str, float]:
@@ -44,7 +44,9 @@ def quantiles(times: list[float]) -> dict[str, float]:
     return {name: ordered[min(last, round(share * last))] for name, share in QUANTILES.items()}
 
 
-def measure(sets: dict[str, Ranks], size: int, options: argparse.Namespace) -> list[dict[str, Any]]:
+def measure(
+    sets: dict[str, Measured], size: int, options: argparse.Namespace
+) -> list[dict[str, Any]]:
     times: dict[str, list[float]] = {backend: [] for backend in sets}
     wanted = {b: options.calls if b == "ringcomm" else options.others for b in sets}
     while any(len(times[backend]) < wanted[backend] for backend in sets):
@@ -64,12 +66,12 @@ def run(options: argparse.Namespace) -> None:
     machine = report.machine()
     with contextlib.ExitStack() as stack:
         sets = {
-            backend: stack.enter_context(Ranks(backend, options.ranks, options.deadline))
+            backend: stack.enter_context(Measured(options.ranks, backend, options.deadline))
             for backend in options.backends
         }
         for ranks in sets.values():
-            ranks.call(processes.prepare)
-            ranks.call(processes.join)
+            ranks(benchmark.prepare)
+            ranks(benchmark.join)
         rows = [row for size in options.bytes for row in measure(sets, size, options)]
     print(f"all_reduce, {options.ranks} ranks, microseconds\n")
     table = [
@@ -99,4 +101,4 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    sys.exit(processes.main(run, parse()))
+    sys.exit(benchmark.main(run, parse()))

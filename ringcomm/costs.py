@@ -15,7 +15,7 @@ A ring's rounds count in full, though its segments hide most of them where a ran
 message is more than 16 KiB.
 
 The model knows two fabrics. The ranks of a host share its link to the network, and each has a core
-of its own. tests/test_tune.py compares it with the plans themselves.
+of its own. tests/network/test_tune.py compares it with the plans themselves.
 """
 
 from __future__ import annotations

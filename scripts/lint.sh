@@ -6,7 +6,7 @@ cd "$(dirname "$0")/.."
 
 existing() { for path in "$@"; do [ ! -e "$path" ] || echo "$path"; done; }
 mapfile -t cpp_folders < <(existing csrc tests/cpp tests/sim benchmarks)
-mapfile -t python < <(existing ringcomm tests examples benchmarks scripts setup.py)
+mapfile -t python < <(existing ringcomm lab tests examples benchmarks scripts setup.py)
 mapfile -t cpp < <(find "${cpp_folders[@]}" -name '*.h' -o -name '*.cc' -o -name '*.cu' | LC_ALL=C sort)
 
 if [ "${1:-}" = --fix ]; then
@@ -28,7 +28,7 @@ mkdir -p $folder/passed
 cmake -S . -B $folder -G Ninja -DRINGCOMM_TESTS=ON -DPython_EXECUTABLE="$(command -v python)" \
   >$folder/configure.log || { cat $folder/configure.log >&2; exit 1; }
 mapfile -t headers < <(printf '%s\n' "${cpp[@]}" | grep '\.h$')
-deep='' skip='/csrc/torch/|/tests/|\.cu$'
+deep='' skip='/csrc/torch/|/tests/|/benchmarks/|\.cu$'
 [ -z "${LINT_ALL:-}" ] || deep='--checks=clang-analyzer-*' skip='\.cu$'
 common=$(cat .clang-tidy csrc/*/.clang-tidy $folder/compile_commands.json "${headers[@]}" - <<<"$deep" |
   sha256sum)

@@ -16,13 +16,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from limits import limit, seed
-from zygote import Zygote
 
-ROOT = Path(__file__).resolve().parent.parent
+from lab import ROOT
+from lab.limits import limit, seed
+from lab.zygote import Zygote
+
 LEVELS = ["fast", "all", "soak"]
 COMMANDS = {"all": "make test-all", "soak": "make soak"}
-# The tests of one host run over TCP as well: tests/test_tcp.py.
+# The tests of one host run over TCP as well: test_tcp.py.
 OVER_TCP = os.environ.get("RINGCOMM_TRANSPORT") == "tcp"
 NEEDS = {"slow": "all", "soak": "soak"}
 # They come first, so that no worker is left with one at the end.
@@ -39,7 +40,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Let the programs that tests start be forked from one interpreter: tests/zygote.py.
+    """Let the programs that tests start be forked from one interpreter: lab/zygote.py.
 
     The long forms start them as users do. With workers, one serves them all.
     """
@@ -112,6 +113,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 )
         if timeout := item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(limit(timeout.args[0])), append=False)
+
+
+def file_of(name: str) -> Path:
+    """The file of tests of this name, in whichever folder it is."""
+    (path,) = (ROOT / "tests").rglob(f"test_{name}.py")
+    return path
 
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from conftest import ROOT
+from lab import ROOT
 
 # Each block of code of these is run or checked.
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import ROOT, Run
+from conftest import Run
 from documents import (
     PAGES,
     WORDS,
@@ -30,10 +30,12 @@ from documents import (
     slugs,
     without_code,
 )
-from limits import limit
-from ports import free_port
 from test_house import CSRC, literals
-from workers import HOST, Rank, Ranks, ranks
+
+from lab import ROOT
+from lab.limits import limit
+from lab.ports import free_port
+from lab.ranks import HOST, Rank, Ranks, ranks
 
 BLOCKS = [block for page in PAGES for block in blocks_of(page)]
 ENVIRONMENT = re.compile(r"[A-Z_]+=")
@@ -105,7 +107,7 @@ def calls(source: str) -> dict[str, set[str]]:
 
 @each("as in ")
 def test_python_of_a_script_that_is_tested_elsewhere(block: Block) -> None:
-    """What is named here is what the script of tests/test_clients.py calls."""
+    """What is named here is what the script of test_clients.py calls."""
     script = calls((ROOT / block.directive.removeprefix("as in ")).read_text())
     for name, keywords in calls(block.text).items():
         assert name in script
@@ -153,7 +155,7 @@ def commands(text: str) -> Iterator[list[str]]:
 
 SOURCES = "\n".join(
     path.read_text()
-    for folder in ("csrc", "ringcomm", "scripts", "tests", "benchmarks", "examples")
+    for folder in ("csrc", "ringcomm", "scripts", "lab", "tests", "benchmarks", "examples")
     for path in sorted((ROOT / folder).rglob("*"))
     if path.suffix in {".h", ".cc", ".py", ".sh"} and path.name != "test_docs.py"
 )
@@ -175,8 +177,9 @@ def check_command(words: list[str]) -> None:
         check_python(["-m", "ringcomm", *rest])
     elif "/" in program and not program.startswith("$"):
         # A test program of C++ is named in CMake; anything else lies here.
-        name = program.removeprefix("build/tests/")
-        assert (ROOT / program).exists() or (ROOT / "tests" / "cpp" / f"{name}.cc").exists()
+        source = f"cpp/**/{program.removeprefix('build/tests/')}.cc"
+        sources = [*(ROOT / "tests").glob(source), *(ROOT / "benchmarks").glob(source)]
+        assert (ROOT / program).exists() or sources
 
 
 def check_make(words: list[str]) -> None:
@@ -192,9 +195,11 @@ def check_make(words: list[str]) -> None:
 
 def check_tests(words: list[str]) -> None:
     """Files exist, and -k names something in them."""
-    names = [word.partition("::")[0] for word in words if "/" in word]
-    assert all((ROOT / name).exists() for name in names), names
-    files = [ROOT / name for name in names] or sorted((ROOT / "tests").glob("test_*.py"))
+    paths = [ROOT / word.partition("::")[0] for word in words if "/" in word]
+    assert all(path.exists() for path in paths), paths
+    folders = [path for path in paths if path.is_dir()] or [ROOT / "tests"] * (not paths)
+    files = [path for path in paths if path.is_file()]
+    files += [path for folder in folders for path in sorted(folder.rglob("test_*.py"))]
     text = "\n".join(f"{path.name} {path.read_text()}" for path in files)
     if "-k" in words:
         for name in re.findall(r"\w+", words[words.index("-k") + 1]):
@@ -224,8 +229,9 @@ def check_python(words: list[str]) -> None:
         return None  # -c, another package's module
     script = ROOT / first
     assert script.exists(), first
-    # Options are given to argparse as they are written, there or in a module beside it.
-    beside = "\n".join(path.read_text() for path in script.parent.glob("*.py"))
+    # Options are given to argparse as they are written, there or in a module that it imports.
+    modules = [*script.parent.glob("*.py"), *(ROOT / "lab").glob("*.py")]
+    beside = "\n".join(path.read_text() for path in modules)
     for word in rest:
         if word.startswith("--"):
             assert f'"{word.partition("=")[0]}"' in beside, word

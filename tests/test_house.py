@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
+
+from lab import ROOT
 
 # A folder may include its own headers and those of folders below it.
 BELOW = {
@@ -48,7 +49,7 @@ def files(*folders: str, ends: tuple[str, ...]) -> list[Path]:
 
 CPP = files("csrc", "tests", "benchmarks", ends=(".h", ".cc", ".cu", ".cuh"))
 CSRC = [path for path in CPP if path.is_relative_to(ROOT / "csrc")]
-PYTHON = files("ringcomm", "tests", "benchmarks", "examples", ends=(".py", ".pyi"))
+PYTHON = files("ringcomm", "lab", "tests", "benchmarks", "examples", ends=(".py", ".pyi"))
 
 
 def short(path: Path) -> str:
@@ -191,7 +192,7 @@ def test_cmake_names_every_source() -> None:
     listed = re.sub(r"#.*", "", (ROOT / "CMakeLists.txt").read_text()).split()
     words = {word.strip("()") for word in listed}
     words |= {Path(word).stem for word in words}
-    programs = files("tests/cpp", ends=(".cc",))
+    programs = files("tests/cpp", "benchmarks/cpp", ends=(".cc",))
     forgotten = [short(p) for p in CSRC if p.suffix == ".cc" and p.name not in words]
     forgotten += [short(p) for p in programs if p.stem not in words]
     assert not forgotten
@@ -199,7 +200,7 @@ def test_cmake_names_every_source() -> None:
 
 def test_nothing_points_outside() -> None:
     ends = (".h", ".cc", ".cu", ".py", ".pyi", ".md", ".sh", ".in", ".toml", ".txt", ".rst")
-    inside = ["csrc", "ringcomm", "tests", "benchmarks", "examples", "docs", "scripts"]
+    inside = ["csrc", "ringcomm", "lab", "tests", "benchmarks", "examples", "docs", "scripts"]
     paths = files(*inside, ends=ends)
     paths += [p for p in ROOT.iterdir() if p.is_file()] + [ROOT / ".ci" / "run"]
     wrong = [
@@ -210,6 +211,13 @@ def test_nothing_points_outside() -> None:
         if found
     ]
     assert not wrong
+
+
+def test_the_path_of_imports_stays() -> None:
+    """What files share lies in lab/, which every one of them finds: see lab/__init__.py."""
+    changes = re.compile(r"sys\.path\.(insert|append|extend)")
+    inside = files("ringcomm", "lab", "tests", "benchmarks", ends=(".py",))
+    assert [short(path) for path in inside if changes.search(path.read_text())] == []
 
 
 def test_the_picture_of_the_floors_is_true() -> None:

@@ -3,7 +3,7 @@
 //
 // This is the protocol alone: no sockets, no threads, no clock. Its owner moves bytes between
 // it and its *flows* (connections), says when a flow has gone or come, and tells the time. So the
-// simulator (tests/cpp/session_sim.cc) runs the code that production runs.
+// simulator (tests/cpp/net/session_sim.cc) runs the code that production runs.
 //
 // Any flow that can take bytes takes the next frame, unless another would bring it and all behind
 // it sooner: a slow one does not set the pace. Frames are numbered; `post` keeps no copy of the

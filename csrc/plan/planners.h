@@ -7,8 +7,8 @@
 // operation
 //   k + 2, which reuses the half of operation k, knows that all have ended k.
 // Nobody needs to know that others have *read* all, so there are no acknowledgements at the end.
-// tests/cpp/plan_proofs.cc proves both, and sequences besides, with tests/cpp/verify.h; a plan in
-// words is printed by tests/cpp/print_plans.cc.
+// tests/cpp/plan/plan_proofs.cc proves both, and sequences besides, with verify.h; print_plans.cc
+// there prints a plan in words.
 //
 // Planners take groups of two and more; make_plan (select.h) does the rest.
 #pragma once

@@ -1,6 +1,6 @@
 // What torch offers in a backend and this one has no use for: each is refused by a sentence that
-// says what to do instead. tests/test_torch_calls.py holds torch's list of calls against this one
-// and that of Backend.
+// says what to do instead. tests/backend/test_torch_calls.py holds torch's list of calls against
+// this one and that of Backend.
 #pragma once
 
 #include <torch/headeronly/version.h>

@@ -1,6 +1,6 @@
 // Lets a torch without CUDA have a CUDA device: the simulated one. Streams, events and tensors of
 // torch's are there, kernels are not, so tensors are made of memory that is there (cuda_view). What
-// ringcomm does with torch's streams can be tested so: tests/test_device_streams.py.
+// ringcomm does with torch's streams can be tested so: tests/device/test_device_streams.py.
 #include <ATen/ATen.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <dlfcn.h>

@@ -1,0 +1,251 @@
+"""Every collective, by every algorithm, on the device: bit for bit what the CPU's plan gives.
+
+Processes that share the device and as many on the CPU run the same cases; digests of all results
+are compared. Floating-point inputs are random, so a sum in another order would show.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+import gpu.ranks
+import gpu.table
+from gpu.ranks import DeviceRanks, Entry, place_of
+from gpu.stages import Settings, parts
+from gpu.table import Row
+from lab.cases import all_gather_single, reduce_scatter_single
+from lab.ranks import Rank
+
+INTEGERS = [
+    torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
+    torch.uint16, torch.uint32, torch.uint64,
+]  # fmt: skip
+FLOATS = [
+    torch.float32, torch.bfloat16, torch.float16, torch.float64,
+    torch.float8_e4m3fn, torch.float8_e5m2,
+]  # fmt: skip
+DTYPES = [torch.bool, *INTEGERS, *FLOATS, torch.complex64, torch.complex128]
+REDUCING = ["all_reduce", "reduce_scatter", "reduce"]
+COLLECTIVES = [*REDUCING, "all_gather", "broadcast", "gather", "scatter", "all_to_all", "send_recv"]
+EQUAL = {"all_reduce", "all_gather", "broadcast"}  # all ranks hold the same
+MOST = 8  # ranks for which all cases are run: more only show that they end
+LARGEST = "64 MiB"
+BYTES = {"1 KiB": 1 << 10, "1 MiB": 1 << 20, LARGEST: 64 << 20}
+
+
+@dataclass(frozen=True)
+class Case:
+    collective: str
+    algorithm: str | None
+    dtype: torch.dtype
+    op: str
+    size: str  # elements, or a key of BYTES
+
+    @property
+    def count(self) -> int:
+        """Of elements of the larger buffer; those in parts are rounded."""
+        return BYTES[self.size] // self.dtype.itemsize if self.size in BYTES else int(self.size)
+
+    def __str__(self) -> str:
+        dtype = str(self.dtype).removeprefix("torch.")
+        by = self.algorithm or "the table"
+        return f"{self.collective} {dtype}[{self.size}] {self.op} by {by}"
+
+
+def ops_of(dtype: torch.dtype) -> list[str]:
+    if dtype.is_complex:
+        return ["SUM"]
+    if dtype.is_floating_point:
+        return ["SUM", "PRODUCT", "MIN", "MAX", "AVG"]
+    bitwise = ["BAND", "BOR", "BXOR"]
+    return ["SUM", "PRODUCT", "MIN", "MAX", *bitwise, *([] if dtype == torch.bool else ["AVG"])]
+
+
+def cases_of(collective: str, by: list[str | None], ranks: int, settings: Settings) -> list[Case]:
+    """Return the cases of a collective, in the order in which every rank runs them."""
+    reduces = collective in REDUCING
+    few = [torch.float32, torch.bfloat16]
+    dtypes = settings.pick(DTYPES, DTYPES, few) if reduces else [torch.float32, torch.uint8]
+    if ranks > MOST and reduces:
+        dtypes = few
+    sizes = settings.pick(["0", "1", "1001", "1 KiB"], ["0", "1", "1001"], ["0", "1001"])
+    found = [
+        Case(collective, algorithm, dtype, "SUM", size)
+        for algorithm in by
+        for dtype in dtypes
+        for size in sizes
+    ]
+    if reduces:  # every operation
+        found += [
+            Case(collective, None, dtype, op, "1001")
+            for dtype in dtypes
+            for op in ops_of(dtype)[1:]
+        ]
+    large = settings.pick(["1 MiB", LARGEST], ["1 MiB"], [])
+    if ranks > MOST and collective != "all_reduce":
+        large = large[:1]
+    return found + [
+        Case(collective, algorithm, dtype, "SUM", size)
+        for algorithm in by
+        for size in large
+        for dtype in (few[:1] if size == LARGEST else few)
+    ]
+
+
+@functools.lru_cache(maxsize=4)
+def values(rank: int, count: int, dtype: torch.dtype) -> torch.Tensor:
+    """Return what `rank` gives, the same on every place."""
+    seeded = torch.Generator().manual_seed(1000 * rank + count % 997)
+    if dtype.is_floating_point or dtype.is_complex:
+        wide = torch.complex64 if dtype.is_complex else torch.float32
+        return torch.randn(count, generator=seeded, dtype=wide).to(dtype)
+    if dtype == torch.bool:
+        return torch.randint(0, 2, (count,), generator=seeded).bool()
+    raw = torch.randint(0, 256, (count * dtype.itemsize,), generator=seeded, dtype=torch.uint8)
+    return raw.view(dtype)
+
+
+def digest(tensor: torch.Tensor) -> str:
+    flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8).cpu()
+    return hashlib.sha1(flat.numpy(), usedforsecurity=False).hexdigest()[:12]
+
+
+def perform(rank: Rank, case: Case, group: Any) -> torch.Tensor | None:
+    """Run a case; returns this rank's result, None where it has none."""
+    place, n, root = place_of(rank), rank.size, rank.size - 1
+    part = (case.count + n - 1) // n
+    whole = case.collective in ("all_reduce", "broadcast", "reduce")
+    mine = values(rank.index, case.count if whole else part * n, case.dtype)
+    op = getattr(dist.ReduceOp, case.op)
+    if whole:
+        data = place.copy_of(mine)
+        if case.collective == "all_reduce":
+            dist.all_reduce(data, op, group=group)
+        elif case.collective == "reduce":
+            dist.reduce(data, root, op, group=group)
+        else:
+            dist.broadcast(data, root, group=group)
+        return data if case.collective != "reduce" or rank.index == root else None
+    if case.collective in ("reduce_scatter", "all_to_all", "scatter"):
+        data, result = place.copy_of(mine), place.empty(part, case.dtype)
+        if case.collective == "reduce_scatter":
+            reduce_scatter_single(result, data, op, group=group)
+        elif case.collective == "scatter":
+            given = list(data.chunk(n)) if rank.index == root and part else None
+            given = [data] * n if given is None and rank.index == root else given
+            dist.scatter(result, given, root, group=group)
+        else:
+            result = place.empty(part * n, case.dtype)
+            dist.all_to_all_single(result, data, group=group)
+        return result
+    return _from_a_part(rank, case, group, place.copy_of(mine[:part].clone()))
+
+
+def _from_a_part(rank: Rank, case: Case, group: Any, data: torch.Tensor) -> torch.Tensor | None:
+    place, n, root = place_of(rank), rank.size, rank.size - 1
+    part = data.numel()
+    if case.collective == "all_gather":
+        result = place.empty(part * n, case.dtype)
+        all_gather_single(result, data, group=group)
+        return result
+    if case.collective == "gather":
+        pieces = [place.empty(part, case.dtype) for _ in range(n)] if rank.index == root else None
+        dist.gather(data, pieces, root, group=group)
+        return torch.cat([piece.view(torch.uint8) for piece in pieces]) if pieces else None
+    result = place.empty(part, case.dtype)
+    following, before = (rank.index + 1) % n, (rank.index - 1) % n
+    messages = [
+        dist.P2POp(dist.isend, data, following, group=group),
+        dist.P2POp(dist.irecv, result, before, group=group),
+    ]
+    for work in dist.batch_isend_irecv(messages):
+        work.wait()
+    return result
+
+
+def make_groups(rank: Rank, names: list[str]) -> None:
+    rank.kept["groups"] = {name: gpu.ranks.group_by(name) for name in [None, *names]}
+
+
+def run_cases(rank: Rank, cases: list[Case]) -> list[str]:
+    """Run cases, twice where they are small: every other operation uses the other half of all."""
+    digests = []
+    for case in cases:
+        found = []
+        for _ in range(1 if case.size == LARGEST else 2):
+            result = perform(rank, case, rank.kept["groups"][case.algorithm])
+            found.append("" if result is None else digest(result))
+        digests.append(found[0] if len(set(found)) == 1 else " then ".join(found))
+    return digests
+
+
+def compare(cases: list[Case], here: list[list[str]], there: list[list[str]]) -> list[str]:
+    """Return what is wrong with the digests, of each rank, on the device and on the CPU."""
+    wrong = []
+    for number, case in enumerate(cases):
+        of_ranks = [digests[number] for digests in here]
+        if case.collective in EQUAL and len(set(of_ranks)) > 1:
+            wrong.append(f"{case}: ranks differ")
+        elif of_ranks != [digests[number] for digests in there]:
+            wrong.append(f"{case}: not as on the CPU")
+    return wrong
+
+
+def judge(what: str, cases: list[Case], wrong: list[str]) -> Row:
+    if wrong:
+        print("\n".join(wrong), flush=True)
+        return gpu.table.failed(what, f"{len(wrong)} wrong, first: {wrong[0]}", len(cases), "cases")
+    return gpu.table.passed(what, len(cases), "cases")
+
+
+def as_direct(cases: list[Case], digests: list[str]) -> tuple[list[Case], list[str]]:
+    """Compare what one kernel gives with the direct plan that it stands for."""
+    found = dict(zip(cases, digests, strict=True))
+    pairs = [(case, found.get(_directly(case))) for case in cases if case.algorithm is None]
+    compared = [case for case, direct in pairs if direct is not None]
+    wrong = [
+        f"{case}: not as direct" for case, direct in pairs if direct not in (None, found[case])
+    ]
+    return compared, wrong
+
+
+def _directly(case: Case) -> Case:
+    return Case(case.collective, "direct", case.dtype, case.op, case.size)
+
+
+def of_size(size: int, settings: Settings) -> Iterator[Row]:
+    """Yield the rows for so many processes on one device."""
+    entry = Entry(settings.kind, settings.library)
+    limit = float(settings.pick(120, 60, 30))
+    with DeviceRanks(size, entry) as here, DeviceRanks(size, Entry("cpu")) as there:
+        names = sorted({name for which in COLLECTIVES[:-1] for name in gpu.ranks.algorithms(which)})
+        for ranks in (here, there):
+            ranks(make_groups, names, seconds=limit)
+        for collective in COLLECTIVES:
+            own = gpu.ranks.algorithms(collective) if collective != "send_recv" else []
+            cases = cases_of(collective, [None, *own], size, settings)
+            digests = here(run_cases, cases, seconds=limit)
+            wrong = compare(cases, digests, there(run_cases, cases, seconds=limit))
+            by = ", ".join(own) or "messages"
+            yield judge(f"{size} ranks: {collective} ({by})", cases, wrong)
+            if collective == "all_reduce":
+                compared, wrong = as_direct(cases, digests[0])
+                yield judge(f"{size} ranks: one kernel as the direct plan", compared, wrong)
+
+
+def plans(settings: Settings) -> Iterator[Row]:
+    """Compare device and CPU for each number of ranks."""
+    sizes: list[int] = settings.pick([2, 4, 8, 16], [2, 4], [2])
+    functions: list[Callable[[], Iterator[Row]]] = []
+    for size in sizes:
+        function = functools.partial(of_size, size, settings)
+        function.__name__ = f"{size} ranks"  # type: ignore[attr-defined]
+        functions.append(function)
+    yield from parts(*functions)

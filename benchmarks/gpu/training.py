@@ -1,0 +1,223 @@
+"""What a step of DDP waits for, by backend; and ranks on the CPU beside Gloo."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import gpu.table
+from gpu.ranks import LIBRARY, DeviceRanks, Entry, meet, place_of, preload_training
+from gpu.stages import FOLDER, Settings, last_line, parts
+from gpu.table import Row
+from lab.benchmark import slowest
+from lab.ranks import Rank
+
+FASTER = 3.0  # communication than Gloo's, at two ranks
+STEPS, ROUNDS = 4, 3
+NCCL_SECONDS = 40.0  # ranks of NCCL that share a GPU may crawl
+# To NCCL each rank is a host of its own, so it goes over sockets, and does not refuse.
+NCCL_APART = {
+    "NCCL_HOSTID": "host-{rank}", "NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1",
+    "NCCL_NET": "Socket",
+}  # fmt: skip
+
+
+# ---- the DDP step
+
+
+def build(rank: Rank, width: int, layers: int, batch: int) -> int:
+    """Make a perceptron and warm it up; returns its number of parameters."""
+    place = place_of(rank)
+    torch.manual_seed(1)
+    modules = [nn.Linear(width, width) for _ in range(layers)]
+    network = nn.Sequential(*(part for layer in modules for part in (layer, nn.ReLU())))
+    model = DistributedDataParallel(network.to(place.device), gradient_as_bucket_view=True)
+    torch.manual_seed(100 + rank.index)
+    rank.kept["model"] = model
+    rank.kept["optimizer"] = torch.optim.SGD(model.parameters(), lr=0.01)
+    rank.kept["batch"] = torch.randn(batch, width, device=place.device)
+    for _ in range(3):  # DDP sorts its buckets anew after the first
+        step(rank, exchanging=True)
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def step(rank: Rank, *, exchanging: bool) -> float:
+    """Train once; returns the seconds until all gradients are there, without the optimizer's."""
+    model = rank.kept["model"]
+    meet(rank)
+    start = time.perf_counter()
+    rank.kept["optimizer"].zero_grad()
+    with contextlib.nullcontext() if exchanging else model.no_sync():
+        model(rank.kept["batch"]).square().mean().backward()
+    place_of(rank).synchronize()
+    seconds = time.perf_counter() - start
+    if exchanging:  # else the ranks would part
+        rank.kept["optimizer"].step()
+    return seconds
+
+
+def time_steps(rank: Rank, steps: int) -> dict[str, list[float]]:
+    """Return the seconds of steps of each kind, by turns."""
+    times: dict[str, list[float]] = {"exchanging": [], "silent": []}
+    for _ in range(steps):
+        times["exchanging"].append(step(rank, exchanging=True))
+        times["silent"].append(step(rank, exchanging=False))
+    return times
+
+
+def checksums(rank: Rank) -> list[int]:
+    """Return a sum over the bits of each parameter: equal models give equal lists."""
+    return [
+        int(parameter.detach().view(torch.int32).sum(dtype=torch.int64))
+        for parameter in rank.kept["model"].parameters()
+    ]
+
+
+def round_of(ranks: DeviceRanks, steps: int, limit: float) -> tuple[float, float]:
+    """Return a round's median step, and what of it is communication, in seconds."""
+    times = ranks(time_steps, steps, seconds=limit)
+    exchanging, silent = (
+        statistics.median(slowest([of_rank[kind] for of_rank in times]))
+        for kind in ("exchanging", "silent")
+    )
+    return exchanging, exchanging - silent
+
+
+def compared(size: int, backends: list[str], settings: Settings) -> Iterator[Row]:
+    """Let the backends take turns, so that what disturbs the machine disturbs all."""
+    real = (4096 if size == 2 else 2048, 6, 64)  # Gloo takes a second for the larger one
+    model: tuple[int, int, int] = settings.pick(real, (64, 3, 8), (32, 2, 4))
+    rounds, steps = settings.pick((ROUNDS, STEPS), (2, 2), (1, 2))
+    with contextlib.ExitStack() as stack:
+        sets = {
+            backend: stack.enter_context(DeviceRanks(size, _entry(backend, settings), backend))
+            for backend in backends
+        }
+        for ranks in sets.values():
+            parameters = ranks(build, *model, seconds=60)[0]
+        found: dict[str, list[tuple[float, float]]] = {backend: [] for backend in sets}
+        for _ in range(rounds):
+            for backend, ranks in sets.items():
+                found[backend].append(round_of(ranks, steps, 60))
+        differing = [b for b, r in sets.items() if len(set(map(tuple, r(checksums)))) > 1]
+    exposed = {b: statistics.median(figure for _, figure in found[b]) for b in found}
+    for backend, figures in found.items():
+        whole = statistics.median(figure for figure, _ in figures)
+        note = f"of a step of {1e3 * whole:.2f} ms, {parameters / 1e6:.1f} M parameters"
+        what = f"{size} ranks: {backend}: communication"
+        yield gpu.table.info(what, 1e3 * exposed[backend], "ms", note)
+    what = f"{size} ranks: parameters are equal on all"
+    yield gpu.table.failed(what, ", ".join(differing)) if differing else gpu.table.passed(what)
+    if "gloo" in exposed:
+        ratio = exposed["gloo"] / max(exposed["ringcomm"], 1e-6)
+        what = f"{size} ranks: communication faster than Gloo's"
+        yield (
+            gpu.table.at_least(FASTER, what, ratio, "x")
+            if size == 2
+            else gpu.table.info(what, ratio, "x")
+        )
+
+
+def _entry(backend: str, settings: Settings) -> Entry:
+    kind = settings.kind if backend == "ringcomm" or not settings.simulated else "cpu"
+    return Entry(kind, settings.library)
+
+
+def nccl_alone(settings: Settings) -> Iterator[Row]:
+    """One rank has the GPU to itself and nobody to talk to: what a step takes at the least."""
+    yield from _nccl(1, {}, settings)
+
+
+def nccl_apart(settings: Settings) -> Iterator[Row]:
+    """NCCL refuses ranks that share a GPU, unless it takes each for a host of its own."""
+    yield from _nccl(2, NCCL_APART, settings)
+
+
+def _nccl(size: int, variables: dict[str, str], settings: Settings) -> Iterator[Row]:
+    what = f"{size} rank{'s' if size > 1 else ''}: nccl: communication"
+    if settings.simulated:
+        yield gpu.table.info(what, note="not run: it needs a GPU")
+        return
+    try:
+        entry = Entry(settings.kind, environment=variables)
+        with DeviceRanks(size, entry, "nccl") as ranks:
+            ranks(build, 4096, 6, 64, seconds=NCCL_SECONDS)
+            whole, exposed = round_of(ranks, STEPS, NCCL_SECONDS)
+        note = f"of a step of {1e3 * whole:.2f} ms" + (", over sockets" if size > 1 else "")
+        yield gpu.table.info(what, 1e3 * exposed, "ms", note)
+    except Exception as error:  # noqa: BLE001  its own words are the row
+        print(f"{what}: {error}", flush=True)
+        yield gpu.table.info(what, note=last_line(error))
+
+
+def ddp(settings: Settings) -> Iterator[Row]:
+    """Compare backends at each number of ranks."""
+    preload_training()
+    sizes: list[int] = settings.pick([2, 4], [2], [2])
+    steps: list[Any] = []
+    for size in sizes:
+        function = functools.partial(compared, size, ["ringcomm", "gloo"], settings)
+        function.__name__ = f"{size} ranks"  # type: ignore[attr-defined]
+        steps.append(function)
+    more = [functools.partial(nccl_alone, settings), functools.partial(nccl_apart, settings)]
+    yield from parts(*steps, *more)
+
+
+# ---- the CPU
+
+
+def on_cpu(transport: str, size: int, settings: Settings) -> Iterator[Row]:
+    """Run collectives.py, which measures ringcomm and Gloo in one run."""
+    sizes = settings.pick("8,16K,1M,64M", "8,64K", "64K")
+    rounds, seconds = settings.pick(("3", "0.15"), ("2", "0.005"), ("2", "0.005"))
+    report = Path(settings.folder) / f"cpu_{transport}_{size}.json"
+    command = [sys.executable, str(FOLDER / "collectives.py")]
+    command += ["--ranks", str(size), "--collectives", "all_reduce", "--sizes", sizes]
+    command += ["--rounds", rounds, "--seconds", seconds, "--deadline", "60"]
+    variables = {"RINGCOMM_TRANSPORT": "tcp"} if transport == "tcp" else {}
+    kept = {name: value for name, value in os.environ.items() if name != LIBRARY}
+    done = subprocess.run(
+        [*command, "--json", str(report)],
+        capture_output=True,
+        text=True,
+        timeout=70,
+        env={**kept, **variables},
+    )
+    over = "loopback TCP" if transport == "tcp" else "shared memory"
+    if done.returncode != 0:
+        print(done.stdout, done.stderr, flush=True)
+        last = (done.stderr.strip().splitlines() or ["no word"])[-1]
+        yield gpu.table.failed(f"{size} ranks, {over}", last)
+        return
+    samples = json.loads(report.read_text(encoding="utf-8"))["samples"]
+    times = {(s["bytes"], s["backend"]): s["median_s"] for s in samples}
+    for each in sorted({length for length, _ in times}):
+        ours, gloos = times[each, "ringcomm"], times[each, "gloo"]
+        what = f"{size} ranks, {over}: all_reduce {each} bytes"
+        note = f"Gloo {1e6 * gloos:.1f} µs, {gloos / ours:.2f} times as long"
+        yield gpu.table.info(what, 1e6 * ours, "µs", note)
+
+
+def cpu(settings: Settings) -> Iterator[Row]:
+    """Compare with Gloo on this machine's cores."""
+    sizes: list[int] = settings.pick([2, 4, 8, 16], [2], [2])
+    steps = []
+    for transport in settings.pick(("shm", "tcp"), ("shm", "tcp"), ("shm",)):
+        for size in sizes:
+            function = functools.partial(on_cpu, transport, size, settings)
+            function.__name__ = f"{size} ranks over {transport}"  # type: ignore[attr-defined]
+            steps.append(function)
+    yield from parts(*steps)

@@ -1,0 +1,22 @@
+"""What tests and benchmarks share. `benchmarks/lab` is a link to this folder.
+
+ranks            ranks as processes, and `benchmark` what benchmarks do with them
+report, cases    figures, tables and the machine; the collectives that are measured, checked
+programs         the C++ programs of benchmarks
+hosts            hosts as network namespaces; `namespaces` makes and removes them
+proxy, ports     a TCP proxy that breaks connections; ports that nobody else takes
+strangers        processes that connect and are no ranks
+limits           limits of time, and the seed of samples
+oracle           what every collective has to give; `pair` compares programs with Gloo's results
+outcomes         how a call ended, in a child that may die
+simulated_device, simulated_plans    a device made of threads; the time of plans by a model
+zygote           programs that start at once, forked; `zygote_client` starts them
+faults           the fault table: its rows, and the programs that they run
+"""
+
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent  # of the repository
+# Where `python -m lab.…` runs: the root, or benchmarks/ for what is started there. So the root's
+# folder ringcomm/ does not hide an installed one.
+START = Path(__file__).parent.parent

@@ -1,0 +1,70 @@
+"""The device of tests/sim, which threads simulate: groups on it, and torch's side of it."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from lab import ROOT
+from lab.outcomes import Outcome, in_child, rank_of
+from lab.ranks import Rank, join
+
+SIMULATED = ROOT / "build" / "tests" / "libringcomm_sim.so"
+SMALL = {"RINGCOMM_CUDA_MEMORY": str(1 << 18)}  # windows of 32 KiB: many rounds
+
+
+def on_device(
+    rank: Rank,
+    life: str,
+    settings: dict[str, str],
+    body: Callable[[Rank], Any],
+    seconds: float = 20,
+) -> Outcome:
+    """Run `body` in a child whose group works on a simulated device; `log` is what it said."""
+
+    def child() -> Outcome:
+        os.environ.update({"RINGCOMM_CUDA_LIBRARY": str(SIMULATED), "RINGCOMM_LOG": "info"})
+        os.environ["RANK"] = str(rank.index)
+        for name, value in settings.items():  # "a,b,c": one for each rank
+            os.environ[name] = value.split(",")[rank.index] if "," in value else value
+        reader, writer = os.pipe()
+        os.dup2(writer, 2)
+        os.set_blocking(reader, False)
+        join(rank_of(rank, life), "cpu:ringcomm,cuda:ringcomm", seconds=seconds)
+        answer = body(rank)
+        outcome: Outcome = answer if isinstance(answer, dict) else {"answer": answer}
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        try:
+            outcome["log"] = os.read(reader, 60_000).decode()
+        except BlockingIOError:
+            outcome["log"] = ""
+        return outcome
+
+    return in_child(child)
+
+
+class Cuda:
+    """torch's side of the simulated device."""
+
+    def __init__(self) -> None:
+        (path,) = SIMULATED.parent.glob("ringcomm_sim_cuda*.so")
+        spec = importlib.util.spec_from_file_location("ringcomm_sim_cuda", path)
+        assert spec is not None
+        assert spec.loader is not None
+        self.module: Any = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(self.module)
+        self.module.start(str(SIMULATED), self.module.interface)
+
+    def full(self, count: int, value: float) -> tuple[torch.Tensor, torch.Tensor]:
+        """A tensor of the CPU, for looking at, and the same memory as one of the device."""
+        memory = torch.full((count,), value)
+        return memory, self.module.cuda_view(memory)
+
+    def synchronize(self) -> None:
+        self.module.synchronize()

@@ -1,0 +1,267 @@
+"""The benchmarks run, write what they promise, and end what they start."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from lab import ROOT, cases
+from lab.limits import limit
+from lab.namespaces import missing
+from lab.simulated_plans import Shape, steps_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+FOLDER = ROOT / "benchmarks"
+
+
+class Run:
+    """A benchmark that runs; the file that it writes errors to shows what it leaves behind."""
+
+    def __init__(self, folder: Path, script: str, *arguments: str) -> None:
+        self.script, self.report = script, folder / f"{script}.json"
+        self.output, self.errors = (
+            folder / f"{script}{len(arguments)}.{n}" for n in ("out", "err")
+        )
+        command = [sys.executable, str(FOLDER / script), "--json", str(self.report), *arguments]
+        with self.output.open("wb") as output, self.errors.open("wb") as errors:
+            self.process = subprocess.Popen(
+                command, stdout=output, stderr=errors, start_new_session=True
+            )
+
+    def finish(self, seconds: float = 80) -> tuple[int, str, str]:
+        """Return its status, output and errors. Nothing it started may outlive it."""
+        try:
+            status = self.process.wait(timeout=limit(seconds))
+        finally:
+            self.process.kill()
+        end = time.monotonic() + limit(2)
+        while (left := processes_that_write(self.errors)) and time.monotonic() < end:
+            time.sleep(0.05)
+        assert not left
+        return status, self.output.read_text(), self.errors.read_text()
+
+    def body(self) -> dict[str, Any]:
+        """Return the JSON it wrote, and what it printed under "printed"."""
+        status, output, errors = self.finish()
+        assert status == 0, errors
+        body: dict[str, Any] = json.loads(self.report.read_text(encoding="utf-8"))
+        assert f"{body['benchmark']}.py" == self.script
+        assert {"cpu", "cores", "kernel", "torch", "ringcomm", "date"} <= body["machine"].keys()
+        assert body["machine"]["ringcomm"]
+        return body | {"printed": output}
+
+
+def processes_that_write(file: Path) -> list[str]:
+    """Return the command lines of processes whose stderr is this file."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if (process / "fd/2").samefile(file):
+                found.append((process / "cmdline").read_text(encoding="utf-8"))
+        except OSError:  # it has ended meanwhile
+            continue
+    return found
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Run]]:
+    """Every benchmark, tiny, all at once: most of their time is spent importing torch."""
+    folder = tmp_path_factory.mktemp("benchmarks")
+    over_tcp = tmp_path_factory.mktemp("over_tcp")
+    short = ("--rounds", "2", "--deadline", f"{limit(60):.0f}")
+    timed = (*short, "--seconds", "0.005")
+    picture = ("--plot", str(folder / "curves.png"), "--loaded", "--markdown")
+    three = ("--collectives", "all_reduce,all_gather,barrier", "--sizes", "8,512K")
+    model = ("--width", "32", "--layers", "2", "--batch", "4", "--steps", "2")
+    groups = ("--groups", "3", "--idle", "0.2", "--init", "2", "--backends", "ringcomm")
+    endless = ("--backends", "gloo", "--deadline", "3", "--rounds", "1000000")
+    started = {
+        "collectives": Run(folder, "collectives.py", *timed, *three, *picture),
+        "ladder": Run(folder, "ladder.py", *timed, "--sizes", "8,64K"),
+        "segments": Run(folder, "segments.py", *timed, "--sizes", "256K"),
+        "ladder_tcp": Run(
+            over_tcp, "ladder.py", *timed, "--tcp", "--sizes", "64K", "--stream", "8"
+        ),
+        "ddp_step": Run(folder, "ddp_step.py", *short, *model),
+        "groups": Run(folder, "groups.py", *short, *groups),
+        "tail": Run(folder, "tail.py", "--calls", "2000", "--others", "1000", "--bytes", "8"),
+        "soak": Run(folder, "soak.py", "--minutes", "0.1", "--slack", "100"),
+        "late": Run(folder, "collectives.py", *endless),
+    }
+    if missing() is None:
+        tiny = (*short, "--local", "1", "--models", "small", "--steps", "2")
+        curves = ("--plot", str(folder / "losses.png"))
+        started["convergence"] = Run(folder, "convergence.py", *tiny, *curves)
+    yield started
+    for run in started.values():
+        run.process.kill()
+
+
+def test_collectives_reports_all_it_promises(runs: dict[str, Run]) -> None:
+    body = runs["collectives"].body()
+    samples = body["samples"]
+    large = 512 << 10
+    measured = [(what, size) for what in ("all_reduce", "all_gather") for size in (8, large)]
+    assert {(s["collective"], s["bytes"], s["backend"], s["loaded"]) for s in samples} == {
+        (collective, size, backend, loaded)
+        for collective, size in [*measured, ("barrier", 0)]
+        for backend in ("ringcomm", "gloo")
+        for loaded in (False, True)
+    }
+    for sample in samples:
+        assert 0 < sample["low_s"] <= sample["median_s"] <= sample["high_s"]
+        assert len(sample["rounds_s"]) == 2
+        assert sample["calls_p10_p50_p90_p99_s"] == sorted(sample["calls_p10_p50_p90_p99_s"])
+        algbw = sample["bytes"] / sample["median_s"] / 1e9
+        assert sample["algbw_gb_per_s"] == pytest.approx(algbw)
+        compared = sample["backend"] == "ringcomm" and sample["bytes"] == large
+        assert len(sample["copies_s"]) == (2 if compared and not sample["loaded"] else 0)
+        if sample["copies_s"]:
+            part = statistics.median(sample["copies_s"]) / sample["median_s"]
+            assert part > 0
+            assert sample["of_its_copies"] == pytest.approx(part)
+    picture = runs["collectives"].report.with_name("curves.png")
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert "| bytes |" in body["printed"]
+    assert "ringcomm vs gloo" in body["printed"]
+    assert "of its copies" in body["printed"]
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_copies_are_those_of_the_plans(size: int) -> None:
+    """What the column compares with is what the rank with the most to copy copies and adds up."""
+    for collective in set(cases.COPIES) - {"send_recv", "barrier"}:
+        algorithm = "pairwise" if collective == "all_to_all" else "direct"
+        shape = Shape(collective, 1 << 22, size)
+        most = max(
+            sum(moved(step, collective) for step in steps_of(shape, rank, algorithm))
+            for rank in range(size)
+        )
+        assert cases.COPIES[collective](size) * shape.bytes == pytest.approx(most), collective
+
+
+def moved(step: dict[str, Any], collective: str) -> int:
+    """Bytes that a step copies or adds up, in place where the benchmark's calls are."""
+    in_place = collective == "broadcast" and step["verb"] == "copy"
+    if in_place and step["src"][0]["space"] == "input" and step["dst"][0]["space"] == "output":
+        return 0
+    return int(step.get("bytes", 0))
+
+
+def test_ladder_prices_every_rung(runs: dict[str, Run]) -> None:
+    body = runs["ladder"].body()
+    assert [figures["bytes"] for figures in body["sizes"]] == [8, 65536]
+    for figures in body["sizes"]:
+        medians = figures["median_s"]
+        rungs = ["handwritten", "plan", "engine", "torch"]
+        assert list(medians) == [*rungs, "torch_fake", "clock_pair"]
+        assert all(seconds > 0 for seconds in medians.values())
+        top = medians["handwritten"] + sum(figures["price_s"].values())
+        assert top == pytest.approx(medians["torch"])
+
+
+def test_ladder_over_tcp_prices_every_rung(runs: dict[str, Run]) -> None:
+    body = runs["ladder_tcp"].body()
+    measured = {(figures["pattern"], figures["bytes"]): figures for figures in body["measured"]}
+    rungs = ["blocking", "socket", "session", "checksum", "network", "torch"]
+    for case, climbed in {
+        ("connect", 1): ["socket", "handshake", "network"],
+        ("ping", 65536): rungs,
+        ("stream", 8): rungs,
+        ("all_reduce", 65536): ["torch"],
+    }.items():
+        figures = measured.pop(case)
+        medians = figures["median_s"]
+        assert list(medians) == climbed + ["gloo"] * (case[0] != "connect")
+        assert all(seconds > 0 for seconds in medians.values())
+        assert all(seconds > 0 for seconds in figures["cpu_s_a_gb"].values())
+        top = medians[climbed[0]] + sum(figures["price_s"].values())
+        assert top == pytest.approx(medians[climbed[-1]])
+    assert not measured
+
+
+def test_ddp_step_compares_exposed_communication(runs: dict[str, Run]) -> None:
+    body = runs["ddp_step"].body()
+    backends = body["backends"]
+    assert body["parameters"] == 2 * (32 * 32 + 32)
+    assert body["parameters_equal"] is True
+    for figures in backends.values():
+        assert figures["step_median_s"] > 0
+        assert len(figures["rounds_s"]) == 2
+    ratio = backends["ringcomm"]["exposed_median_s"] / backends["gloo"]["exposed_median_s"]
+    assert body["exposed_vs_gloo"]["ringcomm"] == pytest.approx(ratio)
+
+
+@pytest.mark.skipif(missing() is not None, reason=str(missing()))
+def test_convergence_reaches_equal_losses(runs: dict[str, Run]) -> None:
+    (result,) = runs["convergence"].body()["results"]
+    assert result["equal_to_the_bit"] is True
+    trainings = [t for backend in ("ringcomm", "gloo") for t in result["rounds"][backend]]
+    assert len(trainings) == 4
+    for training in trainings:
+        assert len(training["losses"]) == 10
+        assert training["losses"][-1] < training["losses"][0]
+        assert training["seconds"] == sorted(training["seconds"])
+    medians = [result[backend]["seconds_to_target"]["median"] for backend in ("ringcomm", "gloo")]
+    assert result["ratio"] == pytest.approx(medians[1] / medians[0])
+    picture = runs["convergence"].report.with_name("losses.png")
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_groups_looks_at_every_stage(runs: dict[str, Run]) -> None:
+    body = runs["groups"].body()
+    (backend,) = body["backends"]
+    stages = {stage["stage"]: stage for stage in backend["stages"]}
+    assert list(stages) == ["imported", "default group", "+ 3 groups", "each used, 1M"]
+    assert stages["imported"]["shared_mapped_bytes"] == 0
+    assert stages["each used, 1M"]["shared_mapped_bytes"] > 0
+    assert all(stage["rss_bytes"] > 0 and stage["threads"] > 0 for stage in stages.values())
+    assert backend["idle_cpu_s_per_s"].keys() == {"unused", "used"}
+    (init,) = body["init"]
+    assert init["ranks"] == 2
+    assert init["first_s"] > 0
+    assert len(init["again_s"]) == 1
+
+
+def test_segments_are_compared(runs: dict[str, Run]) -> None:
+    (figures,) = runs["segments"].body()["sizes"]
+    assert figures["bytes"] == 256 << 10
+    rounds = {int(segment): len(times) for segment, times in figures["rounds_s"].items()}
+    assert rounds == {kib << 10: 2 for kib in (64, 128, 256, 512)}
+
+
+def test_tail_has_every_quantile(runs: dict[str, Run]) -> None:
+    rows = runs["tail"].body()["rows"]
+    assert [(row["backend"], row["calls"]) for row in rows] == [("ringcomm", 2000), ("gloo", 1000)]
+    for row in rows:
+        assert list(row["seconds"]) == ["median", "p99", "p99.9", "p99.99", "slowest"]
+        assert 0 < row["seconds"]["median"] <= row["seconds"]["p99"] <= row["seconds"]["slowest"]
+
+
+def test_soak_makes_calls_and_looks(runs: dict[str, Run]) -> None:
+    body = runs["soak"].body()
+    assert body["calls"] > 0
+    assert len(body["looks"]) >= 6
+    assert body["growth"].keys() >= {"rss_bytes", "descriptors", "threads"}
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(2400)
+def test_nothing_grows_in_half_an_hour(tmp_path: Path) -> None:
+    run = Run(tmp_path, "soak.py", "--minutes", "30")
+    assert run.finish(seconds=2300)[0] == 0
+
+
+def test_a_deadline_ends_everything(runs: dict[str, Run]) -> None:
+    status, _, errors = runs["late"].finish()
+    assert status == 1
+    assert "(its deadline passed)" in errors

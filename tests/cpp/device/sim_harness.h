@@ -1,0 +1,79 @@
+// What the tests of the simulated device share. Every check runs in processes of its own: what a
+// process has begun to do with a device is no use to its children.
+#pragma once
+
+#include <algorithm>
+
+#include "cpp/processes.h"
+#include "sim/api_sim.h"
+#include "sim/sim_memory.h"
+
+namespace ringcomm::testing {
+
+using namespace cuda;
+using namespace sim;
+
+constexpr uint64_t kBytes = 10'000;
+
+// What the processes of a check share.
+struct Shared {
+  alignas(64) uint32_t word[4] = {};
+  std::atomic<int> step{0};
+  IpcHandle handle{};
+  std::atomic<pid_t> pid{0};
+
+  static Shared& make() {
+    void* at =
+        ::mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    require(at != MAP_FAILED, "mmap");
+    return *new (at) Shared;
+  }
+  void reach(int number) { step.store(number); }
+  void await(int number) const {
+    const Deadline deadline(std::chrono::seconds(20));
+    while (step.load() < number) {
+      require(!deadline.passed(), "step ", number, " of the other process");
+      ::usleep(100);
+    }
+  }
+  uint32_t load(int i) { return std::atomic_ref(word[i]).load(); }
+  void store(int i, uint32_t value) { std::atomic_ref(word[i]).store(value); }
+};
+
+inline void in_processes(int size, const std::function<void(Rank)>& body) {
+  require_all_zero(run_processes(size, body));
+}
+
+inline std::string error_of(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const DeviceError& error) {
+    return error.what();
+  }
+  return "nothing";
+}
+
+inline void require_error(const std::string& expected, const std::function<void()>& call) {
+  const std::string error = error_of(call);
+  require(error.starts_with(expected), "expected: ", expected, "; seen: ", error);
+}
+
+inline bool is_all(const std::byte* at, uint64_t bytes, std::byte value) {
+  return std::all_of(at, at + bytes, [&](std::byte b) { return b == value; });
+}
+
+// Whether a byte can be read without a crash: the kernel says EFAULT instead.
+inline bool readable(const std::byte* at) {
+  int ends[2];
+  require(::pipe(ends) == 0, "pipe");
+  const Fd in(ends[0]), out(ends[1]);
+  return ::write(out.get(), at, 1) == 1;
+}
+
+inline std::byte* register_words(Api& api, Shared& shared) {
+  return api.register_host(reinterpret_cast<std::byte*>(shared.word), sizeof shared.word);
+}
+
+inline std::byte* word_at(std::byte* words, int i) { return words + i * sizeof(uint32_t); }
+
+}  // namespace ringcomm::testing

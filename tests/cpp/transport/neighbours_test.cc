@@ -1,0 +1,281 @@
+// What the processes of a host have in common for all their groups, and how groups meet through the
+// store when something is wrong.
+#include "transport/neighbours.h"
+
+#include <sys/epoll.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+
+#include <csignal>
+#include <filesystem>
+
+#include "cpp/processes.h"
+#include "meeting.h"
+
+// How often this program looks at sockets: these stand in front of the C library's.
+namespace {
+std::atomic<int> looks{0};
+}  // namespace
+extern "C" int epoll_wait(int epoll, epoll_event* events, int most, int timeout) {
+  ++looks;
+  return static_cast<int>(
+      ::syscall(SYS_epoll_pwait, epoll, events, most, timeout, nullptr, sizeof(uint64_t)));
+}
+extern "C" ssize_t recv(int socket, void* data, size_t bytes, int flags) {
+  ++looks;
+  return ::recvfrom(socket, data, bytes, flags, nullptr, nullptr);
+}
+
+namespace ringcomm::testing {
+namespace {
+
+int system_calls() { return looks.load(); }
+
+int open_descriptors() {
+  const std::filesystem::directory_iterator all("/proc/self/fd");
+  return static_cast<int>(std::distance(begin(all), end(all)));
+}
+
+// Many groups of the same processes need no more descriptors than one, and no more system calls to
+// see who lives. A group that ends takes none of the others with it; a death is known to all.
+void many_groups() {
+  SharedStore store;
+  const int size = 8, groups = 40;
+  const auto statuses = run_processes(size, [&](Rank rank) {
+    Process process;
+    const int before = open_descriptors();
+    std::vector<std::unique_ptr<Group>> all;
+    const auto make = [&] {
+      all.push_back(std::make_unique<Group>(process, store, options_of(rank, size),
+                                            std::chrono::seconds(60)));
+    };
+    make();
+    const int first = open_descriptors();
+    require(first - before <= size - 1 + 4, first - before, " descriptors for the first group");
+    while (all.size() < groups) make();
+    require(open_descriptors() <= first, open_descriptors(), " descriptors, ", first, " at first");
+    const auto meet_all = [&](Transport& t, int lane, uint64_t count) {
+      for (Rank peer = 0; peer < size; ++peer) {
+        if (peer != rank) t.signal(peer, lane, 0, 0);
+      }
+      for (Rank peer = 0; peer < size; ++peer) {
+        if (peer != rank) await_signal(t, peer, lane, 0, count);
+      }
+    };
+    for (const auto& group : all) meet_all(*group->transport, 0, 1);
+
+    all[1]->transport->leave();
+    Transport& t = *all[0]->transport;
+    meet_all(t, 1, 1);
+    for (Rank peer = 0; peer < size; ++peer) {
+      if (peer == rank) continue;
+      require(all[1]->transport->connection_lost(peer), "rank ", peer, " has left this one");
+      require(!t.connection_lost(peer), "rank ", peer, " has not left this one");
+    }
+    const int asked = system_calls();
+    for (int look = 0; look < 20; ++look) {
+      ::usleep(1500);
+      for (Rank peer = 0; peer < size; ++peer) t.connection_lost(peer);
+    }
+    require(system_calls() - asked <= 20, system_calls() - asked, " calls for 20 looks");
+
+    meet_all(t, 0, 2);
+    if (rank == 0) ::kill(::getpid(), SIGKILL);
+    for (const auto& group : all) {
+      await(*group->transport, [&] { return group->transport->connection_lost(0); });
+      require(&group == &all[1] || !group->transport->state(0, Board::kHost).left, "no goodbye");
+    }
+  });
+  for (Rank rank = 1; rank < size; ++rank) {
+    require(statuses[static_cast<size_t>(rank)] == 0, "rank ", rank);
+  }
+}
+
+// Threads of the same processes make groups at once, each rank in an order of its own.
+void at_once() {
+  SharedStore store;
+  const int size = 3, groups = 6;
+  require_all_zero(run_processes(size, [&](Rank rank) {
+    Process process;
+    run_threads(groups, [&](int thread) {
+      Random random(static_cast<uint64_t>(rank * groups + thread));
+      for (int round = 0; round < 5; ++round) {
+        ::usleep(static_cast<useconds_t>(random.below(3000)));
+        const Rank turned = (rank + thread) % size;  // another numbering in each group
+        Group group(process, store, options_of(turned, size, str("group", thread)),
+                    std::chrono::seconds(20));
+        Transport& t = *group.transport;
+        const Rank to = (turned + 1) % size, from = (turned + size - 1) % size;
+        const auto word = static_cast<uint64_t>(thread * 100 + round);
+        t.signal(to, 0, 0, word);
+        await_signal(t, from, 0, 0, 1);
+        require(t.stamp(from, 0, 0) == word, "of another group");
+        t.signal(from, 1, 0, word);
+        await_signal(t, to, 1, 0, 1);
+      }
+    });
+  }));
+}
+
+// A forked child keeps nothing open that would make its parent look alive, or harm it.
+void forked_children() {
+  SharedStore store;
+  const int size = 2;
+  const auto statuses = run_processes(size, [&](Rank rank) {
+    Process process;
+    Group group(process, store, options_of(rank, size), std::chrono::seconds(20));
+    Transport& t = *group.transport;
+    if (rank == 1) {
+      await(t, [&] { return t.connection_lost(0); });
+      return;
+    }
+    process.neighbours.before_fork();
+    const pid_t child = ::fork();
+    if (child == 0) {
+      process.neighbours.forked();
+      t.forget();
+      ::alarm(20);
+      while (!store.has("end")) ::usleep(1000);
+      ::_exit(0);
+    }
+    process.neighbours.after_fork();
+    require(!t.connection_lost(1), "it lives");
+    ::kill(::getpid(), SIGKILL);
+  });
+  store.set("end", "now");
+  require(statuses[1] == 0, "status ", statuses[1]);
+}
+
+// A rank that runs out of descriptors says so, and the others say it of that rank: none is taken
+// for dead, and either all have the group or none.
+void no_descriptors(Rank victim, bool acquainted) {
+  for (int left = 0; left <= (acquainted ? 3 : 8); ++left) {
+    SharedStore store;
+    const int size = 3;
+    for (const int status : run_processes(size, [&](Rank rank) {
+           Process process;
+           std::vector<std::unique_ptr<Group>> groups;
+           const auto make = [&] {
+             groups.push_back(std::make_unique<Group>(process, store, options_of(rank, size),
+                                                      std::chrono::seconds(20)));
+           };
+           if (acquainted) make();
+           if (rank == victim) {
+             const rlimit few{static_cast<rlim_t>(open_descriptors() - 1 + left), 4096};
+             require(::setrlimit(RLIMIT_NOFILE, &few) == 0, "setrlimit");
+           }
+           const Deadline clock(std::chrono::hours(1));
+           std::string text;
+           try {
+             make();
+           } catch (const SystemError& error) {
+             require(rank == victim && error.code() == EMFILE, error.what());
+             text = error.what();
+           } catch (const PeerError& error) {
+             text = error.what();
+             require(rank != victim && error.rank() == victim, text);
+             require(text.find(str("rank ", victim, " failed: ")) == 0, text);
+           }
+           store.add(text.empty() ? "made" : "failed", 1);
+           if (text.empty()) return;
+           require(text.find("Too many open files") != std::string::npos &&
+                       text.find("ulimit -n") != std::string::npos,
+                   text);
+           require(clock.elapsed_seconds() < 5, "took ", clock.elapsed_seconds(), " s");
+         })) {
+      require(status == 0, left, " left: status ", status);
+    }
+    const int64_t failed = store.add("failed", 0);
+    require(failed == 0 || failed == size, left, " left: ", failed, " failed");
+    require(left > 0 || failed == size, "none needs a descriptor");
+  }
+}
+
+// A rank that waits long for another asks the store twice a second.
+void patience_with_the_store() {
+  class Counting final : public Store {
+   public:
+    void set(const std::string& key, const std::string& value) override { inner.set(key, value); }
+    std::string get(const std::string& key) override { return inner.get(key); }
+    int64_t add(const std::string& key, int64_t by) override { return inner.add(key, by); }
+    bool has(const std::string& key) override {
+      note();
+      return inner.has(key);
+    }
+    bool has_all(const std::vector<std::string>& keys) override {
+      note();
+      return inner.has_all(keys);
+    }
+    void note() {
+      const double now = clock.elapsed_seconds();
+      if (now >= 3 && now < 5) ++late;
+    }
+    LocalStore inner;
+    std::atomic<int> late{0};
+    const Deadline clock{std::chrono::hours(1)};
+  };
+  Counting store;
+  const int size = 4;
+  run_threads(size - 1, [&](Rank rank) {
+    try {
+      End end(store, rank, size, std::chrono::milliseconds(5100));
+    } catch (const TimeoutError&) {
+      return;
+    }
+    throw Failure("no timeout");
+  });
+  const int most = 2 * 2 * (size - 1) + (size - 1);
+  require(store.late <= most, store.late.load(), " questions in 2 s");
+}
+
+// What is not known equals nothing; a user and a network namespace are a host's.
+void hosts() {
+  const Card here = make_card();
+  const auto like = [&](const std::function<void(Card&)>& change) {
+    Card other = here;
+    change(other);
+    return other;
+  };
+  const Card other_boot = like([](Card& c) { c.boot_id = "another"; });
+  const Card no_boot = like([](Card& c) { c.boot_id = Card::kUnknown; });
+  const Card other_net = like([](Card& c) { c.network = "4:1"; });
+  const Card no_net = like([](Card& c) { c.network = Card::kUnknown; });
+  const Card other_user = like([](Card& c) { ++c.user; });
+  const Card tcp = like([](Card& c) { c.tcp = true; });
+  require(here.shares_host(like([](Card& c) { c.pid = 1; })), "it is the same");
+  for (const Card& other : {other_boot, no_boot, other_net, no_net, other_user, tcp}) {
+    require(!here.shares_host(other) && !other.shares_host(here), "it is another");
+  }
+  require(!no_boot.shares_host(no_boot) && !no_net.shares_host(no_net), "unknown equals nothing");
+  for (const Card& other : {no_boot, no_net, other_user, tcp}) {
+    require(here.may_share_network(other), "loopback may lead there");
+  }
+  require(!here.may_share_network(other_boot) && !here.may_share_network(other_net), "elsewhere");
+  require(why_apart({here, other_boot}, 0, 1).empty(), "no surprise");
+  require(why_apart({here, no_boot}, 0, 1).find("rank 1 cannot read") == 0, "boot id");
+  require(why_apart({here, other_user}, 0, 1).find("runs as user") != std::string::npos, "user");
+  require(hosts_in({0, 1, 0}) == 2 && hosts_in({0, 0}) == 1, "the last rank may be on the first");
+}
+
+std::vector<Check> all_checks() {
+  std::vector<Check> checks;
+  checks.push_back({"hosts", hosts});
+  checks.push_back({"many_groups/processes", many_groups});
+  checks.push_back({"at_once/processes", at_once});
+  checks.push_back({"forked_children/processes", forked_children});
+  checks.push_back({"patience_with_the_store", patience_with_the_store});
+  for (const Rank victim : {0, 1, 2}) {
+    checks.push_back(
+        {str("no_descriptors/first/", victim), [=] { no_descriptors(victim, false); }});
+    checks.push_back({str("no_descriptors/later/", victim), [=] { no_descriptors(victim, true); }});
+  }
+  return checks;
+}
+
+}  // namespace
+}  // namespace ringcomm::testing
+
+int main(int argc, char** argv) {
+  return ringcomm::testing::run_checks(ringcomm::testing::all_checks(), argc, argv);
+}

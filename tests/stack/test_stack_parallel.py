@@ -1,0 +1,351 @@
+"""DTensor, tensor, pipeline and expert parallelism over ringcomm: what they compute is Gloo's.
+
+Each program also compares itself with one process that does the whole work, so that the two
+backends cannot be wrong alike.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed._functional_collectives import all_to_all_single_autograd
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.pipelining import PipelineStage, schedules
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import parallel as tp
+
+from lab.oracle import check_reduced, values
+from lab.pair import STEPS, Pair, State
+from lab.ranks import Rank
+
+SHAPES = [(8, 4), (5, 3), (1, 6)]  # of the last, some rank holds nothing
+CUTS = [Replicate(), Shard(0), Shard(1)]
+
+
+@pytest.fixture(scope="module")
+def two() -> Iterator[Pair]:
+    pair = Pair(2)
+    yield pair
+    pair.leave()
+
+
+@pytest.fixture(scope="module")
+def four() -> Iterator[Pair]:
+    pair = Pair(4)
+    yield pair
+    pair.leave()
+
+
+def mesh_of(rank: Rank, *sizes: int) -> DeviceMesh:
+    """Return the mesh of these sizes; it is made once, as its groups are."""
+    name = f"mesh {sizes}"
+    if name not in rank.kept:
+        rank.kept[name] = init_device_mesh("cpu", sizes, mesh_dim_names=("x", "y")[: len(sizes)])
+    return rank.kept[name]
+
+
+def checked(module: nn.Module, reference: nn.Module) -> State:
+    """Return the complete parameters; raise AssertionError if they are not the reference's."""
+    state = {name: p.detach() for name, p in module.named_parameters()}
+    state = {n: p.full_tensor() if isinstance(p, DTensor) else p for n, p in state.items()}
+    expected = {name: p.detach() for name, p in reference.named_parameters()}
+    # One process adds in another order.
+    torch.testing.assert_close(state, expected, rtol=1e-4, atol=1e-6)
+    return state
+
+
+# --- DTensor ---
+
+
+def move(rank: Rank, sizes: tuple[int, ...], dtype: str) -> State:
+    """Take every way from one placement to another: the values stay the same, bit for bit."""
+    mesh = mesh_of(rank, *sizes)
+    state: State = {}
+    for seed, (rows, columns) in enumerate(SHAPES[len(sizes) - 1 :]):
+        full = values(0, rows * columns, getattr(torch, dtype), seed).view(rows, columns)
+        placements = list(itertools.product(CUTS, repeat=len(sizes)))
+        for source, target in itertools.product(placements, repeat=2):
+            # Only the first rank's values count: the others' are to be overwritten.
+            given = full if rank.index == 0 else torch.zeros_like(full)
+            moved = distribute_tensor(given, mesh, source).redistribute(placements=target)
+            name = f"{rows} x {columns}: {source} -> {target}"
+            assert torch.equal(moved.full_tensor(), full), name
+            expected = distribute_tensor(full, mesh, target, src_data_rank=None).to_local()
+            assert torch.equal(moved.to_local(), expected), name
+            state[name] = moved.to_local()
+    return state
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "int64", "uint8", "bool"])
+def test_move(two: Pair, dtype: str) -> None:
+    two.check(move, (2,), dtype)
+
+
+def test_move_in_two_dimensions(four: Pair) -> None:
+    four.check(move, (2, 2), "float32")
+
+
+OPS = ["sum", "avg", "max", "min", "product"]
+
+
+def reduce(rank: Rank, sizes: tuple[int, ...], dtype: str) -> State:
+    """Reduce what each rank of a line, or of a rectangle, has a part of."""
+    mesh = mesh_of(rank, *sizes)
+    kind = getattr(torch, dtype)
+    state: State = {}
+    for seed, (rows, columns) in enumerate(SHAPES):
+        parts = [values(r, rows * columns, kind, seed) for r in range(rank.size)]
+        local = parts[rank.index].view(rows, columns)
+        for op, target in itertools.product(OPS, itertools.product(CUTS, repeat=mesh.ndim)):
+            refused = op == "avg" and not kind.is_floating_point  # by Gloo
+            if refused and dist.get_backend() == "gloo":
+                continue
+            given = DTensor.from_local(local.clone(), mesh, [Partial(op)] * mesh.ndim)
+            moved = given.redistribute(placements=target)
+            name = f"{op} {rows} x {columns} -> {target}"
+            check_reduced(moved.full_tensor().flatten(), parts, op.upper(), name)
+            if not refused:
+                state[name] = moved.to_local()
+    return state
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "int64", "uint8"])
+def test_reduce(two: Pair, dtype: str) -> None:
+    two.check(reduce, (2,), dtype)
+
+
+@pytest.mark.parametrize("sizes", [(4,), (2, 2)])
+def test_reduce_at_four(four: Pair, sizes: tuple[int, ...]) -> None:
+    four.check(reduce, sizes, "float32", rtol=1e-5)
+
+
+# --- tensor parallelism ---
+
+WORDS, WIDTH = 24, 16
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
+        self.out = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        parts = (f(x).unflatten(-1, (-1, 4)).transpose(1, 2) for f in (self.q, self.k, self.v))
+        mixed = nn.functional.scaled_dot_product_attention(*parts)  # of the heads that are here
+        return self.out(mixed.transpose(1, 2).flatten(2))
+
+
+class Block(nn.Module):
+    """A transformer's layer between an embedding and its scores."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(WORDS, WIDTH)
+        self.first, self.second = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
+        self.attention = Attention()
+        self.up, self.down = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(3 * WIDTH, WIDTH)
+        self.scores = nn.Linear(WIDTH, WORDS)
+
+    def forward(self, words: torch.Tensor) -> torch.Tensor:
+        x = self.words(words)
+        x = x + self.attention(self.first(x))
+        x = x + self.down(nn.functional.gelu(self.up(self.second(x))))
+        return self.scores(x)
+
+
+def plan_of(variant: str) -> dict[str, Any]:
+    """Return how each part is cut; all but "plain" also cut what lies between the parts."""
+    columns, rows, uncut = tp.ColwiseParallel, tp.RowwiseParallel, Replicate()
+    along = uncut if variant == "plain" else Shard(1)
+    plan: dict[str, Any] = {f"attention.{name}": columns() for name in "qkv"}
+    if along != uncut:
+        plan |= {"first": tp.SequenceParallel(), "second": tp.SequenceParallel()}
+    return plan | {
+        "words": rows(input_layouts=uncut, output_layouts=along),
+        "attention": tp.PrepareModuleInput(input_layouts=along, desired_input_layouts=uncut),
+        "attention.out": rows(output_layouts=along),
+        "up": columns(input_layouts=along),
+        "down": rows(output_layouts=along),
+        "scores": columns(
+            input_layouts=along,
+            output_layouts=Shard(-1) if variant == "loss" else uncut,
+            use_local_output=variant != "loss",
+        ),
+    }
+
+
+def sentences(shard: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
+    seeded = torch.Generator().manual_seed(1000 * step + shard)
+    words = torch.randint(0, WORDS, (4, 7), generator=seeded)
+    return words[:, :-1], words[:, 1:].flatten()
+
+
+def fit(model: nn.Module, shards: list[int], variant: str = "") -> nn.Module:
+    context = tp.loss_parallel if variant == "loss" else contextlib.nullcontext
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for step in range(STEPS):
+        batches = [sentences(shard, step) for shard in shards]
+        words, targets = (torch.cat(parts) for parts in zip(*batches, strict=True))
+        with context():
+            nn.functional.cross_entropy(model(words).flatten(0, 1), targets).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return model
+
+
+def tensor_parallel(rank: Rank, variant: str) -> State:
+    """Cut each layer between two ranks; two such pairs share the batch, and cut once more."""
+    torch.manual_seed(0)
+    block = Block()
+    pairs = rank.size // 2
+    reference = fit(copy.deepcopy(block), list(range(pairs)))
+    mesh = mesh_of(rank, pairs, 2)
+    model = tp.parallelize_module(block, mesh["y"], plan_of(variant))
+    if pairs > 1:
+        for part in (model.attention, model.up, model):
+            fully_shard(part, mesh=mesh["x"])
+    return checked(fit(model, [rank.index // 2], variant), reference)
+
+
+@pytest.mark.parametrize("variant", ["plain", "sequence", "loss"])
+def test_tensor_parallel(two: Pair, variant: str) -> None:
+    two.check(tensor_parallel, variant)
+
+
+@pytest.mark.parametrize("variant", ["plain", "loss"])
+def test_tensor_and_data_parallel(four: Pair, variant: str) -> None:
+    """Every sum has two summands: it is Gloo's, bit for bit."""
+    four.check(tensor_parallel, variant)
+
+
+# --- pipelines ---
+
+SINGLE = ["ScheduleGPipe", "Schedule1F1B"]  # a layer a rank; the others have two
+LOOPED = ["ScheduleInterleaved1F1B", "ScheduleLoopedBFS"]
+FOLDED = ["ScheduleZBVZeroBubble", "ScheduleDualPipeV"]  # the first rank has the last layer too
+WIDTHS = [8, 12, 5, 16]  # between the layers: messages differ in size
+
+
+def layer(index: int) -> nn.Sequential:
+    torch.manual_seed(index)
+    return nn.Sequential(nn.Linear(WIDTHS[index % 4], WIDTHS[(index + 1) % 4]), nn.Tanh())
+
+
+def layers_of(rank: Rank, name: str) -> tuple[list[int], int]:
+    """Return which layers the rank has, and how many there are."""
+    if name in SINGLE:
+        return [rank.index], rank.size
+    last = 2 * rank.size - 1
+    second = last - rank.index if name in FOLDED else rank.index + rank.size
+    return [rank.index, second], last + 1
+
+
+def pipeline(rank: Rank, name: str) -> State:
+    mine, size = layers_of(rank, name)
+    stages = [PipelineStage(layer(i), i, size, torch.device("cpu")) for i in mine]
+    loss, cut = nn.functional.mse_loss, stages[0] if name in SINGLE else stages
+    schedule = getattr(schedules, name)(cut, n_microbatches=8, loss_fn=loss)
+    reference = nn.Sequential(*(layer(i) for i in range(size)))
+    parameters = [p for stage in stages for p in stage.submod.parameters()]
+    optimizers = [torch.optim.SGD(p, lr=0.1) for p in (parameters, reference.parameters())]
+    for step in range(STEPS):
+        seeded = torch.Generator().manual_seed(step)
+        inputs = torch.rand(16, 8, generator=seeded)
+        targets = torch.rand(16, WIDTHS[size % 4], generator=seeded)
+        given = [inputs] if 0 in mine else []
+        schedule.step(*given, target=targets if size - 1 in mine else None)
+        loss(reference(inputs), targets).backward()
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+    state: State = {}
+    for index, stage in zip(mine, stages, strict=True):
+        part = checked(stage.submod, reference[index])
+        state |= {f"{index}.{name}": tensor for name, tensor in part.items()}
+    return state
+
+
+@pytest.mark.parametrize("name", [*SINGLE, *LOOPED, *FOLDED])
+def test_pipeline(two: Pair, name: str) -> None:
+    two.check(pipeline, name)
+
+
+@pytest.mark.parametrize("name", [LOOPED[0], FOLDED[0]])
+def test_pipeline_at_four(four: Pair, name: str) -> None:
+    """A pipeline only moves, so this too is Gloo's, bit for bit."""
+    four.check(pipeline, name)
+
+
+# --- experts ---
+
+
+class Experts(nn.Module):
+    """What all ranks share, whose gradients come back from the experts, and an expert a rank."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.body, self.gate = nn.Linear(6, 6), nn.Linear(6, count)
+        self.experts = nn.ModuleList(nn.Linear(6, 6) for _ in range(count))
+
+    def forward(self, tokens: torch.Tensor, rank: Rank | None = None) -> torch.Tensor:
+        tokens = self.body(tokens)
+        weight, chosen = self.gate(tokens).softmax(1).max(1)
+        order = chosen.argsort(stable=True)
+        sent = chosen.bincount(minlength=len(self.experts))
+        tokens = tokens[order]
+        if rank is None:
+            parts = tokens.split(sent.tolist())
+            done = torch.cat([f(part) for f, part in zip(self.experts, parts, strict=True)])
+        else:
+            received = torch.empty_like(sent)
+            dist.all_to_all_single(received, sent)
+            splits, world = (received.tolist(), sent.tolist()), dist.group.WORLD
+            arrived = all_to_all_single_autograd(tokens, *splits, world)
+            done = self.experts[rank.index](arrived)
+            done = all_to_all_single_autograd(done, *splits[::-1], world)
+        return (done * weight[order, None])[order.argsort()]
+
+
+def tokens_of(shard: int, step: int) -> torch.Tensor:
+    """Some tokens: how many, and where they go, changes with each step; there may be none."""
+    count = (5 * step + 3 * shard) % 11
+    return torch.randn(count, 6, generator=torch.Generator().manual_seed(1000 * step + shard))
+
+
+def experts(rank: Rank) -> State:
+    torch.manual_seed(0)
+    model = Experts(rank.size)
+    reference = copy.deepcopy(model)
+    optimizers = [torch.optim.SGD(net.parameters(), lr=0.02) for net in (model, reference)]
+    for step in range(STEPS):
+        parts = [tokens_of(shard, step) for shard in range(rank.size)]
+        mine, everyone = parts[rank.index], torch.cat(parts)
+        (model(mine, rank) - mine.sin()).square().sum().backward()
+        (reference(everyone) - everyone.sin()).square().sum().backward()
+        for parameter in (*model.body.parameters(), *model.gate.parameters()):
+            dist.all_reduce(parameter.grad)
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+    for index, expert in enumerate(model.experts):
+        for parameter in expert.parameters():
+            dist.broadcast(parameter.data, index)
+    return checked(model, reference)
+
+
+def test_experts(two: Pair) -> None:
+    two.check(experts)
+
+
+def test_experts_at_four(four: Pair) -> None:
+    four.check(experts, rtol=1e-4)
