@@ -44,14 +44,12 @@ class Exports {
   int find(const Range& range) const;
   void publish(int index, const Span& span);
   void export_as_chunks(int index, const Span& span);
-  void tell(const std::exception& error);  // the first time
 
   Api& api_;
   Area own_, leader_;
   const Rank self_;
   const std::function<const Fd*()> socket_;
   std::array<Entry, kExports> entries_;
-  bool told_ = false;
 };
 
 // What the leader has mapped of one rank's exports.
