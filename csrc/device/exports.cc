@@ -11,11 +11,9 @@ constexpr uint64_t kMostChunks = std::size(Export{}.chunk_bytes);
 static_assert(kMostChunks <= kMostFds);
 constexpr auto kSoon = std::chrono::seconds(1);  // descriptors were sent before they are named
 
-}  // namespace
-
-Range range_of(Api& api, const Span& span) {
-  const Allocation first = api.allocation_of(span.data);
-  Range range{first.base, first.bytes, first.id, first.ipc};
+// All that `span` lies in, as one; its id is another one once any of them was freed.
+Allocation range_of(Api& api, const Span& span) {
+  Allocation range = api.allocation_of(span.data);
   while (range.bytes > 0 && range.base + range.bytes < span.data + span.bytes) {
     const Allocation next = api.allocation_of(range.base + range.bytes);
     if (next.bytes == 0) return {};
@@ -26,10 +24,12 @@ Range range_of(Api& api, const Span& span) {
   return range;
 }
 
+}  // namespace
+
 // ---- the exporter
 
 uint64_t Exports::at_leader(const Span& span, uint64_t sequence) {
-  Range range;
+  Allocation range;
   try {
     range = range_of(api_, span);
   } catch (const DeviceError&) {
@@ -38,7 +38,7 @@ uint64_t Exports::at_leader(const Span& span, uint64_t sequence) {
   if (range.bytes == 0) return 0;
   const int index = find(range);
   Entry& entry = entries_[static_cast<size_t>(index)];
-  if (!(entry.range == range)) {
+  if (entry.range != range) {
     entry.range = range;
     own_.exported(index).since = sequence;
     publish(index, span);
@@ -51,7 +51,7 @@ uint64_t Exports::at_leader(const Span& span, uint64_t sequence) {
 }
 
 // Its entry; else one for it: of what was freed since, or was not used for longest.
-int Exports::find(const Range& range) const {
+int Exports::find(const Allocation& range) const {
   int free = 0;
   for (int index = 0; index < kExports; ++index) {
     const Entry& entry = entries_[static_cast<size_t>(index)];
@@ -150,7 +150,7 @@ std::vector<Fd> Imports::receive(int index, uint64_t generation) {
   const auto wanted = [&](const Sent& sent) {
     return sent.index == static_cast<uint64_t>(index) && sent.generation == generation;
   };
-  while (std::none_of(sent_.begin(), sent_.end(), wanted)) {
+  while (std::ranges::none_of(sent_, wanted)) {
     uint64_t name[2];
     std::vector<Fd> descriptors;
     if (!receive_message(*socket, std::as_writable_bytes(std::span(name)), descriptors,
@@ -159,7 +159,7 @@ std::vector<Fd> Imports::receive(int index, uint64_t generation) {
     }
     sent_.push_back({name[0], name[1], std::move(descriptors)});
   }
-  const auto found = std::find_if(sent_.begin(), sent_.end(), wanted);
+  const auto found = std::ranges::find_if(sent_, wanted);
   std::vector<Fd> descriptors = std::move(found->descriptors);
   std::erase_if(sent_, [&](const Sent& sent) {  // older ones are wanted no more
     return sent.index == static_cast<uint64_t>(index) && sent.generation <= generation;
