@@ -20,7 +20,7 @@ std::optional<size_t> choice(const char* name, const std::vector<std::string>& n
                              const char* remedy) {
   const auto text = variable(name);
   if (!text) return std::nullopt;
-  const auto found = std::find(names.begin(), names.end(), *text);
+  const auto found = std::ranges::find(names, *text);
   RINGCOMM_CHECK(found != names.end(), name, "=", *text, remedy);
   return static_cast<size_t>(found - names.begin());
 }

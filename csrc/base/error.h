@@ -19,8 +19,7 @@ namespace ringcomm {
 using Rank = int;
 
 // The caller asked for something impossible; nothing was sent and the group still works.
-class UsageError : public std::runtime_error {
- public:
+struct UsageError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
@@ -50,14 +49,12 @@ class PeerError : public std::runtime_error {
 };
 
 // Ranks of one group called different collectives, or the same one with different arguments.
-class MismatchError : public std::runtime_error {
- public:
+struct MismatchError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
 // A peer did not do its part before the deadline.
-class TimeoutError : public std::runtime_error {
- public:
+struct TimeoutError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 

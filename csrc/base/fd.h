@@ -1,6 +1,7 @@
 // Owners of what the kernel hands out: descriptors and memory maps.
 #pragma once
 
+#include <sys/epoll.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -32,6 +33,14 @@ class Fd {
   int fd_ = -1;
 };
 
+// From now on `epoll` tells that `fd` is readable; `number` says which one it is.
+inline void add_to_epoll(const Fd& epoll, const Fd& fd, uint64_t number) {
+  epoll_event event{EPOLLIN, {.u64 = number}};
+  if (::epoll_ctl(epoll.get(), EPOLL_CTL_ADD, fd.get(), &event) != 0) {
+    throw SystemError("epoll_ctl");
+  }
+}
+
 // A shared mapping of a whole file. A forked child does not inherit it: it must not touch what its
 // parent's peers rely on.
 class Mapping {
@@ -58,7 +67,6 @@ class Mapping {
   void forget() { data_ = nullptr; }
 
   std::byte* data() const { return data_; }
-  size_t size() const { return bytes_; }
 
  private:
   Mapping(size_t bytes, int flags, int fd, const char* what) : bytes_(bytes) {

@@ -4,6 +4,7 @@
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 #include <map>
 #include <mutex>
@@ -20,9 +21,13 @@ void check(cudaError_t error, const char* call) {
   throw DeviceError(str(call, ": ", cudaGetErrorString(error)));
 }
 
-void check(CUresult error, const char* call) {
-  if (error == CUDA_SUCCESS) return;
-  throw DeviceError(str(call, ": driver error ", static_cast<int>(error)));
+// What a function of the runtime puts where its first argument points.
+template <typename Result, typename... Arguments>
+Result result_of(const char* name, cudaError_t (*function)(Result*, Arguments...),
+                 std::type_identity_t<Arguments>... arguments) {
+  Result result{};
+  check(function(&result, arguments...), name);
+  return result;
 }
 
 // A function of the driver, by the name and the version of its interface.
@@ -41,7 +46,9 @@ class Driver {
   template <typename... Arguments>
   void operator()(Arguments... arguments) const {
     if (found_ == nullptr) throw DeviceError(str("this driver has no ", name_));
-    check(reinterpret_cast<Function*>(found_)(arguments...), name_);
+    const CUresult error = reinterpret_cast<Function*>(found_)(arguments...);
+    if (error == CUDA_SUCCESS) return;
+    throw DeviceError(str(name_, ": driver error ", static_cast<int>(error)));
   }
 
  private:
@@ -74,46 +81,113 @@ cudaEvent_t native_event(Event event) { return static_cast<cudaEvent_t>(event); 
 class CudaApi final : public Api {
  public:
   bool simulated() const override { return false; }
-  std::string unusable() override;
-  int current_device() override;
+  std::string unusable() override {
+    int runtime = 0, driver = 0, devices = 0;
+    cudaRuntimeGetVersion(&runtime);
+    if (cudaDriverGetVersion(&driver) != cudaSuccess || driver == 0) {
+      return "there is no NVIDIA driver on this machine";
+    }
+    const auto error = cudaGetDeviceCount(&devices);
+    if (error == cudaErrorInsufficientDriver) {
+      return str("the NVIDIA driver is for CUDA ", driver / 1000, ".", driver % 1000 / 10,
+                 " and ringcomm needs one for CUDA ", runtime / 1000, ".", runtime % 1000 / 10,
+                 " or later: update it");
+    }
+    if (error != cudaSuccess) return str("cudaGetDeviceCount: ", cudaGetErrorString(error));
+    return devices == 0 ? "this process sees no GPU" : "";
+  }
+
+  int current_device() override { return result_of("cudaGetDevice", cudaGetDevice); }
+
   void use_device(int device) override { check(cudaSetDevice(device), "cudaSetDevice"); }
-  void restore_device(int device) noexcept override;
-  DeviceFacts facts(int device) override;
+  // A device that nobody uses stays without a context, which would take hundreds of MB there; torch
+  // does the same, and remembers which device is the current one.
+  void restore_device(int device) noexcept override {
+    unsigned flags = 0;
+    int active = 0;
+    try {
+      driver().context(device, &flags, &active);
+    } catch (const DeviceError&) {
+      active = 1;
+    }
+    if (active != 0) cudaSetDevice(device);
+  }
+
+  DeviceFacts facts(int device) override {
+    cudaDeviceProp properties{};
+    check(cudaGetDeviceProperties(&properties, device), "cudaGetDeviceProperties");
+    return {std::bit_cast<Uuid>(properties.uuid), properties.totalGlobalMem};
+  }
 
   std::byte* allocate(uint64_t bytes) override {
-    void* memory = nullptr;
-    check(cudaMalloc(&memory, bytes), "cudaMalloc");
-    return static_cast<std::byte*>(memory);
+    return static_cast<std::byte*>(result_of("cudaMalloc", cudaMalloc, bytes));
   }
+
   void release(std::byte* memory) override { check(cudaFree(memory), "cudaFree"); }
   std::byte* allocate_pinned(uint64_t bytes) override {
-    void* memory = nullptr;
-    check(cudaHostAlloc(&memory, bytes, cudaHostAllocPortable | cudaHostAllocMapped),
-          "cudaHostAlloc");
-    return static_cast<std::byte*>(memory);
+    return static_cast<std::byte*>(result_of("cudaHostAlloc", cudaHostAlloc, bytes,
+                                             cudaHostAllocPortable | cudaHostAllocMapped));
   }
+
   void release_pinned(std::byte* memory) override { check(cudaFreeHost(memory), "cudaFreeHost"); }
-  std::byte* register_host(std::byte* memory, uint64_t bytes) override;
+  std::byte* register_host(std::byte* memory, uint64_t bytes) override {
+    check(cudaHostRegister(memory, bytes, cudaHostRegisterPortable | cudaHostRegisterMapped),
+          "cudaHostRegister");
+    return static_cast<std::byte*>(
+        result_of("cudaHostGetDevicePointer", cudaHostGetDevicePointer, memory, 0));
+  }
+
   void unregister_host(std::byte* memory) override {
     check(cudaHostUnregister(memory), "cudaHostUnregister");
   }
-  Allocation allocation_of(const std::byte* address) override;
 
-  Stream make_stream() override;
+  Allocation allocation_of(const std::byte* address) override {
+    CUdeviceptr base = 0;
+    size_t bytes = 0;
+    uint64_t ipc = 0;  // the header does not say how wide it is
+    unsigned long long id = 0;
+    driver().range(&base, &bytes, number_of(address));
+    driver().attribute(&id, CU_POINTER_ATTRIBUTE_BUFFER_ID, base);
+    driver().attribute(&ipc, CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE, base);
+    return {.base = const_cast<std::byte*>(address) - (number_of(address) - base),
+            .bytes = bytes,
+            .id = id,
+            .ipc = ipc != 0};
+  }
+
+  Stream make_stream() override {
+    int least = 0, greatest = 0;
+    check(cudaDeviceGetStreamPriorityRange(&least, &greatest), "cudaDeviceGetStreamPriorityRange");
+    return result_of("cudaStreamCreateWithPriority", cudaStreamCreateWithPriority,
+                     cudaStreamNonBlocking, greatest);
+  }
+
   void destroy_stream(Stream stream) override {
     check(cudaStreamDestroy(native(stream)), "cudaStreamDestroy");
   }
+
   void synchronize(Stream stream) override {
     check(cudaStreamSynchronize(native(stream)), "cudaStreamSynchronize");
   }
-  bool is_capturing(Stream stream) override;
-  Event make_event() override;
+
+  bool is_capturing(Stream stream) override {
+    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    check(cudaStreamIsCapturing(native(stream), &status), "cudaStreamIsCapturing");
+    return status != cudaStreamCaptureStatusNone;
+  }
+
+  Event make_event() override {
+    return result_of("cudaEventCreateWithFlags", cudaEventCreateWithFlags, cudaEventDisableTiming);
+  }
+
   void destroy_event(Event event) override {
     check(cudaEventDestroy(native_event(event)), "cudaEventDestroy");
   }
+
   void record(Event event, Stream stream) override {
     check(cudaEventRecord(native_event(event), native(stream)), "cudaEventRecord");
   }
+
   void wait(Stream stream, Event event) override {
     check(cudaStreamWaitEvent(native(stream), native_event(event), 0), "cudaStreamWaitEvent");
   }
@@ -121,251 +195,149 @@ class CudaApi final : public Api {
   void copy(Stream stream, std::byte* to, const std::byte* from, uint64_t bytes) override {
     check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, native(stream)), "cudaMemcpyAsync");
   }
+
   void write(Stream stream, std::byte* word, uint32_t value) override {
     driver().write(native(stream), number_of(word), value, CU_STREAM_WRITE_VALUE_DEFAULT);
   }
+
   void wait_until(Stream stream, std::byte* word, uint32_t value) override {
     driver().wait(native(stream), number_of(word), value, CU_STREAM_WAIT_VALUE_GEQ);
   }
-  void each_word(Stream stream, std::span<const Word> words) override;
+
+  void each_word(Stream stream, std::span<const Word> words) override {
+    constexpr size_t kMost = 128;  // the driver takes less than 256
+    CUstreamBatchMemOpParams operations[kMost];
+    for (size_t done = 0; done < words.size();) {
+      const size_t count = std::min(kMost, words.size() - done);
+      std::memset(operations, 0, count * sizeof *operations);
+      for (size_t i = 0; i < count; ++i) {
+        const auto& [at, value, wait] = words[done + i];
+        CUstreamBatchMemOpParams& operation = operations[i];
+        if (wait) {
+          operation.operation = CU_STREAM_MEM_OP_WAIT_VALUE_32;
+          operation.waitValue.address = number_of(at);
+          operation.waitValue.value = value;
+          operation.waitValue.flags = CU_STREAM_WAIT_VALUE_GEQ;
+        } else {
+          operation.operation = CU_STREAM_MEM_OP_WRITE_VALUE_32;
+          operation.writeValue.address = number_of(at);
+          operation.writeValue.value = value;
+          operation.writeValue.flags = CU_STREAM_WRITE_VALUE_DEFAULT;
+        }
+      }
+      driver().batch(native(stream), static_cast<unsigned>(count), operations, 0U);
+      done += count;
+    }
+  }
+
   void launch(Stream stream, const ReduceArgs& args) override {
     launch_reduce(stream, args, multiprocessors());
   }
+
   void launch(Stream stream, const LeaderArgs& args) override {
     launch_leader(stream, args, multiprocessors());
   }
+
   void launch(Stream stream, const TwoShotArgs& args) override { launch_two_shot(stream, args); }
   void load_kernels() override { cuda::load_kernels(); }
 
-  IpcHandle export_memory(std::byte* base) override;
-  std::byte* open_memory(const IpcHandle& handle) override;
+  IpcHandle export_memory(std::byte* base) override {
+    return std::bit_cast<IpcHandle>(result_of("cudaIpcGetMemHandle", cudaIpcGetMemHandle, base));
+  }
+
+  std::byte* open_memory(const IpcHandle& bytes) override {
+    const auto handle = std::bit_cast<cudaIpcMemHandle_t>(bytes);
+    return static_cast<std::byte*>(result_of("cudaIpcOpenMemHandle", cudaIpcOpenMemHandle, handle,
+                                             cudaIpcMemLazyEnablePeerAccess));
+  }
+
   void close_memory(std::byte* base) override {
     check(cudaIpcCloseMemHandle(base), "cudaIpcCloseMemHandle");
   }
-  std::vector<Chunk> export_chunks(std::byte* address, uint64_t bytes, size_t most) override;
-  std::byte* map_chunks(const std::vector<Chunk>& chunks) override;
-  void unmap_chunks(std::byte* base) override;
+
+  // ---- memory by virtual addresses (torch's expandable segments)
+
+  std::vector<Chunk> export_chunks(std::byte* address, uint64_t bytes, size_t most) override {
+    uint64_t types = 0;
+    driver().attribute(&types, CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES, number_of(address));
+    if ((types & CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) == 0) return {};
+    std::vector<Chunk> chunks;
+    const std::byte* const end = address + bytes;
+    for (std::byte* at = address; at < end;) {
+      if (chunks.size() == most) return {};
+      const Allocation piece = allocation_of(at);
+      CUmemGenericAllocationHandle handle = 0;
+      driver().retain(&handle, static_cast<void*>(piece.base));
+      int descriptor = -1;
+      try {
+        driver().share(&descriptor, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0ull);
+      } catch (const DeviceError&) {
+        driver().release(handle);
+        throw;
+      }
+      driver().release(handle);
+      chunks.push_back({Fd(descriptor), piece.bytes});
+      at = piece.base + piece.bytes;
+    }
+    return chunks;
+  }
+
+  std::byte* map_chunks(const std::vector<Chunk>& chunks) override {
+    uint64_t bytes = 0;
+    for (const Chunk& chunk : chunks) bytes += chunk.bytes;
+    CUdeviceptr base = 0;
+    driver().reserve(&base, bytes, 0ul, CUdeviceptr{0}, 0ull);
+    uint64_t offset = 0;
+    try {
+      for (const Chunk& chunk : chunks) {
+        CUmemGenericAllocationHandle handle = 0;
+        const auto descriptor = static_cast<uintptr_t>(chunk.descriptor.get());
+        auto* const number = reinterpret_cast<void*>(descriptor);  // NOLINT: so the driver wants it
+        driver().import(&handle, number, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+        driver().map(base + offset, chunk.bytes, 0ul, handle, 0ull);
+        driver().release(handle);  // the mapping keeps it
+        offset += chunk.bytes;
+      }
+      CUmemAccessDesc access{};
+      access.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+      access.location.id = current_device();
+      access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+      driver().allow(base, bytes, &access, 1ul);
+    } catch (const DeviceError&) {
+      if (offset > 0) driver().unmap(base, offset);
+      driver().unreserve(base, bytes);
+      throw;
+    }
+    auto* const address = reinterpret_cast<std::byte*>(base);  // NOLINT: so the driver gives it
+    const std::lock_guard lock(mutex_);
+    mapped_[address] = bytes;
+    return address;
+  }
+
+  void unmap_chunks(std::byte* base) override {
+    uint64_t bytes = 0;
+    {
+      const std::lock_guard lock(mutex_);
+      bytes = std::exchange(mapped_[base], 0);
+    }
+    driver().unmap(number_of(base), bytes);
+    driver().unreserve(number_of(base), bytes);
+  }
 
  private:
   static const DriverTable& driver() {
     static const DriverTable table;
     return table;
   }
-  static int multiprocessors();
+
+  int multiprocessors() {
+    return result_of("cudaDeviceGetAttribute", cudaDeviceGetAttribute,
+                     cudaDevAttrMultiProcessorCount, current_device());
+  }
 
   std::mutex mutex_;                       // guards the next
   std::map<std::byte*, uint64_t> mapped_;  // bytes, of map_chunks()
 };
-
-std::string CudaApi::unusable() {
-  int runtime = 0, driver = 0, devices = 0;
-  cudaRuntimeGetVersion(&runtime);
-  if (cudaDriverGetVersion(&driver) != cudaSuccess || driver == 0) {
-    return "there is no NVIDIA driver on this machine";
-  }
-  const auto error = cudaGetDeviceCount(&devices);
-  if (error == cudaErrorInsufficientDriver) {
-    return str("the NVIDIA driver is for CUDA ", driver / 1000, ".", driver % 1000 / 10,
-               " and ringcomm needs one for CUDA ", runtime / 1000, ".", runtime % 1000 / 10,
-               " or later: update it");
-  }
-  if (error != cudaSuccess) return str("cudaGetDeviceCount: ", cudaGetErrorString(error));
-  return devices == 0 ? "this process sees no GPU" : "";
-}
-
-// A device that nobody uses stays without a context, which would take hundreds of MB there; torch
-// does the same, and remembers which device is the current one.
-void CudaApi::restore_device(int device) noexcept {
-  unsigned flags = 0;
-  int active = 0;
-  try {
-    driver().context(device, &flags, &active);
-  } catch (const DeviceError&) {
-    active = 1;
-  }
-  if (active != 0) cudaSetDevice(device);
-}
-
-int CudaApi::current_device() {
-  int device = 0;
-  check(cudaGetDevice(&device), "cudaGetDevice");
-  return device;
-}
-
-int CudaApi::multiprocessors() {
-  int device = 0, count = 0;
-  check(cudaGetDevice(&device), "cudaGetDevice");
-  check(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device),
-        "cudaDeviceGetAttribute");
-  return count;
-}
-
-DeviceFacts CudaApi::facts(int device) {
-  cudaDeviceProp properties{};
-  check(cudaGetDeviceProperties(&properties, device), "cudaGetDeviceProperties");
-  DeviceFacts facts;
-  std::memcpy(facts.uuid.data(), properties.uuid.bytes, facts.uuid.size());
-  facts.memory_bytes = properties.totalGlobalMem;
-  return facts;
-}
-
-std::byte* CudaApi::register_host(std::byte* memory, uint64_t bytes) {
-  check(cudaHostRegister(memory, bytes, cudaHostRegisterPortable | cudaHostRegisterMapped),
-        "cudaHostRegister");
-  void* there = nullptr;
-  check(cudaHostGetDevicePointer(&there, memory, 0), "cudaHostGetDevicePointer");
-  return static_cast<std::byte*>(there);
-}
-
-Allocation CudaApi::allocation_of(const std::byte* address) {
-  Allocation found;
-  CUdeviceptr base = 0;
-  size_t bytes = 0;
-  uint64_t ipc = 0;  // the header does not say how wide it is
-  unsigned long long id = 0;
-  driver().range(&base, &bytes, number_of(address));
-  driver().attribute(&id, CU_POINTER_ATTRIBUTE_BUFFER_ID, base);
-  driver().attribute(&ipc, CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE, base);
-  found.base = const_cast<std::byte*>(address) - (number_of(address) - base);
-  found.bytes = bytes;
-  found.id = id;
-  found.ipc = ipc != 0;
-  return found;
-}
-
-Stream CudaApi::make_stream() {
-  int least = 0, greatest = 0;
-  check(cudaDeviceGetStreamPriorityRange(&least, &greatest), "cudaDeviceGetStreamPriorityRange");
-  cudaStream_t stream = nullptr;
-  check(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, greatest),
-        "cudaStreamCreateWithPriority");
-  return stream;
-}
-
-bool CudaApi::is_capturing(Stream stream) {
-  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-  check(cudaStreamIsCapturing(native(stream), &status), "cudaStreamIsCapturing");
-  return status != cudaStreamCaptureStatusNone;
-}
-
-Event CudaApi::make_event() {
-  cudaEvent_t event = nullptr;
-  check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cudaEventCreateWithFlags");
-  return event;
-}
-
-IpcHandle CudaApi::export_memory(std::byte* base) {
-  cudaIpcMemHandle_t handle;
-  check(cudaIpcGetMemHandle(&handle, base), "cudaIpcGetMemHandle");
-  IpcHandle bytes;
-  static_assert(sizeof handle == sizeof bytes);
-  std::memcpy(bytes.data(), &handle, sizeof handle);
-  return bytes;
-}
-
-std::byte* CudaApi::open_memory(const IpcHandle& bytes) {
-  cudaIpcMemHandle_t handle;
-  std::memcpy(&handle, bytes.data(), sizeof handle);
-  void* memory = nullptr;
-  check(cudaIpcOpenMemHandle(&memory, handle, cudaIpcMemLazyEnablePeerAccess),
-        "cudaIpcOpenMemHandle");
-  return static_cast<std::byte*>(memory);
-}
-
-void CudaApi::each_word(Stream stream, std::span<const Word> words) {
-  constexpr size_t kMost = 128;  // the driver takes less than 256
-  CUstreamBatchMemOpParams operations[kMost];
-  for (size_t done = 0; done < words.size();) {
-    const size_t count = std::min(kMost, words.size() - done);
-    std::memset(operations, 0, count * sizeof *operations);
-    for (size_t i = 0; i < count; ++i) {
-      const auto& [at, value, wait] = words[done + i];
-      CUstreamBatchMemOpParams& operation = operations[i];
-      if (wait) {
-        operation.operation = CU_STREAM_MEM_OP_WAIT_VALUE_32;
-        operation.waitValue.address = number_of(at);
-        operation.waitValue.value = value;
-        operation.waitValue.flags = CU_STREAM_WAIT_VALUE_GEQ;
-      } else {
-        operation.operation = CU_STREAM_MEM_OP_WRITE_VALUE_32;
-        operation.writeValue.address = number_of(at);
-        operation.writeValue.value = value;
-        operation.writeValue.flags = CU_STREAM_WRITE_VALUE_DEFAULT;
-      }
-    }
-    driver().batch(native(stream), static_cast<unsigned>(count), operations, 0U);
-    done += count;
-  }
-}
-
-// ---- memory by virtual addresses (torch's expandable segments)
-
-std::vector<Chunk> CudaApi::export_chunks(std::byte* address, uint64_t bytes, size_t most) {
-  uint64_t types = 0;
-  driver().attribute(&types, CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES, number_of(address));
-  if ((types & CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) == 0) return {};
-  std::vector<Chunk> chunks;
-  const std::byte* const end = address + bytes;
-  for (std::byte* at = address; at < end;) {
-    if (chunks.size() == most) return {};
-    const Allocation piece = allocation_of(at);
-    CUmemGenericAllocationHandle handle = 0;
-    driver().retain(&handle, static_cast<void*>(piece.base));
-    int descriptor = -1;
-    try {
-      driver().share(&descriptor, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0ull);
-    } catch (const DeviceError&) {
-      driver().release(handle);
-      throw;
-    }
-    driver().release(handle);
-    chunks.push_back({Fd(descriptor), piece.bytes});
-    at = piece.base + piece.bytes;
-  }
-  return chunks;
-}
-
-std::byte* CudaApi::map_chunks(const std::vector<Chunk>& chunks) {
-  uint64_t bytes = 0;
-  for (const Chunk& chunk : chunks) bytes += chunk.bytes;
-  CUdeviceptr base = 0;
-  driver().reserve(&base, bytes, 0ul, CUdeviceptr{0}, 0ull);
-  uint64_t offset = 0;
-  try {
-    for (const Chunk& chunk : chunks) {
-      CUmemGenericAllocationHandle handle = 0;
-      const auto descriptor = static_cast<uintptr_t>(chunk.descriptor.get());
-      auto* const number = reinterpret_cast<void*>(descriptor);  // NOLINT: so the driver wants it
-      driver().import(&handle, number, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
-      driver().map(base + offset, chunk.bytes, 0ul, handle, 0ull);
-      driver().release(handle);  // the mapping keeps it
-      offset += chunk.bytes;
-    }
-    CUmemAccessDesc access{};
-    access.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
-    access.location.id = current_device();
-    access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
-    driver().allow(base, bytes, &access, 1ul);
-  } catch (const DeviceError&) {
-    if (offset > 0) driver().unmap(base, offset);
-    driver().unreserve(base, bytes);
-    throw;
-  }
-  auto* const address = reinterpret_cast<std::byte*>(base);  // NOLINT: so the driver gives it
-  const std::lock_guard lock(mutex_);
-  mapped_[address] = bytes;
-  return address;
-}
-
-void CudaApi::unmap_chunks(std::byte* base) {
-  uint64_t bytes = 0;
-  {
-    const std::lock_guard lock(mutex_);
-    bytes = std::exchange(mapped_[base], 0);
-  }
-  driver().unmap(number_of(base), bytes);
-  driver().unreserve(number_of(base), bytes);
-}
 
 }  // namespace
 

@@ -38,19 +38,13 @@ __device__ uint32_t encode_pair(float first, float second) {
   return word | half;
 }
 
-// The largest number that the instruction encodes as we do, and the code of a NaN.
+// The largest number that the instruction encodes as we do.
 template <class Format>
 inline constexpr float kLargest = __builtin_inff();
 template <>
 inline constexpr float kLargest<Float8E4M3Format> = 464;  // rounds to 448
 template <>
 inline constexpr float kLargest<Float8E5M2Format> = 0x1.dffffep15f;  // rounds to 57344
-template <class Format>
-inline constexpr uint32_t kNan = 0x7f;
-template <>
-inline constexpr uint32_t kNan<Float16Format> = 0x7e00;
-template <>
-inline constexpr uint32_t kNan<BFloat16Format> = 0x7fc0;
 
 template <class Format>
 struct Converted : Direct<typename Format::Stored, float, uint32_t> {
@@ -72,7 +66,7 @@ struct Converted : Direct<typename Format::Stored, float, uint32_t> {
     for (int p = 0; p < kParts; ++p) {
       if (fabsf(parts[p]) <= kLargest<Format>) continue;
       const uint32_t sign = bits_as<uint32_t>(parts[p]) >> 31 << (kBits - 1);
-      const uint32_t code = parts[p] == parts[p] ? sign | large : kNan<Format>;
+      const uint32_t code = parts[p] == parts[p] ? sign | large : Format::kNan;
       word = (word & ~(((1u << kBits) - 1) << (kBits * p))) | code << (kBits * p);
     }
     return word;

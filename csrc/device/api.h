@@ -19,8 +19,7 @@
 
 namespace ringcomm::cuda {
 
-class DeviceError : public std::runtime_error {
- public:
+struct DeviceError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
@@ -46,6 +45,7 @@ struct Allocation {
   uint64_t bytes = 0;
   uint64_t id = 0;
   bool ipc = false;  // export_memory() takes it: cudaMalloc's, not that of virtual addresses
+  bool operator==(const Allocation&) const = default;
 };
 
 // Physical memory behind a range of virtual addresses (expandable segments), piece by piece.

@@ -6,8 +6,6 @@
 #include <algorithm>
 #include <cstring>
 
-#include "base/log.h"
-
 namespace ringcomm::cuda {
 namespace {
 
@@ -18,6 +16,14 @@ constexpr uint64_t kForMessages = 8;  // such a part of it, where two ranks meet
 
 // Rank r's answer to a proof.
 uint64_t answer(uint64_t pattern, Rank rank) { return ~pattern ^ static_cast<uint64_t>(rank); }
+
+Geometry geometry_of(int size, uint64_t bytes) {
+  const uint64_t half = bytes / 8 * 3;  // a window of 4 segments, and as much for inboxes
+  return {.size = size,
+          .segment_bytes = half / 8 / 4096 * 4096,
+          .inbox_bytes = half / 2 / static_cast<uint64_t>(size) / 512 * 512,
+          .line_bytes = 0};
+}
 
 }  // namespace
 
@@ -46,8 +52,8 @@ DeviceComm::~DeviceComm() {
     for (const auto& peer : peers_) {
       if (peer->device_area != nullptr) api_.unregister_host(peer->area.base());
     }
-  } catch (const std::exception& error) {  // the driver may be shutting down
-    Logger(LogLevel::kWarning, "").info("giving back a device's memory: ", error.what());
+  } catch (const std::exception&) {  // the driver may be shutting down
+    return;
   }
 }
 
@@ -123,15 +129,6 @@ uint64_t DeviceComm::bytes_of(const Subgroup& subgroup) const {
   return subgroup.pair ? bytes / kForMessages : bytes;
 }
 
-void DeviceComm::set_geometry(uint64_t bytes) {
-  const auto ranks = static_cast<uint64_t>(size());
-  geometry_.size = size();
-  const uint64_t half = bytes / 8 * 3;  // a window of 4 segments, and as much for inboxes
-  geometry_.segment_bytes = half / 8 / 4096 * 4096;
-  geometry_.inbox_bytes = half / 2 / ranks / 512 * 512;
-  geometry_.line_bytes = 0;
-}
-
 void DeviceComm::open(const Subgroup& subgroup, RankInfo& info) {
   if (!refusal_.empty()) throw DeviceError(refusal_);
   for (const Rank rank : subgroup.ranks) {
@@ -140,7 +137,7 @@ void DeviceComm::open(const Subgroup& subgroup, RankInfo& info) {
   Memory& memory = memory_[subgroup.index_of(rank_)];
   memory.of.assign(peers_.size(), nullptr);
   memory.bytes = bytes_of(subgroup);
-  if (!subgroup.pair) set_geometry(memory.bytes);
+  if (!subgroup.pair) geometry_ = geometry_of(size(), memory.bytes);
   std::byte* const mine = api_.allocate(kPrologue + memory.bytes);
   memory.of[static_cast<size_t>(rank_)] = mine;
   const Stream stream = api_.make_stream();
@@ -208,9 +205,9 @@ PeerAccess DeviceComm::access(const Subgroup& subgroup) {
     }
     devices.push_back(info.uuid);
   }
-  std::sort(devices.begin(), devices.end());
+  std::ranges::sort(devices);
   found.one_device = devices.front() == devices.back();
-  found.own_devices = std::adjacent_find(devices.begin(), devices.end()) == devices.end();
+  found.own_devices = std::ranges::adjacent_find(devices) == devices.end();
   if (!found.reach || subgroup.pair) return found;
   one_device_ = found.one_device;
   group_ = &memory_.at(0);

@@ -3,7 +3,6 @@
 // What touches a device goes through the table of functions (api.h).
 #pragma once
 
-#include <array>
 #include <map>
 #include <memory>
 #include <optional>
@@ -111,11 +110,7 @@ class DeviceComm {
     const Spans& input;
     const Spans& output;
     Math math;
-    uint64_t element, count, round;  // count, round: elements
-
-    uint64_t number() const { return count == 0 ? 1 : (count + round - 1) / round; }
-    uint64_t first(uint64_t i) const { return i * round; }
-    uint64_t length(uint64_t i) const { return std::min(round, count - first(i)); }
+    Segments bytes;
   };
 
   RankInfo& info(const Subgroup& subgroup, Rank rank) const {
@@ -126,7 +121,6 @@ class DeviceComm {
   void reach(const Subgroup& subgroup, RankInfo& info);
   void verify(const Subgroup& subgroup, RankInfo& info);
   uint64_t& proof(Rank rank) { return reinterpret_cast<uint64_t*>(proofs_)[rank]; }
-  void set_geometry(uint64_t bytes);
   uint64_t bytes_of(const Subgroup& subgroup) const;
 
   Peer& peer(Rank rank) { return *peers_[static_cast<size_t>(rank)]; }
@@ -143,7 +137,7 @@ class DeviceComm {
   template <typename Args>
   void launch(Stream stream, const Args& args);
   // Steps of a plan.
-  class Lowering;
+  struct Lowering;
   // all_reduce by kernels of its own.
   bool fill_slot(const Rounds& rounds);
   void lead(Stream stream, const Rounds& rounds, bool staged);
@@ -151,12 +145,7 @@ class DeviceComm {
   void two_shot(Stream stream, const Rounds& rounds);
   void stage(Stream stream, const Rounds& rounds, uint64_t i);
   void unstage(Stream stream, const Rounds& rounds, uint64_t i);
-  // The next piece of a message.
-  struct Inbox {
-    std::byte* memory;
-    uint64_t bytes;
-  };
-  Inbox inbox(Rank of, Rank from) const;
+  Span slot(Rank of, Rank from, uint64_t chunk) const;
   void send_chunk(Stream stream, Rank to, Span data);
   void receive_chunk(Stream stream, Rank from, Span data);
 

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "base/log.h"
 #include "transport/unix_socket.h"
 
 namespace ringcomm::cuda {
@@ -12,11 +11,9 @@ constexpr uint64_t kMostChunks = std::size(Export{}.chunk_bytes);
 static_assert(kMostChunks <= kMostFds);
 constexpr auto kSoon = std::chrono::seconds(1);  // descriptors were sent before they are named
 
-}  // namespace
-
-Range range_of(Api& api, const Span& span) {
-  const Allocation first = api.allocation_of(span.data);
-  Range range{first.base, first.bytes, first.id, first.ipc};
+// All that `span` lies in, as one; its id is another one once any of them was freed.
+Allocation range_of(Api& api, const Span& span) {
+  Allocation range = api.allocation_of(span.data);
   while (range.bytes > 0 && range.base + range.bytes < span.data + span.bytes) {
     const Allocation next = api.allocation_of(range.base + range.bytes);
     if (next.bytes == 0) return {};
@@ -27,19 +24,21 @@ Range range_of(Api& api, const Span& span) {
   return range;
 }
 
+}  // namespace
+
 // ---- the exporter
 
 uint64_t Exports::at_leader(const Span& span, uint64_t sequence) {
-  Range range;
+  Allocation range;
   try {
     range = range_of(api_, span);
-  } catch (const DeviceError& error) {
-    tell(error);
+  } catch (const DeviceError&) {
+    return 0;
   }
   if (range.bytes == 0) return 0;
   const int index = find(range);
   Entry& entry = entries_[static_cast<size_t>(index)];
-  if (!(entry.range == range)) {
+  if (entry.range != range) {
     entry.range = range;
     own_.exported(index).since = sequence;
     publish(index, span);
@@ -52,7 +51,7 @@ uint64_t Exports::at_leader(const Span& span, uint64_t sequence) {
 }
 
 // Its entry; else one for it: of what was freed since, or was not used for longest.
-int Exports::find(const Range& range) const {
+int Exports::find(const Allocation& range) const {
   int free = 0;
   for (int index = 0; index < kExports; ++index) {
     const Entry& entry = entries_[static_cast<size_t>(index)];
@@ -74,17 +73,11 @@ void Exports::publish(int index, const Span& span) {
     } else {
       export_as_chunks(index, span);
     }
-  } catch (const std::exception& error) {
-    tell(error);
+  } catch (const std::exception&) {
     exported.kind = Export::kNothing;
   }
   exported.generation.store(entry.generation, std::memory_order_release);  // partner: renew()
   own_.exports().fetch_add(1, std::memory_order_release);                  // partner: look()
-}
-
-void Exports::tell(const std::exception& error) {
-  if (std::exchange(told_, true)) return;
-  Logger(LogLevel::kWarning, "").info("tensors go through windows, a copy more: ", error.what());
 }
 
 void Exports::export_as_chunks(int index, const Span& span) {
@@ -157,7 +150,7 @@ std::vector<Fd> Imports::receive(int index, uint64_t generation) {
   const auto wanted = [&](const Sent& sent) {
     return sent.index == static_cast<uint64_t>(index) && sent.generation == generation;
   };
-  while (std::none_of(sent_.begin(), sent_.end(), wanted)) {
+  while (std::ranges::none_of(sent_, wanted)) {
     uint64_t name[2];
     std::vector<Fd> descriptors;
     if (!receive_message(*socket, std::as_writable_bytes(std::span(name)), descriptors,
@@ -166,7 +159,7 @@ std::vector<Fd> Imports::receive(int index, uint64_t generation) {
     }
     sent_.push_back({name[0], name[1], std::move(descriptors)});
   }
-  const auto found = std::find_if(sent_.begin(), sent_.end(), wanted);
+  const auto found = std::ranges::find_if(sent_, wanted);
   std::vector<Fd> descriptors = std::move(found->descriptors);
   std::erase_if(sent_, [&](const Sent& sent) {  // older ones are wanted no more
     return sent.index == static_cast<uint64_t>(index) && sent.generation <= generation;
@@ -177,8 +170,8 @@ std::vector<Fd> Imports::receive(int index, uint64_t generation) {
 void Imports::close(const Mapped& mapped) {
   try {
     mapped.chunks ? api_.unmap_chunks(mapped.address) : api_.close_memory(mapped.address);
-  } catch (const std::exception& error) {  // of a process that has gone
-    Logger(LogLevel::kWarning, "").info("closing a peer's memory: ", error.what());
+  } catch (const std::exception&) {  // of a process that has gone
+    return;
   }
 }
 

@@ -13,16 +13,6 @@
 
 namespace ringcomm::cuda {
 
-// The allocations behind a range of addresses.
-struct Range {
-  std::byte* base = nullptr;
-  uint64_t bytes = 0;
-  uint64_t id = 0;  // another one once any of them was freed
-  bool ipc = false;
-  bool operator==(const Range&) const = default;
-};
-Range range_of(Api& api, const Span& span);
-
 // What one rank exports to the leader.
 class Exports {
  public:
@@ -36,22 +26,20 @@ class Exports {
 
  private:
   struct Entry {
-    Range range;
+    Allocation range;
     uint64_t generation = 0;
     uint64_t used = 0;
   };
 
-  int find(const Range& range) const;
+  int find(const Allocation& range) const;
   void publish(int index, const Span& span);
   void export_as_chunks(int index, const Span& span);
-  void tell(const std::exception& error);  // the first time
 
   Api& api_;
   Area own_, leader_;
   const Rank self_;
   const std::function<const Fd*()> socket_;
   std::array<Entry, kExports> entries_;
-  bool told_ = false;
 };
 
 // What the leader has mapped of one rank's exports.

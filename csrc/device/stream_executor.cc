@@ -79,58 +79,44 @@ void DeviceComm::mark(Stream stream, int timeline, uint32_t value) {
 
 // ---- plans
 
-class DeviceComm::Lowering {
- public:
-  Lowering(DeviceComm& comm, Stream stream, const Plan& plan, uint64_t half)
-      : comm_(comm), stream_(stream), plan_(plan), half_(half), cursor_(plan) {}
-
-  void run(const Reduction& reduction, const Spans& input, const Spans& output) {
-    input_ = &input;
-    output_ = &output;
-    for (; cursor_; cursor_.next()) enqueue(*cursor_, reduction);
-  }
-
- private:
-  void enqueue(const Step& step, const Reduction& reduction) {
-    switch (step.verb) {
-      case Verb::kCopy:
-        return copy(step);
-      case Verb::kReduce:
-        return reduce(step, reduction);
-      case Verb::kSignal:
-        return comm_.signal(step.peer, step.lane);
-      case Verb::kWait:
-        return comm_.await(step.peer, step.lane);
+struct DeviceComm::Lowering {
+  void run() {
+    for (; cursor; cursor.next()) {
+      const Step& step = *cursor;
+      if (step.verb == Verb::kCopy) copy(step);
+      if (step.verb == Verb::kReduce) reduce(step);
+      if (step.verb == Verb::kSignal) comm.signal(step.peer, step.lane);
+      if (step.verb == Verb::kWait) comm.await(step.peer, step.lane);
     }
   }
 
-  const Ref& ref(const Step& step, size_t i) const { return plan_.refs[step.first_ref + i]; }
+  const Ref& ref(const Step& step, size_t i) const { return plan.refs[step.first_ref + i]; }
 
   // Where the byte `done` bytes into an operand is, and how many follow without a seam.
   Span locate(const Ref& ref, uint64_t done) const {
-    const uint64_t offset = cursor_.offset(ref) + done;
-    if (ref.space == Space::kInput) return input_->at(offset);
-    if (ref.space == Space::kOutput) return output_->at(offset);
-    const Geometry& geometry = comm_.geometry_;
+    const uint64_t offset = cursor.offset(ref) + done;
+    if (ref.space == Space::kInput) return input.at(offset);
+    if (ref.space == Space::kOutput) return output.at(offset);
+    const Geometry& geometry = comm.geometry_;
     const uint64_t inbox = ref.space == Space::kInbox ? geometry.inbox_offset(ref.from) : 0;
-    return {comm_.half(ref.rank, half_) + inbox + offset, UINT64_MAX};
+    return {comm.half(ref.rank, half) + inbox + offset, UINT64_MAX};
   }
 
   void copy(const Step& step) {
-    for (uint64_t done = 0, total = cursor_.bytes(); done < total;) {
+    for (uint64_t done = 0, total = cursor.bytes(); done < total;) {
       const Span to = locate(ref(step, 0), done), from = locate(ref(step, 1), done);
       const uint64_t bytes = std::min({total - done, to.bytes, from.bytes});
       done += bytes;
-      if (to.data != from.data) comm_.copy(stream_, to.data, from.data, bytes);
+      if (to.data != from.data) comm.copy(stream, to.data, from.data, bytes);
     }
   }
 
-  void reduce(const Step& step, const Reduction& reduction) {
+  void reduce(const Step& step) {
     ReduceArgs args{};
     args.math = math_of(reduction, step.final);
     args.n_dsts = step.dst_count;
     args.n_srcs = step.src_count;
-    for (uint64_t done = 0, total = cursor_.bytes(); done < total;) {
+    for (uint64_t done = 0, total = cursor.bytes(); done < total;) {
       uint64_t bytes = total - done;
       for (int i = 0; i < args.n_dsts + args.n_srcs; ++i) {
         const Span span = locate(ref(step, static_cast<size_t>(i)), done);
@@ -138,18 +124,19 @@ class DeviceComm::Lowering {
         i < args.n_dsts ? args.dst[i] = span.data : args.src[i - args.n_dsts] = span.data;
       }
       args.count = bytes / size_of(reduction.dtype);
-      comm_.launch(stream_, args);
+      comm.launch(stream, args);
       done += bytes;
     }
   }
 
-  DeviceComm& comm_;
-  const Stream stream_;
-  const Plan& plan_;
-  const uint64_t half_;
-  PlanCursor cursor_;
-  const Spans* input_ = nullptr;
-  const Spans* output_ = nullptr;
+  DeviceComm& comm;
+  const Stream stream;
+  const Plan& plan;
+  const uint64_t half;
+  const Reduction& reduction;
+  const Spans& input;
+  const Spans& output;
+  PlanCursor cursor{plan};
 };
 
 std::byte* DeviceComm::half(Rank rank, uint64_t half) const {
@@ -159,7 +146,7 @@ std::byte* DeviceComm::half(Rank rank, uint64_t half) const {
 void DeviceComm::run(Stream stream, const Plan& plan, uint64_t sequence, const Reduction& reduction,
                      const Spans& input, const Spans& output) {
   const OnDevice here(api_, device_);
-  Lowering(*this, stream, plan, sequence % 2).run(reduction, input, output);
+  Lowering{*this, stream, plan, sequence % 2, reduction, input, output}.run();
   flush(stream);
 }
 
@@ -182,13 +169,8 @@ void DeviceComm::all_reduce(Stream stream, uint64_t sequence, const Reduction& r
                             const Spans& input, const Spans& output) {
   const OnDevice here(api_, device_);
   const uint64_t element = size_of(reduction.dtype);
-  const Rounds rounds{sequence,
-                      input,
-                      output,
-                      math_of(reduction, true),
-                      element,
-                      input.bytes() / element,
-                      geometry_.window_bytes() / element};
+  const uint64_t most = geometry_.window_bytes() / element * element;
+  const Rounds rounds{sequence, input, output, math_of(reduction, true), {input.bytes(), most}};
   if (!one_device_) return two_shot(stream, rounds);
   if (rank_ == 0) {
     for (Imports& imports : imports_) imports.look(own().done(0).load(std::memory_order_acquire));
@@ -200,7 +182,7 @@ void DeviceComm::all_reduce(Stream stream, uint64_t sequence, const Reduction& r
 
 // Says where the leader's kernel finds this rank's operands: false, where that is in the window.
 bool DeviceComm::fill_slot(const Rounds& rounds) {
-  const uint64_t bytes = rounds.count * rounds.element;
+  const uint64_t bytes = rounds.bytes.total;
   LeaderSlot& slot = own().slot(rounds.sequence);
   slot = {};
   if (bytes == 0) return true;
@@ -225,13 +207,13 @@ bool DeviceComm::fill_slot(const Rounds& rounds) {
 // Round i of the input, in the window; and of the window, in the output.
 void DeviceComm::stage(Stream stream, const Rounds& rounds, uint64_t i) {
   std::byte* const window = half(rank_, rounds.sequence % 2);
-  each_piece(rounds.input, rounds.first(i) * rounds.element, rounds.length(i) * rounds.element,
+  each_piece(rounds.input, rounds.bytes.offset(i), rounds.bytes.length(i),
              [&](Span from, uint64_t done) { copy(stream, window + done, from.data, from.bytes); });
 }
 
 void DeviceComm::unstage(Stream stream, const Rounds& rounds, uint64_t i) {
   const std::byte* const window = half(rank_, rounds.sequence % 2);
-  each_piece(rounds.output, rounds.first(i) * rounds.element, rounds.length(i) * rounds.element,
+  each_piece(rounds.output, rounds.bytes.offset(i), rounds.bytes.length(i),
              [&](Span to, uint64_t done) { copy(stream, to.data, window + done, to.bytes); });
 }
 
@@ -241,16 +223,17 @@ void DeviceComm::lead(Stream stream, const Rounds& rounds, bool staged) {
   LeaderArgs args{};
   args.math = rounds.math;
   args.n_ranks = size();
+  const uint64_t element = size_of(args.math.dtype);
   args.abort = reinterpret_cast<const uint32_t*>(word(rank_, &own().abort()));
   for (Rank rank = 0; rank < size(); ++rank) {
     const LeaderSlot& slot = peer(rank).area.slot(rounds.sequence);
     args.slot[rank] = reinterpret_cast<const LeaderSlot*>(word(rank, &slot));
   }
-  for (uint64_t i = 0; i < rounds.number(); ++i) {
+  for (uint64_t i = 0; i < rounds.bytes.count(); ++i) {
     if (staged) stage(stream, rounds, i);
     for (Rank rank = 1; rank < size(); ++rank) await(rank, kDataLane);
-    args.first = rounds.first(i);
-    args.count = rounds.length(i);
+    args.first = rounds.bytes.offset(i) / element;
+    args.count = rounds.bytes.length(i) / element;
     if (args.count > 0) launch(stream, args);
     for (Rank rank = 1; rank < size(); ++rank) signal(rank, kDataLane);
     if (staged) unstage(stream, rounds, i);
@@ -258,7 +241,7 @@ void DeviceComm::lead(Stream stream, const Rounds& rounds, bool staged) {
 }
 
 void DeviceComm::follow(Stream stream, const Rounds& rounds, bool staged) {
-  const auto number = static_cast<uint32_t>(rounds.number());
+  const auto number = static_cast<uint32_t>(rounds.bytes.count());
   if (!staged) {
     signal(0, kDataLane, number);
     return await(0, kDataLane, number);
@@ -283,12 +266,12 @@ void DeviceComm::two_shot(Stream stream, const Rounds& rounds) {
     args.flags[rank] =
         reinterpret_cast<TwoShotFlags*>(group_->of[static_cast<size_t>(rank)] + kProofs);
   }
-  for (uint64_t i = 0; i < rounds.number(); ++i) {
-    const uint64_t offset = rounds.first(i) * rounds.element;
-    args.count = rounds.length(i);
-    const Span in = args.count > 0 ? rounds.input.at(offset) : Span();
-    const Span out = args.count > 0 ? rounds.output.at(offset) : Span();
-    const bool whole = std::min(in.bytes, out.bytes) >= args.count * rounds.element;
+  for (uint64_t i = 0; i < rounds.bytes.count(); ++i) {
+    const uint64_t offset = rounds.bytes.offset(i), bytes = rounds.bytes.length(i);
+    const Span in = bytes > 0 ? rounds.input.at(offset) : Span();
+    const Span out = bytes > 0 ? rounds.output.at(offset) : Span();
+    const bool whole = std::min(in.bytes, out.bytes) >= bytes;
+    args.count = bytes / size_of(args.math.dtype);
     args.input = whole ? in.data : args.window[rank_];
     args.output = whole ? out.data : args.window[rank_];
     if (!whole) stage(stream, rounds, i);
@@ -313,8 +296,7 @@ void DeviceComm::transfer(Stream stream, std::span<const Transfer> transfers) {
         auto& [sends, peer, data] = rest[i];
         if (sends != sending || moved[static_cast<size_t>(peer)]) continue;
         moved[static_cast<size_t>(peer)] = true;
-        const uint64_t unit = inbox(rank_, peer).bytes / kChunks;
-        const Span chunk{data.data, std::min(unit, data.bytes)};
+        const Span chunk{data.data, std::min(slot(rank_, peer, 0).bytes, data.bytes)};
         sending ? send_chunk(stream, peer, chunk) : receive_chunk(stream, peer, chunk);
         data = {data.data + chunk.bytes, data.bytes - chunk.bytes};
         if (data.bytes == 0) over.push_back(i);
@@ -326,32 +308,30 @@ void DeviceComm::transfer(Stream stream, std::span<const Transfer> transfers) {
   flush(stream);
 }
 
-// Where rank `of` receives what `from` sends.
-DeviceComm::Inbox DeviceComm::inbox(Rank of, Rank from) const {
+// Where rank `of` receives this chunk of what `from` sends, and how large it may be.
+Span DeviceComm::slot(Rank of, Rank from, uint64_t chunk) const {
   const Rank peer = of == rank_ ? from : of;
   if (const auto pair = memory_.find(peer + 1); pair != memory_.end()) {
-    return {pair->second.of[static_cast<size_t>(of)] + kPrologue, pair->second.bytes};
+    const uint64_t unit = pair->second.bytes / kChunks;
+    std::byte* const first = pair->second.of[static_cast<size_t>(of)] + kPrologue;
+    return {first + chunk % kChunks * unit, unit};
   }
   const uint64_t messages = group_->bytes - 2 * geometry_.half_bytes();
-  const uint64_t each = messages / peers_.size() / (64 * kChunks) * (64 * kChunks);
-  return {half(of, 2) + static_cast<uint64_t>(from) * each, each};
+  const uint64_t unit = messages / peers_.size() / (64 * kChunks) * 64;
+  return {half(of, 2) + (static_cast<uint64_t>(from) * kChunks + chunk % kChunks) * unit, unit};
 }
 
 void DeviceComm::send_chunk(Stream stream, Rank to, Span data) {
   const uint64_t number = peer(to).messages[1]++;
   if (number >= kChunks) await(to, kMessageCreditLane);
-  const Inbox there = inbox(to, rank_);
-  std::byte* const slot = there.memory + number % kChunks * (there.bytes / kChunks);
-  if (data.bytes > 0) copy(stream, slot, data.data, data.bytes);
+  if (data.bytes > 0) copy(stream, slot(to, rank_, number).data, data.data, data.bytes);
   signal(to, kMessageLane);
 }
 
 void DeviceComm::receive_chunk(Stream stream, Rank from, Span data) {
   const uint64_t number = peer(from).messages[0]++;
   await(from, kMessageLane);
-  const Inbox here = inbox(rank_, from);
-  const std::byte* const slot = here.memory + number % kChunks * (here.bytes / kChunks);
-  if (data.bytes > 0) copy(stream, data.data, slot, data.bytes);
+  if (data.bytes > 0) copy(stream, data.data, slot(rank_, from, number).data, data.bytes);
   signal(from, kMessageCreditLane);
 }
 

@@ -20,11 +20,9 @@ HostExecutor::HostExecutor(Transport& transport, const Geometry& geometry, uint6
       geometry_(geometry),
       lent_bytes_(lent_bytes),
       taken_(static_cast<size_t>(transport.size() * kLanes), 0) {
-  for (Rank rank = 0; rank < transport.size(); ++rank) remote_.push_back(transport.is_remote(rank));
-  for (int half = 0; half < 2; ++half) {
-    for (Rank rank = 0; rank < transport.size(); ++rank) {
-      memory_[half].push_back(transport.memory(rank, half));
-    }
+  for (Rank rank = 0; rank < transport.size(); ++rank) {
+    remote_.push_back(transport.is_remote(rank));
+    for (const int half : {0, 1}) memory_[half].push_back(transport.memory(rank, half));
   }
 }
 

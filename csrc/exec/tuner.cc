@@ -1,6 +1,7 @@
 #include "exec/tuner.h"
 
 #include <bit>
+#include <numeric>
 
 #include "plan/select.h"
 
@@ -19,9 +20,7 @@ bool copies(Collective collective) {
 // Of the longest side, the same on every rank but for all_to_all, which has no segments.
 uint64_t Tuner::bytes_of(const Shape& shape) {
   if (shape.collective == Collective::kAllToAll) {
-    uint64_t bytes = 0;
-    for (const uint64_t each : shape.recv) bytes += each;
-    return bytes;
+    return std::accumulate(shape.recv.begin(), shape.recv.end(), uint64_t{0});
   }
   const uint64_t ranks = sharded(shape.collective) ? static_cast<uint64_t>(shape.size) : 1;
   return message_bytes(shape) * ranks;

@@ -31,8 +31,8 @@ bool is_virtual(const std::string& name) {
   static constexpr std::string_view known[] = {
       "docker", "br-",     "virbr", "vnet", "veth",  "lxc",    "lxdbr",   "podman",
       "cni",    "flannel", "cali",  "kube", "weave", "cilium", "nerdctl", "tunl"};
-  return std::any_of(std::begin(known), std::end(known),
-                     [&](std::string_view start) { return name.starts_with(start); });
+  return std::ranges::any_of(known,
+                             [&](std::string_view start) { return name.starts_with(start); });
 }
 
 void set_option(const Fd& socket, int level, int option, int value) {
@@ -253,13 +253,12 @@ std::vector<Address> choose_addresses(const std::vector<Interface>& interfaces,
   };
   for (const Interface& one : interfaces) look(one);
   const auto same = [&](const auto& one) { return routed && routed->same_host(one.address); };
-  if (routed && std::none_of(interfaces.begin(), interfaces.end(), same)) {
+  if (routed && std::ranges::none_of(interfaces, same)) {
     look({"", *routed, 0, true, routed->is_loopback(), false});
   }
-  std::stable_sort(found.begin(), found.end(),
-                   [](const auto& a, const auto& b) { return a.first < b.first; });
+  std::ranges::stable_sort(found, [](const auto& a, const auto& b) { return a.first < b.first; });
   for (const auto& [order, address] : found) {
-    const bool known = std::find(chosen.begin(), chosen.end(), address) != chosen.end();
+    const bool known = std::ranges::find(chosen, address) != chosen.end();
     if (!known && chosen.size() < kMostAddresses) chosen.push_back(address);
   }
   if (chosen.empty()) chosen = loopback;

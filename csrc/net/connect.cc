@@ -59,8 +59,7 @@ void Network::drop_strangers(Clock::time_point now) {
     }
   }
   for (Link* link : late) drop(*link);
-  std::sort(strangers.begin(), strangers.end(),
-            [](const Link* a, const Link* b) { return a->number < b->number; });
+  std::ranges::sort(strangers, {}, &Link::number);
   for (size_t i = 0; i + kMostStrangers < strangers.size(); ++i) drop(*strangers[i]);
 }
 
@@ -71,10 +70,7 @@ Network::Link& Network::add_link(Fd socket, Peer* peer, int flow) {
   link->peer = peer;
   link->flow = flow;
   link->began = Clock::now();
-  epoll_event event{EPOLLIN, {.u64 = link->number}};
-  if (::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, link->socket.get(), &event) != 0) {
-    throw SystemError("epoll_ctl");
-  }
+  add_to_epoll(epoll_, link->socket, link->number);
   return *links_.emplace(link->number, std::move(link)).first->second;
 }
 

@@ -67,14 +67,12 @@ struct Payload {
 
 // A peer sent what no peer sends, or a byte was changed on the way: the flow is closed, and what
 // it carried comes again.
-class FlowError : public std::runtime_error {
- public:
+struct FlowError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
 // The second of these.
-class ChangedError : public FlowError {
- public:
+struct ChangedError : FlowError {
   using FlowError::FlowError;
 };
 

@@ -33,15 +33,13 @@ std::string to_hex(const uint8_t* data, size_t bytes);
 void from_hex(const std::string& text, uint8_t* data, size_t bytes);
 
 // The peer does not know the key.
-class StrangerError : public FlowError {
- public:
+struct StrangerError : FlowError {
   StrangerError() : FlowError("it does not know the secret of this job: RINGCOMM_SECRET") {}
 };
 
 // Another process listens at the peer's address: the peer has ended. No proof goes with that word,
 // but a forger could refuse the connection as well.
-class GoneError : public FlowError {
- public:
+struct GoneError : FlowError {
   GoneError() : FlowError("another process listens there now") {}
 };
 

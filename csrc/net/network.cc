@@ -50,8 +50,7 @@ Network::Network(const NetworkOptions& options)
   if (!epoll_ || !wake_) throw SystemError("epoll");
   contact_.id = random_id();
   contact_.key = random_key();
-  epoll_event event{EPOLLIN, {.u64 = kWake}};
-  ::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, wake_.get(), &event);
+  add_to_epoll(epoll_, wake_, kWake);
   listen(options);
   thread_ = std::thread(&Network::run, this);
 }
@@ -79,10 +78,7 @@ void Network::listen(const NetworkOptions& options) {
       refused = std::current_exception();
       continue;
     }
-    epoll_event event{EPOLLIN, {.u64 = listeners_.size()}};
-    if (::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, listener.get(), &event) != 0) {
-      throw SystemError("epoll_ctl");
-    }
+    add_to_epoll(epoll_, listener, listeners_.size());
     contact_.addresses.push_back(local_address(listener));
     listeners_.push_back(std::move(listener));
   }
@@ -118,10 +114,7 @@ void Network::forked() {
 bool Network::progress() {
   Lock lock(mutex_, std::try_to_lock);
   if (!lock) return false;
-  const bool arrived = handle_events(0, lock);
-  const auto now = Clock::now();
-  if (now - ticked_ >= kTick) tick(now);
-  return arrived;
+  return handle_events(0, lock);
 }
 
 void Network::end_driving(bool rest) {
@@ -139,8 +132,6 @@ void Network::run() {
     } else {
       handle_events(static_cast<int>((peers_.empty() ? kIdleTick : kTick).count()), lock);
     }
-    const auto now = Clock::now();
-    if (now - ticked_ >= kTick) tick(now);
   }
 }
 
@@ -168,6 +159,7 @@ bool Network::handle_events(int timeout_ms, Lock& lock) {
     }
   }
   if (arrived) options_.bell.notify(kAllNews);
+  if (const auto now = Clock::now(); now - ticked_ >= kTick) tick(now);
   return arrived;
 }
 

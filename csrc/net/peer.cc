@@ -156,7 +156,7 @@ void Network::Peer::tell_changed() {
 }
 
 bool Network::Peer::handshaking(int flow) const {
-  return std::any_of(network_.links_.begin(), network_.links_.end(), [&](const auto& each) {
+  return std::ranges::any_of(network_.links_, [&](const auto& each) {
     const Link& link = *each.second;
     return link.peer == this && link.flow == flow && link.handshake && !link.handshake->accepting();
   });
@@ -173,7 +173,7 @@ void Network::Peer::tick(Clock::time_point now, Clock::duration stalled) {
   for (const int flow : session.take_closed()) {
     if (Link* closed = links[static_cast<size_t>(flow)]) network_.drop(*closed);
   }
-  const bool up = std::any_of(links.begin(), links.end(), [](auto* link) { return link; });
+  const bool up = std::ranges::any_of(links, [](auto* link) { return link; });
   if (up) tell_news(now);
   tell_paces(now);
   for (Link*& link : links) {
@@ -245,7 +245,7 @@ void Network::Peer::connect(int flow, Clock::time_point now) {
   for (int i = 0; i < (only_own ? 1 : count); ++i) {
     const int index = (flow + i) % count;
     const Address& address = contact.addresses[static_cast<size_t>(index)];
-    if (std::find(own.begin(), own.end(), address) != own.end()) {  // docker0's, say: this is us
+    if (std::ranges::find(own, address) != own.end()) {  // docker0's, say: this is us
       attempt_ended(flow, true);
       continue;
     }

@@ -34,35 +34,39 @@ void Session::post(const Frame& frame, Payload payload) {
   item.payload = std::move(payload);
 }
 
-// Later frames may have gone to the same place: those before them have been read there, and what
-// is sent of them again, if anything is, is dropped. In order, so that the last one stays.
-void Session::reclaim_lent(uint64_t channel) {
+// act(payload, frame, needed) for all that the channel has posted, in order; `needed`: the peer may
+// not have it yet. What is on its way into a flow is a copy of such a payload.
+template <typename Act>
+void Session::each_payload(uint64_t channel, Act&& act) {
   for (Item& item : items_) {
-    Payload& payload = item.payload;
-    if (payload.keep == nullptr || item.frame.channel != channel) continue;
-    if (!item.acknowledged) std::memcpy(payload.keep, payload.lent, item.frame.bytes);
-    payload.lent = std::exchange(payload.keep, nullptr);
+    if (item.frame.channel == channel) act(item.payload, item.frame, !item.acknowledged);
   }
   for (Flow& flow : flows_) {
     for (Writing& writing : flow.writing) {
-      Payload& payload = writing.payload;
-      if (payload.keep == nullptr || writing.header.channel != channel) continue;
-      payload.lent = std::exchange(payload.keep, nullptr);
+      if (writing.header.channel == channel) act(writing.payload, writing.header, false);
     }
   }
 }
 
+// Later frames may have gone to the same place: those before them have been read there, and what
+// is sent of them again, if anything is, is dropped. In order, so that the last one stays.
+void Session::reclaim_lent(uint64_t channel) {
+  each_payload(channel, [](Payload& payload, const Frame& frame, bool needed) {
+    if (payload.keep == nullptr) return;
+    if (needed) std::memcpy(payload.keep, payload.lent, frame.bytes);
+    payload.lent = std::exchange(payload.keep, nullptr);
+  });
+}
+
 void Session::release(uint64_t channel) {
-  const auto copy = [&](Payload& payload, const Frame& frame) {
-    if (frame.channel != channel || frame.bytes == 0 || !payload.own.empty()) return;
+  each_payload(channel, [](Payload& payload, const Frame& frame, bool) {
+    if (frame.bytes == 0 || !payload.own.empty()) return;
     payload.own.assign(payload.lent, payload.lent + frame.bytes);
     payload.keep = nullptr;
-  };
-  for (Item& item : items_) copy(item.payload, item.frame);
+  });
   for (Flow& flow : flows_) {
     Reading& reading = flow.reading;  // a payload on its way into that memory is dropped
     if (reading.own.empty() && reading.frame.channel == channel) reading.to = nullptr;
-    for (Writing& writing : flow.writing) copy(writing.payload, writing.header);
   }
 }
 
@@ -152,7 +156,8 @@ void Session::acknowledge(const Cursor& theirs) {
 // ---- writing
 
 bool Session::waits_to_be_sent() const {
-  return !again_.empty() || (next_ - first_ < items_.size() && window_open());
+  const bool window_open = !rules_.bounded || next_ - first_ < rules_.window;
+  return !again_.empty() || (next_ - first_ < items_.size() && window_open);
 }
 
 // Earliest completion first (Lim, Nahum, Towsley, Gibbens: "ECF: An MPTCP Path Scheduler to Manage
@@ -199,13 +204,6 @@ void Session::push(int index, Writing writing) {
   flow.writing.push_back(std::move(writing));
 }
 
-void Session::write_item(int index, uint64_t sequence) {
-  Item& item = *this->item(sequence);
-  item.flow = index;
-  // A copy: the item may be acknowledged and gone before the last byte is out.
-  push(index, {item.frame, item.payload});
-}
-
 void Session::write_control(int index, Frame frame, bool with_cursor) {
   Writing writing;
   if (with_cursor && !waiting_.empty()) {
@@ -224,7 +222,10 @@ void Session::fill(int index) {
   while (flow.writing_bytes < kPrepared && waits_to_be_sent() && !declines(index)) {
     const auto sequence = next_to_send();
     if (!sequence) break;
-    write_item(index, *sequence);
+    Item& item = *this->item(*sequence);
+    item.flow = index;
+    // A copy: the item may be acknowledged and gone before the last byte is out.
+    push(index, {item.frame, item.payload});
   }
   if (unacknowledged_ >= ack_every_ || (ack_now_ && unacknowledged_ > 0)) {
     write_control(index, {.type = FrameType::kAck}, true);

@@ -130,7 +130,6 @@ class Session {
     size_t header = 0, body = 0;  // bytes so far
     std::byte* to = nullptr;      // null: dropped
     std::vector<std::byte> own;
-    bool duplicate = false;
   };
   struct Flow {
     bool up = false;
@@ -154,11 +153,11 @@ class Session {
   bool waits_to_be_sent() const;
   bool declines(int flow) const;
   std::optional<uint64_t> next_to_send();
+  template <typename Act>
+  void each_payload(uint64_t channel, Act&& act);
   void fill(int flow);
-  void write_item(int flow, uint64_t sequence);
   void write_control(int flow, Frame frame, bool with_cursor);
   void push(int flow, Writing writing);
-  bool window_open() const { return !rules_.bounded || next_ - first_ < rules_.window; }
   void acknowledge(uint64_t all);
   void acknowledge(const Cursor& theirs);
   void resolve(int flow, const Cursor& theirs);

@@ -76,8 +76,8 @@ void Session::open(Reading& reading) {
   if (frame.sequence > all_ + rules_.window) {
     throw FlowError("a frame from beyond the window");
   }
-  reading.duplicate = frame.sequence <= all_ || waiting_.contains(frame.sequence);
-  if (reading.duplicate && rules_.apply_once) {
+  const bool duplicate = frame.sequence <= all_ || waiting_.contains(frame.sequence);
+  if (duplicate && rules_.apply_once) {
     reading.to = nullptr;
   } else if (frame.type != FrameType::kState && frame.bytes > 0) {
     reading.to = receiver_.place(frame);
@@ -134,12 +134,8 @@ void Session::control(int index, const Frame& frame, std::span<const std::byte> 
       flow_down(frame);
       if (!at(index).up) return;  // it was about itself: nonsense, and closed now
       if (at(index).writing_bytes > kMostAnswers) throw FlowError("it asks and reads no answer");
-      {
-        Frame reply = frame;
-        reply.type = FrameType::kFenced;
-        reply.bytes = 0;
-        write_control(index, reply, true);
-      }
+      write_control(
+          index, {.type = FrameType::kFenced, .offset = frame.offset, .stamp = frame.stamp}, true);
       return;
     case FrameType::kFenced: {
       if (frame.offset >= flows_.size()) throw FlowError("no such flow");

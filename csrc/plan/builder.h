@@ -84,11 +84,8 @@ class PlanBuilder {
     return first;
   }
 
-  // Extents in the order in which rounds go through them; the number of the first.
-  uint16_t extents(const std::vector<Extent>& in_order) {
-    plan_.extents = in_order;
-    return 1;
-  }
+  // Extents 1 and so on, in the order in which rounds go through them.
+  void extents(const std::vector<Extent>& in_order) { plan_.extents = in_order; }
 
   void copy(Ref dst, Ref src, Stretch stretch) { move(Verb::kCopy, {dst}, {src}, stretch, false); }
   void copy(Ref dst, Ref src, uint64_t bytes) { copy(dst, src, Stretch{bytes}); }
@@ -219,7 +216,7 @@ class PlanBuilder {
   static void between_edges(uint64_t first, uint64_t end, std::vector<uint64_t> edges, Act&& act) {
     edges.insert(edges.end(), {first, end});
     for (uint64_t& edge : edges) edge = std::clamp(edge, first, std::max(first, end));
-    std::sort(edges.begin(), edges.end());
+    std::ranges::sort(edges);
     for (size_t i = 0; i + 1 < edges.size(); ++i) {
       if (edges[i] < edges[i + 1]) act(edges[i], edges[i + 1] - edges[i]);
     }

@@ -47,19 +47,15 @@ std::shared_ptr<const Plan> PlanCache::get(const Shape& shape, Algorithm algorit
   entries_.push_front({shape, algorithm, plan, bytes});
   index_.emplace(Key{&entries_.front().shape, algorithm}, entries_.begin());
   bytes_ += bytes;
-  evict();
-  return plan;
-}
-
-// The plan just asked for and the one before stay, whatever their size: two that take turns, such
-// as a gather and a scatter, would always be made anew.
-void PlanCache::evict() {
+  // The plan just asked for and the one before stay, whatever their size: two that take turns, such
+  // as a gather and a scatter, would always be made anew.
   while (bytes_ > limit_bytes_ && entries_.size() > 2) {
     const Entry& oldest = entries_.back();
     bytes_ -= oldest.bytes;
     index_.erase(Key{&oldest.shape, oldest.algorithm});
     entries_.pop_back();
   }
+  return plan;
 }
 
 }  // namespace ringcomm

@@ -47,8 +47,6 @@ class PlanCache {
     size_t operator()(const Key& key) const;
   };
 
-  void evict();
-
   const Rank rank_;
   const uint64_t limit_bytes_;
   uint64_t bytes_ = 0;

@@ -7,6 +7,8 @@
 namespace ringcomm {
 namespace {
 
+using enum Collective;
+
 constexpr std::array<const char*, kCollectives> kCollectiveNames = {
     "all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce",
     "scatter",    "gather",         "all_to_all", "barrier"};
@@ -15,7 +17,7 @@ constexpr std::array<const char*, kAlgorithms> kAlgorithmNames = {
 
 template <typename Number, typename Entry>
 Number number_in(std::vector<Entry>& table, const Entry& entry) {
-  const auto at = std::find(table.begin(), table.end(), entry) - table.begin() + 1;
+  const auto at = std::ranges::find(table, entry) - table.begin() + 1;
   if (at > std::ssize(table)) table.push_back(entry);
   RINGCOMM_CHECK(at <= std::numeric_limits<Number>::max(), "a plan's table of ", table.size(),
                  " entries is too long");
@@ -27,10 +29,6 @@ Number number_in(std::vector<Entry>& table, const Entry& entry) {
 uint8_t Plan::motion(const Motion& motion) { return number_in<uint8_t>(motions, motion); }
 uint16_t Plan::extent(const Extent& extent) { return number_in<uint16_t>(extents, extent); }
 
-void Plan::shrink_to_fit() {
-  std::apply([](auto&... table) { (table.shrink_to_fit(), ...); }, tables());
-}
-
 uint64_t Plan::memory_bytes() const {
   const auto bytes = [](const auto&... table) {
     return (sizeof(Plan) + ... + (table.capacity() * sizeof(table[0])));
@@ -39,18 +37,17 @@ uint64_t Plan::memory_bytes() const {
 }
 
 bool reduces(Collective collective) {
-  return collective == Collective::kAllReduce || collective == Collective::kReduceScatter ||
-         collective == Collective::kReduce;
+  return collective == kAllReduce || collective == kReduceScatter || collective == kReduce;
 }
 
 bool rooted(Collective collective) {
-  return collective == Collective::kBroadcast || collective == Collective::kReduce ||
-         collective == Collective::kScatter || collective == Collective::kGather;
+  return collective == kBroadcast || collective == kReduce || collective == kScatter ||
+         collective == kGather;
 }
 
 bool sharded(Collective collective) {
-  return collective == Collective::kReduceScatter || collective == Collective::kAllGather ||
-         collective == Collective::kScatter || collective == Collective::kGather;
+  return collective == kReduceScatter || collective == kAllGather || collective == kScatter ||
+         collective == kGather;
 }
 
 const char* to_string(Collective collective) {
@@ -61,11 +58,10 @@ const char* to_string(Algorithm algorithm) {
 }
 
 Algorithm algorithm_called(const std::string& name) {
-  for (int i = 0; i < kAlgorithms; ++i) {
-    const auto algorithm = static_cast<Algorithm>(i);
-    if (name == to_string(algorithm)) return algorithm;
-  }
-  throw UsageError(str("there is no algorithm '", name, "': use one of ", joined(kAlgorithmNames)));
+  const auto found = std::ranges::find(kAlgorithmNames, name);
+  RINGCOMM_CHECK(found != kAlgorithmNames.end(), "there is no algorithm '", name, "': use one of ",
+                 joined(kAlgorithmNames));
+  return static_cast<Algorithm>(found - kAlgorithmNames.begin());
 }
 
 }  // namespace ringcomm

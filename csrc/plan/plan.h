@@ -141,7 +141,6 @@ struct Plan {
   uint16_t extent(const Extent& extent);
   auto tables() { return std::tie(loops, blocks, steps, refs, motions, extents); }
   auto tables() const { return std::tie(loops, blocks, steps, refs, motions, extents); }
-  void shrink_to_fit();
   uint64_t memory_bytes() const;  // what a cache pays for it
   bool operator==(const Plan&) const = default;
 };

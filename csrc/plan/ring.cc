@@ -17,7 +17,7 @@ constexpr uint64_t kMostPerSlot = 8;  // segments; shorter ones cost more than t
 class Ring {
  public:
   Ring(const Shape& shape, Rank rank, int rounds)
-      : plan_(shape, Algorithm::kRing, rank), rounds_(rounds), rank_(rank), size_(shape.size) {
+      : plan_(shape, Algorithm::kRing, rank), rounds_(rounds), size_(shape.size) {
     for (int s = 0; s <= rounds; ++s) {
       const Rank r = plan_.peer(shape.collective == Collective::kAllGather ? -s : -1 - s);
       const bool cut = shape.shards.empty();
@@ -25,7 +25,7 @@ class Ring {
       const uint64_t end = cut ? shape.cut(shape.bytes, r + 1, size_) : at + shape.shard(r);
       chunks_.push_back({at, end - at});
     }
-    first_chunk_ = plan_.extents(chunks_);
+    plan_.extents(chunks_);
     const uint64_t largest =
         std::ranges::max(chunks_, {}, [](const Extent& chunk) { return chunk.bytes; }).bytes;
     const uint64_t slot = shape.slot_bytes(), most = plan_.slots() / 2;
@@ -112,7 +112,7 @@ class Ring {
 
  private:
   uint64_t offset() const { return number_ * segment_; }
-  uint16_t chunk(int s) const { return static_cast<uint16_t>(first_chunk_ + s); }
+  uint16_t chunk(int s) const { return static_cast<uint16_t>(1 + s); }
   Stretch stretch(int s) const {
     return {segment_, offset(), chunks_[static_cast<size_t>(s)].bytes, chunk(s)};
   }
@@ -135,10 +135,9 @@ class Ring {
 
   PlanBuilder plan_;
   const int rounds_;
-  const Rank rank_;
   const int size_;
-  std::vector<Extent> chunks_;  // in the order in which they leave, and come to stay
-  uint16_t first_chunk_ = 0;    // its number among the plan's extents
+  // In the order in which they leave, and come to stay: the plan's extents.
+  std::vector<Extent> chunks_;
   Link out_{}, in_{};
   uint64_t segment_ = 0, depth_ = 0, passes_ = 0;  // depth: segments of a chunk under way
   uint64_t number_ = 0, message_ = 0;              // of the segment in its chunk; of the message

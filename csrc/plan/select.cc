@@ -208,7 +208,7 @@ Plan make_plan(const Shape& shape, Rank rank, Algorithm algorithm) {
   for (const Row& row : kTable) {
     if (row.collective != shape.collective || row.algorithm != algorithm) continue;
     Plan plan = shape.size == 1 ? copy_alone(shape, algorithm) : row.planner(shape, rank);
-    plan.shrink_to_fit();
+    std::apply([](auto&... table) { (table.shrink_to_fit(), ...); }, plan.tables());
     return plan;
   }
   throw UsageError(

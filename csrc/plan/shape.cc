@@ -38,7 +38,7 @@ uint64_t Shape::shard_offset(Rank rank) const {
 }
 
 uint64_t Shape::largest_shard() const {
-  return shards.empty() ? 0 : *std::max_element(shards.begin(), shards.end());
+  return shards.empty() ? 0 : *std::ranges::max_element(shards);
 }
 
 uint64_t Shape::align(uint64_t wanted) const {

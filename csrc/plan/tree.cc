@@ -200,7 +200,7 @@ class TreePlan {
         edges.insert(edges.end(), {passes, minus(count_, passes)});
       }
     };
-    std::for_each(children_.begin(), children_.end(), add);
+    std::ranges::for_each(children_, add);
     if (rank_ != root_) add(up_);
     return {count_, unit_, edges};
   }

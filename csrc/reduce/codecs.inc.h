@@ -80,6 +80,7 @@ struct Packed {
 
 struct BFloat16Format {
   using Stored = uint16_t;
+  static constexpr uint32_t kNan = 0x7fc0;
   template <class F, class U>
   static constexpr F decode(U code) {
     return bits_as<F>(code);
@@ -93,9 +94,10 @@ struct BFloat16Format {
 
 // An IEEE-like format of 16 or 8 bits. As torch/headeronly converts, without its branches; no step
 // meets an fp32 denormal, so the mode that flushes them to zero changes nothing.
-template <class T, uint32_t kMantissa, uint32_t kBias>
+template <class T, uint32_t kMantissa, uint32_t kBias, uint32_t kNan_>
 struct SmallFormat {
   using Stored = T;
+  static constexpr uint32_t kNan = kNan_;
   static constexpr int kUnused = 32 - 8 * sizeof(T);
   static constexpr uint32_t kSign = 0x80000000u >> kUnused;
   static constexpr uint32_t kShift = 23 - kMantissa;
@@ -112,8 +114,8 @@ struct SmallFormat {
     return bits_as<F>(bits | (code & 0x80000000u));
   }
 
-  // With a 5-bit exponent. It is moved up so that inf and NaN are fp32's, then down by an exact
-  // multiplication, which leaves those as they are.
+  // With a 5-bit exponent, and inf at its upper end. It is moved up so that inf and NaN are fp32's,
+  // then down by an exact multiplication, which leaves those as they are.
   template <class F, class U>
   static constexpr F decode(U code) {
     static_assert(kBias == 15);
@@ -121,9 +123,15 @@ struct SmallFormat {
     return with_sign_and_denormals(code, bits_as<F>(raised) * 0x1p-112f);
   }
 
+  template <class U, class F>
+  static constexpr U encode(F value, const Job&) {
+    constexpr uint32_t kInf = 0x1f << kMantissa;
+    return encode_small<U>(value, kInf - 1, kInf);
+  }
+
   // Rounds to nearest even; what comes out above `largest` becomes `overflow`.
   template <class U, class F>
-  static constexpr U encode_small(F value, uint32_t largest, uint32_t overflow, uint32_t nan) {
+  static constexpr U encode_small(F value, uint32_t largest, uint32_t overflow) {
     const U bits = bits_as<U>(value);
     const U magnitude = bits & 0x7fffffffu;
     const U denormal = bits_as<U>(bits_as<F>(magnitude) + bits_as<F>(splat<U>(kMagic))) - kMagic;
@@ -132,26 +140,15 @@ struct SmallFormat {
     U code = below(magnitude, kRebias + (1u << 23)) ? denormal : normal;
     code = below(code, largest + 1) ? code : splat<U>(overflow);
     code |= (bits >> kUnused) & kSign;
-    return below(magnitude, 0x7f800001u) ? code : splat<U>(nan);
+    return below(magnitude, 0x7f800001u) ? code : splat<U>(kNan);
   }
 };
 
-struct Float16Format : SmallFormat<uint16_t, 10, 15> {
-  template <class U, class F>
-  static constexpr U encode(F value, const Job&) {
-    return encode_small<U>(value, 0x7bff, 0x7c00, 0x7e00);
-  }
-};
-
-struct Float8E5M2Format : SmallFormat<uint8_t, 2, 15> {
-  template <class U, class F>
-  static constexpr U encode(F value, const Job&) {
-    return encode_small<U>(value, 0x7b, 0x7c, 0x7f);
-  }
-};
+using Float16Format = SmallFormat<uint16_t, 10, 15, 0x7e00>;
+using Float8E5M2Format = SmallFormat<uint8_t, 2, 15, 0x7f>;
 
 // No inf, and one NaN: the exponent needs no room at its upper end.
-struct Float8E4M3Format : SmallFormat<uint8_t, 3, 7> {
+struct Float8E4M3Format : SmallFormat<uint8_t, 3, 7, 0x7f> {
   template <class F, class U>
   static constexpr F decode(U code) {
     const U magnitude = code & 0x7fffffffu;
@@ -161,18 +158,14 @@ struct Float8E4M3Format : SmallFormat<uint8_t, 3, 7> {
   }
   template <class U, class F>
   static constexpr U encode(F value, const Job& job) {
-    return encode_small<U>(value, 0x7e, job.e4m3_overflow, 0x7f);
+    return encode_small<U>(value, 0x7e, job.e4m3_overflow);
   }
 };
 
 // fp16 where there are instructions for it, which take half a register. They keep NaNs' payloads;
 // we do not.
-struct HardwareFloat16 {
-  using Stored = uint16_t;
+struct HardwareFloat16 : Integer<uint16_t> {
   using Acc = float;
-  static constexpr int kParts = 1;
-  template <int kLanes>
-  using Register = Vector<uint16_t, kLanes>;
 
   template <class H, class F>
   static constexpr void decode(H half, F (&parts)[1]) {

@@ -78,45 +78,39 @@ struct Block {
   }
 };
 
-// How a sweep walks: kUnroll registers a round, each of kElements elements, whose accumulators have
-// kLanes lanes. kSources == 0: any number of them.
-template <int kLanes_, int kElements_, int kUnroll_, int kSources_>
-struct Stride {
-  static constexpr int kLanes = kLanes_, kElements = kElements_, kUnroll = kUnroll_;
-  static constexpr int kSources = kSources_;
-};
-
-// As many rounds as fit between element `at` and the end; returns the element it came to. All
-// sources are read before a destination is written, so a destination may be a source.
-template <class Codec, class Op, class S>
+// Rounds of kUnroll registers, each of kElements elements, whose accumulators have kLanes lanes: as
+// many as fit between element `at` and the end; returns the element it came to. All sources are
+// read before a destination is written, so a destination may be a source. kSources == 0: any number
+// of them.
+template <class Codec, class Op, int kLanes, int kElements, int kUnroll, int kSources>
 [[gnu::always_inline]] inline uint64_t sweep(const Job job, uint64_t at) {
-  constexpr int kBytes = S::kElements * sizeof(typename Codec::Stored);
-  const size_t n_srcs = S::kSources ? S::kSources : job.n_srcs;
-  const std::byte* srcs[S::kSources + 1];  // in registers: a store cannot change them
-  for (int s = 0; s < S::kSources; ++s) srcs[s] = job.srcs[s];
+  constexpr int kBytes = kElements * sizeof(typename Codec::Stored);
+  const size_t n_srcs = kSources ? kSources : job.n_srcs;
+  const std::byte* srcs[kSources + 1];  // in registers: a store cannot change them
+  for (int s = 0; s < kSources; ++s) srcs[s] = job.srcs[s];
   const std::byte* const first_src = job.srcs[0];
   std::byte* const first_dst = job.dsts[0];
 
-  for (; at + S::kElements * S::kUnroll <= job.numbers; at += S::kElements * S::kUnroll) {
+  for (; at + kElements * kUnroll <= job.numbers; at += kElements * kUnroll) {
     const uint64_t offset = at * sizeof(typename Codec::Stored);
-    Block<Codec, S::kLanes> total[S::kUnroll], next;
-    for (int u = 0; u < S::kUnroll; ++u) {
+    Block<Codec, kLanes> total[kUnroll], next;
+    for (int u = 0; u < kUnroll; ++u) {
       total[u].template read<kBytes>(first_src + offset + u * kBytes);
     }
     for (size_t s = 1; s < n_srcs; ++s) {
-      const std::byte* const src = S::kSources ? srcs[s] : job.srcs[s];
-      for (int u = 0; u < S::kUnroll; ++u) {
+      const std::byte* const src = kSources ? srcs[s] : job.srcs[s];
+      for (int u = 0; u < kUnroll; ++u) {
         next.template read<kBytes>(src + offset + u * kBytes);
         total[u].template apply<Op>(next);
       }
     }
-    typename Block<Codec, S::kLanes>::Register result[S::kUnroll];
-    for (int u = 0; u < S::kUnroll; ++u) {
+    typename Block<Codec, kLanes>::Register result[kUnroll];
+    for (int u = 0; u < kUnroll; ++u) {
       result[u] = total[u].template finish<Op>(job);
       store<kBytes>(first_dst + offset + u * kBytes, result[u]);
     }
     for (size_t d = 1; d < job.n_dsts; ++d) {
-      for (int u = 0; u < S::kUnroll; ++u) {
+      for (int u = 0; u < kUnroll; ++u) {
         store<kBytes>(job.dsts[d] + offset + u * kBytes, result[u]);
       }
     }
@@ -132,12 +126,12 @@ void run(const Job& job) {
   constexpr int kWide = kVectorBytes / sizeof(typename Codec::Acc);
   constexpr int kQuarter = kWide / 4;
   constexpr int kUnroll = kParts < 4 ? 4 / kParts : 1;
-  uint64_t at = sweep<Codec, Op, Stride<kWide, kWide * kParts, kUnroll, kSources>>(job, 0);
-  at = sweep<Codec, Op, Stride<kWide, kWide * kParts, 1, kSources>>(job, at);
+  uint64_t at = sweep<Codec, Op, kWide, kWide * kParts, kUnroll, kSources>(job, 0);
+  at = sweep<Codec, Op, kWide, kWide * kParts, 1, kSources>(job, at);
   if constexpr (kQuarter > kUnit) {
-    at = sweep<Codec, Op, Stride<kQuarter, kQuarter * kParts, 1, kSources>>(job, at);
+    at = sweep<Codec, Op, kQuarter, kQuarter * kParts, 1, kSources>(job, at);
   }
-  sweep<Codec, Op, Stride<kUnit, kUnit, 1, kSources>>(job, at);
+  sweep<Codec, Op, kUnit, kUnit, 1, kSources>(job, at);
 }
 
 template <class Codec, class Op, int kUnit>

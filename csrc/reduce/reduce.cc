@@ -25,11 +25,27 @@ constexpr TypeFacts kTypes[kDTypes] = {
     {"float8_e4m3fn", 1}, {"float8_e5m2", 1},
 };
 
-constexpr const char* kOps[kReduceOps] = {
-    "SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "PREMUL_SUM",
+struct OpFacts {
+  const char* name;
+  const char* needs = "another type of tensor";  // where not every type has the operation
+};
+
+constexpr const char* kOrdered = "a tensor of real numbers, which have an order";
+constexpr const char* kBits = "an integer or bool tensor";
+constexpr OpFacts kOps[kReduceOps] = {
+    {"SUM"},
+    {"AVG", "a tensor of numbers"},
+    {"PRODUCT"},
+    {"MIN", kOrdered},
+    {"MAX", kOrdered},
+    {"BAND", kBits},
+    {"BOR", kBits},
+    {"BXOR", kBits},
+    {"PREMUL_SUM", "a floating-point or complex tensor"},
 };
 
 const TypeFacts& facts(DType dtype) { return kTypes[static_cast<int>(dtype)]; }
+const OpFacts& facts(ReduceOp op) { return kOps[static_cast<int>(op)]; }
 
 // What is too large for e4m3 became NaN in some versions of torch and the largest number in
 // others: we do as the one we are built with.
@@ -71,33 +87,14 @@ const KernelTable& kernels() {
   return current_instruction_set().load(std::memory_order_relaxed)->kernels;
 }
 
-// What a tensor must be for `op`, of those ops that not every type has.
-const char* needed(ReduceOp op) {
-  switch (op) {
-    case ReduceOp::kAvg:
-      return "a tensor of numbers";
-    case ReduceOp::kMin:
-    case ReduceOp::kMax:
-      return "a tensor of real numbers, which have an order";
-    case ReduceOp::kBand:
-    case ReduceOp::kBor:
-    case ReduceOp::kBxor:
-      return "an integer or bool tensor";
-    case ReduceOp::kPremulSum:
-      return "a floating-point or complex tensor";
-    default:
-      return "another type of tensor";
-  }
-}
-
 }  // namespace
 
 const char* to_string(DType dtype) { return facts(dtype).name; }
-const char* to_string(ReduceOp op) { return kOps[static_cast<int>(op)]; }
+const char* to_string(ReduceOp op) { return facts(op).name; }
 
 std::string why_not(DType dtype, ReduceOp op) {
   if (kernels().reduce[static_cast<int>(dtype)][static_cast<int>(op)]) return {};
-  return str("ReduceOp.", to_string(op), " needs ", needed(op), ", not ", to_string(dtype));
+  return str("ReduceOp.", to_string(op), " needs ", facts(op).needs, ", not ", to_string(dtype));
 }
 
 void reduce(const Reduction& what, bool final, std::span<std::byte* const> dsts,

@@ -98,7 +98,7 @@ void require_agreement(const std::vector<Card>& cards) {
 void refuse_loopback(const Address& told, Rank self, const std::vector<Card>& cards) {
   const Card& mine = cards[static_cast<size_t>(self)];
   const auto elsewhere = [&](const Card& other) { return !other.may_share_network(mine); };
-  if (!told.is_loopback() || std::none_of(cards.begin(), cards.end(), elsewhere)) return;
+  if (!told.is_loopback() || std::ranges::none_of(cards, elsewhere)) return;
   throw UsageError(str("rank ", self, " listens at ", told.to_text(),
                        " on lo alone, where no other host reaches it: choose another interface "
                        "with RINGCOMM_IFNAME (`ip -br address` lists those of ",
@@ -107,8 +107,7 @@ void refuse_loopback(const Address& told, Rank self, const std::vector<Card>& ca
 
 void refuse_own(const std::vector<Address>& theirs, const std::vector<Address>& own, Rank peer) {
   for (const Address& one : theirs) {
-    if (std::none_of(own.begin(), own.end(), [&](const auto& mine) { return mine.same_host(one); }))
-      return;
+    if (std::ranges::none_of(own, [&](const auto& mine) { return mine.same_host(one); })) return;
   }
   throw UsageError(str("rank ", peer, " listens at ", theirs[0].to_text(),
                        ", an address that this host, which is another one, has as well: choose an "

@@ -4,7 +4,6 @@
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 
-#include <algorithm>
 #include <array>
 #include <bit>
 #include <cstring>
@@ -68,10 +67,8 @@ void Neighbours::open() {
   Card card = make_card();
   Fd listener = listen_unix(card.socket, kBacklog);
   Fd epoll(::epoll_create1(EPOLL_CLOEXEC));
-  epoll_event event{EPOLLIN, {.u64 = kListener}};
-  if (!epoll || ::epoll_ctl(epoll.get(), EPOLL_CTL_ADD, listener.get(), &event) != 0) {
-    throw SystemError("epoll");
-  }
+  if (!epoll) throw SystemError("epoll");
+  add_to_epoll(epoll, listener, kListener);
   self_ = std::make_shared<Neighbour>(*this, Fd(), UINT64_MAX);
   self_->bell_ = doorbell_->bell();
   self_->met_ = true;
@@ -113,10 +110,7 @@ bool Neighbours::first_time(const std::string& text) {
 
 Neighbours::NeighbourPtr Neighbours::add(Fd socket) {
   auto other = std::make_shared<Neighbour>(*this, std::move(socket), next_++);
-  epoll_event event{EPOLLIN, {.u64 = other->number_}};
-  if (::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, other->socket_.get(), &event) != 0) {
-    throw SystemError("epoll_ctl");
-  }
+  add_to_epoll(epoll_, other->socket_, other->number_);
   sockets_.emplace(other->number_, other);
   return other;
 }
@@ -194,11 +188,12 @@ void Neighbours::greet(const NeighbourPtr& other) {
   const int page = doorbell_->fd().get();
   bool sent = false;
   try {
-    sent = try_send(other->socket_, std::as_bytes(std::span(&message, 1)), {&page, 1});
+    sent = send_message(other->socket_, std::as_bytes(std::span(&message, 1)), {&page, 1},
+                        MSG_DONTWAIT);
   } catch (const SystemError&) {
-    sent = false;
+    sent = false;  // it has closed, or is no process of ours
   }
-  if (!sent) drop(other);  // it has closed, or is no process of ours
+  if (!sent) drop(other);
 }
 
 void Neighbours::meet(const NeighbourPtr& other, const std::string& name, const Fd& page) {
@@ -333,7 +328,8 @@ bool Neighbours::send(Neighbour& other, const Parcel& parcel, const Fd& descript
   message.parcel = parcel;
   const int fd = descriptor.get();
   try {
-    return try_send(other.socket_, std::as_bytes(std::span(&message, 1)), {&fd, 1});
+    return send_message(other.socket_, std::as_bytes(std::span(&message, 1)), {&fd, 1},
+                        MSG_DONTWAIT);
   } catch (const SystemError& error) {
     if (error.code() != EPIPE && error.code() != ECONNRESET) throw;
     return false;  // its end comes to light where it is read

@@ -22,8 +22,6 @@ RemotePeer::RemotePeer(Wire& wire, uint64_t channel, const Ends& ends)
   wire_.open(channel_, this);
 }
 
-Frame RemotePeer::frame(FrameType type) const { return {.type = type, .channel = channel_}; }
-
 // ---- sending
 
 void RemotePeer::put(std::byte* target, uint64_t bytes, const std::byte* source) {
@@ -50,8 +48,8 @@ void RemotePeer::flush_put(int lane, int half, uint64_t stamp) {
     const uint64_t bytes = std::min(put.bytes - done, kFramePayload);
     const bool last = done + bytes == put.bytes;
     std::byte* target = put.target + done;
-    Frame frame = this->frame(FrameType::kPut);
-    frame.bytes = static_cast<uint32_t>(bytes);
+    Frame frame{
+        .type = FrameType::kPut, .channel = channel_, .bytes = static_cast<uint32_t>(bytes)};
     if (bytes > 0) frame.offset = ends_.shadow.offset_of(target);
     if (last && lane != kNoLane) {
       frame.lane = static_cast<uint8_t>(lane);
@@ -72,11 +70,12 @@ void RemotePeer::stream_written(uint64_t begin, uint64_t end) {
     const uint64_t bytes = std::min({end - begin, ring - at, kFramePayload});
     std::byte* data = ends_.shadow.mailbox_data(ends_.self) + at;
     begin += bytes;
-    Frame frame = this->frame(FrameType::kStream);
-    frame.bytes = static_cast<uint32_t>(bytes);
-    frame.offset = ends_.shadow.offset_of(data);
-    frame.stamp = begin;
-    wire_.post(frame, Payload(data));
+    wire_.post({.type = FrameType::kStream,
+                .channel = channel_,
+                .offset = ends_.shadow.offset_of(data),
+                .stamp = begin,
+                .bytes = static_cast<uint32_t>(bytes)},
+               Payload(data));
   }
   wire_.flush();
 }

@@ -55,9 +55,7 @@ class RemotePeer final : public Receiver {
     wire_.flush();
   }
   void announce() { announced_.store(false, std::memory_order_relaxed); }
-  bool lost() const { return wire_.lost(); }
   bool left() const { return ends_.shadow.header().left.load(std::memory_order_acquire) != 0; }
-  std::string condition() const { return wire_.condition(); }
 
   // ---- the session's
   std::byte* place(const Frame& frame) override;
@@ -70,7 +68,6 @@ class RemotePeer final : public Receiver {
     uint64_t bytes = 0;
     const std::byte* source = nullptr;
   };
-  Frame frame(FrameType type) const;
   void flush_put(int lane, int half, uint64_t stamp);
   void heard(std::span<const std::byte> payload);
   std::vector<std::byte> state();

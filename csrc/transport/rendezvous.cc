@@ -71,11 +71,11 @@ class Meeting {
     result_.host_of.clear();
     for (Rank rank = 0; rank < options_.size; ++rank) {
       const auto fits = [&](const std::vector<Rank>& host) {
-        return std::all_of(host.begin(), host.end(), [&](Rank other) {
+        return std::ranges::all_of(host, [&](Rank other) {
           return card(rank).shares_host(card(other)) && !apart_.contains({other, rank});
         });
       };
-      auto host = std::find_if(hosts.begin(), hosts.end(), fits);
+      auto host = std::ranges::find_if(hosts, fits);
       if (host == hosts.end()) host = hosts.emplace(hosts.end());
       host->push_back(rank);
       result_.host_of.push_back(static_cast<int>(host - hosts.begin()));
@@ -306,7 +306,7 @@ Neighbourhood::~Neighbourhood() {
 }
 
 int hosts_in(const std::vector<int>& host_of) {
-  return host_of.empty() ? 1 : 1 + *std::max_element(host_of.begin(), host_of.end());
+  return host_of.empty() ? 1 : 1 + *std::ranges::max_element(host_of);
 }
 
 Neighbourhood meet(Store& store, const RendezvousOptions& options, Neighbours& neighbours,

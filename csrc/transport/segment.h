@@ -121,9 +121,8 @@ class Segment {
     return base_ + layout_.halves_offset() + static_cast<uint64_t>(half) * stride;
   }
   MailboxCursors& mailbox(Rank from) const {
-    std::byte* at = base_ + layout_.mailboxes_offset();
-    return *reinterpret_cast<MailboxCursors*>(at + static_cast<uint64_t>(from) *
-                                                       layout_.mailbox_stride());
+    const uint64_t before = static_cast<uint64_t>(from) * layout_.mailbox_stride();
+    return *reinterpret_cast<MailboxCursors*>(at(layout_.mailboxes_offset() + before));
   }
   std::byte* mailbox_data(Rank from) const {
     return reinterpret_cast<std::byte*>(&mailbox(from)) + sizeof(MailboxCursors);

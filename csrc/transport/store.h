@@ -15,7 +15,7 @@ class Store {
   virtual void set(const std::string& key, const std::string& value) = 0;
   virtual bool has(const std::string& key) = 0;
   virtual bool has_all(const std::vector<std::string>& keys) {
-    return std::all_of(keys.begin(), keys.end(), [&](const auto& key) { return has(key); });
+    return std::ranges::all_of(keys, [&](const auto& key) { return has(key); });
   }
   virtual std::string get(const std::string& key) = 0;  // `key` exists
   // Adds to an integer that starts at 0; returns the sum.

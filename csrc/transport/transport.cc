@@ -132,7 +132,7 @@ std::optional<Rank> Transport::first_failed() {
 
 bool Transport::connection_lost(Rank rank) {
   const ShmPeer& other = peer(rank);
-  if (other.remote) return other.remote->lost();
+  if (other.remote) return other.remote->wire().lost();
   if (!other.process) return false;
   return other.process->lost() ||
          other.segment.header().left.load(std::memory_order_acquire) != 0;  // partner: leave()
@@ -140,7 +140,7 @@ bool Transport::connection_lost(Rank rank) {
 
 std::string Transport::condition(Rank rank) {
   if (const RemotePeer* remote = peer(rank).remote.get()) {
-    return remote->lost() ? "dead or out of reach" : remote->condition();
+    return remote->wire().lost() ? "dead or out of reach" : remote->wire().condition();
   }
   if (connection_lost(rank)) return "dead";
   const Neighbour* const process = peer(rank).process.get();
@@ -151,14 +151,14 @@ std::string Transport::condition(Rank rank) {
 
 std::string Transport::loss(Rank rank) {
   const RemotePeer* remote = peer(rank).remote.get();
-  return remote ? remote->condition() : "its process died";
+  return remote ? remote->wire().condition() : "its process died";
 }
 
 uint64_t Transport::undelivered() {
   uint64_t frames = 0;
   for (RemotePeer* remote : remotes_) {
     // One that has left wants nothing more; it may end without a word of what it got.
-    if (!remote->lost() && !remote->left()) frames += remote->wire().undelivered();
+    if (!remote->wire().lost() && !remote->left()) frames += remote->wire().undelivered();
   }
   return frames;
 }

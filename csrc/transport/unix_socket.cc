@@ -34,48 +34,13 @@ Fd make_socket(int flags = 0) {
 
 bool same_user(const Fd& socket) { return owner_of_peer(socket).uid == ::geteuid(); }
 
-constexpr const char* kLost = "receiving a descriptor";
-
 // The kernel drops descriptors that it cannot hand over, and does not say why.
 int why_lost(const Fd& socket) {
   const Fd another(::fcntl(socket.get(), F_DUPFD_CLOEXEC, 0));
   return another ? EACCES : errno;
 }
 
-bool send_with(const Fd& socket, std::span<const std::byte> bytes, std::span<const int> fds,
-               int flags) {
-  RINGCOMM_CHECK(fds.size() <= kMostFds, "a message carries at most ", kMostFds, " descriptors");
-  iovec part{const_cast<std::byte*>(bytes.data()), bytes.size()};
-  alignas(cmsghdr) std::byte control[CMSG_SPACE(kMostFds * sizeof(int))] = {};
-  msghdr message{};
-  message.msg_iov = &part;
-  message.msg_iovlen = 1;
-  if (!fds.empty()) {
-    message.msg_control = control;
-    message.msg_controllen = CMSG_SPACE(fds.size_bytes());
-    cmsghdr* head = CMSG_FIRSTHDR(&message);
-    head->cmsg_level = SOL_SOCKET;
-    head->cmsg_type = SCM_RIGHTS;
-    head->cmsg_len = CMSG_LEN(fds.size_bytes());
-    std::memcpy(CMSG_DATA(head), fds.data(), fds.size_bytes());
-  }
-  while (::sendmsg(socket.get(), &message, MSG_NOSIGNAL | flags) < 0) {
-    // Too many descriptors under way: some have to be taken first.
-    if (flags != 0 && (errno == EAGAIN || errno == ETOOMANYREFS)) return false;
-    if (errno != EINTR) throw SystemError("sendmsg(AF_UNIX)");
-  }
-  return true;
-}
-
-}  // namespace
-
-ucred owner_of_peer(const Fd& socket) {
-  ucred peer{-1, static_cast<uid_t>(-1), static_cast<gid_t>(-1)};
-  socklen_t length = sizeof peer;
-  ::getsockopt(socket.get(), SOL_SOCKET, SO_PEERCRED, &peer, &length);
-  return peer;
-}
-
+// False when the deadline passed.
 bool wait_readable(const Fd& fd, const Deadline& deadline) {
   while (true) {
     pollfd entry{fd.get(), POLLIN, 0};
@@ -86,6 +51,15 @@ bool wait_readable(const Fd& fd, const Deadline& deadline) {
     if (ready < 0 && errno != EINTR) throw SystemError("poll");
     if (deadline.passed()) return false;
   }
+}
+
+}  // namespace
+
+ucred owner_of_peer(const Fd& socket) {
+  ucred peer{-1, static_cast<uid_t>(-1), static_cast<gid_t>(-1)};
+  socklen_t length = sizeof peer;
+  ::getsockopt(socket.get(), SOL_SOCKET, SO_PEERCRED, &peer, &length);
+  return peer;
 }
 
 Fd listen_unix(const std::string& abstract_name, int backlog) {
@@ -118,12 +92,29 @@ Fd accept_unix(const Fd& listener) {
   }
 }
 
-void send_message(const Fd& socket, std::span<const std::byte> bytes, std::span<const int> fds) {
-  send_with(socket, bytes, fds, 0);
-}
-
-bool try_send(const Fd& socket, std::span<const std::byte> bytes, std::span<const int> fds) {
-  return send_with(socket, bytes, fds, MSG_DONTWAIT);
+bool send_message(const Fd& socket, std::span<const std::byte> bytes, std::span<const int> fds,
+                  int flags) {
+  RINGCOMM_CHECK(fds.size() <= kMostFds, "a message carries at most ", kMostFds, " descriptors");
+  iovec part{const_cast<std::byte*>(bytes.data()), bytes.size()};
+  alignas(cmsghdr) std::byte control[CMSG_SPACE(kMostFds * sizeof(int))] = {};
+  msghdr message{};
+  message.msg_iov = &part;
+  message.msg_iovlen = 1;
+  if (!fds.empty()) {
+    message.msg_control = control;
+    message.msg_controllen = CMSG_SPACE(fds.size_bytes());
+    cmsghdr* head = CMSG_FIRSTHDR(&message);
+    head->cmsg_level = SOL_SOCKET;
+    head->cmsg_type = SCM_RIGHTS;
+    head->cmsg_len = CMSG_LEN(fds.size_bytes());
+    std::memcpy(CMSG_DATA(head), fds.data(), fds.size_bytes());
+  }
+  while (::sendmsg(socket.get(), &message, MSG_NOSIGNAL | flags) < 0) {
+    // Too many descriptors under way: some have to be taken first.
+    if (flags != 0 && (errno == EAGAIN || errno == ETOOMANYREFS)) return false;
+    if (errno != EINTR) throw SystemError("sendmsg(AF_UNIX)");
+  }
+  return true;
 }
 
 Received try_receive(const Fd& socket, std::span<std::byte> bytes, std::vector<Fd>& fds) {
@@ -150,7 +141,8 @@ Received try_receive(const Fd& socket, std::span<std::byte> bytes, std::vector<F
       fds.emplace_back(fd);
     }
   }
-  if ((message.msg_flags & MSG_CTRUNC) != 0) throw SystemError(kLost, why_lost(socket));
+  if ((message.msg_flags & MSG_CTRUNC) != 0)
+    throw SystemError("receiving a descriptor", why_lost(socket));
   return got == static_cast<ssize_t>(bytes.size()) ? Received::kMessage : Received::kClosed;
 }
 

@@ -22,14 +22,12 @@ Fd connect_unix(const std::string& abstract_name);
 // An empty Fd when nobody has come. Connections of other users are refused.
 Fd accept_unix(const Fd& listener);
 
-// False when the deadline passed.
-bool wait_readable(const Fd& fd, const Deadline& deadline);
 inline constexpr size_t kMostFds = 16;  // of one message
 // One message of fixed size with its descriptors. All throw SystemError: receiving, also where the
 // descriptors did not come because this process has no room for them; the bytes are there then.
-void send_message(const Fd& socket, std::span<const std::byte> bytes, std::span<const int> fds);
-// Without waiting; false: there is no room now.
-bool try_send(const Fd& socket, std::span<const std::byte> bytes, std::span<const int> fds);
+// With MSG_DONTWAIT it does not wait for room; false: there is none now.
+bool send_message(const Fd& socket, std::span<const std::byte> bytes, std::span<const int> fds,
+                  int flags = 0);
 enum class Received : uint8_t { kNothing, kMessage, kClosed };
 Received try_receive(const Fd& socket, std::span<std::byte> bytes, std::vector<Fd>& fds);
 // False at EOF. Throws TimeoutError at the deadline.
