@@ -55,12 +55,15 @@ def register() -> None:
 def create_backend(options: Any, backend_options: Any = None) -> Any:
     """Make the backend of one process group; torch calls it on every rank.
 
-    Raises what `load_library` raises, and ValueError when `backend_options` are not
-    `ringcomm.Options`. It waits for the group's other ranks, at most `options.timeout`.
+    Raises what `load_library` raises, and TypeError when `backend_options` are not
+    `ringcomm.Options`; where the group has another backend too, they may be that one's. It waits
+    for the group's other ranks, at most `options.timeout`.
     """
     from ringcomm import _groups
 
     library = load_library()
+    if _groups.is_shared() and not isinstance(backend_options, library.Options):
+        backend_options = None
     warn_of_unknown_variables()
     return library.create_backend(options, backend_options, _groups.serve_cuda())
 

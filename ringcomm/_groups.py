@@ -52,6 +52,11 @@ def serve_cuda() -> bool:
     return not _parts or _parts.get("cuda") == NAME
 
 
+def is_shared() -> bool:
+    """Whether the group that is being made has another backend for some device."""
+    return any(backend != NAME for backend in _parts.values())
+
+
 def take_part(create_stand_in: Callable[[Any, Any], Any]) -> None:
     """Wrap torch's function, once; `create_stand_in` makes the backends of RINGCOMM_AS=gloo."""
     from torch.distributed import distributed_c10d as c10d

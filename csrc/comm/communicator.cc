@@ -1,11 +1,13 @@
 #include "comm/communicator.h"
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 namespace ringcomm {
 namespace {
 
+constexpr auto kReleased = std::chrono::seconds(1);  // by then streams that were let go have ended
 constexpr auto kUncalled = std::chrono::seconds(1);  // by then peers have called the same
 constexpr auto kUnheard = std::chrono::seconds(1);   // then nobody takes the rest
 
@@ -93,14 +95,18 @@ bool Communicator::wait(Request& request, Clock::duration at_most) {
 bool Communicator::wait(const DeviceEngine::Completion& end, Clock::duration at_most) {
   const Deadline limit(at_most);
   end.expect();
-  progress_.wait_for_streams("a wait for a device",
-                             [&] { return end.reached() || limit.passed(); });
+  std::optional<Deadline> failed;  // since then streams are free; one may hang in a kernel
+  progress_.wait_for_streams("a wait for a device", [&] {
+    if (!failed && state_.failed()) failed.emplace(kReleased);
+    return end.reached() || limit.passed() || (failed && failed->passed());
+  });
   return end.reached();
 }
 
 void Communicator::wait_for_device() {
   DeviceEngine* const device = device_in_use();
   if (device == nullptr || state_.forked() || state_.left()) return;
+  device->expect_all();  // a stream that hangs meets a deadline
   const Deadline called(kUncalled);
   progress_.wait_for_streams("destroy", [&] {
     return !device->pending() || state_.failed() || (!device->expected() && called.passed());

@@ -49,7 +49,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   TaskPtr submit(Operation operation, decltype(Request::on_done) on_done = nullptr,
                  Continuation continuation = {}, const std::atomic<uint32_t>* gate = nullptr,
                  std::function<void()> on_end = nullptr);
-  // Starts a send or receive. A message with a timeout of 0 gets the group's.
+  // Starts a send or receive, whose timeout is given.
   void post(const MessagePtr& message);
   // Waits until `request` is done or `at_most` has passed: true when done. Throws no error of the
   // request, only the exception of `interrupt`; then messages and blocking tasks are done, too.

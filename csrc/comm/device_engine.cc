@@ -20,7 +20,13 @@ void DeviceEngine::Completion::block(cuda::Stream stream) const {
 
 bool DeviceEngine::Completion::good() const {
   engine_.note_progress();
-  return engine_.is_good(timeline_, value_);
+  return std::ranges::all_of(
+      points_, [&](const auto& each) { return engine_.is_good(each.timeline, each.value); });
+}
+
+bool DeviceEngine::Completion::reached() const {
+  return std::ranges::all_of(
+      points_, [&](const auto& each) { return engine_.reached(each.timeline, each.value); });
 }
 
 DeviceEngine::DeviceEngine(GroupState& state, Communicator& group, cuda::Api& api, int device)
@@ -162,7 +168,10 @@ DeviceEngine::CompletionPtr DeviceEngine::end(const std::vector<int>& timelines,
   }
   const cuda::Event over = event();
   api_.record(over, stream);
-  const uint32_t value = timelines_[static_cast<size_t>(timelines[0])].issued;
+  std::vector<HostStaging::Point> points;
+  for (const int index : timelines) {
+    points.push_back({index, timelines_[static_cast<size_t>(index)].issued});
+  }
   for (Pending& each : pending) each.value = timelines_[static_cast<size_t>(each.timeline)].issued;
   bool first = false;
   {
@@ -174,9 +183,9 @@ DeviceEngine::CompletionPtr DeviceEngine::end(const std::vector<int>& timelines,
       pending_.push_back(each);
     }
   }
-  if (first) state_.kick();
+  if (first || staging_.gated()) state_.kick();  // the worker knows when to look for the next gate
   note_progress();
-  return std::make_shared<Completion>(*this, timelines[0], value, over, stream);
+  return std::make_shared<Completion>(*this, std::move(points), over, stream);
 }
 
 // ---- watching
@@ -198,14 +207,21 @@ Clock::duration DeviceEngine::poll_interval() {
   return failed() && !pending_.empty() ? kReleaseInterval : Engine::poll_interval();
 }
 
-void DeviceEngine::expect(int timeline, uint32_t value) {
+void DeviceEngine::expect(const HostStaging::Point& point) {
   const Lock lock(mutex_);
   const auto found = std::find_if(pending_.begin(), pending_.end(), [&](const Pending& each) {
-    return each.timeline == timeline && each.value == value;
+    return each.timeline == point.timeline && each.value == point.value;
   });
   if (found == pending_.end()) return;  // it is over
   for (Pending& each : pending_) {
     if (each.batch == found->batch && !each.deadline) each.deadline.emplace(each.timeout);
+  }
+}
+
+void DeviceEngine::expect_all() {
+  const Lock lock(mutex_);
+  for (Pending& each : pending_) {
+    if (!each.deadline) each.deadline.emplace(each.timeout);
   }
 }
 

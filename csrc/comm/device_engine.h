@@ -29,27 +29,27 @@ bool device_is_simulated();
 
 class DeviceEngine final : public Engine {
  public:
-  // The end of an operation: an event in its stream, and a count in memory of the host.
+  // The end of an operation, or of a batch of messages: an event in its stream, and counts in
+  // memory of the host, one of each timeline.
   class Completion {
    public:
-    Completion(DeviceEngine& engine, int timeline, uint32_t value, cuda::Event event,
+    Completion(DeviceEngine& engine, std::vector<HostStaging::Point> points, cuda::Event event,
                cuda::Stream stream)
-        : engine_(engine), timeline_(timeline), value_(value), event_(event), stream_(stream) {}
+        : engine_(engine), points_(std::move(points)), event_(event), stream_(stream) {}
     ~Completion() { engine_.keep(event_); }
     Completion(const Completion&) = delete;
     Completion& operator=(const Completion&) = delete;
 
-    bool reached() const { return engine_.reached(timeline_, value_); }
+    bool reached() const;
     // Somebody waits for it: from now on, if not since before, its messages have a deadline.
-    void expect() const { engine_.expect(timeline_, value_); }
+    void expect() const { engine_.expect(points_[0]); }
     bool good() const;                      // of what was reached: not because the group failed
     void block(cuda::Stream stream) const;  // the stream waits for it, the host does not
     cuda::Stream stream() const { return stream_; }
 
    private:
     DeviceEngine& engine_;
-    const int timeline_;
-    const uint32_t value_;
+    const std::vector<HostStaging::Point> points_;
     const cuda::Event event_;
     const cuda::Stream stream_;
   };
@@ -79,6 +79,8 @@ class DeviceEngine final : public Engine {
 
   // Has every rank called all that is pending?
   bool expected();
+  // From now on all that is pending has a deadline.
+  void expect_all();
   // Within `grace`, lets go of peers' memory, waits until they have let go of ours, gives it back.
   // False: streams may still use what is mapped.
   bool close(Clock::duration grace);
@@ -134,7 +136,7 @@ class DeviceEngine final : public Engine {
   bool failed() const { return release_ != Release::kNot; }
   bool released() const { return release_ == Release::kDone; }
   bool called(const Pending& pending) const;
-  void expect(int timeline, uint32_t value);
+  void expect(const HostStaging::Point& point);
   void keep(cuda::Event event);
   cuda::Event event();
   cuda::Stream own_stream(int timeline) RINGCOMM_REQUIRES(enqueue_mutex_);

@@ -23,6 +23,7 @@ constexpr uint32_t kMostUnderWay = cuda::kOperations / 2;
 template <typename Enqueue>
 DeviceEngine::CompletionPtr DeviceEngine::guarded(const std::string& asked, Enqueue&& enqueue) {
   const Lock lock(enqueue_mutex_);
+  state_.check_usable();  // it may have been closed while this thread waited for the lock
   try {
     const cuda::OnDevice here(api_, device_);
     return enqueue();

@@ -17,7 +17,6 @@ bool HostEngine::run(const Operation& operation) {
   try {
     Driver driver(wheel_);  // the worker, or a thread that waits, drives a task queued meanwhile
     if (!driver.take() || queued_.load(std::memory_order_seq_cst) != 0) return false;
-    asked_.fetch_add(1, std::memory_order_relaxed);
     run_to_end(operation);
     return true;
   } catch (const std::exception&) {
@@ -27,10 +26,13 @@ bool HostEngine::run(const Operation& operation) {
 }
 
 void HostEngine::run_to_end(const Operation& operation) {
-  operation_.begin(operation);
   Transport& transport = state_.transport();
   Driving driving(transport);
+  bool begun = false;
   try {
+    operation_.begin(operation);
+    begun = true;
+    asked_.fetch_add(1, std::memory_order_relaxed);
     if (transport.first_failed()) operation_.check(nullptr);
     const auto limit = state_.timeout_or(operation.timeout);
     Waiter waiter(patience_, [&](Clock::time_point began) {
@@ -50,6 +52,10 @@ void HostEngine::run_to_end(const Operation& operation) {
       }
     }
     operation_.end(true);
+  } catch (const UsageError&) {  // begin() refused the operation: nothing has happened
+    if (!begun) throw;
+    operation_.end(false);
+    std::rethrow_exception(state_.fail(std::current_exception()));
   } catch (const std::exception&) {
     operation_.end(false);
     std::rethrow_exception(state_.fail(std::current_exception()));

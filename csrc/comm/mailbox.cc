@@ -8,7 +8,6 @@ namespace {
 
 constexpr uint64_t kEagerBytes = 8 << 10;  // messages up to this travel at once
 constexpr uint64_t kQuantum = 1 << 20;     // of one peer at a time: others wait
-constexpr uint64_t kMostKept = 64 << 20;   // unwanted bytes kept of one peer; then it must wait
 
 }  // namespace
 
@@ -107,7 +106,7 @@ bool Mailbox::read_from(Rank rank) {
   Peer& from = peer(rank);
   bool moved = false;
   uint64_t quantum = kQuantum;
-  while (!from.broken && from.kept < kMostKept && quantum > 0) {
+  while (has_room(from) && quantum > 0) {
     if (from.header_read < sizeof(Frame)) {
       auto* at = reinterpret_cast<std::byte*>(&from.frame) + from.header_read;
       const size_t got = transport_.stream_read(rank, at, sizeof(Frame) - from.header_read);
@@ -272,11 +271,15 @@ bool Mailbox::ready() {
   const Lock lock(mutex_);
   if (!finished_.empty()) return true;
   for (Rank rank = 0; rank < transport_.size(); ++rank) {
-    if (!peer(rank).broken && peer(rank).kept < kMostKept && transport_.stream_available(rank) > 0)
-      return true;
+    if (has_room(peer(rank)) && transport_.stream_available(rank) > 0) return true;
     if (!peer(rank).out.empty() && transport_.stream_space(rank) > 0) return true;
   }
   return false;
+}
+
+bool Mailbox::reads_from(Rank rank) {
+  const Lock lock(mutex_);
+  return has_room(peer(rank));
 }
 
 std::vector<MessagePtr> Mailbox::unfinished() {

@@ -57,6 +57,8 @@ class Mailbox {
   bool ready();
   bool pending() const { return pending_.load(std::memory_order_seq_cst) > 0; }
   std::vector<MessagePtr> unfinished();
+  // Has it room for more of that peer's messages?
+  bool reads_from(Rank rank);
   void fail_all(const std::exception_ptr& error);
   // Ends the message with that error, and harms nothing else. False: a part of it has moved, and it
   // is as it was. One that is done stays so.
@@ -66,7 +68,8 @@ class Mailbox {
 
  private:
   enum class Kind : uint32_t { kEager = 1, kAnnounce, kClear, kPiece, kRevoke };
-  struct Frame {  // on the wire, followed by `body` bytes
+  static constexpr uint64_t kMostKept = 64 << 20;  // unwanted bytes of one peer; then it must wait
+  struct Frame {                                   // on the wire, followed by `body` bytes
     Kind kind;
     uint32_t tag;
     uint32_t dtype;
@@ -130,6 +133,7 @@ class Mailbox {
   template <typename Move>
   bool move(Move&& move);
   bool call_back();
+  static bool has_room(const Peer& from) { return !from.broken && from.kept < kMostKept; }
   Peer& peer(Rank rank) RINGCOMM_REQUIRES(mutex_) { return peers_[static_cast<size_t>(rank)]; }
 
   Transport& transport_;

@@ -84,7 +84,8 @@ std::vector<bool> MessageEngine::gone_peers() {
   for (Rank peer = 0; peer < state_.size(); ++peer) {
     const PeerState theirs = transport.state(peer, Board::kHost);
     const bool left = theirs.left || theirs.failed || transport.connection_lost(peer);
-    if (peer == state_.rank() || !left || transport.stream_available(peer) > 0) continue;
+    const bool more = transport.stream_available(peer) > 0 && mailbox_.reads_from(peer);
+    if (peer == state_.rank() || !left || more) continue;
     const PeerState ours = transport.state(state_.rank(), Board::kHost);
     const bool idle = !collectives_.pending() && ours.finished == ours.called;
     gone[static_cast<size_t>(peer)] =

@@ -76,8 +76,8 @@ bool Progress::progress(Driver& driver, const Engine* except) {
 }
 
 bool Progress::ready(Driver& driver, const Engine* except) const {
-  return state_.failed() ||
-         state_.count_engines(except, [&](Engine& it) { return it.ready(driver); }) > 0;
+  const bool ends = state_.failed() && (host_.pending() || messages_.pending());
+  return ends || state_.count_engines(except, [&](Engine& it) { return it.ready(driver); }) > 0;
 }
 
 Clock::duration Progress::poll_interval() const {
@@ -133,7 +133,10 @@ bool Progress::wait(Request& request, Clock::duration at_most) {
   driver.let_go();
   if (done() || message == nullptr) return done();
   messages_.time_out(*message, limit);
-  while (!done()) std::this_thread::yield();  // another thread is about to say so
+  while (!done()) {  // another thread is about to say so, or to fail the group
+    state_.end_failed();
+    std::this_thread::yield();
+  }
   return true;
 }
 

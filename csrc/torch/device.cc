@@ -120,7 +120,10 @@ void DeviceWork::finish_in(cuda::Stream stream) {
 
 std::exception_ptr DeviceWork::exception() const {
   if (!end_ || end_->good()) return nullptr;
-  return as_torch(backend_state_->group->state().why_failed());
+  const auto why = backend_state_->group->state().why_failed();
+  if (why) return as_torch(why);
+  // A peer has failed, and is about to say so.
+  return as_torch(std::make_exception_ptr(PeerError(rank_, "an operation on a device has failed")));
 }
 
 void DeviceWork::forget() {
@@ -152,6 +155,8 @@ void DeviceWork::wait_on_host(std::chrono::milliseconds timeout) {
   with_torch_errors([&] {
     const bool over =
         timeout.count() > 0 ? group.wait(*end_, sane_timeout(timeout)) : group.wait(*end_);
+    const std::exception_ptr why = over ? nullptr : group.state().error();
+    if (why) std::rethrow_exception(why);
     if (!over) throw TimeoutError(str("wait() timed out after ", timeout.count(), " ms"));
   });
   if (const auto error = exception()) std::rethrow_exception(error);

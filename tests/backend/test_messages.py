@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,8 +11,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from lab.limits import limit
 from lab.oracle import bits, values
-from lab.ranks import Rank, Ranks
+from lab.outcomes import Outcome, in_child, rank_of
+from lab.ranks import Rank, Ranks, error_of, join
+from lab.ranks import ranks as some_ranks
 
 
 @pytest.fixture(scope="module", params=[2, 3], ids="{} ranks".format)
@@ -136,3 +141,28 @@ def check_beside_collectives(rank: Rank) -> None:
 @pytest.mark.parametrize("check", [check_crossing, check_many, check_beside_collectives])
 def test_no_message_holds_up_another(ranks: Ranks, check: Any) -> None:
     ranks(check)
+
+
+def drown(rank: Rank, life: str) -> Outcome:
+    """Rank 1 sends more than its peer keeps, and dies."""
+
+    def child() -> Outcome:
+        join(rank_of(rank, life), seconds=60)
+        piece = torch.zeros(2048)  # 8 KiB: sent at once
+        if rank.index == 1:
+            works = [dist.isend(piece, 0, tag=7) for _ in range(9000)]
+            works[8100].wait()
+            os._exit(0)
+        begin = time.monotonic()
+        text = error_of(lambda: dist.recv(piece, 1, tag=5))[1]
+        return {"text": text, "seconds": time.monotonic() - begin}
+
+    return in_child(child)
+
+
+def test_a_peer_whose_messages_nobody_wants_dies() -> None:
+    """64 MiB of them are kept; what lies behind those is no sign of life."""
+    with some_ranks(2, backend=None) as two:
+        outcome = two(drown, "drown", seconds=120)[0]
+    assert "its process died" in outcome["text"], outcome
+    assert outcome["seconds"] < limit(30)

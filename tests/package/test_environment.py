@@ -129,6 +129,17 @@ def test_what_is_left_to_others(python: Run, tmp_path: Path) -> None:
         print(who(), who(group), dist.get_backend(group), group.name())
         dist.destroy_process_group()
     """
+    shared = """if True:
+        made = []
+        def other(store, rank, size, timeout):
+            made.append("other")
+            return dist.ProcessGroupGloo(store, rank, size, timeout)
+        dist.Backend.register_backend("other", other, devices=["cuda"])
+        options = torch._C._distributed_c10d.Backend.Options("other")
+        start("cuda:other,cpu:ringcomm", pg_options=options)
+        print("made with", *made)
+        dist.destroy_process_group()
+    """
     off = """if True:
         for name in ("gloo", None):
             start(name)
@@ -142,8 +153,10 @@ def test_what_is_left_to_others(python: Run, tmp_path: Path) -> None:
             ({"RINGCOMM_AS": "gloo"}, mixed),
             ({"RINGCOMM_AS": "gloo"}, gloo),
             ({"RINGCOMM_AS": "", "RINGCOMM_DEFAULT": ""}, off),
+            ({"RINGCOMM_AS": ""}, shared),
         ],
     )
+    assert answers[3][0] == "made with other\n"  # whose options are not ringcomm's
     assert answers[0] == [f"{OURS} cpu:gloo,cuda:other other\n", SERVED]
     assert answers[1] == [f"{OURS} {GLOOS} gloo gloo\n", SERVED]
     assert answers[2] == [f"{GLOOS}\n{GLOOS}\n", ""]
