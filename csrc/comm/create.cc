@@ -55,8 +55,8 @@ std::shared_ptr<Communicator> Communicator::create(Store& store,
   if (options.rank == 0) meeting.word = runtime.costs_word();
   meeting.algorithm = [&]() -> std::string {
     if (options.algorithm) return to_string(*options.algorithm);
-    const auto& wish = options.wish ? options.wish : runtime.config().algorithm;
-    return wish ? to_string(algorithm_called(*wish)) : "";
+    const auto& requested = options.requested ? options.requested : runtime.config().algorithm;
+    return requested ? to_string(algorithm_called(*requested)) : "";
   };
   meeting.network = [&](const std::string& host) -> Network& { return runtime.network(host); };
   if (options.interrupt) meeting.interrupt = options.interrupt;

@@ -26,8 +26,8 @@ struct CommunicatorOptions {
   int size = 1;
   std::string name = "default";
   std::chrono::milliseconds timeout{std::chrono::minutes(30)};
-  std::optional<Algorithm> algorithm;  // wherever the collective has it; else as the table says
-  std::optional<std::string> wish;     // the same by name; an unknown one is told to all ranks
+  std::optional<Algorithm> algorithm;    // wherever the collective has it; else as the table says
+  std::optional<std::string> requested;  // the same by name; an unknown one is told to all ranks
   // Called now and then by a caller's thread that waits: its exception ends the wait (Ctrl-C).
   std::function<void()> interrupt;
 };

@@ -51,7 +51,7 @@ void Mailbox::post_send(const MessagePtr& message) {
   to.out.push_back(std::move(out));
 }
 
-void Mailbox::clear_to_send(Rank rank, const Frame& announce, const MessagePtr& message) {
+void Mailbox::clear_to_send(Rank rank, const MessageHeader& announce, const MessagePtr& message) {
   peer(rank).incoming[announce.id] = {message, 0, paces_.receive(message->data.bytes)};
   Outgoing out;
   out.frame = {Kind::kClear, announce.tag, announce.dtype, 0, announce.id, 0};
@@ -60,7 +60,7 @@ void Mailbox::clear_to_send(Rank rank, const Frame& announce, const MessagePtr& 
 
 // What follows the piece `last`, or the message's announcement.
 void Mailbox::next_piece(Rank rank, const MessagePtr& message, const Paces::Sending& pace,
-                         Frame last) {
+                         MessageHeader last) {
   const uint64_t offset = last.kind == Kind::kPiece ? last.bytes + last.body : 0;
   const uint64_t left = message->data.bytes - offset;
   const auto body = static_cast<uint32_t>(std::min<uint64_t>(left, pace.piece_bytes));
@@ -78,12 +78,12 @@ bool Mailbox::write_to(Rank rank) {
   uint64_t quantum = kQuantum;
   while (!to.out.empty() && quantum > 0) {
     Outgoing& out = to.out.front();
-    const size_t total = sizeof(Frame) + out.frame.body;
+    const size_t total = sizeof(MessageHeader) + out.frame.body;
     while (out.written < total) {
-      const bool head = out.written < sizeof(Frame);
+      const bool head = out.written < sizeof(MessageHeader);
       const auto* from = head ? reinterpret_cast<const std::byte*>(&out.frame) + out.written
-                              : out.body + (out.written - sizeof(Frame));
-      const size_t bytes = (head ? sizeof(Frame) : total) - out.written;
+                              : out.body + (out.written - sizeof(MessageHeader));
+      const size_t bytes = (head ? sizeof(MessageHeader) : total) - out.written;
       const size_t written = transport_.stream_write(rank, from, bytes);
       if (written == 0) return moved;
       out.written += written;
@@ -107,13 +107,13 @@ bool Mailbox::read_from(Rank rank) {
   bool moved = false;
   uint64_t quantum = kQuantum;
   while (has_room(from) && quantum > 0) {
-    if (from.header_read < sizeof(Frame)) {
+    if (from.header_read < sizeof(MessageHeader)) {
       auto* at = reinterpret_cast<std::byte*>(&from.frame) + from.header_read;
-      const size_t got = transport_.stream_read(rank, at, sizeof(Frame) - from.header_read);
+      const size_t got = transport_.stream_read(rank, at, sizeof(MessageHeader) - from.header_read);
       if (got == 0) return moved;
       moved = true;
       from.header_read += got;
-      if (from.header_read < sizeof(Frame)) continue;
+      if (from.header_read < sizeof(MessageHeader)) continue;
       open_frame(rank);
     }
     while (from.body_read < from.frame.body) {
@@ -123,7 +123,7 @@ bool Mailbox::read_from(Rank rank) {
       from.body_read += got;
     }
     close_frame(rank);
-    quantum -= std::min(quantum, sizeof(Frame) + from.body_read);
+    quantum -= std::min(quantum, sizeof(MessageHeader) + from.body_read);
     from.header_read = from.body_read = 0;
   }
   return moved;
@@ -141,7 +141,7 @@ size_t Mailbox::read_body(Rank rank) {
 // The header is whole: decide where the body goes. Everything in it is the peer's word: checked.
 void Mailbox::open_frame(Rank rank) {
   Peer& from = peer(rank);
-  const Frame& frame = from.frame;
+  const MessageHeader& frame = from.frame;
   from.receiving = nullptr;
   from.piece_of = nullptr;
   if (frame.kind == Kind::kPiece) {
@@ -172,7 +172,7 @@ void Mailbox::open_frame(Rank rank) {
 
 void Mailbox::close_frame(Rank rank) {
   Peer& from = peer(rank);
-  const Frame frame = from.frame;
+  const MessageHeader frame = from.frame;
   switch (frame.kind) {
     case Kind::kEager:
       if (from.receiving) {

@@ -69,7 +69,7 @@ class Mailbox {
  private:
   enum class Kind : uint32_t { kEager = 1, kAnnounce, kClear, kPiece, kRevoke };
   static constexpr uint64_t kMostKept = 64 << 20;  // unwanted bytes of one peer; then it must wait
-  struct Frame {                                   // on the wire, followed by `body` bytes
+  struct MessageHeader {                           // on the wire, followed by `body` bytes
     Kind kind;
     uint32_t tag;
     uint32_t dtype;
@@ -78,7 +78,7 @@ class Mailbox {
     uint64_t bytes;  // of the whole message
   };
   struct Outgoing {
-    Frame frame{};
+    MessageHeader frame{};
     const std::byte* body = nullptr;
     MessagePtr completes;  // when its last byte is written
     MessagePtr continues;  // then the next piece of it follows
@@ -91,7 +91,7 @@ class Mailbox {
     Paces::Receiving pace{};
   };
   struct Arrived {  // a message that nobody wanted yet
-    Frame frame;
+    MessageHeader frame;
     std::vector<std::byte> body;  // eager only
   };
   struct Peer {
@@ -101,7 +101,7 @@ class Mailbox {
     std::list<Arrived> unexpected;
     uint64_t kept = 0;  // bytes in unexpected
     uint64_t next_id = 0;
-    Frame frame{};  // being read
+    MessageHeader frame{};  // being read
     size_t header_read = 0, body_read = 0;
     std::byte* target = nullptr;
     std::vector<std::byte> buffer;
@@ -117,17 +117,17 @@ class Mailbox {
   void open_frame(Rank rank) RINGCOMM_REQUIRES(mutex_);
   void close_frame(Rank rank) RINGCOMM_REQUIRES(mutex_);
   void take(const MessagePtr& message, Rank rank, Arrived& arrived) RINGCOMM_REQUIRES(mutex_);
-  void clear_to_send(Rank rank, const Frame& announce, const MessagePtr& message)
+  void clear_to_send(Rank rank, const MessageHeader& announce, const MessagePtr& message)
       RINGCOMM_REQUIRES(mutex_);
-  void next_piece(Rank rank, const MessagePtr& message, const Paces::Sending& pace, Frame last)
-      RINGCOMM_REQUIRES(mutex_);
+  void next_piece(Rank rank, const MessagePtr& message, const Paces::Sending& pace,
+                  MessageHeader last) RINGCOMM_REQUIRES(mutex_);
   size_t read_body(Rank rank) RINGCOMM_REQUIRES(mutex_);
   void revoked(Rank rank, uint64_t id) RINGCOMM_REQUIRES(mutex_);
   bool take_back(const Message& message) RINGCOMM_REQUIRES(mutex_);
   bool take_back_send(const Message& message) RINGCOMM_REQUIRES(mutex_);
   void want(const MessagePtr& message) RINGCOMM_REQUIRES(mutex_);
-  MessagePtr match(Rank rank, const Frame& frame) RINGCOMM_REQUIRES(mutex_);
-  std::exception_ptr mismatch(const Message& message, Rank rank, const Frame& frame) const;
+  MessagePtr match(Rank rank, const MessageHeader& frame) RINGCOMM_REQUIRES(mutex_);
+  std::exception_ptr mismatch(const Message& message, Rank rank, const MessageHeader& frame) const;
   void complete(const MessagePtr& message, const std::exception_ptr& error)
       RINGCOMM_REQUIRES(mutex_);
   template <typename Move>

@@ -45,7 +45,8 @@ void Mailbox::take(const MessagePtr& message, Rank rank, Arrived& arrived) {
   complete(message, nullptr);
 }
 
-std::exception_ptr Mailbox::mismatch(const Message& message, Rank rank, const Frame& frame) const {
+std::exception_ptr Mailbox::mismatch(const Message& message, Rank rank,
+                                     const MessageHeader& frame) const {
   if (frame.bytes == message.data.bytes && frame.dtype == static_cast<uint32_t>(message.dtype)) {
     return nullptr;
   }
@@ -75,7 +76,7 @@ void Mailbox::revoked(Rank rank, uint64_t id) {
 }
 
 // The oldest receive that wants this message, taken off the list.
-MessagePtr Mailbox::match(Rank rank, const Frame& frame) {
+MessagePtr Mailbox::match(Rank rank, const MessageHeader& frame) {
   const auto found = std::find_if(wanted_.begin(), wanted_.end(), [&](const MessagePtr& message) {
     return message->tag == frame.tag &&
            (message->peer == Message::kAnySource || message->peer == rank);

@@ -28,7 +28,7 @@ struct alignas(128) RankInfo {
   uint32_t usable;             // streams reach this area
   Uuid uuid;
   uint64_t memory_bytes;
-  uint64_t most_bytes;  // that its owner gives a group; 0: it has no wish
+  uint64_t most_bytes;  // that its owner gives a group; 0: what fits
   uint64_t pattern;     // stands in the memory behind `window`: proof of what is mapped
   IpcHandle window;
   std::atomic<uint32_t> reaches;  // bit r: rank r's memory could be read and written

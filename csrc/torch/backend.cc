@@ -33,14 +33,14 @@ void without_gil(Call&& call) {
 // ---- life
 
 c10::intrusive_ptr<Backend> Backend::create(const c10::intrusive_ptr<c10d::Store>& store,
-                                            Place place,
+                                            RankAndSize self,
                                             c10::intrusive_ptr<ringcomm::Options> options) {
   CommunicatorOptions wanted;
-  wanted.rank = place.rank;
-  wanted.size = place.size;
+  wanted.rank = self.rank;
+  wanted.size = self.size;
   if (!options->group_name.empty()) wanted.name = options->group_name;
   wanted.timeout = sane_timeout(options->timeout);
-  wanted.wish = options->algorithm;
+  wanted.requested = options->algorithm;
   wanted.interrupt = run_signal_handlers;
   StoreAdapter adapter(store);
   auto group = with_torch_errors([&] { return Communicator::create(adapter, wanted); });
@@ -141,7 +141,7 @@ c10::intrusive_ptr<c10d::Backend> Backend::split(const c10::intrusive_ptr<c10d::
     const auto index = static_cast<size_t>(rank);
     options->global_ranks_in_group.push_back(index < global.size() ? global[index] : index);
   }
-  const Place there{static_cast<Rank>(self - ranks.begin()), static_cast<int>(ranks.size())};
+  const RankAndSize there{static_cast<Rank>(self - ranks.begin()), static_cast<int>(ranks.size())};
   auto child = create(store, there, std::move(options));
   split_store_ = store;
   split_child_ = c10::weak_intrusive_ptr<c10d::Backend>(child);

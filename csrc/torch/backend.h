@@ -14,9 +14,9 @@
 
 #include "base/mutex.h"
 #include "comm/communicator.h"
+#include "torch/call.h"
 #include "torch/declined.h"
 #include "torch/device.h"
-#include "torch/operations.h"
 #include "torch/options.h"
 #include "torch/work.h"
 
@@ -29,7 +29,7 @@ class Backend final : public Declined {
 
   // Meets the group's other ranks through `store`, within the options' timeout.
   static c10::intrusive_ptr<Backend> create(const c10::intrusive_ptr<c10d::Store>& store,
-                                            Place place,
+                                            RankAndSize self,
                                             c10::intrusive_ptr<ringcomm::Options> options);
   Backend(std::shared_ptr<Communicator> group, c10::intrusive_ptr<ringcomm::Options> options);
   ~Backend() override;
@@ -106,7 +106,7 @@ class Backend final : public Declined {
   Communicator& group() const { return *backend_state_->group; }
 
  private:
-  Place place() const { return {rank_, size_}; }
+  RankAndSize rank_and_size() const { return {rank_, size_}; }
   std::chrono::milliseconds timeout_of(std::chrono::milliseconds asked);
   // Runs the call here, or starts it: the null Work of a call that has been done is torch's way.
   WorkPtr issue(Call&& call);

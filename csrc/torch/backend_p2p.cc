@@ -23,23 +23,23 @@ uint32_t checked_tag(const Refusal& refuse, int tag) {
   return static_cast<uint32_t>(tag);
 }
 
-void fill_message(Call& call, const Refusal& refuse, const Tensors& tensors, Place place) {
+void fill_message(Call& call, const Refusal& refuse, const Tensors& tensors, RankAndSize self) {
   if (tensors.size() != 1) refuse("takes a single tensor");
   check_served(refuse, tensors[0]);
-  if (*call.peer >= place.size) refuse(str("invalid rank: ", *call.peer));
-  if (*call.peer == place.rank) refuse(str("rank ", place.rank, " cannot be its own peer"));
+  if (*call.peer >= self.size) refuse(str("invalid rank: ", *call.peer));
+  if (*call.peer == self.rank) refuse(str("rank ", self.rank, " cannot be its own peer"));
   set_moved_type(call, tensors);
 }
 
 // `peer` is Message::kAnySource for a receive from the first that sends.
-Call recv_call(const Tensors& tensors, Rank peer, int tag, Place place) {
+Call recv_call(const Tensors& tensors, Rank peer, int tag, RankAndSize self) {
   constexpr Refusal refuse{"recv"};
   const bool any = peer == Message::kAnySource;
   Call call(any ? OpType::RECVANYSOURCE : OpType::RECV,
             any ? "ringcomm:recvAnySource" : "ringcomm:recv");
   call.peer = peer;
   call.tag = checked_tag(refuse, tag);
-  fill_message(call, refuse, tensors, place);
+  fill_message(call, refuse, tensors, self);
   call.inputs = call.outputs = tensors;  // torch's profiles show what a receive gets as its input
   add_outputs(call, tensors);
   return call;
@@ -53,7 +53,7 @@ Backend::WorkPtr Backend::send(Tensors& tensors, int dstRank, int tag) {
   if (dstRank < 0) refuse(str("invalid rank: ", dstRank));
   call.peer = dstRank;
   call.tag = checked_tag(refuse, tag);
-  fill_message(call, refuse, tensors, place());
+  fill_message(call, refuse, tensors, rank_and_size());
   call.inputs = tensors;
   add_inputs(call, tensors);
   return issue(std::move(call));
@@ -61,11 +61,11 @@ Backend::WorkPtr Backend::send(Tensors& tensors, int dstRank, int tag) {
 
 Backend::WorkPtr Backend::recv(Tensors& tensors, int srcRank, int tag) {
   if (srcRank < 0) Refusal{"recv"}(str("invalid rank: ", srcRank));
-  return issue(recv_call(tensors, srcRank, tag, place()));
+  return issue(recv_call(tensors, srcRank, tag, rank_and_size()));
 }
 
 Backend::WorkPtr Backend::recvAnysource(Tensors& tensors, int tag) {
-  return issue(recv_call(tensors, Message::kAnySource, tag, place()));
+  return issue(recv_call(tensors, Message::kAnySource, tag, rank_and_size()));
 }
 
 void Backend::post(const c10::intrusive_ptr<Work>& work, Call& call) {

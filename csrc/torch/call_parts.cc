@@ -265,20 +265,21 @@ std::vector<Span> by_rank(const std::vector<Span>& wholes, int size) {
 
 }  // namespace
 
-Call&& fill_shards(Call& call, const Refusal& refuse, Whole whole, Shards shards, Place place) {
+Call&& fill_shards(Call& call, const Refusal& refuse, Whole whole, Shards shards,
+                   RankAndSize self) {
   Operation& operation = call.operation;
   add_inputs(call, call.inputs);
   add_outputs(call, call.outputs);
   const bool in = whole == Whole::kInput;
   std::vector<Span>& all = in ? operation.input : operation.output;
-  if (shards == Shards::kWithin && all.size() > 1) all = by_rank(all, place.size);
+  if (shards == Shards::kWithin && all.size() > 1) all = by_rank(all, self.size);
   if (shards == Shards::kOneEach) {
     operation.shards = sizes_of(in ? call.inputs : call.outputs);
   } else {
     const uint64_t each = bytes_of(in ? operation.output : operation.input);
-    operation.shards.assign(static_cast<size_t>(place.size), each);
+    operation.shards.assign(static_cast<size_t>(self.size), each);
   }
-  const auto mine = operation.shards.begin() + place.rank;
+  const auto mine = operation.shards.begin() + self.rank;
   const uint64_t before = std::accumulate(operation.shards.begin(), mine, uint64_t{0});
   check_overlaps(refuse, operation, in ? Shared{before, 0, *mine} : Shared{0, before, *mine});
   return std::move(call);

@@ -4,7 +4,7 @@
 
 #include <vector>
 
-#include "torch/operations.h"
+#include "torch/call.h"
 
 namespace ringcomm {
 
@@ -49,7 +49,7 @@ void add_outputs(Call& call, at::ArrayRef<at::Tensor> tensors);
 // tensor, or several.
 enum class Whole : uint8_t { kInput, kOutput };
 enum class Shards : uint8_t { kOneEach, kEqual, kWithin };
-Call&& fill_shards(Call& call, const Refusal& refuse, Whole whole, Shards shards, Place place);
+Call&& fill_shards(Call& call, const Refusal& refuse, Whole whole, Shards shards, RankAndSize self);
 std::vector<uint64_t> sizes_of(at::ArrayRef<at::Tensor> tensors);
 
 }  // namespace ringcomm

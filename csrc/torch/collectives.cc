@@ -73,7 +73,7 @@ void check_gathered_lists(const Refusal& refuse, const TensorLists& outputs, con
 }
 
 void gather_several(Call& call, const Refusal& refuse, const TensorLists& outputs,
-                    const Tensors& inputs, Place place) {
+                    const Tensors& inputs, RankAndSize self) {
   check_all_served(refuse, inputs);
   check_same_shape(refuse, inputs[0], inputs);
   const auto all = flatten(call, outputs);
@@ -83,7 +83,7 @@ void gather_several(Call& call, const Refusal& refuse, const TensorLists& output
   call.inputs = inputs;
   call.outputs = all.slice(0, count);
   set_moved_type(call, inputs);
-  fill_shards(call, refuse, Whole::kOutput, Shards::kEqual, place);
+  fill_shards(call, refuse, Whole::kOutput, Shards::kEqual, self);
   for (size_t i = count; i < all.size(); ++i) call.staging.also(all[i], all[i % count]);
   call.outputs = all;
   call.output_lists = outputs.size();
@@ -95,7 +95,7 @@ void gather_several(Call& call, const Refusal& refuse, const TensorLists& output
 
 Backend::WorkPtr Backend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) {
   if (!tensors.empty() && tensors[0].is_sparse()) {
-    return issue(with(sparse_all_reduce_call(tensors, opts.reduceOp, place()), opts));
+    return issue(with(sparse_all_reduce_call(tensors, opts.reduceOp, rank_and_size()), opts));
   }
   constexpr Refusal refuse{"all_reduce"};
   Call call(OpType::ALLREDUCE, "ringcomm:all_reduce", Collective::kAllReduce);
@@ -179,7 +179,7 @@ Backend::WorkPtr Backend::allgather(TensorLists& outputs, Tensors& inputs,
   Call call(OpType::ALLGATHER, "ringcomm:all_gather", Collective::kAllGather);
   check_gathered_lists(refuse, outputs, inputs, size_);
   if (inputs.size() > 1) {
-    gather_several(call, refuse, outputs, inputs, place());
+    gather_several(call, refuse, outputs, inputs, rank_and_size());
     return issue(with(std::move(call), opts));
   }
   const at::Tensor& input = inputs[0];
@@ -193,7 +193,8 @@ Backend::WorkPtr Backend::allgather(TensorLists& outputs, Tensors& inputs,
     c10d::assertSizesMatch(refuse, input.sizes(), call.outputs, static_cast<size_t>(rank_));
   }
   set_moved_type(call, inputs);
-  return issue(with(fill_shards(call, refuse, Whole::kOutput, Shards::kOneEach, place()), opts));
+  return issue(
+      with(fill_shards(call, refuse, Whole::kOutput, Shards::kOneEach, rank_and_size()), opts));
 }
 
 // outputs[rank][i] gets inputs[i] of that rank.
@@ -220,7 +221,8 @@ Backend::WorkPtr Backend::allgather_coalesced(TensorLists& outputs, Tensors& inp
   call.outputs = flatten(call, outputs);
   call.inputs = inputs;
   set_moved_type(call, inputs);
-  return issue(with(fill_shards(call, refuse, Whole::kOutput, Shards::kEqual, place()), opts));
+  return issue(
+      with(fill_shards(call, refuse, Whole::kOutput, Shards::kEqual, rank_and_size()), opts));
 }
 
 // outputs[i] holds inputs[i] of every rank, one after the other.
@@ -232,7 +234,8 @@ Backend::WorkPtr Backend::allgather_into_tensor_coalesced(Tensors& outputs, Tens
   call.outputs = outputs;
   call.inputs = inputs;
   set_moved_type(call, inputs);
-  return issue(with(fill_shards(call, refuse, Whole::kOutput, Shards::kWithin, place()), opts));
+  return issue(
+      with(fill_shards(call, refuse, Whole::kOutput, Shards::kWithin, rank_and_size()), opts));
 }
 
 Backend::WorkPtr Backend::_allgather_base(at::Tensor& outputBuffer, at::Tensor& inputBuffer,
@@ -258,7 +261,8 @@ Backend::WorkPtr Backend::gather(TensorLists& outputs, Tensors& inputs,
   }
   call.inputs = inputs;
   set_moved_type(call, inputs);
-  return issue(with(fill_shards(call, refuse, Whole::kOutput, Shards::kEqual, place()), opts));
+  return issue(
+      with(fill_shards(call, refuse, Whole::kOutput, Shards::kEqual, rank_and_size()), opts));
 }
 
 // The output, at the root, holds the input of every rank, one after the other. torch calls it from
@@ -277,7 +281,8 @@ Backend::WorkPtr Backend::gather_single(at::Tensor& outputBuffer, at::Tensor& in
     call.outputs = both.slice(1, 1);
   }
   set_moved_type(call, call.inputs);
-  return issue(with(fill_shards(call, refuse, Whole::kOutput, Shards::kWithin, place()), opts));
+  return issue(
+      with(fill_shards(call, refuse, Whole::kOutput, Shards::kWithin, rank_and_size()), opts));
 }
 
 // ---- scattering
@@ -299,7 +304,8 @@ Backend::WorkPtr Backend::scatter(Tensors& outputs, TensorLists& inputs,
   }
   call.outputs = outputs;
   set_moved_type(call, outputs);
-  return issue(with(fill_shards(call, refuse, Whole::kInput, Shards::kEqual, place()), opts));
+  return issue(
+      with(fill_shards(call, refuse, Whole::kInput, Shards::kEqual, rank_and_size()), opts));
 }
 
 Backend::WorkPtr Backend::reduce_scatter(Tensors& outputs, TensorLists& inputs,
@@ -321,7 +327,8 @@ Backend::WorkPtr Backend::reduce_scatter(Tensors& outputs, TensorLists& inputs,
     c10d::assertSizesMatch(refuse, output.sizes(), call.inputs, static_cast<size_t>(rank_));
   }
   set_reduction(call, refuse, opts.reduceOp, output);
-  return issue(with(fill_shards(call, refuse, Whole::kInput, Shards::kOneEach, place()), opts));
+  return issue(
+      with(fill_shards(call, refuse, Whole::kInput, Shards::kOneEach, rank_and_size()), opts));
 }
 
 // inputs[i] holds what every rank's outputs[i] gets, one after the other.
@@ -334,7 +341,8 @@ Backend::WorkPtr Backend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tens
   call.inputs = inputs;
   call.outputs = outputs;
   set_reduction(call, refuse, opts.reduceOp, outputs[0]);
-  return issue(with(fill_shards(call, refuse, Whole::kInput, Shards::kWithin, place()), opts));
+  return issue(
+      with(fill_shards(call, refuse, Whole::kInput, Shards::kWithin, rank_and_size()), opts));
 }
 
 Backend::WorkPtr Backend::_reduce_scatter_base(at::Tensor& outputBuffer, at::Tensor& inputBuffer,

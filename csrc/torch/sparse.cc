@@ -14,19 +14,19 @@ constexpr int64_t kRow = 3 + kMostDims;  // what a rank says of its tensor; see 
 class SparseSum {
  public:
   // Of several tensors of this rank the sum is its part, and all get the result.
-  SparseSum(const Tensors& tensors, bool average, Place place)
-      : place_(place), average_(average), tensors_(tensors) {
+  SparseSum(const Tensors& tensors, bool average, RankAndSize self)
+      : self_(self), average_(average), tensors_(tensors) {
     const at::AutoDispatchBelowADInplaceOrView guard;
     input_ = tensors[0].coalesce();
     for (size_t i = 1; i < tensors.size(); ++i) input_ = (input_ + tensors[i]).coalesce();
     mine_ = at::zeros({kRow}, at::kLong);
-    rows_ = at::empty({place.size, kRow}, at::kLong);
+    rows_ = at::empty({self.size, kRow}, at::kLong);
     describe(mine_.data_ptr<int64_t>());
   }
 
   // First the rows. The tensors live as long as this object.
   Operation first() {
-    return gathering(mine_, rows_, std::vector<int64_t>(static_cast<size_t>(place_.size), kRow));
+    return gathering(mine_, rows_, std::vector<int64_t>(static_cast<size_t>(self_.size), kRow));
   }
 
   bool next(Operation& operation) {
@@ -56,14 +56,14 @@ class SparseSum {
   int64_t elements(Rank rank) const { return row(rank)[2]; }
 
   void check_rows() const {
-    for (Rank rank = 0; rank < place_.size; ++rank) {
-      const int64_t *theirs = row(rank), *ours = row(place_.rank);
+    for (Rank rank = 0; rank < self_.size; ++rank) {
+      const int64_t *theirs = row(rank), *ours = row(self_.rank);
       const bool same = theirs[0] == ours[0] && theirs[1] == ours[1] &&
                         std::equal(theirs + 3, theirs + kRow, ours + 3);
       if (same) continue;
       const at::IntArrayRef sizes(theirs + 3, static_cast<size_t>(theirs[0] + theirs[1]));
       throw MismatchError(ringcomm::str(
-          "all_reduce of sparse tensors: rank ", place_.rank, " gave one of ", input_.sizes(),
+          "all_reduce of sparse tensors: rank ", self_.rank, " gave one of ", input_.sizes(),
           " with ", ours[0], " sparse dimensions, rank ", rank, " one of ", sizes, " with ",
           theirs[0], ": every rank must give the same sizes"));
     }
@@ -88,7 +88,7 @@ class SparseSum {
     indices_ = input_._indices().contiguous();
     std::vector<int64_t> counts;
     int64_t total = 0;
-    for (Rank rank = 0; rank < place_.size; ++rank) {
+    for (Rank rank = 0; rank < self_.size; ++rank) {
       counts.push_back(elements(rank) * input_.sparse_dim());
       total += elements(rank);
     }
@@ -104,14 +104,14 @@ class SparseSum {
     const int64_t total = all_values_.size(0);
     const int64_t each = total == 0 ? 0 : all_values_.numel() / total;
     std::vector<int64_t> counts;
-    for (Rank rank = 0; rank < place_.size; ++rank) counts.push_back(elements(rank) * each);
+    for (Rank rank = 0; rank < self_.size; ++rank) counts.push_back(elements(rank) * each);
     return gathering(values_, all_values_, counts);
   }
 
   at::Tensor sum() const {
     std::vector<at::Tensor> indices;
     int64_t offset = 0;
-    for (Rank rank = 0; rank < place_.size; ++rank) {
+    for (Rank rank = 0; rank < self_.size; ++rank) {
       const int64_t count = elements(rank) * input_.sparse_dim();
       indices.push_back(
           all_indices_.narrow(0, offset, count).view({input_.sparse_dim(), elements(rank)}));
@@ -120,7 +120,7 @@ class SparseSum {
     const auto sum = at::_sparse_coo_tensor_unsafe(at::cat(indices, 1), all_values_, input_.sizes(),
                                                    input_.options())
                          .coalesce();
-    return average_ ? sum / place_.size : sum;
+    return average_ ? sum / self_.size : sum;
   }
 
   void finish() {
@@ -128,7 +128,7 @@ class SparseSum {
     for (at::Tensor& tensor : tensors_) tensor.copy_(result);
   }
 
-  const Place place_;
+  const RankAndSize self_;
   const bool average_;
   Tensors tensors_;
   at::Tensor input_, mine_, rows_, indices_, all_indices_, values_, all_values_;
@@ -137,7 +137,7 @@ class SparseSum {
 
 }  // namespace
 
-Call sparse_all_reduce_call(const Tensors& tensors, const c10d::ReduceOp& op, Place place) {
+Call sparse_all_reduce_call(const Tensors& tensors, const c10d::ReduceOp& op, RankAndSize self) {
   constexpr Refusal refuse{"all_reduce"};
   check_alike(refuse, tensors);
   const at::Tensor& tensor = tensors[0];
@@ -152,7 +152,7 @@ Call sparse_all_reduce_call(const Tensors& tensors, const c10d::ReduceOp& op, Pl
         "ReduceOp.SUM and AVG)");
   }
   if (tensor.dim() > kMostDims) refuse(str("a sparse tensor of ", tensor.dim(), " dimensions"));
-  const auto sum = std::make_shared<SparseSum>(tensors, average, place);
+  const auto sum = std::make_shared<SparseSum>(tensors, average, self);
   Call call(c10d::OpType::_ALLREDUCE_SPARSE, "ringcomm:sparse_all_reduce", Collective::kAllGather);
   call.operation = sum->first();
   call.continuation = {[sum](Operation& operation) { return sum->next(operation); }, 2};

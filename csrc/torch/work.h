@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "comm/communicator.h"
-#include "torch/operations.h"
+#include "torch/call.h"
 
 namespace ringcomm {
 

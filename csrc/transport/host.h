@@ -37,8 +37,8 @@ struct Card {
 };
 
 Card make_card();  // throws SystemError
-// Throws where ranks would run different plans: of different builds PeerError, of different wishes
-// UsageError. All ranks see the same cards: so all throw, or none.
+// Throws where ranks would run different plans: of different builds PeerError, of different
+// requests UsageError. All ranks see the same cards: so all throw, or none.
 void require_agreement(const std::vector<Card>& cards);
 // Why two ranks that do not share memory do not, where that is a surprise; else "".
 std::string why_apart(const std::vector<Card>& cards, Rank one, Rank other);

@@ -117,13 +117,13 @@ def test_no_settings_give_a_wrong_number(three: Ranks, tmp_path: Path, seed: int
 
 @pytest.mark.parametrize("way", ["variable", "options"])
 @pytest.mark.parametrize("odd", [1, 2])
-def test_a_differing_wish_is_named(three: Ranks, way: str, odd: int) -> None:
+def test_a_differing_request_is_named(three: Ranks, way: str, odd: int) -> None:
     each: list[Settings] = []
     for index in range(3):
-        wish = "doubling" if index == odd else "ring" if index == 0 else None
-        environment = {"RINGCOMM_ALGORITHM": wish} if wish and way == "variable" else {}
-        each.append((environment, wish if way == "options" else None))
-    for outcome in three(run_with, f"wish{way}{odd}", each):
+        asked = "doubling" if index == odd else "ring" if index == 0 else None
+        environment = {"RINGCOMM_ALGORITHM": asked} if asked and way == "variable" else {}
+        each.append((environment, asked if way == "options" else None))
+    for outcome in three(run_with, f"asked{way}{odd}", each):
         assert (
             f"rank 0 asks for the algorithm ring, and rank {odd} for the algorithm doubling"
             in outcome["text"]
@@ -137,7 +137,7 @@ def test_an_algorithm_that_is_none_is_told_to_all(three: Ranks) -> None:
         assert "sing" in outcome["text"], outcome
 
 
-def test_device_memory_is_the_smallest_wish(three: Ranks) -> None:
+def test_device_memory_is_the_smallest_request(three: Ranks) -> None:
     """The pieces in which devices send follow from it, and both sides must have the same."""
     each = [
         ({"RINGCOMM_CUDA_LIBRARY": str(SIMULATED), "RINGCOMM_CUDA_MEMORY": size}, None)

@@ -166,7 +166,7 @@ def test_an_address_that_both_hosts_have_is_nobodys(lab: Lab) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wish", "used"),
+    ("asked", "used"),
     [
         ("fast0", "fast0"),
         ("=fast0", "fast0"),
@@ -178,10 +178,10 @@ def test_an_address_that_both_hosts_have_is_nobodys(lab: Lab) -> None:
         ("fd00::/16", "eth0"),
     ],
 )
-def test_bytes_pass_over_the_interface_asked_for(lab: Lab, wish: str, used: str) -> None:
+def test_bytes_pass_over_the_interface_asked_for(lab: Lab, asked: str, used: str) -> None:
     other = {"fast0": "eth0", "eth0": "fast0"}[used]
     before = [[lab.carried(host, name) for name in (used, other)] for host in range(2)]
-    answers = lab.run(RINGCOMM_IFNAME=wish)
+    answers = lab.run(RINGCOMM_IFNAME=asked)
     good(answers)
     for host in range(2):
         assert lab.carried(host, used) - before[host][0] > MOVED
@@ -251,9 +251,9 @@ def test_ipv6_alone(lab: Lab) -> None:
 
 @pytest.mark.parametrize("who", [(0,), (1,), (0, 1)])
 def test_loopback_is_told_to_no_other_host(lab: Lab, who: tuple[int, ...]) -> None:
-    wishes = ({"RINGCOMM_IFNAME": "lo" if 0 in who else "eth0"},
+    requests = ({"RINGCOMM_IFNAME": "lo" if 0 in who else "eth0"},
               {"RINGCOMM_IFNAME": "lo" if 1 in who else "eth0"})  # fmt: skip
-    answers = lab.run(others=wishes, RINGCOMM_PORTS=RANGE)
+    answers = lab.run(others=requests, RINGCOMM_PORTS=RANGE)
     for rank, answer in enumerate(answers):
         culprit = rank if rank in who else 1 - rank
         assert f"rank {culprit} listens at 127.0.0.1:4000" in answer["error"]

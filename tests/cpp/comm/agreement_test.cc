@@ -8,9 +8,11 @@ namespace ringcomm::testing {
 namespace {
 
 using Millis = std::chrono::milliseconds;
-using Wish = std::optional<Algorithm>;
+using Requested = std::optional<Algorithm>;
 
-std::string text_of(const Wish& wish) { return wish ? to_string(*wish) : "none"; }
+std::string text_of(const Requested& requested) {
+  return requested ? to_string(*requested) : "none";
+}
 
 struct Buffers {
   Buffers(Collective collective, int size, Rank rank) {
@@ -98,7 +100,7 @@ void algorithms_differ(int size) {
     const auto collective = static_cast<Collective>(i);
     for (const Algorithm a : algorithms_of(collective)) {
       for (const Algorithm b : algorithms_of(collective)) {
-        // Of one host there is no hierarchy: a wish for it is for the table's algorithm.
+        // Of one host there is no hierarchy: a requested for it is for the table's algorithm.
         if (a == b || a == Algorithm::kHierarchical || b == Algorithm::kHierarchical) continue;
         differ(
             size, collective, [a](World::Terms& terms) { terms.options.algorithm = a; },
@@ -124,12 +126,13 @@ void terms_differ() {
 
 // ---- meeting
 
-std::string meet_with(Store& store, Rank rank, int size, const Wish& wish, Wish& agreed) {
+std::string meet_with(Store& store, Rank rank, int size, const Requested& requested,
+                      Requested& agreed) {
   CommunicatorOptions options;
   options.rank = rank;
   options.size = size;
   options.timeout = Millis(20'000);
-  options.algorithm = wish;
+  options.algorithm = requested;
   try {
     const auto group = Communicator::create(store, options);
     agreed = group->state().requested_algorithm(Collective::kAllReduce);
@@ -147,10 +150,10 @@ std::string meet_with(Store& store, Rank rank, int size, const Wish& wish, Wish&
 }
 
 // Rank 0's word is what all do; a rank that wants something else is an error on all of them.
-void wishes() {
-  const Wish none, ring = Algorithm::kRing, doubling = Algorithm::kDoubling;
+void requests() {
+  const Requested none, ring = Algorithm::kRing, doubling = Algorithm::kDoubling;
   const struct {
-    std::vector<Wish> by_rank;
+    std::vector<Requested> by_rank;
     const char* error;
   } cases[] = {
       {{none, none, none}, nullptr},
@@ -164,9 +167,9 @@ void wishes() {
   for (const auto& [by_rank, error] : cases) {
     LocalStore store;
     run_threads(3, [&, error = error](Rank rank) {
-      Wish agreed;
-      const Wish& wish = by_rank[static_cast<size_t>(rank)];
-      const std::string text = meet_with(store, rank, 3, wish, agreed);
+      Requested agreed;
+      const Requested& requested = by_rank[static_cast<size_t>(rank)];
+      const std::string text = meet_with(store, rank, 3, requested, agreed);
       if (error == nullptr) {
         require(text.empty() && agreed == by_rank[0], "agreed on ", text_of(agreed), " ", text);
       } else {
@@ -199,7 +202,7 @@ void builds() {
     LocalStore store;
     OtherBuild other(store);
     run_threads(3, [&](Rank rank) {
-      Wish agreed;
+      Requested agreed;
       Store& mine = rank == odd ? static_cast<Store&>(other) : store;
       const std::string text = meet_with(mine, rank, 3, {}, agreed);
       require(text.find("has build 123456789abc") != std::string::npos &&
@@ -214,7 +217,7 @@ std::vector<Check> all_checks() {
   return {{"algorithms_differ/2", [] { algorithms_differ(2); }},
           {"algorithms_differ/3", [] { algorithms_differ(3); }},
           {"terms_differ", terms_differ},
-          {"wishes", wishes},
+          {"requests", requests},
           {"builds", builds}};
 }
 

@@ -14,8 +14,8 @@ namespace ringcomm {
 using Tensors = std::vector<at::Tensor>;
 using TensorLists = std::vector<Tensors>;
 
-// Who asks.
-struct Place {
+// The rank that calls, and the size of its group.
+struct RankAndSize {
   Rank rank;
   int size;
 };
@@ -48,6 +48,6 @@ struct Call {
 };
 
 // all_reduce of a tensor in COO format: as many elements as each rank has (sparse.cc).
-Call sparse_all_reduce_call(const Tensors& tensors, const c10d::ReduceOp& op, Place place);
+Call sparse_all_reduce_call(const Tensors& tensors, const c10d::ReduceOp& op, RankAndSize self);
 
 }  // namespace ringcomm
