@@ -16,6 +16,7 @@ from lab.ranks import Rank, join
 
 SIMULATED = ROOT / "build" / "tests" / "libringcomm_sim.so"
 SMALL = {"RINGCOMM_CUDA_MEMORY": str(1 << 18)}  # windows of 32 KiB: many rounds
+SLOW = {**SMALL, "RINGCOMM_SIM_SLOW_US": "4000"}  # an operation takes some 40 ms
 
 
 def on_device(

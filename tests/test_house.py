@@ -30,13 +30,15 @@ MACROS = {
     "RINGCOMM_CHECK": "csrc/base/error.h",
     "RINGCOMM_GUARDED_BY": "csrc/base/mutex.h",
     "RINGCOMM_ISA": "csrc/reduce/",
+    "RINGCOMM_REQUIRES": "csrc/base/mutex.h",
     "RINGCOMM_THREAD_SAFETY": "csrc/base/mutex.h",
+    "RINGCOMM_UNCHECKED_LOCKS": "csrc/base/mutex.h",
 }
 
 LINES = 400
 LONGER: dict[str, str] = {}  # file: the reason why it may be longer
 COLUMNS = 100
-CPP_TOTAL = 16_600  # lines with code on them, those for devices included
+CPP_TOTAL = 16_500  # lines with code on them, those for devices included
 
 # Joined here, so that this file does not name them.
 ELSEWHERE = re.compile("|".join(["/wo" + "rk/", r"\.\./sha" + "red", "pypi" + r"\.org"]))
