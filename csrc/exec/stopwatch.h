@@ -1,5 +1,5 @@
-// How long an operation takes, but for the time until the others have come to it: what a late peer
-// costs says nothing of how the bytes are moved.
+// Measures an operation without the wait for late peers, because that wait does not depend on how
+// bytes are moved.
 #pragma once
 
 #include <optional>

@@ -12,7 +12,7 @@
 
 namespace ringcomm {
 
-// For one rank of one group; callers take turns.
+// Serves one rank of one group; callers take turns.
 class PlanCache {
  public:
   static constexpr uint64_t kDefaultBytes = 512 << 10;

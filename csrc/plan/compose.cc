@@ -16,8 +16,8 @@ namespace {
 // A side of a part's user memory: which of the whole plan's sides it is, and where.
 struct Side {
   Space space;
-  // For shards that are not neighbours in the whole: the part's offset `from` stands at `to`, as
-  // does all that follows, up to the next piece. In order of `from`.
+  // Shards may not be neighbours in the whole. Then the part's offset `from` stands at `to`, and so
+  // do the bytes after it, up to the next piece. Pieces are in order of `from`.
   struct Piece {
     uint64_t from;
     uint64_t to;
@@ -55,7 +55,7 @@ struct Hierarchy {
     for (int i = 0; i < hosts; ++i) across.push_back(i * local + index);
   }
 
-  // What each rank of a host gets of a message, and where mine lies in the output.
+  // Each rank's shard of a message, within a host.
   std::vector<uint64_t> shards() const {
     std::vector<uint64_t> bytes;
     for (int i = 0; i < local; ++i) bytes.push_back(cut(i + 1) - cut(i));

@@ -13,7 +13,7 @@
 namespace ringcomm {
 namespace {
 
-// What both are made of: segment c of every rank's shard.
+// The common part of both planners: segment c of every rank's shard.
 struct HostPlan {
   HostPlan(const Shape& shape, Rank rank, Algorithm algorithm, int local)
       : plan(shape, algorithm, rank),
@@ -68,7 +68,7 @@ struct HostPlan {
     }
   }
 
-  // What my host has for rank r.
+  // The pieces that my host has for rank r.
   std::vector<Ref> pieces(Rank r, uint64_t c) {
     std::vector<Ref> from;
     for (Rank by = first; by < first + local; ++by) {
@@ -179,12 +179,12 @@ class Pipeline : HostPlan {
   }
 
  private:
-  // In pass c there is something for my mates.
+  // Is there something for my mates in pass c?
   bool tells(uint64_t c) const {
     return c + 1 < count_ || (c >= 2 * lag_ && c < count_ + 2 * lag_);
   }
   Ref output(Rank r, uint64_t c) { return plan.output(place(r, c)); }
-  // In turn c of the window: the result of `host`'s rank.
+  // The place for the result of `host`'s rank, in turn c of the window.
   Ref result(Rank by, int host, uint64_t c) { return area(by, plan.shape().size + host, c); }
   // Sums go into the first half of a slot, results into the second.
   Ref slot(Rank from, Rank to, uint64_t c, bool is_result) {

@@ -100,7 +100,7 @@ class Ring {
 
   void keep_mine() { plan_.copy(output(0), input(0), stretch(0)); }
 
-  // Of the chunk that leaves in round s.
+  // The input, or output, of the chunk that leaves in round s.
   Ref input(int s) {
     const bool only_mine = plan_.shape().collective == Collective::kAllGather;
     return only_mine ? plan_.input(offset()) : plan_.input(offset(), chunk(s));
@@ -117,8 +117,8 @@ class Ring {
     return {segment_, offset(), chunks_[static_cast<size_t>(s)].bytes, chunk(s)};
   }
 
-  // Where rounds begin to differ: with the first and the last that need a credit or give one, and
-  // where an all-reduce turns from adding up to handing round.
+  // The rounds that differ from the one before: the first and the last that need a credit or give
+  // one. An all-reduce also turns from adding up to handing round.
   std::vector<uint64_t> edges() const {
     const auto rounds = static_cast<uint64_t>(rounds_), last = static_cast<uint64_t>(size_ - 1);
     std::vector<uint64_t> edges = {last, last + 1};

@@ -17,7 +17,7 @@ using enum Collective;
 using enum Algorithm;
 using Planner = Plan (*)(const Shape&, Rank);
 
-// What a row asks of the group.
+// The needs of a row: the group must have them.
 enum Needs { kNothing, kMapped, kHosts, kPair };
 constexpr std::array kNeedNames = {"", "mapped windows", "several ranks on each of several hosts",
                                    "two ranks"};

@@ -55,10 +55,10 @@ Node star(const Shape& shape, Rank rank) {
   return node;
 }
 
-// What both directions share. A rank's data tells only part of the tree that all have begun, so
-// there is a roll call over the root, see direct.cc; a rank needs none if the message is so long
-// that the credits, which run so many messages behind on each level as there are slots, come to
-// tell the root of it.
+// The common part of both directions. Data tells only part of the tree that all have begun, so there
+// is a roll call over the root, see direct.cc. Credits run behind by as many messages on each level as
+// there are slots. If a message is so long that they come to tell the root of a rank, that rank needs
+// no roll call.
 class TreePlan {
  public:
   TreePlan(const Shape& shape, Rank rank, Algorithm algorithm, Grow grow)
@@ -153,7 +153,7 @@ class TreePlan {
     return static_cast<uint64_t>(plan_.shape().size - 1 - position);
   }
 
-  // On their way from the root the farthest first, so that all links are soon busy; to it, last.
+  // From the root, the farthest goes first, so that all links are soon busy. To the root, it goes last.
   std::vector<Rank> parts_beyond(Rank r) const {
     std::vector<Rank> parts = {r};
     if (!shards_) return parts;
@@ -163,7 +163,7 @@ class TreePlan {
     }
     return parts;
   }
-  // Between `child` and its parent, one of whom I am; the other is the peer.
+  // The link between `child` and its parent. I am one of the two, and the other is the peer.
   Branch branch(Rank child, Rank parent) const {
     Branch made{child == rank_ ? parent : child, {}, parts_beyond(child)};
     const uint64_t messages = count_ * made.parts.size();
@@ -173,7 +173,7 @@ class TreePlan {
     return made;
   }
 
-  // What travels between the root and rank r: a shard, or all there is.
+  // The bytes that travel between the root and rank r: a shard, or the whole message.
   Segments part(Rank r) const {
     return {shards_ ? plan_.shape().shard(r) : plan_.shape().bytes, unit_};
   }
@@ -258,7 +258,7 @@ class TreePlan {
       if (child->has(i)) plan_.wait(child->peer);
     }
   }
-  // To `to`, my own segment and the children's.
+  // Adds up my own segment and the children's, into `to`.
   void add_up(uint64_t c, Ref to, bool final) {
     std::vector<Ref> from = {input(c)};
     for (auto child = children_.rbegin(); child != children_.rend(); ++child) {
