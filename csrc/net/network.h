@@ -21,7 +21,7 @@
 
 namespace ringcomm {
 
-// What a process tells the others through the store.
+// The words of a process to the others, through the store.
 struct Contact {
   ProcessId id{};
   Key key{};  // part of the key of each pair, see NetworkOptions::secret
@@ -53,7 +53,7 @@ class Network {
   // The session with that process, one for all groups. The wire lives as long as the network.
   Wire& reach(const Contact& peer);
 
-  // Moves what can be moved, without waiting. True when something arrived. Any thread.
+  // Reads and writes sockets without waiting. True when something arrived. Any thread.
   bool progress();
   // Between these the calling thread calls progress() often, and the network thread stands back.
   void begin_driving() { driving_.fetch_add(1, std::memory_order_seq_cst); }
