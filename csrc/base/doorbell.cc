@@ -12,7 +12,7 @@
 namespace ringcomm {
 namespace {
 
-// What a sleep and its wake-up cost, roughly: giving the core away may cost as much on average.
+// The rough cost of a sleep and its wake-up. Giving the core away may cost as much on average.
 constexpr auto kDearYield = std::chrono::microseconds(60);
 constexpr int kMemory = 64;  // yields that the average looks back on
 constexpr auto kLoadedFor = std::chrono::milliseconds(100);
@@ -86,8 +86,8 @@ void Patience::adapt() {
   spin_ = in_vain_ ? std::max(spin_ / 2, least) : std::min(2 * spin_, policy_.spin);
 }
 
-// Somebody else had the core for so long. When that becomes dear, sleep at once for a while; after
-// it, one more such time is enough.
+// Another thread had the core for so long. When that becomes dear, sleep at once for a while. After
+// that, one more such time is enough.
 void Patience::lost(Clock::duration time) {
   mean_loss_ += (time - mean_loss_) / kMemory;
   if (mean_loss_ < kDearYield) return;

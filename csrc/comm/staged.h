@@ -1,5 +1,5 @@
-// Operations on a device through memory of the host, where ranks do not reach one another's
-// devices: the stream copies to pinned memory, the group's own engine works there, and the stream
+// Runs operations on a device through memory of the host, if ranks do not reach one another's
+// devices. The stream copies to pinned memory, the group's own engine works there, and the stream
 // copies back. Stream and host tell each other by words in that memory. No other file knows the
 // engines of both.
 #pragma once

@@ -1,6 +1,6 @@
-// Finds the fastest of a few ways by trying. It tries each way in turn, uses the best, and tries all
-// again after 1,024 turns. The way of a turn depends only on its number and on the last decision. So
-// ranks that take the same turns and decide the same go the same ways.
+// Finds the fastest of a few ways by trying. It tries each way in turn, uses the best, and tries
+// all again after 1,024 turns. The way of a turn depends only on its number and on the last
+// decision. So ranks that take the same turns and decide the same go the same ways.
 #pragma once
 
 #include <algorithm>

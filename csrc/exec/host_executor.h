@@ -33,8 +33,8 @@ struct Stamps {
   }
 };
 
-// Pieces of the caller's memory from this size on are sent from where they lie. They are copied only
-// if the operation ends first.
+// Pieces of the caller's memory from this size on are sent from where they lie. They are copied
+// only if the operation ends first.
 inline constexpr uint64_t kLentBytes = 4096;
 
 class HostExecutor {
@@ -43,10 +43,10 @@ class HostExecutor {
 
   enum class Status { kDone, kBlocked, kMismatch };
 
-  // The plan, and the memory behind the spans, must live until advance() returns kDone.
-  // `sequence` is the operation's number in the group, the same on every rank.
-  // `scales`: the executor multiplies the input by the reduction's factor while it reads. Then input
-  // and output share no memory.
+  // The plan, and the memory behind the spans, must live until advance() returns kDone. `sequence`
+  // is the operation's number in the group, the same on every rank. `scales`: the executor
+  // multiplies the input by the reduction's factor while it reads. Then input and output share no
+  // memory.
   void start(std::shared_ptr<const Plan> plan, uint64_t sequence, const Reduction& reduction,
              Manner manner = {}, bool scales = false);
   Spans& input() { return input_; }

@@ -61,9 +61,9 @@ void Tuner::took(double seconds) {
 }
 
 // Rank 0 wrote its choice before it began the previous operation. That operation has ended here, so
-// it had begun on rank 0. So this rank reads rank 0's choice. Rank 0 writes its next choice when the
-// last try of the next period has ended there. By then all ranks have begun that try, and so have
-// read this choice.
+// it had begun on rank 0. So this rank reads rank 0's choice. Rank 0 writes its next choice when
+// the last try of the next period has ended there. By then all ranks have begun that try, and so
+// have read this choice.
 int Tuner::decide(const Entry& entry, size_t index) const {
   int segment = 0;
   if (entry.segments > 1) {

@@ -1,7 +1,7 @@
 // Chooses how large operations run, by measuring: the segment size, and whether copies bypass the
-// caches. There is a contest for each collective and size, and every rank takes part. Segments shape
-// plans, so rank 0 chooses them for all; each rank chooses its own kind of copy. Results are the same
-// in all ways.
+// caches. There is a contest for each collective and size, and every rank takes part. Segments
+// shape plans, so rank 0 chooses them for all; each rank chooses its own kind of copy. Results are
+// the same in all ways.
 #pragma once
 
 #include <array>

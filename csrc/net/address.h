@@ -103,11 +103,11 @@ std::optional<Address> source_towards(const std::string& host, uint16_t port);
 std::string way_to(const Address& host);
 
 // The addresses that a rank tells other hosts, best first, at most four. The filter's order comes
-// first, then the routed one (source_towards the store), then real interfaces before virtual bridges.
-// Interfaces that are down are left out. So are IPv6 link-local addresses, which mean nothing
-// elsewhere, and IPv4 link-local ones that were not asked for.
-// Loopback is the answer where nothing else is: on a single machine without a network, or when
-// asked for. Never give it to another host. Throws UsageError when the filter leaves nothing.
+// first, then the routed one (source_towards the store), then real interfaces before virtual
+// bridges. Interfaces that are down are left out. So are IPv6 link-local addresses, which mean
+// nothing elsewhere, and IPv4 link-local ones that were not asked for. Loopback is the answer where
+// nothing else is: on a single machine without a network, or when asked for. Never give it to
+// another host. Throws UsageError when the filter leaves nothing.
 std::vector<Address> choose_addresses(const std::vector<Interface>& interfaces,
                                       const InterfaceFilter& filter,
                                       const std::optional<Address>& routed);

@@ -40,7 +40,8 @@ class Meter {
  private:
   static constexpr Clock::duration kEnough = std::chrono::milliseconds(20);
   static constexpr Clock::duration kMemory = std::chrono::milliseconds(400);
-  // A connection that looks slow is used less, and so is hardly measured. It may have become faster.
+  // A connection that looks slow is used less, and so is hardly measured. It may have become
+  // faster.
   static constexpr double kHope = 0.25;  // of what was measured, a second; twice as fast at most
   uint64_t bytes_ = 0, arrived_ = 0;
   Clock::duration time_{}, age_{};  // of what was measured, and since then

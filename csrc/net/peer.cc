@@ -228,8 +228,8 @@ bool Network::Peer::is_away(int flow) const {
          link->address != flow % static_cast<int>(contact.addresses.size());
 }
 
-// Connects to all addresses at once, and takes the first to answer. If there are several flows, each
-// goes to its own address first, and goes back there when it can.
+// Connects to all addresses at once, and takes the first to answer. If there are several flows,
+// each goes to its own address first, and goes back there when it can.
 void Network::Peer::connect(int flow, Clock::time_point now) {
   Attempts& attempts = attempts_[static_cast<size_t>(flow)];
   const int count = static_cast<int>(contact.addresses.size());

@@ -12,8 +12,8 @@
 // until the peer's own words prove that it came. A duplicate may carry changed bytes; its number
 // identifies it before its checksum is looked at.
 //
-// When a flow is lost, the peer first closes it and then says which frames came. The others are sent
-// again. In the other order, bytes under way could fall into memory that is in use again.
+// When a flow is lost, the peer first closes it and then says which frames came. The others are
+// sent again. In the other order, bytes under way could fall into memory that is in use again.
 #pragma once
 
 #include <sys/uio.h>

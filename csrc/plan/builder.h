@@ -1,6 +1,6 @@
 // Planners write plans with PlanBuilder. It drops copies and reduces of nothing, but no signals and
-// waits. For after any collective, whatever its size, every rank must know that all others have begun
-// it (see planners.h).
+// waits. For after any collective, whatever its size, every rank must know that all others have
+// begun it (see planners.h).
 #pragma once
 
 #include <algorithm>

@@ -30,8 +30,8 @@ std::string selection_text(int size, const Costs& costs);
 Costs parse_costs(std::string_view text);
 std::string to_text(const Costs& costs);
 
-// The bytes to compare with a row's limit: the message, or the largest shard. In all_to_all the bytes
-// that ranks send differ between them, so they do not count.
+// The bytes to compare with a row's limit: the message, or the largest shard. In all_to_all the
+// bytes that ranks send differ between them, so they do not count.
 uint64_t message_bytes(const Shape& shape);
 
 std::vector<Algorithm> algorithms_of(Collective collective);

@@ -14,7 +14,8 @@ namespace ringcomm {
 inline constexpr uint64_t kOneShotBytes = 16 * 1024;  // a rank loads this rather than sync twice
 
 // The part of a rank's shared memory that plans address. An operation with sequence number k uses
-// half k mod 2 of everything. So the next operation never writes memory that a slow peer still reads.
+// half k mod 2 of everything. So the next operation never writes memory that a slow peer still
+// reads.
 //
 //   half = | window: 4 segments, written by the owner | inbox of rank 0 | ... | inbox of rank n-1 |
 struct Geometry {

@@ -55,10 +55,10 @@ Node star(const Shape& shape, Rank rank) {
   return node;
 }
 
-// The common part of both directions. Data tells only part of the tree that all have begun, so there
-// is a roll call over the root, see direct.cc. Credits run behind by as many messages on each level as
-// there are slots. If a message is so long that they come to tell the root of a rank, that rank needs
-// no roll call.
+// The common part of both directions. Data tells only part of the tree that all have begun, so
+// there is a roll call over the root, see direct.cc. Credits run behind by as many messages on each
+// level as there are slots. If a message is so long that they come to tell the root of a rank, that
+// rank needs no roll call.
 class TreePlan {
  public:
   TreePlan(const Shape& shape, Rank rank, Algorithm algorithm, Grow grow)
@@ -153,7 +153,8 @@ class TreePlan {
     return static_cast<uint64_t>(plan_.shape().size - 1 - position);
   }
 
-  // From the root, the farthest goes first, so that all links are soon busy. To the root, it goes last.
+  // From the root, the farthest goes first, so that all links are soon busy. To the root, it goes
+  // last.
   std::vector<Rank> parts_beyond(Rank r) const {
     std::vector<Rank> parts = {r};
     if (!shards_) return parts;

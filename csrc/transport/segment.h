@@ -139,8 +139,8 @@ class Segment {
 void write_board(Header& header, Board board, const Descriptor& descriptor);
 std::optional<Descriptor> read_board(const Header& header, Board board, uint64_t sequence);
 
-// write_failure() writes into a rank's own header that it has failed, and why. note_failure() writes
-// into another rank's header that `by` has failed.
+// write_failure() writes into a rank's own header that it has failed, and why. note_failure()
+// writes into another rank's header that `by` has failed.
 void write_failure(Header& own, const std::string& reason);
 void note_failure(Header& header, Rank by);
 

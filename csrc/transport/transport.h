@@ -50,8 +50,8 @@ class Transport {
   int size() const { return static_cast<int>(peers_.size()); }
   Rank rank() const { return rank_; }
 
-  // Start of `owner`'s half, laid out as Geometry says. For a remote rank it is a copy here. The owner
-  // sees only the bytes that put() names.
+  // Start of `owner`'s half, laid out as Geometry says. For a remote rank it is a copy here. The
+  // owner sees only the bytes that put() names.
   std::byte* memory(Rank owner, int half) { return peer(owner).segment.half(half); }
   // The bytes that ride with `from`'s data signals to `owner`; a copy for a remote rank, as above.
   std::byte* line(Rank owner, Rank from, int half) {
@@ -59,8 +59,8 @@ class Transport {
   }
   // True if loads and stores do not reach that rank.
   bool is_remote(Rank rank) const { return peer(rank).remote != nullptr; }
-  // Sends `bytes` at `target` with the next signal to the remote rank `to`. If `source` is given, the
-  // bytes are read from there, and that memory is lent until reclaim_lent().
+  // Sends `bytes` at `target` with the next signal to the remote rank `to`. If `source` is given,
+  // the bytes are read from there, and that memory is lent until reclaim_lent().
   void put(Rank to, std::byte* target, uint64_t bytes, const std::byte* source) {
     peer(to).remote->put(target, bytes, source);
   }
@@ -108,7 +108,8 @@ class Transport {
   size_t stream_space(Rank to);
   size_t stream_available(Rank from);
 
-  // The slow path: a waiting rank looks at its peers, and speaks of itself. Any thread may call these.
+  // The slow path: a waiting rank looks at its peers, and speaks of itself. Any thread may call
+  // these.
   void announce(Board board, const Descriptor& descriptor);  // I am in this one now
   void finish(Board board, uint64_t sequence);               // and now it is done
   PeerState state(Rank rank, Board board);
@@ -120,8 +121,8 @@ class Transport {
   std::string condition(Rank rank);      // "alive", "stopped by a signal"
   std::string loss(Rank rank);           // of a connection that is lost: why
   void leave();                          // goodbye
-  // For a forked child: closes the sockets that would keep this rank looking alive. Touches no shared
-  // memory.
+  // For a forked child: closes the sockets that would keep this rank looking alive. Touches no
+  // shared memory.
   void forget();
 
   // The choices of a rank of this host for all ranks: kChoices words that are 0 at first.
@@ -160,8 +161,8 @@ class Driving {
   Driving(const Driving&) = delete;
   Driving& operator=(const Driving&) = delete;
 
-  // Sleeps on this process's doorbell. If a remote rank is awaited, it sleeps on the network as well;
-  // else others drive meanwhile. True when something came from the network.
+  // Sleeps on this process's doorbell. If a remote rank is awaited, it sleeps on the network as
+  // well; else others drive meanwhile. True when something came from the network.
   template <typename Ready>
   bool sleep(Rank awaited, uint32_t news, Ready&& ready, Clock::duration most) {
     if (awaited >= 0 && transport_.is_remote(awaited) &&
