@@ -53,8 +53,8 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   void post(const MessagePtr& message);
   // Waits until `request` is done or `at_most` has passed: true when done. Throws no error of the
   // request, only the exception of `interrupt`; then messages and blocking tasks are done, too.
-  // A message has no deadline but this: where there is no `at_most`, its timeout. Once that has
-  // passed it ends with an error, and so does the group if a part of it has moved.
+  // Only this wait gives a message a deadline: `at_most`, or else the message's timeout. When it
+  // has passed, the message ends with an error. If a part of it has moved, the group fails, too.
   bool wait(Request& request, Clock::duration at_most = Clock::duration::max());
   // The same for an operation on a device. After a failure a completed operation may hold no valid
   // result.

@@ -98,8 +98,8 @@ struct Range {
   uint64_t first, count;
 };
 
-// Of the elements of a range, those before and those in the part that all operands have in pieces
-// of 16 aligned bytes; there is none if they are not misaligned by the same.
+// A range has a body: the elements that all operands have in pieces of 16 aligned bytes. `head` is
+// the number of elements before it. There is no body if operands are misaligned differently.
 struct Split {
   uint64_t head, body;
 };
@@ -170,7 +170,7 @@ constexpr void set_operands(Context& context, int n_srcs, int n_dsts, const Set&
   context.sync();
 }
 
-// What a launch adds to the arguments.
+// The launch's own additions to the arguments.
 struct Launch {
   uint64_t element_bytes;  // of math.dtype
   bool leader = false;     // sources are LeaderSlots; the following are LeaderArgs'
@@ -300,7 +300,7 @@ constexpr void two_shot_body(Context& context, const TwoShotArgs& args, const La
   });
 }
 
-// Of a table's entries that of `math`, null where the pair is impossible.
+// The table's entry for `math`, null if the pair is impossible.
 template <class Entry>
 const Entry& find(const TableOf<Entry>& table, const Math& math) {
   const bool unfinished = math.op == ReduceOp::kAvg && !math.final;

@@ -19,8 +19,8 @@ class Contest {
 
   Contest(int ways, int usual) : ways_(ways), usual_(usual), decided_(usual) { costs_.fill(kNone); }
 
-  // The way of the next turn. Once all were tried, and a turn later, `decide` says what won: by
-  // then a rank that has come to this turn has heard of the last try's end on every rank.
+  // The way of the next turn. One turn after all tries, `decide` names the winner. By then this
+  // rank has heard that the last try has ended on every rank.
   template <typename Decide>
   int next(Decide&& decide) {
     at_ = turns_++ % kPeriod;

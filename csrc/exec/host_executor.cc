@@ -111,7 +111,8 @@ void HostExecutor::copy(const Step& step, uint64_t total) {
       continue;
     }
     if (is_remote(operand[0])) {
-      // Plans keep the source of a put as it is until it was read, but not what rides in a line.
+      // Plans keep the source of a put unchanged until it was read. For payload in lines they may
+      // not.
       const bool lent = bytes >= lent_bytes_ && operand[0].space == Space::kInbox &&
                         operand[1].space <= Space::kOutput;
       if (!lent) std::memcpy(dst.data, src.data, bytes);

@@ -18,7 +18,7 @@ class Stopwatch {
     blocked_.reset();
     meeting_.reset();
   }
-  // A wait, step `step` of the plan, is not met. The first waits are for those who are late.
+  // A wait, step `step` of the plan, is not met. The first waits are for late ranks.
   void block(size_t step, Time now) {
     if (!blocked_ && (!meeting_ || step == *meeting_)) blocked_ = now;
   }

@@ -118,8 +118,8 @@ struct PortRange {
   static PortRange parse(const std::string& text);  // throws UsageError
 };
 
-// Sockets do not block, send at once, and fail 5 s after the peer has last acknowledged anything;
-// what accept returns has the same options, except that accept4 must be told SOCK_NONBLOCK.
+// Sockets do not block, send at once, and fail 5 s after the peer's last acknowledgement. Accepted
+// sockets have the same options, except that accept4 must be told SOCK_NONBLOCK.
 
 // On the first free port of the range; the port in `on` does not matter. Throws SystemError.
 Fd listen_tcp(const Address& on, PortRange range, int backlog);

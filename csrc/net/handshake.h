@@ -1,6 +1,6 @@
-// How two processes know each other before a byte of a session passes: each proves that it knows
-// their key, over everything both have said (HMAC-SHA256, RFC 2104), and tells what came over the
-// connection that this one replaces.
+// By a handshake two processes know each other before a byte of a session passes. Each proves that
+// it knows their key, over everything both have said (HMAC-SHA256, RFC 2104). Each also tells which
+// frames have come, since this connection may replace another one.
 //
 //   initiator -> Hello       who, to whom, which flow, a nonce
 //   acceptor  -> Challenge   a nonce, the connection's generation, proof; or that it is another
@@ -70,7 +70,7 @@ class Handshake {
   void take(const std::byte* data);
   std::vector<std::byte> output();
 
-  // Accepting, after the Hello: who wants to connect. Answer with with().
+  // If accepting, after the Hello: the process that wants to connect. Answer with with().
   const std::optional<ProcessId>& caller() const { return caller_; }
   void with(Party& party);
 

@@ -123,7 +123,7 @@ Cursor Session::cursor() const {
 
 std::vector<int> Session::take_closed() { return std::exchange(closed_, {}); }
 
-// The peer reads nothing more of this flow, and has said what came over it.
+// The peer reads nothing more of this flow, and has told its cursor.
 void Session::resolve(int index, const Cursor& theirs) {
   acknowledge(theirs);
   for (size_t i = 0; i < items_.size(); ++i) {

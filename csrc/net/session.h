@@ -30,14 +30,14 @@
 
 namespace ringcomm {
 
-// Where frames land, and who is told.
+// The channels' side: gives memory to payloads, and hears of frames.
 class Receiver {
  public:
   virtual ~Receiver() = default;
   // Memory for the payload of a put or stream frame; null where the channel is not known (any
   // more): then it is dropped. Throws FlowError when the peer may not write there.
   virtual std::byte* place(const Frame& frame) = 0;
-  // In the order in which they were posted, once each. `payload` is given for kState only.
+  // Called once for each frame, in the order of posting. `payload` is given for kState only.
   virtual void deliver(const Frame& frame, std::span<const std::byte> payload) = 0;
   // The payload of a kState frame, if the peer has not heard the latest. Asked now and then.
   virtual std::vector<std::byte> news() { return {}; }
@@ -90,22 +90,23 @@ class Session {
   // here (as down() does), the caller their sockets.
   std::vector<int> take_closed();
 
-  // ---- writing: gather() names what comes next, wrote() says how much of it was taken. Of flows
-  // whose pace is known, one takes no frame that would arrive sooner behind all others of another.
+  // ---- writing: gather() names the next bytes, and wrote() says how many of them were taken. A
+  // flow takes no frame that would arrive sooner over another flow, behind all frames there.
   void pace(int flow, const Pace& pace) { at(flow).pace = pace; }
   size_t gather(int flow, std::span<iovec> parts);
   void wrote(int flow, size_t bytes);
   bool has_output(int flow) const;
 
-  // ---- reading: what is left of a payload may be read straight into landing(); all other bytes go
+  // ---- reading: the rest of a payload may be read straight into landing(); all other bytes go
   // through read(). Both throw FlowError: then call down().
   std::span<std::byte> landing(int flow);
   void landed(int flow, size_t bytes);
-  // So many bytes will come in any case: what is missing of a header or of a payload.
+  // So many bytes will come in any case: the rest of a header or of a payload.
   size_t expected(int flow) const;
   void read(int flow, std::span<const std::byte> bytes, Clock::time_point now);
 
-  // Now and then. `stalled`: how long this process itself did not run; that silence is nobody's.
+  // Called now and then. `stalled`: how long this process itself did not run. A peer is not blamed
+  // for that silence.
   void tick(Clock::time_point now, Clock::duration stalled);
   Clock::time_point last_heard() const { return last_heard_; }
   Clock::duration silence() const { return rules_.silence; }

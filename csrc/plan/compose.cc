@@ -149,7 +149,7 @@ Shape half_part_of(const Shape& shape, Collective collective, int size) {
 }  // namespace
 
 // Reduce-scatter in the host, all-reduce of my shard between hosts, all-gather in the host: few
-// hops. Where there is more than a segment a shard, as a pipeline.
+// hops. If shards are longer than a segment, it is a pipeline.
 Plan hierarchical_all_reduce(const Shape& shape, Rank rank) {
   Hierarchy at(shape, rank);
   if (at.local > 1 && at.hosts > 1 && shape.bytes > kPipelinedSlots * shape.slot_bytes()) {

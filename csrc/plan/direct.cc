@@ -53,8 +53,8 @@ Plan one_shot(const Shape& shape, Rank rank, bool lines) {
 
 // Segment c: publish it, reduce my shard of it by load, publish that, load the others'. One signal
 // says both "my result of c is there" and "my publish of c + 1 is there". Two publish and two
-// result slots, at offsets that no size changes, keep it closed. In place is safe: what a reduce
-// or load overwrites was published before, or is this rank's own shard, which nobody else reads.
+// result slots, at offsets that no size changes, keep it closed. In place is safe: a reduce
+// or load overwrites only published bytes, or this rank's own shard, which no other rank reads.
 class TwoShotAllReduce {
  public:
   TwoShotAllReduce(const Shape& shape, Rank rank)

@@ -1,5 +1,6 @@
-// Collectives in which the ranks of a host add up what a rank of their own index on another host is
-// to get, and put it there: one hop between hosts. Inside the host they read one another's windows.
+// Collectives between hosts. Each rank adds up its host's inputs for the rank of its own index on
+// another host, and puts the sum there: one hop between hosts. Inside a host, ranks read one
+// another's windows.
 //
 // A long all-reduce is such a reduce-scatter, and the all-gather that takes the results back the
 // same way. So each host sends 2 (h - 1) / h of the message, h hosts, which is the least there can
@@ -57,7 +58,7 @@ struct HostPlan {
   Stretch bytes(Rank r, uint64_t c) const { return shard(r).stretch(c); }
   uint64_t place(Rank r, uint64_t c) const { return offset(r) + shard(r).offset(c); }
   Ref input(Rank r, uint64_t c) { return plan.input(place(r, c)); }
-  // An area of the window, in turn c: the first ones for what I have of each rank's segment.
+  // An area of the window, in turn c. The first ones hold my part of each rank's segment.
   Ref area(Rank by, int index, uint64_t c) {
     return plan.in_turn(plan.window(by, static_cast<uint64_t>(index) * unit), {turn, 2}, c);
   }

@@ -1,6 +1,6 @@
 // A plan is one rank's program for one collective: pure data made by a planner, a pure function of
-// (shape, rank). It does no I/O, reads no clock and no environment. Everything that moves bytes
-// executes plans; nothing else knows what a ring is.
+// (shape, rank). It does no I/O, reads no clock and no environment. Executors
+// run plans; no other code knows what a ring is.
 //
 //   verb     operands                     meaning
 //   copy     dst <- src                   remote dst = put, remote src = get
@@ -59,7 +59,7 @@ enum class Space : uint8_t {
   kOutput,  // the caller's output, rank = self
   kWindow,  // shared memory of `rank`, written by `rank` only, read by anybody
   kInbox,   // shared memory of `rank`, written by `from` only, read by `rank` only
-  kLine,    // as kInbox, at most kLineBytes: rides in the cache line of the data lane's counter
+  kLine,    // like kInbox, at most kLineBytes: rides in the line of the data lane's counter
 };
 
 inline constexpr uint64_t kLineBytes = 112;  // of a 128-byte line; 48 share the counter's 64 bytes

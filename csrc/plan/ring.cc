@@ -42,9 +42,9 @@ class Ring {
     in_ = {plan_.peer(-1), rank, messages, slot, false, credits, pass, depth_};
   }
 
-  // turn(s) takes what came in round s - 1, if any, and sends in round s, if there is one. Where
+  // turn(s) takes the message of round s - 1, if any, and sends in round s, if there is one. If
   // several segments are under way, the last of a pass are taken between the first of the next
-  // one: the link is not to run dry.
+  // one, so that the link does not run dry.
   template <typename Turn>
   Plan build(Turn turn) {
     const bool overlap = depth_ > 1;
@@ -68,8 +68,8 @@ class Ring {
     return plan_.finish();
   }
 
-  // Round s: chunk rank - 1 - s leaves with what was added to it so far, the one before it arrives;
-  // after the last round that is my own.
+  // Round s: chunk rank - 1 - s leaves with the sum so far, and the chunk before it arrives. After
+  // the last round that chunk is my own.
   void reduce_scatter(int s) {
     if (s > 0) plan_.wait(in_.from);
     if (s == size_ - 1) {

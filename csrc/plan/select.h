@@ -25,8 +25,8 @@ std::string selection_reason(const Shape& shape, Reach reach);
 // The table of a group of so many hosts.
 std::string selection_text(int size, const Costs& costs);
 
-// The numbers that follow the words alpha, beta and gamma: in to_text's text, and in the object
-// "network" of what `ringcomm tune` writes. Throws UsageError.
+// Reads the numbers that follow the words alpha, beta and gamma: in to_text's text, and in the
+// object "network" of the file that `ringcomm tune` writes. Throws UsageError.
 Costs parse_costs(std::string_view text);
 std::string to_text(const Costs& costs);
 

@@ -186,7 +186,7 @@ class TreePlan {
   }
   Ref input(uint64_t c) { return plan_.input(part(rank_).offset(c)); }
   Ref output(uint64_t c) { return plan_.output(part(rank_).offset(c)); }
-  // A window slot is free when the credit for the message that leaves it has come: what was last
+  // A window slot is free when the credit for the message that leaves it has come. Then the last
   // put from it has arrived.
   Ref staged(const Link& leaves, uint64_t message) {
     return plan_.in_turn(plan_.window(rank_, 0), {unit_, plan_.slots(), leaves.pass}, message);
@@ -296,7 +296,7 @@ class TreePlan {
     release_children(c);
   }
 
-  // The shards of those beyond me, who are in a chain: my i-th one is the child's i - 1st.
+  // Passes on the shards of the ranks beyond me, in a chain: my i-th one is the child's i - 1st.
   void pass_on(uint64_t c) {
     for (size_t i = 1; i < up_.parts.size(); ++i) {
       const uint64_t message = up_.message(c, i);

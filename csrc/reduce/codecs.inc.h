@@ -114,8 +114,8 @@ struct SmallFormat {
     return bits_as<F>(bits | (code & 0x80000000u));
   }
 
-  // With a 5-bit exponent, and inf at its upper end. It is moved up so that inf and NaN are fp32's,
-  // then down by an exact multiplication, which leaves those as they are.
+  // The format has a 5-bit exponent, with inf at its upper end. The exponent is moved up so that
+  // inf and NaN are fp32's, then down by an exact multiplication, which leaves those as they are.
   template <class F, class U>
   static constexpr F decode(U code) {
     static_assert(kBias == 15);

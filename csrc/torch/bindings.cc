@@ -91,7 +91,7 @@ void bind_options(py::module_& module) {
       .def("__deepcopy__", copy);
 }
 
-// What torch's own backends offer beside the methods of the base class.
+// The methods that torch's own backends have beside those of the base class.
 void bind_backend(py::module_& module) {
   py::class_<Backend, c10::intrusive_ptr<Backend>, c10d::Backend>(module, "Backend")
       .def_property_readonly("options", &Backend::getBackendOptions)

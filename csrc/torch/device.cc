@@ -189,7 +189,7 @@ Backend::WorkPtr Backend::start_on_device(Call& call, bool profiled) {
       collect(work);
       return work;
     }
-    // What the caller enqueues next comes after it.
+    // The caller's next work in its stream follows it anyway.
     if (call.type == c10d::OpType::BARRIER || !call.device->is_cuda()) work->wait();
     work->forget();
     return nullptr;

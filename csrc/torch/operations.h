@@ -14,7 +14,7 @@ namespace ringcomm {
 using Tensors = std::vector<at::Tensor>;
 using TensorLists = std::vector<Tensors>;
 
-// Who asks.
+// The rank that calls, and the size of its group.
 struct Place {
   Rank rank;
   int size;

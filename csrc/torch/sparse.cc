@@ -13,7 +13,7 @@ constexpr int64_t kRow = 3 + kMostDims;  // what a rank says of its tensor; see 
 
 class SparseSum {
  public:
-  // Of several tensors of this rank the sum is its part, and all get the result.
+  // If this rank has several tensors, their sum is its part, and all get the result.
   SparseSum(const Tensors& tensors, bool average, Place place)
       : place_(place), average_(average), tensors_(tensors) {
     const at::AutoDispatchBelowADInplaceOrView guard;

@@ -3,8 +3,9 @@
 // frame carries it to the same place of the real segment. The peer's words about itself go into the
 // header of its shadow. So readers of a peer's header or arrived() need not know which kind it is.
 //
-// The shadow is also what is sent again after a lost connection: the rules of plans (one writer a
-// byte, credits, alternating halves) let no rank write a slot again before the peer has read it.
+// The shadow is also the buffer for sending again after a lost connection. The rules of plans (one
+// writer a byte, credits, alternating halves) let no rank write a slot again before the peer has
+// read it.
 #pragma once
 
 #include <atomic>

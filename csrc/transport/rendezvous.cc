@@ -63,7 +63,7 @@ class Meeting {
     require_agreement(cards_);
   }
 
-  // ---- who shares memory with whom, the same on all ranks
+  // ---- the hosts of the ranks, the same on all ranks
 
   // Hosts are numbered in the order of their first rank. On one, each reaches each.
   void find_hosts() {

@@ -43,7 +43,7 @@ struct Nonce {
   bool operator==(const Nonce&) const = default;
 };
 
-// One signal counter, and what rides with it. The writer stores stamp and payload, then count.
+// One signal counter, its stamp and its payload. The writer stores stamp and payload, then count.
 struct alignas(128) Line {
   std::atomic<uint64_t> count;  // partner: arrived() loads it
   std::atomic<uint64_t> stamp;
@@ -58,7 +58,7 @@ struct BoardEntry {
 
 struct Header {
   uint64_t magic;
-  Nonce nonce;  // proves that what was mapped is what its owner made
+  Nonce nonce;  // proves that the mapped memory is the one its owner made
   struct alignas(128) Progress {
     std::atomic<uint64_t> called;    // partner: state()
     std::atomic<uint64_t> finished;  // partner: state()
