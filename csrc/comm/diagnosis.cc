@@ -157,7 +157,7 @@ void Diagnosis::check_partner(Rank peer, const std::string& text) const {
 void Diagnosis::check_peer(const Descriptor& operation, Rank peer) const {
   const auto theirs = transport_.descriptor(peer, board_, operation.sequence);
   if (theirs && *theirs != operation) throw_mismatch(operation, peer);
-  // Before its state: a rank finishes, then goes.
+  // This comes before a look at its state: a rank finishes, then goes.
   const bool lost = transport_.connection_lost(peer);
   const PeerState state = this->state(peer, operation.sequence);
   if (!(lost || state.left) || state.failed || state.finished >= operation.sequence) return;

@@ -16,7 +16,7 @@ namespace ringcomm {
 
 class Diagnosis {
  public:
-  // How far a peer is, in view of that operation; without a view its board says it.
+  // Tells how far a peer is, in view of that operation. Without a view, the peer's header tells it.
   using View = std::function<PeerState(Rank peer, uint64_t sequence)>;
 
   Diagnosis(Transport& transport, const Recorder& recorder, Board board, View view = nullptr)

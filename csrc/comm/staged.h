@@ -45,7 +45,7 @@ class HostStaging {
   HostStaging(Communicator& group, cuda::Api& api, Passed passed)
       : group_(group), api_(api), passed_(std::move(passed)) {}
 
-  // Where streams cannot signal, calls wait: then there is no word to look at later.
+  // If streams cannot signal, calls wait. Then there is no word to look at later.
   bool streams_can_signal = false;
   // The group's sequence number, after run().
   uint64_t sequence() const;

@@ -17,7 +17,7 @@ inline constexpr uint64_t kOperations = 128;  // of a group, that are under way 
 inline constexpr int kExports = 64;           // allocations of a rank that the leader may map
 inline constexpr uint64_t kMessages = 64;     // to one peer, whose sizes can be compared
 
-// A rank's lines from one peer: what each of them counts.
+// A rank's lines from one peer, named by the signals that they count.
 enum Lane : uint8_t { kDataLane, kCreditLane, kMessageLane, kMessageCreditLane };
 inline constexpr int kLanes = 4;
 

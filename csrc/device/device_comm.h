@@ -29,7 +29,8 @@ struct Subgroup {
   }
 };
 
-// How the ranks of a subgroup reach one another's devices. Equal on each of them.
+// The way in which the ranks of a subgroup reach one another's devices. It is equal on each of
+// them.
 struct PeerAccess {
   bool reach = false;        // all read and write all others' memory, and their streams meet
   bool one_device = false;   // they share one
@@ -56,8 +57,8 @@ class DeviceComm {
  public:
   static constexpr uint32_t kSteps = 4;
 
-  // Each rank gives `most_bytes` of its memory, or if that is 0 a share that fits the device. Where
-  // there is a `refusal`, the reason, this rank maps nobody's memory.
+  // Each rank gives `most_bytes` of its memory, or if that is 0 a share that fits the device. If
+  // there is a `refusal`, the reason, this rank maps no other rank's memory.
   DeviceComm(Api& api, Transport& transport, int device, uint64_t most_bytes, std::string refusal);
   ~DeviceComm();
   DeviceComm(const DeviceComm&) = delete;

@@ -37,8 +37,8 @@ struct ReduceArgs {
   const std::byte* src[kMostRanks];
 };
 
-// Where one rank's input and output of an operation are, in the leader's address space. Written by
-// the host of that rank; read by the leader's kernel from mapped memory of the host.
+// The addresses of one rank's input and output of an operation, in the leader's address space. That
+// rank's host writes them, and the leader's kernel reads them from mapped memory of the host.
 struct LeaderSlot {
   uint64_t input;  // of element 0; where staged, of the first that this launch is about
   uint64_t output;

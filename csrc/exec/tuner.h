@@ -13,7 +13,7 @@
 
 namespace ringcomm {
 
-// How an executor carries out one operation.
+// The way in which an executor carries out one operation.
 struct Manner {
   bool streams = false;  // copies into the output go past the caches
   bool timed = false;    // how long it takes will be asked for

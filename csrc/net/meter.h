@@ -1,4 +1,4 @@
-// How fast a connection is, from looks at it now and then.
+// Measures the speed of a connection, by looking at it now and then.
 #pragma once
 
 #include <algorithm>

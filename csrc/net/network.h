@@ -55,13 +55,14 @@ class Network {
 
   // Reads and writes sockets without waiting. True when something arrived. Any thread.
   bool progress();
-  // Between these the calling thread calls progress() often, and the network thread stands back.
+  // Between these two, the calling thread calls progress() often, and the network thread stands
+  // back.
   void begin_driving() { driving_.fetch_add(1, std::memory_order_seq_cst); }
   // `rest`: this thread sleeps now, and the network thread is to wake it.
   void end_driving(bool rest);
   void before_fork() { mutex_.lock(); }
   void after_fork() { mutex_.unlock(); }
-  // In a forked child: closes the sockets; nothing else of this may be used.
+  // For a forked child: closes the sockets. Nothing else of this may be used there.
   void forked();
 
  private:

@@ -31,7 +31,7 @@ struct Side {
   }
 };
 
-// Where a part of a composed plan finds things.
+// The places where a part of a composed plan finds its ranks and its memory.
 struct Placement {
   std::vector<Rank> ranks;  // the whole group's number of each rank of the part
   Side input{Space::kInput};
@@ -220,8 +220,8 @@ Plan hierarchical_broadcast(const Shape& shape, Rank rank) {
 }
 
 // Reduce to the rank of the root's index, into its window, and from there to the root; then that
-// rank tells its mates that all have begun. What is longer than half the window or the slots goes
-// along the ring, which crosses to each host once.
+// rank tells its mates that all have begun. A message longer than half the window or the slots
+// goes along the ring, which crosses to each host once.
 Plan hierarchical_reduce(const Shape& shape, Rank rank) {
   Hierarchy at(shape, rank);
   Shape inside = half_part_of(shape, Collective::kReduce, at.local);

@@ -136,7 +136,7 @@ class Ring {
   PlanBuilder plan_;
   const int rounds_;
   const int size_;
-  // In the order in which they leave, and come to stay: the plan's extents.
+  // Chunks are in the order in which they leave, and come to stay. They are the plan's extents.
   std::vector<Extent> chunks_;
   Link out_{}, in_{};
   uint64_t segment_ = 0, depth_ = 0, passes_ = 0;  // depth: segments of a chunk under way

@@ -6,8 +6,8 @@
 //
 // In scatter and gather each link carries the shards of all ranks beyond it, a segment of each in
 // turn, so that none starves. The star is for them; the chain is for fabrics where only neighbours
-// reach each other well. What passes through a rank is staged in its own window, to give the inbox
-// slot back at once.
+// reach each other well. Bytes that pass through a rank are staged in its own window, to give
+// the inbox slot back at once.
 #include <algorithm>
 #include <bit>
 #include <vector>
@@ -119,10 +119,10 @@ class TreePlan {
     return plan_.shape().meets && count_ <= plan_.slots() * depth;
   }
 
-  // The same where links carry shards. What a position sends or receives tells it of all on the way
-  // to the root. It must hear of p, beyond it, from its own credits or with the last message it
-  // gets: from those of a rank on that message's way, or from the root's roll call.
-  // One look at the chain serves all positions: a roll call asks for each.
+  // The same for links that carry shards. A position's own messages tell it of all ranks on the way
+  // to the root. It must hear of p, beyond it, from its own credits or with the last message that
+  // it gets. That message tells of the credits of ranks on its way, or of the root's roll call. One
+  // look at the chain serves all positions, because a roll call asks for each.
   bool called_in_chain(int p) {
     const int size = plan_.shape().size;
     if (known_.empty()) {

@@ -1,4 +1,4 @@
-// The c10d::Backend named "ringcomm": what torch.distributed talks to.
+// The c10d::Backend named "ringcomm": torch.distributed calls it.
 //
 // collectives.cc and backend_p2p.cc hold the calls, issue.cc runs them, backend.cc is a group's
 // life. Names and signatures of the overrides are torch's; overriding the old ones serves

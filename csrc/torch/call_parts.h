@@ -25,7 +25,7 @@ void set_reduction(Call& call, const Refusal& refuse, const c10d::ReduceOp& op,
 // The type is that of the tensors if all agree, else bytes.
 void set_moved_type(Call& call, at::ArrayRef<at::Tensor> tensors);
 
-// Where input and output may be one memory, byte by byte: this rank's own part.
+// This rank's own part, in which input and output may be the same memory, byte by byte.
 struct Shared {
   uint64_t input, output, bytes;
 };

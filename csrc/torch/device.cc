@@ -235,7 +235,7 @@ void Backend::start_batch() {
   });
 }
 
-// A barrier of hosts: what this rank's device was given before it is done, too.
+// A barrier of hosts also waits for the work that this rank's device got before.
 void Backend::await_device() {
   DeviceEngine* const there = group().device_in_use();
   if (there == nullptr || !c10::impl::hasDeviceGuardImpl(c10::kCUDA)) return;

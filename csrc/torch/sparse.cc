@@ -1,5 +1,5 @@
-// all_reduce of sparse tensors: how many elements each rank has, their indices and their values are
-// gathered one after the other, and every rank adds them up.
+// all_reduce of sparse tensors. It gathers the numbers of elements, then their indices, then their
+// values. Every rank adds them up.
 #include <ATen/ATen.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 

@@ -16,7 +16,7 @@
 
 namespace ringcomm {
 
-// Where in a segment a peer's frames may land.
+// The part of a segment in which a peer's frames may land.
 struct InboxLayout {
   uint64_t offset = 0;  // in each half
   uint64_t bytes = 0;

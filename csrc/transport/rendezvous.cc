@@ -111,7 +111,7 @@ class Meeting {
                " use TCP, as if they were on two hosts, since they cannot share memory: ", why);
   }
 
-  // One line, of the first such pair.
+  // Logs one line, about the first such pair.
   void tell_who_is_apart() {
     for (Rank rank = 1; rank < options_.size && why_.empty(); ++rank) {
       for (Rank other = 0; other < rank && why_.empty(); ++other) {
