@@ -12,7 +12,7 @@
 namespace ringcomm {
 namespace {
 
-// What a sleep and its wake-up cost, roughly: giving the core away may cost as much on average.
+// The rough cost of a sleep and its wake-up. Giving the core away may cost as much on average.
 constexpr auto kDearYield = std::chrono::microseconds(60);
 constexpr int kMemory = 64;  // yields that the average looks back on
 constexpr auto kLoadedFor = std::chrono::milliseconds(100);
@@ -31,7 +31,7 @@ void Doorbell::ring(uint32_t news) const {
   page_->rings.fetch_add(1, std::memory_order_seq_cst);
   ::syscall(SYS_futex, &page_->rings, FUTEX_WAKE_BITSET, INT_MAX, nullptr, nullptr, news);
   const uint64_t one = 1;
-  // Where it is full it has been rung often enough.
+  // A full eventfd has been rung often enough.
   if (event_ >= 0 && (page_->watched.load(std::memory_order_relaxed) & news) != 0 &&
       ::write(event_, &one, sizeof one) < 0) {
     return;
@@ -86,8 +86,8 @@ void Patience::adapt() {
   spin_ = in_vain_ ? std::max(spin_ / 2, least) : std::min(2 * spin_, policy_.spin);
 }
 
-// Somebody else had the core for so long. When that becomes dear, sleep at once for a while; after
-// it, one more such time is enough.
+// Another thread had the core for so long. When that becomes dear, sleep at once for a while. After
+// that, one more such time is enough.
 void Patience::lost(Clock::duration time) {
   mean_loss_ += (time - mean_loss_) / kMemory;
   if (mean_loss_ < kDearYield) return;

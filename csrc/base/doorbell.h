@@ -1,4 +1,4 @@
-// How a thread waits for other processes, and how they wake it.
+// By a doorbell a thread waits for other processes, and they wake it.
 //
 // Each process owns one doorbell: a page of shared memory that its peers map. A thread that makes
 // something visible to a process (a counter, a mailbox record) stores it with seq_cst and then
@@ -20,7 +20,7 @@
 
 namespace ringcomm {
 
-// What there is news of, and what a sleeper wants to hear of.
+// The reasons to wake a sleeper.
 enum News : uint32_t {
   kSignalNews = 1,   // of collectives, from peers
   kMessageNews = 2,  // byte streams to and from peers
@@ -30,10 +30,9 @@ enum News : uint32_t {
 
 struct DoorbellPage {
   alignas(64) std::atomic<uint32_t> rings;  // partner: Doorbell::sleep compares it
-  // How many sleep, by what they want: 16 bits for each of News. Partner: Doorbell::notify reads
-  // it.
+  // How many threads sleep, with 16 bits for each of News. Partner: Doorbell::notify reads it.
   alignas(64) std::atomic<uint64_t> sleepers;
-  // What the thread of the owner that is in sleep_with() wants. Partner: ring() reads it;
+  // The news for which the owner's thread in sleep_with() waits. Partner: ring() reads it;
   // `sleepers` orders the two.
   std::atomic<uint32_t> watched;
 };
@@ -45,7 +44,8 @@ class Doorbell {
   // `event`: an eventfd that the owner's own threads ring as well, for sleep_with().
   explicit Doorbell(DoorbellPage* page, int event = -1) : page_(page), event_(event) {}
 
-  // Wakes the owner's threads that sleep and want such news. It is stored with seq_cst before.
+  // Wakes the owner's threads that sleep and want such news. The caller has stored the news with
+  // seq_cst.
   void notify(uint32_t news) const {
     if ((page_->sleepers.load(std::memory_order_seq_cst) & count_of(news, 0xffff)) != 0) ring(news);
   }

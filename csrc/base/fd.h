@@ -1,4 +1,4 @@
-// Owners of what the kernel hands out: descriptors and memory maps.
+// Owners of resources of the kernel: descriptors and memory maps.
 #pragma once
 
 #include <sys/epoll.h>
@@ -63,7 +63,7 @@ class Mapping {
     if (data_ != nullptr) ::munmap(data_, bytes_);
   }
 
-  // In a forked child, which has other things at this address.
+  // For a forked child, which has other things at this address.
   void forget() { data_ = nullptr; }
 
   std::byte* data() const { return data_; }

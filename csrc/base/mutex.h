@@ -10,9 +10,9 @@
 #define RINGCOMM_THREAD_SAFETY(attribute)
 #endif
 #define RINGCOMM_GUARDED_BY(mutex) RINGCOMM_THREAD_SAFETY(guarded_by(mutex))
-// Of a function: its callers hold the mutex.
+// Marks a function whose callers hold the mutex.
 #define RINGCOMM_REQUIRES(mutex) RINGCOMM_THREAD_SAFETY(requires_capability(mutex))
-// Of one that returns with another set of mutexes than it was called with.
+// Marks a function that returns with another set of mutexes than it was called with.
 #define RINGCOMM_UNCHECKED_LOCKS RINGCOMM_THREAD_SAFETY(no_thread_safety_analysis)
 
 namespace ringcomm {

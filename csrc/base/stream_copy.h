@@ -1,6 +1,6 @@
 // A copy past the caches, for outputs that would not stay in them: a store that goes straight to
-// memory need not read the line first, and leaves the caches to the inputs and the windows. When
-// that pays is found out (exec/tuner.h): how large a cache is, machines tell wrongly.
+// memory need not read the line first, and leaves the caches to the inputs and the windows. The
+// tuner (exec/tuner.h) finds out when that pays, because machines tell wrong cache sizes.
 #pragma once
 
 #include <algorithm>

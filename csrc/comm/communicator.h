@@ -24,7 +24,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
  public:
   // Collective over the group: meets the other ranks through `store` within the timeout.
   static std::shared_ptr<Communicator> create(Store& store, const CommunicatorOptions& options);
-  // Over a transport that is there already (tests).
+  // Makes a group over a transport that exists already (tests).
   Communicator(std::unique_ptr<Transport> transport, const Geometry& geometry,
                const CommunicatorOptions& options, Neighbourhood memory = {});
   ~Communicator();
@@ -53,13 +53,13 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   void post(const MessagePtr& message);
   // Waits until `request` is done or `at_most` has passed: true when done. Throws no error of the
   // request, only the exception of `interrupt`; then messages and blocking tasks are done, too.
-  // A message has no deadline but this: where there is no `at_most`, its timeout. Once that has
-  // passed it ends with an error, and so does the group if a part of it has moved.
+  // Only this wait gives a message a deadline: `at_most`, or else the message's timeout. When it
+  // has passed, the message ends with an error. If a part of it has moved, the group fails, too.
   bool wait(Request& request, Clock::duration at_most = Clock::duration::max());
-  // The same, of an operation on a device. After a failure a completed operation may hold no
-  // valid result.
+  // The same for an operation on a device. After a failure a completed operation may hold no valid
+  // result.
   bool wait(const DeviceEngine::Completion& end, Clock::duration at_most = Clock::duration::max());
-  // For operations on tensors of that device; made at first use.
+  // The engine for tensors of that device; made at first use.
   DeviceEngine& device(int index);
   DeviceEngine* device_in_use() const { return device_.load(std::memory_order_acquire); }
   // Collectives asked for so far; the same on every rank of a correct program.
@@ -76,7 +76,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
 
   // The program ends without a goodbye: remote ranks get the bytes that are on their way.
   void drain();
-  // In a forked child: the group is dead here, and the parent's peers must not notice.
+  // For a forked child: the group is dead here, and the parent's peers must not notice.
   void forked();
 
  private:

@@ -1,4 +1,4 @@
-// How a communicator comes to be.
+// Creates communicators.
 #include <algorithm>
 
 #include "comm/communicator.h"
@@ -8,7 +8,7 @@ namespace {
 
 constexpr int kMostRanks = 200;  // operands of one reduce step
 
-// What every peer's byte stream of send/recv can hold.
+// The bytes that the stream of send/recv from each peer can hold.
 uint64_t mailbox_bytes(int size) {
   uint64_t bytes = 1 << 20;  // smaller ones keep both sides in step: twice the time
   while (bytes > (16 << 10) && bytes * static_cast<uint64_t>(size) > (4 << 20)) bytes /= 2;

@@ -1,6 +1,6 @@
-// What has ended, and what it held. Tensors may belong to Python objects: who drops the last
-// reference to one needs Python's lock, for which nobody who drives may wait. So they are left here
-// for the next thread that calls or waits, or for a worker that has nothing to drive.
+// Keeps finished operations and their tensors. Dropping the last reference to a tensor may need
+// Python's lock, and a driving thread must not wait for that. So the next thread that calls or
+// waits drops them, or a worker that has nothing to drive.
 #pragma once
 
 #include <atomic>
@@ -18,7 +18,7 @@ class DeferredRelease {
 
   // Kept until it is `over`, if that is given. True when it was empty.
   bool put(std::shared_ptr<void> thing, Over over = nullptr);
-  void clear();  // of what is over
+  void clear();  // drops the things that are over
   bool filled() const { return filled_.load(std::memory_order_relaxed); }
 
  private:

@@ -6,7 +6,8 @@ namespace ringcomm {
 
 namespace {
 
-// Who failed first matters, not on whose word: "rank 3 failed: ..." is passed on as it is.
+// Names the rank that failed first, not the one that tells of it: "rank 3 failed: ..." is passed on
+// as it is.
 std::string retold(Rank by, const std::string& text) {
   constexpr std::string_view rank = ": rank ", failed = " failed: ";
   const size_t at = text.find(rank);
@@ -97,7 +98,7 @@ std::string Diagnosis::where_is(Rank peer, uint64_t sequence) const {
 
 std::string Diagnosis::loss_of(Rank peer, uint64_t sequence) const {
   const std::string why = transport_.loss(peer);
-  // Of a peer that is out of reach, the transport says what to look at.
+  // If a peer is out of reach, the transport's text has advice already.
   const bool died = why.starts_with("its process died");
   return str(": Connection closed by rank ", peer, ": ", why, " (", progress_of(peer, sequence),
              died ? "); look at that rank's own output, then restart" : ")");
@@ -156,7 +157,7 @@ void Diagnosis::check_partner(Rank peer, const std::string& text) const {
 void Diagnosis::check_peer(const Descriptor& operation, Rank peer) const {
   const auto theirs = transport_.descriptor(peer, board_, operation.sequence);
   if (theirs && *theirs != operation) throw_mismatch(operation, peer);
-  // Before its state: a rank finishes, then goes.
+  // This comes before a look at its state: a rank finishes, then goes.
   const bool lost = transport_.connection_lost(peer);
   const PeerState state = this->state(peer, operation.sequence);
   if (!(lost || state.left) || state.failed || state.finished >= operation.sequence) return;

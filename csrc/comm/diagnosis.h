@@ -16,7 +16,7 @@ namespace ringcomm {
 
 class Diagnosis {
  public:
-  // How far a peer is, in view of that operation; without a view its board says it.
+  // Tells how far a peer is, in view of that operation. Without a view, the peer's header tells it.
   using View = std::function<PeerState(Rank peer, uint64_t sequence)>;
 
   Diagnosis(Transport& transport, const Recorder& recorder, Board board, View view = nullptr)
@@ -26,20 +26,20 @@ class Diagnosis {
   // under its number, has gone without finishing it, or has failed.
   void check_peers(const Descriptor& operation) const;
   [[noreturn]] void throw_mismatch(const Descriptor& operation, Rank peer) const;
-  // The same of one that a message, or a meeting, is with; `text` says which.
+  // The same for the partner of a message or a meeting; `text` names it.
   void check_partner(Rank peer, const std::string& text) const;
   // The same, if that very peer has gone without a word of failure.
   void check_gone(Rank peer, const std::string& text) const;
-  // PeerError, of a peer that has left, or whose connection is lost.
+  // Throws PeerError: the peer has left, or its connection is lost.
   [[noreturn]] void throw_gone(Rank peer, const std::string& text, uint64_t sequence = 0,
                                const std::string& advice = {}) const;
-  // A peer that has failed and had not finished this operation: the first of all that have, if it
-  // is one. An operation that a peer had finished does not need it any more.
+  // Finds a peer that failed before it finished this operation. It prefers the group's first failed
+  // rank. An operation does not need a peer that had finished it.
   std::optional<Rank> failed_before(uint64_t sequence) const;
-  // TimeoutError. `awaited`: whom it waits for where every peer has called it.
+  // Throws TimeoutError. `awaited`: the rank to name if every peer has called the operation.
   [[noreturn]] void throw_late(const Descriptor& operation, const Deadline& deadline,
                                Rank awaited) const;
-  // "rank 3 failed: ...", of a peer that has.
+  // "rank 3 failed: ...", for a peer that has failed.
   std::string told_by(Rank peer) const;
   // "rank 3 (alive, last finished #411 all_reduce float32[3] SUM, has not called #412"
   std::string missing(const Descriptor& operation, Rank awaited) const;
@@ -61,18 +61,18 @@ class Diagnosis {
   const View view_;
 };
 
-// Is the host in an operation that all ranks have called, and that every rank that has gone has
-// finished?
+// Is the host in an operation that all ranks have called? Each rank that is gone must have finished
+// it.
 bool needs_only_time(Transport& transport);
-// "all_reduce #412: Timed out after 30 s waiting for rank 3 (alive)", of a deadline that has
-// passed.
+// "all_reduce #412: Timed out after 30 s waiting for rank 3 (alive)"; the deadline has passed.
 TimeoutError timed_out(const std::string& text, const Deadline& deadline, const std::string& whom);
 // "all_reduce #412: interrupted in rank 3 by KeyboardInterrupt"
 std::string interrupted(const std::string& during, Rank rank, const std::exception& by);
 std::string message_of(const std::exception_ptr& error);
-// The error as it may be kept: those of others (an interrupt) may hold objects of Python's.
+// The error in a form that may be kept. An interrupt's own exception may hold Python objects.
 std::exception_ptr lasting(const std::exception_ptr& error, Rank rank);
-// Is it of a peer that has gone or failed? It may have finished the operations under way here.
+// Does the error tell of a peer that is gone or has failed? That peer may have finished the
+// operations under way here.
 bool is_of_peer(const std::exception_ptr& error, Rank self);
 // "all_reduce #412 float32[500000] SUM"
 std::string numbered(const Descriptor& operation);

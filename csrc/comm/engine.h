@@ -25,9 +25,9 @@ class Engine {
   virtual void check() = 0;
   // The group is about to fail: operations that are over by now have ended well.
   virtual void note_progress() {}
-  // It has failed, and the peers know.
+  // The group has failed, and the peers know.
   virtual void fail(const std::exception_ptr&) {}
-  // With no lock held, after a failure: ends all that is pending, and calls back.
+  // Called with no lock held, after a failure. Ends all pending work, and calls back.
   virtual void end_failed() {}
   // The longest sleep between two calls of progress().
   virtual Clock::duration poll_interval() { return kPollInterval; }

@@ -60,7 +60,7 @@ Lifecycle GroupState::after(Lifecycle now, Event event) {
   return next[static_cast<size_t>(now)][static_cast<size_t>(event)];
 }
 
-// Returns what it was before.
+// Returns the state before.
 Lifecycle GroupState::move(Event event) {
   Lifecycle now = lifecycle_.load(std::memory_order_seq_cst);  // partners: failed(), left()
   while (!lifecycle_.compare_exchange_weak(now, after(now, event), std::memory_order_seq_cst)) {

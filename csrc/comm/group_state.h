@@ -129,7 +129,7 @@ class GroupState {
       if (Engine* const it = place->load(std::memory_order_seq_cst)) visit(*it);  // partner: add()
     }
   }
-  // How many say yes. All are asked.
+  // Asks all engines, and counts those that say yes.
   template <typename Ask>
   int count_engines(const Engine* except, Ask&& ask) const {
     int count = 0;
@@ -138,7 +138,7 @@ class GroupState {
   }
   // The slow path of all engines.
   void check();
-  // With no lock held: callbacks may ask for more.
+  // Call it with no lock held: callbacks may ask for more.
   void end_failed();
   // A worker must look at this group.
   std::function<void()> kick;

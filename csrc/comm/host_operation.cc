@@ -6,9 +6,9 @@
 namespace ringcomm {
 namespace {
 
-constexpr double kLate = 10;  // seconds after which people are told who is waited for
+constexpr double kLate = 10;  // seconds, then a warning names the ranks that are awaited
 
-// For the segments that the tuner may choose.
+// Has the window room for the segments that the tuner may choose?
 bool has_room(const Geometry& geometry, Reach reach) {
   static_assert(Tuner::kWords <= kChoices);
   return reach.mapped && geometry.room_bytes >= 4 * Tuner::kSegments.back();
@@ -56,9 +56,9 @@ void HostOperation::begin(const Operation& operation) {
                   scales);
 }
 
-// PREMUL_SUM multiplies the input first, and nobody's input but what becomes the result. Where
-// there is a result of that size it is the place for it; else it happens as the input is read,
-// which is true. Only where a small result lies within the input there is a copy.
+// PREMUL_SUM scales the input first and may not change the caller's input. It scales into the
+// output if that is as large. Otherwise it returns true, and the executor scales while it reads. It
+// copies only if a smaller output lies within the input.
 bool HostOperation::scale_input(const Operation& operation) {
   const auto within = [&](const Span& out) {
     return std::any_of(operation.input.begin(), operation.input.end(), [&](const Span& in) {

@@ -1,5 +1,5 @@
-// The collective that a group is in on memory of the host: one at a time, by the thread at the
-// wheel.
+// The collective that a group runs on memory of the host. There is one at a time, and the thread at
+// the wheel runs it.
 #pragma once
 
 #include <optional>
@@ -16,16 +16,16 @@ class HostOperation {
  public:
   HostOperation(GroupState& state, const Geometry& geometry, const Costs& costs);
 
-  // Everything that can be refused is refused before the peers learn of it.
+  // Refuses a wrong operation before the peers learn of it.
   void begin(const Operation& operation);
   // True when it is done. Throws MismatchError.
   bool advance();
-  // The operation in progress, if there is one, is over.
+  // Ends the operation in progress, if there is one.
   void end(bool good);
   bool ready() { return executor_.ready(); }      // would advance() move?
   Rank peer() const { return executor_.peer(); }  // the one that is waited for
   std::string text() const { return numbered(current_); }
-  // Throws when it cannot end well: because of a peer, a failure, or a deadline, if one is given.
+  // Throws if the operation cannot end well: because of a peer, a failure, or a given deadline.
   void check(const Deadline* deadline);
 
  private:

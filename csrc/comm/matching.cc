@@ -1,4 +1,4 @@
-// Which message of a Mailbox goes to which receive.
+// Mailbox: matches messages with receives.
 #include <algorithm>
 #include <cstring>
 

@@ -9,7 +9,7 @@ namespace {
 // The words of a Descriptor.
 enum Word { kKind, kCount, kSplits, kLayout, kPlan };
 
-// In the place of a collective; no root stands where there is none.
+// Messages have these kinds in the place of a collective. kNobody stands for no root.
 constexpr uint64_t kSend = kCollectives, kRecv = kCollectives + 1;
 constexpr uint64_t kNobody = 0xffffff;
 

@@ -1,4 +1,4 @@
-// A collective as a caller asks for it, and its fingerprint: what every rank must agree on.
+// A collective as a caller asks for it, and its fingerprint, on which every rank must agree.
 #pragma once
 
 #include <chrono>
@@ -12,7 +12,7 @@
 
 namespace ringcomm {
 
-// The layout of what is gathered for an all_reduce of sparse tensors, for texts.
+// The layout of the parts that an all_reduce of sparse tensors gathers, for texts.
 inline constexpr uint64_t kSparseLayout = 2;
 
 // Spans follow the conventions of shapes (plan/shape.h); counts are bytes. Input and output may be
@@ -33,14 +33,15 @@ void validate(const Operation& operation, int size, Rank rank);
 Shape make_shape(const Operation& operation, const Geometry& geometry);
 Reduction make_reduction(const Operation& operation, int size);
 
-// What peers compare: equal on every rank, but for all_to_all's split sizes (see make_stamps).
+// Makes the terms that peers compare. They are equal on every rank, except for all_to_all's split
+// sizes (see make_stamps).
 Descriptor make_descriptor(const Operation& operation, uint64_t sequence);
-// By what it runs; of a kernel that is no plan, nullopt. `terms`: see hash_of_terms().
+// Records the algorithm, or nullopt for a kernel that is not a plan. `terms`: see hash_of_terms().
 void set_plan(Descriptor& descriptor, std::optional<Algorithm> algorithm, uint64_t terms);
-// Do both call the same, whatever it runs by?
+// Do both call the same, by whatever algorithm?
 bool same_call(const Descriptor& a, const Descriptor& b);
 std::string plan_text(const Descriptor& descriptor);  // "ring"
-// Of all that shapes the plans of a group besides the operation and the algorithm.
+// Hashes everything that shapes plans, except the operation and the algorithm.
 uint64_t hash_of_terms(const Geometry& geometry, const Costs& costs, int local);
 void make_stamps(const Operation& operation, const Descriptor& descriptor, Stamps& stamps);
 

@@ -1,6 +1,5 @@
-// How large messages pass the byte streams, chosen by what they took: in which pieces they are
-// written, and whether they are copied past the caches where they arrive. Each side chooses for
-// itself: the pieces are the sender's affair, the copies the receiver's.
+// Chooses how large messages pass the byte streams, by measuring. The sender chooses the size of
+// the pieces. The receiver chooses whether copies bypass the caches.
 #pragma once
 
 #include <array>
@@ -14,8 +13,8 @@ namespace ringcomm {
 
 class Paces {
  public:
-  // Of an announced message, so that others get between. Between hosts the first size, and inside
-  // one the second until another has won.
+  // The pieces of an announced message, between which other messages get their turn. Between hosts
+  // the first size is used, and inside a host the second until another has won.
   static constexpr std::array<uint32_t, 3> kPieceBytes = {64 << 10, 128 << 10, 256 << 10};
   static constexpr uint64_t kLeastBytes = 256 << 10;  // contests are for these
   static constexpr uint64_t kUsuallyPast = 16 << 20;  // the caches, until it is known

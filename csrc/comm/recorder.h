@@ -1,5 +1,5 @@
-// The flight recorder: the last operations of a group, for the texts of its errors and for
-// those who ask when it hangs.
+// The flight recorder keeps the last operations of a group, for the texts of its errors and for
+// people who ask when it hangs.
 #pragma once
 
 #include <array>

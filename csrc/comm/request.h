@@ -19,7 +19,7 @@ struct Request {
   virtual Message* as_message() { return nullptr; }
 
   Clock::duration timeout;
-  // Of a task: called first, in the order in which tasks end. It must neither block nor throw.
+  // A task calls it first, in the order in which tasks end. It must neither block nor throw.
   std::function<void()> on_end;
   // Called once, on the thread that completes the request, with no lock held.
   std::function<void(const std::exception_ptr&)> on_done;
@@ -31,7 +31,8 @@ struct Request {
     end(why);
     call_back();
   }
-  // The two halves of it: between them those who wait are woken, for callbacks take their time.
+  // The two halves of complete(). Waiting threads are woken between them, because callbacks may be
+  // slow.
   void end(const std::exception_ptr& why) {
     error = why;
     done.store(true, std::memory_order_seq_cst);

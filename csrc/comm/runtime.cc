@@ -151,8 +151,8 @@ void Runtime::kick(const std::shared_ptr<Communicator>& group) {
   bell_->notify(kLocalNews);  // the worker may be waiting for a peer
 }
 
-// With the lock held: sees to it that somebody takes the inbox. Where no thread can be had, the
-// next kick tries again, and waiting threads drive.
+// Sees to it that a worker takes the inbox. The lock is held. If no thread can be made, the next
+// kick tries again, and waiting threads drive.
 void Runtime::elect() {
   if (leader_.load(std::memory_order_relaxed) != std::thread::id()) return;
   if (standby_ > 0) {
@@ -179,7 +179,7 @@ void Runtime::step_down() {
   if (!inbox_.empty()) elect();
 }
 
-// With the lock held: until there is something to drive and nobody drives. Tidies up meanwhile.
+// Waits until there is something to drive and nobody drives. The lock is held. Tidies up meanwhile.
 void Runtime::stand_by() {
   const auto called = [&] {
     mutex_.assert_held();

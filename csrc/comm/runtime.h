@@ -1,7 +1,7 @@
-// What a process has one of: configuration, doorbell, and the worker thread that advances
-// asynchronous operations of all its groups. One worker drives at a time; there are more only where
-// one was in a callback of the user's when there was more to drive. The only global of ringcomm
-// (tests/test_house.py).
+// The parts that a process has once: configuration, doorbell, and the worker thread that advances
+// asynchronous operations of all its groups. One worker drives at a time. Another one is made if a
+// worker is in a callback of the user's while there is more to drive. This is the only global of
+// ringcomm (tests/test_house.py).
 #pragma once
 
 #include <condition_variable>
@@ -32,26 +32,26 @@ class Runtime {
   // Made when the first group needs it: threads and sockets that one host has no use for.
   Network& network(const std::string& store_host);
   int cpus() const { return cpus_; }
-  // The word of a group's rank 0 to the others: the costs by which they choose, from the file that
-  // RINGCOMM_COSTS names, as text; "!" and the error where there are none in it. Other processes
-  // keep what they were told: they may be rank 0 of the next group. "" means Costs{}.
+  // The word of a group's rank 0 to the others: the costs by which they choose, as text. They are
+  // in the file that RINGCOMM_COSTS names. If it has none, the word is "!" and the error. Other
+  // processes keep the word: they may be rank 0 of the next group. "" means Costs{}.
   std::string costs_word();
-  // What the ranks of a group were told. Throws UsageError where that is an error.
+  // The costs that rank 0's word gives. Throws UsageError if the word is an error.
   Costs adopt(const std::string& costs_word);
 
   // Groups of this process, so that a forked child can let go of them, and its end close them.
   void attach(Communicator* group);
   void detach(Communicator* group);
 
-  // The end of the program: lets what is pending in all of them end for at most `grace` in all, and
-  // says goodbye to the peers. Where it ends because of an error, that error is what they learn.
-  // From then on no thread of ours runs code of the user's. The process ids of those that still do:
-  // they have had the rest of the grace.
+  // Ends the program's groups. Pending work has `grace` in all to end, and the peers get a goodbye.
+  // If the program ends because of an error, the peers learn that error. From then on no thread of
+  // ours begins code of the user's. Returns the ids of threads that are still in such code after
+  // the grace.
   static std::vector<int> close_groups(Clock::duration grace, const std::string& error);
 
   // `group` has work that no thread may be driving: the worker looks at it.
   void kick(const std::shared_ptr<Communicator>& group);
-  // Before a worker runs code that may block: from now on another one drives.
+  // Called before a worker runs code that may block. From now on another one drives.
   void step_down();
   // Runs code of the user's, unless the program ends.
   void call(const std::function<void()>& code);

@@ -8,7 +8,7 @@
 namespace ringcomm {
 namespace {
 
-// At the head of a buffer: two words, the stream's and the host's.
+// Two words are at the head of a buffer: the stream's and the host's.
 constexpr uint64_t kHead = 128;
 enum { kArrived, kOver };
 std::atomic<uint32_t>& word(std::byte* buffer, int index) {

@@ -1,5 +1,5 @@
-// Operations on a device through memory of the host, where ranks do not reach one another's
-// devices: the stream copies to pinned memory, the group's own engine works there, and the stream
+// Runs operations on a device through memory of the host, if ranks do not reach one another's
+// devices. The stream copies to pinned memory, the group's own engine works there, and the stream
 // copies back. Stream and host tell each other by words in that memory. No other file knows the
 // engines of both.
 #pragma once
@@ -45,7 +45,7 @@ class HostStaging {
   HostStaging(Communicator& group, cuda::Api& api, Passed passed)
       : group_(group), api_(api), passed_(std::move(passed)) {}
 
-  // Where streams cannot signal, calls wait: then there is no word to look at later.
+  // If streams cannot signal, calls wait. Then there is no word to look at later.
   bool streams_can_signal = false;
   // The group's sequence number, after run().
   uint64_t sequence() const;

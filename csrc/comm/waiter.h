@@ -1,6 +1,5 @@
-// How a thread of a group waits, wherever it does: it polls, spins while it has the patience, and
-// sleeps. By the clock, and however much moves meanwhile, it checks peers, deadlines and
-// signals to the process every 50 ms.
+// All threads of a group wait by this. A thread polls, spins while it has the patience, and sleeps.
+// However much moves meanwhile, it checks peers, deadlines and signals to the process every 50 ms.
 #pragma once
 
 #include <thread>
@@ -13,18 +12,18 @@ namespace ringcomm {
 template <typename Check>
 class Waiter {
  public:
-  // check(began) throws what ends the wait. `began` is when this wait first read the clock, which
-  // it does when there is time to.
+  // check(began) throws to end the wait. `began` is the time at which this wait first read the
+  // clock. It does so once there is time for it.
   Waiter(Patience& patience, Check check) : patience_(&patience), check_(std::move(check)) {}
   // One that never spins.
   explicit Waiter(Check check) : patience_(nullptr), check_(std::move(check)) {}
 
-  // What was waited for has come, and more is to come.
+  // The awaited thing has come, and another one is to come.
   void reset() {
     patience_->reset();
     count();
   }
-  // After a poll that moved something, or nothing. True: poll again; false: sleep, for
+  // Called after each poll; `moved`: it moved something. True: poll again; false: sleep, for
   // until_check().
   bool again(bool moved) {
     if (!moved) {
@@ -39,7 +38,7 @@ class Waiter {
     begin();
     return std::max(next_ - Clock::now(), Clock::duration::zero());
   }
-  // After a sleep on the doorbell. Where somebody has failed the check is now.
+  // Called after a sleep on the doorbell. If a rank has failed, the check is due now.
   void woke(bool failure) {
     if (patience_ != nullptr) patience_->reset();  // time asleep was not taken by others
     failure ? check() : check_when_due();
@@ -73,7 +72,7 @@ class Waiter {
   Clock::time_point began_, next_;
 };
 
-// Waits for what rings no doorbell.
+// Waits for events that ring no doorbell.
 template <typename Over, typename Check>
 void poll_until(Over&& over, Clock::duration interval, Check&& check) {
   Waiter waiter([&](Clock::time_point) { check(); });

@@ -1,10 +1,10 @@
-// Who drives the collectives of a group: one thread at a time. Nobody waits here for its turn: who
-// is turned away sleeps on the process's doorbell, and the thread that lets go rings for it.
+// The right to drive a group's collectives. One thread has it at a time. A thread that is turned
+// away sleeps on the doorbell, and let_go() rings it.
 //
 // No wake-up is lost. Everything is seq_cst. A thread is turned away only by writing kWanted over
-// kTaken, so the next let_go() sees it and calls notify(). By then the sleeper has announced itself
-// to the doorbell, and is woken; or it has not, and its last poll, which comes after that, finds
-// the wheel free, or in the hands of another one who is told in the same way.
+// kTaken, so the next let_go() sees it and calls notify(). If the sleeper has announced itself by
+// then, notify() wakes it. If not, its last poll comes later. That poll finds the wheel free, or
+// writes kWanted again.
 #pragma once
 
 #include <atomic>

@@ -21,7 +21,8 @@ void check(cudaError_t error, const char* call) {
   throw DeviceError(str(call, ": ", cudaGetErrorString(error)));
 }
 
-// What a function of the runtime puts where its first argument points.
+// Calls a function of the runtime, and returns the value that it puts where its first argument
+// points.
 template <typename Result, typename... Arguments>
 Result result_of(const char* name, cudaError_t (*function)(Result*, Arguments...),
                  std::type_identity_t<Arguments>... arguments) {

@@ -118,7 +118,7 @@ constexpr auto choose_op() {
   }
 }
 
-// What computes a pair of the table (reduce/table.inc.h).
+// The codec and the operation that compute a pair of the table (reduce/table.inc.h).
 template <class Codec, class Op>
 using CodecFor = decltype(choose_codec<Codec, Op>());
 template <class Codec, class Op>

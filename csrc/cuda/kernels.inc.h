@@ -1,4 +1,4 @@
-// The kernels, for a device and, as its simulation, for the host: what they do to memory goes
+// The kernels, for a device and, as its simulation, for the host. All their accesses to memory go
 // through a Context (kernels_device.inc.h; tests/sim/kernels_host.h), which has
 //   block(), blocks(), threads()      where this is, and of how many; threads at least one a rank
 //   operands()                        memory that the threads of a block share
@@ -98,8 +98,8 @@ struct Range {
   uint64_t first, count;
 };
 
-// Of the elements of a range, those before and those in the part that all operands have in pieces
-// of 16 aligned bytes; there is none if they are not misaligned by the same.
+// A range has a body: the elements that all operands have in pieces of 16 aligned bytes. `head` is
+// the number of elements before it. There is no body if operands are misaligned differently.
 struct Split {
   uint64_t head, body;
 };
@@ -170,7 +170,7 @@ constexpr void set_operands(Context& context, int n_srcs, int n_dsts, const Set&
   context.sync();
 }
 
-// What a launch adds to the arguments.
+// The launch's own additions to the arguments.
 struct Launch {
   uint64_t element_bytes;  // of math.dtype
   bool leader = false;     // sources are LeaderSlots; the following are LeaderArgs'
@@ -203,7 +203,8 @@ constexpr void reduce_body(Context& context, const ReduceArgs& args, const Launc
       operands.dst[i] = args.dst[i];
     }
   });
-  // After the slots were read: the writer of another operation has set it before.
+  // The abort word is read after the slots. A rank that writes slots of another operation has set
+  // it before.
   const auto goes_on = [&](int thread) {
     return thread != 0 || context.load_acquire(launch.abort) == 0;
   };
@@ -217,7 +218,7 @@ constexpr void reduce_body(Context& context, const ReduceArgs& args, const Launc
   });
 }
 
-// Blocks of equal index of all ranks meet: what each did before is done, for all that come after.
+// Blocks of equal index of all ranks meet. Their writes before it are visible to all after it.
 // A flag is set to the epoch, which is one higher at every meeting, in one of two places in turn: a
 // fast peer may be at the next meeting before this rank looks at the flag of this one, but at the
 // one after that only when this rank came to the next. False: aborted.
@@ -300,7 +301,7 @@ constexpr void two_shot_body(Context& context, const TwoShotArgs& args, const La
   });
 }
 
-// Of a table's entries that of `math`, null where the pair is impossible.
+// The table's entry for `math`, null if the pair is impossible.
 template <class Entry>
 const Entry& find(const TableOf<Entry>& table, const Math& math) {
   const bool unfinished = math.op == ReduceOp::kAvg && !math.final;
@@ -309,7 +310,7 @@ const Entry& find(const TableOf<Entry>& table, const Math& math) {
   return math.scale ? table.scale[dtype] : table.reduce[dtype][static_cast<int>(op)];
 }
 
-// The entry of one pair: what is worth it has a function of its own for 2, 4 and 8 sources.
+// The entry of one pair. Common pairs have functions of their own for 2, 4 and 8 sources.
 template <class Function>
 struct BySources {
   Function any, two, four, eight;

@@ -1,5 +1,5 @@
-// What the files of kernels share: the Context of a device, and the launch. Included in an unnamed
-// namespace inside ringcomm::cuda.
+// The common part of the files of kernels: the Context of a device, and the launch. It is included
+// in an unnamed namespace inside ringcomm::cuda.
 
 #include "cuda/codecs.inc.h"
 #include "cuda/convert.inc.h"

@@ -7,7 +7,7 @@
 
 namespace ringcomm::cuda {
 
-// Of a block; and how many such blocks fit on a multiprocessor, with 80 registers a thread.
+// The threads of a block, and how many blocks fit on a multiprocessor, with 80 registers a thread.
 inline constexpr int kThreads = 256, kBlocks = 3;
 inline constexpr int kTwoShotThreads = 512;  // its blocks are few
 

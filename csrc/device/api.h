@@ -1,6 +1,6 @@
-// What ringcomm needs of a device: a table of functions with two things behind it, the CUDA
+// ringcomm's view of a device: a table of functions. Two things may be behind it: the CUDA
 // runtime (api_cuda.cc) and, in a test-only library, a device simulated by host threads
-// (tests/sim). Whatever goes wrong is a DeviceError: "cudaIpcOpenMemHandle: invalid argument".
+// (tests/sim). Every failure is a DeviceError: "cudaIpcOpenMemHandle: invalid argument".
 //
 // Any thread may call any function; those without a stream act on the calling thread's device.
 #pragma once
@@ -85,7 +85,7 @@ class Api {
   virtual void record(Event event, Stream stream) = 0;
   virtual void wait(Stream stream, Event event) = 0;
 
-  // Enqueued. Between any two memories that this process can address.
+  // Enqueues a copy between any two memories that this process can address.
   virtual void copy(Stream stream, std::byte* to, const std::byte* from, uint64_t bytes) = 0;
   // Memory operations on a word of registered or pinned host memory, by its device address. write:
   // after all that is before it in the stream, which is visible to all that see the value.

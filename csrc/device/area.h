@@ -1,8 +1,8 @@
-// The part of a rank's shared memory of the host that is for devices: what ranks tell one another
-// of their devices, and the words that their streams wait for. Registered with every device, so
+// The part of a rank's shared memory of the host that is for devices. Ranks tell one another of
+// their devices here, and their streams wait for words here. It is registered with every device, so
 // that streams and kernels reach it as the host does.
 //
-// Written by its owner, except: lines by the peer they come from.
+// Its owner writes it, except for lines: those are written by the peer that they come from.
 #pragma once
 
 #include <atomic>
@@ -17,12 +17,12 @@ inline constexpr uint64_t kOperations = 128;  // of a group, that are under way 
 inline constexpr int kExports = 64;           // allocations of a rank that the leader may map
 inline constexpr uint64_t kMessages = 64;     // to one peer, whose sizes can be compared
 
-// A rank's lines from one peer: what each of them counts.
+// A rank's lines from one peer, named by the signals that they count.
 enum Lane : uint8_t { kDataLane, kCreditLane, kMessageLane, kMessageCreditLane };
 inline constexpr int kLanes = 4;
 
-// What a rank tells the others of a subgroup (device_comm.h) of its device and the memory for them
-// there.
+// The words of a rank to the others of a subgroup (device_comm.h): its device, and its memory for
+// them there.
 struct alignas(128) RankInfo {
   std::atomic<uint32_t> step;  // how far its owner has come; partner: ranks that meet
   uint32_t usable;             // streams reach this area
@@ -82,12 +82,12 @@ class Area {
   Opened& opened(Rank owner, int index) const {
     return in<Opened>(kOpened, static_cast<uint64_t>(owner * kExports + index));
   }
-  // What the owner and `peer` must agree on in an operation, where that is not the same for all.
+  // The stamp on which the owner and `peer` must agree, in operations that have one for each pair.
   std::atomic<uint64_t>& stamp(uint64_t sequence, Rank peer) const {
     return in<std::atomic<uint64_t>>(kStamps,
                                      sequence % kOperations * size_ + static_cast<uint64_t>(peer));
   }
-  // Of the k-th message to, or from, a peer: k, its tag and its size.
+  // Describes the k-th message to, or from, a peer: k, its tag and its size.
   std::atomic<uint64_t>& message(Rank peer, bool sending, uint64_t k) const {
     const auto row = static_cast<uint64_t>(2 * peer + (sending ? 1 : 0));
     return in<std::atomic<uint64_t>>(kSizes, row * kMessages + k % kMessages);

@@ -1,4 +1,4 @@
-// How the ranks of a subgroup come to reach one another's device memory, and part again.
+// The ranks of a subgroup meet, so that they reach one another's device memory, and part again.
 #include "device/device_comm.h"
 
 #include <unistd.h>
@@ -9,8 +9,8 @@
 namespace ringcomm::cuda {
 namespace {
 
-// Of each rank for each group: plans of a large GPU need large pieces, since launching costs as
-// much as moving 20 MB.
+// The bytes that each rank gives each group. Plans of a large GPU need large pieces, since
+// launching costs as much as moving 20 MB.
 constexpr uint64_t kLeast = 16 << 20, kMost = 256 << 20, kShareOfDevice = 512;
 constexpr uint64_t kForMessages = 8;  // such a part of it, where two ranks meet for messages
 
@@ -176,7 +176,7 @@ void DeviceComm::reach(const Subgroup& subgroup, RankInfo& info) {
   info.reaches.store(reaches, std::memory_order_relaxed);
 }
 
-// What the peers wrote has to have come here.
+// Checks that the peers' answers have come here.
 void DeviceComm::verify(const Subgroup& subgroup, RankInfo& info) {
   const auto found = memory_.find(subgroup.index_of(rank_));
   if (found == memory_.end()) return;

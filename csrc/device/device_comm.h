@@ -1,6 +1,6 @@
 // One rank's part of a group on one device: ranks of one host that move and reduce memory of
-// devices by work that their streams do, so that no host waits for another once they have met.
-// What touches a device goes through the table of functions (api.h).
+// devices by work that their streams do, so that no host waits for another once they have met. All
+// calls to a device go through the table of functions (api.h).
 #pragma once
 
 #include <map>
@@ -29,7 +29,8 @@ struct Subgroup {
   }
 };
 
-// How the ranks of a subgroup reach one another's devices. Equal on each of them.
+// The way in which the ranks of a subgroup reach one another's devices. It is equal on each of
+// them.
 struct PeerAccess {
   bool reach = false;        // all read and write all others' memory, and their streams meet
   bool one_device = false;   // they share one
@@ -45,20 +46,19 @@ struct Transfer {
 };
 
 // The memory that a rank gives the others of a subgroup:
-//   | a word from each rank, as proof of what is mapped | TwoShotFlags | half 0 | half 1 | messages
-//   |
-// In a subgroup of two only messages follow the flags. Of a group's, messages have a quarter.
+//   | proofs: a word from each rank | TwoShotFlags | half 0 | half 1 | messages |
+// A subgroup of two has only messages after the flags. In a group, messages have a quarter.
 inline constexpr uint64_t kProofs = 4096, kPrologue = 64 * 1024;
 static_assert(kProofs + sizeof(TwoShotFlags) <= kPrologue);
 
-// One thread at a time, but for release(). Every failure is a DeviceError; the streams of the group
-// are then in no known state.
+// One thread at a time may call it, except for release(). Every failure is a DeviceError. Then the
+// streams of the group are in no known state.
 class DeviceComm {
  public:
   static constexpr uint32_t kSteps = 4;
 
-  // Each rank gives `most_bytes` of its memory, or where that is 0 what fits the device. Where
-  // there is a `refusal`, the reason, this rank maps nobody's memory.
+  // Each rank gives `most_bytes` of its memory, or if that is 0 a share that fits the device. If
+  // there is a `refusal`, the reason, this rank maps no other rank's memory.
   DeviceComm(Api& api, Transport& transport, int device, uint64_t most_bytes, std::string refusal);
   ~DeviceComm();
   DeviceComm(const DeviceComm&) = delete;

@@ -50,7 +50,7 @@ uint64_t Exports::at_leader(const Span& span, uint64_t sequence) {
   return base == 0 ? 0 : base + static_cast<uint64_t>(span.data - range.base);
 }
 
-// Its entry; else one for it: of what was freed since, or was not used for longest.
+// Finds the allocation's entry, or else one for it: a freed one, or the one unused for longest.
 int Exports::find(const Allocation& range) const {
   int free = 0;
   for (int index = 0; index < kExports; ++index) {
@@ -113,8 +113,8 @@ void Imports::look(uint64_t done) {
   }
 }
 
-// Where its owner changes the entry while this reads it, it does not trust what comes of it: its
-// own generation is another one by then, and the leader looks again.
+// If the owner changes the entry while this reads it, the owner does not trust the result. Its own
+// generation is another one by then, and the leader looks again.
 void Imports::renew(int index, uint64_t generation) {
   Mapped& mapped = mapped_[static_cast<size_t>(index)];
   const Export& exported = peer_.exported(index);

@@ -1,6 +1,6 @@
-// Memory of the caller's that the leader's kernel reads and writes where it lies. A rank exports
+// The leader's kernel reads and writes the caller's memory where it lies. A rank exports
 // allocations as they turn up in operations; the leader maps them when it next enqueues something.
-// Until then, and where memory cannot be exported, the rank copies through its window.
+// Until then, and if memory cannot be exported, the rank copies through its window.
 #pragma once
 
 #include <array>
@@ -13,7 +13,7 @@
 
 namespace ringcomm::cuda {
 
-// What one rank exports to the leader.
+// The allocations that one rank exports to the leader.
 class Exports {
  public:
   // `socket` gives one to the leader, for descriptors; or null.
@@ -42,7 +42,7 @@ class Exports {
   std::array<Entry, kExports> entries_;
 };
 
-// What the leader has mapped of one rank's exports.
+// The exports of one rank that the leader has mapped.
 class Imports {
  public:
   Imports(Api& api, Area own, Area peer, Rank of, std::function<const Fd*()> socket)

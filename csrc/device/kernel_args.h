@@ -1,4 +1,5 @@
-// The kernels' arguments: what crosses from the host to a device. Plain data, passed by value.
+// The kernels' arguments: the data that crosses from the host to a device, plain and passed by
+// value.
 //
 // One source builds for device and host (kernels.inc.h, over a Context): nvcc makes kernels of it
 // and the simulated device runs it on host threads, so that ThreadSanitizer sees the protocol.
@@ -15,7 +16,7 @@ using Stream = void*;  // cudaStream_t; null is the default stream
 
 inline constexpr int kMostRanks = 32;  // of a group that talks over devices
 
-// What is computed: that of ringcomm::reduce() (reduce/reduce.h), bit by bit.
+// The computation: that of ringcomm::reduce() (reduce/reduce.h), bit by bit.
 struct Math {
   DType dtype = DType::kUint8;
   ReduceOp op = ReduceOp::kSum;
@@ -36,8 +37,8 @@ struct ReduceArgs {
   const std::byte* src[kMostRanks];
 };
 
-// Where one rank's input and output of an operation are, in the leader's address space. Written by
-// the host of that rank; read by the leader's kernel from mapped memory of the host.
+// The addresses of one rank's input and output of an operation, in the leader's address space. That
+// rank's host writes them, and the leader's kernel reads them from mapped memory of the host.
 struct LeaderSlot {
   uint64_t input;  // of element 0; where staged, of the first that this launch is about
   uint64_t output;

@@ -1,5 +1,5 @@
-// Operations as work of streams: copies, kernels, and words that are written and waited for. No
-// function here waits for another rank.
+// Turns operations into work of streams: copies, kernels, and words that are written and waited
+// for. No function here waits for another rank.
 #include <algorithm>
 
 #include "device/device_comm.h"
@@ -204,7 +204,7 @@ bool DeviceComm::fill_slot(const Rounds& rounds) {
   return false;
 }
 
-// Round i of the input, in the window; and of the window, in the output.
+// Copies round i of the input into the window; unstage() copies the window into the output.
 void DeviceComm::stage(Stream stream, const Rounds& rounds, uint64_t i) {
   std::byte* const window = half(rank_, rounds.sequence % 2);
   each_piece(rounds.input, rounds.bytes.offset(i), rounds.bytes.length(i),

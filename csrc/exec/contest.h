@@ -1,7 +1,6 @@
-// Which of a few ways to do the same is the fastest on this machine, found out by doing it: each is
-// tried some times in turn, then the one that won is taken for long, then all are tried again.
-// Which way a turn goes depends on its number and on what was decided, on nothing else: ranks that
-// take the same turns and decide the same go the same ways.
+// Finds the fastest of a few ways by trying. It tries each way in turn, uses the best, and tries
+// all again after 1,024 turns. The way of a turn depends only on its number and on the last
+// decision. So ranks that take the same turns and decide the same go the same ways.
 #pragma once
 
 #include <algorithm>
@@ -20,8 +19,8 @@ class Contest {
 
   Contest(int ways, int usual) : ways_(ways), usual_(usual), decided_(usual) { costs_.fill(kNone); }
 
-  // The way of the next turn. Once all were tried, and a turn later, `decide` says what won: by
-  // then a rank that has come to this turn has heard of the last try's end on every rank.
+  // The way of the next turn. One turn after all tries, `decide` names the winner. By then this
+  // rank has heard that the last try has ended on every rank.
   template <typename Decide>
   int next(Decide&& decide) {
     at_ = turns_++ % kPeriod;
@@ -36,7 +35,7 @@ class Contest {
     double& best = costs_[static_cast<size_t>(way)];
     best = std::min(best, cost);
   }
-  // Of `count` ways from `first` on: `usual`, unless another is clearly better.
+  // The best of `count` ways from `first` on: `usual`, unless another is clearly better.
   int fastest(int first, int count, int usual) const {
     const auto weighed = [&](int way) {
       return costs_[static_cast<size_t>(way)] * (way == usual ? 1 - kMargin : 1);

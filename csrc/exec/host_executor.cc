@@ -9,7 +9,8 @@
 namespace ringcomm {
 namespace {
 
-// Operands of one reduce step; more ranks than this reduce in groups (planners see to it).
+// Operands of one reduce step: a source from each of at most 200 ranks (comm/create.cc), and the
+// destinations.
 constexpr size_t kMostOperands = 256;
 constexpr uint64_t kScaledBytes = 16 << 10;  // of an operand at a time: it stays in the cache
 
@@ -110,7 +111,8 @@ void HostExecutor::copy(const Step& step, uint64_t total) {
       continue;
     }
     if (is_remote(operand[0])) {
-      // Plans keep the source of a put as it is until it was read, but not what rides in a line.
+      // Plans keep the source of a put unchanged until it was read. For payload in lines they may
+      // not.
       const bool lent = bytes >= lent_bytes_ && operand[0].space == Space::kInbox &&
                         operand[1].space <= Space::kOutput;
       if (!lent) std::memcpy(dst.data, src.data, bytes);
@@ -121,7 +123,7 @@ void HostExecutor::copy(const Step& step, uint64_t total) {
   }
 }
 
-// Puts pieces of the scaled input in the place of the input. How much of each operand that is.
+// Puts pieces of the scaled input in the place of the input. Returns the bytes of a piece.
 uint64_t HostExecutor::scale_operands(std::span<const Ref> refs, std::byte** at, uint64_t bytes) {
   uint64_t pieces = 0;
   for (const Ref& ref : refs) pieces += scaled(ref) ? 1 : 0;

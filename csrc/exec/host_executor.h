@@ -17,8 +17,8 @@
 
 namespace ringcomm {
 
-// What a signal must say of the operation it belongs to. Equal for every pair of ranks but in
-// all_to_all, where each pair must agree on its own byte counts: then the vectors are not empty.
+// The words by which signals name their operation. All pairs of ranks have the same one, except in
+// all_to_all: there each pair agrees on its own byte counts, and the vectors are not empty.
 struct Stamps {
   uint64_t common = 0;
   std::vector<uint64_t> sent, received;  // to, and expected from, each rank on the data lane
@@ -33,7 +33,8 @@ struct Stamps {
   }
 };
 
-// From here on the caller's memory is sent as it is, and copied only if the operation ends first.
+// Pieces of the caller's memory from this size on are sent from where they lie. They are copied
+// only if the operation ends first.
 inline constexpr uint64_t kLentBytes = 4096;
 
 class HostExecutor {
@@ -42,10 +43,10 @@ class HostExecutor {
 
   enum class Status { kDone, kBlocked, kMismatch };
 
-  // The plan, and the memory behind the spans, must live until advance() returns kDone.
-  // `sequence` is the operation's number in the group, the same on every rank.
-  // `scales`: what is read of the input is multiplied by the reduction's factor on the way; it
-  // shares no memory with the output then.
+  // The plan, and the memory behind the spans, must live until advance() returns kDone. `sequence`
+  // is the operation's number in the group, the same on every rank. `scales`: the executor
+  // multiplies the input by the reduction's factor while it reads. Then input and output share no
+  // memory.
   void start(std::shared_ptr<const Plan> plan, uint64_t sequence, const Reduction& reduction,
              Manner manner = {}, bool scales = false);
   Spans& input() { return input_; }
@@ -57,7 +58,7 @@ class HostExecutor {
   Status advance();
   // Can advance() move: has it not begun, or has the awaited signal come? Cheap enough to spin on.
   bool ready();
-  // After kDone, of what was to be timed: without the wait for those who came late.
+  // After kDone, if it was timed: how long it took, without the wait for late ranks.
   double seconds() const { return watch_.seconds(Clock::now()); }
   bool timed() const { return manner_.timed; }
   // After kBlocked or kMismatch: the peer concerned.

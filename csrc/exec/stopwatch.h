@@ -1,5 +1,5 @@
-// How long an operation takes, but for the time until the others have come to it: what a late peer
-// costs says nothing of how the bytes are moved.
+// Measures an operation without the wait for late peers, because that wait does not depend on how
+// bytes are moved.
 #pragma once
 
 #include <optional>
@@ -18,7 +18,7 @@ class Stopwatch {
     blocked_.reset();
     meeting_.reset();
   }
-  // A wait, step `step` of the plan, is not met. The first waits are for those who are late.
+  // A wait, step `step` of the plan, is not met. The first waits are for late ranks.
   void block(size_t step, Time now) {
     if (!blocked_ && (!meeting_ || step == *meeting_)) blocked_ = now;
   }

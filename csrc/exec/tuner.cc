@@ -10,14 +10,14 @@ namespace {
 
 constexpr int kUsualSegment = 2;
 
-// Whose outputs are written by copies; sums go there straight from the addition.
+// Does the collective copy into its outputs? Sums go there straight from the addition.
 bool copies(Collective collective) {
   return collective != Collective::kReduce && collective != Collective::kReduceScatter;
 }
 
 }  // namespace
 
-// Of the longest side, the same on every rank but for all_to_all, which has no segments.
+// Bytes of the longer side. All ranks agree on it, except in all_to_all, which has no segments.
 uint64_t Tuner::bytes_of(const Shape& shape) {
   if (shape.collective == Collective::kAllToAll) {
     return std::accumulate(shape.recv.begin(), shape.recv.end(), uint64_t{0});
@@ -60,9 +60,10 @@ void Tuner::took(double seconds) {
   words_[index_].store(static_cast<uint8_t>(segment), std::memory_order_release);  // decide()
 }
 
-// Rank 0 has written its word before it began the operation before this one, and that one's end
-// here was after its beginning there. It writes the next one when all have begun that one's last
-// try, and so read this one.
+// Rank 0 wrote its choice before it began the previous operation. That operation has ended here, so
+// it had begun on rank 0. So this rank reads rank 0's choice. Rank 0 writes its next choice when
+// the last try of the next period has ended there. By then all ranks have begun that try, and so
+// have read this choice.
 int Tuner::decide(const Entry& entry, size_t index) const {
   int segment = 0;
   if (entry.segments > 1) {

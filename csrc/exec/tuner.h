@@ -1,8 +1,7 @@
-// How large operations are carried out, chosen by what they took and by no size that a machine
-// tells: in which segments they pass the windows, and whether copies into the output go past the
-// caches. Every rank takes part in a contest for each collective and size. Segments shape plans, so
-// rank 0's word counts for all; the copies are each rank's own affair. Results are the same in all
-// ways.
+// Chooses how large operations run, by measuring: the segment size, and whether copies bypass the
+// caches. There is a contest for each collective and size, and every rank takes part. Segments
+// shape plans, so rank 0 chooses them for all; each rank chooses its own kind of copy. Results are
+// the same in all ways.
 #pragma once
 
 #include <array>
@@ -14,7 +13,7 @@
 
 namespace ringcomm {
 
-// How an executor carries out one operation.
+// The way in which an executor carries out one operation.
 struct Manner {
   bool streams = false;  // copies into the output go past the caches
   bool timed = false;    // how long it takes will be asked for
@@ -32,7 +31,7 @@ class Tuner {
   // `words`: kWords of rank 0's, which all read; null: segments stay as they are.
   Tuner(Rank rank, std::atomic<uint8_t>* words) : rank_(rank), words_(words) {}
 
-  // For the next operation, on every rank the same one: sets the segment in its shape.
+  // Called for the next operation, the same one on every rank. Sets the segment in its shape.
   Manner next(Shape& shape, Algorithm algorithm) {
     current_ = nullptr;
     const uint64_t bytes = bytes_of(shape);

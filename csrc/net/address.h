@@ -98,14 +98,16 @@ class InterfaceFilter {
 // many a host's own name is 127.0.1.1 in its /etc/hosts.
 std::optional<Address> source_towards(const std::string& host, uint16_t port);
 
-// For people: where packets to that host leave, "10.0.0.1 (eth0)", or that there is no route.
+// For people: the interface by which packets to that host leave, "10.0.0.1 (eth0)", or that there
+// is no route.
 std::string way_to(const Address& host);
 
-// What a rank tells other hosts, best first, at most four: in the filter's order, then the routed
-// one (source_towards the store), then real interfaces before virtual bridges. Left out are what is
-// down, IPv6 link-local (they mean nothing elsewhere), and IPv4 link-local not asked for.
-// Loopback is the answer where nothing else is: on a single machine without a network, or when
-// asked for. Never give it to another host. Throws UsageError when the filter leaves nothing.
+// The addresses that a rank tells other hosts, best first, at most four. The filter's order comes
+// first, then the routed one (source_towards the store), then real interfaces before virtual
+// bridges. Interfaces that are down are left out. So are IPv6 link-local addresses, which mean
+// nothing elsewhere, and IPv4 link-local ones that were not asked for. Loopback is the answer where
+// nothing else is: on a single machine without a network, or when asked for. Never give it to
+// another host. Throws UsageError when the filter leaves nothing.
 std::vector<Address> choose_addresses(const std::vector<Interface>& interfaces,
                                       const InterfaceFilter& filter,
                                       const std::optional<Address>& routed);
@@ -116,8 +118,8 @@ struct PortRange {
   static PortRange parse(const std::string& text);  // throws UsageError
 };
 
-// Sockets do not block, send at once, and fail 5 s after the peer has last acknowledged anything;
-// what accept returns has the same options, except that accept4 must be told SOCK_NONBLOCK.
+// Sockets do not block, send at once, and fail 5 s after the peer's last acknowledgement. Accepted
+// sockets have the same options, except that accept4 must be told SOCK_NONBLOCK.
 
 // On the first free port of the range; the port in `on` does not matter. Throws SystemError.
 Fd listen_tcp(const Address& on, PortRange range, int backlog);

@@ -32,7 +32,7 @@ uint32_t add_one(uint32_t crc, uint8_t byte) { return __crc32cb(crc, byte); }
 
 #else
 
-// kTables[k][b]: what a byte b does that k more bytes come after.
+// kTables[k][b]: the effect of a byte b that k more bytes follow.
 using Tables = std::array<std::array<uint32_t, 256>, 8>;
 
 constexpr Tables make_tables() {

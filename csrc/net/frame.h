@@ -1,5 +1,5 @@
-// What travels between two processes: frames, a header of 64 bytes and up to 256 KiB of payload.
-// Little-endian. Everything in a frame that comes is a stranger's word: checked before it is used.
+// Frames travel between two processes: a header of 64 bytes and up to 256 KiB of payload, both
+// little-endian. All fields of a frame that comes are a stranger's words: checked before use.
 #pragma once
 
 #include <array>
@@ -53,7 +53,7 @@ static_assert(sizeof(Frame) == 64);
 
 inline bool is_sequenced(FrameType type) { return type < FrameType::kAck; }
 
-// What a frame carries: memory that stays as it is (see session.h), or its own.
+// The bytes that a frame carries: memory that must not change (see session.h), or its own.
 struct Payload {
   Payload() = default;
   explicit Payload(const std::byte* lent, std::byte* keep = nullptr) : lent(lent), keep(keep) {}
@@ -65,13 +65,13 @@ struct Payload {
   const std::byte* data() const { return own.empty() ? lent : own.data(); }
 };
 
-// A peer sent what no peer sends, or a byte was changed on the way: the flow is closed, and what
-// it carried comes again.
+// A peer sent nonsense, or a byte was changed on the way. The flow is closed, and its frames come
+// again.
 struct FlowError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// The second of these.
+// A byte was changed on the way.
 struct ChangedError : FlowError {
   using FlowError::FlowError;
 };
@@ -79,8 +79,8 @@ struct ChangedError : FlowError {
 void seal(Frame& frame);         // sets crc
 void check(const Frame& frame);  // throws FlowError
 
-// What has come of a direction: all up to `all`, and those of the next kFrameWindow whose bit is
-// set.
+// The frames of one direction that have come: all up to `all`, and those of the next kFrameWindow
+// whose bit is set.
 struct Cursor {
   uint64_t all = 0;
   std::array<uint64_t, kFrameWindow / 64> more{};

@@ -98,7 +98,7 @@ Handshake::Handshake(const ProcessId& self, const ProcessId& peer, int flow, Par
 
 size_t Handshake::wanted() const {
   static_assert(sizeof(Hello) <= kMostBytes && sizeof(Proof) <= kMostBytes);
-  // In the order of State.
+  // Entries are in the order of State.
   constexpr size_t bytes[] = {sizeof(Hello), 0, sizeof(Challenge), sizeof(Proof), sizeof(Proof), 0};
   return bytes[static_cast<size_t>(state_)];
 }

@@ -1,13 +1,13 @@
-// How two processes know each other before a byte of a session passes: each proves that it knows
-// their key, over everything both have said (HMAC-SHA256, RFC 2104), and tells what came over the
-// connection that this one replaces.
+// By a handshake two processes know each other before a byte of a session passes. Each proves that
+// it knows their key, over everything both have said (HMAC-SHA256, RFC 2104). Each also tells which
+// frames have come, since this connection may replace another one.
 //
 //   initiator -> Hello       who, to whom, which flow, a nonce
 //   acceptor  -> Challenge   a nonce, the connection's generation, proof; or that it is another
 //   initiator -> Proof       its cursor, proof          (it has closed the old connection)
 //   acceptor  -> Resume      its cursor, proof          (so has it)
 //
-// As the session, it does no I/O. What it does not do: hide what travels, or protect it from
+// Like the session, it does no I/O. It does not encrypt. It does not protect a connection from
 // somebody who can change packets once the handshake is over (docs/networks.md).
 #pragma once
 
@@ -43,15 +43,14 @@ struct GoneError : FlowError {
   GoneError() : FlowError("another process listens there now") {}
 };
 
-// What a handshake asks of the session it is for. Only the peer that holds the key gets as far as
-// fence().
+// The session's side of a handshake. Only a peer that holds the key gets as far as fence().
 class Party {
  public:
   virtual ~Party() = default;
   virtual const Key& key() const = 0;
   virtual int flows() const = 0;
   virtual uint64_t generation(int flow) const = 0;
-  // Closes what this flow had before, and says what came of the session.
+  // Closes the flow's old connection, and returns the cursor of the frames that have come.
   virtual Cursor fence(int flow) = 0;
 };
 
@@ -71,7 +70,7 @@ class Handshake {
   void take(const std::byte* data);
   std::vector<std::byte> output();
 
-  // Accepting, after the Hello: who wants to connect. Answer with with().
+  // If accepting, after the Hello: the process that wants to connect. Answer with with().
   const std::optional<ProcessId>& caller() const { return caller_; }
   void with(Party& party);
 

@@ -1,4 +1,4 @@
-// How fast a connection is, from looks at it now and then.
+// Measures the speed of a connection, by looking at it now and then.
 #pragma once
 
 #include <algorithm>
@@ -8,8 +8,8 @@
 
 namespace ringcomm {
 
-// What arrives while a connection always has more to send shows how fast it is; what arrives at
-// other times only shows how much there was.
+// Bytes that arrive while a connection always has more to send show how fast it is. At other times
+// they only show how much there was.
 class Meter {
  public:
   // `arrived`: bytes since the connection began. `full`: it could not take all there was.
@@ -40,7 +40,8 @@ class Meter {
  private:
   static constexpr Clock::duration kEnough = std::chrono::milliseconds(20);
   static constexpr Clock::duration kMemory = std::chrono::milliseconds(400);
-  // What looks slow is used less, and then is hardly measured: with time it may have become faster.
+  // A connection that looks slow is used less, and so is hardly measured. It may have become
+  // faster.
   static constexpr double kHope = 0.25;  // of what was measured, a second; twice as fast at most
   uint64_t bytes_ = 0, arrived_ = 0;
   Clock::duration time_{}, age_{};  // of what was measured, and since then

@@ -235,7 +235,7 @@ bool Network::read_from(Link& link) {
   return arrived;
 }
 
-// Of a long payload, this process is woken for large pieces, not for every packet.
+// While a long payload comes, this process is woken for large pieces, not for every packet.
 void Network::wait_for_more(Link& link) {
   const size_t expected = link.peer->session.expected(link.flow);
   const size_t wanted = expected < kLongWait ? 1 : std::min(expected, kWakeAt);

@@ -21,7 +21,7 @@
 
 namespace ringcomm {
 
-// What a process tells the others through the store.
+// The words of a process to the others, through the store.
 struct Contact {
   ProcessId id{};
   Key key{};  // part of the key of each pair, see NetworkOptions::secret
@@ -53,15 +53,16 @@ class Network {
   // The session with that process, one for all groups. The wire lives as long as the network.
   Wire& reach(const Contact& peer);
 
-  // Moves what can be moved, without waiting. True when something arrived. Any thread.
+  // Reads and writes sockets without waiting. True when something arrived. Any thread.
   bool progress();
-  // Between these the calling thread calls progress() often, and the network thread stands back.
+  // Between these two, the calling thread calls progress() often, and the network thread stands
+  // back.
   void begin_driving() { driving_.fetch_add(1, std::memory_order_seq_cst); }
   // `rest`: this thread sleeps now, and the network thread is to wake it.
   void end_driving(bool rest);
   void before_fork() { mutex_.lock(); }
   void after_fork() { mutex_.unlock(); }
-  // In a forked child: closes the sockets; nothing else of this may be used.
+  // For a forked child: closes the sockets. Nothing else of this may be used there.
   void forked();
 
  private:

@@ -131,7 +131,7 @@ void Network::Peer::write_all() {
   if (!up && !lost_) tick(Clock::now(), {});
 }
 
-// Where there are several flows: how fast is each, and how much has it got to do?
+// With several flows, tells the session how fast each one is and how much it has to do.
 void Network::Peer::tell_paces(Clock::time_point now) {
   if (flows() == 1 || now - told_paces_ < kPaceEvery) return;
   told_paces_ = now;
@@ -163,7 +163,7 @@ bool Network::Peer::handshaking(int flow) const {
 }
 
 void Network::Peer::tick(Clock::time_point now, Clock::duration stalled) {
-  // On a slow network a piece that wakes us may take longer than silence may last.
+  // On a slow network, a piece may take longer to wake us than silence may last. So read now.
   bool arrived = false;
   for (Link*& link : links) {
     if (link != nullptr && link->low_water > 1) arrived = network_.read_from(*link) || arrived;
@@ -208,7 +208,7 @@ void Network::Peer::tick(Clock::time_point now, Clock::duration stalled) {
   }
 }
 
-// Who waits here for a rank of that process hears soon what it does instead.
+// Sends our state, so that a rank that waits for us can say what we do.
 void Network::Peer::tell_news(Clock::time_point now) {
   if (now - told_news_ < kNewsEvery) return;
   told_news_ = now;
@@ -228,8 +228,8 @@ bool Network::Peer::is_away(int flow) const {
          link->address != flow % static_cast<int>(contact.addresses.size());
 }
 
-// To all addresses at once: the first to answer is taken. Where there are several flows, each goes
-// to its own address first, and goes back there when it can.
+// Connects to all addresses at once, and takes the first to answer. If there are several flows,
+// each goes to its own address first, and goes back there when it can.
 void Network::Peer::connect(int flow, Clock::time_point now) {
   Attempts& attempts = attempts_[static_cast<size_t>(flow)];
   const int count = static_cast<int>(contact.addresses.size());
@@ -262,7 +262,7 @@ void Network::Peer::connect(int flow, Clock::time_point now) {
   }
 }
 
-// One of them; or all are, when a connection is up.
+// One attempt has ended. If a connection is up, all attempts have.
 void Network::Peer::attempt_ended(int flow, bool refused) {
   Attempts& attempts = attempts_[static_cast<size_t>(flow)];
   if (links[static_cast<size_t>(flow)] != nullptr) {

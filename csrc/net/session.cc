@@ -34,8 +34,8 @@ void Session::post(const Frame& frame, Payload payload) {
   item.payload = std::move(payload);
 }
 
-// act(payload, frame, needed) for all that the channel has posted, in order; `needed`: the peer may
-// not have it yet. What is on its way into a flow is a copy of such a payload.
+// Calls act(payload, frame, needed) for each frame that the channel has posted, in order. `needed`:
+// the peer may not have it yet. Frames on their way into a flow are copies of posted ones.
 template <typename Act>
 void Session::each_payload(uint64_t channel, Act&& act) {
   for (Item& item : items_) {
@@ -48,8 +48,8 @@ void Session::each_payload(uint64_t channel, Act&& act) {
   }
 }
 
-// Later frames may have gone to the same place: those before them have been read there, and what
-// is sent of them again, if anything is, is dropped. In order, so that the last one stays.
+// Later frames may go to the same place. The peer has read the earlier ones, so it drops any
+// repetition of them. The copies are made in order, so that the last one stays.
 void Session::reclaim_lent(uint64_t channel) {
   each_payload(channel, [](Payload& payload, const Frame& frame, bool needed) {
     if (payload.keep == nullptr) return;
@@ -123,7 +123,7 @@ Cursor Session::cursor() const {
 
 std::vector<int> Session::take_closed() { return std::exchange(closed_, {}); }
 
-// The peer reads nothing more of this flow, and has said what came over it.
+// The peer reads nothing more of this flow, and has told its cursor.
 void Session::resolve(int index, const Cursor& theirs) {
   acknowledge(theirs);
   for (size_t i = 0; i < items_.size(); ++i) {
@@ -216,7 +216,7 @@ void Session::write_control(int index, Frame frame, bool with_cursor) {
   unacknowledged_ = with_cursor ? 0 : unacknowledged_;
 }
 
-// Frames for a flow that can take them: no more than it needs, others take the rest.
+// Prepares frames for a flow that can take them: no more than it needs, others take the rest.
 void Session::fill(int index) {
   Flow& flow = at(index);
   while (flow.writing_bytes < kPrepared && waits_to_be_sent() && !declines(index)) {

@@ -1,17 +1,19 @@
-// A session joins two processes and outlives its connections: whatever was posted arrives once and
-// in order, or the session is given up as a whole.
+// A session joins two processes and outlives its connections. All posted frames arrive once and in
+// order, or the session is given up as a whole.
 //
 // This is the protocol alone: no sockets, no threads, no clock. Its owner moves bytes between
 // it and its *flows* (connections), says when a flow has gone or come, and tells the time. So the
 // simulator (tests/cpp/net/session_sim.cc) runs the code that production runs.
 //
 // Any flow that can take bytes takes the next frame, unless another would bring it and all behind
-// it sooner: a slow one does not set the pace. Frames are numbered; `post` keeps no copy of the
-// payload: it is memory that stays as it is until the frame is acknowledged, or that only changes
-// once the peer's own words prove that it came (a legal duplicate may carry changed bytes, and is
-// recognized by its number before its checksum is looked at). What a flow that has gone carried is
-// sent again when the peer has said what it got; and before it says so it has closed the flow, or
-// bytes under way could still fall into memory that is in use again.
+// it sooner: a slow one does not set the pace. Frames are numbered.
+//
+// `post` does not copy the payload. The memory must not change until the frame is acknowledged, or
+// until the peer's own words prove that it came. A duplicate may carry changed bytes; its number
+// identifies it before its checksum is looked at.
+//
+// When a flow is lost, the peer first closes it and then says which frames came. The others are
+// sent again. In the other order, bytes under way could fall into memory that is in use again.
 #pragma once
 
 #include <sys/uio.h>
@@ -28,14 +30,14 @@
 
 namespace ringcomm {
 
-// Where frames land, and who is told.
+// The channels' side: gives memory to payloads, and hears of frames.
 class Receiver {
  public:
   virtual ~Receiver() = default;
   // Memory for the payload of a put or stream frame; null where the channel is not known (any
   // more): then it is dropped. Throws FlowError when the peer may not write there.
   virtual std::byte* place(const Frame& frame) = 0;
-  // In the order in which they were posted, once each. `payload` is given for kState only.
+  // Called once for each frame, in the order of posting. `payload` is given for kState only.
   virtual void deliver(const Frame& frame, std::span<const std::byte> payload) = 0;
   // The payload of a kState frame, if the peer has not heard the latest. Asked now and then.
   virtual std::vector<std::byte> news() { return {}; }
@@ -51,7 +53,7 @@ struct SessionRules {
   Clock::duration silence = std::chrono::seconds(2);  // of a flow: then it is closed
 };
 
-// What a flow's connection says of itself.
+// The speed of a flow's connection, and its backlog.
 struct Pace {
   uint64_t bytes_per_second = 0;  // 0: not known yet
   uint64_t queued = 0;            // bytes that it had been given and that had not arrived
@@ -61,12 +63,12 @@ class Session {
  public:
   Session(Receiver& receiver, int flows, const SessionRules& rules = {});
 
-  // ---- what the two processes say to each other
+  // ---- frames
   // `frame` names type, channel, offset, stamp, lane and half.
   void post(const Frame& frame, Payload payload = {});
-  // What the channel was lent is the lender's again afterwards.
+  // Afterwards the lender may change its memory again.
   void reclaim_lent(uint64_t channel);
-  // The channel's memory goes: what the peer may not have yet is copied.
+  // The channel's memory goes: payloads that the peer may not have yet are copied.
   void release(uint64_t channel);
   void ask_for_ack();
   uint64_t posted() const { return first_ + items_.size() - 1; }  // the last frame's number
@@ -88,22 +90,23 @@ class Session {
   // here (as down() does), the caller their sockets.
   std::vector<int> take_closed();
 
-  // ---- writing: gather() names what comes next, wrote() says how much of it was taken. Of flows
-  // whose pace is known, one takes no frame that would arrive sooner behind all others of another.
+  // ---- writing: gather() names the next bytes, and wrote() says how many of them were taken. A
+  // flow takes no frame that would arrive sooner over another flow, behind all frames there.
   void pace(int flow, const Pace& pace) { at(flow).pace = pace; }
   size_t gather(int flow, std::span<iovec> parts);
   void wrote(int flow, size_t bytes);
   bool has_output(int flow) const;
 
-  // ---- reading: what is left of a payload may be read straight into landing(); all other bytes go
+  // ---- reading: the rest of a payload may be read straight into landing(); all other bytes go
   // through read(). Both throw FlowError: then call down().
   std::span<std::byte> landing(int flow);
   void landed(int flow, size_t bytes);
-  // So many bytes will come in any case: what is missing of a header or of a payload.
+  // So many bytes will come in any case: the rest of a header or of a payload.
   size_t expected(int flow) const;
   void read(int flow, std::span<const std::byte> bytes, Clock::time_point now);
 
-  // Now and then. `stalled`: how long this process itself did not run; that silence is nobody's.
+  // Called now and then. `stalled`: how long this process itself did not run. A peer is not blamed
+  // for that silence.
   void tick(Clock::time_point now, Clock::duration stalled);
   Clock::time_point last_heard() const { return last_heard_; }
   Clock::duration silence() const { return rules_.silence; }

@@ -9,7 +9,7 @@
 namespace ringcomm {
 namespace {
 
-// To be written to one flow, while its peer asks for more: what is prepared is always less.
+// Bytes that may wait for one flow while its peer asks for more. Prepared frames are always fewer.
 constexpr size_t kMostAnswers = 3 * kFramePayload;
 
 Cursor cursor_of(const Frame& frame, std::span<const std::byte> payload) {
@@ -97,7 +97,7 @@ void Session::close(int index, Reading& open) {
     control(index, frame, reading.own);
     return;
   }
-  // It may have come over another flow meanwhile.
+  // The frame may have come over another flow meanwhile.
   const bool again = frame.sequence <= all_ || waiting_.contains(frame.sequence);
   if (again) ++counters_.duplicates;
   if (again && rules_.apply_once) return;
@@ -151,7 +151,7 @@ void Session::control(int index, const Frame& frame, std::span<const std::byte> 
   }
 }
 
-// The peer has lost a flow: so have we, and only then is it told what came over it.
+// The peer has lost a flow. We close it, too, and only then tell the peer what came over it.
 void Session::flow_down(const Frame& frame) {
   if (frame.offset >= flows_.size()) throw FlowError("no such flow");
   const int other = static_cast<int>(frame.offset);

@@ -1,4 +1,4 @@
-// What one channel sees of the session with a peer's process. Any thread may call any function.
+// One channel's view of the session with a peer's process. Any thread may call any function.
 #pragma once
 
 #include <string>
@@ -16,16 +16,17 @@ class Wire {
   // close() copies what the peer does not have yet: the channel's memory is free afterwards.
   virtual void open(uint64_t channel, Receiver* receiver) = 0;
   virtual void close(uint64_t channel) = 0;
-  // As Session's.
+  // See Session.
   virtual void post(const Frame& frame, Payload payload) = 0;
   virtual void reclaim_lent(uint64_t channel) = 0;
-  // What was posted starts on its way now.
+  // Starts sending the posted frames.
   virtual void flush() = 0;
   // Has anything been said or heard?
   virtual bool reached() = 0;
-  // Frames of which the peer has not said that it has them; it is asked to say so soon.
+  // The number of frames that the peer has not acknowledged. Asks the peer for an acknowledgement.
   virtual uint64_t undelivered() = 0;
-  // Moves what can be moved; true when something arrived. A thread that calls this often says so.
+  // Reads and writes sockets without waiting; true when something arrived. A thread that calls this
+  // often says so by begin_driving().
   virtual bool progress() = 0;
   virtual int descriptor() const = 0;  // readable: progress() has something to do
   virtual void begin_driving() = 0;

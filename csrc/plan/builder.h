@@ -1,6 +1,6 @@
-// What planners write plans with. Copies and reduces of nothing vanish; signals and waits never do,
-// since every collective must leave every rank knowing that all others have begun it (see
-// planners.h), whatever its size.
+// Planners write plans with PlanBuilder. It drops copies and reduces of nothing, but no signals and
+// waits. For after any collective, whatever its size, every rank must know that all others have
+// begun it (see planners.h).
 #pragma once
 
 #include <algorithm>
@@ -68,7 +68,7 @@ class PlanBuilder {
   }
   Ref line(Rank owner, Rank from) const { return ref(Space::kLine, owner, from, 0); }
 
-  // In turn number `number` of slots that begin at `first`.
+  // The slot of turn `number`, where the first slot is `first`.
   Ref in_turn(Ref first, const Turns& turns, uint64_t number) {
     const uint64_t slots = turns.slots, slot = number % slots;
     if (passes_ == 1 && rounds_ == 1) {
@@ -97,7 +97,7 @@ class PlanBuilder {
   void signal(Rank to, Lane lane = kData) { synchronize(Verb::kSignal, to, lane); }
   void wait(Rank from, Lane lane = kData) { synchronize(Verb::kWait, from, lane); }
 
-  // Beginning at the next rank, so that not all turn to rank 0 first.
+  // They begin at the next rank, so that not all ranks turn to rank 0 first.
   void signal_all(Lane lane = kData) {
     for (int i = 1; i < shape_.size; ++i) signal(peer(i), lane);
   }
@@ -140,8 +140,8 @@ class PlanBuilder {
       passes_ = 1;
     });
   }
-  // Within a pass: rounds first … end - 1, those between two edges as one block. From round to
-  // round, what is named by an extent goes on to the next.
+  // Writes rounds first … end - 1 of a pass. Rounds between two edges are one block. From round to
+  // round, operands with an extent go on to the next extent.
   template <typename Round>
   void rounds(int first, int end, std::vector<uint64_t> edges, Round&& round) {
     const auto at = static_cast<uint64_t>(first);
@@ -211,7 +211,7 @@ class PlanBuilder {
     plan_.steps.push_back(step);
   }
 
-  // act(first, count) for what is between two edges.
+  // Calls act(first, count) for each stretch between two edges.
   template <typename Act>
   static void between_edges(uint64_t first, uint64_t end, std::vector<uint64_t> edges, Act&& act) {
     edges.insert(edges.end(), {first, end});

@@ -12,7 +12,7 @@
 
 namespace ringcomm {
 
-// For one rank of one group; callers take turns.
+// Serves one rank of one group; callers take turns.
 class PlanCache {
  public:
   static constexpr uint64_t kDefaultBytes = 512 << 10;
@@ -20,7 +20,7 @@ class PlanCache {
   explicit PlanCache(Rank rank, uint64_t limit_bytes = kDefaultBytes)
       : rank_(rank), limit_bytes_(limit_bytes) {}
 
-  // Plans if need be; throws what make_plan throws.
+  // Makes the plan if need be; throws like make_plan.
   std::shared_ptr<const Plan> get(const Shape& shape, Algorithm algorithm);
 
   uint64_t bytes() const { return bytes_; }

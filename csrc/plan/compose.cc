@@ -16,8 +16,8 @@ namespace {
 // A side of a part's user memory: which of the whole plan's sides it is, and where.
 struct Side {
   Space space;
-  // For shards that are not neighbours in the whole: the part's offset `from` stands at `to`, as
-  // does all that follows, up to the next piece. In order of `from`.
+  // Shards may not be neighbours in the whole. Then the part's offset `from` stands at `to`, and so
+  // do the bytes after it, up to the next piece. Pieces are in order of `from`.
   struct Piece {
     uint64_t from;
     uint64_t to;
@@ -31,7 +31,7 @@ struct Side {
   }
 };
 
-// Where a part of a composed plan finds things.
+// The places where a part of a composed plan finds its ranks and its memory.
 struct Placement {
   std::vector<Rank> ranks;  // the whole group's number of each rank of the part
   Side input{Space::kInput};
@@ -55,7 +55,7 @@ struct Hierarchy {
     for (int i = 0; i < hosts; ++i) across.push_back(i * local + index);
   }
 
-  // What each rank of a host gets of a message, and where mine lies in the output.
+  // Each rank's shard of a message, within a host.
   std::vector<uint64_t> shards() const {
     std::vector<uint64_t> bytes;
     for (int i = 0; i < local; ++i) bytes.push_back(cut(i + 1) - cut(i));
@@ -149,7 +149,7 @@ Shape half_part_of(const Shape& shape, Collective collective, int size) {
 }  // namespace
 
 // Reduce-scatter in the host, all-reduce of my shard between hosts, all-gather in the host: few
-// hops. Where there is more than a segment a shard, as a pipeline.
+// hops. If shards are longer than a segment, it is a pipeline.
 Plan hierarchical_all_reduce(const Shape& shape, Rank rank) {
   Hierarchy at(shape, rank);
   if (at.local > 1 && at.hosts > 1 && shape.bytes > kPipelinedSlots * shape.slot_bytes()) {
@@ -220,8 +220,8 @@ Plan hierarchical_broadcast(const Shape& shape, Rank rank) {
 }
 
 // Reduce to the rank of the root's index, into its window, and from there to the root; then that
-// rank tells its mates that all have begun. What is longer than half the window or the slots goes
-// along the ring, which crosses to each host once.
+// rank tells its mates that all have begun. A message longer than half the window or the slots
+// goes along the ring, which crosses to each host once.
 Plan hierarchical_reduce(const Shape& shape, Rank rank) {
   Hierarchy at(shape, rank);
   Shape inside = half_part_of(shape, Collective::kReduce, at.local);

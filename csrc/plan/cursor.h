@@ -1,5 +1,5 @@
-// A place in a plan: which step is next, and what its operands are in this pass and round. All that
-// run plans walk with it.
+// A place in a plan: the next step, and its operands in this pass and round. All executors walk
+// plans with it.
 #pragma once
 
 #include <algorithm>
@@ -23,7 +23,7 @@ class PlanCursor {
     if (++step_ == end_) turn();
   }
 
-  // What the step moves: 0 where nothing is left of its extent.
+  // The bytes that the step moves: 0 where nothing is left of its extent.
   uint64_t bytes() const {
     if (step_->extent == 0) return step_->bytes;
     const uint64_t end = extent(step_->extent).bytes, at = step_->at + moved(step_->motion);
@@ -55,7 +55,7 @@ class PlanCursor {
     end_ = step_ + plan_->blocks[block].step_count;
   }
 
-  // From the end of a block to what follows it.
+  // Goes on from the end of a block: to its next round, the next block, pass or loop.
   void turn() {
     if (++round_ < plan_->blocks[block_].rounds) return enter(block_);
     round_ = 0;

@@ -53,8 +53,8 @@ Plan one_shot(const Shape& shape, Rank rank, bool lines) {
 
 // Segment c: publish it, reduce my shard of it by load, publish that, load the others'. One signal
 // says both "my result of c is there" and "my publish of c + 1 is there". Two publish and two
-// result slots, at offsets that no size changes, keep it closed. In place is safe: what a reduce
-// or load overwrites was published before, or is this rank's own shard, which nobody else reads.
+// result slots, at offsets that no size changes, keep it closed. In place is safe: a reduce
+// or load overwrites only published bytes, or this rank's own shard, which no other rank reads.
 class TwoShotAllReduce {
  public:
   TwoShotAllReduce(const Shape& shape, Rank rank)
@@ -135,11 +135,11 @@ void exchange(PlanBuilder& plan, uint64_t count, uint64_t stride, Publish publis
   });
 }
 
-// Those with a root. All data comes from or goes to it, so nothing in the data tells a rank that
-// the others have begun: a roll call does (planners.h says why). Where data leaves the root, every
-// rank calls the root before the root's last signal; where it comes in, the root calls every rank
-// once it has heard all. If a message takes more segments than there are slots, the credits say as
-// much.
+// Collectives with a root. All data comes from or goes to it, so nothing in the data tells a rank
+// that the others have begun: a roll call does (planners.h says why). If data leaves the root,
+// every rank calls the root before the root's last signal. If data comes in, the root calls every
+// rank once it has heard all. If a message takes more segments than there are slots, the credits
+// say as much.
 Passes passes_of(const Segments& segments) {
   const uint64_t count = segments.count();
   if (count <= kSlots) return {count, segments.unit, {1, count - 1}};

@@ -1,5 +1,6 @@
-// Collectives in which the ranks of a host add up what a rank of their own index on another host is
-// to get, and put it there: one hop between hosts. Inside the host they read one another's windows.
+// Collectives between hosts. Each rank adds up its host's inputs for the rank of its own index on
+// another host, and puts the sum there: one hop between hosts. Inside a host, ranks read one
+// another's windows.
 //
 // A long all-reduce is such a reduce-scatter, and the all-gather that takes the results back the
 // same way. So each host sends 2 (h - 1) / h of the message, h hosts, which is the least there can
@@ -13,7 +14,7 @@
 namespace ringcomm {
 namespace {
 
-// What both are made of: segment c of every rank's shard.
+// The common part of both planners: segment c of every rank's shard.
 struct HostPlan {
   HostPlan(const Shape& shape, Rank rank, Algorithm algorithm, int local)
       : plan(shape, algorithm, rank),
@@ -57,7 +58,7 @@ struct HostPlan {
   Stretch bytes(Rank r, uint64_t c) const { return shard(r).stretch(c); }
   uint64_t place(Rank r, uint64_t c) const { return offset(r) + shard(r).offset(c); }
   Ref input(Rank r, uint64_t c) { return plan.input(place(r, c)); }
-  // An area of the window, in turn c: the first ones for what I have of each rank's segment.
+  // An area of the window, in turn c. The first ones hold my part of each rank's segment.
   Ref area(Rank by, int index, uint64_t c) {
     return plan.in_turn(plan.window(by, static_cast<uint64_t>(index) * unit), {turn, 2}, c);
   }
@@ -68,7 +69,7 @@ struct HostPlan {
     }
   }
 
-  // What my host has for rank r.
+  // The pieces that my host has for rank r.
   std::vector<Ref> pieces(Rank r, uint64_t c) {
     std::vector<Ref> from;
     for (Rank by = first; by < first + local; ++by) {
@@ -179,12 +180,12 @@ class Pipeline : HostPlan {
   }
 
  private:
-  // In pass c there is something for my mates.
+  // Is there something for my mates in pass c?
   bool tells(uint64_t c) const {
     return c + 1 < count_ || (c >= 2 * lag_ && c < count_ + 2 * lag_);
   }
   Ref output(Rank r, uint64_t c) { return plan.output(place(r, c)); }
-  // In turn c of the window: the result of `host`'s rank.
+  // The place for the result of `host`'s rank, in turn c of the window.
   Ref result(Rank by, int host, uint64_t c) { return area(by, plan.shape().size + host, c); }
   // Sums go into the first half of a slot, results into the second.
   Ref slot(Rank from, Rank to, uint64_t c, bool is_result) {

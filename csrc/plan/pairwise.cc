@@ -30,7 +30,8 @@ struct Exchange {
   bool gives_credit(uint64_t m) const {
     return m + slots < in.messages && !(mirrored && m + slots / 2 < out.messages);
   }
-  // Where passes begin to differ: where either side has its last messages, or credits begin or end.
+  // The passes that differ from the one before: either side has its last messages, or credits begin
+  // or end.
   std::vector<uint64_t> edges() const {
     const uint64_t o = out.messages, i = in.messages, half = slots / 2;
     return {lag(), slots, o, minus(o, half) + lag(), i + half, i + lag(), minus(i, slots) + lag()};

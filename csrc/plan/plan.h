@@ -1,6 +1,6 @@
 // A plan is one rank's program for one collective: pure data made by a planner, a pure function of
-// (shape, rank). It does no I/O, reads no clock and no environment. Everything that moves bytes
-// executes plans; nothing else knows what a ring is.
+// (shape, rank). It does no I/O, reads no clock and no environment. Executors
+// run plans; no other code knows what a ring is.
 //
 //   verb     operands                     meaning
 //   copy     dst <- src                   remote dst = put, remote src = get
@@ -9,14 +9,14 @@
 //   wait     peer, lane                   acquire: consumes the peer's next signal on that lane
 //                                         (the k-th wait meets the k-th signal)
 //
-// Operands name memory by (space, rank, offset in bytes). Every byte of shared memory has exactly
-// one writer, which is why plans of different collectives and sizes can follow one another.
+// Operands name memory by (space, rank, offset in bytes). Every byte of shared memory that plans
+// use has exactly one writer. So plans of different collectives and sizes can follow one another.
 //
 // Long messages are short plans: a loop runs its blocks in many passes, a block its steps in many
-// rounds. What differs is data. An operand's motion says where it is in each pass and round; an
-// extent is the memory of one shard, whose end cuts off what a step moves. So shards of any length
-// are one loop, in which steps that have nothing left to move do nothing, and a block of ring
-// rounds is one round that goes from extent to extent. cursor.h has the arithmetic.
+// rounds. Data says how they differ. An operand's motion is its way from pass to pass and round to
+// round. An extent is the memory of one shard, and its end cuts off a step. So shards of any length
+// are one loop, in which steps do nothing when nothing is left to move. A block of ring rounds is
+// one round that goes from extent to extent. cursor.h has the arithmetic.
 #pragma once
 
 #include <cstdint>
@@ -59,7 +59,7 @@ enum class Space : uint8_t {
   kOutput,  // the caller's output, rank = self
   kWindow,  // shared memory of `rank`, written by `rank` only, read by anybody
   kInbox,   // shared memory of `rank`, written by `from` only, read by `rank` only
-  kLine,    // as kInbox, at most kLineBytes: rides in the cache line of the data lane's counter
+  kLine,    // like kInbox, at most kLineBytes: rides in the line of the data lane's counter
 };
 
 inline constexpr uint64_t kLineBytes = 112;  // of a 128-byte line; 48 share the counter's 64 bytes
@@ -68,8 +68,9 @@ inline constexpr uint64_t kLineBytes = 112;  // of a 128-byte line; 48 share the
 enum Lane : uint8_t { kData, kCredit };
 inline constexpr int kLanes = 2;
 
-// How an operand moves: straight on, `bytes` a pass; or in turn through slots of so many bytes,
-// beginning at the `first`, `pass` slots further each pass and `round` slots each round.
+// A way in which an operand moves. It moves straight on, `bytes` a pass. Or it goes in turn through
+// slots of so many bytes. Then it begins at slot `first`, and goes `pass` slots further each pass
+// and `round` slots each round.
 struct Motion {
   uint64_t bytes;
   uint16_t slots = 0;  // a power of two; 0: straight on

@@ -4,9 +4,8 @@
 // back to back on one set of windows. That needs two things, for every size, zero included:
 // - within the plan, no race on shared memory;
 // - all meet: where it ends on any rank, it has begun on every rank. Then a rank that begins
-// operation
-//   k + 2, which reuses the half of operation k, knows that all have ended k.
-// Nobody needs to know that others have *read* all, so there are no acknowledgements at the end.
+//   operation k + 2, which reuses the half of operation k, knows that all have ended k.
+// No rank needs to know that others have *read* all, so there are no acknowledgements at the end.
 // tests/cpp/plan/plan_proofs.cc proves both, and sequences besides, with verify.h; print_plans.cc
 // there prints a plan in words.
 //
@@ -45,7 +44,7 @@ Plan hierarchical_broadcast(const Shape& shape, Rank rank);
 Plan hierarchical_reduce(const Shape& shape, Rank rank);
 Plan hierarchical_barrier(const Shape& shape, Rank rank);
 
-// Every rank puts to every other at once: for what is short.
+// Every rank puts to every other at once: for short messages.
 Plan pairwise_reduce_scatter(const Shape& shape, Rank rank);
 Plan pairwise_all_gather(const Shape& shape, Rank rank);
 Plan pairwise_all_to_all(const Shape& shape, Rank rank);

@@ -42,9 +42,9 @@ class Ring {
     in_ = {plan_.peer(-1), rank, messages, slot, false, credits, pass, depth_};
   }
 
-  // turn(s) takes what came in round s - 1, if any, and sends in round s, if there is one. Where
+  // turn(s) takes the message of round s - 1, if any, and sends in round s, if there is one. If
   // several segments are under way, the last of a pass are taken between the first of the next
-  // one: the link is not to run dry.
+  // one, so that the link does not run dry.
   template <typename Turn>
   Plan build(Turn turn) {
     const bool overlap = depth_ > 1;
@@ -68,8 +68,8 @@ class Ring {
     return plan_.finish();
   }
 
-  // Round s: chunk rank - 1 - s leaves with what was added to it so far, the one before it arrives;
-  // after the last round that is my own.
+  // Round s: chunk rank - 1 - s leaves with the sum so far, and the chunk before it arrives. After
+  // the last round that chunk is my own.
   void reduce_scatter(int s) {
     if (s > 0) plan_.wait(in_.from);
     if (s == size_ - 1) {
@@ -100,7 +100,7 @@ class Ring {
 
   void keep_mine() { plan_.copy(output(0), input(0), stretch(0)); }
 
-  // Of the chunk that leaves in round s.
+  // The input, or output, of the chunk that leaves in round s.
   Ref input(int s) {
     const bool only_mine = plan_.shape().collective == Collective::kAllGather;
     return only_mine ? plan_.input(offset()) : plan_.input(offset(), chunk(s));
@@ -117,8 +117,8 @@ class Ring {
     return {segment_, offset(), chunks_[static_cast<size_t>(s)].bytes, chunk(s)};
   }
 
-  // Where rounds begin to differ: with the first and the last that need a credit or give one, and
-  // where an all-reduce turns from adding up to handing round.
+  // The rounds that differ from the one before: the first and the last that need a credit or give
+  // one. An all-reduce also turns from adding up to handing round.
   std::vector<uint64_t> edges() const {
     const auto rounds = static_cast<uint64_t>(rounds_), last = static_cast<uint64_t>(size_ - 1);
     std::vector<uint64_t> edges = {last, last + 1};
@@ -136,7 +136,7 @@ class Ring {
   PlanBuilder plan_;
   const int rounds_;
   const int size_;
-  // In the order in which they leave, and come to stay: the plan's extents.
+  // Chunks are in the order in which they leave, and come to stay. They are the plan's extents.
   std::vector<Extent> chunks_;
   Link out_{}, in_{};
   uint64_t segment_ = 0, depth_ = 0, passes_ = 0;  // depth: segments of a chunk under way

@@ -17,15 +17,15 @@ using enum Collective;
 using enum Algorithm;
 using Planner = Plan (*)(const Shape&, Rank);
 
-// What a row asks of the group.
+// The needs of a row: the group must have them.
 enum Needs { kNothing, kMapped, kHosts, kPair };
 constexpr std::array kNeedNames = {"", "mapped windows", "several ranks on each of several hosts",
                                    "two ranks"};
 
 constexpr uint64_t kAny = std::numeric_limits<uint64_t>::max();
 
-// Up to which message a row fits, in a group of so many ranks, or hosts where plans are composed.
-// ringcomm/costs.py has the whole model that these are from.
+// The largest message for which a row is chosen. `size` is the number of ranks, or of hosts if
+// plans are composed. The limits are from the model in ringcomm/costs.py.
 using Limit = uint64_t (*)(const Shape&, double size);
 
 struct Row {
@@ -36,7 +36,7 @@ struct Row {
   Planner planner;
 };
 
-// Where `steps` seconds are worth as much as `slope` seconds a byte.
+// The size in bytes at which `steps` seconds equal `slope` seconds a byte.
 uint64_t crossing(double steps, double slope) {
   if (steps <= 0) return 0;
   return slope * 1e18 <= steps ? kAny : static_cast<uint64_t>(steps / slope);
@@ -56,8 +56,8 @@ uint64_t doubling(const Shape& shape, double size) {
                   sent * shape.costs.beta + reduced * shape.costs.gamma);
 }
 
-// One round instead of n - 1, with as many bytes; but they come from all ranks at once, and where
-// links were full these took longer than a ring's: up to a fifth, a tenth is assumed. A ring hides
+// There is one round instead of n - 1, with as many bytes. But they come from all ranks at once. On
+// full links they took up to a fifth longer than a ring's, and a tenth is assumed. A ring hides
 // most of its rounds in shards of several segments (kMostPerSlot in ring.cc).
 uint64_t pairwise(const Shape& shape, double size) {
   const double saved = (size - 2) / (size - 1) * shape.costs.alpha;

@@ -1,5 +1,5 @@
-// Which algorithm for which shape, and the one place that turns (shape, rank, algorithm) into a
-// plan.
+// Chooses the algorithm for a shape. This is the one place that turns (shape, rank, algorithm) into
+// a plan.
 #pragma once
 
 #include <string>
@@ -11,7 +11,7 @@
 
 namespace ringcomm {
 
-// What connects the ranks of a group. Equal on all of them, as the choice must be.
+// The connections between the ranks of a group. All ranks have the same, as they must choose alike.
 struct Reach {
   bool mapped;  // every rank can load from every other's window
   // Ranks of each host, where all have as many and lie host by host; else 1. Shapes are given it.
@@ -25,19 +25,19 @@ std::string selection_reason(const Shape& shape, Reach reach);
 // The table of a group of so many hosts.
 std::string selection_text(int size, const Costs& costs);
 
-// The numbers that follow the words alpha, beta and gamma: in to_text's text, and in the object
-// "network" of what `ringcomm tune` writes. Throws UsageError.
+// Reads the numbers that follow the words alpha, beta and gamma: in to_text's text, and in the
+// object "network" of the file that `ringcomm tune` writes. Throws UsageError.
 Costs parse_costs(std::string_view text);
 std::string to_text(const Costs& costs);
 
-// What a row's limit is compared with: the message, or the largest shard. Not what all_to_all's
-// ranks send, which differs between them.
+// The bytes to compare with a row's limit: the message, or the largest shard. In all_to_all the
+// bytes that ranks send differ between them, so they do not count.
 uint64_t message_bytes(const Shape& shape);
 
 std::vector<Algorithm> algorithms_of(Collective collective);
 
-// Of a shape that validate() (comm/operation.h) would have. Throws UsageError where the collective
-// has no such algorithm.
+// The shape must be one that validate() (comm/operation.h) accepts. Throws UsageError if the
+// collective has no such algorithm.
 Plan make_plan(const Shape& shape, Rank rank, Algorithm algorithm);
 
 }  // namespace ringcomm

@@ -1,6 +1,6 @@
-// What a planner is told: the collective, how many bytes each rank gives and gets, and the geometry
-// of the shared memory. Equal on every rank but for all_to_all's splits. All offset arithmetic of
-// planners is here.
+// The input of a planner: the collective, how many bytes each rank gives and gets, and the geometry
+// of the shared memory. All ranks have the same, except for all_to_all's splits. All offset
+// arithmetic of planners is here.
 #pragma once
 
 #include <algorithm>
@@ -14,7 +14,8 @@ namespace ringcomm {
 inline constexpr uint64_t kOneShotBytes = 16 * 1024;  // a rank loads this rather than sync twice
 
 // The part of a rank's shared memory that plans address. An operation with sequence number k uses
-// half k mod 2 of everything, so what follows at once never meets what a slow peer still reads.
+// half k mod 2 of everything. So the next operation never writes memory that a slow peer still
+// reads.
 //
 //   half = | window: 4 segments, written by the owner | inbox of rank 0 | ... | inbox of rank n-1 |
 struct Geometry {
@@ -37,8 +38,8 @@ struct Geometry {
   bool operator==(const Geometry&) const = default;
 };
 
-// What a network costs, in seconds (Hockney, "The communication challenge for MPP", 1994). Ranks
-// choose by it, so all of a group have the same. The defaults are what `ringcomm tune` measured
+// The costs of a network, in seconds (Hockney, "The communication challenge for MPP", 1994). Ranks
+// choose by them, so all ranks of a group have the same. `ringcomm tune` measured the defaults
 // between four hosts with links of 1 Gbit/s.
 struct Costs {
   double alpha = 18e-6;    // of a message
@@ -62,7 +63,7 @@ struct CallShape {
   bool operator==(const CallShape&) const = default;
 };
 
-// The same in a group: all that a planner is told.
+// The same in a group: the whole input of a planner.
 struct Shape : CallShape {
   int size = 1;
   uint64_t element = 1;  // bytes of one element; no operand cuts one
@@ -76,7 +77,7 @@ struct Shape : CallShape {
   uint64_t shard_offset(Rank rank) const;  // of shard `rank` in the whole side
   uint64_t largest_shard() const;
   uint64_t slot_bytes() const;
-  // Rounds down to cache lines where there is room for one, else to elements.
+  // Rounds down to cache lines if there is room for one, else to elements.
   uint64_t align(uint64_t wanted) const;
   // The r-th of `parts` near-equal cuts of `total` bytes: cut(total, 0) = 0, cut(total, parts) =
   // total, every cut on an element and, where there is room, on a cache line.

@@ -6,8 +6,8 @@
 //
 // In scatter and gather each link carries the shards of all ranks beyond it, a segment of each in
 // turn, so that none starves. The star is for them; the chain is for fabrics where only neighbours
-// reach each other well. What passes through a rank is staged in its own window, to give the inbox
-// slot back at once.
+// reach each other well. Bytes that pass through a rank are staged in its own window, to give
+// the inbox slot back at once.
 #include <algorithm>
 #include <bit>
 #include <vector>
@@ -55,10 +55,10 @@ Node star(const Shape& shape, Rank rank) {
   return node;
 }
 
-// What both directions share. A rank's data tells only part of the tree that all have begun, so
-// there is a roll call over the root, see direct.cc; a rank needs none if the message is so long
-// that the credits, which run so many messages behind on each level as there are slots, come to
-// tell the root of it.
+// The common part of both directions. Data tells only part of the tree that all have begun, so
+// there is a roll call over the root, see direct.cc. Credits run behind by as many messages on each
+// level as there are slots. If a message is so long that they come to tell the root of a rank, that
+// rank needs no roll call.
 class TreePlan {
  public:
   TreePlan(const Shape& shape, Rank rank, Algorithm algorithm, Grow grow)
@@ -119,10 +119,10 @@ class TreePlan {
     return plan_.shape().meets && count_ <= plan_.slots() * depth;
   }
 
-  // The same where links carry shards. What a position sends or receives tells it of all on the way
-  // to the root. It must hear of p, beyond it, from its own credits or with the last message it
-  // gets: from those of a rank on that message's way, or from the root's roll call.
-  // One look at the chain serves all positions: a roll call asks for each.
+  // The same for links that carry shards. A position's own messages tell it of all ranks on the way
+  // to the root. It must hear of p, beyond it, from its own credits or with the last message that
+  // it gets. That message tells of the credits of ranks on its way, or of the root's roll call. One
+  // look at the chain serves all positions, because a roll call asks for each.
   bool called_in_chain(int p) {
     const int size = plan_.shape().size;
     if (known_.empty()) {
@@ -153,7 +153,8 @@ class TreePlan {
     return static_cast<uint64_t>(plan_.shape().size - 1 - position);
   }
 
-  // On their way from the root the farthest first, so that all links are soon busy; to it, last.
+  // From the root, the farthest goes first, so that all links are soon busy. To the root, it goes
+  // last.
   std::vector<Rank> parts_beyond(Rank r) const {
     std::vector<Rank> parts = {r};
     if (!shards_) return parts;
@@ -163,7 +164,7 @@ class TreePlan {
     }
     return parts;
   }
-  // Between `child` and its parent, one of whom I am; the other is the peer.
+  // The link between `child` and its parent. I am one of the two, and the other is the peer.
   Branch branch(Rank child, Rank parent) const {
     Branch made{child == rank_ ? parent : child, {}, parts_beyond(child)};
     const uint64_t messages = count_ * made.parts.size();
@@ -173,7 +174,7 @@ class TreePlan {
     return made;
   }
 
-  // What travels between the root and rank r: a shard, or all there is.
+  // The bytes that travel between the root and rank r: a shard, or the whole message.
   Segments part(Rank r) const {
     return {shards_ ? plan_.shape().shard(r) : plan_.shape().bytes, unit_};
   }
@@ -185,7 +186,7 @@ class TreePlan {
   }
   Ref input(uint64_t c) { return plan_.input(part(rank_).offset(c)); }
   Ref output(uint64_t c) { return plan_.output(part(rank_).offset(c)); }
-  // A window slot is free when the credit for the message that leaves it has come: what was last
+  // A window slot is free when the credit for the message that leaves it has come. Then the last
   // put from it has arrived.
   Ref staged(const Link& leaves, uint64_t message) {
     return plan_.in_turn(plan_.window(rank_, 0), {unit_, plan_.slots(), leaves.pass}, message);
@@ -258,7 +259,7 @@ class TreePlan {
       if (child->has(i)) plan_.wait(child->peer);
     }
   }
-  // To `to`, my own segment and the children's.
+  // Adds up my own segment and the children's, into `to`.
   void add_up(uint64_t c, Ref to, bool final) {
     std::vector<Ref> from = {input(c)};
     for (auto child = children_.rbegin(); child != children_.rend(); ++child) {
@@ -295,7 +296,7 @@ class TreePlan {
     release_children(c);
   }
 
-  // The shards of those beyond me, who are in a chain: my i-th one is the child's i - 1st.
+  // Passes on the shards of the ranks beyond me, in a chain: my i-th one is the child's i - 1st.
   void pass_on(uint64_t c) {
     for (size_t i = 1; i < up_.parts.size(); ++i) {
       const uint64_t message = up_.message(c, i);

@@ -92,7 +92,7 @@ struct BFloat16Format {
   }
 };
 
-// An IEEE-like format of 16 or 8 bits. As torch/headeronly converts, without its branches; no step
+// An IEEE-like format of 16 or 8 bits. It converts like torch/headeronly, without branches. No step
 // meets an fp32 denormal, so the mode that flushes them to zero changes nothing.
 template <class T, uint32_t kMantissa, uint32_t kBias, uint32_t kNan_>
 struct SmallFormat {
@@ -114,8 +114,8 @@ struct SmallFormat {
     return bits_as<F>(bits | (code & 0x80000000u));
   }
 
-  // With a 5-bit exponent, and inf at its upper end. It is moved up so that inf and NaN are fp32's,
-  // then down by an exact multiplication, which leaves those as they are.
+  // The format has a 5-bit exponent, with inf at its upper end. The exponent is moved up so that
+  // inf and NaN are fp32's, then down by an exact multiplication, which leaves those as they are.
   template <class F, class U>
   static constexpr F decode(U code) {
     static_assert(kBias == 15);
@@ -129,7 +129,7 @@ struct SmallFormat {
     return encode_small<U>(value, kInf - 1, kInf);
   }
 
-  // Rounds to nearest even; what comes out above `largest` becomes `overflow`.
+  // Rounds to nearest even. A result above `largest` becomes `overflow`.
   template <class U, class F>
   static constexpr U encode_small(F value, uint32_t largest, uint32_t overflow) {
     const U bits = bits_as<U>(value);

@@ -1,4 +1,5 @@
-// Private to reduce/: what reduce.cc and the kernels, compiled once per instruction set, share.
+// Private to reduce/: the common part of reduce.cc and the kernels, which are compiled once per
+// instruction set.
 #pragma once
 
 #include <atomic>

@@ -55,7 +55,7 @@ struct ComplexProduct : Combine {
   }
 };
 
-// What one register of stored elements becomes: accumulators of kLanes lanes.
+// One register of stored elements becomes a block: accumulators of kLanes lanes.
 template <class Codec, int kLanes>
 struct Block {
   using Register = typename Codec::template Register<kLanes>;

@@ -47,8 +47,8 @@ constexpr OpFacts kOps[kReduceOps] = {
 const TypeFacts& facts(DType dtype) { return kTypes[static_cast<int>(dtype)]; }
 const OpFacts& facts(ReduceOp op) { return kOps[static_cast<int>(op)]; }
 
-// What is too large for e4m3 became NaN in some versions of torch and the largest number in
-// others: we do as the one we are built with.
+// A number too large for e4m3 became NaN in some versions of torch, and the largest number in
+// others. We do as the version we are built with.
 const uint8_t kE4M3Overflow = torch::headeronly::Float8_e4m3fn(1e30f).x;
 
 #if defined(RINGCOMM_X86_KERNELS)

@@ -71,10 +71,10 @@ void reduce(const Reduction& what, bool final, std::span<std::byte* const> dsts,
             std::span<const std::byte* const> srcs, uint64_t count);
 
 // dst[i] = src[i] * factor, in the accumulator's type (fp64 for float64 and complex128, else fp32),
-// rounded once: what a rank does to its own input under kPremulSum. dst may be src.
+// rounded once. Under kPremulSum a rank does so to its own input. dst may be src.
 void scale(DType dtype, double factor, std::byte* dst, const std::byte* src, uint64_t count);
 
-// What becomes of a number that is too large for float8_e4m3fn: as in torch, whose versions differ.
+// The code for a number that is too large for float8_e4m3fn. It is torch's, whose versions differ.
 uint8_t e4m3_overflow();
 
 }  // namespace ringcomm

@@ -20,7 +20,7 @@ constexpr void add_integer(KernelTable& table, DType dtype) {
   entry(table, dtype, ReduceOp::kBxor) = kKernel<Wrapping, Bxor>;
 }
 
-// What real and complex numbers share: to a sum, a complex number is two numbers.
+// The entries that real and complex numbers share: to a sum, a complex number is two numbers.
 template <class Codec>
 constexpr void add_sums(KernelTable& table, DType dtype) {
   entry(table, dtype, ReduceOp::kSum) = kKernel<Codec, Sum>;

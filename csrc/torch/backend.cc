@@ -13,8 +13,8 @@ namespace {
 
 constexpr auto kGrace = std::chrono::seconds(1);  // destroy returns within two
 
-// Python's signal handlers run on its main thread alone, between its own instructions: where that
-// thread waits here, they have to be called. What they throw is Python's exception (Ctrl-C).
+// Python's signal handlers run on its main thread alone, between its own instructions. While that
+// thread waits here, this calls them. Their exception (Ctrl-C) goes on as Python's.
 void run_signal_handlers() {
   if (::gettid() != ::getpid() || !Py_IsInitialized()) return;
   const pybind11::gil_scoped_acquire gil;
@@ -151,7 +151,7 @@ c10::intrusive_ptr<c10d::Backend> Backend::split(const c10::intrusive_ptr<c10d::
 
 // ---- several calls as one
 
-// What was begun and never ended, as where a call between the two threw, is forgotten.
+// Forgets a batch that was begun and never ended, because a call of it threw.
 void Backend::startCoalescing() {
   const Lock lock(coalesced_mutex_);
   coalesced_.clear();

@@ -1,4 +1,4 @@
-// The c10d::Backend named "ringcomm": what torch.distributed talks to.
+// The c10d::Backend named "ringcomm": torch.distributed calls it.
 //
 // collectives.cc and backend_p2p.cc hold the calls, issue.cc runs them, backend.cc is a group's
 // life. Names and signatures of the overrides are torch's; overriding the old ones serves
@@ -108,7 +108,7 @@ class Backend final : public Declined {
  private:
   RankAndSize rank_and_size() const { return {rank_, size_}; }
   std::chrono::milliseconds timeout_of(std::chrono::milliseconds asked);
-  // Runs the call here, or starts it: the null Work of a call that has been done is torch's way.
+  // Runs the call here, or starts it. Returns null for a finished call, as torch expects.
   WorkPtr issue(Call&& call);
   WorkPtr run(Call& call);
   WorkPtr start(Call& call, bool profiled);
@@ -137,7 +137,7 @@ class Backend final : public Declined {
   std::atomic<bool> coalescing_{false};
   Mutex coalesced_mutex_;
   std::vector<WorkPtr> coalesced_ RINGCOMM_GUARDED_BY(coalesced_mutex_);
-  // Of messages on a device.
+  // The batch of messages on a device.
   c10::intrusive_ptr<DeviceWork> batch_ RINGCOMM_GUARDED_BY(coalesced_mutex_);
   std::vector<DeviceMessage> messages_ RINGCOMM_GUARDED_BY(coalesced_mutex_);
   at::Device batch_device_ RINGCOMM_GUARDED_BY(coalesced_mutex_) = at::kCPU;

@@ -85,8 +85,7 @@ void Backend::post(const c10::intrusive_ptr<Work>& work, Call& call) {
   }
 }
 
-// Of the host where the group serves no CUDA, whatever device is named: programs name one out of
-// habit.
+// The barrier is one of the host if the group serves no CUDA. Programs name a device out of habit.
 Backend::WorkPtr Backend::barrier(const c10d::BarrierOptions& opts) {
   Call call(c10d::OpType::BARRIER, "ringcomm:barrier", Collective::kBarrier);
   call.async = opts.asyncOp;

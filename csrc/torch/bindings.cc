@@ -56,7 +56,7 @@ py::list flight_record(const Backend& backend) {
   return list;
 }
 
-// Options as the caller gave them; what torch says of the group is filled in. torch's argument
+// Returns the caller's options, with torch's words about the group filled in. torch's argument
 // `timeout` wins over that of the options, as it does with torch's own backends.
 OptionsPtr options_of(const c10d::DistributedBackendOptions& torch, const py::object& given) {
   if (!given.is_none() && !py::isinstance<ringcomm::Options>(given)) {
@@ -91,7 +91,7 @@ void bind_options(py::module_& module) {
       .def("__deepcopy__", copy);
 }
 
-// What torch's own backends offer beside the methods of the base class.
+// The methods that torch's own backends have beside those of the base class.
 void bind_backend(py::module_& module) {
   py::class_<Backend, c10::intrusive_ptr<Backend>, c10d::Backend>(module, "Backend")
       .def_property_readonly("options", &Backend::getBackendOptions)
@@ -171,8 +171,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
       },
       py::arg("options"), py::arg("backend_options") = py::none(), py::arg("cuda") = true);
 
-  // A program may end without destroying its groups: what is pending then must end before Python
-  // does, for its tensors and callbacks are Python's.
+  // A program may end without destroying its groups. Pending operations must end before Python
+  // does, because their tensors and callbacks are Python's.
   py::module_::import("atexit").attr("register")(py::cpp_function([] {
     const std::string error = fatal_error();
     std::vector<int> calling;

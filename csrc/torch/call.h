@@ -21,7 +21,7 @@ struct RankAndSize {
 };
 
 // One call. `inputs` and `outputs` are the caller's own lists where there is one of them, else they
-// are kept in `lists`. Of a send or receive's operation only spans, type and timeout count.
+// are kept in `lists`. For a send or receive only the operation's spans, type and timeout count.
 struct Call {
   Call(c10d::OpType type, const char* title, Collective collective = Collective::kBarrier)
       : type(type), title(title) {

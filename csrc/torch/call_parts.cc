@@ -250,7 +250,7 @@ std::vector<uint64_t> sizes_of(at::ArrayRef<at::Tensor> tensors) {
 
 namespace {
 
-// `wholes[i]` consists of one chunk a rank; what follows has, for each rank, its chunk of each.
+// `wholes[i]` consists of one chunk a rank. The result has, for each rank, its chunk of each whole.
 std::vector<Span> by_rank(const std::vector<Span>& wholes, int size) {
   std::vector<Span> spans;
   spans.reserve(wholes.size() * static_cast<size_t>(size));

@@ -1,5 +1,4 @@
-// What calls (collectives.cc) are made of: checks of arguments, and the filling in
-// of an Operation.
+// The parts of calls (collectives.cc): they check arguments, and fill in an Operation.
 #pragma once
 
 #include <vector>
@@ -23,10 +22,10 @@ void check_wholes(const Refusal& refuse, const Tensors& wholes, const Tensors& p
 
 void set_reduction(Call& call, const Refusal& refuse, const c10d::ReduceOp& op,
                    const at::Tensor& tensor);
-// Bytes are moved as what they are where all tensors agree, else as bytes.
+// The type is that of the tensors if all agree, else bytes.
 void set_moved_type(Call& call, at::ArrayRef<at::Tensor> tensors);
 
-// Where input and output may be one memory, byte by byte: this rank's own part.
+// This rank's own part, in which input and output may be the same memory, byte by byte.
 struct Shared {
   uint64_t input, output, bytes;
 };
@@ -38,8 +37,7 @@ at::ArrayRef<at::Tensor> flatten(Call& call, const TensorLists& lists);
 void add_in_place(Call& call, const Tensors& tensors);
 // Several tensors of this rank, reduced here: all of them get the group's result.
 void add_folded(Call& call, const Refusal& refuse, const Tensors& tensors);
-// What add_in_place() has added: where tensors share memory, the later ones get copies of their
-// own.
+// Follows add_in_place(): if tensors share memory, the later ones get copies of their own.
 void separate(Call& call, const Tensors& tensors);
 void add_inputs(Call& call, at::ArrayRef<at::Tensor> tensors);
 void add_outputs(Call& call, at::ArrayRef<at::Tensor> tensors);

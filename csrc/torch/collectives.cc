@@ -1,6 +1,5 @@
-// The collectives of Backend: c10d's calls as Operations. Everything that can be wrong with the
-// arguments is refused here, before anything is sent, in the words that users of torch's own
-// backends know.
+// The collectives of Backend: c10d's calls as Operations. All wrong arguments are refused here,
+// before anything is sent, in the words that users of torch's own backends know.
 #include <torch/csrc/distributed/c10d/Utils.hpp>
 
 #include "torch/backend.h"
@@ -171,8 +170,8 @@ Backend::WorkPtr Backend::reduce(Tensors& tensors, const c10d::ReduceOptions& op
 
 // ---- gathering
 
-// Outputs may differ in size from rank to rank. Of several inputs, all alike, outputs[i] has those
-// of rank 0, then those of rank 1, and so on, for every i.
+// Outputs may differ in size from rank to rank. If there are several inputs, all alike, outputs[i]
+// has those of rank 0, then those of rank 1, and so on, for every i.
 Backend::WorkPtr Backend::allgather(TensorLists& outputs, Tensors& inputs,
                                     const c10d::AllgatherOptions& opts) {
   constexpr Refusal refuse{"all_gather"};

@@ -1,5 +1,5 @@
-// What torch offers in a backend and this one has no use for: each is refused by a sentence that
-// says what to do instead. tests/backend/test_torch_calls.py holds torch's list of calls against
+// The calls of torch's backends that this one declines. Each is refused by a sentence that gives an
+// alternative. tests/backend/test_torch_calls.py holds torch's list of calls against
 // this one and that of Backend.
 #pragma once
 

@@ -194,7 +194,7 @@ Backend::WorkPtr Backend::start_on_device(Call& call, bool profiled) {
       collect(work);
       return work;
     }
-    // What the caller enqueues next comes after it.
+    // The caller's next work in its stream follows it anyway.
     if (call.type == c10d::OpType::BARRIER || !call.device->is_cuda()) work->wait();
     work->forget();
     return nullptr;
@@ -240,7 +240,7 @@ void Backend::start_batch() {
   });
 }
 
-// A barrier of hosts: what this rank's device was given before it is done, too.
+// A barrier of hosts also waits for the work that this rank's device got before.
 void Backend::await_device() {
   DeviceEngine* const there = group().device_in_use();
   if (there == nullptr || !c10::impl::hasDeviceGuardImpl(c10::kCUDA)) return;

@@ -13,7 +13,7 @@
 namespace ringcomm {
 
 // Decides where a call's tensors are, and says so in `call.device`: CUDA, or nullopt for the CPU.
-// In simulation tensors of the CPU are those of a device. Refuses tensors on several.
+// In simulation, tensors of the CPU count as those of a device. Refuses tensors on several.
 void find_device(Call& call);
 // Has torch a CUDA device, and this build a library for it that finds one?
 bool cuda_is_served();
@@ -31,23 +31,23 @@ class DeviceWork final : public c10d::Work {
 
   // Another message of a batch.
   void add(Call& call);
-  // Once it has been enqueued.
+  // Called when the operation has been enqueued.
   void follow(DeviceEngine::CompletionPtr end);
-  // It was enqueued in the caller's own stream: what comes next there comes after it.
+  // Called if it was enqueued in the caller's own stream, where later work follows it anyway.
   void forget();
-  // In that stream, results go to where they belong.
+  // Copies results, in that stream, to where they belong.
   void finish_in(cuda::Stream stream);
 
   bool isCompleted() override { return end_ && end_->reached(); }
   bool isSuccess() const override { return end_ && end_->reached() && end_->good(); }
   std::exception_ptr exception() const override;
-  // The host waits as well for a barrier, in simulation, and where there is a timeout.
+  // The host waits, too, for a barrier, in simulation, or if there is a timeout.
   bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
   void synchronize() override { wait(); }
   void blockCurrentStream() override { wait(); }
   std::vector<at::Tensor> result() override { return outputs_; }
   int sourceRank() const override { return source_; }
-  // Complete from the start: who uses its value waits in his stream.
+  // It is complete from the start. A user of its value waits in a stream.
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
   uint64_t getSequencenumber() const override { return sequence_; }
 

@@ -1,5 +1,6 @@
-// The core's errors as torch's. A caller of torch.distributed catches RuntimeError (every one of
-// them is), DistBackendError (a peer, a mismatch, a timeout) or DistNetworkError (the system).
+// Turns the core's errors into torch's. A caller of torch.distributed catches RuntimeError (every
+// one of them is), DistBackendError (a peer, a mismatch, a timeout) or DistNetworkError (the
+// system).
 #pragma once
 
 #include <c10/util/Exception.h>
@@ -10,7 +11,7 @@
 
 namespace ringcomm {
 
-// Inside a catch block: throws what is being handled as torch's type.
+// Called in a catch block: throws the current exception as torch's type.
 [[noreturn]] inline void rethrow_as_torch() {
   try {
     throw;
@@ -28,7 +29,7 @@ namespace ringcomm {
   throw;  // torch's own, or the standard library's
 }
 
-// function(), its errors as torch's.
+// Calls function(), and turns its errors into torch's.
 template <typename Function>
 decltype(auto) with_torch_errors(const Function& function) {
   try {
@@ -47,7 +48,7 @@ inline std::exception_ptr as_torch(const std::exception_ptr& error) {
   return error;
 }
 
-// As with_torch_errors, where an error of the core can only be a wrong argument.
+// Like with_torch_errors, for calls that can fail only because of a wrong argument.
 template <typename Function>
 decltype(auto) with_value_errors(const Function& function) {
   try {

@@ -1,4 +1,4 @@
-// How Backend runs a call, or starts it.
+// Runs Backend's calls, or starts them.
 #include <torch/csrc/distributed/c10d/ParamCommsUtils.hpp>
 
 #include "torch/backend.h"
@@ -7,7 +7,7 @@
 namespace ringcomm {
 namespace {
 
-// Does anybody want to know of the calls of this thread?
+// Is a profiler at work on this thread?
 bool is_profiled() {
   return at::getStepCallbacksUnlessEmpty(at::RecordScope::USER_SCOPE).has_value() ||
          at::getStepCallbacksUnlessEmpty(at::RecordScope::FUNCTION).has_value();

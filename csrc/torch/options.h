@@ -1,4 +1,4 @@
-// What a user may say about a group: init_process_group("ringcomm", pg_options=ringcomm.Options()).
+// The options of a group: init_process_group("ringcomm", pg_options=ringcomm.Options()).
 #pragma once
 
 #include <torch/headeronly/version.h>

@@ -1,5 +1,5 @@
-// all_reduce of sparse tensors: how many elements each rank has, their indices and their values are
-// gathered one after the other, and every rank adds them up.
+// all_reduce of sparse tensors. It gathers the numbers of elements, then their indices, then their
+// values. Every rank adds them up.
 #include <ATen/ATen.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 
@@ -13,7 +13,7 @@ constexpr int64_t kRow = 3 + kMostDims;  // what a rank says of its tensor; see 
 
 class SparseSum {
  public:
-  // Of several tensors of this rank the sum is its part, and all get the result.
+  // If this rank has several tensors, their sum is its part, and all get the result.
   SparseSum(const Tensors& tensors, bool average, RankAndSize self)
       : self_(self), average_(average), tensors_(tensors) {
     const at::AutoDispatchBelowADInplaceOrView guard;

@@ -42,9 +42,9 @@ class Staging {
   // condition that every rank has the same: it is added to `layout`.
   Span in_place(const at::Tensor& tensor, uint64_t& layout);
 
-  // As in_place(), for a tensor whose memory another one of the call uses too.
+  // Like in_place(), for a tensor whose memory another one of the call uses too.
   Span apart(const at::Tensor& tensor);
-  // All of them reduced to one, whose result replaces each. They are alike, and on the CPU.
+  // Reduces all of them to one, whose result replaces each. They are alike, and on the CPU.
   Span folded(const std::vector<at::Tensor>& tensors, DType dtype, ReduceOp op);
   // `tensor` gets what `result`, one of the call's, has got.
   void also(const at::Tensor& tensor, const at::Tensor& result) {
@@ -55,7 +55,7 @@ class Staging {
   Span scratch(at::Device device, uint64_t bytes);
 
   bool empty() const { return inputs_.empty() && results_.empty(); }
-  // After success: brings results to where they belong.
+  // Called after success: copies results to where they belong.
   void finish() const;
 
  private:

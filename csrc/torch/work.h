@@ -1,4 +1,4 @@
-// What torch holds of an operation in progress: c10d::Work over a Request.
+// torch's handle on an operation in progress: c10d::Work over a Request.
 #pragma once
 
 #include <ATen/ThreadLocalState.h>
@@ -18,7 +18,7 @@
 
 namespace ringcomm {
 
-// Counts what is not over yet.
+// Counts works that are not over yet.
 class Pending {
  public:
   void begin() { ++count_; }
@@ -79,9 +79,9 @@ class Work final : public c10d::Work {
   Work(std::shared_ptr<BackendState> backend_state, Call& call, bool profiled);
   ~Work() override;
 
-  // For a hook: called by the driving thread, in the order in which works end.
+  // Serves a hook. The driving thread calls it, in the order in which works end.
   void note_end() { backend_state_->hook.reserve(this); }
-  // What wait() waits for.
+  // Sets the request for which wait() waits.
   void follow(std::shared_ptr<Request> request) { request_ = std::move(request); }
   void follow(MessagePtr message);
   // Called once, on the thread that ended the operation.
@@ -121,7 +121,7 @@ class Work final : public c10d::Work {
   bool resolved_ = false;
 };
 
-// Several as one: what endCoalescing() returns.
+// Several works as one; endCoalescing() returns it.
 class Works final : public c10d::Work {
  public:
   explicit Works(std::vector<c10::intrusive_ptr<c10d::Work>> works);

@@ -1,4 +1,4 @@
-// Who this process is: what ranks compare to learn whether they share a host.
+// The identity of this process. Ranks compare it to learn whether they share a host.
 #pragma once
 
 #include <sys/types.h>

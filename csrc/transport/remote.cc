@@ -6,7 +6,7 @@
 namespace ringcomm {
 namespace {
 
-// What a rank says of itself, as in its header.
+// A rank's words about itself, as in its header.
 struct State {
   uint64_t called = 0, finished = 0;
   uint64_t left = 0, failed = 0;
@@ -41,7 +41,7 @@ void RemotePeer::signal(int lane, int half, uint64_t stamp) {
   wire_.flush();
 }
 
-// In as many frames as it takes; the last one carries the signal.
+// Posts as many frames as it takes; the last one carries the signal.
 void RemotePeer::flush_put(int lane, int half, uint64_t stamp) {
   const Pending put = std::exchange(pending_, {});
   for (uint64_t done = 0; done < put.bytes || (put.bytes == 0 && lane != kNoLane);) {
@@ -172,7 +172,7 @@ void RemotePeer::heard(std::span<const std::byte> payload) {
   std::memcpy(&state, payload.data(), payload.size());
   Header& header = ends_.shadow.header();
   Header::Progress& progress = header.of(Board::kHost);
-  // What was read first may have been sent last: nothing goes back.
+  // Words that are read first may have been sent last. So numbers never go back.
   if (state.called > progress.called.load(std::memory_order_relaxed)) {
     if (state.current.sequence != 0) write_board(header, Board::kHost, state.current);
     progress.called.store(state.called, std::memory_order_release);  // partner: state()

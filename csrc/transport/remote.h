@@ -1,11 +1,11 @@
 // A peer on another host, made to look like one that shares memory. Each side has a *shadow* of
-// the other's segment: what this rank may write there (its inboxes, lines, mailbox) it writes into
-// the shadow, and a frame carries it to the same place of the real segment. What the peer says of
-// itself goes into the header of its shadow, so readers of a peer's header or arrived() need
-// not know which kind it is.
+// the other's segment. This rank writes its part (inboxes, lines, mailbox) into the shadow, and a
+// frame carries it to the same place of the real segment. The peer's words about itself go into the
+// header of its shadow. So readers of a peer's header or arrived() need not know which kind it is.
 //
-// The shadow is also what is sent again after a lost connection: the rules of plans (one writer a
-// byte, credits, alternating halves) let nobody write a slot again before the peer has read it.
+// The shadow is also the buffer for sending again after a lost connection. The rules of plans (one
+// writer a byte, credits, alternating halves) let no rank write a slot again before the peer has
+// read it.
 #pragma once
 
 #include <atomic>
@@ -16,7 +16,7 @@
 
 namespace ringcomm {
 
-// Where in a segment a peer's frames may land.
+// The part of a segment in which a peer's frames may land.
 struct InboxLayout {
   uint64_t offset = 0;  // in each half
   uint64_t bytes = 0;

@@ -63,7 +63,7 @@ class Meeting {
     require_agreement(cards_);
   }
 
-  // ---- who shares memory with whom, the same on all ranks
+  // ---- the hosts of the ranks, the same on all ranks
 
   // Hosts are numbered in the order of their first rank. On one, each reaches each.
   void find_hosts() {
@@ -88,8 +88,8 @@ class Meeting {
   }
   bool across() const { return hosts_in(result_.host_of) > 1; }
 
-  // What the ranks report, pairs that live and cannot share memory, joins what is known from the
-  // cards. True if there are any.
+  // Ranks report pairs that live and cannot share memory. Adds them to those that the cards tell.
+  // True if there are any.
   bool set_apart(const std::vector<std::string>& reports) {
     for (Rank rank = 0; rank < options_.size; ++rank) {
       std::istringstream items(reports[static_cast<size_t>(rank)]);
@@ -111,7 +111,7 @@ class Meeting {
                " use TCP, as if they were on two hosts, since they cannot share memory: ", why);
   }
 
-  // One line, of the first such pair.
+  // Logs one line, about the first such pair.
   void tell_who_is_apart() {
     for (Rank rank = 1; rank < options_.size && why_.empty(); ++rank) {
       for (Rank other = 0; other < rank && why_.empty(); ++other) {
@@ -147,7 +147,7 @@ class Meeting {
     result_.mappings.push_back(std::move(mapping));
   }
 
-  // With each rank of this host: reaches its process, sends what is ours, maps what is theirs.
+  // For each rank of this host: reaches its process, sends it our memory, and maps its memory.
   void map_neighbours() {
     make_segment();
     std::fill(sent_.begin(), sent_.end(), false);
@@ -233,7 +233,7 @@ class Meeting {
     return gone(rank);
   }
 
-  // To whom has this rank's memory already, its header tells.
+  // The header tells it to the ranks that have this rank's memory already.
   void give_up(const std::exception& error) {
     assembly_.give_up(error);
     if (cards_.empty()) return;

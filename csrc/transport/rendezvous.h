@@ -1,6 +1,6 @@
-// How the ranks of a group find and map one another: cards through the store, then each passes the
-// descriptor of its shared memory to every other rank of its host, over the socket that joins their
-// processes (transport/neighbours.h).
+// By a rendezvous the ranks of a group find and map one another. They exchange cards through the
+// store. Then each passes the descriptor of its shared memory to every other rank of its host, over
+// the socket that joins their processes (transport/neighbours.h).
 //
 // Ranks on other hosts are reached over the process's network instead (net/network.h), which they
 // meet through the store as well.
@@ -30,7 +30,7 @@ struct RendezvousOptions {
   InboxLayout first_inbox;      // of rank 0 in layout_across; the others follow
   bool tcp = false;             // ranks of one host are as if on others
   std::string word;             // rank 0's, one line: all get it with the cards
-  // The algorithm that this rank asks for: one word, or none. What it throws the others are told.
+  // The algorithm that this rank asks for: one word, or none. If it throws, the others hear of it.
   std::function<std::string()> algorithm = [] { return std::string(); };
   std::function<Network&(const std::string& store_host)> network;
   std::function<void()> interrupt = [] {};  // called often: may throw to give up
@@ -51,7 +51,7 @@ struct Neighbourhood {
   std::string algorithm;          // that rank 0 asks for; empty: none
 };
 
-// How many hosts: the numbers begin with 0, in the order of their first rank.
+// The number of hosts. Hosts are numbered from 0, in the order of their first rank.
 int hosts_in(const std::vector<int>& host_of);
 
 // Collective: every rank of the group calls it. Throws TimeoutError, PeerError, SystemError.

@@ -26,7 +26,7 @@ void write_board(Header& header, Board board, const Descriptor& descriptor) {
   for (int i = 0; i < Descriptor::kWords; ++i) {
     entry.words[i].store(descriptor.words[i], std::memory_order_release);  // after sequence = 0
   }
-  // Of two ranks that write and then look, at least one sees the other: so devices need it.
+  // Devices need seq_cst: if two ranks write and then look, at least one sees the other.
   const auto order =
       board == Board::kDevice ? std::memory_order_seq_cst : std::memory_order_release;
   entry.sequence.store(descriptor.sequence, order);  // partner: read_board()

@@ -33,7 +33,7 @@ struct Descriptor {
 };
 
 // Operations on memory of the host and on that of devices are counted apart: the host runs ahead of
-// its devices, so of the latter many are begun at once.
+// its devices, so many operations on devices are begun at once.
 enum class Board : uint8_t { kHost, kDevice };
 inline constexpr int kBoards = 2;
 inline constexpr uint64_t kHostEntries = 2, kDeviceEntries = 64;  // operations that stand on each
@@ -43,7 +43,7 @@ struct Nonce {
   bool operator==(const Nonce&) const = default;
 };
 
-// One signal counter, and what rides with it. The writer stores stamp and payload, then count.
+// One signal counter, its stamp and its payload. The writer stores stamp and payload, then count.
 struct alignas(128) Line {
   std::atomic<uint64_t> count;  // partner: arrived() loads it
   std::atomic<uint64_t> stamp;
@@ -58,7 +58,7 @@ struct BoardEntry {
 
 struct Header {
   uint64_t magic;
-  Nonce nonce;  // proves that what was mapped is what its owner made
+  Nonce nonce;  // proves that the mapped memory is the one its owner made
   struct alignas(128) Progress {
     std::atomic<uint64_t> called;    // partner: state()
     std::atomic<uint64_t> finished;  // partner: state()
@@ -135,12 +135,12 @@ class Segment {
   SegmentLayout layout_;
 };
 
-// The operations that a rank is in: by its owner, and by anybody.
+// The board: its owner writes it, and any rank reads it.
 void write_board(Header& header, Board board, const Descriptor& descriptor);
 std::optional<Descriptor> read_board(const Header& header, Board board, uint64_t sequence);
 
-// That this rank's part in the group has failed, and why, in its own header; and that `by`'s has,
-// in another's.
+// write_failure() writes into a rank's own header that it has failed, and why. note_failure()
+// writes into another rank's header that `by` has failed.
 void write_failure(Header& own, const std::string& reason);
 void note_failure(Header& header, Rank by);
 

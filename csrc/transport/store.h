@@ -20,7 +20,7 @@ class Store {
   virtual std::string get(const std::string& key) = 0;  // `key` exists
   // Adds to an integer that starts at 0; returns the sum.
   virtual int64_t add(const std::string& key, int64_t amount) = 0;
-  // Where it is served, if that is a host.
+  // The host that serves the store, if there is one.
   virtual std::string host() { return {}; }
 };
 

@@ -157,7 +157,7 @@ std::string Transport::loss(Rank rank) {
 uint64_t Transport::undelivered() {
   uint64_t frames = 0;
   for (RemotePeer* remote : remotes_) {
-    // One that has left wants nothing more; it may end without a word of what it got.
+    // A rank that has left wants nothing more. It may end without acknowledging its frames.
     if (!remote->wire().lost() && !remote->left()) frames += remote->wire().undelivered();
   }
   return frames;

@@ -1,4 +1,4 @@
-// What joins the ranks of one group. Ranks of one host share memory: windows are memfds, signals
+// Joins the ranks of one group. Ranks of one host share memory: windows are memfds, signals
 // are counters, sleeping is a futex on the receiver's doorbell, and the Unix socket to each peer's
 // process tells when it is gone (transport/neighbours.h). Peers on other hosts are reached through
 // their shadows (transport/remote.h).
@@ -32,7 +32,7 @@ struct ShmPeer {
   std::unique_ptr<RemotePeer> remote;  // on another host; the segment is its shadow
 };
 
-// What a peer says of itself; only grows.
+// A peer's words about itself; all of them only grow.
 struct PeerState {
   uint64_t called = 0;    // sequence of the operation it is in or was in last
   uint64_t finished = 0;  // sequence of the last one it finished
@@ -40,7 +40,7 @@ struct PeerState {
   bool failed = false;    // its group failed there: see failure()
 };
 
-// What is virtual is so for tests, which break it on purpose and must then fail.
+// Some functions are virtual so that tests can break them and check that the break is noticed.
 class Transport {
  public:
   // peers[rank] is this rank itself. The mappings outlive the transport.
@@ -50,17 +50,17 @@ class Transport {
   int size() const { return static_cast<int>(peers_.size()); }
   Rank rank() const { return rank_; }
 
-  // Start of `owner`'s half, laid out as Geometry says; of a remote rank it is a copy here, of
-  // which only what put() names is ever seen by its owner.
+  // Start of `owner`'s half, laid out as Geometry says. For a remote rank it is a copy here. The
+  // owner sees only the bytes that put() names.
   std::byte* memory(Rank owner, int half) { return peer(owner).segment.half(half); }
-  // The bytes that ride with `from`'s data signals to `owner`; as above.
+  // The bytes that ride with `from`'s data signals to `owner`; a copy for a remote rank, as above.
   std::byte* line(Rank owner, Rank from, int half) {
     return peer(owner).segment.line(from, 0, half).payload;
   }
-  // Loads and stores do not reach it.
+  // True if loads and stores do not reach that rank.
   bool is_remote(Rank rank) const { return peer(rank).remote != nullptr; }
-  // `target`, in memory or line of the remote rank `to`, is what it shall have at the next signal.
-  // With a `source` the bytes are there: this memory is lent until reclaim_lent().
+  // Sends `bytes` at `target` with the next signal to the remote rank `to`. If `source` is given,
+  // the bytes are read from there, and that memory is lent until reclaim_lent().
   void put(Rank to, std::byte* target, uint64_t bytes, const std::byte* source) {
     peer(to).remote->put(target, bytes, source);
   }
@@ -84,8 +84,8 @@ class Transport {
     return own_.line(from, lane, half).stamp.load(std::memory_order_relaxed);
   }
 
-  // Moves what comes from remote ranks and goes to them; true when something came. A thread that
-  // calls it often says so, and whether it sleeps afterwards.
+  // Reads from remote ranks and writes to them; true when something came. A thread that calls it
+  // often says so by begin_driving(). end_driving() says whether it sleeps then.
   bool progress() { return !remotes_.empty() && remotes_[0]->wire().progress(); }
   void begin_driving() {
     if (!remotes_.empty()) remotes_[0]->wire().begin_driving();
@@ -108,7 +108,8 @@ class Transport {
   size_t stream_space(Rank to);
   size_t stream_available(Rank from);
 
-  // The slow path: what a waiting rank looks at, and what it tells. Any thread may call these.
+  // The slow path: a waiting rank looks at its peers, and speaks of itself. Any thread may call
+  // these.
   void announce(Board board, const Descriptor& descriptor);  // I am in this one now
   void finish(Board board, uint64_t sequence);               // and now it is done
   PeerState state(Rank rank, Board board);
@@ -120,13 +121,14 @@ class Transport {
   std::string condition(Rank rank);      // "alive", "stopped by a signal"
   std::string loss(Rank rank);           // of a connection that is lost: why
   void leave();                          // goodbye
-  // In a forked child: closes what would keep this rank looking alive, touches nothing shared.
+  // For a forked child: closes the sockets that would keep this rank looking alive. Touches no
+  // shared memory.
   void forget();
 
-  // What a rank of this host has chosen for all, kChoices words that are 0 at first.
+  // The choices of a rank of this host for all ranks: kChoices words that are 0 at first.
   std::atomic<uint8_t>* choices(Rank owner) const { return peer(owner).segment.header().choices; }
 
-  // The part of `owner`'s memory that is for devices (cuda/area.h), whole pages, and a socket to
+  // The part of `owner`'s memory that is for devices (device/area.h), whole pages, and a socket to
   // it, to pass descriptors of devices. Null for ranks of other hosts.
   std::byte* device_area(Rank owner) {
     return is_remote(owner) ? nullptr : peer(owner).segment.device_area();
@@ -159,8 +161,8 @@ class Driving {
   Driving(const Driving&) = delete;
   Driving& operator=(const Driving&) = delete;
 
-  // On this process's doorbell, and where a remote rank is awaited on the network as well: else
-  // others drive meanwhile. True when something came from there.
+  // Sleeps on this process's doorbell. If a remote rank is awaited, it sleeps on the network as
+  // well; else others drive meanwhile. True when something came from the network.
   template <typename Ready>
   bool sleep(Rank awaited, uint32_t news, Ready&& ready, Clock::duration most) {
     if (awaited >= 0 && transport_.is_remote(awaited) &&

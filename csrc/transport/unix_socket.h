@@ -13,7 +13,7 @@
 
 namespace ringcomm {
 
-// Who runs the process at the other end; ids of -1 where that is not known.
+// The user and the process at the other end; ids of -1 where they are not known.
 ucred owner_of_peer(const Fd& socket);
 
 Fd listen_unix(const std::string& abstract_name, int backlog);
@@ -25,7 +25,7 @@ Fd accept_unix(const Fd& listener);
 inline constexpr size_t kMostFds = 16;  // of one message
 // One message of fixed size with its descriptors. All throw SystemError: receiving, also where the
 // descriptors did not come because this process has no room for them; the bytes are there then.
-// With MSG_DONTWAIT it does not wait for room; false: there is none now.
+// If MSG_DONTWAIT is given, sending does not wait for room; false: there is none now.
 bool send_message(const Fd& socket, std::span<const std::byte> bytes, std::span<const int> fds,
                   int flags = 0);
 enum class Received : uint8_t { kNothing, kMessage, kClosed };
