@@ -118,6 +118,25 @@ void at_once() {
   }));
 }
 
+// Many have connected and said their names before the listener looks: none is a stranger.
+void all_come_at_once() {
+  std::vector<std::unique_ptr<Process>> all;
+  for (int i = 0; i < 110; ++i) all.push_back(std::make_unique<Process>());
+  const auto name_of = [](const auto& process) { return process->neighbours.card().socket; };
+  std::ranges::sort(all, {}, name_of);  // the lower one connects
+  const auto listener = std::move(all.back());
+  all.pop_back();
+  const std::string name = name_of(listener);
+  for (const auto& other : all) other->neighbours.reach(name);
+  listener->neighbours.wait({}, 0);
+  for (const auto& other : all) {
+    other->neighbours.wait({}, 0);
+    const auto reached = other->neighbours.reach(name);
+    require(reached.neighbour && reached.apart.empty(), "refused: ", reached.apart);
+    require(listener->neighbours.reach(name_of(other)).neighbour != nullptr, "it does not know it");
+  }
+}
+
 // A forked child keeps nothing open that would make its parent look alive, or harm it.
 void forked_children() {
   SharedStore store;
@@ -263,6 +282,7 @@ std::vector<Check> all_checks() {
   checks.push_back({"hosts", hosts});
   checks.push_back({"many_groups/processes", many_groups});
   checks.push_back({"at_once/processes", at_once});
+  checks.push_back({"all_come_at_once", all_come_at_once});
   checks.push_back({"forked_children/processes", forked_children});
   checks.push_back({"patience_with_the_store", patience_with_the_store});
   for (const Rank victim : {0, 1, 2}) {
