@@ -32,10 +32,14 @@ std::string word_of(Rank self, const std::exception& error) {
 
 }  // namespace
 
-// Re-initialisation on a store that survived counts on: every life has its own generation.
+// Re-initialisation on a store that survived counts on: every life has its own generation. Where
+// ranks were missing in one that failed, those that were in it fill it up. A rank that comes to it
+// for the first time is late: it learns what failed.
 void Assembly::begin() {
-  const int64_t arrivals = store_.add(str("ringcomm/", options_.scope, "/arrivals"), 1);
-  prefix_ = str("ringcomm/", options_.scope, "/", (arrivals - 1) / options_.size, "/");
+  do {
+    const int64_t arrivals = store_.add(str("ringcomm/", options_.scope, "/arrivals"), 1);
+    prefix_ = str("ringcomm/", options_.scope, "/", (arrivals - 1) / options_.size, "/");
+  } while (store_.has_all({trouble(), key(options_.rank)}));
 }
 
 std::vector<std::string> Assembly::exchange(const std::string& mine) {

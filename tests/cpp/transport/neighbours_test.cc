@@ -211,6 +211,34 @@ void no_descriptors(Rank victim, bool acquainted) {
   }
 }
 
+// A meeting that failed is not met again: who was in it finds the next, and a late rank its error.
+void once_more(Rank late, bool retries_first) {
+  LocalStore store;
+  const int size = 4;
+  const auto fails = [&](Rank rank) {
+    try {
+      End end(store, rank, size, std::chrono::milliseconds(300));
+    } catch (const TimeoutError& error) {
+      const std::string text = error.what();
+      return require(text.find(str("rank ", late, " of 4")) != std::string::npos, text);
+    }
+    throw Failure("there is no error");
+  };
+  const auto meets = [&](Rank rank) { End end(store, rank, size); };
+  run_threads(size, [&](Rank rank) {
+    if (rank != late) fails(rank);
+  });
+  if (retries_first) {
+    run_threads(size, [&](Rank rank) {
+      while (rank == late && store.add("ringcomm/test/arrivals", 0) <= size) ::usleep(1000);
+      meets(rank);  // the late one, when the others are there again
+    });
+    return;
+  }
+  fails(late);
+  run_threads(size, meets);
+}
+
 // A rank that waits long for another asks the store twice a second.
 void patience_with_the_store() {
   class Counting final : public Store {
@@ -285,6 +313,10 @@ std::vector<Check> all_checks() {
   checks.push_back({"all_come_at_once", all_come_at_once});
   checks.push_back({"forked_children/processes", forked_children});
   checks.push_back({"patience_with_the_store", patience_with_the_store});
+  for (const Rank late : {0, 3}) {
+    checks.push_back({str("once_more/told/", late), [=] { once_more(late, false); }});
+    checks.push_back({str("once_more/retried/", late), [=] { once_more(late, true); }});
+  }
   for (const Rank victim : {0, 1, 2}) {
     checks.push_back(
         {str("no_descriptors/first/", victim), [=] { no_descriptors(victim, false); }});
