@@ -206,7 +206,11 @@ void Neighbours::meet(const NeighbourPtr& other, const std::string& name, const 
     note(name, error);
     return drop(other);
   }
-  if (!other->ours_ && (named_.contains(name) || name.empty())) return drop(other);
+  if (!other->ours_) {  // what it had before may have ended
+    if (const auto old = named_.find(name); old != named_.end())
+      read_from(NeighbourPtr(old->second));
+    if (named_.contains(name) || name.empty()) return drop(other);
+  }
   other->bell_ = Doorbell(reinterpret_cast<DoorbellPage*>(other->page_.data()));
   other->name_ = name;
   named_[name] = other;

@@ -3,6 +3,7 @@
 #include "transport/neighbours.h"
 
 #include <sys/epoll.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
@@ -16,7 +17,12 @@
 // How often this program looks at sockets: these stand in front of the C library's.
 namespace {
 std::atomic<int> looks{0};
+std::function<int(int socket)> before_send = [](int) { return 0; };  // its error, or 0
 }  // namespace
+extern "C" ssize_t sendmsg(int socket, const msghdr* message, int flags) {
+  if (const int error = before_send(socket)) return errno = error, -1;
+  return ::syscall(SYS_sendmsg, socket, message, flags);
+}
 extern "C" int epoll_wait(int epoll, epoll_event* events, int most, int timeout) {
   ++looks;
   return static_cast<int>(
@@ -135,6 +141,39 @@ void all_come_at_once() {
     require(reached.neighbour && reached.apart.empty(), "refused: ", reached.apart);
     require(listener->neighbours.reach(name_of(other)).neighbour != nullptr, "it does not know it");
   }
+}
+
+// A rank has the other's memory when it loses the connection, before it has sent its own. It rings
+// the doorbell that came over the next connection: the first one is unmapped.
+void another_connection() {
+  SharedStore store;
+  require_all_zero(run_processes(2, [&](Rank rank) {
+    Process process;
+    store.set(str("name", rank), process.neighbours.card().socket);
+    while (!store.has(str("name", 1 - rank))) ::usleep(1000);
+    const bool connects = store.get(str("name", rank)) < store.get(str("name", 1 - rank));
+    int sent = 0, left = 3;
+    before_send = [&](int socket) {
+      ++sent;  // the greeting, then the memory
+      if (!connects && sent == 2) store.set("sent", "");
+      if (!connects || sent == 1) return 0;
+      if (left < 0) {
+        for (int i = 0; i < 1000; ++i) {  // so that nothing is mapped in its place
+          ::mmap(nullptr, 4096, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        }
+        return 0;
+      }
+      if (!store.has("sent") || left-- > 0) return EAGAIN;
+      ::shutdown(socket, SHUT_RDWR);
+      return EPIPE;
+    };
+    Group group(process, store, options_of(rank, 2), std::chrono::seconds(20));
+    require(!connects || left < 0, "the connection was not lost");
+    group.transport->signal(1 - rank, 0, 0, 0);
+    await_signal(*group.transport, 1 - rank, 0, 0, 1);
+    group.transport->signal(1 - rank, 1, 0, 0);
+    await_signal(*group.transport, 1 - rank, 1, 0, 1);
+  }));
 }
 
 // A forked child keeps nothing open that would make its parent look alive, or harm it.
@@ -311,6 +350,7 @@ std::vector<Check> all_checks() {
   checks.push_back({"many_groups/processes", many_groups});
   checks.push_back({"at_once/processes", at_once});
   checks.push_back({"all_come_at_once", all_come_at_once});
+  checks.push_back({"another_connection/processes", another_connection});
   checks.push_back({"forked_children/processes", forked_children});
   checks.push_back({"patience_with_the_store", patience_with_the_store});
   for (const Rank late : {0, 3}) {
