@@ -4,7 +4,6 @@
 #include <sys/eventfd.h>
 
 #include <algorithm>
-#include <sstream>
 
 #include "net/peer.h"
 
@@ -28,7 +27,7 @@ std::string Contact::to_text() const {
 }
 
 Contact Contact::from_text(const std::string& text) {
-  std::istringstream in(text);
+  TextReader in(text);
   std::string id, key, address;
   in >> id >> key;
   Contact contact;

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <set>
-#include <sstream>
 
 #include "transport/assembly.h"
 #include "transport/host.h"
@@ -92,9 +91,9 @@ class Meeting {
   // cards. True if there are any.
   bool set_apart(const std::vector<std::string>& reports) {
     for (Rank rank = 0; rank < options_.size; ++rank) {
-      std::istringstream items(reports[static_cast<size_t>(rank)]);
+      TextReader items(reports[static_cast<size_t>(rank)]);
       for (std::string item; std::getline(items, item, '\t');) {
-        std::istringstream in(item);
+        TextReader in(item);
         Rank other = -1;
         std::string why;
         if (!(in >> other) || other < 0 || other >= options_.size) continue;

@@ -315,6 +315,25 @@ void patience_with_the_store() {
   require(store.late <= most, store.late.load(), " questions in 2 s");
 }
 
+// What ranks tell one another is the same whatever the program does with its numbers.
+void any_locale() {
+  struct Groups : std::numpunct<char> {
+    char do_thousands_sep() const override { return ' '; }
+    std::string do_grouping() const override { return "\1"; }
+  };
+  const std::locale before = std::locale::global({std::locale::classic(), new Groups});
+  const std::string text = str(40000), word = make_card().to_text();
+  std::string again;
+  try {
+    again = Card::from_text(word, 0).to_text();
+  } catch (const PeerError& error) {
+    again = error.what();
+  }
+  std::locale::global(before);
+  require(text == "40000", text);
+  require(again == word, word, " becomes ", again);
+}
+
 // What is not known equals nothing; a user and a network namespace are a host's.
 void hosts() {
   const Card here = make_card();
@@ -347,6 +366,7 @@ void hosts() {
 std::vector<Check> all_checks() {
   std::vector<Check> checks;
   checks.push_back({"hosts", hosts});
+  checks.push_back({"any_locale", any_locale});
   checks.push_back({"many_groups/processes", many_groups});
   checks.push_back({"at_once/processes", at_once});
   checks.push_back({"all_come_at_once", all_come_at_once});
