@@ -19,16 +19,17 @@ pip_install() {
   "$bin/python" -m pip install $quiet --disable-pip-version-check ${PIP_ARGS:-} "$@" >&2
 }
 
+# As a condition, where `set -e` is off: what fails below ends the script by itself.
 use_activated() {
   bin=${VIRTUAL_ENV:-${CONDA_PREFIX:-}}/bin
   [ -x "$bin/python" ] && [ "$bin" != /bin ] || return 1
   local torch lacking
   torch=$("$bin/python" -c 'import importlib.metadata as m; print(m.version("torch"))' 2>/dev/null)
   [[ $torch =~ ^2\.1[1-5]\. && $torch. == "${TORCH:-2}".* ]] || return 1
-  PYTHON="$bin/python" scripts/prerequisites.sh
-  lacking=$("$bin/python" scripts/lacking.py "${requirements[@]}")
+  PYTHON="$bin/python" scripts/prerequisites.sh || exit 1
+  lacking=$("$bin/python" scripts/lacking.py "${requirements[@]}") || exit 1
   # shellcheck disable=SC2086  # one word a package
-  [ -z "$lacking" ] || pip_install $lacking
+  [ -z "$lacking" ] || pip_install $lacking || exit 1
 }
 
 make_own() {

@@ -7,6 +7,7 @@
 #include <cerrno>
 #include <cstring>
 #include <functional>
+#include <locale>
 #include <sstream>
 #include <stdexcept>
 #include <string>
@@ -58,13 +59,22 @@ struct TimeoutError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// Joins its arguments into one string: str("rank ", 3, " left").
+// Joins its arguments into one string: str("rank ", 3, " left"). Other ranks read such texts, so
+// the program's locale has no part in them: it may write 40000 as 40,000.
 template <typename... Parts>
 std::string str(const Parts&... parts) {
   std::ostringstream out;
+  out.imbue(std::locale::classic());
   (out << ... << parts);
   return out.str();
 }
+
+// Reads what str() has written.
+struct TextReader : std::istringstream {
+  explicit TextReader(const std::string& text) : std::istringstream(text) {
+    imbue(std::locale::classic());
+  }
+};
 
 // What `text` makes of each item: "a, b, c".
 template <typename Items, typename Text = std::identity>

@@ -2,13 +2,15 @@
 #include <sys/epoll.h>
 
 #include <algorithm>
+#include <map>
 
 #include "net/peer.h"
 
 namespace ringcomm {
 namespace {
 
-constexpr size_t kMostStrangers = 64;  // connections that have not proved who they are
+constexpr size_t kMostStrangers = 64;  // connections that have not said who they are
+constexpr size_t kMostClaims = 8;      // that have, and not proved it: for each flow of a peer
 constexpr auto kGreetingTime = std::chrono::seconds(5), kAttemptTime = std::chrono::seconds(2);
 constexpr auto kConnectTime = std::chrono::milliseconds(700);  // then another packet is sent
 constexpr auto kOutOfDescriptors = std::chrono::milliseconds(100);
@@ -23,13 +25,16 @@ void Network::accept_from(const Fd& listener) {
       if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) listen(false);
       break;
     }
+    uint64_t number = 0;
     try {
       Link& link = add_link(std::move(socket), nullptr, 0);
       link.handshake.emplace(contact_.id);
+      number = link.number;
     } catch (const SystemError&) {
       listen(false);
       break;
     }
+    take_events(number, EPOLLIN);  // it may have greeted
     drop_strangers(Clock::now());
   }
 }
@@ -44,8 +49,10 @@ void Network::listen(bool on) {
   }
 }
 
+// Anybody may say that it is some peer: of those who say so of one, the newest are kept.
 void Network::drop_strangers(Clock::time_point now) {
-  std::vector<Link*> strangers, late;
+  std::vector<Link*> late;
+  std::map<const Peer*, std::vector<uint64_t>> others;  // null: they have not said who they are
   for (auto& [number, link] : links_) {
     if (link->established) continue;
     const bool ours = link->is_ours();
@@ -55,12 +62,20 @@ void Network::drop_strangers(Clock::time_point now) {
     if (now - link->began > time) {
       late.push_back(link.get());
     } else if (!ours) {
-      strangers.push_back(link.get());
+      others[link->peer].push_back(number);
     }
   }
   for (Link* link : late) drop(*link);
-  std::ranges::sort(strangers, {}, &Link::number);
-  for (size_t i = 0; i + kMostStrangers < strangers.size(); ++i) drop(*strangers[i]);
+  for (auto& [peer, numbers] : others) {
+    const size_t most =
+        peer == nullptr ? kMostStrangers : kMostClaims * static_cast<size_t>(peer->flows());
+    std::ranges::sort(numbers);
+    for (size_t i = 0; i + most < numbers.size(); ++i) {
+      if (peer == nullptr) take_events(numbers[i], EPOLLIN);  // it may have greeted meanwhile
+      const auto found = links_.find(numbers[i]);
+      if (found != links_.end() && found->second->peer == peer) drop(*found->second);
+    }
+  }
 }
 
 Network::Link& Network::add_link(Fd socket, Peer* peer, int flow) {

@@ -4,7 +4,6 @@
 #include <sys/eventfd.h>
 
 #include <algorithm>
-#include <sstream>
 
 #include "net/peer.h"
 
@@ -28,7 +27,7 @@ std::string Contact::to_text() const {
 }
 
 Contact Contact::from_text(const std::string& text) {
-  std::istringstream in(text);
+  TextReader in(text);
   std::string id, key, address;
   in >> id >> key;
   Contact contact;
@@ -150,17 +149,25 @@ bool Network::handle_events(int timeout_ms, Lock& lock) {
       if (::read(wake_.get(), &rings, sizeof rings) < 0) continue;
     } else if (number < kWake) {
       accept_from(listeners_[number]);
-    } else if (const auto found = links_.find(number); found != links_.end()) {
-      try {
-        arrived = handle(*found->second, event.events) || arrived;
-      } catch (const std::runtime_error&) {  // a peer's nonsense, or the system is out of something
-        if (const auto again = links_.find(number); again != links_.end()) drop(*again->second);
-      }
+    } else {
+      arrived = take_events(number, event.events) || arrived;
     }
   }
   if (arrived) options_.bell.notify(kAllNews);
   if (const auto now = Clock::now(); now - ticked_ >= kTick) tick(now);
   return arrived;
+}
+
+// Of a connection, if there still is one of that number.
+bool Network::take_events(uint64_t number, uint32_t events) {
+  const auto found = links_.find(number);
+  if (found == links_.end()) return false;
+  try {
+    return handle(*found->second, events);
+  } catch (const std::runtime_error&) {  // a peer's nonsense, or the system is out of something
+    if (const auto again = links_.find(number); again != links_.end()) drop(*again->second);
+  }
+  return false;
 }
 
 bool Network::handle(Link& link, uint32_t events) {

@@ -74,6 +74,7 @@ class Network {
   void listen(bool on);
   void run();
   bool handle_events(int timeout_ms, Lock& lock);
+  bool take_events(uint64_t number, uint32_t events);
   bool handle(Link& link, uint32_t events);
   void accept_from(const Fd& listener);
   bool advance_handshake(Link& link);

@@ -1,7 +1,6 @@
 #include "transport/assembly.h"
 
 #include <algorithm>
-#include <sstream>
 #include <thread>
 
 namespace ringcomm {
@@ -25,22 +24,26 @@ std::string word_of(Rank self, const std::exception& error) {
   const size_t space = std::min(word.find(' '), word.size());
   const std::string text = word.substr(std::min(space + 1, word.size()));
   Rank rank = -1;
-  std::istringstream(word) >> rank;
+  TextReader(word) >> rank;
   if (rank < 0) throw TimeoutError(text);
   throw PeerError(rank, text);
 }
 
 }  // namespace
 
-// Re-initialisation on a store that survived counts on: every life has its own generation.
+// Re-initialisation on a store that survived counts on: every life has its own generation. Where
+// ranks were missing in one that failed, those that were in it fill it up. A rank that comes to it
+// for the first time is late: it learns what failed.
 void Assembly::begin() {
-  const int64_t arrivals = store_.add(str("ringcomm/", options_.scope, "/arrivals"), 1);
-  prefix_ = str("ringcomm/", options_.scope, "/", (arrivals - 1) / options_.size, "/");
+  do {
+    const int64_t arrivals = store_.add(str("ringcomm/", options_.scope, "/arrivals"), 1);
+    prefix_ = str("ringcomm/", options_.scope, "/", (arrivals - 1) / options_.size, "/");
+  } while (store_.has_all({trouble(), key(options_.rank)}));
 }
 
 std::vector<std::string> Assembly::exchange(const std::string& mine) {
   store_.set(key(options_.rank), mine);
-  std::istringstream in(options_.rank == 0 ? write_list() : read_list());
+  TextReader in(options_.rank == 0 ? write_list() : read_list());
   ++stage_;
   std::vector<std::string> lines(static_cast<size_t>(options_.size) + 1);
   for (std::string& line : lines) std::getline(in, line);

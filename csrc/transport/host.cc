@@ -128,7 +128,7 @@ std::string Card::to_text() const {
 }
 
 Card Card::from_text(const std::string& text, Rank owner) {
-  std::istringstream in(text);
+  TextReader in(text);
   std::string version, transport;
   Card card;
   in >> version >> card.build >> card.algorithm >> card.host >> card.boot_id >> card.network >>

@@ -206,7 +206,11 @@ void Neighbours::meet(const NeighbourPtr& other, const std::string& name, const 
     note(name, error);
     return drop(other);
   }
-  if (!other->ours_ && (named_.contains(name) || name.empty())) return drop(other);
+  if (!other->ours_) {  // what it had before may have ended
+    if (const auto old = named_.find(name); old != named_.end())
+      read_from(NeighbourPtr(old->second));
+    if (named_.contains(name) || name.empty()) return drop(other);
+  }
   other->bell_ = Doorbell(reinterpret_cast<DoorbellPage*>(other->page_.data()));
   other->name_ = name;
   named_[name] = other;
@@ -262,7 +266,7 @@ void Neighbours::progress() {
 
 void Neighbours::accept_all() {
   try {
-    while (Fd socket = accept_unix(listener_)) add(std::move(socket));
+    while (Fd socket = accept_unix(listener_)) read_from(add(std::move(socket)));
     deaf_.store(0, std::memory_order_relaxed);
   } catch (const SystemError& error) {
     deaf_.store(error.code(), std::memory_order_relaxed);
@@ -270,13 +274,16 @@ void Neighbours::accept_all() {
   drop_strangers();
 }
 
-// The oldest go first.
+// The oldest go first, of those that have still told no name.
 void Neighbours::drop_strangers() {
   std::vector<NeighbourPtr> strangers;
   for (const auto& [number, other] : sockets_) {
     if (other->name_.empty()) strangers.push_back(other);
   }
-  for (size_t i = 0; i + kMostStrangers < strangers.size(); ++i) drop(strangers[i]);
+  for (size_t i = 0; i + kMostStrangers < strangers.size(); ++i) {
+    read_from(strangers[i]);
+    if (strangers[i]->name_.empty()) drop(strangers[i]);
+  }
 }
 
 void Neighbours::read_from(const NeighbourPtr& other) {

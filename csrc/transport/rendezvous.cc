@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <set>
-#include <sstream>
 
 #include "transport/assembly.h"
 #include "transport/host.h"
@@ -92,9 +91,9 @@ class Meeting {
   // True if there are any.
   bool set_apart(const std::vector<std::string>& reports) {
     for (Rank rank = 0; rank < options_.size; ++rank) {
-      std::istringstream items(reports[static_cast<size_t>(rank)]);
+      TextReader items(reports[static_cast<size_t>(rank)]);
       for (std::string item; std::getline(items, item, '\t');) {
-        std::istringstream in(item);
+        TextReader in(item);
         Rank other = -1;
         std::string why;
         if (!(in >> other) || other < 0 || other >= options_.size) continue;
@@ -130,19 +129,19 @@ class Meeting {
     result_.peers.resize(cards_.size());
     layout_ = across() ? options_.layout_across : options_.layout;
     segment_ = make_sealed_memfd("ringcomm", layout_.bytes());
-    adopt(options_.rank, segment_, *neighbours_.reach(mine_.socket).neighbour);
+    adopt(options_.rank, segment_);
+    peer(options_.rank).doorbell = neighbours_.bell();
     Header& header = peer(options_.rank).segment.header();
     header.magic = kSegmentMagic;
     header.nonce = mine_.nonce;
   }
 
-  void adopt(Rank rank, const Fd& memory, const Neighbour& process) {
+  void adopt(Rank rank, const Fd& memory) {
     Mapping mapping(memory, layout_.bytes());
     const auto* header = reinterpret_cast<const Header*>(mapping.data());
     const bool genuine = header->magic == kSegmentMagic && header->nonce == card(rank).nonce;
     if (rank != options_.rank && !genuine) throw_gone(rank);
     peer(rank).segment = Segment(mapping.data(), layout_);
-    peer(rank).doorbell = process.bell();
     peer(rank).group = channel();
     result_.mappings.push_back(std::move(mapping));
   }
@@ -186,9 +185,10 @@ class Meeting {
     if (!peer(rank).segment) {
       if (const Fd memory = neighbours_.take({channel(), rank, options_.rank, attempt_})) {
         check_sealed_memfd(memory, layout_.bytes(), rank);
-        adopt(rank, memory, *process);
+        adopt(rank, memory);
       }
     }
+    peer(rank).doorbell = process->bell();  // it goes with the connection
     if (peer(rank).segment && *sent) return true;
     if (process->lost()) {
       if (neighbours_.is_gone(card(rank).socket)) throw_gone(rank);
@@ -243,7 +243,7 @@ class Meeting {
     for (Rank rank = 0; rank < options_.size; ++rank) {
       if (rank == options_.rank || peer(rank).remote || !peer(rank).segment) continue;
       note_failure(peer(rank).segment.header(), options_.rank);
-      peer(rank).doorbell.ring(kAllNews);
+      if (peer(rank).process) peer(rank).doorbell.ring(kAllNews);
     }
   }
 

@@ -41,7 +41,7 @@ struct RendezvousOptions {
 struct Neighbourhood {
   Neighbourhood() = default;
   Neighbourhood(Neighbourhood&&) = default;
-  Neighbourhood& operator=(Neighbourhood&&) = default;
+  Neighbourhood& operator=(Neighbourhood&&) = delete;  // peers go before their memory
   ~Neighbourhood();
 
   std::vector<Mapping> mappings;  // segments, this rank's first

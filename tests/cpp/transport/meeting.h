@@ -22,12 +22,16 @@ struct Group {
   Neighbourhood memory;
   std::unique_ptr<Transport> transport;
 
-  Group(Process& process, Store& store, RendezvousOptions options,
-        std::chrono::milliseconds timeout) {
+  Group(Process& process, Store& store, const RendezvousOptions& options,
+        std::chrono::milliseconds timeout)
+      : memory(meet(store, laid_out(options), process.neighbours, Deadline(timeout))),
+        transport(std::make_unique<Transport>(options.rank, std::move(memory.peers))) {}
+
+ private:
+  static RendezvousOptions laid_out(RendezvousOptions options) {
     options.layout = kLayout;
     options.layout.size = options.size;
-    memory = meet(store, options, process.neighbours, Deadline(timeout));
-    transport = std::make_unique<Transport>(options.rank, std::move(memory.peers));
+    return options;
   }
 };
 

@@ -3,6 +3,7 @@
 #include "transport/neighbours.h"
 
 #include <sys/epoll.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
@@ -16,7 +17,12 @@
 // How often this program looks at sockets: these stand in front of the C library's.
 namespace {
 std::atomic<int> looks{0};
+std::function<int(int socket)> before_send = [](int) { return 0; };  // its error, or 0
 }  // namespace
+extern "C" ssize_t sendmsg(int socket, const msghdr* message, int flags) {
+  if (const int error = before_send(socket)) return errno = error, -1;
+  return ::syscall(SYS_sendmsg, socket, message, flags);
+}
 extern "C" int epoll_wait(int epoll, epoll_event* events, int most, int timeout) {
   ++looks;
   return static_cast<int>(
@@ -118,6 +124,58 @@ void at_once() {
   }));
 }
 
+// Many have connected and said their names before the listener looks: none is a stranger.
+void all_come_at_once() {
+  std::vector<std::unique_ptr<Process>> all;
+  for (int i = 0; i < 110; ++i) all.push_back(std::make_unique<Process>());
+  const auto name_of = [](const auto& process) { return process->neighbours.card().socket; };
+  std::ranges::sort(all, {}, name_of);  // the lower one connects
+  const auto listener = std::move(all.back());
+  all.pop_back();
+  const std::string name = name_of(listener);
+  for (const auto& other : all) other->neighbours.reach(name);
+  listener->neighbours.wait({}, 0);
+  for (const auto& other : all) {
+    other->neighbours.wait({}, 0);
+    const auto reached = other->neighbours.reach(name);
+    require(reached.neighbour && reached.apart.empty(), "refused: ", reached.apart);
+    require(listener->neighbours.reach(name_of(other)).neighbour != nullptr, "it does not know it");
+  }
+}
+
+// A rank has the other's memory when it loses the connection, before it has sent its own. It rings
+// the doorbell that came over the next connection: the first one is unmapped.
+void another_connection() {
+  SharedStore store;
+  require_all_zero(run_processes(2, [&](Rank rank) {
+    Process process;
+    store.set(str("name", rank), process.neighbours.card().socket);
+    while (!store.has(str("name", 1 - rank))) ::usleep(1000);
+    const bool connects = store.get(str("name", rank)) < store.get(str("name", 1 - rank));
+    int sent = 0, left = 3;
+    before_send = [&](int socket) {
+      ++sent;  // the greeting, then the memory
+      if (!connects && sent == 2) store.set("sent", "");
+      if (!connects || sent == 1) return 0;
+      if (left < 0) {
+        for (int i = 0; i < 1000; ++i) {  // so that nothing is mapped in its place
+          ::mmap(nullptr, 4096, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        }
+        return 0;
+      }
+      if (!store.has("sent") || left-- > 0) return EAGAIN;
+      ::shutdown(socket, SHUT_RDWR);
+      return EPIPE;
+    };
+    Group group(process, store, options_of(rank, 2), std::chrono::seconds(20));
+    require(!connects || left < 0, "the connection was not lost");
+    group.transport->signal(1 - rank, 0, 0, 0);
+    await_signal(*group.transport, 1 - rank, 0, 0, 1);
+    group.transport->signal(1 - rank, 1, 0, 0);
+    await_signal(*group.transport, 1 - rank, 1, 0, 1);
+  }));
+}
+
 // A forked child keeps nothing open that would make its parent look alive, or harm it.
 void forked_children() {
   SharedStore store;
@@ -192,6 +250,34 @@ void no_descriptors(Rank victim, bool acquainted) {
   }
 }
 
+// A meeting that failed is not met again: who was in it finds the next, and a late rank its error.
+void once_more(Rank late, bool retries_first) {
+  LocalStore store;
+  const int size = 4;
+  const auto fails = [&](Rank rank) {
+    try {
+      End end(store, rank, size, std::chrono::milliseconds(300));
+    } catch (const TimeoutError& error) {
+      const std::string text = error.what();
+      return require(text.find(str("rank ", late, " of 4")) != std::string::npos, text);
+    }
+    throw Failure("there is no error");
+  };
+  const auto meets = [&](Rank rank) { End end(store, rank, size); };
+  run_threads(size, [&](Rank rank) {
+    if (rank != late) fails(rank);
+  });
+  if (retries_first) {
+    run_threads(size, [&](Rank rank) {
+      while (rank == late && store.add("ringcomm/test/arrivals", 0) <= size) ::usleep(1000);
+      meets(rank);  // the late one, when the others are there again
+    });
+    return;
+  }
+  fails(late);
+  run_threads(size, meets);
+}
+
 // A rank that waits long for another asks the store twice a second.
 void patience_with_the_store() {
   class Counting final : public Store {
@@ -229,6 +315,25 @@ void patience_with_the_store() {
   require(store.late <= most, store.late.load(), " questions in 2 s");
 }
 
+// What ranks tell one another is the same whatever the program does with its numbers.
+void any_locale() {
+  struct Groups : std::numpunct<char> {
+    char do_thousands_sep() const override { return ' '; }
+    std::string do_grouping() const override { return "\1"; }
+  };
+  const std::locale before = std::locale::global({std::locale::classic(), new Groups});
+  const std::string text = str(40000), word = make_card().to_text();
+  std::string again;
+  try {
+    again = Card::from_text(word, 0).to_text();
+  } catch (const PeerError& error) {
+    again = error.what();
+  }
+  std::locale::global(before);
+  require(text == "40000", text);
+  require(again == word, word, " becomes ", again);
+}
+
 // What is not known equals nothing; a user and a network namespace are a host's.
 void hosts() {
   const Card here = make_card();
@@ -261,10 +366,17 @@ void hosts() {
 std::vector<Check> all_checks() {
   std::vector<Check> checks;
   checks.push_back({"hosts", hosts});
+  checks.push_back({"any_locale", any_locale});
   checks.push_back({"many_groups/processes", many_groups});
   checks.push_back({"at_once/processes", at_once});
+  checks.push_back({"all_come_at_once", all_come_at_once});
+  checks.push_back({"another_connection/processes", another_connection});
   checks.push_back({"forked_children/processes", forked_children});
   checks.push_back({"patience_with_the_store", patience_with_the_store});
+  for (const Rank late : {0, 3}) {
+    checks.push_back({str("once_more/told/", late), [=] { once_more(late, false); }});
+    checks.push_back({str("once_more/retried/", late), [=] { once_more(late, true); }});
+  }
   for (const Rank victim : {0, 1, 2}) {
     checks.push_back(
         {str("no_descriptors/first/", victim), [=] { no_descriptors(victim, false); }});
