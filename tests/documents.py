@@ -10,7 +10,11 @@ from pathlib import Path
 from lab import ROOT
 
 # Each block of code of these is run or checked.
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+    *(ROOT / folder / "README.md" for folder in ("benchmarks", "examples", "tests")),
+]
 FENCE = re.compile(r"^(?P<indent> *)```(?P<language>\w*)\n(?P<text>.*?)^ *```$", re.M | re.S)
 DIRECTIVE = re.compile(r"<!-- test: ((?:(?!-->).)+?) -->\n *\Z", re.S)
 WORDS = 25  # of a sentence

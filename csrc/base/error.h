@@ -1,5 +1,5 @@
-// The five errors of ringcomm. They are thrown anywhere below, caught in one place per
-// operation (comm/communicator.cc), and mapped once to torch's types (torch/errors.h).
+// The five errors of ringcomm. They are thrown anywhere below, caught by the engine
+// that runs the operation (comm/host_engine.cc), and mapped once to torch's types (torch/errors.h).
 //
 // A message is one sentence a user can act on: what was being done, who is concerned, what to do.
 #pragma once
@@ -91,7 +91,7 @@ inline std::string list_of(const std::vector<Rank>& ranks) {
 
 }  // namespace ringcomm
 
-// The one macro of the project: throws UsageError with the given parts unless `condition` holds.
+// Throws UsageError with the given parts unless `condition` holds.
 #define RINGCOMM_CHECK(condition, ...)                                            \
   do {                                                                            \
     if (!(condition)) throw ::ringcomm::UsageError(::ringcomm::str(__VA_ARGS__)); \
