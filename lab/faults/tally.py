@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 
 from lab.faults.crew import End, Job, crew
 from lab.faults.table import Form, Verdict
+from lab.limits import claim
 
-SOON, DESTROYED = 1.0, 2.0  # seconds: until an error is told, and for destroying a group
+SOON, DESTROYED = claim(1), claim(2)  # seconds: until an error is told; to destroy a group
 HANGS = 20.0  # seconds after which a rank that does not end is killed
 OPERATION = re.compile(
     r"\b((all_reduce|broadcast|all_gather|reduce_scatter|barrier|collective) #\d|(send|recv) \w+\[)"
