@@ -2,8 +2,8 @@
 
 A limit ends what hangs; no test fails because a machine is slow or busy. So each is stated as the
 seconds that are ample on an idle machine, and given as `limit(seconds)`, which is a multiple of it.
-What a test says about *time itself* (a timeout of a group that has to pass, an error "within a
-second") is not a limit, and stays as it is.
+A timeout of a group that has to pass is not a limit, and stays as it is. A bound on speed, as an
+error "within a second", is a `claim(seconds)`: it holds where a test runs alone.
 """
 
 from __future__ import annotations

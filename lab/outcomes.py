@@ -12,10 +12,11 @@ from typing import Any
 
 import torch.distributed as dist
 
+from lab.limits import claim
 from lab.ranks import Rank, error_of
 
-SOON = 1.0  # seconds within which death and mismatch are errors everywhere
-DESTROYED = 2.0  # seconds within which destroy_process_group returns, whatever happened
+SOON = claim(1)  # seconds within which death and mismatch are errors everywhere
+DESTROYED = claim(2)  # seconds within which destroy_process_group returns, whatever happened
 
 Outcome = dict[str, Any]
 

@@ -1,4 +1,4 @@
-// By a doorbell a thread waits for other processes, and they wake it.
+// A thread sleeps on a doorbell until another thread or process rings it.
 //
 // Each process owns one doorbell: a page of shared memory that its peers map. A thread that makes
 // something visible to a process (a counter, a mailbox record) stores it with seq_cst and then

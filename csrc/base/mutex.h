@@ -29,7 +29,7 @@ class RINGCOMM_THREAD_SAFETY(capability("mutex")) Mutex {
   std::mutex mutex_;
 };
 
-// Holds it for a scope; between unlock() and lock() not.
+// Holds a mutex for a scope, except between unlock() and lock().
 class RINGCOMM_THREAD_SAFETY(scoped_lockable) Lock {
  public:
   explicit Lock(Mutex& mutex) RINGCOMM_THREAD_SAFETY(acquire_capability(mutex)) : mutex_(mutex) {

@@ -1,6 +1,6 @@
-// By a handshake two processes know each other before a byte of a session passes. Each proves that
-// it knows their key, over everything both have said (HMAC-SHA256, RFC 2104). Each also tells which
-// frames have come, since this connection may replace another one.
+// In a handshake two processes learn who the other one is, before a session begins. Each proves
+// that it knows their key, over everything both have said (HMAC-SHA256, RFC 2104). Each also tells
+// which frames have come, since this connection may replace another one.
 //
 //   initiator -> Hello       who, to whom, which flow, a nonce
 //   acceptor  -> Challenge   a nonce, the connection's generation, proof; or that it is another

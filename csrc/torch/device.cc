@@ -123,7 +123,10 @@ std::exception_ptr DeviceWork::exception() const {
   const auto why = backend_state_->group->state().why_failed();
   if (why) return as_torch(why);
   // A peer has failed, and is about to say so.
-  return as_torch(std::make_exception_ptr(PeerError(rank_, "an operation on a device has failed")));
+  return as_torch(std::make_exception_ptr(
+      PeerError(rank_,
+                "an operation on a device has failed because a peer has: the next call of "
+                "this group names it")));
 }
 
 void DeviceWork::forget() {

@@ -1,4 +1,4 @@
-// By a rendezvous the ranks of a group find and map one another. They exchange cards through the
+// The rendezvous: the ranks of a group find and map one another. They exchange cards through the
 // store. Then each passes the descriptor of its shared memory to every other rank of its host, over
 // the socket that joins their processes (transport/neighbours.h).
 //

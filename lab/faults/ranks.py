@@ -9,7 +9,8 @@ import time
 from lab.faults.crew import End, await_end, crew, kill
 from lab.faults.resources import RESOURCES
 from lab.faults.table import Fault, Form, Verdict
-from lab.faults.tally import DESTROYED, HANGS, Tally, named, started, stopped, undisturbed
+from lab.faults.tally import HANGS, Tally, named, started, stopped, undisturbed
+from lab.outcomes import DESTROYED
 
 ONE_EACH, TWO_EACH = [0, 1, 2, 3], [0, 0, 1, 1]
 

@@ -9,9 +9,8 @@ from dataclasses import dataclass, field
 
 from lab.faults.crew import End, Job, crew
 from lab.faults.table import Form, Verdict
-from lab.limits import claim
+from lab.outcomes import DESTROYED, SOON
 
-SOON, DESTROYED = claim(1), claim(2)  # seconds: until an error is told; to destroy a group
 HANGS = 20.0  # seconds after which a rank that does not end is killed
 OPERATION = re.compile(
     r"\b((all_reduce|broadcast|all_gather|reduce_scatter|barrier|collective) #\d|(send|recv) \w+\[)"

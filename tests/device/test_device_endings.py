@@ -17,7 +17,7 @@ import torch.distributed as dist
 from lab.limits import limit
 from lab.outcomes import Outcome, rank_of
 from lab.ranks import Rank, Ranks, error_of, ranks
-from lab.simulated_device import SLOW, SMALL, Cuda, on_device
+from lab.simulated_device import SLOW, SMALL, Cuda, met, on_device
 
 
 @pytest.fixture(scope="module")
@@ -30,10 +30,7 @@ def depart(rank: Rank, life: str, case: str, settings: dict[str, str]) -> Outcom
     """Rank 0 is fast: it has its result, and aborts, while rank 1's stream has not come so far."""
 
     def body(rank: Rank) -> str:
-        cuda, store = Cuda(), rank_of(rank, life).store
-        warm = cuda.full(3, 1.0)[1]
-        dist.all_reduce(warm)  # the ranks meet
-        cuda.synchronize()
+        cuda, store = met(), rank_of(rank, life).store
         memory, tensor = cuda.full(1000, rank.index + 1.0)
         late = cuda.full(1000, 1.0)[1]
         if case == "message":
@@ -85,10 +82,7 @@ def outlive(rank: Rank, life: str, settings: dict[str, str]) -> Outcome:
     """Rank 2 dies; behind an operation that lacks it, the others exchange messages."""
 
     def body(rank: Rank) -> str:
-        cuda = Cuda()
-        warm = cuda.full(3, 1.0)[1]
-        dist.all_reduce(warm)  # the ranks meet
-        cuda.synchronize()
+        cuda = met()
         dist.barrier()
         if rank.index == 2:
             os._exit(0)
@@ -128,10 +122,7 @@ def batch(rank: Rank, life: str, settings: dict[str, str]) -> Outcome:
     """One message of a batch comes from a rank that dies; the other one ends well."""
 
     def body(rank: Rank) -> str:
-        cuda = Cuda()
-        warm = cuda.full(3, 1.0)[1]
-        dist.all_reduce(warm)  # the ranks meet
-        cuda.synchronize()
+        cuda = met()
         dist.barrier()
         if rank.index == 2:
             os._exit(0)
@@ -197,10 +188,8 @@ def idle(rank: Rank, life: str, settings: dict[str, str]) -> Outcome:
     """The group has failed, and its streams take their time: nobody spins, and waits end."""
 
     def body(rank: Rank) -> str:
-        cuda = Cuda()
+        cuda = met()
         tensor = cuda.full(1000, 1.0)[1]
-        dist.all_reduce(tensor)  # the ranks meet
-        cuda.synchronize()
         if rank.index == 1:
             error_of(lambda: dist.all_reduce(tensor, async_op=True))
             return ""
@@ -218,4 +207,29 @@ def idle(rank: Rank, life: str, settings: dict[str, str]) -> Outcome:
 
 def test_a_group_that_has_failed_uses_no_processor(two: Ranks) -> None:
     outcomes = two(idle, "idle", {**SMALL, "RINGCOMM_SIM_SLOW_US": "300000"})
+    assert [outcome.get("answer") for outcome in outcomes] == ["", ""], outcomes
+
+
+def stuck(rank: Rank, life: str, settings: dict[str, str]) -> Outcome:
+    """The group fails while the host waits for a stream that takes its time."""
+
+    def body(rank: Rank) -> str:
+        cuda = met()
+        tensor = cuda.full(1000, 1.0)[1]
+        if rank.index == 1:
+            error_of(lambda: dist.all_reduce(tensor, async_op=True))
+            return ""
+        group = dist.distributed_c10d._get_default_group()
+        work = dist.all_reduce(tensor, async_op=True)
+        threading.Timer(0.2, group.abort).start()
+        text = error_of(lambda: work.wait(timedelta(seconds=60)))[1]
+        if work.is_completed():
+            return "the stream has ended: this test shows nothing"
+        return "" if "abort() was called" in text else f"no word of the failure: {text}"
+
+    return on_device(rank, life, settings, body)
+
+
+def test_a_wait_ends_with_the_group_and_not_with_the_stream(two: Ranks) -> None:
+    outcomes = two(stuck, "stuck", {**SMALL, "RINGCOMM_SIM_SLOW_US": "500000"})
     assert [outcome.get("answer") for outcome in outcomes] == ["", ""], outcomes

@@ -22,7 +22,7 @@ import torch.distributed as dist
 from lab import ROOT
 from lab.outcomes import Outcome
 from lab.ranks import Rank, Ranks, ranks
-from lab.simulated_device import SLOW, Cuda, on_device
+from lab.simulated_device import SLOW, Cuda, met, on_device
 
 
 def backend_of(device: torch.device) -> Any:
@@ -37,11 +37,7 @@ def two() -> Iterator[Ranks]:
 
 def run(rank: Rank, life: str, case: str, settings: dict[str, str]) -> Outcome:
     def body(rank: Rank) -> str:
-        cuda = Cuda()
-        warm = cuda.full(3, 1.0)[1]
-        dist.all_reduce(warm)  # the ranks meet
-        cuda.synchronize()
-        return str(CASES[case](rank, cuda))
+        return str(CASES[case](rank, met()))
 
     return on_device(rank, life, settings, body)
 

@@ -112,14 +112,14 @@ def test_every_way_to_ask_for_gloo(python: Run, tmp_path: Path) -> None:
 
 def test_what_is_left_to_others(python: Run, tmp_path: Path) -> None:
     """Another device keeps its backend, and Gloo itself is had with options of Gloo's own type."""
-    mixed = """if True:
+    other = """if True:
         made = []
         def other(store, rank, size, timeout):
             made.append("other")
             return dist.ProcessGroupGloo(store, rank, size, timeout)
         dist.Backend.register_backend("other", other, devices=["cuda"])
         options = torch._C._distributed_c10d.Backend.Options("other")
-        start("cpu:gloo,cuda:other", pg_options=options)
+        start("{}", pg_options=options)
         print(who(), dist.get_backend(), *made)
         dist.destroy_process_group()
     """
@@ -127,17 +127,6 @@ def test_what_is_left_to_others(python: Run, tmp_path: Path) -> None:
         start("gloo")
         group = dist.new_group([0], backend="gloo", pg_options=dist.ProcessGroupGloo._Options())
         print(who(), who(group), dist.get_backend(group), group.name())
-        dist.destroy_process_group()
-    """
-    shared = """if True:
-        made = []
-        def other(store, rank, size, timeout):
-            made.append("other")
-            return dist.ProcessGroupGloo(store, rank, size, timeout)
-        dist.Backend.register_backend("other", other, devices=["cuda"])
-        options = torch._C._distributed_c10d.Backend.Options("other")
-        start("cuda:other,cpu:ringcomm", pg_options=options)
-        print("made with", *made)
         dist.destroy_process_group()
     """
     off = """if True:
@@ -150,16 +139,16 @@ def test_what_is_left_to_others(python: Run, tmp_path: Path) -> None:
         python,
         tmp_path,
         [
-            ({"RINGCOMM_AS": "gloo"}, mixed),
+            ({"RINGCOMM_AS": "gloo"}, other.format("cpu:gloo,cuda:other")),
             ({"RINGCOMM_AS": "gloo"}, gloo),
             ({"RINGCOMM_AS": "", "RINGCOMM_DEFAULT": ""}, off),
-            ({"RINGCOMM_AS": ""}, shared),
+            ({"RINGCOMM_AS": ""}, other.format("cpu:ringcomm,cuda:other")),
         ],
     )
-    assert answers[3][0] == "made with other\n"  # whose options are not ringcomm's
     assert answers[0] == [f"{OURS} cpu:gloo,cuda:other other\n", SERVED]
     assert answers[1] == [f"{OURS} {GLOOS} gloo gloo\n", SERVED]
     assert answers[2] == [f"{GLOOS}\n{GLOOS}\n", ""]
+    assert answers[3][0] == "ringcomm cpu:ringcomm,cuda:other other\n"  # whose options are not ours
 
 
 def test_debugging_and_logging(python: Run, tmp_path: Path) -> None:
