@@ -16,7 +16,7 @@ CSRC = DOCS.parent / "csrc"
 FLOORS = [
     ["torch"],
     ["comm", "cuda"],
-    ["exec", "device"],
+    ["exec", "device", "elastic"],
     ["plan", "reduce", "transport"],
     ["", "", "net"],
     ["base"],
@@ -27,6 +27,7 @@ WHAT = {
     "device": "plans on a stream, device memory",
     "cuda": "driver, runtime, kernels",
     "exec": "interprets plans",
+    "elastic": "who goes on when ranks die",
     "plan": "planners, table, plan cache",
     "reduce": "type x op kernels",
     "transport": "shared memory, meeting",

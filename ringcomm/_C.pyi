@@ -11,6 +11,12 @@ class Options(_Backend.Options):
     algorithm: str | None
     """ "direct", "ring", "tree", …: used wherever a collective has it. None: as the table says."""
 
+    _timeout: timedelta
+    _agreement: Agreement | None
+    """Of an elastic world: the members of its next epoch make this group."""
+    _through_store: bool
+    """Whether they meet through the store, as guests need, or by themselves."""
+
     def __init__(self, timeout: timedelta = ...) -> None: ...
     def __copy__(self) -> Options: ...
     def __deepcopy__(self, memo: dict[int, Any]) -> Options: ...
@@ -59,3 +65,71 @@ def selection_text(size: int, costs: str = "") -> str:
     `costs` is "alpha 1.8e-05 beta 8.4e-09 gamma 2e-11", or a file of `ringcomm tune`; "": the
     defaults. Raises ValueError.
     """
+
+# ---- for ringcomm.elastic
+
+def checksum(tensor: torch.Tensor) -> int:
+    """64 bits of the bytes of a contiguous tensor on the CPU. Raises ValueError for another."""
+
+def belong_to(run: str, resume: timedelta) -> None:
+    """Say, before the first group, that this process is in an elastic world of that name.
+
+    A host that is silent for `resume`, in whole seconds, is given up.
+    """
+
+def card() -> str:
+    """Return what other processes know this one by: its host, and its socket there."""
+
+class Answer:
+    """What an agreement has decided, as one member sees it."""
+
+    @property
+    def epoch(self) -> int: ...
+    @property
+    def stays(self) -> bool:
+        """Whether this member goes on."""
+    @property
+    def ranks(self) -> list[int]:
+        """The members that go on, by their ranks so far."""
+    @property
+    def step(self) -> int:
+        """The last commit that counts."""
+    @property
+    def extra(self) -> str: ...
+
+class Agreement:
+    """One process's part in the agreements of its world; a process has one."""
+
+    def __init__(self, run: str) -> None: ...
+    def adopt(
+        self,
+        backend: Backend,
+        epoch: int,
+        guests: int = 0,
+        ranks: list[int] = ...,
+        step: int = 0,
+        extra: str = "",
+    ) -> None:
+        """Have links to all ranks of the group that was made for `epoch`.
+
+        Its last ranks are guests. What follows is the decision that made the epoch.
+        """
+    def expect(self, guests: list[str]) -> None:
+        """Look whether these guests, by their cards, live while the group is being made."""
+    def agree(
+        self,
+        decided: int,
+        voted: bool,
+        extra: str,
+        store: Any,
+        key: str,
+        patience: timedelta,
+        timeout: timedelta,
+    ) -> Answer:
+        """Agree with the other members on who goes on, and wait for the decision.
+
+        The witness is `key` of `store`; None: there is none. Members that live and do not come
+        within `patience` are suspected. Raises DistBackendError where too few can be reached.
+        """
+    def leave(self) -> None: ...
+    def condition(self, rank: int) -> str: ...

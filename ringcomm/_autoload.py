@@ -24,7 +24,8 @@ VARIABLES = [
     f"RINGCOMM_{name}"
     for name in (
         *("ALGORITHM", "AS", "COSTS", "CUDA", "CUDA_ARCHS", "CUDA_LIBRARY", "CUDA_MEMORY"),
-        *("CUDA_MODE", "DEFAULT", "FLOWS", "IFNAME", "LOG", "PORTS", "RESUME_SECONDS"),
+        *("CUDA_MODE", "DEFAULT", "ELASTIC", "ELASTIC_RUN", "FLOWS", "IFNAME", "LOG", "PORTS"),
+        *("RESUME_SECONDS",),
         *("SANITIZE", "SECRET", "SECRET_FILE", "SEED", "SPIN_US", "TEST_LEVEL", "TRANSPORT"),
         *("WERROR", "WHEEL"),
     )

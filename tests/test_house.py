@@ -1,5 +1,6 @@
 """The rules that keep the house a house: see CONTRIBUTING.md."""
 
+import ast
 import re
 import subprocess
 import sys
@@ -20,8 +21,9 @@ BELOW = {
     "exec": {"base", "net", "plan", "reduce", "transport"},
     "device": {"base", "net", "plan", "reduce", "transport"},
     "cuda": {"base", "reduce", "device"},  # a library of its own
+    "elastic": {"base", "net", "transport"},
     "comm": {"base", "net", "plan", "reduce", "transport", "exec", "device"},
-    "torch": {"base", "net", "plan", "reduce", "transport", "exec", "device", "comm"},
+    "torch": {"base", "net", "plan", "reduce", "transport", "exec", "device", "elastic", "comm"},
 }
 # What only torch's side may include; torch/headeronly is free everywhere.
 TORCH = re.compile(r"(torch(?!/headeronly/)|c10|c10d|ATen|aten|caffe2|pybind11)/|Python\.h$")
@@ -38,7 +40,7 @@ MACROS = {
 LINES = 400
 LONGER: dict[str, str] = {}  # file: the reason why it may be longer
 COLUMNS = 100
-CPP_TOTAL = 16_500  # lines with code on them, those for devices included
+CPP_TOTAL = 17_700  # lines with code on them, those for devices included
 
 # Joined here, so that this file does not name them.
 ELSEWHERE = re.compile("|".join(["/wo" + "rk/", r"\.\./sha" + "red", "pypi" + r"\.org"]))
@@ -237,10 +239,21 @@ def literals(paths: list[Path]) -> str:
     return "\n".join("".join(re.findall(literal, run.group())) for run in runs)
 
 
+def python_literals(paths: list[Path]) -> str:
+    """The texts of Python sources; those of f-strings between their placeholders."""
+    trees = [ast.parse(path.read_text()) for path in paths]
+    nodes = [node for tree in trees for node in ast.walk(tree)]
+    return "\n".join(
+        node.value
+        for node in nodes
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    )
+
+
 def test_documented_failures_are_in_the_source() -> None:
     """Each text of docs/failures.md, between its placeholders, is one that can be raised."""
     page = (ROOT / "docs" / "failures.md").read_text()
-    known = literals(CSRC)
+    known = literals(CSRC) + python_literals(files("ringcomm", ends=(".py",)))
     rows = [row.split(" | ")[0] for row in page.splitlines() if row.startswith("| `")]
     parts = [
         part.strip()

@@ -34,7 +34,7 @@ class Engine {
 
  protected:
   ~Engine() = default;
-  static constexpr auto kPollInterval = std::chrono::milliseconds(50);
+  static constexpr auto kPollInterval = std::chrono::milliseconds(20);
   static constexpr auto kStreamInterval =
       std::chrono::microseconds(50);  // streams ring no doorbell
 };

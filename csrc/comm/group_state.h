@@ -17,6 +17,7 @@
 #include "comm/engine.h"
 #include "comm/recorder.h"
 #include "plan/select.h"
+#include "transport/rendezvous.h"
 #include "transport/transport.h"
 
 namespace ringcomm {
@@ -30,6 +31,9 @@ struct CommunicatorOptions {
   std::optional<std::string> requested;  // the same by name; an unknown one is told to all ranks
   // Called now and then by a caller's thread that waits: its exception ends the wait (Ctrl-C).
   std::function<void()> interrupt;
+  // The same while the ranks meet, and how they do: as RendezvousOptions.
+  std::function<void()> interrupt_meeting;
+  decltype(RendezvousOptions::assembly) assembly;
 };
 
 enum class Lifecycle : uint8_t {

@@ -42,6 +42,12 @@ Runtime::Runtime() : config_(Config::from_environment()), cpus_(usable_cpus()) {
   std::atexit(&Runtime::at_exit);
 }
 
+void Runtime::belong_to(const std::string& run, std::chrono::seconds resume) {
+  config_.run_id = run;
+  config_.restart.clear();
+  config_.resume = resume;
+}
+
 Network& Runtime::network(const std::string& store_host) {
   const Lock lock(mutex_);
   if (!network_) {

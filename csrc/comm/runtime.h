@@ -28,6 +28,9 @@ class Runtime {
   static Runtime& get();
 
   const Config& config() const { return config_; }
+  // Before its first group: this process is in an elastic world, whose ranks several launchers may
+  // have started. So their groups have that name in the store, and not the launcher's.
+  void belong_to(const std::string& run, std::chrono::seconds resume);
   Neighbours& neighbours() { return neighbours_; }
   // Made when the first group needs it: threads and sockets that one host has no use for.
   Network& network(const std::string& store_host);

@@ -1,5 +1,5 @@
 // All threads of a group wait by this. A thread polls, spins while it has the patience, and sleeps.
-// However much moves meanwhile, it checks peers, deadlines and signals to the process every 50 ms.
+// However much moves meanwhile, it checks peers, deadlines and signals to the process every 20 ms.
 #pragma once
 
 #include <thread>
@@ -49,7 +49,7 @@ class Waiter {
   }
 
  private:
-  static constexpr auto kSlice = std::chrono::milliseconds(50);
+  static constexpr auto kSlice = std::chrono::milliseconds(20);
   static constexpr uint32_t kPolls = 512;  // polls without a reading of the clock
 
   void begin() {

@@ -12,8 +12,8 @@ constexpr Clock::duration kLongestPause = std::chrono::milliseconds(700);
 constexpr Clock::duration kNext = std::chrono::milliseconds(100);
 constexpr auto kPaceEvery = std::chrono::microseconds(200);
 constexpr auto kNewsEvery = std::chrono::milliseconds(200);
-constexpr auto kRefusedFor = std::chrono::milliseconds(700);  // then its process has ended
-constexpr auto kQuietFor = std::chrono::milliseconds(2500);   // then people are told of it
+constexpr Clock::duration kRefusedFor = std::chrono::milliseconds(700);  // its process has ended
+constexpr auto kQuietFor = std::chrono::milliseconds(2500);  // then people are told of it
 
 // A peer is looked for before it is given up.
 SessionRules rules(Clock::duration resume) {
@@ -30,6 +30,7 @@ Network::Peer::Peer(Network& network, const Contact& contact, const Key& key)
       contact(contact),
       network_(network),
       key_(key),
+      judge_after_(kRefusedFor),
       attempts_(static_cast<size_t>(network.options_.flows)) {}
 
 // ---- Wire
@@ -38,7 +39,7 @@ void Network::Peer::open(uint64_t channel, Receiver* receiver) {
   const std::lock_guard lock(network_.mutex_);
   channels_[channel] = receiver;
   lost_.store(false, std::memory_order_release);  // a new group is a new beginning
-  died_ = false;
+  died_ = surely_dead_ = false;
   refused_since_ = {};
 }
 
@@ -80,6 +81,16 @@ std::string Network::Peer::condition() {
   if (session.last_heard() == Clock::time_point{}) return str("not reached yet at ", where());
   if (heard < kQuietFor) return "alive";
   return str("not heard of for ", to_seconds(heard), " s at ", where());
+}
+
+bool Network::Peer::died() {
+  const std::lock_guard lock(network_.mutex_);
+  return lost_.load(std::memory_order_relaxed) && surely_dead_;
+}
+
+void Network::Peer::judge_after(Clock::duration refused) {
+  const std::lock_guard lock(network_.mutex_);
+  judge_after_ = refused;
 }
 
 std::string Network::Peer::where() const {
@@ -170,6 +181,7 @@ void Network::Peer::tick(Clock::time_point now, Clock::duration stalled) {
   }
   if (arrived) network_.options_.bell.notify(kAllNews);
   session.tick(now, stalled);
+  note_alive(now);
   for (const int flow : session.take_closed()) {
     if (Link* closed = links[static_cast<size_t>(flow)]) network_.drop(*closed);
   }
@@ -198,6 +210,7 @@ void Network::Peer::tick(Clock::time_point now, Clock::duration stalled) {
   }
   if (up) return;
   if (died_) {
+    surely_dead_ = refused_since_ - alive_ < network_.options_.resume / 2;
     return give_up(str("its process died: nobody listens any more at ", where()));
   }
   if (now - wanted_since_ > network_.options_.resume) {
@@ -281,9 +294,18 @@ void Network::Peer::attempt_ended(int flow, bool refused) {
     refused_since_ = {};
   } else if (refused_since_ == Clock::time_point{}) {
     refused_since_ = Clock::now();
-  } else if (Clock::now() - refused_since_ > kRefusedFor) {
+  } else if (Clock::now() - refused_since_ > judge_after_) {
     died_ = true;
   }
+}
+
+// When was the peer last alive, for sure? Bytes may be under way for long. So only the
+// acknowledgement of a frame counts that was posted after the time in question.
+void Network::Peer::note_alive(Clock::time_point now) {
+  if (probe_ != 0 && session.acknowledged() < probe_) return;
+  if (probe_ != 0) alive_ = probed_;
+  probe_ = session.posted() + 1;
+  probed_ = now;
 }
 
 void Network::Peer::give_up(const std::string& why) {

@@ -3,6 +3,7 @@
 
 #include <string>
 
+#include "base/deadline.h"
 #include "net/frame.h"
 
 namespace ringcomm {
@@ -36,6 +37,11 @@ class Wire {
   // The peer's process has ended, or nothing was heard of it for too long.
   virtual bool lost() = 0;
   virtual std::string condition() = 0;  // for people: "alive", or why it is lost
+  // It is lost, and certainly dead: all its addresses refused soon after it had acknowledged a
+  // frame. A peer that was cut off for longer may have been given up, and refuse for that reason.
+  virtual bool died() = 0;
+  // Refusals for so long are a death: other work waits for the verdict.
+  virtual void judge_after(Clock::duration refused) = 0;
 };
 
 }  // namespace ringcomm

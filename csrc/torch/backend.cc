@@ -13,14 +13,6 @@ namespace {
 
 constexpr auto kGrace = std::chrono::seconds(1);  // destroy returns within two
 
-// Python's signal handlers run on its main thread alone, between its own instructions. While that
-// thread waits here, this calls them. Their exception (Ctrl-C) goes on as Python's.
-void run_signal_handlers() {
-  if (::gettid() != ::getpid() || !Py_IsInitialized()) return;
-  const pybind11::gil_scoped_acquire gil;
-  if (PyErr_CheckSignals() != 0) throw pybind11::error_already_set();
-}
-
 template <typename Call>
 void without_gil(Call&& call) {
   std::optional<pybind11::gil_scoped_release> released;
@@ -29,6 +21,14 @@ void without_gil(Call&& call) {
 }
 
 }  // namespace
+
+// Python's signal handlers run on its main thread alone, between its own instructions. While that
+// thread waits here, this calls them. Their exception (Ctrl-C) goes on as Python's.
+void run_signal_handlers() {
+  if (::gettid() != ::getpid() || !Py_IsInitialized()) return;
+  const pybind11::gil_scoped_acquire gil;
+  if (PyErr_CheckSignals() != 0) throw pybind11::error_already_set();
+}
 
 // ---- life
 
@@ -42,6 +42,17 @@ c10::intrusive_ptr<Backend> Backend::create(const c10::intrusive_ptr<c10d::Store
   wanted.timeout = sane_timeout(options->timeout);
   wanted.requested = options->algorithm;
   wanted.interrupt = run_signal_handlers;
+  if (const auto agreement = options->agreement) {
+    wanted.interrupt_meeting = [agreement] {
+      run_signal_handlers();
+      agreement->check_members();
+    };
+    if (!options->through_store) {
+      wanted.assembly = [agreement](const RendezvousOptions& meeting, const Deadline& deadline) {
+        return agreement->assembly(meeting, deadline);
+      };
+    }
+  }
   StoreAdapter adapter(store);
   auto group = with_torch_errors([&] { return Communicator::create(adapter, wanted); });
   return c10::make_intrusive<Backend>(std::move(group), std::move(options));

@@ -22,6 +22,9 @@
 
 namespace ringcomm {
 
+// For a thread that waits: the program's own handlers, which may raise.
+void run_signal_handlers();
+
 class Backend final : public Declined {
  public:
   using WorkPtr = c10::intrusive_ptr<c10d::Work>;

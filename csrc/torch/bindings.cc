@@ -4,6 +4,7 @@
 
 #include "base/stream_copy.h"
 #include "torch/backend.h"
+#include "torch/elastic.h"
 #include "torch/errors.h"
 #include "torch/park.h"
 
@@ -87,6 +88,8 @@ void bind_options(py::module_& module) {
             if (name) with_value_errors([&] { return algorithm_called(*name); });
             self.algorithm = name;
           })
+      .def_readwrite("_agreement", &ringcomm::Options::agreement)
+      .def_readwrite("_through_store", &ringcomm::Options::through_store)
       .def("__copy__", copy)
       .def("__deepcopy__", copy);
 }
@@ -159,6 +162,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   bind_options(module);
   bind_backend(module);
   bind_core(module);
+  bind_elastic(module);
 
   module.def(
       "create_backend",

@@ -5,9 +5,12 @@
 
 #include <algorithm>
 #include <chrono>
+#include <memory>
 #include <optional>
 #include <string>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
+
+#include "elastic/agreement.h"
 
 namespace ringcomm {
 
@@ -22,6 +25,10 @@ struct Options final : c10d::Backend::Options {
 
   // Are tensors of CUDA devices this group's, too? Not in "cpu:ringcomm,cuda:nccl".
   bool cuda = true;
+
+  // Of an elastic world: whose members meet, and whether they do so through the store.
+  std::shared_ptr<Agreement> agreement;
+  bool through_store = true;
 
 #if TORCH_VERSION_MINOR >= 14
   c10::intrusive_ptr<c10d::Backend::Options> clone() const override {

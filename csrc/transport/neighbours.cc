@@ -91,6 +91,12 @@ Doorbell Neighbours::bell() {
   return doorbell_->bell();
 }
 
+std::byte* Neighbours::notice() {
+  const std::lock_guard lock(mutex_);
+  if (!doorbell_) doorbell_.emplace();
+  return doorbell_->notice();
+}
+
 void Neighbours::forked() {
   for (const auto& [number, other] : sockets_) {
     other->socket_.reset();

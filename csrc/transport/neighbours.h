@@ -22,12 +22,19 @@
 
 namespace ringcomm {
 
+// The rest of a doorbell's page: what the process shows to its neighbours, also when it is dead
+// (elastic/link.h).
+inline constexpr size_t kNoticeOffset = 512;
+inline constexpr size_t kNoticeBytes = SegmentLayout::kPage - kNoticeOffset;
+static_assert(sizeof(DoorbellPage) <= kNoticeOffset);
+
 // A process's doorbell, shared by all its groups.
 class DoorbellMemory {
  public:
   DoorbellMemory();
   Doorbell bell() const;
   const Fd& fd() const { return fd_; }
+  std::byte* notice() const { return mapping_.data() + kNoticeOffset; }
 
  private:
   Fd fd_, event_;
@@ -50,6 +57,7 @@ class Neighbour {
   Neighbour(Neighbours& all, Fd socket, uint64_t number);
 
   const Doorbell& bell() const { return bell_; }
+  std::byte* notice() const { return page_.data() + kNoticeOffset; }  // not this process's own
   pid_t process() const { return process_; }
   bool lost() const;  // its process has ended
   // Sends a descriptor. False: not now, there is no room, or it has ended.
@@ -81,6 +89,7 @@ class Neighbours {
   // opens the listener.
   Card card();
   Doorbell bell();  // makes it, too
+  std::byte* notice();
 
   struct Reached {
     std::shared_ptr<Neighbour> neighbour;  // null: not yet

@@ -10,6 +10,7 @@
 #pragma once
 
 #include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -20,6 +21,8 @@
 #include "transport/transport.h"
 
 namespace ringcomm {
+
+class Assembly;
 
 struct RendezvousOptions {
   Rank rank = 0;
@@ -35,6 +38,8 @@ struct RendezvousOptions {
   std::function<Network&(const std::string& store_host)> network;
   std::function<void()> interrupt = [] {};  // called often: may throw to give up
   std::function<void(const std::string& text)> warn = [](const std::string&) {};
+  // How the ranks tell one another what they need to know. None: through the store.
+  std::function<std::unique_ptr<Assembly>(const RendezvousOptions&, const Deadline&)> assembly;
 };
 
 // A group's memory, mapped. Movable; unmaps at the end, and the peers see that this rank has left.

@@ -137,6 +137,10 @@ class Transport {
   // of other hosts, and where it has not come.
   const Fd* socket(Rank rank);
 
+  // The process of a rank of this host, and the wire to one of another; else null.
+  const std::shared_ptr<Neighbour>& process(Rank rank) const { return peer(rank).process; }
+  Wire* wire(Rank rank) const { return is_remote(rank) ? &peer(rank).remote->wire() : nullptr; }
+
   const char* name() const;  // for people: "shared memory"
   const Doorbell& doorbell() const { return peer(rank_).doorbell; }
 

@@ -30,6 +30,9 @@ PROGRAMS = [
     "sim_test",
     "sim_memory_test",
     "cuda_kernel_test",
+    "slip_test",
+    "decree_sim",
+    "step_sim",
 ]
 
 
@@ -61,6 +64,11 @@ def test_plan_proofs_long(cpp_program: Program) -> None:
 @pytest.mark.timeout(400)
 def test_stress_under_thread_sanitizer(cpp_program: Program) -> None:
     check([cpp_program("stress", "thread")], 300)
+
+
+@pytest.mark.timeout(400)
+def test_slips_under_thread_sanitizer(cpp_program: Program) -> None:
+    check([cpp_program("slip_test", "thread")], 300)
 
 
 @pytest.mark.slow
@@ -117,6 +125,7 @@ def test_a_meeting_of_devices_that_is_none_is_caught(cpp_program: Program, how: 
         "sim_test",
         "sim_memory_test",
         "cuda_kernel_test",
+        "slip_test",
     ],
 )
 def test_program_under_address_sanitizer(cpp_program: Program, name: str) -> None:
@@ -148,6 +157,33 @@ def test_simulated_networks(cpp_program: Program, count: int) -> None:
 @pytest.mark.timeout(14400)
 def test_a_million_simulated_networks(cpp_program: Program) -> None:
     done = output([cpp_program("session_sim"), "--seeds", "100000", "1000000"], 14000)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+
+
+# What the agreement of an elastic world rests on (csrc/elastic/decree.h), and what its members do.
+DECREE = ["promise", "recall", "majority", "all_promise", "unanimous", "mutual", "unbound", "voted"]
+MEMBERS = ["freeze", "vote", "margin", "silent", "order", "last_words"]
+
+
+@pytest.mark.parametrize("rule", [*DECREE, *MEMBERS])
+def test_an_agreement_without_one_of_its_rules_is_caught(cpp_program: Program, rule: str) -> None:
+    done = output([cpp_program("decree_sim"), "--without", rule, "1000"], 110)
+    assert done.returncode == 1, done.stdout
+    assert f"caught without {rule}: seed" in done.stdout
+
+
+@pytest.mark.parametrize("count", [20_000, pytest.param(200_000, marks=pytest.mark.slow)])
+def test_simulated_worlds(cpp_program: Program, count: int) -> None:
+    first = 10_000 + seed() * count % 1_000_000
+    done = output([cpp_program("decree_sim"), "--seeds", str(first), str(count)], 110)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert f"{count} seeds: " in done.stdout
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(7200)
+def test_a_million_simulated_worlds(cpp_program: Program) -> None:
+    done = output([cpp_program("decree_sim"), "--seeds", "100000", "1000000"], 7000)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
 
 

@@ -78,8 +78,8 @@ CASES: dict[str, tuple[str, int, list[str], str]] = {
     "parameter_server": ("parameter_server", 2, [], end(f"alike=True difference={NUMBER}")),
     "rpc_ddp": ("rpc_ddp", 3, [], end(f"difference={NUMBER}", 3)),
 }
-OTHERS = {"train_digits", "spawn", "meet", "two_jobs"}  # tested otherwise
-NOT_RUN = {"ray_train"}  # Ray is no requirement of ours
+OTHERS = {"train_digits", "spawn", "meet", "two_jobs", "elastic"}  # tested otherwise
+NOT_RUN = {"ray_train", "elastic_ray"}  # Ray is no requirement of ours
 each = pytest.mark.parametrize("case", CASES)
 
 

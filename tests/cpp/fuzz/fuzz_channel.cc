@@ -54,6 +54,8 @@ class Outside final : public Wire {
   void need() override {}
   bool lost() override { return false; }
   std::string condition() override { return "alive"; }
+  bool died() override { return false; }
+  void judge_after(Clock::duration) override {}
 
   uint64_t written = 0;
 

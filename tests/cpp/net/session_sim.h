@@ -86,6 +86,8 @@ class End final : public Wire {
   void need() override {}
   bool lost() override { return gone; }
   std::string condition() override { return gone ? "dead" : "alive"; }
+  bool died() override { return gone; }
+  void judge_after(Clock::duration) override {}
 
   bool any_up() const {
     bool any = false;

@@ -311,7 +311,7 @@ int broken(const std::string& how) {
     return 1;
   }
   if (how != "deaf") return 0;
-  // A sleeper that nobody wakes looks again after 50 ms.
+  // A sleeper that nobody wakes looks again after 20 ms.
   const double good = late_barriers<Transport>(), bad = late_barriers<DeafTransport>();
   std::printf("%.2f s when signals wake, %.2f s when they do not\n", good, bad);
   return bad > 1.7 * good ? 1 : 0;

@@ -1,0 +1,236 @@
+#include "elastic/decree.h"
+
+namespace ringcomm {
+namespace {
+
+constexpr uint64_t kRound = kMostMembers;  // a ballot is a round, and the rank of its leader
+
+}  // namespace
+
+Decree::Decree(int rank, int size, uint32_t epoch, Decision made, const DecreeRules& rules)
+    : rank_(static_cast<At>(rank)), size_(size), rules_(rules), heard_(static_cast<At>(size)) {
+  slip_.epoch = epoch;
+  slip_.made = std::move(made);
+}
+
+void Decree::enter(uint64_t decided, bool voted, std::string extra, Clock::time_point now) {
+  slip_.state = Slip::State::kMeeting;
+  slip_.decided = decided;
+  slip_.voted = voted;
+  extra_ = std::move(extra);
+  quiet_since_ = now;
+  consider(now);
+}
+
+void Decree::leave() { slip_.state = Slip::State::kLeft; }
+
+// ---- what it hears
+
+void Decree::hear(int from, const Slip& slip, Clock::time_point now) {
+  if (slip.epoch > slip_.epoch + 1) left_behind_ = !decision_;
+  if (slip.epoch == slip_.epoch + 1 && !decision_) decision_ = slip.made;
+  if (slip.epoch != slip_.epoch) return;
+  heard_[static_cast<At>(from)] = slip;
+  if (slip.gone.test(rank_) && rules_.mutual) doubters_.set(static_cast<At>(from));
+  consider(now);
+}
+
+void Decree::suspect(const Members& suspected, Clock::time_point now) {
+  suspected_ |= suspected & ~dead_;
+  consider(now);
+}
+
+void Decree::bury(const Members& dead, Clock::time_point now) {
+  suspected_ |= dead & doubters_ & ~dead_;
+  dead_ |= dead & ~doubters_;
+  consider(now);
+}
+
+void Decree::tick(Clock::time_point now) { consider(now); }
+
+void Decree::hear_witness(const Witness& witness, Clock::time_point now) {
+  witness_ = witness;
+  consider(now);
+}
+
+Witness Decree::answer(const Witness& before, const Request& request) {
+  Witness after = before;
+  if (request.ballot < before.promised) return after;
+  after.promised = request.ballot;
+  if (request.accept) {
+    after.accepted = request.ballot;
+    after.value = request.value;
+  }
+  return after;
+}
+
+std::optional<Decree::Request> Decree::asks() const {
+  if (!wants_witness_ || decision_) return std::nullopt;
+  return Request{slip_.ballot, slip_.proposes, slip_.proposal};
+}
+
+// ---- the acceptor
+
+Members Decree::all() const { return ~Members() >> (kMostMembers - static_cast<At>(size_)); }
+
+Members Decree::awaited() const {
+  Members awaited = standing() & ~suspected_;
+  for (At rank = 0; rank < heard_.size(); ++rank) {
+    if (rank == rank_ || heard_[rank].state == Slip::State::kMeeting) awaited.reset(rank);
+  }
+  return awaited;
+}
+
+void Decree::consider(Clock::time_point now) {
+  for (At rank = 0; rank < heard_.size(); ++rank) {
+    if (heard_[rank].state != Slip::State::kLeft) continue;
+    // One that took part may have accepted something: its vote counts on.
+    (heard_[rank].promised == 0 || !rules_.unbound ? left_ : suspected_).set(rank);
+  }
+  suspected_ &= ~dead_;
+  slip_.gone = dead_ | suspected_ | left_;
+  if (!entered() || decision_) return;
+  for (const Slip& other : heard_) {
+    overtaken(std::max(other.ballot, other.promised), now);
+    accept_from(other);
+  }
+  overtaken(witness_.promised, now);
+  lead(now);
+}
+
+// A higher ballot is under way: this member's own is in vain.
+void Decree::overtaken(uint64_t ballot, Clock::time_point now) {
+  if (ballot <= highest_) return;
+  highest_ = ballot;
+  quiet_since_ = now;
+}
+
+void Decree::accept_from(const Slip& leader) {
+  if (leader.ballot == 0) return;
+  if (leader.ballot < slip_.promised && rules_.promise) return;
+  slip_.promised = std::max(slip_.promised, leader.ballot);
+  if (!leader.proposes || leader.ballot == slip_.accepted) return;
+  slip_.accepted = leader.ballot;
+  slip_.value = leader.proposal;
+}
+
+// ---- the leader
+
+void Decree::lead(Clock::time_point now) {
+  wants_witness_ = false;
+  if (slip_.ballot == 0 || slip_.ballot < highest_) {
+    if (is_my_turn(now)) begin_ballot(now);
+  }
+  if (slip_.ballot == 0 || slip_.ballot < highest_) return;
+  if (!slip_.proposes) prepare();
+  if (slip_.proposes) conclude();
+}
+
+// The lowest member leads. When nothing has happened for a while, the next one does, and so on all
+// around: what one cannot decide another may, who knows of more deaths.
+bool Decree::is_my_turn(Clock::time_point now) const {
+  const Members others = highest_ == 0 ? standing() & ~suspected_ : standing();
+  const At first = highest_ == 0 ? 0 : static_cast<At>(highest_ % kRound) + 1;
+  int before = 0;
+  for (At rank = first % heard_.size(); rank != rank_; rank = (rank + 1) % heard_.size()) {
+    before += others.test(rank) ? 1 : 0;
+  }
+  if (before == 0 && highest_ == 0) return true;
+  return now - quiet_since_ >=
+         kPatience * (before + 2) + kPatience * static_cast<int>(rank_) / size_;
+}
+
+void Decree::begin_ballot(Clock::time_point now) {
+  const uint64_t last = std::max(highest_, slip_.promised);
+  slip_.ballot = (last / kRound + 1) * kRound + rank_;
+  slip_.promised = slip_.ballot;
+  slip_.proposes = false;
+  slip_.proposal = {};
+  overtaken(slip_.ballot, now);
+}
+
+// Who has promised this ballot? When all that can be asked have, there is something to propose.
+void Decree::prepare() {
+  Members promised;
+  promised.set(rank_);
+  for (At rank = 0; rank < heard_.size(); ++rank) {
+    if (heard_[rank].promised == slip_.ballot) promised.set(rank);
+  }
+  if (!is_closed(promised) && rules_.all_promise) return;
+  if (is_enough(promised, witness_.promised == slip_.ballot)) {
+    propose(promised);
+  } else {
+    wants_witness_ = true;
+  }
+}
+
+void Decree::propose(const Members& promised) {
+  uint64_t accepted = slip_.accepted;
+  Decision value = slip_.value;
+  const auto recall = [&](uint64_t ballot, const Decision& theirs) {
+    if (ballot <= accepted) return;
+    accepted = ballot;
+    value = theirs;
+  };
+  for (At rank = 0; rank < heard_.size(); ++rank) {
+    if (promised.test(rank) && rank != rank_) recall(heard_[rank].accepted, heard_[rank].value);
+  }
+  if (witness_.promised == slip_.ballot) recall(witness_.accepted, witness_.value);
+  if (accepted == 0 || !rules_.recall) {
+    value.members = promised & standing();
+    value.step = verdict(value.members);
+    value.extra = extra_;
+  }
+  slip_.proposal = std::move(value);
+  slip_.proposes = true;
+  accept_from(Slip(slip_));
+}
+
+// Since every member begins to vote only when it holds the whole result of its step, a vote that
+// ended anywhere was begun everywhere. So a step that one member has applied is one that all have
+// voted for; and one that some member has not voted for was applied by nobody, and never will be.
+uint64_t Decree::verdict(const Members& members) const {
+  uint64_t step = 0;
+  for (At rank = 0; rank < heard_.size(); ++rank) {
+    if (members.test(rank))
+      step = std::max(step, rank == rank_ ? slip_.decided : heard_[rank].decided);
+  }
+  for (At rank = 0; rank < heard_.size(); ++rank) {
+    const Slip& other = rank == rank_ ? slip_ : heard_[rank];
+    if (members.test(rank) && (other.decided != step || !other.voted)) return step;
+  }
+  return rules_.voted ? step + 1 : step;
+}
+
+void Decree::conclude() {
+  Members acceptors;
+  for (At rank = 0; rank < heard_.size(); ++rank) {
+    if ((rank == rank_ ? slip_ : heard_[rank]).accepted == slip_.ballot) acceptors.set(rank);
+  }
+  if (!is_closed(acceptors) && rules_.unanimous) return;
+  if (is_enough(acceptors, witness_.accepted == slip_.ballot)) {
+    decision_ = slip_.proposal;
+  } else {
+    wants_witness_ = true;
+  }
+}
+
+// Do those that take part hold all others for gone? Then no other member can count one of them as
+// dead (see bury), so it cannot find a majority without them.
+bool Decree::is_closed(const Members& part) const {
+  const Members living = part & standing(), others = all() & ~living;
+  for (At rank = 0; rank < heard_.size(); ++rank) {
+    const Members& gone = rank == rank_ ? slip_.gone : heard_[rank].gone;
+    if (living.test(rank) && (others & ~gone).any()) return false;
+  }
+  return true;
+}
+
+// More than half of two votes for each member that is not known to be dead, and one of the witness.
+bool Decree::is_enough(const Members& acceptors, bool witness) const {
+  if (!rules_.majority) return acceptors.any();
+  const size_t votes = 2 * (acceptors & standing()).count() + (witness ? 1 : 0);
+  return 2 * votes > 2 * standing().count() + 1;
+}
+
+}  // namespace ringcomm

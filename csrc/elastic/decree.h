@@ -1,0 +1,120 @@
+// The agreement of an epoch's members on who goes on, and on what becomes of the step under way:
+// one decision for each epoch, however many die and however late things are.
+//
+// It is Paxos (L. Lamport, "The Part-Time Parliament", 1998) over slips: a member shows what it
+// promises and accepts, and reads what the others show. Three things are added. Members that are
+// known to be dead do not count. Members that are only suspected count, so at most one side of a
+// broken network goes on. One more acceptor, the witness, is a key of the store: it breaks ties.
+//
+// This is the protocol alone: no clock, no thread, no memory that is shared. So the simulator
+// (tests/cpp/elastic/decree_sim.cc) runs the code that production runs.
+#pragma once
+
+#include <algorithm>
+#include <functional>
+#include <utility>
+
+#include "base/deadline.h"
+#include "elastic/slip.h"
+
+namespace ringcomm {
+
+// The rules on which the agreement rests, for the tests that switch one off and must then fail.
+struct DecreeRules {
+  bool promise = true;      // an acceptor takes part in no lower ballot than it has promised
+  bool recall = true;       // a proposer takes over what was accepted, of the highest ballot
+  bool majority = true;     // of all members that are not known to be dead, and the witness
+  bool all_promise = true;  // those that promise hold all others for gone
+  bool unanimous = true;    // those that accept hold all others for gone
+  bool mutual = true;       // nobody is known to be dead who holds this member for gone
+  bool unbound = true;      // who leaves counts no more only if it has promised nothing
+  bool voted = true;        // a step counts when every member has voted for it
+};
+
+// The witness: an acceptor that the store keeps.
+struct Witness {
+  uint64_t promised = 0, accepted = 0;
+  Decision value;
+  bool operator==(const Witness&) const = default;
+};
+
+class Decree {
+ public:
+  static constexpr auto kPatience = std::chrono::milliseconds(200);
+
+  // `made`: the decision that made this epoch. Later on this member shows it to those that lag.
+  Decree(int rank, int size, uint32_t epoch, Decision made, const DecreeRules& rules = {});
+
+  // This member takes part from now on. `extra`: its words, should it propose.
+  void enter(uint64_t decided, bool voted, std::string extra, Clock::time_point now);
+  bool entered() const { return slip_.state == Slip::State::kMeeting; }
+  void leave();
+
+  // What it hears, in any order. Then look at slip(), asks() and decision().
+  void hear(int from, const Slip& slip, Clock::time_point now);
+  void suspect(const Members& suspected, Clock::time_point now);
+  void bury(const Members& dead, Clock::time_point now);  // they are known to be dead
+  void tick(Clock::time_point now);
+
+  // To be shown to all others.
+  const Slip& slip() const { return slip_; }
+  std::vector<std::string>& words() { return slip_.words; }
+  // The members that this one waits for.
+  Members awaited() const;
+  const Slip& heard(int from) const { return heard_[static_cast<At>(from)]; }
+  int size() const { return size_; }
+  int rank() const { return static_cast<int>(rank_); }
+  const Members& dead() const { return dead_; }
+  const Members& suspected() const { return suspected_; }
+
+  // What the witness is asked for, where the members alone are too few.
+  struct Request {
+    uint64_t ballot = 0;
+    bool accept = false;
+    Decision value;
+    bool operator==(const Request&) const = default;
+  };
+  std::optional<Request> asks() const;
+  // The witness's answer to a request. The store replaces `before` by the result at one stroke.
+  static Witness answer(const Witness& before, const Request& request);
+  void hear_witness(const Witness& witness, Clock::time_point now);
+
+  const std::optional<Decision>& decision() const { return decision_; }
+  // Others are two epochs ahead: they went on without this member.
+  bool left_behind() const { return left_behind_; }
+
+ private:
+  using At = size_t;
+  Members all() const;
+  Members standing() const { return all() & ~dead_ & ~left_; }
+  Slip& of(At rank) { return heard_[rank]; }
+  void consider(Clock::time_point now);
+  void accept_from(const Slip& leader);
+  void lead(Clock::time_point now);
+  bool is_my_turn(Clock::time_point now) const;
+  void begin_ballot(Clock::time_point now);
+  void prepare();
+  void propose(const Members& promised);
+  void conclude();
+  bool is_closed(const Members& part) const;
+  bool is_enough(const Members& acceptors, bool witness) const;
+  uint64_t verdict(const Members& members) const;
+  void overtaken(uint64_t ballot, Clock::time_point now);
+
+  const At rank_;
+  const int size_;
+  const DecreeRules rules_;
+  Slip slip_;
+  std::string extra_;
+  std::vector<Slip> heard_;  // by rank; this member's own is slip_
+  Members dead_, suspected_, left_;
+  Members doubters_;  // they hold this member for gone, and may have gone on without it
+  Witness witness_;
+  uint64_t highest_ = 0;           // ballot seen
+  Clock::time_point quiet_since_;  // no higher one has been
+  bool wants_witness_ = false;
+  std::optional<Decision> decision_;
+  bool left_behind_ = false;
+};
+
+}  // namespace ringcomm

@@ -1,0 +1,56 @@
+// What each member of a world shows to the others: how far it is, and its part in the agreement on
+// who goes on (elastic/decree.h). A member writes its own slip and reads those of the others. Only
+// the latest counts, so lost and late ones do no harm.
+#pragma once
+
+#include <bitset>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace ringcomm {
+
+inline constexpr size_t kMostMembers = 256;
+using Members = std::bitset<kMostMembers>;  // of one epoch, by rank
+
+// What is decided once for each epoch: its members are some of those of the epoch before.
+struct Decision {
+  Members members;
+  uint64_t step = 0;  // the last one that counts: all members apply it, and none after it
+  std::string extra;  // the proposer's words to all: who joins
+  bool operator==(const Decision&) const = default;
+};
+
+struct Slip {
+  enum class State : uint8_t {
+    kWorking,  // or on the way to it: makes the group of its epoch
+    kMeeting,  // no collective of its epoch any more: `decided` and `voted` stand
+    kLeft,     // goes, and takes part in nothing
+  };
+
+  uint32_t epoch = 0;
+  State state = State::kWorking;
+  bool voted = false;     // for the step after `decided`
+  uint64_t decided = 0;   // the last step that it has applied, or will without a further word
+  Members gone;           // that it holds for dead or suspected
+  uint64_t promised = 0;  // takes no part in a lower ballot
+  uint64_t ballot = 0;    // that it leads; 0: none
+  bool proposes = false;  // `proposal` is to be accepted
+  Decision proposal;
+  uint64_t accepted = 0;  // the ballot of `value`; 0: none
+  Decision value;
+  Decision made;                   // the decision that made `epoch`
+  std::vector<std::string> words;  // by which the group of `epoch` is made, in stages
+  bool operator==(const Slip&) const = default;
+};
+
+// At most kSlipBytes; throws UsageError if the words are too long for that.
+inline constexpr size_t kSlipBytes = 3584;
+std::vector<std::byte> to_bytes(const Slip& slip);
+// Nothing, if these are no slip.
+std::optional<Slip> slip_from(std::span<const std::byte> bytes);
+
+}  // namespace ringcomm

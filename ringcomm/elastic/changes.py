@@ -1,0 +1,386 @@
+"""How a world commits its steps, and changes between them.
+
+A commit is a vote (ballot.py) that all members see. Where it fails, the members agree on who goes
+on and whether it counts. Then they make the next group, give the state to guests, and carry over
+what holds the old group.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from ringcomm.elastic import ddp, transfer
+from ringcomm.elastic.ballot import ADMITS, LEAVES, Ballot, compare, hash_of_options, vote
+from ringcomm.elastic.epochs import Decided, Epochs
+from ringcomm.elastic.errors import Diverged, Evicted, TooFew
+from ringcomm.elastic.lobby import Lobby, Process, Record
+from ringcomm.elastic.state import Tracked
+from ringcomm.elastic.watch import Watch
+
+COUNTERS = "ringcomm.world"  # the name of what goes with the user's objects
+COMPARE_EVERY = 1000  # steps, between comparisons of all parameters
+MOST_VAIN = 3  # failures in a row, at the same place, that changed nothing
+
+
+class Member(NamedTuple):
+    """One rank of a world: a process, under a name that no other one has."""
+
+    uuid: str
+    host: str
+    pid: int
+
+
+class Change(NamedTuple):
+    """How a world has changed. `seconds`: from the failure, or the vote, until the group works."""
+
+    epoch: int
+    step: int
+    size: int
+    rank: int
+    lost: tuple[Member, ...]
+    joined: tuple[Member, ...]
+    seconds: float
+
+
+def member(process: Process) -> Member:
+    return Member(process.uuid, process.host, process.pid)
+
+
+class Counters:
+    """What guests need to know beside the state of the user's objects."""
+
+    def __init__(self) -> None:
+        self.commits = 0  # decided so far: steps, and attempts
+        self.steps = 0
+        self.seed = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return dict(vars(self))
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        vars(self).update(state)
+
+    def sow(self, place: int) -> None:
+        """Give a rank that enters random numbers of its own, the same in every such run.
+
+        `place` is that among the ranks which enter now. Its rank will not do: that is another one
+        in a run where a rank that dies soon has left before.
+        """
+        seed = hash((self.seed, self.commits, place))
+        torch.manual_seed(seed & (1 << 63) - 1)
+        random.seed(seed)
+        if numpy := sys.modules.get("numpy.random"):
+            numpy.seed(seed & (1 << 32) - 1)
+
+
+@dataclass
+class Changes:
+    """The commits of one rank, and the changes between them."""
+
+    epochs: Epochs
+    life: int
+    watch: Watch
+    log: Callable[[str], None]
+    lobby_store: Any  # dist.Store, of all lives of the run
+    counters: Counters = field(default_factory=Counters)
+    tracked: Tracked | None = None
+    on_change: list[Callable[[Change], None]] = field(default_factory=list)
+    flags: int = 0  # of the next ballot
+    dealt: bool = False  # the step under way takes batches of the sampler
+    voted: bool = False
+    planned: int = 0  # the changes that votes have asked for, as flags of ballots
+    all_leave: bool = False  # by the last vote
+    vain: int = 0  # failures in a row that changed nothing
+    stale: bool = False  # the group of the present epoch is not made yet
+    lost: list[Process] = field(default_factory=list)
+    before: tuple[Process, ...] = ()  # the members, when the change began
+    since: float = 0.0
+    numbers: dict[str, float] = field(default_factory=dict)
+
+    # ---- commits
+
+    def commit(self, act: int = 0) -> bool:
+        """Vote for what this rank has done, an `act` that is to be equal on all ranks.
+
+        Returns whether it counts. Raises Diverged.
+        """
+        self.voted = True
+        if self.tracked is not None and any(p.is_cuda for p in self.tracked.parameters[:1]):
+            torch.cuda.current_stream().synchronize()
+        try:
+            ballots = vote(self._ballot(act), len(self.epochs.all))
+        except RuntimeError as error:
+            return self.failed(error)
+        self.voted = False
+        compare(ballots, self.counters.steps)
+        self._decide()
+        for ballot in ballots:
+            self.planned |= ballot.flags
+        self.all_leave = all(ballot.flags & LEAVES for ballot in ballots)
+        return True
+
+    def _ballot(self, act: int) -> Ballot:
+        counters, tracked = self.counters, self.tracked
+        flags = self.flags | (ADMITS if self.watch.guests else 0)
+        mine = Ballot(self.epochs.epoch, counters.commits, flags, act)
+        if tracked is None or not self.shared:
+            return mine
+        deck = tracked.sampler._deck.digest() if tracked.sampler is not None else 0
+        looks = self.fresh or counters.commits % COMPARE_EVERY == 0
+        self.fresh = False
+        if not looks:
+            return replace(mine, deck=deck)
+        return replace(
+            mine, deck=deck, state=tracked.fingerprint(), options=hash_of_options(tracked)
+        )
+
+    shared: bool = False  # the state is equal on all ranks
+    fresh: bool = True  # the first vote of an epoch compares all parameters
+
+    def _decide(self) -> None:
+        self.counters.commits += 1
+        if self.tracked is not None and self.tracked.sampler is not None and self.dealt:
+            self.tracked.sampler._decide()
+        self.dealt = False
+        self.vain = 0
+
+    def is_failure(self, error: BaseException) -> bool:
+        """Whether `error` says that the group has failed, or was raised because of that."""
+        if not isinstance(error, Exception) or isinstance(error, Diverged | Evicted | TooFew):
+            return False
+        cause: BaseException | None = error
+        while cause is not None:
+            if isinstance(cause, dist.DistBackendError | dist.DistNetworkError):
+                return True
+            cause = cause.__cause__ or cause.__context__
+        if not isinstance(error, RuntimeError):
+            return False
+        return dist.is_initialized() and not _ended(self.epochs.backend(), "SUCCESS")
+
+    def check_failure(self, error: BaseException) -> None:
+        """Raise `error` unless it is the group that has failed."""
+        if not self.is_failure(error):
+            raise error
+
+    def failed(self, error: BaseException) -> bool:
+        """Meet because of `error`; whether the commit that was voted for counts.
+
+        Raises `error` if it is the program's. Ranks whose operations differ fail again and again,
+        and nobody is lost by it: after some times that is an error, on all of them.
+        """
+        self.check_failure(error)
+        return self._meet_after(error)
+
+    def _meet_after(self, error: BaseException) -> bool:
+        counts = self.meet()
+        if self.vain >= MOST_VAIN:
+            raise Diverged(
+                f"operations failed {self.vain} times in a row, and no rank was lost by it: {error}"
+            ) from error
+        return counts
+
+    # ---- changes
+
+    def _begin_change(self) -> None:
+        if self.since == 0.0:
+            self.since = time.monotonic()
+            self.before = self.epochs.all
+
+    def meet(self, extra: str = "") -> bool:
+        """Agree on the next epoch. Returns whether the commit that was voted for counts."""
+        self._begin_change()
+        self.stale, self.planned = True, 0
+        late = self._has_timed_out()
+        decided = self.epochs.agree(self.counters.commits, self.voted, extra, late)
+        self._note(decided)
+        counts = decided.step > self.counters.commits
+        if decided.step - self.counters.commits > 1 or (counts and not self.voted):
+            raise Evicted(
+                f"the others have decided step {decided.step}, and this rank is at "
+                f"{self.counters.commits}: it must not go on; start it anew to join"
+            )
+        self.voted = False
+        self.vain = 0 if decided.lost or decided.extra else self.vain + 1
+        if counts:
+            self._decide()
+        self._deal()
+        return counts
+
+    def _has_timed_out(self) -> bool:
+        return dist.is_initialized() and _ended(self.epochs.backend(), "TIMEOUT")
+
+    def _note(self, decided: Decided) -> None:
+        self.lost += decided.lost
+        self.numbers["epochs"] = self.epochs.epoch
+        self.numbers["agree_ms"] = decided.seconds * 1e3
+
+    def let_go(self) -> None:
+        """After a vote that counts: go on without those that leave, if any do."""
+        if self.planned & LEAVES:
+            self.meet()
+
+    def admit(self) -> None:
+        """Take guests in, if a vote has asked for it. Members come by here before each step.
+
+        The vote tells those that have seen the end of that one, and are here, from those that saw
+        it fail, and are not.
+        """
+        if not self.planned & ADMITS:
+            return
+        try:
+            vote(Ballot(self.epochs.epoch, self.counters.commits), len(self.epochs.all))
+        except RuntimeError as error:
+            self.failed(error)
+            return
+        guests = self.watch.take() if self.watch.guests and self.epochs.rank == 0 else []
+        for guest in guests:
+            self.epochs.store.set(f"guest/{guest.uuid}", json.dumps(asdict(guest)))
+        self.meet(" ".join("~" + guest.uuid for guest in guests))
+
+    def regroup(self) -> None:
+        """Make the group of the present epoch, whatever fails meanwhile, and carry over to it."""
+        while self.stale:
+            try:
+                began = time.monotonic()
+                if self.epochs.guests and self.epochs.rank == 0:
+                    self._welcome()
+                self.epochs.make()
+                self.numbers["regroup_ms"] = (time.monotonic() - began) * 1e3
+                if self.epochs.guests:
+                    self._give()
+                else:
+                    self._carry_over()
+                    self.stale = False
+            except RuntimeError as error:
+                self._survive(error)
+
+    def _survive(self, error: RuntimeError) -> None:
+        kinds = (dist.DistBackendError, dist.DistNetworkError, dist.DistStoreError)
+        if not isinstance(error, kinds):
+            raise error
+        self._meet_after(error)
+
+    def _welcome(self) -> None:
+        epochs, lobby = self.epochs, Lobby(self.lobby_store, self.epochs.me)
+        record, life = lobby.record(), self.life
+        new = Record(life, epochs.epoch, True, epochs.all)
+        if record is None or record.life != life or not lobby.replace(record, new):
+            raise Evicted(
+                "another world was founded in the place of this one, whose members were all taken "
+                "for dead: this rank must not go on"
+            )
+        text = epochs.welcome(life).to_text()
+        for guest in epochs.guests:
+            self.lobby_store.set(f"welcome/{guest.uuid}", text)
+
+    def _give(self) -> None:
+        """Give the state to the guests. When all have it, they become members."""
+        assert self.tracked is not None
+        epochs, began = self.epochs, time.monotonic()
+        givers = list(range(len(epochs.members)))
+        joiners = list(range(len(givers), len(epochs.all)))
+        sent = transfer.send(self.tracked.pack(), dist.group.WORLD, givers, joiners)
+        vote(Ballot(epochs.epoch, self.counters.commits), len(epochs.all))
+        self.numbers["sent_mb"] = self.numbers.get("sent_mb", 0.0) + sent / 1e6
+        self.numbers["give_ms"] = (time.monotonic() - began) * 1e3
+        self.meet(" ".join("+" + guest.uuid for guest in epochs.guests))
+
+    def share(self) -> None:
+        """Give rank 0's state to all others, before anything was trained."""
+        assert self.tracked is not None
+        others = list(range(1, len(self.epochs.members)))
+        if self.epochs.rank == 0 and others:
+            transfer.send(self.tracked.pack(), dist.group.WORLD, [0], others)
+        elif others:
+            transfer.receive(self.tracked.unpack, dist.group.WORLD, [0])
+            commits = self.counters.commits
+            self.tracked.finish()
+            self.counters.commits = commits
+
+    def take(self) -> None:
+        """As a guest: take the state, and become a member. Raises RuntimeError if that fails."""
+        assert self.tracked is not None
+        epochs = self.epochs
+        givers = list(range(len(epochs.members)))
+        self.before, self.since = epochs.members, time.monotonic()
+        try:
+            transfer.receive(self.tracked.unpack, dist.group.WORLD, givers)
+            self.tracked.finish()
+            vote(Ballot(epochs.epoch, self.counters.commits), len(epochs.all))
+        except RuntimeError as error:
+            self.check_failure(error)
+        self.stale = True
+        epochs.agree(self.counters.commits, False, "", failed=False)
+        joined = [process.uuid for process in epochs.members if process not in self.before]
+        self.counters.sow(joined.index(epochs.me.uuid))
+        self._deal()
+        self.regroup()
+
+    def _deal(self) -> None:
+        """Deal the batches to the members that were decided on.
+
+        Not when the group works: one that fails at once works on some ranks, and on others never.
+        The deck would then be moved by other changes there.
+        """
+        if self.tracked is None or self.tracked.sampler is None:
+            return
+        sampler, uuids = self.tracked.sampler, [each.uuid for each in self.epochs.members]
+        deck = sampler._deck
+        sampler._bind(self.epochs.me.uuid, uuids, deck.ahead, deck.accumulate)
+
+    def _carry_over(self) -> None:
+        """Have all that holds the old group, or the old members, go on with the new."""
+        epochs = self.epochs
+        old = {process.uuid for process in self.before}
+        joined = [process for process in epochs.members if process.uuid not in old]
+        if self.tracked is not None:
+            for wrapper in self.tracked.wrappers:
+                ddp.regroup(wrapper, dist.group.WORLD, rebuild=bool(joined))
+        self.fresh = True
+        self._tell(joined)
+
+    def _tell(self, joined: list[Process]) -> None:
+        epochs, seconds = self.epochs, time.monotonic() - self.since
+        lost = tuple(member(process) for process in self.lost)
+        change = Change(
+            epochs.epoch,
+            self.counters.steps,
+            len(epochs.members),
+            epochs.rank,
+            lost,
+            tuple(member(process) for process in joined),
+            seconds,
+        )
+        self.numbers["change_ms"] = seconds * 1e3
+        self.since, self.lost, self.before = 0.0, [], ()
+        if epochs.rank == 0:
+            self.log(_sentence(change, self.counters.steps))
+        for callback in self.on_change:
+            callback(change)
+
+
+def _ended(backend: Any, how: str) -> bool:
+    return str(backend.get_error()).rpartition(".")[2] == how
+
+
+def _sentence(change: Change, step: int) -> str:
+    gone = ", ".join(f"{each.host} process {each.pid}" for each in change.lost)
+    came = ", ".join(f"{each.host} process {each.pid}" for each in change.joined)
+    what = f"without {gone}" if gone else ""
+    what += (" and " if gone and came else "") + (f"with {came}" if came else "")
+    return (
+        f"going on {what or 'as before'}: {change.size} ranks, epoch {change.epoch}, after step "
+        f"{step}, {change.seconds * 1e3:.0f} ms"
+    )
+
+
+__all__ = ["ADMITS", "COUNTERS", "LEAVES", "Change", "Changes", "Counters", "Member", "member"]

@@ -1,0 +1,106 @@
+"""How a process comes into a world: as one of its founders, or as a guest of one that runs."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch.distributed as dist
+
+from ringcomm._autoload import load_library
+from ringcomm.elastic.epochs import Epochs, Settings
+from ringcomm.elastic.lobby import Lobby, Process, Record, Welcome
+
+
+class Entered(NamedTuple):
+    """A world that this process has entered; `is_guest`: it lacks the state, and a vote."""
+
+    epochs: Epochs
+    life: int
+    is_guest: bool
+
+
+class Entrance:
+    """The way into the world of one run, for one process."""
+
+    def __init__(
+        self, run: str, store: Any, settings: Settings, start: int, log: Callable[[str], None]
+    ) -> None:
+        self._run, self._store, self._settings, self._log = run, store, settings, log
+        card = load_library().card()
+        self._lobby = Lobby(store, Process.this(card), start, log)
+
+    def enter(self, timeout: float) -> Entered | None:
+        """Found a world with others; None where one runs, then this process is apart until `ask`.
+
+        Raises TimeoutError after so many seconds.
+        """
+        deadline = time.monotonic() + timeout
+        while True:
+            record = self._lobby.enter(deadline - time.monotonic())
+            if record is None:
+                self._log(f"a world runs: process {os.getpid()} is admitted at world.track()")
+                self._stay_apart()
+                return None
+            if entered := self._found(record):
+                return entered
+            self.rename()
+
+    def ask(self, timeout: float) -> Entered | None:
+        """Be admitted, or found a world where the one that ran is lost; None: ask once more.
+
+        Raises TimeoutError after so many seconds.
+        """
+        found = self._lobby.ask(timeout)
+        dist.destroy_process_group()
+        entered = self._visit(found) if isinstance(found, Welcome) else self._found(found)
+        if entered is None:
+            self.refused()
+        return entered
+
+    def refused(self) -> None:
+        """Be apart again, under another name."""
+        self.rename()
+        self._stay_apart()
+
+    def rename(self) -> None:
+        self._lobby.me = replace(self._lobby.me, uuid=Process.this("").uuid)
+
+    def _stay_apart(self) -> None:
+        """Have a group of one: models can be made, as by DDP, and the world need not wait."""
+        dist.init_process_group("ringcomm", store=dist.HashStore(), rank=0, world_size=1)
+
+    def _epochs(self, life: int) -> Epochs:
+        keys = self._store if life == 0 else dist.PrefixStore(f"life/{life}", self._store)
+        return Epochs(self._run, keys, self._lobby.me, self._settings)
+
+    def _visit(self, welcome: Welcome) -> Entered | None:
+        epochs = self._epochs(welcome.life)
+        try:
+            epochs.enter(welcome)
+        except dist.DistBackendError as error:
+            self._log(f"process {os.getpid()} was not admitted, and asks again: {error}")
+            epochs.end()
+            return None
+        return Entered(epochs, welcome.life, True)
+
+    def _found(self, record: Record) -> Entered | None:
+        lobby, epochs = self._lobby, self._epochs(record.life)
+        if not lobby.assemble(record):
+            return None
+        try:
+            epochs.found(record.members)
+        except (dist.DistBackendError, dist.DistNetworkError) as error:
+            self._log(f"a world of {len(record.members)} ranks was not founded: {error}")
+            epochs.end()
+            lobby.void(record)
+            return None
+        if epochs.rank == 0:
+            lobby.replace(record, replace(record, confirmed=True))
+        if lobby.is_confirmed(record):
+            return Entered(epochs, record.life, False)
+        epochs.end()  # another member could not meet, and has given this world up
+        return None

@@ -1,0 +1,199 @@
+"""The groups of a world, one after another, and the agreements between them.
+
+An epoch has one default process group. When it ends, its members agree on who goes on, destroy the
+group and make the next one. Survivors need no store for that; guests come through the store.
+
+The words that go with a decision: `~uuid` for a guest of the next epoch, `+uuid` for a guest that
+becomes a member, `@host:port` for the store from now on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from dataclasses import dataclass, field
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ringcomm._autoload import load_library
+from ringcomm.elastic.errors import Evicted
+from ringcomm.elastic.lobby import Process, Welcome
+
+FOUNDERS_SECONDS = 10.0  # for the first group: all of them were there a moment ago
+GUESTS_SECONDS = 5.0  # for a group with guests: they answered a moment ago
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a user says about groups. Times are seconds."""
+
+    timeout: float  # of operations
+    patience: float  # with the network, and with members that are too few
+    witness: bool = True
+    algorithm: str | None = None
+
+
+@dataclass(frozen=True)
+class Decided:
+    """What an agreement has decided, as this rank sees it."""
+
+    step: int
+    lost: tuple[Process, ...]
+    extra: str
+    seconds: float
+
+
+@dataclass
+class Epochs:
+    """The present epoch of one process, and how it comes to the next one."""
+
+    run: str
+    store: Any  # dist.Store, of the run
+    me: Process
+    settings: Settings
+    epoch: int = 0
+    members: tuple[Process, ...] = ()
+    guests: tuple[Process, ...] = ()
+    agreement: Any = None
+    made: dict[str, Any] = field(default_factory=dict)  # the decision, for a guest
+
+    @property
+    def all(self) -> tuple[Process, ...]:
+        """The ranks of the group: members, then guests."""
+        return self.members + self.guests
+
+    @property
+    def rank(self) -> int:
+        return [each.uuid for each in self.all].index(self.me.uuid)
+
+    @property
+    def is_guest(self) -> bool:
+        return self.me in self.guests
+
+    def found(self, members: tuple[Process, ...]) -> None:
+        """Make the first group of a world. Raises what the making of a group raises."""
+        self.members = members
+        self._make(self._options(through_store=True), FOUNDERS_SECONDS)
+        dist.barrier()
+        self.agreement = load_library().Agreement(self.run)
+        self.agreement.adopt(self.backend(), 0)
+
+    def enter(self, welcome: Welcome) -> None:
+        """Make the group in which this process is a guest."""
+        self.epoch, self.members = welcome.epoch, welcome.members
+        self.guests = welcome.guests
+        self.made = {"ranks": list(welcome.ranks), "step": welcome.step, "extra": welcome.extra}
+        self._make(self._options(through_store=True), GUESTS_SECONDS)
+        self.agreement = load_library().Agreement(self.run)
+        self.agreement.adopt(self.backend(), self.epoch, len(self.guests), **self.made)
+
+    def make(self) -> None:
+        """Make the group of the present epoch. Raises RuntimeError if a member of it is gone."""
+        options = self._options(through_store=bool(self.guests))
+        options._agreement = self.agreement
+        self.agreement.expect([guest.card for guest in self.guests])
+        self._make(options, GUESTS_SECONDS if self.guests else self.settings.patience)
+        self.agreement.adopt(self.backend(), self.epoch, len(self.guests))
+
+    def agree(self, decided: int, voted: bool, extra: str, failed: bool) -> Decided:
+        """Leave the group, and agree on the next epoch, which is the present one afterwards.
+
+        `failed`: an operation has waited for a rank for too long. Raises Evicted.
+        """
+        self._abort()
+        patience = 2 * self.settings.patience if failed else self.settings.timeout
+        began = time.monotonic()
+        ask = partial(
+            self.agreement.agree,
+            decided,
+            voted,
+            extra,
+            self.store if self.settings.witness else None,
+            f"witness/{self.epoch + 1}",
+            timedelta(seconds=patience),
+            timedelta(seconds=self.settings.patience * 2),
+        )
+        try:
+            try:
+                answer = ask()
+            except dist.DistBackendError:
+                if time.monotonic() - began < patience:
+                    raise
+                answer = ask()  # only now it suspects those that it has awaited
+        except dist.DistBackendError as error:
+            raise Evicted(str(error)) from None
+        finally:
+            if dist.is_initialized():
+                dist.destroy_process_group()
+        if not answer.stays:
+            raise Evicted(
+                f"this rank was given up by the others in epoch {self.epoch}: it must not go on; "
+                "start it anew to join"
+            )
+        stay = tuple(self.members[rank] for rank in answer.ranks)
+        lost = tuple(member for member in self.members if member not in stay)
+        words = answer.extra.split()
+        confirmed = tuple(each for each in self.guests if "+" + each.uuid in words)
+        lost += tuple(each for each in self.guests if each not in confirmed)
+        self.members, self.epoch = stay + confirmed, answer.epoch
+        self.guests = tuple(self._guest(word[1:]) for word in words if word.startswith("~"))
+        self.made = {"ranks": list(answer.ranks), "step": answer.step, "extra": answer.extra}
+        return Decided(answer.step, lost, answer.extra, time.monotonic() - began)
+
+    def _abort(self) -> None:
+        """End the operations of all groups: no rank is to wait for this one in any of them."""
+        for group in list(dist.distributed_c10d._world.pg_map):
+            with contextlib.suppress(RuntimeError):  # a group of another backend
+                group._get_backend(torch.device("cpu")).abort()
+
+    def end(self) -> None:
+        """Leave for good: the others need not wait for the end of this process."""
+        if self.agreement is not None:
+            self.agreement.leave()
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+    def backend(self) -> Any:
+        group = dist.distributed_c10d._get_default_group()
+        return group._get_backend(torch.device("cpu"))
+
+    def welcome(self, life: int) -> Welcome:
+        """What the guests of the present epoch need to know."""
+        made = self.made
+        return Welcome(
+            life,
+            self.epoch,
+            self.members,
+            self.guests,
+            tuple(made["ranks"]),
+            made["step"],
+            made["extra"],
+        )
+
+    def _guest(self, uuid: str) -> Process:
+        return Process(**json.loads(self.store.get(f"guest/{uuid}").decode()))
+
+    def _options(self, *, through_store: bool) -> Any:
+        options = load_library().Options()
+        options.algorithm = self.settings.algorithm
+        options._through_store = through_store
+        return options
+
+    def _make(self, options: Any, seconds: float) -> None:
+        # The name of a group is in its keys. It counts what this process has tried to make, and
+        # others have tried less often.
+        dist.distributed_c10d._world.group_count = 0
+        dist.init_process_group(
+            "ringcomm",
+            store=dist.PrefixStore(f"epoch/{self.epoch}", self.store),
+            rank=self.rank,
+            world_size=len(self.all),
+            timeout=timedelta(seconds=seconds),
+            pg_options=options,
+        )
+        self.backend()._set_default_timeout(timedelta(seconds=self.settings.timeout))

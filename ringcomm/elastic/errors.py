@@ -1,0 +1,26 @@
+"""The errors of an elastic world. Each says in one sentence what happened and what to do."""
+
+from __future__ import annotations
+
+
+class Evicted(RuntimeError):  # noqa: N818 - a state, by its name
+    """The others go on without this rank. It must end; started anew, it may join them."""
+
+
+class TooFew(RuntimeError):  # noqa: N818 - a state, by its name
+    """Fewer members than `min_size` are left, and no others came in time."""
+
+
+class Diverged(RuntimeError):  # noqa: N818 - a state, by its name
+    """Members hold different parameters, or count different steps. Nothing was applied."""
+
+
+class Redo(BaseException):
+    """Unwinds a step that is computed again; no handler of the user's is to catch it."""
+
+
+class Left(SystemExit):
+    """A rank has left its world: its program ends in good order, with status 0."""
+
+    def __init__(self) -> None:
+        super().__init__(0)

@@ -1,0 +1,69 @@
+"""How a program enters a world: `join`, the first call of an elastic training."""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+from typing import Any, Literal
+
+import torch.distributed as dist
+
+from ringcomm._autoload import load_library
+from ringcomm.elastic.entrance import Entrance
+from ringcomm.elastic.epochs import Settings
+from ringcomm.elastic.launcher import advice
+from ringcomm.elastic.log import log
+from ringcomm.elastic.store import connect
+from ringcomm.elastic.world import World
+
+
+def join(
+    store: str | Any | None = None,
+    *,
+    min_size: int = 1,
+    start: int | None = None,
+    max_size: int | None = None,
+    dead_after: timedelta | None = None,
+    witness: Literal["store", "none"] = "store",
+    timeout: timedelta = timedelta(minutes=10),
+    options: Any = None,
+) -> World:
+    """Enter the world of this run, and make the default process group.
+
+    `store` is "host:port" or a torch.distributed store; None: that of RINGCOMM_ELASTIC, else of
+    MASTER_ADDR and MASTER_PORT. The first `start` processes found the world (default: WORLD_SIZE,
+    else `min_size`). One that comes later has a group of its own until `World.track` admits it.
+
+    Below `min_size` ranks the world waits for others, and ends after `timeout`. At `max_size` it
+    admits nobody. A host that is silent for `dead_after` is suspected to be dead (default: 30 s,
+    or RINGCOMM_RESUME_SECONDS). `witness="none"` keeps the store out of agreements: then a world
+    of two hosts stops when one of them is silent. `options` are those of the groups
+    (ringcomm.Options): their timeout is how long an operation waits for a rank.
+
+    Raises TimeoutError when the others do not come within `timeout`, RuntimeError where no store
+    answers, ValueError for sizes that cannot be.
+    """
+    wanted = start or int(os.environ.get("WORLD_SIZE", "0")) or min_size
+    if not 1 <= min_size <= wanted <= (max_size or wanted):
+        raise ValueError(
+            f"min_size={min_size}, start={wanted}, max_size={max_size}: they must be in this order"
+        )
+    silence = dead_after or timedelta(
+        seconds=float(os.environ.get("RINGCOMM_RESUME_SECONDS", "30"))
+    )
+    settings = Settings(
+        timeout=(options._timeout if options else timedelta(minutes=10)).total_seconds(),
+        patience=silence.total_seconds(),
+        witness=witness == "store",
+        algorithm=options.algorithm if options else None,
+    )
+    if said := advice():
+        log(said)
+    run = os.environ.get("RINGCOMM_ELASTIC_RUN", "run")
+    load_library().belong_to(f"elastic/{run}", silence)
+    keys = dist.PrefixStore(f"ringcomm-elastic/{run}", connect(store))
+    world = World(run, keys, settings, (min_size, wanted, max_size), timeout.total_seconds())
+    world._entrance = Entrance(run, keys, settings, wanted, log)
+    if entered := world._entrance.enter(timeout.total_seconds()):
+        world._begin(entered)
+    return world

@@ -1,0 +1,334 @@
+"""Where processes meet that are in no world yet: keys of the store.
+
+The first ones found a world together. Others ask to be admitted, and the world's rank 0 calls them
+when it is ready. A call has a number of its own, and only those that answer it are chosen. So one
+that has died meanwhile is never waited for.
+
+What is founded is a record, written by compare-and-set: of several founders one wins. A world whose
+members are all known to be dead is founded anew, as its next life.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+LOOK_SECONDS = 0.005  # between looks at the store of one that waits
+ANSWER_SECONDS = 0.05  # for the answers to a call
+PRESENT_SECONDS = 10.0  # for the founders of a world, who answered a moment ago
+FOUNDER_SECONDS = 2.0  # without a call: then another one founds
+ASK_SECONDS = 1.0  # then one that waits asks again
+TELL_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class Process:
+    """One process: a member of a world, or one that wants to be."""
+
+    uuid: str
+    host: str
+    pid: int
+    boot: str = ""  # of the host's kernel
+    space: str = ""  # of process ids
+    started: str = ""  # in the kernel's ticks
+    card: str = ""  # by which the engine knows it
+    rank: int = -1  # that its launcher gave it
+
+    @classmethod
+    def this(cls, card: str) -> Process:
+        """Describe this process, under a name that no process had before."""
+        rank = os.environ.get("RANK", "")
+        return cls(
+            uuid.uuid4().hex,
+            socket.gethostname(),
+            os.getpid(),
+            _boot(),
+            _space(),
+            _started(os.getpid()),
+            card,
+            int(rank) if rank.isdigit() else -1,
+        )
+
+    def is_dead(self) -> bool:
+        """Whether it is certain, from here, that the process has ended."""
+        if socket.gethostname() != self.host or not self.boot:
+            return False
+        if _boot() != self.boot:
+            return True  # this very host was started again
+        return _space() == self.space and _started(self.pid) != self.started
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text()
+    except OSError:
+        return ""
+
+
+def _boot() -> str:
+    return _read("/proc/sys/kernel/random/boot_id").strip()
+
+
+def _space() -> str:
+    try:
+        return str(Path("/proc/self/ns/pid").readlink())
+    except OSError:
+        return ""
+
+
+def _started(pid: int) -> str:
+    """When the kernel started it; "" if there is no such process, or only its exit status."""
+    fields = _read(f"/proc/{pid}/stat").rpartition(")")[2].split()
+    return fields[19] if len(fields) > 19 and fields[0] not in "ZX" else ""
+
+
+@dataclass(frozen=True)
+class Record:
+    """What the store knows of a world. Members that died since may still be in it."""
+
+    life: int = 0
+    epoch: int = 0
+    confirmed: bool = False  # its first members have met
+    members: tuple[Process, ...] = ()
+
+    def to_text(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_text(cls, text: str) -> Record:
+        fields = json.loads(text)
+        members = tuple(Process(**member) for member in fields.pop("members"))
+        return cls(**fields, members=members)
+
+    def place_of(self, process: Process) -> int | None:
+        uuids = [member.uuid for member in self.members]
+        return uuids.index(process.uuid) if process.uuid in uuids else None
+
+
+@dataclass(frozen=True)
+class Welcome:
+    """How a guest enters: the epoch, its members and guests, and the decision that made it."""
+
+    life: int
+    epoch: int
+    members: tuple[Process, ...]
+    guests: tuple[Process, ...]
+    ranks: tuple[int, ...]  # of the members, in the epoch before
+    step: int
+    extra: str
+
+    def to_text(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_text(cls, text: str) -> Welcome:
+        fields = json.loads(text)
+        for name in ("members", "guests"):
+            fields[name] = tuple(Process(**each) for each in fields[name])
+        fields["ranks"] = tuple(fields["ranks"])
+        return cls(**fields)
+
+
+@dataclass
+class Lobby:
+    """One process's side of the lobby. `store` holds the keys of one run."""
+
+    store: Any  # dist.Store
+    me: Process
+    start: int = 1  # processes that found a world
+    log: Callable[[str], None] = print
+    last_call: str = ""
+    known: Record | None = None
+    heard: float = field(default_factory=time.monotonic)  # the last call, or news of the world
+
+    # ---- the record
+
+    def record(self) -> Record | None:
+        """Return what the store knows of the world, or None where there was none yet."""
+        if not self.store.check(["world"]):
+            return None
+        return Record.from_text(self.store.get("world").decode())
+
+    def replace(self, old: Record | None, new: Record) -> bool:
+        """Write `new`, if the record is still `old`. Returns whether it is the record now."""
+        text = new.to_text()
+        now = self.store.compare_set("world", old.to_text() if old else "", text)
+        return bool(now.decode() == text)
+
+    # ---- those that wait
+
+    def enter(self, timeout: float) -> Record | None:
+        """Wait until this process is one of a world's founders, or until a world runs.
+
+        Returns the record of the world to be made, or None where one runs already: then `ask`.
+        Raises TimeoutError.
+        """
+        return self._wait(timeout, lambda: self._runs())
+
+    def ask(self, timeout: float) -> Record | Welcome:
+        """Wait to be admitted. Returns how to enter, or the record of a world to be made.
+
+        Raises TimeoutError.
+        """
+        asked = [0.0]
+
+        def welcome() -> Welcome | None:
+            if time.monotonic() - asked[0] > ASK_SECONDS:
+                self.store.add("asks", 1)
+                asked[0] = time.monotonic()
+            key = f"welcome/{self.me.uuid}"
+            if not self.store.check([key]):
+                return None
+            return Welcome.from_text(self.store.get(key).decode())
+
+        return self._wait(timeout, welcome, kinds=("found", "join"))
+
+    def _runs(self) -> str | None:
+        record = self.known
+        runs = record is not None and record.confirmed and not self._are_dead(record)
+        return "runs" if runs else None
+
+    def _wait(self, timeout: float, ready: Any, kinds: tuple[str, ...] = ("found",)) -> Any:
+        began = told = time.monotonic()
+        while True:
+            self.known = self.record()
+            if self.known and not self.known.confirmed and self.known.place_of(self.me) is not None:
+                return self.known
+            if found := ready():
+                return None if found == "runs" else found
+            self._answer(kinds)
+            if self._may_found():
+                self._found()
+            now = time.monotonic()
+            if now - began > timeout:
+                raise TimeoutError(self._late(now - began))
+            if now - told > TELL_SECONDS:
+                told = now
+                self.log(self._late(now - began))
+            time.sleep(LOOK_SECONDS)
+
+    def _late(self, seconds: float) -> str:
+        if self.known and self.known.members and self.known.confirmed:
+            return (
+                f"waited {seconds:.0f} s to be admitted to a world of "
+                f"{len(self.known.members)} ranks, the first of them process "
+                f"{self.known.members[0].pid} on {self.known.members[0].host}: if they are all "
+                "dead, start under another name, RINGCOMM_ELASTIC_RUN"
+            )
+        return f"waited {seconds:.0f} s for {self.start} ranks to found a world: are all started?"
+
+    def _answer(self, kinds: tuple[str, ...]) -> None:
+        if not self.store.check(["call"]):
+            return
+        call = json.loads(self.store.get("call").decode())
+        if call["name"] == self.last_call:
+            return
+        self.last_call = call["name"]
+        self.heard = time.monotonic()
+        if call["kind"] in kinds:
+            answer(self.store, call["name"], self.me)
+
+    # ---- founding
+
+    def _are_dead(self, record: Record) -> bool:
+        """Whether all members of the record are known to be dead, by any that wait here."""
+        keys = [f"dead/{member.uuid}" for member in record.members]
+        for key, member in zip(keys, record.members, strict=True):
+            if member.is_dead() and not self.store.check([key]):
+                self.store.set(key, "1")
+        return not keys or self.store.check(keys)
+
+    def _may_found(self) -> bool:
+        record = self.known
+        if record and record.confirmed and not self._are_dead(record):
+            return False
+        if record and not record.confirmed and record.members:
+            return self._are_dead(record)  # they are meeting
+        founder = self.store.compare_set("founder", "", self.me.uuid).decode()
+        quiet = time.monotonic() - self.heard > FOUNDER_SECONDS
+        if founder != self.me.uuid and quiet:
+            self.heard = time.monotonic()
+            founder = self.store.compare_set("founder", founder, self.me.uuid).decode()
+        return bool(founder == self.me.uuid)
+
+    def _found(self) -> None:
+        self.last_call = call(self.store, "found")
+        self.heard = time.monotonic()
+        answer(self.store, self.last_call, self.me)
+        came = answers(self.store, self.last_call, self.start)
+        if len(came) < self.start:
+            return
+        life = self.known.life + 1 if self.known else 0
+        self.replace(self.known, Record(life=life, members=tuple(in_order(came)[: self.start])))
+
+    def assemble(self, record: Record) -> bool:
+        """As one of its founders: wait for the others. Whether all are there.
+
+        To make a group with one that has died since it answered would take a timeout.
+        """
+        self.store.set(f"present/{record.life}/{self.me.uuid}", "1")
+        deadline = time.monotonic() + PRESENT_SECONDS
+        while self.record() == record:
+            keys = {f"present/{record.life}/{each.uuid}": each for each in record.members}
+            if self.store.check(list(keys)):
+                return True
+            dead = [each for key, each in keys.items() if each.is_dead()]
+            if dead or time.monotonic() > deadline:
+                self.void(record)
+            time.sleep(LOOK_SECONDS)
+        now = self.record()  # the first of them may be ahead
+        return now is not None and (now.life, now.confirmed) == (record.life, True)
+
+    def is_confirmed(self, record: Record) -> bool:
+        """Wait until the first founder says that all have met. Whether it has, before it died."""
+        deadline = time.monotonic() + PRESENT_SECONDS
+        while (now := self.record()) == record:
+            if record.members[0].is_dead() or time.monotonic() > deadline:
+                self.void(record)
+            time.sleep(0.001)
+        return now is not None and (now.life, now.confirmed) == (record.life, True)
+
+    def void(self, record: Record) -> None:
+        """Give up a world whose founders could not meet: they found another one."""
+        self.replace(record, replace(record, members=()))
+
+
+def call(store: Any, kind: str) -> str:
+    """Call those that wait: "found" or "join". Returns the call's name."""
+    name = f"call/{store.add('calls', 1)}"
+    store.set("call", json.dumps({"name": name, "kind": kind}))
+    return name
+
+
+def answer(store: Any, name: str, me: Process) -> None:
+    """Say that this process is there, and ready."""
+    place = store.add(f"{name}/count", 1)
+    store.set(f"{name}/{place}", json.dumps(asdict(me)))
+
+
+def answers(store: Any, name: str, enough: int) -> list[Process]:
+    """Return those that answer the call: all that do so in time, or the first `enough`."""
+    deadline = time.monotonic() + ANSWER_SECONDS
+    came: list[Process] = []
+    while len(came) < enough and time.monotonic() < deadline:
+        key = f"{name}/{len(came) + 1}"
+        if store.check([key]):
+            came.append(Process(**json.loads(store.get(key).decode())))
+        else:
+            time.sleep(LOOK_SECONDS)
+    return came
+
+
+def in_order(processes: list[Process]) -> list[Process]:
+    """By the ranks that their launcher gave them, where each has another one."""
+    ranks = [process.rank for process in processes]
+    if len(set(ranks)) == len(ranks) and min(ranks, default=-1) >= 0:
+        return sorted(processes, key=lambda process: process.rank)
+    return processes

@@ -1,0 +1,232 @@
+"""The sampler of an elastic world: a batch sampler that gives a stock DataLoader a member's share.
+
+It is a deck (deck.py), and the place in it up to which a loader has asked.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch.utils.data
+
+from ringcomm.elastic.deck import Deck
+
+ALONE = "alone"  # the one member of a sampler that no world has bound
+
+HOW = "DataLoader(dataset, batch_sampler=elastic.Sampler(len(dataset), batch_size))"
+
+
+class Sampler(torch.utils.data.Sampler[list[int]]):
+    """Deals the batches of an endless shuffled stream to the members of a world.
+
+    Each sample of each epoch is used in exactly one decided step, while members die, leave and
+    come. Use it as `DataLoader(dataset, batch_sampler=sampler, num_workers=2)`.
+
+    In a world, an iterator never ends. It gives this member's batches in the order of its queue,
+    and stays good while the world changes. It may run ahead of the decided steps by as many batches
+    as `_bind` agreed on. A second iterator begins with the first batch that is not decided.
+
+    Without a world, an iterator ends with an epoch. A step is then decided when its last batch was
+    asked for; what the loader prefetched is lost if its iterator is dropped.
+
+    A world drives the sampler by `_bind`, `_decide` and `_change`: the same calls on each member.
+    It reads `_share`, `_position` and the `_deck`.
+    """
+
+    def __init__(
+        self,
+        length: int,
+        batch_size: int,
+        *,
+        seed: int = 0,
+        shuffle: bool = True,
+        total_batch: int | None = None,
+    ) -> None:
+        """Make a sampler of the indices from 0 to `length` − 1, `batch_size` of them a batch.
+
+        `seed` gives each epoch its own permutation; without `shuffle` the indices keep their order.
+        `total_batch` is how many samples a step takes over all members, whatever their number; it
+        is a multiple of `batch_size`. Raises ValueError for counts that cannot be.
+        """
+        self._deck = Deck(length, batch_size, seed, shuffle, total_batch)
+        self._uuid: str | None = None
+        self._used = 0  # how many batches of this member's queue were in decided steps
+        self._reader: _Reader | None = None  # the newest iterator
+
+    @property
+    def epoch(self) -> int:
+        """The first epoch, from 0, of which a sample has not been in a decided step."""
+        return self._deck.epoch
+
+    @property
+    def decided(self) -> int:
+        """How many batches, of all members, went into decided steps since the beginning."""
+        return self._deck.decided
+
+    def __len__(self) -> int:
+        """How many batches this member takes in an epoch, at the present size; rounded up."""
+        deck = self._deck
+        if self._uuid not in deck.queues:
+            return math.ceil(deck.length / deck.batch_size)
+        a_step = sum(deck.shares()) * deck.batch_size
+        return math.ceil(deck.length * deck.share(self._uuid) / a_step)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        if self._uuid is None and self._deck.members != [ALONE]:
+            self._deck.change([ALONE], ahead=1, accumulate=1)
+        self._reader = _Reader(self)
+        return self._reader
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state, equal on all members, of plain types: also for `weights_only=True`."""
+        return self._deck.to_state()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over a state of another member, or of a checkpoint, before a loader iterates.
+
+        Its members stay those of the state until `_change` or `_bind` names the present ones. The
+        batches of the others are then dealt anew. Raises ValueError, and keeps the old state, if
+        the state is not whole, or of a sampler with other arguments.
+        """
+        deck = Deck.from_state(state)
+        theirs, mine = deck.settings(), self._deck.settings()
+        other = ", ".join(f"{name}={theirs[name]}" for name in mine if theirs[name] != mine[name])
+        if other:
+            raise ValueError(
+                f"the state is of a sampler with {other}: make this one with the same arguments"
+            )
+        self._deck = deck
+        self._forget()
+
+    def _bind(self, uuid: str, members: list[str], ahead: int, accumulate: int) -> None:
+        """Make this the sampler of member `uuid` of a world of `members`, which are in rank order.
+
+        `ahead` is the largest `ahead_of` of all members; with `accumulate` it is the same on all.
+        Call it again, on all members, when these two change, or after a checkpoint was loaded; what
+        loaders hold stays good. Raises ValueError, as `Deck.change`, or for an unknown `uuid`.
+        """
+        if uuid not in members:
+            raise ValueError(f"{uuid} is not one of the members {members}: join the world first")
+        self._deck.change(members, ahead=ahead, accumulate=accumulate)
+        if uuid != self._uuid:
+            self._uuid = uuid
+            self._forget()
+
+    def _decide(self) -> None:
+        """Count each member's first `_share` batches as used: call it once for a decided step.
+
+        It comes before the `_change` that a death in this step led to.
+        """
+        self._used += self._share
+        self._deck.decide()
+
+    def _change(self, members: list[str]) -> None:
+        """Give the world other members, in rank order, between two steps.
+
+        A joiner calls it after `load_state_dict`. Survivors keep their queues, so what their
+        loaders prefetched stays good, and so does the batch of an aborted step. Raises ValueError
+        as `Deck.change`.
+        """
+        self._deck.change(members)
+
+    @property
+    def _share(self) -> int:
+        """How many batches this member takes in the present step; 0 if it is not a member."""
+        uuid = self._uuid or ALONE
+        return self._deck.share(uuid) if uuid in self._deck.queues else 0
+
+    @property
+    def _position(self) -> int:
+        """How many batches, at the head of this member's queue, the newest iterator has given."""
+        return self._reader.place if self._reader else 0
+
+    def _forget(self) -> None:
+        """Part from the iterators: what they gave has no place in the queue any more."""
+        if self._reader:
+            self._reader.stale = True
+        self._reader = None
+        self._used = 0
+
+
+class _Reader(Iterator[list[int]]):
+    """An iterator of a sampler. It counts the batches that it gave, decided ones included."""
+
+    def __init__(self, sampler: Sampler) -> None:
+        self.sampler = sampler
+        self.given = sampler._used
+        self.epoch = sampler.epoch
+        self.stale = False
+
+    @property
+    def place(self) -> int:
+        """Where in the queue its next batch is. Batches decided without it are not given."""
+        return max(0, self.given - self.sampler._used)
+
+    def __next__(self) -> list[int]:
+        sampler = self.sampler
+        deck, place, alone = sampler._deck, self.place, sampler._uuid is None
+        if self.stale:
+            raise RuntimeError(
+                "this iterator began before the sampler got its present state: iterate over the "
+                "loader anew"
+            )
+        if alone and deck.epoch_over(self.epoch):
+            raise StopIteration
+        queue = deck.queues.get(sampler._uuid or ALONE)
+        if queue is None:
+            raise RuntimeError(
+                "this rank is not a member of the world, so no batches are dealt to it: iterate "
+                "over world.batches(loader) only"
+            )
+        if place >= len(queue):
+            raise RuntimeError(
+                f"the loader asks for batch {place + 1} of a queue of {len(queue)}: give every "
+                "rank the same num_workers and prefetch_factor, and iterate over "
+                "world.batches(loader) only"
+            )
+        batch = deck.batch(queue[place])
+        self.given = sampler._used + place + 1
+        if alone and place + 1 == sampler._share:
+            sampler._decide()
+        return batch
+
+
+def ahead_of(loader: Any, accumulate: int = 1) -> int:
+    """Return how many batches a member has to hold for `loader`: the `ahead` of `Sampler._bind`.
+
+    These are the batches that its workers prefetch, and the `accumulate` ones that a step takes.
+    Raises TypeError for a loader that cannot be dealt to: no DataLoader, of an iterable dataset,
+    or of another batch sampler. Raises ValueError for settings that break the order of batches, or
+    that contradict each other.
+    """
+    if not isinstance(loader, torch.utils.data.DataLoader):
+        raise TypeError(f"world.batches needs a DataLoader, not a {type(loader).__name__}: {HOW}")
+    dataset, sampler = loader.dataset, loader.batch_sampler
+    if isinstance(dataset, torch.utils.data.IterableDataset):
+        raise TypeError(
+            f"world.batches needs a map-style dataset: {type(dataset).__name__} is iterable, so "
+            "its samples cannot be dealt to ranks by their indices"
+        )
+    if not isinstance(sampler, Sampler):
+        raise TypeError(
+            "world.batches needs a loader whose batch_sampler is an elastic.Sampler, not a "
+            f"{type(sampler).__name__}: {HOW}"
+        )
+    if not getattr(loader, "in_order", True):
+        raise ValueError("world.batches needs the batches in their order: leave out in_order=False")
+    length = sampler._deck.length
+    if hasattr(dataset, "__len__") and len(dataset) < length:
+        raise ValueError(
+            f"the sampler deals {length} samples, but the dataset has {len(dataset)}: make it with "
+            "length=len(dataset)"
+        )
+    if accumulate < 1:
+        raise ValueError(f"accumulate={accumulate} must be at least 1: a step takes a batch")
+    if accumulate > 1 and sampler._deck.total_batch is not None:
+        raise ValueError(
+            f"accumulate={accumulate} contradicts total_batch={sampler._deck.total_batch}, which "
+            "says how many batches a step takes: leave one out"
+        )
+    return loader.num_workers * (loader.prefetch_factor or 0) + accumulate

@@ -1,0 +1,101 @@
+"""One `with world.step():`."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from ringcomm.elastic.changes import LEAVES
+from ringcomm.elastic.errors import Redo
+
+if TYPE_CHECKING:
+    from ringcomm.elastic.world import World
+
+
+class Step(AbstractContextManager[None]):
+    """A step under way: voted on when its only optimizer is about to apply it, else at its end.
+
+    Several optimizers, and those that call a closure, apply theirs before the vote. Then it is
+    taken back if the step does not count.
+    """
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._act = 1  # the lowest bit, and one for each optimizer that made its step
+        self._counts = False  # it was decided
+        self._leaves = False
+
+    def __enter__(self) -> None:
+        world, tracked = self._world, self._world._at.tracked
+        if tracked is None:
+            raise RuntimeError("call world.track(...) before the first world.step()")
+        world._check_outside("world.step()")
+        changes = world._at
+        changes.dealt = world._takes_batches()
+        self._leaves = world._leaving
+        changes.flags = LEAVES if self._leaves else 0
+        tracked.mark()
+        world._step, world._training = self, True
+
+    def before(self, optimizer: Any, index: int, *, closure: bool) -> None:
+        """The tracked optimizer of that index is about to apply its gradients.
+
+        Raises Redo if the step is not to be applied, and what `Changes.commit` raises.
+        """
+        bit = 2 << index
+        if self._act & bit:
+            raise RuntimeError(
+                "an optimizer made two steps in one world.step(): give each a world.step() of its "
+                "own"
+            )
+        self._act |= bit
+        changes = self._world._at
+        assert changes.tracked is not None
+        if closure or len(changes.tracked.optimizers) > 1:
+            changes.tracked.keep_for_undo(optimizer)
+            return
+        self._counts = changes.commit(self._act)
+        if not self._counts:
+            raise Redo
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> bool:
+        world, changes = self._world, self._world._at
+        ends = isinstance(error, Redo)
+        try:
+            if error is None:
+                self._counts = self._counts or changes.commit(self._act)
+            elif not ends and changes.is_failure(error):
+                ends = True
+                changes.failed(error)
+        finally:
+            self._finish()
+        if error is not None and not ends:
+            return False
+        if self._counts:
+            if world._saving is not None:
+                world._saving.save()
+            if self._leaves and changes.planned & LEAVES:  # all know, else with the next step
+                world._go()
+        world._after()
+        return True
+
+    def _finish(self) -> None:
+        """Stay with what the step has done, or put everything back."""
+        world, changes = self._world, self._world._at
+        tracked = changes.tracked
+        assert tracked is not None
+        world._step, changes.flags, changes.dealt = None, 0, False
+        if self._counts:
+            changes.counters.steps += 1
+            tracked.forget_undo()
+            return
+        tracked.undo()
+        tracked.forget_undo()
+        tracked.restore()
+        changes.numbers["aborted"] = changes.numbers.get("aborted", 0) + 1

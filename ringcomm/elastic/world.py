@@ -1,0 +1,400 @@
+"""A world of ranks that trains on while ranks die, leave and come, as one rank sees it.
+
+A step that runs in `world.step()` is applied by every member or by none, and computed again if a
+member was lost meanwhile. Others come in between steps, where all members come by: `_assemble`.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from ringcomm.elastic import ddp
+from ringcomm.elastic.ballot import require_same, say
+from ringcomm.elastic.changes import COUNTERS, LEAVES, Change, Changes, Member, member
+from ringcomm.elastic.checkpoint import Checkpoints
+from ringcomm.elastic.entrance import Entered, Entrance
+from ringcomm.elastic.epochs import Settings
+from ringcomm.elastic.errors import Evicted, Left, TooFew
+from ringcomm.elastic.feed import Feed
+from ringcomm.elastic.log import log
+from ringcomm.elastic.saving import Saving
+from ringcomm.elastic.state import Stateful, Tracked
+from ringcomm.elastic.step import Step
+from ringcomm.elastic.watch import MOST, Watch
+
+T = TypeVar("T")
+
+
+class World:
+    """One rank's view of its world. `join` makes it."""
+
+    _entrance: Entrance
+
+    def __init__(
+        self,
+        run: str,
+        store: Any,
+        settings: Settings,
+        sizes: tuple[int, int, int | None],
+        timeout: float,
+    ) -> None:
+        self._run, self._store, self._settings = run, store, settings
+        self._sizes = sizes  # the least, those that found it, the most
+        self._timeout = timeout
+        self._changes: Changes | None = None  # once this rank is in the world
+        self._tracked: Tracked | None = None
+        self._feed: Feed | None = None
+        self._saving: Saving | None = None
+        self._callbacks: list[Callable[[Change], None]] = []
+        self._step: Step | None = None  # that is under way
+        self._attempts = False  # a call of `attempt` is under way
+        self._loops = False  # the program is in the body of a loop over `batches`
+        self._given = False  # it has batches there that no step has taken yet
+        self._pid = os.getpid()
+        self._leaving = False
+        self._founder = False
+        self._training = False
+        self.device = _device()
+
+    # ---- what it is now
+
+    @property
+    def epoch(self) -> int:
+        """How often the world has changed."""
+        return self._changes.epochs.epoch if self._changes else 0
+
+    @property
+    def step_number(self) -> int:
+        """How many steps were applied, since the beginning of the training."""
+        return self._changes.counters.steps if self._changes else 0
+
+    @property
+    def rank(self) -> int:
+        return dist.get_rank()
+
+    @property
+    def size(self) -> int:
+        return dist.get_world_size()
+
+    @property
+    def members(self) -> tuple[Member, ...]:
+        """The members, by rank."""
+        return tuple(member(each) for each in self._changes.epochs.members) if self._changes else ()
+
+    @property
+    def weight(self) -> float:
+        """What to multiply each batch's mean loss by, where a step takes several batches.
+
+        DDP averages gradients over ranks. With this weight the result is the mean over all batches
+        of the step, however many each rank has.
+        """
+        sampler = self._tracked.sampler if self._tracked else None
+        return self.size / sum(sampler._deck.shares()) if sampler is not None else 1.0
+
+    def stats(self) -> dict[str, float]:
+        """Return figures of the changes so far; times in ms, of the last change."""
+        return dict(self._changes.numbers) if self._changes else {}
+
+    # ---- entering
+
+    def _begin(self, entered: Entered) -> None:
+        watch = Watch(self._store, self._may_call, log)
+        self._changes = Changes(entered.epochs, entered.life, watch, log, lobby_store=self._store)
+        self._changes.on_change = self._callbacks
+        self._changes.shared = entered.is_guest
+        self._founder = not entered.is_guest
+        if self._tracked is not None:
+            self._changes.tracked = self._tracked
+            self._tracked.objects[COUNTERS] = self._changes.counters
+
+    def _may_call(self) -> int:
+        """How many guests this rank may call now; 0 unless it leads a world that trains."""
+        changes = self._changes
+        if changes is None or not self._training or changes.stale or changes.epochs.rank != 0:
+            return 0
+        most = self._sizes[2] or 1 << 30
+        sampler = self._tracked.sampler if self._tracked else None
+        if sampler is not None and sampler._deck.most_members is not None:
+            most = min(most, sampler._deck.most_members)
+        return max(0, min(MOST, most - len(changes.epochs.members)))
+
+    @property
+    def _at(self) -> Changes:
+        if self._changes is None:
+            raise RuntimeError("this rank is not in the world yet: call world.track(...) first")
+        if self._pid != os.getpid():
+            raise RuntimeError(
+                f"this process was forked from rank {self._changes.epochs.rank}, and is none: use "
+                "the world only where it was joined"
+            )
+        return self._changes
+
+    # ---- the state
+
+    def track(self, **state: Stateful) -> None:
+        """Say what the training changes: modules, optimizers, schedulers, scalers, the sampler.
+
+        Call it once, with the same names on all ranks. All get the state of rank 0. One that
+        comes later is admitted here: it gets the state from all members, after the step under way.
+        Parameters that no tracked module has are not kept equal. Raises TypeError or ValueError for
+        what cannot be taken over a change, or where ranks track different things.
+        """
+        if self._tracked is not None:
+            raise RuntimeError("world.track was called before: call it once, with everything")
+        tracked = Tracked(**state)
+        register_optimizer_step_pre_hook(self._before_optimizer)
+        self._tracked = tracked
+        while self._changes is None:
+            self._ask()
+        self._changes.tracked = tracked
+        tracked.objects[COUNTERS] = self._changes.counters
+        if self._founder:
+            self._agree_on_state()
+
+    def _ask(self) -> None:
+        """Come into a world that runs, with the state of its members."""
+        entered = self._entrance.ask(self._timeout)
+        if entered is None:
+            return
+        self._begin(entered)
+        changes = self._at
+        if not entered.is_guest:
+            assert changes.tracked is not None
+            for wrapper in changes.tracked.wrappers:
+                ddp.regroup(wrapper, dist.group.WORLD, rebuild=True)
+            return
+        try:
+            changes.take()
+        except BaseException as error:
+            changes.watch.stop()
+            changes.epochs.end()
+            if not isinstance(error, Evicted):
+                raise
+            log(f"process {os.getpid()} was not admitted, and asks again: {error}")
+            self._changes = None
+            self._entrance.refused()
+
+    def _agree_on_state(self) -> None:
+        self._at.counters.seed = torch.initial_seed() & (1 << 62) - 1
+        assert self._tracked is not None
+        mine = self._tracked.signature()
+        require_same(mine, self.attempt(lambda: say(mine)))
+        if self._tracked.sampler is not None:
+            self._bind(1, 1)
+        self.attempt(self._at.share)
+        self._at.shared = True
+
+    # ---- the data
+
+    def _bind(self, ahead: int, accumulate: int) -> None:
+        assert self._tracked is not None
+        epochs = self._at.epochs
+        uuids = [each.uuid for each in epochs.members]
+        self._tracked.sampler._bind(epochs.me.uuid, uuids, ahead, accumulate)
+
+    def batches(self, loader: Iterable[T], *, accumulate: int = 1) -> Iterator[Any]:
+        """Yield this rank's batches of the present epoch of data; one that was aborted, again.
+
+        `loader` is a stock DataLoader whose batch sampler is the tracked elastic.Sampler. With
+        `accumulate` k, or where the sampler has a `total_batch`, each step takes several batches
+        on a rank, and they come as a list: see `weight`. The body of the loop must have exactly one
+        `world.step()`. Raises TypeError for another loader, ValueError where ranks differ in it.
+        """
+        sampler = self._tracked.sampler if self._tracked else None
+        if sampler is None:
+            raise RuntimeError("world.batches needs a sampler: give one to world.track(...)")
+        feed = self._feed
+        if feed is None or not feed.is_of(loader, accumulate):
+            feed = self._feed = Feed(loader, sampler, accumulate)
+        if (sampler._deck.ahead, sampler._deck.accumulate) != (feed.ahead, accumulate):
+            self._bind(feed.ahead, accumulate)
+        epoch = sampler.epoch
+        try:
+            while not sampler._deck.epoch_over(epoch):
+                self._assemble()
+                batches = feed.batches()
+                self._loops = self._given = True
+                yield batches
+                if self._given:
+                    raise RuntimeError(
+                        "a batch of world.batches was not used: put the body of the loop into "
+                        "`with world.step():`"
+                    )
+                feed.check()
+        finally:
+            self._loops = self._given = False
+
+    def _takes_batches(self) -> bool:
+        """Have a step begin; whether it takes what `batches` gave."""
+        if not self._loops:
+            self._assemble()
+            return False
+        if not self._given:
+            raise RuntimeError(
+                "a second world.step() in the body of a loop over world.batches: make one step of "
+                "the two, because each takes batches of its own"
+            )
+        self._given = False
+        return True
+
+    # ---- steps
+
+    def step(self) -> AbstractContextManager[None]:
+        """One step of the training: applied by every member, or by none and computed again.
+
+        The first `step()` of the tracked optimizer inside waits until all ranks have their
+        gradients. Several optimizers make their steps at once, and take them back if the step does
+        not count. If a rank is lost before that, the block ends, and the loop gets the same batch
+        once more. Errors other than the group's are raised as they are.
+
+        Operations between ranks belong before `opt.step()`, or into `attempt`. A learning rate may
+        change after it. Parameters change by optimizers only, unless none is tracked.
+        """
+        return Step(self)
+
+    def _before_optimizer(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        """Called by torch before each optimizer's step in this process."""
+        tracked = self._tracked
+        assert tracked is not None
+        places = [n for n, each in enumerate(tracked.optimizers) if each is optimizer]
+        if not places:
+            ours = {id(parameter) for parameter in tracked.parameters}
+            if any(id(p) in ours for group in optimizer.param_groups for p in group["params"]):
+                raise RuntimeError(
+                    f"this {type(optimizer).__name__} is not tracked, but its parameters are: give "
+                    "it to world.track(...), too; nothing was applied"
+                )
+        elif self._step is None:
+            raise RuntimeError(
+                "a tracked optimizer made a step outside of `with world.step():`, which no other "
+                "rank would know of: nothing was applied"
+            )
+        else:
+            closure = args[1] if len(args) > 1 else kwargs.get("closure")
+            self._step.before(optimizer, places[0], closure=closure is not None)
+
+    def _check_outside(self, what: str) -> None:
+        if self._step is not None or self._attempts:
+            outer = "world.step()" if self._step is not None else "world.attempt()"
+            raise RuntimeError(f"{what} inside of {outer}: end the outer one first")
+
+    def attempt(self, function: Callable[[], T]) -> T:
+        """Call `function` until no rank was lost meanwhile, and return its result.
+
+        For validation and metrics: code with operations that all ranks call, and no optimizer. It
+        may run several times, each time on all ranks.
+        """
+        self._check_outside("world.attempt()")
+        changes = self._at
+        while True:
+            if self._tracked is not None:
+                self._tracked.mark()
+            self._attempts, counts = True, False
+            try:
+                result = function()
+                counts = changes.commit()
+            except Exception as error:  # noqa: BLE001 - raised there, unless it is the group's
+                changes.failed(error)
+            finally:
+                self._attempts = False
+            self._after()
+            if counts:
+                return result
+            if self._tracked is not None:
+                self._tracked.restore()
+
+    def _after(self) -> None:
+        """Carry out the change that a vote or a failure led to."""
+        self._at.let_go()
+        self._at.regroup()
+
+    def _assemble(self) -> None:
+        """Between two steps: take guests in, and wait for others while there are too few."""
+        least, changes = self._sizes[0], self._at
+        changes.admit()
+        changes.regroup()
+        if len(changes.epochs.members) >= least:
+            return
+        few = f"only {self.size} of at least {least} ranks are left"
+        log(f"{few}: waiting {self._timeout:.0f} s for more")
+        deadline = time.monotonic() + self._timeout
+        self._training = True
+        while len(changes.epochs.members) < least:
+            if time.monotonic() > deadline:
+                raise TooFew(f"{few}: none came in {self._timeout:.0f} s")
+            time.sleep(0.02)
+            changes.flags = LEAVES if (leaves := self._leaving) else 0
+            changes.commit()
+            changes.flags = 0
+            if leaves and changes.planned & LEAVES:
+                self._go()
+            changes.let_go()
+            changes.admit()
+            changes.regroup()
+
+    # ---- changes, checkpoints and the end
+
+    def on_change(self, callback: Callable[[Change], None]) -> None:
+        """Have `callback` called after each change, on each rank, when the new group works.
+
+        For learning rates, and for groups of the program's own: the old ones are destroyed.
+        """
+        self._callbacks.append(callback)
+
+    def checkpoint(
+        self, directory: str | os.PathLike[str], *, every: int | timedelta, keep: int = 2
+    ) -> None:
+        """Write the state into `directory`: each `every` steps, or after that time.
+
+        Rank 0 writes, in a thread; the `keep` newest stay. A world that was founded just now first
+        loads the newest whole one, if there is any. Raises what `Checkpoints` raises.
+        """
+        if self._tracked is None:
+            raise RuntimeError("call world.track(...) before world.checkpoint")
+        checkpoints = Checkpoints(directory, every=every, keep=keep, log=log)
+        self._saving = Saving(self._run, checkpoints, self._at)
+        if not self._founder or self.step_number > 0:
+            return
+        self._at.shared = False
+        self.attempt(self._saving.load)
+        self._at.shared = self._at.fresh = True
+        if self._tracked.sampler is not None:
+            self._bind(1, 1)
+
+    def leave(self, *, on_signal: int | None = None) -> None:
+        """Leave the world after this step, or the next; nothing is lost.
+
+        With `on_signal` this is done when that signal comes, as a scheduler sends SIGTERM before it
+        stops a process. The program ends then, by SystemExit(0) out of the step. The last member
+        of a world writes a checkpoint before it goes.
+        """
+        if on_signal is None:
+            self._leaving = True
+            return
+        signal.signal(on_signal, lambda number, frame: self.leave())
+
+    def _go(self) -> None:
+        changes = self._at
+        changes.watch.stop()
+        if self._saving is not None and (changes.all_leave or len(changes.epochs.members) == 1):
+            self._saving.save(certainly=True)
+        changes.epochs.end()
+        raise Left
+
+
+def _device() -> torch.device:
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    device = int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count()
+    torch.cuda.set_device(device)
+    return torch.device("cuda", device)

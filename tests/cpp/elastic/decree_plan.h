@@ -1,0 +1,106 @@
+// What befalls a simulated world: who runs where, which links are cut, who dies, stops, leaves and
+// joins, and when. Tests write it by hand; decree_schedules.h makes it from a seed.
+#pragma once
+
+#include <algorithm>
+#include <vector>
+
+#include "cpp/harness.h"
+#include "elastic/decree.h"
+
+namespace ringcomm::testing {
+
+using Tick = int;
+inline constexpr auto kTick = std::chrono::milliseconds(20);
+inline constexpr Tick kSilence = 60;                   // who was not heard for so long is suspected
+inline constexpr int kMostProcesses = 11;              // eight members, and those that join later
+inline constexpr int kMostHosts = kMostProcesses + 1;  // the store may have one of its own
+
+// The rules of the production code, and those on which it relies.
+struct Rules {
+  DecreeRules decree;
+  bool freeze = true;      // a member that meets takes no further part in a vote
+  bool vote = true;        // a member tells of a vote that it has begun
+  bool margin = true;      // a late refusal is no proof of a death
+  bool silent = true;      // a remote member is suspected only after silence
+  bool order = true;       // a slip is heard before a later acknowledgement counts
+  bool last_words = true;  // the slip of a dead neighbour is read before its death counts
+};
+
+// While it lasts, nothing passes from the hosts `from` to the hosts `to` (sets of bits).
+struct Cut {
+  Tick begin, end;
+  uint32_t from, to;
+};
+inline constexpr uint32_t kEverywhere = ~uint32_t{0};
+inline uint32_t bit(int at) { return uint32_t{1} << at; }
+
+struct Fault {
+  enum class Kind : uint8_t {
+    kKill,     // a process, after `length` more of its acts
+    kPower,    // a host
+    kStop,     // a process does nothing for `length`
+    kLeave,    // a member asks to go, with the end of a step
+    kQuit,     // a member goes at once
+    kJoin,     // a process asks to join
+    kSuspect,  // a member gives up another of its host, and is wrong
+    kStore,    // the store ends
+  };
+  Tick tick;
+  Kind kind;
+  int who = 0;
+  int length = 0;
+};
+
+// A process dies when it comes to this point, after so many more acts. Only `to` hear of them, and
+// perhaps late.
+struct Trap {
+  enum class Point : uint8_t { kPromises, kProposes, kAccepts, kDecides };
+  int who;
+  Point point;
+  int acts = 0;
+  uint32_t to = kEverywhere;
+  bool late = false;
+};
+
+struct Plan {
+  int size = 2;
+  std::vector<int> hosts;  // of each process
+  int store_host = 0;
+  bool has_store = true;
+  bool applies_first = false;  // a member applies the step of a decision, then tells others
+  Tick latency = 4;            // the longest
+  int loss = 10;               // percent of the slips, until all is calm
+  int echo = 12;               // percent of them come once more
+  struct {
+    Tick least, most;
+  } late{1, 40};  // and then so late
+  std::vector<Cut> cuts;
+  std::vector<Fault> faults;  // by tick
+  std::vector<Trap> traps;
+  Tick calm = 0;  // nothing happens after it
+
+  // Members on hosts of their own, and so is the store.
+  static Plan apart(int size) {
+    Plan plan;
+    plan.size = size;
+    for (int i = 0; i < size; ++i) plan.hosts.push_back(i);
+    plan.store_host = size;
+    return plan;
+  }
+
+  void cut(Tick begin, Tick end, uint32_t from, uint32_t to, bool both = true) {
+    cuts.push_back({begin, end, from, to});
+    if (both) cuts.push_back({begin, end, to, from});
+    calm = std::max(calm, end);
+  }
+  void add(const Fault& fault) {
+    const auto later = [&](const Fault& other) { return other.tick > fault.tick; };
+    faults.insert(std::ranges::find_if(faults, later), fault);
+    calm = std::max(calm, fault.tick + fault.length);
+  }
+  void kill(int who, Tick tick, int acts = 0) { add({tick, Fault::Kind::kKill, who, acts}); }
+  void trap(int who, Trap::Point point, int acts = 0) { traps.push_back({who, point, acts}); }
+};
+
+}  // namespace ringcomm::testing

@@ -1,0 +1,249 @@
+// Proves the agreement on who goes on by simulation. Members die at any point, stop, leave and
+// join. Links are cut in one direction or both. Slips are delayed, lost, and come again when they
+// are old. The witness is away at times. What must hold:
+//
+//   - Each epoch ends by one decision. Its members are of that epoch, and accepted it or are gone.
+//   - A step that was applied anywhere, also by the dead, is in the decision that ends its epoch.
+//   - Nobody applies a step without its gradients. All apply the same gradients, in one line.
+//   - When faults have ended, all that are left work in one epoch: if they are a majority.
+//
+//   decree_sim [filter]          the checks
+//   decree_sim --seeds FIRST COUNT        so many simulations; prints what they went through
+//   decree_sim --without RULE COUNT [FIRST]  a rule switched off: exits 1 with the seed that fails
+#include "cpp/elastic/decree_member.h"
+#include "cpp/elastic/decree_schedules.h"
+
+namespace ringcomm::testing {
+namespace {
+
+using Kind = Fault::Kind;
+using Point = Trap::Point;
+using State = Process::State;
+
+void simulate(uint64_t seed, const Rules& rules, Totals& totals) {
+  try {
+    World(Schedules(seed).make(), rules, seed).run(totals);
+  } catch (const std::exception& error) {
+    throw Failure(str("seed ", seed, ": ", error.what(), " (decree_sim --seeds ", seed, " 1)"));
+  }
+}
+
+void print(uint64_t seeds, const Totals& totals) {
+  std::printf(
+      "%lu seeds: %lu deaths, %lu decisions, %lu steps, %lu evicted, %lu left, %lu joined; nobody "
+      "is left in %lu worlds, no majority in %lu\n",
+      seeds, totals.deaths, totals.decisions, totals.steps, totals.evicted, totals.left,
+      totals.joined, totals.extinct, totals.minority);
+}
+
+// By name: the rules of the code under test, and those of the world around it.
+std::map<std::string, bool*> names(Rules& rules) {
+  DecreeRules& decree = rules.decree;
+  return {{"promise", &decree.promise},     {"recall", &decree.recall},
+          {"majority", &decree.majority},   {"all_promise", &decree.all_promise},
+          {"unanimous", &decree.unanimous}, {"mutual", &decree.mutual},
+          {"unbound", &decree.unbound},     {"voted", &decree.voted},
+          {"freeze", &rules.freeze},        {"vote", &rules.vote},
+          {"margin", &rules.margin},        {"silent", &rules.silent},
+          {"order", &rules.order},          {"last_words", &rules.last_words}};
+}
+
+int without(const std::string& rule, uint64_t seeds, uint64_t first) {
+  Rules rules;
+  *names(rules).at(rule) = false;
+  Totals totals;
+  for (uint64_t seed = first; seed < first + seeds; ++seed) {
+    try {
+      simulate(seed, rules, totals);
+    } catch (const std::exception& error) {
+      std::printf("caught without %s: %s\n", rule.c_str(), error.what());
+      return 1;
+    }
+  }
+  std::printf("%s is never missed in %lu seeds\n", rule.c_str(), seeds);
+  return 0;
+}
+
+// ---- single facts
+
+// Runs a plan, and then says who works, in which epoch.
+class Story {
+ public:
+  explicit Story(const Plan& plan) : world_(plan, {}, 1) { world_.run(totals_); }
+
+  void expect(uint32_t epoch, const std::vector<int>& working) {
+    std::vector<int> found;
+    for (int id = 0; id < static_cast<int>(world_.size()); ++id) {
+      const Process& p = world_.process(id);
+      if (!p.alive || p.state != State::kWorking) continue;
+      found.push_back(id);
+      require(p.era->epoch == epoch, "process ", id, " is in epoch ", p.era->epoch);
+    }
+    require(found == working, found.size(), " processes work, not ", working.size());
+    if (!working.empty()) require(world_.works_again(), "they make no steps");
+  }
+  World& world() { return world_; }
+  const Totals& totals() const { return totals_; }
+  const Decision& made(uint32_t epoch) { return world_.history().era(epoch)->made; }
+
+ private:
+  Totals totals_;
+  World world_;
+};
+
+Plan two_hosts() {
+  Plan plan = Plan::apart(8);
+  for (int& host : plan.hosts) host /= 4;
+  return plan;
+}
+
+void check_one_of_two() {
+  Plan plan = Plan::apart(2);
+  plan.has_store = false;
+  plan.kill(0, 20);
+  Story(plan).expect(1, {1});
+}
+
+void check_power() {
+  Plan plan = two_hosts();
+  plan.add({20, Kind::kPower, 1});
+  Story(plan).expect(1, {0, 1, 2, 3});
+  plan.has_store = false;
+  Story alone(plan);
+  alone.expect(1, {});
+  require(alone.totals().minority == 1, "half of them is no majority");
+}
+
+void check_store_host() {
+  Plan plan = Plan::apart(9);
+  for (int& host : plan.hosts) host /= 3;
+  plan.store_host = 0;
+  plan.add({20, Kind::kPower, 0});
+  Story(plan).expect(1, {3, 4, 5, 6, 7, 8});
+}
+
+void check_partition() {
+  Plan plan = two_hosts();
+  plan.store_host = 0;
+  plan.cut(20, 200, bit(0), bit(1));
+  Story story(plan);
+  story.expect(1, {0, 1, 2, 3});
+  require(story.totals().evicted == 4, "the other side must know");
+  plan.has_store = false;
+  Story even(plan);
+  require(even.made(1).members.count() == 8, "neither side could go on, so both do in the end");
+}
+
+void check_recall() {
+  Plan plan = Plan::apart(4);
+  plan.loss = plan.echo = 0;
+  plan.kill(3, 20);
+  plan.traps.push_back({0, Point::kProposes, 2, bit(1)});
+  Story story(plan);
+  story.expect(2, {1, 2});
+  require(story.made(1).members.test(0), "the first proposal was accepted by one, so it stands");
+}
+
+void check_leader_dies() {
+  Plan plan = Plan::apart(4);
+  plan.kill(3, 20);
+  plan.trap(0, Point::kDecides);
+  Story story(plan);
+  story.expect(2, {1, 2});
+  require(story.made(1).members.count() == 3, "its decision stands");
+}
+
+void check_change() {
+  Plan plan = Plan::apart(3);
+  plan.hosts.push_back(2);
+  plan.add({20, Kind::kJoin, 3});
+  plan.add({80, Kind::kLeave, 0});
+  Story story(plan);
+  story.expect(story.world().history().last().epoch, {1, 2, 3});
+  require(story.totals().left == 1 && story.totals().evicted == 0, "nobody was given up");
+}
+
+void check_dead_joiner() {
+  Plan plan = Plan::apart(2);
+  plan.hosts.push_back(1);
+  plan.add({20, Kind::kJoin, 2});
+  plan.trap(2, Point::kPromises);
+  plan.kill(2, 21, 2);
+  Story story(plan);
+  require(story.world().works_again(), "the others go on");
+}
+
+void check_laggard() {
+  Slip slip;
+  slip.epoch = 1;
+  slip.made.members.set(0);
+  slip.made.members.set(2);
+  slip.made.step = 7;
+  const auto now = Clock::time_point(std::chrono::hours(1));
+  Decree decree(1, 3, 0, {});
+  decree.hear(0, slip, now);
+  require(decree.decision() == slip.made, "a slip of the next epoch tells how it was made");
+  Decree far(1, 3, 0, {});
+  slip.epoch = 2;
+  far.hear(0, slip, now);
+  require(!far.decision() && far.left_behind(), "two epochs ahead, they went on without it");
+}
+
+void check_witness() {
+  Witness witness;
+  Decision mine, theirs;
+  mine.step = 1;
+  theirs.step = 2;
+  witness = Decree::answer(witness, {300, false, {}});
+  require(Decree::answer(witness, {299, true, theirs}) == witness, "it has promised more");
+  witness = Decree::answer(witness, {300, true, mine});
+  require(witness.accepted == 300 && witness.value == mine, "it accepts what it promised");
+  witness = Decree::answer(witness, {556, false, {}});
+  require(witness.accepted == 300 && witness.promised == 556, "it tells what it accepted");
+}
+
+void check_many() {
+  Totals totals;
+  for (uint64_t seed = 0; seed < 4000; ++seed) simulate(seed, {}, totals);
+  print(4000, totals);
+  require(totals.deaths > 4000 && totals.decisions > 4000 && totals.evicted > 400,
+          "too few faults to prove anything");
+}
+
+std::vector<Check> all_checks() {
+  return {{"two of two, one killed: goes on alone", check_one_of_two},
+          {"two hosts, one loses power: goes on with the witness, not without", check_power},
+          {"three hosts, that of the store loses power: goes on", check_store_host},
+          {"partition: at most one side", check_partition},
+          {"an accepted value is recalled", check_recall},
+          {"the leader dies after the decision", check_leader_dies},
+          {"one joins, one leaves", check_change},
+          {"a joiner dies at once", check_dead_joiner},
+          {"a laggard learns the decision from a later slip", check_laggard},
+          {"the witness keeps its promise", check_witness},
+          {"faults", check_many}};
+}
+
+}  // namespace
+}  // namespace ringcomm::testing
+
+int main(int argc, char** argv) {
+  using namespace ringcomm::testing;
+  const std::string first = argc > 1 ? argv[1] : "";
+  if (first == "--without" && argc >= 4) {
+    return without(argv[2], std::stoull(argv[3]), argc > 4 ? std::stoull(argv[4]) : 0);
+  }
+  if (first == "--seeds" && argc == 4) {
+    Totals totals;
+    const uint64_t begin = std::stoull(argv[2]), count = std::stoull(argv[3]);
+    try {
+      for (uint64_t seed = begin; seed < begin + count; ++seed) simulate(seed, {}, totals);
+    } catch (const std::exception& error) {
+      std::printf("FAILED %s\n", error.what());
+      return 1;
+    }
+    print(count, totals);
+    return 0;
+  }
+  return run_checks(all_checks(), argc, argv);
+}

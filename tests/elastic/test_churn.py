@@ -1,0 +1,96 @@
+"""Ranks die and come at any time: the bits are those of a run in which all of it was planned."""
+
+from __future__ import annotations
+
+import random
+import signal
+import time
+from typing import Any
+
+import pytest
+
+from lab import churn
+from lab.limits import limit, seed
+from lab.trainees import Trainees, trainees
+
+FOUNDERS = 3
+
+
+WHAT = ("step", "digest", "buffers", "random", "python")
+
+
+def steps(some: Trainees) -> dict[int, str]:
+    """The digest of parameters and optimizer after each step."""
+    some.check_equal()
+    some.check_ledger()
+    return {event["step"]: event["digest"] for event in some.all_events("step")}
+
+
+def ends(some: Trainees, numbers: list[int]) -> dict[int, list[Any]]:
+    """What those had in the end that left in good order, by their place in `numbers`."""
+    found = {at: some.events(number, "end") for at, number in enumerate(numbers)}
+    return {at: [end[0][name] for name in WHAT] for at, end in found.items() if end}
+
+
+@pytest.mark.parametrize(
+    ("seconds", "pauses"),
+    [
+        (8, (0.1, 0.8)),
+        pytest.param(120, (0.5, 2), marks=pytest.mark.slow),
+        pytest.param(1200, (0.5, 2), marks=pytest.mark.soak),
+    ],
+)
+@pytest.mark.timeout(1800)
+def test_bits(seconds: float, pauses: tuple[float, float]) -> None:
+    draw = random.Random(seed())
+    with trainees(FOUNDERS, epochs=10**6, pause=0.01) as some:
+        kills = churn.churn(some, seconds, pauses, draw)
+        script = churn.script_of(some, FOUNDERS)
+        churned = steps(some), some.ledger()
+        last = ends(some, script.original)
+    with trainees(0, churn.act, start=FOUNDERS, epochs=10**6) as some:
+        churn.perform(script, some)
+        numbers = list(range(len(script.original)))
+        some.await_ends(numbers, seconds=60 + seconds)
+        planned = steps(some), some.ledger()
+        found = ends(some, numbers)
+    changes = len(script.joins) + len(script.exits)
+    print(f"{kills} killed, {changes} changes in {max(churned[0])} steps")
+    assert churned == planned
+    assert last == {number: found[number] for number in last}
+    assert last
+
+
+@pytest.mark.parametrize(
+    ("epochs", "guests"),
+    [
+        (300, 6),
+        pytest.param(2_000, 60, marks=pytest.mark.slow),
+        pytest.param(10_000, 500, marks=pytest.mark.soak),
+    ],
+)
+@pytest.mark.timeout(3600)
+def test_nothing_is_left_behind(epochs: int, guests: int) -> None:
+    """Groups fail, ranks come, leave and die: a survivor holds no more for it."""
+    with trainees(2, churn.restless, epochs=10**6) as some:
+        for guest in range(2, 2 + guests):
+            some.start()
+            some.await_events([guest], "tracked")
+            some.kill(guest, signal.SIGTERM if guest % 2 else signal.SIGKILL)
+        some.await_events([0], "holds", len(some.events(0, "holds")) + 2)
+        warm = some.events(0, "holds")[-1]
+        deadline = time.monotonic() + limit(epochs / 10)
+        while (last := some.events(0, "holds")[-1])["epoch"] < warm["epoch"] + epochs:
+            assert time.monotonic() < deadline, last
+            time.sleep(0.05)
+        for guest in range(2 + guests, 2 + 2 * guests):
+            some.start()
+            some.await_events([guest], "tracked")
+            some.kill(guest, signal.SIGTERM if guest % 2 else signal.SIGKILL)
+        some.await_events([0], "holds", len(some.events(0, "holds")) + 2)
+        last = some.events(0, "holds")[-1]
+    print(warm, last)
+    assert last["descriptors"] <= warm["descriptors"] + 2
+    assert last["threads"] <= warm["threads"] + 1
+    assert last["mappings"] <= warm["mappings"] + 10
+    assert last["memory"] <= warm["memory"] + 4096 + 4 * epochs

@@ -1,0 +1,140 @@
+"""How worlds come about and are joined, when processes are late, stopped, too few or too many."""
+
+from __future__ import annotations
+
+import signal
+import time
+
+import pytest
+
+from lab.limits import limit
+from lab.trainees import Event, Trainees, trainees
+
+
+def await_raised(some: Trainees, number: int, kind: str) -> str:
+    """Wait until a trainee has ended by an error of that kind; returns its text."""
+    some.await_events([number], "raised")
+    (event,) = some.events(number, "raised")
+    assert event["kind"] == kind, event
+    return str(event["text"])
+
+
+def end_well(some: Trainees, numbers: list[int]) -> None:
+    """Have these leave, and look at what all have done."""
+    for number in numbers:
+        some.kill(number, signal.SIGTERM)
+    some.await_ends(numbers)
+    some.check_equal()
+    some.check_ledger()
+
+
+def steps(some: Trainees, number: int) -> int:
+    return len(some.events(number, "step"))
+
+
+def changes(some: Trainees, number: int) -> list[Event]:
+    return some.events(number, "change")
+
+
+@pytest.mark.parametrize("number", [0, 2])
+@pytest.mark.parametrize(
+    "phase", ["answered", pytest.param("found", marks=pytest.mark.slow), "founded"]
+)
+def test_founder_dies(phase: str, number: int) -> None:
+    """The others found a world with one that comes later, or go on without it."""
+    with trainees(3, epochs=10**6, fates=((number, phase, 0),)) as some:
+        some.await_events([number], "dies")
+        some.start()
+        rest = [each for each in range(4) if each != number]
+        some.await_events(rest, "step", 3)
+        end_well(some, rest)
+
+
+def test_late_founder() -> None:
+    with trainees(3, start=4, epochs=10**6) as some:
+        some.await_events([0, 1, 2], "began")
+        some.start()
+        some.await_events([0, 1, 2, 3], "step")
+        assert all(event["size"] == 4 for event in some.all_events("joined"))
+        end_well(some, [0, 1, 2, 3])
+
+
+def test_nobody_comes() -> None:
+    with trainees(1, start=2, joining=1) as some:
+        text = await_raised(some, 0, "TimeoutError")
+        assert text.startswith("waited 1 s for 2 ranks to found a world")
+
+
+def test_too_few() -> None:
+    """They wait for others, and go on with the one that comes, or end if none does."""
+    with trainees(3, min_size=3, epochs=10**6, joining=4) as some:
+        some.await_events([0, 1, 2], "step", 3)
+        some.kill(2)
+        some.await_events([0, 1], "change")
+        at = steps(some, 0)
+        some.start()
+        some.await_events([3], "tracked")
+        some.await_events([0], "step", at + 5)
+        alone = [event for event in some.events(0, "step") if event["size"] < 3]
+        assert len(alone) <= 1, "steps were made while ranks were too few"
+        some.kill(1)
+        for number in (0, 3):
+            text = await_raised(some, number, "TooFew")
+            assert text == "only 2 of at least 3 ranks are left: none came in 4 s"
+        some.check_equal()
+        some.check_ledger()
+
+
+def test_most() -> None:
+    """One too many waits, and so may die; another one comes in when there is room."""
+    with trainees(2, max_size=2, epochs=10**6) as some:
+        some.await_events([0, 1], "step")
+        some.start(2)
+        some.await_events([2, 3], "joined")
+        some.await_events([0, 1], "step", steps(some, 0) + 50)
+        assert not some.events(2, "tracked")
+        some.kill(2)
+        some.kill(1)
+        some.await_events([3], "step", 3)
+        assert all(event["size"] <= 2 for event in some.all_events("step"))
+        end_well(some, [0, 3])
+
+
+def test_two_at_once() -> None:
+    with trainees(2, epochs=10**6) as some:
+        some.await_events([0, 1], "step")
+        some.start(2)
+        some.await_events([2, 3], "step", 3)
+        assert some.events(0, "step")[-1]["size"] == 4
+        end_well(some, [0, 1, 2, 3])
+
+
+@pytest.mark.parametrize("number", [pytest.param(0, marks=pytest.mark.slow), 2])
+def test_stopped(number: int) -> None:
+    """A rank that is stopped for three seconds is awaited."""
+    with trainees(3, epochs=10**6) as some:
+        some.await_events([0, 1, 2], "step", 3)
+        some.kill(number, signal.SIGSTOP)
+        time.sleep(3)
+        some.kill(number, signal.SIGCONT)
+        some.await_events([0, 1, 2], "step", steps(some, 1) + 10)
+        assert not some.all_events("change", "raised")
+        end_well(some, [0, 1, 2])
+
+
+@pytest.mark.parametrize("number", [0, 2])
+def test_evicted(number: int) -> None:
+    """A rank that is stopped for longer than operations wait is given up, and must not go on."""
+    with trainees(3, epochs=10**6, operation=1.0, dead_after=1.0) as some:
+        some.await_events([0, 1, 2], "step", 3)
+        some.kill(number, signal.SIGSTOP)
+        others = [each for each in range(3) if each != number]
+        some.await_events(others, "change")
+        assert all(change["size"] == 2 for each in others for change in changes(some, each))
+        some.await_events(others, "step", steps(some, others[0]) + 5)
+        some.kill(number, signal.SIGCONT)
+        text = await_raised(some, number, "Evicted")
+        assert "must not go on" in text
+        some.processes[number].join(limit(10))
+        assert some.processes[number].exitcode == 1
+        end_well(some, others)

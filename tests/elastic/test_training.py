@@ -1,0 +1,111 @@
+"""The features of a training, over a death and an entrance: survivors and joiner stay equal."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+
+from lab import trainings
+from lab.course import DIES, ENDS, GROWS, run, starters
+from lab.limits import limit
+from lab.trainees import Event
+
+
+def train(make: Any, place: str = "backward") -> tuple[list[Event], list[list[Event]]]:
+    """Run the course with three ranks and a joiner; returns last words, and all events, of three.
+
+    The joiner's come last.
+    """
+    with starters(3, partial(run, make=make, place=place)) as some:
+        some.processes[1].join(limit(60))
+        (joiner,) = some.start()
+        survivors = [0, 2]
+        ends = some.await_ends([*survivors, joiner])
+        assert [end["what"] for end in ends] == ["end"] * 3, ends
+        assert all(end["same"] == ends[0]["same"] for end in ends), [end["same"] for end in ends]
+        assert [end["size"] for end in ends] == [3, 3, 3]
+        for number in survivors:
+            assert [change["size"] for change in some.events(number, "change")] == [2, 3]
+        assert DIES < some.events(joiner, "tracked")[0]["step"] <= GROWS + 1
+        return ends, [some.events(n) for n in (*survivors, joiner)]
+
+
+@pytest.mark.parametrize(
+    ("make", "place"),
+    [
+        (trainings.accumulating, "backward"),
+        (trainings.compressing, "backward"),
+        (trainings.powering, "backward"),
+        (trainings.adversaries, "between"),
+        (trainings.averaging, "backward"),
+        (trainings.descending, "between"),
+        (trainings.searching, "search"),
+    ],
+    ids=lambda value: getattr(value, "__name__", value),
+)
+def test_all_end_with_the_same(make: Any, place: str) -> None:
+    ends, _ = train(make, place)
+    for end in ends[:2]:
+        assert end["stats"]["aborted"] == 1
+        assert end["stats"]["epochs"] == 3
+        assert min(end["stats"][name] for name in ("agree_ms", "regroup_ms", "change_ms")) > 0
+
+
+def test_a_scaler_and_a_scheduler() -> None:
+    """A skipped step is voted on at its end, where the rank dies; redone, it counts once."""
+    ends, _ = train(trainings.scaler, "end")
+    same = ends[0]["same"]
+    assert same["scheduled"] == ENDS
+    assert same["lr"] == [0.1 * 0.5 ** (ENDS // 3)]
+    # Of 12 steps, 2, 4 and 9 are skipped, each of which halves; three good ones in a row double.
+    assert same["scale"] == 1024.0 / 8 * 2
+
+
+@pytest.mark.parametrize(
+    "make",
+    [pytest.param(trainings.compiling_net, marks=pytest.mark.slow), trainings.compiling_ddp],
+)
+def test_nothing_is_compiled_anew(make: Any) -> None:
+    _, events = train(make)
+    for rank in events[:2]:
+        assert {e["what"]: e for e in rank}["compiled"]["at"] == [0], rank
+
+
+def test_an_attempt_is_made_again() -> None:
+    """Validation sees either all ranks of one size, or it is made again with the next."""
+    ends, _ = train(trainings.validating, "attempt")
+    for count, ranks, _ in ends[0]["same"]["found"]:
+        assert ranks == count * (count - 1) / 2
+
+
+def test_subgroups_and_learning_rates_follow() -> None:
+    ends, _ = train(trainings.grouping)
+    assert ends[0]["same"]["groups"] == 2
+    assert ends[0]["same"]["lr"] == pytest.approx(0.09)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [trainings.scaler, trainings.descending, trainings.adversaries, trainings.searching],
+)
+def test_a_step_that_is_computed_again_leaves_no_trace(make: Any) -> None:
+    """After failures that lose nobody, all is as without: random numbers and buffers, too."""
+    results = []
+    for place in ("", "fails"):
+        with starters(2, partial(run, make=make, place=place)) as some:
+            results.append(some.await_ends([0, 1]))
+    without, failed = results
+    assert [end["stats"].get("aborted", 0) for end in failed] == [3, 3]
+    for mine, theirs in zip(without, failed, strict=True):
+        assert mine["same"] == theirs["same"] == without[0]["same"]
+        assert mine["own"] == theirs["own"]
+
+
+def test_a_rank_that_waits_in_another_subgroup_is_told() -> None:
+    """Rank 2 fails with the dead one; rank 3 waits for rank 2, in a group without the dead one."""
+    with starters(4, partial(run, make=trainings.grouping, place="between")) as some:
+        ends = some.await_ends([0, 2, 3])
+    assert [end["same"] for end in ends] == [ends[0]["same"]] * 3
+    assert [end["stats"]["aborted"] for end in ends] == [1, 1, 1]
