@@ -16,7 +16,7 @@ inline void World::begin(Process& p, uint32_t epoch, const Decision& made) {
   p.state = State::kWorking;
   p.voted = p.alarmed = false;
   p.ready = now_ + upto(1, 12);
-  p.seen.fill(0);  // what it has heard already may be of this epoch
+  p.reads_again = rules_.reread;
   for (const int member : p.era->members) {
     p.audience |= bit(member);
     Tick& heard = p.heard[static_cast<size_t>(member)];
@@ -24,9 +24,14 @@ inline void World::begin(Process& p, uint32_t epoch, const Decision& made) {
   }
 }
 
-inline void World::hear(Process& p, const Process& from, const Slip& slip, int version) {
-  int& seen = p.seen[static_cast<size_t>(from.id)];
-  seen = std::max(seen, version);
+inline void World::hear(Process& p, const Process& from, std::shared_ptr<const Slip> shown,
+                        int version) {
+  const Slip& slip = *shown;
+  const auto id = static_cast<size_t>(from.id);
+  if (version >= p.seen[id]) {
+    p.seen[id] = version;
+    p.last[id] = shown;
+  }
   if (p.state == State::kWaiting) {
     const auto joiners = joiners_of(slip.made);
     if (std::ranges::find(joiners, p.id) == joiners.end()) return;
@@ -48,7 +53,16 @@ inline void World::read_neighbours(Process& p) {
     if (other.host != p.host || other.id == p.id || !other.shown) continue;
     if (!other.alive && !rules_.last_words) continue;
     if (p.seen[static_cast<size_t>(other.id)] == other.version) continue;
-    hear(p, other, *other.shown, other.version);
+    hear(p, other, other.shown, other.version);
+  }
+}
+
+// The slips that it has heard already may be of the epoch that it has come to.
+inline void World::read_again(Process& p) {
+  p.reads_again = false;
+  for (const Process& other : processes_) {
+    const auto id = static_cast<size_t>(other.id);
+    if (other.id != p.id && p.last[id] && takes_part(p)) hear(p, other, p.last[id], p.seen[id]);
   }
 }
 

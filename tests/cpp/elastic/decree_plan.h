@@ -25,6 +25,7 @@ struct Rules {
   bool silent = true;      // a remote member is suspected only after silence
   bool order = true;       // a slip is heard before a later acknowledgement counts
   bool last_words = true;  // the slip of a dead neighbour is read before its death counts
+  bool reread = true;      // a member that comes to an epoch looks at all slips once more
 };
 
 // While it lasts, nothing passes from the hosts `from` to the hosts `to` (sets of bits).

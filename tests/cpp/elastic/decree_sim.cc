@@ -45,7 +45,8 @@ std::map<std::string, bool*> names(Rules& rules) {
           {"unbound", &decree.unbound},     {"voted", &decree.voted},
           {"freeze", &rules.freeze},        {"vote", &rules.vote},
           {"margin", &rules.margin},        {"silent", &rules.silent},
-          {"order", &rules.order},          {"last_words", &rules.last_words}};
+          {"order", &rules.order},          {"last_words", &rules.last_words},
+          {"reread", &rules.reread}};
 }
 
 int without(const std::string& rule, uint64_t seeds, uint64_t first) {

@@ -42,6 +42,8 @@ struct Process {
   uint32_t audience = 0;                   // the processes that are shown it
   int version = 0, version_before = 0;     // now, and when this tick began
   std::array<int, kMostProcesses> seen{};  // versions of the others
+  std::array<std::shared_ptr<const Slip>, kMostProcesses> last;
+  bool reads_again = false;
   std::array<Tick, kMostProcesses> heard{}, acknowledged{};
   Tick asks_again = 0;
 };
@@ -121,7 +123,8 @@ class World {
   void step(Process& p);
 
   void begin(Process& p, uint32_t epoch, const Decision& made);
-  void hear(Process& p, const Process& from, const Slip& slip, int version);
+  void hear(Process& p, const Process& from, std::shared_ptr<const Slip> shown, int version);
+  void read_again(Process& p);
   void read_neighbours(Process& p);
   void observe(Process& p);
   void judge(Process& p, size_t rank, Members& dead, Members& suspected);
@@ -255,7 +258,7 @@ inline void World::deliver(Message message) {
     return wheel_.add(std::move(message));
   }
   if (message.slip) {
-    hear(to, from, *message.slip, message.version);
+    hear(to, from, std::move(message.slip), message.version);
   } else {
     to.votes[message.vote.step % 2].add(message.vote);
   }
@@ -290,6 +293,7 @@ inline void World::answer_questions() {
 }
 
 inline void World::step(Process& p) {
+  if (p.reads_again) read_again(p);
   read_neighbours(p);
   if (!takes_part(p)) return;
   observe(p);
