@@ -19,8 +19,9 @@ from lab.limits import limit
 from ringcomm.elastic.launcher import advice
 
 EXAMPLE = [sys.executable, ROOT / "examples" / "elastic.py"]
+# The interpreter itself: the worker of torchrun is to be its child.
 UNIT: list[str | Path] = [
-    sys.executable,
+    Path(sys.prefix) / "bin" / "python",
     "-m",
     "torch.distributed.run",
     "--standalone",
