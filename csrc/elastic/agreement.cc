@@ -86,10 +86,10 @@ void Agreement::next_epoch(const Answer& answer) {
                                      answer.epoch, answer.decision);
   links_.resize(links_.size() + count_in(extra, '~'));
   if (!answer.stays) decree_->leave();
-  for (const auto& link : links_) {
-    if (link) link->read_again();
-  }
   show();
+  for (const auto& link : links_) {
+    if (link) link->begin();
+  }
   for (const auto& link : others) {
     if (link && std::ranges::find(links_, link) == links_.end()) link->show(shown_);
   }
@@ -103,8 +103,10 @@ void Agreement::leave() {
 
 // ---- agreement
 
-Agreement::Answer Agreement::agree(const Question& question, const Deadline& deadline) {
+Agreement::Answer Agreement::agree(const Question& question, Clock::duration timeout) {
   RINGCOMM_CHECK(decree_, "no epoch has begun");
+  const Deadline patience(question.patience);
+  Deadline alone(timeout);
   told_ = kTellEvery;
   if (!decree_->entered() && !is_guest()) {
     decree_->enter(question.decided, question.voted, question.extra, Clock::now());
@@ -114,9 +116,10 @@ Agreement::Answer Agreement::agree(const Question& question, const Deadline& dea
     take_part(question);
     show();
     if (decree_->decision() || decree_->left_behind()) break;
-    if (deadline.elapsed() > question.patience) decree_->suspect(decree_->awaited(), Clock::now());
-    if (deadline.passed() && decree_->awaited().none()) throw too_few(deadline);
-    tell_who_is_awaited(deadline);
+    give_up_the_awaited(patience);
+    if (decree_->awaited().any()) alone = Deadline(timeout);
+    if (alone.passed()) throw too_few(patience);
+    tell_who_is_awaited(patience);
     question.interrupt();
     sleep(kLook);
   }
@@ -161,6 +164,20 @@ void Agreement::hear() {
   decree_->bury(dead, now);
 }
 
+// One whom another member has given up gets no more patience from this one: else those with less of
+// it would wait for the others.
+void Agreement::give_up_the_awaited(const Deadline& patience) {
+  Members given_up;
+  if (patience.passed()) given_up.set();
+  for (Rank rank = 0; rank < decree_->size(); ++rank) {
+    const Slip& slip = decree_->heard(rank);
+    if (slip.state == Slip::State::kMeeting) given_up |= slip.gone;
+  }
+  for (const Rank rank : ranks_in(decree_->awaited() & given_up)) {
+    links_[static_cast<size_t>(rank)]->give_up();
+  }
+}
+
 void Agreement::show() {
   auto bytes = to_bytes(decree_->slip());
   if (bytes == shown_) return;
@@ -178,11 +195,11 @@ void Agreement::sleep(Clock::duration most) {
   bell_.sleep(kAllNews, news, most);
 }
 
-void Agreement::tell_who_is_awaited(const Deadline& deadline) {
-  if (deadline.elapsed() < told_) return;
+void Agreement::tell_who_is_awaited(const Deadline& patience) {
+  if (patience.elapsed() < told_) return;
   told_ += kTellEvery;
   for (const Rank rank : ranks_in(decree_->awaited())) {
-    logger_.warning("waiting ", to_seconds(deadline.elapsed()), " s for rank ", rank,
+    logger_.warning("waiting ", to_seconds(patience.elapsed()), " s for rank ", rank,
                     " to end its step: it is ", condition(rank));
   }
 }
@@ -192,11 +209,11 @@ std::string Agreement::condition(Rank rank) {
   return link ? link->condition() : "not connected";
 }
 
-TimeoutError Agreement::too_few(const Deadline& deadline) {
+TimeoutError Agreement::too_few(const Deadline& patience) {
   const Members gone = decree_->suspected();
   return TimeoutError(str("cut off from ", gone.count(), " of ", decree_->size(),
                           " ranks, and the others were no majority within ",
-                          to_seconds(deadline.elapsed()),
+                          to_seconds(patience.elapsed()),
                           " s: others may go on without this rank, so it stops"));
 }
 

@@ -34,10 +34,12 @@ class Agreement {
   bool knows(uint32_t epoch) const { return decree_ && decree_->slip().epoch == epoch; }
 
   struct Question {
-    uint64_t decided = 0;      // the last step that this member has applied
-    bool voted = false;        // for the next one
-    std::string extra;         // goes with the decision, should this member lead
-    Clock::duration patience;  // with members that live and do not come: then they are suspected
+    uint64_t decided = 0;  // the last step that this member has applied
+    bool voted = false;    // for the next one
+    std::string extra;     // goes with the decision, should this member lead
+    // With members that live and do not come. Then they are suspected: those of this host at once,
+    // others only when they have got no answers for as long as silence may last.
+    Clock::duration patience;
     // The store's answer, as soon as there is one. Called often with the same request.
     std::function<std::optional<Witness>(const Decree::Request&)> witness;
     std::function<void()> interrupt;  // called often: may throw to give up
@@ -49,9 +51,9 @@ class Agreement {
     std::vector<Rank> from;  // the members that go on, by their ranks so far
   };
   // Returns the decision of the present epoch. If this member stays, it is in the next one then.
-  // Throws TimeoutError when the members that can be reached are too few until the deadline, and
-  // PeerError at a guest that no member is left to decide for.
-  Answer agree(const Question& question, const Deadline& deadline);
+  // Throws TimeoutError when no other member is awaited and those that came are too few, for as
+  // long as `timeout`. Throws PeerError at a guest that no member is left to decide for.
+  Answer agree(const Question& question, Clock::duration timeout);
   // This member goes: the others need not wait for its end.
   void leave();
 
@@ -69,12 +71,13 @@ class Agreement {
   bool is_guest() const { return decree_->rank() >= decree_->size(); }
   void take_part(const Question& question);
   void hear();
+  void give_up_the_awaited(const Deadline& patience);
   void show();
   void sleep(Clock::duration most);
   void next_epoch(const Answer& answer);
   std::shared_ptr<Link> link_to(const Transport& transport, Rank rank);
-  void tell_who_is_awaited(const Deadline& deadline);
-  TimeoutError too_few(const Deadline& deadline);
+  void tell_who_is_awaited(const Deadline& patience);
+  TimeoutError too_few(const Deadline& patience);
 
   Neighbours& neighbours_;
   const uint64_t channel_;

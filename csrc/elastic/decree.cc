@@ -89,7 +89,7 @@ void Decree::consider(Clock::time_point now) {
   }
   suspected_ &= ~dead_;
   slip_.gone = dead_ | suspected_ | left_;
-  if (!entered() || decision_) return;
+  if (!entered() || decision_ || left_behind_) return;
   for (const Slip& other : heard_) {
     overtaken(std::max(other.ballot, other.promised), now);
     accept_from(other);
@@ -127,17 +127,20 @@ void Decree::lead(Clock::time_point now) {
 }
 
 // The lowest member leads. When nothing has happened for a while, the next one does, and so on all
-// around: what one cannot decide another may, who knows of more deaths.
+// around: what one cannot decide another may, who knows of more deaths. On a slow network leaders
+// would hinder each other, so each round has more patience.
 bool Decree::is_my_turn(Clock::time_point now) const {
   const Members others = highest_ == 0 ? standing() & ~suspected_ : standing();
   const At first = highest_ == 0 ? 0 : static_cast<At>(highest_ % kRound) + 1;
-  int before = 0;
+  int before = 0, passed = 0;
   for (At rank = first % heard_.size(); rank != rank_; rank = (rank + 1) % heard_.size()) {
     before += others.test(rank) ? 1 : 0;
+    ++passed;
   }
   if (before == 0 && highest_ == 0) return true;
-  return now - quiet_since_ >=
-         kPatience * (before + 2) + kPatience * static_cast<int>(rank_) / size_;
+  const auto rounds = static_cast<int>(std::clamp<uint64_t>(highest_ / kRound, 4, 16));
+  const auto turn = kPatience * (before + 1) + kPatience * passed / size_;
+  return now - quiet_since_ >= turn * rounds / 4;
 }
 
 void Decree::begin_ballot(Clock::time_point now) {
@@ -156,9 +159,10 @@ void Decree::prepare() {
   for (At rank = 0; rank < heard_.size(); ++rank) {
     if (heard_[rank].promised == slip_.ballot) promised.set(rank);
   }
-  if (!is_closed(promised) && rules_.all_promise) return;
-  if (is_enough(promised, witness_.promised == slip_.ballot)) {
-    propose(promised);
+  const Members part = rules_.all_promise ? closed(promised) : promised & standing();
+  if (part.none()) return;
+  if (is_enough(part, witness_.promised == slip_.ballot)) {
+    propose(part);
   } else {
     wants_witness_ = true;
   }
@@ -177,7 +181,7 @@ void Decree::propose(const Members& promised) {
   }
   if (witness_.promised == slip_.ballot) recall(witness_.accepted, witness_.value);
   if (accepted == 0 || !rules_.recall) {
-    value.members = promised & standing();
+    value.members = promised;
     value.step = verdict(value.members);
     value.extra = extra_;
   }
@@ -203,27 +207,34 @@ uint64_t Decree::verdict(const Members& members) const {
 }
 
 void Decree::conclude() {
-  Members acceptors;
+  Members accepted;
   for (At rank = 0; rank < heard_.size(); ++rank) {
-    if ((rank == rank_ ? slip_ : heard_[rank]).accepted == slip_.ballot) acceptors.set(rank);
+    if ((rank == rank_ ? slip_ : heard_[rank]).accepted == slip_.ballot) accepted.set(rank);
   }
-  if (!is_closed(acceptors) && rules_.unanimous) return;
-  if (is_enough(acceptors, witness_.accepted == slip_.ballot)) {
+  const Members part = rules_.unanimous ? closed(accepted) : accepted & standing();
+  if (part.none()) return;
+  if (is_enough(part, witness_.accepted == slip_.ballot)) {
     decision_ = slip_.proposal;
   } else {
     wants_witness_ = true;
   }
 }
 
-// Do those that take part hold all others for gone? Then no other member can count one of them as
-// dead (see bury), so it cannot find a majority without them.
-bool Decree::is_closed(const Members& part) const {
-  const Members living = part & standing(), others = all() & ~living;
-  for (At rank = 0; rank < heard_.size(); ++rank) {
-    const Members& gone = rank == rank_ ? slip_.gone : heard_[rank].gone;
-    if (living.test(rank) && (others & ~gone).any()) return false;
+// Those of `part` that can act together: each of them holds all others for gone. Then none of the
+// others can count one of them as dead (see bury), so it finds no majority without them. A member
+// that seems to be gone itself need not agree: then it does not count. None, if they must wait.
+Members Decree::closed(Members part) const {
+  part &= standing();
+  const auto agrees = [&](At rank) { return (all() & ~part & ~gone_for(rank)).none(); };
+  for (At rank = 0; rank < heard_.size();) {
+    const bool drops = part.test(rank) && suspected_.test(rank) && !agrees(rank);
+    part.set(rank, part.test(rank) && !drops);
+    rank = drops ? 0 : rank + 1;  // now the others must hold it for gone, too
   }
-  return true;
+  for (At rank = 0; rank < heard_.size(); ++rank) {
+    if (part.test(rank) && !agrees(rank)) return {};
+  }
+  return part;
 }
 
 // More than half of two votes for each member that is not known to be dead, and one of the witness.

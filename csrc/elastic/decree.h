@@ -96,7 +96,8 @@ class Decree {
   void prepare();
   void propose(const Members& promised);
   void conclude();
-  bool is_closed(const Members& part) const;
+  const Members& gone_for(At rank) const { return rank == rank_ ? slip_.gone : heard_[rank].gone; }
+  Members closed(Members part) const;
   bool is_enough(const Members& acceptors, bool witness) const;
   uint64_t verdict(const Members& members) const;
   void overtaken(uint64_t ballot, Clock::time_point now);

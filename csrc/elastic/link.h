@@ -15,15 +15,19 @@
 
 namespace ringcomm {
 
-// The latest slip of a process, in shared memory: one writer, any number of readers. A reader that
-// sees the same even version before and after has read one whole slip.
+// The latest slip of a process, in shared memory: one writer, any number of readers. A new slip
+// does not touch the one before it. So a process that dies while it writes leaves what it showed
+// last.
 struct SlipPage {
-  std::atomic<uint32_t> version;  // odd while the rest is being written; partner: read()
-  std::atomic<uint32_t> bytes;
-  std::atomic<uint64_t> words[kSlipBytes / 8 - 1];
+  struct Slot {
+    std::atomic<uint64_t> bytes;
+    std::atomic<uint64_t> words[kSlipBytes / 8];
+  };
+  std::atomic<uint32_t> version;  // its slip is in slots[version % 2]; partner: has_news()
+  Slot slots[2];
 
   void write(const std::vector<std::byte>& slip);
-  // Nothing, if it is `seen`, or being written. Otherwise sets `seen`.
+  // Nothing, if it is `seen`, or overwritten meanwhile. Otherwise sets `seen`.
   std::optional<std::vector<std::byte>> read(uint32_t& seen) const;
 };
 static_assert(sizeof(SlipPage) <= kNoticeBytes);
@@ -38,9 +42,12 @@ class Link {
   // The other's latest, if it was not read before.
   virtual std::optional<Slip> read() = 0;
   virtual bool has_news() const = 0;
-  // The latest is to be read once more: it may be of an epoch that only begins here.
-  virtual void read_again() = 0;
+  // An epoch begins here, of which this member has shown its slip. The other's latest may be of it,
+  // and is read once more.
+  virtual void begin() = 0;
   virtual Fate fate() = 0;
+  // It lives and does not come: it is to be suspected, in this epoch.
+  virtual void give_up() = 0;
   virtual std::string condition() = 0;  // for people
 };
 
@@ -50,18 +57,26 @@ class LocalLink final : public Link {
   void show(const std::vector<std::byte>&) override { neighbour_->bell().ring(kAllNews); }
   std::optional<Slip> read() override;
   bool has_news() const override;
-  void read_again() override { seen_ = 0; }
-  Fate fate() override { return neighbour_->lost() ? Fate::kDead : Fate::kAlive; }
+  void begin() override;
+  Fate fate() override;
+  void give_up() override { given_up_ = true; }
   std::string condition() override;
 
  private:
   const SlipPage& page() const { return *reinterpret_cast<const SlipPage*>(neighbour_->notice()); }
   const std::shared_ptr<Neighbour> neighbour_;
   uint32_t seen_ = 0;
+  bool given_up_ = false;
 };
 
-// Frames of a channel that all epochs share. The latest slip is sent again now and then: the other
-// end may have opened the channel later, and its acknowledgement shows that it lives.
+// Frames of a channel that all epochs share: a question, an answer, and the latest slip or nothing.
+// The slip is sent again now and then, since the other end may have opened the channel later.
+//
+// When did the other end live, for sure? A session's acknowledgement may overtake a slip, so it is
+// no answer here. A question is a number, and an answer the last one that came. Frames come in
+// their order, so an answer comes after all slips that were shown before it. A member that suspects
+// the other answers it no more. So if the other can count it as dead (fate()), it had not suspected
+// the other yet: that takes as long as the wire resumes, and a refusal is late after half of it.
 class RemoteLink final : public Link, private Receiver {
  public:
   RemoteLink(Wire& wire, uint64_t channel);
@@ -72,21 +87,27 @@ class RemoteLink final : public Link, private Receiver {
   void show(const std::vector<std::byte>& slip) override;
   std::optional<Slip> read() override;
   bool has_news() const override { return news_.load(std::memory_order_seq_cst); }
-  void read_again() override { news_.store(true, std::memory_order_seq_cst); }
+  void begin() override;
   Fate fate() override;
+  void give_up() override;
   std::string condition() override { return wire_.condition(); }
 
  private:
   std::byte* place(const Frame&) override { return nullptr; }
   void deliver(const Frame& frame, std::span<const std::byte> payload) override;
   std::vector<std::byte> news() override;
+  std::vector<std::byte> frame(bool with_slip);
 
   Wire& wire_;
   const uint64_t channel_;
   std::atomic<bool> news_{false};
   std::mutex mutex_;  // guards what follows
   std::vector<std::byte> shown_, heard_;
-  int asked_ = 0;
+  int repeats_ = 0;
+  uint64_t question_ = 1, answer_ = 0;
+  Clock::time_point asked_ = Clock::now();         // this question, first
+  std::optional<Clock::time_point> alive_;         // the last one that was answered was new then
+  std::optional<Clock::time_point> silent_since_;  // this end gives no answers
 };
 
 }  // namespace ringcomm

@@ -39,8 +39,9 @@ void Network::Peer::open(uint64_t channel, Receiver* receiver) {
   const std::lock_guard lock(network_.mutex_);
   channels_[channel] = receiver;
   lost_.store(false, std::memory_order_release);  // a new group is a new beginning
-  died_ = surely_dead_ = false;
+  died_ = false;
   refused_since_ = {};
+  refused_.reset();
 }
 
 void Network::Peer::close(uint64_t channel) {
@@ -83,9 +84,9 @@ std::string Network::Peer::condition() {
   return str("not heard of for ", to_seconds(heard), " s at ", where());
 }
 
-bool Network::Peer::died() {
+std::optional<Clock::time_point> Network::Peer::refused() {
   const std::lock_guard lock(network_.mutex_);
-  return lost_.load(std::memory_order_relaxed) && surely_dead_;
+  return refused_;
 }
 
 void Network::Peer::judge_after(Clock::duration refused) {
@@ -181,7 +182,6 @@ void Network::Peer::tick(Clock::time_point now, Clock::duration stalled) {
   }
   if (arrived) network_.options_.bell.notify(kAllNews);
   session.tick(now, stalled);
-  note_alive(now);
   for (const int flow : session.take_closed()) {
     if (Link* closed = links[static_cast<size_t>(flow)]) network_.drop(*closed);
   }
@@ -210,7 +210,7 @@ void Network::Peer::tick(Clock::time_point now, Clock::duration stalled) {
   }
   if (up) return;
   if (died_) {
-    surely_dead_ = refused_since_ - alive_ < network_.options_.resume / 2;
+    refused_ = refused_since_;
     return give_up(str("its process died: nobody listens any more at ", where()));
   }
   if (now - wanted_since_ > network_.options_.resume) {
@@ -297,15 +297,6 @@ void Network::Peer::attempt_ended(int flow, bool refused) {
   } else if (Clock::now() - refused_since_ > judge_after_) {
     died_ = true;
   }
-}
-
-// When was the peer last alive, for sure? Bytes may be under way for long. So only the
-// acknowledgement of a frame counts that was posted after the time in question.
-void Network::Peer::note_alive(Clock::time_point now) {
-  if (probe_ != 0 && session.acknowledged() < probe_) return;
-  if (probe_ != 0) alive_ = probed_;
-  probe_ = session.posted() + 1;
-  probed_ = now;
 }
 
 void Network::Peer::give_up(const std::string& why) {

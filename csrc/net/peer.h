@@ -44,7 +44,8 @@ class Network::Peer final : public Wire, public Party, public Receiver {
   void need() override;
   bool lost() override { return lost_.load(std::memory_order_acquire); }
   std::string condition() override;
-  bool died() override;
+  std::optional<Clock::time_point> refused() override;
+  Clock::duration resume() const override { return network_.options_.resume; }
   void judge_after(Clock::duration refused) override;
 
   // ---- Party and Receiver; under the lock
@@ -79,21 +80,18 @@ class Network::Peer final : public Wire, public Party, public Receiver {
     Clock::duration pause{std::chrono::milliseconds(50)};
   };
   void give_up(const std::string& why);
-  void note_alive(Clock::time_point now);
   std::string where() const;
 
   Network& network_;
   const Key key_;
   std::unordered_map<uint64_t, Receiver*> channels_;
   bool needed_ = false, died_ = false, told_changed_ = false;
-  bool surely_dead_ = false;     // when it was given up
   Clock::duration judge_after_;  // of refusals
   std::vector<Attempts> attempts_;
-  uint64_t probe_ = 0;                // a frame that was posted after probed_
-  Clock::time_point probed_, alive_;  // the peer has acknowledged a frame that was posted later
   void tell_news(Clock::time_point now);
   Clock::time_point told_news_, told_paces_;
   Clock::time_point wanted_since_, refused_since_;
+  std::optional<Clock::time_point> refused_;  // since then, when it was given up for that
   std::atomic<bool> lost_{false};
   std::string why_lost_;
 };

@@ -1,6 +1,7 @@
 // One channel's view of the session with a peer's process. Any thread may call any function.
 #pragma once
 
+#include <optional>
 #include <string>
 
 #include "base/deadline.h"
@@ -37,9 +38,10 @@ class Wire {
   // The peer's process has ended, or nothing was heard of it for too long.
   virtual bool lost() = 0;
   virtual std::string condition() = 0;  // for people: "alive", or why it is lost
-  // It is lost, and certainly dead: all its addresses refused soon after it had acknowledged a
-  // frame. A peer that was cut off for longer may have been given up, and refuse for that reason.
-  virtual bool died() = 0;
+  // It is lost because all its addresses have refused, since then.
+  virtual std::optional<Clock::time_point> refused() = 0;
+  // A peer that is not heard of for so long is lost.
+  virtual Clock::duration resume() const = 0;
   // Refusals for so long are a death: other work waits for the verdict.
   virtual void judge_after(Clock::duration refused) = 0;
 };

@@ -95,7 +95,7 @@ Agreement::Answer agree(Agreement& agreement, const Agreement::Question& given,
   Agreement::Question question = given;
   question.interrupt = run_signal_handlers;
   if (store) question.witness = StoredWitness(store, key);
-  return with_torch_errors([&] { return agreement.agree(question, Deadline(timeout)); });
+  return with_torch_errors([&] { return agreement.agree(question, timeout); });
 }
 
 // 64 bits of a contiguous tensor's bytes on the CPU: a CRC32C of each half.

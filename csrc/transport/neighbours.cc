@@ -204,8 +204,8 @@ void Neighbours::greet(const NeighbourPtr& other) {
 
 void Neighbours::meet(const NeighbourPtr& other, const std::string& name, const Fd& page) {
   try {
-    check_sealed_memfd(page, SegmentLayout::kPage, 0);
-    other->page_ = Mapping(page, SegmentLayout::kPage);
+    check_sealed_memfd(page, kDoorbellBytes, 0);
+    other->page_ = Mapping(page, kDoorbellBytes);
   } catch (const PeerError&) {
     return drop(other);
   } catch (const SystemError& error) {
@@ -368,9 +368,9 @@ void Neighbours::end(uint64_t group) {
 // ---- the doorbell
 
 DoorbellMemory::DoorbellMemory()
-    : fd_(make_sealed_memfd("ringcomm-bell", SegmentLayout::kPage)),
+    : fd_(make_sealed_memfd("ringcomm-bell", kDoorbellBytes)),
       event_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
-      mapping_(fd_, SegmentLayout::kPage) {
+      mapping_(fd_, kDoorbellBytes) {
   if (!event_) throw SystemError("eventfd");
 }
 

@@ -22,10 +22,11 @@
 
 namespace ringcomm {
 
-// The rest of a doorbell's page: what the process shows to its neighbours, also when it is dead
+// The pages behind a doorbell's: what the process shows to its neighbours, also when it is dead
 // (elastic/link.h).
-inline constexpr size_t kNoticeOffset = 512;
-inline constexpr size_t kNoticeBytes = SegmentLayout::kPage - kNoticeOffset;
+inline constexpr size_t kNoticeOffset = SegmentLayout::kPage;
+inline constexpr size_t kNoticeBytes = 2 * SegmentLayout::kPage;
+inline constexpr size_t kDoorbellBytes = kNoticeOffset + kNoticeBytes;
 static_assert(sizeof(DoorbellPage) <= kNoticeOffset);
 
 // A process's doorbell, shared by all its groups.

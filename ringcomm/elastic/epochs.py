@@ -14,7 +14,6 @@ import json
 import time
 from dataclasses import dataclass, field
 from datetime import timedelta
-from functools import partial
 from typing import Any
 
 import torch
@@ -108,23 +107,16 @@ class Epochs:
         self._abort()
         patience = 2 * self.settings.patience if failed else self.settings.timeout
         began = time.monotonic()
-        ask = partial(
-            self.agreement.agree,
-            decided,
-            voted,
-            extra,
-            self.store if self.settings.witness else None,
-            f"witness/{self.epoch + 1}",
-            timedelta(seconds=patience),
-            timedelta(seconds=self.settings.patience * 2),
-        )
         try:
-            try:
-                answer = ask()
-            except dist.DistBackendError:
-                if time.monotonic() - began < patience:
-                    raise
-                answer = ask()  # only now it suspects those that it has awaited
+            answer = self.agreement.agree(
+                decided,
+                voted,
+                extra,
+                self.store if self.settings.witness else None,
+                f"witness/{self.epoch + 1}",
+                timedelta(seconds=patience),
+                timedelta(seconds=2 * self.settings.patience),
+            )
         except dist.DistBackendError as error:
             raise Evicted(str(error)) from None
         finally:

@@ -21,6 +21,7 @@ inline void World::begin(Process& p, uint32_t epoch, const Decision& made) {
     p.audience |= bit(member);
     Tick& heard = p.heard[static_cast<size_t>(member)];
     if (heard == 0) heard = now_;  // it has just joined
+    p.weary[static_cast<size_t>(member)] = 0;
   }
 }
 
@@ -86,16 +87,21 @@ inline void World::judge(Process& p, size_t rank, Members& dead, Members& suspec
     p.heard[id] = now_;
     // An acknowledgement that was sent with the tick before it shows all that was shown by then.
     const bool all_heard = near || p.seen[id] >= other.version_before || !rules_.order;
-    if (there && all_heard) p.acknowledged[id] = now_ - 1;
+    if (there && all_heard && other.weary[static_cast<size_t>(p.id)] == 0) {
+      p.acknowledged[id] = now_ - 1;
+    }
   }
   const bool refuses = !other.alive && there && back && links_.powered(other.host);
   if (refuses && !p.decree->dead().test(rank) && chance(30)) {
     const bool soon = now_ <= p.acknowledged[id] + kSilence / 2;
     (near || soon || !rules_.margin ? dead : suspected).set(rank);
   }
-  const bool rash = !rules_.silent && now_ <= plan_.calm && chance(5);
+  // Who waits in vain answers no more, and suspects only when that has lasted.
+  const bool awaited = p.state == State::kMeeting && p.decree->awaited().test(rank);
+  if (awaited && !near && now_ <= plan_.calm && p.weary[id] == 0 && chance(5)) p.weary[id] = now_;
+  const bool weary = p.weary[id] > 0 && (now_ - p.weary[id] > kSilence || !rules_.silent);
   const bool silent = now_ - p.heard[id] > kSilence && !(near && !other.alive);
-  if (silent || rash) suspected.set(rank);
+  if (silent || weary) suspected.set(rank);
 }
 
 // ---- agreement
@@ -120,7 +126,7 @@ inline void World::ask_witness(Process& p) {
   if (now_ < p.asks_again) return;
   const auto request = p.decree->asks();
   if (!request || !act(p)) return;
-  p.asks_again = now_ + upto(1, 12);
+  p.asks_again = now_ + upto(1, 8);
   questions_.push_back({now_ + upto(1, plan_.latency), p.id, p.era->epoch, *request, {}});
 }
 

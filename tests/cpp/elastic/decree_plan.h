@@ -13,7 +13,7 @@ namespace ringcomm::testing {
 using Tick = int;
 inline constexpr auto kTick = std::chrono::milliseconds(20);
 inline constexpr Tick kSilence = 60;                   // who was not heard for so long is suspected
-inline constexpr int kMostProcesses = 11;              // eight members, and those that join later
+inline constexpr int kMostProcesses = 12;              // eight members, and those that join later
 inline constexpr int kMostHosts = kMostProcesses + 1;  // the store may have one of its own
 
 // The rules of the production code, and those on which it relies.
@@ -22,7 +22,7 @@ struct Rules {
   bool freeze = true;      // a member that meets takes no further part in a vote
   bool vote = true;        // a member tells of a vote that it has begun
   bool margin = true;      // a late refusal is no proof of a death
-  bool silent = true;      // a remote member is suspected only after silence
+  bool silent = true;      // a remote member is suspected only after silence, either's
   bool order = true;       // a slip is heard before a later acknowledgement counts
   bool last_words = true;  // the slip of a dead neighbour is read before its death counts
   bool reread = true;      // a member that comes to an epoch looks at all slips once more
@@ -41,6 +41,7 @@ struct Fault {
     kKill,     // a process, after `length` more of its acts
     kPower,    // a host
     kStop,     // a process does nothing for `length`
+    kBusy,     // a member does not come to a meeting for `length`
     kLeave,    // a member asks to go, with the end of a step
     kQuit,     // a member goes at once
     kJoin,     // a process asks to join
@@ -62,6 +63,7 @@ struct Trap {
   int acts = 0;
   uint32_t to = kEverywhere;
   bool late = false;
+  uint32_t epoch = 0;  // in this one or later
 };
 
 struct Plan {

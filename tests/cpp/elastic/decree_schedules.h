@@ -12,7 +12,7 @@ class Schedules {
 
   Plan make() {
     if (seed_ % 2 == 0) return anything();
-    switch (seed_ / 2 % 8) {
+    switch (seed_ / 2 % 10) {
       case 0:
         return given_up();
       case 1:
@@ -27,6 +27,10 @@ class Schedules {
         return late_words();
       case 6:
         return walked_out();
+      case 7:
+        return overtaken();
+      case 8:
+        return waited_for();
       default:
         return crossed();
     }
@@ -82,7 +86,8 @@ class Schedules {
     const int what = upto(0, 99), who = process(plan);
     if (what < 50) return plan.kill(who, tick, upto(0, 15));
     if (what < 58) return plan.add({tick, Kind::kPower, host_of(who, plan)});
-    if (what < 68) return plan.add({tick, Kind::kStop, who, upto(5, 2 * kSilence)});
+    if (what < 64) return plan.add({tick, Kind::kStop, who, upto(5, 2 * kSilence)});
+    if (what < 68) return plan.add({tick, Kind::kBusy, who, upto(5, 2 * kSilence)});
     if (what < 76) return plan.add({tick, Kind::kLeave, who});
     if (what < 80) return plan.add({tick, Kind::kQuit, who});
     if (what < 85) return plan.add({tick, Kind::kSuspect, who});
@@ -127,16 +132,16 @@ class Schedules {
 
   // As the others begin to suspect one, it hears them again. They die with what they decide.
   Plan healed_too_soon() {
-    Plan plan = apart(upto(2, 3));
+    Plan plan = apart(chance(70) ? 2 : 3);
     const int one = process(plan);
-    const Tick cut = upto(5, 40), heal = cut + kSilence + upto(-1, 4);
-    if (chance(60)) plan.cut(cut, heal, bit(one), ~bit(one), chance(60));
+    const Tick cut = upto(5, 40), heal = cut + kSilence + upto(0, 8);
+    if (chance(60)) plan.cut(cut, heal, bit(one), ~bit(one), chance(40));
     for (int who = 0; who < plan.size; ++who) {
       if (who != one) plan.trap(who, Point::kDecides, upto(0, 2));
     }
-    plan.latency = upto(1, 3);
-    plan.loss = upto(30, 90);
-    plan.calm = std::max(plan.calm, heal + 40);
+    plan.latency = upto(1, 2);
+    plan.loss = upto(40, 90);
+    plan.calm = heal + 40;
     return plan;
   }
 
@@ -216,19 +221,47 @@ class Schedules {
     return plan;
   }
 
-  // A majority goes on without two. Some that have agreed to it leave, and the two see that.
+  // A majority decides without two, and the leader dies. The others leave, and the two see that.
   Plan walked_out() {
     Plan plan = apart(5);
-    const int leader = upto(0, 2);
     const uint32_t two = bit(3) | bit(4);
-    const Tick cut = upto(5, 60), heal = cut + kSilence + upto(5, 20);
+    const Tick cut = upto(5, 60), heal = cut + kSilence + upto(5, 30);
     plan.cut(cut, heal, two, ~two);
-    plan.cut(cut, heal + 100, two, bit(leader) | bit(plan.store_host));
-    for (int who = 0; who < 3; ++who) {
-      if (who != leader) plan.add({heal + upto(-8, 2), Kind::kQuit, who});
-    }
-    if (chance(30)) plan.has_store = false;
+    plan.cut(cut, heal + 100, two, bit(0) | bit(plan.store_host));
+    plan.trap(0, Point::kDecides, upto(0, 3));
+    for (const int who : {1, 2}) plan.add({heal + upto(-10, 10), Kind::kQuit, who});
+    plan.has_store = chance(20);
     plan.loss = upto(0, 40);
+    return plan;
+  }
+
+  // One does not hear of a decision, and is given up in the next epoch as it comes to it.
+  Plan overtaken() {
+    Plan plan = apart(3);
+    const Tick begin = upto(5, 30), cut = begin + upto(6, 16);
+    plan.kill(0, begin);
+    plan.cut(cut, cut + kSilence + upto(1, 12), bit(2), bit(1) | bit(3));
+    plan.traps.push_back({1, Point::kDecides, upto(0, 1), kEverywhere, false, 1});
+    plan.latency = upto(1, 2);
+    plan.loss = upto(0, 20);
+    plan.calm += 40;
+    return plan;
+  }
+
+  // One does not come when another has died. The others lose patience, and die with what they
+  // decide.
+  Plan waited_for() {
+    Plan plan = apart(upto(3, 4));
+    const Tick begin = upto(5, 60);
+    const int one = process(plan), other = other_than(one, plan);
+    plan.kill(other, begin);
+    plan.add({begin, Kind::kBusy, one, kSilence + upto(-20, 60)});
+    for (int who = 0; who < plan.size; ++who) {
+      if (who != one && who != other) plan.trap(who, Point::kDecides, upto(0, 2));
+    }
+    plan.loss = upto(40, 90);
+    plan.latency = upto(1, 2);
+    plan.calm += 40;
     return plan;
   }
 

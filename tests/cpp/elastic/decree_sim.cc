@@ -30,10 +30,10 @@ void simulate(uint64_t seed, const Rules& rules, Totals& totals) {
 
 void print(uint64_t seeds, const Totals& totals) {
   std::printf(
-      "%lu seeds: %lu deaths, %lu decisions, %lu steps, %lu evicted, %lu left, %lu joined; nobody "
-      "is left in %lu worlds, no majority in %lu\n",
+      "%lu seeds: %lu deaths, %lu decisions, %lu steps, %lu evicted, %lu left, %lu joined, %lu "
+      "never told; nobody is left in %lu worlds, no majority in %lu\n",
       seeds, totals.deaths, totals.decisions, totals.steps, totals.evicted, totals.left,
-      totals.joined, totals.extinct, totals.minority);
+      totals.joined, totals.untold, totals.extinct, totals.minority);
 }
 
 // By name: the rules of the code under test, and those of the world around it.
@@ -159,6 +159,7 @@ void check_change() {
   plan.hosts.push_back(2);
   plan.add({20, Kind::kJoin, 3});
   plan.add({80, Kind::kLeave, 0});
+  plan.calm = 200;
   Story story(plan);
   story.expect(story.world().history().last().epoch, {1, 2, 3});
   require(story.totals().left == 1 && story.totals().evicted == 0, "nobody was given up");
@@ -188,6 +189,9 @@ void check_laggard() {
   slip.epoch = 2;
   far.hear(0, slip, now);
   require(!far.decision() && far.left_behind(), "two epochs ahead, they went on without it");
+  far.enter(6, false, {}, now);
+  far.bury(Members().set(0).set(2), now);
+  require(!far.decision(), "it decides nothing, also when all others are dead");
 }
 
 void check_witness() {

@@ -12,12 +12,13 @@
 namespace ringcomm::testing {
 
 // When nothing happens any more, all work again after so long.
-inline constexpr Tick kEnough = 600;
+inline constexpr Tick kEnough = 800;
 
 struct Totals {
   uint64_t deaths = 0, decisions = 0, steps = 0, evicted = 0, left = 0, joined = 0;
   uint64_t extinct = 0;   // worlds in which nobody is left
   uint64_t minority = 0;  // where those that are left are no majority of the last epoch
+  uint64_t untold = 0;    // members that were given up, and nobody is left who tells them
 };
 
 struct Process {
@@ -25,7 +26,7 @@ struct Process {
   int id = 0, host = 0;
   bool alive = true;
   int acts = -1;  // until it dies; -1: it lives
-  Tick stopped_until = 0, exits = 0, died = 0;
+  Tick stopped_until = 0, busy_until = 0, exits = 0, died = 0;
   bool leaves = false, late = false;
 
   State state = State::kWaiting;
@@ -45,6 +46,7 @@ struct Process {
   std::array<std::shared_ptr<const Slip>, kMostProcesses> last;
   bool reads_again = false;
   std::array<Tick, kMostProcesses> heard{}, acknowledged{};
+  std::array<Tick, kMostProcesses> weary{};  // since when it answers no more; 0: it does
   Tick asks_again = 0;
 };
 
@@ -59,6 +61,7 @@ class World {
         history_(plan_.size),
         links_(plan_),
         processes_(plan_.hosts.size()) {
+    require(processes_.size() <= kMostProcesses, "too many processes");
     for (size_t id = 0; id < processes_.size(); ++id) {
       processes_[id].id = static_cast<int>(id);
       processes_[id].host = plan_.hosts[id];
@@ -82,12 +85,14 @@ class World {
   bool takes_part(const Process& p) const {
     return p.alive && (p.state == State::kWorking || p.state == State::kMeeting);
   }
+  static bool is_in(const Era& era, const Process& p) {
+    return std::ranges::find(era.members, p.id) != era.members.end();
+  }
   // Those that are left work, all in one epoch, and have made steps since the last fault.
   bool works_again() const {
     const Process* first = nullptr;
     for (const Process& p : processes_) {
-      const auto& members = history_.last().members;
-      if (!takes_part(p) || std::ranges::find(members, p.id) == members.end()) continue;
+      if (!takes_part(p) || !is_in(history_.last(), p)) continue;
       if (p.state == State::kMeeting || p.decided < calm_step_ + 2) return false;
       if (first && first->era != p.era) return false;
       first = &p;
@@ -199,6 +204,7 @@ inline void World::befall(const Fault& fault) {
   if (fault.kind == Kind::kKill) p.acts = fault.length;
   if (fault.kind == Kind::kKill && fault.length == 0) die(p);
   if (fault.kind == Kind::kStop) p.stopped_until = now_ + fault.length;
+  if (fault.kind == Kind::kBusy) p.busy_until = now_ + fault.length;
   if (fault.kind == Kind::kLeave) p.leaves = true;
   if (fault.kind == Kind::kJoin) p.ready = 1;
   if (fault.kind == Kind::kQuit && takes_part(p)) go(p, false);
@@ -233,7 +239,8 @@ inline void World::spring_traps(Process& p) {
     }
   };
   for (const Trap& trap : plan_.traps) {
-    if (trap.who != p.id || p.acts >= 0 || !reached(trap.point)) continue;
+    if (trap.who != p.id || p.acts >= 0 || slip.epoch < trap.epoch) continue;
+    if (!reached(trap.point)) continue;
     p.acts = trap.acts;
     p.audience &= trap.to;
     p.late = trap.late;
@@ -280,7 +287,7 @@ inline void World::answer_questions() {
       witness = Decree::answer(witness, question.request);
       question.answer = witness;
       question.due = now_ + upto(1, plan_.latency);
-      lost = is_lost();
+      lost = now_ <= plan_.calm && chance(10);
     } else if (!lost && active(p) && takes_part(p) && p.era->epoch == question.epoch) {
       p.decree->hear_witness(*question.answer, time());
       check_decision(p);
@@ -297,7 +304,7 @@ inline void World::step(Process& p) {
   read_neighbours(p);
   if (!takes_part(p)) return;
   observe(p);
-  if (p.alarmed && p.state == State::kWorking) enter(p);
+  if (p.alarmed && p.state == State::kWorking && p.busy_until <= now_) enter(p);
   if (p.state == State::kMeeting && (now_ + p.id) % 3 == 0) p.decree->tick(time());
   check_decision(p);
   spring_traps(p);
@@ -326,7 +333,9 @@ inline void World::count(Totals& totals) const {
     totals.evicted += p.evicted ? 1 : 0;
     totals.left += p.state == State::kGone && !p.evicted ? 1 : 0;
     totals.joined += p.id >= plan_.size && p.era ? 1 : 0;
-    if (takes_part(p) && (!best || p.era->epoch > best->era->epoch)) best = &p;
+    if (!takes_part(p)) continue;
+    if (!best || p.era->epoch > best->era->epoch) best = &p;
+    totals.untold += is_in(history_.last(), p) ? 0 : 1;
   }
   if (!best || history_.steps() < best->decided) {  // or only one that has no state
     ++totals.extinct;
@@ -339,14 +348,12 @@ inline void World::count(Totals& totals) const {
 // Have those that are left, with the witness, a majority? It is of the members that one of them
 // does not know to be dead. Then they must agree, and work.
 inline bool World::has_majority(const Process& best) const {
-  const auto& members = best.era->members;
-  size_t there = 0, standing = members.size();
+  const size_t size = best.era->members.size();
+  size_t there = 0, standing = size;
   for (const Process& p : processes_) {
-    if (!takes_part(p) || std::ranges::find(members, p.id) == members.end()) continue;
+    if (!takes_part(p) || !is_in(*best.era, p)) continue;
     ++there;
-    if (p.era == best.era) {
-      standing = std::min(standing, members.size() - p.decree->dead().count());
-    }
+    if (p.era == best.era) standing = std::min(standing, size - p.decree->dead().count());
   }
   const bool witness = links_.to_store(best.host) && links_.from_store(best.host);
   return 2 * (2 * there + (witness ? 1 : 0)) > 2 * standing + 1;

@@ -111,6 +111,23 @@ void readers_see_whole_slips() {
   require(count > 0, "nothing was read");
 }
 
+// A process may be killed at any word that it writes.
+void a_writer_that_dies_leaves_its_last_slip() {
+  auto page = std::make_unique<SlipPage>();
+  Slip slip;
+  for (uint64_t i = 1; i <= 4; ++i) {
+    slip.decided = i;
+    page->write(to_bytes(slip));
+    auto& next = page->slots[(page->version + 1) % 2];
+    next.bytes = kSlipBytes;
+    for (auto& word : next.words) word = i;
+    uint32_t seen = 0;
+    const auto bytes = page->read(seen);
+    const auto read = bytes ? slip_from(*bytes) : std::nullopt;
+    require(read && read->decided == i, "slip ", i, " is not what a dead writer has left");
+  }
+}
+
 }  // namespace
 }  // namespace ringcomm::testing
 
@@ -120,6 +137,7 @@ int main(int argc, char** argv) {
                      {"changed bytes are no slip", changed_bytes_are_no_slip},
                      {"nonsense is harmless", nonsense_with_a_good_checksum_is_harmless},
                      {"a slip that is too long is refused", a_slip_that_is_too_long_is_refused},
-                     {"readers see whole slips", readers_see_whole_slips}},
+                     {"readers see whole slips", readers_see_whole_slips},
+                     {"a writer that dies", a_writer_that_dies_leaves_its_last_slip}},
                     argc, argv);
 }

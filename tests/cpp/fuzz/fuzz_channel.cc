@@ -54,7 +54,8 @@ class Outside final : public Wire {
   void need() override {}
   bool lost() override { return false; }
   std::string condition() override { return "alive"; }
-  bool died() override { return false; }
+  std::optional<Clock::time_point> refused() override { return {}; }
+  Clock::duration resume() const override { return std::chrono::seconds(30); }
   void judge_after(Clock::duration) override {}
 
   uint64_t written = 0;

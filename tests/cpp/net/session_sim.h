@@ -86,7 +86,8 @@ class End final : public Wire {
   void need() override {}
   bool lost() override { return gone; }
   std::string condition() override { return gone ? "dead" : "alive"; }
-  bool died() override { return gone; }
+  std::optional<Clock::time_point> refused() override { return {}; }
+  Clock::duration resume() const override { return std::chrono::seconds(30); }
   void judge_after(Clock::duration) override {}
 
   bool any_up() const {
