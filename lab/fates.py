@@ -42,6 +42,7 @@ PHASES = {
     "receive": "it knows the header of the state, and has received nothing else",
     "received": "it has all of the state, and has not voted",
     "stops": "in the forward pass, it is stopped instead of killed",
+    "hangs": "in the forward pass, it sleeps until SIGUSR1 comes; its other threads live",
 }
 MOMENT = 0.001
 
@@ -71,7 +72,16 @@ class Fates:
     def _die(self, phase: str, later: float) -> None:
         time.sleep(later)
         self._log("dies", phase=phase)
-        os.kill(os.getpid(), signal.SIGSTOP if phase == "stops" else signal.SIGKILL)
+        if phase == "hangs":
+            self._hang()
+        else:
+            os.kill(os.getpid(), signal.SIGSTOP if phase == "stops" else signal.SIGKILL)
+
+    @staticmethod
+    def _hang() -> None:
+        awake = threading.Event()
+        signal.signal(signal.SIGUSR1, lambda *_: awake.set())
+        awake.wait(1000)
 
     def _patch(self) -> None:
         """Have the engine's steps come by here."""
@@ -129,6 +139,7 @@ class Fates:
         first = next(iter(model.module.parameters()))
         model.module.register_forward_pre_hook(self._hook("forward"))
         model.module.register_forward_pre_hook(self._hook("stops"))
+        model.module.register_forward_pre_hook(self._hook("hangs"))
         first.register_hook(self._hook("bucket"))
         optimizer.register_step_pre_hook(self._hook("applying"))
         optimizer.register_step_post_hook(self._hook("applied"))

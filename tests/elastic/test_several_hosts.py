@@ -2,90 +2,19 @@
 
 from __future__ import annotations
 
-import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from lab.hosts import Hosts
-from lab.limits import limit
 from lab.namespaces import missing
-from lab.trainee import Plan
-from lab.trainees import Event, Trainees
+from lab.site import SILENCE, site
 
 pytestmark = [
     pytest.mark.skipif(missing() is not None, reason=str(missing())),
     pytest.mark.xdist_group("hosts"),
     pytest.mark.timeout(400),
 ]
-
-PORT = 29499
-SILENCE = 3  # seconds: of the engine, and of the world
-# A client of torch's store asks for the name of its own address, and no name server is here.
-NO_NAMES = {"RES_OPTIONS": "timeout:1 attempts:1"}
-
-
-class Site:
-    """Trainees on hosts, and a store on one of them."""
-
-    def __init__(self, hosts: Hosts, folder: Path, store_on: int) -> None:
-        self.hosts = hosts
-        store = hosts.addresses[store_on]
-        self.plan = Plan(
-            f"{store}:{PORT}",
-            start=1,
-            epochs=10_000,
-            pause=0.01,
-            dead_after=float(SILENCE),
-            settings={"RINGCOMM_RESUME_SECONDS": str(SILENCE), **NO_NAMES},
-        )
-        command = [sys.executable, "-m", "ringcomm.elastic", "store", "--port", str(PORT)]
-        self.store = hosts.start(store_on, command, NO_NAMES)
-        self.trainees = Trainees(self.plan, folder)
-
-    def start(self, *places: int) -> list[int]:
-        """Start a founder on each of these hosts."""
-        numbers = []
-        for host in places:
-            name = self.hosts.namespaces[host]
-            numbers += self.trainees.start(1, namespace=name, start=len(places))
-        self.trainees.await_events(numbers, "step", 5)
-        return numbers
-
-    def steps_after(self, number: int, at: float) -> list[Event]:
-        return [event for event in self.trainees.events(number, "step") if event["at"] > at]
-
-    def await_size(self, numbers: list[int], size: int, seconds: float) -> None:
-        """Wait until each of them has made a step, from now on, in a world of so many."""
-        at = time.monotonic()
-        deadline = at + limit(seconds)
-        for number in numbers:
-            while not any(event["size"] == size for event in self.steps_after(number, at)):
-                last = self.trainees.events(number)[-2:]
-                assert time.monotonic() < deadline, f"trainee {number} does not go on: {last}"
-                time.sleep(0.02)
-
-    def await_stop(self, number: int, seconds: float) -> Event:
-        """Wait until it has raised something; return that."""
-        deadline = time.monotonic() + limit(seconds)
-        while not self.trainees.events(number, "raised"):
-            last = self.trainees.events(number)[-2:]
-            assert time.monotonic() < deadline, f"trainee {number} goes on: {last}"
-            time.sleep(0.02)
-        return self.trainees.events(number, "raised")[0]
-
-
-@contextmanager
-def site(count: int, folder: Path, store_on: int) -> Iterator[Site]:
-    with Hosts(count) as hosts:
-        made = Site(hosts, folder, store_on)
-        try:
-            yield made
-        finally:
-            made.trainees.end()
 
 
 def test_a_process_is_killed_on_another_host(tmp_path: Path) -> None:
