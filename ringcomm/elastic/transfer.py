@@ -219,7 +219,8 @@ def send(packed: Packed, group: Any, givers: list[int], joiners: list[int]) -> i
         nonlocal sent
         while len(under_way) >= WINDOW:
             finish()
-        works = [dist.isend(data, group=group, group_dst=rank) for rank in joiners]
+        tag = int(data.is_cuda)  # messages of the host may overtake those of a device
+        works = [dist.isend(data, group=group, group_dst=rank, tag=tag) for rank in joiners]
         under_way.append((data, works))
         sent += data.numel() * data.element_size() * len(joiners)
 
@@ -288,7 +289,8 @@ class _Input:
         data = self._parts[part][begin:end]
         if len(piece.segments) > 1:
             data = data.new_empty(piece.total_bytes)
-        work = dist.irecv(data, group=self._group, group_src=self._giver)
+        tag = int(data.is_cuda)
+        work = dist.irecv(data, group=self._group, group_src=self._giver, tag=tag)
         self._under_way.append((data, piece, work))
 
     def _take(self, data: Any, piece: Piece, work: Any) -> None:
