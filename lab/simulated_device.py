@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 from collections.abc import Callable
@@ -16,6 +17,8 @@ from lab.ranks import Rank, join
 
 SIMULATED = ROOT / "build" / "tests" / "libringcomm_sim.so"
 SMALL = {"RINGCOMM_CUDA_MEMORY": str(1 << 18)}  # windows of 32 KiB: many rounds
+# Tensors of the CPU stay there: those of CUDA are on the device, once `pretend` was called.
+CUDA = {"RINGCOMM_CUDA_LIBRARY": str(SIMULATED), "RINGCOMM_SIM_STAND_INS": "0", **SMALL}
 SLOW = {**SMALL, "RINGCOMM_SIM_SLOW_US": "4000"}  # an operation takes some 40 ms
 
 
@@ -69,6 +72,33 @@ class Cuda:
 
     def synchronize(self) -> None:
         self.module.synchronize()
+
+
+class _Stream:
+    """The current stream, as torch.cuda has it."""
+
+    def __init__(self, cuda: Cuda) -> None:
+        self.synchronize = cuda.synchronize
+
+
+def pretend() -> Cuda:
+    """Have torch.cuda say that there is the simulated device, as programs ask it.
+
+    Tensors move there and are computed with. Kernels draw from the generator of the CPU. That of
+    CUDA is there, and programs may name it.
+    """
+    cuda = Cuda()
+    torch.cuda._lazy_init = lambda: None
+    torch.cuda.is_available = lambda: True
+    torch.cuda.device_count = lambda: 1
+    torch.cuda.set_device = lambda device: None
+    torch.cuda.current_device = lambda: 0
+    stream = _Stream(cuda)
+    torch.cuda.current_stream = lambda device=None: stream
+    torch.cuda.stream = lambda stream: contextlib.nullcontext()
+    torch.cuda.is_initialized = lambda: True
+    torch.cuda.default_generators = (torch.Generator(),)
+    return cuda
 
 
 def met() -> Cuda:

@@ -75,7 +75,7 @@ class SimApi final : public Api {
   explicit SimApi(const SimOptions& options)
       : options_(options), faults_(std::make_shared<Faults>(options)) {}
 
-  bool simulated() const override { return true; }
+  bool simulated() const override { return options_.stand_ins; }
 
   // ---- devices ---------------------------------------------------------------------------------
 

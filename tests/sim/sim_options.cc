@@ -81,6 +81,7 @@ SimOptions SimOptions::from_environment() {
   reader.number("ROTATE", options.rotate);
   reader.number("MEMORY_BYTES", options.memory_bytes);
   reader.number("CHUNK_BYTES", options.chunk_bytes);
+  reader.flag("STAND_INS", options.stand_ins);
   if (reader.text("DRIVER", "") == "none") {
     options.driver = 0;
   } else {

@@ -6,6 +6,8 @@
 // MEMORY_BYTES  8 GiB  of each device
 // DRIVER        13000  CUDA version of the driver; none: there is no driver
 // CHUNK_BYTES   0      allocations are expandable, made of chunks of so many bytes
+// STAND_INS     1      tensors of the CPU count as those of a device; 0: they stay on the host, and
+//                      torch has tensors of this device (torch_cuda.cc)
 // RANK                 what stands below concerns only the process whose RANK is this
 // IPC           works  fails: no handle can be opened; lies: other memory is mapped than was
 //                      exported; near: only handles of the same card
@@ -31,6 +33,7 @@ struct SimOptions {
   uint64_t memory_bytes = uint64_t{8} << 30;
   int driver = 13000;  // 0: none
   uint64_t chunk_bytes = 0;
+  bool stand_ins = true;
 
   Ipc ipc = Ipc::kWorks;
   int64_t ipc_opens = -1;

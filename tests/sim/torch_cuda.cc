@@ -1,12 +1,34 @@
-// Lets a torch without CUDA have a CUDA device: the simulated one. Streams, events and tensors of
-// torch's are there, kernels are not, so tensors are made of memory that is there (cuda_view). What
-// ringcomm does with torch's streams can be tested so: tests/device/test_device_streams.py.
+// Lets a torch without CUDA have a CUDA device: the simulated one. Streams, events, tensors and
+// kernels of torch's are there (torch_kernels.h), generators and graphs are not. What ringcomm does
+// with torch's streams can be tested so: tests/device/test_device_streams.py.
 #include <ATen/ATen.h>
+#include <ATen/detail/CUDAHooksInterface.h>
+#include <c10/core/CPUAllocator.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <dlfcn.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <torch/csrc/distributed/c10d/reducer_timer.hpp>
+
 #include "device/api.h"
+#include "sim/torch_kernels.h"
+
+namespace c10d {  // where torch's registry has its timers
+namespace {
+
+// What DDP notes of its steps: DDP fails without a timer for its device.
+class SimulatedTimer final : public Timer {
+ public:
+  explicit SimulatedTimer(c10::Device) {}
+
+  void record(Event event) override { getTimeRef(event) = current_time_in_nanos(); }
+  std::optional<int64_t> measureDifference(Event, Event) override { return std::nullopt; }
+};
+
+C10_REGISTER_TYPED_CLASS(TimerRegistry, c10::kCUDA, SimulatedTimer)
+
+}  // namespace
+}  // namespace c10d
 
 namespace ringcomm::sim {
 namespace {
@@ -60,6 +82,29 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
   }
 };
 
+// What torch asks before it takes CUDA for the accelerator of this process, as autograd does.
+class Hooks final : public at::CUDAHooksInterface {
+ public:
+  bool hasCUDA() const override { return true; }
+  bool isBuilt() const override { return true; }
+  bool isAvailable() const override { return true; }
+  bool hasPrimaryContext(c10::DeviceIndex) const override { return true; }
+  void init() const override {}
+  c10::DeviceIndex deviceCount() const override { return 1; }
+  int getNumGPUs() const override { return 1; }
+  c10::DeviceIndex getCurrentDevice() const override { return 0; }
+  c10::DeviceIndex current_device() const override { return 0; }
+  bool isPinnedPtr(const void*) const override { return false; }
+  at::Allocator* getPinnedMemoryAllocator() const override { return c10::GetCPUAllocator(); }
+};
+
+// torch has made its own when it was imported, and asks no registry again: so these are made in
+// their place.
+void use_hooks() {
+  static_assert(sizeof(Hooks) == sizeof(at::CUDAHooksInterface), "they have state");
+  new (const_cast<at::CUDAHooksInterface*>(&at::detail::getCUDAHooks())) Hooks;
+}
+
 void start(const std::string& path, const std::string& interface) {
   void* const library = ::dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   TORCH_CHECK(library != nullptr, ::dlerror());
@@ -68,20 +113,8 @@ void start(const std::string& path, const std::string& interface) {
   TORCH_CHECK(found != nullptr, path, " is of another build");
   api = found;
   c10::impl::registerDeviceGuard(c10::kCUDA, new Guard);
-}
-
-// The memory of a tensor of the CPU, which lives as long, as a tensor of the device.
-at::Tensor cuda_view(const at::Tensor& tensor) {
-  const c10::Device device(c10::kCUDA, 0);
-  void* const data = tensor.data_ptr();
-  auto* const owner = new at::Tensor(tensor);
-  c10::DataPtr pointer(
-      data, owner, [](void* kept) { delete static_cast<at::Tensor*>(kept); }, device);
-  c10::Storage storage(c10::Storage::use_byte_size_t(), tensor.nbytes(), std::move(pointer));
-  auto view = at::detail::make_tensor<c10::TensorImpl>(
-      std::move(storage), c10::DispatchKeySet(c10::DispatchKey::CUDA), tensor.dtype());
-  view.unsafeGetTensorImpl()->set_sizes_contiguous(tensor.sizes());
-  return view;
+  use_hooks();
+  use_kernels([] { api->synchronize(reinterpret_cast<cuda::Stream>(current)); });
 }
 
 }  // namespace
@@ -89,7 +122,7 @@ at::Tensor cuda_view(const at::Tensor& tensor) {
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   module.attr("interface") = RINGCOMM_INTERFACE;
   module.def("start", &start);
-  module.def("cuda_view", &cuda_view);
+  module.def("cuda_view", &as_cuda);
   module.def("new_stream", [] { return reinterpret_cast<uint64_t>(api->make_stream()); });
   module.def("use_stream", [](uint64_t stream) {
     return static_cast<uint64_t>(std::exchange(current, static_cast<c10::StreamId>(stream)));
