@@ -27,6 +27,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from lab.fates import Fates
 from lab.ranks import end_with_parent
+from lab.simulated_device import pretend
 from ringcomm import Options, elastic
 from ringcomm.elastic.epochs import Decided, Epochs
 
@@ -57,6 +58,7 @@ class Plan:
     settings: dict[str, str] = field(default_factory=dict)  # of the environment
     errors: str = ""  # the file that its stderr is
     namespace: str = ""  # of the network: a host of its own
+    cuda: bool = False  # on the simulated device
 
 
 class Net(nn.Module):
@@ -88,7 +90,7 @@ def digest(tensors: Iterable[torch.Tensor]) -> str:
     """A hash of tensors: equal bits, equal hash."""
     result = hashlib.blake2b(digest_size=8)
     for tensor in tensors:
-        result.update(tensor.detach().contiguous().numpy().tobytes())
+        result.update(tensor.detach().cpu().contiguous().numpy().tobytes())
     return result.hexdigest()
 
 
@@ -169,6 +171,8 @@ def train(path: str, plan: Plan, program: Program | None = None) -> None:
         enter_namespace(plan.namespace)
     os.environ.update(plan.settings)
     torch.set_num_threads(1)
+    if plan.cuda:
+        pretend()
     log = Log(Path(path))
     log("began")
     try:
@@ -203,7 +207,7 @@ class Trainee:
         self.last_step = dict(plan.leaves).get(plan.number)
         self.world = self.fates.world = world = enter(plan, log)
         torch.manual_seed(5)
-        self.net = Net()
+        self.net = Net().to(world.device)
         self.optimizer = torch.optim.AdamW(self.net.parameters(), lr=1e-2)
         self.sampler = elastic.Sampler(SAMPLES, plan.batch, total_batch=plan.total_batch)
         loader = DataLoader(data(), batch_sampler=self.sampler, num_workers=plan.workers)
@@ -236,6 +240,7 @@ class Trainee:
             several = isinstance(batch[0], (list, tuple))
             for place, (x, y, samples) in enumerate(batch if several else [batch]):
                 check_batch(self.sampler, place, samples)
+                x, y = x.to(world.device), y.to(world.device)
                 (F.cross_entropy(self.model(x), y) * world.weight).backward()
             time.sleep(self.plan.pause)
             self.optimizer.step()
