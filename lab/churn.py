@@ -181,7 +181,8 @@ class Actor:
         changes, guests = self.world._at, self.script.joins[step]
         deadline = time.monotonic() + limit(30)
         while time.monotonic() < deadline:
-            came = lobby.answers(changes.watch._store, lobby.call(changes.watch._store, "join"), 8)
+            keys = changes.epochs.home.keys
+            came = lobby.answers(keys, lobby.call(keys, "join"), 8)
             if sorted(each.rank for each in came) == guests:
                 changes.watch._guests = sorted(came, key=lambda each: each.rank)
                 return

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ringcomm.elastic import ballot, changes, epochs, lobby, transfer
+from ringcomm.elastic import admission, ballot, changes, epochs, lobby, transfer
 
 PHASES = {
     "answer": "it answers a call: for founders, or for guests",
@@ -114,7 +114,7 @@ class Fates:
             return ballots
 
         transfer.pieces = pieces  # type: ignore[assignment]
-        changes.vote = fated_vote  # type: ignore[attr-defined]
+        changes.vote = admission.vote = fated_vote  # type: ignore[attr-defined]
 
     def _around(self, place: Any, name: str, before: str, after: str, later: str = "") -> None:
         call = getattr(place, name)

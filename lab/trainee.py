@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -244,6 +245,7 @@ class Trainee:
                 (F.cross_entropy(self.model(x), y) * world.weight).backward()
             time.sleep(self.plan.pause)
             self.optimizer.step()
+            assert dist.get_rank() == world.rank  # also where a rank is lost just then
 
     def write_step(self) -> None:
         world, found = self.world, digests(self.net, self.optimizer)["digest"]

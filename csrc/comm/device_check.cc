@@ -88,6 +88,12 @@ bool DeviceEngine::is_good(int timeline, uint32_t value) {
                      [&](const Pending& each) { return !known(each) || hopeful(each); });
 }
 
+bool DeviceEngine::is_all_good() {
+  note_progress();
+  const Lock lock(mutex_);
+  return std::ranges::find(spoilt_, true) == spoilt_.end();
+}
+
 // By the word of a peer that has failed.
 bool DeviceEngine::is_doomed(const Pending& pending) const {
   if (!pending.ticket) return false;

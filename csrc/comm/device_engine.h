@@ -90,6 +90,8 @@ class DeviceEngine final : public Engine {
   // Posts messages whose data a stream has brought to the host.
   bool progress(Driver& driver) override;
   void check() override;
+  // Was all good that streams have done so far?
+  bool is_all_good();
   // Notes what is over and what of it is good. Peers may want to know how far this rank has come.
   void note_progress() override;
   // Lets streams go on that wait for others. Where a peer has failed first, not before those

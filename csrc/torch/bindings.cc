@@ -101,6 +101,13 @@ void bind_backend(py::module_& module) {
       .def_property_readonly("uid", &Backend::getGroupUid)
       .def("get_error", &Backend::getError, NoGil())
       .def("flight_record", &flight_record)
+      .def(
+          "_is_device_good",
+          [](Backend& backend) {
+            DeviceEngine* const engine = backend.group().device_in_use();
+            return engine == nullptr || engine->is_all_good();
+          },
+          NoGil())
       .def("_set_default_timeout", &Backend::setTimeout, py::arg("timeout"))
       .def("_add_ephemeral_timeout", &Backend::extend_next_timeout, py::arg("timeout"))
       .def("_is_initialized", [](const Backend&) { return true; })

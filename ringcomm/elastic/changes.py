@@ -7,23 +7,23 @@ what holds the old group.
 
 from __future__ import annotations
 
-import json
 import random
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 
-from ringcomm.elastic import ddp, transfer
+from ringcomm.elastic import admission, ddp
 from ringcomm.elastic.ballot import ADMITS, LEAVES, Ballot, compare, hash_of_options, vote
 from ringcomm.elastic.epochs import Decided, Epochs
 from ringcomm.elastic.errors import Diverged, Evicted, TooFew
-from ringcomm.elastic.lobby import Lobby, Process, Record
+from ringcomm.elastic.lobby import Process
 from ringcomm.elastic.state import Tracked
+from ringcomm.elastic.store import within
 from ringcomm.elastic.watch import Watch
 
 COUNTERS = "ringcomm.world"  # the name of what goes with the user's objects
@@ -87,10 +87,8 @@ class Changes:
     """The commits of one rank, and the changes between them."""
 
     epochs: Epochs
-    life: int
     watch: Watch
     log: Callable[[str], None]
-    lobby_store: Any  # dist.Store, of all lives of the run
     counters: Counters = field(default_factory=Counters)
     tracked: Tracked | None = None
     on_change: list[Callable[[Change], None]] = field(default_factory=list)
@@ -101,6 +99,9 @@ class Changes:
     all_leave: bool = False  # by the last vote
     vain: int = 0  # failures in a row that changed nothing
     stale: bool = False  # the group of the present epoch is not made yet
+    closed: bool = False  # nobody can join
+    shared: bool = False  # the state is equal on all ranks
+    fresh: bool = True  # the first vote of an epoch compares all parameters
     lost: list[Process] = field(default_factory=list)
     before: tuple[Process, ...] = ()  # the members, when the change began
     since: float = 0.0
@@ -113,10 +114,9 @@ class Changes:
 
         Returns whether it counts. Raises Diverged.
         """
-        self.voted = True
-        if self.tracked is not None and any(p.is_cuda for p in self.tracked.parameters[:1]):
-            torch.cuda.current_stream().synchronize()
         try:
+            self._await_device()
+            self.voted = True
             ballots = vote(self._ballot(act), len(self.epochs.all))
         except RuntimeError as error:
             return self.failed(error)
@@ -128,9 +128,20 @@ class Changes:
         self.all_leave = all(ballot.flags & LEAVES for ballot in ballots)
         return True
 
+    def _await_device(self) -> None:
+        """Wait until the device has its gradients. Raises DistBackendError if they are not good.
+
+        A stream that waits for a rank which dies goes on, and what it does is garbage.
+        """
+        devices = {p.device for p in self.tracked.parameters if p.is_cuda} if self.tracked else ()
+        for device in devices:
+            torch.cuda.current_stream(device).synchronize()
+        if devices and not self.epochs.backend()._is_device_good():
+            raise dist.DistBackendError("a rank was lost while the device waited for it")
+
     def _ballot(self, act: int) -> Ballot:
         counters, tracked = self.counters, self.tracked
-        flags = self.flags | (ADMITS if self.watch.guests else 0)
+        flags = self.flags | (ADMITS if self.watch.wants_change else 0)
         mine = Ballot(self.epochs.epoch, counters.commits, flags, act)
         if tracked is None or not self.shared:
             return mine
@@ -142,9 +153,6 @@ class Changes:
         return replace(
             mine, deck=deck, state=tracked.fingerprint(), options=hash_of_options(tracked)
         )
-
-    shared: bool = False  # the state is equal on all ranks
-    fresh: bool = True  # the first vote of an epoch compares all parameters
 
     def _decide(self) -> None:
         self.counters.commits += 1
@@ -198,8 +206,8 @@ class Changes:
     def meet(self, extra: str = "") -> bool:
         """Agree on the next epoch. Returns whether the commit that was voted for counts."""
         self._begin_change()
+        late = not self.stale and self._has_timed_out()
         self.stale, self.planned = True, 0
-        late = self._has_timed_out()
         decided = self.epochs.agree(self.counters.commits, self.voted, extra, late)
         self._note(decided)
         counts = decided.step > self.counters.commits
@@ -212,7 +220,7 @@ class Changes:
         self.vain = 0 if decided.lost or decided.extra else self.vain + 1
         if counts:
             self._decide()
-        self._deal()
+        self.deal()
         return counts
 
     def _has_timed_out(self) -> bool:
@@ -229,7 +237,9 @@ class Changes:
             self.meet()
 
     def admit(self) -> None:
-        """Take guests in, if a vote has asked for it. Members come by here before each step.
+        """Take guests in, or go to another store, if a vote has asked for it.
+
+        Members come by here before each step.
 
         The vote tells those that have seen the end of that one, and are here, from those that saw
         it fail, and are not.
@@ -241,22 +251,26 @@ class Changes:
         except RuntimeError as error:
             self.failed(error)
             return
-        guests = self.watch.take() if self.watch.guests and self.epochs.rank == 0 else []
-        for guest in guests:
-            self.epochs.store.set(f"guest/{guest.uuid}", json.dumps(asdict(guest)))
-        self.meet(" ".join("~" + guest.uuid for guest in guests))
+        if self.epochs.rank != 0:
+            self.meet()
+        elif offer := self.epochs.home.offer:
+            self.meet(f"@{offer.address}")
+        else:
+            guests = admission.describe(self, self.watch.take())
+            self.meet(" ".join("~" + guest.uuid for guest in guests))
 
     def regroup(self) -> None:
         """Make the group of the present epoch, whatever fails meanwhile, and carry over to it."""
         while self.stale:
             try:
                 began = time.monotonic()
+                self.epochs.meet_guests()
                 if self.epochs.guests and self.epochs.rank == 0:
-                    self._welcome()
+                    within(lambda: admission.welcome(self))
                 self.epochs.make()
                 self.numbers["regroup_ms"] = (time.monotonic() - began) * 1e3
                 if self.epochs.guests:
-                    self._give()
+                    admission.give(self)
                 else:
                     self._carry_over()
                     self.stale = False
@@ -269,63 +283,7 @@ class Changes:
             raise error
         self._meet_after(error)
 
-    def _welcome(self) -> None:
-        epochs, lobby = self.epochs, Lobby(self.lobby_store, self.epochs.me)
-        record, life = lobby.record(), self.life
-        new = Record(life, epochs.epoch, True, epochs.all)
-        if record is None or record.life != life or not lobby.replace(record, new):
-            raise Evicted(
-                "another world was founded in the place of this one, whose members were all taken "
-                "for dead: this rank must not go on"
-            )
-        text = epochs.welcome(life).to_text()
-        for guest in epochs.guests:
-            self.lobby_store.set(f"welcome/{guest.uuid}", text)
-
-    def _give(self) -> None:
-        """Give the state to the guests. When all have it, they become members."""
-        assert self.tracked is not None
-        epochs, began = self.epochs, time.monotonic()
-        givers = list(range(len(epochs.members)))
-        joiners = list(range(len(givers), len(epochs.all)))
-        sent = transfer.send(self.tracked.pack(), dist.group.WORLD, givers, joiners)
-        vote(Ballot(epochs.epoch, self.counters.commits), len(epochs.all))
-        self.numbers["sent_mb"] = self.numbers.get("sent_mb", 0.0) + sent / 1e6
-        self.numbers["give_ms"] = (time.monotonic() - began) * 1e3
-        self.meet(" ".join("+" + guest.uuid for guest in epochs.guests))
-
-    def share(self) -> None:
-        """Give rank 0's state to all others, before anything was trained."""
-        assert self.tracked is not None
-        others = list(range(1, len(self.epochs.members)))
-        if self.epochs.rank == 0 and others:
-            transfer.send(self.tracked.pack(), dist.group.WORLD, [0], others)
-        elif others:
-            transfer.receive(self.tracked.unpack, dist.group.WORLD, [0])
-            commits = self.counters.commits
-            self.tracked.finish()
-            self.counters.commits = commits
-
-    def take(self) -> None:
-        """As a guest: take the state, and become a member. Raises RuntimeError if that fails."""
-        assert self.tracked is not None
-        epochs = self.epochs
-        givers = list(range(len(epochs.members)))
-        self.before, self.since = epochs.members, time.monotonic()
-        try:
-            transfer.receive(self.tracked.unpack, dist.group.WORLD, givers)
-            self.tracked.finish()
-            vote(Ballot(epochs.epoch, self.counters.commits), len(epochs.all))
-        except RuntimeError as error:
-            self.check_failure(error)
-        self.stale = True
-        epochs.agree(self.counters.commits, False, "", failed=False)
-        joined = [process.uuid for process in epochs.members if process not in self.before]
-        self.counters.sow(joined.index(epochs.me.uuid))
-        self._deal()
-        self.regroup()
-
-    def _deal(self) -> None:
+    def deal(self) -> None:
         """Deal the batches to the members that were decided on.
 
         Not when the group works: one that fails at once works on some ranks, and on others never.

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from ringcomm._autoload import load_library
 from ringcomm.elastic.epochs import Epochs, Settings
 from ringcomm.elastic.lobby import Lobby, Process, Record, Welcome
+from ringcomm.elastic.store import RunStore
 
 
 class Entered(NamedTuple):
@@ -27,11 +28,11 @@ class Entrance:
     """The way into the world of one run, for one process."""
 
     def __init__(
-        self, run: str, store: Any, settings: Settings, start: int, log: Callable[[str], None]
+        self, run: str, store: RunStore, settings: Settings, start: int, log: Callable[[str], None]
     ) -> None:
         self._run, self._store, self._settings, self._log = run, store, settings, log
         card = load_library().card()
-        self._lobby = Lobby(store, Process.this(card), start, log)
+        self._lobby = Lobby(store.keys, Process.this(card), self._go_to, start, log)
 
     def enter(self, timeout: float) -> Entered | None:
         """Found a world with others; None where one runs, then this process is apart until `ask`.
@@ -66,6 +67,11 @@ class Entrance:
         self.rename()
         self._stay_apart()
 
+    def _go_to(self, address: str) -> Any:
+        self._log(f"the store of the world is served at {address} by now")
+        self._store.move(address)
+        return self._store.keys
+
     def rename(self) -> None:
         self._lobby.me = replace(self._lobby.me, uuid=Process.this("").uuid)
 
@@ -74,8 +80,7 @@ class Entrance:
         dist.init_process_group("ringcomm", store=dist.HashStore(), rank=0, world_size=1)
 
     def _epochs(self, life: int) -> Epochs:
-        keys = self._store if life == 0 else dist.PrefixStore(f"life/{life}", self._store)
-        return Epochs(self._run, keys, self._lobby.me, self._settings)
+        return Epochs(self._run, self._store, life, self._lobby.me, self._settings)
 
     def _visit(self, welcome: Welcome) -> Entered | None:
         epochs = self._epochs(welcome.life)

@@ -21,7 +21,8 @@ import torch.distributed as dist
 
 from ringcomm._autoload import load_library
 from ringcomm.elastic.errors import Evicted
-from ringcomm.elastic.lobby import Process, Welcome
+from ringcomm.elastic.lobby import Process, Record, Welcome
+from ringcomm.elastic.store import RunStore, within
 
 FOUNDERS_SECONDS = 10.0  # for the first group: all of them were there a moment ago
 GUESTS_SECONDS = 5.0  # for a group with guests: they answered a moment ago
@@ -52,7 +53,8 @@ class Epochs:
     """The present epoch of one process, and how it comes to the next one."""
 
     run: str
-    store: Any  # dist.Store, of the run
+    home: RunStore
+    life: int  # of the run: whether a world before this one has ended
     me: Process
     settings: Settings
     epoch: int = 0
@@ -60,6 +62,14 @@ class Epochs:
     guests: tuple[Process, ...] = ()
     agreement: Any = None
     made: dict[str, Any] = field(default_factory=dict)  # the decision, for a guest
+
+    @property
+    def store(self) -> Any:
+        """The keys of this world. Raises dist.DistStoreError where its store is not reached."""
+        return self._of_life(self.home.keys)
+
+    def _of_life(self, keys: Any) -> Any:
+        return keys if self.life == 0 else dist.PrefixStore(f"life/{self.life}", keys)
 
     @property
     def all(self) -> tuple[Process, ...]:
@@ -91,6 +101,13 @@ class Epochs:
         self.agreement = load_library().Agreement(self.run)
         self.agreement.adopt(self.backend(), self.epoch, len(self.guests), **self.made)
 
+    def meet_guests(self) -> None:
+        """Learn who the guests are. Raises dist.DistStoreError where the store does not say."""
+        keys = [f"guest/{guest.uuid}" for guest in self.guests]
+        if keys:
+            cards = within(lambda: [self.store.get(key).decode() for key in keys])
+            self.guests = tuple(Process(**json.loads(card)) for card in cards)
+
     def make(self) -> None:
         """Make the group of the present epoch. Raises RuntimeError if a member of it is gone."""
         options = self._options(through_store=bool(self.guests))
@@ -100,29 +117,31 @@ class Epochs:
         self.agreement.adopt(self.backend(), self.epoch, len(self.guests))
 
     def agree(self, decided: int, voted: bool, extra: str, failed: bool) -> Decided:
-        """Leave the group, and agree on the next epoch, which is the present one afterwards.
+        """End the group's operations, and agree on the next epoch, the present one afterwards.
+
+        The group itself stays until the next one is made: the program may ask for its rank.
 
         `failed`: an operation has waited for a rank for too long. Raises Evicted.
         """
         self._abort()
         patience = 2 * self.settings.patience if failed else self.settings.timeout
         began = time.monotonic()
+        keys = self.home.ready if self.settings.witness else None
         try:
             answer = self.agreement.agree(
                 decided,
                 voted,
                 extra,
-                self.store if self.settings.witness else None,
+                None if keys is None else self._of_life(keys),
                 f"witness/{self.epoch + 1}",
                 timedelta(seconds=patience),
                 timedelta(seconds=2 * self.settings.patience),
             )
         except dist.DistBackendError as error:
+            self._destroy()
             raise Evicted(str(error)) from None
-        finally:
-            if dist.is_initialized():
-                dist.destroy_process_group()
         if not answer.stays:
+            self._destroy()
             raise Evicted(
                 f"this rank was given up by the others in epoch {self.epoch}: it must not go on; "
                 "start it anew to join"
@@ -133,9 +152,18 @@ class Epochs:
         confirmed = tuple(each for each in self.guests if "+" + each.uuid in words)
         lost += tuple(each for each in self.guests if each not in confirmed)
         self.members, self.epoch = stay + confirmed, answer.epoch
-        self.guests = tuple(self._guest(word[1:]) for word in words if word.startswith("~"))
+        self.guests = tuple(
+            Process(word[1:], "unknown", 0) for word in words if word.startswith("~")
+        )
         self.made = {"ranks": list(answer.ranks), "step": answer.step, "extra": answer.extra}
+        for word in words:
+            if word.startswith("@"):
+                self.home.move(word[1:])
         return Decided(answer.step, lost, answer.extra, time.monotonic() - began)
+
+    def _destroy(self) -> None:
+        if dist.is_initialized():
+            dist.destroy_process_group()
 
     def _abort(self) -> None:
         """End the operations of all groups: no rank is to wait for this one in any of them."""
@@ -147,18 +175,21 @@ class Epochs:
         """Leave for good: the others need not wait for the end of this process."""
         if self.agreement is not None:
             self.agreement.leave()
-        if dist.is_initialized():
-            dist.destroy_process_group()
+        self._destroy()
 
     def backend(self) -> Any:
         group = dist.distributed_c10d._get_default_group()
         return group._get_backend(torch.device("cpu"))
 
-    def welcome(self, life: int) -> Welcome:
+    def record(self) -> Record:
+        """What the store is to know of this world."""
+        return Record(self.life, self.epoch, True, self.all)
+
+    def welcome(self) -> Welcome:
         """What the guests of the present epoch need to know."""
         made = self.made
         return Welcome(
-            life,
+            self.life,
             self.epoch,
             self.members,
             self.guests,
@@ -167,9 +198,6 @@ class Epochs:
             made["extra"],
         )
 
-    def _guest(self, uuid: str) -> Process:
-        return Process(**json.loads(self.store.get(f"guest/{uuid}").decode()))
-
     def _options(self, *, through_store: bool) -> Any:
         options = load_library().Options()
         options.algorithm = self.settings.algorithm
@@ -177,12 +205,19 @@ class Epochs:
         return options
 
     def _make(self, options: Any, seconds: float) -> None:
+        self._destroy()
         # The name of a group is in its keys. It counts what this process has tried to make, and
         # others have tried less often.
         dist.distributed_c10d._world.group_count = 0
+        try:
+            keys = self.store
+        except dist.DistStoreError:
+            if options._through_store:
+                raise
+            keys = dist.HashStore()  # this group needs none
         dist.init_process_group(
             "ringcomm",
-            store=dist.PrefixStore(f"epoch/{self.epoch}", self.store),
+            store=dist.PrefixStore(f"epoch/{self.epoch}", keys),
             rank=self.rank,
             world_size=len(self.all),
             timeout=timedelta(seconds=seconds),

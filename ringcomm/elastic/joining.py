@@ -6,14 +6,12 @@ import os
 from datetime import timedelta
 from typing import Any, Literal
 
-import torch.distributed as dist
-
 from ringcomm._autoload import load_library
 from ringcomm.elastic.entrance import Entrance
 from ringcomm.elastic.epochs import Settings
 from ringcomm.elastic.launcher import advice
 from ringcomm.elastic.log import log
-from ringcomm.elastic.store import connect
+from ringcomm.elastic.store import open_store
 from ringcomm.elastic.world import World
 
 
@@ -31,8 +29,10 @@ def join(
     """Enter the world of this run, and make the default process group.
 
     `store` is "host:port" or a torch.distributed store; None: that of RINGCOMM_ELASTIC, else of
-    MASTER_ADDR and MASTER_PORT. The first `start` processes found the world (default: WORLD_SIZE,
-    else `min_size`). One that comes later has a group of its own until `World.track` admits it.
+    MASTER_ADDR and MASTER_PORT. Several addresses, with commas between them, are places where the
+    store may be. The first `start` processes found the world (default: the larger of
+    WORLD_SIZE and `min_size`). One that comes later has a group of its own until `World.track`
+    admits it.
 
     Below `min_size` ranks the world waits for others, and ends after `timeout`. At `max_size` it
     admits nobody. A host that is silent for `dead_after` is suspected to be dead (default: 30 s,
@@ -43,7 +43,7 @@ def join(
     Raises TimeoutError when the others do not come within `timeout`, RuntimeError where no store
     answers, ValueError for sizes that cannot be.
     """
-    wanted = start or int(os.environ.get("WORLD_SIZE", "0")) or min_size
+    wanted = start or max(int(os.environ.get("WORLD_SIZE", "0")), min_size)
     if not 1 <= min_size <= wanted <= (max_size or wanted):
         raise ValueError(
             f"min_size={min_size}, start={wanted}, max_size={max_size}: they must be in this order"
@@ -51,6 +51,10 @@ def join(
     silence = dead_after or timedelta(
         seconds=float(os.environ.get("RINGCOMM_RESUME_SECONDS", "30"))
     )
+    if silence < timedelta(seconds=1):
+        raise ValueError(f"dead_after={silence}: at least a second, hosts are silent for a moment")
+    if witness not in ("store", "none"):
+        raise ValueError(f'witness={witness!r}: "store" or "none"')
     settings = Settings(
         timeout=(options._timeout if options else timedelta(minutes=10)).total_seconds(),
         patience=silence.total_seconds(),
@@ -59,10 +63,11 @@ def join(
     )
     if said := advice():
         log(said)
-    run = os.environ.get("RINGCOMM_ELASTIC_RUN", "run")
+    job = os.environ.get("SLURM_JOB_ID", "run")
+    run = os.environ.get("RINGCOMM_ELASTIC_RUN", job)
     load_library().belong_to(f"elastic/{run}", silence)
-    keys = dist.PrefixStore(f"ringcomm-elastic/{run}", connect(store))
-    world = World(run, keys, settings, (min_size, wanted, max_size), timeout.total_seconds())
+    keys = open_store(run, store)
+    world = World(keys, settings, (min_size, wanted, max_size), timeout.total_seconds())
     world._entrance = Entrance(run, keys, settings, wanted, log)
     if entered := world._entrance.enter(timeout.total_seconds()):
         world._begin(entered)

@@ -5,6 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
+import torch
+
+LOCAL_RANKS = ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID")
+
 
 def advice(env: Mapping[str, str] = os.environ) -> str:
     """Return what to say of the launcher that `env` shows; "" where nothing is to be said."""
@@ -24,3 +28,13 @@ def advice(env: Mapping[str, str] = os.environ) -> str:
             "--kill-on-bad-exit=0 --no-kill (docs/elastic.md)"
         )
     return ""
+
+
+def own_device() -> torch.device:
+    """Choose a GPU by the place of this process on its host; the CPU where there is none."""
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    place = next((os.environ[name] for name in LOCAL_RANKS if name in os.environ), "0")
+    device = int(place) % torch.cuda.device_count()
+    torch.cuda.set_device(device)
+    return torch.device("cuda", device)

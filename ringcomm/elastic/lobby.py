@@ -21,7 +21,11 @@ from pathlib import Path
 from typing import Any
 
 LOOK_SECONDS = 0.005  # between looks at the store of one that waits
-ANSWER_SECONDS = 0.05  # for the answers to a call
+ANSWER_SECONDS = 0.05  # for an answer to a call, or for the next one
+ANSWER_TRIPS = 20  # and so many round trips to the store: that may be far
+ALONE_SECONDS = (
+    1.0  # before one founds a world alone: one that has lost its store may know this one
+)
 PRESENT_SECONDS = 10.0  # for the founders of a world, who answered a moment ago
 FOUNDER_SECONDS = 2.0  # without a call: then another one founds
 ASK_SECONDS = 1.0  # then one that waits asks again
@@ -36,6 +40,7 @@ class Process:
     host: str
     pid: int
     boot: str = ""  # of the host's kernel
+    machine: str = ""  # the host's own name of itself
     space: str = ""  # of process ids
     started: str = ""  # in the kernel's ticks
     card: str = ""  # by which the engine knows it
@@ -50,6 +55,7 @@ class Process:
             socket.gethostname(),
             os.getpid(),
             _boot(),
+            _read("/etc/machine-id").strip(),
             _space(),
             _started(os.getpid()),
             card,
@@ -60,8 +66,8 @@ class Process:
         """Whether it is certain, from here, that the process has ended."""
         if socket.gethostname() != self.host or not self.boot:
             return False
-        if _boot() != self.boot:
-            return True  # this very host was started again
+        if _boot() != self.boot:  # another host of that name, or this very one, started again
+            return bool(self.machine) and _read("/etc/machine-id").strip() == self.machine
         return _space() == self.space and _started(self.pid) != self.started
 
 
@@ -97,6 +103,7 @@ class Record:
     epoch: int = 0
     confirmed: bool = False  # its first members have met
     members: tuple[Process, ...] = ()
+    store: str = ""  # where the world's store is by now; "": it is this one
 
     def to_text(self) -> str:
         return json.dumps(asdict(self))
@@ -142,6 +149,7 @@ class Lobby:
 
     store: Any  # dist.Store
     me: Process
+    moved: Callable[[str], Any] = field(default=str)  # the keys at another address
     start: int = 1  # processes that found a world
     log: Callable[[str], None] = print
     last_call: str = ""
@@ -199,6 +207,9 @@ class Lobby:
         began = told = time.monotonic()
         while True:
             self.known = self.record()
+            if self.known and self.known.store and not self._are_dead(self.known):
+                self.store = self.moved(self.known.store)
+                continue
             if self.known and not self.known.confirmed and self.known.place_of(self.me) is not None:
                 return self.known
             if found := ready():
@@ -263,6 +274,8 @@ class Lobby:
         self.heard = time.monotonic()
         answer(self.store, self.last_call, self.me)
         came = answers(self.store, self.last_call, self.start)
+        if self.known is None and self.start == 1:
+            time.sleep(ALONE_SECONDS)
         if len(came) < self.start:
             return
         life = self.known.life + 1 if self.known else 0
@@ -314,13 +327,17 @@ def answer(store: Any, name: str, me: Process) -> None:
 
 
 def answers(store: Any, name: str, enough: int) -> list[Process]:
-    """Return those that answer the call: all that do so in time, or the first `enough`."""
-    deadline = time.monotonic() + ANSWER_SECONDS
+    """Return those that answer the call: until no more come, or the first `enough`."""
+    began = time.monotonic()
+    store.check([name])
+    pause = ANSWER_SECONDS + ANSWER_TRIPS * (time.monotonic() - began)
     came: list[Process] = []
-    while len(came) < enough and time.monotonic() < deadline:
+    last = began
+    while len(came) < enough and time.monotonic() < min(last + pause, began + PRESENT_SECONDS):
         key = f"{name}/{len(came) + 1}"
         if store.check([key]):
             came.append(Process(**json.loads(store.get(key).decode())))
+            last = time.monotonic()
         else:
             time.sleep(LOOK_SECONDS)
     return came

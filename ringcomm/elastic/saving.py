@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from typing import Any
 
 import torch
 
-from ringcomm.elastic import ddp
+from ringcomm.elastic import admission, ddp
 from ringcomm.elastic.changes import COUNTERS, Changes
 from ringcomm.elastic.checkpoint import Checkpoints
 from ringcomm.elastic.log import log
@@ -23,22 +24,22 @@ class Saving:
         """Load the newest whole checkpoint on rank 0, if there is one, and share the state."""
         changes = self._changes
         if changes.epochs.rank == 0 and (found := self._checkpoints.newest()):
-            state = self._checkpoints.load(found, {})
+            state = self._checkpoints.load(found, dict(self._named()))
             for name, thing in self._named():
                 thing.load_state_dict(state[name])
             log(f"goes on from checkpoint {found.path}, step {found.step}")
             changes.counters.steps = found.step
-        changes.share()
+        admission.share(changes)
 
     def save(self, certainly: bool = False) -> None:
         """Write a checkpoint on rank 0 if one is due; `certainly`: in any case, to its end."""
         changes, step = self._changes, self._changes.counters.steps
-        if changes.epochs.rank != 0:
-            return
-        if not certainly and not self._checkpoints.due(step, time.monotonic()):
+        due = self._checkpoints.due(step, time.monotonic())  # on all ranks: any may be 0 later
+        if changes.epochs.rank != 0 or not (due or certainly):
             return
         if certainly:
-            self._checkpoints.finish()
+            with contextlib.suppress(RuntimeError):  # of the one before: it was logged
+                self._checkpoints.finish()
         state = {name: thing.state_dict() for name, thing in self._named()}
         self._checkpoints.save(step, state, {"run": self._run, "epoch": changes.epochs.epoch})
         if certainly:

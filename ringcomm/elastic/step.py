@@ -72,7 +72,8 @@ class Step(AbstractContextManager[None]):
                 self._counts = self._counts or changes.commit(self._act)
             elif not ends and changes.is_failure(error):
                 ends = True
-                changes.failed(error)
+                if not changes.stale:  # else they have met in this step
+                    changes.failed(error)
         finally:
             self._finish()
         if error is not None and not ends:

@@ -5,36 +5,55 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
 
-from ringcomm.elastic.lobby import Process, answers, call
+from ringcomm.elastic.lobby import Lobby, Process, Record, answers, call
+from ringcomm.elastic.store import RunStore, Served, within
 
 LOOK_SECONDS = 0.025
+SEEK_SECONDS = 0.1  # between looks for another store
+SERVE_SECONDS = 2.0  # without a store: then this rank serves one
 MOST = 8  # guests at once: their names go into the slip of the one that leads
 
 
 class Watch:
-    """Looks for processes that ask to join, while `calls()` says that this rank is to call them.
+    """Looks for processes that ask to join, and for another store when there is none.
 
-    `guests` are those that answered the last call; `take` takes them, once.
+    `guests` are those that answered the last call; `take` takes them, once. A store that is found
+    or served here is `store.offer`, until the members go there.
     """
 
-    def __init__(self, store: Any, calls: Callable[[], int], log: Callable[[str], None]) -> None:
-        """`calls` returns how many guests may come, 0 while this rank calls nobody."""
-        self._store = store
-        self._calls = calls
-        self._log = log
+    def __init__(
+        self,
+        store: RunStore,
+        calls: Callable[[], int],
+        leads: Callable[[], Record | None],
+        log: Callable[[str], None],
+    ) -> None:
+        """Begin to look.
+
+        `leads` returns what the store should know of the world, or None unless this rank leads one
+        that works: then it looks. `calls` returns how many guests may come.
+        """
+        self._store, self._calls, self._leads, self._log = store, calls, leads, log
         self._lock = threading.Lock()
         self._guests: list[Process] = []
         self._asks = -1
+        self._lost_since: float | None = None
+        self._sought = 0.0
+        self._at_home: Served | None = None  # while the world's store is elsewhere
+        self._told = ""
         self._stop = threading.Event()
-        self.answers = True  # the store does
         self._thread = threading.Thread(target=self._run, name="ringcomm elastic")
         self._thread.start()
 
     @property
     def guests(self) -> int:
         return len(self._guests)
+
+    @property
+    def wants_change(self) -> bool:
+        """Whether the members are to meet: for guests, or for another store."""
+        return bool(self._guests) or self._store.offer is not None
 
     def take(self) -> list[Process]:
         """Return the guests that answered, and look for others from now on."""
@@ -49,26 +68,90 @@ class Watch:
     def _run(self) -> None:
         # Not a daemon: Python may unwind one in the midst of C++. It ends with the main thread.
         while threading.main_thread().is_alive() and not self._stop.wait(LOOK_SECONDS):
+            record = self._leads()
+            if record is None or self._store.offer is not None:
+                continue
             try:
-                self._look()
-                self.answers = True
+                within(self._look)
             except RuntimeError as error:
-                if self.answers and not self._stop.is_set():
-                    self._log(f"the store does not answer, so no rank can join: {error}")
-                self.answers = False
-                time.sleep(1)
+                self._note_lost(error)
+            try:
+                self._seek(record)
+            except RuntimeError as error:
+                self._tell(f"no other store is found: {error}")
 
     def _look(self) -> None:
-        most = self._calls()
-        if most == 0 or self._guests:
+        keys = self._store.ready
+        if keys is None:
             return
-        asks = self._store.add("asks", 0)
-        if asks == self._asks:
+        asks = keys.add("asks", 0)
+        self._lost_since = None
+        most = self._calls()
+        if most == 0 or self._guests or asks == self._asks:
             return
         first = self._asks < 0
         self._asks = asks
         if first and asks == 0:
             return
-        came = answers(self._store, call(self._store, "join"), min(most, MOST))
+        came = answers(keys, call(keys, "join"), min(most, MOST))
         with self._lock:
             self._guests = came[:MOST]
+
+    # ---- another store
+
+    def _note_lost(self, error: RuntimeError) -> None:
+        if self._lost_since is not None or self._stop.is_set():
+            return
+        self._lost_since = time.monotonic()
+        self._store.lose(error)
+        self.take()  # they have asked a store that is gone
+        self._log(f"the store does not answer, so no rank can join: {error}")
+
+    def _seek(self, record: Record) -> None:
+        """Find a store, or serve one, that knows of the world."""
+        now = time.monotonic()
+        lost = self._lost_since is not None
+        if not self._store.home or not (lost or self._store.address) or self._stop.is_set():
+            return
+        if now - self._sought < SEEK_SECONDS:
+            return
+        self._sought = now
+        found = self._at_home = self._at_home or self._store.look_at_home()
+        if not lost:
+            if found is not None:
+                self._point_here(found, record)
+            return
+        if found is None and now - (self._lost_since or now) > SERVE_SECONDS:
+            found = self._store.serve()
+        self._at_home = None
+        if found is not None and self._claim(found, record, ""):
+            self._store.offer = found
+            self._log(f"the store is served at {found.address} from now on")
+
+    def _point_here(self, home: Served, record: Record) -> None:
+        """Tell those that ask at home where the store is by now."""
+        try:
+            self._claim(home, record, self._store.address)
+        except RuntimeError:
+            self._at_home = None
+
+    def _claim(self, found: Served, record: Record, at: str) -> bool:
+        """Tell that store of this world, and where its own store is; whether it knows no other."""
+        lobby = Lobby(self._store.of_run(found.client), record.members[0])
+        known = lobby.record()
+        wanted = Record(record.life, record.epoch, True, record.members, at)
+        mine = known is None or not known.confirmed
+        if known is not None and known.life == record.life:
+            mine = mine or bool(set(known.members) & set(record.members))
+        if mine and (known == wanted or lobby.replace(known, wanted)):
+            return True
+        self._tell(
+            f"the store at {found.address} knows of another world of this run: no rank that asks "
+            "there can join this one"
+        )
+        return False
+
+    def _tell(self, text: str) -> None:
+        if text != self._told:
+            self._told = text
+            self._log(text)

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from ringcomm.elastic import ddp
+from ringcomm.elastic import admission, ddp
 from ringcomm.elastic.ballot import require_same, say
 from ringcomm.elastic.changes import COUNTERS, LEAVES, Change, Changes, Member, member
 from ringcomm.elastic.checkpoint import Checkpoints
@@ -26,13 +26,17 @@ from ringcomm.elastic.entrance import Entered, Entrance
 from ringcomm.elastic.epochs import Settings
 from ringcomm.elastic.errors import Evicted, Left, TooFew
 from ringcomm.elastic.feed import Feed
+from ringcomm.elastic.launcher import own_device
+from ringcomm.elastic.lobby import Record
 from ringcomm.elastic.log import log
 from ringcomm.elastic.saving import Saving
 from ringcomm.elastic.state import Stateful, Tracked
 from ringcomm.elastic.step import Step
+from ringcomm.elastic.store import RunStore
 from ringcomm.elastic.watch import MOST, Watch
 
 T = TypeVar("T")
+MOST_RANKS = 200  # in a group
 
 
 class World:
@@ -42,13 +46,12 @@ class World:
 
     def __init__(
         self,
-        run: str,
-        store: Any,
+        store: RunStore,
         settings: Settings,
         sizes: tuple[int, int, int | None],
         timeout: float,
     ) -> None:
-        self._run, self._store, self._settings = run, store, settings
+        self._store, self._settings = store, settings
         self._sizes = sizes  # the least, those that found it, the most
         self._timeout = timeout
         self._changes: Changes | None = None  # once this rank is in the world
@@ -64,7 +67,7 @@ class World:
         self._leaving = False
         self._founder = False
         self._training = False
-        self.device = _device()
+        self.device = own_device()
 
     # ---- what it is now
 
@@ -108,8 +111,8 @@ class World:
     # ---- entering
 
     def _begin(self, entered: Entered) -> None:
-        watch = Watch(self._store, self._may_call, log)
-        self._changes = Changes(entered.epochs, entered.life, watch, log, lobby_store=self._store)
+        watch = Watch(self._store, self._may_call, self._record, log)
+        self._changes = Changes(entered.epochs, watch, log)
         self._changes.on_change = self._callbacks
         self._changes.shared = entered.is_guest
         self._founder = not entered.is_guest
@@ -117,16 +120,22 @@ class World:
             self._changes.tracked = self._tracked
             self._tracked.objects[COUNTERS] = self._changes.counters
 
-    def _may_call(self) -> int:
-        """How many guests this rank may call now; 0 unless it leads a world that trains."""
+    def _record(self) -> Record | None:
+        """What the store should know of the world; None unless this rank leads one that trains."""
         changes = self._changes
         if changes is None or not self._training or changes.stale or changes.epochs.rank != 0:
+            return None
+        return changes.epochs.record()
+
+    def _may_call(self) -> int:
+        """How many guests may come, where this rank leads the world."""
+        if self._at.closed:
             return 0
-        most = self._sizes[2] or 1 << 30
+        most = self._sizes[2] or MOST_RANKS
         sampler = self._tracked.sampler if self._tracked else None
         if sampler is not None and sampler._deck.most_members is not None:
             most = min(most, sampler._deck.most_members)
-        return max(0, min(MOST, most - len(changes.epochs.members)))
+        return max(0, min(MOST, most - len(self._at.epochs.members)))
 
     @property
     def _at(self) -> Changes:
@@ -174,7 +183,7 @@ class World:
                 ddp.regroup(wrapper, dist.group.WORLD, rebuild=True)
             return
         try:
-            changes.take()
+            admission.take(changes)
         except BaseException as error:
             changes.watch.stop()
             changes.epochs.end()
@@ -191,7 +200,7 @@ class World:
         require_same(mine, self.attempt(lambda: say(mine)))
         if self._tracked.sampler is not None:
             self._bind(1, 1)
-        self.attempt(self._at.share)
+        self.attempt(lambda: admission.share(self._at))
         self._at.shared = True
 
     # ---- the data
@@ -362,7 +371,7 @@ class World:
         if self._tracked is None:
             raise RuntimeError("call world.track(...) before world.checkpoint")
         checkpoints = Checkpoints(directory, every=every, keep=keep, log=log)
-        self._saving = Saving(self._run, checkpoints, self._at)
+        self._saving = Saving(self._store.run, checkpoints, self._at)
         if not self._founder or self.step_number > 0:
             return
         self._at.shared = False
@@ -390,11 +399,3 @@ class World:
             self._saving.save(certainly=True)
         changes.epochs.end()
         raise Left
-
-
-def _device() -> torch.device:
-    if not torch.cuda.is_available():
-        return torch.device("cpu")
-    device = int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count()
-    torch.cuda.set_device(device)
-    return torch.device("cuda", device)

@@ -54,9 +54,15 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
     yield begin
     for process in started:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
+        for pid in [process.pid, *children(process.pid)]:  # torchrun's workers have sessions
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(pid, signal.SIGKILL)
         process.wait()
+
+
+def children(pid: int) -> list[int]:
+    found = subprocess.run(["pgrep", "-P", str(pid)], capture_output=True, text=True, check=False)
+    return [int(child) for child in found.stdout.split()]
 
 
 def await_text(path: Path, pattern: str, seconds: float = 20) -> re.Match[str]:
@@ -116,9 +122,7 @@ def test_one_torchrun_for_each_unit(start: Start, store: str, tmp_path: Path) ->
     """A rank that is killed is started again by its torchrun, and joins the others."""
     units = [start([*UNIT, *FOREVER], RINGCOMM_ELASTIC=store) for _ in range(2)]
     leader = await_first(tmp_path, (1, 2), "epoch=0 ranks=2")
-    other = str(units[2 - leader].pid)
-    worker = subprocess.run(["pgrep", "-P", other], capture_output=True, text=True, check=True)
-    os.kill(int(worker.stdout.split()[0]), signal.SIGKILL)
+    os.kill(children(units[2 - leader].pid)[0], signal.SIGKILL)
     await_text(tmp_path / f"{leader}.out", "going on without")
     await_text(tmp_path / f"{leader}.out", "going on with ")
 

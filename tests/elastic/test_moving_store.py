@@ -1,0 +1,164 @@
+"""Stores that die: the lowest rank serves another one, and those that join find it."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+
+from lab.hosts import Hosts
+from lab.limits import limit
+from lab.namespaces import missing
+from lab.ranks import HOST
+from lab.trainee import Plan
+from lab.trainees import Trainees, trainees
+from ringcomm.elastic import store as stores
+from ringcomm.elastic.store import Address, RunStore, open_store
+
+
+def free_port() -> int:
+    with socket.socket() as trial:
+        trial.bind((HOST, 0))
+        return int(trial.getsockname()[1])
+
+
+def await_size(some: Trainees, numbers: list[int], size: int) -> None:
+    """Wait until each of them has made a step, from now on, in a world of so many."""
+    at, deadline = time.monotonic(), time.monotonic() + limit(60)
+    for number in numbers:
+        while not any(
+            event["at"] > at and event["size"] == size for event in some.events(number, "step")
+        ):
+            assert time.monotonic() < deadline, f"{number}: {some.events(number)[-2:]}"
+            time.sleep(0.02)
+
+
+def test_the_lowest_rank_serves_another_store() -> None:
+    """Rank 0 serves the store, and is killed; then the next one, and is killed as well."""
+    with trainees(3, store=f"{HOST}:{free_port()}", epochs=10**6) as some:
+        some.await_events([0, 1, 2], "step", 3)
+        some.kill(0)
+        (third,) = some.start()
+        await_size(some, [1, 2, third], 3)
+        some.kill(1)
+        (fourth,) = some.start()
+        await_size(some, [2, third, fourth], 3)
+        assert not some.all_events("raised")
+        some.check_equal()
+
+
+def serve(port: int) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "ringcomm.elastic", "store", "--port", str(port)]
+    return subprocess.Popen([*command, "--host", HOST], stdout=subprocess.PIPE)
+
+
+def test_a_store_that_is_started_again_learns_of_the_world() -> None:
+    """A rank that could found a world waits for the store; it joins the one that runs instead."""
+    port = free_port()
+    server = serve(port)
+    assert server.stdout is not None
+    server.stdout.readline()
+    try:
+        with trainees(2, store=f"{HOST}:{port}", epochs=10**6) as some:
+            some.await_events([0, 1], "step", 3)
+            server.kill()
+            server.wait()
+            (third,) = some.start(start=1)
+            server = serve(port)
+            await_size(some, [0, 1, third], 3)
+            assert some.events(third, "tracked")[0]["epoch"] > 0
+    finally:
+        server.kill()
+        server.wait()
+
+
+def test_addresses() -> None:
+    assert Address.of(" a:1 ") == Address("a", 1)
+    assert str(Address("a", 1)) == "a:1"
+    for text in ("", "a", "a:", ":1", "a:b"):
+        with pytest.raises(ValueError, match="is no address of a store"):
+            Address.of(text)
+    assert Address(HOST, 1).is_here()
+    assert not Address("192.0.2.1", 1).is_here()
+    assert Address(HOST, 1).way_here() == HOST
+
+
+def test_the_first_that_answers_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of several addresses; nobody serves at the first where another one serves already."""
+    monkeypatch.delenv("RANK", raising=False)
+    first, second = free_port(), free_port()
+    served = dist.TCPStore(HOST, second, is_master=True, wait_for_workers=False)
+    found = open_store("run", f"{HOST}:{first},{HOST}:{second}")
+    found.keys.set("word", "said")
+    assert served.get("ringcomm-elastic/run/word") == b"said"
+    assert not Address(HOST, first).answers()
+    alone = open_store("run", f"{HOST}:{first},{HOST}:{free_port()}")
+    assert Address(HOST, first).answers()
+    assert alone.ready is not None
+
+
+def test_a_store_that_moves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stores, "TIMEOUT", timedelta(seconds=1))
+    served = dist.TCPStore(HOST, 0, is_master=True, wait_for_workers=False)
+    here = RunStore("run", dist.HashStore(), (Address(HOST, 1),))
+    assert here.look_at_home() is None
+    here.move(f"{HOST}:{served.port}")
+    here.keys.set("word", "said")
+    assert served.get("ringcomm-elastic/run/word") == b"said"
+    assert here.address == f"{HOST}:{served.port}"
+    here.move(f"{HOST}:{free_port()}")
+    with pytest.raises(dist.DistStoreError, match=r"has moved to .* and does not answer"):
+        _ = here.keys
+    assert here.ready is None
+
+
+def test_who_serves_does_not_connect() -> None:
+    here = RunStore("run", dist.HashStore(), (Address(HOST, free_port()),))
+    offer = here.offer = here.serve()
+    assert offer is not None
+    assert offer.address == here.home[0]
+    here.move(str(offer.address))
+    assert here.offer is None
+    assert (here.address, here.ready is None) == ("", False)
+    again = RunStore("run", dist.HashStore(), here.home).serve()
+    assert again is not None
+    assert again.address.port != offer.address.port, "that one is taken"
+
+
+@pytest.mark.skipif(missing() is not None, reason=str(missing()))
+@pytest.mark.xdist_group("hosts")
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("named", ["one", "two"])
+@pytest.mark.parametrize("late", [False, True])
+def test_a_world_that_has_left_the_host_of_its_store(
+    tmp_path: Path, named: str, late: bool
+) -> None:
+    """It serves its store on another host, and one that begins anew on the first one finds it.
+
+    It would serve a store there, and found a world alone: before the others have a store, or late.
+    """
+    with Hosts(2) as hosts:
+        addresses = [f"{host}:29498" for host in hosts.addresses]
+        home = ",".join(addresses) if named == "two" else addresses[0]
+        names = {"RES_OPTIONS": "timeout:1 attempts:1"}  # no name server is here
+        plan = Plan(home, start=1, epochs=10**6, pause=0.01, settings=names)
+        some = Trainees(plan, tmp_path)
+        try:
+            for host in (0, 1, 1):
+                some.start(namespace=hosts.namespaces[host], start=3)
+            some.await_events([0, 1, 2], "step", 3)
+            some.kill(0)
+            await_size(some, [1, 2], 2)
+            if late:
+                some.await_events([1, 2], "change", 2)
+            (alone,) = some.start(namespace=hosts.namespaces[0], settings={**names, "RANK": "0"})
+            await_size(some, [1, 2, alone], 3)
+            some.check_equal()
+        finally:
+            some.end()
