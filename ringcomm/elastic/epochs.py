@@ -140,6 +140,7 @@ class Epochs:
         except dist.DistBackendError as error:
             self._destroy()
             raise Evicted(str(error)) from None
+        self._shut_down()
         if not answer.stays:
             self._destroy()
             raise Evicted(
@@ -160,6 +161,12 @@ class Epochs:
             if word.startswith("@"):
                 self.home.move(word[1:])
         return Decided(answer.step, lost, answer.extra, time.monotonic() - began)
+
+    def _shut_down(self) -> None:
+        """Wait for what streams of a device still do for the groups: it writes into tensors."""
+        for group in list(dist.distributed_c10d._world.pg_map):
+            with contextlib.suppress(RuntimeError):  # a group of another backend
+                group._get_backend(torch.device("cpu")).shutdown()
 
     def _destroy(self) -> None:
         if dist.is_initialized():

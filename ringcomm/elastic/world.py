@@ -52,7 +52,7 @@ class World:
         timeout: float,
     ) -> None:
         self._store, self._settings = store, settings
-        self._sizes = sizes  # the least, those that found it, the most
+        self._sizes = sizes  # the least, the founders, the most
         self._timeout = timeout
         self._changes: Changes | None = None  # once this rank is in the world
         self._tracked: Tracked | None = None
@@ -63,8 +63,7 @@ class World:
         self._attempts = False  # a call of `attempt` is under way
         self._loops = False  # the program is in the body of a loop over `batches`
         self._given = False  # it has batches there that no step has taken yet
-        self._pid = os.getpid()
-        self._leaving = False
+        self._pid, self._leaving = os.getpid(), False
         self._founder = False
         self._training = False
         self.device = own_device()
