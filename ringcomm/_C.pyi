@@ -12,6 +12,8 @@ class Options(_Backend.Options):
     """ "direct", "ring", "tree", …: used wherever a collective has it. None: as the table says."""
 
     _timeout: timedelta
+    enable_reconfigure: bool
+    """Whether the group is to be connected by `reconfigure`, not when it is made (torch 2.14)."""
     _agreement: Agreement | None
     """Of an elastic world: the members of its next epoch make this group."""
     _through_store: bool
@@ -40,6 +42,14 @@ class Backend(_Backend):
     def _set_default_timeout(self, timeout: timedelta) -> None: ...
     def _add_ephemeral_timeout(self, timeout: timedelta) -> None:
         """Give the next call so much more time."""
+    def _reconfigure_handle(self) -> str:
+        """Return what the others need to reach this group; it never changes."""
+    def _reconfigure(self, uuid: int, handles: list[str], timeout: timedelta | None = None) -> None:
+        """Give this group the ranks of these handles, in that order, in place.
+
+        Every one of them calls with the same arguments. No store takes part. torch 2.14 calls the
+        same `reconfigure`; before that, torch's own group does not see that ranks have changed.
+        """
     def _is_initialized(self) -> bool: ...
     def comm_split_count(self) -> int: ...
     def perform_nocolor_split(self, device: torch.device) -> None: ...

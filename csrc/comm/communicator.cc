@@ -122,7 +122,7 @@ void Communicator::abort(const std::string& reason) {
   if (host_.pending()) state_.kick();
 }
 
-void Communicator::shutdown(Clock::duration grace) {
+void Communicator::shutdown(Clock::duration grace, bool drains) {
   if (state_.forked() || !state_.leave()) return;
   const Deadline deadline(grace);
   Waiter waiter([&](Clock::time_point) { state_.check(); });
@@ -145,7 +145,7 @@ void Communicator::shutdown(Clock::duration grace) {
     for (Mapping& mapping : memory_.mappings) mapping.forget();  // streams may still use it
   }
   state_.transport().leave();
-  drain();
+  if (drains) drain();
 }
 
 // Remote ranks get all bytes that are on their way, as long as they take some.

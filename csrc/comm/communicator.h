@@ -71,8 +71,9 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   void wait_for_device();
   // Fails everything pending here and tells the peers. Returns at once.
   void abort(const std::string& reason);
-  // Gives pending operations `grace` to end, fails the rest, says goodbye. Idempotent.
-  void shutdown(Clock::duration grace = std::chrono::seconds(1));
+  // Gives pending operations `grace` to end, fails the rest, says goodbye. Idempotent. `drains`: it
+  // waits until remote ranks have all bytes, as one must before the process ends.
+  void shutdown(Clock::duration grace = std::chrono::seconds(1), bool drains = true);
 
   // The program ends without a goodbye: remote ranks get the bytes that are on their way.
   void drain();

@@ -78,7 +78,7 @@ void GroupState::refuse() const {
                         "own in the child");
   }
   if (const std::string why = failure(); !why.empty()) {
-    throw PeerError(rank(), group + "' has failed before (destroy it and make a new one): " + why);
+    throw PeerError(rank(), group + options_.unusable + why);
   }
   if (left()) throw PeerError(rank(), group + "' was destroyed: make a new one");
 }

@@ -34,6 +34,7 @@ struct CommunicatorOptions {
   // The same while the ranks meet, and how they do: as RendezvousOptions.
   std::function<void()> interrupt_meeting;
   decltype(RendezvousOptions::assembly) assembly;
+  std::string unusable = "' has failed before (destroy it and make a new one): ";
 };
 
 enum class Lifecycle : uint8_t {

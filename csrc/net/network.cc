@@ -10,7 +10,7 @@
 namespace ringcomm {
 namespace {
 
-constexpr auto kTick = std::chrono::milliseconds(10), kIdleTick = std::chrono::milliseconds(250);
+constexpr auto kTick = std::chrono::milliseconds(10);
 constexpr size_t kStaging = 64 << 10;
 constexpr size_t kWakeAt = 64 << 10, kLongWait = 16 << 10;
 constexpr size_t kQuantum = 1 << 20;  // read of one connection before others get their turn
@@ -51,7 +51,6 @@ Network::Network(const NetworkOptions& options)
   contact_.key = random_key();
   add_to_epoll(epoll_, wake_, kWake);
   listen(options);
-  thread_ = std::thread(&Network::run, this);
 }
 
 Network::~Network() {
@@ -62,7 +61,7 @@ Network::~Network() {
   const uint64_t one = 1;
   if (::write(wake_.get(), &one, sizeof one) < 0) std::terminate();
   quiet_.notify_all();
-  thread_.join();
+  if (thread_.joinable()) thread_.join();
 }
 
 void Network::listen(const NetworkOptions& options) {
@@ -87,6 +86,7 @@ void Network::listen(const NetworkOptions& options) {
 
 Wire& Network::reach(const Contact& contact) {
   const std::lock_guard lock(mutex_);
+  if (!thread_.joinable()) thread_ = std::thread(&Network::run, this);
   auto& peer = peers_[contact.id];
   if (!peer) {
     const auto text = [](const auto& bytes) { return std::string(bytes.begin(), bytes.end()); };
@@ -129,7 +129,7 @@ void Network::run() {
       quiet_.wait_for(lock, 2 * kTick);
       handle_events(0, lock);  // it may be in a callback
     } else {
-      handle_events(static_cast<int>((peers_.empty() ? kIdleTick : kTick).count()), lock);
+      handle_events(static_cast<int>(kTick.count()), lock);
     }
   }
 }

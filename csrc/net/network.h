@@ -1,7 +1,7 @@
 // This process's side of the network: its listeners, one session for each process it talks with,
 // and the sockets between. A thread that waits for something drives it, by progress(). While none
 // does, the *network thread* does, so that arriving bytes are taken, and the peers hear of us, also
-// while the program computes.
+// while the program computes. It begins with the first peer.
 #pragma once
 
 #include <atomic>

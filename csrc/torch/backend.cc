@@ -13,13 +13,6 @@ namespace {
 
 constexpr auto kGrace = std::chrono::seconds(1);  // destroy returns within two
 
-template <typename Call>
-void without_gil(Call&& call) {
-  std::optional<pybind11::gil_scoped_release> released;
-  if (Py_IsInitialized() && PyGILState_Check()) released.emplace();
-  call();
-}
-
 }  // namespace
 
 // Python's signal handlers run on its main thread alone, between its own instructions. While that
@@ -30,18 +23,32 @@ void run_signal_handlers() {
   if (PyErr_CheckSignals() != 0) throw pybind11::error_already_set();
 }
 
+void without_gil(const std::function<void()>& call) {
+  std::optional<pybind11::gil_scoped_release> released;
+  if (Py_IsInitialized() && PyGILState_Check()) released.emplace();
+  call();
+}
+
+CommunicatorOptions wanted_of(const ringcomm::Options& options, RankAndSize self) {
+  CommunicatorOptions wanted;
+  wanted.rank = self.rank;
+  wanted.size = self.size;
+  if (!options.group_name.empty()) wanted.name = options.group_name;
+  wanted.timeout = sane_timeout(options.timeout);
+  wanted.requested = options.algorithm;
+  wanted.interrupt = run_signal_handlers;
+  if (options.enable_reconfigure) wanted.unusable = "' is not connected (reconfigure it): ";
+  return wanted;
+}
+
 // ---- life
 
 c10::intrusive_ptr<Backend> Backend::create(const c10::intrusive_ptr<c10d::Store>& store,
                                             RankAndSize self,
                                             c10::intrusive_ptr<ringcomm::Options> options) {
-  CommunicatorOptions wanted;
-  wanted.rank = self.rank;
-  wanted.size = self.size;
-  if (!options->group_name.empty()) wanted.name = options->group_name;
-  wanted.timeout = sane_timeout(options->timeout);
-  wanted.requested = options->algorithm;
-  wanted.interrupt = run_signal_handlers;
+  // Until it is reconfigured, a rank is alone and takes no calls.
+  const bool waits = options->enable_reconfigure;
+  CommunicatorOptions wanted = wanted_of(*options, waits ? RankAndSize{0, 1} : self);
   if (const auto agreement = options->agreement) {
     wanted.interrupt_meeting = [agreement] {
       run_signal_handlers();
@@ -55,14 +62,21 @@ c10::intrusive_ptr<Backend> Backend::create(const c10::intrusive_ptr<c10d::Store
   }
   StoreAdapter adapter(store);
   auto group = with_torch_errors([&] { return Communicator::create(adapter, wanted); });
-  return c10::make_intrusive<Backend>(std::move(group), std::move(options));
+  if (waits) group->abort("no reconfigure() has been called yet");
+  auto backend = c10::make_intrusive<Backend>(std::move(group), self, std::move(options), store);
+  backend->revoked_ = waits;
+  return backend;
 }
 
-Backend::Backend(std::shared_ptr<Communicator> group, c10::intrusive_ptr<ringcomm::Options> options)
-    : Declined(group->rank(), group->size()),
+Backend::Backend(std::shared_ptr<Communicator> group, RankAndSize self,
+                 c10::intrusive_ptr<ringcomm::Options> options,
+                 c10::intrusive_ptr<c10d::Store> store)
+    : Declined(self.rank, self.size),
       options_(std::move(options)),
-      split_child_(c10::intrusive_ptr<c10d::Backend>()) {
-  backend_state_->group = std::move(group);
+      split_child_(c10::intrusive_ptr<c10d::Backend>()),
+      card_(Runtime::get().neighbours().card()),
+      store_(std::move(store)) {
+  begin_life(std::move(group));
   init();
 }
 
@@ -101,25 +115,29 @@ std::chrono::milliseconds Backend::timeout_of(std::chrono::milliseconds asked) {
 
 c10d::ErrorType Backend::getError() {
   const std::exception_ptr error = group().state().error();
-  if (!error) return c10d::ErrorType::SUCCESS;
+  if (!error || revoked_) return c10d::ErrorType::SUCCESS;
   try {
     std::rethrow_exception(error);
   } catch (const TimeoutError&) {
     return c10d::ErrorType::TIMEOUT;
   } catch (const PeerError& peer) {
-    return peer.rank() == rank_ ? c10d::ErrorType::COMM_ERROR : c10d::ErrorType::REMOTE_ERROR;
+    return peer.rank() == rank() ? c10d::ErrorType::COMM_ERROR : c10d::ErrorType::REMOTE_ERROR;
   } catch (...) {
     return c10d::ErrorType::COMM_ERROR;
   }
 }
 
-void Backend::abort() { group().abort("abort() was called"); }
+void Backend::abort() {
+  ++aborts_;
+  if (options_->enable_reconfigure && !group().state().failed()) revoked_ = true;
+  group().abort("abort() was called");
+}
 
 void Backend::registerOnCompletionHook(
     std::function<void(std::shared_ptr<c10d::WorkInfo>)>&& hook) {
   TORCH_CHECK(!hasHooks(), "ringcomm: the group has a completion hook already");
   onCompletionHook_ = std::move(hook);
-  backend_state_->hook.set(onCompletionHook_);
+  life()->hook.set(onCompletionHook_);
 }
 
 void Backend::shutdown() {
@@ -128,17 +146,9 @@ void Backend::shutdown() {
   Runtime::get().deferred().clear();
 }
 
-// torch calls this once per device type of the group, with one store for both, and uses the first
-// child that it gets.
-c10::intrusive_ptr<c10d::Backend> Backend::split(const c10::intrusive_ptr<c10d::Store>& store,
-                                                 const std::vector<int>& ranks,
-                                                 const OptionsPtr& opts) {
-  const auto self = std::find(ranks.begin(), ranks.end(), rank_);
-  if (self == ranks.end()) return nullptr;
-  const Lock lock(split_mutex_);
-  if (split_store_ == store) {
-    if (auto child = split_child_.lock()) return child;
-  }
+// Of a group of some of this one's ranks.
+c10::intrusive_ptr<ringcomm::Options> Backend::options_of(const std::vector<int>& ranks,
+                                                          const OptionsPtr& opts) const {
   auto options = c10::make_intrusive<ringcomm::Options>(opts->timeout);
   options->algorithm = options_->algorithm;
   options->cuda = options_->cuda;
@@ -152,8 +162,22 @@ c10::intrusive_ptr<c10d::Backend> Backend::split(const c10::intrusive_ptr<c10d::
     const auto index = static_cast<size_t>(rank);
     options->global_ranks_in_group.push_back(index < global.size() ? global[index] : index);
   }
+  return options;
+}
+
+// torch calls this once per device type of the group, with one store for both, and uses the first
+// child that it gets.
+c10::intrusive_ptr<c10d::Backend> Backend::split(const c10::intrusive_ptr<c10d::Store>& store,
+                                                 const std::vector<int>& ranks,
+                                                 const OptionsPtr& opts) {
+  const auto self = std::find(ranks.begin(), ranks.end(), rank());
+  if (self == ranks.end()) return nullptr;
+  const Lock lock(split_mutex_);
+  if (split_store_ == store) {
+    if (auto child = split_child_.lock()) return child;
+  }
   const RankAndSize there{static_cast<Rank>(self - ranks.begin()), static_cast<int>(ranks.size())};
-  auto child = create(store, there, std::move(options));
+  auto child = create(store, there, options_of(ranks, opts));
   split_store_ = store;
   split_child_ = c10::weak_intrusive_ptr<c10d::Backend>(child);
   ++splits_;

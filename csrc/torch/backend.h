@@ -1,13 +1,15 @@
 // The c10d::Backend named "ringcomm": torch.distributed calls it.
 //
 // collectives.cc and backend_p2p.cc hold the calls, issue.cc runs them, backend.cc is a group's
-// life. Names and signatures of the overrides are torch's; overriding the old ones serves
-// torch 2.11 to 2.15 alike.
+// life, reconfigure.cc changes its ranks. Names and signatures of the overrides are torch's;
+// overriding the old ones serves torch 2.11 to 2.15 alike.
 #pragma once
 
 #include <atomic>
 #include <chrono>
+#include <functional>
 #include <memory>
+#include <set>
 #include <string>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 #include <vector>
@@ -19,11 +21,16 @@
 #include "torch/device.h"
 #include "torch/options.h"
 #include "torch/work.h"
+#include "transport/socket_store.h"
 
 namespace ringcomm {
 
 // For a thread that waits: the program's own handlers, which may raise.
 void run_signal_handlers();
+// Without Python's lock, if this thread holds it.
+void without_gil(const std::function<void()>& call);
+// What the core is to make for a group of these options.
+CommunicatorOptions wanted_of(const ringcomm::Options& options, RankAndSize self);
 
 class Backend final : public Declined {
  public:
@@ -34,7 +41,9 @@ class Backend final : public Declined {
   static c10::intrusive_ptr<Backend> create(const c10::intrusive_ptr<c10d::Store>& store,
                                             RankAndSize self,
                                             c10::intrusive_ptr<ringcomm::Options> options);
-  Backend(std::shared_ptr<Communicator> group, c10::intrusive_ptr<ringcomm::Options> options);
+  // `self`: as torch is told; a group that waits for its first reconfiguration has other ranks.
+  Backend(std::shared_ptr<Communicator> group, RankAndSize self,
+          c10::intrusive_ptr<ringcomm::Options> options, c10::intrusive_ptr<c10d::Store> store);
   ~Backend() override;
 
   const std::string getBackendName() const override { return kBackendName; }
@@ -55,10 +64,26 @@ class Backend final : public Declined {
   // The hook is called with each Work that has ended, on the thread that ended it.
   void registerOnCompletionHook(
       std::function<void(std::shared_ptr<c10d::WorkInfo>)>&& hook) override;
-  void waitForPendingWorks() override { backend_state_->pending.wait(); }
+  void waitForPendingWorks() override { life()->pending.wait(); }
 
   // init_process_group(device_id=...): meets there at once.
   void eagerConnectSingleDevice(at::Device device) override;
+
+  // Gives this group other ranks, in place, also when it has failed or was aborted. Every rank that
+  // is to be in it calls with the same handles, in the order of their ranks, and the same `uuid`,
+  // which is new to each. A handle lasts as long as its group. No store takes part.
+  std::string reconfigure_handle() const;
+  void reconfigure_to(int64_t uuid, const std::vector<std::string>& handles,
+                      std::optional<std::chrono::milliseconds> timeout);
+#ifdef C10D_BACKEND_HAS_RECONFIGURE
+  bool supportsReconfigure() const override { return true; }
+  c10d::ReconfigureHandle get_reconfigure_handle() const override { return reconfigure_handle(); }
+  WorkPtr reconfigure(const c10d::ReconfigureOptions& options) override;
+#endif
+  // Makes a group of the others; those that are left out take no part. It has no store, either.
+  bool supportsShrinking() const override { return true; }
+  c10::intrusive_ptr<c10d::Backend> shrink(const std::vector<int64_t>& ranks_to_exclude,
+                                           int shrink_flags, const OptionsPtr& opts) override;
 
   bool supportsSplitting() const override { return true; }
   c10::intrusive_ptr<c10d::Backend> split(const c10::intrusive_ptr<c10d::Store>& store,
@@ -106,10 +131,23 @@ class Backend final : public Declined {
   WorkPtr recv(Tensors& tensors, int srcRank, int tag) override;
   WorkPtr recvAnysource(Tensors& tensors, int tag) override;
 
-  Communicator& group() const { return *backend_state_->group; }
+  Communicator& group() const { return *life_.load(std::memory_order_acquire)->group; }
+  // The same as torch's, which cannot change before torch 2.14.
+  Rank rank() const { return group().rank(); }
+  int size() const { return group().size(); }
 
  private:
-  RankAndSize rank_and_size() const { return {rank_, size_}; }
+  RankAndSize rank_and_size() const { return {rank(), size()}; }
+  std::shared_ptr<BackendState> life() const {
+    return life_.load(std::memory_order_acquire)->shared_from_this();
+  }
+  Network& network() const;
+  c10::intrusive_ptr<ringcomm::Options> options_of(const std::vector<int>& ranks,
+                                                   const OptionsPtr& opts) const;
+  void begin_life(std::shared_ptr<Communicator> group);
+  std::vector<Way> ways_to(const std::vector<std::string>& handles, Rank self) const;
+  std::shared_ptr<Communicator> gather(CommunicatorOptions wanted, const std::vector<Way>& ways,
+                                       const std::vector<std::string>& meeting, int aborts) const;
   std::chrono::milliseconds timeout_of(std::chrono::milliseconds asked);
   // Runs the call here, or starts it. Returns null for a finished call, as torch expects.
   WorkPtr issue(Call&& call);
@@ -128,7 +166,9 @@ class Backend final : public Declined {
   void follow_barrier(std::chrono::milliseconds timeout);
   void await(Message& message, Clock::duration at_most);
 
-  std::shared_ptr<BackendState> backend_state_ = std::make_shared<BackendState>();
+  // Another thread may still be in a call of the last life.
+  std::shared_ptr<BackendState> current_, last_;
+  std::atomic<BackendState*> life_{nullptr};             // current_; partner: begin_life()
   const c10::intrusive_ptr<ringcomm::Options> options_;  // but for the timeout, which the group has
   std::atomic<int64_t> extension_ms_{0};
 
@@ -136,6 +176,13 @@ class Backend final : public Declined {
   c10::intrusive_ptr<c10d::Store> split_store_ RINGCOMM_GUARDED_BY(split_mutex_);
   c10::weak_intrusive_ptr<c10d::Backend> split_child_ RINGCOMM_GUARDED_BY(split_mutex_);
   std::atomic<uint64_t> splits_{0};
+
+  Mutex reconfigure_mutex_;
+  std::set<int64_t> uuids_ RINGCOMM_GUARDED_BY(reconfigure_mutex_);  // that were used
+  const Card card_;                                                  // in the handle
+  const c10::intrusive_ptr<c10d::Store> store_;                      // for its host's name
+  std::atomic<int> aborts_{0}, shrinks_{0};
+  std::atomic<bool> revoked_{false};  // by abort(), to be reconfigured: that is no failure
 
   std::atomic<bool> coalescing_{false};
   Mutex coalesced_mutex_;

@@ -103,11 +103,11 @@ void Backend::monitoredBarrier(const c10d::BarrierOptions& opts, bool waitAllRan
   const bool unset = opts.timeout < std::chrono::milliseconds(0);
   const std::chrono::milliseconds timeout = unset ? group().state().timeout() : opts.timeout;
   if (timeout.count() == 0) {
-    C10_THROW_ERROR(DistBackendError, str("[Rank ", rank_, "]: Rank ", rank_,
+    C10_THROW_ERROR(DistBackendError, str("[Rank ", rank(), "]: Rank ", rank(),
                                           " timed out in monitoredBarrier after 0 ms"));
   }
   with_torch_errors([&] {
-    if (rank_ == 0) {
+    if (rank() == 0) {
       lead_barrier(sane_timeout(timeout), waitAllRanks);
     } else {
       follow_barrier(sane_timeout(timeout));
@@ -128,7 +128,7 @@ void Backend::await(Message& message, Clock::duration at_most) {
 void Backend::lead_barrier(std::chrono::milliseconds timeout, bool every_rank) {
   const Deadline deadline(timeout);
   std::vector<MessagePtr> arrivals;
-  for (Rank rank = 1; rank < size_; ++rank) {
+  for (Rank rank = 1; rank < size(); ++rank) {
     arrivals.push_back(barrier_message(rank, false, timeout));
     group().post(arrivals.back());
   }
@@ -145,7 +145,7 @@ void Backend::lead_barrier(std::chrono::milliseconds timeout, bool every_rank) {
     group().abort(text);
     C10_THROW_ERROR(DistBackendError, text);
   }
-  for (Rank rank = 1; rank < size_; ++rank) {
+  for (Rank rank = 1; rank < size(); ++rank) {
     const MessagePtr release = barrier_message(rank, true, timeout);
     group().post(release);
     await(*release, timeout);
@@ -170,7 +170,7 @@ void Backend::follow_barrier(std::chrono::milliseconds timeout) {
       why = error.what();
     }
     C10_THROW_ERROR(DistBackendError,
-                    str("[Rank ", rank_, "]: Rank ", rank_,
+                    str("[Rank ", rank(), "]: Rank ", rank(),
                         " successfully reached monitoredBarrier, but received errors while waiting "
                         "for send/recv from rank 0. Please check rank 0 logs for faulty rank. "
                         "Original exception: ",

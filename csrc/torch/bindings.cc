@@ -1,5 +1,6 @@
 // The Python module ringcomm._C (see ringcomm/_C.pyi).
 #include <pybind11/chrono.h>
+#include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include "base/stream_copy.h"
@@ -71,6 +72,9 @@ OptionsPtr options_of(const c10d::DistributedBackendOptions& torch, const py::ob
   const double milliseconds = std::min(kMost, static_cast<double>(torch.timeout.count()) * 1e3);
   options->timeout = std::chrono::milliseconds(static_cast<int64_t>(milliseconds));
   options->group_name = torch.group_id;
+#ifdef C10D_BACKEND_HAS_RECONFIGURE
+  options->enable_reconfigure = options->enable_reconfigure || torch.enable_reconfigure;
+#endif
   options->global_ranks_in_group.assign(torch.global_ranks_in_group.begin(),
                                         torch.global_ranks_in_group.end());
   return options;
@@ -88,6 +92,7 @@ void bind_options(py::module_& module) {
             if (name) with_value_errors([&] { return algorithm_called(*name); });
             self.algorithm = name;
           })
+      .def_readwrite("enable_reconfigure", &ringcomm::Options::enable_reconfigure)
       .def_readwrite("_agreement", &ringcomm::Options::agreement)
       .def_readwrite("_through_store", &ringcomm::Options::through_store)
       .def("__copy__", copy)
@@ -110,6 +115,11 @@ void bind_backend(py::module_& module) {
           NoGil())
       .def("_set_default_timeout", &Backend::setTimeout, py::arg("timeout"))
       .def("_add_ephemeral_timeout", &Backend::extend_next_timeout, py::arg("timeout"))
+      .def("_reconfigure_handle", &Backend::reconfigure_handle, NoGil())
+      .def("_reconfigure", &Backend::reconfigure_to, py::arg("uuid"), py::arg("handles"),
+           py::arg("timeout") = py::none(), NoGil())
+      .def("rank", &Backend::rank)  // torch's own cannot change before 2.14
+      .def("size", &Backend::size)
       .def("_is_initialized", [](const Backend&) { return true; })
       .def("comm_split_count", &Backend::splits)
       // Ranks outside a split need to do nothing, and a pool's memory needs no registration.

@@ -131,7 +131,7 @@ Backend::WorkPtr Backend::allreduce_coalesced(Tensors& tensors,
 Backend::WorkPtr Backend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) {
   constexpr Refusal refuse{"broadcast"};
   Call call(OpType::BROADCAST, "ringcomm:broadcast", Collective::kBroadcast);
-  call.operation.root = checked_root(refuse, opts.rootRank, size_);
+  call.operation.root = checked_root(refuse, opts.rootRank, size());
   const bool several = tensors.size() != 1 || opts.rootTensor != 0;
   if (several) {
     c10d::assertRootTensor(refuse, opts.rootTensor, static_cast<int64_t>(tensors.size()));
@@ -149,14 +149,14 @@ Backend::WorkPtr Backend::broadcast(Tensors& tensors, const c10d::BroadcastOptio
   } else {
     add_in_place(call, tensors);
   }
-  if (rank_ != call.operation.root) call.operation.input.clear();
+  if (rank() != call.operation.root) call.operation.input.clear();
   return issue(with(std::move(call), opts));
 }
 
 Backend::WorkPtr Backend::reduce(Tensors& tensors, const c10d::ReduceOptions& opts) {
   constexpr Refusal refuse{"reduce"};
   Call call(OpType::REDUCE, "ringcomm:reduce", Collective::kReduce);
-  call.operation.root = checked_root(refuse, opts.rootRank, size_);
+  call.operation.root = checked_root(refuse, opts.rootRank, size());
   if (opts.rootTensor != 0 || tensors.empty()) {
     c10d::assertRootTensor(refuse, opts.rootTensor, static_cast<int64_t>(tensors.size()));
   }
@@ -164,7 +164,7 @@ Backend::WorkPtr Backend::reduce(Tensors& tensors, const c10d::ReduceOptions& op
   check_served(refuse, tensor);
   set_reduction(call, refuse, opts.reduceOp, tensor);
   add_in_place(call, tensors);
-  if (rank_ != call.operation.root) call.operation.output.clear();
+  if (rank() != call.operation.root) call.operation.output.clear();
   return issue(with(std::move(call), opts));
 }
 
@@ -176,7 +176,7 @@ Backend::WorkPtr Backend::allgather(TensorLists& outputs, Tensors& inputs,
                                     const c10d::AllgatherOptions& opts) {
   constexpr Refusal refuse{"all_gather"};
   Call call(OpType::ALLGATHER, "ringcomm:all_gather", Collective::kAllGather);
-  check_gathered_lists(refuse, outputs, inputs, size_);
+  check_gathered_lists(refuse, outputs, inputs, size());
   if (inputs.size() > 1) {
     gather_several(call, refuse, outputs, inputs, rank_and_size());
     return issue(with(std::move(call), opts));
@@ -187,9 +187,9 @@ Backend::WorkPtr Backend::allgather(TensorLists& outputs, Tensors& inputs,
   check_served(refuse, input);
   check_all_served(refuse, call.outputs);
   check_same_type(refuse, input, call.outputs);
-  const at::Tensor& own = call.outputs[static_cast<size_t>(rank_)];
+  const at::Tensor& own = call.outputs[static_cast<size_t>(rank())];
   if (own.numel() != input.numel()) {
-    c10d::assertSizesMatch(refuse, input.sizes(), call.outputs, static_cast<size_t>(rank_));
+    c10d::assertSizesMatch(refuse, input.sizes(), call.outputs, static_cast<size_t>(rank()));
   }
   set_moved_type(call, inputs);
   return issue(
@@ -202,7 +202,7 @@ Backend::WorkPtr Backend::allgather_coalesced(TensorLists& outputs, Tensors& inp
   constexpr Refusal refuse{"all_gather_coalesced"};
   Call call(OpType::ALLGATHER_COALESCED, "ringcomm:all_gather", Collective::kAllGather);
   c10d::assertNonEmpty(refuse, inputs);
-  if (outputs.size() != static_cast<size_t>(size_)) {
+  if (outputs.size() != static_cast<size_t>(size())) {
     refuse("output lists should be equal to world size");
   }
   check_all_served(refuse, inputs);
@@ -229,7 +229,7 @@ Backend::WorkPtr Backend::allgather_into_tensor_coalesced(Tensors& outputs, Tens
                                                           const c10d::AllgatherOptions& opts) {
   constexpr Refusal refuse{"all_gather_into_tensor"};
   Call call(OpType::_ALLGATHER_BASE, "ringcomm:all_gather", Collective::kAllGather);
-  check_wholes(refuse, outputs, inputs, size_);
+  check_wholes(refuse, outputs, inputs, size());
   call.outputs = outputs;
   call.inputs = inputs;
   set_moved_type(call, inputs);
@@ -247,11 +247,11 @@ Backend::WorkPtr Backend::gather(TensorLists& outputs, Tensors& inputs,
                                  const c10d::GatherOptions& opts) {
   constexpr Refusal refuse{"gather"};
   Call call(OpType::GATHER, "ringcomm:gather", Collective::kGather);
-  call.operation.root = checked_root(refuse, opts.rootRank, size_);
+  call.operation.root = checked_root(refuse, opts.rootRank, size());
   const at::Tensor& input = only_one(refuse, inputs, "input ");
   check_served(refuse, input);
-  if (rank_ == opts.rootRank) {
-    check_one_a_rank(refuse, outputs, "output", size_);
+  if (rank() == opts.rootRank) {
+    check_one_a_rank(refuse, outputs, "output", size());
     call.outputs = flatten(call, outputs);
     check_all_served(refuse, call.outputs);
     check_same_shape(refuse, input, call.outputs);
@@ -270,13 +270,13 @@ Backend::WorkPtr Backend::gather_single(at::Tensor& outputBuffer, at::Tensor& in
                                         const c10d::GatherOptions& opts) {
   constexpr Refusal refuse{"gather_single"};
   Call call(OpType::GATHER, "ringcomm:gather", Collective::kGather);
-  call.operation.root = checked_root(refuse, opts.rootRank, size_);
+  call.operation.root = checked_root(refuse, opts.rootRank, size());
   call.lists = {inputBuffer, outputBuffer};
   const at::ArrayRef<at::Tensor> both(call.lists);
   call.inputs = both.slice(0, 1);
   check_all_served(refuse, call.inputs);
-  if (rank_ == call.operation.root) {
-    check_wholes(refuse, {outputBuffer}, {inputBuffer}, size_);
+  if (rank() == call.operation.root) {
+    check_wholes(refuse, {outputBuffer}, {inputBuffer}, size());
     call.outputs = both.slice(1, 1);
   }
   set_moved_type(call, call.inputs);
@@ -290,11 +290,11 @@ Backend::WorkPtr Backend::scatter(Tensors& outputs, TensorLists& inputs,
                                   const c10d::ScatterOptions& opts) {
   constexpr Refusal refuse{"scatter"};
   Call call(OpType::SCATTER, "ringcomm:scatter", Collective::kScatter);
-  call.operation.root = checked_root(refuse, opts.rootRank, size_);
+  call.operation.root = checked_root(refuse, opts.rootRank, size());
   const at::Tensor& output = only_one(refuse, outputs, "output ");
   check_served(refuse, output);
-  if (rank_ == opts.rootRank) {
-    check_one_a_rank(refuse, inputs, "input", size_);
+  if (rank() == opts.rootRank) {
+    check_one_a_rank(refuse, inputs, "input", size());
     call.inputs = flatten(call, inputs);
     check_all_served(refuse, call.inputs);
     check_same_shape(refuse, output, call.inputs);
@@ -313,7 +313,7 @@ Backend::WorkPtr Backend::reduce_scatter(Tensors& outputs, TensorLists& inputs,
   Call call(OpType::REDUCE_SCATTER, "ringcomm:reduce_scatter", Collective::kReduceScatter);
   const at::Tensor& output = only_one(refuse, outputs, "output ");
   if (inputs.size() != 1) refuse("requires a single-element input tensor list");
-  if (inputs[0].size() != static_cast<size_t>(size_)) {
+  if (inputs[0].size() != static_cast<size_t>(size())) {
     refuse("invalid input tensor list size, must be world size");
   }
   call.inputs = flatten(call, inputs);
@@ -321,9 +321,9 @@ Backend::WorkPtr Backend::reduce_scatter(Tensors& outputs, TensorLists& inputs,
   check_served(refuse, output);
   check_all_served(refuse, call.inputs);
   check_same_type(refuse, output, call.inputs);
-  const at::Tensor& own = call.inputs[static_cast<size_t>(rank_)];
+  const at::Tensor& own = call.inputs[static_cast<size_t>(rank())];
   if (own.numel() != output.numel()) {
-    c10d::assertSizesMatch(refuse, output.sizes(), call.inputs, static_cast<size_t>(rank_));
+    c10d::assertSizesMatch(refuse, output.sizes(), call.inputs, static_cast<size_t>(rank()));
   }
   set_reduction(call, refuse, opts.reduceOp, output);
   return issue(
@@ -335,7 +335,7 @@ Backend::WorkPtr Backend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tens
                                                           const c10d::ReduceScatterOptions& opts) {
   constexpr Refusal refuse{"reduce_scatter_tensor"};
   Call call(OpType::_REDUCE_SCATTER_BASE, "ringcomm:reduce_scatter", Collective::kReduceScatter);
-  check_wholes(refuse, inputs, outputs, size_);
+  check_wholes(refuse, inputs, outputs, size());
   check_same_type(refuse, outputs[0], outputs);
   call.inputs = inputs;
   call.outputs = outputs;
@@ -366,12 +366,12 @@ Backend::WorkPtr Backend::alltoall_base(at::Tensor& output, at::Tensor& input,
   if (input.scalar_type() != output.scalar_type()) {
     refuse("output tensor type must match input tensor type");
   }
-  call.operation.send = split_bytes(refuse, inputSplitSizes, input, size_);
-  call.operation.recv = split_bytes(refuse, outputSplitSizes, output, size_);
+  call.operation.send = split_bytes(refuse, inputSplitSizes, input, size());
+  call.operation.recv = split_bytes(refuse, outputSplitSizes, output, size());
   set_moved_type(call, call.inputs);
   add_inputs(call, call.inputs);
   add_outputs(call, call.outputs);
-  check_own_block(refuse, call.operation, rank_);
+  check_own_block(refuse, call.operation, rank());
   return issue(with(std::move(call), opts));
 }
 
@@ -379,8 +379,8 @@ Backend::WorkPtr Backend::alltoall(Tensors& outputs, Tensors& inputs,
                                    const c10d::AllToAllOptions& opts) {
   constexpr Refusal refuse{"all_to_all"};
   Call call(OpType::ALLTOALL, "ringcomm:all_to_all", Collective::kAllToAll);
-  check_length(refuse, inputs, "input", size_);
-  check_length(refuse, outputs, "output", size_);
+  check_length(refuse, inputs, "input", size());
+  check_length(refuse, outputs, "output", size());
   check_all_served(refuse, inputs);
   check_all_served(refuse, outputs);
   check_same_type(refuse, inputs[0], inputs);
@@ -392,7 +392,7 @@ Backend::WorkPtr Backend::alltoall(Tensors& outputs, Tensors& inputs,
   set_moved_type(call, inputs);
   add_inputs(call, inputs);
   add_outputs(call, outputs);
-  check_own_block(refuse, call.operation, rank_);
+  check_own_block(refuse, call.operation, rank());
   return issue(with(std::move(call), opts));
 }
 

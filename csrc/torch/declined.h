@@ -21,9 +21,6 @@ class Declined : public c10d::Backend {
   using Other = c10::intrusive_ptr<c10d::Backend>;
   using OtherOptions = c10::intrusive_ptr<c10d::Backend::Options>;
 
-  Other shrink(const std::vector<int64_t>&, int, const OtherOptions&) override {
-    decline("shrink", "a group keeps its ranks: make one of those that are left, by new_group()");
-  }
   Other merge(const c10::intrusive_ptr<c10d::Store>&, const OtherOptions&, const int&,
               const int&) override {
     decline("merge", "a group keeps its ranks: make one of all of them, by new_group()");
@@ -44,12 +41,6 @@ class Declined : public c10d::Backend {
 #endif
 
 #if TORCH_VERSION_MINOR >= 14
-  c10d::ReconfigureHandle get_reconfigure_handle() const override {
-    decline("get_reconfigure_handle", "a group keeps its ranks: make another, by new_group()");
-  }
-  c10::intrusive_ptr<c10d::Work> reconfigure(const c10d::ReconfigureOptions&) override {
-    decline("reconfigure", "a group keeps its ranks: make another, by new_group()");
-  }
   c10::intrusive_ptr<c10d::Window> new_window(const std::optional<at::Tensor>&) override {
     decline("new_window", "there are no one-sided calls: use isend() and irecv()");
   }

@@ -190,7 +190,7 @@ Backend::WorkPtr Backend::start_on_device(Call& call, bool profiled) {
     if (call.peer) return post_on_device(call, there, profiled);
     const cuda::Stream caller = current_stream(*call.device);
     scale_inputs(call, there, caller);
-    const auto work = c10::make_intrusive<DeviceWork>(backend_state_, call, profiled);
+    const auto work = c10::make_intrusive<DeviceWork>(life(), call, profiled);
     const auto finish = [&](cuda::Stream stream) { work->finish_in(stream); };
     work->follow(there.enqueue(call.operation, caller, call.async, finish));
     if (call.async) {
@@ -214,14 +214,14 @@ Backend::WorkPtr Backend::post_on_device(Call& call, DeviceEngine& there, bool p
                   *call.peer, call.tag};
   message.timeout = operation.timeout;
   if (!coalescing_.load(std::memory_order_relaxed)) {
-    const auto work = c10::make_intrusive<DeviceWork>(backend_state_, call, profiled);
+    const auto work = c10::make_intrusive<DeviceWork>(life(), call, profiled);
     const auto finish = [&](cuda::Stream stream) { work->finish_in(stream); };
     work->follow(there.enqueue({message}, current_stream(*call.device), finish));
     return work;
   }
   const Lock lock(coalesced_mutex_);
   if (!batch_) {
-    batch_ = c10::make_intrusive<DeviceWork>(backend_state_, call, profiled);
+    batch_ = c10::make_intrusive<DeviceWork>(life(), call, profiled);
     coalesced_.push_back(batch_);
   } else {
     batch_->add(call);

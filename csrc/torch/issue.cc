@@ -39,7 +39,7 @@ Backend::WorkPtr Backend::run(Call& call) {
 Backend::WorkPtr Backend::start(Call& call, bool profiled) {
   Runtime::get().deferred().clear();
   if (call.device) return start_on_device(call, profiled);
-  auto work = c10::make_intrusive<Work>(backend_state_, call, profiled);
+  auto work = c10::make_intrusive<Work>(life(), call, profiled);
   with_torch_errors([&] { call.peer ? post(work, call) : submit(work, call); });
   if (call.async) {
     collect(work);
@@ -75,12 +75,12 @@ Backend::WorkPtr Backend::start_in_profile(Call& call) {
   const auto names = std::make_tuple(getGroupUid(), getGroupDesc());
   const Tensors inputs = call.inputs.vec(), outputs = call.outputs.vec();
 #ifdef RECORD_PARAM_COMMS_DATA_WITH_ASYNC_OP
-  RECORD_PARAM_COMMS_DATA_WITH_ASYNC_OP(sequence, names, inputs, outputs, rank_, name,
+  RECORD_PARAM_COMMS_DATA_WITH_ASYNC_OP(sequence, names, inputs, outputs, rank(), name,
                                         elements(inputs), elements(outputs), type, sent, received,
-                                        first, stride, size_, call.async);
+                                        first, stride, size(), call.async);
 #else
-  RECORD_PARAM_COMMS_DATA(sequence, names, inputs, outputs, rank_, name, elements(inputs),
-                          elements(outputs), type, sent, received, first, stride, size_);
+  RECORD_PARAM_COMMS_DATA(sequence, names, inputs, outputs, rank(), name, elements(inputs),
+                          elements(outputs), type, sent, received, first, stride, size());
 #endif
   return start(call, true);
 }

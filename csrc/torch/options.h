@@ -30,6 +30,10 @@ struct Options final : c10d::Backend::Options {
   std::shared_ptr<Agreement> agreement;
   bool through_store = true;
 
+#ifndef C10D_BACKEND_HAS_RECONFIGURE
+  bool enable_reconfigure = false;  // torch's from 2.14 on: reconfigure() is what connects
+#endif
+
 #if TORCH_VERSION_MINOR >= 14
   c10::intrusive_ptr<c10d::Backend::Options> clone() const override {
     return c10::make_intrusive<Options>(*this);

@@ -63,8 +63,8 @@ class Hook {
   bool called_ RINGCOMM_GUARDED_BY(mutex_) = false;
 };
 
-// The part of a backend that outlives it while operations run.
-struct BackendState {
+// The part of a backend that outlives it, or its reconfiguration, while operations run.
+struct BackendState : std::enable_shared_from_this<BackendState> {
   std::shared_ptr<Communicator> group;
   Pending pending;  // works whose hooks and callbacks have not returned
   Hook hook;

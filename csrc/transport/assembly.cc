@@ -1,7 +1,6 @@
 #include "transport/assembly.h"
 
 #include <algorithm>
-#include <thread>
 
 namespace ringcomm {
 namespace {
@@ -92,8 +91,7 @@ void StoreAssembly::rest(Clock::duration pause) {
   do {
     options_.interrupt();
     check_dead();
-    std::this_thread::sleep_for(std::min<Clock::duration>(kPiece, end.left()));
-  } while (!end.passed());
+  } while (!store_.wait(std::min<Clock::duration>(kPiece, end.left())) && !end.passed());
 }
 
 // Of a dead rank what it has said still counts. Rank 0 tells the others of another's death.

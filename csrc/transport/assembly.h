@@ -44,7 +44,9 @@ class Assembly {
 class StoreAssembly final : public Assembly {
  public:
   StoreAssembly(Store& store, const RendezvousOptions& options, const Deadline& deadline)
-      : store_(store), options_(options), deadline_(deadline) {}
+      : store_(store), options_(options), deadline_(deadline) {
+    died = [&store](Rank rank) { return store.died(rank); };
+  }
 
   void begin() override;
   std::vector<std::string> exchange(const std::string& mine) override;

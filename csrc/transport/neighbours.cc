@@ -21,7 +21,8 @@ constexpr int kBacklog = 512;
 constexpr size_t kMostStrangers = 64;  // connections that have not told their name
 constexpr auto kLookEvery = std::chrono::milliseconds(1);
 constexpr auto kDeafPause = std::chrono::milliseconds(5);
-constexpr int kRefusals = 2;  // one may be a process that ends
+constexpr int kRefusals = 2;        // one may be a process that ends
+constexpr size_t kMostKept = 4096;  // words; then the oldest go
 
 // What this process is out of: no fault of the peer's.
 bool is_own(int code) {
@@ -30,11 +31,11 @@ bool is_own(int code) {
 
 }  // namespace
 
-// Of fixed size, with one descriptor: the doorbell in the first of each direction, then parcels.
+// Of fixed size, with a descriptor or words. The first of each direction has the doorbell and name.
 struct Neighbours::Message {
   uint64_t magic = kMagic;
   Parcel parcel;
-  char name[64] = {};  // the first message's: the sender's
+  char text[kMostWords + 1] = {};
 };
 
 // ---- a neighbour
@@ -50,9 +51,9 @@ bool Neighbour::lost() const {
   return lost_.load(std::memory_order_acquire);
 }
 
-bool Neighbour::send(const Parcel& parcel, const Fd& descriptor) {
+bool Neighbour::send(const Parcel& parcel, const Fd& descriptor, const std::string& words) {
   const std::lock_guard lock(all_.mutex_);
-  return all_.send(*this, parcel, descriptor);
+  return all_.send(*this, parcel, descriptor, words);
 }
 
 Fd Neighbour::take(const Parcel& parcel) {
@@ -72,6 +73,7 @@ void Neighbours::open() {
   self_ = std::make_shared<Neighbour>(*this, Fd(), UINT64_MAX);
   self_->bell_ = doorbell_->bell();
   self_->met_ = true;
+  self_->name_ = card.socket;
   card_ = std::move(card);
   listener_ = std::move(listener);
   epoll_ = std::move(epoll);
@@ -190,7 +192,7 @@ void Neighbours::set_apart(const std::string& name, const std::string& why) {
 
 void Neighbours::greet(const NeighbourPtr& other) {
   Message message;
-  std::strncpy(message.name, card_.socket.c_str(), sizeof message.name - 1);
+  std::strncpy(message.text, card_.socket.c_str(), kMostWords);
   const int page = doorbell_->fd().get();
   bool sent = false;
   try {
@@ -303,11 +305,11 @@ void Neighbours::read_from(const NeighbourPtr& other) {
           try_receive(other->socket_, std::as_writable_bytes(std::span(&message, 1)), descriptors);
     } catch (const SystemError& error) {
       if (other->met_ && message.magic == kMagic) {  // it came without its descriptor
-        arrived_[message.parcel] = {Fd(), error.code()};
+        arrived_[message.parcel] = {Fd(), error.code(), ""};
         continue;
       }
-      message.name[sizeof message.name - 1] = '\0';
-      if (!other->met_) note(other->ours_ ? other->name_ : message.name, error);
+      message.text[kMostWords] = '\0';
+      if (!other->met_) note(other->ours_ ? other->name_ : message.text, error);
     }
     if (received == Received::kNothing) return;
     if (received == Received::kClosed || !hear(other, message, descriptors)) drop(other);
@@ -316,33 +318,40 @@ void Neighbours::read_from(const NeighbourPtr& other) {
 
 bool Neighbours::hear(const NeighbourPtr& other, const Message& message,
                       std::vector<Fd>& descriptors) {
-  if (message.magic != kMagic || descriptors.size() != 1) return false;
-  if (other->met_) {
-    if (!ended_.contains(message.parcel.group)) {
-      arrived_[message.parcel] = {std::move(descriptors[0]), 0};
+  const std::string text(message.text, ::strnlen(message.text, sizeof message.text));
+  const bool words = other->met_ && !text.empty();
+  if (message.magic != kMagic || descriptors.size() != (words ? 0 : 1)) return false;
+  if (other->met_ && !ended_.contains(message.parcel.group)) {
+    arrived_[message.parcel] = {words ? Fd() : std::move(descriptors[0]), 0, text};
+    if (words) kept_.push_back(message.parcel);
+    if (kept_.size() > kMostKept) {
+      arrived_.erase(kept_.front());
+      kept_.pop_front();
     }
-    return true;
   }
-  const std::string name(message.name, ::strnlen(message.name, sizeof message.name));
-  if (other->ours_ && name != other->name_) return false;
-  meet(other, name, descriptors[0]);
+  if (other->met_) return true;
+  if (other->ours_ && text != other->name_) return false;
+  meet(other, text, descriptors[0]);
   return true;
 }
 
-bool Neighbours::send(Neighbour& other, const Parcel& parcel, const Fd& descriptor) {
-  if (&other == self_.get()) {
-    Fd copy(::fcntl(descriptor.get(), F_DUPFD_CLOEXEC, 0));
-    if (!copy) throw SystemError("duplicating a descriptor");
-    arrived_[parcel] = {std::move(copy), 0};
-    return true;
-  }
-  if (!other.socket_) return false;
+bool Neighbours::send(Neighbour& other, const Parcel& parcel, const Fd& descriptor,
+                      const std::string& words) {
   Message message;
   message.parcel = parcel;
+  words.copy(message.text, kMostWords);
   const int fd = descriptor.get();
+  if (&other == self_.get()) {
+    std::vector<Fd> copies;
+    if (descriptor && !copies.emplace_back(::fcntl(fd, F_DUPFD_CLOEXEC, 0))) {
+      throw SystemError("duplicating a descriptor");
+    }
+    return hear(self_, message, copies);
+  }
+  if (!other.socket_) return false;
   try {
-    return send_message(other.socket_, std::as_bytes(std::span(&message, 1)), {&fd, 1},
-                        MSG_DONTWAIT);
+    return send_message(other.socket_, std::as_bytes(std::span(&message, 1)),
+                        std::span(&fd, descriptor ? 1 : 0), MSG_DONTWAIT);
   } catch (const SystemError& error) {
     if (error.code() != EPIPE && error.code() != ECONNRESET) throw;
     return false;  // its end comes to light where it is read
@@ -357,6 +366,12 @@ Fd Neighbours::take(const Parcel& parcel) {
   arrived_.erase(found);
   if (arrived.error != 0) throw SystemError("receiving shared memory", arrived.error);
   return std::move(arrived.descriptor);
+}
+
+std::string Neighbours::take_words(const Parcel& parcel) {
+  const std::lock_guard lock(mutex_);
+  const auto found = arrived_.extract(parcel);
+  return found ? found.mapped().words : "";
 }
 
 void Neighbours::end(uint64_t group) {

@@ -9,6 +9,7 @@
 
 #include <atomic>
 #include <compare>
+#include <deque>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -42,7 +43,7 @@ class DoorbellMemory {
   Mapping mapping_;
 };
 
-// What a descriptor is that one rank passes to another.
+// What it is that one rank passes to another: a descriptor, or words.
 struct Parcel {
   uint64_t group = 0;  // its channel, the same on all ranks
   Rank from = 0, to = 0;
@@ -60,9 +61,10 @@ class Neighbour {
   const Doorbell& bell() const { return bell_; }
   std::byte* notice() const { return page_.data() + kNoticeOffset; }  // not this process's own
   pid_t process() const { return process_; }
-  bool lost() const;  // its process has ended
-  // Sends a descriptor. False: not now, there is no room, or it has ended.
-  bool send(const Parcel& parcel, const Fd& descriptor);
+  const std::string& name() const { return name_; }  // of its socket
+  bool lost() const;                                 // its process has ended
+  // Without a descriptor, the words go. False: not now, there is no room, or it has ended.
+  bool send(const Parcel& parcel, const Fd& descriptor, const std::string& words = {});
   Fd take(const Parcel& parcel);     // what it has sent so far, or an empty one
   void forget() { page_.forget(); }  // in a forked child
 
@@ -108,7 +110,9 @@ class Neighbours {
   // Takes what has come, at most once a millisecond: one system call, however many there are.
   void look();
   Fd take(const Parcel& parcel);  // empty: it has not come. Throws SystemError when it is lost
-  void end(uint64_t group);       // wants nothing of it any more
+  std::string take_words(const Parcel& parcel);  // the same; never empty
+  void end(uint64_t group);                      // wants nothing of it any more
+  static constexpr size_t kMostWords = 464;      // bytes of one parcel
   // Why connections of others cannot be taken: an errno, or 0.
   int deaf() const { return deaf_.load(std::memory_order_relaxed); }
   bool first_time(const std::string& text);  // that somebody says so
@@ -124,6 +128,7 @@ class Neighbours {
   struct Arrived {
     Fd descriptor;
     int error = 0;  // it was lost
+    std::string words;
   };
   using NeighbourPtr = std::shared_ptr<Neighbour>;
 
@@ -138,7 +143,7 @@ class Neighbours {
   void read_from(const NeighbourPtr& other);
   bool hear(const NeighbourPtr& other, const Message& message, std::vector<Fd>& descriptors);
   void meet(const NeighbourPtr& other, const std::string& name, const Fd& page);
-  bool send(Neighbour& other, const Parcel& parcel, const Fd& descriptor);
+  bool send(Neighbour& other, const Parcel& parcel, const Fd& descriptor, const std::string& words);
   void note(const std::string& name, const SystemError& error);
 
   std::atomic<int64_t> looked_{0};  // when, for look()
@@ -157,6 +162,7 @@ class Neighbours {
   std::map<std::string, SystemError> trouble_;  // this process's own, in meeting that one
   std::map<std::string, int> refused_;          // closed before it said its name, so many times
   std::map<Parcel, Arrived> arrived_;
+  std::deque<Parcel> kept_;   // words that may be for groups which this process never makes
   std::set<uint64_t> ended_;  // groups that were given up
   std::set<std::string> said_;
 };

@@ -19,7 +19,7 @@ class Meeting {
       : options_(options),
         neighbours_(neighbours),
         deadline_(deadline),
-        store_host_(store.host()),
+        store_(store),
         assembly_(options.assembly ? options.assembly(options, deadline)
                                    : std::make_unique<StoreAssembly>(store, options, deadline)),
         sent_(static_cast<size_t>(options.size)) {}
@@ -230,8 +230,8 @@ class Meeting {
 
   std::optional<PeerError> died(Rank rank) {
     const auto& process = peer(rank).process;
-    if (!process || !process->lost()) return std::nullopt;
-    return gone(rank);
+    if (process && process->lost()) return gone(rank);
+    return store_.died(rank);
   }
 
   // The header tells it to the ranks that have this rank's memory already.
@@ -252,7 +252,7 @@ class Meeting {
 
   // Every rank takes frames of this group from all others before any of them sends one.
   void meet_across() {
-    Network& network = options_.network(store_host_);
+    Network& network = options_.network(store_.host());
     refuse_loopback(network.contact().addresses[0], options_.rank, cards_);
     const auto texts = assembly_->exchange(network.contact().to_text());
     for (Rank rank = 0; rank < options_.size; ++rank) {
@@ -284,7 +284,7 @@ class Meeting {
   const RendezvousOptions& options_;
   Neighbours& neighbours_;
   const Deadline& deadline_;
-  const std::string store_host_;
+  Store& store_;
   const std::unique_ptr<Assembly> assembly_;
   Card mine_;
   SegmentLayout layout_;

@@ -1,11 +1,16 @@
 // The key-value store through which ranks find one another: c10d's Store in production
-// (torch/store_adapter.h), a map in tests.
+// (torch/store_adapter.h), transport/socket_store.h where there is none, a map in tests.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
+#include <optional>
 #include <string>
+#include <thread>
 #include <vector>
+
+#include "base/deadline.h"
+#include "base/error.h"
 
 namespace ringcomm {
 
@@ -22,6 +27,13 @@ class Store {
   virtual int64_t add(const std::string& key, int64_t amount) = 0;
   // The host that serves the store, if there is one.
   virtual std::string host() { return {}; }
+  // Between two questions. True: the answer may be another one by now.
+  virtual bool wait(Clock::duration most) {
+    std::this_thread::sleep_for(most);
+    return false;
+  }
+  // Where it is known here that this rank has.
+  virtual std::optional<PeerError> died(Rank) { return std::nullopt; }
 };
 
 }  // namespace ringcomm

@@ -49,6 +49,7 @@ class Transport {
 
   int size() const { return static_cast<int>(peers_.size()); }
   Rank rank() const { return rank_; }
+  uint64_t group() const { return peer(rank_).group; }  // the same on all ranks, and no other's
 
   // Start of `owner`'s half, laid out as Geometry says. For a remote rank it is a copy here. The
   // owner sees only the bytes that put() names.

@@ -3,7 +3,7 @@
 python examples/clients/with_torchft.py
 
 torchft makes a new process group whenever replicas change, by a class of its own; it has one for
-Gloo and one for NCCL. The class below is the one for ringcomm.
+Gloo and one for NCCL. ringcomm brings the one for ringcomm.
 """
 
 import argparse
@@ -17,30 +17,10 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 import torchft
 from torchft.coordination import LighthouseServer
-from torchft.process_group import ProcessGroupWrapper
+
+from ringcomm.torchft import ProcessGroupRingcomm
 
 HOST = "127.0.0.1"
-
-
-class ProcessGroupRingcomm(ProcessGroupWrapper):
-    """A group of all replicas of this moment, which Manager makes again when they change."""
-
-    def _create_pg(self, store: dist.Store, rank: int, size: int) -> dist.ProcessGroup:
-        options = dist.distributed_c10d._DistributedBackendOptions()
-        options.store, options.group_rank, options.group_size = store, rank, size
-        options.timeout = self._timeout
-        options.group_id = f"torchft-{self._quorum_id}"
-        options.global_ranks_in_group = list(range(size))
-        backend = dist.Backend._plugins["RINGCOMM"].creator_fn(options, None)
-        kind = dist.ProcessGroup.BackendType.CUSTOM
-        group = dist.ProcessGroup(store, rank, size)
-        group._set_default_backend(kind)
-        for device in ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]:
-            group._register_backend(torch.device(device), kind, backend)
-        return group
-
-    def getBackendName(self) -> str:  # noqa: N802  torchft's name
-        return "torchft-ringcomm"
 
 
 def replica(index: int, backend: str, lighthouse: str, results: Any) -> None:
@@ -48,10 +28,13 @@ def replica(index: int, backend: str, lighthouse: str, results: Any) -> None:
     torch.set_num_threads(1)
     store = dist.TCPStore(HOST, 0, is_master=True, wait_for_workers=False)
     timeout = timedelta(seconds=60)
-    kinds = {"ringcomm": ProcessGroupRingcomm, "gloo": torchft.ProcessGroupGloo}
+    if backend == "ringcomm":
+        group: Any = ProcessGroupRingcomm(timeout=timeout)
+    else:
+        group = torchft.ProcessGroupGloo(timeout=timeout)
     network = tiny.Network()
     manager = torchft.Manager(
-        pg=kinds[backend](timeout=timeout),
+        pg=group,
         min_replica_size=2,
         load_state_dict=network.load_state_dict,
         state_dict=network.state_dict,

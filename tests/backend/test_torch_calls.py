@@ -60,8 +60,6 @@ FORWARDED = {
 NO = {  # does it support ...? No; and what there would be is declined
     "supportsAbortHooks": "registerAbortHook",
     "supportsCompletionHooks": "registerCompletionHook",
-    "supportsReconfigure": "reconfigure",
-    "supportsShrinking": "shrink",
     "supportsTensorAlloc": "allocateTensor",
     "supportsTimeEstimation": "startTimeEstimate",
     "supportsWindow": "new_window",
@@ -106,7 +104,6 @@ def test_every_call_is_served_or_declined() -> None:
 
 
 DECLINED = {
-    "shrink": lambda backend: backend.shrink([0]),
     "suspend": lambda backend: backend.suspend(),
     "resume": lambda backend: backend.resume(),
     "getMemoryStats": lambda backend: backend.memory_stats(),

@@ -1,0 +1,247 @@
+"""Groups that get other ranks in place: without a store, and also when they have failed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import statistics
+import threading
+import time
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import ringcomm
+from lab.limits import claim, limit
+from lab.ranks import Rank, Ranks, error_of, join, ranks
+
+CPU = torch.device("cpu")
+NATIVE = hasattr(dist, "_reconfigure")  # torch 2.14
+ROUNDS = 200
+TYPICAL = 0.010  # seconds, of a change between 3 processes
+TRANSPORTS = ["", "tcp"]
+FILES = Path("/proc/self/fd")
+
+
+def unconnected(rank: Rank, transport: str = "", **options: Any) -> Any:
+    """The backend of a group that waits for its first change of ranks."""
+    if transport:
+        os.environ["RINGCOMM_TRANSPORT"] = transport
+    wanted = ringcomm.Options()
+    wanted.enable_reconfigure = True
+    join(rank, pg_options=wanted, **options)
+    return dist.group.WORLD._get_backend(CPU)
+
+
+def meet(rank: Rank, key: str) -> None:
+    """Wait for the others, by the store of the test."""
+    gather(rank, key, "")
+
+
+def gather(rank: Rank, key: str, word: str) -> list[str]:
+    rank.store.set(f"{key}/{rank.index}", word)
+    return [rank.store.get(f"{key}/{index}").decode() for index in range(rank.size)]
+
+
+def change(backend: Any, uuid: int, handles: list[str], seconds: float = limit(20)) -> None:
+    backend._reconfigure(uuid, handles, timedelta(seconds=seconds))
+
+
+def total(backend: Any) -> float:
+    """The sum of what the ranks give, which is one more than their number."""
+    tensor = torch.full((4,), backend.rank() + 1.0)
+    backend.allreduce([tensor]).wait()
+    return float(tensor[0])
+
+
+def change_often(rank: Rank, transport: str) -> list[Any]:
+    backend = unconnected(rank, transport)
+    found: list[Any] = [error_of(lambda: total(backend)), backend.get_error().name]
+    mine = backend._reconfigure_handle()
+    all_of_them = gather(rank, "handles", mine)
+    orders = [[0, 1, 2], [2, 0, 1], [0, 2], [1], [1, 2, 0], [2, 1]]
+    for uuid, order in enumerate(orders):
+        if rank.index in order:
+            change(backend, uuid, [all_of_them[index] for index in order])
+            found.append((backend.rank(), backend.size(), total(backend)))
+        meet(rank, f"round {uuid}")
+    assert backend._reconfigure_handle() == mine
+    return found
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_ranks_come_and_go(transport: str) -> None:
+    some = Ranks(3, None)
+    try:
+        found = some(change_often, transport)
+    finally:
+        some.kill()
+    for (kind, text), error, *_ in found:
+        assert kind == "DistBackendError"
+        assert "is not connected (reconfigure it): no reconfigure() has been called" in text
+        assert error == "SUCCESS"
+    assert found[0][2:] == [(0, 3, 6), (1, 3, 6), (0, 2, 3), (2, 3, 6)]
+    assert found[1][2:] == [(1, 3, 6), (2, 3, 6), (0, 1, 1), (0, 3, 6), (1, 2, 3)]
+    assert found[2][2:] == [(2, 3, 6), (0, 3, 6), (1, 2, 3), (1, 3, 6), (0, 2, 3)]
+
+
+def lose_one(rank: Rank, transport: str) -> tuple[str, float, float, str]:
+    backend = unconnected(rank, transport)
+    handles = gather(rank, "handles", backend._reconfigure_handle())
+    change(backend, 1, handles)
+    if rank.index == 1:
+        time.sleep(0.2)  # the others are in their all_reduce
+        os.kill(os.getpid(), signal.SIGKILL)
+    _, text = error_of(lambda: total(backend))
+    begin = time.monotonic()
+    _, late = error_of(lambda: change(backend, 2, handles))
+    noticed = time.monotonic() - begin
+    change(backend, 3, [handles[0], handles[2]])
+    assert backend.get_error().name == "SUCCESS"
+    return text, noticed, total(backend), late
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_a_group_whose_rank_died_lives_again(transport: str) -> None:
+    some = Ranks(3, None)
+    try:
+        some.begin(lose_one, transport)
+        answers = some.answers(limit(60))
+    finally:
+        some.kill()
+    assert not answers[1][0], "it was to die"
+    for index in (0, 2):
+        good, answer = answers[index]
+        assert good, answer
+        text, noticed, sum_of_two, late = answer
+        assert "1" in text
+        assert "1" in late
+        assert "Timed out" not in late
+        assert noticed < claim(2)
+        assert sum_of_two == 3
+
+
+def stop_in_the_middle(rank: Rank) -> list[Any]:
+    backend = unconnected(rank)
+    handles = gather(rank, "handles", backend._reconfigure_handle())
+    change(backend, 1, handles)
+    found: list[Any] = []
+    if rank.index == 0:  # nobody else comes
+        threading.Timer(0.2, backend.abort).start()
+        begin = time.monotonic()
+        found.append(error_of(lambda: total(backend))[1])
+        assert time.monotonic() - begin < limit(2)
+    meet(rank, "aborted")
+    found.append(backend.get_error().name)
+    pending = torch.zeros(4)
+    change(backend, 2, handles)
+    work = backend.recv([pending], (rank.index + 1) % 3, 7)  # it never comes
+    meet(rank, "posted")
+    change(backend, 3, handles)  # which ends it
+    found.append(error_of(work.wait)[1])
+    found.append(total(backend))
+    if rank.index == 0:  # the others do not come, and it is called off
+        threading.Timer(0.2, backend.abort).start()
+        found.append(error_of(lambda: change(backend, 4, handles[:2]))[1])
+        found.append(error_of(lambda: total(backend))[1])
+    elif rank.index == 1:
+        time.sleep(0.1)
+        found.append(error_of(lambda: change(backend, 4, handles[:2][::-1], 0.5))[1])
+        found.append("")
+    meet(rank, "called off")
+    change(backend, 5, handles)
+    found.append(total(backend))
+    return found
+
+
+def test_abort_from_another_thread() -> None:
+    with ranks(3, None) as some:
+        found = some(stop_in_the_middle)
+    assert "abort() was called" in found[0].pop(0)
+    assert found[0][0] == "SUCCESS"  # it asked for that
+    for each in found:
+        assert "reconfigure() was called" in each[1] or "rank" in each[1], each
+        assert each[2] == each[-1] == 6
+    assert "abort() was called" in found[0][3]
+    assert "the last reconfigure() has failed: abort() was called" in found[0][4]
+    assert "Timed out after" in found[1][3]
+    assert "rank 1" in found[1][3] or "rank 0" in found[1][3]
+
+
+def say_why_not(rank: Rank) -> list[str]:
+    backend = unconnected(rank)
+    handles = gather(rank, "handles", backend._reconfigure_handle())
+    change(backend, 1, handles)
+    wrong: list[tuple[int, list[str]]] = [
+        (1, handles),
+        (2, [handles[1 - rank.index]]),
+        (3, [*handles, handles[0]]),
+        (4, [*handles, "nccl2:1:2:3"]),
+    ]
+    texts = [error_of(partial(change, backend, uuid, some))[1] for uuid, some in wrong]
+    assert total(backend) == 3  # nothing has happened
+    return texts
+
+
+def test_wrong_arguments_change_nothing() -> None:
+    with ranks(2, None) as some:
+        found = some(say_why_not)
+    for reused, foreign, twice, unknown in found:
+        assert "uuid 1 was already used" in reused
+        assert "own handle is not among the 1" in foreign
+        assert "given twice" in twice
+        assert "rank 2 introduces itself as 'nccl2:1:2:3'" in unknown
+        assert "install the same version" in unknown
+
+
+def time_changes(rank: Rank) -> list[float]:
+    backend = unconnected(rank)
+    handles = gather(rank, "handles", backend._reconfigure_handle())
+    seconds = []
+    for uuid in range(ROUNDS):
+        meet(rank, f"round {uuid}")
+        begin = time.perf_counter()
+        change(backend, uuid, handles)
+        seconds.append(time.perf_counter() - begin)
+        assert total(backend) == 6
+    before = len(list(FILES.iterdir()))
+    for uuid in range(ROUNDS, ROUNDS + 20):
+        change(backend, uuid, handles)
+    assert abs(len(list(FILES.iterdir())) - before) <= 4
+    return seconds
+
+
+def test_a_change_is_quick() -> None:
+    with ranks(3, None) as some:
+        for seconds in some(time_changes):
+            assert statistics.median(seconds) <= claim(TYPICAL)
+            assert max(seconds) < 4.5  # a store's new client may wait 5 s for a name server
+
+
+def change_as_torch_does(rank: Rank) -> list[Any]:
+    join(rank, enable_reconfigure=True)
+    group = dist.group.WORLD
+    assert dist._supports_reconfigure()
+    handles = gather(rank, "handles", dist._get_reconfigure_handle())
+    found = []
+    for uuid, some in enumerate([handles, set(handles), handles[::-1]]):
+        dist._reconfigure(uuid, some, timeout=timedelta(seconds=limit(20))).wait()
+        tensor = torch.full((4,), dist.get_rank() + 1.0)
+        dist.all_reduce(tensor)
+        assert dist.group.WORLD is group
+        found.append((dist.get_rank(), dist.get_world_size(), float(tensor[0])))
+    return found
+
+
+@pytest.mark.skipif(not NATIVE, reason="torch has no reconfigure() before 2.14")
+def test_torchs_own_calls() -> None:
+    with ranks(3, None) as some:
+        found = some(change_as_torch_does)
+    assert [each[0] for each in found] == [(index, 3, 6) for index in range(3)]
+    assert sorted(each[1][0] for each in found) == [0, 1, 2]
+    assert [each[2] for each in found] == [(2 - index, 3, 6) for index in range(3)]
