@@ -84,6 +84,7 @@ def play(rank: Rank, text: str, port: int) -> None:
     names: dict[str, Any] = {}
     exec(text, names)
     assert names["dist"].get_backend() == "ringcomm"
+    names["dist"].barrier()  # the store, which is rank 0's, goes with the group
     names["dist"].destroy_process_group()
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from lab.faults.going_on import GOING_ON
 from lab.faults.network import NETWORK
 from lab.faults.ranks import RANKS
 from lab.faults.table import Fault
 
-ROWS: list[Fault] = [*NETWORK, *RANKS]
+ROWS: list[Fault] = [*NETWORK, *RANKS, *GOING_ON]

@@ -227,7 +227,7 @@ def _split(state: dict[str, Any]) -> tuple[dict[str, Keys], dict[str, torch.Tens
         name = _name(path)
         known = type(tensor) in (torch.Tensor, torch.nn.Parameter) and not tensor.is_quantized
         if not known or tensor.layout is not torch.strided or tensor.is_meta:
-            raise TypeError(f"a checkpoint cannot hold {name}: it is no whole, dense tensor")
+            raise TypeError(f"a checkpoint cannot hold {name}: it is not a whole, dense tensor")
         if name in tensors or name == PLAIN:
             raise ValueError(f"two entries of the state are named {name}: rename one of the keys")
         paths[name], tensors[name] = path, tensor.detach()

@@ -244,7 +244,7 @@ class Deck:
             problem = deck._flaw()
             if problem is None:
                 return deck
-        raise ValueError(f"this is no state of a sampler, because {problem}: load a whole one")
+        raise ValueError(f"this is not the state of a sampler, because {problem}: load a whole one")
 
     def _flaw(self) -> str | None:
         """Say what cannot be so in a deck, if anything. The types are right already."""

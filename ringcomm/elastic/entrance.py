@@ -20,7 +20,6 @@ class Entered(NamedTuple):
     """A world that this process has entered; `is_guest`: it lacks the state, and a vote."""
 
     epochs: Epochs
-    life: int
     is_guest: bool
 
 
@@ -68,7 +67,7 @@ class Entrance:
         self._stay_apart()
 
     def _go_to(self, address: str) -> Any:
-        self._log(f"the store of the world is served at {address} by now")
+        self._log(f"the store of the world is served at {address} now")
         self._store.move(address)
         return self._store.keys
 
@@ -90,7 +89,7 @@ class Entrance:
             self._log(f"process {os.getpid()} was not admitted, and asks again: {error}")
             epochs.end()
             return None
-        return Entered(epochs, welcome.life, True)
+        return Entered(epochs, True)
 
     def _found(self, record: Record) -> Entered | None:
         lobby, epochs = self._lobby, self._epochs(record.life)
@@ -106,6 +105,6 @@ class Entrance:
         if epochs.rank == 0:
             lobby.replace(record, replace(record, confirmed=True))
         if lobby.is_confirmed(record):
-            return Entered(epochs, record.life, False)
+            return Entered(epochs, False)
         epochs.end()  # another member could not meet, and has given this world up
         return None

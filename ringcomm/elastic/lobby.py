@@ -103,7 +103,7 @@ class Record:
     epoch: int = 0
     confirmed: bool = False  # its first members have met
     members: tuple[Process, ...] = ()
-    store: str = ""  # where the world's store is by now; "": it is this one
+    store: str = ""  # where the world's store is now; "": it is this one
 
     def to_text(self) -> str:
         return json.dumps(asdict(self))

@@ -65,7 +65,7 @@ class Address(NamedTuple):
         host, _, port = text.strip().rpartition(":")
         if not host or not port.isdigit():
             raise ValueError(
-                f"{text!r} is no address of a store: give join() host:port, or set RINGCOMM_ELASTIC"
+                f"{text!r} is not a store address: give join() host:port, or set RINGCOMM_ELASTIC"
             )
         return cls(host, int(port))
 

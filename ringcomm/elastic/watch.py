@@ -129,7 +129,7 @@ class Watch:
             self._log(f"the store is served at {found.address} from now on")
 
     def _point_here(self, home: Served, record: Record) -> None:
-        """Tell those that ask at home where the store is by now."""
+        """Tell those that ask at home where the store is now."""
         try:
             self._claim(home, record, self._store.address)
         except RuntimeError:

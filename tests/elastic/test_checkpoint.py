@@ -247,7 +247,7 @@ def test_what_cannot_be_saved(tmp_path: Path) -> None:
     one = torch.ones(1)
     for state, said in (
         ({"a": [{"b": lambda: None}]}, "a.0.b, a function"),
-        ({"a": {"w": one.to_sparse()}}, "a.w: it is no whole, dense tensor"),
+        ({"a": {"w": one.to_sparse()}}, "a.w: it is not a whole, dense tensor"),
         ({"a": one.to("meta")}, "cannot hold a:"),
         ({"a": {0: one, "0": one}}, "named a.0"),
         ({"a": {"b": one}, "a.b": one}, "named a.b"),

@@ -350,7 +350,7 @@ def test_a_digest_tells_states_apart() -> None:
     ],
 )
 def test_a_state_that_cannot_be_is_refused(other: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValueError, match=f"this is no state of a sampler, because .*{said}"):
+    with pytest.raises(ValueError, match=f"this is not the state of a sampler, because .*{said}"):
         Deck.from_state(a_state(**other))
 
 

@@ -82,7 +82,7 @@ def test_addresses() -> None:
     assert Address.of(" a:1 ") == Address("a", 1)
     assert str(Address("a", 1)) == "a:1"
     for text in ("", "a", "a:", ":1", "a:b"):
-        with pytest.raises(ValueError, match="is no address of a store"):
+        with pytest.raises(ValueError, match="is not a store address"):
             Address.of(text)
     assert Address(HOST, 1).is_here()
     assert not Address("192.0.2.1", 1).is_here()

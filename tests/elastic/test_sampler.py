@@ -253,7 +253,9 @@ def test_a_state_of_another_sampler_is_refused() -> None:
     other = Sampler(20, 4, seed=1, shuffle=False)
     with pytest.raises(ValueError, match="of a sampler with batch_size=4, seed=1: make this one"):
         sampler.load_state_dict(other.state_dict())
-    with pytest.raises(ValueError, match="this is no state of a sampler, because length is not"):
+    with pytest.raises(
+        ValueError, match="this is not the state of a sampler, because length is not"
+    ):
         sampler.load_state_dict({})
     with pytest.raises(ValueError, match=r"c is not one of the members \['a'\]: join"):
         sampler._bind("c", ["a"], 3, 1)
