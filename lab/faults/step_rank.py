@@ -57,7 +57,7 @@ def restarted() -> None:
 
 
 def managed(rank: int, size: int, lighthouse: str) -> None:
-    """Torchft as its documentation has it, with its own limits on time."""
+    """Train as torchft's example train_ddp.py does, with that one's limits on time."""
     import torchft
 
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
@@ -68,7 +68,7 @@ def managed(rank: int, size: int, lighthouse: str) -> None:
         model.load_state_dict(state)
 
     manager = torchft.Manager(
-        pg=torchft.ProcessGroupGloo(timeout=timedelta(seconds=60)),
+        pg=torchft.ProcessGroupGloo(timeout=timedelta(seconds=5)),
         min_replica_size=size - 1,
         load_state_dict=load,
         state_dict=model.state_dict,
