@@ -9,7 +9,6 @@ namespace {
 
 constexpr uint64_t kMostChunks = std::size(Export{}.chunk_bytes);
 static_assert(kMostChunks <= kMostFds);
-constexpr auto kSoon = std::chrono::seconds(1);  // descriptors were sent before they are named
 
 // All that `span` lies in, as one; its id is another one once any of them was freed.
 Allocation range_of(Api& api, const Span& span) {
@@ -143,7 +142,8 @@ std::byte* Imports::open(int index, uint64_t generation) {
   return api_.map_chunks(chunks);
 }
 
-// They come in the order in which they were sent, which need not be that of the entries.
+// They come in the order in which they were sent, which need not be that of the entries. They were
+// sent before they were named, so none is waited for.
 std::vector<Fd> Imports::receive(int index, uint64_t generation) {
   const Fd* const socket = socket_();
   if (socket == nullptr) return {};
@@ -153,10 +153,8 @@ std::vector<Fd> Imports::receive(int index, uint64_t generation) {
   while (std::ranges::none_of(sent_, wanted)) {
     uint64_t name[2];
     std::vector<Fd> descriptors;
-    if (!receive_message(*socket, std::as_writable_bytes(std::span(name)), descriptors,
-                         Deadline(kSoon))) {
-      return {};
-    }
+    const auto bytes = std::as_writable_bytes(std::span(name));
+    if (try_receive(*socket, bytes, descriptors) != Received::kMessage) return {};
     sent_.push_back({name[0], name[1], std::move(descriptors)});
   }
   const auto found = std::ranges::find_if(sent_, wanted);

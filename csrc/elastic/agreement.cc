@@ -48,7 +48,7 @@ Agreement::Agreement(Neighbours& neighbours, const std::string& run, Logger logg
 
 void Agreement::adopt(const Transport& transport, uint32_t epoch, int guests,
                       const Decision& made) {
-  if (!knows(epoch)) {
+  if (!decree_ || decree_->slip().epoch != epoch) {
     decree_ = std::make_unique<Decree>(transport.rank(), transport.size() - guests, epoch, made);
   }
   guests_.clear();
@@ -199,14 +199,10 @@ void Agreement::tell_who_is_awaited(const Deadline& patience) {
   if (patience.elapsed() < told_) return;
   told_ += kTellEvery;
   for (const Rank rank : ranks_in(decree_->awaited())) {
+    const auto& link = links_[static_cast<size_t>(rank)];
     logger_.warning("waiting ", to_seconds(patience.elapsed()), " s for rank ", rank,
-                    " to end its step: it is ", condition(rank));
+                    " to end its step: it is ", link ? link->condition() : "not connected");
   }
-}
-
-std::string Agreement::condition(Rank rank) {
-  const auto& link = links_[static_cast<size_t>(rank)];
-  return link ? link->condition() : "not connected";
 }
 
 TimeoutError Agreement::too_few(const Deadline& patience) {

@@ -31,7 +31,6 @@ class Agreement {
   // The group of `epoch` works: it has the links to all members. Its last ranks are `guests`.
   // `made`: the decision that made this epoch; where agree() has returned it, it need not be told.
   void adopt(const Transport& transport, uint32_t epoch, int guests, const Decision& made = {});
-  bool knows(uint32_t epoch) const { return decree_ && decree_->slip().epoch == epoch; }
 
   struct Question {
     uint64_t decided = 0;  // the last step that this member has applied
@@ -63,8 +62,6 @@ class Agreement {
   void expect(const std::vector<std::string>& guests);
   // How the members that go on make the next group, where nobody joins: without a store.
   std::unique_ptr<Assembly> assembly(const RendezvousOptions& options, const Deadline& deadline);
-  std::string condition(Rank rank);
-  void forked();
 
  private:
   class SlipAssembly;

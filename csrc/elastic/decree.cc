@@ -122,8 +122,8 @@ void Decree::lead(Clock::time_point now) {
     if (is_my_turn(now)) begin_ballot(now);
   }
   if (slip_.ballot == 0 || slip_.ballot < highest_) return;
-  if (!slip_.proposes) prepare();
-  if (slip_.proposes) conclude();
+  if (!slip_.proposes) count_votes();
+  if (slip_.proposes) count_votes();
 }
 
 // The lowest member leads. When nothing has happened for a while, the next one does, and so on all
@@ -152,19 +152,24 @@ void Decree::begin_ballot(Clock::time_point now) {
   overtaken(slip_.ballot, now);
 }
 
-// Who has promised this ballot? When all that can be asked have, there is something to propose.
-void Decree::prepare() {
-  Members promised;
-  promised.set(rank_);
+// Who has promised this ballot, so that there is something to propose? Who has accepted what was
+// proposed, so that it is decided? All that can be asked must have.
+void Decree::count_votes() {
+  const bool proposed = slip_.proposes;
+  Members voters;
   for (At rank = 0; rank < heard_.size(); ++rank) {
-    if (heard_[rank].promised == slip_.ballot) promised.set(rank);
+    const Slip& slip = slip_of(rank);
+    if ((proposed ? slip.accepted : slip.promised) == slip_.ballot) voters.set(rank);
   }
-  const Members part = rules_.all_promise ? closed(promised) : promised & standing();
+  const bool together = proposed ? rules_.unanimous : rules_.all_promise;
+  const Members part = together ? closed(voters) : voters & standing();
   if (part.none()) return;
-  if (is_enough(part, witness_.promised == slip_.ballot)) {
-    propose(part);
-  } else {
+  if (!is_enough(part, (proposed ? witness_.accepted : witness_.promised) == slip_.ballot)) {
     wants_witness_ = true;
+  } else if (proposed) {
+    decision_ = slip_.proposal;
+  } else {
+    propose(part);
   }
 }
 
@@ -196,28 +201,13 @@ void Decree::propose(const Members& promised) {
 uint64_t Decree::verdict(const Members& members) const {
   uint64_t step = 0;
   for (At rank = 0; rank < heard_.size(); ++rank) {
-    if (members.test(rank))
-      step = std::max(step, rank == rank_ ? slip_.decided : heard_[rank].decided);
+    if (members.test(rank)) step = std::max(step, slip_of(rank).decided);
   }
   for (At rank = 0; rank < heard_.size(); ++rank) {
-    const Slip& other = rank == rank_ ? slip_ : heard_[rank];
+    const Slip& other = slip_of(rank);
     if (members.test(rank) && (other.decided != step || !other.voted)) return step;
   }
   return rules_.voted ? step + 1 : step;
-}
-
-void Decree::conclude() {
-  Members accepted;
-  for (At rank = 0; rank < heard_.size(); ++rank) {
-    if ((rank == rank_ ? slip_ : heard_[rank]).accepted == slip_.ballot) accepted.set(rank);
-  }
-  const Members part = rules_.unanimous ? closed(accepted) : accepted & standing();
-  if (part.none()) return;
-  if (is_enough(part, witness_.accepted == slip_.ballot)) {
-    decision_ = slip_.proposal;
-  } else {
-    wants_witness_ = true;
-  }
 }
 
 // Those of `part` that can act together: each of them holds all others for gone. Then none of the
@@ -225,7 +215,7 @@ void Decree::conclude() {
 // that seems to be gone itself need not agree: then it does not count. None, if they must wait.
 Members Decree::closed(Members part) const {
   part &= standing();
-  const auto agrees = [&](At rank) { return (all() & ~part & ~gone_for(rank)).none(); };
+  const auto agrees = [&](At rank) { return (all() & ~part & ~slip_of(rank).gone).none(); };
   for (At rank = 0; rank < heard_.size();) {
     const bool drops = part.test(rank) && suspected_.test(rank) && !agrees(rank);
     part.set(rank, part.test(rank) && !drops);

@@ -87,16 +87,14 @@ class Decree {
   using At = size_t;
   Members all() const;
   Members standing() const { return all() & ~dead_ & ~left_; }
-  Slip& of(At rank) { return heard_[rank]; }
+  const Slip& slip_of(At rank) const { return rank == rank_ ? slip_ : heard_[rank]; }
   void consider(Clock::time_point now);
   void accept_from(const Slip& leader);
   void lead(Clock::time_point now);
   bool is_my_turn(Clock::time_point now) const;
   void begin_ballot(Clock::time_point now);
-  void prepare();
+  void count_votes();
   void propose(const Members& promised);
-  void conclude();
-  const Members& gone_for(At rank) const { return rank == rank_ ? slip_.gone : heard_[rank].gone; }
   Members closed(Members part) const;
   bool is_enough(const Members& acceptors, bool witness) const;
   uint64_t verdict(const Members& members) const;

@@ -89,15 +89,6 @@ Members members_of(const std::vector<int>& ranks) {
   return members;
 }
 
-Agreement::Answer agree(Agreement& agreement, const Agreement::Question& given,
-                        const StorePtr& store, const std::string& key,
-                        std::chrono::milliseconds timeout) {
-  Agreement::Question question = given;
-  question.interrupt = run_signal_handlers;
-  if (store) question.witness = StoredWitness(store, key);
-  return with_torch_errors([&] { return agreement.agree(question, timeout); });
-}
-
 // 64 bits of a contiguous tensor's bytes on the CPU: a CRC32C of each half.
 uint64_t checksum_of(const at::Tensor& tensor) {
   TORCH_CHECK_VALUE(tensor.is_cpu() && tensor.is_contiguous(),
@@ -151,13 +142,13 @@ void bind_elastic(py::module_& module) {
           [](Agreement& agreement, uint64_t decided, bool voted, const std::string& extra,
              const StorePtr& store, const std::string& key, std::chrono::milliseconds patience,
              std::chrono::milliseconds timeout) {
-            const Agreement::Question question{decided, voted, extra, patience, {}, {}};
-            return agree(agreement, question, store, key, timeout);
+            Agreement::Question question{decided, voted, extra, patience, {}, run_signal_handlers};
+            if (store) question.witness = StoredWitness(store, key);
+            return with_torch_errors([&] { return agreement.agree(question, timeout); });
           },
           py::arg("decided"), py::arg("voted"), py::arg("extra"), py::arg("store"), py::arg("key"),
           py::arg("patience"), py::arg("timeout"), NoGil())
-      .def("leave", &Agreement::leave, NoGil())
-      .def("condition", &Agreement::condition, py::arg("rank"), NoGil());
+      .def("leave", &Agreement::leave, NoGil());
 }
 
 }  // namespace ringcomm

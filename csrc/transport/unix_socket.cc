@@ -1,7 +1,6 @@
 #include "transport/unix_socket.h"
 
 #include <fcntl.h>
-#include <poll.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 
@@ -38,19 +37,6 @@ bool same_user(const Fd& socket) { return owner_of_peer(socket).uid == ::geteuid
 int why_lost(const Fd& socket) {
   const Fd another(::fcntl(socket.get(), F_DUPFD_CLOEXEC, 0));
   return another ? EACCES : errno;
-}
-
-// False when the deadline passed.
-bool wait_readable(const Fd& fd, const Deadline& deadline) {
-  while (true) {
-    pollfd entry{fd.get(), POLLIN, 0};
-    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline.left());
-    const int ms = static_cast<int>(std::min<int64_t>(left.count() + 1, 1000));
-    const int ready = ::poll(&entry, 1, ms);
-    if (ready > 0) return true;
-    if (ready < 0 && errno != EINTR) throw SystemError("poll");
-    if (deadline.passed()) return false;
-  }
 }
 
 }  // namespace
@@ -144,16 +130,6 @@ Received try_receive(const Fd& socket, std::span<std::byte> bytes, std::vector<F
   if ((message.msg_flags & MSG_CTRUNC) != 0)
     throw SystemError("receiving a descriptor", why_lost(socket));
   return got == static_cast<ssize_t>(bytes.size()) ? Received::kMessage : Received::kClosed;
-}
-
-bool receive_message(const Fd& socket, std::span<std::byte> bytes, std::vector<Fd>& fds,
-                     const Deadline& deadline) {
-  Received received = Received::kNothing;
-  while (received == Received::kNothing) {
-    if (!wait_readable(socket, deadline)) throw TimeoutError("no message from the peer");
-    received = try_receive(socket, bytes, fds);
-  }
-  return received == Received::kMessage;
 }
 
 }  // namespace ringcomm

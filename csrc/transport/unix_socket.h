@@ -1,4 +1,4 @@
-// Abstract Unix sockets with deadlines: connect, accept, and messages that carry descriptors.
+// Abstract Unix sockets: connect, accept, and messages that carry descriptors.
 #pragma once
 
 #include <sys/socket.h>
@@ -8,7 +8,6 @@
 #include <string>
 #include <vector>
 
-#include "base/deadline.h"
 #include "base/fd.h"
 
 namespace ringcomm {
@@ -30,8 +29,5 @@ bool send_message(const Fd& socket, std::span<const std::byte> bytes, std::span<
                   int flags = 0);
 enum class Received : uint8_t { kNothing, kMessage, kClosed };
 Received try_receive(const Fd& socket, std::span<std::byte> bytes, std::vector<Fd>& fds);
-// False at EOF. Throws TimeoutError at the deadline.
-bool receive_message(const Fd& socket, std::span<std::byte> bytes, std::vector<Fd>& fds,
-                     const Deadline& deadline);
 
 }  // namespace ringcomm

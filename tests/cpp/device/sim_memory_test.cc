@@ -160,9 +160,12 @@ void chunks() {
       return;
     }
     std::vector<Fd> fds;
-    require(receive_message(socket, std::as_writable_bytes(std::span(&word, 1)), fds,
-                            Deadline(std::chrono::seconds(20))),
-            "the chunks");
+    Received received_as = Received::kNothing;
+    for (const Deadline end(std::chrono::seconds(20)); received_as == Received::kNothing;) {
+      require(!end.passed(), "nothing came");
+      received_as = try_receive(socket, std::as_writable_bytes(std::span(&word, 1)), fds);
+    }
+    require(received_as == Received::kMessage, "the chunks");
     std::vector<Chunk> received;
     for (Fd& fd : fds) received.push_back({std::move(fd), kChunk});
     std::byte* memory = api->map_chunks(received);
