@@ -16,8 +16,6 @@ class Options(_Backend.Options):
     """Whether the group is to be connected by `reconfigure`, not when it is made (torch 2.14)."""
     _agreement: Agreement | None
     """Of an elastic world: the members of its next epoch make this group."""
-    _through_store: bool
-    """Whether they meet through the store, as guests need, or by themselves."""
 
     def __init__(self, timeout: timedelta = ...) -> None: ...
     def __copy__(self) -> Options: ...

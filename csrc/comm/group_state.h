@@ -31,9 +31,7 @@ struct CommunicatorOptions {
   std::optional<std::string> requested;  // the same by name; an unknown one is told to all ranks
   // Called now and then by a caller's thread that waits: its exception ends the wait (Ctrl-C).
   std::function<void()> interrupt;
-  // The same while the ranks meet, and how they do: as RendezvousOptions.
-  std::function<void()> interrupt_meeting;
-  decltype(RendezvousOptions::assembly) assembly;
+  std::function<void()> interrupt_meeting;  // the same while the ranks meet
   std::string unusable = "' has failed before (destroy it and make a new one): ";
 };
 

@@ -11,13 +11,6 @@ constexpr auto kLook = std::chrono::milliseconds(1);  // at what wakes nobody: t
 constexpr auto kTellEvery = std::chrono::seconds(10);
 constexpr auto kLookAtGuests = std::chrono::milliseconds(20);
 
-uint64_t channel_of(const std::string& run) {
-  const Key hash = hmac({}, {"ringcomm-elastic", run});
-  uint64_t channel = 0;
-  std::memcpy(&channel, hash.data(), sizeof channel);
-  return channel;
-}
-
 std::vector<Rank> ranks_in(const Members& members) {
   std::vector<Rank> ranks;
   for (size_t rank = 0; rank < kMostMembers; ++rank) {
@@ -39,7 +32,7 @@ size_t count_in(const std::string& extra, char sign) {
 
 Agreement::Agreement(Neighbours& neighbours, const std::string& run, Logger logger)
     : neighbours_(neighbours),
-      channel_(channel_of(run)),
+      channel_(channel_of({"ringcomm-elastic", run})),
       logger_(std::move(logger)),
       page_(*reinterpret_cast<SlipPage*>(neighbours.notice())),
       bell_(neighbours.bell()) {}
@@ -247,64 +240,12 @@ void Agreement::expect(const std::vector<std::string>& guests) {
   }
 }
 
-// The stages of a meeting, in the slips: every member shows what it says, and reads the others'.
-class Agreement::SlipAssembly final : public Assembly {
- public:
-  SlipAssembly(Agreement& agreement, const RendezvousOptions& options, const Deadline& deadline)
-      : agreement_(agreement), options_(options), deadline_(deadline) {}
-
-  void begin() override {}
-
-  std::vector<std::string> exchange(const std::string& mine) override {
-    Decree& decree = *agreement_.decree_;
-    decree.words().push_back(mine);
-    agreement_.show();
-    std::vector<std::string> all;
-    for (Rank rank = 0; rank < options_.size; ++rank) {
-      const auto& words = rank == decree.rank() ? decree.words() : decree.heard(rank).words;
-      while (words.size() <= stage_) await(rank);
-      all.push_back(words[stage_]);
-    }
-    ++stage_;
-    all.push_back(options_.word);
-    return all;
-  }
-  void skip() override {
-    agreement_.decree_->words().emplace_back("-");
-    ++stage_;
-  }
-  void check(const std::vector<Rank>& awaited) override {
-    agreement_.check_members();
-    if (deadline_.passed()) throw late(awaited);
-  }
-  void give_up(const std::exception&) override {}
-  void set_apart(Rank other, const std::string& why) override {
-    throw PeerError(other, str("rank ", other, " shared memory with this one before: ", why));
-  }
-  bool some_are_apart() override { return false; }
-  std::string apart_from(Rank) override { return {}; }
-  void check_last_words() override { agreement_.check_members(); }
-
- private:
-  void await(Rank rank) {
-    check({rank});
-    options_.interrupt();
-    agreement_.sleep(std::min<Clock::duration>(kLook, deadline_.left()));
-  }
-  TimeoutError late(const std::vector<Rank>& ranks) const {
-    return TimeoutError(str("Timed out after ", to_seconds(deadline_.elapsed()), " s waiting for ",
-                            list_of(ranks), ", which has not finished joining the group"));
-  }
-
-  Agreement& agreement_;
-  const RendezvousOptions& options_;
-  const Deadline& deadline_;
-  size_t stage_ = 0;
-};
-
-std::unique_ptr<Assembly> Agreement::assembly(const RendezvousOptions& options,
-                                              const Deadline& deadline) {
-  return std::make_unique<SlipAssembly>(*this, options, deadline);
+std::unique_ptr<Store> Agreement::store() const {
+  if (links_.size() > static_cast<size_t>(decree_->size())) return nullptr;
+  std::vector<Way> ways;
+  for (const auto& link : links_) ways.push_back(link ? link->way() : Way{});
+  const uint64_t channel = channel_of({"epoch", str(channel_), str(decree_->slip().epoch)});
+  return std::make_unique<SocketStore>(neighbours_, decree_->rank(), ways, channel);
 }
 
 }  // namespace ringcomm

@@ -18,7 +18,6 @@
 #include "base/log.h"
 #include "elastic/decree.h"
 #include "elastic/link.h"
-#include "transport/assembly.h"
 #include "transport/transport.h"
 
 namespace ringcomm {
@@ -60,11 +59,11 @@ class Agreement {
   void check_members();
   // The guests of the present epoch, by their cards (transport/host.h).
   void expect(const std::vector<std::string>& guests);
-  // How the members that go on make the next group, where nobody joins: without a store.
-  std::unique_ptr<Assembly> assembly(const RendezvousOptions& options, const Deadline& deadline);
+  // Through it the members that go on make the group of the present epoch. Null where guests join,
+  // who need one that all reach.
+  std::unique_ptr<Store> store() const;
 
  private:
-  class SlipAssembly;
   bool is_guest() const { return decree_->rank() >= decree_->size(); }
   void take_part(const Question& question);
   void hear();

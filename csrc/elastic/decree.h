@@ -58,7 +58,6 @@ class Decree {
 
   // To be shown to all others.
   const Slip& slip() const { return slip_; }
-  std::vector<std::string>& words() { return slip_.words; }
   // The members that this one waits for.
   Members awaited() const;
   const Slip& heard(int from) const { return heard_[static_cast<At>(from)]; }

@@ -11,7 +11,7 @@
 #include "elastic/slip.h"
 #include "net/session.h"
 #include "net/wire.h"
-#include "transport/neighbours.h"
+#include "transport/socket_store.h"
 
 namespace ringcomm {
 
@@ -49,6 +49,7 @@ class Link {
   // It lives and does not come: it is to be suspected, in this epoch.
   virtual void give_up() = 0;
   virtual std::string condition() = 0;  // for people
+  virtual Way way() = 0;                // to the other's process
 };
 
 class LocalLink final : public Link {
@@ -61,6 +62,7 @@ class LocalLink final : public Link {
   Fate fate() override;
   void give_up() override { given_up_ = true; }
   std::string condition() override;
+  Way way() override { return {neighbour_->name(), nullptr}; }
 
  private:
   const SlipPage& page() const { return *reinterpret_cast<const SlipPage*>(neighbour_->notice()); }
@@ -91,6 +93,7 @@ class RemoteLink final : public Link, private Receiver {
   Fate fate() override;
   void give_up() override;
   std::string condition() override { return wire_.condition(); }
+  Way way() override { return {"", &wire_}; }
 
  private:
   std::byte* place(const Frame&) override { return nullptr; }

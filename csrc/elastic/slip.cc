@@ -1,6 +1,5 @@
 #include "elastic/slip.h"
 
-#include <array>
 #include <cstring>
 #include <type_traits>
 
@@ -11,7 +10,6 @@ namespace ringcomm {
 namespace {
 
 constexpr uint32_t kMagic = 0x736c6970;
-constexpr size_t kMostWords = 8;
 
 class Writer {
  public:
@@ -108,8 +106,6 @@ std::vector<std::byte> to_bytes(const Slip& slip) {
   out.number(slip.accepted);
   out.decision(slip.value);
   out.decision(slip.made);
-  out.number(static_cast<uint32_t>(slip.words.size()));
-  for (const std::string& word : slip.words) out.text(word);
   out.number(checksum(out.bytes.data(), out.bytes.size()));
   RINGCOMM_CHECK(out.bytes.size() <= kSlipBytes, "a slip of ", out.bytes.size(),
                  " bytes: it has room for ", kSlipBytes);
@@ -137,9 +133,6 @@ std::optional<Slip> slip_from(std::span<const std::byte> bytes) {
   slip.accepted = in.number<uint64_t>();
   slip.value = in.decision();
   slip.made = in.decision();
-  const auto words = in.number<uint32_t>();
-  if (words > kMostWords) return std::nullopt;
-  for (uint32_t i = 0; i < words; ++i) slip.words.push_back(in.text());
   if (!in.whole() || slip.state > Slip::State::kLeft) return std::nullopt;
   return slip;
 }

@@ -42,12 +42,11 @@ struct Slip {
   Decision proposal;
   uint64_t accepted = 0;  // the ballot of `value`; 0: none
   Decision value;
-  Decision made;                   // the decision that made `epoch`
-  std::vector<std::string> words;  // by which the group of `epoch` is made, in stages
+  Decision made;  // the decision that made `epoch`
   bool operator==(const Slip&) const = default;
 };
 
-// At most kSlipBytes; throws UsageError if the words are too long for that.
+// At most kSlipBytes; throws UsageError if the texts are too long for that.
 inline constexpr size_t kSlipBytes = 3584;
 std::vector<std::byte> to_bytes(const Slip& slip);
 // Nothing, if these are no slip.

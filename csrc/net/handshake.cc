@@ -67,6 +67,10 @@ Key hmac(const Key& key, const std::vector<std::string>& parts) {
   return result;
 }
 
+uint64_t channel_of(const std::vector<std::string>& parts) {
+  return std::bit_cast<std::array<uint64_t, 4>>(hmac({}, parts))[0];
+}
+
 std::string to_hex(const uint8_t* data, size_t bytes) {
   constexpr char digits[] = "0123456789abcdef";
   std::string text;

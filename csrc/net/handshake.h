@@ -28,6 +28,8 @@ Key random_key();
 ProcessId random_id();
 // HMAC-SHA256 of the parts, each preceded by its length.
 Key hmac(const Key& key, const std::vector<std::string>& parts);
+// The same for equal parts, and for no others.
+uint64_t channel_of(const std::vector<std::string>& parts);
 std::string to_hex(const uint8_t* data, size_t bytes);
 // Throws UsageError unless `text` is `bytes` bytes in hexadecimal.
 void from_hex(const std::string& text, uint8_t* data, size_t bytes);

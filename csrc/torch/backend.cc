@@ -49,19 +49,17 @@ c10::intrusive_ptr<Backend> Backend::create(const c10::intrusive_ptr<c10d::Store
   // Until it is reconfigured, a rank is alone and takes no calls.
   const bool waits = options->enable_reconfigure;
   CommunicatorOptions wanted = wanted_of(*options, waits ? RankAndSize{0, 1} : self);
+  std::unique_ptr<Store> own;  // of the members that go on
   if (const auto agreement = options->agreement) {
     wanted.interrupt_meeting = [agreement] {
       run_signal_handlers();
       agreement->check_members();
     };
-    if (!options->through_store) {
-      wanted.assembly = [agreement](const RendezvousOptions& meeting, const Deadline& deadline) {
-        return agreement->assembly(meeting, deadline);
-      };
-    }
+    own = agreement->store();
   }
   StoreAdapter adapter(store);
-  auto group = with_torch_errors([&] { return Communicator::create(adapter, wanted); });
+  auto group =
+      with_torch_errors([&] { return Communicator::create(own ? *own : adapter, wanted); });
   if (waits) group->abort("no reconfigure() has been called yet");
   auto backend = c10::make_intrusive<Backend>(std::move(group), self, std::move(options), store);
   backend->revoked_ = waits;

@@ -94,7 +94,6 @@ void bind_options(py::module_& module) {
           })
       .def_readwrite("enable_reconfigure", &ringcomm::Options::enable_reconfigure)
       .def_readwrite("_agreement", &ringcomm::Options::agreement)
-      .def_readwrite("_through_store", &ringcomm::Options::through_store)
       .def("__copy__", copy)
       .def("__deepcopy__", copy);
 }

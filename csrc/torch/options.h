@@ -26,9 +26,8 @@ struct Options final : c10d::Backend::Options {
   // Are tensors of CUDA devices this group's, too? Not in "cpu:ringcomm,cuda:nccl".
   bool cuda = true;
 
-  // Of an elastic world: whose members meet, and whether they do so through the store.
+  // Of an elastic world, whose members meet.
   std::shared_ptr<Agreement> agreement;
-  bool through_store = true;
 
 #ifndef C10D_BACKEND_HAS_RECONFIGURE
   bool enable_reconfigure = false;  // torch's from 2.14 on: reconfigure() is what connects

@@ -1,6 +1,5 @@
 // Groups that are made without a store: of other ranks in place, and of some of a group's ranks.
 #include <algorithm>
-#include <bit>
 
 #include "net/handshake.h"
 #include "torch/backend.h"
@@ -34,8 +33,7 @@ std::shared_ptr<Communicator> Backend::gather(CommunicatorOptions wanted,
     run_signal_handlers();
     if (aborts_ != aborts) throw PeerError(rank(), "abort() was called");
   };
-  const auto channel = std::bit_cast<std::array<uint64_t, 4>>(hmac({}, meeting))[0];
-  SocketStore store(Runtime::get().neighbours(), wanted.rank, ways, channel);
+  SocketStore store(Runtime::get().neighbours(), wanted.rank, ways, channel_of(meeting));
   return Communicator::create(store, wanted);
 }
 

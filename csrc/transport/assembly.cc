@@ -33,14 +33,14 @@ std::string word_of(Rank self, const std::exception& error) {
 // Re-initialisation on a store that survived counts on: every life has its own generation. Where
 // ranks were missing in one that failed, those that were in it fill it up. A rank that comes to it
 // for the first time is late: it learns what failed.
-void StoreAssembly::begin() {
+void Assembly::begin() {
   do {
     const int64_t arrivals = store_.add(str("ringcomm/", options_.scope, "/arrivals"), 1);
     prefix_ = str("ringcomm/", options_.scope, "/", (arrivals - 1) / options_.size, "/");
   } while (store_.has_all({trouble(), key(options_.rank)}));
 }
 
-std::vector<std::string> StoreAssembly::exchange(const std::string& mine) {
+std::vector<std::string> Assembly::exchange(const std::string& mine) {
   store_.set(key(options_.rank), mine);
   TextReader in(options_.rank == 0 ? write_list() : read_list());
   ++stage_;
@@ -49,7 +49,7 @@ std::vector<std::string> StoreAssembly::exchange(const std::string& mine) {
   return lines;
 }
 
-std::string StoreAssembly::read_list() {
+std::string Assembly::read_list() {
   if (!await([&] { return store_.has(list(stage_)); })) throw late(silent(0));
   std::string text = store_.get(list(stage_));
   if (text.starts_with('!')) retell(text.substr(1));
@@ -57,7 +57,7 @@ std::string StoreAssembly::read_list() {
 }
 
 // In the long run every other question is whether somebody has given up.
-std::string StoreAssembly::write_list() {
+std::string Assembly::write_list() {
   std::vector<std::string> keys;
   for (Rank rank = 0; rank < options_.size; ++rank) keys.push_back(key(rank));
   const auto start = Clock::now();
@@ -77,7 +77,7 @@ std::string StoreAssembly::write_list() {
 }
 
 template <typename Ready>
-bool StoreAssembly::await(Ready&& ready) {
+bool Assembly::await(Ready&& ready) {
   const auto start = Clock::now();
   while (!ready()) {
     if (deadline_.passed()) return false;
@@ -86,7 +86,7 @@ bool StoreAssembly::await(Ready&& ready) {
   return true;
 }
 
-void StoreAssembly::rest(Clock::duration pause) {
+void Assembly::rest(Clock::duration pause) {
   const Deadline end(std::min(pause, deadline_.left()));
   do {
     options_.interrupt();
@@ -95,7 +95,7 @@ void StoreAssembly::rest(Clock::duration pause) {
 }
 
 // Of a dead rank what it has said still counts. Rank 0 tells the others of another's death.
-void StoreAssembly::check_dead() {
+void Assembly::check_dead() {
   for (Rank rank = 0; rank < (options_.rank == 0 ? options_.size : 1); ++rank) {
     const auto error = died(rank);
     if (!error || store_.has(options_.rank == 0 ? key(rank) : list(stage_))) continue;
@@ -105,20 +105,18 @@ void StoreAssembly::check_dead() {
 }
 
 // A rank that gave up says so before it ends.
-void StoreAssembly::check_last_words() {
+void Assembly::check_last_words() {
   if (store_.has(trouble())) retell(store_.get(trouble()));
-  if (!store_.has(list(stage_))) return;
-  const std::string text = store_.get(list(stage_));
-  if (text.starts_with('!')) retell(text.substr(1));
+  if (store_.has(list(stage_))) read_list();
 }
 
-void StoreAssembly::check(const std::vector<Rank>& awaited) {
+void Assembly::check(const std::vector<Rank>& awaited) {
   if (deadline_.passed()) throw late(awaited);
   if (store_.has(options_.rank == 0 ? trouble() : list(stage_))) check_last_words();
 }
 
 // The others are in this stage or wait for the next.
-void StoreAssembly::give_up(const std::exception& error) {
+void Assembly::give_up(const std::exception& error) {
   if (prefix_.empty()) return;
   const std::string word = word_of(options_.rank, error);
   try {
@@ -132,19 +130,19 @@ void StoreAssembly::give_up(const std::exception& error) {
   }
 }
 
-void StoreAssembly::set_apart(Rank other, const std::string& why) {
+void Assembly::set_apart(Rank other, const std::string& why) {
   store_.set(apart(str('/', options_.rank, '/', other)), why);
   store_.set(apart(""), "some");
 }
 
-bool StoreAssembly::some_are_apart() { return store_.has(apart("")); }
+bool Assembly::some_are_apart() { return store_.has(apart("")); }
 
-std::string StoreAssembly::apart_from(Rank other) {
+std::string Assembly::apart_from(Rank other) {
   const std::string pair = apart(str('/', other, '/', options_.rank));
   return store_.has(pair) ? store_.get(pair) : "";
 }
 
-TimeoutError StoreAssembly::late(const std::vector<Rank>& ranks) const {
+TimeoutError Assembly::late(const std::vector<Rank>& ranks) const {
   return TimeoutError(str("Timed out after ", to_seconds(deadline_.elapsed()), " s waiting for ",
                           list_of(ranks), " of ", options_.size, ", which ",
                           stage_ == 0 ? "has not joined" : "has not finished joining",
@@ -152,7 +150,7 @@ TimeoutError StoreAssembly::late(const std::vector<Rank>& ranks) const {
 }
 
 // The ranks that have not written theirs; `otherwise` if all have by now.
-std::vector<Rank> StoreAssembly::silent(Rank otherwise) {
+std::vector<Rank> Assembly::silent(Rank otherwise) {
   std::vector<Rank> missing;
   for (Rank rank = 0; rank < options_.size; ++rank) {
     if (!store_.has(key(rank))) missing.push_back(rank);

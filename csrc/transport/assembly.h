@@ -1,5 +1,11 @@
-// What the ranks of a group that is being made tell one another: in stages, in each of which every
-// rank says something to all. A rank that gives up says why, and all give up.
+// What the ranks of a group that is being made tell one another, through the store: in stages, in
+// each of which every rank says something to all. A rank that gives up says why, and all give up.
+//
+// Rank 0 reads what the others say and writes one list, so that a store which serves n ranks is
+// asked n times, not n².
+//
+// The store is polled: torch's blocking waits cannot be interrupted and log warnings. Pauses grow
+// with the time that has passed, so a rank that waits long asks twice a second.
 #pragma once
 
 #include <array>
@@ -14,49 +20,30 @@ namespace ringcomm {
 
 class Assembly {
  public:
-  virtual ~Assembly() = default;
-  virtual void begin() = 0;
+  Assembly(Store& store, const RendezvousOptions& options, const Deadline& deadline)
+      : store_(store), options_(options), deadline_(deadline) {}
+
+  void begin();
   // The next stage: what every rank says, one line each, and last rank 0's word for all.
-  virtual std::vector<std::string> exchange(const std::string& mine) = 0;
-  virtual void skip() = 0;
+  std::vector<std::string> exchange(const std::string& mine);
+  void skip() { ++stage_; }
   // While a rank is awaited by other means: throws when it is in vain. It may be slow.
-  virtual void check(const std::vector<Rank>& awaited) = 0;
+  void check(const std::vector<Rank>& awaited);
   // This rank gives up: before it closes what the others would take for its death.
-  virtual void give_up(const std::exception& error) = 0;
+  void give_up(const std::exception& error);
 
   // That this rank cannot reach `other`, which awaits it, and why.
-  virtual void set_apart(Rank other, const std::string& why) = 0;
-  virtual bool some_are_apart() = 0;
-  virtual std::string apart_from(Rank other) = 0;  // what it said; ""
+  void set_apart(Rank other, const std::string& why);
+  bool some_are_apart();
+  std::string apart_from(Rank other);  // what it said; ""
 
   // Before a rank's death is told: throws what it or another has said, if one gave up.
-  virtual void check_last_words() = 0;
+  void check_last_words();
 
   // How it is known that a rank has died, from now on.
-  std::function<std::optional<PeerError>(Rank)> died = [](Rank) { return std::nullopt; };
-};
-
-// Through the store. Rank 0 reads what the others say and writes one list, so that a store which
-// serves n ranks is asked n times, not n².
-//
-// The store is polled: torch's blocking waits cannot be interrupted and log warnings. Pauses grow
-// with the time that has passed, so a rank that waits long asks twice a second.
-class StoreAssembly final : public Assembly {
- public:
-  StoreAssembly(Store& store, const RendezvousOptions& options, const Deadline& deadline)
-      : store_(store), options_(options), deadline_(deadline) {
-    died = [&store](Rank rank) { return store.died(rank); };
-  }
-
-  void begin() override;
-  std::vector<std::string> exchange(const std::string& mine) override;
-  void skip() override { ++stage_; }
-  void check(const std::vector<Rank>& awaited) override;
-  void give_up(const std::exception& error) override;
-  void set_apart(Rank other, const std::string& why) override;
-  bool some_are_apart() override;
-  std::string apart_from(Rank other) override;
-  void check_last_words() override;
+  std::function<std::optional<PeerError>(Rank)> died = [this](Rank rank) {
+    return store_.died(rank);
+  };
 
  private:
   // In this order; the last two where ranks are on several hosts.

@@ -20,21 +20,20 @@ class Meeting {
         neighbours_(neighbours),
         deadline_(deadline),
         store_(store),
-        assembly_(options.assembly ? options.assembly(options, deadline)
-                                   : std::make_unique<StoreAssembly>(store, options, deadline)),
+        assembly_(store, options, deadline),
         sent_(static_cast<size_t>(options.size)) {}
 
   Neighbourhood run() {
     try {
-      assembly_->begin();
+      assembly_.begin();
       mine_ = neighbours_.card();
       mine_.tcp = options_.tcp;
       exchange_cards();
       find_hosts();
       map_neighbours();
       if (hosts_in(result_.host_of) == options_.size) {
-        assembly_->skip();  // no two share memory
-      } else if (set_apart(assembly_->exchange(report_.empty() ? "-" : report_))) {
+        assembly_.skip();  // no two share memory
+      } else if (set_apart(assembly_.exchange(report_.empty() ? "-" : report_))) {
         find_hosts();
         map_neighbours();
       }
@@ -54,7 +53,7 @@ class Meeting {
 
   void exchange_cards() {
     mine_.algorithm = options_.algorithm();
-    const auto texts = assembly_->exchange(mine_.to_text());
+    const auto texts = assembly_.exchange(mine_.to_text());
     for (Rank rank = 0; rank < options_.size; ++rank) {
       cards_.push_back(Card::from_text(texts[static_cast<size_t>(rank)], rank));
     }
@@ -168,7 +167,7 @@ class Meeting {
       look = Deadline(kLookEvery);
     }
     segment_.reset();
-    assembly_->died = [this](Rank rank) { return died(rank); };
+    assembly_.died = [this](Rank rank) { return died(rank); };
   }
 
   // Its memory is mapped, or it is known that it cannot be.
@@ -202,25 +201,25 @@ class Meeting {
   // The peer may wait for this rank to connect: it is told.
   bool set_apart(Rank rank, const std::string& why) {
     if (attempt_ > 1) throw PeerError(rank, str("rank ", rank, ": ", why));
-    assembly_->set_apart(rank, why);
+    assembly_.set_apart(rank, why);
     report_ += str(report_.empty() ? "" : "\t", rank, ' ', why);
     return true;
   }
 
   void check(const std::vector<Rank>& missing) {
-    assembly_->check(missing);
+    assembly_.check(missing);
     if (const int code = neighbours_.deaf()) throw SystemError("accepting connections", code);
-    const bool told = assembly_->some_are_apart();
+    const bool told = assembly_.some_are_apart();
     for (const Rank rank : missing) {
       if (peer(rank).process) continue;
       if (neighbours_.is_gone(card(rank).socket)) throw_gone(rank);
-      const std::string why = told ? assembly_->apart_from(rank) : "";
+      const std::string why = told ? assembly_.apart_from(rank) : "";
       if (!why.empty()) neighbours_.set_apart(card(rank).socket, why);
     }
   }
 
   [[noreturn]] void throw_gone(Rank rank) {
-    assembly_->check_last_words();
+    assembly_.check_last_words();
     throw PeerError(gone(rank));
   }
   PeerError gone(Rank rank) const {
@@ -236,7 +235,7 @@ class Meeting {
 
   // The header tells it to the ranks that have this rank's memory already.
   void give_up(const std::exception& error) {
-    assembly_->give_up(error);
+    assembly_.give_up(error);
     if (cards_.empty()) return;
     neighbours_.end(channel());
     if (result_.mappings.empty()) return;
@@ -254,7 +253,7 @@ class Meeting {
   void meet_across() {
     Network& network = options_.network(store_.host());
     refuse_loopback(network.contact().addresses[0], options_.rank, cards_);
-    const auto texts = assembly_->exchange(network.contact().to_text());
+    const auto texts = assembly_.exchange(network.contact().to_text());
     for (Rank rank = 0; rank < options_.size; ++rank) {
       if (is_local(rank)) continue;
       const auto contact = Contact::from_text(texts[static_cast<size_t>(rank)]);
@@ -262,7 +261,7 @@ class Meeting {
       if (elsewhere) refuse_own(contact.addresses, network.contact().addresses, rank);
       add_remote(rank, network.reach(contact));
     }
-    assembly_->exchange("yes");
+    assembly_.exchange("yes");
   }
 
   void add_remote(Rank rank, Wire& wire) {
@@ -285,7 +284,7 @@ class Meeting {
   Neighbours& neighbours_;
   const Deadline& deadline_;
   Store& store_;
-  const std::unique_ptr<Assembly> assembly_;
+  Assembly assembly_;
   Card mine_;
   SegmentLayout layout_;
   Fd segment_;

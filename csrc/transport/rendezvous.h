@@ -22,8 +22,6 @@
 
 namespace ringcomm {
 
-class Assembly;
-
 struct RendezvousOptions {
   Rank rank = 0;
   int size = 1;
@@ -38,8 +36,6 @@ struct RendezvousOptions {
   std::function<Network&(const std::string& store_host)> network;
   std::function<void()> interrupt = [] {};  // called often: may throw to give up
   std::function<void(const std::string& text)> warn = [](const std::string&) {};
-  // How the ranks tell one another what they need to know. None: through the store.
-  std::function<std::unique_ptr<Assembly>(const RendezvousOptions&, const Deadline&)> assembly;
 };
 
 // A group's memory, mapped. Movable; unmaps at the end, and the peers see that this rank has left.

@@ -5,9 +5,9 @@ namespace {
 
 constexpr char kMore = '+', kLast = '.';  // a piece begins with one of them
 constexpr size_t kPiece = Neighbours::kMostWords - 1;
-constexpr auto kSlice = std::chrono::milliseconds(1);        // frames may come meanwhile
-constexpr auto kLookEvery = std::chrono::milliseconds(250);  // is there a process?
-constexpr auto kMostWait = std::chrono::seconds(1);          // for room in a socket
+constexpr Clock::duration kSlice = std::chrono::milliseconds(1);  // frames may come meanwhile
+constexpr auto kLookEvery = std::chrono::milliseconds(250);       // is there a process?
+constexpr auto kMostWait = std::chrono::seconds(1);               // for room in a socket
 
 }  // namespace
 
@@ -52,7 +52,8 @@ bool SocketStore::has(const std::string& key) {
 }
 
 bool SocketStore::wait(Clock::duration most) {
-  neighbours_.wait(std::min<Clock::duration>(most, kSlice), neighbours_.news());
+  // A short pause is a slice as well, for it must sleep: what comes ends it.
+  neighbours_.wait(most > most.zero() ? kSlice : most, neighbours_.news());
   const bool heard = hear();
   say();
   return heard;
@@ -78,7 +79,7 @@ std::optional<PeerError> SocketStore::died(Rank rank) {
 // Can it be told something now?
 bool SocketStore::reach(End& end) {
   if (end.way.wire != nullptr) return !end.way.wire->lost();
-  if (end.rank == self_) return false;
+  if (end.way.socket.empty()) return false;
   if (end.reached.neighbour && !end.reached.neighbour->lost()) return true;
   end.reached = neighbours_.reach(end.way.socket);
   end.said = 0;  // it may live, and could not keep the connection

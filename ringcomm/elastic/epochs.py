@@ -87,9 +87,9 @@ class Epochs:
     def found(self, members: tuple[Process, ...]) -> None:
         """Make the first group of a world. Raises what the making of a group raises."""
         self.members = members
-        self._make(self._options(through_store=True), FOUNDERS_SECONDS)
+        self._make(FOUNDERS_SECONDS)
         dist.barrier()
-        self.agreement = load_library().Agreement(self.run)
+        self.agreement = load_library().Agreement(f"{self.run}/{self.life}")
         self.agreement.adopt(self.backend(), 0)
 
     def enter(self, welcome: Welcome) -> None:
@@ -97,8 +97,8 @@ class Epochs:
         self.epoch, self.members = welcome.epoch, welcome.members
         self.guests = welcome.guests
         self.made = {"ranks": list(welcome.ranks), "step": welcome.step, "extra": welcome.extra}
-        self._make(self._options(through_store=True), GUESTS_SECONDS)
-        self.agreement = load_library().Agreement(self.run)
+        self._make(GUESTS_SECONDS)
+        self.agreement = load_library().Agreement(f"{self.run}/{self.life}")
         self.agreement.adopt(self.backend(), self.epoch, len(self.guests), **self.made)
 
     def meet_guests(self) -> None:
@@ -110,10 +110,8 @@ class Epochs:
 
     def make(self) -> None:
         """Make the group of the present epoch. Raises RuntimeError if a member of it is gone."""
-        options = self._options(through_store=bool(self.guests))
-        options._agreement = self.agreement
         self.agreement.expect([guest.card for guest in self.guests])
-        self._make(options, GUESTS_SECONDS if self.guests else self.settings.patience)
+        self._make(GUESTS_SECONDS if self.guests else self.settings.patience)
         self.agreement.adopt(self.backend(), self.epoch, len(self.guests))
 
     def agree(self, decided: int, voted: bool, extra: str, failed: bool) -> Decided:
@@ -205,21 +203,18 @@ class Epochs:
             made["extra"],
         )
 
-    def _options(self, *, through_store: bool) -> Any:
+    def _make(self, seconds: float) -> None:
+        self._destroy()
         options = load_library().Options()
         options.algorithm = self.settings.algorithm
-        options._through_store = through_store
-        return options
-
-    def _make(self, options: Any, seconds: float) -> None:
-        self._destroy()
+        options._agreement = self.agreement
         # The name of a group is in its keys. It counts what this process has tried to make, and
         # others have tried less often.
         dist.distributed_c10d._world.group_count = 0
         try:
             keys = self.store
         except dist.DistStoreError:
-            if options._through_store:
+            if self.agreement is None or self.guests:
                 raise
             keys = dist.HashStore()  # this group needs none
         dist.init_process_group(
