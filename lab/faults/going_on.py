@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from lab.faults.table import Fault, Form, Verdict
-from lab.limits import limit
+from lab.limits import claim
 from lab.trainees import trainees
 
 SIZE = 4
@@ -65,7 +65,7 @@ class Job:
 
     def await_steps(self, count: int) -> list[int]:
         """Wait until SIZE processes have made so many; returns their ids."""
-        deadline = time.monotonic() + limit(SECONDS)
+        deadline = time.monotonic() + SECONDS
         while time.monotonic() < deadline:
             ready = [pid for pid, steps in self.steps().items() if len(steps) >= count]
             if len(ready) == SIZE:
@@ -81,7 +81,7 @@ class Job:
         reached = max(step for steps in self.steps().values() for _, step in steps)
         at = time.monotonic()
         os.kill(victim, signal.SIGKILL)
-        deadline = at + limit(SECONDS)
+        deadline = at + SECONDS
         while time.monotonic() < deadline:
             late = [
                 min(when for when, step in steps if step > reached + 1)
@@ -173,7 +173,7 @@ def killed_and_on(form: Form) -> Verdict:
     told = [f"{stopped} did not go on in {SECONDS:.0f} s"] if stopped else []
     if took:
         told.insert(0, f"{statistics.median(took):.3f} s, {max(took):.3f} s at most of {len(took)}")
-    return Verdict(not stopped and max(took) < SOON, f"{name}: " + "; ".join(told))
+    return Verdict(not stopped and max(took) < claim(SOON), f"{name}: " + "; ".join(told))
 
 
 GOING_ON = [
