@@ -97,7 +97,7 @@ void Assembly::rest(Clock::duration pause) {
 // Of a dead rank what it has said still counts. Rank 0 tells the others of another's death.
 void Assembly::check_dead() {
   for (Rank rank = 0; rank < (options_.rank == 0 ? options_.size : 1); ++rank) {
-    const auto error = died(rank);
+    const auto error = died ? died(rank) : store_.died(rank);
     if (!error || store_.has(options_.rank == 0 ? key(rank) : list(stage_))) continue;
     check_last_words();
     throw PeerError(*error);

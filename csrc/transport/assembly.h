@@ -40,10 +40,8 @@ class Assembly {
   // Before a rank's death is told: throws what it or another has said, if one gave up.
   void check_last_words();
 
-  // How it is known that a rank has died, from now on.
-  std::function<std::optional<PeerError>(Rank)> died = [this](Rank rank) {
-    return store_.died(rank);
-  };
+  // How it is known that a rank has died, from now on; before, the store may know.
+  std::function<std::optional<PeerError>(Rank)> died;
 
  private:
   // In this order; the last two where ranks are on several hosts.
