@@ -24,7 +24,7 @@ from ringcomm.elastic.errors import Diverged, Evicted, TooFew
 from ringcomm.elastic.lobby import Process
 from ringcomm.elastic.state import Tracked
 from ringcomm.elastic.store import within
-from ringcomm.elastic.watch import Watch
+from ringcomm.elastic.watch import Watch, without
 
 COUNTERS = "ringcomm.world"  # the name of what goes with the user's objects
 COMPARE_EVERY = 1000  # steps, between comparisons of all parameters
@@ -256,7 +256,8 @@ class Changes:
         elif offer := self.epochs.home.offer:
             self.meet(f"@{offer.address}")
         else:
-            guests = admission.describe(self, self.watch.take())
+            guests = without(self.watch.take(), self.epochs.all)
+            guests = admission.describe(self, guests)
             self.meet(" ".join("~" + guest.uuid for guest in guests))
 
     def regroup(self) -> None:

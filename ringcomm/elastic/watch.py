@@ -15,6 +15,12 @@ SERVE_SECONDS = 2.0  # without a store: then this rank serves one
 MOST = 8  # guests at once: their names go into the slip of the one that leads
 
 
+def without(guests: list[Process], members: tuple[Process, ...]) -> list[Process]:
+    """Return those that are no members yet."""
+    known = {member.uuid for member in members}
+    return [guest for guest in guests if guest.uuid not in known]
+
+
 class Watch:
     """Looks for processes that ask to join, and for another store when there is none.
 
@@ -94,8 +100,11 @@ class Watch:
         if first and asks == 0:
             return
         came = answers(keys, call(keys, "join"), min(most, MOST))
+        # Meanwhile they may have been admitted: one answers each call until it has its welcome.
+        if (record := self._leads()) is None:
+            return
         with self._lock:
-            self._guests = came[:MOST]
+            self._guests = without(came, record.members)[:MOST]
 
     # ---- another store
 
