@@ -11,10 +11,11 @@ constexpr auto kLook = std::chrono::milliseconds(1);  // at what wakes nobody: t
 constexpr auto kTellEvery = std::chrono::seconds(10);
 constexpr auto kLookAtGuests = std::chrono::milliseconds(20);
 
-std::vector<Rank> ranks_in(const Members& members) {
+// Of `size`: what a peer says may name others, too.
+std::vector<Rank> ranks_in(const Members& members, int size) {
   std::vector<Rank> ranks;
-  for (size_t rank = 0; rank < kMostMembers; ++rank) {
-    if (members.test(rank)) ranks.push_back(static_cast<Rank>(rank));
+  for (Rank rank = 0; rank < size; ++rank) {
+    if (members.test(static_cast<size_t>(rank))) ranks.push_back(rank);
   }
   return ranks;
 }
@@ -72,8 +73,8 @@ void Agreement::next_epoch(const Answer& answer) {
   auto self = std::ranges::find(answer.from, decree_->rank()) - answer.from.begin();
   const auto members = static_cast<size_t>(decree_->size());
   if (is_guest()) self += decree_->rank() - decree_->size();
-  for (size_t i = 0; i < count_in(extra, '+'); ++i) {
-    links_.push_back(members + i < others.size() ? others[members + i] : nullptr);
+  for (size_t i = 0; i < count_in(extra, '+') && members + i < others.size(); ++i) {
+    links_.push_back(others[members + i]);
   }
   decree_ = std::make_unique<Decree>(static_cast<int>(self), static_cast<int>(links_.size()),
                                      answer.epoch, answer.decision);
@@ -120,7 +121,7 @@ Agreement::Answer Agreement::agree(const Question& question, Clock::duration tim
   answer.epoch = decree_->slip().epoch + 1;
   if (!decree_->decision()) return answer;
   answer.decision = *decree_->decision();
-  answer.from = ranks_in(answer.decision.members);
+  answer.from = ranks_in(answer.decision.members, decree_->size());
   answer.stays = is_guest() ? count_in(answer.decision.extra, '+') > 0
                             : answer.decision.members.test(static_cast<size_t>(decree_->rank()));
   next_epoch(answer);
@@ -166,7 +167,7 @@ void Agreement::give_up_the_awaited(const Deadline& patience) {
     const Slip& slip = decree_->heard(rank);
     if (slip.state == Slip::State::kMeeting) given_up |= slip.gone;
   }
-  for (const Rank rank : ranks_in(decree_->awaited() & given_up)) {
+  for (const Rank rank : ranks_in(decree_->awaited() & given_up, decree_->size())) {
     links_[static_cast<size_t>(rank)]->give_up();
   }
 }
@@ -191,7 +192,7 @@ void Agreement::sleep(Clock::duration most) {
 void Agreement::tell_who_is_awaited(const Deadline& patience) {
   if (patience.elapsed() < told_) return;
   told_ += kTellEvery;
-  for (const Rank rank : ranks_in(decree_->awaited())) {
+  for (const Rank rank : ranks_in(decree_->awaited(), decree_->size())) {
     const auto& link = links_[static_cast<size_t>(rank)];
     logger_.warning("waiting ", to_seconds(patience.elapsed()), " s for rank ", rank,
                     " to end its step: it is ", link ? link->condition() : "not connected");

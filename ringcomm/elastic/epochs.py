@@ -162,9 +162,7 @@ class Epochs:
 
     def _shut_down(self) -> None:
         """Wait for what streams of a device still do for the groups: it writes into tensors."""
-        for group in list(dist.distributed_c10d._world.pg_map):
-            with contextlib.suppress(RuntimeError):  # a group of another backend
-                group._get_backend(torch.device("cpu")).shutdown()
+        self._for_all_groups("shutdown")
 
     def _destroy(self) -> None:
         if dist.is_initialized():
@@ -172,9 +170,12 @@ class Epochs:
 
     def _abort(self) -> None:
         """End the operations of all groups: no rank is to wait for this one in any of them."""
+        self._for_all_groups("abort")
+
+    def _for_all_groups(self, what: str) -> None:
         for group in list(dist.distributed_c10d._world.pg_map):
             with contextlib.suppress(RuntimeError):  # a group of another backend
-                group._get_backend(torch.device("cpu")).abort()
+                getattr(group._get_backend(torch.device("cpu")), what)()
 
     def end(self) -> None:
         """Leave for good: the others need not wait for the end of this process."""

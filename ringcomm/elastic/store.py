@@ -133,10 +133,16 @@ class RunStore:
             return self._keys
 
     @property
+    def is_lost(self) -> bool:
+        """Whether there is no connection, and none is being made."""
+        connecting = self._connecting is not None and self._connecting.is_alive()
+        return self.ready is None and not connecting
+
+    @property
     def keys(self) -> Any:
         """The keys of the run. Waits for a connection. Raises dist.DistStoreError."""
-        if self._connecting is not None:
-            self._connecting.join(ASK_SECONDS)
+        if (connecting := self._connecting) is not None:
+            connecting.join(ASK_SECONDS)
         if (keys := self.ready) is None:
             raise dist.DistStoreError(self._error)
         return keys
@@ -146,28 +152,35 @@ class RunStore:
         with self._lock:
             self._keys, self._error = None, str(error)
 
+    @property
+    def error(self) -> str:
+        """Why there is no connection."""
+        return self._error
+
     def move(self, text: str) -> None:
         """Use the store at `text`, "host:port", from now on."""
         address, offer = Address.of(text), self.offer
         self.offer, self.address = None, "" if address in self.home else text
         if offer is not None and offer.address == address:
             with self._lock:
-                self._keys = self.of_run(offer.client)
+                self._keys, self._connecting = self.of_run(offer.client), None
             return
-        with self._lock:
-            self._keys = None
         # A new client may wait long for the names of addresses, and for nothing else.
-        self._connecting = threading.Thread(target=self._connect, args=(address,))
-        self._connecting.start()
+        connecting = threading.Thread(target=self._connect, args=(address,))
+        with self._lock:
+            self._keys, self._connecting = None, connecting
+            self._error = f"the store has moved to {address}, and does not answer"
+        connecting.start()
 
     def _connect(self, address: Address) -> None:
+        keys, error = None, self._error
         try:
             keys = self.of_run(client(address))
-        except RuntimeError as error:
-            self._error = f"the store has moved to {address}, and does not answer: {error}"
-            return
+        except RuntimeError as why:
+            error += f": {why}"
         with self._lock:
-            self._keys = keys
+            if self._connecting is threading.current_thread():  # else it has moved again
+                self._keys, self._error = keys, error
 
     def look_at_home(self) -> Served | None:
         """Connect to a store that is served at home, if one is."""

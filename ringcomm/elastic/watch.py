@@ -6,6 +6,8 @@ import threading
 import time
 from collections.abc import Callable
 
+import torch.distributed as dist
+
 from ringcomm.elastic.lobby import Lobby, Process, Record, answers, call
 from ringcomm.elastic.store import RunStore, Served, within
 
@@ -88,9 +90,11 @@ class Watch:
 
     def _look(self) -> None:
         keys = self._store.ready
-        if keys is None:
+        if self._store.is_lost:  # also before this rank led
+            raise dist.DistStoreError(self._store.error)
+        asks = keys.add("asks", 0) if keys is not None else -1
+        if keys is None or keys is not self._store.ready:  # it answers when it was given up
             return
-        asks = keys.add("asks", 0)
         self._lost_since = None
         most = self._calls()
         if most == 0 or self._guests or asks == self._asks:
@@ -101,7 +105,7 @@ class Watch:
             return
         came = answers(keys, call(keys, "join"), min(most, MOST))
         # Meanwhile they may have been admitted: one answers each call until it has its welcome.
-        if (record := self._leads()) is None:
+        if (record := self._leads()) is None or keys is not self._store.ready:
             return
         with self._lock:
             self._guests = without(came, record.members)[:MOST]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import subprocess
 import sys
+import threading
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -19,7 +20,9 @@ from lab.ranks import HOST
 from lab.trainee import Plan
 from lab.trainees import Trainees, trainees
 from ringcomm.elastic import store as stores
+from ringcomm.elastic.lobby import Process, Record
 from ringcomm.elastic.store import Address, RunStore, open_store
+from ringcomm.elastic.watch import Watch
 
 
 def free_port() -> int:
@@ -162,3 +165,46 @@ def test_a_world_that_has_left_the_host_of_its_store(
             some.check_equal()
         finally:
             some.end()
+
+
+def test_only_the_newest_move_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A connection to where the store was meanwhile may be made late."""
+    late, old, new = threading.Event(), dist.HashStore(), dist.HashStore()
+
+    def client(address: Address) -> dist.Store:
+        if address.port == 1:
+            late.wait(limit(10))
+            return old
+        return new
+
+    monkeypatch.setattr(stores, "client", client)
+    here = RunStore("run", dist.HashStore(), (Address(HOST, 3),))
+    here.move(f"{HOST}:1")
+    first = here._connecting
+    assert first is not None
+    assert not here.is_lost, "a connection is being made"
+    here.move(f"{HOST}:2")
+    here.keys.set("word", "said")
+    late.set()
+    first.join()
+    assert here.keys.get("word") == b"said"
+    assert new.get("ringcomm-elastic/run/word") == b"said"
+    here.lose(RuntimeError("gone"))
+    assert here.is_lost
+
+
+def test_who_leads_without_a_connection_serves_a_store() -> None:
+    """Its connection was lost before it led, so no request of its own fails."""
+    said: list[str] = []
+    here = RunStore("run", dist.HashStore(), (Address(HOST, free_port()),))
+    here.lose(RuntimeError("the store is gone"))
+    record = Record(0, 3, True, (Process("a", "host", 1),))
+    watch = Watch(here, lambda: 0, lambda: record, said.append)
+    try:
+        deadline = time.monotonic() + limit(10)
+        while here.offer is None:
+            assert time.monotonic() < deadline, said
+            time.sleep(0.02)
+        assert here.offer.address == here.home[0]
+    finally:
+        watch.stop()
