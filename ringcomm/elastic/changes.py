@@ -11,7 +11,7 @@ import random
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -149,10 +149,9 @@ class Changes:
         looks = self.fresh or counters.commits % COMPARE_EVERY == 0
         self.fresh = False
         if not looks:
-            return replace(mine, deck=deck)
-        return replace(
-            mine, deck=deck, state=tracked.fingerprint(), options=hash_of_options(tracked)
-        )
+            return mine._replace(deck=deck)
+        state, options = tracked.fingerprint(), hash_of_options(tracked)
+        return mine._replace(deck=deck, state=state, options=options)
 
     def _decide(self) -> None:
         self.counters.commits += 1

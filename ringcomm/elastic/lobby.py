@@ -10,6 +10,7 @@ members are all known to be dead is founded anew, as its next life.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -17,19 +18,21 @@ import time
 import uuid
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import torch.distributed as dist
+
 LOOK_SECONDS = 0.005  # between looks at the store of one that waits
-ANSWER_SECONDS = 0.05  # for an answer to a call, or for the next one
+ANSWER_SECONDS = 0.03  # for an answer to a call, or for the next one
 ANSWER_TRIPS = 20  # and so many round trips to the store: that may be far
-ALONE_SECONDS = (
-    1.0  # before one founds a world alone: one that has lost its store may know this one
-)
+ALONE_SECONDS = 1.0  # before one founds a world alone: a world without a store may find this one
 PRESENT_SECONDS = 10.0  # for the founders of a world, who answered a moment ago
 FOUNDER_SECONDS = 2.0  # without a call: then another one founds
 ASK_SECONDS = 1.0  # then one that waits asks again
 TELL_SECONDS = 10.0
+LONG = timedelta(days=20)  # torch has it as milliseconds in 31 bits
 
 
 @dataclass(frozen=True)
@@ -149,7 +152,7 @@ class Lobby:
 
     store: Any  # dist.Store
     me: Process
-    moved: Callable[[str], Any] = field(default=str)  # the keys at another address
+    moved: Callable[[str], Any] | None = None  # returns the keys at another address
     start: int = 1  # processes that found a world
     log: Callable[[str], None] = print
     last_call: str = ""
@@ -189,7 +192,7 @@ class Lobby:
 
         def welcome() -> Welcome | None:
             if time.monotonic() - asked[0] > ASK_SECONDS:
-                self.store.add("asks", 1)
+                ask(self.store)
                 asked[0] = time.monotonic()
             key = f"welcome/{self.me.uuid}"
             if not self.store.check([key]):
@@ -207,7 +210,7 @@ class Lobby:
         began = told = time.monotonic()
         while True:
             self.known = self.record()
-            if self.known and self.known.store and not self._are_dead(self.known):
+            if self.moved and self.known and self.known.store and not self._are_dead(self.known):
                 self.store = self.moved(self.known.store)
                 continue
             if self.known and not self.known.confirmed and self.known.place_of(self.me) is not None:
@@ -311,6 +314,17 @@ class Lobby:
     def void(self, record: Record) -> None:
         """Give up a world whose founders could not meet: they found another one."""
         self.replace(record, replace(record, members=()))
+
+
+def ask(store: Any) -> None:
+    """Say that a process waits to be called."""
+    store.set("asks", "1")
+
+
+def await_asks(store: Any) -> None:
+    """Return when a process waits to be called, or after weeks, without looks meanwhile."""
+    with contextlib.suppress(dist.DistStoreError):
+        store.wait(["asks"], LONG)
 
 
 def call(store: Any, kind: str) -> str:

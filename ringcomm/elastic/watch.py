@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 import torch.distributed as dist
 
-from ringcomm.elastic.lobby import Lobby, Process, Record, answers, call
+from ringcomm.elastic.lobby import Lobby, Process, Record, answers, ask, await_asks, call
 from ringcomm.elastic.store import RunStore, Served, within
 
-LOOK_SECONDS = 0.025
+LOOK_SECONDS = 0.1
+CHECK_SECONDS = 1.0  # between requests, to see that the store still answers
+END_SECONDS = 1.0  # for a thread that was told to end
 SEEK_SECONDS = 0.1  # between looks for another store
 SERVE_SECONDS = 2.0  # without a store: then this rank serves one
 MOST = 8  # guests at once: their names go into the slip of the one that leads
@@ -21,6 +25,24 @@ def without(guests: list[Process], members: tuple[Process, ...]) -> list[Process
     """Return those that are no members yet."""
     known = {member.uuid for member in members}
     return [guest for guest in guests if guest.uuid not in known]
+
+
+class Bell(threading.Thread):
+    """Waits, over a connection of its own, until a process asks to join."""
+
+    def __init__(self, keys: Any, rung: Callable[[], None]) -> None:
+        super().__init__(name="ringcomm elastic bell", daemon=True)
+        self.keys, self.error, self.rang = keys, "", False
+        self._rung = rung
+        self.start()
+
+    def run(self) -> None:
+        try:
+            await_asks(self.keys.clone())
+            self.rang = True
+        except RuntimeError as error:
+            self.error = str(error)
+        self._rung()
 
 
 class Watch:
@@ -45,12 +67,14 @@ class Watch:
         self._store, self._calls, self._leads, self._log = store, calls, leads, log
         self._lock = threading.Lock()
         self._guests: list[Process] = []
-        self._asks = -1
+        self._bell: Bell | None = None
+        self._checked = 0.0
         self._lost_since: float | None = None
         self._sought = 0.0
         self._at_home: Served | None = None  # while the world's store is elsewhere
         self._told = ""
-        self._stop = threading.Event()
+        self._stopped = False
+        self._wake = threading.Event()
         self._thread = threading.Thread(target=self._run, name="ringcomm elastic")
         self._thread.start()
 
@@ -67,53 +91,78 @@ class Watch:
         """Return the guests that answered, and look for others from now on."""
         with self._lock:
             guests, self._guests = self._guests, []
-            self._asks = -1
             return guests
 
     def stop(self) -> None:
-        self._stop.set()
+        self._stopped = True
+        self._wake.set()
 
     def _run(self) -> None:
         # Not a daemon: Python may unwind one in the midst of C++. It ends with the main thread.
-        while threading.main_thread().is_alive() and not self._stop.wait(LOOK_SECONDS):
+        while threading.main_thread().is_alive() and not self._stopped:
+            self._wake.wait(LOOK_SECONDS)
+            self._wake.clear()
             record = self._leads()
             if record is None or self._store.offer is not None:
                 continue
             try:
-                within(self._look)
+                self._look()
             except RuntimeError as error:
                 self._note_lost(error)
             try:
                 self._seek(record)
             except RuntimeError as error:
                 self._tell(f"no other store is found: {error}")
+        self._end_bell()
 
     def _look(self) -> None:
-        keys = self._store.ready
         if self._store.is_lost:  # also before this rank led
             raise dist.DistStoreError(self._store.error)
-        asks = keys.add("asks", 0) if keys is not None else -1
-        if keys is None or keys is not self._store.ready:  # it answers when it was given up
+        keys, bell = self._store.ready, self._bell
+        if keys is None:
             return
-        self._lost_since = None
-        most = self._calls()
-        if most == 0 or self._guests or asks == self._asks:
+        if bell is None or bell.keys is not keys:
+            bell = self._bell = Bell(keys, self._wake.set)
+            self._checked = 0.0
+        if bell.error:
+            raise dist.DistStoreError(bell.error)
+        if bell.rang and not self._guests and (most := self._calls()):
+            within(lambda: self._call(keys, min(most, MOST)))
+            self._bell = None
+        elif time.monotonic() - self._checked > CHECK_SECONDS:
+            within(lambda: keys.check(["asks"]))
+        else:
             return
-        first = self._asks < 0
-        self._asks = asks
-        if first and asks == 0:
-            return
-        came = answers(keys, call(keys, "join"), min(most, MOST))
+        self._checked = time.monotonic()
+        if keys is self._store.ready:  # else it answers when it was given up
+            self._lost_since = None
+
+    def _call(self, keys: Any, most: int) -> None:
+        """Call those that ask; keep those that answer."""
+        keys.delete_key("asks")
+        came = answers(keys, call(keys, "join"), most)
         # Meanwhile they may have been admitted: one answers each call until it has its welcome.
         if (record := self._leads()) is None or keys is not self._store.ready:
             return
         with self._lock:
             self._guests = without(came, record.members)[:MOST]
 
+    def _end_bell(self) -> None:
+        """Have the thread of the bell end before Python does, if the store answers.
+
+        Python makes no threads any more when it ends, so `within` cannot be used.
+        """
+        bell = self._bell
+        if bell is None or bell.keys is not self._store.ready or self._lost_since is not None:
+            return
+        with contextlib.suppress(RuntimeError):
+            ask(bell.keys)
+            bell.join(END_SECONDS)
+
     # ---- another store
 
     def _note_lost(self, error: RuntimeError) -> None:
-        if self._lost_since is not None or self._stop.is_set():
+        if self._lost_since is not None or self._stopped:
             return
         self._lost_since = time.monotonic()
         self._store.lose(error)
@@ -124,7 +173,7 @@ class Watch:
         """Find a store, or serve one, that knows of the world."""
         now = time.monotonic()
         lost = self._lost_since is not None
-        if not self._store.home or not (lost or self._store.address) or self._stop.is_set():
+        if not self._store.home or not (lost or self._store.address) or self._stopped:
             return
         if now - self._sought < SEEK_SECONDS:
             return
