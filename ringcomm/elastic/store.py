@@ -10,12 +10,14 @@ record of the world.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import torch.distributed as dist
@@ -240,7 +242,32 @@ def _first_client(home: tuple[Address, ...], serves: bool) -> Any:
 
 def client(address: Address) -> Any:
     """Connect to a store. Raises RuntimeError where nobody serves one for so long."""
-    return dist.TCPStore(address.host, address.port, is_master=False, timeout=TIMEOUT)
+    connected = dist.TCPStore(address.host, address.port, is_master=False, timeout=TIMEOUT)
+    end_when_silent(address.port)
+    return connected
+
+
+def end_when_silent(port: int, seconds: float = ASK_SECONDS) -> None:
+    """Have connections to that port fail when their host is silent for so long.
+
+    torch's requests have no end of their own, and those of a group that is being made are not
+    `within` anything. torch keeps its sockets to itself; the kernel lists them.
+    """
+    for file in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            if not str(file.readlink()).startswith("socket:"):
+                continue
+            with socket.socket(fileno=os.dup(int(file.name))) as each:
+                internet = each.family in (socket.AF_INET, socket.AF_INET6)
+                if internet and each.type == socket.SOCK_STREAM and each.getpeername()[1] == port:
+                    _limit_silence(each, seconds)
+
+
+def _limit_silence(connection: socket.socket, seconds: float) -> None:
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 2)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 2)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(seconds * 1e3))
 
 
 def serve(host: str, port: int) -> Any:

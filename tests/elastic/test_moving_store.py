@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import sys
@@ -208,3 +209,46 @@ def test_who_leads_without_a_connection_serves_a_store() -> None:
         assert here.offer.address == here.home[0]
     finally:
         watch.stop()
+
+
+ASKS_A_SILENT_HOST = """
+import sys, time
+import torch.distributed as dist
+from ringcomm.elastic import store
+at = store.Address.of(sys.argv[1])
+client = store.client(at)
+store.end_when_silent(at.port, 2.0)
+print(client.check(["key"]), flush=True)
+sys.stdin.readline()
+try:
+    client.check(["key"])
+except dist.DistError as error:
+    print(type(error).__name__, flush=True)
+"""
+
+
+@pytest.mark.skipif(missing() is not None, reason=str(missing()))
+@pytest.mark.xdist_group("hosts")
+def test_a_request_to_a_silent_host_has_an_end() -> None:
+    with Hosts(2) as hosts:
+        address = f"{hosts.addresses[1]}:29497"
+        serves = [sys.executable, "-m", "ringcomm.elastic", "store", "--port", "29497"]
+        names = {"RES_OPTIONS": "timeout:1 attempts:1"}  # no name server is here
+        hosts.start(1, serves, names)
+        asks = [sys.executable, "-c", ASKS_A_SILENT_HOST, address]
+        inside = ["ip", "netns", "exec", hosts.namespaces[0], *asks]
+        with subprocess.Popen(
+            inside,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **names},
+        ) as process:
+            try:
+                assert process.stdout is not None
+                assert process.stdout.readline().strip() == "False"
+                hosts.cut(1)
+                said, _ = process.communicate("now\n", timeout=limit(60))
+                assert said.strip() == "DistNetworkError"
+            finally:
+                process.kill()
