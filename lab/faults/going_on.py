@@ -97,8 +97,10 @@ class Job:
 @contextlib.contextmanager
 def running(commands: Sequence[Sequence[str]]) -> Iterator[None]:
     """Processes, each with a session of its own; they and what they started are ended at last."""
-    # torchrun asks for the names of addresses, and no name server may answer.
-    env = {**os.environ, "RES_OPTIONS": "timeout:1 attempts:1"}
+    # torchrun asks for the names of addresses, and no name server may answer. With a store that its
+    # lives share, Gloo calls those of the life before, who are dead (torch 2.13).
+    more = {"RES_OPTIONS": "timeout:1 attempts:1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    env = {**os.environ, **more}
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     started = [
         subprocess.Popen(command, start_new_session=True, cwd=ROOT, env=env, **quiet)  # type: ignore[call-overload]

@@ -12,6 +12,7 @@
 //   decree_sim --without RULE COUNT [FIRST]  a rule switched off: exits 1 with the seed that fails
 #include "cpp/elastic/decree_member.h"
 #include "cpp/elastic/decree_schedules.h"
+#include "cpp/simulator.h"
 
 namespace ringcomm::testing {
 namespace {
@@ -234,21 +235,5 @@ std::vector<Check> all_checks() {
 
 int main(int argc, char** argv) {
   using namespace ringcomm::testing;
-  const std::string first = argc > 1 ? argv[1] : "";
-  if (first == "--without" && argc >= 4) {
-    return without(argv[2], std::stoull(argv[3]), argc > 4 ? std::stoull(argv[4]) : 0);
-  }
-  if (first == "--seeds" && argc == 4) {
-    Totals totals;
-    const uint64_t begin = std::stoull(argv[2]), count = std::stoull(argv[3]);
-    try {
-      for (uint64_t seed = begin; seed < begin + count; ++seed) simulate(seed, {}, totals);
-    } catch (const std::exception& error) {
-      std::printf("FAILED %s\n", error.what());
-      return 1;
-    }
-    print(count, totals);
-    return 0;
-  }
-  return run_checks(all_checks(), argc, argv);
+  return run_simulator(argc, argv, all_checks(), simulate, print, without);
 }
