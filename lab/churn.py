@@ -12,6 +12,7 @@ import random
 import signal
 import time
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from typing import Any
 from lab.limits import limit
 from lab.trainee import Log, Plan, Trainee
 from lab.trainees import Trainees
+from lab.weather import Weather
 from ringcomm.elastic import lobby
 from ringcomm.elastic.changes import Changes
 from ringcomm.elastic.epochs import Decided, Epochs
@@ -196,17 +198,27 @@ def go(changes: Changes) -> None:
     raise SystemExit(0)
 
 
-def perform(script: Script, some: Trainees) -> None:
-    """Have the ranks act; `some` runs `act`, and nobody has been started."""
+def perform(script: Script, some: Trainees, namespaces: Sequence[str] = ()) -> None:
+    """Have the ranks act; `some` runs `act`, and nobody has been started.
+
+    `namespaces` are those of the hosts that the ranks are on, by their numbers.
+    """
     script.folder = str(some.folder)
-    settings = {SCRIPT: script.to_text()}
-    started = len(some.start(script.founders, settings=settings))
+    settings = {**some.plan.settings, SCRIPT: script.to_text()}
+
+    def start(number: int) -> None:
+        namespace = namespaces[number] if namespaces else ""
+        some.start(1, settings=settings, namespace=namespace)
+
+    started = script.founders
+    for number in range(started):
+        start(number)
     steps, deadline = 0, time.monotonic() + limit(60)
     while started < len(script.original):
         assert time.monotonic() < deadline, some.all_events()[-20:]
         ahead = sum(step > steps for step in map(script.step_of, range(started)))
         if ahead < 3:
-            some.start(1, settings=settings)
+            start(started)
             started += 1
         else:
             time.sleep(0.02)
@@ -218,16 +230,26 @@ def perform(script: Script, some: Trainees) -> None:
 # ---- the run that is churned
 
 
-def churn(some: Trainees, seconds: float, pauses: tuple[float, float], draw: random.Random) -> int:
+def churn(
+    some: Trainees,
+    seconds: float,
+    pauses: tuple[float, float],
+    draw: random.Random,
+    weather: Weather | None = None,
+) -> int:
     """Kill and start ranks for a time, then have all leave; returns how many were killed."""
+    start = weather.start if weather is not None else some.start
     alive, kills = list(range(len(some.processes))), 0
     some.await_events(alive, "step")
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         time.sleep(draw.uniform(*pauses))  # when, is for chance to decide
         members = [number for number in alive if some.events(number, "step")]
+        if weather is not None and draw.random() < 0.4:
+            weather.strike(members)
+            continue
         if len(alive) < 6 and (len(members) < 3 or draw.random() < 0.5):
-            alive += some.start()
+            alive += start()
             continue
         victim = draw.choice(alive)
         if victim in members and len(members) < 2:

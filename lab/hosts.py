@@ -238,8 +238,14 @@ class Hosts:
 
     # ---- faults ------------------------------------------------------------------------------
 
-    def connections(self, host: int, port: int | None = None, dst: str | None = None) -> list[str]:
-        """Established connections of a host to others, as expressions of ss."""
+    def connections(
+        self,
+        host: int,
+        port: int | None = None,
+        dst: str | None = None,
+        spare: int | None = None,
+    ) -> list[str]:
+        """Established connections of a host, as expressions of ss; none with the port `spare`."""
         found = []
         for line in self.inside(host, "ss", "-Htn", "state", "established").splitlines():
             here, there = line.split()[2:4]
@@ -249,7 +255,7 @@ class Hosts:
                 continue
             if peer in [*self.addresses[host : host + 1], *self.addresses6[host : host + 1]]:
                 continue
-            if port is None or port in ports:
+            if spare not in ports and (port is None or port in ports):
                 found.append(f"( src {here} and dst {there} )")
         return found
 
@@ -261,13 +267,14 @@ class Hosts:
         count: int | None = None,
         port: int | None = None,
         dst: str | None = None,
+        spare: int | None = None,
     ) -> int:
         """Reset some of a host's connections to other hosts, both ends; how many it were.
 
         Each with `probability`, or `count` of them; only those with this port at either end or this
-        peer's address.
+        peer's address, and none with the port `spare`.
         """
-        some = self.connections(host, port, dst)
+        some = self.connections(host, port, dst, spare)
         if count is not None:
             some = self.random.sample(some, min(count, len(some)))
         else:

@@ -11,7 +11,7 @@ from typing import Any
 
 from lab.hosts import Hosts
 from lab.limits import limit
-from lab.trainee import Plan
+from lab.trainee import Plan, Program
 from lab.trainees import Event, Trainees
 
 PORT = 29499
@@ -23,7 +23,14 @@ NO_NAMES = {"RES_OPTIONS": "timeout:1 attempts:1"}
 class Site:
     """Trainees on hosts, and a store on one of them."""
 
-    def __init__(self, hosts: Hosts, folder: Path, store_on: int, **plan: Any) -> None:
+    def __init__(
+        self,
+        hosts: Hosts,
+        folder: Path,
+        store_on: int,
+        program: Program | None = None,
+        **plan: Any,
+    ) -> None:
         self.hosts = hosts
         store = hosts.addresses[store_on]
         always: dict[str, Any] = {
@@ -36,7 +43,7 @@ class Site:
         self.plan = Plan(f"{store}:{PORT}", **{**always, **plan})
         command = [sys.executable, "-m", "ringcomm.elastic", "store", "--port", str(PORT)]
         self.store = hosts.start(store_on, command, NO_NAMES)
-        self.trainees = Trainees(self.plan, folder)
+        self.trainees = Trainees(self.plan, folder, program)
 
     def start(self, *places: int) -> list[int]:
         """Start a founder on each of these hosts."""
@@ -71,10 +78,12 @@ class Site:
 
 
 @contextmanager
-def site(count: int, folder: Path, store_on: int, **plan: Any) -> Iterator[Site]:
+def site(
+    count: int, folder: Path, store_on: int, program: Program | None = None, **plan: Any
+) -> Iterator[Site]:
     """So many hosts; `plan` is that of their trainees, where it is not the usual one."""
     with Hosts(count) as hosts:
-        made = Site(hosts, folder, store_on, **plan)
+        made = Site(hosts, folder, store_on, program, **plan)
         try:
             yield made
         finally:

@@ -5,13 +5,17 @@ from __future__ import annotations
 import random
 import signal
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from lab import churn
 from lab.limits import limit, seed
+from lab.namespaces import missing
+from lab.site import NO_NAMES, site
 from lab.trainees import Trainees, trainees
+from lab.weather import Weather
 
 FOUNDERS = 3
 
@@ -54,8 +58,53 @@ def test_bits(seconds: float, pauses: tuple[float, float]) -> None:
         some.await_ends(numbers, seconds=60 + seconds)
         planned = steps(some), some.ledger()
         found = ends(some, numbers)
-    changes = len(script.joins) + len(script.exits)
-    print(f"{kills} killed, {changes} changes in {max(churned[0])} steps")
+    print(f"{kills} killed, {changes_in(script)} changes in {max(churned[0])} steps")
+    assert churned == planned
+    assert last == {number: found[number] for number in last}
+    assert last
+
+
+def changes_in(script: churn.Script) -> int:
+    return len(script.joins) + len(script.exits)
+
+
+PATIENCE = {"dead_after": 8.0, "settings": {"RINGCOMM_RESUME_SECONDS": "8", **NO_NAMES}}
+
+
+@pytest.mark.skipif(missing() is not None, reason=str(missing()))
+@pytest.mark.xdist_group("hosts")
+@pytest.mark.parametrize(
+    "seconds",
+    [
+        15,
+        pytest.param(120, marks=pytest.mark.slow),
+        pytest.param(1200, marks=pytest.mark.soak),
+    ],
+)
+@pytest.mark.timeout(3600)
+def test_bits_in_bad_weather(tmp_path: Path, seconds: float) -> None:
+    """Ranks of three hosts die and come, and nobody is lost by what else happens to them."""
+    draw = random.Random(seed())
+    plan: dict[str, Any] = {"start": FOUNDERS, "epochs": 10**6, **PATIENCE}
+    with site(3, tmp_path, 0, **plan) as place:
+        weather = Weather(place, draw)
+        for host in range(FOUNDERS):
+            weather.start_on(host)
+        kills = churn.churn(place.trainees, seconds, (0.1, 1), draw, weather)
+        script = churn.script_of(place.trainees, FOUNDERS)
+        churned = steps(place.trainees), place.trainees.ledger()
+        last = ends(place.trainees, script.original)
+    again = tmp_path / "again"
+    again.mkdir()
+    with site(3, again, 0, churn.act, **plan) as place:
+        hosts = [place.hosts.namespaces[weather.hosts[number]] for number in script.original]
+        churn.perform(script, place.trainees, hosts)
+        numbers = list(range(len(script.original)))
+        place.trainees.await_ends(numbers, seconds=60 + seconds)
+        planned = steps(place.trainees), place.trainees.ledger()
+        found = ends(place.trainees, numbers)
+    print(f"{kills} killed, {weather.struck}, {changes_in(script)} changes")
+    assert sum(weather.struck.values()) > 0
     assert churned == planned
     assert last == {number: found[number] for number in last}
     assert last
