@@ -43,6 +43,10 @@ class Site:
         self.plan = Plan(f"{store}:{PORT}", **{**always, **plan})
         command = [sys.executable, "-m", "ringcomm.elastic", "store", "--port", str(PORT)]
         self.store = hosts.start(store_on, command, NO_NAMES)
+        deadline = time.monotonic() + limit(60)  # else the rank 0 of that host serves one
+        while not hosts.inside(store_on, "ss", "-Htln", f"sport = :{PORT}"):
+            assert time.monotonic() < deadline, "the store does not come up"
+            time.sleep(0.05)
         self.trainees = Trainees(self.plan, folder, program)
 
     def start(self, *places: int) -> list[int]:

@@ -24,7 +24,7 @@ import torch.distributed as dist
 
 T = TypeVar("T")
 
-TIMEOUT = timedelta(seconds=30)  # for a connection, and for a key
+TIMEOUT = timedelta(seconds=30)  # for a connection, for a key, and for a host that is silent
 ASK_SECONDS = 10.0  # for an answer
 PROBE_SECONDS = 1.0  # for a connection
 LOOK_SECONDS = 0.1  # between looks for one that serves
@@ -247,7 +247,7 @@ def client(address: Address) -> Any:
     return connected
 
 
-def end_when_silent(port: int, seconds: float = ASK_SECONDS) -> None:
+def end_when_silent(port: int, seconds: float = TIMEOUT.total_seconds()) -> None:
     """Have connections to that port fail when their host is silent for so long.
 
     torch's requests have no end of their own, and those of a group that is being made are not
