@@ -128,10 +128,25 @@ def test_one_torchrun_for_each_unit(start: Start, store: str, tmp_path: Path) ->
 
 
 def test_what_is_said_of_launchers_that_end_all() -> None:
-    torchrun = {"TORCHELASTIC_RUN_ID": "none", "LOCAL_WORLD_SIZE": "4"}
-    assert advice(torchrun).startswith("torchrun started 4 workers here")
-    assert not advice({**torchrun, "LOCAL_WORLD_SIZE": "1"})
+    torchrun = {"TORCHELASTIC_RUN_ID": "none", "WORLD_SIZE": "4"}
+    assert advice(torchrun).startswith("torchrun started 4 workers and stops")
+    assert not advice({**torchrun, "WORLD_SIZE": "1"})
     assert advice({"OMPI_COMM_WORLD_SIZE": "2"}).startswith("mpirun stops")
-    assert advice({"SLURM_KILL_BAD_EXIT": "1"}).startswith("srun stops")
-    assert not advice({"SLURM_KILL_BAD_EXIT": "0"})
+    assert advice({"PMI_SIZE": "2", "SLURM_STEP_ID": "0"}).startswith("mpirun stops")
     assert not advice({})
+
+
+def test_what_is_said_of_srun(tmp_path: Path) -> None:
+    """Its variables count, else the cluster's configuration: tests/elastic/test_slurm.py."""
+    configuration = tmp_path / "slurm.conf"
+    srun = {"SLURM_STEP_ID": "0", "SLURM_CONF": str(configuration)}
+    assert not advice(srun), "no configuration can be read"
+    assert not advice({**srun, "PMI_SIZE": "2", "PMI_JOBID": "7.0"})
+    assert advice({**srun, "SLURM_KILL_BAD_EXIT": "1"}).startswith("srun stops")
+    assert "SLURM_WAIT=30 says" in advice({**srun, "SLURM_WAIT": "30"})
+    assert not advice({"SLURM_KILL_BAD_EXIT": "1"}), "no srun has started it"
+    configuration.write_text("#KillOnBadExit=1\nkillonbadexit=1\nWaitTime=0\n")
+    assert "the cluster's KillOnBadExit=1 says" in advice(srun)
+    assert not advice({**srun, "SLURM_KILL_BAD_EXIT": "0"})
+    configuration.write_text("KillOnBadExit=0\nWaitTime = 60\n")
+    assert "export SLURM_WAIT=0" in advice(srun)
