@@ -4,7 +4,8 @@ ranks            ranks as processes, and `benchmark` what benchmarks do with the
 report, cases    figures, tables and the machine; the collectives that are measured, checked
 programs         the C++ programs of benchmarks
 hosts            hosts as network namespaces; `namespaces` makes and removes them
-site             elastic trainings on such hosts
+site             elastic trainings on such hosts; `slurm` is a Slurm cluster on them
+output           what programs print, awaited
 proxy, ports     a TCP proxy that breaks connections; ports that nobody else takes
 strangers        processes that connect and are no ranks
 limits           limits of time, and the seed of samples

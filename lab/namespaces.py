@@ -98,3 +98,16 @@ def remove(namespace: str) -> None:
         time.sleep(0.01)
     # Another process may be removing the same leftovers.
     subprocess.run(["ip", "netns", "del", namespace], capture_output=True)
+
+
+def processes(namespace: str, word: str) -> list[int]:
+    """Return the processes in a namespace whose command line has a word that begins like this."""
+    found = []
+    for pid in map(int, tool("ip", "netns", "pids", namespace).split()):
+        try:
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        except OSError:  # it has ended meanwhile
+            continue
+        if any(each.startswith(word.encode()) for each in words):
+            found.append(pid)
+    return found
