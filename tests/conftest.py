@@ -172,6 +172,22 @@ def torchrun(run: Run, tmp_path: Path) -> Run:
 
 
 @pytest.fixture(scope="session")
+def environment() -> Path:
+    """The Python of an environment that has the clients; skips where it cannot be made."""
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    made = subprocess.run(
+        [ROOT / "scripts" / "clients.sh"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PATH": path},
+    )
+    if made.returncode != 0:
+        reason = (made.stderr.strip() or "pip failed").splitlines()[-1]
+        pytest.skip(f"the packages of examples/clients cannot be installed: {reason}")
+    return Path(made.stdout.strip())
+
+
+@pytest.fixture(scope="session")
 def cpp_program() -> Callable[..., Path]:
     """Find a C++ test program by name; with a sanitizer, build that variant of it first."""
 

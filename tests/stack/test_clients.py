@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -70,22 +69,6 @@ def test_the_page_names_the_versions_that_are_tried() -> None:
     assert len(pins) == 8
     page = PAGE.read_text()
     assert [f"{name} {version}" for name, version in pins if f"{name} {version}" not in page] == []
-
-
-@pytest.fixture(scope="session")
-def environment() -> Path:
-    """The Python of an environment that has the clients; skips where it cannot be made."""
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    made = subprocess.run(
-        [ROOT / "scripts" / "clients.sh"],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PATH": path},
-    )
-    if made.returncode != 0:
-        reason = (made.stderr.strip() or "pip failed").splitlines()[-1]
-        pytest.skip(f"the packages of examples/clients cannot be installed: {reason}")
-    return Path(made.stdout.strip())
 
 
 def play(run: Run, python: Path, folder: Path, script: str, way: Way) -> re.Match[str]:
