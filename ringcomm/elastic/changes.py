@@ -171,7 +171,7 @@ class Changes:
             cause = cause.__cause__ or cause.__context__
         if not isinstance(error, RuntimeError):
             return False
-        return dist.is_initialized() and not _ended(self.epochs.backend(), "SUCCESS")
+        return dist.is_initialized() and not _is_well(self.epochs.backend())
 
     def check_failure(self, error: BaseException) -> None:
         """Raise `error` unless it is the group that has failed."""
@@ -205,7 +205,7 @@ class Changes:
     def meet(self, extra: str = "") -> bool:
         """Agree on the next epoch. Returns whether the commit that was voted for counts."""
         self._begin_change()
-        late = not self.stale and self._has_timed_out()
+        late = not self.stale and self.epochs.has_timed_out()
         self.stale, self.planned = True, 0
         decided = self.epochs.agree(self.counters.commits, self.voted, extra, late)
         self._note(decided)
@@ -221,9 +221,6 @@ class Changes:
             self._decide()
         self.deal()
         return counts
-
-    def _has_timed_out(self) -> bool:
-        return dist.is_initialized() and _ended(self.epochs.backend(), "TIMEOUT")
 
     def _note(self, decided: Decided) -> None:
         self.lost += decided.lost
@@ -326,8 +323,8 @@ class Changes:
             callback(change)
 
 
-def _ended(backend: Any, how: str) -> bool:
-    return str(backend.get_error()).rpartition(".")[2] == how
+def _is_well(backend: Any) -> bool:
+    return str(backend.get_error()).endswith(".SUCCESS")
 
 
 def _sentence(change: Change, step: int) -> str:

@@ -172,10 +172,17 @@ class Epochs:
         """End the operations of all groups: no rank is to wait for this one in any of them."""
         self._for_all_groups("abort")
 
-    def _for_all_groups(self, what: str) -> None:
+    def _for_all_groups(self, what: str) -> list[Any]:
+        """Call `what` of each group's backend; return the results."""
+        results = []
         for group in list(dist.distributed_c10d._world.pg_map):
             with contextlib.suppress(RuntimeError):  # a group of another backend
-                getattr(group._get_backend(torch.device("cpu")), what)()
+                results.append(getattr(group._get_backend(torch.device("cpu")), what)())
+        return results
+
+    def has_timed_out(self) -> bool:
+        """Whether an operation of any group has waited for a rank for too long."""
+        return any(str(error).endswith(".TIMEOUT") for error in self._for_all_groups("get_error"))
 
     def end(self) -> None:
         """Leave for good: the others need not wait for the end of this process."""

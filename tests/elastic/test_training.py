@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from functools import partial
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
 
 from lab import trainings
 from lab.course import DIES, ENDS, GROWS, run, starters
 from lab.limits import limit
-from lab.trainees import Event
+from lab.trainee import Log, Plan, enter
+from lab.trainees import Event, trainees
 
 
 def train(make: Any, place: str = "backward") -> tuple[list[Event], list[list[Event]]]:
@@ -109,3 +113,21 @@ def test_a_rank_that_waits_in_another_subgroup_is_told() -> None:
         ends = some.await_ends([0, 2, 3])
     assert [end["same"] for end in ends] == [ends[0]["same"]] * 3
     assert [end["stats"]["aborted"] for end in ends] == [1, 1, 1]
+
+
+def wait_in_a_subgroup(plan: Plan, log: Log) -> None:
+    """Rank 0 waits there in vain; then both meet in the default group."""
+    epochs = enter(plan, log)._at.epochs
+    group = dist.new_group([0, 1], timeout=timedelta(seconds=0.2))
+    assert not epochs.has_timed_out()
+    if epochs.rank == 0:
+        with pytest.raises(dist.DistBackendError):
+            dist.all_reduce(torch.ones(1), group=group)
+        assert epochs.has_timed_out()
+    dist.barrier()
+    log("end")
+
+
+def test_a_timeout_in_a_subgroup_is_seen() -> None:
+    with trainees(2, wait_in_a_subgroup) as some:
+        some.await_ends([0, 1])
