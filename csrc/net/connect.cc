@@ -89,11 +89,13 @@ Network::Link& Network::add_link(Fd socket, Peer* peer, int flow) {
   return *links_.emplace(link->number, std::move(link)).first->second;
 }
 
-// Connected: the first of several attempts goes on, the others are not needed.
+// Connected: the first of several attempts goes on. The others are not needed, and have ended: an
+// attempt that counts as under way would keep back all later ones.
 void Network::greet(Link& link) {
   Peer& peer = *link.peer;
   const bool needed = !peer.session.is_up(link.flow) || link.homeward;
   if (!needed || peer.handshaking(link.flow)) return drop(link);
+  link.connecting = false;
   link.handshake.emplace(contact_.id, peer.contact.id, link.flow, peer);
   link.out = link.handshake->output();
   watch(link, false);

@@ -177,7 +177,6 @@ bool Network::handle(Link& link, uint32_t events) {
       drop(link, error == ECONNREFUSED || error == ECONNRESET);
       return false;
     }
-    link.connecting = false;
     greet(link);
     return false;
   }

@@ -15,9 +15,11 @@ constexpr int kPeers = 60;
 struct Place {
   DoorbellPage page{};
   Network network;
-  explicit Place() : network(options_with(page)) {}
-  static NetworkOptions options_with(DoorbellPage& page) {
+  explicit Place(std::chrono::milliseconds resume = NetworkOptions().resume)
+      : network(options_with(page, resume)) {}
+  static NetworkOptions options_with(DoorbellPage& page, std::chrono::milliseconds resume) {
     NetworkOptions options;
+    options.resume = resume;
     options.bell = Doorbell(&page);
     return options;
   }
@@ -95,10 +97,29 @@ void liars() {
   }
 }
 
+// Its host takes the connections to all addresses, and the process dies before it answers one.
+void dies_unanswered() {
+  Place one(std::chrono::seconds(10));
+  Contact contact{random_id(), random_key(), {}};
+  std::vector<Fd> listeners;
+  for (int i = 0; i < 2; ++i) {
+    listeners.push_back(listen_tcp(Address::from_text("127.0.0.1:0"), {}, 8));
+    contact.addresses.push_back(local_address(listeners.back()));
+  }
+  Wire& wire = one.network.reach(contact);
+  wire.need();
+  std::this_thread::sleep_for(std::chrono::milliseconds(300));  // it greets over one of two
+  listeners.clear();
+  while (!wire.lost()) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  require(wire.refused().has_value(), wire.condition());
+}
+
 }  // namespace
 }  // namespace ringcomm::testing
 
 int main(int argc, char** argv) {
   using namespace ringcomm::testing;
-  return run_checks({{"many at once", many_at_once}, {"liars", liars}}, argc, argv);
+  return run_checks(
+      {{"many at once", many_at_once}, {"liars", liars}, {"dies unanswered", dies_unanswered}},
+      argc, argv);
 }
