@@ -104,7 +104,7 @@ Address Address::from_text(const std::string& text) {
   // Without brackets nobody could say where an IPv6 address ends.
   auto address = brackets == (host.find(':') != host.npos) ? from_number(host) : std::nullopt;
   const auto port = colon == text.npos ? std::nullopt : parse_number(text.substr(colon + 1), 65535);
-  RINGCOMM_CHECK(address && port, "'", text,
+  RINGCOMM_CHECK(address && port, "'", text.substr(0, 80),
                  "' is not an address with a port, as 10.0.0.1:4000 or [fd00::1]:4000");
   return address->set_port(static_cast<uint16_t>(*port));
 }

@@ -136,7 +136,9 @@ Card Card::from_text(const std::string& text, Rank owner) {
       transport;
   card.tcp = transport == "tcp";
   if (card.algorithm == kNone) card.algorithm.clear();
-  if (!in || version != kCardVersion || card.socket.size() > 100) {
+  const size_t longest =
+      std::max({card.build.size(), card.algorithm.size(), card.host.size(), card.socket.size()});
+  if (!in || version != kCardVersion || longest > 100) {
     throw PeerError(owner, str("rank ", owner, " introduces itself as '", text.substr(0, 40),
                                "', which this version of ringcomm does not understand: install "
                                "the same version everywhere"));
