@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import statistics
 import threading
 import time
@@ -16,47 +14,14 @@ import pytest
 import torch
 import torch.distributed as dist
 
-import ringcomm
+from lab.groups import DIES, TRANSPORTS, change, die, gather, meet, survivors, total, unconnected
 from lab.limits import claim, limit
 from lab.ranks import Rank, Ranks, error_of, join, ranks
 
-CPU = torch.device("cpu")
 NATIVE = hasattr(dist, "_reconfigure")  # torch 2.14
 ROUNDS = 200
 TYPICAL = 0.010  # seconds, of a change between 3 processes
-TRANSPORTS = ["", "tcp"]
-FILES = Path("/proc/self/fd")
-
-
-def unconnected(rank: Rank, transport: str = "", **options: Any) -> Any:
-    """The backend of a group that waits for its first change of ranks."""
-    if transport:
-        os.environ["RINGCOMM_TRANSPORT"] = transport
-    wanted = ringcomm.Options()
-    wanted.enable_reconfigure = True
-    join(rank, pg_options=wanted, **options)
-    return dist.group.WORLD._get_backend(CPU)
-
-
-def meet(rank: Rank, key: str) -> None:
-    """Wait for the others, by the store of the test."""
-    gather(rank, key, "")
-
-
-def gather(rank: Rank, key: str, word: str) -> list[str]:
-    rank.store.set(f"{key}/{rank.index}", word)
-    return [rank.store.get(f"{key}/{index}").decode() for index in range(rank.size)]
-
-
-def change(backend: Any, uuid: int, handles: list[str], seconds: float = limit(20)) -> None:
-    backend._reconfigure(uuid, handles, timedelta(seconds=seconds))
-
-
-def total(backend: Any) -> float:
-    """The sum of what the ranks give, which is one more than their number."""
-    tensor = torch.full((4,), backend.rank() + 1.0)
-    backend.allreduce([tensor]).wait()
-    return float(tensor[0])
+FILES, THREADS = Path("/proc/self/fd"), Path("/proc/self/task")
 
 
 def change_often(rank: Rank, transport: str) -> list[Any]:
@@ -94,9 +59,8 @@ def lose_one(rank: Rank, transport: str) -> tuple[str, float, float, str]:
     backend = unconnected(rank, transport)
     handles = gather(rank, "handles", backend._reconfigure_handle())
     change(backend, 1, handles)
-    if rank.index == 1:
-        time.sleep(0.2)  # the others are in their all_reduce
-        os.kill(os.getpid(), signal.SIGKILL)
+    if rank.index == DIES:
+        die()
     _, text = error_of(lambda: total(backend))
     begin = time.monotonic()
     _, late = error_of(lambda: change(backend, 2, handles))
@@ -108,17 +72,7 @@ def lose_one(rank: Rank, transport: str) -> tuple[str, float, float, str]:
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_a_group_whose_rank_died_lives_again(transport: str) -> None:
-    some = Ranks(3, None)
-    try:
-        some.begin(lose_one, transport)
-        answers = some.answers(limit(60))
-    finally:
-        some.kill()
-    assert not answers[1][0], "it was to die"
-    for index in (0, 2):
-        good, answer = answers[index]
-        assert good, answer
-        text, noticed, sum_of_two, late = answer
+    for text, noticed, sum_of_two, late in survivors(lose_one, transport):
         assert "1" in text
         assert "1" in late
         assert "Timed out" not in late
@@ -197,6 +151,100 @@ def test_wrong_arguments_change_nothing() -> None:
         assert "given twice" in twice
         assert "rank 2 introduces itself as 'nccl2:1:2:3'" in unknown
         assert "install the same version" in unknown
+
+
+def spoilt(handle: str) -> dict[str, str]:
+    """Handles of rank 1 that no process has given, and a word of each answer."""
+    card, contact = handle.split(" | ")
+    words = card.split(" ")
+    there = [*words[:3], "elsewhere", "boot", "network", *words[6:]]
+    away = " ".join(there)  # a card of another host: its contact is read
+    key = " ".join(contact.split(" ")[:2])
+    return {
+        "": "does not understand",
+        "x" * 1_000_000: "does not understand",
+        "\u00e4\n": "does not understand",
+        " ".join(words[:5]): "does not understand",
+        " ".join([*words[:6], "s" * 101, *words[7:]]): "does not understand",
+        " ".join([words[0], "b" * 1_000_000, *words[2:]]): "does not understand",
+        " ".join([*words[:3], "h" * 1_000_000, *words[4:]]): "does not understand",
+        " ".join([*words[:7], "9" * 40, *words[8:]]): "does not understand",
+        away: "hexadecimal",
+        f"{away} | ": "hexadecimal",
+        f"{away} | {'z' * 1_000_000} y": "hexadecimal",
+        f"{away} | {key}": "without an address",
+        f"{away} | {key} 127.0.0.1:99999": "not an address",
+        f"{away} | {key} {'a' * 1_000_000}:1": "not an address",
+    }
+
+
+def take_nonsense(rank: Rank) -> list[tuple[str, str, str]]:
+    backend = unconnected(rank)
+    handles = gather(rank, "handles", backend._reconfigure_handle())
+    change(backend, 1, handles)
+    found = []
+    for wrong, word in spoilt(handles[1]).items() if rank.index == 0 else []:
+        kind, text = error_of(partial(change, backend, 2, [handles[0], wrong]))
+        found.append((word, kind, text))
+    meet(rank, "nonsense")
+    assert total(backend) == 3  # nothing has happened
+    change(backend, 2, handles[::-1])  # nor was the uuid used
+    assert total(backend) == 3
+    return found
+
+
+def test_nonsense_in_handles_changes_nothing() -> None:
+    with ranks(2, None) as some:
+        found, _ = some(take_nonsense)
+    assert len(found) == 14
+    for word, kind, text in found:
+        assert kind in ("DistBackendError", "RuntimeError"), (kind, text)
+        assert word in text
+        assert len(text) < 400, "the answer repeats what was given"
+
+
+def abort_early(rank: Rank, transport: str) -> list[str]:
+    backend = unconnected(rank, transport)
+    backend.abort()  # before the first change
+    found = [error_of(lambda: total(backend))[1], backend.get_error().name]
+    handles = gather(rank, "handles", backend._reconfigure_handle())
+    change(backend, 1, handles)
+    backend.abort()  # before the first operation
+    found += [error_of(lambda: total(backend))[1], backend.get_error().name]
+    meet(rank, "aborted")
+    change(backend, 2, handles)
+    assert total(backend) == 3
+    return found
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_abort_before_there_is_anything_to_end(transport: str) -> None:
+    with ranks(2, None) as some:
+        found = some(abort_early, transport)
+    for first, error, second, later in found:
+        assert "no reconfigure() has been called" in first or "abort() was called" in first
+        assert "abort() was called" in second or "rank" in second
+        assert (error, later) == ("SUCCESS", "SUCCESS")
+
+
+def come_late(rank: Rank) -> list[int]:
+    backend = unconnected(rank, "tcp")
+    found = [len(list(THREADS.iterdir()))]
+    handles = gather(rank, "handles", backend._reconfigure_handle())
+    found.append(len(list(THREADS.iterdir())))
+    if rank.index == 1:
+        time.sleep(5)  # no thread answers at this rank's listener: attempts to connect end unheard
+    change(backend, 1, handles)
+    found.append(len(list(THREADS.iterdir())))
+    assert total(backend) == 3
+    return found
+
+
+def test_a_handle_starts_no_thread() -> None:
+    """It has an address. Nobody answers there until its rank calls for others itself."""
+    with ranks(2, None) as some:
+        for before, handed, changed in some(come_late):
+            assert before == handed < changed
 
 
 def time_changes(rank: Rank) -> list[float]:

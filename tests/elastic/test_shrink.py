@@ -2,41 +2,28 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import time
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from lab.limits import limit
-from lab.ranks import Rank, Ranks, error_of, join, ranks
-
-CPU = torch.device("cpu")
-TRANSPORTS = ["", "tcp"]
-
-
-def sum_of_ranks() -> float:
-    tensor = torch.full((4,), dist.get_rank() + 1.0)
-    dist.all_reduce(tensor)
-    return float(tensor[0])
+from lab.groups import CPU, DIES, TRANSPORTS, choose, die, survivors, total
+from lab.ranks import Rank, error_of, join, ranks
 
 
 def leave_one_out(rank: Rank, transport: str) -> Any:
-    if transport:
-        os.environ["RINGCOMM_TRANSPORT"] = transport
+    choose(transport)
     join(rank)
-    assert sum_of_ranks() == 10
+    assert total() == 10
     if rank.index == 1:
         rank.store.get("shrunk/3")
         return None
     dist.shrink_group([1])
-    found = [(dist.get_rank(), dist.get_world_size(), sum_of_ranks())]
+    found = [(dist.get_rank(), dist.get_world_size(), total())]
     if rank.index != 0:
         dist.shrink_group([0])  # and once more
-        found.append((dist.get_rank(), dist.get_world_size(), sum_of_ranks()))
+        found.append((dist.get_rank(), dist.get_world_size(), total()))
     rank.store.set(f"shrunk/{rank.index}", "")
     return found
 
@@ -49,29 +36,20 @@ def test_shrink_to_those_that_are_left(transport: str) -> None:
 
 
 def lose_one(rank: Rank, transport: str) -> Any:
-    if transport:
-        os.environ["RINGCOMM_TRANSPORT"] = transport
+    choose(transport)
     join(rank)
-    sum_of_ranks()
-    if rank.index == 1:
-        time.sleep(0.2)  # the others are in their all_reduce
-        os.kill(os.getpid(), signal.SIGKILL)
-    _, text = error_of(sum_of_ranks)
+    total()
+    if rank.index == DIES:
+        die()
+    _, text = error_of(total)
     assert "1" in text
     dist.shrink_group([1], shrink_flags=dist.distributed_c10d.SHRINK_ABORT)
-    return dist.get_rank(), dist.get_world_size(), sum_of_ranks()
+    return dist.get_rank(), dist.get_world_size(), total()
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_shrink_without_a_dead_rank(transport: str) -> None:
-    some = Ranks(3, None)
-    try:
-        some.begin(lose_one, transport)
-        answers = some.answers(limit(60))
-    finally:
-        some.kill()
-    assert answers[0] == (True, (0, 2, 3)), answers[0]
-    assert answers[2] == (True, (1, 2, 3)), answers[2]
+    assert survivors(lose_one, transport) == [(0, 2, 3), (1, 2, 3)]
 
 
 def shrink_in_the_middle(rank: Rank) -> Any:
@@ -94,8 +72,8 @@ def shrink_in_the_middle(rank: Rank) -> Any:
 def test_shrink_ends_what_is_pending() -> None:
     with ranks(3) as some:
         first, second, _ = some(shrink_in_the_middle)
-    for text, total, kind, why, world in (first, second):
+    for text, sum_of_two, kind, why, world in (first, second):
         assert "shrinks" in text
-        assert (total, world) == (2, 3)
+        assert (sum_of_two, world) == (2, 3)
         assert kind == "ValueError"
         assert "must not call it" in why
