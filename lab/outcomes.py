@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from lab.limits import claim
@@ -28,6 +29,8 @@ def in_child(body: Callable[[], Outcome]) -> Outcome:
     if child == 0:
         os.close(reader)
         signal.alarm(60)
+        # Torch mends its pool of threads at the first use in a fork, where two threads may not race.
+        torch.set_num_threads(1)
         try:
             answer = body()
         except BaseException as error:  # noqa: BLE001  the parent reports it

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# Builds, imports and runs the demo with the oldest, the main and the newest torch that ringcomm
-# supports, each in a virtual environment of its own under build/compat. A torch that cannot be
-# installed or imported here is at least compiled against: its headers come out of any wheel of it.
+# Builds ringcomm with the oldest, the main and the newest torch that it supports, each in a virtual
+# environment of its own under build/compat. Then it runs the demo, and the tests of the one file
+# that uses torch's private names. A torch that cannot be installed or imported here is at least
+# compiled against: its headers come out of any wheel of it.
 #   TORCHES="2.12 2.14" make compat      other versions
 #   HEADERS_ONLY=1 make compat           no large installs: compile only
 set -euo pipefail
@@ -21,15 +22,15 @@ quietly() {  # LOG COMMAND...: shows the end of the log when the command fails
 # Everything runs from a copy: an editable build in this folder must stay what it is.
 copy() {
   rm -rf "$1" && mkdir -p "$1"
-  cp -r csrc ringcomm CMakeLists.txt setup.py pyproject.toml README.md examples "$1"
+  cp -r csrc ringcomm CMakeLists.txt setup.py pyproject.toml README.md examples lab tests "$1"
   rm -f "$1"/ringcomm/_C.*.so "$1/ringcomm/_build_info.py"
 }
 
-runs() {  # VERSION: 0 when the demo ran, 1 when this torch cannot be used here, 2 on our failure
+runs() {  # VERSION: 0 when all of it ran, 1 when this torch cannot be used here, 2 on our failure
   local env=$root/venv-$1 log=$root/$1.log
   [ -z "${HEADERS_ONLY:-}" ] || return 1
   [ -x "$env/bin/python" ] || "$python" -m venv "$env"
-  grep -v '^torch=' requirements.txt >"$root/requirements.txt"
+  (grep -v '^torch=' requirements.txt && grep '^pytest' requirements-dev.txt) >"$root/requirements.txt"
   # shellcheck disable=SC2086  # PIP_ARGS holds several words
   "$env/bin/pip" install -q ${PIP_ARGS:-} "torch==$1.*" -r "$root/requirements.txt" >"$log" 2>&1 &&
     "$env/bin/python" -c 'import torch' >>"$log" 2>&1 || return 1
@@ -41,7 +42,9 @@ runs() {  # VERSION: 0 when the demo ran, 1 when this torch cannot be used here,
     export OMP_NUM_THREADS=1
     "$env/bin/python" -c 'import ringcomm; print(ringcomm.Options())' >>"$log" &&
       "$env/bin/torchrun" --standalone --local-addr 127.0.0.1 --nproc-per-node 2 \
-        "src-$1/examples/train_digits.py" 2>>"$log"
+        "src-$1/examples/train_digits.py" 2>>"$log" &&
+      cd "src-$1" && rm -r ringcomm &&  # what was installed is tested
+      "$env/bin/python" -m pytest -q tests/elastic/test_ddp_change.py >>"$log" 2>&1
   ) || { tail -15 "$log" >&2; return 2; }
 }
 
@@ -71,7 +74,7 @@ for torch in ${TORCHES:-2.11 2.13 2.15}; do
   result=0
   runs "$torch" || result=$?
   case $result in
-    0) echo "torch $torch: built, imported, and ran the demo" ;;
+    0) echo "torch $torch: built, ran the demo, and passed the tests of changes of DDP" ;;
     1)
       if compiles "$torch"; then
         echo "torch $torch: compiled against its headers; it was not installed here, so nothing ran"
