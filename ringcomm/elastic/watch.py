@@ -30,15 +30,17 @@ def without(guests: list[Process], members: tuple[Process, ...]) -> list[Process
 class Bell(threading.Thread):
     """Waits, over a connection of its own, until a process asks to join."""
 
-    def __init__(self, keys: Any, rung: Callable[[], None]) -> None:
+    def __init__(self, keys: Any, rung: Callable[[], None], connection: Any = None) -> None:
         super().__init__(name="ringcomm elastic bell", daemon=True)
-        self.keys, self.error, self.rang = keys, "", False
+        self.keys, self.connection = keys, connection
+        self.error, self.rang = "", False
         self._rung = rung
         self.start()
 
     def run(self) -> None:
         try:
-            await_asks(self.keys.clone())
+            self.connection = self.connection or self.keys.clone()
+            await_asks(self.connection)
             self.rang = True
         except RuntimeError as error:
             self.error = str(error)
@@ -126,12 +128,14 @@ class Watch:
             self._checked = 0.0
         if bell.error:
             raise dist.DistStoreError(bell.error)
-        if bell.rang and not self._guests and (most := self._calls()):
+        asked, due = bell.rang, time.monotonic() - self._checked > CHECK_SECONDS
+        if due:  # whether it answers; and where names are slow, a connection for the bell takes 5 s
+            asked = within(lambda: keys.check(["asks"])) or asked
+        if asked and not self._guests and (most := self._calls()):
             within(lambda: self._call(keys, min(most, MOST)))
-            self._bell = None
-        elif time.monotonic() - self._checked > CHECK_SECONDS:
-            within(lambda: keys.check(["asks"]))
-        else:
+            if bell.rang:
+                self._bell = Bell(keys, self._wake.set, bell.connection)
+        elif not due:
             return
         self._checked = time.monotonic()
         if keys is self._store.ready:  # else it answers when it was given up
