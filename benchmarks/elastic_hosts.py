@@ -24,13 +24,15 @@ from lab.namespaces import missing
 from lab.site import Site, site
 
 HOSTS = 3
+SECONDS = 60  # else a survivor hangs
 
 
 def next_steps(place: Site, numbers: list[int], since: float) -> float:
     """Wait until each has made a step in the new world; return when the last of them did."""
-    ends = []
+    ends, deadline = [], time.monotonic() + SECONDS
     for number in numbers:
         while not (steps := place.steps_after(number, since)):
+            assert time.monotonic() < deadline, f"rank {number} makes no step"
             time.sleep(0.001)
         ends.append(float(steps[0]["at"]))
     return max(ends)

@@ -43,7 +43,7 @@ def ends(tasks: list[Any]) -> list[int]:
         done, tasks = ray.wait(tasks)
         try:
             codes += ray.get(done)
-        except ray.exceptions.RayError as error:  # it has left; the others go on
+        except ray.exceptions.RayActorError as error:  # it has left; the others go on
             why = str(error).splitlines()[0]
             print(f"a rank has gone for good: {why}", file=sys.stderr, flush=True)
     return codes

@@ -254,14 +254,23 @@ def churn(
         victim = draw.choice(alive)
         if victim in members and len(members) < 2:
             continue
+        check_alive(some, alive)
         some.kill(victim)
         alive.remove(victim)
         kills += 1
     some.await_events(alive, "step", 2)
+    check_alive(some, alive)
     for number in alive:
         some.kill(number, signal.SIGTERM)
         some.await_ends([number])
     return kills
+
+
+def check_alive(some: Trainees, alive: list[int]) -> None:
+    """Require that nobody was lost but those that were killed."""
+    for number in alive:
+        process = some.processes[number]
+        assert process.exitcode is None, (number, process.exitcode, some.events(number)[-2:])
 
 
 # ---- many changes

@@ -29,7 +29,7 @@ def in_child(body: Callable[[], Outcome]) -> Outcome:
     if child == 0:
         os.close(reader)
         signal.alarm(60)
-        # Torch mends its pool of threads at the first use in a fork, where two threads may not race.
+        # In a fork torch mends its pool of threads at the first use, where two may not race.
         torch.set_num_threads(1)
         try:
             answer = body()

@@ -36,7 +36,7 @@ class Ballot(NamedTuple):
     options: int = 0  # hash of learning rates and the like
 
     def words(self) -> list[int]:
-        return [*map(_signed, self), 0]
+        return [*map(_signed, self), *[0] * (WORDS - len(self))]
 
     @classmethod
     def of(cls, words: list[int]) -> Ballot:

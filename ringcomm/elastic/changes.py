@@ -188,7 +188,7 @@ class Changes:
         return self._meet_after(error)
 
     def _meet_after(self, error: BaseException) -> bool:
-        counts = self.meet()
+        counts = self.meet(failed=True)
         if self.vain >= MOST_VAIN:
             raise Diverged(
                 f"operations failed {self.vain} times in a row, and no rank was lost by it: {error}"
@@ -202,10 +202,10 @@ class Changes:
             self.since = time.monotonic()
             self.before = self.epochs.all
 
-    def meet(self, extra: str = "") -> bool:
+    def meet(self, extra: str = "", *, failed: bool = False) -> bool:
         """Agree on the next epoch. Returns whether the commit that was voted for counts."""
         self._begin_change()
-        late = not self.stale and self.epochs.has_timed_out()
+        late = failed and not self.stale and self.epochs.has_timed_out()
         self.stale, self.planned = True, 0
         decided = self.epochs.agree(self.counters.commits, self.voted, extra, late)
         self._note(decided)

@@ -32,7 +32,7 @@ PRESENT_SECONDS = 10.0  # for the founders of a world, who answered a moment ago
 FOUNDER_SECONDS = 2.0  # without a call: then another one founds
 ASK_SECONDS = 1.0  # then one that waits asks again
 TELL_SECONDS = 10.0
-LONG = timedelta(days=20)  # torch has it as milliseconds in 31 bits
+BELL_WAITS = timedelta(days=20)  # torch has it as milliseconds in 31 bits
 
 
 @dataclass(frozen=True)
@@ -322,9 +322,9 @@ def ask(store: Any) -> None:
 
 
 def await_asks(store: Any) -> None:
-    """Return when a process waits to be called, or after weeks, without looks meanwhile."""
+    """Return when a process waits to be called, or after weeks, without requests meanwhile."""
     with contextlib.suppress(dist.DistStoreError):
-        store.wait(["asks"], LONG)
+        store.wait(["asks"], BELL_WAITS)
 
 
 def call(store: Any, kind: str) -> str:

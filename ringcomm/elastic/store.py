@@ -31,7 +31,7 @@ LOOK_SECONDS = 0.1  # between looks for one that serves
 
 
 def within(call: Callable[[], T], seconds: float = ASK_SECONDS) -> T:
-    """Call what asks a store; a request to a silent host has no end of its own.
+    """Call what asks a store; requests of torch's have no end of their own.
 
     Raises dist.DistStoreError after so long, and where the store fails.
     """
@@ -243,31 +243,37 @@ def _first_client(home: tuple[Address, ...], serves: bool) -> Any:
 def client(address: Address) -> Any:
     """Connect to a store. Raises RuntimeError where nobody serves one for so long."""
     connected = dist.TCPStore(address.host, address.port, is_master=False, timeout=TIMEOUT)
-    end_when_silent(address.port)
+    end_when_silent(address)
     return connected
 
 
-def end_when_silent(port: int, seconds: float = TIMEOUT.total_seconds()) -> None:
-    """Have connections to that port fail when their host is silent for so long.
+def end_when_silent(address: Address) -> None:
+    """Have requests fail that the host at `address` does not acknowledge for TIMEOUT.
 
-    torch's requests have no end of their own, and those of a group that is being made are not
-    `within` anything. torch keeps its sockets to itself; the kernel lists them.
+    Those of a group that is being made are not `within` anything. Connections that nobody uses are
+    left alone. torch keeps its sockets to itself; the kernel lists them.
     """
-    for file in Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(OSError):
-            if not str(file.readlink()).startswith("socket:"):
-                continue
-            with socket.socket(fileno=os.dup(int(file.name))) as each:
-                internet = each.family in (socket.AF_INET, socket.AF_INET6)
-                if internet and each.type == socket.SOCK_STREAM and each.getpeername()[1] == port:
-                    _limit_silence(each, seconds)
+    with contextlib.suppress(OSError):  # also where there is no /proc
+        found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+        peers = {info[4][:2] for info in found}
+        for file in Path("/proc/self/fd").iterdir():
+            with contextlib.suppress(OSError):
+                _limit_silence(os.dup(int(file.name)), peers)
 
 
-def _limit_silence(connection: socket.socket, seconds: float) -> None:
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 2)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 2)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(seconds * 1e3))
+def _limit_silence(file: int, peers: set[Any]) -> None:
+    """Do that where the descriptor, which is closed here, is a connection to one of them."""
+    try:
+        each = socket.socket(fileno=file)
+    except OSError:
+        os.close(file)
+        raise
+    with each:
+        if each.family in (socket.AF_INET, socket.AF_INET6) and each.type == socket.SOCK_STREAM:
+            host, port = each.getpeername()[:2]
+            if (host.removeprefix("::ffff:"), port) in peers:
+                wait = int(TIMEOUT.total_seconds() * 1e3)
+                each.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, wait)
 
 
 def serve(host: str, port: int) -> Any:

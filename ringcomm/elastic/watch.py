@@ -1,4 +1,8 @@
-"""A thread that looks at the store: who wants to join, and whether the store still answers."""
+"""A thread that watches the store: who wants to join, and whether the store still answers.
+
+It asks once a second. A second thread, the bell, waits in the store until a process wants to join,
+and wakes the first: so a guest is called at once, and no request is made meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -30,20 +34,19 @@ def without(guests: list[Process], members: tuple[Process, ...]) -> list[Process
 class Bell(threading.Thread):
     """Waits, over a connection of its own, until a process asks to join."""
 
-    def __init__(self, keys: Any, rung: Callable[[], None], connection: Any = None) -> None:
+    def __init__(self, keys: Any, connection: Any, rung: Callable[[], None]) -> None:
         super().__init__(name="ringcomm elastic bell", daemon=True)
         self.keys, self.connection = keys, connection
-        self.error, self.rang = "", False
+        self.rang = self.failed = False
         self._rung = rung
         self.start()
 
     def run(self) -> None:
         try:
-            self.connection = self.connection or self.keys.clone()
             await_asks(self.connection)
             self.rang = True
-        except RuntimeError as error:
-            self.error = str(error)
+        except Exception:  # noqa: BLE001 - whether the store is lost, its next answer shows
+            self.failed = True
         self._rung()
 
 
@@ -101,9 +104,11 @@ class Watch:
 
     def _run(self) -> None:
         # Not a daemon: Python may unwind one in the midst of C++. It ends with the main thread.
-        while threading.main_thread().is_alive() and not self._stopped:
+        while True:
             self._wake.wait(LOOK_SECONDS)
             self._wake.clear()
+            if self._stopped or not threading.main_thread().is_alive():
+                break
             record = self._leads()
             if record is None or self._store.offer is not None:
                 continue
@@ -123,23 +128,29 @@ class Watch:
         keys, bell = self._store.ready, self._bell
         if keys is None:
             return
-        if bell is None or bell.keys is not keys:
-            bell = self._bell = Bell(keys, self._wake.set)
-            self._checked = 0.0
-        if bell.error:
-            raise dist.DistStoreError(bell.error)
-        asked, due = bell.rang, time.monotonic() - self._checked > CHECK_SECONDS
-        if due:  # whether it answers; and where names are slow, a connection for the bell takes 5 s
+        new = bell is None or bell.keys is not keys
+        asked, failed = bell is not None and bell.rang, bell is not None and bell.failed
+        due = new or failed or time.monotonic() - self._checked > CHECK_SECONDS
+        if due:
             asked = within(lambda: keys.check(["asks"])) or asked
         if asked and not self._guests and (most := self._calls()):
             within(lambda: self._call(keys, min(most, MOST)))
-            if bell.rang:
-                self._bell = Bell(keys, self._wake.set, bell.connection)
         elif not due:
             return
         self._checked = time.monotonic()
         if keys is self._store.ready:  # else it answers when it was given up
             self._lost_since = None
+        if bell is None or new or failed:
+            self._bell = self._new_bell(keys)
+        elif asked and bell.rang:
+            self._bell = Bell(keys, bell.connection, self._wake.set)
+
+    def _new_bell(self, keys: Any) -> Bell | None:
+        """None where the store cannot be connected to twice: then it is asked more often."""
+        try:
+            return Bell(keys, within(keys.clone), self._wake.set)
+        except Exception:  # noqa: BLE001 - a store of the user's may raise anything
+            return None
 
     def _call(self, keys: Any, most: int) -> None:
         """Call those that ask; keep those that answer."""

@@ -212,12 +212,12 @@ def test_who_leads_without_a_connection_serves_a_store() -> None:
 
 
 ASKS_A_SILENT_HOST = """
-import sys, time
+import sys
+from datetime import timedelta
 import torch.distributed as dist
 from ringcomm.elastic import store
-at = store.Address.of(sys.argv[1])
-client = store.client(at)
-store.end_when_silent(at.port, 2.0)
+store.TIMEOUT = timedelta(seconds=2)
+client = store.client(store.Address.of(sys.argv[1]))
 print(client.check(["key"]), flush=True)
 sys.stdin.readline()
 try:
