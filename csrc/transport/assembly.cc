@@ -94,10 +94,11 @@ void Assembly::rest(Clock::duration pause) {
   } while (!store_.wait(std::min<Clock::duration>(kPiece, end.left())) && !end.passed());
 }
 
-// Of a dead rank what it has said still counts. Rank 0 tells the others of another's death.
+// Of a dead rank what it has said still counts. Rank 0 tells the others of another's death. Without
+// a server its words may be lost to a rank that comes later, which so looks at all ranks itself.
 void Assembly::check_dead() {
-  for (Rank rank = 0; rank < (options_.rank == 0 ? options_.size : 1); ++rank) {
-    const auto error = died ? died(rank) : store_.died(rank);
+  for (Rank rank = 0; rank < options_.size; ++rank) {
+    const auto error = died && (rank == 0 || options_.rank == 0) ? died(rank) : store_.died(rank);
     if (!error || store_.has(options_.rank == 0 ? key(rank) : list(stage_))) continue;
     check_last_words();
     throw PeerError(*error);

@@ -80,6 +80,28 @@ def test_a_group_whose_rank_died_lives_again(transport: str) -> None:
         assert sum_of_two == 3
 
 
+def call_late(rank: Rank, transport: str) -> tuple[str, float]:
+    backend = unconnected(rank, transport)
+    handles = gather(rank, "handles", backend._reconfigure_handle())
+    change(backend, 1, handles)
+    if rank.index == DIES:
+        die()
+    error_of(lambda: total(backend))
+    if rank.index == 2:
+        rank.store.get("left")
+    _, text = error_of(lambda: change(backend, 2, handles, limit(3)))
+    rank.store.set("left", "")
+    change(backend, 3, [handles[0], handles[2]])
+    return text, total(backend)
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_a_rank_that_calls_when_rank_0_has_left_learns_who_died(transport: str) -> None:
+    for text, sum_of_two in survivors(call_late, transport):
+        assert text.startswith("rank 1")
+        assert sum_of_two == 3
+
+
 def stop_in_the_middle(rank: Rank) -> list[Any]:
     backend = unconnected(rank)
     handles = gather(rank, "handles", backend._reconfigure_handle())
