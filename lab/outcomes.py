@@ -29,7 +29,7 @@ def in_child(body: Callable[[], Outcome]) -> Outcome:
     if child == 0:
         os.close(reader)
         signal.alarm(60)
-        # In a fork torch mends its pool of threads at the first use, where two may not race.
+        # A fork mends its pool of threads at the first use: two threads may not race for that.
         torch.set_num_threads(1)
         try:
             answer = body()

@@ -30,7 +30,8 @@ runs() {  # VERSION: 0 when all of it ran, 1 when this torch cannot be used here
   local env=$root/venv-$1 log=$root/$1.log
   [ -z "${HEADERS_ONLY:-}" ] || return 1
   [ -x "$env/bin/python" ] || "$python" -m venv "$env"
-  (grep -v '^torch=' requirements.txt && grep '^pytest' requirements-dev.txt) >"$root/requirements.txt"
+  grep -v '^torch=' requirements.txt >"$root/requirements.txt"
+  grep '^pytest' requirements-dev.txt >>"$root/requirements.txt"
   # shellcheck disable=SC2086  # PIP_ARGS holds several words
   "$env/bin/pip" install -q ${PIP_ARGS:-} "torch==$1.*" -r "$root/requirements.txt" >"$log" 2>&1 &&
     "$env/bin/python" -c 'import torch' >>"$log" 2>&1 || return 1
