@@ -140,6 +140,6 @@ def test_nothing_is_left_behind(epochs: int, guests: int) -> None:
         last = some.events(0, "holds")[-1]
     print(warm, last)
     assert last["descriptors"] <= warm["descriptors"] + 2
-    assert last["threads"] <= warm["threads"] + 1
+    assert last["threads"] <= warm["threads"] + 3  # a request to the store may have one just then
     assert last["mappings"] <= warm["mappings"] + 10
     assert last["memory"] <= warm["memory"] + 4096 + 4 * epochs
