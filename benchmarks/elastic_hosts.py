@@ -1,6 +1,6 @@
 """How soon an elastic training goes on when another host loses a rank, or falls silent.
 
-    sudo python benchmarks/elastic_hosts.py                # 20 kills and 20 cuts
+    python benchmarks/elastic_hosts.py                     # 20 kills and 20 cuts; needs root
     python benchmarks/elastic_hosts.py --rounds 3 --silence 5
 
 Hosts are network namespaces of this machine: three, with a rank each, and the store with the first.
