@@ -365,6 +365,7 @@ def mapped(rank: Rank, port: int) -> list[int]:
     dist.init_process_group("ringcomm", init_method=address, rank=rank.index, world_size=rank.size)
     lines = Path("/proc/self/maps").read_text().splitlines()
     sizes = [line.split()[0].split("-") for line in lines if "/memfd:ringcomm (" in line]
+    dist.barrier()  # rank 0 serves the store, which the other may need until its group is made
     dist.destroy_process_group()
     return [int(end, 16) - int(begin, 16) for begin, end in sizes]
 
