@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -102,13 +103,8 @@ class Fates:
                 return vote(mine, ranks)
             self.meet("vote")
             if "voting" in self._phases:
-                own = torch.tensor(mine.words())
-                every = torch.empty(ranks * ballot.WORDS, dtype=torch.int64)
-                work = dist.distributed_c10d._get_default_group()._allgather_base(every, own)
-                self.meet("voting")
-                work.wait()
-                words = every.tolist()
-                return [ballot.Ballot.of(words[8 * rank : 8 * rank + 8]) for rank in range(ranks)]
+                with mock.patch.object(ballot, "_gather", self._gather):
+                    return vote(mine, ranks)
             ballots = vote(mine, ranks)
             self.meet("voted")
             return ballots
@@ -128,6 +124,11 @@ class Fates:
             return result
 
         setattr(place, name, patched)
+
+    def _gather(self, every: torch.Tensor, own: torch.Tensor) -> None:
+        work = dist.distributed_c10d._get_default_group()._allgather_base(every, own)
+        self.meet("voting")
+        work.wait()
 
     def _is_guest(self) -> bool:
         return bool(self.world._changes.epochs.is_guest)

@@ -7,7 +7,9 @@ all_gather is enough for a step to be applied by every member or by none.
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import struct
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -18,7 +20,11 @@ from ringcomm.elastic.errors import Diverged
 if TYPE_CHECKING:
     from ringcomm.elastic.state import Tracked
 
-WORDS = 8  # of 64 bits
+FORM = struct.Struct("=8Q")  # of a ballot
+
+# The calling thread does it, and no other one is woken.
+AT_ONCE = dist.distributed_c10d.AllgatherOptions()
+AT_ONCE.asyncOp = False
 
 LEAVES = 1  # this rank goes after the step
 ADMITS = 2  # rank 0 has guests to admit
@@ -35,30 +41,33 @@ class Ballot(NamedTuple):
     state: int = 0  # hash of the parameters
     options: int = 0  # hash of learning rates and the like
 
-    def words(self) -> list[int]:
-        return [*map(_signed, self), *[0] * (WORDS - len(self))]
 
-    @classmethod
-    def of(cls, words: list[int]) -> Ballot:
-        return cls(*(word & (1 << 64) - 1 for word in words[:7]))
+class _Box:
+    """Where ballots are exchanged: bytes, and the tensors over them."""
+
+    def __init__(self, ranks: int) -> None:
+        self.own, self.every = bytearray(FORM.size), bytearray(ranks * FORM.size)
+        self.tensors = [torch.frombuffer(b, dtype=torch.int64) for b in (self.every, self.own)]
 
 
-def _signed(value: int) -> int:
-    """A word of 64 bits as torch's int64 has it."""
-    return value - (1 << 64) if value >> 63 else value
+_box = functools.lru_cache(maxsize=1)(_Box)
+
+
+def _gather(every: torch.Tensor, own: torch.Tensor) -> None:
+    # Not through torch.distributed's function: its name changes, and it costs as much as the vote.
+    group = dist.distributed_c10d._get_default_group()
+    if work := group._allgather_base(every, own, AT_ONCE):
+        work.wait()
 
 
 def vote(mine: Ballot, ranks: int) -> list[Ballot]:
     """Exchange ballots over the default group. Raises DistBackendError when the group fails."""
-    own = mine.words()
-    every = torch.empty(ranks * WORDS, dtype=torch.int64)
-    # Not through torch.distributed's function: its name changes, and it costs as much as the vote.
-    group = dist.distributed_c10d._get_default_group()
-    group._allgather_base(every, torch.tensor(own, dtype=torch.int64)).wait()
-    words: list[int] = every.tolist()
-    if words == own * ranks:  # as at nearly all steps
+    box = _box(ranks)
+    FORM.pack_into(box.own, 0, *mine, 0)
+    _gather(*box.tensors)
+    if box.every == box.own * ranks:  # as at nearly all steps
         return [mine] * ranks
-    return [Ballot.of(words[at : at + WORDS]) for at in range(0, len(words), WORDS)]
+    return [Ballot(*words[:-1]) for words in FORM.iter_unpack(box.every)]
 
 
 def say(mine: str) -> list[str]:
@@ -66,7 +75,7 @@ def say(mine: str) -> list[str]:
     data = mine.encode()[:4095].ljust(4096, b"\0")
     own = torch.frombuffer(bytearray(data), dtype=torch.uint8)
     every = torch.empty(dist.get_world_size() * 4096, dtype=torch.uint8)
-    dist.distributed_c10d._get_default_group()._allgather_base(every, own).wait()
+    _gather(every, own)
     rows = every.view(-1, 4096)
     return [bytes(row.tolist()).rstrip(b"\0").decode(errors="replace") for row in rows]
 

@@ -6,6 +6,7 @@ import ctypes
 import operator
 import random
 import sys
+from contextlib import nullcontext
 from typing import Any, Protocol
 
 import torch
@@ -243,11 +244,12 @@ class _Copies:
     def put_back(self) -> None:
         self._copy(self._live, self._kept)
 
-    @staticmethod
-    def _copy(into: list[Any], tensors: list[Any]) -> None:
-        if tensors:
-            with torch.no_grad():
-                torch._foreach_copy_(into, tensors)
+    def _copy(self, into: list[Any], tensors: list[Any]) -> None:
+        if not tensors:
+            return
+        records = any(tensor.requires_grad for tensor in self._live)  # buffers do not: it is dear
+        with torch.no_grad() if records else nullcontext():
+            torch._foreach_copy_(into, tensors)
 
 
 def _fitting(tensor: Any, old: Any) -> Any:
@@ -345,6 +347,7 @@ class _Random:
     def __init__(self) -> None:
         self._states: tuple[Any, Any, Any] = (None, None, None)
         self._numpy: Any = None
+        self._numpy_at: tuple[Any, int] = (None, 0)  # a generator, and where its state lies
         self._numpy_bits: bytes | None = None
 
     def mark(self) -> None:
@@ -365,7 +368,9 @@ class _Random:
         bits = None
         generator = numpy.get_bit_generator()
         if isinstance(generator, numpy.MT19937):
-            bits = ctypes.string_at(generator.ctypes.state_address, 2500)  # key[624], position
+            if generator is not self._numpy_at[0]:
+                self._numpy_at = generator, generator.ctypes.state_address
+            bits = ctypes.string_at(self._numpy_at[1], 2500)  # key[624], position
         if bits is None or bits != self._numpy_bits or self._numpy["has_gauss"]:
             self._numpy = numpy.get_state(legacy=False)
             known = bits is not None and bits[:2496] == self._numpy["state"]["key"].tobytes()
