@@ -218,6 +218,7 @@ class Trainee:
         world.on_change(self.write_change)
         torch.manual_seed(100 + world.rank)  # that of a guest is sown when it is admitted
         random.seed(world.rank)
+        log("asks")
         world.track(model=self.model, opt=self.optimizer, sampler=self.sampler)
         self.fates.of_training(self.model, self.optimizer)
         if plan.folder:

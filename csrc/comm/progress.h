@@ -2,7 +2,6 @@
 // them loop over the group's engines.
 #pragma once
 
-#include <algorithm>
 #include <functional>
 #include <string>
 

@@ -7,7 +7,6 @@
 #include <atomic>
 #include <deque>
 #include <functional>
-#include <memory>
 #include <vector>
 
 #include "base/mutex.h"

@@ -1,7 +1,9 @@
 // All threads of a group wait by this. A thread polls, spins while it has the patience, and sleeps.
-// However much moves meanwhile, it checks peers, deadlines and signals to the process every 20 ms.
+// However much moves meanwhile, it checks peers, deadlines and signals to the process: after 2 ms,
+// because a peer may have died before, then less and less often, and at least every 20 ms.
 #pragma once
 
+#include <algorithm>
 #include <thread>
 #include <utility>
 
@@ -49,20 +51,21 @@ class Waiter {
   }
 
  private:
-  static constexpr auto kSlice = std::chrono::milliseconds(20);
+  static constexpr Clock::duration kFirst = std::chrono::milliseconds(2);
+  static constexpr Clock::duration kSlice = std::chrono::milliseconds(20);
   static constexpr uint32_t kPolls = 512;  // polls without a reading of the clock
 
   void begin() {
     if (began_ != Clock::time_point()) return;
     began_ = Clock::now();
-    next_ = began_ + kSlice;
+    next_ = began_ + kFirst;
   }
   void count() {
     if (++polls_ % kPolls == 0) check_when_due();
   }
   void check() {
     begin();
-    next_ = Clock::now() + kSlice;
+    next_ = Clock::now() + std::clamp(Clock::now() - began_, kFirst, kSlice);
     check_(began_);
   }
 

@@ -26,6 +26,7 @@ import torch.distributed as dist
 
 LOOK_SECONDS = 0.005  # between looks at the store of one that waits
 ANSWER_SECONDS = 0.03  # for an answer to a call, or for the next one
+JOIN_SECONDS = 0.015  # the same, of guests: one that is late answers the next call
 ANSWER_TRIPS = 20  # and so many round trips to the store: that may be far
 ALONE_SECONDS = 1.0  # before one founds a world alone: a world without a store may find this one
 PRESENT_SECONDS = 10.0  # for the founders of a world, who answered a moment ago
@@ -340,11 +341,11 @@ def answer(store: Any, name: str, me: Process) -> None:
     store.set(f"{name}/{place}", json.dumps(asdict(me)))
 
 
-def answers(store: Any, name: str, enough: int) -> list[Process]:
-    """Return those that answer the call: until no more come, or the first `enough`."""
+def answers(store: Any, name: str, enough: int, each: float = ANSWER_SECONDS) -> list[Process]:
+    """Return those that answer the call: the first `enough`, or until `each` brings no more."""
     began = time.monotonic()
     store.check([name])
-    pause = ANSWER_SECONDS + ANSWER_TRIPS * (time.monotonic() - began)
+    pause = each + ANSWER_TRIPS * (time.monotonic() - began)
     came: list[Process] = []
     last = began
     while len(came) < enough and time.monotonic() < min(last + pause, began + PRESENT_SECONDS):

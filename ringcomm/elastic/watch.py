@@ -14,7 +14,16 @@ from typing import Any
 
 import torch.distributed as dist
 
-from ringcomm.elastic.lobby import Lobby, Process, Record, answers, ask, await_asks, call
+from ringcomm.elastic.lobby import (
+    JOIN_SECONDS,
+    Lobby,
+    Process,
+    Record,
+    answers,
+    ask,
+    await_asks,
+    call,
+)
 from ringcomm.elastic.store import RunStore, Served, within
 
 LOOK_SECONDS = 0.1
@@ -155,7 +164,7 @@ class Watch:
     def _call(self, keys: Any, most: int) -> None:
         """Call those that ask; keep those that answer."""
         keys.delete_key("asks")
-        came = answers(keys, call(keys, "join"), most)
+        came = answers(keys, call(keys, "join"), most, JOIN_SECONDS)
         # Meanwhile they may have been admitted: one answers each call until it has its welcome.
         if (record := self._leads()) is None or keys is not self._store.ready:
             return
