@@ -83,15 +83,14 @@ def decisions(some: Trainees) -> list[dict[str, Any]]:
 
 def script_of(some: Trainees, founders: int) -> Script:
     """Write the script of a run that has ended."""
-    numbers = {process.pid: number for number, process in enumerate(some.processes)}
     decided, more = decisions(some), some.events(0, "tracked")[0]["more"]
     script = Script(founders, original=list(range(founders)))
     members, seen = list(range(founders)), defaultdict[int, int](int)
     for at, decision in enumerate(decided):
         step = decision["commits"] - more
-        now = [numbers[pid] for pid in decision["members"]]
+        now = decision["members"]
         coming = decided[at + 1]["members"] if at + 1 < len(decided) else []
-        admits = any(pid in coming for pid in decision["guests"])
+        admits = any(number in coming for number in decision["guests"])
         joined = [number for number in now if number not in members]
         for number in [number for number in members if number not in now]:
             how = "guests" if joined else "admit" if admits else "seen" if seen[step] else "leave"

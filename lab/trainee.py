@@ -131,12 +131,15 @@ def ledger(sampler: elastic.Sampler, log: Log) -> None:
 
 
 def write_decisions(log: Log) -> None:
-    """Have what is decided about the members written down, also where no group works after it."""
+    """Have what is decided about the members written down, also where no group works after it.
+
+    They are told by their number, which is RANK: in a long run the system gives a pid twice.
+    """
     agree: Callable[..., Decided] = Epochs.agree
 
     def wrapped(epochs: Epochs, *args: Any, **more: Any) -> Decided:
         decided = agree(epochs, *args, **more)
-        members, guests = ([each.pid for each in some] for some in (epochs.members, epochs.guests))
+        members, guests = ([each.rank for each in some] for some in (epochs.members, epochs.guests))
         log("decided", epoch=epochs.epoch, commits=decided.step, members=members, guests=guests)
         return decided
 
