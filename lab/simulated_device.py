@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import importlib.util
 import os
 from collections.abc import Callable
@@ -51,6 +52,38 @@ def on_device(
         return outcome
 
     return in_child(child)
+
+
+class SimulatedMemory:
+    """Tensors in memory of the simulated device, which peers can map."""
+
+    def __init__(self) -> None:
+        self.library = ctypes.CDLL(str(SIMULATED))
+        self.library.ringcomm_sim_allocate.restype = ctypes.c_void_p
+        self.library.ringcomm_sim_allocate.argtypes = [ctypes.c_uint64]
+        self.library.ringcomm_sim_release.argtypes = [ctypes.c_void_p]
+        self.library.ringcomm_sim_used.restype = ctypes.c_uint64
+        self.library.ringcomm_sim_copies.restype = ctypes.c_uint64
+
+    def empty(self, count: int) -> torch.Tensor:
+        address = self.library.ringcomm_sim_allocate(4 * count)
+        assert address
+        memory = (ctypes.c_float * count).from_address(address)
+        return torch.frombuffer(memory, dtype=torch.float32)
+
+    def release(self, tensor: torch.Tensor) -> None:
+        self.library.ringcomm_sim_release(tensor.data_ptr())
+
+    def empty_cache(self) -> int:
+        return int(self.library.ringcomm_sim_empty_cache())
+
+    def used(self) -> int:
+        """Bytes of the device, those included that were released and others have mapped."""
+        return int(self.library.ringcomm_sim_used())
+
+    def copies(self) -> int:
+        """How many copies were enqueued so far."""
+        return int(self.library.ringcomm_sim_copies())
 
 
 class Cuda:

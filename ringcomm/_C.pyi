@@ -54,6 +54,9 @@ class Backend(_Backend):
     def register_mem_pool(self, pool: Any, symm: bool = False) -> None: ...
     def deregister_mem_pool(self, pool: Any) -> None: ...
 
+def close_groups(error: str) -> None:
+    """End all groups, because the program ends; `error` is why, or ""."""
+
 def create_backend(
     options: Any, backend_options: Options | None = None, cuda: bool = True
 ) -> Backend:

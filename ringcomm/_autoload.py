@@ -15,6 +15,8 @@ import sys
 import warnings
 from typing import TYPE_CHECKING, Any
 
+from ringcomm._exit import close_groups_with
+
 if TYPE_CHECKING:
     from types import ModuleType
 
@@ -121,7 +123,9 @@ def load_library() -> ModuleType:
                 "rebuild it with "
                 "`pip install --no-build-isolation --force-reinstall --no-deps .`"
             )
-    return importlib.import_module("ringcomm._C")
+    library = importlib.import_module("ringcomm._C")
+    close_groups_with(library)
+    return library
 
 
 def minor(version: str) -> str:

@@ -79,6 +79,8 @@ Config Config::from_environment() {
   config.cuda_memory = static_cast<uint64_t>(
       number("RINGCOMM_CUDA_MEMORY", "bytes", 1 << 18, int64_t{1} << 40).value_or(0));
   config.cuda_library = variable("RINGCOMM_CUDA_LIBRARY").value_or("");
+  config.cuda_connections =
+      std::atoi(variable("CUDA_DEVICE_MAX_CONNECTIONS").value_or("8").c_str());
   config.algorithm = variable("RINGCOMM_ALGORITHM");
   config.run_id = variable("TORCHELASTIC_RUN_ID").value_or("none");
   config.restart = variable("TORCHELASTIC_RESTART_COUNT").value_or("0");

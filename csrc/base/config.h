@@ -24,6 +24,7 @@ struct Config {
   std::string cuda_mode;               // RINGCOMM_CUDA_MODE=auto|ipc|host: see comm/device_engine.h
   uint64_t cuda_memory = 0;            // RINGCOMM_CUDA_MEMORY: bytes a rank gives a group; 0: fits
   std::string cuda_library;            // RINGCOMM_CUDA_LIBRARY: instead of the one installed
+  int cuda_connections = 8;            // CUDA_DEVICE_MAX_CONNECTIONS: CUDA reads it itself
   std::string run_id;                  // TORCHELASTIC_RUN_ID
   std::string restart;                 // TORCHELASTIC_RESTART_COUNT
 

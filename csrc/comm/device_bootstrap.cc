@@ -71,12 +71,8 @@ void DeviceEngine::bootstrap(const std::vector<cuda::Subgroup>& subgroups,
     tell(subgroup, found, asked);
     if (!subgroup.pair) access_ = found;
     met_[subgroup.index_of(self)] = found.reach;
-    // Now: while a stream waits for a peer, the driver may make no other.
-    const Rank peer = subgroup.pair ? subgroup.ranks[subgroup.ranks[0] == self ? 1 : 0] : -1;
-    for (const bool sending : {false, true}) {
-      own_stream(subgroup.pair ? DeviceMessage::timeline_of(peer, sending) : 0);
-    }
   }
+  make_streams();
 }
 
 void DeviceEngine::await_step(const cuda::Subgroup& subgroup, uint32_t step,

@@ -10,6 +10,10 @@ namespace {
 
 constexpr auto kParting = std::chrono::microseconds(100);  // between looks at what is still mapped
 constexpr auto kReleaseInterval = std::chrono::milliseconds(1);
+constexpr auto kIdle = std::chrono::milliseconds(200);
+constexpr uint64_t kIdleEvery = 64;  // operations
+constexpr int kReceiving = 3;        // streams
+constexpr int kConnections = 8;      // CUDA's own choice
 
 }  // namespace
 
@@ -51,10 +55,14 @@ DeviceEngine::DeviceEngine(GroupState& state, Communicator& group, cuda::Api& ap
   const Config& config = Runtime::get().config();
   const std::string refusal = config.cuda_mode == "host" ? "RINGCOMM_CUDA_MODE=host" : "";
   comm_ = std::make_unique<cuda::DeviceComm>(api, state.transport(), device, config.cuda_memory,
-                                             refusal);
+                                             refusal, [this](const std::string& text) {
+                                               if (Runtime::get().neighbours().first_time(text))
+                                                 state_.logger().warning(text);
+                                             });
 }
 
 DeviceEngine::~DeviceEngine() {
+  under_way_ -= static_cast<int64_t>(pending_.size());
   if (state_.forked() || kept_) {
     const cuda::DeviceComm* const kept = comm_.release();
     static_cast<void>(kept);
@@ -81,8 +89,8 @@ void DeviceEngine::give_back() {
     const cuda::OnDevice here(api_, device_);
     for (Timeline& timeline : timelines_) {
       if (timeline.event != nullptr) api_.destroy_event(std::exchange(timeline.event, nullptr));
-      if (timeline.own != nullptr) api_.destroy_stream(std::exchange(timeline.own, nullptr));
     }
+    for (const cuda::Stream stream : std::exchange(streams_, {})) api_.destroy_stream(stream);
     staging_.give_back();
   } catch (const std::exception& error) {
     state_.logger().info("nothing can be given back to the device: ", error.what());
@@ -124,10 +132,24 @@ cuda::Event DeviceEngine::event() {
   return api_.make_event();
 }
 
-cuda::Stream DeviceEngine::own_stream(int index) {
-  Timeline& timeline = timelines_[static_cast<size_t>(index)];
-  if (timeline.own == nullptr) timeline.own = api_.make_stream();
-  return timeline.own;
+// One for the group's operations, one for sending, and few for receiving: streams share connections
+// to the device, on which one that waits holds up the others. They are made at once, before any of
+// them waits: the driver may make no other then.
+void DeviceEngine::make_streams() {
+  if (!streams_.empty()) return;
+  const int receiving = std::min(kReceiving, std::max(1, state_.size() - 1));
+  for (int i = 0; i < 2 + receiving; ++i) streams_.push_back(api_.make_stream());
+  timelines_[0].own = streams_[0];
+  for (Rank peer = 0; peer < state_.size(); ++peer) {
+    const int other = (peer < state_.rank() ? peer : peer - 1) % receiving;
+    timeline(peer, true).own = streams_[1];
+    timeline(peer, false).own = streams_[static_cast<size_t>(2 + std::max(0, other))];
+  }
+  const int connections = Runtime::get().config().cuda_connections;
+  if (connections >= kConnections) return;
+  state_.logger().warning("CUDA_DEVICE_MAX_CONNECTIONS=", connections, ": streams that wait for a ",
+                          "rank hold up others, also the program's; ", kConnections,
+                          " or more are safer");
 }
 
 void DeviceEngine::refuse_capture(cuda::Stream caller) const {
@@ -135,10 +157,27 @@ void DeviceEngine::refuse_capture(cuda::Stream caller) const {
                  "ringcomm cannot be captured into a CUDA graph: call it outside of the capture");
 }
 
+// Now and then it is waited until nothing is under way, not for long.
+void DeviceEngine::look() {
+  if (!comm_->has_news()) return;
+  note_progress();
+  if (under_way_ > 0 && sequence_ >= idle_at_) {
+    idle_at_ = sequence_ + kIdleEvery;
+    const Deadline deadline(kIdle);
+    poll_until([&] { return under_way_ == 0 || deadline.passed(); }, kParting,
+               [&] {
+                 note_progress();
+                 state_.check();
+               });
+  }
+  if (under_way_ == 0) comm_->look();
+}
+
 // The stream for what comes next in these timelines: after what came before in each of them.
 cuda::Stream DeviceEngine::begin(const std::vector<int>& timelines, cuda::Stream caller,
                                  bool on_own_stream) {
-  const cuda::Stream stream = on_own_stream ? own_stream(timelines[0]) : caller;
+  const cuda::Stream own = timelines_[static_cast<size_t>(timelines[0])].own;
+  const cuda::Stream stream = on_own_stream ? own : caller;
   if (on_own_stream) {
     const cuda::Event ready = event();
     api_.record(ready, caller);
@@ -181,6 +220,7 @@ DeviceEngine::CompletionPtr DeviceEngine::end(const std::vector<int>& timelines,
     for (Pending& each : pending) {
       each.batch = batches_;
       pending_.push_back(each);
+      ++under_way_;
     }
   }
   if (first || staging_.gated()) state_.kick();  // the worker knows when to look for the next gate

@@ -141,7 +141,11 @@ class DeviceEngine final : public Engine {
   void expect(const HostStaging::Point& point);
   void keep(cuda::Event event);
   cuda::Event event();
-  cuda::Stream own_stream(int timeline) RINGCOMM_REQUIRES(enqueue_mutex_);
+  void make_streams() RINGCOMM_REQUIRES(enqueue_mutex_);
+  Timeline& timeline(Rank peer, bool sending) RINGCOMM_REQUIRES(enqueue_mutex_) {
+    return timelines_[static_cast<size_t>(DeviceMessage::timeline_of(peer, sending))];
+  }
+  void look() RINGCOMM_REQUIRES(enqueue_mutex_);
   cuda::Stream begin(const std::vector<int>& timelines, cuda::Stream caller, bool on_own_stream)
       RINGCOMM_REQUIRES(enqueue_mutex_);
   CompletionPtr end(const std::vector<int>& timelines, cuda::Stream stream,
@@ -185,10 +189,12 @@ class DeviceEngine final : public Engine {
   std::unique_ptr<cuda::DeviceComm> comm_;
   PlanCache plans_ RINGCOMM_GUARDED_BY(enqueue_mutex_);
   std::vector<Timeline> timelines_ RINGCOMM_GUARDED_BY(enqueue_mutex_);
+  std::vector<cuda::Stream> streams_ RINGCOMM_GUARDED_BY(enqueue_mutex_);  // the group's own
   // Subgroups, by this rank's info: do they reach one another?
   std::map<int, bool> met_ RINGCOMM_GUARDED_BY(enqueue_mutex_);
   cuda::PeerAccess access_ RINGCOMM_GUARDED_BY(enqueue_mutex_);  // of the group's
   std::atomic<uint64_t> sequence_{0};                            // written under the lock
+  uint64_t idle_at_ RINGCOMM_GUARDED_BY(enqueue_mutex_) = 0;     // the next operation that may wait
   // Messages, by peer.
   std::vector<uint64_t> sent_ RINGCOMM_GUARDED_BY(enqueue_mutex_);
   std::vector<uint64_t> received_ RINGCOMM_GUARDED_BY(enqueue_mutex_);
@@ -196,6 +202,7 @@ class DeviceEngine final : public Engine {
 
   Mutex mutex_;  // never held during a call of CUDA's
   std::deque<Pending> pending_ RINGCOMM_GUARDED_BY(mutex_);
+  inline static std::atomic<int64_t> under_way_{0};  // pending, of all groups of the process
   uint64_t batches_ RINGCOMM_GUARDED_BY(mutex_) = 0;
   std::vector<cuda::Event> events_ RINGCOMM_GUARDED_BY(mutex_);
   // By timeline: so far all is good, or nothing is from there on.

@@ -57,6 +57,7 @@ DeviceEngine::CompletionPtr DeviceEngine::enqueue(const Operation& operation, cu
     Pending pending{{}, 0, 0, -1, limit, Deadline(limit), {}};
     make_room();
     if (reach(-1)) {
+      if (access_.one_device) look();
       const Shape shape = make_shape(operation, comm_->geometry());
       const auto algorithm = choose(shape);
       pending.operation = make_descriptor(operation, ++sequence_);

@@ -58,8 +58,6 @@ class Driver {
 };
 
 struct DriverTable {
-  Driver<decltype(cuStreamWriteValue32)> write{"cuStreamWriteValue32", 12000};
-  Driver<decltype(cuStreamWaitValue32)> wait{"cuStreamWaitValue32", 12000};
   Driver<decltype(cuStreamBatchMemOp)> batch{"cuStreamBatchMemOp", 12000};
   Driver<decltype(cuPointerGetAttribute)> attribute{"cuPointerGetAttribute", 12000};
   Driver<decltype(cuMemGetAddressRange)> range{"cuMemGetAddressRange", 12000};
@@ -173,7 +171,8 @@ class CudaApi final : public Api {
 
   bool is_capturing(Stream stream) override {
     cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-    check(cudaStreamIsCapturing(native(stream), &status), "cudaStreamIsCapturing");
+    const cudaError_t error = cudaStreamIsCapturing(native(stream), &status);
+    if (error != cudaSuccess) refuse_capture_elsewhere(cudaGetErrorString(error));
     return status != cudaStreamCaptureStatusNone;
   }
 
@@ -195,14 +194,6 @@ class CudaApi final : public Api {
 
   void copy(Stream stream, std::byte* to, const std::byte* from, uint64_t bytes) override {
     check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, native(stream)), "cudaMemcpyAsync");
-  }
-
-  void write(Stream stream, std::byte* word, uint32_t value) override {
-    driver().write(native(stream), number_of(word), value, CU_STREAM_WRITE_VALUE_DEFAULT);
-  }
-
-  void wait_until(Stream stream, std::byte* word, uint32_t value) override {
-    driver().wait(native(stream), number_of(word), value, CU_STREAM_WAIT_VALUE_GEQ);
   }
 
   void each_word(Stream stream, std::span<const Word> words) override {

@@ -54,6 +54,12 @@ struct Chunk {
   uint64_t bytes = 0;
 };
 
+// Error 906 of CUDA's says nothing about the group whose call asked.
+[[noreturn]] inline void refuse_capture_elsewhere(const char* error) {
+  throw UsageError(str("cudaStreamIsCapturing: ", error, ": does another thread capture a CUDA ",
+                       "graph? Call ringcomm outside of that, or capture thread_local"));
+}
+
 class Api {
  public:
   virtual ~Api() = default;
@@ -79,7 +85,7 @@ class Api {
   virtual Stream make_stream() = 0;  // of high priority, independent of the default stream
   virtual void destroy_stream(Stream stream) = 0;
   virtual void synchronize(Stream stream) = 0;
-  virtual bool is_capturing(Stream stream) = 0;
+  virtual bool is_capturing(Stream stream) = 0;  // throws UsageError where that cannot be told
   virtual Event make_event() = 0;
   virtual void destroy_event(Event event) = 0;
   virtual void record(Event event, Stream stream) = 0;
@@ -87,16 +93,15 @@ class Api {
 
   // Enqueues a copy between any two memories that this process can address.
   virtual void copy(Stream stream, std::byte* to, const std::byte* from, uint64_t bytes) = 0;
-  // Memory operations on a word of registered or pinned host memory, by its device address. write:
-  // after all that is before it in the stream, which is visible to all that see the value.
-  // wait_until: the stream goes on when (int32)(word - value) >= 0; the host does not wait.
-  virtual void write(Stream stream, std::byte* word, uint32_t value) = 0;
-  virtual void wait_until(Stream stream, std::byte* word, uint32_t value) = 0;
-  // Several of them, in order: for the price of one, where the device's driver allows it.
-  virtual void each_word(Stream stream, std::span<const Word> words) {
-    for (const auto& [at, value, wait] : words) {
-      wait ? wait_until(stream, at, value) : write(stream, at, value);
-    }
+  // Memory operations on words of registered or pinned host memory, by their device address, in
+  // order. A write comes after all that is before it in the stream, which is visible to all that
+  // see the value. A wait ends when (int32)(word - value) >= 0; the host does not wait.
+  virtual void each_word(Stream stream, std::span<const Word> words) = 0;
+  void write(Stream stream, std::byte* word, uint32_t value) {
+    each_word(stream, std::array{Word{word, value, false}});
+  }
+  void wait_until(Stream stream, std::byte* word, uint32_t value) {
+    each_word(stream, std::array{Word{word, value, true}});
   }
   virtual void launch(Stream stream, const ReduceArgs& args) = 0;
   virtual void launch(Stream stream, const LeaderArgs& args) = 0;

@@ -36,14 +36,25 @@ struct alignas(128) RankInfo {
   char why[160];                  // of what is missing: the first reason
 };
 
-struct Export {
+// An allocation of a process. Its id tells it from a later one at the same addresses.
+struct ExportedRange {
+  uint64_t base, bytes, id;
+  size_t process = 0;  // known to importers
+  auto operator<=>(const ExportedRange&) const = default;
+};
+
+struct ExportedMemory {
   enum Kind : uint32_t { kNothing, kHandle, kChunks };
-  std::atomic<uint64_t> generation;  // changes after all else was written; partner: Imports
   Kind kind;
   uint32_t chunks;  // kChunks: so many descriptors were sent
-  uint64_t since;   // operations before this one may use what stood here before
+  ExportedRange range;
   IpcHandle handle;
   uint64_t chunk_bytes[16];
+};
+
+struct Export {
+  std::atomic<uint64_t> generation;  // 0: its owner writes; partner: Imports
+  ExportedMemory memory;
 };
 
 struct Opened {  // by the leader: where it sees a peer's export

@@ -12,7 +12,8 @@ namespace {
 // The bytes that each rank gives each group. Plans of a large GPU need large pieces, since
 // launching costs as much as moving 20 MB.
 constexpr uint64_t kLeast = 16 << 20, kMost = 256 << 20, kShareOfDevice = 512;
-constexpr uint64_t kForMessages = 8;  // such a part of it, where two ranks meet for messages
+constexpr uint64_t kShareOfExports = 4;  // of a device, that the leader may have mapped of a rank
+constexpr uint64_t kForMessages = 8;     // such a part of it, where two ranks meet for messages
 
 // Rank r's answer to a proof.
 uint64_t answer(uint64_t pattern, Rank rank) { return ~pattern ^ static_cast<uint64_t>(rank); }
@@ -28,13 +29,14 @@ Geometry geometry_of(int size, uint64_t bytes) {
 }  // namespace
 
 DeviceComm::DeviceComm(Api& api, Transport& transport, int device, uint64_t most_bytes,
-                       std::string refusal)
+                       std::string refusal, std::function<void(const std::string& text)> warn)
     : api_(api),
       transport_(transport),
       rank_(transport.rank()),
       device_(device),
       most_bytes_(most_bytes),
-      refusal_(std::move(refusal)) {
+      refusal_(std::move(refusal)),
+      warn_(std::move(warn)) {
   for (Rank rank = 0; rank < transport.size(); ++rank) {
     peers_.push_back(std::make_unique<Peer>(Area(transport.device_area(rank), transport.size())));
   }
@@ -49,6 +51,7 @@ DeviceComm::~DeviceComm() {
       if (mine != nullptr) api_.release(mine);
     }
     if (proofs_ != nullptr) api_.release_pinned(proofs_);
+    if (stream_ != nullptr) api_.destroy_stream(stream_);
     for (const auto& peer : peers_) {
       if (peer->device_area != nullptr) api_.unregister_host(peer->area.base());
     }
@@ -59,7 +62,7 @@ DeviceComm::~DeviceComm() {
 
 void DeviceComm::let_go() {
   const OnDevice here(api_, device_);
-  for (Imports& imports : imports_) imports.close_all();
+  for (Imports& imports : imports_) imports.give_back();
   for (auto& [info, memory] : memory_) {
     for (Rank rank = 0; rank < size(); ++rank) {
       std::byte*& theirs = memory.of[static_cast<size_t>(rank)];
@@ -105,12 +108,11 @@ void DeviceComm::prepare(RankInfo& info) {
   if (proofs_ == nullptr) proofs_ = api_.allocate_pinned(kPrologue);
   api_.load_kernels();
   // Do streams write and wait for words of the host here? Nothing but a trial tells.
-  const Stream stream = api_.make_stream();
+  if (stream_ == nullptr) stream_ = api_.make_stream();
   const int spare = 2 * size() + 1;  // a timeline that nobody else uses
-  mark(stream, spare, 1);
-  api_.wait_until(stream, word(rank_, &own().done(spare)), 1);
-  api_.synchronize(stream);
-  api_.destroy_stream(stream);
+  mark(stream_, spare, 1);
+  api_.wait_until(stream_, word(rank_, &own().done(spare)), 1);
+  api_.synchronize(stream_);
   if (own().done(spare).load(std::memory_order_seq_cst) != 1) {
     throw DeviceError("what a stream writes into shared memory does not arrive there");
   }
@@ -140,12 +142,10 @@ void DeviceComm::open(const Subgroup& subgroup, RankInfo& info) {
   if (!subgroup.pair) geometry_ = geometry_of(size(), memory.bytes);
   std::byte* const mine = api_.allocate(kPrologue + memory.bytes);
   memory.of[static_cast<size_t>(rank_)] = mine;
-  const Stream stream = api_.make_stream();
   std::memset(proofs_, 0, kPrologue);
   proof(rank_) = info.pattern;
-  api_.copy(stream, mine, proofs_, kPrologue);
-  api_.synchronize(stream);
-  api_.destroy_stream(stream);
+  api_.copy(stream_, mine, proofs_, kPrologue);
+  api_.synchronize(stream_);
   info.window = api_.export_memory(mine);
   info.reaches.store(1u << rank_, std::memory_order_relaxed);
 }
@@ -154,25 +154,23 @@ void DeviceComm::reach(const Subgroup& subgroup, RankInfo& info) {
   const auto found = memory_.find(subgroup.index_of(rank_));
   if (found == memory_.end()) return;
   uint32_t reaches = info.reaches.load(std::memory_order_relaxed);
-  const Stream stream = api_.make_stream();
   for (const Rank rank : subgroup.ranks) {
     const RankInfo& theirs = this->info(subgroup, rank);
     if (rank == rank_ || theirs.reaches.load(std::memory_order_relaxed) == 0) continue;
     std::byte*& memory = found->second.of[static_cast<size_t>(rank)];
     memory = api_.open_memory(theirs.window);
     info.seen[rank] = reinterpret_cast<uint64_t>(memory);
-    api_.copy(stream, proofs_, memory, kProofs);
-    api_.synchronize(stream);
+    api_.copy(stream_, proofs_, memory, kProofs);
+    api_.synchronize(stream_);
     if (proof(rank) != theirs.pattern) {
       throw DeviceError(str("what is mapped as rank ", rank, "'s memory is another's"));
     }
     proof(rank_) = answer(theirs.pattern, rank_);
     const auto offset = static_cast<uint64_t>(rank_) * sizeof(uint64_t);
-    api_.copy(stream, memory + offset, proofs_ + offset, sizeof(uint64_t));
-    api_.synchronize(stream);
+    api_.copy(stream_, memory + offset, proofs_ + offset, sizeof(uint64_t));
+    api_.synchronize(stream_);
     reaches |= 1u << rank;
   }
-  api_.destroy_stream(stream);
   info.reaches.store(reaches, std::memory_order_relaxed);
 }
 
@@ -180,10 +178,8 @@ void DeviceComm::reach(const Subgroup& subgroup, RankInfo& info) {
 void DeviceComm::verify(const Subgroup& subgroup, RankInfo& info) {
   const auto found = memory_.find(subgroup.index_of(rank_));
   if (found == memory_.end()) return;
-  const Stream stream = api_.make_stream();
-  api_.copy(stream, proofs_, found->second.of[static_cast<size_t>(rank_)], kProofs);
-  api_.synchronize(stream);
-  api_.destroy_stream(stream);
+  api_.copy(stream_, proofs_, found->second.of[static_cast<size_t>(rank_)], kProofs);
+  api_.synchronize(stream_);
   for (const Rank rank : subgroup.ranks) {
     if (rank == rank_ || proof(rank) == answer(info.pattern, rank)) continue;
     info.reaches.store(0, std::memory_order_relaxed);
@@ -213,12 +209,21 @@ PeerAccess DeviceComm::access(const Subgroup& subgroup) {
   group_ = &memory_.at(0);
   if (!one_device_) return found;
   const Area leader = peer(0).area;
-  const auto socket = [this](Rank rank) { return [=, this] { return transport_.socket(rank); }; };
-  if (rank_ != 0) exports_.emplace(api_, own(), leader, rank_, socket(0));
+  const uint64_t most = info(subgroup, rank_).memory_bytes / kShareOfExports;
+  if (rank_ != 0) exports_.emplace(Ends{api_, transport_, own(), leader, 0, warn_}, most);
   for (Rank rank = 1; rank_ == 0 && rank < size(); ++rank) {
-    imports_.emplace_back(api_, leader, peer(rank).area, rank, socket(rank));
+    imports_.emplace_back(Ends{api_, transport_, leader, peer(rank).area, rank, warn_});
   }
   return found;
+}
+
+bool DeviceComm::has_news() const {
+  return std::ranges::any_of(imports_, [](const auto& each) { return each.has_news(); });
+}
+
+void DeviceComm::look() {
+  const OnDevice here(api_, device_);
+  for (Imports& imports : imports_) imports.look();
 }
 
 void DeviceComm::release() {

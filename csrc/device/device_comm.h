@@ -59,7 +59,8 @@ class DeviceComm {
 
   // Each rank gives `most_bytes` of its memory, or if that is 0 a share that fits the device. If
   // there is a `refusal`, the reason, this rank maps no other rank's memory.
-  DeviceComm(Api& api, Transport& transport, int device, uint64_t most_bytes, std::string refusal);
+  DeviceComm(Api& api, Transport& transport, int device, uint64_t most_bytes, std::string refusal,
+             std::function<void(const std::string& text)> warn);
   ~DeviceComm();
   DeviceComm(const DeviceComm&) = delete;
   DeviceComm& operator=(const DeviceComm&) = delete;
@@ -77,6 +78,10 @@ class DeviceComm {
   // ranks share a device, by one kernel a rank where each has its own.
   void all_reduce(Stream stream, uint64_t sequence, const Reduction& reduction, const Spans& input,
                   const Spans& output);
+  // Do peers export something new, or have they freed something? Then look() while nothing is under
+  // way on the device.
+  bool has_news() const;
+  void look();
   // Messages that make progress side by side.
   void transfer(Stream stream, std::span<const Transfer> transfers);
   // dst[i] = src[i] * factor, as ringcomm::scale().
@@ -155,12 +160,14 @@ class DeviceComm {
   const int device_;
   const uint64_t most_bytes_;
   const std::string refusal_;
+  const std::function<void(const std::string& text)> warn_;
   std::vector<std::unique_ptr<Peer>> peers_;
   std::map<int, Memory> memory_;  // by this rank's info
   Memory* group_ = nullptr;       // info 0's, once it has met
   bool one_device_ = false;
   Geometry geometry_;
   std::byte* proofs_ = nullptr;  // of the host: a copy of a prologue
+  Stream stream_ = nullptr;      // for meeting: others may wait for peers
   std::vector<Word> words_;      // to be written and waited for, next
   std::optional<Exports> exports_;
   std::deque<Imports> imports_;

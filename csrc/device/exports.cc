@@ -2,13 +2,16 @@
 
 #include <algorithm>
 
-#include "transport/unix_socket.h"
-
 namespace ringcomm::cuda {
 namespace {
 
-constexpr uint64_t kMostChunks = std::size(Export{}.chunk_bytes);
-static_assert(kMostChunks <= kMostFds);
+constexpr uint64_t kMostChunks = std::size(ExportedMemory{}.chunk_bytes);
+
+// Of a chunk's descriptor. An entry's generations come one after the other.
+uint32_t number_of(int index, uint64_t generation, size_t chunk) {
+  const uint64_t entry = (generation * kExports + static_cast<uint64_t>(index)) * kMostChunks;
+  return static_cast<uint32_t>(entry + chunk) & INT32_MAX;
+}
 
 // All that `span` lies in, as one; its id is another one once any of them was freed.
 Allocation range_of(Api& api, const Span& span) {
@@ -25,28 +28,76 @@ Allocation range_of(Api& api, const Span& span) {
 
 }  // namespace
 
+// ---- the process's mappings
+
+ImportCache& ImportCache::of(Api& api) {
+  static auto* const cache = new ImportCache(api);  // groups may outlive statics
+  return *cache;
+}
+
+std::byte* ImportCache::acquire(const ExportedRange& range, bool chunks,
+                                const std::function<std::byte*()>& open) {
+  const std::lock_guard lock(mutex_);
+  if (const auto found = entries_.find(range); found != entries_.end()) {
+    ++found->second.users;
+    return found->second.address;
+  }
+  // Pieces of virtual addresses may overlap, allocations may not.
+  const auto was_freed = [&](const auto& entry) {
+    const ExportedRange& other = entry.first;
+    return !chunks && !entry.second.chunks && other.process == range.process &&
+           other.base < range.base + range.bytes && range.base < other.base + other.bytes;
+  };
+  close_if(was_freed);
+  std::byte* const address = open();
+  entries_[range] = {address, chunks, 1};
+  return address;
+}
+
+void ImportCache::release(const ExportedRange& range) {
+  const std::lock_guard lock(mutex_);
+  const auto found = entries_.find(range);  // absent: it was freed, and closed for what came there
+  if (found != entries_.end()) --found->second.users;
+  close_if([](const auto& entry) { return entry.second.users == 0; });
+}
+
+template <typename Which>
+void ImportCache::close_if(const Which& which) {
+  std::erase_if(entries_, [&](const auto& entry) {
+    if (!which(entry)) return false;
+    const auto [address, chunks, users] = entry.second;
+    try {
+      chunks ? api_.unmap_chunks(address) : api_.close_memory(address);
+    } catch (const std::exception&) {  // of a process that has gone
+    }
+    return true;
+  });
+}
+
 // ---- the exporter
 
 uint64_t Exports::at_leader(const Span& span, uint64_t sequence) {
   Allocation range;
   try {
-    range = range_of(api_, span);
+    range = range_of(ends_.api, span);
   } catch (const DeviceError&) {
     return 0;
   }
-  if (range.bytes == 0) return 0;
-  const int index = find(range);
-  Entry& entry = entries_[static_cast<size_t>(index)];
+  if (range.bytes == 0 || range.bytes > most_bytes_) return 0;
+  Entry& entry = entries_[static_cast<size_t>(find(range))];
   if (entry.range != range) {
+    withdraw(entry);
+    make_room(range.bytes);
     entry.range = range;
-    own_.exported(index).since = sequence;
-    publish(index, span);
+    publish(entry, span);
   }
   entry.used = sequence;
-  const Opened& opened = leader_.opened(self_, index);
+  withdraw_if_freed(entries_[next_++ % kExports]);
+  const int index = index_of(entry);
+  const Opened& opened = ends_.theirs.opened(ends_.transport.rank(), index);
   if (opened.generation.load(std::memory_order_acquire) != entry.generation) return 0;
   const uint64_t base = opened.address.load(std::memory_order_relaxed);
-  return base == 0 ? 0 : base + static_cast<uint64_t>(span.data - range.base);
+  return base + static_cast<uint64_t>(span.data - range.base);
 }
 
 // Finds the allocation's entry, or else one for it: a freed one, or the one unused for longest.
@@ -60,126 +111,137 @@ int Exports::find(const Allocation& range) const {
   return free;
 }
 
-void Exports::publish(int index, const Span& span) {
-  Entry& entry = entries_[static_cast<size_t>(index)];
-  Export& exported = own_.exported(index);
-  exported.kind = Export::kNothing;
-  entry.generation = exported.generation.load(std::memory_order_relaxed) + 1;
-  try {
-    if (entry.range.ipc) {
-      exported.handle = api_.export_memory(entry.range.base);
-      exported.kind = Export::kHandle;
-    } else {
-      export_as_chunks(index, span);
+// What is new may have taken the place of what was freed. Beyond that the longest unused goes.
+void Exports::make_room(uint64_t bytes) {
+  for (Entry& entry : entries_) withdraw_if_freed(entry);
+  while (true) {
+    Entry* oldest = nullptr;
+    uint64_t total = bytes;
+    for (Entry& entry : entries_) {
+      total += entry.range.bytes;
+      const bool older = oldest == nullptr || entry.used < oldest->used;
+      if (entry.range.bytes > 0 && older) oldest = &entry;
     }
-  } catch (const std::exception&) {
-    exported.kind = Export::kNothing;
+    if (total <= most_bytes_ || oldest == nullptr) return;
+    withdraw(*oldest);
   }
-  exported.generation.store(entry.generation, std::memory_order_release);  // partner: renew()
-  own_.exports().fetch_add(1, std::memory_order_release);                  // partner: look()
 }
 
-void Exports::export_as_chunks(int index, const Span& span) {
-  Export& exported = own_.exported(index);
-  const std::vector<Chunk> chunks = api_.export_chunks(span.data, span.bytes, kMostChunks);
-  const Fd* const socket = chunks.empty() ? nullptr : socket_();
-  if (socket == nullptr) return;
-  std::vector<int> descriptors;
-  for (size_t i = 0; i < chunks.size(); ++i) {
-    descriptors.push_back(chunks[i].descriptor.get());
-    exported.chunk_bytes[i] = chunks[i].bytes;
+void Exports::withdraw_if_freed(Entry& entry) {
+  if (entry.range.bytes == 0) return;
+  try {
+    if (range_of(ends_.api, {entry.range.base, entry.range.bytes}) == entry.range) return;
+  } catch (const DeviceError&) {  // nothing is there
   }
-  const uint64_t name[2] = {static_cast<uint64_t>(index),
-                            entries_[static_cast<size_t>(index)].generation};
-  send_message(*socket, std::as_bytes(std::span(name)), descriptors);
-  exported.chunks = static_cast<uint32_t>(chunks.size());
-  exported.kind = Export::kChunks;
+  withdraw(entry);
+}
+
+void Exports::withdraw(Entry& entry) {
+  if (entry.range.bytes == 0) return;
+  entry.range = {};
+  entry.used = 0;
+  tell(entry, ExportedMemory::kNothing);
+}
+
+void Exports::publish(Entry& entry, const Span& span) {
+  Export& exported = ends_.own.exported(index_of(entry));
+  const Allocation& range = entry.range;
+  exported.generation.store(0, std::memory_order_seq_cst);  // partner: renew()
+  exported.memory.range = {reinterpret_cast<uint64_t>(range.base), range.bytes, range.id};
+  std::string why = "it has many pieces, or is of virtual addresses that cannot be exported";
+  try {
+    if (range.ipc) exported.memory.handle = ends_.api.export_memory(range.base);
+    if (range.ipc) return tell(entry, ExportedMemory::kHandle);
+    if (export_as_chunks(entry, span)) return tell(entry, ExportedMemory::kChunks);
+  } catch (const std::exception& error) {
+    why = error.what();
+  }
+  tell(entry, ExportedMemory::kNothing);
+  ends_.warn(str("other processes cannot map the memory of some tensors (", why,
+                 "), so these are copied once more: "
+                 "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:False may help"));
+}
+
+void Exports::tell(Entry& entry, ExportedMemory::Kind kind) {
+  Export& exported = ends_.own.exported(index_of(entry));
+  exported.memory.kind = kind;
+  exported.generation.store(++entry.generation, std::memory_order_release);  // partner: renew()
+  ends_.own.exports().fetch_add(1, std::memory_order_release);               // partner: look()
+}
+
+bool Exports::export_as_chunks(const Entry& entry, const Span& span) {
+  ExportedMemory& memory = ends_.own.exported(index_of(entry)).memory;
+  const std::vector<Chunk> chunks = ends_.api.export_chunks(span.data, span.bytes, kMostChunks);
+  for (size_t i = 0; i < chunks.size(); ++i) {
+    const uint32_t number = number_of(index_of(entry), entry.generation + 1, i);
+    if (!ends_.transport.send(ends_.peer, number, chunks[i].descriptor)) return false;
+    memory.chunk_bytes[i] = chunks[i].bytes;
+  }
+  memory.chunks = static_cast<uint32_t>(chunks.size());
+  return !chunks.empty();
 }
 
 // ---- the leader
 
-void Imports::look(uint64_t done) {
-  while (!retired_.empty() && retired_.front().last <= done) {
-    close(retired_.front().mapped);
-    retired_.pop_front();
-  }
-  const uint32_t changes = peer_.exports().load(std::memory_order_acquire);
-  if (changes == seen_) return;
-  seen_ = changes;
+void Imports::look() {
+  if (!has_news()) return;
+  seen_ = ends_.theirs.exports().load(std::memory_order_acquire);
   for (int index = 0; index < kExports; ++index) {
-    const uint64_t generation = peer_.exported(index).generation.load(std::memory_order_acquire);
+    const uint64_t generation =
+        ends_.theirs.exported(index).generation.load(std::memory_order_acquire);
     if (generation != mapped_[static_cast<size_t>(index)].generation) renew(index, generation);
   }
 }
 
-// If the owner changes the entry while this reads it, the owner does not trust the result. Its own
-// generation is another one by then, and the leader looks again.
+// What its owner changes meanwhile is looked at again. What cannot be mapped is not acknowledged.
 void Imports::renew(int index, uint64_t generation) {
+  const Export& exported = ends_.theirs.exported(index);
+  const ExportedMemory memory = exported.memory;
+  std::atomic_thread_fence(std::memory_order_acquire);
+  if (generation == 0 || exported.generation.load(std::memory_order_relaxed) != generation) return;
   Mapped& mapped = mapped_[static_cast<size_t>(index)];
-  const Export& exported = peer_.exported(index);
-  if (mapped.address != nullptr) retired_.push_back({mapped, exported.since});
-  mapped = {generation, nullptr, exported.kind == Export::kChunks};
+  release(mapped);
+  while (++mapped.generation < generation) receive(index, mapped.generation, {});  // of no use
+  mapped = {generation, nullptr, memory.range};
+  mapped.range.process = process_;
+  if (memory.kind == ExportedMemory::kNothing) return;
+  const bool chunks = memory.kind == ExportedMemory::kChunks;
   try {
-    mapped.address = open(index, generation);
-  } catch (const std::exception&) {  // its owner sees a 0, and goes on through its window
-    mapped.address = nullptr;
+    std::vector<Chunk> pieces = receive(index, generation, memory);
+    mapped.address = ImportCache::of(ends_.api).acquire(
+        mapped.range, chunks, [&] { return open(memory, std::move(pieces)); });
+  } catch (const std::exception& error) {
+    return ends_.warn(str("memory of rank ", ends_.peer, " cannot be mapped (", error.what(),
+                          "), so its tensors are copied once more"));
   }
-  Opened& opened = own_.opened(of_, index);
+  Opened& opened = ends_.own.opened(ends_.peer, index);
   opened.address.store(reinterpret_cast<uint64_t>(mapped.address), std::memory_order_relaxed);
   opened.generation.store(generation, std::memory_order_release);  // partner: at_leader()
 }
 
-std::byte* Imports::open(int index, uint64_t generation) {
-  const Export& exported = peer_.exported(index);
-  if (exported.kind == Export::kHandle) return api_.open_memory(exported.handle);
-  if (exported.kind != Export::kChunks) return nullptr;
-  std::vector<Fd> descriptors = receive(index, generation);
-  if (descriptors.empty() || descriptors.size() != exported.chunks) return nullptr;
+void Imports::release(Mapped& mapped) {
+  if (std::exchange(mapped.address, nullptr)) ImportCache::of(ends_.api).release(mapped.range);
+}
+
+std::byte* Imports::open(const ExportedMemory& memory, std::vector<Chunk> chunks) {
+  if (memory.kind == ExportedMemory::kHandle) return ends_.api.open_memory(memory.handle);
+  if (chunks.size() != memory.chunks) throw DeviceError("its descriptors did not come");
+  return ends_.api.map_chunks(chunks);
+}
+
+// They were sent before they were named, so none is waited for.
+std::vector<Chunk> Imports::receive(int index, uint64_t generation, const ExportedMemory& memory) {
   std::vector<Chunk> chunks;
-  for (size_t i = 0; i < descriptors.size(); ++i) {
-    chunks.push_back({std::move(descriptors[i]), exported.chunk_bytes[i]});
+  for (size_t i = 0; i < kMostChunks; ++i) {
+    Fd descriptor = ends_.transport.take(ends_.peer, number_of(index, generation, i));
+    if (!descriptor) break;
+    chunks.push_back({std::move(descriptor), memory.chunk_bytes[i]});
   }
-  return api_.map_chunks(chunks);
+  return chunks;
 }
 
-// They come in the order in which they were sent, which need not be that of the entries. They were
-// sent before they were named, so none is waited for.
-std::vector<Fd> Imports::receive(int index, uint64_t generation) {
-  const Fd* const socket = socket_();
-  if (socket == nullptr) return {};
-  const auto wanted = [&](const Sent& sent) {
-    return sent.index == static_cast<uint64_t>(index) && sent.generation == generation;
-  };
-  while (std::ranges::none_of(sent_, wanted)) {
-    uint64_t name[2];
-    std::vector<Fd> descriptors;
-    const auto bytes = std::as_writable_bytes(std::span(name));
-    if (try_receive(*socket, bytes, descriptors) != Received::kMessage) return {};
-    sent_.push_back({name[0], name[1], std::move(descriptors)});
-  }
-  const auto found = std::ranges::find_if(sent_, wanted);
-  std::vector<Fd> descriptors = std::move(found->descriptors);
-  std::erase_if(sent_, [&](const Sent& sent) {  // older ones are wanted no more
-    return sent.index == static_cast<uint64_t>(index) && sent.generation <= generation;
-  });
-  return descriptors;
-}
-
-void Imports::close(const Mapped& mapped) {
-  try {
-    mapped.chunks ? api_.unmap_chunks(mapped.address) : api_.close_memory(mapped.address);
-  } catch (const std::exception&) {  // of a process that has gone
-    return;
-  }
-}
-
-void Imports::close_all() {
-  for (const Retired& retired : retired_) close(retired.mapped);
-  retired_.clear();
-  for (Mapped& mapped : mapped_) {
-    if (mapped.address != nullptr) close(mapped);
-    mapped = {};
-  }
+void Imports::give_back() {
+  for (Mapped& mapped : mapped_) release(mapped);
 }
 
 }  // namespace ringcomm::cuda

@@ -1,24 +1,65 @@
 // The leader's kernel reads and writes the caller's memory where it lies. A rank exports
-// allocations as they turn up in operations; the leader maps them when it next enqueues something.
-// Until then, and if memory cannot be exported, the rank copies through its window.
+// allocations as they turn up in operations. The leader maps them when nothing is under way on the
+// device: closing others may wait for streams, which may wait for peers. Until then, and if memory
+// cannot be exported, the rank copies through its window.
+//
+// CUDA maps a range of another process's addresses once, and keeps memory that was freed until its
+// last mapping is closed. So a process has one mapping of each allocation, for all its groups, and
+// an exporter withdraws what was freed.
 #pragma once
 
 #include <array>
-#include <deque>
 #include <functional>
+#include <map>
+#include <mutex>
 #include <vector>
 
 #include "device/area.h"
 #include "plan/spans.h"
+#include "transport/transport.h"
 
 namespace ringcomm::cuda {
+
+// The two ends of it: this rank's, and that of `peer`.
+struct Ends {
+  Api& api;
+  Transport& transport;
+  Area own, theirs;
+  Rank peer;
+  std::function<void(const std::string& text)> warn;  // says a text once
+};
+
+// What a process has mapped of others. Any thread may call anything.
+class ImportCache {
+ public:
+  static ImportCache& of(Api& api);  // the process's own
+
+  // Adds a user. `open` maps it where nobody has; then what overlaps it has been freed, and is
+  // closed first.
+  std::byte* acquire(const ExportedRange& range, bool chunks,
+                     const std::function<std::byte*()>& open);
+  void release(const ExportedRange& range);  // by one user
+
+ private:
+  struct Entry {
+    std::byte* address;
+    bool chunks;
+    int users;
+  };
+  explicit ImportCache(Api& api) : api_(api) {}
+  template <typename Which>
+  void close_if(const Which& which);
+
+  Api& api_;
+  std::mutex mutex_;
+  std::map<ExportedRange, Entry> entries_;
+};
 
 // The allocations that one rank exports to the leader.
 class Exports {
  public:
-  // `socket` gives one to the leader, for descriptors; or null.
-  Exports(Api& api, Area own, Area leader, Rank self, std::function<const Fd*()> socket)
-      : api_(api), own_(own), leader_(leader), self_(self), socket_(std::move(socket)) {}
+  // At most `most_bytes` at a time.
+  Exports(Ends ends, uint64_t most_bytes) : ends_(std::move(ends)), most_bytes_(most_bytes) {}
 
   // The address at which the leader sees `span` of the operation `sequence`; 0 where it does not,
   // or not yet.
@@ -32,54 +73,47 @@ class Exports {
   };
 
   int find(const Allocation& range) const;
-  void publish(int index, const Span& span);
-  void export_as_chunks(int index, const Span& span);
+  void make_room(uint64_t bytes);
+  void withdraw_if_freed(Entry& entry);
+  void withdraw(Entry& entry);
+  void publish(Entry& entry, const Span& span);
+  void tell(Entry& entry, ExportedMemory::Kind kind);
+  bool export_as_chunks(const Entry& entry, const Span& span);
+  int index_of(const Entry& entry) const { return static_cast<int>(&entry - entries_.data()); }
 
-  Api& api_;
-  Area own_, leader_;
-  const Rank self_;
-  const std::function<const Fd*()> socket_;
+  const Ends ends_;
+  const uint64_t most_bytes_;
+  size_t next_ = 0;  // entry to look at
   std::array<Entry, kExports> entries_;
 };
 
-// The exports of one rank that the leader has mapped.
+// The exports of one rank that the leader uses.
 class Imports {
  public:
-  Imports(Api& api, Area own, Area peer, Rank of, std::function<const Fd*()> socket)
-      : api_(api), own_(own), peer_(peer), of_(of), socket_(std::move(socket)) {}
+  explicit Imports(Ends ends)
+      : ends_(std::move(ends)),
+        process_(std::hash<std::string>()(ends_.transport.process(ends_.peer)->name())) {}
 
-  // Opens what is new, and closes what was retired when the operations that use it are done.
-  void look(uint64_t done);
-  void close_all();
+  bool has_news() const { return ends_.theirs.exports().load(std::memory_order_acquire) != seen_; }
+  // Takes what is new, and gives back what was withdrawn. Nothing is under way on the device.
+  void look();
+  void give_back();
 
  private:
   struct Mapped {
     uint64_t generation = 0;
     std::byte* address = nullptr;
-    bool chunks = false;
+    ExportedRange range;
   };
-  struct Retired {
-    Mapped mapped;
-    uint64_t last;  // the last operation that may use it
-  };
-  struct Sent {  // descriptors that came, of an entry in one of its generations
-    uint64_t index, generation;
-    std::vector<Fd> descriptors;
-  };
-
   void renew(int index, uint64_t generation);
-  std::byte* open(int index, uint64_t generation);
-  std::vector<Fd> receive(int index, uint64_t generation);
-  void close(const Mapped& mapped);
+  void release(Mapped& mapped);
+  std::byte* open(const ExportedMemory& memory, std::vector<Chunk> chunks);
+  std::vector<Chunk> receive(int index, uint64_t generation, const ExportedMemory& memory);
 
-  Api& api_;
-  Area own_, peer_;
-  const Rank of_;
-  const std::function<const Fd*()> socket_;
+  const Ends ends_;
+  const size_t process_;
   uint32_t seen_ = 0;  // changes
   std::array<Mapped, kExports> mapped_;
-  std::deque<Retired> retired_;
-  std::vector<Sent> sent_;
 };
 
 }  // namespace ringcomm::cuda

@@ -172,9 +172,6 @@ void DeviceComm::all_reduce(Stream stream, uint64_t sequence, const Reduction& r
   const uint64_t most = geometry_.window_bytes() / element * element;
   const Rounds rounds{sequence, input, output, math_of(reduction, true), {input.bytes(), most}};
   if (!one_device_) return two_shot(stream, rounds);
-  if (rank_ == 0) {
-    for (Imports& imports : imports_) imports.look(own().done(0).load(std::memory_order_acquire));
-  }
   const bool staged = !fill_slot(rounds);
   rank_ == 0 ? lead(stream, rounds, staged) : follow(stream, rounds, staged);
   flush(stream);

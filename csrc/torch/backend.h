@@ -94,35 +94,33 @@ class Backend final : public Declined {
   void startCoalescing() override;
   WorkPtr endCoalescing() override;
 
-  WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) override;
-  WorkPtr allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& opts) override;
-  WorkPtr allreduce_coalesced(Tensors& tensors,
-                              const c10d::AllreduceCoalescedOptions& opts) override;
-  WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) override;
-  WorkPtr reduce(Tensors& tensors, const c10d::ReduceOptions& opts) override;
-  WorkPtr allgather(TensorLists& outputs, Tensors& inputs,
-                    const c10d::AllgatherOptions& opts) override;
-  WorkPtr _allgather_base(at::Tensor& outputBuffer, at::Tensor& inputBuffer,
-                          const c10d::AllgatherOptions& opts) override;
+  WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions&) override;
+  WorkPtr allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions&) override;
+  WorkPtr allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions&) override;
+  WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions&) override;
+  WorkPtr reduce(Tensors& tensors, const c10d::ReduceOptions&) override;
+  WorkPtr allgather(TensorLists& outputs, Tensors& inputs, const c10d::AllgatherOptions&) override;
+  WorkPtr _allgather_base(at::Tensor& output, at::Tensor& input,
+                          const c10d::AllgatherOptions&) override;
   WorkPtr allgather_coalesced(TensorLists& outputs, Tensors& inputs,
-                              const c10d::AllgatherOptions& opts) override;
+                              const c10d::AllgatherOptions&) override;
   WorkPtr allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
-                                          const c10d::AllgatherOptions& opts) override;
-  WorkPtr gather(TensorLists& outputs, Tensors& inputs, const c10d::GatherOptions& opts) override;
-  WorkPtr gather_single(at::Tensor& outputBuffer, at::Tensor& inputBuffer,
-                        const c10d::GatherOptions& opts);  // overrides from torch 2.14 on
-  WorkPtr scatter(Tensors& outputs, TensorLists& inputs, const c10d::ScatterOptions& opts) override;
+                                          const c10d::AllgatherOptions&) override;
+  WorkPtr gather(TensorLists& outputs, Tensors& inputs, const c10d::GatherOptions&) override;
+  WorkPtr gather_single(at::Tensor& output, at::Tensor& input,
+                        const c10d::GatherOptions&);  // overrides from torch 2.14 on
+  WorkPtr scatter(Tensors& outputs, TensorLists& inputs, const c10d::ScatterOptions&) override;
   WorkPtr reduce_scatter(Tensors& outputs, TensorLists& inputs,
-                         const c10d::ReduceScatterOptions& opts) override;
-  WorkPtr _reduce_scatter_base(at::Tensor& outputBuffer, at::Tensor& inputBuffer,
-                               const c10d::ReduceScatterOptions& opts) override;
+                         const c10d::ReduceScatterOptions&) override;
+  WorkPtr _reduce_scatter_base(at::Tensor& output, at::Tensor& input,
+                               const c10d::ReduceScatterOptions&) override;
   WorkPtr reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
-                                          const c10d::ReduceScatterOptions& opts) override;
+                                          const c10d::ReduceScatterOptions&) override;
   WorkPtr alltoall_base(at::Tensor& output, at::Tensor& input,
                         std::vector<int64_t>& outputSplitSizes,
                         std::vector<int64_t>& inputSplitSizes,
-                        const c10d::AllToAllOptions& opts) override;
-  WorkPtr alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& opts) override;
+                        const c10d::AllToAllOptions&) override;
+  WorkPtr alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions&) override;
   WorkPtr barrier(const c10d::BarrierOptions& opts) override;
   // Rank 0 names the ranks that do not come; the others are told.
   void monitoredBarrier(const c10d::BarrierOptions& opts, bool waitAllRanks) override;
@@ -162,9 +160,6 @@ class Backend final : public Declined {
   void post(const c10::intrusive_ptr<Work>& work, Call& call);
   void leave();
   void collect(const WorkPtr& work);
-  void lead_barrier(std::chrono::milliseconds timeout, bool every_rank);
-  void follow_barrier(std::chrono::milliseconds timeout);
-  void await(Message& message, Clock::duration at_most);
 
   // Another thread may still be in a call of the last life.
   std::shared_ptr<BackendState> current_, last_;

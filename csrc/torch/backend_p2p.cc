@@ -1,4 +1,4 @@
-// send, recv and monitored_barrier of Backend.
+// send, recv and barrier of Backend.
 #include "torch/backend.h"
 #include "torch/call_parts.h"
 #include "torch/errors.h"
@@ -7,16 +7,6 @@ namespace ringcomm {
 namespace {
 
 using c10d::OpType;
-
-constexpr uint32_t kBarrierTag = 1u << 31;  // users' tags are ints, and not negative
-
-MessagePtr barrier_message(Rank peer, bool sending, Clock::duration timeout) {
-  auto message = std::make_shared<Message>(timeout);
-  message->peer = peer;
-  message->sending = sending;
-  message->tag = kBarrierTag;
-  return message;
-}
 
 uint32_t checked_tag(const Refusal& refuse, int tag) {
   if (tag < 0) refuse("Tag must be nonnegative");
@@ -99,83 +89,12 @@ Backend::WorkPtr Backend::barrier(const c10d::BarrierOptions& opts) {
   return issue(std::move(call));
 }
 
-void Backend::monitoredBarrier(const c10d::BarrierOptions& opts, bool waitAllRanks) {
-  const bool unset = opts.timeout < std::chrono::milliseconds(0);
-  const std::chrono::milliseconds timeout = unset ? group().state().timeout() : opts.timeout;
-  if (timeout.count() == 0) {
-    C10_THROW_ERROR(DistBackendError, str("[Rank ", rank(), "]: Rank ", rank(),
-                                          " timed out in monitoredBarrier after 0 ms"));
-  }
-  with_torch_errors([&] {
-    if (rank() == 0) {
-      lead_barrier(sane_timeout(timeout), waitAllRanks);
-    } else {
-      follow_barrier(sane_timeout(timeout));
-    }
-  });
-}
-
-// Whatever ends a barrier halfway ends the group: the next one must not get messages of this one.
-void Backend::await(Message& message, Clock::duration at_most) {
-  try {
-    group().wait(message, at_most);
-  } catch (const std::exception& by) {
-    group().state().give_up(by, "monitored_barrier");
-    throw;
-  }
-}
-
-void Backend::lead_barrier(std::chrono::milliseconds timeout, bool every_rank) {
-  const Deadline deadline(timeout);
-  std::vector<MessagePtr> arrivals;
-  for (Rank rank = 1; rank < size(); ++rank) {
-    arrivals.push_back(barrier_message(rank, false, timeout));
-    group().post(arrivals.back());
-  }
-  std::vector<Rank> missing;
-  for (const MessagePtr& arrival : arrivals) {
-    await(*arrival, deadline.left());
-    if (!arrival->error) continue;
-    missing.push_back(arrival->peer);
-    if (!every_rank) break;
-  }
-  if (!missing.empty()) {
-    const std::string text = str("[Rank 0]: ", every_rank ? "Ranks " : "Rank ", joined(missing),
-                                 " failed to pass monitoredBarrier in ", timeout.count(), " ms");
-    group().abort(text);
-    C10_THROW_ERROR(DistBackendError, text);
-  }
-  for (Rank rank = 1; rank < size(); ++rank) {
-    const MessagePtr release = barrier_message(rank, true, timeout);
-    group().post(release);
-    await(*release, timeout);
-    if (!release->error) continue;
-    std::rethrow_exception(group().state().fail(release->error));
-  }
-}
-
-void Backend::follow_barrier(std::chrono::milliseconds timeout) {
-  const MessagePtr arrival = barrier_message(0, true, timeout);
-  const MessagePtr release = barrier_message(0, false, timeout);
-  group().post(arrival);
-  group().post(release);
-  for (const MessagePtr& message : {arrival, release}) {
-    await(*message, timeout);
-    if (!message->error) continue;
-    group().state().fail(message->error);
-    std::string why;
-    try {
-      std::rethrow_exception(message->error);
-    } catch (const std::exception& error) {
-      why = error.what();
-    }
-    C10_THROW_ERROR(DistBackendError,
-                    str("[Rank ", rank(), "]: Rank ", rank(),
-                        " successfully reached monitoredBarrier, but received errors while waiting "
-                        "for send/recv from rank 0. Please check rank 0 logs for faulty rank. "
-                        "Original exception: ",
-                        why));
-  }
+// Each collective of ours says which ranks it misses: this one is a barrier that blocks.
+void Backend::monitoredBarrier(const c10d::BarrierOptions& opts, bool /*all ranks are named*/) {
+  c10d::BarrierOptions blocking = opts;
+  blocking.asyncOp = false;
+  if (opts.timeout.count() == 0) blocking.timeout = std::chrono::milliseconds(1);
+  if (const WorkPtr work = barrier(blocking)) work->wait();
 }
 
 }  // namespace ringcomm

@@ -18,21 +18,6 @@ using OptionsPtr = c10::intrusive_ptr<ringcomm::Options>;
 
 constexpr auto kGraceAtExit = std::chrono::milliseconds(500);
 
-// The exception that ends the program, as Python leaves it for its handlers at exit; else "".
-std::string fatal_error() {
-  const auto sys = py::module_::import("sys");
-  if (py::hasattr(sys, "ps1") || !py::hasattr(sys, "last_value")) return "";
-  const py::object error = sys.attr("last_value");
-  if (error.is_none()) return "";
-  const std::string name = py::str(py::type::of(error).attr("__name__"));
-  try {
-    const std::string text = py::str(error);
-    return str(name, text.empty() ? "" : ": ", text.substr(0, text.find('\n')));
-  } catch (const std::exception&) {  // its __str__ raises, or yields no UTF-8
-    return name;
-  }
-}
-
 // Times are seconds; `began` is on the clock of time.time().
 py::list flight_record(const Backend& backend) {
   using Seconds = std::chrono::duration<double>;
@@ -191,17 +176,14 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
       },
       py::arg("options"), py::arg("backend_options") = py::none(), py::arg("cuda") = true);
 
-  // A program may end without destroying its groups. Pending operations must end before Python
-  // does, because their tensors and callbacks are Python's.
-  py::module_::import("atexit").attr("register")(py::cpp_function([] {
-    const std::string error = fatal_error();
+  module.def("close_groups", [](const std::string& error) {
     std::vector<int> calling;
     {
       const py::gil_scoped_release no_gil;
       calling = Runtime::close_groups(kGraceAtExit, error);
     }
     park(calling);
-  }));
+  });
 }
 
 }  // namespace ringcomm

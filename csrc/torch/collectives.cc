@@ -9,6 +9,8 @@ namespace ringcomm {
 namespace {
 
 using c10d::OpType;
+using enum Whole;
+using enum Shards;
 
 template <typename Options>
 Call&& with(Call&& call, const Options& options) {
@@ -35,13 +37,19 @@ void check_length(const Refusal& refuse, const Tensors& tensors, const char* whi
   refuse(str(which, " tensor list size ", tensors.size(), " does not match world size ", size));
 }
 
-void check_own_block(const Refusal& refuse, const Operation& operation, Rank rank) {
+// The rest of an all_to_all, whose splits are known.
+Call&& exchange_all(Call& call, const Refusal& refuse, Rank rank) {
+  set_moved_type(call, call.inputs);
+  add_inputs(call, call.inputs);
+  add_outputs(call, call.outputs);
+  const Operation& operation = call.operation;
   Shared own{0, 0, operation.send[static_cast<size_t>(rank)]};
   for (size_t other = 0; other < static_cast<size_t>(rank); ++other) {
     own.input += operation.send[other];
     own.output += operation.recv[other];
   }
   check_overlaps(refuse, operation, own);
+  return std::move(call);
 }
 
 // The root's side of gather and scatter.
@@ -82,7 +90,7 @@ void gather_several(Call& call, const Refusal& refuse, const TensorLists& output
   call.inputs = inputs;
   call.outputs = all.slice(0, count);
   set_moved_type(call, inputs);
-  fill_shards(call, refuse, Whole::kOutput, Shards::kEqual, self);
+  fill_shards(call, refuse, kOutput, kEqual, self);
   for (size_t i = count; i < all.size(); ++i) call.staging.also(all[i], all[i % count]);
   call.outputs = all;
   call.output_lists = outputs.size();
@@ -192,8 +200,7 @@ Backend::WorkPtr Backend::allgather(TensorLists& outputs, Tensors& inputs,
     c10d::assertSizesMatch(refuse, input.sizes(), call.outputs, static_cast<size_t>(rank()));
   }
   set_moved_type(call, inputs);
-  return issue(
-      with(fill_shards(call, refuse, Whole::kOutput, Shards::kOneEach, rank_and_size()), opts));
+  return issue(with(fill_shards(call, refuse, kOutput, kOneEach, rank_and_size()), opts));
 }
 
 // outputs[rank][i] gets inputs[i] of that rank.
@@ -220,8 +227,7 @@ Backend::WorkPtr Backend::allgather_coalesced(TensorLists& outputs, Tensors& inp
   call.outputs = flatten(call, outputs);
   call.inputs = inputs;
   set_moved_type(call, inputs);
-  return issue(
-      with(fill_shards(call, refuse, Whole::kOutput, Shards::kEqual, rank_and_size()), opts));
+  return issue(with(fill_shards(call, refuse, kOutput, kEqual, rank_and_size()), opts));
 }
 
 // outputs[i] holds inputs[i] of every rank, one after the other.
@@ -233,13 +239,12 @@ Backend::WorkPtr Backend::allgather_into_tensor_coalesced(Tensors& outputs, Tens
   call.outputs = outputs;
   call.inputs = inputs;
   set_moved_type(call, inputs);
-  return issue(
-      with(fill_shards(call, refuse, Whole::kOutput, Shards::kWithin, rank_and_size()), opts));
+  return issue(with(fill_shards(call, refuse, kOutput, kWithin, rank_and_size()), opts));
 }
 
-Backend::WorkPtr Backend::_allgather_base(at::Tensor& outputBuffer, at::Tensor& inputBuffer,
+Backend::WorkPtr Backend::_allgather_base(at::Tensor& output, at::Tensor& input,
                                           const c10d::AllgatherOptions& opts) {
-  Tensors outputs{outputBuffer}, inputs{inputBuffer};
+  Tensors outputs{output}, inputs{input};
   return allgather_into_tensor_coalesced(outputs, inputs, opts);
 }
 
@@ -260,28 +265,26 @@ Backend::WorkPtr Backend::gather(TensorLists& outputs, Tensors& inputs,
   }
   call.inputs = inputs;
   set_moved_type(call, inputs);
-  return issue(
-      with(fill_shards(call, refuse, Whole::kOutput, Shards::kEqual, rank_and_size()), opts));
+  return issue(with(fill_shards(call, refuse, kOutput, kEqual, rank_and_size()), opts));
 }
 
 // The output, at the root, holds the input of every rank, one after the other. torch calls it from
 // 2.14 on.
-Backend::WorkPtr Backend::gather_single(at::Tensor& outputBuffer, at::Tensor& inputBuffer,
+Backend::WorkPtr Backend::gather_single(at::Tensor& output, at::Tensor& input,
                                         const c10d::GatherOptions& opts) {
   constexpr Refusal refuse{"gather_single"};
   Call call(OpType::GATHER, "ringcomm:gather", Collective::kGather);
   call.operation.root = checked_root(refuse, opts.rootRank, size());
-  call.lists = {inputBuffer, outputBuffer};
+  call.lists = {input, output};
   const at::ArrayRef<at::Tensor> both(call.lists);
   call.inputs = both.slice(0, 1);
   check_all_served(refuse, call.inputs);
   if (rank() == call.operation.root) {
-    check_wholes(refuse, {outputBuffer}, {inputBuffer}, size());
+    check_wholes(refuse, {output}, {input}, size());
     call.outputs = both.slice(1, 1);
   }
   set_moved_type(call, call.inputs);
-  return issue(
-      with(fill_shards(call, refuse, Whole::kOutput, Shards::kWithin, rank_and_size()), opts));
+  return issue(with(fill_shards(call, refuse, kOutput, kWithin, rank_and_size()), opts));
 }
 
 // ---- scattering
@@ -303,8 +306,7 @@ Backend::WorkPtr Backend::scatter(Tensors& outputs, TensorLists& inputs,
   }
   call.outputs = outputs;
   set_moved_type(call, outputs);
-  return issue(
-      with(fill_shards(call, refuse, Whole::kInput, Shards::kEqual, rank_and_size()), opts));
+  return issue(with(fill_shards(call, refuse, kInput, kEqual, rank_and_size()), opts));
 }
 
 Backend::WorkPtr Backend::reduce_scatter(Tensors& outputs, TensorLists& inputs,
@@ -326,8 +328,7 @@ Backend::WorkPtr Backend::reduce_scatter(Tensors& outputs, TensorLists& inputs,
     c10d::assertSizesMatch(refuse, output.sizes(), call.inputs, static_cast<size_t>(rank()));
   }
   set_reduction(call, refuse, opts.reduceOp, output);
-  return issue(
-      with(fill_shards(call, refuse, Whole::kInput, Shards::kOneEach, rank_and_size()), opts));
+  return issue(with(fill_shards(call, refuse, kInput, kOneEach, rank_and_size()), opts));
 }
 
 // inputs[i] holds what every rank's outputs[i] gets, one after the other.
@@ -340,13 +341,12 @@ Backend::WorkPtr Backend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tens
   call.inputs = inputs;
   call.outputs = outputs;
   set_reduction(call, refuse, opts.reduceOp, outputs[0]);
-  return issue(
-      with(fill_shards(call, refuse, Whole::kInput, Shards::kWithin, rank_and_size()), opts));
+  return issue(with(fill_shards(call, refuse, kInput, kWithin, rank_and_size()), opts));
 }
 
-Backend::WorkPtr Backend::_reduce_scatter_base(at::Tensor& outputBuffer, at::Tensor& inputBuffer,
+Backend::WorkPtr Backend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
                                                const c10d::ReduceScatterOptions& opts) {
-  Tensors outputs{outputBuffer}, inputs{inputBuffer};
+  Tensors outputs{output}, inputs{input};
   return reduce_scatter_tensor_coalesced(outputs, inputs, opts);
 }
 
@@ -368,11 +368,7 @@ Backend::WorkPtr Backend::alltoall_base(at::Tensor& output, at::Tensor& input,
   }
   call.operation.send = split_bytes(refuse, inputSplitSizes, input, size());
   call.operation.recv = split_bytes(refuse, outputSplitSizes, output, size());
-  set_moved_type(call, call.inputs);
-  add_inputs(call, call.inputs);
-  add_outputs(call, call.outputs);
-  check_own_block(refuse, call.operation, rank());
-  return issue(with(std::move(call), opts));
+  return issue(with(exchange_all(call, refuse, rank()), opts));
 }
 
 Backend::WorkPtr Backend::alltoall(Tensors& outputs, Tensors& inputs,
@@ -389,11 +385,7 @@ Backend::WorkPtr Backend::alltoall(Tensors& outputs, Tensors& inputs,
   call.outputs = outputs;
   call.operation.send = sizes_of(inputs);
   call.operation.recv = sizes_of(outputs);
-  set_moved_type(call, inputs);
-  add_inputs(call, inputs);
-  add_outputs(call, outputs);
-  check_own_block(refuse, call.operation, rank());
-  return issue(with(std::move(call), opts));
+  return issue(with(exchange_all(call, refuse, rank()), opts));
 }
 
 }  // namespace ringcomm

@@ -10,7 +10,7 @@
 namespace ringcomm {
 namespace {
 
-constexpr int kDeviceSocket = 16;  // a parcel; those of a meeting have lower numbers
+constexpr int32_t kForDevices = INT32_MIN;  // parcels; those of a meeting have other numbers
 
 }  // namespace
 
@@ -18,8 +18,7 @@ Transport::Transport(Rank rank, std::vector<ShmPeer> peers)
     : rank_(rank),
       peers_(std::move(peers)),
       own_(peer(rank).segment),
-      sent_(peers_.size() * kLineLanes, 0),
-      sockets_(peers_.size()) {
+      sent_(peers_.size() * kLineLanes, 0) {
   for (const ShmPeer& each : peers_) {
     if (each.remote) remotes_.push_back(each.remote.get());
   }
@@ -180,24 +179,18 @@ void Transport::forget() {
     if (other.remote) other.remote->forget();
   }
   remotes_.clear();
-  sockets_.clear();
 }
 
-const Fd* Transport::socket(Rank rank) {
-  const ShmPeer& other = peer(rank);
-  if (!other.process || rank == rank_) return nullptr;
-  Fd& socket = sockets_[static_cast<size_t>(rank)];
-  const Parcel parcel{other.group, std::max(rank, rank_), std::min(rank, rank_), kDeviceSocket};
-  if (!socket && rank > rank_) socket = other.process->take(parcel);
-  if (!socket && rank < rank_) {
-    int ends[2];
-    if (::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0) {
-      throw SystemError("socketpair");
-    }
-    Fd mine(ends[0]);
-    if (other.process->send(parcel, Fd(ends[1]))) socket = std::move(mine);
-  }
-  return socket ? &socket : nullptr;
+bool Transport::send(Rank to, uint32_t number, const Fd& descriptor) {
+  const auto& [process, group] = std::tie(peer(to).process, peer(to).group);
+  const auto what = kForDevices | static_cast<int32_t>(number);
+  return process && process->send({group, rank_, to, what}, descriptor);
+}
+
+Fd Transport::take(Rank from, uint32_t number) {
+  const auto& [process, group] = std::tie(peer(from).process, peer(from).group);
+  const auto what = kForDevices | static_cast<int32_t>(number);
+  return process ? process->take({group, from, rank_, what}) : Fd();
 }
 
 const char* Transport::name() const {

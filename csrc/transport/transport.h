@@ -129,14 +129,15 @@ class Transport {
   // The choices of a rank of this host for all ranks: kChoices words that are 0 at first.
   std::atomic<uint8_t>* choices(Rank owner) const { return peer(owner).segment.header().choices; }
 
-  // The part of `owner`'s memory that is for devices (device/area.h), whole pages, and a socket to
-  // it, to pass descriptors of devices. Null for ranks of other hosts.
+  // The part of `owner`'s memory that is for devices (device/area.h), whole pages. Null for ranks
+  // of other hosts.
   std::byte* device_area(Rank owner) {
     return is_remote(owner) ? nullptr : peer(owner).segment.device_area();
   }
-  // Made by the higher of two ranks when it first asks; the lower then gets its end. Null for ranks
-  // of other hosts, and where it has not come.
-  const Fd* socket(Rank rank);
+  // Passes a descriptor of a device to a rank of this host, by a number that names it. False: not
+  // now. An empty one: it has not come.
+  bool send(Rank to, uint32_t number, const Fd& descriptor);
+  Fd take(Rank from, uint32_t number);
 
   // The process of a rank of this host, and the wire to one of another; else null.
   const std::shared_ptr<Neighbour>& process(Rank rank) const { return peer(rank).process; }
@@ -155,7 +156,6 @@ class Transport {
   Segment own_;
   std::vector<RemotePeer*> remotes_;
   std::vector<uint64_t> sent_;  // signals sent, per (peer, lane)
-  std::vector<Fd> sockets_;     // to peers, where there is one
 };
 
 // A thread that drives, for a scope.

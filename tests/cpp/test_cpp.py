@@ -29,6 +29,7 @@ PROGRAMS = [
     "network_test",
     "sim_test",
     "sim_memory_test",
+    "sim_strict_test",
     "cuda_kernel_test",
     "slip_test",
     "link_test",
@@ -74,7 +75,7 @@ def test_slips_under_thread_sanitizer(cpp_program: Program) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("name", ["sim_test", "sim_memory_test"])
+@pytest.mark.parametrize("name", ["sim_test", "sim_memory_test", "sim_strict_test"])
 def test_simulated_device_under_thread_sanitizer(cpp_program: Program, name: str) -> None:
     check([cpp_program(name, "thread")], 300)
 
@@ -125,6 +126,7 @@ def test_a_meeting_of_devices_that_is_none_is_caught(cpp_program: Program, how: 
         "flow_test",
         "sim_test",
         "sim_memory_test",
+        "sim_strict_test",
         "cuda_kernel_test",
         "slip_test",
         "link_test",

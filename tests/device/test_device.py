@@ -6,7 +6,6 @@ chosen by RINGCOMM_SIM_* variables: tests/sim/sim_options.h.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import subprocess
@@ -22,7 +21,7 @@ from conftest import file_of
 from lab import ROOT
 from lab.outcomes import SOON, Outcome, check, in_child, outcome_of, rank_of
 from lab.ranks import Rank, Ranks, join, ranks
-from lab.simulated_device import SIMULATED, SMALL, on_device
+from lab.simulated_device import SIMULATED, SMALL, SimulatedMemory, on_device
 
 # The tests of one host once more, on devices.
 FILES = ["collectives", "ddp"]
@@ -60,28 +59,6 @@ def four() -> Iterator[Ranks]:
 
 
 # ---- in a child with a device
-
-
-class SimulatedMemory:
-    """Tensors in memory of the simulated device, which peers can map."""
-
-    def __init__(self) -> None:
-        self.library = ctypes.CDLL(str(SIMULATED))
-        self.library.ringcomm_sim_allocate.restype = ctypes.c_void_p
-        self.library.ringcomm_sim_allocate.argtypes = [ctypes.c_uint64]
-        self.library.ringcomm_sim_release.argtypes = [ctypes.c_void_p]
-
-    def empty(self, count: int) -> torch.Tensor:
-        address = self.library.ringcomm_sim_allocate(4 * count)
-        assert address
-        memory = (ctypes.c_float * count).from_address(address)
-        return torch.frombuffer(memory, dtype=torch.float32)
-
-    def release(self, tensor: torch.Tensor) -> None:
-        self.library.ringcomm_sim_release(tensor.data_ptr())
-
-    def empty_cache(self) -> int:
-        return int(self.library.ringcomm_sim_empty_cache())
 
 
 def some_of_all(rank: Rank) -> str:

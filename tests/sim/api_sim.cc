@@ -1,15 +1,10 @@
 #include "sim/api_sim.h"
 
-#include <signal.h>
-#include <unistd.h>
-
 #include <array>
-#include <atomic>
 #include <cstring>
 
 #include "sim/kernels_host.h"
-#include "sim/sim_memory.h"
-#include "sim/sim_streams.h"
+#include "sim/sim_process.h"
 
 namespace ringcomm::sim {
 namespace {
@@ -18,62 +13,12 @@ using namespace cuda;
 
 constexpr int kRuntime = 13000;  // CUDA 13.0
 
-// What a process has of its devices. Never destroyed: threads of streams outlive main().
-struct Process {
-  static Process& get() {
-    static auto* process = new Process;
-    return *process;
-  }
-
-  // As CUDA: unusable in a forked child, and after work that failed.
-  void check(const char* call) {
-    if (owner != ::getpid()) throw DeviceError(str(call, ": initialization error"));
-    const std::lock_guard lock(mutex);
-    if (!failure.empty()) throw DeviceError(str(call, ": ", failure));
-  }
-  void fail(const std::string& what) {
-    const std::lock_guard lock(mutex);
-    if (failure.empty()) failure = what;
-  }
-
-  const pid_t owner = ::getpid();
-  SimMemory memory;
-  SimStreams streams;
-  std::mutex mutex;
-  std::string failure;
-};
-
-thread_local int device_of_thread = 0;
-
-// What befalls the operations of streams.
-class Faults {
- public:
-  explicit Faults(const SimOptions& options) : options_(options) {}
-
-  void before(uint64_t stream, uint64_t number) {
-    if (options_.dies_at != 0 && ++operations_ == options_.dies_at) ::kill(::getpid(), SIGKILL);
-    const uint64_t more = mix(mix(options_.seed, stream), number) % (options_.random_us + 1);
-    const uint64_t delay = options_.slow_us + more;
-    if (delay > 0) ::usleep(static_cast<useconds_t>(delay));
-  }
-
- private:
-  // splitmix64: the delay depends on the operation alone, not on which threads run when.
-  static uint64_t mix(uint64_t seed, uint64_t value) {
-    uint64_t x = seed + (value + 1) * 0x9e3779b97f4a7c15;
-    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9;
-    x = (x ^ (x >> 27)) * 0x94d049bb133111eb;
-    return x ^ (x >> 31);
-  }
-
-  const SimOptions options_;
-  std::atomic<uint64_t> operations_{0};  // alone: it orders nothing
-};
-
 class SimApi final : public Api {
  public:
   explicit SimApi(const SimOptions& options)
-      : options_(options), faults_(std::make_shared<Faults>(options)) {}
+      : options_(options), faults_(std::make_shared<Faults>(options)) {
+    Process::get().streams.set_limits(options.connections, options.commands);
+  }
 
   bool simulated() const override { return options_.stand_ins; }
 
@@ -124,71 +69,80 @@ class SimApi final : public Api {
   // ---- memory ----------------------------------------------------------------------------------
 
   std::byte* allocate(uint64_t bytes) override {
-    return enter("cudaMalloc").memory.allocate(options_, card_of(device_of_thread), bytes);
+    const Entered process = enter("cudaMalloc");
+    process.pass();
+    return process->memory.allocate(options_, card_of(device_of_thread), bytes);
   }
 
   // Whatever unmaps memory may wait for all work on the device: this one always does, so that a
   // program hangs here that would hang somewhere.
   void release(std::byte* memory) override {
-    Process& process = enter("cudaFree");
-    process.streams.drain(device_of_thread);
-    process.memory.release(memory);
+    const Entered process = enter("cudaFree");
+    process->streams.drain(device_of_thread);
+    process->memory.release(memory);
   }
 
   std::byte* allocate_pinned(uint64_t bytes) override {
-    return enter("cudaMallocHost").memory.allocate_pinned(bytes);
+    return enter("cudaMallocHost").pass()->memory.allocate_pinned(bytes);
   }
 
   void release_pinned(std::byte* memory) override {
-    Process& process = enter("cudaFreeHost");
-    process.streams.drain(device_of_thread);
-    process.memory.release_pinned(memory);
+    const Entered process = enter("cudaFreeHost");
+    process->streams.drain(device_of_thread);
+    process->memory.release_pinned(memory);
   }
 
   std::byte* register_host(std::byte* memory, uint64_t bytes) override {
-    Process& process = enter("cudaHostRegister");
+    const Entered process = enter("cudaHostRegister");
     if (!options_.register_host) throw DeviceError("cudaHostRegister: operation not supported");
-    return process.memory.register_host(memory, bytes);
+    return process.pass()->memory.register_host(memory, bytes);
   }
 
   void unregister_host(std::byte* memory) override {
-    Process& process = enter("cudaHostUnregister");
-    process.streams.drain(device_of_thread);
-    process.memory.unregister_host(memory);
+    const Entered process = enter("cudaHostUnregister");
+    process->streams.drain(device_of_thread);
+    process->memory.unregister_host(memory);
   }
 
   Allocation allocation_of(const std::byte* address) override {
-    return enter("cudaPointerGetAttributes").memory.allocation_of(address);
+    return enter("cudaPointerGetAttributes")->memory.allocation_of(address);
   }
 
   // ---- streams and events ----------------------------------------------------------------------
 
-  Stream make_stream() override { return enter("cudaStreamCreate").streams.make(device_of_thread); }
+  Stream make_stream() override {
+    return enter("cudaStreamCreate").pass()->streams.make(device_of_thread);
+  }
 
-  bool is_capturing(Stream /*stream*/) override { return false; }
+  bool is_capturing(Stream /*stream*/) override {
+    enter("cudaStreamIsCapturing");
+    if (captures_asked_++ >= options_.capture_fails) return false;
+    refuse_capture_elsewhere("operation would make the legacy stream depend on a capture");
+  }
 
   void destroy_stream(Stream stream) override {
-    enter("cudaStreamDestroy").streams.destroy(stream);
+    enter("cudaStreamDestroy")->streams.destroy(stream);
   }
 
   void synchronize(Stream stream) override {
     constexpr const char* kCall = "cudaStreamSynchronize";
-    Process& process = enter(kCall);
-    process.streams.find(kCall, stream, device_of_thread)->wait_for_all();
-    process.check(kCall);
+    const auto target = enter(kCall)->streams.find(kCall, stream, device_of_thread);
+    target->wait_for_all();  // others may call meanwhile
+    Process::get().check(kCall);
   }
 
   Event make_event() override {
-    return enter("cudaEventCreate").streams.make_event(device_of_thread);
+    return enter("cudaEventCreate")->streams.make_event(device_of_thread);
   }
 
   void destroy_event(Event event) override {
-    enter("cudaEventDestroy").streams.destroy_event(event);
+    enter("cudaEventDestroy")->streams.destroy_event(event);
   }
 
   void record(Event event, Stream stream) override {
     constexpr const char* kCall = "cudaEventRecord";
-    SimStreams& streams = enter(kCall).streams;
+    const Entered process = enter(kCall);
+    SimStreams& streams = process->streams;
     const auto target = streams.find(kCall, stream, device_of_thread);
     if (streams.device_of(kCall, event) != target->device) {
       throw DeviceError("cudaEventRecord: invalid resource handle");
@@ -198,7 +152,8 @@ class SimApi final : public Api {
 
   void wait(Stream stream, Event event) override {
     constexpr const char* kCall = "cudaStreamWaitEvent";
-    SimStreams& streams = enter(kCall).streams;
+    const Entered process = enter(kCall);
+    SimStreams& streams = process->streams;
     enqueue(streams.find(kCall, stream, device_of_thread), streams.waiter(event));
   }
 
@@ -206,23 +161,17 @@ class SimApi final : public Api {
 
   void copy(Stream stream, std::byte* to, const std::byte* from, uint64_t bytes) override {
     constexpr const char* kCall = "cudaMemcpyAsync";
-    Process& process = enter(kCall);
-    std::byte* dst = process.memory.host_side(kCall, to, bytes, false);
-    const std::byte* src = process.memory.host_side(kCall, from, bytes, false);
-    enqueue(process.streams.find(kCall, stream, device_of_thread),
+    const Entered process = enter(kCall);
+    ++process->copies;
+    std::byte* dst = process->memory.host_side(kCall, to, bytes, false);
+    const std::byte* src = process->memory.host_side(kCall, from, bytes, false);
+    enqueue(process->streams.find(kCall, stream, device_of_thread),
             [dst, src, bytes] { std::memmove(dst, src, bytes); });
   }
 
-  void write(Stream stream, std::byte* word, uint32_t value) override {
-    // Pairs with poll_word() of other processes, and with whatever their hosts read it by.
-    enqueue_word("cuStreamWriteValue32", stream, word, [value](uint32_t* at) {
-      std::atomic_ref(*at).store(value, std::memory_order_seq_cst);
-    });
-  }
-
-  void wait_until(Stream stream, std::byte* word, uint32_t value) override {
-    enqueue_word("cuStreamWaitValue32", stream, word,
-                 [value](uint32_t* at) { poll_word(at, value); });
+  void each_word(Stream stream, std::span<const Word> words) override {
+    for (const auto& [at, value, wait] : words)
+      wait ? wait_for(stream, at, value) : write_to(stream, at, value);
   }
 
   void launch(Stream stream, const ReduceArgs& args) override {
@@ -268,48 +217,50 @@ class SimApi final : public Api {
 
   // As loading may do, the first time this waits for all work.
   void load_kernels() override {
-    Process& process = enter("cudaFuncGetAttributes");
-    if (!kernels_loaded_.exchange(true)) process.streams.drain(device_of_thread);
+    const Entered process = enter("cudaFuncGetAttributes");
+    if (!kernels_loaded_.exchange(true)) process->streams.drain(device_of_thread);
   }
 
   // ---- memory of other processes ---------------------------------------------------------------
 
   IpcHandle export_memory(std::byte* base) override {
-    return enter("cudaIpcGetMemHandle").memory.export_memory(base);
+    return enter("cudaIpcGetMemHandle")->memory.export_memory(base);
   }
 
   std::byte* open_memory(const IpcHandle& handle) override {
-    Process& process = enter("cudaIpcOpenMemHandle");
+    const Entered process = enter("cudaIpcOpenMemHandle");
     const bool fails = options_.ipc_opens >= 0 && opens_++ >= options_.ipc_opens;
-    return process.memory.open_memory(handle, fails ? Ipc::kFails : options_.ipc,
-                                      card_of(device_of_thread));
+    return process->memory.open_memory(handle, fails ? Ipc::kFails : options_.ipc,
+                                       card_of(device_of_thread));
   }
 
   void close_memory(std::byte* base) override {
-    Process& process = enter("cudaIpcCloseMemHandle");
-    process.streams.drain(device_of_thread);
-    process.memory.close_memory(base);
+    const Entered process = enter("cudaIpcCloseMemHandle");
+    process->streams.drain(device_of_thread);
+    process->memory.close_memory(base);
   }
 
   std::vector<Chunk> export_chunks(std::byte* address, uint64_t bytes, size_t most) override {
-    return enter("cuMemExportToShareableHandle").memory.export_chunks(address, bytes, most);
+    return enter("cuMemExportToShareableHandle")->memory.export_chunks(address, bytes, most);
   }
 
   std::byte* map_chunks(const std::vector<Chunk>& chunks) override {
-    return enter("cuMemMap").memory.map_chunks(chunks);
+    return enter("cuMemMap")->memory.map_chunks(chunks);
   }
 
-  void unmap_chunks(std::byte* base) override { enter("cuMemUnmap").memory.unmap_chunks(base); }
+  void unmap_chunks(std::byte* base) override { enter("cuMemUnmap")->memory.unmap_chunks(base); }
 
  private:
-  Process& enter(const char* call) const {
+  Entered enter(const char* call) const {
     if (options_.driver < kRuntime) {
       throw DeviceError(
           str(call, ": CUDA driver version is insufficient for CUDA runtime version"));
     }
     Process& process = Process::get();
+    process.check_owner(call);
+    Entered entered(process);
     process.check(call);
-    return process;
+    return entered;
   }
 
   uint64_t enqueue(const std::shared_ptr<SimStream>& stream, std::function<void()> operation) {
@@ -324,16 +275,30 @@ class SimApi final : public Api {
         });
   }
 
+  void write_to(Stream stream, std::byte* word, uint32_t value) {
+    // Pairs with wait_for() of other processes, and with whatever their hosts read it by.
+    enqueue_word("cuStreamWriteValue32", stream, word, [value](uint32_t* at) {
+      std::atomic_ref(*at).store(value, std::memory_order_seq_cst);
+    });
+  }
+
+  void wait_for(Stream stream, std::byte* word, uint32_t value) {
+    enqueue_word("cuStreamWaitValue32", stream, word,
+                 [value, device = device_of_thread](uint32_t* at) {
+                   Process::get().streams.wait_for_word(device, at, value);
+                 });
+  }
+
   void enqueue_word(const char* call, Stream stream, std::byte* word,
                     std::function<void(uint32_t*)> operation) {
-    Process& process = enter(call);
+    const Entered process = enter(call);
     if (!options_.memory_operations) throw DeviceError(str(call, ": operation not supported"));
-    std::byte* host = process.memory.host_side(call, word, sizeof(uint32_t), true);
+    std::byte* host = process->memory.host_side(call, word, sizeof(uint32_t), true);
     auto* at = reinterpret_cast<uint32_t*>(host);
     if (reinterpret_cast<uintptr_t>(at) % sizeof *at != 0) {
       throw DeviceError(str(call, ": invalid argument"));
     }
-    enqueue(process.streams.find(call, stream, device_of_thread),
+    enqueue(process->streams.find(call, stream, device_of_thread),
             [at, operation = std::move(operation)] { operation(at); });
   }
 
@@ -343,14 +308,14 @@ class SimApi final : public Api {
     if (address == nullptr) return;
     constexpr const char* kCall = "cudaLaunchKernel";
     const auto* device_side = reinterpret_cast<const std::byte*>(address);
-    SimMemory& memory = enter(kCall).memory;
-    address = reinterpret_cast<T*>(memory.host_side(kCall, device_side, bytes, mapped));
+    address =
+        reinterpret_cast<T*>(enter(kCall)->memory.host_side(kCall, device_side, bytes, mapped));
   }
 
   void enqueue_kernel(Stream stream, std::function<void()> kernel) {
     constexpr const char* kCall = "cudaLaunchKernel";
-    Process& process = enter(kCall);
-    const auto target = process.streams.find(kCall, stream, device_of_thread);
+    const Entered process = enter(kCall);
+    const auto target = process->streams.find(kCall, stream, device_of_thread);
     if (target->device != device_of_thread) {
       throw DeviceError("cudaLaunchKernel: invalid resource handle");
     }
@@ -362,7 +327,7 @@ class SimApi final : public Api {
 
   const SimOptions options_;
   const std::shared_ptr<Faults> faults_;
-  std::atomic<int64_t> opens_{0};
+  std::atomic<int64_t> opens_{0}, captures_asked_{0};
   std::atomic<bool> kernels_loaded_{false};
 };
 
@@ -372,12 +337,17 @@ std::unique_ptr<Api> make_simulated_api(const SimOptions& options) {
   return std::make_unique<SimApi>(options);
 }
 
+uint64_t copies() { return Process::get().copies; }
+uint64_t used_bytes(int card) { return Process::get().memory.used(card); }
+
 }  // namespace ringcomm::sim
 
 namespace ringcomm::cuda {
 
 std::unique_ptr<Api> make_api() {
-  return sim::make_simulated_api(sim::SimOptions::from_environment());
+  sim::SimOptions options = sim::SimOptions::from_environment();
+  options.chunk_bytes = 0;  // cudaMalloc's memory has none
+  return sim::make_simulated_api(options);
 }
 
 }  // namespace ringcomm::cuda

@@ -17,6 +17,10 @@ namespace ringcomm::sim {
 
 // Of one process's devices: those made there share memory, streams and errors.
 std::unique_ptr<cuda::Api> make_simulated_api(const SimOptions& options);
+// What this process's allocations take of a device, those included that it has released and others
+// have mapped.
+uint64_t used_bytes(int card);
+uint64_t copies();  // that were enqueued
 
 }  // namespace ringcomm::sim
 
@@ -29,6 +33,8 @@ void* ringcomm_sim_allocate(uint64_t bytes);
 void ringcomm_sim_release(void* block);
 // Releases the segments that have no block, and returns how many those were.
 uint64_t ringcomm_sim_empty_cache();
+uint64_t ringcomm_sim_used();    // used_bytes() of device 0
+uint64_t ringcomm_sim_copies();  // copies()
 // Waits for all that was enqueued on the default stream. 0, or 1 after an error.
 int ringcomm_sim_synchronize();
 }

@@ -14,6 +14,7 @@ namespace {
 // What the 64 bytes of a handle say. The peer opens /proc/PID/fd/N.
 struct Exported {
   uint64_t machine, inode, bytes, mapped;
+  const std::byte* base;
   int32_t pid, fd, card;
 };
 static_assert(sizeof(Exported) <= sizeof(IpcHandle));
@@ -48,6 +49,22 @@ uint64_t inode_of(const Fd& fd) {
   return ::fstat(fd.get(), &status) == 0 ? status.st_ino : 0;
 }
 
+// A lock is a process's own only by a file that it has opened itself, and ends with the process.
+Fd open_locked(const std::string& path) {
+  Fd fd(::open(path.c_str(), O_RDWR | O_CLOEXEC));
+  struct flock whole{};
+  whole.l_type = F_RDLCK;
+  if (fd && ::fcntl(fd.get(), F_OFD_SETLK, &whole) != 0) refuse("locking simulated device memory");
+  return fd;
+}
+
+bool is_locked(const Fd& fd) {
+  struct flock whole{};
+  whole.l_type = F_WRLCK;
+  if (::fcntl(fd.get(), F_OFD_GETLK, &whole) != 0) refuse("a lock of simulated device memory");
+  return whole.l_type != F_UNLCK;
+}
+
 Exported decode(const IpcHandle& handle) {
   Exported exported{};
   std::memcpy(&exported, handle.data(), sizeof exported);
@@ -74,6 +91,7 @@ std::byte* SimMemory::allocate(const SimOptions& options, int card, uint64_t byt
   const uint64_t chunk = options.chunk_bytes == 0 ? region.mapped : options.chunk_bytes;
 
   const std::lock_guard lock(mutex_);
+  count_released();
   if (used_[card] + region.mapped > options.memory_bytes) {
     throw DeviceError("cudaMalloc: out of memory");
   }
@@ -95,8 +113,28 @@ void SimMemory::release(std::byte* memory) {
   const std::lock_guard lock(mutex_);
   const auto region = at_base("cudaFree", memory, {Kind::kMalloc, Kind::kExpandable});
   std::memset(memory, static_cast<int>(kPoison), region->second.mapped);  // peers may map it still
-  used_[region->second.card] -= region->second.mapped;
+  for (const Chunk& chunk : region->second.chunks) {  // a handle names the old number
+    Fd again(::fcntl(chunk.descriptor.get(), F_DUPFD_CLOEXEC, 0));
+    if (!again) refuse("dup");
+    released_.push_back({region->second.card, {std::move(again), chunk.bytes}});
+  }
   retire(region);
+  count_released();
+}
+
+// What nobody maps any more is free.
+void SimMemory::count_released() {
+  std::erase_if(released_, [&](const Released& released) {
+    if (is_locked(released.chunk.descriptor)) return false;
+    used_[released.card] -= released.chunk.bytes;
+    return true;
+  });
+}
+
+uint64_t SimMemory::used(int card) {
+  const std::lock_guard lock(mutex_);
+  count_released();
+  return used_[card];
 }
 
 std::byte* SimMemory::allocate_pinned(uint64_t bytes) {
@@ -223,8 +261,8 @@ IpcHandle SimMemory::export_memory(std::byte* base) {
   const std::lock_guard lock(mutex_);
   const Region& region = at_base("cudaIpcGetMemHandle", base, {Kind::kMalloc})->second;
   const Fd& fd = region.chunks.front().descriptor;
-  const Exported exported{machine(),  inode_of(fd), region.bytes, region.mapped,
-                          ::getpid(), fd.get(),     region.card};
+  const Exported exported{machine(), inode_of(fd), region.bytes, region.mapped,
+                          base,      ::getpid(),   fd.get(),     region.card};
   IpcHandle handle{};
   std::memcpy(handle.data(), &exported, sizeof exported);
   return handle;
@@ -244,14 +282,21 @@ std::byte* SimMemory::open_memory(const IpcHandle& handle, Ipc fault, int card) 
       ++region.opens;
       return base;
     }
+    // One mapping of a range of the exporter's addresses at a time: error 208.
+    if (region.kind == Kind::kOpened && region.exporter == exported.pid &&
+        region.theirs < exported.base + exported.mapped &&
+        exported.base < region.theirs + region.mapped) {
+      fail("resource already mapped");
+    }
   }
-  const std::string path = str("/proc/", exported.pid, "/fd/", exported.fd);
-  Chunk chunk{Fd(::open(path.c_str(), O_RDWR | O_CLOEXEC)), exported.mapped};
+  Chunk chunk{open_locked(str("/proc/", exported.pid, "/fd/", exported.fd)), exported.mapped};
   if (!chunk.descriptor || inode_of(chunk.descriptor) != exported.inode) {
     fail("invalid resource handle");  // it was released, or its process has ended
   }
   if (fault == Ipc::kLies) chunk = make_chunk(exported.mapped);
   Region region;
+  region.exporter = exported.pid;
+  region.theirs = exported.base;
   region.kind = Kind::kOpened;
   region.bytes = exported.bytes;
   region.mapped = exported.mapped;
@@ -262,6 +307,7 @@ std::byte* SimMemory::open_memory(const IpcHandle& handle, Ipc fault, int card) 
   std::byte* base = place(region.mapped);
   map_at(base, chunk);
   if (fault == Ipc::kLies) std::memset(base, static_cast<int>(kPoison), region.mapped);
+  region.held.push_back(std::move(chunk.descriptor));
   regions_[base] = std::move(region);
   return base;
 }
@@ -304,6 +350,7 @@ std::byte* SimMemory::map_chunks(const std::vector<Chunk>& chunks) {
   for (const Chunk& chunk : chunks) {
     map_at(base + done, chunk);
     done += chunk.bytes;
+    region.held.push_back(open_locked(str("/proc/self/fd/", chunk.descriptor.get())));
   }
   regions_[base] = std::move(region);
   return base;

@@ -1,7 +1,9 @@
 // Memory of a simulated device: memfds, which other processes can map.
 //
 // What was released is poisoned, and then cannot be touched until the next allocation of the same
-// size is made at the very same address, under another id.
+// size is made at the very same address, under another id. It counts as used until the last process
+// that has mapped it closes it. Until then, what comes to lie at the address cannot be opened
+// there.
 #pragma once
 
 #include <cstddef>
@@ -47,6 +49,7 @@ class SimMemory {
   std::vector<Chunk> export_chunks(std::byte* address, uint64_t bytes, size_t most);
   std::byte* map_chunks(const std::vector<Chunk>& chunks);
   void unmap_chunks(std::byte* base);
+  uint64_t used(int card);  // bytes
 
  private:
   enum class Kind { kMalloc, kExpandable, kPinned, kOpened, kMapped };
@@ -57,19 +60,28 @@ class SimMemory {
     int card = 0;
     uint64_t id = 0;            // an expandable one's first chunk; the others' follow
     std::vector<Chunk> chunks;  // this process's own memory
-    uint64_t inode = 0;         // the exporter's memfd, of a handle that was opened
-    int opens = 0;
+    int opens = 0;              // of a handle
+    pid_t exporter = 0;
+    uint64_t inode = 0;                 // the exporter's memfd
+    const std::byte* theirs = nullptr;  // where it lies there
+    std::vector<Fd> held;               // locked while this maps what they are of
   };
   using Regions = std::map<std::byte*, Region>;
+  struct Released {  // by its owner
+    int card;
+    Chunk chunk;
+  };
 
   Regions::iterator at_base(const char* call, std::byte* base, std::initializer_list<Kind> kinds);
   Regions::iterator around(const std::byte* address);  // end() where there is none
   std::byte* place(uint64_t mapped);
   void retire(Regions::iterator region);
+  void count_released();
 
   std::mutex mutex_;
   uint64_t next_id_ = 1;
   std::map<int, uint64_t> used_;  // bytes by card
+  std::vector<Released> released_;
   Regions regions_;
   std::map<std::byte*, uint64_t> registered_;            // by the host's address
   std::map<uint64_t, std::vector<std::byte*>> retired_;  // addresses by size

@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <charconv>
 #include <cstdlib>
 #include <set>
@@ -65,6 +66,7 @@ void read_faults(Reader& reader, SimOptions& options) {
   options.ipc = ipc_of(reader.text("IPC", "works"));
   reader.number("IPC_OPENS", options.ipc_opens);
   reader.flag("MEMOPS", options.memory_operations);
+  reader.number("CAPTURE_FAILS", options.capture_fails);
   reader.flag("REGISTER", options.register_host);
   reader.number("SLOW_US", options.slow_us);
   reader.number("RANDOM_US", options.random_us);
@@ -81,6 +83,10 @@ SimOptions SimOptions::from_environment() {
   reader.number("ROTATE", options.rotate);
   reader.number("MEMORY_BYTES", options.memory_bytes);
   reader.number("CHUNK_BYTES", options.chunk_bytes);
+  reader.number("COMMANDS", options.commands);
+  if (const char* most = std::getenv("CUDA_DEVICE_MAX_CONNECTIONS")) {
+    options.connections = std::clamp(std::strtoul(most, nullptr, 10), 1UL, 32UL);
+  }
   reader.flag("STAND_INS", options.stand_ins);
   if (reader.text("DRIVER", "") == "none") {
     options.driver = 0;

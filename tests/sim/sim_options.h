@@ -5,7 +5,9 @@
 // ROTATE        0      device i is card (i + this) mod n, as CUDA_VISIBLE_DEVICES does
 // MEMORY_BYTES  8 GiB  of each device
 // DRIVER        13000  CUDA version of the driver; none: there is no driver
-// CHUNK_BYTES   0      allocations are expandable, made of chunks of so many bytes
+// CHUNK_BYTES   0      tensors' allocations are expandable, made of chunks of so many bytes
+// COMMANDS      1000   a connection takes so many that have not begun, then enqueuing blocks; how
+//                      many connections streams share says CUDA_DEVICE_MAX_CONNECTIONS
 // STAND_INS     1      tensors of the CPU count as those of a device; 0: they stay on the host, and
 //                      torch has tensors of this device (torch_cuda.cc)
 // RANK                 what stands below concerns only the process whose RANK is this
@@ -13,6 +15,7 @@
 //                      exported; near: only handles of the same card
 // IPC_OPENS     -1     so many handles can be opened, then no more; -1: any number
 // MEMOPS        1      0: streams cannot write words, nor wait for them
+// CAPTURE_FAILS 0      so many questions whether a stream is captured fail
 // REGISTER      1      0: memory of the host cannot be registered
 // SLOW_US       0      each operation of a stream begins so much later
 // RANDOM_US     0      and by up to so much more, at random
@@ -33,11 +36,14 @@ struct SimOptions {
   uint64_t memory_bytes = uint64_t{8} << 30;
   int driver = 13000;  // 0: none
   uint64_t chunk_bytes = 0;
+  uint64_t commands = 1000;
+  uint64_t connections = 8;
   bool stand_ins = true;
 
   Ipc ipc = Ipc::kWorks;
   int64_t ipc_opens = -1;
   bool memory_operations = true;
+  int64_t capture_fails = 0;
   bool register_host = true;
   uint64_t slow_us = 0;
   uint64_t random_us = 0;

@@ -10,34 +10,69 @@
 
 namespace ringcomm::sim {
 
-uint64_t SimStream::enqueue(Operation operation) {
-  const std::lock_guard lock(mutex_);
-  queue_.push_back(std::move(operation));
+namespace {
+
+// Until (int32)(word - value) >= 0. Nobody rings: another process's thread writes the word.
+void poll_word(uint32_t* word, uint32_t value) {
+  for (int round = 0;; ++round) {
+    const uint32_t now = std::atomic_ref(*word).load(std::memory_order_seq_cst);
+    if (static_cast<int32_t>(now - value) >= 0) return;
+    if (round >= 100) {
+      ::usleep(50);
+    } else if (round >= 60) {
+      ::sched_yield();
+    }
+  }
+}
+
+}  // namespace
+
+// ---- connections
+
+void Connection::enqueue(std::function<void()> command) {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [&] { return queue_.size() < room_; });
+  queue_.push_back(std::move(command));
   if (!running_) {
     running_ = true;
     std::thread([self = shared_from_this()] { self->work(); }).detach();
   }
   changed_.notify_all();
-  return ++enqueued_;
 }
 
-void SimStream::work() {
+void Connection::work() {
   sigset_t all;
   ::sigfillset(&all);  // signals are for the program's own threads
   ::pthread_sigmask(SIG_BLOCK, &all, nullptr);
   std::unique_lock lock(mutex_);
   for (;;) {
-    changed_.wait(lock, [&] { return closed_ || !queue_.empty(); });
-    if (queue_.empty()) return;
-    Operation operation = std::move(queue_.front());
-    queue_.pop_front();
+    changed_.wait(lock, [&] { return !queue_.empty(); });
+    auto command = std::move(queue_.front());
     lock.unlock();
-    operation(done_ + 1);  // only this thread changes done_
-    operation = nullptr;
+    command();
+    command = nullptr;
     lock.lock();
-    ++done_;
+    queue_.pop_front();
     changed_.notify_all();
   }
+}
+
+// ---- streams
+
+uint64_t SimStream::enqueue(Operation operation) {
+  const std::lock_guard order(order_);
+  uint64_t number;
+  {
+    const std::lock_guard lock(mutex_);
+    number = ++enqueued_;
+  }
+  connection_->enqueue([self = shared_from_this(), number, operation = std::move(operation)] {
+    operation(number);
+    const std::lock_guard lock(self->mutex_);
+    self->done_ = number;
+    self->changed_.notify_all();
+  });
+  return number;
 }
 
 void SimStream::wait_for(uint64_t number) {
@@ -50,17 +85,26 @@ void SimStream::wait_for_all() {
   changed_.wait(lock, [&, number = enqueued_] { return done_ >= number; });
 }
 
-void SimStream::close() {
+void SimStreams::set_limits(uint64_t connections, uint64_t commands) {
   const std::lock_guard lock(mutex_);
-  closed_ = true;
-  changed_.notify_all();
+  most_connections_ = connections;
+  commands_ = commands;
+}
+
+// In turn, as the driver gives them out.
+std::shared_ptr<SimStream> SimStreams::new_stream(int device) {
+  const uint64_t id = next_id_++;
+  auto& connection = connections_[{device, id % most_connections_}];
+  if (!connection) connection = std::make_shared<Connection>(commands_);
+  auto stream = std::make_shared<SimStream>(id, device, connection);
+  all_.remove_if([](const auto& old) { return old.expired(); });
+  all_.push_back(stream);
+  return stream;
 }
 
 Stream SimStreams::make(int device) {
   const std::lock_guard lock(mutex_);
-  auto stream = std::make_shared<SimStream>(next_id_++, device);
-  all_.remove_if([](const auto& old) { return old.expired(); });
-  all_.push_back(stream);
+  auto stream = new_stream(device);
   return open_.emplace(stream.get(), std::move(stream)).first->first;
 }
 
@@ -68,15 +112,14 @@ void SimStreams::destroy(Stream stream) {
   const std::lock_guard lock(mutex_);
   const auto found = open_.find(stream);
   if (found == open_.end()) throw DeviceError("cudaStreamDestroy: invalid resource handle");
-  found->second->close();
-  open_.erase(found);
+  open_.erase(found);  // what is left in its connection is done
 }
 
 std::shared_ptr<SimStream> SimStreams::find(const char* call, Stream stream, int device) {
   const std::lock_guard lock(mutex_);
   if (stream == nullptr) {
     auto& made = default_[device];
-    if (!made) all_.push_back(made = std::make_shared<SimStream>(next_id_++, device));
+    if (!made) made = new_stream(device);
     return made;
   }
   const auto found = open_.find(stream);
@@ -134,16 +177,19 @@ std::function<void()> SimStreams::waiter(Event event) {
   };
 }
 
-void poll_word(uint32_t* word, uint32_t value) {
-  for (int round = 0;; ++round) {
-    const uint32_t now = std::atomic_ref(*word).load(std::memory_order_seq_cst);
-    if (static_cast<int32_t>(now - value) >= 0) return;
-    if (round >= 100) {
-      ::usleep(50);
-    } else if (round >= 60) {
-      ::sched_yield();
-    }
+void SimStreams::wait_for_word(int device, uint32_t* word, uint32_t value) {
+  {
+    const std::lock_guard lock(waiting_mutex_);
+    ++waiting_[device];
   }
+  poll_word(word, value);
+  const std::lock_guard lock(waiting_mutex_);
+  if (--waiting_[device] == 0) no_more_waiting_.notify_all();
+}
+
+void SimStreams::pass(int device) {
+  std::unique_lock lock(waiting_mutex_);
+  no_more_waiting_.wait(lock, [&] { return waiting_[device] == 0; });
 }
 
 }  // namespace ringcomm::sim

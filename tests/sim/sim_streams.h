@@ -1,4 +1,8 @@
-// Streams and events of a simulated device: a thread for each stream, which runs what is enqueued.
+// Streams and events of a simulated device.
+//
+// Streams reach the device by a few connections, which they share: CUDA has 8, unless
+// CUDA_DEVICE_MAX_CONNECTIONS says otherwise. A connection is a queue, and a thread that runs what
+// is in it, one command after the other. So a stream that waits holds up all others behind it.
 #pragma once
 
 #include <condition_variable>
@@ -18,39 +22,59 @@ using cuda::DeviceError;
 using cuda::Event;
 using cuda::Stream;
 
+class Connection : public std::enable_shared_from_this<Connection> {
+ public:
+  explicit Connection(uint64_t room) : room_(room) {}
+
+  // Waits for room.
+  void enqueue(std::function<void()> command);
+
+ private:
+  void work();
+
+  const uint64_t room_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<std::function<void()>> queue_;
+  bool running_ = false;
+};
+
 class SimStream : public std::enable_shared_from_this<SimStream> {
  public:
   using Operation = std::function<void(uint64_t number)>;
 
-  SimStream(uint64_t id, int device) : id(id), device(device) {}
+  SimStream(uint64_t id, int device, std::shared_ptr<Connection> connection)
+      : id(id), device(device), connection_(std::move(connection)) {}
 
   uint64_t enqueue(Operation operation);  // returns its number in the stream: 1, 2, ...
   void wait_for(uint64_t number);         // until that one is done
   void wait_for_all();                    // those that are enqueued now
-  void close();                           // the thread does what is left, and ends
 
   const uint64_t id;
   const int device;
 
  private:
-  void work();
-
+  const std::shared_ptr<Connection> connection_;
+  std::mutex order_;  // of one number and the next, in the connection
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::deque<Operation> queue_;
   uint64_t enqueued_ = 0, done_ = 0;
-  bool running_ = false, closed_ = false;
 };
 
 // Those of a process. Threads are detached: a stream that waits for a peer keeps no process alive.
 class SimStreams {
  public:
+  // Of streams that are made from now on.
+  void set_limits(uint64_t connections, uint64_t commands);
   Stream make(int device);
   void destroy(Stream stream);
   // Null is the default stream of `device`. `call` is whom an error names.
   std::shared_ptr<SimStream> find(const char* call, Stream stream, int device);
   // Waits for all work on the device, also of streams that were destroyed: as cudaFree does.
   void drain(int device);
+  // What a stream of the device does while it waits for a word. pass() waits until none does.
+  void wait_for_word(int device, uint32_t* word, uint32_t value);
+  void pass(int device);
 
   Event make_event(int device);
   void destroy_event(Event event);
@@ -66,16 +90,20 @@ class SimStreams {
     uint64_t number;
   };
   Recorded& recorded(const char* call, Event event);  // with mutex_ held
+  std::shared_ptr<SimStream> new_stream(int device);
 
   std::mutex mutex_;
+  uint64_t most_connections_ = 8, commands_ = 1000;
   uint64_t next_id_ = 1;
   std::map<Stream, std::shared_ptr<SimStream>> open_;
   std::map<int, std::shared_ptr<SimStream>> default_;
+  std::map<std::pair<int, uint64_t>, std::shared_ptr<Connection>> connections_;
   std::list<std::weak_ptr<SimStream>> all_;
   std::map<Event, std::unique_ptr<Recorded>> events_;
-};
 
-// Waits until (int32)(word - value) >= 0. Nobody rings: another process's thread writes the word.
-void poll_word(uint32_t* word, uint32_t value);
+  std::mutex waiting_mutex_;
+  std::condition_variable no_more_waiting_;
+  std::map<int, int> waiting_;  // streams of a device that wait for a word
+};
 
 }  // namespace ringcomm::sim

@@ -111,6 +111,14 @@ extern "C" {
   return released;
 }
 
+[[gnu::visibility("default")]] uint64_t ringcomm_sim_used() {
+  uint64_t used = 0;
+  ringcomm::sim::call([&](auto&) { used = ringcomm::sim::used_bytes(0); });
+  return used;
+}
+
+[[gnu::visibility("default")]] uint64_t ringcomm_sim_copies() { return ringcomm::sim::copies(); }
+
 [[gnu::visibility("default")]] int ringcomm_sim_synchronize() {
   return ringcomm::sim::call([](auto& tensors) { tensors.synchronize(); }) ? 0 : 1;
 }

@@ -98,8 +98,9 @@ void exit_with_a_blocked_stream() {
   in_processes(1, [&](Rank) {
     const auto api = make_simulated_api({});
     const Stream stream = api->make_stream();
+    std::byte *to = api->allocate(kBytes), *from = api->allocate(kBytes);
     api->wait_until(stream, word_at(register_words(*api, shared), 0), 1);
-    api->copy(stream, api->allocate(kBytes), api->allocate(kBytes), kBytes);
+    api->copy(stream, to, from, kBytes);
     api->destroy_stream(stream);
     std::exit(0);
   });
