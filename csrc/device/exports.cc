@@ -49,9 +49,7 @@ std::byte* ImportCache::acquire(const ExportedRange& range, bool chunks,
            other.base < range.base + range.bytes && range.base < other.base + other.bytes;
   };
   close_if(was_freed);
-  std::byte* const address = open();
-  entries_[range] = {address, chunks, 1};
-  return address;
+  return (entries_[range] = {open(), chunks, 1}).address;
 }
 
 void ImportCache::release(const ExportedRange& range) {
@@ -138,8 +136,7 @@ void Exports::withdraw_if_freed(Entry& entry) {
 
 void Exports::withdraw(Entry& entry) {
   if (entry.range.bytes == 0) return;
-  entry.range = {};
-  entry.used = 0;
+  entry = {{}, entry.generation, 0};
   tell(entry, ExportedMemory::kNothing);
 }
 
@@ -195,10 +192,11 @@ void Imports::look() {
 
 // What its owner changes meanwhile is looked at again. What cannot be mapped is not acknowledged.
 void Imports::renew(int index, uint64_t generation) {
-  const Export& exported = ends_.theirs.exported(index);
+  Export& exported = ends_.theirs.exported(index);
   const ExportedMemory memory = exported.memory;
-  std::atomic_thread_fence(std::memory_order_acquire);
-  if (generation == 0 || exported.generation.load(std::memory_order_relaxed) != generation) return;
+  // It changes nothing, and comes after what was read.
+  const uint64_t now = exported.generation.fetch_add(0, std::memory_order_acq_rel);
+  if (generation == 0 || now != generation) return;
   Mapped& mapped = mapped_[static_cast<size_t>(index)];
   release(mapped);
   while (++mapped.generation < generation) receive(index, mapped.generation, {});  // of no use

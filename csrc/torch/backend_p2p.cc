@@ -89,12 +89,30 @@ Backend::WorkPtr Backend::barrier(const c10d::BarrierOptions& opts) {
   return issue(std::move(call));
 }
 
-// Each collective of ours says which ranks it misses: this one is a barrier that blocks.
-void Backend::monitoredBarrier(const c10d::BarrierOptions& opts, bool /*all ranks are named*/) {
+// Each collective of ours says which ranks it misses: this one is a barrier that blocks, and says
+// it in torch's words.
+void Backend::monitoredBarrier(const c10d::BarrierOptions& opts, bool waitAllRanks) {
   c10d::BarrierOptions blocking = opts;
   blocking.asyncOp = false;
   if (opts.timeout.count() == 0) blocking.timeout = std::chrono::milliseconds(1);
-  if (const WorkPtr work = barrier(blocking)) work->wait();
+  try {
+    if (const WorkPtr work = barrier(blocking)) work->wait();
+  } catch (const c10::Error& error) {
+    std::vector<Rank> missing;
+    for (Rank peer = 1; peer < size() && (waitAllRanks || missing.empty()); ++peer) {
+      const PeerState state = group().state().transport().state(peer, Board::kHost);
+      if (state.called < group().sequence()) missing.push_back(peer);
+    }
+    const std::string what =
+        opts.timeout.count() == 0
+            ? str("Rank ", rank(), " timed out in monitoredBarrier after 0 ms")
+        : rank() != 0 ? str("Rank ", rank(), " successfully reached monitoredBarrier, but ",
+                            "received errors while waiting for send/recv from rank 0")
+                      : str(waitAllRanks ? "Ranks " : "Rank ", joined(missing),
+                            " failed to pass monitoredBarrier in ", opts.timeout.count(), " ms");
+    C10_THROW_ERROR(DistBackendError,
+                    str("[Rank ", rank(), "]: ", what, ": ", error.what_without_backtrace()));
+  }
 }
 
 }  // namespace ringcomm

@@ -30,6 +30,7 @@ LOOK_SECONDS = 0.1
 CHECK_SECONDS = 1.0  # between requests, to see that the store still answers
 END_SECONDS = 1.0  # for a thread that was told to end
 SEEK_SECONDS = 0.1  # between looks for another store
+LONGEST_SECONDS = 1.0  # for an answer to a call
 SERVE_SECONDS = 2.0  # without a store: then this rank serves one
 MOST = 8  # guests at once: their names go into the slip of the one that leads
 
@@ -81,6 +82,7 @@ class Watch:
         self._store, self._calls, self._leads, self._log = store, calls, leads, log
         self._lock = threading.Lock()
         self._guests: list[Process] = []
+        self._window = JOIN_SECONDS  # for an answer to the next call
         self._bell: Bell | None = None
         self._checked = 0.0
         self._lost_since: float | None = None
@@ -164,7 +166,9 @@ class Watch:
     def _call(self, keys: Any, most: int) -> None:
         """Call those that ask; keep those that answer."""
         keys.delete_key("asks")
-        came = answers(keys, call(keys, "join"), most, JOIN_SECONDS)
+        came = answers(keys, call(keys, "join"), most, self._window)
+        # One that is slow, as on a busy machine, is given more time by each call.
+        self._window = JOIN_SECONDS if came else min(2 * self._window, LONGEST_SECONDS)
         # Meanwhile they may have been admitted: one answers each call until it has its welcome.
         if (record := self._leads()) is None or keys is not self._store.ready:
             return

@@ -321,10 +321,14 @@ def check_missing_rank(rank: Rank, every: bool) -> tuple[str, str, float]:
 @pytest.mark.parametrize("every", [False, True])
 def test_monitored_barrier_names_who_is_missing(ranks: Ranks, every: bool) -> None:
     answers = ranks(check_missing_rank, every)
+    word = "Ranks" if every else "Rank"
+    assert f"[Rank 0]: {word} 1 failed to pass monitoredBarrier in 500 ms" in answers[0][1]
     for other, (kind, text, _) in enumerate(answers):
         if other != 1:
             assert kind == "DistBackendError"
             assert re.search(r"barrier #1: .*waiting for rank 1 \(", text), text
+        if other > 1:
+            assert f"Rank {other} successfully reached monitoredBarrier" in text
 
 
 def check_profile(rank: Rank) -> list[tuple[str, bool, Any]]:
