@@ -128,7 +128,7 @@ void DeviceEngine::note_progress() {
       state_.transport().finish(Board::kDevice, each.operation.sequence);
     }
   }
-  under_way_ -= static_cast<int64_t>(std::erase_if(pending_, is_over));
+  under_way -= static_cast<int64_t>(std::erase_if(pending_, is_over));
 }
 
 // ---- the slow path

@@ -62,7 +62,7 @@ DeviceEngine::DeviceEngine(GroupState& state, Communicator& group, cuda::Api& ap
 }
 
 DeviceEngine::~DeviceEngine() {
-  under_way_ -= static_cast<int64_t>(pending_.size());
+  under_way -= static_cast<int64_t>(pending_.size());
   if (state_.forked() || kept_) {
     const cuda::DeviceComm* const kept = comm_.release();
     static_cast<void>(kept);
@@ -161,16 +161,16 @@ void DeviceEngine::refuse_capture(cuda::Stream caller) const {
 void DeviceEngine::look() {
   if (!comm_->has_news()) return;
   note_progress();
-  if (under_way_ > 0 && sequence_ >= idle_at_) {
+  if (under_way > 0 && sequence_ >= idle_at_) {
     idle_at_ = sequence_ + kIdleEvery;
     const Deadline deadline(kIdle);
-    poll_until([&] { return under_way_ == 0 || deadline.passed(); }, kParting,
+    poll_until([&] { return under_way == 0 || deadline.passed(); }, kParting,
                [&] {
                  note_progress();
                  state_.check();
                });
   }
-  if (under_way_ == 0) comm_->look();
+  if (under_way == 0) comm_->look();
 }
 
 // The stream for what comes next in these timelines: after what came before in each of them.
@@ -220,7 +220,7 @@ DeviceEngine::CompletionPtr DeviceEngine::end(const std::vector<int>& timelines,
     for (Pending& each : pending) {
       each.batch = batches_;
       pending_.push_back(each);
-      ++under_way_;
+      ++under_way;
     }
   }
   if (first || staging_.gated()) state_.kick();  // the worker knows when to look for the next gate

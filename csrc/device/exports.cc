@@ -67,6 +67,7 @@ void ImportCache::close_if(const Which& which) {
     try {
       chunks ? api_.unmap_chunks(address) : api_.close_memory(address);
     } catch (const std::exception&) {  // of a process that has gone
+      return true;
     }
     return true;
   });
@@ -91,11 +92,10 @@ uint64_t Exports::at_leader(const Span& span, uint64_t sequence) {
   }
   entry.used = sequence;
   withdraw_if_freed(entries_[next_++ % kExports]);
-  const int index = index_of(entry);
-  const Opened& opened = ends_.theirs.opened(ends_.transport.rank(), index);
+  const Opened& opened = ends_.theirs.opened(ends_.transport.rank(), index_of(entry));
   if (opened.generation.load(std::memory_order_acquire) != entry.generation) return 0;
-  const uint64_t base = opened.address.load(std::memory_order_relaxed);
-  return base + static_cast<uint64_t>(span.data - range.base);
+  return opened.address.load(std::memory_order_relaxed) +
+         static_cast<uint64_t>(span.data - range.base);
 }
 
 // Finds the allocation's entry, or else one for it: a freed one, or the one unused for longest.
@@ -130,6 +130,7 @@ void Exports::withdraw_if_freed(Entry& entry) {
   try {
     if (range_of(ends_.api, {entry.range.base, entry.range.bytes}) == entry.range) return;
   } catch (const DeviceError&) {  // nothing is there
+    return withdraw(entry);
   }
   withdraw(entry);
 }
@@ -181,7 +182,6 @@ bool Exports::export_as_chunks(const Entry& entry, const Span& span) {
 // ---- the leader
 
 void Imports::look() {
-  if (!has_news()) return;
   seen_ = ends_.theirs.exports().load(std::memory_order_acquire);
   for (int index = 0; index < kExports; ++index) {
     const uint64_t generation =
@@ -205,9 +205,9 @@ void Imports::renew(int index, uint64_t generation) {
   if (memory.kind == ExportedMemory::kNothing) return;
   const bool chunks = memory.kind == ExportedMemory::kChunks;
   try {
-    std::vector<Chunk> pieces = receive(index, generation, memory);
-    mapped.address = ImportCache::of(ends_.api).acquire(
-        mapped.range, chunks, [&] { return open(memory, std::move(pieces)); });
+    const std::vector<Chunk> pieces = receive(index, generation, memory);
+    mapped.address = ImportCache::of(ends_.api).acquire(mapped.range, chunks,
+                                                        [&] { return open(memory, pieces); });
   } catch (const std::exception& error) {
     return ends_.warn(str("memory of rank ", ends_.peer, " cannot be mapped (", error.what(),
                           "), so its tensors are copied once more"));
@@ -221,7 +221,7 @@ void Imports::release(Mapped& mapped) {
   if (std::exchange(mapped.address, nullptr)) ImportCache::of(ends_.api).release(mapped.range);
 }
 
-std::byte* Imports::open(const ExportedMemory& memory, std::vector<Chunk> chunks) {
+std::byte* Imports::open(const ExportedMemory& memory, const std::vector<Chunk>& chunks) {
   if (memory.kind == ExportedMemory::kHandle) return ends_.api.open_memory(memory.handle);
   if (chunks.size() != memory.chunks) throw DeviceError("its descriptors did not come");
   return ends_.api.map_chunks(chunks);

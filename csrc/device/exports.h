@@ -107,7 +107,7 @@ class Imports {
   };
   void renew(int index, uint64_t generation);
   void release(Mapped& mapped);
-  std::byte* open(const ExportedMemory& memory, std::vector<Chunk> chunks);
+  std::byte* open(const ExportedMemory& memory, const std::vector<Chunk>& chunks);
   std::vector<Chunk> receive(int index, uint64_t generation, const ExportedMemory& memory);
 
   const Ends ends_;
