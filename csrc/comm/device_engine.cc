@@ -62,12 +62,12 @@ DeviceEngine::DeviceEngine(GroupState& state, Communicator& group, cuda::Api& ap
 }
 
 DeviceEngine::~DeviceEngine() {
-  under_way -= static_cast<int64_t>(pending_.size());
   if (state_.forked() || kept_) {
     const cuda::DeviceComm* const kept = comm_.release();
     static_cast<void>(kept);
-    return;
+    return;  // what streams still do stays under way
   }
+  under_way -= static_cast<int64_t>(pending_.size());
   const Lock lock(enqueue_mutex_);
   if (comm_) give_back();
   try {

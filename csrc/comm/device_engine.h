@@ -202,7 +202,7 @@ class DeviceEngine final : public Engine {
 
   Mutex mutex_;  // never held during a call of CUDA's
   std::deque<Pending> pending_ RINGCOMM_GUARDED_BY(mutex_);
-  inline static std::atomic<int64_t> under_way{0};  // pending, of all groups of the process
+  inline static std::atomic<int64_t> under_way{0};  // pending, of the process; partner: look()
   uint64_t batches_ RINGCOMM_GUARDED_BY(mutex_) = 0;
   std::vector<cuda::Event> events_ RINGCOMM_GUARDED_BY(mutex_);
   // By timeline: so far all is good, or nothing is from there on.

@@ -5,6 +5,7 @@
 namespace ringcomm::cuda {
 namespace {
 
+constexpr uint64_t kMostMissed = 1000;  // generations whose descriptors are looked for
 constexpr uint64_t kMostChunks = std::size(ExportedMemory{}.chunk_bytes);
 
 // Of a chunk's descriptor. An entry's generations come one after the other.
@@ -13,8 +14,9 @@ uint32_t number_of(int index, uint64_t generation, size_t chunk) {
   return static_cast<uint32_t>(entry + chunk) & INT32_MAX;
 }
 
-// All that `span` lies in, as one; its id is another one once any of them was freed.
-Allocation range_of(Api& api, const Span& span) {
+// All that `span` lies in, as one; its id is another one once any of them was freed. Empty where
+// nothing is.
+Allocation range_of(Api& api, const Span& span) try {
   Allocation range = api.allocation_of(span.data);
   while (range.bytes > 0 && range.base + range.bytes < span.data + span.bytes) {
     const Allocation next = api.allocation_of(range.base + range.bytes);
@@ -24,6 +26,8 @@ Allocation range_of(Api& api, const Span& span) {
     range.ipc = false;  // several pieces: virtual addresses
   }
   return range;
+} catch (const DeviceError&) {
+  return {};
 }
 
 }  // namespace
@@ -76,12 +80,7 @@ void ImportCache::close_if(const Which& which) {
 // ---- the exporter
 
 uint64_t Exports::at_leader(const Span& span, uint64_t sequence) {
-  Allocation range;
-  try {
-    range = range_of(ends_.api, span);
-  } catch (const DeviceError&) {
-    return 0;
-  }
+  const Allocation range = range_of(ends_.api, span);
   if (range.bytes == 0 || range.bytes > most_bytes_) return 0;
   Entry& entry = entries_[static_cast<size_t>(find(range))];
   if (entry.range != range) {
@@ -127,12 +126,7 @@ void Exports::make_room(uint64_t bytes) {
 
 void Exports::withdraw_if_freed(Entry& entry) {
   if (entry.range.bytes == 0) return;
-  try {
-    if (range_of(ends_.api, {entry.range.base, entry.range.bytes}) == entry.range) return;
-  } catch (const DeviceError&) {  // nothing is there
-    return withdraw(entry);
-  }
-  withdraw(entry);
+  if (range_of(ends_.api, {entry.range.base, entry.range.bytes}) != entry.range) withdraw(entry);
 }
 
 void Exports::withdraw(Entry& entry) {
@@ -144,7 +138,7 @@ void Exports::withdraw(Entry& entry) {
 void Exports::publish(Entry& entry, const Span& span) {
   Export& exported = ends_.own.exported(index_of(entry));
   const Allocation& range = entry.range;
-  exported.generation.store(0, std::memory_order_seq_cst);  // partner: renew()
+  exported.generation.exchange(0, std::memory_order_acq_rel);  // before the rest; partner: renew()
   exported.memory.range = {reinterpret_cast<uint64_t>(range.base), range.bytes, range.id};
   std::string why = "it has many pieces, or is of virtual addresses that cannot be exported";
   try {
@@ -194,20 +188,21 @@ void Imports::look() {
 void Imports::renew(int index, uint64_t generation) {
   Export& exported = ends_.theirs.exported(index);
   const ExportedMemory memory = exported.memory;
-  // It changes nothing, and comes after what was read.
+  // It changes nothing, and comes after what was read; partner: publish().
   const uint64_t now = exported.generation.fetch_add(0, std::memory_order_acq_rel);
   if (generation == 0 || now != generation) return;
   Mapped& mapped = mapped_[static_cast<size_t>(index)];
   release(mapped);
-  while (++mapped.generation < generation) receive(index, mapped.generation, {});  // of no use
+  for (uint64_t i = 1; i < kMostMissed && mapped.generation + i < generation; ++i) {
+    receive(index, generation - i, {});  // of no use any more
+  }
   mapped = {generation, nullptr, memory.range};
   mapped.range.process = process_;
+  const std::vector<Chunk> pieces = receive(index, generation, memory);
   if (memory.kind == ExportedMemory::kNothing) return;
-  const bool chunks = memory.kind == ExportedMemory::kChunks;
   try {
-    const std::vector<Chunk> pieces = receive(index, generation, memory);
-    mapped.address = ImportCache::of(ends_.api).acquire(mapped.range, chunks,
-                                                        [&] { return open(memory, pieces); });
+    mapped.address = ImportCache::of(ends_.api).acquire(
+        mapped.range, memory.kind == ExportedMemory::kChunks, [&] { return open(memory, pieces); });
   } catch (const std::exception& error) {
     return ends_.warn(str("memory of rank ", ends_.peer, " cannot be mapped (", error.what(),
                           "), so its tensors are copied once more"));

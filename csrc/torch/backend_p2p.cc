@@ -94,6 +94,8 @@ Backend::WorkPtr Backend::barrier(const c10d::BarrierOptions& opts) {
 void Backend::monitoredBarrier(const c10d::BarrierOptions& opts, bool waitAllRanks) {
   c10d::BarrierOptions blocking = opts;
   blocking.asyncOp = false;
+  if (opts.timeout.count() < 0) blocking.timeout = group().state().timeout();
+  const std::string limit = str(blocking.timeout.count(), " ms");
   if (opts.timeout.count() == 0) blocking.timeout = std::chrono::milliseconds(1);
   try {
     if (const WorkPtr work = barrier(blocking)) work->wait();
@@ -103,13 +105,15 @@ void Backend::monitoredBarrier(const c10d::BarrierOptions& opts, bool waitAllRan
       const PeerState state = group().state().transport().state(peer, Board::kHost);
       if (state.called < group().sequence()) missing.push_back(peer);
     }
-    const std::string what =
-        opts.timeout.count() == 0
-            ? str("Rank ", rank(), " timed out in monitoredBarrier after 0 ms")
-        : rank() != 0 ? str("Rank ", rank(), " successfully reached monitoredBarrier, but ",
-                            "received errors while waiting for send/recv from rank 0")
-                      : str(waitAllRanks ? "Ranks " : "Rank ", joined(missing),
-                            " failed to pass monitoredBarrier in ", opts.timeout.count(), " ms");
+    std::string what = str("Rank ", rank(), " timed out in monitoredBarrier after ", limit);
+    if (rank() != 0 && opts.timeout.count() != 0) {
+      what = str("Rank ", rank(), " successfully reached monitoredBarrier, but received errors ",
+                 "while waiting for send/recv from rank 0");
+    } else if (opts.timeout.count() != 0) {
+      if (missing.empty()) throw;  // it is no rank that did not come
+      what = str(waitAllRanks ? "Ranks " : "Rank ", joined(missing),
+                 " failed to pass monitoredBarrier in ", limit);
+    }
     C10_THROW_ERROR(DistBackendError,
                     str("[Rank ", rank(), "]: ", what, ": ", error.what_without_backtrace()));
   }

@@ -3,10 +3,12 @@
 #pragma once
 
 #include <algorithm>
+#include <span>
 
 #include "cpp/processes.h"
 #include "sim/api_sim.h"
 #include "sim/sim_memory.h"
+#include "transport/unix_socket.h"
 
 namespace ringcomm::testing {
 
@@ -68,6 +70,19 @@ inline bool readable(const std::byte* at) {
   require(::pipe(ends) == 0, "pipe");
   const Fd in(ends[0]), out(ends[1]);
   return ::write(out.get(), at, 1) == 1;
+}
+
+// The descriptors of the one message that comes, by send_message() of an int.
+inline std::vector<Fd> receive_descriptors(const Fd& socket) {
+  int word = 0;
+  std::vector<Fd> descriptors;
+  Received received = Received::kNothing;
+  for (const Deadline end(std::chrono::seconds(20)); received == Received::kNothing;) {
+    require(!end.passed(), "nothing came");
+    received = try_receive(socket, std::as_writable_bytes(std::span(&word, 1)), descriptors);
+  }
+  require(received == Received::kMessage, "a message");
+  return descriptors;
 }
 
 inline std::byte* register_words(Api& api, Shared& shared) {

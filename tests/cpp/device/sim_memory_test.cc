@@ -2,10 +2,7 @@
 #include <signal.h>
 #include <sys/socket.h>
 
-#include <span>
-
 #include "sim_harness.h"
-#include "transport/unix_socket.h"
 
 namespace ringcomm::testing {
 namespace {
@@ -137,8 +134,8 @@ void chunks() {
     const Fd socket(ends[rank]);
     constexpr uint64_t kBegin = 70'000, kLength = 100'000;
     constexpr uint64_t kOffset = kBegin - kChunk;  // in the second chunk
-    int word = 0;
     if (rank == 0) {
+      const int word = 0;
       std::byte* memory = api->allocate(200'000);
       std::memset(memory + kBegin, 1, kLength);
       const Allocation chunk = api->allocation_of(memory + kBegin);
@@ -159,15 +156,8 @@ void chunks() {
       require(is_all(memory + kBegin, kLength, std::byte{2}), "what the peer wrote");
       return;
     }
-    std::vector<Fd> fds;
-    Received received_as = Received::kNothing;
-    for (const Deadline end(std::chrono::seconds(20)); received_as == Received::kNothing;) {
-      require(!end.passed(), "nothing came");
-      received_as = try_receive(socket, std::as_writable_bytes(std::span(&word, 1)), fds);
-    }
-    require(received_as == Received::kMessage, "the chunks");
     std::vector<Chunk> received;
-    for (Fd& fd : fds) received.push_back({std::move(fd), kChunk});
+    for (auto& fd : receive_descriptors(socket)) received.push_back({std::move(fd), kChunk});
     std::byte* memory = api->map_chunks(received);
     require(is_all(memory + kOffset, kLength, std::byte{1}), "what the exporter wrote");
     std::memset(memory + kOffset, 2, kLength);
