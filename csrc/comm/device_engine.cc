@@ -153,7 +153,7 @@ void DeviceEngine::make_streams() {
 }
 
 void DeviceEngine::refuse_capture(cuda::Stream caller) const {
-  RINGCOMM_CHECK(!api_.is_capturing(caller),
+  RINGCOMM_CHECK(api_.capture_of(caller) == 0,
                  "ringcomm cannot be captured into a CUDA graph: call it outside of the capture");
 }
 

@@ -169,11 +169,19 @@ class CudaApi final : public Api {
     check(cudaStreamSynchronize(native(stream)), "cudaStreamSynchronize");
   }
 
-  bool is_capturing(Stream stream) override {
+  uint64_t capture_of(Stream stream) override {
     cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-    const cudaError_t error = cudaStreamIsCapturing(native(stream), &status);
+    unsigned long long id = 0;
+    const cudaError_t error = cudaStreamGetCaptureInfo(native(stream), &status, &id);
     if (error != cudaSuccess) refuse_capture_elsewhere(cudaGetErrorString(error));
-    return status != cudaStreamCaptureStatusNone;
+    return status == cudaStreamCaptureStatusNone ? 0 : id;
+  }
+
+  bool relax_captures(bool relaxed) noexcept override {
+    cudaStreamCaptureMode mode =
+        relaxed ? cudaStreamCaptureModeRelaxed : cudaStreamCaptureModeGlobal;
+    const cudaError_t error = cudaThreadExchangeStreamCaptureMode(&mode);
+    return error == cudaSuccess && mode == cudaStreamCaptureModeRelaxed;
   }
 
   Event make_event() override {
@@ -203,17 +211,22 @@ class CudaApi final : public Api {
       const size_t count = std::min(kMost, words.size() - done);
       std::memset(operations, 0, count * sizeof *operations);
       for (size_t i = 0; i < count; ++i) {
-        const auto& [at, value, wait] = words[done + i];
+        const auto& [at, value, kind] = words[done + i];
         CUstreamBatchMemOpParams& operation = operations[i];
-        if (wait) {
+        if (kind == Word::kWait) {
           operation.operation = CU_STREAM_MEM_OP_WAIT_VALUE_32;
           operation.waitValue.address = number_of(at);
-          operation.waitValue.value = value;
+          operation.waitValue.value = static_cast<uint32_t>(value);
           operation.waitValue.flags = CU_STREAM_WAIT_VALUE_GEQ;
-        } else {
+        } else if (kind == Word::kWrite) {
           operation.operation = CU_STREAM_MEM_OP_WRITE_VALUE_32;
           operation.writeValue.address = number_of(at);
-          operation.writeValue.value = value;
+          operation.writeValue.value = static_cast<uint32_t>(value);
+          operation.writeValue.flags = CU_STREAM_WRITE_VALUE_DEFAULT;
+        } else {
+          operation.operation = CU_STREAM_MEM_OP_WRITE_VALUE_64;
+          operation.writeValue.address = number_of(at);
+          operation.writeValue.value64 = value;
           operation.writeValue.flags = CU_STREAM_WRITE_VALUE_DEFAULT;
         }
       }

@@ -28,9 +28,10 @@ using Uuid = std::array<uint8_t, 16>;
 using IpcHandle = std::array<std::byte, 64>;
 
 struct Word {
+  enum Kind : uint8_t { kWrite, kWait, kWrite64 };
   std::byte* at;
-  uint32_t value;
-  bool wait;  // for it, or write it
+  uint64_t value;
+  Kind kind = kWrite;
 };
 
 struct DeviceFacts {
@@ -85,7 +86,12 @@ class Api {
   virtual Stream make_stream() = 0;  // of high priority, independent of the default stream
   virtual void destroy_stream(Stream stream) = 0;
   virtual void synchronize(Stream stream) = 0;
-  virtual bool is_capturing(Stream stream) = 0;  // throws UsageError where that cannot be told
+  // The capture of a CUDA graph that the stream takes part in: 0 for none, else an id that no other
+  // capture of this process has. Throws UsageError where that cannot be told.
+  virtual uint64_t capture_of(Stream stream) = 0;
+  // While a graph is captured CUDA refuses calls that allocate, map or wait, unless the thread's
+  // mode is relaxed. Returns whether it was.
+  virtual bool relax_captures(bool relaxed) noexcept = 0;
   virtual Event make_event() = 0;
   virtual void destroy_event(Event event) = 0;
   virtual void record(Event event, Stream stream) = 0;
@@ -95,13 +101,14 @@ class Api {
   virtual void copy(Stream stream, std::byte* to, const std::byte* from, uint64_t bytes) = 0;
   // Memory operations on words of registered or pinned host memory, by their device address, in
   // order. A write comes after all that is before it in the stream, which is visible to all that
-  // see the value. A wait ends when (int32)(word - value) >= 0; the host does not wait.
+  // see the value. A wait ends when (int32)(word - value) >= 0; the host does not wait. 64 bits are
+  // also written to memory of devices.
   virtual void each_word(Stream stream, std::span<const Word> words) = 0;
   void write(Stream stream, std::byte* word, uint32_t value) {
-    each_word(stream, std::array{Word{word, value, false}});
+    each_word(stream, std::array{Word{word, value, Word::kWrite}});
   }
   void wait_until(Stream stream, std::byte* word, uint32_t value) {
-    each_word(stream, std::array{Word{word, value, true}});
+    each_word(stream, std::array{Word{word, value, Word::kWait}});
   }
   virtual void launch(Stream stream, const ReduceArgs& args) = 0;
   virtual void launch(Stream stream, const LeaderArgs& args) = 0;
@@ -142,6 +149,19 @@ class OnDevice {
  private:
   Api& api_;
   const int before_, device_;
+};
+
+// Allows the thread all calls, for a scope, though a graph is captured.
+class Relaxed {
+ public:
+  explicit Relaxed(Api& api) : api_(api), before_(api.relax_captures(true)) {}
+  ~Relaxed() { api_.relax_captures(before_); }
+  Relaxed(const Relaxed&) = delete;
+  Relaxed& operator=(const Relaxed&) = delete;
+
+ private:
+  Api& api_;
+  const bool before_;
 };
 
 }  // namespace ringcomm::cuda

@@ -46,14 +46,14 @@ std::byte* DeviceComm::word(Rank of, const void* in_its_area) const {
 void DeviceComm::signal(Rank to, int lane, uint32_t by) {
   Peer& peer = this->peer(to);
   peer.sent[lane] += by;
-  words_.push_back({word(to, &peer.area.line(rank_, lane)), peer.sent[lane], false});
+  words_.push_back({word(to, &peer.area.line(rank_, lane)), peer.sent[lane], Word::kWrite});
 }
 
 void DeviceComm::await(Rank from, int lane, uint32_t by) {
   std::atomic<uint32_t>& awaited = peer(from).awaited[lane];
   const uint32_t value = awaited.load(std::memory_order_relaxed) + by;
   awaited.store(value, std::memory_order_relaxed);  // partner: release(), which comes again
-  words_.push_back({word(rank_, &own().line(from, lane)), value, true});
+  words_.push_back({word(rank_, &own().line(from, lane)), value, Word::kWait});
 }
 
 void DeviceComm::flush(Stream stream) {

@@ -114,11 +114,13 @@ class SimApi final : public Api {
     return enter("cudaStreamCreate").pass()->streams.make(device_of_thread);
   }
 
-  bool is_capturing(Stream /*stream*/) override {
-    enter("cudaStreamIsCapturing");
-    if (captures_asked_++ >= options_.capture_fails) return false;
+  uint64_t capture_of(Stream /*stream*/) override {
+    enter("cudaStreamGetCaptureInfo");
+    if (captures_asked_++ >= options_.capture_fails) return 0;
     refuse_capture_elsewhere("operation would make the legacy stream depend on a capture");
   }
+
+  bool relax_captures(bool /*relaxed*/) noexcept override { return false; }
 
   void destroy_stream(Stream stream) override {
     enter("cudaStreamDestroy")->streams.destroy(stream);
@@ -170,8 +172,15 @@ class SimApi final : public Api {
   }
 
   void each_word(Stream stream, std::span<const Word> words) override {
-    for (const auto& [at, value, wait] : words)
-      wait ? wait_for(stream, at, value) : write_to(stream, at, value);
+    for (const auto& [at, value, kind] : words) {
+      if (kind == Word::kWrite64) {
+        write_wide(stream, at, value);
+      } else if (kind == Word::kWait) {
+        wait_for(stream, at, static_cast<uint32_t>(value));
+      } else {
+        write_to(stream, at, static_cast<uint32_t>(value));
+      }
+    }
   }
 
   void launch(Stream stream, const ReduceArgs& args) override {
@@ -279,6 +288,19 @@ class SimApi final : public Api {
     // Pairs with wait_for() of other processes, and with whatever their hosts read it by.
     enqueue_word("cuStreamWriteValue32", stream, word, [value](uint32_t* at) {
       std::atomic_ref(*at).store(value, std::memory_order_seq_cst);
+    });
+  }
+
+  void write_wide(Stream stream, std::byte* word, uint64_t value) {
+    constexpr const char* kCall = "cuStreamWriteValue64";
+    const Entered process = enter(kCall);
+    if (!options_.memory_operations) throw DeviceError(str(kCall, ": operation not supported"));
+    std::byte* host = process->memory.host_side(kCall, word, sizeof value, false);
+    if (reinterpret_cast<uintptr_t>(host) % sizeof value != 0) {
+      throw DeviceError(str(kCall, ": invalid argument"));
+    }
+    enqueue(process->streams.find(kCall, stream, device_of_thread), [host, value] {
+      std::atomic_ref(*reinterpret_cast<uint64_t*>(host)).store(value, std::memory_order_seq_cst);
     });
   }
 
