@@ -107,9 +107,10 @@ void Communicator::wait_for_device() {
   DeviceEngine* const device = device_in_use();
   if (device == nullptr || state_.forked() || state_.left()) return;
   device->expect_all();  // a stream that hangs meets a deadline
+  const uint64_t last = device->last_batch();  // other threads may go on
   const Deadline called(kUncalled);
   progress_.wait_for_streams("destroy", [&] {
-    return !device->pending() || state_.failed() || (!device->expected() && called.passed());
+    return !device->pending(last) || state_.failed() || (!device->expected() && called.passed());
   });
 }
 

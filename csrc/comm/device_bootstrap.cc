@@ -58,7 +58,11 @@ void DeviceEngine::bootstrap(const std::vector<cuda::Subgroup>& subgroups,
       if (step == 1 || why_not(subgroup).empty()) comm_->bootstrap(subgroup, step);
     }
     for (const cuda::Subgroup& subgroup : fresh) {
-      if (why_not(subgroup).empty()) await_step(subgroup, step, deadline, asked);
+      if (!why_not(subgroup).empty()) continue;
+      await_ranks(asked, deadline, subgroup, [&](Rank rank) {
+        const auto& at = area_of(rank).info(subgroup.index_of(rank)).step;
+        return at.load(std::memory_order_acquire) >= step;
+      });
     }
   }
   for (const cuda::Subgroup& subgroup : fresh) {
@@ -75,12 +79,11 @@ void DeviceEngine::bootstrap(const std::vector<cuda::Subgroup>& subgroups,
   make_streams();
 }
 
-void DeviceEngine::await_step(const cuda::Subgroup& subgroup, uint32_t step,
-                              const Deadline& deadline, const std::string& asked) {
+void DeviceEngine::await_ranks(const std::string& asked, const Deadline& deadline,
+                               const cuda::Subgroup& subgroup,
+                               const std::function<bool(Rank peer)>& has_come) {
   for (const Rank rank : subgroup.ranks) {
-    const cuda::Area area = area_of(rank);
-    const auto& at = area.info(subgroup.index_of(rank)).step;
-    poll_until([&] { return at.load(std::memory_order_acquire) >= step; }, kMeeting,
+    poll_until([&] { return has_come(rank); }, kMeeting,
                [&] {
                  diagnosis_.check_partner(rank, asked);
                  state_.check_failure(asked);
@@ -102,7 +105,9 @@ void DeviceEngine::tell(const cuda::Subgroup& subgroup, const cuda::PeerAccess& 
                             found.why, " (", asked, ")");
   } else if (!subgroup.pair) {
     state_.logger().info("first operation on a device: ", asked, ", over ", kind, " IPC, ",
-                         found.one_device    ? "ranks share one device"
+                         found.one_device    ? api_.facts(device_).mps
+                                                   ? "ranks share one device through MPS"
+                                                   : "ranks share one device"
                          : found.own_devices ? "each rank has a device"
                                              : "ranks share several devices");
   }

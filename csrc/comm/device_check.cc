@@ -216,13 +216,14 @@ void DeviceEngine::check() {
 void DeviceEngine::check_operations() {
   const std::vector<Pending> rest = unfinished();
   if (released()) {
-    if (!rest.empty()) release_streams();
+    if (!rest.empty() || watched()) release_streams();
     return;
   }
   if (failed()) {
     if (!owed()) release_now();
     return;
   }
+  check_replay();
   // Not of those that have ended meanwhile: a peer may have gone after the last of them.
   for (const Pending& each : rest) {
     if (reached(each.timeline, each.value)) continue;

@@ -54,11 +54,12 @@ DeviceEngine::DeviceEngine(GroupState& state, Communicator& group, cuda::Api& ap
       spoilt_(good_until_.size()) {
   const Config& config = Runtime::get().config();
   const std::string refusal = config.cuda_mode == "host" ? "RINGCOMM_CUDA_MODE=host" : "";
-  comm_ = std::make_unique<cuda::DeviceComm>(api, state.transport(), device, config.cuda_memory,
-                                             refusal, [this](const std::string& text) {
-                                               if (Runtime::get().neighbours().first_time(text))
-                                                 state_.logger().warning(text);
-                                             });
+  comm_ = std::make_unique<cuda::DeviceComm>(
+      api, state.transport(), device, config.cuda_memory, refusal,
+      [this](const std::string& text) {
+        if (Runtime::get().neighbours().first_time(text)) state_.logger().warning(text);
+      },
+      [this](int timeline, uint32_t value) { await_done(timeline, value); });
 }
 
 DeviceEngine::~DeviceEngine() {
@@ -88,7 +89,9 @@ void DeviceEngine::give_back() {
   try {
     const cuda::OnDevice here(api_, device_);
     for (Timeline& timeline : timelines_) {
-      if (timeline.event != nullptr) api_.destroy_event(std::exchange(timeline.event, nullptr));
+      for (cuda::Event* const event : {&timeline.event, &timeline.captured}) {
+        if (*event != nullptr) api_.destroy_event(std::exchange(*event, nullptr));
+      }
     }
     for (const cuda::Stream stream : std::exchange(streams_, {})) api_.destroy_stream(stream);
     staging_.give_back();
@@ -152,17 +155,11 @@ void DeviceEngine::make_streams() {
                           " or more are safer");
 }
 
-void DeviceEngine::refuse_capture(cuda::Stream caller) const {
-  RINGCOMM_CHECK(api_.capture_of(caller) == 0,
-                 "ringcomm cannot be captured into a CUDA graph: call it outside of the capture");
-}
-
 // Now and then it is waited until nothing is under way, not for long.
 void DeviceEngine::look() {
   if (!comm_->has_news()) return;
   note_progress();
-  if (under_way > 0 && sequence_ >= idle_at_) {
-    idle_at_ = sequence_ + kIdleEvery;
+  if (under_way > 0 && busy_looks_++ % kIdleEvery == 0) {
     const Deadline deadline(kIdle);
     poll_until([&] { return under_way == 0 || deadline.passed(); }, kParting,
                [&] {
@@ -212,27 +209,30 @@ DeviceEngine::CompletionPtr DeviceEngine::end(const std::vector<int>& timelines,
     points.push_back({index, timelines_[static_cast<size_t>(index)].issued});
   }
   for (Pending& each : pending) each.value = timelines_[static_cast<size_t>(each.timeline)].issued;
-  bool first = false;
-  {
-    const Lock lock(mutex_);
-    first = pending_.empty();
-    ++batches_;
-    for (Pending& each : pending) {
-      each.batch = batches_;
-      pending_.push_back(each);
-      ++under_way;
-    }
-  }
-  if (first || staging_.gated()) state_.kick();  // the worker knows when to look for the next gate
+  if (append(pending) || staging_.gated())
+    state_.kick();  // the worker knows when to look for the next gate
   note_progress();
   return std::make_shared<Completion>(*this, std::move(points), over, stream);
 }
 
+// True where nothing was pending before.
+bool DeviceEngine::append(const std::vector<Pending>& pending) {
+  const Lock lock(mutex_);
+  const bool first = pending_.empty();
+  ++batches_;
+  for (const Pending& each : pending) {
+    pending_.push_back(each);
+    pending_.back().batch = batches_;
+    ++under_way;
+  }
+  return first;
+}
+
 // ---- watching
 
-bool DeviceEngine::pending() {
+bool DeviceEngine::pending(uint64_t until_batch) {
   const Lock lock(mutex_);
-  return !pending_.empty() || staging_.gated();
+  return (!pending_.empty() && pending_.front().batch <= until_batch) || staging_.gated();
 }
 
 bool DeviceEngine::progress(Driver& driver) {
@@ -244,7 +244,8 @@ bool DeviceEngine::progress(Driver& driver) {
 Clock::duration DeviceEngine::poll_interval() {
   if (staging_.gated()) return kStreamInterval;
   const Lock lock(mutex_);
-  return failed() && !pending_.empty() ? kReleaseInterval : Engine::poll_interval();
+  const bool releases = failed() && (!pending_.empty() || watched());
+  return releases ? kReleaseInterval : Engine::poll_interval();
 }
 
 void DeviceEngine::expect(const HostStaging::Point& point) {
@@ -266,6 +267,7 @@ void DeviceEngine::expect_all() {
 }
 
 bool DeviceEngine::close(Clock::duration grace) {
+  captured_ = false;  // replays are errors from now on
   const Deadline deadline(grace);
   poll_until([&] { return !pending() || deadline.passed(); }, kParting, [&] { state_.check(); });
   if (failed()) release_now();          // nobody looks any more

@@ -30,7 +30,7 @@ bool device_is_simulated();
 class DeviceEngine final : public Engine {
  public:
   // The end of an operation, or of a batch of messages: an event in its stream, and counts in
-  // memory of the host, one of each timeline.
+  // memory of the host, one of each timeline; none of what is captured.
   class Completion {
    public:
     Completion(DeviceEngine& engine, std::vector<HostStaging::Point> points, cuda::Event event,
@@ -42,7 +42,9 @@ class DeviceEngine final : public Engine {
 
     bool reached() const;
     // Somebody waits for it: from now on, if not since before, its messages have a deadline.
-    void expect() const { engine_.expect(points_[0]); }
+    void expect() const {
+      if (!points_.empty()) engine_.expect(points_[0]);
+    }
     bool good() const;                      // of what was reached: not because the group failed
     void block(cuda::Stream stream) const;  // the stream waits for it, the host does not
     cuda::Stream stream() const { return stream_; }
@@ -86,7 +88,14 @@ class DeviceEngine final : public Engine {
   bool close(Clock::duration grace);
   std::vector<Record> records() const { return recorder_.records(); }
 
-  bool pending() override;
+  bool pending() override { return pending(UINT64_MAX); }
+  bool pending(uint64_t until_batch);  // of what was enqueued until then
+  uint64_t last_batch() {
+    const Lock lock(mutex_);
+    return batches_;
+  }
+  // There may be a replay of a graph.
+  bool watched() const override { return captured_.load(std::memory_order_seq_cst); }
   // Posts messages whose data a stream has brought to the host.
   bool progress(Driver& driver) override;
   void check() override;
@@ -104,6 +113,8 @@ class DeviceEngine final : public Engine {
     uint32_t issued = 0;
     cuda::Event event = nullptr;  // the end of the last one
     cuda::Stream own = nullptr;
+    uint64_t capture = 0;            // of graphs, the last
+    cuda::Event captured = nullptr;  // the end of the last operation in that
   };
   struct Pending {
     Descriptor operation;
@@ -158,22 +169,31 @@ class DeviceEngine final : public Engine {
   void bootstrap(const std::vector<cuda::Subgroup>& subgroups, const std::string& asked)
       RINGCOMM_REQUIRES(enqueue_mutex_);
   std::string why_not(const cuda::Subgroup& subgroup) const;
-  void await_step(const cuda::Subgroup& subgroup, uint32_t step, const Deadline& deadline,
-                  const std::string& asked);
+  void await_ranks(const std::string& asked, const Deadline& deadline,
+                   const cuda::Subgroup& subgroup, const std::function<bool(Rank peer)>& has_come);
   void tell(const cuda::Subgroup& subgroup, const cuda::PeerAccess& found,
             const std::string& asked);
 
+  void finish_in(cuda::Stream stream, const Finish& finish) RINGCOMM_REQUIRES(enqueue_mutex_);
   void make_room() RINGCOMM_REQUIRES(enqueue_mutex_);
+  void await_done(int timeline, uint32_t value);
   void announce(const Operation& operation, const Descriptor& descriptor);
   uint64_t compare(const DeviceMessage& message) RINGCOMM_REQUIRES(enqueue_mutex_);
   std::optional<Algorithm> choose(const Shape& shape) const RINGCOMM_REQUIRES(enqueue_mutex_);
-  void run(const Operation& operation, const Shape& shape, std::optional<Algorithm> algorithm,
-           cuda::Stream stream) RINGCOMM_REQUIRES(enqueue_mutex_);
+  void run_kernels(const Operation& operation, const Shape& shape, cuda::Stream stream,
+                   bool captured) RINGCOMM_REQUIRES(enqueue_mutex_);
+  CompletionPtr capture(const Operation& operation, uint64_t capture, cuda::Stream caller,
+                        const std::string& asked, const Finish& finish)
+      RINGCOMM_REQUIRES(enqueue_mutex_);
+  void check_capture(const Operation& operation, const std::string& asked) const
+      RINGCOMM_REQUIRES(enqueue_mutex_);
+  void meet_at(uint64_t sequence, const std::string& asked) RINGCOMM_REQUIRES(enqueue_mutex_);
+  void check_replay() const;
+  bool append(const std::vector<Pending>& pending);
   void check_pending(const Pending& pending);
   void check_message(const Pending& pending) const;
   const cuda::Area& own() const { return area_; }
   cuda::Area area_of(Rank peer) const;
-  void refuse_capture(cuda::Stream caller) const;
   void release_streams();
   void give_back() RINGCOMM_REQUIRES(enqueue_mutex_);
 
@@ -194,7 +214,7 @@ class DeviceEngine final : public Engine {
   std::map<int, bool> met_ RINGCOMM_GUARDED_BY(enqueue_mutex_);
   cuda::PeerAccess access_ RINGCOMM_GUARDED_BY(enqueue_mutex_);  // of the group's
   std::atomic<uint64_t> sequence_{0};                            // written under the lock
-  uint64_t idle_at_ RINGCOMM_GUARDED_BY(enqueue_mutex_) = 0;     // the next operation that may wait
+  uint64_t busy_looks_ RINGCOMM_GUARDED_BY(enqueue_mutex_) = 0;
   // Messages, by peer.
   std::vector<uint64_t> sent_ RINGCOMM_GUARDED_BY(enqueue_mutex_);
   std::vector<uint64_t> received_ RINGCOMM_GUARDED_BY(enqueue_mutex_);
@@ -211,6 +231,7 @@ class DeviceEngine final : public Engine {
   // What streams wait for of other ranks: kDue and kDone are of a group that has failed.
   enum class Release : uint8_t { kNot, kDue, kDone };
   std::atomic<Release> release_{Release::kNot};  // partner: check_operations()
+  std::atomic<bool> captured_{false};            // something, until the group is closed
   bool kept_ = false;  // streams or peers may still use the memory: until the process ends
 };
 

@@ -17,6 +17,13 @@ constexpr auto kOwnStream = std::chrono::seconds(1);
 // Half of what boards and slots hold: so far behind may a peer be.
 constexpr uint32_t kMostUnderWay = cuda::kOperations / 2;
 
+// Equal where two call the same; not 0.
+uint64_t number_of(const Descriptor& descriptor) {
+  uint64_t number = 1;
+  for (const uint64_t word : descriptor.words) number = number * 0x9e3779b97f4a7c15 + word;
+  return number | 1;
+}
+
 }  // namespace
 
 // Any error but a refusal fails the group: of what was asked for, a part may have been enqueued.
@@ -50,45 +57,59 @@ DeviceEngine::CompletionPtr DeviceEngine::enqueue(const Operation& operation, cu
   const std::string asked = to_text(make_descriptor(operation, 0));
   return guarded(asked, [&] {
     enqueue_mutex_.assert_held();
-    refuse_capture(caller);
+    if (const uint64_t id = api_.capture_of(caller); id != 0) {
+      return capture(operation, id, caller, asked, finish);
+    }
     bootstrap({subgroup_of(-1)}, asked);
     const cuda::Stream stream = begin({0}, caller, on_own_stream);
     const auto limit = state_.timeout_or(operation.timeout);
     Pending pending{{}, 0, 0, -1, limit, Deadline(limit), {}};
     make_room();
     if (reach(-1)) {
-      if (access_.one_device) look();
+      look();
       const Shape shape = make_shape(operation, comm_->geometry());
       const auto algorithm = choose(shape);
       pending.operation = make_descriptor(operation, ++sequence_);
       set_plan(pending.operation, algorithm, hash_of_terms(shape.geometry, shape.costs, 1));
       announce(operation, pending.operation);
       pending.ticket = recorder_.begin(pending.operation);
-      run(operation, shape, algorithm, stream);
+      if (algorithm) {
+        comm_->run(stream, *plans_.get(shape, *algorithm), sequence_,
+                   make_reduction(operation, state_.size()), Spans(operation.input),
+                   Spans(operation.output));
+      } else {
+        run_kernels(operation, shape, stream, false);
+      }
     } else {
       pending.result = staging_.run(operation, stream, next_point(0));
       pending.operation = make_descriptor(operation, staging_.sequence());
       pending.deadline = Deadline(limit + kOwnStream);
     }
-    if (finish) finish(stream);
+    finish_in(stream, finish);
     return end({0}, stream, {pending});
   });
+}
+
+void DeviceEngine::finish_in(cuda::Stream stream, const Finish& finish) {
+  if (!finish) return;
+  comm_->flush(stream);
+  finish(stream);
 }
 
 void DeviceEngine::scale(DType dtype, double factor, Span dst, const std::byte* src,
                          cuda::Stream caller) {
   guarded("scale", [&]() -> CompletionPtr {
-    refuse_capture(caller);
     comm_->scale(caller, dtype, factor, dst, src);
     return nullptr;
   });
 }
 
 // Boards and slots hold the last so many operations: more are never under way.
-void DeviceEngine::make_room() {
+void DeviceEngine::make_room() { await_done(0, timelines_[0].issued + 1 - kMostUnderWay); }
+
+void DeviceEngine::await_done(int timeline, uint32_t value) {
   const std::string during = "the operations before it";
-  const uint32_t behind = timelines_[0].issued + 1 - kMostUnderWay;
-  poll_until([&] { return reached(0, behind); }, std::chrono::microseconds(20),
+  poll_until([&] { return reached(timeline, value); }, std::chrono::microseconds(20),
              [&] {
                state_.check();
                state_.check_failure(during);
@@ -127,22 +148,23 @@ void DeviceEngine::announce(const Operation& operation, const Descriptor& descri
   }
 }
 
-// By which algorithm; nullopt: by the kernels of all_reduce.
+// By which algorithm; nullopt: by kernels that are no plan.
 std::optional<Algorithm> DeviceEngine::choose(const Shape& shape) const {
   const bool sums = shape.collective == Collective::kAllReduce;
   if (const auto requested = state_.requested_algorithm(shape.collective)) return requested;
   const bool short_enough = access_.own_devices && shape.bytes <= kTwoShotBytes;
-  if (sums && (access_.one_device || short_enough)) return std::nullopt;
+  if (access_.one_device || (sums && short_enough)) return std::nullopt;
   // Between devices of their own, traffic from neighbour to neighbour suits any wiring.
   return sums ? Algorithm::kRing : select(shape, {.mapped = true});
 }
 
-void DeviceEngine::run(const Operation& operation, const Shape& shape,
-                       std::optional<Algorithm> algorithm, cuda::Stream stream) {
+void DeviceEngine::run_kernels(const Operation& operation, const Shape& shape, cuda::Stream stream,
+                               bool captured) {
   const Spans input(operation.input), output(operation.output);
   const Reduction reduction = make_reduction(operation, state_.size());
-  if (!algorithm) return comm_->all_reduce(stream, sequence_, reduction, input, output);
-  comm_->run(stream, *plans_.get(shape, *algorithm), sequence_, reduction, input, output);
+  if (!access_.one_device) return comm_->two_shot(stream, reduction, input, output);
+  const uint64_t call = number_of(make_descriptor(operation, 0));
+  comm_->hand_over(stream, shape, call, reduction, input, output, captured);
 }
 
 // ---- messages
@@ -152,7 +174,8 @@ DeviceEngine::CompletionPtr DeviceEngine::enqueue(const std::vector<DeviceMessag
   const std::string asked = to_text(make_descriptor(messages[0].kind));
   return guarded(asked, [&] {
     enqueue_mutex_.assert_held();
-    refuse_capture(caller);
+    RINGCOMM_CHECK(api_.capture_of(caller) == 0, asked,
+                   " cannot be captured into a CUDA graph: messages are matched at each call");
     std::vector<int> timelines;
     std::vector<Pending> pending;
     std::vector<cuda::Transfer> transfers;
@@ -176,18 +199,20 @@ DeviceEngine::CompletionPtr DeviceEngine::enqueue(const std::vector<DeviceMessag
       if (reach(message.kind.peer)) {
         pending[i].number = compare(message);
         pending[i].ticket = recorder_.begin(pending[i].operation);
-        transfers.push_back({message.kind.sending, message.kind.peer, message.data});
+        transfers.push_back(
+            {message.kind.sending, message.kind.peer, message.data, size_of(message.kind.dtype)});
       } else {
         staged.push_back(message);
         ends.push_back(next_point(message.timeline()));
       }
     }
+    look();
     if (!transfers.empty()) comm_->transfer(stream, transfers);
     const auto results = staging_.post(staged, ends, stream);
     for (size_t i = 0, next = 0; i < pending.size() && !results.empty(); ++i) {
       if (!pending[i].ticket) pending[i].result = results[next++];
     }
-    if (finish) finish(stream);
+    finish_in(stream, finish);
     return end(timelines, stream, std::move(pending));
   });
 }

@@ -17,6 +17,8 @@ class Engine {
 
   // Has something been asked for that has not ended?
   virtual bool pending() = 0;
+  // Must the worker look at it though nothing is pending?
+  virtual bool watched() const { return false; }
   // Would progress() move something? Asked before a sleep: all loads are seq_cst.
   virtual bool ready(Driver&) { return false; }
   // Moves as much as it can; true when something moved. Lets the driver go before callbacks.

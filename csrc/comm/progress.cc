@@ -70,6 +70,10 @@ bool Progress::pending(const Engine* except) const {
   return state_.count_engines(except, [](Engine& engine) { return engine.pending(); }) > 0;
 }
 
+bool Progress::watched() const {
+  return state_.count_engines(nullptr, [](Engine& engine) { return engine.watched(); }) > 0;
+}
+
 bool Progress::progress(Driver& driver, const Engine* except) {
   const bool moved = state_.transport().progress();
   return state_.count_engines(except, [&](Engine& it) { return it.progress(driver); }) > 0 || moved;
@@ -191,7 +195,7 @@ Progress::Driven Progress::drive() {
   Driver driver(host_.wheel());
   const Engine* const except = left_to_waiters();
   if (progress(driver, except)) return Driven::kMoved;
-  return pending(except) ? Driven::kBlocked : Driven::kIdle;
+  return pending(except) || watched() ? Driven::kBlocked : Driven::kIdle;
 }
 
 bool Progress::sleep(const std::function<bool()>& awake, Clock::duration most) {

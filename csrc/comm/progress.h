@@ -26,6 +26,7 @@ class Progress {
   static void call_out(const std::function<void()>& code);
 
   bool pending() const { return pending(nullptr); }
+  bool watched() const;
 
   // For the worker. kIdle: nothing to do here, or another thread drives and will kick() the worker.
   enum class Driven { kIdle, kBlocked, kMoved };

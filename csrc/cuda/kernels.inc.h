@@ -1,6 +1,7 @@
 // The kernels, for a device and, as its simulation, for the host. All their accesses to memory go
 // through a Context (kernels_device.inc.h; tests/sim/kernels_host.h), which has
 //   block(), blocks(), threads()      where this is, and of how many; threads at least one a rank
+//   part()                            the part of an operation that these blocks do
 //   operands()                        memory that the threads of a block share
 //   each(f)                           f(thread) on every thread of the block
 //   all(f)                            the same and, after sync(), whether f was true for all
@@ -173,44 +174,73 @@ constexpr void set_operands(Context& context, int n_srcs, int n_dsts, const Set&
 // The launch's own additions to the arguments.
 struct Launch {
   uint64_t element_bytes;  // of math.dtype
-  bool leader = false;     // sources are LeaderSlots; the following are LeaderArgs'
-  uint64_t first = 0;
-  const uint32_t* abort = nullptr;
+  bool leads = false;      // operands are those of `leader`
+  LeaderArgs leader{};
 };
 
-inline ReduceArgs args_of(const LeaderArgs& leader) {
-  ReduceArgs args;
-  args.math = leader.math;
-  args.count = leader.count;
-  args.n_srcs = args.n_dsts = leader.n_ranks;
-  for (int rank = 0; rank < leader.n_ranks; ++rank) {
-    args.src[rank] = reinterpret_cast<const std::byte*>(leader.slot[rank]);
-  }
-  return args;
+// Operands of a part. False: touch nothing. The abort word is read after the slots: the leader sets
+// it before it goes on without its peers.
+template <class Context>
+constexpr bool set_part(Context& context, const LeaderArgs& args, int part) {
+  const int sources = args.from == Who::kAll ? args.n_ranks : 1;
+  const int targets = args.to == Who::kAll ? args.n_ranks : 1;
+  const uint64_t call = args.call != 0 ? args.call : args.length[part];
+  const auto rank_of = [&](Who who, int i) {
+    return who == Who::kAll ? i : who == Who::kRoot ? args.root : part;
+  };
+  const auto slot_of = [&](int rank) {
+    if (rank == args.rank) {
+      LeaderSlot own = args.own;
+      own.call = call;
+      return own;
+    }
+    return context.template load<LeaderSlot>(reinterpret_cast<const std::byte*>(args.slot[rank]));
+  };
+  const auto place = [&](const LeaderSlot& slot, uint64_t base, bool is_split) {
+    if (slot.staged) return base + (is_split ? part * args.unit : 0);
+    return base + args.round + (is_split ? args.first[part] : 0);
+  };
+  Operands& operands = context.operands();
+  const auto set = [&](int thread) {
+    bool agrees = true;
+    if (thread == 0) operands.n_srcs = sources, operands.n_dsts = targets;
+    if (thread < sources) {
+      const LeaderSlot slot = slot_of(rank_of(args.from, thread));
+      const uint64_t at = place(slot, slot.input, args.input_is_split);
+      operands.src[thread] = bits_as<const std::byte*>(at);
+      agrees = slot.call == call;
+    }
+    if (thread < targets) {
+      const LeaderSlot slot = slot_of(rank_of(args.to, thread));
+      const uint64_t at = place(slot, slot.output, args.output_is_split);
+      operands.dst[thread] = bits_as<std::byte*>(at);
+      agrees = agrees && slot.call == call;
+    }
+    return agrees;
+  };
+  const auto goes_on = [&](int thread) {
+    return thread != 0 || context.load_acquire(args.abort) == 0;
+  };
+  return context.all(set) && context.all(goes_on);
 }
 
 template <class Codec, class Op, int kSources, class Context>
 constexpr void reduce_body(Context& context, const ReduceArgs& args, const Launch& launch) {
-  Operands& operands = context.operands();
-  set_operands(context, args.n_srcs, args.n_dsts, [&](int i) {
-    if (launch.leader) {
-      const auto slot = context.template load<LeaderSlot>(args.src[i]);
-      const uint64_t skip = slot.staged ? 0 : launch.first * launch.element_bytes;
-      operands.src[i] = bits_as<const std::byte*>(slot.input + skip);
-      operands.dst[i] = bits_as<std::byte*>(slot.output + skip);
-    } else {
-      operands.src[i] = args.src[i];
-      operands.dst[i] = args.dst[i];
-    }
-  });
-  // The abort word is read after the slots. A rank that writes slots of another operation has set
-  // it before.
-  const auto goes_on = [&](int thread) {
-    return thread != 0 || context.load_acquire(launch.abort) == 0;
-  };
-  if (launch.abort != nullptr && !context.all(goes_on)) return;
+  using Stored = typename Codec::Stored;
+  uint64_t bytes = args.count * launch.element_bytes;
+  if (launch.leads) {
+    const LeaderArgs& leader = launch.leader;
+    const uint64_t length = leader.length[context.part()], round = leader.round;
+    bytes = round >= length ? 0 : length - round < leader.unit ? length - round : leader.unit;
+    if (bytes == 0 || !set_part(context, leader, context.part())) return;
+  } else {
+    set_operands(context, args.n_srcs, args.n_dsts, [&](int i) {
+      context.operands().src[i] = args.src[i];
+      context.operands().dst[i] = args.dst[i];
+    });
+  }
   const Job job = job_of(args.math);
-  const Range range{0, args.count * launch.element_bytes / sizeof(typename Codec::Stored)};
+  const Range range{0, bytes / sizeof(Stored)};
   const uint64_t threads = context.threads();
   context.each([&](int thread) {
     const Share share{context.block() * threads + thread, context.blocks() * threads};
@@ -310,12 +340,14 @@ const Entry& find(const TableOf<Entry>& table, const Math& math) {
   return math.scale ? table.scale[dtype] : table.reduce[dtype][static_cast<int>(op)];
 }
 
-// The entry of one pair. Common pairs have functions of their own for 2, 4 and 8 sources.
+// The entry of one pair. Common pairs have functions of their own for 2, 4 and 8 sources, and what
+// copies has one for 1.
 template <class Function>
 struct BySources {
-  Function any, two, four, eight;
+  Function any, one, two, four, eight;
 
   Function of(int sources) const {
+    if (sources == 1) return one;
     return sources == 2 ? two : sources == 4 ? four : sources == 8 ? eight : any;
   }
 };

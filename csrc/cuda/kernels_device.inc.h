@@ -8,6 +8,7 @@
 struct Context {
   __device__ static int block() { return static_cast<int>(blockIdx.x); }
   __device__ static int blocks() { return static_cast<int>(gridDim.x); }
+  __device__ static int part() { return static_cast<int>(blockIdx.y); }
   __device__ static int threads() { return static_cast<int>(blockDim.x); }
   __device__ static Operands& operands() {
     __shared__ Operands shared;
@@ -69,15 +70,16 @@ inline void check(const char* call, cudaError_t status) {
 
 struct Grid {
   int blocks, threads;
+  int parts = 1;
 };
 
 template <class Kernel, class Args>
 void launch(Stream stream, Kernel kernel, Grid grid, const Args& args, const Launch& launch) {
   const void* arguments[] = {&args, &launch};
-  check(
-      "cudaLaunchKernel",
-      cudaLaunchKernel(reinterpret_cast<const void*>(kernel), dim3(grid.blocks), dim3(grid.threads),
-                       const_cast<void**>(arguments), 0, static_cast<cudaStream_t>(stream)));
+  check("cudaLaunchKernel",
+        cudaLaunchKernel(reinterpret_cast<const void*>(kernel), dim3(grid.blocks, grid.parts),
+                         dim3(grid.threads), const_cast<void**>(arguments), 0,
+                         static_cast<cudaStream_t>(stream)));
 }
 
 template <class Kernel>

@@ -24,10 +24,12 @@ template <class Codec, class Op>
 constexpr Kernel by_sources() {
   const auto any = reduce_kernel<Codec, Op, 0>;
   if constexpr (kWorthIt<Codec, Op>) {
-    return {any, reduce_kernel<Codec, Op, 2>, reduce_kernel<Codec, Op, 4>,
+    return {any, any, reduce_kernel<Codec, Op, 2>, reduce_kernel<Codec, Op, 4>,
             reduce_kernel<Codec, Op, 8>};
+  } else if constexpr (std::is_same_v<Op, Bor>) {
+    return {any, reduce_kernel<Codec, Op, 1>, any, any, any};
   } else {
-    return {any, any, any, any};
+    return {any, any, any, any, any};
   }
 }
 
@@ -47,15 +49,22 @@ void launch_reduce(Stream stream, const ReduceArgs& args, int multiprocessors) {
 }
 
 void launch_leader(Stream stream, const LeaderArgs& leader, int multiprocessors) {
-  const uint64_t size = size_of(leader.math.dtype);
-  launch(stream, find(kKernels, leader.math).of(leader.n_ranks),
-         {blocks_for(leader.count * size, multiprocessors), kThreads}, args_of(leader),
-         Launch{size, true, leader.first, leader.abort});
+  uint64_t bytes = 0;
+  for (int part = 0; part < leader.parts; ++part) {
+    bytes += std::min(leader.length[part], leader.unit);
+  }
+  const int blocks = std::max(1, blocks_for(bytes, multiprocessors) / leader.parts);
+  const Launch launched{size_of(leader.math.dtype), true, leader};
+  ReduceArgs args{};
+  args.math = leader.math;
+  launch(stream, find(kKernels, leader.math).of(leader.from == Who::kAll ? leader.n_ranks : 1),
+         {blocks, kThreads, leader.parts}, args, launched);
 }
 
 void load_kernels() {
   const auto load = [](const Kernel& entry) {
-    for (const auto kernel : {entry.any, entry.two, entry.four, entry.eight}) load_kernel(kernel);
+    for (const auto kernel : {entry.any, entry.one, entry.two, entry.four, entry.eight})
+      load_kernel(kernel);
   };
   for (const auto& row : kKernels.reduce) std::for_each(std::begin(row), std::end(row), load);
   for (const Kernel& entry : kKernels.scale) load(entry);

@@ -14,12 +14,15 @@
 namespace ringcomm::cuda {
 
 inline constexpr uint64_t kOperations = 128;  // of a group, that are under way on its device
-inline constexpr int kExports = 64;           // allocations of a rank that the leader may map
+inline constexpr int kExports = 64;           // allocations of a rank that others may map
 inline constexpr uint64_t kMessages = 64;     // to one peer, whose sizes can be compared
 
-// A rank's lines from one peer, named by the signals that they count.
-enum Lane : uint8_t { kDataLane, kCreditLane, kMessageLane, kMessageCreditLane };
-inline constexpr int kLanes = 4;
+// A rank's lines from one peer. Those of plans count signals. The others say, of operations and of
+// messages, how many rounds the peer has made ready for this rank's kernel, and how many of this
+// rank's the peer's kernel has done (handover.cc).
+enum Lane : uint8_t { kDataLane, kCreditLane, kReadyLane, kDoneLane, kSentLane, kTakenLane };
+inline constexpr int kPlanLanes = 2, kLanes = 6;
+inline constexpr uint32_t kAllDone = 1 << 20;  // more rounds than there are
 
 // The words of a rank to the others of a subgroup (device_comm.h): its device, and its memory for
 // them there.
@@ -54,10 +57,11 @@ struct ExportedMemory {
 
 struct Export {
   std::atomic<uint64_t> generation;  // 0: its owner writes; partner: Imports
+  std::atomic<uint32_t> wanted;      // bit r: its owner gives rank r what is there
   ExportedMemory memory;
 };
 
-struct Opened {  // by the leader: where it sees a peer's export
+struct Opened {  // where a rank sees a peer's export
   std::atomic<uint64_t> generation;
   std::atomic<uint64_t> address;
 };
@@ -79,15 +83,20 @@ class Area {
   std::atomic<uint32_t>& done(int timeline) const {
     return in<std::atomic<uint32_t>>(kWords, static_cast<uint64_t>(1 + timeline) * 16);
   }
-  // Counts changes of exported().
-  std::atomic<uint32_t>& exports() const {
+  // 1 while a stream of the owner is in an operation of a graph.
+  std::atomic<uint32_t>& replaying() const {
     return in<std::atomic<uint32_t>>(kWords, (3 + 2 * size_) * 16);
+  }
+  // The last operation for whose capture its owner has mapped what peers export.
+  std::atomic<uint64_t>& mapped_for() const {
+    return in<std::atomic<uint64_t>>(kWords, (4 + 4 * size_) * 8);
+  }
+  // Counts changes of exported() that concern `peer`.
+  std::atomic<uint32_t>& exports(Rank peer) const {
+    return in<std::atomic<uint32_t>>(kCounts, static_cast<uint64_t>(peer) * 16);
   }
   std::atomic<uint32_t>& line(Rank from, int lane) const {
     return in<std::atomic<uint32_t>>(kLines, static_cast<uint64_t>(from * kLanes + lane) * 32);
-  }
-  LeaderSlot& slot(uint64_t sequence) const {
-    return in<LeaderSlot>(kSlots, sequence % kOperations);
   }
   Export& exported(int index) const { return in<Export>(kExported, static_cast<uint64_t>(index)); }
   Opened& opened(Rank owner, int index) const {
@@ -111,12 +120,12 @@ class Area {
   std::byte* base() const { return base_; }
 
  private:
-  enum Part { kInfos, kWords, kLines, kSlots, kExported, kOpened, kStamps, kSizes, kEnd };
+  enum Part { kInfos, kWords, kLines, kCounts, kExported, kOpened, kStamps, kSizes, kEnd };
 
   uint64_t at(Part part) const {
     const uint64_t sizes[] = {
-        (1 + size_) * sizeof(RankInfo), (4 + 4 * size_) * 64,
-        size_ * kLanes * 128,           kOperations * sizeof(LeaderSlot),
+        (1 + size_) * sizeof(RankInfo), (5 + 4 * size_) * 64,
+        size_ * kLanes * 128,           size_ * 64,
         kExports * sizeof(Export),      size_ * kExports * sizeof(Opened),
         size_ * kOperations * 8,        2 * size_ * kMessages * 8,
     };

@@ -18,8 +18,8 @@ constexpr uint64_t kForMessages = 8;     // such a part of it, where two ranks m
 // Rank r's answer to a proof.
 uint64_t answer(uint64_t pattern, Rank rank) { return ~pattern ^ static_cast<uint64_t>(rank); }
 
-Geometry geometry_of(int size, uint64_t bytes) {
-  const uint64_t half = bytes / 8 * 3;  // a window of 4 segments, and as much for inboxes
+// `half`: a window of 4 segments, and as much for inboxes.
+Geometry geometry_of(int size, uint64_t half) {
   return {.size = size,
           .segment_bytes = half / 8 / 4096 * 4096,
           .inbox_bytes = half / 2 / static_cast<uint64_t>(size) / 512 * 512,
@@ -29,16 +29,21 @@ Geometry geometry_of(int size, uint64_t bytes) {
 }  // namespace
 
 DeviceComm::DeviceComm(Api& api, Transport& transport, int device, uint64_t most_bytes,
-                       std::string refusal, std::function<void(const std::string& text)> warn)
+                       std::string refusal, std::function<void(const std::string& text)> warn,
+                       AwaitDone await_done)
     : api_(api),
       transport_(transport),
       rank_(transport.rank()),
       device_(device),
       most_bytes_(most_bytes),
       refusal_(std::move(refusal)),
-      warn_(std::move(warn)) {
+      warn_(std::move(warn)),
+      await_done_(std::move(await_done)) {
   for (Rank rank = 0; rank < transport.size(); ++rank) {
     peers_.push_back(std::make_unique<Peer>(Area(transport.device_area(rank), transport.size())));
+  }
+  for (Rank rank = 0; rank < transport.size() && own().base() != nullptr; ++rank) {
+    own().line(rank, kDoneLane) = own().line(rank, kTakenLane) = kAllDone;  // before they meet it
   }
 }
 
@@ -109,7 +114,7 @@ void DeviceComm::prepare(RankInfo& info) {
   api_.load_kernels();
   // Do streams write and wait for words of the host here? Nothing but a trial tells.
   if (stream_ == nullptr) stream_ = api_.make_stream();
-  const int spare = 2 * size() + 1;  // a timeline that nobody else uses
+  const int spare = spare_timeline();
   mark(stream_, spare, 1);
   api_.wait_until(stream_, word(rank_, &own().done(spare)), 1);
   api_.synchronize(stream_);
@@ -131,6 +136,12 @@ uint64_t DeviceComm::bytes_of(const Subgroup& subgroup) const {
   return subgroup.pair ? bytes / kForMessages : bytes;
 }
 
+bool DeviceComm::shares_device(const Subgroup& subgroup) const {
+  return std::ranges::all_of(subgroup.ranks, [&](Rank rank) {
+    return info(subgroup, rank).uuid == info(subgroup, rank_).uuid;
+  });
+}
+
 void DeviceComm::open(const Subgroup& subgroup, RankInfo& info) {
   if (!refusal_.empty()) throw DeviceError(refusal_);
   for (const Rank rank : subgroup.ranks) {
@@ -138,9 +149,15 @@ void DeviceComm::open(const Subgroup& subgroup, RankInfo& info) {
   }
   Memory& memory = memory_[subgroup.index_of(rank_)];
   memory.of.assign(peers_.size(), nullptr);
-  memory.bytes = bytes_of(subgroup);
-  if (!subgroup.pair) geometry_ = geometry_of(size(), memory.bytes);
-  std::byte* const mine = api_.allocate(kPrologue + memory.bytes);
+  memory.end = bytes_of(subgroup);
+  if (!subgroup.pair) {
+    // Where ranks share a device, plans are the exception.
+    const uint64_t unit = memory.end / 16 / 4096 * 4096, half = shares_device(subgroup) ? 2 : 5;
+    geometry_ = geometry_of(size(), half * unit);
+    memory.window = 2 * half * unit;
+    memory.messages = 12 * unit;
+  }
+  std::byte* const mine = api_.allocate(kPrologue + memory.end);
   memory.of[static_cast<size_t>(rank_)] = mine;
   std::memset(proofs_, 0, kPrologue);
   proof(rank_) = info.pattern;
@@ -160,7 +177,7 @@ void DeviceComm::reach(const Subgroup& subgroup, RankInfo& info) {
     std::byte*& memory = found->second.of[static_cast<size_t>(rank)];
     memory = api_.open_memory(theirs.window);
     info.seen[rank] = reinterpret_cast<uint64_t>(memory);
-    api_.copy(stream_, proofs_, memory, kProofs);
+    api_.copy(stream_, proofs_, memory, sizeof Prologue::proofs);
     api_.synchronize(stream_);
     if (proof(rank) != theirs.pattern) {
       throw DeviceError(str("what is mapped as rank ", rank, "'s memory is another's"));
@@ -178,7 +195,8 @@ void DeviceComm::reach(const Subgroup& subgroup, RankInfo& info) {
 void DeviceComm::verify(const Subgroup& subgroup, RankInfo& info) {
   const auto found = memory_.find(subgroup.index_of(rank_));
   if (found == memory_.end()) return;
-  api_.copy(stream_, proofs_, found->second.of[static_cast<size_t>(rank_)], kProofs);
+  api_.copy(stream_, proofs_, found->second.of[static_cast<size_t>(rank_)],
+            sizeof Prologue::proofs);
   api_.synchronize(stream_);
   for (const Rank rank : subgroup.ranks) {
     if (rank == rank_ || proof(rank) == answer(info.pattern, rank)) continue;
@@ -202,17 +220,16 @@ PeerAccess DeviceComm::access(const Subgroup& subgroup) {
     devices.push_back(info.uuid);
   }
   std::ranges::sort(devices);
-  found.one_device = devices.front() == devices.back();
+  found.one_device = shares_device(subgroup);
   found.own_devices = std::ranges::adjacent_find(devices) == devices.end();
-  if (!found.reach || subgroup.pair) return found;
-  one_device_ = found.one_device;
-  group_ = &memory_.at(0);
-  if (!one_device_) return found;
-  const Area leader = peer(0).area;
+  if (!found.reach) return found;
+  if (!subgroup.pair) group_ = &memory_.at(0);
+  const Ends ends{api_, transport_, warn_};
   const uint64_t most = info(subgroup, rank_).memory_bytes / kShareOfExports;
-  if (rank_ != 0) exports_.emplace(Ends{api_, transport_, own(), leader, 0, warn_}, most);
-  for (Rank rank = 1; rank_ == 0 && rank < size(); ++rank) {
-    imports_.emplace_back(Ends{api_, transport_, leader, peer(rank).area, rank, warn_});
+  if (!exports_) exports_.emplace(ends, most);
+  for (const Rank rank : subgroup.ranks) {
+    const auto known = [&](const Imports& imports) { return imports.peer() == rank; };
+    if (rank != rank_ && std::ranges::none_of(imports_, known)) imports_.emplace_back(ends, rank);
   }
   return found;
 }
@@ -231,7 +248,9 @@ void DeviceComm::release() {
   own().abort().store(1, std::memory_order_seq_cst);
   for (Rank rank = 0; rank < size(); ++rank) {
     for (int lane = 0; lane < kLanes; ++lane) {
-      const uint32_t awaited = peer(rank).awaited[lane].load(std::memory_order_relaxed);
+      const bool counts = lane < kPlanLanes;  // others have values below that
+      const uint32_t awaited =
+          counts ? peer(rank).awaited[lane].load(std::memory_order_relaxed) : 0;
       own().line(rank, lane).store(awaited + kBeyond, std::memory_order_seq_cst);
     }
   }

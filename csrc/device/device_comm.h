@@ -38,18 +38,27 @@ struct PeerAccess {
   std::string why;           // where they do not reach one another: one sentence
 };
 
+Math math_of(const Reduction& reduction, bool final);
+
 // A message on a device.
 struct Transfer {
   bool sending;
   Rank peer;
   Span data;
+  uint64_t element;  // bytes
 };
 
 // The memory that a rank gives the others of a subgroup:
-//   | proofs: a word from each rank | TwoShotFlags | half 0 | half 1 | messages |
-// A subgroup of two has only messages after the flags. In a group, messages have a quarter.
-inline constexpr uint64_t kProofs = 4096, kPrologue = 64 * 1024;
-static_assert(kProofs + sizeof(TwoShotFlags) <= kPrologue);
+//   | proofs: a word from each rank | slots | TwoShotFlags | half 0 | half 1 | window | messages |
+// Plans use the halves; kernels that serve other ranks, or need no plan, the window. A subgroup of
+// two has only messages after the flags.
+struct Prologue {
+  alignas(4096) std::byte proofs[4096];
+  LeaderSlot slots[2][kMostRanks];  // of operations, of messages; by the rank that writes it
+  TwoShotFlags flags;
+};
+inline constexpr uint64_t kPrologue = 64 * 1024;
+static_assert(sizeof(Prologue) <= kPrologue);
 
 // One thread at a time may call it, except for release(). Every failure is a DeviceError. Then the
 // streams of the group are in no known state.
@@ -59,8 +68,10 @@ class DeviceComm {
 
   // Each rank gives `most_bytes` of its memory, or if that is 0 a share that fits the device. If
   // there is a `refusal`, the reason, this rank maps no other rank's memory.
+  // `await_done` waits until Area::done(timeline) has come to `value`.
+  using AwaitDone = std::function<void(int timeline, uint32_t value)>;
   DeviceComm(Api& api, Transport& transport, int device, uint64_t most_bytes, std::string refusal,
-             std::function<void(const std::string& text)> warn);
+             std::function<void(const std::string& text)> warn, AwaitDone await_done);
   ~DeviceComm();
   DeviceComm(const DeviceComm&) = delete;
   DeviceComm& operator=(const DeviceComm&) = delete;
@@ -71,13 +82,24 @@ class DeviceComm {
   PeerAccess access(const Subgroup& subgroup);
   const Geometry& geometry() const { return geometry_; }  // of plans, once the group has met
 
-  // Enqueued. `sequence` counts the group's operations; its half of all memory is used.
+  // Enqueued; the words at the end of it may be put off until mark() or flush(). `sequence` counts
+  // the group's operations; its half of all memory is used.
   void run(Stream stream, const Plan& plan, uint64_t sequence, const Reduction& reduction,
            const Spans& input, const Spans& output);
-  // all_reduce in rank order, by one kernel that reads all inputs and writes all outputs where
-  // ranks share a device, by one kernel a rank where each has its own.
-  void all_reduce(Stream stream, uint64_t sequence, const Reduction& reduction, const Spans& input,
-                  const Spans& output);
+  // What follows needs no number: a graph that has it does the same at each replay.
+  //
+  // An operation of ranks that share a device, by a kernel of rank 0 that reads all inputs and
+  // writes all outputs; of all_to_all, by one of each rank. `call` is equal where ranks call the
+  // same. What is `kept` stays mapped for graphs.
+  void hand_over(Stream stream, const Shape& shape, uint64_t call, const Reduction& reduction,
+                 const Spans& input, const Spans& output, bool kept);
+  // Exports what hand_over() needs.
+  void offer(const Shape& shape, const Spans& input, const Spans& output);
+  // all_reduce of ranks with a device each, by a kernel of each. In rank order, as above.
+  void two_shot(Stream stream, const Reduction& reduction, const Spans& input, const Spans& output);
+  // Stream-ordered: `replaying` of this rank's area says that what comes between the two may wait.
+  void begin_watched();
+  void end_watched(Stream stream);
   // Do peers export something new, or have they freed something? Then look() while nothing is under
   // way on the device.
   bool has_news() const;
@@ -87,6 +109,7 @@ class DeviceComm {
   // dst[i] = src[i] * factor, as ringcomm::scale().
   void scale(Stream stream, DType dtype, double factor, Span dst, const std::byte* src);
 
+  void flush(Stream stream);
   // Enqueued: all before it is done when Area::done(timeline) has come to `value`.
   void mark(Stream stream, int timeline, uint32_t value);
   // Frees the streams of this rank that wait for peers, and kernels that do. Other ranks' streams
@@ -99,23 +122,18 @@ class DeviceComm {
  private:
   struct Memory {
     std::vector<std::byte*> of;  // by rank, as seen here; null: not of the subgroup, or not reached
-    uint64_t bytes = 0;          // behind the prologue
+    uint64_t window = 0, messages = 0, end = 0;  // where they begin, behind the prologue
+
+    Prologue& prologue(Rank rank) const {
+      return *reinterpret_cast<Prologue*>(of[static_cast<size_t>(rank)]);
+    }
   };
   struct Peer {
     explicit Peer(Area area) : area(area) {}
     Area area;
-    std::byte* device_area = nullptr;            // null: of another host, or not registered
-    uint32_t sent[kLanes] = {};                  // signals to it
-    std::atomic<uint32_t> awaited[kLanes] = {};  // signals from it; partner: release()
-    uint64_t messages[2] = {};                   // chunks received, sent
-  };
-  // An all_reduce in rounds of what a window holds, as its kernels need them.
-  struct Rounds {
-    uint64_t sequence;
-    const Spans& input;
-    const Spans& output;
-    Math math;
-    Segments bytes;
+    std::byte* device_area = nullptr;                // null: of another host, or not registered
+    uint32_t sent[kPlanLanes] = {};                  // signals of plans to it
+    std::atomic<uint32_t> awaited[kPlanLanes] = {};  // signals from it; partner: release()
   };
 
   RankInfo& info(const Subgroup& subgroup, Rank rank) const {
@@ -127,32 +145,48 @@ class DeviceComm {
   void verify(const Subgroup& subgroup, RankInfo& info);
   uint64_t& proof(Rank rank) { return reinterpret_cast<uint64_t*>(proofs_)[rank]; }
   uint64_t bytes_of(const Subgroup& subgroup) const;
+  bool shares_device(const Subgroup& subgroup) const;
 
   Peer& peer(Rank rank) { return *peers_[static_cast<size_t>(rank)]; }
   const Peer& peer(Rank rank) const { return *peers_[static_cast<size_t>(rank)]; }
   const Area& own() const { return peer(rank_).area; }
+  int spare_timeline() const { return 2 * size() + 1; }  // nobody else uses it
   int size() const { return static_cast<int>(peers_.size()); }
   std::byte* half(Rank rank, uint64_t sequence) const;
   std::byte* word(Rank of, const void* in_its_area) const;
 
   void signal(Rank to, int lane, uint32_t by = 1);
   void await(Rank from, int lane, uint32_t by = 1);
-  void flush(Stream stream);
   void copy(Stream stream, std::byte* to, const std::byte* from, uint64_t bytes);
-  template <typename Args>
-  void launch(Stream stream, const Args& args);
+  void copy(Stream stream, const Spans& to, uint64_t at, const Spans& from, uint64_t first,
+            uint64_t bytes);
   // Steps of a plan.
   struct Lowering;
-  // all_reduce by kernels of its own.
-  bool fill_slot(const Rounds& rounds);
-  void lead(Stream stream, const Rounds& rounds, bool staged);
-  void follow(Stream stream, const Rounds& rounds, bool staged);
-  void two_shot(Stream stream, const Rounds& rounds);
-  void stage(Stream stream, const Rounds& rounds, uint64_t i);
-  void unstage(Stream stream, const Rounds& rounds, uint64_t i);
-  Span slot(Rank of, Rank from, uint64_t chunk) const;
-  void send_chunk(Stream stream, Rank to, Span data);
-  void receive_chunk(Stream stream, Rank from, Span data);
+  void limit_commands(Stream stream);
+  // Kernels for several ranks.
+  struct Piece;
+  struct Share;
+  struct Served;
+  struct Handover;
+  const Memory& memory_with(Rank peer, bool messages) const;
+  Span region(Rank leader, bool messages) const;
+  uint64_t seen_by(Rank leader, const std::byte* mine, bool messages) const;
+  uint64_t address_at(Rank leader, const Spans& spans, uint64_t first, uint64_t bytes, bool kept);
+  LeaderSlot& slot_of(Rank leader, Rank from, bool messages) const;
+  void find_slots(LeaderArgs& args, bool messages) const;
+  void set_common(LeaderArgs& args, uint64_t element) const;
+  static void stage(Share& share, uint64_t seen, const Piece& piece);
+  Handover prepare(const Shape& shape, const Spans& input, const Spans& output, bool kept);
+  Handover by_each(const Shape& shape, const Spans& input, const Spans& output, bool kept);
+  Share sent(const Transfer& message, const Spans& data);
+  void receive(Handover& handover, const Transfer& message);
+  void run(Stream stream, Handover& handover);
+  void give(Stream stream, const Handover& handover, const Share& share, uint64_t round);
+  void serve(Stream stream, const Handover& handover, Served& served, uint64_t round);
+  void take_back(Stream stream, const Handover& handover, const Share& share, uint64_t round);
+  void send_line(Rank to, int lane, uint64_t value);
+  void set_own_line(Rank from, int lane, uint64_t value);
+  void await_line(Rank from, int lane, uint64_t value);
 
   Api& api_;
   Transport& transport_;
@@ -161,16 +195,17 @@ class DeviceComm {
   const uint64_t most_bytes_;
   const std::string refusal_;
   const std::function<void(const std::string& text)> warn_;
+  const AwaitDone await_done_;
   std::vector<std::unique_ptr<Peer>> peers_;
   std::map<int, Memory> memory_;  // by this rank's info
   Memory* group_ = nullptr;       // info 0's, once it has met
-  bool one_device_ = false;
   Geometry geometry_;
-  std::byte* proofs_ = nullptr;  // of the host: a copy of a prologue
-  Stream stream_ = nullptr;      // for meeting: others may wait for peers
-  std::vector<Word> words_;      // to be written and waited for, next
+  std::byte* proofs_ = nullptr;          // of the host: a copy of a prologue
+  Stream stream_ = nullptr;              // for meeting: others may wait for peers
+  uint32_t commands_ = 0, batches_ = 1;  // of plans, since the last batch; batches
+  std::vector<Word> words_;              // to be written and waited for, next
   std::optional<Exports> exports_;
-  std::deque<Imports> imports_;
+  std::deque<Imports> imports_;  // of peers whose memory this rank's kernels use
 };
 
 }  // namespace ringcomm::cuda

@@ -79,31 +79,32 @@ void ImportCache::close_if(const Which& which) {
 
 // ---- the exporter
 
-uint64_t Exports::at_leader(const Span& span, uint64_t sequence) {
+uint64_t Exports::address_at(Rank peer, const Span& span, bool kept) {
   const Allocation range = range_of(ends_.api, span);
-  if (range.bytes == 0 || range.bytes > most_bytes_) return 0;
-  Entry& entry = entries_[static_cast<size_t>(find(range))];
-  if (entry.range != range) {
-    withdraw(entry);
+  withdraw_if_freed(entries_[now_++ % kExports]);
+  Entry* const entry = range.bytes == 0 || range.bytes > most_bytes_ ? nullptr : find(range);
+  if (entry == nullptr) return 0;
+  if (entry->range != range) {
+    withdraw(*entry);
     make_room(range.bytes);
-    entry.range = range;
-    publish(entry, span);
+    entry->range = range;
+    publish(*entry);
   }
-  entry.used = sequence;
-  withdraw_if_freed(entries_[next_++ % kExports]);
-  const Opened& opened = ends_.theirs.opened(ends_.transport.rank(), index_of(entry));
-  if (opened.generation.load(std::memory_order_acquire) != entry.generation) return 0;
+  entry->used = now_;
+  entry->kept = entry->kept || kept;
+  give(*entry, peer);
+  const Opened& opened = ends_.area(peer).opened(ends_.transport.rank(), index_of(*entry));
+  if (opened.generation.load(std::memory_order_acquire) != entry->generation) return 0;
   return opened.address.load(std::memory_order_relaxed) +
          static_cast<uint64_t>(span.data - range.base);
 }
 
 // Finds the allocation's entry, or else one for it: a freed one, or the one unused for longest.
-int Exports::find(const Allocation& range) const {
-  int free = 0;
-  for (int index = 0; index < kExports; ++index) {
-    const Entry& entry = entries_[static_cast<size_t>(index)];
-    if (entry.range.base == range.base && entry.range.bytes == range.bytes) return index;
-    if (entry.used < entries_[static_cast<size_t>(free)].used) free = index;
+Exports::Entry* Exports::find(const Allocation& range) {
+  Entry* free = nullptr;
+  for (Entry& entry : entries_) {
+    if (entry.range.base == range.base && entry.range.bytes == range.bytes) return &entry;
+    if (!entry.kept && (free == nullptr || entry.used < free->used)) free = &entry;
   }
   return free;
 }
@@ -117,7 +118,7 @@ void Exports::make_room(uint64_t bytes) {
     for (Entry& entry : entries_) {
       total += entry.range.bytes;
       const bool older = oldest == nullptr || entry.used < oldest->used;
-      if (entry.range.bytes > 0 && older) oldest = &entry;
+      if (entry.range.bytes > 0 && !entry.kept && older) oldest = &entry;
     }
     if (total <= most_bytes_ || oldest == nullptr) return;
     withdraw(*oldest);
@@ -131,62 +132,102 @@ void Exports::withdraw_if_freed(Entry& entry) {
 
 void Exports::withdraw(Entry& entry) {
   if (entry.range.bytes == 0) return;
-  entry = {{}, entry.generation, 0};
-  tell(entry, ExportedMemory::kNothing);
+  entry = {{}, entry.generation, 0, false};
+  ends_.own().exported(index_of(entry)).memory.kind = ExportedMemory::kNothing;
+  tell(entry);
 }
 
-void Exports::publish(Entry& entry, const Span& span) {
-  Export& exported = ends_.own.exported(index_of(entry));
+void Exports::publish(Entry& entry) {
+  Export& exported = ends_.own().exported(index_of(entry));
   const Allocation& range = entry.range;
   exported.generation.exchange(0, std::memory_order_acq_rel);  // before the rest; partner: renew()
   exported.memory.range = {reinterpret_cast<uint64_t>(range.base), range.bytes, range.id};
-  std::string why = "it has many pieces, or is of virtual addresses that cannot be exported";
+  exported.memory.kind = ExportedMemory::kNothing;
   try {
-    if (range.ipc) exported.memory.handle = ends_.api.export_memory(range.base);
-    if (range.ipc) return tell(entry, ExportedMemory::kHandle);
-    if (export_as_chunks(entry, span)) return tell(entry, ExportedMemory::kChunks);
+    if (!range.ipc) {
+      exported.memory.kind = ExportedMemory::kChunks;
+    } else {
+      exported.memory.handle = ends_.api.export_memory(range.base);
+      exported.memory.kind = ExportedMemory::kHandle;
+    }
   } catch (const std::exception& error) {
-    why = error.what();
+    warn(error.what());
   }
-  tell(entry, ExportedMemory::kNothing);
+  tell(entry);
+}
+
+void Exports::warn(const char* why) const {
   ends_.warn(str("other processes cannot map the memory of some tensors (", why,
                  "), so these are copied once more: "
                  "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:False may help"));
 }
 
-void Exports::tell(Entry& entry, ExportedMemory::Kind kind) {
-  Export& exported = ends_.own.exported(index_of(entry));
-  exported.memory.kind = kind;
+// Those that have had what was there before give it back.
+void Exports::tell(Entry& entry) {
+  Export& exported = ends_.own().exported(index_of(entry));
+  const uint32_t before = exported.wanted.exchange(0, std::memory_order_relaxed);
   exported.generation.store(++entry.generation, std::memory_order_release);  // partner: renew()
-  ends_.own.exports().fetch_add(1, std::memory_order_release);               // partner: look()
-}
-
-bool Exports::export_as_chunks(const Entry& entry, const Span& span) {
-  ExportedMemory& memory = ends_.own.exported(index_of(entry)).memory;
-  const std::vector<Chunk> chunks = ends_.api.export_chunks(span.data, span.bytes, kMostChunks);
-  for (size_t i = 0; i < chunks.size(); ++i) {
-    const uint32_t number = number_of(index_of(entry), entry.generation + 1, i);
-    if (!ends_.transport.send(ends_.peer, number, chunks[i].descriptor)) return false;
-    memory.chunk_bytes[i] = chunks[i].bytes;
+  for (Rank peer = 0; peer < ends_.transport.size(); ++peer) {
+    if ((before >> peer & 1) != 0) announce(peer);
   }
-  memory.chunks = static_cast<uint32_t>(chunks.size());
-  return !chunks.empty();
 }
 
-// ---- the leader
+void Exports::announce(Rank peer) const {
+  ends_.own().exports(peer).fetch_add(1, std::memory_order_release);  // partner: look()
+}
+
+// The first time, a peer gets it.
+void Exports::give(Entry& entry, Rank peer) {
+  Export& exported = ends_.own().exported(index_of(entry));
+  const uint32_t bit = 1u << peer;
+  if (exported.memory.kind == ExportedMemory::kNothing) return;
+  if ((exported.wanted.load(std::memory_order_relaxed) & bit) != 0) return;
+  if (exported.memory.kind == ExportedMemory::kChunks && !give_chunks(entry, peer)) {
+    exported.memory.kind = ExportedMemory::kNothing;
+    return tell(entry);
+  }
+  exported.wanted.fetch_or(bit, std::memory_order_release);  // partner: Imports::is_wanted()
+  announce(peer);
+}
+
+bool Exports::give_chunks(const Entry& entry, Rank peer) {
+  ExportedMemory& memory = ends_.own().exported(index_of(entry)).memory;
+  std::string why = "it has many pieces, or is of virtual addresses that cannot be exported";
+  try {
+    const std::vector<Chunk> chunks =
+        ends_.api.export_chunks(entry.range.base, entry.range.bytes, kMostChunks);
+    bool all = !chunks.empty();
+    for (size_t i = 0; all && i < chunks.size(); ++i) {
+      const uint32_t number = number_of(index_of(entry), entry.generation, i);
+      all = ends_.transport.send(peer, number, chunks[i].descriptor);
+      memory.chunk_bytes[i] = chunks[i].bytes;
+    }
+    memory.chunks = static_cast<uint32_t>(chunks.size());
+    if (all) return true;
+  } catch (const std::exception& error) {
+    why = error.what();
+  }
+  warn(why.c_str());
+  return false;
+}
+
+// ---- the importer
 
 void Imports::look() {
-  seen_ = ends_.theirs.exports().load(std::memory_order_acquire);
+  seen_ = news();
   for (int index = 0; index < kExports; ++index) {
-    const uint64_t generation =
-        ends_.theirs.exported(index).generation.load(std::memory_order_acquire);
-    if (generation != mapped_[static_cast<size_t>(index)].generation) renew(index, generation);
+    const Export& exported = theirs_.exported(index);
+    const Mapped& mapped = mapped_[static_cast<size_t>(index)];
+    const uint64_t generation = exported.generation.load(std::memory_order_acquire);
+    if (generation != mapped.generation || is_wanted(exported) != mapped.wanted)
+      renew(index, generation);
   }
 }
 
 // What its owner changes meanwhile is looked at again. What cannot be mapped is not acknowledged.
 void Imports::renew(int index, uint64_t generation) {
-  Export& exported = ends_.theirs.exported(index);
+  Export& exported = theirs_.exported(index);
+  const bool wanted = is_wanted(exported);
   const ExportedMemory memory = exported.memory;
   // It changes nothing, and comes after what was read; partner: publish().
   const uint64_t now = exported.generation.fetch_add(0, std::memory_order_acq_rel);
@@ -196,18 +237,19 @@ void Imports::renew(int index, uint64_t generation) {
   for (uint64_t i = 1; i < kMostMissed && mapped.generation + i < generation; ++i) {
     receive(index, generation - i, {});  // of no use any more
   }
-  mapped = {generation, nullptr, memory.range};
+  mapped = {generation, wanted, nullptr, memory.range};
   mapped.range.process = process_;
+  if (!wanted) return;
   const std::vector<Chunk> pieces = receive(index, generation, memory);
   if (memory.kind == ExportedMemory::kNothing) return;
   try {
     mapped.address = ImportCache::of(ends_.api).acquire(
         mapped.range, memory.kind == ExportedMemory::kChunks, [&] { return open(memory, pieces); });
   } catch (const std::exception& error) {
-    return ends_.warn(str("memory of rank ", ends_.peer, " cannot be mapped (", error.what(),
+    return ends_.warn(str("memory of rank ", peer_, " cannot be mapped (", error.what(),
                           "), so its tensors are copied once more"));
   }
-  Opened& opened = ends_.own.opened(ends_.peer, index);
+  Opened& opened = ends_.own().opened(peer_, index);
   opened.address.store(reinterpret_cast<uint64_t>(mapped.address), std::memory_order_relaxed);
   opened.generation.store(generation, std::memory_order_release);  // partner: at_leader()
 }
@@ -226,7 +268,7 @@ std::byte* Imports::open(const ExportedMemory& memory, const std::vector<Chunk>&
 std::vector<Chunk> Imports::receive(int index, uint64_t generation, const ExportedMemory& memory) {
   std::vector<Chunk> chunks;
   for (size_t i = 0; i < kMostChunks; ++i) {
-    Fd descriptor = ends_.transport.take(ends_.peer, number_of(index, generation, i));
+    Fd descriptor = ends_.transport.take(peer_, number_of(index, generation, i));
     if (!descriptor) break;
     chunks.push_back({std::move(descriptor), memory.chunk_bytes[i]});
   }

@@ -1,7 +1,7 @@
-// The leader's kernel reads and writes the caller's memory where it lies. A rank exports
-// allocations as they turn up in operations. The leader maps them when nothing is under way on the
-// device: closing others may wait for streams, which may wait for peers. Until then, and if memory
-// cannot be exported, the rank copies through its window.
+// Kernels read and write other ranks' memory where it lies. A rank exports allocations as they turn
+// up in operations, to the ranks whose kernels are to use them. Those map them when nothing is
+// under way on the device: closing others may wait for streams, which may wait for peers. Until
+// then, and if memory cannot be exported, the rank copies through its window.
 //
 // CUDA maps a range of another process's addresses once, and keeps memory that was freed until its
 // last mapping is closed. So a process has one mapping of each allocation, for all its groups, and
@@ -20,13 +20,14 @@
 
 namespace ringcomm::cuda {
 
-// The two ends of it: this rank's, and that of `peer`.
+// What one rank's exports and imports need.
 struct Ends {
   Api& api;
   Transport& transport;
-  Area own, theirs;
-  Rank peer;
   std::function<void(const std::string& text)> warn;  // says a text once
+
+  Area area(Rank rank) const { return {transport.device_area(rank), transport.size()}; }
+  Area own() const { return area(transport.rank()); }
 };
 
 // What a process has mapped of others. Any thread may call anything.
@@ -55,46 +56,53 @@ class ImportCache {
   std::map<ExportedRange, Entry> entries_;
 };
 
-// The allocations that one rank exports to the leader.
+// The allocations that a rank exports.
 class Exports {
  public:
   // At most `most_bytes` at a time.
   Exports(Ends ends, uint64_t most_bytes) : ends_(std::move(ends)), most_bytes_(most_bytes) {}
 
-  // The address at which the leader sees `span` of the operation `sequence`; 0 where it does not,
-  // or not yet.
-  uint64_t at_leader(const Span& span, uint64_t sequence);
+  // The address at which `peer` sees `span`; 0 where it does not, or not yet. What is `kept` stays
+  // until it is freed: a graph has its address.
+  uint64_t address_at(Rank peer, const Span& span, bool kept);
 
  private:
   struct Entry {
     Allocation range;
     uint64_t generation = 0;
     uint64_t used = 0;
+    bool kept = false;
   };
 
-  int find(const Allocation& range) const;
+  Entry* find(const Allocation& range);
   void make_room(uint64_t bytes);
   void withdraw_if_freed(Entry& entry);
   void withdraw(Entry& entry);
-  void publish(Entry& entry, const Span& span);
-  void tell(Entry& entry, ExportedMemory::Kind kind);
-  bool export_as_chunks(const Entry& entry, const Span& span);
+  void publish(Entry& entry);
+  void tell(Entry& entry);
+  void give(Entry& entry, Rank peer);
+  bool give_chunks(const Entry& entry, Rank peer);
+  void announce(Rank peer) const;
+  void warn(const char* why) const;
   int index_of(const Entry& entry) const { return static_cast<int>(&entry - entries_.data()); }
 
   const Ends ends_;
   const uint64_t most_bytes_;
-  size_t next_ = 0;  // entry to look at
+  uint64_t now_ = 0;  // counts spans
   std::array<Entry, kExports> entries_;
 };
 
-// The exports of one rank that the leader uses.
+// The exports of `peer` that this rank uses.
 class Imports {
  public:
-  explicit Imports(Ends ends)
+  Imports(Ends ends, Rank peer)
       : ends_(std::move(ends)),
-        process_(std::hash<std::string>()(ends_.transport.process(ends_.peer)->name())) {}
+        peer_(peer),
+        theirs_(ends_.area(peer)),
+        process_(std::hash<std::string>()(ends_.transport.process(peer)->name())) {}
 
-  bool has_news() const { return ends_.theirs.exports().load(std::memory_order_acquire) != seen_; }
+  Rank peer() const { return peer_; }
+  bool has_news() const { return news() != seen_; }
   // Takes what is new, and gives back what was withdrawn. Nothing is under way on the device.
   void look();
   void give_back();
@@ -102,15 +110,24 @@ class Imports {
  private:
   struct Mapped {
     uint64_t generation = 0;
+    bool wanted = false;
     std::byte* address = nullptr;
-    ExportedRange range;
+    ExportedRange range{};
   };
+  uint32_t news() const {
+    return theirs_.exports(ends_.transport.rank()).load(std::memory_order_acquire);
+  }
+  bool is_wanted(const Export& exported) const {
+    return (exported.wanted.load(std::memory_order_acquire) >> ends_.transport.rank() & 1) != 0;
+  }
   void renew(int index, uint64_t generation);
   void release(Mapped& mapped);
   std::byte* open(const ExportedMemory& memory, const std::vector<Chunk>& chunks);
   std::vector<Chunk> receive(int index, uint64_t generation, const ExportedMemory& memory);
 
   const Ends ends_;
+  const Rank peer_;
+  const Area theirs_;
   const size_t process_;
   uint32_t seen_ = 0;  // changes
   std::array<Mapped, kExports> mapped_;

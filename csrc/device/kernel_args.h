@@ -37,21 +37,35 @@ struct ReduceArgs {
   const std::byte* src[kMostRanks];
 };
 
-// The addresses of one rank's input and output of an operation, in the leader's address space. That
-// rank's host writes them, and the leader's kernel reads them from mapped memory of the host.
+// Where a rank's operands of an operation are, as the leader sees them. That rank's stream writes
+// it into memory of the leader's device.
 struct LeaderSlot {
-  uint64_t input;  // of element 0; where staged, of the first that this launch is about
-  uint64_t output;
-  uint64_t staged;
+  uint64_t input = 0;
+  uint64_t output = 0;
+  uint64_t staged = 0;  // they are in a window, which holds one round
+  uint64_t call = 0;    // what is called: LeaderArgs::call
 };
 
-// output[r][i] = op(input[0][i], ..., input[n-1][i]) for every rank r: 2 * n * bytes of traffic.
+// The ranks that a part of an operation comes from, or goes to: all; the root; or, for part p,
+// rank p.
+enum class Who : uint8_t { kAll, kRoot, kPart };
+
+// An operation that a kernel of one rank, the leader, does for all: part after part,
+//   output[to][p] = op(input[from][p], ...)
+// A side that is split holds all parts, each where `first` says, or in a window `unit` bytes apart.
+// A side that is not holds the one that concerns its rank.
 struct LeaderArgs {
   Math math;
-  uint64_t first = 0, count = 0;  // elements [first, first + count) of each operand
-  int32_t n_ranks = 0;
-  const LeaderSlot* slot[kMostRanks];
-  const uint32_t* abort = nullptr;  // not 0: the slots may be of another operation; touch nothing
+  uint64_t call = 0;  // 0: a part's length. Slots that say otherwise are of another operation.
+  uint64_t round = 0, unit = 0;  // bytes [round, round + unit) of each part
+  int32_t n_ranks = 0, parts = 0;
+  int32_t rank = 0, root = 0;  // `rank`: the leader's own
+  Who from = Who::kAll, to = Who::kAll;
+  bool input_is_split = false, output_is_split = false;
+  uint64_t first[kMostRanks], length[kMostRanks];  // of each part, in bytes
+  LeaderSlot own;                                  // of `rank`, who need not say what it calls
+  const LeaderSlot* slot[kMostRanks];              // by rank; the leader's is not read
+  const uint32_t* abort = nullptr;                 // not 0: the slots may be of earlier operations
 };
 
 // Flags of the two-shot kernel, in each rank's memory of the device. flag[parity][block][from] is

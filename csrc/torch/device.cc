@@ -112,10 +112,12 @@ void DeviceWork::add(Call& call) {
   if (!call.staging.empty()) staging_.push_back(std::move(call.staging));
 }
 
-void DeviceWork::finish_in(cuda::Stream stream) {
-  if (staging_.empty() || !device_.is_cuda()) return;
-  const c10::StreamGuard guard(torch_stream(stream, device_));
-  for (const Staging& staging : staging_) staging.finish();
+DeviceEngine::Finish DeviceWork::finish() const {
+  if (staging_.empty() || !device_.is_cuda()) return nullptr;
+  return [this](cuda::Stream stream) {
+    const c10::StreamGuard guard(torch_stream(stream, device_));
+    for (const Staging& staging : staging_) staging.finish();
+  };
 }
 
 std::exception_ptr DeviceWork::exception() const {
@@ -191,8 +193,7 @@ Backend::WorkPtr Backend::start_on_device(Call& call, bool profiled) {
     const cuda::Stream caller = current_stream(*call.device);
     scale_inputs(call, there, caller);
     const auto work = c10::make_intrusive<DeviceWork>(life(), call, profiled);
-    const auto finish = [&](cuda::Stream stream) { work->finish_in(stream); };
-    work->follow(there.enqueue(call.operation, caller, call.async, finish));
+    work->follow(there.enqueue(call.operation, caller, call.async, work->finish()));
     if (call.async) {
       collect(work);
       return work;
@@ -215,8 +216,7 @@ Backend::WorkPtr Backend::post_on_device(Call& call, DeviceEngine& there, bool p
   message.timeout = operation.timeout;
   if (!coalescing_.load(std::memory_order_relaxed)) {
     const auto work = c10::make_intrusive<DeviceWork>(life(), call, profiled);
-    const auto finish = [&](cuda::Stream stream) { work->finish_in(stream); };
-    work->follow(there.enqueue({message}, current_stream(*call.device), finish));
+    work->follow(there.enqueue({message}, current_stream(*call.device), work->finish()));
     return work;
   }
   const Lock lock(coalesced_mutex_);
@@ -238,8 +238,7 @@ void Backend::start_batch() {
   if (!batch) return;
   with_torch_errors([&] {
     DeviceEngine& there = group().device(index_of(batch_device_));
-    const auto finish = [&](cuda::Stream stream) { batch->finish_in(stream); };
-    batch->follow(there.enqueue(messages, current_stream(batch_device_), finish));
+    batch->follow(there.enqueue(messages, current_stream(batch_device_), batch->finish()));
   });
 }
 

@@ -35,8 +35,8 @@ class DeviceWork final : public c10d::Work {
   void follow(DeviceEngine::CompletionPtr end);
   // Called if it was enqueued in the caller's own stream, where later work follows it anyway.
   void forget();
-  // Copies results, in that stream, to where they belong.
-  void finish_in(cuda::Stream stream);
+  // Copies results, in a stream, to where they belong. Null: they are there.
+  DeviceEngine::Finish finish() const;
 
   bool isCompleted() override { return end_ && end_->reached(); }
   bool isSuccess() const override { return end_ && end_->reached() && end_->good(); }

@@ -28,7 +28,8 @@ FILES = ["kernels_reduce", "kernels_two_shot"]
 ARCHITECTURES = [pytest.param(number, marks=pytest.mark.slow) for number in (80, 90, 100, 120)]
 SECONDS = 120  # of one processor; some 25 are normal, and others may share it
 BYTES = 6_000_000  # of an architecture, before it is compressed to some 400,000
-HOT = ["FloatIf", "FloatId", "Float16", "BFloat16", "Float8E4M3", "Float8E5M2"]
+# float, double, float16, bfloat16, float8_e4m3fn, float8_e5m2
+HOT = ["FloatIf", "FloatId", "FormatItLj10", "BFloat16", "Float8E4M3", "FormatIhLj2"]
 
 
 def run(*command: str | Path | None) -> str:

@@ -1,5 +1,6 @@
 #include "sim/api_sim.h"
 
+#include <algorithm>
 #include <array>
 #include <cstring>
 
@@ -63,6 +64,7 @@ class SimApi final : public Api {
     const std::array<uint64_t, 2> name{machine(), static_cast<uint64_t>(card_of(device))};
     std::memcpy(facts.uuid.data(), name.data(), facts.uuid.size());
     facts.memory_bytes = options_.memory_bytes;
+    facts.mps = options_.mps;
     return facts;
   }
 
@@ -193,20 +195,23 @@ class SimApi final : public Api {
 
   void launch(Stream stream, const LeaderArgs& args) override {
     LeaderArgs host = args;
-    for (int i = 0; i < args.n_ranks; ++i) to_host(host.slot[i], sizeof(LeaderSlot), true);
+    for (int i = 0; i < args.n_ranks; ++i) to_host(host.slot[i], sizeof(LeaderSlot));
     to_host(host.abort, sizeof *host.abort, true);
     enqueue_kernel(stream, [host]() mutable {
-      if (host.abort != nullptr && std::atomic_ref(const_cast<uint32_t&>(*host.abort)) != 0) return;
+      if (std::atomic_ref(const_cast<uint32_t&>(*host.abort)) != 0) return;
       // Now they are filled in; what they say may be addresses of registered memory, too.
+      const auto host_side = [](LeaderSlot& slot) {
+        slot.input &= ~kDeviceSide;
+        slot.output &= ~kDeviceSide;
+      };
       std::array<LeaderSlot, kMostRanks> slots;
-      for (size_t i = 0; i < static_cast<size_t>(host.n_ranks); ++i) {
-        const LeaderSlot slot = *host.slot[i];
-        if (host.count > 0 && (slot.input == 0 || slot.output == 0)) {
-          throw DeviceError("an illegal memory access was encountered");
-        }
-        slots[i] = {slot.input & ~kDeviceSide, slot.output & ~kDeviceSide, slot.staged};
+      for (size_t i = 0; i < slots.size(); ++i) {
+        if (host.slot[i] == nullptr) continue;
+        slots[i] = *host.slot[i];
+        host_side(slots[i]);
         host.slot[i] = &slots[i];
       }
+      host_side(host.own);
       run_leader(host);
     });
   }

@@ -4,6 +4,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "device/api.h"
 #include "reduce/kernels.h"
 
 namespace ringcomm::cuda {
@@ -25,9 +26,15 @@ struct Shared {
 
 class Context {
  public:
-  Context(int block, int blocks, sim::Memory& memory, Shared& shared, int member)
-      : block_(block), blocks_(blocks), memory_(memory), shared_(shared), member_(member) {}
+  Context(int block, int blocks, sim::Memory& memory, Shared& shared, int member, int part = 0)
+      : block_(block),
+        blocks_(blocks),
+        part_(part),
+        memory_(memory),
+        shared_(shared),
+        member_(member) {}
 
+  int part() const { return part_; }
   int block() const { return block_; }
   int blocks() const { return blocks_; }
   int threads() const { return shared_.members > 1 ? shared_.members : kThreads; }
@@ -52,14 +59,14 @@ class Context {
 
   template <class T>
   T load(const std::byte* at) {
-    memory_.touch();
+    access(at);
     T value;
     __builtin_memcpy(&value, at, sizeof(value));
     return value;
   }
   template <class T>
   void store(std::byte* at, const T& value) {
-    memory_.touch();
+    access(at);
     __builtin_memcpy(at, &value, sizeof(value));
   }
   void store_release(uint32_t* flag, uint32_t value) { memory_.store_release(flag, value); }
@@ -67,7 +74,15 @@ class Context {
   void pause() { memory_.pause(); }
 
  private:
-  const int block_, blocks_;
+  void access(const std::byte* at) {
+    constexpr uintptr_t kNobodys = 1 << 16;
+    if (reinterpret_cast<uintptr_t>(at) < kNobodys) {
+      throw DeviceError("an illegal memory access was encountered");
+    }
+    memory_.touch();
+  }
+
+  const int block_, blocks_, part_;
   sim::Memory& memory_;
   Shared& shared_;
   const int member_;
@@ -95,11 +110,13 @@ constexpr Kernel kernel_of() {
   const auto any = reduce_on_host<Codec, Op, 0>;
   const auto two_shot = two_shot_on_host<Codec, Op>;
   if constexpr (kWorthIt<Codec, Op>) {
-    return {{any, reduce_on_host<Codec, Op, 2>, reduce_on_host<Codec, Op, 4>,
+    return {{any, any, reduce_on_host<Codec, Op, 2>, reduce_on_host<Codec, Op, 4>,
              reduce_on_host<Codec, Op, 8>},
             two_shot};
+  } else if constexpr (std::is_same_v<Op, Bor>) {
+    return {{any, reduce_on_host<Codec, Op, 1>, any, any, any}, two_shot};
   } else {
-    return {{any, any, any, any}, two_shot};
+    return {{any, any, any, any, any}, two_shot};
   }
 }
 
@@ -119,13 +136,13 @@ void on_members(int members, const F& body) {
   for (std::thread& other : others) other.join();
 }
 
-void run_blocks(const ReduceArgs& args, const Launch& launch) {
+void run_blocks(const ReduceArgs& args, int sources, int parts, const Launch& launch) {
   constexpr int kBlocks = 3;
   sim::Memory memory;
-  Shared shared(1);
-  const auto kernel = find(kKernels, args.math).reduce.of(args.n_srcs);
-  for (int block = 0; block < kBlocks; ++block) {
-    Context context(block, kBlocks, memory, shared, 0);
+  const auto kernel = find(kKernels, args.math).reduce.of(sources);
+  for (int i = 0; i < kBlocks * parts; ++i) {
+    Shared shared(1);
+    Context context(i % kBlocks, kBlocks, memory, shared, 0, i / kBlocks);
     kernel(context, args, launch);
   }
 }
@@ -137,10 +154,15 @@ namespace ringcomm::sim {
 
 using namespace cuda;
 
-void run_reduce(const ReduceArgs& args) { run_blocks(args, Launch{size_of(args.math.dtype)}); }
+void run_reduce(const ReduceArgs& args) {
+  run_blocks(args, args.n_srcs, 1, Launch{size_of(args.math.dtype)});
+}
 
 void run_leader(const LeaderArgs& args) {
-  run_blocks(args_of(args), Launch{size_of(args.math.dtype), true, args.first, args.abort});
+  ReduceArgs none{};
+  none.math = args.math;
+  run_blocks(none, args.from == Who::kAll ? args.n_ranks : 1, args.parts,
+             Launch{size_of(args.math.dtype), true, args});
 }
 
 void run_two_shot(const TwoShotArgs& args) {

@@ -178,35 +178,35 @@ void kernels() {
     require(total == 10, "the sum is ", total);
 
     // The slots are filled in when the launch is long enqueued.
-    std::array<LeaderSlot, 4> slots{};
-    auto* slots_at = reinterpret_cast<std::byte*>(slots.data());
-    std::byte* mapped = api->register_host(slots_at, sizeof slots);
-    LeaderArgs leader;
+    auto* slots = reinterpret_cast<LeaderSlot*>(api->allocate(4 * sizeof(LeaderSlot)));
+    std::byte* word = api->allocate_pinned(8);
+    std::memset(word, 0, 8);
+    LeaderArgs leader{};
     leader.math.dtype = DType::kInt32;
-    leader.count = 1;
+    leader.call = leader.parts = 1;
+    leader.length[0] = leader.unit = sizeof(int32_t);
     leader.n_ranks = 4;
-    for (int i = 0; i < 4; ++i) leader.slot[i] = reinterpret_cast<LeaderSlot*>(mapped) + i;
-    std::byte* word = api->allocate_pinned(4);
-    std::memset(word, 0, 4);
+    leader.abort = reinterpret_cast<uint32_t*>(word + 4);
+    const auto address = [&](int i) { return reinterpret_cast<uint64_t>(values + i); };
+    leader.own = {address(0), reinterpret_cast<uint64_t>(sum.dst[0]), 0, 0};  // registered memory
+    for (int i = 0; i < 4; ++i) leader.slot[i] = slots + i;
     api->wait_until(nullptr, word, 1);
     api->launch(nullptr, leader);
-    for (size_t i = 0; i < 4; ++i) {
-      slots[i].input = slots[i].output = reinterpret_cast<uint64_t>(values + i);
-    }
-    slots[0].output = reinterpret_cast<uint64_t>(sum.dst[0]);  // registered memory
+    for (int i = 1; i < 4; ++i) slots[i] = {address(i), address(i), 0, 1};
     total = 0;
     std::atomic_ref(*reinterpret_cast<uint32_t*>(word)).store(1);
     api->synchronize(nullptr);
     require(total == 10 && values[0] == 1 && values[1] == 10 && values[3] == 10, "leader");
 
-    leader.slot[0] = slots.data();
+    const uint32_t elsewhere = 0;
+    const uint32_t* const registered = std::exchange(leader.abort, &elsewhere);
     require_error("cudaLaunchKernel: invalid argument", [&] { api->launch(nullptr, leader); });
-    leader.slot[0] = reinterpret_cast<LeaderSlot*>(mapped);
-    slots = {};
-    leader.abort = reinterpret_cast<uint32_t*>(word);  // set: the slots are not looked at
+    leader.abort = registered;
+    slots[2] = {0, 0, 0, 1};
+    std::atomic_ref(*reinterpret_cast<uint32_t*>(word + 4)).store(1);  // slots are not looked at
     api->launch(nullptr, leader);
     api->synchronize(nullptr);
-    leader.abort = nullptr;
+    std::atomic_ref(*reinterpret_cast<uint32_t*>(word + 4)).store(0);
     api->launch(nullptr, leader);
     require_error("cudaStreamSynchronize: an illegal memory access",
                   [&] { api->synchronize(nullptr); });

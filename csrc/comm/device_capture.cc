@@ -1,0 +1,87 @@
+// Operations that are captured into CUDA graphs. The host takes part once, at the capture: ranks
+// meet and map one another's memory. At each replay streams do the same work again, with the same
+// words (device/handover.cc), and no host knows of it. So nothing has a deadline; but the worker
+// looks now and then whether a replay waits for a rank that is gone.
+#include <algorithm>
+
+#include "comm/device_engine.h"
+
+namespace ringcomm {
+namespace {
+
+constexpr auto kMeeting = std::chrono::microseconds(100);  // between looks at peers
+constexpr auto kIdle = std::chrono::seconds(2);
+
+}  // namespace
+
+DeviceEngine::CompletionPtr DeviceEngine::capture(const Operation& operation, uint64_t capture,
+                                                  cuda::Stream caller, const std::string& asked,
+                                                  const Finish& finish) {
+  const cuda::Relaxed relaxed(api_);
+  bootstrap({subgroup_of(-1)}, asked);
+  const Spans input(operation.input), output(operation.output);
+  const Shape shape = make_shape(operation, comm_->geometry());
+  check_capture(operation, asked);
+  Timeline& timeline = timelines_[0];
+  if (timeline.capture == capture) api_.wait(caller, timeline.captured);
+  Pending pending{{}, 0, timeline.issued, -1, state_.timeout(), Deadline(state_.timeout()), {}};
+  pending.operation = make_descriptor(operation, ++sequence_);
+  set_plan(pending.operation, std::nullopt, hash_of_terms(shape.geometry, shape.costs, 1));
+  if (access_.one_device) comm_->offer(shape, input, output);
+  announce(operation, pending.operation);
+  meet_at(pending.operation.sequence, asked);
+  pending.ticket = recorder_.begin(pending.operation);
+  comm_->begin_watched();
+  run_kernels(operation, shape, caller, true);
+  finish_in(caller, finish);
+  comm_->end_watched(caller);
+  if (timeline.captured == nullptr) timeline.captured = api_.make_event();
+  timeline.capture = capture;
+  api_.record(timeline.captured, caller);
+  const cuda::Event over = event();
+  api_.record(over, caller);
+  captured_.store(true, std::memory_order_seq_cst);  // partner: watched()
+  append({pending});
+  state_.kick();
+  return std::make_shared<Completion>(*this, std::vector<HostStaging::Point>(), over, caller);
+}
+
+void DeviceEngine::check_capture(const Operation& operation, const std::string& asked) const {
+  const std::string refusal = asked + " cannot be captured into a CUDA graph: ";
+  RINGCOMM_CHECK(reach(-1), refusal, "its tensors go through memory of the host, as ",
+                 access_.why.empty() ? "streams cannot signal" : access_.why);
+  RINGCOMM_CHECK(!state_.requested_algorithm(operation.collective), refusal,
+                 "RINGCOMM_ALGORITHM asks for a plan, and plans count their signals");
+  const bool two_shot = access_.own_devices && operation.collective == Collective::kAllReduce;
+  RINGCOMM_CHECK(access_.one_device || two_shot, refusal,
+                 "where ranks do not share one device, only all_reduce can, with a device each");
+}
+
+// Until all have come to this operation and have mapped what others need them to. What is under way
+// ends first, for closing a mapping may wait for it.
+void DeviceEngine::meet_at(uint64_t sequence, const std::string& asked) {
+  const Deadline deadline(state_.timeout()), idle(kIdle);
+  await_ranks(asked, deadline, subgroup_of(-1), [&](Rank peer) {
+    return state_.transport().state(peer, Board::kDevice).called >= sequence;
+  });
+  poll_until([&] { return under_way == 0 || idle.passed(); }, kMeeting,
+             [&] {
+               note_progress();
+               state_.check();
+             });
+  if (under_way == 0) comm_->look();
+  own().mapped_for().store(sequence, std::memory_order_release);
+  await_ranks(asked, deadline, subgroup_of(-1), [&](Rank peer) {
+    return area_of(peer).mapped_for().load(std::memory_order_acquire) >= sequence;
+  });
+}
+
+// A rank that is gone comes to no replay.
+void DeviceEngine::check_replay() const {
+  if (!watched() || own().replaying().load(std::memory_order_seq_cst) == 0) return;
+  for (Rank peer = 0; peer < state_.size(); ++peer) {
+    if (peer != state_.rank()) diagnosis_.check_partner(peer, "the replay of a CUDA graph");
+  }
+}
+
+}  // namespace ringcomm

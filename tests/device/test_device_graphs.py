@@ -1,0 +1,402 @@
+"""CUDA graphs: what is captured once does its work again at each replay, beside calls.
+
+The simulated device captures and replays as CUDA does (tests/cpp/device/sim_graph_test.cc).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from lab.limits import limit
+from lab.outcomes import Outcome
+from lab.ranks import Rank, Ranks, ranks
+from lab.simulated_device import SMALL, Cuda, SimulatedMemory, met, on_device
+
+MAPPED = {"RINGCOMM_CUDA_MEMORY": str(1 << 18)}
+OWN_DEVICES = {"RINGCOMM_SIM_DEVICES": "4", "RINGCOMM_SIM_ROTATE": "0,1,2,3"}
+COUNT = 3000  # elements of a part; in small windows many rounds
+
+
+@pytest.fixture(scope="module")
+def three() -> Iterator[Ranks]:
+    with ranks(3, backend=None) as some:
+        yield some
+
+
+class Memory:
+    """Tensors of the simulated device, mapped by peers or staged, with their view for the host."""
+
+    def __init__(self, cuda: Cuda, mapped: bool) -> None:
+        self.cuda = cuda
+        self.simulated = SimulatedMemory() if mapped else None
+        self.kept: list[torch.Tensor] = []
+
+    def make(self, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        host = self.simulated.empty(count) if self.simulated else torch.empty(count)
+        host.zero_()
+        self.kept.append(host)
+        return host, self.cuda.module.cuda_view(host)
+
+
+class Graph:
+    """What is called inside of `with graph:`, on a stream of its own."""
+
+    def __init__(self, cuda: Cuda) -> None:
+        self.cuda = cuda
+        self.stream = cuda.module.new_stream()
+        self.id = 0
+
+    def __enter__(self) -> None:
+        self.before = self.cuda.module.use_stream(self.stream)
+        self.cuda.module.begin_capture("global")
+
+    def __exit__(self, kind: Any, *rest: object) -> None:
+        with contextlib.suppress(RuntimeError) if kind else contextlib.nullcontext():
+            self.id = self.cuda.module.end_capture()
+        self.cuda.module.use_stream(self.before)
+
+    def replay(self) -> None:
+        self.cuda.module.launch_graph(self.id)
+
+
+def inputs_of(rank: int, size: int, seed: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(1000 * seed + rank)
+    return torch.randint(-50, 50, (COUNT * size,), generator=generator).float()
+
+
+def parts(whole: torch.Tensor) -> list[torch.Tensor]:
+    return list(whole.split(COUNT))
+
+
+# By name: the call on (input, output), and what rank r of n has then, by all inputs.
+Call = Callable[[torch.Tensor, torch.Tensor, int, int], Any]
+Wanted = Callable[[list[torch.Tensor], int, int], torch.Tensor | None]
+ROOT = 1
+
+
+def all_reduce(i: torch.Tensor, o: torch.Tensor, r: int, n: int) -> None:
+    dist.all_reduce(i)
+
+
+def _lists(whole: torch.Tensor, at_root: bool) -> list[torch.Tensor] | None:
+    return parts(whole) if at_root else None
+
+
+COLLECTIVES: dict[str, tuple[Call, Wanted]] = {
+    "all_reduce": (all_reduce, lambda x, r, n: torch.stack(x).sum(0)),
+    "all_reduce_async": (
+        lambda i, o, r, n: dist.all_reduce(i, op=dist.ReduceOp.MAX, async_op=True).wait(),
+        lambda x, r, n: torch.stack(x).amax(0),
+    ),
+    "broadcast": (lambda i, o, r, n: dist.broadcast(i, ROOT), lambda x, r, n: x[ROOT]),
+    "reduce": (
+        lambda i, o, r, n: dist.reduce(i, ROOT),
+        lambda x, r, n: torch.stack(x).sum(0) if r == ROOT else None,
+    ),
+    "all_gather": (
+        lambda i, o, r, n: dist.all_gather_into_tensor(o, i[:COUNT]),
+        lambda x, r, n: torch.cat([each[:COUNT] for each in x]),
+    ),
+    "all_gather_list": (
+        lambda i, o, r, n: dist.all_gather(parts(o), i[:COUNT]),
+        lambda x, r, n: torch.cat([each[:COUNT] for each in x]),
+    ),
+    "reduce_scatter": (
+        lambda i, o, r, n: dist.reduce_scatter_tensor(o[:COUNT], i),
+        lambda x, r, n: torch.stack(x).sum(0)[r * COUNT : (r + 1) * COUNT],
+    ),
+    "gather": (
+        lambda i, o, r, n: dist.gather(i[:COUNT], _lists(o, r == ROOT), ROOT),
+        lambda x, r, n: torch.cat([each[:COUNT] for each in x]) if r == ROOT else None,
+    ),
+    "scatter": (
+        lambda i, o, r, n: dist.scatter(o[:COUNT], _lists(i, r == ROOT), ROOT),
+        lambda x, r, n: x[ROOT][r * COUNT : (r + 1) * COUNT],
+    ),
+    "all_to_all": (
+        lambda i, o, r, n: dist.all_to_all_single(o, i),
+        lambda x, r, n: torch.cat([each[r * COUNT : (r + 1) * COUNT] for each in x]),
+    ),
+    "all_to_all_splits": (
+        lambda i, o, r, n: dist.all_to_all_single(
+            o[: n * (r + 1)], i[: n * (n + 1) // 2], [r + 1] * n, list(range(1, n + 1))
+        ),
+        lambda x, r, n: torch.cat([e[r * (r + 1) // 2 : (r + 1) * (r + 2) // 2] for e in x]),
+    ),
+    "barrier": (lambda i, o, r, n: barrier(i.device), lambda x, r, n: None),
+}
+IN_PLACE = ("all_reduce", "all_reduce_async", "broadcast", "reduce")
+
+
+def barrier(device: torch.device) -> None:
+    options = dist.BarrierOptions()
+    options.device = device
+    options.asyncOp = False
+    backend_of(device).barrier(options)
+
+
+def backend_of(device: torch.device) -> Any:
+    return dist.distributed_c10d._get_default_group()._get_backend(device)
+
+
+class Case:
+    """A collective with its tensors, captured."""
+
+    def __init__(self, name: str, memory: Memory, rank: Rank) -> None:
+        self.name, self.rank, self.size = name, rank.index, rank.size
+        self.call, self.wanted = COLLECTIVES[name]
+        self.input, self.there = memory.make(COUNT * self.size)
+        self.output, self.result = memory.make(COUNT * self.size)
+        self.graph = Graph(memory.cuda)
+
+    def enqueue(self) -> None:
+        self.call(self.there, self.result, self.rank, self.size)
+
+    def fill(self, seed: int) -> None:
+        self.input.copy_(inputs_of(self.rank, self.size, seed))
+
+    def check(self, seed: int) -> str:
+        all_inputs = [inputs_of(rank, self.size, seed) for rank in range(self.size)]
+        wanted = self.wanted(all_inputs, self.rank, self.size)
+        if wanted is None:
+            return ""
+        got = (self.input if self.name in IN_PLACE else self.output)[: len(wanted)]
+        return "" if torch.equal(got, wanted) else f"{self.name}, seed {seed}: {got[:4]}"
+
+
+def collectives(rank: Rank, life: str, mapped: bool, settings: dict[str, str]) -> Outcome:
+    """Each is captured and then replayed, with other inputs each time, mixed with calls."""
+
+    def body(rank: Rank) -> str:
+        memory = Memory(met(), mapped)
+        cases = [Case(name, memory, rank) for name in COLLECTIVES]
+        for case in cases:
+            with case.graph:
+                case.enqueue()
+        texts = []
+        for seed in range(4):
+            for case in cases:  # all graphs are alive
+                case.fill(seed)
+                case.enqueue() if seed == 2 else case.graph.replay()
+                memory.cuda.synchronize()
+                texts.append(case.check(seed))
+        return "".join(texts)
+
+    return on_device(rank, life, settings, body)
+
+
+@pytest.mark.parametrize("mapped", [True, False])
+def test_every_collective_is_captured(three: Ranks, mapped: bool) -> None:
+    outcomes = three(collectives, f"collectives {mapped}", mapped, SMALL)
+    assert [outcome.get("answer") for outcome in outcomes] == [""] * 3, outcomes
+
+
+def replays(rank: Rank, life: str, count: int, settings: dict[str, str]) -> Outcome:
+    """Two graphs and calls in turn, of sums that tell how often each was done."""
+
+    def body(rank: Rank) -> str:
+        cuda = met()
+        memory = Memory(cuda, True)
+        one, there = memory.make(COUNT)
+        two, elsewhere = memory.make(COUNT)
+        graphs = [Graph(cuda) for _ in range(2)]
+        with graphs[0]:
+            dist.all_reduce(there, op=dist.ReduceOp.MAX)
+            dist.broadcast(elsewhere, 1)
+        with graphs[1]:
+            dist.all_reduce(elsewhere, op=dist.ReduceOp.MIN)
+        for round_ in range(count):
+            one.fill_(round_ + rank.index)
+            two.fill_(round_ * 2 + rank.index)
+            cuda.synchronize()
+            graphs[0].replay()
+            if round_ % 3 == 0:
+                dist.all_reduce(there)
+            graphs[1].replay()
+            cuda.synchronize()
+            top = round_ + rank.size - 1
+            wanted = (top * rank.size if round_ % 3 == 0 else top, round_ * 2 + 1)
+            if not (one.eq(wanted[0]).all() and two.eq(wanted[1]).all()):
+                return f"round {round_}: {one[0]} and {two[0]}, not {wanted}"
+        return ""
+
+    return on_device(rank, life, settings, body, seconds=300)
+
+
+@pytest.mark.parametrize("count", [100, pytest.param(1000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("devices", ["shared"])
+def test_replays_and_calls_in_turn(three: Ranks, count: int, devices: str) -> None:
+    outcomes = three(replays, f"replays {count}", count, SMALL)
+    assert [outcome.get("answer") for outcome in outcomes] == [""] * 3, outcomes
+
+
+def own(rank: Rank, life: str, settings: dict[str, str]) -> Outcome:
+    """With a device each, all_reduce of any size is captured; the rest is refused."""
+
+    def body(rank: Rank) -> str:
+        cuda = met()
+        memory = Memory(cuda, False)
+        values, tensor = memory.make(40_000)
+        graph = Graph(cuda)
+        with graph:
+            dist.all_reduce(tensor)
+        for seed in range(5):
+            values.fill_(seed + rank.index)
+            graph.replay() if seed != 3 else dist.all_reduce(tensor)
+            cuda.synchronize()
+            if not values.eq(seed * rank.size + sum(range(rank.size))).all():
+                return f"replay {seed}: {values[:3]}"
+        try:
+            with Graph(cuda):
+                dist.broadcast(tensor, 0)
+        except RuntimeError as error:
+            return "" if "only all_reduce can, with a device each" in str(error) else str(error)
+        return "no error"
+
+    return on_device(rank, life, settings, body)
+
+
+def test_a_device_each(three: Ranks) -> None:
+    settings = {**SMALL, "RINGCOMM_SIM_DEVICES": "3", "RINGCOMM_SIM_ROTATE": "0,1,2"}
+    outcomes = three(own, "own", settings)
+    assert [outcome.get("answer") for outcome in outcomes] == [""] * 3, outcomes
+
+
+def first(rank: Rank, life: str, settings: dict[str, str]) -> Outcome:
+    """Ranks meet, and map one another's tensors, while they capture: no replay copies."""
+
+    def body(rank: Rank) -> str:
+        cuda = Cuda()
+        memory = Memory(cuda, True)
+        values, tensor = memory.make(COUNT)
+        assert memory.simulated is not None
+        graph = Graph(cuda)
+        with graph:
+            dist.barrier(device_ids=[0], async_op=True)
+            before = memory.simulated.copies()
+            dist.all_reduce(tensor)
+            copies = memory.simulated.copies() - before
+        values.fill_(1)
+        graph.replay()
+        cuda.synchronize()
+        return f"{copies} copies, {values.eq(rank.size).all()}"
+
+    return on_device(rank, life, settings, body)
+
+
+def test_a_capture_may_be_the_first_call(three: Ranks) -> None:
+    outcomes = three(first, "first", SMALL)
+    assert [outcome.get("answer") for outcome in outcomes] == ["0 copies, True"] * 3, outcomes
+
+
+def refused(rank: Rank, life: str, settings: dict[str, str]) -> Outcome:
+    """What cannot be captured is refused with a sentence, and the group goes on."""
+
+    def body(rank: Rank) -> str:
+        cuda = met()
+        values, tensor = cuda.full(10, 1.0)
+        texts = []
+        calls: list[Callable[[], Any]] = [lambda: dist.all_reduce(tensor)]
+        if "RINGCOMM_CUDA_MODE" not in settings and "RINGCOMM_ALGORITHM" not in settings:
+            calls = [lambda: dist.isend(tensor, (rank.index + 1) % rank.size)]
+        for call in calls:
+            try:
+                with Graph(cuda):
+                    call()
+            except RuntimeError as error:
+                texts.append(str(error).split("\n")[0])
+        dist.all_reduce(tensor)
+        cuda.synchronize()
+        return f"{texts} {values.eq(rank.size).all()}"
+
+    return on_device(rank, life, settings, body)
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ({"RINGCOMM_CUDA_MODE": "host"}, "its tensors go through memory of the host, as "),
+        ({"RINGCOMM_ALGORITHM": "ring"}, "asks for a plan, and plans count"),
+        ({}, "messages are matched at each call"),
+    ],
+)
+def test_what_cannot_be_captured(three: Ranks, settings: dict[str, str], why: str) -> None:
+    for outcome in three(refused, f"refused {why}", {**SMALL, **settings}):
+        answer = str(outcome.get("answer"))
+        assert "cannot be captured into a CUDA graph: " in answer, outcome
+        assert why in answer, outcome
+        assert answer.endswith("True"), outcome
+
+
+def gone(rank: Rank, life: str, how: str, settings: dict[str, str]) -> Outcome:
+    """A peer dies, or destroys its group, while a graph waits for it: nothing hangs."""
+
+    def body(rank: Rank) -> str:
+        cuda = met()
+        memory = Memory(cuda, True)
+        _, tensor = memory.make(COUNT)
+        graph = Graph(cuda)
+        with graph:
+            dist.all_reduce(tensor)
+        graph.replay()
+        cuda.synchronize()
+        if rank.index == 1:
+            if how == "dies":
+                os._exit(0)
+            dist.destroy_process_group()
+            return "names it"
+        begin = time.monotonic()
+        for _ in range(3):
+            graph.replay()
+        cuda.synchronize()
+        if time.monotonic() - begin > limit(10):
+            return "the stream waited on"
+        try:
+            dist.all_reduce(tensor)
+        except dist.DistBackendError as error:
+            return "names it" if "rank 1" in str(error) else str(error)
+        return "no error"
+
+    return on_device(rank, life, settings, body)
+
+
+@pytest.mark.parametrize("how", ["dies", "leaves"])
+def test_a_peer_that_is_gone(three: Ranks, how: str) -> None:
+    outcomes = three(gone, f"gone {how}", how, SMALL)
+    if how == "dies":
+        outcomes = [outcomes[0], outcomes[2]]
+    assert [outcome.get("answer") for outcome in outcomes] == ["names it"] * len(outcomes), outcomes
+
+
+def late(rank: Rank, life: str, settings: dict[str, str]) -> Outcome:
+    """A replay after the end of its group is an error, not a wait."""
+
+    def body(rank: Rank) -> str:
+        cuda = met()
+        _, tensor = Memory(cuda, True).make(COUNT)
+        graph = Graph(cuda)
+        with graph:
+            dist.all_reduce(tensor)
+        dist.barrier()
+        dist.destroy_process_group()
+        try:
+            graph.replay()
+            cuda.synchronize()
+        except RuntimeError as error:
+            return "an error" if "an illegal memory access" in str(error) else str(error)
+        return "no error"
+
+    return on_device(rank, life, settings, body)
+
+
+def test_a_replay_after_the_group(three: Ranks) -> None:
+    outcomes = three(late, "late", SMALL)
+    assert [outcome.get("answer") for outcome in outcomes] == ["an error"] * 3, outcomes

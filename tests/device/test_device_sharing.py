@@ -1,0 +1,140 @@
+"""Ranks that share a device: one kernel does an operation, where all tensors lie.
+
+The simulated device counts copies. None is made where tensors are mapped.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from lab.limits import limit
+from lab.outcomes import Outcome
+from lab.ranks import Rank, Ranks, ranks
+from lab.simulated_device import SMALL, SimulatedMemory, on_device
+
+COUNT = 1 << 15  # elements of a part: more than a short message
+
+
+@pytest.fixture(scope="module")
+def three() -> Iterator[Ranks]:
+    with ranks(3, backend=None) as some:
+        yield some
+
+
+def run(rank: Rank, life: str, settings: dict[str, str]) -> Outcome:
+    case = CASES[life.split(",")[0]]
+    return on_device(rank, life, settings, lambda rank: case(rank, SimulatedMemory()))
+
+
+def exchange(rank: Rank, mine: torch.Tensor, theirs: torch.Tensor) -> None:
+    works = [
+        dist.isend(mine, (rank.index + 1) % rank.size),
+        dist.irecv(theirs, (rank.index - 1) % rank.size),
+    ]
+    for work in works:
+        work.wait()
+
+
+Call = Callable[[Rank, torch.Tensor, torch.Tensor], Any]
+CALLS: dict[str, Call] = {
+    "all_reduce": lambda rank, i, o: dist.all_reduce(i, op=dist.ReduceOp.MAX),
+    "broadcast": lambda rank, i, o: dist.broadcast(i, 1),
+    "reduce": lambda rank, i, o: dist.reduce(i, 2, op=dist.ReduceOp.MAX),
+    "all_gather": lambda rank, i, o: dist.all_gather_into_tensor(o, i[:COUNT]),
+    "reduce_scatter": lambda rank, i, o: dist.reduce_scatter_tensor(o[:COUNT], i),
+    "all_to_all": lambda rank, i, o: dist.all_to_all_single(o, i),
+    "message": lambda rank, i, o: exchange(rank, i, o),
+}
+
+
+def copies(rank: Rank, memory: SimulatedMemory) -> dict[str, int]:
+    """Of each call, once the ranks have mapped what it uses."""
+    tensors = [memory.empty(rank.size * COUNT) for _ in range(2)]
+    found = {}
+    for name, call in CALLS.items():
+        for _ in range(4):
+            for tensor in tensors:
+                tensor.fill_(float(rank.index))
+            dist.barrier(device_ids=[0])
+            before = memory.copies()
+            call(rank, *tensors)
+            found[name] = memory.copies() - before
+    return found
+
+
+def short_messages(rank: Rank, memory: SimulatedMemory) -> str:
+    """Their senders go on before anybody receives them."""
+    mine, theirs = memory.empty(1000), memory.empty(1000)
+    dist.all_reduce(mine.zero_())
+    for turn in range(3):
+        mine.fill_(rank.index + turn)
+        begin = time.monotonic()
+        dist.isend(mine, (rank.index + 1) % rank.size).wait()
+        if time.monotonic() - begin > limit(10):
+            return "it waited for the receiver"
+        dist.recv(theirs, (rank.index - 1) % rank.size)
+        if not theirs.eq((rank.index - 1) % rank.size + turn).all():
+            return f"turn {turn}: {theirs[:3]}"
+    return ""
+
+
+def many_commands(rank: Rank, memory: SimulatedMemory) -> str:
+    """A plan of more commands than a stream takes, while a peer is late: other calls go on."""
+    tensor, other = memory.empty(1 << 20), memory.empty(10)
+    dist.all_reduce(other.fill_(1.0))
+    alone = [dist.new_group([index]) for index in range(rank.size)][rank.index]
+    dist.all_reduce(other, group=alone)
+    tensor.fill_(1.0)
+    if rank.index == 2:
+        time.sleep(1)  # the case: a rank that is late
+    texts: list[str] = []
+
+    def call() -> None:
+        begin = time.monotonic()
+        dist.all_reduce(other, group=alone)
+        if rank.index != 2 and time.monotonic() - begin > 0.7:
+            texts.append("another thread's call hung")
+
+    thread = threading.Timer(0.1, call)
+    thread.start()
+    dist.all_reduce(tensor, op=dist.ReduceOp.SUM)
+    thread.join()
+    return "".join(texts) if tensor.eq(rank.size).all() else f"{tensor[:3]}"
+
+
+CASES: dict[str, Callable[[Rank, SimulatedMemory], Any]] = {
+    case.__name__: case for case in (copies, short_messages, many_commands)
+}
+
+
+def answers(outcomes: list[Outcome]) -> list[Any]:
+    assert all("answer" in outcome for outcome in outcomes), outcomes
+    return [outcome["answer"] for outcome in outcomes]
+
+
+def test_nothing_is_copied_that_is_mapped(three: Ranks) -> None:
+    for found in answers(three(run, "copies", {})):
+        own_part = {"all_to_all": 1}  # what a rank sends to itself
+        assert found == {name: own_part.get(name, 0) for name in CALLS}
+
+
+def test_a_short_message_waits_for_nobody(three: Ranks) -> None:
+    assert answers(three(run, "short_messages", SMALL)) == [""] * 3
+
+
+def test_a_long_plan_does_not_fill_the_driver(three: Ranks) -> None:
+    settings = {**SMALL, "RINGCOMM_ALGORITHM": "ring"}
+    assert answers(three(run, "many_commands", settings)) == [""] * 3
+
+
+def test_mps_is_recognised(three: Ranks) -> None:
+    outcomes = three(run, "short_messages,mps", {**SMALL, "RINGCOMM_SIM_MPS": "1"})
+    assert answers(outcomes) == [""] * 3
+    assert all("ranks share one device through MPS" in outcome["log"] for outcome in outcomes)
