@@ -13,6 +13,9 @@
 #include <vector>
 
 #include "probe_bytes.cuh"
+#include "probe_memory.cuh"
+#include "probe_waits.cuh"
+#include "probe_words.cuh"
 
 namespace probe {
 namespace {
@@ -51,14 +54,6 @@ void register_host(Member& member) {
   check(cudaHostGetDevicePointer(&there, member.shared.words, 0), "cudaHostGetDevicePointer");
   member.words = static_cast<uint32_t*>(there);
   member.row("pass", "registers memory of a memfd", member.largest(took), "µs");
-}
-
-template <typename T>
-T* open(const cudaIpcMemHandle_t& handle) {
-  void* memory = nullptr;
-  check(cudaIpcOpenMemHandle(&memory, handle, cudaIpcMemLazyEnablePeerAccess),
-        "cudaIpcOpenMemHandle");
-  return static_cast<T*>(memory);
 }
 
 // Everybody maps everybody's memory. That it is the right one, the sums show later.
@@ -176,130 +171,6 @@ void calls(Member& member) {
   }
 }
 
-// ---- what waits for what
-
-cudaStream_t make_stream() {
-  int least = 0, greatest = 0;
-  check(cudaDeviceGetStreamPriorityRange(&least, &greatest), "cudaDeviceGetStreamPriorityRange");
-  cudaStream_t stream = nullptr;
-  check(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, greatest), "cudaStreamCreate");
-  return stream;
-}
-
-__global__ void first_launched() {}  // and nowhere else
-
-// Calls on rank 1 while its stream waits for a word, which rank 0 writes after two seconds.
-void calls_behind_a_blocked_stream(Member& member) {
-  member.need(member.words, "memory of the host");
-  uint32_t* const word = member.words + kWords - 64;
-  uint32_t* const word_here = member.shared.words + kWords - 64;
-  float *spare = nullptr, *memory = nullptr;
-  check(cudaMalloc(&spare, 4 * kMiB), "cudaMalloc");
-  check(cudaIpcGetMemHandle(&member.shared.spare[member.rank], spare), "cudaIpcGetMemHandle");
-  float* opened = nullptr;
-  void* pinned = nullptr;
-  cudaStream_t stream = nullptr, beside = make_stream();
-  const std::pair<const char*, std::function<void()>> kinds[] = {
-      {"cudaIpcOpenMemHandle", [&] { opened = open<float>(member.shared.spare[0]); }},
-      {"cudaIpcCloseMemHandle", [&] { check(cudaIpcCloseMemHandle(opened), "close"); }},
-      {"cudaMalloc", [&] { check(cudaMalloc(&memory, 64 * kMiB), "cudaMalloc"); }},
-      {"cudaFree", [&] { check(cudaFree(memory), "cudaFree"); }},
-      {"cudaStreamCreate", [&] { stream = make_stream(); }},
-      {"cudaStreamDestroy", [&] { check(cudaStreamDestroy(stream), "cudaStreamDestroy"); }},
-      {"cudaHostAlloc", [&] { check(cudaHostAlloc(&pinned, kMiB, 0), "cudaHostAlloc"); }},
-      {"cudaFreeHost", [&] { check(cudaFreeHost(pinned), "cudaFreeHost"); }},
-      {"the first launch of a kernel", [&] { first_launched<<<1, 1, 0, beside>>>(); }},
-  };
-  int turn = 0;
-  for (const auto& [name, call] : kinds) {
-    ++turn;
-    member.meet();
-    double took = 0;
-    if (member.rank == 1) wait_until(member, word, static_cast<uint32_t>(turn));
-    member.meet();
-    if (member.rank == 1) {
-      const auto start = Clock::now();
-      call();
-      took = seconds_since(start) * 1e6;
-      member.shared.answered.store(turn);
-    }
-    const auto start = Clock::now();
-    while (member.leads() && member.shared.answered.load() != turn && seconds_since(start) < 2) {
-      usleep(100);
-    }
-    if (member.leads()) __atomic_store_n(word_here, static_cast<uint32_t>(turn), __ATOMIC_RELEASE);
-    took = member.largest(took);
-    const char* const note = took > 1.5e6 ? "waits for the stream" : "does not wait for it";
-    member.info(std::string(name) + " while a stream is blocked", took, "µs", note);
-    check(cudaStreamSynchronize(member.stream), "cudaStreamSynchronize");
-  }
-  member.meet();
-  check(cudaFree(spare), "cudaFree");
-  check(cudaStreamDestroy(beside), "cudaStreamDestroy");
-}
-
-// Streams share connections to the device: which go on while another one waits for a word?
-void streams_behind_a_blocked_one(Member& member) {
-  member.need(member.words, "memory of the host");
-  if (!member.leads()) return;
-  constexpr int kStreams = 33;
-  constexpr size_t kFirst = kWords - 256;
-  cudaStream_t streams[kStreams];
-  for (cudaStream_t& each : streams) each = make_stream();
-  const auto in = [&](int i, auto&& call) {
-    std::swap(member.stream, streams[i]);
-    call();
-    std::swap(member.stream, streams[i]);
-  };
-  in(0, [&] { wait_until(member, member.words + kFirst, 1); });
-  for (int i = 1; i < kStreams; ++i) {
-    in(i, [&] { write(member, member.words + kFirst + i, 1); });
-  }
-  const auto go_on = [&] {
-    int count = 0;
-    for (int i = 1; i < kStreams; ++i) {
-      count +=
-          static_cast<int>(__atomic_load_n(member.shared.words + kFirst + i, __ATOMIC_ACQUIRE));
-    }
-    return count;
-  };
-  const auto start = Clock::now();
-  while (go_on() < kStreams - 1 && seconds_since(start) < 2) usleep(100);
-  const int count = go_on();
-  __atomic_store_n(member.shared.words + kFirst, 1u, __ATOMIC_RELEASE);
-  for (cudaStream_t& each : streams) {
-    check(cudaStreamSynchronize(each), "cudaStreamSynchronize");
-    check(cudaStreamDestroy(each), "cudaStreamDestroy");
-  }
-  const char* const note = "32 of 32, or CUDA_DEVICE_MAX_CONNECTIONS=32 is needed";
-  member.info("streams that go on while another waits", count, "", note);
-}
-
-// The last test: what it does may end the context.
-void free_what_is_mapped(Member& member) {
-  const int owner = 1;
-  float* memory = nullptr;
-  if (member.rank == owner) {
-    check(cudaMalloc(&memory, 64 * kMiB), "cudaMalloc");
-    fill<<<264, kThreads, 0, member.stream>>>(memory, 16 * kMiB, 5);
-    check(cudaStreamSynchronize(member.stream), "cudaStreamSynchronize");
-    check(cudaIpcGetMemHandle(&member.shared.spare[owner], memory), "cudaIpcGetMemHandle");
-  }
-  member.meet();
-  float* const seen = member.leads() ? open<float>(member.shared.spare[owner]) : nullptr;
-  member.meet();
-  if (member.rank == owner) check(cudaFree(memory), "cudaFree");
-  member.meet();
-  if (!member.leads()) return;
-  float value[4] = {};
-  const auto error = cudaMemcpy(value, seen, sizeof value, cudaMemcpyDefault);
-  std::string note = "it is still there";
-  if (error != cudaSuccess) note = cudaGetErrorString(error);
-  if (error == cudaSuccess && value[0] != 5) note = "something else is there";
-  cudaGetLastError();
-  member.info("memory that its owner has freed while another has it mapped", 0, "", note);
-}
-
 // ---- processes
 
 int serve(Shared& shared, int rank, int size, double seconds) {
@@ -310,13 +181,24 @@ int serve(Shared& shared, int rank, int size, double seconds) {
     check(cudaSetDevice(0), "cudaSetDevice");
     check(cudaStreamCreateWithFlags(&member.stream, cudaStreamNonBlocking), "cudaStreamCreate");
   } catch (const std::exception& error) {
-    member.row("fail", "a context", 0, "", "", error.what(), true);
+    member.row("fail", "a context", kNone, "", "", error.what(), true);
     return 3;
   }
   const std::pair<const char*, void (*)(Member&)> tests[] = {
       {"facts", facts},
       {"host memory", register_host},
       {"IPC", reach},
+      {"words in the default stream", words_in_the_default_stream},
+      {"words in a graph", words_in_a_graph},
+      {"asking beside a capture", asking_beside_a_capture},
+      {"words of 64 bits", words_of_64_bits},
+      {"slots of a kernel", slots_of_a_kernel},
+      {"room behind a wait", room_behind_a_wait},
+      {"returned memory", returned_memory},
+      {"reopened memory", reopened_memory},
+      {"a dead exporter", dead_exporter},
+      {"calls beside a blocked stream", calls_behind_a_blocked_stream},
+      {"streams beside a blocked one", streams_behind_a_blocked_one},
       {"barriers", barriers},
       {"barriers of the device", barriers_of_the_device},
       {"barriers of the host", barriers_of_the_host},
@@ -324,8 +206,6 @@ int serve(Shared& shared, int rank, int size, double seconds) {
       {"copies", copy_ceiling},
       {"sums", sums},
       {"spinning", barriers_by_spinning},
-      {"calls beside a blocked stream", calls_behind_a_blocked_stream},
-      {"streams beside a blocked one", streams_behind_a_blocked_one},
       {"interprocess events", barriers_of_events},
       {"freed memory", free_what_is_mapped},
   };
@@ -375,6 +255,7 @@ bool run(int size, double seconds) {
 int main(int argc, char** argv) {
   std::setvbuf(stdout, nullptr, _IOLBF, 0);
   const std::string numbers = argc > 1 ? argv[1] : "2,4,8,16";
+  if (numbers.rfind("--", 0) == 0) return probe::serve_a_death(numbers);
   const double seconds = argc > 2 ? std::atof(argv[2]) : 160;
   const auto start = probe::Clock::now();
   std::vector<int> sizes;

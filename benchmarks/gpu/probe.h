@@ -12,9 +12,11 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <cmath>
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
+#include <limits>
 #include <stdexcept>
 #include <string>
 
@@ -26,6 +28,7 @@ constexpr int kMost = 16;                 // processes
 constexpr size_t kWords = 16 * 1024;      // that streams write and wait for
 constexpr uint32_t kBeyond = 0x3fffffff;  // more than any stream waits for
 constexpr double kPatience = 20;          // seconds, for another process
+constexpr double kNone = std::numeric_limits<double>::quiet_NaN();  // of a row without a figure
 
 inline double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
@@ -67,6 +70,14 @@ Function* driver(const char* name) {
   check(cudaGetDriverEntryPointByVersion(name, &found, 12000, cudaEnableDefault, &status), name);
   if (found == nullptr) throw std::runtime_error(std::string("this driver has no ") + name);
   return reinterpret_cast<Function*>(found);
+}
+
+template <typename T>
+T* open(const cudaIpcMemHandle_t& handle) {
+  void* memory = nullptr;
+  check(cudaIpcOpenMemHandle(&memory, handle, cudaIpcMemLazyEnablePeerAccess),
+        "cudaIpcOpenMemHandle");
+  return static_cast<T*>(memory);
 }
 
 // One process of `size`.
@@ -125,7 +136,7 @@ class Member {
       test(*this);
       check(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
     } catch (const std::exception& error) {
-      if (shared.failed.exchange(1) == 0) row("fail", name, 0, "", "", error.what(), true);
+      if (shared.failed.exchange(1) == 0) row("fail", name, kNone, "", "", error.what(), true);
       release();
     }
     shared.finished[number].fetch_add(1);
@@ -147,7 +158,7 @@ class Member {
     if (!leads() && !any) return;
     std::string line = std::string(verdict) + "\t" + std::to_string(size) + " processes: " + what;
     char number[32] = "";
-    if (*unit != '\0') std::snprintf(number, sizeof number, "%.4g", figure);
+    if (!std::isnan(figure)) std::snprintf(number, sizeof number, "%.4g", figure);
     line += std::string("\t") + number + "\t" + unit + "\t" + target + "\t" + note + "\n";
     std::fputs(line.c_str(), stdout);
     std::fflush(stdout);
