@@ -1,12 +1,12 @@
-"""Everything that a machine with one NVIDIA GPU can tell about ringcomm, in one table.
+"""Everything that a machine with one NVIDIA GPU can tell about ringcomm, in one archive.
 
-    python benchmarks/gpu_check.py                      # all stages, in groups of 9 minutes
-    python benchmarks/gpu_check.py --group 1            # the build and the probe
-    python benchmarks/gpu_check.py --only bandwidth,ddp
-    python benchmarks/gpu_check.py --simulated --short  # no GPU: do all stages work?
+    python benchmarks/gpu_check.py --list                 # the stages, in their order
+    python benchmarks/gpu_check.py --minutes 9 --out DIR  # what fits: everything at 2 ranks first
+    python benchmarks/gpu_check.py --ranks 4 --only torch,plans
+    python benchmarks/gpu_check.py --simulated --short    # no GPU: do all stages work?
 
-Writes table.txt, table.md and table.json. Without a GPU the stages run on the simulated device of
-the tests, where figures mean nothing and are not judged. See README.md, "On a GPU".
+Without a GPU the stages run on the simulated device of the tests, where figures mean nothing and
+are not judged. docs/gpus.md says how to check a machine; README.md, "On a GPU", what stages do.
 """
 
 from __future__ import annotations
@@ -14,47 +14,56 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
+import signal
 import sys
+import tempfile
+import time
 from pathlib import Path
-from typing import Any
 
 import gpu.build
+import gpu.running
 import gpu.stages
 import gpu.table
 import torch
-from gpu.stages import ROOT, STAGES, Outcome, Settings
+from gpu.archive import Archive
+from gpu.running import Outcome
+from gpu.stages import RANKS, ROOT, STAGES, Settings, Stage
 
 from lab import report
 
 SIMULATED = ROOT / "build" / "tests" / "libringcomm_sim.so"
-GROUP_SECONDS = 540.0
+LAST_SECONDS = 8.0  # of --minutes, to end a stage and to write the archive
+AT_ONCE = 8  # stages of --short
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
-    names = [stage.name for stage in STAGES]
-    parser = argparse.ArgumentParser(
-        description=(__doc__ or "").partition("\n")[0],
-        epilog="stages: " + "; ".join(f"{s.name} (group {s.group}): {s.about}" for s in STAGES),
-    )
+    kinds = ", ".join(dict.fromkeys(stage.kind for stage in STAGES))
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     add = parser.add_argument
-    add("--only", type=report.list_of(str), help="stages, by name: " + ", ".join(names))
-    add("--group", type=int, choices=sorted({stage.group for stage in STAGES}))
-    add("--out", type=Path, default=ROOT / "build" / "gpu_check" / "out", metavar="DIR")
+    names = report.list_of(str)
+    add("--only", type=names, default=[], metavar="NAMES", help=f"{kinds}; or as plans-4")
+    add("--without", type=names, default=[], metavar="NAMES", help="leave these out")
+    add("--ranks", type=report.list_of(report.positive), help="2,4,8,16, or some of them")
+    add("--minutes", type=float, metavar="N", help="run what fits, and end in time")
+    add("--list", action="store_true", help="show the stages that would run, in their order")
+    add("--out", type=Path, default=ROOT / "build" / "gpu_check", metavar="DIR", help="archive")
     add("--simulated", action="store_true", help="use the simulated device also where a GPU is")
     add("--short", action="store_true", help="simulated: the least of each stage, side by side")
     add("--no-build", action="store_true", help="use the ringcomm that is installed")
     add("--library", default="", metavar="PATH", help="a libringcomm_cuda.so, where nvcc is not")
     add("--probe", default="", metavar="PATH", help="a compiled gpu/probe.cu, where nvcc is not")
-    add("--seconds", type=float, default=GROUP_SECONDS, help="for a group's stages together")
     for hidden in ("--stage", "--settings", "--rows"):
         add(hidden, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
-    if unknown := set(options.only or []) - set(names):
-        parser.error(f"there is no stage {sorted(unknown)[0]!r}: choose from {', '.join(names)}")
+    if wrong := gpu.stages.unknown([*options.only, *options.without]):
+        parser.error(f"there is no stage {wrong[0]!r}: choose from {kinds}")
+    if wrong := sorted(set(options.ranks or []) - set(RANKS)):
+        parser.error(f"there is no stage for {wrong[0]} ranks: choose from {RANKS}")
     return options
 
 
-def settings_of(options: argparse.Namespace) -> Settings:
+def settings_of(options: argparse.Namespace, folder: Path) -> Settings:
     """Look what is there. Ends the program where there is neither a GPU nor a simulated one."""
     simulated = options.simulated or not torch.cuda.is_available()
     library = options.library
@@ -65,8 +74,6 @@ def settings_of(options: argparse.Namespace) -> Settings:
                 f"gpu_check.py: torch {torch.__version__} finds no GPU here, and there is no "
                 f"simulated one at {library}: build it by `scripts/build.sh tests`"
             )
-    folder = options.out.resolve()
-    folder.mkdir(parents=True, exist_ok=True)
     return Settings(
         simulated=simulated,
         short=options.short,
@@ -77,20 +84,35 @@ def settings_of(options: argparse.Namespace) -> Settings:
     )
 
 
-def chosen(options: argparse.Namespace, settings: Settings) -> list[list[gpu.stages.Stage]]:
-    """Return the stages to run, group by group. What has to be built is built first."""
-    stages = [
-        stage
-        for stage in STAGES
-        if (not options.only or stage.name in options.only)
-        and (options.group is None or stage.group == options.group)
-    ]
-    numbers = sorted({stage.group for stage in stages})
-    groups = [[stage for stage in stages if stage.group == number] for number in numbers]
+def stages_of(options: argparse.Namespace, settings: Settings) -> list[Stage]:
+    """Return the stages to run, in order. What has to be built is built first."""
+    ranks: list[int] = options.ranks or settings.pick(RANKS, [2, 4], [2])
+    stages = gpu.stages.chosen(options.only, options.without, ranks)
     build = gpu.stages.by_name("build")
-    if settings.build and not gpu.build.built() and build not in stages:
-        groups[0].insert(0, build)
-    return groups
+    if not settings.build:
+        stages = [stage for stage in stages if stage != build]
+    elif not gpu.build.built() and build not in stages:
+        stages = sorted([build, *stages], key=STAGES.index)
+    return stages
+
+
+def listing(stages: list[Stage], minutes: float | None) -> str:
+    """Return the stages as a table, with what is left out when time is short."""
+    fit, _ = gpu.stages.fitting(stages, 60 * minutes - LAST_SECONDS if minutes else float("inf"))
+    lines = ["stage          seconds  decides"]
+    for stage in stages:
+        late = "" if stage in fit else "  (does not fit)"
+        lines.append(f"{stage.name:13}  {stage.seconds:7}  {stage.decides}{late}")
+    total = sum(stage.seconds for stage in fit)
+    lines.append(f"{len(fit)} of {len(stages)} stages, {total / 60:.0f} minutes")
+    return "\n".join(lines)
+
+
+def running_since() -> float:
+    """Return the time.monotonic() at which this process began: importing torch takes its time."""
+    ticks = Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19]
+    age = time.clock_gettime(time.CLOCK_BOOTTIME) - int(ticks) / os.sysconf("SC_CLK_TCK")
+    return time.monotonic() - min(max(0.0, age), 300.0)
 
 
 def use_what_was_built() -> None:
@@ -101,40 +123,32 @@ def use_what_was_built() -> None:
             os.environ["PYTHONPATH"] = os.pathsep.join([str(package), *filter(None, known)])
 
 
-def write(folder: Path, outcomes: list[Outcome], facts: dict[str, Any]) -> str:
-    """Write the table in its three forms; returns it as text."""
-    rows = [row for outcome in outcomes for row in outcome.rows]
-    text = gpu.table.to_text(rows)
-    (folder / "table.txt").write_text(text, encoding="utf-8")
-    (folder / "table.md").write_text(gpu.table.to_markdown(rows, facts), encoding="utf-8")
-    stages = [outcome.facts() for outcome in outcomes]
-    (folder / "table.json").write_text(gpu.table.to_json(rows, facts, stages), encoding="utf-8")
-    return text
-
-
-def run(options: argparse.Namespace) -> int:
-    settings = settings_of(options)
+def run(options: argparse.Namespace, folder: Path) -> int:
+    settings = settings_of(options, folder)
+    stages = stages_of(options, settings)
     os.environ["OMP_NUM_THREADS"] = "1"
     known = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
     # Absolute: some of what is started runs in another folder.
     os.environ["PYTHONPATH"] = os.pathsep.join(str(Path(path).resolve()) for path in known)
+    end = running_since() + 60 * options.minutes - LAST_SECONDS if options.minutes else None
+    at_once = AT_ONCE if settings.simulated and settings.short else 1
     facts = report.machine() | gpu.build.gpu_facts(settings.simulated)
-    outcomes: list[Outcome] = []
-    at_once = len(STAGES) if settings.simulated and settings.short else 1
-    for stages in chosen(options, settings):
-        if settings.build:
-            use_what_was_built()
-        for outcome in gpu.stages.run_stages(stages, settings, options.seconds, at_once):
-            outcomes.append(outcome)
+    archive, outcomes = Archive(options.out, folder), list[Outcome]()
+    if settings.build:
+        use_what_was_built()
+    for outcome in gpu.running.run_stages(stages, settings, end, at_once):
+        outcomes.append(outcome)
+        if outcome.left_out:
+            print(f"{outcome.stage.name}: {outcome.status}", flush=True)
+        else:
             print(f"{outcome.stage.name}: {outcome.seconds:.1f} s, ", end="")
             print(gpu.table.summary(outcome.rows), flush=True)
-            if settings.build and outcome.stage.name == "build":
-                use_what_was_built()
-            write(Path(settings.folder), outcomes, facts)  # also if we are ended ourselves
-    outcomes.sort(key=lambda outcome: STAGES.index(outcome.stage))
+        if settings.build and outcome.stage.name == "build":
+            use_what_was_built()
+        archive.write(outcomes, facts)  # also if we are ended ourselves
     rows = [row for outcome in outcomes for row in outcome.rows]
-    print("\n" + write(Path(settings.folder), outcomes, facts))
-    print(f"{gpu.table.summary(rows)}; also in {settings.folder}")
+    print("\n" + archive.write(outcomes, facts))
+    print(f"{gpu.table.summary(rows)}; all of it is in {archive.path}")
     return 1 if any(row.verdict == gpu.table.FAIL for row in rows) else 0
 
 
@@ -144,10 +158,19 @@ def main() -> int:
         settings = Settings(**json.loads(options.settings))
         gpu.stages.run_here(options.stage, settings, Path(options.rows))
         return 0
+    if options.list:
+        without = [*options.without, *(["build"] if options.no_build else [])]
+        stages = gpu.stages.chosen(options.only, without, options.ranks or RANKS)
+        print(listing(stages, options.minutes))
+        return 0
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    folder = Path(tempfile.mkdtemp(prefix="gpu_check-"))
     try:
-        return run(options)
+        return run(options, folder)
     except KeyboardInterrupt:
         return 130  # as shells have it
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 if __name__ == "__main__":

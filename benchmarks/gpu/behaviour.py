@@ -356,14 +356,11 @@ def _device_id(settings: Settings) -> Iterator[Row]:
     yield from run_checks(crew, [in_the_current_stream, split], "device_id=", 40)
 
 
-def _start(settings: Settings) -> Iterator[Row]:
+def _start(size: int, settings: Settings) -> Iterator[Row]:
     """How long a group takes from nothing to its first result."""
-    sizes: list[int] = settings.pick([2, 4], [2], [2])
-    for size in sizes:
-        ranks = DeviceRanks(size, Entry(settings.kind, settings.library))
-        with ranks:
-            seconds = ranks(_again, settings.kind, seconds=60)
-        yield gpu.table.info(f"{size} ranks: a new group's first result", 1e3 * max(seconds), "ms")
+    with DeviceRanks(size, Entry(settings.kind, settings.library)) as ranks:
+        seconds = ranks(_again, settings.kind, seconds=60)
+    yield gpu.table.info(f"{size} ranks: a new group's first result", 1e3 * max(seconds), "ms")
 
 
 def _again(rank: Rank, kind: str) -> float:
@@ -381,11 +378,13 @@ def _again(rank: Rank, kind: str) -> float:
     return statistics.median(times)
 
 
-def checks(settings: Settings) -> Iterator[Row]:
+def checks(settings: Settings, size: int) -> Iterator[Row]:
     """Run everything; each check has a row."""
     preload_training()
-    sizes: list[int] = settings.pick([2, 4], [2, 3], [2])
-    steps = [functools.partial(_with, size, settings) for size in sizes]
-    more = [] if settings.short else [_start, _device_id]
-    steps += [functools.partial(function, settings) for function in [_expandable, *more]]
+    steps = [functools.partial(_with, size, settings)]
+    if not settings.short:
+        steps.append(functools.partial(_start, size, settings))
+    if size == 2:  # more ranks would show no more
+        more = [_expandable] if settings.short else [_expandable, _device_id]
+        steps += [functools.partial(function, settings) for function in more]
     yield from parts(*steps)

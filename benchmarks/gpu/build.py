@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import importlib
 import os
 import shutil
 import subprocess
 import sys
 import sysconfig
-import tempfile
 import time
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 import gpu.table
-from gpu.stages import ROOT, Settings, parts
+from gpu.stages import ROOT, Settings, by_name, parts
 from gpu.table import Row
 
 BUILT = ROOT / "build" / "gpu_check"  # kept from one run to the next
@@ -27,7 +27,8 @@ CUDA_LIBRARY = "libringcomm_cuda.so"
 ARCHITECTURE = "90"  # the H200's
 PROBE = Path(__file__).parent / "probe.cu"
 SOURCES = ("csrc", "ringcomm", "setup.py", "pyproject.toml", "CMakeLists.txt")
-BUILD_SECONDS, PROBE_SECONDS = 280, 160
+BUILD_SECONDS = 280
+PROBE_SOURCES = "probe*"  # beside PROBE
 
 
 def output_of(*command: str, seconds: float = 20) -> str:
@@ -201,7 +202,7 @@ def imports(settings: Settings) -> Iterator[Row]:
         capture_output=True,
         text=True,
         timeout=60,
-        cwd=tempfile.gettempdir(),
+        cwd=settings.folder,  # where no other module lies
         env={**os.environ, "PYTHONPATH": os.pathsep.join(path)},
     )
     if done_import.returncode != 0:
@@ -216,16 +217,34 @@ def imports(settings: Settings) -> Iterator[Row]:
         yield gpu.table.failed("ringcomm imports", f"{where} has no {CUDA_LIBRARY}: {how}")
 
 
-def build(settings: Settings) -> Iterator[Row]:
-    """Say what is here, build, import."""
-    steps = [functools.partial(machine, settings)]
-    if settings.build:
-        steps.append(functools.partial(make_package, settings))
-    else:
-        lacking = [name for name, (found, _) in needs().items() if not found]
-        note = f"the installed one is used; a build lacks {', '.join(lacking) or 'nothing'}"
-        yield gpu.table.info("no build", note=note)
-    yield from parts(*steps, functools.partial(imports, settings))
+def tools(settings: Settings) -> Iterator[Row]:
+    """Say what else is here, and what a build would lack."""
+    for name in ("nvidia-cuda-mps-control", "compute-sanitizer"):
+        yield gpu.table.info(name, note=shutil.which(name) or "not there")
+    lacking = [name for name, (found, _) in needs().items() if not found]
+    used = "this source is built" if settings.build else "the installed one is used"
+    note = f"{used}; a build lacks {', '.join(lacking) or 'nothing'}"
+    yield gpu.table.info("ringcomm", note=note)
+
+
+def training_is_loaded(settings: Settings) -> Iterator[Row]:
+    """Import what DDP needs: long the first time, and short for the stages that follow."""
+    start = time.monotonic()
+    importlib.import_module("torch._dynamo")
+    yield gpu.table.info("import torch._dynamo", time.monotonic() - start, "s")
+
+
+def facts(settings: Settings, size: int) -> Iterator[Row]:
+    """Say what is here; the package that is used has to import, unless it is built first."""
+    steps = [machine, tools] if settings.short else [machine, tools, training_is_loaded]
+    if not settings.build:
+        steps.append(imports)
+    yield from parts(*(functools.partial(step, settings) for step in steps))
+
+
+def build(settings: Settings, size: int) -> Iterator[Row]:
+    """Build, import."""
+    yield from parts(*(functools.partial(step, settings) for step in (make_package, imports)))
 
 
 def compile_probe(program: Path) -> str:
@@ -243,10 +262,10 @@ def probe_rows(line: str) -> Row:
     return Row(what, float(figure) if figure else None, unit, target, verdict, note)
 
 
-def run_probe(program: Path, settings: Settings) -> Iterator[Row]:
+def run_probe(program: Path, size: int, seconds: float) -> Iterator[Row]:
     """Yield the rows of a compiled probe as they come; it ends itself in time."""
     print(f"{program}", flush=True)
-    command = [str(program), "2,4,8,16", str(PROBE_SECONDS)]
+    command = [str(program), str(size), str(seconds)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as running:
         assert running.stdout is not None
         for line in running.stdout:
@@ -258,23 +277,36 @@ def run_probe(program: Path, settings: Settings) -> Iterator[Row]:
         yield gpu.table.failed("the probe", f"status {running.returncode}: see its output")
 
 
-def probe(settings: Settings) -> Iterator[Row]:
+def probe_program() -> Path:
+    """Return where the probe is compiled to: a file for each state of its source."""
+    state = hashlib.sha256()
+    for path in sorted(PROBE.parent.glob(PROBE_SOURCES)):
+        state.update(path.read_bytes())
+    return BUILT / f"gpu_probe-{state.hexdigest()[:12]}"
+
+
+def probe(settings: Settings, size: int) -> Iterator[Row]:
     """Compile the probe, or take the one that was brought, and run it."""
-    program = Path(settings.probe) if settings.probe else BUILT / "gpu_probe"
+    program = Path(settings.probe) if settings.probe else probe_program()
     BUILT.mkdir(parents=True, exist_ok=True)
-    if not settings.probe and not nvcc():
-        note = "no nvcc here: compile gpu/probe.cu elsewhere and give --probe"
-        row = gpu.table.info if settings.simulated else gpu.table.failed
-        yield row("the probe", note=note)
+    if settings.simulated and (settings.short or not nvcc()):
+        yield gpu.table.info("the probe", note="not run: it asks a GPU, and none is here")
         return
-    if not settings.probe and not settings.short:
-        start = time.monotonic()
-        if error := compile_probe(program):
+    if not program.exists() and (settings.probe or not nvcc()):
+        note = "no nvcc here: compile gpu/probe.cu elsewhere and give --probe"
+        if settings.probe:
+            note = f"there is no {program}"
+        yield gpu.table.failed("the probe", note=note)
+        return
+    if not program.exists():
+        start, unfinished = time.monotonic(), program.with_suffix(".new")
+        if error := compile_probe(unfinished):
             print(error, flush=True)
             yield gpu.table.failed("the probe is compiled", gpu.table.first_line(error))
             return
+        unfinished.replace(program)
         yield gpu.table.passed("the probe is compiled", time.monotonic() - start, "s")
     if settings.simulated:
         yield gpu.table.info("the probe", note="not run: it asks a GPU, and none is here")
         return
-    yield from run_probe(program, settings)
+    yield from run_probe(program, size, by_name(f"probe-{size}").limit - 10)

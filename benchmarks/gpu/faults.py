@@ -23,12 +23,11 @@ from gpu.stages import FOLDER, Settings, parts
 from gpu.table import Row
 from lab.ranks import HOST, Rank
 
-RANKS = 4
 WITHIN = 2.0  # seconds from a death or a mismatch to the error on every other rank
 LEFT_BYTES = 64 << 20  # of the GPU's memory that may be missing afterwards
 UNDER_WAY = 24  # operations when a rank is killed
-TOOLS = ["memcheck", "racecheck", "synccheck"]
-TOOL_SECONDS = 170  # importing torch under a tool takes long
+FIRST_TOOL = "memcheck"
+TOOL_SECONDS = 150  # importing torch under a tool takes long
 
 Seen = tuple[str, str, float, float]  # type and text of the error, when, seconds to leave
 
@@ -118,10 +117,10 @@ def judge(what: str, answers: dict[int, Any], culprit: int, late: float, since: 
     return gpu.table.passed(what, worst, "s", note)
 
 
-def killed(what: str, culprit: int, elements: int, settings: Settings) -> Iterator[Row]:
+def killed(what: str, size: int, culprit: int, elements: int, settings: Settings) -> Iterator[Row]:
     """End a rank by SIGKILL while its operations are under way."""
     entry = Entry(settings.kind, settings.library, timeout=30)
-    with DeviceRanks(RANKS, entry) as ranks:
+    with DeviceRanks(size, entry) as ranks:
         ranks.abandon()
         ranks.begin(operate, elements, UNDER_WAY, culprit)
         ranks.await_key("under way")
@@ -133,24 +132,24 @@ def killed(what: str, culprit: int, elements: int, settings: Settings) -> Iterat
         yield judge(what, answers, culprit, WITHIN + settings.pick(1, 2, 2), since)
 
 
-def mismatch(settings: Settings) -> Iterator[Row]:
-    with DeviceRanks(RANKS, Entry(settings.kind, settings.library, timeout=20)) as ranks:
+def mismatch(size: int, settings: Settings) -> Iterator[Row]:
+    with DeviceRanks(size, Entry(settings.kind, settings.library, timeout=20)) as ranks:
         ranks.abandon()
         ranks.begin(call_another, 1)
         # The culprit too: it sees that the others called something else.
-        yield judge("one rank gives another size", ranks.collect(25), 1, WITHIN)
+        yield judge(f"{size} ranks: one gives another size", ranks.collect(25), 1, WITHIN)
 
 
-def never_comes(settings: Settings) -> Iterator[Row]:
-    timeout = settings.pick(5.0, 2.0, 2.0)
+def never_comes(size: int, settings: Settings) -> Iterator[Row]:
+    timeout, culprit = settings.pick(5.0, 2.0, 2.0), size // 2
     entry = Entry(settings.kind, settings.library, timeout=timeout)
-    with DeviceRanks(RANKS, entry) as ranks:
+    with DeviceRanks(size, entry) as ranks:
         ranks.abandon()
-        ranks.begin(stay_away, 2)
+        ranks.begin(stay_away, culprit)
         answers = ranks.collect(timeout + 20)
-        del answers[2]
-        what = f"one rank never comes, {timeout:.0f} s allowed"
-        yield judge(what, answers, 2, timeout + WITHIN)
+        del answers[culprit]
+        what = f"{size} ranks: one never comes, {timeout:.0f} s allowed"
+        yield judge(what, answers, culprit, timeout + WITHIN)
 
 
 def free_memory() -> int:
@@ -171,22 +170,22 @@ def memory_is_back(before: int, settings: Settings) -> Iterator[Row]:
     yield row("memory missing afterwards", figure=missing / 2**20, unit="MiB", note=note)
 
 
-def faults(settings: Settings) -> Iterator[Row]:
+def faults(settings: Settings, size: int) -> Iterator[Row]:
     """Cause each; every one has ranks of its own."""
     before = 0 if settings.simulated else free_memory()
     elements: int = settings.pick(64 << 20, 1 << 18, 1 << 16)  # on a GPU 256 MiB of each rank
-    last = RANKS - 1
     deaths: list[tuple[str, int, int]] = [
-        ("a rank is killed between small operations", 2, 1000),
-        ("an exporter is killed under the leader's kernel", last, elements),
-        ("the leader is killed", 0, elements),
+        (f"{size} ranks: one is killed between small operations", size // 2, 1000),
+        (f"{size} ranks: an exporter is killed under the leader's kernel", size - 1, elements),
+        (f"{size} ranks: the leader is killed", 0, elements),
     ]
     steps: list[Callable[[], Iterator[Row]]] = [
-        _named(what, killed, what, culprit, size, settings) for what, culprit, size in deaths
+        _named(what, killed, what, size, culprit, count, settings)
+        for what, culprit, count in deaths
     ]
     steps += [
-        functools.partial(mismatch, settings),
-        functools.partial(never_comes, settings),
+        functools.partial(mismatch, size, settings),
+        functools.partial(never_comes, size, settings),
         functools.partial(memory_is_back, before, settings),
     ]
     yield from parts(*steps)
@@ -206,21 +205,21 @@ def sanitizer_path() -> str:
     return shutil.which("compute-sanitizer") or (str(usual) if usual.exists() else "")
 
 
-def small_run(command: list[str], settings: Settings) -> list[tuple[int | None, str]]:
-    """Run gpu/ranks.py on two ranks, under `command`; returns each one's status and output."""
+def small_run(command: list[str], settings: Settings, size: int) -> list[tuple[int | None, str]]:
+    """Run gpu/ranks.py on some ranks, under `command`; returns each one's status and output."""
     store = torch.distributed.TCPStore(HOST, 0, is_master=True, wait_for_workers=False)
     program = [sys.executable, "-m", "gpu.ranks", settings.kind]
     variables = {LIBRARY: settings.library} if settings.library else {}
     running = [
         subprocess.Popen(
-            [*command, *program, str(rank), "2", str(store.port)],
+            [*command, *program, str(rank), str(size), str(store.port)],
             cwd=FOLDER,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
             env={**os.environ, **variables},
         )
-        for rank in range(2)
+        for rank in range(size)
     ]
     end = time.monotonic() + TOOL_SECONDS
     answers: list[tuple[int | None, str]] = []
@@ -234,12 +233,17 @@ def small_run(command: list[str], settings: Settings) -> list[tuple[int | None, 
     return answers
 
 
-def sanitized(tool: str, settings: Settings) -> Iterator[Row]:
+def sanitized(tool: str, size: int, settings: Settings) -> Iterator[Row]:
+    """Run a tool over a small run; where there is none, the small run alone."""
     path = sanitizer_path()
     command = [path, "--tool", tool, "--target-processes", "all", "--error-exitcode", "9"]
     without = settings.simulated or not path
-    answers = small_run([] if without else command, settings)
-    what = "a small run without a tool" if without else f"{tool}, 2 ranks"
+    if without:
+        yield gpu.table.info(tool, note=f"compute-sanitizer: {path or 'not there'}; not run")
+        if tool != FIRST_TOOL:  # the small run would be the same
+            return
+    answers = small_run([] if without else command, settings, size)
+    what = "a small run without a tool" if without else f"{size} ranks: {tool}"
     for _, output in answers:
         print(output[-3000:], flush=True)
     if all(status == 0 and "all sums are right" in output for status, output in answers):
@@ -251,11 +255,13 @@ def sanitized(tool: str, settings: Settings) -> Iterator[Row]:
     yield gpu.table.failed(what, f"status {statuses}: {gpu.table.first_line(errors[0])}")
 
 
-def sanitizer(settings: Settings) -> Iterator[Row]:
-    """Run each tool over a small run; where there are none, the small run alone."""
-    tools = TOOLS
-    if settings.simulated or not sanitizer_path():
-        found = sanitizer_path() or "not there"
-        yield gpu.table.info("compute-sanitizer", note=f"{found}; not run")
-        tools = TOOLS[:1]
-    yield from parts(*(_named(tool, sanitized, tool, settings) for tool in tools))
+def memcheck(settings: Settings, size: int) -> Iterator[Row]:
+    yield from parts(_named("memcheck", sanitized, "memcheck", size, settings))
+
+
+def racecheck(settings: Settings, size: int) -> Iterator[Row]:
+    yield from parts(_named("racecheck", sanitized, "racecheck", size, settings))
+
+
+def synccheck(settings: Settings, size: int) -> Iterator[Row]:
+    yield from parts(_named("synccheck", sanitized, "synccheck", size, settings))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -240,12 +240,8 @@ def of_size(size: int, settings: Settings) -> Iterator[Row]:
                 yield judge(f"{size} ranks: one kernel as the direct plan", compared, wrong)
 
 
-def plans(settings: Settings) -> Iterator[Row]:
-    """Compare device and CPU for each number of ranks."""
-    sizes: list[int] = settings.pick([2, 4, 8, 16], [2, 4], [2])
-    functions: list[Callable[[], Iterator[Row]]] = []
-    for size in sizes:
-        function = functools.partial(of_size, size, settings)
-        function.__name__ = f"{size} ranks"  # type: ignore[attr-defined]
-        functions.append(function)
-    yield from parts(*functions)
+def plans(settings: Settings, size: int) -> Iterator[Row]:
+    """Compare device and CPU."""
+    function = functools.partial(of_size, size, settings)
+    function.__name__ = f"{size} ranks"  # type: ignore[attr-defined]
+    yield from parts(function)

@@ -28,7 +28,7 @@ from lab.ranks import HOST, Rank, RankError, end_with_parent
 T = TypeVar("T")
 
 LIBRARY = "RINGCOMM_CUDA_LIBRARY"
-START_SECONDS = 60.0  # to import torch, make a context on the GPU, and meet
+START_SECONDS = 120.0  # to import a torch that lies on no cached page, make a context, and meet
 
 
 class Place:

@@ -1,4 +1,4 @@
-"""Bandwidth as a share of what a copy reaches in the same run, latency, and symmetric memory.
+"""Bandwidth as a share of what a copy reaches in the same run, and latency.
 
 Ranks share the GPU, so the bound of an operation is the memory's speed over all bytes that all
 ranks together have to read and write:
@@ -13,6 +13,10 @@ ranks together have to read and write:
                              which is n S / n (2 + 7 (n - 1)) for all ranks
     all_gather               2 n S with S the whole output: each rank writes S, from n inputs
     broadcast                S + (n - 1) S at least
+
+Targets of whole operations are information. Each rank's work has to get the GPU first, which takes
+tens of microseconds, and up to a slice of time while others compute. A ring needs it many times.
+The leader's kernel alone waits for nobody, so its share is judged.
 """
 
 from __future__ import annotations
@@ -28,7 +32,7 @@ import torch.distributed as dist
 
 import gpu.ranks
 import gpu.table
-from gpu.ranks import DeviceRanks, Entry, environment, meet, place_of
+from gpu.ranks import DeviceRanks, Entry, meet, place_of
 from gpu.stages import Settings, parts
 from gpu.table import Row
 from lab import report
@@ -38,7 +42,7 @@ from lab.ranks import Rank
 
 MIB = 1 << 20
 KERNEL_SHARE, WHOLE_SHARE, RING_SHARE = 85.0, 80.0, 80.0  # percent of the ceiling
-LARGE = 64 * MIB  # from here on shares are judged
+LARGE = 64 * MIB  # from here on shares have targets
 ENQUEUE_MICROSECONDS = 15.0
 MANY = 16  # ranks: their operations end, however fast
 UNDER_WAY = 32  # operations that are enqueued before the host waits
@@ -175,7 +179,8 @@ def _share(what: str, percent: float, target: float | None, note: str) -> Row:
     unit = "% of copy"
     if target is None:
         return gpu.table.info(what, percent, unit, note)
-    return gpu.table.at_least(target, what, percent, unit, note)
+    row = gpu.table.at_least(target, what, percent, unit, note)
+    return row if target == KERNEL_SHARE else gpu.table.aim(row)
 
 
 def _kernel(ranks: DeviceRanks, size: int, sizes: list[int], ceiling: float) -> Iterator[Row]:
@@ -191,9 +196,8 @@ def _kernel(ranks: DeviceRanks, size: int, sizes: list[int], ceiling: float) -> 
         yield _share(what, 100 * rate / ceiling, KERNEL_SHARE if each >= LARGE else None, note)
 
 
-def many(settings: Settings) -> Iterator[Row]:
+def many(size: int, settings: Settings) -> Iterator[Row]:
     """More ranks than anybody would put on a GPU: slow perhaps, but they end."""
-    size = settings.pick(MANY, 4, 3)
     each = settings.pick(LARGE, MIB, MIB)
     with DeviceRanks(size, Entry(settings.kind, settings.library)) as ranks:
         ranks(make_group, "default", None, seconds=60)
@@ -202,11 +206,14 @@ def many(settings: Settings) -> Iterator[Row]:
         yield gpu.table.passed(what, 1e6 * median(times), "µs")
 
 
-def bandwidth(settings: Settings) -> Iterator[Row]:
-    """Measure shares of the copy ceiling for each number of ranks."""
-    sizes: list[int] = settings.pick([2, 4, 8], [2], [2])
-    steps = [_named(f"{size} ranks", shares_of, size, settings) for size in sizes]
-    yield from parts(*steps, functools.partial(many, settings))
+def bandwidth(settings: Settings, size: int) -> Iterator[Row]:
+    """Measure shares of the copy ceiling; for many ranks, whether they end."""
+    if size >= MANY:
+        yield from parts(functools.partial(many, size, settings))
+        return
+    yield from parts(_named(f"{size} ranks", shares_of, size, settings))
+    if settings.simulated and size == 2:  # so that it is tried
+        yield from parts(functools.partial(many, 3, settings))
 
 
 def _named(name: str, function: Any, *args: Any) -> Callable[[], Iterator[Row]]:
@@ -293,53 +300,11 @@ def latency_of(size: int, settings: Settings) -> Iterator[Row]:
         worst = 1e6 * max(max(times) for times in of_ranks)
         what = f"{size} ranks: enqueueing an all_reduce"
         note = f"median of the slower rank's host; longest {worst:.0f} µs"
-        yield gpu.table.at_most(ENQUEUE_MICROSECONDS, what, host, "µs", note)
+        yield gpu.table.aim(gpu.table.at_most(ENQUEUE_MICROSECONDS, what, host, "µs", note))
         waited = statistics.median(slowest(ranks(time_barrier, calls, seconds=40)))
         yield gpu.table.info(f"{size} ranks: barrier()", 1e6 * waited, "µs")
 
 
-def latency(settings: Settings) -> Iterator[Row]:
-    """Measure small operations for each number of ranks."""
-    sizes: list[int] = settings.pick([2, 4, 8], [2], [2])
-    yield from parts(*(_named(f"{size} ranks", latency_of, size, settings) for size in sizes))
-
-
-# ---- torch symmetric memory
-
-
-def symmetric_all_reduce(rank: Rank, name: str, size: int) -> float:
-    """Return seconds of torch's own all_reduce; it spins in kernels, so slices of time decide."""
-    import torch.distributed._symmetric_memory as symmetric
-
-    place = place_of(rank)
-    group: Any = dist.group.WORLD
-    tensor = symmetric.empty(size // 4, dtype=torch.float32, device=place.device)
-    symmetric.rendezvous(tensor, group)
-    function = getattr(torch.ops.symm_mem, name)
-    tensor.fill_(rank.index + 1)
-    function(tensor, "sum", group.group_name)
-    torch.cuda.synchronize()
-    assert tensor.eq(rank.size * (rank.size + 1) // 2).all(), "a wrong sum"
-    times = []
-    for _ in range(3):
-        meet(rank)
-        times.append(place.seconds(lambda: function(tensor, "sum", group.group_name)))
-    return statistics.median(times)
-
-
-def symmetric(settings: Settings) -> Iterator[Row]:
-    """Measure it where torch lets ranks share a device; whether it does is no target of ours."""
-    if settings.simulated:
-        yield gpu.table.info("torch symmetric memory", note="not run: it needs a GPU")
-        return
-    with environment(TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES="1"):
-        for size in (MIB, LARGE):
-            what = f"2 ranks: two_shot_all_reduce_ {report.show_size(size)}"
-            try:
-                with DeviceRanks(2, Entry(settings.kind), "gloo", fresh=True) as ranks:
-                    times = ranks(symmetric_all_reduce, "two_shot_all_reduce_", size, seconds=15)
-                yield gpu.table.info(what, 1e6 * max(times), "µs", "it spins in kernels")
-            except Exception as error:  # noqa: BLE001  its own words are the row
-                print(f"{what}: {error}", flush=True)
-                last = str(error).strip().splitlines()[-1:]
-                yield gpu.table.info(what, note=gpu.table.first_line("".join(last)))
+def latency(settings: Settings, size: int) -> Iterator[Row]:
+    """Measure small operations."""
+    yield from parts(_named(f"{size} ranks", latency_of, size, settings))

@@ -1,21 +1,17 @@
-"""What gpu_check.py consists of, and how a stage runs: as a process of its own, with a time limit.
+"""What gpu_check.py consists of, in which order, and what of it fits into some minutes.
 
-A stage is a generator of rows. Each row is written down as it comes, so a stage that is ended at
-its limit leaves those that it had. Nothing that a stage started outlives it: all of it is one
-session, which is ended by its id.
+Breadth first: what needs no ranks, then everything with 2 ranks, then everything with 4, and so on.
+So whatever time there is, the answers that matter come first. A stage is a generator of rows, and
+runs as a process of its own: see running.py.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import importlib
-import json
-import os
 import signal
-import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +21,7 @@ from gpu.table import Row
 
 FOLDER = Path(__file__).resolve().parent.parent  # benchmarks/
 ROOT = FOLDER.parent
-TAIL = 40  # lines of a stage's output that are kept when it fails
+MARGIN_SECONDS = 30  # that a stage may take besides twice what it takes as a rule
 
 
 @dataclass(frozen=True)
@@ -48,19 +44,35 @@ class Settings:
         """Choose by what this run is."""
         return real if not self.simulated else short if self.short else simulated
 
+    @property
+    def tables(self) -> Path:
+        """Return the folder for tables of figures, which go into the archive."""
+        folder = Path(self.folder) / "tables"
+        folder.mkdir(exist_ok=True)
+        return folder
 
-Function = Callable[[Settings], Iterator[Row]]
+
+Function = Callable[[Settings, int], Iterator[Row]]
 
 
 @dataclass(frozen=True)
 class Stage:
-    """`where` is module.function; `seconds` its limit on a machine with a GPU."""
+    """One kind of check for one number of ranks; `where` is module.function."""
 
-    name: str
-    group: int
-    seconds: int
+    kind: str
+    ranks: int  # 0: it has none
+    seconds: float  # that it takes on a machine with a GPU, about
     where: str
-    about: str
+    decides: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.kind}-{self.ranks}" if self.ranks else self.kind
+
+    @property
+    def limit(self) -> float:
+        """Return the seconds after which it hangs."""
+        return 2 * self.seconds + MARGIN_SECONDS
 
     def function(self) -> Function:
         module, _, name = self.where.rpartition(".")
@@ -68,24 +80,82 @@ class Stage:
         return found
 
 
-# The limits of a group add up to nine minutes at most.
-STAGES = [
-    Stage("build", 1, 300, "gpu.build.build", "the machine, what a build needs, the build"),
-    Stage("probe", 1, 180, "gpu.build.probe", "what the GPU and its driver do (gpu/probe.cu)"),
-    Stage("plans", 2, 270, "gpu.plans.plans", "every collective and algorithm as on the CPU"),
-    Stage("torch", 2, 150, "gpu.behaviour.checks", "streams, futures, groups, DDP, FSDP"),
-    Stage("faults", 2, 110, "gpu.faults.faults", "deaths, mismatches, ranks that never come"),
-    Stage("bandwidth", 3, 120, "gpu.speed.bandwidth", "shares of the copy ceiling"),
-    Stage("latency", 3, 50, "gpu.speed.latency", "small operations, and enqueueing"),
-    Stage("symmetric", 3, 40, "gpu.speed.symmetric", "torch symmetric memory, where it runs"),
-    Stage("ddp", 3, 150, "gpu.training.ddp", "what a DDP step waits for, by backend"),
-    Stage("cpu", 3, 150, "gpu.training.cpu", "ranks on the CPU, beside Gloo"),
-    Stage("sanitizer", 4, 520, "gpu.faults.sanitizer", "compute-sanitizer over a small run"),
-]
+# kind, function, seconds by number of ranks (expected, none is measured), what it decides
+KINDS: list[tuple[str, str, dict[int, int], str]] = [
+    ("facts", "gpu.build.facts", {0: 30}, "what the machine is, and what it lacks"),
+    ("build", "gpu.build.build", {0: 150}, "whether this source builds there"),
+    ("probe", "gpu.build.probe", {2: 50, 4: 50, 8: 60, 16: 80},
+     "what the driver does with processes that share a GPU (gpu/probe.cu)"),
+    ("torch", "gpu.behaviour.checks", {2: 75, 4: 45, 8: 60},
+     "streams, futures, groups, memory, DDP and FSDP"),
+    ("graphs", "gpu.graphs.graphs", {2: 40, 4: 40, 8: 50},
+     "capture into CUDA graphs: same bits, and what it saves"),
+    ("plans", "gpu.plans.plans", {2: 50, 4: 60, 8: 90, 16: 120},
+     "every collective and algorithm, bit for bit as on the CPU"),
+    ("faults", "gpu.faults.faults", {2: 50, 4: 50}, "deaths, mismatches, ranks that never come"),
+    ("bandwidth", "gpu.speed.bandwidth", {2: 40, 4: 40, 8: 50, 16: 40},
+     "large operations as shares of a copy"),
+    ("latency", "gpu.speed.latency", {2: 25, 4: 25, 8: 30}, "small operations, and enqueueing"),
+    ("rivals", "gpu.rivals.rivals", {2: 70, 4: 60}, "the same sizes by NCCL, and by Gloo"),
+    ("ddp", "gpu.training.ddp", {2: 50, 4: 40}, "what a DDP step waits for, by backend"),
+    ("mps", "gpu.mps.mps", {2: 60}, "what NVIDIA's multi-process service changes"),
+    ("symmetric", "gpu.symmetric.symmetric", {2: 30}, "torch symmetric memory, where it runs"),
+    ("cpu", "gpu.training.cpu", {2: 25, 4: 30, 8: 40, 16: 60}, "ranks on the CPU, beside Gloo"),
+    ("memcheck", "gpu.faults.memcheck", {2: 170}, "accesses outside of memory"),
+    ("racecheck", "gpu.faults.racecheck", {2: 170}, "threads of a block that race"),
+    ("synccheck", "gpu.faults.synccheck", {2: 170}, "barriers in kernels that are used wrongly"),
+]  # fmt: skip
+
+
+def breadth_first(kinds: Iterable[tuple[str, str, dict[int, int], str]]) -> list[Stage]:
+    """Return the stages: by number of ranks, and for one number in the order of the kinds."""
+    stages = [
+        Stage(kind, ranks, seconds, where, decides)
+        for kind, where, taken, decides in kinds
+        for ranks, seconds in taken.items()
+    ]
+    return sorted(stages, key=lambda stage: stage.ranks)  # which keeps the kinds' order
+
+
+STAGES = breadth_first(KINDS)
+RANKS = sorted({stage.ranks for stage in STAGES} - {0})
 
 
 def by_name(name: str) -> Stage:
     return next(stage for stage in STAGES if stage.name == name)
+
+
+def names_of(stages: Iterable[Stage]) -> list[str]:
+    return [stage.name for stage in stages]
+
+
+def unknown(names: Iterable[str]) -> list[str]:
+    """Return those that name neither a kind nor a stage."""
+    known = {stage.kind for stage in STAGES} | set(names_of(STAGES))
+    return [name for name in names if name not in known]
+
+
+def chosen(only: list[str], without: list[str], ranks: Iterable[int]) -> list[Stage]:
+    """Return the stages to run; names are of kinds ("plans") or of stages ("plans-4")."""
+    of_ranks = {0, *ranks}
+    return [
+        stage
+        for stage in STAGES
+        if (stage.ranks in of_ranks or stage.name in only)
+        and (not only or not {stage.kind, stage.name}.isdisjoint(only))
+        and {stage.kind, stage.name}.isdisjoint(without)
+    ]
+
+
+def fitting(stages: Iterable[Stage], seconds: float) -> tuple[list[Stage], list[Stage]]:
+    """Return what fits into so many seconds, as far as one knows before, and what is left out."""
+    fit: list[Stage] = []
+    left_out: list[Stage] = []
+    for stage in stages:
+        fits = stage.seconds <= seconds
+        (fit if fits else left_out).append(stage)
+        seconds -= stage.seconds if fits else 0
+    return fit, left_out
 
 
 # ---- in the stage's own process
@@ -102,6 +172,15 @@ def parts(*functions: Callable[[], Iterator[Row]]) -> Iterator[Row]:
             yield gpu.table.failed(name.strip("_").replace("_", " "), last_line(error))
 
 
+def of_a_rival(what: str, function: Callable[[], Iterator[Row]]) -> Iterator[Row]:
+    """Yield its rows; if it fails, that is information: it is not ours."""
+    try:
+        yield from function()
+    except Exception as error:  # noqa: BLE001  its own words are the row
+        print(f"{what}: {error}", flush=True)
+        yield gpu.table.info(what, note=f"it fails: {last_line(error)}")
+
+
 def last_line(error: BaseException) -> str:
     """Return the line that says most: of a text with a traceback, the last."""
     lines = [line for line in str(error).strip().splitlines() if line.strip()] or [repr(error)]
@@ -110,109 +189,12 @@ def last_line(error: BaseException) -> str:
 
 
 def run_here(name: str, settings: Settings, rows: Path) -> None:
-    """Run a stage in this process, and write its rows down as they come."""
-    for row in by_name(name).function()(settings):
+    """Run a stage in this process, and write its rows down as they come.
+
+    At its limit it gets SIGTERM, and ends what it has started in the usual way.
+    """
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    stage = by_name(name)
+    for row in stage.function()(settings, stage.ranks):
         row = dataclasses.replace(row, stage=name)
         gpu.table.append(rows, row.unjudged() if settings.simulated else row)
-
-
-# ---- in the process that runs them all
-
-
-@dataclass
-class Outcome:
-    """How a stage ended."""
-
-    stage: Stage
-    rows: list[Row]
-    seconds: float
-    status: int | None  # None: it was ended at its limit
-    output: list[str]
-
-    def facts(self) -> dict[str, Any]:
-        failing = self.status != 0 or any(row.verdict == gpu.table.FAIL for row in self.rows)
-        return {
-            "stage": self.stage.name,
-            "seconds": round(self.seconds, 1),
-            "status": "ended at its limit" if self.status is None else self.status,
-            "rows": len(self.rows),
-            "output": self.output if failing else [],
-        }
-
-
-class Running:
-    """A stage in a process of its own, the first of a new session."""
-
-    def __init__(self, stage: Stage, settings: Settings, limit: float) -> None:
-        self.stage, self.limit = stage, limit
-        folder = Path(settings.folder)
-        self._rows, self._log = folder / f"{stage.name}.rows", folder / f"{stage.name}.log"
-        self._rows.unlink(missing_ok=True)
-        settings_text = json.dumps(dataclasses.asdict(settings))
-        command = [sys.executable, str(FOLDER / "gpu_check.py"), "--stage", stage.name]
-        command += ["--settings", settings_text]
-        self._start = time.monotonic()
-        with self._log.open("wb") as log:
-            self._process = subprocess.Popen(
-                [*command, "--rows", str(self._rows)],
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,
-                env={**os.environ, "PYTHONFAULTHANDLER": "1"},
-            )
-
-    def over(self) -> bool:
-        """Has it ended? It is not reaped yet, so its id is still its own."""
-        flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
-        return os.waitid(os.P_PID, self._process.pid, flags) is not None
-
-    def late(self) -> bool:
-        return time.monotonic() - self._start > self.limit
-
-    def finish(self) -> Outcome:
-        """End what is left of it, and say how it ended."""
-        over, seconds = self.over(), time.monotonic() - self._start
-        os.killpg(self._process.pid, signal.SIGKILL)  # the session's other processes too
-        status = self._process.wait()
-        rows = gpu.table.load(self._rows)
-        output = self._log.read_text(encoding="utf-8", errors="replace").splitlines()[-TAIL:]
-        outcome = Outcome(self.stage, rows, seconds, status if over else None, output)
-        if not over:
-            note = f"ended at its limit of {self.limit:.0f} s; {len(rows)} rows until then"
-            rows.append(gpu.table.failed("the whole stage", note))
-        elif status != 0:
-            said = gpu.table.first_line(output[-1]) if output else "it said nothing"
-            rows.append(gpu.table.failed("the whole stage", f"status {status}: {said}"))
-        elif not rows:
-            rows.append(gpu.table.failed("the whole stage", "it yielded nothing"))
-        outcome.rows = [dataclasses.replace(row, stage=self.stage.name) for row in rows]
-        return outcome
-
-
-def run_stages(
-    stages: list[Stage], settings: Settings, seconds: float, at_once: int = 1
-) -> Iterator[Outcome]:
-    """Run stages within `seconds`; yield how each ended. What no time is left for is a row too."""
-    end = time.monotonic() + seconds
-    waiting, running = list(stages), list[Running]()
-    try:
-        while waiting or running:
-            while waiting and len(running) < at_once:
-                stage = waiting.pop(0)
-                limit = min(stage.seconds, end - time.monotonic())
-                if limit < 1:
-                    note = f"not run: the {seconds:.0f} s for all stages were over"
-                    row = dataclasses.replace(
-                        gpu.table.failed("the whole stage", note), stage=stage.name
-                    )
-                    yield Outcome(stage, [row], 0, 0, [])
-                    continue
-                running.append(Running(stage, settings, limit))
-            for one in [one for one in running if one.over() or one.late()]:
-                running.remove(one)
-                yield one.finish()
-            time.sleep(0.05)
-    finally:
-        for one in running:
-            one.finish()

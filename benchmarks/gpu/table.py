@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 PASS, FAIL, INFO = "pass", "fail", "info"
 HEAD = ("stage", "what", "figure", "unit", "target", "", "note")
 NUMBERS = {2}  # columns to the right
+STAGE_HEAD = ("ranks", "expected_s", "seconds", "status", "decides")
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,12 @@ def at_most(bound: float, what: str, figure: float, unit: str, note: str = "") -
     return Row(what, figure, unit, f"≤ {show(bound)}", PASS if figure <= bound else FAIL, note)
 
 
+def aim(row: Row) -> Row:
+    """Return it with its target, but without a verdict: no hardware may be able to meet it."""
+    said = "target met" if row.verdict == PASS else "target not met"
+    return replace(row, verdict=INFO, note=f"{said}; {row.note}" if row.note else said)
+
+
 def show(figure: float) -> str:
     """Write a figure with three digits that mean something; whole numbers as they are."""
     if figure == int(figure) and abs(figure) < 1e9:
@@ -97,8 +104,10 @@ def to_text(rows: Sequence[Row]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def to_markdown(rows: Sequence[Row], facts: dict[str, Any]) -> str:
-    """Write the table as a page: the machine's facts above it."""
+def to_markdown(
+    rows: Sequence[Row], facts: dict[str, Any], stages: Sequence[dict[str, Any]] = ()
+) -> str:
+    """Write a page: the machine's facts, the table, and how each stage ended."""
     lines = ["# gpu_check", ""]
     lines += [f"- {name}: {_escaped(str(value))}" for name, value in facts.items()]
     lines += ["", summary(rows), "", _line(HEAD)]
@@ -106,6 +115,10 @@ def to_markdown(rows: Sequence[Row], facts: dict[str, Any]) -> str:
     for row in rows:
         verdict = f"**{FAIL}**" if row.verdict == FAIL else row.verdict
         lines.append(_line([_escaped(cell) for cell in replace(row, verdict=verdict).cells()]))
+    if stages:
+        lines += ["", _line(["stage", *STAGE_HEAD]), _line(["---", *["--:"] * 3, "---", "---"])]
+    for stage in stages:
+        lines.append(_line([_escaped(str(stage[name])) for name in ("stage", *STAGE_HEAD)]))
     return "\n".join(lines) + "\n"
 
 
@@ -117,7 +130,7 @@ def _escaped(cell: str) -> str:
     return cell.replace("|", "\\|").replace("\n", " ")
 
 
-def to_json(rows: Iterable[Row], facts: dict[str, Any], stages: list[dict[str, Any]]) -> str:
+def to_json(rows: Iterable[Row], facts: dict[str, Any], stages: Sequence[dict[str, Any]]) -> str:
     body = {
         "benchmark": "gpu_check",
         "machine": facts,

@@ -10,9 +10,9 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -20,19 +20,17 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gpu.table
 from gpu.ranks import LIBRARY, DeviceRanks, Entry, meet, place_of, preload_training
-from gpu.stages import FOLDER, Settings, last_line, parts
+from gpu.rivals import NCCL_APART, OURS
+from gpu.stages import FOLDER, Settings, last_line, of_a_rival, parts
 from gpu.table import Row
 from lab.benchmark import slowest
 from lab.ranks import Rank
 
+T = TypeVar("T")
+
 FASTER = 3.0  # communication than Gloo's, at two ranks
 STEPS, ROUNDS = 4, 3
 NCCL_SECONDS = 40.0  # ranks of NCCL that share a GPU may crawl
-# To NCCL each rank is a host of its own, so it goes over sockets, and does not refuse.
-NCCL_APART = {
-    "NCCL_HOSTID": "host-{rank}", "NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1",
-    "NCCL_NET": "Socket",
-}  # fmt: skip
 
 
 # ---- the DDP step
@@ -96,33 +94,68 @@ def round_of(ranks: DeviceRanks, steps: int, limit: float) -> tuple[float, float
     return exchanging, exchanging - silent
 
 
+class Trainers:
+    """The ranks of each backend, alive side by side. A rival that fails is out, and tells why."""
+
+    def __init__(self, stack: contextlib.ExitStack) -> None:
+        self.sets: dict[str, DeviceRanks] = {}
+        self.failed: dict[str, str] = {}
+        self._stack = stack
+
+    def enter(self, backend: str, size: int, settings: Settings) -> None:
+        def made() -> None:
+            ranks = DeviceRanks(size, _entry(backend, settings), backend)
+            self.sets[backend] = self._stack.enter_context(ranks)
+
+        self._attempt(backend, made)
+
+    def each(self, task: Callable[[DeviceRanks], T]) -> dict[str, T]:
+        """Do it with each backend's ranks in turn."""
+        done: dict[str, T] = {}
+        for backend, ranks in list(self.sets.items()):
+            self._attempt(backend, lambda: done.update({backend: task(ranks)}))  # noqa: B023
+        return done
+
+    def _attempt(self, backend: str, task: Callable[[], None]) -> None:
+        try:
+            task()
+        except Exception as error:
+            if backend == OURS:
+                raise
+            print(f"{backend}: {error}", flush=True)
+            self.failed[backend] = last_line(error)
+            if ranks := self.sets.pop(backend, None):
+                ranks.abandon()
+
+
 def compared(size: int, backends: list[str], settings: Settings) -> Iterator[Row]:
     """Let the backends take turns, so that what disturbs the machine disturbs all."""
     real = (4096 if size == 2 else 2048, 6, 64)  # Gloo takes a second for the larger one
     model: tuple[int, int, int] = settings.pick(real, (64, 3, 8), (32, 2, 4))
     rounds, steps = settings.pick((ROUNDS, STEPS), (2, 2), (1, 2))
+    found: dict[str, list[tuple[float, float]]] = {}
     with contextlib.ExitStack() as stack:
-        sets = {
-            backend: stack.enter_context(DeviceRanks(size, _entry(backend, settings), backend))
-            for backend in backends
-        }
-        for ranks in sets.values():
-            parameters = ranks(build, *model, seconds=60)[0]
-        found: dict[str, list[tuple[float, float]]] = {backend: [] for backend in sets}
+        trainers = Trainers(stack)
+        for backend in backends:
+            trainers.enter(backend, size, settings)
+        parameters = trainers.each(lambda ranks: ranks(build, *model, seconds=60)[0])[OURS]
         for _ in range(rounds):
-            for backend, ranks in sets.items():
-                found[backend].append(round_of(ranks, steps, 60))
-        differing = [b for b, r in sets.items() if len(set(map(tuple, r(checksums)))) > 1]
+            for backend, one in trainers.each(lambda ranks: round_of(ranks, steps, 60)).items():
+                found.setdefault(backend, []).append(one)
+        checked = trainers.sets[OURS](checksums)
     exposed = {b: statistics.median(figure for _, figure in found[b]) for b in found}
     for backend, figures in found.items():
         whole = statistics.median(figure for figure, _ in figures)
         note = f"of a step of {1e3 * whole:.2f} ms, {parameters / 1e6:.1f} M parameters"
         what = f"{size} ranks: {backend}: communication"
         yield gpu.table.info(what, 1e3 * exposed[backend], "ms", note)
+    for backend, said in trainers.failed.items():
+        yield gpu.table.info(f"{size} ranks: {backend}", note=f"it fails: {said}")
     what = f"{size} ranks: parameters are equal on all"
-    yield gpu.table.failed(what, ", ".join(differing)) if differing else gpu.table.passed(what)
+    equal = len(set(map(tuple, checked))) == 1
+    yield gpu.table.passed(what) if equal else gpu.table.failed(what, "they differ")
     if "gloo" in exposed:
-        ratio = exposed["gloo"] / max(exposed["ringcomm"], 1e-6)
+        ratio = exposed["gloo"] / max(exposed[OURS], 1e-6)
         what = f"{size} ranks: communication faster than Gloo's"
         yield (
             gpu.table.at_least(FASTER, what, ratio, "x")
@@ -132,59 +165,44 @@ def compared(size: int, backends: list[str], settings: Settings) -> Iterator[Row
 
 
 def _entry(backend: str, settings: Settings) -> Entry:
-    kind = settings.kind if backend == "ringcomm" or not settings.simulated else "cpu"
+    kind = settings.kind if backend == OURS or not settings.simulated else "cpu"
     return Entry(kind, settings.library)
 
 
-def nccl_alone(settings: Settings) -> Iterator[Row]:
-    """One rank has the GPU to itself and nobody to talk to: what a step takes at the least."""
-    yield from _nccl(1, {}, settings)
-
-
-def nccl_apart(settings: Settings) -> Iterator[Row]:
-    """NCCL refuses ranks that share a GPU, unless it takes each for a host of its own."""
-    yield from _nccl(2, NCCL_APART, settings)
-
-
-def _nccl(size: int, variables: dict[str, str], settings: Settings) -> Iterator[Row]:
+def nccl(size: int, settings: Settings) -> Iterator[Row]:
+    """NCCL: one rank has the GPU to itself; several are taken for hosts of their own."""
     what = f"{size} rank{'s' if size > 1 else ''}: nccl: communication"
     if settings.simulated:
         yield gpu.table.info(what, note="not run: it needs a GPU")
         return
-    try:
-        entry = Entry(settings.kind, environment=variables)
-        with DeviceRanks(size, entry, "nccl") as ranks:
-            ranks(build, 4096, 6, 64, seconds=NCCL_SECONDS)
-            whole, exposed = round_of(ranks, STEPS, NCCL_SECONDS)
-        note = f"of a step of {1e3 * whole:.2f} ms" + (", over sockets" if size > 1 else "")
-        yield gpu.table.info(what, 1e3 * exposed, "ms", note)
-    except Exception as error:  # noqa: BLE001  its own words are the row
-        print(f"{what}: {error}", flush=True)
-        yield gpu.table.info(what, note=last_line(error))
+    entry = Entry(settings.kind, environment=NCCL_APART if size > 1 else {})
+    with DeviceRanks(size, entry, "nccl") as ranks:
+        ranks(build, 4096 if size < 4 else 2048, 6, 64, seconds=NCCL_SECONDS)
+        whole, exposed = round_of(ranks, STEPS, NCCL_SECONDS)
+    note = f"of a step of {1e3 * whole:.2f} ms" + (", over sockets" if size > 1 else "")
+    yield gpu.table.info(what, 1e3 * exposed, "ms", note)
 
 
-def ddp(settings: Settings) -> Iterator[Row]:
-    """Compare backends at each number of ranks."""
+def ddp(settings: Settings, size: int) -> Iterator[Row]:
+    """Compare backends."""
     preload_training()
-    sizes: list[int] = settings.pick([2, 4], [2], [2])
-    steps: list[Any] = []
-    for size in sizes:
-        function = functools.partial(compared, size, ["ringcomm", "gloo"], settings)
-        function.__name__ = f"{size} ranks"  # type: ignore[attr-defined]
-        steps.append(function)
-    more = [functools.partial(nccl_alone, settings), functools.partial(nccl_apart, settings)]
-    yield from parts(*steps, *more)
+    function = functools.partial(compared, size, [OURS, "gloo"], settings)
+    function.__name__ = f"{size} ranks"  # type: ignore[attr-defined]
+    yield from parts(function)
+    for count in (1, size) if size == 2 else (size,):
+        what = f"{count} ranks: nccl: communication"
+        yield from of_a_rival(what, functools.partial(nccl, count, settings))
 
 
 # ---- the CPU
 
 
-def on_cpu(transport: str, size: int, settings: Settings) -> Iterator[Row]:
-    """Run collectives.py, which measures ringcomm and Gloo in one run."""
+def measured(backends: str, transport: str, size: int, settings: Settings) -> dict[Any, float]:
+    """Run collectives.py; returns medians in seconds by (bytes, backend)."""
     sizes = settings.pick("8,16K,1M,64M", "8,64K", "64K")
     rounds, seconds = settings.pick(("3", "0.15"), ("2", "0.005"), ("2", "0.005"))
     report = Path(settings.folder) / f"cpu_{transport}_{size}.json"
-    command = [sys.executable, str(FOLDER / "collectives.py")]
+    command = [sys.executable, str(FOLDER / "collectives.py"), "--backends", backends]
     command += ["--ranks", str(size), "--collectives", "all_reduce", "--sizes", sizes]
     command += ["--rounds", rounds, "--seconds", seconds, "--deadline", "60"]
     variables = {"RINGCOMM_TRANSPORT": "tcp"} if transport == "tcp" else {}
@@ -196,28 +214,33 @@ def on_cpu(transport: str, size: int, settings: Settings) -> Iterator[Row]:
         timeout=70,
         env={**kept, **variables},
     )
-    over = "loopback TCP" if transport == "tcp" else "shared memory"
     if done.returncode != 0:
         print(done.stdout, done.stderr, flush=True)
-        last = (done.stderr.strip().splitlines() or ["no word"])[-1]
-        yield gpu.table.failed(f"{size} ranks, {over}", last)
-        return
+        raise RuntimeError((done.stderr.strip().splitlines() or ["no word"])[-1])
     samples = json.loads(report.read_text(encoding="utf-8"))["samples"]
-    times = {(s["bytes"], s["backend"]): s["median_s"] for s in samples}
+    return {(s["bytes"], s["backend"]): s["median_s"] for s in samples}
+
+
+def on_cpu(transport: str, size: int, settings: Settings) -> Iterator[Row]:
+    """Measure ringcomm and Gloo in one run; where that fails, ringcomm alone."""
+    over = "loopback TCP" if transport == "tcp" else "shared memory"
+    try:
+        times = measured(f"{OURS},gloo", transport, size, settings)
+    except RuntimeError as error:
+        times = measured(OURS, transport, size, settings)
+        yield gpu.table.info(f"{size} ranks, {over}: gloo", note=f"it fails: {last_line(error)}")
     for each in sorted({length for length, _ in times}):
-        ours, gloos = times[each, "ringcomm"], times[each, "gloo"]
+        ours, gloos = times[each, OURS], times.get((each, "gloo"))
         what = f"{size} ranks, {over}: all_reduce {each} bytes"
-        note = f"Gloo {1e6 * gloos:.1f} µs, {gloos / ours:.2f} times as long"
+        note = f"Gloo {1e6 * gloos:.1f} µs, {gloos / ours:.2f} times as long" if gloos else ""
         yield gpu.table.info(what, 1e6 * ours, "µs", note)
 
 
-def cpu(settings: Settings) -> Iterator[Row]:
+def cpu(settings: Settings, size: int) -> Iterator[Row]:
     """Compare with Gloo on this machine's cores."""
-    sizes: list[int] = settings.pick([2, 4, 8, 16], [2], [2])
     steps = []
     for transport in settings.pick(("shm", "tcp"), ("shm", "tcp"), ("shm",)):
-        for size in sizes:
-            function = functools.partial(on_cpu, transport, size, settings)
-            function.__name__ = f"{size} ranks over {transport}"  # type: ignore[attr-defined]
-            steps.append(function)
+        function = functools.partial(on_cpu, transport, size, settings)
+        function.__name__ = f"{size} ranks over {transport}"  # type: ignore[attr-defined]
+        steps.append(function)
     yield from parts(*steps)

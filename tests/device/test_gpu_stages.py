@@ -1,0 +1,361 @@
+"""benchmarks/gpu: the order of stages, what fits into minutes, what is left, and rivals' failures.
+
+Without a device, real or simulated.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib
+import io
+import tarfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lab import ROOT
+from lab.limits import limit
+from lab.ranks import RankError
+
+
+@pytest.fixture
+def module(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Import a module of the benchmarks by name: `module("gpu.table")`."""
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    return importlib.import_module
+
+
+@pytest.fixture
+def settings(module: Any, tmp_path: Path) -> Any:
+    made: Any = module("gpu.stages").Settings
+    return made(
+        simulated=False, short=False, library="", probe="", build=False, folder=str(tmp_path)
+    )
+
+
+# ---- the order, and what fits
+
+
+def test_the_order_is_breadth_first(module: Any) -> None:
+    stages = module("gpu.stages").STAGES
+    ranks = [stage.ranks for stage in stages]
+    assert ranks == sorted(ranks)
+    assert set(ranks) == {0, 2, 4, 8, 16}
+    names = [stage.name for stage in stages]
+    assert names[:4] == ["facts", "build", "probe-2", "torch-2"]
+    assert len(set(names)) == len(names)
+    most = max(names.index(name) for name in names if name.endswith("-2"))
+    assert most < min(names.index(name) for name in names if name.endswith("-4"))
+
+
+def test_every_stage_says_what_it_takes_and_decides(module: Any) -> None:
+    for stage in module("gpu.stages").STAGES:
+        assert 10 <= stage.seconds <= 180
+        assert stage.limit > stage.seconds
+        assert stage.decides
+        assert callable(stage.function())
+
+
+def test_stages_are_chosen_by_kind_name_and_ranks(module: Any) -> None:
+    stages = module("gpu.stages")
+
+    def names(*arguments: Any) -> list[str]:
+        return stages.names_of(stages.chosen(*arguments))
+
+    assert names(["plans"], [], [2, 4]) == ["plans-2", "plans-4"]
+    assert names(["plans-8"], [], [2, 4]) == ["plans-8"]
+    assert names(["facts", "plans", "torch"], ["torch-4"], [4]) == ["facts", "plans-4"]
+    everything = names([], [], stages.RANKS)
+    assert everything == stages.names_of(stages.STAGES)
+    assert not {"ddp-2", "ddp-4"} & set(names([], ["ddp"], stages.RANKS))
+    assert stages.unknown(["plans", "plans-2", "plans-3", "plan"]) == ["plans-3", "plan"]
+
+
+def test_what_fits_is_taken_in_order(module: Any) -> None:
+    stages = module("gpu.stages")
+    some = [
+        stages.Stage(kind, 2, seconds, "", "")
+        for kind, seconds in (("a", 50), ("b", 60), ("c", 20), ("d", 30))
+    ]
+    fit, left_out = stages.fitting(some, 100)
+    assert [stage.kind for stage in fit] == ["a", "c", "d"]
+    assert [stage.kind for stage in left_out] == ["b"]
+    assert stages.fitting(some, 0) == ([], some)
+
+
+def test_nine_minutes_have_the_probe_and_most_at_two_ranks(module: Any) -> None:
+    stages, check = module("gpu.stages"), module("gpu_check")
+    packed = stages.chosen([], ["build"], stages.RANKS)
+    fit, left_out = stages.fitting(packed, 9 * 60 - check.LAST_SECONDS)
+    needed = {"facts", "probe-2", "torch-2", "graphs-2", "plans-2", "faults-2", "bandwidth-2"}
+    assert needed | {"latency-2", "rivals-2"} <= set(stages.names_of(fit))
+    assert sum(stage.seconds for stage in fit) <= 9 * 60 - check.LAST_SECONDS
+    table = check.listing(packed, 9)
+    assert table.count("(does not fit)") == len(left_out)
+    assert check.parse(["--minutes", "9", "--ranks", "2,4"]).ranks == [2, 4]
+
+
+def test_a_process_knows_how_long_it_runs(module: Any) -> None:
+    since = module("gpu_check").running_since()
+    assert time.monotonic() - 310 < since <= time.monotonic()
+
+
+# ---- running
+
+
+@pytest.fixture
+def sleeping(module: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Have each stage's process sleep for a minute instead."""
+    running = module("gpu.running")
+    popen = running.subprocess.Popen
+
+    def start(command: list[str], **options: Any) -> Any:
+        return popen(["sleep", "60"], **options)
+
+    monkeypatch.setattr(running.subprocess, "Popen", start)
+    return running
+
+
+def test_a_stage_that_hangs_has_failed(module: Any, sleeping: Any, settings: Any) -> None:
+    stage = dataclasses.replace(module("gpu.stages").by_name("plans-2"), seconds=-14.5)
+    assert stage.limit == 1
+    (outcome,) = sleeping.run_stages([stage], settings)
+    assert [row.verdict for row in outcome.rows] == ["fail"]
+    assert outcome.status == "ended at its limit of 1 s"
+    assert outcome.rows[0].note == "ended at its limit of 1 s; 0 rows until then"
+
+
+def test_the_end_of_the_time_is_no_failure(module: Any, sleeping: Any, settings: Any) -> None:
+    stages = module("gpu.stages")
+    first = dataclasses.replace(stages.by_name("plans-2"), seconds=0.5)
+    second = stages.by_name("torch-2")
+    start = time.monotonic()
+    outcomes = list(sleeping.run_stages([first, second], settings, start + 1))
+    assert time.monotonic() - start < limit(10)
+    assert outcomes[0].status.startswith("cut short after 1 s")
+    assert [row.verdict for row in outcomes[0].rows] == ["info"]
+    assert outcomes[1].left_out
+    assert outcomes[1].status == "left out: it takes 75 s, and 0 s were left"
+    assert outcomes[1].rows == []
+
+
+# ---- the archive
+
+
+def test_the_archive_has_report_tables_and_logs(module: Any, tmp_path: Path) -> None:
+    archive, running, stages = module("gpu.archive"), module("gpu.running"), module("gpu.stages")
+    folder, out = tmp_path / "folder", tmp_path / "out"
+    (folder / "tables").mkdir(parents=True)
+    (folder / "plans-2.log").write_text("first line\n" + "x" * archive.LARGEST)
+    (folder / "plans-2.rows").write_text("{}")
+    (folder / "tables" / "rivals_2.txt").write_text("a table")
+    row = module("gpu.table").passed("right", 2, "cases")
+    outcomes = [
+        running.Outcome(stages.by_name("plans-4"), status="left out: no time"),
+        running.Outcome(stages.by_name("plans-2"), [row], 1.5),
+    ]
+    made = archive.Archive(out, folder)
+    for _ in range(2):  # written anew, in the same place
+        text = made.write(outcomes, {"gpu": "X"})
+    assert "left out, for another call: --only plans-4" in text
+    assert list(out.iterdir()) == [made.path]
+    with tarfile.open(fileobj=io.BytesIO(made.path.read_bytes())) as packed:
+        sizes = {member.name: member.size for member in packed.getmembers()}
+        page = packed.extractfile("gpu_check/report.md")
+        assert page is not None
+        lines = page.read().decode().splitlines()
+    assert sizes.pop("gpu_check/logs/plans-2.log") == archive.LARGEST  # its end
+    assert sizes.keys() == {
+        "gpu_check/report.txt", "gpu_check/report.md", "gpu_check/report.json",
+        "gpu_check/tables/rivals_2.txt",
+    }  # fmt: skip
+    assert any(line.startswith("| plans-2 | 2 | 50 | 1.5 | ended | ") for line in lines)
+    assert any(line.startswith("| plans-4 | 4 | 60 | 0 | left out: no time | ") for line in lines)
+
+
+# ---- rivals
+
+
+def test_a_rivals_failure_is_information(module: Any) -> None:
+    def fails() -> Iterator[Any]:
+        yield module("gpu.table").info("one figure")
+        raise RankError(
+            "nccl, rank 0: Traceback (most recent call last):\nDistError: Duplicate GPU"
+        )
+
+    rows = list(module("gpu.stages").of_a_rival("2 ranks: nccl", fails))
+    assert [row.verdict for row in rows] == ["info", "info"]
+    assert rows[1].note == "it fails: DistError: Duplicate GPU"
+
+
+def test_columns_are_those_of_nccl_tests(module: Any) -> None:
+    rivals = module("gpu.rivals")
+    sample = rivals.Sample("nccl", "all_reduce", 4, 1 << 18, 100e-6)
+    size, count, kind, redop, microseconds, algbw, busbw = sample.line().split()
+    assert (size, count, kind, redop) == ("1048576", "262144", "float", "sum")
+    assert (microseconds, algbw, busbw) == ("100.00", "10.49", "15.73")
+    alone = rivals.Sample("nccl", "all_gather", 1, 1 << 18, 100e-6)
+    assert alone.line().split()[3:] == ["none", "100.00", "10.49", "0.00"]
+    table = rivals.table_of([alone, sample, dataclasses.replace(sample, count=1)]).splitlines()
+    assert table[0] == "# all_gather, nccl, 1 rank"
+    assert table[1].split()[1:] == ["size", "count", "type", "redop", "time", "algbw", "busbw"]
+    assert table[5] == "# all_reduce, nccl, 4 ranks"
+    assert {len(line) for line in table if line[:1] == " "} == {len(table[1])}
+
+
+def test_rivals_stand_beside_ours(module: Any) -> None:
+    rivals = module("gpu.rivals")
+    ours = rivals.Sample("ringcomm", "all_reduce", 2, 256, 10e-6)
+    other = dataclasses.replace(ours, backend="gloo", seconds=25e-6)
+    elsewhere = dataclasses.replace(other, count=512)
+    (row,) = rivals.beside([ours, other, elsewhere])
+    assert row.what == "2 ranks: all_reduce 1K"
+    assert row.note == "gloo 25.0 µs, 2.50 times as long"
+
+
+def test_a_rival_that_fails_leaves_the_others(
+    module: Any, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of three backends one is refused at once, and one has no all_to_all."""
+    rivals, table = module("gpu.rivals"), module("gpu.table")
+
+    def samples_of(backend: str, size: int, *rest: Any) -> Iterator[Any]:
+        if backend == "nccl":
+            raise RankError("Duplicate GPU detected")
+        yield rivals.Sample(backend, "all_reduce", size, 256, 1e-5)
+        if backend == "gloo":
+            yield table.info("2 ranks: gloo: all_to_all", note="it has none")
+
+    monkeypatch.setattr(rivals, "samples_of", samples_of)
+    rows = list(rivals.rivals(settings, 2))
+    assert {row.verdict for row in rows} == {"info"}
+    assert [row.note for row in rows if "nccl" in row.what] == [
+        "it fails: Duplicate GPU detected"
+    ] * 2
+    assert (Path(settings.folder) / "tables" / "rivals_2.txt").read_text().count("all_reduce") == 2
+    assert rivals.entries(2, settings)["nccl"].environment["NCCL_HOSTID"] == "host-{rank}"
+    assert rivals.entries(1, settings)["nccl"].environment == {}
+
+
+def test_a_trainer_that_fails_is_out_unless_it_is_ours(module: Any) -> None:
+    training = module("gpu.training")
+
+    class Set:
+        abandoned = False
+
+        def abandon(self) -> None:
+            self.abandoned = True
+
+    with contextlib.ExitStack() as stack:
+        trainers = training.Trainers(stack)
+        rival, ours = Set(), Set()
+        trainers.sets = {"ringcomm": ours, "gloo": rival}
+
+        def task(of: Set) -> int:
+            if of is rival:
+                raise RankError("no such collective")
+            return 1
+
+        assert trainers.each(task) == {"ringcomm": 1}
+        assert trainers.failed == {"gloo": "no such collective"}
+        assert rival.abandoned
+        assert not ours.abandoned
+
+        def worse(of: Set) -> int:
+            raise RankError("ours")
+
+        with pytest.raises(RankError, match="ours"):
+            trainers.each(worse)
+
+
+# ---- graphs
+
+
+def test_a_graphs_time_is_an_aim(module: Any) -> None:
+    graphs = module("gpu.graphs")
+    row = graphs.row_of(2, 1000e-6, 700e-6)
+    assert (row.figure, row.target, row.verdict) == (0.7, "≤ 0.500", "info")
+    assert row.note == "target not met; 7.0 µs each, eager 10.0 µs"
+
+
+# ---- MPS: a daemon that only says what NVIDIA's would
+
+
+FAKE = """#!/bin/sh
+echo "$$ $*" >>"$FAKE_LOG"
+if [ "$1" = -f ]; then
+  [ -z "$FAKE_REFUSES" ] || { echo "no permission" >"$CUDA_MPS_LOG_DIRECTORY/control.log"; exit 1; }
+  mkfifo "$CUDA_MPS_PIPE_DIRECTORY/control"
+  read -r word <"$CUDA_MPS_PIPE_DIRECTORY/control"
+  exit 0
+fi
+[ -p "$CUDA_MPS_PIPE_DIRECTORY/control" ] || exit 1
+read -r word
+if [ "$word" = quit ]; then echo quit >"$CUDA_MPS_PIPE_DIRECTORY/control"; else echo 4711; fi
+"""
+
+
+@pytest.fixture
+def control(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    path = tmp_path / "nvidia-cuda-mps-control"
+    path.write_text(FAKE)
+    path.chmod(0o755)
+    monkeypatch.setenv("FAKE_LOG", str(tmp_path / "calls"))
+    return str(path)
+
+
+def test_the_daemon_is_our_own_and_is_ended(
+    module: Any, settings: Any, control: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mps = module("gpu.mps")
+    given: list[dict[str, str]] = []
+
+    def measure(size: int, settings: Any, environment: dict[str, str]) -> dict[str, float]:
+        given.append(environment)
+        return {"all_reduce 8": 2e-5 if not environment else 1e-5}
+
+    monkeypatch.setattr(mps, "run_checks", lambda *_: iter([]))
+    rows = list(mps.compared(2, settings, control, measure))
+    assert rows[0].figure == 1
+    assert rows[1].what == "2 ranks under MPS: all_reduce 8"
+    assert rows[1].note == "without 20.0 µs, 2.00 times as long"
+    assert given[0] == {}
+    assert set(given[1]) == {"CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"}
+    assert not Path(given[1]["CUDA_MPS_PIPE_DIRECTORY"]).exists()
+    calls = Path(control).with_name("calls").read_text().splitlines()
+    daemons = [call.split()[0] for call in calls if call.endswith("-f")]
+    assert len(daemons) == 1
+    assert not Path(f"/proc/{daemons[0]}").exists()
+
+
+def test_a_daemon_that_may_not_run_is_information(
+    module: Any, settings: Any, control: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_REFUSES", "1")
+    mps = module("gpu.mps")
+    (row,) = mps.compared(2, settings, control, lambda *_: {})
+    assert row.verdict == "info"
+    assert row.note == "not run: the daemon does not start: no permission"
+    assert (Path(settings.folder) / "mps_control.log").read_text() == "no permission\n"
+
+
+def test_ranks_that_fail_under_mps(module: Any, settings: Any, control: str) -> None:
+    """Ours are a failure; CUDA's word that the service does not work here is information."""
+    mps = module("gpu.mps")
+
+    def failing(text: str) -> Any:
+        def measure(size: int, settings: Any, environment: dict[str, str]) -> dict[str, float]:
+            if environment:
+                raise RankError(text)
+            return {}
+
+        return measure
+
+    (row,) = mps.compared(2, settings, control, failing("CUDA error: MPS client failed"))
+    assert row.verdict == "info"
+    with pytest.raises(RankError, match="a wrong sum"):
+        list(mps.compared(2, settings, control, failing("a wrong sum")))
