@@ -30,6 +30,8 @@ PROGRAMS = [
     "sim_test",
     "sim_memory_test",
     "sim_strict_test",
+    "sim_graph_test",
+    "sim_replay_test",
     "cuda_kernel_test",
     "slip_test",
     "link_test",
@@ -75,7 +77,10 @@ def test_slips_under_thread_sanitizer(cpp_program: Program) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("name", ["sim_test", "sim_memory_test", "sim_strict_test"])
+@pytest.mark.parametrize(
+    "name",
+    ["sim_test", "sim_memory_test", "sim_strict_test", "sim_graph_test", "sim_replay_test"],
+)
 def test_simulated_device_under_thread_sanitizer(cpp_program: Program, name: str) -> None:
     check([cpp_program(name, "thread")], 300)
 
@@ -127,6 +132,8 @@ def test_a_meeting_of_devices_that_is_none_is_caught(cpp_program: Program, how: 
         "sim_test",
         "sim_memory_test",
         "sim_strict_test",
+        "sim_graph_test",
+        "sim_replay_test",
         "cuda_kernel_test",
         "slip_test",
         "link_test",

@@ -13,6 +13,7 @@ namespace {
 using namespace cuda;
 
 constexpr int kRuntime = 13000;  // CUDA 13.0
+constexpr const char* kLaunch = "cudaLaunchKernel";
 
 class SimApi final : public Api {
  public:
@@ -71,7 +72,7 @@ class SimApi final : public Api {
   // ---- memory ----------------------------------------------------------------------------------
 
   std::byte* allocate(uint64_t bytes) override {
-    const Entered process = enter("cudaMalloc");
+    const Entered process = enter_unsafe("cudaMalloc");
     process.pass();
     return process->memory.allocate(options_, card_of(device_of_thread), bytes);
   }
@@ -79,29 +80,29 @@ class SimApi final : public Api {
   // Whatever unmaps memory may wait for all work on the device: this one always does, so that a
   // program hangs here that would hang somewhere.
   void release(std::byte* memory) override {
-    const Entered process = enter("cudaFree");
+    const Entered process = enter_unsafe("cudaFree");
     process->streams.drain(device_of_thread);
     process->memory.release(memory);
   }
 
   std::byte* allocate_pinned(uint64_t bytes) override {
-    return enter("cudaMallocHost").pass()->memory.allocate_pinned(bytes);
+    return enter_unsafe("cudaMallocHost").pass()->memory.allocate_pinned(bytes);
   }
 
   void release_pinned(std::byte* memory) override {
-    const Entered process = enter("cudaFreeHost");
+    const Entered process = enter_unsafe("cudaFreeHost");
     process->streams.drain(device_of_thread);
     process->memory.release_pinned(memory);
   }
 
   std::byte* register_host(std::byte* memory, uint64_t bytes) override {
-    const Entered process = enter("cudaHostRegister");
+    const Entered process = enter_unsafe("cudaHostRegister");
     if (!options_.register_host) throw DeviceError("cudaHostRegister: operation not supported");
     return process.pass()->memory.register_host(memory, bytes);
   }
 
   void unregister_host(std::byte* memory) override {
-    const Entered process = enter("cudaHostUnregister");
+    const Entered process = enter_unsafe("cudaHostUnregister");
     process->streams.drain(device_of_thread);
     process->memory.unregister_host(memory);
   }
@@ -116,21 +117,36 @@ class SimApi final : public Api {
     return enter("cudaStreamCreate").pass()->streams.make(device_of_thread);
   }
 
-  uint64_t capture_of(Stream /*stream*/) override {
-    enter("cudaStreamGetCaptureInfo");
-    if (captures_asked_++ >= options_.capture_fails) return 0;
-    refuse_capture_elsewhere("operation would make the legacy stream depend on a capture");
+  uint64_t capture_of(Stream stream) override {
+    constexpr const char* kCall = "cudaStreamGetCaptureInfo";
+    const Entered process = enter(kCall);
+    if (captures_asked_++ < options_.capture_fails ||
+        (stream == nullptr && process->graphs.captures_globally())) {
+      refuse_capture_elsewhere("operation would make the legacy stream depend on a capture");
+    }
+    if (stream == nullptr) return 0;
+    return process->graphs.capture_of(process->streams.find(kCall, stream, device_of_thread));
   }
 
-  bool relax_captures(bool /*relaxed*/) noexcept override { return false; }
+  bool relax_captures(bool relaxed) noexcept override {
+    return std::exchange(thread_relaxed, relaxed);
+  }
 
   void destroy_stream(Stream stream) override {
-    enter("cudaStreamDestroy")->streams.destroy(stream);
+    constexpr const char* kCall = "cudaStreamDestroy";
+    const Entered process = enter(kCall);
+    process->graphs.refuse(kCall, process->streams.find(kCall, stream, device_of_thread));
+    process->streams.destroy(stream);
   }
 
   void synchronize(Stream stream) override {
     constexpr const char* kCall = "cudaStreamSynchronize";
-    const auto target = enter(kCall)->streams.find(kCall, stream, device_of_thread);
+    StreamPtr target;
+    {
+      const Entered process = enter(kCall);
+      target = process->streams.find(kCall, stream, device_of_thread);
+      process->graphs.refuse(kCall, target);
+    }
     target->wait_for_all();  // others may call meanwhile
     Process::get().check(kCall);
   }
@@ -140,7 +156,9 @@ class SimApi final : public Api {
   }
 
   void destroy_event(Event event) override {
-    enter("cudaEventDestroy")->streams.destroy_event(event);
+    const Entered process = enter("cudaEventDestroy");
+    process->streams.destroy_event(event);
+    process->graphs.forget(event);
   }
 
   void record(Event event, Stream stream) override {
@@ -151,14 +169,18 @@ class SimApi final : public Api {
     if (streams.device_of(kCall, event) != target->device) {
       throw DeviceError("cudaEventRecord: invalid resource handle");
     }
-    streams.record(event, target, enqueue(target, [] {}));
+    if (process->graphs.record(event, target, {faults_, {}, [] {}})) return;
+    streams.record(event, target, enqueue(target, {kCall, process->memory}, [] {}));
   }
 
   void wait(Stream stream, Event event) override {
     constexpr const char* kCall = "cudaStreamWaitEvent";
     const Entered process = enter(kCall);
     SimStreams& streams = process->streams;
-    enqueue(streams.find(kCall, stream, device_of_thread), streams.waiter(event));
+    const auto target = streams.find(kCall, stream, device_of_thread);
+    auto operation = streams.waiter(event);
+    if (process->graphs.wait(event, target, stream == nullptr)) operation = [] {};  // nodes' order
+    enqueue(target, {kCall, process->memory}, std::move(operation));
   }
 
   // ---- what streams do -------------------------------------------------------------------------
@@ -167,37 +189,40 @@ class SimApi final : public Api {
     constexpr const char* kCall = "cudaMemcpyAsync";
     const Entered process = enter(kCall);
     ++process->copies;
-    std::byte* dst = process->memory.host_side(kCall, to, bytes, false);
-    const std::byte* src = process->memory.host_side(kCall, from, bytes, false);
-    enqueue(process->streams.find(kCall, stream, device_of_thread),
+    Addresses addresses(kCall, process->memory);
+    std::byte* dst = addresses.host_side(to, bytes, false);
+    const std::byte* src = addresses.host_side(from, bytes, false);
+    enqueue(process->streams.find(kCall, stream, device_of_thread), addresses,
             [dst, src, bytes] { std::memmove(dst, src, bytes); });
   }
 
   void each_word(Stream stream, std::span<const Word> words) override {
     for (const auto& [at, value, kind] : words) {
       if (kind == Word::kWrite64) {
-        write_wide(stream, at, value);
+        write_to("cuStreamWriteValue64", stream, at, value);
       } else if (kind == Word::kWait) {
         wait_for(stream, at, static_cast<uint32_t>(value));
       } else {
-        write_to(stream, at, static_cast<uint32_t>(value));
+        write_to("cuStreamWriteValue32", stream, at, static_cast<uint32_t>(value));
       }
     }
   }
 
   void launch(Stream stream, const ReduceArgs& args) override {
     ReduceArgs host = args;
+    Addresses to_host = arguments();
     const uint64_t bytes = args.count * size_of(args.math.dtype);
     for (int i = 0; i < args.n_dsts; ++i) to_host(host.dst[i], bytes);
     for (int i = 0; i < args.n_srcs; ++i) to_host(host.src[i], bytes);
-    enqueue_kernel(stream, [host] { run_reduce(host); });
+    enqueue_kernel(stream, to_host, [host] { run_reduce(host); });
   }
 
   void launch(Stream stream, const LeaderArgs& args) override {
     LeaderArgs host = args;
+    Addresses to_host = arguments();
     for (int i = 0; i < args.n_ranks; ++i) to_host(host.slot[i], sizeof(LeaderSlot));
     to_host(host.abort, sizeof *host.abort, true);
-    enqueue_kernel(stream, [host]() mutable {
+    enqueue_kernel(stream, to_host, [host]() mutable {
       if (std::atomic_ref(const_cast<uint32_t&>(*host.abort)) != 0) return;
       // Now they are filled in; what they say may be addresses of registered memory, too.
       const auto host_side = [](LeaderSlot& slot) {
@@ -218,6 +243,7 @@ class SimApi final : public Api {
 
   void launch(Stream stream, const TwoShotArgs& args) override {
     TwoShotArgs host = args;
+    Addresses to_host = arguments();
     const uint64_t bytes = args.count * size_of(args.math.dtype);
     to_host(host.input, bytes);
     to_host(host.output, bytes);
@@ -226,7 +252,7 @@ class SimApi final : public Api {
       to_host(host.window[i], bytes);
       to_host(host.flags[i], sizeof(TwoShotFlags));
     }
-    enqueue_kernel(stream, [host] { run_two_shot(host); });
+    enqueue_kernel(stream, to_host, [host] { run_two_shot(host); });
   }
 
   // As loading may do, the first time this waits for all work.
@@ -242,14 +268,14 @@ class SimApi final : public Api {
   }
 
   std::byte* open_memory(const IpcHandle& handle) override {
-    const Entered process = enter("cudaIpcOpenMemHandle");
+    const Entered process = enter_unsafe("cudaIpcOpenMemHandle");
     const bool fails = options_.ipc_opens >= 0 && opens_++ >= options_.ipc_opens;
     return process->memory.open_memory(handle, fails ? Ipc::kFails : options_.ipc,
                                        card_of(device_of_thread));
   }
 
   void close_memory(std::byte* base) override {
-    const Entered process = enter("cudaIpcCloseMemHandle");
+    const Entered process = enter_unsafe("cudaIpcCloseMemHandle");
     process->streams.drain(device_of_thread);
     process->memory.close_memory(base);
   }
@@ -259,10 +285,12 @@ class SimApi final : public Api {
   }
 
   std::byte* map_chunks(const std::vector<Chunk>& chunks) override {
-    return enter("cuMemMap")->memory.map_chunks(chunks);
+    return enter_unsafe("cuMemMap")->memory.map_chunks(chunks);
   }
 
-  void unmap_chunks(std::byte* base) override { enter("cuMemUnmap")->memory.unmap_chunks(base); }
+  void unmap_chunks(std::byte* base) override {
+    enter_unsafe("cuMemUnmap")->memory.unmap_chunks(base);
+  }
 
  private:
   Entered enter(const char* call) const {
@@ -277,77 +305,62 @@ class SimApi final : public Api {
     return entered;
   }
 
-  uint64_t enqueue(const std::shared_ptr<SimStream>& stream, std::function<void()> operation) {
-    return stream->enqueue(
-        [faults = faults_, id = stream->id, operation = std::move(operation)](uint64_t number) {
-          faults->before(id, number);
-          try {
-            operation();
-          } catch (const std::exception& error) {
-            Process::get().fail(error.what());
-          }
-        });
+  // For what a capture may forbid.
+  Entered enter_unsafe(const char* call) const {
+    Entered process = enter(call);
+    process->graphs.refuse_unsafe(call);
+    return process;
   }
 
-  void write_to(Stream stream, std::byte* word, uint32_t value) {
+  uint64_t enqueue(const StreamPtr& stream, const Addresses& addresses,
+                   std::function<void()> operation) {
+    return Process::get().graphs.enqueue(addresses.call(), stream,
+                                         {faults_, addresses.uses(), std::move(operation)});
+  }
+
+  template <typename Number>
+  void write_to(const char* call, Stream stream, std::byte* word, Number value) {
     // Pairs with wait_for() of other processes, and with whatever their hosts read it by.
-    enqueue_word("cuStreamWriteValue32", stream, word, [value](uint32_t* at) {
+    enqueue_word<Number>(call, stream, word, [value](Number* at) {
       std::atomic_ref(*at).store(value, std::memory_order_seq_cst);
     });
   }
 
-  void write_wide(Stream stream, std::byte* word, uint64_t value) {
-    constexpr const char* kCall = "cuStreamWriteValue64";
-    const Entered process = enter(kCall);
-    if (!options_.memory_operations) throw DeviceError(str(kCall, ": operation not supported"));
-    std::byte* host = process->memory.host_side(kCall, word, sizeof value, false);
-    if (reinterpret_cast<uintptr_t>(host) % sizeof value != 0) {
-      throw DeviceError(str(kCall, ": invalid argument"));
-    }
-    enqueue(process->streams.find(kCall, stream, device_of_thread), [host, value] {
-      std::atomic_ref(*reinterpret_cast<uint64_t*>(host)).store(value, std::memory_order_seq_cst);
-    });
-  }
-
   void wait_for(Stream stream, std::byte* word, uint32_t value) {
-    enqueue_word("cuStreamWaitValue32", stream, word,
-                 [value, device = device_of_thread](uint32_t* at) {
-                   Process::get().streams.wait_for_word(device, at, value);
-                 });
+    enqueue_word<uint32_t>("cuStreamWaitValue32", stream, word,
+                           [value, device = device_of_thread](uint32_t* at) {
+                             Process::get().streams.wait_for_word(device, at, value);
+                           });
   }
 
+  template <typename Number>
   void enqueue_word(const char* call, Stream stream, std::byte* word,
-                    std::function<void(uint32_t*)> operation) {
+                    std::function<void(Number*)> operation) {
     const Entered process = enter(call);
     if (!options_.memory_operations) throw DeviceError(str(call, ": operation not supported"));
-    std::byte* host = process->memory.host_side(call, word, sizeof(uint32_t), true);
-    auto* at = reinterpret_cast<uint32_t*>(host);
+    Addresses addresses(call, process->memory);
+    const bool mapped =
+        sizeof(Number) == sizeof(uint32_t);  // 64 bits: also the device's own memory
+    std::byte* host = addresses.host_side(word, sizeof(Number), mapped);
+    auto* at = reinterpret_cast<Number*>(host);
     if (reinterpret_cast<uintptr_t>(at) % sizeof *at != 0) {
       throw DeviceError(str(call, ": invalid argument"));
     }
-    enqueue(process->streams.find(call, stream, device_of_thread),
+    enqueue(process->streams.find(call, stream, device_of_thread), addresses,
             [at, operation = std::move(operation)] { operation(at); });
   }
 
-  // Where the host finds what a kernel gets as an address of the device.
-  template <typename T>
-  void to_host(T*& address, uint64_t bytes, bool mapped = false) {
-    if (address == nullptr) return;
-    constexpr const char* kCall = "cudaLaunchKernel";
-    const auto* device_side = reinterpret_cast<const std::byte*>(address);
-    address =
-        reinterpret_cast<T*>(enter(kCall)->memory.host_side(kCall, device_side, bytes, mapped));
-  }
+  // Of a kernel: a call of it puts the host's address in an argument's place.
+  Addresses arguments() const { return {kLaunch, enter(kLaunch)->memory}; }
 
-  void enqueue_kernel(Stream stream, std::function<void()> kernel) {
-    constexpr const char* kCall = "cudaLaunchKernel";
-    const Entered process = enter(kCall);
-    const auto target = process->streams.find(kCall, stream, device_of_thread);
+  void enqueue_kernel(Stream stream, const Addresses& addresses, std::function<void()> kernel) {
+    const Entered process = enter(kLaunch);
+    const auto target = process->streams.find(kLaunch, stream, device_of_thread);
     if (target->device != device_of_thread) {
       throw DeviceError("cudaLaunchKernel: invalid resource handle");
     }
     load_kernels();
-    enqueue(target, std::move(kernel));
+    enqueue(target, addresses, std::move(kernel));
   }
 
   int card_of(int device) const { return (device + options_.rotate) % options_.devices; }

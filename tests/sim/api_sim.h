@@ -20,7 +20,7 @@ std::unique_ptr<cuda::Api> make_simulated_api(const SimOptions& options);
 // What this process's allocations take of a device, those included that it has released and others
 // have mapped.
 uint64_t used_bytes(int card);
-uint64_t copies();  // that were enqueued
+uint64_t copies();  // that were enqueued or captured
 
 }  // namespace ringcomm::sim
 
@@ -37,4 +37,16 @@ uint64_t ringcomm_sim_used();    // used_bytes() of device 0
 uint64_t ringcomm_sim_copies();  // copies()
 // Waits for all that was enqueued on the default stream. 0, or 1 after an error.
 int ringcomm_sim_synchronize();
+
+// Graphs, by CUDA's rules (sim_graphs.h). Streams are those of the table of functions, on the
+// calling thread's device. 0, or 1 after an error; ringcomm_sim_graph_error() says which.
+// Of cudaStreamCaptureMode: 0 is global, 1 thread_local, 2 relaxed.
+int ringcomm_sim_begin_capture(void* stream, int mode);
+// The graph; null after an error, as when the capture was invalidated.
+void* ringcomm_sim_end_capture(void* stream);
+int ringcomm_sim_is_capturing(void* stream);  // 1 also when the capture was invalidated, else 0
+int ringcomm_sim_launch_graph(void* graph, void* stream);
+void ringcomm_sim_destroy_graph(void* graph);
+// The calling thread's last error: "cudaStreamEndCapture: capturing stream has unjoined work".
+const char* ringcomm_sim_graph_error();
 }

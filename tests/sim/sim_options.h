@@ -18,10 +18,11 @@
 // MEMOPS        1      0: streams cannot write words, nor wait for them
 // CAPTURE_FAILS 0      so many questions whether a stream is captured fail
 // REGISTER      1      0: memory of the host cannot be registered
-// SLOW_US       0      each operation of a stream begins so much later
+// SLOW_US       0      each operation of a stream, or node of a replay, begins so much later
 // RANDOM_US     0      and by up to so much more, at random
 // SEED          1      of that chance
-// DIES_AT       0      the process kills itself at its k-th operation of a stream
+// DIES_AT       0      the process kills itself at its k-th operation of a stream, or node of a
+//                      replay
 // clang-format on
 #pragma once
 

@@ -8,6 +8,7 @@
 #include <mutex>
 #include <string>
 
+#include "sim/sim_graphs.h"
 #include "sim/sim_memory.h"
 #include "sim/sim_streams.h"
 
@@ -34,10 +35,16 @@ struct Process {
     if (failure.empty()) failure = what;
   }
 
+  bool failed() {
+    const std::lock_guard lock(mutex);
+    return !failure.empty();
+  }
+
   const pid_t owner = ::getpid();
   std::recursive_mutex driver;  // of each call, also while it waits; not of synchronize()
   SimMemory memory;
   SimStreams streams;
+  SimGraphs graphs;
   std::atomic<uint64_t> copies{0};
   std::mutex mutex;
   std::string failure;

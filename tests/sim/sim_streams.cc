@@ -187,6 +187,11 @@ void SimStreams::wait_for_word(int device, uint32_t* word, uint32_t value) {
   if (--waiting_[device] == 0) no_more_waiting_.notify_all();
 }
 
+bool SimStreams::is_waiting(int device) {
+  const std::lock_guard lock(waiting_mutex_);
+  return waiting_[device] > 0;
+}
+
 void SimStreams::pass(int device) {
   std::unique_lock lock(waiting_mutex_);
   no_more_waiting_.wait(lock, [&] { return waiting_[device] == 0; });

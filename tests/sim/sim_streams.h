@@ -75,6 +75,7 @@ class SimStreams {
   // What a stream of the device does while it waits for a word. pass() waits until none does.
   void wait_for_word(int device, uint32_t* word, uint32_t value);
   void pass(int device);
+  bool is_waiting(int device);  // some stream, for a word
 
   Event make_event(int device);
   void destroy_event(Event event);

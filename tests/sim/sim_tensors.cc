@@ -40,6 +40,7 @@ class Tensors {
                                 [&](const Segment& one) { return one.bytes - one.used >= block; });
     if (segment == segments_.end()) {
       const uint64_t wanted = std::max(block, kSegmentBytes);
+      const cuda::Relaxed relaxed(*api_);  // as torch's allocator is while it calls cudaMalloc
       segments_.push_front({api_->allocate(wanted), wanted, 0, {}});
       segment = segments_.begin();
     }

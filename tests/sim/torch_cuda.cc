@@ -1,6 +1,7 @@
 // Lets a torch without CUDA have a CUDA device: the simulated one. Streams, events, tensors and
-// kernels of torch's are there (torch_kernels.h), generators and graphs are not. What ringcomm does
-// with torch's streams can be tested so: tests/device/test_device_streams.py.
+// kernels of torch's are there (torch_kernels.h), generators are not. Graphs are, of all but
+// torch's kernels. What ringcomm does with torch's streams can be tested so:
+// tests/device/test_device_streams.py.
 #include <ATen/ATen.h>
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <c10/core/CPUAllocator.h>
@@ -11,6 +12,7 @@
 #include <torch/csrc/distributed/c10d/reducer_timer.hpp>
 
 #include "device/api.h"
+#include "sim/api_sim.h"
 #include "sim/torch_kernels.h"
 
 namespace c10d {  // where torch's registry has its timers
@@ -37,6 +39,23 @@ namespace py = pybind11;
 
 cuda::Api* api = nullptr;
 thread_local c10::StreamId current = 0;  // a stream's number is its handle; 0: the default stream
+
+// Functions of the simulator's library, which is loaded for this module alone.
+struct Graphs {
+  decltype(&ringcomm_sim_begin_capture) begin_capture = nullptr;
+  decltype(&ringcomm_sim_end_capture) end_capture = nullptr;
+  decltype(&ringcomm_sim_is_capturing) is_capturing = nullptr;
+  decltype(&ringcomm_sim_launch_graph) launch_graph = nullptr;
+  decltype(&ringcomm_sim_destroy_graph) destroy_graph = nullptr;
+  decltype(&ringcomm_sim_graph_error) error = nullptr;
+
+  void check(bool done) const {
+    if (!done) throw std::runtime_error(error());
+  }
+};
+Graphs graphs;
+
+cuda::Stream current_handle() { return reinterpret_cast<cuda::Stream>(current); }
 
 cuda::Stream handle(const c10::Stream& stream) {
   return reinterpret_cast<cuda::Stream>(stream.id());
@@ -105,16 +124,63 @@ void use_hooks() {
   new (const_cast<at::CUDAHooksInterface*>(&at::detail::getCUDAHooks())) Hooks;
 }
 
+template <typename Function>
+void find(void* library, const char* name, Function& function) {
+  function = reinterpret_cast<Function>(::dlsym(library, name));
+  TORCH_CHECK(function != nullptr, "the simulated device has no ", name);
+}
+
+void find_graphs(void* library) {
+  find(library, "ringcomm_sim_begin_capture", graphs.begin_capture);
+  find(library, "ringcomm_sim_end_capture", graphs.end_capture);
+  find(library, "ringcomm_sim_is_capturing", graphs.is_capturing);
+  find(library, "ringcomm_sim_launch_graph", graphs.launch_graph);
+  find(library, "ringcomm_sim_destroy_graph", graphs.destroy_graph);
+  find(library, "ringcomm_sim_graph_error", graphs.error);
+}
+
+// Before torch computes on the host, which no graph can do again.
+void synchronize_for_kernels() {
+  TORCH_CHECK(graphs.is_capturing(current_handle()) == 0,
+              "torch's kernels cannot be captured on the simulated device");
+  api->synchronize(current_handle());
+}
+
+// As torch.cuda.graph() calls them.
+int mode_of(const std::string& name) {
+  if (name == "global") return 0;
+  if (name == "thread_local") return 1;
+  if (name == "relaxed") return 2;
+  throw std::runtime_error("there is no capture_error_mode " + name);
+}
+
+void begin_capture(const std::string& mode) {
+  graphs.check(graphs.begin_capture(current_handle(), mode_of(mode)) == 0);
+}
+
+uint64_t end_capture() {
+  void* const graph = graphs.end_capture(current_handle());
+  graphs.check(graph != nullptr);
+  return reinterpret_cast<uint64_t>(graph);
+}
+
+void launch_graph(uint64_t graph) {
+  graphs.check(graphs.launch_graph(reinterpret_cast<void*>(graph), current_handle()) == 0);
+}
+
+void destroy_graph(uint64_t graph) { graphs.destroy_graph(reinterpret_cast<void*>(graph)); }
+
 void start(const std::string& path, const std::string& interface) {
   void* const library = ::dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   TORCH_CHECK(library != nullptr, ::dlerror());
   const auto function = reinterpret_cast<cuda::ApiFunction>(::dlsym(library, cuda::kApiSymbol));
   cuda::Api* const found = function(interface.c_str());
   TORCH_CHECK(found != nullptr, path, " is of another build");
+  find_graphs(library);
   api = found;
   c10::impl::registerDeviceGuard(c10::kCUDA, new Guard);
   use_hooks();
-  use_kernels([] { api->synchronize(reinterpret_cast<cuda::Stream>(current)); });
+  use_kernels(&synchronize_for_kernels);
 }
 
 }  // namespace
@@ -127,9 +193,14 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   module.def("use_stream", [](uint64_t stream) {
     return static_cast<uint64_t>(std::exchange(current, static_cast<c10::StreamId>(stream)));
   });
-  module.def(
-      "synchronize", [] { api->synchronize(reinterpret_cast<cuda::Stream>(current)); },
-      py::call_guard<py::gil_scoped_release>());
+  // These wait for calls of other threads, if not for the device.
+  using Unlocked = py::call_guard<py::gil_scoped_release>;
+  module.def("synchronize", [] { api->synchronize(current_handle()); }, Unlocked());
+  // Of the current stream. Graphs are numbers.
+  module.def("begin_capture", &begin_capture, py::arg("mode") = "global", Unlocked());
+  module.def("end_capture", &end_capture, Unlocked());
+  module.def("launch_graph", &launch_graph, Unlocked());
+  module.def("destroy_graph", &destroy_graph, Unlocked());
 }
 
 }  // namespace ringcomm::sim

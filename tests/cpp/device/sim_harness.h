@@ -4,10 +4,12 @@
 
 #include <algorithm>
 #include <span>
+#include <thread>
 
 #include "cpp/processes.h"
 #include "sim/api_sim.h"
 #include "sim/sim_memory.h"
+#include "sim/sim_process.h"
 #include "transport/unix_socket.h"
 
 namespace ringcomm::testing {
@@ -90,5 +92,23 @@ inline std::byte* register_words(Api& api, Shared& shared) {
 }
 
 inline std::byte* word_at(std::byte* words, int i) { return words + i * sizeof(uint32_t); }
+
+inline void await_waiting_stream() {
+  while (!Process::get().streams.is_waiting(0)) ::usleep(100);
+}
+
+// Runs `call` while a word is 0, for which a stream waits; it has to come back after the word is 1.
+inline void require_late(const std::string& what, Shared& shared,
+                         const std::function<void()>& call) {
+  std::atomic<bool> released{false};
+  std::thread other([&] {
+    ::usleep(5000);
+    released = true;
+    shared.store(0, 1);
+  });
+  call();
+  require(released, what, " came back while a stream waited");
+  other.join();
+}
 
 }  // namespace ringcomm::testing

@@ -125,19 +125,6 @@ void chunks_count_until_they_are_unmapped() {
 
 // ---- what waits ---------------------------------------------------------------------------------
 
-// Runs `call` while a word is 0, for which a stream waits; it has to come back after the word is 1.
-void require_late(const std::string& what, Shared& shared, const std::function<void()>& call) {
-  std::atomic<bool> released{false};
-  std::thread other([&] {
-    ::usleep(5000);
-    released = true;
-    shared.store(0, 1);
-  });
-  call();
-  require(released, what, " came back while a stream waited");
-  other.join();
-}
-
 void calls_that_wait() {
   const std::vector<std::pair<std::string, std::function<void(Api&, Shared&)>>> calls{
       {"make_stream", [](Api& api, Shared&) { api.make_stream(); }},
@@ -156,9 +143,7 @@ void calls_that_wait() {
       const Stream stream = api->make_stream();
       std::byte* words = register_words(*api, shared);
       api->wait_until(stream, word_at(words, 0), 1);
-      api->write(nullptr, word_at(words, 1), 1);
-      while (shared.load(1) == 0) ::usleep(100);
-      ::usleep(2000);  // by then the stream waits
+      await_waiting_stream();
       require_late(name, shared, [&] { call(*api, shared); });
     });
   }
@@ -181,7 +166,10 @@ void full_queues() {
         require_late("write", shared, [&] { api->write(stream, word_at(words, 1), 10); });
       } else {
         std::thread full([&] { api->write(stream, word_at(words, 1), 10); });
-        ::usleep(2000);
+        while (Process::get().driver.try_lock()) {
+          Process::get().driver.unlock();
+          ::usleep(100);
+        }
         require_late("another call", shared, [&] { api->current_device(); });
         full.join();
       }
