@@ -28,8 +28,6 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   Communicator(std::unique_ptr<Transport> transport, const Geometry& geometry,
                const CommunicatorOptions& options, Neighbourhood memory = {});
   ~Communicator();
-  Communicator(const Communicator&) = delete;
-  Communicator& operator=(const Communicator&) = delete;
 
   int size() const { return state_.size(); }
   Rank rank() const { return state_.rank(); }

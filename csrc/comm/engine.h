@@ -11,10 +11,6 @@ namespace ringcomm {
 
 class Engine {
  public:
-  Engine() = default;
-  Engine(const Engine&) = delete;
-  Engine& operator=(const Engine&) = delete;
-
   // Has something been asked for that has not ended?
   virtual bool pending() = 0;
   // Must the worker look at it though nothing is pending?

@@ -83,8 +83,6 @@ class RemoteLink final : public Link, private Receiver {
  public:
   RemoteLink(Wire& wire, uint64_t channel);
   ~RemoteLink() override { wire_.close(channel_); }
-  RemoteLink(const RemoteLink&) = delete;
-  RemoteLink& operator=(const RemoteLink&) = delete;
 
   void show(const std::vector<std::byte>& slip) override;
   std::optional<Slip> read() override;

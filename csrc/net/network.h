@@ -46,8 +46,6 @@ class Network {
  public:
   explicit Network(const NetworkOptions& options);
   ~Network();
-  Network(const Network&) = delete;
-  Network& operator=(const Network&) = delete;
 
   const Contact& contact() const { return contact_; }
   // The session with that process, one for all groups. The wire lives as long as the network.

@@ -27,11 +27,7 @@ struct Call {
       : type(type), title(title) {
     operation.collective = collective;
   }
-  Call(Call&&) = default;
-  Call& operator=(Call&&) = delete;
-  Call(const Call&) = delete;
-  Call& operator=(const Call&) = delete;
-  ~Call() = default;
+  Call(Call&&) = default;  // no copies: inputs and outputs may point into `lists`
 
   c10d::OpType type;
   const char* title;  // in profiles: "ringcomm:all_reduce"

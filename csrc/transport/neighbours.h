@@ -84,10 +84,6 @@ class Neighbour {
 
 class Neighbours {
  public:
-  Neighbours() = default;
-  Neighbours(const Neighbours&) = delete;
-  Neighbours& operator=(const Neighbours&) = delete;
-
   // What this process tells the others, with a nonce of its own each time. Makes the doorbell and
   // opens the listener.
   Card card();

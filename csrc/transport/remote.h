@@ -36,8 +36,6 @@ class RemotePeer final : public Receiver {
     if (!forgotten_) wire_.close(channel_);
   }
   void forget() { forgotten_ = true; }  // in a forked child: the network is its parent's
-  RemotePeer(const RemotePeer&) = delete;
-  RemotePeer& operator=(const RemotePeer&) = delete;
   Wire& wire() const { return wire_; }
 
   // ---- the driving thread's. `target` lies in the shadow; `source`, if given, is lent until

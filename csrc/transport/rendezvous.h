@@ -40,8 +40,7 @@ struct RendezvousOptions {
 // A group's memory, mapped. Movable; unmaps at the end, and the peers see that this rank has left.
 struct Neighbourhood {
   Neighbourhood() = default;
-  Neighbourhood(Neighbourhood&&) = default;
-  Neighbourhood& operator=(Neighbourhood&&) = delete;  // peers go before their memory
+  Neighbourhood(Neighbourhood&&) = default;  // never assigned: peers go before their memory
   ~Neighbourhood();
 
   std::vector<Mapping> mappings;  // segments, this rank's first
