@@ -16,7 +16,6 @@
 #include <cstdint>
 
 #include "base/deadline.h"
-#include "base/fd.h"
 
 namespace ringcomm {
 

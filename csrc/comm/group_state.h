@@ -17,7 +17,6 @@
 #include "comm/engine.h"
 #include "comm/recorder.h"
 #include "plan/select.h"
-#include "transport/rendezvous.h"
 #include "transport/transport.h"
 
 namespace ringcomm {

@@ -24,7 +24,6 @@
 #include "comm/recorder.h"
 #include "comm/request.h"
 #include "plan/spans.h"
-#include "reduce/reduce.h"
 #include "transport/transport.h"
 
 namespace ringcomm {

@@ -1,5 +1,7 @@
 #include "elastic/decree.h"
 
+#include <algorithm>
+
 namespace ringcomm {
 namespace {
 

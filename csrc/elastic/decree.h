@@ -10,10 +10,6 @@
 // (tests/cpp/elastic/decree_sim.cc) runs the code that production runs.
 #pragma once
 
-#include <algorithm>
-#include <functional>
-#include <utility>
-
 #include "base/deadline.h"
 #include "elastic/slip.h"
 

@@ -1,7 +1,6 @@
 #include "net/peer.h"
 
 #include <linux/tcp.h>
-#include <netinet/in.h>
 
 #include <algorithm>
 

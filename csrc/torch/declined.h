@@ -9,7 +9,6 @@
 #include <string>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <unordered_map>
-#include <vector>
 
 #include "torch/tensors.h"
 
