@@ -60,11 +60,6 @@ Work::~Work() {
   if (!resolved_) backend_state_->pending.end();  // it never began
 }
 
-void Work::follow(MessagePtr message) {
-  message_ = message;
-  request_ = std::move(message);
-}
-
 void Work::complete(const std::exception_ptr& why) {
   std::exception_ptr error = why ? as_torch(why) : nullptr;
   std::optional<at::ThreadLocalStateGuard> as_caller;
@@ -128,10 +123,10 @@ bool Work::wait(std::chrono::milliseconds timeout) {
 }
 
 void Work::give_up() {
-  if (!message_ || message_->done) return;
-  const std::string why = message_->describe() + ": another message of its batch has failed";
-  backend_state_->group->messages().give_up(*message_,
-                                            std::make_exception_ptr(PeerError(rank_, why)));
+  const Message* const unmet = message();
+  if (unmet == nullptr || unmet->done) return;
+  const std::string why = unmet->describe() + ": another message of its batch has failed";
+  backend_state_->group->messages().give_up(*unmet, std::make_exception_ptr(PeerError(rank_, why)));
 }
 
 std::vector<at::Tensor> Work::result() {
@@ -141,8 +136,9 @@ std::vector<at::Tensor> Work::result() {
 }
 
 int Work::sourceRank() const {
-  if (!message_) return c10d::Work::sourceRank();
-  return message_->sending ? rank_ : message_->source;
+  const Message* const moved = message();
+  if (moved == nullptr) return c10d::Work::sourceRank();
+  return moved->sending ? rank_ : moved->source;
 }
 
 float Work::getDuration() const {

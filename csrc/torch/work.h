@@ -83,7 +83,6 @@ class Work final : public c10d::Work {
   void note_end() { backend_state_->hook.reserve(this); }
   // Sets the request for which wait() waits.
   void follow(std::shared_ptr<Request> request) { request_ = std::move(request); }
-  void follow(MessagePtr message);
   // Called once, on the thread that ended the operation.
   void complete(const std::exception_ptr& error);
 
@@ -102,6 +101,7 @@ class Work final : public c10d::Work {
   // Makes a future at first use. It is resolved by complete(), or here where that has been.
   c10::intrusive_ptr<Future> promise(c10::intrusive_ptr<Future>& slot, c10::TypePtr type);
   void call_back(bool hooked);
+  Message* message() const { return request_ ? request_->as_message() : nullptr; }
   c10::IValue value() const;
   void resolve(Future& future);
   void resolve_result(Future& future) const;
@@ -115,7 +115,6 @@ class Work final : public c10d::Work {
   Clock::time_point started_ = Clock::now(), ended_;
 
   std::shared_ptr<Request> request_;
-  MessagePtr message_;
   // Guarded by the base's mutex_.
   c10::intrusive_ptr<Future> future_, future_result_;
   bool resolved_ = false;
