@@ -1,7 +1,6 @@
 // send, recv and barrier of Backend.
 #include "torch/backend.h"
 #include "torch/call_parts.h"
-#include "torch/errors.h"
 
 namespace ringcomm {
 namespace {

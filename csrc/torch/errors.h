@@ -11,10 +11,12 @@
 
 namespace ringcomm {
 
-// Called in a catch block: throws the current exception as torch's type.
-[[noreturn]] inline void rethrow_as_torch() {
+// Calls function(), and turns its errors into torch's. Others are torch's own already, or the
+// standard library's.
+template <typename Function>
+decltype(auto) with_torch_errors(const Function& function) {
   try {
-    throw;
+    return function();
   } catch (const UsageError& error) {
     TORCH_CHECK(false, error.what());
   } catch (const PeerError& error) {
@@ -25,17 +27,6 @@ namespace ringcomm {
     C10_THROW_ERROR(DistBackendError, error.what());
   } catch (const SystemError& error) {
     C10_THROW_ERROR(DistNetworkError, error.what());
-  }
-  throw;  // torch's own, or the standard library's
-}
-
-// Calls function(), and turns its errors into torch's.
-template <typename Function>
-decltype(auto) with_torch_errors(const Function& function) {
-  try {
-    return function();
-  } catch (const std::exception&) {
-    rethrow_as_torch();
   }
 }
 
