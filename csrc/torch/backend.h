@@ -50,9 +50,8 @@ class Backend final : public Declined {
   OptionsPtr getBackendOptions() override;
   void setTimeout(std::chrono::milliseconds timeout) override;
   // The next call gets this much more time than it would have.
-  void extend_next_timeout(std::chrono::milliseconds more) { extension_ms_ += more.count(); }
   void addEphemeralTimeout(const std::chrono::milliseconds& more) {  // overrides from 2.14 on
-    extend_next_timeout(more);
+    extension_ms_ += more.count();
   }
   // Sequence numbers need no agreement: every rank counts the same calls.
   void setSequenceNumberForGroup() override {}

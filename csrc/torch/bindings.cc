@@ -98,7 +98,7 @@ void bind_backend(py::module_& module) {
           },
           NoGil())
       .def("_set_default_timeout", &Backend::setTimeout, py::arg("timeout"))
-      .def("_add_ephemeral_timeout", &Backend::extend_next_timeout, py::arg("timeout"))
+      .def("_add_ephemeral_timeout", &Backend::addEphemeralTimeout, py::arg("timeout"))
       .def("_reconfigure_handle", &Backend::reconfigure_handle, NoGil())
       .def("_reconfigure", &Backend::reconfigure_to, py::arg("uuid"), py::arg("handles"),
            py::arg("timeout") = py::none(), NoGil())
