@@ -141,7 +141,10 @@ Call sparse_all_reduce_call(const Tensors& tensors, const c10d::ReduceOp& op, Ra
   constexpr Refusal refuse{"all_reduce"};
   check_alike(refuse, tensors);
   const at::Tensor& tensor = tensors[0];
-  check_on_cpu(refuse, tensor);
+  if (!tensor.is_cpu()) {
+    refuse(str("the tensor is sparse and on ", tensor.device().str(),
+               ": move it to the CPU, or call .to_dense() first"));
+  }
   const bool average = op.op_ == c10d::ReduceOp::AVG;
   if (average && tensors.size() > 1) {
     refuse("ReduceOp.AVG takes one sparse tensor of each rank: add them up before");

@@ -75,12 +75,6 @@ void check_served(const Refusal& refuse, const at::Tensor& tensor) {
   refuse(str("the tensor is on ", tensor.device().str(), ", and ringcomm serves CPU and CUDA"));
 }
 
-void check_on_cpu(const Refusal& refuse, const at::Tensor& tensor) {
-  if (tensor.is_cpu()) return;
-  refuse(str("the tensor is sparse and on ", tensor.device().str(),
-             ": move it to the CPU, or call .to_dense() first"));
-}
-
 uint64_t bytes_of(const at::Tensor& tensor) {
   return static_cast<uint64_t>(tensor.numel()) * tensor.element_size();
 }

@@ -27,7 +27,6 @@ DType movable_dtype(at::ScalarType type);
 
 // Refuses what ringcomm does not serve: sparse tensors, devices other than CPU and CUDA.
 void check_served(const Refusal& refuse, const at::Tensor& tensor);
-void check_on_cpu(const Refusal& refuse, const at::Tensor& tensor);
 
 uint64_t bytes_of(const at::Tensor& tensor);
 // 0 where elements lie in the order of their indices, else a hash of the order in memory.
