@@ -38,6 +38,43 @@ double premul_factor(const Refusal& refuse, const c10d::ReduceOp& op) {
   return supplement->tensor_factor.item().toDouble();
 }
 
+struct Piece {  // of the input or output of an operation
+  uintptr_t start, end;
+  uint64_t offset;  // of its first byte, in all of them
+  bool input;
+};
+
+void add_pieces(std::vector<Piece>& pieces, const std::vector<Span>& spans, bool input) {
+  uint64_t offset = 0;
+  for (const Span& span : spans) {
+    const auto start = reinterpret_cast<uintptr_t>(span.data);
+    if (span.bytes > 0) pieces.push_back({start, start + span.bytes, offset, input});
+    offset += span.bytes;
+  }
+}
+
+// Is the memory that they share this rank's own part of both?
+bool is_own(const Piece& a, const Piece& b, const Shared& own) {
+  const Piece &input = a.input ? a : b, &output = a.input ? b : a;
+  const uintptr_t start = std::max(a.start, b.start), end = std::min(a.end, b.end);
+  const uint64_t in = input.offset + (start - input.start) - own.input;
+  const uint64_t out = output.offset + (start - output.start) - own.output;
+  return in == out && in <= own.bytes && end - start <= own.bytes - in;
+}
+
+// `wholes[i]` consists of one chunk a rank. The result has, for each rank, its chunk of each whole.
+std::vector<Span> by_rank(const std::vector<Span>& wholes, int size) {
+  std::vector<Span> spans;
+  spans.reserve(wholes.size() * static_cast<size_t>(size));
+  for (int rank = 0; rank < size; ++rank) {
+    for (const Span& whole : wholes) {
+      const uint64_t bytes = whole.bytes / static_cast<uint64_t>(size);
+      spans.push_back({whole.data + bytes * static_cast<uint64_t>(rank), bytes});
+    }
+  }
+  return spans;
+}
+
 }  // namespace
 
 // ---- checks
@@ -96,36 +133,6 @@ void check_wholes(const Refusal& refuse, const Tensors& wholes, const Tensors& p
                " elements times the ", size, " ranks of the group, got ", wholes[i].numel(), ")"));
   }
 }
-
-// ---- memory that is used twice
-
-namespace {
-
-struct Piece {  // of the input or output of an operation
-  uintptr_t start, end;
-  uint64_t offset;  // of its first byte, in all of them
-  bool input;
-};
-
-void add_pieces(std::vector<Piece>& pieces, const std::vector<Span>& spans, bool input) {
-  uint64_t offset = 0;
-  for (const Span& span : spans) {
-    const auto start = reinterpret_cast<uintptr_t>(span.data);
-    if (span.bytes > 0) pieces.push_back({start, start + span.bytes, offset, input});
-    offset += span.bytes;
-  }
-}
-
-// Is the memory that they share this rank's own part of both?
-bool is_own(const Piece& a, const Piece& b, const Shared& own) {
-  const Piece &input = a.input ? a : b, &output = a.input ? b : a;
-  const uintptr_t start = std::max(a.start, b.start), end = std::min(a.end, b.end);
-  const uint64_t in = input.offset + (start - input.start) - own.input;
-  const uint64_t out = output.offset + (start - output.start) - own.output;
-  return in == out && in <= own.bytes && end - start <= own.bytes - in;
-}
-
-}  // namespace
 
 void check_overlaps(const Refusal& refuse, const Operation& operation, const Shared& own) {
   std::vector<Piece> pieces;
@@ -247,23 +254,6 @@ std::vector<uint64_t> sizes_of(at::ArrayRef<at::Tensor> tensors) {
   for (const at::Tensor& tensor : tensors) sizes.push_back(bytes_of(tensor));
   return sizes;
 }
-
-namespace {
-
-// `wholes[i]` consists of one chunk a rank. The result has, for each rank, its chunk of each whole.
-std::vector<Span> by_rank(const std::vector<Span>& wholes, int size) {
-  std::vector<Span> spans;
-  spans.reserve(wholes.size() * static_cast<size_t>(size));
-  for (int rank = 0; rank < size; ++rank) {
-    for (const Span& whole : wholes) {
-      const uint64_t bytes = whole.bytes / static_cast<uint64_t>(size);
-      spans.push_back({whole.data + bytes * static_cast<uint64_t>(rank), bytes});
-    }
-  }
-  return spans;
-}
-
-}  // namespace
 
 Call&& fill_shards(Call& call, const Refusal& refuse, Whole whole, Shards shards,
                    RankAndSize self) {
