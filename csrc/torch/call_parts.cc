@@ -261,6 +261,7 @@ Call&& fill_shards(Call& call, const Refusal& refuse, Whole whole, Shards shards
   add_inputs(call, call.inputs);
   add_outputs(call, call.outputs);
   const bool in = whole == Whole::kInput;
+  if (!reduces(operation.collective)) set_moved_type(call, in ? call.outputs : call.inputs);
   std::vector<Span>& all = in ? operation.input : operation.output;
   if (shards == Shards::kWithin && all.size() > 1) all = by_rank(all, self.size);
   if (shards == Shards::kOneEach) {

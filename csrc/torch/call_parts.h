@@ -42,9 +42,9 @@ void separate(Call& call, const Tensors& tensors);
 void add_inputs(Call& call, at::ArrayRef<at::Tensor> tensors);
 void add_outputs(Call& call, at::ArrayRef<at::Tensor> tensors);
 
-// The end of all calls with shards, once inputs and outputs are known; returns the call. `whole` is
-// the side that holds all shards: in a tensor each, of its own size or all of one; or within one
-// tensor, or several.
+// The end of all calls with shards, once inputs and outputs are known, and the reduction if there
+// is one; returns the call. `whole` is the side that holds all shards: in a tensor each, of its own
+// size or all of one; or within one tensor, or several.
 enum class Whole : uint8_t { kInput, kOutput };
 enum class Shards : uint8_t { kOneEach, kEqual, kWithin };
 Call&& fill_shards(Call& call, const Refusal& refuse, Whole whole, Shards shards, RankAndSize self);

@@ -89,7 +89,6 @@ void gather_several(Call& call, const Refusal& refuse, const TensorLists& output
   const size_t count = outputs[0].size();
   call.inputs = inputs;
   call.outputs = all.slice(0, count);
-  set_moved_type(call, inputs);
   fill_shards(call, refuse, kOutput, kEqual, self);
   for (size_t i = count; i < all.size(); ++i) call.staging.also(all[i], all[i % count]);
   call.outputs = all;
@@ -199,7 +198,6 @@ Backend::WorkPtr Backend::allgather(TensorLists& outputs, Tensors& inputs,
   if (own.numel() != input.numel()) {
     c10d::assertSizesMatch(refuse, input.sizes(), call.outputs, static_cast<size_t>(rank()));
   }
-  set_moved_type(call, inputs);
   return issue(with(fill_shards(call, refuse, kOutput, kOneEach, rank_and_size()), opts));
 }
 
@@ -226,7 +224,6 @@ Backend::WorkPtr Backend::allgather_coalesced(TensorLists& outputs, Tensors& inp
   }
   call.outputs = flatten(call, outputs);
   call.inputs = inputs;
-  set_moved_type(call, inputs);
   return issue(with(fill_shards(call, refuse, kOutput, kEqual, rank_and_size()), opts));
 }
 
@@ -238,7 +235,6 @@ Backend::WorkPtr Backend::allgather_into_tensor_coalesced(Tensors& outputs, Tens
   check_wholes(refuse, outputs, inputs, size());
   call.outputs = outputs;
   call.inputs = inputs;
-  set_moved_type(call, inputs);
   return issue(with(fill_shards(call, refuse, kOutput, kWithin, rank_and_size()), opts));
 }
 
@@ -264,7 +260,6 @@ Backend::WorkPtr Backend::gather(TensorLists& outputs, Tensors& inputs,
     refuse("requires empty output on non-root");
   }
   call.inputs = inputs;
-  set_moved_type(call, inputs);
   return issue(with(fill_shards(call, refuse, kOutput, kEqual, rank_and_size()), opts));
 }
 
@@ -283,7 +278,6 @@ Backend::WorkPtr Backend::gather_single(at::Tensor& output, at::Tensor& input,
     check_wholes(refuse, {output}, {input}, size());
     call.outputs = both.slice(1, 1);
   }
-  set_moved_type(call, call.inputs);
   return issue(with(fill_shards(call, refuse, kOutput, kWithin, rank_and_size()), opts));
 }
 
@@ -305,7 +299,6 @@ Backend::WorkPtr Backend::scatter(Tensors& outputs, TensorLists& inputs,
     refuse("requires empty input on non-root");
   }
   call.outputs = outputs;
-  set_moved_type(call, outputs);
   return issue(with(fill_shards(call, refuse, kInput, kEqual, rank_and_size()), opts));
 }
 
