@@ -52,17 +52,39 @@ Call&& exchange_all(Call& call, const Refusal& refuse, Rank rank) {
   return std::move(call);
 }
 
-// The root's side of gather and scatter.
-void check_one_a_rank(const Refusal& refuse, const TensorLists& lists, const char* which,
-                      int size) {
+// The root's side of gather and scatter, where every rank has a tensor like `model`. Other ranks
+// have none.
+at::ArrayRef<at::Tensor> one_a_rank(Call& call, const Refusal& refuse, const TensorLists& lists,
+                                    const at::Tensor& model, RankAndSize self) {
+  const bool gathers = call.operation.collective == Collective::kGather;
+  const char* const which = gathers ? "output" : "input";
+  if (self.rank != call.operation.root) {
+    if (!lists.empty()) refuse(str("requires empty ", which, " on non-root"));
+    return {};
+  }
   if (lists.size() != 1) {
-    refuse(str("requires a single-element ", which, " list containing a list with ", size,
+    refuse(str("requires a single-element ", which, " list containing a list with ", self.size,
                " tensors."));
   }
-  if (lists[0].size() == static_cast<size_t>(size)) return;
-  refuse(str("Incorrect ", which, " list size ", lists[0].size(), ". ",
-             which[0] == 'o' ? "Output" : "Input", " list size should be ", size,
-             ", same as size of the process group."));
+  if (lists[0].size() != static_cast<size_t>(self.size)) {
+    refuse(str("Incorrect ", which, " list size ", lists[0].size(), ". ",
+               gathers ? "Output" : "Input", " list size should be ", self.size,
+               ", same as size of the process group."));
+  }
+  const auto all = flatten(call, lists);
+  check_all_served(refuse, all);
+  check_same_shape(refuse, model, all);
+  return all;
+}
+
+// `shard` is this rank's own, and `all` has one of each rank, which may differ in size.
+void check_shard(const Refusal& refuse, const at::Tensor& shard, at::ArrayRef<at::Tensor> all,
+                 Rank rank) {
+  const auto own = static_cast<size_t>(rank);
+  check_served(refuse, shard);
+  check_all_served(refuse, all);
+  check_same_type(refuse, shard, all);
+  if (all[own].numel() != shard.numel()) c10d::assertSizesMatch(refuse, shard.sizes(), all, own);
 }
 
 void check_gathered_lists(const Refusal& refuse, const TensorLists& outputs, const Tensors& inputs,
@@ -188,16 +210,9 @@ Backend::WorkPtr Backend::allgather(TensorLists& outputs, Tensors& inputs,
     gather_several(call, refuse, outputs, inputs, rank_and_size());
     return issue(with(std::move(call), opts));
   }
-  const at::Tensor& input = inputs[0];
   call.outputs = flatten(call, outputs);
   call.inputs = inputs;
-  check_served(refuse, input);
-  check_all_served(refuse, call.outputs);
-  check_same_type(refuse, input, call.outputs);
-  const at::Tensor& own = call.outputs[static_cast<size_t>(rank())];
-  if (own.numel() != input.numel()) {
-    c10d::assertSizesMatch(refuse, input.sizes(), call.outputs, static_cast<size_t>(rank()));
-  }
+  check_shard(refuse, inputs[0], call.outputs, rank());
   return issue(with(fill_shards(call, refuse, kOutput, kOneEach, rank_and_size()), opts));
 }
 
@@ -251,14 +266,7 @@ Backend::WorkPtr Backend::gather(TensorLists& outputs, Tensors& inputs,
   call.operation.root = checked_root(refuse, opts.rootRank, size());
   const at::Tensor& input = only_one(refuse, inputs, "input ");
   check_served(refuse, input);
-  if (rank() == opts.rootRank) {
-    check_one_a_rank(refuse, outputs, "output", size());
-    call.outputs = flatten(call, outputs);
-    check_all_served(refuse, call.outputs);
-    check_same_shape(refuse, input, call.outputs);
-  } else if (!outputs.empty()) {
-    refuse("requires empty output on non-root");
-  }
+  call.outputs = one_a_rank(call, refuse, outputs, input, rank_and_size());
   call.inputs = inputs;
   return issue(with(fill_shards(call, refuse, kOutput, kEqual, rank_and_size()), opts));
 }
@@ -290,14 +298,7 @@ Backend::WorkPtr Backend::scatter(Tensors& outputs, TensorLists& inputs,
   call.operation.root = checked_root(refuse, opts.rootRank, size());
   const at::Tensor& output = only_one(refuse, outputs, "output ");
   check_served(refuse, output);
-  if (rank() == opts.rootRank) {
-    check_one_a_rank(refuse, inputs, "input", size());
-    call.inputs = flatten(call, inputs);
-    check_all_served(refuse, call.inputs);
-    check_same_shape(refuse, output, call.inputs);
-  } else if (!inputs.empty()) {
-    refuse("requires empty input on non-root");
-  }
+  call.inputs = one_a_rank(call, refuse, inputs, output, rank_and_size());
   call.outputs = outputs;
   return issue(with(fill_shards(call, refuse, kInput, kEqual, rank_and_size()), opts));
 }
@@ -313,13 +314,7 @@ Backend::WorkPtr Backend::reduce_scatter(Tensors& outputs, TensorLists& inputs,
   }
   call.inputs = flatten(call, inputs);
   call.outputs = outputs;
-  check_served(refuse, output);
-  check_all_served(refuse, call.inputs);
-  check_same_type(refuse, output, call.inputs);
-  const at::Tensor& own = call.inputs[static_cast<size_t>(rank())];
-  if (own.numel() != output.numel()) {
-    c10d::assertSizesMatch(refuse, output.sizes(), call.inputs, static_cast<size_t>(rank()));
-  }
+  check_shard(refuse, output, call.inputs, rank());
   set_reduction(call, refuse, opts.reduceOp, output);
   return issue(with(fill_shards(call, refuse, kInput, kOneEach, rank_and_size()), opts));
 }
