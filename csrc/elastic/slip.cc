@@ -14,9 +14,10 @@ constexpr uint32_t kMagic = 0x736c6970;
 // What is in a slip, in this order: each(field) for all.
 template <typename Each, typename AnySlip>
 void fields(Each& each, AnySlip& slip) {
+  const auto decision = [&](auto& it) { each(it.members), each(it.step), each(it.extra); };
   each(slip.epoch), each(slip.state), each(slip.voted), each(slip.decided), each(slip.gone);
-  each(slip.promised), each(slip.ballot), each(slip.proposes), each(slip.proposal);
-  each(slip.accepted), each(slip.value), each(slip.made);
+  each(slip.promised), each(slip.ballot), each(slip.proposes), decision(slip.proposal);
+  each(slip.accepted), decision(slip.value), decision(slip.made);
 }
 
 struct Writer {
@@ -40,9 +41,6 @@ struct Writer {
       bits.back() = static_cast<char>(static_cast<unsigned char>(bits.back()) | 1u << rank % 8);
     }
     (*this)(bits);
-  }
-  void operator()(const Decision& decision) {
-    (*this)(decision.members), (*this)(decision.step), (*this)(decision.extra);
   }
   std::vector<std::byte> bytes;
 };
@@ -69,9 +67,6 @@ struct Reader {
     for (size_t rank = 0; whole && rank < bits.size() * 8; ++rank) {
       members.set(rank, (static_cast<unsigned char>(bits[rank / 8]) >> rank % 8 & 1) != 0);
     }
-  }
-  void operator()(Decision& decision) {
-    (*this)(decision.members), (*this)(decision.step), (*this)(decision.extra);
   }
   std::span<const std::byte> take(size_t count) {
     if (count > bytes.size()) whole = false;
