@@ -28,8 +28,7 @@ struct Stamps {
     return lane == kData ? sent[static_cast<size_t>(peer)] : received[static_cast<size_t>(peer)];
   }
   uint64_t incoming(Rank peer, int lane) const {
-    if (sent.empty()) return common;
-    return lane == kData ? received[static_cast<size_t>(peer)] : sent[static_cast<size_t>(peer)];
+    return outgoing(peer, lane == kData ? kCredit : kData);
   }
 };
 
