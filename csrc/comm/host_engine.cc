@@ -52,11 +52,9 @@ void HostEngine::run_to_end(const Operation& operation) {
       }
     }
     operation_.end(true);
-  } catch (const UsageError&) {  // begin() refused the operation: nothing has happened
-    if (!begun) throw;
-    operation_.end(false);
-    std::rethrow_exception(state_.fail(std::current_exception()));
-  } catch (const std::exception&) {
+  } catch (const std::exception& error) {
+    // begin() refused the operation: nothing has happened
+    if (!begun && dynamic_cast<const UsageError*>(&error) != nullptr) throw;
     operation_.end(false);
     std::rethrow_exception(state_.fail(std::current_exception()));
   }
