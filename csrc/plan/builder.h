@@ -55,11 +55,9 @@ class PlanBuilder {
   uint64_t slots() const { return shape_.geometry.slots; }
   Rank peer(int steps) const { return shape_.after(rank_, steps); }
 
-  Ref input(uint64_t offset) { return user(Space::kInput, offset); }
-  Ref output(uint64_t offset) { return user(Space::kOutput, offset); }
-  // `offset` bytes into an extent of the plan.
-  Ref input(uint64_t offset, uint16_t extent) { return within(extent, input(offset)); }
-  Ref output(uint64_t offset, uint16_t extent) { return within(extent, output(offset)); }
+  // With an extent of the plan: `offset` bytes into it.
+  Ref input(uint64_t offset, uint16_t extent = 0) { return user(Space::kInput, offset, extent); }
+  Ref output(uint64_t offset, uint16_t extent = 0) { return user(Space::kOutput, offset, extent); }
   Ref window(Rank owner, uint64_t offset) const {
     return ref(Space::kWindow, owner, owner, offset);
   }
@@ -164,15 +162,12 @@ class PlanBuilder {
   static Ref ref(Space space, Rank rank, Rank from, uint64_t offset) {
     return {space, 0, static_cast<int16_t>(rank), static_cast<int16_t>(from), 0, offset};
   }
-  Ref user(Space space, uint64_t offset) {
+  Ref user(Space space, uint64_t offset, uint16_t extent) {
     Ref made = ref(space, rank_, rank_, offset);
     made.motion = straight_on();
-    return made;
-  }
-  Ref within(uint16_t extent, Ref made) const {
     if (rounds_ > 1)
       made.extent = extent;
-    else
+    else if (extent > 0)
       made.offset += plan_.extents[extent - 1u].offset;
     return made;
   }
