@@ -79,8 +79,7 @@ std::vector<Record> Communicator::records() const {
   if (const DeviceEngine* const device = device_in_use()) {
     const std::vector<Record> more = device->records();
     records.insert(records.end(), more.begin(), more.end());
-    std::stable_sort(records.begin(), records.end(),
-                     [](const Record& a, const Record& b) { return a.began < b.began; });
+    std::ranges::stable_sort(records, {}, &Record::began);
   }
   host_.add_queued(records);
   return records;

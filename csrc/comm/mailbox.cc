@@ -312,8 +312,7 @@ bool Mailbox::withdraw(const Message& message, const std::exception_ptr& error) 
   bool gone = true;
   move([&] {
     mutex_.assert_held();
-    const auto found = std::find_if(active_.begin(), active_.end(),
-                                    [&](const MessagePtr& other) { return &*other == &message; });
+    const auto found = std::ranges::find_if(active_, [&](auto& it) { return &*it == &message; });
     if (found == active_.end()) return false;  // it is done
     gone = message.sending ? take_back_send(message) : take_back(message);
     if (!gone) return false;

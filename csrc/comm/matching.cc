@@ -10,9 +10,8 @@ void Mailbox::post_receive(const MessagePtr& message) {
   for (Rank rank = 0; rank < transport_.size(); ++rank) {
     if (message->peer != Message::kAnySource && message->peer != rank) continue;
     auto& list = peer(rank).unexpected;
-    const auto found = std::find_if(list.begin(), list.end(), [&](const Arrived& arrived) {
-      return arrived.frame.tag == message->tag;
-    });
+    const auto found = std::ranges::find(list, message->tag,
+                                         [](const Arrived& arrived) { return arrived.frame.tag; });
     if (found == list.end()) continue;
     Arrived arrived = std::move(*found);
     list.erase(found);

@@ -263,8 +263,8 @@ void Runtime::work() {
     }
     if (!waiter.again(moved || active.empty())) {
       const auto awake = [&] {
-        return inbox() || std::any_of(active.begin(), active.end(),
-                                      [](const auto& group) { return group->progress().ready(); });
+        const auto ready = [](const auto& group) { return group->progress().ready(); };
+        return inbox() || std::ranges::any_of(active, ready);
       };
       Clock::duration most = waiter.until_check();
       uint32_t news = kLocalNews;

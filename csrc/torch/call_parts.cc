@@ -138,8 +138,7 @@ void check_overlaps(const Refusal& refuse, const Operation& operation, const Sha
   std::vector<Piece> pieces;
   add_pieces(pieces, operation.input, true);
   add_pieces(pieces, operation.output, false);
-  std::sort(pieces.begin(), pieces.end(),
-            [](const Piece& a, const Piece& b) { return a.start < b.start; });
+  std::ranges::sort(pieces, {}, &Piece::start);
   for (size_t i = 0; i < pieces.size(); ++i) {
     for (size_t j = i + 1; j < pieces.size() && pieces[j].start < pieces[i].end; ++j) {
       const Piece &a = pieces[i], &b = pieces[j];
@@ -220,8 +219,7 @@ void separate(Call& call, const Tensors& tensors) {
   std::vector<Span>& spans = call.operation.input;
   std::vector<size_t> order(spans.size()), later;
   std::iota(order.begin(), order.end(), size_t{0});
-  std::stable_sort(order.begin(), order.end(),
-                   [&](size_t a, size_t b) { return spans[a].data < spans[b].data; });
+  std::ranges::stable_sort(order, {}, [&](size_t i) { return spans[i].data; });
   const std::byte* end = nullptr;
   for (const size_t i : order) {
     if (spans[i].bytes == 0) continue;
@@ -231,7 +229,7 @@ void separate(Call& call, const Tensors& tensors) {
       end = spans[i].data + spans[i].bytes;
     }
   }
-  std::sort(later.begin(), later.end());  // the last of the list has the last word
+  std::ranges::sort(later);  // the last of the list has the last word
   for (const size_t i : later) spans[i] = call.staging.apart(tensors[i]);
   if (!later.empty()) call.operation.output = spans;
 }

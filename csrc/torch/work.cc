@@ -200,8 +200,7 @@ Works::Works(std::vector<c10::intrusive_ptr<c10d::Work>> works)
     : c10d::Work(-1, c10d::OpType::COALESCED), works_(std::move(works)) {}
 
 bool Works::isCompleted() {
-  return std::all_of(works_.begin(), works_.end(),
-                     [](const auto& work) { return work->isCompleted(); });
+  return std::ranges::all_of(works_, [](const auto& work) { return work->isCompleted(); });
 }
 
 bool Works::isSuccess() const { return exception() == nullptr; }
