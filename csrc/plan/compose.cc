@@ -2,9 +2,6 @@
 // run after another part. The parts of one plan run within one half of the shared memory, so they
 // must not meet there: each pair of ranks uses inboxes and lines in one part only, and windows are
 // shared out by offset.
-#include <algorithm>
-#include <utility>
-#include <vector>
 
 #include "plan/builder.h"
 #include "plan/planners.h"

@@ -1,7 +1,6 @@
 // The direct family, for windows that every rank can load from: publish in my own window, tell all,
 // load theirs. Reductions run in rank order, so that a result depends on the inputs alone, not on
 // size, segments or timing. Small messages ride in lines, whose bytes need no window at all.
-#include <vector>
 
 #include "plan/builder.h"
 #include "plan/planners.h"

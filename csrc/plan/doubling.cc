@@ -3,9 +3,7 @@
 // power of two hand theirs to one within it and get the result back (Rabenseifner, Traeff, "More
 // Efficient Reduction Algorithms for Non-Power-of-Two Number of Processors", 2004). Both partners
 // add the lower ranks' sum first, so all results are bitwise equal.
-#include <algorithm>
 #include <bit>
-#include <vector>
 
 #include "plan/builder.h"
 #include "plan/planners.h"

@@ -6,7 +6,6 @@
 // same way. So each host sends 2 (h - 1) / h of the message, h hosts, which is the least there can
 // be (Patarasuk and Yuan 2009), and every rank carries its share of it. The phases run as a
 // pipeline: while one segment is inside the host, others are between hosts.
-#include <vector>
 
 #include "plan/builder.h"
 #include "plan/planners.h"

@@ -1,7 +1,5 @@
 // Plans in which every rank talks to every other, or to log2 n of them, as an equal.
-#include <algorithm>
 #include <numeric>
-#include <vector>
 
 #include "plan/builder.h"
 #include "plan/planners.h"

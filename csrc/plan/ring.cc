@@ -3,8 +3,6 @@
 // all-reduce (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of
 // workstations", 2009). Long messages go round in passes, a few segments of each chunk at a time:
 // half the slots are under way on every link, while the credits of the other half come back.
-#include <algorithm>
-#include <vector>
 
 #include "plan/builder.h"
 #include "plan/planners.h"

@@ -8,9 +8,7 @@
 // turn, so that none starves. The star is for them; the chain is for fabrics where only neighbours
 // reach each other well. Bytes that pass through a rank are staged in its own window, to give
 // the inbox slot back at once.
-#include <algorithm>
 #include <bit>
-#include <vector>
 
 #include "plan/builder.h"
 #include "plan/planners.h"
