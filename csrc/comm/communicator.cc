@@ -5,13 +5,10 @@
 #include <utility>
 
 namespace ringcomm {
-namespace {
 
 constexpr auto kReleased = std::chrono::seconds(1);  // by then streams that were let go have ended
 constexpr auto kUncalled = std::chrono::seconds(1);  // by then peers have called the same
 constexpr auto kUnheard = std::chrono::seconds(1);   // then nobody takes the rest
-
-}  // namespace
 
 Communicator::~Communicator() {
   shutdown();

@@ -6,11 +6,8 @@
 #include "comm/runtime.h"
 
 namespace ringcomm {
-namespace {
 
 constexpr auto kStreamPause = std::chrono::microseconds(50);  // streams ring no doorbell
-
-}  // namespace
 
 // A thread in wait(): while there is one, the worker leaves the messages to it, and the queue as
 // well where it waits for a task.

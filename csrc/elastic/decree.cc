@@ -3,11 +3,8 @@
 #include <algorithm>
 
 namespace ringcomm {
-namespace {
 
 constexpr uint64_t kRound = kMostMembers;  // a ballot is a round, and the rank of its leader
-
-}  // namespace
 
 Decree::Decree(int rank, int size, uint32_t epoch, Decision made, const DecreeRules& rules)
     : rank_(static_cast<At>(rank)), size_(size), rules_(rules), heard_(static_cast<At>(size)) {

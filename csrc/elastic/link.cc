@@ -6,12 +6,9 @@
 #include "transport/host.h"
 
 namespace ringcomm {
-namespace {
 
 constexpr int kRepeatEvery = 5;  // of the wire's calls for news, five in a second
 constexpr auto kJudgeAfter = std::chrono::milliseconds(200);
-
-}  // namespace
 
 // ---- in shared memory
 

@@ -7,14 +7,11 @@
 #include "base/stream_copy.h"
 
 namespace ringcomm {
-namespace {
 
 // Operands of one reduce step: a source from each of at most 200 ranks (comm/create.cc), and the
 // destinations.
 constexpr size_t kMostOperands = 256;
 constexpr uint64_t kScaledBytes = 16 << 10;  // of an operand at a time: it stays in the cache
-
-}  // namespace
 
 HostExecutor::HostExecutor(Transport& transport, const Geometry& geometry, uint64_t lent_bytes)
     : transport_(transport),

@@ -7,15 +7,12 @@
 #include "net/peer.h"
 
 namespace ringcomm {
-namespace {
 
 constexpr size_t kMostStrangers = 64;  // connections that have not said who they are
 constexpr size_t kMostClaims = 8;      // that have, and not proved it: for each flow of a peer
 constexpr auto kGreetingTime = std::chrono::seconds(5), kAttemptTime = std::chrono::seconds(2);
 constexpr auto kConnectTime = std::chrono::milliseconds(700);  // then another packet is sent
 constexpr auto kOutOfDescriptors = std::chrono::milliseconds(100);
-
-}  // namespace
 
 // Where there is no room for another stranger, the one that has said nothing for longest goes.
 void Network::accept_from(const Fd& listener) {

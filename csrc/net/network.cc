@@ -8,15 +8,12 @@
 #include "net/peer.h"
 
 namespace ringcomm {
-namespace {
 
 constexpr auto kTick = std::chrono::milliseconds(10);
 constexpr size_t kStaging = 64 << 10;
 constexpr size_t kWakeAt = 64 << 10, kLongWait = 16 << 10;
 constexpr size_t kQuantum = 1 << 20;  // read of one connection before others get their turn
 constexpr uint64_t kWake = 63;        // listeners have the numbers below
-
-}  // namespace
 
 // ---- contacts
 

@@ -3,12 +3,9 @@
 #include <numeric>
 
 namespace ringcomm {
-namespace {
 
 constexpr uint64_t kCacheLine = 64;
 constexpr uint64_t kKiB = 1024;
-
-}  // namespace
 
 Geometry Geometry::for_ranks(int size) {
   Geometry geometry;

@@ -9,11 +9,8 @@
 #include "torch/store_adapter.h"
 
 namespace ringcomm {
-namespace {
 
 constexpr auto kGrace = std::chrono::seconds(1);  // destroy returns within two
-
-}  // namespace
 
 // Python's signal handlers run on its main thread alone, between its own instructions. While that
 // thread waits here, this calls them. Their exception (Ctrl-C) goes on as Python's.

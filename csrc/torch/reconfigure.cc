@@ -7,12 +7,9 @@
 #include "torch/store_adapter.h"
 
 namespace ringcomm {
-namespace {
 
 constexpr const char* kBar = " | ";  // in a handle: a card, and a contact
 constexpr int kShrinkAbort = 1;
-
-}  // namespace
 
 // ---- life
 

@@ -1,15 +1,12 @@
 #include "transport/socket_store.h"
 
 namespace ringcomm {
-namespace {
 
 constexpr char kMore = '+', kLast = '.';  // a piece begins with one of them
 constexpr size_t kPiece = Neighbours::kMostWords - 1;
 constexpr Clock::duration kSlice = std::chrono::milliseconds(1);  // frames may come meanwhile
 constexpr auto kLookEvery = std::chrono::milliseconds(250);       // is there a process?
 constexpr auto kMostWait = std::chrono::seconds(1);               // for room in a socket
-
-}  // namespace
 
 SocketStore::SocketStore(Neighbours& neighbours, Rank self, const std::vector<Way>& ways,
                          uint64_t channel)

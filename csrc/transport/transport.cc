@@ -8,11 +8,8 @@
 #include "transport/host.h"
 
 namespace ringcomm {
-namespace {
 
 constexpr int32_t kForDevices = INT32_MIN;  // parcels; those of a meeting have other numbers
-
-}  // namespace
 
 Transport::Transport(Rank rank, std::vector<ShmPeer> peers)
     : rank_(rank),
