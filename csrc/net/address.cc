@@ -7,7 +7,6 @@
 #include <netinet/tcp.h>
 
 #include <algorithm>
-#include <bit>
 #include <charconv>
 #include <memory>
 #include <string_view>
@@ -157,14 +156,9 @@ std::vector<Interface> list_interfaces() {
   for (const ifaddrs* one = list; one != nullptr; one = one->ifa_next) {
     const Address address = one->ifa_addr == nullptr ? Address() : Address(one->ifa_addr);
     if (address.family() == AF_UNSPEC) continue;
-    int prefix = 0;
-    if (one->ifa_netmask != nullptr) {
-      const Address mask(one->ifa_netmask);
-      for (const uint8_t byte : mask.bytes()) prefix += std::popcount(byte);
-    }
     const auto has = [&](unsigned flags) { return (one->ifa_flags & flags) == flags; };
-    interfaces.push_back({one->ifa_name, address, prefix, has(IFF_UP | IFF_RUNNING),
-                          has(IFF_LOOPBACK), is_virtual(one->ifa_name)});
+    interfaces.push_back({one->ifa_name, address, has(IFF_UP | IFF_RUNNING), has(IFF_LOOPBACK),
+                          is_virtual(one->ifa_name)});
   }
   return interfaces;
 }
@@ -254,7 +248,7 @@ std::vector<Address> choose_addresses(const std::vector<Interface>& interfaces,
   for (const Interface& one : interfaces) look(one);
   const auto same = [&](const auto& one) { return routed && routed->same_host(one.address); };
   if (routed && std::ranges::none_of(interfaces, same)) {
-    look({"", *routed, 0, true, routed->is_loopback(), false});
+    look({"", *routed, true, routed->is_loopback(), false});
   }
   std::ranges::stable_sort(found, [](const auto& a, const auto& b) { return a.first < b.first; });
   for (const auto& [order, address] : found) {

@@ -57,7 +57,6 @@ class Address {
 struct Interface {
   std::string name;
   Address address;
-  int prefix = 0;  // bits of the network
   bool up = false;
   bool loopback = false;
   bool virtual_bridge = false;  // of containers or virtual machines; every host may have the same
