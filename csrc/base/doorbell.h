@@ -99,7 +99,6 @@ struct SpinPolicy {
 // thread goes straight to sleep.
 class Patience {
  public:
-  Patience() = default;
   explicit Patience(const SpinPolicy& policy) : policy_(policy), spin_(policy.spin) {}
 
   // After a failed poll: true = poll again now, false = sleep.

@@ -13,7 +13,6 @@ enum class LogLevel : uint8_t { kDebug, kInfo, kWarning, kError, kOff };
 
 class Logger {
  public:
-  Logger() = default;
   Logger(LogLevel level, std::string who) : level_(level), who_(std::move(who)) {}
 
   bool shows(LogLevel level) const { return level >= level_; }
