@@ -48,11 +48,6 @@ constexpr bool kHasHardwareHalf = true;
 
 #else
 constexpr bool kHasHardwareHalf = false;
-
-template <class H>
-void hardware_decode(H);
-template <class F>
-void hardware_encode(F);
 #endif
 
 #if defined(__F16C__) || defined(__aarch64__)
