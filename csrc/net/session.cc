@@ -78,11 +78,6 @@ void Session::ask_for_ack() {
   }
 }
 
-Session::Item* Session::item(uint64_t sequence) {
-  if (sequence < first_ || sequence - first_ >= items_.size()) return nullptr;
-  return &items_[sequence - first_];
-}
-
 // ---- flows
 
 void Session::down(int index) {
@@ -188,7 +183,7 @@ std::optional<uint64_t> Session::next_to_send() {
   while (!again_.empty()) {
     const uint64_t sequence = *again_.begin();
     again_.erase(again_.begin());
-    if (!item(sequence)->acknowledged) return sequence;
+    if (!item(sequence).acknowledged) return sequence;
   }
   return waits_to_be_sent() ? std::optional(next_++) : std::nullopt;
 }
@@ -222,7 +217,7 @@ void Session::fill(int index) {
   while (flow.writing_bytes < kPrepared && waits_to_be_sent() && !declines(index)) {
     const auto sequence = next_to_send();
     if (!sequence) break;
-    Item& item = *this->item(*sequence);
+    Item& item = this->item(*sequence);
     item.flow = index;
     // A copy: the item may be acknowledged and gone before the last byte is out.
     push(index, {item.frame, item.payload});

@@ -152,7 +152,7 @@ class Session {
 
   Flow& at(int flow) { return flows_[static_cast<size_t>(flow)]; }
   const Flow& at(int flow) const { return flows_[static_cast<size_t>(flow)]; }
-  Item* item(uint64_t sequence);
+  Item& item(uint64_t sequence) { return items_[sequence - first_]; }  // posted and not yet gone
   bool waits_to_be_sent() const;
   bool declines(int flow) const;
   std::optional<uint64_t> next_to_send();
