@@ -30,11 +30,12 @@ class Engine {
   // The longest sleep between two calls of progress().
   virtual Clock::duration poll_interval() { return kPollInterval; }
 
- protected:
-  ~Engine() = default;
   static constexpr auto kPollInterval = std::chrono::milliseconds(20);
   static constexpr auto kStreamInterval =
       std::chrono::microseconds(50);  // streams ring no doorbell
+
+ protected:
+  ~Engine() = default;
 };
 
 }  // namespace ringcomm

@@ -7,8 +7,6 @@
 
 namespace ringcomm {
 
-constexpr auto kStreamPause = std::chrono::microseconds(50);  // streams ring no doorbell
-
 // A thread in wait(): while there is one, the worker leaves the messages to it, and the queue as
 // well where it waits for a task.
 class Progress::Waiting {
@@ -170,7 +168,7 @@ void Progress::wait_for_streams(const std::string& during, const std::function<b
   });
   while (!over()) {
     if (waiter.again(false)) continue;
-    std::this_thread::sleep_for(kStreamPause);
+    std::this_thread::sleep_for(Engine::kStreamInterval);
     waiter.check_when_due();
   }
 }

@@ -25,7 +25,7 @@ class Progress {
   // would drive, so others drive meanwhile.
   static void call_out(const std::function<void()>& code);
 
-  bool pending() const { return pending(nullptr); }
+  bool pending(const Engine* except = nullptr) const;
   bool watched() const;
 
   // For the worker. kIdle: nothing to do here, or another thread drives and will kick() the worker.
@@ -41,7 +41,6 @@ class Progress {
 
  private:
   class Waiting;
-  bool pending(const Engine* except) const;
   bool progress(Driver& driver, const Engine* except);
   bool ready(Driver& driver, const Engine* except) const;
   const Engine* left_to_waiters() const;
