@@ -25,9 +25,7 @@ class SparseSum {
   }
 
   // First the rows. The tensors live as long as this object.
-  Operation first() {
-    return gathering(mine_, rows_, std::vector<int64_t>(static_cast<size_t>(self_.size), kRow));
-  }
+  Operation first() { return gathering(mine_, rows_, kRow); }
 
   bool next(Operation& operation) {
     const at::AutoDispatchBelowADInplaceOrView guard;
@@ -69,15 +67,15 @@ class SparseSum {
     }
   }
 
-  // counts[rank] elements come from each rank.
-  Operation gathering(const at::Tensor& from, const at::Tensor& to,
-                      const std::vector<int64_t>& counts) const {
+  // Gathers `each` numbers of each rank, or once the rows are there, of each element of its tensor.
+  Operation gathering(const at::Tensor& from, const at::Tensor& to, int64_t each) const {
     Operation operation;
     operation.collective = Collective::kAllGather;
     operation.dtype = movable_dtype(from.scalar_type());
     operation.input = {{static_cast<std::byte*>(from.data_ptr()), bytes_of(from)}};
     operation.output = {{static_cast<std::byte*>(to.data_ptr()), bytes_of(to)}};
-    for (const int64_t count : counts) {
+    for (Rank rank = 0; rank < self_.size; ++rank) {
+      const int64_t count = stage_ == 0 ? each : elements(rank) * each;
       operation.shards.push_back(static_cast<uint64_t>(count) * from.element_size());
     }
     operation.layout = kSparseLayout;
@@ -86,26 +84,19 @@ class SparseSum {
 
   Operation gather_indices() {
     indices_ = input_._indices().contiguous();
-    std::vector<int64_t> counts;
     int64_t total = 0;
-    for (Rank rank = 0; rank < self_.size; ++rank) {
-      counts.push_back(elements(rank) * input_.sparse_dim());
-      total += elements(rank);
-    }
+    for (Rank rank = 0; rank < self_.size; ++rank) total += elements(rank);
     all_indices_ = at::empty({total * input_.sparse_dim()}, at::kLong);
     auto sizes = input_._values().sizes().vec();
     sizes[0] = total;
     all_values_ = at::empty(sizes, input_._values().options());
-    return gathering(indices_, all_indices_, counts);
+    return gathering(indices_, all_indices_, input_.sparse_dim());
   }
 
   Operation gather_values() {
     values_ = input_._values().contiguous();
     const int64_t total = all_values_.size(0);
-    const int64_t each = total == 0 ? 0 : all_values_.numel() / total;
-    std::vector<int64_t> counts;
-    for (Rank rank = 0; rank < self_.size; ++rank) counts.push_back(elements(rank) * each);
-    return gathering(values_, all_values_, counts);
+    return gathering(values_, all_values_, total == 0 ? 0 : all_values_.numel() / total);
   }
 
   at::Tensor sum() const {
