@@ -1,5 +1,5 @@
 // Compiled for SSE4.2 or ARMv8's CRC instructions (CMakeLists.txt), which every x86 and ARM has
-// that torch runs on; for other processors from tables.
+// that torch runs on; for other processors from a table.
 #include "net/checksum.h"
 
 #include <array>
@@ -32,36 +32,24 @@ uint32_t add_one(uint32_t crc, uint8_t byte) { return __crc32cb(crc, byte); }
 
 #else
 
-// kTables[k][b]: the effect of a byte b that k more bytes follow.
-using Tables = std::array<std::array<uint32_t, 256>, 8>;
-
-constexpr Tables make_tables() {
+// The effect of each byte.
+constexpr std::array<uint32_t, 256> kTable = [] {
   constexpr uint32_t kCastagnoli = 0x82f63b78;
-  Tables tables{};
+  std::array<uint32_t, 256> table{};
   for (uint32_t byte = 0; byte < 256; ++byte) {
     uint32_t crc = byte;
     for (int bit = 0; bit < 8; ++bit) crc = crc >> 1 ^ (crc & 1 ? kCastagnoli : 0);
-    tables[0][byte] = crc;
+    table[byte] = crc;
   }
-  for (size_t after = 1; after < 8; ++after) {
-    for (size_t byte = 0; byte < 256; ++byte) {
-      const uint32_t before = tables[after - 1][byte];
-      tables[after][byte] = before >> 8 ^ tables[0][before & 255];
-    }
-  }
-  return tables;
-}
+  return table;
+}();
 
-constexpr Tables kTables = make_tables();
+uint32_t add_one(uint32_t crc, uint8_t byte) { return crc >> 8 ^ kTable[(crc ^ byte) & 255]; }
 
 uint32_t add_eight(uint32_t crc, uint64_t word) {
-  word ^= crc;
-  uint32_t result = 0;
-  for (size_t i = 0; i < 8; ++i) result ^= kTables[7 - i][word >> 8 * i & 255];
-  return result;
+  for (int i = 0; i < 8; ++i) crc = add_one(crc, static_cast<uint8_t>(word >> 8 * i));
+  return crc;
 }
-
-uint32_t add_one(uint32_t crc, uint8_t byte) { return crc >> 8 ^ kTables[0][(crc ^ byte) & 255]; }
 
 #endif
 
