@@ -55,9 +55,7 @@ Sides expected_sides(const Operation& operation, Rank rank) {
 }
 
 uint64_t hash_of(const std::vector<uint64_t>& counts) {
-  bool uniform = true;
-  for (const uint64_t count : counts) uniform = uniform && count == counts[0];
-  if (uniform) return 0;
+  if (std::ranges::adjacent_find(counts, std::not_equal_to()) == counts.end()) return 0;
   uint64_t hash = 1;
   for (const uint64_t count : counts) hash = mix(hash, count);
   return hash;
