@@ -360,10 +360,9 @@ bool Neighbours::send(Neighbour& other, const Parcel& parcel, const Fd& descript
 
 Fd Neighbours::take(const Parcel& parcel) {
   const std::lock_guard lock(mutex_);
-  const auto found = arrived_.find(parcel);
-  if (found == arrived_.end()) return Fd();
-  Arrived arrived = std::move(found->second);
-  arrived_.erase(found);
+  auto found = arrived_.extract(parcel);
+  if (!found) return Fd();
+  Arrived& arrived = found.mapped();
   if (arrived.error != 0) throw SystemError("receiving shared memory", arrived.error);
   return std::move(arrived.descriptor);
 }

@@ -50,9 +50,9 @@ size_t Transport::stream_write(Rank to, const std::byte* data, size_t bytes) {
   cursors.written.store(at + count, std::memory_order_seq_cst);  // partner: stream_available
   if (RemotePeer* remote = peer(to).remote.get()) {
     remote->stream_written(at, at + count);
-    return count;
+  } else {
+    peer(to).doorbell.notify(kMessageNews);
   }
-  peer(to).doorbell.notify(kMessageNews);
   return count;
 }
 
@@ -68,9 +68,9 @@ size_t Transport::stream_read(Rank from, std::byte* data, size_t bytes, bool pas
   cursors.read.store(at + count, std::memory_order_seq_cst);  // partner: stream_space
   if (RemotePeer* remote = peer(from).remote.get()) {
     remote->stream_read(at + count);
-    return count;
+  } else {
+    peer(from).doorbell.notify(kMessageNews);
   }
-  peer(from).doorbell.notify(kMessageNews);
   return count;
 }
 
