@@ -15,10 +15,8 @@ bool copies(Collective collective) {
   return collective != Collective::kReduce && collective != Collective::kReduceScatter;
 }
 
-}  // namespace
-
 // Bytes of the longer side. All ranks agree on it, except in all_to_all, which has no segments.
-uint64_t Tuner::bytes_of(const Shape& shape) {
+uint64_t bytes_of(const Shape& shape) {
   if (shape.collective == Collective::kAllToAll) {
     return std::accumulate(shape.recv.begin(), shape.recv.end(), uint64_t{0});
   }
@@ -26,7 +24,12 @@ uint64_t Tuner::bytes_of(const Shape& shape) {
   return message_bytes(shape) * ranks;
 }
 
-Manner Tuner::next_large(Shape& shape, Algorithm algorithm, uint64_t bytes) {
+}  // namespace
+
+Manner Tuner::next(Shape& shape, Algorithm algorithm) {
+  current_ = nullptr;
+  const uint64_t bytes = bytes_of(shape);
+  if (bytes < kLeastBytes) return {};
   const int size = std::min(static_cast<int>(std::bit_width(bytes / kLeastBytes)), kSizes) - 1;
   index_ = static_cast<size_t>(static_cast<int>(shape.collective) * kSizes + size);
   const bool windows = words_ != nullptr && algorithm == Algorithm::kDirect;

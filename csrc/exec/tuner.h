@@ -32,11 +32,7 @@ class Tuner {
   Tuner(Rank rank, std::atomic<uint8_t>* words) : rank_(rank), words_(words) {}
 
   // Called for the next operation, the same one on every rank. Sets the segment in its shape.
-  Manner next(Shape& shape, Algorithm algorithm) {
-    current_ = nullptr;
-    const uint64_t bytes = bytes_of(shape);
-    return bytes < kLeastBytes ? Manner{} : next_large(shape, algorithm, bytes);
-  }
+  Manner next(Shape& shape, Algorithm algorithm);
   // It is done, and was timed.
   void took(double seconds);
 
@@ -47,8 +43,6 @@ class Tuner {
     int usual_kind;
     int way = 0;
   };
-  static uint64_t bytes_of(const Shape& shape);
-  Manner next_large(Shape& shape, Algorithm algorithm, uint64_t bytes);
   int decide(const Entry& entry, size_t index) const;
 
   const Rank rank_;

@@ -42,6 +42,18 @@ at::Tensor plain_copy(const at::Tensor& tensor) {
   return tensor.resolve_conj().resolve_neg().contiguous();
 }
 
+// A hash of the order in which elements lie in memory, where that is not the order of their
+// indices. It is never 0.
+uint64_t layout_of(const at::Tensor& tensor) {
+  size_t hash = 0;
+  for (int64_t i = 0; i < tensor.dim(); ++i) {
+    if (tensor.size(i) == 1) continue;  // its stride means nothing
+    hash = c10::hash_combine(hash, static_cast<size_t>(tensor.size(i)));
+    hash = c10::hash_combine(hash, static_cast<size_t>(tensor.stride(i)));
+  }
+  return hash | 1;
+}
+
 // Copies are no part of what a user differentiates.
 using BelowAutograd = at::AutoDispatchBelowADInplaceOrView;
 
@@ -77,17 +89,6 @@ void check_served(const Refusal& refuse, const at::Tensor& tensor) {
 
 uint64_t bytes_of(const at::Tensor& tensor) {
   return static_cast<uint64_t>(tensor.numel()) * tensor.element_size();
-}
-
-uint64_t layout_of(const at::Tensor& tensor) {
-  if (tensor.is_contiguous()) return 0;
-  size_t hash = 0;
-  for (int64_t i = 0; i < tensor.dim(); ++i) {
-    if (tensor.size(i) == 1) continue;  // its stride means nothing
-    hash = c10::hash_combine(hash, static_cast<size_t>(tensor.size(i)));
-    hash = c10::hash_combine(hash, static_cast<size_t>(tensor.stride(i)));
-  }
-  return hash | 1;
 }
 
 Span Staging::input(const at::Tensor& tensor) {

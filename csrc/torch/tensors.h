@@ -29,8 +29,6 @@ DType movable_dtype(at::ScalarType type);
 void check_served(const Refusal& refuse, const at::Tensor& tensor);
 
 uint64_t bytes_of(const at::Tensor& tensor);
-// 0 where elements lie in the order of their indices, else a hash of the order in memory.
-uint64_t layout_of(const at::Tensor& tensor);
 
 // The copies that stand in for some tensors of a call while it lasts.
 class Staging {

@@ -72,8 +72,6 @@ struct BackendState : std::enable_shared_from_this<BackendState> {
 
 class Work final : public c10d::Work {
  public:
-  using Clock = std::chrono::steady_clock;
-
   // Keeps the tensors of `call` until it is destroyed. Opens the call's event in profiles where
   // `profiled`.
   Work(std::shared_ptr<BackendState> backend_state, Call& call, bool profiled);
