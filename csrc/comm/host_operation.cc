@@ -26,20 +26,13 @@ HostOperation::HostOperation(GroupState& state, const Geometry& geometry, const 
              has_room(geometry, state.reach()) ? state.transport().choices(0) : nullptr),
       plans_(state.rank()) {}
 
-std::string HostOperation::choice_text(const Shape& shape, const Plan& plan) const {
-  const bool asked = state_.requested_algorithm(shape.collective).has_value();
-  return str(numbered(current_), ", ", to_string(plan.algorithm), " (",
-             asked ? "the algorithm that was asked for" : selection_reason(shape, state_.reach()),
-             ")");
-}
-
 void HostOperation::begin(const Operation& operation) {
   validate(operation, state_.size(), state_.rank());
   Shape shape = make_shape(operation, geometry_);
   shape.local = state_.reach().local;
   shape.costs = costs_;
-  const Algorithm algorithm =
-      state_.requested_algorithm(shape.collective).value_or(select(shape, state_.reach()));
+  const auto asked = state_.requested_algorithm(shape.collective);
+  const Algorithm algorithm = asked.value_or(select(shape, state_.reach()));
   const Manner manner = tuner_.next(shape, algorithm);
   auto plan = plans_.get(shape, algorithm);
   current_ = make_descriptor(operation, sequence_ + 1);
@@ -50,7 +43,11 @@ void HostOperation::begin(const Operation& operation) {
   const bool scales = operation.op == ReduceOp::kPremulSum && scale_input(operation);
   ++sequence_;
   ticket_ = state_.recorder().begin(current_);
-  state_.log_first_operation([&] { return choice_text(shape, *plan); });
+  state_.log_first_operation([&] {
+    return str(numbered(current_), ", ", to_string(plan->algorithm), " (",
+               asked ? "the algorithm that was asked for" : selection_reason(shape, state_.reach()),
+               ")");
+  });
   state_.transport().announce(Board::kHost, current_);
   executor_.start(std::move(plan), sequence_, make_reduction(operation, state_.size()), manner,
                   scales);

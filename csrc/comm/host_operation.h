@@ -29,7 +29,6 @@ class HostOperation {
   void check(const Deadline* deadline);
 
  private:
-  std::string choice_text(const Shape& shape, const Plan& plan) const;
   bool scale_input(const Operation& operation);
 
   GroupState& state_;

@@ -124,7 +124,6 @@ class Mailbox {
   void revoked(Rank rank, uint64_t id) RINGCOMM_REQUIRES(mutex_);
   bool take_back(const Message& message) RINGCOMM_REQUIRES(mutex_);
   bool take_back_send(const Message& message) RINGCOMM_REQUIRES(mutex_);
-  void want(const MessagePtr& message) RINGCOMM_REQUIRES(mutex_);
   MessagePtr match(Rank rank, const MessageHeader& frame) RINGCOMM_REQUIRES(mutex_);
   std::exception_ptr mismatch(const Message& message, Rank rank, const MessageHeader& frame) const;
   void complete(const MessagePtr& message, const std::exception_ptr& error)

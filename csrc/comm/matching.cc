@@ -19,10 +19,6 @@ void Mailbox::post_receive(const MessagePtr& message) {
     take(message, rank, arrived);
     return;
   }
-  want(message);
-}
-
-void Mailbox::want(const MessagePtr& message) {
   const auto later = [&](const MessagePtr& other) { return other->ticket > message->ticket; };
   const auto last = std::find_if_not(wanted_.rbegin(), wanted_.rend(), later);
   wanted_.insert(last.base(), message);

@@ -5,7 +5,6 @@
 #include <algorithm>
 
 namespace ringcomm {
-namespace {
 
 constexpr Clock::duration kLongestPause = std::chrono::milliseconds(700);
 constexpr Clock::duration kNext = std::chrono::milliseconds(100);
@@ -14,17 +13,11 @@ constexpr auto kNewsEvery = std::chrono::milliseconds(200);
 constexpr Clock::duration kRefusedFor = std::chrono::milliseconds(700);  // its process has ended
 constexpr auto kQuietFor = std::chrono::milliseconds(2500);  // then people are told of it
 
-// A peer is looked for before it is given up.
-SessionRules rules(Clock::duration resume) {
-  SessionRules rules;
-  rules.silence = std::min(rules.silence, resume / 2);
-  return rules;
-}
-
-}  // namespace
-
 Network::Peer::Peer(Network& network, const Contact& contact, const Key& key)
-    : session(*this, network.options_.flows, rules(network.options_.resume)),
+    // A peer is looked for before it is given up.
+    : session(*this, network.options_.flows,
+              {.silence =
+                   std::min(SessionRules().silence, Clock::duration(network.options_.resume) / 2)}),
       links(static_cast<size_t>(network.options_.flows)),
       contact(contact),
       network_(network),
