@@ -84,10 +84,6 @@ std::vector<Record> Communicator::records() const {
 
 // ---- waiting
 
-bool Communicator::wait(Request& request, Clock::duration at_most) {
-  return progress_.wait(request, at_most);
-}
-
 bool Communicator::wait(const DeviceEngine::Completion& end, Clock::duration at_most) {
   const Deadline limit(at_most);
   end.expect();

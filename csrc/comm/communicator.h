@@ -53,7 +53,9 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   // request, only the exception of `interrupt`; then messages and blocking tasks are done, too.
   // Only this wait gives a message a deadline: `at_most`, or else the message's timeout. When it
   // has passed, the message ends with an error. If a part of it has moved, the group fails, too.
-  bool wait(Request& request, Clock::duration at_most = Clock::duration::max());
+  bool wait(Request& request, Clock::duration at_most = Clock::duration::max()) {
+    return progress_.wait(request, at_most);
+  }
   // The same for an operation on a device. After a failure a completed operation may hold no valid
   // result.
   bool wait(const DeviceEngine::Completion& end, Clock::duration at_most = Clock::duration::max());

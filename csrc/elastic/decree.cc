@@ -21,8 +21,6 @@ void Decree::enter(uint64_t decided, bool voted, std::string extra, Clock::time_
   consider(now);
 }
 
-void Decree::leave() { slip_.state = Slip::State::kLeft; }
-
 // ---- what it hears
 
 void Decree::hear(int from, const Slip& slip, Clock::time_point now) {
@@ -44,8 +42,6 @@ void Decree::bury(const Members& dead, Clock::time_point now) {
   dead_ |= dead & ~doubters_;
   consider(now);
 }
-
-void Decree::tick(Clock::time_point now) { consider(now); }
 
 void Decree::hear_witness(const Witness& witness, Clock::time_point now) {
   witness_ = witness;
@@ -69,8 +65,6 @@ std::optional<Decree::Request> Decree::asks() const {
 }
 
 // ---- the acceptor
-
-Members Decree::all() const { return ~Members() >> (kMostMembers - static_cast<At>(size_)); }
 
 Members Decree::awaited() const {
   Members awaited = standing() & ~suspected_;

@@ -44,13 +44,13 @@ class Decree {
   // This member takes part from now on. `extra`: its words, should it propose.
   void enter(uint64_t decided, bool voted, std::string extra, Clock::time_point now);
   bool entered() const { return slip_.state == Slip::State::kMeeting; }
-  void leave();
+  void leave() { slip_.state = Slip::State::kLeft; }
 
   // What it hears, in any order. Then look at slip(), asks() and decision().
   void hear(int from, const Slip& slip, Clock::time_point now);
   void suspect(const Members& suspected, Clock::time_point now);
   void bury(const Members& dead, Clock::time_point now);  // they are known to be dead
-  void tick(Clock::time_point now);
+  void tick(Clock::time_point now) { consider(now); }
 
   // To be shown to all others.
   const Slip& slip() const { return slip_; }
@@ -80,7 +80,7 @@ class Decree {
 
  private:
   using At = size_t;
-  Members all() const;
+  Members all() const { return ~Members() >> (kMostMembers - static_cast<At>(size_)); }
   Members standing() const { return all() & ~dead_ & ~left_; }
   const Slip& slip_of(At rank) const { return rank == rank_ ? slip_ : heard_[rank]; }
   void consider(Clock::time_point now);

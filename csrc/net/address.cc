@@ -122,8 +122,6 @@ Address& Address::set_port(uint16_t port) {
   return *this;
 }
 
-socklen_t Address::length() const { return family() == AF_INET ? sizeof at_.v4 : sizeof at_.v6; }
-
 std::span<const uint8_t> Address::bytes() const& {
   if (family() == AF_INET6) return at_.v6.sin6_addr.s6_addr;
   return {reinterpret_cast<const uint8_t*>(&at_.v4.sin_addr), family() == AF_INET ? 4U : 0U};

@@ -37,7 +37,7 @@ class Address {
   bool operator==(const Address& other) const { return to_text() == other.to_text(); }
 
   const sockaddr* native() const { return &at_.any; }
-  socklen_t length() const;
+  socklen_t length() const { return family() == AF_INET ? sizeof at_.v4 : sizeof at_.v6; }
   std::span<const uint8_t> bytes() const&;  // 4 or 16, in the order of the network
   void bytes() const&& = delete;
 

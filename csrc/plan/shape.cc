@@ -43,8 +43,6 @@ uint64_t Shape::align(uint64_t wanted) const {
   return wanted / unit * unit;
 }
 
-uint64_t Shape::slot_bytes() const { return align(geometry.inbox_bytes / geometry.slots); }
-
 // Whole units are dealt out, the last one may be partial: so no part exceeds ceil(units / parts)
 // units, and a message of parts * slot bytes fits into slots.
 uint64_t Shape::cut(uint64_t total, int part, int parts) const {

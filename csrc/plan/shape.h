@@ -76,7 +76,7 @@ struct Shape : CallShape {
   uint64_t shard(Rank rank) const { return shards[static_cast<size_t>(rank)]; }
   uint64_t shard_offset(Rank rank) const;  // of shard `rank` in the whole side
   uint64_t largest_shard() const;
-  uint64_t slot_bytes() const;
+  uint64_t slot_bytes() const { return align(geometry.inbox_bytes / geometry.slots); }
   // Rounds down to cache lines if there is room for one, else to elements.
   uint64_t align(uint64_t wanted) const;
   // The r-th of `parts` near-equal cuts of `total` bytes: cut(total, 0) = 0, cut(total, parts) =

@@ -95,10 +95,6 @@ Backend::OptionsPtr Backend::getBackendOptions() {
   return copy;
 }
 
-void Backend::setTimeout(std::chrono::milliseconds timeout) {
-  group().state().set_timeout(sane_timeout(timeout));
-}
-
 std::chrono::milliseconds Backend::timeout_of(std::chrono::milliseconds asked) {
   const std::chrono::milliseconds base = asked.count() > 0 ? asked : group().state().timeout();
   std::chrono::milliseconds more{0};

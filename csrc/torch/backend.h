@@ -48,7 +48,9 @@ class Backend final : public Declined {
 
   const std::string getBackendName() const override { return kBackendName; }
   OptionsPtr getBackendOptions() override;
-  void setTimeout(std::chrono::milliseconds timeout) override;
+  void setTimeout(std::chrono::milliseconds timeout) override {
+    group().state().set_timeout(sane_timeout(timeout));
+  }
   // The next call gets this much more time than it would have.
   void addEphemeralTimeout(const std::chrono::milliseconds& more) {  // overrides from 2.14 on
     extension_ms_ += more.count();
@@ -94,7 +96,9 @@ class Backend final : public Declined {
   WorkPtr endCoalescing() override;
 
   WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions&) override;
-  WorkPtr allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions&) override;
+  WorkPtr allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& opts) override {
+    return allreduce(tensors, opts);
+  }
   WorkPtr allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions&) override;
   WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions&) override;
   WorkPtr reduce(Tensors& tensors, const c10d::ReduceOptions&) override;

@@ -135,10 +135,6 @@ Backend::WorkPtr Backend::allreduce(Tensors& tensors, const c10d::AllreduceOptio
   return issue(with(std::move(call), opts));
 }
 
-Backend::WorkPtr Backend::allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& opts) {
-  return allreduce(tensors, opts);
-}
-
 Backend::WorkPtr Backend::allreduce_coalesced(Tensors& tensors,
                                               const c10d::AllreduceCoalescedOptions& opts) {
   constexpr Refusal refuse{"all_reduce_coalesced"};

@@ -203,8 +203,6 @@ bool Works::isCompleted() {
   return std::ranges::all_of(works_, [](const auto& work) { return work->isCompleted(); });
 }
 
-bool Works::isSuccess() const { return exception() == nullptr; }
-
 std::exception_ptr Works::exception() const {
   for (const auto& work : works_) {
     if (auto error = work->exception()) return error;

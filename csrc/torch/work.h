@@ -124,7 +124,7 @@ class Works final : public c10d::Work {
   explicit Works(std::vector<c10::intrusive_ptr<c10d::Work>> works);
 
   bool isCompleted() override;
-  bool isSuccess() const override;
+  bool isSuccess() const override { return exception() == nullptr; }
   std::exception_ptr exception() const override;
   bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
   void synchronize() override;

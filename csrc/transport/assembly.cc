@@ -136,8 +136,6 @@ void Assembly::set_apart(Rank other, const std::string& why) {
   store_.set(apart(""), "some");
 }
 
-bool Assembly::some_are_apart() { return store_.has(apart("")); }
-
 std::string Assembly::apart_from(Rank other) {
   const std::string pair = apart(str('/', other, '/', options_.rank));
   return store_.has(pair) ? store_.get(pair) : "";

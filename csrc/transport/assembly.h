@@ -34,7 +34,7 @@ class Assembly {
 
   // That this rank cannot reach `other`, which awaits it, and why.
   void set_apart(Rank other, const std::string& why);
-  bool some_are_apart();
+  bool some_are_apart() { return store_.has(apart("")); }
   std::string apart_from(Rank other);  // what it said; ""
 
   // Before a rank's death is told: throws what it or another has said, if one gave up.
