@@ -19,20 +19,18 @@ DeviceEngine::CompletionPtr DeviceEngine::capture(const Operation& operation, ui
                                                   const Finish& finish) {
   const cuda::Relaxed relaxed(api_);
   bootstrap({subgroup_of(-1)}, asked);
-  const Spans input(operation.input), output(operation.output);
-  const Shape shape = make_shape(operation, comm_->geometry());
-  check_capture(operation, asked);
+  RINGCOMM_CHECK(reach(-1), asked, " cannot be captured into a CUDA graph: its tensors go through ",
+                 "memory of the host, as ", access_.why);
   Timeline& timeline = timelines_[0];
   if (timeline.capture == capture) api_.wait(caller, timeline.captured);
   Pending pending{{}, 0, timeline.issued, -1, state_.timeout(), Deadline(state_.timeout()), {}};
   pending.operation = make_descriptor(operation, ++sequence_);
-  set_plan(pending.operation, std::nullopt, hash_of_terms(shape.geometry, shape.costs, 1));
-  if (access_.one_device) comm_->offer(shape, input, output);
+  comm_->offer(shape_of(operation), Spans(operation.input), Spans(operation.output));
   announce(operation, pending.operation);
   meet_at(pending.operation.sequence, asked);
   pending.ticket = recorder_.begin(pending.operation);
   comm_->begin_watched();
-  run_kernels(operation, shape, caller, true);
+  run_kernels(operation, caller, true);
   finish_in(caller, finish);
   comm_->end_watched(caller);
   if (timeline.captured == nullptr) timeline.captured = api_.make_event();
@@ -44,17 +42,6 @@ DeviceEngine::CompletionPtr DeviceEngine::capture(const Operation& operation, ui
   append({pending});
   state_.kick();
   return std::make_shared<Completion>(*this, std::vector<HostStaging::Point>(), over, caller);
-}
-
-void DeviceEngine::check_capture(const Operation& operation, const std::string& asked) const {
-  const std::string refusal = asked + " cannot be captured into a CUDA graph: ";
-  RINGCOMM_CHECK(reach(-1), refusal, "its tensors go through memory of the host, as ",
-                 access_.why.empty() ? "streams cannot signal" : access_.why);
-  RINGCOMM_CHECK(!state_.requested_algorithm(operation.collective), refusal,
-                 "RINGCOMM_ALGORITHM asks for a plan, and plans count their signals");
-  const bool two_shot = access_.own_devices && operation.collective == Collective::kAllReduce;
-  RINGCOMM_CHECK(access_.one_device || two_shot, refusal,
-                 "where ranks do not share one device, only all_reduce can, with a device each");
 }
 
 // Until all have come to this operation and have mapped what others need them to. What is under way

@@ -40,7 +40,6 @@ DeviceEngine::DeviceEngine(GroupState& state, Communicator& group, cuda::Api& ap
       area_(state.transport().device_area(state.rank()), state.size()),
       diagnosis_(state.transport(), recorder_, Board::kDevice,
                  [this](Rank peer, uint64_t sequence) { return state_of(peer, sequence); }),
-      plans_(state.rank()),
       timelines_(static_cast<size_t>(1 + 2 * state.size())),
       sent_(static_cast<size_t>(state.size())),
       received_(static_cast<size_t>(state.size())),
@@ -54,12 +53,11 @@ DeviceEngine::DeviceEngine(GroupState& state, Communicator& group, cuda::Api& ap
       spoilt_(good_until_.size()) {
   const Config& config = Runtime::get().config();
   const std::string refusal = config.cuda_mode == "host" ? "RINGCOMM_CUDA_MODE=host" : "";
-  comm_ = std::make_unique<cuda::DeviceComm>(
-      api, state.transport(), device, config.cuda_memory, refusal,
-      [this](const std::string& text) {
-        if (Runtime::get().neighbours().first_time(text)) state_.logger().warning(text);
-      },
-      [this](int timeline, uint32_t value) { await_done(timeline, value); });
+  comm_ = std::make_unique<cuda::DeviceComm>(api, state.transport(), device, config.cuda_memory,
+                                             refusal, [this](const std::string& text) {
+                                               if (Runtime::get().neighbours().first_time(text))
+                                                 state_.logger().warning(text);
+                                             });
 }
 
 DeviceEngine::~DeviceEngine() {

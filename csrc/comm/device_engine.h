@@ -17,7 +17,6 @@
 #include "comm/staged.h"
 #include "comm/waiter.h"
 #include "device/device_comm.h"
-#include "plan/cache.h"
 
 namespace ringcomm {
 
@@ -176,16 +175,15 @@ class DeviceEngine final : public Engine {
 
   void finish_in(cuda::Stream stream, const Finish& finish) RINGCOMM_REQUIRES(enqueue_mutex_);
   void make_room() RINGCOMM_REQUIRES(enqueue_mutex_);
-  void await_done(int timeline, uint32_t value);
   void announce(const Operation& operation, const Descriptor& descriptor);
   uint64_t compare(const DeviceMessage& message) RINGCOMM_REQUIRES(enqueue_mutex_);
-  std::optional<Algorithm> choose(const Shape& shape) const RINGCOMM_REQUIRES(enqueue_mutex_);
-  void run_kernels(const Operation& operation, const Shape& shape, cuda::Stream stream,
-                   bool captured) RINGCOMM_REQUIRES(enqueue_mutex_);
+  void run_kernels(const Operation& operation, cuda::Stream stream, bool captured)
+      RINGCOMM_REQUIRES(enqueue_mutex_);
+  Shape shape_of(const Operation& operation) const {
+    return make_shape(operation, {.size = state_.size()});
+  }
   CompletionPtr capture(const Operation& operation, uint64_t capture, cuda::Stream caller,
                         const std::string& asked, const Finish& finish)
-      RINGCOMM_REQUIRES(enqueue_mutex_);
-  void check_capture(const Operation& operation, const std::string& asked) const
       RINGCOMM_REQUIRES(enqueue_mutex_);
   void meet_at(uint64_t sequence, const std::string& asked) RINGCOMM_REQUIRES(enqueue_mutex_);
   void check_replay() const;
@@ -207,7 +205,6 @@ class DeviceEngine final : public Engine {
   Mutex enqueue_mutex_;  // CUDA may block its holder
   // Used under that lock. Given back under both, for release_streams() holds the other.
   std::unique_ptr<cuda::DeviceComm> comm_;
-  PlanCache plans_ RINGCOMM_GUARDED_BY(enqueue_mutex_);
   std::vector<Timeline> timelines_ RINGCOMM_GUARDED_BY(enqueue_mutex_);
   std::vector<cuda::Stream> streams_ RINGCOMM_GUARDED_BY(enqueue_mutex_);  // the group's own
   // Subgroups, by this rank's info: do they reach one another?

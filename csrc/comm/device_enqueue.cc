@@ -7,7 +7,8 @@
 namespace ringcomm {
 namespace {
 
-// all_reduce by the two-shot kernel up to here: above, a ring has less traffic at each rank's door.
+// all_reduce by the two-shot kernel up to here: it copies, and has no words of the host to wait
+// for.
 constexpr uint64_t kTwoShotBytes = 8 << 20;
 
 // The host queue times staged operations once the stream reaches them; this margin lets its timeout
@@ -67,19 +68,10 @@ DeviceEngine::CompletionPtr DeviceEngine::enqueue(const Operation& operation, cu
     make_room();
     if (reach(-1)) {
       look();
-      const Shape shape = make_shape(operation, comm_->geometry());
-      const auto algorithm = choose(shape);
       pending.operation = make_descriptor(operation, ++sequence_);
-      set_plan(pending.operation, algorithm, hash_of_terms(shape.geometry, shape.costs, 1));
       announce(operation, pending.operation);
       pending.ticket = recorder_.begin(pending.operation);
-      if (algorithm) {
-        comm_->run(stream, *plans_.get(shape, *algorithm), sequence_,
-                   make_reduction(operation, state_.size()), Spans(operation.input),
-                   Spans(operation.output));
-      } else {
-        run_kernels(operation, shape, stream, false);
-      }
+      run_kernels(operation, stream, false);
     } else {
       pending.result = staging_.run(operation, stream, next_point(0));
       pending.operation = make_descriptor(operation, staging_.sequence());
@@ -105,11 +97,10 @@ void DeviceEngine::scale(DType dtype, double factor, Span dst, const std::byte* 
 }
 
 // Boards and slots hold the last so many operations: more are never under way.
-void DeviceEngine::make_room() { await_done(0, timelines_[0].issued + 1 - kMostUnderWay); }
-
-void DeviceEngine::await_done(int timeline, uint32_t value) {
+void DeviceEngine::make_room() {
   const std::string during = "the operations before it";
-  poll_until([&] { return reached(timeline, value); }, std::chrono::microseconds(20),
+  const uint32_t behind = timelines_[0].issued + 1 - kMostUnderWay;
+  poll_until([&] { return reached(0, behind); }, std::chrono::microseconds(20),
              [&] {
                state_.check();
                state_.check_failure(during);
@@ -148,23 +139,14 @@ void DeviceEngine::announce(const Operation& operation, const Descriptor& descri
   }
 }
 
-// By which algorithm; nullopt: by kernels that are no plan.
-std::optional<Algorithm> DeviceEngine::choose(const Shape& shape) const {
-  const bool sums = shape.collective == Collective::kAllReduce;
-  if (const auto requested = state_.requested_algorithm(shape.collective)) return requested;
-  const bool short_enough = access_.own_devices && shape.bytes <= kTwoShotBytes;
-  if (access_.one_device || (sums && short_enough)) return std::nullopt;
-  // Between devices of their own, traffic from neighbour to neighbour suits any wiring.
-  return sums ? Algorithm::kRing : select(shape, {.mapped = true});
-}
-
-void DeviceEngine::run_kernels(const Operation& operation, const Shape& shape, cuda::Stream stream,
-                               bool captured) {
+void DeviceEngine::run_kernels(const Operation& operation, cuda::Stream stream, bool captured) {
   const Spans input(operation.input), output(operation.output);
   const Reduction reduction = make_reduction(operation, state_.size());
-  if (!access_.one_device) return comm_->two_shot(stream, reduction, input, output);
+  const bool short_sum = operation.collective == Collective::kAllReduce &&
+                         operation.bytes <= kTwoShotBytes && access_.own_devices;
+  if (short_sum) return comm_->two_shot(stream, reduction, input, output);
   const uint64_t call = number_of(make_descriptor(operation, 0));
-  comm_->hand_over(stream, shape, call, reduction, input, output, captured);
+  comm_->hand_over(stream, shape_of(operation), call, reduction, input, output, captured);
 }
 
 // ---- messages

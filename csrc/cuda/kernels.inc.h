@@ -1,7 +1,7 @@
 // The kernels, for a device and, as its simulation, for the host. All their accesses to memory go
 // through a Context (kernels_device.inc.h; tests/sim/kernels_host.h), which has
 //   block(), blocks(), threads()      where this is, and of how many; threads at least one a rank
-//   part()                            the part of an operation that these blocks do
+//   part()                            of an operation's parts the one that these blocks do
 //   operands()                        memory that the threads of a block share
 //   each(f)                           f(thread) on every thread of the block
 //   all(f)                            the same and, after sync(), whether f was true for all
@@ -230,9 +230,10 @@ constexpr void reduce_body(Context& context, const ReduceArgs& args, const Launc
   uint64_t bytes = args.count * launch.element_bytes;
   if (launch.leads) {
     const LeaderArgs& leader = launch.leader;
-    const uint64_t length = leader.length[context.part()], round = leader.round;
+    const int part = leader.begin + context.part();
+    const uint64_t length = leader.length[part], round = leader.round;
     bytes = round >= length ? 0 : length - round < leader.unit ? length - round : leader.unit;
-    if (bytes == 0 || !set_part(context, leader, context.part())) return;
+    if (bytes == 0 || !set_part(context, leader, part)) return;
   } else {
     set_operands(context, args.n_srcs, args.n_dsts, [&](int i) {
       context.operands().src[i] = args.src[i];

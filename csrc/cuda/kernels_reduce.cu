@@ -51,7 +51,7 @@ void launch_reduce(Stream stream, const ReduceArgs& args, int multiprocessors) {
 void launch_leader(Stream stream, const LeaderArgs& leader, int multiprocessors) {
   uint64_t bytes = 0;
   for (int part = 0; part < leader.parts; ++part) {
-    bytes += std::min(leader.length[part], leader.unit);
+    bytes += std::min(leader.length[leader.begin + part], leader.unit);
   }
   const int blocks = std::max(1, blocks_for(bytes, multiprocessors) / leader.parts);
   const Launch launched{size_of(leader.math.dtype), true, leader};

@@ -17,11 +17,11 @@ inline constexpr uint64_t kOperations = 128;  // of a group, that are under way 
 inline constexpr int kExports = 64;           // allocations of a rank that others may map
 inline constexpr uint64_t kMessages = 64;     // to one peer, whose sizes can be compared
 
-// A rank's lines from one peer. Those of plans count signals. The others say, of operations and of
-// messages, how many rounds the peer has made ready for this rank's kernel, and how many of this
-// rank's the peer's kernel has done (handover.cc).
-enum Lane : uint8_t { kDataLane, kCreditLane, kReadyLane, kDoneLane, kSentLane, kTakenLane };
-inline constexpr int kPlanLanes = 2, kLanes = 6;
+// A rank's lines from one peer say, of operations and of messages, how many rounds the peer has
+// made ready for this rank's kernel, and how many of this rank's the peer's kernel has done
+// (handover.cc).
+enum Lane : uint8_t { kReadyLane, kDoneLane, kSentLane, kTakenLane };
+inline constexpr int kLanes = 4;
 inline constexpr uint32_t kAllDone = 1 << 20;  // more rounds than there are
 
 // The words of a rank to the others of a subgroup (device_comm.h): its device, and its memory for

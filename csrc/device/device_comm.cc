@@ -18,29 +18,19 @@ constexpr uint64_t kForMessages = 8;     // such a part of it, where two ranks m
 // Rank r's answer to a proof.
 uint64_t answer(uint64_t pattern, Rank rank) { return ~pattern ^ static_cast<uint64_t>(rank); }
 
-// `half`: a window of 4 segments, and as much for inboxes.
-Geometry geometry_of(int size, uint64_t half) {
-  return {.size = size,
-          .segment_bytes = half / 8 / 4096 * 4096,
-          .inbox_bytes = half / 2 / static_cast<uint64_t>(size) / 512 * 512,
-          .line_bytes = 0};
-}
-
 }  // namespace
 
 DeviceComm::DeviceComm(Api& api, Transport& transport, int device, uint64_t most_bytes,
-                       std::string refusal, std::function<void(const std::string& text)> warn,
-                       AwaitDone await_done)
+                       std::string refusal, std::function<void(const std::string& text)> warn)
     : api_(api),
       transport_(transport),
       rank_(transport.rank()),
       device_(device),
       most_bytes_(most_bytes),
       refusal_(std::move(refusal)),
-      warn_(std::move(warn)),
-      await_done_(std::move(await_done)) {
+      warn_(std::move(warn)) {
   for (Rank rank = 0; rank < transport.size(); ++rank) {
-    peers_.push_back(std::make_unique<Peer>(Area(transport.device_area(rank), transport.size())));
+    peers_.push_back({Area(transport.device_area(rank), transport.size())});
   }
   for (Rank rank = 0; rank < transport.size() && own().base() != nullptr; ++rank) {
     own().line(rank, kDoneLane) = own().line(rank, kTakenLane) = kAllDone;  // before they meet it
@@ -57,8 +47,8 @@ DeviceComm::~DeviceComm() {
     }
     if (proofs_ != nullptr) api_.release_pinned(proofs_);
     if (stream_ != nullptr) api_.destroy_stream(stream_);
-    for (const auto& peer : peers_) {
-      if (peer->device_area != nullptr) api_.unregister_host(peer->area.base());
+    for (const Peer& peer : peers_) {
+      if (peer.device_area != nullptr) api_.unregister_host(peer.area.base());
     }
   } catch (const std::exception&) {  // the driver may be shutting down
     return;
@@ -106,15 +96,15 @@ void DeviceComm::prepare(RankInfo& info) {
   info.memory_bytes = facts.memory_bytes;
   info.most_bytes = most_bytes_;
   info.pattern = static_cast<uint64_t>(::getpid()) << 32 ^ reinterpret_cast<uint64_t>(&info);
-  for (const auto& peer : peers_) {
-    if (peer->area.base() == nullptr || peer->device_area != nullptr) continue;
-    peer->device_area = api_.register_host(peer->area.base(), Area::bytes(size()));
+  for (Peer& peer : peers_) {
+    if (peer.area.base() == nullptr || peer.device_area != nullptr) continue;
+    peer.device_area = api_.register_host(peer.area.base(), Area::bytes(size()));
   }
   if (proofs_ == nullptr) proofs_ = api_.allocate_pinned(kPrologue);
   api_.load_kernels();
   // Do streams write and wait for words of the host here? Nothing but a trial tells.
   if (stream_ == nullptr) stream_ = api_.make_stream();
-  const int spare = spare_timeline();
+  const int spare = 2 * size() + 1;  // a timeline that nobody else uses
   mark(stream_, spare, 1);
   api_.wait_until(stream_, word(rank_, &own().done(spare)), 1);
   api_.synchronize(stream_);
@@ -150,13 +140,7 @@ void DeviceComm::open(const Subgroup& subgroup, RankInfo& info) {
   Memory& memory = memory_[subgroup.index_of(rank_)];
   memory.of.assign(peers_.size(), nullptr);
   memory.end = bytes_of(subgroup);
-  if (!subgroup.pair) {
-    // Where ranks share a device, plans are the exception.
-    const uint64_t unit = memory.end / 16 / 4096 * 4096, half = shares_device(subgroup) ? 2 : 5;
-    geometry_ = geometry_of(size(), half * unit);
-    memory.window = 2 * half * unit;
-    memory.messages = 12 * unit;
-  }
+  memory.messages = subgroup.pair ? 0 : memory.end / 4 / 4096 * 3 * 4096;
   std::byte* const mine = api_.allocate(kPrologue + memory.end);
   memory.of[static_cast<size_t>(rank_)] = mine;
   std::memset(proofs_, 0, kPrologue);
@@ -184,7 +168,7 @@ void DeviceComm::reach(const Subgroup& subgroup, RankInfo& info) {
     }
     proof(rank_) = answer(theirs.pattern, rank_);
     const auto offset = static_cast<uint64_t>(rank_) * sizeof(uint64_t);
-    api_.copy(stream_, memory + offset, proofs_ + offset, sizeof(uint64_t));
+    api_.each_word(stream_, std::array{Word{memory + offset, proof(rank_), Word::kWrite64}});
     api_.synchronize(stream_);
     reaches |= 1u << rank;
   }
@@ -223,7 +207,10 @@ PeerAccess DeviceComm::access(const Subgroup& subgroup) {
   found.one_device = shares_device(subgroup);
   found.own_devices = std::ranges::adjacent_find(devices) == devices.end();
   if (!found.reach) return found;
-  if (!subgroup.pair) group_ = &memory_.at(0);
+  if (!subgroup.pair) {
+    group_ = &memory_.at(0);
+    one_device_ = found.one_device;
+  }
   const Ends ends{api_, transport_, warn_};
   const uint64_t most = info(subgroup, rank_).memory_bytes / kShareOfExports;
   if (!exports_) exports_.emplace(ends, most);
@@ -244,14 +231,11 @@ void DeviceComm::look() {
 }
 
 void DeviceComm::release() {
-  constexpr uint32_t kBeyond = 1u << 30;  // all that may be awaited, in cyclic order
+  constexpr uint32_t kBeyond = 1u << 30;  // all that is awaited
   own().abort().store(1, std::memory_order_seq_cst);
   for (Rank rank = 0; rank < size(); ++rank) {
     for (int lane = 0; lane < kLanes; ++lane) {
-      const bool counts = lane < kPlanLanes;  // others have values below that
-      const uint32_t awaited =
-          counts ? peer(rank).awaited[lane].load(std::memory_order_relaxed) : 0;
-      own().line(rank, lane).store(awaited + kBeyond, std::memory_order_seq_cst);
+      own().line(rank, lane).store(kBeyond, std::memory_order_seq_cst);
     }
   }
 }

@@ -11,7 +11,6 @@
 #include <vector>
 
 #include "device/exports.h"
-#include "plan/plan.h"
 #include "plan/shape.h"
 #include "transport/transport.h"
 
@@ -49,9 +48,9 @@ struct Transfer {
 };
 
 // The memory that a rank gives the others of a subgroup:
-//   | proofs: a word from each rank | slots | TwoShotFlags | half 0 | half 1 | window | messages |
-// Plans use the halves; kernels that serve other ranks, or need no plan, the window. A subgroup of
-// two has only messages after the flags.
+//   | proofs: a word from each rank | slots | TwoShotFlags | window | messages |
+// Operands that others cannot map are staged in the window, or among the messages. A subgroup of
+// two has no window.
 struct Prologue {
   alignas(4096) std::byte proofs[4096];
   LeaderSlot slots[2][kMostRanks];  // of operations, of messages; by the rank that writes it
@@ -68,10 +67,8 @@ class DeviceComm {
 
   // Each rank gives `most_bytes` of its memory, or if that is 0 a share that fits the device. If
   // there is a `refusal`, the reason, this rank maps no other rank's memory.
-  // `await_done` waits until Area::done(timeline) has come to `value`.
-  using AwaitDone = std::function<void(int timeline, uint32_t value)>;
   DeviceComm(Api& api, Transport& transport, int device, uint64_t most_bytes, std::string refusal,
-             std::function<void(const std::string& text)> warn, AwaitDone await_done);
+             std::function<void(const std::string& text)> warn);
   ~DeviceComm();
   DeviceComm(const DeviceComm&) = delete;
   DeviceComm& operator=(const DeviceComm&) = delete;
@@ -80,17 +77,13 @@ class DeviceComm {
   // Throws nothing: a failure is written there.
   void bootstrap(const Subgroup& subgroup, uint32_t step);
   PeerAccess access(const Subgroup& subgroup);
-  const Geometry& geometry() const { return geometry_; }  // of plans, once the group has met
 
-  // Enqueued; the words at the end of it may be put off until mark() or flush(). `sequence` counts
-  // the group's operations; its half of all memory is used.
-  void run(Stream stream, const Plan& plan, uint64_t sequence, const Reduction& reduction,
-           const Spans& input, const Spans& output);
-  // What follows needs no number: a graph that has it does the same at each replay.
+  // Enqueued; words at the end of it may be put off until flush(). Nothing counts, so a graph that
+  // has it does the same at each replay.
   //
-  // An operation of ranks that share a device, by a kernel of rank 0 that reads all inputs and
-  // writes all outputs; of all_to_all, by one of each rank. `call` is equal where ranks call the
-  // same. What is `kept` stays mapped for graphs.
+  // An operation by kernels that read inputs and write outputs of all ranks: where they share a
+  // device by one of rank 0, else by one of each rank. `call` is equal where ranks call the same.
+  // What is `kept` stays mapped for graphs.
   void hand_over(Stream stream, const Shape& shape, uint64_t call, const Reduction& reduction,
                  const Spans& input, const Spans& output, bool kept);
   // Exports what hand_over() needs.
@@ -122,18 +115,15 @@ class DeviceComm {
  private:
   struct Memory {
     std::vector<std::byte*> of;  // by rank, as seen here; null: not of the subgroup, or not reached
-    uint64_t window = 0, messages = 0, end = 0;  // where they begin, behind the prologue
+    uint64_t messages = 0, end = 0;  // where the window ends, and these: behind the prologue
 
     Prologue& prologue(Rank rank) const {
       return *reinterpret_cast<Prologue*>(of[static_cast<size_t>(rank)]);
     }
   };
   struct Peer {
-    explicit Peer(Area area) : area(area) {}
     Area area;
-    std::byte* device_area = nullptr;                // null: of another host, or not registered
-    uint32_t sent[kPlanLanes] = {};                  // signals of plans to it
-    std::atomic<uint32_t> awaited[kPlanLanes] = {};  // signals from it; partner: release()
+    std::byte* device_area = nullptr;  // null: of another host, or not registered
   };
 
   RankInfo& info(const Subgroup& subgroup, Rank rank) const {
@@ -147,22 +137,14 @@ class DeviceComm {
   uint64_t bytes_of(const Subgroup& subgroup) const;
   bool shares_device(const Subgroup& subgroup) const;
 
-  Peer& peer(Rank rank) { return *peers_[static_cast<size_t>(rank)]; }
-  const Peer& peer(Rank rank) const { return *peers_[static_cast<size_t>(rank)]; }
+  const Peer& peer(Rank rank) const { return peers_[static_cast<size_t>(rank)]; }
   const Area& own() const { return peer(rank_).area; }
-  int spare_timeline() const { return 2 * size() + 1; }  // nobody else uses it
   int size() const { return static_cast<int>(peers_.size()); }
-  std::byte* half(Rank rank, uint64_t sequence) const;
   std::byte* word(Rank of, const void* in_its_area) const;
 
-  void signal(Rank to, int lane, uint32_t by = 1);
-  void await(Rank from, int lane, uint32_t by = 1);
   void copy(Stream stream, std::byte* to, const std::byte* from, uint64_t bytes);
   void copy(Stream stream, const Spans& to, uint64_t at, const Spans& from, uint64_t first,
             uint64_t bytes);
-  // Steps of a plan.
-  struct Lowering;
-  void limit_commands(Stream stream);
   // Kernels for several ranks.
   struct Piece;
   struct Share;
@@ -175,15 +157,13 @@ class DeviceComm {
   LeaderSlot& slot_of(Rank leader, Rank from, bool messages) const;
   void find_slots(LeaderArgs& args, bool messages) const;
   void set_common(LeaderArgs& args, uint64_t element) const;
-  static void stage(Share& share, uint64_t seen, const Piece& piece);
   Handover prepare(const Shape& shape, const Spans& input, const Spans& output, bool kept);
   Handover by_each(const Shape& shape, const Spans& input, const Spans& output, bool kept);
-  Share sent(const Transfer& message, const Spans& data);
+  void send(Handover& handover, const Transfer& message, const Spans& data);
   void receive(Handover& handover, const Transfer& message);
   void run(Stream stream, Handover& handover);
-  void give(Stream stream, const Handover& handover, const Share& share, uint64_t round);
+  void fill_slot(const Share& share, bool messages);
   void serve(Stream stream, const Handover& handover, Served& served, uint64_t round);
-  void take_back(Stream stream, const Handover& handover, const Share& share, uint64_t round);
   void send_line(Rank to, int lane, uint64_t value);
   void set_own_line(Rank from, int lane, uint64_t value);
   void await_line(Rank from, int lane, uint64_t value);
@@ -195,15 +175,13 @@ class DeviceComm {
   const uint64_t most_bytes_;
   const std::string refusal_;
   const std::function<void(const std::string& text)> warn_;
-  const AwaitDone await_done_;
-  std::vector<std::unique_ptr<Peer>> peers_;
+  std::vector<Peer> peers_;
   std::map<int, Memory> memory_;  // by this rank's info
   Memory* group_ = nullptr;       // info 0's, once it has met
-  Geometry geometry_;
-  std::byte* proofs_ = nullptr;          // of the host: a copy of a prologue
-  Stream stream_ = nullptr;              // for meeting: others may wait for peers
-  uint32_t commands_ = 0, batches_ = 1;  // of plans, since the last batch; batches
-  std::vector<Word> words_;              // to be written and waited for, next
+  bool one_device_ = false;       // the group's
+  std::byte* proofs_ = nullptr;   // of the host: a copy of a prologue
+  Stream stream_ = nullptr;       // for meeting: others may wait for peers
+  std::vector<Word> words_;       // to be written and waited for, next
   std::optional<Exports> exports_;
   std::deque<Imports> imports_;  // of peers whose memory this rank's kernels use
 };

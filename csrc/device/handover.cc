@@ -4,7 +4,7 @@
 // where they are. Where they cannot be mapped they are staged in a window, round by round of what
 // that holds. Words of the host's memory order it all:
 //
-//   a rank                                         the leader
+//   a rank                                         a leader
 //   wait until done is all; done = 0
 //   slot = addresses
 //   ready = all rounds; one more each if staged
@@ -33,73 +33,68 @@ void DeviceComm::await_line(Rank from, int lane, uint64_t value) {
   words_.push_back({word(rank_, &own().line(from, lane)), value, Word::kWait});
 }
 
-// ---- hand-overs
+void DeviceComm::fill_slot(const Share& share, bool messages) {
+  LeaderSlot& slot = slot_of(share.leader, rank_, messages);
+  const std::pair<uint64_t*, uint64_t> fields[] = {{&slot.input, share.slot.input},
+                                                   {&slot.output, share.slot.output},
+                                                   {&slot.staged, share.slot.staged},
+                                                   {&slot.call, share.slot.call}};
+  for (const auto& [field, value] : fields) {
+    words_.push_back({reinterpret_cast<std::byte*>(field), value, Word::kWrite64});
+  }
+}
 
+// ---- rounds
+
+// All is given before anything is waited for: others do the same.
 void DeviceComm::run(Stream stream, Handover& handover) {
-  const uint64_t rounds = handover.rounds();
-  for (uint64_t round = 0; round < rounds; ++round) {
-    for (const Share& share : handover.shares) give(stream, handover, share, round);
+  const auto stage = [&](const Piece& piece, uint64_t round, bool back) {
+    const Segments rounds{piece.length, piece.unit};
+    const uint64_t first = piece.first + rounds.offset(round), bytes = rounds.length(round);
+    const Spans window({{piece.window, piece.unit}});
+    back ? copy(stream, *piece.spans, first, window, 0, bytes)
+         : copy(stream, window, 0, *piece.spans, first, bytes);
+  };
+  for (uint64_t round = 0; round < handover.rounds(); ++round) {
+    std::vector<const Share*> given;
+    for (const Share& share : handover.shares) {
+      if (round < share.rounds && (round == 0 || share.staged())) given.push_back(&share);
+    }
+    for (const Share* share : given) {
+      await_line(share->leader, handover.done(), round == 0 ? kAllDone : round);
+      if (round == 0) set_own_line(share->leader, handover.done(), 0);
+    }
+    for (const Piece& piece : handover.in) stage(piece, round, false);
+    for (const Share* share : given) {
+      if (round == 0) fill_slot(*share, handover.messages);
+      send_line(share->leader, handover.ready(), share->staged() ? round + 1 : share->rounds);
+    }
     for (Served& served : handover.served) serve(stream, handover, served, round);
-    for (const Share& share : handover.shares) take_back(stream, handover, share, round);
+    if (handover.out.empty()) continue;
+    for (const Share* share : given) await_line(share->leader, handover.done(), round + 1);
+    for (const Piece& piece : handover.out) stage(piece, round, true);
   }
   for (const Share& share : handover.shares) {
-    const bool staged_message = handover.messages && share.staged();
-    if (share.leader != rank_ && !staged_message)
-      await_line(share.leader, handover.done(), kAllDone);
-  }
-}
-
-void DeviceComm::give(Stream stream, const Handover& handover, const Share& share, uint64_t round) {
-  const bool begins = round == 0;
-  if (round >= share.rounds || (!begins && !share.staged())) return;
-  const auto [leader, slot] = std::tie(share.leader, share.slot);
-  if (leader != rank_) await_line(leader, handover.done(), begins ? kAllDone : round);
-  if (leader != rank_ && begins) set_own_line(leader, handover.done(), 0);
-  for (const Piece& piece : share.staged() ? share.in : std::vector<Piece>()) {
-    const Segments rounds{piece.length, share.unit};
-    copy(stream, share.window, piece.at, *piece.spans, piece.first + rounds.offset(round),
-         rounds.length(round));
-  }
-  if (leader == rank_) return;
-  if (begins) {
-    LeaderSlot& at = slot_of(leader, rank_, handover.messages);
-    const std::pair<uint64_t*, uint64_t> fields[] = {{&at.input, slot.input},
-                                                     {&at.output, slot.output},
-                                                     {&at.staged, slot.staged},
-                                                     {&at.call, slot.call}};
-    for (const auto& [field, value] : fields) {
-      words_.push_back({reinterpret_cast<std::byte*>(field), value, Word::kWrite64});
-    }
-  }
-  send_line(leader, handover.ready(), share.staged() ? round + 1 : share.rounds);
-}
-
-void DeviceComm::take_back(Stream stream, const Handover& handover, const Share& share,
-                           uint64_t round) {
-  if (round >= share.rounds || !share.staged() || share.out.empty()) return;
-  if (share.leader != rank_) await_line(share.leader, handover.done(), round + 1);
-  for (const Piece& piece : share.out) {
-    const Segments rounds{piece.length, share.unit};
-    copy(stream, *piece.spans, piece.first + rounds.offset(round), share.window, piece.at,
-         rounds.length(round));
+    const bool goes_on = handover.messages && share.staged();
+    if (!goes_on) await_line(share.leader, handover.done(), kAllDone);
   }
 }
 
 void DeviceComm::serve(Stream stream, const Handover& handover, Served& served, uint64_t round) {
-  LeaderArgs& args = served.args;
+  std::vector<Rank> ranks;
   for (Rank rank = 0; rank < size(); ++rank) {
-    if (round < served.rounds[static_cast<size_t>(rank)])
-      await_line(rank, handover.ready(), round + 1);
+    if (rank != rank_ && round < served.rounds[static_cast<size_t>(rank)]) ranks.push_back(rank);
   }
+  for (const Rank rank : ranks) await_line(rank, handover.ready(), round + 1);
+  LeaderArgs& args = served.args;
   args.round = round * args.unit;
-  if (args.round < longest_part(args)) {
+  const uint64_t* const first = args.length + args.begin;
+  if (std::any_of(first, first + args.parts, [&](uint64_t bytes) { return args.round < bytes; })) {
     flush(stream);
     api_.launch(stream, args);
   }
-  for (Rank rank = 0; rank < size(); ++rank) {
-    const uint64_t rounds = served.rounds[static_cast<size_t>(rank)];
-    if (round >= rounds) continue;
-    const bool ends = round + 1 == rounds;
+  for (const Rank rank : ranks) {
+    const bool ends = round + 1 == served.rounds[static_cast<size_t>(rank)];
     if (ends) set_own_line(rank, handover.ready(), 0);
     send_line(rank, handover.done(), ends ? kAllDone : round + 1);
   }

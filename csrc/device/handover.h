@@ -9,39 +9,34 @@
 
 namespace ringcomm::cuda {
 
-inline uint64_t longest_part(const LeaderArgs& args) {
-  return args.parts == 0 ? 0 : *std::max_element(args.length, args.length + args.parts);
-}
-
-// So many bytes of operands, that go to a window or come from there, round by round.
+// Bytes of an operand that is staged: `unit` of them in each round, at that place in a window.
 struct DeviceComm::Piece {
   const Spans* spans;
   uint64_t first, length;
-  uint64_t at;  // in the window
+  uint64_t unit;
+  std::byte* window;
 };
 
-// What a rank gives a leader.
+// What this rank gives a leader.
 struct DeviceComm::Share {
   Rank leader;
-  LeaderSlot slot{};
-  uint64_t rounds = 1;
-  uint64_t unit;  // bytes of a piece in a round
-  Spans window;
-  std::vector<Piece> in{}, out{};
+  LeaderSlot slot;
+  uint64_t rounds;
 
   bool staged() const { return slot.staged != 0; }
 };
 
-// What a kernel of this rank does for others.
+// What a kernel of this rank does.
 struct DeviceComm::Served {
   LeaderArgs args{};
-  std::array<uint64_t, kMostRanks> rounds{};  // of each rank that gives it something
+  std::array<uint64_t, kMostRanks> rounds{};  // of what each rank gives it, and of its own
 };
 
 struct DeviceComm::Handover {
-  bool messages;
-  std::vector<Share> shares;
-  std::vector<Served> served;
+  bool messages = false;
+  std::vector<Share> shares{};
+  std::vector<Served> served{};
+  std::vector<Piece> in{}, out{};
 
   int ready() const { return messages ? kSentLane : kReadyLane; }
   int done() const { return messages ? kTakenLane : kDoneLane; }

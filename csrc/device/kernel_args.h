@@ -50,16 +50,16 @@ struct LeaderSlot {
 // rank p.
 enum class Who : uint8_t { kAll, kRoot, kPart };
 
-// An operation that a kernel of one rank, the leader, does for all: part after part,
+// Parts of an operation that a kernel of one rank, the leader, does for all:
 //   output[to][p] = op(input[from][p], ...)
 // A side that is split holds all parts, each where `first` says, or in a window `unit` bytes apart.
 // A side that is not holds the one that concerns its rank.
 struct LeaderArgs {
   Math math;
   uint64_t call = 0;  // 0: a part's length. Slots that say otherwise are of another operation.
-  uint64_t round = 0, unit = 0;  // bytes [round, round + unit) of each part
-  int32_t n_ranks = 0, parts = 0;
-  int32_t rank = 0, root = 0;  // `rank`: the leader's own
+  uint64_t round = 0, unit = 0;               // bytes [round, round + unit) of each part
+  int32_t n_ranks = 0, begin = 0, parts = 0;  // parts [begin, begin + parts)
+  int32_t rank = 0, root = 0;                 // `rank`: the leader's own
   Who from = Who::kAll, to = Who::kAll;
   bool input_is_split = false, output_is_split = false;
   uint64_t first[kMostRanks], length[kMostRanks];  // of each part, in bytes

@@ -35,6 +35,14 @@ void set_pattern(LeaderArgs& args, Collective collective) {
                                                              : Who::kAll;
 }
 
+// Has a rank something to do with a part?
+bool concerns(const LeaderArgs& args, Rank rank, Rank part) {
+  const auto is = [&](Who who) {
+    return who == Who::kAll || rank == (who == Who::kRoot ? args.root : part);
+  };
+  return is(args.from) || is(args.to);
+}
+
 uint64_t before(const std::vector<uint64_t>& parts, size_t part) {
   return std::accumulate(parts.begin(), parts.begin() + static_cast<std::ptrdiff_t>(part),
                          uint64_t{0});
@@ -63,7 +71,7 @@ const DeviceComm::Memory& DeviceComm::memory_with(Rank peer, bool messages) cons
 Span DeviceComm::region(Rank leader, bool messages) const {
   const Memory& memory = memory_with(leader, messages);
   std::byte* const mine = memory.of[static_cast<size_t>(rank_)] + kPrologue;
-  if (!messages) return {mine + memory.window, memory.messages - memory.window};
+  if (!messages) return {mine, memory.messages};
   const bool pair = &memory != group_;
   const uint64_t all = memory.end - memory.messages;
   const uint64_t bytes = pair ? all : all / peers_.size() / 512 * 512;
@@ -107,31 +115,23 @@ void DeviceComm::set_common(LeaderArgs& args, uint64_t element) const {
   args.abort = reinterpret_cast<const uint32_t*>(word(rank_, &own().abort()));
 }
 
-void DeviceComm::stage(Share& share, uint64_t seen, const Piece& piece) {
-  share.slot.input = seen;
-  share.slot.staged = 1;
-  share.in = {piece};
-}
-
 // ---- collectives
 
 void DeviceComm::hand_over(Stream stream, const Shape& shape, uint64_t call,
                            const Reduction& reduction, const Spans& input, const Spans& output,
                            bool kept) {
   const OnDevice here(api_, device_);
-  if (shape.collective == Collective::kAllToAll) {
+  const bool exchange = shape.collective == Collective::kAllToAll;
+  if (exchange) {
     const auto self = static_cast<size_t>(rank_);
     copy(stream, output, before(shape.recv, self), input, before(shape.send, self),
          shape.send[self]);
   }
-  if (!kept) limit_commands(stream);
   Handover handover = prepare(shape, input, output, kept);
-  for (Share& share : handover.shares) {
-    if (share.slot.call == 0) share.slot.call = call;
-  }
+  for (Share& share : handover.shares) share.slot.call = exchange ? share.slot.call : call;
   for (Served& served : handover.served) {
+    served.args.call = exchange ? 0 : call;
     if (reduces(shape.collective)) served.args.math = math_of(reduction, true);
-    if (shape.collective != Collective::kAllToAll) served.args.call = call;
   }
   run(stream, handover);
 }
@@ -144,96 +144,107 @@ void DeviceComm::offer(const Shape& shape, const Spans& input, const Spans& outp
 DeviceComm::Handover DeviceComm::prepare(const Shape& shape, const Spans& input,
                                          const Spans& output, bool kept) {
   if (shape.collective == Collective::kAllToAll) return by_each(shape, input, output, kept);
-  Handover handover{.messages = false, .shares = {}, .served = {}};
   Served served;
   LeaderArgs& args = served.args;
-  set_pattern(args, shape.collective);
   set_common(args, shape.element);
+  set_pattern(args, shape.collective);
   args.root = shape.root;
-  const bool split = args.input_is_split || args.output_is_split;
-  args.parts = shape.collective == Collective::kBarrier ? 0 : split ? size() : 1;
+  const bool alone = one_device_ || shape.collective == Collective::kBarrier;
+  const bool sharded = args.input_is_split || args.output_is_split;
+  args.parts = shape.collective == Collective::kBarrier ? 0 : sharded || !alone ? size() : 1;
   for (Rank part = 0; part < args.parts; ++part) {
-    args.first[part] = split ? shape.shard_offset(part) : 0;
-    args.length[part] = split ? shape.shard(part) : shape.bytes;
+    args.first[part] =
+        sharded ? shape.shard_offset(part) : shape.cut(shape.bytes, part, args.parts);
+    args.length[part] = sharded ? shape.shard(part)
+                                : shape.cut(shape.bytes, part + 1, args.parts) - args.first[part];
   }
-  // A side that is not split is behind the one that is.
-  const Span window = region(0, false);
-  const auto parts = split ? static_cast<uint64_t>(size()) : 0;
-  args.unit = window.bytes / (parts + 1) / 512 * 512;
-  const uint64_t behind = parts * args.unit;
-  const auto pieces = [&](const Spans& spans, bool is_split) {
-    std::vector<Piece> found;
-    if (spans.bytes() > 0 && !is_split) found.push_back({&spans, 0, spans.bytes(), behind});
-    for (Rank part = 0; spans.bytes() > 0 && is_split && part < args.parts; ++part) {
-      found.push_back(
-          {&spans, args.first[part], args.length[part], static_cast<uint64_t>(part) * args.unit});
+  // In a window a side of one part is behind that of several; else both are in the same place.
+  const Span window = region(rank_, false);
+  const auto parts = static_cast<uint64_t>(std::max(1, args.parts));
+  args.unit = window.bytes / (parts + (sharded ? 1 : 0)) / 512 * 512;
+  if (!sharded) args.input_is_split = args.output_is_split = args.parts > 1;
+  const uint64_t behind = sharded ? parts * args.unit : 0;
+  const uint64_t longest = *std::max_element(args.length, args.length + parts);
+  const uint64_t rounds = Segments{longest, args.unit}.count();
+
+  Handover handover;
+  bool whole = true;
+  for (Rank leader = 0; leader < size(); ++leader) {
+    if (alone ? leader > 0 : !concerns(args, rank_, leader)) continue;
+    const LeaderSlot slot{address_at(leader, input, 0, input.bytes(), kept),
+                          address_at(leader, output, 0, output.bytes(), kept)};
+    whole = whole && (slot.input != 0 || input.bytes() == 0);
+    whole = whole && (slot.output != 0 || output.bytes() == 0);
+    handover.shares.push_back({leader, slot, rounds});
+  }
+  const auto stage = [&](const Spans& spans, bool is_split, std::vector<Piece>& pieces) {
+    for (Rank part = 0; spans.bytes() > 0 && part < (is_split ? args.parts : 1); ++part) {
+      std::byte* const at =
+          window.data + (is_split ? static_cast<uint64_t>(part) * args.unit : behind);
+      pieces.push_back({&spans, is_split ? args.first[part] : 0,
+                        is_split ? args.length[part] : spans.bytes(), args.unit, at});
     }
-    return found;
   };
-  Share share{.leader = 0, .unit = args.unit, .window = Spans({window})};
-  share.rounds = Segments{longest_part(args), args.unit}.count();
-  share.slot.input = address_at(0, input, 0, input.bytes(), kept);
-  share.slot.output = address_at(0, output, 0, output.bytes(), kept);
-  if ((input.bytes() > 0 && share.slot.input == 0) ||
-      (output.bytes() > 0 && share.slot.output == 0)) {
-    const uint64_t seen = seen_by(0, window.data, false);
-    share.slot.input = seen + (args.input_is_split ? 0 : behind);
-    share.slot.output = seen + (args.output_is_split ? 0 : behind);
-    share.slot.staged = 1;
-    share.in = pieces(input, args.input_is_split);
-    share.out = pieces(output, args.output_is_split);
+  if (!whole) {
+    stage(input, args.input_is_split, handover.in);
+    stage(output, args.output_is_split, handover.out);
+    for (Share& share : handover.shares) {
+      const uint64_t seen = seen_by(share.leader, window.data, false);
+      share.slot = {seen + (args.input_is_split ? 0 : behind),
+                    seen + (args.output_is_split ? 0 : behind), 1};
+    }
   }
-  if (rank_ == 0) {
-    args.own = share.slot;
-    std::fill_n(served.rounds.begin() + 1, size() - 1, share.rounds);
-    find_slots(args, false);
-    handover.served.push_back(served);
+  const auto own = std::ranges::find(handover.shares, rank_, &Share::leader);
+  if (own == handover.shares.end()) return handover;
+  args.own = own->slot;
+  handover.shares.erase(own);
+  for (Rank rank = 0; rank < size(); ++rank) {
+    if (alone || concerns(args, rank, rank_)) served.rounds[static_cast<size_t>(rank)] = rounds;
   }
-  handover.shares.push_back(std::move(share));
+  if (!alone) args.begin = rank_, args.parts = 1;
+  find_slots(args, false);
+  handover.served.push_back(served);
   return handover;
 }
 
 // all_to_all: nobody knows what two others send to one another. So each is the leader of what it
-// gets.
+// gets, also where all share a device.
 DeviceComm::Handover DeviceComm::by_each(const Shape& shape, const Spans& input,
                                          const Spans& output, bool kept) {
-  Handover handover{.messages = false, .shares = {}, .served = {}};
   const Span window = region(rank_, false);
-  const auto ranks = static_cast<uint64_t>(size());
+  const auto ranks = static_cast<size_t>(size());
   const uint64_t unit = window.bytes / (2 * ranks) / 512 * 512;  // parts to send, parts to get
-  const auto rounds = [&](uint64_t bytes) { return Segments{bytes, unit}.count(); };
+  const auto rounds = [&](uint64_t bytes) {
+    return bytes == 0 ? 0 : Segments{bytes, unit}.count();
+  };
+  Handover handover;
   Served served;
   LeaderArgs& args = served.args;
   set_common(args, shape.element);
   set_receiving(args, unit);
-  Share own{.leader = rank_, .rounds = 1, .unit = unit, .window = Spans({window})};
-  own.slot.output = seen_by(rank_, window.data, false) + ranks * unit;
   bool whole = true;
-  for (Rank peer = 0; peer < size(); ++peer) {
-    const auto at = static_cast<size_t>(peer);
-    const uint64_t sends = peer == rank_ ? 0 : shape.send[at];
-    const uint64_t gets = peer == rank_ ? 0 : shape.recv[at];
-    const Piece to{&input, before(shape.send, at), sends, at * unit};
-    const Piece from{&output, before(shape.recv, at), gets, (ranks + at) * unit};
-    if (sends > 0) {
-      Share share{.leader = peer, .rounds = rounds(sends), .unit = unit, .window = own.window};
-      share.slot = {address_at(peer, input, to.first, sends, kept), 0, 0, sends};
-      if (share.slot.input == 0) stage(share, seen_by(peer, window.data, false) + to.at, to);
-      handover.shares.push_back(std::move(share));
-    }
-    if (gets == 0) continue;
-    args.length[peer] = gets;
-    args.first[peer] = address_at(rank_, output, from.first, gets, kept);
-    whole = whole && args.first[peer] != 0;
-    served.rounds[at] = rounds(gets);
-    own.rounds = std::max(own.rounds, rounds(gets));
-    own.out.push_back(from);
+  for (size_t at = 0; at < ranks; ++at) {
+    const auto peer = static_cast<Rank>(at);
+    if (peer == rank_) continue;
+    const Piece to{&input, before(shape.send, at), shape.send[at], unit, window.data + at * unit};
+    const Piece from{&output, before(shape.recv, at), shape.recv[at], unit,
+                     window.data + (ranks + at) * unit};
+    const LeaderSlot slot{address_at(peer, input, to.first, to.length, kept), 0, 0, to.length};
+    if (to.length > 0) handover.shares.push_back({peer, slot, rounds(to.length)});
+    args.length[at] = from.length;
+    args.first[at] = address_at(rank_, output, from.first, from.length, kept);
+    served.rounds[at] = rounds(from.length);
+    handover.in.push_back(to);
+    handover.out.push_back(from);
+    whole =
+        whole && (slot.input != 0 || to.length == 0) && (args.first[at] != 0 || from.length == 0);
   }
-  if (!whole) {
-    own.slot.staged = 1;
-    args.own = own.slot;
-    handover.shares.push_back(std::move(own));
+  if (whole) handover.in.clear(), handover.out.clear();
+  for (Share& share : whole ? std::span<Share>() : std::span(handover.shares)) {
+    std::byte* const mine = window.data + static_cast<size_t>(share.leader) * unit;
+    share.slot = {seen_by(share.leader, mine, false), 0, 1, share.slot.call};
   }
+  if (!whole) args.own = {0, reinterpret_cast<uint64_t>(window.data + ranks * unit), 1};
   find_slots(args, false);
   handover.served.push_back(served);
   return handover;
@@ -247,7 +258,7 @@ void DeviceComm::transfer(Stream stream, std::span<const Transfer> transfers) {
   const OnDevice here(api_, device_);
   std::vector<Transfer> rest(transfers.begin(), transfers.end());
   while (!rest.empty()) {
-    Handover handover{.messages = true, .shares = {}, .served = {}};
+    Handover handover{.messages = true};
     std::deque<Spans> data;
     std::vector<Transfer> later;
     std::vector<std::array<bool, 2>> moved(peers_.size());
@@ -256,7 +267,7 @@ void DeviceComm::transfer(Stream stream, std::span<const Transfer> transfers) {
       if (std::exchange(busy, true)) {
         later.push_back(transfer);
       } else if (transfer.sending) {
-        handover.shares.push_back(sent(transfer, data.emplace_back(std::vector{transfer.data})));
+        send(handover, transfer, data.emplace_back(std::vector{transfer.data}));
       } else {
         receive(handover, transfer);
       }
@@ -267,17 +278,17 @@ void DeviceComm::transfer(Stream stream, std::span<const Transfer> transfers) {
 }
 
 // A short one is staged in any case: its sender goes on at once.
-DeviceComm::Share DeviceComm::sent(const Transfer& message, const Spans& data) {
+void DeviceComm::send(Handover& handover, const Transfer& message, const Spans& data) {
   const Span window = region(message.peer, true);
   const uint64_t bytes = message.data.bytes;
-  Share share{.leader = message.peer, .unit = window.bytes, .window = Spans({window})};
-  share.rounds = Segments{bytes, share.unit}.count();
-  share.slot.call = bytes;
+  Share share{message.peer, {0, 0, 0, bytes}, Segments{bytes, window.bytes}.count()};
   if (bytes > kShort) share.slot.input = address_at(message.peer, data, 0, bytes, false);
   if (share.slot.input == 0) {
-    stage(share, seen_by(message.peer, window.data, true), {&data, 0, bytes, 0});
+    share.slot.input = seen_by(message.peer, window.data, true);
+    share.slot.staged = 1;
+    handover.in.push_back({&data, 0, bytes, window.bytes, window.data});
   }
-  return share;
+  handover.shares.push_back(share);
 }
 
 // One kernel receives all that comes in rounds of one length.
@@ -292,8 +303,7 @@ void DeviceComm::receive(Handover& handover, const Transfer& message) {
     find_slots(served->args, true);
   }
   const auto at = static_cast<size_t>(message.peer);
-  const uint64_t element = std::min(message.element, size_of(served->args.math.dtype));
-  served->args.math = copy_of(element);
+  served->args.math = copy_of(std::min(message.element, size_of(served->args.math.dtype)));
   served->args.first[at] = reinterpret_cast<uint64_t>(message.data.data);
   served->args.length[at] = message.data.bytes;
   served->rounds[at] = Segments{message.data.bytes, unit}.count();

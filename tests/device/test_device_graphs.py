@@ -20,8 +20,7 @@ from lab.outcomes import Outcome
 from lab.ranks import Rank, Ranks, ranks
 from lab.simulated_device import SMALL, Cuda, SimulatedMemory, met, on_device
 
-MAPPED = {"RINGCOMM_CUDA_MEMORY": str(1 << 18)}
-OWN_DEVICES = {"RINGCOMM_SIM_DEVICES": "4", "RINGCOMM_SIM_ROTATE": "0,1,2,3"}
+OWN_DEVICES = {"RINGCOMM_SIM_DEVICES": "3", "RINGCOMM_SIM_ROTATE": "0,1,2"}
 COUNT = 3000  # elements of a part; in small windows many rounds
 
 
@@ -72,66 +71,72 @@ def inputs_of(rank: int, size: int, seed: int) -> torch.Tensor:
     return torch.randint(-50, 50, (COUNT * size,), generator=generator).float()
 
 
-def parts(whole: torch.Tensor) -> list[torch.Tensor]:
-    return list(whole.split(COUNT))
+class Tensors:
+    """Input and output of a call, and parts: views are made by kernels, so before a capture."""
+
+    def __init__(self, memory: Memory, rank: Rank) -> None:
+        self.rank, self.size = rank.index, rank.size
+        self.input, self.i = memory.make(COUNT * self.size)
+        self.output, self.o = memory.make(COUNT * self.size)
+        self.in_parts = list(self.i.split(COUNT))
+        self.out_parts = list(self.o.split(COUNT))
+        self.uneven_in = self.i[: self.size * (self.size + 1) // 2]
+        self.uneven_out = self.o[: self.size * (self.rank + 1)]
+
+    def at_root(self, parts: list[torch.Tensor]) -> list[torch.Tensor] | None:
+        return parts if self.rank == ROOT else None
 
 
-# By name: the call on (input, output), and what rank r of n has then, by all inputs.
-Call = Callable[[torch.Tensor, torch.Tensor, int, int], Any]
-Wanted = Callable[[list[torch.Tensor], int, int], torch.Tensor | None]
+# By name: the call, and what rank r has then, by all inputs.
+Call = Callable[[Tensors], Any]
+Wanted = Callable[[list[torch.Tensor], int], torch.Tensor | None]
 ROOT = 1
-
-
-def all_reduce(i: torch.Tensor, o: torch.Tensor, r: int, n: int) -> None:
-    dist.all_reduce(i)
-
-
-def _lists(whole: torch.Tensor, at_root: bool) -> list[torch.Tensor] | None:
-    return parts(whole) if at_root else None
-
-
 COLLECTIVES: dict[str, tuple[Call, Wanted]] = {
-    "all_reduce": (all_reduce, lambda x, r, n: torch.stack(x).sum(0)),
+    "all_reduce": (lambda t: dist.all_reduce(t.i), lambda x, r: torch.stack(x).sum(0)),
     "all_reduce_async": (
-        lambda i, o, r, n: dist.all_reduce(i, op=dist.ReduceOp.MAX, async_op=True).wait(),
-        lambda x, r, n: torch.stack(x).amax(0),
+        lambda t: dist.all_reduce(t.i, op=dist.ReduceOp.MAX, async_op=True).wait(),
+        lambda x, r: torch.stack(x).amax(0),
     ),
-    "broadcast": (lambda i, o, r, n: dist.broadcast(i, ROOT), lambda x, r, n: x[ROOT]),
+    "broadcast": (lambda t: dist.broadcast(t.i, ROOT), lambda x, r: x[ROOT]),
     "reduce": (
-        lambda i, o, r, n: dist.reduce(i, ROOT),
-        lambda x, r, n: torch.stack(x).sum(0) if r == ROOT else None,
+        lambda t: dist.reduce(t.i, ROOT),
+        lambda x, r: torch.stack(x).sum(0) if r == ROOT else None,
     ),
     "all_gather": (
-        lambda i, o, r, n: dist.all_gather_into_tensor(o, i[:COUNT]),
-        lambda x, r, n: torch.cat([each[:COUNT] for each in x]),
+        lambda t: dist.all_gather_into_tensor(t.o, t.in_parts[0]),
+        lambda x, r: torch.cat([each[:COUNT] for each in x]),
     ),
     "all_gather_list": (
-        lambda i, o, r, n: dist.all_gather(parts(o), i[:COUNT]),
-        lambda x, r, n: torch.cat([each[:COUNT] for each in x]),
+        lambda t: dist.all_gather(t.out_parts, t.in_parts[0]),
+        lambda x, r: torch.cat([each[:COUNT] for each in x]),
     ),
     "reduce_scatter": (
-        lambda i, o, r, n: dist.reduce_scatter_tensor(o[:COUNT], i),
-        lambda x, r, n: torch.stack(x).sum(0)[r * COUNT : (r + 1) * COUNT],
+        lambda t: dist.reduce_scatter_tensor(t.out_parts[0], t.i),
+        lambda x, r: torch.stack(x).sum(0)[r * COUNT : (r + 1) * COUNT],
     ),
     "gather": (
-        lambda i, o, r, n: dist.gather(i[:COUNT], _lists(o, r == ROOT), ROOT),
-        lambda x, r, n: torch.cat([each[:COUNT] for each in x]) if r == ROOT else None,
+        lambda t: dist.gather(t.in_parts[0], t.at_root(t.out_parts), ROOT),
+        lambda x, r: torch.cat([each[:COUNT] for each in x]) if r == ROOT else None,
     ),
     "scatter": (
-        lambda i, o, r, n: dist.scatter(o[:COUNT], _lists(i, r == ROOT), ROOT),
-        lambda x, r, n: x[ROOT][r * COUNT : (r + 1) * COUNT],
+        lambda t: dist.scatter(t.out_parts[0], t.at_root(t.in_parts), ROOT),
+        lambda x, r: x[ROOT][r * COUNT : (r + 1) * COUNT],
     ),
     "all_to_all": (
-        lambda i, o, r, n: dist.all_to_all_single(o, i),
-        lambda x, r, n: torch.cat([each[r * COUNT : (r + 1) * COUNT] for each in x]),
+        lambda t: dist.all_to_all_single(t.o, t.i),
+        lambda x, r: torch.cat([each[r * COUNT : (r + 1) * COUNT] for each in x]),
+    ),
+    "all_to_all_list": (
+        lambda t: dist.all_to_all(t.out_parts, t.in_parts),
+        lambda x, r: torch.cat([each[r * COUNT : (r + 1) * COUNT] for each in x]),
     ),
     "all_to_all_splits": (
-        lambda i, o, r, n: dist.all_to_all_single(
-            o[: n * (r + 1)], i[: n * (n + 1) // 2], [r + 1] * n, list(range(1, n + 1))
+        lambda t: dist.all_to_all_single(
+            t.uneven_out, t.uneven_in, [t.rank + 1] * t.size, list(range(1, t.size + 1))
         ),
-        lambda x, r, n: torch.cat([e[r * (r + 1) // 2 : (r + 1) * (r + 2) // 2] for e in x]),
+        lambda x, r: torch.cat([e[r * (r + 1) // 2 : (r + 1) * (r + 2) // 2] for e in x]),
     ),
-    "barrier": (lambda i, o, r, n: barrier(i.device), lambda x, r, n: None),
+    "barrier": (lambda t: barrier(t.i.device), lambda x, r: None),
 }
 IN_PLACE = ("all_reduce", "all_reduce_async", "broadcast", "reduce")
 
@@ -147,25 +152,21 @@ def backend_of(device: torch.device) -> Any:
     return dist.distributed_c10d._get_default_group()._get_backend(device)
 
 
-class Case:
+class Case(Tensors):
     """A collective with its tensors, captured."""
 
     def __init__(self, name: str, memory: Memory, rank: Rank) -> None:
-        self.name, self.rank, self.size = name, rank.index, rank.size
+        super().__init__(memory, rank)
+        self.name = name
         self.call, self.wanted = COLLECTIVES[name]
-        self.input, self.there = memory.make(COUNT * self.size)
-        self.output, self.result = memory.make(COUNT * self.size)
         self.graph = Graph(memory.cuda)
-
-    def enqueue(self) -> None:
-        self.call(self.there, self.result, self.rank, self.size)
 
     def fill(self, seed: int) -> None:
         self.input.copy_(inputs_of(self.rank, self.size, seed))
 
     def check(self, seed: int) -> str:
         all_inputs = [inputs_of(rank, self.size, seed) for rank in range(self.size)]
-        wanted = self.wanted(all_inputs, self.rank, self.size)
+        wanted = self.wanted(all_inputs, self.rank)
         if wanted is None:
             return ""
         got = (self.input if self.name in IN_PLACE else self.output)[: len(wanted)]
@@ -180,12 +181,12 @@ def collectives(rank: Rank, life: str, mapped: bool, settings: dict[str, str]) -
         cases = [Case(name, memory, rank) for name in COLLECTIVES]
         for case in cases:
             with case.graph:
-                case.enqueue()
+                case.call(case)
         texts = []
         for seed in range(4):
             for case in cases:  # all graphs are alive
                 case.fill(seed)
-                case.enqueue() if seed == 2 else case.graph.replay()
+                case.call(case) if seed == 2 else case.graph.replay()
                 memory.cuda.synchronize()
                 texts.append(case.check(seed))
         return "".join(texts)
@@ -193,9 +194,11 @@ def collectives(rank: Rank, life: str, mapped: bool, settings: dict[str, str]) -
     return on_device(rank, life, settings, body)
 
 
+@pytest.mark.parametrize("devices", ["one", "a device each"])
 @pytest.mark.parametrize("mapped", [True, False])
-def test_every_collective_is_captured(three: Ranks, mapped: bool) -> None:
-    outcomes = three(collectives, f"collectives {mapped}", mapped, SMALL)
+def test_every_collective_is_captured(three: Ranks, mapped: bool, devices: str) -> None:
+    settings = SMALL if devices == "one" else {**SMALL, **OWN_DEVICES}
+    outcomes = three(collectives, f"collectives {mapped} {devices}", mapped, settings)
     assert [outcome.get("answer") for outcome in outcomes] == [""] * 3, outcomes
 
 
@@ -232,41 +235,8 @@ def replays(rank: Rank, life: str, count: int, settings: dict[str, str]) -> Outc
 
 
 @pytest.mark.parametrize("count", [100, pytest.param(1000, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("devices", ["shared"])
-def test_replays_and_calls_in_turn(three: Ranks, count: int, devices: str) -> None:
+def test_replays_and_calls_in_turn(three: Ranks, count: int) -> None:
     outcomes = three(replays, f"replays {count}", count, SMALL)
-    assert [outcome.get("answer") for outcome in outcomes] == [""] * 3, outcomes
-
-
-def own(rank: Rank, life: str, settings: dict[str, str]) -> Outcome:
-    """With a device each, all_reduce of any size is captured; the rest is refused."""
-
-    def body(rank: Rank) -> str:
-        cuda = met()
-        memory = Memory(cuda, False)
-        values, tensor = memory.make(40_000)
-        graph = Graph(cuda)
-        with graph:
-            dist.all_reduce(tensor)
-        for seed in range(5):
-            values.fill_(seed + rank.index)
-            graph.replay() if seed != 3 else dist.all_reduce(tensor)
-            cuda.synchronize()
-            if not values.eq(seed * rank.size + sum(range(rank.size))).all():
-                return f"replay {seed}: {values[:3]}"
-        try:
-            with Graph(cuda):
-                dist.broadcast(tensor, 0)
-        except RuntimeError as error:
-            return "" if "only all_reduce can, with a device each" in str(error) else str(error)
-        return "no error"
-
-    return on_device(rank, life, settings, body)
-
-
-def test_a_device_each(three: Ranks) -> None:
-    settings = {**SMALL, "RINGCOMM_SIM_DEVICES": "3", "RINGCOMM_SIM_ROTATE": "0,1,2"}
-    outcomes = three(own, "own", settings)
     assert [outcome.get("answer") for outcome in outcomes] == [""] * 3, outcomes
 
 
@@ -279,8 +249,9 @@ def first(rank: Rank, life: str, settings: dict[str, str]) -> Outcome:
         values, tensor = memory.make(COUNT)
         assert memory.simulated is not None
         graph = Graph(cuda)
+        other = memory.make(COUNT)[1]
         with graph:
-            dist.barrier(device_ids=[0], async_op=True)
+            dist.all_reduce(other)
             before = memory.simulated.copies()
             dist.all_reduce(tensor)
             copies = memory.simulated.copies() - before
@@ -305,7 +276,7 @@ def refused(rank: Rank, life: str, settings: dict[str, str]) -> Outcome:
         values, tensor = cuda.full(10, 1.0)
         texts = []
         calls: list[Callable[[], Any]] = [lambda: dist.all_reduce(tensor)]
-        if "RINGCOMM_CUDA_MODE" not in settings and "RINGCOMM_ALGORITHM" not in settings:
+        if "RINGCOMM_CUDA_MODE" not in settings:
             calls = [lambda: dist.isend(tensor, (rank.index + 1) % rank.size)]
         for call in calls:
             try:
@@ -324,7 +295,6 @@ def refused(rank: Rank, life: str, settings: dict[str, str]) -> Outcome:
     ("settings", "why"),
     [
         ({"RINGCOMM_CUDA_MODE": "host"}, "its tensors go through memory of the host, as "),
-        ({"RINGCOMM_ALGORITHM": "ring"}, "asks for a plan, and plans count"),
         ({}, "messages are matched at each call"),
     ],
 )

@@ -60,17 +60,22 @@ void the_leader_kernel_is_replayed() {
   in_simulation([](Simulation& sim) {
     auto* values = reinterpret_cast<int32_t*>(sim.api->allocate_pinned(4 * sizeof(int32_t)));
     auto* slots = reinterpret_cast<LeaderSlot*>(sim.api->allocate_pinned(2 * sizeof(LeaderSlot)));
-    LeaderArgs leader;
+    LeaderArgs leader{};
     leader.math.dtype = DType::kInt32;
-    leader.count = 1;
+    leader.call = leader.parts = 1;
+    leader.length[0] = leader.unit = sizeof(int32_t);
     leader.n_ranks = 2;
+    leader.rank = -1;  // all have slots
+    auto* abort = reinterpret_cast<uint32_t*>(sim.api->allocate_pinned(sizeof(uint32_t)));
+    leader.abort = &(*abort = 0);
     for (int i = 0; i < 2; ++i) leader.slot[i] = slots + i;
     void* graph = capture(sim.stream, [&] { sim.api->launch(sim.stream, leader); });
     std::fill_n(values, 4, 1);
     for (int i = 0; i < 6; ++i) {
       int32_t* at = values + 2 * (i % 2);
       for (int k = 0; k < 2; ++k) {
-        slots[k].input = slots[k].output = reinterpret_cast<uint64_t>(at + k);
+        const auto address = reinterpret_cast<uint64_t>(at + k);
+        slots[k] = {address, address, 0, 1};
       }
       launch(graph, sim.stream);
       sim.api->synchronize(sim.stream);
