@@ -1,9 +1,5 @@
 #include "comm/communicator.h"
 
-#include <algorithm>
-#include <optional>
-#include <utility>
-
 namespace ringcomm {
 
 constexpr auto kReleased = std::chrono::seconds(1);  // by then streams that were let go have ended

@@ -1,7 +1,5 @@
 #include "comm/diagnosis.h"
 
-#include <algorithm>
-
 namespace ringcomm {
 
 namespace {

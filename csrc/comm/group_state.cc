@@ -1,8 +1,5 @@
 #include "comm/group_state.h"
 
-#include <algorithm>
-#include <utility>
-
 #include "comm/runtime.h"
 
 namespace ringcomm {

@@ -1,7 +1,5 @@
 #include "comm/host_engine.h"
 
-#include <utility>
-
 namespace ringcomm {
 
 HostEngine::HostEngine(GroupState& state, const Geometry& geometry, const Costs& costs)

@@ -1,8 +1,5 @@
 #include "comm/host_operation.h"
 
-#include <algorithm>
-#include <utility>
-
 namespace ringcomm {
 namespace {
 

@@ -1,8 +1,5 @@
 #include "comm/mailbox.h"
 
-#include <algorithm>
-#include <cstring>
-
 namespace ringcomm {
 
 constexpr uint64_t kEagerBytes = 8 << 10;  // messages up to this travel at once

@@ -1,6 +1,5 @@
 #include "comm/operation.h"
 
-#include <bit>
 #include <numeric>
 
 namespace ringcomm {

@@ -1,8 +1,5 @@
 #include "comm/progress.h"
 
-#include <thread>
-#include <utility>
-
 #include "comm/runtime.h"
 
 namespace ringcomm {

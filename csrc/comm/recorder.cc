@@ -1,7 +1,5 @@
 #include "comm/recorder.h"
 
-#include <algorithm>
-
 #include "comm/operation.h"
 
 namespace ringcomm {

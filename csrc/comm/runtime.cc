@@ -3,9 +3,7 @@
 #include <pthread.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <fstream>
-#include <sstream>
 
 #include "comm/communicator.h"
 

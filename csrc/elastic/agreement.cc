@@ -1,7 +1,5 @@
 #include "elastic/agreement.h"
 
-#include <algorithm>
-
 #include "net/handshake.h"
 
 namespace ringcomm {

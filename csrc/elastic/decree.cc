@@ -1,7 +1,5 @@
 #include "elastic/decree.h"
 
-#include <algorithm>
-
 namespace ringcomm {
 
 constexpr uint64_t kRound = kMostMembers;  // a ballot is a round, and the rank of its leader

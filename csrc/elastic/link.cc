@@ -1,8 +1,5 @@
 #include "elastic/link.h"
 
-#include <array>
-#include <cstring>
-
 #include "transport/host.h"
 
 namespace ringcomm {

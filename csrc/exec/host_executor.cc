@@ -1,9 +1,5 @@
 #include "exec/host_executor.h"
 
-#include <array>
-#include <cstring>
-#include <utility>
-
 #include "base/stream_copy.h"
 
 namespace ringcomm {

@@ -1,7 +1,5 @@
 #include "net/frame.h"
 
-#include <cstddef>
-
 #include "net/checksum.h"
 
 namespace ringcomm {

@@ -3,8 +3,6 @@
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 
-#include <algorithm>
-
 #include "net/peer.h"
 
 namespace ringcomm {

@@ -2,8 +2,6 @@
 
 #include <linux/tcp.h>
 
-#include <algorithm>
-
 namespace ringcomm {
 
 constexpr Clock::duration kLongestPause = std::chrono::milliseconds(700);

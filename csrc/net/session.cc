@@ -1,6 +1,5 @@
 #include "net/session.h"
 
-#include <algorithm>
 #include <cstring>
 #include <utility>
 

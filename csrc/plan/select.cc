@@ -1,11 +1,9 @@
 #include "plan/select.h"
 
-#include <algorithm>
 #include <array>
 #include <charconv>
 #include <cmath>
 #include <limits>
-#include <sstream>
 
 #include "plan/builder.h"
 #include "plan/planners.h"

@@ -3,8 +3,6 @@
 #include <torch/csrc/utils/pybind.h>
 #include <unistd.h>
 
-#include <algorithm>
-
 #include "torch/errors.h"
 #include "torch/store_adapter.h"
 

@@ -3,7 +3,6 @@
 #include <ATen/ATen.h>
 #include <c10/util/hash.h>
 
-#include <algorithm>
 #include <numeric>
 #include <torch/csrc/distributed/c10d/Utils.hpp>
 

@@ -5,8 +5,6 @@
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
-#include <algorithm>
-
 #include "torch/errors.h"
 #include "torch/options.h"
 

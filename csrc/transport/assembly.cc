@@ -1,7 +1,5 @@
 #include "transport/assembly.h"
 
-#include <algorithm>
-
 namespace ringcomm {
 namespace {
 

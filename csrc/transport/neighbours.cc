@@ -6,7 +6,6 @@
 
 #include <array>
 #include <bit>
-#include <cstring>
 #include <thread>
 
 #include "net/handshake.h"

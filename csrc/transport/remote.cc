@@ -1,8 +1,5 @@
 #include "transport/remote.h"
 
-#include <algorithm>
-#include <cstring>
-
 namespace ringcomm {
 namespace {
 

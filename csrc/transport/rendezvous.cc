@@ -1,8 +1,5 @@
 #include "transport/rendezvous.h"
 
-#include <algorithm>
-#include <set>
-
 #include "transport/assembly.h"
 #include "transport/host.h"
 

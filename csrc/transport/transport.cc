@@ -2,8 +2,6 @@
 
 #include <sys/socket.h>
 
-#include <algorithm>
-
 #include "base/stream_copy.h"
 #include "transport/host.h"
 

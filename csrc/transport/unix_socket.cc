@@ -4,8 +4,6 @@
 #include <sys/socket.h>
 #include <sys/un.h>
 
-#include <cstddef>
-
 namespace ringcomm {
 namespace {
 
