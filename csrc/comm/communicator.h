@@ -6,10 +6,6 @@
 // function.
 #pragma once
 
-#include <atomic>
-#include <memory>
-#include <string>
-
 #include "comm/device_engine.h"
 #include "comm/group_state.h"
 #include "comm/host_engine.h"

@@ -4,8 +4,6 @@
 
 #include <exception>
 #include <functional>
-#include <optional>
-#include <string>
 #include <utility>
 
 #include "comm/operation.h"

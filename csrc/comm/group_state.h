@@ -2,13 +2,8 @@
 // lies below every engine, and tells them when the group fails.
 #pragma once
 
-#include <array>
 #include <atomic>
 #include <chrono>
-#include <functional>
-#include <memory>
-#include <optional>
-#include <string>
 #include <thread>
 
 #include "base/log.h"

@@ -4,7 +4,6 @@
 
 #include <deque>
 #include <memory>
-#include <vector>
 
 #include "comm/host_operation.h"
 #include "comm/request.h"

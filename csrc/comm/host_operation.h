@@ -2,9 +2,6 @@
 // the wheel runs it.
 #pragma once
 
-#include <optional>
-#include <vector>
-
 #include "comm/group_state.h"
 #include "comm/operation.h"
 #include "exec/host_executor.h"

@@ -10,13 +10,9 @@
 // nobody answers.
 #pragma once
 
-#include <atomic>
 #include <deque>
-#include <exception>
 #include <list>
-#include <memory>
 #include <unordered_map>
-#include <vector>
 
 #include "base/mutex.h"
 #include "comm/operation.h"

@@ -2,8 +2,6 @@
 // of which nothing has moved can end alone.
 #pragma once
 
-#include <vector>
-
 #include "comm/group_state.h"
 #include "comm/mailbox.h"
 

@@ -3,8 +3,6 @@
 
 #include <chrono>
 #include <optional>
-#include <string>
-#include <vector>
 
 #include "exec/host_executor.h"
 #include "plan/shape.h"

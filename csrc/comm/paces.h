@@ -2,7 +2,6 @@
 // the pieces. The receiver chooses whether copies bypass the caches.
 #pragma once
 
-#include <array>
 #include <bit>
 #include <optional>
 

@@ -2,9 +2,6 @@
 // them loop over the group's engines.
 #pragma once
 
-#include <functional>
-#include <string>
-
 #include "comm/group_state.h"
 #include "comm/host_engine.h"
 #include "comm/message_engine.h"

@@ -3,9 +3,6 @@
 #pragma once
 
 #include <array>
-#include <cstdint>
-#include <string>
-#include <vector>
 
 #include "base/deadline.h"
 #include "base/mutex.h"

@@ -5,11 +5,7 @@
 #pragma once
 
 #include <condition_variable>
-#include <memory>
-#include <optional>
-#include <string>
 #include <thread>
-#include <vector>
 
 #include "base/config.h"
 #include "base/mutex.h"

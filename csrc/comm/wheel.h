@@ -7,7 +7,6 @@
 // writes kWanted again.
 #pragma once
 
-#include <atomic>
 #include <utility>
 
 #include "base/doorbell.h"

@@ -11,9 +11,6 @@
 
 #include <functional>
 #include <map>
-#include <memory>
-#include <string>
-#include <vector>
 
 #include "base/log.h"
 #include "elastic/decree.h"

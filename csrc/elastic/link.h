@@ -3,10 +3,7 @@
 #pragma once
 
 #include <atomic>
-#include <memory>
 #include <mutex>
-#include <optional>
-#include <vector>
 
 #include "elastic/slip.h"
 #include "net/session.h"

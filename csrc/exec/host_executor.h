@@ -2,11 +2,6 @@
 // unmet wait and the program counter is the state, so one thread can advance many operations.
 #pragma once
 
-#include <cstdint>
-#include <memory>
-#include <span>
-#include <vector>
-
 #include "exec/stopwatch.h"
 #include "exec/tuner.h"
 #include "plan/cursor.h"

@@ -4,7 +4,6 @@
 // the same in all ways.
 #pragma once
 
-#include <array>
 #include <atomic>
 #include <memory>
 

@@ -11,10 +11,8 @@
 // somebody who can change packets once the handshake is over (docs/networks.md).
 #pragma once
 
-#include <array>
 #include <optional>
 #include <string>
-#include <vector>
 
 #include "net/frame.h"
 

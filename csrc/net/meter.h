@@ -1,7 +1,6 @@
 // Measures the speed of a connection, by looking at it now and then.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 
 #include "base/deadline.h"

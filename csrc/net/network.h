@@ -4,9 +4,7 @@
 // while the program computes. It begins with the first peer.
 #pragma once
 
-#include <atomic>
 #include <condition_variable>
-#include <map>
 #include <memory>
 #include <mutex>
 #include <thread>

@@ -23,7 +23,6 @@
 #include <optional>
 #include <set>
 #include <span>
-#include <vector>
 
 #include "base/deadline.h"
 #include "net/frame.h"

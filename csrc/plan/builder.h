@@ -3,9 +3,7 @@
 // begun it (see planners.h).
 #pragma once
 
-#include <algorithm>
 #include <utility>
-#include <vector>
 
 #include "plan/plan.h"
 #include "plan/shape.h"

@@ -2,7 +2,6 @@
 // than the first cache miss of the operation it is for.
 #pragma once
 
-#include <cstdint>
 #include <list>
 #include <memory>
 #include <unordered_map>

@@ -2,9 +2,7 @@
 // a plan.
 #pragma once
 
-#include <string>
 #include <string_view>
-#include <vector>
 
 #include "plan/plan.h"
 #include "plan/shape.h"

@@ -4,8 +4,6 @@
 #pragma once
 
 #include <algorithm>
-#include <cstdint>
-#include <vector>
 
 #include "plan/plan.h"
 

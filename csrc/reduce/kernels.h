@@ -3,9 +3,6 @@
 #pragma once
 
 #include <atomic>
-#include <cstddef>
-#include <cstdint>
-#include <span>
 
 #include "reduce/reduce.h"
 

@@ -5,14 +5,8 @@
 // overriding the old ones serves torch 2.11 to 2.15 alike.
 #pragma once
 
-#include <atomic>
-#include <chrono>
-#include <functional>
-#include <memory>
 #include <set>
-#include <string>
 #include <torch/csrc/distributed/c10d/Store.hpp>
-#include <vector>
 
 #include "base/mutex.h"
 #include "comm/communicator.h"

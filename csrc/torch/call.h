@@ -1,10 +1,8 @@
 // One of c10d's calls as an Operation.
 #pragma once
 
-#include <optional>
 #include <torch/csrc/distributed/c10d/Types.hpp>
 #include <torch/csrc/distributed/c10d/Work.hpp>
-#include <vector>
 
 #include "comm/communicator.h"
 #include "torch/tensors.h"

@@ -1,8 +1,6 @@
 // The parts of calls (collectives.cc): they check arguments, and fill in an Operation.
 #pragma once
 
-#include <vector>
-
 #include "torch/call.h"
 
 namespace ringcomm {

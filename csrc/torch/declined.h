@@ -6,7 +6,6 @@
 #include <torch/headeronly/version.h>
 
 #include <memory>
-#include <string>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <unordered_map>
 

@@ -4,8 +4,6 @@
 // device-generic interface is used, so none of this needs a CUDA build of torch.
 #pragma once
 
-#include <vector>
-
 #include "comm/device_engine.h"
 #include "torch/work.h"
 

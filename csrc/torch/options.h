@@ -5,9 +5,7 @@
 
 #include <algorithm>
 #include <chrono>
-#include <memory>
 #include <optional>
-#include <string>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include "elastic/agreement.h"

@@ -1,11 +1,9 @@
 // c10d's Store as the core's.
 #pragma once
 
-#include <string>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 #include <utility>
-#include <vector>
 
 #include "base/error.h"
 #include "transport/store.h"

@@ -5,9 +5,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <optional>
-#include <string>
 #include <utility>
-#include <vector>
 
 #include "plan/spans.h"
 #include "reduce/reduce.h"

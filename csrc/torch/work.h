@@ -4,14 +4,11 @@
 #include <ATen/ThreadLocalState.h>
 #include <ATen/core/ivalue.h>
 
-#include <atomic>
 #include <deque>
 #include <functional>
-#include <memory>
 #include <mutex>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 #include <utility>
-#include <vector>
 
 #include "comm/communicator.h"
 #include "torch/call.h"

@@ -9,10 +9,7 @@
 #pragma once
 
 #include <array>
-#include <functional>
 #include <optional>
-#include <string>
-#include <vector>
 
 #include "transport/rendezvous.h"
 

@@ -3,10 +3,6 @@
 
 #include <sys/types.h>
 
-#include <cstdint>
-#include <string>
-#include <vector>
-
 #include "net/address.h"
 #include "transport/segment.h"
 

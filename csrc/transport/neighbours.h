@@ -7,7 +7,6 @@
 // meet in any order and on several threads at once.
 #pragma once
 
-#include <atomic>
 #include <compare>
 #include <deque>
 #include <map>
@@ -15,7 +14,6 @@
 #include <mutex>
 #include <optional>
 #include <set>
-#include <string>
 
 #include "base/deadline.h"
 #include "base/doorbell.h"

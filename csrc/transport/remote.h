@@ -8,8 +8,6 @@
 // read it.
 #pragma once
 
-#include <atomic>
-
 #include "net/session.h"
 #include "net/wire.h"
 #include "transport/segment.h"

@@ -10,8 +10,6 @@
 #pragma once
 
 #include <functional>
-#include <string>
-#include <vector>
 
 #include "base/deadline.h"
 #include "net/network.h"

@@ -6,11 +6,6 @@
 // and to other hosts it is lost. So each rank says all once more when it first hears of another.
 #pragma once
 
-#include <map>
-#include <memory>
-#include <string>
-#include <vector>
-
 #include "net/session.h"
 #include "net/wire.h"
 #include "transport/neighbours.h"

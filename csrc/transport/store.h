@@ -2,12 +2,9 @@
 // (torch/store_adapter.h), transport/socket_store.h where there is none, a map in tests.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 #include <optional>
-#include <string>
 #include <thread>
-#include <vector>
 
 #include "base/deadline.h"
 #include "base/error.h"
