@@ -29,10 +29,11 @@ DeviceEngine::CompletionPtr DeviceEngine::capture(const Operation& operation, ui
   announce(operation, pending.operation);
   meet_at(pending.operation.sequence, asked);
   pending.ticket = recorder_.begin(pending.operation);
-  comm_->begin_watched();
+  comm_->watch(true);
   run_kernels(operation, caller, true);
   finish_in(caller, finish);
-  comm_->end_watched(caller);
+  comm_->watch(false);
+  comm_->flush(caller);
   if (timeline.captured == nullptr) timeline.captured = api_.make_event();
   timeline.capture = capture;
   api_.record(timeline.captured, caller);

@@ -51,18 +51,12 @@ std::optional<Rank> DeviceEngine::spoiler(const Pending& pending) const {
     if (ended && said >> 48 != (next & 0xffff)) return std::nullopt;
     return pending.peer;
   }
-  const uint64_t sequence = pending.operation.sequence;
-  std::optional<Rank> by;
-  bool reused = false;
   for (Rank peer = 0; peer < state_.size(); ++peer) {
-    if (peer == self) continue;
-    const bool gone = has_let_go(peer);
+    if (peer == state_.rank() || !has_let_go(peer)) continue;
     const PeerState state = state_.transport().state(peer, Board::kDevice);
-    if (gone && state.finished < sequence) return peer;
-    if (gone && !by) by = peer;
-    reused = reused || state.called >= sequence + 2;
+    if (state.finished < pending.operation.sequence) return peer;
   }
-  return reused ? by : std::nullopt;
+  return std::nullopt;
 }
 
 // Of what is over, as a word said that was read before.

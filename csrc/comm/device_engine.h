@@ -6,12 +6,6 @@
 #pragma once
 
 #include <deque>
-#include <functional>
-#include <map>
-#include <memory>
-#include <optional>
-#include <string>
-#include <vector>
 
 #include "comm/group_state.h"
 #include "comm/staged.h"

@@ -119,9 +119,8 @@ Descriptor make_descriptor(const Operation& operation, uint64_t sequence) {
   return descriptor;
 }
 
-void set_plan(Descriptor& descriptor, std::optional<Algorithm> algorithm, uint64_t terms) {
-  const uint64_t by = algorithm ? static_cast<uint64_t>(*algorithm) : kAlgorithms;
-  descriptor.words[kPlan] = terms << 8 | by;
+void set_plan(Descriptor& descriptor, Algorithm algorithm, uint64_t terms) {
+  descriptor.words[kPlan] = terms << 8 | static_cast<uint64_t>(algorithm);
 }
 
 bool same_call(const Descriptor& a, const Descriptor& b) {

@@ -34,8 +34,8 @@ Reduction make_reduction(const Operation& operation, int size);
 // Makes the terms that peers compare. They are equal on every rank, except for all_to_all's split
 // sizes (see make_stamps).
 Descriptor make_descriptor(const Operation& operation, uint64_t sequence);
-// Records the algorithm, or nullopt for a kernel that is not a plan. `terms`: see hash_of_terms().
-void set_plan(Descriptor& descriptor, std::optional<Algorithm> algorithm, uint64_t terms);
+// Records the algorithm. `terms`: see hash_of_terms().
+void set_plan(Descriptor& descriptor, Algorithm algorithm, uint64_t terms);
 // Do both call the same, by whatever algorithm?
 bool same_call(const Descriptor& a, const Descriptor& b);
 std::string plan_text(const Descriptor& descriptor);  // "ring"

@@ -238,10 +238,6 @@ class CudaApi final : public Api {
     }
   }
 
-  void launch(Stream stream, const ReduceArgs& args) override {
-    launch_reduce(stream, args, multiprocessors());
-  }
-
   void launch(Stream stream, const LeaderArgs& args) override {
     launch_leader(stream, args, multiprocessors());
   }

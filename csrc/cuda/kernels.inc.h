@@ -152,7 +152,7 @@ constexpr void sweep(Context& context, const Job& job, Range range, Share share)
 
 constexpr Job job_of(const Math& math) {
   Job job{};
-  job.ranks = math.op == ReduceOp::kAvg && math.final ? math.ranks : 1;
+  job.ranks = math.op == ReduceOp::kAvg ? math.ranks : 1;
   job.factor = math.scale ? math.factor : 1;
   job.e4m3_overflow = math.e4m3_overflow;
   return job;
@@ -170,13 +170,6 @@ constexpr void set_operands(Context& context, int n_srcs, int n_dsts, const Set&
   });
   context.sync();
 }
-
-// The launch's own additions to the arguments.
-struct Launch {
-  uint64_t element_bytes;  // of math.dtype
-  bool leads = false;      // operands are those of `leader`
-  LeaderArgs leader{};
-};
 
 // Operands of a part. False: touch nothing. The abort word is read after the slots: the leader sets
 // it before it goes on without its peers.
@@ -219,29 +212,20 @@ constexpr bool set_part(Context& context, const LeaderArgs& args, int part) {
     return agrees;
   };
   const auto goes_on = [&](int thread) {
-    return thread != 0 || context.load_acquire(args.abort) == 0;
+    return thread != 0 || args.abort == nullptr || context.load_acquire(args.abort) == 0;
   };
   return context.all(set) && context.all(goes_on);
 }
 
 template <class Codec, class Op, int kSources, class Context>
-constexpr void reduce_body(Context& context, const ReduceArgs& args, const Launch& launch) {
+constexpr void reduce_body(Context& context, const LeaderArgs& args, uint64_t element_bytes) {
   using Stored = typename Codec::Stored;
-  uint64_t bytes = args.count * launch.element_bytes;
-  if (launch.leads) {
-    const LeaderArgs& leader = launch.leader;
-    const int part = leader.begin + context.part();
-    const uint64_t length = leader.length[part], round = leader.round;
-    bytes = round >= length ? 0 : length - round < leader.unit ? length - round : leader.unit;
-    if (bytes == 0 || !set_part(context, leader, part)) return;
-  } else {
-    set_operands(context, args.n_srcs, args.n_dsts, [&](int i) {
-      context.operands().src[i] = args.src[i];
-      context.operands().dst[i] = args.dst[i];
-    });
-  }
+  const int part = args.begin + context.part();
+  const uint64_t length = args.length[part], round = args.round;
+  if (round >= length || !set_part(context, args, part)) return;
+  const uint64_t bytes = length - round < args.unit ? length - round : args.unit;
   const Job job = job_of(args.math);
-  const Range range{0, bytes / sizeof(Stored)};
+  const Range range{0, bytes / element_bytes * (element_bytes / sizeof(Stored))};
   const uint64_t threads = context.threads();
   context.each([&](int thread) {
     const Share share{context.block() * threads + thread, context.blocks() * threads};
@@ -297,10 +281,10 @@ constexpr Range part_of(uint64_t count, const TwoShotArgs& args, int rank, int b
 // An aborted block returns before its next access of any memory; the epoch stays, and the flags
 // are of no more use.
 template <class Codec, class Op, class Context>
-constexpr void two_shot_body(Context& context, const TwoShotArgs& args, const Launch& launch) {
+constexpr void two_shot_body(Context& context, const TwoShotArgs& args, uint64_t element_bytes) {
   using Stored = typename Codec::Stored;
   Operands& operands = context.operands();
-  const uint64_t count = args.count * launch.element_bytes / sizeof(Stored);
+  const uint64_t count = args.count * element_bytes / sizeof(Stored);
   const uint64_t threads = context.threads();
   const int block = context.block(), rank = args.rank, ranks = args.n_ranks;
   const Job job = job_of(args.math);
@@ -335,10 +319,8 @@ constexpr void two_shot_body(Context& context, const TwoShotArgs& args, const La
 // The table's entry for `math`, null if the pair is impossible.
 template <class Entry>
 const Entry& find(const TableOf<Entry>& table, const Math& math) {
-  const bool unfinished = math.op == ReduceOp::kAvg && !math.final;
-  const ReduceOp op = unfinished ? ReduceOp::kSum : math.op;
   const int dtype = static_cast<int>(math.dtype);
-  return math.scale ? table.scale[dtype] : table.reduce[dtype][static_cast<int>(op)];
+  return math.scale ? table.scale[dtype] : table.reduce[dtype][static_cast<int>(math.op)];
 }
 
 // The entry of one pair. Common pairs have functions of their own for 2, 4 and 8 sources, and what

@@ -74,8 +74,9 @@ struct Grid {
 };
 
 template <class Kernel, class Args>
-void launch(Stream stream, Kernel kernel, Grid grid, const Args& args, const Launch& launch) {
-  const void* arguments[] = {&args, &launch};
+void launch(Stream stream, Kernel kernel, Grid grid, const Args& args) {
+  const uint64_t element_bytes = size_of(args.math.dtype);
+  const void* arguments[] = {&args, &element_bytes};
   check("cudaLaunchKernel",
         cudaLaunchKernel(reinterpret_cast<const void*>(kernel), dim3(grid.blocks, grid.parts),
                          dim3(grid.threads), const_cast<void**>(arguments), 0,

@@ -1,4 +1,4 @@
-// The kernels that need no meeting: reduce, scale, and the leader's.
+// The kernels of one rank, for itself or as a leader.
 #include <type_traits>
 
 #include "cuda/launch.h"
@@ -12,12 +12,12 @@ namespace {
 
 template <class Codec, class Op, int kSources>
 __global__ void __launch_bounds__(kThreads, kBlocks)
-    reduce_kernel(const __grid_constant__ ReduceArgs args, const __grid_constant__ Launch launch) {
+    reduce_kernel(const __grid_constant__ LeaderArgs args, uint64_t element_bytes) {
   Context context;
-  reduce_body<Codec, Op, kSources>(context, args, launch);
+  reduce_body<Codec, Op, kSources>(context, args, element_bytes);
 }
 
-using Kernel = BySources<void (*)(ReduceArgs, Launch)>;
+using Kernel = BySources<void (*)(LeaderArgs, uint64_t)>;
 using KernelTable = TableOf<Kernel>;
 
 template <class Codec, class Op>
@@ -42,23 +42,14 @@ constinit const KernelTable kKernels = all_kernels();
 
 }  // namespace
 
-void launch_reduce(Stream stream, const ReduceArgs& args, int multiprocessors) {
-  const uint64_t size = size_of(args.math.dtype);
-  launch(stream, find(kKernels, args.math).of(args.n_srcs),
-         {blocks_for(args.count * size, multiprocessors), kThreads}, args, Launch{size});
-}
-
 void launch_leader(Stream stream, const LeaderArgs& leader, int multiprocessors) {
   uint64_t bytes = 0;
   for (int part = 0; part < leader.parts; ++part) {
     bytes += std::min(leader.length[leader.begin + part], leader.unit);
   }
   const int blocks = std::max(1, blocks_for(bytes, multiprocessors) / leader.parts);
-  const Launch launched{size_of(leader.math.dtype), true, leader};
-  ReduceArgs args{};
-  args.math = leader.math;
   launch(stream, find(kKernels, leader.math).of(leader.from == Who::kAll ? leader.n_ranks : 1),
-         {blocks, kThreads, leader.parts}, args, launched);
+         {blocks, kThreads, leader.parts}, leader);
 }
 
 void load_kernels() {

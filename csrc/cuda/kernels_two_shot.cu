@@ -12,13 +12,12 @@ namespace {
 
 template <class Codec, class Op>
 __global__ void __launch_bounds__(kTwoShotThreads, 1)
-    two_shot_kernel(const __grid_constant__ TwoShotArgs args,
-                    const __grid_constant__ Launch launch) {
+    two_shot_kernel(const __grid_constant__ TwoShotArgs args, uint64_t element_bytes) {
   Context context;
-  two_shot_body<Codec, Op>(context, args, launch);
+  two_shot_body<Codec, Op>(context, args, element_bytes);
 }
 
-using Kernel = void (*)(TwoShotArgs, Launch);
+using Kernel = void (*)(TwoShotArgs, uint64_t);
 using KernelTable = TableOf<Kernel>;
 
 template <class Codec, class Op, int kUnit = 1>
@@ -31,8 +30,7 @@ constinit const KernelTable kKernels = all_kernels();
 }  // namespace
 
 void launch_two_shot(Stream stream, const TwoShotArgs& args) {
-  launch(stream, find(kKernels, args.math), {args.blocks, kTwoShotThreads}, args,
-         Launch{size_of(args.math.dtype)});
+  launch(stream, find(kKernels, args.math), {args.blocks, kTwoShotThreads}, args);
 }
 
 void load_two_shot_kernels() {

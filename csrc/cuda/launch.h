@@ -19,7 +19,6 @@ constexpr int blocks_for(uint64_t bytes, int multiprocessors) {
   return static_cast<int>(std::clamp<uint64_t>(wanted, 1, most));
 }
 
-void launch_reduce(Stream stream, const ReduceArgs& args, int multiprocessors);
 void launch_leader(Stream stream, const LeaderArgs& args, int multiprocessors);
 void launch_two_shot(Stream stream, const TwoShotArgs& args);
 

@@ -6,12 +6,8 @@
 #pragma once
 
 #include <array>
-#include <cstddef>
-#include <cstdint>
 #include <memory>
 #include <span>
-#include <string>
-#include <vector>
 
 #include "base/error.h"
 #include "base/fd.h"
@@ -111,7 +107,6 @@ class Api {
   void wait_until(Stream stream, std::byte* word, uint32_t value) {
     each_word(stream, std::array{Word{word, value, Word::kWait}});
   }
-  virtual void launch(Stream stream, const ReduceArgs& args) = 0;
   virtual void launch(Stream stream, const LeaderArgs& args) = 0;
   virtual void launch(Stream stream, const TwoShotArgs& args) = 0;
   // Loads all kernels: loading one later may wait for a stream that waits for a peer.

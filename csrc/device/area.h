@@ -47,7 +47,7 @@ struct ExportedRange {
 };
 
 struct ExportedMemory {
-  enum Kind : uint32_t { kNothing, kHandle, kChunks };
+  enum Kind : uint32_t { kHandle, kChunks };
   Kind kind;
   uint32_t chunks;  // kChunks: so many descriptors were sent
   ExportedRange range;

@@ -78,7 +78,6 @@ void DeviceComm::let_go() {
 void DeviceComm::bootstrap(const Subgroup& subgroup, uint32_t step) {
   RankInfo& info = this->info(subgroup, rank_);
   try {
-    const OnDevice here(api_, device_);
     if (step == 1) prepare(info);
     if (step == 2) open(subgroup, info);
     if (step == 3) reach(subgroup, info);
@@ -226,7 +225,6 @@ bool DeviceComm::has_news() const {
 }
 
 void DeviceComm::look() {
-  const OnDevice here(api_, device_);
   for (Imports& imports : imports_) imports.look();
 }
 

@@ -3,12 +3,8 @@
 // calls to a device go through the table of functions (api.h).
 #pragma once
 
-#include <map>
-#include <memory>
 #include <optional>
 #include <span>
-#include <string>
-#include <vector>
 
 #include "device/exports.h"
 #include "plan/shape.h"
@@ -37,7 +33,7 @@ struct PeerAccess {
   std::string why;           // where they do not reach one another: one sentence
 };
 
-Math math_of(const Reduction& reduction, bool final);
+Math math_of(const Reduction& reduction);
 
 // A message on a device.
 struct Transfer {
@@ -59,8 +55,8 @@ struct Prologue {
 inline constexpr uint64_t kPrologue = 64 * 1024;
 static_assert(sizeof(Prologue) <= kPrologue);
 
-// One thread at a time may call it, except for release(). Every failure is a DeviceError. Then the
-// streams of the group are in no known state.
+// One thread at a time may call it, on the group's device, but release() anywhere at any time.
+// Every failure is a DeviceError. Then the streams of the group are in no known state.
 class DeviceComm {
  public:
   static constexpr uint32_t kSteps = 4;
@@ -90,9 +86,8 @@ class DeviceComm {
   void offer(const Shape& shape, const Spans& input, const Spans& output);
   // all_reduce of ranks with a device each, by a kernel of each. In rank order, as above.
   void two_shot(Stream stream, const Reduction& reduction, const Spans& input, const Spans& output);
-  // Stream-ordered: `replaying` of this rank's area says that what comes between the two may wait.
-  void begin_watched();
-  void end_watched(Stream stream);
+  // `replaying` of this rank's area says that what comes in between may wait. Flushed with it.
+  void watch(bool begins);
   // Do peers export something new, or have they freed something? Then look() while nothing is under
   // way on the device.
   bool has_news() const;

@@ -87,8 +87,7 @@ uint64_t Exports::address_at(Rank peer, const Span& span, bool kept) {
   if (entry->range != range) {
     withdraw(*entry);
     make_room(range.bytes);
-    entry->range = range;
-    publish(*entry);
+    renew(*entry, range);
   }
   entry->used = now_;
   entry->kept = entry->kept || kept;
@@ -131,42 +130,19 @@ void Exports::withdraw_if_freed(Entry& entry) {
 }
 
 void Exports::withdraw(Entry& entry) {
-  if (entry.range.bytes == 0) return;
-  entry = {{}, entry.generation, 0, false};
-  ends_.own().exported(index_of(entry)).memory.kind = ExportedMemory::kNothing;
-  tell(entry);
-}
-
-void Exports::publish(Entry& entry) {
-  Export& exported = ends_.own().exported(index_of(entry));
-  const Allocation& range = entry.range;
-  exported.generation.exchange(0, std::memory_order_acq_rel);  // before the rest; partner: renew()
-  exported.memory.range = {reinterpret_cast<uint64_t>(range.base), range.bytes, range.id};
-  exported.memory.kind = ExportedMemory::kNothing;
-  try {
-    if (!range.ipc) {
-      exported.memory.kind = ExportedMemory::kChunks;
-    } else {
-      exported.memory.handle = ends_.api.export_memory(range.base);
-      exported.memory.kind = ExportedMemory::kHandle;
-    }
-  } catch (const std::exception& error) {
-    warn(error.what());
-  }
-  tell(entry);
-}
-
-void Exports::warn(const char* why) const {
-  ends_.warn(str("other processes cannot map the memory of some tensors (", why,
-                 "), so these are copied once more: "
-                 "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:False may help"));
+  if (entry.range.bytes > 0) renew(entry, {});
+  entry.used = 0;
 }
 
 // Those that have had what was there before give it back.
-void Exports::tell(Entry& entry) {
+void Exports::renew(Entry& entry, const Allocation& range) {
   Export& exported = ends_.own().exported(index_of(entry));
+  entry = {range, entry.generation + 1, now_, false};
+  exported.generation.exchange(0, std::memory_order_acq_rel);  // before the rest; partner: Imports
+  exported.memory.range = {reinterpret_cast<uint64_t>(range.base), range.bytes, range.id};
+  exported.memory.kind = range.ipc ? ExportedMemory::kHandle : ExportedMemory::kChunks;
   const uint32_t before = exported.wanted.exchange(0, std::memory_order_relaxed);
-  exported.generation.store(++entry.generation, std::memory_order_release);  // partner: renew()
+  exported.generation.store(entry.generation, std::memory_order_release);  // partner: Imports
   for (Rank peer = 0; peer < ends_.transport.size(); ++peer) {
     if ((before >> peer & 1) != 0) announce(peer);
   }
@@ -180,11 +156,22 @@ void Exports::announce(Rank peer) const {
 void Exports::give(Entry& entry, Rank peer) {
   Export& exported = ends_.own().exported(index_of(entry));
   const uint32_t bit = 1u << peer;
-  if (exported.memory.kind == ExportedMemory::kNothing) return;
-  if ((exported.wanted.load(std::memory_order_relaxed) & bit) != 0) return;
-  if (exported.memory.kind == ExportedMemory::kChunks && !give_chunks(entry, peer)) {
-    exported.memory.kind = ExportedMemory::kNothing;
-    return tell(entry);
+  if (entry.secret || (exported.wanted.load(std::memory_order_relaxed) & bit) != 0) return;
+  std::string why = "it has many pieces, or is of virtual addresses that cannot be exported";
+  try {
+    const bool first = exported.wanted.load(std::memory_order_relaxed) == 0;
+    if (entry.range.ipc && first) {
+      exported.memory.handle = ends_.api.export_memory(entry.range.base);
+    }
+    entry.secret = !entry.range.ipc && !give_chunks(entry, peer);
+  } catch (const std::exception& error) {
+    entry.secret = true;
+    why = error.what();
+  }
+  if (entry.secret) {
+    return ends_.warn(str("other processes cannot map the memory of some tensors (", why,
+                          "), so these are copied once more: "
+                          "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:False may help"));
   }
   exported.wanted.fetch_or(bit, std::memory_order_release);  // partner: Imports::is_wanted()
   announce(peer);
@@ -192,23 +179,15 @@ void Exports::give(Entry& entry, Rank peer) {
 
 bool Exports::give_chunks(const Entry& entry, Rank peer) {
   ExportedMemory& memory = ends_.own().exported(index_of(entry)).memory;
-  std::string why = "it has many pieces, or is of virtual addresses that cannot be exported";
-  try {
-    const std::vector<Chunk> chunks =
-        ends_.api.export_chunks(entry.range.base, entry.range.bytes, kMostChunks);
-    bool all = !chunks.empty();
-    for (size_t i = 0; all && i < chunks.size(); ++i) {
-      const uint32_t number = number_of(index_of(entry), entry.generation, i);
-      all = ends_.transport.send(peer, number, chunks[i].descriptor);
-      memory.chunk_bytes[i] = chunks[i].bytes;
-    }
-    memory.chunks = static_cast<uint32_t>(chunks.size());
-    if (all) return true;
-  } catch (const std::exception& error) {
-    why = error.what();
+  const std::vector<Chunk> chunks =
+      ends_.api.export_chunks(entry.range.base, entry.range.bytes, kMostChunks);
+  for (size_t i = 0; i < chunks.size(); ++i) {
+    const uint32_t number = number_of(index_of(entry), entry.generation, i);
+    if (!ends_.transport.send(peer, number, chunks[i].descriptor)) return false;
+    memory.chunk_bytes[i] = chunks[i].bytes;
   }
-  warn(why.c_str());
-  return false;
+  memory.chunks = static_cast<uint32_t>(chunks.size());
+  return !chunks.empty();
 }
 
 // ---- the importer
@@ -241,7 +220,6 @@ void Imports::renew(int index, uint64_t generation) {
   mapped.range.process = process_;
   if (!wanted) return;
   const std::vector<Chunk> pieces = receive(index, generation, memory);
-  if (memory.kind == ExportedMemory::kNothing) return;
   try {
     mapped.address = ImportCache::of(ends_.api).acquire(
         mapped.range, memory.kind == ExportedMemory::kChunks, [&] { return open(memory, pieces); });

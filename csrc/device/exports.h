@@ -72,18 +72,17 @@ class Exports {
     uint64_t generation = 0;
     uint64_t used = 0;
     bool kept = false;
+    bool secret = false;  // it cannot be exported
   };
 
   Entry* find(const Allocation& range);
   void make_room(uint64_t bytes);
   void withdraw_if_freed(Entry& entry);
   void withdraw(Entry& entry);
-  void publish(Entry& entry);
-  void tell(Entry& entry);
+  void renew(Entry& entry, const Allocation& range);
   void give(Entry& entry, Rank peer);
   bool give_chunks(const Entry& entry, Rank peer);
   void announce(Rank peer) const;
-  void warn(const char* why) const;
   int index_of(const Entry& entry) const { return static_cast<int>(&entry - entries_.data()); }
 
   const Ends ends_;

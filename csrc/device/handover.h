@@ -2,8 +2,6 @@
 #pragma once
 
 #include <algorithm>
-#include <array>
-#include <vector>
 
 #include "device/device_comm.h"
 

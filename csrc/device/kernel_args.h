@@ -20,21 +20,10 @@ inline constexpr int kMostRanks = 32;  // of a group that talks over devices
 struct Math {
   DType dtype = DType::kUint8;
   ReduceOp op = ReduceOp::kSum;
-  bool final = true;   // AVG divides
   bool scale = false;  // dst = src * factor, as ringcomm::scale(); one source
   int32_t ranks = 1;
   double factor = 1;
   uint8_t e4m3_overflow = 0;  // what torch's float8_e4m3fn makes of a number that is too large
-};
-
-// dst[d][i] = op(src[0][i], src[1][i], ...) for i < count. Any alignment that the type allows. A
-// destination may be one of the sources exactly.
-struct ReduceArgs {
-  Math math;
-  uint64_t count = 0;  // elements
-  int32_t n_dsts = 0, n_srcs = 0;
-  std::byte* dst[kMostRanks];
-  const std::byte* src[kMostRanks];
 };
 
 // Where a rank's operands of an operation are, as the leader sees them. That rank's stream writes

@@ -1,5 +1,4 @@
 // What the kernels of hand-overs work on: where operands are, or are staged.
-#include <algorithm>
 #include <deque>
 #include <numeric>
 
@@ -120,7 +119,6 @@ void DeviceComm::set_common(LeaderArgs& args, uint64_t element) const {
 void DeviceComm::hand_over(Stream stream, const Shape& shape, uint64_t call,
                            const Reduction& reduction, const Spans& input, const Spans& output,
                            bool kept) {
-  const OnDevice here(api_, device_);
   const bool exchange = shape.collective == Collective::kAllToAll;
   if (exchange) {
     const auto self = static_cast<size_t>(rank_);
@@ -131,13 +129,12 @@ void DeviceComm::hand_over(Stream stream, const Shape& shape, uint64_t call,
   for (Share& share : handover.shares) share.slot.call = exchange ? share.slot.call : call;
   for (Served& served : handover.served) {
     served.args.call = exchange ? 0 : call;
-    if (reduces(shape.collective)) served.args.math = math_of(reduction, true);
+    if (reduces(shape.collective)) served.args.math = math_of(reduction);
   }
   run(stream, handover);
 }
 
 void DeviceComm::offer(const Shape& shape, const Spans& input, const Spans& output) {
-  const OnDevice here(api_, device_);
   static_cast<void>(prepare(shape, input, output, true));
 }
 
@@ -255,7 +252,6 @@ DeviceComm::Handover DeviceComm::by_each(const Shape& shape, const Spans& input,
 // Each step has at most one message to each peer and one from each, so ranks that send to one
 // another, in pairs or in a circle, never wait for one another in vain.
 void DeviceComm::transfer(Stream stream, std::span<const Transfer> transfers) {
-  const OnDevice here(api_, device_);
   std::vector<Transfer> rest(transfers.begin(), transfers.end());
   while (!rest.empty()) {
     Handover handover{.messages = true};

@@ -11,11 +11,10 @@ constexpr int32_t kTwoShotBlocks = 16;
 
 }  // namespace
 
-Math math_of(const Reduction& reduction, bool final) {
+Math math_of(const Reduction& reduction) {
   Math math;
   math.dtype = reduction.dtype;
   math.op = reduction.op;
-  math.final = final;
   math.ranks = reduction.ranks;
   math.e4m3_overflow = e4m3_overflow();
   return math;
@@ -52,30 +51,27 @@ void DeviceComm::copy(Stream stream, const Spans& to, uint64_t at, const Spans& 
   }
 }
 
-void DeviceComm::begin_watched() { words_.push_back({word(rank_, &own().replaying()), 1}); }
-
-void DeviceComm::end_watched(Stream stream) {
-  words_.push_back({word(rank_, &own().replaying()), 0});
-  flush(stream);
+void DeviceComm::watch(bool begins) {
+  words_.push_back({word(rank_, &own().replaying()), begins ? 1u : 0u});
 }
 
 void DeviceComm::mark(Stream stream, int timeline, uint32_t value) {
-  const OnDevice here(api_, device_);
   words_.push_back({word(rank_, &own().done(timeline)), value});
   flush(stream);
 }
 
 void DeviceComm::scale(Stream stream, DType dtype, double factor, Span dst, const std::byte* src) {
-  const OnDevice here(api_, device_);
-  ReduceArgs args{};
-  args.math = math_of({dtype, ReduceOp::kSum, 1, factor}, true);
+  LeaderArgs args{};
+  args.rank = rank_;
+  args.math = math_of({dtype, ReduceOp::kSum, 1, factor});
   args.math.scale = true;
   args.math.factor = factor;
-  args.count = dst.bytes / size_of(dtype);
-  args.n_dsts = args.n_srcs = 1;
-  args.dst[0] = dst.data;
-  args.src[0] = src;
-  if (args.count > 0) api_.launch(stream, args);
+  args.from = args.to = Who::kPart;
+  args.begin = rank_;  // it concerns no other rank
+  args.parts = 1;
+  args.length[rank_] = args.unit = dst.bytes;
+  args.own = {reinterpret_cast<uint64_t>(src), reinterpret_cast<uint64_t>(dst.data)};
+  if (dst.bytes > 0) api_.launch(stream, args);
 }
 
 // ---- all_reduce by a kernel of each rank
@@ -83,10 +79,9 @@ void DeviceComm::scale(Stream stream, DType dtype, double factor, Span dst, cons
 // Its window is used by nothing else, so nobody reads what it overwrites.
 void DeviceComm::two_shot(Stream stream, const Reduction& reduction, const Spans& input,
                           const Spans& output) {
-  const OnDevice here(api_, device_);
   const uint64_t element = size_of(reduction.dtype);
   TwoShotArgs args{};
-  args.math = math_of(reduction, true);
+  args.math = math_of(reduction);
   args.rank = rank_;
   args.n_ranks = size();
   args.blocks = kTwoShotBlocks;

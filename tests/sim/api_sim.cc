@@ -208,22 +208,18 @@ class SimApi final : public Api {
     }
   }
 
-  void launch(Stream stream, const ReduceArgs& args) override {
-    ReduceArgs host = args;
-    Addresses to_host = arguments();
-    const uint64_t bytes = args.count * size_of(args.math.dtype);
-    for (int i = 0; i < args.n_dsts; ++i) to_host(host.dst[i], bytes);
-    for (int i = 0; i < args.n_srcs; ++i) to_host(host.src[i], bytes);
-    enqueue_kernel(stream, to_host, [host] { run_reduce(host); });
-  }
-
   void launch(Stream stream, const LeaderArgs& args) override {
     LeaderArgs host = args;
     Addresses to_host = arguments();
     for (int i = 0; i < args.n_ranks; ++i) to_host(host.slot[i], sizeof(LeaderSlot));
+    for (uint64_t* const operand : {&host.own.input, &host.own.output}) {
+      auto* at = reinterpret_cast<std::byte*>(*operand);
+      to_host(at, 1);
+      *operand = reinterpret_cast<uint64_t>(at);
+    }
     to_host(host.abort, sizeof *host.abort, true);
     enqueue_kernel(stream, to_host, [host]() mutable {
-      if (std::atomic_ref(const_cast<uint32_t&>(*host.abort)) != 0) return;
+      if (host.abort != nullptr && std::atomic_ref(const_cast<uint32_t&>(*host.abort)) != 0) return;
       // Now they are filled in; what they say may be addresses of registered memory, too.
       const auto host_side = [](LeaderSlot& slot) {
         slot.input &= ~kDeviceSide;
@@ -236,7 +232,6 @@ class SimApi final : public Api {
         host_side(slots[i]);
         host.slot[i] = &slots[i];
       }
-      host_side(host.own);
       run_leader(host);
     });
   }

@@ -90,18 +90,18 @@ class Context {
 };
 
 template <class Codec, class Op, int kSources>
-void reduce_on_host(Context& context, const ReduceArgs& args, const Launch& launch) {
-  reduce_body<Codec, Op, kSources>(context, args, launch);
+void reduce_on_host(Context& context, const LeaderArgs& args, uint64_t element_bytes) {
+  reduce_body<Codec, Op, kSources>(context, args, element_bytes);
 }
 
 template <class Codec, class Op>
-void two_shot_on_host(Context& context, const TwoShotArgs& args, const Launch& launch) {
-  two_shot_body<Codec, Op>(context, args, launch);
+void two_shot_on_host(Context& context, const TwoShotArgs& args, uint64_t element_bytes) {
+  two_shot_body<Codec, Op>(context, args, element_bytes);
 }
 
 struct Kernel {
-  BySources<void (*)(Context&, const ReduceArgs&, const Launch&)> reduce;
-  void (*two_shot)(Context&, const TwoShotArgs&, const Launch&);
+  BySources<void (*)(Context&, const LeaderArgs&, uint64_t)> reduce;
+  void (*two_shot)(Context&, const TwoShotArgs&, uint64_t);
 };
 using KernelTable = TableOf<Kernel>;
 
@@ -136,15 +136,8 @@ void on_members(int members, const F& body) {
   for (std::thread& other : others) other.join();
 }
 
-void run_blocks(const ReduceArgs& args, int sources, int parts, const Launch& launch) {
-  constexpr int kBlocks = 3;
-  sim::Memory memory;
-  const auto kernel = find(kKernels, args.math).reduce.of(sources);
-  for (int i = 0; i < kBlocks * parts; ++i) {
-    Shared shared(1);
-    Context context(i % kBlocks, kBlocks, memory, shared, 0, i / kBlocks);
-    kernel(context, args, launch);
-  }
+auto kernel_for(const LeaderArgs& args) {
+  return find(kKernels, args.math).reduce.of(args.from == Who::kAll ? args.n_ranks : 1);
 }
 
 }  // namespace
@@ -154,15 +147,14 @@ namespace ringcomm::sim {
 
 using namespace cuda;
 
-void run_reduce(const ReduceArgs& args) {
-  run_blocks(args, args.n_srcs, 1, Launch{size_of(args.math.dtype)});
-}
-
 void run_leader(const LeaderArgs& args) {
-  ReduceArgs none{};
-  none.math = args.math;
-  run_blocks(none, args.from == Who::kAll ? args.n_ranks : 1, args.parts,
-             Launch{size_of(args.math.dtype), true, args});
+  constexpr int kBlocks = 3;
+  Memory memory;
+  for (int i = 0; i < kBlocks * args.parts; ++i) {
+    Shared shared(1);
+    Context context(i % kBlocks, kBlocks, memory, shared, 0, i / kBlocks);
+    kernel_for(args)(context, args, size_of(args.math.dtype));
+  }
 }
 
 void run_two_shot(const TwoShotArgs& args) {
@@ -174,16 +166,15 @@ void run_block(const TwoShotArgs& args, int block, Memory& memory, int members) 
   Shared shared(members);
   on_members(members, [&](int member) {
     Context context(block, args.blocks, memory, shared, member);
-    find(kKernels, args.math).two_shot(context, args, Launch{size_of(args.math.dtype)});
+    find(kKernels, args.math).two_shot(context, args, size_of(args.math.dtype));
   });
 }
 
-void run_block(const ReduceArgs& args, int block, int blocks, Memory& memory, int members) {
+void run_block(const LeaderArgs& args, int block, int blocks, Memory& memory, int members) {
   Shared shared(members);
   on_members(members, [&](int member) {
     Context context(block, blocks, memory, shared, member);
-    const auto kernel = find(kKernels, args.math).reduce.of(args.n_srcs);
-    kernel(context, args, Launch{size_of(args.math.dtype)});
+    kernel_for(args)(context, args, size_of(args.math.dtype));
   });
 }
 

@@ -26,13 +26,12 @@ class Memory {
 };
 
 // All blocks, one after the other, on the calling thread.
-void run_reduce(const cuda::ReduceArgs& args);
 void run_leader(const cuda::LeaderArgs& args);
 void run_two_shot(const cuda::TwoShotArgs& args);
 
 // One block, for tests. `members` threads of the host are its threads, all at once; with 1 the
 // calling thread is each of them in turn, which finds no fault between threads of one block.
 void run_block(const cuda::TwoShotArgs& args, int block, Memory& memory, int members = 1);
-void run_block(const cuda::ReduceArgs& args, int block, int blocks, Memory& memory, int members);
+void run_block(const cuda::LeaderArgs& args, int block, int blocks, Memory& memory, int members);
 
 }  // namespace ringcomm::sim

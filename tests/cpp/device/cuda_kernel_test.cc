@@ -18,28 +18,26 @@ namespace {
 using cuda::LeaderArgs;
 using cuda::LeaderSlot;
 using cuda::Math;
-using cuda::ReduceArgs;
 using cuda::TwoShotArgs;
 using cuda::Who;
 using model::Inputs;
 using model::Placed;
 
-Math math_of(const Reduction& what, bool final) {
+Math math_of(const Reduction& what) {
   Math math{};
   math.dtype = what.dtype;
   math.op = what.op;
-  math.final = final;
   math.ranks = what.ranks;
   math.e4m3_overflow = e4m3_overflow();
   return math;
 }
 
-Bytes reduced(const Reduction& what, bool final, const std::vector<Bytes>& inputs) {
+Bytes reduced(const Reduction& what, const std::vector<Bytes>& inputs) {
   Bytes out(inputs[0].size());
   std::byte* const dst = out.data();
   std::vector<const std::byte*> srcs;
   for (const Bytes& input : inputs) srcs.push_back(input.data());
-  reduce(what, final, {&dst, 1}, srcs, out.size() / size_of(what.dtype));
+  reduce(what, true, {&dst, 1}, srcs, out.size() / size_of(what.dtype));
   return out;
 }
 
@@ -77,26 +75,33 @@ std::vector<Placed> place(const std::vector<Bytes>& contents, DType dtype, size_
   return placed;
 }
 
-// `run` gets the operands; all must hold afterwards what they should.
+// `run` gets the operands, of as many ranks as there are inputs; all must hold afterwards what they
+// should. Some outputs are inputs, too; of some ranks only one gets the result.
 void check_operands(const Bytes& wanted, const std::vector<Bytes>& inputs, const Math& math,
-                    size_t variant, const std::function<void(ReduceArgs&)>& run) {
+                    size_t variant, const std::function<void(LeaderArgs&)>& run) {
   const std::string name = str(to_string(math.dtype), ' ', to_string(math.op), ", ", inputs.size(),
                                " sources of ", wanted.size(), " bytes, variant ", variant);
   std::vector<Bytes> contents = inputs;
-  const size_t n = inputs.size(), others = variant % 4;  // destinations that are no source
-  contents.resize(n + others, Bytes(wanted.size(), std::byte{0x5a}));
+  const size_t n = inputs.size(), apart = variant % (n + 1);  // ranks whose output is no input
+  contents.resize(n + apart, Bytes(wanted.size(), std::byte{0x5a}));
   std::vector<Placed> placed = place(contents, math.dtype, variant / 4);
-  ReduceArgs args{};
-  args.math = math;
-  args.count = wanted.size() / size_of(math.dtype);
+  std::vector<LeaderSlot> slots(n);
   std::vector<bool> written(placed.size());
-  const auto write = [&](size_t operand) {
-    args.dst[args.n_dsts++] = placed[operand].data();
-    written[operand] = true;
-  };
-  for (size_t s = 0; s < n; ++s) args.src[args.n_srcs++] = placed[s].data();
-  for (size_t d = 0; d < others; ++d) write(n + d);
-  if (others == 0 || variant % 2) write(variant % n);
+  LeaderArgs args{};
+  args.math = math;
+  args.call = args.parts = 1;
+  args.rank = -1;  // all have slots
+  args.n_ranks = static_cast<int>(n);
+  args.root = static_cast<int>(variant % n);
+  args.to = variant % 3 == 0 ? Who::kRoot : Who::kAll;
+  args.length[0] = args.unit = wanted.size();
+  for (size_t rank = 0; rank < n; ++rank) {
+    const size_t to = rank < apart ? n + rank : rank;
+    slots[rank] = {reinterpret_cast<uint64_t>(placed[rank].data()),
+                   reinterpret_cast<uint64_t>(placed[to].data()), 0, 1};
+    args.slot[rank] = &slots[rank];
+    written[to] = args.to == Who::kAll || static_cast<int>(rank) == args.root;
+  }
   run(args);
   for (size_t i = 0; i < placed.size(); ++i) {
     require(placed[i].intact(), name, ": wrote outside");
@@ -115,9 +120,8 @@ void every_pair_equals_reduce() {
         for (int repeat = 0; repeat < 3; ++repeat, ++variant) {
           const int ranks = variant % 11 == 0 ? 200 : static_cast<int>(sources);
           const Reduction what{pair.dtype, pair.op, ranks, 1};
-          const bool final = variant % 5 != 0;
-          check_operands(reduced(what, final, made), made, math_of(what, final), variant,
-                         [](ReduceArgs& args) { sim::run_reduce(args); });
+          check_operands(reduced(what, made), made, math_of(what), variant,
+                         [](LeaderArgs& args) { sim::run_leader(args); });
         }
       }
     }
@@ -134,11 +138,11 @@ void scale_equals_scale() {
         const Bytes input = inputs.make(pair.dtype, count);
         Bytes wanted = input;
         scale(pair.dtype, factor, wanted.data(), input.data(), count);
-        Math math = math_of({pair.dtype, pair.op, 4, factor}, true);
+        Math math = math_of({pair.dtype, pair.op, 4, factor});
         math.scale = true;
         math.factor = factor;
         check_operands(wanted, {input}, math, variant++,
-                       [](ReduceArgs& args) { sim::run_reduce(args); });
+                       [](LeaderArgs& args) { sim::run_leader(args); });
       }
     }
   }
@@ -169,7 +173,7 @@ struct LeaderCase {
       : pattern(pattern), what{pair.dtype, pair.op, static_cast<int>(ranks), 1} {
     Inputs inputs(static_cast<uint32_t>(variant));
     const uint64_t element = size_of(pair.dtype);
-    args.math = pattern.sums() ? math_of(what, true) : copy_math(element);
+    args.math = pattern.sums() ? math_of(what) : copy_math(element);
     args.call = 1 + variant;
     args.n_ranks = static_cast<int>(ranks);
     args.parts = pattern.splits() ? args.n_ranks : 1;
@@ -220,7 +224,7 @@ struct LeaderCase {
       const std::byte* const from = made[rank].data() + at(args.input_is_split, part);
       if (concerns(args.from, rank, part)) sources.emplace_back(from, from + length);
     }
-    const Bytes result = pattern.sums() ? reduced(what, true, sources) : sources.at(0);
+    const Bytes result = pattern.sums() ? reduced(what, sources) : sources.at(0);
     for (size_t rank = 0; rank < made.size(); ++rank) {
       if (!concerns(args.to, rank, part)) continue;
       std::copy(result.begin(), result.end(),
@@ -321,9 +325,9 @@ void several_threads() {
   Inputs inputs;
   const Reduction what{DType::kFloat32, ReduceOp::kSum, 3, 1};
   const std::vector<Bytes> made(3, inputs.make(what.dtype, 500));
-  const Bytes wanted = reduced(what, true, made);
+  const Bytes wanted = reduced(what, made);
   for (size_t variant = 0; variant < 12; ++variant) {
-    check_operands(wanted, made, math_of(what, true), variant, [&](ReduceArgs& args) {
+    check_operands(wanted, made, math_of(what), variant, [&](LeaderArgs& args) {
       for (int block = 0; block < 2; ++block) sim::run_block(args, block, 2, memory, 4);
     });
   }
@@ -366,7 +370,7 @@ void two_shot(TwoShotGroup& group, uint64_t seed, int steps, const MakeMemory& m
       Placed output(Bytes(input.content().size()), own.below(3) * size_of(step.what.dtype));
       Placed& to = own.below(2) ? input : output;
       TwoShotArgs args = group.args(rank);
-      args.math = math_of(step.what, true);
+      args.math = math_of(step.what);
       args.count = step.count;
       args.input = input.data();
       args.output = to.data();
@@ -381,7 +385,7 @@ void two_shot(TwoShotGroup& group, uint64_t seed, int steps, const MakeMemory& m
         if (at_once) run_threads(step.blocks, run);
         for (int block = 0; block < step.blocks && !at_once; ++block) run(block);
         require(input.intact() && output.intact(), "wrote outside");
-        require_same(to.content(), reduced(step.what, true, step.inputs), str("step ", number));
+        require_same(to.content(), reduced(step.what, step.inputs), str("step ", number));
       } catch (const std::exception&) {
         group.abort();
         throw;
@@ -404,13 +408,13 @@ bool others_return(int size, int blocks, int last) {
   std::vector<Bytes> made(static_cast<size_t>(size)), out(made.size());
   for (Bytes& bytes : made) bytes = inputs.make(what.dtype, 40);
   for (Bytes& bytes : out) bytes.resize(made[0].size());
-  const Bytes wanted = reduced(what, true, made);
+  const Bytes wanted = reduced(what, made);
   std::atomic<int> accesses{0}, aborted{0}, finished{0};
   run_threads(size * blocks, [&](Rank index) {
     const Rank rank = index % size;
     const size_t at = static_cast<size_t>(rank);
     TwoShotArgs args = group.args(rank);
-    args.math = math_of(what, true);
+    args.math = math_of(what);
     args.count = 40;
     args.input = made[at].data();
     args.output = out[at].data();

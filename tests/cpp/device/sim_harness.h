@@ -87,6 +87,17 @@ inline std::vector<Fd> receive_descriptors(const Fd& socket) {
   return descriptors;
 }
 
+// A kernel that copies.
+inline LeaderArgs bytes_moved(std::byte* to, const std::byte* from, uint64_t bytes = kBytes) {
+  LeaderArgs args{};
+  args.math.op = ReduceOp::kBor;
+  args.from = args.to = Who::kPart;
+  args.parts = 1;
+  args.length[0] = args.unit = bytes;
+  args.own = {reinterpret_cast<uint64_t>(from), reinterpret_cast<uint64_t>(to)};
+  return args;
+}
+
 inline std::byte* register_words(Api& api, Shared& shared) {
   return api.register_host(reinterpret_cast<std::byte*>(shared.word), sizeof shared.word);
 }

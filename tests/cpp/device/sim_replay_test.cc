@@ -7,15 +7,6 @@
 namespace ringcomm::testing {
 namespace {
 
-ReduceArgs bytes_moved(std::byte* to, const std::byte* from) {
-  ReduceArgs args;
-  args.count = kBytes;
-  args.n_dsts = args.n_srcs = 1;
-  args.dst[0] = to;
-  args.src[0] = from;
-  return args;
-}
-
 // ---- nodes --------------------------------------------------------------------------------------
 
 void nodes_run_in_replays() {

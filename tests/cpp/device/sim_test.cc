@@ -112,11 +112,10 @@ void implicit_waits() {
   in_processes(1, [&](Rank) {
     const auto api = make_simulated_api({});
     std::byte* words = register_words(*api, shared);
-    ReduceArgs reduction;
-    reduction.n_dsts = reduction.n_srcs = 1;
-    reduction.src[0] = reduction.dst[0] = api->allocate(1);
+    std::byte* at = api->allocate(1);
+    const LeaderArgs move = bytes_moved(at, at, 1);
     const std::vector<std::function<void()>> calls{
-        [&] { api->launch(nullptr, reduction); },
+        [&] { api->launch(nullptr, move); },
         [&, memory = api->allocate(1)] { api->release(memory); },
         [&, memory = api->allocate_pinned(1)] { api->release_pinned(memory); },
         [&] { api->unregister_host(reinterpret_cast<std::byte*>(shared.word)); },
@@ -164,18 +163,10 @@ void kernels() {
     api->load_kernels();
     auto* values = reinterpret_cast<int32_t*>(api->allocate_pinned(4 * sizeof(int32_t)));
     for (int i = 0; i < 4; ++i) values[i] = i + 1;
-    ReduceArgs sum;
-    sum.math.dtype = DType::kInt32;
-    sum.count = 1;
-    sum.n_dsts = 1;
-    sum.n_srcs = 4;
-    for (int i = 0; i < 4; ++i) sum.src[i] = reinterpret_cast<std::byte*>(values + i);
     int32_t total = 0;
     auto* host = reinterpret_cast<std::byte*>(&total);
-    sum.dst[0] = api->register_host(host, sizeof total);
-    api->launch(nullptr, sum);
-    api->synchronize(nullptr);
-    require(total == 10, "the sum is ", total);
+    const auto registered_total =
+        reinterpret_cast<uint64_t>(api->register_host(host, sizeof total));
 
     // The slots are filled in when the launch is long enqueued.
     auto* slots = reinterpret_cast<LeaderSlot*>(api->allocate(4 * sizeof(LeaderSlot)));
@@ -188,12 +179,11 @@ void kernels() {
     leader.n_ranks = 4;
     leader.abort = reinterpret_cast<uint32_t*>(word + 4);
     const auto address = [&](int i) { return reinterpret_cast<uint64_t>(values + i); };
-    leader.own = {address(0), reinterpret_cast<uint64_t>(sum.dst[0]), 0, 0};  // registered memory
+    leader.own = {address(0), registered_total};
     for (int i = 0; i < 4; ++i) leader.slot[i] = slots + i;
     api->wait_until(nullptr, word, 1);
     api->launch(nullptr, leader);
     for (int i = 1; i < 4; ++i) slots[i] = {address(i), address(i), 0, 1};
-    total = 0;
     std::atomic_ref(*reinterpret_cast<uint32_t*>(word)).store(1);
     api->synchronize(nullptr);
     require(total == 10 && values[0] == 1 && values[1] == 10 && values[3] == 10, "leader");
@@ -231,7 +221,7 @@ void devices() {
     api->use_device(2);
     std::thread([&] { require(api->current_device() == 0, "each thread has its own"); }).join();
     require(api->current_device() == 2, "device 2");
-    require_error("cudaLaunchKernel: invalid resource", [&] { api->launch(stream, ReduceArgs{}); });
+    require_error("cudaLaunchKernel: invalid resource", [&] { api->launch(stream, LeaderArgs{}); });
     require_error("cudaEventRecord: invalid resource",
                   [&] { api->record(api->make_event(), stream); });
     require_error("cudaSetDevice: invalid device ordinal", [&] { api->use_device(3); });
