@@ -20,7 +20,7 @@ from pathlib import Path
 import gpu.table
 from gpu.behaviour import Check, Crew, in_the_current_stream, memory_comes_and_goes, run_checks
 from gpu.ranks import DeviceRanks, Entry
-from gpu.speed import make_group, median, time_all_reduce, time_calls, time_in_stream
+from gpu.speed import median, time_all_reduce, time_calls, time_in_stream
 from gpu.stages import Settings, last_line, parts
 from gpu.table import Row
 from lab import report
@@ -127,7 +127,6 @@ def figures(size: int, settings: Settings, environment: dict[str, str]) -> Figur
     found: Figures = {}
     entry = Entry(settings.kind, settings.library, environment)
     with DeviceRanks(size, entry) as ranks:
-        ranks(make_group, "default", None, seconds=60)
         for count in COUNTS:
             name = report.show_size(4 * count)
             times = slowest(ranks(time_calls, count, 200, seconds=30))
@@ -136,7 +135,7 @@ def figures(size: int, settings: Settings, environment: dict[str, str]) -> Figur
                 ranks(time_in_stream, count, 32, seconds=30)
             )
         for length in LENGTHS:
-            times_of_ranks = ranks(time_all_reduce, "default", length, 8, 5, seconds=30)
+            times_of_ranks = ranks(time_all_reduce, length, 8, 5, seconds=30)
             found[f"all_reduce {report.show_size(length)}"] = median(times_of_ranks)
     return found
 

@@ -222,13 +222,6 @@ def group_by(algorithm: str | None) -> Any:
     return dist.new_group(backend="ringcomm", pg_options=options)
 
 
-def algorithms(collective: str) -> list[str]:
-    """Return those of one host."""
-    from ringcomm import _C
-
-    return [name for name in _C.algorithms(collective) if name != "hierarchical"]
-
-
 def small_run(kind: str, index: int, size: int, port: int) -> None:
     """Do a little of everything: what a sanitizer looks at."""
     store = dist.TCPStore(HOST, port, wait_for_workers=False)

@@ -4,18 +4,11 @@ Ranks share the GPU, so the bound of an operation is the memory's speed over all
 ranks together have to read and write:
 
     all_reduce, one kernel   2 n S: each input is read once, each output written once
-    all_reduce, ring         (7 n - 5) S. Of a chunk of S / n bytes each rank, with copies counted
-                             twice (read, write) and reductions of two three times, moves in
-                               reduce-scatter  2 + 3 (n - 1): sends one, adds and sends n - 2,
-                                               adds one into its output
-                               all-gather      4 (n - 1): puts n - 1 of them into slots, takes
-                                               n - 1 out of slots
-                             which is n S / n (2 + 7 (n - 1)) for all ranks
     all_gather               2 n S with S the whole output: each rank writes S, from n inputs
     broadcast                S + (n - 1) S at least
 
 Targets of whole operations are information. Each rank's work has to get the GPU first, which takes
-tens of microseconds, and up to a slice of time while others compute. A ring needs it many times.
+tens of microseconds, and up to a slice of time while others compute.
 The leader's kernel alone waits for nobody, so its share is judged.
 """
 
@@ -41,8 +34,9 @@ from lab.cases import all_gather_single, reduce_scatter_single
 from lab.ranks import Rank
 
 MIB = 1 << 20
-KERNEL_SHARE, WHOLE_SHARE, RING_SHARE = 85.0, 80.0, 80.0  # percent of the ceiling
-LARGE = 64 * MIB  # from here on shares have targets
+KERNEL_SHARE = 85.0  # percent of the ceiling, from LARGE on
+LARGE = 64 * MIB
+WHOLE_SHARES = {LARGE: 55.0, 256 * MIB: 80.0}
 ENQUEUE_MICROSECONDS = 15.0
 MANY = 16  # ranks: their operations end, however fast
 UNDER_WAY = 32  # operations that are enqueued before the host waits
@@ -51,10 +45,6 @@ ROTATED = 256 * MIB  # buffers of small operations add up to this: more than the
 
 def leader_bytes(size: int, ranks: int) -> int:
     return 2 * ranks * size
-
-
-def ring_bytes(size: int, ranks: int) -> int:
-    return (7 * ranks - 5) * size
 
 
 # ---- bandwidth
@@ -75,11 +65,7 @@ def copy_ceiling(rank: Rank, size: int) -> float:
     return best
 
 
-def make_group(rank: Rank, name: str, algorithm: str | None) -> None:
-    rank.kept[name] = gpu.ranks.group_by(algorithm)
-
-
-def time_all_reduce(rank: Rank, group: str, size: int, calls: int, rounds: int) -> list[float]:
+def time_all_reduce(rank: Rank, size: int, calls: int, rounds: int) -> list[float]:
     """Return seconds of one in-place call, a round each, as this rank's stream has it."""
     place = place_of(rank)
     number = max(1, min(8, ROTATED // size)) if place.is_cuda else 1
@@ -87,7 +73,7 @@ def time_all_reduce(rank: Rank, group: str, size: int, calls: int, rounds: int) 
 
     def enqueue() -> None:
         for call in range(calls):
-            dist.all_reduce(tensors[call % number], group=rank.kept[group])
+            dist.all_reduce(tensors[call % number])
 
     enqueue()
     times = []
@@ -155,18 +141,13 @@ def shares_of(size: int, settings: Settings) -> Iterator[Row]:
     with DeviceRanks(size, Entry(settings.kind, settings.library)) as ranks:
         ceiling = ranks(copy_ceiling, large, seconds=60)[0]
         yield gpu.table.info(f"{size} ranks: copy ceiling", ceiling, "GB/s", "read and written")
-        for name, algorithm in (("default", None), ("ring", "ring")):
-            ranks(make_group, name, algorithm, seconds=60)
-            moved, share = (ring_bytes, RING_SHARE) if algorithm else (leader_bytes, WHOLE_SHARE)
-            for each in sizes:
-                times = ranks(time_all_reduce, name, each, calls, rounds, seconds=60)
-                seconds = median(times)
-                rate = moved(each, size) / seconds / 1e9
-                note = f"{report.show_time(seconds)} µs, {rate:.0f} GB/s"
-                what = f"{size} ranks: all_reduce {report.show_size(each)} {name}"
-                yield _share(what, 100 * rate / ceiling, share if each >= LARGE else None, note)
-            if algorithm is None:
-                yield from _kernel(ranks, size, sizes[-2:], ceiling)
+        for each in sizes:
+            seconds = median(ranks(time_all_reduce, each, calls, rounds, seconds=60))
+            rate = leader_bytes(each, size) / seconds / 1e9
+            note = f"{report.show_time(seconds)} µs, {rate:.0f} GB/s"
+            what = f"{size} ranks: all_reduce {report.show_size(each)}"
+            yield _share(what, 100 * rate / ceiling, WHOLE_SHARES.get(each), note)
+        yield from _kernel(ranks, size, sizes[-2:], ceiling)
         for name, (_, least) in COLLECTIVES.items():
             seconds = median(ranks(time_collective, name, sizes[-1], calls, 3, seconds=60))
             rate = least(sizes[-1], size) / seconds / 1e9
@@ -200,8 +181,7 @@ def many(size: int, settings: Settings) -> Iterator[Row]:
     """More ranks than anybody would put on a GPU: slow perhaps, but they end."""
     each = settings.pick(LARGE, MIB, MIB)
     with DeviceRanks(size, Entry(settings.kind, settings.library)) as ranks:
-        ranks(make_group, "default", None, seconds=60)
-        times = ranks(time_all_reduce, "default", each, 8, 3, seconds=60)
+        times = ranks(time_all_reduce, each, 8, 3, seconds=60)
         what = f"{size} ranks: all_reduce {report.show_size(each)} ends"
         yield gpu.table.passed(what, 1e6 * median(times), "µs")
 

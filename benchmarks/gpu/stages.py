@@ -91,7 +91,7 @@ KINDS: list[tuple[str, str, dict[int, int], str]] = [
     ("graphs", "gpu.graphs.graphs", {2: 40, 4: 40, 8: 50},
      "capture into CUDA graphs: same bits, and what it saves"),
     ("plans", "gpu.plans.plans", {2: 50, 4: 60, 8: 90, 16: 120},
-     "every collective and algorithm, bit for bit as on the CPU"),
+     "every collective, bit for bit as plans on the CPU"),
     ("faults", "gpu.faults.faults", {2: 50, 4: 50}, "deaths, mismatches, ranks that never come"),
     ("bandwidth", "gpu.speed.bandwidth", {2: 40, 4: 40, 8: 50, 16: 40},
      "large operations as shares of a copy"),
