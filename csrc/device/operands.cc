@@ -250,7 +250,7 @@ DeviceComm::Handover DeviceComm::by_each(const Shape& shape, const Spans& input,
 // ---- messages
 
 // Each step has at most one message to each peer and one from each, so ranks that send to one
-// another, in pairs or in a circle, never wait for one another in vain.
+// another, in pairs or in a ring, never wait for one another in vain.
 void DeviceComm::transfer(Stream stream, std::span<const Transfer> transfers) {
   std::vector<Transfer> rest(transfers.begin(), transfers.end());
   while (!rest.empty()) {
