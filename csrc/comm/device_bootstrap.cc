@@ -71,7 +71,7 @@ void DeviceEngine::bootstrap(const std::vector<cuda::Subgroup>& subgroups,
     if (found.why.empty()) found = comm_->access(subgroup);
     RINGCOMM_CHECK(found.reach || Runtime::get().config().cuda_mode != "ipc", asked,
                    ": RINGCOMM_CUDA_MODE=ipc is not possible: ", found.why);
-    staging_.streams_can_signal = own().info(subgroup.index_of(self)).usable != 0;
+    if (own().info(subgroup.index_of(self)).usable != 0) staging_.streams_can_signal = true;
     tell(subgroup, found, asked);
     if (!subgroup.pair) access_ = found;
     met_[subgroup.index_of(self)] = found.reach;

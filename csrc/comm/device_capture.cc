@@ -17,18 +17,20 @@ constexpr auto kIdle = std::chrono::seconds(2);
 DeviceEngine::CompletionPtr DeviceEngine::capture(const Operation& operation, uint64_t capture,
                                                   cuda::Stream caller, const std::string& asked,
                                                   const Finish& finish) {
-  const cuda::Relaxed relaxed(api_);
   bootstrap({subgroup_of(-1)}, asked);
-  RINGCOMM_CHECK(reach(-1), asked, " cannot be captured into a CUDA graph: its tensors go through ",
-                 "memory of the host, as ", access_.why);
+  RINGCOMM_CHECK(reach(-1), asked,
+                 " cannot be captured into a CUDA graph: its tensors go through memory of the "
+                 "host, as ",
+                 access_.why);
   Timeline& timeline = timelines_[0];
   if (timeline.capture == capture) api_.wait(caller, timeline.captured);
-  Pending pending{{}, 0, timeline.issued, -1, state_.timeout(), Deadline(state_.timeout()), {}};
-  pending.operation = make_descriptor(operation, ++sequence_);
+  Descriptor descriptor = make_descriptor(operation, ++sequence_);
+  set_plan(descriptor, kByGraph, 0);
   comm_->offer(shape_of(operation), Spans(operation.input), Spans(operation.output));
-  announce(operation, pending.operation);
-  meet_at(pending.operation.sequence, asked);
-  pending.ticket = recorder_.begin(pending.operation);
+  announce(operation, descriptor);
+  meet_at(sequence_, Deadline(state_.timeout_or(operation.timeout)), asked);
+  captured_.store(true, std::memory_order_seq_cst);  // partner: watched()
+  state_.kick();
   comm_->watch(true);
   run_kernels(operation, caller, true);
   finish_in(caller, finish);
@@ -39,16 +41,13 @@ DeviceEngine::CompletionPtr DeviceEngine::capture(const Operation& operation, ui
   api_.record(timeline.captured, caller);
   const cuda::Event over = event();
   api_.record(over, caller);
-  captured_.store(true, std::memory_order_seq_cst);  // partner: watched()
-  append({pending});
-  state_.kick();
   return std::make_shared<Completion>(*this, std::vector<HostStaging::Point>(), over, caller);
 }
 
 // Until all have come to this operation and have mapped what others need them to. What is under way
 // ends first, for closing a mapping may wait for it.
-void DeviceEngine::meet_at(uint64_t sequence, const std::string& asked) {
-  const Deadline deadline(state_.timeout()), idle(kIdle);
+void DeviceEngine::meet_at(uint64_t sequence, const Deadline& deadline, const std::string& asked) {
+  const Deadline idle(kIdle);
   await_ranks(asked, deadline, subgroup_of(-1), [&](Rank peer) {
     return state_.transport().state(peer, Board::kDevice).called >= sequence;
   });
@@ -57,7 +56,10 @@ void DeviceEngine::meet_at(uint64_t sequence, const std::string& asked) {
                note_progress();
                state_.check();
              });
-  if (under_way == 0) comm_->look();
+  if (under_way == 0) {
+    comm_->look();
+    state_.transport().finish(Board::kDevice, sequence);  // of the host's part nothing is left
+  }
   own().mapped_for().store(sequence, std::memory_order_release);
   await_ranks(asked, deadline, subgroup_of(-1), [&](Rank peer) {
     return area_of(peer).mapped_for().load(std::memory_order_acquire) >= sequence;

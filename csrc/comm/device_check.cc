@@ -282,9 +282,6 @@ void DeviceEngine::release_now() {
   release_streams();
 }
 
-void DeviceEngine::release_streams() {
-  const Lock lock(mutex_);
-  if (comm_) comm_->release();
-}
+void DeviceEngine::release_streams() { cuda::DeviceComm::release(own(), state_.size()); }
 
 }  // namespace ringcomm

@@ -53,11 +53,15 @@ DeviceEngine::DeviceEngine(GroupState& state, Communicator& group, cuda::Api& ap
       spoilt_(good_until_.size()) {
   const Config& config = Runtime::get().config();
   const std::string refusal = config.cuda_mode == "host" ? "RINGCOMM_CUDA_MODE=host" : "";
-  comm_ = std::make_unique<cuda::DeviceComm>(api, state.transport(), device, config.cuda_memory,
-                                             refusal, [this](const std::string& text) {
-                                               if (Runtime::get().neighbours().first_time(text))
-                                                 state_.logger().warning(text);
-                                             });
+  comm_ = std::make_unique<cuda::DeviceComm>(
+      api, state.transport(), device, config.cuda_memory, refusal,
+      [this](const std::string& text) {
+        if (Runtime::get().neighbours().first_time(text)) state_.logger().warning(text);
+      },
+      [this] {
+        note_progress();
+        return under_way == 0;
+      });
 }
 
 DeviceEngine::~DeviceEngine() {
@@ -191,7 +195,10 @@ DeviceEngine::CompletionPtr DeviceEngine::end(const std::vector<int>& timelines,
   for (const int index : timelines) {
     Timeline& timeline = timelines_[static_cast<size_t>(index)];
     if (timeline.event == nullptr) timeline.event = api_.make_event();
-    ++timeline.issued;
+    // Peers take that of the group's operations for a sequence number: captured ones have some,
+    // too.
+    const bool numbered = index == 0 && reach(-1);
+    timeline.issued = numbered ? static_cast<uint32_t>(sequence_) : timeline.issued + 1;
     if (staging_.streams_can_signal) {
       comm_->mark(stream, index, timeline.issued);
     } else {
@@ -207,23 +214,20 @@ DeviceEngine::CompletionPtr DeviceEngine::end(const std::vector<int>& timelines,
     points.push_back({index, timelines_[static_cast<size_t>(index)].issued});
   }
   for (Pending& each : pending) each.value = timelines_[static_cast<size_t>(each.timeline)].issued;
-  if (append(pending) || staging_.gated())
-    state_.kick();  // the worker knows when to look for the next gate
+  bool first = false;
+  {
+    const Lock lock(mutex_);
+    first = pending_.empty();
+    ++batches_;
+    for (Pending& each : pending) {
+      each.batch = batches_;
+      pending_.push_back(each);
+      ++under_way;
+    }
+  }
+  if (first || staging_.gated()) state_.kick();  // the worker knows when to look for the next gate
   note_progress();
   return std::make_shared<Completion>(*this, std::move(points), over, stream);
-}
-
-// True where nothing was pending before.
-bool DeviceEngine::append(const std::vector<Pending>& pending) {
-  const Lock lock(mutex_);
-  const bool first = pending_.empty();
-  ++batches_;
-  for (const Pending& each : pending) {
-    pending_.push_back(each);
-    pending_.back().batch = batches_;
-    ++under_way;
-  }
-  return first;
 }
 
 // ---- watching
@@ -265,7 +269,6 @@ void DeviceEngine::expect_all() {
 }
 
 bool DeviceEngine::close(Clock::duration grace) {
-  captured_ = false;  // replays are errors from now on
   const Deadline deadline(grace);
   poll_until([&] { return !pending() || deadline.passed(); }, kParting, [&] { state_.check(); });
   if (failed()) release_now();          // nobody looks any more
@@ -299,6 +302,7 @@ bool DeviceEngine::close(Clock::duration grace) {
   }
   kept_ = !all || pending();
   if (!kept_) give_back();
+  captured_ = false;  // replays are errors from now on
   return !kept_;
 }
 

@@ -179,9 +179,9 @@ class DeviceEngine final : public Engine {
   CompletionPtr capture(const Operation& operation, uint64_t capture, cuda::Stream caller,
                         const std::string& asked, const Finish& finish)
       RINGCOMM_REQUIRES(enqueue_mutex_);
-  void meet_at(uint64_t sequence, const std::string& asked) RINGCOMM_REQUIRES(enqueue_mutex_);
+  void meet_at(uint64_t sequence, const Deadline& deadline, const std::string& asked)
+      RINGCOMM_REQUIRES(enqueue_mutex_);
   void check_replay() const;
-  bool append(const std::vector<Pending>& pending);
   void check_pending(const Pending& pending);
   void check_message(const Pending& pending) const;
   const cuda::Area& own() const { return area_; }

@@ -34,6 +34,7 @@ DeviceEngine::CompletionPtr DeviceEngine::guarded(const std::string& asked, Enqu
   state_.check_usable();  // it may have been closed while this thread waited for the lock
   try {
     const cuda::OnDevice here(api_, device_);
+    const cuda::Relaxed relaxed(api_);
     return enqueue();
   } catch (const UsageError&) {
     throw;
@@ -69,6 +70,7 @@ DeviceEngine::CompletionPtr DeviceEngine::enqueue(const Operation& operation, cu
     if (reach(-1)) {
       look();
       pending.operation = make_descriptor(operation, ++sequence_);
+      set_plan(pending.operation, kByKernel, 0);
       announce(operation, pending.operation);
       pending.ticket = recorder_.begin(pending.operation);
       run_kernels(operation, stream, false);
@@ -190,6 +192,7 @@ DeviceEngine::CompletionPtr DeviceEngine::enqueue(const std::vector<DeviceMessag
     }
     look();
     if (!transfers.empty()) comm_->transfer(stream, transfers);
+    comm_->flush(stream);  // before the stream waits for the host
     const auto results = staging_.post(staged, ends, stream);
     for (size_t i = 0, next = 0; i < pending.size() && !results.empty(); ++i) {
       if (!pending[i].ticket) pending[i].result = results[next++];

@@ -130,8 +130,8 @@ bool same_call(const Descriptor& a, const Descriptor& b) {
 }
 
 std::string plan_text(const Descriptor& descriptor) {
-  const uint64_t by = descriptor.words[kPlan] & 0xff;
-  return by < kAlgorithms ? to_string(static_cast<Algorithm>(by)) : "a kernel";
+  const auto by = static_cast<Algorithm>(descriptor.words[kPlan] & 0xff);
+  return by == kByGraph ? "a CUDA graph" : by >= kByKernel ? "a kernel" : to_string(by);
 }
 
 uint64_t hash_of_terms(const Geometry& geometry, const Costs& costs, int local) {

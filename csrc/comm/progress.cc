@@ -29,7 +29,7 @@ class Progress::Waiting {
   void come() { count(1); }
   void go() {
     count(-1);
-    if (!group_.state_.forked() && group_.pending()) group_.state_.kick();
+    if (!group_.state_.forked() && group_.needs_worker()) group_.state_.kick();
   }
 
  private:
@@ -62,8 +62,9 @@ bool Progress::pending(const Engine* except) const {
   return state_.count_engines(except, [](Engine& engine) { return engine.pending(); }) > 0;
 }
 
-bool Progress::watched() const {
-  return state_.count_engines(nullptr, [](Engine& engine) { return engine.watched(); }) > 0;
+bool Progress::needs_worker(const Engine* except) const {
+  const auto needs = [](Engine& engine) { return engine.pending() || engine.watched(); };
+  return state_.count_engines(except, needs) > 0;
 }
 
 bool Progress::progress(Driver& driver, const Engine* except) {
@@ -187,7 +188,7 @@ Progress::Driven Progress::drive() {
   Driver driver(host_.wheel());
   const Engine* const except = left_to_waiters();
   if (progress(driver, except)) return Driven::kMoved;
-  return pending(except) || watched() ? Driven::kBlocked : Driven::kIdle;
+  return needs_worker(except) ? Driven::kBlocked : Driven::kIdle;
 }
 
 bool Progress::sleep(const std::function<bool()>& awake, Clock::duration most) {

@@ -23,7 +23,8 @@ class Progress {
   static void call_out(const std::function<void()>& code);
 
   bool pending(const Engine* except = nullptr) const;
-  bool watched() const;
+  // Is there anything that the worker must look at?
+  bool needs_worker(const Engine* except = nullptr) const;
 
   // For the worker. kIdle: nothing to do here, or another thread drives and will kick() the worker.
   enum class Driven { kIdle, kBlocked, kMoved };

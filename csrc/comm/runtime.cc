@@ -175,7 +175,7 @@ void Runtime::step_down() {
   if (leader_.load(std::memory_order_relaxed) != std::this_thread::get_id()) return;
   const Lock lock(mutex_);
   for (const auto& group : *driven_) {
-    if (group->progress().pending() || group->progress().watched()) inbox_.push_back(group);
+    if (group->progress().needs_worker()) inbox_.push_back(group);
   }
   leader_.store(std::thread::id(), std::memory_order_relaxed);
   driven_ = nullptr;

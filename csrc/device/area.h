@@ -22,7 +22,7 @@ inline constexpr uint64_t kMessages = 64;     // to one peer, whose sizes can be
 // (handover.cc).
 enum Lane : uint8_t { kReadyLane, kDoneLane, kSentLane, kTakenLane };
 inline constexpr int kLanes = 4;
-inline constexpr uint32_t kAllDone = 1 << 20;  // more rounds than there are
+inline constexpr uint32_t kAllDone = 1 << 29;  // more rounds than there are
 
 // The words of a rank to the others of a subgroup (device_comm.h): its device, and its memory for
 // them there.

@@ -9,10 +9,10 @@
 namespace ringcomm::cuda {
 namespace {
 
-// The bytes that each rank gives each group. Plans of a large GPU need large pieces, since
+// The bytes that each rank gives each group. Rounds on a large GPU need to be large, since
 // launching costs as much as moving 20 MB.
 constexpr uint64_t kLeast = 16 << 20, kMost = 256 << 20, kShareOfDevice = 512;
-constexpr uint64_t kShareOfExports = 4;  // of a device, that the leader may have mapped of a rank
+constexpr uint64_t kShareOfExports = 4;  // of a device, that others may have mapped of a rank
 constexpr uint64_t kForMessages = 8;     // such a part of it, where two ranks meet for messages
 
 // Rank r's answer to a proof.
@@ -21,14 +21,16 @@ uint64_t answer(uint64_t pattern, Rank rank) { return ~pattern ^ static_cast<uin
 }  // namespace
 
 DeviceComm::DeviceComm(Api& api, Transport& transport, int device, uint64_t most_bytes,
-                       std::string refusal, std::function<void(const std::string& text)> warn)
+                       std::string refusal, std::function<void(const std::string& text)> warn,
+                       std::function<bool()> idle)
     : api_(api),
       transport_(transport),
       rank_(transport.rank()),
       device_(device),
       most_bytes_(most_bytes),
       refusal_(std::move(refusal)),
-      warn_(std::move(warn)) {
+      warn_(std::move(warn)),
+      idle_(std::move(idle)) {
   for (Rank rank = 0; rank < transport.size(); ++rank) {
     peers_.push_back({Area(transport.device_area(rank), transport.size())});
   }
@@ -104,7 +106,7 @@ void DeviceComm::prepare(RankInfo& info) {
   // Do streams write and wait for words of the host here? Nothing but a trial tells.
   if (stream_ == nullptr) stream_ = api_.make_stream();
   const int spare = 2 * size() + 1;  // a timeline that nobody else uses
-  mark(stream_, spare, 1);
+  api_.write(stream_, word(rank_, &own().done(spare)), 1);
   api_.wait_until(stream_, word(rank_, &own().done(spare)), 1);
   api_.synchronize(stream_);
   if (own().done(spare).load(std::memory_order_seq_cst) != 1) {
@@ -114,7 +116,7 @@ void DeviceComm::prepare(RankInfo& info) {
 }
 
 uint64_t DeviceComm::bytes_of(const Subgroup& subgroup) const {
-  uint64_t device = UINT64_MAX, most = UINT64_MAX;  // the smallest of all: plans are shaped by it
+  uint64_t device = UINT64_MAX, most = UINT64_MAX;  // the smallest of all: rounds are shaped by it
   for (const Rank rank : subgroup.ranks) {
     const RankInfo& info = this->info(subgroup, rank);
     device = std::min(device, info.memory_bytes);
@@ -210,7 +212,7 @@ PeerAccess DeviceComm::access(const Subgroup& subgroup) {
     group_ = &memory_.at(0);
     one_device_ = found.one_device;
   }
-  const Ends ends{api_, transport_, warn_};
+  const Ends ends{api_, transport_, warn_, idle_};
   const uint64_t most = info(subgroup, rank_).memory_bytes / kShareOfExports;
   if (!exports_) exports_.emplace(ends, most);
   for (const Rank rank : subgroup.ranks) {
@@ -228,12 +230,12 @@ void DeviceComm::look() {
   for (Imports& imports : imports_) imports.look();
 }
 
-void DeviceComm::release() {
-  constexpr uint32_t kBeyond = 1u << 30;  // all that is awaited
-  own().abort().store(1, std::memory_order_seq_cst);
-  for (Rank rank = 0; rank < size(); ++rank) {
+void DeviceComm::release(const Area& own, int size) {
+  constexpr uint32_t kBeyond = 2 * kAllDone;  // all that is awaited
+  own.abort().store(1, std::memory_order_seq_cst);
+  for (Rank rank = 0; rank < size; ++rank) {
     for (int lane = 0; lane < kLanes; ++lane) {
-      own().line(rank, lane).store(kBeyond, std::memory_order_seq_cst);
+      own.line(rank, lane).store(kBeyond, std::memory_order_seq_cst);
     }
   }
 }

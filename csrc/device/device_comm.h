@@ -64,7 +64,7 @@ class DeviceComm {
   // Each rank gives `most_bytes` of its memory, or if that is 0 a share that fits the device. If
   // there is a `refusal`, the reason, this rank maps no other rank's memory.
   DeviceComm(Api& api, Transport& transport, int device, uint64_t most_bytes, std::string refusal,
-             std::function<void(const std::string& text)> warn);
+             std::function<void(const std::string& text)> warn, std::function<bool()> idle);
   ~DeviceComm();
   DeviceComm(const DeviceComm&) = delete;
   DeviceComm& operator=(const DeviceComm&) = delete;
@@ -100,9 +100,9 @@ class DeviceComm {
   void flush(Stream stream);
   // Enqueued: all before it is done when Area::done(timeline) has come to `value`.
   void mark(Stream stream, int timeline, uint32_t value);
-  // Frees the streams of this rank that wait for peers, and kernels that do. Other ranks' streams
-  // may still write to our lines, so it is repeated until all is done. Makes no CUDA call.
-  void release();
+  // Frees the streams of a rank that wait for peers, and kernels that do. Streams may write to its
+  // lines again, so it is repeated until all is done. Makes no CUDA call.
+  static void release(const Area& own, int size);
   // Closes peers' memory; then each RankInfo says kSteps + 1. This rank's own goes at the end: not
   // before they have done the same.
   void let_go();
@@ -150,7 +150,6 @@ class DeviceComm {
   uint64_t seen_by(Rank leader, const std::byte* mine, bool messages) const;
   uint64_t address_at(Rank leader, const Spans& spans, uint64_t first, uint64_t bytes, bool kept);
   LeaderSlot& slot_of(Rank leader, Rank from, bool messages) const;
-  void find_slots(LeaderArgs& args, bool messages) const;
   void set_common(LeaderArgs& args, uint64_t element) const;
   Handover prepare(const Shape& shape, const Spans& input, const Spans& output, bool kept);
   Handover by_each(const Shape& shape, const Spans& input, const Spans& output, bool kept);
@@ -170,6 +169,7 @@ class DeviceComm {
   const uint64_t most_bytes_;
   const std::string refusal_;
   const std::function<void(const std::string& text)> warn_;
+  const std::function<bool()> idle_;  // see Ends
   std::vector<Peer> peers_;
   std::map<int, Memory> memory_;  // by this rank's info
   Memory* group_ = nullptr;       // info 0's, once it has met

@@ -85,8 +85,7 @@ uint64_t Exports::address_at(Rank peer, const Span& span, bool kept) {
   Entry* const entry = range.bytes == 0 || range.bytes > most_bytes_ ? nullptr : find(range);
   if (entry == nullptr) return 0;
   if (entry->range != range) {
-    withdraw(*entry);
-    make_room(range.bytes);
+    if (!make_room(*entry, range.bytes)) return 0;
     renew(*entry, range);
   }
   entry->used = now_;
@@ -109,19 +108,22 @@ Exports::Entry* Exports::find(const Allocation& range) {
 }
 
 // What is new may have taken the place of what was freed. Beyond that the longest unused goes.
-void Exports::make_room(uint64_t bytes) {
-  for (Entry& entry : entries_) withdraw_if_freed(entry);
-  while (true) {
+bool Exports::make_room(const Entry& place, uint64_t bytes) {
+  for (Entry& entry : entries_) {
+    withdraw_if_freed(entry);
+    bytes += entry.range.bytes;
+  }
+  while (place.range.bytes > 0 || bytes > most_bytes_) {
     Entry* oldest = nullptr;
-    uint64_t total = bytes;
     for (Entry& entry : entries_) {
-      total += entry.range.bytes;
       const bool older = oldest == nullptr || entry.used < oldest->used;
       if (entry.range.bytes > 0 && !entry.kept && older) oldest = &entry;
     }
-    if (total <= most_bytes_ || oldest == nullptr) return;
+    if (oldest == nullptr || !ends_.idle()) return false;
+    bytes -= oldest->range.bytes;
     withdraw(*oldest);
   }
+  return true;
 }
 
 void Exports::withdraw_if_freed(Entry& entry) {
@@ -208,7 +210,7 @@ void Imports::renew(int index, uint64_t generation) {
   Export& exported = theirs_.exported(index);
   const bool wanted = is_wanted(exported);
   const ExportedMemory memory = exported.memory;
-  // It changes nothing, and comes after what was read; partner: publish().
+  // It changes nothing, and comes after what was read; partner: Exports::renew().
   const uint64_t now = exported.generation.fetch_add(0, std::memory_order_acq_rel);
   if (generation == 0 || now != generation) return;
   Mapped& mapped = mapped_[static_cast<size_t>(index)];
@@ -229,7 +231,7 @@ void Imports::renew(int index, uint64_t generation) {
   }
   Opened& opened = ends_.own().opened(peer_, index);
   opened.address.store(reinterpret_cast<uint64_t>(mapped.address), std::memory_order_relaxed);
-  opened.generation.store(generation, std::memory_order_release);  // partner: at_leader()
+  opened.generation.store(generation, std::memory_order_release);  // partner: address_at()
 }
 
 void Imports::release(Mapped& mapped) {

@@ -25,6 +25,7 @@ struct Ends {
   Api& api;
   Transport& transport;
   std::function<void(const std::string& text)> warn;  // says a text once
+  std::function<bool()> idle;  // has this process ended all that it has enqueued?
 
   Area area(Rank rank) const { return {transport.device_area(rank), transport.size()}; }
   Area own() const { return area(transport.rank()); }
@@ -63,7 +64,8 @@ class Exports {
   Exports(Ends ends, uint64_t most_bytes) : ends_(std::move(ends)), most_bytes_(most_bytes) {}
 
   // The address at which `peer` sees `span`; 0 where it does not, or not yet. What is `kept` stays
-  // until it is freed: a graph has its address.
+  // until it is freed: a graph has its address. Other things make room for new ones while no kernel
+  // may use them.
   uint64_t address_at(Rank peer, const Span& span, bool kept);
 
  private:
@@ -76,7 +78,7 @@ class Exports {
   };
 
   Entry* find(const Allocation& range);
-  void make_room(uint64_t bytes);
+  bool make_room(const Entry& place, uint64_t bytes);
   void withdraw_if_freed(Entry& entry);
   void withdraw(Entry& entry);
   void renew(Entry& entry, const Allocation& range);

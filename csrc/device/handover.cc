@@ -85,8 +85,11 @@ void DeviceComm::serve(Stream stream, const Handover& handover, Served& served, 
   for (Rank rank = 0; rank < size(); ++rank) {
     if (rank != rank_ && round < served.rounds[static_cast<size_t>(rank)]) ranks.push_back(rank);
   }
-  for (const Rank rank : ranks) await_line(rank, handover.ready(), round + 1);
   LeaderArgs& args = served.args;
+  for (const Rank rank : ranks) {
+    await_line(rank, handover.ready(), round + 1);
+    args.slot[rank] = &slot_of(rank_, rank, handover.messages);
+  }
   args.round = round * args.unit;
   const uint64_t* const first = args.length + args.begin;
   if (std::any_of(first, first + args.parts, [&](uint64_t bytes) { return args.round < bytes; })) {

@@ -32,9 +32,9 @@ struct DeviceComm::Served {
 
 struct DeviceComm::Handover {
   bool messages = false;
-  std::vector<Share> shares{};
-  std::vector<Served> served{};
-  std::vector<Piece> in{}, out{};
+  std::vector<Share> shares;
+  std::vector<Served> served;
+  std::vector<Piece> in, out;
 
   int ready() const { return messages ? kSentLane : kReadyLane; }
   int done() const { return messages ? kTakenLane : kDoneLane; }

@@ -72,8 +72,7 @@ Span DeviceComm::region(Rank leader, bool messages) const {
   std::byte* const mine = memory.of[static_cast<size_t>(rank_)] + kPrologue;
   if (!messages) return {mine, memory.messages};
   const bool pair = &memory != group_;
-  const uint64_t all = memory.end - memory.messages;
-  const uint64_t bytes = pair ? all : all / peers_.size() / 512 * 512;
+  const uint64_t bytes = (memory.end - memory.messages) / (pair ? 1 : peers_.size()) / 512 * 512;
   return {mine + memory.messages + (pair ? 0 : static_cast<uint64_t>(leader) * bytes), bytes};
 }
 
@@ -97,13 +96,6 @@ uint64_t DeviceComm::address_at(Rank leader, const Spans& spans, uint64_t first,
 LeaderSlot& DeviceComm::slot_of(Rank leader, Rank from, bool messages) const {
   const Rank peer = leader == rank_ ? from : leader;
   return memory_with(peer, messages).prologue(leader).slots[messages ? 1 : 0][from];
-}
-
-void DeviceComm::find_slots(LeaderArgs& args, bool messages) const {
-  for (Rank from = 0; from < size(); ++from) {
-    const bool met = group_ != nullptr || memory_.contains(from + 1);
-    if (from != rank_ && met) args.slot[from] = &slot_of(rank_, from, messages);
-  }
 }
 
 // What is equal for all that a kernel of this rank does.
@@ -199,7 +191,6 @@ DeviceComm::Handover DeviceComm::prepare(const Shape& shape, const Spans& input,
     if (alone || concerns(args, rank, rank_)) served.rounds[static_cast<size_t>(rank)] = rounds;
   }
   if (!alone) args.begin = rank_, args.parts = 1;
-  find_slots(args, false);
   handover.served.push_back(served);
   return handover;
 }
@@ -242,7 +233,6 @@ DeviceComm::Handover DeviceComm::by_each(const Shape& shape, const Spans& input,
     share.slot = {seen_by(share.leader, mine, false), 0, 1, share.slot.call};
   }
   if (!whole) args.own = {0, reinterpret_cast<uint64_t>(window.data + ranks * unit), 1};
-  find_slots(args, false);
   handover.served.push_back(served);
   return handover;
 }
@@ -254,7 +244,8 @@ DeviceComm::Handover DeviceComm::by_each(const Shape& shape, const Spans& input,
 void DeviceComm::transfer(Stream stream, std::span<const Transfer> transfers) {
   std::vector<Transfer> rest(transfers.begin(), transfers.end());
   while (!rest.empty()) {
-    Handover handover{.messages = true};
+    Handover handover;
+    handover.messages = true;
     std::deque<Spans> data;
     std::vector<Transfer> later;
     std::vector<std::array<bool, 2>> moved(peers_.size());
@@ -279,7 +270,8 @@ void DeviceComm::send(Handover& handover, const Transfer& message, const Spans& 
   const uint64_t bytes = message.data.bytes;
   Share share{message.peer, {0, 0, 0, bytes}, Segments{bytes, window.bytes}.count()};
   if (bytes > kShort) share.slot.input = address_at(message.peer, data, 0, bytes, false);
-  if (share.slot.input == 0) {
+  const bool aligned = share.slot.input % 8 == 0;  // whatever type its receiver takes it for
+  if (share.slot.input == 0 || !aligned) {
     share.slot.input = seen_by(message.peer, window.data, true);
     share.slot.staged = 1;
     handover.in.push_back({&data, 0, bytes, window.bytes, window.data});
@@ -296,7 +288,6 @@ void DeviceComm::receive(Handover& handover, const Transfer& message) {
     served = handover.served.insert(served, Served());
     set_common(served->args, message.element);
     set_receiving(served->args, unit);
-    find_slots(served->args, true);
   }
   const auto at = static_cast<size_t>(message.peer);
   served->args.math = copy_of(std::min(message.element, size_of(served->args.math.dtype)));

@@ -62,21 +62,19 @@ void DeviceComm::mark(Stream stream, int timeline, uint32_t value) {
 
 void DeviceComm::scale(Stream stream, DType dtype, double factor, Span dst, const std::byte* src) {
   LeaderArgs args{};
-  args.rank = rank_;
   args.math = math_of({dtype, ReduceOp::kSum, 1, factor});
   args.math.scale = true;
   args.math.factor = factor;
-  args.from = args.to = Who::kPart;
-  args.begin = rank_;  // it concerns no other rank
+  args.from = args.to = Who::kPart;  // it concerns no other rank
   args.parts = 1;
-  args.length[rank_] = args.unit = dst.bytes;
+  args.length[0] = args.unit = dst.bytes;
   args.own = {reinterpret_cast<uint64_t>(src), reinterpret_cast<uint64_t>(dst.data)};
   if (dst.bytes > 0) api_.launch(stream, args);
 }
 
 // ---- all_reduce by a kernel of each rank
 
-// Its window is used by nothing else, so nobody reads what it overwrites.
+// What comes before it in the stream has ended on all ranks that read this rank's window.
 void DeviceComm::two_shot(Stream stream, const Reduction& reduction, const Spans& input,
                           const Spans& output) {
   const uint64_t element = size_of(reduction.dtype);
