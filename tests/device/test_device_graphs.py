@@ -306,6 +306,35 @@ def test_what_cannot_be_captured(three: Ranks, settings: dict[str, str], why: st
         assert answer.endswith("True"), outcome
 
 
+def differs(rank: Rank, life: str, settings: dict[str, str]) -> Outcome:
+    """One rank captures what the others call: an error at once, and on each of them in the end."""
+
+    def body(rank: Rank) -> str:
+        cuda = met()
+        _, tensor = Memory(cuda, True).make(COUNT)
+        with (
+            contextlib.suppress(RuntimeError),
+            Graph(cuda) if rank.index == 1 else contextlib.nullcontext(),
+        ):
+            dist.all_reduce(tensor)
+        cuda.synchronize()
+        begin = time.monotonic()
+        try:
+            dist.all_reduce(tensor)
+        except dist.DistBackendError as error:
+            late = time.monotonic() - begin > limit(10)
+            return "late" if late else str(error)
+        return "no error"
+
+    return on_device(rank, life, settings, body)
+
+
+def test_a_capture_on_one_rank_alone(three: Ranks) -> None:
+    texts = [str(outcome.get("answer")) for outcome in three(differs, "differs", SMALL)]
+    assert any("a CUDA graph" in text for text in texts), texts
+    assert not any(text in ("no error", "late") for text in texts), texts
+
+
 def gone(rank: Rank, life: str, how: str, settings: dict[str, str]) -> Outcome:
     """A peer dies, or destroys its group, while a graph waits for it: nothing hangs."""
 

@@ -6,6 +6,7 @@ closed. The simulated device counts copies: where a tensor is mapped, an all_red
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -131,6 +132,20 @@ def changing(rank: Rank, memory: SimulatedMemory) -> int:
     return memory.used() - before
 
 
+def late_leader(rank: Rank, memory: SimulatedMemory) -> str:
+    """What is under way stays mapped, though there is no room for what comes next."""
+    first, second = memory.empty(5 << 20), memory.empty(5 << 20)
+    for tensor in (first.fill_(1.0), second.fill_(1.0), first):
+        for _ in range(2):
+            dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
+    if rank.index == 0:
+        time.sleep(0.5)  # the case: the other has enqueued all before
+    works = [dist.all_reduce(tensor, async_op=True) for tensor in (first, second, first)]
+    for work in works:
+        work.wait()
+    return "" if first.eq(4).all() and second.eq(2).all() else f"{first[:2]} {second[:2]}"
+
+
 def mapped_bytes() -> int:
     """Memory of devices that this process has mapped, its own included."""
     lines = Path("/proc/self/maps").read_text().splitlines()
@@ -192,7 +207,7 @@ CASES: dict[str, Callable[[Rank, SimulatedMemory], Any]] = {
     function.__name__: function
     for function in (
         freed_and_back, never_idle, two_groups, changing, many, pieces, first_message,
-        captured_elsewhere,
+        captured_elsewhere, late_leader,
     )
 }  # fmt: skip
 
@@ -229,6 +244,11 @@ def test_the_leader_maps_no_more_than_a_part_of_the_device(two: Ranks) -> None:
     leader, follower = answers(two(run, "many", {"RINGCOMM_SIM_MEMORY_BYTES": str(128 << 20)}))
     assert 80 <= follower < 81  # its own
     assert 20 < leader - follower < 128 / 4 + 3  # one more until it is closed
+
+
+def test_what_is_under_way_stays_mapped(two: Ranks) -> None:
+    settings = {"RINGCOMM_SIM_MEMORY_BYTES": str(128 << 20)}  # a quarter has room for one of two
+    assert answers(two(run, "late_leader", settings)) == ["", ""]
 
 
 def test_memory_that_cannot_be_exported_is_said_once(two: Ranks) -> None:
