@@ -322,8 +322,7 @@ def differs(rank: Rank, life: str, settings: dict[str, str]) -> Outcome:
         try:
             dist.all_reduce(tensor)
         except dist.DistBackendError as error:
-            late = time.monotonic() - begin > limit(10)
-            return "late" if late else str(error)
+            return "late" if time.monotonic() - begin > limit(10) else str(error)
         return "no error"
 
     return on_device(rank, life, settings, body)
