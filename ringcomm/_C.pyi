@@ -1,23 +1,122 @@
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch._C._distributed_c10d import Backend as _Backend
 from torch._C._distributed_c10d import ErrorType
 
-class Options(_Backend.Options):
-    """What a user may say about a group: `init_process_group("ringcomm", pg_options=Options())`."""
+class Config:
+    """The values that the core is given; `log` is a number, and the run is the launcher's."""
 
+    log: int
     algorithm: str | None
-    """ "direct", "ring", "tree", …: used wherever a collective has it. None: as the table says."""
+    costs: str
+    cuda_connections: int
+    cuda_library: str
+    cuda_memory: int | None
+    cuda_mode: str
+    flows: int
+    ifname: str
+    ports: str
+    resume_seconds: int
+    run: str
+    secret: str
+    spin_us: int | None
+    trace: str
+    transport: str
+    def __init__(self) -> None: ...
+    def check(self) -> None:
+        """Raise ValueError where a text does not follow its grammar."""
+
+class Options(_Backend.Options):
+    """What a user may say: `init_process_group("ringcomm", pg_options=Options())`.
+
+    docs/options.md has each setting's meaning, default and variable.
+    """
+
+    # The settings, by docs/write_options.py.
+    @property
+    def algorithm(self) -> str | None: ...
+    @algorithm.setter
+    def algorithm(self, value: str | None) -> None: ...
+    @property
+    def spin_us(self) -> int | None: ...
+    @spin_us.setter
+    def spin_us(self, value: int | None) -> None: ...
+    @property
+    def cuda_mode(self) -> str: ...
+    @cuda_mode.setter
+    def cuda_mode(self, value: str | None) -> None: ...
+    @property
+    def cuda_memory(self) -> int | None: ...
+    @cuda_memory.setter
+    def cuda_memory(self, value: int | None) -> None: ...
+    @property
+    def ifname(self) -> str: ...
+    @ifname.setter
+    def ifname(self, value: str | None) -> None: ...
+    @property
+    def ports(self) -> str: ...
+    @ports.setter
+    def ports(self, value: str | None) -> None: ...
+    @property
+    def transport(self) -> str: ...
+    @transport.setter
+    def transport(self, value: str | None) -> None: ...
+    @property
+    def flows(self) -> int: ...
+    @flows.setter
+    def flows(self, value: int | None) -> None: ...
+    @property
+    def resume_seconds(self) -> int: ...
+    @resume_seconds.setter
+    def resume_seconds(self, value: int | None) -> None: ...
+    @property
+    def secret(self) -> str: ...
+    @secret.setter
+    def secret(self, value: str | Path | None) -> None: ...
+    @property
+    def costs(self) -> str: ...
+    @costs.setter
+    def costs(self, value: str | None) -> None: ...
+    @property
+    def cuda_library(self) -> str: ...
+    @cuda_library.setter
+    def cuda_library(self, value: str | None) -> None: ...
+    @property
+    def log(self) -> str: ...
+    @log.setter
+    def log(self, value: str | None) -> None: ...
+    def __init__(
+        self,
+        timeout: timedelta = ...,
+        *,
+        algorithm: str | None = None,
+        spin_us: int | None = None,
+        cuda_mode: str | None = None,
+        cuda_memory: int | None = None,
+        ifname: str | None = None,
+        ports: str | None = None,
+        transport: str | None = None,
+        flows: int | None = None,
+        resume_seconds: int | None = None,
+        secret: str | Path | None = None,
+        costs: str | None = None,
+        cuda_library: str | None = None,
+        log: str | None = None,
+    ) -> None: ...
+    # The settings end.
 
     _timeout: timedelta
     enable_reconfigure: bool
     """Whether the group is to be connected by `reconfigure`, not when it is made (torch 2.14)."""
     _agreement: Agreement | None
     """Of an elastic world: the members of its next epoch make this group."""
+    _config: Config
+    _given: set[str]
+    """The names of the settings that code has set."""
 
-    def __init__(self, timeout: timedelta = ...) -> None: ...
     def __copy__(self) -> Options: ...
     def __deepcopy__(self, memo: dict[int, Any]) -> Options: ...
 
@@ -29,13 +128,15 @@ class Backend(_Backend):
     @property
     def uid(self) -> str: ...
     def get_error(self) -> ErrorType: ...
+    def _flight_rings(self) -> list[bytes]: ...
     def flight_record(self) -> list[dict[str, Any]]:
-        """Return this rank's last 256 operations in the group, oldest first.
+        """Return this rank's last 4,096 operations in the group, oldest first.
 
-        Those that wait for their turn stand at the end. Each has `operation` ("all_reduce #412
-        float32[500000] SUM"), `sequence` (0 for messages), `state` ("queued", "running", "done" or
-        "failed"), `began` (seconds since the epoch) and `seconds` (how long it took, or has been
-        running). Any thread may ask, also while a call hangs.
+        Each has `operation` ("all_reduce float32[500000] SUM"), `sequence` (0 for messages),
+        `state` ("queued", "running", "done" or "failed") and `algorithm`. `began` is in seconds
+        since the epoch, and `seconds` says how long it took, or has been running. `waited` are
+        the seconds of these in which it waited for peers. Any thread may ask, also while a call
+        hangs.
         """
     def _set_default_timeout(self, timeout: timedelta) -> None: ...
     def _add_ephemeral_timeout(self, timeout: timedelta) -> None:
@@ -54,12 +155,19 @@ class Backend(_Backend):
     def register_mem_pool(self, pool: Any, symm: bool = False) -> None: ...
     def deregister_mem_pool(self, pool: Any) -> None: ...
 
+def configure(config: Config) -> None:
+    """Give the process its settings, before its first group."""
+
 def close_groups(error: str) -> None:
     """End all groups, because the program ends; `error` is why, or ""."""
 
-def create_backend(
-    options: Any, backend_options: Options | None = None, cuda: bool = True
-) -> Backend:
+def flight_rings() -> list[bytes]:
+    """Return the flight records of all groups, as their files show them (tools/records.py)."""
+
+def tell_failures_to(pipe: int) -> None:
+    """Write a byte to that descriptor whenever a group fails."""
+
+def create_backend(options: Any, backend_options: Options, cuda: bool = True) -> Backend:
     """Make the backend of one group from torch's _DistributedBackendOptions.
 
     `cuda`: whether the group's CUDA tensors are its own, too, or another backend's.
@@ -68,8 +176,19 @@ def create_backend(
 
 # ---- the core, for the benchmarks and the tests
 
-def algorithms(collective: str) -> list[str]: ...
 def copy_seconds(bytes: int, past_caches: bool, passes: int) -> list[float]: ...
+def plan(
+    shape: tuple[int, int, int, int, int, int, list[int], list[int], list[int], str],
+    rank: int,
+    algorithm: str | None,
+) -> tuple[str, str, list[tuple[int, int, int, int, int, list[tuple[int, int, int, int]]]]]:
+    """One rank's plan: the algorithm, the row of the table that fits, and the steps.
+
+    A step is (verb, peer, lane, bytes, number of targets, operands: targets, then sources), an
+    operand (space, rank, writer, offset). ringcomm.tools.plan_steps has names for all of it, and
+    checks shapes. `algorithm` None: that of the row. Raises ValueError where there is none.
+    """
+
 def selection_text(size: int, costs: str = "") -> str:
     """The table of a group of `size` hosts, one row a line, limits in bytes.
 
@@ -81,12 +200,6 @@ def selection_text(size: int, costs: str = "") -> str:
 
 def checksum(tensor: torch.Tensor) -> int:
     """64 bits of the bytes of a contiguous tensor on the CPU. Raises ValueError for another."""
-
-def belong_to(run: str, resume: timedelta) -> None:
-    """Say, before the first group, that this process is in an elastic world of that name.
-
-    A host that is silent for `resume`, in whole seconds, is given up.
-    """
 
 def card() -> str:
     """Return what other processes know this one by: its host, and its socket there."""

@@ -51,8 +51,7 @@ class Doorbell {
 
   // Sleeps until the bell rings for such news or `most` has passed, unless `ready()` holds. ready()
   // must read with seq_cst loads.
-  template <typename Ready>
-  void sleep(uint32_t news, Ready&& ready, Clock::duration most) const {
+  void sleep(uint32_t news, auto&& ready, Clock::duration most) const {
     page_->sleepers.fetch_add(count_of(news, 1), std::memory_order_seq_cst);
     const uint32_t seen = page_->rings.load(std::memory_order_seq_cst);
     if (!ready()) block(news, seen, most);
@@ -60,8 +59,7 @@ class Doorbell {
   }
   // The same, but `fd` being readable ends it too, and peers' rings do not: no futex can be polled.
   // One thread at a time; false, at once, when another one does so.
-  template <typename Ready>
-  bool sleep_with(int fd, uint32_t news, Ready&& ready, Clock::duration most) const {
+  bool sleep_with(int fd, uint32_t news, auto&& ready, Clock::duration most) const {
     uint32_t nobody = 0;
     if (!page_->watched.compare_exchange_strong(nobody, news, std::memory_order_acquire)) {
       return false;

@@ -49,6 +49,10 @@ class Mapping {
   Mapping(const Fd& fd, size_t bytes) : Mapping(bytes, MAP_SHARED, fd.get(), " of shared memory") {
     ::madvise(data_, bytes, MADV_DONTFORK);
   }
+  // One that a forked child has as well.
+  static Mapping inherited(const Fd& fd, size_t bytes) {
+    return {bytes, MAP_SHARED, fd.get(), " of a file"};
+  }
   // Memory of this process only, zero until it is touched.
   explicit Mapping(size_t bytes)
       : Mapping(bytes, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, "") {}

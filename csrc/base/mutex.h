@@ -40,7 +40,6 @@ class RINGCOMM_THREAD_SAFETY(scoped_lockable) Lock {
     if (held_) mutex_.unlock();
   }
   Lock(const Lock&) = delete;
-  Lock& operator=(const Lock&) = delete;
   void lock() RINGCOMM_THREAD_SAFETY(acquire_capability()) {
     mutex_.lock();
     held_ = true;

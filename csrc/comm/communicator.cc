@@ -67,15 +67,10 @@ uint64_t Communicator::sequence() const {
   return host_.sequence() + (device ? device->sequence() : 0);
 }
 
-std::vector<Record> Communicator::records() const {
-  std::vector<Record> records = state_.recorder().records();
-  if (const DeviceEngine* const device = device_in_use()) {
-    const std::vector<Record> more = device->records();
-    records.insert(records.end(), more.begin(), more.end());
-    std::ranges::stable_sort(records, {}, &Record::began);
-  }
-  host_.add_queued(records);
-  return records;
+std::vector<std::string> Communicator::flight_rings() const {
+  std::vector<std::string> rings = {state_.recorder().bytes()};
+  if (const DeviceEngine* const device = device_in_use()) rings.push_back(device->flight_ring());
+  return rings;
 }
 
 // ---- waiting
@@ -141,7 +136,8 @@ void Communicator::shutdown(Clock::duration grace, bool drains) {
 void Communicator::drain() {
   if (state_.forked()) return;
   Transport& transport = state_.transport();
-  const Deadline at_last(Runtime::get().config().resume);  // however slow the network is
+  const std::chrono::seconds most(Runtime::get().config().resume_seconds);
+  const Deadline at_last(most);  // however slow the network is
   Deadline soon(kUnheard);
   uint64_t left = transport.undelivered();
   while (left > 0 && !soon.passed() && !at_last.passed()) {

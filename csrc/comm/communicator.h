@@ -60,8 +60,8 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   DeviceEngine* device_in_use() const { return device_.load(std::memory_order_acquire); }
   // Collectives asked for so far; the same on every rank of a correct program.
   uint64_t sequence() const;
-  // The last 256 operations, oldest first; then those that wait for their turn.
-  std::vector<Record> records() const;
+  // What flight recorders show in files: of the host's operations, and of a device's.
+  std::vector<std::string> flight_rings() const;
 
   // Waits for device work that every rank has already called: it only needs time.
   void wait_for_device();

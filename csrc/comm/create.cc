@@ -45,17 +45,17 @@ std::shared_ptr<Communicator> Communicator::create(Store& store,
   RendezvousOptions meeting;
   meeting.rank = options.rank;
   meeting.size = options.size;
-  meeting.scope = str(runtime.config().run_id, "/", runtime.config().restart, "/", options.name);
+  meeting.scope = str(runtime.config().run, "/", options.name);
   const Geometry across = Geometry::across_hosts(options.size);
   const uint64_t devices = cuda::Area::bytes(options.size);
   meeting.layout = {options.size, geometry.half_bytes(), mailbox_bytes(options.size), devices};
   meeting.layout_across = {options.size, across.half_bytes(), mailbox_bytes(options.size), devices};
   meeting.first_inbox = {across.inbox_offset(0), across.inbox_bytes};
-  meeting.tcp = runtime.config().tcp;
+  meeting.tcp = runtime.config().transport == "tcp";
   if (options.rank == 0) meeting.word = runtime.costs_word();
   meeting.algorithm = [&]() -> std::string {
     if (options.algorithm) return to_string(*options.algorithm);
-    const auto& requested = options.requested ? options.requested : runtime.config().algorithm;
+    const auto& requested = options.config.algorithm;
     return requested ? to_string(algorithm_called(*requested)) : "";
   };
   meeting.network = [&](const std::string& host) -> Network& { return runtime.network(host); };

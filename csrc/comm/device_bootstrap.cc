@@ -6,11 +6,8 @@
 #include "comm/runtime.h"
 
 namespace ringcomm {
-namespace {
 
 constexpr auto kMeeting = std::chrono::microseconds(100);  // between looks at their RankInfo
-
-}  // namespace
 
 cuda::Subgroup DeviceEngine::subgroup_of(Rank peer) const {
   cuda::Subgroup subgroup;
@@ -69,9 +66,9 @@ void DeviceEngine::bootstrap(const std::vector<cuda::Subgroup>& subgroups,
     cuda::PeerAccess found;
     found.why = why_not(subgroup);
     if (found.why.empty()) found = comm_->access(subgroup);
-    RINGCOMM_CHECK(found.reach || Runtime::get().config().cuda_mode != "ipc", asked,
+    RINGCOMM_CHECK(found.reach || state_.config().cuda_mode != "ipc", asked,
                    ": RINGCOMM_CUDA_MODE=ipc is not possible: ", found.why);
-    if (own().info(subgroup.index_of(self)).usable != 0) staging_.streams_can_signal = true;
+    if (own_.info(subgroup.index_of(self)).usable != 0) staging_.streams_can_signal = true;
     tell(subgroup, found, asked);
     if (!subgroup.pair) access_ = found;
     met_[subgroup.index_of(self)] = found.reach;

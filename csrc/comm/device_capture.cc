@@ -2,17 +2,11 @@
 // meet and map one another's memory. At each replay streams do the same work again, with the same
 // words (device/handover.cc), and no host knows of it. So nothing has a deadline; but the worker
 // looks now and then whether a replay waits for a rank that is gone.
-#include <algorithm>
-
 #include "comm/device_engine.h"
 
 namespace ringcomm {
-namespace {
 
-constexpr auto kMeeting = std::chrono::microseconds(100);  // between looks at peers
 constexpr auto kIdle = std::chrono::seconds(2);
-
-}  // namespace
 
 DeviceEngine::CompletionPtr DeviceEngine::capture(const Operation& operation, uint64_t capture,
                                                   cuda::Stream caller, const std::string& asked,
@@ -51,16 +45,11 @@ void DeviceEngine::meet_at(uint64_t sequence, const Deadline& deadline, const st
   await_ranks(asked, deadline, subgroup_of(-1), [&](Rank peer) {
     return state_.transport().state(peer, Board::kDevice).called >= sequence;
   });
-  poll_until([&] { return under_way == 0 || idle.passed(); }, kMeeting,
-             [&] {
-               note_progress();
-               state_.check();
-             });
-  if (under_way == 0) {
+  if (await_idle(idle)) {
     comm_->look();
     state_.transport().finish(Board::kDevice, sequence);  // of the host's part nothing is left
   }
-  own().mapped_for().store(sequence, std::memory_order_release);
+  own_.mapped_for().store(sequence, std::memory_order_release);
   await_ranks(asked, deadline, subgroup_of(-1), [&](Rank peer) {
     return area_of(peer).mapped_for().load(std::memory_order_acquire) >= sequence;
   });
@@ -68,7 +57,7 @@ void DeviceEngine::meet_at(uint64_t sequence, const Deadline& deadline, const st
 
 // A rank that is gone comes to no replay.
 void DeviceEngine::check_replay() const {
-  if (!watched() || own().replaying().load(std::memory_order_seq_cst) == 0) return;
+  if (!watched() || own_.replaying().load(std::memory_order_seq_cst) == 0) return;
   for (Rank peer = 0; peer < state_.size(); ++peer) {
     if (peer != state_.rank()) diagnosis_.check_partner(peer, "the replay of a CUDA graph");
   }

@@ -18,11 +18,6 @@ bool has_come(uint32_t count, uint32_t value) { return static_cast<int32_t>(coun
 
 // ---- good or not
 
-bool DeviceEngine::has_let_go(Rank peer) const {
-  return state_.transport().device_area(peer) != nullptr &&
-         area_of(peer).abort().load(std::memory_order_seq_cst) != 0;
-}
-
 // As the peer's board says, which its host writes a little later than its stream the word; and a
 // failure is none for what the peer's streams are still in, until it lets them go.
 PeerState DeviceEngine::state_of(Rank peer, uint64_t sequence) const {
@@ -38,6 +33,12 @@ PeerState DeviceEngine::state_of(Rank peer, uint64_t sequence) const {
   return state;
 }
 
+// Has the message's peer called its side of that one, by its number?
+bool DeviceEngine::has_said(const Pending& pending, uint64_t number) const {
+  const auto& said = area_of(pending.peer).message(state_.rank(), !pending.sending(), number);
+  return said.load() >> 48 == (number & 0xffff);
+}
+
 // A peer whose streams, let go, may have put garbage into this.
 std::optional<Rank> DeviceEngine::spoiler(const Pending& pending) const {
   if (!pending.ticket) return std::nullopt;
@@ -45,10 +46,9 @@ std::optional<Rank> DeviceEngine::spoiler(const Pending& pending) const {
   if (pending.peer >= 0) {
     if (!has_let_go(pending.peer)) return std::nullopt;
     const cuda::Area area = area_of(pending.peer);
-    const uint64_t next = pending.number + 1;
-    const uint64_t said = area.message(self, !pending.sending(), next).load();
+    const bool begun = has_said(pending, pending.number + 1);
     const bool ended = area.ended(self, !pending.sending()).load() >= pending.number;
-    if (ended && said >> 48 != (next & 0xffff)) return std::nullopt;
+    if (ended && !begun) return std::nullopt;
     return pending.peer;
   }
   for (Rank peer = 0; peer < state_.size(); ++peer) {
@@ -101,7 +101,7 @@ void DeviceEngine::note_progress() {
   const Lock lock(mutex_);
   std::vector<uint32_t> now;
   for (size_t i = 0; i < good_until_.size(); ++i) {
-    now.push_back(own().done(static_cast<int>(i)).load(std::memory_order_seq_cst));
+    now.push_back(own_.done(static_cast<int>(i)).load(std::memory_order_seq_cst));
   }
   const auto is_over = [&](const Pending& each) {
     return has_come(now[static_cast<size_t>(each.timeline)], each.value);
@@ -117,7 +117,7 @@ void DeviceEngine::note_progress() {
     recorder_.end(*each.ticket, good);
     if (!good) continue;  // peers must not take it for finished
     if (each.peer >= 0) {
-      own().ended(each.peer, each.sending()).store(each.number, std::memory_order_seq_cst);
+      own_.ended(each.peer, each.sending()).store(each.number, std::memory_order_seq_cst);
     } else {
       state_.transport().finish(Board::kDevice, each.operation.sequence);
     }
@@ -130,13 +130,7 @@ void DeviceEngine::note_progress() {
 // A rank that has called cannot be waited for in vain, unless it fails.
 bool DeviceEngine::called(const Pending& pending) const {
   if (!pending.ticket) return true;  // the host's way sees to it
-  if (pending.peer >= 0) {
-    return area_of(pending.peer)
-                   .message(state_.rank(), !pending.sending(), pending.number)
-                   .load() >>
-               48 ==
-           (pending.number & 0xffff);
-  }
+  if (pending.peer >= 0) return has_said(pending, pending.number);
   for (Rank peer = 0; peer < state_.size(); ++peer) {
     const uint64_t theirs = state_.transport().state(peer, Board::kDevice).called;
     if (peer != state_.rank() && theirs < pending.operation.sequence) return false;
@@ -281,7 +275,5 @@ void DeviceEngine::release_now() {
   }
   release_streams();
 }
-
-void DeviceEngine::release_streams() { cuda::DeviceComm::release(own(), state_.size()); }
 
 }  // namespace ringcomm

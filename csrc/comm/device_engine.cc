@@ -6,7 +6,6 @@
 #include "comm/runtime.h"
 
 namespace ringcomm {
-namespace {
 
 constexpr auto kParting = std::chrono::microseconds(100);  // between looks at what is still mapped
 constexpr auto kReleaseInterval = std::chrono::milliseconds(1);
@@ -14,8 +13,6 @@ constexpr auto kIdle = std::chrono::milliseconds(200);
 constexpr uint64_t kIdleEvery = 64;  // operations
 constexpr int kReceiving = 3;        // streams
 constexpr int kConnections = 8;      // CUDA's own choice
-
-}  // namespace
 
 void DeviceEngine::Completion::block(cuda::Stream stream) const {
   const cuda::OnDevice here(engine_.api_, engine_.device_);  // which the default stream is of
@@ -37,7 +34,8 @@ DeviceEngine::DeviceEngine(GroupState& state, Communicator& group, cuda::Api& ap
     : state_(state),
       api_(api),
       device_(device),
-      area_(state.transport().device_area(state.rank()), state.size()),
+      own_(state.transport().device_area(state.rank()), state.size()),
+      recorder_(state.recorded(true), Runtime::get().config().trace),
       diagnosis_(state.transport(), recorder_, Board::kDevice,
                  [this](Rank peer, uint64_t sequence) { return state_of(peer, sequence); }),
       timelines_(static_cast<size_t>(1 + 2 * state.size())),
@@ -51,10 +49,10 @@ DeviceEngine::DeviceEngine(GroupState& state, Communicator& group, cuda::Api& ap
                }),
       good_until_(timelines_.size()),
       spoilt_(good_until_.size()) {
-  const Config& config = Runtime::get().config();
+  const GroupConfig& config = state_.config();
   const std::string refusal = config.cuda_mode == "host" ? "RINGCOMM_CUDA_MODE=host" : "";
   comm_ = std::make_unique<cuda::DeviceComm>(
-      api, state.transport(), device, config.cuda_memory, refusal,
+      api, state.transport(), device, config.cuda_memory.value_or(0), refusal,
       [this](const std::string& text) {
         if (Runtime::get().neighbours().first_time(text)) state_.logger().warning(text);
       },
@@ -109,20 +107,10 @@ void DeviceEngine::synchronize(cuda::Stream stream) const {
 
 // ---- events, streams, counts
 
-cuda::Area DeviceEngine::area_of(Rank peer) const {
-  return cuda::Area(state_.transport().device_area(peer), state_.size());
-}
-
 bool DeviceEngine::reached(int timeline, uint32_t value) const {
   if (state_.forked()) return true;  // that memory is the parent's alone
-  const uint32_t done = own().done(timeline).load(std::memory_order_seq_cst);
+  const uint32_t done = own_.done(timeline).load(std::memory_order_seq_cst);
   return static_cast<int32_t>(done - value) >= 0;
-}
-
-void DeviceEngine::keep(cuda::Event event) {
-  if (state_.forked()) return;
-  const Lock lock(mutex_);
-  events_.push_back(event);
 }
 
 cuda::Event DeviceEngine::event() {
@@ -161,15 +149,17 @@ void DeviceEngine::make_streams() {
 void DeviceEngine::look() {
   if (!comm_->has_news()) return;
   note_progress();
-  if (under_way > 0 && busy_looks_++ % kIdleEvery == 0) {
-    const Deadline deadline(kIdle);
-    poll_until([&] { return under_way == 0 || deadline.passed(); }, kParting,
-               [&] {
-                 note_progress();
-                 state_.check();
-               });
-  }
+  if (under_way > 0 && busy_looks_++ % kIdleEvery == 0) await_idle(Deadline(kIdle));
   if (under_way == 0) comm_->look();
+}
+
+bool DeviceEngine::await_idle(const Deadline& deadline) {
+  poll_until([&] { return under_way == 0 || deadline.passed(); }, kParting,
+             [&] {
+               note_progress();
+               state_.check();
+             });
+  return under_way == 0;
 }
 
 // The stream for what comes next in these timelines: after what came before in each of them.
@@ -203,7 +193,7 @@ DeviceEngine::CompletionPtr DeviceEngine::end(const std::vector<int>& timelines,
       comm_->mark(stream, index, timeline.issued);
     } else {
       api_.synchronize(stream);
-      own().done(index).store(timeline.issued, std::memory_order_seq_cst);
+      own_.done(index).store(timeline.issued, std::memory_order_seq_cst);
     }
     api_.record(timeline.event, stream);
   }

@@ -31,7 +31,6 @@ class DeviceEngine final : public Engine {
         : engine_(engine), points_(std::move(points)), event_(event), stream_(stream) {}
     ~Completion() { engine_.keep(event_); }
     Completion(const Completion&) = delete;
-    Completion& operator=(const Completion&) = delete;
 
     bool reached() const;
     // Somebody waits for it: from now on, if not since before, its messages have a deadline.
@@ -79,7 +78,7 @@ class DeviceEngine final : public Engine {
   // Within `grace`, lets go of peers' memory, waits until they have let go of ours, gives it back.
   // False: streams may still use what is mapped.
   bool close(Clock::duration grace);
-  std::vector<Record> records() const { return recorder_.records(); }
+  std::string flight_ring() const { return recorder_.bytes(); }
 
   bool pending() override { return pending(UINT64_MAX); }
   bool pending(uint64_t until_batch);  // of what was enqueued until then
@@ -130,8 +129,12 @@ class DeviceEngine final : public Engine {
   bool is_good(int timeline, uint32_t value);
   bool is_doomed(const Pending& pending) const;
   bool ended_well(const Pending& pending) const;
-  bool has_let_go(Rank peer) const;
+  bool has_let_go(Rank peer) const {
+    return state_.transport().device_area(peer) != nullptr &&
+           area_of(peer).abort().load(std::memory_order_seq_cst) != 0;
+  }
   PeerState state_of(Rank peer, uint64_t sequence) const;
+  bool has_said(const Pending& pending, uint64_t number) const;
   std::optional<Rank> spoiler(const Pending& pending) const;
   bool can_end_well(const Pending& pending);
   bool owed();
@@ -143,19 +146,23 @@ class DeviceEngine final : public Engine {
   bool released() const { return release_ == Release::kDone; }
   bool called(const Pending& pending) const;
   void expect(const HostStaging::Point& point);
-  void keep(cuda::Event event);
+  void keep(cuda::Event event) {
+    if (state_.forked()) return;
+    const Lock lock(mutex_);
+    events_.push_back(event);
+  }
   cuda::Event event();
   void make_streams() RINGCOMM_REQUIRES(enqueue_mutex_);
   Timeline& timeline(Rank peer, bool sending) RINGCOMM_REQUIRES(enqueue_mutex_) {
     return timelines_[static_cast<size_t>(DeviceMessage::timeline_of(peer, sending))];
   }
   void look() RINGCOMM_REQUIRES(enqueue_mutex_);
+  bool await_idle(const Deadline& deadline);  // true: nothing is under way any more
   cuda::Stream begin(const std::vector<int>& timelines, cuda::Stream caller, bool on_own_stream)
       RINGCOMM_REQUIRES(enqueue_mutex_);
   CompletionPtr end(const std::vector<int>& timelines, cuda::Stream stream,
                     std::vector<Pending> pending) RINGCOMM_REQUIRES(enqueue_mutex_);
-  template <typename Enqueue>
-  CompletionPtr guarded(const std::string& asked, Enqueue&& enqueue);
+  CompletionPtr guarded(const std::string& asked, auto&& enqueue);
 
   cuda::Subgroup subgroup_of(Rank peer) const;
   bool reach(Rank peer) const RINGCOMM_REQUIRES(enqueue_mutex_);
@@ -184,15 +191,16 @@ class DeviceEngine final : public Engine {
   void check_replay() const;
   void check_pending(const Pending& pending);
   void check_message(const Pending& pending) const;
-  const cuda::Area& own() const { return area_; }
-  cuda::Area area_of(Rank peer) const;
-  void release_streams();
+  cuda::Area area_of(Rank peer) const {
+    return cuda::Area(state_.transport().device_area(peer), state_.size());
+  }
+  void release_streams() { cuda::DeviceComm::release(own_, state_.size()); }
   void give_back() RINGCOMM_REQUIRES(enqueue_mutex_);
 
   GroupState& state_;
   cuda::Api& api_;
   const int device_;
-  const cuda::Area area_;
+  const cuda::Area own_;  // the part of this rank's memory that is for devices
   Recorder recorder_;
   Diagnosis diagnosis_;
 

@@ -28,8 +28,7 @@ uint64_t number_of(const Descriptor& descriptor) {
 }  // namespace
 
 // Any error but a refusal fails the group: of what was asked for, a part may have been enqueued.
-template <typename Enqueue>
-DeviceEngine::CompletionPtr DeviceEngine::guarded(const std::string& asked, Enqueue&& enqueue) {
+DeviceEngine::CompletionPtr DeviceEngine::guarded(const std::string& asked, auto&& enqueue) {
   const Lock lock(enqueue_mutex_);
   state_.check_usable();  // it may have been closed while this thread waited for the lock
   try {
@@ -120,7 +119,7 @@ void DeviceEngine::announce(const Operation& operation, const Descriptor& descri
     return state_.rank() < peer ? sent * 31 + received : received * 31 + sent;
   };
   for (Rank peer = 0; peer < state_.size(); ++peer) {
-    own().stamp(descriptor.sequence, peer).store(stamp(peer), std::memory_order_relaxed);
+    own_.stamp(descriptor.sequence, peer).store(stamp(peer), std::memory_order_relaxed);
   }
   transport.announce(Board::kDevice, descriptor);
   try {
@@ -163,6 +162,7 @@ DeviceEngine::CompletionPtr DeviceEngine::enqueue(const std::vector<DeviceMessag
     std::vector<int> timelines;
     std::vector<Pending> pending;
     std::vector<cuda::Transfer> transfers;
+    std::vector<cuda::Subgroup> subgroups;
     for (const DeviceMessage& message : messages) {
       const Descriptor descriptor = make_descriptor(message.kind);
       const int timeline = message.timeline();
@@ -170,10 +170,8 @@ DeviceEngine::CompletionPtr DeviceEngine::enqueue(const std::vector<DeviceMessag
         timelines.push_back(timeline);
       const auto limit = state_.timeout_or(message.timeout);
       pending.push_back({descriptor, timeline, 0, message.kind.peer, limit, {}, {}});
-    }
-    std::vector<cuda::Subgroup> subgroups;
-    for (const DeviceMessage& message : messages)
       subgroups.push_back(subgroup_of(message.kind.peer));
+    }
     bootstrap(subgroups, asked);
     const cuda::Stream stream = begin(timelines, caller, true);
     std::vector<DeviceMessage> staged;
@@ -210,7 +208,7 @@ uint64_t DeviceEngine::compare(const DeviceMessage& message) {
   const uint64_t number = ++before;
   const uint64_t said =
       number << 48 | (static_cast<uint64_t>(tag) & 0xff) << 40 | message.data.bytes;
-  own().message(peer, sending, number).store(said, std::memory_order_seq_cst);
+  own_.message(peer, sending, number).store(said, std::memory_order_seq_cst);
   const uint64_t other = area_of(peer).message(state_.rank(), !sending, number).load();
   if (other >> 48 != (number & 0xffff) || other == said) return number;
   const uint64_t bytes = other & ((uint64_t{1} << 40) - 1);

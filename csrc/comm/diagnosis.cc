@@ -189,13 +189,18 @@ void Diagnosis::throw_mismatch(const Descriptor& operation, Rank peer) const {
                           "and number of elements, in the same order"));
 }
 
-std::string Diagnosis::missing(const Descriptor& operation, Rank awaited) const {
+std::vector<Rank> Diagnosis::absent(const Descriptor& operation) const {
   std::vector<Rank> absent;
   for (Rank peer = 0; peer < transport_.size(); ++peer) {
     if (peer != transport_.rank() && state(peer).called < operation.sequence) {
       absent.push_back(peer);
     }
   }
+  return absent;
+}
+
+std::string Diagnosis::missing(const Descriptor& operation, Rank awaited) const {
+  std::vector<Rank> absent = this->absent(operation);
   if (absent.empty()) absent.push_back(awaited);
   return str(list_of(absent), " (", where_is(absent[0], operation.sequence));
 }

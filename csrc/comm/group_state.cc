@@ -11,8 +11,18 @@ GroupState::GroupState(const CommunicatorOptions& options, std::unique_ptr<Trans
       logger_(Runtime::get().config().log,
               str("rank ", options.rank, " of group '", options.name, "'")),
       transport_(std::move(transport)),
+      recorder_(recorded(false), Runtime::get().config().trace),
       diagnosis_(*transport_, recorder_, Board::kHost),
       timeout_ms_(options.timeout.count()) {}
+
+Recorded GroupState::recorded(bool device) const {
+  return {.job = Runtime::get().config().run,
+          .group = name(),
+          .rank = rank(),
+          .size = size(),
+          .global_ranks = options_.global_ranks,
+          .device = device};
+}
 
 // A rank with a core of its own may spin: waking a sleeper costs more than most waits. Ranks that
 // share cores give theirs away at once.
@@ -28,7 +38,7 @@ Patience GroupState::patience() const {
     if (neighbours_ == 1) policy.yields = 0;
     policy.adapts = true;
   }
-  if (runtime.config().spin.count() >= 0) policy.spin = runtime.config().spin;
+  if (config().spin_us) policy.spin = std::chrono::microseconds(*config().spin_us);
   return Patience(policy);
 }
 
@@ -90,6 +100,8 @@ std::exception_ptr GroupState::fail(const std::exception_ptr& error) {
   }
   each_engine([](Engine& engine) { engine.note_progress(); });
   move(Event::kFailure);
+  recorder_.fail(why);
+  Runtime::get().tell_failure();
   transport_->fail(why);  // rings this process's bell too
   each_engine([&](Engine& engine) { engine.fail(error); });
   return error;

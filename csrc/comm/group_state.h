@@ -6,6 +6,7 @@
 #include <chrono>
 #include <thread>
 
+#include "base/config.h"
 #include "base/log.h"
 #include "base/mutex.h"
 #include "comm/diagnosis.h"
@@ -20,9 +21,10 @@ struct CommunicatorOptions {
   Rank rank = 0;
   int size = 1;
   std::string name = "default";
+  std::vector<int> global_ranks;  // of its ranks; empty: the same
   std::chrono::milliseconds timeout{std::chrono::minutes(30)};
-  std::optional<Algorithm> algorithm;    // wherever the collective has it; else as the table says
-  std::optional<std::string> requested;  // the same by name; an unknown one is told to all ranks
+  std::optional<Algorithm> algorithm;  // wherever the collective has it; else as the table says
+  GroupConfig config;                  // whose algorithm is the same by name
   // Called now and then by a caller's thread that waits: its exception ends the wait (Ctrl-C).
   std::function<void()> interrupt;
   std::function<void()> interrupt_meeting;  // the same while the ranks meet
@@ -46,6 +48,7 @@ class GroupState {
   Rank rank() const { return options_.rank; }
   int size() const { return options_.size; }
   const std::string& name() const { return options_.name; }
+  const GroupConfig& config() const { return options_.config; }
   Reach reach() const { return reach_; }
   bool alone_on_host() const { return neighbours_ == 1 && size() > 1; }
   Transport& transport() const { return *transport_; }
@@ -53,6 +56,7 @@ class GroupState {
   Recorder& recorder() { return recorder_; }  // of the host's operations
   const Recorder& recorder() const { return recorder_; }
   const Diagnosis& diagnosis() const { return diagnosis_; }  // the same
+  Recorded recorded(bool device) const;                      // for the header of its flight records
   Patience patience() const;
   // The algorithm that was asked for, if the collective has it and the ranks' reach allows it.
   std::optional<Algorithm> requested_algorithm(Collective collective) const;

@@ -42,6 +42,7 @@ void HostEngine::run_to_end(const Operation& operation) {
       waiter.reset();
       while (!operation_.ready()) {
         if (waiter.again(transport.progress())) continue;
+        operation_.idle();
         // Partners: signal() of the peer, and GroupState::fail().
         driving.sleep(
             operation_.peer(), kSignalNews, [&] { return operation_.ready() || state_.failed(); },
@@ -63,7 +64,10 @@ void HostEngine::run_to_end(const Operation& operation) {
 void HostEngine::submit(const TaskPtr& task) {
   const Lock lock(queue_mutex_);
   queue_.push_back(task);
-  asked_.fetch_add(1 + task->continuation.operations, std::memory_order_relaxed);
+  Descriptor asked = task->asked;
+  asked.sequence =
+      1 + asked_.fetch_add(1 + task->continuation.operations, std::memory_order_relaxed);
+  task->ticket = state_.recorder().call(asked, task->deadline.start());
   queued_.fetch_add(1, std::memory_order_seq_cst);
 }
 
@@ -85,7 +89,7 @@ bool HostEngine::next_task() {
     queue_.pop_front();  // only the driver takes from it
   }
   if (state_.failed()) state_.check_usable();
-  operation_.begin(task_->operation);
+  operation_.begin(task_->operation, task_->ticket);
   return true;
 }
 
@@ -116,8 +120,11 @@ bool HostEngine::progress(Driver& driver) {
 
 // The driver lets go before on_done is called, which may ask for more, or destroy the group.
 void HostEngine::end_task(Driver& driver, const std::exception_ptr& error) {
-  if (error) operation_.end(false);
   const TaskPtr task = std::exchange(task_, nullptr);
+  if (error) {
+    operation_.end(false);
+    state_.recorder().end(task->ticket, false);
+  }
   if (task->on_end) std::exchange(task->on_end, nullptr)();
   driver.let_go();
   task->operation.input.clear();
@@ -153,19 +160,6 @@ Clock::duration HostEngine::poll_interval() {
   const Lock lock(queue_mutex_);
   const bool gated = !queue_.empty() && queue_.front()->gate != nullptr;
   return gated ? Clock::duration(kStreamInterval) : Engine::poll_interval();
-}
-
-void HostEngine::add_queued(std::vector<Record>& records) const {
-  const Lock lock(queue_mutex_);
-  uint64_t sequence = this->sequence() + 1;
-  for (const TaskPtr& task : queue_) sequence -= 1 + task->continuation.operations;
-  for (const TaskPtr& task : queue_) {
-    Record waiting;
-    waiting.descriptor = make_descriptor(task->operation, sequence);
-    sequence += 1 + task->continuation.operations;
-    waiting.began = waiting.ended = task->deadline.start();
-    records.push_back(waiting);
-  }
 }
 
 }  // namespace ringcomm

@@ -29,6 +29,7 @@ struct Task final : Request {
   Deadline deadline;
   Continuation continuation;
   const std::atomic<uint32_t>* gate = nullptr;  // not begun while this is 0
+  uint64_t ticket = 0;                          // the flight recorder's
   bool blocking = false;  // it ends with the wait for it: then the memory is the caller's again
 };
 using TaskPtr = std::shared_ptr<Task>;
@@ -48,13 +49,12 @@ class HostEngine final : public Engine {
     return driver.drives() && task_ ? operation_.peer() : -1;
   }
   // The wheel is for callers where no operation is in progress.
-  void rest(Driver& driver) const {
-    if (driver.drives() && !task_) driver.let_go();
+  void rest(Driver& driver) {
+    if (!driver.drives()) return;
+    task_ ? operation_.idle() : driver.let_go();
   }
   // Collectives asked for so far.
   uint64_t sequence() const { return asked_.load(std::memory_order_relaxed); }
-  // Adds the tasks that wait for their turn.
-  void add_queued(std::vector<Record>& records) const;
 
   bool pending() override { return queued_.load(std::memory_order_seq_cst) > 0; }
   bool ready(Driver& driver) override;

@@ -23,7 +23,7 @@ HostOperation::HostOperation(GroupState& state, const Geometry& geometry, const 
              has_room(geometry, state.reach()) ? state.transport().choices(0) : nullptr),
       plans_(state.rank()) {}
 
-void HostOperation::begin(const Operation& operation) {
+void HostOperation::begin(const Operation& operation, std::optional<uint64_t> ticket) {
   validate(operation, state_.size(), state_.rank());
   Shape shape = make_shape(operation, geometry_);
   shape.local = state_.reach().local;
@@ -39,7 +39,10 @@ void HostOperation::begin(const Operation& operation) {
   executor_.input().assign(operation.input);
   const bool scales = operation.op == ReduceOp::kPremulSum && scale_input(operation);
   ++sequence_;
-  ticket_ = state_.recorder().begin(current_);
+  before_ = state_.transport().traffic();
+  Descriptor recorded = current_;
+  recorded.words[kBytesWord] = std::max(bytes_of(operation.input), bytes_of(operation.output));
+  ticket_ = state_.recorder().begin(recorded, ticket);
   state_.log_first_operation([&] {
     return str(numbered(current_), ", ", to_string(plan->algorithm), " (",
                asked ? "the algorithm that was asked for" : selection_reason(shape, state_.reach()),
@@ -79,7 +82,21 @@ bool HostOperation::scale_input(const Operation& operation) {
   return false;
 }
 
+// The peer from which bytes are awaited may itself wait for one that has not called.
+void HostOperation::begin_wait() {
+  idle_since_ = Clock::now();
+  const std::vector<Rank> absent = state_.diagnosis().absent(current_);
+  waits_for_ = absent.size() == 1 ? absent[0] : executor_.peer();
+}
+
+void HostOperation::end_wait() {
+  const auto since = std::exchange(idle_since_, Clock::time_point());
+  if (waits_for_ < 0 || !ticket_) return;
+  state_.recorder().waited(*ticket_, waits_for_, Clock::now() - since);
+}
+
 bool HostOperation::advance() {
+  if (idle_since_ != Clock::time_point() && executor_.ready()) end_wait();
   switch (executor_.advance()) {
     case HostExecutor::Status::kDone:
       return true;
@@ -94,7 +111,10 @@ bool HostOperation::advance() {
 void HostOperation::end(bool good) {
   if (!ticket_) return;
   state_.transport().reclaim_lent();
-  state_.recorder().end(*std::exchange(ticket_, std::nullopt), good);
+  const auto [sent, resent] = state_.transport().traffic();
+  state_.recorder().end(*std::exchange(ticket_, std::nullopt), good,
+                        {sent - before_.sent, resent - before_.resent});
+  idle_since_ = {};
   if (!scratch_.empty()) std::vector<std::byte>().swap(scratch_);  // "= {}" keeps the memory
   if (!good) return;
   if (executor_.timed()) tuner_.took(executor_.seconds());

@@ -13,20 +13,34 @@ class HostOperation {
  public:
   HostOperation(GroupState& state, const Geometry& geometry, const Costs& costs);
 
-  // Refuses a wrong operation before the peers learn of it.
-  void begin(const Operation& operation);
+  // Refuses a wrong operation before the peers learn of it. `ticket`: of one that has waited for
+  // its turn.
+  void begin(const Operation& operation, std::optional<uint64_t> ticket = std::nullopt);
   // True when it is done. Throws MismatchError.
   bool advance();
   // Ends the operation in progress, if there is one.
   void end(bool good);
-  bool ready() { return executor_.ready(); }      // would advance() move?
+  // Would advance() move?
+  bool ready() {
+    if (executor_.ready()) return true;
+    if (++polls_ % kPolls == 0) idle();
+    return false;
+  }
+  // Nothing moves: from now on it counts as a wait. Short ones are not measured, as the clock would
+  // take as long.
+  void idle() {
+    if (idle_since_ == Clock::time_point()) begin_wait();
+  }
   Rank peer() const { return executor_.peer(); }  // the one that is waited for
   std::string text() const { return numbered(current_); }
   // Throws if the operation cannot end well: because of a peer, a failure, or a given deadline.
   void check(const Deadline* deadline);
 
  private:
+  static constexpr uint32_t kPolls = 512;
   bool scale_input(const Operation& operation);
+  void begin_wait();
+  void end_wait();
 
   GroupState& state_;
   const Geometry geometry_;
@@ -39,6 +53,10 @@ class HostOperation {
   uint64_t warned_ = 0;  // the operation of which the log says that it waits
   Descriptor current_;
   std::optional<uint64_t> ticket_;  // the flight recorder's, of the current operation
+  Traffic before_;                  // the current operation
+  uint32_t polls_ = 0;
+  Clock::time_point idle_since_;
+  Rank waits_for_ = -1;  // since then
   std::vector<std::byte> scratch_;
 };
 

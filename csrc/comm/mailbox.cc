@@ -47,9 +47,8 @@ void Mailbox::post_send(const MessagePtr& message) {
 
 void Mailbox::clear_to_send(Rank rank, const MessageHeader& announce, const MessagePtr& message) {
   peer(rank).incoming[announce.id] = {message, 0, paces_.receive(message->data.bytes)};
-  Outgoing out;
-  out.frame = {Kind::kClear, announce.tag, announce.dtype, 0, announce.id, 0};
-  peer(rank).out.push_back(std::move(out));
+  peer(rank).out.emplace_back().frame = {
+      Kind::kClear, announce.tag, announce.dtype, 0, announce.id, 0};
 }
 
 // What follows the piece `last`, or the message's announcement.
@@ -58,12 +57,11 @@ void Mailbox::next_piece(Rank rank, const MessagePtr& message, const Paces::Send
   const uint64_t offset = last.kind == Kind::kPiece ? last.bytes + last.body : 0;
   const uint64_t left = message->data.bytes - offset;
   const auto body = static_cast<uint32_t>(std::min<uint64_t>(left, pace.piece_bytes));
-  Outgoing out;
+  Outgoing& out = peer(rank).out.emplace_back();
   out.pace = pace;
   out.frame = {Kind::kPiece, message->tag, 0, body, last.id, offset};
   out.body = message->data.data + offset;
   (body == left ? out.completes : out.continues) = message;
-  peer(rank).out.push_back(std::move(out));
 }
 
 bool Mailbox::write_to(Rank rank) {
@@ -222,8 +220,7 @@ bool Mailbox::progress() {
 }
 
 // Under the lock; then, without it, callbacks.
-template <typename Move>
-bool Mailbox::move(Move&& move) {
+bool Mailbox::move(auto&& move) {
   bool moved = false;
   std::exception_ptr broken;
   {
@@ -269,16 +266,6 @@ bool Mailbox::ready() {
     if (!peer(rank).out.empty() && transport_.stream_space(rank) > 0) return true;
   }
   return false;
-}
-
-bool Mailbox::reads_from(Rank rank) {
-  const Lock lock(mutex_);
-  return has_room(peer(rank));
-}
-
-std::vector<MessagePtr> Mailbox::unfinished() {
-  const Lock lock(mutex_);
-  return {active_.begin(), active_.end()};
 }
 
 void Mailbox::fail_all(const std::exception_ptr& error) {
@@ -334,9 +321,8 @@ bool Mailbox::take_back_send(const Message& message) {
   if (eager) return true;
   to.announced.erase(announced);
   if (unsaid) return true;
-  Outgoing revoke;
-  revoke.frame = {Kind::kRevoke, message.tag, static_cast<uint32_t>(message.dtype), 0, id, 0};
-  to.out.push_back(std::move(revoke));
+  const auto dtype = static_cast<uint32_t>(message.dtype);
+  to.out.emplace_back().frame = {Kind::kRevoke, message.tag, dtype, 0, id, 0};
   pending_.fetch_add(1, std::memory_order_seq_cst);  // until it is out: see write_to()
   return true;
 }

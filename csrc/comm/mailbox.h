@@ -51,9 +51,15 @@ class Mailbox {
   // Would progress() move anything? Loads only.
   bool ready();
   bool pending() const { return pending_.load(std::memory_order_seq_cst) > 0; }
-  std::vector<MessagePtr> unfinished();
+  std::vector<MessagePtr> unfinished() {
+    const Lock lock(mutex_);
+    return {active_.begin(), active_.end()};
+  }
   // Has it room for more of that peer's messages?
-  bool reads_from(Rank rank);
+  bool reads_from(Rank rank) {
+    const Lock lock(mutex_);
+    return has_room(peer(rank));
+  }
   void fail_all(const std::exception_ptr& error);
   // Ends the message with that error, and harms nothing else. False: a part of it has moved, and it
   // is as it was. One that is done stays so.
@@ -124,8 +130,7 @@ class Mailbox {
   std::exception_ptr mismatch(const Message& message, Rank rank, const MessageHeader& frame) const;
   void complete(const MessagePtr& message, const std::exception_ptr& error)
       RINGCOMM_REQUIRES(mutex_);
-  template <typename Move>
-  bool move(Move&& move);
+  bool move(auto&& move);
   bool call_back();
   static bool has_room(const Peer& from) { return !from.broken && from.kept < kMostKept; }
   Peer& peer(Rank rank) RINGCOMM_REQUIRES(mutex_) { return peers_[static_cast<size_t>(rank)]; }

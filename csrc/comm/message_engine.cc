@@ -3,8 +3,7 @@
 namespace ringcomm {
 
 // A message that goes wrong fails the group: its peer waits for the rest of it.
-template <typename Move>
-bool MessageEngine::move(Move&& move) {
+bool MessageEngine::move(auto&& move) {
   bool moved = false;
   try {
     moved = move();
@@ -38,10 +37,6 @@ bool MessageEngine::progress(Driver& driver) {
   if (!pending() || !(state_.failed() || mailbox_.ready())) return false;
   driver.let_go();  // callbacks must find the group free
   return move([&] { return mailbox_.progress(); });
-}
-
-void MessageEngine::end_failed() {
-  if (pending()) mailbox_.fail_all(state_.error());
 }
 
 // ---- the slow path

@@ -24,11 +24,12 @@ class MessageEngine final : public Engine {
   bool ready(Driver&) override { return pending() && mailbox_.ready(); }
   bool progress(Driver& driver) override;
   void check() override;
-  void end_failed() override;
+  void end_failed() override {
+    if (pending()) mailbox_.fail_all(state_.error());
+  }
 
  private:
-  template <typename Move>
-  bool move(Move&& move);
+  bool move(auto&& move);
   std::vector<bool> gone_peers();
   void check_source(const Message& message, const std::vector<bool>& gone);
 

@@ -34,8 +34,7 @@ class Paces {
     Clock::duration taken{};
 
     // Runs `read`, which returns how many bytes it got.
-    template <typename Read>
-    size_t read(Read&& read) {
+    size_t read(auto&& read) {
       if (contest == nullptr) return read();
       const auto start = Clock::now();
       const size_t got = read();

@@ -17,7 +17,6 @@ class Progress::Waiting {
     go();
   }
   Waiting(const Waiting&) = delete;
-  Waiting& operator=(const Waiting&) = delete;
 
   // The wait() that this thread is in and that no call_out() has left.
   static Waiting*& innermost() {
@@ -58,10 +57,6 @@ void Progress::call_out(const std::function<void()>& code) {
 
 // ---- loops over the engines
 
-bool Progress::pending(const Engine* except) const {
-  return state_.count_engines(except, [](Engine& engine) { return engine.pending(); }) > 0;
-}
-
 bool Progress::needs_worker(const Engine* except) const {
   const auto needs = [](Engine& engine) { return engine.pending() || engine.watched(); };
   return state_.count_engines(except, needs) > 0;
@@ -75,12 +70,6 @@ bool Progress::progress(Driver& driver, const Engine* except) {
 bool Progress::ready(Driver& driver, const Engine* except) const {
   const bool ends = state_.failed() && (host_.pending() || messages_.pending());
   return ends || state_.count_engines(except, [&](Engine& it) { return it.ready(driver); }) > 0;
-}
-
-Clock::duration Progress::poll_interval() const {
-  Clock::duration least = Clock::duration::max();
-  state_.each_engine([&](Engine& engine) { least = std::min(least, engine.poll_interval()); });
-  return least;
 }
 
 // ---- threads that wait
@@ -172,13 +161,6 @@ void Progress::wait_for_streams(const std::string& during, const std::function<b
 }
 
 // ---- the worker
-
-// Messages are moved by the threads that wait, if there are any. Such a thread came before this
-// load, and looks at all there is before it sleeps; or it has gone since, and Waiting::go() kicks
-// the worker anew.
-const Engine* Progress::left_to_waiters() const {
-  return waiting_.load(std::memory_order_seq_cst) > 0 ? &messages_ : nullptr;
-}
 
 Progress::Driven Progress::drive() {
   // A thread that waits for a task drives everything; as above.

@@ -22,7 +22,9 @@ class Progress {
   // would drive, so others drive meanwhile.
   static void call_out(const std::function<void()>& code);
 
-  bool pending(const Engine* except = nullptr) const;
+  bool pending(const Engine* except = nullptr) const {
+    return state_.count_engines(except, [](Engine& engine) { return engine.pending(); }) > 0;
+  }
   // Is there anything that the worker must look at?
   bool needs_worker(const Engine* except = nullptr) const;
 
@@ -35,13 +37,22 @@ class Progress {
   // The news that wake the worker: no signals where there are only messages.
   uint32_t news() { return host_.pending() ? kAllNews : kMessageNews | kLocalNews; }
   // The longest that the worker may sleep before it drives this group again.
-  Clock::duration poll_interval() const;
+  Clock::duration poll_interval() const {
+    Clock::duration least = Clock::duration::max();
+    state_.each_engine([&](Engine& engine) { least = std::min(least, engine.poll_interval()); });
+    return least;
+  }
 
  private:
   class Waiting;
   bool progress(Driver& driver, const Engine* except);
   bool ready(Driver& driver, const Engine* except) const;
-  const Engine* left_to_waiters() const;
+  // Messages are moved by the threads that wait, if there are any. Such a thread came before this
+  // load, and looks at all there is before it sleeps; or it has gone since, and Waiting::go() kicks
+  // the worker anew.
+  const Engine* left_to_waiters() const {
+    return waiting_.load(std::memory_order_seq_cst) > 0 ? &messages_ : nullptr;
+  }
   Rank awaited(const Driver& driver);
   void check_interrupt(Request& request);
 

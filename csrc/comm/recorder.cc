@@ -1,48 +1,170 @@
 #include "comm/recorder.h"
 
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <numeric>
+
 #include "comm/operation.h"
 
 namespace ringcomm {
+namespace {
 
-const char* to_string(Record::State state) {
-  constexpr const char* names[] = {"queued", "running", "done", "failed"};
-  return names[static_cast<size_t>(state)];
-}
-
-uint64_t Recorder::begin(const Descriptor& descriptor) {
-  const auto now = Clock::now();
-  const Lock lock(mutex_);
-  ring_[begun_ % kRecords] = {descriptor, Record::State::kRunning, now, now};
-  return begun_++;
-}
-
-void Recorder::end(uint64_t ticket, bool good) {
-  const auto now = Clock::now();
-  const Lock lock(mutex_);
-  if (begun_ - ticket > kRecords) return;  // overwritten meanwhile
-  Record& record = ring_[ticket % kRecords];
-  record.state = good ? Record::State::kDone : Record::State::kFailed;
-  record.ended = now;
-}
-
-std::vector<Record> Recorder::records() const {
-  const Lock lock(mutex_);
-  std::vector<Record> records;
-  for (uint64_t i = begun_ - std::min(begun_, kRecords); i < begun_; ++i) {
-    records.push_back(ring_[i % kRecords]);
+// `text` as a string of JSON. Names of groups are a user's.
+std::string quoted(std::string text) {
+  for (char& letter : text) {
+    if (letter == '"' || letter == '\\' || static_cast<unsigned char>(letter) < ' ') letter = '_';
   }
-  return records;
+  return str('"', text, '"');
+}
+
+template <typename Value>
+std::string names(int count, std::initializer_list<const char*> more = {}) {
+  std::vector<std::string> all;
+  for (int i = 0; i < count; ++i) all.push_back(quoted(to_string(static_cast<Value>(i))));
+  for (const char* name : more) all.push_back(quoted(name));
+  return str('[', joined(all, [](const std::string& name) { return name; }), ']');
+}
+
+std::string host_name() {
+  char name[256] = {};
+  ::gethostname(name, sizeof name - 1);
+  return name;
+}
+
+int global_rank(const Recorded& recorded) {
+  return recorded.global_ranks.empty() ? recorded.rank
+                                       : recorded.global_ranks[static_cast<size_t>(recorded.rank)];
+}
+
+std::string about(const Recorded& recorded, size_t records_at, size_t totals_at, size_t waits_at) {
+  std::vector<int> global = recorded.global_ranks;
+  if (global.empty()) {
+    global.resize(static_cast<size_t>(recorded.size));
+    std::iota(global.begin(), global.end(), 0);
+  }
+  return str(
+      "{\"version\":1,\"job\":", quoted(recorded.job), ",\"pid\":", ::getpid(),
+      ",\"host\":", quoted(host_name()), ",\"rank\":", recorded.rank, ",\"size\":", recorded.size,
+      ",\"global_ranks\":[", joined(global, [](int rank) { return std::to_string(rank); }),
+      "],\"group\":", quoted(recorded.group), ",\"device\":", recorded.device ? "true" : "false",
+      ",\"capacity\":", Recorder::kRecords, ",\"record_bytes\":", sizeof(Record),
+      ",\"records_at\":", records_at, ",\"totals_at\":", totals_at, ",\"waits_at\":", waits_at,
+      ",\"collectives\":", names<Collective>(kCollectives, {"send", "recv"}),
+      ",\"dtypes\":", names<DType>(kDTypes), ",\"ops\":", names<ReduceOp>(kReduceOps),
+      ",\"algorithms\":", names<Algorithm>(kAlgorithms, {"a kernel", "a CUDA graph"}), "}");
+}
+
+Mapping map(const Recorded& recorded, const std::string& folder, size_t bytes) {
+  static std::atomic<int> number{0};
+  if (folder.empty()) return Mapping(bytes);
+  const std::string path =
+      str(folder, "/rank", global_rank(recorded), "-", ::getpid(), "-", number++, ".ring");
+  const Fd file(::open(path.c_str(), O_CREAT | O_TRUNC | O_RDWR | O_CLOEXEC, 0644));
+  if (!file || ::ftruncate(file.get(), static_cast<off_t>(bytes)) != 0) {
+    throw SystemError("RINGCOMM_TRACE: " + path);
+  }
+  return Mapping::inherited(file, bytes);
+}
+
+void copy_text(std::span<char> to, const std::string& text) {
+  std::memcpy(to.data(), text.data(), std::min(text.size(), to.size() - 1));
+}
+
+}  // namespace
+
+Recorder::Recorder(const Recorded& recorded, const std::string& folder)
+    : bytes_(kBytes + sizeof(uint64_t) * static_cast<size_t>(recorded.size)),
+      memory_(map(recorded, folder, bytes_)) {
+  const auto wall = std::chrono::system_clock::now().time_since_epoch();
+  head().steady = nanoseconds(Clock::now());
+  head().wall = std::chrono::nanoseconds(wall).count();
+  copy_text(head().about, about(recorded, sizeof(Head), kTotalsAt, kBytes));
+  std::memcpy(head().magic, "RINGREC1", sizeof head().magic);
+}
+
+Record* Recorder::find(uint64_t ticket) {
+  Record& record = ring()[ticket % kRecords];
+  return record.number == ticket + 1 ? &record : nullptr;  // else overwritten meanwhile
+}
+
+uint64_t Recorder::add(const Descriptor& descriptor, Clock::time_point now) {
+  const uint64_t ticket = head().begun++;
+  Record& record = ring()[ticket % kRecords];
+  record = {.descriptor = descriptor, .called = nanoseconds(now)};
+  record.number = ticket + 1;
+  return ticket;
+}
+
+uint64_t Recorder::call(const Descriptor& descriptor, Clock::time_point now) {
+  const Lock lock(mutex_);
+  return add(descriptor, now);
+}
+
+uint64_t Recorder::begin(const Descriptor& descriptor, std::optional<uint64_t> called) {
+  const auto now = Clock::now();
+  const Lock lock(mutex_);
+  const uint64_t ticket = called ? *called : add(descriptor, now);
+  if (Record* const record = find(ticket)) {
+    record->descriptor = descriptor;
+    record->began = nanoseconds(now);
+    record->state = Record::State::kRunning;
+  }
+  return ticket;
+}
+
+void Recorder::waited(uint64_t ticket, Rank peer, Clock::duration time) {
+  const Lock lock(mutex_);
+  const auto passed = static_cast<uint64_t>(std::chrono::nanoseconds(time).count());
+  if (kBytes + sizeof(uint64_t) * static_cast<size_t>(peer) < bytes_) waits()[peer] += passed;
+  Record* const record = find(ticket);
+  if (record == nullptr) return;
+  record->waited += passed;
+  if (passed <= record->longest) return;
+  record->longest = passed;
+  record->longest_peer = peer;
+}
+
+void Recorder::end(uint64_t ticket, bool good, const Traffic& traffic) {
+  const auto now = Clock::now();
+  const Lock lock(mutex_);
+  Record* const record = find(ticket);
+  if (record == nullptr || record->ended != 0) return;
+  record->state = good ? Record::State::kDone : Record::State::kFailed;
+  record->ended = nanoseconds(now);
+  record->sent = traffic.sent;
+  record->resent = static_cast<uint32_t>(traffic.resent);
+  head().sent += traffic.sent;
+  head().resent += traffic.resent;
+  if (!good) return;
+  const uint64_t* const words = record->descriptor.words;
+  Totals& total = totals()[words[0] & 0xff];
+  ++total.operations;
+  total.bytes +=
+      std::max(words[kBytesWord], words[1] * size_of(static_cast<DType>(words[0] >> 8 & 0xff)));
+  total.nanoseconds += static_cast<uint64_t>(record->ended - record->began);
+}
+
+void Recorder::fail(const std::string& why) {
+  const Lock lock(mutex_);
+  copy_text(head().failure, why);
 }
 
 std::string Recorder::name_of(uint64_t sequence) const {
   std::string name = str("#", sequence);
   const Lock lock(mutex_);
-  for (const Record& record : ring_) {
+  for (const Record& record : ring().first(std::min(head().begun, kRecords))) {
     if (sequence != 0 && record.descriptor.sequence == sequence) {
       return str(name, " ", to_text(record.descriptor));
     }
   }
   return name;
+}
+
+std::string Recorder::bytes() const {
+  const Lock lock(mutex_);
+  return {reinterpret_cast<const char*>(memory_.data()), bytes_};
 }
 
 }  // namespace ringcomm

@@ -1,42 +1,104 @@
-// The flight recorder keeps the last operations of a group, for the texts of its errors and for
-// people who ask when it hangs.
+// The flight recorder keeps the last operations of a group: for the texts of its errors, for people
+// who ask when it hangs, and in a file for those who ask afterwards. ringcomm/tools/records.py
+// reads the same layout.
 #pragma once
 
-#include <array>
+#include <optional>
+#include <span>
 
 #include "base/deadline.h"
+#include "base/fd.h"
 #include "base/mutex.h"
+#include "plan/plan.h"
 #include "transport/transport.h"
 
 namespace ringcomm {
 
+inline constexpr int kKinds = kCollectives + 2;  // sends and receives, too
+// The word of a record's descriptor that peers do not compare: the bytes of the larger side, if the
+// count does not say it.
+inline constexpr int kBytesWord = Descriptor::kWords - 1;
+
+// Times are nanoseconds of Clock; 0: not yet.
 struct Record {
-  enum class State : uint8_t { kQueued, kRunning, kDone, kFailed };
+  enum class State : uint32_t { kQueued, kRunning, kDone, kFailed };
 
+  uint64_t number = 0;    // the ticket and 1; 0 while the record is written
   Descriptor descriptor;  // of a collective, or of a send or receive (sequence 0)
+  int64_t called = 0, began = 0, ended = 0;
+  uint64_t sent = 0;  // bytes to other hosts
+  uint64_t waited = 0, longest = 0;
+  Rank longest_peer = -1;
+  uint32_t resent = 0;  // frames to the ranks of the group, of other groups as well
   State state = State::kQueued;
-  Clock::time_point began, ended;  // ended: when done or failed
+  uint32_t reserved = 0;
 };
+static_assert(sizeof(Record) == 128);
 
-const char* to_string(Record::State state);
+inline int64_t nanoseconds(Clock::time_point time) {
+  return std::chrono::nanoseconds(time.time_since_epoch()).count();
+}
+
+// Whose operations are recorded.
+struct Recorded {
+  std::string job, group = "default";
+  Rank rank = 0;
+  int size = 0;
+  std::vector<int> global_ranks;  // empty: the same as in the group
+  bool device = false;
+};
 
 // Any thread may call any function.
 class Recorder {
  public:
-  static constexpr uint64_t kRecords = 256;
+  static constexpr uint64_t kRecords = 4096;
 
-  // An operation begins; the ticket is for end().
-  uint64_t begin(const Descriptor& descriptor);
-  void end(uint64_t ticket, bool good);
+  // `folder`: where a file shows the records while they are made; empty: in memory only. Throws
+  // SystemError.
+  explicit Recorder(const Recorded& recorded = {}, const std::string& folder = {});
 
-  std::vector<Record> records() const;  // oldest first
+  // An operation is called, and waits for its turn. The ticket is for the other functions.
+  uint64_t call(const Descriptor& descriptor, Clock::time_point now);
+  // It begins; without a ticket it was called just now.
+  uint64_t begin(const Descriptor& descriptor, std::optional<uint64_t> called = std::nullopt);
+  void waited(uint64_t ticket, Rank peer, Clock::duration time);
+  void end(uint64_t ticket, bool good, const Traffic& traffic = {});
+  void fail(const std::string& why);  // the group
+
   // "#412 all_reduce float32[10] SUM", or "#412" when that was too long ago.
   std::string name_of(uint64_t sequence) const;
+  // What the file shows.
+  std::string bytes() const;
 
  private:
+  struct Head {
+    char magic[8];
+    uint64_t begun;  // operations
+    int64_t steady, wall;
+    uint64_t sent, resent;  // of all operations
+    uint64_t reserved[2];
+    char about[3008];  // JSON
+    char failure[1024];
+  };
+  static_assert(sizeof(Head) == 4096);
+  struct Totals {  // of one collective, or of sends, or of receives
+    uint64_t operations, bytes, nanoseconds;
+  };
+  static constexpr size_t kTotalsAt = sizeof(Head) + kRecords * sizeof(Record);
+  static constexpr size_t kBytes = kTotalsAt + sizeof(Totals) * kKinds;
+
+  Head& head() const { return *reinterpret_cast<Head*>(memory_.data()); }
+  std::span<Record> ring() const {
+    return {reinterpret_cast<Record*>(memory_.data() + sizeof(Head)), kRecords};
+  }
+  Totals* totals() const { return reinterpret_cast<Totals*>(memory_.data() + kTotalsAt); }
+  uint64_t* waits() const { return reinterpret_cast<uint64_t*>(memory_.data() + kBytes); }
+  uint64_t add(const Descriptor& descriptor, Clock::time_point now) RINGCOMM_REQUIRES(mutex_);
+  Record* find(uint64_t ticket) RINGCOMM_REQUIRES(mutex_);
+
   mutable Mutex mutex_;
-  std::array<Record, kRecords> ring_ RINGCOMM_GUARDED_BY(mutex_);
-  uint64_t begun_ RINGCOMM_GUARDED_BY(mutex_) = 0;
+  const size_t bytes_;
+  const Mapping memory_;  // a Head, the ring, the totals, and the waits for each rank
 };
 
 }  // namespace ringcomm

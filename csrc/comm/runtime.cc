@@ -33,17 +33,11 @@ Runtime& Runtime::get() {
   return *here.runtime;
 }
 
-Runtime::Runtime() : config_(Config::from_environment()), cpus_(usable_cpus()) {
+Runtime::Runtime() : cpus_(usable_cpus()) {
   static const int registered =
       ::pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
   if (registered != 0) throw SystemError("pthread_atfork", registered);
   std::atexit(&Runtime::at_exit);
-}
-
-void Runtime::belong_to(const std::string& run, std::chrono::seconds resume) {
-  config_.run_id = run;
-  config_.restart.clear();
-  config_.resume = resume;
 }
 
 Network& Runtime::network(const std::string& store_host) {
@@ -56,7 +50,7 @@ Network& Runtime::network(const std::string& store_host) {
     options.secret = config_.secret;
     options.flows = config_.flows;
     options.log = config_.log;
-    options.resume = config_.resume;
+    options.resume = std::chrono::seconds(config_.resume_seconds);
     options.bell = neighbours_.bell();
     network_ = std::make_unique<Network>(options);
   }
@@ -95,18 +89,33 @@ void Runtime::detach(Communicator* group) {
   std::erase(groups_, group);
 }
 
+Runtime::Groups Runtime::groups() {
+  Groups groups;
+  const Lock lock(mutex_);
+  for (Communicator* group : groups_) {
+    if (auto alive = group->weak_from_this().lock()) groups.push_back(std::move(alive));
+  }
+  return groups;
+}
+
+std::vector<std::string> Runtime::flight_rings() {
+  std::vector<std::string> rings;
+  for (const auto& group : groups()) {
+    if (!group->state().forked())
+      std::ranges::move(group->flight_rings(), std::back_inserter(rings));
+  }
+  return rings;
+}
+
+void Runtime::tell_failure() const {
+  if (const int pipe = failures_; pipe >= 0) (void)!::write(pipe, "!", 1);  // full: enough was told
+}
+
 std::vector<int> Runtime::close_groups(Clock::duration grace, const std::string& error) {
   Runtime* const runtime = global().runtime;
   if (runtime == nullptr) return {};
-  std::vector<std::weak_ptr<Communicator>> groups;
-  {
-    const Lock lock(runtime->mutex_);
-    for (Communicator* group : runtime->groups_) groups.push_back(group->weak_from_this());
-  }
   const Deadline deadline(grace);
-  for (const auto& weak : groups) {
-    const auto group = weak.lock();
-    if (!group) continue;
+  for (const auto& group : runtime->groups()) {
     if (!error.empty()) group->abort("its program ended with " + error);
     group->shutdown(deadline.left());
   }

@@ -23,10 +23,10 @@ class Runtime {
   // child gets one of its own; the groups of its parent are dead to it.
   static Runtime& get();
 
-  const Config& config() const { return config_; }
-  // Before its first group: this process is in an elastic world, whose ranks several launchers may
-  // have started. So their groups have that name in the store, and not the launcher's.
-  void belong_to(const std::string& run, std::chrono::seconds resume);
+  const ProcessConfig& config() const { return config_; }
+  // Before the first group. Later its run and resume_seconds may change, when there is no group: an
+  // elastic world, whose ranks several launchers may have started, has a run of its own.
+  void configure(const ProcessConfig& config) { config_ = config; }
   Neighbours& neighbours() { return neighbours_; }
   // Made when the first group needs it: threads and sockets that one host has no use for.
   Network& network(const std::string& store_host);
@@ -47,6 +47,12 @@ class Runtime {
   // ours begins code of the user's. Returns the ids of threads that are still in such code after
   // the grace.
   static std::vector<int> close_groups(Clock::duration grace, const std::string& error);
+
+  // What the flight recorders of all groups hold, for files.
+  std::vector<std::string> flight_rings();
+  // From now on a byte goes to this pipe when a group fails.
+  void tell_failures_to(int pipe) { failures_ = pipe; }
+  void tell_failure() const;
 
   // `group` has work that no thread may be driving: the worker looks at it.
   void kick(const std::shared_ptr<Communicator>& group);
@@ -72,7 +78,10 @@ class Runtime {
   static void after_fork_in_parent() RINGCOMM_UNCHECKED_LOCKS;
   static void after_fork_in_child() RINGCOMM_UNCHECKED_LOCKS;
 
-  Config config_;
+  Groups groups();
+
+  ProcessConfig config_;
+  std::atomic<int> failures_{-1};
   Neighbours neighbours_;
   std::optional<Doorbell> bell_;  // from the first group on
   int cpus_;

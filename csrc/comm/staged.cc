@@ -43,10 +43,6 @@ std::byte* HostStaging::buffer(uint64_t bytes, const Point& end) {
   return memory;
 }
 
-void HostStaging::give_back() {
-  for (const Buffer& buffer : std::exchange(buffers_, {})) api_.release_pinned(buffer.memory);
-}
-
 uint64_t HostStaging::sequence() const { return group_.sequence(); }
 
 HostStaging::ResultWord HostStaging::run(const Operation& operation, cuda::Stream stream,
@@ -121,11 +117,6 @@ std::vector<HostStaging::ResultWord> HostStaging::post(const std::vector<DeviceM
     if (!streams_can_signal) api_.synchronize(stream);
   }
   return results;
-}
-
-bool HostStaging::gated() {
-  const Lock lock(mutex_);
-  return !gates_.empty();
 }
 
 bool HostStaging::open_gates() {

@@ -54,10 +54,15 @@ class HostStaging {
                                const std::vector<Point>& ends, cuda::Stream stream);
 
   // Messages whose data no stream has brought to the host yet.
-  bool gated();
+  bool gated() {
+    const Lock lock(mutex_);
+    return !gates_.empty();
+  }
   // Posts those that have come. True when there was one.
   bool open_gates();
-  void give_back();
+  void give_back() {
+    for (const Buffer& buffer : std::exchange(buffers_, {})) api_.release_pinned(buffer.memory);
+  }
 
  private:
   struct Buffer {

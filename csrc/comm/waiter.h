@@ -76,8 +76,7 @@ class Waiter {
 };
 
 // Waits for events that ring no doorbell.
-template <typename Over, typename Check>
-void poll_until(Over&& over, Clock::duration interval, Check&& check) {
+void poll_until(auto&& over, Clock::duration interval, auto&& check) {
   Waiter waiter([&](Clock::time_point) { check(); });
   while (!over()) {
     std::this_thread::sleep_for(interval);

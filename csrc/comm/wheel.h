@@ -41,7 +41,6 @@ class Driver {
   explicit Driver(Wheel& wheel) : wheel_(wheel) {}
   ~Driver() { let_go(); }
   Driver(const Driver&) = delete;
-  Driver& operator=(const Driver&) = delete;
 
   bool drives() const { return drives_; }
   bool take() { return drives_ || (drives_ = wheel_.take()); }

@@ -83,8 +83,7 @@ struct ComplexProduct : Combine {
 // SUM, AVG and scale() of floats in one: where there is nothing to divide by, or to multiply with,
 // `job` has 1.
 struct SumThen : Sum {
-  template <class V>
-  static constexpr V finish(V value, const Job& job) {
+  static constexpr auto finish(auto value, const Job& job) {
     if (job.ranks != 1) value = FloatAvg::finish(value, job);
     if (job.factor != 1) value = Scale::finish(value, job);
     return value;

@@ -158,23 +158,9 @@ constexpr Job job_of(const Math& math) {
   return job;
 }
 
-// Operand i is set by set(i) on one thread of the block. All were at a sync() since the block read
-// those before.
-template <class Context, class Set>
-constexpr void set_operands(Context& context, int n_srcs, int n_dsts, const Set& set) {
-  Operands& operands = context.operands();
-  const int most = n_srcs > n_dsts ? n_srcs : n_dsts;
-  context.each([&](int thread) {
-    if (thread == 0) operands.n_srcs = n_srcs, operands.n_dsts = n_dsts;
-    if (thread < most) set(thread);
-  });
-  context.sync();
-}
-
 // Operands of a part. False: touch nothing. The abort word is read after the slots: the leader sets
 // it before it goes on without its peers.
-template <class Context>
-constexpr bool set_part(Context& context, const LeaderArgs& args, int part) {
+constexpr bool set_part(auto& context, const LeaderArgs& args, int part) {
   const int sources = args.from == Who::kAll ? args.n_ranks : 1;
   const int targets = args.to == Who::kAll ? args.n_ranks : 1;
   const uint64_t call = args.call != 0 ? args.call : args.length[part];
@@ -237,8 +223,7 @@ constexpr void reduce_body(Context& context, const LeaderArgs& args, uint64_t el
 // A flag is set to the epoch, which is one higher at every meeting, in one of two places in turn: a
 // fast peer may be at the next meeting before this rank looks at the flag of this one, but at the
 // one after that only when this rank came to the next. False: aborted.
-template <class Context>
-constexpr bool meet(Context& context, const TwoShotArgs& args, uint32_t epoch) {
+constexpr bool meet(auto& context, const TwoShotArgs& args, uint32_t epoch) {
   const int block = context.block(), rank = args.rank;
   context.sync();
   context.each([&](int peer) {
@@ -294,11 +279,15 @@ constexpr void two_shot_body(Context& context, const TwoShotArgs& args, uint64_t
     if (step > 0 && !meet(context, args, epoch + step)) return;
     const bool reduces = step == 1;
     const int n = reduces ? ranks : 1;
-    set_operands(context, n, n, [&](int i) {
+    // All threads were at a sync() since the block read the operands before.
+    context.each([&](int i) {
+      if (i == 0) operands.n_srcs = operands.n_dsts = n;
+      if (i >= n) return;
       // Every rank writes to itself first, so that not all write to one at once.
       operands.src[i] = step == 0 ? args.input : args.window[reduces ? i : rank];
       operands.dst[i] = step == 2 ? args.output : args.window[reduces ? (rank + i) % ranks : rank];
     });
+    context.sync();
     context.each([&](int thread) {
       const Share share{static_cast<uint64_t>(thread), threads};
       if (reduces) {

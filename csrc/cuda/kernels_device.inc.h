@@ -14,12 +14,8 @@ struct Context {
     __shared__ Operands shared;
     return shared;
   }
-  template <class F>
-  __device__ static void each(const F& f) {
-    f(static_cast<int>(threadIdx.x));
-  }
-  template <class F>
-  __device__ static bool all(const F& f) {
+  __device__ static void each(const auto& f) { f(static_cast<int>(threadIdx.x)); }
+  __device__ static bool all(const auto& f) {
     return __syncthreads_and(f(static_cast<int>(threadIdx.x))) != 0;
   }
   __device__ static void sync() { __syncthreads(); }
@@ -73,8 +69,7 @@ struct Grid {
   int parts = 1;
 };
 
-template <class Kernel, class Args>
-void launch(Stream stream, Kernel kernel, Grid grid, const Args& args) {
+void launch(Stream stream, auto kernel, Grid grid, const auto& args) {
   const uint64_t element_bytes = size_of(args.math.dtype);
   const void* arguments[] = {&args, &element_bytes};
   check("cudaLaunchKernel",
@@ -83,8 +78,7 @@ void launch(Stream stream, Kernel kernel, Grid grid, const Args& args) {
                          static_cast<cudaStream_t>(stream)));
 }
 
-template <class Kernel>
-void load_kernel(Kernel kernel) {
+void load_kernel(auto kernel) {
   if (kernel == nullptr) return;
   cudaFuncAttributes attributes;
   check("cudaFuncGetAttributes",

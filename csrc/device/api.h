@@ -140,7 +140,6 @@ class OnDevice {
     if (before_ != device_) api_.restore_device(before_);
   }
   OnDevice(const OnDevice&) = delete;
-  OnDevice& operator=(const OnDevice&) = delete;
 
  private:
   Api& api_;
@@ -153,7 +152,6 @@ class Relaxed {
   explicit Relaxed(Api& api) : api_(api), before_(api.relax_captures(true)) {}
   ~Relaxed() { api_.relax_captures(before_); }
   Relaxed(const Relaxed&) = delete;
-  Relaxed& operator=(const Relaxed&) = delete;
 
  private:
   Api& api_;

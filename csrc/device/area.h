@@ -6,6 +6,7 @@
 #pragma once
 
 #include <atomic>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 
@@ -69,6 +70,8 @@ struct Opened {  // where a rank sees a peer's export
 // A view of one rank's area, of a group of `size` ranks.
 class Area {
  public:
+  using Word32 = std::atomic<uint32_t>;
+  using Word64 = std::atomic<uint64_t>;
   Area(std::byte* base, int size) : base_(base), size_(static_cast<uint64_t>(size)) {}
 
   static uint64_t bytes(int size) {
@@ -76,46 +79,35 @@ class Area {
     return (all + 4095) / 4096 * 4096;
   }
 
-  RankInfo& info(int index) const { return in<RankInfo>(kInfos, static_cast<uint64_t>(index)); }
-  std::atomic<uint32_t>& abort() const { return in<std::atomic<uint32_t>>(kWords, 0); }
+  RankInfo& info(int index) const { return in<RankInfo>(kInfos, index); }
+  Word32& abort() const { return in<Word32>(kWords, 0); }
   // Counts what a stream of the owner has come to, in each of 2 * size + 2 timelines: see
   // DeviceComm::mark().
-  std::atomic<uint32_t>& done(int timeline) const {
-    return in<std::atomic<uint32_t>>(kWords, static_cast<uint64_t>(1 + timeline) * 16);
-  }
+  Word32& done(int timeline) const { return in<Word32>(kWords, (1 + timeline) * 16); }
   // 1 while a stream of the owner is in an operation of a graph.
-  std::atomic<uint32_t>& replaying() const {
-    return in<std::atomic<uint32_t>>(kWords, (3 + 2 * size_) * 16);
-  }
+  Word32& replaying() const { return in<Word32>(kWords, (3 + 2 * size_) * 16); }
   // The last operation for whose capture its owner has mapped what peers export.
-  std::atomic<uint64_t>& mapped_for() const {
-    return in<std::atomic<uint64_t>>(kWords, (4 + 4 * size_) * 8);
-  }
+  Word64& mapped_for() const { return in<Word64>(kWords, (4 + 4 * size_) * 8); }
   // Counts changes of exported() that concern `peer`.
-  std::atomic<uint32_t>& exports(Rank peer) const {
-    return in<std::atomic<uint32_t>>(kCounts, static_cast<uint64_t>(peer) * 16);
+  Word32& exports(Rank peer) const { return in<Word32>(kCounts, peer * 16); }
+  Word32& line(Rank from, int lane) const {
+    return in<Word32>(kLines, (from * kLanes + lane) * 32);
   }
-  std::atomic<uint32_t>& line(Rank from, int lane) const {
-    return in<std::atomic<uint32_t>>(kLines, static_cast<uint64_t>(from * kLanes + lane) * 32);
-  }
-  Export& exported(int index) const { return in<Export>(kExported, static_cast<uint64_t>(index)); }
+  Export& exported(int index) const { return in<Export>(kExported, index); }
   Opened& opened(Rank owner, int index) const {
-    return in<Opened>(kOpened, static_cast<uint64_t>(owner * kExports + index));
+    return in<Opened>(kOpened, owner * kExports + index);
   }
   // The stamp on which the owner and `peer` must agree, in operations that have one for each pair.
-  std::atomic<uint64_t>& stamp(uint64_t sequence, Rank peer) const {
-    return in<std::atomic<uint64_t>>(kStamps,
-                                     sequence % kOperations * size_ + static_cast<uint64_t>(peer));
+  Word64& stamp(uint64_t sequence, Rank peer) const {
+    return in<Word64>(kStamps, sequence % kOperations * size_ + static_cast<uint64_t>(peer));
   }
   // Describes the k-th message to, or from, a peer: k, its tag and its size.
-  std::atomic<uint64_t>& message(Rank peer, bool sending, uint64_t k) const {
-    const auto row = static_cast<uint64_t>(2 * peer + (sending ? 1 : 0));
-    return in<std::atomic<uint64_t>>(kSizes, row * kMessages + k % kMessages);
+  Word64& message(Rank peer, bool sending, uint64_t k) const {
+    return in<Word64>(kSizes, direction(peer, sending) * kMessages + k % kMessages);
   }
   // The last message to, or from, a peer that has ended well.
-  std::atomic<uint64_t>& ended(Rank peer, bool sending) const {
-    const auto index = 4 + 2 * size_ + static_cast<uint64_t>(2 * peer + (sending ? 1 : 0));
-    return in<std::atomic<uint64_t>>(kWords, index * 8);
+  Word64& ended(Rank peer, bool sending) const {
+    return in<Word64>(kWords, (4 + 2 * size_ + direction(peer, sending)) * 8);
   }
   std::byte* base() const { return base_; }
 
@@ -133,9 +125,12 @@ class Area {
     for (int i = 0; i < part; ++i) offset += (sizes[i] + 127) / 128 * 128;
     return offset;
   }
+  static uint64_t direction(Rank peer, bool sending) {
+    return static_cast<uint64_t>(2 * peer + (sending ? 1 : 0));
+  }
   template <typename T>
-  T& in(Part part, uint64_t index) const {
-    return reinterpret_cast<T*>(base_ + at(part))[index];
+  T& in(Part part, std::integral auto index) const {
+    return reinterpret_cast<T*>(base_ + at(part))[static_cast<uint64_t>(index)];
   }
 
   std::byte* base_;

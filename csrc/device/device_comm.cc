@@ -222,14 +222,6 @@ PeerAccess DeviceComm::access(const Subgroup& subgroup) {
   return found;
 }
 
-bool DeviceComm::has_news() const {
-  return std::ranges::any_of(imports_, [](const auto& each) { return each.has_news(); });
-}
-
-void DeviceComm::look() {
-  for (Imports& imports : imports_) imports.look();
-}
-
 void DeviceComm::release(const Area& own, int size) {
   constexpr uint32_t kBeyond = 2 * kAllDone;  // all that is awaited
   own.abort().store(1, std::memory_order_seq_cst);

@@ -67,7 +67,6 @@ class DeviceComm {
              std::function<void(const std::string& text)> warn, std::function<bool()> idle);
   ~DeviceComm();
   DeviceComm(const DeviceComm&) = delete;
-  DeviceComm& operator=(const DeviceComm&) = delete;
 
   // Every rank of a subgroup takes step 1; when all say so in their RankInfo, step 2; up to kSteps.
   // Throws nothing: a failure is written there.
@@ -87,11 +86,15 @@ class DeviceComm {
   // all_reduce of ranks with a device each, by a kernel of each. In rank order, as above.
   void two_shot(Stream stream, const Reduction& reduction, const Spans& input, const Spans& output);
   // `replaying` of this rank's area says that what comes in between may wait. Flushed with it.
-  void watch(bool begins);
+  void watch(bool begins) { words_.push_back({word(rank_, &own().replaying()), begins ? 1u : 0u}); }
   // Do peers export something new, or have they freed something? Then look() while nothing is under
   // way on the device.
-  bool has_news() const;
-  void look();
+  bool has_news() const {
+    return std::ranges::any_of(imports_, [](const auto& each) { return each.has_news(); });
+  }
+  void look() {
+    for (Imports& imports : imports_) imports.look();
+  }
   // Messages that make progress side by side.
   void transfer(Stream stream, std::span<const Transfer> transfers);
   // dst[i] = src[i] * factor, as ringcomm::scale().
@@ -158,9 +161,15 @@ class DeviceComm {
   void run(Stream stream, Handover& handover);
   void fill_slot(const Share& share, bool messages);
   void serve(Stream stream, const Handover& handover, Served& served, uint64_t round);
-  void send_line(Rank to, int lane, uint64_t value);
-  void set_own_line(Rank from, int lane, uint64_t value);
-  void await_line(Rank from, int lane, uint64_t value);
+  void send_line(Rank to, int lane, uint64_t value) {
+    words_.push_back({word(to, &peer(to).area.line(rank_, lane)), value});
+  }
+  void set_own_line(Rank from, int lane, uint64_t value) {
+    words_.push_back({word(rank_, &own().line(from, lane)), value});
+  }
+  void await_line(Rank from, int lane, uint64_t value) {
+    words_.push_back({word(rank_, &own().line(from, lane)), value, Word::kWait});
+  }
 
   Api& api_;
   Transport& transport_;

@@ -1,7 +1,5 @@
 #include "device/exports.h"
 
-#include <algorithm>
-
 namespace ringcomm::cuda {
 namespace {
 
@@ -63,8 +61,7 @@ void ImportCache::release(const ExportedRange& range) {
   close_if([](const auto& entry) { return entry.second.users == 0; });
 }
 
-template <typename Which>
-void ImportCache::close_if(const Which& which) {
+void ImportCache::close_if(const auto& which) {
   std::erase_if(entries_, [&](const auto& entry) {
     if (!which(entry)) return false;
     const auto [address, chunks, users] = entry.second;
@@ -150,10 +147,6 @@ void Exports::renew(Entry& entry, const Allocation& range) {
   }
 }
 
-void Exports::announce(Rank peer) const {
-  ends_.own().exports(peer).fetch_add(1, std::memory_order_release);  // partner: look()
-}
-
 // The first time, a peer gets it.
 void Exports::give(Entry& entry, Rank peer) {
   Export& exported = ends_.own().exported(index_of(entry));
@@ -234,10 +227,6 @@ void Imports::renew(int index, uint64_t generation) {
   opened.generation.store(generation, std::memory_order_release);  // partner: address_at()
 }
 
-void Imports::release(Mapped& mapped) {
-  if (std::exchange(mapped.address, nullptr)) ImportCache::of(ends_.api).release(mapped.range);
-}
-
 std::byte* Imports::open(const ExportedMemory& memory, const std::vector<Chunk>& chunks) {
   if (memory.kind == ExportedMemory::kHandle) return ends_.api.open_memory(memory.handle);
   if (chunks.size() != memory.chunks) throw DeviceError("its descriptors did not come");
@@ -253,10 +242,6 @@ std::vector<Chunk> Imports::receive(int index, uint64_t generation, const Export
     chunks.push_back({std::move(descriptor), memory.chunk_bytes[i]});
   }
   return chunks;
-}
-
-void Imports::give_back() {
-  for (Mapped& mapped : mapped_) release(mapped);
 }
 
 }  // namespace ringcomm::cuda

@@ -49,8 +49,7 @@ class ImportCache {
     int users;
   };
   explicit ImportCache(Api& api) : api_(api) {}
-  template <typename Which>
-  void close_if(const Which& which);
+  void close_if(const auto& which);
 
   Api& api_;
   std::mutex mutex_;
@@ -84,7 +83,9 @@ class Exports {
   void renew(Entry& entry, const Allocation& range);
   void give(Entry& entry, Rank peer);
   bool give_chunks(const Entry& entry, Rank peer);
-  void announce(Rank peer) const;
+  void announce(Rank peer) const {
+    ends_.own().exports(peer).fetch_add(1, std::memory_order_release);  // partner: look()
+  }
   int index_of(const Entry& entry) const { return static_cast<int>(&entry - entries_.data()); }
 
   const Ends ends_;
@@ -106,7 +107,9 @@ class Imports {
   bool has_news() const { return news() != seen_; }
   // Takes what is new, and gives back what was withdrawn. Nothing is under way on the device.
   void look();
-  void give_back();
+  void give_back() {
+    for (Mapped& mapped : mapped_) release(mapped);
+  }
 
  private:
   struct Mapped {
@@ -122,7 +125,9 @@ class Imports {
     return (exported.wanted.load(std::memory_order_acquire) >> ends_.transport.rank() & 1) != 0;
   }
   void renew(int index, uint64_t generation);
-  void release(Mapped& mapped);
+  void release(Mapped& mapped) {
+    if (std::exchange(mapped.address, nullptr)) ImportCache::of(ends_.api).release(mapped.range);
+  }
   std::byte* open(const ExportedMemory& memory, const std::vector<Chunk>& chunks);
   std::vector<Chunk> receive(int index, uint64_t generation, const ExportedMemory& memory);
 

@@ -21,18 +21,6 @@ namespace ringcomm::cuda {
 
 // ---- words
 
-void DeviceComm::send_line(Rank to, int lane, uint64_t value) {
-  words_.push_back({word(to, &peer(to).area.line(rank_, lane)), value});
-}
-
-void DeviceComm::set_own_line(Rank from, int lane, uint64_t value) {
-  words_.push_back({word(rank_, &own().line(from, lane)), value});
-}
-
-void DeviceComm::await_line(Rank from, int lane, uint64_t value) {
-  words_.push_back({word(rank_, &own().line(from, lane)), value, Word::kWait});
-}
-
 void DeviceComm::fill_slot(const Share& share, bool messages) {
   LeaderSlot& slot = slot_of(share.leader, rank_, messages);
   const std::pair<uint64_t*, uint64_t> fields[] = {{&slot.input, share.slot.input},

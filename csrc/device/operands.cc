@@ -11,13 +11,11 @@ constexpr uint64_t kShort = 64 * 1024;  // of messages, in bytes
 
 // With one source it is a copy.
 Math copy_of(uint64_t element) {
-  Math math;
-  math.op = ReduceOp::kBor;
-  math.dtype = element == 1   ? DType::kUint8
-               : element == 2 ? DType::kUint16
-               : element == 4 ? DType::kUint32
-                              : DType::kUint64;
-  return math;
+  const DType dtype = element == 1   ? DType::kUint8
+                      : element == 2 ? DType::kUint16
+                      : element == 4 ? DType::kUint32
+                                     : DType::kUint64;
+  return {.dtype = dtype, .op = ReduceOp::kBor};
 }
 
 // Whose inputs a kernel reads, and whose outputs it writes.

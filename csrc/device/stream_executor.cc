@@ -5,19 +5,14 @@
 #include "device/device_comm.h"
 
 namespace ringcomm::cuda {
-namespace {
 
 constexpr int32_t kTwoShotBlocks = 16;
 
-}  // namespace
-
 Math math_of(const Reduction& reduction) {
-  Math math;
-  math.dtype = reduction.dtype;
-  math.op = reduction.op;
-  math.ranks = reduction.ranks;
-  math.e4m3_overflow = e4m3_overflow();
-  return math;
+  return {.dtype = reduction.dtype,
+          .op = reduction.op,
+          .ranks = reduction.ranks,
+          .e4m3_overflow = e4m3_overflow()};
 }
 
 // ---- words
@@ -51,10 +46,6 @@ void DeviceComm::copy(Stream stream, const Spans& to, uint64_t at, const Spans& 
   }
 }
 
-void DeviceComm::watch(bool begins) {
-  words_.push_back({word(rank_, &own().replaying()), begins ? 1u : 0u});
-}
-
 void DeviceComm::mark(Stream stream, int timeline, uint32_t value) {
   words_.push_back({word(rank_, &own().done(timeline)), value});
   flush(stream);
@@ -62,9 +53,7 @@ void DeviceComm::mark(Stream stream, int timeline, uint32_t value) {
 
 void DeviceComm::scale(Stream stream, DType dtype, double factor, Span dst, const std::byte* src) {
   LeaderArgs args{};
-  args.math = math_of({dtype, ReduceOp::kSum, 1, factor});
-  args.math.scale = true;
-  args.math.factor = factor;
+  args.math = {.dtype = dtype, .scale = true, .factor = factor, .e4m3_overflow = e4m3_overflow()};
   args.from = args.to = Who::kPart;  // it concerns no other rank
   args.parts = 1;
   args.length[0] = args.unit = dst.bytes;

@@ -87,12 +87,6 @@ void Agreement::next_epoch(const Answer& answer) {
   }
 }
 
-void Agreement::leave() {
-  if (!decree_) return;
-  decree_->leave();
-  show();
-}
-
 // ---- agreement
 
 Agreement::Answer Agreement::agree(const Question& question, Clock::duration timeout) {

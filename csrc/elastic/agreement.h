@@ -50,7 +50,11 @@ class Agreement {
   // long as `timeout`. Throws PeerError at a guest that no member is left to decide for.
   Answer agree(const Question& question, Clock::duration timeout);
   // This member goes: the others need not wait for its end.
-  void leave();
+  void leave() {
+    if (!decree_) return;
+    decree_->leave();
+    show();
+  }
 
   // While the group of the present epoch is being made: throws PeerError if it never will be.
   void check_members();

@@ -30,22 +30,6 @@ void Decree::hear(int from, const Slip& slip, Clock::time_point now) {
   consider(now);
 }
 
-void Decree::suspect(const Members& suspected, Clock::time_point now) {
-  suspected_ |= suspected & ~dead_;
-  consider(now);
-}
-
-void Decree::bury(const Members& dead, Clock::time_point now) {
-  suspected_ |= dead & doubters_ & ~dead_;
-  dead_ |= dead & ~doubters_;
-  consider(now);
-}
-
-void Decree::hear_witness(const Witness& witness, Clock::time_point now) {
-  witness_ = witness;
-  consider(now);
-}
-
 Witness Decree::answer(const Witness& before, const Request& request) {
   Witness after = before;
   if (request.ballot < before.promised) return after;
@@ -55,11 +39,6 @@ Witness Decree::answer(const Witness& before, const Request& request) {
     after.value = request.value;
   }
   return after;
-}
-
-std::optional<Decree::Request> Decree::asks() const {
-  if (!wants_witness_ || decision_) return std::nullopt;
-  return Request{slip_.ballot, slip_.proposes, slip_.proposal};
 }
 
 // ---- the acceptor

@@ -48,8 +48,16 @@ class Decree {
 
   // What it hears, in any order. Then look at slip(), asks() and decision().
   void hear(int from, const Slip& slip, Clock::time_point now);
-  void suspect(const Members& suspected, Clock::time_point now);
-  void bury(const Members& dead, Clock::time_point now);  // they are known to be dead
+  void suspect(const Members& suspected, Clock::time_point now) {
+    suspected_ |= suspected & ~dead_;
+    consider(now);
+  }
+  // These are known to be dead.
+  void bury(const Members& dead, Clock::time_point now) {
+    suspected_ |= dead & doubters_ & ~dead_;
+    dead_ |= dead & ~doubters_;
+    consider(now);
+  }
   void tick(Clock::time_point now) { consider(now); }
 
   // To be shown to all others.
@@ -69,10 +77,16 @@ class Decree {
     Decision value;
     bool operator==(const Request&) const = default;
   };
-  std::optional<Request> asks() const;
+  std::optional<Request> asks() const {
+    if (!wants_witness_ || decision_) return std::nullopt;
+    return Request{slip_.ballot, slip_.proposes, slip_.proposal};
+  }
   // The witness's answer to a request. The store replaces `before` by the result at one stroke.
   static Witness answer(const Witness& before, const Request& request);
-  void hear_witness(const Witness& witness, Clock::time_point now);
+  void hear_witness(const Witness& witness, Clock::time_point now) {
+    witness_ = witness;
+    consider(now);
+  }
 
   const std::optional<Decision>& decision() const { return decision_; }
   // Others are two epochs ahead: they went on without this member.

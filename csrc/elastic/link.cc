@@ -38,28 +38,6 @@ std::optional<std::vector<std::byte>> SlipPage::read(uint32_t& seen) const {
   return slip;
 }
 
-std::optional<Slip> LocalLink::read() {
-  const auto bytes = page().read(seen_);
-  return bytes ? slip_from(*bytes) : std::nullopt;
-}
-
-bool LocalLink::has_news() const { return page().version.load(std::memory_order_seq_cst) != seen_; }
-
-void LocalLink::begin() {
-  seen_ = 0;
-  given_up_ = false;
-}
-
-Link::Fate LocalLink::fate() {
-  if (neighbour_->lost()) return Fate::kDead;
-  return given_up_ ? Fate::kSuspected : Fate::kAlive;
-}
-
-std::string LocalLink::condition() {
-  if (neighbour_->lost()) return "its process died";
-  return is_stopped(neighbour_->process()) ? "stopped by a signal" : "alive";
-}
-
 // ---- as frames
 
 RemoteLink::RemoteLink(Wire& wire, uint64_t channel) : wire_(wire), channel_(channel) {
@@ -116,12 +94,6 @@ std::optional<Slip> RemoteLink::read() {
   return slip_from(heard_);
 }
 
-void RemoteLink::begin() {
-  const std::lock_guard lock(mutex_);
-  silent_since_.reset();
-  news_.store(true, std::memory_order_seq_cst);
-}
-
 Link::Fate RemoteLink::fate() {
   const auto resume = wire_.resume();
   const bool lost = wire_.lost();
@@ -131,11 +103,6 @@ Link::Fate RemoteLink::fate() {
   if (lost && !silent_since_) silent_since_ = Clock::now();
   const bool silent = silent_since_ && Clock::now() - *silent_since_ > resume;
   return lost || silent ? Fate::kSuspected : Fate::kAlive;
-}
-
-void RemoteLink::give_up() {
-  const std::lock_guard lock(mutex_);
-  if (!silent_since_) silent_since_ = Clock::now();
 }
 
 }  // namespace ringcomm

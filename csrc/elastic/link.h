@@ -53,12 +53,24 @@ class LocalLink final : public Link {
  public:
   explicit LocalLink(std::shared_ptr<Neighbour> neighbour) : neighbour_(std::move(neighbour)) {}
   void show(const std::vector<std::byte>&) override { neighbour_->bell().ring(kAllNews); }
-  std::optional<Slip> read() override;
-  bool has_news() const override;
-  void begin() override;
-  Fate fate() override;
+  std::optional<Slip> read() override {
+    const auto bytes = page().read(seen_);
+    return bytes ? slip_from(*bytes) : std::nullopt;
+  }
+  bool has_news() const override { return page().version.load(std::memory_order_seq_cst) != seen_; }
+  void begin() override {
+    seen_ = 0;
+    given_up_ = false;
+  }
+  Fate fate() override {
+    if (neighbour_->lost()) return Fate::kDead;
+    return given_up_ ? Fate::kSuspected : Fate::kAlive;
+  }
   void give_up() override { given_up_ = true; }
-  std::string condition() override;
+  std::string condition() override {
+    if (neighbour_->lost()) return "its process died";
+    return is_stopped(neighbour_->process()) ? "stopped by a signal" : "alive";
+  }
   Way way() override { return {neighbour_->name(), nullptr}; }
 
  private:
@@ -84,9 +96,16 @@ class RemoteLink final : public Link, private Receiver {
   void show(const std::vector<std::byte>& slip) override;
   std::optional<Slip> read() override;
   bool has_news() const override { return news_.load(std::memory_order_seq_cst); }
-  void begin() override;
+  void begin() override {
+    const std::lock_guard lock(mutex_);
+    silent_since_.reset();
+    news_.store(true, std::memory_order_seq_cst);
+  }
   Fate fate() override;
-  void give_up() override;
+  void give_up() override {
+    const std::lock_guard lock(mutex_);
+    if (!silent_since_) silent_since_ = Clock::now();
+  }
   std::string condition() override { return wire_.condition(); }
   Way way() override { return {"", &wire_}; }
 

@@ -21,8 +21,7 @@ class Contest {
 
   // The way of the next turn. One turn after all tries, `decide` names the winner. By then this
   // rank has heard that the last try has ended on every rank.
-  template <typename Decide>
-  int next(Decide&& decide) {
+  int next(auto&& decide) {
     at_ = turns_++ % kPeriod;
     if (at_ == 0) costs_.fill(kNone);
     if (at_ < tries()) return (usual_ + static_cast<int>(at_)) % ways_;

@@ -65,10 +65,6 @@ HostExecutor::Status HostExecutor::advance() {
   return Status::kDone;
 }
 
-bool HostExecutor::ready() {
-  return peer_ < 0 || transport_.arrived(peer_, lane_, half_) > taken(peer_, lane_);
-}
-
 // Where the byte `done` bytes into an operand is, and how many follow without a seam.
 Span HostExecutor::locate(const Ref& ref, uint64_t done) const {
   const uint64_t offset = cursor_.offset(ref) + done;

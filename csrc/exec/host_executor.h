@@ -51,7 +51,9 @@ class HostExecutor {
   // nothing.
   Status advance();
   // Can advance() move: has it not begun, or has the awaited signal come? Cheap enough to spin on.
-  bool ready();
+  bool ready() {
+    return peer_ < 0 || transport_.arrived(peer_, lane_, half_) > taken(peer_, lane_);
+  }
   // After kDone, if it was timed: how long it took, without the wait for late ranks.
   double seconds() const { return watch_.seconds(Clock::now()); }
   bool timed() const { return manner_.timed; }

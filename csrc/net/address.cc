@@ -117,11 +117,6 @@ std::string Address::text(bool with_port) const {
   return family() == AF_INET6 ? str("[", host, "]:", port()) : str(host, ":", port());
 }
 
-Address& Address::set_port(uint16_t port) {
-  at_.v4.sin_port = htons(port);
-  return *this;
-}
-
 std::span<const uint8_t> Address::bytes() const& {
   if (family() == AF_INET6) return at_.v6.sin6_addr.s6_addr;
   return {reinterpret_cast<const uint8_t*>(&at_.v4.sin_addr), family() == AF_INET ? 4U : 0U};

@@ -28,7 +28,10 @@ class Address {
   std::string host() const { return text(false); }
   int family() const { return at_.any.sa_family; }  // AF_UNSPEC: none
   uint16_t port() const { return ntohs(at_.v4.sin_port); }
-  Address& set_port(uint16_t port);
+  Address& set_port(uint16_t port) {
+    at_.v4.sin_port = htons(port);
+    return *this;
+  }
   bool is_loopback() const;
   bool is_link_local() const;
   bool same_host(const Address& other) const { return Address(other).set_port(port()) == *this; }

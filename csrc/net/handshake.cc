@@ -107,8 +107,6 @@ size_t Handshake::wanted() const {
   return bytes[static_cast<size_t>(state_)];
 }
 
-std::vector<std::byte> Handshake::output() { return std::exchange(output_, {}); }
-
 void Handshake::send(const void* data, size_t bytes) {
   const auto* begin = static_cast<const std::byte*>(data);
   output_.insert(output_.end(), begin, begin + bytes);

@@ -68,7 +68,7 @@ class Handshake {
   // Throws FlowError: the connection is to be closed, once output() is sent, and nothing has
   // changed.
   void take(const std::byte* data);
-  std::vector<std::byte> output();
+  std::vector<std::byte> output() { return std::exchange(output_, {}); }
 
   // If accepting, after the Hello: the process that wants to connect. Answer with with().
   const std::optional<ProcessId>& caller() const { return caller_; }

@@ -111,11 +111,6 @@ bool Network::progress() {
   return handle_events(0, lock);
 }
 
-void Network::end_driving(bool rest) {
-  const bool last = driving_.fetch_sub(1, std::memory_order_seq_cst) == 1;
-  if (last && (rest || blocked_.load(std::memory_order_seq_cst) > 0)) quiet_.notify_one();
-}
-
 // While another thread drives, this one looks now and then whether that is still true.
 void Network::run() {
   Lock lock(mutex_);

@@ -55,7 +55,10 @@ class Network {
   // back.
   void begin_driving() { driving_.fetch_add(1, std::memory_order_seq_cst); }
   // `rest`: this thread sleeps now, and the network thread is to wake it.
-  void end_driving(bool rest);
+  void end_driving(bool rest) {
+    const bool last = driving_.fetch_sub(1, std::memory_order_seq_cst) == 1;
+    if (last && (rest || blocked_.load(std::memory_order_seq_cst) > 0)) quiet_.notify_one();
+  }
   void before_fork() { mutex_.lock(); }
   void after_fork() { mutex_.unlock(); }
   // For a forked child: closes the sockets. Nothing else of this may be used there.

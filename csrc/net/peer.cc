@@ -41,21 +41,6 @@ void Network::Peer::close(uint64_t channel) {
   session.release(channel);
 }
 
-void Network::Peer::post(const Frame& frame, Payload payload) {
-  const std::lock_guard lock(network_.mutex_);
-  session.post(frame, std::move(payload));
-}
-
-void Network::Peer::reclaim_lent(uint64_t channel) {
-  const std::lock_guard lock(network_.mutex_);
-  session.reclaim_lent(channel);
-}
-
-void Network::Peer::flush() {
-  const std::lock_guard lock(network_.mutex_);
-  write_all();
-}
-
 uint64_t Network::Peer::undelivered() {
   const std::lock_guard lock(network_.mutex_);
   const uint64_t frames = session.posted() - session.acknowledged();
@@ -72,16 +57,6 @@ std::string Network::Peer::condition() {
   if (session.last_heard() == Clock::time_point{}) return str("not reached yet at ", where());
   if (heard < kQuietFor) return "alive";
   return str("not heard of for ", to_seconds(heard), " s at ", where());
-}
-
-std::optional<Clock::time_point> Network::Peer::refused() {
-  const std::lock_guard lock(network_.mutex_);
-  return refused_;
-}
-
-void Network::Peer::judge_after(Clock::duration refused) {
-  const std::lock_guard lock(network_.mutex_);
-  judge_after_ = refused;
 }
 
 std::string Network::Peer::where() const {
@@ -111,16 +86,6 @@ void Network::Peer::deliver(const Frame& frame, std::span<const std::byte> paylo
 bool Network::Peer::wanted() const {
   return session.acknowledged() != session.posted() || needed_ ||
          (!channels_.empty() && session.last_heard() != Clock::time_point{});
-}
-
-void Network::Peer::need() {
-  const std::lock_guard lock(network_.mutex_);
-  needed_ = true;
-}
-
-bool Network::Peer::reached() {
-  const std::lock_guard lock(network_.mutex_);
-  return session.posted() > 0 || session.last_heard() != Clock::time_point{};
 }
 
 void Network::Peer::write_all() {

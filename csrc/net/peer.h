@@ -32,21 +32,43 @@ class Network::Peer final : public Wire, public Party, public Receiver {
   // ---- Wire; take the network's lock
   void open(uint64_t channel, Receiver* receiver) override;
   void close(uint64_t channel) override;
-  void post(const Frame& frame, Payload payload) override;
-  void reclaim_lent(uint64_t channel) override;
-  void flush() override;
-  bool reached() override;
+  void post(const Frame& frame, Payload payload) override {
+    const std::lock_guard lock(network_.mutex_);
+    session.post(frame, std::move(payload));
+  }
+  void reclaim_lent(uint64_t channel) override {
+    const std::lock_guard lock(network_.mutex_);
+    session.reclaim_lent(channel);
+  }
+  void flush() override {
+    const std::lock_guard lock(network_.mutex_);
+    write_all();
+  }
+  bool reached() override {
+    const std::lock_guard lock(network_.mutex_);
+    return session.posted() > 0 || session.last_heard() != Clock::time_point{};
+  }
   uint64_t undelivered() override;
+  uint64_t resent() const override { return session.counters().resent; }
   bool progress() override { return network_.progress(); }
   int descriptor() const override { return network_.epoll_.get(); }
   void begin_driving() override { network_.begin_driving(); }
   void end_driving(bool rest) override { network_.end_driving(rest); }
-  void need() override;
+  void need() override {
+    const std::lock_guard lock(network_.mutex_);
+    needed_ = true;
+  }
   bool lost() override { return lost_.load(std::memory_order_acquire); }
   std::string condition() override;
-  std::optional<Clock::time_point> refused() override;
+  std::optional<Clock::time_point> refused() override {
+    const std::lock_guard lock(network_.mutex_);
+    return refused_;
+  }
   Clock::duration resume() const override { return network_.options_.resume; }
-  void judge_after(Clock::duration refused) override;
+  void judge_after(Clock::duration refused) override {
+    const std::lock_guard lock(network_.mutex_);
+    judge_after_ = refused;
+  }
 
   // ---- Party and Receiver; under the lock
   const Key& key() const override { return key_; }

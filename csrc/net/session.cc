@@ -35,8 +35,7 @@ void Session::post(const Frame& frame, Payload payload) {
 
 // Calls act(payload, frame, needed) for each frame that the channel has posted, in order. `needed`:
 // the peer may not have it yet. Frames on their way into a flow are copies of posted ones.
-template <typename Act>
-void Session::each_payload(uint64_t channel, Act&& act) {
+void Session::each_payload(uint64_t channel, auto&& act) {
   for (Item& item : items_) {
     if (item.frame.channel == channel) act(item.payload, item.frame, !item.acknowledged);
   }
@@ -115,8 +114,6 @@ Cursor Session::cursor() const {
   return cursor;
 }
 
-std::vector<int> Session::take_closed() { return std::exchange(closed_, {}); }
-
 // The peer reads nothing more of this flow, and has told its cursor.
 void Session::resolve(int index, const Cursor& theirs) {
   acknowledge(theirs);
@@ -148,11 +145,6 @@ void Session::acknowledge(const Cursor& theirs) {
 }
 
 // ---- writing
-
-bool Session::waits_to_be_sent() const {
-  const bool window_open = !rules_.bounded || next_ - first_ < rules_.window;
-  return !again_.empty() || (next_ - first_ < items_.size() && window_open);
-}
 
 // Earliest completion first (Lim, Nahum, Towsley, Gibbens: "ECF: An MPTCP Path Scheduler to Manage
 // Heterogeneous Paths", CoNEXT 2017): frames are delivered in their order, so one that a slow flow

@@ -18,11 +18,13 @@
 
 #include <sys/uio.h>
 
+#include <atomic>
 #include <deque>
 #include <map>
 #include <optional>
 #include <set>
 #include <span>
+#include <utility>
 
 #include "base/deadline.h"
 #include "net/frame.h"
@@ -87,7 +89,7 @@ class Session {
   Cursor cursor() const;
   // Flows to be closed, because the peer says so or nothing has been heard for long: closes them
   // here (as down() does), the caller their sockets.
-  std::vector<int> take_closed();
+  std::vector<int> take_closed() { return std::exchange(closed_, {}); }
 
   // ---- writing: gather() names the next bytes, and wrote() says how many of them were taken. A
   // flow takes no frame that would arrive sooner over another flow, behind all frames there.
@@ -111,7 +113,8 @@ class Session {
   Clock::duration silence() const { return rules_.silence; }
 
   struct Counters {
-    uint64_t resent = 0, duplicates = 0;
+    std::atomic<uint64_t> resent{0};  // any thread may read it
+    uint64_t duplicates = 0;
   };
   const Counters& counters() const { return counters_; }
 
@@ -152,11 +155,13 @@ class Session {
   Flow& at(int flow) { return flows_[static_cast<size_t>(flow)]; }
   const Flow& at(int flow) const { return flows_[static_cast<size_t>(flow)]; }
   Item& item(uint64_t sequence) { return items_[sequence - first_]; }  // posted and not yet gone
-  bool waits_to_be_sent() const;
+  bool waits_to_be_sent() const {
+    const bool window_open = !rules_.bounded || next_ - first_ < rules_.window;
+    return !again_.empty() || (next_ - first_ < items_.size() && window_open);
+  }
   bool declines(int flow) const;
   std::optional<uint64_t> next_to_send();
-  template <typename Act>
-  void each_payload(uint64_t channel, Act&& act);
+  void each_payload(uint64_t channel, auto&& act);
   void fill(int flow);
   void write_control(int flow, Frame frame, bool with_cursor);
   void push(int flow, Writing writing);

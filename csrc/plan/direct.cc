@@ -23,10 +23,7 @@ std::vector<Ref> in_rank_order(const PlanBuilder& plan, Ref mine, Theirs theirs)
 }
 
 // The part of the inputs that rank r adds up.
-struct Part {
-  uint64_t offset, bytes;
-};
-Part part_of(const Shape& shape, Rank r) {
+Extent part_of(const Shape& shape, Rank r) {
   if (shape.collective == Collective::kAllReduce) return {0, shape.bytes};
   return {shape.shard_offset(r), shape.shard(r)};
 }
@@ -38,7 +35,7 @@ Plan one_shot(const Shape& shape, Rank rank, bool lines) {
   if (!lines) plan.copy(plan.window(rank, 0), plan.input(0), bytes);
   for (int i = 1; i < shape.size; ++i) {
     const Rank peer = plan.peer(i);
-    const Part theirs = part_of(shape, peer);
+    const Extent theirs = part_of(shape, peer);
     if (lines) plan.copy(plan.line(peer, rank), plan.input(theirs.offset), theirs.bytes);
     plan.signal(peer);
   }
@@ -54,68 +51,52 @@ Plan one_shot(const Shape& shape, Rank rank, bool lines) {
 // says both "my result of c is there" and "my publish of c + 1 is there". Two publish and two
 // result slots, at offsets that no size changes, keep it closed. In place is safe: a reduce
 // or load overwrites only published bytes, or this rank's own shard, which no other rank reads.
-class TwoShotAllReduce {
- public:
-  TwoShotAllReduce(const Shape& shape, Rank rank)
-      : plan_(shape, Algorithm::kDirect, rank),
-        rank_(rank),
-        size_(shape.size),
-        segments_{shape.bytes, shape.geometry.segment_bytes} {}
-
-  Plan build() {
-    const uint64_t count = segments_.count();
-    publish(0);
-    plan_.signal_all();
-    plan_.repeat({count, segments_.unit, {1, minus(count, 2), minus(count, 1)}}, [&](uint64_t c) {
-      plan_.wait_all();
-      if (c > 0) load(c - 1);
-      if (c + 1 < count) publish(c + 1);
-      reduce(c);
-      plan_.signal_all();
-    });
-    plan_.wait_all();
-    load(count - 1);
-    return plan_.finish();
-  }
-
- private:
-  uint64_t cut(uint64_t c, int part) const {
-    return plan_.shape().cut(segments_.length(c), part, size_);
-  }
-  Ref published(Rank r, uint64_t c, uint64_t at) {
-    return plan_.in_turn(plan_.window(r, at), {segments_.unit, 2}, c);
-  }
-  Ref result(Rank r, uint64_t c, uint64_t at) {
-    return plan_.in_turn(plan_.window(r, 2 * segments_.unit + at), {segments_.unit, 2}, c);
-  }
-
-  void publish(uint64_t c) {  // all but my own shard
-    const uint64_t at = segments_.offset(c), low = cut(c, rank_), high = cut(c, rank_ + 1);
-    plan_.copy(published(rank_, c, 0), plan_.input(at), low);
-    plan_.copy(published(rank_, c, high), plan_.input(at + high), segments_.length(c) - high);
-  }
-
-  void reduce(uint64_t c) {
-    const uint64_t low = cut(c, rank_), at = segments_.offset(c) + low;
+Plan two_shot_all_reduce(const Shape& shape, Rank rank) {
+  PlanBuilder plan(shape, Algorithm::kDirect, rank);
+  const Segments segments{shape.bytes, shape.geometry.segment_bytes};
+  const uint64_t count = segments.count();
+  const auto cut = [&](uint64_t c, int part) {
+    return shape.cut(segments.length(c), part, shape.size);
+  };
+  const auto published = [&](Rank r, uint64_t c, uint64_t at) {
+    return plan.in_turn(plan.window(r, at), {segments.unit, 2}, c);
+  };
+  const auto result = [&](Rank r, uint64_t c, uint64_t at) {
+    return published(r, c, 2 * segments.unit + at);
+  };
+  const auto publish = [&](uint64_t c) {  // all but my own shard
+    const uint64_t at = segments.offset(c), low = cut(c, rank), high = cut(c, rank + 1);
+    plan.copy(published(rank, c, 0), plan.input(at), low);
+    plan.copy(published(rank, c, high), plan.input(at + high), segments.length(c) - high);
+  };
+  const auto reduce = [&](uint64_t c) {
+    const uint64_t low = cut(c, rank), at = segments.offset(c) + low;
     const std::vector<Ref> sources =
-        in_rank_order(plan_, plan_.input(at), [&](Rank r) { return published(r, c, low); });
-    const Stretch mine{cut(c, rank_ + 1) - low};
-    plan_.reduce({result(rank_, c, low), plan_.output(at)}, sources, mine, true);
-  }
-
-  void load(uint64_t c) {
-    for (int i = 1; i < size_; ++i) {
-      const Rank r = plan_.peer(i);
+        in_rank_order(plan, plan.input(at), [&](Rank r) { return published(r, c, low); });
+    const Stretch mine{cut(c, rank + 1) - low};
+    plan.reduce({result(rank, c, low), plan.output(at)}, sources, mine, true);
+  };
+  const auto load = [&](uint64_t c) {
+    for (int i = 1; i < shape.size; ++i) {
+      const Rank r = plan.peer(i);
       const uint64_t low = cut(c, r);
-      plan_.copy(plan_.output(segments_.offset(c) + low), result(r, c, low), cut(c, r + 1) - low);
+      plan.copy(plan.output(segments.offset(c) + low), result(r, c, low), cut(c, r + 1) - low);
     }
-  }
+  };
 
-  PlanBuilder plan_;
-  const Rank rank_;
-  const int size_;
-  const Segments segments_;
-};
+  publish(0);
+  plan.signal_all();
+  plan.repeat({count, segments.unit, {1, minus(count, 2), minus(count, 1)}}, [&](uint64_t c) {
+    plan.wait_all();
+    if (c > 0) load(c - 1);
+    if (c + 1 < count) publish(c + 1);
+    reduce(c);
+    plan.signal_all();
+  });
+  plan.wait_all();
+  load(count - 1);
+  return plan.finish();
+}
 
 // The frame of reduce_scatter and all_gather. Signal c says "c is published and c - 2 consumed":
 // so while I consume c, c + 1 may be written, and a peer may still read c - 1.
@@ -153,7 +134,7 @@ Plan direct_all_reduce(const Shape& shape, Rank rank) {
   const bool short_enough =
       loaded <= shape.geometry.one_shot_bytes && shape.bytes <= shape.geometry.segment_bytes;
   if (lines || short_enough) return one_shot(shape, rank, lines);
-  return TwoShotAllReduce(shape, rank).build();
+  return two_shot_all_reduce(shape, rank);
 }
 
 Plan direct_reduce_scatter(const Shape& shape, Rank rank) {

@@ -1,6 +1,4 @@
 // Plans in which every rank talks to every other, or to log2 n of them, as an equal.
-#include <numeric>
-
 #include "plan/builder.h"
 #include "plan/planners.h"
 
@@ -35,10 +33,6 @@ struct Exchange {
     return {lag(), slots, o, minus(o, half) + lag(), i + half, i + lag(), minus(i, slots) + lag()};
   }
 };
-
-uint64_t offset_of(const std::vector<uint64_t>& parts, Rank r) {
-  return std::accumulate(parts.begin(), parts.begin() + r, uint64_t{0});
-}
 
 }  // namespace
 

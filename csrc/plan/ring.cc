@@ -34,10 +34,9 @@ class Ring {
     passes_ = Segments{largest, depth_ * segment_}.count();
     // Between two ranks, the other's next message says that it has consumed my last one.
     const bool credits = size_ > 2;
-    const uint64_t messages = passes_ * depth_ * static_cast<uint64_t>(rounds_);
     const uint64_t pass = depth_ * static_cast<uint64_t>(rounds_);
-    out_ = {rank, plan_.peer(1), messages, slot, false, credits, pass, depth_};
-    in_ = {plan_.peer(-1), rank, messages, slot, false, credits, pass, depth_};
+    out_ = {rank, plan_.peer(1), passes_ * pass, slot, false, credits, pass, depth_};
+    in_ = {plan_.peer(-1), rank, passes_ * pass, slot, false, credits, pass, depth_};
   }
 
   // turn(s) takes the message of round s - 1, if any, and sends in round s, if there is one. If

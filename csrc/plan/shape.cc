@@ -30,8 +30,8 @@ Rank Shape::after(Rank rank, int steps) const {
   return sum < 0 ? sum + size : sum;
 }
 
-uint64_t Shape::shard_offset(Rank rank) const {
-  return std::accumulate(shards.begin(), shards.begin() + rank, uint64_t{0});
+uint64_t offset_of(const std::vector<uint64_t>& parts, Rank rank) {
+  return std::accumulate(parts.begin(), parts.begin() + rank, uint64_t{0});
 }
 
 uint64_t Shape::largest_shard() const {

@@ -61,6 +61,9 @@ struct CallShape {
   bool operator==(const CallShape&) const = default;
 };
 
+// Where rank `rank`'s part begins: parts lie in rank order.
+uint64_t offset_of(const std::vector<uint64_t>& parts, Rank rank);
+
 // The same in a group: the whole input of a planner.
 struct Shape : CallShape {
   int size = 1;
@@ -72,7 +75,8 @@ struct Shape : CallShape {
 
   Rank after(Rank rank, int steps = 1) const;  // steps may be negative; wraps
   uint64_t shard(Rank rank) const { return shards[static_cast<size_t>(rank)]; }
-  uint64_t shard_offset(Rank rank) const;  // of shard `rank` in the whole side
+  // Of shard `rank` in the whole side.
+  uint64_t shard_offset(Rank rank) const { return offset_of(shards, rank); }
   uint64_t largest_shard() const;
   uint64_t slot_bytes() const { return align(geometry.inbox_bytes / geometry.slots); }
   // Rounds down to cache lines if there is room for one, else to elements.

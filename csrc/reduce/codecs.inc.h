@@ -23,10 +23,7 @@ struct Integer {
   static constexpr void decode(V value, V (&parts)[1]) {
     parts[0] = value;
   }
-  template <class V>
-  static constexpr V encode(const V (&parts)[1], const Job&) {
-    return parts[0];
-  }
+  static constexpr auto encode(const auto (&parts)[1], const Job&) { return parts[0]; }
 };
 
 // A bool made by a view may hold any byte: all but 0 are true.
@@ -39,8 +36,7 @@ struct Bool : Integer<uint8_t> {
 
 template <class T>
 struct Float : Integer<T> {
-  template <class V>
-  static constexpr V encode(const V (&parts)[1], const Job&) {
+  static constexpr auto encode(const auto (&parts)[1], const Job&) {
     return canonical_nan(parts[0]);
   }
 };
@@ -171,8 +167,7 @@ struct HardwareFloat16 : Integer<uint16_t> {
   static constexpr void decode(H half, F (&parts)[1]) {
     parts[0] = hardware_decode(half);
   }
-  template <class F>
-  static constexpr auto encode(const F (&parts)[1], const Job&) {
+  static constexpr auto encode(const auto (&parts)[1], const Job&) {
     return hardware_encode(canonical_nan(parts[0]));
   }
 };

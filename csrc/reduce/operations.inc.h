@@ -4,18 +4,12 @@
 
 struct Combine {
   static constexpr bool kHot = false;  // worth a copy of the loop for some numbers of sources
-  template <class V>
-  static constexpr V finish(V value, const Job&) {
-    return value;
-  }
+  static constexpr auto finish(auto value, const Job&) { return value; }
 };
 
 struct Sum : Combine {
   static constexpr bool kHot = true;
-  template <class V>
-  static constexpr V apply(V a, V b) {
-    return a + b;
-  }
+  static constexpr auto apply(auto a, auto b) { return a + b; }
 };
 
 // Divides, rather than multiplying with 1 / ranks: the mean of equal numbers is that number.
@@ -48,10 +42,7 @@ struct IntegerAvg : Sum {
 };
 
 struct Scale : Combine {
-  template <class V>
-  static constexpr V apply(V a, V) {
-    return a;
-  }
+  static constexpr auto apply(auto a, auto) { return a; }
   template <class V>
   static constexpr V finish(V value, const Job& job) {
     return value * splat<V>(static_cast<ElementOf<V>>(job.factor));
@@ -59,10 +50,7 @@ struct Scale : Combine {
 };
 
 struct Product : Combine {
-  template <class V>
-  static constexpr V apply(V a, V b) {
-    return a * b;
-  }
+  static constexpr auto apply(auto a, auto b) { return a * b; }
 };
 
 // Equal numbers (-0 and 0): the first. A NaN, of either, is the result.
@@ -83,22 +71,13 @@ struct Max : Combine {
 };
 
 struct Band : Combine {
-  template <class V>
-  static constexpr V apply(V a, V b) {
-    return a & b;
-  }
+  static constexpr auto apply(auto a, auto b) { return a & b; }
 };
 
 struct Bor : Combine {
-  template <class V>
-  static constexpr V apply(V a, V b) {
-    return a | b;
-  }
+  static constexpr auto apply(auto a, auto b) { return a | b; }
 };
 
 struct Bxor : Combine {
-  template <class V>
-  static constexpr V apply(V a, V b) {
-    return a ^ b;
-  }
+  static constexpr auto apply(auto a, auto b) { return a ^ b; }
 };

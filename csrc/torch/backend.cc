@@ -29,8 +29,11 @@ CommunicatorOptions wanted_of(const ringcomm::Options& options, RankAndSize self
   wanted.rank = self.rank;
   wanted.size = self.size;
   if (!options.group_name.empty()) wanted.name = options.group_name;
+  const auto& global = options.global_ranks_in_group;
+  if (global.size() == static_cast<size_t>(self.size))
+    wanted.global_ranks = {global.begin(), global.end()};
   wanted.timeout = sane_timeout(options.timeout);
-  wanted.requested = options.algorithm;
+  wanted.config = options.config;
   wanted.interrupt = run_signal_handlers;
   if (options.enable_reconfigure) wanted.unusable = "' is not connected (reconfigure it): ";
   return wanted;
@@ -139,10 +142,13 @@ void Backend::shutdown() {
 c10::intrusive_ptr<ringcomm::Options> Backend::options_of(const std::vector<int>& ranks,
                                                           const OptionsPtr& opts) const {
   auto options = c10::make_intrusive<ringcomm::Options>(opts->timeout);
-  options->algorithm = options_->algorithm;
+  options->config = options_->config;
   options->cuda = options_->cuda;
   if (const auto* ours = dynamic_cast<const ringcomm::Options*>(opts.get())) {
-    options->algorithm = ours->algorithm;
+    const pybind11::gil_scoped_acquire gil;
+    pybind11::module_::import("ringcomm._options").attr("configure")(pybind11::cast(opts));
+    options->config = ours->config;
+    options->given = ours->given;
   }
   options->group_name = opts->group_name;
   options->group_desc = opts->group_desc;

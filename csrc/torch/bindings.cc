@@ -4,6 +4,7 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include "base/stream_copy.h"
+#include "plan/cursor.h"
 #include "torch/backend.h"
 #include "torch/elastic.h"
 #include "torch/errors.h"
@@ -18,41 +19,14 @@ using OptionsPtr = c10::intrusive_ptr<ringcomm::Options>;
 
 constexpr auto kGraceAtExit = std::chrono::milliseconds(500);
 
-// Times are seconds; `began` is on the clock of time.time().
-py::list flight_record(const Backend& backend) {
-  using Seconds = std::chrono::duration<double>;
-  std::vector<Record> records;
-  {
-    const py::gil_scoped_release no_gil;
-    records = backend.group().records();
-  }
-  const auto now = Clock::now();
-  const Seconds wall = std::chrono::system_clock::now().time_since_epoch();
-  py::list list;
-  for (const Record& record : records) {
-    const bool over =
-        record.state == Record::State::kDone || record.state == Record::State::kFailed;
-    py::dict entry;
-    entry["operation"] = to_text(record.descriptor);
-    entry["sequence"] = record.descriptor.sequence;
-    entry["state"] = to_string(record.state);
-    entry["began"] = (wall - Seconds(now - record.began)).count();
-    entry["seconds"] = Seconds((over ? record.ended : now) - record.began).count();
-    list.append(entry);
-  }
-  return list;
+std::vector<py::bytes> to_bytes(const std::vector<std::string>& rings) {
+  return {rings.begin(), rings.end()};
 }
 
 // Returns the caller's options, with torch's words about the group filled in. torch's argument
 // `timeout` wins over that of the options, as it does with torch's own backends.
-OptionsPtr options_of(const c10d::DistributedBackendOptions& torch, const py::object& given) {
-  if (!given.is_none() && !py::isinstance<ringcomm::Options>(given)) {
-    throw py::type_error(str("pg_options of a ringcomm group must be ringcomm.Options, not ",
-                             py::str(py::type::of(given).attr("__name__")).cast<std::string>()));
-  }
-  auto options = given.is_none()
-                     ? c10::make_intrusive<ringcomm::Options>()
-                     : c10::make_intrusive<ringcomm::Options>(*given.cast<OptionsPtr>());
+OptionsPtr options_of(const c10d::DistributedBackendOptions& torch, const OptionsPtr& given) {
+  auto options = c10::make_intrusive<ringcomm::Options>(*given);
   constexpr double kMost = 3.2e12;  // a century, in milliseconds
   const double milliseconds = std::min(kMost, static_cast<double>(torch.timeout.count()) * 1e3);
   options->timeout = std::chrono::milliseconds(static_cast<int64_t>(milliseconds));
@@ -65,22 +39,52 @@ OptionsPtr options_of(const c10d::DistributedBackendOptions& torch, const py::ob
   return options;
 }
 
+// Texts that have a grammar of the core's own.
+void check(const Config& config) {
+  with_value_errors([&] {
+    if (config.algorithm) algorithm_called(*config.algorithm);
+    InterfaceFilter{config.ifname};
+    PortRange::parse(config.ports);
+  });
+}
+
+// What ringcomm/options.py gives the core; it makes the attributes of Options from them.
 void bind_options(py::module_& module) {
+  py::class_<Config>(module, "Config")
+      .def(py::init<>())
+      .def("check", &check)
+      .def_property(
+          "log", [](const Config& self) { return static_cast<int>(self.log); },
+          [](Config& self, int level) { self.log = static_cast<LogLevel>(level); })
+      .def_readwrite("algorithm", &Config::algorithm)
+      .def_readwrite("costs", &Config::costs)
+      .def_readwrite("cuda_connections", &Config::cuda_connections)
+      .def_readwrite("cuda_library", &Config::cuda_library)
+      .def_readwrite("cuda_memory", &Config::cuda_memory)
+      .def_readwrite("cuda_mode", &Config::cuda_mode)
+      .def_readwrite("flows", &Config::flows)
+      .def_readwrite("ifname", &Config::ifname)
+      .def_readwrite("ports", &Config::ports)
+      .def_readwrite("resume_seconds", &Config::resume_seconds)
+      .def_readwrite("run", &Config::run)
+      .def_readwrite("secret", &Config::secret)
+      .def_readwrite("spin_us", &Config::spin_us)
+      .def_readwrite("trace", &Config::trace)
+      .def_readwrite("transport", &Config::transport);
+  module.def("configure", [](const Config& config) { Runtime::get().configure(config); });
+
   const auto copy = [](const ringcomm::Options& self, const py::args&) {
     return c10::make_intrusive<ringcomm::Options>(self);
   };
   py::class_<ringcomm::Options, OptionsPtr, c10d::Backend::Options>(module, "Options")
       .def(py::init<std::chrono::milliseconds>(), py::arg("timeout") = kBackendDefaultTimeout)
-      .def_property(
-          "algorithm", [](const ringcomm::Options& self) { return self.algorithm; },
-          [](ringcomm::Options& self, const std::optional<std::string>& name) {
-            if (name) with_value_errors([&] { return algorithm_called(*name); });
-            self.algorithm = name;
-          })
+      .def_readwrite("_config", &ringcomm::Options::config)
+      .def_readwrite("_given", &ringcomm::Options::given)
       .def_readwrite("enable_reconfigure", &ringcomm::Options::enable_reconfigure)
       .def_readwrite("_agreement", &ringcomm::Options::agreement)
       .def("__copy__", copy)
       .def("__deepcopy__", copy);
+  py::module_::import("ringcomm._options").attr("complete")(module.attr("Options"));
 }
 
 // The methods that torch's own backends have beside those of the base class.
@@ -89,7 +93,8 @@ void bind_backend(py::module_& module) {
       .def_property_readonly("options", &Backend::getBackendOptions)
       .def_property_readonly("uid", &Backend::getGroupUid)
       .def("get_error", &Backend::getError, NoGil())
-      .def("flight_record", &flight_record)
+      .def("_flight_rings",
+           [](const Backend& backend) { return to_bytes(backend.group().flight_rings()); })
       .def(
           "_is_device_good",
           [](Backend& backend) {
@@ -114,16 +119,43 @@ void bind_backend(py::module_& module) {
       .def("deregister_mem_pool", [](const Backend&, const py::object&) {}, py::arg("pool"));
 }
 
-std::vector<std::string> names_of_algorithms(const std::string& collective) {
-  std::vector<std::string> names;
-  for (int i = 0; i < kCollectives; ++i) {
-    if (collective != to_string(static_cast<Collective>(i))) continue;
-    for (const Algorithm one : algorithms_of(static_cast<Collective>(i))) {
-      names.emplace_back(to_string(one));
+// The steps of a plan, one after another.
+py::list steps_of(const Plan& plan) {
+  py::list steps;
+  for (PlanCursor step(plan); step; step.next()) {
+    py::list operands;
+    for (uint32_t i = 0; i < uint32_t{step->dst_count} + step->src_count; ++i) {
+      const Ref& ref = plan.refs[step->first_ref + i];
+      const int space = static_cast<int>(ref.space);
+      operands.append(py::make_tuple(space, ref.rank, ref.from, step.offset(ref)));
     }
+    const int verb = static_cast<int>(step->verb);
+    steps.append(py::make_tuple(verb, step->peer, int{step->lane}, step.bytes(),
+                                int{step->dst_count}, operands));
   }
-  TORCH_CHECK_VALUE(!names.empty(), "there is no collective '", collective, "'");
-  return names;
+  return steps;
+}
+
+// ringcomm/tools/plan_steps.py has the same tuples, and the names of what are numbers here.
+using Counts = std::vector<uint64_t>;
+using ShapeTuple =
+    std::tuple<int, int, int, uint64_t, Rank, uint64_t, Counts, Counts, Counts, std::string>;
+
+// The ranks of one host have mapped windows.
+py::tuple plan_of(const ShapeTuple& given, Rank rank, const std::optional<std::string>& asked) {
+  Shape shape;
+  int collective = 0;
+  std::string costs;
+  std::tie(collective, shape.size, shape.local, shape.element, shape.root, shape.bytes,
+           shape.shards, shape.send, shape.recv, costs) = given;
+  shape.collective = static_cast<Collective>(collective);
+  shape.costs = parse_costs(costs);
+  const Reach reach{shape.local == shape.size, shape.local};
+  shape.geometry =
+      reach.mapped ? Geometry::for_ranks(shape.size) : Geometry::across_hosts(shape.size);
+  const Algorithm algorithm = asked ? algorithm_called(*asked) : select(shape, reach);
+  const Plan plan = make_plan(shape, rank, algorithm);
+  return py::make_tuple(to_string(algorithm), selection_reason(shape, reach), steps_of(plan));
 }
 
 // Seconds of each of `passes` copies of so many bytes, in steps of a segment as plans copy them.
@@ -144,9 +176,11 @@ std::vector<double> copy_seconds(uint64_t bytes, bool past_caches, int passes) {
 
 // The core seen from Python, for the benchmarks and the tests.
 void bind_core(py::module_& module) {
-  module.def("algorithms", &names_of_algorithms, py::arg("collective"));
   module.def("copy_seconds", &copy_seconds, py::arg("bytes"), py::arg("past_caches"),
              py::arg("passes"), NoGil());
+  module.def("plan", [](const ShapeTuple& shape, Rank rank, std::optional<std::string> asked) {
+    return with_value_errors([&] { return plan_of(shape, rank, asked); });
+  });
   module.def(
       "selection_text",
       [](int size, const std::string& costs) {
@@ -167,15 +201,17 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
 
   module.def(
       "create_backend",
-      [](const c10d::DistributedBackendOptions& torch, const py::object& given, bool cuda) {
+      [](const c10d::DistributedBackendOptions& torch, const OptionsPtr& given, bool cuda) {
         OptionsPtr options = options_of(torch, given);
         options->cuda = cuda;
         const py::gil_scoped_release no_gil;
         return Backend::create(torch.store, {torch.group_rank, torch.group_size},
                                std::move(options));
       },
-      py::arg("options"), py::arg("backend_options") = py::none(), py::arg("cuda") = true);
+      py::arg("options"), py::arg("backend_options"), py::arg("cuda") = true);
 
+  module.def("flight_rings", [] { return to_bytes(Runtime::get().flight_rings()); });
+  module.def("tell_failures_to", [](int pipe) { Runtime::get().tell_failures_to(pipe); });
   module.def("close_groups", [](const std::string& error) {
     std::vector<int> calling;
     {

@@ -36,7 +36,7 @@ struct Call {
   uint32_t tag = 0;
   Continuation continuation;
   Staging staging;
-  at::ArrayRef<at::Tensor> inputs, outputs;
+  at::TensorList inputs, outputs;
   Tensors lists;
   size_t output_lists = 1;  // several: futures tell outputs as so many lists of the same length
 };

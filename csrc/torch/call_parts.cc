@@ -90,20 +90,18 @@ Rank checked_root(const Refusal& refuse, int64_t root, int size) {
   return static_cast<Rank>(root);
 }
 
-void check_all_served(const Refusal& refuse, at::ArrayRef<at::Tensor> tensors) {
+void check_all_served(const Refusal& refuse, at::TensorList tensors) {
   for (const at::Tensor& tensor : tensors) check_served(refuse, tensor);
 }
 
-void check_same_type(const Refusal& refuse, const at::Tensor& model,
-                     at::ArrayRef<at::Tensor> tensors) {
+void check_same_type(const Refusal& refuse, const at::Tensor& model, at::TensorList tensors) {
   for (size_t i = 0; i < tensors.size(); ++i) {
     if (tensors[i].scalar_type() == model.scalar_type()) continue;
     c10d::assertTypeMatch(refuse, model.options(), tensors, i);
   }
 }
 
-void check_same_shape(const Refusal& refuse, const at::Tensor& model,
-                      at::ArrayRef<at::Tensor> tensors) {
+void check_same_shape(const Refusal& refuse, const at::Tensor& model, at::TensorList tensors) {
   check_same_type(refuse, model, tensors);
   for (size_t i = 0; i < tensors.size(); ++i) {
     c10d::assertSizesMatch(refuse, model.sizes(), tensors, i);
@@ -166,7 +164,7 @@ void set_reduction(Call& call, const Refusal& refuse, const c10d::ReduceOp& op,
   if (const std::string why = why_not(operation.dtype, operation.op); !why.empty()) refuse(why);
 }
 
-void set_moved_type(Call& call, at::ArrayRef<at::Tensor> tensors) {
+void set_moved_type(Call& call, at::TensorList tensors) {
   const auto type = tensors.empty() ? at::kByte : tensors[0].scalar_type();
   const bool uniform = std::all_of(tensors.begin(), tensors.end(), [&](const at::Tensor& tensor) {
     return tensor.scalar_type() == type;
@@ -174,7 +172,7 @@ void set_moved_type(Call& call, at::ArrayRef<at::Tensor> tensors) {
   call.operation.dtype = uniform ? movable_dtype(type) : DType::kUint8;
 }
 
-at::ArrayRef<at::Tensor> flatten(Call& call, const TensorLists& lists) {
+at::TensorList flatten(Call& call, const TensorLists& lists) {
   for (const Tensors& list : lists) {
     call.lists.insert(call.lists.end(), list.begin(), list.end());
   }
@@ -233,19 +231,19 @@ void separate(Call& call, const Tensors& tensors) {
   if (!later.empty()) call.operation.output = spans;
 }
 
-void add_inputs(Call& call, at::ArrayRef<at::Tensor> tensors) {
+void add_inputs(Call& call, at::TensorList tensors) {
   for (const at::Tensor& tensor : tensors) {
     call.operation.input.push_back(call.staging.input(tensor));
   }
 }
 
-void add_outputs(Call& call, at::ArrayRef<at::Tensor> tensors) {
+void add_outputs(Call& call, at::TensorList tensors) {
   for (const at::Tensor& tensor : tensors) {
     call.operation.output.push_back(call.staging.output(tensor));
   }
 }
 
-std::vector<uint64_t> sizes_of(at::ArrayRef<at::Tensor> tensors) {
+std::vector<uint64_t> sizes_of(at::TensorList tensors) {
   std::vector<uint64_t> sizes;
   sizes.reserve(tensors.size());
   for (const at::Tensor& tensor : tensors) sizes.push_back(bytes_of(tensor));

@@ -8,11 +8,9 @@ namespace ringcomm {
 // `which`: "input " or "output " where a call has both.
 const at::Tensor& only_one(const Refusal& refuse, const Tensors& tensors, const char* which = "");
 Rank checked_root(const Refusal& refuse, int64_t root, int size);
-void check_all_served(const Refusal& refuse, at::ArrayRef<at::Tensor> tensors);
-void check_same_type(const Refusal& refuse, const at::Tensor& model,
-                     at::ArrayRef<at::Tensor> tensors);
-void check_same_shape(const Refusal& refuse, const at::Tensor& model,
-                      at::ArrayRef<at::Tensor> tensors);
+void check_all_served(const Refusal& refuse, at::TensorList tensors);
+void check_same_type(const Refusal& refuse, const at::Tensor& model, at::TensorList tensors);
+void check_same_shape(const Refusal& refuse, const at::Tensor& model, at::TensorList tensors);
 // Several tensors of one rank: at least one, and all of one layout, type and shape.
 void check_alike(const Refusal& refuse, const Tensors& tensors);
 // wholes[i] must have as many elements as all ranks' parts[i] together.
@@ -21,7 +19,7 @@ void check_wholes(const Refusal& refuse, const Tensors& wholes, const Tensors& p
 void set_reduction(Call& call, const Refusal& refuse, const c10d::ReduceOp& op,
                    const at::Tensor& tensor);
 // The type is that of the tensors if all agree, else bytes.
-void set_moved_type(Call& call, at::ArrayRef<at::Tensor> tensors);
+void set_moved_type(Call& call, at::TensorList tensors);
 
 // This rank's own part, in which input and output may be the same memory, byte by byte.
 struct Shared {
@@ -31,14 +29,14 @@ struct Shared {
 void check_overlaps(const Refusal& refuse, const Operation& operation, const Shared& own);
 
 // All lists one after the other, kept by the call.
-at::ArrayRef<at::Tensor> flatten(Call& call, const TensorLists& lists);
+at::TensorList flatten(Call& call, const TensorLists& lists);
 void add_in_place(Call& call, const Tensors& tensors);
 // Several tensors of this rank, reduced here: all of them get the group's result.
 void add_folded(Call& call, const Refusal& refuse, const Tensors& tensors);
 // Follows add_in_place(): if tensors share memory, the later ones get copies of their own.
 void separate(Call& call, const Tensors& tensors);
-void add_inputs(Call& call, at::ArrayRef<at::Tensor> tensors);
-void add_outputs(Call& call, at::ArrayRef<at::Tensor> tensors);
+void add_inputs(Call& call, at::TensorList tensors);
+void add_outputs(Call& call, at::TensorList tensors);
 
 // The end of all calls with shards, once inputs and outputs are known, and the reduction if there
 // is one; returns the call. `whole` is the side that holds all shards: in a tensor each, of its own
@@ -46,6 +44,6 @@ void add_outputs(Call& call, at::ArrayRef<at::Tensor> tensors);
 enum class Whole : uint8_t { kInput, kOutput };
 enum class Shards : uint8_t { kOneEach, kEqual, kWithin };
 Call&& fill_shards(Call& call, const Refusal& refuse, Whole whole, Shards shards, RankAndSize self);
-std::vector<uint64_t> sizes_of(at::ArrayRef<at::Tensor> tensors);
+std::vector<uint64_t> sizes_of(at::TensorList tensors);
 
 }  // namespace ringcomm

@@ -12,8 +12,7 @@ using c10d::OpType;
 using enum Whole;
 using enum Shards;
 
-template <typename Options>
-Call&& with(Call&& call, const Options& options) {
+Call&& with(Call&& call, const auto& options) {
   call.async = options.asyncOp;
   if (options.timeout.count() > 0) call.operation.timeout = options.timeout;
   return std::move(call);
@@ -54,8 +53,8 @@ Call&& exchange_all(Call& call, const Refusal& refuse, Rank rank) {
 
 // The root's side of gather and scatter, where every rank has a tensor like `model`. Other ranks
 // have none.
-at::ArrayRef<at::Tensor> one_a_rank(Call& call, const Refusal& refuse, const TensorLists& lists,
-                                    const at::Tensor& model, RankAndSize self) {
+at::TensorList one_a_rank(Call& call, const Refusal& refuse, const TensorLists& lists,
+                          const at::Tensor& model, RankAndSize self) {
   const bool gathers = call.operation.collective == Collective::kGather;
   const char* const which = gathers ? "output" : "input";
   if (self.rank != call.operation.root) {
@@ -78,8 +77,7 @@ at::ArrayRef<at::Tensor> one_a_rank(Call& call, const Refusal& refuse, const Ten
 }
 
 // `shard` is this rank's own, and `all` has one of each rank, which may differ in size.
-void check_shard(const Refusal& refuse, const at::Tensor& shard, at::ArrayRef<at::Tensor> all,
-                 Rank rank) {
+void check_shard(const Refusal& refuse, const at::Tensor& shard, at::TensorList all, Rank rank) {
   const auto own = static_cast<size_t>(rank);
   check_served(refuse, shard);
   check_all_served(refuse, all);
@@ -275,7 +273,7 @@ Backend::WorkPtr Backend::gather_single(at::Tensor& output, at::Tensor& input,
   Call call(OpType::GATHER, "ringcomm:gather", Collective::kGather);
   call.operation.root = checked_root(refuse, opts.rootRank, size());
   call.lists = {input, output};
-  const at::ArrayRef<at::Tensor> both(call.lists);
+  const at::TensorList both(call.lists);
   call.inputs = both.slice(0, 1);
   check_all_served(refuse, call.inputs);
   if (rank() == call.operation.root) {
@@ -344,8 +342,8 @@ Backend::WorkPtr Backend::alltoall_base(at::Tensor& output, at::Tensor& input,
   constexpr Refusal refuse{"all_to_all_single"};
   Call call(OpType::ALLTOALL_BASE, "ringcomm:all_to_all", Collective::kAllToAll);
   call.lists = {input, output};
-  call.inputs = at::ArrayRef<at::Tensor>(call.lists).slice(0, 1);
-  call.outputs = at::ArrayRef<at::Tensor>(call.lists).slice(1, 1);
+  call.inputs = at::TensorList(call.lists).slice(0, 1);
+  call.outputs = at::TensorList(call.lists).slice(1, 1);
   check_all_served(refuse, call.lists);
   if (input.scalar_type() != output.scalar_type()) {
     refuse("output tensor type must match input tensor type");

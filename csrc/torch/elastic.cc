@@ -102,12 +102,6 @@ uint64_t checksum_of(const at::Tensor& tensor) {
 
 void bind_elastic(py::module_& module) {
   module.def("checksum", &checksum_of, py::arg("tensor"), NoGil());
-  module.def(
-      "belong_to",
-      [](const std::string& run, std::chrono::seconds resume) {
-        Runtime::get().belong_to(run, resume);
-      },
-      py::arg("run"), py::arg("resume"));
   // What other processes know this one by (transport/host.h).
   module.def("card", [] { return Runtime::get().neighbours().card().to_text(); }, NoGil());
 

@@ -13,8 +13,7 @@ namespace ringcomm {
 
 // Calls function(), and turns its errors into torch's. Others are torch's own already, or the
 // standard library's.
-template <typename Function>
-decltype(auto) with_torch_errors(const Function& function) {
+decltype(auto) with_torch_errors(const auto& function) {
   try {
     return function();
   } catch (const UsageError& error) {
@@ -40,8 +39,7 @@ inline std::exception_ptr as_torch(const std::exception_ptr& error) {
 }
 
 // Like with_torch_errors, for calls that can fail only because of a wrong argument.
-template <typename Function>
-decltype(auto) with_value_errors(const Function& function) {
+decltype(auto) with_value_errors(const auto& function) {
   try {
     return function();
   } catch (const UsageError& error) {

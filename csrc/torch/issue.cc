@@ -13,7 +13,7 @@ bool is_profiled() {
          at::getStepCallbacksUnlessEmpty(at::RecordScope::FUNCTION).has_value();
 }
 
-int64_t elements(at::ArrayRef<at::Tensor> tensors) {
+int64_t elements(at::TensorList tensors) {
   int64_t count = 0;
   for (const at::Tensor& tensor : tensors) count += tensor.numel();
   return count;

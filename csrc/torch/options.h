@@ -5,9 +5,10 @@
 
 #include <algorithm>
 #include <chrono>
-#include <optional>
+#include <set>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
+#include "base/config.h"
 #include "elastic/agreement.h"
 
 namespace ringcomm {
@@ -18,8 +19,9 @@ struct Options final : c10d::Backend::Options {
   explicit Options(std::chrono::milliseconds timeout = kBackendDefaultTimeout)
       : c10d::Backend::Options(kBackendName, timeout) {}
 
-  // "direct", "ring", "tree", ...: used wherever a collective has it. Unset: as the table says.
-  std::optional<std::string> algorithm;
+  // What ringcomm/options.py has read and checked, and the names of what code has set.
+  Config config;
+  std::set<std::string> given;
 
   // Are tensors of CUDA devices this group's, too? Not in "cpu:ringcomm,cuda:nccl".
   bool cuda = true;

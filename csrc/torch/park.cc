@@ -22,21 +22,18 @@ constexpr auto kPause = std::chrono::milliseconds(2);
 // then wait for in vain.
 bool in_system_call([[maybe_unused]] const void* context) {
 #if defined(__x86_64__)
-  const auto* const thread = static_cast<const ucontext_t*>(context);
-  const auto at = static_cast<uintptr_t>(thread->uc_mcontext.gregs[REG_RIP]);
-  const auto is_call = [](uintptr_t address) {
-    const unsigned char call[] = {0x0f, 0x05};
-    return std::memcmp(reinterpret_cast<const void*>(address), call, sizeof call) == 0;
-  };
-  return is_call(at - 2) || is_call(at);  // it would return, or begin anew
+  constexpr unsigned char kCall[] = {0x0f, 0x05};
+  const auto next = static_cast<const ucontext_t*>(context)->uc_mcontext.gregs[REG_RIP];
 #elif defined(__aarch64__)
-  const auto* const thread = static_cast<const ucontext_t*>(context);
-  const auto at = static_cast<uintptr_t>(thread->uc_mcontext.pc);
-  const auto is_call = [](uintptr_t address) {
-    const uint32_t call = 0xd4000001;
-    return std::memcmp(reinterpret_cast<const void*>(address), &call, sizeof call) == 0;
+  constexpr unsigned char kCall[] = {0x01, 0x00, 0x00, 0xd4};
+  const auto next = static_cast<const ucontext_t*>(context)->uc_mcontext.pc;
+#endif
+#if defined(__x86_64__) || defined(__aarch64__)
+  const auto at = static_cast<uintptr_t>(next);
+  const auto is_call = [&](uintptr_t address) {
+    return std::memcmp(reinterpret_cast<const void*>(address), kCall, sizeof kCall) == 0;
   };
-  return is_call(at - 4) || is_call(at);
+  return is_call(at - sizeof kCall) || is_call(at);  // it would return, or begin anew
 #else
   return true;
 #endif

@@ -41,7 +41,7 @@ Network& Backend::network() const { return Runtime::get().network(StoreAdapter(s
 std::string Backend::reconfigure_handle() const {
   return with_torch_errors([&] {
     Card card = card_;
-    card.tcp = Runtime::get().config().tcp;
+    card.tcp = Runtime::get().config().transport == "tcp";
     return str(card.to_text(), kBar, network().contact().to_text());
   });
 }

@@ -84,8 +84,7 @@ class SparseSum {
 
   Operation gather_indices() {
     indices_ = input_._indices().contiguous();
-    int64_t total = 0;
-    for (Rank rank = 0; rank < self_.size; ++rank) total += elements(rank);
+    const auto total = rows_.select(1, 2).sum().item<int64_t>();  // of elements()
     all_indices_ = at::empty({total * input_.sparse_dim()}, at::kLong);
     auto sizes = input_._values().sizes().vec();
     sizes[0] = total;
@@ -99,7 +98,7 @@ class SparseSum {
     return gathering(values_, all_values_, total == 0 ? 0 : all_values_.numel() / total);
   }
 
-  at::Tensor sum() const {
+  void finish() {
     std::vector<at::Tensor> indices;
     int64_t offset = 0;
     for (Rank rank = 0; rank < self_.size; ++rank) {
@@ -111,11 +110,7 @@ class SparseSum {
     const auto sum = at::_sparse_coo_tensor_unsafe(at::cat(indices, 1), all_values_, input_.sizes(),
                                                    input_.options())
                          .coalesce();
-    return average_ ? sum / self_.size : sum;
-  }
-
-  void finish() {
-    const at::Tensor result = sum();
+    const at::Tensor result = average_ ? sum / self_.size : sum;
     for (at::Tensor& tensor : tensors_) tensor.copy_(result);
   }
 

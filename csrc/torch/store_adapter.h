@@ -11,8 +11,7 @@
 namespace ringcomm {
 
 class StoreAdapter final : public Store {
-  template <typename Function>
-  static decltype(auto) attempt(const Function& function) {
+  static decltype(auto) attempt(const auto& function) {
     try {
       return function();
     } catch (const std::exception& error) {

@@ -10,11 +10,6 @@
 
 namespace ringcomm {
 
-void Hook::reserve(const void* work) {
-  const Lock lock(mutex_);
-  ended_.push_back({work, nullptr, nullptr});
-}
-
 void Hook::call(const void* work, std::shared_ptr<c10d::WorkInfo> info,
                 std::function<void()> over) {
   Lock lock(mutex_);
@@ -197,10 +192,6 @@ void Work::resolve_result(Future& future) const {
 Works::Works(std::vector<c10::intrusive_ptr<c10d::Work>> works)
     : c10d::Work(-1, c10d::OpType::COALESCED), works_(std::move(works)) {}
 
-bool Works::isCompleted() {
-  return std::ranges::all_of(works_, [](const auto& work) { return work->isCompleted(); });
-}
-
 std::exception_ptr Works::exception() const {
   for (const auto& work : works_) {
     if (auto error = work->exception()) return error;
@@ -220,10 +211,6 @@ bool Works::wait(std::chrono::milliseconds timeout) {
     throw;
   }
   return true;
-}
-
-void Works::synchronize() {
-  for (const auto& work : works_) work->synchronize();
 }
 
 std::vector<at::Tensor> Works::result() {

@@ -6,7 +6,6 @@
 
 #include <deque>
 #include <functional>
-#include <mutex>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 #include <utility>
 
@@ -42,7 +41,10 @@ class Hook {
   }
   bool there() const { return there_.load(std::memory_order_acquire); }
   // `work` has ended now; its call() may come after those of works that end later.
-  void reserve(const void* work);
+  void reserve(const void* work) {
+    const Lock lock(mutex_);
+    ended_.push_back({work, nullptr, nullptr});
+  }
   // `over` is called once the hook has returned: maybe later, on another thread.
   void call(const void* work, std::shared_ptr<c10d::WorkInfo> info, std::function<void()> over);
 
@@ -120,11 +122,15 @@ class Works final : public c10d::Work {
  public:
   explicit Works(std::vector<c10::intrusive_ptr<c10d::Work>> works);
 
-  bool isCompleted() override;
+  bool isCompleted() override {
+    return std::ranges::all_of(works_, [](const auto& work) { return work->isCompleted(); });
+  }
   bool isSuccess() const override { return exception() == nullptr; }
   std::exception_ptr exception() const override;
   bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
-  void synchronize() override;
+  void synchronize() override {
+    for (const auto& work : works_) work->synchronize();
+  }
   void blockCurrentStream() override { synchronize(); }
   std::vector<at::Tensor> result() override;
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;

@@ -74,8 +74,7 @@ std::string Assembly::write_list() {
   return text;
 }
 
-template <typename Ready>
-bool Assembly::await(Ready&& ready) {
+bool Assembly::await(auto&& ready) {
   const auto start = Clock::now();
   while (!ready()) {
     if (deadline_.passed()) return false;

@@ -53,8 +53,7 @@ class Assembly {
   std::string apart(const std::string& pair) const { return prefix_ + "apart" + pair; }
   std::string read_list();
   std::string write_list();
-  template <typename Ready>
-  bool await(Ready&& ready);
+  bool await(auto&& ready);
   void rest(Clock::duration pause);
   void check_dead();
   TimeoutError late(const std::vector<Rank>& ranks) const;

@@ -108,11 +108,6 @@ void Neighbours::forked() {
   arrived_.clear();
 }
 
-bool Neighbours::first_time(const std::string& text) {
-  const std::lock_guard lock(mutex_);
-  return said_.insert(text).second;
-}
-
 // ---- meeting
 
 Neighbours::NeighbourPtr Neighbours::add(Fd socket) {
@@ -182,11 +177,6 @@ bool Neighbours::is_gone(const std::string& name) const {
     return error.code() == ECONNREFUSED;
   }
   return false;
-}
-
-void Neighbours::set_apart(const std::string& name, const std::string& why) {
-  const std::lock_guard lock(mutex_);
-  apart_.emplace(name, why);
 }
 
 void Neighbours::greet(const NeighbourPtr& other) {
@@ -366,12 +356,6 @@ Fd Neighbours::take(const Parcel& parcel) {
   return std::move(arrived.descriptor);
 }
 
-std::string Neighbours::take_words(const Parcel& parcel) {
-  const std::lock_guard lock(mutex_);
-  const auto found = arrived_.extract(parcel);
-  return found ? found.mapped().words : "";
-}
-
 void Neighbours::end(uint64_t group) {
   const std::lock_guard lock(mutex_);
   std::erase_if(arrived_, [&](const auto& entry) { return entry.first.group == group; });
@@ -385,10 +369,6 @@ DoorbellMemory::DoorbellMemory()
       event_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
       mapping_(fd_, kDoorbellBytes) {
   if (!event_) throw SystemError("eventfd");
-}
-
-Doorbell DoorbellMemory::bell() const {
-  return Doorbell(reinterpret_cast<DoorbellPage*>(mapping_.data()), event_.get());
 }
 
 }  // namespace ringcomm

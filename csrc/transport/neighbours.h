@@ -32,7 +32,9 @@ static_assert(sizeof(DoorbellPage) <= kNoticeOffset);
 class DoorbellMemory {
  public:
   DoorbellMemory();
-  Doorbell bell() const;
+  Doorbell bell() const {
+    return Doorbell(reinterpret_cast<DoorbellPage*>(mapping_.data()), event_.get());
+  }
   const Fd& fd() const { return fd_; }
   std::byte* notice() const { return mapping_.data() + kNoticeOffset; }
 
@@ -96,7 +98,10 @@ class Neighbours {
   // The process of that name. Connects if it is for this one to do.
   Reached reach(const std::string& name);
   bool is_gone(const std::string& name) const;  // by a trial
-  void set_apart(const std::string& name, const std::string& why);
+  void set_apart(const std::string& name, const std::string& why) {
+    const std::lock_guard lock(mutex_);
+    apart_.emplace(name, why);
+  }
 
   // Waits for something to come, and takes it; at once if anybody has since `news` was read.
   void wait(Clock::duration most, uint64_t news);
@@ -104,12 +109,21 @@ class Neighbours {
   // Takes what has come, at most once a millisecond: one system call, however many there are.
   void look();
   Fd take(const Parcel& parcel);  // empty: it has not come. Throws SystemError when it is lost
-  std::string take_words(const Parcel& parcel);  // the same; never empty
-  void end(uint64_t group);                      // wants nothing of it any more
-  static constexpr size_t kMostWords = 464;      // bytes of one parcel
+  // the same; never empty
+  std::string take_words(const Parcel& parcel) {
+    const std::lock_guard lock(mutex_);
+    const auto found = arrived_.extract(parcel);
+    return found ? found.mapped().words : "";
+  }
+  void end(uint64_t group);                  // wants nothing of it any more
+  static constexpr size_t kMostWords = 464;  // bytes of one parcel
   // Why connections of others cannot be taken: an errno, or 0.
   int deaf() const { return deaf_.load(std::memory_order_relaxed); }
-  bool first_time(const std::string& text);  // that somebody says so
+  // Is this the first time that somebody says so?
+  bool first_time(const std::string& text) {
+    const std::lock_guard lock(mutex_);
+    return said_.insert(text).second;
+  }
 
   void before_fork() { mutex_.lock(); }
   void after_fork() { mutex_.unlock(); }

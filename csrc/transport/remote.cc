@@ -41,6 +41,7 @@ void RemotePeer::signal(int lane, int half, uint64_t stamp) {
 // Posts as many frames as it takes; the last one carries the signal.
 void RemotePeer::flush_put(int lane, int half, uint64_t stamp) {
   const Pending put = std::exchange(pending_, {});
+  sent_ += put.bytes;
   for (uint64_t done = 0; done < put.bytes || (put.bytes == 0 && lane != kNoLane);) {
     const uint64_t bytes = std::min(put.bytes - done, kFramePayload);
     const bool last = done + bytes == put.bytes;

@@ -42,6 +42,8 @@ class RemotePeer final : public Receiver {
   void signal(int lane, int half, uint64_t stamp);
   void reclaim_lent() { wire_.reclaim_lent(channel_); }
 
+  uint64_t sent() const { return sent_; }  // bytes
+
   // ---- any thread's
   void stream_written(uint64_t begin, uint64_t end);  // cursors of the peer's mailbox
   void stream_read(uint64_t cursor);                  // of my mailbox
@@ -74,6 +76,7 @@ class RemotePeer final : public Receiver {
   const Ends ends_;
   bool forgotten_ = false;
   Pending pending_;
+  uint64_t sent_ = 0;
   std::atomic<bool> announced_{false};  // the peer knows which operation this rank is in
   std::atomic<uint64_t> told_called_{0}, told_finished_{0};  // the peer knows of these operations
   std::atomic<uint64_t> credited_{0};  // what the peer knows of my reading its stream

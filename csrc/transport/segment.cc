@@ -11,8 +11,8 @@ namespace ringcomm {
 namespace {
 constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 
-template <typename Header>  // const or not
-auto& entry_of(Header& header, Board board, uint64_t sequence) {
+// Of a header that is const or not.
+auto& entry_of(auto& header, Board board, uint64_t sequence) {
   return board == Board::kHost ? header.host_board[sequence % kHostEntries]
                                : header.device_board[sequence % kDeviceEntries];
 }

@@ -25,7 +25,6 @@ class SocketStore final : public Store, private Receiver {
   SocketStore(Neighbours& neighbours, Rank self, const std::vector<Way>& ways, uint64_t channel);
   ~SocketStore() override;
   SocketStore(const SocketStore&) = delete;
-  SocketStore& operator=(const SocketStore&) = delete;
 
   void set(const std::string& key, const std::string& value) override;
   bool has(const std::string& key) override;

@@ -1,7 +1,5 @@
 #include "transport/transport.h"
 
-#include <sys/socket.h>
-
 #include "base/stream_copy.h"
 #include "transport/host.h"
 
@@ -80,10 +78,6 @@ void Transport::announce(Board board, const Descriptor& descriptor) {
   for (RemotePeer* remote : remotes_) remote->announce();
 }
 
-void Transport::finish(Board board, uint64_t sequence) {
-  own_.header().of(board).finished.store(sequence, std::memory_order_release);  // partner: state()
-}
-
 PeerState Transport::state(Rank rank, Board board) {
   const Header& header = peer(rank).segment.header();
   PeerState state;  // in this order: a rank finishes, and then leaves
@@ -92,10 +86,6 @@ PeerState Transport::state(Rank rank, Board board) {
   state.called = header.of(board).called.load(std::memory_order_acquire);
   state.finished = header.of(board).finished.load(std::memory_order_acquire);
   return state;
-}
-
-std::optional<Descriptor> Transport::descriptor(Rank rank, Board board, uint64_t sequence) {
-  return read_board(peer(rank).segment.header(), board, sequence);
 }
 
 std::string Transport::failure(Rank rank) {
@@ -146,6 +136,15 @@ std::string Transport::condition(Rank rank) {
 std::string Transport::loss(Rank rank) {
   const RemotePeer* remote = peer(rank).remote.get();
   return remote ? remote->wire().condition() : "its process died";
+}
+
+Traffic Transport::traffic() const {
+  Traffic traffic;
+  for (const RemotePeer* remote : remotes_) {
+    traffic.sent += remote->sent();
+    traffic.resent += remote->wire().resent();
+  }
+  return traffic;
 }
 
 uint64_t Transport::undelivered() {

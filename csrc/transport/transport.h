@@ -28,6 +28,12 @@ struct ShmPeer {
   std::unique_ptr<RemotePeer> remote;  // on another host; the segment is its shadow
 };
 
+// What has gone to other hosts, since the group was made.
+struct Traffic {
+  uint64_t sent = 0;    // bytes
+  uint64_t resent = 0;  // frames, of other groups as well
+};
+
 // A peer's words about itself; all of them only grow.
 struct PeerState {
   uint64_t called = 0;    // sequence of the operation it is in or was in last
@@ -95,6 +101,7 @@ class Transport {
   void need(Rank rank) {  // somebody waits for it
     if (rank >= 0 && is_remote(rank)) peer(rank).remote->wire().need();
   }
+  Traffic traffic() const;
   uint64_t undelivered();  // frames that remote ranks may not have yet
 
   // A bounded byte stream to and from each peer, for send/recv; safe beside a running operation,
@@ -108,9 +115,15 @@ class Transport {
   // The slow path: a waiting rank looks at its peers, and speaks of itself. Any thread may call
   // these.
   void announce(Board board, const Descriptor& descriptor);  // I am in this one now
-  void finish(Board board, uint64_t sequence);               // and now it is done
+  // That one is done now.
+  void finish(Board board, uint64_t sequence) {
+    own_.header().of(board).finished.store(sequence,
+                                           std::memory_order_release);  // partner: state()
+  }
   PeerState state(Rank rank, Board board);
-  std::optional<Descriptor> descriptor(Rank rank, Board board, uint64_t sequence);
+  std::optional<Descriptor> descriptor(Rank rank, Board board, uint64_t sequence) {
+    return read_board(peer(rank).segment.header(), board, sequence);
+  }
   std::string failure(Rank rank);
   void fail(const std::string& reason);  // tells every peer, wakes them
   std::optional<Rank> first_failed();    // a peer that called fail()
@@ -160,12 +173,10 @@ class Driving {
   explicit Driving(Transport& transport) : transport_(transport) { transport_.begin_driving(); }
   ~Driving() { transport_.end_driving(false); }
   Driving(const Driving&) = delete;
-  Driving& operator=(const Driving&) = delete;
 
   // Sleeps on this process's doorbell. If a remote rank is awaited, it sleeps on the network as
   // well; else others drive meanwhile. True when something came from the network.
-  template <typename Ready>
-  bool sleep(Rank awaited, uint32_t news, Ready&& ready, Clock::duration most) {
+  bool sleep(Rank awaited, uint32_t news, auto&& ready, Clock::duration most) {
     if (awaited >= 0 && transport_.is_remote(awaited) &&
         transport_.doorbell().sleep_with(transport_.descriptor_to_poll(), news, ready, most)) {
       return transport_.progress();

@@ -1,7 +1,6 @@
 #include "transport/unix_socket.h"
 
 #include <fcntl.h>
-#include <sys/socket.h>
 #include <sys/un.h>
 
 namespace ringcomm {

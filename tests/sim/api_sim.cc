@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <utility>
 
 #include "sim/kernels_host.h"
 #include "sim/sim_process.h"

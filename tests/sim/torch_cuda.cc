@@ -10,6 +10,7 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include <torch/csrc/distributed/c10d/reducer_timer.hpp>
+#include <utility>
 
 #include "device/api.h"
 #include "sim/api_sim.h"

@@ -144,11 +144,17 @@ void be_held(Store& store, const Case& the, Shared& shared) {
   shared.over = 1;
 }
 
+void use_tcp() {
+  ProcessConfig config;
+  config.transport = "tcp";
+  Runtime::get().configure(config);
+}
+
 void leaves(const Case& the) {
   SharedStore store;
   Shared& shared = Shared::make();
   const auto statuses = run_processes(the.size, [&](Rank rank) {
-    if (the.tcp) ::setenv("RINGCOMM_TRANSPORT", "tcp", 1);
+    if (the.tcp) use_tcp();
     if (rank == the.size - 1) return be_held(store, the, shared);
     const auto group = join(store, rank, the.size);
     const Call first = call_of(Collective::kAllReduce, the.size);
@@ -191,7 +197,7 @@ void messages(Way way, bool tcp) {
   SharedStore store;
   Shared& shared = Shared::make();
   const auto statuses = run_processes(3, [&](Rank rank) {
-    if (tcp) ::setenv("RINGCOMM_TRANSPORT", "tcp", 1);
+    if (tcp) use_tcp();
     const auto group = join(store, rank, 3);
     perform(*group, call_of(Collective::kAllReduce, 3), 1);
     std::vector<std::byte> small(8000, std::byte{1}), more(8000, std::byte{2}), none(8000);

@@ -4,6 +4,7 @@
 
 #include <cstdlib>
 #include <thread>
+#include <utility>
 
 #include "sim_harness.h"
 

@@ -5,6 +5,7 @@
 //   step_sim --without RULE   a rule switched off: exits 1 and names the path that fails
 #include <map>
 #include <unordered_set>
+#include <utility>
 
 #include "cpp/elastic/step_state.h"
 #include "cpp/harness.h"

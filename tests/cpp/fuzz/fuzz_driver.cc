@@ -14,6 +14,7 @@
 #include <csignal>
 #include <fstream>
 #include <iterator>
+#include <utility>
 
 extern "C" {
 void __sanitizer_set_death_callback(void (*callback)()) __attribute__((weak));

@@ -2,6 +2,8 @@
 // they post, give memory back, move bytes, and connect.
 #pragma once
 
+#include <utility>
+
 #include "fuzz_session.h"
 
 namespace ringcomm::testing {

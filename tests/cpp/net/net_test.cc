@@ -6,7 +6,6 @@
 
 #include <algorithm>
 
-#include "base/config.h"
 #include "cpp/harness.h"
 #include "net/address.h"
 #include "net/checksum.h"
@@ -189,13 +188,6 @@ void port_ranges() {
   }
 }
 
-void environment() {
-  ::setenv("RINGCOMM_IFNAME", "eth0", 1);
-  ::setenv("RINGCOMM_PORTS", "4000", 1);
-  const Config config = Config::from_environment();
-  require(config.ifname == "eth0" && config.ports == "4000", "values");
-}
-
 void this_host() {
   const auto interfaces = list_interfaces();
   const auto lo = std::find_if(interfaces.begin(), interfaces.end(), [](const Interface& one) {
@@ -366,7 +358,6 @@ int main(int argc, char** argv) {
                      {"choice with a filter", choice_with_filter},
                      {"filters refused", filters_refused},
                      {"port ranges", port_ranges},
-                     {"environment", environment},
                      {"this host", this_host},
                      {"connections", connections},
                      {"connections of IPv6", connections_of_ipv6},

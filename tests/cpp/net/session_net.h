@@ -1,6 +1,8 @@
 // The simulated connections of session_sim.h.
 #pragma once
 
+#include <utility>
+
 #include "session_sim.h"
 
 namespace ringcomm::testing {

@@ -1,11 +1,11 @@
-// Plans as text, for people, and as JSON, for programs.
+// Plans as text.
 #pragma once
 
 #include <array>
 #include <sstream>
 #include <string>
 
-#include "plan/cursor.h"
+#include "plan/plan.h"
 
 namespace ringcomm {
 
@@ -68,38 +68,6 @@ inline void write_text(std::ostream& out, const Plan& plan, const Step& step) {
   }
 }
 
-inline void write_json(std::ostream& out, const PlanCursor& step, const Ref& ref) {
-  out << "{\"space\":\"" << name(kSpaceNames, ref.space) << "\",\"rank\":" << ref.rank
-      << ",\"from\":" << ref.from << ",\"offset\":" << step.offset(ref) << '}';
-}
-
-inline void write_json(std::ostream& out, const Plan& plan, const PlanCursor& step, bool sources) {
-  const uint32_t first = step->first_ref + (sources ? step->dst_count : 0u);
-  const uint32_t count = sources ? step->src_count : step->dst_count;
-  out << '[';
-  for (uint32_t i = first; i < first + count; ++i) {
-    if (i > first) out << ',';
-    write_json(out, step, plan.refs[i]);
-  }
-  out << ']';
-}
-
-// What the step does in this pass and round.
-inline void write_json(std::ostream& out, const Plan& plan, const PlanCursor& step) {
-  out << "{\"verb\":\"" << name(kVerbNames, step->verb) << '"';
-  if (moves_bytes(*step)) {
-    out << ",\"dst\":";
-    write_json(out, plan, step, false);
-    out << ",\"src\":";
-    write_json(out, plan, step, true);
-    out << ",\"bytes\":" << step.bytes();
-    if (step->verb == Verb::kReduce) out << ",\"final\":" << (step->final ? "true" : "false");
-  } else {
-    out << ",\"peer\":" << step->peer << ",\"lane\":\"" << name(kLaneNames, step->lane) << '"';
-  }
-  out << '}';
-}
-
 inline void write_text(std::ostream& out, const Plan& plan, const Loop& loop) {
   std::string indent = "  ";
   if (loop.passes > 1) out << "in " << loop.passes << " passes:\n", indent += "  ";
@@ -130,23 +98,6 @@ inline std::string to_text(const Plan& plan) {
 inline std::string to_text(const Plan& plan, const Step& step) {
   std::ostringstream out;
   write_text(out, plan, step);
-  return out.str();
-}
-
-// The steps as they are executed, one after another.
-inline std::string to_json(const Plan& plan) {
-  std::ostringstream out;
-  out << "{\"collective\":\"" << to_string(plan.collective) << "\",\"algorithm\":\""
-      << to_string(plan.algorithm) << "\",\"size\":" << plan.size << ",\"rank\":" << plan.rank
-      << ",\"steps\":[";
-  const char* comma = "";
-  for (PlanCursor step(plan); step; step.next()) {
-    if (moves_bytes(*step) && step.bytes() == 0) continue;
-    out << comma;
-    write_json(out, plan, step);
-    comma = ",";
-  }
-  out << "]}";
   return out.str();
 }
 

@@ -1,11 +1,10 @@
 // Prints the plans of all ranks of a group between hosts.
 //
-//   print_plans COLLECTIVE ALGORITHM BYTES RANKS [LOCAL [--json]]
+//   print_plans COLLECTIVE ALGORITHM BYTES RANKS [LOCAL]
 //
 // BYTES: the whole message, of float32 elements. LOCAL: ranks of each host, for hierarchical plans.
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
 
 #include "plan/select.h"
 #include "plan_text.h"
@@ -22,13 +21,10 @@ Collective collective_called(const std::string& name) {
   throw UsageError("there is no collective '" + name + "'");
 }
 
-void print_plans(const Shape& shape, Algorithm algorithm, bool json) {
-  std::string text;
+void print_plans(const Shape& shape, Algorithm algorithm) {
   for (Rank rank = 0; rank < shape.size; ++rank) {
-    const Plan plan = make_plan(shape, rank, algorithm);
-    text += json ? (rank == 0 ? "[" : ",\n") + to_json(plan) : to_text(plan);
+    std::fputs(to_text(make_plan(shape, rank, algorithm)).c_str(), stdout);
   }
-  std::fputs((text + (json ? "]\n" : "")).c_str(), stdout);
 }
 
 }  // namespace
@@ -36,8 +32,8 @@ void print_plans(const Shape& shape, Algorithm algorithm, bool json) {
 
 int main(int argc, char** argv) {
   using namespace ringcomm;
-  if (argc < 5 || argc > 7) {
-    std::fprintf(stderr, "print_plans COLLECTIVE ALGORITHM BYTES RANKS [LOCAL [--json]]\n");
+  if (argc < 5 || argc > 6) {
+    std::fprintf(stderr, "print_plans COLLECTIVE ALGORITHM BYTES RANKS [LOCAL]\n");
     return 2;
   }
   try {
@@ -53,7 +49,7 @@ int main(int argc, char** argv) {
     shape.shards.assign(static_cast<size_t>(size), share / kElement * kElement);
     shape.send = shape.recv = shape.shards;
     shape.geometry = Geometry::across_hosts(size);
-    print_plans(shape, algorithm_called(argv[2]), std::strcmp(argv[argc - 1], "--json") == 0);
+    print_plans(shape, algorithm_called(argv[2]));
   } catch (const std::exception& error) {
     std::fprintf(stderr, "print_plans: %s\n", error.what());
     return 1;
