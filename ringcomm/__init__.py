@@ -4,21 +4,27 @@ Installed, it needs no import: `torch.distributed.init_process_group("ringcomm")
 registers the backend too, where torch's own way of finding backends is turned off.
 """
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from ringcomm._autoload import load_library, register
 
 if TYPE_CHECKING:
     from ringcomm._C import Options
+    from ringcomm._flight import dump
+    from ringcomm._stats import metrics, stats
 
 __version__ = "0.1.0"
-__all__ = ["Options", "__version__"]
+__all__ = ["Options", "__version__", "dump", "metrics", "stats"]
+# Loaded when they are first asked for: they need torch and the library, and time.
+LATER = {"dump": "ringcomm._flight", "metrics": "ringcomm._stats", "stats": "ringcomm._stats"}
 
 
 def __getattr__(name: str) -> Any:
-    """Load the library when `ringcomm.Options` is first asked for: it needs torch, and time."""
     if name == "Options":
         return load_library().Options
+    if name in LATER:
+        return getattr(importlib.import_module(LATER[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -10,28 +10,17 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
-import os
 import sys
 import warnings
 from typing import TYPE_CHECKING, Any
 
 from ringcomm._exit import close_groups_with
+from ringcomm.options import check_variables, unknown_variables
 
 if TYPE_CHECKING:
     from types import ModuleType
 
 NAME = "ringcomm"
-# Read at run time (csrc/base/config.cc, _groups.py), or when ringcomm is built and tested.
-VARIABLES = [
-    f"RINGCOMM_{name}"
-    for name in (
-        *("ALGORITHM", "AS", "COSTS", "CUDA", "CUDA_ARCHS", "CUDA_LIBRARY", "CUDA_MEMORY"),
-        *("CUDA_MODE", "DEFAULT", "ELASTIC", "ELASTIC_RUN", "FLOWS", "IFNAME", "LOG", "PORTS"),
-        *("RESUME_SECONDS",),
-        *("SANITIZE", "SECRET", "SECRET_FILE", "SEED", "SPIN_US", "TEST_LEVEL", "TRANSPORT"),
-        *("WERROR", "WHEEL"),
-    )
-]
 
 
 def register() -> None:
@@ -58,16 +47,24 @@ def register() -> None:
 def create_backend(options: Any, backend_options: Any = None) -> Any:
     """Make the backend of one process group; torch calls it on every rank.
 
-    Raises what `load_library` raises, and TypeError when `backend_options` are not
-    `ringcomm.Options`; where the group has another backend too, they may be that one's. It waits
-    for the group's other ranks, at most `options.timeout`.
+    Raises what `load_library` raises, ValueError where a setting cannot be, and TypeError when
+    `backend_options` are not `ringcomm.Options`; where the group has another backend too, they may
+    be that one's. It waits for the group's other ranks, at most `options.timeout`.
     """
-    from ringcomm import _groups
+    from ringcomm import _flight, _groups
 
     library = load_library()
-    if _groups.is_shared() and not isinstance(backend_options, library.Options):
-        backend_options = None
+    from ringcomm._options import configure
+
+    check_variables()
+    if not isinstance(backend_options, library.Options):
+        if backend_options is not None and not _groups.is_shared():
+            kind = type(backend_options).__name__
+            raise TypeError(f"pg_options of a ringcomm group must be ringcomm.Options, not {kind}")
+        backend_options = library.Options()
+    configure(backend_options)
     warn_of_unknown_variables()
+    _flight.watch(library)
     return library.create_backend(options, backend_options, _groups.serve_cuda())
 
 
@@ -84,18 +81,15 @@ def create_stand_in(options: Any, backend_options: Any = None) -> Any:
 @functools.cache
 def warn_of_unknown_variables() -> None:
     """Say, once a process, which variables nobody reads: on stderr, as the library warns."""
-    import difflib
+    from ringcomm._options import log_level
 
-    if os.environ.get("RINGCOMM_LOG") in ("error", "off"):
+    if log_level() in ("error", "off"):
         return
-    for name in os.environ:
-        simulated = name.startswith("RINGCOMM_SIM_")  # tests/sim
-        if name.startswith("RINGCOMM_") and name not in VARIABLES and not simulated:
-            nearest = difflib.get_close_matches(name, VARIABLES, 1, 0)[0]
-            sys.stderr.write(  # one call, so that lines of several ranks do not mix
-                f"ringcomm WARNING: unknown environment variable {name} is ignored: "
-                f"did you mean {nearest}?\n"
-            )
+    for name, meant in unknown_variables():
+        sys.stderr.write(  # one call, so that lines of several ranks do not mix
+            f"ringcomm WARNING: unknown environment variable {name} is ignored: "
+            f"did you mean {meant}?\n"
+        )
 
 
 def load_library() -> ModuleType:
@@ -125,7 +119,16 @@ def load_library() -> ModuleType:
             )
     library = importlib.import_module("ringcomm._C")
     close_groups_with(library)
+    library.Backend.flight_record = flight_record
+    importlib.import_module("ringcomm._flight")  # while there are descriptors to load it
     return library
+
+
+def flight_record(backend: Any) -> list[dict[str, Any]]:
+    """Return the last operations of a group; `_C.pyi` says what of each."""
+    from ringcomm import _flight
+
+    return _flight.last_operations(backend._flight_rings())
 
 
 def minor(version: str) -> str:

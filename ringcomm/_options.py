@@ -1,0 +1,179 @@
+"""The attributes of `ringcomm.Options`, made of the table in options.py.
+
+What code says wins over the variable, and the variable over the default. Variables are read when
+Options are made; init_process_group makes some where none are given. A process has one network and
+one log: its first group sets them, and the variables of these are not read again.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from ringcomm.options import ATTRIBUTES, LEVELS, PROCESS, Setting, nearest
+
+_configured: Any = None  # the Options of this process's first group
+
+
+def secret_in(path: Path, said: str) -> str:
+    """Return the first line of a file that its owner alone can read. Raises ValueError."""
+    try:
+        open_to_others = path.stat().st_mode & 0o077
+        secret = path.read_text().partition("\n")[0]
+    except (OSError, UnicodeDecodeError):
+        raise ValueError(f"{said} cannot be read") from None
+    if open_to_others:
+        raise ValueError(f"{said} can be read by others: chmod 600 it")
+    if not secret:
+        raise ValueError(f"{said} is empty")
+    return secret
+
+
+def get(options: Any, name: str) -> Any:
+    value = getattr(options._config, name)
+    return LEVELS[value] if name == "log" else value
+
+
+def put(config: Any, name: str, value: Any) -> None:
+    setattr(config, name, LEVELS.index(value) if name == "log" else value)
+
+
+def reset(options: Any, setting: Setting) -> None:
+    """Give the options what the process has, or else what the variable says."""
+    if setting.scope == PROCESS and _configured is not None:
+        value = get(_configured, setting.name)
+    elif setting.name == "secret" and (path := os.environ.get("RINGCOMM_SECRET_FILE")):
+        value = secret_in(Path(path), f"RINGCOMM_SECRET_FILE={path}")
+    else:
+        value = setting.read()
+    put(options._config, setting.name, value)
+    options._given = options._given - {setting.name}
+
+
+def give(options: Any, setting: Setting, value: Any) -> None:
+    """Set an attribute; None takes back what code has said. Raises TypeError, ValueError."""
+    name = setting.name
+    if value is None:
+        return reset(options, setting)
+    said = f"{name}={value}"
+    if name == "secret":
+        said = f"secret={value}" if isinstance(value, Path) else "secret"
+        value = secret_in(value.expanduser(), said) if isinstance(value, Path) else value
+    setting.check(value, said)
+    trial = type(options._config)()
+    put(trial, name, value)
+    try:
+        trial.check()  # what has a grammar
+    except ValueError as error:
+        raise ValueError(str(error).replace(f"{setting.variable}=", f"{name}=")) from None
+    put(options._config, name, value)
+    options._given = options._given | {name}
+    return None
+
+
+def complete(kind: Any) -> None:
+    """Give the class `ringcomm._C.Options` the attributes of the table; the library calls this."""
+    make = kind.__init__
+
+    def initialize(self: Any, *timeout: Any, **given: Any) -> None:
+        ours = {name: given.pop(name) for name in list(given) if name in ATTRIBUTES}
+        for name in given.keys() - {"timeout"}:
+            meant = nearest(name, [*ATTRIBUTES, "timeout"])
+            raise TypeError(f"ringcomm.Options has no {name!r}: did you mean {meant!r}?")
+        make(self, *timeout, **given)
+        for setting in ATTRIBUTES.values():
+            if ours.get(setting.name) is None:
+                reset(self, setting)
+            else:
+                give(self, setting, ours[setting.name])
+
+    def set_attribute(self: Any, name: str, value: Any) -> None:
+        if type(self) is kind and not hasattr(kind, name):
+            meant = nearest(name, [*ATTRIBUTES, "_timeout"])
+            raise AttributeError(f"ringcomm.Options has no {name!r}: did you mean {meant!r}?")
+        object.__setattr__(self, name, value)
+
+    def show(self: Any) -> str:
+        values = {name: get(self, name) for name in ATTRIBUTES if name in self._given}
+        values |= {"secret": "..."} if "secret" in values else {}
+        words = [f"timeout={self._timeout!r}", *(f"{k}={v!r}" for k, v in values.items())]
+        return f"ringcomm.Options({', '.join(words)})"
+
+    kind.__init__ = initialize
+    kind.__setattr__ = set_attribute
+    kind.__repr__ = show
+    for setting in ATTRIBUTES.values():
+        getter = functools.partial(get, name=setting.name)
+        setter = functools.partial(_give_by_name, setting)
+        setattr(kind, setting.name, property(getter, setter, doc=setting.text))
+
+
+def _give_by_name(setting: Setting, options: Any, value: Any) -> None:
+    give(options, setting, value)
+
+
+# ---- the process
+
+
+def configure(options: Any, run: str | None = None) -> None:
+    """Set what is the process's, for its first group; compare a later group's options with it.
+
+    `run` is what an elastic world is called, whose ranks several
+    launchers may have started. From then on groups have that name in the store, and not the
+    launcher's. Raises ValueError where the options say something else about the process.
+    """
+    global _configured
+    from ringcomm import _C
+
+    if _configured is not None:
+        _compare(options, _configured, except_for="resume_seconds" if run else "")
+        if not run:
+            return
+    configured = copy.copy(options if _configured is None else _configured)
+    config = configured._config
+    config.resume_seconds = options._config.resume_seconds
+    launched = (os.environ.get(f"TORCHELASTIC_{name}") for name in ("RUN_ID", "RESTART_COUNT"))
+    name, restart = launched
+    config.run = run or f"{name or 'none'}/{restart or '0'}"
+    folder = os.environ.get("RINGCOMM_TRACE") or "off"
+    config.trace = "" if folder == "off" else folder
+    config.cuda_connections = connections(os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS") or "8")
+    _C.configure(config)
+    _configured = configured
+
+
+def connections(text: str) -> int:
+    """Return the number that a text begins with, as CUDA reads its own variable; else 0."""
+    found = re.match(r"\s*[+-]?[0-9]{1,9}", text)
+    return int(found[0]) if found else 0
+
+
+def _compare(options: Any, configured: Any, except_for: str) -> None:
+    for name in sorted(options._given - {except_for}):
+        if ATTRIBUTES[name].scope == PROCESS and get(options, name) != get(configured, name):
+            wanted, is_now = f"{name}={get(options, name)}", f"{name}={get(configured, name)}"
+            if name == "secret":
+                wanted, is_now = "another secret", "its own"
+            raise ValueError(
+                f"a group asks for {wanted}, and the first group of this process has set {is_now}: "
+                "give all groups of a process the same"
+            )
+
+
+def log_level() -> str | None:
+    """What code has said about the lines on stderr, else RINGCOMM_LOG; None: nothing."""
+    if _configured is not None and "log" in _configured._given:
+        return str(get(_configured, "log"))
+    return os.environ.get("RINGCOMM_LOG")
+
+
+def _forget() -> None:
+    global _configured
+    _configured = None  # a forked child makes groups, and a network, of its own
+
+
+os.register_at_fork(after_in_child=_forget)
