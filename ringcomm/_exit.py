@@ -28,4 +28,13 @@ def fatal_error() -> str:
 @functools.cache
 def close_groups_with(library: Any) -> None:
     """Have the library close all groups when the program ends."""
-    atexit.register(lambda: library.close_groups(fatal_error()))
+
+    def close() -> None:
+        error = fatal_error()
+        if error:
+            from ringcomm import _flight
+
+            _flight.dump_after(f"the program ends with {error}")
+        library.close_groups(error)
+
+    atexit.register(close)

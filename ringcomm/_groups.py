@@ -154,7 +154,9 @@ def say_who_serves_gloo(options: Any) -> None:
     """Write a line to stderr, as the library does: at a process's first such group, on rank 0."""
     first = not _spoken
     _spoken.append(True)
-    quiet = os.environ.get("RINGCOMM_LOG") in ("warning", "error", "off")
+    from ringcomm._options import log_level
+
+    quiet = log_level() in ("warning", "error", "off")
     if first and options.group_rank == 0 and not quiet:
         sys.stderr.write(
             "ringcomm INFO: RINGCOMM_AS=gloo: groups that ask for gloo on the CPU are ringcomm's\n"

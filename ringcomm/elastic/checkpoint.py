@@ -24,7 +24,6 @@ import pickle
 import re
 import shutil
 import socket
-import sys
 import threading
 import uuid
 from collections import OrderedDict
@@ -34,6 +33,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
+
+from ringcomm.elastic.log import warn
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -54,12 +55,6 @@ class Found(NamedTuple):
     path: Path
     step: int
     about: dict[str, Any]
-
-
-def warn(text: str) -> None:
-    """Write a line to stderr as the library does, unless RINGCOMM_LOG asks for less."""
-    if os.environ.get("RINGCOMM_LOG") not in ("error", "off"):
-        sys.stderr.write(f"ringcomm WARNING: {text}\n")
 
 
 class Checkpoints:

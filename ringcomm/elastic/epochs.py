@@ -10,6 +10,7 @@ becomes a member, `@host:port` for the store from now on.
 from __future__ import annotations
 
 import contextlib
+import copy
 import json
 import time
 from dataclasses import dataclass, field
@@ -35,7 +36,7 @@ class Settings:
     timeout: float  # of operations
     patience: float  # with the network, and with members that are too few
     witness: bool = True
-    algorithm: str | None = None
+    options: Any = None  # ringcomm.Options of the groups; None: as the variables say
 
 
 @dataclass(frozen=True)
@@ -213,8 +214,8 @@ class Epochs:
 
     def _make(self, seconds: float) -> None:
         self._destroy()
-        options = load_library().Options()
-        options.algorithm = self.settings.algorithm
+        said = self.settings.options
+        options = load_library().Options() if said is None else copy.copy(said)
         options._agreement = self.agreement
         # The name of a group is in its keys. It counts what this process has tried to make, and
         # others have tried less often.

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from datetime import timedelta
 from typing import Any, Literal
 
 from ringcomm._autoload import load_library
+from ringcomm._options import configure
 from ringcomm.elastic.entrance import Entrance
 from ringcomm.elastic.epochs import Settings
 from ringcomm.elastic.launcher import advice
@@ -35,9 +37,9 @@ def join(
     admits it.
 
     Below `min_size` ranks the world waits for others, and ends after `timeout`. At `max_size` it
-    admits nobody. A host that is silent for `dead_after` is suspected to be dead (default: 30 s,
-    or RINGCOMM_RESUME_SECONDS). `witness="none"` keeps the store out of agreements: then a world
-    of two hosts stops when one of them is silent. `options` are those of the groups
+    admits nobody. A host that is silent for `dead_after` is suspected to be dead (default: the
+    options' `resume_seconds`). `witness="none"` keeps the store out of agreements: then a world of
+    two hosts stops when one of them is silent. `options` are those of the groups
     (ringcomm.Options): their timeout is how long an operation waits for a rank.
 
     Raises TimeoutError when the others do not come within `timeout`, RuntimeError where no store
@@ -48,9 +50,8 @@ def join(
         raise ValueError(
             f"min_size={min_size}, start={wanted}, max_size={max_size}: they must be in this order"
         )
-    silence = dead_after or timedelta(
-        seconds=float(os.environ.get("RINGCOMM_RESUME_SECONDS", "30"))
-    )
+    mine = copy.copy(options) if options else load_library().Options()
+    silence = dead_after or timedelta(seconds=mine.resume_seconds)
     if silence < timedelta(seconds=1):
         raise ValueError(f"dead_after={silence}: at least a second, hosts are silent for a moment")
     if witness not in ("store", "none"):
@@ -59,13 +60,15 @@ def join(
         timeout=(options._timeout if options else timedelta(minutes=10)).total_seconds(),
         patience=silence.total_seconds(),
         witness=witness == "store",
-        algorithm=options.algorithm if options else None,
+        options=mine,
     )
     if said := advice():
         log(said)
     job = os.environ.get("SLURM_JOB_ID", "run")
     run = os.environ.get("RINGCOMM_ELASTIC_RUN", job)
-    load_library().belong_to(f"elastic/{run}", silence)
+    if dead_after:
+        mine.resume_seconds = min(int(silence.total_seconds()), 86_400)
+    configure(mine, run=f"elastic/{run}/")
     keys = open_store(run, store)
     world = World(keys, settings, (min_size, wanted, max_size), timeout.total_seconds())
     world._entrance = Entrance(run, keys, settings, wanted, log)

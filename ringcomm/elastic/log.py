@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import sys
+
+from ringcomm._options import log_level
 
 
 def log(text: str) -> None:
     """Write a line to stderr as the library does, where RINGCOMM_LOG does not ask for less."""
-    if os.environ.get("RINGCOMM_LOG") not in ("error", "off"):
+    if log_level() not in ("error", "off"):
         sys.stderr.write(f"ringcomm elastic: {text}\n")
+
+
+def warn(text: str) -> None:
+    """The same for a warning that is not about the world."""
+    if log_level() not in ("error", "off"):
+        sys.stderr.write(f"ringcomm WARNING: {text}\n")

@@ -1,0 +1,198 @@
+"""Flight records: what this rank did in its groups, written for those who ask afterwards.
+
+The library keeps them in memory always, and in files of the folder RINGCOMM_TRACE as they are made.
+This module writes them where something has gone wrong: when a group fails, at an exit by an
+exception, at SIGUSR2, and when the program asks. `ringcomm trace` reads them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+import pickle
+import select
+import signal
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ringcomm import _autoload, _stats, _stragglers
+
+if TYPE_CHECKING:
+    from ringcomm.tools.records import Operation
+
+QUIET = 0.05  # seconds: what is told within belongs together
+METRICS_EVERY = 1.0  # seconds
+STACKS = 1 << 20  # bytes of Python's stacks at most
+FAILED = b"!"  # the library's word
+
+_lock = threading.Lock()
+_watchers: dict[int, int] = {}  # process: the pipe's end that is written
+_told: list[bool] = []
+
+
+def folder_of_job(job: str) -> Path:
+    """Return RINGCOMM_TRACE, or a folder for the job among temporary files.
+
+    Raises ValueError for RINGCOMM_TRACE=off.
+    """
+    named = os.environ.get("RINGCOMM_TRACE", "")
+    if named == "off":
+        raise ValueError("RINGCOMM_TRACE=off: name a folder for the flight records")
+    if named:
+        return Path(named)
+    return (
+        Path(os.environ.get("TMPDIR") or tempfile.gettempdir())
+        / f"ringcomm-{os.getuid()}"
+        / job.replace("/", "-")
+    )
+
+
+def dump(folder: str | os.PathLike[str] | None = None, stacks: bytes = b"") -> Path | None:
+    """Write the flight records of this rank, of all its groups, and return the folder.
+
+    `folder`: RINGCOMM_TRACE, or where that is not set one among the temporary files. It gets a file
+    `rank_N`, which PyTorch's `torchfrtrace` reads as well, and one for each group. `stacks`: a text
+    for a file beside them. None: this rank has no group. Raises OSError, and ValueError for
+    RINGCOMM_TRACE=off without a folder.
+    """
+    from ringcomm.tools import flight_recorder, records
+
+    rings = _autoload.load_library().flight_rings()
+    if not rings:
+        return None
+    with _lock:
+        groups = [records.read_ring(ring) for ring in rings]
+        whole = max(groups, key=lambda group: group.size)
+        place = Path(folder) if folder is not None else folder_of_job(whole.job)
+        place.mkdir(parents=True, exist_ok=True)
+        name = f"rank{whole.global_rank}-{os.getpid()}"
+        if str(place) != os.environ.get("RINGCOMM_TRACE"):  # there they are anyway
+            for number, ring in enumerate(rings):
+                write(place / f"{name}-{number}.ring", ring)
+        if stacks:
+            write(place / f"{name}.stacks", stacks)
+        schema = flight_recorder.to_flight_recorder(groups)
+        write(place / f"rank_{whole.global_rank}", pickle.dumps(schema))
+    return place
+
+
+def last_operations(rings: list[bytes]) -> list[dict[str, Any]]:
+    """Return what the rings of one group hold, in the order of the calls."""
+    from ringcomm.tools import records
+
+    now = time.monotonic_ns()
+    wall = time.time()
+    found = [each for ring in rings for each in records.read_ring(ring).operations]
+    entries = []
+    for each in sorted(found, key=lambda each: each.called_ns or 0):
+        began = each.began_ns or each.called_ns or now
+        entries.append(
+            {
+                "operation": text_of(each),
+                "sequence": each.sequence,
+                "state": each.state,
+                "algorithm": each.algorithm,
+                "began": wall - (now - began) * 1e-9,
+                "seconds": ((each.ended_ns or now) - began) * 1e-9,
+                "waited": each.waited_ns * 1e-9,
+            }
+        )
+    return entries
+
+
+def text_of(operation: Operation) -> str:
+    """Return "all_reduce float32[10] SUM", or "send float32[5] tag 7 to rank 1"."""
+    words = f"{operation.collective} {operation.arguments}".rstrip()
+    if not operation.is_message:
+        return words
+    peer = "any rank" if operation.root is None else f"rank {operation.root}"
+    way = "to" if operation.collective == "send" else "from"
+    return f"{words} tag {operation.splits} {way} {peer}"
+
+
+def write(path: Path, data: bytes) -> None:
+    """Write a file as a whole: nobody sees half of it."""
+    half = path.with_name(f".{path.name}.{os.getpid()}")
+    half.write_bytes(data)
+    half.replace(path)
+
+
+def dump_after(event: str, stacks: bytes = b"") -> None:
+    """Dump because of an event, if there is a place for it; the program goes on in any case."""
+    if os.environ.get("RINGCOMM_TRACE") == "off":
+        return
+    try:
+        place = dump(stacks=stacks)
+    except Exception as error:  # noqa: BLE001  another error is on its way to the user
+        sys.stderr.write(f"ringcomm WARNING: flight records could not be written: {error}\n")
+        return
+    quiet = os.environ.get("RINGCOMM_LOG") in ("error", "off")
+    if place is not None and not quiet and (stacks or not _told):
+        _told.append(True)
+        sys.stderr.write(
+            f"ringcomm WARNING: {event}: wrote flight records: run `ringcomm trace {place}`\n"
+        )
+
+
+def watch(library: Any) -> None:
+    """Begin to write flight records at failures and at SIGUSR2; once a process."""
+    if os.getpid() in _watchers or os.environ.get("RINGCOMM_TRACE") == "off":
+        return
+    try:
+        reading, writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError:  # no descriptors: the group itself is about to say so
+        return
+    _watchers[os.getpid()] = writing
+    library.tell_failures_to(writing)
+    if signal.getsignal(signal.SIGUSR2) == signal.SIG_DFL:
+        # Its handler writes the stacks of all threads, also while they wait in the library.
+        faulthandler.register(signal.SIGUSR2, file=writing, all_threads=True)
+    threading.Thread(target=listen, args=(reading,), name="ringcomm-flight", daemon=True).start()
+
+
+def listen(pipe: int) -> None:
+    library = _autoload.load_library()
+    metrics = os.environ.get("RINGCOMM_METRICS")
+    stragglers, due = _stragglers.Stragglers(), time.monotonic()
+    while True:
+        if time.monotonic() >= due:
+            due = time.monotonic() + _stragglers.EVERY
+            stragglers.look(library.flight_rings(), time.monotonic())
+        pause = METRICS_EVERY if metrics else max(due - time.monotonic(), 0)
+        if not select.select([pipe], [], [], pause)[0]:
+            if metrics:
+                write_metrics(Path(metrics))
+            continue
+        told = take(pipe)
+        stacks = told.replace(FAILED, b"").strip()
+        if stacks:
+            dump_after("SIGUSR2", stacks)
+        elif not is_elastic() or os.environ.get("RINGCOMM_TRACE"):
+            dump_after("a group has failed")
+
+
+def write_metrics(path: Path) -> None:
+    """Write the metrics; a missing folder or a full disk must not end the program."""
+    with contextlib.suppress(OSError):
+        rank = os.environ.get("RANK", "0")
+        write(path.with_name(path.name.replace("%r", rank)), _stats.metrics().encode())
+
+
+def is_elastic() -> bool:
+    """Tell whether failures are a part of this program's life."""
+    world = sys.modules.get("ringcomm.elastic.world")
+    return world is not None
+
+
+def take(pipe: int) -> bytes:
+    """Read what comes until it is quiet."""
+    told = b""
+    while len(told) < STACKS and select.select([pipe], [], [], QUIET)[0]:
+        with contextlib.suppress(BlockingIOError):
+            told += os.read(pipe, 1 << 16)
+    return told
