@@ -1,8 +1,11 @@
 """What tests and benchmarks share. `benchmarks/lab` is a link to this folder.
 
-ranks            ranks as processes, and `benchmark` what benchmarks do with them
-report, cases    figures, tables and the machine; the collectives that are measured, checked
+ranks            ranks as processes, as tests use those of ringcomm/tools/bench
+benchmark, report    what the scripts of benchmarks say alike
+machine, words   links into ringcomm/tools, for what runs before ringcomm is built
 programs         the C++ programs of benchmarks
+flights          flight records of jobs that never ran
+browser          pages in headless Chromium, as text and as pictures
 hosts            hosts as network namespaces; `namespaces` makes and removes them
 site             elastic trainings on such hosts; `slurm` is a Slurm cluster on them
 output           what programs print, awaited

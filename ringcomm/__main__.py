@@ -3,73 +3,46 @@
 from __future__ import annotations
 
 import argparse
-import re
+import importlib
 import sys
-from pathlib import Path
 
-from ringcomm import costs
-
-UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
-
-
-def size(text: str) -> int:
-    found = re.fullmatch(r"([1-9][0-9]*)([KMG]?)", text.upper(), re.ASCII)
-    if not found:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a size: write 8, 1K, 4M or 1G")
-    return int(found[1]) * UNITS[found[2]]
-
-
-def sizes(text: str) -> list[int]:
-    return [size(word) for word in text.split(",")]
+# Each is a module with add_arguments(parser) and run(options), which returns the exit status. It is
+# imported when its command is called, so that the others' packages need not be there.
+COMMANDS = {
+    "doctor": ("ringcomm.tools.doctor", "find what is wrong with hosts and network"),
+    "tune": ("ringcomm.tune", "measure what messages cost between the ranks of a job"),
+    "top": ("ringcomm.tools.top", "watch where each rank of a running job is"),
+    "model": ("ringcomm.model", "how long a collective takes by the model"),
+    "trace": ("ringcomm.tools.trace", "what went wrong in a job, by its flight records"),
+    "plan": ("ringcomm.tools.plan", "what each rank of a collective does, step by step"),
+    "bench": ("ringcomm.tools.bench.command", "measure collectives next to other backends"),
+}
+USUAL_FAILURE = 1
 
 
-def ranks(text: str) -> list[int]:
-    """Parse "2..4096", the powers of two from 2 to 4096, or "3,5,8"."""
-    found = re.fullmatch(r"([1-9][0-9]*)\.\.([1-9][0-9]*)", text, re.ASCII)
-    if found:
-        low, high = int(found[1]), int(found[2])
-        return [2**power for power in range(high.bit_length()) if low <= 2**power <= high]
-    if not re.fullmatch(r"[1-9][0-9]*(,[1-9][0-9]*)*", text, re.ASCII):
-        raise argparse.ArgumentTypeError(f"{text!r} is no list of ranks: write 2..4096, or 3,5,8")
-    return [int(word) for word in text.split(",")]
-
-
-def parser() -> argparse.ArgumentParser:
+def parser(command: str | None) -> argparse.ArgumentParser:
+    """Make the parser of the command line; it knows the arguments of `command` only."""
     whole = argparse.ArgumentParser(prog="ringcomm", description="Tools for ringcomm.")
     commands = whole.add_subparsers(dest="command", required=True)
-    tune = commands.add_parser(
-        "tune",
-        help="measure what messages cost between the ranks of a job",
-        description="Measures what messages cost between the ranks of a job, and writes a file "
-        "for RINGCOMM_COSTS. Start it as the job itself is: torchrun ... -m ringcomm tune",
-    )
-    tune.add_argument("--output", type=Path, metavar="FILE", help="rank 0 writes it")
-    model = commands.add_parser(
-        "model", help="how long a collective takes by the model, for any number of ranks"
-    )
-    add = model.add_argument
-    add("--collective", choices=list(costs.ALGORITHMS), default="all_reduce")
-    add("--bytes", type=sizes, default="1K,1M,64M", help="whole messages")
-    add("--ranks", type=ranks, default="2..4096", help="2..4096 are powers of two; or 3,5,8")
-    add("--local", type=int, default=1, help="ranks of a host")
-    add("--costs", type=Path, metavar="FILE", help="what `ringcomm tune` has written")
-    add("--plot", type=Path, metavar="FILE", help="draw it as well (needs matplotlib)")
+    for name, (module, text) in COMMANDS.items():
+        own = commands.add_parser(name, help=text)
+        if name == command:
+            tool = importlib.import_module(module)
+            own.description = (tool.__doc__ or text).partition(": ")[2]
+            tool.add_arguments(own)
     return whole
 
 
 def main(arguments: list[str] | None = None) -> int:
-    options = parser().parse_args(arguments)
+    words = sys.argv[1:] if arguments is None else arguments
+    named = next((word for word in words if word in COMMANDS), None)
+    options = parser(named).parse_args(words)
+    tool = importlib.import_module(COMMANDS[options.command][0])
     try:
-        if options.command == "tune":
-            from ringcomm import tune
-
-            return tune.run(options.output)
-        from ringcomm import model
-
-        return model.run(options)
+        return int(tool.run(options))
     except (OSError, ValueError) as error:
         print(f"ringcomm {options.command}: {error}", file=sys.stderr)
-        return 1
+        return USUAL_FAILURE
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""`ringcomm model`: what costs.py says of large groups, as a table and a picture."""
+"""`ringcomm model`: how long a collective takes in large groups, by costs.py."""
 
 from __future__ import annotations
 
@@ -8,11 +8,21 @@ from typing import Any
 
 from ringcomm import costs
 from ringcomm.costs import Costs, Fabrics
+from ringcomm.tools.words import ranks, show_rate, show_seconds, show_size, sizes
 
 COLOURS = ["#0072b2", "#d55e00", "#009e73", "#cc79a7"]  # told apart by everybody
-UNITS = [(1 << 30, "G"), (1 << 20, "M"), (1 << 10, "K")]
 
 Times = dict[str, dict[int, float]]  # seconds, by algorithm and ranks
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--collective", choices=list(costs.ALGORITHMS), default="all_reduce")
+    add("--bytes", type=sizes, default="1K,1M,64M", help="whole messages")
+    add("--ranks", type=ranks, default="2..4096", help="2..4096 are powers of two; or 3,5,8")
+    add("--local", type=int, default=1, help="ranks of a host")
+    add("--costs", type=Path, metavar="FILE", help="what `ringcomm tune` has written")
+    add("--plot", type=Path, metavar="FILE", help="draw it as well (needs matplotlib)")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -64,27 +74,9 @@ def print_table(size: int, numbers: list[int], table: Times) -> None:
 
 def describe(cost: Costs) -> str:
     return (
-        f"{show_seconds(cost.alpha)} a message, {show_rate(cost.beta)} sent, "
-        f"{show_rate(cost.gamma)} added up"
+        f"{show_seconds(cost.alpha)} a message, {show_rate(1 / cost.beta)} sent, "
+        f"{show_rate(1 / cost.gamma)} added up"
     )
-
-
-def show_rate(per_byte: float) -> str:
-    return f"{1e-9 / per_byte:.3g} GB/s"
-
-
-def show_size(size: int) -> str:
-    for unit, name in UNITS:
-        if size >= unit and size % unit == 0:
-            return f"{size // unit}{name}"
-    return str(size)
-
-
-def show_seconds(value: float) -> str:
-    for unit, name in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
-        if value >= unit * 0.9995:
-            return f"{value / unit:.3g} {name}" if value < 999.5 * unit else f"{value:.0f} s"
-    return f"{value * 1e9:.3g} ns"
 
 
 def draw(

@@ -1,7 +1,12 @@
-"""`ringcomm tune`: measures alpha, beta and gamma of costs.py between the ranks of a job."""
+"""`ringcomm tune`: measures what messages cost between the ranks of a job, for RINGCOMM_COSTS.
+
+Start it as the job itself is: `torchrun ... -m ringcomm tune --output FILE`. It measures alpha,
+beta and gamma of costs.py.
+"""
 
 from __future__ import annotations
 
+import argparse
 import datetime
 import json
 import os
@@ -26,12 +31,16 @@ BLOCK = 256 << 10  # bytes, that a core adds up out of its cache
 Pair = tuple[int, int]
 
 
-def run(output: Path | None) -> int:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--output", type=Path, metavar="FILE", help="rank 0 writes it")
+
+
+def run(options: argparse.Namespace) -> int:
     if "RANK" not in os.environ:
         raise ValueError("start it as the job is: torchrun ... -m ringcomm tune --output FILE")
     dist.init_process_group("ringcomm")
     try:
-        return tune(output)
+        return tune(options.output)
     finally:
         dist.destroy_process_group()
 

@@ -1,0 +1,1 @@
+../ringcomm/tools/bench/machine.py

@@ -1,0 +1,1 @@
+../ringcomm/tools/words.py

@@ -1,0 +1,250 @@
+"""Times collectives through torch.distributed, on several backends in turn.
+
+What disturbs the machine for a while disturbs all backends alike, because they take turns round by
+round. A call takes as long as on its slowest rank. A round's figure is the median of its calls, and
+the figure shown the median of the rounds, with the lowest and highest of them. Results are compared
+with the exact ones before a size is timed, and after it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import functools
+import gc
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import torch
+import torch.distributed as dist
+
+from ringcomm.tools.bench import cases, measured
+from ringcomm.tools.bench.algorithms import algorithm
+from ringcomm.tools.bench.cases import Form
+from ringcomm.tools.bench.measured import BenchmarkError, BusyCores, Measured
+from ringcomm.tools.bench.progress import Lines
+from ringcomm.tools.bench.ranks import Rank
+from ringcomm.tools.bench.sample import Facts, Job, Sample, Table
+from ringcomm.tools.words import show_size
+
+NAME = "collectives"  # of what JSON has
+FEWEST, MOST = 5, 20_000  # calls a round
+FEWEST_COPIED = 256 << 10  # bytes from which on a call is compared with its copies
+COPY_PASSES = 3
+ON_STREAM = 20  # calls on a stream that are timed together, as nccl-tests do
+
+
+def enter(rank: Rank, device: str) -> None:
+    """Join the others. On CUDA the ranks share out the GPUs."""
+    measured.prepare(rank)
+    if device == "cuda":
+        torch.cuda.set_device(rank.index % torch.cuda.device_count())
+    measured.join(rank)
+
+
+def count_wrong(rank: Rank, job: Job) -> int | str:
+    """Return how many elements of this rank's result are wrong, or why the backend refuses."""
+    try:
+        return cases.make(job.collective, job.count, rank.index, rank.size, job.form).wrong()
+    except dist.DistError:  # a rank or its connection failed
+        raise
+    except (RuntimeError, TypeError, ValueError) as error:
+        return (str(error) or type(error).__name__).partition("\n")[0]
+
+
+def in_stream(call: Callable[[], object]) -> None:
+    """Call it as often as is timed together, and wait for the device."""
+    for _ in range(ON_STREAM):
+        call()
+    torch.cuda.synchronize()
+
+
+def time_calls(rank: Rank, job: Job, calls: int) -> list[float]:
+    """Return the seconds of each of `calls` calls on this rank, after some that do not count.
+
+    On CUDA a time is the ON_STREAM-th part of that of so many calls in a row.
+    """
+    key = str(job)
+    if key not in rank.kept:
+        rank.kept.clear()
+        case = cases.make(job.collective, job.count, rank.index, rank.size, job.form)
+        for tensor in (case.given, case.result):
+            tensor.zero_()  # sums of zeros stay in range however often they are summed
+        rank.kept[key] = case.call
+    call, clock = rank.kept[key], time.perf_counter
+    cuda = job.form.device == "cuda"
+    once = functools.partial(in_stream, call) if cuda else call
+    times = [0.0] * calls
+    gc.disable()
+    dist.barrier()
+    measured.spread(rank)
+    for _ in range(min(10, calls // 5 + 1)):
+        once()
+    for i in range(calls):
+        start = clock()
+        once()
+        times[i] = clock() - start
+    gc.enable()
+    return [seconds / ON_STREAM for seconds in times] if cuda else times
+
+
+def time_copies(rank: Rank, size: int) -> list[list[float]]:
+    """Return the seconds of copies of `size` bytes, plain ones and ones past the caches."""
+    from ringcomm import _C
+
+    kinds = []
+    for past_caches in (False, True):
+        dist.barrier()
+        measured.spread(rank)
+        kinds.append(_C.copy_seconds(size, past_caches, COPY_PASSES + 1)[1:])
+    return kinds
+
+
+class Bench:
+    """The ranks of every backend, and the busy cores when there are any."""
+
+    def __init__(
+        self, options: argparse.Namespace, ranks: int, lines: Lines, stack: contextlib.ExitStack
+    ) -> None:
+        self.options, self.ranks, self.lines = options, ranks, lines
+        self.busy: BusyCores | None = None
+        if options.loaded:
+            self.busy = stack.enter_context(BusyCores(options.deadline))
+        self.sets = {
+            backend: stack.enter_context(Measured(ranks, backend, options.deadline))
+            for backend in options.backends
+        }
+        for some in self.sets.values():
+            some(enter, options.device, seconds=options.limit)
+
+    def measure(self, job: Job) -> list[Sample]:
+        """Check, time every backend in turn for some rounds, and check again."""
+        loads = [False, True] if self.busy else [False]
+        samples = [Sample(job, backend, loaded) for loaded in loads for backend in self.sets]
+        refused = self.check(job, samples)
+        timed = [sample for sample in samples if not sample.refused]
+        for sample in timed:
+            if sample.backend == "ringcomm" and job.form.device == "cpu":
+                sample.algorithm = algorithm(job.collective, job.size, job.ranks)
+            sample.calls = self.fitting_calls(sample)
+        for number in range(self.options.rounds):
+            self.lines.step(f"{self.name(job)}, round {number + 1}", advance=1)
+            # Each round begins with another one: none always follows the same.
+            at = number % max(1, len(timed))
+            for sample in timed[at:] + timed[:at]:
+                sample.add(self.time(sample, sample.calls))
+                if self.is_copied(sample):
+                    sample.copies.append(self.time_of_copies(job))
+        if self.check(job, samples) != refused:
+            raise BenchmarkError(f"{self.name(job)}: a backend refused it after some calls")
+        return samples
+
+    @staticmethod
+    def name(job: Job) -> str:
+        return f"{job.collective} {show_size(job.size)} {job.form.type}, {job.ranks} ranks"
+
+    def check(self, job: Job, samples: list[Sample]) -> dict[str, str]:
+        """Tell the samples what is wrong; returns why backends refuse, by backend.
+
+        Without `--check` a call is made, too: it tells whether the backend refuses.
+        """
+        refused = {}
+        for backend, ranks in self.sets.items():
+            answers = ranks(count_wrong, job, seconds=self.options.limit)
+            texts = [answer for answer in answers if isinstance(answer, str)]
+            if texts and len(texts) < len(answers):
+                raise BenchmarkError(f"{backend}: {self.name(job)}: {texts[0]}")
+            if texts:
+                refused[backend] = texts[0]
+            for sample in samples:
+                if sample.backend == backend and texts:
+                    sample.refused = texts[0]
+                elif sample.backend == backend and self.options.check and job.count:
+                    numbers = [answer for answer in answers if isinstance(answer, int)]
+                    sample.wrong = max(sample.wrong or 0, sum(numbers))
+        return refused
+
+    def fitting_calls(self, sample: Sample) -> int:
+        """Return how many calls take about `--seconds`."""
+        typical = statistics.median(self.time(sample, FEWEST))
+        typical *= ON_STREAM if sample.job.form.device == "cuda" else 1
+        return max(FEWEST, min(MOST, int(self.options.seconds / typical)))
+
+    def is_copied(self, sample: Sample) -> bool:
+        """Whether its copies are timed: those of plans in memory, called as plans are counted."""
+        form = sample.job.form
+        usual = form.device == "cpu" and form.in_place == cases.IN_PLACE[sample.job.collective][0]
+        ours = sample.backend == "ringcomm" and not sample.loaded
+        return ours and usual and sample.job.size >= FEWEST_COPIED
+
+    def time_of_copies(self, job: Job) -> float:
+        """Return what the copies of a call take with the faster kind, all ranks at once."""
+        by_rank = self.sets["ringcomm"](time_copies, job.size, seconds=self.options.limit)
+        kinds = zip(*by_rank, strict=True)
+        fastest = min(statistics.median(measured.slowest(list(kind))) for kind in kinds)
+        return cases.COPIES[job.collective](job.ranks) * fastest
+
+    def time(self, sample: Sample, calls: int) -> list[float]:
+        ranks = self.sets[sample.backend]
+        if sample.loaded and self.busy:
+            self.busy.run()
+        times = ranks(time_calls, sample.job, calls, seconds=self.options.limit)
+        if self.busy:
+            self.busy.pause()
+        return measured.slowest(times)
+
+
+def jobs(options: argparse.Namespace, ranks: int) -> Iterator[list[list[Job]]]:
+    """Yield a table after the other: a list a size, with a job for in place and out of place."""
+    for collective in options.collectives:
+        moves = collective != "barrier"
+        for type_ in options.types if moves else ["float32"]:
+            for op in options.ops if collective in cases.REDUCING else ["sum"]:
+                form = Form(type_, op, device=options.device)
+                size = form.dtype.itemsize
+                counts = [cases.elements(collective, s, ranks, size) for s in options.sizes]
+                yield [
+                    [
+                        Job(collective, count, ranks, replace(form, in_place=in_place))
+                        for in_place in cases.IN_PLACE[collective]
+                    ]
+                    for count in dict.fromkeys(counts)  # sizes that come to the same, once
+                ]
+
+
+def parts(options: argparse.Namespace) -> int:
+    """Return how many rounds all of it has: what the bar counts."""
+    every = (jobs(options, ranks) for ranks in options.ranks)
+    return options.rounds * sum(len(row) for some in every for table in some for row in table)
+
+
+def measure(options: argparse.Namespace, lines: Lines) -> list[Facts]:
+    """Measure all that the options ask for, and say the figures as they come."""
+    found: list[Facts] = []
+    for ranks in options.ranks:
+        with contextlib.ExitStack() as stack:
+            bench = Bench(options, ranks, lines, stack)
+            for rows in jobs(options, ranks):
+                found += measure_table(bench, rows)
+    return found
+
+
+def measure_table(bench: Bench, rows: list[list[Job]]) -> list[Facts]:
+    options, job, found = bench.options, rows[0][0], list[Facts]()
+    table = Table(job, options.backends, options.loaded, options.markdown)
+    what = f"{job.collective}, {job.ranks} ranks, {job.form.type}, {job.form.device}"
+    bench.lines.say(
+        f"{'### ' if options.markdown else ''}{what}: "
+        f"median and lowest..highest of {options.rounds} rounds\n"
+    )
+    for line in table.head():
+        bench.lines.say(line)
+    for row in rows:
+        facts = [sample.facts() for job in row for sample in bench.measure(job)]
+        for line in table.rows(facts):
+            bench.lines.say(line)
+        found += facts
+    bench.lines.say()
+    return found

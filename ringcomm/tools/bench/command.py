@@ -1,0 +1,143 @@
+"""`ringcomm bench`: measures collectives, or a step of training, next to other backends.
+
+It starts its own ranks on this host. Results are compared with the exact ones. Exit status 1 says
+that one was wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ringcomm.tools.bench import cases, collectives, ddp, figures, progress
+from ringcomm.tools.bench.machine import machine
+from ringcomm.tools.bench.measured import BenchmarkError
+from ringcomm.tools.bench.ranks import RankError
+from ringcomm.tools.bench.report import write_json
+from ringcomm.tools.bench.sample import Facts, write_csv
+from ringcomm.tools.words import list_of, positive, size
+
+USUAL = "all_reduce,all_gather,reduce_scatter,all_to_all,broadcast"
+SIZES = "8,64,1K,4K,16K,64K,256K,1M,4M,16M,64M"
+ENDED = 130  # by Ctrl-C, as shells have it
+
+
+def one_of(names: Sequence[str]) -> Any:
+    """Return an argparse type for some of these names, separated by commas."""
+
+    def parse(text: str) -> str:
+        if text not in names:
+            raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join(names)}")
+        return text
+
+    return list_of(parse)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.formatter_class = argparse.ArgumentDefaultsHelpFormatter
+    add = parser.add_argument
+    add("--collectives", type=one_of(list(cases.FACTORS)), default=USUAL)
+    add("--sizes", type=list_of(size), default=SIZES, help="8,1K,4M,… bytes of the larger buffer")
+    add("--types", type=one_of(list(cases.EXACT)), default="float32", help="float32,bfloat16,…")
+    add("--ops", type=one_of(list(cases.OPS)), default="sum", help="sum,prod,min,max")
+    add("--ranks", type=list_of(positive), default="2", help="2,4,8: one after the other")
+    add("--backends", type=list_of(str), default="ringcomm,gloo", help="ringcomm,gloo,nccl")
+    add("--device", choices=["cpu", "cuda"], default="cpu", help="where the tensors are")
+    add("--rounds", type=positive, default=5, help="in each, every backend has its turn")
+    add("--seconds", type=float, default=0.2, help="how long a backend's round takes, about")
+    add("--check", action=argparse.BooleanOptionalAction, default=True, help="count wrong elements")
+    add("--loaded", action="store_true", help="also with every core busy computing")
+    add("--markdown", action="store_true", help="print Markdown tables")
+    add("--json", type=Path, metavar="FILE", help="write all figures here")
+    add("--csv", type=Path, metavar="FILE", help="write a line a measured size here")
+    add("--report", type=Path, metavar="FILE", help="write a page with figures here")
+    add("--from", dest="source", type=Path, metavar="FILE", help="measure nothing: take this JSON")
+    add("--limit", type=float, default=300, help="seconds after which a round is given up")
+    add("--deadline", type=float, default=3600, help="seconds after which all of it is ended")
+    ddp.add_arguments(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    if options.report:
+        figures.needed()  # now, not after an hour of measuring
+    try:
+        body = read(options.source) if options.source else measure(options)
+    except (BenchmarkError, RankError) as error:
+        raise ValueError(str(error)) from error
+    except KeyboardInterrupt:
+        return ENDED
+    kind = body.pop("benchmark")
+    write_json(options.json, kind, body)
+    if options.csv:
+        ddp.write_csv(options.csv, body) if kind == ddp.NAME else write_csv(
+            options.csv, body["samples"]
+        )
+    if options.report:
+        figures.write(options.report, kind, body)
+    return said(body.get("samples", []))
+
+
+def said(samples: Sequence[Facts]) -> int:
+    """Tell what is not as it should be; returns the exit status."""
+    refusals = [(sample["backend"], sample["refused"]) for sample in samples if sample["refused"]]
+    for backend, why in dict.fromkeys(refusals):
+        print(f"{backend} refuses some: {why}")
+    wrong = [sample for sample in samples if sample["wrong"]]
+    for sample in wrong:
+        print(
+            f"WRONG: {sample['backend']}: {sample['collective']} of {sample['bytes']} bytes, "
+            f"{sample['type']} {sample['redop']}, {sample['ranks']} ranks: "
+            f"{sample['wrong']} elements"
+        )
+    return 1 if wrong else 0
+
+
+def read(path: Path) -> dict[str, Any]:
+    """Return what an earlier run wrote. Raises ValueError if no run did."""
+    body = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(body, dict) or body.get("benchmark") not in (collectives.NAME, ddp.NAME):
+        raise ValueError(f"{path} is not what `ringcomm bench --json` writes")
+    return body
+
+
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """Return what JSON gets."""
+    look(options)
+    facts = machine() | ({"gpus": gpus()} if options.device == "cuda" else {})
+    if options.ddp:
+        return {"benchmark": ddp.NAME, "machine": facts, **ddp.measure(options)}
+    with progress.shown(collectives.parts(options)) as lines:
+        samples = collectives.measure(options, lines)
+    names = ("ranks", "rounds", "seconds", "device", "backends", "check")
+    chosen = {name: getattr(options, name) for name in names}
+    return {"benchmark": collectives.NAME, "machine": facts, "options": chosen, "samples": samples}
+
+
+def gpus() -> list[str]:
+    return [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+
+
+def look(options: argparse.Namespace) -> None:
+    """Raise ValueError where something that is asked for is not here."""
+    there = {"gloo": dist.is_gloo_available(), "nccl": dist.is_nccl_available()}
+    for backend in options.backends:
+        if not there.get(backend, True):
+            raise ValueError(f"--backends {backend}: this torch is built without it")
+        if backend == "mpi":
+            raise ValueError("--backends mpi: its ranks are started by mpirun, and these are not")
+        if backend == "nccl" and options.device != "cuda":
+            raise ValueError("--backends nccl: it needs --device cuda")
+    if options.device == "cuda":
+        count, most = torch.cuda.device_count(), max(options.ranks)
+        if not count:
+            raise ValueError("--device cuda: torch finds no GPU here")
+        if "nccl" in options.backends and most > count:
+            raise ValueError(
+                f"--backends nccl: {most} ranks need as many GPUs, and {count} are here"
+            )

@@ -1,0 +1,65 @@
+"""Figures as texts: spreads, times, tables, JSON."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Spread:
+    """The median of several rounds, and the lowest and highest of them, in the rounds' unit."""
+
+    median: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Spread:
+        return cls(statistics.median(values), min(values), max(values))
+
+
+def show_time(seconds: float) -> str:
+    """Write a time in microseconds with three digits that mean something."""
+    microseconds = seconds * 1e6
+    digits = 2 if abs(microseconds) < 10 else 1 if abs(microseconds) < 100 else 0
+    return f"{microseconds:.{digits}f}"
+
+
+def show_bandwidth(gigabytes: float) -> str:
+    """Write GB/s; nothing where no bytes are moved."""
+    return f"{gigabytes:.{2 if gigabytes >= 1 else 3}f}" if gigabytes else "-"
+
+
+def write_json(path: Path | None, benchmark: str, body: dict[str, Any]) -> None:
+    """Write `body` with the machine's facts; None writes nothing."""
+    if path is None:
+        return
+    text = json.dumps({"benchmark": benchmark, **body}, indent=1)
+    path.write_text(text + "\n", encoding="utf-8")
+
+
+def table_lines(head: Sequence[str], rows: Sequence[Sequence[str]], markdown: bool) -> list[str]:
+    """Return lines whose columns line up, the first to the left; or those of a Markdown table."""
+    widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
+    ends, middle = ("|", " | ") if markdown else ("", "  ")
+    lines = []
+    for number, row in enumerate([head, *rows]):
+        cells = [
+            cell.rjust(width) if i else cell.ljust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append(f"{ends} {middle.join(cells)} {ends}".rstrip())
+        if markdown and number == 0:
+            marks = ["-" * width + (":" if i else " ") for i, width in enumerate(widths)]
+            lines.append(f"| {'| '.join(marks)}|")
+    return lines
+
+
+def print_table(head: Sequence[str], rows: Sequence[Sequence[str]], markdown: bool) -> None:
+    """Print the lines of such a table, and an empty one."""
+    print("\n".join(table_lines(head, rows, markdown)) + "\n", flush=True)

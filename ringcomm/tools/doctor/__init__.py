@@ -1,0 +1,71 @@
+"""`ringcomm doctor`: finds what is wrong with hosts and network before a job starts.
+
+Alone it looks at this host. Under a launcher (`torchrun ... -m ringcomm doctor`, srun, Ray) it
+looks at every pair of ranks. Exit status: 0 fine, 1 works but something is bad, 2 cannot work.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+
+from ringcomm.tools.doctor.findings import judge
+from ringcomm.tools.doctor.meeting import Place
+from ringcomm.tools.doctor.report import as_json, page, text
+from ringcomm.tools.doctor.stages import ROLL, Examination, examine
+from ringcomm.tools.doctor.words import status_of
+
+CANNOT_WORK = 2
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", metavar="FILE", help="write all that was found; -: to stdout")
+    parser.add_argument("--html", type=Path, metavar="FILE", help="write a page with heat maps")
+    parser.add_argument(
+        "--wait",
+        type=float,
+        default=ROLL,
+        metavar="SECONDS",
+        help="how long the other ranks are waited for; default: %(default)s",
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Examine and report, in 30 s whatever is broken. Returns the exit status."""
+    try:
+        place = Place.of(os.environ)
+    except ValueError as error:
+        print(f"ringcomm doctor: {error}", file=sys.stderr)
+        return CANNOT_WORK
+    examination = examine(place, os.environ, options.wait)
+    status = CANNOT_WORK
+    try:
+        status = tell(examination, options)
+    finally:
+        status = examination.part(status)
+        sys.stdout.flush()
+        sys.stderr.flush()
+    if examination.stuck:
+        os._exit(status)  # a thread hangs in the store's library, and would keep the process
+    return status
+
+
+def tell(examination: Examination, options: argparse.Namespace) -> int:
+    """Report, on the rank that leads. Returns the exit status by what this rank knows."""
+    found = examination.found
+    findings = judge(found)
+    status = status_of(findings)
+    if examination.facts.rank != found.leader and not found.excluded and not found.broken:
+        return status
+    if options.json == "-":
+        print(json.dumps(as_json(found, findings), indent=1))
+    else:
+        print(text(found, findings))
+    if options.json and options.json != "-":
+        Path(options.json).write_text(json.dumps(as_json(found, findings), indent=1) + "\n")
+    if options.html:
+        page(found, findings, options.html)
+    return status

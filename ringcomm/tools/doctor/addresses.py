@@ -1,0 +1,264 @@
+"""The addresses that a rank listens on, chosen by the rules of csrc/net/address.h.
+
+RINGCOMM_IFNAME and RINGCOMM_PORTS mean the same here as in the library.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import ipaddress
+import os
+import re
+import socket
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+MOST_ADDRESSES = 4
+UP_AND_RUNNING, LOOPBACK = 0x41, 0x8  # IFF_UP | IFF_RUNNING, IFF_LOOPBACK
+VIRTUAL = (
+    *("docker", "br-", "virbr", "vnet", "veth", "lxc", "lxdbr", "podman"),
+    *("cni", "flannel", "cali", "kube", "weave", "cilium", "nerdctl", "tunl"),
+)
+
+IP = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+
+@dataclass(frozen=True)
+class Interface:
+    """One address of an interface; `mtu` in bytes, 0 where it is not known."""
+
+    name: str
+    address: str
+    up: bool = True
+    loopback: bool = False
+    mtu: int = 0
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def number(text: str) -> IP | None:
+    """Return the IP address that the text is; None for a name."""
+    try:
+        found = ipaddress.ip_address(text.partition("%")[0])
+    except ValueError:
+        return None
+    mapped = found.ipv4_mapped if isinstance(found, ipaddress.IPv6Address) else None
+    return mapped or found
+
+
+def endpoint(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def split(text: str) -> tuple[str, int]:
+    """Return host and port of "10.0.0.1:4000" or "[fd00::1]:4000"."""
+    host, _, port = text.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+def family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
+
+
+# ---- this host's interfaces
+
+
+class _Ifaddrs(ctypes.Structure):
+    pass
+
+
+_Ifaddrs._fields_ = [
+    ("next", ctypes.POINTER(_Ifaddrs)),
+    ("name", ctypes.c_char_p),
+    ("flags", ctypes.c_uint),
+    ("address", ctypes.c_void_p),
+    ("netmask", ctypes.c_void_p),
+    ("other", ctypes.c_void_p),
+    ("data", ctypes.c_void_p),
+]
+
+
+def list_interfaces(sys: Path = Path("/sys")) -> list[Interface]:
+    """List every IPv4 and IPv6 address of this host. Raises OSError."""
+    library = ctypes.CDLL(None, use_errno=True)
+    first = ctypes.POINTER(_Ifaddrs)()
+    if library.getifaddrs(ctypes.byref(first)) != 0:
+        raise OSError(ctypes.get_errno(), "getifaddrs")
+    found = []
+    try:
+        entry = first
+        while entry:
+            one = entry.contents
+            if text := address_text(one.address):
+                name = one.name.decode()
+                up = one.flags & UP_AND_RUNNING == UP_AND_RUNNING
+                found.append(
+                    Interface(name, text, up, bool(one.flags & LOOPBACK), mtu_of(sys, name))
+                )
+            entry = one.next
+    finally:
+        library.freeifaddrs(first)
+    return found
+
+
+def address_text(pointer: int | None) -> str:
+    """Return the address of a sockaddr in memory; "" for other families than IP."""
+    if not pointer:
+        return ""
+    kind = ctypes.c_ushort.from_address(pointer).value
+    if kind == socket.AF_INET:
+        return str(ipaddress.IPv4Address(ctypes.string_at(pointer + 4, 4)))
+    if kind == socket.AF_INET6:
+        return str(number(str(ipaddress.IPv6Address(ctypes.string_at(pointer + 8, 16)))))
+    return ""
+
+
+def mtu_of(sys: Path, name: str) -> int:
+    try:
+        return int((sys / "class" / "net" / name / "mtu").read_text())
+    except (OSError, ValueError):
+        return 0
+
+
+# ---- RINGCOMM_IFNAME
+
+
+@dataclass(frozen=True)
+class Item:
+    """What one item of RINGCOMM_IFNAME asks for, or excludes."""
+
+    name: str
+    network: ipaddress.IPv4Network | ipaddress.IPv6Network | None
+    exact: bool
+    exclude: bool
+
+    def matches(self, one: Interface) -> bool:
+        if self.network is not None:
+            return number(one.address) in self.network
+        return one.name == self.name if self.exact else one.name.startswith(self.name)
+
+
+def parse_filter(text: str) -> list[Item]:
+    """Parse RINGCOMM_IFNAME. Raises ValueError."""
+    items, exact, exclude = [], False, False
+    for word in text.split(",") if text else []:
+        name = word.lstrip("^=")
+        marks = word[: len(word) - len(name)]
+        exact, exclude = exact or "=" in marks, exclude or "^" in marks
+        network = None
+        if number(name.partition("/")[0]) is not None:
+            network = ipaddress.ip_network(name, strict=False)
+        elif not name or re.search(r"[/\s]", name):
+            raise ValueError(
+                f"RINGCOMM_IFNAME={text}: '{name}' is none of eth (a name or its beginning), "
+                "=eth0 (exactly) and 10.0.0.0/8 (a network)"
+            )
+        items.append(Item(name, network, exact, exclude))
+    return items
+
+
+def place(items: list[Item], one: Interface) -> int | None:
+    """Return which item asks for this interface; None where it is not wanted."""
+    found = None if any(not item.exclude for item in items) else 0
+    for index in reversed(range(len(items))):
+        if items[index].matches(one):
+            if items[index].exclude:
+                return None
+            found = index
+    return found
+
+
+def choose(interfaces: list[Interface], wanted: str, routed: str | None) -> list[str]:
+    """Return the addresses that a rank tells others, best first, at most four.
+
+    `wanted` is RINGCOMM_IFNAME, and `routed` the address from which packets to the store leave.
+    Raises ValueError where the filter leaves nothing.
+    """
+    items = parse_filter(wanted)
+    selects = any(not item.exclude for item in items)
+    known = [one.address for one in interfaces]
+    candidates = list(interfaces)
+    if routed is not None and routed not in known:
+        candidates.append(Interface("", routed))
+    found, loopback = [], []
+    for one in candidates:
+        rank, at = place(items, one), ipaddress.ip_address(one.address)
+        if rank is None or not one.up:
+            continue
+        if at.is_loopback:
+            loopback.append(one.address)
+            continue
+        is_routed = one.address == routed
+        if at.is_link_local and not (at.version == 4 and (is_routed or selects)):
+            continue
+        order = (rank, not is_routed, one.name.startswith(VIRTUAL) or one.loopback)
+        found.append((order, one.address))
+    found.sort(key=lambda each: each[0])
+    chosen = list(dict.fromkeys(address for _, address in found))[:MOST_ADDRESSES] or loopback
+    if not chosen and wanted:
+        there = ", ".join(
+            f"{one.name} {one.address}{'' if one.up else ' (down)'}" for one in interfaces
+        )
+        raise ValueError(
+            f"RINGCOMM_IFNAME={wanted} leaves no address that other hosts can reach: "
+            f"this host has {there or 'none'}"
+        )
+    return chosen
+
+
+def source_towards(addresses: list[str]) -> str | None:
+    """Return this host's address from which packets to the first routable one leave."""
+    for address in addresses:
+        try:
+            with socket.socket(family(address), socket.SOCK_DGRAM) as probe:
+                probe.connect((address, 9))  # sends nothing: the kernel looks the route up
+                return str(probe.getsockname()[0]).partition("%")[0]
+        except OSError:
+            continue
+    return None
+
+
+# ---- listening
+
+
+def parse_ports(text: str) -> range:
+    """Parse RINGCOMM_PORTS, "40000-40100" or one port. Raises ValueError."""
+    found = re.fullmatch(r"([0-9]{1,5})(?:-([0-9]{1,5}))?", text or "0", re.ASCII)
+    first, last = (int(found[1]), int(found[2] or found[1])) if found else (1, 0)
+    if first > last or last > 65535 or (first == 0 < last):
+        raise ValueError(
+            f"RINGCOMM_PORTS={text} is neither a port nor a range of ports, as 40000 or 40000-40100"
+        )
+    return range(first, last + 1)
+
+
+def listen(address: str, ports: range) -> socket.socket:
+    """Listen on the first free port of the range. Raises OSError that names the remedy."""
+    trouble = 0
+    for port in ports:
+        listener = socket.socket(family(address), socket.SOCK_STREAM)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if listener.family == socket.AF_INET6:
+                listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            listener.bind((address, port))
+            listener.listen(1024)
+        except OSError as error:
+            listener.close()
+            trouble = error.errno or 0
+            if trouble != errno.EADDRINUSE:
+                break
+            continue
+        listener.setblocking(False)
+        return listener
+    remedy = "choose another interface with RINGCOMM_IFNAME, or other ports with RINGCOMM_PORTS"
+    if trouble == errno.EADDRINUSE:
+        remedy = "give RINGCOMM_PORTS a free port for each rank of this host"
+    raise OSError(
+        trouble,
+        f"cannot listen on {address} at ports {ports[0]}-{ports[-1]} ({remedy}): "
+        f"{os.strerror(trouble)}",
+    )

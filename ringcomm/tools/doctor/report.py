@@ -1,0 +1,364 @@
+"""The report: as text, as JSON and as a page with heat maps."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from ringcomm.tools.doctor.facts import Facts
+from ringcomm.tools.doctor.measure import Pair
+from ringcomm.tools.doctor.stages import Findings, asker, shares_memory
+from ringcomm.tools.doctor.words import NOTE, Finding, machines, spans, status_of, upper_first
+from ringcomm.tools.page import SCALE, Page
+from ringcomm.tools.words import show_rate, show_seconds
+
+MEMORY, TCP, SELF, NONE = "shared memory", "TCP", "self", "none"
+LETTERS = {MEMORY: "m", TCP: "t", SELF: ".", NONE: "x"}
+MOST_COLUMNS = 16  # ranks of a matrix in a terminal
+MOST_LINES = 24  # pairs that are listed
+VERDICTS = ["fine", "it works, but something is bad", "it cannot work"]
+ABOUT = (
+    "Figures are this program's own, over the memory and network that ringcomm uses: "
+    "they compare pairs, and ringcomm is faster."
+)
+
+# Above the map, so that a narrow window leaves the map its width.
+BAR = {"orientation": "h", "y": 1.02, "yanchor": "bottom", "thickness": 12, "len": 1.0}
+Matrix = list[list[float | None]]
+
+
+def transport(found: Findings, one: int, other: int) -> tuple[str, str]:
+    """Return how two ranks talk, and why; `way` says over which addresses."""
+    if one == other:
+        return SELF, "one process"
+    low, high = min(one, other), max(one, other)
+    asks, answers = asker(found.links, low, high)
+    if asks < 0:
+        return NONE, "no address answers, in either direction"
+    link = found.links[asks, answers]
+    if link.memory == "shared":
+        return MEMORY, "one boot id, network namespace and user; memory was mapped"
+    return TCP, shares_memory(found.ranks[low], found.ranks[high]) or link.memory
+
+
+def way(found: Findings, one: int, other: int) -> str:
+    """Return which rank connects to which address, where two ranks use TCP."""
+    asks, answers = asker(found.links, min(one, other), max(one, other))
+    link = found.links.get((asks, answers))
+    if link is None or not link.reaches:
+        return ""
+    return f"rank {asks} connects to {found.ranks[answers].addresses[link.chosen]}"
+
+
+def matrices(found: Findings) -> dict[str, Matrix]:
+    """Return latency (seconds) and bandwidth (bytes a second) from each rank to each.
+
+    None: not measured. Rows send, columns receive; they are in the order of the ranks found.
+    """
+    ranks = sorted(found.ranks)
+    place = {rank: index for index, rank in enumerate(ranks)}
+    empty: list[Matrix] = [[[None] * len(ranks) for _ in ranks] for _ in range(2)]
+    latency, bandwidth = empty
+    for pair in found.pairs.values():
+        one, other = (place.get(rank, -1) for rank in pair.ranks)
+        if min(one, other) < 0:
+            continue
+        latency[one][other] = latency[other][one] = pair.latency or None
+        bandwidth[one][other] = pair.forth or None
+        bandwidth[other][one] = pair.back or None
+    return {"latency": latency, "bandwidth": bandwidth}
+
+
+# ---- text
+
+
+def text(found: Findings, findings: list[Finding]) -> str:
+    lines = [headline(found, findings), ""]
+    for each in findings:
+        lines += wrapped(f"{each.severity}: {each.sentence}", "", "  ")
+        lines += wrapped(each.remedy, "  -> ", "     ") if each.remedy else []
+    lines += [""] if findings else []
+    for ranks in machines(found).values():
+        lines += host_lines(found.ranks[ranks[0]], ranks)
+    lines += store_lines(found)
+    if len(found.ranks) > 1:
+        lines += ["", *pair_lines(found), "", *matrix_lines(found)]
+    return "\n".join(lines)
+
+
+def headline(found: Findings, findings: list[Finding]) -> str:
+    hosts, count = len(machines(found)), len(found.ranks)
+    there = f"{count} of {found.world} ranks on {hosts} host{'s' if hosts > 1 else ''}"
+    if found.alone:
+        there = "this host alone (start it as the job is, to examine the network)"
+    return f"ringcomm doctor: {there}: {VERDICTS[status_of(findings)]}"
+
+
+def wrapped(words: str, first: str, later: str) -> list[str]:
+    return textwrap.wrap(
+        words, 100, initial_indent=first, subsequent_indent=later, break_on_hyphens=False
+    )
+
+
+def mebibytes(count: int) -> str:
+    return "unknown" if count < 0 else f"{count / (1 << 30):.1f} GiB"
+
+
+def facts_of(facts: Facts) -> list[tuple[str, str]]:
+    """Return what a host is like, as names and values."""
+    limit = f", cgroup {mebibytes(facts.memory_used)} of {mebibytes(facts.memory_limit)}"
+    told = facts.cuda
+    gpus = ", ".join(told.get("gpus", [])) or "no GPU"
+    cuda = f"{gpus}; torch has {'CUDA ' + told['torch'] if told.get('torch') else 'no CUDA'}"
+    interfaces = ", ".join(
+        f"{each['name']} {each['address']} (MTU {each['mtu']} bytes)"
+        for each in facts.interfaces
+        if each["up"] and not each["loopback"]
+    )
+    huge = f"own {facts.huge_pages}, shared {facts.huge_shared}, {facts.huge_reserved} reserved"
+    return [
+        ("cores", f"{facts.cores:g}"),
+        ("memory", f"{mebibytes(facts.memory_available)} free"
+         + (limit if facts.memory_limit >= 0 else "")),
+        ("memfd", facts.memfd_error or "works"),
+        ("huge pages", huge),
+        ("ulimit -n", f"{facts.descriptors_limit} ({facts.descriptors_open} in use)"),
+        ("interfaces", interfaces or "loopback alone"),
+        ("CUDA", cuda),
+        ("versions", f"ringcomm {facts.ringcomm} build {facts.build}, torch {facts.torch}, "
+         f"Python {facts.python}, Linux {facts.kernel}"),
+        ("settings", " ".join(f"{name}={value}" for name, value in facts.settings.items())
+         or "defaults"),
+    ]  # fmt: skip
+
+
+def host_lines(facts: Facts, ranks: list[int]) -> list[str]:
+    lines = [f"{facts.host}: rank{'s' if len(ranks) > 1 else ''} {spans(ranks)}"]
+    for name, value in facts_of(facts):
+        lines += wrapped(value, f"  {name:<12}", " " * 14)
+    return lines
+
+
+def store_lines(found: Findings) -> list[str]:
+    if found.alone:
+        return []
+    reached = found.reached
+    told = ", ".join(f"{address} {answer}" for address, answer in reached.answers.items())
+    return [f"store {reached.name}:{reached.port}: {told or reached.error or 'not tried'}"]
+
+
+def pair_lines(found: Findings) -> list[str]:
+    """Say how pairs talk, those with the same reason together."""
+    groups: dict[tuple[str, str], list[tuple[int, int]]] = {}
+    for one in sorted(found.ranks):
+        for other in sorted(found.ranks):
+            if one < other:
+                kind, why = transport(found, one, other)
+                groups.setdefault((kind, why), []).append((one, other))
+    lines = ["pairs:"]
+    for (kind, why), pairs in list(groups.items())[:MOST_LINES]:
+        some = " ".join(f"{one}-{other}" for one, other in pairs[:8])
+        more = f" and {len(pairs) - 8} more" if len(pairs) > 8 else ""
+        lines += wrapped(f"{kind}: {some}{more} ({why})", "  ", "    ")
+    if len(groups) > MOST_LINES:
+        lines.append(f"  and {len(groups) - MOST_LINES} more kinds: --json has them all")
+    for (one, other), link in sorted(found.links.items())[: MOST_LINES * 4]:
+        failed = {at: answer for at, answer in link.answers.items() if answer != "connected"}
+        for address, answer in failed.items():
+            lines.append(f"  rank {one} to rank {other} at {address}: {answer}")
+    return lines
+
+
+def matrix_lines(found: Findings) -> list[str]:
+    ranks = sorted(found.ranks)
+    tables = matrices(found)
+    if len(ranks) > MOST_COLUMNS:
+        return [*summary(found), "--html draws all pairs, --json lists them"]
+    lines = []
+    for name, unit, scale, digits in (
+        ("latency", "µs, half of a round trip", 1e6, 1),
+        ("bandwidth", "MB/s, rows send", 1e-6, 0),
+    ):
+        lines.append(f"{name} ({unit})")
+        lines.append("  rank" + "".join(f"{rank:>8}" for rank in ranks))
+        for rank, row in zip(ranks, tables[name], strict=True):
+            cells = ["-" if cell is None else f"{cell * scale:.{digits}f}" for cell in row]
+            cells[ranks.index(rank)] = "."
+            lines.append(f"  {rank:>4}" + "".join(f"{cell:>8}" for cell in cells))
+    return [*lines, *wrapped(ABOUT, "", "")]
+
+
+def summary(found: Findings) -> list[str]:
+    lines = []
+    for kind in (MEMORY, TCP):
+        pairs = [pair for pair in found.pairs.values() if transport(found, *pair.ranks)[0] == kind]
+        times = sorted(pair.latency for pair in pairs if pair.latency)
+        rates = sorted(min(pair.forth, pair.back) for pair in pairs if pair.forth and pair.back)
+        if times and rates:
+            lines.append(
+                f"{kind}: {len(pairs)} pairs, latency {show_seconds(times[0])} to "
+                f"{show_seconds(times[-1])}, bandwidth {show_rate(rates[0])} to "
+                f"{show_rate(rates[-1])}"
+            )
+    return [*lines, *wrapped(ABOUT, "", "")]
+
+
+# ---- JSON
+
+
+def as_json(found: Findings, findings: list[Finding]) -> dict[str, Any]:
+    """Return all that is known. Times are in seconds, rates in bytes a second, sizes in bytes."""
+    return {
+        "status": status_of(findings),
+        "world": found.world,
+        "seconds": found.seconds,
+        "findings": [asdict(each) for each in findings],
+        "absent": sorted(set(range(found.world)) - set(found.ranks)),
+        "store": asdict(found.reached),
+        "ranks": [facts.as_dict() for _, facts in sorted(found.ranks.items())],
+        "links": [
+            {"from": one, "to": other, **asdict(link)}
+            for (one, other), link in sorted(found.links.items())
+        ],
+        "pairs": [pair_json(found, one, other) for one in sorted(found.ranks)
+                  for other in sorted(found.ranks) if one <= other],
+    }  # fmt: skip
+
+
+def pair_json(found: Findings, one: int, other: int) -> dict[str, Any]:
+    kind, why = transport(found, one, other)
+    pair = found.pairs.get((one, other)) or found.pairs.get((other, one)) or Pair((one, other))
+    return {**pair.as_dict(), "transport": kind, "why": why, "way": way(found, one, other)}
+
+
+# ---- the page
+
+
+def page(found: Findings, findings: list[Finding], path: Path) -> None:
+    """Write the page. Raises ValueError where `ringcomm[tools]` is missing, and OSError."""
+    made = Page("ringcomm doctor", upper_first(headline(found, findings).partition(": ")[2]))
+    made.heading("What is bad")
+    serious = [each for each in findings if each.severity != NOTE]
+    if not serious:
+        made.text("Nothing.")
+    for each in findings:
+        made.text(f"{each.severity.capitalize()}: {each.sentence} {remedy(each)}")
+    if len(found.ranks) > 1:
+        made.heading("Every pair of ranks")
+        made.text(ABOUT)
+        for figure, caption, height in figures(found):
+            made.figure(figure, caption, height)
+        rows = [
+            [
+                f"ranks {min(each['ranks'])} and {max(each['ranks'])}",
+                *(each[name] for name in ("transport", "why", "way")),
+            ]
+            for each in as_json(found, findings)["pairs"]
+            if each["transport"] != SELF
+        ]
+        made.table(["pair", "transport", "why", "way"], rows[:200])
+        if len(rows) > 200:
+            made.text(f"{len(rows) - 200} more pairs: --json lists them all.")
+    made.heading("Hosts")
+    columns = ["host", "ranks", *(name for name, _ in facts_of(Facts()))]
+    hosts = machines(found)
+    made.table(
+        ["", *(f"{found.ranks[ranks[0]].host}" for ranks in hosts.values())],
+        [
+            [name, *(dict(host_cells(found.ranks[some[0]], some))[name] for some in hosts.values())]
+            for name in columns[1:]
+        ],
+    )
+    made.write(path)
+
+
+def remedy(each: Finding) -> str:
+    return f"Remedy: {each.remedy}." if each.remedy else ""
+
+
+def host_cells(facts: Facts, ranks: list[int]) -> list[tuple[str, str]]:
+    return [("ranks", spans(ranks)), *facts_of(facts)]
+
+
+def figures(found: Findings) -> list[tuple[dict[str, Any], str, int]]:
+    """Return the heat maps: transport, latency and bandwidth, with captions and heights."""
+    ranks = [str(rank) for rank in sorted(found.ranks)]
+    height = min(640, max(340, 160 + 14 * len(ranks)))
+    kinds = [NONE, SELF, MEMORY, TCP]
+    cells = [[transport(found, int(one), int(other))[0] for other in ranks] for one in ranks]
+    drawn = []
+    drawn.append(
+        (
+            heat(ranks, [[float(kinds.index(kind)) for kind in row] for row in cells],
+                 steps(kinds), cells),
+            "Transport of each pair. 'none': the ranks do not reach one another.",
+            height,
+        )
+    )  # fmt: skip
+    for name, unit, scale, show, best in (
+        ("latency", "µs", 1e6, show_seconds, "Half of a round trip of a small message, median"),
+        ("bandwidth", "MB/s", 1e-6, show_rate, "One burst; rows send, columns receive"),
+    ):
+        table = matrices(found)[name]
+        words = [["" if cell is None else show(cell) for cell in row] for row in table]
+        scaled = [
+            [None if cell is None else math.log10(cell * scale) for cell in row] for row in table
+        ]
+        known = [cell for row in scaled for cell in row if cell is not None]
+        bar = ticks(known, unit)
+        caption = f"{name.capitalize()}. {best}. Empty cells were not measured."
+        drawn.append((heat(ranks, scaled, bar, words), caption, height))
+    return drawn
+
+
+def heat(
+    ranks: list[str], values: Any, extra: dict[str, Any], words: list[list[str]]
+) -> dict[str, Any]:
+    """Return a heat map of plotly; cells of few ranks are labelled."""
+    trace = {
+        "type": "heatmap", "x": ranks, "y": ranks, "z": values, "text": words,
+        "hovertemplate": "rank %{y} to rank %{x}: %{text}<extra></extra>", **extra,
+    }  # fmt: skip
+    if len(ranks) <= 8:
+        trace |= {"xgap": 2, "ygap": 2}
+    if len(ranks) <= 4:
+        trace["texttemplate"] = "%{text}"
+    axis: dict[str, Any] = {"type": "category", "showgrid": False, "constrain": "domain"}
+    upward = {**axis, "autorange": "reversed", "title": {"text": "from rank"}}
+    layout = {"xaxis": {**axis, "title": {"text": "to rank"}}, "yaxis": upward}
+    return {"data": [trace], "layout": layout}
+
+
+def steps(kinds: list[str]) -> dict[str, Any]:
+    """Return a scale of separate colours, whose lightness differs too."""
+    colours = ["#d55e00", "#999999", "#0072b2", "#56b4e9"]
+    edges = [index / len(kinds) for index in range(len(kinds) + 1)]
+    scale = [
+        [edge, colours[index]]
+        for index in range(len(kinds))
+        for edge in (edges[index], edges[index + 1])
+    ]
+    bar = {**BAR, "tickvals": list(range(len(kinds))), "ticktext": kinds}
+    return {"colorscale": scale, "zmin": -0.5, "zmax": len(kinds) - 0.5, "colorbar": bar}
+
+
+def ticks(logarithms: list[float], unit: str) -> dict[str, Any]:
+    """Return a scale for values of which these are the logarithms, with ticks at 1, 2 and 5."""
+    low, high = min(logarithms, default=0.0), max(logarithms, default=1.0)
+    powers = range(math.floor(low) - 1, math.ceil(high) + 2)
+    values = [digit * 10.0**power for power in powers for digit in (1, 2, 5)]
+    first = max(value for value in values if math.log10(value) <= low)
+    last = min(value for value in values if math.log10(value) >= high and value > first)
+    shown = [value for value in values if first <= value <= last]
+    if len(shown) > 5:  # by tens, so that they have room
+        shown = [value for value in shown if str(value).strip("0.").startswith("1")]
+    bar = {
+        **BAR,
+        "tickvals": [math.log10(value) for value in shown],
+        "ticktext": [f"{value:,.10g} {unit}" for value in shown],
+    }
+    ends = {"zmin": math.log10(first) - 1e-6, "zmax": math.log10(last) + 1e-6}
+    return {"colorscale": SCALE, "colorbar": bar, **ends}

@@ -1,0 +1,328 @@
+"""The flight records of a job: what each rank called in each group, and how far it came.
+
+A rank writes one ring file for each of its groups while the job runs, so the file is there even
+when the rank was killed. This module reads these files. It needs neither torch nor the library.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+MAGIC = b"RINGREC1"
+VERSION = 1
+CLOCKS = struct.Struct("<8sQqq")  # magic, begun, steady, wall
+HEADER_AT, FAILURE_AT, HEADER_END = 64, 3072, 4096
+RECORD = struct.Struct("<8Q3q3QiIII")
+LONGEST_NS = 365 * 86400 * 10**9  # of a job: later times are damage
+NOBODY = 0xFFFFFF  # no root, or any rank
+STATES = ("queued", "running", "done", "failed")
+MESSAGES = ("send", "recv")
+
+
+@dataclass(slots=True)
+class Operation:
+    """A call of a collective, or of a send or recv, on one rank.
+
+    Times are nanoseconds of the host's steady clock, and None for what has not happened. Ranks are
+    those of the group.
+    """
+
+    number: int  # of all operations of the group on this rank, from 1
+    sequence: int  # of the collective, equal on all ranks; 0 for messages
+    collective: str  # or "send", "recv"
+    dtype: str
+    op: str | None  # "SUM"
+    root: int | None  # or the peer of a message; None: none, or any
+    elements: int
+    splits: int  # hash of uneven shards, else 0; the tag of a message
+    layout: int  # hash of the memory layout, 0 for contiguous
+    algorithm: str
+    called_ns: int | None = None
+    began_ns: int | None = None
+    ended_ns: int | None = None
+    sent: int = 0  # bytes, to other hosts
+    waited_ns: int = 0
+    longest_ns: int = 0  # of the waits for one peer
+    longest_peer: int | None = None
+    resent: int = 0  # frames
+    state: str = "done"
+
+    @property
+    def is_message(self) -> bool:
+        return self.collective in MESSAGES
+
+    @property
+    def is_done(self) -> bool:
+        return self.state == "done"
+
+    @property
+    def call(self) -> tuple[Any, ...]:
+        """What has to be equal on all ranks."""
+        shape = (self.elements, self.splits, self.layout)
+        return (self.collective, self.dtype, self.op, self.root, *shape)
+
+    @property
+    def name(self) -> str:
+        """Return "all_reduce #412", or "recv with tag 3"."""
+        if self.is_message:
+            return f"{self.collective} with tag {self.splits}"
+        return f"{self.collective} #{self.sequence}"
+
+    @property
+    def arguments(self) -> str:
+        """Return "float32[500000] SUM": as the library's own texts have it."""
+        if self.is_message:
+            return f"{self.dtype}[{self.elements}]"
+        if self.collective == "barrier":
+            return ""
+        words = [
+            self.dtype if self.collective == "all_to_all" else f"{self.dtype}[{self.elements}]"
+        ]
+        words += [self.op] if self.op else []
+        words += [f"root {self.root}"] if self.root is not None else []
+        words += ["uneven"] if self.splits else []
+        words += [f"memory layout {self.layout % 10000}"] if self.layout else []
+        return " ".join(words)
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.arguments}".rstrip()
+
+
+@dataclass
+class GroupRecord:
+    """What one rank recorded of one group: the newest `capacity` operations, the oldest first."""
+
+    job: str  # "run/restart"
+    pid: int
+    host: str
+    rank: int  # in the group
+    global_ranks: tuple[int, ...]  # of the members
+    group: str
+    steady_ns: int  # both clocks at one moment, at which the record was made
+    wall_ns: int
+    device: bool = False
+    begun: int = 0  # operations so far
+    capacity: int = 0
+    failure: str = ""  # why the group failed here
+    ringcomm: str = ""  # versions
+    torch: str = ""
+    operations: list[Operation] = field(default_factory=list)
+    waits_ns: tuple[int, ...] = ()  # for each peer, in total
+    source: str = ""  # the file
+    remarks: list[str] = field(default_factory=list)  # about damage
+
+    @property
+    def size(self) -> int:
+        return len(self.global_ranks)
+
+    @property
+    def global_rank(self) -> int:
+        return self.global_ranks[self.rank]
+
+    @property
+    def lost(self) -> int:
+        """How many older operations newer ones have overwritten."""
+        return max(self.begun - self.capacity, 0)
+
+
+def text_of(data: bytes) -> str:
+    return data.partition(b"\0")[0].decode("utf-8", "replace")
+
+
+def header_of(data: bytes) -> dict[str, Any]:
+    """Return the JSON of a ring file. Raises ValueError with a sentence."""
+    if data[:8] != MAGIC:
+        raise ValueError("it is empty" if not data.strip(b"\0") else "it is no flight record")
+    if len(data) < HEADER_END:
+        raise ValueError(f"it ends within its header, after {len(data)} bytes")
+    try:
+        header = json.loads(text_of(data[HEADER_AT:FAILURE_AT]))
+    except (ValueError, RecursionError) as error:
+        raise ValueError("its header is damaged") from error
+    if not isinstance(header, dict) or "version" not in header:
+        raise ValueError("its header is damaged")
+    if header["version"] != VERSION:
+        raise ValueError(
+            f"it has version {header['version']} of the format, and this ringcomm reads version "
+            f"{VERSION}"
+        )
+    return header
+
+
+def read_ring(data: bytes, newest: int | None = None) -> GroupRecord:
+    """Read a ring file. Raises ValueError where even its header cannot be used.
+
+    `newest`: only so many operations, as it takes less time. A file may be cut short, and any
+    record half-written: the others are used, and `remarks` says what is missing.
+    """
+    header = header_of(data)
+    _, begun, steady, wall = CLOCKS.unpack_from(data)
+    try:
+        record = GroupRecord(
+            job=str(header["job"]),
+            pid=int(header["pid"]),
+            host=str(header["host"]),
+            rank=int(header["rank"]),
+            global_ranks=tuple(int(rank) for rank in header["global_ranks"]),
+            group=str(header["group"]),
+            steady_ns=steady,
+            wall_ns=wall,
+            device=bool(header.get("device")),
+            begun=begun,
+            capacity=int(header["capacity"]),
+            failure=text_of(data[FAILURE_AT:HEADER_END]),
+            ringcomm=str(header.get("ringcomm", "")),
+            torch=str(header.get("torch", "")),
+        )
+        operations = list(operations_of(data, header, record, newest))
+        waits_at = int(header["waits_at"])
+    except (KeyError, TypeError, ValueError, struct.error) as error:
+        raise ValueError("its header is damaged") from error
+    if len({*record.global_ranks}) < record.size:
+        raise ValueError("its header names a rank twice")
+    if not 0 <= record.rank < record.size:
+        raise ValueError(f"its header names rank {record.rank} of {record.size}")
+    record.operations = sorted(operations, key=lambda operation: operation.number)
+    whole = data[waits_at : waits_at + 8 * record.size]
+    if len(whole) == 8 * record.size:
+        record.waits_ns = struct.unpack(f"<{record.size}Q", whole)
+    return record
+
+
+def operations_of(
+    data: bytes, header: dict[str, Any], record: GroupRecord, newest: int | None = None
+) -> Iterator[Operation]:
+    """Yield those of a ring file that are whole."""
+    begin, step, count = (int(header[key]) for key in ("records_at", "record_bytes", "capacity"))
+    if step < RECORD.size or begin < HEADER_END:
+        raise ValueError("records overlap")
+    there = min(max(len(data) - begin, 0) // step, count)
+    torn = 0
+    wanted = range(max(record.begun - newest, 0), record.begun) if newest else range(there)
+    for number in wanted:
+        at = begin + number % count * step
+        if at + step > begin + there * step:
+            continue
+        fields = RECORD.unpack_from(data, at)
+        if fields[0] == 0:
+            continue  # free, or being written
+        try:
+            yield decode(fields, header, record)
+        except (ValueError, IndexError):
+            torn += 1
+    if there < count:
+        record.remarks.append(
+            f"{record_name(record)} is cut short: {there} of {count} records are left"
+        )
+    if torn:
+        record.remarks.append(
+            f"{record_name(record)} has {counted(torn, 'half-written operation')}"
+        )
+
+
+def counted(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def record_name(record: GroupRecord) -> str:
+    return f"the record of rank {record.global_rank} in group {record.group}"
+
+
+def decode(fields: tuple[int, ...], header: dict[str, Any], record: GroupRecord) -> Operation:
+    """Decode a record. Raises ValueError or IndexError where it contradicts itself."""
+    number, sequence, kind, elements, splits, layout, plan = fields[:7]
+    called, began, ended, sent, waited, longest, peer, resent, state = fields[8:17]
+    op, root = kind >> 16 & 0xFF, kind >> 24 & NOBODY
+    collective = header["collectives"][kind & 0xFF]
+    times = [time for time in (called, began, ended) if time]
+    if any(abs(time - record.steady_ns) > LONGEST_NS for time in times):
+        raise ValueError("half-written")
+    if times != sorted(times) or number > record.begun + 1 or peer >= record.size:
+        raise ValueError("half-written")
+    if (collective in MESSAGES) != (sequence == 0) or (root != NOBODY and root >= record.size):
+        raise ValueError("half-written")
+    algorithms = header["algorithms"]
+    by = plan & 0xFF
+    return Operation(
+        number,
+        sequence,
+        collective,
+        dtype=header["dtypes"][kind >> 8 & 0xFF],
+        op=None if op == 0xFF else header["ops"][op],
+        root=None if root == NOBODY else root,
+        elements=elements,
+        splits=splits,
+        layout=layout,
+        algorithm=algorithms[by] if by < len(algorithms) else "",
+        called_ns=called or None,
+        began_ns=began or None,
+        ended_ns=ended or None,
+        sent=sent,
+        waited_ns=waited,
+        longest_ns=longest,
+        longest_peer=None if peer < 0 else peer,
+        resent=resent,
+        state=STATES[state],
+    )
+
+
+@dataclass
+class Folder:
+    """What a folder holds: records, and sentences on what could not be used."""
+
+    records: list[GroupRecord] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
+
+
+def read_folder(path: Path) -> Folder:
+    """Read the ring files under a folder, and the pickles of ranks that left no ring file.
+
+    Raises OSError where there is no such folder. What cannot be read is named in `remarks`.
+    """
+    from ringcomm.tools.flight_recorder import read_pickle
+
+    if not path.is_dir():
+        raise FileNotFoundError(f"{path} is no folder")
+    found = Folder()
+    rings = sorted(path.rglob("*.ring"))
+    for file in rings:
+        try:
+            record = read_ring(file.read_bytes())
+        except (OSError, ValueError) as error:
+            found.remarks.append(f"{file.name} is left out: {error}")
+            continue
+        record.source = file.name
+        found.records.append(record)
+        found.remarks += record.remarks
+    have = {record.global_rank for record in found.records}
+    for file in sorted(path.rglob("rank_*")):
+        rank = file.name.removeprefix("rank_")
+        if not rank.isdigit() or int(rank) in have or not file.is_file():
+            continue
+        try:
+            records = read_pickle(file)
+        except (OSError, ValueError) as error:
+            found.remarks.append(f"{file.name} is left out: {error}")
+            continue
+        found.records += records
+    return found
+
+
+def by_job(records: list[GroupRecord]) -> dict[str, list[GroupRecord]]:
+    """Sort records by the job that wrote them: the latest job comes last."""
+    jobs: dict[str, list[GroupRecord]] = {}
+    for record in sorted(records, key=lambda record: record.wall_ns):
+        jobs[record.job] = [*jobs.pop(record.job, []), record]
+    return jobs
+
+
+def last_ns(record: GroupRecord) -> int:
+    """Return when something was last recorded, by the steady clock."""
+    times = ((op.called_ns or 0, op.began_ns or 0, op.ended_ns or 0) for op in record.operations)
+    return max(itertools.chain([record.steady_ns], *times))

@@ -1,0 +1,186 @@
+"""`ringcomm top`: where each rank of a running job is, how fast, and who waits for whom.
+
+It reads the flight records in the folder RINGCOMM_TRACE of the job, on any machine that sees it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ringcomm import _stats
+from ringcomm.tools import extra
+from ringcomm.tools.records import GroupRecord, Operation, last_ns, read_ring
+from ringcomm.tools.words import show_rate, show_seconds
+
+NEWEST = 64  # operations that are read of each group
+COLUMNS = [
+    "rank",
+    "host",
+    "group",
+    "operation",
+    "state",
+    "since",
+    "waits for",
+    "ops/s",
+    "rate",
+    "waits",
+]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("folder", type=Path, help="the job's folder of flight records")
+    add("--every", type=float, default=1.0, metavar="SECONDS", help="between two looks")
+    add("--once", action="store_true", help="look twice, print the table, and end")
+
+
+@dataclass
+class Look:
+    """What the files said at one moment, by file; seconds."""
+
+    at: float
+    records: dict[str, GroupRecord] = field(default_factory=dict)
+    numbers: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+
+def look(folder: Path, at: float) -> Look:
+    """Read all ring files. What cannot be read, as it is being made, is left out."""
+    found = Look(at)
+    for path in sorted(folder.rglob("*.ring")):
+        with contextlib.suppress(OSError, ValueError):
+            data = path.read_bytes()
+            record = read_ring(data, NEWEST)
+            found.records[str(path)] = record
+            found.numbers[str(path)] = _stats.read(data)
+    return found
+
+
+def last_collective(record: GroupRecord) -> Operation | None:
+    begun = [each for each in record.operations if each.state != "queued" and each.sequence]
+    return begun[-1] if begun else None
+
+
+def awaited(record: GroupRecord, others: Iterable[GroupRecord]) -> list[int]:
+    """Return the global ranks that have not called what this one is in."""
+    current = last_collective(record)
+    if current is None or current.state != "running":
+        return []
+    late = []
+    for other in others:
+        theirs = last_collective(other)
+        same = (other.job, other.group, other.device) == (record.job, record.group, record.device)
+        if (
+            same
+            and other.rank != record.rank
+            and (theirs is None or theirs.sequence < current.sequence)
+        ):
+            late.append(other.global_rank)
+    return sorted(late)
+
+
+def totals(numbers: dict[str, Any]) -> tuple[int, int, float]:
+    """Return operations, bytes and seconds of waiting so far."""
+    done = numbers["operations"].values()
+    counts = (sum(each["operations"] for each in done), sum(each["bytes"] for each in done))
+    return (*counts, sum(numbers["all_waits"]))
+
+
+def rows(before: Look, now: Look) -> Iterator[list[str]]:
+    """Yield a row for each rank and group, in the order of ranks: the texts of COLUMNS."""
+    passed = max(now.at - before.at, 1e-9)
+    order = sorted(
+        now.records, key=lambda key: (now.records[key].global_rank, now.records[key].group)
+    )
+    for key in order:
+        record = now.records[key]
+        if not record.operations:
+            continue
+        operation = record.operations[-1]
+        running = next((each for each in record.operations if each.state == "running"), None)
+        shown = running or operation
+        then = totals(before.numbers[key]) if key in before.numbers else totals(now.numbers[key])
+        counted, size, waited = (
+            new - old for new, old in zip(totals(now.numbers[key]), then, strict=True)
+        )
+        since = (shown.began_ns if running else shown.ended_ns) or shown.called_ns or 0
+        age = max(elapsed_ns(record, now.at) - since, 0) * 1e-9
+        late = awaited(record, now.records.values())
+        if late:  # its wait is counted when it ends
+            waited += min(age, passed)
+        yield [
+            str(record.global_rank),
+            record.host,
+            record.group + (" (device)" if record.device else ""),
+            str(shown),
+            "failed" if record.failure else shown.state,
+            show_seconds(age),
+            ", ".join(str(rank) for rank in late[:8]) + (" ..." if len(late) > 8 else ""),
+            f"{counted / passed:.3g}",
+            show_rate(size / passed),
+            f"{min(waited / passed, 1):.0%}",
+        ]
+
+
+def elapsed_ns(record: GroupRecord, at: float) -> int:
+    """Return the time `at`, of time.time(), on the steady clock of the record's host."""
+    return max(record.steady_ns + round(at * 1e9) - record.wall_ns, last_ns(record))
+
+
+def table(before: Look, now: Look, title: str) -> Any:
+    rich = extra("rich.table")
+    shown = rich.Table(title=title, expand=False, header_style="bold")
+    for name in COLUMNS:
+        number = name in ("rank", "since", "ops/s", "rate", "waits")
+        shown.add_column(name, justify="right" if number else "left", no_wrap=name != "waits for")
+    for row in rows(before, now):
+        slow = row[4] == "failed" or bool(row[6])
+        shown.add_row(*row, style="bold yellow" if slow else None)
+    return shown
+
+
+def title_of(folder: Path, now: Look) -> str:
+    ranks = {record.global_rank for record in now.records.values()}
+    clock = time.strftime("%H:%M:%S", time.localtime(now.at))
+    return f"{folder}: {len(ranks)} ranks at {clock}; ops, bytes and waits of the last look"
+
+
+def run(options: argparse.Namespace) -> int:
+    """Show the screen until Ctrl-C. Raises ValueError where the folder has no flight records."""
+    before = look(options.folder, time.time())
+    if not before.records:
+        raise ValueError(
+            f"{options.folder} has no flight records: start the job with RINGCOMM_TRACE="
+            f"{options.folder}"
+        )
+    if options.once or not sys.stdout.isatty():
+        time.sleep(options.every)
+        print_plain(before, look(options.folder, time.time()), options.folder)
+        return 0
+    live = extra("rich.live")
+    with (
+        contextlib.suppress(KeyboardInterrupt),
+        live.Live(screen=True, auto_refresh=False) as screen,
+    ):
+        while True:
+            time.sleep(options.every)
+            now = look(options.folder, time.time())
+            screen.update(table(before, now, title_of(options.folder, now)), refresh=True)
+            before = now
+    return 0
+
+
+def print_plain(before: Look, now: Look, folder: Path) -> None:
+    print(title_of(folder, now))
+    lines = [COLUMNS, *rows(before, now)]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(COLUMNS))]
+    for line in lines:
+        print(
+            "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        )

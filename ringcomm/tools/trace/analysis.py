@@ -1,0 +1,70 @@
+"""The analysis of a job: all findings, the one that matters most first."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from ringcomm.tools.trace.findings import COLUMNS, Finding, Kind, table, where
+from ringcomm.tools.trace.job import Group, Job, ranks_text
+from ringcomm.tools.trace.messages import lonely_messages
+from ringcomm.tools.trace.slow import networks, stragglers
+from ringcomm.tools.trace.waiting import waiting
+
+
+def analyse(job: Job) -> list[Finding]:
+    """Return what is wrong, causes first; nothing where all is well."""
+    found = [*mismatches(job), *waiting(job), *lonely_messages(job), *networks(job)]
+    found += failures(job)
+    found += stragglers(job)
+    return sorted(found, key=lambda finding: (finding.follows, finding.kind))
+
+
+def mismatches(job: Job) -> Iterator[Finding]:
+    """Find the first collective of each group that the ranks called differently."""
+    for group in job.groups:
+        for sequence, calls in group.calls.items():
+            counts = Counter(operation.call for operation in calls.values())
+            if len(counts) > 1:
+                yield mismatch(job, group, sequence)
+                break
+
+
+def mismatch(job: Job, group: Group, sequence: int) -> Finding:
+    calls = group.calls[sequence]
+    kinds: dict[tuple[object, ...], list[int]] = {}
+    for rank, operation in calls.items():
+        kinds.setdefault(operation.call, []).append(rank)
+    parts = [
+        f"{group.say(ranks)} called {calls[ranks[0]].collective} "
+        f"{calls[ranks[0]].arguments}".rstrip()
+        for ranks in sorted(kinds.values(), key=len)
+    ]
+    agreed = [n for n, some in group.calls.items() if n < sequence]
+    last = next(iter(group.calls[agreed[-1]].values())).name if agreed else "none"
+    more = f", and {len(parts) - 3} others differ too" if len(parts) > 3 else ""
+    return Finding(
+        Kind.MISMATCH,
+        f"the ranks differ in collective #{sequence}{where(job, group)}: "
+        f"{', '.join(parts[:3])}{more}; the last that they agreed on is {last}",
+        COLUMNS,
+        table(job, group, sequence),
+    )
+
+
+def failures(job: Job) -> Iterator[Finding]:
+    """Give the words of groups that failed: each text once."""
+    said: dict[tuple[str, str], list[int]] = {}
+    for group in job.groups:
+        for rank, record in sorted(group.records.items()):
+            if record.failure:
+                said.setdefault((group.name, record.failure), []).append(group.ranks[rank])
+    if said:
+        (name, text), ranks = next(iter(said.items()))
+        rows = [(ranks_text(some, bare=True), group, text) for (group, text), some in said.items()]
+        yield Finding(
+            Kind.FAILED,
+            f"group {name} failed on {ranks_text(ranks)}: {text}",
+            ("rank", "group", "why it failed there"),
+            rows,
+        )

@@ -1,0 +1,123 @@
+"""Findings: what went wrong in a job, as a sentence and a table."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from ringcomm.tools.records import GroupRecord, Operation
+from ringcomm.tools.trace.job import Calls, Group, Job, clock_text, day_text, ranks_text
+from ringcomm.tools.words import show_seconds
+
+ROWS = 16  # of a table that names ranks: more ranks are put together
+
+
+class Kind(enum.IntEnum):
+    """Of findings: causes come before what follows from them."""
+
+    MISMATCH = 1
+    DEADLOCK = 2
+    DEAD = 3
+    MISSING = 4
+    MESSAGE = 5
+    STILL = 6
+    FAILED = 7
+    NETWORK = 8
+    STRAGGLER = 9
+
+
+@dataclass
+class Finding:
+    """One thing that went wrong: a sentence, and the table that shows it."""
+
+    kind: Kind
+    sentence: str
+    columns: Sequence[str] = ()
+    rows: Sequence[Sequence[str]] = ()
+    follows: bool = False  # from another finding
+
+
+COLUMNS = ("rank", "host", "call", "state", "called at", "before that")
+
+
+def state_text(job: Job, record: GroupRecord, operation: Operation) -> str:
+    """Return "done after 3 ms", "running"."""
+    if not operation.is_done or not operation.ended_ns or not operation.called_ns:
+        return operation.state
+    return f"done after {show_seconds((operation.ended_ns - operation.called_ns) / 1e9)}"
+
+
+def table(job: Job, group: Group, sequence: int) -> list[tuple[str, ...]]:
+    """Return a row for each rank about one collective; equal rows are put together."""
+    rows: dict[tuple[str, ...], list[int]] = {}
+    hosts: dict[tuple[str, ...], set[str]] = {}
+    calls = group.calls.get(sequence, {})
+    few = group.size <= ROWS
+    for rank in range(group.size):
+        record = group.records.get(rank)
+        if record is None:
+            row = ("no record", "", "", "")
+        else:
+            before = previous(group, rank, sequence)
+            earlier = f"{before.name}, {before.state}" if before else "nothing in this group"
+            operation = calls.get(rank)
+            if operation is None:
+                row = ("never called", "", "", earlier)
+            else:
+                at = clock_text(job.called(record, operation), 3 if few else 0)
+                state = state_text(job, record, operation) if few else operation.state
+                row = (str(operation), state, at, earlier)
+        key = (*row, str(rank)) if few else row
+        rows.setdefault(key, []).append(rank)
+        hosts.setdefault(key, set()).add(record.host if record else "?")
+    return [
+        (ranks_text(group.globals(ranks), bare=True), hosts_text(hosts[key]), *key[:4])
+        for key, ranks in rows.items()
+    ]
+
+
+def hosts_text(hosts: set[str]) -> str:
+    return ", ".join(sorted(hosts)) if len(hosts) < 3 else f"{len(hosts)} hosts"
+
+
+def previous(group: Group, rank: int, sequence: int) -> Operation | None:
+    """Return what a rank called last before a collective of its group."""
+    older = (calls[rank] for n, calls in group.calls.items() if n < sequence and rank in calls)
+    return max(older, key=lambda operation: operation.sequence, default=None)
+
+
+def where(job: Job, group: Group) -> str:
+    """Return " of group 1", or "" where the job has no other."""
+    return f" of group {group.name}" if len(job.groups) > 1 else ""
+
+
+def since(job: Job, group: Group, calls: Calls, ranks: Iterable[int]) -> str:
+    """Say since when ranks wait in a collective."""
+    return clock_text(min(job.called(group.records[rank], calls[rank]) for rank in ranks))
+
+
+def mismatched(job: Job, group: Group) -> bool:
+    return any(len({op.call for op in calls.values()}) > 1 for calls in group.calls.values())
+
+
+def summary(job: Job) -> str:
+    """Say what the records hold."""
+    operations = sum(len(record.operations) for record in job.records)
+    count = len({record.global_rank for record in job.records})
+    text = (
+        f"{count} of {len(job.ranks)} ranks left a record of job {job.name}: "
+        f"{operations} operations in {len(job.groups)} group{'s' * (len(job.groups) != 1)}"
+    )
+    if not operations:
+        return text
+    return f"{text}, the last at {clock_text(job.end)} ({day_text(job.end)})"
+
+
+def nothing_wrong(job: Job) -> str:
+    """Return the first sentence where there are no findings."""
+    last = [calls for group in job.groups for calls in group.calls.values()]
+    if not last:
+        return "nothing is wrong: no collective was called"
+    silent = f", but {ranks_text(job.silent)} left no record" if job.silent else ""
+    return f"nothing is wrong: every operation that was called has ended{silent}"

@@ -1,0 +1,151 @@
+"""A job's records as a page: the findings, a timeline, and who waited for whom."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from ringcomm.tools.page import COLOURS, SCALE, Page
+from ringcomm.tools.trace.findings import Finding, nothing_wrong, summary
+from ringcomm.tools.trace.job import Job
+from ringcomm.tools.trace.perfetto import Slice, slices_of
+
+BARS = 20_000  # of a timeline: a browser draws no more in a moment
+# What a rank does, its colour and its pattern.
+KINDS = {
+    "queued": (COLOURS[3], ""),
+    "waits for other ranks": (COLOURS[5], ""),
+    "moves bytes": (COLOURS[0], ""),
+    "not ended, or failed": (COLOURS[1], "\\"),
+}
+UNITS = ((10**9, "s"), (10**6, "ms"), (1000, "µs"))
+SHOWN = 20  # of the newest operations of a rank, before the reader zooms out
+FEW = 24  # ranks, of which each has its number on the axis
+
+
+def unit_of(ns: int) -> tuple[int, str]:
+    return next((pair for pair in UNITS if ns >= 2 * pair[0]), UNITS[-1])
+
+
+def write_page(job: Job, findings: list[Finding], path: Path, last: int = 100) -> None:
+    """Write the page. Raises OSError, and ValueError where `ringcomm[tools]` is missing."""
+    page = Page(f"Job {job.name}", findings[0].sentence if findings else nothing_wrong(job))
+    for i, finding in enumerate(findings):
+        if i:
+            page.heading(finding.kind.name.capitalize())
+            page.text(finding.sentence)
+        if finding.rows:
+            page.table(finding.columns, finding.rows)
+    page.heading("Timeline")
+    drawn = slices_of(job, last)
+    most = max(BARS // (3 * max(len(drawn), 1)), 1)
+    if most < last:
+        drawn = slices_of(job, most)
+    if any(drawn.values()):
+        page.figure(timeline(drawn), TIMELINE, height=160 + 22 * min(max(len(drawn), 6), 40))
+    else:
+        page.text("No operation was recorded.")
+    if any(any(record.waits_ns) for record in job.records):
+        page.heading("Waits")
+        page.figure(heat(job), WAITS, height=max(320, min(160 + 14 * len(job.ranks), 760)))
+    page.heading("Records")
+    for text in [summary(job), *job.remarks]:
+        page.text(text)
+    page.write(path)
+
+
+TIMELINE = (
+    "The newest operations of each rank. The time of a bar is exact; its waits stand at its "
+    "beginning, for only their sum is recorded. Drag to zoom, double click twice to see all."
+)
+WAITS = "How long each rank waited for each other one in all collectives, in total."
+
+
+def parts(one: Slice) -> list[tuple[str, int, int]]:
+    """Return what an operation consists of: kind, begin and end in ns."""
+    if one.operation.state == "failed" or one.operation.ended_ns is None:
+        return [("not ended, or failed", one.called, one.ended)]
+    moving = one.began + one.waited
+    every = [
+        ("queued", one.called, one.began),
+        ("waits for other ranks", one.began, moving),
+        ("moves bytes", moving, one.ended),
+    ]
+    return [part for part in every if part[2] > part[1]]
+
+
+def timeline(drawn: dict[int, list[Slice]]) -> dict[str, Any]:
+    end = max(one.ended for slices in drawn.values() for one in slices)
+    newest = [slices[-SHOWN:][0].called for slices in drawn.values() if slices]
+    begin = min(newest)
+    # What has not ended goes on after the last thing that was recorded.
+    beyond = max((end - begin) // 20, 1)
+    scale, unit = unit_of(end - begin)
+    traces: dict[str, dict[str, Any]] = {}
+    for kind, (colour, pattern) in KINDS.items():
+        marker = {"color": colour, "line": {"width": 0}}
+        if pattern:
+            marker["pattern"] = {"shape": pattern, "size": 5, "solidity": 0.35}
+        traces[kind] = {
+            "type": "bar", "orientation": "h", "name": kind, "marker": marker, "x": [], "y": [],
+            "base": [], "text": [], "textposition": "none",
+            "width": 0.8 if len(drawn) <= FEW else 1,
+            "hovertemplate": "rank %{y}: %{text}<br>" + kind + " for %{x:.4g} " + unit
+            + "<extra></extra>",
+        }  # fmt: skip
+    for rank, slices in drawn.items():
+        for one in slices:
+            for kind, start, stop in parts(one):
+                trace = traces[kind]
+                longer = beyond if one.operation.ended_ns is None else 0
+                trace["x"].append((stop + longer - start) / scale)
+                trace["base"].append(start / scale)
+                trace["y"].append(rank)
+                trace["text"].append(f"{one.operation} of group {one.group.name}")
+    layout = {
+        "barmode": "overlay", "showlegend": True,
+        "legend": {"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0},
+        "xaxis": {
+            "title": {"text": f"{unit} since the oldest operation here"},
+            "range": [begin / scale, (end + beyond) / scale],
+        },
+        "yaxis": rank_axis("rank", list(drawn), reverse=True),
+    }  # fmt: skip
+    return {"data": [trace for trace in traces.values() if trace["x"]], "layout": layout}
+
+
+def rank_axis(title: str, ranks: list[int], reverse: bool = False) -> dict[str, Any]:
+    """Return an axis of ranks: each has its number, or every eighth."""
+    step = 1 if len(ranks) <= FEW else 8
+    low, high = ranks[0] - 0.5, ranks[-1] + 0.5
+    return {
+        "title": {"text": title}, "tick0": 0, "dtick": step, "zeroline": False, "showgrid": False,
+        "range": [high, low] if reverse else [low, high],
+    }  # fmt: skip
+
+
+def heat(job: Job) -> dict[str, Any]:
+    """Return the waits of each rank (down) for each peer (across)."""
+    ranks = job.ranks
+    place = {rank: i for i, rank in enumerate(ranks)}
+    waits: list[list[float | None]] = [[None] * len(ranks) for _ in ranks]
+    for record in job.records:
+        own = waits[place[record.global_rank]]
+        for peer, ns in enumerate(record.waits_ns):
+            if peer != record.rank:
+                at = place[record.global_ranks[peer]]
+                own[at] = (own[at] or 0) + ns
+    scale, unit = unit_of(int(max(ns or 0 for own in waits for ns in own)))
+    z = [[None if ns is None else ns / scale for ns in own] for own in waits]
+    trace = {
+        "type": "heatmap", "z": z, "x": ranks, "y": ranks, "colorscale": SCALE, "zmin": 0,
+        "zmax": max((ns or 0 for own in z for ns in own), default=0) or 1,
+        "xgap": 1, "ygap": 1,
+        "colorbar": {"title": {"text": unit}, "thickness": 14},
+        "hovertemplate": "rank %{y} waited %{z:.4g} " + unit + " for rank %{x}<extra></extra>",
+    }  # fmt: skip
+    layout = {
+        "xaxis": rank_axis("waited for rank", ranks),
+        "yaxis": rank_axis("rank that waited", ranks, reverse=True),
+    }
+    return {"data": [trace], "layout": layout}

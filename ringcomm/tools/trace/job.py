@@ -1,0 +1,159 @@
+"""A job as its records tell it: groups, and the calls of a group by their sequence number."""
+
+from __future__ import annotations
+
+import datetime
+import functools
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from ringcomm.tools.records import GroupRecord, Operation, last_ns
+
+Calls = dict[int, Operation]  # by the group's ranks
+
+
+@dataclass
+class Group:
+    """A group, with the records of those of its ranks that left one."""
+
+    name: str
+    ranks: tuple[int, ...]  # global
+    records: dict[int, GroupRecord] = field(default_factory=dict)  # by the group's ranks
+
+    @property
+    def size(self) -> int:
+        return len(self.ranks)
+
+    @functools.cached_property
+    def calls(self) -> dict[int, Calls]:
+        """Map sequence numbers to what each rank called under them."""
+        found: dict[int, Calls] = {}
+        for rank, record in sorted(self.records.items()):
+            for operation in record.operations:
+                if not operation.is_message:
+                    found.setdefault(operation.sequence, {})[rank] = operation
+        return dict(sorted(found.items()))
+
+    @functools.cached_property
+    def last(self) -> dict[int, Operation | None]:
+        """The last collective that each rank called, of those that left a record."""
+        found: dict[int, Operation | None] = dict.fromkeys(self.records)
+        for calls in self.calls.values():
+            found.update(calls)
+        return found
+
+    def lacks(self, rank: int, sequence: int) -> bool:
+        """Tell whether a rank has not come to a collective; a rank without record never has."""
+        last = self.last.get(rank)
+        return last is None or last.sequence < sequence
+
+    def globals(self, ranks: Iterable[int]) -> list[int]:
+        return sorted(self.ranks[rank] for rank in ranks)
+
+    def say(self, ranks: Iterable[int]) -> str:
+        """Return "rank 3", "ranks 0-2 and 5": global ranks."""
+        return ranks_text(self.globals(ranks))
+
+
+@dataclass
+class Shift:
+    """What is added to the clock of a host, and between which bounds it may lie; ns.
+
+    None: the records give no bound.
+    """
+
+    ns: int = 0
+    lowest: int | None = None
+    highest: int | None = None
+
+
+@dataclass
+class Job:
+    """The records of one job, and what its clocks need to agree."""
+
+    name: str
+    groups: list[Group]
+    remarks: list[str] = field(default_factory=list)
+    clocks: dict[int, str] = field(default_factory=dict)  # the clock of each process, by id(record)
+    bases: dict[str, int] = field(default_factory=dict)  # of each clock: wall less steady
+    shifts: dict[str, Shift] = field(default_factory=dict)
+
+    @property
+    def records(self) -> list[GroupRecord]:
+        return [record for group in self.groups for record in group.records.values()]
+
+    @property
+    def ranks(self) -> list[int]:
+        """All global ranks, those without a record too."""
+        return sorted({rank for group in self.groups for rank in group.ranks})
+
+    @property
+    def silent(self) -> list[int]:
+        """The ranks without a record."""
+        return sorted({*self.ranks} - {record.global_rank for record in self.records})
+
+    @functools.cached_property
+    def end(self) -> int:
+        """When something was last recorded; 0 where nothing was."""
+        return max((self.at(record, last_ns(record)) for record in self.records), default=0)
+
+    def at(self, record: GroupRecord, steady_ns: int) -> int:
+        """Return the wall time, in ns since 1970, of a time of a rank's steady clock."""
+        clock = self.clocks[id(record)]
+        return steady_ns + self.bases[clock] + self.shifts.get(clock, Shift()).ns
+
+    def called(self, record: GroupRecord, operation: Operation) -> int:
+        return self.at(record, operation.called_ns or record.steady_ns)
+
+    def hosts(self) -> dict[int, str]:
+        return {record.global_rank: record.host for record in self.records}
+
+
+def groups_of(records: Iterable[GroupRecord]) -> list[Group]:
+    """Put together the records of each group. A name that was used again is another group."""
+    found: dict[tuple[str, tuple[int, ...], int], Group] = {}
+    times: dict[tuple[str, tuple[int, ...], int], int] = {}
+    for record in sorted(records, key=lambda record: record.wall_ns):
+        key = (record.group, record.global_ranks)
+        times[(*key, record.rank)] = nth = times.get((*key, record.rank), 0) + 1
+        name = record.group if nth == 1 else f"{record.group} ({nth})"
+        group = found.setdefault((*key, nth), Group(name, record.global_ranks))
+        group.records[record.rank] = record
+    return list(found.values())
+
+
+def ranks_text(ranks: Iterable[int], bare: bool = False) -> str:
+    """Return "rank 3", "ranks 0-2 and 5"; `bare`: without the noun."""
+    runs: list[list[int]] = []
+    every = sorted(set(ranks))
+    for rank in every:
+        if runs and rank == runs[-1][1] + 1:
+            runs[-1][1] = rank
+        else:
+            runs.append([rank, rank])
+    words = []
+    for low, high in runs:
+        words += [str(low)] if low == high else [f"{low}-{high}"] if high > low + 1 else [
+            str(low), str(high)
+        ]  # fmt: skip
+    text = words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
+    return text if bare else f"rank{'s' if len(every) > 1 else ''} {text}"
+
+
+def clock_text(wall_ns: int, digits: int = 0) -> str:
+    """Return "12:03:07" or "12:03:07.123", in the local time zone."""
+    part = f".{wall_ns % 10**9:09d}"[: digits + 1] if digits else ""
+    return f"{local(wall_ns):%H:%M:%S}{part}"
+
+
+def day_text(wall_ns: int) -> str:
+    """Return "2026-11-23 UTC"."""
+    return f"{local(wall_ns):%Y-%m-%d %Z}"
+
+
+def local(wall_ns: int) -> datetime.datetime:
+    """Return the local time; that of 1970 where a damaged record has no time at all."""
+    try:
+        return datetime.datetime.fromtimestamp(wall_ns // 10**9).astimezone()
+    except (OSError, OverflowError, ValueError):
+        return datetime.datetime.fromtimestamp(0).astimezone()

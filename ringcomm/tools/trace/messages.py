@@ -1,0 +1,123 @@
+"""Messages without a partner: a recv that nobody sends to, a send that nobody receives."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ringcomm.tools.records import Operation
+from ringcomm.tools.trace.findings import Finding, Kind, where
+from ringcomm.tools.trace.job import Group, Job, clock_text
+
+ROWS = 12
+
+
+@dataclass
+class Message:
+    rank: int  # of the group
+    operation: Operation
+
+    @property
+    def sending(self) -> bool:
+        return self.operation.collective == "send"
+
+
+def lonely_messages(job: Job) -> Iterator[Finding]:
+    for group in job.groups:
+        lonely = [message for message in waiting_in(group) if not has_partner(group, message)]
+        if lonely:
+            yield tell(job, group, lonely)
+
+
+def waiting_in(group: Group) -> list[Message]:
+    return [
+        Message(rank, operation)
+        for rank, record in sorted(group.records.items())
+        for operation in record.operations
+        if operation.is_message and not operation.is_done
+    ]
+
+
+def opposite(group: Group, message: Message) -> list[Message]:
+    """Return the messages of the other side that go this way, of any tag."""
+    peer = message.operation.root
+    sides = [peer] if peer is not None else list(group.records)
+    other = "recv" if message.sending else "send"
+    return [
+        Message(rank, operation)
+        for rank in sides
+        if rank in group.records
+        for operation in group.records[rank].operations
+        if operation.collective == other and operation.root in (message.rank, None)
+    ]
+
+
+def has_partner(group: Group, message: Message) -> bool:
+    """Tell whether the other side has a message for it: they are paired by tag, in order.
+
+    The k-th send with a tag is for the k-th recv. Old messages may have been overwritten, so the
+    order is counted from the newest where that is so. Then only waiting ones count.
+    """
+    tag, peer = message.operation.splits, message.operation.root
+    theirs = [other for other in opposite(group, message) if other.operation.splits == tag]
+    own = [
+        operation
+        for operation in group.records[message.rank].operations
+        if operation.collective == message.operation.collective
+        and operation.splits == tag
+        and operation.root == peer
+    ]
+    records = group.records.values()
+    if peer is None or any(record.lost for record in records) or mixed(theirs):
+        return any(not other.operation.is_done for other in theirs)
+    return own.index(message.operation) < len(theirs)
+
+
+def mixed(messages: list[Message]) -> bool:
+    """Tell whether some are for any rank: then numbers do not tell who got what."""
+    return any(message.operation.root is None for message in messages)
+
+
+def tell(job: Job, group: Group, lonely: list[Message]) -> Finding:
+    first = lonely[0]
+    rows = []
+    for message in lonely[:ROWS]:
+        called = clock_text(job.called(group.records[message.rank], message.operation), 3)
+        peer = message.operation.root
+        rows.append(
+            (
+                str(group.ranks[message.rank]), message.operation.collective,
+                "any rank" if peer is None else str(group.ranks[peer]),
+                str(message.operation.splits), message.operation.arguments, called,
+            )
+        )  # fmt: skip
+    more = f"; {len(lonely) - 1} other messages wait so too" if len(lonely) > 1 else ""
+    return Finding(
+        Kind.MESSAGE,
+        f"{sentence(job, group, first)}{hint(group, first)}{more}",
+        ("rank", "call", "peer", "tag", "tensor", "called at"),
+        rows,
+    )
+
+
+def sentence(job: Job, group: Group, message: Message) -> str:
+    rank, peer = group.ranks[message.rank], message.operation.root
+    at = clock_text(job.called(group.records[message.rank], message.operation))
+    tag = message.operation.splits
+    other = "any rank" if peer is None else f"rank {group.ranks[peer]}"
+    subject = "no rank" if peer is None else other
+    never = "" if peer is None else "never "
+    if message.sending:
+        way, partner = f"its send with tag {tag} to {other}", f"{subject} {never}called recv for it"
+    else:
+        way, partner = f"a recv with tag {tag} from {other}", f"{subject} {never}sent it"
+    return f"rank {rank} waits in {way}{where(job, group)} since {at}, and {partner}"
+
+
+def hint(group: Group, message: Message) -> str:
+    """Name a waiting message of the other side with another tag: the tags may be wrong."""
+    for other in opposite(group, message):
+        if not other.operation.is_done and not has_partner(group, other):
+            name = f"{other.operation.collective} with tag {other.operation.splits}"
+            return f" (rank {group.ranks[other.rank]} waits in a {name} instead)"
+    return ""

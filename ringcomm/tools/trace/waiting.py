@@ -1,0 +1,249 @@
+"""Ranks that wait for others: missing ranks, dead ranks, deadlocks, and calls that stand still."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ringcomm.tools.records import Operation
+from ringcomm.tools.trace.findings import COLUMNS, Finding, Kind, mismatched, since, table, where
+from ringcomm.tools.trace.job import Group, Job, clock_text, ranks_text
+from ringcomm.tools.words import show_seconds
+
+# What the others say of a rank that is gone (csrc/comm/diagnosis.cc).
+GONE = re.compile(r"rank (\d+)(?:: | )(its process died|no answer from|has left the group)")
+
+
+@dataclass
+class Stop:
+    """The first collective of a group that some rank called and has not finished."""
+
+    group: Group
+    sequence: int
+    waiting: list[int]  # who called it and is in it still
+    missing: list[int]  # who has not called it
+
+    @property
+    def call(self) -> Operation:
+        return self.group.calls[self.sequence][self.waiting[0]]
+
+
+def stops(job: Job) -> list[Stop]:
+    """Return where groups stopped, but for those whose ranks called different things."""
+    found = []
+    for group in job.groups:
+        if mismatched(job, group):
+            continue
+        for sequence, calls in group.calls.items():
+            waiting = [rank for rank, operation in calls.items() if not operation.is_done]
+            if waiting:
+                missing = [rank for rank in range(group.size) if group.lacks(rank, sequence)]
+                found.append(Stop(group, sequence, waiting, missing))
+                break
+    return found
+
+
+Edges = dict[int, dict[int, Stop]]  # rank -> the rank that it waits for, and where: global
+
+
+def edges_of(some: list[Stop]) -> Edges:
+    edges: Edges = {}
+    for stop in some:
+        for a in stop.waiting:
+            for b in stop.missing:
+                edges.setdefault(stop.group.ranks[a], {})[stop.group.ranks[b]] = stop
+    return edges
+
+
+def cycle_in(edges: Edges) -> list[int]:
+    """Return the shortest chain of ranks that wait for one another, or nothing."""
+    best: list[int] = []
+    for start in sorted(edges):
+        before: dict[int, int] = {}
+        queue = [start]
+        for rank in queue:
+            for other in sorted(edges.get(rank, {})):
+                if other == start:
+                    chain = [rank]
+                    while chain[-1] != start:
+                        chain.append(before[chain[-1]])
+                    if not best or len(chain) < len(best):
+                        best = chain[::-1]
+                    queue = []
+                    break
+                if other not in before:
+                    before[other] = rank
+                    queue.append(other)
+            if not queue:
+                break
+        if len(best) == 2:
+            break
+    return best
+
+
+def waiting(job: Job) -> Iterator[Finding]:
+    some = stops(job)
+    edges = edges_of(some)
+    cycle = cycle_in(edges)
+    locked: set[int] = set()
+    if cycle:
+        links = [edges[a][b] for a, b in zip(cycle, [*cycle[1:], cycle[0]], strict=True)]
+        locked = {id(stop) for stop in links}
+        yield deadlock(job, cycle, links)
+    differing = [group for group in job.groups if mismatched(job, group)]
+    for stop in some:
+        # The missing ranks may themselves wait for others, or be in a mismatch.
+        missing = {stop.group.ranks[rank] for rank in stop.missing}
+        behind = {rank for rank in missing if rank in edges}
+        behind |= {rank for rank in missing for group in differing if rank in group.ranks}
+        follows = bool(missing) and behind == missing
+        if id(stop) not in locked:
+            finding = missing_ranks(job, stop) if missing else still(job, stop)
+            finding.follows = follows or bool(cycle)
+            yield finding
+
+
+def deadlock(job: Job, cycle: list[int], links: list[Stop]) -> Finding:
+    parts = [
+        f"rank {rank} in {stop.call.name} of group {stop.group.name}"
+        for rank, stop in zip(cycle, links, strict=True)
+    ]
+    rows = [
+        (
+            str(rank), f"{stop.call} of group {stop.group.name}",
+            since(job, stop.group, stop.group.calls[stop.sequence],
+                  [stop.group.ranks.index(rank)]),
+            str(cycle[(i + 1) % len(cycle)]),
+        )
+        for i, (rank, stop) in enumerate(zip(cycle, links, strict=True))
+    ]  # fmt: skip
+    return Finding(
+        Kind.DEADLOCK,
+        f"{ranks_text(cycle)} wait for each other in different groups: {', '.join(parts)}; "
+        "every rank must use its groups in the same order",
+        ("rank", "waits in", "since", "for rank"),
+        rows,
+    )
+
+
+def gone(job: Job) -> dict[int, tuple[str, str]]:
+    """Map global ranks to "died", "is out of reach" or "left", and who says so in what words."""
+    verbs = {"its": "died", "no": "is out of reach", "has": "left the group"}
+    found: dict[int, tuple[str, str]] = {}
+    for group in job.groups:
+        for rank, record in sorted(group.records.items()):
+            for match in GONE.finditer(record.failure):
+                peer = int(match[1])
+                if peer < group.size:
+                    said = f"rank {group.ranks[rank]} says: {record.failure}"
+                    found.setdefault(group.ranks[peer], (verbs[match[2].split()[0]], said))
+    return found
+
+
+def missing_ranks(job: Job, stop: Stop) -> Finding:
+    """Say who never called a collective, and where it was last."""
+    group, calls = stop.group, stop.group.calls[stop.sequence]
+    ranks = group.globals(stop.missing)
+    here = f"{stop.call.name}{where(job, group)}"
+    others = "the others wait" if len(stop.waiting) > 1 else f"{group.say(stop.waiting)} waits"
+    wait = f"{others} there since {since(job, group, calls, stop.waiting)}"
+    dead = {rank: said for rank, said in gone(job).items() if rank in ranks}
+    silent = [rank for rank in ranks if group.ranks.index(rank) not in group.records]
+    if dead:
+        rank, (verb, said) = next(iter(dead.items()))
+        last = last_text(job, group, rank)
+        who = ranks_text([r for r, (v, _) in dead.items() if v == verb])
+        text = f"{who} {verb} before {here}; {wait}{last}; {said}"
+        kind = Kind.DEAD
+    elif silent == ranks:
+        text = f"{ranks_text(ranks)} left no record, and {wait.replace('there', f'in {here}')}"
+        kind = Kind.DEAD
+    else:
+        present = [rank for rank in ranks if rank not in silent]
+        text = f"{ranks_text(present)} never called {here}; {wait}"
+        text += last_text(job, group, present[0]) if len(present) == 1 else ""
+        text += f"; {ranks_text(silent)} left no record" if silent else ""
+        kind = Kind.MISSING
+    return Finding(kind, text, COLUMNS, table(job, group, stop.sequence))
+
+
+def last_text(job: Job, group: Group, rank: int) -> str:
+    """Return "; it was last in all_gather #411", of the group; else of any other."""
+    index = group.ranks.index(rank)
+    if index not in group.records:
+        return "; it left no record"
+    elsewhere = [
+        (other, operation)
+        for other in job.groups
+        if other is not group and rank in other.ranks
+        for operation in [other.last.get(other.ranks.index(rank))]
+        if operation and not operation.is_done
+    ]
+    if elsewhere:
+        other, operation = elsewhere[0]
+        return f"; it is in {operation.name} of group {other.name}"
+    last = group.last[index]
+    if last is None:
+        return "; it has called nothing in this group"
+    record = group.records[index]
+    ended = job.at(record, last.ended_ns) if last.is_done and last.ended_ns else None
+    when = f", which ended there at {clock_text(ended)}" if ended else ""
+    return f"; it was last in {last.name}{when}"
+
+
+def still(job: Job, stop: Stop) -> Finding:
+    """Say that all ranks called a collective, and some have not finished."""
+    group, calls = stop.group, stop.group.calls[stop.sequence]
+    begun = max(job.called(group.records[rank], op) for rank, op in calls.items())
+    here = f"{stop.call.name}{where(job, group)}"
+    done = [rank for rank in calls if rank not in stop.waiting]
+    who = "all ranks" if not done else group.say(stop.waiting)
+    verb = "is" if done and len(stop.waiting) == 1 else "are"
+    dead = {rank: said for rank, said in gone(job).items() if rank in group.ranks}
+    if dead:
+        rank, (word, said) = next(iter(dead.items()))
+        return Finding(
+            Kind.DEAD,
+            f"rank {rank} {word} in {here}, which the last rank called at {clock_text(begun)}; "
+            f"{said}",
+            COLUMNS,
+            table(job, group, stop.sequence),
+        )
+    quiet = quiet_ranks(stop)
+    if quiet:
+        return Finding(
+            Kind.DEAD,
+            f"the record of {group.say(quiet)} ends in {here} with no word of a failure, and the "
+            "others failed: its process was killed, it seems",
+            COLUMNS,
+            table(job, group, stop.sequence),
+        )
+    peers = waits_of(group, stop)
+    return Finding(
+        Kind.STILL,
+        f"{who} {verb} in {here}, which the last rank called at {clock_text(begun)}, and no rank "
+        f"is missing{peers}",
+        COLUMNS,
+        table(job, group, stop.sequence),
+    )
+
+
+def quiet_ranks(stop: Stop) -> list[int]:
+    """Return the ranks that are in it and did not fail, where most others failed."""
+    failed = [rank for rank, record in stop.group.records.items() if record.failure]
+    quiet = [rank for rank in stop.waiting if not stop.group.records[rank].failure]
+    return quiet if len(failed) > len(quiet) > 0 else []
+
+
+def waits_of(group: Group, stop: Stop) -> str:
+    """Name the peer for which the longest wait of the collective is."""
+    own = [(group.calls[stop.sequence][rank], rank) for rank in stop.waiting]
+    longest, rank = max(own, key=lambda pair: pair[0].longest_ns)
+    if longest.longest_peer is None or not longest.longest_ns:
+        return ""
+    resent = f", and sent {longest.resent} frames again" if longest.resent else ""
+    return (
+        f"; {group.say([rank])} waited longest: {show_seconds(longest.longest_ns / 1e9)} for "
+        f"{group.say([longest.longest_peer])}{resent}"
+    )

@@ -1,0 +1,74 @@
+"""Sizes, ranks and times: as arguments of commands, and as people read them."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Callable
+from typing import Any
+
+UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+
+
+def size(text: str) -> int:
+    """Return the bytes of "8", "1K", "4M" or "1G"."""
+    found = re.fullmatch(r"([1-9][0-9]*)([KMG]?)", text.upper(), re.ASCII)
+    if not found:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size: write 8, 1K, 4M or 1G")
+    return int(found[1]) * UNITS[found[2]]
+
+
+def sizes(text: str) -> list[int]:
+    return [size(word) for word in text.split(",")]
+
+
+def ranks(text: str) -> list[int]:
+    """Parse "2..4096", the powers of two from 2 to 4096, or "3,5,8"."""
+    found = re.fullmatch(r"([1-9][0-9]*)\.\.([1-9][0-9]*)", text, re.ASCII)
+    if found:
+        low, high = int(found[1]), int(found[2])
+        return [2**power for power in range(high.bit_length()) if low <= 2**power <= high]
+    if not re.fullmatch(r"[1-9][0-9]*(,[1-9][0-9]*)*", text, re.ASCII):
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of ranks: write 2..4096, or 3,5,8")
+    return [int(word) for word in text.split(",")]
+
+
+def list_of(item: Callable[[str], Any]) -> Callable[[str], list[Any]]:
+    """Return an argparse type for values separated by commas; what is there twice counts once."""
+
+    def parse(text: str) -> list[Any]:
+        return list(dict.fromkeys(item(part.strip()) for part in text.split(",") if part.strip()))
+
+    parse.__name__ = "list"
+    return parse
+
+
+def positive(text: str) -> int:
+    """Parse an integer above 0, for argparse."""
+    if not text.isascii() or not text.isdigit() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
+    return int(text)
+
+
+def show_size(size: int) -> str:
+    """Return "1K" for 1024: a whole number of the largest unit that divides it."""
+    for name, unit in reversed(UNITS.items()):
+        if size >= unit and size % unit == 0:
+            return f"{size // unit}{name}"
+    return str(size)
+
+
+def show_seconds(value: float) -> str:
+    """Return "12.3 µs" for 0.0000123."""
+    for unit, name in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
+        if value >= unit * 0.9995:
+            return f"{value / unit:.3g} {name}" if value < 999.5 * unit else f"{value:.0f} s"
+    return f"{value * 1e9:.3g} ns"
+
+
+def show_rate(rate: float) -> str:
+    """Return "2.5 GB/s" for 2.5e9 bytes a second."""
+    for unit, name in ((1e9, "GB/s"), (1e6, "MB/s"), (1e3, "kB/s")):
+        if rate >= unit * 0.9995:
+            return f"{rate / unit:.3g} {name}"
+    return f"{rate:.3g} B/s"

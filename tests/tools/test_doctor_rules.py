@@ -1,0 +1,275 @@
+"""Rules of the doctor by a table: what was found, made up, and the one sentence that it causes."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import doctor_cases
+import pytest
+
+from lab import browser
+from ringcomm.tools.doctor import addresses, facts, measure, meeting, report
+from ringcomm.tools.doctor.addresses import Interface
+from ringcomm.tools.doctor.findings import judge
+from ringcomm.tools.doctor.stages import Findings
+from ringcomm.tools.doctor.words import spans, status_of
+
+Change = Callable[[Findings], object]
+
+
+def each(name: str, value: object, *ranks: int) -> Change:
+    """Give these ranks another fact."""
+
+    def change(found: Findings) -> None:
+        for rank in ranks:
+            setattr(found.ranks[rank], name, value)
+
+    return change
+
+
+def fail(answer: str, *sources: int, closed: str = "timed out") -> Change:
+    """Let all addresses of other hosts answer these ranks so."""
+
+    def change(found: Findings) -> None:
+        for (one, _), link in found.links.items():
+            if one in sources and link.answers:
+                link.answers, link.chosen = dict.fromkeys(link.answers, answer), -1
+                for address in link.answers:
+                    found.closed[one, address.partition(":")[0]] = closed
+
+    return change
+
+
+def both(*changes: Change) -> Change:
+    return lambda found: [change(found) for change in changes]
+
+
+def pair(name: str, value: object) -> Change:
+    """Change what was measured between ranks 0 and 2, of two hosts."""
+    return lambda found: setattr(found.pairs[0, 2], name, value)
+
+
+def remove(*ranks: int) -> Change:
+    def change(found: Findings) -> None:
+        found.pairs = {}
+        for rank in ranks:
+            del found.ranks[rank]
+
+    return change
+
+
+def refused_store(found: Findings) -> None:
+    found.met = False
+    found.ranks = {1: found.ranks[1]}
+    found.links, found.pairs = {}, {}
+    found.reached.answers = {doctor_cases.STORE: "refused"}
+
+
+def other_mtu(found: Findings) -> None:
+    for rank in (2, 3):
+        found.ranks[rank].interfaces[0]["mtu"] = 9000
+
+
+# What is changed in four healthy ranks on two hosts, the exit status, and words of the sentence.
+CASES: list[tuple[Change, int, str]] = [
+    (refused_store, 2, "The store at 10.0.0.1:29500 does not answer: 10.0.0.1:29500: refused."),
+    (remove(2, 3), 2, "Ranks 2-3 never came."),
+    (lambda found: found.lost.update({3: "measuring"}), 2, "Rank 3 fell silent while measuring."),
+    (each("library_error", "ImportError: x", 1), 2, "The library does not load on rank 1"),
+    (each("build", "other", 3), 2, "Ranks have different builds of ringcomm: fc2a07301553 on ra"),
+    (each("torch", "2.12.0", 3), 1, "Ranks have different versions of torch: 2.13.0 on ranks 0-2"),
+    (each("settings", {"RINGCOMM_FLOWS": "2"}, 3), 2, "RINGCOMM_FLOWS differs: (not set) on ranks"),
+    (each("settings", {"RINGCOMM_PORT": "1"}, 3), 1, "RINGCOMM_PORT is set on rank 3, and no such"),
+    (each("descriptors_limit", 20, 1), 2, "Rank 1 on host0 may open 20 descriptors, of which 10"),
+    (each("descriptors_limit", 64, 1), 1, "Rank 1 on host0 may open 64 descriptors"),
+    (each("memfd_error", "memfd_create: x", 0), 2, "host0 reserves no shared memory: memfd_cre"),
+    (
+        each("memory_available", 100 << 20, 2, 3),
+        1,
+        "host1 has 100 MiB of memory left for ranks 2-3",
+    ),
+    (
+        both(each("memory_limit", 1 << 30, 2), each("memory_used", 1000 << 20, 2)),
+        1,
+        "24 MiB of mem",
+    ),
+    (each("oom_kills", 2, 2), 0, "The OOM killer has ended 2 processes"),
+    (each("host", "node", 0, 1, 2, 3), 1, "2 hosts have one name, node: those of ranks 0-1 and"),
+    (each("cores", 1, 0, 1), 0, "host0 has 1 cores for ranks 0-1."),
+    (each("cuda", {"error": "x"}, 0), 1, "host0: CUDA does not start: x."),
+    (each("cuda", {"driver": True}, 0), 0, "host0 has an NVIDIA driver, and a torch without CUDA."),
+    (each("user", 1000, 1), 1, "Ranks 0-1 are on one host and use TCP: users 0 and 1000."),
+    (both(each("addresses", [], 2), each("listen_error", "ports", 2)), 2, "listens nowhere: ports"),
+    (each("addresses", ["127.0.0.1:4"], 2), 2, "Rank 2 on host1 listens at 127.0.0.1:4, where no"),
+    (fail("timed out", 0, closed="refused"), 1, "A firewall drops packets of rank 0 on host0 to"),
+    (fail("timed out", 0), 1, "Connections of rank 0 on host0 to host1 at 10.0.0.2, ports 40002-4"),
+    (fail("timed out", 0, 1, 2, 3), 2, "Ranks 0-1 on host0 and ranks 2-3 on host1 cannot reach"),
+    (fail("refused", 0), 1, "ports 40002-40003, are refused."),
+    (fail("unreachable: No route to host", 0), 1, "fail: No route to host."),
+    (fail("another process", 0), 1, "are answered by another process, or by none."),
+    (fail("another secret", 0, 1, 2, 3), 2, "Ranks 0-1 on host0 and host1 at 10.0.0.2 have diff"),
+    (fail("no descriptor", 0), 1, "no descriptor is left."),
+    (pair("trouble", "stalled forth"), 1, "The connections between ranks 0, 2 broke: stalled"),
+    (
+        both(pair("trouble", "stalled forth"), pair("retransmits", 3)),
+        2,
+        "From host0 to host1 small messages pass and large ones",
+    ),
+    (pair("trouble", "stalled back"), 2, "From host1 to host0 small messages pass and large ones"),
+    (pair("trouble", "Connection reset by peer"), 1, "The connections between ranks 0, 2 broke"),
+    (pair("offset", -3.5), 1, "The clock of host1 is 3.5 s behind that of host0."),
+    (other_mtu, 1, "Eth0 of host0 has an MTU of 1500 bytes, and eth0 of host1 has an MTU of 9000"),
+]
+
+
+@pytest.mark.parametrize(("change", "status", "words"), CASES, ids=[case[2] for case in CASES])
+def test_a_rule(change: Change, status: int, words: str) -> None:
+    found = doctor_cases.healthy()
+    assert judge(found) == []
+    change(found)
+    findings = judge(found)
+    assert [one.sentence for one in findings if words in one.sentence], findings
+    assert status_of(findings) == status
+    assert words in " ".join(report.text(found, findings).split())
+
+
+def test_a_slow_link() -> None:
+    found = doctor_cases.healthy(8, 2)
+    assert judge(found) == []
+    for (one, other), measured in found.pairs.items():
+        if one // 2 == 0 and other // 2 == 3:
+            measured.forth, measured.latency = 1e7, 1e-2
+    told = [one.sentence for one in judge(found)]
+    assert told[0].startswith("Between host0 and host3 pass 10 MB/s; the median is ")
+    assert told[1].startswith("Between host0 and host3 a message takes 10 ms; the median is ")
+
+
+def test_a_tournament_has_every_pair_once() -> None:
+    for count in (1, 2, 5, 8):
+        table = measure.rounds(list(range(count)))
+        met = sorted(tuple(sorted(one)) for each in table for one in each)
+        assert met == [(a, b) for a in range(count) for b in range(a + 1, count)]
+        assert all(len({rank for one in each for rank in one}) == 2 * len(each) for each in table)
+
+
+def test_spans() -> None:
+    assert spans([7, 0, 1, 2, 3, 9]) == "0-3, 7, 9"
+
+
+# ---- the rules of csrc/net/address.h
+
+HERE = [
+    Interface("lo", "127.0.0.1", loopback=True),
+    Interface("docker0", "172.17.0.1"),
+    Interface("eth0", "10.0.0.1"),
+    Interface("eth0", "fd00::1"),
+    Interface("eth0", "fe80::1"),
+    Interface("eth1", "10.1.0.1"),
+    Interface("eth2", "10.2.0.1", up=False),
+]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "routed", "chosen"),
+    [
+        ("", None, ["10.0.0.1", "fd00::1", "10.1.0.1", "172.17.0.1"]),
+        ("", "10.1.0.1", ["10.1.0.1", "10.0.0.1", "fd00::1", "172.17.0.1"]),
+        ("^docker", None, ["10.0.0.1", "fd00::1", "10.1.0.1"]),
+        ("eth,^eth0", None, ["10.1.0.1"]),
+        ("=eth1,eth0", None, ["10.1.0.1", "10.0.0.1", "fd00::1"]),
+        ("10.1.0.0/16,fd00::/16", None, ["10.1.0.1", "fd00::1"]),
+        ("lo", None, ["127.0.0.1"]),
+    ],
+)
+def test_addresses(wanted: str, routed: str | None, chosen: list[str]) -> None:
+    assert addresses.choose(HERE, wanted, routed) == chosen
+
+
+def test_addresses_that_are_not_there() -> None:
+    with pytest.raises(ValueError, match="RINGCOMM_IFNAME=eth2 leaves no address"):
+        addresses.choose(HERE, "eth2", None)
+    with pytest.raises(ValueError, match="is none of eth"):
+        addresses.choose(HERE, "eth0/8", None)
+    with pytest.raises(ValueError, match="neither a port nor a range"):
+        addresses.parse_ports("40001-40000")
+
+
+# ---- what is told through the store
+
+
+class SmallStore:
+    """A store that takes small messages only."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, str] = {}
+
+    def compare_set(self, key: str, expected: str, desired: str) -> bytes:
+        assert len(key) + len(desired) < 1000
+        return self.values.setdefault(key, desired).encode()
+
+    def get(self, key: str) -> bytes:
+        return self.values[key].encode()
+
+    def check(self, keys: list[str]) -> bool:
+        assert sum(map(len, keys)) < 500
+        return all(key in self.values for key in keys)
+
+
+def test_messages_are_small_and_those_that_are_missing_are_left_out() -> None:
+    store, clock = SmallStore(), meeting.Clock()
+    long = [str(random.random()) for _ in range(1000)]
+    for rank in (0, 2, 64):
+        place = meeting.Place(rank, 200, "10.0.0.1", 1, False, "")
+        meeting.Table(store, place, clock).put("facts", long)
+    table = meeting.Table(store, meeting.Place(1, 200, "10.0.0.1", 1, False, ""), clock)
+    told = table.gather("facts", range(200), clock.now() + 0.1)
+    assert told == {0: long, 2: long, 64: long}
+    assert [table.agree("roll", [each]) for each in (1, 2)] == [[1], [1]]
+
+
+# ---- facts, from files
+
+
+def test_memory_and_cores_of_a_cgroup(tmp_path: Path) -> None:
+    proc, group = tmp_path / "proc", tmp_path / "sys" / "fs" / "cgroup" / "job"
+    (proc / "self").mkdir(parents=True)
+    group.mkdir(parents=True)
+    (proc / "self" / "cgroup").write_text("0::/job\n")
+    (proc / "meminfo").write_text("MemAvailable:  1024 kB\nHugePages_Total:  7\n")
+    (group / "memory.max").write_text("4096\n")
+    (group / "memory.current").write_text("1024\n")
+    (group / "memory.events").write_text("oom 3\noom_kill 2\n")
+    (group / "cpu.max").write_text("50000 100000\n")
+    told = facts.memory(proc, tmp_path / "sys")
+    assert told == {
+        "memory_available": 1 << 20,
+        "memory_limit": 4096,
+        "memory_used": 1024,
+        "oom_kills": 2,
+    }
+    assert facts.cores(proc, tmp_path / "sys") == 0.5
+    assert facts.huge_pages(proc, tmp_path / "sys")["huge_reserved"] == 7
+
+
+def test_facts_of_another_version() -> None:
+    told = {**facts.Facts(rank=3).as_dict(), "of_later": 1}
+    del told["cores"]
+    assert facts.Facts.of(told) == facts.Facts(rank=3)
+
+
+# ---- the page
+
+
+@pytest.mark.skipif(browser.CHROMIUM is None, reason=browser.REASON)
+@pytest.mark.parametrize("ranks", [2, 64])
+def test_the_page_has_every_rank(ranks: int, tmp_path: Path) -> None:
+    pytest.importorskip("plotly")
+    found = doctor_cases.healthy(ranks, ranks // 2)
+    found.ranks[0].memfd_error = "memfd_create: <refused>"
+    report.page(found, judge(found), tmp_path / "page.html")
+    shown = browser.document(tmp_path / "page.html")
+    for words in ("memfd_create: &lt;refused&gt;", "MB/s", "µs", "from rank", "shared memory"):
+        assert words in shown
+    assert shown.count("main-svg") >= 3

@@ -1,0 +1,130 @@
+"""`ringcomm top` shows where each rank is, and who waits for whom, from the files alone."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from lab.limits import limit
+from ringcomm.__main__ import main
+from ringcomm.tools import top
+from ringcomm.tools.records import GroupRecord, Operation
+
+PROGRAM = """
+import time
+import torch
+import torch.distributed as dist
+dist.init_process_group("ringcomm")
+dist.all_reduce(torch.ones(1000))
+if dist.get_rank() == 1:
+    input()
+dist.all_gather_single(torch.ones(8), torch.ones(4)) if hasattr(dist, "all_gather_single") else \\
+    dist.all_gather_into_tensor(torch.ones(8), torch.ones(4))
+"""
+
+
+def test_a_running_job(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Rank 1 has not called what rank 0 waits in; both live."""
+    environment = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "WORLD_SIZE": "2"}
+    environment |= {"RINGCOMM_TRACE": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    start = f"import os; os.environ['RANK'] = '%d'\n{PROGRAM}".replace(
+        'init_process_group("ringcomm")',
+        f'init_process_group("ringcomm", init_method="file://{tmp_path}/store", '
+        "rank=int(os.environ['RANK']), world_size=2)",
+    )
+    jobs = [
+        subprocess.Popen(
+            [sys.executable, "-c", start % rank],
+            env={**os.environ, **environment},
+            stdin=subprocess.PIPE,
+            text=True,
+        )
+        for rank in (0, 1)
+    ]
+    try:
+        text, end = "", time.monotonic() + limit(60)
+        while "all_gather #2" not in text and time.monotonic() < end:
+            if len(list(tmp_path.glob("*.ring"))) == 2:
+                assert main(["top", str(tmp_path), "--every", "0.1"]) == 0
+                text = capsys.readouterr().out
+        rows = text.splitlines()[2:]
+        assert re.match(
+            r"0 .*all_gather #2 float32\[8\] +running .* 1 +\S+ +\S+ .?B/s +\d+%", rows[0]
+        )
+        assert re.match(r"1 .*all_reduce #1 float32\[1000\] SUM +done ", rows[1])
+        assert "\x1b" not in text
+        jobs[1].communicate("\n", timeout=limit(60))
+        assert jobs[0].wait(limit(60)) == 0
+    finally:
+        for job in jobs:
+            job.send_signal(signal.SIGKILL)
+            job.wait()
+
+
+def numbers(operations: int, size: int, waited: float) -> dict[str, object]:
+    done = {"all_reduce": {"operations": operations, "bytes": size, "seconds": 1.0}}
+    return {"operations": done, "all_waits": [0.0, waited]}
+
+
+def test_rates_are_of_the_last_look() -> None:
+    operation = Operation(*(1, 1, "all_reduce", "float32", "SUM", None, 10, 0, 0, "ring", 5, 6, 7))
+    record = GroupRecord("run/0", 1, "a", 0, (0, 1), "0", 0, 0, operations=[operation])
+    before = top.Look(10.0, {"x": record}, {"x": numbers(100, 1000, 1.0)})
+    now = top.Look(12.0, {"x": record}, {"x": numbers(300, 5_001_000, 1.5)})
+    (row,) = top.rows(before, now)
+    assert dict(zip(top.COLUMNS, row, strict=True)) == {
+        "rank": "0",
+        "host": "a",
+        "group": "0",
+        "operation": "all_reduce #1 float32[10] SUM",
+        "state": "done",
+        "since": "12 s",
+        "waits for": "",
+        "ops/s": "100",
+        "rate": "2.5 MB/s",
+        "waits": "25%",
+    }
+
+
+def test_a_folder_without_records(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "half.ring").write_bytes(b"RINGREC1")
+    assert main(["top", str(tmp_path)]) == 1
+    assert f"start the job with RINGCOMM_TRACE={tmp_path}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("size", [2, 8, 64])
+def test_the_screen(size: int) -> None:
+    """All ranks have a row that fits into 120 columns, and a rank that waits stands out."""
+    console = pytest.importorskip("rich.console")
+    operation = Operation(
+        *(412, 412, "all_reduce", "bfloat16", "SUM", None, 500_000_000, 0, 0, "ring", 5, 6)
+    )
+    operation.state = "running"
+    records, figures = {}, {}
+    for rank in range(size):
+        mine = [] if rank == 1 else [operation]
+        earlier = Operation(*(411, 411, "barrier", "uint8", None, None, 0, 0, 0, "ring", 1, 2, 3))
+        records[str(rank)] = GroupRecord(
+            *("run/0", 1, f"node{rank}", rank, tuple(range(size)), "0", 0, 0),
+            operations=[earlier, *mine],
+        )
+        figures[str(rank)] = numbers(100, 1000, 1.0)
+    look = top.Look(10.0, records, figures)
+    screen = console.Console(width=120, height=size + 6, record=True, file=io.StringIO())
+    screen.print(top.table(look, look, "job"))
+    text = screen.export_text()
+    lines = [line for line in text.splitlines() if "node" in line]
+    assert len(lines) == size
+    assert "…" not in text
+    assert all("bfloat16[500000000] SUM" in line for line in lines if "#412" in line)
+    waiting = [line for line in lines if "running" in line]
+    assert len(waiting) == size - 1
+    assert all(re.search(r" s │ 1 +│", line) for line in waiting)

@@ -1,0 +1,270 @@
+"""`ringcomm trace` says what went wrong, of jobs in which just that went wrong."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lab.flights import MS, Clock, Flight, together, training, write
+from ringcomm.__main__ import main
+from ringcomm.tools.records import read_folder
+from ringcomm.tools.trace import job_of
+from ringcomm.tools.trace.analysis import analyse
+from ringcomm.tools.trace.findings import Finding, Kind
+from ringcomm.tools.trace.job import ranks_text
+
+DIED = "all_reduce #21: Connection closed by rank 3: its process died (had begun #20); look at it"
+
+
+@pytest.fixture(autouse=True)
+def _utc() -> Iterator[None]:
+    before = os.environ.get("TZ")
+    os.environ["TZ"] = "UTC"
+    time.tzset()
+    yield
+    del os.environ["TZ"]
+    if before is not None:
+        os.environ["TZ"] = before
+    time.tzset()
+
+
+def findings(folder: Path, flights: list[Flight]) -> list[Finding]:
+    return analyse(job_of(read_folder(write(folder, flights))))
+
+
+@pytest.mark.parametrize(("size", "hosts"), [(2, 1), (8, 2), (64, 8)])
+def test_nothing_is_wrong(tmp_path: Path, size: int, hosts: int) -> None:
+    assert findings(tmp_path, training(size, hosts=hosts)[0]) == []
+
+
+@pytest.mark.parametrize(("size", "hosts"), [(4, 1), (8, 2), (64, 8)])
+def test_a_missing_rank(tmp_path: Path, size: int, hosts: int) -> None:
+    flights, now = training(size, hosts=hosts)
+    for flight in flights:
+        if flight.rank != 3:
+            flight.call("all_reduce", now + 7000 * MS, elements=500_000)
+    (found,) = findings(tmp_path, flights)
+    assert found.kind == Kind.MISSING
+    assert found.sentence == (
+        "rank 3 never called all_reduce #21; the others wait there since 22:13:27; it was last in "
+        "all_reduce #20, which ended there at 22:13:20"
+    )
+    (row,) = [row for row in found.rows if "never called" in row]
+    assert row[0] == "3"
+    assert len(found.rows) == (size if size <= 16 else 2)
+
+
+def test_several_missing_ranks(tmp_path: Path) -> None:
+    flights, now = training(8)
+    for flight in flights[:4]:
+        flight.call("barrier", now)
+    (found,) = findings(tmp_path, flights)
+    assert found.sentence.startswith("ranks 4-7 never called barrier #21; the others wait there")
+
+
+def test_a_mismatch(tmp_path: Path) -> None:
+    flights, now = training(4)
+    for flight in flights:
+        name = "all_gather" if flight.rank == 2 else "all_reduce"
+        flight.call(name, now, elements=8)
+        flight.call("barrier", now + MS)
+    (found,) = findings(tmp_path, flights)
+    assert found.kind == Kind.MISMATCH
+    assert found.sentence == (
+        "the ranks differ in collective #21: rank 2 called all_gather float32[8], ranks 0, 1 and 3 "
+        "called all_reduce float32[8] SUM; the last that they agreed on is all_reduce #20"
+    )
+
+
+def test_a_dead_rank(tmp_path: Path) -> None:
+    flights, now = training(4)
+    for flight in flights:
+        if flight.rank != 3:
+            flight.call("all_reduce", now, now + MS, state="failed")
+            flight.failure = DIED
+    found = findings(tmp_path, flights)
+    assert [one.kind for one in found] == [Kind.DEAD, Kind.FAILED]
+    assert found[0].sentence.startswith("rank 3 died before all_reduce #21; the others wait there")
+    assert found[0].sentence.endswith(f"rank 0 says: {DIED}")
+
+
+def test_a_rank_that_died_in_a_collective(tmp_path: Path) -> None:
+    flights, now = training(4)
+    for flight in flights:
+        state = "running" if flight.rank == 3 else "failed"
+        flight.call("all_reduce", now, state=state)
+        flight.failure = "" if flight.rank == 3 else "all_reduce #21: Timed out"
+    found = findings(tmp_path, flights)
+    assert found[0].kind == Kind.DEAD
+    assert "the record of rank 3 ends in all_reduce #21 with no word of a failure" in (
+        found[0].sentence
+    )
+
+
+def test_a_rank_without_record(tmp_path: Path) -> None:
+    flights, now = training(4)
+    for flight in flights:
+        flight.call("all_reduce", now)
+    (found,) = findings(tmp_path, flights[:3])
+    assert found.kind == Kind.DEAD
+    assert found.sentence.startswith("rank 3 left no record, and the others wait in all_reduce #21")
+
+
+def test_a_deadlock_of_two_groups(tmp_path: Path) -> None:
+    one = [Flight(rank, [0, 1], group="1") for rank in range(2)]
+    two = [Flight(rank, [0, 1], group="2") for rank in range(2)]
+    together(one, "all_reduce", [0, 0])
+    one[0].call("all_reduce", 5 * MS)
+    two[1].call("broadcast", 5 * MS, root=0)
+    (found,) = findings(tmp_path, one + two)
+    assert found.kind == Kind.DEADLOCK
+    assert found.sentence == (
+        "ranks 0 and 1 wait for each other in different groups: rank 0 in all_reduce #2 of group "
+        "1, rank 1 in broadcast #1 of group 2; every rank must use its groups in the same order"
+    )
+
+
+def test_the_cause_comes_before_what_follows(tmp_path: Path) -> None:
+    """Rank 1 keeps rank 0 waiting, for it waits for rank 2 itself."""
+    one = [Flight(rank, [0, 1], group="1") for rank in range(2)]
+    two = [Flight(rank, [1, 2], group="2") for rank in range(2)]
+    one[0].call("all_reduce", 5 * MS)
+    two[0].call("barrier", 4 * MS)
+    first, second = findings(tmp_path, one + two)
+    assert first.sentence.startswith("rank 2 never called barrier #1 of group 2; rank 1 waits")
+    assert second.sentence.endswith("it is in barrier #1 of group 2")
+    assert second.follows
+
+
+def test_a_straggler(tmp_path: Path) -> None:
+    (found,) = findings(tmp_path, training(8, steps=40, slow=5)[0])
+    assert found.kind == Kind.STRAGGLER
+    assert "rank 5 is a straggler: it was the last to call 40 of 40" in found.sentence
+    assert found.rows[0][:3] == ("5", "node0", "40 of 40")
+
+
+def test_a_straggler_is_found_across_clocks(tmp_path: Path) -> None:
+    (found,) = findings(tmp_path, training(16, steps=40, hosts=4, slow=9)[0])
+    assert "rank 9 is a straggler" in found.sentence
+
+
+def test_a_network_that_stood_still(tmp_path: Path) -> None:
+    flights, now = training(4, hosts=2)
+    for flight in flights:
+        stalled: dict[str, Any] = {
+            "waited": 3000 * MS,
+            "longest": 2900 * MS,
+            "peer": 3,
+            "resent": 12,
+        }
+        facts = stalled if flight.rank == 1 else {}
+        flight.call("all_reduce", now, now + 3010 * MS, elements=500_000, **facts)
+    (found,) = findings(tmp_path, flights)
+    assert found.kind == Kind.NETWORK
+    assert found.sentence == (
+        "the network between node0 and node1 stood still: rank 1 waited 2.9 s for rank 3 in "
+        "all_reduce #21, though all ranks had called it; 12 frames were sent again"
+    )
+
+
+def test_all_ranks_stand_in_a_collective(tmp_path: Path) -> None:
+    flights, now = training(4)
+    for flight in flights:
+        flight.call("all_reduce", now, elements=500_000, waited=9 * MS, peer=(flight.rank + 1) % 4)
+    (found,) = findings(tmp_path, flights)
+    assert found.kind == Kind.STILL
+    assert found.sentence.startswith("all ranks are in all_reduce #21, which the last rank called")
+    assert found.sentence.endswith("; rank 0 waited longest: 9 ms for rank 1")
+
+
+def test_a_message_without_partner(tmp_path: Path) -> None:
+    flights = [Flight(rank, [0, 1]) for rank in range(2)]
+    for tag in (1, 1, 2):
+        flights[0].call("send", MS, 2 * MS, root=1, tag=tag)
+    flights[1].call("recv", MS, 2 * MS, root=0, tag=1)
+    flights[1].call("recv", 3 * MS, root=0, tag=1)  # has its partner
+    flights[1].call("recv", 4 * MS, root=0, tag=7)
+    flights[0].call("send", 4 * MS, root=1, tag=8)
+    (found,) = findings(tmp_path, flights)
+    assert found.kind == Kind.MESSAGE
+    assert [row[3] for row in found.rows] == ["8", "7"]
+    assert found.sentence == (
+        "rank 0 waits in its send with tag 8 to rank 1 since 22:13:20, and rank 1 never called "
+        "recv for it (rank 1 waits in a recv with tag 7 instead); 1 other messages wait so too"
+    )
+
+
+def test_a_failure_is_quoted(tmp_path: Path) -> None:
+    flights, _ = training(2)
+    flights[1].failure = "the disk is full"
+    (found,) = findings(tmp_path, flights)
+    assert found.sentence == "group 0 failed on rank 1: the disk is full"
+
+
+# ---- the command
+
+
+def test_the_exit_status(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flights, now = training(2)
+    assert main(["trace", str(write(tmp_path / "well", flights))]) == 0
+    assert capsys.readouterr().out.startswith("nothing is wrong: every operation")
+    flights[0].call("barrier", now)
+    assert main(["trace", str(write(tmp_path / "hang", flights))]) == 1
+    out = capsys.readouterr().out.splitlines()
+    assert out[0].startswith("rank 1 never called barrier #21")
+    assert out[1].split()[:4] == ["rank", "host", "call", "state"]
+    (tmp_path / "empty").mkdir()
+    assert main(["trace", str(tmp_path / "empty")]) == 2
+    assert "there is no flight record that can be read" in capsys.readouterr().err
+    assert main(["trace", str(tmp_path / "nowhere")]) == 2
+    assert "is no folder" in capsys.readouterr().err
+
+
+def test_another_job_is_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    old, now = training(2)
+    old[0].call("barrier", now)
+    new, _ = training(2)
+    for flight in new:
+        flight.job, flight.made, flight.pid = "train/1", 10**12, 5000 + flight.rank
+    write(tmp_path, old + new)
+    assert main(["trace", str(tmp_path)]) == 0
+    told = capsys.readouterr().out
+    assert "note: 2 records are of other jobs and left out: --job takes train/0" in told
+    assert main(["trace", str(tmp_path), "--job", "train/0"]) == 1
+    assert main(["trace", str(tmp_path), "--job", "none"]) == 2
+
+
+def test_what_is_odd_is_told(tmp_path: Path) -> None:
+    flights, _ = training(3)
+    flights[0].header = {"ringcomm": "0.2.0"}
+    later = Flight(1, [0, 1], Clock("node0", error=40_000 * MS), group="7", made=100 * MS)
+    job = job_of(read_folder(write(tmp_path, [*flights[:2], later])))
+    assert "the ranks have different versions of ringcomm: 0.2.0 on rank 0, 0.1.0 on rank 1" in (
+        job.remarks
+    )
+    assert "rank 2 left no record in this folder" in job.remarks
+    assert any("the wall clock of node0 jumped by" in remark for remark in job.remarks)
+
+
+def test_a_name_of_a_group_that_is_used_again(tmp_path: Path) -> None:
+    """The second group of that name begins at #1 again: this is no mismatch with the first."""
+    first = [Flight(rank, [0, 1]) for rank in range(2)]
+    second = [Flight(rank, [0, 1], made=500 * MS) for rank in range(2)]
+    together(first, "all_reduce", [0, 0])
+    together(second, "barrier", [600 * MS, 600 * MS])
+    job = job_of(read_folder(write(tmp_path, first + second)))
+    assert [group.name for group in job.groups] == ["0", "0 (2)"]
+    assert analyse(job) == []
+
+
+@pytest.mark.parametrize(
+    ("ranks", "text"),
+    [([3], "rank 3"), ([0, 1], "ranks 0 and 1"), ([5, 0, 1, 2], "ranks 0-2 and 5")],
+)
+def test_ranks_are_put_together(ranks: list[int], text: str) -> None:
+    assert ranks_text(ranks) == text
