@@ -57,7 +57,7 @@ arm64:
 	@$(user) scripts/cpp.sh arm64 all
 
 bench: build
-	@$(dev) python benchmarks/collectives.py $(ARGS)
+	@$(dev) python -m ringcomm bench $(ARGS)
 
 clean:
 	rm -rf build dist *.egg-info ringcomm/_build_info.py ringcomm/_C.*.so

@@ -30,7 +30,7 @@ from gpu.archive import Archive
 from gpu.running import Outcome
 from gpu.stages import RANKS, ROOT, STAGES, Settings, Stage
 
-from lab import report
+from lab import machine, words
 
 SIMULATED = ROOT / "build" / "tests" / "libringcomm_sim.so"
 LAST_SECONDS = 8.0  # of --minutes, to end a stage and to write the archive
@@ -41,10 +41,10 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     kinds = ", ".join(dict.fromkeys(stage.kind for stage in STAGES))
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     add = parser.add_argument
-    names = report.list_of(str)
+    names = words.list_of(str)
     add("--only", type=names, default=[], metavar="NAMES", help=f"{kinds}; or as plans-4")
     add("--without", type=names, default=[], metavar="NAMES", help="leave these out")
-    add("--ranks", type=report.list_of(report.positive), help="2,4,8,16, or some of them")
+    add("--ranks", type=words.list_of(words.positive), help="2,4,8,16, or some of them")
     add("--minutes", type=float, metavar="N", help="run what fits, and end in time")
     add("--list", action="store_true", help="show the stages that would run, in their order")
     add("--out", type=Path, default=ROOT / "build" / "gpu_check", metavar="DIR", help="archive")
@@ -132,7 +132,7 @@ def run(options: argparse.Namespace, folder: Path) -> int:
     os.environ["PYTHONPATH"] = os.pathsep.join(str(Path(path).resolve()) for path in known)
     end = running_since() + 60 * options.minutes - LAST_SECONDS if options.minutes else None
     at_once = AT_ONCE if settings.simulated and settings.short else 1
-    facts = report.machine() | gpu.build.gpu_facts(settings.simulated)
+    facts = machine.machine() | gpu.build.gpu_facts(settings.simulated)
     archive, outcomes = Archive(options.out, folder), list[Outcome]()
     if settings.build:
         use_what_was_built()

@@ -21,9 +21,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from lab import benchmark, cases, report
+from lab import benchmark, report
 from lab.benchmark import Measured
 from lab.ranks import Rank
+from ringcomm.tools.bench import cases
 
 MIB = 1 << 20
 USED = 1 * MIB  # bytes of the all_reduce that uses a group

@@ -25,10 +25,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from lab import benchmark, cases, report
+from lab import benchmark, report
 from lab.benchmark import Measured
 from lab.programs import Program
 from lab.ranks import Rank
+from ringcomm.tools.bench import cases
 
 RUNGS = ["handwritten", "plan", "engine", "torch"]
 FLOOR = "torch_fake"  # keys of the JSON, and heads of the table
@@ -190,7 +191,7 @@ def rung(text: str) -> str:
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
-    parser, sizes = report.parser(__doc__), report.list_of(report.parse_size)
+    parser, sizes = report.parser(__doc__), report.list_of(report.size)
     add = parser.add_argument
     add("--ranks", type=report.positive, default=2)
     add("--sizes", type=sizes, help=f"default: {SIZES}; with --tcp: {TCP_SIZES}")

@@ -25,12 +25,13 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from lab import benchmark, cases, report
+from lab import benchmark, report
 from lab.benchmark import BenchmarkError, Measured
 from lab.hosts import Hosts
 from lab.namespaces import missing
 from lab.programs import Program
 from lab.ranks import Rank
+from ringcomm.tools.bench import cases
 
 RUNGS = ["blocking", "socket", "session", "checksum", "network"]
 CONNECTS = ["socket", "handshake", "network"]

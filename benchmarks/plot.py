@@ -1,6 +1,6 @@
-"""Draw what collectives.py measured: time and bus bandwidth against size.
+"""Draw what `ringcomm bench` measured: time and bus bandwidth against size.
 
-python benchmarks/plot.py FILE.json FILE.png      draws a JSON file of an earlier run again
+python benchmarks/plot.py FILE.json FILE.png      draws what `ringcomm bench --json` wrote
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from typing import Any
 
 import matplotlib as mpl
 
-from lab import report
+from ringcomm.tools.bench.cases import IN_PLACE
+from ringcomm.tools.words import show_seconds, show_size
 
 mpl.use("Agg")
 from matplotlib import pyplot as plt
@@ -37,15 +38,20 @@ Samples = list[dict[str, Any]]
 
 
 def draw(body: dict[str, Any], path: Path) -> None:
-    """Write a picture with a row a collective; `body` is what collectives.py puts into JSON."""
-    samples: Samples = [sample for sample in body["samples"] if sample["bytes"] > 0]
-    names = list(dict.fromkeys(sample["collective"] for sample in samples))
+    """Write a picture with a row a collective; `body` is what `ringcomm bench` puts into JSON."""
+    rows: dict[str, Samples] = {}
+    for sample in body["samples"]:
+        usual = sample["in_place"] == IN_PLACE[sample["collective"]][0]
+        if sample["bytes"] > 0 and usual and not sample["refused"]:
+            op = "" if sample["redop"] == "none" else f" {sample['redop']}"
+            name = f"{sample['collective']}{op}, {sample['type']}, {sample['ranks']} ranks"
+            rows.setdefault(name, Samples()).append(sample)
     with mpl.rc_context(STYLE):
         figure, axes = plt.subplots(
-            len(names), 2, figsize=(10, 0.9 + 3.1 * len(names)), squeeze=False, layout="constrained"
+            len(rows), 2, figsize=(10, 0.9 + 3.1 * len(rows)), squeeze=False, layout="constrained"
         )
-        for (left, right), name in zip(axes, names, strict=True):
-            some = [sample for sample in samples if sample["collective"] == name]
+        for (left, right), name in zip(axes, rows, strict=True):
+            some = rows[name]
             draw_times(left, some, name)
             draw_bandwidths(right, some, name)
         axes[0][0].legend(frameon=False, loc="upper left")
@@ -57,7 +63,7 @@ def draw(body: dict[str, Any], path: Path) -> None:
 def title(body: dict[str, Any]) -> str:
     machine, options = body["machine"], body["options"]
     return (
-        f"{options['ranks']} ranks on {machine['cores']} cores of {machine['cpu']}, float32, "
+        f"{machine['cores']} cores of {machine['cpu']}, tensors on {options['device']}, "
         f"torch {machine['torch']}, {machine['date'][:10]}\n"
         f"lines: median of {options['rounds']} rounds, slowest rank; bands: lowest to highest "
         f"round; n{TIMES}: Gloo's time divided by it"
@@ -125,19 +131,12 @@ def at(sample: dict[str, Any], end: str, what: str) -> float:
     return bandwidth
 
 
-def show_seconds(value: float) -> str:
-    for unit, name in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
-        if value >= unit * 0.999:
-            return f"{value / unit:g} {name}"
-    return f"{value / 1e-9:g} ns"
-
-
 def size_axis(axes: Any, samples: Samples) -> None:
     sizes = sorted({sample["bytes"] for sample in samples})
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_locator(FixedLocator(sizes[:: -(-len(sizes) // 12)]))
     axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: report.show_size(int(value))))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: show_size(int(value))))
     axes.set_xlabel("bytes")
 
 

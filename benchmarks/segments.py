@@ -13,8 +13,9 @@ import statistics
 import sys
 from typing import Any
 
-from lab import benchmark, cases, report
+from lab import benchmark, report
 from lab.programs import Program
+from ringcomm.tools.bench import cases
 
 SIZES = "256K,1M,4M,16M,64M"
 SEGMENTS = "64K,128K,256K,512K"
@@ -58,7 +59,7 @@ def run(options: argparse.Namespace) -> None:
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
-    parser, sizes = report.parser(__doc__), report.list_of(report.parse_size)
+    parser, sizes = report.parser(__doc__), report.list_of(report.size)
     add = parser.add_argument
     add("--ranks", type=report.positive, default=2)
     add("--sizes", type=sizes, default=SIZES)

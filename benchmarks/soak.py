@@ -23,9 +23,10 @@ import groups
 import torch
 import torch.distributed as dist
 
-from lab import benchmark, cases, report
+from lab import benchmark, report
 from lab.benchmark import BenchmarkError, Measured
 from lab.ranks import Rank
+from ringcomm.tools.bench import cases
 
 COLLECTIVES = [name for name in cases.FACTORS if name != "barrier"]
 LARGEST = 22  # log2 of bytes

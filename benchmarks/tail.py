@@ -15,11 +15,12 @@ import sys
 from array import array
 from typing import Any
 
-import collectives
-
-from lab import benchmark, cases, report
+from lab import benchmark, report
 from lab.benchmark import Measured
 from lab.ranks import Rank
+from ringcomm.tools.bench import cases
+from ringcomm.tools.bench.collectives import time_calls
+from ringcomm.tools.bench.sample import Job
 
 TURN = 10_000  # calls
 QUANTILES = {"median": 0.5, "p99": 0.99, "p99.9": 0.999, "p99.99": 0.9999, "slowest": 1.0}
@@ -28,7 +29,8 @@ QUANTILES = {"median": 0.5, "p99": 0.99, "p99.9": 0.999, "p99.99": 0.9999, "slow
 def time_turn(rank: Rank, size: int, calls: int) -> bytes:
     """Return the seconds of each call, as the bytes of doubles."""
     count = cases.elements("all_reduce", size, rank.size)
-    return array("d", collectives.time_calls(rank, "all_reduce", count, calls)).tobytes()
+    job = Job("all_reduce", count, rank.size, cases.Form(in_place=True))
+    return array("d", time_calls(rank, job, calls)).tobytes()
 
 
 def turn(ranks: Measured, size: int, calls: int) -> list[float]:
@@ -93,7 +95,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = report.parser(__doc__)
     add = parser.add_argument
     add("--ranks", type=report.positive, default=2)
-    add("--bytes", type=report.list_of(report.parse_size), default="8,1K")
+    add("--bytes", type=report.list_of(report.size), default="8,1K")
     add("--calls", type=report.positive, default=1_000_000, help="of ringcomm, a size")
     add("--others", type=report.positive, default=100_000, help="of each other backend")
     add("--backends", type=report.list_of(str), default="ringcomm,gloo")

@@ -30,12 +30,13 @@ from documents import (
     slugs,
     without_code,
 )
-from test_house import CSRC, literals
+from test_house import CSRC, MACROS, literals
 
 from lab import ROOT
 from lab.limits import limit
 from lab.ports import free_port
 from lab.ranks import HOST, Rank, Ranks, ranks
+from ringcomm.options import VARIABLES
 
 BLOCKS = [block for page in PAGES for block in blocks_of(page)]
 ENVIRONMENT = re.compile(r"[A-Z_]+=")
@@ -147,7 +148,7 @@ def commands(text: str) -> Iterator[list[str]]:
     for line in text.replace("\\\n", " ").splitlines():
         words = shlex.split(line, comments=True)
         ours = {word.partition("=")[0] for word in words if word.startswith("RINGCOMM_")}
-        assert ours <= VARIABLES, ours - VARIABLES
+        assert ours <= {*VARIABLES, *MACROS}, ours
         while words and ENVIRONMENT.match(words[0]):
             words.pop(0)
         if words:
@@ -160,9 +161,6 @@ SOURCES = "\n".join(
     for path in sorted((ROOT / folder).rglob("*"))
     if path.suffix in {".h", ".cc", ".py", ".sh"} and path.name != "test_docs.py"
 )
-
-
-VARIABLES = set(re.findall(r"\bRINGCOMM_\w+", SOURCES))
 
 
 def check_command(words: list[str]) -> None:
@@ -224,7 +222,7 @@ def check_python(words: list[str]) -> None:
     if first == "-m" and rest[0] == "ringcomm":
         from ringcomm.__main__ import parser
 
-        parser().parse_args(rest[1:])
+        parser(rest[1]).parse_args(rest[1:])
         return None
     if first.startswith("-") or "/" not in first:
         return None  # -c, another package's module
@@ -265,7 +263,7 @@ def test_a_command_that_does_not_exist_is_noticed() -> None:
     wrong = [
         "make demos",
         "make test ARGS='-k nothing" + "_is_named_so'",
-        "python benchmarks/collectives.py --collective all_reduce",
+        "python benchmarks/groups.py --group 3",
         "python benchmarks/collective.py",
         "python -m pytest tests/test_nothing.py",
         "torchrun --nnodes=2 examples/rings.py",

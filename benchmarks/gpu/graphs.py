@@ -19,8 +19,8 @@ from gpu.behaviour import Check, Crew, run_checks, same, total
 from gpu.ranks import DeviceRanks, Entry, meet, place_of
 from gpu.stages import Settings, last_line, parts
 from gpu.table import Row
-from lab.cases import all_gather_single, reduce_scatter_single
 from lab.ranks import Rank
+from ringcomm.tools.bench.cases import all_gather_single, reduce_scatter_single
 
 COUNT = 100_003
 SMALL = 256  # elements: 1 KiB

@@ -21,8 +21,8 @@ import gpu.table
 from gpu.ranks import DeviceRanks, Entry, place_of
 from gpu.stages import Settings, parts
 from gpu.table import Row
-from lab.cases import all_gather_single, reduce_scatter_single
 from lab.ranks import Rank
+from ringcomm.tools.bench.cases import all_gather_single, reduce_scatter_single
 
 INTEGERS = [
     torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,

@@ -21,8 +21,14 @@ from gpu.stages import Settings, last_line, of_a_rival, parts
 from gpu.table import Row
 from lab import report
 from lab.benchmark import slowest
-from lab.cases import ELEMENT, all_gather_single, bandwidths, elements, reduce_scatter_single
 from lab.ranks import Rank
+from ringcomm.tools.bench.cases import (
+    ELEMENT,
+    all_gather_single,
+    bandwidths,
+    elements,
+    reduce_scatter_single,
+)
 
 OURS = "ringcomm"
 COLLECTIVES = ["all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all"]

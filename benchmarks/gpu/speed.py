@@ -30,8 +30,8 @@ from gpu.stages import Settings, parts
 from gpu.table import Row
 from lab import report
 from lab.benchmark import slowest
-from lab.cases import all_gather_single, reduce_scatter_single
 from lab.ranks import Rank
+from ringcomm.tools.bench.cases import all_gather_single, reduce_scatter_single
 
 MIB = 1 << 20
 KERNEL_SHARE = 85.0  # percent of the ceiling, from LARGE on

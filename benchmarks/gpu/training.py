@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 import gpu.table
 from gpu.ranks import LIBRARY, DeviceRanks, Entry, meet, place_of, preload_training
 from gpu.rivals import NCCL_APART, OURS
-from gpu.stages import FOLDER, Settings, last_line, of_a_rival, parts
+from gpu.stages import Settings, last_line, of_a_rival, parts
 from gpu.table import Row
 from lab.benchmark import slowest
 from lab.ranks import Rank
@@ -198,11 +198,11 @@ def ddp(settings: Settings, size: int) -> Iterator[Row]:
 
 
 def measured(backends: str, transport: str, size: int, settings: Settings) -> dict[Any, float]:
-    """Run collectives.py; returns medians in seconds by (bytes, backend)."""
+    """Run `ringcomm bench`; returns medians in seconds by (bytes, backend)."""
     sizes = settings.pick("8,16K,1M,64M", "8,64K", "64K")
     rounds, seconds = settings.pick(("3", "0.15"), ("2", "0.005"), ("2", "0.005"))
     report = Path(settings.folder) / f"cpu_{transport}_{size}.json"
-    command = [sys.executable, str(FOLDER / "collectives.py"), "--backends", backends]
+    command = [sys.executable, "-m", "ringcomm", "bench", "--backends", backends]
     command += ["--ranks", str(size), "--collectives", "all_reduce", "--sizes", sizes]
     command += ["--rounds", rounds, "--seconds", seconds, "--deadline", "60"]
     variables = {"RINGCOMM_TRANSPORT": "tcp"} if transport == "tcp" else {}

@@ -331,20 +331,20 @@ def check_record(rank: Rank) -> None:
     backend = backend_of(group)
     assert backend.flight_record() == []
     before = time.time()
-    for i in range(300):
+    for i in range(4200):
         dist.all_reduce(torch.ones(1 + i), group=group)
     if rank.index == 0:
         dist.send(torch.ones(5), dist.get_global_rank(group, 1), group, tag=7)
     elif rank.index == 1:
         dist.recv(torch.ones(5), dist.get_global_rank(group, 0), group, tag=7)
     record = backend.flight_record()
-    assert len(record) == 256
+    assert len(record) == 4096
     assert all(entry["state"] == "done" for entry in record)
     assert all(before - 1 < entry["began"] < time.time() + 1 for entry in record)
     assert all(0 < entry["seconds"] < 10 for entry in record)
     last = record[-2] if rank.index < 2 else record[-1]
-    assert last["operation"] == "all_reduce float32[300] SUM"
-    assert last["sequence"] == 300
+    assert last["operation"] == "all_reduce float32[4200] SUM"
+    assert last["sequence"] == 4200
     if rank.index < 2:
         other = ("send", "to rank 1") if rank.index == 0 else ("recv", "from rank 0")
         assert record[-1]["operation"] == f"{other[0]} float32[5] tag 7 {other[1]}"
@@ -353,7 +353,7 @@ def check_record(rank: Rank) -> None:
         while backend.flight_record()[-3]["state"] == "queued":
             time.sleep(0.001)
         states = [(entry["sequence"], entry["state"]) for entry in backend.flight_record()[-3:]]
-        assert states == [(301, "running"), (302, "queued"), (303, "queued")]
+        assert states == [(4201, "running"), (4202, "queued"), (4203, "queued")]
         dist.send(torch.ones(1), 1)
     else:
         if rank.index == 1:

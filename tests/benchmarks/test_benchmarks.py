@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import statistics
 import subprocess
 import sys
 import time
@@ -12,10 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from lab import ROOT, cases
+from lab import ROOT
 from lab.limits import limit
 from lab.namespaces import missing
 from lab.simulated_plans import Shape, steps_of
+from ringcomm.tools.bench import cases
+from ringcomm.tools.plan_steps import Step
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -79,23 +80,16 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Run]]:
     over_tcp = tmp_path_factory.mktemp("over_tcp")
     short = ("--rounds", "2", "--deadline", f"{limit(60):.0f}")
     timed = (*short, "--seconds", "0.005")
-    picture = ("--plot", str(folder / "curves.png"), "--loaded", "--markdown")
-    three = ("--collectives", "all_reduce,all_gather,barrier", "--sizes", "8,512K")
-    model = ("--width", "32", "--layers", "2", "--batch", "4", "--steps", "2")
     groups = ("--groups", "3", "--idle", "0.2", "--init", "2", "--backends", "ringcomm")
-    endless = ("--backends", "gloo", "--deadline", "3", "--rounds", "1000000")
     started = {
-        "collectives": Run(folder, "collectives.py", *timed, *three, *picture),
         "ladder": Run(folder, "ladder.py", *timed, "--sizes", "8,64K"),
         "segments": Run(folder, "segments.py", *timed, "--sizes", "256K"),
         "ladder_tcp": Run(
             over_tcp, "ladder.py", *timed, "--tcp", "--sizes", "64K", "--stream", "8"
         ),
-        "ddp_step": Run(folder, "ddp_step.py", *short, *model),
         "groups": Run(folder, "groups.py", *short, *groups),
         "tail": Run(folder, "tail.py", "--calls", "2000", "--others", "1000", "--bytes", "8"),
         "soak": Run(folder, "soak.py", "--minutes", "0.1", "--slack", "100"),
-        "late": Run(folder, "collectives.py", *endless),
     }
     if missing() is None:
         tiny = (*short, "--local", "1", "--models", "small", "--steps", "2")
@@ -106,36 +100,6 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Run]]:
         run.process.kill()
 
 
-def test_collectives_reports_all_it_promises(runs: dict[str, Run]) -> None:
-    body = runs["collectives"].body()
-    samples = body["samples"]
-    large = 512 << 10
-    measured = [(what, size) for what in ("all_reduce", "all_gather") for size in (8, large)]
-    assert {(s["collective"], s["bytes"], s["backend"], s["loaded"]) for s in samples} == {
-        (collective, size, backend, loaded)
-        for collective, size in [*measured, ("barrier", 0)]
-        for backend in ("ringcomm", "gloo")
-        for loaded in (False, True)
-    }
-    for sample in samples:
-        assert 0 < sample["low_s"] <= sample["median_s"] <= sample["high_s"]
-        assert len(sample["rounds_s"]) == 2
-        assert sample["calls_p10_p50_p90_p99_s"] == sorted(sample["calls_p10_p50_p90_p99_s"])
-        algbw = sample["bytes"] / sample["median_s"] / 1e9
-        assert sample["algbw_gb_per_s"] == pytest.approx(algbw)
-        compared = sample["backend"] == "ringcomm" and sample["bytes"] == large
-        assert len(sample["copies_s"]) == (2 if compared and not sample["loaded"] else 0)
-        if sample["copies_s"]:
-            part = statistics.median(sample["copies_s"]) / sample["median_s"]
-            assert part > 0
-            assert sample["of_its_copies"] == pytest.approx(part)
-    picture = runs["collectives"].report.with_name("curves.png")
-    assert picture.read_bytes().startswith(b"\x89PNG")
-    assert "| bytes |" in body["printed"]
-    assert "ringcomm vs gloo" in body["printed"]
-    assert "of its copies" in body["printed"]
-
-
 @pytest.mark.parametrize("size", [2, 4])
 def test_copies_are_those_of_the_plans(size: int) -> None:
     """What the column compares with is what the rank with the most to copy copies and adds up."""
@@ -143,18 +107,17 @@ def test_copies_are_those_of_the_plans(size: int) -> None:
         algorithm = "pairwise" if collective == "all_to_all" else "direct"
         shape = Shape(collective, 1 << 22, size)
         most = max(
-            sum(moved(step, collective) for step in steps_of(shape, rank, algorithm))
-            for rank in range(size)
+            sum(moved(step, collective) for step in steps) for steps in steps_of(shape, algorithm)
         )
         assert cases.COPIES[collective](size) * shape.bytes == pytest.approx(most), collective
 
 
-def moved(step: dict[str, Any], collective: str) -> int:
+def moved(step: Step, collective: str) -> int:
     """Bytes that a step copies or adds up, in place where the benchmark's calls are."""
-    in_place = collective == "broadcast" and step["verb"] == "copy"
-    if in_place and step["src"][0]["space"] == "input" and step["dst"][0]["space"] == "output":
+    in_place = collective == "broadcast" and step.verb == "copy"
+    if in_place and step.sources[0].space == "input" and step.targets[0].space == "output":
         return 0
-    return int(step.get("bytes", 0))
+    return step.bytes
 
 
 def test_ladder_prices_every_rung(runs: dict[str, Run]) -> None:
@@ -187,18 +150,6 @@ def test_ladder_over_tcp_prices_every_rung(runs: dict[str, Run]) -> None:
         top = medians[climbed[0]] + sum(figures["price_s"].values())
         assert top == pytest.approx(medians[climbed[-1]])
     assert not measured
-
-
-def test_ddp_step_compares_exposed_communication(runs: dict[str, Run]) -> None:
-    body = runs["ddp_step"].body()
-    backends = body["backends"]
-    assert body["parameters"] == 2 * (32 * 32 + 32)
-    assert body["parameters_equal"] is True
-    for figures in backends.values():
-        assert figures["step_median_s"] > 0
-        assert len(figures["rounds_s"]) == 2
-    ratio = backends["ringcomm"]["exposed_median_s"] / backends["gloo"]["exposed_median_s"]
-    assert body["exposed_vs_gloo"]["ringcomm"] == pytest.approx(ratio)
 
 
 @pytest.mark.skipif(missing() is not None, reason=str(missing()))
@@ -259,9 +210,3 @@ def test_soak_makes_calls_and_looks(runs: dict[str, Run]) -> None:
 def test_nothing_grows_in_half_an_hour(tmp_path: Path) -> None:
     run = Run(tmp_path, "soak.py", "--minutes", "30")
     assert run.finish(seconds=2300)[0] == 0
-
-
-def test_a_deadline_ends_everything(runs: dict[str, Run]) -> None:
-    status, _, errors = runs["late"].finish()
-    assert status == 1
-    assert "(its deadline passed)" in errors

@@ -24,7 +24,8 @@ CASES = [
     (collective, algorithm)
     for collective, names in costs.ALGORITHMS.items()
     for algorithm in names
-    if algorithm in _C.algorithms(collective) and algorithm not in ("direct", "hierarchical")
+    if re.search(rf"^{collective}, .*: {algorithm}$", _C.selection_text(2), re.MULTILINE)
+    and algorithm not in ("direct", "hierarchical")
 ]
 LAN = Costs(20e-6, 1e-9, 0.05e-9)
 Limit = Callable[[Costs, int], int]
