@@ -18,12 +18,14 @@ class Config:
     cuda_mode: str
     flows: int
     ifname: str
+    metrics: str
     ports: str
     resume_seconds: int
     run: str
     secret: str
     spin_us: int | None
     trace: str
+    trace_lines: str
     transport: str
     def __init__(self) -> None: ...
     def check(self) -> None:
@@ -88,6 +90,18 @@ class Options(_Backend.Options):
     def log(self) -> str: ...
     @log.setter
     def log(self, value: str | None) -> None: ...
+    @property
+    def trace(self) -> str: ...
+    @trace.setter
+    def trace(self, value: str | None) -> None: ...
+    @property
+    def trace_lines(self) -> str: ...
+    @trace_lines.setter
+    def trace_lines(self, value: str | None) -> None: ...
+    @property
+    def metrics(self) -> str: ...
+    @metrics.setter
+    def metrics(self, value: str | None) -> None: ...
     def __init__(
         self,
         timeout: timedelta = ...,
@@ -105,6 +119,9 @@ class Options(_Backend.Options):
         costs: str | None = None,
         cuda_library: str | None = None,
         log: str | None = None,
+        trace: str | None = None,
+        trace_lines: str | None = None,
+        metrics: str | None = None,
     ) -> None: ...
     # The settings end.
 
@@ -167,6 +184,12 @@ def flight_rings() -> list[bytes]:
 def tell_failures_to(pipe: int) -> None:
     """Write a byte to that descriptor whenever a group fails."""
 
+def ask_for_records() -> None:
+    """Ask all peers, of groups that have not failed, to write their flight records."""
+
+def look_at_groups() -> int:
+    """Let groups hear of failures at peers; return how often peers have asked for records."""
+
 def create_backend(options: Any, backend_options: Options, cuda: bool = True) -> Backend:
     """Make the backend of one group from torch's _DistributedBackendOptions.
 
@@ -192,8 +215,8 @@ def plan(
 def selection_text(size: int, costs: str = "") -> str:
     """The table of a group of `size` hosts, one row a line, limits in bytes.
 
-    `costs` is "alpha 1.8e-05 beta 8.4e-09 gamma 2e-11", or a file of `ringcomm tune`; "": the
-    defaults. Raises ValueError.
+    `costs` is "alpha 1.8e-05 beta 8.4e-09 gamma 2e-11", or the text of a file of
+    `ringcomm tune`; "": the defaults. Raises ValueError.
     """
 
 # ---- for ringcomm.elastic

@@ -64,7 +64,8 @@ def create_backend(options: Any, backend_options: Any = None) -> Any:
         backend_options = library.Options()
     configure(backend_options)
     warn_of_unknown_variables()
-    _flight.watch(library)
+    ranks = options.global_ranks_in_group
+    _flight.watch(library, ranks[options.group_rank] if ranks else options.group_rank)
     return library.create_backend(options, backend_options, _groups.serve_cuda())
 
 

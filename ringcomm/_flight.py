@@ -20,13 +20,14 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ringcomm import _autoload, _stats, _stragglers
+from ringcomm import _autoload, _lines, _stats, _stragglers
+from ringcomm._options import of_process
 
 if TYPE_CHECKING:
     from ringcomm.tools.records import Operation
 
 QUIET = 0.05  # seconds: what is told within belongs together
-METRICS_EVERY = 1.0  # seconds
+LOOK_EVERY = 1.0  # seconds: at other ranks, and for metrics
 STACKS = 1 << 20  # bytes of Python's stacks at most
 FAILED = b"!"  # the library's word
 
@@ -40,7 +41,7 @@ def folder_of_job(job: str) -> Path:
 
     Raises ValueError for RINGCOMM_TRACE=off.
     """
-    named = os.environ.get("RINGCOMM_TRACE", "")
+    named = of_process("trace")
     if named == "off":
         raise ValueError("RINGCOMM_TRACE=off: name a folder for the flight records")
     if named:
@@ -66,14 +67,17 @@ def dump(folder: str | os.PathLike[str] | None = None, stacks: bytes = b"") -> P
     if not rings:
         return None
     with _lock:
-        groups = [records.read_ring(ring) for ring in rings]
+        lines = _lines.text()
+        groups = [records.read_ring(ring, lines=lines.splitlines()) for ring in rings]
         whole = max(groups, key=lambda group: group.size)
         place = Path(folder) if folder is not None else folder_of_job(whole.job)
         place.mkdir(parents=True, exist_ok=True)
         name = f"rank{whole.global_rank}-{os.getpid()}"
-        if str(place) != os.environ.get("RINGCOMM_TRACE"):  # there they are anyway
+        if str(place) != of_process("trace"):  # there they are anyway
             for number, ring in enumerate(rings):
                 write(place / f"{name}-{number}.ring", ring)
+            if lines:
+                write(place / f"{name}.lines", lines.encode())
         if stacks:
             write(place / f"{name}.stacks", stacks)
         schema = flight_recorder.to_flight_recorder(groups)
@@ -124,7 +128,7 @@ def write(path: Path, data: bytes) -> None:
 
 def dump_after(event: str, stacks: bytes = b"") -> None:
     """Dump because of an event, if there is a place for it; the program goes on in any case."""
-    if os.environ.get("RINGCOMM_TRACE") == "off":
+    if of_process("trace") == "off":
         return
     try:
         place = dump(stacks=stacks)
@@ -139,15 +143,21 @@ def dump_after(event: str, stacks: bytes = b"") -> None:
         )
 
 
-def watch(library: Any) -> None:
-    """Begin to write flight records at failures and at SIGUSR2; once a process."""
-    if os.getpid() in _watchers or os.environ.get("RINGCOMM_TRACE") == "off":
+def watch(library: Any, rank: int) -> None:
+    """Begin to write flight records at failures and at SIGUSR2; once a process.
+
+    `rank` is the global one. Where the folder of RINGCOMM_TRACE is no folder, the library says so.
+    """
+    folder = of_process("trace")
+    if os.getpid() in _watchers or folder == "off":
         return
     try:
         reading, writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError:  # no descriptors: the group itself is about to say so
         return
     _watchers[os.getpid()] = writing
+    if folder:
+        _lines.keep_in(Path(folder), f"rank{rank}-{os.getpid()}")
     library.tell_failures_to(writing)
     if signal.getsignal(signal.SIGUSR2) == signal.SIG_DFL:
         # Its handler writes the stacks of all threads, also while they wait in the library.
@@ -157,23 +167,37 @@ def watch(library: Any) -> None:
 
 def listen(pipe: int) -> None:
     library = _autoload.load_library()
-    metrics = os.environ.get("RINGCOMM_METRICS")
-    stragglers, due = _stragglers.Stragglers(), time.monotonic()
+    metrics = of_process("metrics")
+    stragglers, due, asked = _stragglers.Stragglers(), time.monotonic(), 0
     while True:
         if time.monotonic() >= due:
             due = time.monotonic() + _stragglers.EVERY
             stragglers.look(library.flight_rings(), time.monotonic())
-        pause = METRICS_EVERY if metrics else max(due - time.monotonic(), 0)
-        if not select.select([pipe], [], [], pause)[0]:
+        if not select.select([pipe], [], [], LOOK_EVERY)[0]:
             if metrics:
                 write_metrics(Path(metrics))
+            asked = look(library, asked)
             continue
         told = take(pipe)
         stacks = told.replace(FAILED, b"").strip()
         if stacks:
             dump_after("SIGUSR2", stacks)
-        elif not is_elastic() or os.environ.get("RINGCOMM_TRACE"):
+        elif not is_elastic() or of_process("trace"):
             dump_after("a group has failed")
+            library.ask_for_records()
+
+
+def look(library: Any, asked: int) -> int:
+    """Hear of failures where nothing is called, and write what peers in other groups ask for.
+
+    `asked`: how often they had; returns how often they have. An elastic world hears by itself.
+    """
+    if is_elastic():
+        return asked
+    times = int(library.look_at_groups())
+    if times > asked:
+        dump_after("a group of another rank has failed")
+    return times
 
 
 def write_metrics(path: Path) -> None:

@@ -139,8 +139,6 @@ def configure(options: Any, run: str | None = None) -> None:
     launched = (os.environ.get(f"TORCHELASTIC_{name}") for name in ("RUN_ID", "RESTART_COUNT"))
     name, restart = launched
     config.run = run or f"{name or 'none'}/{restart or '0'}"
-    folder = os.environ.get("RINGCOMM_TRACE") or "off"
-    config.trace = "" if folder == "off" else folder
     config.cuda_connections = connections(os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS") or "8")
     _C.configure(config)
     _configured = configured
@@ -162,6 +160,11 @@ def _compare(options: Any, configured: Any, except_for: str) -> None:
                 f"a group asks for {wanted}, and the first group of this process has set {is_now}: "
                 "give all groups of a process the same"
             )
+
+
+def of_process(name: str) -> Any:
+    """Return what holds in this process: what code has said, else the variable."""
+    return ATTRIBUTES[name].read() if _configured is None else get(_configured, name)
 
 
 def log_level() -> str | None:

@@ -9,7 +9,7 @@ from typing import Any
 from ringcomm import _autoload
 
 TOTALS = struct.Struct("<QQQ")  # operations, bytes, nanoseconds
-TRAFFIC = struct.Struct("<QQ")  # bytes sent, frames resent
+TRAFFIC = struct.Struct("<QQQ")  # bytes sent, frames sent again, connections lost
 TRAFFIC_AT, ABOUT_AT, FAILURE_AT = 32, 64, 3072
 
 METRICS = {  # name: (what it is, type)
@@ -22,6 +22,7 @@ METRICS = {  # name: (what it is, type)
     "ringcomm_wait_seconds_total": ("Seconds that operations waited for a peer.", "counter"),
     "ringcomm_sent_bytes_total": ("Bytes sent to other hosts.", "counter"),
     "ringcomm_resent_frames_total": ("Frames sent again after a lost connection.", "counter"),
+    "ringcomm_lost_connections_total": ("Connections that were lost and made again.", "counter"),
     "ringcomm_failed": ("1 where the group has failed.", "gauge"),
 }
 
@@ -32,7 +33,7 @@ def stats(group: Any = None) -> dict[str, Any]:
     `operations`, by collective, has `operations` that ended well, their `bytes` (of the larger of
     input and output) and `seconds`. `waits` has seconds for each peer, by its global rank; waits
     that the spinning thread hardly noticed are not in it. `sent_bytes` went to other hosts, and
-    `resent_frames` were sent again after a lost connection; these count all groups. Operations on
+    `resent_frames` were sent again after `lost_connections`; these count all groups. Operations on
     a GPU are counted by the host, when it sees their end. Raises ValueError for a group that is
     not ringcomm's, and RuntimeError without torch's default group.
     """
@@ -59,7 +60,7 @@ def add(whole: dict[str, Any], more: dict[str, Any]) -> None:
             mine[key] += value
     for rank, seconds in more["waits"].items():
         whole["waits"][rank] += seconds
-    for key in ("sent_bytes", "resent_frames"):
+    for key in ("sent_bytes", "resent_frames", "lost_connections"):
         whole[key] += more[key]
     whole["failure"] = whole["failure"] or more["failure"]
 
@@ -71,7 +72,7 @@ def every() -> list[dict[str, Any]]:
 
 def read(ring: bytes) -> dict[str, Any]:
     about = json.loads(ring[ABOUT_AT:FAILURE_AT].partition(b"\0")[0])
-    sent, resent = TRAFFIC.unpack_from(ring, TRAFFIC_AT)
+    sent, resent, broken = TRAFFIC.unpack_from(ring, TRAFFIC_AT)
     operations = {}
     for index, name in enumerate(about["collectives"]):
         count, size, time = TOTALS.unpack_from(ring, about["totals_at"] + index * TOTALS.size)
@@ -93,6 +94,7 @@ def read(ring: bytes) -> dict[str, Any]:
         },
         "sent_bytes": sent,
         "resent_frames": resent,
+        "lost_connections": broken,
     }
 
 
@@ -114,6 +116,7 @@ def metrics() -> str:
             row("ringcomm_wait_seconds_total", seconds, **whose, peer=peer)
         row("ringcomm_sent_bytes_total", numbers["sent_bytes"], **whose)
         row("ringcomm_resent_frames_total", numbers["resent_frames"], **whose)
+        row("ringcomm_lost_connections_total", numbers["lost_connections"], **whose)
         row("ringcomm_failed", int(bool(numbers["failure"])), **whose)
     parts = []
     for name, (text, kind) in METRICS.items():

@@ -186,13 +186,20 @@ SETTINGS = [
         fits="`SLURM_JOB_ID`",
     ),
     Setting(
-        *("trace", PROGRAM),
+        *("trace", PROCESS),
         "the folder in which [flight records](trace.md) are kept, also of ranks that are killed. "
         "`off`: none is written, unless the program asks",
         fits="a temporary one, when something fails",
     ),
     Setting(
-        *("metrics", PROGRAM),
+        *("trace_lines", GROUP),
+        "`1`: flight records have the line of the program that called, for some microseconds more",
+        default="0",
+        choices=("0", "1"),
+        wrong=" is neither 0 nor 1",
+    ),
+    Setting(
+        *("metrics", PROCESS),
         "a file that is written each second, for Prometheus; `%r` in its name is the rank",
     ),
     Setting(

@@ -14,6 +14,7 @@ struct GroupConfig {
   std::optional<int64_t> spin_us;        // how long a waiting call spins; unset: what fits
   std::string cuda_mode = "auto";        // or "ipc", "host": see comm/device_engine.h
   std::optional<uint64_t> cuda_memory;   // bytes a rank gives the group; unset: what fits
+  std::string trace_lines = "0";  // "1": records have the line of the program that calls
 };
 
 // Of the process: its first group sets them.
@@ -26,7 +27,8 @@ struct ProcessConfig {
   int64_t resume_seconds = 30;     // how long a lost peer is waited for
   std::string secret;              // of the job; "": none
   std::string costs;               // a file, see comm/runtime.h
-  std::string trace;               // the folder of flight records; "": none
+  std::string trace;               // the folder of flight records; "" or "off": none
+  std::string metrics;             // a file: Python writes it
   std::string cuda_library;        // instead of the one installed
   int cuda_connections = 8;        // CUDA_DEVICE_MAX_CONNECTIONS: CUDA reads it itself
   std::string run = "none/0";      // what a launcher calls this start of the job

@@ -43,6 +43,8 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   TaskPtr submit(Operation operation, decltype(Request::on_done) on_done = nullptr,
                  Continuation continuation = {}, const std::atomic<uint32_t>* gate = nullptr,
                  std::function<void()> on_end = nullptr);
+  // By which a collective would run on the host. Throws UsageError.
+  Algorithm algorithm_of(const Operation& operation) const { return host_.algorithm_of(operation); }
   // Starts a send or receive, whose timeout is given.
   void post(const MessagePtr& message);
   // Waits until `request` is done or `at_most` has passed: true when done. Throws no error of the

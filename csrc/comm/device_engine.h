@@ -68,8 +68,9 @@ class DeviceEngine final : public Engine {
   void scale(DType dtype, double factor, Span dst, const std::byte* src, cuda::Stream caller);
   // The host waits for what is in that stream.
   void synchronize(cuda::Stream stream) const;
-  // Meets the others, if that has not been done. Every rank of the group must call it.
-  void connect();
+  // Meets the others, if that has not been done. Every rank of the group must call it. True:
+  // kernels run collectives; else they go through the host's memory.
+  bool connect();
 
   // Has every rank called all that is pending?
   bool expected();

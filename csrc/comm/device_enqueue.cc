@@ -44,12 +44,15 @@ DeviceEngine::CompletionPtr DeviceEngine::guarded(const std::string& asked, auto
   }
 }
 
-void DeviceEngine::connect() {
+bool DeviceEngine::connect() {
+  bool mapped = false;
   guarded("connect", [&]() -> CompletionPtr {
     enqueue_mutex_.assert_held();
     bootstrap({subgroup_of(-1)}, "the group's first meeting");
+    mapped = reach(-1);
     return nullptr;
   });
+  return mapped;
 }
 
 DeviceEngine::CompletionPtr DeviceEngine::enqueue(const Operation& operation, cuda::Stream caller,
@@ -71,7 +74,7 @@ DeviceEngine::CompletionPtr DeviceEngine::enqueue(const Operation& operation, cu
       pending.operation = make_descriptor(operation, ++sequence_);
       set_plan(pending.operation, kByKernel, 0);
       announce(operation, pending.operation);
-      pending.ticket = recorder_.begin(pending.operation);
+      pending.ticket = recorder_.begin(pending.operation, operation.line);
       run_kernels(operation, stream, false);
     } else {
       pending.result = staging_.run(operation, stream, next_point(0));
@@ -180,7 +183,7 @@ DeviceEngine::CompletionPtr DeviceEngine::enqueue(const std::vector<DeviceMessag
       const DeviceMessage& message = messages[i];
       if (reach(message.kind.peer)) {
         pending[i].number = compare(message);
-        pending[i].ticket = recorder_.begin(pending[i].operation);
+        pending[i].ticket = recorder_.begin(pending[i].operation, message.kind.line);
         transfers.push_back(
             {message.kind.sending, message.kind.peer, message.data, size_of(message.kind.dtype)});
       } else {
@@ -203,11 +206,12 @@ DeviceEngine::CompletionPtr DeviceEngine::enqueue(const std::vector<DeviceMessag
 // The k-th message to a peer and its k-th from here are one: they must have one size, and one tag.
 // As with boards, of the two sides at least one sees what the other has written.
 uint64_t DeviceEngine::compare(const DeviceMessage& message) {
-  const auto [sending, dtype, count, peer, tag] = message.kind;
+  const bool sending = message.kind.sending;
+  const Rank peer = message.kind.peer;
   uint64_t& before = (sending ? sent_ : received_)[static_cast<size_t>(peer)];
   const uint64_t number = ++before;
   const uint64_t said =
-      number << 48 | (static_cast<uint64_t>(tag) & 0xff) << 40 | message.data.bytes;
+      number << 48 | (static_cast<uint64_t>(message.kind.tag) & 0xff) << 40 | message.data.bytes;
   own_.message(peer, sending, number).store(said, std::memory_order_seq_cst);
   const uint64_t other = area_of(peer).message(state_.rank(), !sending, number).load();
   if (other >> 48 != (number & 0xffff) || other == said) return number;

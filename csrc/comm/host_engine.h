@@ -38,6 +38,9 @@ class HostEngine final : public Engine {
  public:
   HostEngine(GroupState& state, const Geometry& geometry, const Costs& costs);
 
+  Algorithm algorithm_of(const Operation& operation) const {
+    return operation_.algorithm_of(operation);
+  }
   // The caller's thread does the work and the waiting: no hand-over, no wake-up. False where others
   // are first: nothing has happened.
   bool run(const Operation& operation);

@@ -23,13 +23,22 @@ HostOperation::HostOperation(GroupState& state, const Geometry& geometry, const 
              has_room(geometry, state.reach()) ? state.transport().choices(0) : nullptr),
       plans_(state.rank()) {}
 
-void HostOperation::begin(const Operation& operation, std::optional<uint64_t> ticket) {
+Shape HostOperation::shape_of(const Operation& operation) const {
   validate(operation, state_.size(), state_.rank());
   Shape shape = make_shape(operation, geometry_);
   shape.local = state_.reach().local;
   shape.costs = costs_;
+  return shape;
+}
+
+Algorithm HostOperation::algorithm_of(const Shape& shape) const {
   const auto asked = state_.requested_algorithm(shape.collective);
-  const Algorithm algorithm = asked.value_or(select(shape, state_.reach()));
+  return asked.value_or(select(shape, state_.reach()));
+}
+
+void HostOperation::begin(const Operation& operation, std::optional<uint64_t> ticket) {
+  Shape shape = shape_of(operation);
+  const Algorithm algorithm = algorithm_of(shape);
   const Manner manner = tuner_.next(shape, algorithm);
   auto plan = plans_.get(shape, algorithm);
   current_ = make_descriptor(operation, sequence_ + 1);
@@ -39,13 +48,14 @@ void HostOperation::begin(const Operation& operation, std::optional<uint64_t> ti
   executor_.input().assign(operation.input);
   const bool scales = operation.op == ReduceOp::kPremulSum && scale_input(operation);
   ++sequence_;
-  before_ = state_.transport().traffic();
   Descriptor recorded = current_;
   recorded.words[kBytesWord] = std::max(bytes_of(operation.input), bytes_of(operation.output));
-  ticket_ = state_.recorder().begin(recorded, ticket);
+  ticket_ = state_.recorder().begin(recorded, operation.line, ticket);
   state_.log_first_operation([&] {
     return str(numbered(current_), ", ", to_string(plan->algorithm), " (",
-               asked ? "the algorithm that was asked for" : selection_reason(shape, state_.reach()),
+               state_.requested_algorithm(shape.collective)
+                   ? "the algorithm that was asked for"
+                   : selection_reason(shape, state_.reach()),
                ")");
   });
   state_.transport().announce(Board::kHost, current_);
@@ -111,9 +121,11 @@ bool HostOperation::advance() {
 void HostOperation::end(bool good) {
   if (!ticket_) return;
   state_.transport().reclaim_lent();
-  const auto [sent, resent] = state_.transport().traffic();
-  state_.recorder().end(*std::exchange(ticket_, std::nullopt), good,
-                        {sent - before_.sent, resent - before_.resent});
+  const Traffic now = state_.transport().traffic();
+  state_.recorder().end(
+      *std::exchange(ticket_, std::nullopt), good,
+      {now.sent - before_.sent, now.resent - before_.resent, now.broken - before_.broken});
+  before_ = now;
   idle_since_ = {};
   if (!scratch_.empty()) std::vector<std::byte>().swap(scratch_);  // "= {}" keeps the memory
   if (!good) return;

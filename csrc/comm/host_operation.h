@@ -13,6 +13,10 @@ class HostOperation {
  public:
   HostOperation(GroupState& state, const Geometry& geometry, const Costs& costs);
 
+  // What begin() would choose for it. Any thread may ask. Throws UsageError.
+  Algorithm algorithm_of(const Operation& operation) const {
+    return algorithm_of(shape_of(operation));
+  }
   // Refuses a wrong operation before the peers learn of it. `ticket`: of one that has waited for
   // its turn.
   void begin(const Operation& operation, std::optional<uint64_t> ticket = std::nullopt);
@@ -38,6 +42,8 @@ class HostOperation {
 
  private:
   static constexpr uint32_t kPolls = 512;
+  Shape shape_of(const Operation& operation) const;
+  Algorithm algorithm_of(const Shape& shape) const;
   bool scale_input(const Operation& operation);
   void begin_wait();
   void end_wait();
@@ -53,7 +59,7 @@ class HostOperation {
   uint64_t warned_ = 0;  // the operation of which the log says that it waits
   Descriptor current_;
   std::optional<uint64_t> ticket_;  // the flight recorder's, of the current operation
-  Traffic before_;                  // the current operation
+  Traffic before_;                  // at the end of the operation before
   uint32_t polls_ = 0;
   Clock::time_point idle_since_;
   Rank waits_for_ = -1;  // since then

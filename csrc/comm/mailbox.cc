@@ -15,7 +15,7 @@ Mailbox::Mailbox(Transport& transport, Recorder& recorder)
 void Mailbox::post(const MessagePtr& message) {
   move([&] {
     mutex_.assert_held();
-    message->ticket = recorder_.begin(message->descriptor());
+    message->ticket = recorder_.begin(message->descriptor(), message->line);
     active_.push_back(message);
     pending_.fetch_add(1, std::memory_order_seq_cst);
     if (message->sending) {

@@ -20,7 +20,8 @@ struct Operation : CallShape {
   ReduceOp op = ReduceOp::kSum;
   double factor = 1;  // kPremulSum: this rank's own
   std::vector<Span> input, output;
-  uint64_t layout = 0;                   // hash of the memory layout, 0 for contiguous
+  uint64_t layout = 0;  // hash of the memory layout, 0 for contiguous
+  uint32_t line = 0;    // of the program, that calls: a number of ringcomm/_lines.py's; 0: unknown
   std::chrono::milliseconds timeout{0};  // 0: the group's
 };
 
@@ -52,6 +53,7 @@ struct MessageKind {
   uint64_t count = 0;  // elements
   Rank peer = -1;      // -1: any
   uint32_t tag = 0;
+  uint32_t line = 0;  // as Operation's
 };
 Descriptor make_descriptor(const MessageKind& message);
 

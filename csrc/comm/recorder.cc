@@ -58,7 +58,7 @@ std::string about(const Recorded& recorded, size_t records_at, size_t totals_at,
 
 Mapping map(const Recorded& recorded, const std::string& folder, size_t bytes) {
   static std::atomic<int> number{0};
-  if (folder.empty()) return Mapping(bytes);
+  if (folder.empty() || folder == "off") return Mapping(bytes);
   const std::string path =
       str(folder, "/rank", global_rank(recorded), "-", ::getpid(), "-", number++, ".ring");
   const Fd file(::open(path.c_str(), O_CREAT | O_TRUNC | O_RDWR | O_CLOEXEC, 0644));
@@ -89,23 +89,24 @@ Record* Recorder::find(uint64_t ticket) {
   return record.number == ticket + 1 ? &record : nullptr;  // else overwritten meanwhile
 }
 
-uint64_t Recorder::add(const Descriptor& descriptor, Clock::time_point now) {
+uint64_t Recorder::add(const Descriptor& descriptor, uint32_t line, Clock::time_point now) {
   const uint64_t ticket = head().begun++;
   Record& record = ring()[ticket % kRecords];
-  record = {.descriptor = descriptor, .called = nanoseconds(now)};
+  record = {.descriptor = descriptor, .called = nanoseconds(now), .line = line};
   record.number = ticket + 1;
   return ticket;
 }
 
-uint64_t Recorder::call(const Descriptor& descriptor, Clock::time_point now) {
+uint64_t Recorder::call(const Descriptor& descriptor, uint32_t line, Clock::time_point now) {
   const Lock lock(mutex_);
-  return add(descriptor, now);
+  return add(descriptor, line, now);
 }
 
-uint64_t Recorder::begin(const Descriptor& descriptor, std::optional<uint64_t> called) {
+uint64_t Recorder::begin(const Descriptor& descriptor, uint32_t line,
+                         std::optional<uint64_t> called) {
   const auto now = Clock::now();
   const Lock lock(mutex_);
-  const uint64_t ticket = called ? *called : add(descriptor, now);
+  const uint64_t ticket = called ? *called : add(descriptor, line, now);
   if (Record* const record = find(ticket)) {
     record->descriptor = descriptor;
     record->began = nanoseconds(now);
@@ -137,6 +138,7 @@ void Recorder::end(uint64_t ticket, bool good, const Traffic& traffic) {
   record->resent = static_cast<uint32_t>(traffic.resent);
   head().sent += traffic.sent;
   head().resent += traffic.resent;
+  head().broken += traffic.broken;
   if (!good) return;
   const uint64_t* const words = record->descriptor.words;
   Totals& total = totals()[words[0] & 0xff];

@@ -31,7 +31,7 @@ struct Record {
   Rank longest_peer = -1;
   uint32_t resent = 0;  // frames to the ranks of the group, of other groups as well
   State state = State::kQueued;
-  uint32_t reserved = 0;
+  uint32_t line = 0;  // of the program, that called: see Operation
 };
 static_assert(sizeof(Record) == 128);
 
@@ -58,9 +58,10 @@ class Recorder {
   explicit Recorder(const Recorded& recorded = {}, const std::string& folder = {});
 
   // An operation is called, and waits for its turn. The ticket is for the other functions.
-  uint64_t call(const Descriptor& descriptor, Clock::time_point now);
+  uint64_t call(const Descriptor& descriptor, uint32_t line, Clock::time_point now);
   // It begins; without a ticket it was called just now.
-  uint64_t begin(const Descriptor& descriptor, std::optional<uint64_t> called = std::nullopt);
+  uint64_t begin(const Descriptor& descriptor, uint32_t line,
+                 std::optional<uint64_t> called = std::nullopt);
   void waited(uint64_t ticket, Rank peer, Clock::duration time);
   void end(uint64_t ticket, bool good, const Traffic& traffic = {});
   void fail(const std::string& why);  // the group
@@ -76,7 +77,8 @@ class Recorder {
     uint64_t begun;  // operations
     int64_t steady, wall;
     uint64_t sent, resent;  // of all operations
-    uint64_t reserved[2];
+    uint64_t broken;        // connections
+    uint64_t reserved;
     char about[3008];  // JSON
     char failure[1024];
   };
@@ -93,7 +95,8 @@ class Recorder {
   }
   Totals* totals() const { return reinterpret_cast<Totals*>(memory_.data() + kTotalsAt); }
   uint64_t* waits() const { return reinterpret_cast<uint64_t*>(memory_.data() + kBytes); }
-  uint64_t add(const Descriptor& descriptor, Clock::time_point now) RINGCOMM_REQUIRES(mutex_);
+  uint64_t add(const Descriptor& descriptor, uint32_t line, Clock::time_point now)
+      RINGCOMM_REQUIRES(mutex_);
   Record* find(uint64_t ticket) RINGCOMM_REQUIRES(mutex_);
 
   mutable Mutex mutex_;

@@ -107,6 +107,24 @@ std::vector<std::string> Runtime::flight_rings() {
   return rings;
 }
 
+void Runtime::ask_for_records() {
+  for (const auto& group : groups()) {
+    if (!group->state().forked() && !group->state().failed()) {
+      group->state().transport().ask_for_records();
+    }
+  }
+}
+
+uint64_t Runtime::look_at_groups() {
+  uint64_t asked = 0;
+  for (const auto& group : groups()) {
+    if (group->state().forked()) continue;
+    group->state().why_failed();
+    asked += group->state().transport().times_asked();
+  }
+  return asked;
+}
+
 void Runtime::tell_failure() const {
   if (const int pipe = failures_; pipe >= 0) (void)!::write(pipe, "!", 1);  // full: enough was told
 }

@@ -50,6 +50,11 @@ class Runtime {
 
   // What the flight recorders of all groups hold, for files.
   std::vector<std::string> flight_rings();
+  // Asks all peers of groups that have not failed to write their flight records.
+  void ask_for_records();
+  // Lets groups hear that they have failed at a peer, also where nobody calls anything. Returns how
+  // often peers have asked for flight records.
+  uint64_t look_at_groups();
   // From now on a byte goes to this pipe when a group fails.
   void tell_failures_to(int pipe) { failures_ = pipe; }
   void tell_failure() const;

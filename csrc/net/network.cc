@@ -188,6 +188,7 @@ void Network::drop(Link& link, bool refused) {
     auto& current = peer->links[static_cast<size_t>(link.flow)];
     if (current == &link) {
       current = nullptr;
+      peer->count_broken();
       link.socket.reset();  // before the session says what came over it
       peer->session.down(link.flow);
       peer->connect_again(link.flow);

@@ -50,6 +50,8 @@ class Network::Peer final : public Wire, public Party, public Receiver {
   }
   uint64_t undelivered() override;
   uint64_t resent() const override { return session.counters().resent; }
+  uint64_t broken() const override { return broken_; }
+  void count_broken() { broken_ += wanted() ? 1 : 0; }
   bool progress() override { return network_.progress(); }
   int descriptor() const override { return network_.epoll_.get(); }
   void begin_driving() override { network_.begin_driving(); }
@@ -115,6 +117,7 @@ class Network::Peer final : public Wire, public Party, public Receiver {
   Clock::time_point wanted_since_, refused_since_;
   std::optional<Clock::time_point> refused_;  // since then, when it was given up for that
   std::atomic<bool> lost_{false};
+  std::atomic<uint64_t> broken_{0};
   std::string why_lost_;
 };
 

@@ -28,6 +28,7 @@ class Wire {
   // The number of frames that the peer has not acknowledged. Asks the peer for an acknowledgement.
   virtual uint64_t undelivered() = 0;
   virtual uint64_t resent() const { return 0; }  // frames, so far
+  virtual uint64_t broken() const { return 0; }  // connections that were needed, so far
   // Reads and writes sockets without waiting; true when something arrived. A thread that calls this
   // often says so by begin_driving().
   virtual bool progress() = 0;

@@ -18,6 +18,12 @@ void run_signal_handlers() {
   if (PyErr_CheckSignals() != 0) throw pybind11::error_already_set();
 }
 
+uint32_t line_of_caller() {
+  if (!Py_IsInitialized()) return 0;
+  const pybind11::gil_scoped_acquire gil;
+  return pybind11::module_::import("ringcomm._lines").attr("number_of_caller")().cast<uint32_t>();
+}
+
 void without_gil(const std::function<void()>& call) {
   std::optional<pybind11::gil_scoped_release> released;
   if (Py_IsInitialized() && PyGILState_Check()) released.emplace();

@@ -21,6 +21,8 @@ namespace ringcomm {
 
 // For a thread that waits: the program's own handlers, which may raise.
 void run_signal_handlers();
+// The line of the program that calls, as flight records have it; 0: no Python calls.
+uint32_t line_of_caller();
 // Without Python's lock, if this thread holds it.
 void without_gil(const std::function<void()>& call);
 // What the core is to make for a group of these options.
@@ -147,10 +149,11 @@ class Backend final : public Declined {
   // Runs the call here, or starts it. Returns null for a finished call, as torch expects.
   WorkPtr issue(Call&& call);
   WorkPtr run(Call& call);
-  WorkPtr start(Call& call, bool profiled);
+  WorkPtr start(Call& call, const EventEnd& event_end = nullptr);
   WorkPtr start_in_profile(Call& call);
-  WorkPtr start_on_device(Call& call, bool profiled);
-  WorkPtr post_on_device(Call& call, DeviceEngine& there, bool profiled);
+  std::string algorithm_of(const Call& call) const;
+  WorkPtr start_on_device(Call& call, const EventEnd& event_end);
+  WorkPtr post_on_device(Call& call, DeviceEngine& there, const EventEnd& event_end);
   void start_batch() RINGCOMM_REQUIRES(coalesced_mutex_);
   void await_device();
   void submit(const c10::intrusive_ptr<Work>& work, Call& call);

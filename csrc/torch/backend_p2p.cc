@@ -62,6 +62,7 @@ void Backend::post(const c10::intrusive_ptr<Work>& work, Call& call) {
   message->sending = call.type == c10d::OpType::SEND;
   message->peer = *call.peer;
   message->tag = call.tag;
+  message->line = call.operation.line;
   message->dtype = call.operation.dtype;
   message->data = message->sending ? call.operation.input[0] : call.operation.output[0];
   message->on_done = [work](const std::exception_ptr& error) { work->complete(error); };

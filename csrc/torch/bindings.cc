@@ -64,12 +64,14 @@ void bind_options(py::module_& module) {
       .def_readwrite("cuda_mode", &Config::cuda_mode)
       .def_readwrite("flows", &Config::flows)
       .def_readwrite("ifname", &Config::ifname)
+      .def_readwrite("metrics", &Config::metrics)
       .def_readwrite("ports", &Config::ports)
       .def_readwrite("resume_seconds", &Config::resume_seconds)
       .def_readwrite("run", &Config::run)
       .def_readwrite("secret", &Config::secret)
       .def_readwrite("spin_us", &Config::spin_us)
       .def_readwrite("trace", &Config::trace)
+      .def_readwrite("trace_lines", &Config::trace_lines)
       .def_readwrite("transport", &Config::transport);
   module.def("configure", [](const Config& config) { Runtime::get().configure(config); });
 
@@ -211,6 +213,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
       py::arg("options"), py::arg("backend_options"), py::arg("cuda") = true);
 
   module.def("flight_rings", [] { return to_bytes(Runtime::get().flight_rings()); });
+  module.def("ask_for_records", [] { Runtime::get().ask_for_records(); }, NoGil());
+  module.def("look_at_groups", [] { return Runtime::get().look_at_groups(); }, NoGil());
   module.def("tell_failures_to", [](int pipe) { Runtime::get().tell_failures_to(pipe); });
   module.def("close_groups", [](const std::string& error) {
     std::vector<int> calling;

@@ -41,6 +41,10 @@ struct Call {
   size_t output_lists = 1;  // several: futures tell outputs as so many lists of the same length
 };
 
+// What ends the event of a call in profiles; so does the destruction of its last copy.
+using EventEnd = std::function<void()>;
+EventEnd open_event(const Call& call, const std::string& algorithm);
+
 // all_reduce of a tensor in COO format: as many elements as each rank has (sparse.cc).
 Call sparse_all_reduce_call(const Tensors& tensors, const c10d::ReduceOp& op, RankAndSize self);
 

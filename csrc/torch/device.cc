@@ -74,14 +74,15 @@ void scale_inputs(Call& call, DeviceEngine& group, cuda::Stream stream) {
 
 // ---- work
 
-DeviceWork::DeviceWork(std::shared_ptr<BackendState> backend_state, Call& call, bool profiled)
-    : c10d::Work(backend_state->group->rank(), call.type, profiled ? call.title : nullptr,
-                 profiled ? std::optional(call.inputs.vec()) : std::nullopt),
+DeviceWork::DeviceWork(std::shared_ptr<BackendState> backend_state, Call& call,
+                       const EventEnd& event_end)
+    : c10d::Work(backend_state->group->rank(), call.type),
       backend_state_(std::move(backend_state)),
       device_(*call.device),
       barrier_(call.type == c10d::OpType::BARRIER),
       sequence_(backend_state_->group->sequence() + (call.peer ? 0 : 1)),
       source_(call.peer.value_or(-1)) {
+  recordFunctionEndCallback_ = event_end;
   add(call);
 }
 
@@ -186,13 +187,21 @@ c10::intrusive_ptr<Future> DeviceWork::getFuture() {
 
 // ---- calls
 
-Backend::WorkPtr Backend::start_on_device(Call& call, bool profiled) {
+// In the words of flight records. A first call on a device has its ranks meet here.
+std::string Backend::algorithm_of(const Call& call) const {
+  if (call.peer) return "message";
+  validate(call.operation, size(), rank());
+  const bool by_kernel = call.device && group().device(index_of(*call.device)).connect();
+  return by_kernel ? "a kernel" : to_string(group().algorithm_of(call.operation));
+}
+
+Backend::WorkPtr Backend::start_on_device(Call& call, const EventEnd& event_end) {
   return with_torch_errors([&]() -> WorkPtr {
     DeviceEngine& there = group().device(index_of(*call.device));
-    if (call.peer) return post_on_device(call, there, profiled);
+    if (call.peer) return post_on_device(call, there, event_end);
     const cuda::Stream caller = current_stream(*call.device);
     scale_inputs(call, there, caller);
-    const auto work = c10::make_intrusive<DeviceWork>(life(), call, profiled);
+    const auto work = c10::make_intrusive<DeviceWork>(life(), call, event_end);
     work->follow(there.enqueue(call.operation, caller, call.async, work->finish()));
     if (call.async) {
       collect(work);
@@ -205,23 +214,24 @@ Backend::WorkPtr Backend::start_on_device(Call& call, bool profiled) {
   });
 }
 
-Backend::WorkPtr Backend::post_on_device(Call& call, DeviceEngine& there, bool profiled) {
+Backend::WorkPtr Backend::post_on_device(Call& call, DeviceEngine& there,
+                                         const EventEnd& event_end) {
   const bool sending = call.type == c10d::OpType::SEND;
   const Operation& operation = call.operation;
   if (*call.peer < 0) Refusal{"recv"}("a CUDA tensor needs the rank that sends it");
   DeviceMessage message;
   message.data = sending ? operation.input[0] : operation.output[0];
-  message.kind = {sending, operation.dtype, message.data.bytes / size_of(operation.dtype),
-                  *call.peer, call.tag};
+  message.kind = {sending,    operation.dtype, message.data.bytes / size_of(operation.dtype),
+                  *call.peer, call.tag,        operation.line};
   message.timeout = operation.timeout;
   if (!coalescing_.load(std::memory_order_relaxed)) {
-    const auto work = c10::make_intrusive<DeviceWork>(life(), call, profiled);
+    const auto work = c10::make_intrusive<DeviceWork>(life(), call, event_end);
     work->follow(there.enqueue({message}, current_stream(*call.device), work->finish()));
     return work;
   }
   const Lock lock(coalesced_mutex_);
   if (!batch_) {
-    batch_ = c10::make_intrusive<DeviceWork>(life(), call, profiled);
+    batch_ = c10::make_intrusive<DeviceWork>(life(), call, event_end);
     coalesced_.push_back(batch_);
   } else {
     batch_->add(call);

@@ -21,9 +21,9 @@ void scale_inputs(Call& call, DeviceEngine& group, cuda::Stream stream);
 
 class DeviceWork final : public c10d::Work {
  public:
-  // Opens the call's event in profiles where `profiled`; it ends when the call has been enqueued.
+  // `event_end` is called when the call has been enqueued.
   // Keeps the call's tensors until the operation is over, also where nobody waits for it.
-  DeviceWork(std::shared_ptr<BackendState> backend_state, Call& call, bool profiled);
+  DeviceWork(std::shared_ptr<BackendState> backend_state, Call& call, const EventEnd& event_end);
   ~DeviceWork() override;
 
   // Another message of a batch.

@@ -7,6 +7,13 @@
 namespace ringcomm {
 namespace {
 
+// Sizes of both sides can differ: an all_gather's output is as large as all inputs.
+int64_t bytes(at::TensorList tensors) {
+  int64_t count = 0;
+  for (const at::Tensor& tensor : tensors) count += static_cast<int64_t>(tensor.nbytes());
+  return count;
+}
+
 // Is a profiler at work on this thread?
 bool is_profiled() {
   return at::getStepCallbacksUnlessEmpty(at::RecordScope::USER_SCOPE).has_value() ||
@@ -21,13 +28,27 @@ int64_t elements(at::TensorList tensors) {
 
 }  // namespace
 
+// torch shows what an event knows where it records shapes, too.
+EventEnd open_event(const Call& call, const std::string& algorithm) {
+  const auto event = std::make_shared<at::RecordFunction>(at::RecordScope::USER_SCOPE);
+  if (!event->isActive()) return nullptr;
+  const int64_t most = std::max(bytes(call.inputs), bytes(call.outputs));
+  const std::unordered_map<std::string, c10::IValue> details = {{"algorithm", algorithm},
+                                                                {"bytes", most}};
+  const std::vector<c10::IValue> inputs(call.inputs.begin(), call.inputs.end());
+  event->_setAsync();  // it may end on another thread
+  event->before(call.title, &inputs, &details);
+  return [event] { event->end(); };
+}
+
 Backend::WorkPtr Backend::issue(Call&& call) {
   call.operation.timeout = timeout_of(call.operation.timeout);
   find_device(call);
+  if (options_->config.trace_lines == "1") call.operation.line = line_of_caller();
   if (is_profiled()) return start_in_profile(call);
-  if (call.device) return start_on_device(call, false);
+  if (call.device) return start_on_device(call, nullptr);
   const bool here = !call.async && !call.continuation.next && !hasHooks();
-  return here ? run(call) : start(call, false);
+  return here ? run(call) : start(call);
 }
 
 Backend::WorkPtr Backend::run(Call& call) {
@@ -36,10 +57,10 @@ Backend::WorkPtr Backend::run(Call& call) {
   return nullptr;
 }
 
-Backend::WorkPtr Backend::start(Call& call, bool profiled) {
+Backend::WorkPtr Backend::start(Call& call, const EventEnd& event_end) {
   Runtime::get().deferred().clear();
-  if (call.device) return start_on_device(call, profiled);
-  auto work = c10::make_intrusive<Work>(life(), call, profiled);
+  if (call.device) return start_on_device(call, event_end);
+  auto work = c10::make_intrusive<Work>(life(), call, event_end);
   with_torch_errors([&] { call.peer ? post(work, call) : submit(work, call); });
   if (call.async) {
     collect(work);
@@ -82,7 +103,8 @@ Backend::WorkPtr Backend::start_in_profile(Call& call) {
   RECORD_PARAM_COMMS_DATA(sequence, names, inputs, outputs, rank(), name, elements(inputs),
                           elements(outputs), type, sent, received, first, stride, size());
 #endif
-  return start(call, true);
+  const std::string algorithm = with_torch_errors([&] { return algorithm_of(call); });
+  return start(call, open_event(call, algorithm));
 }
 
 }  // namespace ringcomm

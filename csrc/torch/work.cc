@@ -37,15 +37,15 @@ void Hook::call(const void* work, std::shared_ptr<c10d::WorkInfo> info,
 
 // ---- Work
 
-Work::Work(std::shared_ptr<BackendState> backend_state, Call& call, bool profiled)
-    : c10d::Work(backend_state->group->rank(), call.type, profiled ? call.title : nullptr,
-                 profiled ? std::optional(call.inputs.vec()) : std::nullopt),
+Work::Work(std::shared_ptr<BackendState> backend_state, Call& call, const EventEnd& event_end)
+    : c10d::Work(backend_state->group->rank(), call.type),
       backend_state_(std::move(backend_state)),
       inputs_(call.inputs.vec()),
       outputs_(call.outputs.vec()),
       output_lists_(call.output_lists),
       staging_(std::move(call.staging)),
       sequence_(backend_state_->group->sequence() + (call.peer ? 0 : 1)) {  // messages have none
+  recordFunctionEndCallback_ = event_end;
   backend_state_->pending.begin();
 }
 

@@ -71,9 +71,8 @@ struct BackendState : std::enable_shared_from_this<BackendState> {
 
 class Work final : public c10d::Work {
  public:
-  // Keeps the tensors of `call` until it is destroyed. Opens the call's event in profiles where
-  // `profiled`.
-  Work(std::shared_ptr<BackendState> backend_state, Call& call, bool profiled);
+  // Keeps the tensors of `call` until it is destroyed. `event_end` is called when it ends.
+  Work(std::shared_ptr<BackendState> backend_state, Call& call, const EventEnd& event_end);
   ~Work() override;
 
   // Serves a hook. The driving thread calls it, in the order in which works end.

@@ -6,7 +6,7 @@ namespace {
 // A rank's words about itself, as in its header.
 struct State {
   uint64_t called = 0, finished = 0;
-  uint64_t left = 0, failed = 0;
+  uint64_t left = 0, failed = 0, asked = 0;
   Descriptor current;
   char failure[kFailureBytes] = {};
 };
@@ -109,6 +109,7 @@ std::vector<std::byte> RemotePeer::state() {
   state.finished = progress.finished.load(std::memory_order_acquire);
   state.left = header.left.load(std::memory_order_acquire);
   state.failed = header.failed.load(std::memory_order_acquire);
+  state.asked = header.asked.load(std::memory_order_acquire);
   if (const auto current = read_board(header, Board::kHost, state.called)) state.current = *current;
   size_t bytes = offsetof(State, failure);
   if (state.failed != 0) {
@@ -183,6 +184,9 @@ void RemotePeer::heard(std::span<const std::byte> payload) {
     std::memcpy(header.failure, state.failure, kFailureBytes);
     header.failed.store(1, std::memory_order_release);  // partner: failure()
     note_failure(ends_.own.header(), ends_.peer);
+  }
+  if (state.asked > header.asked.load(std::memory_order_relaxed)) {
+    header.asked.store(static_cast<uint32_t>(state.asked), std::memory_order_release);
   }
   if (state.left != 0) header.left.store(1, std::memory_order_seq_cst);
 }

@@ -108,6 +108,20 @@ void Transport::fail(const std::string& reason) {
   }
 }
 
+void Transport::ask_for_records() {
+  own_.header().asked.fetch_add(1, std::memory_order_release);  // partner: times_asked()
+  for (RemotePeer* remote : remotes_) remote->tell_now();
+}
+
+uint64_t Transport::times_asked() const {
+  uint64_t times = 0;
+  for (Rank rank = 0; rank < size(); ++rank) {
+    const Header& header = peer(rank).segment.header();
+    if (rank != rank_) times += header.asked.load(std::memory_order_acquire);
+  }
+  return times;
+}
+
 std::optional<Rank> Transport::first_failed() {
   const uint32_t by = own_.header().aborted_by.load(std::memory_order_seq_cst);
   if (by == 0 || by > static_cast<uint32_t>(size())) return std::nullopt;
@@ -143,6 +157,7 @@ Traffic Transport::traffic() const {
   for (const RemotePeer* remote : remotes_) {
     traffic.sent += remote->sent();
     traffic.resent += remote->wire().resent();
+    traffic.broken += remote->wire().broken();
   }
   return traffic;
 }

@@ -32,6 +32,7 @@ struct ShmPeer {
 struct Traffic {
   uint64_t sent = 0;    // bytes
   uint64_t resent = 0;  // frames, of other groups as well
+  uint64_t broken = 0;  // connections, of other groups as well
 };
 
 // A peer's words about itself; all of them only grow.
@@ -127,6 +128,8 @@ class Transport {
   std::string failure(Rank rank);
   void fail(const std::string& reason);  // tells every peer, wakes them
   std::optional<Rank> first_failed();    // a peer that called fail()
+  void ask_for_records();                // every peer is to write its flight records
+  uint64_t times_asked() const;          // by peers
   bool connection_lost(Rank rank);       // it is gone, with or without goodbye
   std::string condition(Rank rank);      // "alive", "stopped by a signal"
   std::string loss(Rank rank);           // of a connection that is lost: why

@@ -130,8 +130,14 @@ def entry_of(operation: Operation, record: GroupRecord, name: str) -> dict[str, 
         "time_discovered_completed_ns": ended,
         "retired": operation.is_done,
         "timeout_ms": 0,
-        "frames": [],
+        "frames": frames_of(operation),
     }
+
+
+def frames_of(operation: Operation) -> list[dict[str, Any]]:
+    place, _, function = operation.line.rpartition(" in ")
+    file, _, line = place.rpartition(":")
+    return [{"name": function, "filename": file, "line": int(line)}] if line.isdigit() else []
 
 
 def place_message(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -52,6 +52,7 @@ class Operation:
     longest_peer: int | None = None
     resent: int = 0  # frames
     state: str = "done"
+    line: str = ""  # of the program, that called: "train.py:42 in step"
 
     @property
     def is_message(self) -> bool:
@@ -155,13 +156,14 @@ def header_of(data: bytes) -> dict[str, Any]:
     return header
 
 
-def read_ring(data: bytes, newest: int | None = None) -> GroupRecord:
+def read_ring(data: bytes, newest: int | None = None, lines: Sequence[str] = ()) -> GroupRecord:
     """Read a ring file. Raises ValueError where even its header cannot be used.
 
-    `newest`: only so many operations, as it takes less time. A file may be cut short, and any
+    `newest`: only so many operations, as it takes less time. `lines`: those of the program, by
+    their numbers. A file may be cut short, and any
     record half-written: the others are used, and `remarks` says what is missing.
     """
-    header = header_of(data)
+    header = {**header_of(data), "lines": lines}
     _, begun, steady, wall = CLOCKS.unpack_from(data)
     try:
         record = GroupRecord(
@@ -237,7 +239,8 @@ def record_name(record: GroupRecord) -> str:
 def decode(fields: tuple[int, ...], header: dict[str, Any], record: GroupRecord) -> Operation:
     """Decode a record. Raises ValueError or IndexError where it contradicts itself."""
     number, sequence, kind, elements, splits, layout, plan = fields[:7]
-    called, began, ended, sent, waited, longest, peer, resent, state = fields[8:17]
+    called, began, ended, sent, waited, longest, peer, resent, state, line = fields[8:18]
+    lines = header["lines"]
     op, root = kind >> 16 & 0xFF, kind >> 24 & NOBODY
     collective = header["collectives"][kind & 0xFF]
     times = [time for time in (called, began, ended) if time]
@@ -269,6 +272,7 @@ def decode(fields: tuple[int, ...], header: dict[str, Any], record: GroupRecord)
         longest_peer=None if peer < 0 else peer,
         resent=resent,
         state=STATES[state],
+        line=lines[line - 1] if 0 < line <= len(lines) else "",
     )
 
 
@@ -293,7 +297,7 @@ def read_folder(path: Path) -> Folder:
     rings = sorted(path.rglob("*.ring"))
     for file in rings:
         try:
-            record = read_ring(file.read_bytes())
+            record = read_ring(file.read_bytes(), lines=lines_beside(file))
         except (OSError, ValueError) as error:
             found.remarks.append(f"{file.name} is left out: {error}")
             continue
@@ -312,6 +316,15 @@ def read_folder(path: Path) -> Folder:
             continue
         found.records += records
     return found
+
+
+def lines_beside(ring: Path) -> list[str]:
+    """Return the lines of the program that a process left beside its ring files."""
+    file = ring.with_name(ring.stem.rpartition("-")[0] + ".lines")
+    try:
+        return file.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return []
 
 
 def by_job(records: list[GroupRecord]) -> dict[str, list[GroupRecord]]:

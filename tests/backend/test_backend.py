@@ -15,7 +15,6 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
 from conftest import Run
-from torch.profiler import profile
 
 from lab.limits import limit
 from lab.oracle import bits, values
@@ -329,22 +328,6 @@ def test_monitored_barrier_names_who_is_missing(ranks: Ranks, every: bool) -> No
             assert re.search(r"barrier #1: .*waiting for rank 1 \(", text), text
         if other > 1:
             assert f"Rank {other} successfully reached monitoredBarrier" in text
-
-
-def check_profile(rank: Rank) -> list[tuple[str, bool, Any]]:
-    tensor = torch.ones(6, 7)
-    with profile(record_shapes=True) as profiler:
-        dist.all_reduce(tensor)
-        dist.broadcast(tensor, 0, async_op=True).wait()
-        dist.barrier()
-    return [(e.name, e.is_async, e.input_shapes) for e in profiler.events()]
-
-
-def test_profiles_show_the_calls(ranks: Ranks) -> None:
-    for events in ranks(check_profile):
-        assert ("ringcomm:all_reduce", True, [[6, 7]]) in events
-        assert ("ringcomm:broadcast", True, [[6, 7]]) in events
-        assert [name for name, *_ in events].count("record_param_comms") == 3
 
 
 def test_exit_without_destroy_is_silent(python: Run) -> None:

@@ -102,6 +102,9 @@ GOOD: dict[str, tuple[str, Any]] = {  # as a variable, and as a value
     "costs": ("/a/file", "/a/file"),
     "cuda_library": ("/a/library.so", "/a/library.so"),
     "log": ("error", "error"),
+    "trace": ("/records", "/records"),
+    "trace_lines": ("1", "1"),
+    "metrics": ("/numbers-%r.prom", "/numbers-%r.prom"),
 }
 
 
@@ -114,6 +117,7 @@ def test_a_value_by_each_way(name: str, monkeypatch: pytest.MonkeyPatch) -> None
     """Code wins over the variable, the variable over the default, and None takes code's back."""
     text, value = GOOD[name]
     setting = ATTRIBUTES[name]
+    monkeypatch.delenv(setting.variable, raising=False)
     options = ringcomm.Options()
     assert getattr(options, name) == setting.default != value
     setattr(options, name, value)

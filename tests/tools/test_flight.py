@@ -36,12 +36,12 @@ for i in range(5):
 
 @pytest.fixture
 def job(torchrun: Run, tmp_path: Path) -> Any:
-    """Run a job of two ranks, whose program goes on as given; return its outputs."""
+    """Run a job, of two ranks if not said, whose program goes on as given; return its outputs."""
 
-    def run_job(source: str, **environment: str | None) -> str:
+    def run_job(source: str, ranks: int = 2, **environment: str | None) -> str:
         script = tmp_path / "program.py"
         script.write_text(START + source)
-        done = torchrun(2, script, **environment)
+        done = torchrun(ranks, script, **environment)
         return done.stdout + done.stderr
 
     return run_job
@@ -145,6 +145,93 @@ def test_a_signal_writes_them_during_a_hang(job: Any, tmp_path: Path) -> None:
     assert "in all_reduce" in stacks.read_text()
 
 
+@pytest.mark.parametrize("transport", ["auto", "tcp"])
+def test_ranks_of_other_groups_write_too(job: Any, tmp_path: Path, transport: str) -> None:
+    """Ranks 0 and 1 call different things in a group of theirs; rank 2 waits for nobody."""
+    folder = tmp_path / "records"
+    folder.mkdir()
+    job(
+        "pair = dist.new_group([0, 1])\n"
+        "if rank < 2:\n"
+        "    try: dist.all_reduce(torch.ones(50 + rank), group=pair)\n"
+        "    except dist.DistBackendError: pass\n"
+        "while not os.path.exists(os.environ['RINGCOMM_TRACE'] + '/rank_2'): time.sleep(0.01)\n"
+        "dist.barrier()\n",
+        ranks=3,
+        RINGCOMM_TRACE=str(folder),
+        RINGCOMM_TRANSPORT=transport,
+    )
+    assert {path.name for path in folder.glob("rank_*")} == {"rank_0", "rank_1", "rank_2"}
+
+
+@pytest.mark.parametrize("transport", ["auto", "tcp"])
+def test_a_rank_that_calls_nothing_writes_too(job: Any, tmp_path: Path, transport: str) -> None:
+    folder = tmp_path / "records"
+    folder.mkdir()
+    text = job(
+        "from datetime import timedelta\n"
+        "if rank == 0:\n"
+        "    try: dist.all_reduce(torch.ones(60), async_op=True).wait(timedelta(seconds=0.2))\n"
+        "    except RuntimeError: dist.group.WORLD._get_backend(torch.device('cpu')).abort()\n"
+        "while not os.path.exists(os.environ['RINGCOMM_TRACE'] + '/rank_1'): time.sleep(0.01)\n",
+        RINGCOMM_TRACE=str(folder),
+        RINGCOMM_TRANSPORT=transport,
+    )
+    assert (folder / "rank_1").exists(), text
+    assert records_of(folder)[1].failure
+
+
+def test_records_have_the_line_that_called(job: Any, tmp_path: Path) -> None:
+    """Also those of a rank that was killed; and torch's tool has them as frames."""
+    folder = tmp_path / "records"
+    folder.mkdir()
+    job(
+        "def step():\n"
+        "    dist.all_reduce(torch.ones(70), async_op=True).wait()\n"
+        "    dist.send(torch.ones(5), 1) if rank == 0 else dist.recv(torch.ones(5), 0)\n"
+        "for _ in range(3): step()\n"
+        "model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(3, 3))\n"
+        "model(torch.ones(3)).sum().backward()\n"
+        "ringcomm.dump('dumped')\n"
+        "dist.barrier()\n"
+        "if rank == 1: os.kill(os.getpid(), signal.SIGKILL)\n",
+        RINGCOMM_TRACE=str(folder),
+        RINGCOMM_TRACE_LINES="1",
+    )
+    first = START.count("\n")
+    script = tmp_path / "program.py"
+    found = records_of(folder)
+    assert set(found) == {0, 1}
+    for record in found.values():
+        lines = {(each.collective, each.line) for each in record.operations}
+        assert ("all_reduce", f"{script}:{first} in <module>") in lines
+        assert ("all_reduce", f"{script}:{first + 2} in step") in lines
+        message = "send" if record.rank == 0 else "recv"
+        assert (message, f"{script}:{first + 3} in step") in lines
+        assert ("all_reduce", f"{script}:{first + 6} in <module>") in lines, "backward()"
+    for rank, record in records_of(tmp_path / "dumped").items():
+        assert {each.line for each in record.operations} > {f"{script}:{first + 2} in step"}
+        entries = pickle.loads((tmp_path / "dumped" / f"rank_{rank}").read_bytes())["entries"]
+        assert {"name": "step", "filename": str(script), "line": first + 2} in [
+            frame for entry in entries for frame in entry["frames"]
+        ]
+
+
+def test_code_may_say_where(python: Run, tmp_path: Path) -> None:
+    program = f"""
+import os, time, torch, torch.distributed as dist, ringcomm
+folder = {str(tmp_path)!r}
+options = ringcomm.Options(trace=folder, trace_lines="1", metrics=folder + "/%r")
+store = dist.HashStore()
+dist.init_process_group("ringcomm", store=store, rank=0, world_size=1, pg_options=options)
+dist.all_reduce(torch.ones(2))
+while not os.path.exists(folder + "/0"): time.sleep(0.01)
+"""
+    python(program, RINGCOMM_TRACE=None)
+    (record,) = read_folder(tmp_path).records
+    assert [each.line.rpartition(":")[2] for each in record.operations] == ["7 in <module>"]
+
+
 @pytest.fixture(scope="module")
 def two() -> Iterator[Ranks]:
     with ranks(2) as pair:
@@ -208,13 +295,34 @@ def test_numbers(two: Ranks) -> None:
 def test_what_goes_to_other_hosts_is_counted(job: Any, tmp_path: Path) -> None:
     text = job(
         "dist.all_reduce(torch.ones(1 << 20))\n"
-        "print('sent', ringcomm.stats()['sent_bytes'])\n"
+        "print(f\"sent {ringcomm.stats()['sent_bytes']}\")\n"
         "dist.barrier()\n",
         RINGCOMM_TRANSPORT="tcp",
     )
     sent = [int(number) for number in re.findall(r"sent (\d+)", text)]
     assert len(sent) == 2
     assert all(4 << 20 <= number < 5 << 20 for number in sent)  # 2(n - 1)/n of 4 MiB
+
+
+def test_lost_connections_are_counted(job: Any) -> None:
+    text = job(
+        "import socket\n"
+        "before = ringcomm.stats()['lost_connections']\n"
+        "dist.barrier()\n"
+        "for name in os.listdir('/proc/self/fd') if rank == 0 else ():\n"
+        "    try: one = socket.socket(fileno=os.dup(int(name)))\n"
+        "    except OSError: continue\n"
+        "    try: ends = {one.getsockname()[1], one.getpeername()[1]}\n"
+        "    except (OSError, IndexError): continue\n"
+        "    if int(os.environ['MASTER_PORT']) not in ends: one.shutdown(socket.SHUT_RDWR)\n"
+        "dist.barrier()\n"
+        "print(f\"lost {before} {ringcomm.stats()['lost_connections']}\")\n"
+        "dist.barrier()\n",
+        RINGCOMM_TRANSPORT="tcp",
+    )
+    lost = [(int(a), int(b)) for a, b in re.findall(r"lost (\d+) (\d+)", text)]
+    assert len(lost) == 2, text
+    assert all(before == 0 and after >= 1 for before, after in lost), text
 
 
 def test_metrics_are_written_each_second(job: Any, tmp_path: Path) -> None:

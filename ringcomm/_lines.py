@@ -1,0 +1,68 @@
+"""The lines of the program that call collectives, as numbers in flight records.
+
+With RINGCOMM_TRACE_LINES=1 the library asks for the number of each caller. The numbers are those of
+lines in a text file beside the records, which is written as lines are first seen: it is there, too,
+when the process is killed.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from pathlib import Path
+from types import FrameType
+
+import torch
+
+# Callers that are no line of the program's: torch's wrappers, and ours.
+LIBRARIES = tuple(str(Path(file).parent) + os.sep for file in (torch.__file__, __file__))
+
+_lock = threading.Lock()
+_numbers: dict[tuple[str, int], int] = {}
+_lines: list[str] = []
+_file: list[Path] = []
+
+
+def number_of_caller() -> int:
+    """Return the number of the line that calls, from 1 on; 0: no Python calls. Never raises."""
+    frame: FrameType | None = sys._getframe().f_back
+    while frame is not None and frame.f_code.co_filename.startswith(LIBRARIES):
+        frame = frame.f_back
+    if frame is None:
+        return 0
+    place = (frame.f_code.co_filename, frame.f_lineno)
+    return _numbers.get(place) or add(place, frame.f_code.co_name)
+
+
+def add(place: tuple[str, int], function: str) -> int:
+    with _lock:
+        if place not in _numbers:
+            line = f"{place[0]}:{place[1]} in {function}"
+            _lines.append(line)
+            _numbers[place] = len(_lines)
+            if _file:
+                append(_file[0], [line])
+        return _numbers[place]
+
+
+def keep_in(folder: Path, name: str) -> None:
+    """Keep the lines in a file of that folder from now on."""
+    with _lock:
+        if not _file:
+            _file.append(folder / f"{name}.lines")
+            append(_file[0], _lines)
+
+
+def append(path: Path, lines: list[str]) -> None:
+    """Append; a full disk must not end the program."""
+    try:
+        with path.open("a", encoding="utf-8") as file:
+            file.writelines(f"{line}\n" for line in lines)
+    except OSError:
+        return
+
+
+def text() -> str:
+    with _lock:
+        return "".join(f"{line}\n" for line in _lines)
