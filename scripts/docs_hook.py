@@ -21,10 +21,14 @@ PAGES = {  # of the repository: of the site
     "CONTRIBUTING.md": "contributing.md",
     "examples/README.md": "examples.md",
     "benchmarks/README.md": "benchmarks.md",
+    "tests/README.md": "tests.md",
 }
 SOURCES = {target: source for source, target in PAGES.items()}
-FENCED = re.compile(r"^```.*?^```$|`[^`\n]+`", re.MULTILINE | re.DOTALL)
-LINK = re.compile(r"(!?)\[([^\]]+)\]\(([^)\s]+)\)")
+# Code is left alone, but for the code in the text of a link.
+PARTS = re.compile(
+    r"^ *```.*?^ *```$|(?P<picture>!?)\[(?P<text>[^\]]+)\]\((?P<target>[^)\s]+)\)|`[^`\n]+`",
+    re.MULTILINE | re.DOTALL,
+)
 SCRIPT = "assets/mermaid.min.js"
 
 
@@ -37,23 +41,20 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     here = SOURCES.get(page.file.src_uri, f"docs/{page.file.src_uri}")
 
-    def moved(link: re.Match[str]) -> str:
-        picture, text, target = link.groups()
+    def moved(part: re.Match[str]) -> str:
+        picture, text, target = part.group("picture", "text", "target")
+        if target is None:
+            return part.group()
         path, mark, anchor = target.partition("#")
         if re.match(r"[a-z]+:", target) or not path:
-            return link.group()
+            return part.group()
         there = posixpath.normpath(posixpath.join(posixpath.dirname(here), path))
         inside = PAGES.get(there, there.removeprefix("docs/"))
         if there in PAGES or there.startswith("docs/"):
             return f"{picture}[{text}]({inside}{mark}{anchor})"
         return f"`{there}`" if there.endswith(text.strip("`/")) else f"{text} (`{there}`)"
 
-    kept = [(found.span(), found.group()) for found in FENCED.finditer(markdown)]
-    parts, at = [], 0
-    for (begin, end), code in kept:
-        parts += [LINK.sub(moved, markdown[at:begin]), code]
-        at = end
-    return "".join([*parts, LINK.sub(moved, markdown[at:])])
+    return PARTS.sub(moved, markdown)
 
 
 def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
