@@ -30,6 +30,13 @@ PARTS = re.compile(
     re.MULTILINE | re.DOTALL,
 )
 SCRIPT = "assets/mermaid.min.js"
+# mermaid 11 names arrowheads after the picture. Material's colours are for the old names, and the
+# heads would be black on black.
+HEADS = """<script>
+const initialize = mermaid.initialize;
+mermaid.initialize = (options) => initialize({...options, themeCSS: options.themeCSS +
+  '[id$="head"] path{fill:var(--md-mermaid-sequence-message-line-color);stroke:none}'});
+</script>"""
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -61,7 +68,7 @@ def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
     """Material loads mermaid from a server of others, unless it is there already."""
     if "RINGCOMM_MERMAID" not in os.environ or 'class="mermaid"' not in output:
         return output
-    return output.replace("</head>", f'<script src="{SCRIPT}"></script></head>', 1)
+    return output.replace("</head>", f'<script src="{SCRIPT}"></script>{HEADS}</head>', 1)
 
 
 def on_post_build(config: MkDocsConfig) -> None:

@@ -5,13 +5,18 @@
 
 from __future__ import annotations
 
+import inspect
 import re
+from types import ModuleType
+from typing import Any
 
 import pytest
 from conftest import Run
 from documents import PAGES
 
+import ringcomm
 from lab import ROOT
+from ringcomm import elastic
 
 NOTHING = "\N{EN DASH}"  # in a table: no source was found
 HEADING = re.compile(r"[\w .]+ \d\.\d+|Gloo")
@@ -34,6 +39,34 @@ def test_what_is_said_of_other_libraries_has_a_source() -> None:
     assert set(defined.values()) == {day}
 
 
+def public_names(module: ModuleType) -> list[str]:
+    return [f"{module.__name__}.{name}" for name in module.__all__]
+
+
+def test_every_public_name_is_on_the_page_of_the_api() -> None:
+    page = (ROOT / "docs" / "api.md").read_text()
+    shown = re.findall(r"^::: ([\w.]+)$", page, re.M)
+    public = [*public_names(ringcomm), *public_names(elastic)]
+    assert sorted(shown) == sorted([*public, "ringcomm._C.Backend"])
+
+
+def undocumented(name: str, value: Any) -> list[str]:
+    """The value and its public members that have no docstring of their own."""
+    found = [] if value.__doc__ else [name]
+    for key, member in vars(value).items() if inspect.isclass(value) else ():
+        if not key.startswith("_") and (callable(member) or isinstance(member, property)):
+            found += [f"{name}.{key}"] * (not member.__doc__)
+    return found
+
+
+def test_every_public_name_has_a_docstring() -> None:
+    """Those of Options come from its table: see `write_options.py --check`."""
+    values = {name: getattr(ringcomm, name) for name in ("dump", "metrics", "stats")}
+    values |= {name: getattr(elastic, name) for name in elastic.__all__}
+    assert len(values) == len(ringcomm.__all__) - 2 + len(elastic.__all__)
+    assert not [missing for name, value in values.items() for missing in undocumented(name, value)]
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_the_site_is_built(run: Run) -> None:
@@ -44,3 +77,6 @@ def test_the_site_is_built(run: Run) -> None:
     assert len(pages) > len(PAGES)
     loaded = re.compile(r'<(?:script|link|img)[^>]* (?:src|href)="https?://')
     assert not [page.name for page in pages if loaded.search(page.read_text())]
+    api = (ROOT / "build" / "docs" / "site" / "api.html").read_text()
+    names = [*public_names(ringcomm), *public_names(elastic), "ringcomm.Options.spin_us"]
+    assert not [name for name in names if f'id="{name}"' not in api]
