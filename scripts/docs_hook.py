@@ -18,6 +18,7 @@ from mkdocs.structure.pages import Page
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = {  # of the repository: of the site
     "README.md": "index.md",
+    "README.zh-CN.md": "index.zh.md",
     "CONTRIBUTING.md": "contributing.md",
     "examples/README.md": "examples.md",
     "benchmarks/README.md": "benchmarks.md",
@@ -65,7 +66,9 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
-    """Material loads mermaid from a server of others, unless it is there already."""
+    """Say which language it is; and Material loads mermaid from elsewhere, unless it is there."""
+    if page.file.src_uri.endswith(".zh.md"):
+        output = output.replace('<html lang="en"', '<html lang="zh-CN"', 1)
     if "RINGCOMM_MERMAID" not in os.environ or 'class="mermaid"' not in output:
         return output
     return output.replace("</head>", f'<script src="{SCRIPT}"></script>{HEADS}</head>', 1)

@@ -328,7 +328,9 @@ def test_files_that_are_named_exist() -> None:
 
 
 @pytest.mark.parametrize(
-    "page", [*PAGES, ROOT / "CONTRIBUTING.md", *ROOT.glob("*/README.md")], ids=lambda p: p.name
+    "page",
+    [*PAGES, ROOT / "README.zh-CN.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("*/README.md")],
+    ids=lambda p: p.name,
 )
 def test_links_lead_somewhere(page: Path) -> None:
     for link in links(page):
