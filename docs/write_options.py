@@ -6,7 +6,9 @@ says whether they are up to date.
 
 from __future__ import annotations
 
+import re
 import sys
+import textwrap
 from pathlib import Path
 
 from ringcomm.options import ATTRIBUTES, BUILD, GROUP, PROCESS, PROGRAM, SETTINGS, Setting
@@ -113,12 +115,26 @@ def given_as(setting: Setting) -> str:
     return "str | Path | None" if setting.name == "secret" else f"{setting.kind.__name__} | None"
 
 
+def docstring_of(setting: Setting) -> str:
+    """What the page says of it, indented for the stub."""
+    said = f"{setting.text}. Default: {default_of(setting)}."
+    plain = re.sub(r"\[([^\]]+)\]\([^)]+\)", r"\1", said)
+    values = values_of(setting)
+    told = "" if values == "text" else f" Values: {values}."
+    # One line says what it is; the rest follows, as in every docstring.
+    whole = f"{plain[0].upper()}{plain[1:]}{told}".replace("\N{NO-BREAK SPACE}", ",")
+    rest = textwrap.wrap(whole, 92, break_on_hyphens=False)
+    lines = [f'"""The attribute of `{setting.variable}`.', "", *rest, '"""']
+    return "".join(f"        {line}\n" if line else "\n" for line in lines)
+
+
 def stub(text: str) -> str:
     """The stub with the settings of the table between its two comments."""
     lines = []
     for setting in ATTRIBUTES.values():
         name = setting.name
-        lines.append(f"    @property\n    def {name}(self) -> {type_of(setting)}: ...\n")
+        lines.append(f"    @property\n    def {name}(self) -> {type_of(setting)}:\n")
+        lines.append(docstring_of(setting))
         lines.append(f"    @{name}.setter\n")
         lines.append(f"    def {name}(self, value: {given_as(setting)}) -> None: ...\n")
     lines += ["    def __init__(\n", "        self,\n", "        timeout: timedelta = ...,\n"]

@@ -34,74 +34,128 @@ class Config:
 class Options(_Backend.Options):
     """What a user may say: `init_process_group("ringcomm", pg_options=Options())`.
 
-    docs/options.md has each setting's meaning, default and variable.
+    `timeout` is how long an operation waits for a rank; that of `init_process_group` wins. Each
+    other argument is an attribute, too, and None takes back what code has said. Code wins over the
+    environment variable, and that over the default. Raises ValueError for a value that cannot be,
+    and TypeError for a wrong type or an unknown keyword.
     """
 
     # The settings, by docs/write_options.py.
     @property
-    def algorithm(self) -> str | None: ...
+    def algorithm(self) -> str | None:
+        """The attribute of `RINGCOMM_ALGORITHM`.
+
+        Used wherever a collective has it; what rank 0 says holds for all. Not between GPUs.
+        Default: the table chooses. Values: `direct`, `ring`, `tree`, `pairwise`, `dissemination`,
+        `hierarchical`, `doubling`.
+        """
     @algorithm.setter
     def algorithm(self, value: str | None) -> None: ...
     @property
-    def spin_us(self) -> int | None: ...
+    def spin_us(self) -> int | None:
+        """The attribute of `RINGCOMM_SPIN_US`.
+
+        Microseconds for which a call that waits keeps its core, before it sleeps. Default: fits the
+        host. Values: 0 to 1,000,000.
+        """
     @spin_us.setter
     def spin_us(self, value: int | None) -> None: ...
     @property
-    def cuda_mode(self) -> str: ...
+    def cuda_mode(self) -> str:
+        """The attribute of `RINGCOMM_CUDA_MODE`.
+
+        How CUDA tensors go. `ipc`: an error where ranks cannot map one another's memory; `host`:
+        through the host's memory. Default: `auto`. Values: `auto`, `ipc`, `host`.
+        """
     @cuda_mode.setter
     def cuda_mode(self, value: str | None) -> None: ...
     @property
-    def cuda_memory(self) -> int | None: ...
+    def cuda_memory(self) -> int | None:
+        """The attribute of `RINGCOMM_CUDA_MEMORY`.
+
+        Bytes of its device that a rank gives the group. Default: a 512th of the device's, 16 to 256
+        MiB. Values: 262,144 to 1,099,511,627,776.
+        """
     @cuda_memory.setter
     def cuda_memory(self, value: int | None) -> None: ...
     @property
-    def ifname(self) -> str: ...
+    def ifname(self) -> str:
+        """The attribute of `RINGCOMM_IFNAME`.
+
+        Interfaces or networks, as `eth0`, `10.0.0.0/8`, `^docker`. Default: all.
+        """
     @ifname.setter
     def ifname(self, value: str | None) -> None: ...
     @property
-    def ports(self) -> str: ...
+    def ports(self) -> str:
+        """The attribute of `RINGCOMM_PORTS`.
+
+        Where ranks listen: `40000-40015`, or one port. Default: any.
+        """
     @ports.setter
     def ports(self, value: str | None) -> None: ...
     @property
-    def transport(self) -> str: ...
+    def transport(self) -> str:
+        """The attribute of `RINGCOMM_TRANSPORT`.
+
+        `tcp`: between ranks of one host too, for tests and comparisons. Default: `auto`. Values:
+        `auto`, `tcp`.
+        """
     @transport.setter
     def transport(self, value: str | None) -> None: ...
     @property
-    def flows(self) -> int: ...
+    def flows(self) -> int:
+        """The attribute of `RINGCOMM_FLOWS`.
+
+        TCP connections between two processes: for links on which one is not enough, or several
+        network cards. The same on every rank. Default: `1`. Values: 1 to 16.
+        """
     @flows.setter
     def flows(self, value: int | None) -> None: ...
     @property
-    def resume_seconds(self) -> int: ...
+    def resume_seconds(self) -> int:
+        """The attribute of `RINGCOMM_RESUME_SECONDS`.
+
+        Seconds for which a peer that does not answer is waited for. Default: `30`. Values: 1 to
+        86,400.
+        """
     @resume_seconds.setter
     def resume_seconds(self, value: int | None) -> None: ...
     @property
-    def secret(self) -> str: ...
+    def secret(self) -> str:
+        """The attribute of `RINGCOMM_SECRET`.
+
+        The secret of the job: only ranks that have the same can connect. In code a `pathlib.Path`
+        is a file with it. Default: none.
+        """
     @secret.setter
     def secret(self, value: str | Path | None) -> None: ...
     @property
-    def costs(self) -> str: ...
+    def costs(self) -> str:
+        """The attribute of `RINGCOMM_COSTS`.
+
+        A file of `ringcomm tune`, at rank 0: what messages cost here. Default: none.
+        """
     @costs.setter
     def costs(self, value: str | None) -> None: ...
     @property
-    def cuda_library(self) -> str: ...
+    def cuda_library(self) -> str:
+        """The attribute of `RINGCOMM_CUDA_LIBRARY`.
+
+        The library for CUDA tensors, in place of the one that was built. Default: the one
+        installed.
+        """
     @cuda_library.setter
     def cuda_library(self, value: str | None) -> None: ...
     @property
-    def log(self) -> str: ...
+    def log(self) -> str:
+        """The attribute of `RINGCOMM_LOG`.
+
+        The least level of lines on stderr. `info` says what a group uses and why. Default:
+        `warning`. Values: `debug`, `info`, `warning`, `error`, `off`.
+        """
     @log.setter
     def log(self, value: str | None) -> None: ...
-    @property
-    def trace(self) -> str: ...
-    @trace.setter
-    def trace(self, value: str | None) -> None: ...
-    @property
-    def trace_lines(self) -> str: ...
-    @trace_lines.setter
-    def trace_lines(self, value: str | None) -> None: ...
-    @property
-    def metrics(self) -> str: ...
-    @metrics.setter
-    def metrics(self, value: str | None) -> None: ...
     def __init__(
         self,
         timeout: timedelta = ...,
@@ -119,9 +173,6 @@ class Options(_Backend.Options):
         costs: str | None = None,
         cuda_library: str | None = None,
         log: str | None = None,
-        trace: str | None = None,
-        trace_lines: str | None = None,
-        metrics: str | None = None,
     ) -> None: ...
     # The settings end.
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from ringcomm._stats import metrics, stats
 
 __version__ = "0.1.0"
+"""The version, without that of the torch it was built for."""
 __all__ = ["Options", "__version__", "dump", "metrics", "stats"]
 # Loaded when they are first asked for: they need torch and the library, and time.
 LATER = {"dump": "ringcomm._flight", "metrics": "ringcomm._stats", "stats": "ringcomm._stats"}

@@ -59,7 +59,7 @@ def dump(folder: str | os.PathLike[str] | None = None, stacks: bytes = b"") -> P
     `folder`: RINGCOMM_TRACE, or where that is not set one among the temporary files. It gets a file
     `rank_N`, which PyTorch's `torchfrtrace` reads as well, and one for each group. `stacks`: a text
     for a file beside them. None: this rank has no group. Raises OSError, and ValueError for
-    RINGCOMM_TRACE=off without a folder.
+    RINGCOMM_TRACE=off without a folder. Any thread may call it, also while another one hangs.
     """
     from ringcomm.tools import flight_recorder, records
 

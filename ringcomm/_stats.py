@@ -30,12 +30,14 @@ METRICS = {  # name: (what it is, type)
 def stats(group: Any = None) -> dict[str, Any]:
     """Return what this rank has done in a group, the default one if none is given.
 
-    `operations`, by collective, has `operations` that ended well, their `bytes` (of the larger of
-    input and output) and `seconds`. `waits` has seconds for each peer, by its global rank; waits
-    that the spinning thread hardly noticed are not in it. `sent_bytes` went to other hosts, and
-    `resent_frames` were sent again after `lost_connections`; these count all groups. Operations on
-    a GPU are counted by the host, when it sees their end. Raises ValueError for a group that is
-    not ringcomm's, and RuntimeError without torch's default group.
+    The dictionary has `group`, `rank`, `size`, `device` (whether it is about tensors of a GPU) and
+    `failure` (the text, or ""), and these figures. `operations`, by collective, has `operations`
+    that ended well, their `bytes` (of the larger of input and output) and `seconds`. `waits` has
+    seconds for each peer, by its global rank; waits that the spinning thread hardly noticed are not
+    in it. `sent_bytes` went to other hosts, and `resent_frames` were sent again after so many
+    `lost_connections`; these count all groups. Operations on a GPU are counted by the host, when
+    it sees their end. Raises ValueError for a group that is not ringcomm's, and RuntimeError
+    without torch's default group.
     """
     import torch.distributed as dist
 
@@ -99,7 +101,12 @@ def read(ring: bytes) -> dict[str, Any]:
 
 
 def metrics() -> str:
-    """Return the numbers of all groups as Prometheus reads them."""
+    """Return the numbers of all groups of this process, as a text that Prometheus reads.
+
+    They are counters in operations, bytes and seconds, with the labels `group`, `rank`, `memory`
+    ("host" or "device") and `collective` or `peer`. "# HELP" lines say what each is. Without a
+    group there are only these lines.
+    """
     rows: dict[str, list[str]] = {name: [] for name in METRICS}
 
     def row(name: str, value: float, **labels: object) -> None:

@@ -146,7 +146,7 @@ SETTINGS = [
     ),
     Setting(
         *("secret", PROCESS),
-        "the [secret](networks.md#secrets-and-what-they-protect) of the job: only ranks that have "
+        "the [secret](safer.md#a-secret) of the job: only ranks that have "
         "the same can connect. In code a `pathlib.Path` is a file with it",
         fits="none",
     ),

@@ -18,14 +18,26 @@ from mkdocs.structure.pages import Page
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = {  # of the repository: of the site
     "README.md": "index.md",
+    "README.zh-CN.md": "index.zh.md",
     "CONTRIBUTING.md": "contributing.md",
     "examples/README.md": "examples.md",
     "benchmarks/README.md": "benchmarks.md",
+    "tests/README.md": "tests.md",
 }
 SOURCES = {target: source for source, target in PAGES.items()}
-FENCED = re.compile(r"^```.*?^```$|`[^`\n]+`", re.MULTILINE | re.DOTALL)
-LINK = re.compile(r"(!?)\[([^\]]+)\]\(([^)\s]+)\)")
+# Code is left alone, but for the code in the text of a link.
+PARTS = re.compile(
+    r"^ *```.*?^ *```$|(?P<picture>!?)\[(?P<text>[^\]]+)\]\((?P<target>[^)\s]+)\)|`[^`\n]+`",
+    re.MULTILINE | re.DOTALL,
+)
 SCRIPT = "assets/mermaid.min.js"
+# mermaid 11 names arrowheads after the picture. Material's colours are for the old names, and the
+# heads would be black on black.
+HEADS = """<script>
+const initialize = mermaid.initialize;
+mermaid.initialize = (options) => initialize({...options, themeCSS: options.themeCSS +
+  '[id$="head"] path{fill:var(--md-mermaid-sequence-message-line-color);stroke:none}'});
+</script>"""
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -37,30 +49,29 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     here = SOURCES.get(page.file.src_uri, f"docs/{page.file.src_uri}")
 
-    def moved(link: re.Match[str]) -> str:
-        picture, text, target = link.groups()
+    def moved(part: re.Match[str]) -> str:
+        picture, text, target = part.group("picture", "text", "target")
+        if target is None:
+            return part.group()
         path, mark, anchor = target.partition("#")
         if re.match(r"[a-z]+:", target) or not path:
-            return link.group()
+            return part.group()
         there = posixpath.normpath(posixpath.join(posixpath.dirname(here), path))
         inside = PAGES.get(there, there.removeprefix("docs/"))
         if there in PAGES or there.startswith("docs/"):
             return f"{picture}[{text}]({inside}{mark}{anchor})"
         return f"`{there}`" if there.endswith(text.strip("`/")) else f"{text} (`{there}`)"
 
-    kept = [(found.span(), found.group()) for found in FENCED.finditer(markdown)]
-    parts, at = [], 0
-    for (begin, end), code in kept:
-        parts += [LINK.sub(moved, markdown[at:begin]), code]
-        at = end
-    return "".join([*parts, LINK.sub(moved, markdown[at:])])
+    return PARTS.sub(moved, markdown)
 
 
 def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
-    """Material loads mermaid from a server of others, unless it is there already."""
+    """Say which language it is; and Material loads mermaid from elsewhere, unless it is there."""
+    if page.file.src_uri.endswith(".zh.md"):
+        output = output.replace('<html lang="en"', '<html lang="zh-CN"', 1)
     if "RINGCOMM_MERMAID" not in os.environ or 'class="mermaid"' not in output:
         return output
-    return output.replace("</head>", f'<script src="{SCRIPT}"></script></head>', 1)
+    return output.replace("</head>", f'<script src="{SCRIPT}"></script>{HEADS}</head>', 1)
 
 
 def on_post_build(config: MkDocsConfig) -> None:

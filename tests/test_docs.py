@@ -328,7 +328,9 @@ def test_files_that_are_named_exist() -> None:
 
 
 @pytest.mark.parametrize(
-    "page", [*PAGES, ROOT / "CONTRIBUTING.md", *ROOT.glob("*/README.md")], ids=lambda p: p.name
+    "page",
+    [*PAGES, ROOT / "README.zh-CN.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("*/README.md")],
+    ids=lambda p: p.name,
 )
 def test_links_lead_somewhere(page: Path) -> None:
     for link in links(page):
@@ -338,18 +340,6 @@ def test_links_lead_somewhere(page: Path) -> None:
         target = (page.parent / path).resolve() if path else page
         assert target.exists(), link
         assert not anchor or anchor in slugs(target), link
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(400)
-def test_the_site_is_built(run: Run) -> None:
-    """By MkDocs, to which a link or an anchor that leads nowhere is an error."""
-    result = run(ROOT / "scripts" / "docs.sh", seconds=300)
-    assert result.returncode == 0, result.stderr
-    pages = sorted((ROOT / "build" / "docs" / "site").glob("*.html"))
-    assert len(pages) > len(PAGES)
-    loaded = re.compile(r'<(?:script|link|img)[^>]* (?:src|href)="https?://')
-    assert not [page.name for page in pages if loaded.search(page.read_text())]
 
 
 # ---- the picture of the memory, and the English
@@ -385,5 +375,5 @@ def test_sentences_are_short(page: Path) -> None:
     long = [f"{length(one)} words: {one}" for one in sentences(page) if length(one) > WORDS]
     assert not long
     lines = re.sub(r"`[^`\n]+`", "", without_code(page)).splitlines()
-    wide = [line for line in lines if len(line) > 120 and not line.startswith("|")]
+    wide = [line for line in lines if len(line) > 120 and not re.match(r"\||\[[\w-]+\]: ", line)]
     assert not wide

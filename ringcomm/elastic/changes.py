@@ -32,7 +32,11 @@ MOST_VAIN = 3  # failures in a row, at the same place, that changed nothing
 
 
 class Member(NamedTuple):
-    """One rank of a world: a process, under a name that no other one has."""
+    """One rank of a world: a process, under a name that no other one has.
+
+    `uuid` is that name; a process that is started anew has another. `host` is the name of its host,
+    and `pid` its number there.
+    """
 
     uuid: str
     host: str
@@ -40,7 +44,12 @@ class Member(NamedTuple):
 
 
 class Change(NamedTuple):
-    """How a world has changed. `seconds`: from the failure, or the vote, until the group works."""
+    """How a world has changed, as callbacks of `World.on_change` get it.
+
+    `epoch` counts the changes, and `step` the steps that were applied so far. `size` and `rank` are
+    those of this process in the new group. `lost` and `joined` are the members that went and came.
+    `seconds`: from the failure, or the vote, until the new group works.
+    """
 
     epoch: int
     step: int

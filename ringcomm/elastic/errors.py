@@ -8,11 +8,17 @@ class Evicted(RuntimeError):  # noqa: N818 - a state, by its name
 
 
 class TooFew(RuntimeError):  # noqa: N818 - a state, by its name
-    """Fewer members than `min_size` are left, and no others came in time."""
+    """Fewer members than `min_size` are left, and no others came within the `timeout` of `join`.
+
+    Start more processes: the newest checkpoint is loaded once all have ended.
+    """
 
 
 class Diverged(RuntimeError):  # noqa: N818 - a state, by its name
-    """Members hold different parameters, or count different steps. Nothing was applied."""
+    """Members hold different parameters, or count different steps. Nothing was applied.
+
+    The text names the ranks that differ. The program has an error: each rank must do the same.
+    """
 
 
 class Redo(BaseException):

@@ -40,7 +40,7 @@ MOST_RANKS = 200  # in a group
 
 
 class World:
-    """One rank's view of its world. `join` makes it."""
+    """One rank's view of its world, which `join` makes. `device` is the rank's own device."""
 
     _entrance: Entrance
 
@@ -51,9 +51,8 @@ class World:
         sizes: tuple[int, int, int | None],
         timeout: float,
     ) -> None:
-        self._store, self._settings = store, settings
+        self._store, self._settings, self._timeout = store, settings, timeout
         self._sizes = sizes  # the least, the founders, the most
-        self._timeout = timeout
         self._changes: Changes | None = None  # once this rank is in the world
         self._tracked: Tracked | None = None
         self._feed: Feed | None = None
@@ -63,9 +62,8 @@ class World:
         self._attempts = False  # a call of `attempt` is under way
         self._loops = False  # the program is in the body of a loop over `batches`
         self._given = False  # it has batches there that no step has taken yet
-        self._pid, self._leaving = os.getpid(), False
-        self._founder = False
-        self._training = False
+        self._pid = os.getpid()
+        self._leaving = self._founder = self._training = False
         self.device = own_device()
 
     # ---- what it is now
@@ -82,10 +80,12 @@ class World:
 
     @property
     def rank(self) -> int:
+        """The rank of this process in the present group, from 0: a change may give it another."""
         return dist.get_rank()
 
     @property
     def size(self) -> int:
+        """How many ranks the present group has."""
         return dist.get_world_size()
 
     @property

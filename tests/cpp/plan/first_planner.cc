@@ -1,4 +1,4 @@
-// The planner that docs/plans.md writes step by step: printed, proved, and run by threads.
+// The planner that docs/algorithms.md writes step by step: printed, proved, and run by threads.
 //
 //   first_planner print BYTES RANKS    the plans of all ranks, in words
 //   first_planner prove                sequences of it and of another planner; and of wrong ones
