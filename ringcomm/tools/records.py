@@ -21,6 +21,7 @@ HEADER_AT, FAILURE_AT, HEADER_END = 64, 3072, 4096
 RECORD = struct.Struct("<8Q3q3QiIII")
 LONGEST_NS = 365 * 86400 * 10**9  # of a job: later times are damage
 NOBODY = 0xFFFFFF  # no root, or any rank
+SPARSE = 2  # the memory layout of what a sparse all_reduce gathers (csrc/comm/operation.h)
 STATES = ("queued", "running", "done", "failed")
 MESSAGES = ("send", "recv")
 
@@ -76,7 +77,7 @@ class Operation:
 
     @property
     def arguments(self) -> str:
-        """Return "float32[500000] SUM": as the library's own texts have it."""
+        """Return "float32[500000] SUM": as the library's own texts have it (to_text in C++)."""
         if self.is_message:
             return f"{self.dtype}[{self.elements}]"
         if self.collective == "barrier":
@@ -87,7 +88,10 @@ class Operation:
         words += [self.op] if self.op else []
         words += [f"root {self.root}"] if self.root is not None else []
         words += ["uneven"] if self.splits else []
-        words += [f"memory layout {self.layout % 10000}"] if self.layout else []
+        if self.layout == SPARSE:
+            words.append("for a sparse all_reduce")
+        elif self.layout:
+            words.append(f"memory layout {self.layout % 10000}")
         return " ".join(words)
 
     def __str__(self) -> str:
