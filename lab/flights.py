@@ -139,11 +139,17 @@ def together(
 
 
 def training(
-    size: int, steps: int = 20, hosts: int = 1, slow: int | None = None, capacity: int = 64
+    size: int,
+    steps: int = 20,
+    hosts: int = 1,
+    slow: int | None = None,
+    capacity: int = 64,
+    slow_host: str = "",
 ) -> tuple[list[Flight], int]:
     """Record steps of 10 ms and an all_reduce each; return the records, and when the last ended.
 
-    `slow`: this rank computes 5 ms longer. Each host has its own clocks, seconds apart.
+    `slow`: this rank computes 5 ms longer; `slow_host`: each rank of this host does.
+    Each host has its own clocks, seconds apart.
     """
     clocks = [
         Clock(f"node{host}", 50_000 * MS * (host + 1), 2_500 * MS * host) for host in range(hosts)
@@ -152,10 +158,14 @@ def training(
     flights = [
         Flight(rank, ranks, clocks[rank * hosts // size], capacity=capacity) for rank in ranks
     ]
+    late = [
+        5 * MS * (rank == slow or flight.clock.host == slow_host)
+        for rank, flight in enumerate(flights)
+    ]
     now = 0
     for step in range(steps):
         # A little different for each rank and step, and each rank the last one sometimes.
         spread = [(rank * 7 + step * 3) % size * MS // 20 for rank in ranks]
-        calls = [now + 10 * MS + spread[rank] + (rank == slow) * 5 * MS for rank in ranks]
+        calls = [now + 10 * MS + spread[rank] + late[rank] for rank in ranks]
         now = together(flights, "all_reduce", calls, 3 * MS, elements=500_000)
     return flights, now
