@@ -134,6 +134,11 @@ class GroupRecord:
         """How many older operations newer ones have overwritten."""
         return max(self.begun - self.capacity, 0)
 
+    @property
+    def is_behind(self) -> bool:
+        """Tell whether newer operations were begun than those that could be read."""
+        return self.begun > max((operation.number for operation in self.operations), default=0)
+
 
 def text_of(data: bytes) -> str:
     return data.partition(b"\0")[0].decode("utf-8", "replace")
@@ -282,6 +287,7 @@ class Folder:
 
     records: list[GroupRecord] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
+    unread: set[int] = field(default_factory=set)  # global ranks of files that were left out
 
 
 def read_folder(path: Path) -> Folder:
@@ -300,6 +306,8 @@ def read_folder(path: Path) -> Folder:
             record = read_ring(file.read_bytes())
         except (OSError, ValueError) as error:
             found.remarks.append(f"{file.name} is left out: {error}")
+            rank = file.name.removeprefix("rank").partition("-")[0]
+            found.unread |= {int(rank)} if rank.isdecimal() else set()
             continue
         record.source = file.name
         found.records.append(record)

@@ -95,7 +95,7 @@ def job_of(folder: Folder, name: str | None = None) -> Job:
     if name is not None and name not in jobs:
         raise ValueError(f"there is no job {name}: the folder has {', '.join(jobs)}")
     chosen = list(jobs)[-1] if name is None else name
-    job = Job(chosen, groups_of(jobs[chosen]), list(folder.remarks))
+    job = Job(chosen, groups_of(jobs[chosen]), list(folder.remarks), unread=folder.unread)
     others = [other for other in jobs if other != chosen]
     if others:
         count = sum(len(jobs[other]) for other in others)
@@ -104,7 +104,7 @@ def job_of(folder: Folder, name: str | None = None) -> Job:
         )
     job.remarks += differences(job.records)
     if job.silent:
-        job.remarks.append(f"{ranks_text(job.silent)} left no record in this folder")
+        job.remarks.append(f"{job.no_record(job.silent)} in this folder")
     set_clocks(job)
     align(job)
     return job

@@ -181,6 +181,7 @@ def write_perfetto(job: Job, path: Path, last: int = 1000) -> None:
     first = next(iter(job.bases), "")
     facts = {
         "job": job.name,
+        "notes": job.remarks,
         "clocks": [shift_text(name, first, shift) for name, shift in job.shifts.items()],
     }
     head = json.dumps({"displayTimeUnit": "ms", "otherData": facts})
