@@ -250,9 +250,9 @@ def decode(fields: tuple[int, ...], header: dict[str, Any], record: GroupRecord)
     op, root = kind >> 16 & 0xFF, kind >> 24 & NOBODY
     collective = header["collectives"][kind & 0xFF]
     times = [time for time in (called, began, ended) if time]
-    if any(abs(time - record.steady_ns) > LONGEST_NS for time in times):
-        raise ValueError("half-written")
     if times != sorted(times) or number > record.begun + 1 or peer >= record.size:
+        raise ValueError("half-written")
+    if times and max(record.steady_ns - times[0], times[-1] - record.steady_ns) > LONGEST_NS:
         raise ValueError("half-written")
     if (collective in MESSAGES) != (sequence == 0) or (root != NOBODY and root >= record.size):
         raise ValueError("half-written")

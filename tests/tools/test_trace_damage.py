@@ -73,7 +73,7 @@ def cut(path: Path, records: int) -> None:
 
 
 def test_nothing_is_claimed_of_what_a_cut_hides(tmp_path: Path) -> None:
-    """Rank 0 is missing. Rank 1 had begun 21 operations, and the file has nine of them."""
+    """Rank 0 is missing. Rank 1 had begun 21 operations, and the file has ten of them."""
     flights, now = training(4)
     for flight in flights[1:]:
         flight.call("barrier", now)

@@ -98,10 +98,6 @@ def since(job: Job, group: Group, calls: Calls, ranks: Iterable[int]) -> str:
     return clock_text(min(job.called(group.records[rank], calls[rank]) for rank in ranks))
 
 
-def mismatched(job: Job, group: Group) -> bool:
-    return any(len({op.call for op in calls.values()}) > 1 for calls in group.calls.values())
-
-
 def summary(job: Job) -> str:
     """Say what the records hold."""
     operations = sum(len(record.operations) for record in job.records)

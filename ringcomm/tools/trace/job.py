@@ -35,6 +35,17 @@ class Group:
         return dict(sorted(found.items()))
 
     @functools.cached_property
+    def differing(self) -> set[int]:
+        """The sequence numbers under which ranks called different things."""
+        found = set()
+        for sequence, calls in self.calls.items():
+            every = iter(calls.values())
+            first = next(every).call
+            if any(operation.call != first for operation in every):
+                found.add(sequence)
+        return found
+
+    @functools.cached_property
     def last(self) -> dict[int, Operation | None]:
         """The last collective that each rank called, of those that left a record."""
         found: dict[int, Operation | None] = dict.fromkeys(self.records)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ringcomm.tools.records import Operation
-from ringcomm.tools.trace.findings import COLUMNS, Finding, Kind, mismatched, since, table, where
+from ringcomm.tools.trace.findings import COLUMNS, Finding, Kind, since, table, where
 from ringcomm.tools.trace.job import Group, Job, clock_text, ranks_text
 from ringcomm.tools.words import show_seconds
 
@@ -33,7 +33,7 @@ def stops(job: Job) -> list[Stop]:
     """Return where groups stopped, but for those whose ranks called different things."""
     found = []
     for group in job.groups:
-        if mismatched(job, group):
+        if group.differing:
             continue
         for sequence, calls in group.calls.items():
             waiting = [rank for rank, operation in calls.items() if not operation.is_done]
@@ -91,7 +91,7 @@ def waiting(job: Job) -> Iterator[Finding]:
         links = [edges[a][b] for a, b in zip(cycle, [*cycle[1:], cycle[0]], strict=True)]
         locked = {id(stop) for stop in links}
         yield deadlock(job, cycle, links)
-    differing = [group for group in job.groups if mismatched(job, group)]
+    differing = [group for group in job.groups if group.differing]
     for stop in some:
         # The missing ranks may themselves wait for others, or be in a mismatch.
         missing = {stop.group.ranks[rank] for rank in stop.missing}
