@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from lab import ROOT
 from lab.flights import training, write
 from lab.limits import limit
 from ringcomm.__main__ import main
@@ -180,3 +181,13 @@ def test_a_file_that_was_cut_is_left_out(
     first.write_bytes(first.read_bytes()[:5000])
     assert main(["top", str(tmp_path), "--once", "--every", "0.01"]) == 0
     assert "1 ranks at" in capsys.readouterr().out
+
+
+def test_the_picture_in_the_docs_is_true(tmp_path: Path) -> None:
+    pytest.importorskip("rich")
+    script = ROOT / "docs" / "draw_pages.py"
+    command = [sys.executable, str(script), "top", "--to", str(tmp_path)]
+    subprocess.run(command, check=True, timeout=limit(60))
+    drawn, there = tmp_path / "top.svg", ROOT / "docs" / "pictures" / "top.svg"
+    assert drawn.read_text() == there.read_text(), "draw it again: `python docs/draw_pages.py top`"
+    assert "all_reduce&#160;#141" in there.read_text()
