@@ -75,7 +75,7 @@ def export(job: Job, findings: list[Finding], options: argparse.Namespace) -> No
         from ringcomm.tools.trace.perfetto import write_perfetto
 
         write_perfetto(job, options.perfetto, options.last or 1000)
-        print(f"{options.perfetto} is for ui.perfetto.dev or chrome://tracing")
+        print(f"{options.perfetto} is for ui.perfetto.dev")
     if options.html:
         from ringcomm.tools.trace.html import write_page
 

@@ -1,4 +1,4 @@
-"""A job's records as Chrome's trace events, which Perfetto and chrome://tracing open.
+"""A job's records as Chrome's trace events, which Perfetto opens.
 
 Each rank is a process. A lane has its calls, one the time between them, one its waits, and one the
 moving of bytes; a flow joins the ranks of a collective. Operations of a rank that overlap stand in

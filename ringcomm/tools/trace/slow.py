@@ -28,12 +28,14 @@ class Lateness:
     late: list[int] = field(default_factory=list)  # after the first rank
 
 
-def called(job: Job, group: Group, calls: Calls) -> dict[int, int]:
-    return {
-        rank: job.called(group.records[rank], operation)
-        for rank, operation in calls.items()
-        if operation.called_ns
-    }
+def offsets(job: Job, group: Group) -> dict[int, int]:
+    """Return by rank what leads from its steady clock to the common one; ns."""
+    return {rank: job.at(record, 0) for rank, record in group.records.items()}
+
+
+def called(calls: Calls, add: dict[int, int]) -> dict[int, int]:
+    """Return by rank when it called; `add`: offsets()."""
+    return {rank: one.called_ns + add[rank] for rank, one in calls.items() if one.called_ns}
 
 
 Times = dict[int, int]  # by the group's ranks: when each called; ns
@@ -43,9 +45,10 @@ def times_of(job: Job, group: Group) -> tuple[list[Times], int]:
     """Return the times of each collective that all ranks called, and from the first to the last."""
     found: list[Times] = []
     ends: list[int] = []
+    add = offsets(job, group)
     clocks = len({job.clocks[id(record)] for record in group.records.values()})
     for calls in group.calls.values():
-        times = called(job, group, calls)
+        times = called(calls, add)
         if len(times) < group.size or group.size < 2:
             continue
         ends.append(max(times.values()))
@@ -65,10 +68,9 @@ def lateness(every: list[Times], members: list[list[int]]) -> list[Lateness]:
         first = min(times.values())
         order = sorted(times, key=lambda rank: times[rank])
         for one, ranks in zip(found, members, strict=True):
-            begins = min(times[rank] for rank in ranks)
+            begins = min(map(times.__getitem__, ranks))
             one.late.append(begins - first)
-            own = {*ranks}
-            if all(rank in own for rank in order[-len(ranks) :]):
+            if set(order[-len(ranks) :]).issubset(ranks):
                 one.last += 1
                 one.lost += begins - times[order[-len(ranks) - 1]]
     return found
@@ -196,17 +198,19 @@ def stalls(job: Job) -> list[Stall]:
     for group in job.groups:
         typical: list[int] = []
         own: list[Stall] = []
+        add = offsets(job, group)
         for calls in group.calls.values():
-            times = called(job, group, calls)
+            times = called(calls, add)
             if len(times) < group.size:
                 continue
+            latest = max(times.values())
             for rank, operation in calls.items():
                 peer = operation.longest_peer
                 start = times.get(rank)
                 if peer is None or start is None:
                     continue
                 # A wait for another's late call may pass through any peer.
-                late = max(max(times.values()) - start, 0)
+                late = latest - start
                 rest = operation.longest_ns - late
                 typical.append(max(rest, 0))
                 if rest > STALL_NS:
