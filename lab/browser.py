@@ -45,3 +45,17 @@ def picture(
         chromium(frame, *arguments)
     finally:
         frame.unlink()
+
+
+def contrast(one: str, other: str) -> float:
+    """Return the contrast of two colours, "#0072b2", as WCAG 2 counts it: from 1 to 21."""
+
+    def lightness(colour: str) -> float:
+        parts = (int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5))
+        red, green, blue = (
+            part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts
+        )
+        return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+    low, high = sorted((lightness(one), lightness(other)))
+    return (high + 0.05) / (low + 0.05)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ringcomm._stats import TOTALS
 from ringcomm.tools.records import MAGIC, NOBODY, RECORD, STATES
 
 COLLECTIVES = ["all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "scatter"]
@@ -85,14 +86,15 @@ class Flight:
     def data(self) -> bytes:
         """Return the ring file."""
         size, begun = len(self.ranks), len(self.operations)
-        waits_at = RECORDS_AT + self.capacity * STEP
+        totals_at = RECORDS_AT + self.capacity * STEP
+        waits_at = totals_at + len(COLLECTIVES) * TOTALS.size
         header = {
             "version": 1, "job": self.job, "pid": self.pid or 1000 + self.ranks[self.rank],
             "host": self.clock.host, "rank": self.rank, "size": size, "global_ranks": self.ranks,
             "group": self.group, "device": False, "capacity": self.capacity, "record_bytes": STEP,
-            "records_at": RECORDS_AT, "waits_at": waits_at, "collectives": COLLECTIVES,
-            "dtypes": DTYPES, "ops": OPS, "algorithms": ALGORITHMS, "ringcomm": "0.1.0",
-            "torch": "2.13.0", **self.header,
+            "records_at": RECORDS_AT, "totals_at": totals_at, "waits_at": waits_at,
+            "collectives": COLLECTIVES, "dtypes": DTYPES, "ops": OPS, "algorithms": ALGORITHMS,
+            "ringcomm": "0.1.0", "torch": "2.13.0", **self.header,
         }  # fmt: skip
         data = bytearray(waits_at + 8 * size)
         data[:8] = MAGIC
@@ -104,10 +106,39 @@ class Flight:
         failure = self.failure.encode()[:1023]
         data[3072 : 3072 + len(failure)] = failure
         for operation in self.operations[-self.capacity :]:
-            RECORD.pack_into(data, RECORDS_AT + operation[0] % self.capacity * STEP, *operation)
+            RECORD.pack_into(
+                data, RECORDS_AT + (operation[0] - 1) % self.capacity * STEP, *operation
+            )
+        for number, total in enumerate(self.totals()):
+            TOTALS.pack_into(data, totals_at + number * TOTALS.size, *total)
         for peer, waited in self.waits.items():
             data[waits_at + 8 * peer : waits_at + 8 * peer + 8] = waited.to_bytes(8, "little")
         return bytes(data)
+
+    def totals(self) -> list[tuple[int, int, int]]:
+        """Return operations, bytes and ns of each collective that has ended."""
+        found = [(0, 0, 0) for _ in COLLECTIVES]
+        for (
+            _,
+            _,
+            kind,
+            elements,
+            *_,
+            called,
+            _began,
+            ended,
+            _,
+            _,
+            _,
+            _,
+            _,
+            state,
+            _,
+        ) in self.operations:
+            if STATES[state] == "done":
+                count, size, ns = found[kind & 0xFF]
+                found[kind & 0xFF] = (count + 1, size + 4 * elements, ns + ended - called)
+        return found
 
     def name(self, number: int = 0) -> str:
         rank = self.ranks[self.rank]
@@ -139,11 +170,17 @@ def together(
 
 
 def training(
-    size: int, steps: int = 20, hosts: int = 1, slow: int | None = None, capacity: int = 64
+    size: int,
+    steps: int = 20,
+    hosts: int = 1,
+    slow: int | None = None,
+    capacity: int = 64,
+    slow_host: str = "",
 ) -> tuple[list[Flight], int]:
     """Record steps of 10 ms and an all_reduce each; return the records, and when the last ended.
 
-    `slow`: this rank computes 5 ms longer. Each host has its own clocks, seconds apart.
+    `slow`: this rank computes 5 ms longer; `slow_host`: each rank of this host does.
+    Each host has its own clocks, seconds apart.
     """
     clocks = [
         Clock(f"node{host}", 50_000 * MS * (host + 1), 2_500 * MS * host) for host in range(hosts)
@@ -152,10 +189,14 @@ def training(
     flights = [
         Flight(rank, ranks, clocks[rank * hosts // size], capacity=capacity) for rank in ranks
     ]
+    late = [
+        5 * MS * (rank == slow or flight.clock.host == slow_host)
+        for rank, flight in enumerate(flights)
+    ]
     now = 0
     for step in range(steps):
         # A little different for each rank and step, and each rank the last one sometimes.
         spread = [(rank * 7 + step * 3) % size * MS // 20 for rank in ranks]
-        calls = [now + 10 * MS + spread[rank] + (rank == slow) * 5 * MS for rank in ranks]
+        calls = [now + 10 * MS + spread[rank] + late[rank] for rank in ranks]
         now = together(flights, "all_reduce", calls, 3 * MS, elements=500_000)
     return flights, now

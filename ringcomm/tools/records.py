@@ -21,6 +21,7 @@ HEADER_AT, FAILURE_AT, HEADER_END = 64, 3072, 4096
 RECORD = struct.Struct("<8Q3q3QiIII")
 LONGEST_NS = 365 * 86400 * 10**9  # of a job: later times are damage
 NOBODY = 0xFFFFFF  # no root, or any rank
+SPARSE = 2  # the memory layout of what a sparse all_reduce gathers (csrc/comm/operation.h)
 STATES = ("queued", "running", "done", "failed")
 MESSAGES = ("send", "recv")
 
@@ -77,7 +78,7 @@ class Operation:
 
     @property
     def arguments(self) -> str:
-        """Return "float32[500000] SUM": as the library's own texts have it."""
+        """Return "float32[500000] SUM": as the library's own texts have it (to_text in C++)."""
         if self.is_message:
             return f"{self.dtype}[{self.elements}]"
         if self.collective == "barrier":
@@ -88,7 +89,10 @@ class Operation:
         words += [self.op] if self.op else []
         words += [f"root {self.root}"] if self.root is not None else []
         words += ["uneven"] if self.splits else []
-        words += [f"memory layout {self.layout % 10000}"] if self.layout else []
+        if self.layout == SPARSE:
+            words.append("for a sparse all_reduce")
+        elif self.layout:
+            words.append(f"memory layout {self.layout % 10000}")
         return " ".join(words)
 
     def __str__(self) -> str:
@@ -130,6 +134,11 @@ class GroupRecord:
     def lost(self) -> int:
         """How many older operations newer ones have overwritten."""
         return max(self.begun - self.capacity, 0)
+
+    @property
+    def is_behind(self) -> bool:
+        """Tell whether newer operations were begun than those that could be read."""
+        return self.begun > max((operation.number for operation in self.operations), default=0)
 
 
 def text_of(data: bytes) -> str:
@@ -244,9 +253,9 @@ def decode(fields: tuple[int, ...], header: dict[str, Any], record: GroupRecord)
     op, root = kind >> 16 & 0xFF, kind >> 24 & NOBODY
     collective = header["collectives"][kind & 0xFF]
     times = [time for time in (called, began, ended) if time]
-    if any(abs(time - record.steady_ns) > LONGEST_NS for time in times):
-        raise ValueError("half-written")
     if times != sorted(times) or number > record.begun + 1 or peer >= record.size:
+        raise ValueError("half-written")
+    if times and max(record.steady_ns - times[0], times[-1] - record.steady_ns) > LONGEST_NS:
         raise ValueError("half-written")
     if (collective in MESSAGES) != (sequence == 0) or (root != NOBODY and root >= record.size):
         raise ValueError("half-written")
@@ -282,6 +291,7 @@ class Folder:
 
     records: list[GroupRecord] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
+    unread: set[int] = field(default_factory=set)  # global ranks of files that were left out
 
 
 def read_folder(path: Path) -> Folder:
@@ -300,6 +310,8 @@ def read_folder(path: Path) -> Folder:
             record = read_ring(file.read_bytes(), lines=lines_beside(file))
         except (OSError, ValueError) as error:
             found.remarks.append(f"{file.name} is left out: {error}")
+            rank = file.name.removeprefix("rank").partition("-")[0]
+            found.unread |= {int(rank)} if rank.isdecimal() else set()
             continue
         record.source = file.name
         found.records.append(record)

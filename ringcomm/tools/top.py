@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import shutil
+import struct
 import sys
 import time
 from collections.abc import Iterable, Iterator
@@ -17,9 +19,11 @@ from typing import Any
 from ringcomm import _stats
 from ringcomm.tools import extra
 from ringcomm.tools.records import GroupRecord, Operation, last_ns, read_ring
+from ringcomm.tools.trace.job import ranks_text
 from ringcomm.tools.words import show_rate, show_seconds
 
 NEWEST = 64  # operations that are read of each group
+DAMAGE = (ValueError, LookupError, TypeError, struct.error)  # of a file that is no whole record
 COLUMNS = [
     "rank",
     "host",
@@ -51,14 +55,13 @@ class Look:
 
 
 def look(folder: Path, at: float) -> Look:
-    """Read all ring files. What cannot be read, as it is being made, is left out."""
+    """Read all ring files. What cannot be read, as it is being made or damaged, is left out."""
     found = Look(at)
     for path in sorted(folder.rglob("*.ring")):
-        with contextlib.suppress(OSError, ValueError):
+        with contextlib.suppress(OSError, *DAMAGE):
             data = path.read_bytes()
-            record = read_ring(data, NEWEST)
-            found.records[str(path)] = record
-            found.numbers[str(path)] = _stats.read(data)
+            record, numbers = read_ring(data, NEWEST), _stats.read(data)
+            found.records[str(path)], found.numbers[str(path)] = record, numbers
     return found
 
 
@@ -121,11 +124,17 @@ def rows(before: Look, now: Look) -> Iterator[list[str]]:
             str(shown),
             "failed" if record.failure else shown.state,
             show_seconds(age),
-            ", ".join(str(rank) for rank in late[:8]) + (" ..." if len(late) > 8 else ""),
+            some_ranks(late),
             f"{counted / passed:.3g}",
             show_rate(size / passed),
             f"{min(waited / passed, 1):.0%}",
         ]
+
+
+def some_ranks(ranks: list[int]) -> str:
+    """Return "0-2 and 5", or how many they are where that is long."""
+    text = ranks_text(ranks, bare=True) if ranks else ""
+    return text if len(text) <= 16 else f"{len(ranks)} ranks"
 
 
 def elapsed_ns(record: GroupRecord, at: float) -> int:
@@ -133,16 +142,67 @@ def elapsed_ns(record: GroupRecord, at: float) -> int:
     return max(record.steady_ns + round(at * 1e9) - record.wall_ns, last_ns(record))
 
 
-def table(before: Look, now: Look, title: str) -> Any:
+NARROW = ("host", "group", "ops/s")  # columns that a narrow screen leaves out, in this order
+
+
+def short(name: str, cell: str) -> str:
+    """Return the operation without its arguments: "all_reduce #412"."""
+    return " ".join(cell.split(" ")[:2]) if name == "operation" else cell
+
+
+def least(cell: str) -> int:
+    """Return how narrow a cell can be: one column's name may be folded."""
+    return len("waits") if cell == "waits for" else len(cell)
+
+
+def fitted(lines: list[list[str]], width: int) -> list[list[str]]:
+    """Return a table, its columns' names first, with what fits into so many characters."""
+    borders = 3 * len(lines[0]) + 1
+
+    def fits() -> bool:
+        columns = zip(*lines, strict=True)
+        return borders + sum(max(map(least, column)) for column in columns) <= width
+
+    if not fits():
+        lines = [[short(*pair) for pair in zip(COLUMNS, line, strict=True)] for line in lines]
+    for name in NARROW:
+        if fits():
+            break
+        at = lines[0].index(name)
+        lines = [[*line[:at], *line[at + 1 :]] for line in lines]
+        borders -= 3
+    return lines
+
+
+def shortened(lines: list[list[str]], height: int) -> tuple[list[list[str]], int]:
+    """Return the rows for a screen of so many lines, and how many others there are.
+
+    Ranks that failed or wait come first where not all have room.
+    """
+    room = max(height - 6, 1)  # the title takes two lines, borders and names four
+    if len(lines) <= room:
+        return lines, 0
+    chosen = sorted(range(len(lines)), key=lambda i: (not is_slow(lines[i]), i))[: room - 1]
+    return [lines[i] for i in sorted(chosen)], len(lines) - len(chosen)
+
+
+def is_slow(row: list[str]) -> bool:
+    return row[COLUMNS.index("state")] == "failed" or bool(row[COLUMNS.index("waits for")])
+
+
+def table(before: Look, now: Look, title: str, width: int = 120, height: int = 10**6) -> Any:
+    """Return the table of rich for a screen of so many columns and lines."""
     rich = extra("rich.table")
-    shown = rich.Table(title=title, expand=False, header_style="bold")
-    for name in COLUMNS:
+    shown, others = shortened(list(rows(before, now)), height)
+    caption = f"and {others} more: --once prints all" if others else None
+    names, *cells = fitted([COLUMNS, *shown], width)
+    made = rich.Table(title=title, caption=caption, expand=False, header_style="bold")
+    for name in names:
         number = name in ("rank", "since", "ops/s", "rate", "waits")
-        shown.add_column(name, justify="right" if number else "left", no_wrap=name != "waits for")
-    for row in rows(before, now):
-        slow = row[4] == "failed" or bool(row[6])
-        shown.add_row(*row, style="bold yellow" if slow else None)
-    return shown
+        made.add_column(name, justify="right" if number else "left", no_wrap=name != "waits for")
+    for row, line in zip(shown, cells, strict=True):
+        made.add_row(*line, style="bold yellow" if is_slow(row) else None)
+    return made
 
 
 def title_of(folder: Path, now: Look) -> str:
@@ -171,7 +231,8 @@ def run(options: argparse.Namespace) -> int:
         while True:
             time.sleep(options.every)
             now = look(options.folder, time.time())
-            screen.update(table(before, now, title_of(options.folder, now)), refresh=True)
+            title, (width, height) = title_of(options.folder, now), screen.console.size
+            screen.update(table(before, now, title, width, height), refresh=True)
             before = now
     return 0
 
@@ -179,7 +240,9 @@ def run(options: argparse.Namespace) -> int:
 def print_plain(before: Look, now: Look, folder: Path) -> None:
     print(title_of(folder, now))
     lines = [COLUMNS, *rows(before, now)]
-    widths = [max(len(line[i]) for line in lines) for i in range(len(COLUMNS))]
+    if sys.stdout.isatty():
+        lines = fitted(lines, shutil.get_terminal_size().columns)
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     for line in lines:
         print(
             "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()

@@ -51,11 +51,11 @@ def test_the_newest_operations_are_kept() -> None:
 @pytest.mark.parametrize(
     ("at", "data"),
     [
-        (4096 + 128, bytes(8)),  # being written: it has no number
-        (4096 + 128 + 16, b"\xff"),  # a collective that does not exist
-        (4096 + 128 + 64, b"\xff" * 5),  # called after it began
-        (4096 + 128 + 80, b"\xff" * 7),  # ended in years
-        (4096 + 128 + 112, b"\x07"),  # waited for rank 7 of 2
+        (4096, bytes(8)),  # being written: it has no number
+        (4096 + 16, b"\xff"),  # a collective that does not exist
+        (4096 + 64, b"\xff" * 5),  # called after it began
+        (4096 + 80, b"\xff" * 7),  # ended in years
+        (4096 + 112, b"\x07"),  # waited for rank 7 of 2
     ],
 )
 def test_a_half_written_operation_is_left_out(at: int, data: bytes) -> None:
@@ -90,7 +90,7 @@ def test_half_a_file_is_used(tmp_path: Path) -> None:
     write(tmp_path, [])
     (tmp_path / "rank7-1-0.ring").write_bytes(data[: 4096 + 2 * 128 + 5])
     folder = read_folder(tmp_path)
-    assert [operation.number for operation in folder.records[0].operations] == [1]
+    assert [operation.number for operation in folder.records[0].operations] == [1, 2]
     assert folder.remarks == [
         "the record of rank 7 in group dp is cut short: 2 of 8 records are left"
     ]

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from lab import ROOT
+from lab.flights import training, write
 from lab.limits import limit
 from ringcomm.__main__ import main
 from ringcomm.tools import top
@@ -128,3 +130,64 @@ def test_the_screen(size: int) -> None:
     waiting = [line for line in lines if "running" in line]
     assert len(waiting) == size - 1
     assert all(re.search(r" s │ 1 +│", line) for line in waiting)
+
+
+def hang(folder: Path, size: int) -> tuple[top.Look, top.Look]:
+    """Of two looks, a second apart, at a job whose last rank has not called what others wait in."""
+    flights, now = training(size, hosts=max(size // 8, 1))
+    for flight in flights[:-1]:
+        flight.call("all_reduce", now, elements=500_000_000, dtype="bfloat16")
+    write(folder, flights)
+    return top.look(folder, 1.7e9 + 1), top.look(folder, 1.7e9 + 2)
+
+
+@pytest.mark.parametrize("width", [80, 200])
+@pytest.mark.parametrize("size", [2, 8, 64])
+def test_screens_of_all_sizes(tmp_path: Path, size: int, width: int) -> None:
+    """Nothing is cut; where there is too little room, what says less is left out."""
+    console = pytest.importorskip("rich.console")
+    screen = console.Console(width=width, record=True, file=io.StringIO())
+    screen.print(top.table(*hang(tmp_path, size), "job", width))
+    text = screen.export_text()
+    assert "…" not in text
+    lines = [line for line in text.splitlines() if line.startswith("│")]
+    assert len(lines) == size
+    assert sum("│ running │" in line for line in lines) == size - 1
+    # For whom it waits, or its own number.
+    assert all(re.search(rf"│ +{size - 1} +│", line) for line in lines)
+    assert all("#21" in line for line in lines[:-1])
+    assert ("bfloat16[500000000] SUM" in text) == (width == 200)
+
+
+def test_a_low_screen_shows_who_waits(tmp_path: Path) -> None:
+    console = pytest.importorskip("rich.console")
+    looks = hang(tmp_path, 64)
+    for record in list(looks[1].records.values())[:50]:
+        record.operations.pop()
+        record.operations.append(record.operations[-1])
+    screen = console.Console(width=120, record=True, file=io.StringIO())
+    screen.print(top.table(*looks, "job", 120, 24))
+    text = screen.export_text()
+    assert len(text.splitlines()) <= 24
+    assert text.count("│ running │") == 13
+    assert "and 47 more: --once prints all" in text
+
+
+def test_a_file_that_was_cut_is_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hang(tmp_path, 2)
+    first = sorted(tmp_path.glob("rank0-*"))[0]
+    first.write_bytes(first.read_bytes()[:5000])
+    assert main(["top", str(tmp_path), "--once", "--every", "0.01"]) == 0
+    assert "1 ranks at" in capsys.readouterr().out
+
+
+def test_the_picture_in_the_docs_is_true(tmp_path: Path) -> None:
+    pytest.importorskip("rich")
+    script = ROOT / "docs" / "draw_pages.py"
+    command = [sys.executable, str(script), "top", "--to", str(tmp_path)]
+    subprocess.run(command, check=True, timeout=limit(60))
+    drawn, there = tmp_path / "top.svg", ROOT / "docs" / "pictures" / "top.svg"
+    assert drawn.read_text() == there.read_text(), "draw it again: `python docs/draw_pages.py top`"
+    assert "all_reduce&#160;#141" in there.read_text()

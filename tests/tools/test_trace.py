@@ -153,6 +153,31 @@ def test_a_straggler_is_found_across_clocks(tmp_path: Path) -> None:
     assert "rank 9 is a straggler" in found.sentence
 
 
+def test_a_straggling_host(tmp_path: Path) -> None:
+    """All of its ranks are late: it is named, and not its ranks one by one."""
+    (found,) = findings(tmp_path, training(16, steps=40, hosts=4, slow_host="node2")[0])
+    assert found.kind == Kind.STRAGGLER
+    assert found.sentence.startswith(
+        "host node2 is a straggler: all of its ranks 8-11 were the last to call 40 of 40 "
+        "collectives, 4.37 ms after the last rank of the other hosts on average; the others lost "
+    )
+    assert found.rows[0][:3] == ("node2", "8-11", "40 of 40")
+    assert len(found.rows) == 4
+
+
+def test_one_slow_rank_is_no_slow_host(tmp_path: Path) -> None:
+    for size in (2, 3):  # node1 has rank 1, or ranks 1 and 2
+        (found,) = findings(tmp_path / str(size), training(size, steps=40, hosts=2, slow=1)[0])
+        assert found.sentence.startswith("rank 1 is a straggler")
+    # Rank 3 is late by 1 ms more than rank 2 of its host: the host costs most.
+    flights, _ = training(4, steps=40, hosts=2, slow_host="node1")
+    for i, operation in enumerate(flights[3].operations):
+        called, began, *rest = operation[8:]
+        flights[3].operations[i] = (*operation[:8], called + MS, began + MS, *rest)
+    (found,) = findings(tmp_path / "both", flights)
+    assert found.sentence.startswith("host node1 is a straggler: all of its ranks 2 and 3 were")
+
+
 def test_a_network_that_stood_still(tmp_path: Path) -> None:
     flights, now = training(4, hosts=2)
     for flight in flights:

@@ -75,7 +75,7 @@ def export(job: Job, findings: list[Finding], options: argparse.Namespace) -> No
         from ringcomm.tools.trace.perfetto import write_perfetto
 
         write_perfetto(job, options.perfetto, options.last or 1000)
-        print(f"{options.perfetto} is for ui.perfetto.dev or chrome://tracing")
+        print(f"{options.perfetto} is for ui.perfetto.dev")
     if options.html:
         from ringcomm.tools.trace.html import write_page
 
@@ -95,7 +95,7 @@ def job_of(folder: Folder, name: str | None = None) -> Job:
     if name is not None and name not in jobs:
         raise ValueError(f"there is no job {name}: the folder has {', '.join(jobs)}")
     chosen = list(jobs)[-1] if name is None else name
-    job = Job(chosen, groups_of(jobs[chosen]), list(folder.remarks))
+    job = Job(chosen, groups_of(jobs[chosen]), list(folder.remarks), unread=folder.unread)
     others = [other for other in jobs if other != chosen]
     if others:
         count = sum(len(jobs[other]) for other in others)
@@ -104,7 +104,7 @@ def job_of(folder: Folder, name: str | None = None) -> Job:
         )
     job.remarks += differences(job.records)
     if job.silent:
-        job.remarks.append(f"{ranks_text(job.silent)} left no record in this folder")
+        job.remarks.append(f"{job.no_record(job.silent)} in this folder")
     set_clocks(job)
     align(job)
     return job

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 
 from ringcomm.tools.trace.findings import COLUMNS, Finding, Kind, table, where
@@ -23,11 +22,8 @@ def analyse(job: Job) -> list[Finding]:
 def mismatches(job: Job) -> Iterator[Finding]:
     """Find the first collective of each group that the ranks called differently."""
     for group in job.groups:
-        for sequence, calls in group.calls.items():
-            counts = Counter(operation.call for operation in calls.values())
-            if len(counts) > 1:
-                yield mismatch(job, group, sequence)
-                break
+        if group.differing:
+            yield mismatch(job, group, min(group.differing))
 
 
 def mismatch(job: Job, group: Group, sequence: int) -> Finding:

@@ -114,15 +114,14 @@ def shift_text(name: str, first: str, shift: Shift) -> str:
 
 def moments_of(job: Job) -> Iterator[Moment]:
     for group in job.groups:
-        for calls in group.calls.values():
-            yield from constraints(job, group, calls)
+        for sequence, calls in group.calls.items():
+            if sequence not in group.differing:
+                yield from constraints(job, group, calls)
 
 
 def constraints(job: Job, group: Group, calls: dict[int, Operation]) -> Iterator[Moment]:
-    """Yield what a collective says, or nothing."""
+    """Yield what a collective says that all ranks called alike, or nothing."""
     first = next(iter(calls.values()))
-    if any(operation.call != first.call for operation in calls.values()):
-        return
     sized = first.collective == "barrier" or (first.elements >= group.size and not first.splits)
     root = first.root
     every = [(group.records[rank], operation) for rank, operation in calls.items()]

@@ -54,6 +54,7 @@ def table(job: Job, group: Group, sequence: int) -> list[tuple[str, ...]]:
     hosts: dict[tuple[str, ...], set[str]] = {}
     calls = group.calls.get(sequence, {})
     few = group.size <= ROWS
+    hidden = group.unread(sequence)
     for rank in range(group.size):
         record = group.records.get(rank)
         if record is None:
@@ -63,7 +64,7 @@ def table(job: Job, group: Group, sequence: int) -> list[tuple[str, ...]]:
             earlier = f"{before.name}, {before.state}" if before else "nothing in this group"
             operation = calls.get(rank)
             if operation is None:
-                row = ("never called", "", "", earlier)
+                row = ("cannot be read" if rank in hidden else "never called", "", "", earlier)
             else:
                 at = clock_text(job.called(record, operation), 3 if few else 0)
                 state = state_text(job, record, operation) if few else operation.state
@@ -97,10 +98,6 @@ def since(job: Job, group: Group, calls: Calls, ranks: Iterable[int]) -> str:
     return clock_text(min(job.called(group.records[rank], calls[rank]) for rank in ranks))
 
 
-def mismatched(job: Job, group: Group) -> bool:
-    return any(len({op.call for op in calls.values()}) > 1 for calls in group.calls.values())
-
-
 def summary(job: Job) -> str:
     """Say what the records hold."""
     operations = sum(len(record.operations) for record in job.records)
@@ -119,5 +116,5 @@ def nothing_wrong(job: Job) -> str:
     last = [calls for group in job.groups for calls in group.calls.values()]
     if not last:
         return "nothing is wrong: no collective was called"
-    silent = f", but {ranks_text(job.silent)} left no record" if job.silent else ""
+    silent = f", but {job.no_record(job.silent)}" if job.silent else ""
     return f"nothing is wrong: every operation that was called has ended{silent}"

@@ -13,10 +13,10 @@ from ringcomm.tools.trace.perfetto import Slice, slices_of
 BARS = 20_000  # of a timeline: a browser draws no more in a moment
 # What a rank does, its colour and its pattern.
 KINDS = {
-    "queued": (COLOURS[3], ""),
-    "waits for other ranks": (COLOURS[5], ""),
+    "queued": (COLOURS[5], ""),
+    "waits for other ranks": (COLOURS[1], ""),
     "moves bytes": (COLOURS[0], ""),
-    "not ended, or failed": (COLOURS[1], "\\"),
+    "not ended, or failed": (COLOURS[3], "\\"),
 }
 UNITS = ((10**9, "s"), (10**6, "ms"), (1000, "µs"))
 SHOWN = 20  # of the newest operations of a rank, before the reader zooms out
@@ -137,10 +137,11 @@ def heat(job: Job) -> dict[str, Any]:
                 own[at] = (own[at] or 0) + ns
     scale, unit = unit_of(int(max(ns or 0 for own in waits for ns in own)))
     z = [[None if ns is None else ns / scale for ns in own] for own in waits]
+    gap = int(len(ranks) <= FEW)  # of many ranks a narrow window would show little else
     trace = {
         "type": "heatmap", "z": z, "x": ranks, "y": ranks, "colorscale": SCALE, "zmin": 0,
         "zmax": max((ns or 0 for own in z for ns in own), default=0) or 1,
-        "xgap": 1, "ygap": 1,
+        "xgap": gap, "ygap": gap,
         "colorbar": {"title": {"text": unit}, "thickness": 14},
         "hovertemplate": "rank %{y} waited %{z:.4g} " + unit + " for rank %{x}<extra></extra>",
     }  # fmt: skip

@@ -35,6 +35,17 @@ class Group:
         return dict(sorted(found.items()))
 
     @functools.cached_property
+    def differing(self) -> set[int]:
+        """The sequence numbers under which ranks called different things."""
+        found = set()
+        for sequence, calls in self.calls.items():
+            every = iter(calls.values())
+            first = next(every).call
+            if any(operation.call != first for operation in every):
+                found.add(sequence)
+        return found
+
+    @functools.cached_property
     def last(self) -> dict[int, Operation | None]:
         """The last collective that each rank called, of those that left a record."""
         found: dict[int, Operation | None] = dict.fromkeys(self.records)
@@ -45,7 +56,16 @@ class Group:
     def lacks(self, rank: int, sequence: int) -> bool:
         """Tell whether a rank has not come to a collective; a rank without record never has."""
         last = self.last.get(rank)
-        return last is None or last.sequence < sequence
+        behind = rank in self.records and self.records[rank].is_behind
+        return not behind and (last is None or last.sequence < sequence)
+
+    def unread(self, sequence: int) -> list[int]:
+        """Return the ranks of which damage hides whether they came to a collective."""
+        return [
+            rank
+            for rank, record in self.records.items()
+            if record.is_behind and rank not in self.calls.get(sequence, {})
+        ]
 
     def globals(self, ranks: Iterable[int]) -> list[int]:
         return sorted(self.ranks[rank] for rank in ranks)
@@ -77,6 +97,7 @@ class Job:
     clocks: dict[int, str] = field(default_factory=dict)  # the clock of each process, by id(record)
     bases: dict[str, int] = field(default_factory=dict)  # of each clock: wall less steady
     shifts: dict[str, Shift] = field(default_factory=dict)
+    unread: set[int] = field(default_factory=set)  # ranks whose files were left out
 
     @property
     def records(self) -> list[GroupRecord]:
@@ -91,6 +112,11 @@ class Job:
     def silent(self) -> list[int]:
         """The ranks without a record."""
         return sorted({*self.ranks} - {record.global_rank for record in self.records})
+
+    def no_record(self, ranks: list[int]) -> str:
+        """Return "rank 3 left no record", of silent ranks."""
+        readable = " that can be read" if self.unread.intersection(ranks) else ""
+        return f"{ranks_text(ranks)} left no record{readable}"
 
     @functools.cached_property
     def end(self) -> int:

@@ -1,6 +1,6 @@
-"""A job's records as Chrome's trace events, which Perfetto and chrome://tracing open.
+"""A job's records as Chrome's trace events, which Perfetto opens.
 
-Each rank is a process. A lane has its calls and the time between them, one has waits, one has the
+Each rank is a process. A lane has its calls, one the time between them, one its waits, and one the
 moving of bytes; a flow joins the ranks of a collective. Operations of a rank that overlap stand in
 lanes of their own.
 """
@@ -17,7 +17,8 @@ from ringcomm.tools.records import GroupRecord, Operation
 from ringcomm.tools.trace.clocks import shift_text
 from ringcomm.tools.trace.job import Group, Job
 
-LANES = ("calls", "wait", "move")
+LANES = ("calls", "compute", "wait", "move")
+CALLS, COMPUTE, WAIT, MOVE = range(4)
 WIDTH = 10  # lanes of a kind have numbers so far apart at most
 Event = dict[str, Any]
 
@@ -94,7 +95,7 @@ def events_of(job: Job, last: int) -> Iterator[Event]:
 
 
 def thread(kind: int, lane: int) -> int:
-    """Return the number of a lane: calls, waits and moves of one sublane stand together."""
+    """Return the number of a lane: those of overlapping operations stand below the others."""
     return 1 + lane * len(LANES) + kind
 
 
@@ -106,6 +107,8 @@ def named(rank: int, host: str, lanes: set[int]) -> Iterator[Event]:
     yield meta("process_sort_index", 0, sort_index=rank)
     for lane in sorted(lanes | {0}):
         for kind, word in enumerate(LANES):
+            if lane and kind == COMPUTE:
+                continue  # a rank has one
             number = f" {lane + 1}" if lane else ""
             yield meta("thread_name", thread(kind, lane), name=f"{word}{number}")
             yield meta("thread_sort_index", thread(kind, lane), sort_index=thread(kind, lane))
@@ -129,9 +132,9 @@ def drawn(rank: int, one: Slice) -> Iterator[Event]:
         "frames sent again": operation.resent, "number": operation.number,
     }  # fmt: skip
     name = operation.name if operation.ended_ns else f"{operation.name} (not ended)"
-    yield complete(rank, thread(0, one.lane), name, one.called, one.ended, **arguments)
+    yield complete(rank, thread(CALLS, one.lane), name, one.called, one.ended, **arguments)
     if one.began > one.called:
-        yield complete(rank, thread(1, one.lane), "queued", one.called, one.began)
+        yield complete(rank, thread(WAIT, one.lane), "queued", one.called, one.began)
     moving = one.began + one.waited
     if one.waited:
         peer = operation.longest_peer
@@ -139,9 +142,9 @@ def drawn(rank: int, one: Slice) -> Iterator[Event]:
             "longest wait": f"{operation.longest_ns / 1000} µs",
             "for rank": one.group.ranks[peer],
         }  # fmt: skip
-        yield complete(rank, thread(1, one.lane), "wait (sum)", one.began, moving, **most)
+        yield complete(rank, thread(WAIT, one.lane), "wait (sum)", one.began, moving, **most)
     if one.ended > moving:
-        yield complete(rank, thread(2, one.lane), "move (the rest)", moving, one.ended)
+        yield complete(rank, thread(MOVE, one.lane), "move (the rest)", moving, one.ended)
 
 
 def between(rank: int, slices: list[Slice]) -> Iterator[Event]:
@@ -149,7 +152,7 @@ def between(rank: int, slices: list[Slice]) -> Iterator[Event]:
     end = slices[0].called if slices else 0
     for one in slices:
         if one.called > end:
-            yield complete(rank, thread(0, 0), "compute", end, one.called)
+            yield complete(rank, thread(COMPUTE, 0), "compute", end, one.called)
         end = max(end, one.ended)
 
 
@@ -169,7 +172,7 @@ def flows(every: dict[int, list[Slice]]) -> Iterator[Event]:
             phase = "s" if i == 0 else "f" if i == len(some) - 1 else "t"
             binding = {"bp": "e"} if phase == "f" else {}
             yield {"ph": phase, "cat": "collective", "name": one.operation.name, "id": number,
-                   "pid": rank, "tid": thread(0, one.lane), "ts": microseconds(one.called),
+                   "pid": rank, "tid": thread(CALLS, one.lane), "ts": microseconds(one.called),
                    **binding}  # fmt: skip
 
 
@@ -178,6 +181,7 @@ def write_perfetto(job: Job, path: Path, last: int = 1000) -> None:
     first = next(iter(job.bases), "")
     facts = {
         "job": job.name,
+        "notes": job.remarks,
         "clocks": [shift_text(name, first, shift) for name, shift in job.shifts.items()],
     }
     head = json.dumps({"displayTimeUnit": "ms", "otherData": facts})

@@ -1,10 +1,10 @@
-"""What is slow though nothing fails: stragglers, and peers whose network stood still."""
+"""What is slow though nothing fails: straggling ranks and hosts, and networks that stood still."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ringcomm.tools.trace.clocks import NEED_ALL
 from ringcomm.tools.trace.findings import Finding, Kind, where
@@ -16,48 +16,64 @@ OFTEN = 0.75  # of the collectives a straggler calls last
 SHARE = 0.02  # of the time, that the others lose for it
 STALL_NS = 200_000_000  # a wait of the network that is told, at least
 TIMES = 20  # and so many times the median
+SHOWN = 8  # ranks or hosts of a table of stragglers
 
 
 @dataclass
 class Lateness:
-    """How late one rank calls, over the collectives of a group; ns."""
+    """How late one rank, or all ranks of one host, call over the collectives of a group; ns."""
 
     last: int = 0  # collectives that it called last
     lost: int = 0  # how much later than the last of the others, in total
-    late: list[int] | None = None  # after the first rank
+    late: list[int] = field(default_factory=list)  # after the first rank
 
 
-def called(job: Job, group: Group, calls: Calls) -> dict[int, int]:
-    return {
-        rank: job.called(group.records[rank], operation)
-        for rank, operation in calls.items()
-        if operation.called_ns
-    }
+def offsets(job: Job, group: Group) -> dict[int, int]:
+    """Return by rank what leads from its steady clock to the common one; ns."""
+    return {rank: job.at(record, 0) for rank, record in group.records.items()}
 
 
-def lateness(job: Job, group: Group) -> tuple[dict[int, Lateness], int, int]:
-    """Return it by rank, the number of collectives, and the time from the first to the last."""
-    found = {rank: Lateness(late=[]) for rank in range(group.size)}
+def called(calls: Calls, add: dict[int, int]) -> dict[int, int]:
+    """Return by rank when it called; `add`: offsets()."""
+    return {rank: one.called_ns + add[rank] for rank, one in calls.items() if one.called_ns}
+
+
+Times = dict[int, int]  # by the group's ranks: when each called; ns
+
+
+def times_of(job: Job, group: Group) -> tuple[list[Times], int]:
+    """Return the times of each collective that all ranks called, and from the first to the last."""
+    found: list[Times] = []
     ends: list[int] = []
-    count = 0
+    add = offsets(job, group)
     clocks = len({job.clocks[id(record)] for record in group.records.values()})
     for calls in group.calls.values():
-        times = called(job, group, calls)
+        times = called(calls, add)
         if len(times) < group.size or group.size < 2:
             continue
         ends.append(max(times.values()))
         times = by_duration(calls) if clocks > 1 else times
-        if not times:
-            continue
-        count += 1
+        if times:
+            found.append(times)
+    return found, ends[-1] - ends[0] if ends else 0
+
+
+def lateness(every: list[Times], members: list[list[int]]) -> list[Lateness]:
+    """Return how late each of some sets of ranks calls.
+
+    A set is last where the first of its ranks calls after the last of all others.
+    """
+    found = [Lateness() for _ in members]
+    for times in every:
+        first = min(times.values())
         order = sorted(times, key=lambda rank: times[rank])
-        found[order[-1]].last += 1
-        found[order[-1]].lost += times[order[-1]] - times[order[-2]]
-        for rank, at in times.items():
-            late = found[rank].late
-            if late is not None:
-                late.append(at - times[order[0]])
-    return found, count, ends[-1] - ends[0] if ends else 0
+        for one, ranks in zip(found, members, strict=True):
+            begins = min(map(times.__getitem__, ranks))
+            one.late.append(begins - first)
+            if set(order[-len(ranks) :]).issubset(ranks):
+                one.last += 1
+                one.lost += begins - times[order[-len(ranks) - 1]]
+    return found
 
 
 def by_duration(calls: Calls) -> dict[int, int]:
@@ -75,36 +91,91 @@ def by_duration(calls: Calls) -> dict[int, int]:
 
 
 def stragglers(job: Job) -> Iterator[Finding]:
+    """Name the host of each group whose ranks are all late, or the rank that is."""
     for group in job.groups:
-        found, count, span = lateness(job, group)
-        if count < FEWEST:
+        every, span = times_of(job, group)
+        if len(every) < FEWEST:
             continue
-        rank = max(found, key=lambda rank: found[rank].last)
-        worst = found[rank]
-        margin = worst.lost // max(worst.last, 1)
-        if worst.last < OFTEN * count or worst.lost < SHARE * span:
-            continue
-        rows = [
-            (
-                str(group.ranks[one]), group.records[one].host,
-                f"{late.last} of {count}", late_text(late),
-            )
-            for one, late in sorted(found.items(), key=lambda pair: -pair[1].last)[:8]
-        ]  # fmt: skip
-        yield Finding(
-            Kind.STRAGGLER,
-            f"rank {group.ranks[rank]} is a straggler: it was the last to call {worst.last} of "
-            f"{count} collectives{where(job, group)}, {show_seconds(margin / 1e9)} after the next "
-            f"rank on average; the others lost {worst.lost / max(span, 1):.0%} of the time",
-            ("rank", "host", "was last in", "calls after the first rank"),
-            rows,
+        ranks = lateness(every, [[rank] for rank in range(group.size)])
+        names, members = hosts_of(group)
+        hosts = lateness(every, members) if names else []
+        rank, host = worst(ranks, len(every), span), worst(hosts, len(every), span)
+        if host is not None and len(members[host]) < 2:
+            host = None
+        if host is not None and (rank is None or hosts[host].lost >= ranks[rank].lost):
+            yield straggling_host(job, group, host, hosts, span)
+        elif rank is not None:
+            yield straggling_rank(job, group, rank, ranks, span)
+
+
+def hosts_of(group: Group) -> tuple[list[str], list[list[int]]]:
+    """Return the hosts of a group and their ranks; nothing where one of both says all."""
+    found: dict[str, list[int]] = {}
+    for rank, record in sorted(group.records.items()):
+        found.setdefault(record.host, []).append(rank)
+    if not 1 < len(found) < group.size:
+        return [], []
+    return list(found), list(found.values())
+
+
+def worst(found: list[Lateness], count: int, span: int) -> int | None:
+    """Return the number of the one that is last so often that it costs time, or None."""
+    at = max(range(len(found)), key=lambda one: found[one].last, default=None)
+    if at is None or found[at].last < OFTEN * count or found[at].lost < SHARE * span:
+        return None
+    return at
+
+
+def cost(one: Lateness, span: int) -> tuple[str, str]:
+    """Return how late it is on average, and the share of the time that it costs."""
+    return show_seconds(one.lost // max(one.last, 1) / 1e9), f"{one.lost / max(span, 1):.0%}"
+
+
+def straggling_rank(job: Job, group: Group, rank: int, ranks: list[Lateness], span: int) -> Finding:
+    count = len(ranks[rank].late)
+    late, share = cost(ranks[rank], span)
+    order = sorted(range(group.size), key=lambda one: -ranks[one].last)
+    rows = [
+        (
+            str(group.ranks[one]), group.records[one].host,
+            f"{ranks[one].last} of {count}", late_text(ranks[one]),
         )
+        for one in order[:SHOWN]
+    ]  # fmt: skip
+    return Finding(
+        Kind.STRAGGLER,
+        f"rank {group.ranks[rank]} is a straggler: it was the last to call {ranks[rank].last} of "
+        f"{count} collectives{where(job, group)}, {late} after the next rank on average; the "
+        f"others lost {share} of the time",
+        ("rank", "host", "was last in", "calls after the first rank"),
+        rows,
+    )
+
+
+def straggling_host(job: Job, group: Group, host: int, hosts: list[Lateness], span: int) -> Finding:
+    names, members = hosts_of(group)
+    count = len(hosts[host].late)
+    late, share = cost(hosts[host], span)
+    order = sorted(range(len(names)), key=lambda one: -hosts[one].last)
+    rows = [
+        (
+            names[one], ranks_text(group.globals(members[one]), bare=True),
+            f"{hosts[one].last} of {count}", late_text(hosts[one]),
+        )
+        for one in order[:SHOWN]
+    ]  # fmt: skip
+    return Finding(
+        Kind.STRAGGLER,
+        f"host {names[host]} is a straggler: all of its {group.say(members[host])} were the last "
+        f"to call {hosts[host].last} of {count} collectives{where(job, group)}, {late} after the "
+        f"last rank of the other hosts on average; the others lost {share} of the time",
+        ("host", "ranks", "was last in", "its first rank calls after the first of all"),
+        rows,
+    )
 
 
 def late_text(late: Lateness) -> str:
-    if not late.late:
-        return "-"
-    middle = statistics.median(late.late)
+    middle = statistics.median(late.late) if late.late else 0
     return f"{show_seconds(middle / 1e9)} later" if middle >= 1000 else "no later"
 
 
@@ -127,17 +198,19 @@ def stalls(job: Job) -> list[Stall]:
     for group in job.groups:
         typical: list[int] = []
         own: list[Stall] = []
+        add = offsets(job, group)
         for calls in group.calls.values():
-            times = called(job, group, calls)
+            times = called(calls, add)
             if len(times) < group.size:
                 continue
+            latest = max(times.values())
             for rank, operation in calls.items():
                 peer = operation.longest_peer
                 start = times.get(rank)
                 if peer is None or start is None:
                     continue
                 # A wait for another's late call may pass through any peer.
-                late = max(max(times.values()) - start, 0)
+                late = latest - start
                 rest = operation.longest_ns - late
                 typical.append(max(rest, 0))
                 if rest > STALL_NS:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ringcomm.tools.records import Operation
-from ringcomm.tools.trace.findings import COLUMNS, Finding, Kind, mismatched, since, table, where
+from ringcomm.tools.trace.findings import COLUMNS, Finding, Kind, since, table, where
 from ringcomm.tools.trace.job import Group, Job, clock_text, ranks_text
 from ringcomm.tools.words import show_seconds
 
@@ -33,7 +33,7 @@ def stops(job: Job) -> list[Stop]:
     """Return where groups stopped, but for those whose ranks called different things."""
     found = []
     for group in job.groups:
-        if mismatched(job, group):
+        if group.differing:
             continue
         for sequence, calls in group.calls.items():
             waiting = [rank for rank, operation in calls.items() if not operation.is_done]
@@ -91,7 +91,7 @@ def waiting(job: Job) -> Iterator[Finding]:
         links = [edges[a][b] for a, b in zip(cycle, [*cycle[1:], cycle[0]], strict=True)]
         locked = {id(stop) for stop in links}
         yield deadlock(job, cycle, links)
-    differing = [group for group in job.groups if mismatched(job, group)]
+    differing = [group for group in job.groups if group.differing]
     for stop in some:
         # The missing ranks may themselves wait for others, or be in a mismatch.
         missing = {stop.group.ranks[rank] for rank in stop.missing}
@@ -157,22 +157,30 @@ def missing_ranks(job: Job, stop: Stop) -> Finding:
         text = f"{who} {verb} before {here}; {wait}{last}; {said}"
         kind = Kind.DEAD
     elif silent == ranks:
-        text = f"{ranks_text(ranks)} left no record, and {wait.replace('there', f'in {here}')}"
+        text = f"{job.no_record(ranks)}, and {wait.replace('there', f'in {here}')}"
         kind = Kind.DEAD
     else:
         present = [rank for rank in ranks if rank not in silent]
         text = f"{ranks_text(present)} never called {here}; {wait}"
         text += last_text(job, group, present[0]) if len(present) == 1 else ""
-        text += f"; {ranks_text(silent)} left no record" if silent else ""
+        text += f"; {job.no_record(silent)}" if silent else ""
         kind = Kind.MISSING
-    return Finding(kind, text, COLUMNS, table(job, group, stop.sequence))
+    return Finding(kind, text + unread_text(stop), COLUMNS, table(job, group, stop.sequence))
+
+
+def unread_text(stop: Stop) -> str:
+    """Name the ranks of which nobody can say whether they came here."""
+    ranks = stop.group.unread(stop.sequence)
+    return f"; what {stop.group.say(ranks)} called last cannot be read" if ranks else ""
 
 
 def last_text(job: Job, group: Group, rank: int) -> str:
     """Return "; it was last in all_gather #411", of the group; else of any other."""
     index = group.ranks.index(rank)
     if index not in group.records:
-        return "; it left no record"
+        return (
+            "; it left no record that can be read" if rank in job.unread else "; it left no record"
+        )
     elsewhere = [
         (other, operation)
         for other in job.groups
@@ -198,8 +206,9 @@ def still(job: Job, stop: Stop) -> Finding:
     begun = max(job.called(group.records[rank], op) for rank, op in calls.items())
     here = f"{stop.call.name}{where(job, group)}"
     done = [rank for rank in calls if rank not in stop.waiting]
-    who = "all ranks" if not done else group.say(stop.waiting)
-    verb = "is" if done and len(stop.waiting) == 1 else "are"
+    hidden = unread_text(stop)
+    who = group.say(stop.waiting) if done or hidden else "all ranks"
+    verb = "is" if len(stop.waiting) == 1 else "are"
     dead = {rank: said for rank, said in gone(job).items() if rank in group.ranks}
     if dead:
         rank, (word, said) = next(iter(dead.items()))
@@ -222,8 +231,8 @@ def still(job: Job, stop: Stop) -> Finding:
     peers = waits_of(group, stop)
     return Finding(
         Kind.STILL,
-        f"{who} {verb} in {here}, which the last rank called at {clock_text(begun)}, and no rank "
-        f"is missing{peers}",
+        f"{who} {verb} in {here}, which the last rank called at {clock_text(begun)}"
+        f"{hidden or ', and no rank is missing'}{peers}",
         COLUMNS,
         table(job, group, stop.sequence),
     )

@@ -1,0 +1,103 @@
+"""Draws docs/pictures/ from records of jobs that never ran: `python docs/draw_pages.py [NAME ...]`.
+
+Each function below draws the picture of its name; without names all are drawn. `--to FOLDER` takes
+another folder.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import io
+import os
+import re
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+DOCS = Path(__file__).resolve().parent
+sys.path.insert(0, str(DOCS.parent))
+
+from lab.devtools import Browser  # noqa: E402
+from lab.flights import BEGIN, MS, training, write  # noqa: E402
+from ringcomm.tools import extra  # noqa: E402
+from ringcomm.tools import top as screens  # noqa: E402
+from ringcomm.tools.records import read_folder  # noqa: E402
+from ringcomm.tools.trace import job_of  # noqa: E402
+from ringcomm.tools.trace.analysis import analyse  # noqa: E402
+from ringcomm.tools.trace.html import write_page  # noqa: E402
+
+WIDTH = 1200  # pixels of a page
+WIDE = 120  # columns of a terminal
+# Rich's pictures ask a server for their font; the reader's own will do.
+FONT_FACE = re.compile(r"@font-face \{.*?\}\s*", re.DOTALL)
+
+
+def photograph(page: Path, to: Path, last: str = "figure:last-of-type") -> None:
+    """Write a page as a PNG, in light colours, down to its last figure."""
+    with Browser() as browser:
+        light = {"name": "prefers-color-scheme", "value": "light"}
+        browser.ask("Emulation.setEmulatedMedia", features=[light])
+        size = {"width": WIDTH, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+        browser.ask("Emulation.setDeviceMetricsOverride", **size)
+        browser.open(page.as_uri())
+        browser.wait_for("[...document.querySelectorAll('.plot')].every(one => one.data)")
+        browser.run("document.querySelectorAll('.modebar').forEach((one) => one.remove())")
+        places = f"[...document.querySelectorAll({last!r})]"
+        height = browser.run(f"{places}.at(-1).getBoundingClientRect().bottom + scrollY + 16")
+        clip = {"x": 0, "y": 0, "width": WIDTH, "height": height, "scale": 1}
+        shot = browser.ask("Page.captureScreenshot", captureBeyondViewport=True, clip=clip)
+    to.write_bytes(base64.b64decode(shot["data"]))
+
+
+def trace(folder: Path, to: Path) -> None:
+    """Photograph `ringcomm trace --html` of eight ranks on two hosts, of which rank 5 is slow."""
+    flights, _ = training(8, steps=40, hosts=2, slow=5)
+    job = job_of(read_folder(write(folder / "records", flights)))
+    write_page(job, analyse(job), folder / "page.html")
+    photograph(folder / "page.html", to / "trace.png")
+
+
+def top(folder: Path, to: Path) -> None:
+    """Draw `ringcomm top`: of eight ranks, rank 7 has not called what the others wait in."""
+    looks = []
+    for steps, after in ((75, 0), (140, 500 * MS)):
+        flights, now = training(8, steps=steps, hosts=2)
+        for flight in flights:
+            flight.clock.error = 0
+            if after and flight.rank != 7:
+                flight.call("all_reduce", now, elements=500_000)
+        at = (BEGIN + now + after) * 1e-9
+        looks.append(screens.look(write(folder, flights), at))
+    screen = extra("rich.console").Console(width=WIDE, record=True, file=io.StringIO())
+    before, after_it = looks
+    title = screens.title_of(Path("records"), after_it)
+    screen.print(screens.table(before, after_it, title, WIDE))
+    text = screen.export_svg(title="ringcomm top records/", unique_id="top")
+    text = FONT_FACE.sub("", text).replace("Fira Code, monospace", "monospace")
+    (to / "top.svg").write_text(text)
+
+
+DRAWN: dict[str, Callable[[Path, Path], None]] = {"trace": trace, "top": top}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="draw the pictures of the pages")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(DRAWN)}")
+    parser.add_argument("--to", type=Path, default=DOCS / "pictures", help="the folder")
+    options = parser.parse_args()
+    unknown = [name for name in options.names if name not in DRAWN]
+    if unknown:
+        parser.error(f"no picture {unknown[0]}: there are {', '.join(DRAWN)}")
+    os.environ["TZ"] = "UTC"  # the pictures show times
+    time.tzset()
+    options.to.mkdir(exist_ok=True)
+    for name in options.names or DRAWN:
+        with tempfile.TemporaryDirectory() as folder:
+            DRAWN[name](Path(folder), options.to)
+
+
+if __name__ == "__main__":
+    main()
