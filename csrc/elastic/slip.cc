@@ -32,16 +32,6 @@ struct Writer {
     const auto* const from = reinterpret_cast<const std::byte*>(text.data());
     bytes.insert(bytes.end(), from, from + text.size());
   }
-  // Most epochs have few members: only as many bytes as their ranks need.
-  void operator()(const Members& members) {
-    std::string bits;
-    for (size_t rank = 0; rank < kMostMembers; ++rank) {
-      if (!members.test(rank)) continue;
-      bits.resize(rank / 8 + 1);
-      bits.back() = static_cast<char>(static_cast<unsigned char>(bits.back()) | 1u << rank % 8);
-    }
-    (*this)(bits);
-  }
   std::vector<std::byte> bytes;
 };
 
@@ -59,14 +49,6 @@ struct Reader {
     (*this)(size);
     const auto from = take(size);
     text.assign(reinterpret_cast<const char*>(from.data()), from.size());
-  }
-  void operator()(Members& members) {
-    std::string bits;
-    (*this)(bits);
-    if (bits.size() > kMostMembers / 8) whole = false;
-    for (size_t rank = 0; whole && rank < bits.size() * 8; ++rank) {
-      members.set(rank, (static_cast<unsigned char>(bits[rank / 8]) >> rank % 8 & 1) != 0);
-    }
   }
   std::span<const std::byte> take(size_t count) {
     if (count > bytes.size()) whole = false;
