@@ -182,11 +182,9 @@ bool Neighbours::is_gone(const std::string& name) const {
 void Neighbours::greet(const NeighbourPtr& other) {
   Message message;
   std::strncpy(message.text, card_.socket.c_str(), kMostWords);
-  const int page = doorbell_->fd().get();
   bool sent = false;
   try {
-    sent = send_message(other->socket_, std::as_bytes(std::span(&message, 1)), {&page, 1},
-                        MSG_DONTWAIT);
+    sent = send_message(other->socket_, std::as_bytes(std::span(&message, 1)), doorbell_->fd());
   } catch (const SystemError&) {
     sent = false;  // it has closed, or is no process of ours
   }
@@ -287,11 +285,11 @@ void Neighbours::read_from(const NeighbourPtr& other) {
   while (other->socket_) {
     Message message;
     message.magic = 0;
-    std::vector<Fd> descriptors;
+    Fd descriptor;
     Received received = Received::kClosed;
     try {
       received =
-          try_receive(other->socket_, std::as_writable_bytes(std::span(&message, 1)), descriptors);
+          try_receive(other->socket_, std::as_writable_bytes(std::span(&message, 1)), descriptor);
     } catch (const SystemError& error) {
       if (other->met_ && message.magic == kMagic) {  // it came without its descriptor
         arrived_[message.parcel] = {Fd(), error.code(), ""};
@@ -301,17 +299,16 @@ void Neighbours::read_from(const NeighbourPtr& other) {
       if (!other->met_) note(other->ours_ ? other->name_ : message.text, error);
     }
     if (received == Received::kNothing) return;
-    if (received == Received::kClosed || !hear(other, message, descriptors)) drop(other);
+    if (received == Received::kClosed || !hear(other, message, descriptor)) drop(other);
   }
 }
 
-bool Neighbours::hear(const NeighbourPtr& other, const Message& message,
-                      std::vector<Fd>& descriptors) {
+bool Neighbours::hear(const NeighbourPtr& other, const Message& message, Fd& descriptor) {
   const std::string text(message.text, ::strnlen(message.text, sizeof message.text));
   const bool words = other->met_ && !text.empty();
-  if (message.magic != kMagic || descriptors.size() != (words ? 0 : 1)) return false;
+  if (message.magic != kMagic || static_cast<bool>(descriptor) == words) return false;
   if (other->met_ && !ended_.contains(message.parcel.group)) {
-    arrived_[message.parcel] = {words ? Fd() : std::move(descriptors[0]), 0, text};
+    arrived_[message.parcel] = {std::move(descriptor), 0, text};
     if (words) kept_.push_back(message.parcel);
     if (kept_.size() > kMostKept) {
       arrived_.erase(kept_.front());
@@ -320,7 +317,7 @@ bool Neighbours::hear(const NeighbourPtr& other, const Message& message,
   }
   if (other->met_) return true;
   if (other->ours_ && text != other->name_) return false;
-  meet(other, text, descriptors[0]);
+  meet(other, text, descriptor);
   return true;
 }
 
@@ -329,18 +326,14 @@ bool Neighbours::send(Neighbour& other, const Parcel& parcel, const Fd& descript
   Message message;
   message.parcel = parcel;
   words.copy(message.text, kMostWords);
-  const int fd = descriptor.get();
   if (&other == self_.get()) {
-    std::vector<Fd> copies;
-    if (descriptor && !copies.emplace_back(::fcntl(fd, F_DUPFD_CLOEXEC, 0))) {
-      throw SystemError("duplicating a descriptor");
-    }
-    return hear(self_, message, copies);
+    Fd copy(descriptor ? ::fcntl(descriptor.get(), F_DUPFD_CLOEXEC, 0) : -1);
+    if (descriptor && !copy) throw SystemError("duplicating a descriptor");
+    return hear(self_, message, copy);
   }
   if (!other.socket_) return false;
   try {
-    return send_message(other.socket_, std::as_bytes(std::span(&message, 1)),
-                        std::span(&fd, descriptor ? 1 : 0), MSG_DONTWAIT);
+    return send_message(other.socket_, std::as_bytes(std::span(&message, 1)), descriptor);
   } catch (const SystemError& error) {
     if (error.code() != EPIPE && error.code() != ECONNRESET) throw;
     return false;  // its end comes to light where it is read

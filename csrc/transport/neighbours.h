@@ -149,7 +149,7 @@ class Neighbours {
   void progress();
   void accept_all();
   void read_from(const NeighbourPtr& other);
-  bool hear(const NeighbourPtr& other, const Message& message, std::vector<Fd>& descriptors);
+  bool hear(const NeighbourPtr& other, const Message& message, Fd& descriptor);
   void meet(const NeighbourPtr& other, const std::string& name, const Fd& page);
   bool send(Neighbour& other, const Parcel& parcel, const Fd& descriptor, const std::string& words);
   void note(const std::string& name, const SystemError& error);

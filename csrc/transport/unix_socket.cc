@@ -75,54 +75,47 @@ Fd accept_unix(const Fd& listener) {
   }
 }
 
-bool send_message(const Fd& socket, std::span<const std::byte> bytes, std::span<const int> fds,
-                  int flags) {
-  RINGCOMM_CHECK(fds.size() <= kMostFds, "a message carries at most ", kMostFds, " descriptors");
+bool send_message(const Fd& socket, std::span<const std::byte> bytes, const Fd& descriptor) {
   iovec part{const_cast<std::byte*>(bytes.data()), bytes.size()};
-  alignas(cmsghdr) std::byte control[CMSG_SPACE(kMostFds * sizeof(int))] = {};
+  alignas(cmsghdr) std::byte control[CMSG_SPACE(sizeof(int))] = {};
   msghdr message{};
   message.msg_iov = &part;
   message.msg_iovlen = 1;
-  if (!fds.empty()) {
+  if (const int fd = descriptor.get(); fd >= 0) {
     message.msg_control = control;
-    message.msg_controllen = CMSG_SPACE(fds.size_bytes());
+    message.msg_controllen = sizeof control;
     cmsghdr* head = CMSG_FIRSTHDR(&message);
     head->cmsg_level = SOL_SOCKET;
     head->cmsg_type = SCM_RIGHTS;
-    head->cmsg_len = CMSG_LEN(fds.size_bytes());
-    std::memcpy(CMSG_DATA(head), fds.data(), fds.size_bytes());
+    head->cmsg_len = CMSG_LEN(sizeof fd);
+    std::memcpy(CMSG_DATA(head), &fd, sizeof fd);
   }
-  while (::sendmsg(socket.get(), &message, MSG_NOSIGNAL | flags) < 0) {
+  while (::sendmsg(socket.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT) < 0) {
     // Too many descriptors under way: some have to be taken first.
-    if (flags != 0 && (errno == EAGAIN || errno == ETOOMANYREFS)) return false;
+    if (errno == EAGAIN || errno == ETOOMANYREFS) return false;
     if (errno != EINTR) throw SystemError("sendmsg(AF_UNIX)");
   }
   return true;
 }
 
-Received try_receive(const Fd& socket, std::span<std::byte> bytes, std::vector<Fd>& fds) {
+Received try_receive(const Fd& socket, std::span<std::byte> bytes, Fd& descriptor) {
   iovec part{bytes.data(), bytes.size()};
-  alignas(cmsghdr) std::byte control[CMSG_SPACE(kMostFds * sizeof(int))] = {};
+  alignas(cmsghdr) std::byte control[CMSG_SPACE(sizeof(int))] = {};
   msghdr message{};
   message.msg_iov = &part;
   message.msg_iovlen = 1;
   message.msg_control = control;
-  message.msg_controllen = sizeof control;
+  message.msg_controllen = CMSG_LEN(sizeof(int));  // for one: the kernel closes any more
   ssize_t got = 0;
   while ((got = ::recvmsg(socket.get(), &message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT)) < 0) {
     if (errno == EAGAIN) return Received::kNothing;
     if (errno == ECONNRESET) return Received::kClosed;
     if (errno != EINTR) throw SystemError("recvmsg(AF_UNIX)");
   }
-  for (cmsghdr* head = CMSG_FIRSTHDR(&message); head != nullptr;
-       head = CMSG_NXTHDR(&message, head)) {
-    if (head->cmsg_level != SOL_SOCKET || head->cmsg_type != SCM_RIGHTS) continue;
-    const size_t count = (head->cmsg_len - CMSG_LEN(0)) / sizeof(int);
-    for (size_t i = 0; i < count; ++i) {
-      int fd = -1;
-      std::memcpy(&fd, CMSG_DATA(head) + i * sizeof(int), sizeof fd);
-      fds.emplace_back(fd);
-    }
+  if (cmsghdr* head = CMSG_FIRSTHDR(&message); head && head->cmsg_type == SCM_RIGHTS) {
+    int fd = -1;
+    std::memcpy(&fd, CMSG_DATA(head), sizeof fd);
+    descriptor = Fd(fd);
   }
   if ((message.msg_flags & MSG_CTRUNC) != 0)
     throw SystemError("receiving a descriptor", why_lost(socket));

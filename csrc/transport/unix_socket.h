@@ -6,7 +6,6 @@
 #include <cstdint>
 #include <span>
 #include <string>
-#include <vector>
 
 #include "base/fd.h"
 
@@ -21,13 +20,11 @@ Fd connect_unix(const std::string& abstract_name);
 // An empty Fd when nobody has come. Connections of other users are refused.
 Fd accept_unix(const Fd& listener);
 
-inline constexpr size_t kMostFds = 16;  // of one message
-// One message of fixed size with its descriptors. All throw SystemError: receiving, also where the
-// descriptors did not come because this process has no room for them; the bytes are there then.
-// If MSG_DONTWAIT is given, sending does not wait for room; false: there is none now.
-bool send_message(const Fd& socket, std::span<const std::byte> bytes, std::span<const int> fds,
-                  int flags = 0);
+// One message of fixed size, with a descriptor where that is not empty. Both throw SystemError:
+// receiving, also where the descriptor did not come because this process has no room for it; the
+// bytes are there then. Sending does not wait for room; false: there is none now.
+bool send_message(const Fd& socket, std::span<const std::byte> bytes, const Fd& descriptor);
 enum class Received : uint8_t { kNothing, kMessage, kClosed };
-Received try_receive(const Fd& socket, std::span<std::byte> bytes, std::vector<Fd>& fds);
+Received try_receive(const Fd& socket, std::span<std::byte> bytes, Fd& descriptor);
 
 }  // namespace ringcomm

@@ -74,17 +74,25 @@ inline bool readable(const std::byte* at) {
   return ::write(out.get(), at, 1) == 1;
 }
 
-// The descriptors of the one message that comes, by send_message() of an int.
-inline std::vector<Fd> receive_descriptors(const Fd& socket) {
+// Sends the descriptor of each, in a message of its own.
+inline void send_descriptors(const Fd& socket, const std::vector<Chunk>& chunks) {
+  const int word = 0;
+  for (const Chunk& chunk : chunks) {
+    require(send_message(socket, std::as_bytes(std::span(&word, 1)), chunk.descriptor), "room");
+  }
+}
+
+// The descriptor of the next message.
+inline Fd receive_descriptor(const Fd& socket) {
   int word = 0;
-  std::vector<Fd> descriptors;
+  Fd descriptor;
   Received received = Received::kNothing;
   for (const Deadline end(std::chrono::seconds(20)); received == Received::kNothing;) {
     require(!end.passed(), "nothing came");
-    received = try_receive(socket, std::as_writable_bytes(std::span(&word, 1)), descriptors);
+    received = try_receive(socket, std::as_writable_bytes(std::span(&word, 1)), descriptor);
   }
-  require(received == Received::kMessage, "a message");
-  return descriptors;
+  require(received == Received::kMessage && descriptor, "a message with a descriptor");
+  return descriptor;
 }
 
 // A kernel that copies.

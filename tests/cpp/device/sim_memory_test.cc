@@ -135,7 +135,6 @@ void chunks() {
     constexpr uint64_t kBegin = 70'000, kLength = 100'000;
     constexpr uint64_t kOffset = kBegin - kChunk;  // in the second chunk
     if (rank == 0) {
-      const int word = 0;
       std::byte* memory = api->allocate(200'000);
       std::memset(memory + kBegin, 1, kLength);
       const Allocation chunk = api->allocation_of(memory + kBegin);
@@ -150,14 +149,13 @@ void chunks() {
 
       const std::vector<Chunk> exported = api->export_chunks(memory + kBegin, kLength, 9);
       require(exported.size() == 2 && exported[1].bytes == kChunk, "the chunks");
-      const std::vector<int> fds{exported[0].descriptor.get(), exported[1].descriptor.get()};
-      send_message(socket, std::as_bytes(std::span(&word, 1)), fds);
+      send_descriptors(socket, exported);
       shared.await(1);
       require(is_all(memory + kBegin, kLength, std::byte{2}), "what the peer wrote");
       return;
     }
     std::vector<Chunk> received;
-    for (auto& fd : receive_descriptors(socket)) received.push_back({std::move(fd), kChunk});
+    for (int i = 0; i < 2; ++i) received.push_back({receive_descriptor(socket), kChunk});
     std::byte* memory = api->map_chunks(received);
     require(is_all(memory + kOffset, kLength, std::byte{1}), "what the exporter wrote");
     std::memset(memory + kOffset, 2, kLength);

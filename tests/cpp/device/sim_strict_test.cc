@@ -99,11 +99,10 @@ void chunks_count_until_they_are_unmapped() {
     const auto api = make_simulated_api(options);
     const Fd socket(ends[rank]);
     if (rank == 0) {
-      const int word = 0;
       std::byte* memory = api->allocate(2 * kChunk);
       const auto exported = api->export_chunks(memory, kChunk, 1);
-      const int fd = exported.at(0).descriptor.get();
-      send_message(socket, std::as_bytes(std::span(&word, 1)), {&fd, 1});
+      require(exported.size() == 1, "a chunk");
+      send_descriptors(socket, exported);
       shared.await(1);
       api->release(memory);
       require(used_bytes(0) == kChunk, "one of two is mapped");
@@ -113,7 +112,7 @@ void chunks_count_until_they_are_unmapped() {
       return;
     }
     std::vector<Chunk> received;
-    for (auto& fd : receive_descriptors(socket)) received.push_back({std::move(fd), kChunk});
+    received.push_back({receive_descriptor(socket), kChunk});
     std::byte* memory = api->map_chunks(received);
     received.clear();
     shared.reach(1);
