@@ -53,28 +53,6 @@ std::optional<Algorithm> GroupState::requested_algorithm(Collective collective) 
 
 // ---- the lifecycle
 
-// All transitions.
-Lifecycle GroupState::after(Lifecycle now, Event event) {
-  using enum Lifecycle;
-  constexpr Lifecycle next[][3] = {
-      // kFailure, kLeave, kFork
-      {kFailed, kLeft, kForked},            // kOpen
-      {kFailed, kLeftFailed, kForked},      // kFailed
-      {kLeftFailed, kLeft, kForked},        // kLeft
-      {kLeftFailed, kLeftFailed, kForked},  // kLeftFailed
-      {kForked, kForked, kForked},          // kForked
-  };
-  return next[static_cast<size_t>(now)][static_cast<size_t>(event)];
-}
-
-// Returns the state before.
-Lifecycle GroupState::move(Event event) {
-  Lifecycle now = lifecycle_.load(std::memory_order_seq_cst);  // partners: failed(), left()
-  while (!lifecycle_.compare_exchange_weak(now, after(now, event), std::memory_order_seq_cst)) {
-  }
-  return now;
-}
-
 void GroupState::refuse() const {
   check_no_handler();
   const std::string group = str("group '", name());
@@ -99,7 +77,7 @@ std::exception_ptr GroupState::fail(const std::exception_ptr& error) {
     failure_ = why;
   }
   each_engine([](Engine& engine) { engine.note_progress(); });
-  move(Event::kFailure);
+  marks_.fetch_or(kFailed);  // partner: failed()
   recorder_.fail(why);
   Runtime::get().tell_failure();
   transport_->fail(why);  // rings this process's bell too
@@ -117,7 +95,7 @@ void GroupState::give_up(const std::exception& by, const std::string& during) {
 }
 
 void GroupState::fork() {
-  move(Event::kFork);
+  marks_.fetch_or(kForked);
   transport_->forget();
 }
 

@@ -31,14 +31,6 @@ struct CommunicatorOptions {
   std::string unusable = "' has failed before (destroy it and make a new one): ";
 };
 
-enum class Lifecycle : uint8_t {
-  kOpen,        // takes calls
-  kFailed,      // refuses them with its error; the peers know
-  kLeft,        // was destroyed; pending operations may still end
-  kLeftFailed,  // both
-  kForked,      // belongs to the process that forked this one
-};
-
 class GroupState {
  public:
   // `neighbours`: ranks on this host, this one included.
@@ -79,18 +71,12 @@ class GroupState {
 
   // ---- the lifecycle
 
-  bool failed() const {
-    const Lifecycle now = lifecycle_.load(std::memory_order_seq_cst);
-    return now == Lifecycle::kFailed || now == Lifecycle::kLeftFailed;
-  }
-  bool left() const {
-    const Lifecycle now = lifecycle_.load(std::memory_order_seq_cst);
-    return now == Lifecycle::kLeft || now == Lifecycle::kLeftFailed;
-  }
-  bool forked() const { return lifecycle_.load(std::memory_order_acquire) == Lifecycle::kForked; }
+  bool failed() const { return (marks_.load() & (kFailed | kForked)) == kFailed; }
+  bool left() const { return (marks_.load() & (kLeft | kForked)) == kLeft; }
+  bool forked() const { return (marks_.load(std::memory_order_acquire) & kForked) != 0; }
   // Throws where the group takes no calls: it has failed, was destroyed, or a handler calls.
   void check_usable() const {
-    if (lifecycle_.load(std::memory_order_acquire) == Lifecycle::kOpen &&
+    if (marks_.load(std::memory_order_acquire) == 0 &&
         in_handler_.load(std::memory_order_relaxed) == std::thread::id()) {
       return;
     }
@@ -102,7 +88,7 @@ class GroupState {
   // Fails the group, and ends all that is pending, because a user's exception has ended `during`.
   void give_up(const std::exception& by, const std::string& during);
   // True for the first call.
-  bool leave() { return move(Event::kLeave) < Lifecycle::kLeft; }
+  bool leave() { return (marks_.fetch_or(kLeft) & (kLeft | kForked)) == 0; }
   void fork();
   // Empty while the group works, else why it failed.
   std::string failure() const;
@@ -145,9 +131,12 @@ class GroupState {
   std::function<void()> kick;
 
  private:
-  enum class Event : uint8_t { kFailure, kLeave, kFork };
-  static Lifecycle after(Lifecycle now, Event event);
-  Lifecycle move(Event event);
+  // What has become of the group. A mark is set once, and stays. A group without any takes calls.
+  enum Mark : uint8_t {
+    kFailed = 1,  // refuses them with its error; the peers know
+    kLeft = 2,    // was destroyed; pending operations may still end
+    kForked = 4,  // belongs to the process that forked this one: then no other mark counts
+  };
   void refuse() const;
 
   const CommunicatorOptions options_;
@@ -160,7 +149,7 @@ class GroupState {
   std::atomic<int64_t> timeout_ms_;
   std::atomic<bool> logged_{false};
 
-  std::atomic<Lifecycle> lifecycle_{Lifecycle::kOpen};
+  std::atomic<uint8_t> marks_{0};
   mutable Mutex mutex_;
   std::exception_ptr error_ RINGCOMM_GUARDED_BY(mutex_);
   std::string failure_ RINGCOMM_GUARDED_BY(mutex_);
