@@ -1,7 +1,5 @@
 #include "comm/operation.h"
 
-#include <numeric>
-
 namespace ringcomm {
 namespace {
 
@@ -22,7 +20,7 @@ uint64_t mix(uint64_t a, uint64_t b) {
 }
 
 uint64_t total(const std::vector<uint64_t>& counts) {
-  return std::accumulate(counts.begin(), counts.end(), uint64_t{0});
+  return offset_of(counts, static_cast<Rank>(counts.size()));
 }
 
 struct Sides {

@@ -1,6 +1,5 @@
 // What the kernels of hand-overs work on: where operands are, or are staged.
 #include <deque>
-#include <numeric>
 
 #include "device/handover.h"
 
@@ -38,11 +37,6 @@ bool concerns(const LeaderArgs& args, Rank rank, Rank part) {
     return who == Who::kAll || rank == (who == Who::kRoot ? args.root : part);
   };
   return is(args.from) || is(args.to);
-}
-
-uint64_t before(const std::vector<uint64_t>& parts, size_t part) {
-  return std::accumulate(parts.begin(), parts.begin() + static_cast<std::ptrdiff_t>(part),
-                         uint64_t{0});
 }
 
 // Part p comes from rank p to the leader, where `first` says.
@@ -111,9 +105,8 @@ void DeviceComm::hand_over(Stream stream, const Shape& shape, uint64_t call,
                            bool kept) {
   const bool exchange = shape.collective == Collective::kAllToAll;
   if (exchange) {
-    const auto self = static_cast<size_t>(rank_);
-    copy(stream, output, before(shape.recv, self), input, before(shape.send, self),
-         shape.send[self]);
+    copy(stream, output, offset_of(shape.recv, rank_), input, offset_of(shape.send, rank_),
+         shape.send[static_cast<size_t>(rank_)]);
   }
   Handover handover = prepare(shape, input, output, kept);
   for (Share& share : handover.shares) share.slot.call = exchange ? share.slot.call : call;
@@ -212,8 +205,9 @@ DeviceComm::Handover DeviceComm::by_each(const Shape& shape, const Spans& input,
   for (size_t at = 0; at < ranks; ++at) {
     const auto peer = static_cast<Rank>(at);
     if (peer == rank_) continue;
-    const Piece to{&input, before(shape.send, at), shape.send[at], unit, window.data + at * unit};
-    const Piece from{&output, before(shape.recv, at), shape.recv[at], unit,
+    const Piece to{&input, offset_of(shape.send, peer), shape.send[at], unit,
+                   window.data + at * unit};
+    const Piece from{&output, offset_of(shape.recv, peer), shape.recv[at], unit,
                      window.data + (ranks + at) * unit};
     const LeaderSlot slot{address_at(peer, input, to.first, to.length, kept), 0, 0, to.length};
     if (to.length > 0) handover.shares.push_back({peer, slot, rounds(to.length)});

@@ -1,7 +1,6 @@
 #include "exec/tuner.h"
 
 #include <bit>
-#include <numeric>
 
 #include "plan/select.h"
 
@@ -18,7 +17,7 @@ bool copies(Collective collective) {
 // Bytes of the longer side. All ranks agree on it, except in all_to_all, which has no segments.
 uint64_t bytes_of(const Shape& shape) {
   if (shape.collective == Collective::kAllToAll) {
-    return std::accumulate(shape.recv.begin(), shape.recv.end(), uint64_t{0});
+    return offset_of(shape.recv, shape.size);
   }
   const uint64_t ranks = sharded(shape.collective) ? static_cast<uint64_t>(shape.size) : 1;
   return message_bytes(shape) * ranks;

@@ -265,9 +265,9 @@ Call&& fill_shards(Call& call, const Refusal& refuse, Whole whole, Shards shards
     const uint64_t each = bytes_of(in ? operation.output : operation.input);
     operation.shards.assign(static_cast<size_t>(self.size), each);
   }
-  const auto mine = operation.shards.begin() + self.rank;
-  const uint64_t before = std::accumulate(operation.shards.begin(), mine, uint64_t{0});
-  check_overlaps(refuse, operation, in ? Shared{before, 0, *mine} : Shared{0, before, *mine});
+  const uint64_t mine = operation.shards[static_cast<size_t>(self.rank)];
+  const uint64_t before = offset_of(operation.shards, self.rank);
+  check_overlaps(refuse, operation, in ? Shared{before, 0, mine} : Shared{0, before, mine});
   return std::move(call);
 }
 

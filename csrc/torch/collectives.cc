@@ -42,12 +42,9 @@ Call&& exchange_all(Call& call, const Refusal& refuse, Rank rank) {
   add_inputs(call, call.inputs);
   add_outputs(call, call.outputs);
   const Operation& operation = call.operation;
-  Shared own{0, 0, operation.send[static_cast<size_t>(rank)]};
-  for (size_t other = 0; other < static_cast<size_t>(rank); ++other) {
-    own.input += operation.send[other];
-    own.output += operation.recv[other];
-  }
-  check_overlaps(refuse, operation, own);
+  check_overlaps(refuse, operation,
+                 {offset_of(operation.send, rank), offset_of(operation.recv, rank),
+                  operation.send[static_cast<size_t>(rank)]});
   return std::move(call);
 }
 
