@@ -52,9 +52,7 @@ void RemoteLink::show(const std::vector<std::byte>& slip) {
     shown_ = slip;
     bytes = frame(true);
   }
-  const auto size = static_cast<uint32_t>(bytes.size());
-  wire_.post({.type = FrameType::kState, .channel = channel_, .bytes = size},
-             Payload(std::move(bytes)));
+  wire_.post({.type = FrameType::kState, .channel = channel_}, Payload(std::move(bytes)));
   wire_.flush();
   wire_.need();
 }

@@ -183,9 +183,7 @@ void Network::Peer::tell_news(Clock::time_point now) {
   for (auto& [channel, receiver] : channels_) {
     auto news = receiver->news();
     if (news.empty()) continue;
-    const auto bytes = static_cast<uint32_t>(news.size());
-    session.post({.type = FrameType::kState, .channel = channel, .bytes = bytes},
-                 Payload(std::move(news)));
+    session.post({.type = FrameType::kState, .channel = channel}, Payload(std::move(news)));
   }
 }
 

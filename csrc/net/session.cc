@@ -31,6 +31,9 @@ void Session::post(const Frame& frame, Payload payload) {
   item.frame = frame;
   item.frame.sequence = first_ + items_.size() - 1;
   item.payload = std::move(payload);
+  if (const auto& own = item.payload.own; !own.empty()) {
+    item.frame.bytes = static_cast<uint32_t>(own.size());
+  }
 }
 
 // Calls act(payload, frame, needed) for each frame that the channel has posted, in order. `needed`:

@@ -65,7 +65,7 @@ class Session {
   Session(Receiver& receiver, int flows, const SessionRules& rules = {});
 
   // ---- frames
-  // `frame` names type, channel, offset, stamp, lane and half.
+  // `frame` names type, channel, offset, stamp, lane and half, and the bytes of lent memory.
   void post(const Frame& frame, Payload payload = {});
   // Afterwards the lender may change its memory again.
   void reclaim_lent(uint64_t channel);

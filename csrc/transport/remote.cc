@@ -88,10 +88,7 @@ void RemotePeer::stream_read(uint64_t cursor) {
 }
 
 void RemotePeer::tell() {
-  std::vector<std::byte> payload = state();
-  const auto bytes = static_cast<uint32_t>(payload.size());
-  wire_.post({.type = FrameType::kState, .channel = channel_, .bytes = bytes},
-             Payload(std::move(payload)));
+  wire_.post({.type = FrameType::kState, .channel = channel_}, Payload(state()));
 }
 
 std::vector<std::byte> RemotePeer::news() {

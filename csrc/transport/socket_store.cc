@@ -94,8 +94,7 @@ bool SocketStore::say(const End& end) {
   end.way.wire->post({.type = FrameType::kState,
                       .channel = channel_,
                       .offset = static_cast<uint64_t>(self_),
-                      .stamp = end.said,
-                      .bytes = static_cast<uint32_t>(piece.size())},
+                      .stamp = end.said},
                      Payload(std::vector(from, from + piece.size())));
   end.way.wire->flush();
   return true;
