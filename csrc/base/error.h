@@ -59,6 +59,13 @@ struct TimeoutError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+// Calls `act` at the end of a scope, however that is left.
+template <typename Act>
+struct Finally {
+  const Act act;
+  ~Finally() { act(); }
+};
+
 // Joins its arguments into one string: str("rank ", 3, " left"). Other ranks read such texts, so
 // the program's locale has no part in them: it may write 40000 as 40,000.
 template <typename... Parts>

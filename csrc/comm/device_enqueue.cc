@@ -33,7 +33,8 @@ DeviceEngine::CompletionPtr DeviceEngine::guarded(const std::string& asked, auto
   state_.check_usable();  // it may have been closed while this thread waited for the lock
   try {
     const cuda::OnDevice here(api_, device_);
-    const cuda::Relaxed relaxed(api_);
+    const bool relaxed = api_.relax_captures(true);
+    const Finally restore{[&] { api_.relax_captures(relaxed); }};
     return enqueue();
   } catch (const UsageError&) {
     throw;

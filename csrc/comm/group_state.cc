@@ -122,12 +122,11 @@ void GroupState::check_failure(const std::string& during) const {
 
 // The caller's thread gives up, and with it this rank: the others must not wait for it.
 void GroupState::check_interrupt(const std::string& during) {
-  in_handler_.store(std::this_thread::get_id(), std::memory_order_relaxed);
   try {
+    in_handler_.store(std::this_thread::get_id(), std::memory_order_relaxed);
+    const Finally over{[&] { in_handler_.store({}, std::memory_order_relaxed); }};
     call_interrupt();
-    in_handler_.store({}, std::memory_order_relaxed);
   } catch (const std::exception& error) {
-    in_handler_.store({}, std::memory_order_relaxed);
     fail(interrupted(during, rank(), error));
     throw;
   }

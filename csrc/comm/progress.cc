@@ -43,15 +43,12 @@ class Progress::Waiting {
 };
 
 void Progress::call_out(const std::function<void()>& code) {
-  struct Left {  // the wait() that this thread is in, until `code` returns or throws
-    Waiting* const waiting = std::exchange(Waiting::innermost(), nullptr);
-    ~Left() {
-      if (waiting != nullptr) waiting->come();
-      Waiting::innermost() = waiting;
-    }
-  };
-  const Left left;
-  left.waiting != nullptr ? left.waiting->go() : Runtime::get().step_down();
+  Waiting* const left = std::exchange(Waiting::innermost(), nullptr);
+  const Finally back{[&] {
+    if (left != nullptr) left->come();
+    Waiting::innermost() = left;
+  }};
+  left != nullptr ? left->go() : Runtime::get().step_down();
   Runtime::get().call(code);
 }
 

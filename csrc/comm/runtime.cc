@@ -148,21 +148,16 @@ std::vector<int> Runtime::close_groups(Clock::duration grace, const std::string&
 
 void Runtime::call(const std::function<void()>& code) {
   const int self = ::gettid();
-  struct Calling {
-    Runtime& runtime;
-    const int self;
-    ~Calling() {
-      const Lock lock(runtime.mutex_);
-      runtime.calling_.erase(std::find(runtime.calling_.begin(), runtime.calling_.end(), self));
-      runtime.returned_.notify_all();
-    }
-  };
   {
     const Lock lock(mutex_);
     if (ended_) return;
     calling_.push_back(self);
   }
-  const Calling calling{*this, self};
+  const Finally over{[&] {
+    const Lock lock(mutex_);
+    calling_.erase(std::ranges::find(calling_, self));
+    returned_.notify_all();
+  }};
   code();
 }
 

@@ -146,16 +146,4 @@ class OnDevice {
   const int before_, device_;
 };
 
-// Allows the thread all calls, for a scope, though a graph is captured.
-class Relaxed {
- public:
-  explicit Relaxed(Api& api) : api_(api), before_(api.relax_captures(true)) {}
-  ~Relaxed() { api_.relax_captures(before_); }
-  Relaxed(const Relaxed&) = delete;
-
- private:
-  Api& api_;
-  const bool before_;
-};
-
 }  // namespace ringcomm::cuda

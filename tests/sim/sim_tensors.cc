@@ -40,7 +40,9 @@ class Tensors {
                                 [&](const Segment& one) { return one.bytes - one.used >= block; });
     if (segment == segments_.end()) {
       const uint64_t wanted = std::max(block, kSegmentBytes);
-      const cuda::Relaxed relaxed(*api_);  // as torch's allocator is while it calls cudaMalloc
+      // As torch's allocator does while it calls cudaMalloc.
+      const bool before = api_->relax_captures(true);
+      const Finally restore{[&] { api_->relax_captures(before); }};
       segments_.push_front({api_->allocate(wanted), wanted, 0, {}});
       segment = segments_.begin();
     }

@@ -154,7 +154,8 @@ void unsafe_calls_invalidate() {
       require_invalidated(sim.stream);
       begin(sim.stream);
       {
-        const Relaxed relaxed(api);
+        const bool before = api.relax_captures(true);
+        const Finally restore{[&] { api.relax_captures(before); }};
         const std::string error = error_of(call);
         require(error == "nothing", "in a relaxed thread: ", error);
       }
