@@ -6,8 +6,6 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
-#include <map>
-#include <mutex>
 
 #include "cuda/launch.h"
 #include "device/api.h"
@@ -221,15 +219,11 @@ class CudaApi final : public Api {
           operation.waitValue.address = number_of(at);
           operation.waitValue.value = static_cast<uint32_t>(value);
           operation.waitValue.flags = CU_STREAM_WAIT_VALUE_GEQ;
-        } else if (kind == Word::kWrite) {
-          operation.operation = CU_STREAM_MEM_OP_WRITE_VALUE_32;
-          operation.writeValue.address = number_of(at);
-          operation.writeValue.value = static_cast<uint32_t>(value);
-          operation.writeValue.flags = CU_STREAM_WRITE_VALUE_DEFAULT;
         } else {
-          operation.operation = CU_STREAM_MEM_OP_WRITE_VALUE_64;
+          operation.operation = kind == Word::kWrite ? CU_STREAM_MEM_OP_WRITE_VALUE_32
+                                                     : CU_STREAM_MEM_OP_WRITE_VALUE_64;
           operation.writeValue.address = number_of(at);
-          operation.writeValue.value64 = value;
+          operation.writeValue.value64 = value;  // of which 32 bits are the lower half
           operation.writeValue.flags = CU_STREAM_WRITE_VALUE_DEFAULT;
         }
       }
@@ -312,18 +306,10 @@ class CudaApi final : public Api {
       driver().unreserve(base, bytes);
       throw;
     }
-    auto* const address = reinterpret_cast<std::byte*>(base);  // NOLINT: so the driver gives it
-    const std::lock_guard lock(mutex_);
-    mapped_[address] = bytes;
-    return address;
+    return reinterpret_cast<std::byte*>(base);  // NOLINT: so the driver gives it
   }
 
-  void unmap_chunks(std::byte* base) override {
-    uint64_t bytes = 0;
-    {
-      const std::lock_guard lock(mutex_);
-      bytes = std::exchange(mapped_[base], 0);
-    }
+  void unmap_chunks(std::byte* base, uint64_t bytes) override {
     driver().unmap(number_of(base), bytes);
     driver().unreserve(number_of(base), bytes);
   }
@@ -338,9 +324,6 @@ class CudaApi final : public Api {
     return result_of("cudaDeviceGetAttribute", cudaDeviceGetAttribute,
                      cudaDevAttrMultiProcessorCount, current_device());
   }
-
-  std::mutex mutex_;                       // guards the next
-  std::map<std::byte*, uint64_t> mapped_;  // bytes, of map_chunks()
 };
 
 }  // namespace

@@ -120,7 +120,7 @@ class Api {
   // the memory cannot be exported so, or in more than `most` of them.
   virtual std::vector<Chunk> export_chunks(std::byte* address, uint64_t bytes, size_t most) = 0;
   virtual std::byte* map_chunks(const std::vector<Chunk>& chunks) = 0;
-  virtual void unmap_chunks(std::byte* base) = 0;
+  virtual void unmap_chunks(std::byte* base, uint64_t bytes) = 0;  // of all of them
 };
 
 std::unique_ptr<Api> make_api();  // in such a library: cuda/api_cuda.cc, tests/sim/api_sim.cc

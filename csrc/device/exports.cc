@@ -66,7 +66,7 @@ void ImportCache::close_if(const auto& which) {
     if (!which(entry)) return false;
     const auto [address, chunks, users] = entry.second;
     try {
-      chunks ? api_.unmap_chunks(address) : api_.close_memory(address);
+      chunks ? api_.unmap_chunks(address, entry.first.bytes) : api_.close_memory(address);
     } catch (const std::exception&) {  // of a process that has gone
       return true;
     }

@@ -284,8 +284,8 @@ class SimApi final : public Api {
     return enter_unsafe("cuMemMap")->memory.map_chunks(chunks);
   }
 
-  void unmap_chunks(std::byte* base) override {
-    enter_unsafe("cuMemUnmap")->memory.unmap_chunks(base);
+  void unmap_chunks(std::byte* base, uint64_t bytes) override {
+    enter_unsafe("cuMemUnmap")->memory.unmap_chunks(base, bytes);
   }
 
  private:

@@ -356,9 +356,11 @@ std::byte* SimMemory::map_chunks(const std::vector<Chunk>& chunks) {
   return base;
 }
 
-void SimMemory::unmap_chunks(std::byte* base) {
+void SimMemory::unmap_chunks(std::byte* base, uint64_t bytes) {
   const std::lock_guard lock(mutex_);
-  retire(at_base("cuMemUnmap", base, {Kind::kMapped}));
+  const auto found = at_base("cuMemUnmap", base, {Kind::kMapped});
+  if (found->second.mapped != bytes) throw DeviceError("cuMemUnmap: invalid argument");
+  retire(found);
 }
 
 }  // namespace ringcomm::sim

@@ -48,7 +48,7 @@ class SimMemory {
   void close_memory(std::byte* base);
   std::vector<Chunk> export_chunks(std::byte* address, uint64_t bytes, size_t most);
   std::byte* map_chunks(const std::vector<Chunk>& chunks);
-  void unmap_chunks(std::byte* base);
+  void unmap_chunks(std::byte* base, uint64_t bytes);
   uint64_t used(int card);  // bytes
 
  private:

@@ -164,7 +164,7 @@ void unsafe_calls_invalidate() {
     // Of virtual addresses: before they look at what they get.
     begin(sim.stream);
     require_error(str("cuMemMap: ", kUnsupported), [&] { api.map_chunks({}); });
-    require_error(str("cuMemUnmap: ", kUnsupported), [&] { api.unmap_chunks(nullptr); });
+    require_error(str("cuMemUnmap: ", kUnsupported), [&] { api.unmap_chunks(nullptr, 0); });
     require_invalidated(sim.stream);
     capture(sim.stream, [&] {  // these do not disturb it
       api.destroy_stream(api.make_stream());

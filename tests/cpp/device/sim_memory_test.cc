@@ -159,7 +159,8 @@ void chunks() {
     std::byte* memory = api->map_chunks(received);
     require(is_all(memory + kOffset, kLength, std::byte{1}), "what the exporter wrote");
     std::memset(memory + kOffset, 2, kLength);
-    api->unmap_chunks(memory);
+    require_error("cuMemUnmap: invalid", [&] { api->unmap_chunks(memory, kChunk); });
+    api->unmap_chunks(memory, 2 * kChunk);
     require(!readable(memory), "unmapped");
     shared.reach(1);
   });

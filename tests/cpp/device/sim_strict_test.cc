@@ -117,7 +117,7 @@ void chunks_count_until_they_are_unmapped() {
     received.clear();
     shared.reach(1);
     shared.await(2);
-    api->unmap_chunks(memory);
+    api->unmap_chunks(memory, kChunk);
     shared.reach(3);
   });
 }
