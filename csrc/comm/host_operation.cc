@@ -46,7 +46,6 @@ void HostOperation::begin(const Operation& operation, std::optional<uint64_t> ti
   make_stamps(operation, current_, executor_.stamps());
   executor_.output().assign(operation.output);
   executor_.input().assign(operation.input);
-  const bool scales = operation.op == ReduceOp::kPremulSum && scale_input(operation);
   ++sequence_;
   Descriptor recorded = current_;
   recorded.words[kBytesWord] = std::max(bytes_of(operation.input), bytes_of(operation.output));
@@ -59,37 +58,7 @@ void HostOperation::begin(const Operation& operation, std::optional<uint64_t> ti
                ")");
   });
   state_.transport().announce(Board::kHost, current_);
-  executor_.start(std::move(plan), sequence_, make_reduction(operation, state_.size()), manner,
-                  scales);
-}
-
-// PREMUL_SUM scales the input first and may not change the caller's input. It scales into the
-// output if that is as large. Otherwise it returns true, and the executor scales while it reads. It
-// copies only if a smaller output lies within the input.
-bool HostOperation::scale_input(const Operation& operation) {
-  const auto within = [&](const Span& out) {
-    return std::any_of(operation.input.begin(), operation.input.end(), [&](const Span& in) {
-      return std::less<>()(out.data, in.data + in.bytes) &&
-             std::less<>()(in.data, out.data + out.bytes);
-    });
-  };
-  const uint64_t bytes = bytes_of(operation.input);
-  std::vector<Span> scaled = operation.output;
-  if (bytes_of(operation.output) != bytes) {
-    if (std::none_of(operation.output.begin(), operation.output.end(), within)) return true;
-    scratch_.resize(bytes);
-    scaled = {{scratch_.data(), bytes}};
-  }
-  const uint64_t element = size_of(operation.dtype);
-  const Spans from(operation.input), to(scaled);
-  for (uint64_t done = 0; done < bytes;) {
-    const Span src = from.at(done), dst = to.at(done);
-    const uint64_t piece = std::min({src.bytes, dst.bytes, bytes - done});
-    scale(operation.dtype, operation.factor, dst.data, src.data, piece / element);
-    done += piece;
-  }
-  executor_.input().assign(scaled);
-  return false;
+  executor_.start(std::move(plan), sequence_, make_reduction(operation, state_.size()), manner);
 }
 
 // The peer from which bytes are awaited may itself wait for one that has not called.
@@ -127,7 +96,6 @@ void HostOperation::end(bool good) {
       {now.sent - before_.sent, now.resent - before_.resent, now.broken - before_.broken});
   before_ = now;
   idle_since_ = {};
-  if (!scratch_.empty()) std::vector<std::byte>().swap(scratch_);  // "= {}" keeps the memory
   if (!good) return;
   if (executor_.timed()) tuner_.took(executor_.seconds());
   state_.transport().finish(Board::kHost, sequence_);

@@ -44,7 +44,6 @@ class HostOperation {
   static constexpr uint32_t kPolls = 512;
   Shape shape_of(const Operation& operation) const;
   Algorithm algorithm_of(const Shape& shape) const;
-  bool scale_input(const Operation& operation);
   void begin_wait();
   void end_wait();
 
@@ -63,7 +62,6 @@ class HostOperation {
   uint32_t polls_ = 0;
   Clock::time_point idle_since_;
   Rank waits_for_ = -1;  // since then
-  std::vector<std::byte> scratch_;
 };
 
 }  // namespace ringcomm

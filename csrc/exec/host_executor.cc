@@ -21,10 +21,9 @@ HostExecutor::HostExecutor(Transport& transport, const Geometry& geometry, uint6
 }
 
 void HostExecutor::start(std::shared_ptr<const Plan> plan, uint64_t sequence,
-                         const Reduction& reduction, Manner manner, bool scales) {
+                         const Reduction& reduction, Manner manner) {
   plan_ = std::move(plan);
   reduction_ = reduction;
-  scales_ = scales;
   half_ = static_cast<int>(sequence % 2);
   cursor_ = PlanCursor(*plan_);
   peer_ = -1;
@@ -92,13 +91,13 @@ void HostExecutor::copy(const Step& step, uint64_t total) {
     const Span dst = locate(operand[0], done), src = locate(operand[1], done);
     const uint64_t bytes = std::min({total - done, dst.bytes, src.bytes});
     done += bytes;
-    if (dst.data == src.data) continue;  // in place
     if (scaled(operand[1])) {
       scale(reduction_.dtype, reduction_.factor, dst.data, src.data,
             bytes / size_of(reduction_.dtype));
       if (is_remote(operand[0])) transport_.put(operand[0].rank, dst.data, bytes, nullptr);
       continue;
     }
+    if (dst.data == src.data) continue;  // in place
     if (is_remote(operand[0])) {
       // Plans keep the source of a put unchanged until it was read. For payload in lines they may
       // not.
@@ -139,7 +138,9 @@ void HostExecutor::reduce(const Step& step, uint64_t total) {
       at[i] = span.data;
       bytes = std::min(bytes, span.bytes);
     }
-    if (scales_) bytes = scale_operands({refs(step), operands}, at.data(), bytes);
+    if (reduction_.op == ReduceOp::kPremulSum) {
+      bytes = scale_operands({refs(step), operands}, at.data(), bytes);
+    }
     const std::span<std::byte* const> all(at.data(), operands);
     const auto sources = all.subspan(step.dst_count);
     ringcomm::reduce(reduction_, step.final, all.first(step.dst_count),

@@ -38,11 +38,10 @@ class HostExecutor {
   enum class Status { kDone, kBlocked, kMismatch };
 
   // The plan, and the memory behind the spans, must live until advance() returns kDone. `sequence`
-  // is the operation's number in the group, the same on every rank. `scales`: the executor
-  // multiplies the input by the reduction's factor while it reads. Then input and output share no
-  // memory.
+  // is the operation's number in the group, the same on every rank. PREMUL_SUM's factor is
+  // multiplied in where the input is read: no plan reads there what it has written.
   void start(std::shared_ptr<const Plan> plan, uint64_t sequence, const Reduction& reduction,
-             Manner manner = {}, bool scales = false);
+             Manner manner = {});
   Spans& input() { return input_; }
   Spans& output() { return output_; }
   Stamps& stamps() { return stamps_; }
@@ -64,7 +63,9 @@ class HostExecutor {
   void copy(const Step& step, uint64_t total);
   void reduce(const Step& step, uint64_t total);
   Span locate(const Ref& ref, uint64_t done) const;
-  bool scaled(const Ref& ref) const { return scales_ && ref.space == Space::kInput; }
+  bool scaled(const Ref& ref) const {
+    return reduction_.op == ReduceOp::kPremulSum && ref.space == Space::kInput;
+  }
   uint64_t scale_operands(std::span<const Ref> refs, std::byte** at, uint64_t bytes);
   const Ref* refs(const Step& step) const { return plan_->refs.data() + step.first_ref; }
   uint64_t& taken(Rank peer, int lane) { return taken_[static_cast<size_t>(peer * kLanes + lane)]; }
@@ -85,7 +86,6 @@ class HostExecutor {
   Stamps stamps_;
   Manner manner_;
   Stopwatch watch_;
-  bool scales_ = false;
   std::vector<std::byte> scratch_;  // a piece of each operand that is scaled
   int half_ = 0;
   PlanCursor cursor_;

@@ -92,6 +92,16 @@ inline void wrong_plans(Group& group) {
   };
   const Planner doubling{Collective::kAllReduce, Algorithm::kDoubling};
   group.reject({edited(doubling, 5, mine_first)}, "mine first", "another order");
+  Program sum_as_input = program({doubling, 4, 5, 0, true});
+  for (Plan& plan : sum_as_input.plans) {
+    for (const Step& step : plan.steps) {
+      for (uint32_t i = step.dst_count; i < step.dst_count + uint32_t{step.src_count}; ++i) {
+        Ref& source = operand(plan, step, i);
+        if (source.space == Space::kOutput) source.space = Space::kInput;
+      }
+    }
+  }
+  group.reject({sum_as_input}, "a sum that is read as the input", "where it has written");
   const Planner chain{Collective::kBroadcast, Algorithm::kRing};
   group.reject({edited(chain, 20, forward_from_inbox)}, "an inbox given back", "overwrites");
   // A broadcast without its roll call: a rank may pass it, and then the next operation meets one

@@ -205,6 +205,11 @@ class Machine {
     for (int i = 0; i < step.dst_count + step.src_count; ++i) {
       const bool write = i < step.dst_count;
       (write ? dst : src).push_back(locate(rank, refs[i], write));
+      // The executor multiplies by PREMUL_SUM's factor where it reads the input.
+      if (refs[i].space == Space::kInput && reduces(plan(rank).collective) &&
+          memory_.is_changed(src.back())) {
+        throw Violation("reads its input where it has written");
+      }
     }
     check_overlap(dst, src);
     if (step.verb == Verb::kCopy && dst.front() == src.front()) return;  // in place

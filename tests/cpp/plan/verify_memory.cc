@@ -236,6 +236,7 @@ void Memory::write(size_t index, const Value& value, Rank rank, const Clock& now
     }
   }
   cell.value = value;
+  cell.changed = true;
   cell.writer = static_cast<int16_t>(rank);
   cell.written = now[static_cast<size_t>(rank)];
 }

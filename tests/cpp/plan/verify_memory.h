@@ -1,7 +1,9 @@
 // The verifier's memory: symbolic contents and the clocks of accesses. See verify.h.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -47,6 +49,12 @@ class Memory {
   const Value& read(size_t cell, size_t operation, Rank rank, const Clock& now);
   void write(size_t cell, const Value& value, Rank rank, const Clock& now);
 
+  // Has a plan written any of it?
+  bool is_changed(const Range& range) const {
+    const auto cells = std::span(cells_).subspan(range.begin, range.count);
+    return std::ranges::any_of(cells, &Cell::changed);
+  }
+
   // A remote copy reads its source until the receiver has waited for it.
   void lend(const Range& range);
   void give_back(const Range& range, Rank reader, const Clock& now);
@@ -58,6 +66,7 @@ class Memory {
   struct Cell {
     Value value;
     Time written = 0;
+    bool changed = false;  // by a plan
     int16_t writer = -1;
     uint16_t lent = 0;
   };
