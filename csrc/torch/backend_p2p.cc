@@ -7,12 +7,10 @@ namespace {
 
 using c10d::OpType;
 
-uint32_t checked_tag(const Refusal& refuse, int tag) {
+void fill_message(Call& call, const Tensors& tensors, int tag, RankAndSize self) {
+  const Refusal& refuse = call.refuse;
   if (tag < 0) refuse("Tag must be nonnegative");
-  return static_cast<uint32_t>(tag);
-}
-
-void fill_message(Call& call, const Refusal& refuse, const Tensors& tensors, RankAndSize self) {
+  call.tag = static_cast<uint32_t>(tag);
   if (tensors.size() != 1) refuse("takes a single tensor");
   check_served(refuse, tensors[0]);
   if (*call.peer >= self.size) refuse(str("invalid rank: ", *call.peer));
@@ -22,13 +20,11 @@ void fill_message(Call& call, const Refusal& refuse, const Tensors& tensors, Ran
 
 // `peer` is Message::kAnySource for a receive from the first that sends.
 Call recv_call(const Tensors& tensors, Rank peer, int tag, RankAndSize self) {
-  constexpr Refusal refuse{"recv"};
   const bool any = peer == Message::kAnySource;
   Call call(any ? OpType::RECVANYSOURCE : OpType::RECV,
-            any ? "ringcomm:recvAnySource" : "ringcomm:recv");
+            any ? "ringcomm:recvAnySource" : "ringcomm:recv", Collective::kBarrier, "recv");
   call.peer = peer;
-  call.tag = checked_tag(refuse, tag);
-  fill_message(call, refuse, tensors, self);
+  fill_message(call, tensors, tag, self);
   call.inputs = call.outputs = tensors;  // torch's profiles show what a receive gets as its input
   add_outputs(call, tensors);
   return call;
@@ -37,12 +33,10 @@ Call recv_call(const Tensors& tensors, Rank peer, int tag, RankAndSize self) {
 }  // namespace
 
 Backend::WorkPtr Backend::send(Tensors& tensors, int dstRank, int tag) {
-  constexpr Refusal refuse{"send"};
   Call call(OpType::SEND, "ringcomm:send");
-  if (dstRank < 0) refuse(str("invalid rank: ", dstRank));
+  if (dstRank < 0) call.refuse(str("invalid rank: ", dstRank));
   call.peer = dstRank;
-  call.tag = checked_tag(refuse, tag);
-  fill_message(call, refuse, tensors, rank_and_size());
+  fill_message(call, tensors, tag, rank_and_size());
   call.inputs = tensors;
   add_inputs(call, tensors);
   return issue(std::move(call));

@@ -21,14 +21,18 @@ struct RankAndSize {
 // One call. `inputs` and `outputs` are the caller's own lists where there is one of them, else they
 // are kept in `lists`. For a send or receive only the operation's spans, type and timeout count.
 struct Call {
-  Call(c10d::OpType type, const char* title, Collective collective = Collective::kBarrier)
-      : type(type), title(title) {
+  // `refused_as`: its name in refusals, where that is not the operation's.
+  Call(c10d::OpType type, const char* title, Collective collective = Collective::kBarrier,
+       const char* refused_as = nullptr)
+      : type(type), title(title), refuse{refused_as != nullptr ? refused_as : name()} {
     operation.collective = collective;
   }
   Call(Call&&) = default;  // no copies: inputs and outputs may point into `lists`
+  const char* name() const { return title + sizeof("ringcomm:") - 1; }  // "all_reduce"
 
   c10d::OpType type;
   const char* title;  // in profiles: "ringcomm:all_reduce"
+  Refusal refuse;
   bool async = true;
   Operation operation;
   std::optional<Rank> peer;          // of a send or receive

@@ -149,8 +149,8 @@ void check_overlaps(const Refusal& refuse, const Operation& operation, const Sha
 
 // ---- filling in
 
-void set_reduction(Call& call, const Refusal& refuse, const c10d::ReduceOp& op,
-                   const at::Tensor& tensor) {
+void set_reduction(Call& call, const c10d::ReduceOp& op, const at::Tensor& tensor) {
+  const Refusal& refuse = call.refuse;
   Operation& operation = call.operation;
   operation.op = reduce_op(refuse, op);
   const auto dtype = dtype_of(tensor.scalar_type());
@@ -195,16 +195,16 @@ void add_in_place(Call& call, const Tensors& tensors) {
   call.inputs = call.outputs = tensors;
 }
 
-void add_folded(Call& call, const Refusal& refuse, const Tensors& tensors) {
+void add_folded(Call& call, const Tensors& tensors) {
   Operation& operation = call.operation;
   if (operation.op == ReduceOp::kAvg || operation.op == ReduceOp::kPremulSum) {
-    refuse(str("ReduceOp.", to_string(operation.op),
-               " takes one tensor of each rank, this list has ", tensors.size(),
-               ": torch.stack() them and reduce what comes of it"));
+    call.refuse(str("ReduceOp.", to_string(operation.op),
+                    " takes one tensor of each rank, this list has ", tensors.size(),
+                    ": torch.stack() them and reduce what comes of it"));
   }
   if (!tensors[0].is_cpu()) {
-    refuse(str("takes one CUDA tensor of each rank, this list has ", tensors.size(),
-               ": torch.stack() them and reduce what comes of it"));
+    call.refuse(str("takes one CUDA tensor of each rank, this list has ", tensors.size(),
+                    ": torch.stack() them and reduce what comes of it"));
   }
   const Span span = call.staging.folded(tensors, operation.dtype, operation.op);
   operation.input = operation.output = {span};
@@ -250,8 +250,7 @@ std::vector<uint64_t> sizes_of(at::TensorList tensors) {
   return sizes;
 }
 
-Call&& fill_shards(Call& call, const Refusal& refuse, Whole whole, Shards shards,
-                   RankAndSize self) {
+Call&& fill_shards(Call& call, Whole whole, Shards shards, RankAndSize self) {
   Operation& operation = call.operation;
   add_inputs(call, call.inputs);
   add_outputs(call, call.outputs);
@@ -267,7 +266,7 @@ Call&& fill_shards(Call& call, const Refusal& refuse, Whole whole, Shards shards
   }
   const uint64_t mine = operation.shards[static_cast<size_t>(self.rank)];
   const uint64_t before = offset_of(operation.shards, self.rank);
-  check_overlaps(refuse, operation, in ? Shared{before, 0, mine} : Shared{0, before, mine});
+  check_overlaps(call.refuse, operation, in ? Shared{before, 0, mine} : Shared{0, before, mine});
   return std::move(call);
 }
 

@@ -16,8 +16,7 @@ void check_alike(const Refusal& refuse, const Tensors& tensors);
 // wholes[i] must have as many elements as all ranks' parts[i] together.
 void check_wholes(const Refusal& refuse, const Tensors& wholes, const Tensors& parts, int size);
 
-void set_reduction(Call& call, const Refusal& refuse, const c10d::ReduceOp& op,
-                   const at::Tensor& tensor);
+void set_reduction(Call& call, const c10d::ReduceOp& op, const at::Tensor& tensor);
 // The type is that of the tensors if all agree, else bytes.
 void set_moved_type(Call& call, at::TensorList tensors);
 
@@ -32,7 +31,7 @@ void check_overlaps(const Refusal& refuse, const Operation& operation, const Sha
 at::TensorList flatten(Call& call, const TensorLists& lists);
 void add_in_place(Call& call, const Tensors& tensors);
 // Several tensors of this rank, reduced here: all of them get the group's result.
-void add_folded(Call& call, const Refusal& refuse, const Tensors& tensors);
+void add_folded(Call& call, const Tensors& tensors);
 // Follows add_in_place(): if tensors share memory, the later ones get copies of their own.
 void separate(Call& call, const Tensors& tensors);
 void add_inputs(Call& call, at::TensorList tensors);
@@ -43,7 +42,7 @@ void add_outputs(Call& call, at::TensorList tensors);
 // size or all of one; or within one tensor, or several.
 enum class Whole : uint8_t { kInput, kOutput };
 enum class Shards : uint8_t { kOneEach, kEqual, kWithin };
-Call&& fill_shards(Call& call, const Refusal& refuse, Whole whole, Shards shards, RankAndSize self);
+Call&& fill_shards(Call& call, Whole whole, Shards shards, RankAndSize self);
 std::vector<uint64_t> sizes_of(at::TensorList tensors);
 
 }  // namespace ringcomm

@@ -37,12 +37,12 @@ void check_length(const Refusal& refuse, const Tensors& tensors, const char* whi
 }
 
 // The rest of an all_to_all, whose splits are known.
-Call&& exchange_all(Call& call, const Refusal& refuse, Rank rank) {
+Call&& exchange_all(Call& call, Rank rank) {
   set_moved_type(call, call.inputs);
   add_inputs(call, call.inputs);
   add_outputs(call, call.outputs);
   const Operation& operation = call.operation;
-  check_overlaps(refuse, operation,
+  check_overlaps(call.refuse, operation,
                  {offset_of(operation.send, rank), offset_of(operation.recv, rank),
                   operation.send[static_cast<size_t>(rank)]});
   return std::move(call);
@@ -50,8 +50,9 @@ Call&& exchange_all(Call& call, const Refusal& refuse, Rank rank) {
 
 // The root's side of gather and scatter, where every rank has a tensor like `model`. Other ranks
 // have none.
-at::TensorList one_a_rank(Call& call, const Refusal& refuse, const TensorLists& lists,
-                          const at::Tensor& model, RankAndSize self) {
+at::TensorList one_a_rank(Call& call, const TensorLists& lists, const at::Tensor& model,
+                          RankAndSize self) {
+  const Refusal& refuse = call.refuse;
   const bool gathers = call.operation.collective == Collective::kGather;
   const char* const which = gathers ? "output" : "input";
   if (self.rank != call.operation.root) {
@@ -96,17 +97,17 @@ void check_gathered_lists(const Refusal& refuse, const TensorLists& outputs, con
   }
 }
 
-void gather_several(Call& call, const Refusal& refuse, const TensorLists& outputs,
-                    const Tensors& inputs, RankAndSize self) {
-  check_all_served(refuse, inputs);
-  check_same_shape(refuse, inputs[0], inputs);
+void gather_several(Call& call, const TensorLists& outputs, const Tensors& inputs,
+                    RankAndSize self) {
   const auto all = flatten(call, outputs);
-  check_all_served(refuse, all);
-  check_same_shape(refuse, inputs[0], all);
+  for (const at::TensorList tensors : {at::TensorList(inputs), all}) {
+    check_all_served(call.refuse, tensors);
+    check_same_shape(call.refuse, inputs[0], tensors);
+  }
   const size_t count = outputs[0].size();
   call.inputs = inputs;
   call.outputs = all.slice(0, count);
-  fill_shards(call, refuse, kOutput, kEqual, self);
+  fill_shards(call, kOutput, kEqual, self);
   for (size_t i = count; i < all.size(); ++i) call.staging.also(all[i], all[i % count]);
   call.outputs = all;
   call.output_lists = outputs.size();
@@ -120,44 +121,42 @@ Backend::WorkPtr Backend::allreduce(Tensors& tensors, const c10d::AllreduceOptio
   if (!tensors.empty() && tensors[0].is_sparse()) {
     return issue(with(sparse_all_reduce_call(tensors, opts.reduceOp, rank_and_size()), opts));
   }
-  constexpr Refusal refuse{"all_reduce"};
   Call call(OpType::ALLREDUCE, "ringcomm:all_reduce", Collective::kAllReduce);
   const bool several = tensors.size() != 1;
-  if (several) check_alike(refuse, tensors);
-  check_served(refuse, tensors[0]);
-  set_reduction(call, refuse, opts.reduceOp, tensors[0]);
-  several ? add_folded(call, refuse, tensors) : add_in_place(call, tensors);
+  if (several) check_alike(call.refuse, tensors);
+  check_served(call.refuse, tensors[0]);
+  set_reduction(call, opts.reduceOp, tensors[0]);
+  several ? add_folded(call, tensors) : add_in_place(call, tensors);
   return issue(with(std::move(call), opts));
 }
 
 Backend::WorkPtr Backend::allreduce_coalesced(Tensors& tensors,
                                               const c10d::AllreduceCoalescedOptions& opts) {
-  constexpr Refusal refuse{"all_reduce_coalesced"};
-  Call call(OpType::ALLREDUCE_COALESCED, "ringcomm:all_reduce", Collective::kAllReduce);
-  c10d::assertNonEmpty(refuse, tensors);
-  c10d::assertLayoutMatch(refuse, tensors);
-  check_all_served(refuse, tensors);
+  Call call(OpType::ALLREDUCE_COALESCED, "ringcomm:all_reduce", Collective::kAllReduce,
+            "all_reduce_coalesced");
+  c10d::assertNonEmpty(call.refuse, tensors);
+  c10d::assertLayoutMatch(call.refuse, tensors);
+  check_all_served(call.refuse, tensors);
   for (const at::Tensor& tensor : tensors) {
     if (tensor.scalar_type() != tensors[0].scalar_type()) {
-      refuse("tensors must all have the same type");
+      call.refuse("tensors must all have the same type");
     }
   }
-  set_reduction(call, refuse, opts.reduceOp, tensors[0]);
+  set_reduction(call, opts.reduceOp, tensors[0]);
   add_in_place(call, tensors);
   separate(call, tensors);
   return issue(with(std::move(call), opts));
 }
 
 Backend::WorkPtr Backend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) {
-  constexpr Refusal refuse{"broadcast"};
   Call call(OpType::BROADCAST, "ringcomm:broadcast", Collective::kBroadcast);
-  call.operation.root = checked_root(refuse, opts.rootRank, size());
+  call.operation.root = checked_root(call.refuse, opts.rootRank, size());
   const bool several = tensors.size() != 1 || opts.rootTensor != 0;
   if (several) {
-    c10d::assertRootTensor(refuse, opts.rootTensor, static_cast<int64_t>(tensors.size()));
-    check_alike(refuse, tensors);
+    c10d::assertRootTensor(call.refuse, opts.rootTensor, static_cast<int64_t>(tensors.size()));
+    check_alike(call.refuse, tensors);
   }
-  check_all_served(refuse, tensors);
+  check_all_served(call.refuse, tensors);
   set_moved_type(call, tensors);
   if (several) {  // one of them is sent, or received, and the others get what it has
     const at::Tensor& one = tensors[static_cast<size_t>(opts.rootTensor)];
@@ -174,15 +173,14 @@ Backend::WorkPtr Backend::broadcast(Tensors& tensors, const c10d::BroadcastOptio
 }
 
 Backend::WorkPtr Backend::reduce(Tensors& tensors, const c10d::ReduceOptions& opts) {
-  constexpr Refusal refuse{"reduce"};
   Call call(OpType::REDUCE, "ringcomm:reduce", Collective::kReduce);
-  call.operation.root = checked_root(refuse, opts.rootRank, size());
+  call.operation.root = checked_root(call.refuse, opts.rootRank, size());
   if (opts.rootTensor != 0 || tensors.empty()) {
-    c10d::assertRootTensor(refuse, opts.rootTensor, static_cast<int64_t>(tensors.size()));
+    c10d::assertRootTensor(call.refuse, opts.rootTensor, static_cast<int64_t>(tensors.size()));
   }
-  const at::Tensor& tensor = only_one(refuse, tensors);
-  check_served(refuse, tensor);
-  set_reduction(call, refuse, opts.reduceOp, tensor);
+  const at::Tensor& tensor = only_one(call.refuse, tensors);
+  check_served(call.refuse, tensor);
+  set_reduction(call, opts.reduceOp, tensor);
   add_in_place(call, tensors);
   if (rank() != call.operation.root) call.operation.output.clear();
   return issue(with(std::move(call), opts));
@@ -194,54 +192,53 @@ Backend::WorkPtr Backend::reduce(Tensors& tensors, const c10d::ReduceOptions& op
 // has those of rank 0, then those of rank 1, and so on, for every i.
 Backend::WorkPtr Backend::allgather(TensorLists& outputs, Tensors& inputs,
                                     const c10d::AllgatherOptions& opts) {
-  constexpr Refusal refuse{"all_gather"};
   Call call(OpType::ALLGATHER, "ringcomm:all_gather", Collective::kAllGather);
-  check_gathered_lists(refuse, outputs, inputs, size());
+  check_gathered_lists(call.refuse, outputs, inputs, size());
   if (inputs.size() > 1) {
-    gather_several(call, refuse, outputs, inputs, rank_and_size());
+    gather_several(call, outputs, inputs, rank_and_size());
     return issue(with(std::move(call), opts));
   }
   call.outputs = flatten(call, outputs);
   call.inputs = inputs;
-  check_shard(refuse, inputs[0], call.outputs, rank());
-  return issue(with(fill_shards(call, refuse, kOutput, kOneEach, rank_and_size()), opts));
+  check_shard(call.refuse, inputs[0], call.outputs, rank());
+  return issue(with(fill_shards(call, kOutput, kOneEach, rank_and_size()), opts));
 }
 
 // outputs[rank][i] gets inputs[i] of that rank.
 Backend::WorkPtr Backend::allgather_coalesced(TensorLists& outputs, Tensors& inputs,
                                               const c10d::AllgatherOptions& opts) {
-  constexpr Refusal refuse{"all_gather_coalesced"};
-  Call call(OpType::ALLGATHER_COALESCED, "ringcomm:all_gather", Collective::kAllGather);
-  c10d::assertNonEmpty(refuse, inputs);
+  Call call(OpType::ALLGATHER_COALESCED, "ringcomm:all_gather", Collective::kAllGather,
+            "all_gather_coalesced");
+  c10d::assertNonEmpty(call.refuse, inputs);
   if (outputs.size() != static_cast<size_t>(size())) {
-    refuse("output lists should be equal to world size");
+    call.refuse("output lists should be equal to world size");
   }
-  check_all_served(refuse, inputs);
+  check_all_served(call.refuse, inputs);
   for (const Tensors& list : outputs) {
     if (list.size() != inputs.size()) {
-      refuse(
+      call.refuse(
           str("invalid output size: (expected length ", inputs.size(), ", got ", list.size(), ")"));
     }
-    check_all_served(refuse, list);
+    check_all_served(call.refuse, list);
     for (size_t i = 0; i < inputs.size(); ++i) {
-      c10d::assertTypeMatch(refuse, inputs[i].options(), list, i);
-      c10d::assertSizesMatch(refuse, inputs[i].sizes(), list, i);
+      c10d::assertTypeMatch(call.refuse, inputs[i].options(), list, i);
+      c10d::assertSizesMatch(call.refuse, inputs[i].sizes(), list, i);
     }
   }
   call.outputs = flatten(call, outputs);
   call.inputs = inputs;
-  return issue(with(fill_shards(call, refuse, kOutput, kEqual, rank_and_size()), opts));
+  return issue(with(fill_shards(call, kOutput, kEqual, rank_and_size()), opts));
 }
 
 // outputs[i] holds inputs[i] of every rank, one after the other.
 Backend::WorkPtr Backend::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                                           const c10d::AllgatherOptions& opts) {
-  constexpr Refusal refuse{"all_gather_into_tensor"};
-  Call call(OpType::_ALLGATHER_BASE, "ringcomm:all_gather", Collective::kAllGather);
-  check_wholes(refuse, outputs, inputs, size());
+  Call call(OpType::_ALLGATHER_BASE, "ringcomm:all_gather", Collective::kAllGather,
+            "all_gather_into_tensor");
+  check_wholes(call.refuse, outputs, inputs, size());
   call.outputs = outputs;
   call.inputs = inputs;
-  return issue(with(fill_shards(call, refuse, kOutput, kWithin, rank_and_size()), opts));
+  return issue(with(fill_shards(call, kOutput, kWithin, rank_and_size()), opts));
 }
 
 Backend::WorkPtr Backend::_allgather_base(at::Tensor& output, at::Tensor& input,
@@ -252,75 +249,71 @@ Backend::WorkPtr Backend::_allgather_base(at::Tensor& output, at::Tensor& input,
 
 Backend::WorkPtr Backend::gather(TensorLists& outputs, Tensors& inputs,
                                  const c10d::GatherOptions& opts) {
-  constexpr Refusal refuse{"gather"};
   Call call(OpType::GATHER, "ringcomm:gather", Collective::kGather);
-  call.operation.root = checked_root(refuse, opts.rootRank, size());
-  const at::Tensor& input = only_one(refuse, inputs, "input ");
-  check_served(refuse, input);
-  call.outputs = one_a_rank(call, refuse, outputs, input, rank_and_size());
+  call.operation.root = checked_root(call.refuse, opts.rootRank, size());
+  const at::Tensor& input = only_one(call.refuse, inputs, "input ");
+  check_served(call.refuse, input);
+  call.outputs = one_a_rank(call, outputs, input, rank_and_size());
   call.inputs = inputs;
-  return issue(with(fill_shards(call, refuse, kOutput, kEqual, rank_and_size()), opts));
+  return issue(with(fill_shards(call, kOutput, kEqual, rank_and_size()), opts));
 }
 
 // The output, at the root, holds the input of every rank, one after the other. torch calls it from
 // 2.14 on.
 Backend::WorkPtr Backend::gather_single(at::Tensor& output, at::Tensor& input,
                                         const c10d::GatherOptions& opts) {
-  constexpr Refusal refuse{"gather_single"};
-  Call call(OpType::GATHER, "ringcomm:gather", Collective::kGather);
-  call.operation.root = checked_root(refuse, opts.rootRank, size());
+  Call call(OpType::GATHER, "ringcomm:gather", Collective::kGather, "gather_single");
+  call.operation.root = checked_root(call.refuse, opts.rootRank, size());
   call.lists = {input, output};
   const at::TensorList both(call.lists);
   call.inputs = both.slice(0, 1);
-  check_all_served(refuse, call.inputs);
+  check_all_served(call.refuse, call.inputs);
   if (rank() == call.operation.root) {
-    check_wholes(refuse, {output}, {input}, size());
+    check_wholes(call.refuse, {output}, {input}, size());
     call.outputs = both.slice(1, 1);
   }
-  return issue(with(fill_shards(call, refuse, kOutput, kWithin, rank_and_size()), opts));
+  return issue(with(fill_shards(call, kOutput, kWithin, rank_and_size()), opts));
 }
 
 // ---- scattering
 
 Backend::WorkPtr Backend::scatter(Tensors& outputs, TensorLists& inputs,
                                   const c10d::ScatterOptions& opts) {
-  constexpr Refusal refuse{"scatter"};
   Call call(OpType::SCATTER, "ringcomm:scatter", Collective::kScatter);
-  call.operation.root = checked_root(refuse, opts.rootRank, size());
-  const at::Tensor& output = only_one(refuse, outputs, "output ");
-  check_served(refuse, output);
-  call.inputs = one_a_rank(call, refuse, inputs, output, rank_and_size());
+  call.operation.root = checked_root(call.refuse, opts.rootRank, size());
+  const at::Tensor& output = only_one(call.refuse, outputs, "output ");
+  check_served(call.refuse, output);
+  call.inputs = one_a_rank(call, inputs, output, rank_and_size());
   call.outputs = outputs;
-  return issue(with(fill_shards(call, refuse, kInput, kEqual, rank_and_size()), opts));
+  return issue(with(fill_shards(call, kInput, kEqual, rank_and_size()), opts));
 }
 
 Backend::WorkPtr Backend::reduce_scatter(Tensors& outputs, TensorLists& inputs,
                                          const c10d::ReduceScatterOptions& opts) {
-  constexpr Refusal refuse{"reduce_scatter"};
   Call call(OpType::REDUCE_SCATTER, "ringcomm:reduce_scatter", Collective::kReduceScatter);
-  const at::Tensor& output = only_one(refuse, outputs, "output ");
-  if (inputs.size() != 1) refuse("requires a single-element input tensor list");
+  const at::Tensor& output = only_one(call.refuse, outputs, "output ");
+  if (inputs.size() != 1) call.refuse("requires a single-element input tensor list");
   if (inputs[0].size() != static_cast<size_t>(size())) {
-    refuse("invalid input tensor list size, must be world size");
+    call.refuse("invalid input tensor list size, must be world size");
   }
   call.inputs = flatten(call, inputs);
   call.outputs = outputs;
-  check_shard(refuse, output, call.inputs, rank());
-  set_reduction(call, refuse, opts.reduceOp, output);
-  return issue(with(fill_shards(call, refuse, kInput, kOneEach, rank_and_size()), opts));
+  check_shard(call.refuse, output, call.inputs, rank());
+  set_reduction(call, opts.reduceOp, output);
+  return issue(with(fill_shards(call, kInput, kOneEach, rank_and_size()), opts));
 }
 
 // inputs[i] holds what every rank's outputs[i] gets, one after the other.
 Backend::WorkPtr Backend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                                           const c10d::ReduceScatterOptions& opts) {
-  constexpr Refusal refuse{"reduce_scatter_tensor"};
-  Call call(OpType::_REDUCE_SCATTER_BASE, "ringcomm:reduce_scatter", Collective::kReduceScatter);
-  check_wholes(refuse, inputs, outputs, size());
-  check_same_type(refuse, outputs[0], outputs);
+  Call call(OpType::_REDUCE_SCATTER_BASE, "ringcomm:reduce_scatter", Collective::kReduceScatter,
+            "reduce_scatter_tensor");
+  check_wholes(call.refuse, inputs, outputs, size());
+  check_same_type(call.refuse, outputs[0], outputs);
   call.inputs = inputs;
   call.outputs = outputs;
-  set_reduction(call, refuse, opts.reduceOp, outputs[0]);
-  return issue(with(fill_shards(call, refuse, kInput, kWithin, rank_and_size()), opts));
+  set_reduction(call, opts.reduceOp, outputs[0]);
+  return issue(with(fill_shards(call, kInput, kWithin, rank_and_size()), opts));
 }
 
 Backend::WorkPtr Backend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
@@ -336,35 +329,34 @@ Backend::WorkPtr Backend::alltoall_base(at::Tensor& output, at::Tensor& input,
                                         std::vector<int64_t>& outputSplitSizes,
                                         std::vector<int64_t>& inputSplitSizes,
                                         const c10d::AllToAllOptions& opts) {
-  constexpr Refusal refuse{"all_to_all_single"};
-  Call call(OpType::ALLTOALL_BASE, "ringcomm:all_to_all", Collective::kAllToAll);
+  Call call(OpType::ALLTOALL_BASE, "ringcomm:all_to_all", Collective::kAllToAll,
+            "all_to_all_single");
   call.lists = {input, output};
   call.inputs = at::TensorList(call.lists).slice(0, 1);
   call.outputs = at::TensorList(call.lists).slice(1, 1);
-  check_all_served(refuse, call.lists);
+  check_all_served(call.refuse, call.lists);
   if (input.scalar_type() != output.scalar_type()) {
-    refuse("output tensor type must match input tensor type");
+    call.refuse("output tensor type must match input tensor type");
   }
-  call.operation.send = split_bytes(refuse, inputSplitSizes, input, size());
-  call.operation.recv = split_bytes(refuse, outputSplitSizes, output, size());
-  return issue(with(exchange_all(call, refuse, rank()), opts));
+  call.operation.send = split_bytes(call.refuse, inputSplitSizes, input, size());
+  call.operation.recv = split_bytes(call.refuse, outputSplitSizes, output, size());
+  return issue(with(exchange_all(call, rank()), opts));
 }
 
 Backend::WorkPtr Backend::alltoall(Tensors& outputs, Tensors& inputs,
                                    const c10d::AllToAllOptions& opts) {
-  constexpr Refusal refuse{"all_to_all"};
   Call call(OpType::ALLTOALL, "ringcomm:all_to_all", Collective::kAllToAll);
-  check_length(refuse, inputs, "input", size());
-  check_length(refuse, outputs, "output", size());
-  check_all_served(refuse, inputs);
-  check_all_served(refuse, outputs);
-  check_same_type(refuse, inputs[0], inputs);
-  check_same_type(refuse, inputs[0], outputs);
+  check_length(call.refuse, inputs, "input", size());
+  check_length(call.refuse, outputs, "output", size());
+  check_all_served(call.refuse, inputs);
+  check_all_served(call.refuse, outputs);
+  check_same_type(call.refuse, inputs[0], inputs);
+  check_same_type(call.refuse, inputs[0], outputs);
   call.inputs = inputs;
   call.outputs = outputs;
   call.operation.send = sizes_of(inputs);
   call.operation.recv = sizes_of(outputs);
-  return issue(with(exchange_all(call, refuse, rank()), opts));
+  return issue(with(exchange_all(call, rank()), opts));
 }
 
 }  // namespace ringcomm

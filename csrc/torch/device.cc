@@ -20,8 +20,7 @@ c10::Stream torch_stream(cuda::Stream stream, at::Device device) {
 
 constexpr const char* kNotBegun =
     "this message is one of several that are not yet begun: leave the coalescing manager before "
-    "you "
-    "wait";
+    "you wait";
 
 int index_of(at::Device device) {
   return device.is_cuda() && device.has_index() ? device.index() : device_api().current_device();
@@ -35,9 +34,8 @@ void find_device(Call& call) {
     for (const at::Tensor& tensor : tensors) {
       if (!device) device = tensor.device();
       if (*device == tensor.device()) continue;
-      Refusal{call.title + sizeof("ringcomm:") -
-              1}(str("the tensors of one call are on ", device->str(), " and on ",
-                     tensor.device().str(), ": move them to one device"));
+      Refusal{call.name()}(str("the tensors of one call are on ", device->str(), " and on ",
+                               tensor.device().str(), ": move them to one device"));
     }
   }
   const bool on_cpu = !device || device->is_cpu();
