@@ -337,7 +337,7 @@ class NetworkRung final : public Rung {
  private:
   static NetworkOptions options(const Place& place, const Doorbell& bell) {
     NetworkOptions options;
-    options.interfaces = InterfaceFilter(place.alone ? "lo" : "eth0");
+    options.ifname = place.alone ? "lo" : "eth0";
     options.bell = bell;
     return options;
   }

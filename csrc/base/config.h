@@ -25,7 +25,7 @@ struct ProcessConfig {
   std::string transport = "auto";  // "tcp": inside a host too
   int flows = 1;                   // connections between two processes
   int64_t resume_seconds = 30;     // how long a lost peer is waited for
-  std::string secret;              // of the job; "": none
+  std::string secret;              // of the job; "": who can read the store can connect
   std::string costs;               // a file, see comm/runtime.h
   std::string trace;               // the folder of flight records; "" or "off": none
   std::string metrics;             // a file: Python writes it

@@ -43,16 +43,9 @@ Runtime::Runtime() : cpus_(usable_cpus()) {
 Network& Runtime::network(const std::string& store_host) {
   const Lock lock(mutex_);
   if (!network_) {
-    NetworkOptions options;
-    options.store_host = store_host;
-    options.interfaces = InterfaceFilter(config_.ifname);
-    options.ports = PortRange::parse(config_.ports);
-    options.secret = config_.secret;
-    options.flows = config_.flows;
-    options.log = config_.log;
-    options.resume = std::chrono::seconds(config_.resume_seconds);
-    options.bell = neighbours_.bell();
-    network_ = std::make_unique<Network>(options);
+    const std::chrono::seconds resume(config_.resume_seconds);
+    network_ =
+        std::make_unique<Network>(NetworkOptions{config_, store_host, resume, neighbours_.bell()});
   }
   return *network_;
 }

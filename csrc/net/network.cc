@@ -45,7 +45,7 @@ Network::Network(const NetworkOptions& options)
   contact_.id = random_id();
   contact_.key = random_key();
   add_to_epoll(epoll_, wake_, kWake);
-  listen(options);
+  listen();
 }
 
 Network::~Network() {
@@ -59,14 +59,16 @@ Network::~Network() {
   if (thread_.joinable()) thread_.join();
 }
 
-void Network::listen(const NetworkOptions& options) {
+void Network::listen() {
   const auto routed =
-      options.store_host.empty() ? std::nullopt : source_towards(options.store_host, 9);
+      options_.store_host.empty() ? std::nullopt : source_towards(options_.store_host, 9);
+  const InterfaceFilter wanted(options_.ifname);
+  const PortRange ports = PortRange::parse(options_.ports);
   std::exception_ptr refused;
-  for (const Address& address : choose_addresses(list_interfaces(), options.interfaces, routed)) {
+  for (const Address& address : choose_addresses(list_interfaces(), wanted, routed)) {
     Fd listener;
     try {
-      listener = listen_tcp(address, options.ports, 1024);
+      listener = listen_tcp(address, ports, 1024);
     } catch (const SystemError&) {  // one of several that cannot be had is no loss
       refused = std::current_exception();
       continue;

@@ -10,8 +10,8 @@
 #include <thread>
 #include <unordered_map>
 
+#include "base/config.h"
 #include "base/doorbell.h"
-#include "base/log.h"
 #include "net/address.h"
 #include "net/handshake.h"
 #include "net/session.h"
@@ -22,20 +22,16 @@ namespace ringcomm {
 // The words of a process to the others, through the store.
 struct Contact {
   ProcessId id{};
-  Key key{};  // part of the key of each pair, see NetworkOptions::secret
+  Key key{};  // part of the key of each pair, see ProcessConfig::secret
   std::vector<Address> addresses;
 
   std::string to_text() const;
   static Contact from_text(const std::string& text);  // throws UsageError
 };
 
-struct NetworkOptions {
+// Of the configuration: interfaces, ports, the secret, the flows and the level of the log.
+struct NetworkOptions : ProcessConfig {
   std::string store_host;  // the addresses that route to it come first; may be empty
-  InterfaceFilter interfaces;
-  PortRange ports;
-  std::string secret;  // of the job; empty: who can read the store can connect
-  int flows = 1;       // connections a session
-  LogLevel log = LogLevel::kWarning;
   std::chrono::milliseconds resume{std::chrono::seconds(30)};  // a peer not heard of is given up
   Doorbell bell;                                               // rung when something has arrived
 };
@@ -69,7 +65,7 @@ class Network {
   struct Link;  // one connection
   using Lock = std::unique_lock<std::mutex>;
 
-  void listen(const NetworkOptions& options);
+  void listen();
   void listen(bool on);
   void run();
   bool handle_events(int timeout_ms, Lock& lock);
