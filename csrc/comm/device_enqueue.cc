@@ -18,13 +18,6 @@ constexpr auto kOwnStream = std::chrono::seconds(1);
 // Half of what boards and slots hold: so far behind may a peer be.
 constexpr uint32_t kMostUnderWay = cuda::kOperations / 2;
 
-// Equal where two call the same; not 0.
-uint64_t number_of(const Descriptor& descriptor) {
-  uint64_t number = 1;
-  for (const uint64_t word : descriptor.words) number = number * 0x9e3779b97f4a7c15 + word;
-  return number | 1;
-}
-
 }  // namespace
 
 // Any error but a refusal fails the group: of what was asked for, a part may have been enqueued.
@@ -150,7 +143,7 @@ void DeviceEngine::run_kernels(const Operation& operation, cuda::Stream stream, 
   const bool short_sum = operation.collective == Collective::kAllReduce &&
                          operation.bytes <= kTwoShotBytes && access_.own_devices;
   if (short_sum) return comm_->two_shot(stream, reduction, input, output);
-  const uint64_t call = number_of(make_descriptor(operation, 0));
+  const uint64_t call = hash_of(make_descriptor(operation, 0)) | 1;  // not 0
   comm_->hand_over(stream, shape_of(operation), call, reduction, input, output, captured);
 }
 

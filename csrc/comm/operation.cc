@@ -10,15 +10,6 @@ enum Word { kKind, kCount, kSplits, kLayout, kPlan };
 constexpr uint64_t kSend = kCollectives, kRecv = kCollectives + 1;
 constexpr uint64_t kNobody = 0xffffff;
 
-// Finalizer of SplitMix64 (Steele, Lea, Flood 2014): every bit of the input moves half of the
-// output.
-uint64_t mix(uint64_t a, uint64_t b) {
-  uint64_t z = a * 0x9e3779b97f4a7c15 + b + 0x9e3779b97f4a7c15;
-  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9;
-  z = (z ^ (z >> 27)) * 0x94d049bb133111eb;
-  return z ^ (z >> 31);
-}
-
 uint64_t total(const std::vector<uint64_t>& counts) {
   return offset_of(counts, static_cast<Rank>(counts.size()));
 }
@@ -53,9 +44,7 @@ Sides expected_sides(const Operation& operation, Rank rank) {
 
 uint64_t hash_of(const std::vector<uint64_t>& counts) {
   if (std::ranges::adjacent_find(counts, std::not_equal_to()) == counts.end()) return 0;
-  uint64_t hash = 1;
-  for (const uint64_t count : counts) hash = mix(hash, count);
-  return hash;
+  return mix(1, counts);
 }
 
 }  // namespace
@@ -136,8 +125,7 @@ uint64_t hash_of_terms(const Geometry& geometry, const Costs& costs, int local) 
   const auto& [size, segment, room, inbox, slots, line, one_shot] = geometry;  // each of them
   const auto& [alpha, beta, gamma] = costs;
   uint64_t hash = mix(static_cast<uint64_t>(size), static_cast<uint64_t>(local));
-  for (const uint64_t bytes : {segment, room, inbox, slots, line, one_shot})
-    hash = mix(hash, bytes);
+  hash = mix(hash, std::vector{segment, room, inbox, slots, line, one_shot});
   for (const double cost : {alpha, beta, gamma}) hash = mix(hash, std::bit_cast<uint64_t>(cost));
   return hash;
 }
@@ -152,10 +140,14 @@ Descriptor make_descriptor(const MessageKind& message) {
   return descriptor;
 }
 
-void make_stamps(const Operation& operation, const Descriptor& descriptor, Stamps& stamps) {
+uint64_t hash_of(const Descriptor& descriptor) {
   uint64_t hash = descriptor.sequence;
   for (const uint64_t word : descriptor.words) hash = mix(hash, word);
-  stamps.common = hash;
+  return hash;
+}
+
+void make_stamps(const Operation& operation, const Descriptor& descriptor, Stamps& stamps) {
+  const uint64_t hash = stamps.common = hash_of(descriptor);
   stamps.sent.clear();
   stamps.received.clear();
   for (const uint64_t bytes : operation.send) stamps.sent.push_back(mix(hash, bytes));

@@ -44,6 +44,7 @@ bool same_call(const Descriptor& a, const Descriptor& b);
 std::string plan_text(const Descriptor& descriptor);  // "ring"
 // Hashes everything that shapes plans, except the operation and the algorithm.
 uint64_t hash_of_terms(const Geometry& geometry, const Costs& costs, int local);
+uint64_t hash_of(const Descriptor& descriptor);
 void make_stamps(const Operation& operation, const Descriptor& descriptor, Stamps& stamps);
 
 // One side of a message: it goes into the flight recorder, to no peer.

@@ -5,17 +5,6 @@
 namespace ringcomm {
 namespace {
 
-uint64_t mix(uint64_t hash, uint64_t value) {
-  constexpr uint64_t kOdd = 0x9e3779b97f4a7c15;  // 2^64 / golden ratio
-  hash = (hash ^ value) * kOdd;
-  return hash ^ (hash >> 32);
-}
-
-uint64_t mix(uint64_t hash, const std::vector<uint64_t>& values) {
-  for (const uint64_t value : values) hash = mix(hash, value);
-  return hash;
-}
-
 uint64_t heap_bytes(const Shape& shape) {
   return (shape.shards.capacity() + shape.send.capacity() + shape.recv.capacity()) *
          sizeof(uint64_t);

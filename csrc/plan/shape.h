@@ -61,6 +61,19 @@ struct CallShape {
   bool operator==(const CallShape&) const = default;
 };
 
+// Finalizer of SplitMix64 (Steele, Lea, Flood 2014): every bit of the input moves half of the
+// output.
+inline uint64_t mix(uint64_t a, uint64_t b) {
+  uint64_t z = a * 0x9e3779b97f4a7c15 + b + 0x9e3779b97f4a7c15;
+  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9;
+  z = (z ^ (z >> 27)) * 0x94d049bb133111eb;
+  return z ^ (z >> 31);
+}
+inline uint64_t mix(uint64_t hash, const std::vector<uint64_t>& values) {
+  for (const uint64_t value : values) hash = mix(hash, value);
+  return hash;
+}
+
 // Where rank `rank`'s part begins: parts lie in rank order.
 uint64_t offset_of(const std::vector<uint64_t>& parts, Rank rank);
 
