@@ -104,7 +104,16 @@ std::string Diagnosis::loss_of(Rank peer, uint64_t sequence) const {
 
 void Diagnosis::check_peers(const Descriptor& operation) const {
   for (Rank peer = 0; peer < transport_.size(); ++peer) {
-    if (peer != transport_.rank()) check_peer(operation, peer);
+    if (peer == transport_.rank()) continue;
+    const auto theirs = transport_.descriptor(peer, board_, operation.sequence);
+    if (theirs && *theirs != operation) throw_mismatch(operation, peer);
+    // This comes before a look at its state: a rank finishes, then goes.
+    const bool lost = transport_.connection_lost(peer);
+    const PeerState state = this->state(peer, operation.sequence);
+    const bool gone = (lost || state.left) && !state.failed;
+    if (!gone || state.finished >= operation.sequence) continue;
+    throw_gone(peer, numbered(operation), operation.sequence,
+               "every rank must call the same collectives");
   }
   if (const auto by = failed_before(operation.sequence)) {
     throw PeerError(*by, str(numbered(operation), ": ", told_by(*by)));
@@ -150,17 +159,6 @@ void Diagnosis::check_partner(Rank peer, const std::string& text) const {
   const auto first = transport_.first_failed();
   if (!first || *first == transport_.rank()) return;
   throw PeerError(*first, str(text, ": ", told_by(*first)));
-}
-
-void Diagnosis::check_peer(const Descriptor& operation, Rank peer) const {
-  const auto theirs = transport_.descriptor(peer, board_, operation.sequence);
-  if (theirs && *theirs != operation) throw_mismatch(operation, peer);
-  // This comes before a look at its state: a rank finishes, then goes.
-  const bool lost = transport_.connection_lost(peer);
-  const PeerState state = this->state(peer, operation.sequence);
-  if (!(lost || state.left) || state.failed || state.finished >= operation.sequence) return;
-  throw_gone(peer, numbered(operation), operation.sequence,
-             "every rank must call the same collectives");
 }
 
 void Diagnosis::throw_mismatch(const Descriptor& operation, Rank peer) const {

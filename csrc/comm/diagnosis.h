@@ -52,7 +52,6 @@ class Diagnosis {
   PeerState state(Rank peer, uint64_t sequence = 0) const {
     return view_ ? view_(peer, sequence) : transport_.state(peer, board_);
   }
-  void check_peer(const Descriptor& operation, Rank peer) const;
   std::string progress_of(Rank peer, uint64_t sequence) const;
 
   Transport& transport_;

@@ -76,15 +76,11 @@ void HostOperation::end_wait() {
 
 bool HostOperation::advance() {
   if (idle_since_ != Clock::time_point() && executor_.ready()) end_wait();
-  switch (executor_.advance()) {
-    case HostExecutor::Status::kDone:
-      return true;
-    case HostExecutor::Status::kMismatch:
-      state_.diagnosis().throw_mismatch(current_, executor_.peer());
-    case HostExecutor::Status::kBlocked:
-      break;
+  const auto status = executor_.advance();
+  if (status == HostExecutor::Status::kMismatch) {
+    state_.diagnosis().throw_mismatch(current_, executor_.peer());
   }
-  return false;
+  return status == HostExecutor::Status::kDone;
 }
 
 void HostOperation::end(bool good) {

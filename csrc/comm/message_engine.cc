@@ -26,7 +26,10 @@ void MessageEngine::post(const MessagePtr& message) {
 }
 
 void MessageEngine::post_late(const MessagePtr& message) {
-  if (state_.failed()) return message->complete(state_.error());
+  if (state_.failed()) {
+    message->end(state_.error());
+    return message->call_back();
+  }
   move([&] {
     mailbox_.post(message);
     return true;

@@ -27,12 +27,7 @@ struct Request {
   std::atomic<bool> done{false};  // partner: Progress::wait; error is set before
   std::exception_ptr error;
 
-  void complete(const std::exception_ptr& why) {
-    end(why);
-    call_back();
-  }
-  // The two halves of complete(). Waiting threads are woken between them, because callbacks may be
-  // slow.
+  // It is done. Waiting threads are woken before call_back(), because callbacks may be slow.
   void end(const std::exception_ptr& why) {
     error = why;
     done.store(true, std::memory_order_seq_cst);

@@ -233,7 +233,8 @@ void asynchronous_death() {
     try {
       group->post(message);
     } catch (const PeerError&) {  // the task may have failed the group already
-      message->complete(std::current_exception());
+      message->end(std::current_exception());
+      message->call_back();
     }
     require(group->wait(*task) && task->error, "the task fails");
     require(group->wait(*message) && message->error, "the message fails");
