@@ -89,7 +89,7 @@ bool Communicator::wait(const DeviceEngine::Completion& end, Clock::duration at_
 void Communicator::wait_for_device() {
   DeviceEngine* const device = device_in_use();
   if (device == nullptr || state_.forked() || state_.left()) return;
-  device->expect_all();                        // a stream that hangs meets a deadline
+  device->expect();                            // a stream that hangs meets a deadline
   const uint64_t last = device->last_batch();  // other threads may go on
   const Deadline called(kUncalled);
   progress_.wait_for_streams("destroy", [&] {

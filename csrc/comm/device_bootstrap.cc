@@ -41,20 +41,17 @@ void DeviceEngine::bootstrap(const std::vector<cuda::Subgroup>& subgroups,
                              const std::string& asked) {
   const Deadline deadline(state_.timeout());
   const Rank self = state_.rank();
-  std::vector<cuda::Subgroup> fresh;
+  std::map<int, cuda::Subgroup> fresh;  // by this rank's info
   for (const cuda::Subgroup& subgroup : subgroups) {
-    const auto same = [&](const cuda::Subgroup& other) {
-      return other.index_of(self) == subgroup.index_of(self);
-    };
-    const bool known = met_.contains(0) || met_.contains(subgroup.index_of(self)) ||
-                       std::any_of(fresh.begin(), fresh.end(), same);
-    if (!known) fresh.push_back(subgroup);
+    const int index = subgroup.index_of(self);
+    if (!met_.contains(0) && !met_.contains(index)) fresh.emplace(index, subgroup);
   }
   for (uint32_t step = 1; step <= cuda::DeviceComm::kSteps; ++step) {
-    for (const cuda::Subgroup& subgroup : fresh) {
+    for (const auto& [index, subgroup] : fresh) {
       if (step == 1 || why_not(subgroup).empty()) comm_->bootstrap(subgroup, step);
     }
-    for (const cuda::Subgroup& subgroup : fresh) {
+    for (const auto& entry : fresh) {
+      const cuda::Subgroup& subgroup = entry.second;
       if (!why_not(subgroup).empty()) continue;
       await_ranks(asked, deadline, subgroup, [&](Rank rank) {
         const auto& at = area_of(rank).info(subgroup.index_of(rank)).step;
@@ -62,16 +59,16 @@ void DeviceEngine::bootstrap(const std::vector<cuda::Subgroup>& subgroups,
       });
     }
   }
-  for (const cuda::Subgroup& subgroup : fresh) {
+  for (const auto& [index, subgroup] : fresh) {
     cuda::PeerAccess found;
     found.why = why_not(subgroup);
     if (found.why.empty()) found = comm_->access(subgroup);
     RINGCOMM_CHECK(found.reach || state_.config().cuda_mode != "ipc", asked,
                    ": RINGCOMM_CUDA_MODE=ipc is not possible: ", found.why);
-    if (own_.info(subgroup.index_of(self)).usable != 0) staging_.streams_can_signal = true;
+    if (own_.info(index).usable != 0) staging_.streams_can_signal = true;
     tell(subgroup, found, asked);
     if (!subgroup.pair) access_ = found;
-    met_[subgroup.index_of(self)] = found.reach;
+    met_[index] = found.reach;
   }
   make_streams();
 }

@@ -35,7 +35,7 @@ DeviceEngine::CompletionPtr DeviceEngine::capture(const Operation& operation, ui
   api_.record(timeline.captured, caller);
   const cuda::Event over = event();
   api_.record(over, caller);
-  return std::make_shared<Completion>(*this, std::vector<HostStaging::Point>(), over, caller);
+  return std::make_shared<Completion>(*this, 0, std::vector<HostStaging::Point>(), over, caller);
 }
 
 // Until all have come to this operation and have mapped what others need them to. What is under way

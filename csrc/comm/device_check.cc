@@ -5,7 +5,6 @@
 // finished by then is lost; and so is what it had, once anybody has begun the operation after next,
 // which uses the same half of all memory.
 #include <algorithm>
-#include <thread>
 
 #include "comm/device_engine.h"
 
@@ -176,16 +175,17 @@ std::vector<DeviceEngine::Pending> DeviceEngine::unfinished() {
 
 // What was asked for cannot be had. What was asked for before it may.
 void DeviceEngine::await_owed(const std::string& asked) {
-  while (!failed() && owed()) {
-    const Deadline next_check(kPollInterval);
-    while (!next_check.passed() && pending()) {
-      std::this_thread::sleep_for(kStreamInterval);
-      note_progress();
-    }
+  bool is_owed = owed();
+  const auto over = [&] {
+    note_progress();
+    return failed() || !is_owed || !pending();
+  };
+  poll_until(over, kStreamInterval, [&] {
     state_.check();
     state_.check_failure(asked);
     state_.check_interrupt(asked);
-  }
+    is_owed = owed();
+  });
 }
 
 void DeviceEngine::check() {

@@ -1,6 +1,7 @@
 #include "comm/device_engine.h"
 
 #include <algorithm>
+#include <ranges>
 #include <thread>
 
 #include "comm/runtime.h"
@@ -182,6 +183,7 @@ cuda::Stream DeviceEngine::begin(const std::vector<int>& timelines, cuda::Stream
 
 DeviceEngine::CompletionPtr DeviceEngine::end(const std::vector<int>& timelines,
                                               cuda::Stream stream, std::vector<Pending> pending) {
+  std::vector<HostStaging::Point> points;
   for (const int index : timelines) {
     Timeline& timeline = timelines_[static_cast<size_t>(index)];
     if (timeline.event == nullptr) timeline.event = api_.make_event();
@@ -196,28 +198,26 @@ DeviceEngine::CompletionPtr DeviceEngine::end(const std::vector<int>& timelines,
       own_.done(index).store(timeline.issued, std::memory_order_seq_cst);
     }
     api_.record(timeline.event, stream);
+    points.push_back({index, timeline.issued});
   }
   const cuda::Event over = event();
   api_.record(over, stream);
-  std::vector<HostStaging::Point> points;
-  for (const int index : timelines) {
-    points.push_back({index, timelines_[static_cast<size_t>(index)].issued});
-  }
   for (Pending& each : pending) each.value = timelines_[static_cast<size_t>(each.timeline)].issued;
   bool first = false;
+  uint64_t batch = 0;
   {
     const Lock lock(mutex_);
     first = pending_.empty();
-    ++batches_;
+    batch = ++batches_;
     for (Pending& each : pending) {
-      each.batch = batches_;
+      each.batch = batch;
       pending_.push_back(each);
       ++under_way;
     }
   }
   if (first || staging_.gated()) state_.kick();  // the worker knows when to look for the next gate
   note_progress();
-  return std::make_shared<Completion>(*this, std::move(points), over, stream);
+  return std::make_shared<Completion>(*this, batch, std::move(points), over, stream);
 }
 
 // ---- watching
@@ -240,21 +240,12 @@ Clock::duration DeviceEngine::poll_interval() {
   return releases ? kReleaseInterval : Engine::poll_interval();
 }
 
-void DeviceEngine::expect(const HostStaging::Point& point) {
-  const Lock lock(mutex_);
-  const auto found = std::find_if(pending_.begin(), pending_.end(), [&](const Pending& each) {
-    return each.timeline == point.timeline && each.value == point.value;
-  });
-  if (found == pending_.end()) return;  // it is over
-  for (Pending& each : pending_) {
-    if (each.batch == found->batch && !each.deadline) each.deadline.emplace(each.timeout);
-  }
-}
-
-void DeviceEngine::expect_all() {
+void DeviceEngine::expect(std::optional<uint64_t> batch) {
   const Lock lock(mutex_);
   for (Pending& each : pending_) {
-    if (!each.deadline) each.deadline.emplace(each.timeout);
+    if (batch.value_or(each.batch) == each.batch && !each.deadline) {
+      each.deadline.emplace(each.timeout);
+    }
   }
 }
 
@@ -285,12 +276,11 @@ bool DeviceEngine::close(Clock::duration grace) {
     }
     return true;
   };
-  bool all = true;
-  for (Rank peer = 0; peer < state_.size(); ++peer) {
-    while (!(all = gone(peer)) && !deadline.passed()) std::this_thread::sleep_for(kParting);
-    if (!all) break;
-  }
-  kept_ = !all || pending();
+  const auto all_gone = [&] {
+    return std::ranges::all_of(std::views::iota(0, state_.size()), gone);
+  };
+  while (!all_gone() && !deadline.passed()) std::this_thread::sleep_for(kParting);
+  kept_ = !all_gone() || pending();
   if (!kept_) give_back();
   captured_ = false;  // replays are errors from now on
   return !kept_;

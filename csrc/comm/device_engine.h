@@ -26,23 +26,26 @@ class DeviceEngine final : public Engine {
   // memory of the host, one of each timeline; none of what is captured.
   class Completion {
    public:
-    Completion(DeviceEngine& engine, std::vector<HostStaging::Point> points, cuda::Event event,
-               cuda::Stream stream)
-        : engine_(engine), points_(std::move(points)), event_(event), stream_(stream) {}
+    Completion(DeviceEngine& engine, uint64_t batch, std::vector<HostStaging::Point> points,
+               cuda::Event event, cuda::Stream stream)
+        : engine_(engine),
+          batch_(batch),
+          points_(std::move(points)),
+          event_(event),
+          stream_(stream) {}
     ~Completion() { engine_.keep(event_); }
     Completion(const Completion&) = delete;
 
     bool reached() const;
     // Somebody waits for it: from now on, if not since before, its messages have a deadline.
-    void expect() const {
-      if (!points_.empty()) engine_.expect(points_[0]);
-    }
+    void expect() const { engine_.expect(batch_); }
     bool good() const;                      // of what was reached: not because the group failed
     void block(cuda::Stream stream) const;  // the stream waits for it, the host does not
     cuda::Stream stream() const { return stream_; }
 
    private:
     DeviceEngine& engine_;
+    const uint64_t batch_;
     const std::vector<HostStaging::Point> points_;
     const cuda::Event event_;
     const cuda::Stream stream_;
@@ -74,8 +77,8 @@ class DeviceEngine final : public Engine {
 
   // Has every rank called all that is pending?
   bool expected();
-  // From now on all that is pending has a deadline.
-  void expect_all();
+  // From now on that batch has a deadline; or all that is pending.
+  void expect(std::optional<uint64_t> batch = std::nullopt);
   // Within `grace`, lets go of peers' memory, waits until they have let go of ours, gives it back.
   // False: streams may still use what is mapped.
   bool close(Clock::duration grace);
@@ -146,7 +149,6 @@ class DeviceEngine final : public Engine {
   bool failed() const { return release_ != Release::kNot; }
   bool released() const { return release_ == Release::kDone; }
   bool called(const Pending& pending) const;
-  void expect(const HostStaging::Point& point);
   void keep(cuda::Event event) {
     if (state_.forked()) return;
     const Lock lock(mutex_);
