@@ -130,6 +130,10 @@ def multiplied_in_place(rank: Rank, algorithm: str, transport: str) -> Outcome:
             whole = sums if rank.index == 0 else rank.index + 3.0
             good = tensor.eq(sums).all(), shard.eq(sums).all(), reduced.eq(whole).all()
             wrong += [] if all(good) else [(count, good)]
+        alone = [dist.new_group([index]) for index in range(rank.size)][rank.index]
+        mine = torch.full((9,), rank.index + 3.0)
+        dist.all_reduce(mine, op=op, group=alone)
+        wrong += [] if mine.eq(0.5 * (rank.index + 1) * (rank.index + 3)).all() else [mine]
         return {"wrong": wrong, **outcome_of(dist.barrier)}
 
     return in_child(body)
