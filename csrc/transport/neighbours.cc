@@ -307,17 +307,18 @@ bool Neighbours::hear(const NeighbourPtr& other, const Message& message, Fd& des
   const std::string text(message.text, ::strnlen(message.text, sizeof message.text));
   const bool words = other->met_ && !text.empty();
   if (message.magic != kMagic || static_cast<bool>(descriptor) == words) return false;
-  if (other->met_ && !ended_.contains(message.parcel.group)) {
-    arrived_[message.parcel] = {std::move(descriptor), 0, text};
-    if (words) kept_.push_back(message.parcel);
-    if (kept_.size() > kMostKept) {
-      arrived_.erase(kept_.front());
-      kept_.pop_front();
-    }
+  if (!other->met_) {
+    if (other->ours_ && text != other->name_) return false;
+    meet(other, text, descriptor);
+    return true;
   }
-  if (other->met_) return true;
-  if (other->ours_ && text != other->name_) return false;
-  meet(other, text, descriptor);
+  if (ended_.contains(message.parcel.group)) return true;
+  arrived_[message.parcel] = {std::move(descriptor), 0, text};
+  if (words) kept_.push_back(message.parcel);
+  if (kept_.size() > kMostKept) {
+    arrived_.erase(kept_.front());
+    kept_.pop_front();
+  }
   return true;
 }
 
