@@ -64,7 +64,7 @@ class Flight:
         tag: int = 0,
         **facts: int,
     ) -> None:
-        """Record a call. `facts`: began, sent, waited, longest, peer, resent."""
+        """Record a call. `facts`: began, sent, waited, longest, peer, resent, line."""
         message = collective in ("send", "recv")
         self.sequence += not message
         reduces = collective in ("all_reduce", "reduce_scatter", "reduce")
@@ -81,7 +81,7 @@ class Flight:
         words = (kind, elements, tag, 0, 1, 0)
         head = (len(self.operations) + 1, 0 if message else self.sequence, *words, *times)
         rest = (facts.get("sent", 0), waited, longest, peer, facts.get("resent", 0))
-        self.operations.append((*head, *rest, STATES.index(state), 0))
+        self.operations.append((*head, *rest, STATES.index(state), facts.get("line", 0)))
 
     def data(self) -> bytes:
         """Return the ring file."""
@@ -118,24 +118,9 @@ class Flight:
     def totals(self) -> list[tuple[int, int, int]]:
         """Return operations, bytes and ns of each collective that has ended."""
         found = [(0, 0, 0) for _ in COLLECTIVES]
-        for (
-            _,
-            _,
-            kind,
-            elements,
-            *_,
-            called,
-            _began,
-            ended,
-            _,
-            _,
-            _,
-            _,
-            _,
-            state,
-            _,
-        ) in self.operations:
-            if STATES[state] == "done":
+        for operation in self.operations:
+            kind, elements, called, ended = (operation[i] for i in (2, 3, 8, 10))
+            if STATES[operation[-2]] == "done":
                 count, size, ns = found[kind & 0xFF]
                 found[kind & 0xFF] = (count + 1, size + 4 * elements, ns + ended - called)
         return found

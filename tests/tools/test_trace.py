@@ -59,6 +59,20 @@ def test_a_missing_rank(tmp_path: Path, size: int, hosts: int) -> None:
     assert len(found.rows) == (size if size <= 16 else 2)
 
 
+def test_lines_of_the_program_are_shown(tmp_path: Path) -> None:
+    flights, now = training(2)
+    flights[0].call("all_reduce", now, line=2)
+    flights[1].call("broadcast", now, root=0, line=1)
+    for rank in range(2):
+        lines = "/home/me/train.py:40 in step\n/home/me/train.py:42 in step\n"
+        (tmp_path / f"rank{rank}-{1000 + rank}.lines").write_text(lines)
+    (found,) = findings(tmp_path, flights)
+    assert [row[2].partition("(")[2] for row in found.rows] == [
+        "train.py:42 in step)",
+        "train.py:40 in step)",
+    ]
+
+
 def test_several_missing_ranks(tmp_path: Path) -> None:
     flights, now = training(8)
     for flight in flights[:4]:

@@ -62,13 +62,14 @@ def table(job: Job, group: Group, sequence: int) -> list[tuple[str, ...]]:
         else:
             before = previous(group, rank, sequence)
             earlier = f"{before.name}, {before.state}" if before else "nothing in this group"
+            earlier += line_text(before) if before else ""
             operation = calls.get(rank)
             if operation is None:
                 row = ("cannot be read" if rank in hidden else "never called", "", "", earlier)
             else:
                 at = clock_text(job.called(record, operation), 3 if few else 0)
                 state = state_text(job, record, operation) if few else operation.state
-                row = (str(operation), state, at, earlier)
+                row = (f"{operation}{line_text(operation)}", state, at, earlier)
         key = (*row, str(rank)) if few else row
         rows.setdefault(key, []).append(rank)
         hosts.setdefault(key, set()).add(record.host if record else "?")
@@ -76,6 +77,11 @@ def table(job: Job, group: Group, sequence: int) -> list[tuple[str, ...]]:
         (ranks_text(group.globals(ranks), bare=True), hosts_text(hosts[key]), *key[:4])
         for key, ranks in rows.items()
     ]
+
+
+def line_text(operation: Operation) -> str:
+    """Return " (train.py:42 in step)", or "" where the line is not known."""
+    return f" ({operation.line.rpartition('/')[2]})" if operation.line else ""
 
 
 def hosts_text(hosts: set[str]) -> str:
