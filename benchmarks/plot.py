@@ -5,13 +5,13 @@ python benchmarks/plot.py FILE.json FILE.png      draws what `ringcomm bench --j
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
 
+from ringcomm.tools.bench import collectives, ddp, earlier
 from ringcomm.tools.bench.cases import IN_PLACE
 from ringcomm.tools.words import show_seconds, show_size
 
@@ -160,5 +160,23 @@ def annotate(axes: Any, samples: Samples) -> None:
         )
 
 
+def main(words: list[str]) -> int:
+    """Draw a file; returns the exit status."""
+    if len(words) != 2:
+        print(__doc__, file=sys.stderr)
+        return 2
+    try:
+        body = earlier.read([Path(words[0])])
+        if body["benchmark"] != collectives.NAME:
+            raise ValueError(
+                f"{words[0]} has steps of {ddp.NAME}: `ringcomm bench --from` draws it"
+            )
+        draw(body, Path(words[1]))
+    except (OSError, ValueError) as error:
+        print(f"plot.py: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
 if __name__ == "__main__":
-    draw(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")), Path(sys.argv[2]))
+    sys.exit(main(sys.argv[1:]))

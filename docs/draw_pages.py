@@ -1,7 +1,8 @@
-"""Draws docs/pictures/ from records of jobs that never ran: `python docs/draw_pages.py [NAME ...]`.
+"""Draws docs/pictures/: `python docs/draw_pages.py [NAME ...]`.
 
 Each function below draws the picture of its name; without names all are drawn. `--to FOLDER` takes
-another folder.
+another folder. Those of `trace` and `top` show records of jobs that never ran, `bench` a committed
+run, and `doctor` what it finds on this host.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import base64
 import io
 import os
 import re
+import subprocess
 import sys
 import tempfile
 import time
@@ -29,6 +31,8 @@ from ringcomm.tools.trace import job_of  # noqa: E402
 from ringcomm.tools.trace.analysis import analyse  # noqa: E402
 from ringcomm.tools.trace.html import write_page  # noqa: E402
 
+RUN = DOCS.parent / "benchmarks" / "results" / "2-cores-all-collectives.json"
+COMMAND = (sys.executable, "-m", "ringcomm")
 WIDTH = 1200  # pixels of a page
 WIDE = 120  # columns of a terminal
 # Rich's pictures ask a server for their font; the reader's own will do.
@@ -80,7 +84,29 @@ def top(folder: Path, to: Path) -> None:
     (to / "top.svg").write_text(text)
 
 
-DRAWN: dict[str, Callable[[Path, Path], None]] = {"trace": trace, "top": top}
+def bench(folder: Path, to: Path) -> None:
+    """Photograph the report of the committed run of all collectives; nothing is measured again."""
+    page = folder / "page.html"
+    words = ("bench", "--from", str(RUN), "--report", str(page))
+    subprocess.run((*COMMAND, *words), check=True)
+    photograph(page, to / "bench.png", "figure:nth-of-type(-n + 3)")
+
+
+def doctor(folder: Path, to: Path) -> None:
+    """Photograph what four ranks of this host find."""
+    page = folder / "page.html"
+    launcher = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=4")
+    words = ("-m", "ringcomm", "doctor", "--wait", "60", "--html", str(page))
+    subprocess.run((*launcher, *words), check=False)  # 1: something is bad
+    photograph(page, to / "doctor.png")
+
+
+DRAWN: dict[str, Callable[[Path, Path], None]] = {
+    "trace": trace,
+    "top": top,
+    "bench": bench,
+    "doctor": doctor,
+}
 
 
 def main() -> None:

@@ -9,7 +9,7 @@ function themed(layout) {
     plot_bgcolor: "rgba(0,0,0,0)",
     font: { color: colour("--ink"), family: "system-ui, sans-serif", size: narrow ? 11 : 13 },
     modebar: { bgcolor: "rgba(0,0,0,0)", color: colour("--soft"), activecolor: colour("--ink") },
-    legend: { orientation: "h", y: -0.25, yanchor: "top" },
+    legend: { orientation: "h", y: -0.25, yanchor: "top", maxheight: 4000 },
     hoverlabel: { bgcolor: colour("--raised"), font: { color: colour("--ink") } },
     margin: narrow ? { l: 50, r: 10, t: 40, b: 50 } : { l: 70, r: 20, t: 40, b: 60 },
   };
@@ -23,13 +23,38 @@ function themed(layout) {
   return whole;
 }
 
-function draw() {
-  for (const place of document.querySelectorAll(".plot")) {
-    const figure = JSON.parse(place.nextElementSibling.textContent);
-    const options = { responsive: true, displaylogo: false, displayModeBar: window.innerWidth < 600 ? false : "hover" };
-    Plotly.react(place, figure.data, themed(figure.layout), options);
+// Below the axis' labels and title there is room for the legend, however many lines it has: the figure
+// grows by them, and its axes keep their height.
+const AXIS = 64;
+
+async function fit(place, figure, margin) {
+  const legend = place.querySelector("g.legend");
+  if (!legend) return;
+  for (let turn = 0; turn < 2; turn++) {  // margins that grow may break its lines anew
+    const height = legend.getBoundingClientRect().height;
+    const plot = figure.layout.height - margin.t - AXIS - 24;
+    const whole = margin.t + plot + AXIS + height + 4;
+    place.style.height = `${whole}px`;
+    const bottom = whole - margin.t - plot;
+    await Plotly.relayout(place, { height: whole, "margin.b": bottom, "legend.y": -AXIS / plot });
   }
 }
 
+async function draw() {
+  for (const place of document.querySelectorAll(".plot")) {
+    const figure = JSON.parse(place.nextElementSibling.textContent);
+    const options = { responsive: true, displaylogo: false, displayModeBar: window.innerWidth < 600 ? false : "hover" };
+    const layout = themed(figure.layout);
+    await Plotly.react(place, figure.data, layout, options);
+    await fit(place, figure, layout.margin);
+  }
+}
+
+let width = window.innerWidth;
 draw();
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
+window.addEventListener("resize", () => {
+  if (window.innerWidth === width) return;  // a phone hides its bars
+  width = window.innerWidth;
+  draw();
+});

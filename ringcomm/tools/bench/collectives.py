@@ -20,9 +20,9 @@ from dataclasses import replace
 import torch
 import torch.distributed as dist
 
-from ringcomm.tools.bench import cases, measured
+from ringcomm.tools.bench import cases, measured, mpi
 from ringcomm.tools.bench.algorithms import algorithm
-from ringcomm.tools.bench.cases import Form
+from ringcomm.tools.bench.cases import Case, Form
 from ringcomm.tools.bench.measured import BenchmarkError, BusyCores, Measured
 from ringcomm.tools.bench.progress import Lines
 from ringcomm.tools.bench.ranks import Rank
@@ -38,16 +38,29 @@ ON_STREAM = 20  # calls on a stream that are timed together, as nccl-tests do
 
 def enter(rank: Rank, device: str) -> None:
     """Join the others. On CUDA the ranks share out the GPUs."""
+    if rank.backend == mpi.NAME:
+        return  # mpirun has joined them
     measured.prepare(rank)
     if device == "cuda":
         torch.cuda.set_device(rank.index % torch.cuda.device_count())
     measured.join(rank)
 
 
+def make(rank: Rank, job: Job) -> Case:
+    """Return the job ready to be called. Raises TypeError where MPI does not have it."""
+    case = cases.make(job.collective, job.count, rank.index, rank.size, job.form)
+    return mpi.called(case, job, rank) if rank.backend == mpi.NAME else case
+
+
+def meet(rank: Rank) -> None:
+    """Wait for the others."""
+    mpi.barrier() if rank.backend == mpi.NAME else dist.barrier()
+
+
 def count_wrong(rank: Rank, job: Job) -> int | str:
     """Return how many elements of this rank's result are wrong, or why the backend refuses."""
     try:
-        return cases.make(job.collective, job.count, rank.index, rank.size, job.form).wrong()
+        return make(rank, job).wrong()
     except dist.DistError:  # a rank or its connection failed
         raise
     except (RuntimeError, TypeError, ValueError) as error:
@@ -69,7 +82,7 @@ def time_calls(rank: Rank, job: Job, calls: int) -> list[float]:
     key = str(job)
     if key not in rank.kept:
         rank.kept.clear()
-        case = cases.make(job.collective, job.count, rank.index, rank.size, job.form)
+        case = make(rank, job)
         for tensor in (case.given, case.result):
             tensor.zero_()  # sums of zeros stay in range however often they are summed
         rank.kept[key] = case.call
@@ -78,7 +91,7 @@ def time_calls(rank: Rank, job: Job, calls: int) -> list[float]:
     once = functools.partial(in_stream, call) if cuda else call
     times = [0.0] * calls
     gc.disable()
-    dist.barrier()
+    meet(rank)
     measured.spread(rank)
     for _ in range(min(10, calls // 5 + 1)):
         once()
@@ -113,11 +126,16 @@ class Bench:
         if options.loaded:
             self.busy = stack.enter_context(BusyCores(options.deadline))
         self.sets = {
-            backend: stack.enter_context(Measured(ranks, backend, options.deadline))
-            for backend in options.backends
+            backend: stack.enter_context(self.start(backend)) for backend in options.backends
         }
         for some in self.sets.values():
             some(enter, options.device, seconds=options.limit)
+
+    def start(self, backend: str) -> Measured:
+        """Start a backend's ranks."""
+        if backend == mpi.NAME:
+            return mpi.MpiRanks(self.ranks, self.options.deadline)
+        return Measured(self.ranks, backend, self.options.deadline)
 
     def measure(self, job: Job) -> list[Sample]:
         """Check, time every backend in turn for some rounds, and check again."""

@@ -1,13 +1,13 @@
 """`ringcomm bench`: measures collectives, or a step of training, next to other backends.
 
 It starts its own ranks on this host. Results are compared with the exact ones. Exit status 1 says
-that one was wrong.
+that one was wrong, or that it could not measure; 2 says that --from names no figures.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ringcomm.tools.bench import cases, collectives, ddp, figures, progress
+from ringcomm.tools.bench import cases, collectives, ddp, earlier, figures, mpi, progress
 from ringcomm.tools.bench.machine import machine
 from ringcomm.tools.bench.measured import BenchmarkError
 from ringcomm.tools.bench.ranks import RankError
@@ -25,6 +25,7 @@ from ringcomm.tools.words import list_of, positive, size
 
 USUAL = "all_reduce,all_gather,reduce_scatter,all_to_all,broadcast"
 SIZES = "8,64,1K,4K,16K,64K,256K,1M,4M,16M,64M"
+UNREADABLE = 2  # exit status where --from names something else than figures
 ENDED = 130  # by Ctrl-C, as shells have it
 
 
@@ -47,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--types", type=one_of(list(cases.EXACT)), default="float32", help="float32,bfloat16,…")
     add("--ops", type=one_of(list(cases.OPS)), default="sum", help="sum,prod,min,max")
     add("--ranks", type=list_of(positive), default="2", help="2,4,8: one after the other")
-    add("--backends", type=list_of(str), default="ringcomm,gloo", help="ringcomm,gloo,nccl")
+    add("--backends", type=list_of(str), default="ringcomm,gloo", help="ringcomm,gloo,nccl,mpi")
     add("--device", choices=["cpu", "cuda"], default="cpu", help="where the tensors are")
     add("--rounds", type=positive, default=5, help="in each, every backend has its turn")
     add("--seconds", type=float, default=0.2, help="how long a backend's round takes, about")
@@ -57,7 +58,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--json", type=Path, metavar="FILE", help="write all figures here")
     add("--csv", type=Path, metavar="FILE", help="write a line a measured size here")
     add("--report", type=Path, metavar="FILE", help="write a page with figures here")
-    add("--from", dest="source", type=Path, metavar="FILE", help="measure nothing: take this JSON")
+    again = add("--from", dest="source", type=Path, metavar="FILE", action="append")
+    again.help = "measure nothing: take this JSON"
     add("--limit", type=float, default=300, help="seconds after which a round is given up")
     add("--deadline", type=float, default=3600, help="seconds after which all of it is ended")
     ddp.add_arguments(parser)
@@ -67,7 +69,12 @@ def run(options: argparse.Namespace) -> int:
     if options.report:
         figures.needed()  # now, not after an hour of measuring
     try:
-        body = read(options.source) if options.source else measure(options)
+        body = earlier.read(options.source) if options.source else measure(options)
+    except (OSError, ValueError) as error:
+        if not options.source:
+            raise
+        print(f"ringcomm bench: {error}", file=sys.stderr)
+        return UNREADABLE
     except (BenchmarkError, RankError) as error:
         raise ValueError(str(error)) from error
     except KeyboardInterrupt:
@@ -98,18 +105,12 @@ def said(samples: Sequence[Facts]) -> int:
     return 1 if wrong else 0
 
 
-def read(path: Path) -> dict[str, Any]:
-    """Return what an earlier run wrote. Raises ValueError if no run did."""
-    body = json.loads(path.read_text(encoding="utf-8"))
-    if not isinstance(body, dict) or body.get("benchmark") not in (collectives.NAME, ddp.NAME):
-        raise ValueError(f"{path} is not what `ringcomm bench --json` writes")
-    return body
-
-
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Return what JSON gets."""
     look(options)
     facts = machine() | ({"gpus": gpus()} if options.device == "cuda" else {})
+    if mpi.NAME in options.backends:
+        facts["mpi"] = mpi.version()
     if options.ddp:
         return {"benchmark": ddp.NAME, "machine": facts, **ddp.measure(options)}
     with progress.shown(collectives.parts(options)) as lines:
@@ -129,8 +130,11 @@ def look(options: argparse.Namespace) -> None:
     for backend in options.backends:
         if not there.get(backend, True):
             raise ValueError(f"--backends {backend}: this torch is built without it")
-        if backend == "mpi":
-            raise ValueError("--backends mpi: its ranks are started by mpirun, and these are not")
+        if backend == mpi.NAME:
+            mpi.launcher()
+            if options.ddp or options.device != "cpu":
+                other = "--ddp" if options.ddp else f"--device {options.device}"
+                raise ValueError(f"--backends mpi: it has no {other}; its tensors are the CPU's")
         if backend == "nccl" and options.device != "cuda":
             raise ValueError("--backends nccl: it needs --device cuda")
     if options.device == "cuda":

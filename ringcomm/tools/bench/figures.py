@@ -81,7 +81,7 @@ def lead(samples: Sequence[Facts], backends: Sequence[str]) -> str:
         one = wrong[0]
         return (
             f"{one['backend']} gave {one['wrong']} wrong elements in {one['collective']} of "
-            f"{show_size(one['bytes'])}; {len(wrong)} of {len(samples)} measurements are wrong."
+            f"{in_bytes(one)}; {len(wrong)} of {len(samples)} measurements are wrong."
         )
     peer = peer_of(backends)
     first = next((backend for backend in backends if backend != peer), None)
@@ -93,7 +93,9 @@ def lead(samples: Sequence[Facts], backends: Sequence[str]) -> str:
         if (ratio := ratio_to(peer, some, sample)) is not None
     ]
     if not found:
-        return f"{len(samples)} measurements, none with a wrong element."
+        looked = any(sample["wrong"] is not None for sample in samples)
+        none = "none with a wrong element" if looked else "whose results are not compared"
+        return f"{len(samples)} measurements, {none}."
     low, high = min(found, key=lambda f: f[0]), max(found, key=lambda f: f[0])
     middle = statistics.median(ratio for ratio, _ in found)
     return (
@@ -103,7 +105,12 @@ def lead(samples: Sequence[Facts], backends: Sequence[str]) -> str:
 
 
 def where(sample: Facts) -> str:
-    return f"{sample['collective']} of {show_size(sample['bytes'])} with {sample['ranks']} ranks"
+    return f"{sample['collective']} of {in_bytes(sample)} with {sample['ranks']} ranks"
+
+
+def in_bytes(sample: Facts) -> str:
+    """Return "1K bytes"."""
+    return f"{show_size(sample['bytes'])} bytes"
 
 
 def drawn(samples: Iterable[Facts]) -> list[Facts]:
@@ -204,7 +211,7 @@ def hovering(texts: list[str]) -> Trace:
 def hover(sample: Facts) -> str:
     by = f" by {sample['algorithm']}" if sample["algorithm"] else ""
     return (
-        f"{show_size(sample['bytes'])}{by}: {show_seconds(sample['median_s'])} "
+        f"{in_bytes(sample)}{by}: {show_seconds(sample['median_s'])} "
         f"({show_seconds(sample['low_s'])} to {show_seconds(sample['high_s'])}), "
         f"{sample['busbw_gb_per_s']:.3g} GB/s"
     )
@@ -262,7 +269,7 @@ def bound_says(bound: list[tuple[int, float]]) -> str:
 
 
 def algorithms_say(samples: Sequence[Facts]) -> str:
-    """Say by which algorithm ringcomm runs which sizes: "direct up to 4K, ring from 16K on"."""
+    """Say by which algorithm it runs which sizes: "by direct from 8 bytes on, by ring from 16K"."""
     by_size = {int(s["bytes"]): str(s["algorithm"]) for s in samples if s["algorithm"]}
     sizes = sorted(by_size)
     changes = [i for i in range(len(sizes)) if i == 0 or by_size[sizes[i]] != by_size[sizes[i - 1]]]
@@ -270,7 +277,7 @@ def algorithms_say(samples: Sequence[Facts]) -> str:
         return ""
     if len(changes) == 1:
         return f" ringcomm runs it by {by_size[sizes[0]]} at every size."
-    parts = [f"{by_size[sizes[i]]} from {show_size(sizes[i])} on" for i in changes]
+    parts = [f"{by_size[sizes[i]]} from {show_size(sizes[i])} bytes on" for i in changes]
     return f" ringcomm runs it by {', by '.join(parts)}."
 
 
@@ -290,7 +297,7 @@ def ratio_traces(samples: Sequence[Facts], backends: Sequence[str], peer: str) -
         points = [(s, ratio) for s, ratio in found if ratio is not None]
         if some[0]["backend"] == peer or not points:
             continue
-        said = [f"{show_size(s['bytes'])}: {ratio:.3g} times" for s, ratio in points]
+        said = [f"{in_bytes(s)}: {ratio:.3g} times" for s, ratio in points]
         x, y = [s["bytes"] for s, _ in points], [ratio for _, ratio in points]
         traces.append(look | {"x": x, "y": y, "name": name, "showlegend": True} | hovering(said))
     line = {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": 1, "y1": 1}
@@ -303,7 +310,7 @@ def ratio_traces(samples: Sequence[Facts], backends: Sequence[str], peer: str) -
 def table(samples: Sequence[Facts], backends: Sequence[str]) -> tuple[list[str], list[list[str]]]:
     """Return the columns and rows of the figures themselves."""
     peer = peer_of(backends)
-    columns = ["size", "backend", "algorithm", "where", "time", "lowest", "highest"]
+    columns = ["bytes", "backend", "algorithm", "where", "time", "lowest", "highest"]
     columns += ["algbw GB/s", "busbw GB/s", "wrong", "copies"] + [f"vs {peer}"] * (peer is not None)
     rows = []
     for sample in sorted(samples, key=lambda s: int(s["bytes"])):
@@ -320,7 +327,7 @@ def table(samples: Sequence[Facts], backends: Sequence[str]) -> tuple[list[str],
         row.append(f"{sample['of_its_copies']:.0%}" if sample["of_its_copies"] else "-")
         if peer is not None:
             ratio = None if sample["backend"] == peer else ratio_to(peer, samples, sample)
-            row.append("-" if ratio is None else f"{ratio:.3g}")
+            row.append("-" if ratio is None else f"{ratio:.3g}\N{MULTIPLICATION SIGN}")
         rows.append(row)
     return columns, rows
 

@@ -196,18 +196,24 @@ def _serve(
     joins: Callable[[Rank, str], None] | None,
     lifetime: float,
 ) -> None:
-    """Run tasks from `pipe` until it closes: the life of one rank."""
+    """Be a rank, from its start until `pipe` closes."""
     index, size, backend, port = where
     end_with_parent(lifetime)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in the terminal is the parent's
     torch.set_num_threads(1)
     store = dist.TCPStore(HOST, port, is_master=False, wait_for_workers=False)
-    rank = Rank(index, size, store, backend or "")
+    serve(pipe, Rank(index, size, store, backend or ""), joins)
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def serve(pipe: Connection, rank: Rank, joins: Callable[[Rank, str], None] | None) -> None:
+    """Run tasks from `pipe` until it closes, `joins` before the first."""
     while True:
         try:
             task, args = pipe.recv()
         except (EOFError, OSError):
-            break
+            return
         try:
             if joins:
                 joins(rank, rank.backend)
@@ -217,5 +223,3 @@ def _serve(
             plain = isinstance(error, (ImportError, AssertionError)) and bool(str(error))
             with contextlib.suppress(OSError):  # nobody is there to read it
                 pipe.send((False, (str(error), traceback.format_exc().rstrip(), plain)))
-    if dist.is_initialized():
-        dist.destroy_process_group()

@@ -11,7 +11,7 @@ import socket
 import threading
 import time
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -167,7 +167,9 @@ def open_store(place: Place, clock: Clock, until: float) -> tuple[Any, Reached]:
         store = TCPStore(place.address, place.port, None, timeout=limit, wait_for_workers=False)
         return PrefixStore(place.prefix, store), reached
     except RuntimeError as error:
-        reached.error = f"what listens there is no store of torch: {first_sentence(error)}"
+        reached.error = (
+            f"what listens there is silent, or no store of torch: {first_sentence(error)}"
+        )
         return None, reached
 
 
@@ -183,6 +185,24 @@ def unpack(text: str) -> Any:
     return json.loads(zlib.decompress(base64.b64decode(text)))
 
 
+class Asked:
+    """A store that knows whether it owes an answer."""
+
+    def __init__(self, store: Any) -> None:
+        self._store, self.waits = store, False
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        ask = getattr(self._store, name)
+
+        def asked(*args: Any) -> Any:
+            self.waits = True  # and stays so where it raises
+            answer = ask(*args)
+            self.waits = False
+            return answer
+
+        return asked
+
+
 class Table:
     """What ranks tell one another, by stage, through the store.
 
@@ -191,7 +211,14 @@ class Table:
     """
 
     def __init__(self, store: Any, place: Place, clock: Clock) -> None:
-        self._store, self._place, self._clock = store, place, clock
+        self._asks = Asked(store)
+        self._store: Any = self._asks
+        self._place, self._clock = place, clock
+
+    @property
+    def unanswered(self) -> bool:
+        """Whether the store has not answered the last request."""
+        return self._asks.waits
 
     def put(self, stage: str, what: Any) -> None:
         """Tell all ranks. Raises RuntimeError when the store has gone."""

@@ -19,6 +19,7 @@ MEMORY, TCP, SELF, NONE = "shared memory", "TCP", "self", "none"
 LETTERS = {MEMORY: "m", TCP: "t", SELF: ".", NONE: "x"}
 MOST_COLUMNS = 16  # ranks of a matrix in a terminal
 MOST_LINES = 24  # pairs that are listed
+MOST_TICKS = 8  # ranks named at each side of a heat map: they fit into a narrow window
 VERDICTS = ["fine", "it works, but something is bad", "it cannot work"]
 ABOUT = (
     "Figures are this program's own, over the memory and network that ringcomm uses: "
@@ -276,6 +277,9 @@ def page(found: Findings, findings: list[Finding], path: Path) -> None:
 
 
 def remedy(each: Finding) -> str:
+    """Return what to do; with a note, what it means."""
+    if each.severity == NOTE:
+        return f"{upper_first(each.remedy)}." if each.remedy else ""
     return f"Remedy: {each.remedy}." if each.remedy else ""
 
 
@@ -327,6 +331,7 @@ def heat(
     if len(ranks) <= 4:
         trace["texttemplate"] = "%{text}"
     axis: dict[str, Any] = {"type": "category", "showgrid": False, "constrain": "domain"}
+    axis |= {"tickvals": ranks[:: math.ceil(len(ranks) / MOST_TICKS)], "tickangle": 0}
     upward = {**axis, "autorange": "reversed", "title": {"text": "from rank"}}
     layout = {"xaxis": {**axis, "title": {"text": "to rank"}}, "yaxis": upward}
     return {"data": [trace], "layout": layout}

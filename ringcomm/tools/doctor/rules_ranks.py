@@ -61,7 +61,7 @@ def absent(found: Findings) -> Iterator[Finding]:
         yield Finding(ERROR, sentence, "start all ranks within some seconds")
         return
     missing = set(range(found.world)) - set(found.ranks)
-    if missing and found.met:
+    if missing and found.met and (found.called or not found.silent):
         sentence = f"{upper_first(ranks_text(missing))} never came."
         remedy = (
             "see the output there: was it started, with the same MASTER_ADDR, MASTER_PORT and "
@@ -75,7 +75,19 @@ def lost(found: Findings) -> Iterator[Finding]:
         ranks = [rank for rank, each in found.lost.items() if each == stage]
         sentence = f"{upper_first(ranks_text(ranks))} fell silent while {stage}."
         yield Finding(ERROR, sentence, "see the output there: the process or its host has ended")
-    if found.broken:
+    if found.silent:
+        where = f"{found.reached.name}:{found.reached.port}"
+        what = "" if found.called else " before all ranks were called"
+        sentence = (
+            f"The store at {where} took the connection of this rank and fell "
+            f"silent{what}: {found.broken}."
+        )
+        remedy = (
+            "see whether rank 0's process and host live, and whether a firewall between drops "
+            "what comes on open connections"
+        )
+        yield Finding(ERROR, sentence, remedy)
+    elif found.broken:
         yield Finding(
             ERROR,
             f"The examination ended early: {found.broken}.",

@@ -52,6 +52,8 @@ class Findings:
     excluded: bool = False  # this rank came after the roll
     seconds: float = 0.0  # that the examination took
     broken: str = ""  # why the examination ended early
+    silent: bool = False  # it ended because the store did not answer any more
+    called: bool = False  # it is known who came
 
 
 class Examination:
@@ -71,6 +73,7 @@ class Examination:
         self.table: Table | None = None
         self.store: Any = None
         self.stuck = False  # its thread did not end
+        self.opening = False  # the store
 
     def run(self) -> None:
         """Find out what can be found out. Raises RuntimeError when the store goes meanwhile."""
@@ -79,7 +82,10 @@ class Examination:
         self.listen()
         if self.place is None:
             return
+        self.found.reached = Reached(self.place.address, self.place.port)  # if it gets no further
+        self.opening = True
         self.store, self.found.reached = open_store(self.place, self.clock, STORE)
+        self.opening = False
         self.found.own_store = not self.place.agent
         if self.store is None:
             return
@@ -143,6 +149,7 @@ class Examination:
         self.found.ranks = {rank: Facts.of(told[rank]) for rank in agreed["ranks"] if rank in told}
         self.found.ranks[self.facts.rank] = self.facts
         self.found.leader = min(agreed["ranks"])
+        self.found.called = True
         return Keys(agreed["token"], own_secret(self.environment))
 
     # ---- connecting
@@ -337,6 +344,9 @@ def examine(place: Place | None, environment: Mapping[str, str], wait: float) ->
     while thread.is_alive() and examination.clock.now() < END + 1:
         thread.join(0.1)
     examination.found.seconds = time.monotonic() - began
+    table = examination.table
+    owes = examination.opening or (table is not None and table.unanswered)
+    examination.found.silent = owes and (thread.is_alive() or bool(examination.found.broken))
     if thread.is_alive():
         examination.found.broken = "it did not end in time"
         examination.stuck = True
