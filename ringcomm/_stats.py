@@ -8,9 +8,10 @@ from typing import Any
 
 from ringcomm import _autoload
 
-TOTALS = struct.Struct("<QQQ")  # operations, bytes, nanoseconds
+TOTALS = struct.Struct("<QQQ")  # operations, bytes, ticks
 TRAFFIC = struct.Struct("<QQQ")  # bytes sent, frames sent again, connections lost
-TRAFFIC_AT, ABOUT_AT, FAILURE_AT = 32, 64, 3072
+TRAFFIC_AT, ABOUT_AT, MOMENTS_AT, FAILURE_AT = 32, 64, 3040, 3072
+MOMENTS = struct.Struct("<4q")  # ticks and ns, at two moments
 
 METRICS = {  # name: (what it is, type)
     "ringcomm_operations_total": ("Operations that ended well.", "counter"),
@@ -73,13 +74,15 @@ def every() -> list[dict[str, Any]]:
 
 
 def read(ring: bytes) -> dict[str, Any]:
-    about = json.loads(ring[ABOUT_AT:FAILURE_AT].partition(b"\0")[0])
+    about = json.loads(ring[ABOUT_AT:MOMENTS_AT].partition(b"\0")[0])
     sent, resent, broken = TRAFFIC.unpack_from(ring, TRAFFIC_AT)
+    then, then_ns, now, now_ns = MOMENTS.unpack_from(ring, MOMENTS_AT)
+    tick = (now_ns - then_ns) / max(now - then, 1) * 1e-9  # seconds
     operations = {}
     for index, name in enumerate(about["collectives"]):
         count, size, time = TOTALS.unpack_from(ring, about["totals_at"] + index * TOTALS.size)
         if count:
-            operations[name] = {"operations": count, "bytes": size, "seconds": time * 1e-9}
+            operations[name] = {"operations": count, "bytes": size, "seconds": time * tick}
     waits = struct.unpack_from(f"<{about['size']}Q", ring, about["waits_at"])
     return {
         "group": about["group"],

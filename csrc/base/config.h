@@ -14,7 +14,7 @@ struct GroupConfig {
   std::optional<int64_t> spin_us;        // how long a waiting call spins; unset: what fits
   std::string cuda_mode = "auto";        // or "ipc", "host": see comm/device_engine.h
   std::optional<uint64_t> cuda_memory;   // bytes a rank gives the group; unset: what fits
-  std::string trace_lines = "0";  // "1": records have the line of the program that calls
+  std::string trace_lines = "0";         // "1": records have the line of the program that calls
 };
 
 // Of the process: its first group sets them.

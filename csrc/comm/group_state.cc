@@ -11,7 +11,7 @@ GroupState::GroupState(const CommunicatorOptions& options, std::unique_ptr<Trans
       logger_(Runtime::get().config().log,
               str("rank ", options.rank, " of group '", options.name, "'")),
       transport_(std::move(transport)),
-      recorder_(recorded(false), Runtime::get().config().trace),
+      recorder_(recorded(false), Runtime::get().config().trace, Runtime::get().began()),
       diagnosis_(*transport_, recorder_, Board::kHost),
       timeout_ms_(options.timeout.count()) {}
 

@@ -67,7 +67,7 @@ void HostEngine::submit(const TaskPtr& task) {
   Descriptor asked = task->asked;
   asked.sequence =
       1 + asked_.fetch_add(1 + task->continuation.operations, std::memory_order_relaxed);
-  task->ticket = state_.recorder().call(asked, task->operation.line, task->deadline.start());
+  task->ticket = state_.recorder().call(asked, task->operation.line);
   queued_.fetch_add(1, std::memory_order_seq_cst);
 }
 

@@ -74,11 +74,13 @@ void copy_text(std::span<char> to, const std::string& text) {
 
 }  // namespace
 
-Recorder::Recorder(const Recorded& recorded, const std::string& folder)
+Recorder::Recorder(const Recorded& recorded, const std::string& folder, const Moment& first)
     : bytes_(kBytes + sizeof(uint64_t) * static_cast<size_t>(recorded.size)),
       memory_(map(recorded, folder, bytes_)) {
   const auto wall = std::chrono::system_clock::now().time_since_epoch();
-  head().steady = nanoseconds(Clock::now());
+  head().first = first;
+  head().last = Moment();
+  head().steady = head().last.steady;
   head().wall = std::chrono::nanoseconds(wall).count();
   copy_text(head().about, about(recorded, sizeof(Head), kTotalsAt, kBytes));
   std::memcpy(head().magic, "RINGREC1", sizeof head().magic);
@@ -89,27 +91,29 @@ Record* Recorder::find(uint64_t ticket) {
   return record.number == ticket + 1 ? &record : nullptr;  // else overwritten meanwhile
 }
 
-uint64_t Recorder::add(const Descriptor& descriptor, uint32_t line, Clock::time_point now) {
+uint64_t Recorder::add(const Descriptor& descriptor, uint32_t line, int64_t now) {
   const uint64_t ticket = head().begun++;
+  if (ticket % kLook == 0) head().last = Moment();
   Record& record = ring()[ticket % kRecords];
-  record = {.descriptor = descriptor, .called = nanoseconds(now), .line = line};
+  record = {.descriptor = descriptor, .called = now, .line = line};
   record.number = ticket + 1;
   return ticket;
 }
 
-uint64_t Recorder::call(const Descriptor& descriptor, uint32_t line, Clock::time_point now) {
+uint64_t Recorder::call(const Descriptor& descriptor, uint32_t line) {
+  const int64_t now = ticks();
   const Lock lock(mutex_);
   return add(descriptor, line, now);
 }
 
 uint64_t Recorder::begin(const Descriptor& descriptor, uint32_t line,
                          std::optional<uint64_t> called) {
-  const auto now = Clock::now();
+  const int64_t now = ticks();
   const Lock lock(mutex_);
   const uint64_t ticket = called ? *called : add(descriptor, line, now);
   if (Record* const record = find(ticket)) {
     record->descriptor = descriptor;
-    record->began = nanoseconds(now);
+    record->began = now;
     record->state = Record::State::kRunning;
   }
   return ticket;
@@ -128,12 +132,12 @@ void Recorder::waited(uint64_t ticket, Rank peer, Clock::duration time) {
 }
 
 void Recorder::end(uint64_t ticket, bool good, const Traffic& traffic) {
-  const auto now = Clock::now();
+  const int64_t now = ticks();
   const Lock lock(mutex_);
   Record* const record = find(ticket);
   if (record == nullptr || record->ended != 0) return;
   record->state = good ? Record::State::kDone : Record::State::kFailed;
-  record->ended = nanoseconds(now);
+  record->ended = now;
   record->sent = traffic.sent;
   record->resent = static_cast<uint32_t>(traffic.resent);
   head().sent += traffic.sent;
@@ -145,7 +149,7 @@ void Recorder::end(uint64_t ticket, bool good, const Traffic& traffic) {
   ++total.operations;
   total.bytes +=
       std::max(words[kBytesWord], words[1] * size_of(static_cast<DType>(words[0] >> 8 & 0xff)));
-  total.nanoseconds += static_cast<uint64_t>(record->ended - record->began);
+  total.ticks += static_cast<uint64_t>(record->ended - record->began);
 }
 
 void Recorder::fail(const std::string& why) {
@@ -166,6 +170,7 @@ std::string Recorder::name_of(uint64_t sequence) const {
 
 std::string Recorder::bytes() const {
   const Lock lock(mutex_);
+  head().last = Moment();
   return {reinterpret_cast<const char*>(memory_.data()), bytes_};
 }
 

@@ -6,9 +6,9 @@
 #include <optional>
 #include <span>
 
-#include "base/deadline.h"
 #include "base/fd.h"
 #include "base/mutex.h"
+#include "base/ticks.h"
 #include "plan/plan.h"
 #include "transport/transport.h"
 
@@ -19,7 +19,7 @@ inline constexpr int kKinds = kCollectives + 2;  // sends and receives, too
 // count does not say it.
 inline constexpr int kBytesWord = Descriptor::kWords - 1;
 
-// Times are nanoseconds of Clock; 0: not yet.
+// Times are ticks(), and 0: not yet. Waits are nanoseconds.
 struct Record {
   enum class State : uint32_t { kQueued, kRunning, kDone, kFailed };
 
@@ -35,10 +35,6 @@ struct Record {
 };
 static_assert(sizeof(Record) == 128);
 
-inline int64_t nanoseconds(Clock::time_point time) {
-  return std::chrono::nanoseconds(time.time_since_epoch()).count();
-}
-
 // Whose operations are recorded.
 struct Recorded {
   std::string job, group = "default";
@@ -52,13 +48,15 @@ struct Recorded {
 class Recorder {
  public:
   static constexpr uint64_t kRecords = 4096;
+  static constexpr uint64_t kLook = 256;  // operations between looks at both clocks
 
-  // `folder`: where a file shows the records while they are made; empty: in memory only. Throws
-  // SystemError.
-  explicit Recorder(const Recorded& recorded = {}, const std::string& folder = {});
+  // `folder`: where a file shows the records while they are made; empty: in memory only. `first`: a
+  // moment long before. Throws SystemError.
+  explicit Recorder(const Recorded& recorded = {}, const std::string& folder = {},
+                    const Moment& first = {});
 
   // An operation is called, and waits for its turn. The ticket is for the other functions.
-  uint64_t call(const Descriptor& descriptor, uint32_t line, Clock::time_point now);
+  uint64_t call(const Descriptor& descriptor, uint32_t line);
   // It begins; without a ticket it was called just now.
   uint64_t begin(const Descriptor& descriptor, uint32_t line,
                  std::optional<uint64_t> called = std::nullopt);
@@ -79,12 +77,13 @@ class Recorder {
     uint64_t sent, resent;  // of all operations
     uint64_t broken;        // connections
     uint64_t reserved;
-    char about[3008];  // JSON
+    char about[2976];    // JSON
+    Moment first, last;  // of the process, and lately: they tell what ticks are
     char failure[1024];
   };
   static_assert(sizeof(Head) == 4096);
   struct Totals {  // of one collective, or of sends, or of receives
-    uint64_t operations, bytes, nanoseconds;
+    uint64_t operations, bytes, ticks;
   };
   static constexpr size_t kTotalsAt = sizeof(Head) + kRecords * sizeof(Record);
   static constexpr size_t kBytes = kTotalsAt + sizeof(Totals) * kKinds;
@@ -95,8 +94,7 @@ class Recorder {
   }
   Totals* totals() const { return reinterpret_cast<Totals*>(memory_.data() + kTotalsAt); }
   uint64_t* waits() const { return reinterpret_cast<uint64_t*>(memory_.data() + kBytes); }
-  uint64_t add(const Descriptor& descriptor, uint32_t line, Clock::time_point now)
-      RINGCOMM_REQUIRES(mutex_);
+  uint64_t add(const Descriptor& descriptor, uint32_t line, int64_t now) RINGCOMM_REQUIRES(mutex_);
   Record* find(uint64_t ticket) RINGCOMM_REQUIRES(mutex_);
 
   mutable Mutex mutex_;

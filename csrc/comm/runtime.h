@@ -9,6 +9,7 @@
 
 #include "base/config.h"
 #include "base/mutex.h"
+#include "base/ticks.h"
 #include "comm/deferred_release.h"
 #include "plan/select.h"
 #include "transport/rendezvous.h"
@@ -28,6 +29,7 @@ class Runtime {
   // elastic world, whose ranks several launchers may have started, has a run of its own.
   void configure(const ProcessConfig& config) { config_ = config; }
   Neighbours& neighbours() { return neighbours_; }
+  const Moment& began() const { return began_; }
   // Made when the first group needs it: threads and sockets that one host has no use for.
   Network& network(const std::string& store_host);
   int cpus() const { return cpus_; }
@@ -86,6 +88,7 @@ class Runtime {
   Groups groups();
 
   ProcessConfig config_;
+  const Moment began_;
   std::atomic<int> failures_{-1};
   Neighbours neighbours_;
   std::optional<Doorbell> bell_;  // from the first group on

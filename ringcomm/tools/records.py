@@ -17,7 +17,8 @@ from typing import Any
 MAGIC = b"RINGREC1"
 VERSION = 1
 CLOCKS = struct.Struct("<8sQqq")  # magic, begun, steady, wall
-HEADER_AT, FAILURE_AT, HEADER_END = 64, 3072, 4096
+HEADER_AT, MOMENTS_AT, FAILURE_AT, HEADER_END = 64, 3040, 3072, 4096
+MOMENTS = struct.Struct("<4q")  # ticks and ns of the steady clock: as the process began, and later
 RECORD = struct.Struct("<8Q3q3QiIII")
 LONGEST_NS = 365 * 86400 * 10**9  # of a job: later times are damage
 NOBODY = 0xFFFFFF  # no root, or any rank
@@ -141,6 +142,22 @@ class GroupRecord:
         return self.begun > max((operation.number for operation in self.operations), default=0)
 
 
+class Ticks:
+    """The clock of a record's times: counts of the processor, or of another clock."""
+
+    def __init__(self, data: bytes) -> None:
+        """Read two moments of a ring file. Raises ValueError where these cannot be."""
+        then, then_ns, self.now, self.now_ns = MOMENTS.unpack_from(data, MOMENTS_AT)
+        passed = self.now - then
+        self.length = (self.now_ns - then_ns) / passed if passed else 1.0  # of a tick, in ns
+        if not 0.05 < self.length < 1000:
+            raise ValueError(f"a tick of {self.length} ns")
+
+    def ns(self, ticks: int) -> int | None:
+        """Return the time by the steady clock, or None for 0, which is not yet."""
+        return self.now_ns + round((ticks - self.now) * self.length) if ticks else None
+
+
 def text_of(data: bytes) -> str:
     return data.partition(b"\0")[0].decode("utf-8", "replace")
 
@@ -152,7 +169,7 @@ def header_of(data: bytes) -> dict[str, Any]:
     if len(data) < HEADER_END:
         raise ValueError(f"it ends within its header, after {len(data)} bytes")
     try:
-        header = json.loads(text_of(data[HEADER_AT:FAILURE_AT]))
+        header = json.loads(text_of(data[HEADER_AT:MOMENTS_AT]))
     except (ValueError, RecursionError) as error:
         raise ValueError("its header is damaged") from error
     if not isinstance(header, dict) or "version" not in header:
@@ -175,6 +192,7 @@ def read_ring(data: bytes, newest: int | None = None, lines: Sequence[str] = ())
     header = {**header_of(data), "lines": lines}
     _, begun, steady, wall = CLOCKS.unpack_from(data)
     try:
+        header["ticks"] = Ticks(data)
         record = GroupRecord(
             job=str(header["job"]),
             pid=int(header["pid"]),
@@ -252,7 +270,8 @@ def decode(fields: tuple[int, ...], header: dict[str, Any], record: GroupRecord)
     lines = header["lines"]
     op, root = kind >> 16 & 0xFF, kind >> 24 & NOBODY
     collective = header["collectives"][kind & 0xFF]
-    times = [time for time in (called, began, ended) if time]
+    called_ns, began_ns, ended_ns = (header["ticks"].ns(time) for time in (called, began, ended))
+    times = [time for time in (called_ns, began_ns, ended_ns) if time]
     if times != sorted(times) or number > record.begun + 1 or peer >= record.size:
         raise ValueError("half-written")
     if times and max(record.steady_ns - times[0], times[-1] - record.steady_ns) > LONGEST_NS:
@@ -272,9 +291,9 @@ def decode(fields: tuple[int, ...], header: dict[str, Any], record: GroupRecord)
         splits=splits,
         layout=layout,
         algorithm=algorithms[by] if by < len(algorithms) else "",
-        called_ns=called or None,
-        began_ns=began or None,
-        ended_ns=ended or None,
+        called_ns=called_ns,
+        began_ns=began_ns,
+        ended_ns=ended_ns,
         sent=sent,
         waited_ns=waited,
         longest_ns=longest,

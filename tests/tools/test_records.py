@@ -54,7 +54,7 @@ def test_the_newest_operations_are_kept() -> None:
         (4096, bytes(8)),  # being written: it has no number
         (4096 + 16, b"\xff"),  # a collective that does not exist
         (4096 + 64, b"\xff" * 5),  # called after it began
-        (4096 + 80, b"\xff" * 7),  # ended in years
+        (4096 + 80, b"\xff" * 7 + b"\x03"),  # ended in years
         (4096 + 112, b"\x07"),  # waited for rank 7 of 2
     ],
 )

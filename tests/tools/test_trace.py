@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from lab.flights import MS, Clock, Flight, together, training, write
+from lab.flights import MS, TICKS, Clock, Flight, together, training, write
 from ringcomm.__main__ import main
 from ringcomm.tools.records import read_folder
 from ringcomm.tools.trace import job_of
@@ -187,7 +187,7 @@ def test_one_slow_rank_is_no_slow_host(tmp_path: Path) -> None:
     flights, _ = training(4, steps=40, hosts=2, slow_host="node1")
     for i, operation in enumerate(flights[3].operations):
         called, began, *rest = operation[8:]
-        flights[3].operations[i] = (*operation[:8], called + MS, began + MS, *rest)
+        flights[3].operations[i] = (*operation[:8], called + MS * TICKS, began + MS * TICKS, *rest)
     (found,) = findings(tmp_path / "both", flights)
     assert found.sentence.startswith("host node1 is a straggler: all of its ranks 2 and 3 were")
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from lab import browser
-from lab.flights import MS, Flight, training, write
+from lab.flights import MS, TICKS, Flight, training, write
 from ringcomm.tools.records import read_folder
 from ringcomm.tools.trace import job_of
 from ringcomm.tools.trace.analysis import analyse
@@ -100,7 +100,7 @@ def test_clocks_that_contradict_each_other() -> None:
 def drift(flight: Flight) -> None:
     """Let the clock gain 10 ms with each operation: far more than an operation takes."""
     for i, operation in enumerate(flight.operations):
-        times = [at + i * 10 * MS for at in operation[8:11]]
+        times = [at + i * 10 * MS * TICKS for at in operation[8:11]]
         flight.operations[i] = (*operation[:8], *times, *operation[11:])
 
 
