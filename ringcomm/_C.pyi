@@ -156,6 +156,33 @@ class Options(_Backend.Options):
         """
     @log.setter
     def log(self, value: str | None) -> None: ...
+    @property
+    def trace(self) -> str:
+        """The attribute of `RINGCOMM_TRACE`.
+
+        The folder in which flight records are kept, also of ranks that are killed. `off`: none is
+        written, unless the program asks. Default: a temporary one, when something fails.
+        """
+    @trace.setter
+    def trace(self, value: str | None) -> None: ...
+    @property
+    def trace_lines(self) -> str:
+        """The attribute of `RINGCOMM_TRACE_LINES`.
+
+        `1`: flight records have the line of the program that called, for some microseconds more.
+        Default: `0`. Values: `0`, `1`.
+        """
+    @trace_lines.setter
+    def trace_lines(self, value: str | None) -> None: ...
+    @property
+    def metrics(self) -> str:
+        """The attribute of `RINGCOMM_METRICS`.
+
+        A file that is written each second, for Prometheus; `%r` in its name is the rank. Default:
+        none.
+        """
+    @metrics.setter
+    def metrics(self, value: str | None) -> None: ...
     def __init__(
         self,
         timeout: timedelta = ...,
@@ -173,6 +200,9 @@ class Options(_Backend.Options):
         costs: str | None = None,
         cuda_library: str | None = None,
         log: str | None = None,
+        trace: str | None = None,
+        trace_lines: str | None = None,
+        metrics: str | None = None,
     ) -> None: ...
     # The settings end.
 

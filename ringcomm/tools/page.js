@@ -29,7 +29,7 @@ const AXIS = 64;
 
 async function fit(place, figure, margin) {
   const legend = place.querySelector("g.legend");
-  if (!legend) return;
+  if (!legend || figure.layout.legend) return;  // it has a place of its own
   for (let turn = 0; turn < 2; turn++) {  // margins that grow may break its lines anew
     const height = legend.getBoundingClientRect().height;
     const plot = figure.layout.height - margin.t - AXIS - 24;

@@ -18,6 +18,8 @@ pytestmark = [
 ]
 HEIGHT = 420  # of a figure without a legend, in pixels
 
+SIZES = [*(pytest.param(size, marks=pytest.mark.slow) for size in (2, 8)), 64]
+
 
 def drawn(page: Path) -> list[tuple[float, str]]:
     """Return the height in pixels and the HTML of each figure, as Chromium has drawn it."""
@@ -26,7 +28,7 @@ def drawn(page: Path) -> list[tuple[float, str]]:
     return [(float(h[1]), f) for h, f in zip(heights, found, strict=True) if h]
 
 
-@pytest.mark.parametrize("ranks", [2, 8, 64])
+@pytest.mark.parametrize("ranks", SIZES)
 def test_the_legend_has_room_below_the_axis(ranks: int, tmp_path: Path) -> None:
     pytest.importorskip("plotly")
     body = bench_cases.of_collectives([ranks], ["all_gather"], loads=(False, True))
@@ -53,7 +55,7 @@ def test_steps_of_many_ranks(tmp_path: Path) -> None:
     assert all(">ms<" in figure for _, figure in found)
 
 
-@pytest.mark.parametrize("ranks", [2, 8, 64])
+@pytest.mark.parametrize("ranks", SIZES)
 def test_heat_maps_name_as_many_ranks_as_fit(ranks: int, tmp_path: Path) -> None:
     pytest.importorskip("plotly")
     page = tmp_path / "out.html"

@@ -263,7 +263,7 @@ def test_facts_of_another_version() -> None:
 
 
 @pytest.mark.skipif(browser.CHROMIUM is None, reason=browser.REASON)
-@pytest.mark.parametrize("ranks", [2, 64])
+@pytest.mark.parametrize("ranks", [pytest.param(2, marks=pytest.mark.slow), 64])
 def test_the_page_has_every_rank(ranks: int, tmp_path: Path) -> None:
     pytest.importorskip("plotly")
     found = doctor_cases.healthy(ranks, ranks // 2)

@@ -58,7 +58,10 @@ def examine(folder: Path, up: list[Way], down: list[Way]) -> tuple[dict[str, Any
 
 
 @pytest.mark.parametrize("direction", ["up", "down"])
-@pytest.mark.parametrize("offset", [0, 100, 1000])
+@pytest.mark.parametrize(
+    "offset",
+    [pytest.param(0, marks=pytest.mark.slow), 100, pytest.param(1000, marks=pytest.mark.slow)],
+)
 def test_a_store_that_falls_silent(direction: str, offset: int, tmp_path: Path) -> None:
     # The first connection only looks whether the port is open. Of each later one, so many bytes
     # pass: none, a part of the greeting, or more than that and less than a whole examination.

@@ -124,7 +124,7 @@ def test_a_signal_writes_them_during_a_hang(job: Any, tmp_path: Path) -> None:
     """The signal goes to a rank that waits in the library; Python's own handlers could not run."""
     folder = tmp_path / "records"
     folder.mkdir()
-    job(
+    text = job(
         "if rank == 0:\n"
         "    import threading\n"
         "    threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGUSR2)).start()\n"
@@ -135,6 +135,7 @@ def test_a_signal_writes_them_during_a_hang(job: Any, tmp_path: Path) -> None:
         "    dist.all_reduce(torch.ones(40))\n",
         RINGCOMM_TRACE=str(folder),
     )
+    assert (folder / "rank_0").exists(), text
     (last,) = [
         entry
         for entry in pickle.loads((folder / "rank_0").read_bytes())["entries"]

@@ -21,6 +21,7 @@ from ringcomm.tools.trace.html import KINDS, write_page
 
 pytestmark = pytest.mark.skipif(browser.CHROMIUM is None, reason=browser.REASON)
 HOSTS = {2: 1, 8: 2, 64: 8}
+LATER = [("healthy", 2), ("mismatch", 2), ("straggler", 8), ("hang", 64)]
 # The texts of each figure, and where they stand in the window; the texts of the page with colours.
 LOOK = """
 (() => {
@@ -97,8 +98,8 @@ def rgb(text: str) -> str:
 @pytest.mark.parametrize(
     ("kind", "size"),
     [
-        *[("healthy", 2), ("mismatch", 2), ("hang", 8)],
-        *[("straggler", 8), ("straggler", 64), ("hang", 64)],
+        *[("hang", 8), ("straggler", 64)],
+        *[pytest.param(*one, marks=pytest.mark.slow) for one in LATER],
     ],
 )
 def test_nothing_overlaps(tmp_path: Path, chromium: Browser, kind: str, size: int) -> None:

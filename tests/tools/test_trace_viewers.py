@@ -57,7 +57,14 @@ def lanes_of(job: Job) -> dict[tuple[int, str], int]:
     return {key: count for key, count in found.items() if count}
 
 
-@pytest.mark.parametrize(("size", "hosts"), [(2, 1), (8, 2), (64, 8)])
+@pytest.mark.parametrize(
+    ("size", "hosts"),
+    [
+        pytest.param(2, 1, marks=pytest.mark.slow),
+        (8, 2),
+        pytest.param(64, 8, marks=pytest.mark.slow),
+    ],
+)
 def test_perfetto_opens_the_trace(tmp_path: Path, size: int, hosts: int) -> None:
     job = job_of(read_folder(write(tmp_path / "records", hang(size, hosts))))
     write_perfetto(job, tmp_path / "job.json")
