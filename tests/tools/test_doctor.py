@@ -240,6 +240,24 @@ def test_four_ranks_of_one_host(tmp_path: Path) -> None:
     assert all("-" not in row and len(row.split()) == 5 for row in matrix), done.stdout
 
 
+@pytest.mark.parametrize(
+    ("number", "count"),
+    [("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"), ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")],
+)
+def test_other_launchers(tmp_path: Path, number: str, count: str) -> None:
+    """Tasks of srun and mpirun are numbered by variables of their own."""
+    import os
+    import subprocess
+
+    always = {key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE")}
+    always |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), count: "2"}
+    words = [*DOCTOR, *WAIT, "--json", str(tmp_path / "found.json")]
+    tasks = [subprocess.Popen(words, env={**always, number: str(rank)}) for rank in (0, 1)]
+    assert [task.wait(4 * SECONDS) for task in tasks] == [0, 0]
+    told = json.loads((tmp_path / "found.json").read_text())
+    assert len(told["ranks"]) == 2
+
+
 def test_alone(tmp_path: Path) -> None:
     """Without a launcher it starts nothing, and looks at this host."""
     import subprocess

@@ -97,7 +97,7 @@ CASES: list[tuple[Change, int, str]] = [
     ),
     (each("oom_kills", 2, 2), 0, "The OOM killer has ended 2 processes"),
     (each("host", "node", 0, 1, 2, 3), 1, "2 hosts have one name, node: those of ranks 0-1 and"),
-    (each("cores", 1, 0, 1), 0, "host0 has 1 cores for ranks 0-1."),
+    (each("cores", 1, 0, 1), 0, "host0 has 1 core for ranks 0-1."),
     (each("cuda", {"error": "x"}, 0), 1, "host0: CUDA does not start: x."),
     (each("cuda", {"driver": True}, 0), 0, "host0 has an NVIDIA driver, and a torch without CUDA."),
     (each("user", 1000, 1), 1, "Ranks 0-1 are on one host and use TCP: users 0 and 1000."),

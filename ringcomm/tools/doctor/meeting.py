@@ -37,6 +37,16 @@ class Clock:
         return max(0.0, until - self.now())
 
 
+# What torchrun, srun and mpirun call a rank's number and how many there are. Only torchrun says
+# where the store is.
+LAUNCHERS = (
+    ("RANK", "WORLD_SIZE"),
+    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("PMI_RANK", "PMI_SIZE"),
+)
+
+
 @dataclass
 class Place:
     """Where the launcher says this rank is."""
@@ -52,15 +62,20 @@ class Place:
     def of(environment: Mapping[str, str]) -> Place | None:
         """Return None where no launcher has set RANK and the others. Raises ValueError."""
         names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-        missing = [name for name in names if not environment.get(name)]
-        if len(missing) == len(names) or environment.get("WORLD_SIZE") == "1":
+        said = {name: environment.get(name, "") for name in names}
+        for rank_name, world_name in LAUNCHERS:
+            if environment.get(rank_name) and environment.get(world_name):
+                said |= {"RANK": environment[rank_name], "WORLD_SIZE": environment[world_name]}
+                break
+        missing = [name for name in names if not said[name]]
+        if len(missing) == len(names) or said["WORLD_SIZE"] == "1":
             return None
         if missing:
             raise ValueError(
                 f"the launcher did not set {', '.join(missing)}: "
                 "start it by torchrun, or set them as torchrun does"
             )
-        rank, world, address, port = (environment[name] for name in names)
+        rank, world, address, port = said.values()
         if not (rank.isdigit() and world.isdigit() and port.isdigit() and int(rank) < int(world)):
             raise ValueError(f"RANK={rank} WORLD_SIZE={world} MASTER_PORT={port} do not fit")
         agent = environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"

@@ -177,7 +177,8 @@ def cores(found: Findings) -> Iterator[Finding]:
     for ranks in machines(found).values():
         facts = found.ranks[ranks[0]]
         if 0 < facts.cores < len(ranks):
-            sentence = f"{facts.host} has {facts.cores:g} cores for {ranks_text(ranks)}."
+            cores = f"{facts.cores:g} core{'s' * (facts.cores != 1)}"
+            sentence = f"{facts.host} has {cores} for {ranks_text(ranks)}."
             yield Finding(NOTE, sentence, "more ranks than cores wait for one another")
 
 
