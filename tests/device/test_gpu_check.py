@@ -168,7 +168,7 @@ def test_an_ended_check_leaves_its_archive(tmp_path: Path) -> None:
         assert running.stdout is not None
         assert running.stdout.readline().startswith("graphs-2: ")
         end = time.monotonic() + limit(30)
-        while not list(tmp_path.iterdir()) and time.monotonic() < end:
+        while not list(tmp_path.glob("gpu_check-*")) and time.monotonic() < end:
             time.sleep(0.05)
         running.terminate()
         running.wait(limit(30))
