@@ -17,6 +17,7 @@ import sys
 import tempfile
 import threading
 import time
+import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 QUIET = 0.05  # seconds: what is told within belongs together
 LOOK_EVERY = 1.0  # seconds: at other ranks, and for metrics
-STACKS = 1 << 20  # bytes of Python's stacks at most
+MOST = 1 << 20  # bytes of the pipe that are read at once
 FAILED = b"!"  # the library's word
 
 _lock = threading.Lock()
@@ -160,8 +161,9 @@ def watch(library: Any, rank: int) -> None:
         _lines.keep_in(Path(folder), f"rank{rank}-{os.getpid()}")
     library.tell_failures_to(writing)
     if signal.getsignal(signal.SIGUSR2) == signal.SIG_DFL:
-        # Its handler writes the stacks of all threads, also while they wait in the library.
-        faulthandler.register(signal.SIGUSR2, file=writing, all_threads=True)
+        # Its handler writes at once, also while the main thread waits in the library, where one of
+        # Python's would not run. The stacks of other threads it could not read safely.
+        faulthandler.register(signal.SIGUSR2, file=writing, all_threads=False)
     threading.Thread(target=listen, args=(reading,), name="ringcomm-flight", daemon=True).start()
 
 
@@ -179,12 +181,22 @@ def listen(pipe: int) -> None:
             asked = look(library, asked)
             continue
         told = take(pipe)
-        stacks = told.replace(FAILED, b"").strip()
-        if stacks:
-            dump_after("SIGUSR2", stacks)
+        if told.strip(FAILED):
+            dump_after("SIGUSR2", stacks_of_threads())
         elif not is_elastic() or of_process("trace"):
             dump_after("a group has failed")
             library.ask_for_records()
+
+
+def stacks_of_threads() -> bytes:
+    """Return Python's stacks of all threads but this one. They stand still meanwhile."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    texts = []
+    for number, frame in sys._current_frames().items():
+        if number != threading.get_ident():
+            lines = traceback.format_stack(frame)
+            texts.append(f"thread {names.get(number, number)}:\n{''.join(lines)}")
+    return "\n".join(texts).encode(errors="replace")
 
 
 def look(library: Any, asked: int) -> int:
@@ -216,7 +228,7 @@ def is_elastic() -> bool:
 def take(pipe: int) -> bytes:
     """Read what comes until it is quiet."""
     told = b""
-    while len(told) < STACKS and select.select([pipe], [], [], QUIET)[0]:
+    while len(told) < MOST and select.select([pipe], [], [], QUIET)[0]:
         with contextlib.suppress(BlockingIOError):
             told += os.read(pipe, 1 << 16)
     return told

@@ -146,6 +146,34 @@ def test_a_signal_writes_them_during_a_hang(job: Any, tmp_path: Path) -> None:
     assert "in all_reduce" in stacks.read_text()
 
 
+def test_signals_harm_no_thread(job: Any, tmp_path: Path) -> None:
+    """Another process sends many, while threads of Python come and go."""
+    folder = tmp_path / "records"
+    folder.mkdir()
+    text = job(
+        "import subprocess, threading\n"
+        "deep = lambda n: n and deep(n - 1)\n"
+        "over = threading.Event()\n"
+        "def churn():\n"
+        "    while not over.is_set():\n"
+        "        some = [threading.Thread(target=deep, args=(50,)) for _ in range(5)]\n"
+        "        for one in some: one.start()\n"
+        "        for one in some: one.join()\n"
+        "threads = [threading.Thread(target=churn) for _ in range(2)]\n"
+        "for one in threads: one.start()\n"
+        "send = 'import os, sys, time\\nfor i in range(1500): os.kill(int(sys.argv[1]), 12)'\n"
+        "send += '; time.sleep(0.001)'\n"
+        "subprocess.run([sys.executable, '-c', send, str(os.getpid())], check=True)\n"
+        "over.set()\n"
+        "dist.barrier()\n"
+        "print(f'rank {rank} lives')\n",
+        RINGCOMM_TRACE=str(folder),
+    )
+    assert "rank 0 lives" in text, text[-2000:]
+    assert "rank 1 lives" in text, text[-2000:]
+    assert len(list(folder.glob("*.stacks"))) == 2
+
+
 @pytest.mark.parametrize("transport", ["auto", "tcp"])
 def test_ranks_of_other_groups_write_too(job: Any, tmp_path: Path, transport: str) -> None:
     """Ranks 0 and 1 call different things in a group of theirs; rank 2 waits for nobody."""
