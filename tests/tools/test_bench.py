@@ -19,7 +19,7 @@ import torch
 from lab import browser
 from lab.limits import limit
 from ringcomm.__main__ import main
-from ringcomm.tools.bench import cases
+from ringcomm.tools.bench import algorithms, cases
 from ringcomm.tools.words import show_seconds
 
 BENCH = (sys.executable, "-m", "ringcomm", "bench")
@@ -108,6 +108,25 @@ def test_large_calls_are_compared_with_their_copies(measured: Measured) -> None:
             part = statistics.median(sample["copies_s"]) / sample["median_s"]
             assert part > 0
             assert sample["of_its_copies"] == pytest.approx(part)
+
+
+@pytest.mark.parametrize(
+    ("asked", "transport", "collective", "taken"),
+    [
+        ("ring", "auto", "all_reduce", "ring"),
+        ("ring", "auto", "all_to_all", "pairwise"),  # it has no ring
+        ("direct", "tcp", "all_reduce", "ring"),  # it needs mapped memory
+        ("hierarchical", "auto", "all_reduce", "direct"),
+    ],
+)
+def test_an_algorithm_that_was_asked_for(
+    monkeypatch: pytest.MonkeyPatch, asked: str, transport: str, collective: str, taken: str
+) -> None:
+    algorithms.algorithm.cache_clear()
+    monkeypatch.setenv("RINGCOMM_ALGORITHM", asked)
+    monkeypatch.setenv("RINGCOMM_TRANSPORT", transport)
+    assert algorithms.algorithm(collective, 1 << 20, 4) == taken
+    algorithms.algorithm.cache_clear()
 
 
 def test_algorithms_are_those_of_the_table(measured: Measured) -> None:

@@ -2,29 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
-import re
 from pathlib import Path
 
-from ringcomm.costs import ALGORITHMS
-from ringcomm.tools.bench import cases
-
-ROW = re.compile(
-    r"(?P<what>\w+), (?:any size|up to (?P<most>\d+) B)(?:, (?P<needs>.*))?: (?P<by>\w+)"
-)
+from ringcomm.costs import DEFAULT, read_costs
+from ringcomm.tools.plan_steps import plan_of, shape_of
 
 
 @functools.cache
-def table(ranks: int) -> list[re.Match[str]]:
-    """Return the rows by which groups of so many ranks choose, in their order."""
-    from ringcomm import _C
-
-    costs = os.environ.get("RINGCOMM_COSTS", "")
-    text = _C.selection_text(ranks, Path(costs).read_text(encoding="utf-8") if costs else "")
-    return [row for line in text.splitlines() if (row := ROW.fullmatch(line))]
-
-
 def algorithm(collective: str, size: int, ranks: int) -> str:
     """Return "direct", "ring", …; "" where it is not known.
 
@@ -33,14 +20,16 @@ def algorithm(collective: str, size: int, ranks: int) -> str:
     """
     if collective == "send_recv":
         return ""
-    asked = os.environ.get("RINGCOMM_ALGORITHM", "")
-    if asked in ALGORITHMS.get(collective, ()):
-        return asked
     tcp = os.environ.get("RINGCOMM_TRANSPORT") == "tcp"
-    have = {None, "two ranks" if ranks == 2 else None, None if tcp else "mapped windows"}
-    message = size // ranks if collective in cases.IN_PARTS else size
-    for row in table(ranks):
-        fits = row["most"] is None or message <= int(row["most"])
-        if row["what"] == collective and fits and row["needs"] in have:
-            return row["by"]
-    return ""
+    costs = os.environ.get("RINGCOMM_COSTS")
+    network = read_costs(Path(costs)).network if costs else DEFAULT.network
+    try:
+        shape = shape_of(collective, ranks, size, hosts=ranks if tcp else 1, network=network)
+    except ValueError:  # no plan has such a message
+        return ""
+    asked = os.environ.get("RINGCOMM_ALGORITHM", "")
+    # As the library: what needs mapped memory, or several ranks on several hosts, is ignored here.
+    if asked and asked != "hierarchical" and not (tcp and asked == "direct"):
+        with contextlib.suppress(ValueError):  # nor is what the collective does not have
+            return plan_of(shape, 0, asked).algorithm
+    return plan_of(shape, 0).algorithm

@@ -109,9 +109,9 @@ def checksums(rank: Rank) -> list[int]:
     return sums
 
 
-def round_of(ranks: Measured, steps: int) -> tuple[float, float]:
+def round_of(ranks: Measured, steps: int, limit: float) -> tuple[float, float]:
     """Return a round's median step with communication and without, in seconds."""
-    times = ranks(time_steps, steps)
+    times = ranks(time_steps, steps, seconds=limit)
     exchanging, silent = (
         statistics.median(measured.slowest([of_rank[kind] for of_rank in times]))
         for kind in ("exchanging", "silent")
@@ -185,13 +185,13 @@ def measure_ranks(options: argparse.Namespace, size: int, lines: Lines) -> dict[
         }
         parameters = 0
         for ranks in sets.values():
-            ranks(enter, options.device)
-            parameters = ranks(build, sizes, options.device)[0]
+            ranks(enter, options.device, seconds=options.limit)
+            parameters = ranks(build, sizes, options.device, seconds=options.limit)[0]
         rounds: dict[str, list[tuple[float, float]]] = {backend: [] for backend in sets}
         for number in range(options.rounds):
             lines.step(f"DDP, {size} ranks, round {number + 1}", advance=1)
             for backend, ranks in sets.items():
-                rounds[backend].append(round_of(ranks, options.steps))
+                rounds[backend].append(round_of(ranks, options.steps, options.limit))
         sums = check_equal(sets)
     backends = {backend: facts(figures) for backend, figures in rounds.items()}
     equal = len({tuple(some) for some in sums.values()}) == 1 if len(sums) > 1 else None

@@ -86,6 +86,12 @@ def whole(sample: Any, name: str) -> dict[str, Any]:
         "copies_s": [],
         "of_its_copies": None,
     } | sample
+    texts = dict.fromkeys(("device", "type", "redop", "algorithm", "refused"), str)
+    need(made, name, {**texts, "in_place": bool, "loaded": bool, "copies_s": list})
+    positive(made, name, ["ranks"])
+    if made["bytes"] < 0 or not isinstance(made["wrong"], int | None):
+        raise LackError(f"{name} has impossible numbers")
+    need({"copies": made["of_its_copies"] or 0}, name, {"copies": float})
     if not made["refused"]:
         need(made, name, dict.fromkeys(FIGURES, float))
         positive(made, name, ENDS)
@@ -105,6 +111,8 @@ def of_steps(body: dict[str, Any]) -> dict[str, Any]:
         for backend, figures in run["backends"].items():
             keys = [f"{what}_{end}" for what in ddp.STEPS for end in ENDS]
             need(figures, f"{backend} of run {number}", dict.fromkeys(keys, float))
+        compared = run["exposed_vs_gloo"]
+        need(compared, f"'exposed_vs_gloo' of run {number}", dict.fromkeys(compared, float))
     return body
 
 
