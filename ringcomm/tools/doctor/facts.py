@@ -15,6 +15,8 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from ringcomm._options import secret_in
+
 PROC, SYS = Path("/proc"), Path("/sys")
 UNKNOWN = "unknown"
 UNLIMITED = 1 << 60  # version 1 of cgroups tells such a number
@@ -51,6 +53,7 @@ class Facts:
     huge_shared: str = UNKNOWN  # the same for memory that processes share
     huge_reserved: int = 0
     memfd_error: str = ""
+    secret_error: str = ""
     interfaces: list[dict[str, Any]] = field(default_factory=list)
     addresses: list[str] = field(default_factory=list)  # "10.0.0.1:4000", where it listens
     listen_error: str = ""
@@ -64,8 +67,7 @@ class Facts:
     @staticmethod
     def of(told: Mapping[str, Any]) -> Facts:
         """Return what a rank has told; another version may tell more or less."""
-        known = {each.name for each in fields(Facts)}
-        return Facts(**{name: value for name, value in told.items() if name in known})
+        return Facts(**known(Facts, told))
 
     @property
     def machine(self) -> tuple[str, str, int]:
@@ -194,6 +196,23 @@ def descriptors(proc: Path = PROC) -> dict[str, int]:
     return {"descriptors_limit": soft, "descriptors_hard": hard, "descriptors_open": used}
 
 
+def known(kind: Any, told: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a dataclass of this version has of what a rank has told."""
+    names = {each.name for each in fields(kind)}
+    return {name: value for name, value in told.items() if name in names}
+
+
+def secret_error(environment: Mapping[str, str]) -> str:
+    """Return why the library would refuse the file with the secret; "" where it takes it."""
+    path = environment.get("RINGCOMM_SECRET_FILE")
+    if path:
+        try:
+            secret_in(Path(path), f"RINGCOMM_SECRET_FILE={path}")
+        except ValueError as error:
+            return str(error)
+    return ""
+
+
 def memfd_error() -> str:
     """Return why memory cannot be reserved and sealed as ringcomm does it; "" where it can."""
     try:
@@ -288,5 +307,6 @@ def collect(rank: int, environment: Mapping[str, str]) -> Facts:
     for name, value in ((name, value) for part in parts for name, value in part.items()):
         setattr(facts, name, value)
     facts.memfd_error = memfd_error()
+    facts.secret_error = secret_error(environment)
     facts.cuda = cuda()
     return facts

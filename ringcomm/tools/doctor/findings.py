@@ -27,6 +27,7 @@ RULES: list[Rule] = [
     ),
     *(
         rules_ranks.descriptors,
+        rules_ranks.secret_files,
         rules_ranks.memory,
         rules_ranks.names,
         rules_links.clock,

@@ -14,6 +14,7 @@ import time
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from ringcomm.tools.doctor import facts
 from ringcomm.tools.doctor.probe import WINDOW
 
 REQUEST = struct.Struct("!cI")  # what, bytes
@@ -53,7 +54,7 @@ class Pair:
 
     @staticmethod
     def of(told: dict[str, Any]) -> Pair:
-        return Pair(**{**told, "ranks": tuple(told["ranks"])})
+        return Pair(**{**facts.known(Pair, told), "ranks": tuple(told["ranks"])})
 
 
 def rounds(ranks: list[int]) -> list[list[tuple[int, int]]]:

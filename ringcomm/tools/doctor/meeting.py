@@ -76,7 +76,8 @@ class Place:
                 "start it by torchrun, or set them as torchrun does"
             )
         rank, world, address, port = said.values()
-        if not (rank.isdigit() and world.isdigit() and port.isdigit() and int(rank) < int(world)):
+        numbers = rank.isdigit() and world.isdigit() and port.isdigit()
+        if not (numbers and int(rank) < int(world) and 0 < int(port) < 1 << 16):
             raise ValueError(f"RANK={rank} WORLD_SIZE={world} MASTER_PORT={port} do not fit")
         agent = environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
         turn = environment.get("TORCHELASTIC_RESTART_COUNT", "0")

@@ -247,7 +247,10 @@ class Connector:
             if code or one.peer < 0:
                 return self._finish(one, answer_of(code))
             one.greeted = greeting(self._keys, self._rank, one.peer, one.index)
-            one.socket.send(one.greeted)
+            try:
+                one.socket.send(one.greeted)
+            except OSError as error:  # it was reset just now
+                return self._finish(one, answer_of(error.errno or errno.EIO))
             self._selector.modify(one.socket, selectors.EVENT_READ, one)
             return 0
         try:

@@ -156,6 +156,13 @@ def descriptors(found: Findings) -> Iterator[Finding]:
         yield Finding(severity, sentence, "set `ulimit -n 65536` before the program starts")
 
 
+def secret_files(found: Findings) -> Iterator[Finding]:
+    for rank, facts in sorted(found.ranks.items()):
+        if facts.secret_error:
+            said = f"Rank {rank} on {facts.host} cannot have the secret: {facts.secret_error}."
+            yield Finding(ERROR, said, "see docs/safer.md on the file of the secret")
+
+
 def memory(found: Findings) -> Iterator[Finding]:
     for ranks in machines(found).values():
         facts = found.ranks[ranks[0]]

@@ -16,8 +16,10 @@ import threading
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
+from ringcomm._options import secret_in
 from ringcomm.tools.doctor import addresses, facts, measure, probe
 from ringcomm.tools.doctor.facts import Facts
 from ringcomm.tools.doctor.measure import Asker, Pair
@@ -26,6 +28,7 @@ from ringcomm.tools.doctor.probe import NO_ADDRESS, Acceptor, Attempt, Keys, Lin
 
 # Seconds: the roll is called at ROLL of every clock, or earlier when all ranks are there.
 STORE, ROLL, CONNECT, VERDICTS, MEASURE, GATHER, END = 9.0, 11.0, 15.5, 17.0, 20.5, 22.0, 24.0
+PARTING = 3.0  # seconds after that, for words that wait in the store
 SYN_SECONDS = 4.2  # a lost SYN comes again after 1 and 3 s
 BURST_SECONDS = 0.02
 
@@ -198,7 +201,7 @@ class Examination:
         told = self.table.gather("links", others, VERDICTS)
         for peer, theirs in told.items():
             for to, link in theirs["links"].items():
-                self.found.links[peer, int(to)] = Link(**link)
+                self.found.links[peer, int(to)] = Link(**facts.known(Link, link))
             for host, answer in theirs["closed"].items():
                 self.found.closed[peer, host] = answer
         for peer in others:
@@ -270,8 +273,17 @@ class Examination:
     def part(self, status: int) -> int:
         """Wait until the leader has reported; the rank that serves the store leaves last.
 
-        Returns the leader's exit status.
+        Returns the leader's exit status. Calls of a store whose host is gone may never return, so
+        they are in a thread, and this ends in time.
         """
+        ends = [status]
+        leaving = threading.Thread(target=lambda: ends.append(self._part(status)), daemon=True)
+        leaving.start()
+        leaving.join(max(END - self.clock.now(), 0) + PARTING)
+        self.stuck = self.stuck or leaving.is_alive()
+        return ends[-1]
+
+    def _part(self, status: int) -> int:
         if self.table is None or self.found.excluded:
             return status
         others = [peer for peer in self.found.ranks if peer != self.facts.rank]
@@ -289,14 +301,14 @@ class Examination:
 
 
 def own_secret(environment: Mapping[str, str]) -> bytes:
+    """Return the secret as the library has it, and random bytes where it would refuse it."""
     path = environment.get("RINGCOMM_SECRET_FILE")
-    if path:
-        try:
-            with open(path, "rb") as file:  # noqa: PTH123
-                return file.readline().strip()
-        except OSError:
-            return os.urandom(16)  # such a rank joins no group
-    return environment.get("RINGCOMM_SECRET", "").encode()
+    if not path:
+        return environment.get("RINGCOMM_SECRET", "").encode()
+    try:
+        return secret_in(Path(path), path).encode()
+    except ValueError:
+        return os.urandom(16)  # such a rank joins no group: facts.secret_error
 
 
 def shares_memory(one: Facts, other: Facts) -> str:
