@@ -11,8 +11,9 @@
 namespace ringcomm {
 namespace {
 
-// `text` as a string of JSON. Names of groups are a user's.
+// `text` as a string of JSON. Names are a user's: all of the head has to fit, with 200 ranks.
 std::string quoted(std::string text) {
+  if (text.size() > 128) text.resize(128);
   for (char& letter : text) {
     if (letter == '"' || letter == '\\' || static_cast<unsigned char>(letter) < ' ') letter = '_';
   }
@@ -62,9 +63,10 @@ Mapping map(const Recorded& recorded, const std::string& folder, size_t bytes) {
   const std::string path =
       str(folder, "/rank", global_rank(recorded), "-", ::getpid(), "-", number++, ".ring");
   const Fd file(::open(path.c_str(), O_CREAT | O_TRUNC | O_RDWR | O_CLOEXEC, 0644));
-  if (!file || ::ftruncate(file.get(), static_cast<off_t>(bytes)) != 0) {
-    throw SystemError("RINGCOMM_TRACE: " + path);
-  }
+  if (!file) throw SystemError("RINGCOMM_TRACE: " + path);
+  // Blocks that are missing when they are written to would end the program by a signal.
+  const int error = ::posix_fallocate(file.get(), 0, static_cast<off_t>(bytes));
+  if (error != 0) throw SystemError("RINGCOMM_TRACE: " + path, error);
   return Mapping::inherited(file, bytes);
 }
 

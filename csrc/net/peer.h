@@ -117,7 +117,7 @@ class Network::Peer final : public Wire, public Party, public Receiver {
   Clock::time_point wanted_since_, refused_since_;
   std::optional<Clock::time_point> refused_;  // since then, when it was given up for that
   std::atomic<bool> lost_{false};
-  std::atomic<uint64_t> broken_{0};
+  std::atomic<uint64_t> broken_{0};  // partner: broken()
   std::string why_lost_;
 };
 

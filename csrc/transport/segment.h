@@ -67,7 +67,8 @@ struct Header {
   BoardEntry host_board[kHostEntries];  // of operation k: entry k mod 2
   BoardEntry device_board[kDeviceEntries];
   alignas(128) std::atomic<uint32_t> left;
-  std::atomic<uint32_t> asked;   // how often the others were asked to write their flight records
+  // How often the others were asked to write their flight records; partner: times_asked().
+  std::atomic<uint32_t> asked;
   std::atomic<uint32_t> failed;  // set after `failure` was written; partner: failure()
   char failure[kFailureBytes];
   std::atomic<uint8_t> choices[kChoices];         // partner: readers of choices()
