@@ -82,15 +82,10 @@ def create_stand_in(options: Any, backend_options: Any = None) -> Any:
 @functools.cache
 def warn_of_unknown_variables() -> None:
     """Say, once a process, which variables nobody reads: on stderr, as the library warns."""
-    from ringcomm._options import log_level
+    from ringcomm._options import warn
 
-    if log_level() in ("error", "off"):
-        return
     for name, meant in unknown_variables():
-        sys.stderr.write(  # one call, so that lines of several ranks do not mix
-            f"ringcomm WARNING: unknown environment variable {name} is ignored: "
-            f"did you mean {meant}?\n"
-        )
+        warn(f"unknown environment variable {name} is ignored: did you mean {meant}?")
 
 
 def load_library() -> ModuleType:

@@ -30,11 +30,14 @@ def close_groups_with(library: Any) -> None:
     """Have the library close all groups when the program ends."""
 
     def close() -> None:
-        error = fatal_error()
-        if error:
-            from ringcomm import _flight
+        from ringcomm import _flight
 
-            _flight.dump_after(f"the program ends with {error}")
-        library.close_groups(error)
+        error = fatal_error()
+        try:
+            _flight.stop()
+            if error:
+                _flight.dump_after(f"the program ends with {error}")
+        finally:
+            library.close_groups(error)
 
     atexit.register(close)

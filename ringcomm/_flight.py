@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ringcomm import _autoload, _lines, _stats, _stragglers
-from ringcomm._options import of_process
+from ringcomm._options import of_process, warn
 
 if TYPE_CHECKING:
     from ringcomm.tools.records import Operation
@@ -32,9 +32,22 @@ LOOK_EVERY = 1.0  # seconds: at other ranks, and for metrics
 MOST = 1 << 20  # bytes of the pipe that are read at once
 FAILED = b"!"  # the library's word
 
+OVER = b"."  # the watcher is to end
+PATIENCE = 2.0  # seconds for that
+
 _lock = threading.Lock()
-_watchers: dict[int, int] = {}  # process: the pipe's end that is written
+_watcher: tuple[int, threading.Thread] | None = None  # the pipe's end that is written
 _told: list[bool] = []
+
+
+def _forget() -> None:
+    """Begin anew in a forked child: threads of its parent may have held the lock."""
+    global _lock, _watcher
+    _lock, _watcher = threading.Lock(), None
+    _told.clear()
+
+
+os.register_at_fork(after_in_child=_forget)
 
 
 def folder_of_job(job: str) -> Path:
@@ -47,11 +60,12 @@ def folder_of_job(job: str) -> Path:
         raise ValueError("RINGCOMM_TRACE=off: name a folder for the flight records")
     if named:
         return Path(named)
-    return (
-        Path(os.environ.get("TMPDIR") or tempfile.gettempdir())
-        / f"ringcomm-{os.getuid()}"
-        / job.replace("/", "-")
-    )
+    # Its launcher tells a job of this host from others of the same name.
+    own = Path(os.environ.get("TMPDIR") or tempfile.gettempdir()) / f"ringcomm-{os.getuid()}"
+    own.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if own.is_symlink() or own.stat().st_uid != os.getuid():
+        raise ValueError(f"{own} is somebody else's: set RINGCOMM_TRACE to a folder of yours")
+    return own / f"{job.replace('/', '-')}-{os.getppid()}"
 
 
 def dump(folder: str | os.PathLike[str] | None = None, stacks: bytes = b"") -> Path | None:
@@ -74,11 +88,12 @@ def dump(folder: str | os.PathLike[str] | None = None, stacks: bytes = b"") -> P
         place = Path(folder) if folder is not None else folder_of_job(whole.job)
         place.mkdir(parents=True, exist_ok=True)
         name = f"rank{whole.global_rank}-{os.getpid()}"
-        if str(place) != of_process("trace"):  # there they are anyway
+        live = of_process("trace")
+        if not live or place.resolve() != Path(live).resolve():  # there they are anyway
             for number, ring in enumerate(rings):
                 write(place / f"{name}-{number}.ring", ring)
             if lines:
-                write(place / f"{name}.lines", lines.encode())
+                write(place / f"{name}.lines", lines.encode(errors="backslashreplace"))
         if stacks:
             write(place / f"{name}.stacks", stacks)
         schema = flight_recorder.to_flight_recorder(groups)
@@ -134,14 +149,11 @@ def dump_after(event: str, stacks: bytes = b"") -> None:
     try:
         place = dump(stacks=stacks)
     except Exception as error:  # noqa: BLE001  another error is on its way to the user
-        sys.stderr.write(f"ringcomm WARNING: flight records could not be written: {error}\n")
+        warn(f"flight records could not be written: {error}")
         return
-    quiet = os.environ.get("RINGCOMM_LOG") in ("error", "off")
-    if place is not None and not quiet and (stacks or not _told):
+    if place is not None and (stacks or not _told):
         _told.append(True)
-        sys.stderr.write(
-            f"ringcomm WARNING: {event}: wrote flight records: run `ringcomm trace {place}`\n"
-        )
+        warn(f"{event}: wrote flight records: run `ringcomm trace {place}`")
 
 
 def watch(library: Any, rank: int) -> None:
@@ -149,14 +161,14 @@ def watch(library: Any, rank: int) -> None:
 
     `rank` is the global one. Where the folder of RINGCOMM_TRACE is no folder, the library says so.
     """
+    global _watcher
     folder = of_process("trace")
-    if os.getpid() in _watchers or folder == "off":
+    if _watcher is not None or folder == "off":
         return
     try:
         reading, writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError:  # no descriptors: the group itself is about to say so
         return
-    _watchers[os.getpid()] = writing
     if folder:
         _lines.keep_in(Path(folder), f"rank{rank}-{os.getpid()}")
     library.tell_failures_to(writing)
@@ -164,32 +176,74 @@ def watch(library: Any, rank: int) -> None:
         # Its handler writes at once, also while the main thread waits in the library, where one of
         # Python's would not run. The stacks of other threads it could not read safely.
         faulthandler.register(signal.SIGUSR2, file=writing, all_threads=False)
-    threading.Thread(target=listen, args=(reading,), name="ringcomm-flight", daemon=True).start()
+    thread = threading.Thread(
+        target=listen, args=(reading, rank), name="ringcomm-flight", daemon=True
+    )
+    _watcher = (writing, thread)
+    thread.start()
 
 
-def listen(pipe: int) -> None:
+def stop() -> None:
+    """End the watcher: it must not come back from the library when Python is gone."""
+    global _watcher
+    if _watcher is None:
+        return
+    pipe, thread = _watcher
+    _watcher = None
+    with contextlib.suppress(OSError):  # full: it is reading
+        os.write(pipe, OVER)
+    thread.join(PATIENCE)
+
+
+def listen(pipe: int, rank: int) -> None:
+    """Look at the pipe, and at the groups, until the program ends; what goes wrong is said once."""
     library = _autoload.load_library()
-    metrics = of_process("metrics")
-    stragglers, due, asked = _stragglers.Stragglers(), time.monotonic(), 0
-    while True:
-        if time.monotonic() >= due:
-            due = time.monotonic() + _stragglers.EVERY
-            stragglers.look(library.flight_rings(), time.monotonic())
-        if not select.select([pipe], [], [], LOOK_EVERY)[0]:
-            if metrics:
-                write_metrics(Path(metrics))
-            asked = look(library, asked)
-            continue
-        told = take(pipe)
-        if told.strip(FAILED):
+    watcher = _Watcher(library, rank)
+    poll, said = select.poll(), set()
+    poll.register(pipe, select.POLLIN)
+    told = b""
+    while OVER not in told:
+        told = take(pipe, poll) if poll.poll(LOOK_EVERY * 1e3) else b""
+        try:
+            watcher.hear(told) if told else watcher.look()
+        except Exception as error:  # noqa: BLE001  a program does not end because of its records
+            text = f"flight records: {type(error).__name__}: {error}"
+            if text not in said:
+                said.add(text)
+                warn(text)
+
+
+class _Watcher:
+    """What the watching thread does at each turn."""
+
+    def __init__(self, library: Any, rank: int) -> None:
+        self.library, self.rank, self.asked, self.due = library, rank, 0, 0.0
+        self.stragglers, self.metrics = _stragglers.Stragglers(), of_process("metrics")
+
+    def hear(self, told: bytes) -> None:
+        """Dump because of what the pipe has told."""
+        if told.strip(FAILED + OVER):
             dump_after("SIGUSR2", stacks_of_threads())
-        elif not is_elastic() or of_process("trace"):
+        if FAILED in told and (not is_elastic() or of_process("trace")):
             dump_after("a group has failed")
-            library.ask_for_records()
+            self.library.ask_for_records()
+
+    def look(self) -> None:
+        """Look at the groups, and at what their peers have asked for."""
+        if self.metrics:
+            write_metrics(Path(self.metrics), self.rank)
+        if not is_elastic():  # such a world hears by itself
+            times = int(self.library.look_at_groups())
+            before, self.asked = self.asked, times
+            if times > before:
+                dump_after("a group of another rank has failed")
+        if time.monotonic() >= self.due:
+            self.due = time.monotonic() + _stragglers.EVERY
+            self.stragglers.look(self.library.flight_rings(), time.monotonic())
 
 
 def stacks_of_threads() -> bytes:
-    """Return Python's stacks of all threads but this one. They stand still meanwhile."""
+    """Return Python's stacks of all threads but this one, each as it is when it is looked at."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     texts = []
     for number, frame in sys._current_frames().items():
@@ -199,24 +253,10 @@ def stacks_of_threads() -> bytes:
     return "\n".join(texts).encode(errors="replace")
 
 
-def look(library: Any, asked: int) -> int:
-    """Hear of failures where nothing is called, and write what peers in other groups ask for.
-
-    `asked`: how often they had; returns how often they have. An elastic world hears by itself.
-    """
-    if is_elastic():
-        return asked
-    times = int(library.look_at_groups())
-    if times > asked:
-        dump_after("a group of another rank has failed")
-    return times
-
-
-def write_metrics(path: Path) -> None:
+def write_metrics(path: Path, rank: int) -> None:
     """Write the metrics; a missing folder or a full disk must not end the program."""
     with contextlib.suppress(OSError):
-        rank = os.environ.get("RANK", "0")
-        write(path.with_name(path.name.replace("%r", rank)), _stats.metrics().encode())
+        write(path.with_name(path.name.replace("%r", str(rank))), _stats.metrics().encode())
 
 
 def is_elastic() -> bool:
@@ -225,10 +265,10 @@ def is_elastic() -> bool:
     return world is not None
 
 
-def take(pipe: int) -> bytes:
-    """Read what comes until it is quiet."""
+def take(pipe: int, poll: select.poll) -> bytes:
+    """Read what comes until it is quiet, or over."""
     told = b""
-    while len(told) < MOST and select.select([pipe], [], [], QUIET)[0]:
+    while len(told) < MOST and not told.endswith(OVER) and poll.poll(QUIET * 1e3):
         with contextlib.suppress(BlockingIOError):
             told += os.read(pipe, 1 << 16)
     return told

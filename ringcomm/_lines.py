@@ -24,6 +24,17 @@ _lines: list[str] = []
 _file: list[Path] = []
 
 
+def _forget() -> None:
+    """Begin anew in a forked child: its lines are its own, and a thread may have held the lock."""
+    global _lock
+    _lock = threading.Lock()
+    for what in (_numbers, _lines, _file):
+        what.clear()
+
+
+os.register_at_fork(after_in_child=_forget)
+
+
 def number_of_caller() -> int:
     """Return the number of the line that calls, from 1 on; 0: no Python calls. Never raises."""
     frame: FrameType | None = sys._getframe().f_back
@@ -57,7 +68,7 @@ def keep_in(folder: Path, name: str) -> None:
 def append(path: Path, lines: list[str]) -> None:
     """Append; a full disk must not end the program."""
     try:
-        with path.open("a", encoding="utf-8") as file:
+        with path.open("a", encoding="utf-8", errors="backslashreplace") as file:
             file.writelines(f"{line}\n" for line in lines)
     except OSError:
         return

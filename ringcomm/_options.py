@@ -7,10 +7,12 @@ one log: its first group sets them, and the variables of these are not read agai
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import os
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -172,6 +174,15 @@ def log_level() -> str | None:
     if _configured is not None and "log" in _configured._given:
         return str(get(_configured, "log"))
     return os.environ.get("RINGCOMM_LOG")
+
+
+def warn(text: str) -> None:
+    """Write a line to stderr, as the library warns; never raises."""
+    if log_level() in ("error", "off"):
+        return
+    # One call, so that lines of several ranks do not mix. Whoever read them may have gone.
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        sys.stderr.write(f"ringcomm WARNING: {text}\n")
 
 
 def _forget() -> None:

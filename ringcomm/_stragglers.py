@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ringcomm import _stats
+from ringcomm._options import warn
 from ringcomm.tools.records import GroupRecord, Operation, read_ring
 
 EVERY = 60.0  # seconds
@@ -85,6 +84,5 @@ class Stragglers:
             if before is None or slow is None:
                 continue
             said = sentence(read_ring(ring), slow, before, now)  # slow to read: only if need be
-            if said and os.environ.get("RINGCOMM_LOG") not in ("error", "off"):
-                whose = f"rank {now.rank} of group '{numbers['group']}'"
-                sys.stderr.write(f"ringcomm WARNING: {whose}: {said}\n")
+            if said:
+                warn(f"rank {now.rank} of group '{numbers['group']}': {said}")

@@ -14,6 +14,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -172,6 +173,32 @@ def torchrun(run: Run, tmp_path: Path) -> Run:
         return run(*launcher, script, *arguments, cwd=tmp_path, OMP_NUM_THREADS="1", **environment)
 
     return run_ranks
+
+
+JOB = """
+import os, signal, sys, time
+import torch
+import torch.distributed as dist
+import ringcomm
+signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun sends it when another rank has died
+dist.init_process_group("ringcomm")
+rank = dist.get_rank()
+for i in range(5):
+    dist.all_reduce(torch.ones(10))
+"""
+
+
+@pytest.fixture
+def job(torchrun: Run, tmp_path: Path) -> Any:
+    """Run a job, of two ranks if not said, whose program goes on as given; return its outputs."""
+
+    def run_job(source: str, ranks: int = 2, **environment: str | None) -> str:
+        script = tmp_path / "program.py"
+        script.write_text(JOB + source)
+        done = torchrun(ranks, script, **environment)
+        return done.stdout + done.stderr
+
+    return run_job
 
 
 @pytest.fixture(scope="session")

@@ -219,9 +219,12 @@ def read_pickle(path: Path) -> list[GroupRecord]:
             facts = entry["ringcomm"]
             operation = Operation(**{key: facts[key] for key in FIELDS})
             records[facts["record"]].operations.append(operation)
+        for record in records:
+            if not 0 <= record.rank < len({*record.global_ranks}) == record.size:
+                raise IndexError(record.rank)
+            record.operations.sort(key=lambda operation: operation.number)
     except (KeyError, TypeError, IndexError) as error:
         raise ValueError("it has no facts of ringcomm's") from error
     for record in records:
-        record.operations.sort(key=lambda operation: operation.number)
         record.source = path.name
     return records

@@ -211,7 +211,7 @@ def read_ring(data: bytes, newest: int | None = None, lines: Sequence[str] = ())
         )
         operations = list(operations_of(data, header, record, newest))
         waits_at = int(header["waits_at"])
-    except (KeyError, TypeError, ValueError, struct.error) as error:
+    except (KeyError, TypeError, ValueError, ArithmeticError, struct.error) as error:
         raise ValueError("its header is damaged") from error
     if len({*record.global_ranks}) < record.size:
         raise ValueError("its header names a rank twice")
@@ -229,8 +229,8 @@ def operations_of(
 ) -> Iterator[Operation]:
     """Yield those of a ring file that are whole."""
     begin, step, count = (int(header[key]) for key in ("records_at", "record_bytes", "capacity"))
-    if step < RECORD.size or begin < HEADER_END:
-        raise ValueError("records overlap")
+    if step < RECORD.size or begin < HEADER_END or count < 1:
+        raise ValueError("records overlap, or there are none")
     there = min(max(len(data) - begin, 0) // step, count)
     torn = 0
     wanted = range(max(record.begun - newest, 0), record.begun) if newest else range(there)

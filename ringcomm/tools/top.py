@@ -18,7 +18,7 @@ from typing import Any
 
 from ringcomm import _stats
 from ringcomm.tools import extra
-from ringcomm.tools.records import GroupRecord, Operation, last_ns, read_ring
+from ringcomm.tools.records import GroupRecord, Operation, by_job, last_ns, read_ring
 from ringcomm.tools.trace.job import ranks_text
 from ringcomm.tools.words import show_rate, show_seconds
 
@@ -62,6 +62,11 @@ def look(folder: Path, at: float) -> Look:
             data = path.read_bytes()
             record, numbers = read_ring(data, NEWEST), _stats.read(data)
             found.records[str(path)], found.numbers[str(path)] = record, numbers
+    jobs = by_job([*found.records.values()])
+    if len(jobs) > 1:  # the latest, as `ringcomm trace` has it
+        latest = [*jobs][-1]
+        found.records = {key: one for key, one in found.records.items() if one.job == latest}
+        found.numbers = {key: found.numbers[key] for key in found.records}
     return found
 
 
