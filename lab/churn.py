@@ -49,6 +49,7 @@ class Script:
     founders: int
     joins: dict[int, list[int]] = field(default_factory=dict)  # after that step
     exits: dict[int, Exit] = field(default_factory=dict)
+    failures: list[int] = field(default_factory=list)  # after these steps; nobody is lost by them
     original: list[int] = field(default_factory=list)  # by number: that in the run that was churned
     folder: str = ""
 
@@ -88,6 +89,7 @@ def script_of(some: Trainees, founders: int) -> Script:
     members, seen = list(range(founders)), defaultdict[int, int](int)
     for at, decision in enumerate(decided):
         step = decision["commits"] - more
+        script.failures.append(step)
         now = decision["members"]
         coming = decided[at + 1]["members"] if at + 1 < len(decided) else []
         admits = any(number in coming for number in decision["guests"])
@@ -102,6 +104,8 @@ def script_of(some: Trainees, founders: int) -> Script:
         if set(now) != set(members):
             seen[step] += 1
         members = now
+    changed = {each.step for each in script.exits.values()} | set(script.joins)
+    script.failures = sorted(set(script.failures) - changed)
     for number in members:
         end = some.events(number, "end")[0]
         script.exits[script.original.index(number)] = Exit(end["step"], "leave")
@@ -135,6 +139,7 @@ class Actor:
         self.exit = script.exits[self.number]
         self.folder = Path(script.folder)
         self.trainee: Trainee | None = None
+        self.failed = 0  # after which step
         self.world: Any = None
         self.seen: dict[int, int] = defaultdict(int)
         World._may_call = lambda world: 0  # type: ignore[assignment, method-assign]
@@ -172,8 +177,16 @@ class Actor:
             go(changes)
 
     def before_step(self) -> None:
-        """Leave with this step, or have the guests ready that are to come after it."""
+        """Leave with this step, or have the guests ready that are to come after it.
+
+        A failure has DDP lay out its buckets anew, and so sums are added up in another order: where
+        there was one by which nobody was lost, there is to be one.
+        """
         step = self.world.step_number + 1
+        if self.world.rank == 0 and self.failed < step - 1 in self.script.failures:
+            self.failed = step - 1
+            assert self.trainee is not None
+            self.trainee.fail()
         if self.exit.how == "leave" and self.exit.step == step:
             self.world.leave()
         if self.world.rank != 0 or step not in self.script.joins:
@@ -284,7 +297,7 @@ def restless(plan: Plan, log: Log) -> None:
             for batch in world.batches(trainee.loader):
                 if world.rank == 0 and world.step_number > failed + 1:
                     failed = world.step_number
-                    world._at.epochs.backend().abort()
+                    trainee.fail()
                 trainee.step(batch)
                 if plan.number == 0 and world.epoch % 10 == 0:
                     log("holds", epoch=world.epoch, **holdings())

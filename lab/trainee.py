@@ -6,6 +6,7 @@ processes of the machine share.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import hashlib
 import json
@@ -227,6 +228,7 @@ class Trainee:
         if plan.folder:
             world.checkpoint(plan.folder, every=5)
         world.leave(on_signal=signal.SIGTERM)
+        signal.signal(signal.SIGUSR1, lambda *_: self.fail())
         counters = world._at.counters
         log(
             "tracked",
@@ -267,6 +269,11 @@ class Trainee:
             ms=change.seconds * 1e3,
             stats=self.world.stats(),
         )
+
+    def fail(self) -> None:
+        """Have the group fail, if there is one just then; nobody is lost."""
+        with contextlib.suppress(ValueError):
+            self.world._at.epochs.backend().abort()
 
     def end(self) -> None:
         """Write down what was reached."""

@@ -13,12 +13,15 @@ STOP = 2.0
 
 
 class Weather:
-    """Connections that are reset, hosts that are silent for a while, processes that are stopped."""
+    """Connections that are reset, hosts that are silent for a while, processes that are stopped.
+
+    And groups that fail although nobody is lost.
+    """
 
     def __init__(self, place: Site, draw: random.Random) -> None:
         self.place, self._draw = place, draw
         self.hosts: list[int] = []  # of each trainee, by its number
-        self.struck = {"resets": 0, "outages": 0, "stops": 0}
+        self.struck = {"resets": 0, "outages": 0, "stops": 0, "failures": 0}
 
     def start(self) -> list[int]:
         """Start a trainee on a host that is drawn."""
@@ -39,6 +42,8 @@ class Weather:
             self.place.hosts.cut(host)
             time.sleep(self._draw.uniform(0.5, OUTAGE))  # for chance to decide
             self.place.hosts.heal(host)
+        elif kind == "failures":
+            self.place.trainees.kill(self._draw.choice(alive), signal.SIGUSR1)
         else:
             some = self.place.trainees
             number = self._draw.choice(alive)
