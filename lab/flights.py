@@ -51,6 +51,7 @@ class Flight:
     capacity: int = 64
     made: int = 0
     pid: int = 0
+    meeting: int = 0
     header: dict[str, Any] = field(default_factory=dict)  # instead of the usual
     operations: list[tuple[Any, ...]] = field(default_factory=list)
     waits: dict[int, int] = field(default_factory=dict)
@@ -99,8 +100,9 @@ class Flight:
         header = {
             "version": 1, "job": self.job, "pid": self.pid or 1000 + self.ranks[self.rank],
             "host": self.clock.host, "rank": self.rank, "size": size, "global_ranks": self.ranks,
-            "group": self.group, "device": False, "capacity": self.capacity, "record_bytes": STEP,
-            "records_at": RECORDS_AT, "totals_at": totals_at, "waits_at": waits_at,
+            "group": self.group, "meeting": self.meeting, "device": False,
+            "capacity": self.capacity, "record_bytes": STEP, "records_at": RECORDS_AT,
+            "totals_at": totals_at, "waits_at": waits_at,
             "collectives": COLLECTIVES, "dtypes": DTYPES, "ops": OPS, "algorithms": ALGORITHMS,
             "ringcomm": "0.1.0", "torch": "2.13.0", **self.header,
         }  # fmt: skip

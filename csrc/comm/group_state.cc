@@ -21,7 +21,8 @@ Recorded GroupState::recorded(bool device) const {
           .rank = rank(),
           .size = size(),
           .global_ranks = options_.global_ranks,
-          .device = device};
+          .device = device,
+          .meeting = transport_->group()};
 }
 
 // A rank with a core of its own may spin: waking a sleeper costs more than most waits. Ranks that

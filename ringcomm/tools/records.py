@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -113,6 +113,7 @@ class GroupRecord:
     steady_ns: int  # both clocks at one moment, at which the record was made
     wall_ns: int
     device: bool = False
+    meeting: int = 0  # equal on all ranks of the group, and no other group's; 0: not known
     begun: int = 0  # operations so far
     capacity: int = 0
     failure: str = ""  # why the group failed here
@@ -186,8 +187,8 @@ def read_ring(data: bytes, newest: int | None = None, lines: Sequence[str] = ())
     """Read a ring file. Raises ValueError where even its header cannot be used.
 
     `newest`: only so many operations, as it takes less time. `lines`: those of the program, by
-    their numbers. A file may be cut short, and any
-    record half-written: the others are used, and `remarks` says what is missing.
+    their numbers. A file may be cut short, and any record half-written: the others are used, and
+    `remarks` says what is missing.
     """
     header = {**header_of(data), "lines": lines}
     _, begun, steady, wall = CLOCKS.unpack_from(data)
@@ -203,6 +204,7 @@ def read_ring(data: bytes, newest: int | None = None, lines: Sequence[str] = ())
             steady_ns=steady,
             wall_ns=wall,
             device=bool(header.get("device")),
+            meeting=int(header.get("meeting", 0)),
             begun=begun,
             capacity=int(header["capacity"]),
             failure=text_of(data[FAILURE_AT:HEADER_END]),
@@ -359,11 +361,36 @@ def lines_beside(ring: Path) -> list[str]:
 
 
 def by_job(records: list[GroupRecord]) -> dict[str, list[GroupRecord]]:
-    """Sort records by the job that wrote them: the latest job comes last."""
+    """Sort records by the job that wrote them: the latest job comes last.
+
+    Processes that had a group together were of one job. Others of the same name were of another
+    one, "train/0 (2)", which may have left its records in the same folder.
+    """
     jobs: dict[str, list[GroupRecord]] = {}
-    for record in sorted(records, key=lambda record: record.wall_ns):
-        jobs[record.job] = [*jobs.pop(record.job, []), record]
-    return jobs
+    times: dict[str, int] = {}
+    for parts in sorted(components(records), key=lambda each: each[0].wall_ns):
+        name = parts[0].job
+        times[name] = nth = times.get(name, 0) + 1
+        jobs[name if nth == 1 else f"{name} ({nth})"] = parts
+    return dict(sorted(jobs.items(), key=lambda item: item[1][-1].wall_ns))
+
+
+def components(records: list[GroupRecord]) -> Iterator[list[GroupRecord]]:
+    """Yield the records of processes that groups connect, by time."""
+    leads: dict[Hashable, Hashable] = {}
+
+    def lead(one: Hashable) -> Hashable:
+        while (above := leads.setdefault(one, one)) != one:
+            one = above
+        return one
+
+    ordered = sorted(records, key=lambda record: record.wall_ns)
+    for record in ordered:
+        leads[lead((record.job, record.host, record.pid))] = lead((record.job, record.meeting))
+    found: dict[Hashable, list[GroupRecord]] = {}
+    for record in ordered:
+        found.setdefault(lead((record.job, record.meeting)), []).append(record)
+    yield from found.values()
 
 
 def last_ns(record: GroupRecord) -> int:

@@ -17,7 +17,8 @@ from conftest import JOB, Run
 import ringcomm
 from lab.limits import limit
 from lab.ranks import Rank, Ranks, ranks
-from ringcomm.tools.records import GroupRecord, read_folder
+from ringcomm.tools.records import GroupRecord, by_job, read_folder
+from ringcomm.tools.trace.job import groups_of
 
 
 def records_of(folder: Path) -> dict[int, GroupRecord]:
@@ -91,6 +92,30 @@ def test_torchs_tool_opens_them(job: Any, tmp_path: Path) -> None:
     _, database = pickle.loads((tmp_path / "out").read_bytes())
     names = [each.collective_name for each in database.collectives if each.pass_check]
     assert names == 5 * ["gloo:all_reduce"]
+
+
+def test_runs_in_one_folder_are_told_apart(python: Run, tmp_path: Path) -> None:
+    """A second run may use the folder of the first, also one of the same name."""
+    folder = tmp_path / "records"
+    folder.mkdir()
+    program = f"""
+import os, sys, torch.distributed as dist
+rank = 1 if os.fork() == 0 else 0
+dist.init_process_group("ringcomm", init_method="file://{tmp_path}/store", rank=rank, world_size=2)
+"""
+    for more in ("", "dist.barrier(dist.new_group([0, 1]))\n"):
+        done = python(
+            program + more + "dist.barrier()\nif not rank: os.wait()\n", RINGCOMM_TRACE=str(folder)
+        )
+        assert done.returncode == 0, done.stderr
+    jobs = by_job(read_folder(folder).records)
+    assert [name.rpartition("/")[2] for name in jobs] == ["0", "0 (2)"]
+    assert [len(records) for records in jobs.values()] == [2, 4]
+    groups = groups_of([*jobs.values()][1])
+    assert [(group.name, sorted(group.records)) for group in groups] == [
+        ("0", [0, 1]),
+        ("1", [0, 1]),
+    ]
 
 
 def test_live_files_stay_live(python: Run, tmp_path: Path) -> None:

@@ -264,17 +264,27 @@ def test_the_exit_status(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert "is no folder" in capsys.readouterr().err
 
 
-def test_another_job_is_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("name", ["train/0", "train/1"])
+def test_another_job_is_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    """Also one of the same name, whose ranks never met these."""
     old, now = training(2)
     old[0].call("barrier", now)
     new, _ = training(2)
+    for flight in old:
+        flight.meeting = 7
     for flight in new:
-        flight.job, flight.made, flight.pid = "train/1", 10**12, 5000 + flight.rank
+        flight.job, flight.made, flight.pid = name, 10**12, 5000 + flight.rank
+        flight.meeting = 8
+    if name == "train/0":
+        name = "train/0 (2)"
     write(tmp_path, old + new)
     assert main(["trace", str(tmp_path)]) == 0
     told = capsys.readouterr().out
     assert "note: 2 records are of other jobs and left out: --job takes train/0" in told
     assert main(["trace", str(tmp_path), "--job", "train/0"]) == 1
+    assert main(["trace", str(tmp_path), "--job", name]) == 0
     assert main(["trace", str(tmp_path), "--job", "none"]) == 2
 
 

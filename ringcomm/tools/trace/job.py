@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import functools
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 
 from ringcomm.tools.records import GroupRecord, Operation, last_ns
@@ -137,14 +137,19 @@ class Job:
 
 def groups_of(records: Iterable[GroupRecord]) -> list[Group]:
     """Put together the records of each group. A name that was used again is another group."""
-    found: dict[tuple[str, tuple[int, ...], int], Group] = {}
-    times: dict[tuple[str, tuple[int, ...], int], int] = {}
+    found: dict[Hashable, Group] = {}
+    times: dict[Hashable, int] = {}
     for record in sorted(records, key=lambda record: record.wall_ns):
         key = (record.group, record.global_ranks)
-        times[(*key, record.rank)] = nth = times.get((*key, record.rank), 0) + 1
-        name = record.group if nth == 1 else f"{record.group} ({nth})"
-        group = found.setdefault((*key, nth), Group(name, record.global_ranks))
-        group.records[record.rank] = record
+        which = (*key, record.meeting, record.device)
+        if not record.meeting:
+            times[(*key, record.rank)] = nth = times.get((*key, record.rank), 0) + 1
+            which = (*key, nth, False)
+        if which not in found:
+            times[key] = nth = times.get(key, 0) + 1
+            name = record.group if nth == 1 else f"{record.group} ({nth})"
+            found[which] = Group(name, record.global_ranks)
+        found[which].records[record.rank] = record
     return list(found.values())
 
 
