@@ -22,6 +22,12 @@ SCALE = "Viridis"
 FOLDER = Path(__file__).parent
 
 
+def needed() -> None:
+    """Raise ValueError where a package is missing that a page needs."""
+    extra("jinja2")
+    extra("plotly.offline")
+
+
 @dataclass
 class Page:
     """What a page shows, from top to bottom.

@@ -19,8 +19,7 @@ from typing import Any
 from ringcomm import _stats
 from ringcomm.tools import extra
 from ringcomm.tools.records import GroupRecord, Operation, by_job, last_ns, read_ring
-from ringcomm.tools.trace.job import ranks_text
-from ringcomm.tools.words import show_rate, show_seconds
+from ringcomm.tools.words import show_rate, show_seconds, spans
 
 NEWEST = 64  # operations that are read of each group
 DAMAGE = (ValueError, LookupError, TypeError, struct.error)  # of a file that is no whole record
@@ -138,7 +137,7 @@ def rows(before: Look, now: Look) -> Iterator[list[str]]:
 
 def some_ranks(ranks: list[int]) -> str:
     """Return "0-2 and 5", or how many they are where that is long."""
-    text = ranks_text(ranks, bare=True) if ranks else ""
+    text = spans(ranks) if ranks else ""
     return text if len(text) <= 16 else f"{len(ranks)} ranks"
 
 

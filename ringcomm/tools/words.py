@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
@@ -48,6 +49,35 @@ def positive(text: str) -> int:
     if not text.isascii() or not text.isdigit() or int(text) == 0:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
     return int(text)
+
+
+def output(text: str) -> Path:
+    """Parse the path of a file to be written, for argparse; "-" is stdout."""
+    path = Path(text)
+    if path.is_dir() or not path.parent.is_dir():
+        why = "it is a folder" if path.is_dir() else f"{path.parent} is no folder"
+        raise argparse.ArgumentTypeError(f"{text!r} cannot be written: {why}")
+    return path
+
+
+def spans(numbers: Iterable[int]) -> str:
+    """Return "0-2 and 5" for 0, 1, 2 and 5."""
+    runs: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    words: list[str] = []
+    for low, high in runs:
+        words += [f"{low}-{high}"] if high > low + 1 else map(str, dict.fromkeys((low, high)))
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
+
+
+def ranks_text(ranks: Iterable[int]) -> str:
+    """Return "rank 3", or "ranks 0-2 and 5"."""
+    every = set(ranks)
+    return f"rank{'s' if len(every) > 1 else ''} {spans(every)}"
 
 
 def show_size(size: int) -> str:

@@ -14,7 +14,8 @@ from ringcomm.tools.doctor import addresses, facts, measure, meeting, report
 from ringcomm.tools.doctor.addresses import Interface
 from ringcomm.tools.doctor.findings import judge
 from ringcomm.tools.doctor.stages import Findings
-from ringcomm.tools.doctor.words import spans, status_of
+from ringcomm.tools.doctor.words import status_of
+from ringcomm.tools.words import spans
 
 Change = Callable[[Findings], object]
 
@@ -75,7 +76,7 @@ def other_mtu(found: Findings) -> None:
 # What is changed in four healthy ranks on two hosts, the exit status, and words of the sentence.
 CASES: list[tuple[Change, int, str]] = [
     (refused_store, 2, "The store at 10.0.0.1:29500 does not answer: 10.0.0.1:29500: refused."),
-    (remove(2, 3), 2, "Ranks 2-3 never came."),
+    (remove(2, 3), 2, "Ranks 2 and 3 never came."),
     (lambda found: found.lost.update({3: "measuring"}), 2, "Rank 3 fell silent while measuring."),
     (each("library_error", "ImportError: x", 1), 2, "The library does not load on rank 1"),
     (each("build", "other", 3), 2, "Ranks have different builds of ringcomm: fc2a07301553 on ra"),
@@ -88,7 +89,7 @@ CASES: list[tuple[Change, int, str]] = [
     (
         each("memory_available", 100 << 20, 2, 3),
         1,
-        "host1 has 100 MiB of memory left for ranks 2-3",
+        "host1 has 100 MiB of memory left for ranks 2 and 3",
     ),
     (
         both(each("memory_limit", 1 << 30, 2), each("memory_used", 1000 << 20, 2)),
@@ -96,29 +97,45 @@ CASES: list[tuple[Change, int, str]] = [
         "24 MiB of mem",
     ),
     (each("oom_kills", 2, 2), 0, "The OOM killer has ended 2 processes"),
-    (each("host", "node", 0, 1, 2, 3), 1, "2 hosts have one name, node: those of ranks 0-1 and"),
-    (each("cores", 1, 0, 1), 0, "host0 has 1 core for ranks 0-1."),
+    (
+        each("host", "node", 0, 1, 2, 3),
+        1,
+        "2 hosts have one name, node: those of ranks 0 and 1 and",
+    ),
+    (each("cores", 1, 0, 1), 0, "host0 has 1 core for ranks 0 and 1."),
     (each("cuda", {"error": "x"}, 0), 1, "host0: CUDA does not start: x."),
     (each("cuda", {"driver": True}, 0), 0, "host0 has an NVIDIA driver, and a torch without CUDA."),
-    (each("user", 1000, 1), 1, "Ranks 0-1 are on one host and use TCP: users 0 and 1000."),
+    (each("user", 1000, 1), 1, "Ranks 0 and 1 are on one host and use TCP: users 0 and 1000."),
     (both(each("addresses", [], 2), each("listen_error", "ports", 2)), 2, "listens nowhere: ports"),
     (each("addresses", ["127.0.0.1:4"], 2), 2, "Rank 2 on host1 listens at 127.0.0.1:4, where no"),
     (fail("timed out", 0, closed="refused"), 1, "A firewall drops packets of rank 0 on host0 to"),
-    (fail("timed out", 0), 1, "Connections of rank 0 on host0 to host1 at 10.0.0.2, ports 40002-4"),
-    (fail("timed out", 0, 1, 2, 3), 2, "Ranks 0-1 on host0 and ranks 2-3 on host1 cannot reach"),
-    (fail("refused", 0), 1, "ports 40002-40003, are refused."),
+    (
+        fail("timed out", 0),
+        1,
+        "Connections of rank 0 on host0 to host1 at 10.0.0.2, ports 40002 and 4",
+    ),
+    (
+        fail("timed out", 0, 1, 2, 3),
+        2,
+        "Ranks 0 and 1 on host0 and ranks 2 and 3 on host1 cannot reach",
+    ),
+    (fail("refused", 0), 1, "ports 40002 and 40003, are refused."),
     (fail("unreachable: No route to host", 0), 1, "fail: No route to host."),
     (fail("another process", 0), 1, "are answered by another process, or by none."),
-    (fail("another secret", 0, 1, 2, 3), 2, "Ranks 0-1 on host0 and host1 at 10.0.0.2 have diff"),
+    (
+        fail("another secret", 0, 1, 2, 3),
+        2,
+        "Ranks 0 and 1 on host0 and host1 at 10.0.0.2 have diff",
+    ),
     (fail("no descriptor", 0), 1, "no descriptor is left."),
-    (pair("trouble", "stalled forth"), 1, "The connections between ranks 0, 2 broke: stalled"),
+    (pair("trouble", "stalled forth"), 1, "The connections between ranks 0 and 2 broke: stalled"),
     (
         both(pair("trouble", "stalled forth"), pair("retransmits", 3)),
         2,
         "From host0 to host1 small messages pass and large ones",
     ),
     (pair("trouble", "stalled back"), 2, "From host1 to host0 small messages pass and large ones"),
-    (pair("trouble", "Connection reset by peer"), 1, "The connections between ranks 0, 2 broke"),
+    (pair("trouble", "Connection reset by peer"), 1, "The connections between ranks 0 and 2 broke"),
     (pair("offset", -3.5), 1, "The clock of host1 is 3.5 s behind that of host0."),
     (other_mtu, 1, "Eth0 of host0 has an MTU of 1500 bytes, and eth0 of host1 has an MTU of 9000"),
 ]
@@ -155,7 +172,7 @@ def test_a_tournament_has_every_pair_once() -> None:
 
 
 def test_spans() -> None:
-    assert spans([7, 0, 1, 2, 3, 9]) == "0-3, 7, 9"
+    assert spans([7, 0, 1, 2, 3, 9]) == "0-3, 7 and 9"
 
 
 # ---- the rules of csrc/net/address.h

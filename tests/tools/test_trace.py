@@ -16,7 +16,7 @@ from ringcomm.tools.records import read_folder
 from ringcomm.tools.trace import job_of
 from ringcomm.tools.trace.analysis import analyse
 from ringcomm.tools.trace.findings import Finding, Kind
-from ringcomm.tools.trace.job import ranks_text
+from ringcomm.tools.words import ranks_text
 
 DIED = "all_reduce #21: Connection closed by rank 3: its process died (had begun #20); look at it"
 

@@ -21,7 +21,8 @@ from ringcomm.tools.bench.measured import BenchmarkError
 from ringcomm.tools.bench.ranks import RankError
 from ringcomm.tools.bench.report import write_json
 from ringcomm.tools.bench.sample import Facts, write_csv
-from ringcomm.tools.words import list_of, positive, size
+from ringcomm.tools.page import needed
+from ringcomm.tools.words import list_of, output, positive, size
 
 USUAL = "all_reduce,all_gather,reduce_scatter,all_to_all,broadcast"
 SIZES = "8,64,1K,4K,16K,64K,256K,1M,4M,16M,64M"
@@ -55,9 +56,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--check", action=argparse.BooleanOptionalAction, default=True, help="count wrong elements")
     add("--loaded", action="store_true", help="also with every core busy computing")
     add("--markdown", action="store_true", help="print Markdown tables")
-    add("--json", type=Path, metavar="FILE", help="write all figures here")
-    add("--csv", type=Path, metavar="FILE", help="write a line a measured size here")
-    add("--report", type=Path, metavar="FILE", help="write a page with figures here")
+    add("--json", type=output, metavar="FILE", help="write all figures here")
+    add("--csv", type=output, metavar="FILE", help="write a line a measured size here")
+    add("--report", type=output, metavar="FILE", help="write a page with figures here")
     again = add("--from", dest="source", type=Path, metavar="FILE", action="append")
     again.help = "measure nothing: take this JSON"
     add("--limit", type=float, default=300, help="seconds after which a round is given up")
@@ -67,7 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     if options.report:
-        figures.needed()  # now, not after an hour of measuring
+        needed()  # now, not after an hour of measuring
     try:
         body = earlier.read(options.source) if options.source else measure(options)
     except (OSError, ValueError) as error:

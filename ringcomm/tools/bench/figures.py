@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ringcomm.tools import extra
 from ringcomm.tools.bench import cases, ddp
 from ringcomm.tools.bench.sample import Facts, peer_of
 from ringcomm.tools.page import COLOURS, DASHES, Page
@@ -29,12 +28,6 @@ TABLE = (
     "“vs” says how many times as fast it is. “copies” is the part of the time that the memory "
     "copies of ringcomm's plan take alone. “wrong” counts elements on all ranks."
 )
-
-
-def needed() -> None:
-    """Raise ValueError where a package is missing that a page needs."""
-    extra("jinja2")
-    extra("plotly.offline")
 
 
 def write(path: Path, kind: str, body: dict[str, Any]) -> None:

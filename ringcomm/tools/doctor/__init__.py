@@ -17,13 +17,18 @@ from ringcomm.tools.doctor.meeting import Place
 from ringcomm.tools.doctor.report import as_json, page, text
 from ringcomm.tools.doctor.stages import ROLL, Examination, examine
 from ringcomm.tools.doctor.words import status_of
+from ringcomm.tools.page import needed
+from ringcomm.tools.words import output
 
 CANNOT_WORK = 2
+STDOUT = Path("-")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", metavar="FILE", help="write all that was found; -: to stdout")
-    parser.add_argument("--html", type=Path, metavar="FILE", help="write a page with heat maps")
+    parser.add_argument(
+        "--json", type=output, metavar="FILE", help="write all that was found; -: to stdout"
+    )
+    parser.add_argument("--html", type=output, metavar="FILE", help="write a page with heat maps")
     parser.add_argument(
         "--wait",
         type=float,
@@ -35,6 +40,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Examine and report, in 30 s whatever is broken. Returns the exit status."""
+    if options.html:
+        needed()  # now, as the others wait later
     try:
         place = Place.of(os.environ)
     except ValueError as error:
@@ -60,12 +67,16 @@ def tell(examination: Examination, options: argparse.Namespace) -> int:
     status = status_of(findings)
     if examination.facts.rank != found.leader and not found.excluded and not found.broken:
         return status
-    if options.json == "-":
+    if options.json == STDOUT:
         print(json.dumps(as_json(found, findings), indent=1))
     else:
         print(text(found, findings))
-    if options.json and options.json != "-":
-        Path(options.json).write_text(json.dumps(as_json(found, findings), indent=1) + "\n")
-    if options.html:
-        page(found, findings, options.html)
+    try:
+        if options.json and options.json != STDOUT:
+            options.json.write_text(json.dumps(as_json(found, findings), indent=1) + "\n")
+        if options.html:
+            page(found, findings, options.html)
+    except OSError as error:
+        print(f"ringcomm doctor: {error}", file=sys.stderr)
+        return CANNOT_WORK
     return status

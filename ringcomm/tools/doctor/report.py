@@ -11,9 +11,9 @@ from typing import Any
 from ringcomm.tools.doctor.facts import Facts
 from ringcomm.tools.doctor.measure import Pair
 from ringcomm.tools.doctor.stages import Findings, asker, shares_memory
-from ringcomm.tools.doctor.words import NOTE, Finding, machines, spans, status_of, upper_first
+from ringcomm.tools.doctor.words import NOTE, Finding, machines, status_of, upper_first
 from ringcomm.tools.page import SCALE, Page
-from ringcomm.tools.words import show_rate, show_seconds
+from ringcomm.tools.words import ranks_text, show_rate, show_seconds, spans
 
 MEMORY, TCP, SELF, NONE = "shared memory", "TCP", "self", "none"
 LETTERS = {MEMORY: "m", TCP: "t", SELF: ".", NONE: "x"}
@@ -137,7 +137,7 @@ def facts_of(facts: Facts) -> list[tuple[str, str]]:
 
 
 def host_lines(facts: Facts, ranks: list[int]) -> list[str]:
-    lines = [f"{facts.host}: rank{'s' if len(ranks) > 1 else ''} {spans(ranks)}"]
+    lines = [f"{facts.host}: {ranks_text(ranks)}"]
     for name, value in facts_of(facts):
         lines += wrapped(value, f"  {name:<12}", " " * 14)
     return lines

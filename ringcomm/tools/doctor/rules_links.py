@@ -25,10 +25,9 @@ from ringcomm.tools.doctor.words import (
     Finding,
     machines,
     on_host,
-    ranks_text,
-    spans,
     upper_first,
 )
+from ringcomm.tools.words import ranks_text, spans
 
 CLOCK_SECONDS = 1.0
 SLOW_RATE, SLOW_LATENCY = 5, 10  # times worse than the median
@@ -129,7 +128,7 @@ def answers(found: Findings) -> Iterator[Finding]:
 def explain(severity: str, whom: str, there: str, told: tuple[str, str], ports: str) -> Finding:
     """Put an answer into words; `told` has that of the port, and that of a closed port there."""
     answer, closed = told
-    word = f"port{'s' if '-' in ports or ',' in ports else ''} {ports}"
+    word = f"port{'' if ports.isdecimal() else 's'} {ports}"
     connections = f"Connections of {whom} to {there}, {word},"
     if answer == DROPPED and closed in (REFUSED, CONNECTED):
         sentence = (

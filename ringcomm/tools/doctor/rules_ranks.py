@@ -16,9 +16,9 @@ from ringcomm.tools.doctor.words import (
     by_value,
     machines,
     on_host,
-    ranks_text,
     upper_first,
 )
+from ringcomm.tools.words import ranks_text
 
 BESIDE = 10  # descriptors of a process beside those for its peers
 LITTLE_MEMORY = 256 << 20

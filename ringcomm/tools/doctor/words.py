@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from ringcomm.tools.doctor.facts import Facts
 from ringcomm.tools.doctor.stages import Findings
+from ringcomm.tools.words import ranks_text
 
 NOTE, WARNING, ERROR = "note", "warning", "error"
 STATUS = {NOTE: 0, WARNING: 1, ERROR: 2}
@@ -30,22 +31,6 @@ def status_of(findings: Iterable[Finding]) -> int:
 
 
 # ---- words
-
-
-def spans(numbers: Iterable[int]) -> str:
-    """Return "0-3, 7" for 0, 1, 2, 3 and 7."""
-    parts: list[list[int]] = []
-    for each in sorted(set(numbers)):
-        if parts and each == parts[-1][-1] + 1:
-            parts[-1] = [parts[-1][0], each]
-        else:
-            parts.append([each])
-    return ", ".join("-".join(str(each) for each in part) for part in parts)
-
-
-def ranks_text(ranks: Iterable[int]) -> str:
-    some = sorted(set(ranks))
-    return f"{'rank' if len(some) == 1 else 'ranks'} {spans(some)}"
 
 
 def upper_first(text: str) -> str:

@@ -16,8 +16,9 @@ from ringcomm.tools.records import Folder, GroupRecord, by_job, read_folder
 from ringcomm.tools.trace.analysis import analyse
 from ringcomm.tools.trace.clocks import align, set_clocks
 from ringcomm.tools.trace.findings import Finding
-from ringcomm.tools.trace.job import Job, groups_of, ranks_text
+from ringcomm.tools.trace.job import Job, groups_of
 from ringcomm.tools.trace.tell import tell
+from ringcomm.tools.words import output, positive, ranks_text
 
 WELL, WRONG, UNREADABLE = 0, 1, 2
 FRESH_NS = 10 * 10**9  # records that end so lately may be those of a job that runs
@@ -26,8 +27,10 @@ FRESH_NS = 10 * 10**9  # records that end so lately may be those of a job that r
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", type=Path, help="where the ranks left their records")
     parser.add_argument("--job", help="which job, where the folder has several: else the latest")
-    parser.add_argument("--perfetto", type=Path, metavar="FILE", help="write a trace for Perfetto")
-    parser.add_argument("--html", type=Path, metavar="FILE", help="write a page with figures")
+    parser.add_argument(
+        "--perfetto", type=output, metavar="FILE", help="write a trace for Perfetto"
+    )
+    parser.add_argument("--html", type=output, metavar="FILE", help="write a page with figures")
     parser.add_argument(
         "--torch", type=Path, metavar="DIR", help="write files for torch's torchfrtrace"
     )
@@ -37,12 +40,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="draw only the newest N operations of each rank (1000 for Perfetto, 100 for the page)",
     )
-
-
-def positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number above 0")
-    return int(text)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ringcomm.tools.trace.findings import COLUMNS, Finding, Kind, table, where
-from ringcomm.tools.trace.job import Group, Job, ranks_text
+from ringcomm.tools.trace.job import Group, Job
 from ringcomm.tools.trace.messages import lonely_messages
 from ringcomm.tools.trace.slow import networks, stragglers
 from ringcomm.tools.trace.waiting import waiting
+from ringcomm.tools.words import ranks_text, spans
 
 
 def analyse(job: Job) -> list[Finding]:
@@ -57,7 +58,7 @@ def failures(job: Job) -> Iterator[Finding]:
                 said.setdefault((group.name, record.failure), []).append(group.ranks[rank])
     if said:
         (name, text), ranks = next(iter(said.items()))
-        rows = [(ranks_text(some, bare=True), group, text) for (group, text), some in said.items()]
+        rows = [(spans(some), group, text) for (group, text), some in said.items()]
         yield Finding(
             Kind.FAILED,
             f"group {name} failed on {ranks_text(ranks)}: {text}",

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from ringcomm.tools.records import GroupRecord, Operation
-from ringcomm.tools.trace.job import Calls, Group, Job, clock_text, day_text, ranks_text
-from ringcomm.tools.words import show_seconds
+from ringcomm.tools.trace.job import Calls, Group, Job, clock_text, day_text
+from ringcomm.tools.words import show_seconds, spans
 
 ROWS = 16  # of a table that names ranks: more ranks are put together
 
@@ -74,7 +74,7 @@ def table(job: Job, group: Group, sequence: int) -> list[tuple[str, ...]]:
         rows.setdefault(key, []).append(rank)
         hosts.setdefault(key, set()).add(record.host if record else "?")
     return [
-        (ranks_text(group.globals(ranks), bare=True), hosts_text(hosts[key]), *key[:4])
+        (spans(group.globals(ranks)), hosts_text(hosts[key]), *key[:4])
         for key, ranks in rows.items()
     ]
 

@@ -8,6 +8,7 @@ from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 
 from ringcomm.tools.records import GroupRecord, Operation, last_ns
+from ringcomm.tools.words import ranks_text
 
 Calls = dict[int, Operation]  # by the group's ranks
 
@@ -151,24 +152,6 @@ def groups_of(records: Iterable[GroupRecord]) -> list[Group]:
             found[which] = Group(name, record.global_ranks)
         found[which].records[record.rank] = record
     return list(found.values())
-
-
-def ranks_text(ranks: Iterable[int], bare: bool = False) -> str:
-    """Return "rank 3", "ranks 0-2 and 5"; `bare`: without the noun."""
-    runs: list[list[int]] = []
-    every = sorted(set(ranks))
-    for rank in every:
-        if runs and rank == runs[-1][1] + 1:
-            runs[-1][1] = rank
-        else:
-            runs.append([rank, rank])
-    words = []
-    for low, high in runs:
-        words += [str(low)] if low == high else [f"{low}-{high}"] if high > low + 1 else [
-            str(low), str(high)
-        ]  # fmt: skip
-    text = words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
-    return text if bare else f"rank{'s' if len(every) > 1 else ''} {text}"
 
 
 def clock_text(wall_ns: int, digits: int = 0) -> str:

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 from ringcomm.tools.trace.clocks import NEED_ALL
 from ringcomm.tools.trace.findings import Finding, Kind, where
-from ringcomm.tools.trace.job import Calls, Group, Job, clock_text, ranks_text
-from ringcomm.tools.words import show_seconds
+from ringcomm.tools.trace.job import Calls, Group, Job, clock_text
+from ringcomm.tools.words import ranks_text, show_seconds, spans
 
 FEWEST = 10  # collectives, for a verdict on stragglers
 OFTEN = 0.75  # of the collectives a straggler calls last
@@ -159,7 +159,7 @@ def straggling_host(job: Job, group: Group, host: int, hosts: list[Lateness], sp
     order = sorted(range(len(names)), key=lambda one: -hosts[one].last)
     rows = [
         (
-            names[one], ranks_text(group.globals(members[one]), bare=True),
+            names[one], spans(group.globals(members[one])),
             f"{hosts[one].last} of {count}", late_text(hosts[one]),
         )
         for one in order[:SHOWN]

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from ringcomm.tools.records import Operation
 from ringcomm.tools.trace.findings import COLUMNS, Finding, Kind, since, table, where
-from ringcomm.tools.trace.job import Group, Job, clock_text, ranks_text
-from ringcomm.tools.words import show_seconds
+from ringcomm.tools.trace.job import Group, Job, clock_text
+from ringcomm.tools.words import ranks_text, show_seconds
 
 # What the others say of a rank that is gone (csrc/comm/diagnosis.cc).
 GONE = re.compile(r"rank (\d+)(?:: | )(its process died|no answer from|has left the group)")
