@@ -62,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     again = add("--from", dest="source", type=Path, metavar="FILE", action="append")
     again.help = "measure nothing: take this JSON"
     add("--limit", type=float, default=300, help="seconds after which a round is given up")
-    add("--deadline", type=float, default=3600, help="seconds after which all of it is ended")
+    add("--deadline", type=float, default=3600, help="seconds after which ranks are ended")
     ddp.add_arguments(parser)
 
 
