@@ -180,7 +180,7 @@ def warn(text: str) -> None:
     """Write a line to stderr, as the library warns; never raises."""
     if log_level() in ("error", "off"):
         return
-    # One call, so that lines of several ranks do not mix. Whoever read them may have gone.
+    # One call, so that lines of several ranks do not mix. Their reader may have gone.
     with contextlib.suppress(OSError, ValueError, AttributeError):
         sys.stderr.write(f"ringcomm WARNING: {text}\n")
 
