@@ -97,6 +97,7 @@ def test_a_signal_that_wakes_nobody_is_caught(cpp_program: Program) -> None:
     assert output([cpp_program("stress"), "--broken", "deaf"], 110).returncode == 1
 
 
+@pytest.mark.slow  # minutes, of which building is most
 @pytest.mark.timeout(400)
 def test_device_kernels_under_thread_sanitizer(cpp_program: Program) -> None:
     check([cpp_program("two_shot_test", "thread")], 300)
