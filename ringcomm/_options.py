@@ -70,11 +70,20 @@ def give(options: Any, setting: Setting, value: Any) -> None:
     put(trial, name, value)
     try:
         trial.check()  # what has a grammar
+        check_addresses(name, value)
     except ValueError as error:
         raise ValueError(str(error).replace(f"{setting.variable}=", f"{name}=")) from None
     put(options._config, name, value)
     options._given = options._given | {name}
     return None
+
+
+def check_addresses(name: str, value: Any) -> None:
+    """Raise ValueError for an interface or port that the library could not read later."""
+    if name in ("ifname", "ports"):
+        from ringcomm import addresses
+
+        addresses.GRAMMAR[name](value)
 
 
 def complete(kind: Any) -> None:

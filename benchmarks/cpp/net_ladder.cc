@@ -14,6 +14,7 @@
 #include "net_ladder.h"
 
 #include <fcntl.h>
+#include <ifaddrs.h>
 #include <sched.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
@@ -219,15 +220,26 @@ void enter(const char* name) {
   if (!space || ::setns(space.get(), CLONE_NEWNET) != 0) throw SystemError(str("netns ", name));
 }
 
+// The first IPv4 address of an interface.
+Address address_of(const std::string& name) {
+  ifaddrs* list = nullptr;
+  require(::getifaddrs(&list) == 0, "getifaddrs");
+  const std::unique_ptr<ifaddrs, decltype(&::freeifaddrs)> owner(list, &::freeifaddrs);
+  for (const ifaddrs* one = list; one != nullptr; one = one->ifa_next) {
+    if (one->ifa_addr != nullptr && one->ifa_addr->sa_family == AF_INET && name == one->ifa_name) {
+      return Address(one->ifa_addr);
+    }
+  }
+  throw Failure("no address of " + name);
+}
+
 int be(int rank, Fd socket, int argc, char** argv) {
   try {
     const bool alone = argc < 4;
     if (!alone) enter(argv[2 + rank]);
-    const auto addresses =
-        choose_addresses(list_interfaces(), InterfaceFilter(alone ? "lo" : "eth0"), std::nullopt);
-    require(!addresses.empty(), "no address");
+    const Address address = address_of(alone ? "lo" : "eth0");
     Control control(std::move(socket));
-    Place place{rank, control, std::chrono::microseconds(std::stoi(argv[1])), addresses[0], alone};
+    Place place{rank, control, std::chrono::microseconds(std::stoi(argv[1])), address, alone};
     rank == 0 ? lead(place) : follow(place);
   } catch (const std::exception& error) {
     std::fprintf(stderr, "net_ladder, process %d: %s\n", rank, error.what());

@@ -78,7 +78,7 @@ inline void wait_for(const Fd& fd, short events) {
 class Meeting {
  public:
   explicit Meeting(Place& place) : rank_(place.rank) {
-    if (rank_ == 1) listener_ = listen_tcp(place.address, {}, 8);
+    if (rank_ == 1) listener_ = listen_tcp(place.address, 0, 0, 8);
     if (rank_ == 1) place.control.say(local_address(listener_).to_text());
     if (rank_ == 0) at_ = Address::from_text(place.control.hear());
   }
@@ -337,7 +337,7 @@ class NetworkRung final : public Rung {
  private:
   static NetworkOptions options(const Place& place, const Doorbell& bell) {
     NetworkOptions options;
-    options.ifname = place.alone ? "lo" : "eth0";
+    options.places.addresses = {place.address.host()};
     options.bell = bell;
     return options;
   }

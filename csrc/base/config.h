@@ -17,11 +17,19 @@ struct GroupConfig {
   std::string trace_lines = "0";         // "1": records have the line of the program that calls
 };
 
+// Where a process listens: numbers of addresses, best first, and a range of ports, 0 for any.
+struct Places {
+  std::vector<std::string> addresses = {"127.0.0.1"};
+  uint16_t first_port = 0, last_port = 0;
+};
+
 // Of the process: its first group sets them.
 struct ProcessConfig {
   LogLevel log = LogLevel::kWarning;
-  std::string ifname;              // "eth0,10.0.0.0/8,^docker": net/address.h
+  std::string ifname;              // "eth0,10.0.0.0/8,^docker": ringcomm/addresses.py
   std::string ports;               // "40000-40100": where ranks listen; "": any
+  // Chooses by these two, and by the host of the store. Throws UsageError.
+  Places (*places)(const ProcessConfig&, const std::string& store_host) = nullptr;
   std::string transport = "auto";  // "tcp": inside a host too
   int flows = 1;                   // connections between two processes
   int64_t resume_seconds = 30;     // how long a lost peer is waited for

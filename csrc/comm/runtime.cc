@@ -41,11 +41,18 @@ Runtime::Runtime() : cpus_(usable_cpus()) {
 }
 
 Network& Runtime::network(const std::string& store_host) {
+  const auto made = [this] {
+    const Lock lock(mutex_);
+    return network_.get();
+  };
+  if (Network* const network = made()) return *network;
+  // Without the lock: it may wait for Python.
+  const Places places = config_.places ? config_.places(config_, store_host) : Places();
   const Lock lock(mutex_);
   if (!network_) {
     const std::chrono::seconds resume(config_.resume_seconds);
     network_ =
-        std::make_unique<Network>(NetworkOptions{config_, store_host, resume, neighbours_.bell()});
+        std::make_unique<Network>(NetworkOptions{config_, places, resume, neighbours_.bell()});
   }
   return *network_;
 }

@@ -33,9 +33,7 @@ class Address {
     return *this;
   }
   bool is_loopback() const;
-  bool is_link_local() const;
   bool same_host(const Address& other) const { return Address(other).set_port(port()) == *this; }
-  bool in_network(const Address& network, int prefix) const;
 
   bool operator==(const Address& other) const { return to_text() == other.to_text(); }
 
@@ -56,75 +54,16 @@ class Address {
   } at_;
 };
 
-// One address of an interface.
-struct Interface {
-  std::string name;
-  Address address;
-  bool up = false;
-  bool loopback = false;
-  bool virtual_bridge = false;  // of containers or virtual machines; every host may have the same
-};
-
-std::vector<Interface> list_interfaces();
-
-// RINGCOMM_IFNAME: names or their beginnings ("eth"), networks ("10.0.0.0/8", "fd00::/16") and
-// addresses, separated by commas. As in NCCL, "=" makes the names from there on exact, and "^"
-// excludes all from there on: "=eth0,eth1", "^docker0,lo", "eth,^eth3". The empty text wants all.
-class InterfaceFilter {
- public:
-  InterfaceFilter() = default;
-  explicit InterfaceFilter(const std::string& text);  // throws UsageError
-
-  // Which item asks for this interface; nullopt when it is not wanted.
-  std::optional<size_t> place(const Interface& interface) const;
-  bool selects() const { return selects_; }  // has items that ask, not only such that exclude
-  const std::string& text() const { return text_; }
-
- private:
-  struct Item {
-    std::string name;
-    bool exact = false;
-    bool exclude = false;
-    std::optional<Address> network;
-    int prefix = 0;
-  };
-  static bool matches(const Item& item, const Interface& interface);
-
-  std::string text_;
-  std::vector<Item> items_;
-  bool selects_ = false;
-};
-
-// The local address, port 0, from which packets to that host leave; nullopt when it has no address
-// or there is no route. May ask a name server. A loopback address says nothing to other hosts:
-// many a host's own name is 127.0.1.1 in its /etc/hosts.
-std::optional<Address> source_towards(const std::string& host, uint16_t port);
-
 // For people: the interface by which packets to that host leave, "10.0.0.1 (eth0)", or that there
 // is no route.
 std::string way_to(const Address& host);
 
-// The addresses that a rank tells other hosts, best first, at most four. The filter's order comes
-// first, then the routed one (source_towards the store), then real interfaces before virtual
-// bridges. Interfaces that are down are left out. So are IPv6 link-local addresses, which mean
-// nothing elsewhere, and IPv4 link-local ones that were not asked for. Loopback is the answer where
-// nothing else is: on a single machine without a network, or when asked for. Never give it to
-// another host. Throws UsageError when the filter leaves nothing.
-std::vector<Address> choose_addresses(const std::vector<Interface>& interfaces,
-                                      const InterfaceFilter& filter,
-                                      const std::optional<Address>& routed);
-
-// RINGCOMM_PORTS: "40000-40100", or one port. Empty or 0: whatever the kernel gives.
-struct PortRange {
-  uint16_t first = 0, last = 0;
-  static PortRange parse(const std::string& text);  // throws UsageError
-};
-
 // Sockets do not block, send at once, and fail 5 s after the peer's last acknowledgement. Accepted
 // sockets have the same options, except that accept4 must be told SOCK_NONBLOCK.
 
-// On the first free port of the range; the port in `on` does not matter. Throws SystemError.
-Fd listen_tcp(const Address& on, PortRange range, int backlog);
+// On the first free port of the range, 0 for any; the port in `on` does not matter. Throws
+// SystemError.
+Fd listen_tcp(const Address& on, uint16_t first, uint16_t last, int backlog);
 // Begins to connect: when writable, pending_error says how it went. Throws SystemError when it
 // fails at once, as loopback does.
 Fd connect_tcp(const Address& to);

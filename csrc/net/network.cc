@@ -60,15 +60,13 @@ Network::~Network() {
 }
 
 void Network::listen() {
-  const auto routed =
-      options_.store_host.empty() ? std::nullopt : source_towards(options_.store_host, 9);
-  const InterfaceFilter wanted(options_.ifname);
-  const PortRange ports = PortRange::parse(options_.ports);
+  const Places& places = options_.places;
   std::exception_ptr refused;
-  for (const Address& address : choose_addresses(list_interfaces(), wanted, routed)) {
+  for (const std::string& address : places.addresses) {
     Fd listener;
     try {
-      listener = listen_tcp(address, ports, 1024);
+      listener = listen_tcp(Address::from_number(address).value(), places.first_port,
+                            places.last_port, 1024);
     } catch (const SystemError&) {  // one of several that cannot be had is no loss
       refused = std::current_exception();
       continue;

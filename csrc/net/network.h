@@ -29,9 +29,9 @@ struct Contact {
   static Contact from_text(const std::string& text);  // throws UsageError
 };
 
-// Of the configuration: interfaces, ports, the secret, the flows and the level of the log.
+// Of the configuration: the secret, the flows and the level of the log.
 struct NetworkOptions : ProcessConfig {
-  std::string store_host;  // the addresses that route to it come first; may be empty
+  Places places;
   std::chrono::milliseconds resume{std::chrono::seconds(30)};  // a peer not heard of is given up
   Doorbell bell;                                               // rung when something has arrived
 };

@@ -23,6 +23,19 @@ std::vector<py::bytes> to_bytes(const std::vector<std::string>& rings) {
   return {rings.begin(), rings.end()};
 }
 
+// By the rules of ringcomm/addresses.py.
+Places choose_places(const ProcessConfig& config, const std::string& store_host) {
+  const py::gil_scoped_acquire gil;
+  try {
+    const py::object choose = py::module_::import("ringcomm.addresses").attr("places");
+    const py::tuple chosen = choose(config.ifname, config.ports, store_host);
+    return {chosen[0].cast<std::vector<std::string>>(), chosen[1].cast<uint16_t>(),
+            chosen[2].cast<uint16_t>()};
+  } catch (const py::error_already_set& error) {
+    throw UsageError(py::str(error.value()));
+  }
+}
+
 // Returns the caller's options, with torch's words about the group filled in. torch's argument
 // `timeout` wins over that of the options, as it does with torch's own backends.
 OptionsPtr options_of(const c10d::DistributedBackendOptions& torch, const OptionsPtr& given) {
@@ -43,8 +56,6 @@ OptionsPtr options_of(const c10d::DistributedBackendOptions& torch, const Option
 void check(const Config& config) {
   with_value_errors([&] {
     if (config.algorithm) algorithm_called(*config.algorithm);
-    InterfaceFilter{config.ifname};
-    PortRange::parse(config.ports);
   });
 }
 
@@ -73,7 +84,10 @@ void bind_options(py::module_& module) {
       .def_readwrite("trace", &Config::trace)
       .def_readwrite("trace_lines", &Config::trace_lines)
       .def_readwrite("transport", &Config::transport);
-  module.def("configure", [](const Config& config) { Runtime::get().configure(config); });
+  module.def("configure", [](Config config) {
+    config.places = &choose_places;
+    Runtime::get().configure(config);
+  });
 
   const auto copy = [](const ringcomm::Options& self, const py::args&) {
     return c10::make_intrusive<ringcomm::Options>(self);

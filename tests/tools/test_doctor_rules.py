@@ -10,8 +10,7 @@ import doctor_cases
 import pytest
 
 from lab import browser
-from ringcomm.tools.doctor import addresses, facts, measure, meeting, report
-from ringcomm.tools.doctor.addresses import Interface
+from ringcomm.tools.doctor import facts, measure, meeting, report
 from ringcomm.tools.doctor.findings import judge
 from ringcomm.tools.doctor.stages import Findings
 from ringcomm.tools.doctor.words import status_of
@@ -173,44 +172,6 @@ def test_a_tournament_has_every_pair_once() -> None:
 
 def test_spans() -> None:
     assert spans([7, 0, 1, 2, 3, 9]) == "0-3, 7 and 9"
-
-
-# ---- the rules of csrc/net/address.h
-
-HERE = [
-    Interface("lo", "127.0.0.1", loopback=True),
-    Interface("docker0", "172.17.0.1"),
-    Interface("eth0", "10.0.0.1"),
-    Interface("eth0", "fd00::1"),
-    Interface("eth0", "fe80::1"),
-    Interface("eth1", "10.1.0.1"),
-    Interface("eth2", "10.2.0.1", up=False),
-]
-
-
-@pytest.mark.parametrize(
-    ("wanted", "routed", "chosen"),
-    [
-        ("", None, ["10.0.0.1", "fd00::1", "10.1.0.1", "172.17.0.1"]),
-        ("", "10.1.0.1", ["10.1.0.1", "10.0.0.1", "fd00::1", "172.17.0.1"]),
-        ("^docker", None, ["10.0.0.1", "fd00::1", "10.1.0.1"]),
-        ("eth,^eth0", None, ["10.1.0.1"]),
-        ("=eth1,eth0", None, ["10.1.0.1", "10.0.0.1", "fd00::1"]),
-        ("10.1.0.0/16,fd00::/16", None, ["10.1.0.1", "fd00::1"]),
-        ("lo", None, ["127.0.0.1"]),
-    ],
-)
-def test_addresses(wanted: str, routed: str | None, chosen: list[str]) -> None:
-    assert addresses.choose(HERE, wanted, routed) == chosen
-
-
-def test_addresses_that_are_not_there() -> None:
-    with pytest.raises(ValueError, match="RINGCOMM_IFNAME=eth2 leaves no address"):
-        addresses.choose(HERE, "eth2", None)
-    with pytest.raises(ValueError, match="is none of eth"):
-        addresses.choose(HERE, "eth0/8", None)
-    with pytest.raises(ValueError, match="neither a port nor a range"):
-        addresses.parse_ports("40001-40000")
 
 
 # ---- what is told through the store

@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ringcomm.tools.doctor.addresses import endpoint, family, number
+from ringcomm.addresses import family, number
+from ringcomm.tools.doctor.endpoints import endpoint
 
 PAUSE = 0.2  # seconds between two tries to connect
 PART = 500  # bytes of a message in the store

@@ -21,7 +21,8 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from ringcomm.tools.doctor.addresses import family, split
+from ringcomm.addresses import family
+from ringcomm.tools.doctor.endpoints import split
 from ringcomm.tools.doctor.meeting import answer_of
 
 GREETING = struct.Struct("!8sIIi16s32s")  # magic, from, to, address, random, proof

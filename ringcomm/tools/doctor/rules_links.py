@@ -6,7 +6,8 @@ import statistics
 from collections import defaultdict
 from collections.abc import Iterator
 
-from ringcomm.tools.doctor.addresses import number, split
+from ringcomm.addresses import number
+from ringcomm.tools.doctor.endpoints import split
 from ringcomm.tools.doctor.facts import Facts
 from ringcomm.tools.doctor.measure import Pair
 from ringcomm.tools.doctor.probe import (

@@ -19,8 +19,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ringcomm import addresses
 from ringcomm._options import secret_in
-from ringcomm.tools.doctor import addresses, facts, measure, probe
+from ringcomm.tools.doctor import endpoints, facts, measure, probe
 from ringcomm.tools.doctor.facts import Facts
 from ringcomm.tools.doctor.measure import Asker, Pair
 from ringcomm.tools.doctor.meeting import Clock, Place, Reached, Table, open_store, resolve
@@ -118,13 +119,13 @@ class Examination:
             ports = addresses.parse_ports(self.environment.get("RINGCOMM_PORTS", ""))
             for address in addresses.choose(there, wanted, routed):
                 try:
-                    listener = addresses.listen(address, ports)
+                    listener = endpoints.listen(address, ports)
                 except OSError as error:  # one of several that cannot be had is no loss
                     self.facts.listen_error = error.strerror or str(error)
                     continue
                 self.listeners.append(listener)
                 name = listener.getsockname()
-                self.facts.addresses.append(addresses.endpoint(address, name[1]))
+                self.facts.addresses.append(endpoints.endpoint(address, name[1]))
         except (OSError, ValueError) as error:
             self.facts.listen_error = str(getattr(error, "strerror", None) or error)
         try:
@@ -176,8 +177,8 @@ class Examination:
                 continue
             for index, address in enumerate(theirs.addresses):
                 attempts.append(Attempt(peer, index, address))
-                host, _ = addresses.split(address)
-                asked.setdefault(host, Attempt(-1, 0, addresses.endpoint(host, probe.CLOSED_PORT)))
+                host, _ = endpoints.split(address)
+                asked.setdefault(host, Attempt(-1, 0, endpoints.endpoint(host, probe.CLOSED_PORT)))
         seconds = min(SYN_SECONDS, self.clock.left(CONNECT))
         probe.Connector(rank, keys).run([*asked.values(), *attempts], seconds)
         for one in attempts:

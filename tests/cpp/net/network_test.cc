@@ -103,7 +103,7 @@ void dies_unanswered() {
   Contact contact{random_id(), random_key(), {}};
   std::vector<Fd> listeners;
   for (int i = 0; i < 2; ++i) {
-    listeners.push_back(listen_tcp(Address::from_text("127.0.0.1:0"), {}, 8));
+    listeners.push_back(listen_tcp(Address::from_text("127.0.0.1:0"), 0, 0, 8));
     contact.addresses.push_back(local_address(listeners.back()));
   }
   Wire& wire = one.network.reach(contact);

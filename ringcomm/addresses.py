@@ -1,16 +1,16 @@
-"""The addresses that a rank listens on, chosen by the rules of csrc/net/address.h.
+"""The addresses on which a rank listens, and which it tells other hosts.
 
-RINGCOMM_IFNAME and RINGCOMM_PORTS mean the same here as in the library.
+RINGCOMM_IFNAME, RINGCOMM_PORTS and the way to the store decide. The library calls `places` when a
+group has ranks of several hosts, and `ringcomm doctor` uses the same rules.
 """
 
 from __future__ import annotations
 
 import ctypes
-import errno
 import ipaddress
-import os
 import re
 import socket
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -47,16 +47,6 @@ def number(text: str) -> IP | None:
         return None
     mapped = found.ipv4_mapped if isinstance(found, ipaddress.IPv6Address) else None
     return mapped or found
-
-
-def endpoint(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def split(text: str) -> tuple[str, int]:
-    """Return host and port of "10.0.0.1:4000" or "[fd00::1]:4000"."""
-    host, _, port = text.rpartition(":")
-    return host.strip("[]"), int(port)
 
 
 def family(host: str) -> socket.AddressFamily:
@@ -141,6 +131,17 @@ class Item:
         return one.name == self.name if self.exact else one.name.startswith(self.name)
 
 
+def network_of(name: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network | None:
+    """Return the network that an item names; None for one that names an interface, or nothing."""
+    address, slash, prefix = name.partition("/")
+    if number(address) is None or (slash and not re.fullmatch("[0-9]{1,3}", prefix, re.ASCII)):
+        return None
+    try:
+        return ipaddress.ip_network(f"{number(address)}{slash}{prefix}", strict=False)
+    except ValueError:
+        return None
+
+
 def parse_filter(text: str) -> list[Item]:
     """Parse RINGCOMM_IFNAME. Raises ValueError."""
     items, exact, exclude = [], False, False
@@ -148,13 +149,12 @@ def parse_filter(text: str) -> list[Item]:
         name = word.lstrip("^=")
         marks = word[: len(word) - len(name)]
         exact, exclude = exact or "=" in marks, exclude or "^" in marks
-        network = None
-        if number(name.partition("/")[0]) is not None:
-            network = ipaddress.ip_network(name, strict=False)
-        elif not name or re.search(r"[/\s]", name):
+        network = network_of(name)
+        if network is None and (not name or re.search(r"[/\s]", name)):
             raise ValueError(
-                f"RINGCOMM_IFNAME={text}: '{name}' is none of eth (a name or its beginning), "
-                "=eth0 (exactly) and 10.0.0.0/8 (a network)"
+                f"RINGCOMM_IFNAME={text}: '{name}' is none of eth (a name or its beginning), =eth0 "
+                "(exactly) and 10.0.0.0/8 (a network); commas separate them, ^ excludes what "
+                "follows"
             )
         items.append(Item(name, network, exact, exclude))
     return items
@@ -174,8 +174,12 @@ def place(items: list[Item], one: Interface) -> int | None:
 def choose(interfaces: list[Interface], wanted: str, routed: str | None) -> list[str]:
     """Return the addresses that a rank tells others, best first, at most four.
 
-    `wanted` is RINGCOMM_IFNAME, and `routed` the address from which packets to the store leave.
-    Raises ValueError where the filter leaves nothing.
+    The order of `wanted`, which is RINGCOMM_IFNAME, comes first. Then comes `routed`, the address
+    from which packets to the store leave, and real interfaces before virtual bridges. Interfaces
+    that are down are left out. So are IPv6 link-local addresses, which mean nothing elsewhere, and
+    IPv4 link-local ones that were not asked for. An address on lo may be the host's own in a routed
+    network, or one that a balancer shares. Loopback is the answer where nothing else is, or where
+    it was asked for. Raises ValueError where the filter leaves nothing.
     """
     items = parse_filter(wanted)
     selects = any(not item.exclude for item in items)
@@ -209,8 +213,25 @@ def choose(interfaces: list[Interface], wanted: str, routed: str | None) -> list
     return chosen
 
 
-def source_towards(addresses: list[str]) -> str | None:
-    """Return this host's address from which packets to the first routable one leave."""
+# ---- the way to the store
+
+
+def addresses_of(host: str) -> list[str]:
+    """Ask the name server, if `host` is a name; none where it knows of none."""
+    flags = socket.AI_ADDRCONFIG
+    try:
+        found = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM, flags=flags)
+    except (OSError, UnicodeError):
+        return []
+    return [str(each[4][0]) for each in found]
+
+
+def source_towards(addresses: Iterable[str]) -> str | None:
+    """Return this host's address from which packets to the first routable one leave.
+
+    A loopback address says nothing to other hosts: many a host's own name is 127.0.1.1 in its
+    /etc/hosts.
+    """
     for address in addresses:
         try:
             with socket.socket(family(address), socket.SOCK_DGRAM) as probe:
@@ -221,7 +242,7 @@ def source_towards(addresses: list[str]) -> str | None:
     return None
 
 
-# ---- listening
+# ---- RINGCOMM_PORTS
 
 
 def parse_ports(text: str) -> range:
@@ -235,30 +256,16 @@ def parse_ports(text: str) -> range:
     return range(first, last + 1)
 
 
-def listen(address: str, ports: range) -> socket.socket:
-    """Listen on the first free port of the range. Raises OSError that names the remedy."""
-    trouble = 0
-    for port in ports:
-        listener = socket.socket(family(address), socket.SOCK_STREAM)
-        try:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if listener.family == socket.AF_INET6:
-                listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-            listener.bind((address, port))
-            listener.listen(1024)
-        except OSError as error:
-            listener.close()
-            trouble = error.errno or 0
-            if trouble != errno.EADDRINUSE:
-                break
-            continue
-        listener.setblocking(False)
-        return listener
-    remedy = "choose another interface with RINGCOMM_IFNAME, or other ports with RINGCOMM_PORTS"
-    if trouble == errno.EADDRINUSE:
-        remedy = "give RINGCOMM_PORTS a free port for each rank of this host"
-    raise OSError(
-        trouble,
-        f"cannot listen on {address} at ports {ports[0]}-{ports[-1]} ({remedy}): "
-        f"{os.strerror(trouble)}",
-    )
+# ---- all of it
+
+GRAMMAR = {"ifname": parse_filter, "ports": parse_ports}  # attributes of Options
+
+
+def places(ifname: str, ports: str, store_host: str) -> tuple[list[str], int, int]:
+    """Return where this process listens: addresses, best first, and the first and last port.
+
+    Raises ValueError for a filter that leaves nothing, and OSError.
+    """
+    span = parse_ports(ports)
+    routed = source_towards(addresses_of(store_host)) if store_host else None
+    return choose(list_interfaces(), ifname, routed), span[0], span[-1]
