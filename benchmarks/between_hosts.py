@@ -5,21 +5,24 @@ needed, and nothing outside them is touched.
 
     python benchmarks/between_hosts.py --hosts 2,4 --rate 1gbit
     python benchmarks/between_hosts.py --hosts 2 --local 4 --rate 1gbit --sizes 16M --json b.json
+    python benchmarks/between_hosts.py --wan 300,25,0.1 --collectives all_reduce --sizes 1M,32M
     RINGCOMM_FLOWS=2 python benchmarks/between_hosts.py --hosts 2 --rate 200mbit --second 20mbit
 
 Both backends are in the same processes and take turns, so what disturbs the machine disturbs them
 alike. The bound is 2 (n-1)/n bytes for all_reduce, (n-1)/n for the others, n hosts, over what one
-plain TCP connection carries between two of them in the same run.
+plain TCP connection carries both ways between two of them in the same run.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import socket
 import statistics
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -27,6 +30,7 @@ from typing import Any
 
 from lab.hosts import Hosts
 from lab.namespaces import missing
+from lab.wan import Wan
 
 COLLECTIVES = ["all_reduce", "reduce_scatter", "all_gather", "broadcast"]
 PLAIN_BYTES = 32 << 20
@@ -37,25 +41,38 @@ def parse_size(text: str) -> int:
     return int(text.rstrip("KM")) * unit
 
 
-def plain_tcp(rank: int, local: int, address: str) -> float:
-    """Bytes a second of one TCP connection from the first host to the second."""
+def connect(rank: int, address: str) -> socket.socket:
+    """Return a connection between the first rank of each of two hosts."""
     if rank == 0:
         with socket.create_server(("", 40999)) as server:
-            stream, _ = server.accept()
+            return server.accept()[0]
+    for _ in range(100):
+        with contextlib.suppress(ConnectionRefusedError):
+            return socket.create_connection((address, 40999))
+        time.sleep(0.05)
+    raise TimeoutError("the first host does not listen")
+
+
+def plain_tcp(rank: int, local: int, address: str) -> list[float]:
+    """Bytes a second of one TCP connection between two hosts, both ways at once, of four times.
+
+    The first is slower: TCP begins slowly.
+    """
+    if rank not in (0, local):
+        return []
+    rates, data, into = [], bytes(PLAIN_BYTES), bytearray(1 << 20)
+    with connect(rank, address) as stream:
+        for _ in range(4):
             began, got = time.perf_counter(), 0
+            writer = threading.Thread(target=stream.sendall, args=(data,))
+            writer.start()
             while got < PLAIN_BYTES:
-                got += len(stream.recv(1 << 18))
-            return got / (time.perf_counter() - began)
-    if rank == local:
-        for _ in range(100):
-            try:
-                stream = socket.create_connection((address, 40999))
-                break
-            except ConnectionRefusedError:
-                time.sleep(0.05)
-        stream.sendall(bytes(PLAIN_BYTES))
-        stream.recv(1)  # until the other end has closed
-    return 0.0
+                got += stream.recv_into(into, min(len(into), PLAIN_BYTES - got))
+            writer.join()
+            stream.sendall(b".")
+            stream.recv(1)
+            rates.append(PLAIN_BYTES / (time.perf_counter() - began))
+    return rates
 
 
 def call_of(collective: str, size: int, ranks: int, group: Any) -> Callable[[], object]:
@@ -84,7 +101,7 @@ def be_rank(options: argparse.Namespace) -> None:
     for collective in options.collectives.split(","):
         for size in map(parse_size, options.sizes.split(",")):
             calls = {b: call_of(collective, size, dist.get_world_size(), groups[b]) for b in groups}
-            repeat = 2 if size >= 1 << 20 else 100
+            repeat = 2 if size >= 1 << 20 else 5 if options.wan else 100
             times: dict[str, list[float]] = {backend: [] for backend in groups}
             for turn in range(options.turns + 1):
                 for backend, call in calls.items():
@@ -107,7 +124,7 @@ def show(answer: dict[str, Any], hosts: int, local: int) -> list[dict[str, Any]]
         moved = row["bytes"] * (hosts - 1) / hosts * (2 if row["collective"] == "all_reduce" else 1)
         if row["collective"] == "broadcast":
             moved = row["bytes"]
-        bound = moved / answer["plain"]
+        bound = moved / statistics.median(answer["plain"][1:])
         spread = {b: f"{min(t) * 1e3:.3g}..{max(t) * 1e3:.3g}" for b, t in row["times"].items()}
         ratio = medians["gloo"] / medians["ringcomm"]
         share = f"{bound / medians['ringcomm']:.0%} of the bound" if row["bytes"] >= 1 << 20 else ""
@@ -125,6 +142,9 @@ def main() -> None:
     parser.add_argument("--hosts", default="2,4", help="how many, in turn")
     parser.add_argument("--local", type=int, default=1, help="ranks on each host")
     parser.add_argument("--rate", default="1gbit", help="of each link; empty: as fast as it goes")
+    parser.add_argument(
+        "--wan", metavar="MBIT,MS[,PERCENT]", help="long links: rate, delay one way, packets lost"
+    )
     parser.add_argument("--second", help="the rate of a second network between them, if any")
     parser.add_argument("--collectives", default=",".join(COLLECTIVES))
     parser.add_argument("--sizes", default="1K,64K,16M")
@@ -139,7 +159,9 @@ def main() -> None:
         sys.exit(reason)
     results = []
     for count in map(int, options.hosts.split(",")):
-        with Hosts(count, rate=options.rate or None) as hosts:
+        far = Wan(*map(float, options.wan.split(","))) if options.wan else None
+        rate = None if far else options.rate or None
+        with Hosts(count, rate=rate, far=far) as hosts:
             if options.second:
                 hosts.second_network(options.second)
             command = [sys.executable, __file__, "--as-rank", *sys.argv[1:]]
@@ -147,6 +169,9 @@ def main() -> None:
         lines = [line for line in ranks[0].output.splitlines() if line.startswith("{")]
         if not lines:
             sys.exit(ranks[0].output)
+        plain = json.loads(lines[-1])["plain"]
+        shown = " ".join(f"{PLAIN_BYTES / rate:.3g}" for rate in plain)
+        print(f"plain TCP, {PLAIN_BYTES >> 20} MiB both ways: {shown} s")
         results += show(json.loads(lines[-1]), count, options.local)
     if options.json:
         options.json.write_text(json.dumps(results, indent=1) + "\n")

@@ -24,6 +24,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from lab import wan
+from lab.limits import limit
 from lab.namespaces import missing, own_name, remove, remove_leftovers, tool
 
 BURST = ["burst", "256kb", "latency", "20ms"]
@@ -44,6 +46,7 @@ class Hosts:
     """`count` hosts while the context lasts; `names`, `addresses` and `addresses6` are by host.
 
     `rate`, as "1gbit", limits each host's link in both directions. `ipv4=False` leaves IPv6 alone.
+    With `far` the links are long.
     """
 
     def __init__(
@@ -51,12 +54,13 @@ class Hosts:
         count: int,
         rate: str | None = None,
         *,
+        far: wan.Wan | None = None,
         ipv4: bool = True,
         ipv6: bool = False,
         mtu: int = 1500,
         seed: int = 0,
     ) -> None:
-        self.count, self.rate, self.mtu = count, rate, mtu
+        self.count, self.rate, self.far, self.mtu = count, rate, far, mtu
         self.ipv4, self.ipv6 = ipv4, ipv6
         self.random = random.Random(seed)  # chooses the connections to be killed
         self._tag = own_name(next(_serial))
@@ -68,6 +72,7 @@ class Hosts:
         self.addresses6 = [f"fd00:{net[0]}:{net[1]}::{i + 1}" for i in range(count)] if ipv6 else []
         self._ports = itertools.count(29500)  # a new one each time: the old may still be in use
         self._processes: list[subprocess.Popen[bytes]] = []
+        self._links: subprocess.Popen[bytes] | None = None  # the long ones
         self._folder = Path(tempfile.gettempdir()) / f"{self._tag}-files"
 
     def __enter__(self) -> Hosts:
@@ -91,11 +96,15 @@ class Hosts:
         words = ["link", "add", "switch", "type", "bridge", "mcast_snooping", 0]
         tool("ip", "-n", self._switch, *words)
         tool("ip", "-n", self._switch, "link", "set", "switch", "up")
-        for index, namespace in enumerate(self.namespaces):
+        for namespace in self.namespaces:
             tool("ip", "netns", "add", namespace)
-            words = ["link", "add", f"port{index}", "mtu", self.mtu, "type", "veth"]
-            words += ["peer", "name", "eth0", "mtu", self.mtu, "netns", namespace]
-            tool("ip", "-n", self._switch, *words)
+        if self.far:
+            self._links = wan.start(self.far, self.mtu, self._switch, self.namespaces)
+        for index, namespace in enumerate(self.namespaces):
+            if not self.far:
+                words = ["link", "add", f"port{index}", "mtu", self.mtu, "type", "veth"]
+                words += ["peer", "name", "eth0", "mtu", self.mtu, "netns", namespace]
+                tool("ip", "-n", self._switch, *words)
             tool("ip", "-n", self._switch, "link", "set", f"port{index}", "master", "switch", "up")
             if not self.ipv6:
                 self._without_ipv6(namespace)
@@ -137,6 +146,9 @@ class Hosts:
         """End what runs on the hosts and remove them; once is enough, twice does no harm."""
         for process in self._processes:
             self._end(process)
+        if self._links is not None:
+            self._links.communicate(timeout=limit(10))
+            self._links = None
         for namespace in [*self.namespaces, self._switch]:
             remove(namespace)
         shutil.rmtree(self._folder, ignore_errors=True)

@@ -32,6 +32,13 @@ Reach reach_of(const std::vector<int>& host_of) {
   return {.mapped = false, .local = equal ? static_cast<int>(local) : 1};
 }
 
+// A message takes half a round trip at least.
+Costs costs_at(int distance, Costs costs) {
+  constexpr double kLeast[] = {0, 1e-3, 20e-3};
+  costs.alpha = std::max(costs.alpha, kLeast[distance]);
+  return costs;
+}
+
 }  // namespace
 
 std::shared_ptr<Communicator> Communicator::create(Store& store,
@@ -46,11 +53,14 @@ std::shared_ptr<Communicator> Communicator::create(Store& store,
   meeting.rank = options.rank;
   meeting.size = options.size;
   meeting.scope = str(runtime.config().run, "/", options.name);
-  const Geometry across = Geometry::across_hosts(options.size);
   const uint64_t devices = cuda::Area::bytes(options.size);
   meeting.layout = {options.size, geometry.half_bytes(), mailbox_bytes(options.size), devices};
-  meeting.layout_across = {options.size, across.half_bytes(), mailbox_bytes(options.size), devices};
-  meeting.first_inbox = {across.inbox_offset(0), across.inbox_bytes};
+  meeting.across = [&](int distance) -> RendezvousOptions::Across {
+    const Geometry across = Geometry::across_hosts(options.size, distance);
+    const uint64_t mailbox = mailbox_bytes(options.size) << (2 * distance);
+    return {{options.size, across.half_bytes(), mailbox, devices},
+            {across.inbox_offset(0), across.inbox_bytes}};
+  };
   meeting.tcp = runtime.config().transport == "tcp";
   if (options.rank == 0) meeting.word = runtime.costs_word();
   meeting.algorithm = [&]() -> std::string {
@@ -70,6 +80,7 @@ std::shared_ptr<Communicator> Communicator::create(Store& store,
   agreed.algorithm.reset();
   if (!memory.algorithm.empty()) agreed.algorithm = algorithm_called(memory.algorithm);
   auto transport = std::make_unique<Transport>(options.rank, std::move(memory.peers));
+  const Geometry across = Geometry::across_hosts(options.size, memory.distance);
   return std::make_shared<Communicator>(std::move(transport), mapped ? geometry : across, agreed,
                                         std::move(memory));
 }
@@ -80,7 +91,7 @@ Communicator::Communicator(std::unique_ptr<Transport> transport, const Geometry&
       memory_(std::move(memory)),
       state_(options, std::move(transport), reach_of(memory_.host_of),
              ranks_here(memory_.host_of, options)),
-      host_(state_, geometry, Runtime::get().adopt(memory_.word)),
+      host_(state_, geometry, costs_at(memory_.distance, Runtime::get().adopt(memory_.word))),
       messages_(state_, host_),
       progress_(state_, host_, messages_) {
   state_.kick = [this] {

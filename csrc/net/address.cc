@@ -5,6 +5,7 @@
 #include <net/if.h>
 #include <netdb.h>
 #include <netinet/tcp.h>
+#include <poll.h>
 
 #include <algorithm>
 #include <charconv>
@@ -152,6 +153,36 @@ Fd connect_tcp(const Address& to) {
     if (errno != EINTR) throw SystemError(str("cannot connect to ", to.to_text()));
   }
   return fd;
+}
+
+std::optional<Clock::duration> round_trip(const std::vector<Address>& to, Clock::duration most) {
+  std::vector<Fd> sockets;
+  std::vector<pollfd> polled;
+  for (const Address& address : to) {
+    try {
+      sockets.push_back(connect_tcp(address));
+      polled.push_back({sockets.back().get(), POLLOUT, 0});
+    } catch (const SystemError&) {
+      continue;
+    }
+  }
+  const Deadline deadline(most);
+  for (size_t left = polled.size(); left > 0 && !deadline.passed();) {
+    const auto ms = std::chrono::ceil<std::chrono::milliseconds>(deadline.left()).count();
+    if (::poll(polled.data(), polled.size(), static_cast<int>(ms)) <= 0) continue;
+    for (size_t i = 0; i < polled.size(); ++i) {
+      if (polled[i].revents == 0) continue;
+      tcp_info info{};
+      socklen_t size = sizeof info;
+      const int told = ::getsockopt(polled[i].fd, IPPROTO_TCP, TCP_INFO, &info, &size);
+      if (pending_error(sockets[i]) == 0 && told == 0) {
+        return std::chrono::microseconds(info.tcpi_rtt);
+      }
+      polled[i].fd = -1;
+      --left;
+    }
+  }
+  return std::nullopt;
 }
 
 Address local_address(const Fd& socket) {

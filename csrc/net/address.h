@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "base/deadline.h"
 #include "base/fd.h"
 
 namespace ringcomm {
@@ -67,6 +68,10 @@ Fd listen_tcp(const Address& on, uint16_t first, uint16_t last, int backlog);
 // Begins to connect: when writable, pending_error says how it went. Throws SystemError when it
 // fails at once, as loopback does.
 Fd connect_tcp(const Address& to);
+
+// The time of a round trip to one of these addresses, as the kernel measures it when it connects.
+// Nothing: none of them answers by then.
+std::optional<Clock::duration> round_trip(const std::vector<Address>& to, Clock::duration most);
 
 Address local_address(const Fd& socket);
 int pending_error(const Fd& socket);                   // an errno, told once; 0: none so far

@@ -1,5 +1,6 @@
 #include "plan/shape.h"
 
+#include <bit>
 #include <numeric>
 
 namespace ringcomm {
@@ -17,11 +18,13 @@ Geometry Geometry::for_ranks(int size) {
   return geometry;
 }
 
-Geometry Geometry::across_hosts(int size) {
+Geometry Geometry::across_hosts(int size, int distance) {
   Geometry geometry = for_ranks(size);
-  geometry.inbox_bytes = 1024 * kKiB;  // touched only where plans send
-  geometry.slots = 8;
-  geometry.room_bytes = 0;  // segments stay as they are
+  const uint64_t share = std::bit_floor((uint64_t{2} << 30) / static_cast<uint64_t>(size));
+  const uint64_t wanted = uint64_t{1024} * kKiB << (3 * distance);  // touched where plans send
+  geometry.inbox_bytes = std::max(1024 * kKiB, std::min(wanted, share));
+  geometry.slots = std::clamp<uint64_t>(geometry.inbox_bytes / (256 * kKiB), 8, 64);
+  geometry.room_bytes = distance > 0 ? geometry.inbox_bytes : 0;  // what scatter passes on
   return geometry;
 }
 

@@ -32,7 +32,9 @@ struct Geometry {
   }
   // 256 KiB segments, with room for some of 512 KiB; inboxes share 4 MiB, 16 to 256 KiB each.
   static Geometry for_ranks(int size);
-  static Geometry across_hosts(int size);  // messages that outlast a network's latency
+  // Half of the slots are to hold what is under way at 10 Gbit/s. `distance` 0 is for round trips
+  // of up to 1 ms, 1 for up to 8 ms, and 2 for longer ones.
+  static Geometry across_hosts(int size, int distance = 0);
   bool operator==(const Geometry&) const = default;
 };
 

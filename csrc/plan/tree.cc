@@ -68,7 +68,7 @@ class TreePlan {
         shards_(sharded(shape.collective)),
         unit_(shape.slot_bytes()) {
     if (shards_) {  // it is to fit into the window as well, as often as there are slots
-      const uint64_t room = shape.geometry.window_bytes() / std::max<uint64_t>(plan_.slots(), 4);
+      const uint64_t room = shape.geometry.inbox_offset(0) / std::max<uint64_t>(plan_.slots(), 4);
       unit_ = std::min(unit_, shape.align(room));
     }
     for (Rank r = 0; r < shape.size; ++r) {

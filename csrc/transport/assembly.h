@@ -41,8 +41,8 @@ class Assembly {
   std::function<std::optional<PeerError>(Rank)> died;
 
  private:
-  // In this order; the last two where ranks are on several hosts.
-  static constexpr std::array kStages = {"card", "mapped", "contact", "ready"};
+  // In this order; the last three where ranks are on several hosts.
+  static constexpr std::array kStages = {"card", "mapped", "contact", "distance", "ready"};
 
   std::string key(size_t stage, const std::string& whose) const {
     return str(prefix_, kStages.at(stage), "/", whose);

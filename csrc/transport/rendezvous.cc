@@ -7,7 +7,10 @@ namespace ringcomm {
 namespace {
 
 constexpr auto kLookEvery = std::chrono::milliseconds(500);  // at the store, at who is silent
-constexpr auto kSlice = std::chrono::milliseconds(1);        // another thread may take what comes
+constexpr auto kNear = std::chrono::milliseconds(1);         // a round trip to another host
+constexpr auto kPatience = std::chrono::seconds(1);          // with an address that does not answer
+constexpr int kLooks = 3;
+constexpr auto kSlice = std::chrono::milliseconds(1);  // another thread may take what comes
 
 class Meeting {
  public:
@@ -124,7 +127,7 @@ class Meeting {
     result_.mappings.clear();
     result_.peers.clear();
     result_.peers.resize(cards_.size());
-    layout_ = across() ? options_.layout_across : options_.layout;
+    layout_ = across() ? options_.across(result_.distance).layout : options_.layout;
     segment_ = make_sealed_memfd("ringcomm", layout_.bytes());
     adopt(options_.rank, segment_);
     peer(options_.rank).doorbell = neighbours_.bell();
@@ -251,9 +254,19 @@ class Meeting {
     Network& network = options_.network(store_.host());
     refuse_loopback(network.contact().addresses[0], options_.rank, cards_);
     const auto texts = assembly_.exchange(network.contact().to_text());
+    const auto contact_of = [&](Rank rank) {
+      return Contact::from_text(texts[static_cast<size_t>(rank)]);
+    };
+    Rank next = options_.rank;
+    while (is_local(next)) next = (next + 1) % options_.size;
+    const auto told = assembly_.exchange(str(distance_to(contact_of(next).addresses)));
+    // The longest counts for all. The last line is rank 0's word.
+    const std::string longest = *std::max_element(told.begin(), told.end() - 1);
+    result_.distance = longest == "2" ? 2 : longest == "1" ? 1 : 0;
+    if (result_.distance > 0) map_neighbours();  // once more, with room for what is under way
     for (Rank rank = 0; rank < options_.size; ++rank) {
       if (is_local(rank)) continue;
-      const auto contact = Contact::from_text(texts[static_cast<size_t>(rank)]);
+      const auto contact = contact_of(rank);
       const bool elsewhere = !card(rank).may_share_network(mine_);
       if (elsewhere) refuse_own(contact.addresses, network.contact().addresses, rank);
       add_remote(rank, network.reach(contact));
@@ -261,9 +274,21 @@ class Meeting {
     assembly_.exchange("yes");
   }
 
+  // By the shortest of some round trips: one may be long because this host was busy.
+  static int distance_to(const std::vector<Address>& addresses) {
+    std::optional<Clock::duration> shortest;
+    for (int i = 0; i < kLooks && (!shortest || *shortest > kNear); ++i) {
+      const auto time = round_trip(addresses, kPatience);
+      if (!time) break;  // it is found out later, and said
+      shortest = std::min(shortest.value_or(*time), *time);
+    }
+    return !shortest || *shortest <= kNear ? 0 : *shortest <= 8 * kNear ? 1 : 2;
+  }
+
   void add_remote(Rank rank, Wire& wire) {
     Mapping shadow(layout_.bytes());
-    const auto inbox = static_cast<uint64_t>(rank) * options_.first_inbox.bytes;
+    const InboxLayout first = options_.across(result_.distance).first_inbox;
+    const auto inbox = static_cast<uint64_t>(rank) * first.bytes;
     ShmPeer& there = peer(rank);
     there.process.reset();
     there.segment = Segment(shadow.data(), layout_);
@@ -272,7 +297,7 @@ class Meeting {
                                 rank,
                                 peer(options_.rank).segment,
                                 there.segment,
-                                {options_.first_inbox.offset + inbox, options_.first_inbox.bytes}};
+                                {first.offset + inbox, first.bytes}};
     there.remote = std::make_unique<RemotePeer>(wire, channel(), ends);
     result_.mappings.push_back(std::move(shadow));
   }

@@ -22,12 +22,15 @@ namespace ringcomm {
 struct RendezvousOptions {
   Rank rank = 0;
   int size = 1;
-  std::string scope;            // run and restart: keeps the keys of an earlier life apart
-  SegmentLayout layout;         // of a group on one host
-  SegmentLayout layout_across;  // of one on several
-  InboxLayout first_inbox;      // of rank 0 in layout_across; the others follow
-  bool tcp = false;             // ranks of one host are as if on others
-  std::string word;             // rank 0's, one line: all get it with the cards
+  std::string scope;     // run and restart: keeps the keys of an earlier life apart
+  SegmentLayout layout;  // of a group on one host
+  struct Across {
+    SegmentLayout layout;
+    InboxLayout first_inbox;  // of rank 0; the others follow
+  };
+  std::function<Across(int distance)> across;  // of one on several
+  bool tcp = false;                            // ranks of one host are as if on others
+  std::string word;                            // rank 0's, one line: all get it with the cards
   // The algorithm that this rank asks for: one word, or none. If it throws, the others hear of it.
   std::function<std::string()> algorithm = [] { return std::string(); };
   std::function<Network&(const std::string& store_host)> network;
@@ -44,6 +47,7 @@ struct Neighbourhood {
   std::vector<Mapping> mappings;  // segments, this rank's first
   std::vector<ShmPeer> peers;     // peers[rank] is this rank
   std::vector<int> host_of;       // ranks with equal numbers share memory
+  int distance = 0;               // between hosts, as Geometry::across_hosts has it
   std::string word;               // rank 0's
   std::string algorithm;          // that rank 0 asks for; empty: none
 };

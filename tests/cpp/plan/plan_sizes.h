@@ -14,7 +14,8 @@ namespace ringcomm::cases {
 constexpr uint64_t kMiB = 1 << 20;
 
 // Shards of 4 MiB each, or of 4 to 8 MiB; splits of 4 MiB, or up to 1 MiB.
-inline Shape large(const Planner& planner, int size, bool even, std::mt19937_64& random) {
+inline Shape large(const Planner& planner, int size, bool even, std::mt19937_64& random,
+                   int distance = 0) {
   Shape shape;
   shape.collective = planner.collective;
   shape.size = size;
@@ -22,7 +23,7 @@ inline Shape large(const Planner& planner, int size, bool even, std::mt19937_64&
   shape.bytes = 64 * kMiB;
   const bool mapped = planner.algorithm == Algorithm::kDirect;
   shape.local = mapped ? 1 : local_of(size);
-  shape.geometry = mapped ? Geometry::for_ranks(size) : Geometry::across_hosts(size);
+  shape.geometry = mapped ? Geometry::for_ranks(size) : Geometry::across_hosts(size, distance);
   const auto more = [&](uint64_t most) { return even ? 0 : random() % (most / 4) * 4; };
   for (int r = 0; r < size; ++r) {
     if (planner.sharded()) shape.shards.push_back(4 * kMiB + more(4 * kMiB));
@@ -59,6 +60,43 @@ inline void sizes_of_plans(Group& group) {
                                    : static_cast<uint64_t>(size) * 1536;
         group.expect(plan.memory_bytes() <= limit,
                      str(what, " for ", size, " ranks takes ", plan.memory_bytes(), " bytes"));
+      }
+    }
+  }
+}
+
+// Between hosts that are far from one another: many slots, many steps.
+inline void sizes_of_far_plans(Group& group) {
+  std::mt19937_64 random(3);
+  for (const Planner& planner : all_planners()) {
+    if (planner.algorithm == Algorithm::kDirect) continue;
+    for (const int size : {2, 8, 32, 200}) {
+      const Shape shape = large(planner, size, true, random, 2);
+      const auto begin = std::chrono::steady_clock::now();
+      const Plan plan = make_plan(shape, 0, planner.algorithm);
+      const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - begin;
+      std::printf("   %-32s %3d ranks %5zu steps %6.1f KiB %7.0f us\n", planner.name().c_str(),
+                  size, plan.steps.size(), static_cast<double>(plan.memory_bytes()) / 1024,
+                  taken.count() * 1e6);
+      group.expect(plan.memory_bytes() <= 1 << 20,
+                   str(planner.name(), " for ", size, " ranks takes ", plan.memory_bytes()));
+    }
+  }
+}
+
+// Inboxes between hosts that are far from one another have many slots.
+inline void many_slots(Group& group) {
+  for (const Planner& planner : all_planners()) {
+    for (const int size : {2, 3, 4, 6}) {
+      for (const uint64_t slots : {32u, 64u}) {
+        const uint64_t n = static_cast<uint64_t>(size), much = 5 * slots * n + 1;
+        for (const uint64_t elements : {uint64_t{5}, 2 * slots + 1, planner.sharded() ? 0 : much}) {
+          if (elements == 0 || !group.takes(planner.name(), slots > 32 ? 8 : 4)) continue;
+          Case c{planner, size, elements, size - 1};
+          c.slots = slots;
+          const Program once = program(c);
+          group.prove({once, once}, describe(c));
+        }
       }
     }
   }
