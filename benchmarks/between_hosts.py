@@ -143,7 +143,10 @@ def main() -> None:
     parser.add_argument("--local", type=int, default=1, help="ranks on each host")
     parser.add_argument("--rate", default="1gbit", help="of each link; empty: as fast as it goes")
     parser.add_argument(
-        "--wan", metavar="MBIT,MS[,PERCENT]", help="long links: rate, delay one way, packets lost"
+        "--wan",
+        type=Wan.of,
+        metavar="MBIT,MS[,PERCENT]",
+        help="long links: rate, delay one way, packets lost",
     )
     parser.add_argument("--second", help="the rate of a second network between them, if any")
     parser.add_argument("--collectives", default=",".join(COLLECTIVES))
@@ -159,9 +162,8 @@ def main() -> None:
         sys.exit(reason)
     results = []
     for count in map(int, options.hosts.split(",")):
-        far = Wan(*map(float, options.wan.split(","))) if options.wan else None
-        rate = None if far else options.rate or None
-        with Hosts(count, rate=rate, far=far) as hosts:
+        rate = None if options.wan else options.rate or None
+        with Hosts(count, rate=rate, far=options.wan) as hosts:
             if options.second:
                 hosts.second_network(options.second)
             command = [sys.executable, __file__, "--as-rank", *sys.argv[1:]]

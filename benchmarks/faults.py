@@ -2,6 +2,7 @@
 
     python benchmarks/faults.py                                # the short forms
     python benchmarks/faults.py --only resets,blackhole --backends ringcomm,gloo
+    python benchmarks/faults.py --wan 300,25                   # round trips of 50 ms
     python benchmarks/faults.py --long --json faults.json      # hours
 
 Most rows need several hosts, which are network namespaces: root, iproute2 and nftables. "yes" is
@@ -52,7 +53,9 @@ def main() -> None:
     parser.add_argument("--backends", type=names, default=["ringcomm", "gloo"])
     parser.add_argument("--only", type=names, default=[], help="names of rows: resets,blackhole")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--wan", default="", metavar="MBIT,MS[,PERCENT]", help="over long links")
     options = parser.parse_args()
+    os.environ["LAB_WAN"] = options.wan
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # programs of the rows inherit it
     facts, found, rows = report.machine(), [], []
     for fault in chosen(options):

@@ -60,7 +60,8 @@ class Hosts:
         mtu: int = 1500,
         seed: int = 0,
     ) -> None:
-        self.count, self.rate, self.far, self.mtu = count, rate, far, mtu
+        self.count, self.rate, self.mtu = count, rate, mtu
+        self.far = far or wan.asked()
         self.ipv4, self.ipv6 = ipv4, ipv6
         self.random = random.Random(seed)  # chooses the connections to be killed
         self._tag = own_name(next(_serial))

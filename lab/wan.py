@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -20,10 +21,24 @@ class Wan(NamedTuple):
     delay: float  # ms
     loss: float = 0  # percent of the packets
 
+    @classmethod
+    def of(cls, text: str) -> Wan:
+        """Parse "300,25" or "300,25,0.1". Raises ValueError."""
+        words = text.split(",")
+        if not 2 <= len(words) <= 3:
+            raise ValueError(f"{text!r} is not RATE,DELAY or RATE,DELAY,LOSS")
+        return cls(*map(float, words))
+
     @property
     def queue(self) -> float:
         """The longest that a packet waits for the link, ms."""
         return 2 * self.delay + 20
+
+
+def asked() -> Wan | None:
+    """Return the links that LAB_WAN=RATE,DELAY[,LOSS] asks for: benchmarks/faults.py --wan."""
+    text = os.environ.get("LAB_WAN")
+    return Wan.of(text) if text else None
 
 
 def start(wan: Wan, mtu: int, switch: str, namespaces: Sequence[str]) -> subprocess.Popen[bytes]:

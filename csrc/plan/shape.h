@@ -32,8 +32,8 @@ struct Geometry {
   }
   // 256 KiB segments, with room for some of 512 KiB; inboxes share 4 MiB, 16 to 256 KiB each.
   static Geometry for_ranks(int size);
-  // Half of the slots are to hold what is under way at 10 Gbit/s. `distance` 0 is for round trips
-  // of up to 1 ms, 1 for up to 8 ms, and 2 for longer ones.
+  // Half of the slots hold what is under way at 8 Gbit/s. `distance` 0 is for round trips of up to
+  // 1 ms, 1 for up to 8 ms, and 2 for longer ones, of which 60 ms are filled.
   static Geometry across_hosts(int size, int distance = 0);
   bool operator==(const Geometry&) const = default;
 };
