@@ -11,6 +11,7 @@ class Config:
 
     log: int
     algorithm: str | None
+    congestion: str
     costs: str
     cuda_connections: int
     cuda_library: str
@@ -113,6 +114,15 @@ class Options(_Backend.Options):
     @flows.setter
     def flows(self, value: int | None) -> None: ...
     @property
+    def congestion(self) -> str:
+        """The attribute of `RINGCOMM_CONGESTION`.
+
+        TCP's congestion control, as `bbr`, of those in `sysctl
+        net.ipv4.tcp_available_congestion_control`. Default: as the kernel is set.
+        """
+    @congestion.setter
+    def congestion(self, value: str | None) -> None: ...
+    @property
     def resume_seconds(self) -> int:
         """The attribute of `RINGCOMM_RESUME_SECONDS`.
 
@@ -195,6 +205,7 @@ class Options(_Backend.Options):
         ports: str | None = None,
         transport: str | None = None,
         flows: int | None = None,
+        congestion: str | None = None,
         resume_seconds: int | None = None,
         secret: str | Path | None = None,
         costs: str | None = None,

@@ -16,6 +16,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from ringcomm import addresses  # now, not when a group meets: files may be out of reach then
 from ringcomm.options import ATTRIBUTES, LEVELS, PROCESS, Setting, nearest
 
 _configured: Any = None  # the Options of this process's first group
@@ -80,9 +81,7 @@ def give(options: Any, setting: Setting, value: Any) -> None:
 
 def check_addresses(name: str, value: Any) -> None:
     """Raise ValueError for an interface or port that the library could not read later."""
-    if name in ("ifname", "ports"):
-        from ringcomm import addresses
-
+    if name in addresses.GRAMMAR:
         addresses.GRAMMAR[name](value)
 
 

@@ -219,9 +219,9 @@ def choose(interfaces: list[Interface], wanted: str, routed: str | None) -> list
 def addresses_of(host: str) -> list[str]:
     """Ask the name server, if `host` is a name; none where it knows of none."""
     flags = socket.AI_ADDRCONFIG
-    try:
-        found = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM, flags=flags)
-    except (OSError, UnicodeError):
+    try:  # bytes: for text Python loads a codec, which a process that changed its user cannot read
+        found = socket.getaddrinfo(host.encode(), 9, type=socket.SOCK_DGRAM, flags=flags)
+    except (OSError, ValueError):
         return []
     return [str(each[4][0]) for each in found]
 

@@ -136,6 +136,12 @@ SETTINGS = [
         most=16,
     ),
     Setting(
+        *("congestion", PROCESS),
+        "TCP's congestion control, as `bbr`, of those in "
+        "`sysctl net.ipv4.tcp_available_congestion_control`",
+        fits="as the kernel is set",
+    ),
+    Setting(
         *("resume_seconds", PROCESS),
         "seconds for which a peer that does not answer is waited for",
         kind=int,

@@ -185,6 +185,15 @@ std::optional<Clock::duration> round_trip(const std::vector<Address>& to, Clock:
   return std::nullopt;
 }
 
+void set_congestion(const Fd& socket, const std::string& name) {
+  if (name.empty()) return;
+  const auto length = static_cast<socklen_t>(name.size());
+  if (::setsockopt(socket.get(), IPPROTO_TCP, TCP_CONGESTION, name.data(), length) == 0) return;
+  throw UsageError(str("RINGCOMM_CONGESTION=", name, ": ", std::strerror(errno),
+                       " (`sysctl net.ipv4.tcp_allowed_congestion_control` lists what this host "
+                       "allows)"));
+}
+
 Address local_address(const Fd& socket) {
   sockaddr_storage name{};
   socklen_t length = sizeof name;

@@ -73,6 +73,9 @@ Fd connect_tcp(const Address& to);
 // Nothing: none of them answers by then.
 std::optional<Clock::duration> round_trip(const std::vector<Address>& to, Clock::duration most);
 
+// The congestion control, by its name. Throws UsageError where the kernel has, or allows, no such.
+void set_congestion(const Fd& socket, const std::string& name);
+
 Address local_address(const Fd& socket);
 int pending_error(const Fd& socket);                   // an errno, told once; 0: none so far
 void set_low_water(const Fd& socket, size_t bytes);    // fewer do not make it readable

@@ -71,6 +71,7 @@ void Network::listen() {
       refused = std::current_exception();
       continue;
     }
+    set_congestion(listener, options_.congestion);  // accepted sockets inherit it
     add_to_epoll(epoll_, listener, listeners_.size());
     contact_.addresses.push_back(local_address(listener));
     listeners_.push_back(std::move(listener));

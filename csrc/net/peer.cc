@@ -217,6 +217,7 @@ void Network::Peer::connect(int flow, Clock::time_point now) {
     }
     try {
       Fd socket = connect_tcp(address);
+      set_congestion(socket, network_.options_.congestion);
       Link& link = network_.add_link(std::move(socket), this, flow);
       link.address = index;
       link.homeward = homeward;

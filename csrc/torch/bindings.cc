@@ -68,6 +68,7 @@ void bind_options(py::module_& module) {
           "log", [](const Config& self) { return static_cast<int>(self.log); },
           [](Config& self, int level) { self.log = static_cast<LogLevel>(level); })
       .def_readwrite("algorithm", &Config::algorithm)
+      .def_readwrite("congestion", &Config::congestion)
       .def_readwrite("costs", &Config::costs)
       .def_readwrite("cuda_connections", &Config::cuda_connections)
       .def_readwrite("cuda_library", &Config::cuda_library)

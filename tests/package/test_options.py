@@ -99,6 +99,7 @@ GOOD: dict[str, tuple[str, Any]] = {  # as a variable, and as a value
     "ports": ("40000-40010", "40000-40010"),
     "transport": ("tcp", "tcp"),
     "flows": ("16", 16),
+    "congestion": ("bbr", "bbr"),
     "resume_seconds": ("86400", 86_400),
     "secret": ("bees", "bees"),
     "costs": ("/a/file", "/a/file"),
