@@ -118,7 +118,7 @@ class Options(_Backend.Options):
         """The attribute of `RINGCOMM_CONGESTION`.
 
         TCP's congestion control, as `bbr`, of those in `sysctl
-        net.ipv4.tcp_available_congestion_control`. Default: as the kernel is set.
+        net.ipv4.tcp_allowed_congestion_control`. Default: as the kernel is set.
         """
     @congestion.setter
     def congestion(self, value: str | None) -> None: ...

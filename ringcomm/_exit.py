@@ -30,10 +30,10 @@ def close_groups_with(library: Any) -> None:
     """Have the library close all groups when the program ends."""
 
     def close() -> None:
-        from ringcomm import _flight
-
         error = fatal_error()
         try:
+            from ringcomm import _flight
+
             _flight.stop()
             if error:
                 _flight.dump_after(f"the program ends with {error}")

@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 QUIET = 0.05  # seconds: what is told within belongs together
 LOOK_EVERY = 1.0  # seconds: at other ranks, and for metrics
 MOST = 1 << 20  # bytes of the pipe that are read at once
-FAILED = b"!"  # the library's word
-
-OVER = b"."  # the watcher is to end
+# Words of the pipe, which no text of faulthandler has.
+FAILED = b"\1"  # the library's
+OVER = b"\0"  # the watcher is to end
 PATIENCE = 2.0  # seconds for that
 
 _lock = threading.Lock()

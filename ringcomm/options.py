@@ -138,7 +138,7 @@ SETTINGS = [
     Setting(
         *("congestion", PROCESS),
         "TCP's congestion control, as `bbr`, of those in "
-        "`sysctl net.ipv4.tcp_available_congestion_control`",
+        "`sysctl net.ipv4.tcp_allowed_congestion_control`",
         fits="as the kernel is set",
     ),
     Setting(

@@ -125,8 +125,9 @@ uint64_t Runtime::look_at_groups() {
   return asked;
 }
 
+// FAILED of ringcomm/_flight.py.
 void Runtime::tell_failure() const {
-  if (const int pipe = failures_; pipe >= 0) (void)!::write(pipe, "!", 1);  // full: enough was told
+  if (const int pipe = failures_; pipe >= 0) (void)!::write(pipe, "\1", 1);  // full: it knows
 }
 
 std::vector<int> Runtime::close_groups(Clock::duration grace, const std::string& error) {

@@ -189,9 +189,9 @@ void set_congestion(const Fd& socket, const std::string& name) {
   if (name.empty()) return;
   const auto length = static_cast<socklen_t>(name.size());
   if (::setsockopt(socket.get(), IPPROTO_TCP, TCP_CONGESTION, name.data(), length) == 0) return;
-  throw UsageError(str("RINGCOMM_CONGESTION=", name, ": ", std::strerror(errno),
-                       " (`sysctl net.ipv4.tcp_allowed_congestion_control` lists what this host "
-                       "allows)"));
+  throw SystemError(str("RINGCOMM_CONGESTION=", name,
+                        " (`sysctl net.ipv4.tcp_allowed_congestion_control` lists what this host "
+                        "allows)"));
 }
 
 Address local_address(const Fd& socket) {

@@ -73,7 +73,8 @@ Fd connect_tcp(const Address& to);
 // Nothing: none of them answers by then.
 std::optional<Clock::duration> round_trip(const std::vector<Address>& to, Clock::duration most);
 
-// The congestion control, by its name. Throws UsageError where the kernel has, or allows, no such.
+// The congestion control, by its name. Throws SystemError where the kernel has no such, or does
+// not allow it.
 void set_congestion(const Fd& socket, const std::string& name);
 
 Address local_address(const Fd& socket);

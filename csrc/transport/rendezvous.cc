@@ -275,10 +275,12 @@ class Meeting {
   }
 
   // By the shortest of some round trips: one may be long because this host was busy.
-  static int distance_to(const std::vector<Address>& addresses) {
+  int distance_to(const std::vector<Address>& addresses) const {
     std::optional<Clock::duration> shortest;
     for (int i = 0; i < kLooks && (!shortest || *shortest > kNear); ++i) {
-      const auto time = round_trip(addresses, kPatience);
+      options_.interrupt();
+      const auto time =
+          round_trip(addresses, std::min<Clock::duration>(kPatience, deadline_.left()));
       if (!time) break;  // it is found out later, and said
       shortest = std::min(shortest.value_or(*time), *time);
     }

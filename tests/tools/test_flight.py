@@ -191,6 +191,26 @@ def test_a_signal_writes_them_during_a_hang(job: Any, tmp_path: Path) -> None:
     assert "in all_reduce" in stacks.read_text()
 
 
+def test_each_signal_is_heard(python: Run, tmp_path: Path) -> None:
+    """What a first one has told does not end the watching; metrics go on, too."""
+    program = f"""
+import os, signal, time, torch.distributed as dist
+dist.init_process_group("ringcomm", store=dist.HashStore(), rank=0, world_size=1)
+for name in ("rank_0", "rank_0", "metrics", "metrics"):
+    path = {str(tmp_path)!r} + "/" + name
+    if name == "rank_0": os.kill(os.getpid(), signal.SIGUSR2)
+    deadline = time.monotonic() + {limit(5)}
+    while not os.path.exists(path):
+        assert time.monotonic() < deadline, name
+        time.sleep(0.01)
+    os.remove(path)
+"""
+    done = python(program, RINGCOMM_TRACE=str(tmp_path), RINGCOMM_METRICS=f"{tmp_path}/metrics")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("SIGUSR2: wrote flight records") == 2, done.stderr
+    assert "a group has failed" not in done.stderr
+
+
 def test_signals_harm_no_thread(job: Any, tmp_path: Path) -> None:
     """Another process sends many, while threads of Python come and go."""
     folder = tmp_path / "records"
