@@ -25,6 +25,10 @@ class Config:
     run: str
     secret: str
     spin_us: int | None
+    tls: str
+    tls_ca: str
+    tls_cert: str
+    tls_key: str
     trace: str
     trace_lines: str
     transport: str
@@ -141,6 +145,39 @@ class Options(_Backend.Options):
     @secret.setter
     def secret(self, value: str | Path | None) -> None: ...
     @property
+    def tls(self) -> str:
+        """The attribute of `RINGCOMM_TLS`.
+
+        `on`: connections between hosts are encrypted, by the secret or by certificates. Default:
+        `off`. Values: `off`, `on`.
+        """
+    @tls.setter
+    def tls(self, value: str | None) -> None: ...
+    @property
+    def tls_cert(self) -> str:
+        """The attribute of `RINGCOMM_TLS_CERT`.
+
+        A file with this rank's certificate, and those between. Default: none.
+        """
+    @tls_cert.setter
+    def tls_cert(self, value: str | None) -> None: ...
+    @property
+    def tls_key(self) -> str:
+        """The attribute of `RINGCOMM_TLS_KEY`.
+
+        The file with the key of that certificate. Default: none.
+        """
+    @tls_key.setter
+    def tls_key(self, value: str | None) -> None: ...
+    @property
+    def tls_ca(self) -> str:
+        """The attribute of `RINGCOMM_TLS_CA`.
+
+        A file with the authorities that sign the ranks' certificates. Default: none.
+        """
+    @tls_ca.setter
+    def tls_ca(self, value: str | None) -> None: ...
+    @property
     def costs(self) -> str:
         """The attribute of `RINGCOMM_COSTS`.
 
@@ -208,6 +245,10 @@ class Options(_Backend.Options):
         congestion: str | None = None,
         resume_seconds: int | None = None,
         secret: str | Path | None = None,
+        tls: str | None = None,
+        tls_cert: str | None = None,
+        tls_key: str | None = None,
+        tls_ca: str | None = None,
         costs: str | None = None,
         cuda_library: str | None = None,
         log: str | None = None,

@@ -79,6 +79,24 @@ def give(options: Any, setting: Setting, value: Any) -> None:
     return None
 
 
+def check_tls(config: Any) -> None:
+    """Raise ValueError where the settings of encryption do not fit together."""
+    files = {name: getattr(config, name) for name in ("tls_cert", "tls_key", "tls_ca")}
+    given = [f"RINGCOMM_{name.upper()}" for name, file in files.items() if file]
+    lacking = [f"RINGCOMM_{name.upper()}" for name, file in files.items() if not file]
+    if given and config.tls != "on":
+        raise ValueError(f"{given[0]} is set and RINGCOMM_TLS is off: nothing would be encrypted")
+    if given and lacking:
+        raise ValueError(f"{given[0]} needs {' and '.join(lacking)}, too")
+    if given:
+        secret_in(Path(config.tls_key), f"RINGCOMM_TLS_KEY={config.tls_key}")
+    elif config.tls == "on" and not config.secret:
+        raise ValueError(
+            "RINGCOMM_TLS=on needs a key: set RINGCOMM_SECRET_FILE, or RINGCOMM_TLS_CERT, "
+            "RINGCOMM_TLS_KEY and RINGCOMM_TLS_CA"
+        )
+
+
 def check_addresses(name: str, value: Any) -> None:
     """Raise ValueError for an interface or port that the library could not read later."""
     if name in addresses.GRAMMAR:
@@ -149,6 +167,7 @@ def configure(options: Any, run: str | None = None) -> None:
     launched = (os.environ.get(f"TORCHELASTIC_{name}") for name in ("RUN_ID", "RESTART_COUNT"))
     name, restart = launched
     config.run = run or f"{name or 'none'}/{restart or '0'}"
+    check_tls(config)
     config.cuda_connections = connections(os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS") or "8")
     _C.configure(config)
     _configured = configured

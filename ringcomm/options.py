@@ -157,6 +157,17 @@ SETTINGS = [
         fits="none",
     ),
     Setting(
+        *("tls", PROCESS),
+        "`on`: connections between hosts are [encrypted](safer.md#encryption), by the secret or by "
+        "certificates",
+        default="off",
+        choices=("off", "on"),
+        wrong=" is neither off nor on",
+    ),
+    Setting(*("tls_cert", PROCESS), "a file with this rank's certificate, and those between"),
+    Setting(*("tls_key", PROCESS), "the file with the key of that certificate"),
+    Setting(*("tls_ca", PROCESS), "a file with the authorities that sign the ranks' certificates"),
+    Setting(
         *("costs", PROCESS),
         "a file of `ringcomm tune`, at rank 0: what messages [cost](networks.md#tuning) here",
         fits="none",

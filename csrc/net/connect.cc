@@ -25,6 +25,7 @@ void Network::accept_from(const Fd& listener) {
     uint64_t number = 0;
     try {
       Link& link = add_link(std::move(socket), nullptr, 0);
+      if (tls_.on()) link.tls = std::make_unique<Tls>(tls_, link.socket, true);
       link.handshake.emplace(contact_.id);
       number = link.number;
     } catch (const SystemError&) {
@@ -93,6 +94,7 @@ void Network::greet(Link& link) {
   const bool needed = !peer.session.is_up(link.flow) || link.homeward;
   if (!needed || peer.handshaking(link.flow)) return drop(link);
   link.connecting = false;
+  if (tls_.on()) link.tls = std::make_unique<Tls>(tls_, link.socket, false);
   link.handshake.emplace(contact_.id, peer.contact.id, link.flow, peer);
   link.out = link.handshake->output();
   watch(link, false);
@@ -105,11 +107,13 @@ bool Network::advance_handshake(Link& link) {
     while (!link.handshake->done()) {
       const size_t wanted = link.handshake->wanted();
       std::byte buffer[Handshake::kMostBytes];
-      const ssize_t got = ::recv(link.socket.get(), buffer, wanted - link.in.size(), 0);
+      const iovec rest{buffer, wanted - link.in.size()};
+      const ssize_t got = link.receive({&rest, 1});
       if (got < 0 && (errno == EAGAIN || errno == EINTR)) break;
       if (got <= 0) throw FlowError("closed");
       link.in.insert(link.in.end(), buffer, buffer + got);
       if (link.in.size() < wanted) continue;
+      if (link.tls) link.handshake->bind(link.tls->binding());
       if (link.handshake->accepting() && link.peer != nullptr) check_turn(*link.peer, link.flow);
       link.handshake->take(std::exchange(link.in, {}).data());
       if (link.handshake->accepting() && link.peer == nullptr) meet_caller(link);

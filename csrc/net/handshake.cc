@@ -114,7 +114,7 @@ void Handshake::send(const void* data, size_t bytes) {
 
 // Both have said Hello and Challenge; `more` is what the message itself adds.
 Key Handshake::proof(const char* label, const std::string& more) const {
-  return hmac(party_->key(), {label, said_, more});
+  return hmac(party_->key(), {label, said_, binding_, more});
 }
 
 void Handshake::check_proof(const char* label, const std::string& more, const Key& theirs) const {

@@ -7,8 +7,8 @@
 //   initiator -> Proof       its cursor, proof          (it has closed the old connection)
 //   acceptor  -> Resume      its cursor, proof          (so has it)
 //
-// Like the session, it does no I/O. It does not encrypt. It does not protect a connection from
-// somebody who can change packets once the handshake is over (docs/networks.md).
+// Like the session, it does no I/O. It does not encrypt. Without TLS it does not protect a
+// connection from somebody who can change packets once the handshake is over (docs/safer.md).
 #pragma once
 
 #include <optional>
@@ -32,9 +32,10 @@ std::string to_hex(const uint8_t* data, size_t bytes);
 // Throws UsageError unless `text` is `bytes` bytes in hexadecimal.
 void from_hex(const std::string& text, uint8_t* data, size_t bytes);
 
-// The peer does not know the key.
+// The peer cannot prove who it is.
 struct StrangerError : FlowError {
   StrangerError() : FlowError("it does not know the secret of this job: RINGCOMM_SECRET") {}
+  using FlowError::FlowError;
 };
 
 // Another process listens at the peer's address: the peer has ended. No proof goes with that word,
@@ -74,6 +75,9 @@ class Handshake {
   const std::optional<ProcessId>& caller() const { return caller_; }
   void with(Party& party);
 
+  // What this connection alone has, see Tls::binding(): part of every proof. Before take().
+  void bind(const Key& connection) { binding_ = {connection.begin(), connection.end()}; }
+
   bool done() const { return theirs_.has_value(); }
   bool accepting() const { return !initiator_; }
   int flow() const { return flow_; }
@@ -99,6 +103,7 @@ class Handshake {
   int flow_ = 0, flows_ = 0;
   uint64_t generation_ = 0;
   std::string said_;  // Hello and Challenge, as they travelled: in every proof
+  std::string binding_;
   std::optional<ProcessId> caller_;
   std::optional<Cursor> theirs_;
   std::vector<std::byte> output_;

@@ -16,7 +16,8 @@ constexpr uint64_t kWake = 63;        // listeners have the numbers below
 // ---- contacts
 
 std::string Contact::to_text() const {
-  std::string text = str(to_hex(id.data(), id.size()), ' ', to_hex(key.data(), key.size()));
+  std::string text =
+      str(to_hex(id.data(), id.size()), ' ', to_hex(key.data(), key.size()), ' ', tls);
   for (const Address& address : addresses) text += ' ' + address.to_text();
   return text;
 }
@@ -24,8 +25,8 @@ std::string Contact::to_text() const {
 Contact Contact::from_text(const std::string& text) {
   TextReader in(text);
   std::string id, key, address;
-  in >> id >> key;
   Contact contact;
+  in >> id >> key >> contact.tls;
   from_hex(id, contact.id.data(), contact.id.size());
   from_hex(key, contact.key.data(), contact.key.size());
   while (in >> address) contact.addresses.push_back(Address::from_text(address));
@@ -37,6 +38,7 @@ Contact Contact::from_text(const std::string& text) {
 
 Network::Network(const NetworkOptions& options)
     : options_(options),
+      tls_(options),
       epoll_(::epoll_create1(EPOLL_CLOEXEC)),
       wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
       staging_(kStaging),
@@ -44,6 +46,7 @@ Network::Network(const NetworkOptions& options)
   if (!epoll_ || !wake_) throw SystemError("epoll");
   contact_.id = random_id();
   contact_.key = random_key();
+  contact_.tls = tls_.way();
   add_to_epoll(epoll_, wake_, kWake);
   listen();
 }
@@ -81,6 +84,9 @@ void Network::listen() {
 }
 
 Wire& Network::reach(const Contact& contact) {
+  RINGCOMM_CHECK(contact.tls == contact_.tls, "TLS is ", contact_.tls, " here and ",
+                 contact.tls.substr(0, 20), " at ", contact.addresses[0].to_text(),
+                 ": set RINGCOMM_TLS and its files alike on every rank");
   const std::lock_guard lock(mutex_);
   if (!thread_.joinable()) thread_ = std::thread(&Network::run, this);
   auto& peer = peers_[contact.id];
@@ -184,12 +190,29 @@ bool Network::handle(Link& link, uint32_t events) {
 
 // ---- connections that are up
 
+ssize_t Network::Link::receive(std::span<const iovec> parts) {
+  if (tls) return tls->read({static_cast<std::byte*>(parts[0].iov_base), parts[0].iov_len});
+  return ::readv(socket.get(), parts.data(), static_cast<int>(parts.size()));
+}
+
+ssize_t Network::Link::send(std::span<iovec> parts) {
+  try {
+    if (tls) return tls->write(parts);
+  } catch (const FlowError&) {  // why, the next read will say
+    return 0;
+  }
+  msghdr message{};
+  message.msg_iov = parts.data();
+  message.msg_iovlen = parts.size();
+  return ::sendmsg(socket.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+}
+
 void Network::drop(Link& link, bool refused) {
   if (Peer* peer = link.peer) {
     auto& current = peer->links[static_cast<size_t>(link.flow)];
     if (current == &link) {
       current = nullptr;
-      peer->count_broken();
+      if (!link.worn()) peer->count_broken();
       link.socket.reset();  // before the session says what came over it
       peer->session.down(link.flow);
       peer->connect_again(link.flow);
@@ -205,11 +228,10 @@ bool Network::read_from(Link& link) {
   Session& session = peer.session;
   bool arrived = false;
   try {
-    for (size_t total = 0; total < kQuantum;) {
+    for (size_t total = 0; total < kQuantum || (link.tls && link.tls->has_more());) {
       const auto landing = session.landing(link.flow);
-      iovec parts[] = {{landing.data(), landing.size()}, {staging_.data(), staging_.size()}};
-      const ssize_t got =
-          ::readv(link.socket.get(), landing.empty() ? parts + 1 : parts, landing.empty() ? 1 : 2);
+      const iovec parts[] = {{landing.data(), landing.size()}, {staging_.data(), staging_.size()}};
+      const ssize_t got = link.receive(std::span(parts).subspan(landing.empty() ? 1 : 0));
       if (got < 0 && (errno == EAGAIN || errno == EINTR)) break;
       if (got <= 0) throw FlowError("closed");
       arrived = true;
@@ -218,7 +240,7 @@ bool Network::read_from(Link& link) {
       session.landed(link.flow, landed);
       session.read(link.flow, {staging_.data(), bytes - landed}, Clock::now());
       total += bytes;
-      if (bytes < landing.size() + staging_.size()) break;
+      if (!link.tls && bytes < landing.size() + staging_.size()) break;
     }
     wait_for_more(link);
   } catch (const ChangedError&) {
@@ -235,7 +257,8 @@ bool Network::read_from(Link& link) {
 
 // While a long payload comes, this process is woken for large pieces, not for every packet.
 void Network::wait_for_more(Link& link) {
-  const size_t expected = link.peer->session.expected(link.flow);
+  const size_t here = link.tls ? Tls::kMostHeld : 0;
+  const size_t expected = std::max(link.peer->session.expected(link.flow), here) - here;
   const size_t wanted = expected < kLongWait ? 1 : std::min(expected, kWakeAt);
   if (wanted == link.low_water) return;
   link.low_water = wanted;
@@ -253,13 +276,10 @@ void Network::write_to(Link& link) {
       count = link.peer->session.gather(link.flow, parts);
     }
     if (count == 0) return watch(link, false);
-    msghdr message{};
-    message.msg_iov = parts.data();
-    message.msg_iovlen = count;
-    const ssize_t sent = ::sendmsg(link.socket.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
-    if (sent < 0) {
-      if (errno == EAGAIN || errno == EINTR) return watch(link, true);
-      return drop(link);
+    const ssize_t sent = link.send(std::span(parts).first(count));
+    if (sent <= 0) {
+      const bool later = sent < 0 && (errno == EAGAIN || errno == EINTR);
+      return later ? watch(link, !link.tls || !link.tls->waits_to_read()) : drop(link);
     }
     const auto bytes = static_cast<size_t>(sent);
     if (!link.out.empty()) {

@@ -15,6 +15,7 @@
 #include "net/address.h"
 #include "net/handshake.h"
 #include "net/session.h"
+#include "net/tls.h"
 #include "net/wire.h"
 
 namespace ringcomm {
@@ -22,7 +23,8 @@ namespace ringcomm {
 // The words of a process to the others, through the store.
 struct Contact {
   ProcessId id{};
-  Key key{};  // part of the key of each pair, see ProcessConfig::secret
+  Key key{};        // part of the key of each pair, see ProcessConfig::secret
+  std::string tls;  // TlsSettings::way(): an attacker who changes it stops the job, no more
   std::vector<Address> addresses;
 
   std::string to_text() const;
@@ -87,6 +89,7 @@ class Network {
   void tick(Clock::time_point now);
 
   const NetworkOptions options_;
+  const TlsSettings tls_;
   Contact contact_;
   Fd epoll_, wake_;
   std::vector<Fd> listeners_;

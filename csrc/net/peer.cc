@@ -12,9 +12,10 @@ constexpr Clock::duration kRefusedFor = std::chrono::milliseconds(700);  // its 
 constexpr auto kQuietFor = std::chrono::milliseconds(2500);  // then people are told of it
 
 Network::Peer::Peer(Network& network, const Contact& contact, const Key& key)
-    // A peer is looked for before it is given up.
+    // TLS seals payloads already. A peer is looked for before it is given up.
     : session(*this, network.options_.flows,
-              {.silence =
+              {.verify = !network.tls_.on(),
+               .silence =
                    std::min(SessionRules().silence, Clock::duration(network.options_.resume) / 2)}),
       links(static_cast<size_t>(network.options_.flows)),
       contact(contact),
@@ -139,6 +140,9 @@ void Network::Peer::tick(Clock::time_point now, Clock::duration stalled) {
   session.tick(now, stalled);
   for (const int flow : session.take_closed()) {
     if (Link* closed = links[static_cast<size_t>(flow)]) network_.drop(*closed);
+  }
+  for (Link*& link : links) {
+    if (link != nullptr && link->worn()) network_.drop(*link);
   }
   const bool up = std::ranges::any_of(links, [](auto* link) { return link; });
   if (up) tell_news(now);

@@ -17,10 +17,17 @@ struct Network::Link {
   size_t low_water = 1;   // bytes that make the socket readable
   int address = -1;       // which of the peer's; -1: it connected to us
   bool homeward = false;  // replaces one that is up at another address than the flow's own
+  std::unique_ptr<Tls> tls;
   std::optional<Handshake> handshake;
   std::vector<std::byte> in, out;  // of the handshake
   Clock::time_point began;
   Meter meter;
+
+  // As readv(2) and sendmsg(2); with TLS, of fewer bytes, and they throw FlowError.
+  ssize_t receive(std::span<const iovec> parts);
+  ssize_t send(std::span<iovec> parts);
+  // Another key is to seal what follows: the next connection has one.
+  bool worn() const { return tls && tls->records() > Tls::kMostRecords; }
 
   bool is_ours() const { return connecting || (handshake && !handshake->accepting()); }
 };

@@ -82,6 +82,10 @@ void bind_options(py::module_& module) {
       .def_readwrite("run", &Config::run)
       .def_readwrite("secret", &Config::secret)
       .def_readwrite("spin_us", &Config::spin_us)
+      .def_readwrite("tls", &Config::tls)
+      .def_readwrite("tls_ca", &Config::tls_ca)
+      .def_readwrite("tls_cert", &Config::tls_cert)
+      .def_readwrite("tls_key", &Config::tls_key)
       .def_readwrite("trace", &Config::trace)
       .def_readwrite("trace_lines", &Config::trace_lines)
       .def_readwrite("transport", &Config::transport);

@@ -102,6 +102,10 @@ GOOD: dict[str, tuple[str, Any]] = {  # as a variable, and as a value
     "congestion": ("bbr", "bbr"),
     "resume_seconds": ("86400", 86_400),
     "secret": ("bees", "bees"),
+    "tls": ("on", "on"),
+    "tls_cert": ("/a/cert.pem", "/a/cert.pem"),
+    "tls_key": ("/a/key.pem", "/a/key.pem"),
+    "tls_ca": ("/a/ca.pem", "/a/ca.pem"),
     "costs": ("/a/file", "/a/file"),
     "cuda_library": ("/a/library.so", "/a/library.so"),
     "log": ("error", "error"),
@@ -153,6 +157,7 @@ WRONG: list[tuple[str, Any, type[Exception], str]] = [
     ("ifname", "^", ValueError, "ifname=^: '' is none of eth (a name or its beginning)"),
     ("secret", Path("/nowhere"), ValueError, "secret=/nowhere cannot be read"),
     ("secret", 7, TypeError, "is of type str, not int"),
+    ("tls", "yes", ValueError, "tls=yes is neither off nor on"),
 ]
 
 

@@ -73,6 +73,7 @@ std::vector<Bytes> corpus() {
   Contact contact;
   contact.id.fill(0x1a);
   contact.key.fill(0xb2);
+  contact.tls = "by-secret";
   for (const auto* text : {"10.0.0.1:4000", "[fd00::1]:65535", "[fe80::1%lo]:1"}) {
     contact.addresses.push_back(Address::from_text(text));
   }

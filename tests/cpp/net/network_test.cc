@@ -100,7 +100,7 @@ void liars() {
 // Its host takes the connections to all addresses, and the process dies before it answers one.
 void dies_unanswered() {
   Place one(std::chrono::seconds(10));
-  Contact contact{random_id(), random_key(), {}};
+  Contact contact{random_id(), random_key(), "off", {}};
   std::vector<Fd> listeners;
   for (int i = 0; i < 2; ++i) {
     listeners.push_back(listen_tcp(Address::from_text("127.0.0.1:0"), 0, 0, 8));
