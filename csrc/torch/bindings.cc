@@ -1,5 +1,6 @@
 // The Python module ringcomm._C (see ringcomm/_C.pyi).
 #include <pybind11/chrono.h>
+#include <pybind11/functional.h>
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 
@@ -98,7 +99,8 @@ void bind_options(py::module_& module) {
       .def_readwrite("_config", &ringcomm::Options::config)
       .def_readwrite("_given", &ringcomm::Options::given)
       .def_readwrite("enable_reconfigure", &ringcomm::Options::enable_reconfigure)
-      .def_readwrite("_agreement", &ringcomm::Options::agreement)
+      .def_readwrite("_links", &ringcomm::Options::links)
+      .def_readwrite("_check_members", &ringcomm::Options::check_members)
       .def("__copy__", copy)
       .def("__deepcopy__", copy);
   py::module_::import("ringcomm._options").attr("complete")(module.attr("Options"));
