@@ -97,8 +97,6 @@ class DeviceComm {
   }
   // Messages that make progress side by side.
   void transfer(Stream stream, std::span<const Transfer> transfers);
-  // dst[i] = src[i] * factor, as ringcomm::scale().
-  void scale(Stream stream, DType dtype, double factor, Span dst, const std::byte* src);
 
   void flush(Stream stream);
   // Enqueued: all before it is done when Area::done(timeline) has come to `value`.

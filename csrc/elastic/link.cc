@@ -1,7 +1,6 @@
 #include "elastic/link.h"
 
 #include "net/handshake.h"
-#include "transport/host.h"
 
 namespace ringcomm {
 

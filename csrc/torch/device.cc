@@ -59,14 +59,11 @@ cuda::Stream current_stream(at::Device device) {
   return c10::impl::VirtualGuardImpl(device.type()).getStream(device).native_handle();
 }
 
-void scale_inputs(Call& call, DeviceEngine& group, cuda::Stream stream) {
+void scale_inputs(Call& call) {
   Operation& operation = call.operation;
   if (operation.op != ReduceOp::kPremulSum || !reduces(operation.collective)) return;
-  for (Span& span : operation.input) {
-    const Span scaled = call.staging.scratch(*call.device, span.bytes);
-    group.scale(operation.dtype, operation.factor, scaled, span.data, stream);
-    span = scaled;
-  }
+  const auto options = call.inputs[0].options();
+  for (Span& span : operation.input) span = call.staging.scaled(span, options, operation.factor);
   operation.factor = 1;
 }
 
@@ -198,7 +195,7 @@ Backend::WorkPtr Backend::start_on_device(Call& call, const EventEnd& event_end)
     DeviceEngine& there = group().device(index_of(*call.device));
     if (call.peer) return post_on_device(call, there, event_end);
     const cuda::Stream caller = current_stream(*call.device);
-    scale_inputs(call, there, caller);
+    scale_inputs(call);
     const auto work = c10::make_intrusive<DeviceWork>(life(), call, event_end);
     work->follow(there.enqueue(call.operation, caller, call.async, work->finish()));
     if (call.async) {
