@@ -106,7 +106,8 @@ void bind_options(py::module_& module) {
   py::module_::import("ringcomm._options").attr("complete")(module.attr("Options"));
 }
 
-// The methods that torch's own backends have beside those of the base class.
+// The methods that torch's own backends have beside those of the base class; some are in
+// ringcomm/_autoload.py.
 void bind_backend(py::module_& module) {
   py::class_<Backend, c10::intrusive_ptr<Backend>, c10d::Backend>(module, "Backend")
       .def_property_readonly("options", &Backend::getBackendOptions)
@@ -128,14 +129,7 @@ void bind_backend(py::module_& module) {
            py::arg("timeout") = py::none(), NoGil())
       .def("rank", &Backend::rank)  // torch's own cannot change before 2.14
       .def("size", &Backend::size)
-      .def("_is_initialized", [](const Backend&) { return true; })
-      .def("comm_split_count", &Backend::splits)
-      // Ranks outside a split need to do nothing, and a pool's memory needs no registration.
-      .def("perform_nocolor_split", [](const Backend&, at::Device) {})
-      .def(
-          "register_mem_pool", [](const Backend&, const py::object&, bool) {}, py::arg("pool"),
-          py::arg("symm") = false)
-      .def("deregister_mem_pool", [](const Backend&, const py::object&) {}, py::arg("pool"));
+      .def("comm_split_count", &Backend::splits);
 }
 
 // The steps of a plan, one after another.

@@ -22,12 +22,6 @@ std::vector<Rank> ranks_in(const Members& members) {
   return ranks;
 }
 
-Decision decision_of(const std::vector<Rank>& ranks, uint64_t step, const std::string& extra) {
-  Decision decision{{}, step, extra};
-  for (const Rank rank : ranks) decision.members.set(static_cast<size_t>(rank));
-  return decision;
-}
-
 // A slip has room for what a witness says.
 py::bytes bytes_of(const Witness& witness) {
   Slip slip;
@@ -67,7 +61,9 @@ void bind_decree(py::module_& module) {
   py::class_<Decree>(module, "Decree")
       .def(py::init([](int rank, int size, uint32_t epoch, const std::vector<Rank>& ranks,
                        uint64_t step, const std::string& extra) {
-        return Decree(rank, size, epoch, decision_of(ranks, step, extra));
+        Decision made{{}, step, extra};
+        for (const Rank each : ranks) made.members.set(static_cast<size_t>(each));
+        return Decree(rank, size, epoch, std::move(made));
       }))
       .def_property_readonly("rank", &Decree::rank)
       .def_property_readonly("size", &Decree::size)
@@ -83,10 +79,8 @@ void bind_decree(py::module_& module) {
            [](Decree& self, const std::string& bytes) {
              self.hear_witness(witness_of(bytes), Clock::now());
            })
-      .def("is_working",
-           [](const Decree& self, int rank) {
-             return self.heard(rank).state == Slip::State::kWorking;
-           })
+      .def("is_working", [](const Decree& self,
+                            int rank) { return self.heard(rank).state == Slip::State::kWorking; })
       .def("entered", &Decree::entered)
       .def("awaited", [](const Decree& self) { return ranks_in(self.awaited()); })
       .def("dead", [](const Decree& self) { return ranks_in(self.dead()); })
