@@ -83,10 +83,8 @@ void bind_decree(py::module_& module) {
            [](Decree& self, const std::string& bytes) {
              self.hear_witness(witness_of(bytes), Clock::now());
            })
-      .def("is_working",
-           [](const Decree& self, int rank) {
-             return self.heard(rank).state == Slip::State::kWorking;
-           })
+      .def("is_working", [](const Decree& self,
+                            int rank) { return self.heard(rank).state == Slip::State::kWorking; })
       .def("entered", &Decree::entered)
       .def("awaited", [](const Decree& self) { return ranks_in(self.awaited()); })
       .def("dead", [](const Decree& self) { return ranks_in(self.dead()); })
