@@ -1,3 +1,4 @@
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -261,8 +262,10 @@ class Options(_Backend.Options):
     _timeout: timedelta
     enable_reconfigure: bool
     """Whether the group is to be connected by `reconfigure`, not when it is made (torch 2.14)."""
-    _agreement: Agreement | None
-    """Of an elastic world: the members of its next epoch make this group."""
+    _links: Links | None
+    """Of an elastic world: its members make this group through them, and need no store."""
+    _check_members: Callable[[], None] | None
+    """Called while the ranks meet; raises where they never will."""
     _config: Config
     _given: set[str]
     """The names of the settings that code has set."""
@@ -360,55 +363,52 @@ def checksum(tensor: torch.Tensor) -> int:
 def card() -> str:
     """Return what other processes know this one by: its host, and its socket there."""
 
-class Answer:
-    """What an agreement has decided, as one member sees it."""
+def has_ended(card: str) -> bool:
+    """Whether the process of that card was one of this host, and is gone."""
 
+class Request:
+    """What the witness of an agreement is asked for."""
+
+    def answer(self, before: bytes) -> bytes:
+        """Return what the witness becomes by it, as the store keeps it; b"": new."""
+
+class Decree:
+    """The protocol of one epoch's agreement (csrc/elastic/decree.h), at one member."""
+
+    def __init__(
+        self, rank: int, size: int, epoch: int, ranks: Sequence[int], step: int, extra: str, /
+    ) -> None:
+        """Begin an epoch; the last three are the decision that made it."""
+    @property
+    def rank(self) -> int: ...
+    @property
+    def size(self) -> int: ...
     @property
     def epoch(self) -> int: ...
-    @property
-    def stays(self) -> bool:
-        """Whether this member goes on."""
-    @property
-    def ranks(self) -> list[int]:
-        """The members that go on, by their ranks so far."""
-    @property
-    def step(self) -> int:
-        """The last commit that counts."""
-    @property
-    def extra(self) -> str: ...
-
-class Agreement:
-    """One process's part in the agreements of its world; a process has one."""
-
-    def __init__(self, run: str) -> None: ...
-    def adopt(
-        self,
-        backend: Backend,
-        epoch: int,
-        guests: int = 0,
-        ranks: list[int] = ...,
-        step: int = 0,
-        extra: str = "",
-    ) -> None:
-        """Have links to all ranks of the group that was made for `epoch`.
-
-        Its last ranks are guests. What follows is the decision that made the epoch.
-        """
-    def expect(self, guests: list[str]) -> None:
-        """Look whether these guests, by their cards, live while the group is being made."""
-    def agree(
-        self,
-        decided: int,
-        voted: bool,
-        extra: str,
-        store: Any,
-        key: str,
-        patience: timedelta,
-        timeout: timedelta,
-    ) -> Answer:
-        """Agree with the other members on who goes on, and wait for the decision.
-
-        The witness is `key` of `store`; None: there is none. Members that live and do not come
-        within `patience` are suspected. Raises DistBackendError where too few can be reached.
-        """
+    def enter(self, decided: int, voted: bool, extra: str, /) -> None: ...
+    def entered(self) -> bool: ...
     def leave(self) -> None: ...
+    def tick(self) -> None: ...
+    def asks(self) -> Request | None: ...
+    def hear_witness(self, answer: bytes, /) -> None: ...
+    def is_working(self, rank: int, /) -> bool: ...
+    def awaited(self) -> list[int]: ...
+    def dead(self) -> list[int]: ...
+    def suspected(self) -> list[int]: ...
+    def gone(self) -> list[int]: ...
+    def decision(self) -> tuple[list[int], int, str] | None:
+        """Return the ranks that go on, the last step that counts, and the leader's words."""
+    def left_behind(self) -> bool: ...
+
+class Links:
+    """The links of this process to the ranks of its world (csrc/elastic/link.h)."""
+
+    def __init__(self, run: str, /) -> None: ...
+    def __len__(self) -> int: ...
+    def adopt(self, backend: Backend, decree: Decree, /) -> None: ...
+    def keep(self, ranks: list[int], guests: int, decree: Decree, /) -> None: ...
+    def show(self, decree: Decree, /) -> None: ...
+    def hear(self, decree: Decree, /) -> None: ...
+    def give_up(self, decree: Decree, all: bool, /) -> None: ...
+    def sleep(self, most: timedelta, /) -> None: ...
+    def condition(self, rank: int, /) -> str: ...

@@ -115,9 +115,19 @@ def load_library() -> ModuleType:
             )
     library = importlib.import_module("ringcomm._C")
     close_groups_with(library)
-    library.Backend.flight_record = flight_record
+    complete(library.Backend)
     importlib.import_module("ringcomm._flight")  # while there are descriptors to load it
     return library
+
+
+def complete(backend: Any) -> None:
+    """Give the class those methods of torch's own backends that need nothing of the engine."""
+    backend.flight_record = flight_record
+    backend._is_initialized = lambda self: True
+    # Ranks outside a split need to do nothing, and a pool's memory needs no registration.
+    backend.perform_nocolor_split = lambda self, device: None
+    backend.register_mem_pool = lambda self, pool, symm=False: None
+    backend.deregister_mem_pool = lambda self, pool: None
 
 
 def flight_record(backend: Any) -> list[dict[str, Any]]:

@@ -78,6 +78,7 @@ std::shared_ptr<Communicator> Communicator::create(Store& store,
   const bool mapped = hosts_in(memory.host_of) == 1;
   CommunicatorOptions agreed = options;
   agreed.algorithm.reset();
+  agreed.interrupt_meeting = nullptr;  // it may be Python's, which ends before groups do
   if (!memory.algorithm.empty()) agreed.algorithm = algorithm_called(memory.algorithm);
   auto transport = std::make_unique<Transport>(options.rank, std::move(memory.peers));
   const Geometry across = Geometry::across_hosts(options.size, memory.distance);

@@ -52,15 +52,15 @@ DeviceEngine::DeviceEngine(GroupState& state, Communicator& group, cuda::Api& ap
       spoilt_(good_until_.size()) {
   const GroupConfig& config = state_.config();
   const std::string refusal = config.cuda_mode == "host" ? "RINGCOMM_CUDA_MODE=host" : "";
-  comm_ = std::make_unique<cuda::DeviceComm>(
-      api, state.transport(), device, config.cuda_memory.value_or(0), refusal,
-      [this](const std::string& text) {
-        if (Runtime::get().neighbours().first_time(text)) state_.logger().warning(text);
-      },
-      [this] {
-        note_progress();
-        return under_way == 0;
-      });
+  const auto warn = [this](const std::string& text) {
+    if (Runtime::get().neighbours().first_time(text)) state_.logger().warning(text);
+  };
+  const auto idle = [this] {
+    note_progress();
+    return under_way == 0;
+  };
+  comm_ = std::make_unique<cuda::DeviceComm>(cuda::Ends{api, state_.transport(), warn, idle},
+                                             device, config.cuda_memory.value_or(0), refusal);
 }
 
 DeviceEngine::~DeviceEngine() {

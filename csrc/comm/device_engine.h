@@ -67,8 +67,6 @@ class DeviceEngine final : public Engine {
   // Messages that make progress side by side, beside `caller`.
   CompletionPtr enqueue(const std::vector<DeviceMessage>& messages, cuda::Stream caller,
                         const Finish& finish);
-  // In `caller`: dst[i] = src[i] * factor, rounded to the type.
-  void scale(DType dtype, double factor, Span dst, const std::byte* src, cuda::Stream caller);
   // The host waits for what is in that stream.
   void synchronize(cuda::Stream stream) const;
   // Meets the others, if that has not been done. Every rank of the group must call it. True:

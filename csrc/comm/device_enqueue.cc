@@ -86,14 +86,6 @@ void DeviceEngine::finish_in(cuda::Stream stream, const Finish& finish) {
   finish(stream);
 }
 
-void DeviceEngine::scale(DType dtype, double factor, Span dst, const std::byte* src,
-                         cuda::Stream caller) {
-  guarded("scale", [&]() -> CompletionPtr {
-    comm_->scale(caller, dtype, factor, dst, src);
-    return nullptr;
-  });
-}
-
 // Boards and slots hold the last so many operations: more are never under way.
 void DeviceEngine::make_room() {
   const std::string during = "the operations before it";

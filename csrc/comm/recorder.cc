@@ -34,11 +34,6 @@ std::string host_name() {
   return name;
 }
 
-int global_rank(const Recorded& recorded) {
-  return recorded.global_ranks.empty() ? recorded.rank
-                                       : recorded.global_ranks[static_cast<size_t>(recorded.rank)];
-}
-
 std::string about(const Recorded& recorded, size_t records_at, size_t totals_at, size_t waits_at) {
   std::vector<int> global = recorded.global_ranks;
   if (global.empty()) {
@@ -61,8 +56,9 @@ std::string about(const Recorded& recorded, size_t records_at, size_t totals_at,
 Mapping map(const Recorded& recorded, const std::string& folder, size_t bytes) {
   static std::atomic<int> number{0};
   if (folder.empty() || folder == "off") return Mapping(bytes);
-  const std::string path =
-      str(folder, "/rank", global_rank(recorded), "-", ::getpid(), "-", number++, ".ring");
+  const auto& ranks = recorded.global_ranks;
+  const int rank = ranks.empty() ? recorded.rank : ranks[static_cast<size_t>(recorded.rank)];
+  const std::string path = str(folder, "/rank", rank, "-", ::getpid(), "-", number++, ".ring");
   const Fd file(::open(path.c_str(), O_CREAT | O_TRUNC | O_RDWR | O_CLOEXEC, 0644));
   if (!file) throw SystemError("RINGCOMM_TRACE: " + path);
   // Blocks that are missing when they are written to would end the program by a signal.

@@ -93,7 +93,8 @@ Runtime::Groups Runtime::groups() {
   Groups groups;
   const Lock lock(mutex_);
   for (Communicator* group : groups_) {
-    if (auto alive = group->weak_from_this().lock()) groups.push_back(std::move(alive));
+    auto alive = group->weak_from_this().lock();
+    if (alive && !alive->state().forked()) groups.push_back(std::move(alive));
   }
   return groups;
 }
@@ -101,24 +102,20 @@ Runtime::Groups Runtime::groups() {
 std::vector<std::string> Runtime::flight_rings() {
   std::vector<std::string> rings;
   for (const auto& group : groups()) {
-    if (!group->state().forked())
-      std::ranges::move(group->flight_rings(), std::back_inserter(rings));
+    std::ranges::move(group->flight_rings(), std::back_inserter(rings));
   }
   return rings;
 }
 
 void Runtime::ask_for_records() {
   for (const auto& group : groups()) {
-    if (!group->state().forked() && !group->state().failed()) {
-      group->state().transport().ask_for_records();
-    }
+    if (!group->state().failed()) group->state().transport().ask_for_records();
   }
 }
 
 uint64_t Runtime::look_at_groups() {
   uint64_t asked = 0;
   for (const auto& group : groups()) {
-    if (group->state().forked()) continue;
     group->state().why_failed();
     asked += group->state().transport().times_asked();
   }

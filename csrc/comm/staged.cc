@@ -76,31 +76,27 @@ HostStaging::ResultWord HostStaging::run(const Operation& operation, cuda::Strea
 
 // ---- messages
 
-MessagePtr HostStaging::message_for(const DeviceMessage& asked, std::byte* buffer) const {
-  auto message = std::make_shared<Message>(group_.state().timeout_or(asked.timeout));
-  static_cast<MessageKind&>(*message) = asked.kind;
-  message->data = {buffer + kHead, asked.data.bytes};
-  message->on_done = report(buffer);
-  return message;
-}
-
 std::vector<HostStaging::ResultWord> HostStaging::post(const std::vector<DeviceMessage>& messages,
                                                        const std::vector<Point>& ends,
                                                        cuda::Stream stream) {
   std::vector<MessagePtr> posted;
   for (size_t i = 0; i < messages.size(); ++i) {
-    const Span& data = messages[i].data;
+    const auto& [kind, data, timeout] = messages[i];
     std::byte* const memory = buffer(data.bytes, ends[i]);
-    posted.push_back(message_for(messages[i], memory));
-    if (messages[i].kind.sending) api_.copy(stream, memory + kHead, data.data, data.bytes);
+    const auto message = std::make_shared<Message>(group_.state().timeout_or(timeout));
+    static_cast<MessageKind&>(*message) = kind;
+    message->data = {memory + kHead, data.bytes};
+    message->on_done = report(memory);
+    posted.push_back(message);
+    if (kind.sending) api_.copy(stream, memory + kHead, data.data, data.bytes);
     if (!streams_can_signal) {
       api_.synchronize(stream);
-      group_.post(posted.back());
+      group_.post(message);
       continue;
     }
     api_.write(stream, address(memory, kArrived), 1);
     const Lock lock(mutex_);
-    gates_.push_back({&word(memory, kArrived), posted.back()});
+    gates_.push_back({&word(memory, kArrived), message});
   }
   std::vector<ResultWord> results;
   for (size_t i = 0; i < messages.size(); ++i) {

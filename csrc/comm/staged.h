@@ -76,7 +76,6 @@ class HostStaging {
   };
 
   std::byte* buffer(uint64_t bytes, const Point& end);
-  MessagePtr message_for(const DeviceMessage& asked, std::byte* buffer) const;
 
   Communicator& group_;
   cuda::Api& api_;

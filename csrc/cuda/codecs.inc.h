@@ -80,13 +80,11 @@ struct ComplexProduct : Combine {
   }
 };
 
-// SUM, AVG and scale() of floats in one: where there is nothing to divide by, or to multiply with,
-// `job` has 1.
+// SUM and AVG of floats in one: where there is nothing to divide by, `job` has 1. PREMUL_SUM's
+// factor is torch's affair (torch/device.cc), so the table's Scale is of no use.
 struct SumThen : Sum {
   static constexpr auto finish(auto value, const Job& job) {
-    if (job.ranks != 1) value = FloatAvg::finish(value, job);
-    if (job.factor != 1) value = Scale::finish(value, job);
-    return value;
+    return job.ranks != 1 ? FloatAvg::finish(value, job) : value;
   }
 };
 

@@ -153,7 +153,6 @@ constexpr void sweep(Context& context, const Job& job, Range range, Share share)
 constexpr Job job_of(const Math& math) {
   Job job{};
   job.ranks = math.op == ReduceOp::kAvg ? math.ranks : 1;
-  job.factor = math.scale ? math.factor : 1;
   job.e4m3_overflow = math.e4m3_overflow;
   return job;
 }
@@ -308,8 +307,7 @@ constexpr void two_shot_body(Context& context, const TwoShotArgs& args, uint64_t
 // The table's entry for `math`, null if the pair is impossible.
 template <class Entry>
 const Entry& find(const TableOf<Entry>& table, const Math& math) {
-  const int dtype = static_cast<int>(math.dtype);
-  return math.scale ? table.scale[dtype] : table.reduce[dtype][static_cast<int>(math.op)];
+  return table.reduce[static_cast<int>(math.dtype)][static_cast<int>(math.op)];
 }
 
 // The entry of one pair. Common pairs have functions of their own for 2, 4 and 8 sources, and what

@@ -58,7 +58,6 @@ void load_kernels() {
       load_kernel(kernel);
   };
   for (const auto& row : kKernels.reduce) std::for_each(std::begin(row), std::end(row), load);
-  for (const Kernel& entry : kKernels.scale) load(entry);
   load_two_shot_kernels();
 }
 

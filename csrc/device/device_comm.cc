@@ -20,21 +20,15 @@ uint64_t answer(uint64_t pattern, Rank rank) { return ~pattern ^ static_cast<uin
 
 }  // namespace
 
-DeviceComm::DeviceComm(Api& api, Transport& transport, int device, uint64_t most_bytes,
-                       std::string refusal, std::function<void(const std::string& text)> warn,
-                       std::function<bool()> idle)
-    : api_(api),
-      transport_(transport),
-      rank_(transport.rank()),
+DeviceComm::DeviceComm(Ends ends, int device, uint64_t most_bytes, std::string refusal)
+    : ends_(std::move(ends)),
+      api_(ends_.api),
+      rank_(ends_.transport.rank()),
       device_(device),
       most_bytes_(most_bytes),
-      refusal_(std::move(refusal)),
-      warn_(std::move(warn)),
-      idle_(std::move(idle)) {
-  for (Rank rank = 0; rank < transport.size(); ++rank) {
-    peers_.push_back({Area(transport.device_area(rank), transport.size())});
-  }
-  for (Rank rank = 0; rank < transport.size() && own().base() != nullptr; ++rank) {
+      refusal_(std::move(refusal)) {
+  for (Rank rank = 0; rank < ends_.transport.size(); ++rank) peers_.push_back({ends_.area(rank)});
+  for (Rank rank = 0; rank < size() && own().base() != nullptr; ++rank) {
     own().line(rank, kDoneLane) = own().line(rank, kTakenLane) = kAllDone;  // before they meet it
   }
 }
@@ -127,12 +121,6 @@ uint64_t DeviceComm::bytes_of(const Subgroup& subgroup) const {
   return subgroup.pair ? bytes / kForMessages : bytes;
 }
 
-bool DeviceComm::shares_device(const Subgroup& subgroup) const {
-  return std::ranges::all_of(subgroup.ranks, [&](Rank rank) {
-    return info(subgroup, rank).uuid == info(subgroup, rank_).uuid;
-  });
-}
-
 void DeviceComm::open(const Subgroup& subgroup, RankInfo& info) {
   if (!refusal_.empty()) throw DeviceError(refusal_);
   for (const Rank rank : subgroup.ranks) {
@@ -205,19 +193,18 @@ PeerAccess DeviceComm::access(const Subgroup& subgroup) {
     devices.push_back(info.uuid);
   }
   std::ranges::sort(devices);
-  found.one_device = shares_device(subgroup);
+  found.one_device = devices.front() == devices.back();
   found.own_devices = std::ranges::adjacent_find(devices) == devices.end();
   if (!found.reach) return found;
   if (!subgroup.pair) {
     group_ = &memory_.at(0);
     one_device_ = found.one_device;
   }
-  const Ends ends{api_, transport_, warn_, idle_};
   const uint64_t most = info(subgroup, rank_).memory_bytes / kShareOfExports;
-  if (!exports_) exports_.emplace(ends, most);
+  if (!exports_) exports_.emplace(ends_, most);
   for (const Rank rank : subgroup.ranks) {
     const auto known = [&](const Imports& imports) { return imports.peer() == rank; };
-    if (rank != rank_ && std::ranges::none_of(imports_, known)) imports_.emplace_back(ends, rank);
+    if (rank != rank_ && std::ranges::none_of(imports_, known)) imports_.emplace_back(ends_, rank);
   }
   return found;
 }

@@ -63,8 +63,7 @@ class DeviceComm {
 
   // Each rank gives `most_bytes` of its memory, or if that is 0 a share that fits the device. If
   // there is a `refusal`, the reason, this rank maps no other rank's memory.
-  DeviceComm(Api& api, Transport& transport, int device, uint64_t most_bytes, std::string refusal,
-             std::function<void(const std::string& text)> warn, std::function<bool()> idle);
+  DeviceComm(Ends ends, int device, uint64_t most_bytes, std::string refusal);
   ~DeviceComm();
   DeviceComm(const DeviceComm&) = delete;
 
@@ -97,8 +96,6 @@ class DeviceComm {
   }
   // Messages that make progress side by side.
   void transfer(Stream stream, std::span<const Transfer> transfers);
-  // dst[i] = src[i] * factor, as ringcomm::scale().
-  void scale(Stream stream, DType dtype, double factor, Span dst, const std::byte* src);
 
   void flush(Stream stream);
   // Enqueued: all before it is done when Area::done(timeline) has come to `value`.
@@ -133,7 +130,6 @@ class DeviceComm {
   void verify(const Subgroup& subgroup, RankInfo& info);
   uint64_t& proof(Rank rank) { return reinterpret_cast<uint64_t*>(proofs_)[rank]; }
   uint64_t bytes_of(const Subgroup& subgroup) const;
-  bool shares_device(const Subgroup& subgroup) const;
 
   const Peer& peer(Rank rank) const { return peers_[static_cast<size_t>(rank)]; }
   const Area& own() const { return peer(rank_).area; }
@@ -171,14 +167,12 @@ class DeviceComm {
     words_.push_back({word(rank_, &own().line(from, lane)), value, Word::kWait});
   }
 
+  const Ends ends_;
   Api& api_;
-  Transport& transport_;
   const Rank rank_;
   const int device_;
   const uint64_t most_bytes_;
   const std::string refusal_;
-  const std::function<void(const std::string& text)> warn_;
-  const std::function<bool()> idle_;  // see Ends
   std::vector<Peer> peers_;
   std::map<int, Memory> memory_;  // by this rank's info
   Memory* group_ = nullptr;       // info 0's, once it has met

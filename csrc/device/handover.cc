@@ -17,18 +17,17 @@
 // nothing is awaited at the end: its window is waited for before the next one.
 #include "device/handover.h"
 
+#include <bit>
+
 namespace ringcomm::cuda {
 
 // ---- words
 
 void DeviceComm::fill_slot(const Share& share, bool messages) {
-  LeaderSlot& slot = slot_of(share.leader, rank_, messages);
-  const std::pair<uint64_t*, uint64_t> fields[] = {{&slot.input, share.slot.input},
-                                                   {&slot.output, share.slot.output},
-                                                   {&slot.staged, share.slot.staged},
-                                                   {&slot.call, share.slot.call}};
-  for (const auto& [field, value] : fields) {
-    words_.push_back({reinterpret_cast<std::byte*>(field), value, Word::kWrite64});
+  auto* const slot = reinterpret_cast<std::byte*>(&slot_of(share.leader, rank_, messages));
+  const auto fields = std::bit_cast<std::array<uint64_t, 4>>(share.slot);
+  for (size_t i = 0; i < fields.size(); ++i) {
+    words_.push_back({slot + i * sizeof(uint64_t), fields[i], Word::kWrite64});
   }
 }
 

@@ -20,9 +20,7 @@ inline constexpr int kMostRanks = 32;  // of a group that talks over devices
 struct Math {
   DType dtype = DType::kUint8;
   ReduceOp op = ReduceOp::kSum;
-  bool scale = false;  // dst = src * factor, as ringcomm::scale(); one source
   int32_t ranks = 1;
-  double factor = 1;
   uint8_t e4m3_overflow = 0;  // what torch's float8_e4m3fn makes of a number that is too large
 };
 

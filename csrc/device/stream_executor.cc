@@ -51,16 +51,6 @@ void DeviceComm::mark(Stream stream, int timeline, uint32_t value) {
   flush(stream);
 }
 
-void DeviceComm::scale(Stream stream, DType dtype, double factor, Span dst, const std::byte* src) {
-  LeaderArgs args{};
-  args.math = {.dtype = dtype, .scale = true, .factor = factor, .e4m3_overflow = e4m3_overflow()};
-  args.from = args.to = Who::kPart;  // it concerns no other rank
-  args.parts = 1;
-  args.length[0] = args.unit = dst.bytes;
-  args.own = {reinterpret_cast<uint64_t>(src), reinterpret_cast<uint64_t>(dst.data)};
-  if (dst.bytes > 0) api_.launch(stream, args);
-}
-
 // ---- all_reduce by a kernel of each rank
 
 // What comes before it in the stream has ended on all ranks that read this rank's window.

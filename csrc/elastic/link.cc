@@ -1,6 +1,6 @@
 #include "elastic/link.h"
 
-#include "transport/host.h"
+#include "net/handshake.h"
 
 namespace ringcomm {
 
@@ -101,6 +101,97 @@ Link::Fate RemoteLink::fate() {
   if (lost && !silent_since_) silent_since_ = Clock::now();
   const bool silent = silent_since_ && Clock::now() - *silent_since_ > resume;
   return lost || silent ? Fate::kSuspected : Fate::kAlive;
+}
+
+// ---- to all ranks
+
+Links::Links(Neighbours& neighbours, const std::string& run)
+    : neighbours_(neighbours),
+      channel_(channel_of({"ringcomm-elastic", run})),
+      page_(*reinterpret_cast<SlipPage*>(neighbours.notice())),
+      bell_(neighbours.bell()) {}
+
+void Links::adopt(const Transport& transport, const Slip& slip) {
+  links_.clear();  // a wire has one of them at a time
+  links_.resize(static_cast<size_t>(transport.size()));
+  for (Rank rank = 0; rank < transport.size(); ++rank) {
+    auto& link = links_[static_cast<size_t>(rank)];
+    if (Wire* const wire = transport.wire(rank)) {
+      link = std::make_unique<RemoteLink>(*wire, channel_);
+    } else if (rank != transport.rank()) {
+      link = std::make_unique<LocalLink>(transport.process(rank));
+    }
+  }
+  shown_.clear();
+  show(slip);
+}
+
+void Links::keep(const std::vector<Rank>& ranks, size_t guests, const Slip& slip) {
+  show(slip);
+  auto others = std::exchange(links_, {});
+  links_.resize(ranks.size() + guests);
+  for (size_t i = 0; i < ranks.size(); ++i) {
+    links_[i] = std::move(others[static_cast<size_t>(ranks[i])]);
+    if (links_[i]) links_[i]->begin();
+  }
+}
+
+void Links::show(const Slip& slip) {
+  auto bytes = to_bytes(slip);
+  if (bytes == shown_) return;
+  shown_ = std::move(bytes);
+  epoch_ = slip.epoch;
+  page_.write(shown_);
+  for (const auto& link : links_) {
+    if (link) link->show(shown_);
+  }
+}
+
+void Links::hear(Decree& decree) {
+  const auto now = Clock::now();
+  Members dead, suspected;
+  for (size_t rank = 0; rank < static_cast<size_t>(decree.size()); ++rank) {
+    if (!links_[rank]) continue;
+    // What a process has shown before its end counts: so look at its fate first.
+    const Link::Fate fate = links_[rank]->fate();
+    if (const auto slip = links_[rank]->read()) decree.hear(static_cast<int>(rank), *slip, now);
+    if (fate == Link::Fate::kDead) dead.set(rank);
+    if (fate == Link::Fate::kSuspected) suspected.set(rank);
+  }
+  decree.suspect(suspected, now);
+  decree.bury(dead, now);
+}
+
+void Links::give_up(const Decree& decree, bool all) {
+  Members given_up;
+  if (all) given_up.set();
+  for (int rank = 0; rank < decree.size(); ++rank) {
+    const Slip& slip = decree.heard(rank);
+    if (slip.state == Slip::State::kMeeting) given_up |= slip.gone;
+  }
+  given_up &= decree.awaited();
+  for (size_t rank = 0; rank < links_.size(); ++rank) {
+    if (given_up.test(rank) && links_[rank]) links_[rank]->give_up();
+  }
+}
+
+void Links::sleep(Clock::duration most) const {
+  const auto news = [this] {
+    return std::ranges::any_of(links_, [](const auto& link) { return link && link->has_news(); });
+  };
+  bell_.sleep(kAllNews, news, most);
+}
+
+std::string Links::condition(Rank rank) const {
+  const auto& link = links_[static_cast<size_t>(rank)];
+  return link ? link->condition() : "not connected";
+}
+
+std::unique_ptr<Store> Links::store(Rank self) const {
+  std::vector<Way> ways;
+  for (const auto& link : links_) ways.push_back(link ? link->way() : Way{});
+  const uint64_t channel = channel_of({"epoch", str(channel_), str(epoch_)});
+  return std::make_unique<SocketStore>(neighbours_, self, ways, channel);
 }
 
 }  // namespace ringcomm

@@ -5,10 +5,11 @@
 #include <atomic>
 #include <mutex>
 
-#include "elastic/slip.h"
+#include "elastic/decree.h"
 #include "net/session.h"
 #include "net/wire.h"
 #include "transport/socket_store.h"
+#include "transport/transport.h"
 
 namespace ringcomm {
 
@@ -125,6 +126,43 @@ class RemoteLink final : public Link, private Receiver {
   Clock::time_point asked_ = Clock::now();         // this question, first
   std::optional<Clock::time_point> alive_;         // the last one that was answered was new then
   std::optional<Clock::time_point> silent_since_;  // this end gives no answers
+};
+
+// A process's links to the ranks of its world, for ringcomm/elastic/agreement.py. There is none to
+// the process itself, and none to guests whose group is not made yet.
+class Links {
+ public:
+  // `run`: the same for all members, and for no other world.
+  Links(Neighbours& neighbours, const std::string& run);
+
+  // To all ranks of that group.
+  void adopt(const Transport& transport, const Slip& slip);
+  // An epoch begins with these ranks, in this order, and so many new guests behind them. The ranks
+  // that are left out see the slip, too.
+  void keep(const std::vector<Rank>& ranks, size_t guests, const Slip& slip);
+  size_t size() const { return links_.size(); }
+
+  // Shows this member's slip to all, if it is a new one.
+  void show(const Slip& slip);
+  // Tells `decree` what the others show, and what has become of them.
+  void hear(Decree& decree);
+  // Gives up those that are awaited: all, or those that another member has given up. Else members
+  // with less patience would wait for the others.
+  void give_up(const Decree& decree, bool all);
+  // Until there is something to hear.
+  void sleep(Clock::duration most) const;
+  std::string condition(Rank rank) const;  // for people
+  // Through it the ranks make their group.
+  std::unique_ptr<Store> store(Rank self) const;
+
+ private:
+  Neighbours& neighbours_;
+  const uint64_t channel_;
+  SlipPage& page_;
+  const Doorbell bell_;
+  std::vector<std::unique_ptr<Link>> links_;  // by rank
+  uint32_t epoch_ = 0;                        // of what is shown
+  std::vector<std::byte> shown_;
 };
 
 }  // namespace ringcomm

@@ -47,7 +47,7 @@ struct Slip {
 };
 
 // At most kSlipBytes; throws UsageError if the texts are too long for that.
-inline constexpr size_t kSlipBytes = 3712;
+inline constexpr size_t kSlipBytes = 4032;
 std::vector<std::byte> to_bytes(const Slip& slip);
 // Nothing, if these are no slip.
 std::optional<Slip> slip_from(std::span<const std::byte> bytes);

@@ -53,14 +53,13 @@ c10::intrusive_ptr<Backend> Backend::create(const c10::intrusive_ptr<c10d::Store
   // Until it is reconfigured, a rank is alone and takes no calls.
   const bool waits = options->enable_reconfigure;
   CommunicatorOptions wanted = wanted_of(*options, waits ? RankAndSize{0, 1} : self);
-  std::unique_ptr<Store> own;  // of the members that go on
-  if (const auto agreement = options->agreement) {
-    wanted.interrupt_meeting = [agreement] {
+  if (options->check_members) {
+    wanted.interrupt_meeting = [check = std::exchange(options->check_members, nullptr)] {
       run_signal_handlers();
-      agreement->check_members();
+      check();
     };
-    own = agreement->store();
   }
+  const auto own = options->links ? options->links->store(self.rank) : nullptr;
   StoreAdapter adapter(store);
   auto group =
       with_torch_errors([&] { return Communicator::create(own ? *own : adapter, wanted); });

@@ -7,48 +7,40 @@ namespace {
 
 using c10d::OpType;
 
-void fill_message(Call& call, const Tensors& tensors, int tag, RankAndSize self) {
+// A receive from the first that sends has Message::kAnySource as its peer.
+Call message_call(OpType type, const char* title, const Tensors& tensors, Rank peer, int tag,
+                  RankAndSize self) {
+  const bool sends = type == OpType::SEND;
+  Call call(type, title, Collective::kBarrier, sends ? "send" : "recv");
   const Refusal& refuse = call.refuse;
+  const bool known = peer >= 0 || type == OpType::RECVANYSOURCE;
+  if (!known || peer >= self.size) refuse(str("invalid rank: ", peer));
+  if (peer == self.rank) refuse(str("rank ", self.rank, " cannot be its own peer"));
   if (tag < 0) refuse("Tag must be nonnegative");
-  call.tag = static_cast<uint32_t>(tag);
   if (tensors.size() != 1) refuse("takes a single tensor");
   check_served(refuse, tensors[0]);
-  if (*call.peer >= self.size) refuse(str("invalid rank: ", *call.peer));
-  if (*call.peer == self.rank) refuse(str("rank ", self.rank, " cannot be its own peer"));
-  set_moved_type(call, tensors);
-}
-
-// `peer` is Message::kAnySource for a receive from the first that sends.
-Call recv_call(const Tensors& tensors, Rank peer, int tag, RankAndSize self) {
-  const bool any = peer == Message::kAnySource;
-  Call call(any ? OpType::RECVANYSOURCE : OpType::RECV,
-            any ? "ringcomm:recvAnySource" : "ringcomm:recv", Collective::kBarrier, "recv");
   call.peer = peer;
-  fill_message(call, tensors, tag, self);
-  call.inputs = call.outputs = tensors;  // torch's profiles show what a receive gets as its input
-  add_outputs(call, tensors);
+  call.tag = static_cast<uint32_t>(tag);
+  set_moved_type(call, tensors);
+  call.inputs = tensors;  // torch's profiles show what a receive gets as its input
+  if (!sends) call.outputs = tensors;
+  sends ? add_inputs(call, tensors) : add_outputs(call, tensors);
   return call;
 }
 
 }  // namespace
 
 Backend::WorkPtr Backend::send(Tensors& tensors, int dstRank, int tag) {
-  Call call(OpType::SEND, "ringcomm:send");
-  if (dstRank < 0) call.refuse(str("invalid rank: ", dstRank));
-  call.peer = dstRank;
-  fill_message(call, tensors, tag, rank_and_size());
-  call.inputs = tensors;
-  add_inputs(call, tensors);
-  return issue(std::move(call));
+  return issue(message_call(OpType::SEND, "ringcomm:send", tensors, dstRank, tag, rank_and_size()));
 }
 
 Backend::WorkPtr Backend::recv(Tensors& tensors, int srcRank, int tag) {
-  if (srcRank < 0) Refusal{"recv"}(str("invalid rank: ", srcRank));
-  return issue(recv_call(tensors, srcRank, tag, rank_and_size()));
+  return issue(message_call(OpType::RECV, "ringcomm:recv", tensors, srcRank, tag, rank_and_size()));
 }
 
 Backend::WorkPtr Backend::recvAnysource(Tensors& tensors, int tag) {
-  return issue(recv_call(tensors, Message::kAnySource, tag, rank_and_size()));
+  return issue(message_call(OpType::RECVANYSOURCE, "ringcomm:recvAnySource", tensors,
+                            Message::kAnySource, tag, rank_and_size()));
 }
 
 void Backend::post(const c10::intrusive_ptr<Work>& work, Call& call) {

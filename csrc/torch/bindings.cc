@@ -1,5 +1,6 @@
 // The Python module ringcomm._C (see ringcomm/_C.pyi).
 #include <pybind11/chrono.h>
+#include <pybind11/functional.h>
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 
@@ -102,13 +103,15 @@ void bind_options(py::module_& module) {
       .def_readwrite("_config", &ringcomm::Options::config)
       .def_readwrite("_given", &ringcomm::Options::given)
       .def_readwrite("enable_reconfigure", &ringcomm::Options::enable_reconfigure)
-      .def_readwrite("_agreement", &ringcomm::Options::agreement)
+      .def_readwrite("_links", &ringcomm::Options::links)
+      .def_readwrite("_check_members", &ringcomm::Options::check_members)
       .def("__copy__", copy)
       .def("__deepcopy__", copy);
   py::module_::import("ringcomm._options").attr("complete")(module.attr("Options"));
 }
 
-// The methods that torch's own backends have beside those of the base class.
+// The methods that torch's own backends have beside those of the base class; some are in
+// ringcomm/_autoload.py.
 void bind_backend(py::module_& module) {
   py::class_<Backend, c10::intrusive_ptr<Backend>, c10d::Backend>(module, "Backend")
       .def_property_readonly("options", &Backend::getBackendOptions)
@@ -130,14 +133,7 @@ void bind_backend(py::module_& module) {
            py::arg("timeout") = py::none(), NoGil())
       .def("rank", &Backend::rank)  // torch's own cannot change before 2.14
       .def("size", &Backend::size)
-      .def("_is_initialized", [](const Backend&) { return true; })
-      .def("comm_split_count", &Backend::splits)
-      // Ranks outside a split need to do nothing, and a pool's memory needs no registration.
-      .def("perform_nocolor_split", [](const Backend&, at::Device) {})
-      .def(
-          "register_mem_pool", [](const Backend&, const py::object&, bool) {}, py::arg("pool"),
-          py::arg("symm") = false)
-      .def("deregister_mem_pool", [](const Backend&, const py::object&) {}, py::arg("pool"));
+      .def("comm_split_count", &Backend::splits);
 }
 
 // The steps of a plan, one after another.

@@ -22,6 +22,15 @@ constexpr const char* kNotBegun =
     "this message is one of several that are not yet begun: leave the coalescing manager before "
     "you wait";
 
+// kPremulSum: the inputs, multiplied in the current stream, take the place of the inputs.
+void scale_inputs(Call& call) {
+  Operation& operation = call.operation;
+  if (operation.op != ReduceOp::kPremulSum || !reduces(operation.collective)) return;
+  const auto options = call.inputs[0].options();
+  for (Span& span : operation.input) span = call.staging.scaled(span, options, operation.factor);
+  operation.factor = 1;
+}
+
 int index_of(at::Device device) {
   return device.is_cuda() && device.has_index() ? device.index() : device_api().current_device();
 }
@@ -57,17 +66,6 @@ bool cuda_is_served() {
 cuda::Stream current_stream(at::Device device) {
   if (!device.is_cuda()) return nullptr;
   return c10::impl::VirtualGuardImpl(device.type()).getStream(device).native_handle();
-}
-
-void scale_inputs(Call& call, DeviceEngine& group, cuda::Stream stream) {
-  Operation& operation = call.operation;
-  if (operation.op != ReduceOp::kPremulSum || !reduces(operation.collective)) return;
-  for (Span& span : operation.input) {
-    const Span scaled = call.staging.scratch(*call.device, span.bytes);
-    group.scale(operation.dtype, operation.factor, scaled, span.data, stream);
-    span = scaled;
-  }
-  operation.factor = 1;
 }
 
 // ---- work
@@ -171,14 +169,11 @@ void DeviceWork::wait_on_host(std::chrono::milliseconds timeout) {
 c10::intrusive_ptr<Future> DeviceWork::getFuture() {
   TORCH_CHECK(end_, kNotBegun);
   const auto type = c10::ListType::create(c10::TensorType::get());
-  if (!device_.is_cuda()) {
-    wait();
-    auto future = c10::make_intrusive<Future>(type);
-    future->markCompleted(c10::IValue(outputs_));
-    return future;
-  }
-  auto future = c10::make_intrusive<Future>(type, std::vector<at::Device>{device_});
-  const c10::StreamGuard guard(torch_stream(end_->stream(), device_));
+  const bool cuda = device_.is_cuda();
+  if (!cuda) wait();
+  auto future = c10::make_intrusive<Future>(type, std::vector<at::Device>(cuda ? 1 : 0, device_));
+  c10::OptionalStreamGuard guard;
+  if (cuda) guard.reset_stream(torch_stream(end_->stream(), device_));
   future->markCompleted(c10::IValue(outputs_));
   return future;
 }
@@ -198,7 +193,7 @@ Backend::WorkPtr Backend::start_on_device(Call& call, const EventEnd& event_end)
     DeviceEngine& there = group().device(index_of(*call.device));
     if (call.peer) return post_on_device(call, there, event_end);
     const cuda::Stream caller = current_stream(*call.device);
-    scale_inputs(call, there, caller);
+    scale_inputs(call);
     const auto work = c10::make_intrusive<DeviceWork>(life(), call, event_end);
     work->follow(there.enqueue(call.operation, caller, call.async, work->finish()));
     if (call.async) {

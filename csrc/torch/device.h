@@ -16,8 +16,6 @@ void find_device(Call& call);
 bool cuda_is_served();
 // Torch's current stream of that device, for the library.
 cuda::Stream current_stream(at::Device device);
-// kPremulSum: the inputs, multiplied, take the place of the inputs.
-void scale_inputs(Call& call, DeviceEngine& group, cuda::Stream stream);
 
 class DeviceWork final : public c10d::Work {
  public:

@@ -4,89 +4,37 @@
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 
-#include <thread>
-
+#include "elastic/link.h"
 #include "net/checksum.h"
 #include "torch/backend.h"
-#include "torch/errors.h"
 
 namespace ringcomm {
 namespace {
 
 namespace py = pybind11;
 using NoGil = py::call_guard<py::gil_scoped_release>;
-using StorePtr = c10::intrusive_ptr<c10d::Store>;
 
-// The witness in the store. The store may not answer, so each question has a thread of its own,
-// which is not waited for.
-class StoredWitness {
- public:
-  StoredWitness(StorePtr store, std::string key) : store_(std::move(store)), key_(std::move(key)) {}
-
-  std::optional<Witness> operator()(const Decree::Request& request) {
-    if (!asked_ || *asked_ != request || (state_->failed && !state_->answer)) ask(request);
-    return state_->over ? state_->answer : std::nullopt;
+std::vector<Rank> ranks_in(const Members& members) {
+  std::vector<Rank> ranks;
+  for (size_t rank = 0; rank < kMostMembers; ++rank) {
+    if (members.test(rank)) ranks.push_back(static_cast<Rank>(rank));
   }
+  return ranks;
+}
 
- private:
-  struct State {
-    std::atomic<bool> over{false}, failed{false};  // partner: operator()
-    std::optional<Witness> answer;
-  };
+// A slip has room for what a witness says.
+py::bytes bytes_of(const Witness& witness) {
+  Slip slip;
+  slip.promised = witness.promised;
+  slip.accepted = witness.accepted;
+  slip.value = witness.value;
+  const auto bytes = to_bytes(slip);
+  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+}
 
-  void ask(const Decree::Request& request) {
-    if (state_->failed && Clock::now() < again_) return;
-    again_ = Clock::now() + std::chrono::milliseconds(200);
-    asked_ = request;
-    state_ = std::make_shared<State>();
-    std::thread([state = state_, store = store_, key = key_, request] {
-      try {
-        state->answer = exchange(*store, key, request);
-      } catch (const std::exception&) {
-        state->failed = true;
-      }
-      state->over = true;
-    }).detach();
-  }
-
-  static Witness exchange(c10d::Store& store, const std::string& key,
-                          const Decree::Request& request) {
-    std::vector<uint8_t> before;
-    while (true) {
-      const Witness known = from_bytes(before);
-      const auto wanted = bytes_of(Decree::answer(known, request));
-      const auto now = store.compareSet(key, before, wanted);
-      if (now == wanted) return from_bytes(now);
-      before = now;
-    }
-  }
-
-  // A slip has room for what a witness says.
-  static std::vector<uint8_t> bytes_of(const Witness& witness) {
-    Slip slip;
-    slip.promised = witness.promised;
-    slip.accepted = witness.accepted;
-    slip.value = witness.value;
-    const auto bytes = to_bytes(slip);
-    const auto* const data = reinterpret_cast<const uint8_t*>(bytes.data());
-    return {data, data + bytes.size()};
-  }
-  static Witness from_bytes(const std::vector<uint8_t>& bytes) {
-    const auto slip = slip_from(std::as_bytes(std::span(bytes)));
-    return slip ? Witness{slip->promised, slip->accepted, slip->value} : Witness{};
-  }
-
-  const StorePtr store_;
-  const std::string key_;
-  std::optional<Decree::Request> asked_;
-  std::shared_ptr<State> state_ = std::make_shared<State>();
-  Clock::time_point again_;
-};
-
-Members members_of(const std::vector<int>& ranks) {
-  Members members;
-  for (const int rank : ranks) members.set(static_cast<size_t>(rank));
-  return members;
+Witness witness_of(const std::string& bytes) {
+  const auto slip = slip_from(std::as_bytes(std::span(bytes)));
+  return slip ? Witness{slip->promised, slip->accepted, slip->value} : Witness{};
 }
 
 // 64 bits of a contiguous tensor's bytes on the CPU: a CRC32C of each half.
@@ -98,51 +46,86 @@ uint64_t checksum_of(const at::Tensor& tensor) {
   return uint64_t{checksum(data, half)} << 32 | checksum(data + half, bytes - half);
 }
 
+bool has_ended(const std::string& text) {
+  Neighbours& neighbours = Runtime::get().neighbours();
+  const Card card = Card::from_text(text, 0);
+  return card.shares_host(neighbours.card()) && neighbours.is_gone(card.socket);
+}
+
+void bind_decree(py::module_& module) {
+  using Request = Decree::Request;
+  py::class_<Request>(module, "Request")
+      .def("answer", [](const Request& self, const std::string& before) {
+        return bytes_of(Decree::answer(witness_of(before), self));
+      });
+  py::class_<Decree>(module, "Decree")
+      .def(py::init([](int rank, int size, uint32_t epoch, const std::vector<Rank>& ranks,
+                       uint64_t step, const std::string& extra) {
+        Decision made{{}, step, extra};
+        for (const Rank each : ranks) made.members.set(static_cast<size_t>(each));
+        return Decree(rank, size, epoch, std::move(made));
+      }))
+      .def_property_readonly("rank", &Decree::rank)
+      .def_property_readonly("size", &Decree::size)
+      .def_property_readonly("epoch", [](const Decree& self) { return self.slip().epoch; })
+      .def("enter",
+           [](Decree& self, uint64_t decided, bool voted, const std::string& extra) {
+             self.enter(decided, voted, extra, Clock::now());
+           })
+      .def("leave", &Decree::leave)
+      .def("tick", [](Decree& self) { self.tick(Clock::now()); })
+      .def("asks", &Decree::asks)
+      .def("hear_witness",
+           [](Decree& self, const std::string& bytes) {
+             self.hear_witness(witness_of(bytes), Clock::now());
+           })
+      .def("is_working", [](const Decree& self,
+                            int rank) { return self.heard(rank).state == Slip::State::kWorking; })
+      .def("entered", &Decree::entered)
+      .def("awaited", [](const Decree& self) { return ranks_in(self.awaited()); })
+      .def("dead", [](const Decree& self) { return ranks_in(self.dead()); })
+      .def("suspected", [](const Decree& self) { return ranks_in(self.suspected()); })
+      .def("gone", [](const Decree& self) { return ranks_in(self.slip().gone); })
+      .def("left_behind", &Decree::left_behind)
+      .def("decision", [](const Decree& self) -> py::object {
+        if (!self.decision()) return py::none();
+        const auto& [members, step, extra] = *self.decision();
+        return py::make_tuple(ranks_in(members), step, extra);
+      });
+}
+
 }  // namespace
 
 void bind_elastic(py::module_& module) {
   module.def("checksum", &checksum_of, py::arg("tensor"), NoGil());
-  // What other processes know this one by (transport/host.h).
+  // What other processes know this one by (transport/host.h), and whether such a one of this host
+  // has ended.
   module.def("card", [] { return Runtime::get().neighbours().card().to_text(); }, NoGil());
-
-  py::class_<Agreement::Answer>(module, "Answer")
-      .def_readonly("epoch", &Agreement::Answer::epoch)
-      .def_readonly("stays", &Agreement::Answer::stays)
-      .def_readonly("ranks", &Agreement::Answer::from)
-      .def_property_readonly("step", [](const Agreement::Answer& it) { return it.decision.step; })
-      .def_property_readonly("extra",
-                             [](const Agreement::Answer& it) { return it.decision.extra; });
-
-  py::class_<Agreement, std::shared_ptr<Agreement>>(module, "Agreement")
+  module.def("has_ended", &has_ended, py::arg("card"), NoGil());
+  bind_decree(module);
+  py::class_<Links, std::shared_ptr<Links>>(module, "Links")
       .def(py::init([](const std::string& run) {
-             Runtime& runtime = Runtime::get();
-             return std::make_shared<Agreement>(runtime.neighbours(), run,
-                                                Logger(runtime.config().log, "elastic"));
-           }),
-           py::arg("run"))
+        return std::make_shared<Links>(Runtime::get().neighbours(), run);
+      }))
       .def(
           "adopt",
-          [](Agreement& agreement, const Backend& backend, uint32_t epoch, int guests,
-             const std::vector<int>& ranks, uint64_t step, const std::string& extra) {
-            const Decision made{members_of(ranks), step, extra};
-            agreement.adopt(backend.group().state().transport(), epoch, guests, made);
+          [](Links& self, const Backend& backend, const Decree& decree) {
+            self.adopt(backend.group().state().transport(), decree.slip());
           },
-          py::arg("backend"), py::arg("epoch"), py::arg("guests") = 0,
-          py::arg("ranks") = std::vector<int>(), py::arg("step") = 0, py::arg("extra") = "",
           NoGil())
-      .def("expect", &Agreement::expect, py::arg("guests"), NoGil())
       .def(
-          "agree",
-          [](Agreement& agreement, uint64_t decided, bool voted, const std::string& extra,
-             const StorePtr& store, const std::string& key, std::chrono::milliseconds patience,
-             std::chrono::milliseconds timeout) {
-            Agreement::Question question{decided, voted, extra, patience, {}, run_signal_handlers};
-            if (store) question.witness = StoredWitness(store, key);
-            return with_torch_errors([&] { return agreement.agree(question, timeout); });
+          "keep",
+          [](Links& self, const std::vector<Rank>& ranks, size_t guests, const Decree& decree) {
+            self.keep(ranks, guests, decree.slip());
           },
-          py::arg("decided"), py::arg("voted"), py::arg("extra"), py::arg("store"), py::arg("key"),
-          py::arg("patience"), py::arg("timeout"), NoGil())
-      .def("leave", &Agreement::leave, NoGil());
+          NoGil())
+      .def(
+          "show", [](Links& self, const Decree& decree) { self.show(decree.slip()); }, NoGil())
+      .def("hear", &Links::hear, NoGil())
+      .def("give_up", &Links::give_up, NoGil())
+      .def("sleep", &Links::sleep, NoGil())
+      .def("condition", &Links::condition, NoGil())
+      .def("__len__", &Links::size);
 }
 
 }  // namespace ringcomm

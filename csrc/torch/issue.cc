@@ -91,16 +91,15 @@ Backend::WorkPtr Backend::start_in_profile(Call& call) {
                                                       : at::kByte;
   const std::vector<int64_t> sent(call.operation.send.begin(), call.operation.send.end());
   const std::vector<int64_t> received(call.operation.recv.begin(), call.operation.recv.end());
-  const char* name = call.title + sizeof("ringcomm:") - 1;
   const auto sequence = std::make_tuple(static_cast<int64_t>(group().sequence()) + 1, false);
   const auto names = std::make_tuple(getGroupUid(), getGroupDesc());
   const Tensors inputs = call.inputs.vec(), outputs = call.outputs.vec();
 #ifdef RECORD_PARAM_COMMS_DATA_WITH_ASYNC_OP
-  RECORD_PARAM_COMMS_DATA_WITH_ASYNC_OP(sequence, names, inputs, outputs, rank(), name,
+  RECORD_PARAM_COMMS_DATA_WITH_ASYNC_OP(sequence, names, inputs, outputs, rank(), call.name(),
                                         elements(inputs), elements(outputs), type, sent, received,
                                         first, stride, size(), call.async);
 #else
-  RECORD_PARAM_COMMS_DATA(sequence, names, inputs, outputs, rank(), name, elements(inputs),
+  RECORD_PARAM_COMMS_DATA(sequence, names, inputs, outputs, rank(), call.name(), elements(inputs),
                           elements(outputs), type, sent, received, first, stride, size());
 #endif
   const std::string algorithm = with_torch_errors([&] { return algorithm_of(call); });

@@ -9,7 +9,7 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include "base/config.h"
-#include "elastic/agreement.h"
+#include "elastic/link.h"
 
 namespace ringcomm {
 
@@ -26,8 +26,9 @@ struct Options final : c10d::Backend::Options {
   // Are tensors of CUDA devices this group's, too? Not in "cpu:ringcomm,cuda:nccl".
   bool cuda = true;
 
-  // Of an elastic world, whose members meet.
-  std::shared_ptr<Agreement> agreement;
+  // Of an elastic world: its members meet through these links, unless guests join them.
+  std::shared_ptr<Links> links;
+  std::function<void()> check_members;  // while they meet; throws where they never will
 
 #ifndef C10D_BACKEND_HAS_RECONFIGURE
   bool enable_reconfigure = false;  // torch's from 2.14 on: reconfigure() is what connects

@@ -1,5 +1,5 @@
-// all_reduce of sparse tensors. It gathers the numbers of elements, then their indices, then their
-// values. Every rank adds them up.
+// all_reduce of sparse tensors. It gathers the numbers of elements, then the elements: their
+// indices and values. Every rank adds them up.
 #include <ATen/ATen.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 
@@ -25,22 +25,25 @@ class SparseSum {
   }
 
   // First the rows. The tensors live as long as this object.
-  Operation first() { return gathering(mine_, rows_, kRow); }
+  Operation first() const {
+    Operation operation;
+    operation.collective = Collective::kAllGather;
+    operation.input = {span_of(mine_)};
+    operation.output = {span_of(rows_)};
+    operation.shards.assign(static_cast<size_t>(self_.size), bytes_of(mine_));
+    operation.layout = kSparseLayout;
+    return operation;
+  }
 
   bool next(Operation& operation) {
     const at::AutoDispatchBelowADInplaceOrView guard;
-    switch (++stage_) {
-      case 1:
-        check_rows();
-        operation = gather_indices();
-        return true;
-      case 2:
-        operation = gather_values();
-        return true;
-      default:
-        finish();
-        return false;
+    if (all_values_.defined()) {
+      finish();
+      return false;
     }
+    check_rows();
+    gather_elements(operation);
+    return true;
   }
 
  private:
@@ -67,48 +70,29 @@ class SparseSum {
     }
   }
 
-  // Gathers `each` numbers of each rank, or once the rows are there, of each element of its tensor.
-  Operation gathering(const at::Tensor& from, const at::Tensor& to, int64_t each) const {
-    Operation operation;
-    operation.collective = Collective::kAllGather;
-    operation.dtype = movable_dtype(from.scalar_type());
-    operation.input = {{static_cast<std::byte*>(from.data_ptr()), bytes_of(from)}};
-    operation.output = {{static_cast<std::byte*>(to.data_ptr()), bytes_of(to)}};
-    for (Rank rank = 0; rank < self_.size; ++rank) {
-      const int64_t count = stage_ == 0 ? each : elements(rank) * each;
-      operation.shards.push_back(static_cast<uint64_t>(count) * from.element_size());
-    }
-    operation.layout = kSparseLayout;
-    return operation;
-  }
-
-  Operation gather_indices() {
-    indices_ = input_._indices().contiguous();
-    const auto total = rows_.select(1, 2).sum().item<int64_t>();  // of elements()
-    all_indices_ = at::empty({total * input_.sparse_dim()}, at::kLong);
-    auto sizes = input_._values().sizes().vec();
-    sizes[0] = total;
-    all_values_ = at::empty(sizes, input_._values().options());
-    return gathering(indices_, all_indices_, input_.sparse_dim());
-  }
-
-  Operation gather_values() {
+  void gather_elements(Operation& operation) {
+    indices_ = input_._indices().t().contiguous();  // those of an element together
     values_ = input_._values().contiguous();
-    const int64_t total = all_values_.size(0);
-    return gathering(values_, all_values_, total == 0 ? 0 : all_values_.numel() / total);
+    auto sizes = values_.sizes().vec();
+    sizes[0] = rows_.select(1, 2).sum().item<int64_t>();  // of elements()
+    all_indices_ = at::empty({sizes[0], input_.sparse_dim()}, at::kLong);
+    all_values_ = at::empty(sizes, values_.options());
+    operation.input = {span_of(indices_), span_of(values_)};
+    operation.output.clear();
+    int64_t first = 0;
+    for (Rank rank = 0; rank < self_.size; ++rank) {
+      for (const at::Tensor& all : {all_indices_, all_values_}) {
+        operation.output.push_back(span_of(all.narrow(0, first, elements(rank))));
+      }
+      first += elements(rank);
+      const auto theirs = std::span(operation.output).last(2);
+      operation.shards[static_cast<size_t>(rank)] = theirs[0].bytes + theirs[1].bytes;
+    }
   }
 
   void finish() {
-    std::vector<at::Tensor> indices;
-    int64_t offset = 0;
-    for (Rank rank = 0; rank < self_.size; ++rank) {
-      const int64_t count = elements(rank) * input_.sparse_dim();
-      indices.push_back(
-          all_indices_.narrow(0, offset, count).view({input_.sparse_dim(), elements(rank)}));
-      offset += count;
-    }
-    const auto sum = at::_sparse_coo_tensor_unsafe(at::cat(indices, 1), all_values_, input_.sizes(),
-                                                   input_.options())
+    const auto sum = at::_sparse_coo_tensor_unsafe(all_indices_.t().contiguous(), all_values_,
+                                                   input_.sizes(), input_.options())
                          .coalesce();
     const at::Tensor result = average_ ? sum / self_.size : sum;
     for (at::Tensor& tensor : tensors_) tensor.copy_(result);
@@ -118,7 +102,6 @@ class SparseSum {
   const bool average_;
   Tensors tensors_;
   at::Tensor input_, mine_, rows_, indices_, all_indices_, values_, all_values_;
-  int stage_ = 0;
 };
 
 }  // namespace
@@ -144,7 +127,7 @@ Call sparse_all_reduce_call(const Tensors& tensors, const c10d::ReduceOp& op, Ra
   const auto sum = std::make_shared<SparseSum>(tensors, average, self);
   Call call(c10d::OpType::_ALLREDUCE_SPARSE, "ringcomm:sparse_all_reduce", Collective::kAllGather);
   call.operation = sum->first();
-  call.continuation = {[sum](Operation& operation) { return sum->next(operation); }, 2};
+  call.continuation = {[sum](Operation& operation) { return sum->next(operation); }, 1};
   call.inputs = call.outputs = tensors;
   return call;
 }

@@ -31,10 +31,6 @@ constexpr std::pair<at::ScalarType, DType> kTypes[] = {
     {at::kFloat8_e5m2, DType::kFloat8E5M2},
 };
 
-Span span_of(const at::Tensor& tensor) {
-  return {static_cast<std::byte*>(tensor.data_ptr()), bytes_of(tensor)};
-}
-
 // Does memory hold the values, or does torch negate or conjugate them on the way?
 bool is_plain(const at::Tensor& tensor) { return !tensor.is_conj() && !tensor.is_neg(); }
 
@@ -91,6 +87,10 @@ uint64_t bytes_of(const at::Tensor& tensor) {
   return static_cast<uint64_t>(tensor.numel()) * tensor.element_size();
 }
 
+Span span_of(const at::Tensor& tensor) {
+  return {static_cast<std::byte*>(tensor.data_ptr()), bytes_of(tensor)};
+}
+
 Span Staging::input(const at::Tensor& tensor) {
   if (tensor.is_contiguous() && is_plain(tensor)) return span_of(tensor);
   const BelowAutograd guard;
@@ -101,9 +101,8 @@ Span Staging::output(const at::Tensor& tensor) {
   if (tensor.is_contiguous() && is_plain(tensor)) return span_of(tensor);
   at::assert_no_internal_overlap(tensor);
   const BelowAutograd guard;
-  auto copy =
-      at::empty(tensor.sizes(), tensor.options().memory_format(at::MemoryFormat::Contiguous));
-  return span_of(results_.emplace_back(tensor, std::move(copy)).second);
+  const auto copy = at::empty_like(tensor, {}, at::MemoryFormat::Contiguous);
+  return span_of(results_.emplace_back(tensor, copy).second);
 }
 
 Span Staging::in_place(const at::Tensor& tensor, uint64_t& layout) {
@@ -132,18 +131,24 @@ Span Staging::folded(const std::vector<at::Tensor>& tensors, DType dtype, Reduce
     at::assert_no_internal_overlap(tensor);
     sources.push_back(span_of(plain.emplace_back(plain_copy(tensor))).data);
   }
-  const at::Tensor whole = at::empty(
-      tensors[0].sizes(), tensors[0].options().memory_format(at::MemoryFormat::Contiguous));
+  const at::Tensor whole = at::empty_like(tensors[0], {}, at::MemoryFormat::Contiguous);
   std::byte* const out = span_of(whole).data;
   reduce({dtype, op}, false, {&out, 1}, sources, static_cast<uint64_t>(whole.numel()));
   for (const at::Tensor& tensor : tensors) also(tensor, whole);
   return span_of(whole);
 }
 
-Span Staging::scratch(at::Device device, uint64_t bytes) {
-  const auto size = static_cast<int64_t>(bytes);
-  inputs_.push_back(at::empty({size}, at::TensorOptions().device(device).dtype(at::kByte)));
-  return {static_cast<std::byte*>(inputs_.back().data_ptr()), bytes};
+Span Staging::scaled(const Span& span, const at::TensorOptions& options, double factor) {
+  const BelowAutograd guard;
+  const auto type = c10::toRealValueType(options.dtype().toScalarType());  // both parts alike
+  const auto count = static_cast<int64_t>(span.bytes / c10::elementSize(type));
+  const auto numbers = at::for_blob(span.data, {count})
+                           .options(options.dtype(type))
+                           .target_device(options.device())
+                           .make_tensor();
+  const bool small = c10::isFloat8Type(type);  // torch does not multiply these
+  const auto product = (small ? numbers.to(at::kFloat) : numbers).mul(factor);
+  return span_of(inputs_.emplace_back(product.to(type)));
 }
 
 void Staging::finish() const {

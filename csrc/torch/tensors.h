@@ -27,6 +27,7 @@ DType movable_dtype(at::ScalarType type);
 void check_served(const Refusal& refuse, const at::Tensor& tensor);
 
 uint64_t bytes_of(const at::Tensor& tensor);
+Span span_of(const at::Tensor& tensor);  // its memory; it is contiguous
 
 // The copies that stand in for some tensors of a call while it lasts.
 class Staging {
@@ -46,8 +47,8 @@ class Staging {
     results_.emplace_back(tensor, result);
   }
 
-  // Memory of the call's own on that device.
-  Span scratch(at::Device device, uint64_t bytes);
+  // A copy of these elements, each multiplied as ringcomm::scale() does.
+  Span scaled(const Span& span, const at::TensorOptions& options, double factor);
 
   bool empty() const { return inputs_.empty() && results_.empty(); }
   // Called after success: copies results to where they belong.

@@ -13,7 +13,7 @@ import contextlib
 import copy
 import json
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 
 from ringcomm._autoload import load_library
+from ringcomm.elastic.agreement import NOTHING, Agreement, Decision, Witness
 from ringcomm.elastic.errors import Evicted
 from ringcomm.elastic.lobby import Process, Record, Welcome
 from ringcomm.elastic.store import RunStore, within
@@ -61,8 +62,8 @@ class Epochs:
     epoch: int = 0
     members: tuple[Process, ...] = ()
     guests: tuple[Process, ...] = ()
-    agreement: Any = None
-    made: dict[str, Any] = field(default_factory=dict)  # the decision, for a guest
+    agreement: Any = None  # an Agreement, from the first group on
+    made: Decision = NOTHING  # the last decision, for a guest
 
     @property
     def store(self) -> Any:
@@ -90,17 +91,17 @@ class Epochs:
         self.members = members
         self._make(FOUNDERS_SECONDS)
         dist.barrier()
-        self.agreement = load_library().Agreement(f"{self.run}/{self.life}")
-        self.agreement.adopt(self.backend(), 0)
+        self.agreement = Agreement(f"{self.run}/{self.life}", self.backend(), 0)
 
     def enter(self, welcome: Welcome) -> None:
         """Make the group in which this process is a guest."""
         self.epoch, self.members = welcome.epoch, welcome.members
         self.guests = welcome.guests
-        self.made = {"ranks": list(welcome.ranks), "step": welcome.step, "extra": welcome.extra}
+        self.made = Decision(welcome.ranks, welcome.step, welcome.extra)
         self._make(GUESTS_SECONDS)
-        self.agreement = load_library().Agreement(f"{self.run}/{self.life}")
-        self.agreement.adopt(self.backend(), self.epoch, len(self.guests), **self.made)
+        self.agreement = Agreement(
+            f"{self.run}/{self.life}", self.backend(), self.epoch, len(self.guests), self.made
+        )
 
     def meet_guests(self) -> None:
         """Learn who the guests are. Raises dist.DistStoreError where the store does not say."""
@@ -111,9 +112,8 @@ class Epochs:
 
     def make(self) -> None:
         """Make the group of the present epoch. Raises RuntimeError if a member of it is gone."""
-        self.agreement.expect([guest.card for guest in self.guests])
         self._make(GUESTS_SECONDS if self.guests else self.settings.patience)
-        self.agreement.adopt(self.backend(), self.epoch, len(self.guests))
+        self.agreement.adopt(self.backend())
 
     def agree(self, decided: int, voted: bool, extra: str, failed: bool) -> Decided:
         """End the group's operations, and agree on the next epoch, the present one afterwards.
@@ -131,10 +131,9 @@ class Epochs:
                 decided,
                 voted,
                 extra,
-                None if keys is None else self._of_life(keys),
-                f"witness/{self.epoch + 1}",
-                timedelta(seconds=patience),
-                timedelta(seconds=2 * self.settings.patience),
+                Witness(self._of_life(keys), f"witness/{self.epoch + 1}") if keys else None,
+                patience,
+                2 * self.settings.patience,
             )
         except dist.DistBackendError as error:
             self._destroy()
@@ -146,20 +145,20 @@ class Epochs:
                 f"this rank was given up by the others in epoch {self.epoch}: it must not go on; "
                 "start it anew to join"
             )
-        stay = tuple(self.members[rank] for rank in answer.ranks)
+        self.made = answer.decision
+        stay = tuple(self.members[rank] for rank in self.made.ranks)
         lost = tuple(member for member in self.members if member not in stay)
-        words = answer.extra.split()
+        words = self.made.extra.split()
         confirmed = tuple(each for each in self.guests if "+" + each.uuid in words)
         lost += tuple(each for each in self.guests if each not in confirmed)
         self.members, self.epoch = stay + confirmed, answer.epoch
         self.guests = tuple(
             Process(word[1:], "unknown", 0) for word in words if word.startswith("~")
         )
-        self.made = {"ranks": list(answer.ranks), "step": answer.step, "extra": answer.extra}
         for word in words:
             if word.startswith("@"):
                 self.home.move(word[1:])
-        return Decided(answer.step, lost, answer.extra, time.monotonic() - began)
+        return Decided(self.made.step, lost, self.made.extra, time.monotonic() - began)
 
     def _shut_down(self) -> None:
         """Wait for what streams of a device still do for the groups: it writes into tensors."""
@@ -201,22 +200,16 @@ class Epochs:
 
     def welcome(self) -> Welcome:
         """What the guests of the present epoch need to know."""
-        made = self.made
-        return Welcome(
-            self.life,
-            self.epoch,
-            self.members,
-            self.guests,
-            tuple(made["ranks"]),
-            made["step"],
-            made["extra"],
-        )
+        ranks, step, extra = self.made
+        who = (self.members, self.guests)
+        return Welcome(self.life, self.epoch, *who, tuple(ranks), step, extra)
 
     def _make(self, seconds: float) -> None:
         self._destroy()
         said = self.settings.options
         options = load_library().Options() if said is None else copy.copy(said)
-        options._agreement = self.agreement
+        if self.agreement is not None:
+            self.agreement.prepare(options, self.guests)
         # The name of a group is in its keys. It counts what this process has tried to make, and
         # others have tried less often.
         dist.distributed_c10d._world.group_count = 0

@@ -13,7 +13,7 @@ def log(text: str) -> None:
         sys.stderr.write(f"ringcomm elastic: {text}\n")
 
 
-def warn(text: str) -> None:
-    """The same for a warning that is not about the world."""
+def warn(text: str, who: str = "") -> None:
+    """The same for a warning, where `who` says nothing one that is not about the world."""
     if log_level() not in ("error", "off"):
-        sys.stderr.write(f"ringcomm WARNING: {text}\n")
+        sys.stderr.write(f"ringcomm WARNING{who and ' '}{who}: {text}\n")

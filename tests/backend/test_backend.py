@@ -298,7 +298,12 @@ def check_split(rank: Rank) -> None:
             part.allreduce([tensor]).wait()
             assert tensor.eq(2).all()
             part.shutdown()
-    assert backend_of().comm_split_count() == (2 if rank.index < 2 else 0)
+    backend = backend_of()
+    assert backend._is_initialized()
+    assert backend.comm_split_count() == (2 if rank.index < 2 else 0)
+    backend.perform_nocolor_split(torch.device("cuda", 0))
+    backend.register_mem_pool(object(), symm=True)
+    backend.deregister_mem_pool(object())
 
 
 def test_split(ranks: Ranks) -> None:

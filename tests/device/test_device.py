@@ -19,6 +19,7 @@ import torch.distributed as dist
 from conftest import file_of
 
 from lab import ROOT
+from lab.oracle import COMPLEX, FLOAT8, FLOATS, bits, raw
 from lab.outcomes import SOON, Outcome, check, in_child, outcome_of, rank_of
 from lab.ranks import Rank, Ranks, join, ranks
 from lab.simulated_device import SIMULATED, SMALL, SimulatedMemory, on_device
@@ -133,6 +134,34 @@ def test_several_devices(four: Ranks, cards: str, words: str) -> None:
 def test_many_ranks_on_one_device(size: int) -> None:
     with ranks(size, backend=None) as some:
         run_everything(some, "many", **SMALL)
+
+
+# ---- PREMUL_SUM: torch multiplies what is on a device, and the reductions what is on the host
+
+FACTORS = (1.0, -1.0, 0.5, 0.1, 3.0, 1e30, 1e-30, 0.0, 2.0**-14, 2.0**-149)
+
+
+def premultiply(rank: Rank, life: str, settings: dict[str, str]) -> Outcome:
+    def body(rank: Rank) -> Outcome:
+        sums = {}
+        for dtype in [*FLOATS, *FLOAT8, *COMPLEX]:
+            for factor in FACTORS:
+                tensor = raw(rank.index, 5000, dtype)
+                dist.all_reduce(tensor, dist._make_nccl_premul_sum(factor))
+                sums[f"{dtype} {factor}"] = bits(tensor)
+        return {"sums": sums}
+
+    return on_device(rank, life, settings, body)
+
+
+def test_factors_on_a_device_as_on_the_host(two: Ranks) -> None:
+    here = two(premultiply, "premul here", {"RINGCOMM_CUDA_LIBRARY": ""})
+    there = two(premultiply, "premul there", SMALL)
+    assert "over shared memory" in here[0]["log"]
+    assert "over simulated device IPC" in there[0]["log"]
+    for one, other in zip(here, there, strict=True):
+        assert one["sums"] == other["sums"]
+    assert len(here[0]["sums"]) == 8 * len(FACTORS)
 
 
 # ---- what goes wrong with devices: the host helps

@@ -1,5 +1,5 @@
 // The kernels of one rank, for itself or as a leader, as the host runs them: against
-// ringcomm::reduce() and scale(), bit for bit.
+// ringcomm::reduce(), bit for bit.
 #include "kernel_harness.h"
 
 namespace ringcomm::testing {
@@ -57,26 +57,6 @@ void every_pair_equals_reduce() {
           check_operands(reduced(what, made), made, math_of(what), variant,
                          [](LeaderArgs& args) { sim::run_leader(args); });
         }
-      }
-    }
-  }
-}
-
-void scale_equals_scale() {
-  Inputs inputs;
-  size_t variant = 0;
-  for (const Pair& pair : possible_pairs()) {
-    if (pair.op != ReduceOp::kPremulSum) continue;
-    for (const double factor : {1.0, -1.0, 0.5, 0.1, 3.0, 1e30, 1e-30, 0.0, 0x1p-14, 0x1p-149}) {
-      for (const size_t count : {0, 1, 7, 16, 33, 1000, 65537}) {
-        const Bytes input = inputs.make(pair.dtype, count);
-        Bytes wanted = input;
-        scale(pair.dtype, factor, wanted.data(), input.data(), count);
-        Math math = math_of({pair.dtype, pair.op, 4, factor});
-        math.scale = true;
-        math.factor = factor;
-        check_operands(wanted, {input}, math, variant++,
-                       [](LeaderArgs& args) { sim::run_leader(args); });
       }
     }
   }
@@ -281,7 +261,6 @@ int main(int argc, char** argv) {
   using namespace ringcomm::testing;
   return run_checks({{"blocks_fill_the_device", blocks_fill_the_device},
                      {"every_pair_equals_reduce", every_pair_equals_reduce},
-                     {"scale_equals_scale", scale_equals_scale},
                      {"leader_equals_reduce", leader_equals_reduce},
                      {"several_threads", several_threads}},
                     argc, argv);
