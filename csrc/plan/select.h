@@ -12,14 +12,16 @@ namespace ringcomm {
 // The connections between the ranks of a group. All ranks have the same, as they must choose alike.
 struct Reach {
   bool mapped;  // every rank can load from every other's window
-  // Ranks of each host, where all have as many and lie host by host; else 1. Shapes are given it.
-  int local = 1;
+  // Ranks of each host, where all have as many and lie host by host; else 1. The same of each site,
+  // if there are several. Shapes are given these, and the order in which ranks lie so.
+  int local = 1, site = 1;
+  std::shared_ptr<const std::vector<Rank>> order = nullptr;  // null: that of their numbers
 };
 
 // The algorithm of the first row of the table that fits.
-Algorithm select(const Shape& shape, Reach reach);
+Algorithm select(const Shape& shape, const Reach& reach);
 // That row: "all_reduce, any size, mapped windows".
-std::string selection_reason(const Shape& shape, Reach reach);
+std::string selection_reason(const Shape& shape, const Reach& reach);
 // The table of a group of so many hosts.
 std::string selection_text(int size, const Costs& costs);
 

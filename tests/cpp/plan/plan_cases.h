@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <map>
+#include <numeric>
 #include <random>
 #include <stdexcept>
 #include <string>
@@ -159,7 +160,18 @@ struct Case {
   uint64_t element = 1;
   int local = 0;  // 0: local_of(size)
   uint64_t slots = 2;
+  int site = 1;
+  uint64_t order = 0;  // a seed of some order; 0: that of the ranks
 };
+
+inline std::shared_ptr<const std::vector<Rank>> some_order(int size, uint64_t seed) {
+  if (seed == 0) return nullptr;
+  std::vector<Rank> order(static_cast<size_t>(size));
+  std::iota(order.begin(), order.end(), 0);
+  std::mt19937_64 random(seed);
+  for (size_t i = order.size() - 1; i > 0; --i) std::swap(order[i], order[random() % (i + 1)]);
+  return std::make_shared<const std::vector<Rank>>(order);
+}
 
 inline Shape shape_of(const Case& c) {
   Shape shape;
@@ -169,6 +181,8 @@ inline Shape shape_of(const Case& c) {
   shape.element = c.element;
   shape.geometry = tiny(c.size, c.element, c.slots);
   shape.local = c.local > 0 ? c.local : local_of(c.size);
+  shape.site = c.site;
+  shape.order = some_order(c.size, c.order);
   const std::vector<uint64_t> each(static_cast<size_t>(c.size), c.elements * c.element);
   if (c.planner.sharded())
     shape.shards = each;
@@ -201,7 +215,8 @@ inline Program uneven(const Case& c, uint64_t most, std::mt19937_64& random) {
 
 inline std::string describe(const Case& c) {
   return str(c.planner.name(), ", ", c.size, " ranks, ", c.elements, " elements of ", c.element,
-             ", root ", c.root, ", ", c.slots, " slots", c.in_place ? ", in place" : "");
+             ", root ", c.root, ", ", c.slots, " slots, ", c.local, " a host, ", c.site,
+             " a site, order ", c.order, c.in_place ? ", in place" : "");
 }
 
 // Every signal of a program that a wait meets.
