@@ -162,6 +162,7 @@ struct Case {
   uint64_t slots = 2;
   int site = 1;
   uint64_t order = 0;  // a seed of some order; 0: that of the ranks
+  bool rings = false;  // messages cost nothing, so parts are rings
 };
 
 inline std::shared_ptr<const std::vector<Rank>> some_order(int size, uint64_t seed) {
@@ -183,6 +184,7 @@ inline Shape shape_of(const Case& c) {
   shape.local = c.local > 0 ? c.local : local_of(c.size);
   shape.site = c.site;
   shape.order = some_order(c.size, c.order);
+  if (c.rings) shape.costs.alpha = shape.near.alpha = 1e-12;
   const std::vector<uint64_t> each(static_cast<size_t>(c.size), c.elements * c.element);
   if (c.planner.sharded())
     shape.shards = each;

@@ -283,7 +283,8 @@ void sites(Group& group) {
           if (!group.takes(planner.name(), size > 12 ? 3 : 1)) continue;
           const Rank root = static_cast<Rank>(random() % n);
           const uint64_t order = random() % 3;
-          const Case a{planner, size, count, root, count % 2 == 0, 1, at.local, slots, site, order};
+          Case a{planner, size, count, root, count % 2 == 0, 1, at.local, slots, site, order};
+          a.rings = random() % 2 == 0;
           const Case b{planner, size, 2, size - 1, false, 1, at.local, slots, site, order};
           group.prove({program(a), program(b), program(a)}, describe(a));
           group.prove({uneven(a, 30, random), program(b)}, describe(a));
