@@ -18,6 +18,7 @@ class Config:
     cuda_memory: int | None
     cuda_mode: str
     flows: int
+    host: str
     ifname: str
     metrics: str
     ports: str
@@ -293,7 +294,9 @@ def create_backend(options: Any, backend_options: Options, cuda: bool = True) ->
 
 def copy_seconds(bytes: int, past_caches: bool, passes: int) -> list[float]: ...
 def plan(
-    shape: tuple[int, int, int, int, int, int, list[int], list[int], list[int], str],
+    shape: tuple[
+        int, int, int, int, int, int, list[int], list[int], list[int], str, list[str]
+    ],
     rank: int,
     algorithm: str | None,
 ) -> tuple[str, str, list[tuple[int, int, int, int, int, list[tuple[int, int, int, int]]]]]:
@@ -307,8 +310,7 @@ def plan(
 def selection_text(size: int, costs: str = "") -> str:
     """The table of a group of `size` hosts, one row a line, limits in bytes.
 
-    `costs` is "alpha 1.8e-05 beta 8.4e-09 gamma 2e-11", or the text of a file of
-    `ringcomm tune`; "": the defaults. Raises ValueError.
+    `costs` is "alpha 1.8e-05 beta 8.4e-09 gamma 2e-11"; "": the defaults. Raises ValueError.
     """
 
 # ---- for ringcomm.elastic

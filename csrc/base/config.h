@@ -36,6 +36,9 @@ struct ProcessConfig {
   int64_t resume_seconds = 30;     // how long a lost peer is waited for
   std::string secret;              // of the job; "": who can read the store can connect
   std::string costs;               // a file, see comm/runtime.h
+  // What it says, in the words of plan/topology.h. Throws UsageError.
+  std::string (*costs_word)(const std::string& file) = nullptr;
+  std::string host;                // what that file calls this host; "": its hostname
   std::string trace;               // the folder of flight records; "" or "off": none
   std::string metrics;             // a file: Python writes it
   std::string cuda_library;        // instead of the one installed

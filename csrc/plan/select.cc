@@ -1,7 +1,6 @@
 #include "plan/select.h"
 
 #include <array>
-#include <charconv>
 #include <cmath>
 #include <limits>
 
@@ -154,6 +153,11 @@ const Row& row_for(const Shape& shape, const Reach& reach) {
 
 }  // namespace
 
+void Reach::apply(Shape& shape) const {
+  shape.local = local, shape.site = site, shape.order = order;
+  shape.costs = costs, shape.near = near;
+}
+
 uint64_t message_bytes(const Shape& shape) {
   return sharded(shape.collective) ? shape.largest_shard() : shape.bytes;
 }
@@ -176,27 +180,6 @@ std::string selection_text(int size, const Costs& costs) {
     out << text_of(row, row.limit(shape, size)) << ": " << to_string(row.algorithm) << '\n';
   }
   return out.str();
-}
-
-Costs parse_costs(std::string_view text) {
-  if (text.find('{') != text.npos)
-    text = text.substr(std::min(text.find("\"network\""), text.size()));
-  const auto number_after = [text](std::string_view name) {
-    std::string_view rest = text.substr(std::min(text.find(name), text.size()));
-    rest = rest.substr(std::min(rest.find_first_not_of("\": =", name.size()), rest.size()));
-    rest = rest.substr(0, rest.find_first_of(", }\r\n"));
-    double value = 0;
-    const auto [end, error] = std::from_chars(rest.data(), rest.data() + rest.size(), value);
-    const bool whole = error == std::errc() && end == rest.data() + rest.size();
-    RINGCOMM_CHECK(whole && std::isfinite(value) && value > 0,
-                   "costs need a positive number of seconds after ", name);
-    return value;
-  };
-  return {number_after("alpha"), number_after("beta"), number_after("gamma")};
-}
-
-std::string to_text(const Costs& costs) {
-  return str("alpha ", costs.alpha, " beta ", costs.beta, " gamma ", costs.gamma);
 }
 
 std::vector<Algorithm> algorithms_of(Collective collective) {
