@@ -150,6 +150,15 @@ class Options(_Backend.Options):
     @costs.setter
     def costs(self, value: str | None) -> None: ...
     @property
+    def host(self) -> str:
+        """The attribute of `RINGCOMM_HOST`.
+
+        What that file calls this host, where hostnames change or are not unique. Default: the
+        hostname.
+        """
+    @host.setter
+    def host(self, value: str | None) -> None: ...
+    @property
     def cuda_library(self) -> str:
         """The attribute of `RINGCOMM_CUDA_LIBRARY`.
 
@@ -210,6 +219,7 @@ class Options(_Backend.Options):
         resume_seconds: int | None = None,
         secret: str | Path | None = None,
         costs: str | None = None,
+        host: str | None = None,
         cuda_library: str | None = None,
         log: str | None = None,
         trace: str | None = None,
@@ -294,9 +304,7 @@ def create_backend(options: Any, backend_options: Options, cuda: bool = True) ->
 
 def copy_seconds(bytes: int, past_caches: bool, passes: int) -> list[float]: ...
 def plan(
-    shape: tuple[
-        int, int, int, int, int, int, list[int], list[int], list[int], str, list[str]
-    ],
+    shape: tuple[int, int, int, int, int, int, list[int], list[int], list[int], str, list[str]],
     rank: int,
     algorithm: str | None,
 ) -> tuple[str, str, list[tuple[int, int, int, int, int, list[tuple[int, int, int, int]]]]]:

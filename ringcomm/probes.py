@@ -1,7 +1,7 @@
 """Latency and rate of every pair of hosts: small probes for `ringcomm tune`.
 
 A host is in one pair at a time, and all pairs of a round run at once. So n hosts take n - 1 rounds,
-or n where n is odd: the schedule of a tournament, by the circle method.
+or n where n is odd: the schedule of a round-robin tournament.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
-
 
 TRIPS, TRIP_SECONDS = 20, 0.1  # round trips, and for how long; there are three at least
 SMALLEST, LARGEST = 256 << 10, 32 << 20  # bytes of a burst

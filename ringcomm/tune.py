@@ -182,7 +182,9 @@ def tell_pairs(hosts: costs.Hosts, took: float) -> None:
     count = len(hosts.names)
     delays = [hosts.latency[a][b] * 1e6 for a, b in itertools.combinations(range(count), 2)]
     rates = [hosts.rate[a][b] * 8e-6 for a, b in itertools.combinations(range(count), 2)]
-    print(f"{len(delays)} pairs in {took:.1f} s: {min(delays):.0f} to {max(delays):.0f} us one way,")
+    print(
+        f"{len(delays)} pairs in {took:.1f} s: {min(delays):.0f} to {max(delays):.0f} us one way,"
+    )
     print(f"  {min(rates):.0f} to {max(rates):.0f} Mbit/s both ways at once")
     along = order.laid_out(hosts.latency, hosts.rate)
     print(f"ring: {' '.join(hosts.names[host] for host, _ in along)}")
@@ -212,7 +214,7 @@ def tell(count: int, measured: dict[str, list[Costs]], found: dict[str, Costs | 
 
 
 def write(output: Path, ranks: int, hosts: costs.Hosts, found: dict[str, Costs | None]) -> None:
-    body = {
+    body: dict[str, Any] = {
         "ringcomm": ringcomm.__version__,
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "hosts": len(hosts.names),

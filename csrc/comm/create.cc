@@ -35,9 +35,9 @@ void warn_of_stranger(const Neighbourhood& memory, const Logger& logger) {
   if (topology.hosts.empty() || hosts_in(memory.host_of) == 1) return;
   const std::string name = stranger(topology, memory.host_of, memory.names);
   if (name.empty()) return;
-  logger.warning("the file of RINGCOMM_COSTS has no host '", name, "', or two hosts have that name: ",
-                 "its order of hosts is not used; run `ringcomm tune` again, or give each host its "
-                 "name there with RINGCOMM_HOST");
+  logger.warning("the file of RINGCOMM_COSTS has no host '", name,
+                 "', or two hosts have that name: its order of hosts is not used; run `ringcomm "
+                 "tune` again, or give each host its name there with RINGCOMM_HOST");
 }
 
 }  // namespace

@@ -1,7 +1,7 @@
 // Plans made of plans: a part is planned for a subgroup, lifted to the ranks of the whole group and
 // run after another part. The parts of one plan run within one half of the shared memory, so they
-// must not meet there: each pair of ranks uses lines in one part only, and windows, and inboxes that
-// two parts use, are shared out by offset.
+// must not meet there: each pair of ranks uses lines in one part only. Windows are shared out by
+// offset, and so are inboxes that two parts use.
 
 #include "plan/builder.h"
 #include "plan/planners.h"
@@ -150,9 +150,7 @@ Shape part_of(const Shape& shape, Collective collective, int size) {
 // share the inboxes as well.
 Shape half_part_of(const Hierarchy& at, Collective collective) {
   Shape part = part_of(at.shape, collective, at.local);
-  const auto halve = [](uint64_t& bytes) {
-    bytes = bytes >= 128 ? bytes / 128 * 64 : bytes / 2;
-  };
+  const auto halve = [](uint64_t& bytes) { bytes = bytes >= 128 ? bytes / 128 * 64 : bytes / 2; };
   halve(part.geometry.segment_bytes);
   if (!at.mapped) halve(part.geometry.inbox_bytes);
   return part;
@@ -186,8 +184,8 @@ Plan ordered_plan(const Shape& shape, Rank rank, Algorithm algorithm) {
     }
   }
   Placement placement{order};
-  const bool gathers = shape.collective == Collective::kAllGather ||
-                       shape.collective == Collective::kGather;
+  const bool gathers =
+      shape.collective == Collective::kAllGather || shape.collective == Collective::kGather;
   (gathers ? placement.output : placement.input).pieces = std::move(pieces);
   Plan plan = PlanBuilder(shape, algorithm, rank).finish();
   append(plan, make_plan(by_place, place(rank), algorithm), placement);

@@ -10,8 +10,8 @@ namespace ringcomm {
 // The connections between the ranks of a group. All ranks have the same, as they must choose alike.
 struct Reach {
   bool mapped;  // every rank can load from every other's window
-  // Shapes are given the rest. Ranks of each host, where all have as many and lie host by host; else
-  // 1. The same of each site, if there are several.
+  // Shapes are given the rest. Ranks of each host, where all have as many and lie host by host;
+  // else 1. The same of each site, if there are several.
   int local = 1, site = 1;
   std::shared_ptr<const std::vector<Rank>> order = nullptr;  // in which they lie; null: by number
   Costs costs = {}, near = {};

@@ -217,8 +217,7 @@ void bind_core(py::module_& module) {
   module.def(
       "selection_text",
       [](int size, const std::string& costs) {
-        return with_value_errors(
-            [&] { return selection_text(size, parse_topology(costs).costs); });
+        return with_value_errors([&] { return selection_text(size, parse_topology(costs).costs); });
       },
       py::arg("size"), py::arg("costs") = "");
 }

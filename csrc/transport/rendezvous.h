@@ -45,13 +45,13 @@ struct Neighbourhood {
   Neighbourhood(Neighbourhood&&) = default;  // never assigned: peers go before their memory
   ~Neighbourhood();
 
-  std::vector<Mapping> mappings;  // segments, this rank's first
-  std::vector<ShmPeer> peers;     // peers[rank] is this rank
-  std::vector<int> host_of;       // ranks with equal numbers share memory
+  std::vector<Mapping> mappings;   // segments, this rank's first
+  std::vector<ShmPeer> peers;      // peers[rank] is this rank
+  std::vector<int> host_of;        // ranks with equal numbers share memory
   std::vector<std::string> names;  // of each rank's host
-  int distance = 0;               // between hosts, as Geometry::across_hosts has it
-  std::string word;               // rank 0's
-  std::string algorithm;          // that rank 0 asks for; empty: none
+  int distance = 0;                // between hosts, as Geometry::across_hosts has it
+  std::string word;                // rank 0's
+  std::string algorithm;           // that rank 0 asks for; empty: none
 };
 
 // The number of hosts. Hosts are numbered from 0, in the order of their first rank.

@@ -161,12 +161,10 @@ def refusal(row: Row, shape: Shape) -> str:
     """Say why the row does not fit; "" where it does."""
     if row.needs == "mapped windows" and shape.hosts > 1:
         return f"there are {shape.hosts} hosts"
-    if row.needs.startswith("several ranks"):
-        if no := no_hosts(shape):
-            return no
-    if row.needs.startswith("several hosts"):
-        if no := no_sites(shape):
-            return no
+    if row.needs.startswith("several ranks") and (no := no_hosts(shape)):
+        return no
+    if row.needs.startswith("several hosts") and (no := no_sites(shape)):
+        return no
     if row.needs == "two ranks" and shape.size != 2:
         return f"there {'is' if shape.size == 1 else 'are'} {counted(shape.size, 'rank')}"
     return f"{shape.compared:,} B are more" if shape.compared > row.limit else ""

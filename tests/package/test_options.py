@@ -103,6 +103,7 @@ GOOD: dict[str, tuple[str, Any]] = {  # as a variable, and as a value
     "resume_seconds": ("86400", 86_400),
     "secret": ("bees", "bees"),
     "costs": ("/a/file", "/a/file"),
+    "host": ("node-3", "node-3"),
     "cuda_library": ("/a/library.so", "/a/library.so"),
     "log": ("error", "error"),
     "trace": ("/records", "/records"),
