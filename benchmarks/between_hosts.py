@@ -165,7 +165,7 @@ def show(answer: dict[str, Any], hosts: int, local: int) -> list[dict[str, Any]]
 def tuned(hosts: Hosts, folder: Path, local: int) -> Path:
     """Run `ringcomm tune` on the hosts. The result has its costs alone; tuned.json has all."""
     whole, costs = folder / "tuned.json", folder / "costs.json"
-    words = [sys.executable, "-m", "ringcomm", "tune", "--output", whole]
+    words: list[str | Path] = [sys.executable, "-m", "ringcomm", "tune", "--output", whole]
     first = hosts.run_ranks(words, local, timeout=200)[0]
     if first.returncode != 0:
         sys.exit(first.output)

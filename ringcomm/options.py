@@ -58,7 +58,7 @@ class Setting:
             raise TypeError(f"{said}: {self.name} is of type {wanted}, not {type(value).__name__}")
         if isinstance(value, int) and not self.least <= value <= self.most:
             raise ValueError(f"{said} is not {self.range}")
-        fits = re.fullmatch(self.pattern, value) if self.pattern else value in self.choices
+        fits = re.fullmatch(self.pattern, str(value)) if self.pattern else value in self.choices
         if self.wrong and not fits:
             raise ValueError(said + self.wrong)
         return value

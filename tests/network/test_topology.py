@@ -283,7 +283,7 @@ def test_tune_finds_the_sites_of_a_job(tmp_path: Path) -> None:
     """Ranks are on the hosts of two sites in turn; the job's own plans find each site's hosts."""
     file, script = tmp_path / "costs.json", tmp_path / "program.py"
     script.write_text(JOB)
-    tune = [sys.executable, "-m", "ringcomm", "tune", "--output", file]
+    tune: list[str | Path] = [sys.executable, "-m", "ringcomm", "tune", "--output", file]
     place = {"PYTHONPATH": str(ROOT)}
     with Hosts(4, rate="1gbit", far=Wan(100, 5), site_of=[0, 1, 0, 1]) as hosts:
         tuned = hosts.run_ranks(tune, env=place, timeout=limit(60))
