@@ -69,7 +69,7 @@ Topology Runtime::adopt(const std::string& costs_word) {
   if (costs_word.starts_with('!')) throw UsageError(costs_word.substr(1));
   Topology topology = parse_topology(costs_word);
   const Lock lock(mutex_);
-  costs_word_ = costs_word;
+  if (!costs_word.empty()) costs_word_ = costs_word;
   return topology;
 }
 

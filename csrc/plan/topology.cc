@@ -50,7 +50,7 @@ Topology parse_topology(const std::string& text) {
 std::string stranger(const Topology& topology, const std::vector<int>& host_of,
                      const std::vector<std::string>& names) {
   for (size_t rank = 0; rank < host_of.size(); ++rank) {
-    const auto known = std::ranges::count(topology.hosts, names[rank], &Topology::Host::name);
+    const auto known = std::ranges::count(topology.hosts, names.at(rank), &Topology::Host::name);
     const auto first = std::ranges::find(names, names[rank]) - names.begin();
     if (known != 1 || host_of[static_cast<size_t>(first)] != host_of[rank]) return names[rank];
   }

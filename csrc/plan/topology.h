@@ -22,8 +22,8 @@ struct Topology {
 // "" means the defaults. Throws UsageError.
 Topology parse_topology(const std::string& text);
 
-// The name of a host that the network lacks, or that two hosts have; "" if it knows all. Ranks with
-// equal numbers in `host_of` share a host, and `names` has the name of each rank's host.
+// The name of a host that the topology lacks, or that two hosts have; "" if it knows all. Ranks
+// with equal numbers in `host_of` share a host, and `names` has the name of each rank's host.
 std::string stranger(const Topology& topology, const std::vector<int>& host_of,
                      const std::vector<std::string>& names);
 
