@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -325,4 +326,20 @@ def test_a_job_by_sites_is_faster(tmp_path: Path, site_of: list[int], sites: str
         assert "several hosts at each of several sites" in one.output
     assert len({one.output.splitlines()[-1] for one in job}) == 1
     seconds = json.loads(job[0].output.splitlines()[-2])
+    print(seconds)
     assert seconds["ring"] / seconds["sites"] > 1.8, seconds
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(missing() is not None, reason=str(missing()))
+def test_thirty_two_hosts_take_half_a_minute(tmp_path: Path) -> None:
+    file = tmp_path / "costs.json"
+    tune: list[str | Path] = [sys.executable, "-m", "ringcomm", "tune", "--output", file]
+    with Hosts(32, rate="1gbit") as hosts:
+        tuned = hosts.run_ranks(tune, env={"PYTHONPATH": str(ROOT)}, timeout=limit(300))
+    assert tuned[0].returncode == 0, tuned[0].output
+    print(tuned[0].output)
+    found = re.search(r"496 pairs in ([\d.]+) s", tuned[0].output)
+    assert found, tuned[0].output
+    assert float(found[1]) <= claim(30)
+    assert len(json.loads(file.read_text())["names"]) == 32
