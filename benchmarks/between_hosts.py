@@ -7,6 +7,11 @@ needed, and nothing outside them is touched.
     python benchmarks/between_hosts.py --hosts 2 --local 4 --rate 1gbit --sizes 16M --json b.json
     python benchmarks/between_hosts.py --wan 300,25,0.1 --collectives all_reduce --sizes 1M,32M
     RINGCOMM_FLOWS=2 python benchmarks/between_hosts.py --hosts 2 --rate 200mbit --second 20mbit
+    python benchmarks/between_hosts.py --hosts 4 --sites 2 --wan 100,5 --sizes 64K,16M
+
+With `--sites` the hosts are spread over so many. Inside a site links are as `--rate` says, and each
+host has a long one to the other sites. First `ringcomm tune` measures them. Then the plans by its
+file are beside a flat ring in the order of the ranks, which is made before there is such a file.
 
 Both backends are in the same processes and take turns, so what disturbs the machine disturbs them
 alike. The bound is 2 (n-1)/n bytes for all_reduce, (n-1)/n for the others, n hosts, over what one
@@ -19,9 +24,11 @@ import argparse
 import contextlib
 import json
 import os
+import shutil
 import socket
 import statistics
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -90,13 +97,29 @@ def call_of(collective: str, size: int, ranks: int, group: Any) -> Callable[[], 
     return calls[collective]
 
 
+def groups_to_compare(sites: bool) -> dict[str, Any]:
+    """The one that others are compared with comes first."""
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    if not sites:
+        return {"gloo": dist.group.WORLD, "ringcomm": dist.new_group(backend="ringcomm")}
+    import ringcomm
+
+    ring = ringcomm.Options(algorithm="ring")
+    groups = {"flat ring": dist.new_group(backend="ringcomm", pg_options=ring)}
+    if dist.get_rank() == 0:  # it reads the file for each group anew
+        tuned = Path(os.environ["RINGCOMM_COSTS"])
+        shutil.copy(tuned.with_name("tuned.json"), tuned)
+    return {**groups, "by sites": dist.new_group(backend="ringcomm")}
+
+
 def be_rank(options: argparse.Namespace) -> None:
     import torch.distributed as dist
 
     rank, local = int(os.environ["RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
     plain = plain_tcp(rank, local, os.environ["MASTER_ADDR"])
-    dist.init_process_group("gloo")
-    groups = {"gloo": dist.group.WORLD, "ringcomm": dist.new_group(backend="ringcomm")}
+    groups = groups_to_compare(options.sites > 1)
     rows = []
     for collective in options.collectives.split(","):
         for size in map(parse_size, options.sizes.split(",")):
@@ -120,21 +143,36 @@ def be_rank(options: argparse.Namespace) -> None:
 def show(answer: dict[str, Any], hosts: int, local: int) -> list[dict[str, Any]]:
     results = []
     for row in answer["rows"]:
+        other, ours = row["times"]
         medians = {backend: statistics.median(t) for backend, t in row["times"].items()}
         moved = row["bytes"] * (hosts - 1) / hosts * (2 if row["collective"] == "all_reduce" else 1)
         if row["collective"] == "broadcast":
             moved = row["bytes"]
         bound = moved / statistics.median(answer["plain"][1:])
         spread = {b: f"{min(t) * 1e3:.3g}..{max(t) * 1e3:.3g}" for b, t in row["times"].items()}
-        ratio = medians["gloo"] / medians["ringcomm"]
-        share = f"{bound / medians['ringcomm']:.0%} of the bound" if row["bytes"] >= 1 << 20 else ""
+        ratio = medians[other] / medians[ours]
+        in_full = row["bytes"] >= 1 << 20 and ours == "ringcomm"
+        share = f"{bound / medians[ours]:.0%} of the bound" if in_full else ""
         print(
             f"{hosts} x {local}  {row['collective']:14} {row['bytes']:>9} B  "
-            f"ringcomm {medians['ringcomm'] * 1e3:8.3g} ms ({spread['ringcomm']})  "
-            f"gloo {medians['gloo'] * 1e3:8.3g} ms ({spread['gloo']})  {ratio:5.2f}x  {share}"
+            f"{ours} {medians[ours] * 1e3:8.3g} ms ({spread[ours]})  "
+            f"{other} {medians[other] * 1e3:8.3g} ms ({spread[other]})  {ratio:5.2f}x  {share}"
         )
         results.append({**row, "hosts": hosts, "local": local, "ratio": ratio, "bound": bound})
     return results
+
+
+def tuned(hosts: Hosts, folder: Path, local: int) -> Path:
+    """Run `ringcomm tune` on the hosts. The result has its costs alone; tuned.json has all."""
+    whole, costs = folder / "tuned.json", folder / "costs.json"
+    words: list[str | Path] = [sys.executable, "-m", "ringcomm", "tune", "--output", whole]
+    first = hosts.run_ranks(words, local, timeout=200)[0]
+    if first.returncode != 0:
+        sys.exit(first.output)
+    print(first.output, end="")
+    body = json.loads(whole.read_text())
+    costs.write_text(json.dumps({name: body[name] for name in ("memory", "network")}))
+    return costs
 
 
 def main() -> None:
@@ -148,6 +186,7 @@ def main() -> None:
         metavar="MBIT,MS[,PERCENT]",
         help="long links: rate, delay one way, packets lost",
     )
+    parser.add_argument("--sites", type=int, default=1, help="the hosts are spread over them")
     parser.add_argument("--second", help="the rate of a second network between them, if any")
     parser.add_argument("--collectives", default=",".join(COLLECTIVES))
     parser.add_argument("--sizes", default="1K,64K,16M")
@@ -162,12 +201,18 @@ def main() -> None:
         sys.exit(reason)
     results = []
     for count in map(int, options.hosts.split(",")):
-        rate = None if options.wan else options.rate or None
-        with Hosts(count, rate=rate, far=options.wan) as hosts:
+        far = options.sites > 1
+        rate = options.rate or None if far or not options.wan else None
+        site_of = [host * options.sites // count for host in range(count)] if far else []
+        with (
+            Hosts(count, rate=rate, far=options.wan, site_of=site_of) as hosts,
+            tempfile.TemporaryDirectory() as folder,
+        ):
             if options.second:
                 hosts.second_network(options.second)
+            env = {"RINGCOMM_COSTS": str(tuned(hosts, Path(folder), options.local))} if far else {}
             command = [sys.executable, __file__, "--as-rank", *sys.argv[1:]]
-            ranks = hosts.run_ranks(command, options.local, timeout=500)
+            ranks = hosts.run_ranks(command, options.local, env, timeout=500)
         lines = [line for line in ranks[0].output.splitlines() if line.startswith("{")]
         if not lines:
             sys.exit(ranks[0].output)

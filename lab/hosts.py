@@ -24,11 +24,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from lab import wan
+from lab import sites, wan
 from lab.limits import limit
 from lab.namespaces import missing, own_name, remove, remove_leftovers, tool
 
-BURST = ["burst", "256kb", "latency", "20ms"]
 SEEN_AS_LARGE = 1200  # bytes; what `corrupt` changes lies 1000 bytes into TCP's header and data
 
 Environment = Mapping[str, "str | None"]
@@ -46,7 +45,8 @@ class Hosts:
     """`count` hosts while the context lasts; `names`, `addresses` and `addresses6` are by host.
 
     `rate`, as "1gbit", limits each host's link in both directions. `ipv4=False` leaves IPv6 alone.
-    With `far` the links are long.
+    With `far` the links are long. With `site_of`, the number of each host's site, only those to
+    other sites are: a site has a switch of its own, and `rate` is that of its links.
     """
 
     def __init__(
@@ -55,6 +55,7 @@ class Hosts:
         rate: str | None = None,
         *,
         far: wan.Wan | None = None,
+        site_of: Sequence[int] = (),
         ipv4: bool = True,
         ipv6: bool = False,
         mtu: int = 1500,
@@ -62,10 +63,11 @@ class Hosts:
     ) -> None:
         self.count, self.rate, self.mtu = count, rate, mtu
         self.far = far or wan.asked()
+        self.site_of = site_of
         self.ipv4, self.ipv6 = ipv4, ipv6
         self.random = random.Random(seed)  # chooses the connections to be killed
         self._tag = own_name(next(_serial))
-        self._switch = f"{self._tag}-switch"
+        self.switch = f"{self._tag}-switch"
         self.namespaces = [f"{self._tag}-host{index}" for index in range(count)]
         self.names = [f"host{index}" for index in range(count)]
         net = 64 + os.getpid() // 256 % 128, os.getpid() % 256
@@ -92,21 +94,21 @@ class Hosts:
 
     def _make(self) -> None:
         self._folder.mkdir(0o700)
-        tool("ip", "netns", "add", self._switch)
-        self._without_ipv6(self._switch)  # it would have things to say, as snooping has
+        tool("ip", "netns", "add", self.switch)
+        self._without_ipv6(self.switch)  # it would have things to say, as snooping has
         words = ["link", "add", "switch", "type", "bridge", "mcast_snooping", 0]
-        tool("ip", "-n", self._switch, *words)
-        tool("ip", "-n", self._switch, "link", "set", "switch", "up")
+        tool("ip", "-n", self.switch, *words)
+        tool("ip", "-n", self.switch, "link", "set", "switch", "up")
         for namespace in self.namespaces:
             tool("ip", "netns", "add", namespace)
         if self.far:
-            self._links = wan.start(self.far, self.mtu, self._switch, self.namespaces)
+            self._links = wan.start(self.far, self.mtu, self.switch, self.namespaces)
         for index, namespace in enumerate(self.namespaces):
             if not self.far:
                 words = ["link", "add", f"port{index}", "mtu", self.mtu, "type", "veth"]
                 words += ["peer", "name", "eth0", "mtu", self.mtu, "netns", namespace]
-                tool("ip", "-n", self._switch, *words)
-            tool("ip", "-n", self._switch, "link", "set", f"port{index}", "master", "switch", "up")
+                tool("ip", "-n", self.switch, *words)
+            tool("ip", "-n", self.switch, "link", "set", f"port{index}", "master", "switch", "up")
             if not self.ipv6:
                 self._without_ipv6(namespace)
             for address in self.addresses[index : index + 1]:
@@ -117,8 +119,9 @@ class Hosts:
             tool("ip", "-n", namespace, "link", "set", "lo", "up")
             tool("ip", "-n", namespace, "link", "set", "eth0", "up")
             self._write_names(index)
-            if self.rate:
+            if self.rate and not self.site_of:
                 self.limit(index, self.rate)
+        sites.connect(self)
         for index in range(self.count):
             self._await_link(index)
 
@@ -137,7 +140,7 @@ class Hosts:
 
     def _await_link(self, host: int) -> None:
         """The switch forwards a moment after a port is up: the kernel does that on the side."""
-        show = ["bridge", "-n", self._switch, "-j", "link", "show", "dev", f"port{host}"]
+        show = ["bridge", "-n", self.switch, "-j", "link", "show", "dev", f"port{host}"]
         end = time.monotonic() + 5
         while json.loads(tool(*show))[0]["state"] != "forwarding":
             assert time.monotonic() < end, f"the link of host {host} does not come up"
@@ -150,7 +153,7 @@ class Hosts:
         if self._links is not None:
             self._links.communicate(timeout=limit(10))
             self._links = None
-        for namespace in [*self.namespaces, self._switch]:
+        for namespace in [*self.namespaces, self.switch]:
             remove(namespace)
         shutil.rmtree(self._folder, ignore_errors=True)
         self._processes = []
@@ -300,22 +303,22 @@ class Hosts:
     def cut(self, host: int, *, carrier: bool = False) -> None:
         """Packets from and to a host vanish; with `carrier`, its eth0 sees the cable pulled."""
         if carrier:
-            tool("ip", "-n", self._switch, "link", "set", f"port{host}", "down")
+            tool("ip", "-n", self.switch, "link", "set", f"port{host}", "down")
         else:
             words = ["link", "set", "dev", f"port{host}", "state", 0]
-            tool("bridge", "-n", self._switch, *words)
+            tool("bridge", "-n", self.switch, *words)
 
     def heal(self, host: int) -> None:
         """Undo `cut`."""
         set_port = ["link", "set", "dev", f"port{host}"]
-        tool("ip", "-n", self._switch, *set_port, "up")
+        tool("ip", "-n", self.switch, *set_port, "up")
         with contextlib.suppress(RuntimeError):  # not while the link comes up: it forwards then
-            tool("bridge", "-n", self._switch, *set_port, "state", 3)
+            tool("bridge", "-n", self.switch, *set_port, "state", 3)
         self._await_link(host)
 
     def second_network(self, rate: str) -> list[str]:
         """Give every host an eth1 on a switch of its own; the addresses."""
-        switch = self._switch
+        switch = self.switch
         tool("ip", "-n", switch, "link", "add", "switch2", "type", "bridge", "mcast_snooping", 0)
         tool("ip", "-n", switch, "link", "set", "switch2", "up")
         addresses = []
@@ -332,8 +335,8 @@ class Hosts:
 
     def limit(self, host: int, rate: str) -> None:
         """Limit a host's link to `rate` in both directions: out of the host, out of the switch."""
-        for namespace, device in ((self.namespaces[host], "eth0"), (self._switch, f"port{host}")):
-            words = ["qdisc", "replace", "dev", device, "root", "tbf", "rate", rate, *BURST]
+        for namespace, device in ((self.namespaces[host], "eth0"), (self.switch, f"port{host}")):
+            words = ["qdisc", "replace", "dev", device, "root", "tbf", "rate", rate, *sites.BURST]
             tool("tc", "-n", namespace, *words)
 
     def reject(self, host: int, seconds: float, ports: Iterable[int] = ()) -> None:

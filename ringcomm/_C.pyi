@@ -19,6 +19,7 @@ class Config:
     cuda_memory: int | None
     cuda_mode: str
     flows: int
+    host: str
     ifname: str
     metrics: str
     ports: str
@@ -187,6 +188,15 @@ class Options(_Backend.Options):
     @costs.setter
     def costs(self, value: str | None) -> None: ...
     @property
+    def host(self) -> str:
+        """The attribute of `RINGCOMM_HOST`.
+
+        What that file calls this host, where hostnames change or are not unique. Default: the
+        hostname.
+        """
+    @host.setter
+    def host(self, value: str | None) -> None: ...
+    @property
     def cuda_library(self) -> str:
         """The attribute of `RINGCOMM_CUDA_LIBRARY`.
 
@@ -251,6 +261,7 @@ class Options(_Backend.Options):
         tls_key: str | None = None,
         tls_ca: str | None = None,
         costs: str | None = None,
+        host: str | None = None,
         cuda_library: str | None = None,
         log: str | None = None,
         trace: str | None = None,
@@ -337,7 +348,7 @@ def create_backend(options: Any, backend_options: Options, cuda: bool = True) ->
 
 def copy_seconds(bytes: int, past_caches: bool, passes: int) -> list[float]: ...
 def plan(
-    shape: tuple[int, int, int, int, int, int, list[int], list[int], list[int], str],
+    shape: tuple[int, int, int, int, int, int, list[int], list[int], list[int], str, list[str]],
     rank: int,
     algorithm: str | None,
 ) -> tuple[str, str, list[tuple[int, int, int, int, int, list[tuple[int, int, int, int]]]]]:
@@ -351,8 +362,7 @@ def plan(
 def selection_text(size: int, costs: str = "") -> str:
     """The table of a group of `size` hosts, one row a line, limits in bytes.
 
-    `costs` is "alpha 1.8e-05 beta 8.4e-09 gamma 2e-11", or the text of a file of
-    `ringcomm tune`; "": the defaults. Raises ValueError.
+    `costs` is "alpha 1.8e-05 beta 8.4e-09 gamma 2e-11"; "": the defaults. Raises ValueError.
     """
 
 # ---- for ringcomm.elastic

@@ -40,7 +40,8 @@ class Setting:
     least: int = 0
     most: int = 0
     choices: tuple[str, ...] = ()
-    wrong: str = ""  # what an error says of a value that is no choice; "": the library checks it
+    pattern: str = ""  # of the whole text
+    wrong: str = ""  # what an error says of a value that does not fit; "": the library checks it
 
     @property
     def variable(self) -> str:
@@ -57,7 +58,8 @@ class Setting:
             raise TypeError(f"{said}: {self.name} is of type {wanted}, not {type(value).__name__}")
         if isinstance(value, int) and not self.least <= value <= self.most:
             raise ValueError(f"{said} is not {self.range}")
-        if self.wrong and value not in self.choices:
+        fits = re.fullmatch(self.pattern, str(value)) if self.pattern else value in self.choices
+        if self.wrong and not fits:
             raise ValueError(said + self.wrong)
         return value
 
@@ -171,6 +173,13 @@ SETTINGS = [
         *("costs", PROCESS),
         "a file of `ringcomm tune`, at rank 0: what messages [cost](networks.md#tuning) here",
         fits="none",
+    ),
+    Setting(
+        *("host", PROCESS),
+        "what that file calls this host, where hostnames change or are not unique",
+        fits="the hostname",
+        pattern=r"\S{0,64}",
+        wrong=" is no name of a host: use one word of up to 64 characters",
     ),
     Setting(
         *("cuda_library", PROCESS),

@@ -1,13 +1,15 @@
 """`ringcomm tune`: measures what messages cost between the ranks of a job, for RINGCOMM_COSTS.
 
-Start it as the job itself is: `torchrun ... -m ringcomm tune --output FILE`. It measures alpha,
-beta and gamma of costs.py.
+Start it as the job itself is: `torchrun ... -m ringcomm tune --output FILE`. It measures latency
+and rate of every pair of hosts, for their order and sites: probes.py and order.py. Of some pairs it
+measures alpha, beta and gamma of costs.py.
 """
 
 from __future__ import annotations
 
 import argparse
 import datetime
+import itertools
 import json
 import os
 import statistics
@@ -20,11 +22,14 @@ import torch
 import torch.distributed as dist
 
 import ringcomm
-from ringcomm import costs, model
-from ringcomm.costs import Costs
+from ringcomm import costs, model, order, probes
+from ringcomm._options import of_process
+from ringcomm.costs import Costs, Fabrics
 
-MOST_PAIRS = 16  # of hosts, in each fabric
+MOST_PAIRS = 4  # of each kind: "near" in one site, "far" between two, "memory" in one host
+ENDS = ("near", "far")
 ROUNDS, SECONDS = 7, 0.02  # of a measurement; its fastest counts, others were disturbed
+LONGEST = 1.0  # seconds that its rounds take, where links are slow
 LARGE = 8 << 20
 BLOCK = 256 << 10  # bytes, that a core adds up out of its cache
 
@@ -46,24 +51,38 @@ def run(options: argparse.Namespace) -> int:
 
 
 def tune(output: Path | None) -> int:
-    hosts: list[str] = [""] * dist.get_world_size()
-    dist.all_gather_object(hosts, host_name(dist.get_rank()))
-    network, memory = pairs_of(hosts)
-    if not network:
+    mine = host_id(dist.get_rank()), host_name()
+    told: list[Any] = [mine] * dist.get_world_size()
+    dist.all_gather_object(told, mine)
+    ranks: dict[str, list[int]] = {}  # of each host
+    for rank, (host, _) in enumerate(told):
+        ranks.setdefault(host, []).append(rank)
+    if len(ranks) < 2:
         raise ValueError(
             "all ranks are on one host, and there is no network to measure "
             "(RINGCOMM_TRANSPORT=tcp measures TCP inside it)"
         )
-    measured = {"memory": measure(memory, False), "network": measure(network, True)}
+    firsts = [some[0] for some in ranks.values()]
+    began = time.monotonic()
+    latency, rate = probes.measure(firsts)
+    took = time.monotonic() - began
+    pairs = pairs_of(list(ranks.values()), order.laid_out(latency, rate))
+    measured = {name: measure(some, name != "memory") for name, some in pairs.items()}
     if dist.get_rank() == 0:
-        found = {name: median(some) for name, some in measured.items()}
-        tell(hosts, measured, found)
+        network = measured["near"] + measured["far"]
+        found = {name: median(some) for name, some in {**measured, "network": network}.items()}
+        names = [told[rank][1] for rank in firsts]
+        costs_now = Fabrics(found["memory"] or costs.DEFAULT.memory, median_of(network))
+        hosts = costs.Hosts(names, latency, rate, *(found[n] or costs_now.network for n in ENDS))
+        print(f"{len(firsts)} hosts, {len(told)} ranks")
+        tell_pairs(hosts, took)
+        tell(len(firsts), {**measured, "network": network}, found)
         if output:
-            write(output, hosts, found)
+            write(output, len(told), hosts, found)
     return 0
 
 
-def host_name(rank: int) -> str:
+def host_id(rank: int) -> str:
     """What ranks that share memory have in common: as csrc/transport/rendezvous.cc decides it."""
     if os.environ.get("RINGCOMM_TRANSPORT") == "tcp":
         return str(rank)
@@ -71,17 +90,21 @@ def host_name(rank: int) -> str:
     return f"{boot} {Path('/proc/self/ns/net').readlink()}"
 
 
-def pairs_of(hosts: list[str]) -> tuple[list[Pair], list[Pair]]:
-    """Neighbouring hosts, by their first ranks, and the first two ranks of each host."""
-    ranks: dict[str, list[int]] = {}
-    for rank, host in enumerate(hosts):
-        ranks.setdefault(host, []).append(rank)
-    firsts = [some[0] for some in ranks.values()]
-    between = list(zip(firsts, firsts[1:] + firsts[:1], strict=True))
-    if len(firsts) < 3:
-        between = between[: len(firsts) - 1]
-    inside = [(some[0], some[1]) for some in ranks.values() if len(some) > 1]
-    return between[:MOST_PAIRS], inside[:MOST_PAIRS]
+def host_name() -> str:
+    """What the library calls this host: as csrc/transport/host.cc reads it."""
+    name = Path("/proc/sys/kernel/hostname").read_text(encoding="utf-8").strip()
+    return str(of_process("host")) or name
+
+
+def pairs_of(hosts: list[list[int]], along: list[tuple[int, int]]) -> dict[str, list[Pair]]:
+    """Return neighbours along the ring, of one site and of two; and two ranks of each host."""
+    ring = list(zip(along, along[1:] + along[:1], strict=True))[: None if len(hosts) > 2 else 1]
+    pairs: dict[str, list[Pair]] = {"near": [], "far": [], "memory": []}
+    for (one, site), (other, other_site) in ring:
+        name = "near" if site == other_site else "far"
+        pairs[name].append((hosts[one][0], hosts[other][0]))
+    pairs["memory"] = [(some[0], some[1]) for some in hosts if len(some) > 1]
+    return {name: some[:MOST_PAIRS] for name, some in pairs.items()}
 
 
 def measure(pairs: list[Pair], across: bool) -> list[Costs]:
@@ -117,14 +140,14 @@ def measure_pair(group: Any, across: bool) -> list[float]:
 
 def time_call(group: Any, call: Callable[[], object]) -> float:
     """Seconds of a call, by the same number of them on both ranks."""
+    call()
     began = time.perf_counter()
-    for _ in range(3):
-        call()
-    typical = torch.tensor((time.perf_counter() - began) / 3)
+    call()
+    typical = torch.tensor(time.perf_counter() - began)
     dist.broadcast(typical, group_src=0, group=group)
-    calls = max(3, min(1000, int(SECONDS / float(typical))))
+    calls = max(1, min(1000, int(SECONDS / float(typical))))
     times = []
-    for _ in range(ROUNDS):
+    for _ in range(max(2, min(ROUNDS, int(LONGEST / (calls * float(typical)))))):
         began = time.perf_counter()
         for _ in range(calls):
             call()
@@ -148,19 +171,34 @@ def time_sum() -> float:
 
 
 def median(some: list[Costs]) -> Costs | None:
-    return (
-        Costs(*(statistics.median(column) for column in zip(*some, strict=True))) if some else None
+    return median_of(some) if some else None
+
+
+def median_of(some: list[Costs]) -> Costs:
+    return Costs(*(statistics.median(column) for column in zip(*some, strict=True)))
+
+
+def tell_pairs(hosts: costs.Hosts, took: float) -> None:
+    count = len(hosts.names)
+    delays = [hosts.latency[a][b] * 1e6 for a, b in itertools.combinations(range(count), 2)]
+    rates = [hosts.rate[a][b] * 8e-6 for a, b in itertools.combinations(range(count), 2)]
+    print(
+        f"{len(delays)} pairs in {took:.1f} s: {min(delays):.0f} to {max(delays):.0f} us one way,"
     )
+    print(f"  {min(rates):.0f} to {max(rates):.0f} Mbit/s both ways at once")
+    along = order.laid_out(hosts.latency, hosts.rate)
+    print(f"ring: {' '.join(hosts.names[host] for host, _ in along)}")
+    sites: dict[int, list[str]] = {}
+    for host, site in along:
+        sites.setdefault(site, []).append(hosts.names[host])
+    if len(sites) < count:
+        print(f"sites: {'; '.join(' '.join(names) for names in sites.values())}")
 
 
-def tell(
-    hosts: list[str], measured: dict[str, list[Costs]], found: dict[str, Costs | None]
-) -> None:
-    count = len(set(hosts))
-    print(f"{count} hosts, {len(hosts)} ranks")
+def tell(count: int, measured: dict[str, list[Costs]], found: dict[str, Costs | None]) -> None:
     for name, cost in found.items():
         if cost is None:
-            print(f"{name}: not measured, each host has one rank")
+            print(f"{name}: not measured, there is no such pair")
             continue
         low, high = (
             Costs(*(end(c) for c in zip(*measured[name], strict=True))) for end in (min, max)
@@ -169,21 +207,23 @@ def tell(
         if len(measured[name]) > 1:
             print(f"  {len(measured[name])} pairs, from: {model.describe(low)}")
             print(f"  to: {model.describe(high)}")
-    network = found["network"]
-    assert network is not None
     hosts_then = max(count, 4)  # between two of them there is little to choose
     print(f"chosen between {hosts_then} hosts:")
-    for name, limit in costs.limits(network, hosts_then).items():
+    for name, limit in costs.limits(median_of(measured["network"]), hosts_then).items():
         print(f"  {name} up to {'any number of' if limit == costs.ANY_SIZE else limit} bytes")
 
 
-def write(output: Path, hosts: list[str], found: dict[str, Costs | None]) -> None:
-    body = {
+def write(output: Path, ranks: int, hosts: costs.Hosts, found: dict[str, Costs | None]) -> None:
+    body: dict[str, Any] = {
         "ringcomm": ringcomm.__version__,
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "hosts": len(set(hosts)),
-        "ranks": len(hosts),
+        "hosts": len(hosts.names),
+        "ranks": ranks,
         **{name: cost and cost._asdict() for name, cost in found.items()},
     }
+    if len(set(hosts.names)) == len(hosts.names):
+        body |= {"names": hosts.names, "latency": hosts.latency, "rate": hosts.rate}
+    else:
+        print("hosts have the same name, so the file has no order: give each its RINGCOMM_HOST")
     output.write_text(json.dumps(body, indent=1) + "\n", encoding="utf-8")
     print(f"written to {output}: RINGCOMM_COSTS={output}, at rank 0, makes a job choose by it")

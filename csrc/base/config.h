@@ -38,11 +38,14 @@ struct ProcessConfig {
   std::string tls = "off";         // "on": connections are encrypted, by the secret or by these
   std::string tls_cert, tls_key, tls_ca;  // files: certificate, its key, who may sign others'
   std::string costs;                      // a file, see comm/runtime.h
-  std::string trace;                      // the folder of flight records; "" or "off": none
-  std::string metrics;                    // a file: Python writes it
-  std::string cuda_library;               // instead of the one installed
-  int cuda_connections = 8;               // CUDA_DEVICE_MAX_CONNECTIONS: CUDA reads it itself
-  std::string run = "none/0";             // what a launcher calls this start of the job
+  // What it says, in the words of plan/topology.h. Throws UsageError.
+  std::string (*costs_word)(const std::string& file) = nullptr;
+  std::string host;            // what that file calls this host; "": its hostname
+  std::string trace;           // the folder of flight records; "" or "off": none
+  std::string metrics;         // a file: Python writes it
+  std::string cuda_library;    // instead of the one installed
+  int cuda_connections = 8;    // CUDA_DEVICE_MAX_CONNECTIONS: CUDA reads it itself
+  std::string run = "none/0";  // what a launcher calls this start of the job
 };
 
 struct Config : ProcessConfig, GroupConfig {};

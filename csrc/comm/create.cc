@@ -21,22 +21,23 @@ int ranks_here(const std::vector<int>& host_of, const CommunicatorOptions& optio
   return static_cast<int>(std::count(host_of.begin(), host_of.end(), here));
 }
 
-Reach reach_of(const std::vector<int>& host_of) {
-  const auto hosts = static_cast<size_t>(hosts_in(host_of));
-  if (hosts == 1) return {.mapped = true};
-  const size_t local = host_of.size() / hosts;
-  for (size_t rank = 0; rank < host_of.size(); ++rank) {
-    if (host_of[rank] != static_cast<int>(rank / local)) return {.mapped = false};
-  }
-  const bool equal = local * hosts == host_of.size();
-  return {.mapped = false, .local = equal ? static_cast<int>(local) : 1};
+// By rank 0's word. A message takes half a round trip at least.
+Reach reach_in(const Neighbourhood& memory) {
+  const Topology topology = Runtime::get().adopt(memory.word);
+  Reach reach = reach_of(topology, memory.host_of, memory.names);
+  constexpr double kLeast[] = {0, 1e-3, 20e-3};
+  reach.costs.alpha = std::max(reach.costs.alpha, kLeast[memory.distance]);
+  return reach;
 }
 
-// A message takes half a round trip at least.
-Costs costs_at(int distance, Costs costs) {
-  constexpr double kLeast[] = {0, 1e-3, 20e-3};
-  costs.alpha = std::max(costs.alpha, kLeast[distance]);
-  return costs;
+void warn_of_stranger(const Neighbourhood& memory, const Logger& logger) {
+  const Topology topology = Runtime::get().adopt(memory.word);
+  if (topology.hosts.empty() || hosts_in(memory.host_of) == 1) return;
+  const std::string name = stranger(topology, memory.host_of, memory.names);
+  if (name.empty()) return;
+  logger.warning("the file of RINGCOMM_COSTS has no host '", name,
+                 "', or two hosts have that name: its order of hosts is not used; run `ringcomm "
+                 "tune` again, or give each host its name there with RINGCOMM_HOST");
 }
 
 }  // namespace
@@ -62,6 +63,7 @@ std::shared_ptr<Communicator> Communicator::create(Store& store,
             {across.inbox_offset(0), across.inbox_bytes}};
   };
   meeting.tcp = runtime.config().transport == "tcp";
+  meeting.host = runtime.config().host;
   if (options.rank == 0) meeting.word = runtime.costs_word();
   meeting.algorithm = [&]() -> std::string {
     if (options.algorithm) return to_string(*options.algorithm);
@@ -76,6 +78,7 @@ std::shared_ptr<Communicator> Communicator::create(Store& store,
   meeting.warn = [&](const std::string& text) { logger.warning(text); };
   Neighbourhood memory = meet(store, meeting, runtime.neighbours(), Deadline(options.timeout));
   const bool mapped = hosts_in(memory.host_of) == 1;
+  if (options.rank == 0) warn_of_stranger(memory, logger);
   CommunicatorOptions agreed = options;
   agreed.algorithm.reset();
   agreed.interrupt_meeting = nullptr;  // it may be Python's, which ends before groups do
@@ -90,9 +93,9 @@ Communicator::Communicator(std::unique_ptr<Transport> transport, const Geometry&
                            const CommunicatorOptions& options, Neighbourhood memory)
     : geometry_(geometry),
       memory_(std::move(memory)),
-      state_(options, std::move(transport), reach_of(memory_.host_of),
+      state_(options, std::move(transport), reach_in(memory_),
              ranks_here(memory_.host_of, options)),
-      host_(state_, geometry, costs_at(memory_.distance, Runtime::get().adopt(memory_.word))),
+      host_(state_, geometry),
       messages_(state_, host_),
       progress_(state_, host_, messages_) {
   state_.kick = [this] {

@@ -4,7 +4,7 @@
 
 namespace ringcomm {
 GroupState::GroupState(const CommunicatorOptions& options, std::unique_ptr<Transport> transport,
-                       Reach reach, int neighbours)
+                       const Reach& reach, int neighbours)
     : options_(options),
       reach_(reach),
       neighbours_(neighbours),
@@ -46,7 +46,8 @@ Patience GroupState::patience() const {
 std::optional<Algorithm> GroupState::requested_algorithm(Collective collective) const {
   if (!options_.algorithm) return std::nullopt;
   if (*options_.algorithm == Algorithm::kDirect && !reach_.mapped) return std::nullopt;
-  if (*options_.algorithm == Algorithm::kHierarchical && reach_.local == 1) return std::nullopt;
+  const bool levels = reach_.local > 1 || reach_.site > 1;
+  if (*options_.algorithm == Algorithm::kHierarchical && !levels) return std::nullopt;
   const auto& possible = algorithms_of(collective);
   const auto found = std::find(possible.begin(), possible.end(), *options_.algorithm);
   return found != possible.end() ? options_.algorithm : std::nullopt;

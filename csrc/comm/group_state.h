@@ -34,14 +34,14 @@ struct CommunicatorOptions {
 class GroupState {
  public:
   // `neighbours`: ranks on this host, this one included.
-  GroupState(const CommunicatorOptions& options, std::unique_ptr<Transport> transport, Reach reach,
-             int neighbours);
+  GroupState(const CommunicatorOptions& options, std::unique_ptr<Transport> transport,
+             const Reach& reach, int neighbours);
 
   Rank rank() const { return options_.rank; }
   int size() const { return options_.size; }
   const std::string& name() const { return options_.name; }
   const GroupConfig& config() const { return options_.config; }
-  Reach reach() const { return reach_; }
+  const Reach& reach() const { return reach_; }
   bool alone_on_host() const { return neighbours_ == 1 && size() > 1; }
   Transport& transport() const { return *transport_; }
   const Logger& logger() const { return logger_; }

@@ -2,10 +2,10 @@
 
 namespace ringcomm {
 
-HostEngine::HostEngine(GroupState& state, const Geometry& geometry, const Costs& costs)
+HostEngine::HostEngine(GroupState& state, const Geometry& geometry)
     : state_(state),
       wheel_(state.transport().doorbell()),
-      operation_(state, geometry, costs),
+      operation_(state, geometry),
       patience_(state.patience()) {}
 
 // ---- on the caller's thread

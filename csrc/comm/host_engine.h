@@ -36,7 +36,7 @@ using TaskPtr = std::shared_ptr<Task>;
 
 class HostEngine final : public Engine {
  public:
-  HostEngine(GroupState& state, const Geometry& geometry, const Costs& costs);
+  HostEngine(GroupState& state, const Geometry& geometry);
 
   Algorithm algorithm_of(const Operation& operation) const {
     return operation_.algorithm_of(operation);

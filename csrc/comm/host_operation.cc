@@ -6,18 +6,17 @@ namespace {
 constexpr double kLate = 10;  // seconds, then a warning names the ranks that are awaited
 
 // Has the window room for the segments that the tuner may choose?
-bool has_room(const Geometry& geometry, Reach reach) {
+bool has_room(const Geometry& geometry, const Reach& reach) {
   static_assert(Tuner::kWords <= kChoices);
   return reach.mapped && geometry.room_bytes >= 4 * Tuner::kSegments.back();
 }
 
 }  // namespace
 
-HostOperation::HostOperation(GroupState& state, const Geometry& geometry, const Costs& costs)
+HostOperation::HostOperation(GroupState& state, const Geometry& geometry)
     : state_(state),
       geometry_(geometry),
-      costs_(costs),
-      terms_(hash_of_terms(geometry, costs, state.reach().local)),
+      terms_(hash_of_terms(geometry, state.reach())),
       executor_(state.transport(), geometry),
       tuner_(state.rank(),
              has_room(geometry, state.reach()) ? state.transport().choices(0) : nullptr),
@@ -26,8 +25,7 @@ HostOperation::HostOperation(GroupState& state, const Geometry& geometry, const 
 Shape HostOperation::shape_of(const Operation& operation) const {
   validate(operation, state_.size(), state_.rank());
   Shape shape = make_shape(operation, geometry_);
-  shape.local = state_.reach().local;
-  shape.costs = costs_;
+  state_.reach().apply(shape);
   return shape;
 }
 

@@ -11,7 +11,7 @@ namespace ringcomm {
 
 class HostOperation {
  public:
-  HostOperation(GroupState& state, const Geometry& geometry, const Costs& costs);
+  HostOperation(GroupState& state, const Geometry& geometry);
 
   // What begin() would choose for it. Any thread may ask. Throws UsageError.
   Algorithm algorithm_of(const Operation& operation) const {
@@ -49,7 +49,6 @@ class HostOperation {
 
   GroupState& state_;
   const Geometry geometry_;
-  const Costs costs_;
   const uint64_t terms_;  // hash_of_terms(), where each operation adds its segment
   HostExecutor executor_;
   Tuner tuner_;

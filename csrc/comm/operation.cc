@@ -121,12 +121,16 @@ std::string plan_text(const Descriptor& descriptor) {
   return by == kByGraph ? "a CUDA graph" : by >= kByKernel ? "a kernel" : to_string(by);
 }
 
-uint64_t hash_of_terms(const Geometry& geometry, const Costs& costs, int local) {
+uint64_t hash_of_terms(const Geometry& geometry, const Reach& reach) {
   const auto& [size, segment, room, inbox, slots, line, one_shot] = geometry;  // each of them
-  const auto& [alpha, beta, gamma] = costs;
+  const auto& [mapped, local, site, order, costs, near] = reach;
   uint64_t hash = mix(static_cast<uint64_t>(size), static_cast<uint64_t>(local));
   hash = mix(hash, std::vector{segment, room, inbox, slots, line, one_shot});
-  for (const double cost : {alpha, beta, gamma}) hash = mix(hash, std::bit_cast<uint64_t>(cost));
+  hash = mix(hash, static_cast<uint64_t>(site));
+  if (order) hash = mix(hash, std::vector<uint64_t>(order->begin(), order->end()));
+  for (const auto& [alpha, beta, gamma] : {costs, near}) {
+    for (const double cost : {alpha, beta, gamma}) hash = mix(hash, std::bit_cast<uint64_t>(cost));
+  }
   return hash;
 }
 

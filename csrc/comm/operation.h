@@ -4,7 +4,7 @@
 #include <chrono>
 
 #include "exec/host_executor.h"
-#include "plan/shape.h"
+#include "plan/select.h"
 #include "reduce/reduce.h"
 
 namespace ringcomm {
@@ -43,7 +43,7 @@ void set_plan(Descriptor& descriptor, Algorithm algorithm, uint64_t terms);
 bool same_call(const Descriptor& a, const Descriptor& b);
 std::string plan_text(const Descriptor& descriptor);  // "ring"
 // Hashes everything that shapes plans, except the operation and the algorithm.
-uint64_t hash_of_terms(const Geometry& geometry, const Costs& costs, int local);
+uint64_t hash_of_terms(const Geometry& geometry, const Reach& reach);
 uint64_t hash_of(const Descriptor& descriptor);
 void make_stamps(const Operation& operation, const Descriptor& descriptor, Stamps& stamps);
 

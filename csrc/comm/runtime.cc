@@ -3,8 +3,6 @@
 #include <pthread.h>
 #include <unistd.h>
 
-#include <fstream>
-
 #include "comm/communicator.h"
 
 namespace ringcomm {
@@ -58,24 +56,21 @@ Network& Runtime::network(const std::string& store_host) {
 }
 
 std::string Runtime::costs_word() {
-  const Lock lock(mutex_);
-  if (!costs_word_.empty() || config_.costs.empty()) return costs_word_;
-  const std::ifstream file(config_.costs);
-  std::ostringstream text;
-  try {
-    RINGCOMM_CHECK(text << file.rdbuf(), "the file cannot be read");
-    return to_text(parse_costs(text.str()));
+  try {  // without the lock: it may wait for Python
+    if (!config_.costs.empty() && config_.costs_word) return config_.costs_word(config_.costs);
   } catch (const UsageError& error) {
-    return str("!RINGCOMM_COSTS=", config_.costs, " (rank 0): ", error.what());
+    return str("!RINGCOMM_COSTS (rank 0): ", error.what());
   }
+  const Lock lock(mutex_);
+  return costs_word_;
 }
 
-Costs Runtime::adopt(const std::string& costs_word) {
-  if (costs_word.empty()) return {};
+Topology Runtime::adopt(const std::string& costs_word) {
   if (costs_word.starts_with('!')) throw UsageError(costs_word.substr(1));
+  Topology topology = parse_topology(costs_word);
   const Lock lock(mutex_);
-  costs_word_ = costs_word;
-  return parse_costs(costs_word);
+  if (!costs_word.empty()) costs_word_ = costs_word;
+  return topology;
 }
 
 void Runtime::attach(Communicator* group) {

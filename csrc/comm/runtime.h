@@ -11,7 +11,7 @@
 #include "base/mutex.h"
 #include "base/ticks.h"
 #include "comm/deferred_release.h"
-#include "plan/select.h"
+#include "plan/topology.h"
 #include "transport/rendezvous.h"
 
 namespace ringcomm {
@@ -33,12 +33,12 @@ class Runtime {
   // Made when the first group needs it: threads and sockets that one host has no use for.
   Network& network(const std::string& store_host);
   int cpus() const { return cpus_; }
-  // The word of a group's rank 0 to the others: the costs by which they choose, as text. They are
-  // in the file that RINGCOMM_COSTS names. If it has none, the word is "!" and the error. Other
-  // processes keep the word: they may be rank 0 of the next group. "" means Costs{}.
+  // The word of a group's rank 0 to the others, as plan/topology.h has it: it reads the file that
+  // RINGCOMM_COSTS names, for every group anew. If that fails, the word is "!" and the error. Other
+  // processes keep the word: they may be rank 0 of the next group.
   std::string costs_word();
-  // The costs that rank 0's word gives. Throws UsageError if the word is an error.
-  Costs adopt(const std::string& costs_word);
+  // What rank 0's word says. Throws UsageError if the word is an error.
+  Topology adopt(const std::string& costs_word);
 
   // Groups of this process, so that a forked child can let go of them, and its end close them.
   void attach(Communicator* group);

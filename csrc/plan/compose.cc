@@ -1,7 +1,7 @@
 // Plans made of plans: a part is planned for a subgroup, lifted to the ranks of the whole group and
 // run after another part. The parts of one plan run within one half of the shared memory, so they
-// must not meet there: each pair of ranks uses inboxes and lines in one part only, and windows are
-// shared out by offset.
+// must not meet there: each pair of ranks uses lines in one part only. Windows are shared out by
+// offset, and so are inboxes that two parts use.
 
 #include "plan/builder.h"
 #include "plan/planners.h"
@@ -33,52 +33,13 @@ struct Placement {
   std::vector<Rank> ranks;  // the whole group's number of each rank of the part
   Side input{Space::kInput};
   Side output{Space::kOutput};
-  uint64_t window_offset = 0;
+  uint64_t window_offset = 0, inbox_offset = 0;
   bool partial = false;  // its reductions are not the last ones
 };
 
 constexpr uint64_t kPipelinedSlots = 4;  // from here on bandwidth outweighs hops
 
-// The two groups a rank of a hierarchy belongs to, and its plan, which grows part by part.
-struct Hierarchy {
-  Hierarchy(const Shape& whole, Rank rank)
-      : shape(whole),
-        local(whole.local),
-        plan(PlanBuilder(whole, Algorithm::kHierarchical, rank).finish()) {
-    hosts = shape.size / local;
-    host = rank / local;
-    index = rank % local;
-    for (int i = 0; i < local; ++i) mates.push_back(host * local + i);
-    for (int i = 0; i < hosts; ++i) across.push_back(i * local + index);
-  }
-
-  // Each rank's shard of a message, within a host.
-  std::vector<uint64_t> shards() const {
-    std::vector<uint64_t> bytes;
-    for (int i = 0; i < local; ++i) bytes.push_back(cut(i + 1) - cut(i));
-    return bytes;
-  }
-  Side mine() const { return {Space::kOutput, {{0, cut(index)}}}; }
-  uint64_t cut(int part) const { return shape.cut(shape.bytes, part, local); }
-
-  void inside(const Shape& part, const Placement& placement) {
-    append(make_plan(part, index, Algorithm::kDirect), placement);
-  }
-  // The ranks of a host share its link.
-  void between(Shape part, const Placement& placement) {
-    part.costs.beta *= local;
-    append(make_plan(part, host, select(part, {.mapped = false})), placement);
-  }
-  void append(const Plan& part, const Placement& placement);
-
-  const Shape& shape;
-  int local, hosts, host = 0, index = 0;
-  std::vector<Rank> mates;   // my host's ranks
-  std::vector<Rank> across;  // those with my index on every host
-  Plan plan;
-};
-
-void Hierarchy::append(const Plan& part, const Placement& placement) {
+void append(Plan& plan, const Plan& part, const Placement& placement) {
   const auto global = [&](int16_t rank) {
     return static_cast<int16_t>(placement.ranks[static_cast<size_t>(rank)]);
   };
@@ -90,8 +51,11 @@ void Hierarchy::append(const Plan& part, const Placement& placement) {
   const auto motion = [&](uint8_t number) {
     return number > 0 ? plan.motion(part.motions[number - 1u]) : uint8_t{0};
   };
-  for (const Extent& one : part.extents) {  // of the output, in parts whose operands name them
-    plan.extents.push_back({placement.output.place(one.offset), one.bytes});
+  // Of the side that has all shards, in parts whose operands name them.
+  const bool scatters = part.collective == Collective::kReduceScatter;
+  const Side& whole = scatters ? placement.input : placement.output;
+  for (const Extent& one : part.extents) {
+    plan.extents.push_back({whole.place(one.offset), one.bytes});
   }
   for (Loop loop : part.loops) {
     loop.first_block += blocks;
@@ -114,6 +78,7 @@ void Hierarchy::append(const Plan& part, const Placement& placement) {
     ref.from = global(ref.from);
     ref.motion = motion(ref.motion);
     if (ref.space == Space::kWindow) ref.offset += placement.window_offset;
+    if (ref.space == Space::kInbox) ref.offset += placement.inbox_offset;
     if (ref.space == Space::kInput || ref.space == Space::kOutput) {
       const Side& side = ref.space == Space::kInput ? placement.input : placement.output;
       ref.space = side.space;
@@ -124,6 +89,51 @@ void Hierarchy::append(const Plan& part, const Placement& placement) {
   }
 }
 
+// The two groups a rank of a hierarchy belongs to, and its plan, which grows part by part. A host's
+// ranks map one another's memory. Where hosts have one rank, or are the ranks of such a part, the
+// hosts of a site take their place.
+struct Hierarchy {
+  Hierarchy(const Shape& whole, Rank rank)
+      : shape(whole),
+        mapped(whole.local > 1 || whole.site == 1),
+        local(mapped ? whole.local : whole.site),
+        plan(PlanBuilder(whole, Algorithm::kHierarchical, rank).finish()) {
+    hosts = shape.size / local;
+    host = rank / local;
+    index = rank % local;
+    for (int i = 0; i < local; ++i) mates.push_back(host * local + i);
+    for (int i = 0; i < hosts; ++i) across.push_back(i * local + index);
+  }
+
+  // Each rank's shard of a message, within a host.
+  std::vector<uint64_t> shards() const {
+    std::vector<uint64_t> bytes;
+    for (int i = 0; i < local; ++i) bytes.push_back(cut(i + 1) - cut(i));
+    return bytes;
+  }
+  Side mine() const { return {Space::kOutput, {{0, cut(index)}}}; }
+  uint64_t cut(int part) const { return shape.cut(shape.bytes, part, local); }
+
+  void inside(Shape part, const Placement& placement) {
+    part.costs = shape.near;
+    append(plan, make_plan(part, index, select(part, {.mapped = mapped})), placement);
+  }
+  // The ranks of a host share its link.
+  void between(Shape part, const Placement& placement) {
+    if (mapped) part.costs.beta *= local, part.near.beta *= local;
+    part.site = std::max(1, shape.site / local);
+    append(plan, make_plan(part, host, select(part, {.mapped = false, .site = part.site})),
+           placement);
+  }
+
+  const Shape& shape;
+  const bool mapped;
+  int local, hosts, host = 0, index = 0;
+  std::vector<Rank> mates;   // my host's ranks
+  std::vector<Rank> across;  // those with my index on every host
+  Plan plan;
+};
+
 Shape part_of(const Shape& shape, Collective collective, int size) {
   Shape part;
   part.collective = collective;
@@ -132,27 +142,65 @@ Shape part_of(const Shape& shape, Collective collective, int size) {
   part.geometry = shape.geometry;
   part.geometry.size = size;
   part.costs = shape.costs;
+  part.near = shape.near;
   return part;
 }
 
-// Two parts inside a host share the window: each sees segments of half the size.
-Shape half_part_of(const Shape& shape, Collective collective, int size) {
-  Shape part = part_of(shape, collective, size);
-  uint64_t& bytes = part.geometry.segment_bytes;
-  bytes = bytes >= 128 ? bytes / 128 * 64 : bytes / 2;
+// Two parts among mates share the window: each sees segments of half the size. Over a network they
+// share the inboxes as well.
+Shape half_part_of(const Hierarchy& at, Collective collective) {
+  Shape part = part_of(at.shape, collective, at.local);
+  const auto halve = [](uint64_t& bytes) { bytes = bytes >= 128 ? bytes / 128 * 64 : bytes / 2; };
+  halve(part.geometry.segment_bytes);
+  if (!at.mapped) halve(part.geometry.inbox_bytes);
   return part;
+}
+
+// The second of two such parts.
+Placement second_half(const Hierarchy& at, const Shape& part) {
+  return {.ranks = at.mates,
+          .window_offset = part.geometry.window_bytes(),
+          .inbox_offset = at.mapped ? 0 : part.geometry.inbox_bytes};
 }
 
 }  // namespace
 
+// The steps name the ranks at their places, and shards lie in the order of the ranks.
+Plan ordered_plan(const Shape& shape, Rank rank, Algorithm algorithm) {
+  const std::vector<Rank>& order = *shape.order;
+  const auto place = [&](Rank r) {
+    return static_cast<Rank>(std::ranges::find(order, r) - order.begin());
+  };
+  Shape by_place = shape;
+  by_place.order.reset();
+  by_place.root = place(shape.root);
+  std::vector<Side::Piece> pieces = {{0, 0}};
+  if (sharded(shape.collective)) {
+    pieces.clear();
+    for (const Rank r : order) {
+      const auto at = pieces.size();
+      by_place.shards[at] = shape.shard(r);
+      pieces.push_back({by_place.shard_offset(static_cast<Rank>(at)), shape.shard_offset(r)});
+    }
+  }
+  Placement placement{order};
+  const bool gathers =
+      shape.collective == Collective::kAllGather || shape.collective == Collective::kGather;
+  (gathers ? placement.output : placement.input).pieces = std::move(pieces);
+  Plan plan = PlanBuilder(shape, algorithm, rank).finish();
+  append(plan, make_plan(by_place, place(rank), algorithm), placement);
+  return plan;
+}
+
 // Reduce-scatter in the host, all-reduce of my shard between hosts, all-gather in the host: few
-// hops. If shards are longer than a segment, it is a pipeline.
+// hops. If shards are longer than a segment, it is a pipeline. All of these go by sites, too.
 Plan hierarchical_all_reduce(const Shape& shape, Rank rank) {
   Hierarchy at(shape, rank);
-  if (at.local > 1 && at.hosts > 1 && shape.bytes > kPipelinedSlots * shape.slot_bytes()) {
+  const bool one_level = shape.site == 1 && at.local > 1 && at.hosts > 1;
+  if (one_level && shape.bytes > kPipelinedSlots * shape.slot_bytes()) {
     return pipelined_all_reduce(shape, rank);
   }
-  Shape inside = half_part_of(shape, Collective::kReduceScatter, at.local);
+  Shape inside = half_part_of(at, Collective::kReduceScatter);
   inside.shards = at.shards();
   at.inside(inside, {.ranks = at.mates, .output = at.mine(), .partial = at.hosts > 1});
 
@@ -162,13 +210,14 @@ Plan hierarchical_all_reduce(const Shape& shape, Rank rank) {
 
   inside.collective = Collective::kAllGather;
   inside.geometry.line_bytes = 0;  // the lines are the reduce-scatter's
-  const uint64_t second_half = inside.geometry.window_bytes();
-  at.inside(inside, {.ranks = at.mates, .input = at.mine(), .window_offset = second_half});
+  Placement placement = second_half(at, inside);
+  placement.input = at.mine();
+  at.inside(inside, placement);
   return std::move(at.plan);
 }
 
 // All-gather between hosts, so that each rank has the shards of its index; then, for every host, an
-// all-gather of its shards in mine. These take turns with the two halves of the window: when one
+// all-gather of its shards in mine. These take turns with the two halves of the memory: when one
 // has ended, all mates have begun it, and so left the one before.
 Plan hierarchical_all_gather(const Shape& shape, Rank rank) {
   Hierarchy at(shape, rank);
@@ -184,13 +233,12 @@ Plan hierarchical_all_gather(const Shape& shape, Rank rank) {
 
   for (int host = 0; host < at.hosts; ++host) {
     const Rank first = host * at.local;
-    Shape inside = half_part_of(shape, Collective::kAllGather, at.local);
+    Shape inside = half_part_of(at, Collective::kAllGather);
     inside.geometry.line_bytes = 0;
     inside.shards.assign(shape.shards.begin() + first, shape.shards.begin() + first + at.local);
-    Placement placement{at.mates};
+    Placement placement = host % 2 == 0 ? Placement{at.mates} : second_half(at, inside);
     placement.input = {Space::kOutput, {{0, shape.shard_offset(first + at.index)}}};
     placement.output = {Space::kOutput, {{0, shape.shard_offset(first)}}};
-    placement.window_offset = host % 2 == 0 ? 0 : inside.geometry.window_bytes();
     at.inside(inside, placement);
   }
   return std::move(at.plan);
@@ -199,7 +247,8 @@ Plan hierarchical_all_gather(const Shape& shape, Rank rank) {
 // Scatter in the root's host, broadcast of my shard between hosts, all-gather in the host.
 Plan hierarchical_broadcast(const Shape& shape, Rank rank) {
   Hierarchy at(shape, rank);
-  Shape inside = part_of(shape, Collective::kScatter, at.local);
+  Shape inside = at.mapped ? part_of(shape, Collective::kScatter, at.local)
+                           : half_part_of(at, Collective::kScatter);
   inside.root = shape.root % at.local;
   inside.shards = at.shards();
   inside.meets = false;
@@ -212,7 +261,10 @@ Plan hierarchical_broadcast(const Shape& shape, Rank rank) {
 
   inside.collective = Collective::kAllGather;
   inside.geometry.line_bytes = 0;  // the lines are the scatter's
-  at.inside(inside, {.ranks = at.mates, .input = at.mine()});
+  Placement placement = second_half(at, inside);
+  placement.input = at.mine();
+  if (at.mapped) placement.window_offset = 0;  // the scatter leaves the window alone
+  at.inside(inside, placement);
   return std::move(at.plan);
 }
 
@@ -221,7 +273,7 @@ Plan hierarchical_broadcast(const Shape& shape, Rank rank) {
 // goes along the ring, which crosses to each host once.
 Plan hierarchical_reduce(const Shape& shape, Rank rank) {
   Hierarchy at(shape, rank);
-  Shape inside = half_part_of(shape, Collective::kReduce, at.local);
+  Shape inside = half_part_of(at, Collective::kReduce);
   inside.root = shape.root % at.local;
   inside.bytes = shape.bytes;
   inside.meets = false;
@@ -245,7 +297,7 @@ Plan hierarchical_reduce(const Shape& shape, Rank rank) {
   } else {
     end.wait(inside.root, kCredit);
   }
-  at.append(end.finish(), {.ranks = at.mates});
+  append(at.plan, end.finish(), {.ranks = at.mates});
   return std::move(at.plan);
 }
 

@@ -35,7 +35,7 @@ Plan chain_plan(const Shape& shape, Rank rank);  // of the ring
 Plan star_plan(const Shape& shape, Rank rank);   // straight
 
 // Ranks are laid out host by host, shape.local a host. Inside a host windows are mapped; between
-// hosts, ranks of equal index talk, and only put.
+// hosts, ranks of equal index talk, and only put. So do the hosts of a site, and then sites.
 Plan hierarchical_all_reduce(const Shape& shape, Rank rank);
 Plan pipelined_all_reduce(const Shape& shape, Rank rank);         // hierarchical.cc
 Plan hierarchical_reduce_scatter(const Shape& shape, Rank rank);  // hierarchical.cc
@@ -43,6 +43,9 @@ Plan hierarchical_all_gather(const Shape& shape, Rank rank);
 Plan hierarchical_broadcast(const Shape& shape, Rank rank);
 Plan hierarchical_reduce(const Shape& shape, Rank rank);
 Plan hierarchical_barrier(const Shape& shape, Rank rank);
+
+// By the places of shape.order; see compose.cc.
+Plan ordered_plan(const Shape& shape, Rank rank, Algorithm algorithm);
 
 // Every rank puts to every other at once: for short messages.
 Plan pairwise_reduce_scatter(const Shape& shape, Rank rank);

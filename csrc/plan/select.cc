@@ -1,7 +1,6 @@
 #include "plan/select.h"
 
 #include <array>
-#include <charconv>
 #include <cmath>
 #include <limits>
 
@@ -16,9 +15,9 @@ using enum Algorithm;
 using Planner = Plan (*)(const Shape&, Rank);
 
 // The needs of a row: the group must have them.
-enum Needs { kNothing, kMapped, kHosts, kPair };
+enum Needs { kNothing, kMapped, kHosts, kSites, kPair };
 constexpr std::array kNeedNames = {"", "mapped windows", "several ranks on each of several hosts",
-                                   "two ranks"};
+                                   "several hosts at each of several sites", "two ranks"};
 
 constexpr uint64_t kAny = std::numeric_limits<uint64_t>::max();
 
@@ -79,6 +78,7 @@ constexpr std::array kTable = {
     Row{kAllReduce, any_size, kMapped, kDirect, direct_all_reduce},
     Row{kAllReduce, any_size, kHosts, kHierarchical, hierarchical_all_reduce},
     Row{kAllReduce, line, kNothing, kDirect, direct_all_reduce},
+    Row{kAllReduce, any_size, kSites, kHierarchical, hierarchical_all_reduce},
     Row{kAllReduce, any_size, kPair, kDoubling, doubling_all_reduce},
     Row{kAllReduce, doubling, kNothing, kDoubling, doubling_all_reduce},
     Row{kAllReduce, any_size, kNothing, kRing, ring_all_reduce},
@@ -90,14 +90,17 @@ constexpr std::array kTable = {
     Row{kAllGather, any_size, kMapped, kDirect, direct_all_gather},
     Row{kAllGather, any_size, kHosts, kHierarchical, hierarchical_all_gather},
     Row{kAllGather, line, kNothing, kDirect, direct_all_gather},
+    Row{kAllGather, any_size, kSites, kHierarchical, hierarchical_all_gather},
     Row{kAllGather, pairwise, kNothing, kPairwise, pairwise_all_gather},
     Row{kAllGather, any_size, kNothing, kRing, ring_all_gather},
     Row{kBroadcast, any_size, kMapped, kDirect, direct_broadcast},
     Row{kBroadcast, any_size, kHosts, kHierarchical, hierarchical_broadcast},
+    Row{kBroadcast, any_size, kSites, kHierarchical, hierarchical_broadcast},
     Row{kBroadcast, tree, kNothing, kTree, tree_plan},
     Row{kBroadcast, any_size, kNothing, kRing, chain_plan},
     Row{kReduce, any_size, kMapped, kDirect, direct_reduce},
     Row{kReduce, tree, kHosts, kHierarchical, hierarchical_reduce},
+    Row{kReduce, tree, kSites, kHierarchical, hierarchical_reduce},
     Row{kReduce, tree, kNothing, kTree, tree_plan},
     Row{kReduce, any_size, kNothing, kRing, chain_plan},
     Row{kScatter, any_size, kNothing, kDirect, star_plan},
@@ -106,16 +109,20 @@ constexpr std::array kTable = {
     Row{kGather, nullptr, kNothing, kRing, chain_plan},
     Row{kAllToAll, any_size, kNothing, kPairwise, pairwise_all_to_all},
     Row{kBarrier, any_size, kHosts, kHierarchical, hierarchical_barrier},
+    Row{kBarrier, any_size, kSites, kHierarchical, hierarchical_barrier},
     Row{kBarrier, any_size, kNothing, kDissemination, dissemination_barrier},
 };
 
-bool fits(const Row& row, const Shape& shape, Reach reach) {
-  const bool hosts = !reach.mapped && reach.local > 1 && shape.size > reach.local;
+bool fits(const Row& row, const Shape& shape, const Reach& reach) {
+  const auto several = [&](int of_each) {
+    return !reach.mapped && of_each > 1 && shape.size > of_each;
+  };
   return row.needs == kNothing || (row.needs == kMapped && reach.mapped) ||
-         (row.needs == kHosts && hosts) || (row.needs == kPair && shape.size == 2);
+         (row.needs == kHosts && several(reach.local)) ||
+         (row.needs == kSites && several(reach.site)) || (row.needs == kPair && shape.size == 2);
 }
 
-uint64_t limit_of(const Row& row, const Shape& shape, Reach reach) {
+uint64_t limit_of(const Row& row, const Shape& shape, const Reach& reach) {
   const int size = shape.size / reach.local;
   return row.limit(shape, size);
 }
@@ -133,7 +140,7 @@ std::string text_of(const Row& row, uint64_t limit) {
              row.needs == kNothing ? "" : ", ", kNeedNames[row.needs]);
 }
 
-const Row& row_for(const Shape& shape, Reach reach) {
+const Row& row_for(const Shape& shape, const Reach& reach) {
   const uint64_t bytes = message_bytes(shape);
   for (const Row& row : kTable) {
     if (row.collective == shape.collective && row.limit != nullptr &&
@@ -146,13 +153,18 @@ const Row& row_for(const Shape& shape, Reach reach) {
 
 }  // namespace
 
+void Reach::apply(Shape& shape) const {
+  shape.local = local, shape.site = site, shape.order = order;
+  shape.costs = costs, shape.near = near;
+}
+
 uint64_t message_bytes(const Shape& shape) {
   return sharded(shape.collective) ? shape.largest_shard() : shape.bytes;
 }
 
-Algorithm select(const Shape& shape, Reach reach) { return row_for(shape, reach).algorithm; }
+Algorithm select(const Shape& shape, const Reach& reach) { return row_for(shape, reach).algorithm; }
 
-std::string selection_reason(const Shape& shape, Reach reach) {
+std::string selection_reason(const Shape& shape, const Reach& reach) {
   const Row& row = row_for(shape, reach);
   return text_of(row, limit_of(row, shape, reach));
 }
@@ -170,27 +182,6 @@ std::string selection_text(int size, const Costs& costs) {
   return out.str();
 }
 
-Costs parse_costs(std::string_view text) {
-  if (text.find('{') != text.npos)
-    text = text.substr(std::min(text.find("\"network\""), text.size()));
-  const auto number_after = [text](std::string_view name) {
-    std::string_view rest = text.substr(std::min(text.find(name), text.size()));
-    rest = rest.substr(std::min(rest.find_first_not_of("\": =", name.size()), rest.size()));
-    rest = rest.substr(0, rest.find_first_of(", }\r\n"));
-    double value = 0;
-    const auto [end, error] = std::from_chars(rest.data(), rest.data() + rest.size(), value);
-    const bool whole = error == std::errc() && end == rest.data() + rest.size();
-    RINGCOMM_CHECK(whole && std::isfinite(value) && value > 0,
-                   "costs need a positive number of seconds after ", name);
-    return value;
-  };
-  return {number_after("alpha"), number_after("beta"), number_after("gamma")};
-}
-
-std::string to_text(const Costs& costs) {
-  return str("alpha ", costs.alpha, " beta ", costs.beta, " gamma ", costs.gamma);
-}
-
 std::vector<Algorithm> algorithms_of(Collective collective) {
   std::vector<Algorithm> algorithms;
   for (const Row& row : kTable) {
@@ -205,7 +196,11 @@ Plan make_plan(const Shape& shape, Rank rank, Algorithm algorithm) {
                  " in a group of ", shape.size);
   for (const Row& row : kTable) {
     if (row.collective != shape.collective || row.algorithm != algorithm) continue;
-    Plan plan = shape.size == 1 ? copy_alone(shape, algorithm) : row.planner(shape, rank);
+    // Where every rank talks to every other there is no order.
+    const bool ordered = shape.order && algorithm != kDirect && algorithm != kPairwise;
+    Plan plan = shape.size == 1 ? copy_alone(shape, algorithm)
+                : ordered       ? ordered_plan(shape, rank, algorithm)
+                                : row.planner(shape, rank);
     std::apply([](auto&... table) { (table.shrink_to_fit(), ...); }, plan.tables());
     return plan;
   }

@@ -2,8 +2,6 @@
 // a plan.
 #pragma once
 
-#include <string_view>
-
 #include "plan/plan.h"
 #include "plan/shape.h"
 
@@ -12,21 +10,21 @@ namespace ringcomm {
 // The connections between the ranks of a group. All ranks have the same, as they must choose alike.
 struct Reach {
   bool mapped;  // every rank can load from every other's window
-  // Ranks of each host, where all have as many and lie host by host; else 1. Shapes are given it.
-  int local = 1;
+  // Shapes are given the rest. Ranks of each host, where all have as many and lie host by host;
+  // else 1. The same of each site, if there are several.
+  int local = 1, site = 1;
+  std::shared_ptr<const std::vector<Rank>> order = nullptr;  // in which they lie; null: by number
+  Costs costs = {}, near = {};
+
+  void apply(Shape& shape) const;
 };
 
 // The algorithm of the first row of the table that fits.
-Algorithm select(const Shape& shape, Reach reach);
+Algorithm select(const Shape& shape, const Reach& reach);
 // That row: "all_reduce, any size, mapped windows".
-std::string selection_reason(const Shape& shape, Reach reach);
+std::string selection_reason(const Shape& shape, const Reach& reach);
 // The table of a group of so many hosts.
 std::string selection_text(int size, const Costs& costs);
-
-// Reads the numbers that follow the words alpha, beta and gamma: in to_text's text, and in the
-// object "network" of the file that `ringcomm tune` writes. Throws UsageError.
-Costs parse_costs(std::string_view text);
-std::string to_text(const Costs& costs);
 
 // The bytes to compare with a row's limit: the message, or the largest shard. In all_to_all the
 // bytes that ranks send differ between them, so they do not count.

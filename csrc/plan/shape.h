@@ -4,6 +4,7 @@
 #pragma once
 
 #include <algorithm>
+#include <memory>
 
 #include "plan/plan.h"
 
@@ -84,9 +85,14 @@ struct Shape : CallShape {
   int size = 1;
   uint64_t element = 1;  // bytes of one element; no operand cuts one
   int local = 1;         // hierarchical: ranks a host; rank = host * local + index
+  int site = 1;          // the same: ranks a site, whole hosts; 1: there are no sites
   bool meets = true;     // false: a part of a plan whose other parts see to it that all meet
   Geometry geometry;
-  Costs costs;  // of the network
+  Costs costs;  // of the network, between sites where there are some
+  Costs near;   // inside a site
+  // The rank at each place. Plans go by places, where some are given: hosts and sites are laid out
+  // in this order, and a ring goes along it.
+  std::shared_ptr<const std::vector<Rank>> order;
 
   Rank after(Rank rank, int steps = 1) const;  // steps may be negative; wraps
   uint64_t shard(Rank rank) const { return shards[static_cast<size_t>(rank)]; }

@@ -6,6 +6,7 @@
 
 #include "base/stream_copy.h"
 #include "plan/cursor.h"
+#include "plan/topology.h"
 #include "torch/backend.h"
 #include "torch/elastic.h"
 #include "torch/errors.h"
@@ -32,6 +33,16 @@ Places choose_places(const ProcessConfig& config, const std::string& store_host)
     const py::tuple chosen = choose(config.ifname, config.ports, store_host);
     return {chosen[0].cast<std::vector<std::string>>(), chosen[1].cast<uint16_t>(),
             chosen[2].cast<uint16_t>()};
+  } catch (const py::error_already_set& error) {
+    throw UsageError(py::str(error.value()));
+  }
+}
+
+// By ringcomm/costs.py.
+std::string read_costs(const std::string& file) {
+  const py::gil_scoped_acquire gil;
+  try {
+    return py::module_::import("ringcomm.costs").attr("word")(file).cast<std::string>();
   } catch (const py::error_already_set& error) {
     throw UsageError(py::str(error.value()));
   }
@@ -76,6 +87,7 @@ void bind_options(py::module_& module) {
       .def_readwrite("cuda_memory", &Config::cuda_memory)
       .def_readwrite("cuda_mode", &Config::cuda_mode)
       .def_readwrite("flows", &Config::flows)
+      .def_readwrite("host", &Config::host)
       .def_readwrite("ifname", &Config::ifname)
       .def_readwrite("metrics", &Config::metrics)
       .def_readwrite("ports", &Config::ports)
@@ -92,6 +104,7 @@ void bind_options(py::module_& module) {
       .def_readwrite("transport", &Config::transport);
   module.def("configure", [](Config config) {
     config.places = &choose_places;
+    config.costs_word = &read_costs;
     Runtime::get().configure(config);
   });
 
@@ -155,19 +168,22 @@ py::list steps_of(const Plan& plan) {
 
 // ringcomm/tools/plan_steps.py has the same tuples, and the names of what are numbers here.
 using Counts = std::vector<uint64_t>;
-using ShapeTuple =
-    std::tuple<int, int, int, uint64_t, Rank, uint64_t, Counts, Counts, Counts, std::string>;
+using ShapeTuple = std::tuple<int, int, int, uint64_t, Rank, uint64_t, Counts, Counts, Counts,
+                              std::string, std::vector<std::string>>;
 
 // The ranks of one host have mapped windows.
 py::tuple plan_of(const ShapeTuple& given, Rank rank, const std::optional<std::string>& asked) {
   Shape shape;
   int collective = 0;
-  std::string costs;
+  std::string word;
+  std::vector<std::string> names;
   std::tie(collective, shape.size, shape.local, shape.element, shape.root, shape.bytes,
-           shape.shards, shape.send, shape.recv, costs) = given;
+           shape.shards, shape.send, shape.recv, word, names) = given;
   shape.collective = static_cast<Collective>(collective);
-  shape.costs = parse_costs(costs);
-  const Reach reach{shape.local == shape.size, shape.local};
+  std::vector<int> host_of;
+  for (Rank r = 0; r < shape.size; ++r) host_of.push_back(r / shape.local);
+  const Reach reach = reach_of(parse_topology(word), host_of, names);
+  reach.apply(shape);
   shape.geometry =
       reach.mapped ? Geometry::for_ranks(shape.size) : Geometry::across_hosts(shape.size);
   const Algorithm algorithm = asked ? algorithm_called(*asked) : select(shape, reach);
@@ -201,8 +217,7 @@ void bind_core(py::module_& module) {
   module.def(
       "selection_text",
       [](int size, const std::string& costs) {
-        return with_value_errors(
-            [&] { return selection_text(size, costs.empty() ? Costs{} : parse_costs(costs)); });
+        return with_value_errors([&] { return selection_text(size, parse_topology(costs).costs); });
       },
       py::arg("size"), py::arg("costs") = "");
 }

@@ -28,6 +28,7 @@ class Meeting {
       assembly_.begin();
       mine_ = neighbours_.card();
       mine_.tcp = options_.tcp;
+      if (!options_.host.empty()) mine_.host = options_.host;
       exchange_cards();
       find_hosts();
       map_neighbours();
@@ -56,6 +57,7 @@ class Meeting {
     const auto texts = assembly_.exchange(mine_.to_text());
     for (Rank rank = 0; rank < options_.size; ++rank) {
       cards_.push_back(Card::from_text(texts[static_cast<size_t>(rank)], rank));
+      result_.names.push_back(cards_.back().host);
     }
     result_.word = texts.back();
     result_.algorithm = card(0).algorithm;

@@ -30,6 +30,7 @@ struct RendezvousOptions {
   };
   std::function<Across(int distance)> across;  // of one on several
   bool tcp = false;                            // ranks of one host are as if on others
+  std::string host;                            // what this host is called; "": its hostname
   std::string word;                            // rank 0's, one line: all get it with the cards
   // The algorithm that this rank asks for: one word, or none. If it throws, the others hear of it.
   std::function<std::string()> algorithm = [] { return std::string(); };
@@ -44,12 +45,13 @@ struct Neighbourhood {
   Neighbourhood(Neighbourhood&&) = default;  // never assigned: peers go before their memory
   ~Neighbourhood();
 
-  std::vector<Mapping> mappings;  // segments, this rank's first
-  std::vector<ShmPeer> peers;     // peers[rank] is this rank
-  std::vector<int> host_of;       // ranks with equal numbers share memory
-  int distance = 0;               // between hosts, as Geometry::across_hosts has it
-  std::string word;               // rank 0's
-  std::string algorithm;          // that rank 0 asks for; empty: none
+  std::vector<Mapping> mappings;   // segments, this rank's first
+  std::vector<ShmPeer> peers;      // peers[rank] is this rank
+  std::vector<int> host_of;        // ranks with equal numbers share memory
+  std::vector<std::string> names;  // of each rank's host
+  int distance = 0;                // between hosts, as Geometry::across_hosts has it
+  std::string word;                // rank 0's
+  std::string algorithm;           // that rank 0 asks for; empty: none
 };
 
 // The number of hosts. Hosts are numbered from 0, in the order of their first rank.

@@ -63,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    fabrics = costs.read_costs(options.costs) if options.costs else costs.DEFAULT
+    fabrics, measured = costs.read_file(options.costs) if options.costs else (costs.DEFAULT, None)
     shape = shape_of(
         options.collective,
         options.ranks,
@@ -71,7 +71,8 @@ def run(options: argparse.Namespace) -> int:
         options.hosts,
         DTYPES[options.dtype],
         options.root or 0,
-        fabrics.network,
+        fabrics,
+        measured,
     )
     if options.root is not None and shape.name not in ROOTED:
         raise ValueError(f"{shape.name} has no root: --root is for {', '.join(ROOTED)}")
@@ -100,7 +101,7 @@ def run(options: argparse.Namespace) -> int:
 
 def check_reach(shape: Shape, plan: Plan, asked: str | None) -> None:
     """Refuse an algorithm that a group like this would not run. Raises ValueError."""
-    if asked == "hierarchical" and (shape.hosts == 1 or shape.local == 1):
+    if asked == "hierarchical" and no_hosts(shape) and no_sites(shape):
         raise ValueError(
             "hierarchical plans need several ranks on each of several hosts: "
             f"--hosts {shape.hosts} leaves {shape.local} on each"
@@ -160,11 +161,28 @@ def refusal(row: Row, shape: Shape) -> str:
     """Say why the row does not fit; "" where it does."""
     if row.needs == "mapped windows" and shape.hosts > 1:
         return f"there are {shape.hosts} hosts"
-    if row.needs.startswith("several ranks") and (shape.hosts == 1 or shape.local == 1):
-        return "there is one host" if shape.hosts == 1 else "a host has one rank"
+    if row.needs.startswith("several ranks") and (no := no_hosts(shape)):
+        return no
+    if row.needs.startswith("several hosts") and (no := no_sites(shape)):
+        return no
     if row.needs == "two ranks" and shape.size != 2:
         return f"there {'is' if shape.size == 1 else 'are'} {counted(shape.size, 'rank')}"
     return f"{shape.compared:,} B are more" if shape.compared > row.limit else ""
+
+
+def no_hosts(shape: Shape) -> str:
+    """Say why there is no level of hosts; "" where there is one."""
+    return "there is one host" if shape.hosts == 1 else "a host has one rank" * (shape.local == 1)
+
+
+def no_sites(shape: Shape) -> str:
+    if not shape.names:
+        return "sites are not known"
+    if len(shape.sites) == 1:
+        return "there is one site"
+    if len(set(shape.sites)) > 1:
+        return "sites have different numbers of hosts"
+    return "a site has one host" * (shape.sites[0] == 1)
 
 
 def limits_of(shape: Shape) -> list[tuple[str, int]]:

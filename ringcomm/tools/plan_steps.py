@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from ringcomm import _C
-from ringcomm.costs import DEFAULT, Costs
+from ringcomm.costs import DEFAULT, Fabrics, Hosts, word_of
 
 # In the order of csrc/plan/plan.h, because the library names them by number.
 COLLECTIVES = (
@@ -41,7 +41,8 @@ class Shape(NamedTuple):
     shards: list[int]
     send: list[int]
     recv: list[int]
-    costs: str  # of the network; ranks choose by them
+    word: str  # of rank 0: the costs of the network, and what is known of hosts, see costs.word_of
+    names: list[str]  # of each rank's host in that word; none: they are not known there
 
     @property
     def name(self) -> str:
@@ -50,6 +51,19 @@ class Shape(NamedTuple):
     @property
     def hosts(self) -> int:
         return self.size // self.local
+
+    @property
+    def sites(self) -> list[int]:
+        """How many hosts each site has."""
+        found = self.word.split()[19::2] if self.names else []
+        return [found.count(site) for site in dict.fromkeys(found)]
+
+    @property
+    def costs(self) -> str:
+        """The costs by which ranks choose: between sites, where there are several."""
+        words = self.word.split()
+        first = 0 if not self.names else 12 if len(self.sites) > 1 else 6
+        return " ".join(words[first : first + 6])
 
     @property
     def compared(self) -> int:
@@ -101,11 +115,13 @@ def shape_of(
     hosts: int = 1,
     element: int = 4,
     root: int = 0,
-    network: Costs = DEFAULT.network,
+    fabrics: Fabrics = DEFAULT,
+    measured: Hosts | None = None,
 ) -> Shape:
     """Describe a message of `size` bytes, all shards together, among `ranks` on `hosts`.
 
-    Elements have `element` bytes, and shards are as equal as they allow. In all_to_all `size` is
+    Elements have `element` bytes, and shards are as equal as they allow. Plans have the order and
+    the sites of the hosts that are `measured`, if these are as many. In all_to_all `size` is
     what each rank sends. Raises ValueError where no group or message is like this.
     """
     if collective not in COLLECTIVES:
@@ -122,6 +138,7 @@ def shape_of(
         raise ValueError(f"{size} bytes are no whole number of elements of {element} bytes")
     each, more = divmod(size // element, ranks)
     shards = [(each + (rank < more)) * element for rank in range(ranks)]
+    known = measured if measured and len(measured.names) == hosts > 1 else None
     whole = collective in ("all_reduce", "broadcast", "reduce")
     return Shape(
         COLLECTIVES.index(collective),
@@ -133,7 +150,8 @@ def shape_of(
         shards if collective in SHARDED else [],
         shards if collective == "all_to_all" else [],
         [],
-        str(network),
+        word_of(fabrics, known),
+        [known.names[rank // (ranks // hosts)] for rank in range(ranks)] if known else [],
     )
 
 

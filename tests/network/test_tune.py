@@ -138,8 +138,8 @@ def test_the_plans_cross_at_the_limit(name: str, count: int) -> None:
         ("alpha -1e-5 beta 1e-9 gamma 1e-10", "alpha"),
         ("alpha nan beta 1e-9 gamma 1e-10", "alpha"),
         ("alpha 1e-5 beta inf gamma 1e-10", "beta"),
-        ("alpha 1e-5 beta 1e-9 gamma 1e-10s", "gamma"),
-        ('{"memory": {"alpha": 1e-5, "beta": 1e-9, "gamma": 1e-10}}', "alpha"),
+        ("alpha 1e-5 beta 1e-9 gamma 1e-10s", "alpha"),  # of a site
+        ("alpha 1e-5 beta 1e-9 gamma 1e-10 alpha 1e-5 beta 1e-9 gamma 1e-10", "alpha"),
     ],
 )
 def test_costs_that_are_none(text: str, name: str) -> None:
@@ -182,15 +182,22 @@ def test_all_ranks_choose_by_the_file_of_rank_0(tmp_path: Path) -> None:
         assert [log.count(line) for _, _, log in answers] == groups, answers
 
 
-@pytest.mark.parametrize("content", [None, "{}"])
-def test_all_ranks_fail_with_a_file_that_is_none(tmp_path: Path, content: str | None) -> None:
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (None, "the file cannot be read (No such file or directory)"),
+        ("{}", "is not a file of `ringcomm tune`: KeyError('memory')"),
+    ],
+)
+def test_all_ranks_fail_with_a_file_that_is_none(
+    tmp_path: Path, content: str | None, why: str
+) -> None:
     file = tmp_path / "costs.json"
     if content:
         file.write_text(content)
     with ranks(2, backend=None) as two:
         answers = two(choose, 64, tmp_path, file)
-    why = "costs need a positive number of seconds after alpha"
-    told = f"RINGCOMM_COSTS={file} (rank 0): {why if content else 'the file cannot be read'}"
+    told = f"RINGCOMM_COSTS (rank 0): {file}{' ' if content else ': '}{why}"
     assert [text for _, text, _ in answers] == [told, told]
 
 
@@ -208,7 +215,11 @@ def test_tune_writes_what_a_job_chooses_by(torchrun: Run, tmp_path: Path) -> Non
     assert 1e-12 < network.gamma < 1e-8
     assert 1e-11 < network.beta < 1e-6
     assert ended.stdout.count("2 hosts, 2 ranks") == 1
-    assert table(8, file.read_text())["all_reduce", "doubling"] == costs.doubling_limit(network, 8)
+    assert table(8, costs.word(str(file)))["all_reduce", "doubling"] == costs.doubling_limit(
+        network, 8
+    )
+    assert "hosts have the same name" in ended.stdout
+    assert "names" not in body
 
 
 # ---- the command

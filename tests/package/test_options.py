@@ -107,6 +107,7 @@ GOOD: dict[str, tuple[str, Any]] = {  # as a variable, and as a value
     "tls_key": ("/a/key.pem", "/a/key.pem"),
     "tls_ca": ("/a/ca.pem", "/a/ca.pem"),
     "costs": ("/a/file", "/a/file"),
+    "host": ("node-3", "node-3"),
     "cuda_library": ("/a/library.so", "/a/library.so"),
     "log": ("error", "error"),
     "trace": ("/records", "/records"),

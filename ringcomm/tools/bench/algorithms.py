@@ -22,9 +22,9 @@ def algorithm(collective: str, size: int, ranks: int) -> str:
         return ""
     tcp = os.environ.get("RINGCOMM_TRANSPORT") == "tcp"
     costs = os.environ.get("RINGCOMM_COSTS")
-    network = read_costs(Path(costs)).network if costs else DEFAULT.network
+    fabrics = read_costs(Path(costs)) if costs else DEFAULT
     try:
-        shape = shape_of(collective, ranks, size, hosts=ranks if tcp else 1, network=network)
+        shape = shape_of(collective, ranks, size, hosts=ranks if tcp else 1, fabrics=fabrics)
     except ValueError:  # no plan has such a message
         return ""
     asked = os.environ.get("RINGCOMM_ALGORITHM", "")

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <map>
+#include <numeric>
 #include <random>
 #include <stdexcept>
 #include <string>
@@ -10,6 +11,7 @@
 
 #include "plan/cursor.h"
 #include "plan/select.h"
+#include "plan_text.h"
 #include "verify.h"
 
 namespace ringcomm::cases {
@@ -159,7 +161,19 @@ struct Case {
   uint64_t element = 1;
   int local = 0;  // 0: local_of(size)
   uint64_t slots = 2;
+  int site = 1;
+  uint64_t order = 0;  // a seed of some order; 0: that of the ranks
+  bool rings = false;  // messages cost nothing, so parts are rings
 };
+
+inline std::shared_ptr<const std::vector<Rank>> some_order(int size, uint64_t seed) {
+  if (seed == 0) return nullptr;
+  std::vector<Rank> order(static_cast<size_t>(size));
+  std::iota(order.begin(), order.end(), 0);
+  std::mt19937_64 random(seed);
+  for (size_t i = order.size() - 1; i > 0; --i) std::swap(order[i], order[random() % (i + 1)]);
+  return std::make_shared<const std::vector<Rank>>(order);
+}
 
 inline Shape shape_of(const Case& c) {
   Shape shape;
@@ -169,6 +183,9 @@ inline Shape shape_of(const Case& c) {
   shape.element = c.element;
   shape.geometry = tiny(c.size, c.element, c.slots);
   shape.local = c.local > 0 ? c.local : local_of(c.size);
+  shape.site = c.site;
+  shape.order = some_order(c.size, c.order);
+  if (c.rings) shape.costs.alpha = shape.near.alpha = 1e-12;
   const std::vector<uint64_t> each(static_cast<size_t>(c.size), c.elements * c.element);
   if (c.planner.sharded())
     shape.shards = each;
@@ -201,7 +218,35 @@ inline Program uneven(const Case& c, uint64_t most, std::mt19937_64& random) {
 
 inline std::string describe(const Case& c) {
   return str(c.planner.name(), ", ", c.size, " ranks, ", c.elements, " elements of ", c.element,
-             ", root ", c.root, ", ", c.slots, " slots", c.in_place ? ", in place" : "");
+             ", root ", c.root, ", ", c.slots, " slots, ", c.local, " a host, ", c.site,
+             " a site, order ", c.order, c.in_place ? ", in place" : "");
+}
+
+// Between hosts, ranks only put: what they name of another host's is an inbox or a line to write
+// to.
+inline void expect_only_puts(Group& group, const Plan& plan, int local) {
+  for (const Step& step : plan.steps) {
+    for (uint32_t i = 0; i < step.dst_count + uint32_t{step.src_count}; ++i) {
+      const Ref& ref = plan.refs[step.first_ref + i];
+      const bool put = ref.space == Space::kInbox || ref.space == Space::kLine;
+      group.expect(ref.rank / local == plan.rank / local || (put && i < step.dst_count),
+                   "more than a put: " + to_text(plan, step));
+    }
+  }
+}
+
+// Every root and every in-place form of a case.
+template <typename Do>
+void each_form(Case c, bool all_roots, Do act) {
+  const int roots = !c.planner.rooted() ? 1 : all_roots ? c.size : std::min(c.size, 2);
+  for (int i = 0; i < roots; ++i) {
+    c.root = all_roots ? i : i * (c.size - 1);
+    for (const bool in_place : {false, true}) {
+      if (in_place && !c.planner.has_in_place()) continue;
+      c.in_place = in_place;
+      act(c);
+    }
+  }
 }
 
 // Every signal of a program that a wait meets.

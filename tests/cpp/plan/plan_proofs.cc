@@ -8,38 +8,11 @@
 #include "plan/cache.h"
 #include "plan_cases.h"
 #include "plan_mutants.h"
+#include "plan_orders.h"
 #include "plan_sizes.h"
-#include "plan_text.h"
 
 namespace ringcomm::cases {
 namespace {
-
-// Between hosts, ranks only put: what they name of another host's is an inbox or a line to write
-// to.
-void expect_only_puts(Group& group, const Plan& plan, int local) {
-  for (const Step& step : plan.steps) {
-    for (uint32_t i = 0; i < step.dst_count + uint32_t{step.src_count}; ++i) {
-      const Ref& ref = plan.refs[step.first_ref + i];
-      const bool put = ref.space == Space::kInbox || ref.space == Space::kLine;
-      group.expect(ref.rank / local == plan.rank / local || (put && i < step.dst_count),
-                   "more than a put: " + to_text(plan, step));
-    }
-  }
-}
-
-// Every root and every in-place form of a case.
-template <typename Do>
-void each_form(Case c, bool all_roots, Do act) {
-  const int roots = !c.planner.rooted() ? 1 : all_roots ? c.size : std::min(c.size, 2);
-  for (int i = 0; i < roots; ++i) {
-    c.root = all_roots ? i : i * (c.size - 1);
-    for (const bool in_place : {false, true}) {
-      if (in_place && !c.planner.has_in_place()) continue;
-      c.in_place = in_place;
-      act(c);
-    }
-  }
-}
 
 void three_times(Group& group) {
   uint64_t i = 0;
@@ -350,6 +323,8 @@ constexpr Named kGroups[] = {
     {"uneven shards and splits", uneven_shards},
     {"long uneven shards", long_uneven_shards},
     {"hierarchies", hierarchies},
+    {"orders", orders},
+    {"sites", sites},
     {"mutations", mutations},
 };
 

@@ -1,0 +1,34 @@
+// The word of a group's rank 0 to the others: what the network costs, and where `ringcomm tune` has
+// measured every pair of hosts, their order and sites. With the hosts of a group's ranks it makes
+// their reach. So all ranks of the group have the same.
+#pragma once
+
+#include "plan/select.h"
+
+namespace ringcomm {
+
+struct Topology {
+  struct Host {
+    std::string name;
+    int site;
+  };
+  Costs costs;              // as a whole
+  Costs near, far;          // inside a site, between sites
+  std::vector<Host> hosts;  // along the ring; none: nobody measured them
+};
+
+// The three numbers after the words alpha, beta and gamma. There they may come twice more, of a
+// site and between sites, and then name and site of each host: ringcomm/costs.py writes it.
+// "" means the defaults. Throws UsageError.
+Topology parse_topology(const std::string& text);
+
+// The name of a host that the topology lacks, or that two hosts have; "" if it knows all. Ranks
+// with equal numbers in `host_of` share a host, and `names` has the name of each rank's host.
+std::string stranger(const Topology& topology, const std::vector<int>& host_of,
+                     const std::vector<std::string>& names);
+
+// In the order of the topology, if it knows all hosts, and host by host, site by site.
+Reach reach_of(const Topology& topology, const std::vector<int>& host_of,
+               const std::vector<std::string>& names);
+
+}  // namespace ringcomm
