@@ -172,8 +172,9 @@ class Simulation {
         return;
       default:
         if (random_.below(4) == 0) with.tick(side, now_, {});
-        if (random_.below(50) == 0) {
-          with.ends[at(side)].session.use(1 + static_cast<int>(random_.below(at(flows_))));
+        if (random_.below(50) == 0) {  // mostly all of them
+          const int fewer = 1 + static_cast<int>(random_.below(at(flows_)));
+          with.ends[at(side)].session.use(random_.below(4) == 0 ? fewer : flows_);
         }
         if (setup_.faults && random_.below(fault_every_ / 8) == 0) fault(with, side, flow, rank);
     }
