@@ -128,8 +128,9 @@ void Network::Peer::count_flows(Clock::time_point now) {
   uint64_t arrived = 0;
   bool full = false;
   auto round_trip = Clock::duration::max();
+  const bool idle = session.posted() == session.acknowledged();  // most peers are, mostly
   for (Link* link : links) {
-    if (link == nullptr) continue;
+    if (link == nullptr || idle) continue;
     const tcp_info info = info_of(link->socket);
     arrived += info.tcpi_bytes_acked - std::exchange(link->arrived, info.tcpi_bytes_acked);
     full = full || link->watched_for_writing || info.tcpi_notsent_bytes > 0;
