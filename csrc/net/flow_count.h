@@ -1,7 +1,7 @@
 // How many flows carry what a process has for a peer: one more while it brings more, fewer when
-// not. Each trial compares the usual number with one more or one less, by the bytes that arrived
-// while there always were more to send. After a trial that changed nothing the next one waits,
-// longer each time.
+// not. A trial of one more, or one less, is compared with the usual number before and after it: a
+// path that changes meanwhile shows in both. Only time counts in which there always was more to
+// send. After a trial that changed nothing the next one waits, longer each time.
 #pragma once
 
 #include <algorithm>
@@ -46,22 +46,29 @@ class FlowCount {
     auto sorted = rates_;
     std::ranges::sort(sorted);
     const double rate = sorted[kWindows / 2];
-    const bool trial = count_ != usual_;
-    const bool won = trial && (count_ > usual_ ? rate > kGain * usual_rate_
-                                               : kGain * rate >= usual_rate_);
-    if (!trial || won) usual_rate_ = rate;
-    if (won) {
-      usual_ = count_;
-      pause_ = kPause;
+    if (count_ != usual_) {
+      tried_ = rate;
+      return go(usual_);
     }
-    const bool end = usual_ == (upward_ ? most_ : 1);
-    if (trial && (!won || end)) {
-      upward_ = !upward_;
-      next_ = now + pause_;
-      pause_ = std::min(2 * pause_, kLongestPause);
+    if (tried_ > 0) {
+      const double usual = (before_ + rate) / 2;
+      const bool won = upward_ ? tried_ > kGain * usual : kGain * tried_ >= usual;
+      if (won) {
+        usual_ += upward_ ? 1 : -1;
+        pause_ = kPause;
+      }
+      before_ = won ? tried_ : rate;
+      tried_ = 0;
+      if (!won || usual_ == (upward_ ? most_ : 1)) {
+        upward_ = !upward_;
+        next_ = now + pause_;
+        pause_ = std::min(2 * pause_, kLongestPause);
+      }
+    } else {
+      before_ = rate;
     }
     upward_ = usual_ == 1 || (upward_ && usual_ < most_);
-    const bool tries = now >= next_ && !(upward_ && near && usual_rate_ > kFast);
+    const bool tries = now >= next_ && !(upward_ && near && before_ > kFast);
     go(tries ? usual_ + (upward_ ? 1 : -1) : usual_);
   }
   void go(int count) {
@@ -72,7 +79,7 @@ class FlowCount {
   int count_ = 1, usual_ = 1;  // they differ during a trial
   int windows_ = 0;            // since count_ has changed
   bool upward_ = true, full_ = false;
-  double usual_rate_ = 0;
+  double before_ = 0, tried_ = 0;  // bytes a second, before the trial and in it; 0: not yet
   std::array<double, kWindows> rates_{};
   uint64_t bytes_ = 0;  // of the window, and its time so far
   Clock::duration time_{}, pause_ = kPause;

@@ -211,6 +211,23 @@ void noise_wins_nothing_for_long() {
   }
 }
 
+void a_path_that_changes_decides_nothing() {
+  for (const double each : {0.9, 1.1}) {  // as fast after a second
+    Path path;
+    double other = 0;
+    for (int second = 0; second < 60; ++second) {
+      path.one = std::clamp(path.one * each, 1e6, 1e8);
+      other += path.run(1, 1);
+    }
+    other += path.run(3600, 1);
+    require(other < 60, other, " of 3,600 s with more than one flow");
+  }
+  Path path;  // it gets slower, as after a slow start, and two flows are twice as fast
+  path.enough = 2;
+  for (int second = 0; second < 20; ++second, path.one *= 0.9) path.run(1, 1);
+  require(path.count.count() == 2, "a slower path hides what a second flow brings");
+}
+
 void idle_time_shows_nothing() {
   Path path;
   path.enough = 8;
@@ -244,6 +261,7 @@ int main(int argc, char** argv) {
                      {"as many as help", as_many_as_help},
                      {"fewer when one is enough again", fewer_when_one_is_enough_again},
                      {"noise wins nothing for long", noise_wins_nothing_for_long},
+                     {"a path that changes decides nothing", a_path_that_changes_decides_nothing},
                      {"idle time shows nothing", idle_time_shows_nothing},
                      {"a near and fast path keeps one", a_near_and_fast_path_keeps_one}},
                     argc, argv);
