@@ -21,7 +21,7 @@ class FlowCount {
   static constexpr int kRoundTrips = 4;       // of a window, and at least
   static constexpr Clock::duration kShortest = std::chrono::milliseconds(100);
   static constexpr Clock::duration kNear = std::chrono::milliseconds(1);  // round trip
-  static constexpr Clock::duration kPause = std::chrono::seconds(10);
+  static constexpr Clock::duration kPause = std::chrono::seconds(2);
   static constexpr Clock::duration kLongestPause = std::chrono::minutes(10);
 
   explicit FlowCount(int most) : most_(most) {}
@@ -50,22 +50,15 @@ class FlowCount {
       tried_ = rate;
       return go(usual_);
     }
-    if (tried_ > 0) {
-      const double usual = (before_ + rate) / 2;
-      const bool won = upward_ ? tried_ > kGain * usual : kGain * tried_ >= usual;
-      if (won) {
-        usual_ += upward_ ? 1 : -1;
-        pause_ = kPause;
-      }
-      before_ = won ? tried_ : rate;
-      tried_ = 0;
-      if (!won || usual_ == (upward_ ? most_ : 1)) {
-        upward_ = !upward_;
-        next_ = now + pause_;
-        pause_ = std::min(2 * pause_, kLongestPause);
-      }
-    } else {
-      before_ = rate;
+    const double tried = std::exchange(tried_, 0), usual = (before_ + rate) / 2;
+    const bool won = tried > 0 && (upward_ ? tried > kGain * usual : kGain * tried >= usual);
+    if (won) usual_ += upward_ ? 1 : -1;
+    if (won) pause_ = kPause;
+    before_ = won ? tried : rate;
+    if (tried > 0 && (!won || usual_ == (upward_ ? most_ : 1))) {
+      upward_ = !upward_;
+      next_ = now + pause_;
+      pause_ = std::min(2 * pause_, kLongestPause);
     }
     upward_ = usual_ == 1 || (upward_ && usual_ < most_);
     const bool tries = now >= next_ && !(upward_ && near && before_ > kFast);

@@ -30,9 +30,7 @@ Network::Peer::Peer(Network& network, const Contact& contact, const Key& key)
       network_(network),
       key_(key),
       judge_after_(kRefusedFor),
-      attempts_(static_cast<size_t>(session.flows())) {
-  if (network.options_.flows == 0) session.use(1);
-}
+      attempts_(static_cast<size_t>(session.flows())) {}
 
 // ---- Wire
 
@@ -122,7 +120,7 @@ void Network::Peer::tell_paces(Clock::time_point now) {
   }
 }
 
-// Uses as many flows as bring more than fewer would.
+// Uses as many flows as bring more than fewer would: one, before the first is connected.
 void Network::Peer::count_flows(Clock::time_point now) {
   if (flows() != 0) return;
   uint64_t arrived = 0;
