@@ -14,11 +14,11 @@ namespace ringcomm {
 
 class FlowCount {
  public:
-  static constexpr double kGain = 1.05;       // of the speed: less than that is no reason for a flow
-  static constexpr double kFast = 1e9;        // bytes a second; on a near path, processors set them
-  static constexpr size_t kWindows = 5;       // the median of so many measurements counts
-  static constexpr int kRampUp = 2;           // windows that pass before, while flows get their pace
-  static constexpr int kRoundTrips = 4;       // of a window, and at least
+  static constexpr double kGain = 1.05;  // of the speed: less than that is no reason for a flow
+  static constexpr double kFast = 1e9;   // bytes a second; on a near path, processors set them
+  static constexpr size_t kWindows = 5;  // the median of so many measurements counts
+  static constexpr int kRampUp = 2;      // windows that pass before, while flows get their pace
+  static constexpr int kRoundTrips = 4;  // of a window, and at least
   static constexpr Clock::duration kShortest = std::chrono::milliseconds(100);
   static constexpr Clock::duration kNear = std::chrono::milliseconds(1);  // round trip
   static constexpr Clock::duration kPause = std::chrono::seconds(2);

@@ -15,7 +15,7 @@ namespace {
 tcp_info info_of(const Fd& socket) {
   tcp_info info{};
   socklen_t size = sizeof info;
-  ::getsockopt(socket.get(), IPPROTO_TCP, TCP_INFO, &info, &size);  // else zeros
+  ::getsockopt(socket.get(), IPPROTO_TCP, TCP_INFO, &info, &size);  // a connection always answers
   return info;
 }
 }  // namespace
@@ -125,14 +125,14 @@ void Network::Peer::count_flows(Clock::time_point now) {
   if (flows() != 0) return;
   uint64_t arrived = 0;
   bool full = false;
-  auto round_trip = Clock::duration::max();
+  std::chrono::microseconds round_trip = std::chrono::minutes(1);
   const bool idle = session.posted() == session.acknowledged();  // most peers are, mostly
   for (Link* link : links) {
     if (link == nullptr || idle) continue;
     const tcp_info info = info_of(link->socket);
     arrived += info.tcpi_bytes_acked - std::exchange(link->arrived, info.tcpi_bytes_acked);
     full = full || link->watched_for_writing || info.tcpi_notsent_bytes > 0;
-    round_trip = std::min<Clock::duration>(round_trip, std::chrono::microseconds(info.tcpi_min_rtt));
+    round_trip = std::min(round_trip, std::chrono::microseconds(info.tcpi_min_rtt));
   }
   count_.look(now, arrived, full, round_trip);
   if (count_.count() == session.used()) return;
