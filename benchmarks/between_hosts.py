@@ -63,12 +63,14 @@ def connect(rank: int, address: str) -> socket.socket:
 def plain_tcp(rank: int, local: int, address: str) -> list[float]:
     """Bytes a second of one TCP connection between two hosts, both ways at once, of four times.
 
-    The first is slower: TCP begins slowly.
+    The first is slower: TCP begins slowly. The congestion control is that of ringcomm.
     """
     if rank not in (0, local):
         return []
     rates, data, into = [], bytes(PLAIN_BYTES), bytearray(1 << 20)
     with connect(rank, address) as stream:
+        if name := os.environ.get("RINGCOMM_CONGESTION"):
+            stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name.encode())
         for _ in range(4):
             began, got = time.perf_counter(), 0
             writer = threading.Thread(target=stream.sendall, args=(data,))

@@ -75,7 +75,8 @@ def default_of(setting: Setting) -> str:
 
 def values_of(setting: Setting) -> str:
     if setting.kind is int:
-        return f"{setting.least:,} to {setting.most:,}".replace(",", "\N{NO-BREAK SPACE}")
+        numbers = f"{setting.least:,} to {setting.most:,}".replace(",", "\N{NO-BREAK SPACE}")
+        return ", ".join([numbers, *(f"`{choice}`" for choice in setting.choices)])
     return ", ".join(f"`{choice}`" for choice in setting.choices) or "text"
 
 
@@ -106,13 +107,16 @@ def page() -> str:
     return HEAD + "".join(sections) + TAIL
 
 
+def kinds(setting: Setting) -> str:
+    return "int | str" if setting.kind is int and setting.choices else setting.kind.__name__
+
+
 def type_of(setting: Setting) -> str:
-    name = setting.kind.__name__
-    return f"{name} | None" if setting.default is None else name
+    return f"{kinds(setting)} | None" if setting.default is None else kinds(setting)
 
 
 def given_as(setting: Setting) -> str:
-    return "str | Path | None" if setting.name == "secret" else f"{setting.kind.__name__} | None"
+    return "str | Path | None" if setting.name == "secret" else f"{kinds(setting)} | None"
 
 
 def docstring_of(setting: Setting) -> str:

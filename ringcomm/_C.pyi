@@ -111,14 +111,14 @@ class Options(_Backend.Options):
     @transport.setter
     def transport(self, value: str | None) -> None: ...
     @property
-    def flows(self) -> int:
+    def flows(self) -> int | str:
         """The attribute of `RINGCOMM_FLOWS`.
 
-        TCP connections between two processes: for links on which one is not enough, or several
-        network cards. The same on every rank. Default: `1`. Values: 1 to 16.
+        TCP connections between two processes. `auto`: one more while it brings more than 5 %, up to
+        8. The same on every rank. Default: `auto`. Values: 1 to 16, `auto`.
         """
     @flows.setter
-    def flows(self, value: int | None) -> None: ...
+    def flows(self, value: int | str | None) -> None: ...
     @property
     def congestion(self) -> str:
         """The attribute of `RINGCOMM_CONGESTION`.
@@ -252,7 +252,7 @@ class Options(_Backend.Options):
         ifname: str | None = None,
         ports: str | None = None,
         transport: str | None = None,
-        flows: int | None = None,
+        flows: int | str | None = None,
         congestion: str | None = None,
         resume_seconds: int | None = None,
         secret: str | Path | None = None,

@@ -19,6 +19,7 @@ from typing import Any
 from ringcomm import addresses  # now, not when a group meets: files may be out of reach then
 from ringcomm.options import ATTRIBUTES, LEVELS, PROCESS, Setting, nearest
 
+NUMBERED = {"log": LEVELS, "flows": ("auto",)}  # words that are numbers in the library, from 0 on
 _configured: Any = None  # the Options of this process's first group
 
 
@@ -38,11 +39,13 @@ def secret_in(path: Path, said: str) -> str:
 
 def get(options: Any, name: str) -> Any:
     value = getattr(options._config, name)
-    return LEVELS[value] if name == "log" else value
+    words = NUMBERED.get(name, ())
+    return words[value] if words and value < len(words) else value
 
 
 def put(config: Any, name: str, value: Any) -> None:
-    setattr(config, name, LEVELS.index(value) if name == "log" else value)
+    words = NUMBERED.get(name, ())
+    setattr(config, name, words.index(value) if value in words else value)
 
 
 def reset(options: Any, setting: Setting) -> None:

@@ -27,7 +27,8 @@ class Setting:
 
     `scope` is "group" or "process" for the attributes of Options: each group may have its own
     value, or all groups of a process have one. The others are variables alone: of a "program" as
-    a whole, or for the "build" and the tests. Numbers are from `least` to `most`, in `unit`s.
+    a whole, or for the "build" and the tests. Numbers are from `least` to `most`, in `unit`s; the
+    `choices` of one are words that stand for none.
     """
 
     name: str
@@ -53,6 +54,8 @@ class Setting:
         `said` begins the error: "flows=99". Raises TypeError for another type, and ValueError for
         a value out of the range or of the choices.
         """
+        if self.kind is int and value in self.choices:
+            return value
         if not isinstance(value, self.kind) or isinstance(value, bool):
             wanted = self.kind.__name__
             raise TypeError(f"{said}: {self.name} is of type {wanted}, not {type(value).__name__}")
@@ -65,7 +68,8 @@ class Setting:
 
     @property
     def range(self) -> str:
-        return f"a number of {self.unit} from {self.least} to {self.most}"
+        words = "".join(f", or {word}" for word in self.choices)
+        return f"a number of {self.unit} from {self.least} to {self.most}{words}"
 
     def read(self) -> Any:
         """Return what the variable says, else the default. Raises ValueError."""
@@ -73,9 +77,11 @@ class Setting:
         if not text:
             return self.default
         said = f"{self.variable}={text}"
-        if self.kind is int and not re.fullmatch(r"[+-]?[0-9]+", text):
+        if self.kind is not int or text in self.choices:
+            return self.check(text, said)
+        if not re.fullmatch(r"[+-]?[0-9]+", text):
             raise ValueError(f"{said} is not {self.range}")
-        return self.check(self.kind(text), said)
+        return self.check(int(text), said)
 
 
 SETTINGS = [
@@ -129,13 +135,14 @@ SETTINGS = [
     ),
     Setting(
         *("flows", PROCESS),
-        "TCP connections between two processes: for links on which one is not enough, or several "
-        "network cards. The same on every rank",
+        "TCP connections between two processes. `auto`: one more while it brings more than 5 %, "
+        "[up to 8](networks.md#several-connections). The same on every rank",
         kind=int,
-        default=1,
+        default="auto",
         unit="connections",
         least=1,
         most=16,
+        choices=("auto",),
     ),
     Setting(
         *("congestion", PROCESS),

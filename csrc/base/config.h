@@ -31,7 +31,7 @@ struct ProcessConfig {
   // Chooses by these two, and by the host of the store. Throws UsageError.
   Places (*places)(const ProcessConfig&, const std::string& store_host) = nullptr;
   std::string transport = "auto";  // "tcp": inside a host too
-  int flows = 1;                   // connections between two processes
+  int flows = 0;                   // connections between two processes; 0: as many as help
   std::string congestion;          // their control, as "bbr"; "": the kernel's choice
   int64_t resume_seconds = 30;     // how long a lost peer is waited for
   std::string secret;              // of the job; "": who can read the store can connect

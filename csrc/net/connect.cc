@@ -66,7 +66,7 @@ void Network::drop_strangers(Clock::time_point now) {
   for (Link* link : late) drop(*link);
   for (auto& [peer, numbers] : others) {
     const size_t most =
-        peer == nullptr ? kMostStrangers : kMostClaims * static_cast<size_t>(peer->flows());
+        peer == nullptr ? kMostStrangers : kMostClaims * static_cast<size_t>(peer->session.used());
     std::ranges::sort(numbers);
     for (size_t i = 0; i + most < numbers.size(); ++i) {
       if (peer == nullptr) take_events(numbers[i], EPOLLIN);  // it may have greeted meanwhile
@@ -143,8 +143,9 @@ void Network::meet_caller(Link& link) {
   if (found == peers_.end()) throw FlowError("a process of which we do not know");
   Peer& peer = *found->second;
   if (link.handshake->flows() != peer.flows()) {
-    peer.trouble =
-        str("RINGCOMM_FLOWS is ", peer.flows(), " here and ", link.handshake->flows(), " there");
+    const auto text = [](int flows) { return flows == 0 ? "auto" : std::to_string(flows); };
+    peer.trouble = str("RINGCOMM_FLOWS is ", text(peer.flows()), " here and ",
+                       text(link.handshake->flows()), " there");
     throw FlowError("another number of flows");
   }
   check_turn(peer, link.handshake->flow());
@@ -171,8 +172,7 @@ void Network::established(Link& link) {
   if (!peer.session.up(link.flow, handshake.generation(), handshake.theirs(), Clock::now())) {
     return drop(link);
   }
-  // What the kernel has taken, another flow cannot carry any more.
-  if (peer.flows() > 1) set_most_unsent(link.socket, kFramePayload / 2);
+  if (peer.session.used() > 1) set_most_unsent(link.socket, kMostUnsent);
   link.established = true;
   link.handshake.reset();
   peer.links[static_cast<size_t>(link.flow)] = &link;

@@ -143,7 +143,8 @@ void Handshake::take(const std::byte* data) {
     case State::kHello: {
       Hello hello;
       std::memcpy(&hello, data, sizeof hello);
-      if (hello.magic != kMagic || hello.flow >= hello.flows || hello.flows > kMostFlows) {
+      const auto most = static_cast<uint32_t>(most_flows(static_cast<int>(hello.flows)));
+      if (hello.magic != kMagic || hello.flows > kMostFlows || hello.flow >= most) {
         throw FlowError("somebody who is not of this job connected");
       }
       if (hello.to != self_) {

@@ -22,6 +22,10 @@ inline constexpr size_t kIdBytes = 16, kKeyBytes = 32;
 using ProcessId = std::array<uint8_t, kIdBytes>;
 using Key = std::array<uint8_t, kKeyBytes>;
 
+// Flows of a pair whose processes say how many; of one that says 0 ("auto"), the most it may have.
+inline constexpr int kAutoFlows = 8;
+inline int most_flows(int flows) { return flows == 0 ? kAutoFlows : flows; }
+
 Key random_key();
 ProcessId random_id();
 // HMAC-SHA256 of the parts, each preceded by its length.
@@ -49,7 +53,7 @@ class Party {
  public:
   virtual ~Party() = default;
   virtual const Key& key() const = 0;
-  virtual int flows() const = 0;
+  virtual int flows() const = 0;  // 0: as many as help
   virtual uint64_t generation(int flow) const = 0;
   // Closes the flow's old connection, and returns the cursor of the frames that have come.
   virtual Cursor fence(int flow) = 0;
@@ -81,7 +85,7 @@ class Handshake {
   bool done() const { return theirs_.has_value(); }
   bool accepting() const { return !initiator_; }
   int flow() const { return flow_; }
-  int flows() const { return flows_; }  // that the caller has
+  int flows() const { return flows_; }  // that the caller says
   uint64_t generation() const { return generation_; }
   const Cursor& theirs() const { return *theirs_; }
 

@@ -11,18 +11,27 @@ constexpr auto kNewsEvery = std::chrono::milliseconds(200);
 constexpr Clock::duration kRefusedFor = std::chrono::milliseconds(700);  // its process has ended
 constexpr auto kQuietFor = std::chrono::milliseconds(2500);  // then people are told of it
 
+namespace {
+tcp_info info_of(const Fd& socket) {
+  tcp_info info{};
+  socklen_t size = sizeof info;
+  ::getsockopt(socket.get(), IPPROTO_TCP, TCP_INFO, &info, &size);  // a connection always answers
+  return info;
+}
+}  // namespace
+
 Network::Peer::Peer(Network& network, const Contact& contact, const Key& key)
     // TLS seals payloads already. A peer is looked for before it is given up.
-    : session(*this, network.options_.flows,
+    : session(*this, most_flows(network.options_.flows),
               {.verify = !network.tls_.on(),
                .silence =
                    std::min(SessionRules().silence, Clock::duration(network.options_.resume) / 2)}),
-      links(static_cast<size_t>(network.options_.flows)),
+      links(static_cast<size_t>(session.flows())),
       contact(contact),
       network_(network),
       key_(key),
       judge_after_(kRefusedFor),
-      attempts_(static_cast<size_t>(network.options_.flows)) {}
+      attempts_(static_cast<size_t>(session.flows())) {}
 
 // ---- Wire
 
@@ -101,16 +110,36 @@ void Network::Peer::write_all() {
 
 // With several flows, tells the session how fast each one is and how much it has to do.
 void Network::Peer::tell_paces(Clock::time_point now) {
-  if (flows() == 1 || now - told_paces_ < kPaceEvery) return;
+  if (session.used() == 1 || now - told_paces_ < kPaceEvery) return;
   told_paces_ = now;
   for (Link* link : links) {
-    tcp_info info{};
-    socklen_t size = sizeof info;
     if (link == nullptr) continue;
-    if (::getsockopt(link->socket.get(), IPPROTO_TCP, TCP_INFO, &info, &size) != 0) continue;
+    const tcp_info info = info_of(link->socket);
     link->meter.look(now, info.tcpi_bytes_acked, link->watched_for_writing);
     const uint64_t under_way = uint64_t{info.tcpi_unacked} * info.tcpi_snd_mss;
     session.pace(link->flow, {link->meter.bytes_per_second(), under_way + info.tcpi_notsent_bytes});
+  }
+}
+
+// Uses as many flows as bring more than fewer would: one, before the first is connected.
+void Network::Peer::count_flows(Clock::time_point now) {
+  if (flows() != 0) return;
+  uint64_t arrived = 0;
+  bool full = false;
+  std::chrono::microseconds round_trip = std::chrono::minutes(1);
+  const bool idle = session.posted() == session.acknowledged();  // most peers are, mostly
+  for (Link* link : links) {
+    if (link == nullptr || idle) continue;
+    const tcp_info info = info_of(link->socket);
+    arrived += info.tcpi_bytes_acked - std::exchange(link->arrived, info.tcpi_bytes_acked);
+    full = full || link->watched_for_writing || info.tcpi_notsent_bytes > 0;
+    round_trip = std::min(round_trip, std::chrono::microseconds(info.tcpi_min_rtt));
+  }
+  count_.look(now, arrived, full, round_trip);
+  if (count_.count() == session.used()) return;
+  session.use(count_.count());
+  for (Link* link : links) {
+    if (link != nullptr) set_most_unsent(link->socket, session.used() > 1 ? kMostUnsent : 0);
   }
 }
 
@@ -146,6 +175,7 @@ void Network::Peer::tick(Clock::time_point now, Clock::duration stalled) {
   }
   const bool up = std::ranges::any_of(links, [](auto* link) { return link; });
   if (up) tell_news(now);
+  count_flows(now);
   tell_paces(now);
   for (Link*& link : links) {
     if (link != nullptr && !link->watched_for_writing && session.has_output(link->flow)) {
@@ -162,10 +192,10 @@ void Network::Peer::tick(Clock::time_point now, Clock::duration stalled) {
   } else {
     wanted_since_ += stalled;
   }
-  for (int flow = 0; flow < flows(); ++flow) {
+  for (int flow = 0; flow < session.flows(); ++flow) {
     Attempts& attempts = attempts_[static_cast<size_t>(flow)];
     if (attempts.under_way > 0 || now < attempts.next) continue;
-    if (!links[static_cast<size_t>(flow)] || is_away(flow)) connect(flow, now);
+    if (links[static_cast<size_t>(flow)] ? is_away(flow) : session.needs(flow)) connect(flow, now);
   }
   if (up) return;
   if (died_) {
@@ -194,7 +224,7 @@ void Network::Peer::tell_news(Clock::time_point now) {
 // Flows are spread over the peer's addresses. Is this one up at another than its own?
 bool Network::Peer::is_away(int flow) const {
   const Link* link = links[static_cast<size_t>(flow)];
-  return flows() > 1 && link != nullptr && link->address >= 0 &&
+  return session.used() > 1 && link != nullptr && link->address >= 0 &&
          link->address != flow % static_cast<int>(contact.addresses.size());
 }
 
@@ -204,7 +234,7 @@ void Network::Peer::connect(int flow, Clock::time_point now) {
   Attempts& attempts = attempts_[static_cast<size_t>(flow)];
   const int count = static_cast<int>(contact.addresses.size());
   const bool homeward = is_away(flow),
-             only_own = homeward || (flows() > 1 && attempts.tries % 2 == 0);
+             only_own = homeward || (session.used() > 1 && attempts.tries % 2 == 0);
   ++attempts.tries;
   attempts.refused = 0;
   attempts.next = now + attempts.pause;

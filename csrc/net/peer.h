@@ -2,10 +2,14 @@
 // Included by network.cc and peer.cc only.
 #pragma once
 
+#include "net/flow_count.h"
 #include "net/meter.h"
 #include "net/network.h"
 
 namespace ringcomm {
+
+// What the kernel has taken, another flow cannot carry any more.
+inline constexpr size_t kMostUnsent = kFramePayload / 2;
 
 struct Network::Link {
   uint64_t number = 0;
@@ -22,6 +26,7 @@ struct Network::Link {
   std::vector<std::byte> in, out;  // of the handshake
   Clock::time_point began;
   Meter meter;
+  uint64_t arrived = 0;  // bytes, when they were counted last
 
   // As readv(2) and sendmsg(2); with TLS, of fewer bytes, and they throw FlowError.
   ssize_t receive(std::span<const iovec> parts);
@@ -81,7 +86,7 @@ class Network::Peer final : public Wire, public Party, public Receiver {
 
   // ---- Party and Receiver; under the lock
   const Key& key() const override { return key_; }
-  int flows() const override { return session.flows(); }
+  int flows() const override { return network_.options_.flows; }
   uint64_t generation(int flow) const override { return session.generation(flow); }
   Cursor fence(int flow) override;
   std::byte* place(const Frame& frame) override;
@@ -97,6 +102,7 @@ class Network::Peer final : public Wire, public Party, public Receiver {
   bool handshaking(int flow) const;
   void write_all();
   void tell_paces(Clock::time_point now);
+  void count_flows(Clock::time_point now);
   void tell_changed();
 
   Session session;
@@ -119,6 +125,7 @@ class Network::Peer final : public Wire, public Party, public Receiver {
   bool needed_ = false, died_ = false, told_changed_ = false;
   Clock::duration judge_after_;  // of refusals
   std::vector<Attempts> attempts_;
+  FlowCount count_{kAutoFlows};
   void tell_news(Clock::time_point now);
   Clock::time_point told_news_, told_paces_;
   Clock::time_point wanted_since_, refused_since_;

@@ -22,6 +22,7 @@ Session::Session(Receiver& receiver, int flows, const SessionRules& rules)
     : receiver_(receiver),
       rules_(rules),
       flows_(static_cast<size_t>(flows)),
+      used_(flows),
       ack_every_(std::min(kAckEvery, (rules.window + 1) / 2)) {}
 
 // ---- posting
@@ -162,8 +163,11 @@ bool Session::declines(int index) const {
   const auto bytes = [&](uint64_t sequence) {
     return sizeof(Frame) + items_[sequence - first_].frame.bytes;
   };
+  const std::span used(flows_.data(), static_cast<size_t>(used_));
+  const bool any = std::ranges::any_of(used, &Flow::up);
+  if (any && index >= used_) return true;
   const double here = seconds(at(index), bytes(again_.empty() ? next_ : *again_.begin()));
-  for (const Flow& other : flows_) {
+  for (const Flow& other : any ? used : std::span(flows_.data(), flows_.size())) {
     if (!other.up || seconds(other, 0) >= here) continue;
     uint64_t all = 0;
     for (const uint64_t sequence : again_) all += bytes(sequence);

@@ -79,6 +79,11 @@ class Session {
   // ---- flows
   int flows() const { return static_cast<int>(flows_.size()); }
   bool is_up(int flow) const { return at(flow).up; }
+  // So many of them carry new frames, the first ones. Others are idle while one of these is up.
+  void use(int count) { used_ = count; }
+  int used() const { return used_; }
+  // While this flow is down, it is to be connected: it is used, or frames wait for what came of it.
+  bool needs(int flow) const { return flow < used_ || !at(flow).fenced; }
   uint64_t generation(int flow) const { return at(flow).generation; }
   // It has gone, or is to be replaced: bytes half-read are forgotten, its frames wait for the
   // peer's cursor. Its socket is closed before this.
@@ -177,6 +182,7 @@ class Session {
   Receiver& receiver_;
   const SessionRules rules_;
   std::vector<Flow> flows_;
+  int used_;
   const uint64_t ack_every_;
   std::vector<int> closed_;
   Clock::time_point last_heard_;

@@ -155,7 +155,7 @@ RULES = ["apply_once", "fence", "verify", "bounded", "reclaim_lent", "halves", "
 def test_a_session_without_one_of_its_rules_is_caught(cpp_program: Program, rule: str) -> None:
     # It stops at the first that is caught. Without "fence" that is one seed in 800: not far from
     # this one, lately.
-    done = output([cpp_program("session_sim"), "--without", rule, "10000", "1640"], 110)
+    done = output([cpp_program("session_sim"), "--without", rule, "10000", "400"], 110)
     assert done.returncode == 1, done.stdout
     assert f"caught without {rule}: seed" in done.stdout
 

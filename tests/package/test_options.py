@@ -143,7 +143,7 @@ def test_a_value_by_each_way(name: str, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 WRONG: list[tuple[str, Any, type[Exception], str]] = [
-    ("flows", 0, ValueError, "flows=0 is not a number of connections from 1 to 16"),
+    ("flows", 0, ValueError, "flows=0 is not a number of connections from 1 to 16, or auto"),
     ("flows", 17, ValueError, "flows=17 is not a number of connections from 1 to 16"),
     ("flows", "2", TypeError, "flows=2: flows is of type int, not str"),
     ("flows", True, TypeError, "flows=True: flows is of type int, not bool"),
@@ -178,7 +178,7 @@ def test_a_wrong_value_is_an_error_at_once(
 def test_a_wrong_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, text, told in (
         ("RINGCOMM_FLOWS", "99", " is not a number of connections from 1 to 16"),
-        ("RINGCOMM_FLOWS", "2x", " is not a number of connections from 1 to 16"),
+        ("RINGCOMM_FLOWS", "2x", " is not a number of connections from 1 to 16, or auto"),
         ("RINGCOMM_LOG", "loud", " is not a level: use debug, info, warning, error or off"),
     ):
         with monkeypatch.context() as here:

@@ -138,10 +138,9 @@ def any_secret_file(found: Findings) -> bool:
 
 
 def descriptors(found: Findings) -> Iterator[Finding]:
-    flows = 1
     for rank, facts in sorted(found.ranks.items()):
-        text = facts.settings.get("RINGCOMM_FLOWS", "1")
-        flows = int(text) if text.isdigit() else 1
+        text = facts.settings.get("RINGCOMM_FLOWS", "auto")
+        flows = int(text) if text.isdigit() else 1  # auto: one, until more are useful
         local = sum(1 for each in found.ranks.values() if each.machine == facts.machine) - 1
         needed = local + flows * (found.world - 1 - local) + BESIDE
         limit, used = facts.descriptors_limit, facts.descriptors_open

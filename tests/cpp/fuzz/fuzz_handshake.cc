@@ -141,7 +141,7 @@ class World {
 
   static void meet_caller(Conversation& one) {
     if (one.handshake->caller() != id_of(1 - one.process)) throw FlowError("unknown");
-    require(one.handshake->flow() < one.handshake->flows(), "a flow of none");
+    require(one.handshake->flow() < most_flows(one.handshake->flows()), "a flow of none");
     if (one.handshake->flows() != kFlows) throw FlowError("flows");
     one.handshake->with(one.cursors);
   }

@@ -1,5 +1,6 @@
-// Which flow takes the next frame, and how fast a flow is.
+// Which flow takes the next frame, how fast a flow is, and how many are useful.
 #include "cpp/harness.h"
+#include "net/flow_count.h"
 #include "net/meter.h"
 #include "net/session.h"
 
@@ -120,6 +121,131 @@ void somebody_takes_it() {
   }
 }
 
+// A fast flow goes on while another one holds what it has, up to the window.
+void no_flow_stalls_another() {
+  Sender sender(2);
+  sender.post(2000, 1000);
+  require(sender.taken(0) > 0, "the one that is about to stall takes frames");
+  sender.session.pace(0, {1, 1 << 20});  // nothing of it arrives any more
+  sender.session.pace(1, {kFast, 0});
+  while (sender.session.has_output(1)) sender.taken(1);
+  require(sender.session.unacknowledged() == kFrameWindow, "it stopped at frame ",
+          sender.session.unacknowledged());
+}
+
+void unused_flows_are_idle() {
+  Sender sender(3);
+  sender.session.use(1);
+  sender.post(1);
+  require(sender.taken(1) == 0 && sender.taken(2) == 0, "new frames over a flow that is not used");
+  require(sender.taken(0) == 1, "the used one takes nothing");
+  sender.session.down(0);
+  sender.post(1);
+  require(sender.taken(2) == 1, "no other one is up, and an unused one does not help");
+  require(sender.session.needs(0) && !sender.session.needs(1), "flow 0 is to be connected");
+  sender.session.use(2);
+  sender.session.down(1);
+  sender.session.use(1);
+  require(sender.session.needs(1), "frames of an unused flow wait for what came of it");
+  sender.session.up(1, 2, {}, kBegin);
+  sender.session.use(2);
+  sender.post(1);
+  require(sender.taken(1) == 1, "in use again, and takes nothing");
+}
+
+// ---- how many
+
+// A path on which `speed(flows)` bytes a second arrive; looked at every 10 ms.
+struct Path {
+  double speed(int flows) const { return one * std::min<double>(flows, enough); }
+  // For so many seconds. Returns those with another number of flows than `usual`.
+  double run(double seconds, int usual) {
+    double other = 0;
+    for (double passed = 0; passed < seconds; passed += 0.01) {
+      const double noise = 1 + spread * (2 * static_cast<double>(random.below(1000)) / 1000 - 1);
+      const double bytes = speed(count.count()) * noise / 100;
+      count.look(now += Millis(10), static_cast<uint64_t>(bytes), full, round_trip);
+      other += count.count() == usual ? 0 : 0.01;
+    }
+    return other;
+  }
+  FlowCount count{8};
+  double one = 1e7, enough = 1, spread = 0.1;  // bytes a second of one flow; flows that fill it
+  bool full = true;
+  Clock::duration round_trip = Millis(50);
+  Clock::time_point now = kBegin;
+  Random random{1};
+};
+
+void as_many_as_help() {
+  for (const int enough : {1, 2, 3, 8, 20}) {
+    Path path;
+    path.enough = enough;
+    path.run(60, 1);
+    require(std::abs(path.count.count() - std::min(enough, 8)) <= 1, path.count.count(),
+            " flows where ", enough, " fill the path");
+    const int most = std::min(enough, 8);
+    const double other = path.run(3600, most);
+    require(other < 60, other, " of 3,600 s with another number than ", most);
+  }
+}
+
+void fewer_when_one_is_enough_again() {
+  Path path;
+  path.enough = 4;
+  path.run(60, 4);
+  path.enough = 1;
+  path.one *= 4;
+  path.run(3600, 1);
+  require(path.run(3600, 1) < 60, "it stays with ", path.count.count());
+}
+
+void noise_wins_nothing_for_long() {
+  for (uint64_t seed = 0; seed < 50; ++seed) {
+    Path path;
+    path.random = Random(seed);
+    path.spread = 0.5;
+    path.run(600, 1);
+    const double other = path.run(3600, 1);
+    require(other < 900, "seed ", seed, ": ", other, " of 3,600 s with more than one flow");
+  }
+}
+
+void a_path_that_changes_decides_nothing() {
+  for (const double each : {0.9, 1.1}) {  // as fast after a second
+    Path path;
+    double other = 0;
+    for (int second = 0; second < 60; ++second) {
+      path.one = std::clamp(path.one * each, 1e6, 1e8);
+      other += path.run(1, 1);
+    }
+    other += path.run(3600, 1);
+    require(other < 60, other, " of 3,600 s with more than one flow");
+  }
+  Path path;  // it gets slower, as after a slow start, and two flows are twice as fast
+  path.enough = 2;
+  for (int second = 0; second < 20; ++second, path.one *= 0.9) path.run(1, 1);
+  require(path.count.count() == 2, "a slower path hides what a second flow brings");
+}
+
+void idle_time_shows_nothing() {
+  Path path;
+  path.enough = 8;
+  path.full = false;
+  require(path.run(600, 1) == 0, "a flow more where there was nothing to send");
+}
+
+void a_near_and_fast_path_keeps_one() {
+  Path path;
+  path.enough = 8;
+  path.round_trip = std::chrono::microseconds(100);
+  path.one = 3e9;
+  require(path.run(600, 1) == 0, "a flow more where processors set the pace");
+  path.one = 1e8;
+  path.run(60, 1);
+  require(path.count.count() > 1, "near, and slow: a flow more would help");
+}
+
 }  // namespace
 }  // namespace ringcomm::testing
 
@@ -129,6 +255,14 @@ int main(int argc, char** argv) {
                      {"the fast one first", fast_first},
                      {"an unknown one is tried", unknown_is_tried},
                      {"another connection", another_connection},
-                     {"somebody takes it", somebody_takes_it}},
+                     {"somebody takes it", somebody_takes_it},
+                     {"no flow stalls another", no_flow_stalls_another},
+                     {"unused flows are idle", unused_flows_are_idle},
+                     {"as many as help", as_many_as_help},
+                     {"fewer when one is enough again", fewer_when_one_is_enough_again},
+                     {"noise wins nothing for long", noise_wins_nothing_for_long},
+                     {"a path that changes decides nothing", a_path_that_changes_decides_nothing},
+                     {"idle time shows nothing", idle_time_shows_nothing},
+                     {"a near and fast path keeps one", a_near_and_fast_path_keeps_one}},
                     argc, argv);
 }

@@ -55,7 +55,7 @@ void many_at_once() {
 class Liar final : public Party {
  public:
   const Key& key() const override { return key_; }
-  int flows() const override { return 1; }
+  int flows() const override { return NetworkOptions().flows; }
   uint64_t generation(int) const override { return 0; }
   Cursor fence(int) override { return {}; }
 

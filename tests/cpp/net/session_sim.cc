@@ -163,11 +163,19 @@ class Simulation {
         return with.read(side, flow, random_, now_);
       case 6:
         // Where other flows carry on, a lost one takes its time to come back.
-        if (random_.below(with.ends[at(side)].any_up() ? 100 : 1) == 0) with.connect(flow, side);
+        // As the network does, a side connects only flows that it needs.
+        if (with.ends[at(side)].session.needs(flow) &&
+            random_.below(with.ends[at(side)].any_up() ? 100 : 1) == 0) {
+          with.connect(flow, side);
+        }
         if (!paused(peer)) with.shake_hands(flow, now_);
         return;
       default:
         if (random_.below(4) == 0) with.tick(side, now_, {});
+        if (random_.below(50) == 0) {  // mostly all of them
+          const int fewer = 1 + static_cast<int>(random_.below(at(flows_)));
+          with.ends[at(side)].session.use(random_.below(4) == 0 ? fewer : flows_);
+        }
         if (setup_.faults && random_.below(fault_every_ / 8) == 0) fault(with, side, flow, rank);
     }
   }
