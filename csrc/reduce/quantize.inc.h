@@ -127,7 +127,8 @@ void quantize_by(const Quantization& job) {
     if (!finite) scale = __builtin_nanf("");
     store<sizeof(scale)>(to, scale);
     if (finite) {
-      encode<Code, kByChance>(block, to + 4, 1 / scale, chance, static_cast<uint32_t>(at));
+      const uint32_t index = job.first + static_cast<uint32_t>(at);
+      encode<Code, kByChance>(block, to + 4, 1 / scale, chance, index);
     } else {
       __builtin_memset(to + 4, 0, kBlock);
     }

@@ -217,7 +217,8 @@ Coding coding_of(int coding) {
 
 // Blocks beyond those of `src` get zeros.
 void quantize_tensor(const at::Tensor& src, const at::Tensor& blocks, int coding,
-                     const std::optional<at::Tensor>& residual, std::optional<uint64_t> seed) {
+                     const std::optional<at::Tensor>& residual, std::optional<uint64_t> seed,
+                     uint32_t first) {
   const auto count = static_cast<uint64_t>(src.numel());
   const uint64_t bytes = whole_blocks(blocks, 1, count);
   TORCH_CHECK_VALUE(!residual || residual->numel() == src.numel(),
@@ -229,7 +230,8 @@ void quantize_tensor(const at::Tensor& src, const at::Tensor& blocks, int coding
             .blocks = to,
             .count = count,
             .by_chance = seed.has_value(),
-            .seed = seed.value_or(0)});
+            .seed = seed.value_or(0),
+            .first = first});
   const uint64_t used = blocks_of(count) * kBlockBytes;
   if (bytes > used) std::memset(to + used, 0, bytes - used);
 }
@@ -249,7 +251,8 @@ void dequantize_tensor(const at::Tensor& blocks, const at::Tensor& out, int codi
 // For ringcomm/quantized.py.
 void bind_blocks(py::module_& module) {
   module.def("quantize", &quantize_tensor, py::arg("src"), py::arg("blocks"), py::arg("coding"),
-             py::arg("residual") = py::none(), py::arg("seed") = py::none(), NoGil());
+             py::arg("residual") = py::none(), py::arg("seed") = py::none(), py::arg("first") = 0,
+             NoGil());
   module.def("dequantize", &dequantize_tensor, py::arg("blocks"), py::arg("out"),
              py::arg("coding"), py::arg("sources") = 1, py::arg("divisor") = 1.0F, NoGil());
 }
