@@ -136,6 +136,8 @@ class CompressionState:
         seed = mixed(self.seed, self._calls) if self.error == "unbiased" else None
         if bucket.is_last():
             self._iterations += 1
+            for index in [other for other in self._buckets if other > bucket.index()]:
+                del self._buckets[index]  # DDP has fewer now
         divisor = dist.get_world_size(self.process_group)
         return Terms(codec_of(self.format), divisor, memory, seed)
 
