@@ -15,6 +15,7 @@ measures the kernels alone, on one core, in bytes of fp32.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import statistics
@@ -29,11 +30,6 @@ from lab.namespaces import missing
 from lab.wan import Wan
 
 WAYS = ["gloo", "fp32", "bf16", "fp16", "fp8", "int8"]  # Gloo's is of fp32, too
-
-
-def parse_size(text: str) -> int:
-    unit = {"K": 1 << 10, "M": 1 << 20}.get(text[-1], 1)
-    return int(text.rstrip("KM")) * unit
 
 
 # ---- between hosts
@@ -89,6 +85,7 @@ def show(results: list[dict[str, Any]], options: argparse.Namespace) -> None:
 
 
 def between_hosts(options: argparse.Namespace) -> None:
+    machine = report.machine()
     rate = None if options.wan else options.rate or None
     with Hosts(options.hosts, rate=rate, far=options.wan) as hosts:
         command = [sys.executable, __file__, "--as-rank", *sys.argv[1:]]
@@ -100,7 +97,7 @@ def between_hosts(options: argparse.Namespace) -> None:
     links = f"{options.wan.rate:g} Mbit/s, {options.wan.delay:g} ms" if options.wan else rate
     print(f"{options.hosts} hosts of {options.local}, links of {links}, {options.turns} turns\n")
     show(results, options)
-    facts = {"hosts": options.hosts, "local": options.local, "links": links}
+    facts = {"machine": machine, "hosts": options.hosts, "local": options.local, "links": links}
     report.write_json(options.json, "compressed", facts | {"results": results})
 
 
@@ -119,12 +116,13 @@ def kernels(options: argparse.Namespace) -> None:
     blocks = torch.empty(4096 * 260, dtype=torch.uint8)
     rows = []
     for coding, name in enumerate(["int8", "fp8"]):
+        halves, encode = total[: 1 << 19], functools.partial(_C.quantize, source, blocks, coding)
         calls: dict[str, Callable[[], None]] = {
-            "quantise": lambda: _C.quantize(source, blocks, coding),
-            "by chance": lambda: _C.quantize(source, blocks, coding, None, 1),
-            "with feedback": lambda: _C.quantize(source, blocks, coding, left),
-            "add up 2": lambda: _C.dequantize(blocks, total[: 1 << 19], coding, 2, 2.0),
-            "take apart": lambda: _C.dequantize(blocks, total, coding),
+            "quantise": encode,
+            "by chance": functools.partial(encode, None, 1),
+            "with feedback": functools.partial(encode, left),
+            "add up 2": functools.partial(_C.dequantize, blocks, halves, coding, 2, 2.0),
+            "take apart": functools.partial(_C.dequantize, blocks, total, coding),
         }
         for what, call in calls.items():
             call()
@@ -144,7 +142,7 @@ def main() -> None:
     add("--local", type=report.positive, default=1, help="ranks on each host")
     add("--rate", default="1gbit", help="of each link; empty: as fast as it goes")
     add("--wan", type=Wan.of, metavar="MBIT,MS[,PERCENT]", help="long links")
-    add("--sizes", type=report.list_of(parse_size), default="1M,8M,32M", help="bytes of fp32")
+    add("--sizes", type=report.list_of(report.size), default="1M,8M,32M", help="bytes of fp32")
     add("--ways", type=report.list_of(str), default=",".join(WAYS), help=f"of {WAYS}")
     add("--turns", type=report.positive, default=9)
     add("--kernels", action="store_true", help="the kernels alone, on one core")

@@ -34,28 +34,30 @@ EXAMPLES = ROOT / "examples"
 
 def losses_of(model: str, seed: int, rank: Rank) -> Any:
     """Return a module, an optimiser's class and a function that gives the loss of a step."""
-    import sys
+    import runpy
 
     import torch
 
-    sys.path.insert(0, str(EXAMPLES))
     torch.manual_seed(seed)
     chance = torch.Generator().manual_seed(1000 * seed + rank.index)
     if model == "digits CNN":
-        import train_digits
-
-        images, labels = train_digits.digits(seed)[0].tensors
+        digits = runpy.run_path(str(EXAMPLES / "train_digits.py"))
+        images, labels = digits["digits"](seed)[0].tensors
 
         def loss(network: torch.nn.Module) -> torch.Tensor:
             chosen = torch.randint(len(labels), (32,), generator=chance)
             return torch.nn.functional.cross_entropy(network(images[chosen]), labels[chosen])
 
-        return train_digits.network(), 1e-3, loss
-    import diloco
-
-    text = torch.tensor([byte % diloco.LETTERS for byte in (EXAMPLES / "diloco.py").read_bytes()])
-    network = diloco.Model(64, 2)
-    return network, 2e-3, lambda network: diloco.loss_of(network, diloco.batch(text, 8, chance))
+        return digits["network"](), 1e-3, loss
+    diloco = runpy.run_path(str(EXAMPLES / "diloco.py"))
+    letters = (EXAMPLES / "diloco.py").read_bytes()
+    text = torch.tensor([byte % diloco["LETTERS"] for byte in letters])
+    network = diloco["Model"](64, 2)
+    return (
+        network,
+        2e-3,
+        lambda network: diloco["loss_of"](network, diloco["batch"](text, 8, chance)),
+    )
 
 
 def train(rank: Rank, model: str, way: str, seed: int, steps: int) -> list[float]:
@@ -108,6 +110,7 @@ def draw(results: list[dict[str, Any]], path: Path, title: str) -> None:
     """Write a picture: losses above, and below how far they are from those of fp32."""
     import matplotlib as mpl
     from matplotlib import pyplot as plt
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
     from plot import COLOURS, STYLE  # which chooses how matplotlib draws
 
     colours = ["#000000", *COLOURS]
@@ -116,7 +119,9 @@ def draw(results: list[dict[str, Any]], path: Path, title: str) -> None:
             2, len(results), figsize=(10, 6.4), squeeze=False, layout="constrained"
         )
         for column, result in enumerate(results):
-            curves = {way: [smoothed(one) for one in some] for way, some in result["losses"].items()}
+            curves = {
+                way: [smoothed(one) for one in some] for way, some in result["losses"].items()
+            }
             above, below = axes[0][column], axes[1][column]
             for (way, some), colour in zip(curves.items(), colours, strict=True):
                 by_step = list(zip(*some, strict=True))
@@ -142,6 +147,9 @@ def draw(results: list[dict[str, Any]], path: Path, title: str) -> None:
                                [max(s) for s in exact_by_step], color="#000000", alpha=0.10,
                                linewidth=0, label="seeds of fp32")  # fmt: skip
             above.set(title=result["model"], yscale="log", ylabel="loss")
+            above.yaxis.set_major_locator(LogLocator(subs=(1, 2, 3, 5)))
+            above.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+            above.yaxis.set_minor_locator(NullLocator())
             below.axhline(0, color="#888888", linewidth=0.8, linestyle=":")
             below.set(xlabel="step", ylabel="loss above that of fp32")
         axes[0][0].legend(frameon=False)

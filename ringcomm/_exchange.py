@@ -9,6 +9,7 @@ made themselves: the results are equal bit by bit.
 from __future__ import annotations
 
 import copy
+import os
 import queue
 import threading
 import time
@@ -33,7 +34,7 @@ FAR = 2e-3  # seconds of a round: from here on messages cost more than parts hid
 
 
 class Memory:
-    """What a rank's codes have left out so far, for one tensor: its own, and of the sums it made."""
+    """What codes of one tensor have left out so far: a rank's own, and of the sums it made."""
 
     def __init__(self) -> None:
         self.own: Tensor | None = None
@@ -90,7 +91,7 @@ class Exchange:
             raise ValueError("this rank is not in the group: call on its ranks only")
         hosts: list[str] = [""] * len(ranks)
         if len(ranks) > 1:
-            dist.all_gather_object(hosts, host_name(rank), group=group)
+            dist.all_gather_object(hosts, _host_of(rank), group=group)
         across, local = _places(hosts, rank, flat=flat)
         self.across = _subgroup(group, [ranks[i] for i in across])
         self.local = _subgroup(group, [ranks[i] for i in local])
@@ -232,6 +233,13 @@ def _run(jobs: queue.SimpleQueue[Callable[[], None] | None]) -> None:
         del job  # with what it holds
 
 
+def _host_of(rank: int) -> str:
+    try:
+        return f"{host_name(rank)} {os.getuid()}"
+    except OSError:  # it cannot be shown to be on one host with others
+        return str(rank)
+
+
 def _places(hosts: list[str], rank: int, *, flat: bool) -> tuple[list[int], list[int]]:
     """Return the ranks with which this one exchanges codes, and those of its host.
 
@@ -251,7 +259,7 @@ def _subgroup(group: Any, ranks: list[int]) -> Any:
     """Make a group of some ranks of `group`, with the same backend and options; None for one."""
     if len(ranks) < 2:
         return None
-    options = getattr(group._get_backend(torch.device("cpu")), "options", None)
+    options: Any = getattr(group._get_backend(torch.device("cpu")), "options", None)
     if not hasattr(options, "_agreement"):
         return dist.new_group(ranks, use_local_synchronization=True)
     options = copy.copy(options)

@@ -44,7 +44,7 @@ class CompressionState:
     def __init__(
         self,
         process_group: Any = None,
-        format: str = "int8",  # noqa: A002  the word of the field
+        format: str = "int8",
         *,
         error: str = "feedback",
         seed: int = 0,
@@ -178,7 +178,7 @@ def compress(
 
 def register(
     model: Any,
-    format: str = "int8",  # noqa: A002  the word of the field
+    format: str = "int8",
     *,
     error: str = "feedback",
     seed: int = 0,

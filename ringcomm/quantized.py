@@ -25,7 +25,7 @@ WIDTHS = {"int8": 8, "fp8": 8, "fp16": 16, "bf16": 16}
 _exchanges: dict[Any, Exchange] = {}  # by group, made at its first call
 
 
-class QuantizedWork(dist.Work):  # type: ignore[misc]  # torch has no types for it
+class QuantizedWork(dist.Work):
     """An all_reduce under way; `wait()` raises what went wrong."""
 
     def __init__(self, future: torch.futures.Future[Any]) -> None:
@@ -63,7 +63,7 @@ def quantized_all_reduce(
     group: Any = None,
     *,
     op: Any = dist.ReduceOp.SUM,
-    format: str | None = None,  # noqa: A002  the word of the field
+    format: str | None = None,
     seed: int | None = None,
     async_op: bool = False,
 ) -> QuantizedWork | None:

@@ -116,7 +116,9 @@ void bench_blocks(const std::string& filter) {
       const double nearest = rate([&] { quantize(coding, job); });
       job.by_chance = true;
       const double by_chance = rate([&] { quantize(coding, job); });
-      job = {.src = numbers.data(), .residual = residual.data(), .blocks = blocks.data(),
+      job = {.src = numbers.data(),
+             .residual = residual.data(),
+             .blocks = blocks.data(),
              .count = kCount};
       const double feedback = rate([&] { quantize(coding, job); });
       const double sum = rate([&] {

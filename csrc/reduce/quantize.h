@@ -27,8 +27,8 @@ struct Quantization {
   float* residual = nullptr;  // added to src, and gets what the codes leave out; null: none
   std::byte* blocks = nullptr;
   uint64_t count = 0;
-  // By chance: up or down, such that the mean of many roundings is the number. A seed and a number's
-  // index, which counts from `first`, decide. Else to the nearest.
+  // By chance: up or down, such that the mean of many roundings is the number. A seed and a
+  // number's index, which counts from `first`, decide. Else to the nearest.
   bool by_chance = false;
   uint64_t seed = 0;
   uint32_t first = 0;

@@ -137,7 +137,8 @@ void quantize_by(const Quantization& job) {
       const Uints words = load<Uints>(to + 4 + 4 * w);
       for (uint32_t part = 0; part < 4; ++part) {
         float* const left = block + part * kWords + w;
-        const Floats error = load<Floats>(left) - decoded<Code>(words, static_cast<int>(part), scale);
+        const Floats error =
+            load<Floats>(left) - decoded<Code>(words, static_cast<int>(part), scale);
         store<sizeof(error)>(left, finite ? error : Floats{});
       }
     }

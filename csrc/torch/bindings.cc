@@ -196,9 +196,8 @@ std::vector<double> copy_seconds(uint64_t bytes, bool past_caches, int passes) {
 // The numbers of a contiguous tensor of the CPU.
 template <typename T>
 T* numbers_of(const at::Tensor& tensor, at::ScalarType type, const char* name) {
-  TORCH_CHECK_VALUE(
-      tensor.is_cpu() && tensor.is_contiguous() && tensor.scalar_type() == type, name,
-      " must be a contiguous tensor of ", at::toString(type), " on the CPU");
+  TORCH_CHECK_VALUE(tensor.is_cpu() && tensor.is_contiguous() && tensor.scalar_type() == type, name,
+                    " must be a contiguous tensor of ", at::toString(type), " on the CPU");
   return static_cast<T*>(tensor.data_ptr());
 }
 
@@ -224,14 +223,15 @@ void quantize_tensor(const at::Tensor& src, const at::Tensor& blocks, int coding
   TORCH_CHECK_VALUE(!residual || residual->numel() == src.numel(),
                     "the residual must have as many numbers as the tensor");
   auto* const to = numbers_of<std::byte>(blocks, at::kByte, "blocks");
-  quantize(coding_of(coding),
-           {.src = numbers_of<float>(src, at::kFloat, "the tensor"),
-            .residual = residual ? numbers_of<float>(*residual, at::kFloat, "the residual") : nullptr,
-            .blocks = to,
-            .count = count,
-            .by_chance = seed.has_value(),
-            .seed = seed.value_or(0),
-            .first = first});
+  quantize(
+      coding_of(coding),
+      {.src = numbers_of<float>(src, at::kFloat, "the tensor"),
+       .residual = residual ? numbers_of<float>(*residual, at::kFloat, "the residual") : nullptr,
+       .blocks = to,
+       .count = count,
+       .by_chance = seed.has_value(),
+       .seed = seed.value_or(0),
+       .first = first});
   const uint64_t used = blocks_of(count) * kBlockBytes;
   if (bytes > used) std::memset(to + used, 0, bytes - used);
 }
@@ -239,13 +239,12 @@ void quantize_tensor(const at::Tensor& src, const at::Tensor& blocks, int coding
 void dequantize_tensor(const at::Tensor& blocks, const at::Tensor& out, int coding,
                        uint64_t sources, float divisor) {
   const auto count = static_cast<uint64_t>(out.numel());
-  dequantize(coding_of(coding),
-             {.blocks = numbers_of<std::byte>(blocks, at::kByte, "blocks"),
-              .source_bytes = whole_blocks(blocks, sources, count),
-              .sources = sources,
-              .divisor = divisor,
-              .dst = numbers_of<float>(out, at::kFloat, "the tensor"),
-              .count = count});
+  dequantize(coding_of(coding), {.blocks = numbers_of<std::byte>(blocks, at::kByte, "blocks"),
+                                 .source_bytes = whole_blocks(blocks, sources, count),
+                                 .sources = sources,
+                                 .divisor = divisor,
+                                 .dst = numbers_of<float>(out, at::kFloat, "the tensor"),
+                                 .count = count});
 }
 
 // For ringcomm/quantized.py.
@@ -253,8 +252,8 @@ void bind_blocks(py::module_& module) {
   module.def("quantize", &quantize_tensor, py::arg("src"), py::arg("blocks"), py::arg("coding"),
              py::arg("residual") = py::none(), py::arg("seed") = py::none(), py::arg("first") = 0,
              NoGil());
-  module.def("dequantize", &dequantize_tensor, py::arg("blocks"), py::arg("out"),
-             py::arg("coding"), py::arg("sources") = 1, py::arg("divisor") = 1.0F, NoGil());
+  module.def("dequantize", &dequantize_tensor, py::arg("blocks"), py::arg("out"), py::arg("coding"),
+             py::arg("sources") = 1, py::arg("divisor") = 1.0F, NoGil());
 }
 
 // The core seen from Python, for the benchmarks and the tests.

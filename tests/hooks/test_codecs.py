@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -24,7 +25,7 @@ def numbers(count: int, seed: int = 0) -> Tensor:
     return some
 
 
-def encoded(src: Tensor, coding: int, units: int | None = None, **words: object) -> Tensor:
+def encoded(src: Tensor, coding: int, units: int | None = None, **words: Any) -> Tensor:
     blocks = -(-src.numel() // 256) if units is None else units
     wire = torch.full((blocks * 260,), 0xEE, dtype=torch.uint8)
     _C.quantize(src, wire, coding, **words)

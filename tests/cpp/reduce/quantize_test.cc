@@ -108,7 +108,7 @@ void the_end_is_kept() {
 
 int main(int argc, char** argv) {
   using namespace ringcomm;
-  return testing::run_checks({{"same_bits", every_instruction_set_makes_the_same_bits},
-                              {"the_end", the_end_is_kept}},
-                             argc, argv);
+  return testing::run_checks(
+      {{"same_bits", every_instruction_set_makes_the_same_bits}, {"the_end", the_end_is_kept}},
+      argc, argv);
 }
