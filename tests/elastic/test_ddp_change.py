@@ -24,6 +24,7 @@ from lab import ROOT
 from lab.oracle import bits
 from lab.outcomes import Outcome, in_child, rank_of
 from lab.ranks import Rank, Ranks, error_of, ranks
+from ringcomm import hooks
 from ringcomm.elastic import ddp, transfer
 from ringcomm.elastic.state import Tracked
 
@@ -55,6 +56,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "built_in_hook": {},
     # One bucket: with two, its second round is called in the order in which their first ones end.
     "power_hook": {"bucket_cap_mb": 25},
+    "int8_hook": {},
     "no_sync": {},
     "inner_compile": {"bucket_cap_mb": 1},  # torch.compile takes no less
     "outer_compile": {"bucket_cap_mb": 1},
@@ -71,6 +73,9 @@ def hook(variant: str, model: Any) -> None:
     elif variant == "power_hook":
         state = powerSGD_hook.PowerSGDState(dist.group.WORLD, start_powerSGD_iter=2)
         model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+    elif variant == "int8_hook":
+        compressed = hooks.CompressionState(dist.group.WORLD, "int8", flat=True)
+        model.register_comm_hook(compressed, hooks.compress)
 
 
 class Loop:
