@@ -91,8 +91,7 @@ class Cast:
         out.copy_(parts[0])
         for part in parts[1:]:
             out += part
-        if divisor != 1:
-            out /= torch.full_like(out[:1], divisor)
+        divide(out, divisor)
 
 
 _CODECS: dict[str, Codec] = {
@@ -110,6 +109,12 @@ def codec_of(name: str) -> Codec:
     if name not in _CODECS:
         raise ValueError(f"there is no format {name!r}: choose one of {', '.join(FORMATS)}")
     return _CODECS[name]
+
+
+def divide(numbers: Tensor, divisor: float) -> None:
+    """Divide in place, as the kernels do."""
+    if divisor != 1:  # a GPU would multiply with the inverse of a Python number: it rounds twice
+        numbers /= torch.full_like(numbers[:1], divisor)
 
 
 def mixed(*numbers: int) -> int:
@@ -136,7 +141,6 @@ def quantize(
     flat[:count] = src if residual is None else src + residual
     largest = numbers.abs().amax(1, keepdim=True)
     finite = largest.isfinite()
-    # Over a tensor: a GPU multiplies with the inverse of a Python number, which rounds twice.
     scale = (largest / torch.full_like(largest, (127, 448)[coding])).clamp_min(LEAST_SCALE)
     values = torch.where(finite, numbers * (torch.ones_like(scale) / scale), 0.0)
     if seed is None:
@@ -169,8 +173,7 @@ def dequantize(
         total = numbers if total is None else total + numbers
     assert total is not None
     flat = total.view(-1)[: out.numel()]
-    if divisor != 1:
-        flat = flat / torch.full_like(flat[:1], divisor)
+    divide(flat, divisor)
     out.copy_(torch.where(flat.isnan(), torch.full_like(flat, float("nan")), flat))
 
 

@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ringcomm._codecs import UNIT, Codec, mixed
+from ringcomm._codecs import UNIT, Codec, divide, mixed
 from ringcomm.tune import host_name
 
 # torch 2.13 has new names for them, and warns of the old ones.
@@ -42,12 +42,12 @@ class Memory:
 
     def fit(self, count: int, sums: list[int], device: torch.device) -> None:
         """Have as many numbers as the tensor and its parts; zeros where there are none yet."""
-        if self.own is None or self.own.numel() != count or self.own.device != device:
-            self.own = torch.zeros(count, device=device)
-        if [part.numel() for part in self.sums] != sums or any(
-            part.device != device for part in self.sums
-        ):
-            self.sums = [torch.zeros(part, device=device) for part in sums]
+        if self.own is None or self.own.numel() != count:
+            self.own = torch.zeros(count)
+        if [part.numel() for part in self.sums] != sums:
+            self.sums = [torch.zeros(part) for part in sums]
+        self.own = self.own.to(device)  # which a checkpoint may not have known
+        self.sums = [part.to(device) for part in self.sums]
 
 
 class Terms(NamedTuple):
@@ -100,6 +100,7 @@ class Exchange:
             self.parts = 1
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
+        self._streams: dict[torch.device, torch.cuda.Stream] = {}
         weakref.finalize(self, self._jobs.put, None)
 
     def _round(self) -> float:
@@ -114,12 +115,14 @@ class Exchange:
         return max(every)
 
     def close(self) -> None:
-        """End the thread and the subgroups, which end with torch.distributed otherwise."""
+        """End the thread and the subgroups, which end with torch.distributed otherwise.
+
+        What is under way fails, and so do later calls.
+        """
         self._jobs.put(None)
         for group in (self.across, self.local):
             if group is not None and group in dist.distributed_c10d._world.pg_map:
                 dist.destroy_process_group(group)
-        self.across = self.local = None
 
     # ---- when it runs
 
@@ -148,7 +151,8 @@ class Exchange:
     def _on_stream(self, tensor: Tensor, terms: Terms) -> torch.futures.Future[Any]:
         """The host enqueues everything and goes on: no thread is needed for that."""
         future: torch.futures.Future[Any] = torch.futures.Future(devices=[tensor.device])
-        stream = torch.cuda.Stream(tensor.device)
+        stream = self._streams.get(tensor.device) or torch.cuda.Stream(tensor.device)
+        self._streams[tensor.device] = stream
         stream.wait_stream(torch.cuda.current_stream(tensor.device))
         with torch.cuda.stream(stream):
             tensor.record_stream(stream)
@@ -167,7 +171,7 @@ class Exchange:
         elif self.across is not None:
             self._between_hosts(numbers, terms)
         else:
-            numbers /= terms.divisor
+            divide(numbers, terms.divisor)
         if numbers is not flat:
             flat.copy_(numbers)
 
@@ -181,7 +185,7 @@ class Exchange:
         if self.across is not None:
             self._between_hosts(mine, terms)
         else:
-            mine /= terms.divisor
+            divide(mine, terms.divisor)
         all_gather_single(whole, mine, group=self.local)
         numbers.copy_(whole[: numbers.numel()])
 

@@ -6,6 +6,7 @@ docs/compression.md says when that pays.
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -34,6 +35,9 @@ class QuantizedWork(dist.Work):
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         del timeout  # the group's holds
+        done = threading.Event()  # Ctrl-C ends waiting for it, and not for a future
+        self._future.add_done_callback(lambda _: done.set())
+        done.wait()
         self._future.wait()
         return True
 

@@ -45,7 +45,7 @@ def test_between_hosts(local: int) -> None:
     assert len(answers) == 2 * local, [rank.output for rank in ranks]
     assert len({digest for _, digest, _ in answers}) == 1
     assert all(1e-4 < error < 0.02 for _, _, error in answers)
-    # Half of the codes in each of two steps: a byte a number, whatever ranks a host has. fp32 has 4.
+    # Half of the codes in each of two steps: a byte a number, whatever ranks a host has.
     assert all(COUNT < some < 1.4 * COUNT for some in sent), sent
 
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 import copy
 import math
 import pickle
+import signal
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,6 +23,7 @@ import ringcomm
 from lab.oracle import bits
 from lab.ranks import Rank, Ranks, error_of
 from ringcomm import _exchange, hooks
+from ringcomm._codecs import codec_of
 
 STEPS = 8
 SMALL = {"bucket_cap_mb": 0.003}  # several buckets
@@ -305,3 +308,43 @@ def test_which_ranks_exchange_codes() -> None:
     assert places(["a", "a", "b"], 1, flat=False) == ([0, 1, 2], [1])
     assert places(["a", "a"], 0, flat=False) == ([0], [0, 1])
     assert places(["a", "a"], 0, flat=True) == ([0, 1], [0])
+
+
+def after_close(rank: Rank) -> tuple[str, str]:
+    exchange = _exchange.Exchange(dist.group.WORLD, flat=True)
+    terms = _exchange.Terms(codec_of("int8"))
+    exchange.submit(torch.full((3,), rank.index + 1.0), terms).wait()
+    exchange.close()
+    return error_of(lambda: exchange.all_reduce(torch.ones(3), terms))
+
+
+def test_a_closed_exchange_takes_no_other_group(two: Ranks) -> None:
+    """Torch takes the default group for None: a call there would mismatch what others call."""
+    for kind, text in two(after_close):
+        assert kind == "ValueError"
+        assert "is not registered" in text
+
+
+def interrupted(rank: Rank) -> tuple[str, float]:
+    """Ctrl-C on rank 0, which waits for rank 1."""
+    tensor = torch.ones(1000)
+    ringcomm.quantized_all_reduce(tensor, format="fp16")
+    if rank.index == 1:
+        time.sleep(1.5)
+        ringcomm.quantized_all_reduce(tensor)
+        return "", 0
+    signal.setitimer(signal.ITIMER_REAL, 0.2)
+    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    began, kind = time.monotonic(), ""
+    try:
+        ringcomm.quantized_all_reduce(tensor)
+    except KeyboardInterrupt:
+        kind = "KeyboardInterrupt"
+    signal.signal(signal.SIGALRM, before)
+    return kind, time.monotonic() - began
+
+
+def test_ctrl_c_ends_a_wait(two: Ranks) -> None:
+    kind, seconds = two(interrupted)[0]
+    assert kind == "KeyboardInterrupt"
+    assert seconds < 1
