@@ -80,11 +80,10 @@ class Exchange:
     """The subgroups of a group, and a thread that runs what is asked for, one after another.
 
     All ranks of the group make it together, and ask for the same in the same order. `flat`
-    quantises between all ranks, also those of one host.
+    quantises between all ranks, also those of one host. It keeps its subgroups, and not the group.
     """
 
     def __init__(self, group: Any, *, flat: bool = False) -> None:
-        self.group = group
         ranks = dist.get_process_group_ranks(group)
         rank = dist.get_rank(group)
         if rank < 0:
@@ -96,22 +95,22 @@ class Exchange:
         self.across = _subgroup(group, [ranks[i] for i in across])
         self.local = _subgroup(group, [ranks[i] for i in local])
         self.parts = MOST_PARTS
-        if self.across is not None and self._round() > FAR:
+        if self.across is not None and self._round(group) > FAR:
             self.parts = 1
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
         weakref.finalize(self, self._jobs.put, None)
 
-    def _round(self) -> float:
+    def _round(self, group: Any) -> float:
         """Seconds of the fastest of three rounds of messages; all ranks return the slowest's."""
         times = []
         for _ in range(3):
             began = time.perf_counter()
             dist.barrier(self.across)
             times.append(time.perf_counter() - began)
-        every: list[float] = [0.0] * dist.get_world_size(self.group)
-        dist.all_gather_object(every, min(times), group=self.group)
+        every: list[float] = [0.0] * dist.get_world_size(group)
+        dist.all_gather_object(every, min(times), group=group)
         return max(every)
 
     def close(self) -> None:

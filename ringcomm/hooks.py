@@ -80,6 +80,7 @@ class CompressionState:
     def connect(self) -> Exchange:
         """Make the subgroups, if there are none yet; all ranks call it together."""
         if self._exchange is None:
+            self._group = self.process_group  # from now on it is this one
             self._exchange = Exchange(self.process_group, flat=self.flat)
         return self._exchange
 

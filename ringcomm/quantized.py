@@ -7,6 +7,7 @@ docs/compression.md says when that pays.
 from __future__ import annotations
 
 import threading
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
 TYPES = (torch.float32, torch.float16, torch.bfloat16)
 USUAL = {8: "int8", 16: "bf16"}  # the format of so many bits
 WIDTHS = {"int8": 8, "fp8": 8, "fp16": 16, "bf16": 16}
-_exchanges: dict[Any, Exchange] = {}  # by group, made at its first call
+# By group, made at its first call: when torch lets go of the group, subgroups go with it.
+_exchanges: weakref.WeakKeyDictionary[Any, Exchange] = weakref.WeakKeyDictionary()
 
 
 class QuantizedWork(dist.Work):
@@ -136,8 +138,5 @@ def _divisor(op: Any, group: Any) -> int:
 def _exchange_of(group: Any) -> Exchange:
     found = _exchanges.get(group)
     if found is None:
-        alive = dist.distributed_c10d._world.pg_map
-        for ended in [other for other in _exchanges if other not in alive]:
-            _exchanges.pop(ended).close()
         found = _exchanges[group] = Exchange(group)
     return found

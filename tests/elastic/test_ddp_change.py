@@ -52,16 +52,12 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "bucket_view": {"gradient_as_bucket_view": True},
     "static_graph": {"static_graph": True},
     "unused": {"find_unused_parameters": True},
-    "fp16_hook": {},
-    "built_in_hook": {},
     # One bucket: with two, its second round is called in the order in which their first ones end.
     "power_hook": {"bucket_cap_mb": 25},
-    "int8_hook": {},
-    "no_sync": {},
     "inner_compile": {"bucket_cap_mb": 1},  # torch.compile takes no less
     "outer_compile": {"bucket_cap_mb": 1},
-    "mesh": {},
-    "old_torch": {},
+    **{name: {} for name in ("fp16_hook", "built_in_hook", "int8_hook")},
+    **{name: {} for name in ("no_sync", "mesh", "old_torch")},
 }
 
 
@@ -74,8 +70,7 @@ def hook(variant: str, model: Any) -> None:
         state = powerSGD_hook.PowerSGDState(dist.group.WORLD, start_powerSGD_iter=2)
         model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
     elif variant == "int8_hook":
-        compressed = hooks.CompressionState(dist.group.WORLD, "int8", flat=True)
-        model.register_comm_hook(compressed, hooks.compress)
+        model.register_comm_hook(hooks.CompressionState(flat=True), hooks.compress)
 
 
 class Loop:
