@@ -348,3 +348,13 @@ def test_ctrl_c_ends_a_wait(two: Ranks) -> None:
     kind, seconds = two(interrupted)[0]
     assert kind == "KeyboardInterrupt"
     assert seconds < 1
+
+
+def test_groups_of_gloo() -> None:
+    some = Ranks(2, "gloo")
+    answers = some(reduce_all, {}, 10_000, "float32")
+    assert answers[0] == answers[1]
+    assert 1e-4 < answers[0][1] < 0.02
+    trained = some(train, ("int8", "feedback"))
+    assert trained[0] == trained[1]
+    some.leave()
