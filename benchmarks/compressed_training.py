@@ -179,8 +179,15 @@ def main() -> None:
     some.leave()
     report.progress("")
     show(results, options)
+    rows = [
+        {way: [" ".join(map(str, one)) for one in some] for way, some in result["losses"].items()}
+        for result in results
+    ]  # a line a training
     body = {"machine": machine, "ranks": options.ranks, "steps": options.steps}
-    report.write_json(options.json, "compressed_training", body | {"results": results})
+    body["results"] = [
+        {"model": result["model"], "losses": row} for result, row in zip(results, rows, strict=True)
+    ]
+    report.write_json(options.json, "compressed_training", body)
     if options.plot:
         title = f"{options.ranks} ranks, Adam; means of {LAST} steps and {options.seeds} seeds; "
         title += f"bands: lowest to highest seed; torch {machine['torch']}"
