@@ -262,7 +262,8 @@ def _subgroup(group: Any, ranks: list[int]) -> Any:
     """Make a group of some ranks of `group`, with the same backend and options; None for one."""
     if len(ranks) < 2:
         return None
-    options: Any = getattr(group._get_backend(torch.device("cpu")), "options", None)
+    device = torch.device(next(iter(group._device_types)))
+    options: Any = getattr(group._get_backend(device), "options", None)
     if not hasattr(options, "_agreement"):
         return dist.new_group(ranks, use_local_synchronization=True)
     options = copy.copy(options)
