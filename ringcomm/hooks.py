@@ -102,7 +102,7 @@ class CompressionState:
             }
             for index, bucket in self._buckets.items()
         }
-        return {"calls": self._calls, "buckets": {**self._loaded, **buckets}}
+        return {"calls": self._calls, "buckets": {**buckets, **self._loaded}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where `state_dict` was taken, on as many ranks.
@@ -110,13 +110,10 @@ class CompressionState:
         What was left out is used from DDP's third iteration on. In its second one DDP lays out its
         buckets anew, and before that a bucket has other parameters.
         """
-        self._begin_memory()
-        self._calls = state["calls"]
-        self._loaded = copy.deepcopy(dict(state["buckets"]))
-
-    def _begin_memory(self) -> None:
         self._iterations = 0
         self._buckets.clear()
+        self._calls = state["calls"]
+        self._loaded = copy.deepcopy(dict(state["buckets"]))
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what is of this process: a copy is of the default group."""
@@ -139,6 +136,8 @@ class CompressionState:
             self._iterations += 1
             for index in [other for other in self._buckets if other > bucket.index()]:
                 del self._buckets[index]  # DDP has fewer now
+            if self._iterations > _REBUILT:
+                self._loaded.clear()  # of other buckets than these
         divisor = dist.get_world_size(self.process_group)
         return Terms(codec_of(self.format), divisor, memory, seed)
 
