@@ -72,9 +72,12 @@ def train(
 ) -> tuple[list[str], list[list[float]]]:
     """Return the parameters' bits and values; `kind` None: fp32, without a hook."""
     torch.manual_seed(0)
-    options: dict[str, Any] = {"find_unused_parameters": True} if variant == "unused" else {}
-    if variant == "view":
-        options["gradient_as_bucket_view"] = True
+    flags = {
+        "unused": "find_unused_parameters",
+        "view": "gradient_as_bucket_view",
+        "static": "static_graph",
+    }
+    options: dict[str, Any] = {flags[variant]: True} if variant in flags else {}
     module = Net()
     model = DistributedDataParallel(module, **SMALL, **options)
     state = hooks.register(model, kind[0], error=kind[1], flat=True) if kind else None
@@ -108,7 +111,7 @@ def test_all_ranks_train_alike_and_near_fp32(ranks: Ranks, kind: tuple[str, str]
     assert apart(answers[0][1], exact[0][1]) < (0.02 if kind[0] == "fp8" else 0.006)
 
 
-@pytest.mark.parametrize("variant", ["accumulate", "unused", "view"])
+@pytest.mark.parametrize("variant", ["accumulate", "unused", "view", "static"])
 def test_variants_of_ddp(two: Ranks, variant: str) -> None:
     for kind in (("int8", "feedback"), ("fp8", "unbiased")):
         answers, exact = two(train, kind, variant), two(train, None, variant)
