@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from ringcomm._codecs import BY_CHANCE, FORMATS, codec_of, mixed
+from ringcomm._codecs import BY_CHANCE, codec_of, mixed
 from ringcomm._exchange import Exchange, Memory, Terms
 from ringcomm.quantized import check_type
 
-__all__ = ["ERRORS", "FORMATS", "CompressionState", "compress", "register"]
+__all__ = ["CompressionState", "compress", "register"]
 
 ERRORS = ("feedback", "unbiased", "drop")
 """What becomes of the error that a gradient is rounded by."""

@@ -23,11 +23,11 @@ import ringcomm
 from lab.oracle import bits
 from lab.ranks import Rank, Ranks, error_of
 from ringcomm import _exchange, hooks
-from ringcomm._codecs import codec_of
+from ringcomm._codecs import FORMATS, codec_of
 
 STEPS = 8
 SMALL = {"bucket_cap_mb": 0.003}  # several buckets
-ALL = [(name, error) for name in hooks.FORMATS for error in hooks.ERRORS]
+ALL = [(name, error) for name in FORMATS for error in hooks.ERRORS]
 KINDS = [kind for kind in ALL if kind[1] != "unbiased" or kind[0] in ("int8", "fp8")]
 
 
@@ -198,7 +198,7 @@ def spoilt(rank: Rank, name: str) -> list[bool]:
     return finite
 
 
-@pytest.mark.parametrize("name", hooks.FORMATS)
+@pytest.mark.parametrize("name", FORMATS)
 def test_an_inf_reaches_all_ranks_and_goes_again(two: Ranks, name: str) -> None:
     assert two(spoilt, name) == [[False, True]] * 2
 
