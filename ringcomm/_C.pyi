@@ -344,6 +344,31 @@ def create_backend(options: Any, backend_options: Options, cuda: bool = True) ->
     Waits for the group's other ranks, at most `options.timeout`.
     """
 
+# ---- for ringcomm.hooks
+
+def quantize(
+    src: torch.Tensor,
+    blocks: torch.Tensor,
+    coding: int,
+    residual: torch.Tensor | None = None,
+    seed: int | None = None,
+    first: int = 0,
+) -> None:
+    """Write the numbers of `src` plus `residual` into blocks (csrc/reduce/quantize.h).
+
+    `coding` is 0 for int8, 1 for float8_e4m3fn. The residual gets what the codes leave out. With a
+    seed numbers are rounded by chance, and their indices count from `first`. Blocks that are left
+    over get zeros. Raises ValueError for wrong sizes and types.
+    """
+
+def dequantize(
+    blocks: torch.Tensor, out: torch.Tensor, coding: int, sources: int = 1, divisor: float = 1.0
+) -> None:
+    """Write the sum of the sources, which follow one another, over the divisor.
+
+    Raises ValueError for wrong sizes and types.
+    """
+
 # ---- the core, for the benchmarks and the tests
 
 def copy_seconds(bytes: int, past_caches: bool, passes: int) -> list[float]: ...

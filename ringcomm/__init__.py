@@ -13,12 +13,18 @@ if TYPE_CHECKING:
     from ringcomm._C import Options
     from ringcomm._flight import dump
     from ringcomm._stats import metrics, stats
+    from ringcomm.quantized import quantized_all_reduce
 
 __version__ = "0.1.0"
 """The version, without that of the torch it was built for."""
-__all__ = ["Options", "__version__", "dump", "metrics", "stats"]
+__all__ = ["Options", "__version__", "dump", "metrics", "quantized_all_reduce", "stats"]
 # Loaded when they are first asked for: they need torch and the library, and time.
-LATER = {"dump": "ringcomm._flight", "metrics": "ringcomm._stats", "stats": "ringcomm._stats"}
+LATER = {
+    "dump": "ringcomm._flight",
+    "metrics": "ringcomm._stats",
+    "quantized_all_reduce": "ringcomm.quantized",
+    "stats": "ringcomm._stats",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -16,7 +16,7 @@ from documents import PAGES
 
 import ringcomm
 from lab import ROOT
-from ringcomm import elastic
+from ringcomm import elastic, hooks
 
 NOTHING = "\N{EN DASH}"  # in a table: no source was found
 HEADING = re.compile(r"[\w .]+ \d\.\d+|Gloo")
@@ -39,6 +39,9 @@ def test_what_is_said_of_other_libraries_has_a_source() -> None:
     assert set(defined.values()) == {day}
 
 
+PUBLIC = [ringcomm, hooks, elastic]
+
+
 def public_names(module: ModuleType) -> list[str]:
     return [f"{module.__name__}.{name}" for name in module.__all__]
 
@@ -46,7 +49,7 @@ def public_names(module: ModuleType) -> list[str]:
 def test_every_public_name_is_on_the_page_of_the_api() -> None:
     page = (ROOT / "docs" / "api.md").read_text()
     shown = re.findall(r"^::: ([\w.]+)$", page, re.M)
-    public = [*public_names(ringcomm), *public_names(elastic)]
+    public = [name for module in PUBLIC for name in public_names(module)]
     assert sorted(shown) == sorted([*public, "ringcomm._C.Backend"])
 
 
@@ -62,8 +65,10 @@ def undocumented(name: str, value: Any) -> list[str]:
 def test_every_public_name_has_a_docstring() -> None:
     """Those of Options come from its table: see `write_options.py --check`."""
     values = {name: getattr(ringcomm, name) for name in ("dump", "metrics", "stats")}
-    values |= {name: getattr(elastic, name) for name in elastic.__all__}
-    assert len(values) == len(ringcomm.__all__) - 2 + len(elastic.__all__)
+    values["quantized_all_reduce"] = ringcomm.quantized_all_reduce
+    for module in (hooks, elastic):
+        values |= {name: getattr(module, name) for name in module.__all__}
+    assert len(values) == sum(len(module.__all__) for module in PUBLIC) - 2
     assert not [missing for name, value in values.items() for missing in undocumented(name, value)]
 
 

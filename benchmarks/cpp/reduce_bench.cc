@@ -1,6 +1,6 @@
 // Prints what the reduce kernels move, in GB/s: all sources read plus the destination written, by
 // type, operation, instruction set, number of sources and bytes of each.
-//   reduce_bench [FILTER]     only lines that contain FILTER, as "float32 SUM" or "avx2"
+//   reduce_bench [FILTER]     only lines that contain FILTER, as "float32 SUM", "blocks" or "avx2"
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "cpp/reduce/instruction_sets.h"
+#include "reduce/quantize.h"
 #include "reduce/reduce.h"
 
 namespace ringcomm {
@@ -99,6 +100,41 @@ void bench_all(const std::string& filter) {
   }
 }
 
+// GB/s of fp32: what is quantised, and what two sources give when they are added up.
+void bench_blocks(const std::string& filter) {
+  constexpr uint64_t kCount = 1 << 18;
+  std::vector<float> numbers(kCount), residual(kCount);
+  for (uint64_t i = 0; i < kCount; ++i) numbers[i] = static_cast<float>(i % 1009) - 504;
+  std::vector<std::byte> blocks(2 * blocks_of(kCount) * kBlockBytes);
+  for (const Coding coding : {Coding::kInt8, Coding::kFloat8}) {
+    for (const std::string& isa : instruction_sets()) {
+      const std::string label = (coding == Coding::kInt8 ? "int8 " : "fp8 ") + isa;
+      if (("blocks " + label).find(filter) == std::string::npos) continue;
+      use_instruction_set(isa);
+      Quantization job{.src = numbers.data(), .blocks = blocks.data(), .count = kCount};
+      const auto rate = [](const auto& once) { return 4e-9 * kCount / best_seconds(once, 0.1); };
+      const double nearest = rate([&] { quantize(coding, job); });
+      job.by_chance = true;
+      const double by_chance = rate([&] { quantize(coding, job); });
+      job = {.src = numbers.data(),
+             .residual = residual.data(),
+             .blocks = blocks.data(),
+             .count = kCount};
+      const double feedback = rate([&] { quantize(coding, job); });
+      const double sum = rate([&] {
+        dequantize(coding, {.blocks = blocks.data(),
+                            .source_bytes = blocks.size() / 2,
+                            .sources = 2,
+                            .divisor = 2,
+                            .dst = numbers.data(),
+                            .count = kCount});
+      });
+      std::printf("blocks %-12s nearest %5.1f  by chance %5.1f  feedback %5.1f  add 2 %5.1f GB/s\n",
+                  label.c_str(), nearest, by_chance, feedback, sum);
+    }
+  }
+}
+
 void bench_one_element() {
   for (const std::string& isa : instruction_sets()) {
     use_instruction_set(isa);
@@ -118,6 +154,8 @@ void bench_one_element() {
 }  // namespace ringcomm
 
 int main(int argc, char** argv) {
+  const std::string filter = argc > 1 ? argv[1] : "";
   ringcomm::bench_one_element();
-  ringcomm::bench_all(argc > 1 ? argv[1] : "");
+  ringcomm::bench_blocks(filter);
+  ringcomm::bench_all(filter);
 }

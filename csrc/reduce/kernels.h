@@ -4,6 +4,7 @@
 
 #include <atomic>
 
+#include "reduce/quantize.h"
 #include "reduce/reduce.h"
 
 namespace ringcomm {
@@ -30,21 +31,25 @@ struct TableOf {
 };
 using KernelTable = TableOf<Kernel>;
 
+struct HostKernels : KernelTable {
+  BlockKernels blocks[kCodings];
+};
+
 // One table per instruction set: constants, so that nothing of a file compiled for AVX-512 runs
 // before a machine is known to have it.
 namespace kernels_plain {
-extern const KernelTable kKernels;
+extern const HostKernels kKernels;
 }
 namespace kernels_avx2 {
-extern const KernelTable kKernels;
+extern const HostKernels kKernels;
 }
 namespace kernels_avx512 {
-extern const KernelTable kKernels;
+extern const HostKernels kKernels;
 }
 
 struct InstructionSet {
   const char* name;
-  const KernelTable& kernels;
+  const HostKernels& kernels;
   bool (*available)();
 };
 std::span<const InstructionSet> known_instruction_sets();  // the best last

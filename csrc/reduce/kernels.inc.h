@@ -147,10 +147,11 @@ void kernel(const Job& job) {
 template <class Codec, class Op, int kUnit = 1>
 constexpr Kernel kKernel = kernel<Codec, Op, kUnit>;
 
+#include "reduce/quantize.inc.h"
 #include "reduce/table.inc.h"
 
 }  // namespace
 
-constinit const KernelTable kKernels = all_kernels();
+constinit const HostKernels kKernels = {all_kernels(), {kBlockKernels[0], kBlockKernels[1]}};
 
 }  // namespace ringcomm::RINGCOMM_ISA

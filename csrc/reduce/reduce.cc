@@ -83,7 +83,7 @@ const InstructionSet* best() {
   return found;
 }
 
-const KernelTable& kernels() {
+const HostKernels& kernels() {
   return current_instruction_set().load(std::memory_order_relaxed)->kernels;
 }
 
@@ -113,6 +113,15 @@ void scale(DType dtype, double factor, std::byte* dst, const std::byte* src, uin
   const Kernel kernel = kernels().scale[static_cast<int>(dtype)];
   RINGCOMM_CHECK(kernel, why_not(dtype, ReduceOp::kPremulSum));
   kernel({&dst, &src, 1, 1, count * facts(dtype).numbers, 1, factor, kE4M3Overflow});
+}
+
+void quantize(Coding coding, const Quantization& job) {
+  kernels().blocks[static_cast<int>(coding)].quantize(job);
+}
+
+void dequantize(Coding coding, const Dequantization& job) {
+  RINGCOMM_CHECK(job.sources > 0, "dequantize needs a source");
+  kernels().blocks[static_cast<int>(coding)].dequantize(job);
 }
 
 uint8_t e4m3_overflow() { return kE4M3Overflow; }

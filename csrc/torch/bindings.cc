@@ -7,10 +7,12 @@
 #include "base/stream_copy.h"
 #include "plan/cursor.h"
 #include "plan/topology.h"
+#include "reduce/quantize.h"
 #include "torch/backend.h"
 #include "torch/elastic.h"
 #include "torch/errors.h"
 #include "torch/park.h"
+#include "torch/tensors.h"
 
 namespace ringcomm {
 namespace {
@@ -207,6 +209,69 @@ std::vector<double> copy_seconds(uint64_t bytes, bool past_caches, int passes) {
   return seconds;
 }
 
+// The numbers of a contiguous tensor of the CPU.
+template <typename T>
+T* numbers_of(const at::Tensor& tensor, at::ScalarType type, const char* name) {
+  TORCH_CHECK_VALUE(tensor.is_cpu() && tensor.is_contiguous() && tensor.scalar_type() == type, name,
+                    " must be a contiguous tensor of ", at::toString(type), " on the CPU");
+  return static_cast<T*>(tensor.data_ptr());
+}
+
+uint64_t whole_blocks(const at::Tensor& blocks, uint64_t sources, uint64_t count) {
+  const uint64_t bytes = bytes_of(blocks) / std::max<uint64_t>(1, sources);
+  TORCH_CHECK_VALUE(sources > 0 && bytes * sources == bytes_of(blocks) &&
+                        bytes % kBlockBytes == 0 && bytes / kBlockBytes >= blocks_of(count),
+                    "blocks must be whole, of all numbers, and as many of each source");
+  return bytes;
+}
+
+Coding coding_of(int coding) {
+  TORCH_CHECK_VALUE(coding >= 0 && coding < kCodings, "there is no coding ", coding);
+  return Coding{static_cast<uint8_t>(coding)};
+}
+
+// Blocks beyond those of `src` get zeros.
+void quantize_tensor(const at::Tensor& src, const at::Tensor& blocks, int coding,
+                     const std::optional<at::Tensor>& residual, std::optional<uint64_t> seed,
+                     uint32_t first) {
+  const auto count = static_cast<uint64_t>(src.numel());
+  const uint64_t bytes = whole_blocks(blocks, 1, count);
+  TORCH_CHECK_VALUE(!residual || residual->numel() == src.numel(),
+                    "the residual must have as many numbers as the tensor");
+  auto* const to = numbers_of<std::byte>(blocks, at::kByte, "blocks");
+  quantize(
+      coding_of(coding),
+      {.src = numbers_of<float>(src, at::kFloat, "the tensor"),
+       .residual = residual ? numbers_of<float>(*residual, at::kFloat, "the residual") : nullptr,
+       .blocks = to,
+       .count = count,
+       .by_chance = seed.has_value(),
+       .seed = seed.value_or(0),
+       .first = first});
+  const uint64_t used = blocks_of(count) * kBlockBytes;
+  if (bytes > used) std::memset(to + used, 0, bytes - used);
+}
+
+void dequantize_tensor(const at::Tensor& blocks, const at::Tensor& out, int coding,
+                       uint64_t sources, float divisor) {
+  const auto count = static_cast<uint64_t>(out.numel());
+  dequantize(coding_of(coding), {.blocks = numbers_of<std::byte>(blocks, at::kByte, "blocks"),
+                                 .source_bytes = whole_blocks(blocks, sources, count),
+                                 .sources = sources,
+                                 .divisor = divisor,
+                                 .dst = numbers_of<float>(out, at::kFloat, "the tensor"),
+                                 .count = count});
+}
+
+// For ringcomm/quantized.py.
+void bind_blocks(py::module_& module) {
+  module.def("quantize", &quantize_tensor, py::arg("src"), py::arg("blocks"), py::arg("coding"),
+             py::arg("residual") = py::none(), py::arg("seed") = py::none(), py::arg("first") = 0,
+             NoGil());
+  module.def("dequantize", &dequantize_tensor, py::arg("blocks"), py::arg("out"), py::arg("coding"),
+             py::arg("sources") = 1, py::arg("divisor") = 1.0F, NoGil());
+}
+
 // The core seen from Python, for the benchmarks and the tests.
 void bind_core(py::module_& module) {
   module.def("copy_seconds", &copy_seconds, py::arg("bytes"), py::arg("past_caches"),
@@ -228,6 +293,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   py::module_::import("torch._C._distributed_c10d");  // the base classes
   bind_options(module);
   bind_backend(module);
+  bind_blocks(module);
   bind_core(module);
   bind_elastic(module);
 

@@ -89,12 +89,24 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Run]]:
         ),
         "groups": Run(folder, "groups.py", *short, *groups),
         "tail": Run(folder, "tail.py", "--calls", "2000", "--others", "1000", "--bytes", "8"),
+        "compressed_training": Run(
+            folder,
+            "compressed_training.py",
+            "--seeds",
+            "1",
+            "--steps",
+            "3",
+            "--plot",
+            str(folder / "compressed.png"),
+        ),
         "soak": Run(folder, "soak.py", "--minutes", "0.1", "--slack", "100"),
     }
     if missing() is None:
         tiny = (*short, "--local", "1", "--models", "small", "--steps", "2")
         curves = ("--plot", str(folder / "losses.png"))
         started["convergence"] = Run(folder, "convergence.py", *tiny, *curves)
+        sizes = ("--sizes", "64K", "--turns", "2", "--ways", "gloo,fp32,fp8,int8")
+        started["compressed"] = Run(folder, "compressed.py", *sizes)
     yield started
     for run in started.values():
         run.process.kill()
@@ -165,6 +177,29 @@ def test_convergence_reaches_equal_losses(runs: dict[str, Run]) -> None:
     medians = [result[backend]["seconds_to_target"]["median"] for backend in ("ringcomm", "gloo")]
     assert result["ratio"] == pytest.approx(medians[1] / medians[0])
     picture = runs["convergence"].report.with_name("losses.png")
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.skipif(missing() is not None, reason=str(missing()))
+def test_compressed_times_each_way(runs: dict[str, Run]) -> None:
+    (result,) = runs["compressed"].body()["results"]
+    assert result["bytes"] == 64 << 10
+    assert list(result["seconds"]) == ["gloo", "fp32", "fp8", "int8"]
+    assert all(len(times) == 2 and min(times) > 0 for times in result["seconds"].values())
+
+
+def test_compressed_training_trains_alike(runs: dict[str, Run]) -> None:
+    results = runs["compressed_training"].body()["results"]
+    assert [result["model"] for result in results] == ["digits CNN", "transformer"]
+    for result in results:
+        curves = {
+            way: [float(loss) for loss in text.split()] for way, (text,) in result["losses"].items()
+        }
+        exact = curves["fp32"]
+        for way, losses in curves.items():
+            assert losses == pytest.approx(exact, rel=0.01), way
+            assert (losses == exact) == (way == "fp32")
+    picture = runs["compressed_training"].report.with_name("compressed.png")
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 

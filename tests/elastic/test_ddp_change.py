@@ -24,6 +24,7 @@ from lab import ROOT
 from lab.oracle import bits
 from lab.outcomes import Outcome, in_child, rank_of
 from lab.ranks import Rank, Ranks, error_of, ranks
+from ringcomm import hooks
 from ringcomm.elastic import ddp, transfer
 from ringcomm.elastic.state import Tracked
 
@@ -51,15 +52,12 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "bucket_view": {"gradient_as_bucket_view": True},
     "static_graph": {"static_graph": True},
     "unused": {"find_unused_parameters": True},
-    "fp16_hook": {},
-    "built_in_hook": {},
     # One bucket: with two, its second round is called in the order in which their first ones end.
     "power_hook": {"bucket_cap_mb": 25},
-    "no_sync": {},
     "inner_compile": {"bucket_cap_mb": 1},  # torch.compile takes no less
     "outer_compile": {"bucket_cap_mb": 1},
-    "mesh": {},
-    "old_torch": {},
+    **{name: {} for name in ("fp16_hook", "built_in_hook", "int8_hook")},
+    **{name: {} for name in ("no_sync", "mesh", "old_torch")},
 }
 
 
@@ -71,6 +69,8 @@ def hook(variant: str, model: Any) -> None:
     elif variant == "power_hook":
         state = powerSGD_hook.PowerSGDState(dist.group.WORLD, start_powerSGD_iter=2)
         model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+    elif variant == "int8_hook":
+        model.register_comm_hook(hooks.CompressionState(flat=True), hooks.compress)
 
 
 class Loop:

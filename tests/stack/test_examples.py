@@ -76,6 +76,18 @@ CASES: dict[str, tuple[str, int, list[str], str]] = {
         end(f"schedule=1f1b difference={NUMBER}"),
     ),
     "parameter_server": ("parameter_server", 2, [], end(f"alike=True difference={NUMBER}")),
+    "diloco": (
+        "diloco",
+        2,
+        ["--steps", "3", "--inner", "10", "--enough", "3.6"],
+        end(r"loss=\d\.\d\d->\d\.\d{4} outer=int8 seconds=\d\.\d{4} alike=True"),
+    ),
+    "diloco fp8": (
+        "diloco",
+        2,
+        ["--steps", "1", "--inner", "2", "--enough", "9", "--outer", "fp8"],
+        end(r"loss=\d\.\d\d->\d\.\d{4} outer=fp8 seconds=\d\.\d{4} alike=True"),
+    ),
     "rpc_ddp": ("rpc_ddp", 3, [], end(f"difference={NUMBER}", 3)),
 }
 OTHERS = {"train_digits", "spawn", "meet", "two_jobs", "elastic"}  # tested otherwise
