@@ -184,8 +184,7 @@ Plan ordered_plan(const Shape& shape, Rank rank, Algorithm algorithm) {
     }
   }
   Placement placement{order};
-  const bool gathers =
-      shape.collective == Collective::kAllGather || shape.collective == Collective::kGather;
+  const bool gathers = shape.collective == Collective::kAllGather;
   (gathers ? placement.output : placement.input).pieces = std::move(pieces);
   Plan plan = PlanBuilder(shape, algorithm, rank).finish();
   append(plan, make_plan(by_place, place(rank), algorithm), placement);

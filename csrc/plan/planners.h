@@ -29,10 +29,11 @@ Plan ring_all_reduce(const Shape& shape, Rank rank);
 Plan ring_reduce_scatter(const Shape& shape, Rank rank);
 Plan ring_all_gather(const Shape& shape, Rank rank);
 
-// Broadcast and scatter from the root, reduce and gather to it.
+// Broadcast from the root, reduce to it.
 Plan tree_plan(const Shape& shape, Rank rank);   // binomial
 Plan chain_plan(const Shape& shape, Rank rank);  // of the ring
-Plan star_plan(const Shape& shape, Rank rank);   // straight
+// Scatter from the root, gather to it, straight.
+Plan star_plan(const Shape& shape, Rank rank);
 
 // Ranks are laid out host by host, shape.local a host. Inside a host windows are mapped; between
 // hosts, ranks of equal index talk, and only put. So do the hosts of a site, and then sites.

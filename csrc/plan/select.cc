@@ -27,7 +27,7 @@ using Limit = uint64_t (*)(const Shape&, double size);
 
 struct Row {
   Collective collective;
-  Limit limit;  // none: only where somebody asks for it
+  Limit limit;
   Needs needs;
   Algorithm algorithm;
   Planner planner;
@@ -104,9 +104,7 @@ constexpr std::array kTable = {
     Row{kReduce, tree, kNothing, kTree, tree_plan},
     Row{kReduce, any_size, kNothing, kRing, chain_plan},
     Row{kScatter, any_size, kNothing, kDirect, star_plan},
-    Row{kScatter, nullptr, kNothing, kRing, chain_plan},
     Row{kGather, any_size, kNothing, kDirect, star_plan},
-    Row{kGather, nullptr, kNothing, kRing, chain_plan},
     Row{kAllToAll, any_size, kNothing, kPairwise, pairwise_all_to_all},
     Row{kBarrier, any_size, kHosts, kHierarchical, hierarchical_barrier},
     Row{kBarrier, any_size, kSites, kHierarchical, hierarchical_barrier},
@@ -143,8 +141,8 @@ std::string text_of(const Row& row, uint64_t limit) {
 const Row& row_for(const Shape& shape, const Reach& reach) {
   const uint64_t bytes = message_bytes(shape);
   for (const Row& row : kTable) {
-    if (row.collective == shape.collective && row.limit != nullptr &&
-        bytes <= limit_of(row, shape, reach) && fits(row, shape, reach)) {
+    if (row.collective == shape.collective && bytes <= limit_of(row, shape, reach) &&
+        fits(row, shape, reach)) {
       return row;
     }
   }
@@ -176,7 +174,6 @@ std::string selection_text(int size, const Costs& costs) {
   shape.costs = costs;
   std::ostringstream out;
   for (const Row& row : kTable) {
-    if (row.limit == nullptr) continue;
     out << text_of(row, row.limit(shape, size)) << ": " << to_string(row.algorithm) << '\n';
   }
   return out.str();

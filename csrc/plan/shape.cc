@@ -24,7 +24,7 @@ Geometry Geometry::across_hosts(int size, int distance) {
   const uint64_t wanted = uint64_t{1024} * kKiB << (3 * distance);  // touched where plans send
   geometry.inbox_bytes = std::max(1024 * kKiB, std::min(wanted, share));
   geometry.slots = std::clamp<uint64_t>(geometry.inbox_bytes / (256 * kKiB), 8, 64);
-  geometry.room_bytes = distance > 0 ? geometry.inbox_bytes : 0;  // what scatter passes on
+  geometry.room_bytes = 0;
   return geometry;
 }
 

@@ -118,7 +118,6 @@ inline Geometry tiny(int size, uint64_t element = 1, uint64_t slots = 2) {
   geometry.segment_bytes = std::max<uint64_t>(8, (n + 1) / 2 * 2) * element;
   geometry.slots = slots;
   geometry.inbox_bytes = 2 * slots * element;
-  geometry.room_bytes = slots > 8 ? geometry.inbox_bytes : 0;  // as between hosts that are far
   geometry.line_bytes = 3 * element;
   geometry.one_shot_bytes = 6 * element * (n - 1);
   return geometry;
