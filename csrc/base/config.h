@@ -30,6 +30,8 @@ struct ProcessConfig {
   std::string ports;   // "40000-40100": where ranks listen; "": any
   // Chooses by these two, and by the host of the store. Throws UsageError.
   Places (*places)(const ProcessConfig&, const std::string& store_host) = nullptr;
+  // How far the host with these addresses is: 0, 1 or 2, see plan/shape.h. It may wait.
+  int (*distance)(const std::vector<std::string>& addresses) = nullptr;
   std::string transport = "auto";  // "tcp": inside a host too
   int flows = 0;                   // connections between two processes; 0: as many as help
   std::string congestion;          // their control, as "bbr"; "": the kernel's choice

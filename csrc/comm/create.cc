@@ -71,6 +71,7 @@ std::shared_ptr<Communicator> Communicator::create(Store& store,
     return requested ? to_string(algorithm_called(*requested)) : "";
   };
   meeting.network = [&](const std::string& host) -> Network& { return runtime.network(host); };
+  if (runtime.config().distance) meeting.distance = runtime.config().distance;
   if (options.interrupt) meeting.interrupt = options.interrupt;
   if (options.interrupt_meeting) meeting.interrupt = options.interrupt_meeting;
   const Logger logger(runtime.config().log,

@@ -1,15 +1,12 @@
 #include "net/address.h"
 
 #include <arpa/inet.h>
-#include <ifaddrs.h>
 #include <net/if.h>
 #include <netdb.h>
 #include <netinet/tcp.h>
-#include <poll.h>
 
 #include <algorithm>
 #include <charconv>
-#include <memory>
 #include <string_view>
 
 namespace ringcomm {
@@ -113,16 +110,7 @@ std::string way_to(const Address& host) {
   if (!fd || ::connect(fd.get(), host.native(), host.length()) != 0) {
     return "this host, which has no route to it,";
   }
-  const Address source = local_address(fd);
-  ifaddrs* list = nullptr;
-  if (::getifaddrs(&list) != 0) return source.host();
-  const std::unique_ptr<ifaddrs, decltype(&::freeifaddrs)> owner(list, &::freeifaddrs);
-  for (const ifaddrs* one = list; one != nullptr; one = one->ifa_next) {
-    if (one->ifa_addr != nullptr && Address(one->ifa_addr).same_host(source)) {
-      return str(source.host(), " (", one->ifa_name, ')');
-    }
-  }
-  return source.host();
+  return local_address(fd).host();
 }
 
 Fd listen_tcp(const Address& on, uint16_t first, uint16_t last, int backlog) {
@@ -153,36 +141,6 @@ Fd connect_tcp(const Address& to) {
     if (errno != EINTR) throw SystemError(str("cannot connect to ", to.to_text()));
   }
   return fd;
-}
-
-std::optional<Clock::duration> round_trip(const std::vector<Address>& to, Clock::duration most) {
-  std::vector<Fd> sockets;
-  std::vector<pollfd> polled;
-  for (const Address& address : to) {
-    try {
-      sockets.push_back(connect_tcp(address));
-      polled.push_back({sockets.back().get(), POLLOUT, 0});
-    } catch (const SystemError&) {
-      continue;
-    }
-  }
-  const Deadline deadline(most);
-  for (size_t left = polled.size(); left > 0 && !deadline.passed();) {
-    const auto ms = std::chrono::ceil<std::chrono::milliseconds>(deadline.left()).count();
-    if (::poll(polled.data(), polled.size(), static_cast<int>(ms)) <= 0) continue;
-    for (size_t i = 0; i < polled.size(); ++i) {
-      if (polled[i].revents == 0) continue;
-      tcp_info info{};
-      socklen_t size = sizeof info;
-      const int told = ::getsockopt(polled[i].fd, IPPROTO_TCP, TCP_INFO, &info, &size);
-      if (pending_error(sockets[i]) == 0 && told == 0) {
-        return std::chrono::microseconds(info.tcpi_rtt);
-      }
-      polled[i].fd = -1;
-      --left;
-    }
-  }
-  return std::nullopt;
 }
 
 void set_congestion(const Fd& socket, const std::string& name) {

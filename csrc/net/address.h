@@ -10,7 +10,6 @@
 #include <string>
 #include <vector>
 
-#include "base/deadline.h"
 #include "base/fd.h"
 
 namespace ringcomm {
@@ -55,8 +54,7 @@ class Address {
   } at_;
 };
 
-// For people: the interface by which packets to that host leave, "10.0.0.1 (eth0)", or that there
-// is no route.
+// For people: the address from which packets to that host leave, or that there is no route.
 std::string way_to(const Address& host);
 
 // Sockets do not block, send at once, and fail 5 s after the peer's last acknowledgement. Accepted
@@ -68,10 +66,6 @@ Fd listen_tcp(const Address& on, uint16_t first, uint16_t last, int backlog);
 // Begins to connect: when writable, pending_error says how it went. Throws SystemError when it
 // fails at once, as loopback does.
 Fd connect_tcp(const Address& to);
-
-// The time of a round trip to one of these addresses, as the kernel measures it when it connects.
-// Nothing: none of them answers by then.
-std::optional<Clock::duration> round_trip(const std::vector<Address>& to, Clock::duration most);
 
 // The congestion control, by its name. Throws SystemError where the kernel has no such, or does
 // not allow it.

@@ -71,22 +71,6 @@ uint64_t channel_of(const std::vector<std::string>& parts) {
   return std::bit_cast<std::array<uint64_t, 4>>(hmac({}, parts))[0];
 }
 
-std::string to_hex(const uint8_t* data, size_t bytes) {
-  constexpr char digits[] = "0123456789abcdef";
-  std::string text;
-  for (size_t i = 0; i < bytes; ++i) text += {digits[data[i] >> 4], digits[data[i] & 15]};
-  return text;
-}
-
-void from_hex(const std::string& text, uint8_t* data, size_t bytes) {
-  RINGCOMM_CHECK(
-      text.size() == 2 * bytes && text.find_first_not_of("0123456789abcdef") == std::string::npos,
-      "not ", bytes, " bytes in hexadecimal: ", text.substr(0, 80));
-  for (size_t i = 0; i < bytes; ++i) {
-    data[i] = static_cast<uint8_t>(std::stoi(text.substr(2 * i, 2), nullptr, 16));
-  }
-}
-
 Handshake::Handshake(const ProcessId& self, const ProcessId& peer, int flow, Party& party)
     : self_(self), party_(&party), initiator_(true), state_(State::kChallenge), flow_(flow) {
   Hello hello;

@@ -32,9 +32,11 @@ ProcessId random_id();
 Key hmac(const Key& key, const std::vector<std::string>& parts);
 // The same for equal parts, and for no others.
 uint64_t channel_of(const std::vector<std::string>& parts);
-std::string to_hex(const uint8_t* data, size_t bytes);
-// Throws UsageError unless `text` is `bytes` bytes in hexadecimal.
-void from_hex(const std::string& text, uint8_t* data, size_t bytes);
+// The same as numbers, for texts.
+template <typename Bytes>
+auto words_of(const Bytes& bytes) {
+  return std::bit_cast<std::array<uint64_t, sizeof(Bytes) / sizeof(uint64_t)>>(bytes);
+}
 
 // The peer cannot prove who it is.
 struct StrangerError : FlowError {

@@ -16,19 +16,24 @@ constexpr uint64_t kWake = 63;        // listeners have the numbers below
 // ---- contacts
 
 std::string Contact::to_text() const {
-  std::string text =
-      str(to_hex(id.data(), id.size()), ' ', to_hex(key.data(), key.size()), ' ', tls);
+  std::string text = tls;
+  for (const uint64_t word : words_of(id)) text += str(' ', word);
+  for (const uint64_t word : words_of(key)) text += str(' ', word);
   for (const Address& address : addresses) text += ' ' + address.to_text();
   return text;
 }
 
 Contact Contact::from_text(const std::string& text) {
   TextReader in(text);
-  std::string id, key, address;
+  std::string address;
   Contact contact;
-  in >> id >> key >> contact.tls;
-  from_hex(id, contact.id.data(), contact.id.size());
-  from_hex(key, contact.key.data(), contact.key.size());
+  auto id = words_of(contact.id);
+  auto key = words_of(contact.key);
+  in >> contact.tls;
+  for (uint64_t& word : id) in >> word;
+  for (uint64_t& word : key) in >> word;
+  contact.id = std::bit_cast<ProcessId>(id);
+  contact.key = std::bit_cast<Key>(key);
   while (in >> address) contact.addresses.push_back(Address::from_text(address));
   RINGCOMM_CHECK(!contact.addresses.empty(), "a rank without an address: ", text.substr(0, 80));
   return contact;

@@ -40,6 +40,11 @@ Places choose_places(const ProcessConfig& config, const std::string& store_host)
   }
 }
 
+int distance(const std::vector<std::string>& addresses) {
+  const py::gil_scoped_acquire gil;
+  return py::module_::import("ringcomm.addresses").attr("distance")(addresses).cast<int>();
+}
+
 // By ringcomm/costs.py.
 std::string read_costs(const std::string& file) {
   const py::gil_scoped_acquire gil;
@@ -106,6 +111,7 @@ void bind_options(py::module_& module) {
       .def_readwrite("transport", &Config::transport);
   module.def("configure", [](Config config) {
     config.places = &choose_places;
+    config.distance = &distance;
     config.costs_word = &read_costs;
     Runtime::get().configure(config);
   });

@@ -69,8 +69,8 @@ Card make_card() {
   card.build = RINGCOMM_BUILD;
   card.boot_id = first_line("/proc/sys/kernel/random/boot_id");
   card.network = network_namespace();
-  const ProcessId name = random_id();
-  card.socket = "ringcomm-" + to_hex(name.data(), name.size());
+  const auto name = words_of(random_id());
+  card.socket = str("ringcomm-", name[0], "-", name[1]);
   card.pid = ::getpid();
   card.user = ::geteuid();
   card.nonce = std::bit_cast<Nonce>(random_id());

@@ -7,9 +7,6 @@ namespace ringcomm {
 namespace {
 
 constexpr auto kLookEvery = std::chrono::milliseconds(500);  // at the store, at who is silent
-constexpr auto kNear = std::chrono::milliseconds(1);         // a round trip to another host
-constexpr auto kPatience = std::chrono::seconds(1);          // with an address that does not answer
-constexpr int kLooks = 3;
 constexpr auto kSlice = std::chrono::milliseconds(1);  // another thread may take what comes
 
 class Meeting {
@@ -261,7 +258,9 @@ class Meeting {
     };
     Rank next = options_.rank;
     while (is_local(next)) next = (next + 1) % options_.size;
-    const auto told = assembly_.exchange(str(distance_to(contact_of(next).addresses)));
+    std::vector<std::string> addresses;
+    for (const Address& one : contact_of(next).addresses) addresses.push_back(one.to_text());
+    const auto told = assembly_.exchange(str(options_.distance(addresses)));
     // The longest counts for all. The last line is rank 0's word.
     const std::string longest = *std::max_element(told.begin(), told.end() - 1);
     result_.distance = longest == "2" ? 2 : longest == "1" ? 1 : 0;
@@ -274,19 +273,6 @@ class Meeting {
       add_remote(rank, network.reach(contact));
     }
     assembly_.exchange("yes");
-  }
-
-  // By the shortest of some round trips: one may be long because this host was busy.
-  int distance_to(const std::vector<Address>& addresses) const {
-    std::optional<Clock::duration> shortest;
-    for (int i = 0; i < kLooks && (!shortest || *shortest > kNear); ++i) {
-      options_.interrupt();
-      const auto time =
-          round_trip(addresses, std::min<Clock::duration>(kPatience, deadline_.left()));
-      if (!time) break;  // it is found out later, and said
-      shortest = std::min(shortest.value_or(*time), *time);
-    }
-    return !shortest || *shortest <= kNear ? 0 : *shortest <= 8 * kNear ? 1 : 2;
   }
 
   void add_remote(Rank rank, Wire& wire) {

@@ -35,6 +35,8 @@ struct RendezvousOptions {
   // The algorithm that this rank asks for: one word, or none. If it throws, the others hear of it.
   std::function<std::string()> algorithm = [] { return std::string(); };
   std::function<Network&(const std::string& store_host)> network;
+  // How far the host with these addresses is, as in Geometry::across_hosts.
+  std::function<int(const std::vector<std::string>& addresses)> distance = [](auto&) { return 0; };
   std::function<void()> interrupt = [] {};  // called often: may throw to give up
   std::function<void(const std::string& text)> warn = [](const std::string&) {};
 };

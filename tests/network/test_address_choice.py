@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+
 import pytest
 
 from ringcomm import addresses
@@ -146,3 +148,36 @@ def test_this_host() -> None:
     assert addresses.source_towards([]) is None
     found, first, last = addresses.places("lo", "40000-40001", "127.0.0.1")
     assert (found[0], first, last) == ("127.0.0.1", 40000, 40001)
+
+
+# ---- how far another host is
+
+
+@pytest.mark.parametrize(
+    ("times", "far"),
+    [([0.0002], 0), ([0.05, 0.0005], 0), ([0.05, 0.004, 0.006], 1), ([0.05] * 3, 2), ([None], 0)],
+)
+def test_distance(monkeypatch: pytest.MonkeyPatch, times: list[float | None], far: int) -> None:
+    monkeypatch.setattr(addresses, "round_trip", lambda _: times.pop(0))
+    assert addresses.distance(["10.0.0.1:4000"]) == far
+    assert not times
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_a_round_trip_to_one_that_answers(host: str) -> None:
+    with socket.socket(addresses.family(host)) as listener:
+        try:
+            listener.bind((host, 0))
+        except OSError as error:
+            pytest.skip(str(error))
+        listener.listen()
+        port = listener.getsockname()[1]
+        there = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        took = addresses.round_trip(["127.0.0.2:1", there])
+        assert took is not None
+        assert 0 < took < 0.5
+
+
+def test_nobody_answers() -> None:
+    assert addresses.round_trip(["127.0.0.2:1"]) is None
+    assert addresses.distance(["127.0.0.2:1"]) == 0
