@@ -95,7 +95,7 @@ struct Nobody final : Party {
 
 void shake_hands(const Fd& socket, Waiter& waiter, int rank) {
   Nobody party;
-  const ProcessId self = {static_cast<uint8_t>(rank)}, peer = {static_cast<uint8_t>(1 - rank)};
+  const ProcessId self = {static_cast<uint64_t>(rank)}, peer = {static_cast<uint64_t>(1 - rank)};
   Handshake handshake = rank == 0 ? Handshake(self, peer, 0, party) : Handshake(self);
   const auto say = [&] {
     const auto reply = handshake.output();

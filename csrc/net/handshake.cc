@@ -20,8 +20,8 @@ constexpr uint64_t kNobody = ~uint64_t{0};  // as generation: nobody of that nam
 template <typename Bytes>
 Bytes random_bytes() {
   Bytes bytes;
-  const auto got = ::getrandom(bytes.data(), bytes.size(), 0);
-  if (got != static_cast<ssize_t>(bytes.size())) throw SystemError("getrandom");
+  const auto got = ::getrandom(bytes.data(), sizeof bytes, 0);
+  if (got != static_cast<ssize_t>(sizeof bytes)) throw SystemError("getrandom");
   return bytes;
 }
 
@@ -59,16 +59,16 @@ Key hmac(const Key& key, const std::vector<std::string>& parts) {
   }
   Key result;
   unsigned length = 0;
-  if (HMAC(EVP_sha256(), key.data(), static_cast<int>(key.size()),
-           reinterpret_cast<const unsigned char*>(all.data()), all.size(), result.data(),
-           &length) == nullptr) {
+  if (HMAC(EVP_sha256(), key.data(), sizeof key,
+           reinterpret_cast<const unsigned char*>(all.data()), all.size(),
+           reinterpret_cast<unsigned char*>(result.data()), &length) == nullptr) {
     throw std::runtime_error("HMAC-SHA256 failed: is OpenSSL installed as it should be?");
   }
   return result;
 }
 
 uint64_t channel_of(const std::vector<std::string>& parts) {
-  return std::bit_cast<std::array<uint64_t, 4>>(hmac({}, parts))[0];
+  return hmac({}, parts)[0];
 }
 
 Handshake::Handshake(const ProcessId& self, const ProcessId& peer, int flow, Party& party)
@@ -102,7 +102,7 @@ Key Handshake::proof(const char* label, const std::string& more) const {
 }
 
 void Handshake::check_proof(const char* label, const std::string& more, const Key& theirs) const {
-  if (CRYPTO_memcmp(proof(label, more).data(), theirs.data(), theirs.size()) != 0) {
+  if (CRYPTO_memcmp(proof(label, more).data(), theirs.data(), sizeof theirs) != 0) {
     throw StrangerError();
   }
 }
@@ -149,7 +149,7 @@ void Handshake::take(const std::byte* data) {
       std::memcpy(&challenge, data, sizeof challenge);
       // A Hello ends with its nonce.
       static_assert(offsetof(Hello, nonce) + sizeof challenge.nonce == sizeof(Hello));
-      const std::string nonce = bytes_of(challenge.nonce.data(), challenge.nonce.size());
+      const std::string nonce = bytes_of(challenge.nonce.data(), sizeof challenge.nonce);
       if (challenge.generation == kNobody && said_.ends_with(nonce)) throw GoneError();
       generation_ = challenge.generation;
       said_ += bytes_of(&challenge, offsetof(Challenge, proof));

@@ -18,9 +18,8 @@
 
 namespace ringcomm {
 
-inline constexpr size_t kIdBytes = 16, kKeyBytes = 32;
-using ProcessId = std::array<uint8_t, kIdBytes>;
-using Key = std::array<uint8_t, kKeyBytes>;
+using ProcessId = std::array<uint64_t, 2>;
+using Key = std::array<uint64_t, 4>;
 
 // Flows of a pair whose processes say how many; of one that says 0 ("auto"), the most it may have.
 inline constexpr int kAutoFlows = 8;
@@ -32,12 +31,6 @@ ProcessId random_id();
 Key hmac(const Key& key, const std::vector<std::string>& parts);
 // The same for equal parts, and for no others.
 uint64_t channel_of(const std::vector<std::string>& parts);
-// The same as numbers, for texts.
-template <typename Bytes>
-auto words_of(const Bytes& bytes) {
-  return std::bit_cast<std::array<uint64_t, sizeof(Bytes) / sizeof(uint64_t)>>(bytes);
-}
-
 // The peer cannot prove who it is.
 struct StrangerError : FlowError {
   StrangerError() : FlowError("it does not know the secret of this job: RINGCOMM_SECRET") {}
@@ -82,7 +75,7 @@ class Handshake {
   void with(Party& party);
 
   // What this connection alone has, see Tls::binding(): part of every proof. Before take().
-  void bind(const Key& connection) { binding_ = {connection.begin(), connection.end()}; }
+  void bind(const std::string& connection) { binding_ = connection; }
 
   bool done() const { return theirs_.has_value(); }
   bool accepting() const { return !initiator_; }

@@ -17,8 +17,8 @@ constexpr uint64_t kWake = 63;        // listeners have the numbers below
 
 std::string Contact::to_text() const {
   std::string text = tls;
-  for (const uint64_t word : words_of(id)) text += str(' ', word);
-  for (const uint64_t word : words_of(key)) text += str(' ', word);
+  for (const uint64_t word : id) text += str(' ', word);
+  for (const uint64_t word : key) text += str(' ', word);
   for (const Address& address : addresses) text += ' ' + address.to_text();
   return text;
 }
@@ -27,13 +27,9 @@ Contact Contact::from_text(const std::string& text) {
   TextReader in(text);
   std::string address;
   Contact contact;
-  auto id = words_of(contact.id);
-  auto key = words_of(contact.key);
   in >> contact.tls;
-  for (uint64_t& word : id) in >> word;
-  for (uint64_t& word : key) in >> word;
-  contact.id = std::bit_cast<ProcessId>(id);
-  contact.key = std::bit_cast<Key>(key);
+  for (uint64_t& word : contact.id) in >> word;
+  for (uint64_t& word : contact.key) in >> word;
   while (in >> address) contact.addresses.push_back(Address::from_text(address));
   RINGCOMM_CHECK(!contact.addresses.empty(), "a rank without an address: ", text.substr(0, 80));
   return contact;
@@ -96,7 +92,9 @@ Wire& Network::reach(const Contact& contact) {
   if (!thread_.joinable()) thread_ = std::thread(&Network::run, this);
   auto& peer = peers_[contact.id];
   if (!peer) {
-    const auto text = [](const auto& bytes) { return std::string(bytes.begin(), bytes.end()); };
+    const auto text = [](const auto& words) {
+      return std::string(reinterpret_cast<const char*>(words.data()), sizeof words);
+    };
     const bool first = contact_.id < contact.id;
     const Contact& low = first ? contact_ : contact;
     const Contact& high = first ? contact : contact_;

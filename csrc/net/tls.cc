@@ -59,7 +59,7 @@ BIO* bio_of(const Fd& socket) {
 SSL_SESSION* session_of(SSL* ssl) {
   const auto& settings = *static_cast<TlsSettings*>(SSL_get_app_data(ssl));
   SSL_SESSION* session = SSL_SESSION_new();
-  SSL_SESSION_set1_master_key(session, settings.key().data(), settings.key().size());
+  SSL_SESSION_set1_master_key(session, reinterpret_cast<const unsigned char*>(settings.key().data()), sizeof(Key));
   SSL_SESSION_set_cipher(session, SSL_CIPHER_find(ssl, kAes128));
   SSL_SESSION_set_protocol_version(session, TLS1_3_VERSION);
   SSL_SESSION_set1_id_context(session, kContext, sizeof kContext);
@@ -201,11 +201,11 @@ void Tls::refuse() const {
 bool Tls::has_more() const { return SSL_has_pending(ssl_.get()) == 1; }
 bool Tls::waits_to_read() const { return SSL_want_read(ssl_.get()) == 1; }
 
-Key Tls::binding() const {
+std::string Tls::binding() const {
   constexpr std::string_view label = "EXPORTER-ringcomm";
-  Key word{};
-  if (SSL_export_keying_material(ssl_.get(), word.data(), word.size(), label.data(), label.size(),
-                                 nullptr, 0, 0) != 1) {
+  std::string word(sizeof(Key), '\0');
+  if (SSL_export_keying_material(ssl_.get(), reinterpret_cast<unsigned char*>(word.data()),
+                                 word.size(), label.data(), label.size(), nullptr, 0, 0) != 1) {
     throw FlowError("a connection without a word of its own");
   }
   return word;

@@ -58,7 +58,7 @@ class Tls {
   bool waits_to_read() const;  // also to write: TLS's handshake goes on when something has come
   uint64_t records() const { return records_; }  // sealed
   // A word of this connection, which its two ends alone know (RFC 8446, section 7.5).
-  Key binding() const;
+  std::string binding() const;
 
  private:
   ssize_t outcome(int result);

@@ -5,7 +5,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <bit>
 #include <fstream>
 
 #include "net/handshake.h"
@@ -69,11 +68,11 @@ Card make_card() {
   card.build = RINGCOMM_BUILD;
   card.boot_id = first_line("/proc/sys/kernel/random/boot_id");
   card.network = network_namespace();
-  const auto name = words_of(random_id());
+  const auto name = random_id();
   card.socket = str("ringcomm-", name[0], "-", name[1]);
   card.pid = ::getpid();
   card.user = ::geteuid();
-  card.nonce = std::bit_cast<Nonce>(random_id());
+  card.nonce = random_id();
   return card;
 }
 
@@ -123,8 +122,8 @@ bool is_stopped(pid_t process) {
 
 std::string Card::to_text() const {
   return str(kCardVersion, ' ', build, ' ', algorithm.empty() ? kNone : algorithm, ' ', host, ' ',
-             boot_id, ' ', network, ' ', socket, ' ', pid, ' ', user, ' ', nonce.words[0], ' ',
-             nonce.words[1], ' ', tcp ? "tcp" : "any");
+             boot_id, ' ', network, ' ', socket, ' ', pid, ' ', user, ' ', nonce[0], ' ',
+             nonce[1], ' ', tcp ? "tcp" : "any");
 }
 
 Card Card::from_text(const std::string& text, Rank owner) {
@@ -132,7 +131,7 @@ Card Card::from_text(const std::string& text, Rank owner) {
   std::string version, transport;
   Card card;
   in >> version >> card.build >> card.algorithm >> card.host >> card.boot_id >> card.network >>
-      card.socket >> card.pid >> card.user >> card.nonce.words[0] >> card.nonce.words[1] >>
+      card.socket >> card.pid >> card.user >> card.nonce[0] >> card.nonce[1] >>
       transport;
   card.tcp = transport == "tcp";
   if (card.algorithm == kNone) card.algorithm.clear();

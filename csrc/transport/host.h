@@ -23,7 +23,7 @@ struct Card {
   int64_t pid = 0;
   uid_t user = 0;
   bool tcp = false;  // RINGCOMM_TRANSPORT=tcp there: as if on a host of its own
-  Nonce nonce;       // of this meeting
+  Nonce nonce{};     // of this meeting
 
   bool shares_host(const Card& other) const;
   // May loopback lead from one to the other?

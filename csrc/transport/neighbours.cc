@@ -5,7 +5,6 @@
 #include <sys/eventfd.h>
 
 #include <array>
-#include <bit>
 #include <thread>
 
 #include "net/handshake.h"
@@ -82,7 +81,7 @@ Card Neighbours::card() {
   const std::lock_guard lock(mutex_);
   if (!epoll_) open();
   Card card = card_;
-  card.nonce = std::bit_cast<Nonce>(random_id());
+  card.nonce = random_id();
   return card;
 }
 

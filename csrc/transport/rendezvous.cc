@@ -47,7 +47,7 @@ class Meeting {
  private:
   const Card& card(Rank rank) const { return cards_[static_cast<size_t>(rank)]; }
   ShmPeer& peer(Rank rank) { return result_.peers[static_cast<size_t>(rank)]; }
-  uint64_t channel() const { return card(0).nonce.words[0]; }
+  uint64_t channel() const { return card(0).nonce[0]; }
 
   void exchange_cards() {
     mine_.algorithm = options_.algorithm();

@@ -7,6 +7,7 @@
 // used as a length or an index is checked by the reader.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstdint>
 #include <optional>
@@ -37,10 +38,7 @@ enum class Board : uint8_t { kHost, kDevice };
 inline constexpr int kBoards = 2;
 inline constexpr uint64_t kHostEntries = 2, kDeviceEntries = 64;  // operations that stand on each
 
-struct Nonce {
-  uint64_t words[2] = {};
-  bool operator==(const Nonce&) const = default;
-};
+using Nonce = std::array<uint64_t, 2>;
 
 // One signal counter, its stamp and its payload. The writer stores stamp and payload, then count.
 struct alignas(128) Line {
