@@ -178,7 +178,7 @@ std::shared_ptr<const Plan> plan_of(const Communicator& group, const Operation& 
   Shape shape = make_shape(operation, group.geometry());
   if (segment_bytes > 0) shape.geometry.segment_bytes = segment_bytes;
   const auto requested = group.state().requested_algorithm(shape.collective);
-  const Algorithm algorithm = requested.value_or(select(shape, {.mapped = true}));
+  const Algorithm algorithm = requested.value_or(select(shape, true));
   return std::make_shared<const Plan>(make_plan(shape, group.rank(), algorithm));
 }
 

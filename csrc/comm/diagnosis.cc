@@ -145,13 +145,9 @@ void Diagnosis::throw_gone(Rank peer, const std::string& text, uint64_t sequence
                            const std::string& advice) const {
   const PeerState state = this->state(peer);
   if (!state.left) throw PeerError(peer, text + loss_of(peer, sequence));
-  const std::string rank = str(text, ": rank ", peer);
-  if (advice.empty()) {
-    throw PeerError(peer, rank + " has left the group (it destroyed it, or its program ended)");
-  }
-  throw PeerError(peer,
-                  str(rank, " has left the group (it destroyed it, or its program ended) after #",
-                      state.finished, ": ", advice));
+  throw PeerError(peer, str(text, ": rank ", peer,
+                            " has left the group (it destroyed it, or its program ended)",
+                            advice.empty() ? "" : str(" after #", state.finished, ": ", advice)));
 }
 
 void Diagnosis::check_partner(Rank peer, const std::string& text) const {

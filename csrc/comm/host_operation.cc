@@ -25,13 +25,13 @@ HostOperation::HostOperation(GroupState& state, const Geometry& geometry)
 Shape HostOperation::shape_of(const Operation& operation) const {
   validate(operation, state_.size(), state_.rank());
   Shape shape = make_shape(operation, geometry_);
-  state_.reach().apply(shape);
+  static_cast<Levels&>(shape) = state_.reach();
   return shape;
 }
 
 Algorithm HostOperation::algorithm_of(const Shape& shape) const {
   const auto asked = state_.requested_algorithm(shape.collective);
-  return asked.value_or(select(shape, state_.reach()));
+  return asked.value_or(select(shape, state_.reach().mapped));
 }
 
 void HostOperation::begin(const Operation& operation, std::optional<uint64_t> ticket) {
@@ -52,7 +52,7 @@ void HostOperation::begin(const Operation& operation, std::optional<uint64_t> ti
     return str(numbered(current_), ", ", to_string(plan->algorithm), " (",
                state_.requested_algorithm(shape.collective)
                    ? "the algorithm that was asked for"
-                   : selection_reason(shape, state_.reach()),
+                   : selection_reason(shape, state_.reach().mapped),
                ")");
   });
   state_.transport().announce(Board::kHost, current_);

@@ -123,7 +123,7 @@ std::string plan_text(const Descriptor& descriptor) {
 
 uint64_t hash_of_terms(const Geometry& geometry, const Reach& reach) {
   const auto& [size, segment, room, inbox, slots, line, one_shot] = geometry;  // each of them
-  const auto& [mapped, local, site, order, costs, near] = reach;
+  const auto& [local, site, costs, near, order] = static_cast<const Levels&>(reach);
   uint64_t hash = mix(static_cast<uint64_t>(size), static_cast<uint64_t>(local));
   hash = mix(hash, std::vector{segment, room, inbox, slots, line, one_shot});
   hash = mix(hash, static_cast<uint64_t>(site));

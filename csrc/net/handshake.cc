@@ -59,17 +59,14 @@ Key hmac(const Key& key, const std::vector<std::string>& parts) {
   }
   Key result;
   unsigned length = 0;
-  if (HMAC(EVP_sha256(), key.data(), sizeof key,
-           reinterpret_cast<const unsigned char*>(all.data()), all.size(),
-           reinterpret_cast<unsigned char*>(result.data()), &length) == nullptr) {
+  if (HMAC(EVP_sha256(), key.data(), sizeof key, reinterpret_cast<const unsigned char*>(all.data()),
+           all.size(), reinterpret_cast<unsigned char*>(result.data()), &length) == nullptr) {
     throw std::runtime_error("HMAC-SHA256 failed: is OpenSSL installed as it should be?");
   }
   return result;
 }
 
-uint64_t channel_of(const std::vector<std::string>& parts) {
-  return hmac({}, parts)[0];
-}
+uint64_t channel_of(const std::vector<std::string>& parts) { return hmac({}, parts)[0]; }
 
 Handshake::Handshake(const ProcessId& self, const ProcessId& peer, int flow, Party& party)
     : self_(self), party_(&party), initiator_(true), state_(State::kChallenge), flow_(flow) {

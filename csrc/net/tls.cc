@@ -59,7 +59,8 @@ BIO* bio_of(const Fd& socket) {
 SSL_SESSION* session_of(SSL* ssl) {
   const auto& settings = *static_cast<TlsSettings*>(SSL_get_app_data(ssl));
   SSL_SESSION* session = SSL_SESSION_new();
-  SSL_SESSION_set1_master_key(session, reinterpret_cast<const unsigned char*>(settings.key().data()), sizeof(Key));
+  SSL_SESSION_set1_master_key(
+      session, reinterpret_cast<const unsigned char*>(settings.key().data()), sizeof(Key));
   SSL_SESSION_set_cipher(session, SSL_CIPHER_find(ssl, kAes128));
   SSL_SESSION_set_protocol_version(session, TLS1_3_VERSION);
   SSL_SESSION_set1_id_context(session, kContext, sizeof kContext);

@@ -116,14 +116,13 @@ struct Hierarchy {
 
   void inside(Shape part, const Placement& placement) {
     part.costs = shape.near;
-    append(plan, make_plan(part, index, select(part, {.mapped = mapped})), placement);
+    append(plan, make_plan(part, index, select(part, mapped)), placement);
   }
   // The ranks of a host share its link.
   void between(Shape part, const Placement& placement) {
     if (mapped) part.costs.beta *= local, part.near.beta *= local;
     part.site = std::max(1, shape.site / local);
-    append(plan, make_plan(part, host, select(part, {.mapped = false, .site = part.site})),
-           placement);
+    append(plan, make_plan(part, host, select(part, false)), placement);
   }
 
   const Shape& shape;

@@ -111,18 +111,11 @@ constexpr std::array kTable = {
     Row{kBarrier, any_size, kNothing, kDissemination, dissemination_barrier},
 };
 
-bool fits(const Row& row, const Shape& shape, const Reach& reach) {
-  const auto several = [&](int of_each) {
-    return !reach.mapped && of_each > 1 && shape.size > of_each;
-  };
-  return row.needs == kNothing || (row.needs == kMapped && reach.mapped) ||
-         (row.needs == kHosts && several(reach.local)) ||
-         (row.needs == kSites && several(reach.site)) || (row.needs == kPair && shape.size == 2);
-}
-
-uint64_t limit_of(const Row& row, const Shape& shape, const Reach& reach) {
-  const int size = shape.size / reach.local;
-  return row.limit(shape, size);
+bool fits(const Row& row, const Shape& shape, bool mapped) {
+  const auto several = [&](int of_each) { return !mapped && of_each > 1 && shape.size > of_each; };
+  return row.needs == kNothing || (row.needs == kMapped && mapped) ||
+         (row.needs == kHosts && several(shape.local)) ||
+         (row.needs == kSites && several(shape.site)) || (row.needs == kPair && shape.size == 2);
 }
 
 Plan copy_alone(const Shape& shape, Algorithm algorithm) {
@@ -138,11 +131,11 @@ std::string text_of(const Row& row, uint64_t limit) {
              row.needs == kNothing ? "" : ", ", kNeedNames[row.needs]);
 }
 
-const Row& row_for(const Shape& shape, const Reach& reach) {
+const Row& row_for(const Shape& shape, bool mapped) {
   const uint64_t bytes = message_bytes(shape);
   for (const Row& row : kTable) {
-    if (row.collective == shape.collective && bytes <= limit_of(row, shape, reach) &&
-        fits(row, shape, reach)) {
+    if (row.collective == shape.collective && fits(row, shape, mapped) &&
+        bytes <= row.limit(shape, shape.size / shape.local)) {
       return row;
     }
   }
@@ -151,20 +144,15 @@ const Row& row_for(const Shape& shape, const Reach& reach) {
 
 }  // namespace
 
-void Reach::apply(Shape& shape) const {
-  shape.local = local, shape.site = site, shape.order = order;
-  shape.costs = costs, shape.near = near;
-}
-
 uint64_t message_bytes(const Shape& shape) {
   return sharded(shape.collective) ? shape.largest_shard() : shape.bytes;
 }
 
-Algorithm select(const Shape& shape, const Reach& reach) { return row_for(shape, reach).algorithm; }
+Algorithm select(const Shape& shape, bool mapped) { return row_for(shape, mapped).algorithm; }
 
-std::string selection_reason(const Shape& shape, const Reach& reach) {
-  const Row& row = row_for(shape, reach);
-  return text_of(row, limit_of(row, shape, reach));
+std::string selection_reason(const Shape& shape, bool mapped) {
+  const Row& row = row_for(shape, mapped);
+  return text_of(row, row.limit(shape, shape.size / shape.local));
 }
 
 std::string selection_text(int size, const Costs& costs) {

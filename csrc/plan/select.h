@@ -8,21 +8,14 @@
 namespace ringcomm {
 
 // The connections between the ranks of a group. All ranks have the same, as they must choose alike.
-struct Reach {
-  bool mapped;  // every rank can load from every other's window
-  // Shapes are given the rest. Ranks of each host, where all have as many and lie host by host;
-  // else 1. The same of each site, if there are several.
-  int local = 1, site = 1;
-  std::shared_ptr<const std::vector<Rank>> order = nullptr;  // in which they lie; null: by number
-  Costs costs = {}, near = {};
-
-  void apply(Shape& shape) const;
+struct Reach : Levels {
+  bool mapped = false;  // every rank can load from every other's window
 };
 
 // The algorithm of the first row of the table that fits.
-Algorithm select(const Shape& shape, const Reach& reach);
+Algorithm select(const Shape& shape, bool mapped);
 // That row: "all_reduce, any size, mapped windows".
-std::string selection_reason(const Shape& shape, const Reach& reach);
+std::string selection_reason(const Shape& shape, bool mapped);
 // The table of a group of so many hosts.
 std::string selection_text(int size, const Costs& costs);
 

@@ -80,19 +80,24 @@ inline uint64_t mix(uint64_t hash, const std::vector<uint64_t>& values) {
 // Where rank `rank`'s part begins: parts lie in rank order.
 uint64_t offset_of(const std::vector<uint64_t>& parts, Rank rank);
 
+// How the ranks of a group lie: host by host, site by site.
+struct Levels {
+  int local = 1;  // ranks of each host, where all have as many; rank = host * local + index; else 1
+  int site = 1;   // the same of each site, whole hosts; 1: there are no sites
+  Costs costs;    // of the network, between sites where there are some
+  Costs near;     // inside a site
+  // The rank at each place. Plans go by places, where some are given: hosts and sites are laid out
+  // in this order, and a ring goes along it. Null: by number.
+  std::shared_ptr<const std::vector<Rank>> order = nullptr;
+  bool operator==(const Levels&) const = default;
+};
+
 // The same in a group: the whole input of a planner.
-struct Shape : CallShape {
+struct Shape : CallShape, Levels {
   int size = 1;
   uint64_t element = 1;  // bytes of one element; no operand cuts one
-  int local = 1;         // hierarchical: ranks a host; rank = host * local + index
-  int site = 1;          // the same: ranks a site, whole hosts; 1: there are no sites
   bool meets = true;     // false: a part of a plan whose other parts see to it that all meet
   Geometry geometry;
-  Costs costs;  // of the network, between sites where there are some
-  Costs near;   // inside a site
-  // The rank at each place. Plans go by places, where some are given: hosts and sites are laid out
-  // in this order, and a ring goes along it.
-  std::shared_ptr<const std::vector<Rank>> order;
 
   Rank after(Rank rank, int steps = 1) const;  // steps may be negative; wraps
   uint64_t shard(Rank rank) const { return shards[static_cast<size_t>(rank)]; }

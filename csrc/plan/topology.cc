@@ -59,7 +59,8 @@ std::string stranger(const Topology& topology, const std::vector<int>& host_of,
 
 Reach reach_of(const Topology& topology, const std::vector<int>& host_of,
                const std::vector<std::string>& names) {
-  Reach reach{.mapped = std::ranges::count(host_of, 0) == std::ssize(host_of)};
+  Reach reach;
+  reach.mapped = std::ranges::count(host_of, 0) == std::ssize(host_of);
   if (reach.mapped) return reach;
   reach.costs = reach.near = topology.costs;
   std::vector<Rank> order(host_of.size());

@@ -191,12 +191,13 @@ py::tuple plan_of(const ShapeTuple& given, Rank rank, const std::optional<std::s
   std::vector<int> host_of;
   for (Rank r = 0; r < shape.size; ++r) host_of.push_back(r / shape.local);
   const Reach reach = reach_of(parse_topology(word), host_of, names);
-  reach.apply(shape);
+  static_cast<Levels&>(shape) = reach;
   shape.geometry =
       reach.mapped ? Geometry::for_ranks(shape.size) : Geometry::across_hosts(shape.size);
-  const Algorithm algorithm = asked ? algorithm_called(*asked) : select(shape, reach);
+  const Algorithm algorithm = asked ? algorithm_called(*asked) : select(shape, reach.mapped);
   const Plan plan = make_plan(shape, rank, algorithm);
-  return py::make_tuple(to_string(algorithm), selection_reason(shape, reach), steps_of(plan));
+  return py::make_tuple(to_string(algorithm), selection_reason(shape, reach.mapped),
+                        steps_of(plan));
 }
 
 // Seconds of each of `passes` copies of so many bytes, in steps of a segment as plans copy them.

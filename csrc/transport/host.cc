@@ -12,8 +12,6 @@
 namespace ringcomm {
 namespace {
 
-constexpr const char* kCardVersion = "ringcomm-card-2";
-
 constexpr const char* kNone = "-";  // in the place of a word that is empty
 
 std::string first_line(const char* path) {
@@ -94,19 +92,10 @@ void require_agreement(const std::vector<Card>& cards) {
   }
 }
 
-void refuse_loopback(const Address& told, Rank self, const std::vector<Card>& cards) {
-  const Card& mine = cards[static_cast<size_t>(self)];
-  const auto elsewhere = [&](const Card& other) { return !other.may_share_network(mine); };
-  if (!told.is_loopback() || std::ranges::none_of(cards, elsewhere)) return;
-  throw UsageError(str("rank ", self, " listens at ", told.to_text(),
-                       " on lo alone, where no other host reaches it: choose another interface "
-                       "with RINGCOMM_IFNAME (`ip -br address` lists those of ",
-                       mine.host, ")"));
-}
-
 void refuse_own(const std::vector<Address>& theirs, const std::vector<Address>& own, Rank peer) {
   for (const Address& one : theirs) {
-    if (std::ranges::none_of(own, [&](const auto& mine) { return mine.same_host(one); })) return;
+    const auto same = [&](const Address& mine) { return mine.same_host(one); };
+    if (!one.is_loopback() && std::ranges::none_of(own, same)) return;
   }
   throw UsageError(str("rank ", peer, " listens at ", theirs[0].to_text(),
                        ", an address that this host, which is another one, has as well: choose an "
@@ -121,23 +110,22 @@ bool is_stopped(pid_t process) {
 }
 
 std::string Card::to_text() const {
-  return str(kCardVersion, ' ', build, ' ', algorithm.empty() ? kNone : algorithm, ' ', host, ' ',
-             boot_id, ' ', network, ' ', socket, ' ', pid, ' ', user, ' ', nonce[0], ' ',
-             nonce[1], ' ', tcp ? "tcp" : "any");
+  return str(build, ' ', algorithm.empty() ? kNone : algorithm, ' ', host, ' ', boot_id, ' ',
+             network, ' ', socket, ' ', pid, ' ', user, ' ', nonce[0], ' ', nonce[1], ' ',
+             tcp ? "tcp" : "any");
 }
 
 Card Card::from_text(const std::string& text, Rank owner) {
   TextReader in(text);
-  std::string version, transport;
+  std::string transport;
   Card card;
-  in >> version >> card.build >> card.algorithm >> card.host >> card.boot_id >> card.network >>
-      card.socket >> card.pid >> card.user >> card.nonce[0] >> card.nonce[1] >>
-      transport;
+  in >> card.build >> card.algorithm >> card.host >> card.boot_id >> card.network >> card.socket >>
+      card.pid >> card.user >> card.nonce[0] >> card.nonce[1] >> transport;
   card.tcp = transport == "tcp";
   if (card.algorithm == kNone) card.algorithm.clear();
   const size_t longest =
       std::max({card.build.size(), card.algorithm.size(), card.host.size(), card.socket.size()});
-  if (!in || version != kCardVersion || longest > 100) {
+  if (!in || longest > 100) {
     throw PeerError(owner, str("rank ", owner, " introduces itself as '", text.substr(0, 40),
                                "', which this version of ringcomm does not understand: install "
                                "the same version everywhere"));

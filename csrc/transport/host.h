@@ -38,10 +38,8 @@ Card make_card();  // throws SystemError
 void require_agreement(const std::vector<Card>& cards);
 // Why two ranks that do not share memory do not, where that is a surprise; else "".
 std::string why_apart(const std::vector<Card>& cards, Rank one, Rank other);
-// Loopback is every host's own: a rank that is told it elsewhere would look for this rank at home.
-// Throws UsageError when `told`, an address of this rank, is one and a rank is on another host.
-void refuse_loopback(const Address& told, Rank self, const std::vector<Card>& cards);
-// The same for addresses that every host has for itself, as docker0's, where `theirs` has no other.
+// Loopback and such as docker0's are every host's own: who is told one looks for that rank at home.
+// Throws UsageError when `theirs`, of a rank on another host, has no other address.
 void refuse_own(const std::vector<Address>& theirs, const std::vector<Address>& own, Rank peer);
 // Is that process of this host stopped, by SIGSTOP or a debugger?
 bool is_stopped(pid_t process);

@@ -72,7 +72,7 @@ std::vector<Bytes> corpus() {
   card.pid = 4711;
   card.user = 1000;
   card.nonce = {UINT64_MAX, 1};
-  return {input_of(0, contact.to_text()),     input_of(1, contact.addresses[0].to_text()),
+  return {input_of(0, contact.to_text()), input_of(1, contact.addresses[0].to_text()),
           input_of(1, "[::ffff:10.0.0.1]:7"), input_of(1, "[fe80::1%lo]:4000"),
           input_of(2, card.to_text())};
 }

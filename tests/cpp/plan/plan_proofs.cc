@@ -267,7 +267,7 @@ void selection(Group& group) {
           Shape shape = shape_of({planner, size, bytes, 0, false, 1, local});
           shape.geometry = Geometry::for_ranks(size);
           shape.geometry.slots = 8;
-          const Algorithm chosen = select(shape, {size == local, local});
+          const Algorithm chosen = select(shape, size == local);
           expect_only_puts(group, make_plan(shape, 1, chosen), local);
         }
       }
