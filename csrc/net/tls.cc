@@ -84,7 +84,8 @@ int find_key(SSL* ssl, const unsigned char* identity, size_t bytes, SSL_SESSION*
 
 // ---- settings
 
-TlsSettings::TlsSettings(const ProcessConfig& config) : context_(nullptr, SSL_CTX_free) {
+TlsSettings::TlsSettings(const ProcessConfig& config, uint64_t most_records)
+    : most_records_(most_records), context_(nullptr, SSL_CTX_free) {
   if (config.tls != "on") return;
   certified_ = !config.tls_cert.empty();
   way_ = certified_ ? "by-certificate" : "by-secret";
@@ -141,7 +142,9 @@ ssize_t Tls::read(std::span<std::byte> to) {
   ERR_clear_error();
   size_t bytes = 0;
   const int result = SSL_read_ex(ssl_.get(), to.data(), to.size(), &bytes);
-  return result == 1 ? static_cast<ssize_t>(bytes) : outcome(result);
+  if (result != 1) return outcome(result);
+  if (SSL_pending(ssl_.get()) == 0) ++opened_;
+  return static_cast<ssize_t>(bytes);
 }
 
 // A record from one long part, or of several short ones. After EAGAIN, OpenSSL sends the record
@@ -162,7 +165,7 @@ ssize_t Tls::write(std::span<const iovec> parts) {
   ERR_clear_error();
   const int result = SSL_write_ex(ssl_.get(), from, bytes, &bytes);
   if (result != 1) return outcome(result);
-  ++records_;
+  ++sealed_;
   return static_cast<ssize_t>(bytes);
 }
 
@@ -182,7 +185,9 @@ ssize_t Tls::outcome(int result) {
 void Tls::refuse() const {
   const unsigned long error = ERR_peek_last_error();
   const int reason = ERR_GET_REASON(error);
-  if (SSL_is_init_finished(ssl_.get()) == 1 && reason < SSL_AD_REASON_OFFSET) {
+  char any = 0;  // OpenSSL forgets after an error that the handshake is over
+  const bool shaken = SSL_get_peer_finished(ssl_.get(), &any, sizeof any) > 0;
+  if (shaken && reason < SSL_AD_REASON_OFFSET) {
     throw ChangedError("a record was changed on the way");
   }
   const long verified = SSL_get_verify_result(ssl_.get());
