@@ -115,15 +115,16 @@ TlsSettings::TlsSettings(const ProcessConfig& config, uint64_t most_records)
 void TlsSettings::load(const ProcessConfig& config) {
   SSL_CTX* const context = context_.get();
   const auto check = [](int done, const char* variable, const std::string& file) {
-    RINGCOMM_CHECK(done == 1, variable, "=", file,
+    RINGCOMM_CHECK(done == 1, variable, file,
                    " cannot be used: ", reason_of(ERR_peek_last_error()));
   };
   ERR_clear_error();
-  check(SSL_CTX_use_certificate_chain_file(context, config.tls_cert.c_str()), "RINGCOMM_TLS_CERT",
-        config.tls_cert);
+  check(SSL_CTX_use_certificate_chain_file(context, config.tls_cert.c_str()),
+        "RINGCOMM_TLS_CERT=", config.tls_cert);
   check(SSL_CTX_use_PrivateKey_file(context, config.tls_key.c_str(), SSL_FILETYPE_PEM),
-        "RINGCOMM_TLS_KEY", config.tls_key);
-  check(SSL_CTX_load_verify_file(context, config.tls_ca.c_str()), "RINGCOMM_TLS_CA", config.tls_ca);
+        "RINGCOMM_TLS_KEY=", config.tls_key);
+  check(SSL_CTX_load_verify_file(context, config.tls_ca.c_str()),
+        "RINGCOMM_TLS_CA=", config.tls_ca);
 }
 
 // ---- a connection

@@ -16,7 +16,7 @@ from lab.strangers import Address
 
 FIXED = 21_000, 21_063  # ports, none that the kernel chooses
 KEPT = 64 + 1  # strangers that are kept, and one for the moment until the oldest has gone
-MEMORY = 1024  # KiB
+MEMORY = 5120 if os.environ.get("RINGCOMM_TLS") == "on" else 1024  # KiB
 PACE, EACH = 250.0, 125  # strangers a second, and in a window
 JOB, CONTROL, NOBODY = range(3)  # whom they bother in a window
 # Of speed, beside the control; the short form has few windows to tell it from chance.
@@ -137,6 +137,6 @@ def footprint(pid: int) -> tuple[int, int]:
 STRANGERS = Fault(
     "strangers",
     "10,000 connections of strangers: scans, silent, slow, random, forged, replayed, half-open",
-    "64 kept, 1 MB more, 5 % slower than when they bother another process",
+    "64 kept, 1 MB more (TLS: 5 MB), 5 % slower than when they bother another process",
     bothered,
 )

@@ -4,7 +4,7 @@
 //
 // The keys are the system's, not the seed's: no property depends on their values.
 #include "fuzz_driver.h"
-#include "net/tls_pair.h"
+#include "cpp/net/tls_pair.h"
 
 namespace ringcomm::testing {
 namespace {
