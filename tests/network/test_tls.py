@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -121,6 +123,45 @@ def test_a_capture_shows_no_byte_of_a_tensor(tmp_path: Path, encrypted: bool) ->
     assert (MARK in seen) is not encrypted
     if encrypted:  # nor a part of it
         assert not any(MARK[at : at + 6] in seen for at in range(len(MARK) - 6))
+
+
+# ---- a kernel that encrypts
+
+UML = shutil.which("linux.uml")
+MODULES = sorted(Path("/usr/lib/uml/modules").glob("*/kernel"))
+IN_UML = """#!/bin/sh
+PATH=/usr/sbin:/usr/bin:/sbin:/bin
+mount -t proc proc /proc
+ip link set lo up
+for name in crypto/gf128mul crypto/ghash-generic crypto/ctr crypto/gcm net/tls/tls; do
+    [ ! -e MODULES/$name.ko ] || insmod MODULES/$name.ko
+done
+cat /proc/net/tls_stat
+PROGRAM keys
+cat /proc/net/tls_stat
+halt -f -p
+"""
+
+
+@pytest.mark.skipif(not (UML and MODULES), reason="kTLS: `apt install user-mode-linux kmod`")
+def test_the_kernel_seals(cpp_program: Callable[..., Path], tmp_path: Path) -> None:
+    """A kernel as a process, with its own loopback: the program runs there, on these files."""
+    assert UML is not None
+    script, program = tmp_path / "init", str(cpp_program("network_test"))
+    script.write_text(IN_UML.replace("MODULES", str(MODULES[-1])).replace("PROGRAM", program))
+    script.chmod(0o755)
+    root = ["root=/dev/root", "rootfstype=hostfs", "rootflags=/", "ro", f"init={script}"]
+    done = subprocess.run(
+        [UML, *root, "mem=256M", "con=null", "con0=null,fd:1"],
+        capture_output=True,
+        text=True,
+        timeout=limit(60),
+        stdin=subprocess.DEVNULL,
+        env={**os.environ, "HOME": str(tmp_path)},  # where it has its console
+    )
+    assert "ok keys wear out" in done.stdout, done.stdout[-2000:]
+    sealed = [int(line.split()[1]) for line in done.stdout.splitlines() if "TlsTxSw" in line]
+    assert sealed[0] == 0 < sealed[1], done.stdout[-3000:]
 
 
 # ---- who does not belong to it
