@@ -6,6 +6,7 @@ import contextlib
 import ipaddress
 import itertools
 import json
+import re
 import socket
 import sys
 import time
