@@ -74,7 +74,7 @@ class TlsEnd {
     }
     step();
   }
-  Key binding() const { return tls_.binding(); }
+  std::string binding() const { return tls_.binding(); }
 
   std::string unsent, got, refusal;
   bool is_over = false;
