@@ -261,7 +261,7 @@ def distance(addresses: list[str]) -> int:
     The shortest of some round trips counts: one may be long because this host was busy. A host
     that does not answer counts as near; who needs it finds out later, and says so.
     """
-    times = []
+    times: list[float] = []
     while len(times) < LOOKS and (took := round_trip(addresses)) is not None:
         times.append(took)
         if took <= NEAR:
@@ -283,11 +283,10 @@ def round_trip(addresses: list[str]) -> float | None:
             probe = sockets.enter_context(socket.socket(family(host)))
             probe.setblocking(False)
             if probe.connect_ex((host, int(port))) in (0, errno.EINPROGRESS):
-                selector.register(probe, selectors.EVENT_WRITE)
+                selector.register(probe, selectors.EVENT_WRITE, probe)
         while selector.get_map() and (left := end - time.monotonic()) > 0:
             for key, _ in selector.select(left):
-                probe = key.fileobj
-                selector.unregister(probe)
+                selector.unregister(probe := key.data)
                 if probe.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == 0:
                     info = probe.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, RTT_AT + 4)
                     return int.from_bytes(info[RTT_AT:], sys.byteorder) / 1e6

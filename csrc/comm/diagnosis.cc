@@ -146,8 +146,8 @@ void Diagnosis::throw_gone(Rank peer, const std::string& text, uint64_t sequence
   const PeerState state = this->state(peer);
   if (!state.left) throw PeerError(peer, text + loss_of(peer, sequence));
   throw PeerError(peer, str(text, ": rank ", peer,
-                            " has left the group (it destroyed it, or its program ended)",
-                            advice.empty() ? "" : str(" after #", state.finished, ": ", advice)));
+                            " has left the group (it destroyed it, or its program ended) after #",
+                            state.finished, advice.empty() ? "" : ": ", advice));
 }
 
 void Diagnosis::check_partner(Rank peer, const std::string& text) const {

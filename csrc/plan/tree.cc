@@ -124,12 +124,8 @@ class TreePlan {
     }
   }
 
-  void acquire_children(uint64_t c) {
-    for (const Link& child : children_) plan_.acquire(child, c);
-  }
-
   void send(uint64_t c) {
-    acquire_children(c);
+    for (const Link& child : children_) plan_.acquire(child, c);
     if (c + 1 == count_) roll_call([&](Rank r) { plan_.wait(r, kCredit); });
     for (const Link& child : children_) {
       plan_.put(child, c, whole(child.to, c), bytes(child.to, c));
@@ -138,7 +134,7 @@ class TreePlan {
   }
 
   void pass_down(uint64_t c) {
-    acquire_children(c);
+    for (const Link& child : children_) plan_.acquire(child, c);
     plan_.wait(up_.from);
     plan_.copy(output(c), plan_.slot(up_, c), bytes(rank_, c));
     plan_.release(up_, c);

@@ -9,6 +9,7 @@ namespace {
 struct Address {
   sockaddr_un name{};
   socklen_t length = 0;
+  const sockaddr* native() const { return reinterpret_cast<const sockaddr*>(&name); }
 };
 
 // A leading zero byte puts the name outside the file system: nothing to clean up.
@@ -48,8 +49,7 @@ ucred owner_of_peer(const Fd& socket) {
 Fd listen_unix(const std::string& abstract_name, int backlog) {
   const Address address = abstract_address(abstract_name);
   Fd fd = make_socket(SOCK_NONBLOCK);
-  const auto* name = reinterpret_cast<const sockaddr*>(&address.name);
-  if (::bind(fd.get(), name, address.length) != 0) throw SystemError("bind(AF_UNIX)");
+  if (::bind(fd.get(), address.native(), address.length) != 0) throw SystemError("bind(AF_UNIX)");
   if (::listen(fd.get(), backlog) != 0) throw SystemError("listen(AF_UNIX)");
   return fd;
 }
@@ -57,8 +57,7 @@ Fd listen_unix(const std::string& abstract_name, int backlog) {
 Fd connect_unix(const std::string& abstract_name) {
   const Address address = abstract_address(abstract_name);
   Fd fd = make_socket(SOCK_NONBLOCK);
-  const auto* name = reinterpret_cast<const sockaddr*>(&address.name);
-  while (::connect(fd.get(), name, address.length) != 0) {
+  while (::connect(fd.get(), address.native(), address.length) != 0) {
     if (errno != EINTR) throw SystemError("connect(AF_UNIX)");
   }
   if (!same_user(fd)) throw SystemError("the peer belongs to another user", EPERM);
