@@ -25,7 +25,7 @@ HostOperation::HostOperation(GroupState& state, const Geometry& geometry)
 Shape HostOperation::shape_of(const Operation& operation) const {
   validate(operation, state_.size(), state_.rank());
   Shape shape = make_shape(operation, geometry_);
-  static_cast<Levels&>(shape) = state_.reach();
+  static_cast<Levels&>(shape) = static_cast<const Levels&>(state_.reach());
   return shape;
 }
 

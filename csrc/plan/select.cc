@@ -133,9 +133,10 @@ std::string text_of(const Row& row, uint64_t limit) {
 
 const Row& row_for(const Shape& shape, bool mapped) {
   const uint64_t bytes = message_bytes(shape);
+  const int ends = shape.size / shape.local;
   for (const Row& row : kTable) {
     if (row.collective == shape.collective && fits(row, shape, mapped) &&
-        bytes <= row.limit(shape, shape.size / shape.local)) {
+        bytes <= row.limit(shape, ends)) {
       return row;
     }
   }
@@ -152,7 +153,8 @@ Algorithm select(const Shape& shape, bool mapped) { return row_for(shape, mapped
 
 std::string selection_reason(const Shape& shape, bool mapped) {
   const Row& row = row_for(shape, mapped);
-  return text_of(row, row.limit(shape, shape.size / shape.local));
+  const int ends = shape.size / shape.local;
+  return text_of(row, row.limit(shape, ends));
 }
 
 std::string selection_text(int size, const Costs& costs) {

@@ -191,7 +191,7 @@ py::tuple plan_of(const ShapeTuple& given, Rank rank, const std::optional<std::s
   std::vector<int> host_of;
   for (Rank r = 0; r < shape.size; ++r) host_of.push_back(r / shape.local);
   const Reach reach = reach_of(parse_topology(word), host_of, names);
-  static_cast<Levels&>(shape) = reach;
+  static_cast<Levels&>(shape) = static_cast<const Levels&>(reach);
   shape.geometry =
       reach.mapped ? Geometry::for_ranks(shape.size) : Geometry::across_hosts(shape.size);
   const Algorithm algorithm = asked ? algorithm_called(*asked) : select(shape, reach.mapped);
