@@ -299,12 +299,23 @@ Plan hierarchical_reduce(const Shape& shape, Rank rank) {
   return std::move(at.plan);
 }
 
-// Of the ranks of a host, then of those of one index on all hosts: they have heard of all then.
+// The first rank of each host hears its mates, meets the others and tells the mates.
 Plan hierarchical_barrier(const Shape& shape, Rank rank) {
   Hierarchy at(shape, rank);
-  at.inside(part_of(shape, Collective::kBarrier, at.local), {.ranks = at.mates});
-  at.between(part_of(shape, Collective::kBarrier, at.hosts), {.ranks = at.across});
-  return std::move(at.plan);
+  PlanBuilder plan(shape, Algorithm::kHierarchical, rank);
+  const Rank first = at.mates.front();
+  if (rank != first) {
+    plan.signal(first);
+    plan.wait(first);
+    return plan.finish();
+  }
+  for (int i = 1; i < at.local; ++i) plan.wait(rank + i);
+  for (int distance = 1; distance < at.hosts; distance *= 2) {
+    plan.signal(plan.peer(distance * at.local));
+    plan.wait(plan.peer(-distance * at.local));
+  }
+  for (int i = 1; i < at.local; ++i) plan.signal(rank + i);
+  return plan.finish();
 }
 
 }  // namespace ringcomm
