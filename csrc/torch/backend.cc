@@ -72,7 +72,7 @@ c10::intrusive_ptr<Backend> Backend::create(const c10::intrusive_ptr<c10d::Store
 Backend::Backend(std::shared_ptr<Communicator> group, RankAndSize self,
                  c10::intrusive_ptr<ringcomm::Options> options,
                  c10::intrusive_ptr<c10d::Store> store)
-    : Declined(self.rank, self.size),
+    : c10d::Backend(self.rank, self.size),
       options_(std::move(options)),
       split_child_(c10::intrusive_ptr<c10d::Backend>()),
       card_(Runtime::get().neighbours().card()),
@@ -134,7 +134,7 @@ void Backend::registerOnCompletionHook(
     std::function<void(std::shared_ptr<c10d::WorkInfo>)>&& hook) {
   TORCH_CHECK(!hasHooks(), "ringcomm: the group has a completion hook already");
   onCompletionHook_ = std::move(hook);
-  life()->hook.set(onCompletionHook_);
+  life()->hook = onCompletionHook_;
 }
 
 void Backend::shutdown() {

@@ -72,10 +72,8 @@ Backend::WorkPtr Backend::start(Call& call, const EventEnd& event_end) {
 
 void Backend::submit(const c10::intrusive_ptr<Work>& work, Call& call) {
   const auto on_done = [work](const std::exception_ptr& error) { work->complete(error); };
-  std::function<void()> on_end;
-  if (hasHooks()) on_end = [work] { work->note_end(); };
-  const auto task = group().submit(std::move(call.operation), on_done, std::move(call.continuation),
-                                   nullptr, std::move(on_end));
+  const auto task =
+      group().submit(std::move(call.operation), on_done, std::move(call.continuation));
   task->blocking = !call.async;
   work->follow(task);
 }
