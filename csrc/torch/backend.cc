@@ -102,12 +102,10 @@ Backend::OptionsPtr Backend::getBackendOptions() {
 }
 
 std::chrono::milliseconds Backend::timeout_of(std::chrono::milliseconds asked) {
-  const std::chrono::milliseconds base = asked.count() > 0 ? asked : group().state().timeout();
-  std::chrono::milliseconds more{0};
-  if (extension_ms_.load(std::memory_order_relaxed) != 0) {
-    more = std::chrono::milliseconds(extension_ms_.exchange(0));
-  }
-  return sane_timeout(base + more);
+  const auto base = asked.count() > 0 ? asked : group().state().timeout();
+  const int64_t more =
+      extension_ms_.load(std::memory_order_relaxed) == 0 ? 0 : extension_ms_.exchange(0);
+  return sane_timeout(base + std::chrono::milliseconds(more));
 }
 
 c10d::ErrorType Backend::getError() {
@@ -146,22 +144,12 @@ void Backend::shutdown() {
 // Of a group of some of this one's ranks.
 c10::intrusive_ptr<ringcomm::Options> Backend::options_of(const std::vector<int>& ranks,
                                                           const OptionsPtr& opts) const {
-  auto options = c10::make_intrusive<ringcomm::Options>(opts->timeout);
-  options->config = options_->config;
-  options->cuda = options_->cuda;
-  if (const auto* ours = dynamic_cast<const ringcomm::Options*>(opts.get())) {
-    const pybind11::gil_scoped_acquire gil;
-    pybind11::module_::import("ringcomm._options").attr("configure")(pybind11::cast(opts));
-    options->config = ours->config;
-    options->given = ours->given;
-  }
+  const pybind11::gil_scoped_acquire gil;
+  const auto made = pybind11::module_::import("ringcomm._options")
+                        .attr("of_some")(pybind11::cast(options_), ranks, pybind11::cast(opts));
+  const auto options = made.cast<c10::intrusive_ptr<ringcomm::Options>>();
   options->group_name = opts->group_name;
-  options->group_desc = opts->group_desc;
-  const auto& global = options_->global_ranks_in_group;  // none: the default group
-  for (const int rank : ranks) {
-    const auto index = static_cast<size_t>(rank);
-    options->global_ranks_in_group.push_back(index < global.size() ? global[index] : index);
-  }
+  options->group_desc = opts->group_desc;  // which Python does not see
   return options;
 }
 

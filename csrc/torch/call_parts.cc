@@ -8,10 +8,6 @@
 namespace ringcomm {
 namespace {
 
-bool is_bitwise(ReduceOp op) {
-  return op == ReduceOp::kBand || op == ReduceOp::kBor || op == ReduceOp::kBxor;
-}
-
 // torch's operations are ours, in the same order.
 static_assert(int{c10d::ReduceOp::SUM} == int(ReduceOp::kSum) &&
               int{c10d::ReduceOp::AVG} == int(ReduceOp::kAvg) &&
@@ -76,14 +72,6 @@ std::vector<Span> by_rank(const std::vector<Span>& wholes, int size) {
 }  // namespace
 
 // ---- checks
-
-const at::Tensor& only_one(const Refusal& refuse, const Tensors& tensors, const char* which) {
-  if (tensors.size() != 1) {
-    refuse(str("requires a single-element ", which, "tensor list, this one has ", tensors.size(),
-               ": make a call for each, or a coalesced one"));
-  }
-  return tensors[0];
-}
 
 Rank checked_root(const Refusal& refuse, int64_t root, int size) {
   c10d::assertRootRank(refuse, root, size);
@@ -150,10 +138,6 @@ void set_reduction(Call& call, const c10d::ReduceOp& op, const at::Tensor& tenso
   const auto dtype = dtype_of(tensor.scalar_type());
   if (!dtype) refuse(str("cannot compute with ", c10::toString(tensor.scalar_type()), " tensors"));
   operation.dtype = *dtype;
-  const bool integral = c10::isIntegralType(tensor.scalar_type(), /*includeBool=*/true);
-  if (is_bitwise(operation.op) && !integral) {
-    refuse(str("Cannot use ReduceOp.", to_string(operation.op), " with non-integral dtype"));
-  }
   if (operation.op == ReduceOp::kPremulSum) operation.factor = premul_factor(refuse, op);
   if (const std::string why = why_not(operation.dtype, operation.op); !why.empty()) refuse(why);
 }

@@ -6,7 +6,12 @@
 namespace ringcomm {
 
 // `which`: "input " or "output " where a call has both.
-const at::Tensor& only_one(const Refusal& refuse, const Tensors& tensors, const char* which = "");
+template <typename T>
+const T& only_one(const Refusal& refuse, const std::vector<T>& list, const char* which = "") {
+  if (list.size() == 1) return list[0];
+  refuse(str("requires a single-element ", which, "tensor list, this one has ", list.size(),
+             ": make a call for each, or a coalesced one"));
+}
 Rank checked_root(const Refusal& refuse, int64_t root, int size);
 void check_all_served(const Refusal& refuse, at::TensorList tensors);
 void check_same_type(const Refusal& refuse, const at::Tensor& model, at::TensorList tensors);

@@ -33,7 +33,7 @@ std::vector<uint64_t> split_bytes(const Refusal& refuse, const std::vector<int64
 
 void check_length(const Refusal& refuse, const Tensors& tensors, const char* which, int size) {
   if (tensors.size() == static_cast<size_t>(size)) return;
-  refuse(str(which, " tensor list size ", tensors.size(), " does not match world size ", size));
+  refuse(str(which, "tensor list size ", tensors.size(), " does not match world size ", size));
 }
 
 // The rest of an all_to_all, whose splits are known.
@@ -53,21 +53,13 @@ Call&& exchange_all(Call& call, Rank rank) {
 at::TensorList one_a_rank(Call& call, const TensorLists& lists, const at::Tensor& model,
                           RankAndSize self) {
   const Refusal& refuse = call.refuse;
-  const bool gathers = call.operation.collective == Collective::kGather;
-  const char* const which = gathers ? "output" : "input";
+  const char* const which =
+      call.operation.collective == Collective::kGather ? "output " : "input ";
   if (self.rank != call.operation.root) {
-    if (!lists.empty()) refuse(str("requires empty ", which, " on non-root"));
+    if (!lists.empty()) refuse(str("requires empty ", which, "on non-root"));
     return {};
   }
-  if (lists.size() != 1) {
-    refuse(str("requires a single-element ", which, " list containing a list with ", self.size,
-               " tensors."));
-  }
-  if (lists[0].size() != static_cast<size_t>(self.size)) {
-    refuse(str("Incorrect ", which, " list size ", lists[0].size(), ". ",
-               gathers ? "Output" : "Input", " list size should be ", self.size,
-               ", same as size of the process group."));
-  }
+  check_length(refuse, only_one(refuse, lists, which), which, self.size);
   const auto all = flatten(call, lists);
   check_all_served(refuse, all);
   check_same_shape(refuse, model, all);
@@ -145,8 +137,7 @@ Backend::WorkPtr Backend::allgather(TensorLists& outputs, Tensors& inputs,
                                     const c10d::AllgatherOptions& opts) {
   Call call(OpType::ALLGATHER, "ringcomm:all_gather", Collective::kAllGather);
   const at::Tensor& input = only_one(call.refuse, inputs, "input ");
-  if (outputs.size() != 1) call.refuse("requires a single-element output tensor list");
-  check_length(call.refuse, outputs[0], "output", size());
+  check_length(call.refuse, only_one(call.refuse, outputs, "output "), "output ", size());
   call.outputs = flatten(call, outputs);
   call.inputs = inputs;
   check_shard(call.refuse, input, call.outputs, rank());
@@ -241,8 +232,7 @@ Backend::WorkPtr Backend::reduce_scatter(Tensors& outputs, TensorLists& inputs,
                                          const c10d::ReduceScatterOptions& opts) {
   Call call(OpType::REDUCE_SCATTER, "ringcomm:reduce_scatter", Collective::kReduceScatter);
   const at::Tensor& output = only_one(call.refuse, outputs, "output ");
-  if (inputs.size() != 1) call.refuse("requires a single-element input tensor list");
-  check_length(call.refuse, inputs[0], "input", size());
+  check_length(call.refuse, only_one(call.refuse, inputs, "input "), "input ", size());
   call.inputs = flatten(call, inputs);
   call.outputs = outputs;
   check_shard(call.refuse, output, call.inputs, rank());
@@ -293,8 +283,8 @@ Backend::WorkPtr Backend::alltoall_base(at::Tensor& output, at::Tensor& input,
 Backend::WorkPtr Backend::alltoall(Tensors& outputs, Tensors& inputs,
                                    const c10d::AllToAllOptions& opts) {
   Call call(OpType::ALLTOALL, "ringcomm:all_to_all", Collective::kAllToAll);
-  check_length(call.refuse, inputs, "input", size());
-  check_length(call.refuse, outputs, "output", size());
+  check_length(call.refuse, inputs, "input ", size());
+  check_length(call.refuse, outputs, "output ", size());
   check_all_served(call.refuse, inputs);
   check_all_served(call.refuse, outputs);
   check_same_type(call.refuse, inputs[0], inputs);

@@ -48,10 +48,10 @@ class SparseSum {
   void check_rows() const {
     for (Rank rank = 0; rank < self_.size; ++rank) {
       if (row(rank)[1] == row(self_.rank)[1]) continue;
-      throw MismatchError(ringcomm::str(
-          "all_reduce of sparse tensors: rank ", self_.rank, " gave one of ", input_.sizes(),
-          " with ", input_.sparse_dim(), " sparse dimensions, and rank ", rank,
-          " another: every rank must give the same sizes"));
+      throw MismatchError(ringcomm::str("all_reduce of sparse tensors: rank ", self_.rank,
+                                        " gave one of ", input_.sizes(), " with ",
+                                        input_.sparse_dim(), " sparse dimensions, and rank ", rank,
+                                        " another: every rank must give the same sizes"));
     }
   }
 

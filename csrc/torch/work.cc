@@ -49,19 +49,17 @@ void Work::complete(const std::exception_ptr& why) {
 
 // Futures and hook: code of the user's, which may wait for other operations.
 void Work::call_back() {
-  c10::intrusive_ptr<Future> future, future_result;
+  c10::intrusive_ptr<Future> future;
   {
     const std::lock_guard lock(mutex_);
     resolved_ = true;
     future = future_;
-    future_result = future_result_;
   }
-  if (!future && !future_result && !hooked_) return;
+  if (!future && !hooked_) return;
   Progress::call_out([&] {
     const at::ThreadLocalStateGuard as_caller(caller_);
     try {
       if (future) resolve(*future);
-      if (future_result) resolve_result(*future_result);
       if (!hooked_) return;
       backend_state_->hook(
           std::make_shared<c10d::WorkInfo>(retrieveOpType(), sequence_, started_, ended_,
@@ -110,28 +108,16 @@ float Work::getDuration() const {
   return std::chrono::duration<float, std::milli>(ended_ - started_).count();
 }
 
-c10::intrusive_ptr<c10::ivalue::Future> Work::promise(c10::intrusive_ptr<Future>& slot,
-                                                      c10::TypePtr type) {
-  c10::intrusive_ptr<Future> future;
-  bool late = false;
+// It is resolved by call_back(), or here where that has been.
+c10::intrusive_ptr<c10::ivalue::Future> Work::getFuture() {
   {
     const std::lock_guard lock(mutex_);
-    if (!slot) {
-      slot = c10::make_intrusive<Future>(std::move(type));
-      late = resolved_;
-    }
-    future = slot;
+    if (future_) return future_;
+    future_ = c10::make_intrusive<Future>(c10::ListType::create(c10::TensorType::get()));
+    if (!resolved_) return future_;
   }
-  if (late) &slot == &future_ ? resolve(*future) : resolve_result(*future);
-  return future;
-}
-
-c10::intrusive_ptr<c10::ivalue::Future> Work::getFuture() {
-  return promise(future_, c10::ListType::create(c10::TensorType::get()));
-}
-
-c10::intrusive_ptr<c10::ivalue::Future> Work::getFutureResult() {
-  return promise(future_result_, c10::IntType::get());
+  resolve(*future_);
+  return future_;
 }
 
 void Work::resolve(Future& future) {
@@ -140,11 +126,6 @@ void Work::resolve(Future& future) {
   } else {
     future.markCompleted(c10::IValue(outputs_));
   }
-}
-
-void Work::resolve_result(Future& future) const {
-  const auto result = exception_ ? c10d::WorkResult::COMM_ERROR : c10d::WorkResult::SUCCESS;
-  future.markCompleted(c10::IValue(static_cast<int64_t>(result)));
 }
 
 // ---- Works

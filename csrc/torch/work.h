@@ -53,18 +53,14 @@ class Work final : public c10d::Work {
   std::vector<at::Tensor> result() override;
   int sourceRank() const override;
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
-  c10::intrusive_ptr<c10::ivalue::Future> getFutureResult() override;
   float getDuration() const override;  // milliseconds
   uint64_t getSequencenumber() const override { return sequence_; }
 
  private:
   using Future = c10::ivalue::Future;
-  // Makes a future at first use. It is resolved by complete(), or here where that has been.
-  c10::intrusive_ptr<Future> promise(c10::intrusive_ptr<Future>& slot, c10::TypePtr type);
   void call_back();
   Message* message() const { return request_ ? request_->as_message() : nullptr; }
   void resolve(Future& future);
-  void resolve_result(Future& future) const;
 
   std::shared_ptr<BackendState> backend_state_;
   std::vector<at::Tensor> inputs_, outputs_;
@@ -76,7 +72,7 @@ class Work final : public c10d::Work {
 
   std::shared_ptr<Request> request_;
   // Guarded by the base's mutex_.
-  c10::intrusive_ptr<Future> future_, future_result_;
+  c10::intrusive_ptr<Future> future_;
   bool resolved_ = false;
 };
 
