@@ -8,10 +8,12 @@ needed, and nothing outside them is touched.
     python benchmarks/between_hosts.py --wan 300,25,0.1 --collectives all_reduce --sizes 1M,32M
     RINGCOMM_FLOWS=2 python benchmarks/between_hosts.py --hosts 2 --rate 200mbit --second 20mbit
     python benchmarks/between_hosts.py --hosts 4 --sites 2 --wan 100,5 --sizes 64K,16M
+    python benchmarks/between_hosts.py --hosts 2 --rate 1gbit --tls
 
 With `--sites` the hosts are spread over so many. Inside a site links are as `--rate` says, and each
 host has a long one to the other sites. First `ringcomm tune` measures them. Then the plans by its
 file are beside a flat ring in the order of the ranks, which is made before there is such a file.
+With `--tls` jobs whose connections are encrypted take turns with jobs whose are not.
 
 Both backends are in the same processes and take turns, so what disturbs the machine disturbs them
 alike. The bound is 2 (n-1)/n bytes for all_reduce, (n-1)/n for the others, n hosts, over what one
@@ -41,6 +43,8 @@ from lab.wan import Wan
 
 COLLECTIVES = ["all_reduce", "reduce_scatter", "all_gather", "broadcast"]
 PLAIN_BYTES = 32 << 20
+JOBS = 3  # of each kind, with --tls
+ENCRYPTED = {"RINGCOMM_TLS": "on", "RINGCOMM_SECRET": "of this benchmark"}
 
 
 def parse_size(text: str) -> int:
@@ -99,12 +103,14 @@ def call_of(collective: str, size: int, ranks: int, group: Any) -> Callable[[], 
     return calls[collective]
 
 
-def groups_to_compare(sites: bool) -> dict[str, Any]:
+def groups_to_compare(options: argparse.Namespace) -> dict[str, Any]:
     """The one that others are compared with comes first."""
     import torch.distributed as dist
 
-    dist.init_process_group("gloo")
-    if not sites:
+    dist.init_process_group("ringcomm" if options.tls else "gloo")
+    if options.tls:
+        return {"encrypted" if "RINGCOMM_TLS" in os.environ else "in clear": dist.group.WORLD}
+    if options.sites == 1:
         return {"gloo": dist.group.WORLD, "ringcomm": dist.new_group(backend="ringcomm")}
     import ringcomm
 
@@ -121,7 +127,7 @@ def be_rank(options: argparse.Namespace) -> None:
 
     rank, local = int(os.environ["RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
     plain = plain_tcp(rank, local, os.environ["MASTER_ADDR"])
-    groups = groups_to_compare(options.sites > 1)
+    groups = groups_to_compare(options)
     rows = []
     for collective in options.collectives.split(","):
         for size in map(parse_size, options.sizes.split(",")):
@@ -153,7 +159,7 @@ def show(answer: dict[str, Any], hosts: int, local: int) -> list[dict[str, Any]]
         bound = moved / statistics.median(answer["plain"][1:])
         spread = {b: f"{min(t) * 1e3:.3g}..{max(t) * 1e3:.3g}" for b, t in row["times"].items()}
         ratio = medians[other] / medians[ours]
-        in_full = row["bytes"] >= 1 << 20 and ours == "ringcomm"
+        in_full = row["bytes"] >= 1 << 20 and ours in ("ringcomm", "encrypted")
         share = f"{bound / medians[ours]:.0%} of the bound" if in_full else ""
         print(
             f"{hosts} x {local}  {row['collective']:14} {row['bytes']:>9} B  "
@@ -177,6 +183,29 @@ def tuned(hosts: Hosts, folder: Path, local: int) -> Path:
     return costs
 
 
+def run(hosts: Hosts, env: dict[str, str], options: argparse.Namespace) -> dict[str, Any]:
+    """Return what the first rank of a job has measured."""
+    command = [sys.executable, __file__, "--as-rank", *sys.argv[1:]]
+    ranks = hosts.run_ranks(command, options.local, env, timeout=500)
+    lines = [line for line in ranks[0].output.splitlines() if line.startswith("{")]
+    if not lines:
+        sys.exit(ranks[0].output)
+    answer: dict[str, Any] = json.loads(lines[-1])
+    return answer
+
+
+def run_in_turn(hosts: Hosts, options: argparse.Namespace) -> dict[str, Any]:
+    """Return the figures of several jobs as those of one."""
+    answers = [run(hosts, env, options) for _ in range(JOBS) for env in ({}, ENCRYPTED)]
+    whole = answers[0]
+    for answer in answers[1:]:
+        whole["plain"] += answer["plain"][1:]
+        for row, more in zip(whole["rows"], answer["rows"], strict=True):
+            for name, times in more["times"].items():
+                row["times"][name] = row["times"].get(name, []) + times
+    return whole
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--hosts", default="2,4", help="how many, in turn")
@@ -189,6 +218,7 @@ def main() -> None:
         help="long links: rate, delay one way, packets lost",
     )
     parser.add_argument("--sites", type=int, default=1, help="the hosts are spread over them")
+    parser.add_argument("--tls", action="store_true", help="encrypted beside in clear")
     parser.add_argument("--second", help="the rate of a second network between them, if any")
     parser.add_argument("--collectives", default=",".join(COLLECTIVES))
     parser.add_argument("--sizes", default="1K,64K,16M")
@@ -213,15 +243,11 @@ def main() -> None:
             if options.second:
                 hosts.second_network(options.second)
             env = {"RINGCOMM_COSTS": str(tuned(hosts, Path(folder), options.local))} if far else {}
-            command = [sys.executable, __file__, "--as-rank", *sys.argv[1:]]
-            ranks = hosts.run_ranks(command, options.local, env, timeout=500)
-        lines = [line for line in ranks[0].output.splitlines() if line.startswith("{")]
-        if not lines:
-            sys.exit(ranks[0].output)
-        plain = json.loads(lines[-1])["plain"]
+            answer = run_in_turn(hosts, options) if options.tls else run(hosts, env, options)
+        plain = answer["plain"]
         shown = " ".join(f"{PLAIN_BYTES / rate:.3g}" for rate in plain)
         print(f"plain TCP, {PLAIN_BYTES >> 20} MiB both ways: {shown} s")
-        results += show(json.loads(lines[-1]), count, options.local)
+        results += show(answer, count, options.local)
     if options.json:
         options.json.write_text(json.dumps(results, indent=1) + "\n")
 

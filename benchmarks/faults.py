@@ -3,6 +3,7 @@
     python benchmarks/faults.py                                # the short forms
     python benchmarks/faults.py --only resets,blackhole --backends ringcomm,gloo
     python benchmarks/faults.py --wan 300,25                   # round trips of 50 ms
+    python benchmarks/faults.py --tls                          # encrypted, but not Gloo's
     python benchmarks/faults.py --long --json faults.json      # hours
 
 Most rows need several hosts, which are network namespaces: root, iproute2 and nftables. "yes" is
@@ -54,8 +55,11 @@ def main() -> None:
     parser.add_argument("--only", type=names, default=[], help="names of rows: resets,blackhole")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--wan", default="", metavar="MBIT,MS[,PERCENT]", help="over long links")
+    parser.add_argument("--tls", action="store_true", help="connections are encrypted")
     options = parser.parse_args()
     os.environ["LAB_WAN"] = options.wan
+    if options.tls:
+        os.environ.update(RINGCOMM_TLS="on", RINGCOMM_SECRET="of this table")
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # programs of the rows inherit it
     facts, found, rows = report.machine(), [], []
     for fault in chosen(options):
@@ -72,7 +76,8 @@ def main() -> None:
         found.append((fault, verdicts))
     report.progress("")
     print(table(found))
-    body = {"machine": facts, "long": options.long, "seed": options.seed, "rows": rows}
+    asked = {name: getattr(options, name) for name in ("long", "seed", "wan", "tls")}
+    body = {"machine": facts, **asked, "rows": rows}
     report.write_json(options.json, "faults", body)
 
 

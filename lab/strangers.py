@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import random
 import select
 import socket
+import ssl
 import struct
 import time
 from collections.abc import Callable, Sequence
@@ -16,6 +18,9 @@ HELLO, NONCE, CHALLENGE, PROOF = 88, 32, 72, 32  # bytes, as csrc/net/handshake.
 ETH_P_ALL = 0x0003  # what goes out too
 CALM = 0.05  # seconds that an answer is waited for
 KEPT = 64  # strangers of whom nothing is known yet
+TLS = b"\x16"  # how the first record begins
+WHOLE = 1000  # bytes, in which an encrypted handshake has ended
+CLOSED = 2.0  # seconds in which a connection is closed that is not let in
 
 Address = tuple[str, int]
 
@@ -43,7 +48,7 @@ def record(pipe: Connection, ports: tuple[int, int]) -> dict[str, Any]:
             stream = said.setdefault((packet[12:16], packet[16:20], here, there), bytearray())
             stream += data
             # The Hello alone would be that of an attempt that was given up.
-            if len(stream) > HELLO + PROOF:
+            if len(stream) > (WHOLE if stream.startswith(TLS) else HELLO + PROOF):
                 where = socket.inet_ntoa(packet[16:20]), there
                 return {"address": where, "said": bytes(stream[: HELLO + 4096])}
     return {}
@@ -63,7 +68,9 @@ class Strangers:
         kinds: list[Callable[[], None]] = [self.scan, self.silent, self.slow, self.noise]
         kinds.append(self.half_open)
         # What is forged and replayed is known of one backend only.
-        self._kinds = [*kinds, self.forged, self.replayed] if said else kinds
+        knowing = [self.forged_tls, self.replayed_tls] if said.startswith(TLS) else []
+        knowing = knowing or ([self.forged, self.replayed] if said else [])
+        self._kinds = [*kinds, *knowing]
 
     def come(self) -> None:
         """The next of them; those who are slow say a byte each second."""
@@ -125,6 +132,34 @@ class Strangers:
                 stranger.sendall(rest)
                 self.let_in += len(stranger.recv(1))
             except OSError:  # closed with a reset, or not at all
+                return
+
+    def forged_tls(self) -> None:
+        """One that speaks TLS 1.3, and knows neither a secret nor an authority."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+        said = ssl.MemoryBIO()
+        with contextlib.suppress(ssl.SSLWantReadError):
+            context.wrap_bio(ssl.MemoryBIO(), said).do_handshake()
+        self._shake_hands_by_tls(said.read(), self.random.randbytes(100))
+
+    def replayed_tls(self) -> None:
+        self._shake_hands_by_tls(self.said, b"")
+
+    def _shake_hands_by_tls(self, hello: bytes, rest: bytes) -> None:
+        """What is answered nobody here can read: who is let in is not shown the door."""
+        with self._connect() as stranger:
+            stranger.settimeout(CLOSED)
+            try:
+                stranger.sendall(hello)
+                self.challenged += bool(stranger.recv(65_536))
+                stranger.sendall(rest)
+                while stranger.recv(65_536):
+                    pass
+            except TimeoutError:
+                self.let_in += 1
+            except OSError:
                 return
 
     def half_open(self) -> None:
@@ -196,7 +231,7 @@ def answer(stranger: socket.socket) -> bool:
     """Whether to go on listening to it: it has said no more yet than a rank might, or Hello."""
     try:
         data = stranger.recv(65_536)
-        if len(data) == HELLO:
+        if len(data) == HELLO or data.startswith(TLS):
             stranger.send(bytes(CHALLENGE))
     except OSError:
         return False

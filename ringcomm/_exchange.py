@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ringcomm._codecs import UNIT, Codec, divide, mixed
-from ringcomm.tune import host_name
+from ringcomm.tune import host_id
 
 # torch 2.13 has new names for them, and warns of the old ones.
 all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -238,7 +238,7 @@ def _run(jobs: queue.SimpleQueue[Callable[[], None] | None]) -> None:
 
 def _host_of(rank: int) -> str:
     try:
-        return f"{host_name(rank)} {os.getuid()}"
+        return f"{host_id(rank)} {os.getuid()}"
     except OSError:  # it cannot be shown to be on one host with others
         return str(rank)
 

@@ -119,7 +119,10 @@ Key Handshake::proof(const char* label, const std::string& more) const {
 
 void Handshake::check_proof(const char* label, const std::string& more, const Key& theirs) const {
   if (CRYPTO_memcmp(proof(label, more).data(), theirs.data(), theirs.size()) != 0) {
-    throw StrangerError();
+    if (binding_.empty()) throw StrangerError();
+    throw StrangerError(
+        "its proof is not for this connection: it has another RINGCOMM_SECRET, or somebody stands "
+        "between");
   }
 }
 

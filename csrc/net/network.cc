@@ -38,7 +38,7 @@ Contact Contact::from_text(const std::string& text) {
 
 Network::Network(const NetworkOptions& options)
     : options_(options),
-      tls_(options),
+      tls_(options, options.tls_records),
       epoll_(::epoll_create1(EPOLL_CLOEXEC)),
       wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
       staging_(kStaging),
@@ -212,7 +212,7 @@ void Network::drop(Link& link, bool refused) {
     auto& current = peer->links[static_cast<size_t>(link.flow)];
     if (current == &link) {
       current = nullptr;
-      if (!link.worn()) peer->count_broken();
+      if (!link.is_worn()) peer->count_broken();
       link.socket.reset();  // before the session says what came over it
       peer->session.down(link.flow);
       peer->connect_again(link.flow);

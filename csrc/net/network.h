@@ -36,6 +36,7 @@ struct NetworkOptions : ProcessConfig {
   Places places;
   std::chrono::milliseconds resume{std::chrono::seconds(30)};  // a peer not heard of is given up
   Doorbell bell;                                               // rung when something has arrived
+  uint64_t tls_records = TlsSettings::kMostRecords;            // of one connection, see there
 };
 
 class Network {

@@ -171,7 +171,7 @@ void Network::Peer::tick(Clock::time_point now, Clock::duration stalled) {
     if (Link* closed = links[static_cast<size_t>(flow)]) network_.drop(*closed);
   }
   for (Link*& link : links) {
-    if (link != nullptr && link->worn()) network_.drop(*link);
+    if (link != nullptr && link->is_worn()) network_.drop(*link);
   }
   const bool up = std::ranges::any_of(links, [](auto* link) { return link; });
   if (up) tell_news(now);

@@ -31,9 +31,7 @@ struct Network::Link {
   // As readv(2) and sendmsg(2); with TLS, of fewer bytes, and they throw FlowError.
   ssize_t receive(std::span<const iovec> parts);
   ssize_t send(std::span<iovec> parts);
-  // Another key is to seal what follows: the next connection has one.
-  bool worn() const { return tls && tls->records() > Tls::kMostRecords; }
-
+  bool is_worn() const { return tls && tls->is_worn(); }
   bool is_ours() const { return connecting || (handshake && !handshake->accepting()); }
 };
 

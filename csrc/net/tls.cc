@@ -84,7 +84,8 @@ int find_key(SSL* ssl, const unsigned char* identity, size_t bytes, SSL_SESSION*
 
 // ---- settings
 
-TlsSettings::TlsSettings(const ProcessConfig& config) : context_(nullptr, SSL_CTX_free) {
+TlsSettings::TlsSettings(const ProcessConfig& config, uint64_t most_records)
+    : most_records_(most_records), context_(nullptr, SSL_CTX_free) {
   if (config.tls != "on") return;
   certified_ = !config.tls_cert.empty();
   way_ = certified_ ? "by-certificate" : "by-secret";
@@ -114,15 +115,16 @@ TlsSettings::TlsSettings(const ProcessConfig& config) : context_(nullptr, SSL_CT
 void TlsSettings::load(const ProcessConfig& config) {
   SSL_CTX* const context = context_.get();
   const auto check = [](int done, const char* variable, const std::string& file) {
-    RINGCOMM_CHECK(done == 1, variable, "=", file,
+    RINGCOMM_CHECK(done == 1, variable, file,
                    " cannot be used: ", reason_of(ERR_peek_last_error()));
   };
   ERR_clear_error();
-  check(SSL_CTX_use_certificate_chain_file(context, config.tls_cert.c_str()), "RINGCOMM_TLS_CERT",
-        config.tls_cert);
+  check(SSL_CTX_use_certificate_chain_file(context, config.tls_cert.c_str()),
+        "RINGCOMM_TLS_CERT=", config.tls_cert);
   check(SSL_CTX_use_PrivateKey_file(context, config.tls_key.c_str(), SSL_FILETYPE_PEM),
-        "RINGCOMM_TLS_KEY", config.tls_key);
-  check(SSL_CTX_load_verify_file(context, config.tls_ca.c_str()), "RINGCOMM_TLS_CA", config.tls_ca);
+        "RINGCOMM_TLS_KEY=", config.tls_key);
+  check(SSL_CTX_load_verify_file(context, config.tls_ca.c_str()),
+        "RINGCOMM_TLS_CA=", config.tls_ca);
 }
 
 // ---- a connection
@@ -141,7 +143,9 @@ ssize_t Tls::read(std::span<std::byte> to) {
   ERR_clear_error();
   size_t bytes = 0;
   const int result = SSL_read_ex(ssl_.get(), to.data(), to.size(), &bytes);
-  return result == 1 ? static_cast<ssize_t>(bytes) : outcome(result);
+  if (result != 1) return outcome(result);
+  if (SSL_pending(ssl_.get()) == 0) ++opened_;
+  return static_cast<ssize_t>(bytes);
 }
 
 // A record from one long part, or of several short ones. After EAGAIN, OpenSSL sends the record
@@ -162,7 +166,7 @@ ssize_t Tls::write(std::span<const iovec> parts) {
   ERR_clear_error();
   const int result = SSL_write_ex(ssl_.get(), from, bytes, &bytes);
   if (result != 1) return outcome(result);
-  ++records_;
+  ++sealed_;
   return static_cast<ssize_t>(bytes);
 }
 
@@ -182,7 +186,9 @@ ssize_t Tls::outcome(int result) {
 void Tls::refuse() const {
   const unsigned long error = ERR_peek_last_error();
   const int reason = ERR_GET_REASON(error);
-  if (SSL_is_init_finished(ssl_.get()) == 1 && reason < SSL_AD_REASON_OFFSET) {
+  char any = 0;  // OpenSSL forgets after an error that the handshake is over
+  const bool shaken = SSL_get_peer_finished(ssl_.get(), &any, sizeof any) > 0;
+  if (shaken && reason < SSL_AD_REASON_OFFSET) {
     throw ChangedError("a record was changed on the way");
   }
   const long verified = SSL_get_verify_result(ssl_.get());

@@ -9,6 +9,7 @@
 #include <openssl/types.h>
 #include <sys/uio.h>
 
+#include <algorithm>
 #include <memory>
 #include <span>
 
@@ -21,14 +22,18 @@ namespace ringcomm {
 // How a process encrypts, for all its connections.
 class TlsSettings {
  public:
+  // Records that one key may seal: 2^24.5 full ones, with AES-GCM (RFC 8446, section 5.5).
+  static constexpr uint64_t kMostRecords = 1 << 24;
+
   // Throws UsageError where a certificate, a key or an authority cannot be used.
-  explicit TlsSettings(const ProcessConfig& config);
+  explicit TlsSettings(const ProcessConfig& config, uint64_t most_records = kMostRecords);
 
   // "off", "by-secret" or "by-certificate": the same on all ranks.
   const std::string& way() const { return way_; }
   bool on() const { return context_ != nullptr; }
   bool has_certificate() const { return certified_; }
   const Key& key() const { return key_; }
+  uint64_t most_records() const { return most_records_; }
   SSL_CTX* context() const { return context_.get(); }
 
  private:
@@ -37,15 +42,13 @@ class TlsSettings {
   std::string way_ = "off";
   bool certified_ = false;
   Key key_{};
+  uint64_t most_records_;
   std::unique_ptr<SSL_CTX, void (*)(SSL_CTX*)> context_;
 };
 
 // One connection. Reading and writing make TLS's own handshake first.
 class Tls {
  public:
-  // Records that one key may seal: 2^24.5 full ones, with AES-GCM (RFC 8446, section 5.5).
-  static constexpr uint64_t kMostRecords = 1 << 24;
-
   static constexpr size_t kMostHeld = 17 << 10;  // bytes of a record that has not come whole
 
   Tls(const TlsSettings& settings, const Fd& socket, bool accepting);
@@ -56,7 +59,9 @@ class Tls {
   ssize_t write(std::span<const iovec> parts);
   bool has_more() const;       // bytes that came already, of which no event will tell
   bool waits_to_read() const;  // also to write: TLS's handshake goes on when something has come
-  uint64_t records() const { return records_; }  // sealed
+  // A key has sealed enough: the next connection has others. When one end closes it for that, the
+  // other has seen as many records.
+  bool is_worn() const { return std::max(sealed_, opened_) > settings_.most_records(); }
   // A word of this connection, which its two ends alone know (RFC 8446, section 7.5).
   Key binding() const;
 
@@ -67,7 +72,7 @@ class Tls {
   const TlsSettings& settings_;
   std::unique_ptr<SSL, void (*)(SSL*)> ssl_;
   std::vector<std::byte> record_;
-  uint64_t records_ = 0;
+  uint64_t sealed_ = 0, opened_ = 0;  // records
 };
 
 }  // namespace ringcomm

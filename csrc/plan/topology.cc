@@ -60,8 +60,8 @@ std::string stranger(const Topology& topology, const std::vector<int>& host_of,
 Reach reach_of(const Topology& topology, const std::vector<int>& host_of,
                const std::vector<std::string>& names) {
   Reach reach{.mapped = std::ranges::count(host_of, 0) == std::ssize(host_of)};
-  if (reach.mapped) return reach;
   reach.costs = reach.near = topology.costs;
+  if (reach.mapped) return reach;
   std::vector<Rank> order(host_of.size());
   std::iota(order.begin(), order.end(), 0);
   if (!topology.hosts.empty() && stranger(topology, host_of, names).empty()) {

@@ -19,6 +19,7 @@ SEEDS = {
     "fuzz_handshake": 20000,
     "fuzz_session": 8000,
     "fuzz_texts": 20000,
+    "fuzz_tls": 1000,
 }
 RULES = [
     ("fuzz_channel", "bounds"),
@@ -29,6 +30,7 @@ RULES = [
     ("fuzz_session", "verify"),
     ("fuzz_session", "bounded"),
     ("fuzz_texts", "last_byte"),
+    ("fuzz_tls", "secret"),
 ]
 SOAK_SECONDS = 300
 

@@ -181,7 +181,7 @@ def spoilt(handle: str) -> dict[str, str]:
     words = card.split(" ")
     there = [*words[:3], "elsewhere", "boot", "network", *words[6:]]
     away = " ".join(there)  # a card of another host: its contact is read
-    key = " ".join(contact.split(" ")[:2])
+    key = " ".join(contact.split(" ")[:3])
     return {
         "": "does not understand",
         "x" * 1_000_000: "does not understand",

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
+from lab import ROOT
 from lab.faults.rows import ROWS
 from lab.faults.table import Fault, Form, Verdict, table
 from lab.namespaces import missing
@@ -46,3 +50,27 @@ def test_the_table_says_what_happened() -> None:
         "| those | these | - | **no**: ill |",
     ]
     assert len({row.name for row in ROWS}) == len(ROWS)
+
+
+def over_tls(*names: str) -> None:
+    """Processes of the rows live as long as this one, so the table is made by another."""
+    words = [sys.executable, "benchmarks/faults.py", "--tls", "--backends", "ringcomm"]
+    done = subprocess.run(
+        [*words, "--only", ",".join(names)], capture_output=True, text=True, cwd=ROOT
+    )
+    rows = done.stdout.splitlines()[2:]
+    assert len(rows) == len(names), done.stdout + done.stderr
+    assert all("| yes: " in row for row in rows), done.stdout
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.skipif(missing() is not None, reason=str(missing()))
+def test_rows_over_tls() -> None:
+    over_tls("corrupted", "killed", "secret", "strangers")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+@pytest.mark.skipif(missing() is not None, reason=str(missing()))
+def test_every_row_over_tls() -> None:
+    over_tls(*(row.name for row in ROWS if row.short))

@@ -4,6 +4,8 @@
 #include <poll.h>
 
 #include <algorithm>
+#include <fstream>
+#include <set>
 
 #include "cpp/harness.h"
 
@@ -15,11 +17,8 @@ constexpr int kPeers = 60;
 struct Place {
   DoorbellPage page{};
   Network network;
-  explicit Place(std::chrono::milliseconds resume = NetworkOptions().resume)
-      : network(options_with(page, resume)) {}
-  static NetworkOptions options_with(DoorbellPage& page, std::chrono::milliseconds resume) {
-    NetworkOptions options;
-    options.resume = resume;
+  explicit Place(NetworkOptions options = {}) : network(ring(options, page)) {}
+  static NetworkOptions& ring(NetworkOptions& options, DoorbellPage& page) {
     options.bell = Doorbell(&page);
     return options;
   }
@@ -99,7 +98,9 @@ void liars() {
 
 // Its host takes the connections to all addresses, and the process dies before it answers one.
 void dies_unanswered() {
-  Place one(std::chrono::seconds(10));
+  NetworkOptions options;
+  options.resume = std::chrono::seconds(10);
+  Place one(options);
   Contact contact{random_id(), random_key(), "off", {}};
   std::vector<Fd> listeners;
   for (int i = 0; i < 2; ++i) {
@@ -114,12 +115,116 @@ void dies_unanswered() {
   require(wire.refused().has_value(), wire.condition());
 }
 
+NetworkOptions by_secret(const std::string& secret) {
+  NetworkOptions options;
+  options.tls = "on";
+  options.secret = secret;
+  options.resume = std::chrono::seconds(2);
+  return options;
+}
+
+// Counts the frames that come, and compares them.
+class Counter final : public Receiver {
+ public:
+  std::byte* place(const Frame&) override { return nullptr; }
+  void deliver(const Frame& frame, std::span<const std::byte> payload) override {
+    exact = exact && frame.stamp == came.load() + 1 && payload.size() == frame.bytes;
+    for (const std::byte each : payload)
+      exact = exact && each == static_cast<std::byte>(frame.stamp);
+    ++came;
+  }
+  std::atomic<uint64_t> came{0};
+  std::atomic<bool> exact{true};
+};
+
+// This host's ports with a connection to that one.
+void note_callers(uint16_t port, std::set<unsigned>& callers) {
+  std::ifstream table("/proc/self/net/tcp");
+  std::string line;
+  while (std::getline(table, line)) {
+    unsigned slot = 0, here = 0, there = 0, state = 0;
+    const int read =
+        std::sscanf(line.c_str(), "%u: %*[^:]:%x %*[^:]:%x %x", &slot, &here, &there, &state);
+    if (read == 4 && there == port && state == 1) callers.insert(here);
+  }
+}
+
+// A key that has sealed enough is replaced, with its connection: no frame is lost, or comes twice.
+void keys_wear_out() {
+  constexpr uint64_t kFrames = 4000, kChannel = 7;
+  NetworkOptions options = by_secret("bees");
+  options.tls_records = 200;
+  options.places.addresses = {"127.0.0.1"};
+  Place one(options), other(options);
+  Counter counter, nobody;
+  Wire& there = other.network.reach(one.network.contact());
+  Wire& here = one.network.reach(other.network.contact());
+  there.open(kChannel, &counter);
+  here.open(kChannel, &nobody);
+  std::set<unsigned> callers;
+  const Deadline deadline(std::chrono::seconds(60));
+  for (uint64_t posted = 0; counter.came < kFrames;) {
+    require(!deadline.passed(), counter.came, " frames have come: ", here.condition());
+    for (int more = 0; more < 20 && posted < kFrames; ++more) {
+      std::vector<std::byte> payload(3000, static_cast<std::byte>(++posted));
+      Frame frame;
+      frame.type = FrameType::kState;
+      frame.channel = kChannel;
+      frame.stamp = posted;
+      frame.bytes = static_cast<uint32_t>(payload.size());
+      here.post(frame, Payload(std::move(payload)));
+    }
+    here.flush();
+    for (const Place* place : {&one, &other}) {
+      note_callers(place->network.contact().addresses[0].port(), callers);
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  }
+  require(counter.exact, "frames came twice, changed, or in another order");
+  require(callers.size() >= 3, callers.size(), " connections: none was replaced");
+  require(here.broken() + there.broken() == 0, "a connection that was replaced counts as broken");
+  there.close(kChannel);
+  here.close(kChannel);
+}
+
+// Nothing is known of the pair's key before TLS is through: so this is what its ends are told.
+void another_secret() {
+  Place one(by_secret("bees")), other(by_secret("wasps"));
+  Wire& wire = one.network.reach(other.network.contact());
+  other.network.reach(one.network.contact());
+  wire.need();
+  const Deadline deadline(std::chrono::seconds(20));
+  while (!wire.lost()) {
+    require(!deadline.passed(), "it waits on: ", wire.condition());
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  const std::string said = wire.condition();
+  require(said.find("it does not know the secret of this job") != said.npos, said);
+}
+
+void one_is_off() {
+  Place one(by_secret("bees")), other;
+  for (const auto& [from, to] : {std::pair(&one, &other), std::pair(&other, &one)}) {
+    std::string said = "nothing";
+    try {
+      from->network.reach(to->network.contact());
+    } catch (const UsageError& error) {
+      said = error.what();
+    }
+    require(said.find("set RINGCOMM_TLS and its files alike on every rank") != said.npos, said);
+  }
+}
+
 }  // namespace
 }  // namespace ringcomm::testing
 
 int main(int argc, char** argv) {
   using namespace ringcomm::testing;
-  return run_checks(
-      {{"many at once", many_at_once}, {"liars", liars}, {"dies unanswered", dies_unanswered}},
-      argc, argv);
+  return run_checks({{"many at once", many_at_once},
+                     {"liars", liars},
+                     {"dies unanswered", dies_unanswered},
+                     {"keys wear out", keys_wear_out},
+                     {"another secret", another_secret},
+                     {"one is off", one_is_off}},
+                    argc, argv);
 }

@@ -1,0 +1,241 @@
+"""Connections between hosts that are encrypted: right results, and nobody reads or joins them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from lab import ROOT
+from lab.certificates import Authority
+from lab.hosts import Hosts, RankResult
+from lab.limits import limit
+from lab.namespaces import missing
+
+pytestmark = [
+    pytest.mark.skipif(missing() is not None, reason=str(missing())),
+    pytest.mark.timeout(180),
+]
+
+BY_SECRET = {"RINGCOMM_TLS": "on", "RINGCOMM_SECRET": "of this test"}
+EVERYTHING = [sys.executable, str(ROOT / "lab" / "faults" / "network_rank.py"), "everything", "1"]
+
+
+def check(results: list[RankResult]) -> None:
+    for rank, result in enumerate(results):
+        lines = [line for line in result.output.splitlines() if line.startswith("{")]
+        assert lines, f"rank {rank}: {result.output}"
+        answer = json.loads(lines[-1])
+        assert (answer["rank"], answer["error"]) == (rank, "")
+
+
+@pytest.mark.parametrize("more", [{}, {"RINGCOMM_FLOWS": "2"}], ids=["one flow", "two flows"])
+def test_every_collective_by_the_secret(more: dict[str, str]) -> None:
+    with Hosts(2) as hosts:
+        check(hosts.run_ranks(EVERYTHING, 2, {**BY_SECRET, **more, "OPERATIONS": "16"}))
+
+
+def test_every_collective_by_certificates(tmp_path: Path) -> None:
+    """Each host has its own, and no secret is needed."""
+    ours = Authority(tmp_path, "ours")
+    by_host = [ours.variables(f"host{host}") for host in range(3)]
+    with Hosts(3) as hosts:
+        check(hosts.run_ranks(each_its_own(by_host, EVERYTHING), 1, {"OPERATIONS": "16"}))
+
+
+def each_its_own(by_rank: list[dict[str, str]], command: list[str]) -> list[str | Path]:
+    """A command that has other variables on each rank."""
+    cases = "".join(
+        f"{rank}) export {' '.join(f'{name}={value!r}' for name, value in variables.items())};;"
+        for rank, variables in enumerate(by_rank)
+        if variables
+    )
+    return ["sh", "-c", f'case $RANK in {cases} esac; exec "$@"', "sh", *command]
+
+
+# ---- what the wire shows
+
+MARK = b"tensor of a user"
+CAPTURE = """
+import select, signal, socket, sys
+stop = []
+signal.signal(signal.SIGTERM, lambda *_: stop.append(1))
+with socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(3)) as wire:
+    wire.bind(("eth0", 0))
+    wire.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 64 << 20)
+    with open(sys.argv[1], "wb") as file:
+        open(sys.argv[1] + ".begun", "w").close()
+        while select.select([wire], [], [], 0.2)[0] or not stop:
+            if not select.select([wire], [], [], 0)[0]: continue
+            file.write(wire.recv(1 << 17))
+"""
+MARKS = """
+import torch, torch.distributed as dist
+dist.init_process_group("ringcomm")
+rank = dist.get_rank()
+for count in (1, 100, 70_000):
+    mark = torch.frombuffer(bytearray(MARK * count), dtype=torch.uint8)
+    mine = mark.clone() if rank == 0 else torch.zeros_like(mark)
+    dist.broadcast(mine, 0)
+    assert torch.equal(mine, mark)
+    dist.all_reduce(mine, dist.ReduceOp.MAX)
+    parts = [torch.empty_like(mark) for _ in range(2)]
+    dist.all_gather(parts, mark)
+    dist.all_to_all(parts, [mark, mark])
+    work = dist.isend(mark, 1 - rank)
+    dist.recv(mine.zero_(), 1 - rank)
+    work.wait()
+    assert torch.equal(mine, mark)
+dist.barrier()
+dist.destroy_process_group()
+""".replace("MARK", repr(MARK))
+
+
+def on_the_wire(folder: Path, env: dict[str, str]) -> bytes:
+    """All that passes while two ranks send tensors with the mark."""
+    file = folder / "capture"
+    with Hosts(2) as hosts:
+        # A packet for each piece: what is captured is whole, and each shows what it has.
+        capture = hosts.start(1, [sys.executable, "-c", CAPTURE, file])
+        deadline = time.monotonic() + limit(20)
+        while not Path(f"{file}.begun").exists():
+            assert time.monotonic() < deadline, "the capture does not begin"
+            time.sleep(0.01)
+        results = hosts.run_ranks([sys.executable, "-c", MARKS], 1, env)
+        os.killpg(capture.pid, signal.SIGTERM)
+        capture.wait(timeout=limit(20))
+    assert [result.returncode for result in results] == [0, 0], results
+    return file.read_bytes()
+
+
+@pytest.mark.parametrize("encrypted", [False, True])
+def test_a_capture_shows_no_byte_of_a_tensor(tmp_path: Path, encrypted: bool) -> None:
+    seen = on_the_wire(tmp_path, BY_SECRET if encrypted else {})
+    assert len(seen) > 4 * 70_000 * len(MARK), "the capture has too little"
+    assert (MARK in seen) is not encrypted
+    if encrypted:  # nor a part of it
+        assert not any(MARK[at : at + 6] in seen for at in range(len(MARK) - 6))
+
+
+# ---- a kernel that encrypts
+
+UML = shutil.which("linux.uml")
+MODULES = sorted(Path("/usr/lib/uml/modules").glob("*/kernel"))
+IN_UML = """#!/bin/sh
+PATH=/usr/sbin:/usr/bin:/sbin:/bin
+mount -t proc proc /proc
+ip link set lo up
+for name in crypto/gf128mul crypto/ghash-generic crypto/ctr crypto/gcm net/tls/tls; do
+    [ ! -e MODULES/$name.ko ] || insmod MODULES/$name.ko
+done
+cat /proc/net/tls_stat
+PROGRAM keys
+cat /proc/net/tls_stat
+halt -f -p
+"""
+
+
+@pytest.mark.skipif(not (UML and MODULES), reason="kTLS: `apt install user-mode-linux kmod`")
+def test_the_kernel_seals(cpp_program: Callable[..., Path], tmp_path: Path) -> None:
+    """A kernel as a process, with its own loopback: the program runs there, on these files."""
+    assert UML is not None
+    script, program = tmp_path / "init", str(cpp_program("network_test"))
+    script.write_text(IN_UML.replace("MODULES", str(MODULES[-1])).replace("PROGRAM", program))
+    script.chmod(0o755)
+    root = ["root=/dev/root", "rootfstype=hostfs", "rootflags=/", "ro", f"init={script}"]
+    done = subprocess.run(
+        [UML, *root, "mem=256M", "con=null", "con0=null,fd:1"],
+        capture_output=True,
+        text=True,
+        timeout=limit(60),
+        stdin=subprocess.DEVNULL,
+        env={**os.environ, "HOME": str(tmp_path)},  # where it has its console
+    )
+    assert "ok keys wear out" in done.stdout, done.stdout[-2000:]
+    sealed = [int(line.split()[1]) for line in done.stdout.splitlines() if "TlsTxSw" in line]
+    assert sealed[0] == 0 < sealed[1], done.stdout[-3000:]
+
+
+# ---- who does not belong to it
+
+ONE = """
+import torch, torch.distributed as dist
+from datetime import timedelta
+try:
+    dist.init_process_group("ringcomm", timeout=timedelta(seconds=20))
+    dist.all_reduce(torch.ones(10))
+    print("it works")
+except Exception as error:
+    print("told:", error)
+"""
+
+
+def told(by_rank: list[dict[str, str]]) -> list[str]:
+    """What two ranks with these variables say."""
+    command = each_its_own(by_rank, [sys.executable, "-c", ONE])
+    with Hosts(2) as hosts:
+        results = hosts.run_ranks(command, 1, {"RINGCOMM_RESUME_SECONDS": "2"})
+    for result in results:
+        assert "it works" not in result.output
+        assert "told:" in result.output, result.output
+    return [result.output for result in results]
+
+
+def test_another_secret() -> None:
+    for text in told([BY_SECRET, {**BY_SECRET, "RINGCOMM_SECRET": "of another"}]):
+        assert "it does not know the secret of this job: RINGCOMM_SECRET" in text
+
+
+def test_one_rank_does_not_encrypt() -> None:
+    """So a downgrade is none: nobody goes on in the clear who was told to encrypt."""
+    texts = told([BY_SECRET, {"RINGCOMM_SECRET": "of this test"}])
+    assert any("TLS is by-secret here and off at" in text for text in texts), texts
+    assert any("TLS is off here and by-secret at" in text for text in texts), texts
+
+
+def test_a_certificate_of_another_authority(tmp_path: Path) -> None:
+    ours, theirs = Authority(tmp_path, "ours"), Authority(tmp_path / "theirs", "theirs")
+    stranger = {**theirs.variables("host1"), "RINGCOMM_TLS_CA": str(tmp_path / "ours.pem")}
+    texts = told([ours.variables("host0"), stranger])
+    said = "its certificate is refused", "it refuses the certificate of RINGCOMM_TLS_CERT"
+    assert any(any(each in text for each in said) for text in texts), texts
+
+
+@pytest.mark.parametrize(
+    ("variables", "said"),
+    [
+        ({"RINGCOMM_TLS": "on"}, "RINGCOMM_TLS=on needs a key: set RINGCOMM_SECRET_FILE, or"),
+        ({"RINGCOMM_TLS_CERT": "/a"}, "RINGCOMM_TLS_CERT is set and RINGCOMM_TLS is off"),
+        (
+            {"RINGCOMM_TLS": "on", "RINGCOMM_TLS_CERT": "/a"},
+            "RINGCOMM_TLS_CERT needs RINGCOMM_TLS_KEY and RINGCOMM_TLS_CA, too",
+        ),
+    ],
+)
+def test_settings_that_do_not_fit(variables: dict[str, str], said: str) -> None:
+    """Before anything is sent: a sentence."""
+    alone = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    done = subprocess.run(
+        [sys.executable, "-c", ONE],
+        env={**os.environ, **alone, **variables},
+        capture_output=True,
+        text=True,
+        timeout=limit(60),
+    )
+    assert f"told: {said}" in done.stdout, done.stdout + done.stderr
+
+
+def test_a_key_that_others_can_read(tmp_path: Path) -> None:
+    variables = Authority(tmp_path, "ours").variables("host0")
+    Path(variables["RINGCOMM_TLS_KEY"]).chmod(0o644)
+    for text in told([variables, variables]):
+        assert f"RINGCOMM_TLS_KEY={variables['RINGCOMM_TLS_KEY']}" in text
+        assert "chmod" in text
