@@ -358,7 +358,7 @@ def quantize(
 
     `coding` is 0 for int8, 1 for float8_e4m3fn. The residual gets what the codes leave out. With a
     seed numbers are rounded by chance, and their indices count from `first`. Blocks that are left
-    over get zeros. Raises ValueError for wrong sizes and types.
+    over get zeros. Raises ValueError for wrong sizes, and RuntimeError for wrong types.
     """
 
 def dequantize(
@@ -366,7 +366,7 @@ def dequantize(
 ) -> None:
     """Write the sum of the sources, which follow one another, over the divisor.
 
-    Raises ValueError for wrong sizes and types.
+    Raises ValueError for wrong sizes, and RuntimeError for wrong types.
     """
 
 # ---- the core, for the benchmarks and the tests

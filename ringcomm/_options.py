@@ -176,6 +176,23 @@ def configure(options: Any, run: str | None = None) -> None:
     _configured = configured
 
 
+def of_some(parent: Any, ranks: list[int], asked: Any) -> Any:
+    """Return the options of a group of some of a group's ranks; the library calls this.
+
+    `asked` is what torch gives, which may be another backend's. Raises ValueError.
+    """
+    made = copy.copy(parent)
+    made._links = made._check_members = None
+    made.enable_reconfigure = False
+    if isinstance(asked, type(parent)):
+        configure(asked)
+        made._config, made._given = asked._config, asked._given
+    made._timeout = asked._timeout
+    world = parent.global_ranks_in_group  # none: the default group
+    made.global_ranks_in_group = [world[rank] if rank < len(world) else rank for rank in ranks]
+    return made
+
+
 def connections(text: str) -> int:
     """Return the number that a text begins with, as CUDA reads its own variable; else 0."""
     found = re.match(r"\s*[+-]?[0-9]{1,9}", text)

@@ -25,14 +25,12 @@ void Communicator::run(const Operation& operation) {
 }
 
 TaskPtr Communicator::submit(Operation operation, decltype(Request::on_done) on_done,
-                             Continuation continuation, const std::atomic<uint32_t>* gate,
-                             std::function<void()> on_end) {
+                             Continuation continuation, const std::atomic<uint32_t>* gate) {
   state_.check_usable();
   validate(operation, size(), rank());
   const auto limit = state_.timeout_or(operation.timeout);
   auto task = std::make_shared<Task>(std::move(operation), limit);
   task->on_done = std::move(on_done);
-  task->on_end = std::move(on_end);
   task->continuation = std::move(continuation);
   task->gate = gate;
   host_.submit(task);

@@ -41,8 +41,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   void run(const Operation& operation);
   // Queues it. Memory lives until the task is done; on_done is called on the thread that ends it.
   TaskPtr submit(Operation operation, decltype(Request::on_done) on_done = nullptr,
-                 Continuation continuation = {}, const std::atomic<uint32_t>* gate = nullptr,
-                 std::function<void()> on_end = nullptr);
+                 Continuation continuation = {}, const std::atomic<uint32_t>* gate = nullptr);
   // By which a collective would run on the host. Throws UsageError.
   Algorithm algorithm_of(const Operation& operation) const { return host_.algorithm_of(operation); }
   // Starts a send or receive, whose timeout is given.

@@ -99,9 +99,7 @@ void DeviceEngine::tell(const cuda::Subgroup& subgroup, const cuda::PeerAccess& 
                             found.why, " (", asked, ")");
   } else if (!subgroup.pair) {
     state_.logger().info("first operation on a device: ", asked, ", over ", kind, " IPC, ",
-                         found.one_device    ? api_.facts(device_).mps
-                                                   ? "ranks share one device through MPS"
-                                                   : "ranks share one device"
+                         found.one_device    ? "ranks share one device"
                          : found.own_devices ? "each rank has a device"
                                              : "ranks share several devices");
   }

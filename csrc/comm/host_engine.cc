@@ -125,7 +125,6 @@ void HostEngine::end_task(Driver& driver, const std::exception_ptr& error) {
     operation_.end(false);
     state_.recorder().end(task->ticket, false);
   }
-  if (task->on_end) std::exchange(task->on_end, nullptr)();
   driver.let_go();
   task->operation.input.clear();
   task->operation.output.clear();

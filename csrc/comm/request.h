@@ -19,8 +19,6 @@ struct Request {
   virtual Message* as_message() { return nullptr; }
 
   Clock::duration timeout;
-  // A task calls it first, in the order in which tasks end. It must neither block nor throw.
-  std::function<void()> on_end;
   // Called once, on the thread that completes the request, with no lock held.
   std::function<void(const std::exception_ptr&)> on_done;
 

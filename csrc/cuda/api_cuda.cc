@@ -113,10 +113,7 @@ class CudaApi final : public Api {
   DeviceFacts facts(int device) override {
     cudaDeviceProp properties{};
     check(cudaGetDeviceProperties(&properties, device), "cudaGetDeviceProperties");
-    constexpr auto kMps = static_cast<cudaDeviceAttr>(133);  // of drivers since CUDA 12.4
-    int mps = 0;
-    if (cudaDeviceGetAttribute(&mps, kMps, device) != cudaSuccess) cudaGetLastError();
-    return {std::bit_cast<Uuid>(properties.uuid), properties.totalGlobalMem, mps != 0};
+    return {std::bit_cast<Uuid>(properties.uuid), properties.totalGlobalMem};
   }
 
   std::byte* allocate(uint64_t bytes) override {

@@ -41,7 +41,7 @@ struct Direct {
   using Register = RegisterT;
 
   static constexpr void decode(RegisterT value, AccT (&parts)[1]) { parts[0] = AccT{value}; }
-  static constexpr RegisterT encode(const AccT (&parts)[1], const Job&) {
+  static constexpr RegisterT encode(const AccT (&parts)[1]) {
     return static_cast<RegisterT>(parts[0]);
   }
 };
@@ -68,7 +68,7 @@ struct Complex {
 
 template <class T>
 struct ComplexFloat : Direct<Complex<T>, Complex<T>, Complex<T>> {
-  static constexpr Complex<T> encode(const Complex<T> (&parts)[1], const Job&) {
+  static constexpr Complex<T> encode(const Complex<T> (&parts)[1]) {
     return {canonical_nan(parts[0].real), canonical_nan(parts[0].imag)};
   }
 };

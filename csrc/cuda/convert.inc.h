@@ -57,12 +57,12 @@ struct Converted : Direct<typename Format::Stored, float, uint32_t> {
       parts[p + 1] = pair.y;
     }
   }
-  __device__ static uint32_t encode(const float (&parts)[kParts], const Job& job) {
+  __device__ static uint32_t encode(const float (&parts)[kParts]) {
     uint32_t word = 0;
     for (int p = 0; p < kParts; p += 2) {
       word |= encode_pair<Format>(parts[p], parts[p + 1]) << (kBits * p);
     }
-    const uint32_t large = std::is_same_v<Format, Float8E4M3Format> ? job.e4m3_overflow : 0x7c;
+    const uint32_t large = std::is_same_v<Format, Float8E4M3Format> ? kE4M3Overflow : 0x7c;
     for (int p = 0; p < kParts; ++p) {
       if (fabsf(parts[p]) <= kLargest<Format>) continue;
       const uint32_t sign = bits_as<uint32_t>(parts[p]) >> 31 << (kBits - 1);

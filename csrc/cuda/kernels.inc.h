@@ -43,7 +43,7 @@ struct Numbers {
     Register registers[kRegisters];
     for (int r = 0; r < kRegisters; ++r) {
       for (int p = 0; p < Codec::kParts; ++p) parts[r][p] = Op::finish(parts[r][p], job);
-      registers[r] = Codec::encode(parts[r], job);
+      registers[r] = Codec::encode(parts[r]);
     }
     Memory memory;
     __builtin_memcpy(&memory, registers, sizeof(memory));
@@ -150,10 +150,9 @@ constexpr void sweep(Context& context, const Job& job, Range range, Share share)
   }
 }
 
-constexpr Job job_of(const Math& math) {
+constexpr Job job_of(const Reduction& reduction) {
   Job job{};
-  job.ranks = math.op == ReduceOp::kAvg ? math.ranks : 1;
-  job.e4m3_overflow = math.e4m3_overflow;
+  job.ranks = reduction.op == ReduceOp::kAvg ? reduction.ranks : 1;
   return job;
 }
 
@@ -209,7 +208,7 @@ constexpr void reduce_body(Context& context, const LeaderArgs& args, uint64_t el
   const uint64_t length = args.length[part], round = args.round;
   if (round >= length || !set_part(context, args, part)) return;
   const uint64_t bytes = length - round < args.unit ? length - round : args.unit;
-  const Job job = job_of(args.math);
+  const Job job = job_of(args.reduction);
   const Range range{0, bytes / element_bytes * (element_bytes / sizeof(Stored))};
   const uint64_t threads = context.threads();
   context.each([&](int thread) {
@@ -271,7 +270,7 @@ constexpr void two_shot_body(Context& context, const TwoShotArgs& args, uint64_t
   const uint64_t count = args.count * element_bytes / sizeof(Stored);
   const uint64_t threads = context.threads();
   const int block = context.block(), rank = args.rank, ranks = args.n_ranks;
-  const Job job = job_of(args.math);
+  const Job job = job_of(args.reduction);
   uint32_t& last_epoch = args.flags[rank]->epoch[block];
   const uint32_t epoch = last_epoch;
   for (int step = 0; step < 3; ++step) {
@@ -304,10 +303,10 @@ constexpr void two_shot_body(Context& context, const TwoShotArgs& args, uint64_t
   });
 }
 
-// The table's entry for `math`, null if the pair is impossible.
+// The table's entry, null if the pair is impossible.
 template <class Entry>
-const Entry& find(const TableOf<Entry>& table, const Math& math) {
-  return table.reduce[static_cast<int>(math.dtype)][static_cast<int>(math.op)];
+const Entry& find(const TableOf<Entry>& table, const Reduction& what) {
+  return table.reduce[static_cast<int>(what.dtype)][static_cast<int>(what.op)];
 }
 
 // The entry of one pair. Common pairs have functions of their own for 2, 4 and 8 sources, and what

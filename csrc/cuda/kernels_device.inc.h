@@ -70,7 +70,7 @@ struct Grid {
 };
 
 void launch(Stream stream, auto kernel, Grid grid, const auto& args) {
-  const uint64_t element_bytes = size_of(args.math.dtype);
+  const uint64_t element_bytes = size_of(args.reduction.dtype);
   const void* arguments[] = {&args, &element_bytes};
   check("cudaLaunchKernel",
         cudaLaunchKernel(reinterpret_cast<const void*>(kernel), dim3(grid.blocks, grid.parts),

@@ -48,7 +48,7 @@ void launch_leader(Stream stream, const LeaderArgs& leader, int multiprocessors)
     bytes += std::min(leader.length[leader.begin + part], leader.unit);
   }
   const int blocks = std::max(1, blocks_for(bytes, multiprocessors) / leader.parts);
-  launch(stream, find(kKernels, leader.math).of(leader.from == Who::kAll ? leader.n_ranks : 1),
+  launch(stream, find(kKernels, leader.reduction).of(leader.from == Who::kAll ? leader.n_ranks : 1),
          {blocks, kThreads, leader.parts}, leader);
 }
 

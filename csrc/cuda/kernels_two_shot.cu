@@ -30,7 +30,7 @@ constinit const KernelTable kKernels = all_kernels();
 }  // namespace
 
 void launch_two_shot(Stream stream, const TwoShotArgs& args) {
-  launch(stream, find(kKernels, args.math), {args.blocks, kTwoShotThreads}, args);
+  launch(stream, find(kKernels, args.reduction), {args.blocks, kTwoShotThreads}, args);
 }
 
 void load_two_shot_kernels() {

@@ -33,7 +33,6 @@ struct Word {
 struct DeviceFacts {
   Uuid uuid{};  // of the card, or of the slice of it (MIG): indices mean nothing
   uint64_t memory_bytes = 0;
-  bool mps = false;  // processes use it through CUDA's Multi-Process Service, side by side
 };
 
 // The allocation that an address lies in. `id` is never used again in this process, so memory that

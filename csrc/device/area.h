@@ -35,7 +35,7 @@ struct alignas(128) RankInfo {
   uint64_t most_bytes;  // that its owner gives a group; 0: what fits
   uint64_t pattern;     // stands in the memory behind `window`: proof of what is mapped
   IpcHandle window;
-  std::atomic<uint32_t> reaches;  // bit r: rank r's memory could be read and written
+  std::atomic<uint32_t> reaches;  // bit r: rank r's memory could be read
   uint64_t seen[kMostRanks];      // where its owner sees rank r's memory
   char why[160];                  // of what is missing: the first reason
 };

@@ -15,9 +15,6 @@ constexpr uint64_t kLeast = 16 << 20, kMost = 256 << 20, kShareOfDevice = 512;
 constexpr uint64_t kShareOfExports = 4;  // of a device, that others may have mapped of a rank
 constexpr uint64_t kForMessages = 8;     // such a part of it, where two ranks meet for messages
 
-// Rank r's answer to a proof.
-uint64_t answer(uint64_t pattern, Rank rank) { return ~pattern ^ static_cast<uint64_t>(rank); }
-
 }  // namespace
 
 DeviceComm::DeviceComm(Ends ends, int device, uint64_t most_bytes, std::string refusal)
@@ -41,7 +38,7 @@ DeviceComm::~DeviceComm() {
       std::byte* mine = memory.of[static_cast<size_t>(rank_)];
       if (mine != nullptr) api_.release(mine);
     }
-    if (proofs_ != nullptr) api_.release_pinned(proofs_);
+    if (proof_ != nullptr) api_.release_pinned(reinterpret_cast<std::byte*>(proof_));
     if (stream_ != nullptr) api_.destroy_stream(stream_);
     for (const Peer& peer : peers_) {
       if (peer.device_area != nullptr) api_.unregister_host(peer.area.base());
@@ -77,7 +74,6 @@ void DeviceComm::bootstrap(const Subgroup& subgroup, uint32_t step) {
     if (step == 1) prepare(info);
     if (step == 2) open(subgroup, info);
     if (step == 3) reach(subgroup, info);
-    if (step == 4) verify(subgroup, info);
   } catch (const std::exception& error) {
     info.reaches.store(0, std::memory_order_relaxed);
     if (info.why[0] == '\0') std::strncpy(info.why, error.what(), sizeof info.why - 1);
@@ -95,7 +91,7 @@ void DeviceComm::prepare(RankInfo& info) {
     if (peer.area.base() == nullptr || peer.device_area != nullptr) continue;
     peer.device_area = api_.register_host(peer.area.base(), Area::bytes(size()));
   }
-  if (proofs_ == nullptr) proofs_ = api_.allocate_pinned(kPrologue);
+  if (proof_ == nullptr) proof_ = reinterpret_cast<uint64_t*>(api_.allocate_pinned(kPrologue));
   api_.load_kernels();
   // Do streams write and wait for words of the host here? Nothing but a trial tells.
   if (stream_ == nullptr) stream_ = api_.make_stream();
@@ -132,9 +128,9 @@ void DeviceComm::open(const Subgroup& subgroup, RankInfo& info) {
   memory.messages = subgroup.pair ? 0 : memory.end / 4 / 4096 * 3 * 4096;
   std::byte* const mine = api_.allocate(kPrologue + memory.end);
   memory.of[static_cast<size_t>(rank_)] = mine;
-  std::memset(proofs_, 0, kPrologue);
-  proof(rank_) = info.pattern;
-  api_.copy(stream_, mine, proofs_, kPrologue);
+  std::memset(proof_, 0, kPrologue);
+  *proof_ = info.pattern;
+  api_.copy(stream_, mine, reinterpret_cast<std::byte*>(proof_), kPrologue);
   api_.synchronize(stream_);
   info.window = api_.export_memory(mine);
   info.reaches.store(1u << rank_, std::memory_order_relaxed);
@@ -150,33 +146,14 @@ void DeviceComm::reach(const Subgroup& subgroup, RankInfo& info) {
     std::byte*& memory = found->second.of[static_cast<size_t>(rank)];
     memory = api_.open_memory(theirs.window);
     info.seen[rank] = reinterpret_cast<uint64_t>(memory);
-    api_.copy(stream_, proofs_, memory, sizeof Prologue::proofs);
+    api_.copy(stream_, reinterpret_cast<std::byte*>(proof_), memory, sizeof(uint64_t));
     api_.synchronize(stream_);
-    if (proof(rank) != theirs.pattern) {
+    if (*proof_ != theirs.pattern) {
       throw DeviceError(str("what is mapped as rank ", rank, "'s memory is another's"));
     }
-    proof(rank_) = answer(theirs.pattern, rank_);
-    const auto offset = static_cast<uint64_t>(rank_) * sizeof(uint64_t);
-    api_.each_word(stream_, std::array{Word{memory + offset, proof(rank_), Word::kWrite64}});
-    api_.synchronize(stream_);
     reaches |= 1u << rank;
   }
   info.reaches.store(reaches, std::memory_order_relaxed);
-}
-
-// Checks that the peers' answers have come here.
-void DeviceComm::verify(const Subgroup& subgroup, RankInfo& info) {
-  const auto found = memory_.find(subgroup.index_of(rank_));
-  if (found == memory_.end()) return;
-  api_.copy(stream_, proofs_, found->second.of[static_cast<size_t>(rank_)],
-            sizeof Prologue::proofs);
-  api_.synchronize(stream_);
-  for (const Rank rank : subgroup.ranks) {
-    if (rank == rank_ || proof(rank) == answer(info.pattern, rank)) continue;
-    info.reaches.store(0, std::memory_order_relaxed);
-    if (this->info(subgroup, rank).why[0] != '\0') continue;  // it has said why
-    throw DeviceError(str("what rank ", rank, " wrote into this rank's memory did not arrive"));
-  }
 }
 
 PeerAccess DeviceComm::access(const Subgroup& subgroup) {

@@ -33,8 +33,6 @@ struct PeerAccess {
   std::string why;           // where they do not reach one another: one sentence
 };
 
-Math math_of(const Reduction& reduction);
-
 // A message on a device.
 struct Transfer {
   bool sending;
@@ -44,12 +42,13 @@ struct Transfer {
 };
 
 // The memory that a rank gives the others of a subgroup:
-//   | proofs: a word from each rank | slots | TwoShotFlags | window | messages |
+//   | RankInfo's pattern | slots | TwoShotFlags | window | messages |
 // Operands that others cannot map are staged in the window, or among the messages. A subgroup of
 // two has no window.
 struct Prologue {
-  alignas(4096) std::byte proofs[4096];
-  LeaderSlot slots[2][kMostRanks];  // of operations, of messages; by the rank that writes it
+  uint64_t pattern;
+  alignas(4096)
+      LeaderSlot slots[2][kMostRanks];  // of operations, of messages; by the rank that writes it
   TwoShotFlags flags;
 };
 inline constexpr uint64_t kPrologue = 64 * 1024;
@@ -59,7 +58,7 @@ static_assert(sizeof(Prologue) <= kPrologue);
 // Every failure is a DeviceError. Then the streams of the group are in no known state.
 class DeviceComm {
  public:
-  static constexpr uint32_t kSteps = 4;
+  static constexpr uint32_t kSteps = 3;
 
   // Each rank gives `most_bytes` of its memory, or if that is 0 a share that fits the device. If
   // there is a `refusal`, the reason, this rank maps no other rank's memory.
@@ -127,8 +126,6 @@ class DeviceComm {
   void prepare(RankInfo& info);
   void open(const Subgroup& subgroup, RankInfo& info);
   void reach(const Subgroup& subgroup, RankInfo& info);
-  void verify(const Subgroup& subgroup, RankInfo& info);
-  uint64_t& proof(Rank rank) { return reinterpret_cast<uint64_t*>(proofs_)[rank]; }
   uint64_t bytes_of(const Subgroup& subgroup) const;
 
   const Peer& peer(Rank rank) const { return peers_[static_cast<size_t>(rank)]; }
@@ -177,7 +174,7 @@ class DeviceComm {
   std::map<int, Memory> memory_;  // by this rank's info
   Memory* group_ = nullptr;       // info 0's, once it has met
   bool one_device_ = false;       // the group's
-  std::byte* proofs_ = nullptr;   // of the host: a copy of a prologue
+  uint64_t* proof_ = nullptr;     // of the host: a copy of a prologue
   Stream stream_ = nullptr;       // for meeting: others may wait for peers
   std::vector<Word> words_;       // to be written and waited for, next
   std::optional<Exports> exports_;

@@ -16,14 +16,6 @@ using Stream = void*;  // cudaStream_t; null is the default stream
 
 inline constexpr int kMostRanks = 32;  // of a group that talks over devices
 
-// The computation: that of ringcomm::reduce() (reduce/reduce.h), bit by bit.
-struct Math {
-  DType dtype = DType::kUint8;
-  ReduceOp op = ReduceOp::kSum;
-  int32_t ranks = 1;
-  uint8_t e4m3_overflow = 0;  // what torch's float8_e4m3fn makes of a number that is too large
-};
-
 // Where a rank's operands of an operation are, as the leader sees them. That rank's stream writes
 // it into memory of the leader's device.
 struct LeaderSlot {
@@ -42,8 +34,8 @@ enum class Who : uint8_t { kAll, kRoot, kPart };
 // A side that is split holds all parts, each where `first` says, or in a window `unit` bytes apart.
 // A side that is not holds the one that concerns its rank.
 struct LeaderArgs {
-  Math math;
-  uint64_t call = 0;  // 0: a part's length. Slots that say otherwise are of another operation.
+  Reduction reduction;  // bit by bit that of ringcomm::reduce()
+  uint64_t call = 0;    // 0: a part's length. Slots that say otherwise are of another operation.
   uint64_t round = 0, unit = 0;               // bytes [round, round + unit) of each part
   int32_t n_ranks = 0, begin = 0, parts = 0;  // parts [begin, begin + parts)
   int32_t rank = 0, root = 0;                 // `rank`: the leader's own
@@ -69,7 +61,7 @@ struct TwoShotFlags {
 // ranks meet at flags (st.release.sys, ld.acquire.sys), so all blocks of all ranks must run at
 // once: never where ranks share a device.
 struct TwoShotArgs {
-  Math math;
+  Reduction reduction;
   uint64_t count = 0;  // elements, at most what a window holds
   int32_t rank = 0, n_ranks = 0;
   const std::byte* input = nullptr;

@@ -9,7 +9,7 @@ namespace {
 constexpr uint64_t kShort = 64 * 1024;  // of messages, in bytes
 
 // With one source it is a copy.
-Math copy_of(uint64_t element) {
+Reduction copy_of(uint64_t element) {
   const DType dtype = element == 1   ? DType::kUint8
                       : element == 2 ? DType::kUint16
                       : element == 4 ? DType::kUint32
@@ -92,7 +92,7 @@ LeaderSlot& DeviceComm::slot_of(Rank leader, Rank from, bool messages) const {
 
 // What is equal for all that a kernel of this rank does.
 void DeviceComm::set_common(LeaderArgs& args, uint64_t element) const {
-  args.math = copy_of(element);
+  args.reduction = copy_of(element);
   args.n_ranks = size();
   args.rank = rank_;
   args.abort = reinterpret_cast<const uint32_t*>(word(rank_, &own().abort()));
@@ -112,7 +112,7 @@ void DeviceComm::hand_over(Stream stream, const Shape& shape, uint64_t call,
   for (Share& share : handover.shares) share.slot.call = exchange ? share.slot.call : call;
   for (Served& served : handover.served) {
     served.args.call = exchange ? 0 : call;
-    if (reduces(shape.collective)) served.args.math = math_of(reduction);
+    if (reduces(shape.collective)) served.args.reduction = reduction;
   }
   run(stream, handover);
 }
@@ -282,7 +282,8 @@ void DeviceComm::receive(Handover& handover, const Transfer& message) {
     set_receiving(served->args, unit);
   }
   const auto at = static_cast<size_t>(message.peer);
-  served->args.math = copy_of(std::min(message.element, size_of(served->args.math.dtype)));
+  served->args.reduction =
+      copy_of(std::min(message.element, size_of(served->args.reduction.dtype)));
   served->args.first[at] = reinterpret_cast<uint64_t>(message.data.data);
   served->args.length[at] = message.data.bytes;
   served->rounds[at] = Segments{message.data.bytes, unit}.count();

@@ -8,13 +8,6 @@ namespace ringcomm::cuda {
 
 constexpr int32_t kTwoShotBlocks = 16;
 
-Math math_of(const Reduction& reduction) {
-  return {.dtype = reduction.dtype,
-          .op = reduction.op,
-          .ranks = reduction.ranks,
-          .e4m3_overflow = e4m3_overflow()};
-}
-
 // ---- words
 
 std::byte* DeviceComm::word(Rank of, const void* in_its_area) const {
@@ -58,7 +51,7 @@ void DeviceComm::two_shot(Stream stream, const Reduction& reduction, const Spans
                           const Spans& output) {
   const uint64_t element = size_of(reduction.dtype);
   TwoShotArgs args{};
-  args.math = math_of(reduction);
+  args.reduction = reduction;
   args.rank = rank_;
   args.n_ranks = size();
   args.blocks = kTwoShotBlocks;

@@ -3,7 +3,7 @@
 //   Stored, Acc       an element in memory, and in the accumulator
 //   kParts            accumulator vectors that one register of stored elements makes
 //   Register<kLanes>  such a register; each of its parts has kLanes lanes
-//   decode(register, parts), encode(parts, job) -> register
+//   decode(register, parts), encode(parts) -> register
 // Which element is in which part and lane is the codec's affair: no operation looks at neighbours.
 //
 // Every NaN that is stored is its type's positive quiet NaN (0x7fc00000, 0x7e00, 0x7fc0, 0x7f):
@@ -23,7 +23,7 @@ struct Integer {
   static constexpr void decode(V value, V (&parts)[1]) {
     parts[0] = value;
   }
-  static constexpr auto encode(const auto (&parts)[1], const Job&) { return parts[0]; }
+  static constexpr auto encode(const auto (&parts)[1]) { return parts[0]; }
 };
 
 // A bool made by a view may hold any byte: all but 0 are true.
@@ -36,7 +36,7 @@ struct Bool : Integer<uint8_t> {
 
 template <class T>
 struct Float : Integer<T> {
-  static constexpr auto encode(const auto (&parts)[1], const Job&) {
+  static constexpr auto encode(const auto (&parts)[1]) {
     return canonical_nan(parts[0]);
   }
 };
@@ -64,11 +64,11 @@ struct Packed {
     }
   }
   template <class F>
-  static constexpr auto encode(const F (&parts)[kParts], const Job& job) {
+  static constexpr auto encode(const F (&parts)[kParts]) {
     using U = Vector<uint32_t, kLanesOf<F>>;
-    U words = Format::template encode<U>(parts[0], job);
+    U words = Format::template encode<U>(parts[0]);
     for (int part = 1; part < kParts; ++part) {
-      words |= Format::template encode<U>(parts[part], job) << (part * kBits);
+      words |= Format::template encode<U>(parts[part]) << (part * kBits);
     }
     return words;
   }
@@ -82,7 +82,7 @@ struct BFloat16Format {
     return bits_as<F>(code);
   }
   template <class U, class F>
-  static constexpr U encode(F value, const Job&) {
+  static constexpr U encode(F value) {
     const U bits = bits_as<U>(canonical_nan(value));
     return (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
   }
@@ -120,7 +120,7 @@ struct SmallFormat {
   }
 
   template <class U, class F>
-  static constexpr U encode(F value, const Job&) {
+  static constexpr U encode(F value) {
     constexpr uint32_t kInf = 0x1f << kMantissa;
     return encode_small<U>(value, kInf - 1, kInf);
   }
@@ -153,8 +153,8 @@ struct Float8E4M3Format : SmallFormat<uint8_t, 3, 7, 0x7f> {
     return magnitude == splat<U>(0x7f000000u) ? splat<F>(__builtin_nanf("")) : value;
   }
   template <class U, class F>
-  static constexpr U encode(F value, const Job& job) {
-    return encode_small<U>(value, 0x7e, job.e4m3_overflow);
+  static constexpr U encode(F value) {
+    return encode_small<U>(value, 0x7e, kE4M3Overflow);
   }
 };
 
@@ -167,7 +167,7 @@ struct HardwareFloat16 : Integer<uint16_t> {
   static constexpr void decode(H half, F (&parts)[1]) {
     parts[0] = hardware_decode(half);
   }
-  static constexpr auto encode(const auto (&parts)[1], const Job&) {
+  static constexpr auto encode(const auto (&parts)[1]) {
     return hardware_encode(canonical_nan(parts[0]));
   }
 };

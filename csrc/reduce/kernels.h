@@ -2,12 +2,18 @@
 // instruction set.
 #pragma once
 
+#include <torch/headeronly/version.h>  // macros, and no code
+
 #include <atomic>
 
 #include "reduce/quantize.h"
 #include "reduce/reduce.h"
 
 namespace ringcomm {
+
+// The code of a number that is too large for torch's float8_e4m3fn: NaN, and from 2.13 on the
+// largest number.
+inline constexpr uint8_t kE4M3Overflow = TORCH_VERSION_MINOR < 13 ? 0x7f : 0x7e;
 
 // The arguments of one reduction, for a kernel.
 struct Job {
@@ -18,7 +24,6 @@ struct Job {
   uint64_t numbers;       // a complex element is two
   int ranks;              // AVG: the divisor
   double factor;          // scale
-  uint8_t e4m3_overflow;  // what torch's float8_e4m3fn makes of a number that is too large
 };
 
 using Kernel = void (*)(const Job&);

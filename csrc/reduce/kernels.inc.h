@@ -74,7 +74,7 @@ struct Block {
   template <class Op>
   Register finish(const Job& job) {
     for (int p = 0; p < Codec::kParts; ++p) parts[p] = Op::finish(parts[p], job);
-    return Codec::encode(parts, job);
+    return Codec::encode(parts);
   }
 };
 

@@ -47,8 +47,7 @@ struct Float8Coding {
   static constexpr uint32_t kLeastNormal = (127u - 6) << 23;  // 2^-6, as bits
 
   static Uints nearest(Floats value) {
-    const Job saturate{nullptr, nullptr, 0, 0, 0, 1, 1, 0x7e};
-    return Format::encode<Uints>(value, saturate);
+    return Format::encode_small<Uints>(value, 0x7e, 0x7e);
   }
   // Adds chance below the last bit, and cuts. Denormals are cut in the binade above theirs, whose
   // last bit weighs as much.

@@ -74,7 +74,4 @@ void reduce(const Reduction& what, bool final, std::span<std::byte* const> dsts,
 // rounded once. Under kPremulSum a rank does so to its own input. dst may be src.
 void scale(DType dtype, double factor, std::byte* dst, const std::byte* src, uint64_t count);
 
-// The code for a number that is too large for float8_e4m3fn. It is torch's, whose versions differ.
-uint8_t e4m3_overflow();
-
 }  // namespace ringcomm

@@ -72,7 +72,7 @@ c10::intrusive_ptr<Backend> Backend::create(const c10::intrusive_ptr<c10d::Store
 Backend::Backend(std::shared_ptr<Communicator> group, RankAndSize self,
                  c10::intrusive_ptr<ringcomm::Options> options,
                  c10::intrusive_ptr<c10d::Store> store)
-    : Declined(self.rank, self.size),
+    : c10d::Backend(self.rank, self.size),
       options_(std::move(options)),
       split_child_(c10::intrusive_ptr<c10d::Backend>()),
       card_(Runtime::get().neighbours().card()),
@@ -102,12 +102,10 @@ Backend::OptionsPtr Backend::getBackendOptions() {
 }
 
 std::chrono::milliseconds Backend::timeout_of(std::chrono::milliseconds asked) {
-  const std::chrono::milliseconds base = asked.count() > 0 ? asked : group().state().timeout();
-  std::chrono::milliseconds more{0};
-  if (extension_ms_.load(std::memory_order_relaxed) != 0) {
-    more = std::chrono::milliseconds(extension_ms_.exchange(0));
-  }
-  return sane_timeout(base + more);
+  const auto base = asked.count() > 0 ? asked : group().state().timeout();
+  const int64_t more =
+      extension_ms_.load(std::memory_order_relaxed) == 0 ? 0 : extension_ms_.exchange(0);
+  return sane_timeout(base + std::chrono::milliseconds(more));
 }
 
 c10d::ErrorType Backend::getError() {
@@ -134,7 +132,7 @@ void Backend::registerOnCompletionHook(
     std::function<void(std::shared_ptr<c10d::WorkInfo>)>&& hook) {
   TORCH_CHECK(!hasHooks(), "ringcomm: the group has a completion hook already");
   onCompletionHook_ = std::move(hook);
-  life()->hook.set(onCompletionHook_);
+  life()->hook = onCompletionHook_;
 }
 
 void Backend::shutdown() {
@@ -146,22 +144,12 @@ void Backend::shutdown() {
 // Of a group of some of this one's ranks.
 c10::intrusive_ptr<ringcomm::Options> Backend::options_of(const std::vector<int>& ranks,
                                                           const OptionsPtr& opts) const {
-  auto options = c10::make_intrusive<ringcomm::Options>(opts->timeout);
-  options->config = options_->config;
-  options->cuda = options_->cuda;
-  if (const auto* ours = dynamic_cast<const ringcomm::Options*>(opts.get())) {
-    const pybind11::gil_scoped_acquire gil;
-    pybind11::module_::import("ringcomm._options").attr("configure")(pybind11::cast(opts));
-    options->config = ours->config;
-    options->given = ours->given;
-  }
+  const pybind11::gil_scoped_acquire gil;
+  const auto made = pybind11::module_::import("ringcomm._options")
+                        .attr("of_some")(pybind11::cast(options_), ranks, pybind11::cast(opts));
+  const auto options = made.cast<c10::intrusive_ptr<ringcomm::Options>>();
   options->group_name = opts->group_name;
-  options->group_desc = opts->group_desc;
-  const auto& global = options_->global_ranks_in_group;  // none: the default group
-  for (const int rank : ranks) {
-    const auto index = static_cast<size_t>(rank);
-    options->global_ranks_in_group.push_back(index < global.size() ? global[index] : index);
-  }
+  options->group_desc = opts->group_desc;  // which Python does not see
   return options;
 }
 

@@ -11,7 +11,6 @@
 #include "base/mutex.h"
 #include "comm/communicator.h"
 #include "torch/call.h"
-#include "torch/declined.h"
 #include "torch/device.h"
 #include "torch/options.h"
 #include "torch/work.h"
@@ -28,7 +27,7 @@ void without_gil(const std::function<void()>& call);
 // What the core is to make for a group of these options.
 CommunicatorOptions wanted_of(const ringcomm::Options& options, RankAndSize self);
 
-class Backend final : public Declined {
+class Backend final : public c10d::Backend {
  public:
   using WorkPtr = c10::intrusive_ptr<c10d::Work>;
   using OptionsPtr = c10::intrusive_ptr<c10d::Backend::Options>;
@@ -58,7 +57,8 @@ class Backend final : public Declined {
   void abort() override;
   void shutdown() override;
   void enableCollectivesTiming() override {}  // durations are always known
-  // The hook is called with each Work that has ended, on the thread that ended it.
+  // The hook is called with each Work that has ended, on the thread that ended it: maybe on several
+  // at once.
   void registerOnCompletionHook(
       std::function<void(std::shared_ptr<c10d::WorkInfo>)>&& hook) override;
   void waitForPendingWorks() override { life()->pending.wait(); }

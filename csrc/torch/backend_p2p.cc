@@ -17,8 +17,7 @@ Call message_call(OpType type, const char* title, const Tensors& tensors, Rank p
   if (!known || peer >= self.size) refuse(str("invalid rank: ", peer));
   if (peer == self.rank) refuse(str("rank ", self.rank, " cannot be its own peer"));
   if (tag < 0) refuse("Tag must be nonnegative");
-  if (tensors.size() != 1) refuse("takes a single tensor");
-  check_served(refuse, tensors[0]);
+  check_served(refuse, only_one(refuse, tensors));
   call.peer = peer;
   call.tag = static_cast<uint32_t>(tag);
   set_moved_type(call, tensors);

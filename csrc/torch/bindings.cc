@@ -27,32 +27,30 @@ std::vector<py::bytes> to_bytes(const std::vector<std::string>& rings) {
   return {rings.begin(), rings.end()};
 }
 
-// By the rules of ringcomm/addresses.py.
-Places choose_places(const ProcessConfig& config, const std::string& store_host) {
+// What a function of the package says; its errors are the user's.
+template <typename Answer>
+Answer ask(const char* module, const char* function, const auto&... arguments) {
   const py::gil_scoped_acquire gil;
   try {
-    const py::object choose = py::module_::import("ringcomm.addresses").attr("places");
-    const py::tuple chosen = choose(config.ifname, config.ports, store_host);
-    return {chosen[0].cast<std::vector<std::string>>(), chosen[1].cast<uint16_t>(),
-            chosen[2].cast<uint16_t>()};
+    return py::module_::import(module).attr(function)(arguments...).template cast<Answer>();
   } catch (const py::error_already_set& error) {
     throw UsageError(py::str(error.value()));
   }
 }
 
 int distance(const std::vector<std::string>& addresses) {
-  const py::gil_scoped_acquire gil;
-  return py::module_::import("ringcomm.addresses").attr("distance")(addresses).cast<int>();
+  return ask<int>("ringcomm.addresses", "distance", addresses);
 }
 
-// By ringcomm/costs.py.
+Places choose_places(const ProcessConfig& config, const std::string& store_host) {
+  using Chosen = std::tuple<std::vector<std::string>, uint16_t, uint16_t>;
+  const auto [addresses, first, last] =
+      ask<Chosen>("ringcomm.addresses", "places", config.ifname, config.ports, store_host);
+  return {addresses, first, last};
+}
+
 std::string read_costs(const std::string& file) {
-  const py::gil_scoped_acquire gil;
-  try {
-    return py::module_::import("ringcomm.costs").attr("word")(file).cast<std::string>();
-  } catch (const py::error_already_set& error) {
-    throw UsageError(py::str(error.value()));
-  }
+  return ask<std::string>("ringcomm.costs", "word", file);
 }
 
 // Returns the caller's options, with torch's words about the group filled in. torch's argument
@@ -216,58 +214,46 @@ std::vector<double> copy_seconds(uint64_t bytes, bool past_caches, int passes) {
   return seconds;
 }
 
-// The numbers of a contiguous tensor of the CPU.
-template <typename T>
-T* numbers_of(const at::Tensor& tensor, at::ScalarType type, const char* name) {
-  TORCH_CHECK_VALUE(tensor.is_cpu() && tensor.is_contiguous() && tensor.scalar_type() == type, name,
-                    " must be a contiguous tensor of ", at::toString(type), " on the CPU");
-  return static_cast<T*>(tensor.data_ptr());
-}
-
-uint64_t whole_blocks(const at::Tensor& blocks, uint64_t sources, uint64_t count) {
+// The bytes of a source's blocks: whole ones, of all numbers.
+uint64_t whole_blocks(const at::Tensor& blocks, const at::Tensor& numbers, uint64_t sources) {
   const uint64_t bytes = bytes_of(blocks) / std::max<uint64_t>(1, sources);
-  TORCH_CHECK_VALUE(sources > 0 && bytes * sources == bytes_of(blocks) &&
-                        bytes % kBlockBytes == 0 && bytes / kBlockBytes >= blocks_of(count),
-                    "blocks must be whole, of all numbers, and as many of each source");
+  TORCH_CHECK_VALUE(blocks.is_contiguous() && numbers.is_contiguous() && sources > 0 &&
+                        bytes * sources == bytes_of(blocks) && bytes % kBlockBytes == 0 &&
+                        bytes / kBlockBytes >= blocks_of(static_cast<uint64_t>(numbers.numel())),
+                    "tensors must be contiguous, and blocks whole: of all numbers of each source");
   return bytes;
 }
 
-Coding coding_of(int coding) {
-  TORCH_CHECK_VALUE(coding >= 0 && coding < kCodings, "there is no coding ", coding);
-  return Coding{static_cast<uint8_t>(coding)};
-}
-
-// Blocks beyond those of `src` get zeros.
+// Of tensors of the CPU (ringcomm/_codecs.py). Blocks beyond those of `src` get zeros.
 void quantize_tensor(const at::Tensor& src, const at::Tensor& blocks, int coding,
                      const std::optional<at::Tensor>& residual, std::optional<uint64_t> seed,
                      uint32_t first) {
   const auto count = static_cast<uint64_t>(src.numel());
-  const uint64_t bytes = whole_blocks(blocks, 1, count);
-  TORCH_CHECK_VALUE(!residual || residual->numel() == src.numel(),
+  const uint64_t bytes = whole_blocks(blocks, src, 1), used = blocks_of(count) * kBlockBytes;
+  TORCH_CHECK_VALUE(!residual || (residual->numel() == src.numel() && residual->is_contiguous()),
                     "the residual must have as many numbers as the tensor");
-  auto* const to = numbers_of<std::byte>(blocks, at::kByte, "blocks");
-  quantize(
-      coding_of(coding),
-      {.src = numbers_of<float>(src, at::kFloat, "the tensor"),
-       .residual = residual ? numbers_of<float>(*residual, at::kFloat, "the residual") : nullptr,
-       .blocks = to,
-       .count = count,
-       .by_chance = seed.has_value(),
-       .seed = seed.value_or(0),
-       .first = first});
-  const uint64_t used = blocks_of(count) * kBlockBytes;
-  if (bytes > used) std::memset(to + used, 0, bytes - used);
+  auto* const to = reinterpret_cast<std::byte*>(blocks.mutable_data_ptr<uint8_t>());
+  quantize(Coding{static_cast<uint8_t>(coding)},
+           {.src = src.const_data_ptr<float>(),
+            .residual = residual ? residual->mutable_data_ptr<float>() : nullptr,
+            .blocks = to,
+            .count = count,
+            .by_chance = seed.has_value(),
+            .seed = seed.value_or(0),
+            .first = first});
+  std::memset(to + used, 0, bytes - used);
 }
 
 void dequantize_tensor(const at::Tensor& blocks, const at::Tensor& out, int coding,
                        uint64_t sources, float divisor) {
-  const auto count = static_cast<uint64_t>(out.numel());
-  dequantize(coding_of(coding), {.blocks = numbers_of<std::byte>(blocks, at::kByte, "blocks"),
-                                 .source_bytes = whole_blocks(blocks, sources, count),
-                                 .sources = sources,
-                                 .divisor = divisor,
-                                 .dst = numbers_of<float>(out, at::kFloat, "the tensor"),
-                                 .count = count});
+  const uint64_t bytes = whole_blocks(blocks, out, sources);
+  dequantize(Coding{static_cast<uint8_t>(coding)},
+             {.blocks = reinterpret_cast<const std::byte*>(blocks.const_data_ptr<uint8_t>()),
+              .source_bytes = bytes,
+              .sources = sources,
+              .divisor = divisor,
+              .dst = out.mutable_data_ptr<float>(),
+              .count = static_cast<uint64_t>(out.numel())});
 }
 
 // For ringcomm/quantized.py.

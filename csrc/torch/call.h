@@ -42,7 +42,6 @@ struct Call {
   Staging staging;
   at::TensorList inputs, outputs;
   Tensors lists;
-  size_t output_lists = 1;  // several: futures tell outputs as so many lists of the same length
 };
 
 // What ends the event of a call in profiles; so does the destruction of its last copy.

@@ -3,15 +3,10 @@
 #include <ATen/ATen.h>
 #include <c10/util/hash.h>
 
-#include <numeric>
 #include <torch/csrc/distributed/c10d/Utils.hpp>
 
 namespace ringcomm {
 namespace {
-
-bool is_bitwise(ReduceOp op) {
-  return op == ReduceOp::kBand || op == ReduceOp::kBor || op == ReduceOp::kBxor;
-}
 
 // torch's operations are ours, in the same order.
 static_assert(int{c10d::ReduceOp::SUM} == int(ReduceOp::kSum) &&
@@ -78,13 +73,6 @@ std::vector<Span> by_rank(const std::vector<Span>& wholes, int size) {
 
 // ---- checks
 
-const at::Tensor& only_one(const Refusal& refuse, const Tensors& tensors, const char* which) {
-  if (tensors.size() != 1) {
-    refuse(str("requires a single-element ", which, "tensor list, this one has ", tensors.size()));
-  }
-  return tensors[0];
-}
-
 Rank checked_root(const Refusal& refuse, int64_t root, int size) {
   c10d::assertRootRank(refuse, root, size);
   return static_cast<Rank>(root);
@@ -106,12 +94,6 @@ void check_same_shape(const Refusal& refuse, const at::Tensor& model, at::Tensor
   for (size_t i = 0; i < tensors.size(); ++i) {
     c10d::assertSizesMatch(refuse, model.sizes(), tensors, i);
   }
-}
-
-void check_alike(const Refusal& refuse, const Tensors& tensors) {
-  c10d::assertNonEmpty(refuse, tensors);
-  c10d::assertLayoutMatch(refuse, tensors);
-  c10d::assertTypeAndSizesMatch(refuse, tensors);
 }
 
 void check_wholes(const Refusal& refuse, const Tensors& wholes, const Tensors& parts, int size) {
@@ -156,10 +138,6 @@ void set_reduction(Call& call, const c10d::ReduceOp& op, const at::Tensor& tenso
   const auto dtype = dtype_of(tensor.scalar_type());
   if (!dtype) refuse(str("cannot compute with ", c10::toString(tensor.scalar_type()), " tensors"));
   operation.dtype = *dtype;
-  const bool integral = c10::isIntegralType(tensor.scalar_type(), /*includeBool=*/true);
-  if (is_bitwise(operation.op) && !integral) {
-    refuse(str("Cannot use ReduceOp.", to_string(operation.op), " with non-integral dtype"));
-  }
   if (operation.op == ReduceOp::kPremulSum) operation.factor = premul_factor(refuse, op);
   if (const std::string why = why_not(operation.dtype, operation.op); !why.empty()) refuse(why);
 }
@@ -193,42 +171,6 @@ void add_in_place(Call& call, const Tensors& tensors) {
   }
   operation.output = operation.input;
   call.inputs = call.outputs = tensors;
-}
-
-void add_folded(Call& call, const Tensors& tensors) {
-  Operation& operation = call.operation;
-  if (operation.op == ReduceOp::kAvg || operation.op == ReduceOp::kPremulSum) {
-    call.refuse(str("ReduceOp.", to_string(operation.op),
-                    " takes one tensor of each rank, this list has ", tensors.size(),
-                    ": torch.stack() them and reduce what comes of it"));
-  }
-  if (!tensors[0].is_cpu()) {
-    call.refuse(str("takes one CUDA tensor of each rank, this list has ", tensors.size(),
-                    ": torch.stack() them and reduce what comes of it"));
-  }
-  const Span span = call.staging.folded(tensors, operation.dtype, operation.op);
-  operation.input = operation.output = {span};
-  operation.bytes = span.bytes;
-  call.inputs = call.outputs = tensors;
-}
-
-void separate(Call& call, const Tensors& tensors) {
-  std::vector<Span>& spans = call.operation.input;
-  std::vector<size_t> order(spans.size()), later;
-  std::iota(order.begin(), order.end(), size_t{0});
-  std::ranges::stable_sort(order, {}, [&](size_t i) { return spans[i].data; });
-  const std::byte* end = nullptr;
-  for (const size_t i : order) {
-    if (spans[i].bytes == 0) continue;
-    if (spans[i].data < end) {
-      later.push_back(i);
-    } else {
-      end = spans[i].data + spans[i].bytes;
-    }
-  }
-  std::ranges::sort(later);  // the last of the list has the last word
-  for (const size_t i : later) spans[i] = call.staging.apart(tensors[i]);
-  if (!later.empty()) call.operation.output = spans;
 }
 
 void add_inputs(Call& call, at::TensorList tensors) {

@@ -6,13 +6,16 @@
 namespace ringcomm {
 
 // `which`: "input " or "output " where a call has both.
-const at::Tensor& only_one(const Refusal& refuse, const Tensors& tensors, const char* which = "");
+template <typename T>
+const T& only_one(const Refusal& refuse, const std::vector<T>& list, const char* which = "") {
+  if (list.size() == 1) return list[0];
+  refuse(str("requires a single-element ", which, "tensor list, this one has ", list.size(),
+             ": make a call for each, or a coalesced one"));
+}
 Rank checked_root(const Refusal& refuse, int64_t root, int size);
 void check_all_served(const Refusal& refuse, at::TensorList tensors);
 void check_same_type(const Refusal& refuse, const at::Tensor& model, at::TensorList tensors);
 void check_same_shape(const Refusal& refuse, const at::Tensor& model, at::TensorList tensors);
-// Several tensors of one rank: at least one, and all of one layout, type and shape.
-void check_alike(const Refusal& refuse, const Tensors& tensors);
 // wholes[i] must have as many elements as all ranks' parts[i] together.
 void check_wholes(const Refusal& refuse, const Tensors& wholes, const Tensors& parts, int size);
 
@@ -30,10 +33,6 @@ void check_overlaps(const Refusal& refuse, const Operation& operation, const Sha
 // All lists one after the other, kept by the call.
 at::TensorList flatten(Call& call, const TensorLists& lists);
 void add_in_place(Call& call, const Tensors& tensors);
-// Several tensors of this rank, reduced here: all of them get the group's result.
-void add_folded(Call& call, const Tensors& tensors);
-// Follows add_in_place(): if tensors share memory, the later ones get copies of their own.
-void separate(Call& call, const Tensors& tensors);
 void add_inputs(Call& call, at::TensorList tensors);
 void add_outputs(Call& call, at::TensorList tensors);
 

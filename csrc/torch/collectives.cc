@@ -33,7 +33,7 @@ std::vector<uint64_t> split_bytes(const Refusal& refuse, const std::vector<int64
 
 void check_length(const Refusal& refuse, const Tensors& tensors, const char* which, int size) {
   if (tensors.size() == static_cast<size_t>(size)) return;
-  refuse(str(which, " tensor list size ", tensors.size(), " does not match world size ", size));
+  refuse(str(which, "tensor list size ", tensors.size(), " does not match world size ", size));
 }
 
 // The rest of an all_to_all, whose splits are known.
@@ -53,21 +53,13 @@ Call&& exchange_all(Call& call, Rank rank) {
 at::TensorList one_a_rank(Call& call, const TensorLists& lists, const at::Tensor& model,
                           RankAndSize self) {
   const Refusal& refuse = call.refuse;
-  const bool gathers = call.operation.collective == Collective::kGather;
-  const char* const which = gathers ? "output" : "input";
+  const char* const which =
+      call.operation.collective == Collective::kGather ? "output " : "input ";
   if (self.rank != call.operation.root) {
-    if (!lists.empty()) refuse(str("requires empty ", which, " on non-root"));
+    if (!lists.empty()) refuse(str("requires empty ", which, "on non-root"));
     return {};
   }
-  if (lists.size() != 1) {
-    refuse(str("requires a single-element ", which, " list containing a list with ", self.size,
-               " tensors."));
-  }
-  if (lists[0].size() != static_cast<size_t>(self.size)) {
-    refuse(str("Incorrect ", which, " list size ", lists[0].size(), ". ",
-               gathers ? "Output" : "Input", " list size should be ", self.size,
-               ", same as size of the process group."));
-  }
+  check_length(refuse, only_one(refuse, lists, which), which, self.size);
   const auto all = flatten(call, lists);
   check_all_served(refuse, all);
   check_same_shape(refuse, model, all);
@@ -83,36 +75,6 @@ void check_shard(const Refusal& refuse, const at::Tensor& shard, at::TensorList 
   if (all[own].numel() != shard.numel()) c10d::assertSizesMatch(refuse, shard.sizes(), all, own);
 }
 
-void check_gathered_lists(const Refusal& refuse, const TensorLists& outputs, const Tensors& inputs,
-                          int size) {
-  if (inputs.empty()) refuse("requires non-empty input tensor list");
-  if (inputs.size() != outputs.size()) {
-    refuse("requires input/output tensor lists to have the same length");
-  }
-  const size_t expected = inputs.size() * static_cast<size_t>(size);
-  for (size_t i = 0; i < outputs.size(); ++i) {
-    if (outputs[i].size() == expected) continue;
-    refuse(str("invalid output tensor list at index ", i, " (expected length ", expected, ", got ",
-               outputs[i].size(), ")"));
-  }
-}
-
-void gather_several(Call& call, const TensorLists& outputs, const Tensors& inputs,
-                    RankAndSize self) {
-  const auto all = flatten(call, outputs);
-  for (const at::TensorList tensors : {at::TensorList(inputs), all}) {
-    check_all_served(call.refuse, tensors);
-    check_same_shape(call.refuse, inputs[0], tensors);
-  }
-  const size_t count = outputs[0].size();
-  call.inputs = inputs;
-  call.outputs = all.slice(0, count);
-  fill_shards(call, kOutput, kEqual, self);
-  for (size_t i = count; i < all.size(); ++i) call.staging.also(all[i], all[i % count]);
-  call.outputs = all;
-  call.output_lists = outputs.size();
-}
-
 }  // namespace
 
 // ---- one tensor, or several as one
@@ -122,11 +84,10 @@ Backend::WorkPtr Backend::allreduce(Tensors& tensors, const c10d::AllreduceOptio
     return issue(with(sparse_all_reduce_call(tensors, opts.reduceOp, rank_and_size()), opts));
   }
   Call call(OpType::ALLREDUCE, "ringcomm:all_reduce", Collective::kAllReduce);
-  const bool several = tensors.size() != 1;
-  if (several) check_alike(call.refuse, tensors);
-  check_served(call.refuse, tensors[0]);
-  set_reduction(call, opts.reduceOp, tensors[0]);
-  several ? add_folded(call, tensors) : add_in_place(call, tensors);
+  const at::Tensor& tensor = only_one(call.refuse, tensors);
+  check_served(call.refuse, tensor);
+  set_reduction(call, opts.reduceOp, tensor);
+  add_in_place(call, tensors);
   return issue(with(std::move(call), opts));
 }
 
@@ -144,30 +105,16 @@ Backend::WorkPtr Backend::allreduce_coalesced(Tensors& tensors,
   }
   set_reduction(call, opts.reduceOp, tensors[0]);
   add_in_place(call, tensors);
-  separate(call, tensors);
+  check_overlaps(call.refuse, call.operation, {0, 0, call.operation.bytes});
   return issue(with(std::move(call), opts));
 }
 
 Backend::WorkPtr Backend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) {
   Call call(OpType::BROADCAST, "ringcomm:broadcast", Collective::kBroadcast);
   call.operation.root = checked_root(call.refuse, opts.rootRank, size());
-  const bool several = tensors.size() != 1 || opts.rootTensor != 0;
-  if (several) {
-    c10d::assertRootTensor(call.refuse, opts.rootTensor, static_cast<int64_t>(tensors.size()));
-    check_alike(call.refuse, tensors);
-  }
-  check_all_served(call.refuse, tensors);
+  check_served(call.refuse, only_one(call.refuse, tensors));
   set_moved_type(call, tensors);
-  if (several) {  // one of them is sent, or received, and the others get what it has
-    const at::Tensor& one = tensors[static_cast<size_t>(opts.rootTensor)];
-    add_in_place(call, Tensors{one});
-    for (const at::Tensor& tensor : tensors) {
-      if (!tensor.is_same(one)) call.staging.also(tensor, one);
-    }
-    call.inputs = call.outputs = tensors;
-  } else {
-    add_in_place(call, tensors);
-  }
+  add_in_place(call, tensors);
   if (rank() != call.operation.root) call.operation.input.clear();
   return issue(with(std::move(call), opts));
 }
@@ -175,9 +122,6 @@ Backend::WorkPtr Backend::broadcast(Tensors& tensors, const c10d::BroadcastOptio
 Backend::WorkPtr Backend::reduce(Tensors& tensors, const c10d::ReduceOptions& opts) {
   Call call(OpType::REDUCE, "ringcomm:reduce", Collective::kReduce);
   call.operation.root = checked_root(call.refuse, opts.rootRank, size());
-  if (opts.rootTensor != 0 || tensors.empty()) {
-    c10d::assertRootTensor(call.refuse, opts.rootTensor, static_cast<int64_t>(tensors.size()));
-  }
   const at::Tensor& tensor = only_one(call.refuse, tensors);
   check_served(call.refuse, tensor);
   set_reduction(call, opts.reduceOp, tensor);
@@ -188,19 +132,15 @@ Backend::WorkPtr Backend::reduce(Tensors& tensors, const c10d::ReduceOptions& op
 
 // ---- gathering
 
-// Outputs may differ in size from rank to rank. If there are several inputs, all alike, outputs[i]
-// has those of rank 0, then those of rank 1, and so on, for every i.
+// Outputs may differ in size from rank to rank.
 Backend::WorkPtr Backend::allgather(TensorLists& outputs, Tensors& inputs,
                                     const c10d::AllgatherOptions& opts) {
   Call call(OpType::ALLGATHER, "ringcomm:all_gather", Collective::kAllGather);
-  check_gathered_lists(call.refuse, outputs, inputs, size());
-  if (inputs.size() > 1) {
-    gather_several(call, outputs, inputs, rank_and_size());
-    return issue(with(std::move(call), opts));
-  }
+  const at::Tensor& input = only_one(call.refuse, inputs, "input ");
+  check_length(call.refuse, only_one(call.refuse, outputs, "output "), "output ", size());
   call.outputs = flatten(call, outputs);
   call.inputs = inputs;
-  check_shard(call.refuse, inputs[0], call.outputs, rank());
+  check_shard(call.refuse, input, call.outputs, rank());
   return issue(with(fill_shards(call, kOutput, kOneEach, rank_and_size()), opts));
 }
 
@@ -292,10 +232,7 @@ Backend::WorkPtr Backend::reduce_scatter(Tensors& outputs, TensorLists& inputs,
                                          const c10d::ReduceScatterOptions& opts) {
   Call call(OpType::REDUCE_SCATTER, "ringcomm:reduce_scatter", Collective::kReduceScatter);
   const at::Tensor& output = only_one(call.refuse, outputs, "output ");
-  if (inputs.size() != 1) call.refuse("requires a single-element input tensor list");
-  if (inputs[0].size() != static_cast<size_t>(size())) {
-    call.refuse("invalid input tensor list size, must be world size");
-  }
+  check_length(call.refuse, only_one(call.refuse, inputs, "input "), "input ", size());
   call.inputs = flatten(call, inputs);
   call.outputs = outputs;
   check_shard(call.refuse, output, call.inputs, rank());
@@ -346,8 +283,8 @@ Backend::WorkPtr Backend::alltoall_base(at::Tensor& output, at::Tensor& input,
 Backend::WorkPtr Backend::alltoall(Tensors& outputs, Tensors& inputs,
                                    const c10d::AllToAllOptions& opts) {
   Call call(OpType::ALLTOALL, "ringcomm:all_to_all", Collective::kAllToAll);
-  check_length(call.refuse, inputs, "input", size());
-  check_length(call.refuse, outputs, "output", size());
+  check_length(call.refuse, inputs, "input ", size());
+  check_length(call.refuse, outputs, "output ", size());
   check_all_served(call.refuse, inputs);
   check_all_served(call.refuse, outputs);
   check_same_type(call.refuse, inputs[0], inputs);

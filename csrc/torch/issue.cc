@@ -7,11 +7,10 @@
 namespace ringcomm {
 namespace {
 
-// Sizes of both sides can differ: an all_gather's output is as large as all inputs.
-int64_t bytes(at::TensorList tensors) {
-  int64_t count = 0;
-  for (const at::Tensor& tensor : tensors) count += static_cast<int64_t>(tensor.nbytes());
-  return count;
+int64_t total(at::TensorList tensors, auto size) {
+  int64_t sum = 0;
+  for (const at::Tensor& tensor : tensors) sum += static_cast<int64_t>((tensor.*size)());
+  return sum;
 }
 
 // Is a profiler at work on this thread?
@@ -20,19 +19,15 @@ bool is_profiled() {
          at::getStepCallbacksUnlessEmpty(at::RecordScope::FUNCTION).has_value();
 }
 
-int64_t elements(at::TensorList tensors) {
-  int64_t count = 0;
-  for (const at::Tensor& tensor : tensors) count += tensor.numel();
-  return count;
-}
-
 }  // namespace
 
 // torch shows what an event knows where it records shapes, too.
 EventEnd open_event(const Call& call, const std::string& algorithm) {
   const auto event = std::make_shared<at::RecordFunction>(at::RecordScope::USER_SCOPE);
   if (!event->isActive()) return nullptr;
-  const int64_t most = std::max(bytes(call.inputs), bytes(call.outputs));
+  // They can differ: an all_gather's output is as large as all inputs.
+  const int64_t most =
+      std::max(total(call.inputs, &at::Tensor::nbytes), total(call.outputs, &at::Tensor::nbytes));
   const std::unordered_map<std::string, c10::IValue> details = {{"algorithm", algorithm},
                                                                 {"bytes", most}};
   const std::vector<c10::IValue> inputs(call.inputs.begin(), call.inputs.end());
@@ -72,10 +67,8 @@ Backend::WorkPtr Backend::start(Call& call, const EventEnd& event_end) {
 
 void Backend::submit(const c10::intrusive_ptr<Work>& work, Call& call) {
   const auto on_done = [work](const std::exception_ptr& error) { work->complete(error); };
-  std::function<void()> on_end;
-  if (hasHooks()) on_end = [work] { work->note_end(); };
-  const auto task = group().submit(std::move(call.operation), on_done, std::move(call.continuation),
-                                   nullptr, std::move(on_end));
+  const auto task =
+      group().submit(std::move(call.operation), on_done, std::move(call.continuation));
   task->blocking = !call.async;
   work->follow(task);
 }
@@ -94,13 +87,14 @@ Backend::WorkPtr Backend::start_in_profile(Call& call) {
   const auto sequence = std::make_tuple(static_cast<int64_t>(group().sequence()) + 1, false);
   const auto names = std::make_tuple(getGroupUid(), getGroupDesc());
   const Tensors inputs = call.inputs.vec(), outputs = call.outputs.vec();
+  const int64_t given = total(inputs, &at::Tensor::numel), got = total(outputs, &at::Tensor::numel);
 #ifdef RECORD_PARAM_COMMS_DATA_WITH_ASYNC_OP
   RECORD_PARAM_COMMS_DATA_WITH_ASYNC_OP(sequence, names, inputs, outputs, rank(), call.name(),
-                                        elements(inputs), elements(outputs), type, sent, received,
-                                        first, stride, size(), call.async);
+                                        given, got, type, sent, received, first, stride, size(),
+                                        call.async);
 #else
-  RECORD_PARAM_COMMS_DATA(sequence, names, inputs, outputs, rank(), call.name(), elements(inputs),
-                          elements(outputs), type, sent, received, first, stride, size());
+  RECORD_PARAM_COMMS_DATA(sequence, names, inputs, outputs, rank(), call.name(), given, got, type,
+                          sent, received, first, stride, size());
 #endif
   const std::string algorithm = with_torch_errors([&] { return algorithm_of(call); });
   return start(call, open_event(call, algorithm));

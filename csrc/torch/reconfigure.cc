@@ -16,7 +16,7 @@ constexpr int kShrinkAbort = 1;
 void Backend::begin_life(std::shared_ptr<Communicator> group) {
   auto state = std::make_shared<BackendState>();
   state->group = std::move(group);
-  if (hasHooks()) state->hook.set(onCompletionHook_);
+  state->hook = onCompletionHook_;
   last_ = std::exchange(current_, std::move(state));
   life_.store(current_.get(), std::memory_order_release);  // partner: group()
 }

@@ -8,20 +8,16 @@
 namespace ringcomm {
 namespace {
 
-constexpr int64_t kMostDims = 16;
-constexpr int64_t kRow = 3 + kMostDims;  // what a rank says of its tensor; see describe()
-
 class SparseSum {
  public:
-  // If this rank has several tensors, their sum is its part, and all get the result.
-  SparseSum(const Tensors& tensors, bool average, RankAndSize self)
-      : self_(self), average_(average), tensors_(tensors) {
+  SparseSum(const at::Tensor& tensor, bool average, RankAndSize self)
+      : self_(self), average_(average), tensor_(tensor) {
     const at::AutoDispatchBelowADInplaceOrView guard;
-    input_ = tensors[0].coalesce();
-    for (size_t i = 1; i < tensors.size(); ++i) input_ = (input_ + tensors[i]).coalesce();
-    mine_ = at::zeros({kRow}, at::kLong);
-    rows_ = at::empty({self.size, kRow}, at::kLong);
-    describe(mine_.data_ptr<int64_t>());
+    input_ = tensor.coalesce();
+    // What a rank says of its tensor: how many elements it has, and a hash of its sizes.
+    const auto sizes = static_cast<int64_t>(c10::get_hash(input_.sizes(), input_.sparse_dim()));
+    mine_ = at::tensor({input_._nnz(), sizes}, at::kLong);
+    rows_ = at::empty({self.size, 2}, at::kLong);
   }
 
   // First the rows. The tensors live as long as this object.
@@ -47,26 +43,15 @@ class SparseSum {
   }
 
  private:
-  void describe(int64_t* row) const {
-    row[0] = input_.sparse_dim();
-    row[1] = input_.dense_dim();
-    row[2] = input_._nnz();
-    std::copy(input_.sizes().begin(), input_.sizes().end(), row + 3);
-  }
-  const int64_t* row(Rank rank) const { return rows_.const_data_ptr<int64_t>() + rank * kRow; }
-  int64_t elements(Rank rank) const { return row(rank)[2]; }
+  const int64_t* row(Rank rank) const { return rows_.const_data_ptr<int64_t>() + 2 * rank; }
 
   void check_rows() const {
     for (Rank rank = 0; rank < self_.size; ++rank) {
-      const int64_t *theirs = row(rank), *ours = row(self_.rank);
-      const bool same = theirs[0] == ours[0] && theirs[1] == ours[1] &&
-                        std::equal(theirs + 3, theirs + kRow, ours + 3);
-      if (same) continue;
-      const at::IntArrayRef sizes(theirs + 3, static_cast<size_t>(theirs[0] + theirs[1]));
-      throw MismatchError(ringcomm::str(
-          "all_reduce of sparse tensors: rank ", self_.rank, " gave one of ", input_.sizes(),
-          " with ", ours[0], " sparse dimensions, rank ", rank, " one of ", sizes, " with ",
-          theirs[0], ": every rank must give the same sizes"));
+      if (row(rank)[1] == row(self_.rank)[1]) continue;
+      throw MismatchError(ringcomm::str("all_reduce of sparse tensors: rank ", self_.rank,
+                                        " gave one of ", input_.sizes(), " with ",
+                                        input_.sparse_dim(), " sparse dimensions, and rank ", rank,
+                                        " another: every rank must give the same sizes"));
     }
   }
 
@@ -74,7 +59,7 @@ class SparseSum {
     indices_ = input_._indices().t().contiguous();  // those of an element together
     values_ = input_._values().contiguous();
     auto sizes = values_.sizes().vec();
-    sizes[0] = rows_.select(1, 2).sum().item<int64_t>();  // of elements()
+    sizes[0] = rows_.select(1, 0).sum().item<int64_t>();
     all_indices_ = at::empty({sizes[0], input_.sparse_dim()}, at::kLong);
     all_values_ = at::empty(sizes, values_.options());
     operation.input = {span_of(indices_), span_of(values_)};
@@ -82,9 +67,9 @@ class SparseSum {
     int64_t first = 0;
     for (Rank rank = 0; rank < self_.size; ++rank) {
       for (const at::Tensor& all : {all_indices_, all_values_}) {
-        operation.output.push_back(span_of(all.narrow(0, first, elements(rank))));
+        operation.output.push_back(span_of(all.narrow(0, first, row(rank)[0])));
       }
-      first += elements(rank);
+      first += row(rank)[0];
       const auto theirs = std::span(operation.output).last(2);
       operation.shards[static_cast<size_t>(rank)] = theirs[0].bytes + theirs[1].bytes;
     }
@@ -94,37 +79,30 @@ class SparseSum {
     const auto sum = at::_sparse_coo_tensor_unsafe(all_indices_.t().contiguous(), all_values_,
                                                    input_.sizes(), input_.options())
                          .coalesce();
-    const at::Tensor result = average_ ? sum / self_.size : sum;
-    for (at::Tensor& tensor : tensors_) tensor.copy_(result);
+    tensor_.copy_(average_ ? sum / self_.size : sum);
   }
 
   const RankAndSize self_;
   const bool average_;
-  Tensors tensors_;
-  at::Tensor input_, mine_, rows_, indices_, all_indices_, values_, all_values_;
+  at::Tensor tensor_, input_, mine_, rows_, indices_, all_indices_, values_, all_values_;
 };
 
 }  // namespace
 
 Call sparse_all_reduce_call(const Tensors& tensors, const c10d::ReduceOp& op, RankAndSize self) {
   constexpr Refusal refuse{"all_reduce"};
-  check_alike(refuse, tensors);
-  const at::Tensor& tensor = tensors[0];
+  const at::Tensor& tensor = only_one(refuse, tensors);
   if (!tensor.is_cpu()) {
     refuse(str("the tensor is sparse and on ", tensor.device().str(),
                ": move it to the CPU, or call .to_dense() first"));
   }
   const bool average = op.op_ == c10d::ReduceOp::AVG;
-  if (average && tensors.size() > 1) {
-    refuse("ReduceOp.AVG takes one sparse tensor of each rank: add them up before");
-  }
   if (op.op_ != c10d::ReduceOp::SUM && !average) {
     refuse(
         "unsupported reduction operation (allreduce of sparse tensors only works with "
         "ReduceOp.SUM and AVG)");
   }
-  if (tensor.dim() > kMostDims) refuse(str("a sparse tensor of ", tensor.dim(), " dimensions"));
-  const auto sum = std::make_shared<SparseSum>(tensors, average, self);
+  const auto sum = std::make_shared<SparseSum>(tensor, average, self);
   Call call(c10d::OpType::_ALLREDUCE_SPARSE, "ringcomm:sparse_all_reduce", Collective::kAllGather);
   call.operation = sum->first();
   call.continuation = {[sum](Operation& operation) { return sum->next(operation); }, 1};

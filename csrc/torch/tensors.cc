@@ -118,26 +118,6 @@ Span Staging::in_place(const at::Tensor& tensor, uint64_t& layout) {
   return span_of(results_.emplace_back(tensor, plain_copy(tensor)).second);
 }
 
-Span Staging::apart(const at::Tensor& tensor) {
-  const BelowAutograd guard;
-  return span_of(results_.emplace_back(tensor, tensor.clone()).second);  // in the same order
-}
-
-Span Staging::folded(const std::vector<at::Tensor>& tensors, DType dtype, ReduceOp op) {
-  const BelowAutograd guard;
-  std::vector<at::Tensor> plain;
-  std::vector<const std::byte*> sources;
-  for (const at::Tensor& tensor : tensors) {
-    at::assert_no_internal_overlap(tensor);
-    sources.push_back(span_of(plain.emplace_back(plain_copy(tensor))).data);
-  }
-  const at::Tensor whole = at::empty_like(tensors[0], {}, at::MemoryFormat::Contiguous);
-  std::byte* const out = span_of(whole).data;
-  reduce({dtype, op}, false, {&out, 1}, sources, static_cast<uint64_t>(whole.numel()));
-  for (const at::Tensor& tensor : tensors) also(tensor, whole);
-  return span_of(whole);
-}
-
 Span Staging::scaled(const Span& span, const at::TensorOptions& options, double factor) {
   const BelowAutograd guard;
   const auto type = c10::toRealValueType(options.dtype().toScalarType());  // both parts alike

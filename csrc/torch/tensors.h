@@ -37,16 +37,6 @@ class Staging {
   // The result replaces what is there. Dense memory is used whatever the order of the elements, on
   // condition that every rank has the same: it is added to `layout`.
   Span in_place(const at::Tensor& tensor, uint64_t& layout);
-
-  // Like in_place(), for a tensor whose memory another one of the call uses too.
-  Span apart(const at::Tensor& tensor);
-  // Reduces all of them to one, whose result replaces each. They are alike, and on the CPU.
-  Span folded(const std::vector<at::Tensor>& tensors, DType dtype, ReduceOp op);
-  // `tensor` gets what `result`, one of the call's, has got.
-  void also(const at::Tensor& tensor, const at::Tensor& result) {
-    results_.emplace_back(tensor, result);
-  }
-
   // A copy of these elements, each multiplied as ringcomm::scale() does.
   Span scaled(const Span& span, const at::TensorOptions& options, double factor);
 

@@ -10,31 +10,6 @@
 
 namespace ringcomm {
 
-void Hook::call(const void* work, std::shared_ptr<c10d::WorkInfo> info,
-                std::function<void()> over) {
-  Lock lock(mutex_);
-  auto place = std::find_if(ended_.begin(), ended_.end(),
-                            [&](const Ended& each) { return each.work == work && !each.info; });
-  if (place == ended_.end()) place = ended_.insert(place, Ended{work, nullptr, nullptr});
-  place->info = std::move(info);
-  place->over = std::move(over);
-  if (called_) return;
-  called_ = true;
-  while (!ended_.empty() && ended_.front().info) {
-    const Ended next = std::move(ended_.front());
-    ended_.pop_front();
-    lock.unlock();
-    try {
-      function_(next.info);
-    } catch (const std::exception& thrown) {  // nobody is there to catch it
-      Logger(LogLevel::kWarning, "").warning("a completion hook threw: ", thrown.what());
-    }
-    next.over();
-    lock.lock();
-  }
-  called_ = false;
-}
-
 // ---- Work
 
 Work::Work(std::shared_ptr<BackendState> backend_state, Call& call, const EventEnd& event_end)
@@ -42,8 +17,8 @@ Work::Work(std::shared_ptr<BackendState> backend_state, Call& call, const EventE
       backend_state_(std::move(backend_state)),
       inputs_(call.inputs.vec()),
       outputs_(call.outputs.vec()),
-      output_lists_(call.output_lists),
       staging_(std::move(call.staging)),
+      hooked_(backend_state_->hook != nullptr),
       sequence_(backend_state_->group->sequence() + (call.peer ? 0 : 1)) {  // messages have none
   recordFunctionEndCallback_ = event_end;
   backend_state_->pending.begin();
@@ -66,38 +41,32 @@ void Work::complete(const std::exception_ptr& why) {
   }
   ended_ = Clock::now();
   finish(error);
-  const bool hooked = backend_state_->hook.there();
-  call_back(hooked);
-  if (!hooked) backend_state_->pending.end();
+  call_back();
+  backend_state_->pending.end();
   const auto self = c10::intrusive_ptr<c10d::Work>::reclaim_copy(this);
   Runtime::get().release_later(std::make_shared<c10::intrusive_ptr<c10d::Work>>(self));
 }
 
 // Futures and hook: code of the user's, which may wait for other operations.
-void Work::call_back(bool hooked) {
-  c10::intrusive_ptr<Future> future, future_result;
+void Work::call_back() {
+  c10::intrusive_ptr<Future> future;
   {
     const std::lock_guard lock(mutex_);
     resolved_ = true;
     future = future_;
-    future_result = future_result_;
   }
-  if (!future && !future_result && !hooked) return;
+  if (!future && !hooked_) return;
   Progress::call_out([&] {
     const at::ThreadLocalStateGuard as_caller(caller_);
     try {
       if (future) resolve(*future);
-      if (future_result) resolve_result(*future_result);
+      if (!hooked_) return;
+      backend_state_->hook(
+          std::make_shared<c10d::WorkInfo>(retrieveOpType(), sequence_, started_, ended_,
+                                           std::chrono::duration<float>(ended_ - started_)));
     } catch (const std::exception& thrown) {  // nobody is there to catch it
       Logger(LogLevel::kWarning, "").warning("a completion callback threw: ", thrown.what());
     }
-    if (!hooked) return;
-    const auto around = backend_state_;
-    around->hook.call(
-        this,
-        std::make_shared<c10d::WorkInfo>(retrieveOpType(), sequence_, started_, ended_,
-                                         std::chrono::duration<float>(ended_ - started_)),
-        [around] { around->pending.end(); });
   });
 }
 
@@ -139,52 +108,24 @@ float Work::getDuration() const {
   return std::chrono::duration<float, std::milli>(ended_ - started_).count();
 }
 
-c10::intrusive_ptr<c10::ivalue::Future> Work::promise(c10::intrusive_ptr<Future>& slot,
-                                                      c10::TypePtr type) {
-  c10::intrusive_ptr<Future> future;
-  bool late = false;
+// It is resolved by call_back(), or here where that has been.
+c10::intrusive_ptr<c10::ivalue::Future> Work::getFuture() {
   {
     const std::lock_guard lock(mutex_);
-    if (!slot) {
-      slot = c10::make_intrusive<Future>(std::move(type));
-      late = resolved_;
-    }
-    future = slot;
+    if (future_) return future_;
+    future_ = c10::make_intrusive<Future>(c10::ListType::create(c10::TensorType::get()));
+    if (!resolved_) return future_;
   }
-  if (late) &slot == &future_ ? resolve(*future) : resolve_result(*future);
-  return future;
-}
-
-c10::intrusive_ptr<c10::ivalue::Future> Work::getFuture() {
-  auto type = c10::ListType::create(c10::TensorType::get());
-  return promise(future_, output_lists_ > 1 ? c10::ListType::create(type) : type);
-}
-
-c10::IValue Work::value() const {
-  if (output_lists_ <= 1) return c10::IValue(outputs_);
-  const auto each = static_cast<std::ptrdiff_t>(outputs_.size() / output_lists_);
-  std::vector<std::vector<at::Tensor>> lists;
-  for (auto at = outputs_.begin(); at != outputs_.end(); at += each) {
-    lists.emplace_back(at, at + each);
-  }
-  return c10::IValue(lists);
-}
-
-c10::intrusive_ptr<c10::ivalue::Future> Work::getFutureResult() {
-  return promise(future_result_, c10::IntType::get());
+  resolve(*future_);
+  return future_;
 }
 
 void Work::resolve(Future& future) {
   if (exception_) {
     future.setError(exception_);
   } else {
-    future.markCompleted(value());
+    future.markCompleted(c10::IValue(outputs_));
   }
-}
-
-void Work::resolve_result(Future& future) const {
-  const auto result = exception_ ? c10d::WorkResult::COMM_ERROR : c10d::WorkResult::SUCCESS;
-  future.markCompleted(c10::IValue(static_cast<int64_t>(result)));
 }
 
 // ---- Works

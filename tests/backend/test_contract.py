@@ -96,10 +96,9 @@ def check_unequal_sparse(rank: Rank) -> tuple[str, str]:
 
 
 def test_sparse_tensors_of_unequal_sizes_are_refused(ranks: Ranks) -> None:
-    for kind, text in ranks(check_unequal_sparse):
+    for index, (kind, text) in enumerate(ranks(check_unequal_sparse)):
         assert kind == "DistBackendError"
-        assert "[4, 4]" in text
-        assert "[3, 3]" in text
+        assert ("[4, 4]" if index == 1 else "[3, 3]") in text
 
 
 def train_embedding(rank: Rank) -> list[str]:
@@ -190,6 +189,7 @@ def check_completion_hook(rank: Rank) -> None:
         dist.all_reduce(torch.ones(size), group=group)
         dist.broadcast(torch.ones(size), dist.get_global_rank(group, 0), group, async_op=True)
     group._wait_for_pending_works()
+    infos.sort(key=lambda info: info.seq)  # several threads may end works
     kinds = [str(info.op_type).rpartition(".")[2] for info in infos]
     assert kinds == ["ALLREDUCE", "BROADCAST"] * 2
     assert [info.seq for info in infos] == [1, 2, 3, 4]

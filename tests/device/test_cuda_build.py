@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+import torch
 
 from lab import ROOT
 
@@ -23,7 +24,9 @@ pytestmark = pytest.mark.skipif(
     not (NVCC and PTXAS), reason="no nvcc and ptxas on the path: CUDA's kernels are not compiled"
 )
 
-FLAGS = ["-std=c++20", "-O3", "--expt-relaxed-constexpr", "-fmad=false", f"-I{ROOT / 'csrc'}"]
+TORCH = Path(torch.__file__).parent / "include"  # of its version alone
+FLAGS = ["-std=c++20", "-O3", "--expt-relaxed-constexpr", "-fmad=false"]
+FLAGS += [f"-I{ROOT / 'csrc'}", "-isystem", str(TORCH)]
 FILES = ["kernels_reduce", "kernels_two_shot"]
 ARCHITECTURES = [pytest.param(number, marks=pytest.mark.slow) for number in (80, 90, 100, 120)]
 SECONDS = 120  # of one processor; some 25 are normal, and others may share it

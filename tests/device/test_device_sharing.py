@@ -124,8 +124,3 @@ def test_a_long_operation_is_few_commands(three: Ranks) -> None:
     settings = {"RINGCOMM_SIM_COMMANDS": "100"}  # each word counts, and each round of 12 MiB
     assert answers(three(run, "few_commands", settings)) == [""] * 3
 
-
-def test_mps_is_recognised(three: Ranks) -> None:
-    outcomes = three(run, "short_messages,mps", {**SMALL, "RINGCOMM_SIM_MPS": "1"})
-    assert answers(outcomes) == [""] * 3
-    assert all("ranks share one device through MPS" in outcome["log"] for outcome in outcomes)

@@ -66,7 +66,6 @@ class SimApi final : public Api {
     const std::array<uint64_t, 2> name{machine(), static_cast<uint64_t>(card_of(device))};
     std::memcpy(facts.uuid.data(), name.data(), facts.uuid.size());
     facts.memory_bytes = options_.memory_bytes;
-    facts.mps = options_.mps;
     return facts;
   }
 
@@ -240,7 +239,7 @@ class SimApi final : public Api {
   void launch(Stream stream, const TwoShotArgs& args) override {
     TwoShotArgs host = args;
     Addresses to_host = arguments();
-    const uint64_t bytes = args.count * size_of(args.math.dtype);
+    const uint64_t bytes = args.count * size_of(args.reduction.dtype);
     to_host(host.input, bytes);
     to_host(host.output, bytes);
     to_host(host.abort, sizeof *host.abort, true);

@@ -137,7 +137,7 @@ void on_members(int members, const F& body) {
 }
 
 auto kernel_for(const LeaderArgs& args) {
-  return find(kKernels, args.math).reduce.of(args.from == Who::kAll ? args.n_ranks : 1);
+  return find(kKernels, args.reduction).reduce.of(args.from == Who::kAll ? args.n_ranks : 1);
 }
 
 }  // namespace
@@ -153,7 +153,7 @@ void run_leader(const LeaderArgs& args) {
   for (int i = 0; i < kBlocks * args.parts; ++i) {
     Shared shared(1);
     Context context(i % kBlocks, kBlocks, memory, shared, 0, i / kBlocks);
-    kernel_for(args)(context, args, size_of(args.math.dtype));
+    kernel_for(args)(context, args, size_of(args.reduction.dtype));
   }
 }
 
@@ -166,7 +166,7 @@ void run_block(const TwoShotArgs& args, int block, Memory& memory, int members) 
   Shared shared(members);
   on_members(members, [&](int member) {
     Context context(block, args.blocks, memory, shared, member);
-    find(kKernels, args.math).two_shot(context, args, size_of(args.math.dtype));
+    find(kKernels, args.reduction).two_shot(context, args, size_of(args.reduction.dtype));
   });
 }
 
@@ -174,7 +174,7 @@ void run_block(const LeaderArgs& args, int block, int blocks, Memory& memory, in
   Shared shared(members);
   on_members(members, [&](int member) {
     Context context(block, blocks, memory, shared, member);
-    kernel_for(args)(context, args, size_of(args.math.dtype));
+    kernel_for(args)(context, args, size_of(args.reduction.dtype));
   });
 }
 

@@ -6,7 +6,6 @@
 // MEMORY_BYTES  8 GiB  of each device
 // DRIVER        13000  CUDA version of the driver; none: there is no driver
 // CHUNK_BYTES   0      tensors' allocations are expandable, made of chunks of so many bytes
-// MPS           0      1: processes use it through the Multi-Process Service
 // COMMANDS      1000   a connection takes so many that have not begun, then enqueuing blocks; how
 //                      many connections streams share says CUDA_DEVICE_MAX_CONNECTIONS
 // STAND_INS     1      tensors of the CPU count as those of a device; 0: they stay on the host, and
@@ -38,7 +37,6 @@ struct SimOptions {
   uint64_t memory_bytes = uint64_t{8} << 30;
   int driver = 13000;  // 0: none
   uint64_t chunk_bytes = 0;
-  bool mps = false;
   uint64_t commands = 1000;
   uint64_t connections = 8;
   bool stand_ins = true;

@@ -11,7 +11,7 @@ using cuda::Who;
 
 // `run` gets the operands, of as many ranks as there are inputs; all must hold afterwards what they
 // should. Some outputs are inputs, too; of some ranks only one gets the result.
-void check_operands(const Bytes& wanted, const std::vector<Bytes>& inputs, const Math& math,
+void check_operands(const Bytes& wanted, const std::vector<Bytes>& inputs, const Reduction& math,
                     size_t variant, const std::function<void(LeaderArgs&)>& run) {
   const std::string name = str(to_string(math.dtype), ' ', to_string(math.op), ", ", inputs.size(),
                                " sources of ", wanted.size(), " bytes, variant ", variant);
@@ -22,7 +22,7 @@ void check_operands(const Bytes& wanted, const std::vector<Bytes>& inputs, const
   std::vector<LeaderSlot> slots(n);
   std::vector<bool> written(placed.size());
   LeaderArgs args{};
-  args.math = math;
+  args.reduction = math;
   args.call = args.parts = 1;
   args.rank = -1;  // all have slots
   args.n_ranks = static_cast<int>(n);
@@ -54,7 +54,7 @@ void every_pair_equals_reduce() {
         for (int repeat = 0; repeat < 3; ++repeat, ++variant) {
           const int ranks = variant % 11 == 0 ? 200 : static_cast<int>(sources);
           const Reduction what{pair.dtype, pair.op, ranks, 1};
-          check_operands(reduced(what, made), made, math_of(what), variant,
+          check_operands(reduced(what, made), made, what, variant,
                          [](LeaderArgs& args) { sim::run_leader(args); });
         }
       }
@@ -87,7 +87,7 @@ struct LeaderCase {
       : pattern(pattern), what{pair.dtype, pair.op, static_cast<int>(ranks), 1} {
     Inputs inputs(static_cast<uint32_t>(variant));
     const uint64_t element = size_of(pair.dtype);
-    args.math = pattern.sums() ? math_of(what) : copy_math(element);
+    args.reduction = pattern.sums() ? what : copy_math(element);
     args.call = 1 + variant;
     args.n_ranks = static_cast<int>(ranks);
     args.parts = pattern.splits() ? args.n_ranks : 1;
@@ -116,8 +116,8 @@ struct LeaderCase {
     for (int part = 0; part < args.parts; ++part) expect(part);
   }
 
-  static Math copy_math(uint64_t element) {
-    Math math{};
+  static Reduction copy_math(uint64_t element) {
+    Reduction math{};
     math.op = ReduceOp::kBor;
     math.dtype = element == 1   ? DType::kUint8
                  : element == 2 ? DType::kUint16
@@ -241,7 +241,7 @@ void several_threads() {
   const std::vector<Bytes> made(3, inputs.make(what.dtype, 500));
   const Bytes wanted = reduced(what, made);
   for (size_t variant = 0; variant < 12; ++variant) {
-    check_operands(wanted, made, math_of(what), variant, [&](LeaderArgs& args) {
+    check_operands(wanted, made, what, variant, [&](LeaderArgs& args) {
       for (int block = 0; block < 2; ++block) sim::run_block(args, block, 2, memory, 4);
     });
   }

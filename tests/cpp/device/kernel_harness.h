@@ -8,18 +8,8 @@
 
 namespace ringcomm::testing {
 
-using cuda::Math;
 using model::Inputs;
 using model::Placed;
-
-inline Math math_of(const Reduction& what) {
-  Math math{};
-  math.dtype = what.dtype;
-  math.op = what.op;
-  math.ranks = what.ranks;
-  math.e4m3_overflow = e4m3_overflow();
-  return math;
-}
 
 inline Bytes reduced(const Reduction& what, const std::vector<Bytes>& inputs) {
   Bytes out(inputs[0].size());

@@ -98,7 +98,7 @@ inline Fd receive_descriptor(const Fd& socket) {
 // A kernel that copies.
 inline LeaderArgs bytes_moved(std::byte* to, const std::byte* from, uint64_t bytes = kBytes) {
   LeaderArgs args{};
-  args.math.op = ReduceOp::kBor;
+  args.reduction = {.dtype = DType::kUint8, .op = ReduceOp::kBor};
   args.from = args.to = Who::kPart;
   args.parts = 1;
   args.length[0] = args.unit = bytes;

@@ -52,7 +52,7 @@ void the_leader_kernel_is_replayed() {
     auto* values = reinterpret_cast<int32_t*>(sim.api->allocate_pinned(4 * sizeof(int32_t)));
     auto* slots = reinterpret_cast<LeaderSlot*>(sim.api->allocate_pinned(2 * sizeof(LeaderSlot)));
     LeaderArgs leader{};
-    leader.math.dtype = DType::kInt32;
+    leader.reduction.dtype = DType::kInt32;
     leader.call = leader.parts = 1;
     leader.length[0] = leader.unit = sizeof(int32_t);
     leader.n_ranks = 2;

@@ -174,7 +174,7 @@ void kernels() {
     std::byte* word = api->allocate_pinned(8);
     std::memset(word, 0, 8);
     LeaderArgs leader{};
-    leader.math.dtype = DType::kInt32;
+    leader.reduction.dtype = DType::kInt32;
     leader.call = leader.parts = 1;
     leader.length[0] = leader.unit = sizeof(int32_t);
     leader.n_ranks = 4;

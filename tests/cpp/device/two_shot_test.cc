@@ -51,7 +51,7 @@ void two_shot(TwoShotGroup& group, uint64_t seed, int steps, const MakeMemory& m
       Placed output(Bytes(input.content().size()), own.below(3) * size_of(step.what.dtype));
       Placed& to = own.below(2) ? input : output;
       TwoShotArgs args = group.args(rank);
-      args.math = math_of(step.what);
+      args.reduction = step.what;
       args.count = step.count;
       args.input = input.data();
       args.output = to.data();
@@ -95,7 +95,7 @@ bool others_return(int size, int blocks, int last) {
     const Rank rank = index % size;
     const size_t at = static_cast<size_t>(rank);
     TwoShotArgs args = group.args(rank);
-    args.math = math_of(what);
+    args.reduction = what;
     args.count = 40;
     args.input = made[at].data();
     args.output = out[at].data();

@@ -216,7 +216,7 @@ void nan_wins_min_and_max() {
 
 void impossible_pairs_say_why() {
   expect(why_not(DType::kFloat32, ReduceOp::kBand) ==
-             "ReduceOp.BAND needs an integer or bool tensor, not float32",
+             "Cannot use ReduceOp.BAND with tensors of float32: convert them to another type first",
          why_not(DType::kFloat32, ReduceOp::kBand));
   int possible = 0;
   for_each_pair([&](DType dtype, ReduceOp op) {
