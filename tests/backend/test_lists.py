@@ -12,6 +12,7 @@ from torch.distributed import distributed_c10d as c10d
 
 from lab.ranks import Rank, Ranks, error_of
 
+
 @pytest.fixture(scope="module", params=[1, 2, 3], ids="{} ranks".format)
 def ranks(request: pytest.FixtureRequest) -> Iterator[Ranks]:
     some = Ranks(request.param)

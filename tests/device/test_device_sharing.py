@@ -123,4 +123,3 @@ def test_a_short_message_waits_for_nobody(three: Ranks) -> None:
 def test_a_long_operation_is_few_commands(three: Ranks) -> None:
     settings = {"RINGCOMM_SIM_COMMANDS": "100"}  # each word counts, and each round of 12 MiB
     assert answers(three(run, "few_commands", settings)) == [""] * 3
-
