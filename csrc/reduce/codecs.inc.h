@@ -36,9 +36,7 @@ struct Bool : Integer<uint8_t> {
 
 template <class T>
 struct Float : Integer<T> {
-  static constexpr auto encode(const auto (&parts)[1]) {
-    return canonical_nan(parts[0]);
-  }
+  static constexpr auto encode(const auto (&parts)[1]) { return canonical_nan(parts[0]); }
 };
 
 // Numbers of 16 or 8 bits, taken from 32-bit words by shifts alone: a part is every second or

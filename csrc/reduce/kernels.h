@@ -20,10 +20,10 @@ struct Job {
   std::byte* const* dsts;
   const std::byte* const* srcs;
   size_t n_dsts;
-  size_t n_srcs;          // at least one
-  uint64_t numbers;       // a complex element is two
-  int ranks;              // AVG: the divisor
-  double factor;          // scale
+  size_t n_srcs;     // at least one
+  uint64_t numbers;  // a complex element is two
+  int ranks;         // AVG: the divisor
+  double factor;     // scale
 };
 
 using Kernel = void (*)(const Job&);

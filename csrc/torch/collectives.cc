@@ -53,8 +53,7 @@ Call&& exchange_all(Call& call, Rank rank) {
 at::TensorList one_a_rank(Call& call, const TensorLists& lists, const at::Tensor& model,
                           RankAndSize self) {
   const Refusal& refuse = call.refuse;
-  const char* const which =
-      call.operation.collective == Collective::kGather ? "output " : "input ";
+  const char* const which = call.operation.collective == Collective::kGather ? "output " : "input ";
   if (self.rank != call.operation.root) {
     if (!lists.empty()) refuse(str("requires empty ", which, "on non-root"));
     return {};

@@ -3,8 +3,8 @@
 // its peer has said, or nothing: never another byte, and no byte of one that does not know it.
 //
 // The keys are the system's, not the seed's: no property depends on their values.
-#include "fuzz_driver.h"
 #include "cpp/net/tls_pair.h"
+#include "fuzz_driver.h"
 
 namespace ringcomm::testing {
 namespace {
