@@ -47,8 +47,8 @@ struct Transfer {
 // two has no window.
 struct Prologue {
   uint64_t pattern;
-  alignas(4096)
-      LeaderSlot slots[2][kMostRanks];  // of operations, of messages; by the rank that writes it
+  // Of operations, of messages; by the rank that writes it.
+  alignas(4096) LeaderSlot slots[2][kMostRanks];
   TwoShotFlags flags;
 };
 inline constexpr uint64_t kPrologue = 64 * 1024;
