@@ -18,7 +18,7 @@ HELLO, NONCE, CHALLENGE, PROOF = 88, 32, 72, 32  # bytes, as csrc/net/handshake.
 ETH_P_ALL = 0x0003  # what goes out too
 CALM = 0.05  # seconds that an answer is waited for
 KEPT = 64  # strangers of whom nothing is known yet
-TLS = b"\x16"  # how the first record begins
+TLS = b"\x16\x03\x01"  # how the first record begins
 WHOLE = 1000  # bytes, in which an encrypted handshake has ended
 CLOSED = 2.0  # seconds in which a connection is closed that is not let in
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
-TRIPS, TRIP_SECONDS = 20, 0.1  # round trips, and for how long; there are three at least
+TRIPS, TRIP_SECONDS = 200, 0.1  # round trips, and for how long; there are three at least
 SMALLEST, LARGEST = 256 << 10, 32 << 20  # bytes of a burst
 LONG = 0.1  # seconds of a burst that counts
 BURST_SECONDS = 0.5  # for all bursts of a pair

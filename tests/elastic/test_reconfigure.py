@@ -179,21 +179,21 @@ def spoilt(handle: str) -> dict[str, str]:
     """Handles of rank 1 that no process has given, and a word of each answer."""
     card, contact = handle.split(" | ")
     words = card.split(" ")
-    there = [*words[:3], "elsewhere", "boot", "network", *words[6:]]
+    there = [*words[:2], "elsewhere", "boot", "network", *words[5:]]
     away = " ".join(there)  # a card of another host: its contact is read
-    key = " ".join(contact.split(" ")[:3])
+    key = " ".join(contact.split(" ")[:7])
     return {
         "": "does not understand",
         "x" * 1_000_000: "does not understand",
         "\u00e4\n": "does not understand",
         " ".join(words[:5]): "does not understand",
-        " ".join([*words[:6], "s" * 101, *words[7:]]): "does not understand",
-        " ".join([words[0], "b" * 1_000_000, *words[2:]]): "does not understand",
-        " ".join([*words[:3], "h" * 1_000_000, *words[4:]]): "does not understand",
-        " ".join([*words[:7], "9" * 40, *words[8:]]): "does not understand",
-        away: "hexadecimal",
-        f"{away} | ": "hexadecimal",
-        f"{away} | {'z' * 1_000_000} y": "hexadecimal",
+        " ".join([*words[:5], "s" * 101, *words[6:]]): "does not understand",
+        " ".join(["b" * 1_000_000, *words[1:]]): "does not understand",
+        " ".join([*words[:2], "h" * 1_000_000, *words[3:]]): "does not understand",
+        " ".join([*words[:6], "9" * 40, *words[7:]]): "does not understand",
+        away: "without an address",
+        f"{away} | ": "without an address",
+        f"{away} | {'z' * 1_000_000} y": "without an address",
         f"{away} | {key}": "without an address",
         f"{away} | {key} 127.0.0.1:99999": "not an address",
         f"{away} | {key} {'a' * 1_000_000}:1": "not an address",

@@ -185,9 +185,7 @@ class OtherBuild final : public Store {
   explicit OtherBuild(Store& store) : store_(store) {}
   void set(const std::string& key, const std::string& value) override {
     if (key.find("/card/") == std::string::npos) return store_.set(key, value);
-    const size_t word = value.find(' ') + 1;
-    std::string changed = value;
-    store_.set(key, changed.replace(word, value.find(' ', word) - word, "123456789abc"));
+    store_.set(key, "123456789abc" + value.substr(value.find(' ')));
   }
   bool has(const std::string& key) override { return store_.has(key); }
   std::string get(const std::string& key) override { return store_.get(key); }
