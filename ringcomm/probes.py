@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
-TRIPS, TRIP_SECONDS = 200, 0.1  # round trips, and for how long; there are three at least
+TRIPS, TRIP_SECONDS = 200, 0.1  # round trips, and for how long; there are two at least
 SMALLEST, LARGEST = 256 << 10, 32 << 20  # bytes of a burst
 LONG = 0.1  # seconds of a burst that counts
 BURST_SECONDS = 0.5  # for all bursts of a pair
@@ -62,8 +62,9 @@ def measure(firsts: list[int]) -> tuple[list[list[float]], list[list[float]]]:
 
 def lead(peer: int) -> tuple[float, float]:
     """Return half the shortest round trip, and the rate of the longest burst, both ways at once."""
-    trips = [trip(peer), trip(peer)]  # the first opens the connection
-    for _ in range(max(1, min(TRIPS, int(TRIP_SECONDS / trips[-1])))):
+    trip(peer)  # opens the connection
+    trips, began = [trip(peer), trip(peer)], time.perf_counter()
+    while len(trips) < TRIPS and time.perf_counter() - began < TRIP_SECONDS:
         trips.append(trip(peer))
     latency = min(trips) / 2
     size, began = SMALLEST, time.perf_counter()

@@ -34,6 +34,7 @@ Answer ask(const char* module, const char* function, const auto&... arguments) {
   try {
     return py::module_::import(module).attr(function)(arguments...).template cast<Answer>();
   } catch (const py::error_already_set& error) {
+    if (!error.matches(PyExc_Exception)) throw;  // Ctrl-C
     throw UsageError(py::str(error.value()));
   }
 }
