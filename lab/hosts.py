@@ -390,6 +390,11 @@ class Hosts:
         """Packets that have left a host's eth0; one may be as large as 64 KiB (offload)."""
         return self._counter(host, "tx", "packets")
 
+    def segments_resent(self, host: int) -> int:
+        """Segments that a host's TCP has sent again."""
+        names, counts = self.inside(host, "grep", "^Tcp:", "/proc/net/snmp").splitlines()
+        return int(dict(zip(names.split(), counts.split(), strict=True))["RetransSegs"])
+
     def _counter(self, host: int, way: str, what: str = "bytes") -> int:
         words = ["ip", "-n", self.namespaces[host], "-s", "-j", "link", "show", "dev", "eth0"]
         return int(json.loads(tool(*words))[0]["stats64"][way][what])

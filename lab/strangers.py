@@ -14,9 +14,11 @@ from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
+from lab.wan import round_trip
+
 HELLO, NONCE, CHALLENGE, PROOF = 88, 32, 72, 32  # bytes, as csrc/net/handshake.cc has them
 ETH_P_ALL = 0x0003  # what goes out too
-CALM = 0.05  # seconds that an answer is waited for
+CALM = 0.05  # seconds that an answer is waited for, and its way
 KEPT = 64  # strangers of whom nothing is known yet
 TLS = b"\x16\x03\x01"  # how the first record begins
 WHOLE = 1000  # bytes, in which an encrypted handshake has ended
@@ -122,7 +124,7 @@ class Strangers:
 
     def _shake_hands(self, hello: bytes, rest: bytes) -> None:
         with self._connect() as stranger:
-            stranger.settimeout(CALM)
+            stranger.settimeout(CALM + round_trip())
             try:
                 stranger.sendall(hello)
                 challenge = stranger.recv(CHALLENGE, socket.MSG_WAITALL)

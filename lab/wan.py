@@ -34,11 +34,22 @@ class Wan(NamedTuple):
         """The longest that a packet waits for the link, ms."""
         return 2 * self.delay + 20
 
+    @property
+    def round_trip(self) -> float:
+        """Seconds between two hosts, there and back."""
+        return 2 * self.delay / 1e3
+
 
 def asked() -> Wan | None:
     """Return the links that LAB_WAN=RATE,DELAY[,LOSS] asks for: benchmarks/faults.py --wan."""
     text = os.environ.get("LAB_WAN")
     return Wan.of(text) if text else None
+
+
+def round_trip() -> float:
+    """Return seconds there and back between hosts, as LAB_WAN asks for it; else 0."""
+    found = asked()
+    return found.round_trip if found else 0.0
 
 
 def start(wan: Wan, mtu: int, switch: str, namespaces: Sequence[str]) -> subprocess.Popen[bytes]:
