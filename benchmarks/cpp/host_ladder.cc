@@ -72,7 +72,7 @@ class Handwritten final : public Rung {
  private:
   Rank peer(int i) const { return (transport_.rank() + i) % transport_.size(); }
   float* window(Rank rank, size_t slot) {
-    return reinterpret_cast<float*>(transport_.memory(rank, half_)) + slot * segment_;
+    return reinterpret_cast<float*>(transport_.window(rank, half_)) + slot * segment_;
   }
   void signal_all() {
     for (int i = 1; i < transport_.size(); ++i) transport_.signal(peer(i), kData, half_, 0);
@@ -188,7 +188,7 @@ class Planned final : public Rung {
       : group_(group),
         operation_(all_reduce_of(data)),
         plan_(plan_of(group, operation_, segment_bytes)),
-        executor_(group.state().transport(), group.geometry()),
+        executor_(group.state().transport()),
         patience_(patience_of(group)) {
     executor_.input().assign(operation_.input);
     executor_.output().assign(operation_.output);

@@ -1,5 +1,6 @@
 // Creates communicators.
 #include <algorithm>
+#include <ranges>
 
 #include "comm/communicator.h"
 
@@ -19,6 +20,13 @@ int ranks_here(const std::vector<int>& host_of, const CommunicatorOptions& optio
   if (host_of.empty()) return options.size;
   const int here = host_of[static_cast<size_t>(options.rank)];
   return static_cast<int>(std::count(host_of.begin(), host_of.end(), here));
+}
+
+// Of the largest host.
+int most_ranks(const std::vector<int>& host_of) {
+  std::map<int, int> ranks;
+  for (const int host : host_of) ++ranks[host];
+  return ranks.empty() ? 1 : std::ranges::max(ranks | std::views::values);
 }
 
 // By rank 0's word. A message takes half a round trip at least.
@@ -55,12 +63,12 @@ std::shared_ptr<Communicator> Communicator::create(Store& store,
   meeting.size = options.size;
   meeting.scope = str(runtime.config().run, "/", options.name);
   const uint64_t devices = cuda::Area::bytes(options.size);
-  meeting.layout = {options.size, geometry.half_bytes(), mailbox_bytes(options.size), devices};
-  meeting.across = [&](int distance) -> RendezvousOptions::Across {
-    const Geometry across = Geometry::across_hosts(options.size, distance);
-    const uint64_t mailbox = mailbox_bytes(options.size) << (2 * distance);
-    return {{options.size, across.half_bytes(), mailbox, devices},
-            {across.inbox_offset(0), across.inbox_bytes}};
+  meeting.layout = {options.size, geometry.window_room(), geometry.inbox_bytes,
+                    mailbox_bytes(options.size), devices};
+  meeting.across = [&](int here, int most, int distance) -> RendezvousOptions::Across {
+    const Geometry across = Geometry::across_hosts(options.size, distance, most);
+    return {{here, across.window_room(), across.inbox_bytes, mailbox_bytes(most), devices},
+            {1, 0, across.inbox_bytes, mailbox_bytes(1) << (2 * distance)}};
   };
   meeting.tcp = runtime.config().transport == "tcp";
   meeting.host = runtime.config().host;
@@ -85,7 +93,8 @@ std::shared_ptr<Communicator> Communicator::create(Store& store,
   agreed.interrupt_meeting = nullptr;  // it may be Python's, which ends before groups do
   if (!memory.algorithm.empty()) agreed.algorithm = algorithm_called(memory.algorithm);
   auto transport = std::make_unique<Transport>(options.rank, std::move(memory.peers));
-  const Geometry across = Geometry::across_hosts(options.size, memory.distance);
+  const Geometry across =
+      Geometry::across_hosts(options.size, memory.distance, most_ranks(memory.host_of));
   return std::make_shared<Communicator>(std::move(transport), mapped ? geometry : across, agreed,
                                         std::move(memory));
 }

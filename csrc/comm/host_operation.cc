@@ -17,7 +17,7 @@ HostOperation::HostOperation(GroupState& state, const Geometry& geometry)
     : state_(state),
       geometry_(geometry),
       terms_(hash_of_terms(geometry, state.reach())),
-      executor_(state.transport(), geometry),
+      executor_(state.transport()),
       tuner_(state.rank(),
              has_room(geometry, state.reach()) ? state.transport().choices(0) : nullptr),
       plans_(state.rank()) {}

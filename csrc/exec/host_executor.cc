@@ -4,19 +4,16 @@
 
 namespace ringcomm {
 
-// Operands of one reduce step: a source from each of at most 200 ranks (comm/create.cc), and the
-// destinations.
-constexpr size_t kMostOperands = 256;
 constexpr uint64_t kScaledBytes = 16 << 10;  // of an operand at a time: it stays in the cache
 
-HostExecutor::HostExecutor(Transport& transport, const Geometry& geometry, uint64_t lent_bytes)
+HostExecutor::HostExecutor(Transport& transport, uint64_t lent_bytes)
     : transport_(transport),
-      geometry_(geometry),
       lent_bytes_(lent_bytes),
       taken_(static_cast<size_t>(transport.size() * kLanes), 0) {
   for (Rank rank = 0; rank < transport.size(); ++rank) {
-    remote_.push_back(transport.is_remote(rank));
-    for (const int half : {0, 1}) memory_[half].push_back(transport.memory(rank, half));
+    for (const int half : {0, 1}) {
+      windows_[half].push_back(transport.is_remote(rank) ? nullptr : transport.window(rank, half));
+    }
   }
 }
 
@@ -50,6 +47,7 @@ HostExecutor::Status HostExecutor::advance() {
         lane_ = step.lane;
         number = static_cast<size_t>(&step - plan_->steps.data());
         if (!ready()) {
+          transport_.expect(peer_);
           if (manner_.timed) watch_.block(number, Clock::now());
           return Status::kBlocked;
         }
@@ -73,11 +71,9 @@ Span HostExecutor::locate(const Ref& ref, uint64_t done) const {
     case Space::kOutput:
       return output_.at(offset);
     case Space::kWindow:
-      return {memory_[half_][static_cast<size_t>(ref.rank)] + offset, UINT64_MAX};
+      return {windows_[half_][static_cast<size_t>(ref.rank)] + offset, UINT64_MAX};
     case Space::kInbox:
-      return {
-          memory_[half_][static_cast<size_t>(ref.rank)] + geometry_.inbox_offset(ref.from) + offset,
-          UINT64_MAX};
+      return {transport_.inbox(ref.rank, ref.from, half_) + offset, UINT64_MAX};
     case Space::kLine:
       return {transport_.line(ref.rank, ref.from, half_) + offset, UINT64_MAX};
   }
@@ -129,7 +125,8 @@ uint64_t HostExecutor::scale_operands(std::span<const Ref> refs, std::byte** at,
 
 void HostExecutor::reduce(const Step& step, uint64_t total) {
   const size_t operands = static_cast<size_t>(step.dst_count) + step.src_count;
-  std::array<std::byte*, kMostOperands> at;
+  operands_.resize(operands);
+  std::byte** const at = operands_.data();
   const uint64_t element = size_of(reduction_.dtype);
   for (uint64_t done = 0; done < total;) {
     uint64_t bytes = total - done;
@@ -139,9 +136,9 @@ void HostExecutor::reduce(const Step& step, uint64_t total) {
       bytes = std::min(bytes, span.bytes);
     }
     if (reduction_.op == ReduceOp::kPremulSum) {
-      bytes = scale_operands({refs(step), operands}, at.data(), bytes);
+      bytes = scale_operands({refs(step), operands}, at, bytes);
     }
-    const std::span<std::byte* const> all(at.data(), operands);
+    const std::span<std::byte* const> all(operands_);
     const auto sources = all.subspan(step.dst_count);
     ringcomm::reduce(reduction_, step.final, all.first(step.dst_count),
                      {const_cast<const std::byte* const*>(sources.data()), sources.size()},

@@ -33,7 +33,7 @@ inline constexpr uint64_t kLentBytes = 4096;
 
 class HostExecutor {
  public:
-  HostExecutor(Transport& transport, const Geometry& geometry, uint64_t lent_bytes = kLentBytes);
+  explicit HostExecutor(Transport& transport, uint64_t lent_bytes = kLentBytes);
 
   enum class Status { kDone, kBlocked, kMismatch };
 
@@ -47,7 +47,7 @@ class HostExecutor {
   Stamps& stamps() { return stamps_; }
 
   // Runs until the end, an unmet wait, or a signal of another operation (a mismatch). Throws
-  // nothing.
+  // SystemError when there is no memory for a peer on another host.
   Status advance();
   // Can advance() move: has it not begun, or has the awaited signal come? Cheap enough to spin on.
   bool ready() {
@@ -70,15 +70,13 @@ class HostExecutor {
   const Ref* refs(const Step& step) const { return plan_->refs.data() + step.first_ref; }
   uint64_t& taken(Rank peer, int lane) { return taken_[static_cast<size_t>(peer * kLanes + lane)]; }
   bool is_remote(const Ref& ref) const {
-    return ref.rank >= 0 && remote_[static_cast<size_t>(ref.rank)];
+    return ref.rank >= 0 && transport_.is_remote(ref.rank);
   }
 
   Transport& transport_;
-  Geometry geometry_;
   const uint64_t lent_bytes_;
   std::vector<uint64_t> taken_;  // signals consumed, per (peer, lane), over the group's life
-  std::vector<std::byte*> memory_[2];
-  std::vector<bool> remote_;
+  std::vector<std::byte*> windows_[2];  // of the ranks of this host
 
   std::shared_ptr<const Plan> plan_;
   Reduction reduction_;
@@ -86,7 +84,8 @@ class HostExecutor {
   Stamps stamps_;
   Manner manner_;
   Stopwatch watch_;
-  std::vector<std::byte> scratch_;  // a piece of each operand that is scaled
+  std::vector<std::byte*> operands_;  // of a reduce step
+  std::vector<std::byte> scratch_;    // a piece of each operand that is scaled
   int half_ = 0;
   PlanCursor cursor_;
   Rank peer_ = -1;

@@ -18,9 +18,9 @@ Geometry Geometry::for_ranks(int size) {
   return geometry;
 }
 
-Geometry Geometry::across_hosts(int size, int distance) {
+Geometry Geometry::across_hosts(int size, int distance, int local) {
   Geometry geometry = for_ranks(size);
-  const uint64_t share = std::bit_floor((uint64_t{2} << 30) / static_cast<uint64_t>(size));
+  const uint64_t share = std::bit_floor((uint64_t{2} << 30) / static_cast<uint64_t>(local));
   const uint64_t wanted = uint64_t{1024} * kKiB << (3 * distance);  // touched where plans send
   geometry.inbox_bytes = std::max(1024 * kKiB, std::min(wanted, share));
   geometry.slots = std::clamp<uint64_t>(geometry.inbox_bytes / (256 * kKiB), 8, 64);

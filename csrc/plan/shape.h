@@ -16,7 +16,7 @@ inline constexpr uint64_t kOneShotBytes = 16 * 1024;  // a rank loads this rathe
 // half k mod 2 of everything. So the next operation never writes memory that a slow peer still
 // reads.
 //
-//   half = | window: 4 segments, written by the owner | inbox of rank 0 | ... | inbox of rank n-1 |
+//   half = | window: 4 segments, written by the owner | an inbox of each writer |
 struct Geometry {
   int size = 1;                             // ranks
   uint64_t segment_bytes = 0;               // unit of pipelining, a multiple of 64; of an operation
@@ -27,15 +27,13 @@ struct Geometry {
   uint64_t one_shot_bytes = kOneShotBytes;  // all_reduce in one hop up to this times (size - 1)
 
   uint64_t window_bytes() const { return 4 * segment_bytes; }
-  uint64_t half_bytes() const { return inbox_offset(size); }
-  uint64_t inbox_offset(Rank from) const {
-    return std::max(room_bytes, window_bytes()) + inbox_bytes * static_cast<uint64_t>(from);
-  }
+  uint64_t window_room() const { return std::max(room_bytes, window_bytes()); }
   // 256 KiB segments, with room for some of 512 KiB; inboxes share 4 MiB, 16 to 256 KiB each.
   static Geometry for_ranks(int size);
   // Half of the slots hold what is under way at 8 Gbit/s. `distance` 0 is for round trips of up to
   // 1 ms, 1 for up to 8 ms, and 2 for longer ones, of which 60 ms are filled.
-  static Geometry across_hosts(int size, int distance = 0);
+  // `local` is the number of ranks of the largest host, whose inboxes share 2 GiB of addresses.
+  static Geometry across_hosts(int size, int distance = 0, int local = 1);
   bool operator==(const Geometry&) const = default;
 };
 

@@ -14,8 +14,21 @@ static_assert(sizeof(State) <= kKeptPayload);
 
 }  // namespace
 
+const Segment& LateSegment::get() {
+  std::call_once(once_, [&] {
+    mapping_ = Mapping(layout_.bytes());
+    segment_ = Segment(mapping_.data(), layout_);
+    made_.store(true, std::memory_order_release);  // partner: find()
+  });
+  return segment_;
+}
+
 RemotePeer::RemotePeer(Wire& wire, uint64_t channel, const Ends& ends)
-    : wire_(wire), channel_(channel), ends_(ends) {
+    : wire_(wire),
+      channel_(channel),
+      ends_(ends),
+      shadow_(ends.layout),
+      received_(ends.layout) {
   wire_.open(channel_, this);
 }
 
@@ -33,7 +46,8 @@ void RemotePeer::put(std::byte* target, uint64_t bytes, const std::byte* source)
 }
 
 void RemotePeer::signal(int lane, int half, uint64_t stamp) {
-  if (!announced_.exchange(true, std::memory_order_relaxed)) tell();
+  const auto called = ends_.own->of(Board::kHost).called.load(std::memory_order_relaxed);
+  if (told_called_.load(std::memory_order_relaxed) != called) tell();
   flush_put(lane, half, stamp);
   wire_.flush();
 }
@@ -48,7 +62,7 @@ void RemotePeer::flush_put(int lane, int half, uint64_t stamp) {
     std::byte* target = put.target + done;
     Frame frame{
         .type = FrameType::kPut, .channel = channel_, .bytes = static_cast<uint32_t>(bytes)};
-    if (bytes > 0) frame.offset = ends_.shadow.offset_of(target);
+    if (bytes > 0) frame.offset = shadow_.get().offset_of(target);
     if (last && lane != kNoLane) {
       frame.lane = static_cast<uint8_t>(lane);
       frame.half = static_cast<uint8_t>(half);
@@ -62,15 +76,16 @@ void RemotePeer::flush_put(int lane, int half, uint64_t stamp) {
 }
 
 void RemotePeer::stream_written(uint64_t begin, uint64_t end) {
-  const uint64_t ring = ends_.shadow.mailbox_bytes();
+  const Segment& shadow = shadow_.get();
+  const uint64_t ring = shadow.mailbox_bytes();
   while (begin < end) {
     const uint64_t at = begin % ring;
     const uint64_t bytes = std::min({end - begin, ring - at, kFramePayload});
-    std::byte* data = ends_.shadow.mailbox_data(ends_.self) + at;
+    std::byte* data = shadow.mailbox_data(0) + at;
     begin += bytes;
     wire_.post({.type = FrameType::kStream,
                 .channel = channel_,
-                .offset = ends_.shadow.offset_of(data),
+                .offset = shadow.offset_of(data),
                 .stamp = begin,
                 .bytes = static_cast<uint32_t>(bytes)},
                Payload(data));
@@ -81,7 +96,7 @@ void RemotePeer::stream_written(uint64_t begin, uint64_t end) {
 // Credit goes back a quarter of the ring at a time: more often costs frames, less often waits.
 void RemotePeer::stream_read(uint64_t cursor) {
   const uint64_t known = credited_.load(std::memory_order_relaxed);
-  if (cursor - known < ends_.own.mailbox_bytes() / 4) return;
+  if (cursor - known < ends_.layout.mailbox_bytes / 4) return;
   credited_.store(cursor, std::memory_order_relaxed);
   wire_.post({.type = FrameType::kCredit, .channel = channel_, .stamp = cursor}, {});
   wire_.flush();
@@ -92,14 +107,14 @@ void RemotePeer::tell() {
 }
 
 std::vector<std::byte> RemotePeer::news() {
-  const Header::Progress& progress = ends_.own.header().of(Board::kHost);
+  const Header::Progress& progress = ends_.own->of(Board::kHost);
   const bool known = progress.called.load(std::memory_order_acquire) == told_called_ &&
                      progress.finished.load(std::memory_order_acquire) == told_finished_;
   return known ? std::vector<std::byte>() : state();
 }
 
 std::vector<std::byte> RemotePeer::state() {
-  const Header& header = ends_.own.header();
+  const Header& header = *ends_.own;
   const Header::Progress& progress = header.of(Board::kHost);
   State state;
   state.called = progress.called.load(std::memory_order_acquire);
@@ -121,41 +136,44 @@ std::vector<std::byte> RemotePeer::state() {
 
 // ---- receiving
 
-bool RemotePeer::allowed(const Frame& frame) const {
+bool RemotePeer::allowed(const Segment& received, const Frame& frame) {
   const auto within = [&](const std::byte* begin, uint64_t bytes) {
-    const uint64_t first = ends_.own.offset_of(begin);
+    const uint64_t first = received.offset_of(begin);
     return frame.offset >= first && frame.bytes <= bytes &&
            frame.offset - first <= bytes - frame.bytes;
   };
   if (frame.type == FrameType::kStream) {
-    return within(ends_.own.mailbox_data(ends_.peer), ends_.own.mailbox_bytes());
+    return within(received.mailbox_data(0), received.mailbox_bytes());
   }
   for (int half = 0; half < 2; ++half) {
-    if (within(ends_.own.half(half) + ends_.inbox.offset, ends_.inbox.bytes)) return true;
-    if (within(ends_.own.line(ends_.peer, 0, half).payload, kLinePayload)) return true;
+    if (within(received.inbox(0, half), received.inbox_bytes())) return true;
+    if (within(received.line(0, 0, half).payload, kLinePayload)) return true;
   }
   return false;
 }
 
 std::byte* RemotePeer::place(const Frame& frame) {
-  if (!allowed(frame)) throw FlowError("a frame for memory that is not its sender's to write");
-  return ends_.own.at(frame.offset);
+  const Segment& received = received_.get();
+  if (!allowed(received, frame)) {
+    throw FlowError("a frame for memory that is not its sender's to write");
+  }
+  return received.at(frame.offset);
 }
 
 void RemotePeer::deliver(const Frame& frame, std::span<const std::byte> payload) {
   switch (frame.type) {
     case FrameType::kPut: {
       if (frame.lane >= kLineLanes || frame.half > 1) return;
-      Line& line = ends_.own.line(ends_.peer, frame.lane, frame.half);
+      Line& line = received_.get().line(0, frame.lane, frame.half);
       line.stamp.store(frame.stamp, std::memory_order_relaxed);  // ordered by the store of count
       line.count.store(++arrived_[frame.lane], std::memory_order_seq_cst);  // partner: arrived()
       return;
     }
     case FrameType::kStream:
-      ends_.own.mailbox(ends_.peer).written.store(frame.stamp, std::memory_order_seq_cst);
+      received_.get().mailbox(0).written.store(frame.stamp, std::memory_order_seq_cst);
       return;
     case FrameType::kCredit:
-      ends_.shadow.mailbox(ends_.self).read.store(frame.stamp, std::memory_order_seq_cst);
+      shadow_.get().mailbox(0).read.store(frame.stamp, std::memory_order_seq_cst);
       return;
     default:
       heard(payload);
@@ -166,7 +184,7 @@ void RemotePeer::heard(std::span<const std::byte> payload) {
   State state;
   if (payload.size() > sizeof state || payload.size() < offsetof(State, failure)) return;
   std::memcpy(&state, payload.data(), payload.size());
-  Header& header = ends_.shadow.header();
+  Header& header = shadow_.get().header();
   Header::Progress& progress = header.of(Board::kHost);
   // Words that are read first may have been sent last. So numbers never go back.
   if (state.called > progress.called.load(std::memory_order_relaxed)) {
@@ -180,7 +198,7 @@ void RemotePeer::heard(std::span<const std::byte> payload) {
     state.failure[kFailureBytes - 1] = '\0';
     std::memcpy(header.failure, state.failure, kFailureBytes);
     header.failed.store(1, std::memory_order_release);  // partner: failure()
-    note_failure(ends_.own.header(), ends_.peer);
+    note_failure(*ends_.own, ends_.peer);
   }
   if (state.asked > header.asked.load(std::memory_order_relaxed)) {
     header.asked.store(static_cast<uint32_t>(state.asked), std::memory_order_release);

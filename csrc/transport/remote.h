@@ -1,12 +1,17 @@
-// A peer on another host, made to look like one that shares memory. Each side has a *shadow* of
-// the other's segment. This rank writes its part (inboxes, lines, mailbox) into the shadow, and a
-// frame carries it to the same place of the real segment. The peer's words about itself go into the
-// header of its shadow. So readers of a peer's header or arrived() need not know which kind it is.
+// A peer on another host, made to look like one that shares memory. For each way there is a segment
+// with one writer, on both sides. This rank writes its inbox, lines and mailbox into the *shadow* of
+// what it sends, and a frame carries them to the same place of what the peer has *received*. The
+// peer's words about itself go into the shadow's header. So readers of a peer's header or arrived()
+// need not know which kind it is.
 //
 // The shadow is also the buffer for sending again after a lost connection. The rules of plans (one
 // writer a byte, credits, alternating halves) let no rank write a slot again before the peer has
 // read it.
+//
+// Both are made when they are first used. So a rank pays for the peers that its plans talk to.
 #pragma once
+
+#include <mutex>
 
 #include "net/session.h"
 #include "net/wire.h"
@@ -14,19 +19,29 @@
 
 namespace ringcomm {
 
-// The part of a segment in which a peer's frames may land.
-struct InboxLayout {
-  uint64_t offset = 0;  // in each half
-  uint64_t bytes = 0;
+// Memory of this process that is made when somebody first needs it. Any thread.
+class LateSegment {
+ public:
+  explicit LateSegment(const SegmentLayout& layout) : layout_(layout) {}
+  const Segment& get();  // throws SystemError: there is no memory
+  const Segment* find() const {  // null: it is not made yet
+    return made_.load(std::memory_order_acquire) ? &segment_ : nullptr;
+  }
+
+ private:
+  const SegmentLayout layout_;
+  std::once_flag once_;
+  Mapping mapping_;
+  Segment segment_;
+  std::atomic<bool> made_{false};  // partner: find()
 };
 
 class RemotePeer final : public Receiver {
  public:
   struct Ends {
-    Rank self, peer;
-    Segment own;        // of this rank
-    Segment shadow;     // of the peer: same layout, this process's memory
-    InboxLayout inbox;  // the peer's, in own
+    Rank peer;
+    Header* own;           // of this rank
+    SegmentLayout layout;  // of each way: one writer
   };
   // Opens the channel, and closes it at the end.
   RemotePeer(Wire& wire, uint64_t channel, const Ends& ends);
@@ -39,6 +54,8 @@ class RemotePeer final : public Receiver {
   // ---- the driving thread's. `target` lies in the shadow; `source`, if given, is lent until
   // reclaim_lent(), else the bytes are in the shadow already.
   void put(std::byte* target, uint64_t bytes, const std::byte* source);
+  LateSegment& shadow() { return shadow_; }
+  LateSegment& received() { return received_; }
   void signal(int lane, int half, uint64_t stamp);
   void reclaim_lent() { wire_.reclaim_lent(channel_); }
 
@@ -52,8 +69,10 @@ class RemotePeer final : public Receiver {
     tell();
     wire_.flush();
   }
-  void announce() { announced_.store(false, std::memory_order_relaxed); }
-  bool left() const { return ends_.shadow.header().left.load(std::memory_order_acquire) != 0; }
+  bool left() const {
+    const Segment* shadow = shadow_.find();
+    return shadow != nullptr && shadow->header().left.load(std::memory_order_acquire) != 0;
+  }
 
   // ---- the session's
   std::byte* place(const Frame& frame) override;
@@ -69,15 +88,15 @@ class RemotePeer final : public Receiver {
   void flush_put(int lane, int half, uint64_t stamp);
   void heard(std::span<const std::byte> payload);
   std::vector<std::byte> state();
-  bool allowed(const Frame& frame) const;
+  static bool allowed(const Segment& received, const Frame& frame);
 
   Wire& wire_;
   const uint64_t channel_;
   const Ends ends_;
+  LateSegment shadow_, received_;
   bool forgotten_ = false;
   Pending pending_;
   uint64_t sent_ = 0;
-  std::atomic<bool> announced_{false};  // the peer knows which operation this rank is in
   std::atomic<uint64_t> told_called_{0}, told_finished_{0};  // the peer knows of these operations
   std::atomic<uint64_t> credited_{0};  // what the peer knows of my reading its stream
   uint64_t arrived_[kLineLanes] = {};  // signals delivered

@@ -1,5 +1,7 @@
 #include "transport/rendezvous.h"
 
+#include <ranges>
+
 #include "transport/assembly.h"
 #include "transport/host.h"
 
@@ -126,7 +128,19 @@ class Meeting {
     result_.mappings.clear();
     result_.peers.clear();
     result_.peers.resize(cards_.size());
-    layout_ = across() ? options_.across(result_.distance).layout : options_.layout;
+    std::map<int, int> ranks;  // of each host
+    for (Rank rank = 0; rank < options_.size; ++rank) {
+      const int host = result_.host_of[static_cast<size_t>(rank)];
+      peer(rank).place = ranks[host]++;
+    }
+    layout_ = options_.layout;
+    if (across()) {
+      const int here = ranks[result_.host_of[static_cast<size_t>(options_.rank)]];
+      const auto most = std::ranges::max(ranks | std::views::values);
+      const auto layouts = options_.across(here, most, result_.distance);
+      layout_ = layouts.host;
+      pair_layout_ = layouts.pair;
+    }
     segment_ = make_sealed_memfd("ringcomm", layout_.bytes());
     adopt(options_.rank, segment_);
     peer(options_.rank).doorbell = neighbours_.bell();
@@ -275,20 +289,11 @@ class Meeting {
   }
 
   void add_remote(Rank rank, Wire& wire) {
-    Mapping shadow(layout_.bytes());
-    const InboxLayout first = options_.across(result_.distance).first_inbox;
-    const auto inbox = static_cast<uint64_t>(rank) * first.bytes;
     ShmPeer& there = peer(rank);
     there.process.reset();
-    there.segment = Segment(shadow.data(), layout_);
     there.doorbell = peer(options_.rank).doorbell;
-    const RemotePeer::Ends ends{options_.rank,
-                                rank,
-                                peer(options_.rank).segment,
-                                there.segment,
-                                {first.offset + inbox, first.bytes}};
+    const RemotePeer::Ends ends{rank, &peer(options_.rank).segment.header(), pair_layout_};
     there.remote = std::make_unique<RemotePeer>(wire, channel(), ends);
-    result_.mappings.push_back(std::move(shadow));
   }
 
   const RendezvousOptions& options_;
@@ -297,7 +302,7 @@ class Meeting {
   Store& store_;
   Assembly assembly_;
   Card mine_;
-  SegmentLayout layout_;
+  SegmentLayout layout_, pair_layout_;
   Fd segment_;
   std::vector<Card> cards_;
   std::vector<bool> sent_;

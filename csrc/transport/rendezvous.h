@@ -25,10 +25,11 @@ struct RendezvousOptions {
   std::string scope;     // run and restart: keeps the keys of an earlier life apart
   SegmentLayout layout;  // of a group on one host
   struct Across {
-    SegmentLayout layout;
-    InboxLayout first_inbox;  // of rank 0; the others follow
+    SegmentLayout host;  // of a rank's segment on its host
+    SegmentLayout pair;  // of each way between two ranks on two hosts
   };
-  std::function<Across(int distance)> across;  // of one on several
+  // Of a group on several hosts, with so many ranks on this one, and on the largest.
+  std::function<Across(int here, int most, int distance)> across;
   bool tcp = false;                            // ranks of one host are as if on others
   std::string host;                            // what this host is called; "": its hostname
   std::string word;                            // rank 0's, one line: all get it with the cards

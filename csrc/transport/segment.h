@@ -1,10 +1,15 @@
-// The shared memory of one rank in one group, as every rank of the group maps it.
+// The shared memory of one rank in one group, as every rank of its host maps it. Its *writers* are
+// the ranks of the host, and each has a place of its own.
 //
-//   | header | lines[from][lane][half] | mailbox[from] ... | device area | half 0 | half 1 |
+//   | header | lines[place][lane][half] | mailbox[place] ... | device area | half 0 | half 1 |
 //
-// Written by its owner: header (except aborted_by), windows. Written by peer `from`: its lines, its
+//   half = | window | inbox[place] ... |
+//
+// Written by its owner: header (except aborted_by), windows. Written by a peer: its lines, its
 // mailbox (except the read cursor), its inboxes. Nothing here is trusted beyond that: whatever is
 // used as a length or an index is checked by the reader.
+//
+// A pair of ranks on two hosts has such memory of its own, with one writer (transport/remote.h).
 #pragma once
 
 #include <array>
@@ -80,9 +85,10 @@ struct MailboxCursors {
 };
 
 struct SegmentLayout {
-  int size = 1;
-  uint64_t half_bytes = 0;
-  uint64_t mailbox_bytes = 0;  // of each peer's ring, a power of two
+  int writers = 1;
+  uint64_t window_bytes = 0;
+  uint64_t inbox_bytes = 0;    // of each writer
+  uint64_t mailbox_bytes = 0;  // of each writer's ring, a power of two
   uint64_t device_bytes = 0;   // whole pages
 
   static constexpr uint64_t kPage = 4096;
@@ -91,14 +97,17 @@ struct SegmentLayout {
   uint64_t lines_offset() const { return page_up(sizeof(Header)); }
   uint64_t mailbox_stride() const { return sizeof(MailboxCursors) + mailbox_bytes; }
   uint64_t mailboxes_offset() const {
-    const auto lines = static_cast<uint64_t>(size * kLineLanes * 2);
+    const auto lines = static_cast<uint64_t>(writers * kLineLanes * 2);
     return lines_offset() + page_up(lines * sizeof(Line));
   }
   uint64_t device_offset() const {
-    return mailboxes_offset() + page_up(static_cast<uint64_t>(size) * mailbox_stride());
+    return mailboxes_offset() + page_up(static_cast<uint64_t>(writers) * mailbox_stride());
   }
   uint64_t halves_offset() const { return device_offset() + device_bytes; }
-  uint64_t bytes() const { return halves_offset() + 2 * page_up(half_bytes); }
+  uint64_t half_stride() const {
+    return page_up(window_bytes + static_cast<uint64_t>(writers) * inbox_bytes);
+  }
+  uint64_t bytes() const { return halves_offset() + 2 * half_stride(); }
 };
 
 // A rank's segment as mapped here. Copyable view; the mapping lives elsewhere.
@@ -111,20 +120,24 @@ class Segment {
   Header& header() const { return *reinterpret_cast<Header*>(base_); }
   std::byte* at(uint64_t offset) const { return base_ + offset; }
   uint64_t offset_of(const std::byte* data) const { return static_cast<uint64_t>(data - base_); }
-  Line& line(Rank from, int lane, int half) const {
-    const auto index = static_cast<uint64_t>((from * kLineLanes + lane) * 2 + half);
+  Line& line(int place, int lane, int half) const {
+    const auto index = static_cast<uint64_t>((place * kLineLanes + lane) * 2 + half);
     return reinterpret_cast<Line*>(base_ + layout_.lines_offset())[index];
   }
   std::byte* half(int half) const {
-    const uint64_t stride = SegmentLayout::page_up(layout_.half_bytes);
-    return base_ + layout_.halves_offset() + static_cast<uint64_t>(half) * stride;
+    return base_ + layout_.halves_offset() + static_cast<uint64_t>(half) * layout_.half_stride();
   }
-  MailboxCursors& mailbox(Rank from) const {
-    const uint64_t before = static_cast<uint64_t>(from) * layout_.mailbox_stride();
+  std::byte* inbox(int place, int half_of_it) const {
+    const uint64_t before = static_cast<uint64_t>(place) * layout_.inbox_bytes;
+    return half(half_of_it) + layout_.window_bytes + before;
+  }
+  uint64_t inbox_bytes() const { return layout_.inbox_bytes; }
+  MailboxCursors& mailbox(int place) const {
+    const uint64_t before = static_cast<uint64_t>(place) * layout_.mailbox_stride();
     return *reinterpret_cast<MailboxCursors*>(at(layout_.mailboxes_offset() + before));
   }
-  std::byte* mailbox_data(Rank from) const {
-    return reinterpret_cast<std::byte*>(&mailbox(from)) + sizeof(MailboxCursors);
+  std::byte* mailbox_data(int place) const {
+    return reinterpret_cast<std::byte*>(&mailbox(place)) + sizeof(MailboxCursors);
   }
   uint64_t mailbox_bytes() const { return layout_.mailbox_bytes; }
   std::byte* device_area() const { return base_ + layout_.device_offset(); }

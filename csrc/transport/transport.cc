@@ -12,37 +12,42 @@ Transport::Transport(Rank rank, std::vector<ShmPeer> peers)
       peers_(std::move(peers)),
       own_(peer(rank).segment),
       sent_(peers_.size() * kLineLanes, 0) {
-  for (const ShmPeer& each : peers_) {
-    if (each.remote) remotes_.push_back(each.remote.get());
+  for (size_t i = 0; i < peers_.size(); ++i) {
+    if (peers_[i].place < 0) peers_[i].place = static_cast<int>(i);
+    if (peers_[i].remote) remotes_.push_back(peers_[i].remote.get());
   }
 }
 
 size_t Transport::stream_space(Rank to) {
-  const MailboxCursors& cursors = peer(to).segment.mailbox(rank_);
+  const auto [segment, place] = part(to, rank_);
+  const MailboxCursors& cursors = segment.mailbox(place);
   const uint64_t read = cursors.read.load(std::memory_order_seq_cst);  // partner: stream_read
   const uint64_t used = cursors.written.load(std::memory_order_relaxed) - read;  // mine
-  const uint64_t most = peer(to).segment.mailbox_bytes();
+  const uint64_t most = segment.mailbox_bytes();
   return used <= most ? most - used : 0;  // the peer writes `read`: never trust it
 }
 
 size_t Transport::stream_available(Rank from) {
-  const MailboxCursors& cursors = own_.mailbox(from);
+  RemotePeer* const remote = peer(from).remote.get();
+  if (remote != nullptr && remote->received().find() == nullptr) return 0;
+  const auto [segment, place] = part(rank_, from);
+  const MailboxCursors& cursors = segment.mailbox(place);
   const uint64_t written =
       cursors.written.load(std::memory_order_seq_cst);  // partner: stream_write
   const uint64_t waiting = written - cursors.read.load(std::memory_order_relaxed);  // mine
-  return waiting <= own_.mailbox_bytes() ? waiting : 0;
+  return waiting <= segment.mailbox_bytes() ? waiting : 0;
 }
 
 size_t Transport::stream_write(Rank to, const std::byte* data, size_t bytes) {
-  const Segment& segment = peer(to).segment;
-  MailboxCursors& cursors = segment.mailbox(rank_);
+  const auto [segment, place] = part(to, rank_);
+  MailboxCursors& cursors = segment.mailbox(place);
   const size_t count = std::min(bytes, stream_space(to));
   if (count == 0) return 0;
   const uint64_t at = cursors.written.load(std::memory_order_relaxed);
   const size_t start = at % segment.mailbox_bytes();
   const size_t first = std::min<size_t>(count, segment.mailbox_bytes() - start);
-  std::memcpy(segment.mailbox_data(rank_) + start, data, first);
-  std::memcpy(segment.mailbox_data(rank_), data + first, count - first);
+  std::memcpy(segment.mailbox_data(place) + start, data, first);
+  std::memcpy(segment.mailbox_data(place), data + first, count - first);
   cursors.written.store(at + count, std::memory_order_seq_cst);  // partner: stream_available
   if (RemotePeer* remote = peer(to).remote.get()) {
     remote->stream_written(at, at + count);
@@ -53,14 +58,15 @@ size_t Transport::stream_write(Rank to, const std::byte* data, size_t bytes) {
 }
 
 size_t Transport::stream_read(Rank from, std::byte* data, size_t bytes, bool past_caches) {
-  MailboxCursors& cursors = own_.mailbox(from);
   const size_t count = std::min(bytes, stream_available(from));
   if (count == 0) return 0;
+  const auto [segment, place] = part(rank_, from);
+  MailboxCursors& cursors = segment.mailbox(place);
   const uint64_t at = cursors.read.load(std::memory_order_relaxed);
-  const size_t start = at % own_.mailbox_bytes();
-  const size_t first = std::min<size_t>(count, own_.mailbox_bytes() - start);
-  copy_bytes(data, own_.mailbox_data(from) + start, first, past_caches);
-  copy_bytes(data + first, own_.mailbox_data(from), count - first, past_caches);
+  const size_t start = at % segment.mailbox_bytes();
+  const size_t first = std::min<size_t>(count, segment.mailbox_bytes() - start);
+  copy_bytes(data, segment.mailbox_data(place) + start, first, past_caches);
+  copy_bytes(data + first, segment.mailbox_data(place), count - first, past_caches);
   cursors.read.store(at + count, std::memory_order_seq_cst);  // partner: stream_space
   if (RemotePeer* remote = peer(from).remote.get()) {
     remote->stream_read(at + count);
@@ -75,23 +81,23 @@ void Transport::announce(Board board, const Descriptor& descriptor) {
   write_board(header, board, descriptor);
   header.of(board).called.store(descriptor.sequence,
                                 std::memory_order_release);  // partner: state()
-  for (RemotePeer* remote : remotes_) remote->announce();
 }
 
 PeerState Transport::state(Rank rank, Board board) {
-  const Header& header = peer(rank).segment.header();
+  const Header* header = header_of(rank);
+  if (header == nullptr) return {};
   PeerState state;  // in this order: a rank finishes, and then leaves
-  state.left = header.left.load(std::memory_order_acquire) != 0;
-  state.failed = header.failed.load(std::memory_order_acquire) != 0;
-  state.called = header.of(board).called.load(std::memory_order_acquire);
-  state.finished = header.of(board).finished.load(std::memory_order_acquire);
+  state.left = header->left.load(std::memory_order_acquire) != 0;
+  state.failed = header->failed.load(std::memory_order_acquire) != 0;
+  state.called = header->of(board).called.load(std::memory_order_acquire);
+  state.finished = header->of(board).finished.load(std::memory_order_acquire);
   return state;
 }
 
 std::string Transport::failure(Rank rank) {
-  const Header& header = peer(rank).segment.header();
-  if (header.failed.load(std::memory_order_acquire) == 0) return {};
-  return std::string(header.failure, ::strnlen(header.failure, kFailureBytes));
+  const Header* header = header_of(rank);
+  if (header == nullptr || header->failed.load(std::memory_order_acquire) == 0) return {};
+  return std::string(header->failure, ::strnlen(header->failure, kFailureBytes));
 }
 
 void Transport::fail(const std::string& reason) {
@@ -116,8 +122,8 @@ void Transport::ask_for_records() {
 uint64_t Transport::times_asked() const {
   uint64_t times = 0;
   for (Rank rank = 0; rank < size(); ++rank) {
-    const Header& header = peer(rank).segment.header();
-    if (rank != rank_) times += header.asked.load(std::memory_order_acquire);
+    const Header* header = rank == rank_ ? nullptr : header_of(rank);
+    if (header != nullptr) times += header->asked.load(std::memory_order_acquire);
   }
   return times;
 }

@@ -21,11 +21,12 @@ namespace ringcomm {
 // One rank as seen from another: its segment, its doorbell, its process (null in tests that have
 // but one).
 struct ShmPeer {
-  Segment segment;
+  Segment segment;  // none of a rank on another host
+  int place = -1;   // among the writers of its host's segments; -1: its rank
   Doorbell doorbell;
   std::shared_ptr<Neighbour> process;
   uint64_t group = 0;                  // in what passes between the processes
-  std::unique_ptr<RemotePeer> remote;  // on another host; the segment is its shadow
+  std::unique_ptr<RemotePeer> remote;  // on another host
 };
 
 // What has gone to other hosts, since the group was made.
@@ -54,12 +55,22 @@ class Transport {
   Rank rank() const { return rank_; }
   uint64_t group() const { return peer(rank_).group; }  // the same on all ranks, and no other's
 
-  // Start of `owner`'s half, laid out as Geometry says. For a remote rank it is a copy here. The
-  // owner sees only the bytes that put() names.
-  std::byte* memory(Rank owner, int half) { return peer(owner).segment.half(half); }
-  // The bytes that ride with `from`'s data signals to `owner`; a copy for a remote rank, as above.
+  // The half that `owner`, a rank of this host, writes for all of them.
+  std::byte* window(Rank owner, int half) const { return peer(owner).segment.half(half); }
+  // What `from` writes for `owner`; one of them is this rank. For a remote owner it is a copy here.
+  // The owner sees only the bytes that put() names. Throws SystemError when there is no memory.
+  std::byte* inbox(Rank owner, Rank from, int half) {
+    const Part part = this->part(owner, from);
+    return part.segment.inbox(part.place, half);
+  }
+  // The bytes that ride with `from`'s data signals to `owner`; the same otherwise.
   std::byte* line(Rank owner, Rank from, int half) {
-    return peer(owner).segment.line(from, 0, half).payload;
+    const Part part = this->part(owner, from);
+    return part.segment.line(part.place, 0, half).payload;
+  }
+  // Before this rank waits for a signal of `from`: the memory for what comes. Throws SystemError.
+  void expect(Rank from) {
+    if (RemotePeer* remote = peer(from).remote.get()) remote->received().get();
   }
   // True if loads and stores do not reach that rank.
   bool is_remote(Rank rank) const { return peer(rank).remote != nullptr; }
@@ -75,17 +86,19 @@ class Transport {
   // The stamp says which operation the signal belongs to.
   virtual void signal(Rank to, int lane, int half, uint64_t stamp) {
     if (RemotePeer* remote = peer(to).remote.get()) return remote->signal(lane, half, stamp);
-    Line& line = peer(to).segment.line(rank_, lane, half);
+    Line& line = peer(to).segment.line(place(rank_), lane, half);
     line.stamp.store(stamp, std::memory_order_relaxed);  // ordered by the store of count
     // Partner: arrived(), and Doorbell::sleep.
     line.count.store(++sent(to, lane), std::memory_order_seq_cst);
     peer(to).doorbell.notify(kSignalNews);
   }
   virtual uint64_t arrived(Rank from, int lane, int half) {
-    return own_.line(from, lane, half).count.load(std::memory_order_seq_cst);
+    const Line* line = arrived_line(from, lane, half);
+    return line == nullptr ? 0 : line->count.load(std::memory_order_seq_cst);
   }
   virtual uint64_t stamp(Rank from, int lane, int half) {  // of the last signal that arrived
-    return own_.line(from, lane, half).stamp.load(std::memory_order_relaxed);
+    const Line* line = arrived_line(from, lane, half);
+    return line == nullptr ? 0 : line->stamp.load(std::memory_order_relaxed);
   }
 
   // Reads from remote ranks and writes to them; true when something came. A thread that calls it
@@ -123,7 +136,8 @@ class Transport {
   }
   PeerState state(Rank rank, Board board);
   std::optional<Descriptor> descriptor(Rank rank, Board board, uint64_t sequence) {
-    return read_board(peer(rank).segment.header(), board, sequence);
+    const Header* header = header_of(rank);
+    return header == nullptr ? std::nullopt : read_board(*header, board, sequence);
   }
   std::string failure(Rank rank);
   void fail(const std::string& reason);  // tells every peer, wakes them
@@ -160,9 +174,35 @@ class Transport {
 
  protected:
   const ShmPeer& peer(Rank rank) const { return peers_[static_cast<size_t>(rank)]; }
+  int place(Rank rank) const { return peer(rank).place; }
   uint64_t& sent(Rank to, int lane) { return sent_[static_cast<size_t>(to * kLineLanes + lane)]; }
 
  private:
+  struct Part {
+    Segment segment;
+    int place;  // of the writer
+  };
+  Part part(Rank owner, Rank from) {
+    if (RemotePeer* remote = peer(owner == rank_ ? from : owner).remote.get()) {
+      return {(owner == rank_ ? remote->received() : remote->shadow()).get(), 0};
+    }
+    return {peer(owner).segment, place(from)};
+  }
+  const Line* arrived_line(Rank from, int lane, int half) const {
+    if (RemotePeer* remote = peer(from).remote.get()) {
+      const Segment* received = remote->received().find();
+      return received == nullptr ? nullptr : &received->line(0, lane, half);
+    }
+    return &own_.line(place(from), lane, half);
+  }
+  // Of a remote rank that has not spoken: null.
+  Header* header_of(Rank rank) const {
+    RemotePeer* remote = peer(rank).remote.get();
+    if (remote == nullptr) return &peer(rank).segment.header();
+    const Segment* shadow = remote->shadow().find();
+    return shadow == nullptr ? nullptr : &shadow->header();
+  }
+
   const Rank rank_;
   std::vector<ShmPeer> peers_;
   Segment own_;

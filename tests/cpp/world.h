@@ -17,7 +17,7 @@ namespace ringcomm::testing {
 class World {
  public:
   explicit World(int size, const Geometry& geometry) : geometry_(geometry) {
-    layout_ = {size, geometry.half_bytes(), 16 << 10};
+    layout_ = {size, geometry.window_room(), geometry.inbox_bytes, 16 << 10};
     for (Rank rank = 0; rank < size; ++rank) {
       segments_.push_back(make_pages(layout_.bytes()));
       bells_.push_back(make_pages(SegmentLayout::kPage));

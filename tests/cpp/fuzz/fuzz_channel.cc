@@ -83,24 +83,24 @@ struct Words {  // the header of a message: Mailbox::Frame
 class World {
  public:
   explicit World(Input& input)
-      : input_(input), own_memory_(layout().bytes()), before_(layout().bytes()) {
+      : input_(input), own_memory_(layout().bytes()), before_(pair_layout().bytes()) {
     const Segment own(own_memory_.data(), layout());
     std::vector<ShmPeer> peers(kRanks);
     for (Rank rank = 0; rank < kRanks; ++rank) {
       ShmPeer& peer = peers[static_cast<size_t>(rank)];
       peer.doorbell = Doorbell(&bell_);
-      peer.segment = own;
-      if (rank == kSelf) continue;
-      shadows_.emplace_back(layout().bytes());
-      peer.segment = Segment(shadows_.back().data(), layout());
-      const uint64_t reach = without("bounds") ? 2 * kInbox : kInbox;
-      const RemotePeer::Ends ends{
-          kSelf, rank, own, peer.segment, {static_cast<uint64_t>(rank) * kInbox, reach}};
+      if (rank == kSelf) {
+        peer.segment = own;
+        continue;
+      }
+      const RemotePeer::Ends ends{rank, &own.header(), pair_layout()};
       Wire& wire = rank == kPeer ? outside_ : nowhere_;
       peer.remote = std::make_unique<RemotePeer>(wire, 1, ends);
       if (rank == kPeer) remote_ = peer.remote.get();
     }
-    own_ = own;
+    received_ = remote_->received().get();
+    own_header_.resize(sizeof(Header));
+    std::memcpy(own_header_.data(), own_memory_.data(), sizeof(Header));
     transport_ = std::make_unique<Transport>(kSelf, std::move(peers));
     mailbox_ = std::make_unique<Mailbox>(*transport_, recorder_);
   }
@@ -135,30 +135,34 @@ class World {
   }
 
  private:
-  static SegmentLayout layout() { return {kRanks, kRanks * kInbox, kRing}; }
+  static SegmentLayout layout() { return {1, 0, kInbox, kRing}; }
+  static SegmentLayout pair_layout() { return {1, 0, without("bounds") ? 2 * kInbox : kInbox, kRing}; }
 
   // ---- frames
 
   std::vector<std::span<std::byte>> peers_to_write() const {
     std::vector<std::span<std::byte>> all;
     for (int half = 0; half < 2; ++half) {
-      all.emplace_back(own_.half(half) + kPeer * kInbox, kInbox);
+      all.emplace_back(received_.inbox(0, half), kInbox);
       for (int lane = 0; lane < kLineLanes; ++lane) {
-        auto* line = reinterpret_cast<std::byte*>(&own_.line(kPeer, lane, half));
+        auto* line = reinterpret_cast<std::byte*>(&received_.line(0, lane, half));
         all.emplace_back(line, lane == 0 ? sizeof(Line) : sizeof(Line) - kLinePayload);
       }
     }
-    auto* ring = reinterpret_cast<std::byte*>(&own_.mailbox(kPeer));
+    auto* ring = reinterpret_cast<std::byte*>(&received_.mailbox(0));
     all.emplace_back(ring, sizeof(MailboxCursors) + kRing);
-    all.emplace_back(reinterpret_cast<std::byte*>(&own_.header().aborted_by), sizeof(uint32_t));
     return all;
   }
 
   void check_memory() {
     for (const auto& part : peers_to_write()) {
-      std::ranges::copy(part, before_.data() + own_.offset_of(part.data()));
+      std::ranges::copy(part, before_.data() + received_.offset_of(part.data()));
     }
-    require(std::memcmp(before_.data(), own_.at(0), layout().bytes()) == 0,
+    const auto& header = *reinterpret_cast<const Header*>(own_memory_.data());
+    std::memcpy(own_header_.data() + offsetof(Header, aborted_by), &header.aborted_by,
+                sizeof header.aborted_by);
+    require(std::memcmp(before_.data(), received_.at(0), pair_layout().bytes()) == 0 &&
+                std::memcmp(own_header_.data(), own_memory_.data(), sizeof(Header)) == 0,
             "memory is written that is not the peer's to write");
   }
 
@@ -174,10 +178,10 @@ class World {
     frame.type = static_cast<FrameType>(1 + input_.below(4));
     frame.lane = static_cast<uint8_t>(input_.one_of({0, 1, kNoLane}));
     frame.half = static_cast<uint8_t>(input_.one_of({0, 1, 2}));
-    const auto part = peers_to_write()[input_.below(8)];
-    const uint64_t begin = own_.offset_of(part.data());
-    frame.offset = input_.one_of({begin, begin + 16, begin + part.size(), layout().bytes(), 0});
-    frame.stamp = input_.one_of({0, 1, kRing, own_.mailbox(kPeer).written + 1});
+    const auto part = peers_to_write()[input_.below(7)];
+    const uint64_t begin = received_.offset_of(part.data());
+    frame.offset = input_.one_of({begin, begin + 16, begin + part.size(), pair_layout().bytes(), 0});
+    frame.stamp = input_.one_of({0, 1, kRing, received_.mailbox(0).written + 1});
     frame.bytes = static_cast<uint32_t>(
         input_.one_of({0, 16, kLinePayload, part.size(), kRing, kFramePayload, UINT32_MAX}));
     if (frame.type == FrameType::kState) return take_words(frame);
@@ -185,7 +189,7 @@ class World {
     if (frame.bytes > 0) {
       try {
         std::byte* at = remote_->place(frame);
-        require(at == own_.at(frame.offset), "another place");
+        require(at == received_.at(frame.offset), "another place");
         std::memset(at, 0x77, frame.bytes);
       } catch (const FlowError&) {
         return;
@@ -238,12 +242,12 @@ class World {
     const auto* from = static_cast<const std::byte*>(data);
     for (size_t tries = 0; bytes > 0 && !strange_ && tries < 100; ++tries) {
       move();
-      const MailboxCursors& cursors = own_.mailbox(kPeer);
+      const MailboxCursors& cursors = received_.mailbox(0);
       const uint64_t at = cursors.written % kRing;
       const size_t taken = std::min({bytes, kRing - (cursors.written - cursors.read), kRing - at});
       Frame frame;
       frame.type = FrameType::kStream;
-      frame.offset = own_.offset_of(own_.mailbox_data(kPeer)) + at;
+      frame.offset = received_.offset_of(received_.mailbox_data(0)) + at;
       frame.bytes = static_cast<uint32_t>(taken);
       frame.stamp = cursors.written + taken;
       if (taken > 0) std::memcpy(remote_->place(frame), from, taken);
@@ -308,8 +312,8 @@ class World {
   Input& input_;
   DoorbellPage bell_{};
   Memory own_memory_, before_;
-  std::vector<Memory> shadows_;
-  Segment own_;
+  std::vector<std::byte> own_header_;
+  Segment received_;
   Outside outside_, nowhere_;
   Recorder recorder_;
   RemotePeer* remote_ = nullptr;

@@ -65,7 +65,7 @@ class Member {
   void open(uint64_t channel, std::vector<ShmPeer> peers) {
     channel_ = channel;
     transport_ = std::make_unique<Spendthrift>(rank_, std::move(peers), setup_.credits);
-    executor_ = std::make_unique<HostExecutor>(*transport_, geometry_, 16);
+    executor_ = std::make_unique<HostExecutor>(*transport_, 16);
     mailbox_ = std::make_unique<Mailbox>(*transport_, recorder_);
     done_ = false;
   }

@@ -70,7 +70,8 @@ class Simulation {
   // All ranks open their side before anybody begins, as they do when they meet.
   void make_group(uint64_t group, uint64_t life) {
     const Geometry geometry = geometry_for(size_, slots_);
-    const SegmentLayout layout{size_, geometry.half_bytes(), 4096};
+    const SegmentLayout layout{size_, geometry.window_room(), geometry.inbox_bytes, 4096};
+    const SegmentLayout pair_layout{1, 0, geometry.inbox_bytes, 4096};
     const uint64_t channel = setup_.epochs ? 10 * group + life + 1 : group + 1;
     std::vector<Segment> own;
     for (Rank rank = 0; rank < size_; ++rank) own.push_back(make_segment(layout));
@@ -80,13 +81,11 @@ class Simulation {
         ShmPeer& there = peers[at(peer)];
         there.doorbell = Doorbell(bell_.get());
         const bool shared = peer / local_ == rank / local_;
-        there.segment = shared ? own[at(peer)] : make_segment(layout);
-        if (shared) continue;
-        const RemotePeer::Ends ends{rank,
-                                    peer,
-                                    own[at(rank)],
-                                    there.segment,
-                                    {geometry.inbox_offset(peer), geometry.inbox_bytes}};
+        if (shared) {
+          there.segment = own[at(peer)];
+          continue;
+        }
+        const RemotePeer::Ends ends{peer, &own[at(rank)].header(), pair_layout};
         there.remote = std::make_unique<RemotePeer>(end(rank, peer), channel, ends);
       }
       members_.push_back(

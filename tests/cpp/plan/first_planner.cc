@@ -106,7 +106,7 @@ void prove() {
 // Three times in a row, so that both halves of the memory are used again.
 void run_as(Communicator& group, uint64_t elements) {
   Transport& transport = group.state().transport();
-  HostExecutor executor(transport, group.geometry());
+  HostExecutor executor(transport);
   const Shape shape = shape_of(group.size(), elements * 4);
   const auto plan = std::make_shared<const Plan>(star_all_reduce(shape, group.rank()));
   for (uint64_t sequence = 1; sequence <= 3; ++sequence) {

@@ -320,7 +320,7 @@ void check_sequence(const std::vector<Program>& sequence) {
     Geometry geometry = sequence.front().shapes.front().geometry;
     geometry.segment_bytes = program.shapes.front().geometry.segment_bytes;  // an operation's own
     if (!(program.shapes.front().geometry == geometry) ||
-        geometry.inbox_offset(0) != sequence.front().shapes.front().geometry.inbox_offset(0)) {
+        geometry.window_room() != sequence.front().shapes.front().geometry.window_room()) {
       throw Violation("operations of one group share one geometry, but for the segments");
     }
     check_balance(program);

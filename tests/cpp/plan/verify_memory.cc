@@ -123,7 +123,7 @@ Memory::Memory(const std::vector<Program>& sequence) {
     granule_ = std::min(granule_, elements_.back());
   }
   const size_t ranks = static_cast<size_t>(size_);
-  shared_count_ = cells_of(geometry_.inbox_offset(0)) +
+  shared_count_ = cells_of(geometry_.window_room()) +
                   ranks * (cells_of(geometry_.inbox_bytes) + cells_of(geometry_.line_bytes));
   cells_.resize(2 * ranks * shared_count_);
   for (size_t k = 0; k < sequence.size(); ++k) {
@@ -156,7 +156,7 @@ void Memory::add_user(const Program& program, size_t operation, Rank rank) {
 
 // The whole of the memory that the operand is in.
 Range Memory::bounds(const Ref& ref, size_t operation) const {
-  const size_t windows = cells_of(geometry_.inbox_offset(0));
+  const size_t windows = cells_of(geometry_.window_room());
   const size_t inboxes = cells_of(geometry_.inbox_bytes), lines = cells_of(geometry_.line_bytes);
   const size_t owner = static_cast<size_t>(ref.rank), from = static_cast<size_t>(ref.from);
   const size_t half = (2 * owner + operation % 2) * shared_count_;

@@ -10,7 +10,7 @@
 
 namespace ringcomm::testing {
 
-inline const SegmentLayout kLayout{0, 64 << 10, 4 << 10};
+inline const SegmentLayout kLayout{0, 64 << 10, 0, 4 << 10};
 
 // What a process has one of, for all its groups.
 struct Process {
@@ -30,7 +30,7 @@ struct Group {
  private:
   static RendezvousOptions laid_out(RendezvousOptions options) {
     options.layout = kLayout;
-    options.layout.size = options.size;
+    options.layout.writers = options.size;
     return options;
   }
 };

@@ -19,7 +19,7 @@ class BrokenTransport final : public Transport {
  public:
   using Transport::Transport;
   void signal(Rank to, int lane, int half, uint64_t stamp) override {
-    Line& line = peer(to).segment.line(rank(), lane, half);
+    Line& line = peer(to).segment.line(place(rank()), lane, half);
     line.stamp.store(stamp, std::memory_order_relaxed);
     line.count.store(++sent(to, lane), kStore);
     if (kWake) peer(to).doorbell.notify(kSignalNews);

@@ -24,7 +24,7 @@ void signals(Store& store, Rank rank, int size) {
       if (peer == rank) continue;
       const uint64_t word = round * 1000 + static_cast<uint64_t>(rank);
       std::memcpy(t.line(peer, rank, half), &word, sizeof word);
-      std::memcpy(t.memory(rank, half), &word, sizeof word);
+      std::memcpy(t.window(rank, half), &word, sizeof word);
       t.signal(peer, 0, half, word);
       t.signal(peer, 1, half, word + 1);
     }
@@ -35,7 +35,7 @@ void signals(Store& store, Rank rank, int size) {
       const uint64_t want = round * 1000 + static_cast<uint64_t>(peer);
       uint64_t line = 0, window = 0;
       std::memcpy(&line, t.line(rank, peer, half), sizeof line);
-      std::memcpy(&window, t.memory(peer, half), sizeof window);
+      std::memcpy(&window, t.window(peer, half), sizeof window);
       require(line == want && window == want, "round ", round, ": line ", line, ", window ", window,
               ", not ", want);
       require(t.stamp(peer, 0, half) == want && t.stamp(peer, 1, half) == want + 1, "stamp");
@@ -162,7 +162,7 @@ void killed_rank() {
     End end(store, rank, size);
     Transport& t = *end.transport;
     if (rank == 0) {
-      std::memset(t.memory(0, 0), 42, 1);
+      std::memset(t.window(0, 0), 42, 1);
       t.signal(1, 0, 0, 1);
       t.signal(2, 0, 0, 1);
       ::kill(::getpid(), SIGKILL);
@@ -171,7 +171,7 @@ void killed_rank() {
     const Deadline deadline(std::chrono::seconds(1));
     while (!t.connection_lost(0)) require(!deadline.passed(), "death not seen within 1 s");
     require(!t.state(0, Board::kHost).left, "it said no goodbye");
-    require(*t.memory(0, 0) == std::byte{42}, "its memory is still there");
+    require(*t.window(0, 0) == std::byte{42}, "its memory is still there");
   });
   require(WIFSIGNALED(statuses[0]) && statuses[1] == 0 && statuses[2] == 0, "statuses");
 }
