@@ -36,16 +36,16 @@ std::string host_name() {
 
 std::string about(const Recorded& recorded, size_t records_at, size_t totals_at, size_t waits_at) {
   const size_t ranks_at = waits_at + sizeof(uint64_t) * static_cast<size_t>(recorded.size);
-  return str(
-      "{\"version\":2,\"job\":", quoted(recorded.job), ",\"pid\":", ::getpid(),
-      ",\"host\":", quoted(host_name()), ",\"rank\":", recorded.rank, ",\"size\":", recorded.size,
-      ",\"group\":", quoted(recorded.group), ",\"meeting\":", recorded.meeting,
-      ",\"device\":", recorded.device ? "true" : "false", ",\"capacity\":", Recorder::kRecords,
-      ",\"record_bytes\":", sizeof(Record), ",\"records_at\":", records_at,
-      ",\"totals_at\":", totals_at, ",\"waits_at\":", waits_at, ",\"ranks_at\":", ranks_at,
-      ",\"collectives\":", names<Collective>(kCollectives, {"send", "recv"}),
-      ",\"dtypes\":", names<DType>(kDTypes), ",\"ops\":", names<ReduceOp>(kReduceOps),
-      ",\"algorithms\":", names<Algorithm>(kAlgorithms, {"a kernel", "a CUDA graph"}), "}");
+  return str("{\"version\":2,\"job\":", quoted(recorded.job), ",\"pid\":", ::getpid(),
+             ",\"host\":", quoted(host_name()), ",\"rank\":", recorded.rank,
+             ",\"size\":", recorded.size, ",\"group\":", quoted(recorded.group),
+             ",\"meeting\":", recorded.meeting, ",\"device\":", recorded.device ? "true" : "false",
+             ",\"capacity\":", Recorder::kRecords, ",\"record_bytes\":", sizeof(Record),
+             ",\"records_at\":", records_at, ",\"totals_at\":", totals_at,
+             ",\"waits_at\":", waits_at, ",\"ranks_at\":", ranks_at,
+             ",\"collectives\":", names<Collective>(kCollectives, {"send", "recv"}),
+             ",\"dtypes\":", names<DType>(kDTypes), ",\"ops\":", names<ReduceOp>(kReduceOps),
+             ",\"algorithms\":", names<Algorithm>(kAlgorithms, {"a kernel", "a CUDA graph"}), "}");
 }
 
 Mapping map(const Recorded& recorded, const std::string& folder, size_t bytes) {

@@ -69,13 +69,11 @@ class HostExecutor {
   uint64_t scale_operands(std::span<const Ref> refs, std::byte** at, uint64_t bytes);
   const Ref* refs(const Step& step) const { return plan_->refs.data() + step.first_ref; }
   uint64_t& taken(Rank peer, int lane) { return taken_[static_cast<size_t>(peer * kLanes + lane)]; }
-  bool is_remote(const Ref& ref) const {
-    return ref.rank >= 0 && transport_.is_remote(ref.rank);
-  }
+  bool is_remote(const Ref& ref) const { return ref.rank >= 0 && transport_.is_remote(ref.rank); }
 
   Transport& transport_;
   const uint64_t lent_bytes_;
-  std::vector<uint64_t> taken_;  // signals consumed, per (peer, lane), over the group's life
+  std::vector<uint64_t> taken_;         // signals consumed, per (peer, lane), over the group's life
   std::vector<std::byte*> windows_[2];  // of the ranks of this host
 
   std::shared_ptr<const Plan> plan_;

@@ -24,11 +24,7 @@ const Segment& LateSegment::get() {
 }
 
 RemotePeer::RemotePeer(Wire& wire, uint64_t channel, const Ends& ends)
-    : wire_(wire),
-      channel_(channel),
-      ends_(ends),
-      shadow_(ends.layout),
-      received_(ends.layout) {
+    : wire_(wire), channel_(channel), ends_(ends), shadow_(ends.layout), received_(ends.layout) {
   wire_.open(channel_, this);
 }
 

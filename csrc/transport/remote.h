@@ -1,6 +1,6 @@
 // A peer on another host, made to look like one that shares memory. For each way there is a segment
-// with one writer, on both sides. This rank writes its inbox, lines and mailbox into the *shadow* of
-// what it sends, and a frame carries them to the same place of what the peer has *received*. The
+// with one writer, on both sides. This rank writes its inbox, lines and mailbox into the *shadow*
+// of what it sends, and a frame carries them to the same place of what the peer has *received*. The
 // peer's words about itself go into the shadow's header. So readers of a peer's header or arrived()
 // need not know which kind it is.
 //
@@ -23,7 +23,7 @@ namespace ringcomm {
 class LateSegment {
  public:
   explicit LateSegment(const SegmentLayout& layout) : layout_(layout) {}
-  const Segment& get();  // throws SystemError: there is no memory
+  const Segment& get();          // throws SystemError: there is no memory
   const Segment* find() const {  // null: it is not made yet
     return made_.load(std::memory_order_acquire) ? &segment_ : nullptr;
   }

@@ -30,9 +30,9 @@ struct RendezvousOptions {
   };
   // Of a group on several hosts, with so many ranks on this one, and on the largest.
   std::function<Across(int here, int most, int distance)> across;
-  bool tcp = false;                            // ranks of one host are as if on others
-  std::string host;                            // what this host is called; "": its hostname
-  std::string word;                            // rank 0's, one line: all get it with the cards
+  bool tcp = false;  // ranks of one host are as if on others
+  std::string host;  // what this host is called; "": its hostname
+  std::string word;  // rank 0's, one line: all get it with the cards
   // The algorithm that this rank asks for: one word, or none. If it throws, the others hear of it.
   std::function<std::string()> algorithm = [] { return std::string(); };
   std::function<Network&(const std::string& store_host)> network;

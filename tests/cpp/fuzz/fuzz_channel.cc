@@ -136,7 +136,9 @@ class World {
 
  private:
   static SegmentLayout layout() { return {1, 0, kInbox, kRing}; }
-  static SegmentLayout pair_layout() { return {1, 0, without("bounds") ? 2 * kInbox : kInbox, kRing}; }
+  static SegmentLayout pair_layout() {
+    return {1, 0, without("bounds") ? 2 * kInbox : kInbox, kRing};
+  }
 
   // ---- frames
 
@@ -180,7 +182,8 @@ class World {
     frame.half = static_cast<uint8_t>(input_.one_of({0, 1, 2}));
     const auto part = peers_to_write()[input_.below(7)];
     const uint64_t begin = received_.offset_of(part.data());
-    frame.offset = input_.one_of({begin, begin + 16, begin + part.size(), pair_layout().bytes(), 0});
+    frame.offset =
+        input_.one_of({begin, begin + 16, begin + part.size(), pair_layout().bytes(), 0});
     frame.stamp = input_.one_of({0, 1, kRing, received_.mailbox(0).written + 1});
     frame.bytes = static_cast<uint32_t>(
         input_.one_of({0, 16, kLinePayload, part.size(), kRing, kFramePayload, UINT32_MAX}));

@@ -1,0 +1,74 @@
+"""What a group between hosts takes of a rank's addresses: the peers that its plans talk to."""
+
+from __future__ import annotations
+
+import os
+import re
+import resource
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from lab.limits import limit
+from lab.ranks import Rank, error_of, join, ranks
+
+MIB = 1 << 20
+
+
+def addresses() -> int:
+    """Bytes of addresses that this process uses."""
+    return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+
+
+def allow(more: int) -> None:
+    """Let this process use so many bytes of addresses more than now."""
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (addresses() + more, hard))
+
+
+def work(rank: Rank, size: int) -> list[int]:
+    """Join over TCP and add up; how many bytes of addresses that took, and then an all_to_all."""
+    os.environ["RINGCOMM_TRANSPORT"] = "tcp"
+    import ringcomm  # noqa: F401
+
+    before = addresses()
+    allow(512 * MIB)
+    join(rank, seconds=limit(40))
+    for count in (1, 1000, MIB):
+        tensor = torch.ones(count)
+        dist.all_reduce(tensor)
+        assert bool((tensor == size).all())
+    taken = [addresses() - before]
+    out = torch.empty(size)
+    dist.all_to_all_single(out, torch.full((size,), float(rank.index)))
+    assert out.tolist() == [float(peer) for peer in range(size)]
+    return [*taken, addresses() - before]
+
+
+def test_a_rank_pays_for_the_peers_that_it_talks_to() -> None:
+    """With a twin of every peer's whole memory, 24 ranks took 1.3 GB."""
+    with ranks(24, backend=None) as some:
+        taken = some(work, 24)
+    print([[step // MIB for step in each] for each in taken])
+    assert max(first for first, _ in taken) < 300 * MIB, taken
+    assert max(last for _, last in taken) < 512 * MIB, taken
+
+
+def run_short(rank: Rank) -> tuple[str, str]:
+    os.environ["RINGCOMM_TRANSPORT"] = "tcp"
+    join(rank, seconds=limit(20))
+    if rank.index == 0:
+        allow(MIB // 2)
+    found = error_of(lambda: dist.all_reduce(torch.ones(100)))
+    resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY,) * 2)
+    return found
+
+
+def test_a_rank_without_memory_for_a_peer_says_so() -> None:
+    with ranks(4, backend=None) as some:
+        found = some(run_short)
+        some.kill()
+    for index, (_, text) in enumerate(found):
+        assert re.search(r"mmap of \d+ bytes: Cannot allocate memory", text), found
+        assert index == 0 or "rank 0 failed" in text, found
