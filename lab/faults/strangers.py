@@ -116,9 +116,7 @@ def judged(form: Form, watch: Watch, steps: list[float], cpu: float) -> Verdict:
     told += f"slower than when they bother another process (at most {LOSS[form.long]:.0%} asked), "
     told += f"which takes {share:.1%} of a core, and {all_in_all:.1%} slower than without them"
     return Verdict(
-        more <= KEPT
-        and kib <= memory
-        and loss <= LOSS[form.long],
+        more <= KEPT and kib <= memory and loss <= LOSS[form.long],
         told,
     )
 
