@@ -154,7 +154,8 @@ def counted(form: Form) -> Verdict:
     """
     seconds = 60 if form.long else 2
     with Hosts(4) as hosts:
-        job = Job(hosts, "large", form, **({"RINGCOMM_ALGORITHM": "ring"} if hosts.far else {}))
+        env = {"RINGCOMM_ALGORITHM": "ring"} if hosts.far else {}
+        job = Job(hosts, "large", form, 1, **env)
         before = [left(hosts, host) for host in range(hosts.count)]
         job.run(lambda: job.rest(seconds))
         sent = [left(hosts, host) - before[host] for host in range(hosts.count)]
