@@ -7,7 +7,7 @@
 namespace ringcomm {
 namespace {
 
-constexpr int kMostRanks = 200;  // operands of one reduce step
+constexpr int kMostRanks = 200;  // what they cost one another grows with their square
 
 // The bytes that the stream of send/recv from each peer can hold.
 uint64_t mailbox_bytes(int size) {

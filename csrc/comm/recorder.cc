@@ -11,7 +11,7 @@
 namespace ringcomm {
 namespace {
 
-// `text` as a string of JSON. Names are a user's: all of the head has to fit.
+// `text` as a string of JSON. Names are a user's: all of the head has to fit, with 200 ranks.
 std::string quoted(std::string text) {
   if (text.size() > 128) text.resize(128);
   for (char& letter : text) {
@@ -35,17 +35,22 @@ std::string host_name() {
 }
 
 std::string about(const Recorded& recorded, size_t records_at, size_t totals_at, size_t waits_at) {
-  const size_t ranks_at = waits_at + sizeof(uint64_t) * static_cast<size_t>(recorded.size);
-  return str("{\"version\":2,\"job\":", quoted(recorded.job), ",\"pid\":", ::getpid(),
-             ",\"host\":", quoted(host_name()), ",\"rank\":", recorded.rank,
-             ",\"size\":", recorded.size, ",\"group\":", quoted(recorded.group),
-             ",\"meeting\":", recorded.meeting, ",\"device\":", recorded.device ? "true" : "false",
-             ",\"capacity\":", Recorder::kRecords, ",\"record_bytes\":", sizeof(Record),
-             ",\"records_at\":", records_at, ",\"totals_at\":", totals_at,
-             ",\"waits_at\":", waits_at, ",\"ranks_at\":", ranks_at,
-             ",\"collectives\":", names<Collective>(kCollectives, {"send", "recv"}),
-             ",\"dtypes\":", names<DType>(kDTypes), ",\"ops\":", names<ReduceOp>(kReduceOps),
-             ",\"algorithms\":", names<Algorithm>(kAlgorithms, {"a kernel", "a CUDA graph"}), "}");
+  std::vector<int> global = recorded.global_ranks;
+  if (global.empty()) {
+    global.resize(static_cast<size_t>(recorded.size));
+    std::iota(global.begin(), global.end(), 0);
+  }
+  return str(
+      "{\"version\":1,\"job\":", quoted(recorded.job), ",\"pid\":", ::getpid(),
+      ",\"host\":", quoted(host_name()), ",\"rank\":", recorded.rank, ",\"size\":", recorded.size,
+      ",\"global_ranks\":[", joined(global, [](int rank) { return std::to_string(rank); }),
+      "],\"group\":", quoted(recorded.group), ",\"meeting\":", recorded.meeting,
+      ",\"device\":", recorded.device ? "true" : "false", ",\"capacity\":", Recorder::kRecords,
+      ",\"record_bytes\":", sizeof(Record), ",\"records_at\":", records_at,
+      ",\"totals_at\":", totals_at, ",\"waits_at\":", waits_at,
+      ",\"collectives\":", names<Collective>(kCollectives, {"send", "recv"}),
+      ",\"dtypes\":", names<DType>(kDTypes), ",\"ops\":", names<ReduceOp>(kReduceOps),
+      ",\"algorithms\":", names<Algorithm>(kAlgorithms, {"a kernel", "a CUDA graph"}), "}");
 }
 
 Mapping map(const Recorded& recorded, const std::string& folder, size_t bytes) {
@@ -69,17 +74,13 @@ void copy_text(std::span<char> to, const std::string& text) {
 }  // namespace
 
 Recorder::Recorder(const Recorded& recorded, const std::string& folder, const Moment& first)
-    : size_(static_cast<size_t>(recorded.size)),
-      bytes_(kBytes + (sizeof(uint64_t) + sizeof(int)) * size_),
+    : bytes_(kBytes + sizeof(uint64_t) * static_cast<size_t>(recorded.size)),
       memory_(map(recorded, folder, bytes_)) {
   const auto wall = std::chrono::system_clock::now().time_since_epoch();
   head().first = first;
   head().last = Moment();
   head().steady = head().last.steady;
   head().wall = std::chrono::nanoseconds(wall).count();
-  const std::span ranks(reinterpret_cast<int*>(waits() + size_), size_);
-  std::iota(ranks.begin(), ranks.end(), 0);
-  std::ranges::copy(recorded.global_ranks, ranks.begin());
   copy_text(head().about, about(recorded, sizeof(Head), kTotalsAt, kBytes));
   std::memcpy(head().magic, "RINGREC1", sizeof head().magic);
 }
@@ -120,7 +121,7 @@ uint64_t Recorder::begin(const Descriptor& descriptor, uint32_t line,
 void Recorder::waited(uint64_t ticket, Rank peer, Clock::duration time) {
   const Lock lock(mutex_);
   const auto passed = static_cast<uint64_t>(std::chrono::nanoseconds(time).count());
-  if (static_cast<size_t>(peer) < size_) waits()[peer] += passed;
+  if (kBytes + sizeof(uint64_t) * static_cast<size_t>(peer) < bytes_) waits()[peer] += passed;
   Record* const record = find(ticket);
   if (record == nullptr) return;
   record->waited += passed;

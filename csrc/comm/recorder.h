@@ -99,7 +99,6 @@ class Recorder {
   Record* find(uint64_t ticket) RINGCOMM_REQUIRES(mutex_);
 
   mutable Mutex mutex_;
-  const size_t size_;  // ranks
   const size_t bytes_;
   const Mapping memory_;  // a Head, the ring, the totals, and the waits for each rank
 };

@@ -60,13 +60,13 @@ class Transport {
   // What `from` writes for `owner`; one of them is this rank. For a remote owner it is a copy here.
   // The owner sees only the bytes that put() names. Throws SystemError when there is no memory.
   std::byte* inbox(Rank owner, Rank from, int half) {
-    const Part part = this->part(owner, from);
-    return part.segment.inbox(part.place, half);
+    const auto [segment, place] = part(owner, from);
+    return segment.inbox(place, half);
   }
   // The bytes that ride with `from`'s data signals to `owner`; the same otherwise.
   std::byte* line(Rank owner, Rank from, int half) {
-    const Part part = this->part(owner, from);
-    return part.segment.line(part.place, 0, half).payload;
+    const auto [segment, place] = part(owner, from);
+    return segment.line(place, 0, half).payload;
   }
   // Before this rank waits for a signal of `from`: the memory for what comes. Throws SystemError.
   void expect(Rank from) {
@@ -179,7 +179,7 @@ class Transport {
 
  private:
   struct Part {
-    Segment segment;
+    const Segment& segment;
     int place;  // of the writer
   };
   Part part(Rank owner, Rank from) {
