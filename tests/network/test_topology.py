@@ -269,22 +269,25 @@ def test_groups_that_exist_keep_their_plans(tmp_path: Path) -> None:
 
 JOB = """
 import hashlib, json, os, shutil, time, torch, torch.distributed as dist, ringcomm
+from pathlib import Path
 ring = ringcomm.Options(algorithm="ring")
 dist.init_process_group("ringcomm", pg_options=ring)
 if dist.get_rank() == 0:
     shutil.copy(os.environ["RINGCOMM_COSTS"] + ".tuned", os.environ["RINGCOMM_COSTS"])
 groups = {"ring": dist.group.WORLD, "sites": dist.new_group()}
 data = torch.randn(2 << 20, generator=torch.Generator().manual_seed(dist.get_rank()))
-seconds = {name: [] for name in groups}
+sent = lambda: int(Path("/sys/class/net/eth0/statistics/tx_bytes").read_text())
+told = {name: {"seconds": [], "sent": []} for name in groups}
 for turn in range(4):
     for name, group in groups.items():
         whole = data.clone()
         dist.barrier()
-        begin = time.perf_counter()
+        before, begin = sent(), time.perf_counter()
         dist.all_reduce(whole, group=group)
-        seconds[name].append(time.perf_counter() - begin)
-# The first is slower: TCP begins slowly.
-print(json.dumps({name: min(some[1:]) for name, some in seconds.items()}))
+        told[name]["seconds"].append(time.perf_counter() - begin)
+        dist.barrier()
+        told[name]["sent"].append((sent() - before) / data.nbytes)
+print(json.dumps({name: {what: min(some) for what, some in of.items()} for name, of in told.items()}))
 print(hashlib.sha256(whole.numpy().tobytes()).hexdigest())
 dist.barrier()
 dist.destroy_process_group()
@@ -297,10 +300,11 @@ dist.destroy_process_group()
     ("site_of", "sites"),
     [([0, 0, 1, 1], "0 1; 2 3"), ([0, 1, 0, 1], "0 2; 1 3")],
 )
-def test_a_job_by_sites_is_faster(tmp_path: Path, site_of: list[int], sites: str) -> None:
+def test_a_job_by_sites_sends_less(tmp_path: Path, site_of: list[int], sites: str) -> None:
     """Sites of two hosts: a ring sends 3/2 of the message over a long link, the plans by sites 1/2.
 
-    These take 1.01 and 0.34 s of 8 MiB, and 0.07 s inside the sites.
+    These take 1.01 and 0.34 s of 8 MiB, and 0.07 s inside the sites; a busy machine adds to both,
+    so what is asserted is what the hosts' long links carried.
     """
     file, script = tmp_path / "costs.json", tmp_path / "program.py"
     whole = file.with_name("costs.json.tuned")
@@ -328,9 +332,11 @@ def test_a_job_by_sites_is_faster(tmp_path: Path, site_of: list[int], sites: str
         assert one.returncode == 0, one.output
         assert "several hosts at each of several sites" in one.output
     assert len({one.output.splitlines()[-1] for one in job}) == 1
-    seconds = json.loads(job[0].output.splitlines()[-2])
-    print(seconds)
-    assert seconds["ring"] / seconds["sites"] > 1.8, seconds
+    told_by = [json.loads(one.output.splitlines()[-2]) for one in job]
+    print(told_by[0])
+    sent = {name: max(rank[name]["sent"] for rank in told_by) for name in ("ring", "sites")}
+    assert 1.5 < sent["ring"] < 1.8, sent  # of the message, and headers
+    assert 0.5 < sent["sites"] < 0.7, sent
 
 
 @pytest.mark.slow
