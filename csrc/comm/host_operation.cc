@@ -97,6 +97,7 @@ void HostOperation::end(bool good) {
 
 void HostOperation::check(const Deadline* deadline) {
   if (deadline != nullptr) state_.transport().need(executor_.peer());
+  state_.transport().check_memory();
   state_.diagnosis().check_peers(current_);
   state_.check_failure(text());
   if (deadline == nullptr) return;

@@ -62,6 +62,7 @@ void MessageEngine::time_out(const Message& message, const Deadline& limit) {
 void MessageEngine::check() {
   if (!pending()) return;
   try {
+    state_.transport().check_memory();
     // Before the messages: a peer that has gone by now sends nothing more to an unfinished one.
     const std::vector<bool> gone = gone_peers();
     for (const MessagePtr& message : mailbox_.unfinished()) {

@@ -47,7 +47,6 @@ HostExecutor::Status HostExecutor::advance() {
         lane_ = step.lane;
         number = static_cast<size_t>(&step - plan_->steps.data());
         if (!ready()) {
-          transport_.expect(peer_);
           if (manner_.timed) watch_.block(number, Clock::now());
           return Status::kBlocked;
         }

@@ -15,16 +15,37 @@ static_assert(sizeof(State) <= kKeptPayload);
 }  // namespace
 
 const Segment& LateSegment::get() {
-  std::call_once(once_, [&] {
-    mapping_ = Mapping(layout_.bytes());
-    segment_ = Segment(mapping_.data(), layout_);
-    made_.store(true, std::memory_order_release);  // partner: find()
-  });
+  if (try_get() == nullptr) check();
   return segment_;
 }
 
+const Segment* LateSegment::try_get() {
+  std::call_once(once_, [&] {
+    try {
+      mapping_ = Mapping(layout_.bytes());
+    } catch (const SystemError& error) {
+      return lack_.store(error.code(), std::memory_order_release);  // partner: check()
+    }
+    segment_ = Segment(mapping_.data(), layout_);
+    made_.store(true, std::memory_order_release);  // partner: find()
+  });
+  return find();
+}
+
+void LateSegment::check() const {
+  const int code = lack_.load(std::memory_order_acquire);  // partner: try_get()
+  if (code == 0) return;
+  throw SystemError(str("reserving ", layout_.bytes(), " bytes of addresses for rank ", peer_,
+                        " of another host (`ulimit -v` limits them)"),
+                    code);
+}
+
 RemotePeer::RemotePeer(Wire& wire, uint64_t channel, const Ends& ends)
-    : wire_(wire), channel_(channel), ends_(ends), shadow_(ends.layout), received_(ends.layout) {
+    : wire_(wire),
+      channel_(channel),
+      ends_(ends),
+      shadow_(ends.layout, ends.peer),
+      received_(ends.layout, ends.peer) {
   wire_.open(channel_, this);
 }
 
@@ -149,38 +170,41 @@ bool RemotePeer::allowed(const Segment& received, const Frame& frame) {
 }
 
 std::byte* RemotePeer::place(const Frame& frame) {
-  const Segment& received = received_.get();
-  if (!allowed(received, frame)) {
+  const Segment* received = received_.try_get();
+  if (received == nullptr) return nullptr;  // the group fails by check_memory()
+  if (!allowed(*received, frame)) {
     throw FlowError("a frame for memory that is not its sender's to write");
   }
-  return received.at(frame.offset);
+  return received->at(frame.offset);
 }
 
 void RemotePeer::deliver(const Frame& frame, std::span<const std::byte> payload) {
+  const bool about_mine = frame.type == FrameType::kPut || frame.type == FrameType::kStream;
+  const Segment* segment = (about_mine ? received_ : shadow_).try_get();
+  if (segment == nullptr) return;  // the group fails by check_memory()
   switch (frame.type) {
     case FrameType::kPut: {
       if (frame.lane >= kLineLanes || frame.half > 1) return;
-      Line& line = received_.get().line(0, frame.lane, frame.half);
+      Line& line = segment->line(0, frame.lane, frame.half);
       line.stamp.store(frame.stamp, std::memory_order_relaxed);  // ordered by the store of count
       line.count.store(++arrived_[frame.lane], std::memory_order_seq_cst);  // partner: arrived()
       return;
     }
     case FrameType::kStream:
-      received_.get().mailbox(0).written.store(frame.stamp, std::memory_order_seq_cst);
+      segment->mailbox(0).written.store(frame.stamp, std::memory_order_seq_cst);
       return;
     case FrameType::kCredit:
-      shadow_.get().mailbox(0).read.store(frame.stamp, std::memory_order_seq_cst);
+      segment->mailbox(0).read.store(frame.stamp, std::memory_order_seq_cst);
       return;
     default:
-      heard(payload);
+      heard(segment->header(), payload);
   }
 }
 
-void RemotePeer::heard(std::span<const std::byte> payload) {
+void RemotePeer::heard(Header& header, std::span<const std::byte> payload) {
   State state;
   if (payload.size() > sizeof state || payload.size() < offsetof(State, failure)) return;
   std::memcpy(&state, payload.data(), payload.size());
-  Header& header = shadow_.get().header();
   Header::Progress& progress = header.of(Board::kHost);
   // Words that are read first may have been sent last. So numbers never go back.
   if (state.called > progress.called.load(std::memory_order_relaxed)) {

@@ -19,21 +19,26 @@
 
 namespace ringcomm {
 
-// Memory of this process that is made when somebody first needs it. Any thread.
+// Memory of this process that is made when somebody first needs it. Any thread. Who reads from the
+// network cannot fail the group: a lack of memory is noted, and check() tells who can.
 class LateSegment {
  public:
-  explicit LateSegment(const SegmentLayout& layout) : layout_(layout) {}
+  LateSegment(const SegmentLayout& layout, Rank peer) : layout_(layout), peer_(peer) {}
   const Segment& get();          // throws SystemError: there is no memory
+  const Segment* try_get();      // null: there is no memory
   const Segment* find() const {  // null: it is not made yet
     return made_.load(std::memory_order_acquire) ? &segment_ : nullptr;
   }
+  void check() const;  // throws SystemError: there was no memory
 
  private:
   const SegmentLayout layout_;
+  const Rank peer_;  // for people
   std::once_flag once_;
   Mapping mapping_;
   Segment segment_;
   std::atomic<bool> made_{false};  // partner: find()
+  std::atomic<int> lack_{0};       // errno; partner: check()
 };
 
 class RemotePeer final : public Receiver {
@@ -56,6 +61,10 @@ class RemotePeer final : public Receiver {
   void put(std::byte* target, uint64_t bytes, const std::byte* source);
   LateSegment& shadow() { return shadow_; }
   LateSegment& received() { return received_; }
+  void check_memory() const {
+    shadow_.check();
+    received_.check();
+  }
   void signal(int lane, int half, uint64_t stamp);
   void reclaim_lent() { wire_.reclaim_lent(channel_); }
 
@@ -86,7 +95,7 @@ class RemotePeer final : public Receiver {
     const std::byte* source = nullptr;
   };
   void flush_put(int lane, int half, uint64_t stamp);
-  void heard(std::span<const std::byte> payload);
+  void heard(Header& header, std::span<const std::byte> payload);
   std::vector<std::byte> state();
   static bool allowed(const Segment& received, const Frame& frame);
 

@@ -19,6 +19,8 @@ Transport::Transport(Rank rank, std::vector<ShmPeer> peers)
 }
 
 size_t Transport::stream_space(Rank to) {
+  RemotePeer* const remote = peer(to).remote.get();
+  if (remote != nullptr && remote->shadow().find() == nullptr) return 1;  // or more
   const auto [segment, place] = part(to, rank_);
   const MailboxCursors& cursors = segment.mailbox(place);
   const uint64_t read = cursors.read.load(std::memory_order_seq_cst);  // partner: stream_read

@@ -68,9 +68,9 @@ class Transport {
     const auto [segment, place] = part(owner, from);
     return segment.line(place, 0, half).payload;
   }
-  // Before this rank waits for a signal of `from`: the memory for what comes. Throws SystemError.
-  void expect(Rank from) {
-    if (RemotePeer* remote = peer(from).remote.get()) remote->received().get();
+  // Throws SystemError if there was no memory for what a remote rank has sent.
+  void check_memory() const {
+    for (const RemotePeer* remote : remotes_) remote->check_memory();
   }
   // True if loads and stores do not reach that rank.
   bool is_remote(Rank rank) const { return peer(rank).remote != nullptr; }

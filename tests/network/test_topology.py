@@ -287,7 +287,8 @@ for turn in range(4):
         told[name]["seconds"].append(time.perf_counter() - begin)
         dist.barrier()
         told[name]["sent"].append((sent() - before) / data.nbytes)
-print(json.dumps({name: {what: min(some) for what, some in of.items()} for name, of in told.items()}))
+least = {name: {what: min(some) for what, some in of.items()} for name, of in told.items()}
+print(json.dumps(least))
 print(hashlib.sha256(whole.numpy().tobytes()).hexdigest())
 dist.barrier()
 dist.destroy_process_group()
