@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import struct
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ COLLECTIVES += ["gather", "all_to_all", "barrier", "send", "recv"]
 DTYPES = ["bool", "uint8", "int64", "float32", "bfloat16"]
 OPS = ["SUM", "AVG", "MAX"]
 ALGORITHMS = ["direct", "ring", "tree", "a kernel", "a CUDA graph"]
-RECORDS_AT, STEP = 4096, 128
+STEP = 128
 BEGIN = 1_700_000_000_000_000_000  # wall time, ns
 MS = 1_000_000
 TICKS = 3  # a nanosecond
@@ -95,13 +96,14 @@ class Flight:
     def data(self) -> bytes:
         """Return the ring file."""
         size, begun = len(self.ranks), len(self.operations)
-        totals_at = RECORDS_AT + self.capacity * STEP
+        records_at = 4096 + (4 * size + 63) // 64 * 64
+        totals_at = records_at + self.capacity * STEP
         waits_at = totals_at + len(COLLECTIVES) * TOTALS.size
         header = {
-            "version": 1, "job": self.job, "pid": self.pid or 1000 + self.ranks[self.rank],
-            "host": self.clock.host, "rank": self.rank, "size": size, "global_ranks": self.ranks,
+            "version": 2, "job": self.job, "pid": self.pid or 1000 + self.ranks[self.rank],
+            "host": self.clock.host, "rank": self.rank, "size": size, "ranks_at": 4096,
             "group": self.group, "meeting": self.meeting, "device": False,
-            "capacity": self.capacity, "record_bytes": STEP, "records_at": RECORDS_AT,
+            "capacity": self.capacity, "record_bytes": STEP, "records_at": records_at,
             "totals_at": totals_at, "waits_at": waits_at,
             "collectives": COLLECTIVES, "dtypes": DTYPES, "ops": OPS, "algorithms": ALGORITHMS,
             "ringcomm": "0.1.0", "torch": "2.13.0", **self.header,
@@ -113,13 +115,14 @@ class Flight:
             data[at : at + 8] = number.to_bytes(8, "little", signed=True)
         then, now = self.clock.steady - MS, self.clock.steady + self.made + MS
         MOMENTS.pack_into(data, MOMENTS_AT, ticks(then), then, ticks(now), now)
+        struct.pack_into(f"<{size}i", data, 4096, *self.ranks)
         text = json.dumps(header).encode()
         data[64 : 64 + len(text)] = text
         failure = self.failure.encode()[:1023]
         data[3072 : 3072 + len(failure)] = failure
         for operation in self.operations[-self.capacity :]:
             RECORD.pack_into(
-                data, RECORDS_AT + (operation[0] - 1) % self.capacity * STEP, *operation
+                data, records_at + (operation[0] - 1) % self.capacity * STEP, *operation
             )
         for number, total in enumerate(self.totals()):
             TOTALS.pack_into(data, totals_at + number * TOTALS.size, *total)

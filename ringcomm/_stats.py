@@ -84,6 +84,7 @@ def read(ring: bytes) -> dict[str, Any]:
         if count:
             operations[name] = {"operations": count, "bytes": size, "seconds": time * tick}
     waits = struct.unpack_from(f"<{about['size']}Q", ring, about["waits_at"])
+    ranks = struct.unpack_from(f"<{about['size']}i", ring, about["ranks_at"])
     return {
         "group": about["group"],
         "rank": about["rank"],
@@ -94,8 +95,8 @@ def read(ring: bytes) -> dict[str, Any]:
         "all_waits": [wait * 1e-9 for wait in waits],
         "waits": {
             peer: wait * 1e-9
-            for peer, wait in zip(about["global_ranks"], waits, strict=True)
-            if peer != about["global_ranks"][about["rank"]]
+            for peer, wait in zip(ranks, waits, strict=True)
+            if peer != ranks[about["rank"]]
         },
         "sent_bytes": sent,
         "resent_frames": resent,

@@ -7,7 +7,7 @@
 namespace ringcomm {
 namespace {
 
-constexpr int kMostRanks = 200;  // what they cost one another grows with their square
+constexpr int kMostRanks = 4096;
 
 // The bytes that the stream of send/recv from each peer can hold.
 uint64_t mailbox_bytes(int size) {

@@ -11,7 +11,7 @@
 namespace ringcomm {
 namespace {
 
-// `text` as a string of JSON. Names are a user's: all of the head has to fit, with 200 ranks.
+// `text` as a string of JSON. Names are a user's: all of the head has to fit.
 std::string quoted(std::string text) {
   if (text.size() > 128) text.resize(128);
   for (char& letter : text) {
@@ -34,23 +34,18 @@ std::string host_name() {
   return name;
 }
 
-std::string about(const Recorded& recorded, size_t records_at, size_t totals_at, size_t waits_at) {
-  std::vector<int> global = recorded.global_ranks;
-  if (global.empty()) {
-    global.resize(static_cast<size_t>(recorded.size));
-    std::iota(global.begin(), global.end(), 0);
-  }
-  return str(
-      "{\"version\":1,\"job\":", quoted(recorded.job), ",\"pid\":", ::getpid(),
-      ",\"host\":", quoted(host_name()), ",\"rank\":", recorded.rank, ",\"size\":", recorded.size,
-      ",\"global_ranks\":[", joined(global, [](int rank) { return std::to_string(rank); }),
-      "],\"group\":", quoted(recorded.group), ",\"meeting\":", recorded.meeting,
-      ",\"device\":", recorded.device ? "true" : "false", ",\"capacity\":", Recorder::kRecords,
-      ",\"record_bytes\":", sizeof(Record), ",\"records_at\":", records_at,
-      ",\"totals_at\":", totals_at, ",\"waits_at\":", waits_at,
-      ",\"collectives\":", names<Collective>(kCollectives, {"send", "recv"}),
-      ",\"dtypes\":", names<DType>(kDTypes), ",\"ops\":", names<ReduceOp>(kReduceOps),
-      ",\"algorithms\":", names<Algorithm>(kAlgorithms, {"a kernel", "a CUDA graph"}), "}");
+std::string about(const Recorded& recorded, size_t ranks_at, size_t records_at, size_t totals_at,
+                  size_t waits_at) {
+  return str("{\"version\":2,\"job\":", quoted(recorded.job), ",\"pid\":", ::getpid(),
+             ",\"host\":", quoted(host_name()), ",\"rank\":", recorded.rank,
+             ",\"size\":", recorded.size, ",\"group\":", quoted(recorded.group),
+             ",\"meeting\":", recorded.meeting, ",\"device\":", recorded.device ? "true" : "false",
+             ",\"capacity\":", Recorder::kRecords, ",\"record_bytes\":", sizeof(Record),
+             ",\"ranks_at\":", ranks_at, ",\"records_at\":", records_at,
+             ",\"totals_at\":", totals_at, ",\"waits_at\":", waits_at,
+             ",\"collectives\":", names<Collective>(kCollectives, {"send", "recv"}),
+             ",\"dtypes\":", names<DType>(kDTypes), ",\"ops\":", names<ReduceOp>(kReduceOps),
+             ",\"algorithms\":", names<Algorithm>(kAlgorithms, {"a kernel", "a CUDA graph"}), "}");
 }
 
 Mapping map(const Recorded& recorded, const std::string& folder, size_t bytes) {
@@ -74,14 +69,19 @@ void copy_text(std::span<char> to, const std::string& text) {
 }  // namespace
 
 Recorder::Recorder(const Recorded& recorded, const std::string& folder, const Moment& first)
-    : bytes_(kBytes + sizeof(uint64_t) * static_cast<size_t>(recorded.size)),
-      memory_(map(recorded, folder, bytes_)) {
+    : size_(static_cast<size_t>(recorded.size)),
+      places_(size_),
+      memory_(map(recorded, folder, places_.end)) {
   const auto wall = std::chrono::system_clock::now().time_since_epoch();
   head().first = first;
   head().last = Moment();
   head().steady = head().last.steady;
   head().wall = std::chrono::nanoseconds(wall).count();
-  copy_text(head().about, about(recorded, sizeof(Head), kTotalsAt, kBytes));
+  const std::span ranks(reinterpret_cast<int*>(memory_.data() + sizeof(Head)), size_);
+  std::iota(ranks.begin(), ranks.end(), 0);
+  std::ranges::copy(recorded.global_ranks, ranks.begin());
+  copy_text(head().about,
+            about(recorded, sizeof(Head), places_.records, places_.totals, places_.waits));
   std::memcpy(head().magic, "RINGREC1", sizeof head().magic);
 }
 
@@ -121,7 +121,7 @@ uint64_t Recorder::begin(const Descriptor& descriptor, uint32_t line,
 void Recorder::waited(uint64_t ticket, Rank peer, Clock::duration time) {
   const Lock lock(mutex_);
   const auto passed = static_cast<uint64_t>(std::chrono::nanoseconds(time).count());
-  if (kBytes + sizeof(uint64_t) * static_cast<size_t>(peer) < bytes_) waits()[peer] += passed;
+  if (static_cast<size_t>(peer) < size_) waits()[peer] += passed;
   Record* const record = find(ticket);
   if (record == nullptr) return;
   record->waited += passed;
@@ -170,7 +170,7 @@ std::string Recorder::name_of(uint64_t sequence) const {
 std::string Recorder::bytes() const {
   const Lock lock(mutex_);
   head().last = Moment();
-  return {reinterpret_cast<const char*>(memory_.data()), bytes_};
+  return {reinterpret_cast<const char*>(memory_.data()), places_.end};
 }
 
 }  // namespace ringcomm

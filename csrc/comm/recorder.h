@@ -86,21 +86,29 @@ class Recorder {
   struct Totals {  // of one collective, or of sends, or of receives
     uint64_t operations, bytes, ticks;
   };
-  static constexpr size_t kTotalsAt = sizeof(Head) + kRecords * sizeof(Record);
-  static constexpr size_t kBytes = kTotalsAt + sizeof(Totals) * kKinds;
+  // In the file: a Head, each rank's global rank, and then these.
+  struct Places {
+    explicit Places(size_t size)
+        : records(sizeof(Head) + (size * sizeof(int) + 63) / 64 * 64),
+          totals(records + kRecords * sizeof(Record)),
+          waits(totals + kKinds * sizeof(Totals)),
+          end(waits + size * sizeof(uint64_t)) {}  // a wait for each rank
+    size_t records, totals, waits, end;
+  };
 
   Head& head() const { return *reinterpret_cast<Head*>(memory_.data()); }
   std::span<Record> ring() const {
-    return {reinterpret_cast<Record*>(memory_.data() + sizeof(Head)), kRecords};
+    return {reinterpret_cast<Record*>(memory_.data() + places_.records), kRecords};
   }
-  Totals* totals() const { return reinterpret_cast<Totals*>(memory_.data() + kTotalsAt); }
-  uint64_t* waits() const { return reinterpret_cast<uint64_t*>(memory_.data() + kBytes); }
+  Totals* totals() const { return reinterpret_cast<Totals*>(memory_.data() + places_.totals); }
+  uint64_t* waits() const { return reinterpret_cast<uint64_t*>(memory_.data() + places_.waits); }
   uint64_t add(const Descriptor& descriptor, uint32_t line, int64_t now) RINGCOMM_REQUIRES(mutex_);
   Record* find(uint64_t ticket) RINGCOMM_REQUIRES(mutex_);
 
   mutable Mutex mutex_;
-  const size_t bytes_;
-  const Mapping memory_;  // a Head, the ring, the totals, and the waits for each rank
+  const size_t size_;  // ranks
+  const Places places_;
+  const Mapping memory_;
 };
 
 }  // namespace ringcomm

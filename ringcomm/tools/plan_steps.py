@@ -26,7 +26,7 @@ LANES = ("data", "credit")
 
 ROOTED = ("broadcast", "reduce", "scatter", "gather")
 SHARDED = ("reduce_scatter", "all_gather", "scatter", "gather")
-MOST_RANKS = 200  # of a group: csrc/comm/create.cc
+MOST_RANKS = 4096  # of a group: csrc/comm/create.cc
 
 
 class Shape(NamedTuple):

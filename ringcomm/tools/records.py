@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 MAGIC = b"RINGREC1"
-VERSION = 1
+VERSION = 2
 CLOCKS = struct.Struct("<8sQqq")  # magic, begun, steady, wall
 HEADER_AT, MOMENTS_AT, FAILURE_AT, HEADER_END = 64, 3040, 3072, 4096
 MOMENTS = struct.Struct("<4q")  # ticks and ns of the steady clock: as the process began, and later
@@ -199,7 +199,7 @@ def read_ring(data: bytes, newest: int | None = None, lines: Sequence[str] = ())
             pid=int(header["pid"]),
             host=str(header["host"]),
             rank=int(header["rank"]),
-            global_ranks=tuple(int(rank) for rank in header["global_ranks"]),
+            global_ranks=struct.unpack_from(f"<{header['size']}i", data, header["ranks_at"]),
             group=str(header["group"]),
             steady_ns=steady,
             wall_ns=wall,

@@ -154,7 +154,7 @@ def test_costs_of_a_file_count(capsys: pytest.CaptureFixture[str], tmp_path: Pat
     ("words", "sentence"),
     [
         ("all_sum", "there is no collective 'all_sum': use one of all_reduce, "),
-        ("all_reduce --ranks 0", "a group of 0 ranks: ringcomm takes 1 to 200"),
+        ("all_reduce --ranks 0", "a group of 0 ranks: ringcomm takes 1 to 4096"),
         ("all_reduce --ranks 4 --hosts 3", "4 ranks cannot be spread evenly over 3 hosts"),
         ("barrier --algorithm ring", 'barrier has no algorithm "ring"; it has '),
         ("all_reduce --algorithm best", "there is no algorithm 'best': use one of direct, "),

@@ -16,6 +16,8 @@ from lab.limits import limit
 from ringcomm.tools.flight_recorder import read_pickle, to_flight_recorder, write_flight_recorder
 from ringcomm.tools.records import read_folder, read_ring
 
+RECORDS_AT = 4096 + 64  # after the global ranks of two
+
 
 def example() -> Flight:
     flight = Flight(1, [4, 7], Clock("b", error=3 * MS), group="dp", capacity=8)
@@ -51,11 +53,11 @@ def test_the_newest_operations_are_kept() -> None:
 @pytest.mark.parametrize(
     ("at", "data"),
     [
-        (4096, bytes(8)),  # being written: it has no number
-        (4096 + 16, b"\xff"),  # a collective that does not exist
-        (4096 + 64, b"\xff" * 5),  # called after it began
-        (4096 + 80, b"\xff" * 7 + b"\x03"),  # ended in years
-        (4096 + 112, b"\x07"),  # waited for rank 7 of 2
+        (RECORDS_AT, bytes(8)),  # being written: it has no number
+        (RECORDS_AT + 16, b"\xff"),  # a collective that does not exist
+        (RECORDS_AT + 64, b"\xff" * 5),  # called after it began
+        (RECORDS_AT + 80, b"\xff" * 7 + b"\x03"),  # ended in years
+        (RECORDS_AT + 112, b"\x07"),  # waited for rank 7 of 2
     ],
 )
 def test_a_half_written_operation_is_left_out(at: int, data: bytes) -> None:
@@ -77,7 +79,7 @@ def test_a_half_written_operation_is_left_out(at: int, data: bytes) -> None:
         (lambda data: data[:64] + b"{]" + data[66:], "its header is damaged"),
         (lambda data: data.replace(b'"rank"', b'"rang"'), "its header is damaged"),
         (lambda data: data.replace(b'"rank": 1', b'"rank": 9'), "its header names rank 9 of 2"),
-        (lambda data: data.replace(b'"version": 1', b'"version": 2'), "it has version 2"),
+        (lambda data: data.replace(b'"version": 2', b'"version": 1'), "it has version 1"),
     ],
 )
 def test_a_file_that_cannot_be_read_says_why(change: Any, why: str) -> None:
@@ -88,7 +90,7 @@ def test_a_file_that_cannot_be_read_says_why(change: Any, why: str) -> None:
 def test_half_a_file_is_used(tmp_path: Path) -> None:
     data = example().data()
     write(tmp_path, [])
-    (tmp_path / "rank7-1-0.ring").write_bytes(data[: 4096 + 2 * 128 + 5])
+    (tmp_path / "rank7-1-0.ring").write_bytes(data[: RECORDS_AT + 2 * 128 + 5])
     folder = read_folder(tmp_path)
     assert [operation.number for operation in folder.records[0].operations] == [1, 2]
     assert folder.remarks == [
