@@ -335,7 +335,7 @@ def ask_for_records() -> None:
     """Ask all peers, of groups that have not failed, to write their flight records."""
 
 def look_at_groups() -> int:
-    """Let groups hear of failures at peers; return how often peers have asked for records."""
+    """Let groups hear of failures at peers; return how often ranks have asked for records."""
 
 def create_backend(options: Any, backend_options: Options, cuda: bool = True) -> Backend:
     """Make the backend of one group from torch's _DistributedBackendOptions.

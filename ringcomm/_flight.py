@@ -227,6 +227,7 @@ class _Watcher:
         if FAILED in told and (not is_elastic() or of_process("trace")):
             dump_after("a group has failed")
             self.library.ask_for_records()
+            self.asked = int(self.library.look_at_groups())
 
     def look(self) -> None:
         """Look at the groups, and at what their peers have asked for."""

@@ -8,11 +8,12 @@ namespace {
 // as it is.
 std::string retold(Rank by, const std::string& text) {
   constexpr std::string_view rank = ": rank ", failed = " failed: ";
-  const size_t at = text.find(rank);
+  const std::string whole = ": " + text;
+  const size_t at = whole.find(rank);
   if (at != std::string::npos) {
-    const size_t end = text.find_first_not_of("0123456789", at + rank.size());
-    if (end != std::string::npos && text.compare(end, failed.size(), failed) == 0) {
-      return text.substr(at + 2);
+    const size_t end = whole.find_first_not_of("0123456789", at + rank.size());
+    if (end != std::string::npos && whole.compare(end, failed.size(), failed) == 0) {
+      return whole.substr(at + 2);
     }
   }
   return str("rank ", by, failed, text);
@@ -183,9 +184,9 @@ void Diagnosis::throw_mismatch(const Descriptor& operation, Rank peer) const {
                           "and number of elements, in the same order"));
 }
 
-std::vector<Rank> Diagnosis::absent(const Descriptor& operation) const {
+std::vector<Rank> Diagnosis::absent(const Descriptor& operation, size_t most) const {
   std::vector<Rank> absent;
-  for (Rank peer = 0; peer < transport_.size(); ++peer) {
+  for (Rank peer = 0; peer < transport_.size() && absent.size() < most; ++peer) {
     if (peer != transport_.rank() && state(peer).called < operation.sequence) {
       absent.push_back(peer);
     }

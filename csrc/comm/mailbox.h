@@ -96,7 +96,7 @@ class Mailbox {
     std::vector<std::byte> body;  // eager only
   };
   struct Peer {
-    std::deque<Outgoing> out;
+    std::list<Outgoing> out;
     std::unordered_map<uint64_t, MessagePtr> announced;  // mine, by id, until they are asked for
     std::unordered_map<uint64_t, Incoming> incoming;     // theirs
     std::list<Arrived> unexpected;

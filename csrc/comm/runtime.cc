@@ -49,8 +49,8 @@ Network& Runtime::network(const std::string& store_host) {
   const Lock lock(mutex_);
   if (!network_) {
     const std::chrono::seconds resume(config_.resume_seconds);
-    network_ =
-        std::make_unique<Network>(NetworkOptions{config_, places, resume, neighbours_.bell()});
+    network_ = std::make_unique<Network>(NetworkOptions{
+        config_, places, resume, neighbours_.bell(), [this] { return pass_on(); }});
   }
   return *network_;
 }
@@ -109,12 +109,16 @@ void Runtime::ask_for_records() {
 }
 
 uint64_t Runtime::look_at_groups() {
+  pass_on();
   uint64_t asked = 0;
-  for (const auto& group : groups()) {
-    group->state().why_failed();
-    asked += group->state().transport().times_asked();
-  }
+  for (const auto& group : groups()) asked += group->state().transport().times_asked();
   return asked;
+}
+
+bool Runtime::pass_on() {
+  bool again = false;
+  for (const auto& group : groups()) again = group->pass_on() || again;
+  return again;
 }
 
 // FAILED of ringcomm/_flight.py.

@@ -176,6 +176,7 @@ void Network::established(Link& link) {
   link.established = true;
   link.handshake.reset();
   peer.links[static_cast<size_t>(link.flow)] = &link;
+  peer.wake();
   peer.attempt_ended(link.flow, false);
   write_to(link);
 }

@@ -131,6 +131,11 @@ void Network::run() {
     } else {
       handle_events(static_cast<int>(kTick.count()), lock);
     }
+    if (!std::exchange(alarm_, false)) continue;
+    lock.unlock();
+    const bool again = options_.alarmed();
+    lock.lock();
+    alarm_ = alarm_ || again;
   }
 }
 
@@ -307,7 +312,8 @@ void Network::tick(Clock::time_point now) {
   if (stalled > Clock::duration{}) stood_still_ = {now - since, now};
   drop_strangers(now);
   if (deaf_ && now >= accept_again_) listen(true);
-  for (auto& [id, peer] : peers_) peer->tick(now, stalled);
+  for (size_t i = 0; i < awake_.size(); ++i) awake_[i]->tick(now, stalled);  // more may wake
+  std::erase_if(awake_, [](Peer* peer) { return peer->may_sleep(); });
 }
 
 }  // namespace ringcomm

@@ -36,6 +36,8 @@ struct NetworkOptions : ProcessConfig {
   Places places;
   std::chrono::milliseconds resume{std::chrono::seconds(30)};  // a peer not heard of is given up
   Doorbell bell;                                               // rung when something has arrived
+  // See Wire::alarm(). True: not all could be done yet, and it is to be called again.
+  std::function<bool()> alarmed = [] { return false; };
   uint64_t tls_records = TlsSettings::kMostRecords;            // of one connection, see there
 };
 
@@ -99,11 +101,12 @@ class Network {
   std::mutex mutex_;  // guards what follows
   std::condition_variable quiet_;
   std::map<ProcessId, std::unique_ptr<Peer>> peers_;
+  std::vector<Peer*> awake_;  // that have connections, or want them
   std::unordered_map<uint64_t, std::unique_ptr<Link>> links_;
   uint64_t next_link_ = 64;  // below: listeners and wake_
   Clock::time_point ticked_, accept_again_;
   std::pair<Clock::time_point, Clock::time_point> stood_still_;  // from, to: this process itself
-  bool stop_ = false, deaf_ = false;
+  bool stop_ = false, deaf_ = false, alarm_ = false;
 
   std::atomic<int> driving_{0};
   std::atomic<int> blocked_{0};  // connections that could not take all there was

@@ -38,7 +38,8 @@ Network::Peer::Peer(Network& network, const Contact& contact, const Key& key)
 void Network::Peer::open(uint64_t channel, Receiver* receiver) {
   const std::lock_guard lock(network_.mutex_);
   channels_[channel] = receiver;
-  lost_.store(false, std::memory_order_release);  // a new group is a new beginning
+  wake();
+  if (lost_.exchange(false)) wanted_since_ = {};  // a new group is a new beginning
   died_ = false;
   refused_since_ = {};
   refused_.reset();

@@ -44,6 +44,7 @@ class Network::Peer final : public Wire, public Party, public Receiver {
   void close(uint64_t channel) override;
   void post(const Frame& frame, Payload payload) override {
     const std::lock_guard lock(network_.mutex_);
+    wake();
     session.post(frame, std::move(payload));
   }
   void reclaim_lent(uint64_t channel) override {
@@ -68,7 +69,12 @@ class Network::Peer final : public Wire, public Party, public Receiver {
   void end_driving(bool rest) override { network_.end_driving(rest); }
   void need() override {
     const std::lock_guard lock(network_.mutex_);
+    wake();
     needed_ = true;
+  }
+  void alarm() override {
+    network_.alarm_ = true;
+    network_.quiet_.notify_one();
   }
   bool lost() override { return lost_.load(std::memory_order_acquire); }
   std::string condition() override;
@@ -92,6 +98,13 @@ class Network::Peer final : public Wire, public Party, public Receiver {
 
   // ---- connections; under the lock
   bool wanted() const;  // somebody has something to say, or to hear
+  void wake() {         // there will be something to do at each tick
+    if (!std::exchange(awake_, true)) network_.awake_.push_back(this);
+  }
+  bool may_sleep() {
+    awake_ = (!lost_ && wanted()) || std::ranges::any_of(links, std::identity());
+    return !awake_;
+  }
   void tick(Clock::time_point now, Clock::duration stalled);
   void connect(int flow, Clock::time_point now);
   void connect_again(int flow) { attempts_[static_cast<size_t>(flow)] = {}; }  // at once
@@ -120,7 +133,7 @@ class Network::Peer final : public Wire, public Party, public Receiver {
   Network& network_;
   const Key key_;
   std::unordered_map<uint64_t, Receiver*> channels_;
-  bool needed_ = false, died_ = false, told_changed_ = false;
+  bool awake_ = false, needed_ = false, died_ = false, told_changed_ = false;
   Clock::duration judge_after_;  // of refusals
   std::vector<Attempts> attempts_;
   FlowCount count_{kAutoFlows};

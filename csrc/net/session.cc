@@ -43,8 +43,9 @@ void Session::each_payload(uint64_t channel, auto&& act) {
   for (Item& item : items_) {
     if (item.frame.channel == channel) act(item.payload, item.frame, !item.acknowledged);
   }
-  for (Flow& flow : flows_) {
-    for (Writing& writing : flow.writing) {
+  for (const auto& flow : flows_) {
+    if (!flow) continue;
+    for (Writing& writing : flow->writing) {
       if (writing.header.channel == channel) act(writing.payload, writing.header, false);
     }
   }
@@ -66,15 +67,16 @@ void Session::release(uint64_t channel) {
     payload.own.assign(payload.lent, payload.lent + frame.bytes);
     payload.keep = nullptr;
   });
-  for (Flow& flow : flows_) {
-    Reading& reading = flow.reading;  // a payload on its way into that memory is dropped
+  for (const auto& flow : flows_) {
+    if (!flow) continue;
+    Reading& reading = flow->reading;  // a payload on its way into that memory is dropped
     if (reading.own.empty() && reading.frame.channel == channel) reading.to = nullptr;
   }
 }
 
 void Session::ask_for_ack() {
   for (int index = 0; index < flows(); ++index) {
-    if (!at(index).up) continue;
+    if (!is_up(index)) continue;
     write_control(index, {.stamp = 1}, false);
     return;
   }
@@ -91,7 +93,7 @@ void Session::down(int index) {
   flow.up = false;
   flow.fenced = false;
   for (int other = 0; other < flows(); ++other) {
-    if (!at(other).up) continue;
+    if (!is_up(other)) continue;
     const auto gone = static_cast<uint64_t>(index);
     write_control(other, {.type = FrameType::kFlowDown, .offset = gone, .stamp = flow.generation},
                   false);
@@ -163,11 +165,12 @@ bool Session::declines(int index) const {
   const auto bytes = [&](uint64_t sequence) {
     return sizeof(Frame) + items_[sequence - first_].frame.bytes;
   };
-  const std::span used(flows_.data(), static_cast<size_t>(used_));
-  const bool any = std::ranges::any_of(used, &Flow::up);
+  bool any = false;
+  for (int other = 0; other < used_; ++other) any = any || is_up(other);
   if (any && index >= used_) return true;
   const double here = seconds(at(index), bytes(again_.empty() ? next_ : *again_.begin()));
-  for (const Flow& other : any ? used : std::span(flows_.data(), flows_.size())) {
+  for (int flow = 0; flow < (any ? used_ : flows()); ++flow) {
+    const Flow& other = at(flow);
     if (!other.up || seconds(other, 0) >= here) continue;
     uint64_t all = 0;
     for (const uint64_t sequence : again_) all += bytes(sequence);
@@ -270,8 +273,8 @@ bool Session::has_output(int index) const {
 void Session::tick(Clock::time_point now, Clock::duration stalled) {
   if (last_heard_ != Clock::time_point{}) last_heard_ += stalled;
   for (int index = 0; index < flows(); ++index) {
+    if (!is_up(index)) continue;
     Flow& flow = at(index);
-    if (!flow.up) continue;
     flow.heard += stalled;
     if (now - flow.heard > rules_.silence) {
       down(index);

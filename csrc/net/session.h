@@ -21,6 +21,7 @@
 #include <atomic>
 #include <deque>
 #include <map>
+#include <memory>
 #include <optional>
 #include <set>
 #include <span>
@@ -157,8 +158,17 @@ class Session {
     std::vector<std::byte> payload;
   };
 
-  Flow& at(int flow) { return flows_[static_cast<size_t>(flow)]; }
-  const Flow& at(int flow) const { return flows_[static_cast<size_t>(flow)]; }
+  // Made when it is first needed: most processes of a large job never talk with one another.
+  Flow& at(int index) {
+    auto& flow = flows_[static_cast<size_t>(index)];
+    if (!flow) flow = std::make_unique<Flow>();
+    return *flow;
+  }
+  const Flow& at(int index) const {
+    static const Flow kUnused;
+    const auto& flow = flows_[static_cast<size_t>(index)];
+    return flow ? *flow : kUnused;
+  }
   Item& item(uint64_t sequence) { return items_[sequence - first_]; }  // posted and not yet gone
   bool waits_to_be_sent() const {
     const bool window_open = !rules_.bounded || next_ - first_ < rules_.window;
@@ -181,7 +191,7 @@ class Session {
 
   Receiver& receiver_;
   const SessionRules rules_;
-  std::vector<Flow> flows_;
+  std::vector<std::unique_ptr<Flow>> flows_;
   int used_;
   const uint64_t ack_every_;
   std::vector<int> closed_;

@@ -37,6 +37,9 @@ class Wire {
   virtual void end_driving(bool rest) = 0;  // as Network's
   // Somebody waits for this peer: it is to be connected, or found to be dead.
   virtual void need() = 0;
+  // A receiver has heard what concerns other ranks: NetworkOptions::alarmed() is called soon, by
+  // the network thread. Only while a frame is delivered.
+  virtual void alarm() {}
   // The peer's process has ended, or nothing was heard of it for too long.
   virtual bool lost() = 0;
   virtual std::string condition() = 0;  // for people: "alive", or why it is lost

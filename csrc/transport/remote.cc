@@ -219,9 +219,11 @@ void RemotePeer::heard(Header& header, std::span<const std::byte> payload) {
     std::memcpy(header.failure, state.failure, kFailureBytes);
     header.failed.store(1, std::memory_order_release);  // partner: failure()
     note_failure(*ends_.own, ends_.peer);
+    wire_.alarm();
   }
   if (state.asked > header.asked.load(std::memory_order_relaxed)) {
     header.asked.store(static_cast<uint32_t>(state.asked), std::memory_order_release);
+    wire_.alarm();
   }
   if (state.left != 0) header.left.store(1, std::memory_order_seq_cst);
 }

@@ -55,6 +55,7 @@ class RemotePeer final : public Receiver {
   }
   void forget() { forgotten_ = true; }  // in a forked child: the network is its parent's
   Wire& wire() const { return wire_; }
+  bool first_use() { return !std::exchange(used_, true); }  // the driving thread's
 
   // ---- the driving thread's. `target` lies in the shadow; `source`, if given, is lent until
   // reclaim_lent(), else the bytes are in the shadow already.
@@ -103,7 +104,7 @@ class RemotePeer final : public Receiver {
   const uint64_t channel_;
   const Ends ends_;
   LateSegment shadow_, received_;
-  bool forgotten_ = false;
+  bool forgotten_ = false, used_ = false;
   Pending pending_;
   uint64_t sent_ = 0;
   std::atomic<uint64_t> told_called_{0}, told_finished_{0};  // the peer knows of these operations

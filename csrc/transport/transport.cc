@@ -107,26 +107,38 @@ void Transport::fail(const std::string& reason) {
   if (header.failed.load(std::memory_order_acquire) != 0) return;
   write_failure(header, reason);
   for (Rank rank = 0; rank < size(); ++rank) {
-    if (RemotePeer* remote = peer(rank).remote.get()) {
-      remote->tell_now();
-      continue;
-    }
+    if (is_remote(rank)) continue;
     note_failure(peer(rank).segment.header(), rank_);
     peer(rank).doorbell.ring(kAllNews);
+  }
+  tell_remotes();
+}
+
+// Those with which this process talks, and those at distances of 1, 2, 4 and so on: they tell
+// others, and after log2(n) steps all n ranks know.
+void Transport::tell_remotes() {
+  std::set<Rank> told;
+  for (int step = 1; step < size(); step *= 2) {
+    told.insert({(rank_ + step) % size(), (rank_ + size() - step) % size()});
+  }
+  for (Rank rank = 0; rank < size(); ++rank) {
+    RemotePeer* const remote = peer(rank).remote.get();
+    if (remote && (told.contains(rank) || remote->wire().reached())) remote->tell_now();
   }
 }
 
 void Transport::ask_for_records() {
-  own_.header().asked.fetch_add(1, std::memory_order_release);  // partner: times_asked()
-  for (RemotePeer* remote : remotes_) remote->tell_now();
+  own_.header().asked.store(static_cast<uint32_t>(times_asked()) + 1, std::memory_order_release);
+  tell_remotes();
 }
 
-uint64_t Transport::times_asked() const {
-  uint64_t times = 0;
+uint64_t Transport::times_asked() {
+  uint32_t times = 0;
   for (Rank rank = 0; rank < size(); ++rank) {
-    const Header* header = rank == rank_ ? nullptr : header_of(rank);
-    if (header != nullptr) times += header->asked.load(std::memory_order_acquire);
+    const Header* header = header_of(rank);
+    if (header != nullptr) times = std::max(times, header->asked.load(std::memory_order_acquire));
   }
+  if (own_.header().asked.exchange(times, std::memory_order_acq_rel) < times) tell_remotes();
   return times;
 }
 
@@ -162,7 +174,7 @@ std::string Transport::loss(Rank rank) {
 
 Traffic Transport::traffic() const {
   Traffic traffic;
-  for (const RemotePeer* remote : remotes_) {
+  for (const RemotePeer* remote : used_) {
     traffic.sent += remote->sent();
     traffic.resent += remote->wire().resent();
     traffic.broken += remote->wire().broken();

@@ -77,15 +77,15 @@ class Transport {
   // Sends `bytes` at `target` with the next signal to the remote rank `to`. If `source` is given,
   // the bytes are read from there, and that memory is lent until reclaim_lent().
   void put(Rank to, std::byte* target, uint64_t bytes, const std::byte* source) {
-    peer(to).remote->put(target, bytes, source);
+    use(*peer(to).remote).put(target, bytes, source);
   }
   void reclaim_lent() {
-    for (RemotePeer* remote : remotes_) remote->reclaim_lent();
+    for (RemotePeer* remote : used_) remote->reclaim_lent();
   }
 
   // The stamp says which operation the signal belongs to.
   virtual void signal(Rank to, int lane, int half, uint64_t stamp) {
-    if (RemotePeer* remote = peer(to).remote.get()) return remote->signal(lane, half, stamp);
+    if (RemotePeer* remote = peer(to).remote.get()) return use(*remote).signal(lane, half, stamp);
     Line& line = peer(to).segment.line(place(rank_), lane, half);
     line.stamp.store(stamp, std::memory_order_relaxed);  // ordered by the store of count
     // Partner: arrived(), and Doorbell::sleep.
@@ -140,10 +140,10 @@ class Transport {
     return header == nullptr ? std::nullopt : read_board(*header, board, sequence);
   }
   std::string failure(Rank rank);
-  void fail(const std::string& reason);  // tells every peer, wakes them
+  void fail(const std::string& reason);  // tells the peers, wakes them; each tells others
   std::optional<Rank> first_failed();    // a peer that called fail()
-  void ask_for_records();                // every peer is to write its flight records
-  uint64_t times_asked() const;          // by peers
+  void ask_for_records();                // every rank is to write its flight records
+  uint64_t times_asked();                // by any rank; tells others what is new
   bool connection_lost(Rank rank);       // it is gone, with or without goodbye
   std::string condition(Rank rank);      // "alive", "stopped by a signal"
   std::string loss(Rank rank);           // of a connection that is lost: why
@@ -175,6 +175,11 @@ class Transport {
  protected:
   const ShmPeer& peer(Rank rank) const { return peers_[static_cast<size_t>(rank)]; }
   int place(Rank rank) const { return peer(rank).place; }
+  RemotePeer& use(RemotePeer& remote) {
+    if (remote.first_use()) used_.push_back(&remote);
+    return remote;
+  }
+  void tell_remotes();
   uint64_t& sent(Rank to, int lane) { return sent_[static_cast<size_t>(to * kLineLanes + lane)]; }
 
  private:
@@ -207,6 +212,7 @@ class Transport {
   std::vector<ShmPeer> peers_;
   Segment own_;
   std::vector<RemotePeer*> remotes_;
+  std::vector<RemotePeer*> used_;  // by operations of the driving thread
   std::vector<uint64_t> sent_;  // signals sent, per (peer, lane)
 };
 
