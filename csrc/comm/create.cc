@@ -41,7 +41,7 @@ Reach reach_in(const Neighbourhood& memory) {
 void warn_of_stranger(const Neighbourhood& memory, const Logger& logger) {
   const Topology topology = Runtime::get().adopt(memory.word);
   if (topology.hosts.empty() || hosts_in(memory.host_of) == 1) return;
-  const std::string name = stranger(topology, memory.host_of, memory.names);
+  const std::string name = stranger(topology, memory.names);
   if (name.empty()) return;
   logger.warning("the file of RINGCOMM_COSTS has no host '", name,
                  "', or two hosts have that name: its order of hosts is not used; run `ringcomm "

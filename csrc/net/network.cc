@@ -183,9 +183,8 @@ void Network::run() {
     }
     if (!std::exchange(alarm_, false)) continue;
     lock.unlock();
-    const bool again = options_.alarmed();
+    options_.alarmed();
     lock.lock();
-    alarm_ = alarm_ || again;
   }
 }
 

@@ -51,8 +51,7 @@ struct NetworkOptions : ProcessConfig {
   Places places;
   std::chrono::milliseconds resume{std::chrono::seconds(30)};  // a peer not heard of is given up
   Doorbell bell;                                               // rung when something has arrived
-  // See Wire::alarm(). True: not all could be done yet, and it is to be called again.
-  std::function<bool()> alarmed = [] { return false; };
+  std::function<void()> alarmed = [] {};                       // see Wire::alarm()
   uint64_t tls_records = TlsSettings::kMostRecords;  // of one connection, see there
 };
 

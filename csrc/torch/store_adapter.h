@@ -48,7 +48,8 @@ class StoreAdapter final : public Store {
     std::vector<std::string> values;
     constexpr size_t kAtOnce = 512;  // of all keys, so that other ranks are served in between
     for (size_t from = 0; from < keys.size(); from += kAtOnce) {
-      const auto end = keys.begin() + static_cast<std::ptrdiff_t>(std::min(from + kAtOnce, keys.size()));
+      const auto end =
+          keys.begin() + static_cast<std::ptrdiff_t>(std::min(from + kAtOnce, keys.size()));
       const std::vector<std::string> some(keys.begin() + static_cast<std::ptrdiff_t>(from), end);
       for (const auto& value : attempt([&] { return store_->multiGet(some); })) {
         values.emplace_back(value.begin(), value.end());

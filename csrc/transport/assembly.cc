@@ -1,13 +1,13 @@
 #include "transport/assembly.h"
 
-
 namespace ringcomm {
 namespace {
 
 constexpr auto kFirstPause = std::chrono::microseconds(100);
 constexpr auto kLongestPause = std::chrono::milliseconds(500);
 // Of a group whose ranks all ask the store: it takes so many questions in these pauses.
-constexpr auto kFirstShare = std::chrono::microseconds(20), kLongestShare = std::chrono::microseconds(1000);
+constexpr auto kFirstShare = std::chrono::microseconds(20),
+               kLongestShare = std::chrono::microseconds(1000);
 constexpr int kShare = 4;                               // of the time that has passed
 constexpr auto kPiece = std::chrono::milliseconds(50);  // of a pause, between looks for Ctrl-C
 constexpr size_t kMostNamed = 16;                       // ranks that have not come
@@ -109,7 +109,8 @@ void Assembly::rest(Clock::duration pause) {
   do {
     options_.interrupt();
     check_dead();
-  } while (!store_.wait(std::min<Clock::duration>(kPiece, std::max<Clock::duration>({}, end - store_.now()))) && store_.now() < end);
+    if (store_.wait(std::clamp<Clock::duration>(end - store_.now(), {}, kPiece))) return;
+  } while (store_.now() < end);
 }
 
 // Of a dead rank what it has said still counts. Rank 0 tells the others of another's death. Without
@@ -130,9 +131,9 @@ void Assembly::check_size() {
   int size = 0;
   if (!(in >> rank >> size) || size == options_.size) return;
   store_.set(latest(), str(options_.rank, ' ', options_.size));
-  throw PeerError(rank, str("rank ", rank, " was started with a world size of ", size, ", and rank ",
-                            options_.rank, " with ", options_.size,
-                            ": give every rank the same world size"));
+  throw PeerError(
+      rank, str("rank ", rank, " was started with a world size of ", size, ", and rank ",
+                options_.rank, " with ", options_.size, ": give every rank the same world size"));
 }
 
 // A rank that gave up says so before it ends.
@@ -149,8 +150,7 @@ void Assembly::check(const std::vector<Rank>& awaited) {
 // The others are in this stage or wait for the next.
 void Assembly::give_up(const std::exception& error) {
   if (prefix_.empty()) return;
-  const std::string word =
-      disagreement_.empty() ? word_of(options_.rank, error) : disagreement_;
+  const std::string word = disagreement_.empty() ? word_of(options_.rank, error) : disagreement_;
   try {
     if (!store_.has(trouble())) store_.set(trouble(), word);  // the first counts
     if (options_.rank != 0) return;

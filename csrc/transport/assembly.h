@@ -1,6 +1,6 @@
 // What the ranks of a group that is being made tell one another, through the store: in stages, in
-// each of which ranks say a word and rank 0 answers all. A rank that gives up says why, and all give
-// up.
+// each of which ranks say a word and rank 0 answers all. A rank that gives up says why, and all
+// give up.
 //
 // The store is asked for a few words by each rank, whatever the size of the group: rank 0 alone
 // reads what all have said, at once. It is polled: torch's blocking waits cannot be interrupted and

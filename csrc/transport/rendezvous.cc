@@ -41,6 +41,7 @@ class Meeting {
         const auto read = [this](const auto& words) { return read_reports(words); };
         const std::string changed = assembly_.exchange(report_, all_, read);
         if (!changed.empty()) {
+          ++lists_;
           take_roster(changed);
           map_neighbours();
         }
@@ -66,11 +67,11 @@ class Meeting {
       cards_.push_back(Card::from_text(word, static_cast<Rank>(cards_.size())));
     }
     require_agreement(cards_);
-    return tell_hosts();
+    return tell_hosts(lists_);
   }
 
   // The roster for all; and for each host, the cards of its ranks.
-  std::string tell_hosts() {
+  std::string tell_hosts(int lists) {
     Roster roster;
     roster.channel = cards_[0].nonce[0];
     roster.algorithm = cards_[0].algorithm;
@@ -81,7 +82,7 @@ class Meeting {
       texts[static_cast<size_t>(roster.host_of[rank])] += cards_[rank].to_text() + '\n';
     }
     for (size_t host = 0; host < texts.size(); ++host) {
-      assembly_.leave(cards_of(static_cast<int>(host)), texts[host]);
+      assembly_.leave(cards_of(static_cast<int>(host), lists), texts[host]);
     }
     return roster.to_text();
   }
@@ -100,11 +101,7 @@ class Meeting {
         if (why_.empty()) why_ = pair_text(rank, other, str("rank ", rank, " says:", why));
       }
     }
-    if (apart_.empty()) return "";
-    ++attempt_;  // other lists, under other names
-    const std::string text = tell_hosts();
-    --attempt_;
-    return text;
+    return apart_.empty() ? "" : tell_hosts(lists_ + 1);
   }
 
   static std::string pair_text(Rank one, Rank other, const std::string& why) {
@@ -126,7 +123,7 @@ class Meeting {
 
   // ---- what rank 0 has told
 
-  std::string cards_of(int host) const { return str("host", host, '/', attempt_); }
+  static std::string cards_of(int host, int lists) { return str("host", host, '/', lists); }
   int own_host() const { return roster_.host(options_.rank); }
   bool across() const { return roster_.hosts() > 1; }
   uint64_t channel() const { return roster_.channel; }
@@ -138,7 +135,7 @@ class Meeting {
   }
 
   std::map<Rank, Card> read_host(int host) {
-    TextReader lines(assembly_.read(cards_of(host)));
+    TextReader lines(assembly_.read(cards_of(host, lists_)));
     std::map<Rank, Card> cards;
     for (const Rank rank : roster_.ranks_of(host)) {
       std::string line;
@@ -150,9 +147,7 @@ class Meeting {
 
   // ---- shared memory
 
-  ShmPeer& peer(Rank rank) {
-    return *std::ranges::find(result_.peers, rank, &ShmPeer::rank);
-  }
+  ShmPeer& peer(Rank rank) { return *std::ranges::find(result_.peers, rank, &ShmPeer::rank); }
   ShmPeer& self() { return peer(options_.rank); }
 
   void make_segment() {
@@ -307,12 +302,13 @@ class Meeting {
   // Every rank takes frames of this group from all others before any of them sends one.
   void meet_across() {
     Network& network = options_.network(store_.host());
-    const std::string bytes = assembly_.exchange(network.contact().to_text(), all_, [this](auto& words) {
-      std::string text;
-      for (const std::string& word : words) text += word + '\n';
-      assembly_.leave("contacts", text);
-      return str(text.size());
-    });
+    const std::string bytes =
+        assembly_.exchange(network.contact().to_text(), all_, [this](auto& words) {
+          std::string text;
+          for (const std::string& word : words) text += word + '\n';
+          assembly_.leave("contacts", text);
+          return str(text.size());
+        });
     Contacts contacts = take_contacts(std::stoull(bytes));
     const auto there = read_host((own_host() + 1) % roster_.hosts());
     const auto& [next, card] = *there.begin();
@@ -371,11 +367,12 @@ class Meeting {
   Roster roster_;
   std::map<Rank, Card> here_;  // of the ranks of this host
   std::map<Rank, bool> sent_;  // this rank's memory
-  int attempt_ = 0;
-  std::string report_;       // of the ranks that this one cannot share memory with
-  std::vector<Card> cards_;  // of all ranks: rank 0 has them
-  Roster::Apart apart_;      // the same
-  std::string why_;          // two ranks that look like one host's are not
+  int attempt_ = 0;            // to share memory
+  int lists_ = 0;              // of ranks by host: new ones where hosts were not what they seemed
+  std::string report_;         // of the ranks that this one cannot share memory with
+  std::vector<Card> cards_;    // of all ranks: rank 0 has them
+  Roster::Apart apart_;        // the same
+  std::string why_;            // two ranks that look like one host's are not
   Neighbourhood result_;
 };
 

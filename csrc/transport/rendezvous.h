@@ -1,6 +1,6 @@
 // The rendezvous: the ranks of a group find and map one another. They put cards into the store, and
-// rank 0 tells each which ranks share its host. Then each passes the descriptor of its shared memory
-// to every other rank of its host, over the socket that joins their processes
+// rank 0 tells each which ranks share its host. Then each passes the descriptor of its shared
+// memory to every other rank of its host, over the socket that joins their processes
 // (transport/neighbours.h).
 //
 // Ranks on other hosts are reached over the process's network instead (net/network.h), when a plan

@@ -19,7 +19,7 @@ class Store {
   virtual bool has_all(const std::vector<std::string>& keys) {
     return std::ranges::all_of(keys, [&](const auto& key) { return has(key); });
   }
-  virtual std::string get(const std::string& key) = 0;  // `key` exists
+  virtual std::string get(const std::string& key) = 0;                              // `key` exists
   virtual std::vector<std::string> get_all(const std::vector<std::string>& keys) {  // they exist
     std::vector<std::string> values;
     for (const std::string& key : keys) values.push_back(get(key));

@@ -26,8 +26,8 @@ struct ShmPeer {
   int place = -1;  // among the writers of its host's segments; -1: its rank
   Doorbell doorbell;
   std::shared_ptr<Neighbour> process;
-  uint64_t group = 0;                      // in what passes between the processes
-  uint64_t sent[kLineLanes] = {};          // signals, on each lane
+  uint64_t group = 0;              // in what passes between the processes
+  uint64_t sent[kLineLanes] = {};  // signals, on each lane
 };
 
 // What has gone to other hosts, since the group was made.
@@ -48,8 +48,8 @@ struct PeerState {
 // Some functions are virtual so that tests can break them and check that the break is noticed.
 class Transport {
  public:
-  // `here`: the ranks of this host, this one among them. All others are `others`, which may be none.
-  // The mappings outlive the transport.
+  // `here`: the ranks of this host, this one among them. All others are `others`, which may be
+  // none. The mappings outlive the transport.
   Transport(Rank rank, std::vector<ShmPeer> here, std::unique_ptr<Others> others = nullptr);
   virtual ~Transport() = default;
 
@@ -92,7 +92,7 @@ class Transport {
     Line& line = peer->segment.line(place(rank_), lane, half);
     line.stamp.store(stamp, std::memory_order_relaxed);  // ordered by the store of count
     // Partner: arrived(), and Doorbell::sleep.
-    line.count.store(++peer->sent[lane], std::memory_order_seq_cst);
+    line.count.store(++sent(to, lane), std::memory_order_seq_cst);
     peer->doorbell.notify(kSignalNews);
   }
   virtual uint64_t arrived(Rank from, int lane, int half) {
@@ -138,6 +138,9 @@ class Transport {
                                            std::memory_order_release);  // partner: state()
   }
   PeerState state(Rank rank, Board board);
+  bool has_spoken(Rank rank) const {
+    return header_of(rank) != nullptr;
+  }  // of other hosts, not all
   std::optional<Descriptor> descriptor(Rank rank, Board board, uint64_t sequence) {
     const Header* header = header_of(rank);
     return header == nullptr ? std::nullopt : read_board(*header, board, sequence);
@@ -150,12 +153,12 @@ class Transport {
   // Who keeps the operation up that `rank` is in, as far as it knows; and this rank's word of it.
   Blame blame_of(Rank rank) const;
   void blame(const Blame& blame);
-  void ask_for_records();                // every rank is to write its flight records
-  uint64_t times_asked();                // by any rank; tells others what is new
-  bool connection_lost(Rank rank);       // it is gone, with or without goodbye
-  std::string condition(Rank rank);      // "alive", "stopped by a signal"
-  std::string loss(Rank rank);           // of a connection that is lost: why
-  void leave();                          // goodbye
+  void ask_for_records();            // every rank is to write its flight records
+  uint64_t times_asked();            // by any rank; tells others what is new
+  bool connection_lost(Rank rank);   // it is gone, with or without goodbye
+  std::string condition(Rank rank);  // "alive", "stopped by a signal"
+  std::string loss(Rank rank);       // of a connection that is lost: why
+  void leave();                      // goodbye
   // For a forked child: closes the sockets that would keep this rank looking alive. Touches no
   // shared memory.
   void forget();
@@ -193,9 +196,11 @@ class Transport {
     if (remote.first_use()) used_.push_back(&remote);
     return remote;
   }
-  void tell_remotes(const std::function<void(RemotePeer&)>& tell);
+  uint64_t& sent(Rank to, int lane) { return peer(to).sent[lane]; }  // to one of this host
 
  private:
+  void tell_remotes(const std::function<void(RemotePeer&)>& tell);
+
   struct Part {
     const Segment& segment;
     int place;  // of the writer
@@ -226,8 +231,8 @@ class Transport {
   }
 
   const Rank rank_;
-  std::vector<ShmPeer> here_;     // the ranks of this host
-  std::vector<ShmPeer*> peers_;   // by rank; null: of another host
+  std::vector<ShmPeer> here_;    // the ranks of this host
+  std::vector<ShmPeer*> peers_;  // by rank; null: of another host
   Segment own_;
   std::atomic<bool> passed_on_{false};  // the first failure of which this rank was told
   std::unique_ptr<Others> others_;      // null: there are none
