@@ -72,7 +72,10 @@ class WideRank {
       config.places = places_here;
     }
     Runtime::get().configure(config);
-    note("start", {});  // what the program has of its own
+    Footprint measured;
+    measured.begin[0] = board_.began;
+    measured.end[0] = now_seconds();
+    note("start", measured);  // what the program has of its own
     if (options_.nofile > 0) limit_to(RLIMIT_NOFILE, options_.nofile);
     if (options_.room_mib > 0) {
       limit_to(RLIMIT_AS, footprint_now().vm_bytes + (options_.room_mib << 20));
