@@ -16,7 +16,7 @@ inline constexpr const char* kWideUsage =
   --timeout S      of the group (60); --deadline S of the whole program (120)
   --sizes B,C      bytes of messages (8,4096,262144); --calls N in each of three batches (3)
   --random N       so many random collectives more; --seed S draws them, and groups
-  --no-checks      leaves the collectives out
+  --only X,Y       these collectives, and `messages`; --no-checks: none
 
 Then one of these, or none:
   --kill R         rank R is killed in a loop of all_reduces
@@ -38,6 +38,7 @@ struct WideOptions {
   bool tcp = false, checks = true;
   double timeout = 60, deadline = 120;
   std::vector<uint64_t> sizes{8, 4096, 262144};
+  std::vector<std::string> only;  // none: all
   int calls = 3;
   uint64_t random = 0, seed = 1;
   std::string scenario;  // without dashes
@@ -47,6 +48,9 @@ struct WideOptions {
   int store_delay_ms = 0;
   Rank store_loss = -1;
 
+  bool checked(const std::string& name) const {
+    return only.empty() || std::ranges::find(only, name) != only.end();
+  }
   bool is(const std::string& name) const { return scenario == name; }
   bool chosen(const std::string& name, Rank rank) const { return is(name) && value == rank; }
 };
@@ -64,6 +68,7 @@ inline WideOptions parse_wide(int argc, char** argv) {
       {"--ranks", [&](const auto& v) { options.ranks = std::stoi(v); }},
       {"--hosts", [&](const auto& v) { options.hosts = split(v); }},
       {"--local", [&](const auto& v) { options.local = std::stoi(v); }},
+      {"--only", [&](const auto& v) { options.only = split(v); }},
       {"--timeout", [&](const auto& v) { options.timeout = std::stod(v); }},
       {"--deadline", [&](const auto& v) { options.deadline = std::stod(v); }},
       {"--calls", [&](const auto& v) { options.calls = std::stoi(v); }},

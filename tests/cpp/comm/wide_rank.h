@@ -111,12 +111,14 @@ class WideRank {
   void check_all() {
     for (int i = 0; i < kCollectives; ++i) {
       const auto collective = static_cast<Collective>(i);
+      if (!options_.checked(to_string(collective))) continue;
       for (const uint64_t bytes : options_.sizes) {
         check(collective, bytes);
         if (collective == Collective::kBarrier) break;
       }
     }
     for (const uint64_t bytes : options_.sizes) {
+      if (!options_.checked("messages")) break;
       stage(str("messages/", bytes), 1, [&](int) {
         for (const int step : {1, options_.ranks / 2}) exchange_messages(*group_, step, bytes);
       });

@@ -1,0 +1,142 @@
+"""Starts the program `wide` (tests/cpp/comm/wide.cc): hundreds of ranks without torch.
+
+    python -m lab.wide build/plain/bin/wide 32 8 --kill 3     on 32 hosts of 8 ranks; 0: on this one
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from lab.hosts import Hosts
+from lab.limits import limit
+
+Text = dict[str, Any]
+
+
+class Answer(NamedTuple):
+    """What the program told: by rank, or the median and the most of all ranks."""
+
+    body: dict[str, Any]
+
+    @property
+    def ok(self) -> bool:
+        """Whether all ranks did what the scenario asks for."""
+        return bool(self.body["ok"])
+
+    @property
+    def errors(self) -> list[Text]:
+        """Each error that had not to come, and its ranks."""
+        return list(self.body["errors"])
+
+    @property
+    def heard(self) -> list[Text]:
+        """The same of errors that had to come."""
+        return list(self.body["heard"])
+
+    def most(self, name: str, stage: str | None = None) -> float:
+        """The highest figure of all ranks."""
+        return float((self.stage(stage) if stage else self.body)[name]["most"])
+
+    def stage(self, name: str) -> dict[str, Any]:
+        """One stage's figures."""
+        (found,) = (stage for stage in self.body["stages"] if stage["name"] == name)
+        return dict(found)
+
+    @property
+    def stages(self) -> list[str]:
+        return [stage["name"] for stage in self.body["stages"]]
+
+    def brief(self) -> str:
+        """What a failed test shows."""
+        whole = {key: value for key, value in self.body.items() if key != "stages"}
+        return json.dumps({**whole, "stages": self.stages}, indent=1)[:6000]
+
+
+def run(
+    program: Path,
+    *words: object,
+    hosts: Hosts | None = None,
+    local: int = 1,
+    ranks: int = 4,
+    seconds: float = 60,
+    meanwhile: Callable[[], object] | None = None,
+) -> Answer:
+    """Run it with these options; on `hosts`, each with `local` ranks, or with `ranks` on this one.
+
+    `meanwhile` is called over and over while the ranks loop, once they all do.
+    """
+    command = [program, "--deadline", limit(seconds)]
+    if hosts is None:
+        command += ["--ranks", ranks]
+    else:
+        command += ["--hosts", ",".join(hosts.namespaces), "--local", local]
+    process = subprocess.Popen(
+        [str(word) for word in [*command, *words]],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    # It ends by its own deadline; this is for the case that it hangs itself.
+    guard = threading.Timer(limit(seconds) + limit(10), process.kill)
+    guard.start()
+    try:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        lines = ""
+        for line in process.stdout:
+            lines += line
+            if line == "looping\n" and meanwhile is not None:
+                over(process, meanwhile)
+        told = process.stderr.read()
+        process.wait()
+    finally:
+        guard.cancel()
+        process.kill()
+        process.wait()
+    found = [line for line in lines.splitlines() if line.startswith("{")]
+    assert found, f"it ended with {process.returncode} and told no result: {told}"
+    return Answer(json.loads(found[-1]))
+
+
+def over(process: subprocess.Popen[str], meanwhile: Callable[[], object]) -> None:
+    """Call it until the program has something more to tell, which is its end."""
+    thread = threading.Thread(target=repeat, args=(process, meanwhile))
+    thread.start()
+
+
+def repeat(process: subprocess.Popen[str], meanwhile: Callable[[], object]) -> None:
+    while process.poll() is None:
+        meanwhile()
+
+
+def table(answer: Answer) -> Iterator[str]:
+    """What a rank cost after each stage, at most."""
+    names = ["rss_bytes", "vm_bytes", "descriptors", "mappings", "threads", "connections"]
+    names += ["requests", "store_bytes", "switches"]
+    yield f"{'':24} {'seconds':>10} " + " ".join(f"{name:>12}" for name in names)
+    for stage in answer.body["stages"]:
+        figures = " ".join(f"{stage[name]['most']:12}" for name in names)
+        yield f"{stage['name']:24} {stage['seconds']:10.6f} {figures}"
+
+
+def main(words: list[str]) -> int:
+    program, count, local, *rest = words
+    if int(count) == 0:
+        answer = run(Path(program), *rest, ranks=int(local))
+    else:
+        with Hosts(int(count)) as hosts:
+            answer = run(Path(program), *rest, hosts=hosts, local=int(local))
+    print("\n".join(table(answer)))
+    print(answer.brief())
+    return 0 if answer.ok else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
