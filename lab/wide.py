@@ -54,8 +54,15 @@ class Answer(NamedTuple):
 
     def brief(self) -> str:
         """What a failed test shows."""
-        whole = {key: value for key, value in self.body.items() if key != "stages"}
-        return json.dumps({**whole, "stages": self.stages}, indent=1)[:6000]
+        lines = [f"{self.body['ranks']} ranks, ok: {self.ok}, stages: {', '.join(self.stages)}"]
+        for name in ("heard_after", "left_after", "longest", "total", "count", "loops"):
+            lines.append(f"{name}: {self.body[name]['median']:.6g}, at most {self.most(name):.6g}")
+        for name in ("errors", "heard"):
+            for one in self.body[name]:
+                ranks = one["ranks"]
+                some = f"{ranks[:4]} and {len(ranks) - 4} more" if len(ranks) > 4 else ranks
+                lines.append(f"{name}: ranks {some}: {one['text'][:500]}")
+        return "\n".join(lines)
 
 
 def run(
@@ -118,7 +125,7 @@ def repeat(process: subprocess.Popen[str], meanwhile: Callable[[], object]) -> N
 
 def table(answer: Answer) -> Iterator[str]:
     """What a rank cost after each stage, at most."""
-    names = ["rss_bytes", "vm_bytes", "descriptors", "mappings", "threads", "connections"]
+    names = ["rss_bytes", "pss_bytes", "vm_bytes", "descriptors", "mappings", "threads", "connections"]
     names += ["requests", "store_bytes", "switches"]
     yield f"{'':24} {'seconds':>10} " + " ".join(f"{name:>12}" for name in names)
     for stage in answer.body["stages"]:

@@ -15,8 +15,6 @@ namespace {
 constexpr uint64_t kLeastMemory = uint64_t{1536} << 20;   // that the machine keeps
 constexpr auto kAfterFailure = std::chrono::seconds(60);  // for the others, to tell their errors
 
-uint64_t memory_left() { return 1024 * number_in("/proc/meminfo", "MemAvailable:"); }
-
 class Parent {
  public:
   explicit Parent(const WideOptions& options)
@@ -35,14 +33,12 @@ class Parent {
       if (deadline.passed()) end_all("did not end in time");
       if (board_.broken && !failed_) failed_.emplace(kAfterFailure);
       if (failed_ && failed_->passed()) end_all("did not end after another rank had failed");
-      const uint64_t left = memory_left();
-      least_memory_ = std::min(least_memory_, left);
+      const uint64_t left = 1024 * number_in("/proc/meminfo", "MemAvailable:");
       if (left < kLeastMemory) end_all("was ended since this machine lacks memory");
       act();
       ::usleep(5000);
     }
-    const uint64_t used = first_memory_ - std::min(first_memory_, least_memory_);
-    std::printf("%s\n", Report(options_, board_).text(ends_, used).c_str());
+    std::printf("%s\n", Report(options_, board_).text(ends_).c_str());
     return std::ranges::all_of(ends_, [](const auto& end) { return end.empty(); }) ? 0 : 1;
   }
 
@@ -118,8 +114,6 @@ class Parent {
   std::vector<std::string> ends_;  // see Report
   bool acted_ = false;
   std::optional<Deadline> failed_;  // from the first error on
-  const uint64_t first_memory_ = memory_left();
-  uint64_t least_memory_ = first_memory_;
 };
 
 int run(int argc, char** argv) {

@@ -27,8 +27,8 @@ struct Footprint {
   char name[40] = "";
   int calls = 1;                                // of each batch
   std::array<double, kBatches> begin{}, end{};  // of batches, one at least
-  uint64_t vm_bytes = 0, rss_bytes = 0, descriptors = 0, mappings = 0, threads = 0;
-  uint64_t connections = 0;  // of TCP, that are up
+  uint64_t vm_bytes = 0, rss_bytes = 0, pss_bytes = 0, descriptors = 0, mappings = 0, threads = 0;
+  uint64_t connections = 0;  // of TCP, that are up; pss: shared pages count in part
   uint64_t requests = 0, store_bytes = 0;
   uint64_t switches = 0;  // voluntary, of all its threads
 };

@@ -47,6 +47,7 @@ inline Footprint footprint_now() {
   const std::string status = "/proc/self/status";
   found.vm_bytes = 1024 * number_in(status, "VmSize:");
   found.rss_bytes = 1024 * number_in(status, "VmRSS:");
+  found.pss_bytes = 1024 * number_in("/proc/self/smaps_rollup", "Pss:");
   found.threads = number_in(status, "Threads:");
   found.mappings = lines_in("/proc/self/maps");
   std::vector<int> descriptors;

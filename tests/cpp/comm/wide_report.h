@@ -33,9 +33,8 @@ class Report {
  public:
   Report(const WideOptions& options, Board& board) : options_(options), board_(board) {}
 
-  // How each rank's process ended, in words; "" where it ended as it should. And how much less
-  // memory the machine had at the worst moment than before.
-  std::string text(const std::vector<std::string>& ends, uint64_t machine_bytes) {
+  // How each rank's process ended, in words; "" where it ended as it should.
+  std::string text(const std::vector<std::string>& ends) {
     std::map<std::string, std::vector<Rank>> errors, heard;
     bool good = true;
     for (Rank rank = 0; rank < options_.ranks; ++rank) {
@@ -48,8 +47,8 @@ class Report {
     }
     if (errors.size() > 1) errors.erase("another rank has failed");
     return str("{\"ranks\": ", options_.ranks, ", \"ok\": ", good ? "true" : "false",
-               ", \"machine_bytes\": ", machine_bytes, ", \"errors\": ", texts(errors),
-               ", \"heard\": ", texts(heard), ", \"heard_after\": ", of_all(&Seat::heard_after),
+               ", \"errors\": ", texts(errors), ", \"heard\": ", texts(heard),
+               ", \"heard_after\": ", of_all(&Seat::heard_after),
                ", \"left_after\": ", of_all(&Seat::left_after),
                ", \"longest\": ", of_all(&Seat::longest), ", \"total\": ", of_all(&Seat::total),
                ", \"count\": ", of_all(&Seat::count), ", \"loops\": ", loops(),
@@ -111,6 +110,7 @@ class Report {
     };
     add("vm_bytes", &Footprint::vm_bytes);
     add("rss_bytes", &Footprint::rss_bytes);
+    add("pss_bytes", &Footprint::pss_bytes);
     add("descriptors", &Footprint::descriptors);
     add("mappings", &Footprint::mappings);
     add("threads", &Footprint::threads);
