@@ -1,6 +1,6 @@
 """Starts the program `wide` (tests/cpp/comm/wide.cc): hundreds of ranks without torch.
 
-    python -m lab.wide build/plain/bin/wide 32 8 --kill 3     on 32 hosts of 8 ranks; 0: on this one
+python -m lab.wide build/plain/bin/wide 32 8 --kill 3     on 32 hosts of 8 ranks; 0: on this one
 """
 
 from __future__ import annotations
@@ -125,7 +125,15 @@ def repeat(process: subprocess.Popen[str], meanwhile: Callable[[], object]) -> N
 
 def table(answer: Answer) -> Iterator[str]:
     """What a rank cost after each stage, at most."""
-    names = ["rss_bytes", "pss_bytes", "vm_bytes", "descriptors", "mappings", "threads", "connections"]
+    names = [
+        "rss_bytes",
+        "pss_bytes",
+        "vm_bytes",
+        "descriptors",
+        "mappings",
+        "threads",
+        "connections",
+    ]
     names += ["requests", "store_bytes", "switches"]
     yield f"{'':24} {'seconds':>10} " + " ".join(f"{name:>12}" for name in names)
     for stage in answer.body["stages"]:

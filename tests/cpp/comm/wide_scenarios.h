@@ -197,7 +197,7 @@ inline void idle(WideRank& one) {
   std::this_thread::sleep_for(std::chrono::seconds(1));
   const uint64_t before = voluntary_switches();
   const double begin = now_seconds();
-  std::this_thread::sleep_for(std::chrono::seconds(3));
+  std::this_thread::sleep_for(std::chrono::seconds(2));
   one.seat().total = static_cast<double>(voluntary_switches() - before) / (now_seconds() - begin);
   one.gate();
   for (const auto& group : groups) group->shutdown();
