@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,6 +24,7 @@ class Answer(NamedTuple):
     """What the program told: by rank, or the median and the most of all ranks."""
 
     body: dict[str, Any]
+    log: str  # what the ranks logged
 
     @property
     def ok(self) -> bool:
@@ -62,7 +64,8 @@ class Answer(NamedTuple):
                 ranks = one["ranks"]
                 some = f"{ranks[:4]} and {len(ranks) - 4} more" if len(ranks) > 4 else ranks
                 lines.append(f"{name}: ranks {some}: {one['text'][:500]}")
-        return "\n".join(lines)
+        log = self.log.splitlines()
+        return "\n".join([*lines, f"{len(log)} lines of log", *log[:4]])
 
 
 def run(
@@ -83,11 +86,12 @@ def run(
         command += ["--ranks", ranks]
     else:
         command += ["--hosts", ",".join(hosts.namespaces), "--local", local]
+    told = tempfile.TemporaryFile("w+")  # the ranks' log: no pipe, which would fill  # noqa: SIM115
     process = subprocess.Popen(
         [str(word) for word in [*command, *words]],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        stderr=told,
         text=True,
     )
     # It ends by its own deadline; this is for the case that it hangs itself.
@@ -95,21 +99,22 @@ def run(
     guard.start()
     try:
         assert process.stdout is not None
-        assert process.stderr is not None
         lines = ""
         for line in process.stdout:
             lines += line
             if line == "looping\n" and meanwhile is not None:
                 over(process, meanwhile)
-        told = process.stderr.read()
         process.wait()
     finally:
         guard.cancel()
         process.kill()
         process.wait()
+    with told:
+        told.seek(0)
+        log = told.read()
     found = [line for line in lines.splitlines() if line.startswith("{")]
-    assert found, f"it ended with {process.returncode} and told no result: {told}"
-    return Answer(json.loads(found[-1]))
+    assert found, f"it ended with {process.returncode} and told no result: {log[-2000:]}"
+    return Answer(json.loads(found[-1]), log)
 
 
 def over(process: subprocess.Popen[str], meanwhile: Callable[[], object]) -> None:

@@ -24,7 +24,7 @@ inline double now_seconds() {
 // it.
 struct Footprint {
   static constexpr size_t kBatches = 3;
-  char name[40] = "";
+  char name[40] = "", algorithm[16] = "";
   int calls = 1;                                // of each batch
   std::array<double, kBatches> begin{}, end{};  // of batches, one at least
   uint64_t vm_bytes = 0, rss_bytes = 0, pss_bytes = 0, descriptors = 0, mappings = 0, threads = 0;

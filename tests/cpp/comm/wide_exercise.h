@@ -18,7 +18,7 @@ class Exercise {
  public:
   // `bytes`: the message, or all shards together; each rank has one element at least.
   Exercise(Collective collective, uint64_t bytes, int size, Rank rank, Rank root)
-      : size_(size), rank_(rank), weights_(0) {
+      : rank_(rank), weights_(0) {
     for (Rank each = 0; each < size; ++each) weights_ += weight(each);
     what_.collective = collective;
     what_.dtype = DType::kInt32;
@@ -56,7 +56,7 @@ class Exercise {
               ", not ", wanted(i));
     }
   }
-  uint64_t result_bytes() const { return 4 * output_.size(); }
+  const Operation& operation() const { return what_; }
 
  private:
   bool is_root() const { return rank_ == what_.root; }
@@ -117,7 +117,6 @@ class Exercise {
     return 0;
   }
 
-  const int size_;
   const Rank rank_;
   uint32_t weights_;
   uint64_t whole_ = 0, shard_ = 0;  // elements

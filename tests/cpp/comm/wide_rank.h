@@ -197,6 +197,9 @@ class WideRank {
         name, options_.calls, [&](int calls) { exercise.run(*group_, calls); },
         Footprint::kBatches);
     exercise.check();
+    Footprint& measured = seat_.footprints[static_cast<size_t>(seat_.stages.load()) - 1];
+    std::snprintf(measured.algorithm, sizeof measured.algorithm, "%s",
+                  to_string(group_->algorithm_of(exercise.operation())));
   }
 
   void note(const std::string& name, const Footprint& measured) {

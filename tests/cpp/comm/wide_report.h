@@ -101,8 +101,8 @@ class Report {
     std::ranges::sort(batches);
     std::ostringstream out;
     out.precision(12);
-    out << "{\"name\": " << quoted(some[0].name) << ", \"ranks\": " << some.size()
-        << ", \"seconds\": " << batches[batches.size() / 2];
+    out << "{\"name\": " << quoted(some[0].name) << ", \"algorithm\": " << quoted(some[0].algorithm)
+        << ", \"ranks\": " << some.size() << ", \"seconds\": " << batches[batches.size() / 2];
     const auto add = [&](const char* name, uint64_t Footprint::* what) {
       std::vector<uint64_t> values;
       for (const Footprint& one : some) values.push_back(one.*what);
