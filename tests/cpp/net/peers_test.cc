@@ -144,12 +144,10 @@ void liars_by_many_names() {
     const auto hello = Handshake(name.id, contact.id, 0, liar).output();
     require(::send(sockets.back().get(), hello.data(), hello.size(), 0) > 0, "no greeting");
   }
-  const auto bounded = [&] {
-    const Network::Counts counts = one.network.counts();
-    return counts.peers <= kStrangers && counts.sockets <= kStrangers;
-  };
+  const auto asked = [&] { return str(members.asked, " of ", kLiars, " were looked for"); };
+  wait_until([&] { return members.asked == kLiars; }, asked);
   const auto many = [&] { return str(one.network.counts().peers, " peers are kept"); };
-  wait_until([&] { return members.asked == kLiars && bounded(); }, many);
+  require(one.network.counts().sockets <= kStrangers, many());
   Wire& wire = honest.network.reach(contact);
   wire.need();
   wait_until([&] { return wire.condition() == "alive"; },
