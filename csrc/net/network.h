@@ -56,7 +56,6 @@ struct NetworkOptions : ProcessConfig {
   // parked, those first that were used least recently.
   size_t most_connections = 64;
   uint64_t tls_records = TlsSettings::kMostRecords;  // of one connection, see there
-  uint64_t tls_records = TlsSettings::kMostRecords;  // of one connection, see there
 };
 
 class Network {
