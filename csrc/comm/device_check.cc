@@ -4,7 +4,6 @@
 // on is garbage: they signal, and write to windows, as if all were well. So what a peer had not
 // finished by then is lost; and so is what it had, once anybody has begun the operation after next,
 // which uses the same half of all memory.
-#include <algorithm>
 
 #include "comm/device_engine.h"
 

@@ -5,8 +5,6 @@
 // each writes its board before it reads the other's. So neither gets a result.
 #pragma once
 
-#include <deque>
-
 #include "comm/group_state.h"
 #include "comm/staged.h"
 #include "comm/waiter.h"

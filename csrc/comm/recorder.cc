@@ -1,9 +1,7 @@
 #include "comm/recorder.h"
 
 #include <fcntl.h>
-#include <unistd.h>
 
-#include <cstring>
 #include <numeric>
 
 #include "comm/operation.h"
@@ -33,9 +31,9 @@ std::string about(const Recorded& recorded, size_t ranks_at, size_t records_at, 
   char host[256] = {};
   ::gethostname(host, sizeof host - 1);
   return str("{\"version\":2,\"job\":", quoted(recorded.job), ",\"pid\":", ::getpid(),
-             ",\"host\":", quoted(host), ",\"rank\":", recorded.rank,
-             ",\"size\":", recorded.size, ",\"group\":", quoted(recorded.group),
-             ",\"meeting\":", recorded.meeting, ",\"device\":", recorded.device ? "true" : "false",
+             ",\"host\":", quoted(host), ",\"rank\":", recorded.rank, ",\"size\":", recorded.size,
+             ",\"group\":", quoted(recorded.group), ",\"meeting\":", recorded.meeting,
+             ",\"device\":", recorded.device ? "true" : "false",
              ",\"capacity\":", Recorder::kRecords, ",\"record_bytes\":", sizeof(Record),
              ",\"ranks_at\":", ranks_at, ",\"records_at\":", records_at,
              ",\"totals_at\":", totals_at, ",\"waits_at\":", waits_at,

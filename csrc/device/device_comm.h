@@ -5,11 +5,9 @@
 
 #include <algorithm>
 #include <optional>
-#include <span>
 
 #include "device/exports.h"
 #include "plan/shape.h"
-#include "transport/transport.h"
 
 namespace ringcomm::cuda {
 

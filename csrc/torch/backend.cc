@@ -1,7 +1,6 @@
 #include "torch/backend.h"
 
 #include <torch/csrc/utils/pybind.h>
-#include <unistd.h>
 
 #include "torch/errors.h"
 #include "torch/store_adapter.h"

@@ -8,12 +8,8 @@
 #include <set>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
-#include "base/mutex.h"
-#include "comm/communicator.h"
-#include "torch/call.h"
 #include "torch/device.h"
 #include "torch/options.h"
-#include "torch/work.h"
 #include "transport/socket_store.h"
 
 namespace ringcomm {

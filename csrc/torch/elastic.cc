@@ -2,7 +2,6 @@
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 
-#include "elastic/link.h"
 #include "net/checksum.h"
 #include "torch/backend.h"
 #include "torch/module.h"

@@ -1,5 +1,4 @@
 // Groups that are made without a store: of other ranks in place, and of some of a group's ranks.
-#include <algorithm>
 
 #include "net/handshake.h"
 #include "torch/backend.h"

@@ -5,7 +5,6 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <c10/util/hash.h>
 
-#include "base/error.h"
 #include "torch/options.h"
 
 namespace ringcomm {

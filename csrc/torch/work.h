@@ -5,10 +5,7 @@
 #include <ATen/core/ivalue.h>
 
 #include <functional>
-#include <torch/csrc/distributed/c10d/Work.hpp>
-#include <utility>
 
-#include "comm/communicator.h"
 #include "torch/call.h"
 
 namespace ringcomm {
