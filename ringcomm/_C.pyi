@@ -371,7 +371,9 @@ def dequantize(
 
 # ---- the core, for the benchmarks and the tests
 
-def copy_seconds(bytes: int, past_caches: bool, passes: int) -> list[float]: ...
+def copy(to: torch.Tensor, source: torch.Tensor, past_caches: bool, /) -> None:
+    """Copy in steps, as plans do, between contiguous tensors on the CPU of the same size."""
+
 def plan(
     shape: tuple[int, int, int, int, int, int, list[int], list[int], list[int], str, list[str]],
     rank: int,

@@ -6,7 +6,6 @@
 #include <unistd.h>
 
 #include <cstddef>
-#include <utility>
 
 #include "base/error.h"
 

@@ -2,6 +2,8 @@
 // level; by default warnings and errors are shown.
 #pragma once
 
+#include <unistd.h>
+
 #include <cstdint>
 
 #include "base/error.h"
@@ -25,7 +27,12 @@ class Logger {
   }
 
  private:
-  void write(const char* level, const std::string& text) const;
+  // One write call, so that lines of several ranks on one terminal do not mix.
+  void write(const char* level, const std::string& text) const {
+    const std::string by = who_.empty() ? "" : " " + who_;
+    const std::string line = str("ringcomm ", level, by, ": ", text, "\n");
+    [[maybe_unused]] const auto written = ::write(STDERR_FILENO, line.data(), line.size());
+  }
   LogLevel level_ = LogLevel::kWarning;
   std::string who_;
 };

@@ -3,6 +3,7 @@
 // waits drops them, or a worker that has nothing to drive.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <functional>
 #include <memory>
@@ -17,8 +18,21 @@ class DeferredRelease {
   using Over = std::function<bool()>;
 
   // Kept until it is `over`, if that is given. True when it was empty.
-  bool put(std::shared_ptr<void> thing, Over over = nullptr);
-  void clear();  // drops the things that are over
+  bool put(std::shared_ptr<void> thing, Over over = nullptr) {
+    const Lock lock(mutex_);
+    kept_.push_back({std::move(thing), std::move(over)});
+    return !filled_.exchange(true, std::memory_order_relaxed);
+  }
+  void clear() {  // drops the things that are over
+    if (!filled()) return;
+    std::vector<Kept> over;  // goes after the lock
+    const Lock lock(mutex_);
+    const auto rest = std::stable_partition(
+        kept_.begin(), kept_.end(), [](const Kept& kept) { return kept.over && !kept.over(); });
+    over.assign(std::make_move_iterator(rest), std::make_move_iterator(kept_.end()));
+    kept_.erase(rest, kept_.end());
+    filled_.store(!kept_.empty(), std::memory_order_relaxed);
+  }
   bool filled() const { return filled_.load(std::memory_order_relaxed); }
 
  private:

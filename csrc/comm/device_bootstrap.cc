@@ -1,6 +1,5 @@
 // How the ranks of a DeviceEngine meet: at its first operation, or two of them at their first
 // message.
-#include <algorithm>
 
 #include "comm/device_engine.h"
 #include "comm/runtime.h"

@@ -55,12 +55,4 @@ void DeviceEngine::meet_at(uint64_t sequence, const Deadline& deadline, const st
   });
 }
 
-// A rank that is gone comes to no replay.
-void DeviceEngine::check_replay() const {
-  if (!watched() || own_.replaying().load(std::memory_order_seq_cst) == 0) return;
-  for (Rank peer = 0; peer < state_.size(); ++peer) {
-    if (peer != state_.rank()) diagnosis_.check_partner(peer, "the replay of a CUDA graph");
-  }
-}
-
 }  // namespace ringcomm

@@ -4,7 +4,6 @@
 // on is garbage: they signal, and write to windows, as if all were well. So what a peer had not
 // finished by then is lost; and so is what it had, once anybody has begun the operation after next,
 // which uses the same half of all memory.
-#include <algorithm>
 
 #include "comm/device_engine.h"
 
@@ -211,7 +210,10 @@ void DeviceEngine::check_operations() {
     if (!owed()) release_now();
     return;
   }
-  check_replay();
+  const bool replays = watched() && own_.replaying().load(std::memory_order_seq_cst) != 0;
+  for (Rank peer = 0; replays && peer < state_.size(); ++peer) {  // one that is gone comes to none
+    if (peer != state_.rank()) diagnosis_.check_partner(peer, "the replay of a CUDA graph");
+  }
   // Not of those that have ended meanwhile: a peer may have gone after the last of them.
   for (const Pending& each : rest) {
     if (reached(each.timeline, each.value)) continue;

@@ -1,6 +1,5 @@
 #include "comm/device_engine.h"
 
-#include <algorithm>
 #include <ranges>
 #include <thread>
 

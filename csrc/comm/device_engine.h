@@ -5,8 +5,6 @@
 // each writes its board before it reads the other's. So neither gets a result.
 #pragma once
 
-#include <deque>
-
 #include "comm/group_state.h"
 #include "comm/staged.h"
 #include "comm/waiter.h"
@@ -189,7 +187,6 @@ class DeviceEngine final : public Engine {
       RINGCOMM_REQUIRES(enqueue_mutex_);
   void meet_at(uint64_t sequence, const Deadline& deadline, const std::string& asked)
       RINGCOMM_REQUIRES(enqueue_mutex_);
-  void check_replay() const;
   void check_pending(const Pending& pending);
   void check_message(const Pending& pending) const;
   cuda::Area area_of(Rank peer) const {

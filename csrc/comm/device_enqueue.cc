@@ -1,6 +1,5 @@
 // The calls of a DeviceEngine: on the devices where the ranks reach one another there, else through
 // memory of the host.
-#include <algorithm>
 
 #include "comm/device_engine.h"
 

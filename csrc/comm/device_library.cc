@@ -1,8 +1,6 @@
 // Finds and opens the library for devices.
 #include <dlfcn.h>
 
-#include <mutex>
-
 #include "comm/device_engine.h"
 #include "comm/runtime.h"
 

@@ -14,13 +14,11 @@
 #include <list>
 #include <unordered_map>
 
-#include "base/mutex.h"
 #include "comm/operation.h"
 #include "comm/paces.h"
 #include "comm/recorder.h"
 #include "comm/request.h"
 #include "plan/spans.h"
-#include "transport/transport.h"
 
 namespace ringcomm {
 

@@ -1,6 +1,4 @@
 // Mailbox: matches messages with receives.
-#include <algorithm>
-#include <cstring>
 
 #include "comm/mailbox.h"
 

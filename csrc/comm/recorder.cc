@@ -1,9 +1,7 @@
 #include "comm/recorder.h"
 
 #include <fcntl.h>
-#include <unistd.h>
 
-#include <cstring>
 #include <numeric>
 
 #include "comm/operation.h"
@@ -25,21 +23,17 @@ std::string names(int count, std::initializer_list<const char*> more = {}) {
   std::vector<std::string> all;
   for (int i = 0; i < count; ++i) all.push_back(quoted(to_string(static_cast<Value>(i))));
   for (const char* name : more) all.push_back(quoted(name));
-  return str('[', joined(all, [](const std::string& name) { return name; }), ']');
-}
-
-std::string host_name() {
-  char name[256] = {};
-  ::gethostname(name, sizeof name - 1);
-  return name;
+  return str('[', joined(all), ']');
 }
 
 std::string about(const Recorded& recorded, size_t ranks_at, size_t records_at, size_t totals_at,
                   size_t waits_at) {
+  char host[256] = {};
+  ::gethostname(host, sizeof host - 1);
   return str("{\"version\":2,\"job\":", quoted(recorded.job), ",\"pid\":", ::getpid(),
-             ",\"host\":", quoted(host_name()), ",\"rank\":", recorded.rank,
-             ",\"size\":", recorded.size, ",\"group\":", quoted(recorded.group),
-             ",\"meeting\":", recorded.meeting, ",\"device\":", recorded.device ? "true" : "false",
+             ",\"host\":", quoted(host), ",\"rank\":", recorded.rank, ",\"size\":", recorded.size,
+             ",\"group\":", quoted(recorded.group), ",\"meeting\":", recorded.meeting,
+             ",\"device\":", recorded.device ? "true" : "false",
              ",\"capacity\":", Recorder::kRecords, ",\"record_bytes\":", sizeof(Record),
              ",\"ranks_at\":", ranks_at, ",\"records_at\":", records_at,
              ",\"totals_at\":", totals_at, ",\"waits_at\":", waits_at,

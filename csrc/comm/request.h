@@ -3,8 +3,6 @@
 
 #include <atomic>
 #include <exception>
-#include <functional>
-#include <utility>
 
 #include "base/deadline.h"
 #include "base/log.h"

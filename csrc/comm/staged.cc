@@ -1,8 +1,5 @@
 #include "comm/staged.h"
 
-#include <bit>
-#include <cstring>
-
 #include "comm/communicator.h"
 
 namespace ringcomm {

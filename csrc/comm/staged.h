@@ -4,14 +4,7 @@
 // engines of both.
 #pragma once
 
-#include <atomic>
-#include <deque>
-#include <functional>
-#include <vector>
-
-#include "base/mutex.h"
 #include "comm/mailbox.h"
-#include "comm/operation.h"
 #include "device/api.h"
 
 namespace ringcomm {

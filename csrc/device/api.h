@@ -7,9 +7,7 @@
 
 #include <array>
 #include <memory>
-#include <span>
 
-#include "base/error.h"
 #include "base/fd.h"
 #include "device/kernel_args.h"
 

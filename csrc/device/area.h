@@ -7,8 +7,6 @@
 
 #include <atomic>
 #include <concepts>
-#include <cstddef>
-#include <cstdint>
 
 #include "device/api.h"
 

@@ -1,11 +1,6 @@
 // The ranks of a subgroup meet, so that they reach one another's device memory, and part again.
 #include "device/device_comm.h"
 
-#include <unistd.h>
-
-#include <algorithm>
-#include <cstring>
-
 namespace ringcomm::cuda {
 namespace {
 

@@ -3,12 +3,11 @@
 // calls to a device go through the table of functions (api.h).
 #pragma once
 
+#include <algorithm>
 #include <optional>
-#include <span>
 
 #include "device/exports.h"
 #include "plan/shape.h"
-#include "transport/transport.h"
 
 namespace ringcomm::cuda {
 
@@ -136,11 +135,42 @@ class DeviceComm {
   void copy(Stream stream, std::byte* to, const std::byte* from, uint64_t bytes);
   void copy(Stream stream, const Spans& to, uint64_t at, const Spans& from, uint64_t first,
             uint64_t bytes);
-  // Kernels for several ranks.
-  struct Piece;
-  struct Share;
-  struct Served;
-  struct Handover;
+
+  // ---- kernels for several ranks: operands.cc makes a hand-over, and handover.cc runs it
+
+  // Bytes of an operand that is staged: `unit` of them in each round, at that place in a window.
+  struct Piece {
+    const Spans* spans;
+    uint64_t first, length;
+    uint64_t unit;
+    std::byte* window;
+  };
+  struct Share {  // what this rank gives a leader
+    Rank leader;
+    LeaderSlot slot;
+    uint64_t rounds;
+
+    bool staged() const { return slot.staged != 0; }
+  };
+  struct Served {  // what a kernel of this rank does
+    LeaderArgs args{};
+    std::array<uint64_t, kMostRanks> rounds{};  // of what each rank gives it, and of its own
+  };
+  struct Handover {
+    bool messages = false;
+    std::vector<Share> shares;
+    std::vector<Served> served;
+    std::vector<Piece> in, out;
+
+    int ready() const { return messages ? kSentLane : kReadyLane; }
+    int done() const { return messages ? kTakenLane : kDoneLane; }
+    uint64_t rounds() const {
+      uint64_t most = 0;
+      for (const Share& share : shares) most = std::max(most, share.rounds);
+      for (const Served& each : served) most = std::max(most, std::ranges::max(each.rounds));
+      return most;
+    }
+  };
   const Memory& memory_with(Rank peer, bool messages) const;
   Span region(Rank leader, bool messages) const;
   uint64_t seen_by(Rank leader, const std::byte* mine, bool messages) const;

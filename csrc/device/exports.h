@@ -8,11 +8,8 @@
 // an exporter withdraws what was freed.
 #pragma once
 
-#include <array>
-#include <functional>
 #include <map>
 #include <mutex>
-#include <vector>
 
 #include "device/area.h"
 #include "plan/spans.h"

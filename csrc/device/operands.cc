@@ -1,7 +1,7 @@
 // What the kernels of hand-overs work on: where operands are, or are staged.
 #include <deque>
 
-#include "device/handover.h"
+#include "device/device_comm.h"
 
 namespace ringcomm::cuda {
 namespace {
@@ -10,11 +10,7 @@ constexpr uint64_t kShort = 64 * 1024;  // of messages, in bytes
 
 // With one source it is a copy.
 Reduction copy_of(uint64_t element) {
-  const DType dtype = element == 1   ? DType::kUint8
-                      : element == 2 ? DType::kUint16
-                      : element == 4 ? DType::kUint32
-                                     : DType::kUint64;
-  return {.dtype = dtype, .op = ReduceOp::kBor};
+  return {.dtype = unsigned_of(std::min<uint64_t>(element, 8)), .op = ReduceOp::kBor};
 }
 
 // Whose inputs a kernel reads, and whose outputs it writes.

@@ -30,8 +30,8 @@ void Decree::hear(int from, const Slip& slip, Clock::time_point now) {
   consider(now);
 }
 
-Witness Decree::answer(const Witness& before, const Request& request) {
-  Witness after = before;
+Slip Decree::answer(const Slip& before, const Request& request) {
+  Slip after = before;
   if (request.ballot < before.promised) return after;
   after.promised = request.ballot;
   if (request.accept) {

@@ -27,13 +27,6 @@ struct DecreeRules {
   bool voted = true;        // a step counts when every member has voted for it
 };
 
-// The witness: an acceptor that the store keeps.
-struct Witness {
-  uint64_t promised = 0, accepted = 0;
-  Decision value;
-  bool operator==(const Witness&) const = default;
-};
-
 class Decree {
  public:
   static constexpr auto kPatience = std::chrono::milliseconds(200);
@@ -81,9 +74,10 @@ class Decree {
     if (!wants_witness_ || decision_) return std::nullopt;
     return Request{slip_.ballot, slip_.proposes, slip_.proposal};
   }
-  // The witness's answer to a request. The store replaces `before` by the result at one stroke.
-  static Witness answer(const Witness& before, const Request& request);
-  void hear_witness(const Witness& witness, Clock::time_point now) {
+  // The witness is an acceptor whose slip the store keeps. This is its answer to a request: the
+  // store replaces `before` by the result at one stroke.
+  static Slip answer(const Slip& before, const Request& request);
+  void hear_witness(const Slip& witness, Clock::time_point now) {
     witness_ = witness;
     consider(now);
   }
@@ -117,7 +111,7 @@ class Decree {
   std::vector<Slip> heard_;  // by rank; this member's own is slip_
   Members dead_, suspected_, left_;
   Members doubters_;  // they hold this member for gone, and may have gone on without it
-  Witness witness_;
+  Slip witness_;
   uint64_t highest_ = 0;           // ballot seen
   Clock::time_point quiet_since_;  // no higher one has been
   bool wants_witness_ = false;

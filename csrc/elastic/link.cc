@@ -111,7 +111,7 @@ Links::Links(Neighbours& neighbours, const std::string& run)
       page_(*reinterpret_cast<SlipPage*>(neighbours.notice())),
       bell_(neighbours.bell()) {}
 
-void Links::adopt(const Transport& transport, const Slip& slip) {
+void Links::adopt(const Transport& transport, const Decree& decree) {
   links_.clear();  // a wire has one of them at a time
   links_.resize(static_cast<size_t>(transport.size()));
   for (Rank rank = 0; rank < transport.size(); ++rank) {
@@ -123,11 +123,11 @@ void Links::adopt(const Transport& transport, const Slip& slip) {
     }
   }
   shown_.clear();
-  show(slip);
+  show(decree);
 }
 
-void Links::keep(const std::vector<Rank>& ranks, size_t guests, const Slip& slip) {
-  show(slip);
+void Links::keep(const std::vector<Rank>& ranks, size_t guests, const Decree& decree) {
+  show(decree);
   auto others = std::exchange(links_, {});
   links_.resize(ranks.size() + guests);
   for (size_t i = 0; i < ranks.size(); ++i) {
@@ -136,11 +136,11 @@ void Links::keep(const std::vector<Rank>& ranks, size_t guests, const Slip& slip
   }
 }
 
-void Links::show(const Slip& slip) {
-  auto bytes = to_bytes(slip);
+void Links::show(const Decree& decree) {
+  auto bytes = to_bytes(decree.slip());
   if (bytes == shown_) return;
   shown_ = std::move(bytes);
-  epoch_ = slip.epoch;
+  epoch_ = decree.slip().epoch;
   page_.write(shown_);
   for (const auto& link : links_) {
     if (link) link->show(shown_);

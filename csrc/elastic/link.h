@@ -136,14 +136,14 @@ class Links {
   Links(Neighbours& neighbours, const std::string& run);
 
   // To all ranks of that group.
-  void adopt(const Transport& transport, const Slip& slip);
+  void adopt(const Transport& transport, const Decree& decree);
   // An epoch begins with these ranks, in this order, and so many new guests behind them. The ranks
   // that are left out see the slip, too.
-  void keep(const std::vector<Rank>& ranks, size_t guests, const Slip& slip);
+  void keep(const std::vector<Rank>& ranks, size_t guests, const Decree& decree);
   size_t size() const { return links_.size(); }
 
   // Shows this member's slip to all, if it is a new one.
-  void show(const Slip& slip);
+  void show(const Decree& decree);
   // Tells `decree` what the others show, and what has become of them.
   void hear(Decree& decree);
   // Gives up those that are awaited: all, or those that another member has given up. Else members

@@ -1,6 +1,5 @@
 #include "elastic/slip.h"
 
-#include <cstring>
 #include <iomanip>
 
 #include "base/error.h"

@@ -1,17 +1,9 @@
-// fp16 to and from fp32 by the hardware, where it can: 4 lanes and, on x86, 8 and 16; fewer than 4
-// use a part of the register. Included by kernels.inc.h only, inside its namespaces.
+// fp16 to and from fp32 by the hardware, where it can: kHalfLanes and, for AVX-512, 16; fewer use a
+// part of the register. Included by kernels.inc.h only, inside its namespaces.
 
 #if defined(__F16C__)
 constexpr bool kHasHardwareHalf = true;
-
-[[gnu::always_inline]] inline Vector<float, 4> hardware_decode(Vector<uint16_t, 4> half) {
-  return bits_as<Vector<float, 4>>(_mm_cvtph_ps(load<__m128i, 8>(&half)));
-}
-
-[[gnu::always_inline]] inline Vector<uint16_t, 4> hardware_encode(Vector<float, 4> value) {
-  const __m128i half = _mm_cvtps_ph(bits_as<__m128>(value), _MM_FROUND_TO_NEAREST_INT);
-  return load<Vector<uint16_t, 4>>(&half);
-}
+constexpr int kHalfLanes = 8;
 
 [[gnu::always_inline]] inline Vector<float, 8> hardware_decode(Vector<uint16_t, 8> half) {
   return bits_as<Vector<float, 8>>(_mm256_cvtph_ps(bits_as<__m128i>(half)));
@@ -37,6 +29,7 @@ constexpr bool kHasHardwareHalf = true;
 
 #elif defined(__aarch64__)
 constexpr bool kHasHardwareHalf = true;
+constexpr int kHalfLanes = 4;
 
 [[gnu::always_inline]] inline Vector<float, 4> hardware_decode(Vector<uint16_t, 4> half) {
   return bits_as<Vector<float, 4>>(vcvt_f32_f16(bits_as<float16x4_t>(half)));
@@ -52,16 +45,16 @@ constexpr bool kHasHardwareHalf = false;
 
 #if defined(__F16C__) || defined(__aarch64__)
 template <class H>
-  requires(kLanesOf<H> < 4)
+  requires(kLanesOf<H> < kHalfLanes)
 [[gnu::always_inline]] inline Vector<float, kLanesOf<H>> hardware_decode(H half) {
-  const auto decoded = hardware_decode(load<Vector<uint16_t, 4>, sizeof(H)>(&half));
+  const auto decoded = hardware_decode(load<Vector<uint16_t, kHalfLanes>, sizeof(H)>(&half));
   return load<Vector<float, kLanesOf<H>>>(&decoded);
 }
 
 template <class F>
-  requires(kLanesOf<F> < 4)
+  requires(kLanesOf<F> < kHalfLanes)
 [[gnu::always_inline]] inline Vector<uint16_t, kLanesOf<F>> hardware_encode(F value) {
-  const auto encoded = hardware_encode(load<Vector<float, 4>, sizeof(F)>(&value));
+  const auto encoded = hardware_encode(load<Vector<float, kHalfLanes>, sizeof(F)>(&value));
   return load<Vector<uint16_t, kLanesOf<F>>>(&encoded);
 }
 #endif

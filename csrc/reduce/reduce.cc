@@ -24,13 +24,11 @@ uint64_t numbers_in(DType dtype) {  // in an element
 }
 
 #if defined(RINGCOMM_X86_KERNELS)
-// clang 14 does not know the name "f16c".
-bool has_f16c() {
-  unsigned a = 0, b = 0, c = 0, d = 0;
-  return __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
+bool has_avx2() {
+  unsigned a = 0, b = 0, c = 0, d = 0;  // clang 14 does not know the name "f16c"
+  const bool f16c = __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
+  return f16c && __builtin_cpu_supports("avx2");
 }
-
-bool has_avx2() { return __builtin_cpu_supports("avx2") && has_f16c(); }
 
 bool has_avx512() {
   return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&

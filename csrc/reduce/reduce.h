@@ -50,6 +50,13 @@ inline constexpr int kReduceOps = 9;
 
 inline constexpr uint8_t kSizes[kDTypes] = {1, 1, 1, 2, 2, 4, 4, 8, 8, 2, 2, 4, 8, 8, 16, 1, 1};
 constexpr uint64_t size_of(DType dtype) { return kSizes[static_cast<int>(dtype)]; }  // bytes
+// The unsigned type of so many bytes; uint8 where there is none.
+constexpr DType unsigned_of(uint64_t bytes) {
+  for (const DType dtype : {DType::kUint16, DType::kUint32, DType::kUint64}) {
+    if (size_of(dtype) == bytes) return dtype;
+  }
+  return DType::kUint8;
+}
 const char* to_string(DType dtype);  // "float32", as torch prints it without "torch."
 const char* to_string(ReduceOp op);  // "SUM"
 

@@ -1,7 +1,6 @@
 #include "torch/backend.h"
 
 #include <torch/csrc/utils/pybind.h>
-#include <unistd.h>
 
 #include "torch/errors.h"
 #include "torch/store_adapter.h"
@@ -47,9 +46,8 @@ CommunicatorOptions wanted_of(const ringcomm::Options& options, RankAndSize self
 
 // ---- life
 
-c10::intrusive_ptr<Backend> Backend::create(const c10::intrusive_ptr<c10d::Store>& store,
-                                            RankAndSize self,
-                                            c10::intrusive_ptr<ringcomm::Options> options) {
+c10::intrusive_ptr<Backend> Backend::create(const StorePtr& store, RankAndSize self,
+                                            GroupOptionsPtr options) {
   // Until it is reconfigured, a rank is alone and takes no calls.
   const bool waits = options->enable_reconfigure;
   CommunicatorOptions wanted = wanted_of(*options, waits ? RankAndSize{0, 1} : self);
@@ -69,12 +67,11 @@ c10::intrusive_ptr<Backend> Backend::create(const c10::intrusive_ptr<c10d::Store
   return backend;
 }
 
-Backend::Backend(std::shared_ptr<Communicator> group, RankAndSize self,
-                 c10::intrusive_ptr<ringcomm::Options> options,
-                 c10::intrusive_ptr<c10d::Store> store)
+Backend::Backend(std::shared_ptr<Communicator> group, RankAndSize self, GroupOptionsPtr options,
+                 StorePtr store)
     : c10d::Backend(self.rank, self.size),
       options_(std::move(options)),
-      split_child_(c10::intrusive_ptr<c10d::Backend>()),
+      split_child_(BackendPtr()),
       card_(Runtime::get().neighbours().card()),
       store_(std::move(store)) {
   begin_life(std::move(group));
@@ -142,12 +139,11 @@ void Backend::shutdown() {
 }
 
 // Of a group of some of this one's ranks.
-c10::intrusive_ptr<ringcomm::Options> Backend::options_of(const std::vector<int>& ranks,
-                                                          const OptionsPtr& opts) const {
+GroupOptionsPtr Backend::options_of(const std::vector<int>& ranks, const OptionsPtr& opts) const {
   const pybind11::gil_scoped_acquire gil;
   const auto made = pybind11::module_::import("ringcomm._options")
                         .attr("of_some")(pybind11::cast(options_), ranks, pybind11::cast(opts));
-  const auto options = made.cast<c10::intrusive_ptr<ringcomm::Options>>();
+  const auto options = made.cast<GroupOptionsPtr>();
   options->group_name = opts->group_name;
   options->group_desc = opts->group_desc;  // which Python does not see
   return options;
@@ -155,9 +151,8 @@ c10::intrusive_ptr<ringcomm::Options> Backend::options_of(const std::vector<int>
 
 // torch calls this once per device type of the group, with one store for both, and uses the first
 // child that it gets.
-c10::intrusive_ptr<c10d::Backend> Backend::split(const c10::intrusive_ptr<c10d::Store>& store,
-                                                 const std::vector<int>& ranks,
-                                                 const OptionsPtr& opts) {
+BackendPtr Backend::split(const StorePtr& store, const std::vector<int>& ranks,
+                          const OptionsPtr& opts) {
   const auto self = std::find(ranks.begin(), ranks.end(), rank());
   if (self == ranks.end()) return nullptr;
   const Lock lock(split_mutex_);

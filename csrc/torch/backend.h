@@ -8,15 +8,14 @@
 #include <set>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
-#include "base/mutex.h"
-#include "comm/communicator.h"
-#include "torch/call.h"
 #include "torch/device.h"
 #include "torch/options.h"
-#include "torch/work.h"
 #include "transport/socket_store.h"
 
 namespace ringcomm {
+
+using BackendPtr = c10::intrusive_ptr<c10d::Backend>;
+using StorePtr = c10::intrusive_ptr<c10d::Store>;
 
 // For a thread that waits: the program's own handlers, which may raise.
 void run_signal_handlers();
@@ -33,12 +32,11 @@ class Backend final : public c10d::Backend {
   using OptionsPtr = c10::intrusive_ptr<c10d::Backend::Options>;
 
   // Meets the group's other ranks through `store`, within the options' timeout.
-  static c10::intrusive_ptr<Backend> create(const c10::intrusive_ptr<c10d::Store>& store,
-                                            RankAndSize self,
-                                            c10::intrusive_ptr<ringcomm::Options> options);
+  static c10::intrusive_ptr<Backend> create(const StorePtr& store, RankAndSize self,
+                                            GroupOptionsPtr options);
   // `self`: as torch is told; a group that waits for its first reconfiguration has other ranks.
-  Backend(std::shared_ptr<Communicator> group, RankAndSize self,
-          c10::intrusive_ptr<ringcomm::Options> options, c10::intrusive_ptr<c10d::Store> store);
+  Backend(std::shared_ptr<Communicator> group, RankAndSize self, GroupOptionsPtr options,
+          StorePtr store);
   ~Backend() override;
 
   const std::string getBackendName() const override { return kBackendName; }
@@ -61,7 +59,7 @@ class Backend final : public c10d::Backend {
   // at once.
   void registerOnCompletionHook(
       std::function<void(std::shared_ptr<c10d::WorkInfo>)>&& hook) override;
-  void waitForPendingWorks() override { life()->pending.wait(); }
+  void waitForPendingWorks() override { life()->wait_for_all(); }
 
   // init_process_group(device_id=...): meets there at once.
   void eagerConnectSingleDevice(at::Device device) override;
@@ -79,13 +77,12 @@ class Backend final : public c10d::Backend {
 #endif
   // Makes a group of the others; those that are left out take no part. It has no store, either.
   bool supportsShrinking() const override { return true; }
-  c10::intrusive_ptr<c10d::Backend> shrink(const std::vector<int64_t>& ranks_to_exclude,
-                                           int shrink_flags, const OptionsPtr& opts) override;
+  BackendPtr shrink(const std::vector<int64_t>& ranks_to_exclude, int shrink_flags,
+                    const OptionsPtr& opts) override;
 
   bool supportsSplitting() const override { return true; }
-  c10::intrusive_ptr<c10d::Backend> split(const c10::intrusive_ptr<c10d::Store>& store,
-                                          const std::vector<int>& ranks,
-                                          const OptionsPtr& opts) override;
+  BackendPtr split(const StorePtr& store, const std::vector<int>& ranks,
+                   const OptionsPtr& opts) override;
   uint64_t splits() const { return splits_; }
   bool supportsCoalescing() const override { return true; }
   void startCoalescing() override;
@@ -139,8 +136,7 @@ class Backend final : public c10d::Backend {
     return life_.load(std::memory_order_acquire)->shared_from_this();
   }
   Network& network() const;
-  c10::intrusive_ptr<ringcomm::Options> options_of(const std::vector<int>& ranks,
-                                                   const OptionsPtr& opts) const;
+  GroupOptionsPtr options_of(const std::vector<int>& ranks, const OptionsPtr& opts) const;
   void begin_life(std::shared_ptr<Communicator> group);
   std::vector<Way> ways_to(const std::vector<std::string>& handles, Rank self) const;
   std::shared_ptr<Communicator> gather(CommunicatorOptions wanted, const std::vector<Way>& ways,
@@ -163,19 +159,19 @@ class Backend final : public c10d::Backend {
 
   // Another thread may still be in a call of the last life.
   std::shared_ptr<BackendState> current_, last_;
-  std::atomic<BackendState*> life_{nullptr};             // current_; partner: begin_life()
-  const c10::intrusive_ptr<ringcomm::Options> options_;  // but for the timeout, which the group has
+  std::atomic<BackendState*> life_{nullptr};  // current_; partner: begin_life()
+  const GroupOptionsPtr options_;             // but for the timeout, which the group has
   std::atomic<int64_t> extension_ms_{0};
 
   Mutex split_mutex_;
-  c10::intrusive_ptr<c10d::Store> split_store_ RINGCOMM_GUARDED_BY(split_mutex_);
+  StorePtr split_store_ RINGCOMM_GUARDED_BY(split_mutex_);
   c10::weak_intrusive_ptr<c10d::Backend> split_child_ RINGCOMM_GUARDED_BY(split_mutex_);
   std::atomic<uint64_t> splits_{0};
 
   Mutex reconfigure_mutex_;
   std::set<int64_t> uuids_ RINGCOMM_GUARDED_BY(reconfigure_mutex_);  // that were used
   const Card card_;                                                  // in the handle
-  const c10::intrusive_ptr<c10d::Store> store_;                      // for its host's name
+  const StorePtr store_;                                             // for its host's name
   std::atomic<int> aborts_{0}, shrinks_{0};
   std::atomic<bool> revoked_{false};  // by abort(), to be reconfigured: that is no failure
 

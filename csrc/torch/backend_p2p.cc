@@ -1,6 +1,5 @@
 // send, recv and barrier of Backend.
 #include "torch/backend.h"
-#include "torch/call_parts.h"
 
 namespace ringcomm {
 namespace {
@@ -8,10 +7,11 @@ namespace {
 using c10d::OpType;
 
 // A receive from the first that sends has Message::kAnySource as its peer.
-Call message_call(OpType type, const char* title, const Tensors& tensors, Rank peer, int tag,
+Call message_call(OpType type, const char* name, const Tensors& tensors, Rank peer, int tag,
                   RankAndSize self) {
   const bool sends = type == OpType::SEND;
-  Call call(type, title, Collective::kBarrier, sends ? "send" : "recv");
+  Call call(type, Collective::kBarrier, sends ? "send" : "recv");
+  call.name = name;
   const Refusal& refuse = call.refuse;
   const bool known = peer >= 0 || type == OpType::RECVANYSOURCE;
   if (!known || peer >= self.size) refuse(str("invalid rank: ", peer));
@@ -30,16 +30,16 @@ Call message_call(OpType type, const char* title, const Tensors& tensors, Rank p
 }  // namespace
 
 Backend::WorkPtr Backend::send(Tensors& tensors, int dstRank, int tag) {
-  return issue(message_call(OpType::SEND, "ringcomm:send", tensors, dstRank, tag, rank_and_size()));
+  return issue(message_call(OpType::SEND, "send", tensors, dstRank, tag, rank_and_size()));
 }
 
 Backend::WorkPtr Backend::recv(Tensors& tensors, int srcRank, int tag) {
-  return issue(message_call(OpType::RECV, "ringcomm:recv", tensors, srcRank, tag, rank_and_size()));
+  return issue(message_call(OpType::RECV, "recv", tensors, srcRank, tag, rank_and_size()));
 }
 
 Backend::WorkPtr Backend::recvAnysource(Tensors& tensors, int tag) {
-  return issue(message_call(OpType::RECVANYSOURCE, "ringcomm:recvAnySource", tensors,
-                            Message::kAnySource, tag, rank_and_size()));
+  return issue(message_call(OpType::RECVANYSOURCE, "recvAnySource", tensors, Message::kAnySource,
+                            tag, rank_and_size()));
 }
 
 void Backend::post(const c10::intrusive_ptr<Work>& work, Call& call) {
@@ -62,7 +62,7 @@ void Backend::post(const c10::intrusive_ptr<Work>& work, Call& call) {
 
 // The barrier is one of the host if the group serves no CUDA. Programs name a device out of habit.
 Backend::WorkPtr Backend::barrier(const c10d::BarrierOptions& opts) {
-  Call call(c10d::OpType::BARRIER, "ringcomm:barrier", Collective::kBarrier);
+  Call call(c10d::OpType::BARRIER, Collective::kBarrier);
   call.async = opts.asyncOp;
   if (opts.timeout.count() > 0) call.operation.timeout = opts.timeout;
   std::optional<at::Device> device = opts.device;

@@ -9,9 +9,8 @@
 #include "plan/topology.h"
 #include "reduce/quantize.h"
 #include "torch/backend.h"
-#include "torch/elastic.h"
 #include "torch/errors.h"
-#include "torch/park.h"
+#include "torch/module.h"
 #include "torch/tensors.h"
 
 namespace ringcomm {
@@ -19,7 +18,6 @@ namespace {
 
 namespace py = pybind11;
 using NoGil = py::call_guard<py::gil_scoped_release>;
-using OptionsPtr = c10::intrusive_ptr<ringcomm::Options>;
 
 constexpr auto kGraceAtExit = std::chrono::milliseconds(500);
 
@@ -56,7 +54,8 @@ std::string read_costs(const std::string& file) {
 
 // Returns the caller's options, with torch's words about the group filled in. torch's argument
 // `timeout` wins over that of the options, as it does with torch's own backends.
-OptionsPtr options_of(const c10d::DistributedBackendOptions& torch, const OptionsPtr& given) {
+GroupOptionsPtr options_of(const c10d::DistributedBackendOptions& torch,
+                           const GroupOptionsPtr& given) {
   auto options = c10::make_intrusive<ringcomm::Options>(*given);
   constexpr double kMost = 3.2e12;  // a century, in milliseconds
   const double milliseconds = std::min(kMost, static_cast<double>(torch.timeout.count()) * 1e3);
@@ -118,7 +117,7 @@ void bind_options(py::module_& module) {
   const auto copy = [](const ringcomm::Options& self, const py::args&) {
     return c10::make_intrusive<ringcomm::Options>(self);
   };
-  py::class_<ringcomm::Options, OptionsPtr, c10d::Backend::Options>(module, "Options")
+  py::class_<ringcomm::Options, GroupOptionsPtr, c10d::Backend::Options>(module, "Options")
       .def(py::init<std::chrono::milliseconds>(), py::arg("timeout") = kBackendDefaultTimeout)
       .def_readwrite("_config", &ringcomm::Options::config)
       .def_readwrite("_given", &ringcomm::Options::given)
@@ -199,20 +198,13 @@ py::tuple plan_of(const ShapeTuple& given, Rank rank, const std::optional<std::s
                         steps_of(plan));
 }
 
-// Seconds of each of `passes` copies of so many bytes, in steps of a segment as plans copy them.
-std::vector<double> copy_seconds(uint64_t bytes, bool past_caches, int passes) {
+// In steps of a segment, as plans copy. Both are contiguous tensors of the CPU, and equally long.
+void copy_tensor(const at::Tensor& to, const at::Tensor& from, bool past_caches) {
   constexpr uint64_t kStep = 256 << 10;
-  const std::vector<std::byte> from(bytes, std::byte{1});
-  std::vector<std::byte> to(bytes);
-  std::vector<double> seconds;
-  for (int pass = 0; pass < passes; ++pass) {
-    const auto start = Clock::now();
-    for (uint64_t at = 0; at < bytes; at += kStep) {
-      copy_bytes(to.data() + at, from.data() + at, std::min(kStep, bytes - at), past_caches);
-    }
-    seconds.push_back(std::chrono::duration<double>(Clock::now() - start).count());
+  const Span dst = span_of(to), src = span_of(from);
+  for (uint64_t at = 0; at < std::min(dst.bytes, src.bytes); at += kStep) {
+    copy_bytes(dst.data + at, src.data + at, std::min(kStep, src.bytes - at), past_caches);
   }
-  return seconds;
 }
 
 // The bytes of a source's blocks: whole ones, of all numbers.
@@ -268,8 +260,7 @@ void bind_blocks(py::module_& module) {
 
 // The core seen from Python, for the benchmarks and the tests.
 void bind_core(py::module_& module) {
-  module.def("copy_seconds", &copy_seconds, py::arg("bytes"), py::arg("past_caches"),
-             py::arg("passes"), NoGil());
+  module.def("copy", &copy_tensor, NoGil());
   module.def("plan", [](const ShapeTuple& shape, Rank rank, std::optional<std::string> asked) {
     return with_value_errors([&] { return plan_of(shape, rank, asked); });
   });
@@ -293,8 +284,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
 
   module.def(
       "create_backend",
-      [](const c10d::DistributedBackendOptions& torch, const OptionsPtr& given, bool cuda) {
-        OptionsPtr options = options_of(torch, given);
+      [](const c10d::DistributedBackendOptions& torch, const GroupOptionsPtr& given, bool cuda) {
+        GroupOptionsPtr options = options_of(torch, given);
         options->cuda = cuda;
         const py::gil_scoped_release no_gil;
         return Backend::create(torch.store, {torch.group_rank, torch.group_size},
@@ -308,10 +299,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   module.def("tell_failures_to", [](int pipe) { Runtime::get().tell_failures_to(pipe); });
   module.def("close_groups", [](const std::string& error) {
     std::vector<int> calling;
-    {
-      const py::gil_scoped_release no_gil;
-      calling = Runtime::close_groups(kGraceAtExit, error);
-    }
+    without_gil([&] { calling = Runtime::close_groups(kGraceAtExit, error); });
     park(calling);
   });
 }

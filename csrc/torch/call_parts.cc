@@ -1,9 +1,9 @@
-#include "torch/call_parts.h"
-
 #include <ATen/ATen.h>
 #include <c10/util/hash.h>
 
 #include <torch/csrc/distributed/c10d/Utils.hpp>
+
+#include "torch/call.h"
 
 namespace ringcomm {
 namespace {
@@ -18,11 +18,6 @@ static_assert(int{c10d::ReduceOp::SUM} == int(ReduceOp::kSum) &&
               int{c10d::ReduceOp::BOR} == int(ReduceOp::kBor) &&
               int{c10d::ReduceOp::BXOR} == int(ReduceOp::kBxor) &&
               int{c10d::ReduceOp::PREMUL_SUM} == int(ReduceOp::kPremulSum));
-
-ReduceOp reduce_op(const Refusal& refuse, const c10d::ReduceOp& op) {
-  if (op.op_ > c10d::ReduceOp::PREMUL_SUM) refuse("Unhandled ReduceOp");
-  return static_cast<ReduceOp>(static_cast<c10d::ReduceOp::RedOpType>(op.op_));
-}
 
 double premul_factor(const Refusal& refuse, const c10d::ReduceOp& op) {
   // The old name, which torch keeps beside the new one of 2.13.
@@ -134,7 +129,8 @@ void check_overlaps(const Refusal& refuse, const Operation& operation, const Sha
 void set_reduction(Call& call, const c10d::ReduceOp& op, const at::Tensor& tensor) {
   const Refusal& refuse = call.refuse;
   Operation& operation = call.operation;
-  operation.op = reduce_op(refuse, op);
+  if (op.op_ > c10d::ReduceOp::PREMUL_SUM) refuse("Unhandled ReduceOp");
+  operation.op = static_cast<ReduceOp>(static_cast<c10d::ReduceOp::RedOpType>(op.op_));
   const auto dtype = dtype_of(tensor.scalar_type());
   if (!dtype) refuse(str("cannot compute with ", c10::toString(tensor.scalar_type()), " tensors"));
   operation.dtype = *dtype;

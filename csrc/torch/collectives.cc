@@ -3,7 +3,6 @@
 #include <torch/csrc/distributed/c10d/Utils.hpp>
 
 #include "torch/backend.h"
-#include "torch/call_parts.h"
 
 namespace ringcomm {
 namespace {
@@ -82,7 +81,7 @@ Backend::WorkPtr Backend::allreduce(Tensors& tensors, const c10d::AllreduceOptio
   if (!tensors.empty() && tensors[0].is_sparse()) {
     return issue(with(sparse_all_reduce_call(tensors, opts.reduceOp, rank_and_size()), opts));
   }
-  Call call(OpType::ALLREDUCE, "ringcomm:all_reduce", Collective::kAllReduce);
+  Call call(OpType::ALLREDUCE, Collective::kAllReduce);
   const at::Tensor& tensor = only_one(call.refuse, tensors);
   check_served(call.refuse, tensor);
   set_reduction(call, opts.reduceOp, tensor);
@@ -92,8 +91,7 @@ Backend::WorkPtr Backend::allreduce(Tensors& tensors, const c10d::AllreduceOptio
 
 Backend::WorkPtr Backend::allreduce_coalesced(Tensors& tensors,
                                               const c10d::AllreduceCoalescedOptions& opts) {
-  Call call(OpType::ALLREDUCE_COALESCED, "ringcomm:all_reduce", Collective::kAllReduce,
-            "all_reduce_coalesced");
+  Call call(OpType::ALLREDUCE_COALESCED, Collective::kAllReduce, "all_reduce_coalesced");
   c10d::assertNonEmpty(call.refuse, tensors);
   c10d::assertLayoutMatch(call.refuse, tensors);
   check_all_served(call.refuse, tensors);
@@ -109,7 +107,7 @@ Backend::WorkPtr Backend::allreduce_coalesced(Tensors& tensors,
 }
 
 Backend::WorkPtr Backend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) {
-  Call call(OpType::BROADCAST, "ringcomm:broadcast", Collective::kBroadcast);
+  Call call(OpType::BROADCAST, Collective::kBroadcast);
   call.operation.root = checked_root(call.refuse, opts.rootRank, size());
   check_served(call.refuse, only_one(call.refuse, tensors));
   set_moved_type(call, tensors);
@@ -119,7 +117,7 @@ Backend::WorkPtr Backend::broadcast(Tensors& tensors, const c10d::BroadcastOptio
 }
 
 Backend::WorkPtr Backend::reduce(Tensors& tensors, const c10d::ReduceOptions& opts) {
-  Call call(OpType::REDUCE, "ringcomm:reduce", Collective::kReduce);
+  Call call(OpType::REDUCE, Collective::kReduce);
   call.operation.root = checked_root(call.refuse, opts.rootRank, size());
   const at::Tensor& tensor = only_one(call.refuse, tensors);
   check_served(call.refuse, tensor);
@@ -134,7 +132,7 @@ Backend::WorkPtr Backend::reduce(Tensors& tensors, const c10d::ReduceOptions& op
 // Outputs may differ in size from rank to rank.
 Backend::WorkPtr Backend::allgather(TensorLists& outputs, Tensors& inputs,
                                     const c10d::AllgatherOptions& opts) {
-  Call call(OpType::ALLGATHER, "ringcomm:all_gather", Collective::kAllGather);
+  Call call(OpType::ALLGATHER, Collective::kAllGather);
   const at::Tensor& input = only_one(call.refuse, inputs, "input ");
   check_length(call.refuse, only_one(call.refuse, outputs, "output "), "output ", size());
   call.outputs = flatten(call, outputs);
@@ -146,8 +144,7 @@ Backend::WorkPtr Backend::allgather(TensorLists& outputs, Tensors& inputs,
 // outputs[rank][i] gets inputs[i] of that rank.
 Backend::WorkPtr Backend::allgather_coalesced(TensorLists& outputs, Tensors& inputs,
                                               const c10d::AllgatherOptions& opts) {
-  Call call(OpType::ALLGATHER_COALESCED, "ringcomm:all_gather", Collective::kAllGather,
-            "all_gather_coalesced");
+  Call call(OpType::ALLGATHER_COALESCED, Collective::kAllGather, "all_gather_coalesced");
   c10d::assertNonEmpty(call.refuse, inputs);
   if (outputs.size() != static_cast<size_t>(size())) {
     call.refuse("output lists should be equal to world size");
@@ -172,8 +169,7 @@ Backend::WorkPtr Backend::allgather_coalesced(TensorLists& outputs, Tensors& inp
 // outputs[i] holds inputs[i] of every rank, one after the other.
 Backend::WorkPtr Backend::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                                           const c10d::AllgatherOptions& opts) {
-  Call call(OpType::_ALLGATHER_BASE, "ringcomm:all_gather", Collective::kAllGather,
-            "all_gather_into_tensor");
+  Call call(OpType::_ALLGATHER_BASE, Collective::kAllGather, "all_gather_into_tensor");
   check_wholes(call.refuse, outputs, inputs, size());
   call.outputs = outputs;
   call.inputs = inputs;
@@ -188,7 +184,7 @@ Backend::WorkPtr Backend::_allgather_base(at::Tensor& output, at::Tensor& input,
 
 Backend::WorkPtr Backend::gather(TensorLists& outputs, Tensors& inputs,
                                  const c10d::GatherOptions& opts) {
-  Call call(OpType::GATHER, "ringcomm:gather", Collective::kGather);
+  Call call(OpType::GATHER, Collective::kGather);
   call.operation.root = checked_root(call.refuse, opts.rootRank, size());
   const at::Tensor& input = only_one(call.refuse, inputs, "input ");
   check_served(call.refuse, input);
@@ -201,7 +197,7 @@ Backend::WorkPtr Backend::gather(TensorLists& outputs, Tensors& inputs,
 // 2.14 on.
 Backend::WorkPtr Backend::gather_single(at::Tensor& output, at::Tensor& input,
                                         const c10d::GatherOptions& opts) {
-  Call call(OpType::GATHER, "ringcomm:gather", Collective::kGather, "gather_single");
+  Call call(OpType::GATHER, Collective::kGather, "gather_single");
   call.operation.root = checked_root(call.refuse, opts.rootRank, size());
   call.lists = {input, output};
   const at::TensorList both(call.lists);
@@ -218,7 +214,7 @@ Backend::WorkPtr Backend::gather_single(at::Tensor& output, at::Tensor& input,
 
 Backend::WorkPtr Backend::scatter(Tensors& outputs, TensorLists& inputs,
                                   const c10d::ScatterOptions& opts) {
-  Call call(OpType::SCATTER, "ringcomm:scatter", Collective::kScatter);
+  Call call(OpType::SCATTER, Collective::kScatter);
   call.operation.root = checked_root(call.refuse, opts.rootRank, size());
   const at::Tensor& output = only_one(call.refuse, outputs, "output ");
   check_served(call.refuse, output);
@@ -229,7 +225,7 @@ Backend::WorkPtr Backend::scatter(Tensors& outputs, TensorLists& inputs,
 
 Backend::WorkPtr Backend::reduce_scatter(Tensors& outputs, TensorLists& inputs,
                                          const c10d::ReduceScatterOptions& opts) {
-  Call call(OpType::REDUCE_SCATTER, "ringcomm:reduce_scatter", Collective::kReduceScatter);
+  Call call(OpType::REDUCE_SCATTER, Collective::kReduceScatter);
   const at::Tensor& output = only_one(call.refuse, outputs, "output ");
   check_length(call.refuse, only_one(call.refuse, inputs, "input "), "input ", size());
   call.inputs = flatten(call, inputs);
@@ -242,8 +238,7 @@ Backend::WorkPtr Backend::reduce_scatter(Tensors& outputs, TensorLists& inputs,
 // inputs[i] holds what every rank's outputs[i] gets, one after the other.
 Backend::WorkPtr Backend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                                           const c10d::ReduceScatterOptions& opts) {
-  Call call(OpType::_REDUCE_SCATTER_BASE, "ringcomm:reduce_scatter", Collective::kReduceScatter,
-            "reduce_scatter_tensor");
+  Call call(OpType::_REDUCE_SCATTER_BASE, Collective::kReduceScatter, "reduce_scatter_tensor");
   check_wholes(call.refuse, inputs, outputs, size());
   check_same_type(call.refuse, outputs[0], outputs);
   call.inputs = inputs;
@@ -265,8 +260,7 @@ Backend::WorkPtr Backend::alltoall_base(at::Tensor& output, at::Tensor& input,
                                         std::vector<int64_t>& outputSplitSizes,
                                         std::vector<int64_t>& inputSplitSizes,
                                         const c10d::AllToAllOptions& opts) {
-  Call call(OpType::ALLTOALL_BASE, "ringcomm:all_to_all", Collective::kAllToAll,
-            "all_to_all_single");
+  Call call(OpType::ALLTOALL_BASE, Collective::kAllToAll, "all_to_all_single");
   call.lists = {input, output};
   call.inputs = at::TensorList(call.lists).slice(0, 1);
   call.outputs = at::TensorList(call.lists).slice(1, 1);
@@ -281,7 +275,7 @@ Backend::WorkPtr Backend::alltoall_base(at::Tensor& output, at::Tensor& input,
 
 Backend::WorkPtr Backend::alltoall(Tensors& outputs, Tensors& inputs,
                                    const c10d::AllToAllOptions& opts) {
-  Call call(OpType::ALLTOALL, "ringcomm:all_to_all", Collective::kAllToAll);
+  Call call(OpType::ALLTOALL, Collective::kAllToAll);
   check_length(call.refuse, inputs, "input ", size());
   check_length(call.refuse, outputs, "output ", size());
   check_all_served(call.refuse, inputs);

@@ -43,8 +43,8 @@ void find_device(Call& call) {
     for (const at::Tensor& tensor : tensors) {
       if (!device) device = tensor.device();
       if (*device == tensor.device()) continue;
-      Refusal{call.name()}(str("the tensors of one call are on ", device->str(), " and on ",
-                               tensor.device().str(), ": move them to one device"));
+      Refusal{call.name}(str("the tensors of one call are on ", device->str(), " and on ",
+                             tensor.device().str(), ": move them to one device"));
     }
   }
   const bool on_cpu = !device || device->is_cpu();

@@ -1,12 +1,10 @@
-#include "torch/elastic.h"
-
 #include <pybind11/chrono.h>
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 
-#include "elastic/link.h"
 #include "net/checksum.h"
 #include "torch/backend.h"
+#include "torch/module.h"
 
 namespace ringcomm {
 namespace {
@@ -22,19 +20,8 @@ std::vector<Rank> ranks_in(const Members& members) {
   return ranks;
 }
 
-// A slip has room for what a witness says.
-py::bytes bytes_of(const Witness& witness) {
-  Slip slip;
-  slip.promised = witness.promised;
-  slip.accepted = witness.accepted;
-  slip.value = witness.value;
-  const auto bytes = to_bytes(slip);
-  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
-}
-
-Witness witness_of(const std::string& bytes) {
-  const auto slip = slip_from(std::as_bytes(std::span(bytes)));
-  return slip ? Witness{slip->promised, slip->accepted, slip->value} : Witness{};
+Slip witness_from(const std::string& bytes) {
+  return slip_from(std::as_bytes(std::span(bytes))).value_or(Slip());
 }
 
 // 64 bits of a contiguous tensor's bytes on the CPU: a CRC32C of each half.
@@ -56,7 +43,8 @@ void bind_decree(py::module_& module) {
   using Request = Decree::Request;
   py::class_<Request>(module, "Request")
       .def("answer", [](const Request& self, const std::string& before) {
-        return bytes_of(Decree::answer(witness_of(before), self));
+        const auto bytes = to_bytes(Decree::answer(witness_from(before), self));
+        return py::bytes(reinterpret_cast<const char*>(bytes.data()), bytes.size());
       });
   py::class_<Decree>(module, "Decree")
       .def(py::init([](int rank, int size, uint32_t epoch, const std::vector<Rank>& ranks,
@@ -77,7 +65,7 @@ void bind_decree(py::module_& module) {
       .def("asks", &Decree::asks)
       .def("hear_witness",
            [](Decree& self, const std::string& bytes) {
-             self.hear_witness(witness_of(bytes), Clock::now());
+             self.hear_witness(witness_from(bytes), Clock::now());
            })
       .def("is_working", [](const Decree& self,
                             int rank) { return self.heard(rank).state == Slip::State::kWorking; })
@@ -110,17 +98,11 @@ void bind_elastic(py::module_& module) {
       .def(
           "adopt",
           [](Links& self, const Backend& backend, const Decree& decree) {
-            self.adopt(backend.group().state().transport(), decree.slip());
+            self.adopt(backend.group().state().transport(), decree);
           },
           NoGil())
-      .def(
-          "keep",
-          [](Links& self, const std::vector<Rank>& ranks, size_t guests, const Decree& decree) {
-            self.keep(ranks, guests, decree.slip());
-          },
-          NoGil())
-      .def(
-          "show", [](Links& self, const Decree& decree) { self.show(decree.slip()); }, NoGil())
+      .def("keep", &Links::keep, NoGil())
+      .def("show", &Links::show, NoGil())
       .def("hear", &Links::hear, NoGil())
       .def("give_up", &Links::give_up, NoGil())
       .def("sleep", &Links::sleep, NoGil())

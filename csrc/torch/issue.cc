@@ -13,12 +13,6 @@ int64_t total(at::TensorList tensors, auto size) {
   return sum;
 }
 
-// Is a profiler at work on this thread?
-bool is_profiled() {
-  return at::getStepCallbacksUnlessEmpty(at::RecordScope::USER_SCOPE).has_value() ||
-         at::getStepCallbacksUnlessEmpty(at::RecordScope::FUNCTION).has_value();
-}
-
 }  // namespace
 
 // torch shows what an event knows where it records shapes, too.
@@ -32,7 +26,7 @@ EventEnd open_event(const Call& call, const std::string& algorithm) {
                                                                 {"bytes", most}};
   const std::vector<c10::IValue> inputs(call.inputs.begin(), call.inputs.end());
   event->_setAsync();  // it may end on another thread
-  event->before(call.title, &inputs, &details);
+  event->before(str("ringcomm:", call.name), &inputs, &details);
   return [event] { event->end(); };
 }
 
@@ -40,7 +34,9 @@ Backend::WorkPtr Backend::issue(Call&& call) {
   call.operation.timeout = timeout_of(call.operation.timeout);
   find_device(call);
   if (options_->config.trace_lines == "1") call.operation.line = line_of_caller();
-  if (is_profiled()) return start_in_profile(call);
+  for (const auto scope : {at::RecordScope::USER_SCOPE, at::RecordScope::FUNCTION}) {
+    if (at::getStepCallbacksUnlessEmpty(scope)) return start_in_profile(call);
+  }
   if (call.device) return start_on_device(call, nullptr);
   const bool here = !call.async && !call.continuation.next && !hasHooks();
   return here ? run(call) : start(call);
@@ -89,11 +85,11 @@ Backend::WorkPtr Backend::start_in_profile(Call& call) {
   const Tensors inputs = call.inputs.vec(), outputs = call.outputs.vec();
   const int64_t given = total(inputs, &at::Tensor::numel), got = total(outputs, &at::Tensor::numel);
 #ifdef RECORD_PARAM_COMMS_DATA_WITH_ASYNC_OP
-  RECORD_PARAM_COMMS_DATA_WITH_ASYNC_OP(sequence, names, inputs, outputs, rank(), call.name(),
-                                        given, got, type, sent, received, first, stride, size(),
+  RECORD_PARAM_COMMS_DATA_WITH_ASYNC_OP(sequence, names, inputs, outputs, rank(), call.name, given,
+                                        got, type, sent, received, first, stride, size(),
                                         call.async);
 #else
-  RECORD_PARAM_COMMS_DATA(sequence, names, inputs, outputs, rank(), call.name(), given, got, type,
+  RECORD_PARAM_COMMS_DATA(sequence, names, inputs, outputs, rank(), call.name, given, got, type,
                           sent, received, first, stride, size());
 #endif
   const std::string algorithm = with_torch_errors([&] { return algorithm_of(call); });

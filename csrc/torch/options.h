@@ -41,6 +41,8 @@ struct Options final : c10d::Backend::Options {
 #endif
 };
 
+using GroupOptionsPtr = c10::intrusive_ptr<Options>;
+
 // A timeout the core can count in nanoseconds; torch's may be as long as a float can say.
 inline std::chrono::milliseconds sane_timeout(std::chrono::milliseconds timeout) {
   constexpr std::chrono::milliseconds kCentury = std::chrono::hours(24 * 36525);

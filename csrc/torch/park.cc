@@ -1,5 +1,3 @@
-#include "torch/park.h"
-
 #include <sys/syscall.h>
 #include <ucontext.h>
 #include <unistd.h>
@@ -10,6 +8,8 @@
 #include <cstdint>
 #include <cstring>
 #include <thread>
+
+#include "torch/module.h"
 
 namespace ringcomm {
 namespace {

@@ -1,5 +1,4 @@
 // Groups that are made without a store: of other ranks in place, and of some of a group's ranks.
-#include <algorithm>
 
 #include "net/handshake.h"
 #include "torch/backend.h"
@@ -122,8 +121,8 @@ Backend::WorkPtr Backend::reconfigure(const c10d::ReconfigureOptions& options) {
 
 // ---- shrink
 
-c10::intrusive_ptr<c10d::Backend> Backend::shrink(const std::vector<int64_t>& ranks_to_exclude,
-                                                  int shrink_flags, const OptionsPtr& opts) {
+BackendPtr Backend::shrink(const std::vector<int64_t>& ranks_to_exclude, int shrink_flags,
+                           const OptionsPtr& opts) {
   const int aborts = aborts_;
   std::vector<int> ranks;
   for (Rank old = 0; old < size(); ++old) {
@@ -144,7 +143,7 @@ c10::intrusive_ptr<c10d::Backend> Backend::shrink(const std::vector<int64_t>& ra
     meeting.push_back(str(old));
   }
   if ((shrink_flags & kShrinkAbort) != 0) group().abort("it shrinks, and ends what is pending");
-  c10::intrusive_ptr<c10d::Backend> shrunk;
+  BackendPtr shrunk;
   without_gil([&] {
     with_torch_errors([&] {
       auto group = gather(wanted_of(*options, there), ways, meeting, aborts);

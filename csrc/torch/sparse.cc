@@ -3,7 +3,7 @@
 #include <ATen/ATen.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 
-#include "torch/call_parts.h"
+#include "torch/call.h"
 
 namespace ringcomm {
 namespace {
@@ -103,7 +103,8 @@ Call sparse_all_reduce_call(const Tensors& tensors, const c10d::ReduceOp& op, Ra
         "ReduceOp.SUM and AVG)");
   }
   const auto sum = std::make_shared<SparseSum>(tensor, average, self);
-  Call call(c10d::OpType::_ALLREDUCE_SPARSE, "ringcomm:sparse_all_reduce", Collective::kAllGather);
+  Call call(c10d::OpType::_ALLREDUCE_SPARSE, Collective::kAllGather);
+  call.name = "sparse_all_reduce";
   call.operation = sum->first();
   call.continuation = {[sum](Operation& operation) { return sum->next(operation); }, 1};
   call.inputs = call.outputs = tensors;

@@ -5,7 +5,6 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <c10/util/hash.h>
 
-#include "base/error.h"
 #include "torch/options.h"
 
 namespace ringcomm {
@@ -67,11 +66,7 @@ std::optional<DType> dtype_of(at::ScalarType type) {
 }
 
 DType movable_dtype(at::ScalarType type) {
-  if (const auto known = dtype_of(type)) return *known;
-  for (const DType dtype : {DType::kUint16, DType::kUint32, DType::kUint64}) {
-    if (size_of(dtype) == c10::elementSize(type)) return dtype;
-  }
-  return DType::kUint8;
+  return dtype_of(type).value_or(unsigned_of(c10::elementSize(type)));
 }
 
 void check_served(const Refusal& refuse, const at::Tensor& tensor) {

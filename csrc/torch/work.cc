@@ -21,11 +21,11 @@ Work::Work(std::shared_ptr<BackendState> backend_state, Call& call, const EventE
       hooked_(backend_state_->hook != nullptr),
       sequence_(backend_state_->group->sequence() + (call.peer ? 0 : 1)) {  // messages have none
   recordFunctionEndCallback_ = event_end;
-  backend_state_->pending.begin();
+  ++backend_state_->pending;
 }
 
 Work::~Work() {
-  if (!resolved_) backend_state_->pending.end();  // it never began
+  if (!resolved_) backend_state_->end_one();  // it never began
 }
 
 void Work::complete(const std::exception_ptr& why) {
@@ -42,7 +42,7 @@ void Work::complete(const std::exception_ptr& why) {
   ended_ = Clock::now();
   finish(error);
   call_back();
-  backend_state_->pending.end();
+  backend_state_->end_one();
   const auto self = c10::intrusive_ptr<c10d::Work>::reclaim_copy(this);
   Runtime::get().release_later(std::make_shared<c10::intrusive_ptr<c10d::Work>>(self));
 }
@@ -173,21 +173,19 @@ c10::intrusive_ptr<c10::ivalue::Future> Works::getFuture() {
     parts.push_back(part);
     if (devices.empty()) devices = part->devices();
   }
-  const auto finish = [works = works_](Future& future) {
-    future.markCompleted(c10::IValue(Works(works).result()));
-  };
-  auto future = c10::make_intrusive<Future>(type, devices);
   if (!devices.empty()) {  // complete from the start: one stream waits for all, and no caller's
     const c10::impl::VirtualGuardImpl guard(devices[0].type());
     const c10::StreamGuard beside(guard.getStreamFromGlobalPool(devices[0]));
     for (size_t i = 0; i < parts.size(); ++i) parts.get(i)->wait();
-    finish(*future);
+    auto future = c10::make_intrusive<Future>(type, devices);
+    future->markCompleted(c10::IValue(result()));
     return future;
   }
-  c10::collectAll(parts)->addCallback([future, finish](Future& all) {
-    all.hasError() ? future->setError(all.exception_ptr()) : finish(*future);
-  });
-  return future;
+  const auto all_results = [works = works_](Future& all) {
+    all.value();  // throws the error of one of them
+    return c10::IValue(Works(works).result());
+  };
+  return c10::collectAll(parts)->then(all_results, type);
 }
 
 }  // namespace ringcomm

@@ -5,35 +5,24 @@
 #include <ATen/core/ivalue.h>
 
 #include <functional>
-#include <torch/csrc/distributed/c10d/Work.hpp>
-#include <utility>
 
-#include "comm/communicator.h"
 #include "torch/call.h"
 
 namespace ringcomm {
 
-// Counts works that are not over yet.
-class Pending {
- public:
-  void begin() { ++count_; }
-  void end() {
-    if (--count_ == 0) count_.notify_all();
-  }
-  void wait() {  // until nothing is pending
-    while (const int count = count_) count_.wait(count);
-  }
-
- private:
-  std::atomic<int> count_{0};
-};
-
 // The part of a backend that outlives it, or its reconfiguration, while operations run.
 struct BackendState : std::enable_shared_from_this<BackendState> {
   std::shared_ptr<Communicator> group;
-  Pending pending;  // works whose hooks and callbacks have not returned
+  std::atomic<int> pending{0};  // works whose hooks and callbacks have not returned
   // Set once, for works that begin from then on.
   std::function<void(std::shared_ptr<c10d::WorkInfo>)> hook;
+
+  void end_one() {
+    if (--pending == 0) pending.notify_all();
+  }
+  void wait_for_all() {
+    while (const int count = pending) pending.wait(count);
+  }
 };
 
 class Work final : public c10d::Work {

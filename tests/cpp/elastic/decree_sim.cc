@@ -196,7 +196,7 @@ void check_laggard() {
 }
 
 void check_witness() {
-  Witness witness;
+  Slip witness;
   Decision mine, theirs;
   mine.step = 1;
   theirs.step = 2;

@@ -107,7 +107,7 @@ class World {
     int from = 0;
     uint32_t epoch = 0;
     Decree::Request request;
-    std::optional<Witness> answer;
+    std::optional<Slip> answer;
   };
 
   int upto(int low, int high) {
@@ -157,7 +157,7 @@ class World {
   Wheel wheel_;
   std::vector<Process> processes_;
   std::vector<Question> questions_;
-  std::vector<Witness> witnesses_;  // by epoch
+  std::vector<Slip> witnesses_;  // by epoch
   size_t next_fault_ = 0;
   Tick now_ = 0;
   uint64_t calm_step_ = 0, deaths_ = 0;
@@ -283,7 +283,7 @@ inline void World::answer_questions() {
     bool lost = back ? !links_.from_store(p.host) : !links_.to_store(p.host);
     if (!lost && !back) {
       witnesses_.resize(std::max<size_t>(witnesses_.size(), question.epoch + 1));
-      Witness& witness = witnesses_[question.epoch];
+      Slip& witness = witnesses_[question.epoch];
       witness = Decree::answer(witness, question.request);
       question.answer = witness;
       question.due = now_ + upto(1, plan_.latency);
