@@ -157,17 +157,18 @@ void Progress::wait_for_streams(const std::string& during, const std::function<b
   }
 }
 
-// ---- the worker
+// ---- the workers
 
-Progress::Driven Progress::drive() {
-  // A thread that waits for a task drives everything; as above.
-  if (state_.forked() || waiting_for_tasks_.load(std::memory_order_seq_cst) > 0) {
-    return Driven::kIdle;
-  }
+// A thread that waits for a task drives everything; as left_to_waiters().
+bool Progress::idle() const {
+  return state_.forked() || waiting_for_tasks_.load(std::memory_order_seq_cst) > 0 ||
+         !needs_worker(left_to_waiters());
+}
+
+bool Progress::drive() {
+  if (idle()) return false;
   Driver driver(host_.wheel());
-  const Engine* const except = left_to_waiters();
-  if (progress(driver, except)) return Driven::kMoved;
-  return needs_worker(except) ? Driven::kBlocked : Driven::kIdle;
+  return progress(driver, left_to_waiters());
 }
 
 bool Progress::sleep(const std::function<bool()>& awake, Clock::duration most) {

@@ -10,7 +10,8 @@ namespace {
 
 // The worker shares its core with the computation it overlaps with: it never spins long.
 constexpr auto kWorkerSpin = std::chrono::nanoseconds(1000);
-constexpr auto kTidy = std::chrono::milliseconds(20);  // by then a caller has released it
+constexpr auto kTidy = std::chrono::milliseconds(20);       // by then a caller has released it
+constexpr auto kLongTurn = std::chrono::microseconds(100);  // of one worker: worth waking another
 
 struct Global {
   Mutex mutex;
@@ -49,8 +50,8 @@ Network& Runtime::network(const std::string& store_host) {
   const Lock lock(mutex_);
   if (!network_) {
     const std::chrono::seconds resume(config_.resume_seconds);
-    network_ = std::make_unique<Network>(NetworkOptions{
-        config_, places, resume, neighbours_.bell(), [this] { return pass_on(); }});
+    network_ = std::make_unique<Network>(
+        NetworkOptions{config_, places, resume, neighbours_.bell(), [this] { return pass_on(); }});
   }
   return *network_;
 }
@@ -77,6 +78,7 @@ void Runtime::attach(Communicator* group) {
   const Lock lock(mutex_);
   if (!bell_) bell_ = neighbours_.bell();
   groups_.push_back(group);
+  ranks_here_ = std::max(ranks_here_, group->state().neighbours());
 }
 
 void Runtime::detach(Communicator* group) {
@@ -164,49 +166,89 @@ void Runtime::release_later(std::shared_ptr<void> thing, DeferredRelease::Over o
   if (!tidies_) wake_.notify_all();
 }
 
+// ---- the workers
+
+// One of them, as it and step_down() see it.
+struct Runtime::Worker {
+  enum class Role { kNone, kLeads, kHelps };
+  static Worker*& of_this_thread() {
+    static thread_local Worker* it = nullptr;
+    return it;
+  }
+  // Gives the group back that it has taken.
+  void let_go() {
+    if (Progress* const group = std::exchange(claimed, nullptr)) group->unclaim();
+  }
+
+  Role role = Role::kNone;
+  bool fresh = true;
+  Groups groups;      // those listed
+  uint64_t seen = 0;  // changes of the list
+  Progress* claimed = nullptr;
+};
+
 void Runtime::kick(const std::shared_ptr<Communicator>& group) {
   {
     const Lock lock(mutex_);
-    if (std::find(inbox_.begin(), inbox_.end(), group) == inbox_.end()) inbox_.push_back(group);
-    has_inbox_.store(true, std::memory_order_seq_cst);  // partner: work()
+    if (std::ranges::find(listed_, group) == listed_.end()) listed_.push_back(group);
+    changes_.fetch_add(1, std::memory_order_seq_cst);  // partner: work()
     elect();
   }
-  bell_->notify(kLocalNews);  // the worker may be waiting for a peer
+  bell_->notify(kLocalNews);  // the leader may be waiting for a peer
 }
 
-// Sees to it that a worker takes the inbox. The lock is held. If no thread can be made, the next
-// kick tries again, and waiting threads drive.
+// Sees to it that a worker comes where one is wanted. The lock is held. If no thread can be made,
+// the next kick tries again, and waiting threads drive.
 void Runtime::elect() {
-  if (leader_.load(std::memory_order_relaxed) != std::thread::id()) return;
-  if (standby_ > 0) {
-    wake_.notify_one();
-    return;
-  }
+  if (!is_wanted()) return;
+  if (standby_ > 0 && standby_ >= called_) return wake_.notify_one();
   try {
     std::thread(&Runtime::work, this).detach();
     ++standby_;  // it has to pass this lock first
   } catch (const std::system_error& error) {
+    called_ = 0;
+    if (led_) workers_ = 1 + helpers_;  // so many will do
     Logger(config_.log, "").warning("the worker thread cannot be started: ", error.what());
   }
 }
 
-void Runtime::step_down() {
-  if (leader_.load(std::memory_order_relaxed) != std::this_thread::get_id()) return;
-  const Lock lock(mutex_);
-  for (const auto& group : *driven_) {
-    if (group->progress().needs_worker()) inbox_.push_back(group);
+// More is to be driven than this worker can.
+void Runtime::call_help(const Worker& worker) {
+  {
+    const Lock lock(mutex_);
+    const int most = workers_ > 0 ? workers_.load() : std::min(cpus_ / ranks_here_, kMostWorkers);
+    if (helpers_ + called_ + 1 < most) {
+      ++called_;
+      elect();
+    }
   }
-  leader_.store(std::thread::id(), std::memory_order_relaxed);
-  driven_ = nullptr;
-  has_inbox_.store(!inbox_.empty(), std::memory_order_seq_cst);
-  if (!inbox_.empty()) elect();
+  if (worker.role == Worker::Role::kHelps) bell_->notify(kLocalNews);  // the leader may sleep
 }
 
-// Waits until there is something to drive and nobody drives. The lock is held. Tidies up meanwhile.
+void Runtime::dismiss(Worker& worker) {
+  if (worker.role == Worker::Role::kLeads) led_ = false;
+  if (worker.role == Worker::Role::kHelps) --helpers_;
+  worker.role = Worker::Role::kNone;
+}
+
+void Runtime::step_down() {
+  Worker* const worker = Worker::of_this_thread();
+  if (worker == nullptr || worker->role == Worker::Role::kNone) return;
+  worker->let_go();
+  {
+    const Lock lock(mutex_);
+    dismiss(*worker);
+    const auto needs = [](const auto& group) { return group->progress().needs_worker(); };
+    if (std::ranges::any_of(listed_, needs)) elect();
+  }
+  bell_->notify(kLocalNews);
+}
+
+// Waits until it is wanted. The lock is held. Tidies up meanwhile.
 void Runtime::stand_by() {
   const auto called = [&] {
     mutex_.assert_held();
-    return !inbox_.empty() && leader_.load(std::memory_order_relaxed) == std::thread::id();
+    return is_wanted();
   };
   while (!called()) {
     if (tidies_ || !deferred_.filled()) {
@@ -228,72 +270,105 @@ void Runtime::stand_by() {
   }
 }
 
-// Returns when this thread is the leader and has something to drive.
-void Runtime::lead(Groups& active, bool fresh) {
-  const auto self = std::this_thread::get_id();
-  const bool leads = leader_.load(std::memory_order_relaxed) == self;
-  if (!leads) active.clear();  // step_down() gave them away; a group's end needs the lock
-  Groups taken;                // its references go after the lock
+// Returns when this worker has a role, with the groups that are listed.
+void Runtime::report(Worker& worker) {
+  worker.groups.clear();  // a group's end needs the lock
   const Lock lock(mutex_);
-  if (active.empty()) {
-    if (leads) leader_.store(std::thread::id(), std::memory_order_relaxed);
-    if (!fresh) ++standby_;
+  if (listed_.empty()) dismiss(worker);
+  if (worker.role == Worker::Role::kNone) {
+    if (!std::exchange(worker.fresh, false)) ++standby_;
     stand_by();
     --standby_;
+    if (called_ > 0) --called_;
+    if (led_) ++helpers_;
+    worker.role = std::exchange(led_, true) ? Worker::Role::kHelps : Worker::Role::kLeads;
   }
-  leader_.store(self, std::memory_order_relaxed);
-  driven_ = &active;
-  taken.swap(inbox_);
-  for (const auto& group : taken) {
-    if (std::find(active.begin(), active.end(), group) == active.end()) active.push_back(group);
+  worker.groups = listed_;
+  worker.seen = changes_.load(std::memory_order_relaxed);
+}
+
+// One turn of the groups, where helpers go the other way round. Several workers drive side by side,
+// each another group. True when something moved.
+bool Runtime::drive(Worker& worker) {
+  const size_t count = worker.groups.size();
+  const auto began = count > 1 ? Clock::now() : Clock::time_point();
+  size_t moved = 0;
+  bool alone = true;  // it has not called for help
+  for (size_t i = 0; i < count && worker.role != Worker::Role::kNone; ++i) {
+    const bool helps = worker.role == Worker::Role::kHelps;
+    const auto& group = worker.groups[helps ? count - 1 - i : i];
+    if (!group->progress().claim()) continue;
+    worker.claimed = &group->progress();
+    const bool some = group->progress().drive();
+    worker.let_go();
+    moved += some ? 1 : 0;
+    if (!some && group->progress().idle()) unlist(group);
+    if (alone && some && moved > 1 && Clock::now() - began > kLongTurn) {
+      alone = false;
+      call_help(worker);
+    }
   }
-  has_inbox_.store(false, std::memory_order_seq_cst);
+  return moved > 0;
+}
+
+// The list loses it, unless there is something to drive again: a kick() comes before this lock, and
+// its work is seen, or after it, and lists the group anew.
+void Runtime::unlist(const std::shared_ptr<Communicator>& group) {
+  const Lock lock(mutex_);
+  if (group->progress().idle() && std::erase(listed_, group) > 0) {
+    changes_.fetch_add(1, std::memory_order_seq_cst);  // partner: work()
+  }
+}
+
+// A helper has found nothing to move. The leader may have left a group to it, and looks once more.
+void Runtime::rest(Worker& worker) {
+  {
+    const Lock lock(mutex_);
+    dismiss(worker);
+  }
+  bell_->notify(kLocalNews);
+}
+
+// The leader sleeps.
+void Runtime::sleep(const Worker& worker, Clock::duration most) {
+  const auto awake = [&] {
+    if (changes_.load(std::memory_order_seq_cst) != worker.seen) return true;
+    return std::ranges::any_of(worker.groups, [](const auto& group) {
+      Progress& progress = group->progress();
+      if (!progress.claim()) return false;  // the helper that has it rings: rest(), step_down()
+      const Finally over{[&] { progress.unclaim(); }};
+      return progress.ready();
+    });
+  };
+  uint32_t news = kLocalNews;
+  for (const auto& group : worker.groups) {
+    most = std::min(most, group->progress().poll_interval());
+    news |= group->progress().news();
+  }
+  if (worker.groups.size() > 1 || !worker.groups[0]->progress().sleep(awake, most)) {
+    bell_->sleep(news, awake, most);
+  }
 }
 
 void Runtime::work() {
-  Groups active;
+  Worker self;
+  Worker::of_this_thread() = &self;
   Patience patience(SpinPolicy{kWorkerSpin, 0, 32});
-  const auto inbox = [&] { return has_inbox_.load(std::memory_order_seq_cst); };
-  const auto leads = [&, self = std::this_thread::get_id()] {
-    return leader_.load(std::memory_order_relaxed) == self;  // only this thread makes it so
-  };
   // One busy group must not hide another's trouble.
   Waiter waiter(patience, [&](Clock::time_point) {
-    for (const auto& group : active) group->state().check();
-    if (!deferred_.filled() || !leads()) return;
+    for (const auto& group : self.groups) group->state().check();
+    if (!deferred_.filled() || self.role == Worker::Role::kNone) return;
     step_down();
     call([&] { deferred_.clear(); });
   });
-  bool fresh = true;
   while (true) {
-    if (active.empty() || inbox() || !leads()) lead(active, std::exchange(fresh, false));
-    bool moved = false;
-    for (size_t i = 0; i < active.size() && leads();) {  // step_down() reads the list meanwhile
-      const auto result = active[i]->progress().drive();
-      moved = moved || result == Progress::Driven::kMoved;
-      if (result != Progress::Driven::kIdle) {
-        ++i;
-        continue;
-      }
-      const auto idle = std::move(active[i]);  // which may end with this reference
-      active.erase(active.begin() + static_cast<std::ptrdiff_t>(i));
-    }
-    if (!waiter.again(moved || active.empty())) {
-      const auto awake = [&] {
-        const auto ready = [](const auto& group) { return group->progress().ready(); };
-        return inbox() || std::ranges::any_of(active, ready);
-      };
-      Clock::duration most = waiter.until_check();
-      uint32_t news = kLocalNews;
-      for (const auto& group : active) {
-        most = std::min(most, group->progress().poll_interval());
-        news |= group->progress().news();
-      }
-      if (active.size() > 1 || !active[0]->progress().sleep(awake, most)) {
-        bell_->sleep(news, awake, most);
-      }
-      waiter.woke(false);
-    }
+    const bool stale = self.seen != changes_.load(std::memory_order_seq_cst);
+    if (stale || self.groups.empty() || self.role == Worker::Role::kNone) report(self);
+    if (waiter.again(drive(self)) || self.groups.empty()) continue;
+    if (self.role == Worker::Role::kHelps) rest(self);
+    if (self.role == Worker::Role::kNone) continue;
+    sleep(self, waiter.until_check());
+    waiter.woke(false);
   }
 }
 
