@@ -34,6 +34,8 @@ class Progress {
   void unclaim() { claimed_.store(false, std::memory_order_seq_cst); }
   // True when something moved.
   bool drive();
+  // For a thread that waits for another group: moves collectives, and leaves callbacks to workers.
+  bool help();
   // Nothing is to be done here, or another thread drives and will kick() the workers.
   bool idle() const;
   bool ready();

@@ -10,7 +10,8 @@ namespace {
 
 // The worker shares its core with the computation it overlaps with: it never spins long.
 constexpr auto kWorkerSpin = std::chrono::nanoseconds(1000);
-constexpr auto kTidy = std::chrono::milliseconds(20);       // by then a caller has released it
+constexpr auto kTidy = std::chrono::milliseconds(20);  // by then a caller has released it
+constexpr size_t kMostHelped = 8;  // groups that a waiting thread looks at before it sleeps
 constexpr auto kLongTurn = std::chrono::microseconds(100);  // of one worker: worth waking another
 
 struct Global {
@@ -192,9 +193,24 @@ void Runtime::kick(const std::shared_ptr<Communicator>& group) {
     const Lock lock(mutex_);
     if (std::ranges::find(listed_, group) == listed_.end()) listed_.push_back(group);
     changes_.fetch_add(1, std::memory_order_seq_cst);  // partner: work()
+    quiet_.store(false, std::memory_order_relaxed);
     elect();
   }
   bell_->notify(kLocalNews);  // the leader may be waiting for a peer
+}
+
+bool Runtime::help_others(const Progress& own) {
+  if (quiet_.load(std::memory_order_relaxed)) return false;  // a stale one only delays
+  Groups some;
+  {
+    const Lock lock(mutex_);
+    for (size_t i = 0; i < std::min(listed_.size(), kMostHelped); ++i) {
+      some.push_back(listed_[++helped_ % listed_.size()]);
+    }
+  }
+  return std::ranges::any_of(some, [&](const auto& group) {
+    return &group->progress() != &own && group->progress().help();
+  });
 }
 
 // Sees to it that a worker comes where one is wanted. The lock is held. If no thread can be made,
@@ -317,6 +333,7 @@ void Runtime::unlist(const std::shared_ptr<Communicator>& group) {
   const Lock lock(mutex_);
   if (group->progress().idle() && std::erase(listed_, group) > 0) {
     changes_.fetch_add(1, std::memory_order_seq_cst);  // partner: work()
+    if (listed_.empty()) quiet_.store(true, std::memory_order_relaxed);
   }
 }
 
@@ -345,9 +362,11 @@ void Runtime::sleep(const Worker& worker, Clock::duration most) {
     most = std::min(most, group->progress().poll_interval());
     news |= group->progress().news();
   }
+  quiet_.store(true, std::memory_order_relaxed);
   if (worker.groups.size() > 1 || !worker.groups[0]->progress().sleep(awake, most)) {
     bell_->sleep(news, awake, most);
   }
+  quiet_.store(false, std::memory_order_relaxed);
 }
 
 void Runtime::work() {

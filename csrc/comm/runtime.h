@@ -18,6 +18,7 @@
 namespace ringcomm {
 
 class Communicator;
+class Progress;
 
 class Runtime {
  public:
@@ -69,6 +70,9 @@ class Runtime {
 
   // `group` has work that no thread may be driving: the workers look at it.
   void kick(const std::shared_ptr<Communicator>& group);
+  // Moves one of the groups, if the workers have more than they can do. A thread that waits for
+  // `own` calls it instead of a sleep.
+  bool help_others(const Progress& own);
   // Called before a worker runs code that may block. From now on others drive.
   void step_down();
   // Runs code of the user's, unless the program ends.
@@ -114,11 +118,14 @@ class Runtime {
 
   Mutex mutex_;
   std::condition_variable_any wake_;
-  std::atomic<int> workers_{0};                      // 0: not set
+  std::atomic<bool> quiet_{
+      true};                     // nothing is listed, or the leader sleeps; partner: help_others()
+  std::atomic<int> workers_{0};  // 0: not set
   Groups listed_ RINGCOMM_GUARDED_BY(mutex_);        // that workers look at
   std::atomic<uint64_t> changes_{0};                 // of listed_; partner: work()
   bool led_ RINGCOMM_GUARDED_BY(mutex_) = false;     // by one of the workers
   int helpers_ RINGCOMM_GUARDED_BY(mutex_) = 0;      // workers that drive and do not lead
+  size_t helped_ RINGCOMM_GUARDED_BY(mutex_) = 0;    // whose turn it is in help_others()
   int called_ RINGCOMM_GUARDED_BY(mutex_) = 0;       // to help, and not come yet
   int standby_ RINGCOMM_GUARDED_BY(mutex_) = 0;      // workers that could come
   int ranks_here_ RINGCOMM_GUARDED_BY(mutex_) = 1;   // the most of a group on this host
