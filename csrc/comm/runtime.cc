@@ -262,22 +262,15 @@ void Runtime::step_down() {
 
 // Waits until it is wanted. The lock is held. Tidies up meanwhile.
 void Runtime::stand_by() {
-  const auto called = [&] {
-    mutex_.assert_held();
-    return is_wanted();
-  };
-  while (!called()) {
+  while (!is_wanted()) {
     if (tidies_ || !deferred_.filled()) {
-      wake_.wait(mutex_, [&] {
-        mutex_.assert_held();
-        return called() || (!tidies_ && deferred_.filled());
-      });
+      wake_.wait(mutex_);
       continue;
     }
     tidies_ = true;
-    const bool wanted = wake_.wait_for(mutex_, kTidy, called);
+    wake_.wait_for(mutex_, kTidy);
     tidies_ = false;
-    if (wanted || !deferred_.filled()) continue;
+    if (is_wanted() || !deferred_.filled()) continue;
     --standby_;  // it may take its time
     mutex_.unlock();
     call([&] { deferred_.clear(); });
@@ -307,9 +300,8 @@ void Runtime::report(Worker& worker) {
 // each another group. True when something moved.
 bool Runtime::drive(Worker& worker) {
   const size_t count = worker.groups.size();
-  const auto began = count > 1 ? Clock::now() : Clock::time_point();
+  auto began = count > 1 ? Clock::now() : Clock::time_point::max();
   size_t moved = 0;
-  bool alone = true;  // it has not called for help
   for (size_t i = 0; i < count && worker.role != Worker::Role::kNone; ++i) {
     const bool helps = worker.role == Worker::Role::kHelps;
     const auto& group = worker.groups[helps ? count - 1 - i : i];
@@ -319,10 +311,9 @@ bool Runtime::drive(Worker& worker) {
     worker.let_go();
     moved += some ? 1 : 0;
     if (!some && group->progress().idle()) unlist(group);
-    if (alone && some && moved > 1 && Clock::now() - began > kLongTurn) {
-      alone = false;
-      call_help(worker);
-    }
+    if (!some || moved < 2 || Clock::now() - began < kLongTurn) continue;
+    began = Clock::time_point::max();  // once a turn
+    call_help(worker);
   }
   return moved > 0;
 }
