@@ -355,6 +355,7 @@ void Runtime::sleep(const Worker& worker, Clock::duration most) {
   }
   quiet_.store(true, std::memory_order_relaxed);
   if (worker.groups.size() > 1 || !worker.groups[0]->progress().sleep(awake, most)) {
+    for (const auto& group : worker.groups) group->state().transport().hand_over();
     bell_->sleep(news, awake, most);
   }
   quiet_.store(false, std::memory_order_relaxed);

@@ -110,6 +110,11 @@ class Transport {
   void end_driving(bool rest) {
     if (!remotes_.empty()) remotes_[0]->wire().end_driving(rest);
   }
+  // The network thread reads from now on, unless another thread drives.
+  void hand_over() {
+    begin_driving();
+    end_driving(true);
+  }
   // Readable: progress() has something to do.
   int descriptor_to_poll() const { return remotes_[0]->wire().descriptor(); }
   void need(Rank rank) {  // somebody waits for it
@@ -213,7 +218,7 @@ class Transport {
   Segment own_;
   std::vector<RemotePeer*> remotes_;
   std::vector<RemotePeer*> used_;  // by operations of the driving thread
-  std::vector<uint64_t> sent_;  // signals sent, per (peer, lane)
+  std::vector<uint64_t> sent_;     // signals sent, per (peer, lane)
 };
 
 // A thread that drives, for a scope.
