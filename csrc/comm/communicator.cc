@@ -109,7 +109,7 @@ void Communicator::shutdown(Clock::duration grace, bool drains) {
   const Deadline deadline(grace);
   Waiter waiter([&](Clock::time_point) { state_.check(); });
   while (progress_.pending() && !state_.failed() && !deadline.passed()) {
-    if (waiter.again(progress_.drive() == Progress::Driven::kMoved)) continue;
+    if (waiter.again(progress_.drive())) continue;
     state_.transport().doorbell().sleep(
         kAllNews, [&] { return !progress_.pending() || progress_.ready(); },
         std::min(waiter.until_check(), deadline.left()));

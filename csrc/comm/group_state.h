@@ -42,6 +42,7 @@ class GroupState {
   const std::string& name() const { return options_.name; }
   const GroupConfig& config() const { return options_.config; }
   const Reach& reach() const { return reach_; }
+  int neighbours() const { return neighbours_; }  // ranks on this host, this one included
   bool alone_on_host() const { return neighbours_ == 1 && size() > 1; }
   Transport& transport() const { return *transport_; }
   const Logger& logger() const { return logger_; }

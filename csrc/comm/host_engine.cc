@@ -95,7 +95,14 @@ bool HostEngine::next_task() {
 
 // Moves the front of the queue on.
 bool HostEngine::progress(Driver& driver) {
-  if (!pending() || !driver.take()) return false;
+  const bool moved = advance(driver);
+  if (!over(driver)) return moved;
+  end_task(driver, *std::exchange(over_, std::nullopt));
+  return true;
+}
+
+bool HostEngine::advance(Driver& driver) {
+  if (!pending() || !driver.take() || over_) return false;
   std::exception_ptr error;
   bool unblocked = true;
   const bool begun = task_ != nullptr;
@@ -114,7 +121,7 @@ bool HostEngine::progress(Driver& driver) {
   } catch (const std::exception&) {
     error = state_.fail(std::current_exception());
   }
-  end_task(driver, error);
+  over_ = error;
   return true;
 }
 
@@ -138,7 +145,7 @@ void HostEngine::end_task(Driver& driver, const std::exception_ptr& error) {
 
 // A thread that could move the queue on is at the wheel then. Else it would hear of no signals.
 bool HostEngine::ready(Driver& driver) {
-  if (driver.drives()) return task_ ? operation_.ready() : front() != nullptr;
+  if (driver.drives()) return task_ ? over_ || operation_.ready() : front() != nullptr;
   if (!pending() || !driver.take()) return false;
   if (task_ || front()) return true;
   driver.let_go();  // the next one's time has not come
@@ -147,7 +154,7 @@ bool HostEngine::ready(Driver& driver) {
 
 void HostEngine::check() {
   Driver driver(wheel_);
-  if (!pending() || !driver.take() || !task_ || operation_.ready()) return;
+  if (!pending() || !driver.take() || !task_ || over_ || operation_.ready()) return;
   try {
     operation_.check(&task_->deadline);
   } catch (const std::exception&) {

@@ -62,6 +62,9 @@ class HostEngine final : public Engine {
   bool pending() override { return queued_.load(std::memory_order_seq_cst) > 0; }
   bool ready(Driver& driver) override;
   bool progress(Driver& driver) override;
+  // The same, but a task that ends is left to progress(), which calls back.
+  bool advance(Driver& driver);
+  bool over(const Driver& driver) const { return driver.drives() && over_; }  // one is left
   void check() override;
   Clock::duration poll_interval() override;
 
@@ -72,10 +75,11 @@ class HostEngine final : public Engine {
   void end_task(Driver& driver, const std::exception_ptr& error);
 
   GroupState& state_;
-  Wheel wheel_;  // the driving thread has it; guards the next three
+  Wheel wheel_;  // the driving thread has it; guards the next four
   HostOperation operation_;
   Patience patience_;
-  TaskPtr task_;  // whose operation is in progress; null in run()
+  TaskPtr task_;                            // whose operation is in progress; null in run()
+  std::optional<std::exception_ptr> over_;  // it has ended, with that error
 
   mutable Mutex queue_mutex_;
   std::deque<TaskPtr> queue_ RINGCOMM_GUARDED_BY(queue_mutex_);

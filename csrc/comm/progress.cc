@@ -80,7 +80,7 @@ Rank Progress::awaited(const Driver& driver) {
 // A thread that waits for a task drives the queue, or follows: it sleeps until the driver lets go.
 // Only the one at the wheel listens to signals, and it keeps the wheel while it sleeps, as long as
 // an operation is in progress. A thread that waits for a message listens to messages alone, and
-// the worker drives.
+// the worker drives. Before it sleeps, it drives other groups for which no worker has the time.
 bool Progress::wait(Request& request, Clock::duration at_most) {
   const auto done = [&] { return request.done.load(std::memory_order_seq_cst); };
   if (done() || state_.forked()) return done();
@@ -105,6 +105,7 @@ bool Progress::wait(Request& request, Clock::duration at_most) {
   while (!done() && !late) {
     if (waiter.again(progress(driver, except))) continue;
     host_.rest(driver);
+    if (Runtime::get().help_others(*this)) continue;
     const uint32_t news = message != nullptr ? kMessageNews
                           : driver.drives()  ? kAllNews
                                              : kMessageNews | kLocalNews;
@@ -157,17 +158,28 @@ void Progress::wait_for_streams(const std::string& during, const std::function<b
   }
 }
 
-// ---- the worker
+// ---- the workers
 
-Progress::Driven Progress::drive() {
-  // A thread that waits for a task drives everything; as above.
-  if (state_.forked() || waiting_for_tasks_.load(std::memory_order_seq_cst) > 0) {
-    return Driven::kIdle;
-  }
+// A thread that waits for a task drives everything; as left_to_waiters().
+bool Progress::idle() const {
+  return state_.forked() || waiting_for_tasks_.load(std::memory_order_seq_cst) > 0 ||
+         !needs_worker(left_to_waiters());
+}
+
+bool Progress::drive() {
+  if (idle()) return false;
   Driver driver(host_.wheel());
-  const Engine* const except = left_to_waiters();
-  if (progress(driver, except)) return Driven::kMoved;
-  return needs_worker(except) ? Driven::kBlocked : Driven::kIdle;
+  return progress(driver, left_to_waiters());
+}
+
+bool Progress::help() {
+  if (idle() || claimed_.load(std::memory_order_seq_cst)) return false;
+  Driver driver(host_.wheel());
+  const bool moved = host_.advance(driver);
+  const bool over = host_.over(driver);
+  driver.let_go();
+  if (moved && over) state_.kick();
+  return moved;
 }
 
 bool Progress::sleep(const std::function<bool()>& awake, Clock::duration most) {

@@ -25,12 +25,19 @@ class Progress {
   bool pending(const Engine* except = nullptr) const {
     return state_.count_engines(except, [](Engine& engine) { return engine.pending(); }) > 0;
   }
-  // Is there anything that the worker must look at?
+  // Is there anything that a worker must look at?
   bool needs_worker(const Engine* except = nullptr) const;
 
-  // For the worker. kIdle: nothing to do here, or another thread drives and will kick() the worker.
-  enum class Driven { kIdle, kBlocked, kMoved };
-  Driven drive();
+  // For the workers. One at a time looks at a group, and calls back, so callbacks keep their order.
+  // Partner of each: the other one.
+  bool claim() { return !claimed_.exchange(true, std::memory_order_seq_cst); }
+  void unclaim() { claimed_.store(false, std::memory_order_seq_cst); }
+  // True when something moved.
+  bool drive();
+  // For a thread that waits for another group: moves collectives, and leaves callbacks to workers.
+  bool help();
+  // Nothing is to be done here, or another thread drives and will kick() the workers.
+  bool idle() const;
   bool ready();
   // As Driving::sleep. False when the worker has to sleep in another way.
   bool sleep(const std::function<bool()>& awake, Clock::duration most);
@@ -59,6 +66,7 @@ class Progress {
   GroupState& state_;
   HostEngine& host_;
   MessageEngine& messages_;
+  std::atomic<bool> claimed_{false};
   std::atomic<int> waiting_{0}, waiting_for_tasks_{0};  // threads in wait(); partner: drive()
 };
 

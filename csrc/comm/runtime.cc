@@ -8,10 +8,6 @@
 namespace ringcomm {
 namespace {
 
-// The worker shares its core with the computation it overlaps with: it never spins long.
-constexpr auto kWorkerSpin = std::chrono::nanoseconds(1000);
-constexpr auto kTidy = std::chrono::milliseconds(20);  // by then a caller has released it
-
 struct Global {
   Mutex mutex;
   Runtime* runtime = nullptr;
@@ -77,6 +73,7 @@ void Runtime::attach(Communicator* group) {
   const Lock lock(mutex_);
   if (!bell_) bell_ = neighbours_.bell();
   groups_.push_back(group);
+  ranks_here_ = std::max(ranks_here_, group->state().neighbours());
 }
 
 void Runtime::detach(Communicator* group) {
@@ -162,139 +159,6 @@ void Runtime::release_later(std::shared_ptr<void> thing, DeferredRelease::Over o
   if (!deferred_.put(std::move(thing), std::move(over))) return;
   const Lock lock(mutex_);
   if (!tidies_) wake_.notify_all();
-}
-
-void Runtime::kick(const std::shared_ptr<Communicator>& group) {
-  {
-    const Lock lock(mutex_);
-    if (std::find(inbox_.begin(), inbox_.end(), group) == inbox_.end()) inbox_.push_back(group);
-    has_inbox_.store(true, std::memory_order_seq_cst);  // partner: work()
-    elect();
-  }
-  bell_->notify(kLocalNews);  // the worker may be waiting for a peer
-}
-
-// Sees to it that a worker takes the inbox. The lock is held. If no thread can be made, the next
-// kick tries again, and waiting threads drive.
-void Runtime::elect() {
-  if (leader_.load(std::memory_order_relaxed) != std::thread::id()) return;
-  if (standby_ > 0) {
-    wake_.notify_one();
-    return;
-  }
-  try {
-    std::thread(&Runtime::work, this).detach();
-    ++standby_;  // it has to pass this lock first
-  } catch (const std::system_error& error) {
-    Logger(config_.log, "").warning("the worker thread cannot be started: ", error.what());
-  }
-}
-
-void Runtime::step_down() {
-  if (leader_.load(std::memory_order_relaxed) != std::this_thread::get_id()) return;
-  const Lock lock(mutex_);
-  for (const auto& group : *driven_) {
-    if (group->progress().needs_worker()) inbox_.push_back(group);
-  }
-  leader_.store(std::thread::id(), std::memory_order_relaxed);
-  driven_ = nullptr;
-  has_inbox_.store(!inbox_.empty(), std::memory_order_seq_cst);
-  if (!inbox_.empty()) elect();
-}
-
-// Waits until there is something to drive and nobody drives. The lock is held. Tidies up meanwhile.
-void Runtime::stand_by() {
-  const auto called = [&] {
-    mutex_.assert_held();
-    return !inbox_.empty() && leader_.load(std::memory_order_relaxed) == std::thread::id();
-  };
-  while (!called()) {
-    if (tidies_ || !deferred_.filled()) {
-      wake_.wait(mutex_, [&] {
-        mutex_.assert_held();
-        return called() || (!tidies_ && deferred_.filled());
-      });
-      continue;
-    }
-    tidies_ = true;
-    const bool wanted = wake_.wait_for(mutex_, kTidy, called);
-    tidies_ = false;
-    if (wanted || !deferred_.filled()) continue;
-    --standby_;  // it may take its time
-    mutex_.unlock();
-    call([&] { deferred_.clear(); });
-    mutex_.lock();
-    ++standby_;
-  }
-}
-
-// Returns when this thread is the leader and has something to drive.
-void Runtime::lead(Groups& active, bool fresh) {
-  const auto self = std::this_thread::get_id();
-  const bool leads = leader_.load(std::memory_order_relaxed) == self;
-  if (!leads) active.clear();  // step_down() gave them away; a group's end needs the lock
-  Groups taken;                // its references go after the lock
-  const Lock lock(mutex_);
-  if (active.empty()) {
-    if (leads) leader_.store(std::thread::id(), std::memory_order_relaxed);
-    if (!fresh) ++standby_;
-    stand_by();
-    --standby_;
-  }
-  leader_.store(self, std::memory_order_relaxed);
-  driven_ = &active;
-  taken.swap(inbox_);
-  for (const auto& group : taken) {
-    if (std::find(active.begin(), active.end(), group) == active.end()) active.push_back(group);
-  }
-  has_inbox_.store(false, std::memory_order_seq_cst);
-}
-
-void Runtime::work() {
-  Groups active;
-  Patience patience(SpinPolicy{kWorkerSpin, 0, 32});
-  const auto inbox = [&] { return has_inbox_.load(std::memory_order_seq_cst); };
-  const auto leads = [&, self = std::this_thread::get_id()] {
-    return leader_.load(std::memory_order_relaxed) == self;  // only this thread makes it so
-  };
-  // One busy group must not hide another's trouble.
-  Waiter waiter(patience, [&](Clock::time_point) {
-    for (const auto& group : active) group->state().check();
-    if (!deferred_.filled() || !leads()) return;
-    step_down();
-    call([&] { deferred_.clear(); });
-  });
-  bool fresh = true;
-  while (true) {
-    if (active.empty() || inbox() || !leads()) lead(active, std::exchange(fresh, false));
-    bool moved = false;
-    for (size_t i = 0; i < active.size() && leads();) {  // step_down() reads the list meanwhile
-      const auto result = active[i]->progress().drive();
-      moved = moved || result == Progress::Driven::kMoved;
-      if (result != Progress::Driven::kIdle) {
-        ++i;
-        continue;
-      }
-      const auto idle = std::move(active[i]);  // which may end with this reference
-      active.erase(active.begin() + static_cast<std::ptrdiff_t>(i));
-    }
-    if (!waiter.again(moved || active.empty())) {
-      const auto awake = [&] {
-        const auto ready = [](const auto& group) { return group->progress().ready(); };
-        return inbox() || std::ranges::any_of(active, ready);
-      };
-      Clock::duration most = waiter.until_check();
-      uint32_t news = kLocalNews;
-      for (const auto& group : active) {
-        most = std::min(most, group->progress().poll_interval());
-        news |= group->progress().news();
-      }
-      if (active.size() > 1 || !active[0]->progress().sleep(awake, most)) {
-        bell_->sleep(news, awake, most);
-      }
-      waiter.woke(false);
-    }
-  }
 }
 
 // A program may end without destroying its groups.

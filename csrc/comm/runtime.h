@@ -1,7 +1,8 @@
-// The parts that a process has once: configuration, doorbell, and the worker thread that advances
-// asynchronous operations of all its groups. One worker drives at a time. Another one is made if a
-// worker is in a callback of the user's while there is more to drive. This is the only global of
-// ringcomm (tests/test_house.py).
+// The parts that a process has once: configuration, doorbell, and the workers that advance
+// asynchronous operations of all its groups. One of them leads: it alone sleeps on the doorbell.
+// Where several groups keep it busy, it calls others to help, while there are cores for them. They
+// are threads that are made when they are first needed. Another worker also takes the place of one
+// that is in a callback of the user's. This is the only global of ringcomm (tests/test_house.py).
 #pragma once
 
 #include <condition_variable>
@@ -17,6 +18,7 @@
 namespace ringcomm {
 
 class Communicator;
+class Progress;
 
 class Runtime {
  public:
@@ -33,6 +35,9 @@ class Runtime {
   // Made when the first group needs it: threads and sockets that one host has no use for.
   Network& network(const std::string& store_host);
   int cpus() const { return cpus_; }
+  // How many workers may drive at once. Without it: one for each core that a rank of this host has,
+  // and kMostWorkers at most.
+  void set_workers(int most) { workers_ = most; }
   // The word of a group's rank 0 to the others, as plan/topology.h has it: it reads the file that
   // RINGCOMM_COSTS names, for every group anew. If that fails, the word is "!" and the error. Other
   // processes keep the word: they may be rank 0 of the next group.
@@ -63,9 +68,12 @@ class Runtime {
   void tell_failures_to(int pipe) { failures_ = pipe; }
   void tell_failure() const;
 
-  // `group` has work that no thread may be driving: the worker looks at it.
+  // `group` has work that no thread may be driving: the workers look at it.
   void kick(const std::shared_ptr<Communicator>& group);
-  // Called before a worker runs code that may block. From now on another one drives.
+  // Moves one of the groups, if the workers have more than they can do. A thread that waits for
+  // `own` calls it instead of a sleep.
+  bool help_others(const Progress& own);
+  // Called before a worker runs code that may block. From now on others drive.
   void step_down();
   // Runs code of the user's, unless the program ends.
   void call(const std::function<void()>& code);
@@ -77,11 +85,23 @@ class Runtime {
  private:
   using Groups = std::vector<std::shared_ptr<Communicator>>;
 
+  struct Worker;
+  static constexpr int kMostWorkers = 4;
+
   Runtime();
   void work();
-  void lead(Groups& active, bool fresh);
+  void report(Worker& worker);
+  bool drive(Worker& worker);
+  void sleep(const Worker& worker, Clock::duration most);
+  void rest(Worker& worker);
+  void unlist(const std::shared_ptr<Communicator>& group);
+  void call_help(const Worker& worker);
+  void dismiss(Worker& worker) RINGCOMM_REQUIRES(mutex_);
   void elect() RINGCOMM_REQUIRES(mutex_);
   void stand_by() RINGCOMM_REQUIRES(mutex_);
+  bool is_wanted() const RINGCOMM_REQUIRES(mutex_) {
+    return called_ > 0 || (!led_ && helpers_ == 0 && !listed_.empty());
+  }
   static void at_exit();
   static void before_fork() RINGCOMM_UNCHECKED_LOCKS;
   static void after_fork_in_parent() RINGCOMM_UNCHECKED_LOCKS;
@@ -98,11 +118,17 @@ class Runtime {
 
   Mutex mutex_;
   std::condition_variable_any wake_;
-  Groups inbox_ RINGCOMM_GUARDED_BY(mutex_);
-  std::atomic<bool> has_inbox_{false};
-  std::atomic<std::thread::id> leader_;  // the worker that drives, if there is something to drive
-  Groups* driven_ RINGCOMM_GUARDED_BY(mutex_) = nullptr;  // its list
-  int standby_ RINGCOMM_GUARDED_BY(mutex_) = 0;           // workers that could lead
+  std::atomic<bool> quiet_{
+      true};                     // nothing is listed, or the leader sleeps; partner: help_others()
+  std::atomic<int> workers_{0};  // 0: not set
+  Groups listed_ RINGCOMM_GUARDED_BY(mutex_);        // that workers look at
+  std::atomic<uint64_t> changes_{0};                 // of listed_; partner: work()
+  bool led_ RINGCOMM_GUARDED_BY(mutex_) = false;     // by one of the workers
+  int helpers_ RINGCOMM_GUARDED_BY(mutex_) = 0;      // workers that drive and do not lead
+  size_t helped_ RINGCOMM_GUARDED_BY(mutex_) = 0;    // whose turn it is in help_others()
+  int called_ RINGCOMM_GUARDED_BY(mutex_) = 0;       // to help, and not come yet
+  int standby_ RINGCOMM_GUARDED_BY(mutex_) = 0;      // workers that could come
+  int ranks_here_ RINGCOMM_GUARDED_BY(mutex_) = 1;   // the most of a group on this host
   bool tidies_ RINGCOMM_GUARDED_BY(mutex_) = false;  // one of them will release what is deferred
   std::vector<int> calling_ RINGCOMM_GUARDED_BY(mutex_);  // threads in code of the user's
   std::condition_variable_any returned_;                  // one of them

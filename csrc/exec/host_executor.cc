@@ -4,6 +4,7 @@
 
 namespace ringcomm {
 
+constexpr uint64_t kTurnBytes = 1 << 20;     // then other groups get their turn
 constexpr uint64_t kScaledBytes = 16 << 10;  // of an operand at a time: it stays in the cache
 
 HostExecutor::HostExecutor(Transport& transport, uint64_t lent_bytes)
@@ -30,14 +31,17 @@ void HostExecutor::start(std::shared_ptr<const Plan> plan, uint64_t sequence,
 
 HostExecutor::Status HostExecutor::advance() {
   size_t number = 0;  // of the step
+  uint64_t moved = 0;
   for (; cursor_; cursor_.next()) {
     const Step& step = *cursor_;
     switch (step.verb) {
       case Verb::kCopy:
         copy(step, cursor_.bytes());
+        moved += cursor_.bytes();
         break;
       case Verb::kReduce:
         reduce(step, cursor_.bytes());
+        moved += cursor_.bytes();
         break;
       case Verb::kSignal:
         transport_.signal(step.peer, step.lane, half_, stamps_.outgoing(step.peer, step.lane));
@@ -50,6 +54,7 @@ HostExecutor::Status HostExecutor::advance() {
           if (manner_.timed) watch_.block(number, Clock::now());
           return Status::kBlocked;
         }
+        if (moved >= kTurnBytes) return Status::kBlocked;
         if (manner_.timed) watch_.meet(number, Clock::now());
         if (transport_.stamp(peer_, lane_, half_) != stamps_.incoming(peer_, lane_)) {
           return Status::kMismatch;

@@ -46,8 +46,9 @@ class HostExecutor {
   Spans& output() { return output_; }
   Stamps& stamps() { return stamps_; }
 
-  // Runs until the end, an unmet wait, or a signal of another operation (a mismatch). Throws
-  // SystemError when there is no memory for a peer on another host.
+  // Runs until the end, an unmet wait, or a signal of another operation (a mismatch). Long ones
+  // return at a wait that is met, too. Throws SystemError when there is no memory for a peer on
+  // another host.
   Status advance();
   // Can advance() move: has it not begun, or has the awaited signal come? Cheap enough to spin on.
   bool ready() {

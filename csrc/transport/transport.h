@@ -113,6 +113,11 @@ class Transport {
   void end_driving(bool rest) {
     if (others_) others_->wire().end_driving(rest);
   }
+  // The network thread reads from now on, unless another thread drives.
+  void hand_over() {
+    begin_driving();
+    end_driving(true);
+  }
   // Readable: progress() has something to do.
   int descriptor_to_poll() const { return others_->wire().descriptor(); }
   void need(Rank rank) {  // somebody waits for it

@@ -18,6 +18,7 @@ PROGRAMS = [
     "plan_proofs",
     "transport_test",
     "neighbours_test",
+    "pool_test",
     "tuner_test",
     "reduce_test",
     "session_sim",
@@ -71,6 +72,11 @@ def test_plan_proofs_long(cpp_program: Program) -> None:
 @pytest.mark.timeout(400)
 def test_stress_under_thread_sanitizer(cpp_program: Program) -> None:
     check([cpp_program("stress", "thread")], 300)
+
+
+@pytest.mark.timeout(400)
+def test_workers_under_thread_sanitizer(cpp_program: Program) -> None:
+    check([cpp_program("pool_test", "thread")], 300)
 
 
 @pytest.mark.timeout(400)
@@ -128,6 +134,7 @@ def test_a_meeting_of_devices_that_is_none_is_caught(cpp_program: Program, how: 
         "stress",
         "transport_test",
         "neighbours_test",
+        "pool_test",
         "failure_test",
         "departure_test",
         "reduce_test",

@@ -331,15 +331,21 @@ std::vector<Check> all_checks() {
                         [=] { collectives<Transport>(size, seed, 150); }});
     }
     if (size == 1) continue;
-    checks.push_back({str("messages/", size), [=] { messages(size, 3); }});
-    checks.push_back({str("beside_waiters/", size), [=] { beside_waiters(size); }});
-    checks.push_back({str("asynchronous/", size), [=] { asynchronous(size, 4); }});
-    checks.push_back({str("blocking_callbacks/", size), [=] { blocking_callbacks(size, 5); }});
-    checks.push_back(
-        {str("callbacks_across_groups/", size), [=] { callbacks_across_groups(size, 7); }});
-    checks.push_back(
-        {str("callbacks_across_messages/", size), [=] { callbacks_across_messages(size); }});
-    checks.push_back({str("continuations/", size), [=] { continuations(size, 6); }});
+    for (const int workers : {1, 3}) {
+      const auto add = [&](const char* name, auto&& body) {
+        checks.push_back({str(name, '/', size, '/', workers), [=] {
+                            Runtime::get().set_workers(workers);
+                            body();
+                          }});
+      };
+      add("messages", [=] { messages(size, 3); });
+      add("beside_waiters", [=] { beside_waiters(size); });
+      add("asynchronous", [=] { asynchronous(size, 4); });
+      add("blocking_callbacks", [=] { blocking_callbacks(size, 5); });
+      add("callbacks_across_groups", [=] { callbacks_across_groups(size, 7); });
+      add("callbacks_across_messages", [=] { callbacks_across_messages(size); });
+      add("continuations", [=] { continuations(size, 6); });
+    }
   }
   return checks;
 }
