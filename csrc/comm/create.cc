@@ -92,8 +92,8 @@ std::shared_ptr<Communicator> Communicator::create(Store& store,
   agreed.algorithm.reset();
   agreed.interrupt_meeting = nullptr;  // it may be Python's, which ends before groups do
   if (!memory.algorithm.empty()) agreed.algorithm = algorithm_called(memory.algorithm);
-  auto transport = std::make_unique<Transport>(options.rank, std::move(memory.peers),
-                                               std::move(memory.others));
+  auto transport =
+      std::make_unique<Transport>(options.rank, std::move(memory.peers), std::move(memory.others));
   const Geometry across =
       Geometry::across_hosts(options.size, memory.distance, most_ranks(memory.host_of));
   return std::make_shared<Communicator>(std::move(transport), mapped ? geometry : across, agreed,

@@ -45,8 +45,8 @@ Network& Runtime::network(const std::string& store_host) {
   const Lock lock(mutex_);
   if (!network_) {
     const std::chrono::seconds resume(config_.resume_seconds);
-    network_ = std::make_unique<Network>(NetworkOptions{
-        config_, places, resume, neighbours_.bell(), [this] { pass_on(); }});
+    network_ = std::make_unique<Network>(
+        NetworkOptions{config_, places, resume, neighbours_.bell(), [this] { pass_on(); }});
   }
   return *network_;
 }
