@@ -105,7 +105,7 @@ class End final : public Wire {
   Session session;
   const uint64_t window;
   std::vector<std::shared_ptr<Connection>> connections;  // by flow
-  std::function<void()> flushed;  // frames are to be sent at once
+  std::function<void()> flushed;                         // frames are to be sent at once
   bool gone = false;
 };
 

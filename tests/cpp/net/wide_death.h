@@ -15,15 +15,16 @@ struct WideDeath {
   uint64_t median = 0;
 
   std::string text() const {
-    return str("{\"death\": true, \"ranks\": ", ranks, ", \"local\": ", local,
-               ", \"know\": ", know, ", \"misled\": ", misled, ", \"first_seconds\": ", first,
+    return str("{\"death\": true, \"ranks\": ", ranks, ", \"local\": ", local, ", \"know\": ", know,
+               ", \"misled\": ", misled, ", \"first_seconds\": ", first,
                ", \"last_seconds\": ", last, ", \"frames_max\": ", most,
                ", \"frames_median\": ", median, "}");
   }
 };
 
 // `forwards`: ranks act on what others tell them. The peers of the rank that stopped are refused by
-// its host for 0.7 s before they believe it, as in net/peer.cc, and look at their peers every 20 ms.
+// its host for 0.7 s before they believe it, as in net/peer.cc, and look at their peers every 20
+// ms.
 inline WideDeath stop_one(const WideSetup& setup, bool forwards) {
   constexpr auto kRefused = std::chrono::milliseconds(700), kLook = std::chrono::milliseconds(20),
                  kTick = std::chrono::milliseconds(10);
@@ -64,7 +65,8 @@ inline WideDeath stop_one(const WideSetup& setup, bool forwards) {
   for (Rank rank = 0; rank < setup.ranks; ++rank) {
     if (rank == victim || rank / setup.local != victim / setup.local) continue;
     timeline.after(soon(), [&world, rank, victim] {  // a Unix socket tells at once
-      const PeerError error(victim, str("Connection closed by rank ", victim, ": its process died"));
+      const PeerError error(victim,
+                            str("Connection closed by rank ", victim, ": its process died"));
       world.member(rank).group->state().fail(std::make_exception_ptr(error));
       world.look(rank);
     });

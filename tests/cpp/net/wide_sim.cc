@@ -81,13 +81,22 @@ std::string measure(const WideSetup& setup, Collective collective, uint64_t byte
              to_string(world.algorithm(call)), "\", \"bytes\": ", call.bytes(),
              ", \"ranks\": ", setup.ranks, ", \"local\": ", setup.local,
              ", \"alpha\": ", setup.costs.alpha, ", \"beta\": ", setup.costs.beta,
-             ", \"seconds\": ", seconds, ", \"first_seconds\": ", first,
-             sessions.text("sessions"), connections.text("connections"), memory.text("memory"),
-             frames.text("frames"), sent.text("sent"), "}");
+             ", \"seconds\": ", seconds, ", \"first_seconds\": ", first, sessions.text("sessions"),
+             connections.text("connections"), memory.text("memory"), frames.text("frames"),
+             sent.text("sent"), "}");
 }
 
+// Where plans talk to too many ranks for this simulation, the line says so.
 void print_measured(const WideSetup& setup, Collective collective, uint64_t bytes) {
-  std::printf("%s\n", measure(setup, collective, bytes).c_str());
+  std::string line;
+  try {
+    line = measure(setup, collective, bytes);
+  } catch (const TooManyPeers& error) {
+    line = str("{\"collective\": \"", to_string(collective), "\", \"bytes\": ", bytes,
+               ", \"ranks\": ", setup.ranks, ", \"local\": ", setup.local,
+               ", \"seconds\": null, \"peers\": ", error.peers, "}");
+  }
+  std::printf("%s\n", line.c_str());
   std::fflush(stdout);
 }
 
@@ -113,8 +122,8 @@ uint64_t run_cuts(int ranks, uint64_t first, uint64_t count) {
     try {
       cuts += simulate_cuts(ranks, seed);
     } catch (const std::exception& error) {
-      throw Failure(str("seed ", seed, ": ", error.what(), " (wide_sim --cuts ", ranks, " ", seed,
-                        " 1)"));
+      throw Failure(
+          str("seed ", seed, ": ", error.what(), " (wide_sim --cuts ", ranks, " ", seed, " 1)"));
     }
   }
   return cuts;
@@ -160,7 +169,8 @@ int run(int argc, char** argv) {
         if (ranks <= local) continue;
         for (const Collective each : kCalls) {
           for (const uint64_t bytes : {8, 1 << 10, 64 << 10}) {
-            if (each != kBarrier || bytes == 8) print_measured({.ranks = ranks, .local = local}, each, bytes);
+            if (each != kBarrier || bytes == 8)
+              print_measured({.ranks = ranks, .local = local}, each, bytes);
           }
         }
       }

@@ -5,6 +5,7 @@ namespace {
 
 constexpr uint64_t kMailboxBytes = 4096;  // no messages here
 constexpr uint64_t kChannel = 1;
+constexpr size_t kMostPairs = 200'000;  // each takes up to 100 KiB of memory
 
 }  // namespace
 
@@ -68,6 +69,9 @@ void WideWorld::find_pairs(const WideCall& call) {
 }
 
 void WideWorld::make_pairs() {
+  size_t count = 0;
+  for (const auto& needed : needed_) count += needed.size();
+  if (count > 2 * kMostPairs) throw TooManyPeers(count / at(size()));
   for (Rank rank = 0; rank < size(); ++rank) {
     for (const Rank peer : needed_[at(rank)]) {
       if (share_host(rank, peer) || (peer < rank && needed_[at(peer)].contains(rank))) continue;
@@ -127,8 +131,9 @@ void WideWorld::make_member(Rank rank) {
    private:
     WideWorld& world_;
   };
-  self.group = std::make_shared<Communicator>(
-      std::make_unique<Local>(rank, std::move(peers), *this), geometry_, options, std::move(memory));
+  self.group =
+      std::make_shared<Communicator>(std::make_unique<Local>(rank, std::move(peers), *this),
+                                     geometry_, options, std::move(memory));
   self.group->state().kick = [] {};  // no worker: this thread drives all ranks
 }
 
@@ -140,7 +145,8 @@ uint64_t WideWorld::memory(Rank rank) {
   bytes += touched(own.mapping.data(), own.bytes);
   for (RemotePeer* remote : self.remotes) {
     for (const LateSegment* segment : {&remote->shadow(), &remote->received()}) {
-      if (const Segment* made = segment->find()) bytes += touched(made->at(0), pair_layout_.bytes());
+      if (const Segment* made = segment->find())
+        bytes += touched(made->at(0), pair_layout_.bytes());
     }
   }
   return bytes;
@@ -181,11 +187,11 @@ void WideWorld::start(Rank rank, const WideCall& call) {
   self.input = call.input(rank);
   self.output.assign(call.expected(rank).size(), -1);
   const ForRank scope(rank);
-  self.task = self.group->submit(
-      call.operation(self.input, self.output), [this, rank](const std::exception_ptr&) {
-        member(rank).ended = timeline().now();
-        --pending_;
-      });
+  self.task = self.group->submit(call.operation(self.input, self.output),
+                                 [this, rank](const std::exception_ptr&) {
+                                   member(rank).ended = timeline().now();
+                                   --pending_;
+                                 });
   drive(rank);
 }
 

@@ -15,7 +15,7 @@ namespace ringcomm::testing {
 
 struct WideSetup {
   int ranks = 64;
-  int local = 1;  // of each host
+  int local = 1;                // of each host
   Costs costs{.gamma = 1e-18};  // adding up takes no time here
   uint64_t seed = 1;
   Clock::duration skew{};  // ranks begin within such a time
@@ -92,6 +92,13 @@ class WideCall {
   std::vector<int32_t> result_;
 };
 
+// The plans of a group talk to so many ranks each that their sessions take too much memory here.
+struct TooManyPeers : Failure {
+  explicit TooManyPeers(uint64_t peers)
+      : Failure(str("the plans talk to ", peers, " ranks each")), peers(peers) {}
+  const uint64_t peers;
+};
+
 // Memory of this process only, zero until it is touched.
 struct WidePages {
   explicit WidePages(uint64_t bytes) : mapping(bytes), bytes(bytes) {}
@@ -102,7 +109,8 @@ struct WidePages {
 // Bytes of pages that were touched.
 inline uint64_t touched(const std::byte* data, uint64_t bytes) {
   std::vector<unsigned char> pages(bytes / SegmentLayout::kPage);
-  if (::mincore(const_cast<std::byte*>(data), bytes, pages.data()) != 0) throw SystemError("mincore");
+  if (::mincore(const_cast<std::byte*>(data), bytes, pages.data()) != 0)
+    throw SystemError("mincore");
   return SegmentLayout::kPage * static_cast<uint64_t>(std::ranges::count(pages, 1));
 }
 
