@@ -21,6 +21,7 @@ PROGRAMS = [
     "tuner_test",
     "reduce_test",
     "session_sim",
+    "wide_sim",
     "stress",
     "failure_test",
     "departure_test",
