@@ -57,7 +57,7 @@ def test_the_model_foretells_simulated_groups(cpp_program: Program, call: tuple)
 
 
 def test_a_group_under_cuts_computes_the_same(cpp_program: Program) -> None:
-    (run,) = lines(cpp_program("wide_sim"), "--cuts", 256, seed(), 2)
+    (run,) = lines(cpp_program("wide_sim"), "--cuts", 64, seed(), 2)
     assert run["cuts"] > 100
 
 
