@@ -69,6 +69,25 @@ def test_a_death_reaches_every_rank(cpp_program: Program, local: int) -> None:
     assert run["frames_max"] < 100
 
 
+def test_the_store_is_asked_a_few_times_by_each_rank(cpp_program: Program) -> None:
+    (few,) = lines(cpp_program("meeting_sim"), "--meet", 128, 8, 2000)
+    (many,) = lines(cpp_program("meeting_sim"), "--meet", 1024, 8, 2000)
+    assert many["failed"] == 0
+    assert many["seconds"] < 5 + 0.002 * 1024
+    assert many["requests_median"] < 2 * few["requests_median"]
+    assert many["bytes_median"] < 2 * few["bytes_median"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_4096_ranks_meet(cpp_program: Program) -> None:
+    for spread in (0, 2000):
+        (run,) = lines(cpp_program("meeting_sim"), "--meet", 4096, 8, spread, seconds=300)
+        assert run["failed"] == 0
+        assert run["seconds"] < 5 + 0.002 * 4096
+        assert run["requests"] < 100 * 4096
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_4096_ranks(cpp_program: Program) -> None:

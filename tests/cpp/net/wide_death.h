@@ -7,8 +7,8 @@ namespace ringcomm::testing {
 
 struct WideDeath {
   int ranks = 0, local = 1;
-  int know = 0;       // ranks whose group has failed
-  int misled = 0;     // whose error names another rank
+  int know = 0;       // ranks whose group has failed, or fails with their next call
+  int misled = 0;     // whose error names another one
   double first = 0;   // seconds after the death until somebody knows,
   double last = 0;    // and until all do
   uint64_t most = 0;  // frames of a rank from the death on
@@ -22,12 +22,17 @@ struct WideDeath {
   }
 };
 
+// Why its group has failed; of one that has nothing to do, why its next call will.
+inline std::string what_knows(GroupState& state) {
+  const auto first = state.transport().first_failed();
+  return state.failed() || !first ? state.failure() : state.diagnosis().told_by(*first);
+}
+
 // `forwards`: ranks act on what others tell them. The peers of the rank that stopped are refused by
 // its host for 0.7 s before they believe it, as in net/peer.cc, and look at their peers every 20
 // ms.
 inline WideDeath stop_one(const WideSetup& setup, bool forwards) {
-  constexpr auto kRefused = std::chrono::milliseconds(700), kLook = std::chrono::milliseconds(20),
-                 kTick = std::chrono::milliseconds(10);
+  constexpr auto kRefused = std::chrono::milliseconds(700), kLook = std::chrono::milliseconds(20);
   const WideCall call(Collective::kAllReduce, 1024, setup);
   WideWorld world(setup, {call});
   Timeline& timeline = world.timeline();
@@ -45,9 +50,10 @@ inline WideDeath stop_one(const WideSetup& setup, bool forwards) {
   };
   int know = 0;
   world.looked = [&](Rank rank) {
-    Communicator& group = *world.member(rank).group;
-    if (group.pass_on()) timeline.after(kTick, [&world, rank] { world.wake(rank); });
-    if (!group.state().failed() || knows[at(rank)]) return;
+    GroupState& state = world.member(rank).group->state();
+    state.transport().pass_on();  // as the network's thread does when it hears of a failure
+    const bool told = state.failed() || state.transport().first_failed();
+    if (!told || knows[at(rank)]) return;
     knows[at(rank)] = timeline.now();
     ++know;
   };
@@ -89,7 +95,7 @@ inline WideDeath stop_one(const WideSetup& setup, bool forwards) {
     const double seconds = std::chrono::duration<double>(*knows[at(rank)] - died).count();
     death.first = std::min(death.first, seconds);
     death.last = std::max(death.last, seconds);
-    const std::string text = world.member(rank).group->state().failure();
+    const std::string text = what_knows(world.member(rank).group->state());
     if (text.find(name) == std::string::npos) {
       ++death.misled;
       std::fprintf(stderr, "rank %d: %s\n", rank, text.c_str());

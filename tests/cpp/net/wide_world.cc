@@ -18,7 +18,6 @@ WideWorld::WideWorld(const WideSetup& setup, const std::vector<WideCall>& calls)
       layout_{setup.local, geometry_.window_room(), geometry_.inbox_bytes, kMailboxBytes},
       pair_layout_{1, 0, geometry_.inbox_bytes, kMailboxBytes},
       adapters_(at(setup.ranks / setup.local)),
-      nobody_(layout_.bytes()),
       needed_(at(setup.ranks)),
       members_(at(setup.ranks)) {
   require(setup.ranks % setup.local == 0, "hosts of ", setup.local, " ranks: ", setup.ranks);
@@ -89,24 +88,23 @@ void WideWorld::make_pairs() {
 void WideWorld::make_member(Rank rank) {
   const ForRank scope(rank);
   Member& self = member(rank);
-  std::vector<ShmPeer> peers(at(size()));
-  Segment own;
-  for (Rank peer = 0; peer < size(); ++peer) {
-    ShmPeer& there = peers[at(peer)];
-    const bool shared = share_host(rank, peer);
-    const WidePages& pages = shared ? segments_[at(peer)] : nobody_;
+  std::vector<ShmPeer> here;
+  const Segment own(segments_[at(rank)].mapping.data(), layout_);
+  const Rank first = rank / setup_.local * setup_.local;
+  for (Rank mate = first; mate < first + setup_.local; ++mate) {
+    ShmPeer& there = here.emplace_back();
+    there.rank = mate;
+    there.segment = Segment(segments_[at(mate)].mapping.data(), layout_);
+    there.place = mate - first;
     there.doorbell = Doorbell(&bell_);
-    there.segment = Segment(pages.mapping.data(), layout_);
-    there.place = shared ? peer % setup_.local : 0;
-    if (peer == rank) own = there.segment;
   }
+  auto others = std::make_unique<Others>(size());
   for (WidePair* pair : self.pairs) {
-    const int here = side(*pair, rank);
-    const Rank peer = pair->ranks[at(1 - here)];
-    const RemotePeer::Ends ends{peer, &own.header(), pair_layout_};
-    peers[at(peer)].segment = {};
-    peers[at(peer)].remote = std::make_unique<RemotePeer>(pair->ends[at(here)], kChannel, ends);
-    self.remotes.push_back(peers[at(peer)].remote.get());
+    const int side = WideWorld::side(*pair, rank);
+    const RemotePeer::Ends ends{pair->ranks[at(1 - side)], &own.header(), pair_layout_,
+                                others.get()};
+    self.remotes.push_back(new RemotePeer(pair->ends[at(side)], kChannel, ends));
+    others->add(std::unique_ptr<RemotePeer>(self.remotes.back()));
   }
   CommunicatorOptions options;
   options.rank = rank;
@@ -121,8 +119,8 @@ void WideWorld::make_member(Rank rank) {
   // Wakes the rank of the same host that gets a signal: a doorbell would wake a thread.
   class Local final : public Transport {
    public:
-    Local(Rank rank, std::vector<ShmPeer> peers, WideWorld& world)
-        : Transport(rank, std::move(peers)), world_(world) {}
+    Local(Rank rank, std::vector<ShmPeer> here, std::unique_ptr<Others> others, WideWorld& world)
+        : Transport(rank, std::move(here), std::move(others)), world_(world) {}
     void signal(Rank to, int lane, int half, uint64_t stamp) override {
       Transport::signal(to, lane, half, stamp);
       if (!is_remote(to)) world_.wake(to);
@@ -131,9 +129,9 @@ void WideWorld::make_member(Rank rank) {
    private:
     WideWorld& world_;
   };
-  self.group =
-      std::make_shared<Communicator>(std::make_unique<Local>(rank, std::move(peers), *this),
-                                     geometry_, options, std::move(memory));
+  self.group = std::make_shared<Communicator>(
+      std::make_unique<Local>(rank, std::move(here), std::move(others), *this), geometry_, options,
+      std::move(memory));
   self.group->state().kick = [] {};  // no worker: this thread drives all ranks
 }
 

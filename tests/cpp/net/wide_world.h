@@ -179,7 +179,6 @@ class WideWorld {
   Reach reach_;
   DoorbellPage bell_{};
   std::vector<Adapter> adapters_;
-  WidePages nobody_;  // the segment of ranks that no plan needs
   std::vector<WidePages> segments_;
   std::vector<std::set<Rank>> needed_;
   std::vector<std::unique_ptr<WidePair>> pairs_;

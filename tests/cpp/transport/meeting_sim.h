@@ -19,6 +19,7 @@ struct MeetingSetup {
   Clock::duration service = std::chrono::microseconds(20);   // of the store, for each question,
   Clock::duration look_up = std::chrono::nanoseconds(300);   // and each key in it
   double bytes_per_second = 1e9;
+  bool set_waits = false;  // for an answer: c10d's TCPStore does not
   Clock::duration timeout = std::chrono::seconds(60);
   Rank absent = -1;  // never comes
 };
@@ -27,14 +28,14 @@ struct MeetingSetup {
 struct VirtualServer {
   VirtualServer(Fibers& fibers, const MeetingSetup& setup) : fibers(fibers), setup(setup) {}
 
-  void take(size_t keys, uint64_t bytes) {
+  void take(size_t keys, uint64_t bytes, bool waits) {
     const auto arrives = fibers.now() + setup.latency / 2;
     const std::chrono::duration<double> carried(static_cast<double>(bytes) /
                                                 setup.bytes_per_second);
     busy_until = std::max(busy_until, arrives) + setup.service +
                  static_cast<int64_t>(keys) * setup.look_up +
                  std::chrono::duration_cast<Clock::duration>(carried);
-    fibers.sleep_until(busy_until + setup.latency / 2);
+    if (waits) fibers.sleep_until(busy_until + setup.latency / 2);
   }
 
   Fibers& fibers;
@@ -51,7 +52,7 @@ class VirtualStore final : public Store {
 
   void set(const std::string& key, const std::string& value) override {
     server_.values[key] = value;
-    ask({key}, value.size());
+    ask({key}, value.size(), server_.setup.set_waits);
   }
   bool has(const std::string& key) override { return has_all({key}); }
   bool has_all(const std::vector<std::string>& keys) override {
@@ -92,12 +93,12 @@ class VirtualStore final : public Store {
   uint64_t requests = 0, bytes = 0;
 
  private:
-  void ask(const std::vector<std::string>& keys, uint64_t value_bytes) {
+  void ask(const std::vector<std::string>& keys, uint64_t value_bytes, bool waits = true) {
     uint64_t carried = value_bytes;
     for (const std::string& key : keys) carried += key.size();
     ++requests;
     bytes += carried;
-    server_.take(keys.size(), carried);
+    server_.take(keys.size(), carried, waits);
   }
 
   VirtualServer& server_;
