@@ -22,6 +22,8 @@ PROGRAMS = [
     "tuner_test",
     "reduce_test",
     "session_sim",
+    "wide_sim",
+    "meeting_sim",
     "stress",
     "failure_test",
     "departure_test",

@@ -5,6 +5,7 @@
 #include <array>
 #include <cstring>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <unordered_map>
 
@@ -77,8 +78,12 @@ class End final : public Wire {
   void reclaim_lent(uint64_t channel) override { session.reclaim_lent(channel); }
   void open(uint64_t channel, Receiver* receiver) override { channels.add(channel, receiver); }
   void close(uint64_t channel) override { channels.remove(channel); }
-  void flush() override {}
-  bool reached() override { return true; }
+  void flush() override {
+    if (flushed) flushed();
+  }
+  bool reached() override {
+    return session.posted() > 0 || session.last_heard() != Clock::time_point{};
+  }
   uint64_t undelivered() override { return session.posted() - session.acknowledged(); }
   bool progress() override { return false; }
   int descriptor() const override { return -1; }
@@ -86,7 +91,7 @@ class End final : public Wire {
   void end_driving(bool) override {}
   void need() override {}
   bool lost() override { return gone; }
-  std::string condition() override { return gone ? "dead" : "alive"; }
+  std::string condition() override { return gone ? "its process died" : "alive"; }
   std::optional<Clock::time_point> refused() override { return {}; }
   Clock::duration resume() const override { return std::chrono::seconds(30); }
   void judge_after(Clock::duration) override {}
@@ -109,6 +114,7 @@ class End final : public Wire {
   Session session;
   const uint64_t window;
   std::vector<std::shared_ptr<Connection>> connections;  // by flow
+  std::function<void()> flushed;                         // frames are to be sent at once
   bool gone = false;
 };
 
@@ -133,8 +139,10 @@ class Pair {
   std::vector<std::shared_ptr<Connection>> pending;
   uint64_t cuts = 0, corrupted = 0, parked = 0, forgotten = 0;
 
- private:
+ protected:
   void detach(int side, int flow);
+
+ private:
   static void carry(Connection& connection, Pipe& pipe, const std::byte* data, size_t bytes);
   void close_those_it_closed(int side);
 };
