@@ -212,6 +212,7 @@ bool Mailbox::progress() {
     mutex_.assert_held();
     bool moved = false;
     for (Rank rank = 0; rank < transport_.size(); ++rank) {
+      if (!is_used(rank)) continue;
       moved |= read_from(rank);
       moved |= write_to(rank);
     }
@@ -262,6 +263,7 @@ bool Mailbox::ready() {
   const Lock lock(mutex_);
   if (!finished_.empty()) return true;
   for (Rank rank = 0; rank < transport_.size(); ++rank) {
+    if (!is_used(rank)) continue;
     if (has_room(peer(rank)) && transport_.stream_available(rank) > 0) return true;
     if (!peer(rank).out.empty() && transport_.stream_space(rank) > 0) return true;
   }
@@ -278,13 +280,15 @@ void Mailbox::fail_all(const std::exception_ptr& error) {
     mutex_.assert_held();
     while (!active_.empty()) complete(MessagePtr(active_.front()), error);
     wanted_.clear();
-    for (Peer& other : peers_) {
-      for (const Outgoing& out : other.out) {
+    for (auto& other : peers_) {
+      if (!other) continue;
+      for (const Outgoing& out : other->out) {
         if (out.frame.kind == Kind::kRevoke) pending_.fetch_sub(1, std::memory_order_seq_cst);
       }
-      other = Peer{};
-      other.broken = true;
+      *other = Peer{};
+      other->broken = true;
     }
+    closed_ = true;
     return true;
   });
 }

@@ -12,6 +12,7 @@
 
 #include <deque>
 #include <list>
+#include <memory>
 #include <unordered_map>
 
 #include "comm/operation.h"
@@ -56,7 +57,7 @@ class Mailbox {
   // Has it room for more of that peer's messages?
   bool reads_from(Rank rank) {
     const Lock lock(mutex_);
-    return has_room(peer(rank));
+    return !is_used(rank) || has_room(peer(rank));
   }
   void fail_all(const std::exception_ptr& error);
   // Ends the message with that error, and harms nothing else. False: a part of it has moved, and it
@@ -94,7 +95,7 @@ class Mailbox {
     std::vector<std::byte> body;  // eager only
   };
   struct Peer {
-    std::list<Outgoing> out;
+    std::deque<Outgoing> out;
     std::unordered_map<uint64_t, MessagePtr> announced;  // mine, by id, until they are asked for
     std::unordered_map<uint64_t, Incoming> incoming;     // theirs
     std::list<Arrived> unexpected;
@@ -131,12 +132,21 @@ class Mailbox {
   bool move(auto&& move);
   bool call_back();
   static bool has_room(const Peer& from) { return !from.broken && from.kept < kMostKept; }
-  Peer& peer(Rank rank) RINGCOMM_REQUIRES(mutex_) { return peers_[static_cast<size_t>(rank)]; }
+  Peer& peer(Rank rank) RINGCOMM_REQUIRES(mutex_) {
+    auto& peer = peers_[static_cast<size_t>(rank)];
+    if (!peer) peer = std::make_unique<Peer>();
+    return *peer;
+  }
+  // Has a message gone to that rank, or one come? Most ranks of a large group never exchange any.
+  bool is_used(Rank rank) RINGCOMM_REQUIRES(mutex_) {
+    return peers_[static_cast<size_t>(rank)] || (!closed_ && transport_.stream_available(rank) > 0);
+  }
 
   Transport& transport_;
   Recorder& recorder_;
   Mutex mutex_;
-  std::vector<Peer> peers_ RINGCOMM_GUARDED_BY(mutex_);
+  std::vector<std::unique_ptr<Peer>> peers_ RINGCOMM_GUARDED_BY(mutex_);  // when they are used
+  bool closed_ RINGCOMM_GUARDED_BY(mutex_) = false;  // nobody else is read from any more
   // Receives without a message, in the order of their tickets.
   std::list<MessagePtr> wanted_ RINGCOMM_GUARDED_BY(mutex_);
   std::list<MessagePtr> active_ RINGCOMM_GUARDED_BY(mutex_);  // every message not done

@@ -7,6 +7,7 @@ namespace ringcomm {
 void Mailbox::post_receive(const MessagePtr& message) {
   for (Rank rank = 0; rank < transport_.size(); ++rank) {
     if (message->peer != Message::kAnySource && message->peer != rank) continue;
+    if (!is_used(rank)) continue;
     auto& list = peer(rank).unexpected;
     const auto found = std::ranges::find(list, message->tag,
                                          [](const Arrived& arrived) { return arrived.frame.tag; });

@@ -10,8 +10,10 @@ constexpr auto kFirstShare = std::chrono::microseconds(20),
                kLongestShare = std::chrono::microseconds(1000);
 constexpr int kShare = 4;                               // of the time that has passed
 constexpr auto kPiece = std::chrono::milliseconds(50);  // of a pause, between looks for Ctrl-C
-constexpr size_t kMostNamed = 16;                       // ranks that have not come
-constexpr Rank kNobody = -1, kAll = -2;                 // in a word of failure
+constexpr int kSearch = 64;  // so many ranks find by themselves who is late
+constexpr auto kNamesTime = std::chrono::seconds(2);  // for rank 0 to say who it is
+constexpr size_t kMostNamed = 16;                     // ranks that have not come
+constexpr Rank kNobody = -1, kAll = -2;               // in a word of failure
 
 // A word of failure: the rank concerned, or kNobody where that is in the text; then what to say.
 std::string word_of(Rank self, const std::exception& error) {
@@ -59,10 +61,20 @@ std::string Assembly::exchange(const std::string& mine, const std::vector<Rank>&
 
 std::string Assembly::hear() {
   const auto answered = [&] { return store_.has(answer(stage_)); };
-  if (!await(answered)) throw late(silent());
+  if (!await(answered)) wait_for_names();
   std::string text = store_.get(answer(stage_));
   if (text.starts_with('!')) retell(text.substr(1));
   return text;
+}
+
+// Rank 0 finds the missing ranks of a large group, for all: else each would ask for each.
+void Assembly::wait_for_names() {
+  if (options_.size <= kSearch) throw late(silent());
+  const auto end = store_.now() + kNamesTime;
+  while (!store_.has(answer(stage_))) {
+    if (store_.now() >= end) throw late(store_.has(key(0)) ? silent() : std::vector{0});
+    store_.wait(kPiece);
+  }
 }
 
 // In the long run every other question is whether somebody has given up.

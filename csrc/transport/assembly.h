@@ -60,6 +60,7 @@ class Assembly {
   std::string latest() const { return str("ringcomm/", options_.scope, "/latest"); }
   std::string apart(const std::string& pair) const { return prefix_ + "apart" + pair; }
   std::string hear();
+  void wait_for_names();
   std::string answer_all(const Answer& make);
   bool await(const std::function<bool()>& ready);
   void rest(Clock::duration pause);
