@@ -95,17 +95,6 @@ void Communicator::wait_for_device() {
   });
 }
 
-bool Communicator::pass_on() {
-  Transport& transport = state_.transport();
-  transport.times_asked();
-  if (!transport.first_failed() || state_.failed() || state_.left()) return false;
-  const PeerState ours = transport.state(rank(), Board::kHost);
-  const bool idle = !progress_.pending() && ours.called == ours.finished;
-  if (!idle || !state_.diagnosis().failed_before(ours.finished + 1)) return true;
-  state_.why_failed();
-  return false;
-}
-
 // ---- ending
 
 void Communicator::abort(const std::string& reason) {

@@ -72,10 +72,6 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   // waits until remote ranks have all bytes, as one must before the process ends.
   void shutdown(Clock::duration grace = std::chrono::seconds(1), bool drains = true);
 
-  // What other ranks have told this one goes on to more of them, for not all ranks talk with one
-  // another. Their failures fail this rank once it can finish nothing more; true: not yet.
-  bool pass_on();
-
   // The program ends without a goodbye: remote ranks get the bytes that are on their way.
   void drain();
   // For a forked child: the group is dead here, and the parent's peers must not notice.

@@ -41,7 +41,7 @@ Reach reach_in(const Neighbourhood& memory) {
 void warn_of_stranger(const Neighbourhood& memory, const Logger& logger) {
   const Topology topology = Runtime::get().adopt(memory.word);
   if (topology.hosts.empty() || hosts_in(memory.host_of) == 1) return;
-  const std::string name = stranger(topology, memory.host_of, memory.names);
+  const std::string name = stranger(topology, memory.names);
   if (name.empty()) return;
   logger.warning("the file of RINGCOMM_COSTS has no host '", name,
                  "', or two hosts have that name: its order of hosts is not used; run `ringcomm "
@@ -92,7 +92,8 @@ std::shared_ptr<Communicator> Communicator::create(Store& store,
   agreed.algorithm.reset();
   agreed.interrupt_meeting = nullptr;  // it may be Python's, which ends before groups do
   if (!memory.algorithm.empty()) agreed.algorithm = algorithm_called(memory.algorithm);
-  auto transport = std::make_unique<Transport>(options.rank, std::move(memory.peers));
+  auto transport = std::make_unique<Transport>(options.rank, std::move(memory.peers),
+                                               std::move(memory.others));
   const Geometry across =
       Geometry::across_hosts(options.size, memory.distance, most_ranks(memory.host_of));
   return std::make_shared<Communicator>(std::move(transport), mapped ? geometry : across, agreed,

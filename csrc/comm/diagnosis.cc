@@ -184,12 +184,23 @@ void Diagnosis::throw_mismatch(const Descriptor& operation, Rank peer) const {
                           "and number of elements, in the same order"));
 }
 
-std::vector<Rank> Diagnosis::absent(const Descriptor& operation, size_t most) const {
+Blame Diagnosis::blame(const Descriptor& operation, Rank awaited) const {
+  const PeerState state = this->state(awaited, operation.sequence);
+  const Blame theirs = transport_.blame_of(awaited);
+  const bool known = theirs.sequence == operation.sequence &&
+                     theirs.rank < static_cast<uint64_t>(transport_.size());
+  if (known && state.called >= operation.sequence) return theirs;
+  return {operation.sequence, static_cast<uint64_t>(awaited), state.called, state.finished};
+}
+
+std::vector<Rank> Diagnosis::absent(const Descriptor& operation) const {
+  const Blame blame = transport_.blame_of(transport_.rank());
+  const bool blames = blame.sequence == operation.sequence && blame.called < blame.sequence;
   std::vector<Rank> absent;
-  for (Rank peer = 0; peer < transport_.size() && absent.size() < most; ++peer) {
-    if (peer != transport_.rank() && state(peer).called < operation.sequence) {
-      absent.push_back(peer);
-    }
+  for (Rank peer = 0; peer < transport_.size(); ++peer) {
+    const uint64_t called = state(peer).called;
+    const bool counts = transport_.has_spoken(peer) || (blames && Rank(blame.rank) == peer);
+    if (counts && peer != transport_.rank() && called < operation.sequence) absent.push_back(peer);
   }
   return absent;
 }

@@ -39,8 +39,11 @@ class Diagnosis {
                                Rank awaited) const;
   // "rank 3 failed: ...", for a peer that has failed.
   std::string told_by(Rank peer) const;
-  // The first ranks that have not called it, as far as is known here.
-  std::vector<Rank> absent(const Descriptor& operation, size_t most = SIZE_MAX) const;
+  // Who keeps it up: `awaited`, from which this rank has to hear next, or the one for which that
+  // one waits in turn.
+  Blame blame(const Descriptor& operation, Rank awaited) const;
+  // The ranks that have not called it, of those that have spoken, and of the one that is to blame.
+  std::vector<Rank> absent(const Descriptor& operation) const;
   // "rank 3 (alive, last finished #411 all_reduce float32[3] SUM, has not called #412"
   std::string missing(const Descriptor& operation, Rank awaited) const;
   // "alive, last finished #411 all_reduce float32[3] SUM, has not called #412"

@@ -62,7 +62,7 @@ void HostOperation::begin(const Operation& operation, std::optional<uint64_t> ti
 // The peer from which bytes are awaited may itself wait for one that has not called.
 void HostOperation::begin_wait() {
   idle_since_ = Clock::now();
-  const std::vector<Rank> absent = state_.diagnosis().absent(current_, 2);
+  const std::vector<Rank> absent = state_.diagnosis().absent(current_);
   waits_for_ = absent.size() == 1 ? absent[0] : executor_.peer();
 }
 
@@ -99,6 +99,9 @@ void HostOperation::check(const Deadline* deadline) {
   if (deadline != nullptr) state_.transport().need(executor_.peer());
   state_.transport().check_memory();
   state_.diagnosis().check_peers(current_);
+  if (executor_.peer() >= 0 && !executor_.ready()) {
+    state_.transport().blame(state_.diagnosis().blame(current_, executor_.peer()));
+  }
   state_.check_failure(text());
   if (deadline == nullptr) return;
   if (deadline->passed()) {

@@ -50,7 +50,7 @@ Network& Runtime::network(const std::string& store_host) {
   if (!network_) {
     const std::chrono::seconds resume(config_.resume_seconds);
     network_ = std::make_unique<Network>(NetworkOptions{
-        config_, places, resume, neighbours_.bell(), [this] { return pass_on(); }});
+        config_, places, resume, neighbours_.bell(), [this] { pass_on(); }});
   }
   return *network_;
 }
@@ -109,16 +109,16 @@ void Runtime::ask_for_records() {
 }
 
 uint64_t Runtime::look_at_groups() {
-  pass_on();
   uint64_t asked = 0;
-  for (const auto& group : groups()) asked += group->state().transport().times_asked();
+  for (const auto& group : groups()) {
+    group->state().why_failed();
+    asked += group->state().transport().times_asked();
+  }
   return asked;
 }
 
-bool Runtime::pass_on() {
-  bool again = false;
-  for (const auto& group : groups()) again = group->pass_on() || again;
-  return again;
+void Runtime::pass_on() {
+  for (const auto& group : groups()) group->state().transport().pass_on();
 }
 
 // FAILED of ringcomm/_flight.py.

@@ -57,8 +57,8 @@ class Runtime {
   // Lets groups hear that they have failed at a peer, also where nobody calls anything. Returns how
   // often peers have asked for flight records.
   uint64_t look_at_groups();
-  // What peers have told this process, other ranks are told. True: it is to be called again.
-  bool pass_on();
+  // What peers have told this process, other ranks are told.
+  void pass_on();
   // From now on a byte goes to this pipe when a group fails.
   void tell_failures_to(int pipe) { failures_ = pipe; }
   void tell_failure() const;

@@ -47,10 +47,16 @@ void Network::listen(bool on) {
   }
 }
 
+// Who says of itself that it is a peer. Null: it has not said who it is, or one of a group of whom
+// nothing was ever heard. There may be thousands.
+const Network::Peer* Network::claimed(const Link& link) {
+  return link.peer != nullptr && link.peer->is_known() ? link.peer : nullptr;
+}
+
 // Anybody may say that it is some peer: of those who say so of one, the newest are kept.
 void Network::drop_strangers(Clock::time_point now) {
   std::vector<Link*> late;
-  std::map<const Peer*, std::vector<uint64_t>> others;  // null: they have not said who they are
+  std::map<const Peer*, std::vector<uint64_t>> others;  // by claimed()
   for (auto& [number, link] : links_) {
     if (link->established) continue;
     const bool ours = link->is_ours();
@@ -60,7 +66,7 @@ void Network::drop_strangers(Clock::time_point now) {
     if (now - link->began > time) {
       late.push_back(link.get());
     } else if (!ours) {
-      others[link->peer].push_back(number);
+      others[claimed(*link)].push_back(number);
     }
   }
   for (Link* link : late) drop(*link);
@@ -71,7 +77,8 @@ void Network::drop_strangers(Clock::time_point now) {
     for (size_t i = 0; i + most < numbers.size(); ++i) {
       if (peer == nullptr) take_events(numbers[i], EPOLLIN);  // it may have greeted meanwhile
       const auto found = links_.find(numbers[i]);
-      if (found != links_.end() && found->second->peer == peer) drop(*found->second);
+      if (found == links_.end() || found->second->established) continue;
+      if (claimed(*found->second) == peer) drop(*found->second);
     }
   }
 }
@@ -81,6 +88,7 @@ Network::Link& Network::add_link(Fd socket, Peer* peer, int flow) {
   link->number = next_link_++;
   link->socket = std::move(socket);
   link->peer = peer;
+  if (peer != nullptr) ++peer->sockets;
   link->flow = flow;
   link->began = Clock::now();
   add_to_epoll(epoll_, link->socket, link->number);
@@ -139,9 +147,9 @@ bool Network::advance_handshake(Link& link) {
 
 // Who said Hello, and may it connect?
 void Network::meet_caller(Link& link) {
-  const auto found = peers_.find(*link.handshake->caller());
-  if (found == peers_.end()) throw FlowError("a process of which we do not know");
-  Peer& peer = *found->second;
+  Peer* const known = find(*link.handshake->caller());
+  if (known == nullptr) throw FlowError("a process of which we do not know");
+  Peer& peer = *known;
   if (link.handshake->flows() != peer.flows()) {
     const auto text = [](int flows) { return flows == 0 ? "auto" : std::to_string(flows); };
     peer.trouble = str("RINGCOMM_FLOWS is ", text(peer.flows()), " here and ",
@@ -150,6 +158,7 @@ void Network::meet_caller(Link& link) {
   }
   check_turn(peer, link.handshake->flow());
   link.peer = &peer;
+  ++peer.sockets;
   link.flow = link.handshake->flow();
   link.handshake->with(peer);
 }

@@ -84,12 +84,52 @@ void Network::listen() {
   RINGCOMM_CHECK(!listeners_.empty(), "this host has no network interface that is up");
 }
 
+// ---- peers
+
+void Network::start() {
+  if (!thread_.joinable()) thread_ = std::thread(&Network::run, this);
+}
+
 Wire& Network::reach(const Contact& contact) {
+  check_tls(contact);
+  const std::lock_guard lock(mutex_);
+  Peer& peer = meet(contact);
+  peer.keep();
+  return peer;
+}
+
+Wire& Network::reach(const Contact& contact, uint64_t channel) {
+  check_tls(contact);
+  const std::lock_guard lock(mutex_);
+  Peer& peer = meet(contact);
+  peer.receiver_of(channel);
+  return peer;
+}
+
+void Network::check_tls(const Contact& contact) const {
   RINGCOMM_CHECK(contact.tls == contact_.tls, "TLS is ", contact_.tls, " here and ",
                  contact.tls.substr(0, 20), " at ", contact.addresses[0].to_text(),
                  ": set RINGCOMM_TLS and its files alike on every rank");
+}
+
+void Network::enter(uint64_t channel, Directory& directory) {
   const std::lock_guard lock(mutex_);
-  if (!thread_.joinable()) thread_ = std::thread(&Network::run, this);
+  start();
+  directories_[channel] = &directory;
+}
+
+void Network::leave(uint64_t channel) {
+  const std::lock_guard lock(mutex_);
+  directories_.erase(channel);
+}
+
+Network::Counts Network::counts() {
+  const std::lock_guard lock(mutex_);
+  return {peers_.size(), awake_.size(), links_.size()};
+}
+
+Network::Peer& Network::meet(const Contact& contact) {
+  start();
   auto& peer = peers_[contact.id];
   if (!peer) {
     const auto text = [](const auto& words) {
@@ -102,8 +142,18 @@ Wire& Network::reach(const Contact& contact) {
     const Key pair =
         hmac(job, {"pair", text(low.id), text(low.key), text(high.id), text(high.key)});
     peer = std::make_unique<Peer>(*this, contact, pair);
+    peer->wake();
   }
   return *peer;
+}
+
+// Null: it is of no group here.
+Network::Peer* Network::find(const ProcessId& id) {
+  if (const auto found = peers_.find(id); found != peers_.end()) return found->second.get();
+  for (const auto& [channel, directory] : directories_) {
+    if (const auto contact = directory->contact_of(id)) return &meet(*contact);
+  }
+  return nullptr;
 }
 
 void Network::forked() {
@@ -133,9 +183,8 @@ void Network::run() {
     }
     if (!std::exchange(alarm_, false)) continue;
     lock.unlock();
-    const bool again = options_.alarmed();
+    options_.alarmed();
     lock.lock();
-    alarm_ = alarm_ || again;
   }
 }
 
@@ -228,6 +277,7 @@ void Network::drop(Link& link, bool refused) {
     if (link.is_ours() && !link.established) peer->attempt_ended(link.flow, refused);
   }
   if (link.watched_for_writing) blocked_.fetch_sub(1, std::memory_order_seq_cst);
+  if (link.peer != nullptr) --link.peer->sockets;
   links_.erase(link.number);
 }
 
@@ -313,7 +363,11 @@ void Network::tick(Clock::time_point now) {
   drop_strangers(now);
   if (deaf_ && now >= accept_again_) listen(true);
   for (size_t i = 0; i < awake_.size(); ++i) awake_[i]->tick(now, stalled);  // more may wake
-  std::erase_if(awake_, [](Peer* peer) { return peer->may_sleep(); });
+  const auto idle = std::ranges::partition(awake_, [](Peer* peer) { return !peer->may_sleep(); });
+  for (Peer* peer : idle) {
+    if (!peer->is_known()) peers_.erase(peer->contact.id);
+  }
+  awake_.erase(idle.begin(), idle.end());
 }
 
 }  // namespace ringcomm

@@ -5,6 +5,8 @@
 #pragma once
 
 #include <condition_variable>
+#include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <thread>
@@ -31,14 +33,26 @@ struct Contact {
   static Contact from_text(const std::string& text);  // throws UsageError
 };
 
+// A group whose ranks become peers when one of them has something to say. Both are called under the
+// network's lock, so they may not call the network, or a wire.
+class Directory {
+ public:
+  virtual ~Directory() = default;
+  // Of a process that connects to this one. Null: it is none of this group.
+  virtual std::optional<Contact> contact_of(const ProcessId& id) = 0;
+  // Takes that process's frames of this group's channel, until the wire's close(). Called once,
+  // when this side reaches the process or before its first frame is placed. Null: it is none of
+  // this group, and its frames are dropped.
+  virtual Receiver* receiver(const ProcessId& id, Wire& wire) = 0;
+};
+
 // Of the configuration: the secret, the flows and the level of the log.
 struct NetworkOptions : ProcessConfig {
   Places places;
   std::chrono::milliseconds resume{std::chrono::seconds(30)};  // a peer not heard of is given up
   Doorbell bell;                                               // rung when something has arrived
-  // See Wire::alarm(). True: not all could be done yet, and it is to be called again.
-  std::function<bool()> alarmed = [] { return false; };
-  uint64_t tls_records = TlsSettings::kMostRecords;            // of one connection, see there
+  std::function<void()> alarmed = [] {};                       // see Wire::alarm()
+  uint64_t tls_records = TlsSettings::kMostRecords;  // of one connection, see there
 };
 
 class Network {
@@ -49,6 +63,18 @@ class Network {
   const Contact& contact() const { return contact_; }
   // The session with that process, one for all groups. The wire lives as long as the network.
   Wire& reach(const Contact& peer);
+  // The channel is open there, for that process's receiver of its directory. The wire lives until
+  // it is closed.
+  Wire& reach(const Contact& peer, uint64_t channel);
+  // Before any other rank sends the first frame of this channel.
+  void enter(uint64_t channel, Directory& directory);
+  // The directory is called no more.
+  void leave(uint64_t channel);
+
+  struct Counts {
+    size_t peers = 0, awake = 0, sockets = 0;
+  };
+  Counts counts();  // what there is now, for people
 
   // Reads and writes sockets without waiting. True when something arrived. Any thread.
   bool progress();
@@ -72,6 +98,10 @@ class Network {
 
   void listen();
   void listen(bool on);
+  void start();
+  void check_tls(const Contact& contact) const;
+  Peer& meet(const Contact& contact);
+  Peer* find(const ProcessId& id);
   void run();
   bool handle_events(int timeout_ms, Lock& lock);
   bool take_events(uint64_t number, uint32_t events);
@@ -88,6 +118,7 @@ class Network {
   void watch(Link& link, bool writable);
   Link& add_link(Fd socket, Peer* peer, int flow);
   void drop(Link& link, bool refused = false);
+  static const Peer* claimed(const Link& link);
   void drop_strangers(Clock::time_point now);
   void tick(Clock::time_point now);
 
@@ -101,7 +132,8 @@ class Network {
   std::mutex mutex_;  // guards what follows
   std::condition_variable quiet_;
   std::map<ProcessId, std::unique_ptr<Peer>> peers_;
-  std::vector<Peer*> awake_;  // that have connections, or want them
+  std::vector<Peer*> awake_;                    // that have connections, or want them
+  std::map<uint64_t, Directory*> directories_;  // by channel
   std::unordered_map<uint64_t, std::unique_ptr<Link>> links_;
   uint64_t next_link_ = 64;  // below: listeners and wake_
   Clock::time_point ticked_, accept_again_;

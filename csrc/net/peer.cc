@@ -31,12 +31,18 @@ Network::Peer::Peer(Network& network, const Contact& contact, const Key& key)
       network_(network),
       key_(key),
       judge_after_(kRefusedFor),
-      attempts_(static_cast<size_t>(session.flows())) {}
+      attempts_(static_cast<size_t>(session.flows())) {
+  if (flows() == 0) session.use(count_.count());
+}
 
 // ---- Wire
 
 void Network::Peer::open(uint64_t channel, Receiver* receiver) {
   const std::lock_guard lock(network_.mutex_);
+  take_from(channel, receiver);
+}
+
+void Network::Peer::take_from(uint64_t channel, Receiver* receiver) {
   channels_[channel] = receiver;
   wake();
   if (lost_.exchange(false)) wanted_since_ = {};  // a new group is a new beginning
@@ -48,6 +54,7 @@ void Network::Peer::open(uint64_t channel, Receiver* receiver) {
 void Network::Peer::close(uint64_t channel) {
   const std::lock_guard lock(network_.mutex_);
   channels_.erase(channel);
+  wake();
   needed_ = needed_ && !channels_.empty();
   session.release(channel);
 }
@@ -82,14 +89,23 @@ Cursor Network::Peer::fence(int flow) {
   return session.cursor();
 }
 
+// Whom the channel's frames go to. One that is not open yet may be a group's whose directory knows.
+Receiver* Network::Peer::receiver_of(uint64_t channel) {
+  if (const auto found = channels_.find(channel); found != channels_.end()) return found->second;
+  const auto group = network_.directories_.find(channel);
+  if (group == network_.directories_.end()) return nullptr;
+  Receiver* const receiver = group->second->receiver(contact.id, *this);
+  if (receiver != nullptr) take_from(channel, receiver);
+  return receiver;
+}
+
 std::byte* Network::Peer::place(const Frame& frame) {
-  const auto found = channels_.find(frame.channel);
-  return found == channels_.end() ? nullptr : found->second->place(frame);
+  Receiver* const receiver = receiver_of(frame.channel);
+  return receiver == nullptr ? nullptr : receiver->place(frame);
 }
 
 void Network::Peer::deliver(const Frame& frame, std::span<const std::byte> payload) {
-  const auto found = channels_.find(frame.channel);
-  if (found != channels_.end()) found->second->deliver(frame, payload);
+  if (Receiver* const receiver = receiver_of(frame.channel)) receiver->deliver(frame, payload);
 }
 
 // ---- connections

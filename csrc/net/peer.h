@@ -102,9 +102,15 @@ class Network::Peer final : public Wire, public Party, public Receiver {
     if (!std::exchange(awake_, true)) network_.awake_.push_back(this);
   }
   bool may_sleep() {
-    awake_ = (!lost_ && wanted()) || std::ranges::any_of(links, std::identity());
+    awake_ = (!lost_ && wanted()) || sockets > 0;
     return !awake_;
   }
+  void keep() { kept_ = true; }  // as long as the network lives
+  // This process has something to do with it, or it has proved who it is.
+  bool is_known() const {
+    return kept_ || !channels_.empty() || session.last_heard() != Clock::time_point{};
+  }
+  Receiver* receiver_of(uint64_t channel);
   void tick(Clock::time_point now, Clock::duration stalled);
   void connect(int flow, Clock::time_point now);
   void connect_again(int flow) { attempts_[static_cast<size_t>(flow)] = {}; }  // at once
@@ -118,6 +124,7 @@ class Network::Peer final : public Wire, public Party, public Receiver {
 
   Session session;
   std::vector<Link*> links;  // established, by flow
+  int sockets = 0;           // these, and those of which a handshake may make one
   Contact contact;
   std::string trouble;  // why a handshake failed, for the text of giving up
 
@@ -127,13 +134,14 @@ class Network::Peer final : public Wire, public Party, public Receiver {
     Clock::time_point next;
     Clock::duration pause{std::chrono::milliseconds(50)};
   };
+  void take_from(uint64_t channel, Receiver* receiver);
   void give_up(const std::string& why);
   std::string where() const;
 
   Network& network_;
   const Key key_;
   std::unordered_map<uint64_t, Receiver*> channels_;
-  bool awake_ = false, needed_ = false, died_ = false, told_changed_ = false;
+  bool awake_ = false, kept_ = false, needed_ = false, died_ = false, told_changed_ = false;
   Clock::duration judge_after_;  // of refusals
   std::vector<Attempts> attempts_;
   FlowCount count_{kAutoFlows};

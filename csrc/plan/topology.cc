@@ -47,12 +47,10 @@ Topology parse_topology(const std::string& text) {
   return topology;
 }
 
-std::string stranger(const Topology& topology, const std::vector<int>& host_of,
-                     const std::vector<std::string>& names) {
-  for (size_t rank = 0; rank < host_of.size(); ++rank) {
-    const auto known = std::ranges::count(topology.hosts, names.at(rank), &Topology::Host::name);
-    const auto first = std::ranges::find(names, names[rank]) - names.begin();
-    if (known != 1 || host_of[static_cast<size_t>(first)] != host_of[rank]) return names[rank];
+std::string stranger(const Topology& topology, const std::vector<std::string>& names) {
+  for (const std::string& name : names) {
+    const auto known = std::ranges::count(topology.hosts, name, &Topology::Host::name);
+    if (known != 1 || std::ranges::count(names, name) != 1) return name;
   }
   return "";
 }
@@ -65,9 +63,10 @@ Reach reach_of(const Topology& topology, const std::vector<int>& host_of,
   if (reach.mapped) return reach;
   std::vector<Rank> order(host_of.size());
   std::iota(order.begin(), order.end(), 0);
-  if (!topology.hosts.empty() && stranger(topology, host_of, names).empty()) {
+  if (!topology.hosts.empty() && stranger(topology, names).empty()) {
     std::vector<int> places, sites;
-    for (const std::string& name : names) {
+    for (const int own : host_of) {
+      const std::string& name = names.at(static_cast<size_t>(own));
       const auto host = std::ranges::find(topology.hosts, name, &Topology::Host::name);
       places.push_back(static_cast<int>(host - topology.hosts.begin()));
       sites.push_back(host->site);

@@ -22,12 +22,11 @@ struct Topology {
 // "" means the defaults. Throws UsageError.
 Topology parse_topology(const std::string& text);
 
-// The name of a host that the topology lacks, or that two hosts have; "" if it knows all. Ranks
-// with equal numbers in `host_of` share a host, and `names` has the name of each rank's host.
-std::string stranger(const Topology& topology, const std::vector<int>& host_of,
-                     const std::vector<std::string>& names);
+// The name of a host that the topology lacks, or that two of these hosts have; "" if it knows all.
+std::string stranger(const Topology& topology, const std::vector<std::string>& names);
 
-// In the order of the topology, if it knows all hosts, and host by host, site by site.
+// In the order of the topology, if it knows all hosts, and host by host, site by site. Rank r is on
+// host host_of[r], which has the name names[host_of[r]].
 Reach reach_of(const Topology& topology, const std::vector<int>& host_of,
                const std::vector<std::string>& names);
 

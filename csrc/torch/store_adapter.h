@@ -43,6 +43,21 @@ class StoreAdapter final : public Store {
     return attempt([&] { return store_->get_to_str(key); });
   }
 
+  std::vector<std::string> get_all(const std::vector<std::string>& keys) override {
+    if (!attempt([&] { return store_->hasExtendedApi(); })) return Store::get_all(keys);
+    std::vector<std::string> values;
+    constexpr size_t kAtOnce = 512;  // of all keys, so that other ranks are served in between
+    for (size_t from = 0; from < keys.size(); from += kAtOnce) {
+      const auto end =
+          keys.begin() + static_cast<std::ptrdiff_t>(std::min(from + kAtOnce, keys.size()));
+      const std::vector<std::string> some(keys.begin() + static_cast<std::ptrdiff_t>(from), end);
+      for (const auto& value : attempt([&] { return store_->multiGet(some); })) {
+        values.emplace_back(value.begin(), value.end());
+      }
+    }
+    return values;
+  }
+
   int64_t add(const std::string& key, int64_t amount) override {
     return attempt([&] { return store_->add(key, amount); });
   }

@@ -5,23 +5,29 @@ namespace {
 
 constexpr auto kFirstPause = std::chrono::microseconds(100);
 constexpr auto kLongestPause = std::chrono::milliseconds(500);
+// Of a group whose ranks all ask the store: it takes so many questions in these pauses.
+constexpr auto kFirstShare = std::chrono::microseconds(20),
+               kLongestShare = std::chrono::microseconds(1000);
 constexpr int kShare = 4;                               // of the time that has passed
 constexpr auto kPiece = std::chrono::milliseconds(50);  // of a pause, between looks for Ctrl-C
+constexpr size_t kMostNamed = 16;                       // ranks that have not come
+constexpr Rank kNobody = -1, kAll = -2;                 // in a word of failure
 
-// A word of failure: the rank concerned, or -1 where that is in the text; then what to say.
+// A word of failure: the rank concerned, or kNobody where that is in the text; then what to say.
 std::string word_of(Rank self, const std::exception& error) {
   if (const auto* peer = dynamic_cast<const PeerError*>(&error)) {
     return str(peer->rank(), ' ', peer->what());
   }
-  if (dynamic_cast<const TimeoutError*>(&error) != nullptr) return str(-1, ' ', error.what());
+  if (dynamic_cast<const TimeoutError*>(&error) != nullptr) return str(kNobody, ' ', error.what());
   return str(self, " rank ", self, " failed: ", error.what());
 }
 
 [[noreturn]] void retell(const std::string& word) {
   const size_t space = std::min(word.find(' '), word.size());
   const std::string text = word.substr(std::min(space + 1, word.size()));
-  Rank rank = -1;
+  Rank rank = kNobody;
   TextReader(word) >> rank;
+  if (rank == kAll) throw UsageError(text);
   if (rank < 0) throw TimeoutError(text);
   throw PeerError(rank, text);
 }
@@ -32,63 +38,79 @@ std::string word_of(Rank self, const std::exception& error) {
 // ranks were missing in one that failed, those that were in it fill it up. A rank that comes to it
 // for the first time is late: it learns what failed.
 void Assembly::begin() {
+  const std::string scope = str("ringcomm/", options_.scope, "/");
   do {
-    const int64_t arrivals = store_.add(str("ringcomm/", options_.scope, "/arrivals"), 1);
-    prefix_ = str("ringcomm/", options_.scope, "/", (arrivals - 1) / options_.size, "/");
+    const int64_t arrivals = store_.add(scope + "arrivals", 1);
+    prefix_ = str(scope, (arrivals - 1) / options_.size, "/");
   } while (store_.has_all({trouble(), key(options_.rank)}));
+  store_.set(latest(), str(options_.rank, ' ', options_.size));
 }
 
-std::vector<std::string> Assembly::exchange(const std::string& mine) {
-  store_.set(key(options_.rank), mine);
-  TextReader in(options_.rank == 0 ? write_list() : read_list());
+std::string Assembly::exchange(const std::string& mine, const std::vector<Rank>& speakers,
+                               const Answer& answer) {
+  speakers_ = speakers;
+  if (std::ranges::binary_search(speakers, options_.rank)) {
+    store_.say(list(stage_), str(options_.rank), mine);
+  }
+  const std::string text = options_.rank == 0 ? answer_all(answer) : hear();
   ++stage_;
-  std::vector<std::string> lines(static_cast<size_t>(options_.size) + 1);
-  for (std::string& line : lines) std::getline(in, line);
-  return lines;
+  return text;
 }
 
-std::string Assembly::read_list() {
-  if (!await([&] { return store_.has(list(stage_)); })) throw late(silent(0));
-  std::string text = store_.get(list(stage_));
+std::string Assembly::hear() {
+  const auto answered = [&] { return store_.has(answer(stage_)); };
+  if (!await(answered)) throw late(silent());
+  std::string text = store_.get(answer(stage_));
   if (text.starts_with('!')) retell(text.substr(1));
   return text;
 }
 
 // In the long run every other question is whether somebody has given up.
-std::string Assembly::write_list() {
-  std::vector<std::string> keys;
-  for (Rank rank = 0; rank < options_.size; ++rank) keys.push_back(key(rank));
-  const auto start = Clock::now();
+std::string Assembly::answer_all(const Answer& make) {
+  const auto start = store_.now();
   bool asks = true;
   const auto all = [&] {
-    asks = !asks || Clock::now() - start < kLongestPause;
-    if (asks) return store_.has_all(keys);
+    asks = !asks || store_.now() - start < kLongestPause;
+    if (asks) return store_.said(list(stage_)) >= std::ssize(speakers_);
     if (store_.has(trouble())) check_last_words();
     return false;
   };
-  if (!await(all)) throw late(silent(0));
+  if (!await(all)) throw late(silent());
+  std::vector<std::string> keys;
+  for (const Rank rank : speakers_) keys.push_back(key(rank));
   std::string text;
-  for (const std::string& key : keys) text += store_.get(key) + '\n';
-  text += options_.word;
-  store_.set(list(stage_), text);
+  try {
+    text = make(store_.get_all(keys));
+  } catch (const UsageError& error) {
+    disagreement_ = str(kAll, ' ', error.what());
+    throw;
+  }
+  store_.set(answer(stage_), text);
   return text;
 }
 
-bool Assembly::await(auto&& ready) {
-  const auto start = Clock::now();
+bool Assembly::await(const std::function<bool()>& ready) {
+  const Clock::duration first = std::max<Clock::duration>(kFirstPause, options_.size * kFirstShare);
+  const Clock::duration longest =
+      std::max<Clock::duration>(kLongestPause, options_.size * kLongestShare);
+  const auto start = store_.now();
+  bool looks = false;
   while (!ready()) {
-    if (deadline_.passed()) return false;
-    rest(std::clamp<Clock::duration>((Clock::now() - start) / kShare, kFirstPause, kLongestPause));
+    const auto passed = store_.now() - start;
+    if (store_.now() >= deadline_.at()) return false;
+    if (passed > kLongestPause && stage_ == 0 && (looks = !looks)) check_size();
+    rest(std::clamp<Clock::duration>(passed / kShare, first, longest));
   }
   return true;
 }
 
 void Assembly::rest(Clock::duration pause) {
-  const Deadline end(std::min(pause, deadline_.left()));
+  const auto end = std::min(store_.now() + pause, deadline_.at());
   do {
     options_.interrupt();
     check_dead();
-  } while (!store_.wait(std::min<Clock::duration>(kPiece, end.left())) && !end.passed());
+    if (store_.wait(std::clamp<Clock::duration>(end - store_.now(), {}, kPiece))) return;
+  } while (store_.now() < end);
 }
 
 // Of a dead rank what it has said still counts. Rank 0 tells the others of another's death. Without
@@ -96,32 +118,44 @@ void Assembly::rest(Clock::duration pause) {
 void Assembly::check_dead() {
   for (Rank rank = 0; rank < options_.size; ++rank) {
     const auto error = died && (rank == 0 || options_.rank == 0) ? died(rank) : store_.died(rank);
-    if (!error || store_.has(options_.rank == 0 ? key(rank) : list(stage_))) continue;
+    if (!error || store_.has(options_.rank == 0 ? key(rank) : answer(stage_))) continue;
     check_last_words();
     throw PeerError(*error);
   }
 }
 
+// Who comes last may think the group larger or smaller. It hears so from those who wait.
+void Assembly::check_size() {
+  TextReader in(store_.get(latest()));
+  Rank rank = 0;
+  int size = 0;
+  if (!(in >> rank >> size) || size == options_.size) return;
+  store_.set(latest(), str(options_.rank, ' ', options_.size));
+  throw PeerError(
+      rank, str("rank ", rank, " was started with a world size of ", size, ", and rank ",
+                options_.rank, " with ", options_.size, ": give every rank the same world size"));
+}
+
 // A rank that gave up says so before it ends.
 void Assembly::check_last_words() {
   if (store_.has(trouble())) retell(store_.get(trouble()));
-  if (store_.has(list(stage_))) read_list();
+  if (store_.has(answer(stage_))) hear();
 }
 
 void Assembly::check(const std::vector<Rank>& awaited) {
   if (deadline_.passed()) throw late(awaited);
-  if (store_.has(options_.rank == 0 ? trouble() : list(stage_))) check_last_words();
+  if (store_.has(options_.rank == 0 ? trouble() : answer(stage_))) check_last_words();
 }
 
 // The others are in this stage or wait for the next.
 void Assembly::give_up(const std::exception& error) {
   if (prefix_.empty()) return;
-  const std::string word = word_of(options_.rank, error);
+  const std::string word = disagreement_.empty() ? word_of(options_.rank, error) : disagreement_;
   try {
     if (!store_.has(trouble())) store_.set(trouble(), word);  // the first counts
     if (options_.rank != 0) return;
     for (size_t stage = stage_; stage < std::min(stage_ + 2, kStages.size()); ++stage) {
-      store_.set(list(stage), '!' + word);
+      store_.set(answer(stage), '!' + word);
     }
   } catch (const std::exception&) {
     return;  // the store may be what failed
@@ -139,19 +173,30 @@ std::string Assembly::apart_from(Rank other) {
 }
 
 TimeoutError Assembly::late(const std::vector<Rank>& ranks) const {
-  return TimeoutError(str("Timed out after ", to_seconds(deadline_.elapsed()), " s waiting for ",
-                          list_of(ranks), " of ", options_.size, ", which ",
+  const bool more = ranks.size() >= kMostNamed;
+  return TimeoutError(str("Timed out after ", to_seconds(store_.now() - deadline_.start()),
+                          " s waiting for ", list_of(ranks), more ? " and maybe more" : "", " of ",
+                          options_.size, ", which ",
                           stage_ == 0 ? "has not joined" : "has not finished joining",
                           " the group: was every rank started, with the same world size?"));
 }
 
-// The ranks that have not written theirs; `otherwise` if all have by now.
-std::vector<Rank> Assembly::silent(Rank otherwise) {
-  std::vector<Rank> missing;
-  for (Rank rank = 0; rank < options_.size; ++rank) {
-    if (!store_.has(key(rank))) missing.push_back(rank);
-  }
-  return missing.empty() ? std::vector{otherwise} : missing;
+// The ranks that have said nothing in this stage, or the first of many; rank 0 if all have by now.
+std::vector<Rank> Assembly::silent() {
+  std::vector<Rank> silent;
+  find_silent(speakers_, silent);
+  return silent.empty() ? std::vector{0} : silent;
+}
+
+// By halves: a few questions find few of many ranks.
+void Assembly::find_silent(std::span<const Rank> ranks, std::vector<Rank>& silent) {
+  if (ranks.empty() || silent.size() >= kMostNamed) return;
+  std::vector<std::string> keys;
+  for (const Rank rank : ranks) keys.push_back(key(rank));
+  if (store_.has_all(keys)) return;
+  if (ranks.size() == 1) return silent.push_back(ranks[0]);
+  find_silent(ranks.first(ranks.size() / 2), silent);
+  find_silent(ranks.subspan(ranks.size() / 2), silent);
 }
 
 }  // namespace ringcomm

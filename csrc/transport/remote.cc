@@ -1,16 +1,17 @@
 #include "transport/remote.h"
 
+#include "transport/others.h"
+
 namespace ringcomm {
 namespace {
 
-// A rank's words about itself, as in its header.
-struct State {
-  uint64_t called = 0, finished = 0;
-  uint64_t left = 0, failed = 0, asked = 0;
-  Descriptor current;
-  char failure[kFailureBytes] = {};
-};
-static_assert(sizeof(State) <= kKeptPayload);
+static_assert(sizeof(RankState) <= kKeptPayload);
+
+// Without the text of a failure where there is none.
+std::vector<std::byte> bytes_of(const RankState& state) {
+  const auto* const data = reinterpret_cast<const std::byte*>(&state);
+  return {data, data + (state.failed != 0 ? sizeof state : offsetof(RankState, failure))};
+}
 
 }  // namespace
 
@@ -46,7 +47,7 @@ RemotePeer::RemotePeer(Wire& wire, uint64_t channel, const Ends& ends)
       ends_(ends),
       shadow_(ends.layout, ends.peer),
       received_(ends.layout, ends.peer) {
-  wire_.open(channel_, this);
+  if (!ends.opened) wire_.open(channel_, this);
 }
 
 // ---- sending
@@ -123,32 +124,37 @@ void RemotePeer::tell() {
   wire_.post({.type = FrameType::kState, .channel = channel_}, Payload(state()));
 }
 
+void RemotePeer::tell_of(Rank other, const RankState& state) {
+  const auto offset = static_cast<uint64_t>(other) + 1;  // 0: of the one that tells
+  wire_.post({.type = FrameType::kState, .channel = channel_, .offset = offset},
+             Payload(bytes_of(state)));
+  wire_.flush();
+}
+
 std::vector<std::byte> RemotePeer::news() {
   const Header::Progress& progress = ends_.own->of(Board::kHost);
   const bool known = progress.called.load(std::memory_order_acquire) == told_called_ &&
-                     progress.finished.load(std::memory_order_acquire) == told_finished_;
+                     progress.finished.load(std::memory_order_acquire) == told_finished_ &&
+                     read_blame(*ends_.own).sequence == told_blame_;
   return known ? std::vector<std::byte>() : state();
 }
 
 std::vector<std::byte> RemotePeer::state() {
   const Header& header = *ends_.own;
   const Header::Progress& progress = header.of(Board::kHost);
-  State state;
+  RankState state;
   state.called = progress.called.load(std::memory_order_acquire);
   state.finished = progress.finished.load(std::memory_order_acquire);
   state.left = header.left.load(std::memory_order_acquire);
   state.failed = header.failed.load(std::memory_order_acquire);
   state.asked = header.asked.load(std::memory_order_acquire);
+  state.blame = read_blame(header);
   if (const auto current = read_board(header, Board::kHost, state.called)) state.current = *current;
-  size_t bytes = offsetof(State, failure);
-  if (state.failed != 0) {
-    bytes = sizeof state;
-    std::memcpy(state.failure, header.failure, kFailureBytes);
-  }
+  if (state.failed != 0) std::memcpy(state.failure, header.failure, kFailureBytes);
   told_called_ = state.called;
   told_finished_ = state.finished;
-  const auto* data = reinterpret_cast<const std::byte*>(&state);
-  return {data, data + bytes};
+  told_blame_ = state.blame.sequence;
+  return bytes_of(state);
 }
 
 // ---- receiving
@@ -196,15 +202,17 @@ void RemotePeer::deliver(const Frame& frame, std::span<const std::byte> payload)
     case FrameType::kCredit:
       segment->mailbox(0).read.store(frame.stamp, std::memory_order_seq_cst);
       return;
-    default:
-      heard(segment->header(), payload);
+    default: {
+      RankState state;
+      if (payload.size() > sizeof state || payload.size() < offsetof(RankState, failure)) return;
+      std::memcpy(&state, payload.data(), payload.size());
+      state.failure[kFailureBytes - 1] = '\0';
+      frame.offset == 0 ? heard(state, segment->header()) : heard_of(frame.offset - 1, state);
+    }
   }
 }
 
-void RemotePeer::heard(Header& header, std::span<const std::byte> payload) {
-  State state;
-  if (payload.size() > sizeof state || payload.size() < offsetof(State, failure)) return;
-  std::memcpy(&state, payload.data(), payload.size());
+void RemotePeer::heard(const RankState& state, Header& header) {
   Header::Progress& progress = header.of(Board::kHost);
   // Words that are read first may have been sent last. So numbers never go back.
   if (state.called > progress.called.load(std::memory_order_relaxed)) {
@@ -214,8 +222,8 @@ void RemotePeer::heard(Header& header, std::span<const std::byte> payload) {
   if (state.finished > progress.finished.load(std::memory_order_relaxed)) {
     progress.finished.store(state.finished, std::memory_order_release);
   }
+  if (state.blame.sequence >= read_blame(header).sequence) write_blame(header, state.blame);
   if (state.failed != 0 && header.failed.load(std::memory_order_relaxed) == 0) {
-    state.failure[kFailureBytes - 1] = '\0';
     std::memcpy(header.failure, state.failure, kFailureBytes);
     header.failed.store(1, std::memory_order_release);  // partner: failure()
     note_failure(*ends_.own, ends_.peer);
@@ -226,6 +234,15 @@ void RemotePeer::heard(Header& header, std::span<const std::byte> payload) {
     wire_.alarm();
   }
   if (state.left != 0) header.left.store(1, std::memory_order_seq_cst);
+}
+
+// Of a rank that may never speak to this one.
+void RemotePeer::heard_of(uint64_t other, const RankState& state) {
+  if (ends_.others == nullptr || other >= ends_.others->size() || state.failed == 0) return;
+  const auto rank = static_cast<Rank>(other);
+  if (!ends_.others->tell_of(rank, state)) return;
+  note_failure(*ends_.own, rank);
+  wire_.alarm();
 }
 
 }  // namespace ringcomm

@@ -41,20 +41,34 @@ class LateSegment {
   std::atomic<int> lack_{0};       // errno; partner: check()
 };
 
+class Others;
+
+// A rank's words about itself, as in its header; or what another one says of it.
+struct RankState {
+  uint64_t called = 0, finished = 0;
+  uint64_t left = 0, failed = 0, asked = 0;
+  Blame blame;
+  Descriptor current;
+  char failure[kFailureBytes] = {};
+};
+
 class RemotePeer final : public Receiver {
  public:
   struct Ends {
     Rank peer;
-    Header* own;           // of this rank
-    SegmentLayout layout;  // of each way: one writer
+    Header* own;               // of this rank
+    SegmentLayout layout;      // of each way: one writer
+    Others* others = nullptr;  // hears what a peer says of other ranks
+    bool opened = false;       // its channel is
   };
-  // Opens the channel, and closes it at the end.
+  // Opens the channel if need be, and closes it at the end.
   RemotePeer(Wire& wire, uint64_t channel, const Ends& ends);
   ~RemotePeer() override {
     if (!forgotten_) wire_.close(channel_);
   }
   void forget() { forgotten_ = true; }  // in a forked child: the network is its parent's
   Wire& wire() const { return wire_; }
+  Rank rank() const { return ends_.peer; }
   bool first_use() { return !std::exchange(used_, true); }  // the driving thread's
 
   // ---- the driving thread's. `target` lies in the shadow; `source`, if given, is lent until
@@ -79,6 +93,7 @@ class RemotePeer final : public Receiver {
     tell();
     wire_.flush();
   }
+  void tell_of(Rank other, const RankState& state);  // that it has failed
   bool left() const {
     const Segment* shadow = shadow_.find();
     return shadow != nullptr && shadow->header().left.load(std::memory_order_acquire) != 0;
@@ -96,7 +111,8 @@ class RemotePeer final : public Receiver {
     const std::byte* source = nullptr;
   };
   void flush_put(int lane, int half, uint64_t stamp);
-  void heard(Header& header, std::span<const std::byte> payload);
+  void heard(const RankState& state, Header& header);
+  void heard_of(uint64_t other, const RankState& state);
   std::vector<std::byte> state();
   static bool allowed(const Segment& received, const Frame& frame);
 
@@ -108,6 +124,7 @@ class RemotePeer final : public Receiver {
   Pending pending_;
   uint64_t sent_ = 0;
   std::atomic<uint64_t> told_called_{0}, told_finished_{0};  // the peer knows of these operations
+  std::atomic<uint64_t> told_blame_{0};                      // and of a blame in this one
   std::atomic<uint64_t> credited_{0};  // what the peer knows of my reading its stream
   uint64_t arrived_[kLineLanes] = {};  // signals delivered
 };

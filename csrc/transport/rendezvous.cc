@@ -1,14 +1,15 @@
 #include "transport/rendezvous.h"
 
-#include <ranges>
+#include <numeric>
 
 #include "transport/assembly.h"
-#include "transport/host.h"
+#include "transport/roster.h"
 
 namespace ringcomm {
 namespace {
 
 constexpr auto kLookEvery = std::chrono::milliseconds(500);  // at the store, at who is silent
+constexpr int32_t kContacts = 1 << 16;                       // a parcel
 constexpr auto kSlice = std::chrono::milliseconds(1);        // another thread may take what comes
 
 class Meeting {
@@ -20,7 +21,9 @@ class Meeting {
         deadline_(deadline),
         store_(store),
         assembly_(store, options, deadline),
-        sent_(static_cast<size_t>(options.size)) {}
+        all_(static_cast<size_t>(options.size)) {
+    std::iota(all_.begin(), all_.end(), 0);
+  }
 
   Neighbourhood run() {
     try {
@@ -28,14 +31,20 @@ class Meeting {
       mine_ = neighbours_.card();
       mine_.tcp = options_.tcp;
       if (!options_.host.empty()) mine_.host = options_.host;
-      exchange_cards();
-      find_hosts();
+      mine_.algorithm = options_.algorithm();
+      take_roster(assembly_.exchange(mine_.to_text(), all_,
+                                     [this](const auto& words) { return read_cards(words); }));
       map_neighbours();
-      if (hosts_in(result_.host_of) == options_.size) {
+      if (roster_.hosts() == options_.size) {
         assembly_.skip();  // no two share memory
-      } else if (set_apart(assembly_.exchange(report_.empty() ? "-" : report_))) {
-        find_hosts();
-        map_neighbours();
+      } else {
+        const auto read = [this](const auto& words) { return read_reports(words); };
+        const std::string changed = assembly_.exchange(report_, all_, read);
+        if (!changed.empty()) {
+          ++lists_;
+          take_roster(changed);
+          map_neighbours();
+        }
       }
       if (options_.rank == 0) tell_who_is_apart();
       if (across()) meet_across();
@@ -43,56 +52,45 @@ class Meeting {
       give_up(error);
       throw;
     }
+    result_.host_of = roster_.host_of;
+    result_.names = roster_.names;
+    result_.word = roster_.word;
+    result_.algorithm = roster_.algorithm;
     return std::move(result_);
   }
 
  private:
-  const Card& card(Rank rank) const { return cards_[static_cast<size_t>(rank)]; }
-  ShmPeer& peer(Rank rank) { return result_.peers[static_cast<size_t>(rank)]; }
-  uint64_t channel() const { return card(0).nonce[0]; }
+  // ---- rank 0, for all
 
-  void exchange_cards() {
-    mine_.algorithm = options_.algorithm();
-    const auto texts = assembly_.exchange(mine_.to_text());
-    for (Rank rank = 0; rank < options_.size; ++rank) {
-      cards_.push_back(Card::from_text(texts[static_cast<size_t>(rank)], rank));
-      result_.names.push_back(cards_.back().host);
+  std::string read_cards(const Assembly::Words& words) {
+    for (const std::string& word : words) {
+      cards_.push_back(Card::from_text(word, static_cast<Rank>(cards_.size())));
     }
-    result_.word = texts.back();
-    result_.algorithm = card(0).algorithm;
     require_agreement(cards_);
+    return tell_hosts(lists_);
   }
 
-  // ---- the hosts of the ranks, the same on all ranks
-
-  // Hosts are numbered in the order of their first rank. On one, each reaches each.
-  void find_hosts() {
-    std::vector<std::vector<Rank>> hosts;
-    result_.host_of.clear();
-    for (Rank rank = 0; rank < options_.size; ++rank) {
-      const auto fits = [&](const std::vector<Rank>& host) {
-        return std::ranges::all_of(host, [&](Rank other) {
-          return card(rank).shares_host(card(other)) && !apart_.contains({other, rank});
-        });
-      };
-      auto host = std::ranges::find_if(hosts, fits);
-      if (host == hosts.end()) host = hosts.emplace(hosts.end());
-      host->push_back(rank);
-      result_.host_of.push_back(static_cast<int>(host - hosts.begin()));
+  // The roster for all; and for each host, the cards of its ranks.
+  std::string tell_hosts(int lists) {
+    Roster roster;
+    roster.channel = cards_[0].nonce[0];
+    roster.algorithm = cards_[0].algorithm;
+    roster.word = options_.word;
+    roster.find_hosts(cards_, apart_);
+    std::vector<std::string> texts(static_cast<size_t>(roster.hosts()));
+    for (size_t rank = 0; rank < cards_.size(); ++rank) {
+      texts[static_cast<size_t>(roster.host_of[rank])] += cards_[rank].to_text() + '\n';
     }
+    for (size_t host = 0; host < texts.size(); ++host) {
+      assembly_.leave(cards_of(static_cast<int>(host), lists), texts[host]);
+    }
+    return roster.to_text();
   }
 
-  bool is_local(Rank rank) const {
-    const auto& hosts = result_.host_of;
-    return hosts[static_cast<size_t>(rank)] == hosts[static_cast<size_t>(options_.rank)];
-  }
-  bool across() const { return hosts_in(result_.host_of) > 1; }
-
-  // Ranks report pairs that live and cannot share memory. Adds them to those that the cards tell.
-  // True if there are any.
-  bool set_apart(const std::vector<std::string>& reports) {
+  // Ranks report pairs that live and cannot share memory. Nothing, or the roster without them.
+  std::string read_reports(const Assembly::Words& words) {
     for (Rank rank = 0; rank < options_.size; ++rank) {
-      TextReader items(reports[static_cast<size_t>(rank)]);
+      TextReader items(words[static_cast<size_t>(rank)]);
       for (std::string item; std::getline(items, item, '\t');) {
         TextReader in(item);
         Rank other = -1;
@@ -103,7 +101,7 @@ class Meeting {
         if (why_.empty()) why_ = pair_text(rank, other, str("rank ", rank, " says:", why));
       }
     }
-    return !apart_.empty();
+    return apart_.empty() ? "" : tell_hosts(lists_ + 1);
   }
 
   static std::string pair_text(Rank one, Rank other, const std::string& why) {
@@ -111,40 +109,69 @@ class Meeting {
                " use TCP, as if they were on two hosts, since they cannot share memory: ", why);
   }
 
-  // Logs one line, about the first such pair.
+  // Logs one line, about the first such pair. The ranks of a host are alike.
   void tell_who_is_apart() {
-    for (Rank rank = 1; rank < options_.size && why_.empty(); ++rank) {
-      for (Rank other = 0; other < rank && why_.empty(); ++other) {
-        const std::string why = why_apart(cards_, other, rank);
-        if (!why.empty()) why_ = pair_text(other, rank, why);
+    const auto firsts = roster_.first_ranks();
+    for (size_t i = 1; i < firsts.size() && why_.empty(); ++i) {
+      for (size_t j = 0; j < i && why_.empty(); ++j) {
+        const std::string why = why_apart(cards_, firsts[j], firsts[i]);
+        if (!why.empty()) why_ = pair_text(firsts[j], firsts[i], why);
       }
     }
     if (!why_.empty() && neighbours_.first_time(why_)) options_.warn(why_);
   }
 
+  // ---- what rank 0 has told
+
+  static std::string cards_of(int host, int lists) { return str("host", host, '/', lists); }
+  int own_host() const { return roster_.host(options_.rank); }
+  bool across() const { return roster_.hosts() > 1; }
+  uint64_t channel() const { return roster_.channel; }
+  const Card& card(Rank rank) const { return here_.at(rank); }
+
+  void take_roster(const std::string& text) {
+    roster_ = Roster::from_text(text, options_.size);
+    here_ = read_host(own_host());
+  }
+
+  std::map<Rank, Card> read_host(int host) {
+    TextReader lines(assembly_.read(cards_of(host, lists_)));
+    std::map<Rank, Card> cards;
+    for (const Rank rank : roster_.ranks_of(host)) {
+      std::string line;
+      std::getline(lines, line);
+      cards.emplace(rank, Card::from_text(line, rank));
+    }
+    return cards;
+  }
+
   // ---- shared memory
+
+  ShmPeer& peer(Rank rank) { return *std::ranges::find(result_.peers, rank, &ShmPeer::rank); }
+  ShmPeer& self() { return peer(options_.rank); }
 
   void make_segment() {
     result_.mappings.clear();
     result_.peers.clear();
-    result_.peers.resize(cards_.size());
-    std::map<int, int> ranks;  // of each host
-    for (Rank rank = 0; rank < options_.size; ++rank) {
-      const int host = result_.host_of[static_cast<size_t>(rank)];
-      peer(rank).place = ranks[host]++;
+    for (const auto& [rank, card] : here_) {
+      ShmPeer& peer = result_.peers.emplace_back();
+      peer.rank = rank;
+      peer.place = static_cast<int>(result_.peers.size()) - 1;
+      peer.group = channel();
     }
     layout_ = options_.layout;
     if (across()) {
-      const int here = ranks[result_.host_of[static_cast<size_t>(options_.rank)]];
-      const auto most = std::ranges::max(ranks | std::views::values);
-      const auto layouts = options_.across(here, most, result_.distance);
+      std::vector<int> ranks(static_cast<size_t>(roster_.hosts()));
+      for (const int host : roster_.host_of) ++ranks[static_cast<size_t>(host)];
+      const int here = static_cast<int>(here_.size());
+      const auto layouts = options_.across(here, std::ranges::max(ranks), result_.distance);
       layout_ = layouts.host;
       pair_layout_ = layouts.pair;
     }
     segment_ = make_sealed_memfd("ringcomm", layout_.bytes());
     adopt(options_.rank, segment_);
-    peer(options_.rank).doorbell = neighbours_.bell();
-    Header& header = peer(options_.rank).segment.header();
+    self().doorbell = neighbours_.bell();
+    Header& header = self().segment.header();
     header.magic = kSegmentMagic;
     header.nonce = mine_.nonce;
   }
@@ -155,32 +182,40 @@ class Meeting {
     const bool genuine = header->magic == kSegmentMagic && header->nonce == card(rank).nonce;
     if (rank != options_.rank && !genuine) throw_gone(rank);
     peer(rank).segment = Segment(mapping.data(), layout_);
-    peer(rank).group = channel();
     result_.mappings.push_back(std::move(mapping));
   }
 
   // For each rank of this host: reaches its process, sends it our memory, and maps its memory.
   void map_neighbours() {
     make_segment();
-    std::fill(sent_.begin(), sent_.end(), false);
+    sent_.clear();
     ++attempt_;
-    std::vector<Rank> missing;
-    for (Rank rank = 0; rank < options_.size; ++rank) {
-      if (rank != options_.rank && is_local(rank)) missing.push_back(rank);
+    await(mates(), [this](Rank rank) { return resolved(rank); });
+    segment_.reset();
+    assembly_.died = [this](Rank rank) { return died(rank); };
+  }
+
+  std::vector<Rank> mates() const {  // the other ranks of this host
+    std::vector<Rank> mates;
+    for (const auto& [rank, card] : here_) {
+      if (rank != options_.rank) mates.push_back(rank);
     }
+    return mates;
+  }
+
+  // Until each of them is resolved.
+  void await(std::vector<Rank> missing, const std::function<bool(Rank)>& resolved) {
     Deadline look(kLookEvery);
     while (true) {
       const uint64_t seen = neighbours_.news();  // looking at one may take what comes for another
-      std::erase_if(missing, [&](Rank rank) { return resolved(rank); });
-      if (missing.empty()) break;
+      std::erase_if(missing, resolved);
+      if (missing.empty()) return;
       neighbours_.wait(std::min<Clock::duration>(kSlice, deadline_.left()), seen);
       options_.interrupt();
       if (!look.passed() && !deadline_.passed()) continue;
       check(missing);
       look = Deadline(kLookEvery);
     }
-    segment_.reset();
-    assembly_.died = [this](Rank rank) { return died(rank); };
   }
 
   // Its memory is mapped, or it is known that it cannot be.
@@ -193,8 +228,8 @@ class Meeting {
     }
     const auto process = peer(rank).process;
     if (!process) return false;
-    auto sent = sent_.begin() + rank;
-    if (!*sent) *sent = process->send({channel(), options_.rank, rank, attempt_}, segment_);
+    bool& sent = sent_[rank];
+    if (!sent) sent = process->send({channel(), options_.rank, rank, attempt_}, segment_);
     if (!peer(rank).segment) {
       if (const Fd memory = neighbours_.take({channel(), rank, options_.rank, attempt_})) {
         check_sealed_memfd(memory, layout_.bytes(), rank);
@@ -202,11 +237,11 @@ class Meeting {
       }
     }
     peer(rank).doorbell = process->bell();  // it goes with the connection
-    if (peer(rank).segment && *sent) return true;
+    if (peer(rank).segment && sent) return true;
     if (process->lost()) {
       if (neighbours_.is_gone(card(rank).socket)) throw_gone(rank);
       peer(rank).process.reset();  // it lives, and could not keep the connection: once more
-      *sent = false;
+      sent = false;
     }
     return false;
   }
@@ -224,7 +259,7 @@ class Meeting {
     if (const int code = neighbours_.deaf()) throw SystemError("accepting connections", code);
     const bool told = assembly_.some_are_apart();
     for (const Rank rank : missing) {
-      if (peer(rank).process) continue;
+      if (peer(rank).process && !peer(rank).process->lost()) continue;
       if (neighbours_.is_gone(card(rank).socket)) throw_gone(rank);
       const std::string why = told ? assembly_.apart_from(rank) : "";
       if (!why.empty()) neighbours_.set_apart(card(rank).socket, why);
@@ -241,22 +276,24 @@ class Meeting {
   }
 
   std::optional<PeerError> died(Rank rank) {
-    const auto& process = peer(rank).process;
-    if (process && process->lost()) return gone(rank);
+    if (here_.contains(rank)) {
+      const auto& process = peer(rank).process;
+      if (process && process->lost()) return gone(rank);
+    }
     return store_.died(rank);
   }
 
   // The header tells it to the ranks that have this rank's memory already.
   void give_up(const std::exception& error) {
     assembly_.give_up(error);
-    if (cards_.empty()) return;
+    if (here_.empty()) return;
     neighbours_.end(channel());
     if (result_.mappings.empty()) return;
-    write_failure(peer(options_.rank).segment.header(), error.what());
-    for (Rank rank = 0; rank < options_.size; ++rank) {
-      if (rank == options_.rank || peer(rank).remote || !peer(rank).segment) continue;
-      note_failure(peer(rank).segment.header(), options_.rank);
-      if (peer(rank).process) peer(rank).doorbell.ring(kAllNews);
+    write_failure(self().segment.header(), error.what());
+    for (ShmPeer& other : result_.peers) {
+      if (other.rank == options_.rank || !other.segment) continue;
+      note_failure(other.segment.header(), options_.rank);
+      if (other.process) other.doorbell.ring(kAllNews);
     }
   }
 
@@ -265,35 +302,57 @@ class Meeting {
   // Every rank takes frames of this group from all others before any of them sends one.
   void meet_across() {
     Network& network = options_.network(store_.host());
-    const auto texts = assembly_.exchange(network.contact().to_text());
-    const auto contact_of = [&](Rank rank) {
-      return Contact::from_text(texts[static_cast<size_t>(rank)]);
-    };
-    Rank next = options_.rank;
-    while (is_local(next)) next = (next + 1) % options_.size;
-    std::vector<std::string> addresses;
-    for (const Address& one : contact_of(next).addresses) addresses.push_back(one.to_text());
-    const auto told = assembly_.exchange(str(options_.distance(addresses)));
-    // The longest counts for all. The last line is rank 0's word.
-    const std::string longest = *std::max_element(told.begin(), told.end() - 1);
-    result_.distance = longest == "2" ? 2 : longest == "1" ? 1 : 0;
-    if (result_.distance > 0) map_neighbours();  // once more, with room for what is under way
-    for (Rank rank = 0; rank < options_.size; ++rank) {
-      if (is_local(rank)) continue;
-      const auto contact = contact_of(rank);
-      const bool elsewhere = !card(rank).may_share_network(mine_);
-      if (elsewhere) refuse_own(contact.addresses, network.contact().addresses, rank);
-      add_remote(rank, network.reach(contact));
+    const std::string bytes =
+        assembly_.exchange(network.contact().to_text(), all_, [this](auto& words) {
+          std::string text;
+          for (const std::string& word : words) text += word + '\n';
+          assembly_.leave("contacts", text);
+          return str(text.size());
+        });
+    Contacts contacts = take_contacts(std::stoull(bytes));
+    const auto there = read_host((own_host() + 1) % roster_.hosts());
+    const auto& [next, card] = *there.begin();
+    if (!card.may_share_network(mine_)) {
+      refuse_own(contacts.of(next).addresses, network.contact().addresses, next);
     }
-    assembly_.exchange("yes");
+    measure(contacts.of(next));
+    if (result_.distance > 0) map_neighbours();  // once more, with room for what is under way
+    result_.others = std::make_unique<Others>(options_.size);
+    const RemotePeer::Ends ends{next, &self().segment.header(), pair_layout_};
+    result_.others->open(network, channel(), std::move(contacts), ends, next);
+    assembly_.exchange("yes", all_, [](auto&) { return std::string("all"); });
   }
 
-  void add_remote(Rank rank, Wire& wire) {
-    ShmPeer& there = peer(rank);
-    there.process.reset();
-    there.doorbell = peer(options_.rank).doorbell;
-    const RemotePeer::Ends ends{rank, &peer(options_.rank).segment.header(), pair_layout_};
-    there.remote = std::make_unique<RemotePeer>(wire, channel(), ends);
+  Rank first() const { return here_.begin()->first; }
+  bool is_first() const { return first() == options_.rank; }
+
+  // How far hosts are, which the first rank of each looks at. The longest way counts for all.
+  void measure(const Contact& next) {
+    std::vector<std::string> addresses;
+    for (const Address& one : next.addresses) addresses.push_back(one.to_text());
+    const std::string mine = is_first() ? str(options_.distance(addresses)) : "";
+    const std::string longest = assembly_.exchange(
+        mine, roster_.first_ranks(), [](auto& words) { return *std::ranges::max_element(words); });
+    result_.distance = longest == "2" ? 2 : longest == "1" ? 1 : 0;
+  }
+
+  // How each rank is reached. The first rank of a host reads it, and hands it to the others.
+  Contacts take_contacts(uint64_t bytes) {
+    Fd memory;
+    const auto parcel = [&](Rank to) { return Parcel{channel(), first(), to, kContacts}; };
+    if (is_first()) {
+      const std::string text = assembly_.read("contacts");
+      memory = make_sealed_memfd("ringcomm-contacts", bytes);
+      std::memcpy(Mapping(memory, bytes).data(), text.data(), std::min(bytes, text.size()));
+      await(mates(), [&](Rank rank) { return peer(rank).process->send(parcel(rank), memory); });
+    } else {
+      await({first()}, [&](Rank) {
+        memory = neighbours_.take(parcel(options_.rank));
+        return static_cast<bool>(memory);
+      });
+      check_sealed_memfd(memory, bytes, first());
+    }
+    return Contacts(Mapping::inherited(memory, bytes), bytes, options_.size);
   }
 
   const RendezvousOptions& options_;
@@ -304,12 +363,16 @@ class Meeting {
   Card mine_;
   SegmentLayout layout_, pair_layout_;
   Fd segment_;
-  std::vector<Card> cards_;
-  std::vector<bool> sent_;
-  int attempt_ = 0;
-  std::string report_;                     // of the ranks that this one cannot share memory with
-  std::set<std::pair<Rank, Rank>> apart_;  // the lower one first
-  std::string why_;                        // two ranks that look like one host's are not
+  std::vector<Rank> all_;
+  Roster roster_;
+  std::map<Rank, Card> here_;  // of the ranks of this host
+  std::map<Rank, bool> sent_;  // this rank's memory
+  int attempt_ = 0;            // to share memory
+  int lists_ = 0;              // of ranks by host: new ones where hosts were not what they seemed
+  std::string report_;         // of the ranks that this one cannot share memory with
+  std::vector<Card> cards_;    // of all ranks: rank 0 has them
+  Roster::Apart apart_;        // the same
+  std::string why_;            // two ranks that look like one host's are not
   Neighbourhood result_;
 };
 

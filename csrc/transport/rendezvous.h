@@ -1,9 +1,10 @@
-// The rendezvous: the ranks of a group find and map one another. They exchange cards through the
-// store. Then each passes the descriptor of its shared memory to every other rank of its host, over
-// the socket that joins their processes (transport/neighbours.h).
+// The rendezvous: the ranks of a group find and map one another. They put cards into the store, and
+// rank 0 tells each which ranks share its host. Then each passes the descriptor of its shared
+// memory to every other rank of its host, over the socket that joins their processes
+// (transport/neighbours.h).
 //
-// Ranks on other hosts are reached over the process's network instead (net/network.h), which they
-// meet through the store as well.
+// Ranks on other hosts are reached over the process's network instead (net/network.h), when a plan
+// first talks to them. The first rank of each host reads how, and hands that to the host's others.
 //
 // Everything ends by the deadline, in an error that names the ranks concerned. A rank killed at any
 // point leaves nothing behind: memfds and abstract sockets go with the process.
@@ -49,9 +50,10 @@ struct Neighbourhood {
   ~Neighbourhood();
 
   std::vector<Mapping> mappings;   // segments, this rank's first
-  std::vector<ShmPeer> peers;      // peers[rank] is this rank
+  std::vector<ShmPeer> peers;      // the ranks of this host
+  std::unique_ptr<Others> others;  // of other hosts; null: there are none
   std::vector<int> host_of;        // ranks with equal numbers share memory
-  std::vector<std::string> names;  // of each rank's host
+  std::vector<std::string> names;  // of each host
   int distance = 0;                // between hosts, as Geometry::across_hosts has it
   std::string word;                // rank 0's
   std::string algorithm;           // that rank 0 asks for; empty: none

@@ -17,30 +17,48 @@ auto& entry_of(auto& header, Board board, uint64_t sequence) {
                                : header.device_board[sequence % kDeviceEntries];
 }
 
-}  // namespace
-
-void write_board(Header& header, Board board, const Descriptor& descriptor) {
-  BoardEntry& entry = entry_of(header, board, descriptor.sequence);
+void write_entry(BoardEntry& entry, const Descriptor& descriptor, std::memory_order order) {
   entry.sequence.store(0, std::memory_order_relaxed);
   for (int i = 0; i < Descriptor::kWords; ++i) {
     entry.words[i].store(descriptor.words[i], std::memory_order_release);  // after sequence = 0
   }
-  // Devices need seq_cst: if two ranks write and then look, at least one sees the other.
-  const auto order =
-      board == Board::kDevice ? std::memory_order_seq_cst : std::memory_order_release;
-  entry.sequence.store(descriptor.sequence, order);  // partner: read_board()
+  entry.sequence.store(descriptor.sequence, order);  // partner: read_entry()
 }
 
-std::optional<Descriptor> read_board(const Header& header, Board board, uint64_t sequence) {
-  const BoardEntry& entry = entry_of(header, board, sequence);
-  if (entry.sequence.load(std::memory_order_seq_cst) != sequence) return std::nullopt;
+// Of no operation where it is being written.
+Descriptor read_entry(const BoardEntry& entry) {
   Descriptor seen;
-  seen.sequence = sequence;
+  seen.sequence = entry.sequence.load(std::memory_order_seq_cst);
   for (int i = 0; i < Descriptor::kWords; ++i) {
     seen.words[i] = entry.words[i].load(std::memory_order_acquire);  // before sequence again
   }
-  if (entry.sequence.load(std::memory_order_relaxed) != sequence) return std::nullopt;
-  return seen;
+  const uint64_t again = entry.sequence.load(std::memory_order_relaxed);
+  return again == seen.sequence ? seen : Descriptor();
+}
+
+}  // namespace
+
+void write_board(Header& header, Board board, const Descriptor& descriptor) {
+  // Devices need seq_cst: if two ranks write and then look, at least one sees the other.
+  const auto order =
+      board == Board::kDevice ? std::memory_order_seq_cst : std::memory_order_release;
+  write_entry(entry_of(header, board, descriptor.sequence), descriptor, order);
+}
+
+std::optional<Descriptor> read_board(const Header& header, Board board, uint64_t sequence) {
+  const Descriptor seen = read_entry(entry_of(header, board, sequence));
+  return seen.sequence == sequence ? std::optional(seen) : std::nullopt;
+}
+
+void write_blame(Header& header, const Blame& blame) {
+  if (blame.sequence == 0) return;
+  const Descriptor words{blame.sequence, {blame.rank, blame.called, blame.finished}};
+  write_entry(header.blame, words, std::memory_order_release);
+}
+
+Blame read_blame(const Header& header) {
+  const Descriptor seen = read_entry(header.blame);
+  return {seen.sequence, seen.words[0], seen.words[1], seen.words[2]};
 }
 
 void write_failure(Header& own, const std::string& reason) {

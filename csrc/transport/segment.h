@@ -58,6 +58,14 @@ struct BoardEntry {
   std::atomic<uint64_t> words[Descriptor::kWords];
 };
 
+// Who keeps an operation up, as a rank sees it that waits: the rank from which it has to hear next,
+// or the one for which that one waits in turn. So a rank learns of one with which it never talks.
+struct Blame {
+  uint64_t sequence = 0;                        // of the operation; 0: nobody is to blame
+  uint64_t rank = 0, called = 0, finished = 0;  // how far that one is
+  bool operator==(const Blame&) const = default;
+};
+
 struct Header {
   uint64_t magic;
   Nonce nonce;  // proves that the mapped memory is the one its owner made
@@ -74,6 +82,7 @@ struct Header {
   std::atomic<uint32_t> asked;
   std::atomic<uint32_t> failed;  // set after `failure` was written; partner: failure()
   char failure[kFailureBytes];
+  BoardEntry blame;                               // partner: read_blame()
   std::atomic<uint8_t> choices[kChoices];         // partner: readers of choices()
   alignas(128) std::atomic<uint32_t> aborted_by;  // rank + 1 of the first peer that failed
 };
@@ -150,6 +159,10 @@ class Segment {
 // The board: its owner writes it, and any rank reads it.
 void write_board(Header& header, Board board, const Descriptor& descriptor);
 std::optional<Descriptor> read_board(const Header& header, Board board, uint64_t sequence);
+
+// Words that change while they are read are no blame. Its owner writes it.
+void write_blame(Header& header, const Blame& blame);
+Blame read_blame(const Header& header);
 
 // write_failure() writes into a rank's own header that it has failed, and why. note_failure()
 // writes into another rank's header that `by` has failed.

@@ -48,6 +48,12 @@ bool SocketStore::has(const std::string& key) {
   return values_.contains(key);
 }
 
+int64_t SocketStore::said(const std::string& list) {
+  wait({});
+  const auto in_list = [&](const auto& value) { return value.first.starts_with(list); };
+  return std::ranges::count_if(values_, in_list);
+}
+
 bool SocketStore::wait(Clock::duration most) {
   // A short pause is a slice as well, for it must sleep: what comes ends it.
   neighbours_.wait(most > most.zero() ? kSlice : most, neighbours_.news());

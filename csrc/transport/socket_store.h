@@ -30,6 +30,10 @@ class SocketStore final : public Store, private Receiver {
   bool has(const std::string& key) override;
   std::string get(const std::string& key) override { return values_.at(key); }
   int64_t add(const std::string&, int64_t amount) override { return amount; }  // the first to ask
+  void say(const std::string& list, const std::string& name, const std::string& word) override {
+    set(list + name, word);
+  }
+  int64_t said(const std::string& list) override;
   bool wait(Clock::duration most) override;
   std::optional<PeerError> died(Rank rank) override;
 

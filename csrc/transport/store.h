@@ -19,11 +19,24 @@ class Store {
   virtual bool has_all(const std::vector<std::string>& keys) {
     return std::ranges::all_of(keys, [&](const auto& key) { return has(key); });
   }
-  virtual std::string get(const std::string& key) = 0;  // `key` exists
+  virtual std::string get(const std::string& key) = 0;                              // `key` exists
+  virtual std::vector<std::string> get_all(const std::vector<std::string>& keys) {  // they exist
+    std::vector<std::string> values;
+    for (const std::string& key : keys) values.push_back(get(key));
+    return values;
+  }
   // Adds to an integer that starts at 0; returns the sum.
   virtual int64_t add(const std::string& key, int64_t amount) = 0;
+  // Says a word under a name in a list, once; how many have been said there.
+  virtual void say(const std::string& list, const std::string& name, const std::string& word) {
+    set(list + name, word);
+    add(list + "said", 1);
+  }
+  virtual int64_t said(const std::string& list) { return add(list + "said", 0); }
   // The host that serves the store, if there is one.
   virtual std::string host() { return {}; }
+  // By which waiting is timed.
+  virtual Clock::time_point now() { return Clock::now(); }
   // Between two questions. True: the answer may be another one by now.
   virtual bool wait(Clock::duration most) {
     std::this_thread::sleep_for(most);

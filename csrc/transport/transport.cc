@@ -7,20 +7,23 @@ namespace ringcomm {
 
 constexpr int32_t kForDevices = INT32_MIN;  // parcels; those of a meeting have other numbers
 
-Transport::Transport(Rank rank, std::vector<ShmPeer> peers)
+Transport::Transport(Rank rank, std::vector<ShmPeer> here, std::unique_ptr<Others> others)
     : rank_(rank),
-      peers_(std::move(peers)),
-      own_(peer(rank).segment),
-      sent_(peers_.size() * kLineLanes, 0) {
-  for (size_t i = 0; i < peers_.size(); ++i) {
-    if (peers_[i].place < 0) peers_[i].place = static_cast<int>(i);
-    if (peers_[i].remote) remotes_.push_back(peers_[i].remote.get());
+      here_(std::move(here)),
+      peers_(others ? others->size() : here_.size()),
+      others_(std::move(others)) {
+  for (size_t i = 0; i < here_.size(); ++i) {
+    if (!others_) here_[i].rank = static_cast<Rank>(i);
+    if (here_[i].place < 0) here_[i].place = here_[i].rank;
+    peers_[static_cast<size_t>(here_[i].rank)] = &here_[i];
   }
+  own_ = peer(rank).segment;
 }
 
 size_t Transport::stream_space(Rank to) {
-  RemotePeer* const remote = peer(to).remote.get();
-  if (remote != nullptr && remote->shadow().find() == nullptr) return 1;  // or more
+  if (is_remote(to) && (remote(to) == nullptr || remote(to)->shadow().find() == nullptr)) {
+    return 1;  // or more
+  }
   const auto [segment, place] = part(to, rank_);
   const MailboxCursors& cursors = segment.mailbox(place);
   const uint64_t read = cursors.read.load(std::memory_order_seq_cst);  // partner: stream_read
@@ -30,8 +33,9 @@ size_t Transport::stream_space(Rank to) {
 }
 
 size_t Transport::stream_available(Rank from) {
-  RemotePeer* const remote = peer(from).remote.get();
-  if (remote != nullptr && remote->received().find() == nullptr) return 0;
+  if (is_remote(from) && (remote(from) == nullptr || remote(from)->received().find() == nullptr)) {
+    return 0;
+  }
   const auto [segment, place] = part(rank_, from);
   const MailboxCursors& cursors = segment.mailbox(place);
   const uint64_t written =
@@ -51,8 +55,8 @@ size_t Transport::stream_write(Rank to, const std::byte* data, size_t bytes) {
   std::memcpy(segment.mailbox_data(place) + start, data, first);
   std::memcpy(segment.mailbox_data(place), data + first, count - first);
   cursors.written.store(at + count, std::memory_order_seq_cst);  // partner: stream_available
-  if (RemotePeer* remote = peer(to).remote.get()) {
-    remote->stream_written(at, at + count);
+  if (is_remote(to)) {
+    remote(to)->stream_written(at, at + count);
   } else {
     peer(to).doorbell.notify(kMessageNews);
   }
@@ -70,8 +74,8 @@ size_t Transport::stream_read(Rank from, std::byte* data, size_t bytes, bool pas
   copy_bytes(data, segment.mailbox_data(place) + start, first, past_caches);
   copy_bytes(data + first, segment.mailbox_data(place), count - first, past_caches);
   cursors.read.store(at + count, std::memory_order_seq_cst);  // partner: stream_space
-  if (RemotePeer* remote = peer(from).remote.get()) {
-    remote->stream_read(at + count);
+  if (is_remote(from)) {
+    remote(from)->stream_read(at + count);
   } else {
     peer(from).doorbell.notify(kMessageNews);
   }
@@ -86,50 +90,99 @@ void Transport::announce(Board board, const Descriptor& descriptor) {
 }
 
 PeerState Transport::state(Rank rank, Board board) {
-  const Header* header = header_of(rank);
-  if (header == nullptr) return {};
-  PeerState state;  // in this order: a rank finishes, and then leaves
-  state.left = header->left.load(std::memory_order_acquire) != 0;
-  state.failed = header->failed.load(std::memory_order_acquire) != 0;
-  state.called = header->of(board).called.load(std::memory_order_acquire);
-  state.finished = header->of(board).finished.load(std::memory_order_acquire);
+  PeerState state;
+  // In this order: a rank finishes, and then leaves.
+  if (const Header* header = header_of(rank)) {
+    state.left = header->left.load(std::memory_order_acquire) != 0;
+    state.failed = header->failed.load(std::memory_order_acquire) != 0;
+    state.called = header->of(board).called.load(std::memory_order_acquire);
+    state.finished = header->of(board).finished.load(std::memory_order_acquire);
+  }
+  if (!is_remote(rank) || board != Board::kHost) return state;
+  const auto heard = [&](uint64_t called, uint64_t finished) {
+    state.called = std::max(state.called, called);
+    state.finished = std::max(state.finished, finished);
+  };
+  if (const RankState* told = others_->told_of(rank)) {
+    state.failed = true;
+    heard(told->called, told->finished);
+  }
+  const Blame blame = blame_of(rank_);
+  if (blame.sequence != 0 && blame.rank == static_cast<uint64_t>(rank)) {
+    heard(blame.called, blame.finished);
+  }
   return state;
 }
 
 std::string Transport::failure(Rank rank) {
+  const char* text = nullptr;
   const Header* header = header_of(rank);
-  if (header == nullptr || header->failed.load(std::memory_order_acquire) == 0) return {};
-  return std::string(header->failure, ::strnlen(header->failure, kFailureBytes));
+  if (header != nullptr && header->failed.load(std::memory_order_acquire) != 0) {
+    text = header->failure;
+  } else if (const RankState* told = others_ ? others_->told_of(rank) : nullptr) {
+    text = told->failure;
+  }
+  return text == nullptr ? std::string() : std::string(text, ::strnlen(text, kFailureBytes));
 }
 
 void Transport::fail(const std::string& reason) {
   Header& header = own_.header();
   if (header.failed.load(std::memory_order_acquire) != 0) return;
   write_failure(header, reason);
-  for (Rank rank = 0; rank < size(); ++rank) {
-    if (is_remote(rank)) continue;
-    note_failure(peer(rank).segment.header(), rank_);
-    peer(rank).doorbell.ring(kAllNews);
+  for (ShmPeer& peer : here_) {
+    note_failure(peer.segment.header(), rank_);
+    peer.doorbell.ring(kAllNews);
   }
-  tell_remotes();
+  tell_remotes([](RemotePeer& peer) { peer.tell_now(); });
 }
 
 // Those with which this process talks, and those at distances of 1, 2, 4 and so on: they tell
 // others, and after log2(n) steps all n ranks know.
-void Transport::tell_remotes() {
+void Transport::tell_remotes(const std::function<void(RemotePeer&)>& tell) {
+  if (!others_) return;
   std::set<Rank> told;
+  const auto tell_one = [&](RemotePeer& peer) {
+    if (told.insert(peer.rank()).second) tell(peer);
+  };
+  each_remote([&](RemotePeer& peer) {
+    if (peer.wire().reached()) tell_one(peer);
+  });
   for (int step = 1; step < size(); step *= 2) {
-    told.insert({(rank_ + step) % size(), (rank_ + size() - step) % size()});
+    for (const Rank rank : {(rank_ + step) % size(), (rank_ + size() - step) % size()}) {
+      if (is_remote(rank)) tell_one(others_->get(rank));
+    }
   }
-  for (Rank rank = 0; rank < size(); ++rank) {
-    RemotePeer* const remote = peer(rank).remote.get();
-    if (remote && (told.contains(rank) || remote->wire().reached())) remote->tell_now();
-  }
+}
+
+void Transport::pass_on() {
+  times_asked();
+  const auto first = first_failed();
+  if (!first || !is_remote(*first) || passed_on_.exchange(true)) return;
+  const PeerState state = this->state(*first, Board::kHost);
+  RankState words{.called = state.called, .finished = state.finished, .failed = 1};
+  failure(*first).copy(words.failure, kFailureBytes - 1);
+  tell_remotes([&](RemotePeer& peer) {
+    if (peer.rank() != *first) peer.tell_of(*first, words);
+  });
+}
+
+Blame Transport::blame_of(Rank rank) const {
+  const Header* header = header_of(rank);
+  return header == nullptr ? Blame() : read_blame(*header);
+}
+
+// Those that wait for this rank are among those with which it talks.
+void Transport::blame(const Blame& blame) {
+  if (blame == blame_of(rank_)) return;
+  write_blame(own_.header(), blame);
+  each_remote([](RemotePeer& peer) {
+    if (peer.wire().reached() && !peer.wire().lost()) peer.tell_now();
+  });
 }
 
 void Transport::ask_for_records() {
   own_.header().asked.store(static_cast<uint32_t>(times_asked()) + 1, std::memory_order_release);
-  tell_remotes();
+  tell_remotes([](RemotePeer& peer) { peer.tell_now(); });
 }
 
 uint64_t Transport::times_asked() {
@@ -138,7 +191,9 @@ uint64_t Transport::times_asked() {
     const Header* header = header_of(rank);
     if (header != nullptr) times = std::max(times, header->asked.load(std::memory_order_acquire));
   }
-  if (own_.header().asked.exchange(times, std::memory_order_acq_rel) < times) tell_remotes();
+  if (own_.header().asked.exchange(times, std::memory_order_acq_rel) < times) {
+    tell_remotes([](RemotePeer& peer) { peer.tell_now(); });
+  }
   return times;
 }
 
@@ -149,16 +204,18 @@ std::optional<Rank> Transport::first_failed() {
 }
 
 bool Transport::connection_lost(Rank rank) {
+  if (is_remote(rank)) return remote(rank) != nullptr && remote(rank)->wire().lost();
   const ShmPeer& other = peer(rank);
-  if (other.remote) return other.remote->wire().lost();
   if (!other.process) return false;
   return other.process->lost() ||
          other.segment.header().left.load(std::memory_order_acquire) != 0;  // partner: leave()
 }
 
 std::string Transport::condition(Rank rank) {
-  if (const RemotePeer* remote = peer(rank).remote.get()) {
-    return remote->wire().lost() ? "dead or out of reach" : remote->wire().condition();
+  if (is_remote(rank)) {
+    if (remote(rank) == nullptr) return "as its peers say";
+    Wire& wire = remote(rank)->wire();
+    return wire.lost() ? "dead or out of reach" : wire.condition();
   }
   if (connection_lost(rank)) return "dead";
   const Neighbour* const process = peer(rank).process.get();
@@ -168,8 +225,7 @@ std::string Transport::condition(Rank rank) {
 }
 
 std::string Transport::loss(Rank rank) {
-  const RemotePeer* remote = peer(rank).remote.get();
-  return remote ? remote->wire().condition() : "its process died";
+  return is_remote(rank) ? others_->get(rank).wire().condition() : "its process died";
 }
 
 Traffic Transport::traffic() const {
@@ -184,47 +240,45 @@ Traffic Transport::traffic() const {
 
 uint64_t Transport::undelivered() {
   uint64_t frames = 0;
-  for (RemotePeer* remote : remotes_) {
+  each_remote([&](RemotePeer& remote) {
     // A rank that has left wants nothing more. It may end without acknowledging its frames.
-    if (!remote->wire().lost() && !remote->left()) frames += remote->wire().undelivered();
-  }
+    if (!remote.wire().lost() && !remote.left()) frames += remote.wire().undelivered();
+  });
   return frames;
 }
 
 void Transport::leave() {
   own_.header().left.store(1, std::memory_order_seq_cst);  // partner: state()
-  for (ShmPeer& other : peers_) {
-    if (other.remote) {  // others learn of it when they look for us
-      if (other.remote->wire().reached()) other.remote->tell_now();
-      continue;
-    }
-    other.doorbell.notify(kAllNews);
-  }
+  for (ShmPeer& other : here_) other.doorbell.notify(kAllNews);
+  each_remote([](RemotePeer& remote) {  // others learn of it when they look for us
+    if (remote.wire().reached()) remote.tell_now();
+  });
 }
 
 void Transport::forget() {
-  for (ShmPeer& other : peers_) {
+  for (ShmPeer& other : here_) {
     if (other.process) other.process->forget();
-    if (other.remote) other.remote->forget();
   }
-  remotes_.clear();
+  if (others_) others_->forget();
 }
 
 bool Transport::send(Rank to, uint32_t number, const Fd& descriptor) {
+  if (is_remote(to)) return false;
   const auto& [process, group] = std::tie(peer(to).process, peer(to).group);
   const auto what = kForDevices | static_cast<int32_t>(number);
   return process && process->send({group, rank_, to, what}, descriptor);
 }
 
 Fd Transport::take(Rank from, uint32_t number) {
+  if (is_remote(from)) return Fd();
   const auto& [process, group] = std::tie(peer(from).process, peer(from).group);
   const auto what = kForDevices | static_cast<int32_t>(number);
   return process ? process->take({group, from, rank_, what}) : Fd();
 }
 
 const char* Transport::name() const {
-  if (remotes_.empty()) return "shared memory";
-  return remotes_.size() + 1 < peers_.size() ? "shared memory and TCP" : "TCP";
+  if (!others_) return "shared memory";
+  return here_.size() > 1 ? "shared memory and TCP" : "TCP";
 }
 
 }  // namespace ringcomm

@@ -14,19 +14,20 @@
 
 #include "base/doorbell.h"
 #include "transport/neighbours.h"
-#include "transport/remote.h"
+#include "transport/others.h"
 
 namespace ringcomm {
 
 // One rank as seen from another: its segment, its doorbell, its process (null in tests that have
 // but one).
 struct ShmPeer {
-  Segment segment;  // none of a rank on another host
-  int place = -1;   // among the writers of its host's segments; -1: its rank
+  Rank rank = 0;
+  Segment segment;
+  int place = -1;  // among the writers of its host's segments; -1: its rank
   Doorbell doorbell;
   std::shared_ptr<Neighbour> process;
-  uint64_t group = 0;                  // in what passes between the processes
-  std::unique_ptr<RemotePeer> remote;  // on another host
+  uint64_t group = 0;              // in what passes between the processes
+  uint64_t sent[kLineLanes] = {};  // signals, on each lane
 };
 
 // What has gone to other hosts, since the group was made.
@@ -47,11 +48,12 @@ struct PeerState {
 // Some functions are virtual so that tests can break them and check that the break is noticed.
 class Transport {
  public:
-  // peers[rank] is this rank itself. The mappings outlive the transport.
-  Transport(Rank rank, std::vector<ShmPeer> peers);
+  // `here`: the ranks of this host, this one among them. All others are `others`, which may be
+  // none. The mappings outlive the transport.
+  Transport(Rank rank, std::vector<ShmPeer> here, std::unique_ptr<Others> others = nullptr);
   virtual ~Transport() = default;
 
-  int size() const { return static_cast<int>(peers_.size()); }
+  int size() const { return static_cast<int>(peers_.size()); }  // of the group
   Rank rank() const { return rank_; }
   uint64_t group() const { return peer(rank_).group; }  // the same on all ranks, and no other's
 
@@ -70,14 +72,14 @@ class Transport {
   }
   // Throws SystemError if there was no memory for what a remote rank has sent.
   void check_memory() const {
-    for (const RemotePeer* remote : remotes_) remote->check_memory();
+    each_remote([](const RemotePeer& remote) { remote.check_memory(); });
   }
   // True if loads and stores do not reach that rank.
-  bool is_remote(Rank rank) const { return peer(rank).remote != nullptr; }
+  bool is_remote(Rank rank) const { return here(rank) == nullptr; }
   // Sends `bytes` at `target` with the next signal to the remote rank `to`. If `source` is given,
   // the bytes are read from there, and that memory is lent until reclaim_lent().
   void put(Rank to, std::byte* target, uint64_t bytes, const std::byte* source) {
-    use(*peer(to).remote).put(target, bytes, source);
+    use(others_->get(to)).put(target, bytes, source);
   }
   void reclaim_lent() {
     for (RemotePeer* remote : used_) remote->reclaim_lent();
@@ -85,12 +87,13 @@ class Transport {
 
   // The stamp says which operation the signal belongs to.
   virtual void signal(Rank to, int lane, int half, uint64_t stamp) {
-    if (RemotePeer* remote = peer(to).remote.get()) return use(*remote).signal(lane, half, stamp);
-    Line& line = peer(to).segment.line(place(rank_), lane, half);
+    ShmPeer* const peer = here(to);
+    if (peer == nullptr) return use(others_->get(to)).signal(lane, half, stamp);
+    Line& line = peer->segment.line(place(rank_), lane, half);
     line.stamp.store(stamp, std::memory_order_relaxed);  // ordered by the store of count
     // Partner: arrived(), and Doorbell::sleep.
     line.count.store(++sent(to, lane), std::memory_order_seq_cst);
-    peer(to).doorbell.notify(kSignalNews);
+    peer->doorbell.notify(kSignalNews);
   }
   virtual uint64_t arrived(Rank from, int lane, int half) {
     const Line* line = arrived_line(from, lane, half);
@@ -103,17 +106,17 @@ class Transport {
 
   // Reads from remote ranks and writes to them; true when something came. A thread that calls it
   // often says so by begin_driving(). end_driving() says whether it sleeps then.
-  bool progress() { return !remotes_.empty() && remotes_[0]->wire().progress(); }
+  bool progress() { return others_ && others_->wire().progress(); }
   void begin_driving() {
-    if (!remotes_.empty()) remotes_[0]->wire().begin_driving();
+    if (others_) others_->wire().begin_driving();
   }
   void end_driving(bool rest) {
-    if (!remotes_.empty()) remotes_[0]->wire().end_driving(rest);
+    if (others_) others_->wire().end_driving(rest);
   }
   // Readable: progress() has something to do.
-  int descriptor_to_poll() const { return remotes_[0]->wire().descriptor(); }
+  int descriptor_to_poll() const { return others_->wire().descriptor(); }
   void need(Rank rank) {  // somebody waits for it
-    if (rank >= 0 && is_remote(rank)) peer(rank).remote->wire().need();
+    if (rank >= 0 && is_remote(rank)) others_->get(rank).wire().need();
   }
   Traffic traffic() const;
   uint64_t undelivered();  // frames that remote ranks may not have yet
@@ -135,6 +138,9 @@ class Transport {
                                            std::memory_order_release);  // partner: state()
   }
   PeerState state(Rank rank, Board board);
+  bool has_spoken(Rank rank) const {
+    return header_of(rank) != nullptr;
+  }  // of other hosts, not all
   std::optional<Descriptor> descriptor(Rank rank, Board board, uint64_t sequence) {
     const Header* header = header_of(rank);
     return header == nullptr ? std::nullopt : read_board(*header, board, sequence);
@@ -142,12 +148,17 @@ class Transport {
   std::string failure(Rank rank);
   void fail(const std::string& reason);  // tells the peers, wakes them; each tells others
   std::optional<Rank> first_failed();    // a peer that called fail()
-  void ask_for_records();                // every rank is to write its flight records
-  uint64_t times_asked();                // by any rank; tells others what is new
-  bool connection_lost(Rank rank);       // it is gone, with or without goodbye
-  std::string condition(Rank rank);      // "alive", "stopped by a signal"
-  std::string loss(Rank rank);           // of a connection that is lost: why
-  void leave();                          // goodbye
+  // What other ranks have told this one goes on to more of them, for not all talk with one another.
+  void pass_on();
+  // Who keeps the operation up that `rank` is in, as far as it knows; and this rank's word of it.
+  Blame blame_of(Rank rank) const;
+  void blame(const Blame& blame);
+  void ask_for_records();            // every rank is to write its flight records
+  uint64_t times_asked();            // by any rank; tells others what is new
+  bool connection_lost(Rank rank);   // it is gone, with or without goodbye
+  std::string condition(Rank rank);  // "alive", "stopped by a signal"
+  std::string loss(Rank rank);       // of a connection that is lost: why
+  void leave();                      // goodbye
   // For a forked child: closes the sockets that would keep this rank looking alive. Touches no
   // shared memory.
   void forget();
@@ -166,54 +177,66 @@ class Transport {
   Fd take(Rank from, uint32_t number);
 
   // The process of a rank of this host, and the wire to one of another; else null.
-  const std::shared_ptr<Neighbour>& process(Rank rank) const { return peer(rank).process; }
-  Wire* wire(Rank rank) const { return is_remote(rank) ? &peer(rank).remote->wire() : nullptr; }
+  std::shared_ptr<Neighbour> process(Rank rank) const {
+    return is_remote(rank) ? nullptr : peer(rank).process;
+  }
+  Wire* wire(Rank rank) const { return is_remote(rank) ? &others_->get(rank).wire() : nullptr; }
 
   const char* name() const;  // for people: "shared memory"
   const Doorbell& doorbell() const { return peer(rank_).doorbell; }
 
  protected:
-  const ShmPeer& peer(Rank rank) const { return peers_[static_cast<size_t>(rank)]; }
+  ShmPeer* here(Rank rank) const { return peers_[static_cast<size_t>(rank)]; }
+  ShmPeer& peer(Rank rank) const { return *here(rank); }  // of this host
   int place(Rank rank) const { return peer(rank).place; }
+  RemotePeer* remote(Rank rank) const {  // null: of this host, or neither has spoken
+    return others_ ? others_->find(rank) : nullptr;
+  }
   RemotePeer& use(RemotePeer& remote) {
     if (remote.first_use()) used_.push_back(&remote);
     return remote;
   }
-  void tell_remotes();
-  uint64_t& sent(Rank to, int lane) { return sent_[static_cast<size_t>(to * kLineLanes + lane)]; }
+  uint64_t& sent(Rank to, int lane) { return peer(to).sent[lane]; }  // to one of this host
 
  private:
+  void tell_remotes(const std::function<void(RemotePeer&)>& tell);
+
   struct Part {
     const Segment& segment;
     int place;  // of the writer
   };
   Part part(Rank owner, Rank from) {
-    if (RemotePeer* remote = peer(owner == rank_ ? from : owner).remote.get()) {
-      return {(owner == rank_ ? remote->received() : remote->shadow()).get(), 0};
+    const Rank other = owner == rank_ ? from : owner;
+    if (is_remote(other)) {
+      RemotePeer& remote = others_->get(other);
+      return {(owner == rank_ ? remote.received() : remote.shadow()).get(), 0};
     }
     return {peer(owner).segment, place(from)};
   }
   const Line* arrived_line(Rank from, int lane, int half) const {
-    if (RemotePeer* remote = peer(from).remote.get()) {
-      const Segment* received = remote->received().find();
-      return received == nullptr ? nullptr : &received->line(0, lane, half);
-    }
-    return &own_.line(place(from), lane, half);
+    if (!is_remote(from)) return &own_.line(place(from), lane, half);
+    RemotePeer* const peer = remote(from);
+    const Segment* received = peer != nullptr ? peer->received().find() : nullptr;
+    return received == nullptr ? nullptr : &received->line(0, lane, half);
   }
   // Of a remote rank that has not spoken: null.
   Header* header_of(Rank rank) const {
-    RemotePeer* remote = peer(rank).remote.get();
-    if (remote == nullptr) return &peer(rank).segment.header();
-    const Segment* shadow = remote->shadow().find();
+    if (!is_remote(rank)) return &peer(rank).segment.header();
+    RemotePeer* const peer = remote(rank);
+    const Segment* shadow = peer != nullptr ? peer->shadow().find() : nullptr;
     return shadow == nullptr ? nullptr : &shadow->header();
+  }
+  void each_remote(auto&& act) const {
+    if (others_) others_->each(act);
   }
 
   const Rank rank_;
-  std::vector<ShmPeer> peers_;
+  std::vector<ShmPeer> here_;    // the ranks of this host
+  std::vector<ShmPeer*> peers_;  // by rank; null: of another host
   Segment own_;
-  std::vector<RemotePeer*> remotes_;
-  std::vector<RemotePeer*> used_;  // by operations of the driving thread
-  std::vector<uint64_t> sent_;  // signals sent, per (peer, lane)
+  std::atomic<bool> passed_on_{false};  // the first failure of which this rank was told
+  std::unique_ptr<Others> others_;      // null: there are none
+  std::vector<RemotePeer*> used_;       // by operations of the driving thread
 };
 
 // A thread that drives, for a scope.

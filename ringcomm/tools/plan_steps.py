@@ -42,7 +42,7 @@ class Shape(NamedTuple):
     send: list[int]
     recv: list[int]
     word: str  # of rank 0: the costs of the network, and what is known of hosts, see costs.word_of
-    names: list[str]  # of each rank's host in that word; none: they are not known there
+    names: list[str]  # of the hosts in that word; none: they are not known there
 
     @property
     def name(self) -> str:
@@ -151,7 +151,7 @@ def shape_of(
         shards if collective == "all_to_all" else [],
         [],
         word_of(fabrics, known),
-        [known.names[rank // (ranks // hosts)] for rank in range(ranks)] if known else [],
+        list(known.names) if known else [],
     )
 
 

@@ -85,23 +85,22 @@ class World {
   explicit World(Input& input)
       : input_(input), own_memory_(layout().bytes()), before_(pair_layout().bytes()) {
     const Segment own(own_memory_.data(), layout());
-    std::vector<ShmPeer> peers(kRanks);
+    std::vector<ShmPeer> here(1);
+    here[0].rank = kSelf;
+    here[0].segment = own;
+    here[0].doorbell = Doorbell(&bell_);
+    auto others = std::make_unique<Others>(kRanks);
     for (Rank rank = 0; rank < kRanks; ++rank) {
-      ShmPeer& peer = peers[static_cast<size_t>(rank)];
-      peer.doorbell = Doorbell(&bell_);
-      if (rank == kSelf) {
-        peer.segment = own;
-        continue;
-      }
-      const RemotePeer::Ends ends{rank, &own.header(), pair_layout()};
+      if (rank == kSelf) continue;
+      const RemotePeer::Ends ends{rank, &own.header(), pair_layout(), others.get()};
       Wire& wire = rank == kPeer ? outside_ : nowhere_;
-      peer.remote = std::make_unique<RemotePeer>(wire, 1, ends);
-      if (rank == kPeer) remote_ = peer.remote.get();
+      others->add(std::make_unique<RemotePeer>(wire, 1, ends));
+      if (rank == kPeer) remote_ = others->find(rank);
     }
     received_ = remote_->received().get();
     own_header_.resize(sizeof(Header));
     std::memcpy(own_header_.data(), own_memory_.data(), sizeof(Header));
-    transport_ = std::make_unique<Transport>(kSelf, std::move(peers));
+    transport_ = std::make_unique<Transport>(kSelf, std::move(here), std::move(others));
     mailbox_ = std::make_unique<Mailbox>(*transport_, recorder_);
   }
 

@@ -1,28 +1,15 @@
 // A network on the real interfaces: many processes connect to it at once, or say that they are one.
-#include "net/network.h"
-
 #include <poll.h>
 
-#include <algorithm>
 #include <fstream>
 #include <set>
 
-#include "cpp/harness.h"
+#include "cpp/net/network_place.h"
 
 namespace ringcomm::testing {
 namespace {
 
 constexpr int kPeers = 60;
-
-struct Place {
-  DoorbellPage page{};
-  Network network;
-  explicit Place(NetworkOptions options = {}) : network(ring(options, page)) {}
-  static NetworkOptions& ring(NetworkOptions& options, DoorbellPage& page) {
-    options.bell = Doorbell(&page);
-    return options;
-  }
-};
 
 // Each connects to all addresses at once and greets over one: the other connections say nothing.
 void many_at_once() {
@@ -49,24 +36,6 @@ void many_at_once() {
             " are not connected after 5 s");
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
   }
-}
-
-class Liar final : public Party {
- public:
-  const Key& key() const override { return key_; }
-  int flows() const override { return NetworkOptions().flows; }
-  uint64_t generation(int) const override { return 0; }
-  Cursor fence(int) override { return {}; }
-
- private:
-  const Key key_ = random_key();
-};
-
-bool is_open(const Fd& socket) {
-  std::array<std::byte, 4096> challenge;
-  ssize_t got = 1;
-  while (got > 0) got = ::recv(socket.get(), challenge.data(), challenge.size(), MSG_DONTWAIT);
-  return got < 0 && errno == EAGAIN;
 }
 
 // Who knows the id of a peer, and not its key, fills neither memory nor the peer's place.
@@ -123,20 +92,6 @@ NetworkOptions by_secret(const std::string& secret) {
   return options;
 }
 
-// Counts the frames that come, and compares them.
-class Counter final : public Receiver {
- public:
-  std::byte* place(const Frame&) override { return nullptr; }
-  void deliver(const Frame& frame, std::span<const std::byte> payload) override {
-    exact = exact && frame.stamp == came.load() + 1 && payload.size() == frame.bytes;
-    for (const std::byte each : payload)
-      exact = exact && each == static_cast<std::byte>(frame.stamp);
-    ++came;
-  }
-  std::atomic<uint64_t> came{0};
-  std::atomic<bool> exact{true};
-};
-
 // This host's ports with a connection to that one.
 void note_callers(uint16_t port, std::set<unsigned>& callers) {
   std::ifstream table("/proc/self/net/tcp");
@@ -166,13 +121,7 @@ void keys_wear_out() {
   for (uint64_t posted = 0; counter.came < kFrames;) {
     require(!deadline.passed(), counter.came, " frames have come: ", here.condition());
     for (int more = 0; more < 20 && posted < kFrames; ++more) {
-      std::vector<std::byte> payload(3000, static_cast<std::byte>(++posted));
-      Frame frame;
-      frame.type = FrameType::kState;
-      frame.channel = kChannel;
-      frame.stamp = posted;
-      frame.bytes = static_cast<uint32_t>(payload.size());
-      here.post(frame, Payload(std::move(payload)));
+      post(here, kChannel, ++posted, 3000);
     }
     here.flush();
     for (const Place* place : {&one, &other}) {

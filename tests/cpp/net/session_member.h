@@ -13,8 +13,8 @@ struct Totals {
 // Writers that need no credit: what credits are for.
 class Spendthrift final : public Transport {
  public:
-  Spendthrift(Rank rank, std::vector<ShmPeer> peers, bool credits)
-      : Transport(rank, std::move(peers)), credits_(credits) {}
+  Spendthrift(Rank rank, std::vector<ShmPeer> here, std::unique_ptr<Others> others, bool credits)
+      : Transport(rank, std::move(here), std::move(others)), credits_(credits) {}
   uint64_t arrived(Rank peer, int lane, int half) override {
     if (!credits_ && lane == kCredit) return UINT64_MAX;
     return Transport::arrived(peer, lane, half);
@@ -61,10 +61,10 @@ class Member {
         setup_(setup),
         shared_(seed) {}
 
-  // `reach` gives the wire and the far side's channels of each remote peer.
-  void open(uint64_t channel, std::vector<ShmPeer> peers) {
+  void open(uint64_t channel, std::vector<ShmPeer> here, std::unique_ptr<Others> others) {
     channel_ = channel;
-    transport_ = std::make_unique<Spendthrift>(rank_, std::move(peers), setup_.credits);
+    transport_ =
+        std::make_unique<Spendthrift>(rank_, std::move(here), std::move(others), setup_.credits);
     executor_ = std::make_unique<HostExecutor>(*transport_, 16);
     mailbox_ = std::make_unique<Mailbox>(*transport_, recorder_);
     done_ = false;

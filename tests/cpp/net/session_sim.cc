@@ -76,21 +76,20 @@ class Simulation {
     std::vector<Segment> own;
     for (Rank rank = 0; rank < size_; ++rank) own.push_back(make_segment(layout));
     for (Rank rank = 0; rank < size_; ++rank) {
-      std::vector<ShmPeer> peers(at(size_));
+      std::vector<ShmPeer> here;
+      auto others = std::make_unique<Others>(size_);
       for (Rank peer = 0; peer < size_; ++peer) {
-        ShmPeer& there = peers[at(peer)];
-        there.doorbell = Doorbell(bell_.get());
-        const bool shared = peer / local_ == rank / local_;
-        if (shared) {
-          there.segment = own[at(peer)];
+        if (peer / local_ == rank / local_) {
+          here.push_back(
+              {.rank = peer, .segment = own[at(peer)], .doorbell = Doorbell(bell_.get())});
           continue;
         }
         const RemotePeer::Ends ends{peer, &own[at(rank)].header(), pair_layout};
-        there.remote = std::make_unique<RemotePeer>(end(rank, peer), channel, ends);
+        others->add(std::make_unique<RemotePeer>(end(rank, peer), channel, ends));
       }
       members_.push_back(
           std::make_unique<Member>(rank, geometry, local_, setup_, seed_ * 10 + group));
-      members_.back()->open(channel, std::move(peers));
+      members_.back()->open(channel, std::move(here), std::move(others));
       current_[{group, rank}] = members_.back().get();
     }
     lives_[group] = life;

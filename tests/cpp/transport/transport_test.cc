@@ -184,7 +184,7 @@ void killed_while_meeting(int size) {
     if (rank == 1) {
       Card card = make_card();
       store.add("ringcomm/test/arrivals", 1);
-      store.set("ringcomm/test/0/card/1", card.to_text());
+      store.say("ringcomm/test/0/card/", "1", card.to_text());
       ::kill(::getpid(), SIGKILL);
     }
     const Deadline clock(std::chrono::hours(1));

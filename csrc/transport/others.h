@@ -1,0 +1,80 @@
+// The ranks of a group that are on other hosts. This rank has memory and a session for those that
+// it has reached, and for those that have spoken to it. Of the others it has a line of text: how
+// each is reached.
+#pragma once
+
+#include <memory>
+
+#include "net/network.h"
+#include "transport/remote.h"
+
+namespace ringcomm {
+
+// One line a rank. The text may be memory that all ranks of a host map.
+class Contacts {
+ public:
+  Contacts() = default;
+  Contacts(Mapping text, uint64_t bytes, int ranks);  // throws UsageError
+  Contact of(Rank rank) const;
+  Rank rank_of(const ProcessId& id) const;  // -1: it is no rank's
+
+ private:
+  std::string line(size_t rank) const;
+
+  Mapping text_;
+  std::vector<uint32_t> begins_;  // of each line, and of the one after the last
+  std::vector<ProcessId> ids_;
+};
+
+class Others final : public Directory {
+ public:
+  explicit Others(int size) : peers_(static_cast<size_t>(size)) {}
+  ~Others() override;
+  Others(const Others&) = delete;
+
+  // From now on the network takes frames of the group from all ranks. `ends` is for each of them.
+  // `next` is reached, so that there is a wire.
+  void open(Network& network, uint64_t channel, Contacts contacts, const RemotePeer::Ends& ends,
+            Rank next);
+  void add(std::unique_ptr<RemotePeer> peer);
+  size_t size() const { return peers_.size(); }  // of the group
+
+  RemotePeer* find(Rank rank) const {  // null: it is of this host, or neither has spoken
+    return peers_[static_cast<size_t>(rank)].load(std::memory_order_acquire);  // partner: add()
+  }
+  RemotePeer& get(Rank rank);  // any thread
+  template <typename Act>
+  void each(Act&& act) const {  // of those that find() finds
+    for (const auto& slot : peers_) {
+      if (RemotePeer* const peer = slot.load(std::memory_order_acquire)) act(*peer);
+    }
+  }
+  Wire& wire() const { return *wire_; }  // to one of them
+  void forget();                         // in a forked child: the network is its parent's
+
+  // Of the first failed rank of which another one has told.
+  const RankState* told_of(Rank rank) const {
+    const bool known = told_rank_.load(std::memory_order_acquire) == rank;  // partner: tell_of()
+    return known ? &told_ : nullptr;
+  }
+  // True for the first one.
+  bool tell_of(Rank rank, const RankState& state);
+
+  // ---- the network's
+  std::optional<Contact> contact_of(const ProcessId& id) override;
+  Receiver* receiver(const ProcessId& id, Wire& wire) override;
+
+ private:
+  Network* network_ = nullptr;
+  uint64_t channel_ = 0;
+  Contacts contacts_;
+  RemotePeer::Ends ends_{};
+  Wire* wire_ = nullptr;
+  std::vector<std::atomic<RemotePeer*>> peers_;  // by rank
+  std::mutex mutex_;                             // guards what follows
+  std::vector<std::unique_ptr<RemotePeer>> made_;
+  RankState told_;  // written once, before told_rank_
+  std::atomic<Rank> told_rank_{-1};
+};
+
+}  // namespace ringcomm

@@ -1,0 +1,78 @@
+#include "transport/roster.h"
+
+#include <algorithm>
+
+namespace ringcomm {
+
+void Roster::find_hosts(const std::vector<Card>& cards, const Apart& apart) {
+  std::vector<std::vector<Rank>> hosts;
+  host_of.clear();
+  names.clear();
+  const auto card = [&](Rank rank) -> const Card& { return cards[static_cast<size_t>(rank)]; };
+  for (Rank rank = 0; rank < static_cast<Rank>(cards.size()); ++rank) {
+    const auto fits = [&](const std::vector<Rank>& host) {
+      return std::ranges::all_of(host, [&](Rank other) {
+        return card(rank).shares_host(card(other)) && !apart.contains({other, rank});
+      });
+    };
+    auto host = std::ranges::find_if(hosts, fits);
+    if (host == hosts.end()) {
+      host = hosts.emplace(hosts.end());
+      names.push_back(card(rank).host);
+    }
+    host->push_back(rank);
+    host_of.push_back(static_cast<int>(host - hosts.begin()));
+  }
+}
+
+std::vector<Rank> Roster::ranks_of(int host) const {
+  std::vector<Rank> ranks;
+  for (size_t rank = 0; rank < host_of.size(); ++rank) {
+    if (host_of[rank] == host) ranks.push_back(static_cast<Rank>(rank));
+  }
+  return ranks;
+}
+
+std::vector<Rank> Roster::first_ranks() const {
+  std::vector<Rank> ranks;
+  for (size_t rank = 0; rank < host_of.size(); ++rank) {
+    if (host_of[rank] == std::ssize(ranks)) ranks.push_back(static_cast<Rank>(rank));
+  }
+  return ranks;
+}
+
+std::string Roster::to_text() const {
+  std::string text = str(channel, ' ', algorithm.empty() ? "-" : algorithm, ' ', names.size());
+  for (const std::string& name : names) text += ' ' + name;
+  for (size_t rank = 0; rank < host_of.size();) {
+    size_t end = rank;
+    while (end < host_of.size() && host_of[end] == host_of[rank]) ++end;
+    text += str(' ', host_of[rank], ' ', end - rank);
+    rank = end;
+  }
+  return str(text, '\n', word);
+}
+
+Roster Roster::from_text(const std::string& text, int size) {
+  const size_t line = std::min(text.find('\n'), text.size());
+  TextReader in(text.substr(0, line));
+  Roster roster;
+  size_t hosts = 0;
+  in >> roster.channel >> roster.algorithm >> hosts;
+  if (roster.algorithm == "-") roster.algorithm.clear();
+  for (std::string name; roster.names.size() < hosts && in >> name;) roster.names.push_back(name);
+  size_t host = 0, ranks = 0;
+  const auto all = static_cast<size_t>(size);
+  while (in >> host >> ranks && host < hosts && ranks <= all - roster.host_of.size()) {
+    roster.host_of.insert(roster.host_of.end(), ranks, static_cast<int>(host));
+  }
+  if (roster.host_of.size() != all || roster.first_ranks().size() != hosts) {
+    throw PeerError(0, str("rank 0 describes the group as '", text.substr(0, 40),
+                           "', which this version of ringcomm does not understand: install the "
+                           "same version everywhere"));
+  }
+  roster.word = text.substr(std::min(line + 1, text.size()));
+  return roster;
+}
+
+}  // namespace ringcomm

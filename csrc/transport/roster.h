@@ -1,0 +1,34 @@
+// Who shares a host with whom in a group, and what else is the same on all its ranks. Rank 0 makes
+// it of all cards; the others read it, and the cards of their own host.
+#pragma once
+
+#include <set>
+#include <string>
+#include <vector>
+
+#include "transport/host.h"
+
+namespace ringcomm {
+
+struct Roster {
+  uint64_t channel = 0;            // of the group, and of no other
+  std::string algorithm;           // that rank 0 asks for; empty: none
+  std::vector<int> host_of;        // by rank: equal numbers share memory
+  std::vector<std::string> names;  // of the hosts
+  std::string word;                // rank 0's, one line
+
+  // Pairs that cannot share memory, the lower rank first, though their cards would allow it.
+  using Apart = std::set<std::pair<Rank, Rank>>;
+  // Hosts are numbered from 0, in the order of their first rank. On one, each reaches each.
+  void find_hosts(const std::vector<Card>& cards, const Apart& apart);
+  int hosts() const { return static_cast<int>(names.size()); }
+  int host(Rank rank) const { return host_of[static_cast<size_t>(rank)]; }
+  std::vector<Rank> ranks_of(int host) const;
+  std::vector<Rank> first_ranks() const;  // of each host
+
+  // Ranks of one host that follow one another are one pair of numbers.
+  std::string to_text() const;
+  static Roster from_text(const std::string& text, int size);  // throws PeerError
+};
+
+}  // namespace ringcomm
