@@ -239,6 +239,7 @@ def run(options: argparse.Namespace) -> None:
         rows.sort(key=lambda row: row["ranks"])
         model = hold_model(rows, options)
         body[options.key] = {"machine": machine, "rows": rows, "model": model}
+        body |= {"machine": machine}
         body.pop("benchmark", None)
         report.write_json(options.json, "wide", body)
     if options.plot:
