@@ -185,7 +185,7 @@ void Network::established(Link& link) {
   link.established = true;
   link.handshake.reset();
   peer.links[static_cast<size_t>(link.flow)] = &link;
-  peer.wake();
+  peer.use();
   peer.attempt_ended(link.flow, false);
   write_to(link);
 }

@@ -16,7 +16,7 @@ void check(const Frame& frame) {
     throw ChangedError("a frame's header was changed on the way");
   }
   const uint64_t most = frame.type <= FrameType::kStream ? kFramePayload : kKeptPayload;
-  if (frame.type < FrameType::kPut || frame.type > FrameType::kFenced || frame.bytes > most ||
+  if (frame.type < FrameType::kPut || frame.type > FrameType::kPark || frame.bytes > most ||
       is_sequenced(frame.type) != (frame.sequence != 0)) {
     throw FlowError("a frame makes no sense");
   }

@@ -30,6 +30,7 @@ enum class FrameType : uint8_t {
   kPing,      // asks for nothing; tells that the process lives
   kFlowDown,  // flow `offset` of generation `stamp` is gone: close yours
   kFenced,    // it is closed here, this is what came: `ack`, and payload as kAck
+  kPark,      // `stamp` 0: may the connections go, until one of us has something to say? 1: yes
 };
 
 struct Frame {

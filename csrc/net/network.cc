@@ -7,7 +7,7 @@
 
 namespace ringcomm {
 
-constexpr auto kTick = std::chrono::milliseconds(10);
+constexpr auto kTick = std::chrono::milliseconds(10), kDoze = std::chrono::milliseconds(500);
 constexpr size_t kStaging = 64 << 10;
 constexpr size_t kWakeAt = 64 << 10, kLongWait = 16 << 10;
 constexpr size_t kQuantum = 1 << 20;  // read of one connection before others get their turn
@@ -57,8 +57,7 @@ Network::~Network() {
     const std::lock_guard lock(mutex_);
     stop_ = true;
   }
-  const uint64_t one = 1;
-  if (::write(wake_.get(), &one, sizeof one) < 0) std::terminate();
+  rouse();
   quiet_.notify_all();
   if (thread_.joinable()) thread_.join();
 }
@@ -125,25 +124,25 @@ void Network::leave(uint64_t channel) {
 
 Network::Counts Network::counts() {
   const std::lock_guard lock(mutex_);
-  return {peers_.size(), awake_.size(), links_.size()};
+  return {peers_.size(), awake_.size(), resting_.size(), links_.size()};
 }
 
 Network::Peer& Network::meet(const Contact& contact) {
   start();
   auto& peer = peers_[contact.id];
-  if (!peer) {
-    const auto text = [](const auto& words) {
-      return std::string(reinterpret_cast<const char*>(words.data()), sizeof words);
-    };
-    const bool first = contact_.id < contact.id;
-    const Contact& low = first ? contact_ : contact;
-    const Contact& high = first ? contact : contact_;
-    const Key job = hmac({}, {"job", options_.secret});
-    const Key pair =
-        hmac(job, {"pair", text(low.id), text(low.key), text(high.id), text(high.key)});
-    peer = std::make_unique<Peer>(*this, contact, pair);
-    peer->wake();
-  }
+  if (peer) return *peer;
+  const auto text = [](const auto& words) {
+    return std::string(reinterpret_cast<const char*>(words.data()), sizeof words);
+  };
+  const bool first = contact_.id < contact.id;
+  const Contact& low = first ? contact_ : contact;
+  const Contact& high = first ? contact : contact_;
+  const Key job = hmac({}, {"job", options_.secret});
+  const Key pair = hmac(job, {"pair", text(low.id), text(low.key), text(high.id), text(high.key)});
+  const auto rest = resting_.extract(contact.id);
+  peer =
+      std::make_unique<Peer>(*this, contact, pair, rest ? rest.mapped().numbers : SessionNumbers());
+  peer->wake();
   return *peer;
 }
 
@@ -152,6 +151,9 @@ Network::Peer* Network::find(const ProcessId& id) {
   if (const auto found = peers_.find(id); found != peers_.end()) return found->second.get();
   for (const auto& [channel, directory] : directories_) {
     if (const auto contact = directory->contact_of(id)) return &meet(*contact);
+  }
+  if (const auto found = resting_.find(id); found != resting_.end()) {
+    return &meet(Contact(found->second.contact));
   }
   return nullptr;
 }
@@ -171,6 +173,11 @@ bool Network::progress() {
   return handle_events(0, lock);
 }
 
+void Network::rouse() {
+  const uint64_t one = 1;
+  if (::write(wake_.get(), &one, sizeof one) < 0) std::terminate();
+}
+
 // While another thread drives, this one looks now and then whether that is still true.
 void Network::run() {
   Lock lock(mutex_);
@@ -179,7 +186,9 @@ void Network::run() {
       quiet_.wait_for(lock, 2 * kTick);
       handle_events(0, lock);  // it may be in a callback
     } else {
-      handle_events(static_cast<int>(kTick.count()), lock);
+      dozing_ = dozes();
+      handle_events(static_cast<int>((dozing_ ? kDoze : kTick).count()), lock);
+      dozing_ = false;
     }
     if (!std::exchange(alarm_, false)) continue;
     lock.unlock();
@@ -364,10 +373,35 @@ void Network::tick(Clock::time_point now) {
   if (deaf_ && now >= accept_again_) listen(true);
   for (size_t i = 0; i < awake_.size(); ++i) awake_[i]->tick(now, stalled);  // more may wake
   const auto idle = std::ranges::partition(awake_, [](Peer* peer) { return !peer->may_sleep(); });
-  for (Peer* peer : idle) {
-    if (!peer->is_known()) peers_.erase(peer->contact.id);
-  }
+  for (Peer* peer : idle) forget(*peer);
   awake_.erase(idle.begin(), idle.end());
+  park(now);
+}
+
+// Asks those whose connections should go. Most agree, and are parked when the answer comes.
+void Network::park(Clock::time_point now) {
+  std::vector<Peer*> idle;
+  size_t stay = 0;
+  for (Peer* peer : awake_) {
+    if (peer->may_be_asked(now)) {
+      idle.push_back(peer);
+    } else if (!peer->was_asked(now)) {
+      stay += static_cast<size_t>(peer->sockets);
+    }
+  }
+  std::ranges::sort(idle, std::greater(), &Peer::used_at);
+  for (Peer* peer : idle) {
+    stay += static_cast<size_t>(peer->sockets);
+    if (stay > options_.most_connections || peer->is_done(now)) peer->ask_to_park(now);
+  }
+}
+
+// Nobody needs it. The peer may remember this process, and go on from where it was.
+void Network::forget(Peer& peer) {
+  const auto numbers = peer.session.numbers();
+  if (peer.is_held() || !peer.session.at_rest()) return;
+  if (numbers != SessionNumbers()) resting_[peer.contact.id] = {peer.contact, numbers};
+  peers_.erase(peer.contact.id);
 }
 
 }  // namespace ringcomm

@@ -52,6 +52,9 @@ struct NetworkOptions : ProcessConfig {
   std::chrono::milliseconds resume{std::chrono::seconds(30)};  // a peer not heard of is given up
   Doorbell bell;                                               // rung when something has arrived
   std::function<void()> alarmed = [] {};                       // see Wire::alarm()
+  // Beyond so many, the connections to peers with which this process has nothing under way are
+  // parked, those first that were used least recently.
+  size_t most_connections = 64;
   uint64_t tls_records = TlsSettings::kMostRecords;  // of one connection, see there
 };
 
@@ -72,7 +75,7 @@ class Network {
   void leave(uint64_t channel);
 
   struct Counts {
-    size_t peers = 0, awake = 0, sockets = 0;
+    size_t peers = 0, awake = 0, resting = 0, sockets = 0;
   };
   Counts counts();  // what there is now, for people
 
@@ -93,7 +96,11 @@ class Network {
 
  private:
   class Peer;
-  struct Link;  // one connection
+  struct Link;   // one connection
+  struct Rest {  // a peer that nobody needs now: another session would number its frames anew
+    Contact contact;
+    SessionNumbers numbers;
+  };
   using Lock = std::unique_lock<std::mutex>;
 
   void listen();
@@ -121,6 +128,10 @@ class Network {
   static const Peer* claimed(const Link& link);
   void drop_strangers(Clock::time_point now);
   void tick(Clock::time_point now);
+  void park(Clock::time_point now);
+  void forget(Peer& peer);
+  bool dozes() const { return awake_.empty() && links_.empty() && !deaf_ && !alarm_; }
+  void rouse();
 
   const NetworkOptions options_;
   const TlsSettings tls_;
@@ -132,6 +143,7 @@ class Network {
   std::mutex mutex_;  // guards what follows
   std::condition_variable quiet_;
   std::map<ProcessId, std::unique_ptr<Peer>> peers_;
+  std::map<ProcessId, Rest> resting_;
   std::vector<Peer*> awake_;                    // that have connections, or want them
   std::map<uint64_t, Directory*> directories_;  // by channel
   std::unordered_map<uint64_t, std::unique_ptr<Link>> links_;
@@ -139,6 +151,7 @@ class Network {
   Clock::time_point ticked_, accept_again_;
   std::pair<Clock::time_point, Clock::time_point> stood_still_;  // from, to: this process itself
   bool stop_ = false, deaf_ = false, alarm_ = false;
+  bool dozing_ = false;  // the network thread: until rouse()
 
   std::atomic<int> driving_{0};
   std::atomic<int> blocked_{0};  // connections that could not take all there was

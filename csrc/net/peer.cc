@@ -8,6 +8,9 @@ constexpr Clock::duration kLongestPause = std::chrono::milliseconds(700);
 constexpr Clock::duration kNext = std::chrono::milliseconds(100);
 constexpr auto kPaceEvery = std::chrono::microseconds(200);
 constexpr auto kNewsEvery = std::chrono::milliseconds(200);
+constexpr auto kIdle = std::chrono::milliseconds(100);  // longer than a rank that waits says need()
+constexpr auto kDone = std::chrono::seconds(2);         // of no group: one may be made again soon
+constexpr auto kAskEvery = std::chrono::seconds(1);
 constexpr Clock::duration kRefusedFor = std::chrono::milliseconds(700);  // its process has ended
 constexpr auto kQuietFor = std::chrono::milliseconds(2500);  // then people are told of it
 
@@ -20,12 +23,14 @@ tcp_info info_of(const Fd& socket) {
 }
 }  // namespace
 
-Network::Peer::Peer(Network& network, const Contact& contact, const Key& key)
+Network::Peer::Peer(Network& network, const Contact& contact, const Key& key,
+                    const SessionNumbers& numbers)
     // TLS seals payloads already. A peer is looked for before it is given up.
     : session(*this, most_flows(network.options_.flows),
               {.verify = !network.tls_.on(),
                .silence =
-                   std::min(SessionRules().silence, Clock::duration(network.options_.resume) / 2)}),
+                   std::min(SessionRules().silence, Clock::duration(network.options_.resume) / 2)},
+              numbers),
       links(static_cast<size_t>(session.flows())),
       contact(contact),
       network_(network),
@@ -74,6 +79,7 @@ std::string Network::Peer::condition() {
   const auto heard = Clock::now() - session.last_heard();
   if (session.last_heard() == Clock::time_point{}) return str("not reached yet at ", where());
   if (heard < kQuietFor) return "alive";
+  if (session.parked()) return "not needed now";
   return str("not heard of for ", to_seconds(heard), " s at ", where());
 }
 
@@ -100,19 +106,42 @@ Receiver* Network::Peer::receiver_of(uint64_t channel) {
 }
 
 std::byte* Network::Peer::place(const Frame& frame) {
+  used_ = true;
   Receiver* const receiver = receiver_of(frame.channel);
   return receiver == nullptr ? nullptr : receiver->place(frame);
 }
 
 void Network::Peer::deliver(const Frame& frame, std::span<const std::byte> payload) {
+  used_ = used_ || frame.type != FrameType::kState;
   if (Receiver* const receiver = receiver_of(frame.channel)) receiver->deliver(frame, payload);
 }
 
 // ---- connections
 
 bool Network::Peer::wanted() const {
-  return session.acknowledged() != session.posted() || needed_ ||
-         (!channels_.empty() && session.last_heard() != Clock::time_point{});
+  return session.acknowledged() != session.posted() ||
+         (!session.parked() &&
+          (needed_ || (!channels_.empty() && session.last_heard() != Clock::time_point{})));
+}
+
+// What a rank says of itself now and then is no use.
+bool Network::Peer::idle() { return !used_ && Clock::now() - used_at_ > kIdle; }
+
+bool Network::Peer::was_asked(Clock::time_point now) const { return now - asked_at_ < kAskEvery; }
+
+bool Network::Peer::may_be_asked(Clock::time_point now) {
+  const bool up = std::ranges::any_of(links, std::identity());
+  return up && !was_asked(now) && session.at_rest() && idle();
+}
+
+bool Network::Peer::is_done(Clock::time_point now) const {
+  return channels_.empty() && now - used_at_ > kDone;
+}
+
+void Network::Peer::ask_to_park(Clock::time_point now) {
+  asked_at_ = now;
+  session.ask_to_park();
+  write_all();
 }
 
 void Network::Peer::write_all() {
@@ -183,6 +212,8 @@ void Network::Peer::tick(Clock::time_point now, Clock::duration stalled) {
     if (link != nullptr && link->low_water > 1) arrived = network_.read_from(*link) || arrived;
   }
   if (arrived) network_.options_.bell.notify(kAllNews);
+  if (std::exchange(used_, false)) used_at_ = now;
+  needed_ = needed_ && !session.parked();
   session.tick(now, stalled);
   for (const int flow : session.take_closed()) {
     if (Link* closed = links[static_cast<size_t>(flow)]) network_.drop(*closed);

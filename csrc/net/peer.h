@@ -37,14 +37,14 @@ struct Network::Link {
 
 class Network::Peer final : public Wire, public Party, public Receiver {
  public:
-  Peer(Network& network, const Contact& contact, const Key& key);
+  Peer(Network& network, const Contact& contact, const Key& key, const SessionNumbers& numbers);
 
   // ---- Wire; take the network's lock
   void open(uint64_t channel, Receiver* receiver) override;
   void close(uint64_t channel) override;
   void post(const Frame& frame, Payload payload) override {
     const std::lock_guard lock(network_.mutex_);
-    wake();
+    use();
     session.post(frame, std::move(payload));
   }
   void reclaim_lent(uint64_t channel) override {
@@ -69,7 +69,8 @@ class Network::Peer final : public Wire, public Party, public Receiver {
   void end_driving(bool rest) override { network_.end_driving(rest); }
   void need() override {
     const std::lock_guard lock(network_.mutex_);
-    wake();
+    use();
+    session.unpark();
     needed_ = true;
   }
   void alarm() override {
@@ -99,17 +100,31 @@ class Network::Peer final : public Wire, public Party, public Receiver {
   // ---- connections; under the lock
   bool wanted() const;  // somebody has something to say, or to hear
   void wake() {         // there will be something to do at each tick
-    if (!std::exchange(awake_, true)) network_.awake_.push_back(this);
+    if (std::exchange(awake_, true)) return;
+    network_.awake_.push_back(this);
+    if (network_.dozing_) network_.rouse();
   }
   bool may_sleep() {
     awake_ = (!lost_ && wanted()) || sockets > 0;
     return !awake_;
   }
   void keep() { kept_ = true; }  // as long as the network lives
+  bool is_held() const { return kept_ || !channels_.empty(); }
   // This process has something to do with it, or it has proved who it is.
-  bool is_known() const {
-    return kept_ || !channels_.empty() || session.last_heard() != Clock::time_point{};
+  bool is_known() const { return is_held() || session.last_heard() != Clock::time_point{}; }
+
+  // ---- parking; under the lock
+  void use() {
+    wake();
+    used_ = true;
   }
+  Clock::time_point used_at() const { return used_at_; }
+  bool idle() override;
+  bool was_asked(Clock::time_point now) const;
+  bool may_be_asked(Clock::time_point now);
+  bool is_done(Clock::time_point now) const;
+  void ask_to_park(Clock::time_point now);
+
   Receiver* receiver_of(uint64_t channel);
   void tick(Clock::time_point now, Clock::duration stalled);
   void connect(int flow, Clock::time_point now);
@@ -141,12 +156,13 @@ class Network::Peer final : public Wire, public Party, public Receiver {
   Network& network_;
   const Key key_;
   std::unordered_map<uint64_t, Receiver*> channels_;
-  bool awake_ = false, kept_ = false, needed_ = false, died_ = false, told_changed_ = false;
+  bool awake_ = false, kept_ = false, used_ = false, needed_ = false, died_ = false,
+       told_changed_ = false;
   Clock::duration judge_after_;  // of refusals
   std::vector<Attempts> attempts_;
   FlowCount count_{kAutoFlows};
   void tell_news(Clock::time_point now);
-  Clock::time_point told_news_, told_paces_;
+  Clock::time_point told_news_, told_paces_, used_at_, asked_at_;
   Clock::time_point wanted_since_, refused_since_;
   std::optional<Clock::time_point> refused_;  // since then, when it was given up for that
   std::atomic<bool> lost_{false};

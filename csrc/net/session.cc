@@ -18,16 +18,28 @@ const std::byte* bytes_of(const Cursor& cursor) {
 
 }  // namespace
 
-Session::Session(Receiver& receiver, int flows, const SessionRules& rules)
+Session::Session(Receiver& receiver, int flows, const SessionRules& rules,
+                 const SessionNumbers& numbers)
     : receiver_(receiver),
       rules_(rules),
       flows_(static_cast<size_t>(flows)),
       used_(flows),
-      ack_every_(std::min(kAckEvery, (rules.window + 1) / 2)) {}
+      ack_every_(std::min(kAckEvery, (rules.window + 1) / 2)),
+      before_(numbers.generation),
+      first_(numbers.posted + 1),
+      next_(first_),
+      all_(numbers.come) {}
+
+SessionNumbers Session::numbers() const {
+  uint64_t last = 0;
+  for (int flow = 0; flow < flows(); ++flow) last = std::max(last, generation(flow));
+  return {posted(), all_, last};
+}
 
 // ---- posting
 
 void Session::post(const Frame& frame, Payload payload) {
+  parked_ = false;
   Item& item = items_.emplace_back();
   item.frame = frame;
   item.frame.sequence = first_ + items_.size() - 1;
@@ -74,11 +86,9 @@ void Session::release(uint64_t channel) {
   }
 }
 
-void Session::ask_for_ack() {
+void Session::say(const Frame& frame) {  // over any flow
   for (int index = 0; index < flows(); ++index) {
-    if (!is_up(index)) continue;
-    write_control(index, {.stamp = 1}, false);
-    return;
+    if (is_up(index)) return write_control(index, frame, false);
   }
 }
 
@@ -92,13 +102,8 @@ void Session::down(int index) {
   if (!flow.up) return;
   flow.up = false;
   flow.fenced = false;
-  for (int other = 0; other < flows(); ++other) {
-    if (!is_up(other)) continue;
-    const auto gone = static_cast<uint64_t>(index);
-    write_control(other, {.type = FrameType::kFlowDown, .offset = gone, .stamp = flow.generation},
-                  false);
-    return;
-  }
+  const auto gone = static_cast<uint64_t>(index);
+  say({.type = FrameType::kFlowDown, .offset = gone, .stamp = flow.generation});
 }
 
 bool Session::up(int index, uint64_t generation, const Cursor& theirs, Clock::time_point now) {
@@ -107,6 +112,7 @@ bool Session::up(int index, uint64_t generation, const Cursor& theirs, Clock::ti
   down(index);
   resolve(index, theirs);
   flow.up = true;
+  parked_ = false;
   flow.generation = generation;
   flow.pace = {};
   flow.heard = flow.spoke = last_heard_ = now;

@@ -43,6 +43,8 @@ class Receiver {
   virtual void deliver(const Frame& frame, std::span<const std::byte> payload) = 0;
   // The payload of a kState frame, if the peer has not heard the latest. Asked now and then.
   virtual std::vector<std::byte> news() { return {}; }
+  // Nobody here is likely to need the connections soon: they may be parked.
+  virtual bool idle() { return true; }
 };
 
 // The invariants, for the tests that switch one off and must then fail.
@@ -51,6 +53,7 @@ struct SessionRules {
   bool fence = true;       // no cursor is told before the flow it is about is closed
   bool verify = true;      // payloads have a checksum; nothing is delivered whose is wrong
   bool bounded = true;     // at most `window` frames wait for their acknowledgement
+  bool rest = true;  // connections are parked only while nothing waits for its acknowledgement
   uint64_t window = kFrameWindow;
   Clock::duration silence = std::chrono::seconds(2);  // of a flow: then it is closed
 };
@@ -61,9 +64,17 @@ struct Pace {
   uint64_t queued = 0;            // bytes that it had been given and that had not arrived
 };
 
+// What is left of a session at rest without connections: all that a later one has to know.
+struct SessionNumbers {
+  uint64_t posted = 0, come = 0;  // frames
+  uint64_t generation = 0;        // the last of any flow
+  bool operator==(const SessionNumbers&) const = default;
+};
+
 class Session {
  public:
-  Session(Receiver& receiver, int flows, const SessionRules& rules = {});
+  Session(Receiver& receiver, int flows, const SessionRules& rules = {},
+          const SessionNumbers& numbers = {});
 
   // ---- frames
   // `frame` names type, channel, offset, stamp, lane and half, and the bytes of lent memory.
@@ -72,7 +83,7 @@ class Session {
   void reclaim_lent(uint64_t channel);
   // The channel's memory goes: payloads that the peer may not have yet are copied.
   void release(uint64_t channel);
-  void ask_for_ack();
+  void ask_for_ack() { say({.stamp = 1}); }
   uint64_t posted() const { return first_ + items_.size() - 1; }  // the last frame's number
   uint64_t acknowledged() const { return first_ - 1; }            // all up to this one
   uint64_t unacknowledged() const { return next_ - first_; }      // sent, and waiting for it
@@ -85,7 +96,7 @@ class Session {
   int used() const { return used_; }
   // While this flow is down, it is to be connected: it is used, or frames wait for what came of it.
   bool needs(int flow) const { return flow < used_ || !at(flow).fenced; }
-  uint64_t generation(int flow) const { return at(flow).generation; }
+  uint64_t generation(int flow) const { return std::max(at(flow).generation, before_); }
   // It has gone, or is to be replaced: bytes half-read are forgotten, its frames wait for the
   // peer's cursor. Its socket is closed before this.
   void down(int flow);
@@ -96,6 +107,14 @@ class Session {
   // Flows to be closed, because the peer says so or nothing has been heard for long: closes them
   // here (as down() does), the caller their sockets.
   std::vector<int> take_closed() { return std::exchange(closed_, {}); }
+
+  // ---- parking: both close their connections, and connect when one has something to say. That is
+  // never worse than a lost connection, after which both would connect at once.
+  bool at_rest() const { return items_.empty() && waiting_.empty(); }
+  void ask_to_park() { say({.type = FrameType::kPark}); }
+  bool parked() const { return parked_; }
+  void unpark() { parked_ = false; }
+  SessionNumbers numbers() const;
 
   // ---- writing: gather() names the next bytes, and wrote() says how many of them were taken. A
   // flow takes no frame that would arrive sooner over another flow, behind all frames there.
@@ -179,6 +198,9 @@ class Session {
   void each_payload(uint64_t channel, auto&& act);
   void fill(int flow);
   void write_control(int flow, Frame frame, bool with_cursor);
+  void say(const Frame& frame);
+  void answer(int flow, const Frame& frame, bool with_cursor);
+  void park(int flow, bool asked);
   void push(int flow, Writing writing);
   void acknowledge(uint64_t all);
   void acknowledge(const Cursor& theirs);
@@ -194,15 +216,17 @@ class Session {
   std::vector<std::unique_ptr<Flow>> flows_;
   int used_;
   const uint64_t ack_every_;
+  const uint64_t before_;  // no flow had a later generation before this session was at rest
+  bool parked_ = false;
   std::vector<int> closed_;
   Clock::time_point last_heard_;
 
-  uint64_t first_ = 1;  // number of items_.front()
+  uint64_t first_;  // number of items_.front()
   std::deque<Item> items_;
-  uint64_t next_ = 1;         // the first that was never sent
+  uint64_t next_;             // the first that was never sent
   std::set<uint64_t> again_;  // to be sent once more
 
-  uint64_t all_ = 0;                      // applied: all up to this one,
+  uint64_t all_;                          // applied: all up to this one,
   std::map<uint64_t, Delivery> waiting_;  // and these, which wait for those between
   uint64_t unacknowledged_ = 0;           // frames that came and that the peer was not told of
   bool ack_now_ = false;

@@ -102,6 +102,7 @@ void Session::close(int index, Reading& open) {
   if (again) ++counters_.duplicates;
   if (again && rules_.apply_once) return;
   ++unacknowledged_;
+  parked_ = false;  // it has agreed, and the peer has thought better of it
   apply({frame, std::move(reading.own)});
 }
 
@@ -133,10 +134,10 @@ void Session::control(int index, const Frame& frame, std::span<const std::byte> 
     case FrameType::kFlowDown:
       flow_down(frame);
       if (!at(index).up) return;  // it was about itself: nonsense, and closed now
-      if (at(index).writing_bytes > kMostAnswers) throw FlowError("it asks and reads no answer");
-      write_control(
+      return answer(
           index, {.type = FrameType::kFenced, .offset = frame.offset, .stamp = frame.stamp}, true);
-      return;
+    case FrameType::kPark:
+      return park(index, frame.stamp == 0);
     case FrameType::kFenced: {
       if (frame.offset >= flows_.size()) throw FlowError("no such flow");
       const int other = static_cast<int>(frame.offset);
@@ -149,6 +150,23 @@ void Session::control(int index, const Frame& frame, std::span<const std::byte> 
       ack_now_ = ack_now_ || frame.stamp != 0;  // a ping that asks for an answer
       return;
   }
+}
+
+void Session::answer(int index, const Frame& frame, bool with_cursor) {
+  if (at(index).writing_bytes > kMostAnswers) throw FlowError("it asks and reads no answer");
+  write_control(index, frame, with_cursor);
+}
+
+// The peer has nothing under way. Who asked closes, once the other one has agreed.
+void Session::park(int index, bool asked) {
+  if ((rules_.rest && !at_rest()) || !receiver_.idle()) return;
+  if (asked) answer(index, {.type = FrameType::kPark, .stamp = 1}, false);
+  for (int flow = 0; flow < flows() && !asked; ++flow) {
+    if (!is_up(flow)) continue;
+    down(flow);
+    closed_.push_back(flow);
+  }
+  parked_ = true;
 }
 
 // The peer has lost a flow. We close it, too, and only then tell the peer what came over it.

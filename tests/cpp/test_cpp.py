@@ -152,7 +152,18 @@ def test_program_under_address_sanitizer(cpp_program: Program, name: str) -> Non
 
 
 # What a session rests on (csrc/net/session.h), and what the channels above it add.
-RULES = ["apply_once", "fence", "verify", "bounded", "reclaim_lent", "halves", "credits", "epochs"]
+RULES = [
+    "apply_once",
+    "fence",
+    "verify",
+    "bounded",
+    "rest",
+    "numbers",
+    "reclaim_lent",
+    "halves",
+    "credits",
+    "epochs",
+]
 
 
 @pytest.mark.parametrize("rule", RULES)

@@ -29,7 +29,7 @@ uint32_t expected_checksum(std::span<const uint8_t> data) {
 
 bool makes_sense(const Frame& frame) {
   const auto type = static_cast<int>(frame.type);
-  if (frame.magic != 0x6372 || frame.version != 1 || type < 1 || type > 8) return false;
+  if (frame.magic != 0x6372 || frame.version != 1 || type < 1 || type > 9) return false;
   const bool numbered = type <= 4;
   return frame.bytes <= (type <= 2 ? 256 : 4) * 1024 && numbered == (frame.sequence > 0);
 }
@@ -104,7 +104,7 @@ std::vector<std::string> rules() { return {"checksum"}; }
 
 std::vector<Bytes> corpus() {
   std::vector<Bytes> inputs;
-  for (int type = 1; type <= 8; ++type) {
+  for (int type = 1; type <= 9; ++type) {
     Frame frame;
     frame.type = static_cast<FrameType>(type);
     frame.sequence = is_sequenced(frame.type) ? 7 : 0;

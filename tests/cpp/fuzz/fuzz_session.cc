@@ -101,7 +101,7 @@ class World : public Pair {
     const uint64_t last = self.last_sent(), window = rules_.window;
     const auto how = input_.take();
     Frame frame;
-    frame.type = static_cast<FrameType>(how % 10);
+    frame.type = static_cast<FrameType>(how % 11);
     const bool numbered = is_sequenced(frame.type);
     frame.lane = how >> 4;
     frame.half = static_cast<uint8_t>(input_.one_of({0, 1}));

@@ -190,7 +190,7 @@ inline Verdict judge(const Forged& forged, End& end, End& peer, uint64_t window)
   const Frame& frame = forged.frame;
   const auto type = static_cast<int>(frame.type);
   const bool numbered = type <= 4;
-  if (type < 1 || type > 8 || frame.bytes > (type <= 2 ? 256 : 4) * 1024) return Verdict::kRefused;
+  if (type < 1 || type > 9 || frame.bytes > (type <= 2 ? 256 : 4) * 1024) return Verdict::kRefused;
   if (numbered != (frame.sequence > 0)) return Verdict::kRefused;
   const Cursor mine = end.session.cursor();
   if (numbered && frame.sequence > mine.all + window) return Verdict::kRefused;

@@ -7,7 +7,7 @@ namespace ringcomm::testing {
 
 struct Totals {
   uint64_t operations = 0, messages = 0, cuts = 0, corrupted = 0, resent = 0, duplicates = 0,
-           steps = 0;
+           parked = 0, forgotten = 0, steps = 0;
 };
 
 // Writers that need no credit: what credits are for.

@@ -121,6 +121,7 @@ inline void Pair::read(int side, int flow, Random& random, Clock::time_point now
   End& end = ends[at(side)];
   const auto connection = end.connections[at(flow)];
   if (!connection || connection->to[at(side)].held > now) return;
+  const bool before = end.session.parked();
   Pipe& pipe = connection->to[at(side)];
   if (pipe.bytes.empty()) {
     if (pipe.cut && !connection->silent) detach(side, flow);
@@ -144,7 +145,20 @@ inline void Pair::read(int side, int flow, Random& random, Clock::time_point now
   } catch (const FlowError&) {
     detach(side, flow);
   }
+  if (!before && end.session.parked()) ++parked;
   close_those_it_closed(side);
+}
+
+// A session at rest, of which no connection is left on this side.
+inline void Pair::forget(int side, bool keeps_numbers) {
+  End& end = ends[at(side)];
+  const auto is_there = [](const auto& connection) { return connection != nullptr; };
+  if (!end.session.at_rest() || std::ranges::any_of(end.connections, is_there) ||
+      std::ranges::any_of(pending, is_there)) {
+    return;
+  }
+  end.forget(keeps_numbers);
+  ++forgotten;
 }
 
 inline void Pair::tick(int side, Clock::time_point now, Clock::duration stalled) {

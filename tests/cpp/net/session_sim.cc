@@ -45,6 +45,8 @@ class Simulation {
     for (const auto& pair : pairs_) {
       totals.cuts += pair->cuts;
       totals.corrupted += pair->corrupted;
+      totals.parked += pair->parked;
+      totals.forgotten += pair->forgotten;
       for (const End& end : pair->ends) {
         totals.resent += end.session.counters().resent;
         totals.duplicates += end.session.counters().duplicates;
@@ -162,7 +164,7 @@ class Simulation {
       case 6:
         // Where other flows carry on, a lost one takes its time to come back.
         // As the network does, a side connects only flows that it needs.
-        if (with.ends[at(side)].session.needs(flow) &&
+        if (with.ends[at(side)].session.needs(flow) && !with.ends[at(side)].session.parked() &&
             random_.below(with.ends[at(side)].any_up() ? 100 : 1) == 0) {
           with.connect(flow, side);
         }
@@ -174,6 +176,8 @@ class Simulation {
           const int fewer = 1 + static_cast<int>(random_.below(at(flows_)));
           with.ends[at(side)].session.use(random_.below(4) == 0 ? fewer : flows_);
         }
+        if (setup_.faults && random_.below(20) == 0) with.ends[at(side)].session.ask_to_park();
+        if (setup_.faults && random_.below(4) == 0) with.forget(side, setup_.numbers);
         if (setup_.faults && random_.below(fault_every_ / 8) == 0) fault(with, side, flow, rank);
     }
   }
@@ -243,9 +247,9 @@ void simulate(uint64_t seed, const Setup& setup, Totals& totals) {
 void print(uint64_t seeds, const Totals& totals) {
   std::printf(
       "%lu seeds: %lu operations, %lu messages; %lu cuts, %lu corrupted bytes, %lu frames "
-      "sent again, %lu duplicates; %lu steps\n",
+      "sent again, %lu duplicates, %lu times parked, %lu forgotten; %lu steps\n",
       seeds, totals.operations, totals.messages, totals.cuts, totals.corrupted, totals.resent,
-      totals.duplicates, totals.steps);
+      totals.duplicates, totals.parked, totals.forgotten, totals.steps);
 }
 
 int without(const std::string& rule, uint64_t seeds, uint64_t first) {
@@ -254,6 +258,8 @@ int without(const std::string& rule, uint64_t seeds, uint64_t first) {
                                               {"fence", &setup.session.fence},
                                               {"verify", &setup.session.verify},
                                               {"bounded", &setup.session.bounded},
+                                              {"rest", &setup.session.rest},
+                                              {"numbers", &setup.numbers},
                                               {"reclaim_lent", &setup.reclaim_lent},
                                               {"halves", &setup.halves},
                                               {"credits", &setup.credits},
@@ -286,6 +292,7 @@ std::vector<Check> all_checks() {
              Totals totals;
              for (uint64_t seed = 0; seed < 2000; ++seed) simulate(seed, Setup{}, totals);
              print(2000, totals);
+             require(totals.parked > 1000 && totals.forgotten > 1000, "too few were parked");
              require(totals.cuts > 2000 && totals.corrupted > 100 && totals.duplicates > 100,
                      "too few faults to prove anything");
            }}};

@@ -23,6 +23,7 @@ struct Setup {
   bool halves = true;        // operations alternate between the halves
   bool credits = true;       // writers wait until a slot has been read
   bool epochs = true;        // a group made anew has a channel of its own
+  bool numbers = true;       // what is left of a session that was forgotten
   bool faults = true;
   int operations = 4;  // of each group and generation
 };
@@ -67,7 +68,7 @@ class Channels final : public Receiver {
 class End final : public Wire {
  public:
   End(int flows, const SessionRules& rules)
-      : session(channels, flows, rules), window(rules.window) {
+      : rules(rules), session(channels, flows, rules), window(rules.window) {
     connections.resize(static_cast<size_t>(flows));
   }
   void post(const Frame& frame, Payload payload) override {
@@ -95,8 +96,16 @@ class End final : public Wire {
     for (int flow = 0; flow < session.flows(); ++flow) any = any || session.is_up(flow);
     return any;
   }
+  // As the network does with a peer that nobody needs, and when that is needed again.
+  void forget(bool keeps_numbers) {
+    const SessionNumbers numbers = keeps_numbers ? session.numbers() : SessionNumbers();
+    const int flows = session.flows();
+    std::destroy_at(&session);
+    std::construct_at(&session, channels, flows, rules, numbers);
+  }
 
   Channels channels;
+  const SessionRules rules;
   Session session;
   const uint64_t window;
   std::vector<std::shared_ptr<Connection>> connections;  // by flow
@@ -118,10 +127,11 @@ class Pair {
   void cut(int flow, Random& random, Clock::time_point now);
   void corrupt(int side, int flow, Random& random);
   void repeat(int side, int flow);
+  void forget(int side, bool keeps_numbers);
 
   std::array<End, 2> ends;
   std::vector<std::shared_ptr<Connection>> pending;
-  uint64_t cuts = 0, corrupted = 0;
+  uint64_t cuts = 0, corrupted = 0, parked = 0, forgotten = 0;
 
  private:
   void detach(int side, int flow);
