@@ -4,6 +4,7 @@ ranks            ranks as processes, as tests use those of ringcomm/tools/bench
 benchmark, report    what the scripts of benchmarks say alike
 machine, words   links into ringcomm/tools, for what runs before ringcomm is built
 programs         the C++ programs of benchmarks
+wide             the C++ program of hundreds of ranks
 flights          flight records of jobs that never ran
 browser          pages in headless Chromium, as text and as pictures
 hosts            hosts as network namespaces; `namespaces` makes and removes them

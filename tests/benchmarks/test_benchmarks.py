@@ -107,6 +107,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Run]]:
         started["convergence"] = Run(folder, "convergence.py", *tiny, *curves)
         sizes = ("--sizes", "64K", "--turns", "2", "--ways", "gloo,fp32,fp8,int8")
         started["compressed"] = Run(folder, "compressed.py", *sizes)
+        few = ("--ranks", "2,3", "--calls", "1", "--plot", str(folder / "wide.png"))
+        started["wide"] = Run(folder, "wide.py", *few)
     yield started
     for run in started.values():
         run.process.kill()
@@ -177,6 +179,24 @@ def test_convergence_reaches_equal_losses(runs: dict[str, Run]) -> None:
     medians = [result[backend]["seconds_to_target"]["median"] for backend in ("ringcomm", "gloo")]
     assert result["ratio"] == pytest.approx(medians[1] / medians[0])
     picture = runs["convergence"].report.with_name("losses.png")
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.skipif(missing() is not None, reason=str(missing()))
+def test_wide_counts_what_a_rank_takes(runs: dict[str, Run]) -> None:
+    now = runs["wide"].body()["now"]
+    assert [row["ranks"] for row in now["rows"]] == [2, 3]
+    for row in now["rows"]:
+        for plans in ("sparse", "dense"):
+            assert not row[plans]["failed"]
+            last = row[plans]["stages"][-1]
+            assert 0 < last["connections"] < row["ranks"]
+            assert last["requests"] > 0
+            assert last["pss_bytes"] > 0
+    model = now["model"]
+    assert model["costs"]["network"]["alpha"] > 0
+    assert {one["ranks"] for one in model["all_reduce"]} == {2, 3}
+    picture = runs["wide"].report.with_name("wide.png")
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
