@@ -34,7 +34,7 @@ struct Contact {
 };
 
 // A group whose ranks become peers when one of them has something to say. Both are called under the
-// network's lock, so they may not call the network, or a wire.
+// network's lock: they may not call the network or a wire, nor take a lock whose holder does.
 class Directory {
  public:
   virtual ~Directory() = default;
@@ -71,7 +71,7 @@ class Network {
   Wire& reach(const Contact& peer, uint64_t channel);
   // Before any other rank sends the first frame of this channel.
   void enter(uint64_t channel, Directory& directory);
-  // The directory is called no more.
+  // The directory is called no more. Before the wires' close(): a frame would open them again.
   void leave(uint64_t channel);
 
   struct Counts {

@@ -191,9 +191,11 @@ void forgotten() {
 }
 
 // Many peers, few connections: nothing is lost, whoever speaks first, and the dead are found.
-void few_connections() {
+void few_connections(const std::string& tls) {
   constexpr size_t kOthers = 24, kMost = 6;
   NetworkOptions options;
+  options.tls = tls;
+  options.secret = "bees";
   options.most_connections = kMost;
   options.flows = 1;
   Member one(options);
@@ -310,7 +312,8 @@ int main(int argc, char** argv) {
                      {"of no group", of_no_group},
                      {"liars by many names", liars_by_many_names},
                      {"forgotten", forgotten},
-                     {"few connections", few_connections},
+                     {"few connections", [] { few_connections("off"); }},
+                     {"few connections with TLS", [] { few_connections("on"); }},
                      {"costs", costs}},
                     argc, argv);
 }
