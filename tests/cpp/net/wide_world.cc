@@ -207,7 +207,7 @@ void WideWorld::drive(Rank rank) {
   Member& self = member(rank);
   if (self.dead) return;
   const ForRank scope(rank);
-  while (self.group->progress().drive() == Progress::Driven::kMoved) {
+  while (self.group->progress().drive()) {
   }
   if (looked) looked(rank);
 }
