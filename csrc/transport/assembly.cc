@@ -1,5 +1,7 @@
 #include "transport/assembly.h"
 
+#include "transport/roster.h"
+
 namespace ringcomm {
 namespace {
 
@@ -143,9 +145,7 @@ void Assembly::check_size() {
   int size = 0;
   if (!(in >> rank >> size) || size == options_.size) return;
   store_.set(latest(), str(options_.rank, ' ', options_.size));
-  throw PeerError(
-      rank, str("rank ", rank, " was started with a world size of ", size, ", and rank ",
-                options_.rank, " with ", options_.size, ": give every rank the same world size"));
+  throw PeerError(rank, sizes_text(rank, size, options_.size));
 }
 
 // A rank that gave up says so before it ends.

@@ -4,6 +4,11 @@
 
 namespace ringcomm {
 
+std::string sizes_text(Rank rank, int theirs, int ours) {
+  return str("rank ", rank, " was started with a world size of ", theirs, ", and this one with ",
+             ours, ": give every rank the same world size");
+}
+
 void Roster::find_hosts(const std::vector<Card>& cards, const Apart& apart) {
   std::vector<std::vector<Rank>> hosts;
   host_of.clear();
@@ -42,7 +47,8 @@ std::vector<Rank> Roster::first_ranks() const {
 }
 
 std::string Roster::to_text() const {
-  std::string text = str(channel, ' ', algorithm.empty() ? "-" : algorithm, ' ', names.size());
+  const std::string asked = algorithm.empty() ? "-" : algorithm;
+  std::string text = str(host_of.size(), ' ', channel, ' ', asked, ' ', names.size());
   for (const std::string& name : names) text += ' ' + name;
   for (size_t rank = 0; rank < host_of.size();) {
     size_t end = rank;
@@ -57,12 +63,14 @@ Roster Roster::from_text(const std::string& text, int size) {
   const size_t line = std::min(text.find('\n'), text.size());
   TextReader in(text.substr(0, line));
   Roster roster;
-  size_t hosts = 0;
-  in >> roster.channel >> roster.algorithm >> hosts;
+  size_t ranks_there = 0, hosts = 0;
+  in >> ranks_there >> roster.channel >> roster.algorithm >> hosts;
   if (roster.algorithm == "-") roster.algorithm.clear();
   for (std::string name; roster.names.size() < hosts && in >> name;) roster.names.push_back(name);
   size_t host = 0, ranks = 0;
   const auto all = static_cast<size_t>(size);
+  if (in && ranks_there != all)
+    throw PeerError(0, sizes_text(0, static_cast<int>(ranks_there), size));
   while (in >> host >> ranks && host < hosts && ranks <= all - roster.host_of.size()) {
     roster.host_of.insert(roster.host_of.end(), ranks, static_cast<int>(host));
   }

@@ -31,4 +31,7 @@ struct Roster {
   static Roster from_text(const std::string& text, int size);  // throws PeerError
 };
 
+// What a rank says that finds another one with another world size.
+std::string sizes_text(Rank rank, int theirs, int ours);
+
 }  // namespace ringcomm
