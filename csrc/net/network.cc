@@ -7,7 +7,8 @@
 
 namespace ringcomm {
 
-constexpr auto kTick = std::chrono::milliseconds(10), kDoze = std::chrono::milliseconds(500);
+constexpr auto kTick = std::chrono::milliseconds(10);  // while connections are being made
+constexpr auto kCalm = std::chrono::milliseconds(100), kDoze = std::chrono::milliseconds(500);
 constexpr size_t kStaging = 64 << 10;
 constexpr size_t kWakeAt = 64 << 10, kLongWait = 16 << 10;
 constexpr size_t kQuantum = 1 << 20;  // read of one connection before others get their turn
@@ -183,11 +184,12 @@ void Network::run() {
   Lock lock(mutex_);
   while (!stop_) {
     if (driving_.load(std::memory_order_seq_cst) > 0) {
-      quiet_.wait_for(lock, 2 * kTick);
+      quiet_.wait_for(lock, restless_ ? 2 * kTick : kCalm);
       handle_events(0, lock);  // it may be in a callback
     } else {
       dozing_ = dozes();
-      handle_events(static_cast<int>((dozing_ ? kDoze : kTick).count()), lock);
+      const auto most = dozing_ ? kDoze : restless_ ? kTick : kCalm;
+      handle_events(static_cast<int>(most.count()), lock);
       dozing_ = false;
     }
     if (!std::exchange(alarm_, false)) continue;
@@ -217,7 +219,7 @@ bool Network::handle_events(int timeout_ms, Lock& lock) {
     }
   }
   if (arrived) options_.bell.notify(kAllNews);
-  if (const auto now = Clock::now(); now - ticked_ >= kTick) tick(now);
+  if (const auto now = Clock::now(); now - ticked_ >= (restless_ ? kTick : kCalm)) tick(now);
   return arrived;
 }
 
@@ -376,6 +378,7 @@ void Network::tick(Clock::time_point now) {
   for (Peer* peer : idle) forget(*peer);
   awake_.erase(idle.begin(), idle.end());
   park(now);
+  restless_ = deaf_ || std::ranges::any_of(awake_, &Peer::restless);
 }
 
 // Asks those whose connections should go. Most agree, and are parked when the answer comes.

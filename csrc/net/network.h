@@ -151,7 +151,8 @@ class Network {
   Clock::time_point ticked_, accept_again_;
   std::pair<Clock::time_point, Clock::time_point> stood_still_;  // from, to: this process itself
   bool stop_ = false, deaf_ = false, alarm_ = false;
-  bool dozing_ = false;  // the network thread: until rouse()
+  bool dozing_ = false;    // the network thread: until rouse()
+  bool restless_ = false;  // ticks are to be frequent
 
   std::atomic<int> driving_{0};
   std::atomic<int> blocked_{0};  // connections that could not take all there was

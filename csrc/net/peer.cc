@@ -144,6 +144,13 @@ void Network::Peer::ask_to_park(Clock::time_point now) {
   write_all();
 }
 
+// A connection is being made, or flows are compared. Else heartbeats are all there is to do.
+bool Network::Peer::restless() const {
+  const auto up = std::ssize(links) - std::ranges::count(links, nullptr);
+  const bool compared = flows() == 0 && session.posted() != session.acknowledged();
+  return (up == 0 && !lost_ && wanted()) || sockets > up || session.used() > 1 || compared;
+}
+
 void Network::Peer::write_all() {
   bool up = false;
   for (Link*& link : links) {
@@ -279,6 +286,7 @@ bool Network::Peer::is_away(int flow) const {
 // Connects to all addresses at once, and takes the first to answer. If there are several flows,
 // each goes to its own address first, and goes back there when it can.
 void Network::Peer::connect(int flow, Clock::time_point now) {
+  network_.restless_ = true;
   Attempts& attempts = attempts_[static_cast<size_t>(flow)];
   const int count = static_cast<int>(contact.addresses.size());
   const bool homeward = is_away(flow),

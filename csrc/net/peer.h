@@ -108,6 +108,7 @@ class Network::Peer final : public Wire, public Party, public Receiver {
     awake_ = (!lost_ && wanted()) || sockets > 0;
     return !awake_;
   }
+  bool restless() const;       // it has to be looked at often
   void keep() { kept_ = true; }  // as long as the network lives
   bool is_held() const { return kept_ || !channels_.empty(); }
   // This process has something to do with it, or it has proved who it is.
