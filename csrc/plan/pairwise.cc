@@ -38,8 +38,8 @@ struct Exchange {
 
 // Step i exchanges with rank + i and rank - i, so that all links carry equal load (pairwise
 // exchange in Thakur, Rabenseifner, Gropp 2005). Single messages go out at once, so that small
-// all_to_alls are one hop. Every ordered pair has a message, if an empty one: all must know that
-// all have begun.
+// all_to_alls are one hop; of many ranks' only so many before the first answers are taken. Every
+// ordered pair has a message, if an empty one: all must know that all have begun.
 Plan pairwise_all_to_all(const Shape& shape, Rank rank) {
   PlanBuilder plan(shape, Algorithm::kPairwise, rank);
   const bool alike = shape.collective == Collective::kAllGather;  // all get the same of me
@@ -58,13 +58,15 @@ Plan pairwise_all_to_all(const Shape& shape, Rank rank) {
     plan.copy(plan.output(at), plan.slot(link, m), segments.stretch(m));
   };
 
-  for (int i = 1; i < shape.size; ++i) {
-    const Link link = plan.link(rank, plan.peer(i), sent(plan.peer(i)).total);
-    if (link.messages == 1) give(link, 0);
-  }
+  const auto give_single = [&](int step) {
+    const Link link = plan.link(rank, plan.peer(step), sent(plan.peer(step)).total);
+    if (step < shape.size && link.messages == 1) give(link, 0);
+  };
+  for (int i = 1; i < kFewEnds; ++i) give_single(i);
   plan.copy(plan.output(offset_of(shape.recv, rank)), plan.input(offset_to(rank)),
             sent(rank).total);
   for (int i = 1; i < shape.size; ++i) {
+    give_single(i + kFewEnds - 1);
     const Rank to = plan.peer(i), from = plan.peer(-i);
     const Exchange pair{plan.link(rank, to, sent(to).total),
                         plan.link(from, rank, received(from).total), to == from, plan.slots()};

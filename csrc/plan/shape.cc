@@ -41,6 +41,21 @@ uint64_t Shape::largest_shard() const {
   return shards.empty() ? 0 : *std::ranges::max_element(shards);
 }
 
+std::vector<Extent> Shape::chunks() const {
+  std::vector<Extent> chunks;
+  for (Rank r = 0; r < size; ++r) {
+    const uint64_t at = r == 0 ? 0 : chunks.back().offset + chunks.back().bytes;
+    chunks.push_back({at, shards.empty() ? cut(bytes, r + 1, size) - at : shard(r)});
+  }
+  return chunks;
+}
+
+// A message has half the shards, and an all-reduce has messages of both ways in an inbox.
+uint64_t Shape::bruck_bytes() const {
+  const uint64_t ways = collective == Collective::kAllReduce ? 2 : 1;
+  return align(align(geometry.inbox_bytes / ways) / static_cast<uint64_t>(std::max(size / 2, 1)));
+}
+
 uint64_t Shape::align(uint64_t wanted) const {
   const uint64_t unit = wanted >= kCacheLine ? kCacheLine : element;
   return wanted / unit * unit;
