@@ -9,9 +9,10 @@
 // mine. In round k of a reduce-scatter, shards s(k) … s(k - 1) - 1 go to the rank s(k) after me, as
 // its shards 0 and on, with all that has arrived for them. An all-gather takes the same way back.
 //
-// A pass takes so much of every shard that a round's message fits into one inbox, where it stays:
-// what arrives is added up from the inboxes. There are no credits. Who has ended a pass has heard
-// of every rank's, and that began when the rank had read all messages of the pass before.
+// A pass takes so much of every shard that a round's message fits into half an inbox, where it
+// stays: what arrives is added up from the inboxes. There are no credits. Who has ended a pass has
+// heard of every rank's, and that began when the rank had read all messages of the pass before. So
+// passes take turns with the two halves, and so do the two ways of an all-reduce.
 #include <bit>
 
 #include "plan/builder.h"
@@ -39,6 +40,7 @@ class Bruck {
   Plan build(Pass pass) {
     plan_.repeat({passes_, unit_, {}}, [&](uint64_t c) {
       offset_ = c * unit_;
+      turn_ = both_ways() ? 0 : c * slots_;
       pass();
     });
     return plan_.finish();
@@ -58,9 +60,8 @@ class Bruck {
     add_up(only_mine() ? plan_.output(offset_) : output(0), 0, before_.size(), true);
   }
 
-  // `base` is the offset in the inboxes.
-  void all_gather(uint64_t base) {
-    base_ = base;
+  void all_gather() {
+    if (both_ways()) turn_ = slots_;
     for (size_t k = before_.size(); k-- > 0;) {
       const int distance = after(k);
       const Rank to = plan_.peer(-distance), from = plan_.peer(distance);
@@ -72,7 +73,6 @@ class Bruck {
         plan_.copy(output(i), slot(rank_, from, i - distance), stretch(i));
       });
     }
-    base_ = 0;
   }
 
   void keep_mine() { plan_.copy(output(0), plan_.input(offset_), stretch(0)); }
@@ -80,6 +80,7 @@ class Bruck {
  private:
   int after(size_t k) const { return (before_[k] + 1) / 2; }
   int sent(size_t k) const { return before_[k] - after(k); }  // shards in round k
+  bool both_ways() const { return plan_.shape().collective == Collective::kAllReduce; }
   bool only_mine() const { return plan_.shape().collective == Collective::kReduceScatter; }
 
   uint16_t chunk(int i) const { return static_cast<uint16_t>(1 + i); }
@@ -89,8 +90,9 @@ class Bruck {
     return {unit_, offset_, chunks_[static_cast<size_t>(i)].bytes, chunk(i)};
   }
   Ref slot(Rank owner, Rank from, int i) {
-    const Turns turns{unit_, slots_, 0, 1};
-    return plan_.in_turn(plan_.inbox(owner, from, base_), turns, static_cast<uint64_t>(i));
+    const Turns turns{unit_, 2 * slots_, both_ways() ? 0 : slots_, 1};
+    const Ref first = plan_.inbox(owner, from, 0);
+    return plan_.in_turn(first, turns, turn_ + static_cast<uint64_t>(i));
   }
 
   // My input of shard i, and what has arrived for it in so many rounds.
@@ -108,7 +110,7 @@ class Bruck {
   std::vector<int> before_;     // s(k - 1) for k = 1 and on
   std::vector<Extent> chunks_;  // of each rank from mine on
   uint64_t unit_ = 0, slots_ = 0, passes_ = 0;
-  uint64_t offset_ = 0, base_ = 0;
+  uint64_t offset_ = 0, turn_ = 0;  // of this pass: in a shard; the first slot
 };
 
 // Where not even an element of half the shards fits into an inbox.
@@ -124,7 +126,7 @@ Plan bruck_all_reduce(const Shape& shape, Rank rank) {
   Bruck bruck(shape, rank);
   return bruck.build([&] {
     bruck.reduce_scatter();
-    bruck.all_gather(shape.align(shape.geometry.inbox_bytes / 2));
+    bruck.all_gather();
   });
 }
 
@@ -139,7 +141,7 @@ Plan bruck_all_gather(const Shape& shape, Rank rank) {
   Bruck bruck(shape, rank);
   return bruck.build([&] {
     bruck.keep_mine();
-    bruck.all_gather(0);
+    bruck.all_gather();
   });
 }
 

@@ -50,10 +50,9 @@ std::vector<Extent> Shape::chunks() const {
   return chunks;
 }
 
-// A message has half the shards, and an all-reduce has messages of both ways in an inbox.
+// A message has half the shards, and two messages fit into an inbox.
 uint64_t Shape::bruck_bytes() const {
-  const uint64_t ways = collective == Collective::kAllReduce ? 2 : 1;
-  return align(align(geometry.inbox_bytes / ways) / static_cast<uint64_t>(std::max(size / 2, 1)));
+  return align(geometry.inbox_bytes / 2 / std::bit_ceil(static_cast<uint64_t>(size / 2)));
 }
 
 uint64_t Shape::align(uint64_t wanted) const {
