@@ -199,7 +199,7 @@ Plan ordered_plan(const Shape& shape, Rank rank, Algorithm algorithm) {
 Plan hierarchical_all_reduce(const Shape& shape, Rank rank) {
   Hierarchy at(shape, rank);
   const bool one_level = shape.site == 1 && at.local > 1 && at.hosts > 1;
-  if (one_level && shape.few() && shape.bytes > kPipelinedSlots * shape.slot_bytes()) {
+  if (one_level && shape.few_hosts() && shape.bytes > kPipelinedSlots * shape.slot_bytes()) {
     return pipelined_all_reduce(shape, rank);
   }
   Shape inside = half_part_of(at, Collective::kReduceScatter);

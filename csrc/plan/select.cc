@@ -19,11 +19,11 @@ enum Needs { kNothing, kMapped, kHosts, kFewHosts, kSites, kPair, kFew, kMany };
 constexpr std::array kNeedNames = {"",
                                    "mapped windows",
                                    "several ranks on each of several hosts",
-                                   "several ranks on each of 2 to 16 hosts",
+                                   "several ranks, 256 in all, on each of 16 hosts at most",
                                    "several hosts at each of several sites",
                                    "two ranks",
-                                   "at most 16 hosts",
-                                   "more than 16 hosts"};
+                                   "at most 16 ranks",
+                                   "more than 16 ranks"};
 static_assert(kFewEnds == 16);
 
 constexpr uint64_t kAny = std::numeric_limits<uint64_t>::max();
@@ -145,7 +145,7 @@ bool fits(const Row& row, const Shape& shape, bool mapped) {
     case kHosts:
       return several(shape.local);
     case kFewHosts:
-      return several(shape.local) && shape.few();
+      return several(shape.local) && shape.few_hosts();
     case kSites:
       return several(shape.site);
     case kPair:

@@ -110,8 +110,10 @@ struct Shape : CallShape, Levels {
   uint64_t slot_bytes() const { return align(geometry.inbox_bytes / geometry.slots); }
   // So much of every shard in a pass of bruck.cc; 0: there is no room.
   uint64_t bruck_bytes() const;
-  // Do so few ends, ranks or hosts, meet between hosts that each may talk to all others?
-  bool few() const { return size / local <= kFewEnds; }
+  // Do so few ranks meet over a network that each may talk to all others?
+  bool few() const { return size <= kFewEnds; }
+  // The same of hosts, and may a plan have steps for each of their ranks?
+  bool few_hosts() const { return size / local <= kFewEnds && size <= kFewEnds * kFewEnds; }
   // Rounds down to cache lines if there is room for one, else to elements.
   uint64_t align(uint64_t wanted) const;
   // The r-th of `parts` near-equal cuts of `total` bytes: cut(total, 0) = 0, cut(total, parts) =
