@@ -1,4 +1,6 @@
 // Plans in which every rank talks to every other, or to log2 n of them, as an equal.
+#include <numeric>
+
 #include "plan/builder.h"
 #include "plan/planners.h"
 
@@ -43,7 +45,12 @@ struct Exchange {
 Plan pairwise_all_to_all(const Shape& shape, Rank rank) {
   PlanBuilder plan(shape, Algorithm::kPairwise, rank);
   const bool alike = shape.collective == Collective::kAllGather;  // all get the same of me
-  const auto offset_to = [&](Rank r) { return alike ? 0 : offset_of(shape.send, r); };
+  const auto begins = [&](const std::vector<uint64_t>& parts, bool one) {
+    std::vector<uint64_t> at(parts.size(), 0);
+    if (!one) std::exclusive_scan(parts.begin(), parts.end(), at.begin(), uint64_t{0});
+    return [at = std::move(at)](Rank r) { return at[static_cast<size_t>(r)]; };
+  };
+  const auto offset_to = begins(shape.send, alike), offset_from = begins(shape.recv, false);
   const uint64_t slot = shape.slot_bytes();
   const auto sent = [&](Rank r) { return Segments{shape.send[static_cast<size_t>(r)], slot}; };
   const auto received = [&](Rank r) { return Segments{shape.recv[static_cast<size_t>(r)], slot}; };
@@ -53,7 +60,7 @@ Plan pairwise_all_to_all(const Shape& shape, Rank rank) {
   };
   const auto take = [&](const Link& link, uint64_t m) {
     const Segments segments = received(link.from);
-    const uint64_t at = offset_of(shape.recv, link.from) + segments.offset(m);
+    const uint64_t at = offset_from(link.from) + segments.offset(m);
     plan.wait(link.from);
     plan.copy(plan.output(at), plan.slot(link, m), segments.stretch(m));
   };
@@ -63,8 +70,7 @@ Plan pairwise_all_to_all(const Shape& shape, Rank rank) {
     if (step < shape.size && link.messages == 1) give(link, 0);
   };
   for (int i = 1; i < kFewEnds; ++i) give_single(i);
-  plan.copy(plan.output(offset_of(shape.recv, rank)), plan.input(offset_to(rank)),
-            sent(rank).total);
+  plan.copy(plan.output(offset_from(rank)), plan.input(offset_to(rank)), sent(rank).total);
   for (int i = 1; i < shape.size; ++i) {
     give_single(i + kFewEnds - 1);
     const Rank to = plan.peer(i), from = plan.peer(-i);

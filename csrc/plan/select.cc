@@ -197,16 +197,19 @@ std::string selection_reason(const Shape& shape, bool mapped) {
   return text_of(row, row.limit(shape, ends));
 }
 
-std::string selection_text(int size, const Costs& costs) {
+std::string selection_text(int size, const Costs& costs, int local) {
   RINGCOMM_CHECK(size > 0, "no group has ", size, " ranks");
+  RINGCOMM_CHECK(local > 0 && size % local == 0, size, " ranks do not fill hosts of ", local);
   Shape shape;
   shape.size = size;
+  shape.local = local;
   shape.geometry = Geometry::across_hosts(size);
   shape.costs = costs;
   std::ostringstream out;
   for (const Row& row : kTable) {
     shape.collective = row.collective;
-    out << text_of(row, row.limit(shape, size)) << ": " << to_string(row.algorithm) << '\n';
+    const uint64_t limit = row.limit(shape, size / local);
+    out << text_of(row, limit) << ": " << to_string(row.algorithm) << '\n';
   }
   return out.str();
 }

@@ -67,6 +67,7 @@ class TreePlan {
         root_(shape.root),
         shards_(sharded(shape.collective)),
         wide_(shape.size > kFewEnds && grow != star),
+        chunks_(shape.chunks()),
         calls_((wide_ ? binomial : star)(shape, rank)) {
     uint64_t most = 0;
     for (Rank r = 0; r < shape.size; ++r) {
@@ -126,7 +127,7 @@ class TreePlan {
   Stretch bytes(Rank r, uint64_t c) const { return part(r).stretch(c); }
   // Segment c of that in the root's memory.
   Ref whole(Rank r, uint64_t c) {
-    const uint64_t at = part(r).offset(c) + (shards_ ? plan_.shape().shard_offset(r) : 0);
+    const uint64_t at = part(r).offset(c) + (shards_ ? chunks_[static_cast<size_t>(r)].offset : 0);
     return away() ? plan_.input(at) : plan_.output(at);
   }
   Ref input(uint64_t c) { return plan_.input(part(rank_).offset(c)); }
@@ -197,6 +198,7 @@ class TreePlan {
   const Node node_;
   const Rank rank_, root_;
   const bool shards_, wide_;
+  const std::vector<Extent> chunks_;
   const Node calls_;
   uint64_t count_ = 0;    // of segments of the largest part that travels
   uint64_t call_at_ = 0;  // the segment before or after which the root calls

@@ -33,7 +33,7 @@ inline void wide_groups(Group& group) {
       for (const uint64_t elements : {uint64_t{0}, uint64_t{5}, n, 3 * n + 1}) {
         if (planner.sharded() && elements >= n) continue;
         if (planner.collective == Collective::kAllToAll && elements >= n) continue;
-        if (!group.takes(planner.name(), 4)) continue;
+        if (!group.takes(planner.name(), 2)) continue;
         const Case c = wide_case(planner, size, elements);
         const Program once = program(c);
         group.prove({once, once}, describe(c));
