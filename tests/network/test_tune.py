@@ -107,7 +107,7 @@ def test_the_library_has_the_same_limits(network: Costs) -> None:
 
 
 def test_where_ranks_share_a_link_bruck_is_for_short_messages_alone() -> None:
-    for local, limit in ((1, 16384), (8, 38), (64, 0)):
+    for local, limit in ((1, 16384), (8, 37), (64, 0)):
         rows = table(4096, local=local)
         assert rows["reduce_scatter", "bruck"] == limit
 
