@@ -137,25 +137,15 @@ constexpr std::array kTable = {
 
 bool fits(const Row& row, const Shape& shape, bool mapped) {
   const auto several = [&](int of_each) { return !mapped && of_each > 1 && shape.size > of_each; };
-  switch (row.needs) {
-    case kNothing:
-      return true;
-    case kMapped:
-      return mapped;
-    case kHosts:
-      return several(shape.local);
-    case kFewHosts:
-      return several(shape.local) && shape.few_hosts();
-    case kSites:
-      return several(shape.site);
-    case kPair:
-      return shape.size == 2;
-    case kFew:
-      return shape.few();
-    case kMany:
-      return !shape.few();
-  }
-  return false;
+  const std::array<bool, kNeedNames.size()> holds = {true,
+                                                     mapped,
+                                                     several(shape.local),
+                                                     several(shape.local) && shape.few_hosts(),
+                                                     several(shape.site),
+                                                     shape.size == 2,
+                                                     shape.few(),
+                                                     !shape.few()};
+  return holds[row.needs];
 }
 
 Plan copy_alone(const Shape& shape, Algorithm algorithm) {

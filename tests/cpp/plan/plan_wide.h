@@ -51,7 +51,8 @@ inline void wide_shards(Group& group) {
       const bool direct = planner.algorithm == Algorithm::kDirect && !planner.rooted();
       const bool talks_to_all = direct || planner.algorithm == Algorithm::kPairwise;
       const bool flat_ring = planner.algorithm == Algorithm::kRing && !planner.rooted();
-      if (talks_to_all || flat_ring) continue;  // n^2 messages: see wide_and_alike
+      if (talks_to_all || flat_ring) continue;         // n^2 messages: see wide_and_alike
+      if (size > 1024 && is_bruck(planner)) continue;  // large inboxes: see there, too
       if (size > 1024 && planner.algorithm == Algorithm::kDirect) continue;
       for (const int local : {8, 64}) {
         const bool hosts = planner.algorithm == Algorithm::kHierarchical;
