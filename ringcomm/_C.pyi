@@ -54,7 +54,7 @@ class Options(_Backend.Options):
 
         Used wherever a collective has it; what rank 0 says holds for all. Not between GPUs.
         Default: the table chooses. Values: `direct`, `ring`, `tree`, `pairwise`, `dissemination`,
-        `hierarchical`, `doubling`.
+        `hierarchical`, `doubling`, `bruck`.
         """
     @algorithm.setter
     def algorithm(self, value: str | None) -> None: ...
@@ -386,8 +386,8 @@ def plan(
     checks shapes. `algorithm` None: that of the row. Raises ValueError where there is none.
     """
 
-def selection_text(size: int, costs: str = "") -> str:
-    """The table of a group of `size` hosts, one row a line, limits in bytes.
+def selection_text(size: int, costs: str = "", local: int = 1) -> str:
+    """The table of a group of `size` ranks, `local` on a host, one row a line, limits in bytes.
 
     `costs` is "alpha 1.8e-05 beta 8.4e-09 gamma 2e-11"; "": the defaults. Raises ValueError.
     """

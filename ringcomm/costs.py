@@ -8,6 +8,9 @@ that wait for one another, bytes that leave one link after one another, bytes on
         Operations in MPICH", 2005
     doubling with ranks beyond a power of two: Rabenseifner, Traeff, "More Efficient Reduction
         Algorithms for Non-Power-of-Two Number of Processors", 2004
+    bruck: Bruck, Ho, Kipnis, Upfal, Weathersby, "Efficient Algorithms for All-to-All Communications
+        in Multiport Message-Passing Systems", 1997; Traeff, "Optimal, Non-pipelined Reduce-scatter
+        and Allreduce Algorithms", 2024
     hierarchical: the sum of its parts, in memory and between hosts; the longer of the two in
         long all_reduces
 
@@ -31,6 +34,9 @@ from typing import NamedTuple
 from ringcomm.order import laid_out
 
 SLOT = 128 << 10  # bytes of a message between hosts; longer ones are several: csrc/plan/shape.cc
+INBOX = 8 * SLOT
+FEW = 16  # ranks, or hosts, that may talk to one another each: csrc/plan/shape.h
+FEW_RANKS = FEW * FEW  # of so few hosts
 SEGMENT = 256 << 10  # of a window in memory
 PIPELINED = 4 * SLOT  # beyond it a hierarchical all_reduce is in memory and between hosts at once
 ANY_SIZE = 2**64 - 1
@@ -40,9 +46,9 @@ NAME = r"\S{1,64}"  # of a host
 INCAST = 0.1
 
 ALGORITHMS = {
-    "all_reduce": ["ring", "doubling", "tree", "direct", "hierarchical"],
-    "reduce_scatter": ["ring", "pairwise", "direct", "hierarchical"],
-    "all_gather": ["ring", "pairwise", "direct", "hierarchical"],
+    "all_reduce": ["ring", "doubling", "bruck", "tree", "direct", "hierarchical"],
+    "reduce_scatter": ["ring", "bruck", "pairwise", "direct", "hierarchical"],
+    "all_gather": ["ring", "bruck", "pairwise", "direct", "hierarchical"],
     "broadcast": ["ring", "tree", "hierarchical"],
     "reduce": ["ring", "tree"],
 }
@@ -109,9 +115,21 @@ def work(collective: str, algorithm: str, size: float, ranks: int) -> Work:
         return Work(1, size * others, size * others)
     if algorithm in ("pairwise", "direct"):
         return half._replace(rounds=1)
+    if algorithm == "bruck":
+        others = _bruck_rounds(ranks) * max(1, math.ceil(size / ranks / _bruck_pass(ranks)))
     if collective == "all_reduce":
         return Work(2 * others, 2 * half.sent, half.reduced)
     return half._replace(rounds=others)
+
+
+def _bruck_rounds(ranks: int) -> int:
+    return (ranks - 1).bit_length()
+
+
+def _bruck_pass(ranks: int) -> int:
+    """Return the bytes of each shard in a pass: two messages of half the shards fill an inbox."""
+    room = INBOX // 2 // (1 << (ranks // 2 - 1).bit_length())
+    return room // 64 * 64 if room >= 64 else room
 
 
 def _doubling(size: float, ranks: int) -> Work:
@@ -210,6 +228,8 @@ def _between(collective: str, algorithm: str, size: float, hosts: int, local: in
         return Work(few.rounds, few.sent * local, whole.reduced)
     if algorithm == "tree":  # the ranks of a host are one branch
         return Work(few.rounds, few.sent, whole.reduced)
+    if algorithm == "bruck":  # most rounds leave the host, with what all its ranks send
+        return whole._replace(sent=whole.sent * local)
     return whole._replace(sent=size * (hosts - 1) / hosts * local)
 
 
@@ -222,7 +242,8 @@ def _hierarchical(collective: str, size: float, hosts: int, local: int, costs: F
     if collective == "reduce_scatter":  # one round: what a host has for another it adds up first
         inside = Work(1, size * (local - 1) / local).seconds(costs.memory)
         return inside + _across(hosts > 2, Work(1, size * others, added), costs.network)
-    if collective == "all_reduce" and local > 1 and size > PIPELINED:
+    pipelined = hosts <= FEW and hosts * local <= FEW_RANKS
+    if collective == "all_reduce" and local > 1 and size > PIPELINED and pipelined:
         inside = Work(2, 2 * size * (local - 1) / local).seconds(costs.memory)
         across = _across(hosts > 2, Work(2, 2 * size * others, added), costs.network)
         return max(inside, across)
@@ -252,9 +273,21 @@ def _hierarchical(collective: str, size: float, hosts: int, local: int, costs: F
 def doubling_limit(costs: Costs, ranks: int) -> int:
     rounds, before, after = _doubling_rounds(ranks)
     ring = 2.0 * (ranks - 1)
+    others = 2.0 * _bruck_rounds(ranks) if ranks > FEW else ring
     slope = (rounds + 3 * before - ring / ranks) * costs.beta
     slope += (rounds + before - ring / 2 / ranks) * costs.gamma
-    return _crossing((ring - rounds - before - after) * costs.alpha, slope)
+    return _crossing((others - rounds - before - after) * costs.alpha, slope)
+
+
+def bruck_limit(ranks: int) -> int:
+    """Return up to how many bytes a shard bruck is taken, with links that no ranks share.
+
+    Its rounds cost as much as a ring's, which hides them in shards of several segments.
+    """
+    rounds = _bruck_rounds(ranks)
+    if ranks - 1 <= rounds:
+        return 0
+    return min((ranks - 1) // rounds * _bruck_pass(ranks), SLOT // 8)
 
 
 def pairwise_limit(costs: Costs, ranks: int) -> int:
@@ -277,18 +310,22 @@ def _crossing(steps: float, slope: float) -> int:
 
 def selected(collective: str, size: float, hosts: int, costs: Costs) -> str:
     """Return the algorithm between hosts of one rank each."""
-    if collective == "all_reduce":
-        return "doubling" if hosts == 2 or size <= doubling_limit(costs, hosts) else "ring"
     if collective in ("broadcast", "reduce"):
         return "tree" if size <= tree_limit(costs, hosts) else "ring"
-    return "pairwise" if size / hosts <= pairwise_limit(costs, hosts) else "ring"
+    if collective == "all_reduce" and (hosts == 2 or size <= doubling_limit(costs, hosts)):
+        return "doubling"
+    if hosts > FEW:
+        return "bruck" if size / hosts <= bruck_limit(hosts) else "ring"
+    pairwise = collective != "all_reduce" and size / hosts <= pairwise_limit(costs, hosts)
+    return "pairwise" if pairwise else "ring"
 
 
 def limits(costs: Costs, hosts: int) -> dict[str, int]:
-    """Up to how many bytes each algorithm is taken; of pairwise, a shard's."""
+    """Up to how many bytes each algorithm is taken; of pairwise and bruck, a shard's."""
+    few = hosts <= FEW
     return {
         "doubling": doubling_limit(costs, hosts),
-        "pairwise": pairwise_limit(costs, hosts),
+        **({"pairwise": pairwise_limit(costs, hosts)} if few else {"bruck": bruck_limit(hosts)}),
         "tree": tree_limit(costs, hosts),
     }
 

@@ -10,7 +10,7 @@ from ringcomm import costs
 from ringcomm.costs import Costs, Fabrics
 from ringcomm.tools.words import ranks, show_rate, show_seconds, show_size, sizes
 
-COLOURS = ["#0072b2", "#d55e00", "#009e73", "#cc79a7"]  # told apart by everybody
+COLOURS = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00"]  # told apart by everybody
 
 Times = dict[str, dict[int, float]]  # seconds, by algorithm and ranks
 
@@ -57,16 +57,27 @@ def times_of(collective: str, size: int, numbers: list[int], local: int, fabrics
         found[name] = {
             n: costs.seconds(collective, name, size, max(1, n // local), min(n, local), fabrics)
             for n in numbers
+            if is_run(collective, name, max(1, n // local), min(n, local))
         }
-    return found
+    return {name: times for name, times in found.items() if times}
+
+
+def is_run(collective: str, name: str, hosts: int, local: int) -> bool:
+    """Tell whether the library takes the algorithm for so many ranks."""
+    few_hosts = hosts <= costs.FEW and hosts * local <= costs.FEW_RANKS
+    if collective == "reduce_scatter" and name == "hierarchical":
+        return few_hosts
+    return hosts * local <= costs.FEW or name != "pairwise"
 
 
 def print_table(size: int, numbers: list[int], table: Times) -> None:
     print(f"\n{show_size(size):>6} " + "".join(f"{name:>14}" for name in table))
     for n in numbers:
-        fastest = min(times[n] for times in table.values())
+        fastest = min(times[n] for times in table.values() if n in times)
         words = [
             f"{show_seconds(times[n])}{' *' if times[n] == fastest else '  '}"
+            if n in times
+            else "-  "
             for times in table.values()
         ]
         print(f"{n:>6} " + "".join(f"{word:>14}" for word in words))

@@ -17,7 +17,9 @@ from typing import Any
 PREFIX = "RINGCOMM_"
 SIMULATION = "RINGCOMM_SIM_"  # tests/sim
 GROUP, PROCESS, PROGRAM, BUILD = "group", "process", "program", "build"
-ALGORITHMS = ("direct", "ring", "tree", "pairwise", "dissemination", "hierarchical", "doubling")
+ALGORITHMS = (
+    *("direct", "ring", "tree", "pairwise", "dissemination", "hierarchical", "doubling", "bruck"),
+)
 LEVELS = ("debug", "info", "warning", "error", "off")
 
 

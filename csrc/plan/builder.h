@@ -59,6 +59,9 @@ class PlanBuilder {
   Ref window(Rank owner, uint64_t offset) const {
     return ref(Space::kWindow, owner, owner, offset);
   }
+  Ref inbox(Rank owner, Rank from, uint64_t offset) const {
+    return ref(Space::kInbox, owner, from, offset);
+  }
   Ref line(Rank owner, Rank from) const { return ref(Space::kLine, owner, from, 0); }
 
   // The slot of turn `number`, where the first slot is `first`.
@@ -109,7 +112,7 @@ class PlanBuilder {
   Ref slot(const Link& link, uint64_t message) {
     if (link.line) return line(link.to, link.from);
     const Turns turns{link.slot_bytes, slots(), link.pass, link.round};
-    return in_turn(ref(Space::kInbox, link.to, link.from, 0), turns, message);
+    return in_turn(inbox(link.to, link.from, 0), turns, message);
   }
   void put(const Link& link, uint64_t message, Ref src, Stretch stretch) {
     copy(slot(link, message), src, stretch);

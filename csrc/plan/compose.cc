@@ -22,9 +22,8 @@ struct Side {
   std::vector<Piece> pieces = {{0, 0}};
 
   uint64_t place(uint64_t offset) const {
-    size_t i = pieces.size() - 1;
-    while (i > 0 && pieces[i].from > offset) --i;
-    return pieces[i].to + (offset - pieces[i].from);
+    const Piece& piece = *--std::ranges::upper_bound(pieces, offset, {}, &Piece::from);
+    return piece.to + (offset - piece.from);
   }
 };
 
@@ -175,11 +174,15 @@ Plan ordered_plan(const Shape& shape, Rank rank, Algorithm algorithm) {
   by_place.root = place(shape.root);
   std::vector<Side::Piece> pieces = {{0, 0}};
   if (sharded(shape.collective)) {
+    const std::vector<Extent> chunks = shape.chunks();
+    by_place.shards.clear();
     pieces.clear();
+    uint64_t offset = 0;
     for (const Rank r : order) {
-      const auto at = pieces.size();
-      by_place.shards[at] = shape.shard(r);
-      pieces.push_back({by_place.shard_offset(static_cast<Rank>(at)), shape.shard_offset(r)});
+      const Extent& chunk = chunks[static_cast<size_t>(r)];
+      by_place.shards.push_back(chunk.bytes);
+      pieces.push_back({offset, chunk.offset});
+      offset += chunk.bytes;
     }
   }
   Placement placement{order};
@@ -191,11 +194,12 @@ Plan ordered_plan(const Shape& shape, Rank rank, Algorithm algorithm) {
 }
 
 // Reduce-scatter in the host, all-reduce of my shard between hosts, all-gather in the host: few
-// hops. If shards are longer than a segment, it is a pipeline. All of these go by sites, too.
+// hops. If shards are longer than a segment, it is a pipeline between few hosts: there every host
+// talks to every other. All of these go by sites, too.
 Plan hierarchical_all_reduce(const Shape& shape, Rank rank) {
   Hierarchy at(shape, rank);
   const bool one_level = shape.site == 1 && at.local > 1 && at.hosts > 1;
-  if (one_level && shape.bytes > kPipelinedSlots * shape.slot_bytes()) {
+  if (one_level && shape.few_hosts() && shape.bytes > kPipelinedSlots * shape.slot_bytes()) {
     return pipelined_all_reduce(shape, rank);
   }
   Shape inside = half_part_of(at, Collective::kReduceScatter);
@@ -214,20 +218,74 @@ Plan hierarchical_all_reduce(const Shape& shape, Rank rank) {
   return std::move(at.plan);
 }
 
-// All-gather between hosts, so that each rank has the shards of its index; then, for every host, an
-// all-gather of its shards in mine. These take turns with the two halves of the memory: when one
-// has ended, all mates have begun it, and so left the one before.
+namespace {
+
+// The shards of every host in turn, from the mates that have them in their outputs, through
+// windows. A signal says that one turn is published and the one two turns before it is consumed.
+Plan gather_from_mates(const Hierarchy& at) {
+  constexpr uint64_t kSlots = 4;  // of a segment each
+  const Shape part = part_of(at.shape, Collective::kAllGather, at.local);
+  PlanBuilder plan(part, Algorithm::kHierarchical, at.index);
+  const std::vector<Extent> chunks = at.shape.chunks();
+  std::vector<Extent> extents;  // mate by mate, from me on, and host by host
+  for (int i = 0; i < at.local; ++i) {
+    for (int host = 0; host < at.hosts; ++host) {
+      extents.push_back(chunks[static_cast<size_t>(host * at.local + plan.peer(i))]);
+    }
+  }
+  plan.extents(extents);
+  const uint64_t segment = part.geometry.segment_bytes, hosts = static_cast<uint64_t>(at.hosts);
+  const uint64_t count = Segments{at.shape.largest_shard(), segment}.count();
+  // Segment c of the shard of that host's rank, and its place in the window of the i-th mate.
+  const auto move = [&](int i, uint64_t c, int host, bool publish) {
+    const int index = i * at.hosts + host;
+    const auto extent = static_cast<uint16_t>(1 + index);
+    const Ref mine = plan.output(c * segment, extent);
+    const Ref shared = plan.in_turn(plan.window(plan.peer(i), 0), {segment, kSlots, hosts, 1},
+                                    c * hosts + static_cast<uint64_t>(host));
+    const uint64_t bytes = extents[static_cast<size_t>(index)].bytes;
+    plan.copy(publish ? shared : mine, publish ? mine : shared,
+              {segment, c * segment, bytes, extent});
+  };
+  move(0, 0, 0, true);
+  plan.signal_all();
+  plan.repeat({count, segment, {count - 1}}, [&](uint64_t c) {
+    plan.rounds(0, at.hosts, {hosts - 1}, [&](int host) {
+      const bool last = host + 1 == at.hosts;
+      plan.wait_all();
+      if (!last || c + 1 < count) {
+        move(0, c + last, last ? 0 : host + 1, true);
+        plan.signal_all();
+      }
+      for (int i = 1; i < at.local; ++i) move(i, c, host, false);
+    });
+  });
+  return plan.finish();
+}
+
+}  // namespace
+
+// All-gather between hosts, so that each rank has the shards of its index; then those of the others
+// in my host. Hosts of a site do the latter with an all-gather for each site, which take turns with
+// the two halves of the memory: when one has ended, all mates have begun it, and so left the one
+// before.
 Plan hierarchical_all_gather(const Shape& shape, Rank rank) {
   Hierarchy at(shape, rank);
   Shape between = part_of(shape, Collective::kAllGather, at.hosts);
   Side spread{Space::kOutput, {}};
+  const std::vector<Extent> chunks = shape.chunks();
   uint64_t offset = 0;
   for (const Rank r : at.across) {
-    between.shards.push_back(shape.shard(r));
-    spread.pieces.push_back({offset, shape.shard_offset(r)});
-    offset += between.shards.back();
+    const Extent& chunk = chunks[static_cast<size_t>(r)];
+    between.shards.push_back(chunk.bytes);
+    spread.pieces.push_back({offset, chunk.offset});
+    offset += chunk.bytes;
   }
   at.between(between, {.ranks = at.across, .output = spread});
+  if (at.mapped) {
+    if (at.local > 1) append(at.plan, gather_from_mates(at), {.ranks = at.mates});
+    return std::move(at.plan);
+  }
 
   for (int host = 0; host < at.hosts; ++host) {
     const Rank first = host * at.local;

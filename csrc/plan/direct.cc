@@ -22,20 +22,19 @@ std::vector<Ref> in_rank_order(const PlanBuilder& plan, Ref mine, Theirs theirs)
   return sources;
 }
 
-// The part of the inputs that rank r adds up.
-Extent part_of(const Shape& shape, Rank r) {
-  if (shape.collective == Collective::kAllReduce) return {0, shape.bytes};
-  return {shape.shard_offset(r), shape.shard(r)};
-}
-
 // Everybody gives everybody its part, and reduces for itself.
 Plan one_shot(const Shape& shape, Rank rank, bool lines) {
   PlanBuilder plan(shape, Algorithm::kDirect, rank);
-  const auto [offset, bytes] = part_of(shape, rank);
+  const std::vector<Extent> chunks = shape.chunks();
+  const auto part_of = [&](Rank r) {  // of the inputs, which rank r adds up
+    const bool all = shape.collective == Collective::kAllReduce;
+    return all ? Extent{0, shape.bytes} : chunks[static_cast<size_t>(r)];
+  };
+  const auto [offset, bytes] = part_of(rank);
   if (!lines) plan.copy(plan.window(rank, 0), plan.input(0), bytes);
   for (int i = 1; i < shape.size; ++i) {
     const Rank peer = plan.peer(i);
-    const Extent theirs = part_of(shape, peer);
+    const Extent theirs = part_of(peer);
     if (lines) plan.copy(plan.line(peer, rank), plan.input(theirs.offset), theirs.bytes);
     plan.signal(peer);
   }
@@ -144,6 +143,8 @@ Plan direct_reduce_scatter(const Shape& shape, Rank rank) {
   const uint64_t slice = shape.align(segment / static_cast<uint64_t>(shape.size));
   RINGCOMM_CHECK(slice > 0, "a segment of ", segment, " bytes has no room for ", shape.size,
                  " ranks");
+  const std::vector<Extent> chunks = shape.chunks();
+  const auto at = [&](Rank r) { return chunks[static_cast<size_t>(r)].offset; };
   const auto shard = [&](Rank r) { return Segments{shape.shard(r), slice}; };
   const auto published = [&](Rank by, uint64_t c, Rank r) {
     const Ref first = plan.window(by, static_cast<uint64_t>(r) * slice);
@@ -152,12 +153,11 @@ Plan direct_reduce_scatter(const Shape& shape, Rank rank) {
   const auto publish = [&](uint64_t c) {
     for (int i = 1; i < shape.size; ++i) {
       const Rank r = plan.peer(i);
-      plan.copy(published(rank, c, r), plan.input(shape.shard_offset(r) + shard(r).offset(c)),
-                shard(r).stretch(c));
+      plan.copy(published(rank, c, r), plan.input(at(r) + shard(r).offset(c)), shard(r).stretch(c));
     }
   };
   const auto reduce = [&](uint64_t c) {
-    const Ref mine = plan.input(shape.shard_offset(rank) + shard(rank).offset(c));
+    const Ref mine = plan.input(at(rank) + shard(rank).offset(c));
     const std::vector<Ref> sources =
         in_rank_order(plan, mine, [&](Rank r) { return published(r, c, rank); });
     plan.reduce({plan.output(shard(rank).offset(c))}, sources, shard(rank).stretch(c), true);
@@ -175,6 +175,8 @@ Plan direct_all_gather(const Shape& shape, Rank rank) {
   }
   PlanBuilder plan(shape, Algorithm::kDirect, rank);
   const uint64_t segment = shape.geometry.segment_bytes;
+  const std::vector<Extent> chunks = shape.chunks();
+  const auto at = [&](Rank r) { return chunks[static_cast<size_t>(r)].offset; };
   const auto shard = [&](Rank r) { return Segments{shape.shard(r), segment}; };
   const auto published = [&](Rank by, uint64_t c) {
     return plan.in_turn(plan.window(by, 0), {segment, kSlots}, c);
@@ -186,8 +188,7 @@ Plan direct_all_gather(const Shape& shape, Rank rank) {
     for (int i = 0; i < shape.size; ++i) {
       const Rank r = plan.peer(i);
       const Ref source = i == 0 ? plan.input(shard(r).offset(c)) : published(r, c);
-      plan.copy(plan.output(shape.shard_offset(r) + shard(r).offset(c)), source,
-                shard(r).stretch(c));
+      plan.copy(plan.output(at(r) + shard(r).offset(c)), source, shard(r).stretch(c));
     }
   };
   const uint64_t count = Segments{shape.largest_shard(), segment}.count();

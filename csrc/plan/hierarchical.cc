@@ -20,12 +20,8 @@ struct HostPlan {
         rank(rank),
         local(local),
         hosts(shape.size / local),
-        first(rank / local * local) {
-    for (Rank r = 0; r <= shape.size; ++r) {
-      const bool shards = shape.collective == Collective::kReduceScatter;
-      offsets.push_back(shards ? shape.shard_offset(r) : shape.cut(shape.bytes, r, shape.size));
-    }
-  }
+        first(rank / local * local),
+        chunks(shape.chunks()) {}
 
   // Segments of at most `most` bytes, of which `areas` fit into a turn: half the window.
   void divide(uint64_t most, int areas, const char* of_what) {
@@ -52,10 +48,10 @@ struct HostPlan {
     each_mate([&](Rank mate) { plan.wait(mate); });
   }
 
-  uint64_t offset(Rank r) const { return offsets[static_cast<size_t>(r)]; }
-  Segments shard(Rank r) const { return {offset(r + 1) - offset(r), unit}; }
+  const Extent& chunk(Rank r) const { return chunks[static_cast<size_t>(r)]; }
+  Segments shard(Rank r) const { return {chunk(r).bytes, unit}; }
   Stretch bytes(Rank r, uint64_t c) const { return shard(r).stretch(c); }
-  uint64_t place(Rank r, uint64_t c) const { return offset(r) + shard(r).offset(c); }
+  uint64_t place(Rank r, uint64_t c) const { return chunk(r).offset + shard(r).offset(c); }
   Ref input(Rank r, uint64_t c) { return plan.input(place(r, c)); }
   // An area of the window, in turn c. The first ones hold my part of each rank's segment.
   Ref area(Rank by, int index, uint64_t c) {
@@ -80,9 +76,9 @@ struct HostPlan {
   PlanBuilder plan;
   const Rank rank;
   const int local, hosts;
-  const Rank first;               // of my host
-  uint64_t unit = 0, turn = 0;    // bytes of a segment, of a turn of the window
-  std::vector<uint64_t> offsets;  // of each rank's shard
+  const Rank first;  // of my host
+  const std::vector<Extent> chunks;
+  uint64_t unit = 0, turn = 0;  // bytes of a segment, of a turn of the window
 };
 
 // Pass c sends segment c of all shards and ends segment c - lag of mine: half the slots are under

@@ -1,4 +1,6 @@
 // Plans in which every rank talks to every other, or to log2 n of them, as an equal.
+#include <numeric>
+
 #include "plan/builder.h"
 #include "plan/planners.h"
 
@@ -38,12 +40,17 @@ struct Exchange {
 
 // Step i exchanges with rank + i and rank - i, so that all links carry equal load (pairwise
 // exchange in Thakur, Rabenseifner, Gropp 2005). Single messages go out at once, so that small
-// all_to_alls are one hop. Every ordered pair has a message, if an empty one: all must know that
-// all have begun.
+// all_to_alls are one hop; of many ranks' only so many before the first answers are taken. Every
+// ordered pair has a message, if an empty one: all must know that all have begun.
 Plan pairwise_all_to_all(const Shape& shape, Rank rank) {
   PlanBuilder plan(shape, Algorithm::kPairwise, rank);
   const bool alike = shape.collective == Collective::kAllGather;  // all get the same of me
-  const auto offset_to = [&](Rank r) { return alike ? 0 : offset_of(shape.send, r); };
+  const auto begins = [&](const std::vector<uint64_t>& parts, bool one) {
+    std::vector<uint64_t> at(parts.size(), 0);
+    if (!one) std::exclusive_scan(parts.begin(), parts.end(), at.begin(), uint64_t{0});
+    return [at = std::move(at)](Rank r) { return at[static_cast<size_t>(r)]; };
+  };
+  const auto offset_to = begins(shape.send, alike), offset_from = begins(shape.recv, false);
   const uint64_t slot = shape.slot_bytes();
   const auto sent = [&](Rank r) { return Segments{shape.send[static_cast<size_t>(r)], slot}; };
   const auto received = [&](Rank r) { return Segments{shape.recv[static_cast<size_t>(r)], slot}; };
@@ -53,18 +60,19 @@ Plan pairwise_all_to_all(const Shape& shape, Rank rank) {
   };
   const auto take = [&](const Link& link, uint64_t m) {
     const Segments segments = received(link.from);
-    const uint64_t at = offset_of(shape.recv, link.from) + segments.offset(m);
+    const uint64_t at = offset_from(link.from) + segments.offset(m);
     plan.wait(link.from);
     plan.copy(plan.output(at), plan.slot(link, m), segments.stretch(m));
   };
 
+  const auto give_single = [&](int step) {
+    const Link link = plan.link(rank, plan.peer(step), sent(plan.peer(step)).total);
+    if (step < shape.size && link.messages == 1) give(link, 0);
+  };
+  for (int i = 1; i < kFewEnds; ++i) give_single(i);
+  plan.copy(plan.output(offset_from(rank)), plan.input(offset_to(rank)), sent(rank).total);
   for (int i = 1; i < shape.size; ++i) {
-    const Link link = plan.link(rank, plan.peer(i), sent(plan.peer(i)).total);
-    if (link.messages == 1) give(link, 0);
-  }
-  plan.copy(plan.output(offset_of(shape.recv, rank)), plan.input(offset_to(rank)),
-            sent(rank).total);
-  for (int i = 1; i < shape.size; ++i) {
+    give_single(i + kFewEnds - 1);
     const Rank to = plan.peer(i), from = plan.peer(-i);
     const Exchange pair{plan.link(rank, to, sent(to).total),
                         plan.link(from, rank, received(from).total), to == from, plan.slots()};

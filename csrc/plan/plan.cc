@@ -13,7 +13,7 @@ constexpr std::array<const char*, kCollectives> kCollectiveNames = {
     "all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce",
     "scatter",    "gather",         "all_to_all", "barrier"};
 constexpr std::array<const char*, kAlgorithms> kAlgorithmNames = {
-    "direct", "ring", "tree", "pairwise", "dissemination", "hierarchical", "doubling"};
+    "direct", "ring", "tree", "pairwise", "dissemination", "hierarchical", "doubling", "bruck"};
 
 template <typename Number, typename Entry>
 Number number_in(std::vector<Entry>& table, const Entry& entry) {

@@ -49,8 +49,9 @@ enum class Algorithm : uint8_t {
   kDissemination,  // log2 n rounds of signals
   kHierarchical,   // inside the host, between hosts, inside the host
   kDoubling,       // in round k with the rank that differs in bit k
+  kBruck,          // log2 n rounds, of half as many shards each
 };
-inline constexpr int kAlgorithms = 7;
+inline constexpr int kAlgorithms = 8;
 
 enum class Verb : uint8_t { kCopy, kReduce, kSignal, kWait };
 

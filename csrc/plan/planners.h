@@ -29,6 +29,11 @@ Plan ring_all_reduce(const Shape& shape, Rank rank);
 Plan ring_reduce_scatter(const Shape& shape, Rank rank);
 Plan ring_all_gather(const Shape& shape, Rank rank);
 
+// log2 n rounds for any number of ranks, short messages.
+Plan bruck_all_reduce(const Shape& shape, Rank rank);
+Plan bruck_reduce_scatter(const Shape& shape, Rank rank);
+Plan bruck_all_gather(const Shape& shape, Rank rank);
+
 // Broadcast from the root, reduce to it.
 Plan tree_plan(const Shape& shape, Rank rank);   // binomial
 Plan chain_plan(const Shape& shape, Rank rank);  // of the ring

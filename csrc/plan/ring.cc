@@ -16,12 +16,10 @@ class Ring {
  public:
   Ring(const Shape& shape, Rank rank, int rounds)
       : plan_(shape, Algorithm::kRing, rank), rounds_(rounds), size_(shape.size) {
+    const std::vector<Extent> chunks = shape.chunks();
     for (int s = 0; s <= rounds; ++s) {
       const Rank r = plan_.peer(shape.collective == Collective::kAllGather ? -s : -1 - s);
-      const bool cut = shape.shards.empty();
-      const uint64_t at = cut ? shape.cut(shape.bytes, r, size_) : shape.shard_offset(r);
-      const uint64_t end = cut ? shape.cut(shape.bytes, r + 1, size_) : at + shape.shard(r);
-      chunks_.push_back({at, end - at});
+      chunks_.push_back(chunks[static_cast<size_t>(r)]);
     }
     plan_.extents(chunks_);
     const uint64_t largest =

@@ -15,9 +15,16 @@ using enum Algorithm;
 using Planner = Plan (*)(const Shape&, Rank);
 
 // The needs of a row: the group must have them.
-enum Needs { kNothing, kMapped, kHosts, kSites, kPair };
-constexpr std::array kNeedNames = {"", "mapped windows", "several ranks on each of several hosts",
-                                   "several hosts at each of several sites", "two ranks"};
+enum Needs { kNothing, kMapped, kHosts, kFewHosts, kSites, kPair, kFew, kMany };
+constexpr std::array kNeedNames = {"",
+                                   "mapped windows",
+                                   "several ranks on each of several hosts",
+                                   "several ranks, 256 in all, on each of 16 hosts at most",
+                                   "several hosts at each of several sites",
+                                   "two ranks",
+                                   "at most 16 ranks",
+                                   "more than 16 ranks"};
+static_assert(kFewEnds == 16);
 
 constexpr uint64_t kAny = std::numeric_limits<uint64_t>::max();
 
@@ -42,14 +49,16 @@ uint64_t crossing(double steps, double slope) {
 uint64_t any_size(const Shape&, double) { return kAny; }
 uint64_t line(const Shape& shape, double) { return shape.geometry.line_bytes; }
 
-// Doubling has fewer rounds than a ring, and each has the whole message. Ranks beyond a power of
-// two add a round before, one after if they are many, and messages that share a link with others.
+// Doubling has fewer rounds than a ring, or than Bruck's ways there and back, and each has the
+// whole message. Ranks beyond a power of two add a round before, one after if they are many, and
+// messages that share a link with others.
 uint64_t doubling(const Shape& shape, double size) {
   const double rounds = std::floor(std::log2(size)), within = std::exp2(rounds);
   const double before = size > within, after = 2 * (size - within) > within;
   const double ring = 2 * (size - 1), sent = rounds + 3 * before - ring / size;
   const double reduced = rounds + before - ring / 2 / size;
-  return crossing((ring - rounds - before - after) * shape.costs.alpha,
+  const double others = size > kFewEnds ? 2 * std::ceil(std::log2(size)) : ring;
+  return crossing((others - rounds - before - after) * shape.costs.alpha,
                   sent * shape.costs.beta + reduced * shape.costs.gamma);
 }
 
@@ -61,6 +70,18 @@ uint64_t pairwise(const Shape& shape, double size) {
   const uint64_t one_segment =
       std::min(crossing(saved, 0.1 * shape.costs.beta), shape.slot_bytes() / 8);
   return std::max(one_segment, crossing(saved, 0.75 * shape.costs.beta));
+}
+
+// Each pass has log2 n rounds, and a ring n - 1, or one for each host that it comes through. A ring
+// hides them in shards of several segments. Where ranks share a link, all of them send over it.
+uint64_t bruck(const Shape& shape, double size) {
+  const double ranks = shape.size, rounds = std::ceil(std::log2(ranks));
+  const double passes = std::floor((size - 1) / rounds);
+  const uint64_t shared = crossing((size - 1 - rounds) * shape.costs.alpha,
+                                   (ranks / size - 1) * ranks * shape.costs.beta);
+  const uint64_t shard = std::min(
+      {static_cast<uint64_t>(passes) * shape.bruck_bytes(), shape.slot_bytes() / 8, shared});
+  return shape.collective == kAllReduce ? shard * static_cast<uint64_t>(size) : shard;
 }
 
 // The tree's root sends everything to log2 n others. A chain's sends it once, and its last rank
@@ -77,21 +98,24 @@ uint64_t tree(const Shape& shape, double size) {
 constexpr std::array kTable = {
     Row{kAllReduce, any_size, kMapped, kDirect, direct_all_reduce},
     Row{kAllReduce, any_size, kHosts, kHierarchical, hierarchical_all_reduce},
-    Row{kAllReduce, line, kNothing, kDirect, direct_all_reduce},
+    Row{kAllReduce, line, kFew, kDirect, direct_all_reduce},
     Row{kAllReduce, any_size, kSites, kHierarchical, hierarchical_all_reduce},
     Row{kAllReduce, any_size, kPair, kDoubling, doubling_all_reduce},
     Row{kAllReduce, doubling, kNothing, kDoubling, doubling_all_reduce},
+    Row{kAllReduce, bruck, kMany, kBruck, bruck_all_reduce},
     Row{kAllReduce, any_size, kNothing, kRing, ring_all_reduce},
     Row{kReduceScatter, any_size, kMapped, kDirect, direct_reduce_scatter},
-    Row{kReduceScatter, any_size, kHosts, kHierarchical, hierarchical_reduce_scatter},
-    Row{kReduceScatter, line, kNothing, kDirect, direct_reduce_scatter},
-    Row{kReduceScatter, pairwise, kNothing, kPairwise, pairwise_reduce_scatter},
+    Row{kReduceScatter, any_size, kFewHosts, kHierarchical, hierarchical_reduce_scatter},
+    Row{kReduceScatter, line, kFew, kDirect, direct_reduce_scatter},
+    Row{kReduceScatter, pairwise, kFew, kPairwise, pairwise_reduce_scatter},
+    Row{kReduceScatter, bruck, kMany, kBruck, bruck_reduce_scatter},
     Row{kReduceScatter, any_size, kNothing, kRing, ring_reduce_scatter},
     Row{kAllGather, any_size, kMapped, kDirect, direct_all_gather},
     Row{kAllGather, any_size, kHosts, kHierarchical, hierarchical_all_gather},
-    Row{kAllGather, line, kNothing, kDirect, direct_all_gather},
+    Row{kAllGather, line, kFew, kDirect, direct_all_gather},
     Row{kAllGather, any_size, kSites, kHierarchical, hierarchical_all_gather},
-    Row{kAllGather, pairwise, kNothing, kPairwise, pairwise_all_gather},
+    Row{kAllGather, pairwise, kFew, kPairwise, pairwise_all_gather},
+    Row{kAllGather, bruck, kMany, kBruck, bruck_all_gather},
     Row{kAllGather, any_size, kNothing, kRing, ring_all_gather},
     Row{kBroadcast, any_size, kMapped, kDirect, direct_broadcast},
     Row{kBroadcast, any_size, kHosts, kHierarchical, hierarchical_broadcast},
@@ -113,9 +137,15 @@ constexpr std::array kTable = {
 
 bool fits(const Row& row, const Shape& shape, bool mapped) {
   const auto several = [&](int of_each) { return !mapped && of_each > 1 && shape.size > of_each; };
-  return row.needs == kNothing || (row.needs == kMapped && mapped) ||
-         (row.needs == kHosts && several(shape.local)) ||
-         (row.needs == kSites && several(shape.site)) || (row.needs == kPair && shape.size == 2);
+  const std::array<bool, kNeedNames.size()> holds = {true,
+                                                     mapped,
+                                                     several(shape.local),
+                                                     several(shape.local) && shape.few_hosts(),
+                                                     several(shape.site),
+                                                     shape.size == 2,
+                                                     shape.few(),
+                                                     !shape.few()};
+  return holds[row.needs];
 }
 
 Plan copy_alone(const Shape& shape, Algorithm algorithm) {
@@ -157,14 +187,19 @@ std::string selection_reason(const Shape& shape, bool mapped) {
   return text_of(row, row.limit(shape, ends));
 }
 
-std::string selection_text(int size, const Costs& costs) {
+std::string selection_text(int size, const Costs& costs, int local) {
   RINGCOMM_CHECK(size > 0, "no group has ", size, " ranks");
+  RINGCOMM_CHECK(local > 0 && size % local == 0, size, " ranks do not fill hosts of ", local);
   Shape shape;
+  shape.size = size;
+  shape.local = local;
   shape.geometry = Geometry::across_hosts(size);
   shape.costs = costs;
   std::ostringstream out;
   for (const Row& row : kTable) {
-    out << text_of(row, row.limit(shape, size)) << ": " << to_string(row.algorithm) << '\n';
+    shape.collective = row.collective;
+    const uint64_t limit = row.limit(shape, size / local);
+    out << text_of(row, limit) << ": " << to_string(row.algorithm) << '\n';
   }
   return out.str();
 }

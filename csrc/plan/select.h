@@ -16,8 +16,8 @@ struct Reach : Levels {
 Algorithm select(const Shape& shape, bool mapped);
 // That row: "all_reduce, any size, mapped windows".
 std::string selection_reason(const Shape& shape, bool mapped);
-// The table of a group of so many hosts.
-std::string selection_text(int size, const Costs& costs);
+// The table of a group of so many ranks, `local` on each host.
+std::string selection_text(int size, const Costs& costs, int local = 1);
 
 // The bytes to compare with a row's limit: the message, or the largest shard. In all_to_all the
 // bytes that ranks send differ between them, so they do not count.

@@ -41,6 +41,20 @@ uint64_t Shape::largest_shard() const {
   return shards.empty() ? 0 : *std::ranges::max_element(shards);
 }
 
+std::vector<Extent> Shape::chunks() const {
+  std::vector<Extent> chunks;
+  for (Rank r = 0; r < size; ++r) {
+    const uint64_t at = r == 0 ? 0 : chunks.back().offset + chunks.back().bytes;
+    chunks.push_back({at, shards.empty() ? cut(bytes, r + 1, size) - at : shard(r)});
+  }
+  return chunks;
+}
+
+// A message has half the shards, and two messages fit into an inbox.
+uint64_t Shape::bruck_bytes() const {
+  return align(geometry.inbox_bytes / 2 / std::bit_ceil(static_cast<uint64_t>(size / 2)));
+}
+
 uint64_t Shape::align(uint64_t wanted) const {
   const uint64_t unit = wanted >= kCacheLine ? kCacheLine : element;
   return wanted / unit * unit;

@@ -12,6 +12,9 @@ namespace ringcomm {
 
 inline constexpr uint64_t kOneShotBytes = 16 * 1024;  // a rank loads this rather than sync twice
 
+// Where more ranks, or hosts, talk over a network, each talks to few of them.
+inline constexpr int kFewEnds = 16;
+
 // The part of a rank's shared memory that plans address. An operation with sequence number k uses
 // half k mod 2 of everything. So the next operation never writes memory that a slow peer still
 // reads.
@@ -102,7 +105,15 @@ struct Shape : CallShape, Levels {
   // Of shard `rank` in the whole side.
   uint64_t shard_offset(Rank rank) const { return offset_of(shards, rank); }
   uint64_t largest_shard() const;
+  // Of every rank in the whole side: shards, or near-equal cuts of the message.
+  std::vector<Extent> chunks() const;
   uint64_t slot_bytes() const { return align(geometry.inbox_bytes / geometry.slots); }
+  // So much of every shard in a pass of bruck.cc; 0: there is no room.
+  uint64_t bruck_bytes() const;
+  // Do so few ranks meet over a network that each may talk to all others?
+  bool few() const { return size <= kFewEnds; }
+  // The same of hosts, and may a plan have steps for each of their ranks?
+  bool few_hosts() const { return size / local <= kFewEnds && size <= kFewEnds * kFewEnds; }
   // Rounds down to cache lines if there is room for one, else to elements.
   uint64_t align(uint64_t wanted) const;
   // The r-th of `parts` near-equal cuts of `total` bytes: cut(total, 0) = 0, cut(total, parts) =

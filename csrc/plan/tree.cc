@@ -53,6 +53,10 @@ Node star(const Shape& shape, Rank rank) {
 // there is a roll call over the root, see direct.cc. Credits run behind by as many messages on each
 // level as there are slots. If a message is so long that they come to tell the root of a rank, that
 // rank needs no roll call.
+//
+// The root calls all ranks itself where they are few. Else the calls go along a binomial tree, and
+// all take part or none. Where that has an edge of the data's tree, calls share the credits' lane:
+// they come before the first credit, or after the last one.
 class TreePlan {
  public:
   TreePlan(const Shape& shape, Rank rank, Algorithm algorithm, Grow grow)
@@ -61,7 +65,10 @@ class TreePlan {
         node_(grow(shape, rank)),
         rank_(rank),
         root_(shape.root),
-        shards_(sharded(shape.collective)) {
+        shards_(sharded(shape.collective)),
+        wide_(shape.size > kFewEnds && grow != star),
+        chunks_(shape.chunks()),
+        calls_((wide_ ? binomial : star)(shape, rank)) {
     uint64_t most = 0;
     for (Rank r = 0; r < shape.size; ++r) {
       if (r != root_) most = std::max(most, part(r).total);
@@ -72,13 +79,20 @@ class TreePlan {
     };
     for (const Rank child : node_.children) children_.push_back(link(child, rank_));
     if (rank_ != root_) up_ = link(rank_, node_.parent);
+    if (away())
+      call_at_ = (wide_ ? std::min(count_, plan_.slots()) : count_) - 1;
+    else
+      call_at_ = wide_ ? count_ - 1 : 0;
   }
 
   Plan build() { return away() ? away_from_root() : to_root(); }
 
  private:
   Plan away_from_root() {
-    if (rank_ != root_ && called(rank_)) plan_.signal(root_, kCredit);
+    if (rank_ != root_ && called(rank_)) {
+      roll_call([&](Rank r) { plan_.wait(r, kCredit); });
+      plan_.signal(calls_.parent, kCredit);
+    }
     plan_.repeat(passes(), [&](uint64_t c) { rank_ == root_ ? send(c) : pass_down(c); });
     if (rank_ == root_ && shards_) plan_.copy(plan_.output(0), whole(rank_, 0), part(rank_).total);
     return plan_.finish();
@@ -87,7 +101,10 @@ class TreePlan {
   Plan to_root() {
     if (rank_ == root_ && shards_) plan_.copy(whole(rank_, 0), plan_.input(0), part(rank_).total);
     plan_.repeat(passes(), [&](uint64_t c) { rank_ == root_ ? collect(c) : pass_up(c); });
-    if (rank_ != root_ && called(rank_)) plan_.wait(root_, kCredit);
+    if (rank_ != root_ && called(rank_)) {
+      plan_.wait(calls_.parent, kCredit);
+      roll_call([&](Rank r) { plan_.signal(r, kCredit); });
+    }
     return plan_.finish();
   }
 
@@ -96,7 +113,10 @@ class TreePlan {
            plan_.shape().collective == Collective::kScatter;
   }
   bool called(Rank r) const {
-    return plan_.shape().meets && count_ <= plan_.slots() * grow_(plan_.shape(), r).depth;
+    const Shape& shape = plan_.shape();
+    const unsigned size = static_cast<unsigned>(shape.size);
+    const uint64_t deepest = grow_ == chain ? size - 1 : std::bit_width(size) - 1;
+    return shape.meets && count_ <= plan_.slots() * (wide_ ? deepest : grow_(shape, r).depth);
   }
 
   // The bytes that travel between the root and rank r: a shard, or the whole message.
@@ -107,7 +127,7 @@ class TreePlan {
   Stretch bytes(Rank r, uint64_t c) const { return part(r).stretch(c); }
   // Segment c of that in the root's memory.
   Ref whole(Rank r, uint64_t c) {
-    const uint64_t at = part(r).offset(c) + (shards_ ? plan_.shape().shard_offset(r) : 0);
+    const uint64_t at = part(r).offset(c) + (shards_ ? chunks_[static_cast<size_t>(r)].offset : 0);
     return away() ? plan_.input(at) : plan_.output(at);
   }
   Ref input(uint64_t c) { return plan_.input(part(rank_).offset(c)); }
@@ -115,18 +135,20 @@ class TreePlan {
 
   Passes passes() const {  // edges: roll calls; first and last credits
     const uint64_t slots = plan_.slots();
-    return {count_, plan_.shape().slot_bytes(), {1, count_ - 1, slots, minus(count_, slots)}};
+    return {count_,
+            plan_.shape().slot_bytes(),
+            {1, count_ - 1, slots, minus(count_, slots), call_at_, call_at_ + 1}};
   }
   template <typename Call>
   void roll_call(Call call) {
-    for (int i = 1; i < plan_.shape().size; ++i) {
-      if (called(plan_.peer(i))) call(plan_.peer(i));
+    for (const Rank r : calls_.children) {
+      if (called(r)) call(r);
     }
   }
 
   void send(uint64_t c) {
     for (const Link& child : children_) plan_.acquire(child, c);
-    if (c + 1 == count_) roll_call([&](Rank r) { plan_.wait(r, kCredit); });
+    if (c == call_at_) roll_call([&](Rank r) { plan_.wait(r, kCredit); });
     for (const Link& child : children_) {
       plan_.put(child, c, whole(child.to, c), bytes(child.to, c));
     }
@@ -154,7 +176,7 @@ class TreePlan {
 
   void collect(uint64_t c) {
     wait_for_children();
-    if (c == 0) roll_call([&](Rank r) { plan_.signal(r, kCredit); });
+    if (c == call_at_) roll_call([&](Rank r) { plan_.signal(r, kCredit); });
     if (!shards_) add_up(c, output(c), true);
     for (const Link& child : children_) {
       if (shards_) plan_.copy(whole(child.from, c), plan_.slot(child, c), bytes(child.from, c));
@@ -175,8 +197,11 @@ class TreePlan {
   const Grow grow_;
   const Node node_;
   const Rank rank_, root_;
-  const bool shards_;
-  uint64_t count_ = 0;  // of segments of the largest part that travels
+  const bool shards_, wide_;
+  const std::vector<Extent> chunks_;
+  const Node calls_;
+  uint64_t count_ = 0;    // of segments of the largest part that travels
+  uint64_t call_at_ = 0;  // the segment before or after which the root calls
   std::vector<Link> children_;
   Link up_{};
 };

@@ -266,10 +266,11 @@ void bind_core(py::module_& module) {
   });
   module.def(
       "selection_text",
-      [](int size, const std::string& costs) {
-        return with_value_errors([&] { return selection_text(size, parse_topology(costs).costs); });
+      [](int size, const std::string& costs, int local) {
+        return with_value_errors(
+            [&] { return selection_text(size, parse_topology(costs).costs, local); });
       },
-      py::arg("size"), py::arg("costs") = "");
+      py::arg("size"), py::arg("costs") = "", py::arg("local") = 1);
 }
 
 }  // namespace

@@ -140,7 +140,7 @@ def multiplied_in_place(rank: Rank, algorithm: str, transport: str) -> Outcome:
 
 
 @pytest.mark.parametrize("transport", ["auto", "tcp"])
-@pytest.mark.parametrize("algorithm", ["direct", "ring", "tree", "pairwise", "doubling"])
+@pytest.mark.parametrize("algorithm", ["direct", "ring", "tree", "pairwise", "doubling", "bruck"])
 def test_premul_sum_in_place(two: Ranks, algorithm: str, transport: str) -> None:
     for outcome in two(multiplied_in_place, algorithm, transport):
         assert outcome["wrong"] == [], outcome

@@ -18,7 +18,7 @@ from lab.ranks import Rank, Ranks, error_of, join, ranks
 from lab.simulated_device import SIMULATED
 
 Settings = tuple[dict[str, str], "str | None"]  # variables, and Options.algorithm
-ALGORITHMS = ["direct", "ring", "doubling", "tree", "pairwise", "hierarchical"]
+ALGORITHMS = ["direct", "ring", "doubling", "tree", "pairwise", "bruck", "hierarchical"]
 
 
 @pytest.fixture(scope="module")

@@ -55,7 +55,8 @@ def test_the_model_counts_what_the_plans_do(collective: str, algorithm: str) -> 
         assert sent == pytest.approx(work.sent, abs=0.2 * work.rounds), count
         if algorithm == "ring" or count in (2, 4, 8, 16):
             busiest = busiest_link(shape, algorithm)
-            passed_on = count - 1 if work.rounds == count else 1  # a chain's ranks take turns
+            chain = algorithm == "ring" and work.rounds == count
+            passed_on = count - 1 if chain else 1  # a chain's ranks take turns
             assert busiest * passed_on == work.sent, count
 
 
@@ -85,21 +86,31 @@ def test_a_hierarchy_is_the_sum_of_its_parts(collective: str, hosts: int, local:
 # ---- what is chosen
 
 
-def table(count: int, text: str = "") -> dict[tuple[str, str], int]:
-    """The limits of rows that need nothing, in bytes, by collective and algorithm."""
-    rows = _C.selection_text(count, text).splitlines()
-    found = [re.fullmatch(r"(\w+), up to (\d+) B: (\w+)", row) for row in rows]
+def table(count: int, text: str = "", local: int = 1) -> dict[tuple[str, str], int]:
+    """The limits of rows that need no hosts, in bytes, by collective and algorithm."""
+    rows = _C.selection_text(count, text, local).splitlines()
+    few = "(?:, (?:at most|more than) 16 ranks)?"
+    found = [re.fullmatch(rf"(\w+), up to (\d+) B{few}: (\w+)", row) for row in rows]
     return {(row[1], row[3]): int(row[2]) for row in found if row}
 
 
 @pytest.mark.parametrize("network", [costs.DEFAULT.network, LAN, Costs(1e-3, 1e-10, 3e-11)])
 def test_the_library_has_the_same_limits(network: Costs) -> None:
-    for count in range(2, 201):
+    for count in (*range(2, 201), 255, 256, 257, 1000, 1024, 4095, 4096):
         rows = table(count, "" if network is costs.DEFAULT.network else str(network))
         for limit, collective, algorithm in LIMITS.values():
             expected = limit(network, count)
             found = rows.get((collective, algorithm), costs.ANY_SIZE)
             assert found == expected, (count, algorithm)
+        shard = costs.bruck_limit(count)
+        for collective, expected in (("all_reduce", shard * count), ("all_gather", shard)):
+            assert rows[collective, "bruck"] == expected, count
+
+
+def test_where_ranks_share_a_link_bruck_is_for_short_messages_alone() -> None:
+    for local, limit in ((1, 16384), (8, 37), (64, 0)):
+        rows = table(4096, local=local)
+        assert rows["reduce_scatter", "bruck"] == limit
 
 
 @pytest.mark.parametrize("name", LIMITS)

@@ -10,6 +10,7 @@
 #include "plan_mutants.h"
 #include "plan_orders.h"
 #include "plan_sizes.h"
+#include "plan_wide.h"
 
 namespace ringcomm::cases {
 namespace {
@@ -326,6 +327,11 @@ constexpr Named kGroups[] = {
     {"orders", orders},
     {"sites", sites},
     {"mutations", mutations},
+    {"wide groups", wide_groups},
+    {"wide shards", wide_shards},
+    {"wide and alike", wide_and_alike},
+    {"wide mutations", wide_mutations},
+    {"wide plans are short", wide_sizes},
 };
 
 int run(bool long_mode, uint64_t seed, const char* filter) {

@@ -105,8 +105,9 @@ inline void many_slots(Group& group) {
 // What sharded training repeats: parameters gathered, gradients scattered, layer after layer.
 inline void pairs_in_the_cache(Group& group) {
   std::mt19937_64 random(4);
-  for (const Algorithm algorithm : {Algorithm::kDirect, Algorithm::kRing}) {
-    for (const int size : {128, 200}) {
+  for (const Algorithm algorithm : {Algorithm::kDirect, Algorithm::kRing, Algorithm::kBruck}) {
+    for (const int size : {128, 200, 4096}) {
+      if (size > 200 && algorithm == Algorithm::kDirect) continue;
       for (const bool even : {true, false}) {
         PlanCache plans(size / 2);
         std::vector<Shape> shapes;

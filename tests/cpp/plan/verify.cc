@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <random>
+#include <unordered_map>
 
 #include "plan/cursor.h"
 #include "plan/select.h"
@@ -12,12 +13,18 @@ namespace ringcomm {
 namespace verify_detail {
 namespace {
 
-constexpr int kMostRanks = 64;  // contributions are bits
+constexpr int kMostRanks = 4096;
 
 // One rank's place in the sequence.
 struct Cursor {
   size_t operation = 0;
   PlanCursor step = {};
+};
+
+// What signals leave in the line of the receiver, one for each half.
+struct Stamp {
+  size_t operation = SIZE_MAX;
+  Time read = 0;
 };
 
 // What the signals of one ordered pair of ranks on one lane have carried, in order.
@@ -28,12 +35,7 @@ struct Channel {
   size_t taken = 0;
   uint64_t signals = 0, waits = 0;  // of the current operation, dropped ones included
   size_t signal_operation = 0, wait_operation = 0;
-};
-
-// What signals leave in the line of the receiver, one for each half.
-struct Stamp {
-  size_t operation = SIZE_MAX;
-  Time read = 0;
+  Stamp stamps[2];
 };
 
 class Machine {
@@ -45,9 +47,8 @@ class Machine {
         memory_(sequence),
         cursors_(ranks()),
         clocks_(ranks(), Clock(ranks(), 0)),
-        begun_(sequence.size(), Clock(ranks(), 0)),
-        channels_(ranks() * ranks() * kLanes),
-        stamps_(channels_.size() * 2) {
+        begun_(sequence.size(), Clock(ranks(), 0)) {
+    for (Rank r = 0; r < size_; ++r) everybody_ += mark(r);
     for (size_t r = 0; r < ranks(); ++r) clocks_[r][r] = 1;
     for (Rank r = 0; r < size_; ++r) begin(r);
   }
@@ -75,8 +76,9 @@ class Machine {
   const Plan& plan(Rank rank) {
     return sequence_[cursor(rank).operation].plans[static_cast<size_t>(rank)];
   }
-  size_t channel_index(Rank from, Rank to, uint8_t lane) const {
-    return (static_cast<size_t>(from) * ranks() + static_cast<size_t>(to)) * kLanes + lane;
+  Channel& channel(Rank from, Rank to, uint8_t lane) {
+    return channels_[(static_cast<size_t>(from) * ranks() + static_cast<size_t>(to)) * kLanes +
+                     lane];
   }
 
   // Notes that the rank begins its current operation, and ends those that have no steps.
@@ -148,13 +150,12 @@ class Machine {
   }
 
   void signal(Rank rank, const Step& step) {
-    const size_t index = channel_index(rank, step.peer, step.lane);
     const size_t operation = cursor(rank).operation;
-    Channel& channel = channels_[index];
+    Channel& channel = this->channel(rank, step.peer, step.lane);
     if (channel.signal_operation != operation) channel.signals = 0;
     channel.signal_operation = operation;
     if (dropped(rank, step.peer, step, operation, channel.signals++)) return;
-    Stamp& stamp = stamps_[2 * index + operation % 2];
+    Stamp& stamp = channel.stamps[operation % 2];
     if (stamp.operation != operation && stamp.read > clock(rank)[static_cast<size_t>(step.peer)]) {
       throw Violation(str("overwrites the stamp of operation ", stamp.operation,
                           " that the peer may still be reading"));
@@ -167,9 +168,8 @@ class Machine {
   }
 
   bool wait(Rank rank, const Step& step) {
-    const size_t index = channel_index(step.peer, rank, step.lane);
     const size_t operation = cursor(rank).operation;
-    Channel& channel = channels_[index];
+    Channel& channel = this->channel(step.peer, rank, step.lane);
     if (channel.wait_operation != operation) channel.waits = 0;
     channel.wait_operation = operation;
     if (dropped(step.peer, rank, step, operation, channel.waits)) {
@@ -179,13 +179,14 @@ class Machine {
     if (channel.taken == channel.sent.size()) return false;
     ++channel.waits;
     Clock& now = clock(rank);
-    const Clock& then = channel.sent[channel.taken];
+    const Clock then = std::move(channel.sent[channel.taken]);
     for (size_t q = 0; q < ranks(); ++q) now[q] = std::max(now[q], then[q]);
     for (const Range& range : channel.announced[channel.taken]) {
       memory_.give_back(range, rank, now);
     }
+    channel.announced[channel.taken].clear();
     ++channel.taken;
-    Stamp& stamp = stamps_[2 * index + operation % 2];
+    Stamp& stamp = channel.stamps[operation % 2];
     if (stamp.operation != operation) {
       throw Violation(str("finds the stamp of operation ", stamp.operation));
     }
@@ -219,7 +220,7 @@ class Machine {
           step.verb == Verb::kCopy
               ? memory_.read(src.front().begin + i, cursor(rank).operation, rank, clock(rank))
               : reduce(rank, src, i, in_order);
-      if (step.final && value.ranks != everybody()) throw Violation("is final too early");
+      if (step.final && value.ranks != everybody_) throw Violation("is final too early");
       for (const Range& range : dst) {
         Value result = value;
         result.final = value.final || step.final;
@@ -228,7 +229,7 @@ class Machine {
     }
     if (step.verb == Verb::kCopy && refs[0].space == Space::kInbox) {
       memory_.lend(src.front());
-      channels_[channel_index(rank, refs[0].rank, kData)].pending.push_back(src.front());
+      channel(rank, refs[0].rank, kData).pending.push_back(src.front());
     }
   }
 
@@ -246,10 +247,6 @@ class Machine {
     }
   }
 
-  uint64_t everybody() const {
-    return size_ == kMostRanks ? ~uint64_t{0} : (uint64_t{1} << size_) - 1;
-  }
-
   Value reduce(Rank rank, const std::vector<Range>& src, size_t i, bool in_order) {
     Value sum;
     for (size_t s = 0; s < src.size(); ++s) {
@@ -257,18 +254,12 @@ class Machine {
           memory_.read(src[s].begin + i, cursor(rank).operation, rank, clock(rank));
       if (value.final) throw Violation("reduces what was final already");
       if (s > 0 && value.index != sum.index) throw Violation("reduces different elements");
-      if ((value.ranks & sum.ranks) != 0) throw Violation("adds a contribution twice");
-      if (in_order && value.ranks != uint64_t{1} << s) throw Violation("does not go in rank order");
-      sum = {value.operation, value.index, sum.ranks | value.ranks, false,
-             src.size() == 1 ? value.order : added(sum.order, value.order)};
+      if (in_order && value.ranks != mark(static_cast<Rank>(s)))
+        throw Violation("does not go in rank order");
+      sum = {value.operation, value.index, sum.ranks + value.ranks, false,
+             src.size() == 1 ? value.order : mix(sum.order, value.order)};
     }
     return sum;
-  }
-
-  static uint64_t added(uint64_t a, uint64_t b) {
-    constexpr uint64_t kOdd = 0x9e3779b97f4a7c15;
-    const uint64_t sum = (a * kOdd ^ b) * kOdd;
-    return sum ^ sum >> 29;
   }
 
   void check_finished() {
@@ -287,14 +278,14 @@ class Machine {
   std::vector<Cursor> cursors_;
   std::vector<Clock> clocks_;
   std::vector<Clock> begun_;  // by operation and rank: that rank's time, 0 for not yet
-  std::vector<Channel> channels_;
-  std::vector<Stamp> stamps_;
+  std::unordered_map<size_t, Channel> channels_;
+  uint64_t everybody_ = 0;
 };
 
 // As many signals as waits on every lane of every pair.
 void check_balance(const Program& program) {
   const size_t size = program.plans.size();
-  std::vector<int64_t> balance(size * size * kLanes, 0);
+  std::unordered_map<size_t, int64_t> balance;
   for (const Plan& plan : program.plans) {
     for (PlanCursor step(plan); step; step.next()) {
       const size_t me = static_cast<size_t>(plan.rank), peer = static_cast<size_t>(step->peer);
@@ -302,9 +293,9 @@ void check_balance(const Program& program) {
       if (step->verb == Verb::kWait) --balance[(peer * size + me) * kLanes + step->lane];
     }
   }
-  for (size_t i = 0; i < balance.size(); ++i) {
-    if (balance[i] == 0) continue;
-    throw Violation(str(to_string(program.plans.front().collective), ": ", balance[i],
+  for (const auto& [i, signals] : balance) {
+    if (signals == 0) continue;
+    throw Violation(str(to_string(program.plans.front().collective), ": ", signals,
                         " signals left over from rank ", i / kLanes / size, " to ",
                         i / kLanes % size));
   }
@@ -315,7 +306,7 @@ void check_sequence(const std::vector<Program>& sequence) {
     const size_t size = sequence.front().shapes.size();
     if (size == 0 || size > kMostRanks || program.shapes.size() != size ||
         program.plans.size() != size) {
-      throw Violation("a sequence needs one shape and plan a rank, for at most 64 ranks");
+      throw Violation("a sequence needs one shape and plan a rank, for at most 4,096 ranks");
     }
     Geometry geometry = sequence.front().shapes.front().geometry;
     geometry.segment_bytes = program.shapes.front().geometry.segment_bytes;  // an operation's own

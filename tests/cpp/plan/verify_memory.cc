@@ -6,61 +6,63 @@
 namespace ringcomm::verify_detail {
 namespace {
 
-constexpr uint64_t one(Rank rank) { return uint64_t{1} << rank; }
-uint64_t all(int size) { return size == 64 ? ~uint64_t{0} : one(size) - 1; }
-
 [[noreturn]] void fail(const std::string& what) { throw Violation(what); }
 
-struct Shard {
-  Rank rank;
-  uint64_t begin;  // of that rank's part in the whole side
-};
+// Whose contributions must be where in a rank's output, and from where in their inputs.
+class Origins {
+ public:
+  struct Origin {
+    uint64_t ranks;
+    uint64_t offset;
+  };
 
-Shard shard_at(const std::vector<uint64_t>& parts, uint64_t offset) {
-  uint64_t begin = 0;
-  for (size_t r = 0; r < parts.size(); ++r) {
-    if (offset < begin + parts[r]) return {static_cast<Rank>(r), begin};
-    begin += parts[r];
-  }
-  fail("the output is larger than its shards");
-}
-
-// What the byte at `offset` of rank's output must hold: whose contributions, and from where in
-// their inputs.
-struct Origin {
-  uint64_t ranks;
-  uint64_t offset;
-};
-
-Origin origin_of(const Program& program, Rank rank, uint64_t offset) {
-  const Shape& shape = program.shapes[static_cast<size_t>(rank)];
-  switch (shape.collective) {
-    case Collective::kAllReduce:
-    case Collective::kReduce:
-      return {all(shape.size), offset};
-    case Collective::kReduceScatter:
-      return {all(shape.size), shape.shard_offset(rank) + offset};
-    case Collective::kBroadcast:
-      return {one(shape.root), offset};
-    case Collective::kScatter:
-      return {one(shape.root), shape.shard_offset(rank) + offset};
-    case Collective::kAllGather:
-    case Collective::kGather: {
-      const Shard shard = shard_at(shape.shards, offset);
-      return {one(shard.rank), offset - shard.begin};
+  Origins(const Program& program, Rank rank)
+      : program_(program), shape_(program.shapes[static_cast<size_t>(rank)]), rank_(rank) {
+    for (Rank r = 0; r < shape_.size; ++r) all_ += mark(r);
+    const bool split = shape_.collective == Collective::kAllToAll;
+    for (const uint64_t part : split ? shape_.recv : shape_.shards) {
+      begins_.push_back(end_);
+      end_ += part;
     }
-    case Collective::kAllToAll: {
-      const Shard shard = shard_at(shape.recv, offset);
-      const std::vector<uint64_t>& sent = program.shapes[static_cast<size_t>(shard.rank)].send;
-      uint64_t at = offset - shard.begin;
-      for (Rank r = 0; r < rank; ++r) at += sent[static_cast<size_t>(r)];
-      return {one(shard.rank), at};
-    }
-    case Collective::kBarrier:
-      break;
   }
-  fail("a barrier has no output");
-}
+
+  Origin at(uint64_t offset) const {
+    switch (shape_.collective) {
+      case Collective::kAllReduce:
+      case Collective::kReduce:
+        return {all_, offset};
+      case Collective::kReduceScatter:
+        return {all_, begins_[static_cast<size_t>(rank_)] + offset};
+      case Collective::kBroadcast:
+        return {mark(shape_.root), offset};
+      case Collective::kScatter:
+        return {mark(shape_.root), begins_[static_cast<size_t>(rank_)] + offset};
+      case Collective::kAllGather:
+      case Collective::kGather:
+      case Collective::kAllToAll:
+        return from_part(offset);
+      case Collective::kBarrier:
+        break;
+    }
+    fail("a barrier has no output");
+  }
+
+ private:
+  Origin from_part(uint64_t offset) const {
+    if (offset >= end_) fail("the output is larger than its shards");
+    const auto part = std::ranges::upper_bound(begins_, offset) - begins_.begin() - 1;
+    const uint64_t within = offset - begins_[static_cast<size_t>(part)];
+    if (shape_.collective != Collective::kAllToAll) return {mark(static_cast<Rank>(part)), within};
+    const Shape& theirs = program_.shapes[static_cast<size_t>(part)];
+    return {mark(static_cast<Rank>(part)), offset_of(theirs.send, rank_) + within};
+  }
+
+  const Program& program_;
+  const Shape& shape_;
+  const Rank rank_;
+  uint64_t all_ = 0, end_ = 0;
+  std::vector<uint64_t> begins_;  // of the shards, or of what is received
+};
 
 uint64_t sum(const std::vector<uint64_t>& parts) {
   return std::accumulate(parts.begin(), parts.end(), uint64_t{0});
@@ -125,18 +127,17 @@ Memory::Memory(const std::vector<Program>& sequence) {
   const size_t ranks = static_cast<size_t>(size_);
   shared_count_ = cells_of(geometry_.window_room()) +
                   ranks * (cells_of(geometry_.inbox_bytes) + cells_of(geometry_.line_bytes));
-  cells_.resize(2 * ranks * shared_count_);
+  count_ = 2 * ranks * shared_count_;
   for (size_t k = 0; k < sequence.size(); ++k) {
     for (Rank r = 0; r < size_; ++r) add_user(sequence[k], k, r);
   }
-  reads_.resize(cells_.size() * ranks);
 }
 
 void Memory::add_user(const Program& program, size_t operation, Rank rank) {
   const Shape& shape = program.shapes[static_cast<size_t>(rank)];
   const size_t inputs = cells_of(input_bytes(shape, rank));
   const size_t outputs = cells_of(output_bytes(shape, rank));
-  const size_t begin = cells_.size();
+  const size_t begin = count_;
   User user{begin, inputs, begin + inputs, outputs};
   if (program.in_place && inputs > 0 && outputs > 0) {
     const bool smaller_input = inputs < outputs, smaller_output = outputs < inputs;
@@ -144,12 +145,13 @@ void Memory::add_user(const Program& program, size_t operation, Rank rank) {
     user.input = begin + (smaller_input ? shard : 0);
     user.output = begin + (smaller_output ? shard : 0);
   }
-  cells_.resize(std::max(user.input + inputs, user.output + outputs));
+  count_ = std::max(user.input + inputs, user.output + outputs);
+  pages_.resize(count_ / kPage + 1);
   for (size_t i = 0; i < inputs; ++i) {
-    Cell& cell = cells_[user.input + i];
-    cell.value = {static_cast<uint32_t>(operation + 1), static_cast<uint32_t>(i), one(rank), false,
-                  one(rank)};
-    cell.writer = static_cast<int16_t>(rank);
+    Cell& mine = cell(user.input + i);
+    mine.value = {static_cast<uint32_t>(operation + 1), static_cast<uint32_t>(i), mark(rank), false,
+                  mark(rank)};
+    mine.writer = static_cast<int16_t>(rank);
   }
   users_.push_back(user);
 }
@@ -209,8 +211,26 @@ Range Memory::locate(const Ref& ref, uint64_t bytes, size_t operation, Rank rank
   return {whole.begin + begin, count};
 }
 
+void Memory::Cell::note(Read next) {
+  if (read.rank < 0 || read.rank == next.rank) {
+    read = next;
+    return;
+  }
+  const auto known = std::ranges::find(others, next.rank, &Read::rank);
+  known == others.end() ? others.push_back(next) : void(*known = next);
+}
+
+void Memory::Cell::check_reads(const Clock& now) const {
+  const auto check = [&](const Read& one) {
+    if (one.rank < 0 || one.time <= now[static_cast<size_t>(one.rank)]) return;
+    fail(str("overwrites what rank ", one.rank, " may still be reading"));
+  };
+  check(read);
+  std::ranges::for_each(others, check);
+}
+
 const Value& Memory::read(size_t index, size_t operation, Rank rank, const Clock& now) {
-  const Cell& cell = cells_[index];
+  Cell& cell = this->cell(index);
   if (cell.value.operation == 0) fail("reads what nobody has written");
   if (cell.value.operation != operation + 1) {
     fail(str("reads what operation ", cell.value.operation - 1, " wrote"));
@@ -218,23 +238,19 @@ const Value& Memory::read(size_t index, size_t operation, Rank rank, const Clock
   if (cell.written > now[static_cast<size_t>(cell.writer)]) {
     fail(str("reads what rank ", cell.writer, " may still be writing"));
   }
-  reads_[index * static_cast<size_t>(size_) + static_cast<size_t>(rank)] =
-      now[static_cast<size_t>(rank)];
+  cell.note({rank, now[static_cast<size_t>(rank)]});
   return cell.value;
 }
 
 void Memory::write(size_t index, const Value& value, Rank rank, const Clock& now) {
-  Cell& cell = cells_[index];
+  Cell& cell = this->cell(index);
   if (cell.lent > 0) fail("overwrites the source of a put that may be under way");
   if (cell.writer >= 0 && cell.written > now[static_cast<size_t>(cell.writer)]) {
     fail(str("overwrites what rank ", cell.writer, " may still be writing"));
   }
-  const Time* reads = &reads_[index * static_cast<size_t>(size_)];
-  for (int r = 0; r < size_; ++r) {
-    if (reads[r] > now[static_cast<size_t>(r)]) {
-      fail(str("overwrites what rank ", r, " may still be reading"));
-    }
-  }
+  cell.check_reads(now);
+  cell.read = {-1, 0};
+  cell.others.clear();
   cell.value = value;
   cell.changed = true;
   cell.writer = static_cast<int16_t>(rank);
@@ -242,15 +258,14 @@ void Memory::write(size_t index, const Value& value, Rank rank, const Clock& now
 }
 
 void Memory::lend(const Range& range) {
-  for (size_t i = 0; i < range.count; ++i) ++cells_[range.begin + i].lent;
+  for (size_t i = 0; i < range.count; ++i) ++cell(range.begin + i).lent;
 }
 
 void Memory::give_back(const Range& range, Rank reader, const Clock& now) {
   for (size_t i = 0; i < range.count; ++i) {
-    const size_t cell = range.begin + i;
-    --cells_[cell].lent;
-    reads_[cell * static_cast<size_t>(size_) + static_cast<size_t>(reader)] =
-        now[static_cast<size_t>(reader)];
+    Cell& source = cell(range.begin + i);
+    --source.lent;
+    source.note({reader, now[static_cast<size_t>(reader)]});
   }
 }
 
@@ -267,9 +282,10 @@ void Memory::check_results(const std::vector<Program>& sequence) const {
 void Memory::check_output(const Program& program, size_t operation, Rank rank) const {
   const User& at = user(operation, rank);
   const bool final = size_ > 1 && reduces(program.shapes.front().collective);
+  const Origins origins(program, rank);
   for (size_t i = 0; i < at.output_count; ++i) {
-    const Value& value = cells_[at.output + i].value;
-    const Origin origin = origin_of(program, rank, i * granule_);
+    const Value& value = cell(at.output + i).value;
+    const Origins::Origin origin = origins.at(i * granule_);
     const Value wanted{static_cast<uint32_t>(operation + 1),
                        static_cast<uint32_t>(origin.offset / granule_), origin.ranks, final,
                        value.order};
@@ -288,7 +304,7 @@ void Memory::check_equal(const Program& program, size_t operation) const {
   for (Rank r = 1; r < size_; ++r) {
     for (size_t i = 0; i < first.output_count; ++i) {
       const size_t mine = user(operation, r).output + i;
-      if (cells_[mine].value.order == cells_[first.output + i].value.order) continue;
+      if (cell(mine).value.order == cell(first.output + i).value.order) continue;
       fail(str("operation ", operation, ": rank ", r, " adds byte ", i * granule_,
                " in another order than rank 0"));
     }
@@ -298,11 +314,11 @@ void Memory::check_equal(const Program& program, size_t operation) const {
 void Memory::check_input(const Program& program, size_t operation, Rank rank) const {
   const User& at = user(operation, rank);
   for (size_t i = 0; i < at.input_count; ++i) {
-    const size_t cell = at.input + i;
-    if (cell >= at.output && cell < at.output + at.output_count) continue;
-    const Value kept{static_cast<uint32_t>(operation + 1), static_cast<uint32_t>(i), one(rank),
-                     false, one(rank)};
-    if (cells_[cell].value == kept) continue;
+    const size_t index = at.input + i;
+    if (index >= at.output && index < at.output + at.output_count) continue;
+    const Value kept{static_cast<uint32_t>(operation + 1), static_cast<uint32_t>(i), mark(rank),
+                     false, mark(rank)};
+    if (cell(index).value == kept) continue;
     fail(str("operation ", operation, " (", to_string(program.shapes.front().collective),
              "): rank ", rank, "'s input changed"));
   }

@@ -126,6 +126,23 @@ void every_pair_equals_the_model() {
   });
 }
 
+// Direct plans add up an operand of each rank, in one step.
+void as_many_sources_as_a_group_has_ranks() {
+  Inputs inputs;
+  size_t variant = 0;
+  for_each_pair([&](DType dtype, ReduceOp op) {
+    if (!why_not(dtype, op).empty()) return;
+    for (const size_t sources : {255, 256, 257, 4096}) {
+      if (sources > 257 && op > ReduceOp::kAvg) continue;
+      std::vector<Bytes> made(sources);
+      for (Bytes& bytes : made) bytes = inputs.make(dtype, 67);
+      const Reduction what{dtype, op, static_cast<int>(sources)};
+      const Bytes wanted = model::reduced_any(what, true, made);
+      for_each_instruction_set([&] { check_against(wanted, what, true, made, variant++); });
+    }
+  });
+}
+
 // All numbers of 8 and 16 bits through fp32 and back, scaled so that all kinds of rounding happen.
 template <class Type>
 void check_conversions(DType dtype) {
@@ -257,6 +274,7 @@ constexpr Check kChecks[] = {
     {"impossible_pairs_say_why", impossible_pairs_say_why},
     {"conversions_equal_torchs", conversions_equal_torchs},
     {"every_pair_equals_the_model", every_pair_equals_the_model},
+    {"as_many_sources_as_a_group_has_ranks", as_many_sources_as_a_group_has_ranks},
     {"scale_multiplies_in_the_accumulator", scale_multiplies_in_the_accumulator},
     {"half_sums_round_once", half_sums_round_once},
     {"nan_wins_min_and_max", nan_wins_min_and_max},
