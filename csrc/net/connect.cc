@@ -10,8 +10,10 @@ namespace ringcomm {
 
 constexpr size_t kMostStrangers = 64;  // connections that have not said who they are
 constexpr size_t kMostClaims = 8;      // that have, and not proved it: for each flow of a peer
-constexpr auto kGreetingTime = std::chrono::seconds(5), kAttemptTime = std::chrono::seconds(2);
-constexpr auto kConnectTime = std::chrono::milliseconds(700);  // then another packet is sent
+constexpr auto kGreetingTime = std::chrono::seconds(5);
+// Of the first attempt. Hundreds of processes on a few cores may need longer.
+constexpr Clock::duration kAttemptTime = std::chrono::seconds(2);
+constexpr Clock::duration kConnectTime = std::chrono::milliseconds(700);  // then a packet is sent
 constexpr auto kOutOfDescriptors = std::chrono::milliseconds(100);
 
 // Where there is no room for another stranger, the one that has said nothing for longest goes.
@@ -60,8 +62,8 @@ void Network::drop_strangers(Clock::time_point now) {
   for (auto& [number, link] : links_) {
     if (link->established) continue;
     const bool ours = link->is_ours();
-    const Clock::duration time = link->connecting ? kConnectTime
-                                 : ours           ? kAttemptTime
+    const Clock::duration time = link->connecting ? kConnectTime * link->patience
+                                 : ours           ? kAttemptTime * link->patience
                                                   : kGreetingTime;
     if (now - link->began > time) {
       late.push_back(link.get());

@@ -311,6 +311,7 @@ void Network::Peer::connect(int flow, Clock::time_point now) {
       Link& link = network_.add_link(std::move(socket), this, flow);
       link.address = index;
       link.homeward = homeward;
+      link.patience = 1 << std::min(attempts.tries - 1, 3);
       link.connecting = true;
       network_.watch(link, true);
     } catch (const SystemError& error) {
