@@ -120,6 +120,7 @@ bool Network::advance_handshake(Link& link) {
       const iovec rest{buffer, wanted - link.in.size()};
       const ssize_t got = link.receive({&rest, 1});
       if (got < 0 && (errno == EAGAIN || errno == EINTR)) break;
+      link.turned_away = got == 0 && link.is_ours();
       if (got <= 0) throw FlowError("closed");
       link.in.insert(link.in.end(), buffer, buffer + got);
       if (link.in.size() < wanted) continue;

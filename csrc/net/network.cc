@@ -286,6 +286,7 @@ void Network::drop(Link& link, bool refused) {
       peer->connect_again(link.flow);
     }
     if (link.is_ours() && !link.established) peer->attempt_ended(link.flow, refused);
+    if (link.turned_away) peer->turned_away(link.flow);
   }
   if (link.watched_for_writing) blocked_.fetch_sub(1, std::memory_order_seq_cst);
   if (link.peer != nullptr) --link.peer->sockets;

@@ -8,6 +8,8 @@
 
 namespace ringcomm {
 
+// A process that connects to us needs so long for it, where many share a core.
+inline constexpr Clock::duration kTurnedAway = std::chrono::milliseconds(500);
 // What the kernel has taken, another flow cannot carry any more.
 inline constexpr size_t kMostUnsent = kFramePayload / 2;
 
@@ -18,10 +20,11 @@ struct Network::Link {
   int flow = 0;
 
   bool connecting = false, established = false, watched_for_writing = false;
-  size_t low_water = 1;   // bytes that make the socket readable
-  int address = -1;       // which of the peer's; -1: it connected to us
-  int patience = 1;       // of our attempt: each one waits twice as long as the one before
-  bool homeward = false;  // replaces one that is up at another address than the flow's own
+  size_t low_water = 1;      // bytes that make the socket readable
+  int address = -1;          // which of the peer's; -1: it connected to us
+  bool turned_away = false;  // it comes to us itself, see check_turn()
+  int patience = 1;          // of our attempt: each one waits twice as long as the one before
+  bool homeward = false;     // replaces one that is up at another address than the flow's own
   std::unique_ptr<Tls> tls;
   std::optional<Handshake> handshake;
   std::vector<std::byte> in, out;  // of the handshake
@@ -109,7 +112,7 @@ class Network::Peer final : public Wire, public Party, public Receiver {
     awake_ = (!lost_ && wanted()) || sockets > 0;
     return !awake_;
   }
-  bool restless() const;       // it has to be looked at often
+  bool restless() const;         // it has to be looked at often
   void keep() { kept_ = true; }  // as long as the network lives
   bool is_held() const { return kept_ || !channels_.empty(); }
   // This process has something to do with it, or it has proved who it is.
@@ -133,6 +136,9 @@ class Network::Peer final : public Wire, public Party, public Receiver {
   void connect_again(int flow) { attempts_[static_cast<size_t>(flow)] = {}; }  // at once
   bool is_away(int flow) const;
   void attempt_ended(int flow, bool refused);
+  void turned_away(int flow) {
+    attempts_[static_cast<size_t>(flow)].next = Clock::now() + kTurnedAway;
+  }
   bool handshaking(int flow) const;
   void write_all();
   void tell_paces(Clock::time_point now);
