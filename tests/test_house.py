@@ -38,9 +38,12 @@ MACROS = {
 }
 
 LINES = 400
-LONGER = {"ringcomm/_C.pyi": "each option is an attribute with its text"}  # why it may be
+LONGER = {  # why it may be
+    "ringcomm/_C.pyi": "each option is an attribute with its text",
+    "ringcomm/costs.py": "the model, and what is chosen by it: one page to compare with select.cc",
+}
 COLUMNS = 100
-CPP_TOTAL = 18_000  # lines with code on them, those for devices included
+CPP_TOTAL = 19_000  # lines with code on them, those for devices included
 
 # Joined here, so that this file does not name them.
 ELSEWHERE = re.compile("|".join(["/wo" + "rk/", r"\.\./sha" + "red", "pypi" + r"\.org"]))

@@ -193,11 +193,11 @@ Blame Diagnosis::blame(const Descriptor& operation, Rank awaited) const {
   return {operation.sequence, static_cast<uint64_t>(awaited), state.called, state.finished};
 }
 
-std::vector<Rank> Diagnosis::absent(const Descriptor& operation) const {
+std::vector<Rank> Diagnosis::absent(const Descriptor& operation, size_t most) const {
   const Blame blame = transport_.blame_of(transport_.rank());
   const bool blames = blame.sequence == operation.sequence && blame.called < blame.sequence;
   std::vector<Rank> absent;
-  for (Rank peer = 0; peer < transport_.size(); ++peer) {
+  for (Rank peer = 0; peer < transport_.size() && absent.size() < most; ++peer) {
     const uint64_t called = state(peer).called;
     const bool counts = transport_.has_spoken(peer) || (blames && Rank(blame.rank) == peer);
     if (counts && peer != transport_.rank() && called < operation.sequence) absent.push_back(peer);

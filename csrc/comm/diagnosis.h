@@ -43,7 +43,7 @@ class Diagnosis {
   // one waits in turn.
   Blame blame(const Descriptor& operation, Rank awaited) const;
   // The ranks that have not called it, of those that have spoken, and of the one that is to blame.
-  std::vector<Rank> absent(const Descriptor& operation) const;
+  std::vector<Rank> absent(const Descriptor& operation, size_t most = SIZE_MAX) const;
   // "rank 3 (alive, last finished #411 all_reduce float32[3] SUM, has not called #412"
   std::string missing(const Descriptor& operation, Rank awaited) const;
   // "alive, last finished #411 all_reduce float32[3] SUM, has not called #412"

@@ -62,7 +62,7 @@ void HostOperation::begin(const Operation& operation, std::optional<uint64_t> ti
 // The peer from which bytes are awaited may itself wait for one that has not called.
 void HostOperation::begin_wait() {
   idle_since_ = Clock::now();
-  const std::vector<Rank> absent = state_.diagnosis().absent(current_);
+  const std::vector<Rank> absent = state_.diagnosis().absent(current_, 2);
   waits_for_ = absent.size() == 1 ? absent[0] : executor_.peer();
 }
 
