@@ -346,4 +346,32 @@ void Network::Peer::give_up(const std::string& why) {
   network_.options_.bell.ring(kAllNews);
 }
 
+// ---- of all peers: parking and forgetting
+
+// Asks those whose connections should go. Most agree, and are parked when the answer comes.
+void Network::park(Clock::time_point now) {
+  std::vector<Peer*> idle;
+  size_t stay = 0;
+  for (Peer* peer : awake_) {
+    if (peer->may_be_asked(now)) {
+      idle.push_back(peer);
+    } else if (!peer->was_asked(now)) {
+      stay += static_cast<size_t>(peer->sockets);
+    }
+  }
+  std::ranges::sort(idle, std::greater(), &Peer::used_at);
+  for (Peer* peer : idle) {
+    stay += static_cast<size_t>(peer->sockets);
+    if (stay > options_.most_connections || peer->is_done(now)) peer->ask_to_park(now);
+  }
+}
+
+// Nobody needs it. The peer may remember this process, and go on from where it was.
+void Network::forget(Peer& peer) {
+  const auto numbers = peer.session.numbers();
+  if (peer.is_held() || !peer.session.at_rest()) return;
+  if (numbers != SessionNumbers()) resting_[peer.contact.id] = {peer.contact, numbers};
+  peers_.erase(peer.contact.id);
+}
+
 }  // namespace ringcomm

@@ -190,7 +190,8 @@ void forgotten() {
   }
 }
 
-// Many peers, few connections: nothing is lost, whoever speaks first, and the dead are found.
+// Many peers, few connections: nothing is lost, whichever side speaks first, and the dead are
+// found.
 void few_connections(const std::string& tls) {
   constexpr size_t kOthers = 24, kMost = 6;
   NetworkOptions options;
