@@ -1,12 +1,20 @@
 #include "comm/runtime.h"
 
 #include <pthread.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include "comm/communicator.h"
 
 namespace ringcomm {
 namespace {
+
+// A quarter of the descriptors that this process may have, and 256 at most.
+size_t most_connections() {
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return NetworkOptions().most_connections;
+  return std::clamp<size_t>(limit.rlim_cur / 4, 16, 256);
+}
 
 struct Global {
   Mutex mutex;
@@ -45,8 +53,9 @@ Network& Runtime::network(const std::string& store_host) {
   const Lock lock(mutex_);
   if (!network_) {
     const std::chrono::seconds resume(config_.resume_seconds);
-    network_ = std::make_unique<Network>(
-        NetworkOptions{config_, places, resume, neighbours_.bell(), [this] { pass_on(); }});
+    NetworkOptions options{config_, places, resume, neighbours_.bell(), [this] { pass_on(); }};
+    options.most_connections = most_connections();
+    network_ = std::make_unique<Network>(options);
   }
   return *network_;
 }

@@ -73,8 +73,8 @@ void Network::drop_strangers(Clock::time_point now) {
   }
   for (Link* link : late) drop(*link);
   for (auto& [peer, numbers] : others) {
-    const size_t most =
-        peer == nullptr ? kMostStrangers : kMostClaims * static_cast<size_t>(peer->session.used());
+    const size_t most = peer == nullptr ? std::max(kMostStrangers, options_.most_connections)
+                                        : kMostClaims * static_cast<size_t>(peer->session.used());
     std::ranges::sort(numbers);
     for (size_t i = 0; i + most < numbers.size(); ++i) {
       if (peer == nullptr) take_events(numbers[i], EPOLLIN);  // it may have greeted meanwhile

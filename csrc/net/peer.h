@@ -63,6 +63,10 @@ class Network::Peer final : public Wire, public Party, public Receiver {
     const std::lock_guard lock(network_.mutex_);
     return session.posted() > 0 || session.last_heard() != Clock::time_point{};
   }
+  bool parked() override {
+    const std::lock_guard lock(network_.mutex_);
+    return session.parked();
+  }
   uint64_t undelivered() override;
   uint64_t resent() const override { return session.counters().resent; }
   uint64_t broken() const override { return broken_; }

@@ -25,6 +25,8 @@ class Wire {
   virtual void flush() = 0;
   // Has anything been said or heard?
   virtual bool reached() = 0;
+  // Both have agreed to have no connection, until one of them has something to say.
+  virtual bool parked() { return false; }
   // The number of frames that the peer has not acknowledged. Asks the peer for an acknowledgement.
   virtual uint64_t undelivered() = 0;
   virtual uint64_t resent() const { return 0; }  // frames, so far

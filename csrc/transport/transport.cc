@@ -145,7 +145,7 @@ void Transport::tell_remotes(const std::function<void(RemotePeer&)>& tell) {
     if (told.insert(peer.rank()).second) tell(peer);
   };
   each_remote([&](RemotePeer& peer) {
-    if (peer.wire().reached()) tell_one(peer);
+    if (peer.wire().reached() && !peer.wire().parked()) tell_one(peer);
   });
   for (int step = 1; step < size(); step *= 2) {
     for (const Rank rank : {(rank_ + step) % size(), (rank_ + size() - step) % size()}) {
@@ -176,7 +176,8 @@ void Transport::blame(const Blame& blame) {
   if (blame == blame_of(rank_)) return;
   write_blame(own_.header(), blame);
   each_remote([](RemotePeer& peer) {
-    if (peer.wire().reached() && !peer.wire().lost()) peer.tell_now();
+    Wire& wire = peer.wire();
+    if (wire.reached() && !wire.parked() && !wire.lost()) peer.tell_now();
   });
 }
 
