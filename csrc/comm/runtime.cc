@@ -9,11 +9,11 @@
 namespace ringcomm {
 namespace {
 
-// A quarter of the descriptors that this process may have, and 256 at most.
+// A quarter of the descriptors that this process may have, and 128 at most: each is a heartbeat twice a second.
 size_t most_connections() {
   rlimit limit{};
   if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return NetworkOptions().most_connections;
-  return std::clamp<size_t>(limit.rlim_cur / 4, 16, 256);
+  return std::clamp<size_t>(limit.rlim_cur / 4, 16, 128);
 }
 
 struct Global {

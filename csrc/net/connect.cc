@@ -1,4 +1,5 @@
 // Connections that are being made: strangers who may turn out to be peers, and ours to peers.
+#include <poll.h>
 #include <sys/epoll.h>
 
 #include <algorithm>
@@ -55,9 +56,22 @@ const Network::Peer* Network::claimed(const Link& link) {
   return link.peer != nullptr && link.peer->is_known() ? link.peer : nullptr;
 }
 
+// Its answer may have come, where this process had no time to look.
+void Network::drop_late(uint64_t number) {
+  const auto in = [&] { return links_.find(number); };
+  if (in() == links_.end()) return;
+  pollfd look{in()->second->socket.get(), POLLIN | POLLOUT, 0};
+  if (!in()->second->patient && ::poll(&look, 1, 0) > 0) {
+    in()->second->patient = true;  // once
+    take_events(number, static_cast<uint32_t>(look.revents));
+    return;
+  }
+  drop(*in()->second);
+}
+
 // Anybody may say that it is some peer: of those who say so of one, the newest are kept.
 void Network::drop_strangers(Clock::time_point now) {
-  std::vector<Link*> late;
+  std::vector<uint64_t> late;
   std::map<const Peer*, std::vector<uint64_t>> others;  // by claimed()
   for (auto& [number, link] : links_) {
     if (link->established) continue;
@@ -66,12 +80,12 @@ void Network::drop_strangers(Clock::time_point now) {
                                  : ours           ? kAttemptTime * link->patience
                                                   : kGreetingTime;
     if (now - link->began > time) {
-      late.push_back(link.get());
+      late.push_back(number);
     } else if (!ours) {
       others[claimed(*link)].push_back(number);
     }
   }
-  for (Link* link : late) drop(*link);
+  for (const uint64_t number : late) drop_late(number);
   for (auto& [peer, numbers] : others) {
     const size_t most = peer == nullptr ? std::max(kMostStrangers, options_.most_connections)
                                         : kMostClaims * static_cast<size_t>(peer->session.used());
@@ -127,6 +141,7 @@ bool Network::advance_handshake(Link& link) {
       if (link.tls) link.handshake->bind(link.tls->binding());
       if (link.handshake->accepting() && link.peer != nullptr) check_turn(*link.peer, link.flow);
       link.handshake->take(std::exchange(link.in, {}).data());
+      if (link.is_ours()) link.began = Clock::now();  // it answers
       if (link.handshake->accepting() && link.peer == nullptr) meet_caller(link);
       const auto reply = link.handshake->output();
       link.out.insert(link.out.end(), reply.begin(), reply.end());

@@ -126,6 +126,7 @@ class Network {
   Link& add_link(Fd socket, Peer* peer, int flow);
   void drop(Link& link, bool refused = false);
   static const Peer* claimed(const Link& link);
+  void drop_late(uint64_t number);
   void drop_strangers(Clock::time_point now);
   void tick(Clock::time_point now);
   void park(Clock::time_point now);

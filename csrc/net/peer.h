@@ -22,6 +22,7 @@ struct Network::Link {
   bool connecting = false, established = false, watched_for_writing = false;
   size_t low_water = 1;      // bytes that make the socket readable
   int address = -1;          // which of the peer's; -1: it connected to us
+  bool patient = false;      // it was looked at once more before it is dropped
   bool turned_away = false;  // it comes to us itself, see check_turn()
   int patience = 1;          // of our attempt: each one waits twice as long as the one before
   bool homeward = false;     // replaces one that is up at another address than the flow's own
