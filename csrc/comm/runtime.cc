@@ -9,7 +9,8 @@
 namespace ringcomm {
 namespace {
 
-// A quarter of the descriptors that this process may have, and 128 at most: each is a heartbeat twice a second.
+// A quarter of the descriptors that this process may have, and 128 at most: each costs a heartbeat
+// twice a second.
 size_t most_connections() {
   rlimit limit{};
   if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return NetworkOptions().most_connections;

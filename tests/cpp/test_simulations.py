@@ -7,6 +7,7 @@ import math
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,9 +15,10 @@ from lab.limits import limit, seed
 from ringcomm import costs
 
 Program = Callable[..., Path]
+Run = dict[str, Any]
 
 
-def lines(program: Path, *words: object, seconds: float = 110) -> list[dict]:
+def lines(program: Path, *words: object, seconds: float = 110) -> list[Run]:
     done = subprocess.run(
         [program, *map(str, words)], capture_output=True, text=True, timeout=limit(seconds)
     )
@@ -24,7 +26,7 @@ def lines(program: Path, *words: object, seconds: float = 110) -> list[dict]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def predicted(run: dict) -> float:
+def predicted(run: Run) -> float:
     """Say what `ringcomm model` expects of it, where memory and adding up cost nothing."""
     network = costs.Costs(run["alpha"], run["beta"], 0)
     if run["collective"] == "barrier":
@@ -51,7 +53,9 @@ CALLS = [
 
 
 @pytest.mark.parametrize("call", CALLS, ids=lambda call: "-".join(map(str, call)))
-def test_the_model_foretells_simulated_groups(cpp_program: Program, call: tuple) -> None:
+def test_the_model_foretells_simulated_groups(
+    cpp_program: Program, call: tuple[object, ...]
+) -> None:
     (run,) = lines(cpp_program("wide_sim"), "--call", *call)
     assert 0.98 < run["seconds"] / predicted(run) < 1.2, run
 

@@ -125,7 +125,7 @@ def test_a_rank_costs_what_its_plans_use(ranks: Place) -> None:
 def test_connections_are_cut_meanwhile(ranks: Place) -> None:
     hosts = ranks.hosts
     assert hosts is not None
-    cut = []
+    cut: list[int] = []
 
     def reset() -> None:
         cut.append(hosts.kill_connections(len(cut) % hosts.count, count=3))
