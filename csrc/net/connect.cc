@@ -87,8 +87,8 @@ void Network::drop_strangers(Clock::time_point now) {
   }
   for (const uint64_t number : late) drop_late(number);
   for (auto& [peer, numbers] : others) {
-    const size_t most = peer == nullptr ? std::max(kMostStrangers, options_.most_connections)
-                                        : kMostClaims * static_cast<size_t>(peer->session.used());
+    const size_t most =
+        peer == nullptr ? kMostStrangers : kMostClaims * static_cast<size_t>(peer->session.used());
     std::ranges::sort(numbers);
     for (size_t i = 0; i + most < numbers.size(); ++i) {
       if (peer == nullptr) take_events(numbers[i], EPOLLIN);  // it may have greeted meanwhile

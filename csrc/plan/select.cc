@@ -198,7 +198,8 @@ std::string selection_text(int size, const Costs& costs, int local) {
   std::ostringstream out;
   for (const Row& row : kTable) {
     shape.collective = row.collective;
-    const uint64_t limit = row.limit(shape, size / local);
+    const int hosts = size / local;
+    const uint64_t limit = row.limit(shape, hosts);
     out << text_of(row, limit) << ": " << to_string(row.algorithm) << '\n';
   }
   return out.str();
