@@ -112,7 +112,8 @@ bool Assembly::await(const std::function<bool()>& ready) {
   while (!ready()) {
     const auto passed = store_.now() - start;
     if (store_.now() >= deadline_.at()) return false;
-    if (passed > kLongestPause && stage_ == 0 && (looks = !looks)) check_size();
+    looks = !looks && stage_ == 0 && passed > kLongestPause;  // every other time
+    if (looks) check_size();
     rest(std::clamp<Clock::duration>(passed / kShare, first, longest));
   }
   return true;
