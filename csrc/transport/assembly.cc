@@ -75,6 +75,7 @@ void Assembly::wait_for_names() {
   const auto end = store_.now() + kNamesTime;
   while (!store_.has(answer(stage_))) {
     if (store_.now() >= end) throw late(store_.has(key(0)) ? silent() : std::vector{0});
+    options_.interrupt();
     store_.wait(kPiece);
   }
 }

@@ -19,8 +19,6 @@ class Contacts {
   Rank rank_of(const ProcessId& id) const;  // -1: it is no rank's
 
  private:
-  std::string line(size_t rank) const;
-
   Mapping text_;
   std::vector<uint32_t> begins_;  // of each line, and of the one after the last
   std::vector<ProcessId> ids_;

@@ -159,7 +159,10 @@ void Transport::pass_on() {
   const auto first = first_failed();
   if (!first || !is_remote(*first) || passed_on_.exchange(true)) return;
   const PeerState state = this->state(*first, Board::kHost);
-  RankState words{.called = state.called, .finished = state.finished, .failed = 1};
+  RankState words;
+  words.called = state.called;
+  words.finished = state.finished;
+  words.failed = 1;
   failure(*first).copy(words.failure, kFailureBytes - 1);
   tell_remotes([&](RemotePeer& peer) {
     if (peer.rank() != *first) peer.tell_of(*first, words);

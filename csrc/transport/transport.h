@@ -239,7 +239,7 @@ class Transport {
   std::vector<ShmPeer> here_;    // the ranks of this host
   std::vector<ShmPeer*> peers_;  // by rank; null: of another host
   Segment own_;
-  std::atomic<bool> passed_on_{false};  // the first failure of which this rank was told
+  std::atomic<bool> passed_on_{false};  // the first failure; by the thread that finds it first
   std::unique_ptr<Others> others_;      // null: there are none
   std::vector<RemotePeer*> used_;       // by operations of the driving thread
 };

@@ -82,8 +82,10 @@ class Simulation {
       auto others = std::make_unique<Others>(size_);
       for (Rank peer = 0; peer < size_; ++peer) {
         if (peer / local_ == rank / local_) {
-          here.push_back(
-              {.rank = peer, .segment = own[at(peer)], .doorbell = Doorbell(bell_.get())});
+          ShmPeer& mate = here.emplace_back();
+          mate.rank = peer;
+          mate.segment = own[at(peer)];
+          mate.doorbell = Doorbell(bell_.get());
           continue;
         }
         const RemotePeer::Ends ends{peer, &own[at(rank)].header(), pair_layout};

@@ -50,7 +50,8 @@ Met meet_all(const MeetingSetup& setup) {
     fibers.start(comes, [&self = *ranks.back()] { self.meet(); });
   }
   fibers.run();
-  Met met{.setup = setup};
+  Met met;
+  met.setup = setup;
   std::vector<uint64_t> requests, bytes;
   auto ended = last;
   const std::string name = str("rank ", setup.absent, " ");
