@@ -25,24 +25,24 @@ void Network::accept_from(const Fd& listener) {
       if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) listen(false);
       break;
     }
-    uint64_t number = 0;
+    const auto link = std::make_shared<Link>();
     try {
-      Link& link = add_link(std::move(socket), nullptr, 0);
-      if (tls_.on()) link.tls = std::make_unique<Tls>(tls_, link.socket, true);
-      link.handshake.emplace(contact_.id);
-      number = link.number;
+      link->socket = std::move(socket);
+      if (tls_.on()) link->tls = std::make_unique<Tls>(tls_, link->socket, true);
+      link->handshake.emplace(contact_.id);
+      add(link, nullptr);
     } catch (const SystemError&) {
       listen(false);
       break;
     }
-    take_events(number, EPOLLIN);  // it may have greeted
+    take_events({link, nullptr}, EPOLLIN, true);  // it may have greeted
     drop_strangers(Clock::now());
   }
 }
 
 // Out of descriptors, listeners are left alone for a while.
 void Network::listen(bool on) {
-  if (!on) accept_again_ = Clock::now() + kOutOfDescriptors;
+  if (!on) accept_again_.store(Clock::now() + kOutOfDescriptors);
   deaf_ = !on;
   for (size_t i = 0; i < listeners_.size(); ++i) {
     epoll_event event{on ? EPOLLIN : 0u, {.u64 = i}};
@@ -57,58 +57,83 @@ const Network::Peer* Network::claimed(const Link& link) {
 }
 
 // Its answer may have come, where this process had no time to look.
-void Network::drop_late(uint64_t number) {
-  const auto in = [&] { return links_.find(number); };
-  if (in() == links_.end()) return;
-  pollfd look{in()->second->socket.get(), POLLIN | POLLOUT, 0};
-  if (!in()->second->patient && ::poll(&look, 1, 0) > 0) {
-    in()->second->patient = true;  // once
-    take_events(number, static_cast<uint32_t>(look.revents));
-    return;
+void Network::drop_late(const Entry& entry) {
+  Lock lock = lock_of(entry);
+  lock.lock();
+  if (!entry.is_current()) return;
+  Link& link = *entry.link;
+  pollfd look{link.socket.get(), POLLIN | POLLOUT, 0};
+  if (link.patient || ::poll(&look, 1, 0) <= 0) return drop(link);
+  link.patient = true;  // once
+  lock.unlock();
+  take_events(entry, static_cast<uint32_t>(look.revents), true);
+}
+
+// The connections that are not up yet, the oldest first.
+std::vector<Network::Entry> Network::handshakes() {
+  std::vector<Entry> found;
+  const std::lock_guard lock(mutex_);
+  for (const auto& [number, entry] : links_) {
+    if (!entry.established) found.push_back(entry);
   }
-  drop(*in()->second);
+  std::ranges::sort(found, {}, [](const Entry& entry) { return entry.link->number; });
+  return found;
 }
 
 // Anybody may say that it is some peer: of those who say so of one, the newest are kept.
 void Network::drop_strangers(Clock::time_point now) {
-  std::vector<uint64_t> late;
-  std::map<const Peer*, std::vector<uint64_t>> others;  // by claimed()
-  for (auto& [number, link] : links_) {
-    if (link->established) continue;
-    const bool ours = link->is_ours();
-    const Clock::duration time = link->connecting ? kConnectTime * link->patience
-                                 : ours           ? kAttemptTime * link->patience
-                                                  : kGreetingTime;
-    if (now - link->began > time) {
-      late.push_back(number);
+  struct Claims {
+    std::vector<Entry> entries;
+    size_t most = kMostStrangers;
+  };
+  std::map<const Peer*, Claims> others;  // by claimed()
+  for (const Entry& entry : handshakes()) {
+    Lock lock = lock_of(entry);
+    lock.lock();
+    const Link& link = *entry.link;
+    if (!entry.is_current() || link.established) continue;
+    const bool ours = link.is_ours();
+    const Clock::duration time = link.connecting ? kConnectTime * link.patience
+                                 : ours          ? kAttemptTime * link.patience
+                                                 : kGreetingTime;
+    if (now - link.began > time) {
+      lock.unlock();
+      drop_late(entry);
     } else if (!ours) {
-      others[claimed(*link)].push_back(number);
+      const Peer* const peer = claimed(link);
+      Claims& claims = others[peer];
+      claims.entries.push_back(entry);
+      if (peer != nullptr) claims.most = kMostClaims * static_cast<size_t>(peer->session.used());
     }
   }
-  for (const uint64_t number : late) drop_late(number);
-  for (auto& [peer, numbers] : others) {
-    const size_t most =
-        peer == nullptr ? kMostStrangers : kMostClaims * static_cast<size_t>(peer->session.used());
-    std::ranges::sort(numbers);
-    for (size_t i = 0; i + most < numbers.size(); ++i) {
-      if (peer == nullptr) take_events(numbers[i], EPOLLIN);  // it may have greeted meanwhile
-      const auto found = links_.find(numbers[i]);
-      if (found == links_.end() || found->second->established) continue;
-      if (claimed(*found->second) == peer) drop(*found->second);
-    }
+  for (const auto& [peer, claims] : others) {
+    const size_t beyond = std::max(claims.entries.size(), claims.most) - claims.most;
+    drop_claims(peer, std::span(claims.entries).first(beyond));
   }
 }
 
-Network::Link& Network::add_link(Fd socket, Peer* peer, int flow) {
-  auto link = std::make_unique<Link>();
-  link->number = next_link_++;
-  link->socket = std::move(socket);
-  link->peer = peer;
-  if (peer != nullptr) ++peer->sockets;
-  link->flow = flow;
+// Drops these, if nothing has come of them meanwhile.
+void Network::drop_claims(const Peer* peer, std::span<const Entry> entries) {
+  for (const Entry& old : entries) {
+    if (peer == nullptr) take_events(old, EPOLLIN, true);  // it may have greeted meanwhile
+    const Entry entry = entry_of(old.link->number);
+    if (!entry.link) continue;
+    Lock lock = lock_of(entry);
+    lock.lock();
+    if (!entry.is_current() || entry.link->established) continue;
+    if (claimed(*entry.link) == peer) drop(*entry.link);
+  }
+}
+
+// Under the peer's lock, if there is one.
+void Network::add(const std::shared_ptr<Link>& link, const std::shared_ptr<Peer>& peer) {
+  link->number = next_link_.fetch_add(1, std::memory_order_relaxed);
+  link->peer = peer.get();
   link->began = Clock::now();
   add_to_epoll(epoll_, link->socket, link->number);
-  return *links_.emplace(link->number, std::move(link)).first->second;
+  if (peer) peer->sockets.push_back(link.get());
+  const std::lock_guard lock(mutex_);
+  links_.emplace(link->number, Entry{link, peer});
 }
 
 // Connected: the first of several attempts goes on. The others are not needed, and have ended: an
@@ -126,7 +151,7 @@ void Network::greet(Link& link) {
 }
 
 // False when the link is gone, or waits for more.
-bool Network::advance_handshake(Link& link) {
+bool Network::advance_handshake(Link& link, Held& caller) {
   try {
     while (!link.handshake->done()) {
       const size_t wanted = link.handshake->wanted();
@@ -142,7 +167,7 @@ bool Network::advance_handshake(Link& link) {
       if (link.handshake->accepting() && link.peer != nullptr) check_turn(*link.peer, link.flow);
       link.handshake->take(std::exchange(link.in, {}).data());
       if (link.is_ours()) link.began = Clock::now();  // it answers
-      if (link.handshake->accepting() && link.peer == nullptr) meet_caller(link);
+      if (link.handshake->accepting() && link.peer == nullptr) meet_caller(link, caller);
       const auto reply = link.handshake->output();
       link.out.insert(link.out.end(), reply.begin(), reply.end());
     }
@@ -153,21 +178,20 @@ bool Network::advance_handshake(Link& link) {
       link.peer->trouble = error.what();
     }
     link.out = link.handshake->output();
-    const uint64_t number = link.number;
     if (!link.out.empty()) write_to(link);
-    if (links_.contains(number))
-      drop(link, ours && dynamic_cast<const GoneError*>(&error) != nullptr);
+    if (!link.gone) drop(link, ours && dynamic_cast<const GoneError*>(&error) != nullptr);
     return false;
   }
   if (link.handshake->done()) established(link);
   return true;
 }
 
-// Who said Hello, and may it connect?
-void Network::meet_caller(Link& link) {
-  Peer* const known = find(*link.handshake->caller());
-  if (known == nullptr) throw FlowError("a process of which we do not know");
-  Peer& peer = *known;
+// Who said Hello, and may it connect? From here on that peer's lock guards the connection.
+void Network::meet_caller(Link& link, Held& caller) {
+  const auto contact = contact_of(*link.handshake->caller());
+  if (!contact) throw FlowError("a process of which we do not know");
+  caller = meet(*contact);
+  Peer& peer = *caller.peer;
   if (link.handshake->flows() != peer.flows()) {
     const auto text = [](int flows) { return flows == 0 ? "auto" : std::to_string(flows); };
     peer.trouble = str("RINGCOMM_FLOWS is ", text(peer.flows()), " here and ",
@@ -176,7 +200,11 @@ void Network::meet_caller(Link& link) {
   }
   check_turn(peer, link.handshake->flow());
   link.peer = &peer;
-  ++peer.sockets;
+  peer.sockets.push_back(&link);
+  {
+    const std::lock_guard lock(mutex_);
+    links_.at(link.number).peer = caller.peer;
+  }
   link.flow = link.handshake->flow();
   link.handshake->with(peer);
 }
@@ -190,10 +218,8 @@ void Network::established(Link& link) {
   Peer& peer = *link.peer;
   const auto& handshake = *link.handshake;
   std::vector<Link*> others;  // attempts for this flow, or what it had before
-  for (auto& [number, other] : links_) {
-    if (other.get() != &link && other->peer == &peer && other->flow == link.flow) {
-      others.push_back(other.get());
-    }
+  for (Link* other : peer.sockets) {
+    if (other != &link && other->flow == link.flow) others.push_back(other);
   }
   for (Link* other : others) drop(*other);
   if (!peer.session.up(link.flow, handshake.generation(), handshake.theirs(), Clock::now())) {
@@ -201,6 +227,10 @@ void Network::established(Link& link) {
   }
   if (peer.session.used() > 1) set_most_unsent(link.socket, kMostUnsent);
   link.established = true;
+  {
+    const std::lock_guard lock(mutex_);
+    links_.at(link.number).established = true;
+  }
   link.handshake.reset();
   peer.links[static_cast<size_t>(link.flow)] = &link;
   peer.use();

@@ -9,7 +9,7 @@ namespace ringcomm {
 
 constexpr auto kTick = std::chrono::milliseconds(10);  // while connections are being made
 constexpr auto kCalm = std::chrono::milliseconds(100), kDoze = std::chrono::milliseconds(500);
-constexpr size_t kStaging = 64 << 10;
+constexpr size_t kStaging = 64 << 10;  // on the stack
 constexpr size_t kWakeAt = 64 << 10, kLongWait = 16 << 10;
 constexpr size_t kQuantum = 1 << 20;  // read of one connection before others get their turn
 constexpr uint64_t kWake = 63;        // listeners have the numbers below
@@ -43,7 +43,6 @@ Network::Network(const NetworkOptions& options)
       tls_(options, options.tls_records),
       epoll_(::epoll_create1(EPOLL_CLOEXEC)),
       wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
-      staging_(kStaging),
       ticked_(Clock::now()) {
   if (!epoll_ || !wake_) throw SystemError("epoll");
   contact_.id = random_id();
@@ -54,10 +53,7 @@ Network::Network(const NetworkOptions& options)
 }
 
 Network::~Network() {
-  {
-    const std::lock_guard lock(mutex_);
-    stop_ = true;
-  }
+  stop_ = true;
   rouse();
   quiet_.notify_all();
   if (thread_.joinable()) thread_.join();
@@ -85,7 +81,7 @@ void Network::listen() {
 }
 
 void Network::forked() {
-  for (auto& [number, link] : links_) link->socket.reset();
+  for (auto& [number, entry] : links_) entry.link->socket.reset();
   listeners_.clear();
   epoll_.reset();
   wake_.reset();
@@ -93,11 +89,7 @@ void Network::forked() {
 
 // ---- driving
 
-bool Network::progress() {
-  Lock lock(mutex_, std::try_to_lock);
-  if (!lock) return false;
-  return handle_events(0, lock);
-}
+bool Network::progress() { return handle_events(0, false); }
 
 void Network::rouse() {
   const uint64_t one = 1;
@@ -106,30 +98,31 @@ void Network::rouse() {
 
 // While another thread drives, this one looks now and then whether that is still true.
 void Network::run() {
-  Lock lock(mutex_);
   while (!stop_) {
     if (driving_.load(std::memory_order_seq_cst) > 0) {
-      quiet_.wait_for(lock, restless_ ? 2 * kTick : kCalm);
-      handle_events(0, lock);  // it may be in a callback
+      Lock lock(mutex_);
+      if (!stop_) quiet_.wait_for(lock, restless_ ? 2 * kTick : kCalm);
+      lock.unlock();
+      handle_events(0, false);  // it may be in a callback
     } else {
-      dozing_ = dozes();
+      dozing_.store(true, std::memory_order_seq_cst);  // before dozes(): partner: Peer::wake()
+      dozing_.store(dozes(), std::memory_order_seq_cst);
       const auto most = dozing_ ? kDoze : restless_ ? kTick : kCalm;
-      handle_events(static_cast<int>(most.count()), lock);
+      handle_events(static_cast<int>(most.count()), true);
       dozing_ = false;
     }
-    if (!std::exchange(alarm_, false)) continue;
-    lock.unlock();
-    options_.alarmed();
-    lock.lock();
+    if (alarm_.exchange(false, std::memory_order_seq_cst)) options_.alarmed();
   }
 }
 
-// The lock is open while this thread waits.
-bool Network::handle_events(int timeout_ms, Lock& lock) {
+bool Network::dozes() {
+  const std::lock_guard lock(mutex_);
+  return awake_.empty() && links_.empty() && !deaf_ && !alarm_;
+}
+
+bool Network::handle_events(int timeout_ms, bool patient) {
   std::array<epoll_event, 64> events;
-  if (timeout_ms > 0) lock.unlock();
   const int count = ::epoll_wait(epoll_.get(), events.data(), events.size(), timeout_ms);
-  if (timeout_ms > 0) lock.lock();
   bool arrived = false;
   for (int i = 0; i < count; ++i) {
     const epoll_event& event = events[static_cast<size_t>(i)];
@@ -139,28 +132,42 @@ bool Network::handle_events(int timeout_ms, Lock& lock) {
       if (::read(wake_.get(), &rings, sizeof rings) < 0) continue;
     } else if (number < kWake) {
       accept_from(listeners_[number]);
-    } else {
-      arrived = take_events(number, event.events) || arrived;
+    } else if (const Entry entry = entry_of(number); entry.link) {
+      arrived = take_events(entry, event.events, patient) || arrived;
     }
   }
   if (arrived) options_.bell.notify(kAllNews);
-  if (const auto now = Clock::now(); now - ticked_ >= (restless_ ? kTick : kCalm)) tick(now);
+  if (const auto now = Clock::now(); now - ticked_.load() >= (restless_ ? kTick : kCalm)) tick(now);
   return arrived;
 }
 
-// Of a connection, if there still is one of that number.
-bool Network::take_events(uint64_t number, uint32_t events) {
+Network::Entry Network::entry_of(uint64_t number) {
+  const std::lock_guard lock(mutex_);
   const auto found = links_.find(number);
-  if (found == links_.end()) return false;
+  return found == links_.end() ? Entry() : found->second;
+}
+
+Network::Lock Network::lock_of(const Entry& entry) {
+  return Lock(entry.peer ? entry.peer->mutex : strangers_, std::defer_lock);
+}
+
+// What is left to another thread comes again: epoll tells of it until it was read.
+bool Network::take_events(const Entry& entry, uint32_t events, bool patient) {
+  Lock lock = lock_of(entry);
+  if (!patient && !lock.try_lock()) return false;
+  if (patient) lock.lock();
+  Link& link = *entry.link;
+  if (!entry.is_current()) return false;
+  Held caller;
   try {
-    return handle(*found->second, events);
+    return handle(link, events, caller);
   } catch (const std::runtime_error&) {  // a peer's nonsense, or the system is out of something
-    if (const auto again = links_.find(number); again != links_.end()) drop(*again->second);
+    if (!link.gone) drop(link);
   }
   return false;
 }
 
-bool Network::handle(Link& link, uint32_t events) {
+bool Network::handle(Link& link, uint32_t events, Held& caller) {
   if (link.connecting) {
     const int error = pending_error(link.socket);
     if (error != 0 || (events & (EPOLLERR | EPOLLHUP)) != 0) {
@@ -170,14 +177,13 @@ bool Network::handle(Link& link, uint32_t events) {
     greet(link);
     return false;
   }
-  const uint64_t number = link.number;
   bool arrived = false;
   if (!link.established) {
-    if (!advance_handshake(link)) return false;
+    if (!advance_handshake(link, caller)) return false;
   } else if ((events & (EPOLLIN | EPOLLERR | EPOLLHUP)) != 0) {
     arrived = read_from(link);
   }
-  if (links_.contains(number)) write_to(link);
+  if (!link.gone) write_to(link);
   return arrived;
 }
 
@@ -201,31 +207,37 @@ ssize_t Network::Link::send(std::span<iovec> parts) {
 }
 
 void Network::drop(Link& link, bool refused) {
+  decltype(links_)::node_type kept;  // until the end of this function, at least
+  {
+    const std::lock_guard lock(mutex_);
+    kept = links_.extract(link.number);
+    link.socket.reset();  // before the session says what came over it
+  }
+  link.gone = true;
+  if (link.watched_for_writing) blocked_.fetch_sub(1, std::memory_order_seq_cst);
   if (Peer* peer = link.peer) {
+    std::erase(peer->sockets, &link);
     auto& current = peer->links[static_cast<size_t>(link.flow)];
     if (current == &link) {
       current = nullptr;
       if (!link.is_worn()) peer->count_broken();
-      link.socket.reset();  // before the session says what came over it
       peer->session.down(link.flow);
       peer->connect_again(link.flow);
     }
     if (link.is_ours() && !link.established) peer->attempt_ended(link.flow, refused);
     if (link.turned_away) peer->turned_away(link.flow);
   }
-  if (link.watched_for_writing) blocked_.fetch_sub(1, std::memory_order_seq_cst);
-  if (link.peer != nullptr) --link.peer->sockets;
-  links_.erase(link.number);
 }
 
 bool Network::read_from(Link& link) {
   Peer& peer = *link.peer;
   Session& session = peer.session;
   bool arrived = false;
+  std::array<std::byte, kStaging> staging;
   try {
     for (size_t total = 0; total < kQuantum || (link.tls && link.tls->has_more());) {
       const auto landing = session.landing(link.flow);
-      const iovec parts[] = {{landing.data(), landing.size()}, {staging_.data(), staging_.size()}};
+      const iovec parts[] = {{landing.data(), landing.size()}, {staging.data(), staging.size()}};
       const ssize_t got = link.receive(std::span(parts).subspan(landing.empty() ? 1 : 0));
       if (got < 0 && (errno == EAGAIN || errno == EINTR)) break;
       if (got <= 0) throw FlowError("closed");
@@ -233,9 +245,9 @@ bool Network::read_from(Link& link) {
       const auto bytes = static_cast<size_t>(got);
       const size_t landed = std::min(bytes, landing.size());
       session.landed(link.flow, landed);
-      session.read(link.flow, {staging_.data(), bytes - landed}, Clock::now());
+      session.read(link.flow, {staging.data(), bytes - landed}, Clock::now());
       total += bytes;
-      if (!link.tls && bytes < landing.size() + staging_.size()) break;
+      if (!link.tls && bytes < landing.size() + staging.size()) break;
     }
     wait_for_more(link);
   } catch (const ChangedError&) {
@@ -293,18 +305,30 @@ void Network::watch(Link& link, bool writable) {
   ::epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, link.socket.get(), &event);
 }
 
+std::vector<std::shared_ptr<Network::Peer>> Network::awake() {
+  const std::lock_guard lock(mutex_);
+  return awake_;
+}
+
 void Network::tick(Clock::time_point now) {
-  const auto since = now - std::exchange(ticked_, now);
+  const Lock ticking(ticking_, std::try_to_lock);
+  if (!ticking) return;
+  const auto since = now - ticked_.exchange(now);
   const Clock::duration stalled = since > std::chrono::seconds(1) ? since : Clock::duration{};
-  if (stalled > Clock::duration{}) stood_still_ = {now - since, now};
+  if (stalled > Clock::duration{}) {
+    const std::lock_guard lock(mutex_);
+    stood_still_ = {now - since, now};
+  }
   drop_strangers(now);
-  if (deaf_ && now >= accept_again_) listen(true);
-  for (size_t i = 0; i < awake_.size(); ++i) awake_[i]->tick(now, stalled);  // more may wake
-  const auto idle = std::ranges::partition(awake_, [](Peer* peer) { return !peer->may_sleep(); });
-  for (Peer* peer : idle) forget(*peer);
-  awake_.erase(idle.begin(), idle.end());
+  if (deaf_ && now >= accept_again_.load()) listen(true);
+  restless_ = deaf_.load();
+  for (const auto& peer : awake()) {
+    const std::lock_guard lock(peer->mutex);
+    peer->tick(now, stalled);
+    if (peer->restless()) restless_ = true;
+    if (peer->may_sleep()) let_sleep(*peer);
+  }
   park(now);
-  restless_ = deaf_ || std::ranges::any_of(awake_, &Peer::restless);
 }
 
 }  // namespace ringcomm

@@ -9,6 +9,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <thread>
 #include <unordered_map>
 
@@ -33,8 +34,9 @@ struct Contact {
   static Contact from_text(const std::string& text);  // throws UsageError
 };
 
-// A group whose ranks become peers when one of them has something to say. Both are called under the
-// network's lock: they may not call the network or a wire, nor take a lock whose holder does.
+// A group whose ranks become peers when one of them has something to say. Its functions are called
+// one at a time, under locks of the network: they may not call the network or a wire, nor take a
+// lock whose holder does.
 class Directory {
  public:
   virtual ~Directory() = default;
@@ -58,6 +60,9 @@ struct NetworkOptions : ProcessConfig {
   uint64_t tls_records = TlsSettings::kMostRecords;  // of one connection, see there
 };
 
+// Each peer has a lock, for its session and its connections. So several threads send, read and add
+// up checksums side by side, each with another peer. One more lock is for the tables, and is held
+// for moments. Locks are taken in this order: strangers, a peer, directories, tables.
 class Network {
  public:
   explicit Network(const NetworkOptions& options);
@@ -102,36 +107,53 @@ class Network {
     SessionNumbers numbers;
   };
   using Lock = std::unique_lock<std::mutex>;
+  struct Entry {  // of a connection
+    std::shared_ptr<Link> link;
+    std::shared_ptr<Peer> peer;  // whose lock guards it; null: strangers_ does
+    bool established = false;
+    bool is_current() const;  // under that lock: it still is what guards it
+  };
+  struct Held {
+    std::shared_ptr<Peer> peer;
+    Lock lock;  // the peer's
+  };
 
   void listen();
   void listen(bool on);
   void start();
   void check_tls(const Contact& contact) const;
-  Peer& meet(const Contact& contact);
-  Peer* find(const ProcessId& id);
+  Held meet(const Contact& contact);
+  std::pair<std::shared_ptr<Peer>, bool> find_or_make(const Contact& contact);
+  std::optional<Contact> contact_of(const ProcessId& id);
   void run();
-  bool handle_events(int timeout_ms, Lock& lock);
-  bool take_events(uint64_t number, uint32_t events);
-  bool handle(Link& link, uint32_t events);
+  // `patient`: waits for the locks of peers that another thread serves. Else they are left to it.
+  bool handle_events(int timeout_ms, bool patient);
+  bool take_events(const Entry& entry, uint32_t events, bool patient);
+  bool handle(Link& link, uint32_t events, Held& caller);
+  Entry entry_of(uint64_t number);
+  Lock lock_of(const Entry& entry);
   void accept_from(const Fd& listener);
-  bool advance_handshake(Link& link);
+  bool advance_handshake(Link& link, Held& caller);
   void greet(Link& link);
-  void meet_caller(Link& link);
+  void meet_caller(Link& link, Held& caller);
   void check_turn(const Peer& peer, int flow) const;
   void established(Link& link);
   bool read_from(Link& link);
   void wait_for_more(Link& link);
   void write_to(Link& link);
   void watch(Link& link, bool writable);
-  Link& add_link(Fd socket, Peer* peer, int flow);
+  void add(const std::shared_ptr<Link>& link, const std::shared_ptr<Peer>& peer);
   void drop(Link& link, bool refused = false);
   static const Peer* claimed(const Link& link);
-  void drop_late(uint64_t number);
+  void drop_late(const Entry& entry);
   void drop_strangers(Clock::time_point now);
+  void drop_claims(const Peer* peer, std::span<const Entry> entries);
+  std::vector<Entry> handshakes();
   void tick(Clock::time_point now);
+  std::vector<std::shared_ptr<Peer>> awake();
   void park(Clock::time_point now);
-  void forget(Peer& peer);
-  bool dozes() const { return awake_.empty() && links_.empty() && !deaf_ && !alarm_; }
+  void let_sleep(Peer& peer);
+  bool dozes();
   void rouse();
 
   const NetworkOptions options_;
@@ -139,22 +161,27 @@ class Network {
   Contact contact_;
   Fd epoll_, wake_;
   std::vector<Fd> listeners_;
-  std::vector<std::byte> staging_;
 
-  std::mutex mutex_;  // guards what follows
-  std::condition_variable quiet_;
-  std::map<ProcessId, std::unique_ptr<Peer>> peers_;
-  std::map<ProcessId, Rest> resting_;
-  std::vector<Peer*> awake_;                    // that have connections, or want them
+  std::mutex strangers_;  // guards connections that have not said who they are
+  std::mutex ticking_;    // held by the one thread that does
+
+  std::mutex directories_mutex_;                // held while one of them is asked
   std::map<uint64_t, Directory*> directories_;  // by channel
-  std::unordered_map<uint64_t, std::unique_ptr<Link>> links_;
-  uint64_t next_link_ = 64;  // below: listeners and wake_
-  Clock::time_point ticked_, accept_again_;
-  std::pair<Clock::time_point, Clock::time_point> stood_still_;  // from, to: this process itself
-  bool stop_ = false, deaf_ = false, alarm_ = false;
-  bool dozing_ = false;    // the network thread: until rouse()
-  bool restless_ = false;  // ticks are to be frequent
 
+  std::mutex mutex_;  // guards the tables: what follows
+  std::condition_variable quiet_;
+  std::map<ProcessId, std::shared_ptr<Peer>> peers_;
+  std::map<ProcessId, Rest> resting_;
+  std::vector<std::shared_ptr<Peer>> awake_;  // that have connections, or want them
+  std::unordered_map<uint64_t, Entry> links_;
+  std::pair<Clock::time_point, Clock::time_point> stood_still_;  // from, to: this process itself
+
+  std::atomic<uint64_t> next_link_{64};  // below: listeners and wake_
+  std::atomic<Clock::time_point> ticked_, accept_again_{Clock::time_point()};
+  std::atomic<bool> stop_{false}, deaf_{false};
+  std::atomic<bool> alarm_{false};     // partner: run()
+  std::atomic<bool> dozing_{false};    // the network thread: until rouse()
+  std::atomic<bool> restless_{false};  // ticks are to be frequent
   std::atomic<int> driving_{0};
   std::atomic<int> blocked_{0};  // connections that could not take all there was
   std::thread thread_;

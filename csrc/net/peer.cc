@@ -43,7 +43,7 @@ Network::Peer::Peer(Network& network, const Contact& contact, const Key& key,
 // ---- Wire
 
 void Network::Peer::open(uint64_t channel, Receiver* receiver) {
-  const std::lock_guard lock(network_.mutex_);
+  const std::lock_guard lock(mutex);
   take_from(channel, receiver);
 }
 
@@ -57,7 +57,7 @@ void Network::Peer::take_from(uint64_t channel, Receiver* receiver) {
 }
 
 void Network::Peer::close(uint64_t channel) {
-  const std::lock_guard lock(network_.mutex_);
+  const std::lock_guard lock(mutex);
   channels_.erase(channel);
   wake();
   needed_ = needed_ && !channels_.empty();
@@ -65,7 +65,7 @@ void Network::Peer::close(uint64_t channel) {
 }
 
 uint64_t Network::Peer::undelivered() {
-  const std::lock_guard lock(network_.mutex_);
+  const std::lock_guard lock(mutex);
   const uint64_t frames = session.posted() - session.acknowledged();
   if (frames == 0) return 0;
   session.ask_for_ack();
@@ -74,7 +74,7 @@ uint64_t Network::Peer::undelivered() {
 }
 
 std::string Network::Peer::condition() {
-  const std::lock_guard lock(network_.mutex_);
+  const std::lock_guard lock(mutex);
   if (lost_.load(std::memory_order_relaxed)) return why_lost_;
   const auto heard = Clock::now() - session.last_heard();
   if (session.last_heard() == Clock::time_point{}) return str("not reached yet at ", where());
@@ -98,6 +98,7 @@ Cursor Network::Peer::fence(int flow) {
 // Whom the channel's frames go to. One that is not open yet may be a group's whose directory knows.
 Receiver* Network::Peer::receiver_of(uint64_t channel) {
   if (const auto found = channels_.find(channel); found != channels_.end()) return found->second;
+  const std::lock_guard lock(network_.directories_mutex_);
   const auto group = network_.directories_.find(channel);
   if (group == network_.directories_.end()) return nullptr;
   Receiver* const receiver = group->second->receiver(contact.id, *this);
@@ -148,7 +149,8 @@ void Network::Peer::ask_to_park(Clock::time_point now) {
 bool Network::Peer::restless() const {
   const auto up = std::ssize(links) - std::ranges::count(links, nullptr);
   const bool compared = flows() == 0 && session.posted() != session.acknowledged();
-  return (up == 0 && !lost_ && wanted()) || sockets > up || session.used() > 1 || compared;
+  return (up == 0 && !lost_ && wanted()) || std::ssize(sockets) > up || session.used() > 1 ||
+         compared;
 }
 
 void Network::Peer::write_all() {
@@ -206,9 +208,8 @@ void Network::Peer::tell_changed() {
 }
 
 bool Network::Peer::handshaking(int flow) const {
-  return std::ranges::any_of(network_.links_, [&](const auto& each) {
-    const Link& link = *each.second;
-    return link.peer == this && link.flow == flow && link.handshake && !link.handshake->accepting();
+  return std::ranges::any_of(sockets, [&](const Link* link) {
+    return link->flow == flow && link->handshake && !link->handshake->accepting();
   });
 }
 
@@ -306,14 +307,16 @@ void Network::Peer::connect(int flow, Clock::time_point now) {
       continue;
     }
     try {
-      Fd socket = connect_tcp(address);
-      set_congestion(socket, network_.options_.congestion);
-      Link& link = network_.add_link(std::move(socket), this, flow);
-      link.address = index;
-      link.homeward = homeward;
-      link.patience = 1 << std::min(attempts.tries - 1, 3);
-      link.connecting = true;
-      network_.watch(link, true);
+      const auto link = std::make_shared<Link>();
+      link->socket = connect_tcp(address);
+      set_congestion(link->socket, network_.options_.congestion);
+      link->flow = flow;
+      link->address = index;
+      link->homeward = homeward;
+      link->patience = 1 << std::min(attempts.tries - 1, 3);
+      link->connecting = true;
+      network_.add(link, shared_from_this());
+      network_.watch(*link, true);
     } catch (const SystemError& error) {
       attempt_ended(flow, error.code() == ECONNREFUSED);
     }
@@ -346,7 +349,9 @@ void Network::Peer::attempt_ended(int flow, bool refused) {
 
 void Network::Peer::give_up(const std::string& why) {
   why_lost_ = why;
+  Lock lock(network_.mutex_);
   const auto [from, to] = network_.stood_still_;  // then the peers may have given up this process
+  lock.unlock();
   if (to - from > kQuietFor && Clock::now() - to < network_.options_.resume) {
     why_lost_ +=
         str("; this process itself was stopped or starved for ", to_seconds(to - from), " s");

@@ -1,5 +1,5 @@
 // A peer's process, as the network keeps it: the session, its connections, and when to connect.
-// Included by network.cc and peer.cc only.
+// Included by the network's own files only.
 #pragma once
 
 #include "net/flow_count.h"
@@ -18,6 +18,7 @@ struct Network::Link {
   Fd socket;
   Peer* peer = nullptr;  // not known before the Hello, where we accept
   int flow = 0;
+  bool gone = false;  // dropped
 
   bool connecting = false, established = false, watched_for_writing = false;
   size_t low_water = 1;      // bytes that make the socket readable
@@ -40,32 +41,38 @@ struct Network::Link {
   bool is_ours() const { return connecting || (handshake && !handshake->accepting()); }
 };
 
-class Network::Peer final : public Wire, public Party, public Receiver {
+// A stranger that has said who it is has another lock now. Then `gone` is not to be read.
+inline bool Network::Entry::is_current() const { return link->peer == peer.get() && !link->gone; }
+
+class Network::Peer final : public Wire,
+                            public Party,
+                            public Receiver,
+                            public std::enable_shared_from_this<Peer> {
  public:
   Peer(Network& network, const Contact& contact, const Key& key, const SessionNumbers& numbers);
 
-  // ---- Wire; take the network's lock
+  // ---- Wire; take the lock
   void open(uint64_t channel, Receiver* receiver) override;
   void close(uint64_t channel) override;
   void post(const Frame& frame, Payload payload) override {
-    const std::lock_guard lock(network_.mutex_);
+    const std::lock_guard lock(mutex);
     use();
     session.post(frame, std::move(payload));
   }
   void reclaim_lent(uint64_t channel) override {
-    const std::lock_guard lock(network_.mutex_);
+    const std::lock_guard lock(mutex);
     session.reclaim_lent(channel);
   }
   void flush() override {
-    const std::lock_guard lock(network_.mutex_);
+    const std::lock_guard lock(mutex);
     write_all();
   }
   bool reached() override {
-    const std::lock_guard lock(network_.mutex_);
+    const std::lock_guard lock(mutex);
     return session.posted() > 0 || session.last_heard() != Clock::time_point{};
   }
   bool parked() override {
-    const std::lock_guard lock(network_.mutex_);
+    const std::lock_guard lock(mutex);
     return session.parked();
   }
   uint64_t undelivered() override;
@@ -77,24 +84,24 @@ class Network::Peer final : public Wire, public Party, public Receiver {
   void begin_driving() override { network_.begin_driving(); }
   void end_driving(bool rest) override { network_.end_driving(rest); }
   void need() override {
-    const std::lock_guard lock(network_.mutex_);
+    const std::lock_guard lock(mutex);
     use();
     session.unpark();
     needed_ = true;
   }
   void alarm() override {
-    network_.alarm_ = true;
+    network_.alarm_.store(true, std::memory_order_seq_cst);
     network_.quiet_.notify_one();
   }
   bool lost() override { return lost_.load(std::memory_order_acquire); }
   std::string condition() override;
   std::optional<Clock::time_point> refused() override {
-    const std::lock_guard lock(network_.mutex_);
+    const std::lock_guard lock(mutex);
     return refused_;
   }
   Clock::duration resume() const override { return network_.options_.resume; }
   void judge_after(Clock::duration refused) override {
-    const std::lock_guard lock(network_.mutex_);
+    const std::lock_guard lock(mutex);
     judge_after_ = refused;
   }
 
@@ -110,11 +117,14 @@ class Network::Peer final : public Wire, public Party, public Receiver {
   bool wanted() const;  // somebody has something to say, or to hear
   void wake() {         // there will be something to do at each tick
     if (std::exchange(awake_, true)) return;
-    network_.awake_.push_back(this);
+    {
+      const std::lock_guard lock(network_.mutex_);
+      network_.awake_.push_back(shared_from_this());
+    }
     if (network_.dozing_) network_.rouse();
   }
   bool may_sleep() {
-    awake_ = (!lost_ && wanted()) || sockets > 0;
+    awake_ = (!lost_ && wanted()) || !sockets.empty();
     return !awake_;
   }
   bool restless() const;         // it has to be looked at often
@@ -150,10 +160,12 @@ class Network::Peer final : public Wire, public Party, public Receiver {
   void count_flows(Clock::time_point now);
   void tell_changed();
 
+  std::mutex mutex;        // guards what follows, and the connections
+  bool forgotten = false;  // it is in no table any more: meet() makes another one
   Session session;
-  std::vector<Link*> links;  // established, by flow
-  int sockets = 0;           // these, and those of which a handshake may make one
-  Contact contact;
+  std::vector<Link*> links;    // established, by flow
+  std::vector<Link*> sockets;  // these, and those of which a handshake may make one
+  const Contact contact;
   std::string trouble;  // why a handshake failed, for the text of giving up
 
  private:

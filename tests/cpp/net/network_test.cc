@@ -164,6 +164,57 @@ void one_is_off() {
   }
 }
 
+// Keeps the thread that delivers to it, until open().
+class Gate final : public Receiver {
+ public:
+  std::byte* place(const Frame&) override { return nullptr; }
+  void deliver(const Frame&, std::span<const std::byte>) override {
+    ++waiting;
+    opened_.wait(false);
+    ++passed;
+  }
+  void open() {
+    opened_ = true;
+    opened_.notify_all();
+  }
+  std::atomic<int> waiting{0}, passed{0};
+
+ private:
+  std::atomic<bool> opened_{false};
+};
+
+// While one thread takes what comes from one peer, other threads read from another and write to it.
+void side_by_side() {
+  constexpr uint64_t kChannel = 7;
+  Place one, slow, quick;
+  Gate gate;
+  Counter here, there;
+  const auto join = [&](Place& from, Place& to, Receiver* receiver) -> Wire& {
+    Wire& wire = from.network.reach(to.network.contact());
+    wire.open(kChannel, receiver);
+    return wire;
+  };
+  join(one, slow, &gate);
+  Wire &to_quick = join(one, quick, &here), &from_slow = join(slow, one, &there),
+       &from_quick = join(quick, one, &there);
+  post(from_slow, kChannel, 1, 10);
+  from_slow.flush();
+  wait_until([&] { return gate.waiting == 1; }, [&] { return from_slow.condition(); });
+  post(from_quick, kChannel, 1, 10);
+  from_quick.flush();
+  const auto driven = [&](const Counter& counter) {
+    one.network.progress();
+    return counter.came == 1;
+  };
+  wait_until([&] { return driven(here); }, [] { return "one peer's frame waits for another's"; });
+  post(to_quick, kChannel, 1, 10);
+  to_quick.flush();
+  wait_until([&] { return driven(there); }, [] { return "a frame waits for another peer's"; });
+  require(gate.passed == 0, "the gate was open");
+  gate.open();
+  wait_until([&] { return from_slow.undelivered() == 0; }, [&] { return from_slow.condition(); });
+}
+
 }  // namespace
 }  // namespace ringcomm::testing
 
@@ -174,6 +225,7 @@ int main(int argc, char** argv) {
                      {"dies unanswered", dies_unanswered},
                      {"keys wear out", keys_wear_out},
                      {"another secret", another_secret},
-                     {"one is off", one_is_off}},
+                     {"one is off", one_is_off},
+                     {"side by side", side_by_side}},
                     argc, argv);
 }
