@@ -235,7 +235,7 @@ uint64_t switches() {
 }
 
 // 10,000 groups that were used, and are idle: no thread wakes up in a second.
-void idle_groups() {
+[[maybe_unused]] void idle_groups() {
   Runtime::get().set_workers(4);
   constexpr size_t kGroups = 10'000;
   World world(1, tiny(1));
@@ -309,7 +309,7 @@ struct Busy {
 };
 
 // A child has no workers; it makes its own, and its parent's go on.
-void forks() {
+[[maybe_unused]] void forks() {
   Runtime::get().set_workers(3);
   Busy busy(4);
   for (int i = 0; i < 20; ++i) {
@@ -337,7 +337,7 @@ void forks() {
 }
 
 // The program ends while workers drive, and one is in a callback that never returns.
-void ends_while_busy() {
+[[maybe_unused]] void ends_while_busy() {
   for (int i = 0; i < 10; ++i) {
     in_child([] {
       Runtime::get().set_workers(3);
