@@ -82,6 +82,11 @@ def test_workers_under_thread_sanitizer(cpp_program: Program) -> None:
 
 
 @pytest.mark.timeout(400)
+def test_networks_under_thread_sanitizer(cpp_program: Program) -> None:
+    check([cpp_program("network_test", "thread")], 300)
+
+
+@pytest.mark.timeout(400)
 def test_slips_under_thread_sanitizer(cpp_program: Program) -> None:
     check([cpp_program("slip_test", "thread")], 300)
 

@@ -215,6 +215,56 @@ void side_by_side() {
   wait_until([&] { return from_slow.undelivered() == 0; }, [&] { return from_slow.condition(); });
 }
 
+// Several threads drive one network, and its peers are looked at, parked and connected again.
+void many_drivers() {
+  constexpr uint64_t kChannel = 7, kFrames = 300;
+  constexpr size_t kOthers = 6;
+  NetworkOptions few;
+  few.most_connections = 2;
+  Place one(few);
+  std::vector<std::unique_ptr<Place>> others;
+  std::vector<Counter> here(kOthers), there(kOthers);
+  std::vector<Wire*> out, back;
+  for (size_t i = 0; i < kOthers; ++i) {
+    others.push_back(std::make_unique<Place>(few));
+    out.push_back(&one.network.reach(others[i]->network.contact()));
+    back.push_back(&others[i]->network.reach(one.network.contact()));
+    out[i]->open(kChannel, &here[i]);
+    back[i]->open(kChannel, &there[i]);
+  }
+  std::atomic<bool> stop{false};
+  std::vector<std::jthread> threads;
+  for (int i = 0; i < 3; ++i) {
+    threads.emplace_back([&] {
+      one.network.begin_driving();
+      while (!stop) one.network.progress();
+      one.network.end_driving(false);
+    });
+  }
+  for (size_t i = 0; i < kOthers; ++i) {
+    for (Wire* wire : {out[i], back[i]}) {
+      threads.emplace_back([wire] {
+        for (uint64_t number = 1; number <= kFrames; ++number) {
+          post(*wire, kChannel, number, 3000);
+          wire->flush();
+          if (number % 100 == 0) std::this_thread::sleep_for(std::chrono::milliseconds(150));
+        }
+      });
+    }
+  }
+  const auto all = [&](const Counter& counter) { return counter.came == kFrames; };
+  wait_until(
+      [&] { return std::ranges::all_of(here, all) && std::ranges::all_of(there, all); },
+      [&] { return str(here[0].came, " and ", there[0].came, " came: ", out[0]->condition()); });
+  stop = true;
+  threads.clear();
+  for (size_t i = 0; i < kOthers; ++i) {
+    require(here[i].exact && there[i].exact, "a frame came twice, changed, or out of order");
+    out[i]->close(kChannel);
+    back[i]->close(kChannel);
+  }
+}
+
 }  // namespace
 }  // namespace ringcomm::testing
 
@@ -226,6 +276,7 @@ int main(int argc, char** argv) {
                      {"keys wear out", keys_wear_out},
                      {"another secret", another_secret},
                      {"one is off", one_is_off},
-                     {"side by side", side_by_side}},
+                     {"side by side", side_by_side},
+                     {"many drivers", many_drivers}},
                     argc, argv);
 }
