@@ -9,12 +9,13 @@
 namespace ringcomm {
 namespace {
 
-// A quarter of the descriptors that this process may have, and 128 at most: each costs a heartbeat
-// twice a second.
-size_t most_connections() {
+// A quarter of the descriptors that this process may have, and 128 at most, or fewer where several
+// ranks share a core: each costs a heartbeat twice a second.
+size_t most_connections(int cpus, int ranks) {
+  const auto share = static_cast<size_t>(std::clamp(128 * cpus / ranks, 32, 128));
   rlimit limit{};
-  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return NetworkOptions().most_connections;
-  return std::clamp<size_t>(limit.rlim_cur / 4, 16, 128);
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return share;
+  return std::clamp<size_t>(limit.rlim_cur / 4, 16, share);
 }
 
 struct Global {
@@ -55,7 +56,7 @@ Network& Runtime::network(const std::string& store_host) {
   if (!network_) {
     const std::chrono::seconds resume(config_.resume_seconds);
     NetworkOptions options{config_, places, resume, neighbours_.bell(), [this] { pass_on(); }};
-    options.most_connections = most_connections();
+    options.most_connections = most_connections(cpus_, ranks_here_);
     network_ = std::make_unique<Network>(options);
   }
   return *network_;
@@ -84,6 +85,7 @@ void Runtime::attach(Communicator* group) {
   if (!bell_) bell_ = neighbours_.bell();
   groups_.push_back(group);
   ranks_here_ = std::max(ranks_here_, group->state().neighbours());
+  if (network_) network_->keep(most_connections(cpus_, ranks_here_));
 }
 
 void Runtime::detach(Communicator* group) {

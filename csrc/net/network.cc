@@ -43,7 +43,8 @@ Network::Network(const NetworkOptions& options)
       tls_(options, options.tls_records),
       epoll_(::epoll_create1(EPOLL_CLOEXEC)),
       wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
-      ticked_(Clock::now()) {
+      ticked_(Clock::now()),
+      most_connections_(options.most_connections) {
   if (!epoll_ || !wake_) throw SystemError("epoll");
   contact_.id = random_id();
   contact_.key = random_key();
@@ -322,7 +323,9 @@ void Network::tick(Clock::time_point now) {
   drop_strangers(now);
   if (deaf_ && now >= accept_again_.load()) listen(true);
   restless_ = deaf_.load();
-  for (const auto& peer : awake()) {
+  const auto peers = awake();
+  crowd_ = static_cast<int>(peers.size());
+  for (const auto& peer : peers) {
     const std::lock_guard lock(peer->mutex);
     peer->tick(now, stalled);
     if (peer->restless()) restless_ = true;

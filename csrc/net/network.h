@@ -79,6 +79,9 @@ class Network {
   // The directory is called no more. Before the wires' close(): a frame would open them again.
   void leave(uint64_t channel);
 
+  // NetworkOptions::most_connections, from now on.
+  void keep(size_t connections) { most_connections_ = connections; }
+
   struct Counts {
     size_t peers = 0, awake = 0, resting = 0, sockets = 0;
   };
@@ -182,6 +185,8 @@ class Network {
   std::atomic<bool> alarm_{false};     // partner: run()
   std::atomic<bool> dozing_{false};    // the network thread: until rouse()
   std::atomic<bool> restless_{false};  // ticks are to be frequent
+  std::atomic<size_t> most_connections_;
+  std::atomic<int> crowd_{0};  // peers that are awake
   std::atomic<int> driving_{0};
   std::atomic<int> blocked_{0};  // connections that could not take all there was
   std::thread thread_;

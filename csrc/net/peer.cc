@@ -8,6 +8,7 @@ constexpr Clock::duration kLongestPause = std::chrono::milliseconds(700);
 constexpr Clock::duration kNext = std::chrono::milliseconds(100);
 constexpr auto kPaceEvery = std::chrono::microseconds(200);
 constexpr auto kNewsEvery = std::chrono::milliseconds(200);
+constexpr int kFewPeers = 16;
 constexpr auto kIdle = std::chrono::milliseconds(100);  // longer than a rank that waits says need()
 constexpr auto kDone = std::chrono::seconds(2);         // of no group: one may be made again soon
 constexpr auto kAskEvery = std::chrono::seconds(1);
@@ -268,7 +269,8 @@ void Network::Peer::tick(Clock::time_point now, Clock::duration stalled) {
 
 // Sends our state, so that a rank that waits for us can say what we do.
 void Network::Peer::tell_news(Clock::time_point now) {
-  if (now - told_news_ < kNewsEvery) return;
+  // Of many peers few wait for us: all together are not told more often than a few would be.
+  if (now - told_news_ < kNewsEvery * (1 + network_.crowd_ / kFewPeers)) return;
   told_news_ = now;
   for (auto& [channel, receiver] : channels_) {
     auto news = receiver->news();

@@ -115,7 +115,7 @@ void Network::park(Clock::time_point now) {
   for (const auto& [peer, used_at, sockets, done] : idle) {
     stay += sockets;
     const Lock lock(peer->mutex);
-    if (stay > options_.most_connections || done) peer->ask_to_park(now);
+    if (stay > most_connections_ || done) peer->ask_to_park(now);
   }
 }
 

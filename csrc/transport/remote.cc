@@ -7,6 +7,11 @@ namespace {
 
 static_assert(sizeof(RankState) <= kKeptPayload);
 
+// Another one for another blame, nearly always.
+uint64_t mark(const Blame& blame) {
+  return blame.sequence + (blame.rank << 48) + (blame.called << 32) + (blame.finished << 16);
+}
+
 // Without the text of a failure where there is none.
 std::vector<std::byte> bytes_of(const RankState& state) {
   const auto* const data = reinterpret_cast<const std::byte*>(&state);
@@ -135,7 +140,7 @@ std::vector<std::byte> RemotePeer::news() {
   const Header::Progress& progress = ends_.own->of(Board::kHost);
   const bool known = progress.called.load(std::memory_order_acquire) == told_called_ &&
                      progress.finished.load(std::memory_order_acquire) == told_finished_ &&
-                     read_blame(*ends_.own).sequence == told_blame_;
+                     mark(read_blame(*ends_.own)) == told_blame_;
   return known ? std::vector<std::byte>() : state();
 }
 
@@ -153,7 +158,7 @@ std::vector<std::byte> RemotePeer::state() {
   if (state.failed != 0) std::memcpy(state.failure, header.failure, kFailureBytes);
   told_called_ = state.called;
   told_finished_ = state.finished;
-  told_blame_ = state.blame.sequence;
+  told_blame_ = mark(state.blame);
   return bytes_of(state);
 }
 

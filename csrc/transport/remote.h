@@ -124,7 +124,7 @@ class RemotePeer final : public Receiver {
   Pending pending_;
   uint64_t sent_ = 0;
   std::atomic<uint64_t> told_called_{0}, told_finished_{0};  // the peer knows of these operations
-  std::atomic<uint64_t> told_blame_{0};                      // and of a blame in this one
+  std::atomic<uint64_t> told_blame_{0};                      // and of whom this rank waits for
   std::atomic<uint64_t> credited_{0};  // what the peer knows of my reading its stream
   uint64_t arrived_[kLineLanes] = {};  // signals delivered
 };

@@ -174,14 +174,9 @@ Blame Transport::blame_of(Rank rank) const {
   return header == nullptr ? Blame() : read_blame(*header);
 }
 
-// Those that wait for this rank are among those with which it talks.
+// Those that wait for this rank are among those with which it talks: they hear of it by news().
 void Transport::blame(const Blame& blame) {
-  if (blame == blame_of(rank_)) return;
-  write_blame(own_.header(), blame);
-  each_remote([](RemotePeer& peer) {
-    Wire& wire = peer.wire();
-    if (wire.reached() && !wire.parked() && !wire.lost()) peer.tell_now();
-  });
+  if (blame != blame_of(rank_)) write_blame(own_.header(), blame);
 }
 
 void Transport::ask_for_records() {

@@ -97,11 +97,17 @@ def accused(text: str) -> set[int]:
 
 @anywhere
 def test_every_collective(ranks: Place) -> None:
-    # 256 processes on a few cores do not get through the 32,000 connections of an all_to_all.
     some = ["--only", ",".join(EVERY), "--random", 0] if ranks.count > 128 else ["--random", 20]
     answer = ranks.works(*some, "--seed", seed(), seconds=200)
     named = {name.partition("/")[0] for name in answer.stages}
     assert named >= ({*EVERY} if ranks.count > 128 else {*EVERY, "all_to_all", "random"})
+
+
+@anywhere
+def test_all_to_all(ranks: Place) -> None:
+    """Where processes share cores, most of its connections are parked and made again."""
+    answer = ranks.works("--only", "all_to_all", "--sizes", 8, "--calls", 1, seconds=200)
+    assert answer.stages["all_to_all/8"]["connections"]["most"] <= 128
 
 
 @between_hosts
