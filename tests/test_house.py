@@ -43,7 +43,7 @@ LONGER = {  # why it may be
     "ringcomm/costs.py": "the model, and what is chosen by it: one page to compare with select.cc",
 }
 COLUMNS = 100
-CPP_TOTAL = 19_100  # lines with code on them, those for devices included
+CPP_TOTAL = 19_150
 
 # Joined here, so that this file does not name them.
 ELSEWHERE = re.compile("|".join(["/wo" + "rk/", r"\.\./sha" + "red", "pypi" + r"\.org"]))

@@ -107,7 +107,7 @@ def test_every_collective(ranks: Place) -> None:
 def test_all_to_all(ranks: Place) -> None:
     """Where processes share cores, most of its connections are parked and made again."""
     answer = ranks.works("--only", "all_to_all", "--sizes", 8, "--calls", 1, seconds=200)
-    assert answer.stages["all_to_all/8"]["connections"]["most"] <= 128
+    assert answer.most("connections", "all_to_all/8") <= 128
 
 
 @between_hosts
