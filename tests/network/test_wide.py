@@ -137,8 +137,10 @@ def test_connections_are_cut_meanwhile(ranks: Place) -> None:
         cut.append(hosts.kill_connections(len(cut) % hosts.count, count=3))
         time.sleep(0.05)
 
-    answer = ranks.works("--no-checks", "--loop", 5, seconds=120, meanwhile=reset)
-    assert sum(cut) > hosts.count
+    # 256 processes on a few cores make the connections of an all_to_all for 14 s.
+    some = ["--only", ",".join(EVERY)] if ranks.count > 128 else []
+    answer = ranks.works("--no-checks", *some, "--loop", 5, seconds=120, meanwhile=reset)
+    assert sum(cut) > min(hosts.count, 12)
     assert answer.body["loops"]["median"] == answer.most("loops") > 1
 
 

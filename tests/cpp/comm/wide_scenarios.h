@@ -166,13 +166,15 @@ inline void loop(WideRank& one) {
   Exercise sum = sum_of(one), large = sum_of(one, 1 << 18);
   Exercise gather(Collective::kAllGather, 1 << 18, one.options().ranks, one.rank(), 0);
   Exercise trade(Collective::kAllToAll, 1 << 14, one.options().ranks, one.rank(), 0);
+  std::vector<Exercise*> all{&sum, &large, &gather};
+  if (one.options().checked("all_to_all")) all.push_back(&trade);
   one.gate();
   one.doing("loops");
   const Deadline end(WideRank::seconds(one.options().value));
   for (int number = 0; number <= one.board().last_loop; ++number) {
     require(!one.deadline().passed(), "the time is over");
     if (one.rank() == 0 && end.passed()) one.board().last_loop = number;
-    for (Exercise* each : {&sum, &large, &gather, &trade}) {
+    for (Exercise* each : all) {
       each->run(one.group());
       each->check();
     }

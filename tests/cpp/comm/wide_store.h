@@ -112,10 +112,16 @@ class WideStore final : public Store {
   std::string get(const std::string& key) override {
     ask(key.size());
     const std::lock_guard guard(table_.mutex);
-    const StoreTable::Entry* const entry = find(key);
-    require(entry != nullptr && entry->value != nullptr, "the store has no ", key);
-    counts_.bytes += entry->value_bytes;
-    return {entry->value, entry->value_bytes};
+    return value_of(key);
+  }
+  std::vector<std::string> get_all(const std::vector<std::string>& keys) override {
+    size_t bytes = 0;
+    for (const auto& key : keys) bytes += key.size();
+    ask(bytes);
+    const std::lock_guard guard(table_.mutex);
+    std::vector<std::string> values;
+    for (const auto& key : keys) values.push_back(value_of(key));
+    return values;
   }
   int64_t add(const std::string& key, int64_t amount) override {
     ask(key.size());
@@ -132,6 +138,12 @@ class WideStore final : public Store {
     if (faults_.delay.count() > 0) std::this_thread::sleep_for(faults_.delay);
   }
 
+  std::string value_of(const std::string& key) {
+    const StoreTable::Entry* const entry = find(key);
+    require(entry != nullptr && entry->value != nullptr, "the store has no ", key);
+    counts_.bytes += entry->value_bytes;
+    return {entry->value, entry->value_bytes};
+  }
   StoreTable::Entry*& bucket(const std::string& key) {
     return table_.buckets[std::hash<std::string>()(key) % StoreTable::kBuckets];
   }
