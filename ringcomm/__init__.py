@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from ringcomm._autoload import load_library, register
 
 if TYPE_CHECKING:
-    from ringcomm._C import Options
     from ringcomm._algorithms import register_algorithm
+    from ringcomm._C import Options
     from ringcomm._flight import dump
     from ringcomm._stats import metrics, stats
     from ringcomm._verify import Story, verify

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 import threading
 from collections.abc import Iterable
@@ -10,7 +9,7 @@ from typing import NamedTuple
 
 from ringcomm._autoload import load_library
 from ringcomm._program import AlgorithmError
-from ringcomm._schedule import Scripts, schedule
+from ringcomm._schedule import Scripts, line_of, schedule
 from ringcomm._verify import SLOTS, Given, prove, shape_of
 from ringcomm.options import ALGORITHMS
 from ringcomm.plan import Algorithm
@@ -40,7 +39,7 @@ def register_algorithm(
     algorithms. Every rank registers it, before its groups are made. `name` is a word of small
     letters, digits and underscores. An all_to_all with unequal parts keeps the library's algorithm.
 
-    The plans are made, and with `verify` proved, where a shape is first used; they are kept. A wrong
+    The plans are made, and with `verify` proved, where a shape is first used, and kept. A wrong
     algorithm raises in the collective, with its line. Ranks compare a hash of the plans of all
     ranks, so other code on one of them is an error on all. Raises ValueError for a name that is
     taken, or an unknown collective.
@@ -83,7 +82,7 @@ def _make(registered: Registered, name: str, given: Given) -> Scripts:
         if registered.verify:
             prove(given, scripts, f"by {name!r}")
     except AlgorithmError as error:
-        file = inspect.getsourcefile(registered.function) or "FILE.py"
+        file = line_of(registered.function).file
         function = getattr(registered.function, "__name__", "FUNCTION")
         size = shape_of(given).bytes
         raise AlgorithmError(
