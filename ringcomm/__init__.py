@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from ringcomm._algorithms import register_algorithm
     from ringcomm._C import Options
     from ringcomm._flight import dump
+    from ringcomm._program import AlgorithmError
     from ringcomm._stats import metrics, stats
     from ringcomm._verify import Story, verify
-    from ringcomm.plan import AlgorithmError
     from ringcomm.quantized import quantized_all_reduce
 
 __version__ = "0.1.0"
@@ -34,7 +34,7 @@ __all__ = [
 ]
 # Loaded when they are first asked for: they need torch and the library, and time.
 LATER = {
-    "AlgorithmError": "ringcomm.plan",
+    "AlgorithmError": "ringcomm._program",
     "Story": "ringcomm._verify",
     "verify": "ringcomm._verify",
     "dump": "ringcomm._flight",

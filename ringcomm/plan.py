@@ -25,8 +25,6 @@ from ringcomm._program import (
     INPUT,
     OUTPUT,
     SLOT,
-    AlgorithmError,
-    Line,
     Message,
     Operand,
     Piece,
@@ -38,9 +36,7 @@ from ringcomm._program import (
 
 __all__ = [
     "Algorithm",
-    "AlgorithmError",
     "Chunk",
-    "Line",
     "Shape",
     "Sum",
     "Value",
@@ -115,6 +111,7 @@ class Sum:
 
 
 Value = Chunk | Sum
+"""What can be sent, copied and added up."""
 
 
 class Shape:
@@ -215,6 +212,7 @@ class Shape:
 
 
 Algorithm = Callable[[Shape], None]
+"""A function that writes down what all ranks do in a call of this shape."""
 
 
 def _own(value: Value, what: str) -> Value:

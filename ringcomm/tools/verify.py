@@ -60,11 +60,7 @@ def load(text: str) -> Algorithm:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.path.insert(0, str(path.parent.resolve()))
-    try:
-        spec.loader.exec_module(module)
-    finally:
-        sys.path.pop(0)
+    spec.loader.exec_module(module)
     if not callable(getattr(module, name, None)):
         raise ValueError(f"{text}: {path.name} has no function {name!r}")
     return cast(Algorithm, getattr(module, name))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import os
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -14,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 import ringcomm
 from lab import ROOT
 from lab.ranks import Rank, Ranks, error_of, join, ranks
-from ringcomm._program import INPUT, OUTPUT, Move, Operand, Recorder, Signal, Wait
+from ringcomm._program import INPUT, OUTPUT, SLOT, Move, Operand, Recorder, Signal, Wait
 from ringcomm._schedule import record
 from ringcomm.plan import Algorithm, Chunk, Shape, copy, reduce, send
 from ringcomm.tools.verify import load
@@ -42,7 +44,7 @@ def chunks_of(total: int, parts: int) -> list[slice]:
     unit = 16 if total * 4 >= 64 * parts else 1
     units = -(-total // unit)
     ends = [min(total, units * i // parts * unit) for i in range(parts + 1)]
-    return [slice(a, b) for a, b in zip(ends, ends[1:], strict=False)]
+    return [slice(a, b) for a, b in itertools.pairwise(ends)]
 
 
 def by_the_words(algorithm: Algorithm, shape: Shape, inputs: list[torch.Tensor]) -> torch.Tensor:
@@ -56,10 +58,9 @@ def by_the_words(algorithm: Algorithm, shape: Shape, inputs: list[torch.Tensor])
             continue
         places = {INPUT: inputs[rank], OUTPUT: outputs[rank]}
         values = [
-            slots[one] if one not in places and one.space not in places
-            else places[one.space][cuts[one.chunk]].clone()
+            slots[one] if one.space == SLOT else places[one.space][cuts[one.chunk]].clone()
             for one in operation.src
-        ]  # fmt: skip
+        ]
         total = values[0]
         for value in values[1:]:
             total = total + value
@@ -282,10 +283,14 @@ def test_it_runs_unverified_where_that_is_said() -> None:
 
 
 def misnamed(rank: Rank) -> list[str]:
-    told = [error_of(lambda: ringcomm.register_algorithm(*given)) for given in [
-        ("ring", straight, ["all_reduce"]), ("Mine!", straight, ["all_reduce"]),
-        ("mine", straight, ["all_sum"]), ("mine", straight, []),
-    ]]  # fmt: skip
+    wrong = [
+        ("ring", ["all_reduce"]),
+        ("Mine!", ["all_reduce"]),
+        ("mine", ["all_sum"]),
+        ("mine", []),
+    ]
+    register = functools.partial(ringcomm.register_algorithm, function=straight)
+    told = [error_of(functools.partial(register, name, collectives=to)) for name, to in wrong]
     ringcomm.register_algorithm("mine", straight, ["all_reduce"])
     told.append(error_of(lambda: ringcomm.register_algorithm("mine", straight, ["all_reduce"])))
     told.append(error_of(lambda: ringcomm.Options(algorithm="other")))

@@ -1,4 +1,4 @@
-"""Algorithms by hand: the examples are proved, and send what their papers say; wrong ones are told."""
+"""Algorithms by hand: examples are proved, and send what their papers say; wrong ones are told."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ import pytest
 
 import ringcomm
 from lab import ROOT
-from ringcomm._verify import Proof, given_of, shape_of, steps_of
+from ringcomm import AlgorithmError, _plans
 from ringcomm._schedule import schedule
-from ringcomm.plan import AlgorithmError, Shape, copy, reduce, send
+from ringcomm._verify import Proof, given_of, shape_of, steps_of
+from ringcomm.plan import Shape, copy, reduce, send
 from ringcomm.tools.verify import load
 
 EXAMPLES = ROOT / "examples" / "algorithms"
@@ -124,8 +125,6 @@ def test_hierarchical_sends_little_between_hosts() -> None:
 
 def test_long_messages_are_short_plans() -> None:
     given = given_of("all_reduce", 8, 64 * MIB, 4, 0, 1, mapped=True)
-    from ringcomm import _plans
-
     scripts = schedule(example("ring"), shape_of(given), 2)
     text = _plans.text(given, 0, scripts.ranks[0].words)
     assert "passes" in text
