@@ -28,9 +28,12 @@ def example(name: str, function: str = "") -> Callable[[Shape], None]:
     return load(f"{EXAMPLES / name}.py:{function or name}")
 
 
-def prove(name: str, collective: str, ranks: int, size: int, **how: int) -> Proof:
+def prove(
+    name: str, collective: str, ranks: int, size: int, root: int = 0, local: int = 1
+) -> Proof:
     file, _, function = name.partition(":")
-    return ringcomm.verify(example(file, function), ranks, size, collective, **how)
+    verified = example(file, function)
+    return ringcomm.verify(verified, ranks, size, collective, root=root, local=local)
 
 
 # ---- the examples
@@ -168,9 +171,14 @@ def test_a_signal_that_nobody_needs_is_found() -> None:
 # ---- wrong ones
 
 
-def wrong(function: Callable[[Shape], None], *given: int | str, **how: int) -> AlgorithmError:
+def wrong(
+    function: Callable[[Shape], None],
+    ranks: int,
+    size: int = MIB,
+    collective: str = "all_reduce",
+) -> AlgorithmError:
     with pytest.raises(AlgorithmError) as raised:
-        ringcomm.verify(function, *given, **how)
+        ringcomm.verify(function, ranks, size, collective)
     return raised.value
 
 
