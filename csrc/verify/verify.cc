@@ -340,14 +340,15 @@ class Machine {
 }  // namespace
 }  // namespace verify_detail
 
-Finding find(const std::vector<Program>& sequence, const VerifyOptions& options) {
+Finding verify_detail::found_by(const std::vector<Program>& sequence, uint64_t seed) {
   Finding finding;
+  const VerifyOptions options;
   try {
-    verify_detail::check_sequence(sequence);
-    verify_detail::Machine machine(sequence, options);
+    check_sequence(sequence);
+    Machine machine(sequence, options);
     machine.tell(finding);
-    machine.run(0);
-  } catch (const verify_detail::Violation& violation) {
+    machine.run(seed);
+  } catch (const Violation& violation) {
     finding.text = violation.what();
   }
   return finding;
