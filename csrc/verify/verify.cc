@@ -16,7 +16,7 @@ namespace {
 // One rank's place in the sequence.
 struct Cursor {
   size_t operation = 0;
-  PlanCursor step = {};
+  PlanCursor step;
 };
 
 // What signals leave in the line of the receiver, one for each half.
@@ -132,7 +132,7 @@ class Machine {
                             " before rank ", q, " has begun it"));
       }
     }
-    cursor(rank) = {operation + 1};
+    cursor(rank) = {operation + 1, PlanCursor()};
   }
 
   // Executes the rank's next step; false if it has to wait, or has finished.
