@@ -15,7 +15,7 @@ CSRC = DOCS.parent / "csrc"
 # Bottom floor last, as drawn; "" is an empty place. A folder includes only what stands lower.
 FLOORS = [
     ["torch"],
-    ["comm", "cuda"],
+    ["comm", "cuda", "verify"],
     ["exec", "device", "elastic"],
     ["plan", "reduce", "transport"],
     ["", "", "net"],
@@ -26,6 +26,7 @@ WHAT = {
     "comm": "order, queue, send/recv, errors",
     "device": "plans on a stream, device memory",
     "cuda": "driver, runtime, kernels",
+    "verify": "proves plans, beside the engine",
     "exec": "interprets plans",
     "elastic": "who goes on when ranks die",
     "plan": "planners, table, plan cache",

@@ -392,6 +392,9 @@ def selection_text(size: int, costs: str = "", local: int = 1) -> str:
     `costs` is "alpha 1.8e-05 beta 8.4e-09 gamma 2e-11"; "": the defaults. Raises ValueError.
     """
 
+def register_algorithm(name: str, collectives: list[int]) -> None:
+    """Have plans by that name made of the scripts of ringcomm/_algorithms.py."""
+
 # ---- for ringcomm.elastic
 
 def checksum(tensor: torch.Tensor) -> int:

@@ -10,19 +10,37 @@ from typing import TYPE_CHECKING, Any
 from ringcomm._autoload import load_library, register
 
 if TYPE_CHECKING:
+    from ringcomm._algorithms import register_algorithm
     from ringcomm._C import Options
     from ringcomm._flight import dump
+    from ringcomm._program import AlgorithmError
     from ringcomm._stats import metrics, stats
+    from ringcomm._verify import Story, verify
     from ringcomm.quantized import quantized_all_reduce
 
 __version__ = "0.1.0"
 """The version, without that of the torch it was built for."""
-__all__ = ["Options", "__version__", "dump", "metrics", "quantized_all_reduce", "stats"]
+__all__ = [
+    "AlgorithmError",
+    "Options",
+    "Story",
+    "__version__",
+    "dump",
+    "metrics",
+    "quantized_all_reduce",
+    "register_algorithm",
+    "stats",
+    "verify",
+]
 # Loaded when they are first asked for: they need torch and the library, and time.
 LATER = {
+    "AlgorithmError": "ringcomm._program",
+    "Story": "ringcomm._verify",
+    "verify": "ringcomm._verify",
     "dump": "ringcomm._flight",
     "metrics": "ringcomm._stats",
     "quantized_all_reduce": "ringcomm.quantized",
+    "register_algorithm": "ringcomm._algorithms",
     "stats": "ringcomm._stats",
 }
 

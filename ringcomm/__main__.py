@@ -15,6 +15,7 @@ COMMANDS = {
     "model": ("ringcomm.model", "how long a collective takes by the model"),
     "trace": ("ringcomm.tools.trace", "what went wrong in a job, by its flight records"),
     "plan": ("ringcomm.tools.plan", "what each rank of a collective does, step by step"),
+    "verify": ("ringcomm.tools.verify", "prove an algorithm that is written by hand"),
     "bench": ("ringcomm.tools.bench.command", "measure collectives next to other backends"),
 }
 USUAL_FAILURE = 1

@@ -169,6 +169,12 @@ void Diagnosis::throw_mismatch(const Descriptor& operation, Rank peer) const {
                             peer, ", and the other way round"));
   }
   if (theirs && same_call(*theirs, operation)) {
+    const bool other_code = plan_text(operation) == plan_text(*theirs) && by_registered(operation);
+    if (other_code) {
+      throw MismatchError(str(numbered(operation), ": rank ", rank, " and rank ", peer,
+                              " have registered other code as the algorithm '",
+                              plan_text(operation), "': give every rank the same file"));
+    }
     throw MismatchError(str(numbered(operation), ": rank ", rank, " runs it by ",
                             plan_text(operation), ", rank ", peer, " by ", plan_text(*theirs),
                             ", or with other segments or costs: give every rank the same "

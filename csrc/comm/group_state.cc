@@ -1,6 +1,7 @@
 #include "comm/group_state.h"
 
 #include "comm/runtime.h"
+#include "plan/registry.h"
 
 namespace ringcomm {
 GroupState::GroupState(const CommunicatorOptions& options, std::unique_ptr<Transport> transport,
@@ -48,6 +49,9 @@ std::optional<Algorithm> GroupState::requested_algorithm(Collective collective) 
   if (*options_.algorithm == Algorithm::kDirect && !reach_.mapped) return std::nullopt;
   const bool levels = reach_.local > 1 || reach_.site > 1;
   if (*options_.algorithm == Algorithm::kHierarchical && !levels) return std::nullopt;
+  if (is_registered(*options_.algorithm)) {
+    return serves(*options_.algorithm, collective) ? options_.algorithm : std::nullopt;
+  }
   const auto& possible = algorithms_of(collective);
   const auto found = std::find(possible.begin(), possible.end(), *options_.algorithm);
   return found != possible.end() ? options_.algorithm : std::nullopt;

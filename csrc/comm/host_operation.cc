@@ -1,5 +1,7 @@
 #include "comm/host_operation.h"
 
+#include "plan/registry.h"
+
 namespace ringcomm {
 namespace {
 
@@ -31,7 +33,9 @@ Shape HostOperation::shape_of(const Operation& operation) const {
 
 Algorithm HostOperation::algorithm_of(const Shape& shape) const {
   const auto asked = state_.requested_algorithm(shape.collective);
-  return asked.value_or(select(shape, state_.reach().mapped));
+  // A registered one plans for all ranks, and so needs a call that looks the same to all.
+  if (asked && (!is_registered(*asked) || same_on_all_ranks(shape))) return *asked;
+  return select(shape, state_.reach().mapped);
 }
 
 void HostOperation::begin(const Operation& operation, std::optional<uint64_t> ticket) {
@@ -40,7 +44,7 @@ void HostOperation::begin(const Operation& operation, std::optional<uint64_t> ti
   const Manner manner = tuner_.next(shape, algorithm);
   auto plan = plans_.get(shape, algorithm);
   current_ = make_descriptor(operation, sequence_ + 1);
-  set_plan(current_, plan->algorithm, terms_ ^ shape.geometry.segment_bytes);
+  set_plan(current_, plan->algorithm, terms_ ^ shape.geometry.segment_bytes ^ plan->code);
   make_stamps(operation, current_, executor_.stamps());
   executor_.output().assign(operation.output);
   executor_.input().assign(operation.input);

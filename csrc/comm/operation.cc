@@ -1,5 +1,7 @@
 #include "comm/operation.h"
 
+#include "plan/registry.h"
+
 namespace ringcomm {
 namespace {
 
@@ -118,7 +120,12 @@ bool same_call(const Descriptor& a, const Descriptor& b) {
 
 std::string plan_text(const Descriptor& descriptor) {
   const auto by = static_cast<Algorithm>(descriptor.words[kPlan] & 0xff);
+  if (is_registered(by)) return to_string(by);
   return by == kByGraph ? "a CUDA graph" : by >= kByKernel ? "a kernel" : to_string(by);
+}
+
+bool by_registered(const Descriptor& descriptor) {
+  return is_registered(static_cast<Algorithm>(descriptor.words[kPlan] & 0xff));
 }
 
 uint64_t hash_of_terms(const Geometry& geometry, const Reach& reach) {

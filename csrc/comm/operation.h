@@ -42,6 +42,7 @@ void set_plan(Descriptor& descriptor, Algorithm algorithm, uint64_t terms);
 // Do both call the same, by whatever algorithm?
 bool same_call(const Descriptor& a, const Descriptor& b);
 std::string plan_text(const Descriptor& descriptor);  // "ring"
+bool by_registered(const Descriptor& descriptor);     // an algorithm of the program's own
 // Hashes everything that shapes plans, except the operation and the algorithm.
 uint64_t hash_of_terms(const Geometry& geometry, const Reach& reach);
 uint64_t hash_of(const Descriptor& descriptor);

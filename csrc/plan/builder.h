@@ -51,6 +51,7 @@ class PlanBuilder {
   const Shape& shape() const { return shape_; }
   Rank rank() const { return rank_; }
   uint64_t slots() const { return shape_.geometry.slots; }
+  size_t steps() const { return plan_.steps.size(); }  // so far
   Rank peer(int steps) const { return shape_.after(rank_, steps); }
 
   // With an extent of the plan: `offset` bytes into it.

@@ -4,6 +4,8 @@
 #include <array>
 #include <limits>
 
+#include "plan/registry.h"
+
 namespace ringcomm {
 namespace {
 
@@ -54,13 +56,17 @@ const char* to_string(Collective collective) {
   return kCollectiveNames[static_cast<size_t>(collective)];
 }
 const char* to_string(Algorithm algorithm) {
+  if (is_registered(algorithm)) return registered_name(algorithm);
   return kAlgorithmNames[static_cast<size_t>(algorithm)];
 }
 
 Algorithm algorithm_called(const std::string& name) {
   const auto found = std::ranges::find(kAlgorithmNames, name);
-  RINGCOMM_CHECK(found != kAlgorithmNames.end(), "there is no algorithm '", name, "': use one of ",
-                 joined(kAlgorithmNames));
+  if (found == kAlgorithmNames.end()) {
+    if (const auto registered = registered_called(name)) return *registered;
+    throw UsageError(
+        str("there is no algorithm '", name, "': use one of ", joined(kAlgorithmNames)));
+  }
   return static_cast<Algorithm>(found - kAlgorithmNames.begin());
 }
 

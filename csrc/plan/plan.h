@@ -132,6 +132,7 @@ struct Plan {
   Algorithm algorithm;
   int size;
   Rank rank;
+  uint64_t code = 0;  // of one that the program registered: a hash of what all ranks run
   std::vector<Loop> loops;
   std::vector<Block> blocks;
   std::vector<Step> steps;

@@ -6,6 +6,7 @@
 
 #include "plan/builder.h"
 #include "plan/planners.h"
+#include "plan/registry.h"
 
 namespace ringcomm {
 namespace {
@@ -217,6 +218,9 @@ std::vector<Algorithm> algorithms_of(Collective collective) {
 Plan make_plan(const Shape& shape, Rank rank, Algorithm algorithm) {
   RINGCOMM_CHECK(rank >= 0 && rank < shape.size, to_string(shape.collective), ": no rank ", rank,
                  " in a group of ", shape.size);
+  if (is_registered(algorithm)) {
+    return shape.size == 1 ? copy_alone(shape, algorithm) : registered_plan(shape, rank, algorithm);
+  }
   for (const Row& row : kTable) {
     if (row.collective != shape.collective || row.algorithm != algorithm) continue;
     // Where every rank talks to every other there is no order.

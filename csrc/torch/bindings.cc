@@ -6,6 +6,7 @@
 
 #include "base/stream_copy.h"
 #include "plan/cursor.h"
+#include "plan/registry.h"
 #include "plan/topology.h"
 #include "reduce/quantize.h"
 #include "torch/backend.h"
@@ -198,6 +199,23 @@ py::tuple plan_of(const ShapeTuple& given, Rank rank, const std::optional<std::s
                         steps_of(plan));
 }
 
+// An algorithm of the program's own: ringcomm/_algorithms.py has its scripts, by shape.
+void register_by_name(const std::string& name, const std::vector<int>& collectives) {
+  std::vector<Collective> all;
+  for (const int one : collectives) all.push_back(static_cast<Collective>(one));
+  const auto author = [name](const Shape& shape, Rank rank) -> Script {
+    const auto& [size, segment, room, inbox, slots, line, one_shot] = shape.geometry;
+    const std::vector<uint64_t> geometry = {segment, room, inbox, slots, line, one_shot};
+    const auto given =
+        std::make_tuple(static_cast<int>(shape.collective), shape.size, shape.local, shape.element,
+                        shape.root, shape.bytes, shape.shards, shape.send, shape.recv, geometry);
+    using Answer = std::tuple<std::vector<int64_t>, uint64_t>;
+    auto [words, code] = ask<Answer>("ringcomm._algorithms", "script_for", name, given, rank);
+    return {std::move(words), code};
+  };
+  with_value_errors([&] { register_algorithm(name, all, author); });
+}
+
 // In steps of a segment, as plans copy. Both are contiguous tensors of the CPU, and equally long.
 void copy_tensor(const at::Tensor& to, const at::Tensor& from, bool past_caches) {
   constexpr uint64_t kStep = 256 << 10;
@@ -264,6 +282,7 @@ void bind_core(py::module_& module) {
   module.def("plan", [](const ShapeTuple& shape, Rank rank, std::optional<std::string> asked) {
     return with_value_errors([&] { return plan_of(shape, rank, asked); });
   });
+  module.def("register_algorithm", &register_by_name, py::arg("name"), py::arg("collectives"));
   module.def(
       "selection_text",
       [](int size, const std::string& costs, int local) {

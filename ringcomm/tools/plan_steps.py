@@ -163,10 +163,10 @@ def plan_of(shape: Shape, rank: int, algorithm: str | None = None) -> Plan:
     if shape.send:
         shape = shape._replace(recv=[shape.send[rank]] * shape.size)
     name, reason, steps = _C.plan(shape, rank, algorithm)
-    return Plan(name, reason, [one for step in steps if (one := _step(step)).bytes or one.lane])
+    return Plan(name, reason, [one for step in steps if (one := step_of(step)).bytes or one.lane])
 
 
-def _step(found: tuple[int, int, int, int, int, list[tuple[int, int, int, int]]]) -> Step:
+def step_of(found: tuple[int, int, int, int, int, list[tuple[int, int, int, int]]]) -> Step:
     verb, peer, lane, size, targets, refs = found
     operands = [Operand(SPACES[space], *rest) for space, *rest in refs]
     moves = VERBS[verb] in ("copy", "reduce")

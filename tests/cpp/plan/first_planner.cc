@@ -11,7 +11,7 @@
 #include "exec/host_executor.h"
 #include "plan/builder.h"
 #include "plan_cases.h"
-#include "plan_text.h"
+#include "verify/plan_text.h"
 
 namespace ringcomm::testing {
 namespace {

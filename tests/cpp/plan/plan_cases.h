@@ -11,8 +11,8 @@
 
 #include "plan/cursor.h"
 #include "plan/select.h"
-#include "plan_text.h"
-#include "verify.h"
+#include "verify/plan_text.h"
+#include "verify/verify.h"
 
 namespace ringcomm::cases {
 

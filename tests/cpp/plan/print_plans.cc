@@ -7,7 +7,7 @@
 #include <cstdlib>
 
 #include "plan/select.h"
-#include "plan_text.h"
+#include "verify/plan_text.h"
 
 namespace ringcomm {
 namespace {

@@ -1,24 +1,22 @@
-#include "verify.h"
+#include "verify/verify.h"
 
 #include <algorithm>
 #include <random>
 #include <unordered_map>
 
 #include "plan/cursor.h"
-#include "plan/select.h"
-#include "plan_text.h"
-#include "verify_memory.h"
+#include "verify/memory.h"
+#include "verify/plan_text.h"
+#include "verify/sequence.h"
 
 namespace ringcomm {
 namespace verify_detail {
 namespace {
 
-constexpr int kMostRanks = 4096;
-
 // One rank's place in the sequence.
 struct Cursor {
   size_t operation = 0;
-  PlanCursor step = {};
+  PlanCursor step;
 };
 
 // What signals leave in the line of the receiver, one for each half.
@@ -30,6 +28,7 @@ struct Stamp {
 // What the signals of one ordered pair of ranks on one lane have carried, in order.
 struct Channel {
   std::vector<Clock> sent;
+  std::vector<uint32_t> events;               // of the signals
   std::vector<std::vector<Range>> announced;  // sources of puts that the signal follows
   std::vector<Range> pending;                 // put, not yet announced
   size_t taken = 0;
@@ -53,7 +52,20 @@ class Machine {
     for (Rank r = 0; r < size_; ++r) begin(r);
   }
 
+  // The events of the run, and what it has found, are noted there.
+  void tell(Finding& finding) { finding_ = &finding; }
+
   void run(uint64_t seed) {
+    try {
+      run_all(seed);
+    } catch (const Violation& violation) {
+      if (finding_ != nullptr) note(violation);
+      throw;
+    }
+  }
+
+ private:
+  void run_all(uint64_t seed) {
     std::mt19937_64 random(seed);
     for (bool moved = true; moved;) {
       moved = false;
@@ -68,7 +80,26 @@ class Machine {
     memory_.check_results(sequence_);
   }
 
- private:
+  // ---- the story
+
+  void note_event(Rank rank) {
+    if (finding_ == nullptr) return;
+    const Cursor& at = cursor(rank);
+    const auto step = static_cast<uint32_t>(&*at.step - plan(rank).steps.data());
+    memory_.event = static_cast<uint32_t>(finding_->events.size());
+    finding_->events.push_back({rank, at.operation, step, at.step.pass(), at.step.round()});
+  }
+  void note(const Violation& violation) {
+    finding_->text = violation.what();
+    finding_->other = violation.other;
+    for (Rank r = 0; r < size_; ++r) {
+      if (finished(r)) continue;
+      const Cursor& at = cursor(r);
+      const auto step = static_cast<uint32_t>(&*at.step - plan(r).steps.data());
+      finding_->places.push_back({r, at.operation, step, at.step.pass(), at.step.round()});
+    }
+  }
+
   size_t ranks() const { return static_cast<size_t>(size_); }
   Cursor& cursor(Rank rank) { return cursors_[static_cast<size_t>(rank)]; }
   Clock& clock(Rank rank) { return clocks_[static_cast<size_t>(rank)]; }
@@ -101,7 +132,7 @@ class Machine {
                             " before rank ", q, " has begun it"));
       }
     }
-    cursor(rank) = {operation + 1};
+    cursor(rank) = {operation + 1, PlanCursor()};
   }
 
   // Executes the rank's next step; false if it has to wait, or has finished.
@@ -109,9 +140,14 @@ class Machine {
     if (finished(rank)) return false;
     PlanCursor& at = cursor(rank).step;
     try {
-      if (!execute(rank, *at)) return false;
+      note_event(rank);
+      if (!execute(rank, *at)) {
+        if (finding_ != nullptr) finding_->events.pop_back();
+        return false;
+      }
     } catch (const Violation& violation) {
-      throw Violation(str(where(rank), ": ", violation.what()));
+      if (finding_ != nullptr) finding_->found = memory_.event;
+      throw Violation(str(where(rank), ": ", violation.what()), violation.other);
     }
     at.next();
     if (at) return true;
@@ -162,6 +198,7 @@ class Machine {
     }
     stamp.operation = operation;
     channel.sent.push_back(clock(rank));
+    channel.events.push_back(memory_.event);
     channel.announced.push_back(std::move(channel.pending));
     channel.pending.clear();
     ++clock(rank)[static_cast<size_t>(rank)];
@@ -180,6 +217,7 @@ class Machine {
     ++channel.waits;
     Clock& now = clock(rank);
     const Clock then = std::move(channel.sent[channel.taken]);
+    if (finding_ != nullptr) finding_->events.back().met = channel.events[channel.taken];
     for (size_t q = 0; q < ranks(); ++q) now[q] = std::max(now[q], then[q]);
     for (const Range& range : channel.announced[channel.taken]) {
       memory_.give_back(range, rank, now);
@@ -214,20 +252,19 @@ class Machine {
     }
     check_overlap(dst, src);
     if (step.verb == Verb::kCopy && dst.front() == src.front()) return;  // in place
+    if (dst.front().bytes == 0) return;
     const bool in_order = plan(rank).algorithm == Algorithm::kDirect;
-    for (size_t i = 0; i < src.front().count; ++i) {
-      const Value value =
-          step.verb == Verb::kCopy
-              ? memory_.read(src.front().begin + i, cursor(rank).operation, rank, clock(rank))
-              : reduce(rank, src, i, in_order);
-      if (step.final && value.ranks != everybody_) throw Violation("is final too early");
-      for (const Range& range : dst) {
-        Value result = value;
-        result.final = value.final || step.final;
-        memory_.write(range.begin + i, result, rank, clock(rank));
-      }
+    Pieces values = step.verb == Verb::kCopy
+                        ? memory_.read(src.front(), cursor(rank).operation, rank, clock(rank))
+                        : reduce(rank, src, in_order);
+    for (Piece& piece : values) {
+      if (step.final && piece.value.ranks != everybody_) throw Violation("is final too early");
+      piece.value.final = piece.value.final || step.final;
     }
-    if (step.verb == Verb::kCopy && refs[0].space == Space::kInbox) {
+    for (const Range& range : dst) memory_.write(range, values, rank, clock(rank));
+    // What is not the caller's is copied at once.
+    const bool lends = refs[step.dst_count].space <= Space::kOutput;
+    if (step.verb == Verb::kCopy && refs[0].space == Space::kInbox && lends) {
       memory_.lend(src.front());
       channel(rank, refs[0].rank, kData).pending.push_back(src.front());
     }
@@ -235,7 +272,7 @@ class Machine {
 
   static void check_overlap(const std::vector<Range>& dst, const std::vector<Range>& src) {
     const auto overlap = [](const Range& a, const Range& b) {
-      return a.begin < b.begin + b.count && b.begin < a.begin + a.count;
+      return a.region == b.region && a.begin < b.end() && b.begin < a.end();
     };
     for (size_t i = 0; i < dst.size(); ++i) {
       for (const Range& range : src) {
@@ -247,19 +284,35 @@ class Machine {
     }
   }
 
-  Value reduce(Rank rank, const std::vector<Range>& src, size_t i, bool in_order) {
-    Value sum;
+  // Adds up stretch by stretch: each ends where one of a source does.
+  Pieces reduce(Rank rank, const std::vector<Range>& src, bool in_order) {
+    Pieces sum;
     for (size_t s = 0; s < src.size(); ++s) {
-      const Value& value =
-          memory_.read(src[s].begin + i, cursor(rank).operation, rank, clock(rank));
-      if (value.final) throw Violation("reduces what was final already");
-      if (s > 0 && value.index != sum.index) throw Violation("reduces different elements");
-      if (in_order && value.ranks != mark(static_cast<Rank>(s)))
-        throw Violation("does not go in rank order");
-      sum = {value.operation, value.index, sum.ranks + value.ranks, false,
-             src.size() == 1 ? value.order : mix(sum.order, value.order)};
+      const Pieces more = memory_.read(src[s], cursor(rank).operation, rank, clock(rank));
+      for (const Piece& piece : more) {
+        if (piece.value.final) throw Violation("reduces what was final already");
+        if (in_order && piece.value.ranks != mark(static_cast<Rank>(s)))
+          throw Violation("does not go in rank order");
+      }
+      sum = s == 0 ? more : added(sum, more);
     }
     return sum;
+  }
+  static Pieces added(const Pieces& sum, const Pieces& more) {
+    Pieces result;
+    uint64_t done_a = 0, done_b = 0;  // of the piece
+    for (size_t a = 0, b = 0; a < sum.size();) {
+      const Value one = sum[a].value.after(done_a), other = more[b].value.after(done_b);
+      if (one.index != other.index) throw Violation("reduces different elements");
+      const uint64_t bytes = std::min(sum[a].bytes - done_a, more[b].bytes - done_b);
+      result.push_back({bytes,
+                        {one.operation, one.index, one.ranks + other.ranks, false,
+                         mix(one.order, other.order)}});
+      done_a += bytes, done_b += bytes;
+      if (done_a == sum[a].bytes) ++a, done_a = 0;
+      if (done_b == more[b].bytes) ++b, done_b = 0;
+    }
+    return result;
   }
 
   void check_finished() {
@@ -268,6 +321,7 @@ class Machine {
       if (finished(r)) continue;
       stuck += str(stuck.empty() ? "deadlock: " : "; ", where(r));
     }
+    if (finding_ != nullptr && !stuck.empty()) finding_->stuck = true;
     if (!stuck.empty()) throw Violation(stuck);
   }
 
@@ -280,58 +334,24 @@ class Machine {
   std::vector<Clock> begun_;  // by operation and rank: that rank's time, 0 for not yet
   std::unordered_map<size_t, Channel> channels_;
   uint64_t everybody_ = 0;
+  Finding* finding_ = nullptr;
 };
-
-// As many signals as waits on every lane of every pair.
-void check_balance(const Program& program) {
-  const size_t size = program.plans.size();
-  std::unordered_map<size_t, int64_t> balance;
-  for (const Plan& plan : program.plans) {
-    for (PlanCursor step(plan); step; step.next()) {
-      const size_t me = static_cast<size_t>(plan.rank), peer = static_cast<size_t>(step->peer);
-      if (step->verb == Verb::kSignal) ++balance[(me * size + peer) * kLanes + step->lane];
-      if (step->verb == Verb::kWait) --balance[(peer * size + me) * kLanes + step->lane];
-    }
-  }
-  for (const auto& [i, signals] : balance) {
-    if (signals == 0) continue;
-    throw Violation(str(to_string(program.plans.front().collective), ": ", signals,
-                        " signals left over from rank ", i / kLanes / size, " to ",
-                        i / kLanes % size));
-  }
-}
-
-void check_sequence(const std::vector<Program>& sequence) {
-  for (const Program& program : sequence) {
-    const size_t size = sequence.front().shapes.size();
-    if (size == 0 || size > kMostRanks || program.shapes.size() != size ||
-        program.plans.size() != size) {
-      throw Violation("a sequence needs one shape and plan a rank, for at most 4,096 ranks");
-    }
-    Geometry geometry = sequence.front().shapes.front().geometry;
-    geometry.segment_bytes = program.shapes.front().geometry.segment_bytes;  // an operation's own
-    if (!(program.shapes.front().geometry == geometry) ||
-        geometry.window_room() != sequence.front().shapes.front().geometry.window_room()) {
-      throw Violation("operations of one group share one geometry, but for the segments");
-    }
-    check_balance(program);
-  }
-}
 
 }  // namespace
 }  // namespace verify_detail
 
-Program program_of(std::vector<Shape> shapes, Algorithm algorithm, bool in_place) {
-  Program program{std::move(shapes), {}, in_place};
-  for (size_t r = 0; r < program.shapes.size(); ++r) {
-    program.plans.push_back(make_plan(program.shapes[r], static_cast<Rank>(r), algorithm));
+Finding verify_detail::found_by(const std::vector<Program>& sequence, uint64_t seed) {
+  Finding finding;
+  const VerifyOptions options;
+  try {
+    check_sequence(sequence);
+    Machine machine(sequence, options);
+    machine.tell(finding);
+    machine.run(seed);
+  } catch (const Violation& violation) {
+    finding.text = violation.what();
   }
-  return program;
-}
-
-Program program_of(const Shape& shape, Algorithm algorithm, bool in_place) {
-  return program_of(std::vector<Shape>(static_cast<size_t>(shape.size), shape), algorithm,
-                    in_place);
+  return finding;
 }
 
 std::string verify(const std::vector<Program>& sequence, const VerifyOptions& options) {

@@ -51,4 +51,28 @@ struct VerifyOptions {
 
 std::string verify(const std::vector<Program>& sequence, const VerifyOptions& options = {});
 
+// A step of a rank's plan, in one pass and round.
+struct Event {
+  Rank rank;
+  size_t operation;
+  uint32_t step;  // of the plan
+  uint64_t pass;
+  uint32_t round;
+  uint32_t met = UINT32_MAX;  // a wait: the event that is its signal
+};
+
+// A violation, and the run that shows it. `found` is the event that meets it, and `other` one that
+// it is about; UINT32_MAX: none.
+struct Finding {
+  std::string text;  // "": none
+  std::vector<Event> events;
+  uint32_t found = UINT32_MAX, other = UINT32_MAX;
+  bool stuck = false;
+  std::vector<Event> places;  // where ranks are that have not finished: a deadlock
+};
+
+// Runs several interleavings, and returns what the shortest run finds: its events are those that
+// come before the violation in every run.
+Finding find(const std::vector<Program>& sequence);
+
 }  // namespace ringcomm

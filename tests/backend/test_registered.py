@@ -1,0 +1,312 @@
+"""Groups run algorithms by hand that are registered by name: over shared memory, and over TCP."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+import ringcomm
+from lab import ROOT
+from lab.ranks import Rank, Ranks, error_of, join, ranks
+from ringcomm._program import INPUT, OUTPUT, SLOT, Move, Operand, Recorder, Signal, Wait
+from ringcomm._schedule import record
+from ringcomm.plan import Algorithm, Chunk, Shape, copy, reduce, send
+from ringcomm.tools.verify import load
+
+EXAMPLES = ROOT / "examples" / "algorithms"
+SIZES = (1, 5, 1000, 70_001, 600_000)
+Function = Callable[[Shape], None]
+
+
+def example(name: str, function: str = "") -> Algorithm:
+    return load(f"{EXAMPLES / name}.py:{function or name}")
+
+
+@pytest.fixture
+def four() -> Iterator[Ranks]:
+    with ranks(4, backend=None) as some:
+        yield some
+
+
+# ---- what the algorithm itself says
+
+
+def chunks_of(total: int, parts: int) -> list[slice]:
+    """As Shape::cut: on cache lines, where there is one for each part."""
+    unit = 16 if total * 4 >= 64 * parts else 1
+    units = -(-total // unit)
+    ends = [min(total, units * i // parts * unit) for i in range(parts + 1)]
+    return [slice(a, b) for a, b in itertools.pairwise(ends)]
+
+
+def by_the_words(algorithm: Algorithm, shape: Shape, inputs: list[torch.Tensor]) -> torch.Tensor:
+    """Return rank 0's output of an all_reduce, added up as the algorithm is written."""
+    recorder = record(algorithm, shape)
+    cuts = chunks_of(inputs[0].numel(), shape.parts)
+    outputs = [torch.zeros_like(one) for one in inputs]
+    slots: dict[Operand, torch.Tensor] = {}
+    for rank, operation in in_some_order(recorder):
+        if not isinstance(operation, Move):
+            continue
+        places = {INPUT: inputs[rank], OUTPUT: outputs[rank]}
+        values = [
+            slots[one] if one.space == SLOT else places[one.space][cuts[one.chunk]].clone()
+            for one in operation.src
+        ]
+        total = values[0]
+        for value in values[1:]:
+            total = total + value
+        for one in operation.dst:
+            if one.space == OUTPUT:
+                outputs[rank][cuts[one.chunk]] = total
+            else:
+                slots[one] = total
+    assert all(torch.equal(one, outputs[0]) for one in outputs)
+    return outputs[0]
+
+
+def in_some_order(recorder: Recorder) -> Iterator[tuple[int, Move | Signal | Wait]]:
+    place, sent, moved = [0] * recorder.ranks, set(), True
+    while moved:
+        moved = False
+        for rank, program in enumerate(recorder.programs):
+            while place[rank] < len(program):
+                one = program[place[rank]]
+                if isinstance(one, Wait) and (one.link.number, one.number) not in sent:
+                    break
+                if isinstance(one, Signal):
+                    sent.add((one.message.link.number, one.message.lane))
+                place[rank] += 1
+                moved = True
+                yield rank, one
+
+
+def mine_of(rank: int, count: int) -> torch.Tensor:
+    return torch.randn(count, generator=torch.Generator().manual_seed(count * 97 + rank))
+
+
+# ---- ranks
+
+
+def run_by(rank: Rank, transport: str, name: str, function: str) -> list[torch.Tensor]:
+    """All sizes twice by one algorithm: blocking, and not."""
+    os.environ |= {"RINGCOMM_TRANSPORT": transport, "RINGCOMM_ALGORITHM": "by_hand"}
+    ringcomm.register_algorithm("by_hand", example(name, function), ["all_reduce"])
+    join(rank)
+    results = []
+    for count in SIZES:
+        one, other = mine_of(rank.index, count), mine_of(rank.index, count)
+        dist.all_reduce(one)
+        work = dist.all_reduce(other, async_op=True)
+        work.wait()
+        assert torch.equal(one, other)
+        results.append(one)
+    dist.destroy_process_group()
+    return results
+
+
+@pytest.mark.parametrize("transport", ["auto", "tcp"])
+@pytest.mark.parametrize(
+    "name", ["ring", "ring:pipelined", "swing", "halving_doubling", "torus_2d"]
+)
+def test_sums_are_those_of_the_algorithm(four: Ranks, transport: str, name: str) -> None:
+    """Bit by bit, in its own order of additions."""
+    file, _, function = name.partition(":")
+    results = four(run_by, transport, file, function)
+    for i, count in enumerate(SIZES):
+        inputs = [mine_of(rank, count) for rank in range(4)]
+        wanted = by_the_words(example(file, function), Shape("all_reduce", 4, 0, 4 * count), inputs)
+        for rank in range(4):
+            assert torch.equal(results[rank][i], wanted), count
+
+
+def others_by_hand(rank: Rank, transport: str) -> list[bool]:
+    """The other collectives, each by an example."""
+    os.environ |= {"RINGCOMM_TRANSPORT": transport}
+    register = ringcomm.register_algorithm
+    register("pat", example("pat"), ["all_gather", "reduce_scatter"])
+    register("bine", example("bine"), ["broadcast", "reduce"])
+    register("bruck_all", example("bruck", "all_to_all"), "all_to_all")
+    join(rank)
+    n, right = rank.size, []
+    for name in ("pat", "bine", "bruck_all"):
+        group = dist.new_group(pg_options=ringcomm.Options(algorithm=name))
+        for count in (3, 5000, 200_000):
+            mine = mine_of(rank.index, count * n)
+            all_ = [mine_of(one, count * n) for one in range(n)]
+            out = torch.zeros(n * n * count)
+            dist.all_gather_into_tensor(out, mine, group=group)
+            right.append(torch.equal(out, torch.cat(all_)))
+            dist.all_to_all_single(out := torch.zeros(n * count), mine, group=group)
+            theirs = [one[rank.index * count :][:count] for one in all_]
+            right.append(torch.equal(out, torch.cat(theirs)))
+            dist.broadcast(got := mine.clone(), 2, group=group)
+            right.append(torch.equal(got, all_[2]))
+            dist.reduce(got := torch.full((count,), float(rank.index)), 1, group=group)
+            right.append(rank.index != 1 or bool((got == 6).all()))
+            dist.reduce_scatter_tensor(
+                out := torch.zeros(count), torch.ones(n * count), group=group
+            )
+            right.append(bool((out == n).all()))
+            average = torch.full((count,), float(rank.index))
+            dist.all_reduce(average, dist.ReduceOp.AVG, group=group)
+            right.append(bool((average == 1.5).all()))
+    # Parts that differ keep the library's own way.
+    send_to = [rank.index + to + 1 for to in range(n)]
+    out = torch.zeros(sum(send_to))
+    dist.all_to_all_single(out, torch.ones(sum(send_to)), send_to, send_to, group=group)
+    return [*right, bool((out == 1).all())]
+
+
+@pytest.mark.parametrize("transport", ["auto", "tcp"])
+def test_other_collectives_by_hand(four: Ranks, transport: str) -> None:
+    for right in four(others_by_hand, transport):
+        assert all(right), right
+
+
+def train(rank: Rank, algorithm: str | None) -> list[torch.Tensor]:
+    if algorithm:
+        ringcomm.register_algorithm(algorithm, example(algorithm), ["all_reduce"])
+    join(rank, pg_options=ringcomm.Options(algorithm=algorithm))
+    torch.manual_seed(0)
+    model = DistributedDataParallel(torch.nn.Linear(300, 200), broadcast_buffers=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for step in range(3):
+        inputs = torch.full((4, 300), float(step + 1)) * (rank.index + 1)
+        optimizer.zero_grad()
+        model(inputs).square().mean().backward()
+        optimizer.step()
+    dist.destroy_process_group()
+    return [one.detach() for one in model.parameters()]
+
+
+def test_ddp_trains_by_it(four: Ranks) -> None:
+    by_hand = four(train, "swing")
+    for other in by_hand[1:]:
+        for mine, theirs in zip(by_hand[0], other, strict=True):
+            assert torch.equal(mine, theirs)
+    with ranks(4, backend=None) as others:
+        usual = others(train, None)
+    for mine, theirs in zip(by_hand[0], usual[0], strict=True):
+        torch.testing.assert_close(mine, theirs)
+
+
+# ---- wrong ones
+
+
+def exchanged(shape: Shape) -> list[list[Chunk]]:
+    """What each rank has of each other, once all have sent: then outputs may be written."""
+    n = shape.ranks
+    shape.cut(1)
+    return [
+        [send(shape.input(q), to=r) if q != r else shape.input(r) for q in range(n)]
+        for r in range(n)
+    ]
+
+
+def straight(shape: Shape) -> None:
+    """Every rank sends to every other, and adds in the order of the ranks."""
+    for rank, got in enumerate(exchanged(shape)):
+        copy(reduce(*got), shape.output(rank))
+
+
+def backwards(shape: Shape) -> None:
+    """The same, and adds the last rank's first."""
+    for rank, got in enumerate(exchanged(shape)):
+        copy(reduce(*reversed(got)), shape.output(rank))
+
+
+def forgetful(shape: Shape) -> None:
+    """Rank 0 gets nothing."""
+    shape.cut(1)
+    got = send(shape.input(0), to=1)
+    copy(reduce(got, shape.input(1)), shape.output(1))
+
+
+def swinging(shape: Shape) -> None:
+    """Swing, as ranks can be told of it."""
+    example("swing")(shape)
+
+
+def called(rank: Rank, functions: list[Function], options: dict[str, Any]) -> tuple[str, str]:
+    """Each rank registers its own; returns how an all_reduce ends."""
+    ringcomm.register_algorithm(
+        "mine", functions[rank.index % len(functions)], ["all_reduce"], **options
+    )
+    join(rank, seconds=20, pg_options=ringcomm.Options(algorithm="mine"))
+    data = torch.ones(1000)
+    told = error_of(lambda: dist.all_reduce(data))
+    return told if told[0] else ("", str(data[0].item()))
+
+
+def test_other_code_on_a_rank_is_one_sentence() -> None:
+    with ranks(2, backend=None) as two:
+        assert two(called, [straight], {}) == [("", "2.0")] * 2
+    with ranks(2, backend=None) as two:
+        told = two(called, [straight, backwards], {})
+    for kind, text in told:
+        assert kind == "DistBackendError"
+        assert "have registered other code as the algorithm 'mine'" in text
+
+
+def test_a_wrong_one_raises_with_its_line() -> None:
+    with ranks(2, backend=None) as two:
+        told = two(called, [forgetful], {})
+    for kind, text in told:
+        assert kind == "RuntimeError"
+        assert f"test_registered.py:{forgetful.__code__.co_firstlineno}:" in text
+        assert "rank 0's output at byte 0 was never written" in text
+        assert "`ringcomm verify" in text
+
+
+def test_a_wrong_number_of_ranks_is_told() -> None:
+    with ranks(3, backend=None) as three:
+        told = three(called, [swinging], {})
+    for kind, text in told:
+        assert kind == "RuntimeError"
+        assert "swing is for a power of two of ranks, not 3" in text
+
+
+def test_it_runs_unverified_where_that_is_said() -> None:
+    """What is wrong then is the caller's: rank 0 keeps what it had."""
+    with ranks(2, backend=None) as two:
+        told = two(called, [forgetful], {"verify": False})
+    assert told == [("", "1.0"), ("", "2.0")]
+
+
+def misnamed(rank: Rank) -> list[str]:
+    wrong = [
+        ("ring", ["all_reduce"]),
+        ("Mine!", ["all_reduce"]),
+        ("mine", ["all_sum"]),
+        ("mine", []),
+    ]
+    register = functools.partial(ringcomm.register_algorithm, function=straight)
+    told = [error_of(functools.partial(register, name, collectives=to)) for name, to in wrong]
+    ringcomm.register_algorithm("mine", straight, ["all_reduce"])
+    told.append(error_of(lambda: ringcomm.register_algorithm("mine", straight, ["all_reduce"])))
+    told.append(error_of(lambda: ringcomm.Options(algorithm="other")))
+    return [text for _, text in told]
+
+
+def test_names_are_checked() -> None:
+    with ranks(1, backend=None) as one:
+        told = one(misnamed)[0]
+    wanted = [
+        "ringcomm has an algorithm 'ring'",
+        "'Mine!' is no name",
+        "there is no collective 'all_sum'",
+        "there is no collective ''",
+        "'mine' is registered already",
+        "there is no algorithm 'other': use one of",
+    ]
+    for text, part in zip(told, wanted, strict=True):
+        assert part in text
