@@ -22,8 +22,9 @@ pytestmark = [
 def test_the_model_is_put_beside_the_clock(tmp_path: Path) -> None:
     """No figure is judged here: other work of the machine would be."""
     file = tmp_path / "figures.json"
-    command = [sys.executable, ROOT / "benchmarks" / "simulated.py", "--hosts", "2"]
-    command += ["--collectives", "all_gather", "--sizes", "64K", "--turns", "2", "--json", file]
+    script = str(ROOT / "benchmarks" / "simulated.py")
+    command = [sys.executable, script, "--hosts", "2", "--json", str(file)]
+    command += ["--collectives", "all_gather", "--sizes", "64K", "--turns", "2"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=limit(200), cwd=ROOT)
     assert done.returncode == 0, done.stderr
     rows = json.loads(file.read_text())["rows"]
