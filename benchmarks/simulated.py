@@ -196,7 +196,13 @@ def main() -> None:
             rows += compare(count, fabrics, measure(hosts), list(cases(options)))
     tell(rows)
     if options.json:
-        body = {"load": os.getloadavg(), "rate": options.rate, "wan": options.wan, "rows": rows}
+        body = {
+            "benchmark": "simulated",
+            "load": os.getloadavg(),
+            "rate": options.rate,
+            "wan": options.wan,
+            "rows": rows,
+        }
         options.json.write_text(json.dumps(body, indent=1) + "\n")
 
 
