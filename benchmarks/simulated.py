@@ -4,7 +4,7 @@ Hosts are network namespaces on links as slow as `--rate` says: root and iproute
 nothing outside them is touched. `ringcomm tune` measures the costs on these links.
 Then every algorithm is simulated by them, and measured.
 
-    python benchmarks/simulated.py --hosts 2,4,8 --rate 100mbit --json simulated.json
+    python benchmarks/simulated.py --hosts 2,4,8 --rate 50mbit --json simulated.json
 
 All ranks begin an operation at the same moment, by the clock that the namespaces have in common. It
 ends when the last rank is there. Algorithms take turns, so what disturbs the machine disturbs them
@@ -31,7 +31,7 @@ from lab.namespaces import missing, tool
 from lab.wan import Wan
 from ringcomm import costs
 from ringcomm.tools.plan_source import plans_of
-from ringcomm.tools.simulate import topology
+from ringcomm.tools.simulate import files, topology
 from ringcomm.tools.simulate.setting import simulate
 
 ALGORITHMS = {
@@ -41,7 +41,8 @@ ALGORITHMS = {
     "broadcast": ("ring", "tree"),
 }
 AHEAD = 0.012  # seconds between the word to begin and the beginning
-ENV = {"RINGCOMM_FLOWS": "1"}  # one connection: the links are one route
+# One connection, since the links are one route; and ranks that wait leave the cores to others.
+ENV = {"RINGCOMM_FLOWS": "1", "RINGCOMM_SPIN_US": "0"}
 
 
 class Case(NamedTuple):
@@ -109,16 +110,24 @@ def end_of(call: Callable[[], object]) -> float:
 
 
 def shape(hosts: Hosts, rate: str) -> None:
-    """Limit each link. A larger burst would let short messages pass at any rate."""
-    for host, namespace in enumerate(hosts.namespaces):
-        for space, device in ((namespace, "eth0"), (hosts.switch, f"port{host}")):
-            words = ["qdisc", "replace", "dev", device, "root", "tbf", "rate", rate]
-            tool("tc", "-n", space, *words, "burst", "16kb", "latency", "200ms")
+    """Limit what leaves each host. A larger burst would let short messages pass at any rate."""
+    for namespace in hosts.namespaces:
+        words = ["qdisc", "replace", "dev", "eth0", "root", "tbf", "rate", rate]
+        tool("tc", "-n", namespace, *words, "burst", "3kb", "latency", "200ms")
+
+
+def links(hosts: int, fabrics: costs.Fabrics) -> topology.Topology:
+    """Return these links: nothing limits what comes to a host."""
+    rate = 1 / fabrics.network.beta
+    names = [f"host{host}" for host in range(hosts)]
+    ways = [{"from": name, "to": "switch", "rate": rate, "one_way": True} for name in names]
+    ways += [{"from": "switch", "to": name, "rate": rate * 1e3, "one_way": True} for name in names]
+    return files.parse({"hosts": names, "links": ways}, "lab", fabrics.network.alpha)
 
 
 def measure(hosts: Hosts) -> list[list[float]]:
     command = [sys.executable, __file__, "--as-rank", *sys.argv[1:]]
-    first = hosts.run_ranks(command, 1, ENV, timeout=500)[0]
+    first = hosts.run_ranks(command, 1, timeout=500)[0]
     lines = [line for line in first.output.splitlines() if line.startswith("[[")]
     if not lines:
         sys.exit(first.output)
@@ -129,7 +138,7 @@ def measure(hosts: Hosts) -> list[list[float]]:
 def simulated(case: Case, hosts: int, fabrics: costs.Fabrics) -> float:
     whole = max(case.bytes // 4, hosts) // hosts * hosts * 4  # as call_of rounds it
     group = plans_of(case.collective, hosts, whole, hosts, case.algorithm)
-    return simulate(group, topology.named("switch", hosts, fabrics), fabrics)[0]
+    return simulate(group, links(hosts, fabrics), fabrics)[0]
 
 
 def compare(hosts: int, fabrics: costs.Fabrics, times: list[list[float]], some: list[Case]) -> Any:
@@ -157,10 +166,10 @@ def tell(rows: list[dict[str, Any]]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--hosts", default="2,4,8", help="how many, in turn")
-    parser.add_argument("--rate", default="100mbit", help="of each link, in both directions")
+    parser.add_argument("--rate", default="50mbit", help="of what leaves a host")
     parser.add_argument("--wan", type=Wan.of, metavar="MBIT,MS", help="long links in their place")
     parser.add_argument("--collectives", default=",".join(ALGORITHMS))
-    parser.add_argument("--sizes", default="4K,64K,1M")
+    parser.add_argument("--sizes", default="64K,256K,1M")
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--json", type=Path, help="where to write the figures")
     parser.add_argument("--as-rank", action="store_true", help=argparse.SUPPRESS)
@@ -170,6 +179,7 @@ def main() -> None:
         return
     if reason := missing():
         sys.exit(reason)
+    os.environ.update(ENV)  # for `ringcomm tune`, too
     rows: list[dict[str, Any]] = []
     for count in map(int, options.hosts.split(",")):
         with Hosts(count, far=options.wan) as hosts, tempfile.TemporaryDirectory() as folder:

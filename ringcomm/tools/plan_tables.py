@@ -1,7 +1,7 @@
 """A group's plans as data: the tables of csrc/plan/plan.h for each rank, and the shape.
 
-`GroupPlans` is what `ringcomm simulate`, `draw` and `plan --export` take, whoever has made it: the
-planners of the library, a file (plan_file.py), or a program. Nothing in it changes.
+`GroupPlans` is what `ringcomm simulate`, `draw` and `plan --export` take. The planners of the
+library make them, or a file (plan_file.py), or a program. Nothing in them changes.
 """
 
 from __future__ import annotations

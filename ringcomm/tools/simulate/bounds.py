@@ -37,7 +37,7 @@ def bounds(shape: Shape, topology: Topology, fabrics: Fabrics) -> Bounds:
     """Return the bounds for a call of this shape. Windows of one host are no link: no bound."""
     ranks, hosts = shape.size, shape.hosts
     one = fabrics.memory.alpha if hosts == 1 else nearest(shape, topology, fabrics)
-    most = max(cuts(shape, topology), default=(0.0, ""))
+    most = max(cuts(shape, topology), key=lambda cut: cut[0], default=(0.0, ""))
     added = whole_bytes(shape) * (ranks - 1) / ranks if shape.name in ADDING else 0.0
     return Bounds((ranks - 1).bit_length() * one, *most, added * fabrics.network.gamma)
 

@@ -16,7 +16,7 @@ from ringcomm.tools.simulate import sweep, topology
 from ringcomm.tools.simulate.bounds import Bounds, bounds
 from ringcomm.tools.simulate.engine import Engine
 from ringcomm.tools.simulate.path import Part, critical_path, hops, message_count, totals
-from ringcomm.tools.simulate.setting import Setting, simulate
+from ringcomm.tools.simulate.setting import Setting, check_hosts, simulate
 from ringcomm.tools.words import list_of, ranks, show_rate, show_seconds, show_size, size
 
 SHOWN_LINKS = 8
@@ -90,6 +90,7 @@ def group_of(options: argparse.Namespace) -> tuple[list[int], int]:
     for number in numbers:
         if number % local:
             raise ValueError(f"--ranks {number}: they do not fill hosts of {local}")
+        check_hosts(number // local)
     return numbers, local
 
 

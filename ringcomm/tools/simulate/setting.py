@@ -24,8 +24,7 @@ class Setting(NamedTuple):
 
     def of(self, hosts: int) -> Topology:
         """Return the topology for so many hosts. Raises ValueError."""
-        if hosts > MOST_HOSTS:
-            raise ValueError(f"{hosts} hosts: a simulation takes at most {MOST_HOSTS}")
+        check_hosts(hosts)
         if self.topology.endswith(".json"):
             found = files.read(Path(self.topology), self.fabrics.network.alpha)
             if len(found.hosts) != hosts:
@@ -33,6 +32,12 @@ class Setting(NamedTuple):
                 raise ValueError(f"{self.topology} has {has} hosts, and the group {hosts}")
             return found
         return topology.named(self.topology, hosts, self.fabrics, self.known)
+
+
+def check_hosts(hosts: int) -> None:
+    """Raise ValueError where there are too many; it costs less than making their plans."""
+    if hosts > MOST_HOSTS:
+        raise ValueError(f"{hosts} hosts: a simulation takes at most {MOST_HOSTS}")
 
 
 def simulate(group: GroupPlans, where: Topology, fabrics: Fabrics) -> tuple[float, Engine]:

@@ -152,12 +152,13 @@ def path_of(times: dict[int, float], axes: Axes) -> str:
 
 
 def marks(found: Sequence[Crossing], axes: Axes) -> Iterator[str]:
-    """A ring where the fastest changes, with the bytes and the new one above or below it."""
+    """A dot where the fastest changes, with the bytes and the new one above or below it."""
     from ringcomm.tools.simulate.sweep import about
 
     for number, one in enumerate(found):
         x, y = axes.x(one.bytes), axes.y(one.seconds)
-        yield f'<circle class="crossing" cx="{x:.1f}" cy="{y:.1f}" r="4"/>'
+        dot = f'x="{x - 4:.1f}" y="{y - 4:.1f}" width="8" height="8" rx="4"'
+        yield f'<rect class="crossing" {dot}/>'
         text = f"{one.after} from {about(one.bytes)}"
         left = x > axes.x0 + WIDE * 0.6
         anchor, at = ("end", x - 8) if left else ("start", x + 8)

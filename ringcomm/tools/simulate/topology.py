@@ -17,6 +17,7 @@ links. A message takes alpha, the latency of every link of its route, and its sh
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -242,7 +243,7 @@ def named(text: str, count: int, fabrics: Fabrics, known: Hosts | None = None) -
     if found := re.fullmatch(pattern, text, re.ASCII):
         return fat_tree(count, int(found[1]), float(found[2]), rate, alpha)
     if local_of(text):
-        return switch(count, rate, alpha)
+        return dataclasses.replace(switch(count, rate, alpha), name=text)
     if text == "measured":
         if known is None or len(known.names) != count:
             has = len(known.names) if known else "none"
