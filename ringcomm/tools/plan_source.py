@@ -9,7 +9,8 @@ import argparse
 from pathlib import Path
 
 from ringcomm._schedule import schedule
-from ringcomm._verify import SLOTS, given_of, shape_of as shape_by_hand, steps_of
+from ringcomm._verify import SLOTS, given_of, steps_of
+from ringcomm._verify import shape_of as shape_by_hand
 from ringcomm.costs import DEFAULT, Fabrics, Hosts
 from ringcomm.plan import Algorithm
 from ringcomm.tools import plan_file, verify

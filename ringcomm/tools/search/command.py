@@ -84,8 +84,8 @@ def hosts_of(
         return len(read(Path(name), fabrics.network.alpha).hosts)
     if name == "measured" and known:
         return len(known.names)
-    if both := topology.local_of(name):
-        raise ValueError(f"{name}: a search is for one rank on each host: use switch --ranks {both[0]}")
+    if topology.local_of(name):
+        raise ValueError(f"{name}: a search is for one rank on each host: try switch, and --ranks")
     count = topology.hosts_of(name)
     if count is None:
         raise ValueError(f"{name} fits any number of hosts: write --ranks")
@@ -138,7 +138,8 @@ def report(
     """Time beside the ring, the library's fastest and the bound; then what was proved."""
     form, ring, best = found.form, ring_of(others), others[0]
     each = "1 chunk" if form.parts == 1 else f"{form.parts} chunks"
-    yield f"{task.collective} of {show_size(task.bytes)} bytes, {task.ranks} ranks: {each} of each part"
+    what = f"{task.collective} of {show_size(task.bytes)} bytes, {task.ranks} ranks"
+    yield f"{what}: {each} of each rank's part"
     yield f"{task.topology.name}, by a model; try {found.number}"
     yield f"\nfound        {show_seconds(found.seconds)}"
     yield f"ring         {show_seconds(ring.seconds)}, {compared(ring.seconds, found.seconds)}"

@@ -38,7 +38,7 @@ class Hop(NamedTuple):
 class Start:
     """Where chunks are at first, by chunk, and since when; until when links are taken, by link.
 
-    Times are seconds. `wanted` are the ranks, all of them, that every chunk has to come to.
+    Times are seconds.
     """
 
     owners: Sequence[int]
@@ -71,9 +71,12 @@ class Matching:
         self.open: dict[Pair, dict[int, float]] = {(a, b): {} for a in ranks for b in ranks}
         self.heap: list[tuple[int, float, Pair]] = []
         self.latest: dict[Pair, tuple[int, float]] = {}
-        slowest = min(link.rate for link in self.topology.links)
-        self.tick = SAME * self.chunk_bytes / max(link.rate for link in self.topology.links)
-        self.tick = max(self.tick, 1e-15 * self.chunk_bytes / slowest)
+        # Numbers drawn by chance decide between messages that arrive at the same time. A pair keeps
+        # its number. So a rank sends most to a few others: on one connection messages follow one
+        # another, as they do here; those of several connections would share the link.
+        self.priority = {pair: self.chance.random() for pair in self.open}
+        rates = [link.rate for link in self.topology.links]
+        self.tick = self.chunk_bytes * max(SAME / max(rates), 1e-15 / min(rates))
         for chunk in chunks:
             self.offer(chunk, start.owners[chunk], start.ready[chunk])
         while self.heap:
@@ -92,8 +95,7 @@ class Matching:
             self.push((rank, target))
 
     def push(self, pair: Pair) -> None:
-        # Numbers drawn by chance decide between messages that arrive at the same time.
-        key = (self.ticks(self.arrival(pair)), self.chance.random())
+        key = (self.ticks(self.arrival(pair)), self.priority[pair])
         self.latest[pair] = key
         heapq.heappush(self.heap, (*key, pair))
 
@@ -155,25 +157,25 @@ class Step(NamedTuple):
     target: int
 
 
-def spread(topology: Topology, owners: Sequence[int], size: float, chance: random.Random) -> (
-    list[Step]
-):  # fmt: skip
+def spread(
+    topology: Topology, owners: Sequence[int], size: float, chance: random.Random
+) -> list[Step]:
     """Bring each chunk of `size` bytes from its owner to all ranks: all_gather, broadcast."""
     found = Matching(topology, size, chance)
     found.run(Start(owners, [0.0] * len(owners), [0.0] * len(topology.links)))
     return ordered(handed_round(found.hops))
 
 
-def collect(topology: Topology, owners: Sequence[int], size: float, chance: random.Random) -> (
-    list[Step]
-):  # fmt: skip
+def collect(
+    topology: Topology, owners: Sequence[int], size: float, chance: random.Random
+) -> list[Step]:
     """Bring the sum of each chunk to its owner: reduce_scatter, an all_gather run backwards."""
     return ordered(added_up(backwards(topology, owners, size, chance)[0], owners))
 
 
-def both(topology: Topology, owners: Sequence[int], size: float, chance: random.Random) -> (
-    list[Step]
-):  # fmt: skip
+def both(
+    topology: Topology, owners: Sequence[int], size: float, chance: random.Random
+) -> list[Step]:
     """Bring the sum of each chunk to its owner, and from there to all: all_reduce.
 
     A chunk goes round as soon as it is summed, on links that have done with the sums.
@@ -231,6 +233,8 @@ def added_up(hops: Sequence[Hop], owners: Sequence[int]) -> list[Event]:
 
 
 def ordered(events: Sequence[Event]) -> list[Step]:
-    """Sort by time. Of those at one time, the first that was matched comes first: it may be what
-    another one needs."""
+    """Sort by time. Of those at one time, the first that was matched comes first.
+
+    It may be what another one needs.
+    """
     return [step for _, step in sorted(events, key=lambda event: event[0])]

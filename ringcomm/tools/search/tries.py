@@ -1,4 +1,4 @@
-"""Many seeded walks of matching.py, of which the simulator of `ringcomm simulate` keeps the best."""
+"""Many seeded walks of matching.py: the best is kept, as `ringcomm simulate` counts the time."""
 
 from __future__ import annotations
 

@@ -43,6 +43,7 @@ ADD = """
         elif verb == "whole":
             copy(summed(target, chunk), shape.output(target, chunk))
 """
+SENT = "    sent: dict[tuple[int, int], Chunk] = {}\n"
 SUMMED = """
     sums: dict[tuple[int, int], list[Chunk]] = {}
 
@@ -57,8 +58,8 @@ WORDS = {
     "take": "copy the chunk that was sent into the output",
 }
 USED = {
-    "all_gather": "Shape, copy, send",
-    "broadcast": "Shape, copy, send",
+    "all_gather": "Chunk, Shape, copy, send",
+    "broadcast": "Chunk, Shape, copy, send",
     "reduce_scatter": "Chunk, Shape, Value, copy, reduce, send",
     "all_reduce": "Chunk, Shape, Value, copy, reduce, send",
 }
@@ -71,14 +72,10 @@ def text_of(form: Form, steps: Sequence[Step], head: str) -> str:
     meaning = "".join(f"# {verb + ':':6} {WORDS[verb]}\n" for verb in used)
     return (
         f'"""{head}"""\n\nfrom ringcomm.plan import {USED[form.collective]}\n\n'
-        f"RANKS, PARTS = {form.ranks}, {form.parts}  # a rank's part of the message has {counted(form)}\n"
+        f"RANKS = {form.ranks}\nPARTS = {form.parts}  # of each rank's part of the message\n"
         f"{meaning}# Each step: the verb, the chunk, from which rank, to which rank.\n"
         f"STEPS = (\n{rows})\n\n\n{function_of(form)}"
     )
-
-
-def counted(form: Form) -> str:
-    return "one chunk" if form.parts == 1 else "PARTS chunks"
 
 
 def function_of(form: Form) -> str:
@@ -90,7 +87,7 @@ def function_of(form: Form) -> str:
         check(form),
         f"    shape.cut({'RANKS * PARTS' if whole else 'PARTS'})\n",
         own(form),
-        "    sent = {}\n" if form.collective != "reduce_scatter" else "",
+        SENT if form.collective != "reduce_scatter" else "",
         SUMMED.lstrip("\n") if adds else "",
         "    for verb, chunk, source, target in STEPS:\n",
         ADD.lstrip("\n") if adds else "",
