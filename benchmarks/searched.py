@@ -173,11 +173,10 @@ def tell(where: Topology, row: dict[str, Any]) -> None:
     medians = {way: statistics.median(some) for way, some in measured.items()}
     print(f"{where.name}  {row['collective']} of {row['bytes']} B")
     for way, some in measured.items():
-        model = f", simulated {row['simulated'][way] * 1e3:7.1f} ms" if way != CHOICE else ""
-        print(
-            f"  {way:21} {medians[way] * 1e3:7.1f} ms ({min(some) * 1e3:.1f}..{max(some) * 1e3:.1f})"
-            f"{model}"
-        )
+        text = f"{medians[way] * 1e3:7.1f} ms ({min(some) * 1e3:.1f}..{max(some) * 1e3:.1f})"
+        if way in row["simulated"]:
+            text += f", simulated {row['simulated'][way] * 1e3:7.1f} ms"
+        print(f"  {way:21} {text}")
     print(
         f"  the ring takes {medians[RING] / medians[FOUND]:.2f} times as long as found", flush=True
     )

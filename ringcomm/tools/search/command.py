@@ -50,6 +50,8 @@ def run(options: argparse.Namespace) -> int:
         raise ValueError(f"{options.collective} takes no --root: it is for broadcast")
     if options.links < 0:
         raise ValueError(f"--links {options.links}: write how many, or 0 for all")
+    if options.output and options.output.suffix != ".py":
+        raise ValueError(f"--output {options.output}: it is Python: use a name that ends in .py")
     fabrics, known = costs.read_file(options.costs) if options.costs else (costs.DEFAULT, None)
     where = Setting(fabrics, known, "", options.topology).of(hosts_of(options, fabrics, known))
     task = Task(options.collective, options.bytes, options.root, where, fabrics)
