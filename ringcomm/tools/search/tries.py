@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from ringcomm._program import AlgorithmError
 from ringcomm._verify import given_of
-from ringcomm.costs import Fabrics
+from ringcomm.costs import Fabrics, Hosts
 from ringcomm.options import ALGORITHMS
 from ringcomm.tools.plan_source import by_hand, plans_of
 from ringcomm.tools.plan_tables import GroupPlans
@@ -31,13 +31,17 @@ MOST_HOPS = 20_000  # of a plan: one with more takes minutes to make and prove
 
 
 class Task(NamedTuple):
-    """What is searched: a plan for messages of so many bytes, all shards together."""
+    """What is searched: a plan for messages of so many bytes, all shards together.
+
+    `known` are the hosts that `ringcomm tune` has measured: the library's plans have their order.
+    """
 
     collective: str
     bytes: int
     root: int
     topology: Topology
     fabrics: Fabrics
+    known: Hosts | None = None
 
     @property
     def ranks(self) -> int:
@@ -127,7 +131,7 @@ def library(task: Task) -> list[Other]:
         try:
             group = plans_of(
                 *(task.collective, task.ranks, task.bytes, task.ranks, name, task.root),
-                task.fabrics,
+                *(task.fabrics, task.known),
             )
         except ValueError:
             continue  # the collective has no such algorithm, or not between hosts

@@ -66,7 +66,8 @@ USED = {
 
 
 def text_of(form: Form, steps: Sequence[Step], head: str) -> str:
-    """Return the text of a file, whose docstring is `head`."""
+    """Return the text of a file, whose docstring is `head`, whatever that has in it."""
+    head = head.replace("\\", "\\\\").replace('"', '\\"')
     rows = "".join(f'    ("{verb}", {c}, {a}, {b}),\n' for verb, c, a, b in steps)
     used = [verb for verb in WORDS if any(step.verb == verb for step in steps)]
     meaning = "".join(f"# {verb + ':':6} {WORDS[verb]}\n" for verb in used)
