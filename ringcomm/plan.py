@@ -35,7 +35,6 @@ from ringcomm._program import (
 )
 
 __all__ = [
-    "Algorithm",
     "Chunk",
     "Shape",
     "Sum",

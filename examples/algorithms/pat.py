@@ -9,26 +9,33 @@ from ringcomm.plan import Shape, Value, copy, reduce, send
 
 
 def pat(shape: Shape) -> None:
-    n = shape.ranks
+    add_up(shape) if shape.reduces else hand_out(shape)
+
+
+def ways(n: int) -> list[tuple[int, list[int]]]:
+    """The chunk of the rank i before mine goes on to i + d, for each bit d below those of i."""
     bits = [1 << k for k in range((n - 1).bit_length())]
-    # The chunk of the rank i before mine goes on to i + d, for each bit d below those of i.
-    ways = {d: [i for i in range(0, n, 2 * d) if i + d < n] for d in bits}
-    if shape.reduces:
-        held: list[dict[int, Value]] = [{c: shape.input(r, c) for c in range(n)} for r in range(n)]
-        for d in bits:
-            for r, sent in [
-                (r, send([held[r][(r - i - d) % n] for i in ways[d]], to=(r - d) % n))
-                for r in range(n)
-            ]:
-                to = held[(r - d) % n]
-                to |= {got.chunk: reduce(to[got.chunk], got) for got in sent}
-        for r in range(n):
-            copy(held[r][r], shape.output(r, r))
-        return
+    return [(d, [i for i in range(0, n, 2 * d) if i + d < n]) for d in bits]
+
+
+def hand_out(shape: Shape) -> None:
+    n = shape.ranks
     for r in range(n):
         copy(shape.input(r, r), shape.output(r, r))
-    for d in reversed(bits):
-        sent = [[shape.output(r, (r - i) % n) for i in ways[d]] for r in range(n)]
-        for to, arrived in [((r + d) % n, send(sent[r], to=(r + d) % n)) for r in range(n)]:
-            for got in arrived:
-                copy(got, shape.output(to, got.chunk))
+    for d, moving in reversed(ways(n)):
+        held = [[shape.output(r, (r - i) % n) for i in moving] for r in range(n)]
+        sent = [send(held[r], to=(r + d) % n) for r in range(n)]
+        for got in [got for message in sent for got in message]:
+            copy(got, shape.output(got.rank, got.chunk))
+
+
+def add_up(shape: Shape) -> None:
+    n = shape.ranks
+    held: list[dict[int, Value]] = [{c: shape.input(r, c) for c in range(n)} for r in range(n)]
+    for d, moving in ways(n):
+        chunks = [[held[r][(r - i - d) % n] for i in moving] for r in range(n)]
+        sent = [send(chunks[r], to=(r - d) % n) for r in range(n)]
+        for got in [got for message in sent for got in message]:
+            held[got.rank][got.chunk] = reduce(held[got.rank][got.chunk], got)
+    for r in range(n):
+        copy(held[r][r], shape.output(r, r))

@@ -28,9 +28,12 @@ def example(name: str, function: str = "") -> Callable[[Shape], None]:
     return load(f"{EXAMPLES / name}.py:{function or name}")
 
 
-def prove(name: str, collective: str, ranks: int, size: int, **how: int) -> Proof:
+def prove(
+    name: str, collective: str, ranks: int, size: int, root: int = 0, local: int = 1
+) -> Proof:
     file, _, function = name.partition(":")
-    return ringcomm.verify(example(file, function), ranks, size, collective, **how)
+    verified = example(file, function)
+    return ringcomm.verify(verified, ranks, size, collective, root=root, local=local)
 
 
 # ---- the examples
@@ -168,9 +171,14 @@ def test_a_signal_that_nobody_needs_is_found() -> None:
 # ---- wrong ones
 
 
-def wrong(function: Callable[[Shape], None], *given: int | str, **how: int) -> AlgorithmError:
+def wrong(
+    function: Callable[[Shape], None],
+    ranks: int,
+    size: int = MIB,
+    collective: str = "all_reduce",
+) -> AlgorithmError:
     with pytest.raises(AlgorithmError) as raised:
-        ringcomm.verify(function, *given, **how)
+        ringcomm.verify(function, ranks, size, collective)
     return raised.value
 
 
@@ -186,14 +194,15 @@ def line_with(function: Callable[[Shape], None], text: str) -> str:
 def test_slots_used_too_early_are_a_story() -> None:
     hasty = example("broken", "hasty")
     error = wrong(hasty, 3, 3 * MIB, "broadcast")
-    assert str(error).startswith(line_with(hasty, "held = copy(got"))
-    assert "reads what rank 0 may still be writing" in str(error)
+    assert str(error).startswith(line_with(hasty, "send(held"))
+    assert "overwrites what rank 1 may still be reading" in str(error)
     story = error.story
     assert isinstance(story, ringcomm.Story)
     assert story.found == len(story.parts) - 1
     assert story.parts[story.found].line == error.line
     assert 0 <= story.other < story.found
-    assert f"{story.parts[story.other].line}:" == line_with(hasty, "send(held")
+    assert f"{story.parts[story.other].line}:" == line_with(hasty, "held = copy(got")
+    assert len(story.parts) <= 16
     assert "no signal orders them" in str(story)
 
 
