@@ -182,6 +182,16 @@ def test_the_example_is_what_is_found(tmp_path: Path, monkeypatch: pytest.Monkey
     assert file.read_text() == example.read_text()
 
 
+def test_a_sweep_has_algorithms_by_hand(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    name = f"{TOPOLOGIES / 'uplink_all_gather.py'}:all_gather"
+    words = ["simulate", "all_gather", "--algorithm", f"ring,{name}", "--bytes", "64K,1M"]
+    words += ["--topology", str(TOPOLOGIES / "uplink.json")]
+    assert main(words) == 0
+    assert name in capsys.readouterr().out
+    assert main([*words, "--svg", str(tmp_path / "sweep.svg")]) == 1
+    assert "leave out" in capsys.readouterr().err
+
+
 def test_a_head_may_have_any_text() -> None:
     form = writing.Form("all_gather", 2, 1, 0)
     steps = [matching.Step("send", 0, 0, 1), matching.Step("take", 0, 0, 1)]
