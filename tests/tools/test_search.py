@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -180,6 +181,26 @@ def test_the_example_is_what_is_found(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.chdir(ROOT)
     assert command(*words, "--output", str(file)) == 0
     assert file.read_text() == example.read_text()
+
+
+def test_nothing_is_written_that_is_not_proved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Neither where no plan can be made, nor where the proof fails."""
+    spread = tries.WAYS["all_gather"]
+    file = tmp_path / "found.py"
+    words = ["--topology", "switch", "--ranks", "3", "--collective", "all_gather"]
+
+    def told(steps_of: Any) -> str:
+        monkeypatch.setitem(tries.WAYS, "all_gather", lambda *given: steps_of(spread(*given)))
+        assert command(*words, "--output", str(file)) == 1
+        assert not file.exists()
+        return capsys.readouterr().err
+
+    without_a_copy = told(lambda steps: steps[:-1])
+    assert re.search(r"no try of all_gather has a plan: all_gather.py:\d+", without_a_copy)
+    without_a_message = told(lambda steps: [one for one in steps if one[1:] != steps[-1][1:]])
+    assert "was never written: no line copies it there" in without_a_message
 
 
 def test_a_sweep_has_algorithms_by_hand(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
