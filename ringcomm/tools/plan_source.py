@@ -1,15 +1,22 @@
-"""Where the plans of a command come from: the library by the collective's name, or a file."""
+"""Where the plans of a command come from: the library by the collective's name, or a file.
+
+`--algorithm FILE.py:FUNCTION` is an algorithm by hand, as `ringcomm verify` takes it.
+"""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
 
+from ringcomm._schedule import schedule
+from ringcomm._verify import SLOTS, given_of, steps_of
+from ringcomm._verify import shape_of as shape_by_hand
 from ringcomm.costs import DEFAULT, Fabrics, Hosts
-from ringcomm.tools import plan_file
+from ringcomm.plan import Algorithm
+from ringcomm.tools import plan_file, verify
 from ringcomm.tools.plan import check_reach
 from ringcomm.tools.plan_steps import COLLECTIVES, plan_of, shape_of
-from ringcomm.tools.plan_tables import GroupPlans, of_library
+from ringcomm.tools.plan_tables import GroupPlans, of_library, tables_of
 from ringcomm.tools.words import show_size
 
 
@@ -36,8 +43,32 @@ def plans_of(
     if path := file_of(what):
         return plan_file.read(path)
     shape = shape_of(what, ranks, size, hosts, element, root, fabrics, measured)
+    if algorithm and ".py:" in algorithm:
+        name = Path(algorithm).name
+        return by_hand(verify.load(algorithm), name, what, ranks, size, shape.local, root, element)
     check_reach(shape, plan_of(shape, 0, algorithm), algorithm)
     return of_library(shape, algorithm)
+
+
+def by_hand(
+    function: Algorithm,
+    name: str,
+    collective: str,
+    ranks: int,
+    size: int,
+    local: int = 1,
+    root: int = 0,
+    element: int = 4,
+) -> GroupPlans:
+    """Return the plans of an algorithm by hand; they are made, and not proved.
+
+    `size` is in bytes, all shards together. Raises AlgorithmError, and ValueError.
+    """
+    given = given_of(collective, ranks, size, element, root, local, local == ranks)
+    scripts = schedule(function, shape_by_hand(given), given[-1][SLOTS])
+    shape = shape_of(collective, ranks, size, ranks // local, element, root)
+    plans = [tables_of(steps_of(given, scripts, rank)) for rank in range(ranks)]
+    return GroupPlans(shape._replace(word="", names=[]), name, tuple(plans))
 
 
 def title_of(group: GroupPlans) -> str:

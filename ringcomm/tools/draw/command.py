@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--ranks", type=positive, metavar="N", help="of the group (4)")
     add("--hosts", type=positive, metavar="N", help="the ranks are spread over them (each its own)")
     add("--bytes", type=size, metavar="SIZE", help="the whole message (1K for each rank)")
-    add("--algorithm", metavar="NAME", help="another one than that of the table")
+    add("--algorithm", metavar="NAME", help="not the table's; or FILE.py:FUNCTION")
     add("--root", type=int, default=0, help="of broadcast, reduce, scatter and gather (0)")
     add("--svg", type=Path, metavar="FILE", help="draw the state after each round, side by side")
     add("--html", type=Path, metavar="FILE", help="one page with a slider, which needs no network")

@@ -39,7 +39,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--ranks", type=ranks, metavar="LIST", help="8; or 2,4,8 or 2..16 for a sweep (4)")
     add("--bytes", type=size_list, default="1M", metavar="LIST", help="1M; or 1K..64M for a sweep")
-    add("--algorithm", type=list_of(str), metavar="LIST", help="the table's; of a sweep: all")
+    text = "the table's, of a sweep all; or FILE.py:FUNCTION, by hand"
+    add("--algorithm", type=list_of(str), metavar="LIST", help=text)
     add("--root", type=int, help="of broadcast, reduce, scatter and gather (0)")
     names = ", ".join(topology.NAMES)
     add("--topology", default="switch", metavar="NAME", help=f"{names}; or a JSON file (switch)")

@@ -46,6 +46,9 @@ def run(options: argparse.Namespace, setting: Setting, numbers: list[int], local
     """Print the table of each number of ranks, and draw them. Raises ValueError."""
     if options.collective not in COLLECTIVES:
         raise ValueError(f"there is no collective {options.collective!r} to be swept")
+    by_hand = [name for name in options.algorithm or [] if ".py:" in name]
+    if options.svg and by_hand:
+        raise ValueError(f"--svg draws the library's algorithms in a sweep: leave out {by_hand[0]}")
     source = f"{options.topology}, by a model with the costs of: {setting.source}"
     print(
         f"{options.collective}, {local} ranks a host\n{source}"
