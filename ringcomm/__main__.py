@@ -16,6 +16,8 @@ COMMANDS = {
     "trace": ("ringcomm.tools.trace", "what went wrong in a job, by its flight records"),
     "plan": ("ringcomm.tools.plan", "what each rank of a collective does, step by step"),
     "verify": ("ringcomm.tools.verify", "prove an algorithm that is written by hand"),
+    "simulate": ("ringcomm.tools.simulate", "how long a plan takes on links that are shared"),
+    "draw": ("ringcomm.tools.draw", "who has what after each message of a plan, as a picture"),
     "bench": ("ringcomm.tools.bench.command", "measure collectives next to other backends"),
 }
 USUAL_FAILURE = 1

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ringcomm import _C, costs
-from ringcomm.tools import plan_drawing
+from ringcomm.tools import plan_drawing, plan_file
 from ringcomm.tools.plan_steps import (
     COLLECTIVES,
     ROOTED,
@@ -22,6 +22,7 @@ from ringcomm.tools.plan_steps import (
     plans_of,
     shape_of,
 )
+from ringcomm.tools.plan_tables import of_library
 from ringcomm.tools.words import show_size, size
 
 # Of what tensors hold, in bytes.
@@ -48,7 +49,8 @@ SHOWN = 40
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("collective", help=f"one of {', '.join(COLLECTIVES)}")
+    text = f"one of {', '.join(COLLECTIVES)}; or a file that --export wrote"
+    add("collective", metavar="COLLECTIVE | FILE.json", help=text)
     add("--ranks", type=int, default=4)
     add("--bytes", type=size, default="1M", help="the whole message: all shards together (1M)")
     add("--hosts", type=int, default=1, help="the ranks are spread over them evenly (1)")
@@ -59,10 +61,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--steps", type=int, default=SHOWN, help=f"print so many of each rank; 0: all ({SHOWN})")
     add("--why", action="store_true", help="print only why the algorithm was chosen")
     add("--svg", type=Path, metavar="FILE", help="draw all ranks, their messages and times")
+    add("--export", type=Path, metavar="FILE", help="write the plans of all ranks as JSON")
     add("--costs", type=Path, metavar="FILE", help="what `ringcomm tune` has written")
 
 
 def run(options: argparse.Namespace) -> int:
+    if options.collective.endswith(".json"):
+        return run_file(options)
     fabrics, measured = costs.read_file(options.costs) if options.costs else (costs.DEFAULT, None)
     shape = shape_of(
         options.collective,
@@ -76,10 +81,7 @@ def run(options: argparse.Namespace) -> int:
     )
     if options.root is not None and shape.name not in ROOTED:
         raise ValueError(f"{shape.name} has no root: --root is for {', '.join(ROOTED)}")
-    if options.rank is not None and not 0 <= options.rank < shape.size:
-        raise ValueError(f"--rank {options.rank}: the group has ranks 0 to {shape.size - 1}")
-    if options.steps < 0:
-        raise ValueError(f"--steps {options.steps}: write how many, or 0 for all")
+    check_shown(options, shape)
     first = plan_of(shape, options.rank or 0, options.algorithm)
     check_reach(shape, first, options.algorithm)
     title = title_of(shape, options, first.algorithm)
@@ -96,7 +98,38 @@ def run(options: argparse.Namespace) -> int:
         text = plan_drawing.draw(title, [plan.steps for plan in plans], shape, fabrics, source)
         options.svg.write_text(text, encoding="utf-8")
         print(f"\n{options.svg}: drawn, with times by a model")
+    if options.export:
+        plan_file.write(of_library(shape, options.algorithm), options.export)
+        print(f"\n{options.export}: the plans of {counted(shape.size, 'rank')}")
     return 0
+
+
+def run_file(options: argparse.Namespace) -> int:
+    """Print and draw the plans of a file, which has its own shape. Raises ValueError, OSError."""
+    for name in ("algorithm", "root", "export"):
+        if getattr(options, name) is not None:
+            raise ValueError(f"{options.collective} has its own plans: leave out --{name}")
+    group = plan_file.read(Path(options.collective))
+    shape, programs = group.shape, group.steps()
+    check_shown(options, shape)
+    title = f"{shape.name}, {spread(shape)}: {group.algorithm}, of {options.collective}"
+    print(title)
+    for rank in range(shape.size) if options.rank is None else [options.rank]:
+        print_plan(rank, programs[rank], options.steps)
+    if options.svg:
+        fabrics = costs.read_costs(options.costs) if options.costs else costs.DEFAULT
+        source = str(options.costs or "ringcomm's defaults")
+        text = plan_drawing.draw(title, programs, shape, fabrics, source)
+        options.svg.write_text(text, encoding="utf-8")
+        print(f"\n{options.svg}: drawn, with times by a model")
+    return 0
+
+
+def check_shown(options: argparse.Namespace, shape: Shape) -> None:
+    if options.rank is not None and not 0 <= options.rank < shape.size:
+        raise ValueError(f"--rank {options.rank}: the group has ranks 0 to {shape.size - 1}")
+    if options.steps < 0:
+        raise ValueError(f"--steps {options.steps}: write how many, or 0 for all")
 
 
 def check_reach(shape: Shape, plan: Plan, asked: str | None) -> None:

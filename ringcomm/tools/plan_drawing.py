@@ -10,12 +10,12 @@ import math
 import textwrap
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 from xml.sax.saxutils import escape, quoteattr
 
 from ringcomm.costs import Costs, Fabrics
 from ringcomm.tools.plan_steps import Shape, Step
-from ringcomm.tools.plan_times import Message, Simulation, Span
+from ringcomm.tools.plan_times import Simulation
 from ringcomm.tools.words import show_rate, show_seconds, show_size
 
 MOST_MESSAGES = 20_000  # a browser takes seconds to show more
@@ -89,27 +89,76 @@ def draw(
 
     `source` says in a few words what the costs are of.
     """
-    count = sum(step.verb == "signal" for steps in programs for step in steps)
+    check_count(sum(step.verb == "signal" for steps in programs for step in steps))
+    run = Simulation(programs, shape.local, fabrics)
+    seconds = run.seconds()
+    lines = head(title, seconds, shape, fabrics, source)
+    return lanes_of(title, lines, shape.local, seconds, run)
+
+
+class Drawn(Protocol):
+    """A message, as far as the picture shows it."""
+
+    sender: int
+    receiver: int
+    lane: str
+    bytes: int
+    sent: float
+    arrived: float
+    taken: float
+
+
+class Bar(Protocol):
+    """The same of what a rank does."""
+
+    @property
+    def rank(self) -> int: ...
+    @property
+    def verb(self) -> str: ...
+    @property
+    def begin(self) -> float: ...
+    @property
+    def end(self) -> float: ...
+    @property
+    def bytes(self) -> int: ...
+
+
+class Run(Protocol):
+    """What a model of time has found: plan_times.py, or simulate/engine.py."""
+
+    programs: Sequence[Sequence[Step]]
+
+    @property
+    def messages(self) -> Sequence[Drawn]: ...
+    @property
+    def spans(self) -> Sequence[Bar]: ...
+
+
+def lanes_of(title: str, lines: Sequence[str], local: int, seconds: float, run: Run) -> str:
+    """Return the SVG of a run with `local` ranks a host; `lines` stand above, as `head` has them.
+
+    Raises ValueError where there are too many messages.
+    """
+    check_count(len(run.messages))
+    size = len(run.programs)
+    busiest = max(Counter(one.sender for one in run.messages).values(), default=0)
+    width = min(max(NARROWEST, PER_MESSAGE * busiest), WIDEST)
+    lane = 60 if size <= 8 else 36 if size <= 16 else 20
+    top = len(lines) * LINE + 4 * LINE + 58
+    # Where nothing takes time, all is at its beginning.
+    scale = Scale(seconds or 1e-9, width, top, lane, 14 if lane > 20 else 10, size, local)
+    return document(title, lines, scale, run)
+
+
+def check_count(count: int) -> None:
     if count > MOST_MESSAGES:
         raise ValueError(
             f"{count:,} messages are too many for a picture, which takes {MOST_MESSAGES:,}: "
             "choose fewer ranks or bytes"
         )
-    run = Simulation(programs, shape.local, fabrics)
-    seconds = run.seconds()
-    lines = head(title, seconds, shape, fabrics, source)
-    busiest = max(Counter(one.sender for one in run.messages).values(), default=0)
-    width = min(max(NARROWEST, PER_MESSAGE * busiest), WIDEST)
-    lane = 60 if shape.size <= 8 else 36 if shape.size <= 16 else 20
-    top = len(lines) * LINE + 4 * LINE + 58
-    # Where nothing takes time, all is at its beginning.
-    scale = Scale(
-        seconds or 1e-9, width, top, lane, 14 if lane > 20 else 10, shape.size, shape.local
-    )
-    return document(title, lines, scale, run)
 
 
-def document(title: str, lines: Sequence[str], scale: Scale, run: Simulation) -> str:
+def document(title: str, lines: Sequence[str], scale: Scale, run: Run) -> str:
     width, height = LEFT + scale.width + RIGHT, math.ceil(scale.bottom) + 16
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
@@ -132,12 +181,20 @@ def document(title: str, lines: Sequence[str], scale: Scale, run: Simulation) ->
 
 def head(title: str, seconds: float, shape: Shape, fabrics: Fabrics, source: str) -> list[str]:
     """Return the lines above the picture, the title's first: they begin with "*"."""
-    lines = [f"*{line}" for line in textwrap.wrap(title, COLUMNS - 8)]
+    lines = headline(title)
     used = ["memory"] if shape.local > 1 else []
     used += ["network"] if shape.hosts > 1 else []
     texts = [f"{show_seconds(seconds)} by a model with the costs of {source}, not measured."]
     texts += [f"{name}: {cost_text(getattr(fabrics, name))}." for name in used]
-    return lines + [line for text in texts for line in textwrap.wrap(text, COLUMNS)]
+    return lines + [line for text in texts for line in wrapped(text)]
+
+
+def headline(title: str) -> list[str]:
+    return [f"*{line}" for line in textwrap.wrap(title, COLUMNS - 8)]
+
+
+def wrapped(text: str) -> list[str]:
+    return textwrap.wrap(text, COLUMNS)
 
 
 def cost_text(cost: Costs) -> str:
@@ -208,9 +265,9 @@ def tick_of(seconds: float, count: float) -> tuple[float, float, str]:
 # ---- ranks and messages
 
 
-def lanes(scale: Scale, spans: Sequence[Span]) -> Iterator[str]:
+def lanes(scale: Scale, spans: Sequence[Bar]) -> Iterator[str]:
     end = scale.x(scale.seconds)
-    by_rank: list[list[Span]] = [[] for _ in range(scale.ranks)]
+    by_rank: list[list[Bar]] = [[] for _ in range(scale.ranks)]
     for span in spans:
         by_rank[span.rank].append(span)
     for rank, own in enumerate(by_rank):
@@ -226,7 +283,7 @@ def lanes(scale: Scale, spans: Sequence[Span]) -> Iterator[str]:
         yield "</g>"
 
 
-def bar(scale: Scale, span: Span, y: float) -> Iterator[str]:
+def bar(scale: Scale, span: Bar, y: float) -> Iterator[str]:
     """Draw what a rank does; what takes no time is a thin line, and no wait."""
     if span.verb == "wait" and span.end <= span.begin:
         return
@@ -240,13 +297,13 @@ def bar(scale: Scale, span: Span, y: float) -> Iterator[str]:
     )
 
 
-def strength(scale: Scale, messages: Sequence[Message]) -> float:
+def strength(scale: Scale, messages: Sequence[Drawn]) -> float:
     """Return how opaque arrows are: the less, the more of them cross, so that they do not blot."""
     crossings = sum(abs(one.receiver - one.sender) for one in messages) / scale.ranks
     return min(0.75, max(0.08, 0.2 * scale.width / max(crossings, 1)))
 
 
-def arrows(scale: Scale, messages: Sequence[Message]) -> Iterator[str]:
+def arrows(scale: Scale, messages: Sequence[Drawn]) -> Iterator[str]:
     labels = []
     placed: list[tuple[float, float, float]] = []
     for one in messages:
@@ -271,7 +328,7 @@ def arrows(scale: Scale, messages: Sequence[Message]) -> Iterator[str]:
 Point = tuple[float, float]
 
 
-def ends_of(scale: Scale, message: Message) -> tuple[Point, Point]:
+def ends_of(scale: Scale, message: Drawn) -> tuple[Point, Point]:
     """An arrow leaves the edge of a bar and ends at the edge of another."""
     down = 1 if message.receiver > message.sender else -1
     edge = down * scale.bar / 2

@@ -1,0 +1,197 @@
+"""`ringcomm simulate` beside measured times, between hosts on this machine.
+
+Hosts are network namespaces on links as slow as `--rate` says: root and iproute2 are needed, and
+nothing outside them is touched. `ringcomm tune` measures the costs on these links.
+Then every algorithm is simulated by them, and measured.
+
+    python benchmarks/simulated.py --hosts 2,4,8 --rate 50mbit --json simulated.json
+
+All ranks begin an operation at the same moment, by the clock that the namespaces have in common. It
+ends when the last rank is there. Algorithms take turns, so what disturbs the machine disturbs them
+alike; the median of all turns counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from between_hosts import call_of, parse_size, tuned
+
+from lab.hosts import Hosts
+from lab.namespaces import missing, tool
+from lab.wan import Wan
+from ringcomm import costs
+from ringcomm.tools.plan_source import plans_of
+from ringcomm.tools.simulate import files, topology
+from ringcomm.tools.simulate.setting import simulate
+
+ALGORITHMS = {
+    "all_reduce": ("ring", "doubling", "bruck"),
+    "reduce_scatter": ("ring", "pairwise", "bruck"),
+    "all_gather": ("ring", "pairwise", "bruck"),
+    "broadcast": ("ring", "tree"),
+}
+AHEAD = 0.012  # seconds between the word to begin and the beginning
+# One connection, since the links are one route; and ranks that wait leave the cores to others.
+ENV = {"RINGCOMM_FLOWS": "1", "RINGCOMM_SPIN_US": "0"}
+
+
+class Case(NamedTuple):
+    collective: str
+    algorithm: str
+    bytes: int
+
+
+def cases(options: argparse.Namespace) -> Iterator[Case]:
+    for collective in options.collectives.split(","):
+        for algorithm in ALGORITHMS[collective]:
+            for size in map(parse_size, options.sizes.split(",")):
+                yield Case(collective, algorithm, size)
+
+
+# ---- a rank
+
+
+def be_rank(options: argparse.Namespace) -> None:
+    import torch.distributed as dist
+
+    import ringcomm
+
+    dist.init_process_group("ringcomm")
+    size = dist.get_world_size()
+    names = sorted({case.algorithm for case in cases(options)})
+    groups = {
+        name: dist.new_group(backend="ringcomm", pg_options=ringcomm.Options(algorithm=name))
+        for name in names
+    }
+    calls = {
+        case: call_of(case.collective, case.bytes, size, groups[case.algorithm])
+        for case in cases(options)
+    }
+    ends: dict[Case, list[float]] = {case: [] for case in calls}
+    for turn in range(options.turns + 1):
+        for case, call in calls.items():
+            end = end_of(call)
+            if turn:
+                ends[case].append(end)
+    told: list[Any] = [None] * size
+    dist.all_gather_object(told, list(ends.values()))
+    if dist.get_rank() == 0:
+        latest = [[max(some) for some in zip(*by, strict=True)] for by in zip(*told, strict=True)]
+        print(json.dumps(latest), flush=True)
+    dist.destroy_process_group()
+
+
+def end_of(call: Callable[[], object]) -> float:
+    """Seconds from the moment at which all ranks begin to this rank's end."""
+    import torch
+    import torch.distributed as dist
+
+    moment = torch.tensor([time.monotonic() + AHEAD], dtype=torch.float64)
+    dist.barrier()
+    moment[0] = time.monotonic() + AHEAD
+    dist.broadcast(moment, 0)
+    begin = float(moment)
+    time.sleep(max(0.0, begin - time.monotonic()))
+    call()
+    return time.monotonic() - begin
+
+
+# ---- beside the simulation
+
+
+def shape(hosts: Hosts, rate: str) -> None:
+    """Limit what leaves each host. A larger burst would let short messages pass at any rate."""
+    for namespace in hosts.namespaces:
+        words = ["qdisc", "replace", "dev", "eth0", "root", "tbf", "rate", rate]
+        tool("tc", "-n", namespace, *words, "burst", "3kb", "latency", "200ms")
+
+
+def links(hosts: int, fabrics: costs.Fabrics) -> topology.Topology:
+    """Return these links: nothing limits what comes to a host."""
+    rate = 1 / fabrics.network.beta
+    names = [f"host{host}" for host in range(hosts)]
+    ways = [{"from": name, "to": "switch", "rate": rate, "one_way": True} for name in names]
+    ways += [{"from": "switch", "to": name, "rate": rate * 1e3, "one_way": True} for name in names]
+    return files.parse({"hosts": names, "links": ways}, "lab", fabrics.network.alpha)
+
+
+def measure(hosts: Hosts) -> list[list[float]]:
+    command = [sys.executable, __file__, "--as-rank", *sys.argv[1:]]
+    first = hosts.run_ranks(command, 1, timeout=500)[0]
+    lines = [line for line in first.output.splitlines() if line.startswith("[[")]
+    if not lines:
+        sys.exit(first.output)
+    found: list[list[float]] = json.loads(lines[-1])
+    return found
+
+
+def simulated(case: Case, hosts: int, fabrics: costs.Fabrics) -> float:
+    whole = max(case.bytes // 4, hosts) // hosts * hosts * 4  # as call_of rounds it
+    group = plans_of(case.collective, hosts, whole, hosts, case.algorithm)
+    return simulate(group, links(hosts, fabrics), fabrics)[0]
+
+
+def compare(hosts: int, fabrics: costs.Fabrics, times: list[list[float]], some: list[Case]) -> Any:
+    rows = []
+    for case, measured in zip(some, times, strict=True):
+        model, median = simulated(case, hosts, fabrics), statistics.median(measured)
+        rows.append({"hosts": hosts, **case._asdict(), "simulated": model, "measured": measured})
+        low, high = min(measured) * 1e3, max(measured) * 1e3
+        print(
+            f"{hosts} hosts  {case.collective:14} {case.algorithm:9} {case.bytes:>8} B  simulated "
+            f"{model * 1e3:7.2f} ms  measured {median * 1e3:7.2f} ms ({low:.2f}..{high:.2f})  "
+            f"{model / median - 1:+6.1%}",
+            flush=True,
+        )
+    return rows
+
+
+def tell(rows: list[dict[str, Any]]) -> None:
+    off = [abs(row["simulated"] / statistics.median(row["measured"]) - 1) for row in rows]
+    within = sum(one <= 0.15 for one in off)
+    median = statistics.median(off)
+    print(f"{within} of {len(off)} within 15 %; median {median:.1%}, worst {max(off):.1%}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("--hosts", default="2,4,8", help="how many, in turn")
+    parser.add_argument("--rate", default="50mbit", help="of what leaves a host")
+    parser.add_argument("--wan", type=Wan.of, metavar="MBIT,MS", help="long links in their place")
+    parser.add_argument("--collectives", default=",".join(ALGORITHMS))
+    parser.add_argument("--sizes", default="64K,256K,1M")
+    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--json", type=Path, help="where to write the figures")
+    parser.add_argument("--as-rank", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.as_rank:
+        be_rank(options)
+        return
+    if reason := missing():
+        sys.exit(reason)
+    os.environ.update(ENV)  # for `ringcomm tune`, too
+    rows: list[dict[str, Any]] = []
+    for count in map(int, options.hosts.split(",")):
+        with Hosts(count, far=options.wan) as hosts, tempfile.TemporaryDirectory() as folder:
+            if not options.wan:
+                shape(hosts, options.rate)
+            fabrics = costs.read_costs(tuned(hosts, Path(folder), 1))
+            rows += compare(count, fabrics, measure(hosts), list(cases(options)))
+    tell(rows)
+    if options.json:
+        body = {"load": os.getloadavg(), "rate": options.rate, "wan": options.wan, "rows": rows}
+        options.json.write_text(json.dumps(body, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
