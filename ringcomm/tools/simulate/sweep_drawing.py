@@ -77,7 +77,10 @@ def draw(title: str, note: str, panels: Sequence[tuple[Panel, list[Crossing]]]) 
     head = HEAD + 18 * (len(names) // entries)
     width = columns * (LEFT + WIDE + RIGHT)
     height = head + math.ceil(len(panels) / columns) * (ABOVE + HIGH + BELOW)
-    light, dark = ("".join(f"--{n}: {COLOURS[n][i]}; " for n in names) for i in (0, 1))
+    light, dark = (
+        "".join(f"--{word(name)}: {pair[i]}; " for name, pair in colours(names).items())
+        for i in (0, 1)
+    )
     style = STYLE.replace("LIGHT", light).replace("DARK", dark)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
@@ -98,6 +101,17 @@ def draw(title: str, note: str, panels: Sequence[tuple[Panel, list[Crossing]]]) 
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 
+def colours(names: Sequence[str]) -> dict[str, tuple[str, str]]:
+    """Return a colour of each algorithm; those by hand have what no other here has."""
+    free = iter([pair for name, pair in COLOURS.items() if name not in names])
+    return {name: COLOURS.get(name) or next(free, COLOURS["ring"]) for name in names}
+
+
+def word(name: str) -> str:
+    """Return the name as one word of CSS."""
+    return name.replace(" ", "-")
+
+
 def range_of(panels: Sequence[Panel]) -> tuple[float, float]:
     """Return powers of ten around all times: panels have one scale, so that they compare."""
     every = [t for panel in panels for some in panel.times.values() for t in some.values()]
@@ -112,7 +126,7 @@ def legend(names: Sequence[str], entries: int) -> Iterator[str]:
         row, column = divmod(number, entries)
         x, y = 12 + column * ENTRY, 64 + row * 18
         bound = name == "lower bound"
-        css = 'class="least"' if bound else f'class="line" style="stroke: var(--{name})"'
+        css = 'class="least"' if bound else f'class="line" style="stroke: var(--{word(name)})"'
         yield f'<path {css} d="M{x} {y - 4}h22"/><text x="{x + 28}" y="{y}">{name}</text>'
 
 
@@ -136,7 +150,7 @@ def panel_of(panel: Panel, found: Sequence[Crossing], axes: Axes) -> Iterator[st
     least = {size: bound for size, bound in panel.bounds.items() if bound > 0}
     yield f'<path class="least" d="{path_of(least, axes)}"/>'
     for name, times in panel.times.items():
-        css = f'class="line" style="stroke: var(--{name})"'
+        css = f'class="line" style="stroke: var(--{word(name)})"'
         yield f'<path {css} d="{path_of(times, axes)}"><title>{name}</title></path>'
     yield from marks(found, axes)
 
