@@ -69,7 +69,7 @@ class Story:
             mark = {self.found: ">", self.other: "*"}.get(number, " ")
             lines.append(f"  {mark} {number + 1:3}  {part}")
         if self.found < 0 <= self.other:
-            lines.append("  * has put it there")
+            lines.append("  * has written it")
         elif self.other >= 0:
             lines.append("  > goes wrong because of *: no signal orders them")
         return "\n".join(lines)

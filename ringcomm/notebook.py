@@ -24,7 +24,9 @@ from ringcomm.tools.simulate.command import Found
 from ringcomm.tools.simulate.setting import Setting, check_hosts
 
 SOURCE = "ringcomm's defaults"  # of the costs
-AROUND = 420  # pixels of a page above and beneath the state of the ranks
+AROUND = 380  # pixels of a page above the state of the ranks, and some beneath
+LINE = 22  # of the messages beneath it, in columns
+COLUMNS = 2
 FOUR_TIMES = tuple(1024 * 4**power for power in range(6))
 
 
@@ -32,7 +34,7 @@ FOUR_TIMES = tuple(1024 * 4**power for power in range(6))
 class Drawing:
     """Who has what after each round: a page with a slider, and a picture of all rounds.
 
-    `html` is the page and `svg` the picture, both whole files.
+    `html` is the page and `svg` the picture, each a whole file.
     """
 
     title: str
@@ -66,7 +68,7 @@ class Simulation:
     svg: str = field(repr=False)
 
     def _repr_html_(self) -> str:
-        return f"<pre>{escape(self.text)}</pre>\n{image(self.svg, self.algorithm)}"
+        return f"{table(self.text)}\n{image(self.svg, self.algorithm)}"
 
     def __repr__(self) -> str:
         return self.text
@@ -89,10 +91,15 @@ class Sweep:
         return min((some[bytes], name) for name, some in self.times.items() if bytes in some)[1]
 
     def _repr_html_(self) -> str:
-        return f"{image(self.svg, 'time against bytes')}\n<pre>{escape(self.text)}</pre>"
+        return f"{image(self.svg, 'time against bytes')}\n{table(self.text)}"
 
     def __repr__(self) -> str:
         return self.text
+
+
+def table(text: str) -> str:
+    """Return the lines in letters of one width, which notebooks give to code alone."""
+    return f'<pre style="font-family: monospace; line-height: 1.3">{escape(text)}</pre>'
 
 
 def image(svg: str, text: str) -> str:
@@ -121,12 +128,14 @@ def draw(
     story = story_of(group)
     frames.check_chunks(len(story.chunks))
     title = plan_source.title_of(group)
-    html = page.write(title, story, page.timed(group))
+    html = page.write(title, story, "")
     return Drawing(title, html, frames.draw(title, story), len(story.rounds), height_of(story))
 
 
 def height_of(story: Story) -> int:
-    return AROUND + frames.Frames(story).height
+    """Return the height of the page in pixels, with the round that has the most messages."""
+    counts = [len(list(page.messages(story, n))) for n in range(len(story.rounds) + 1)]
+    return AROUND + frames.Frames(story).height + LINE * -(-max(counts) // COLUMNS)
 
 
 def simulate(
