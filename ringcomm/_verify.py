@@ -232,32 +232,10 @@ def prove(given: Given, scripts: Scripts, memory: str) -> None:
         story = Story(what, when, memory, stuck=[part(place) for place in places])
         line = next((one.line for one in story.stuck if one.line), scripts.function)
     else:
-        kept = _past([(one[0], one[4]) for one in events], [event, other])
-        number = {old: new for new, old in enumerate(kept)}
-        parts = [part(events[old])._replace(met=number.get(events[old][4], -1)) for old in kept]
-        at, by = number.get(event, -1), number.get(other, -1)
-        story = Story(what, when, memory, parts, at, by)
-        first = at if at >= 0 else by
-        line = (parts[first].line if first >= 0 else None) or scripts.function
+        story = Story(what, when, memory, [part(one) for one in events], event, other)
+        first = event if event >= 0 else other
+        line = (story.parts[first].line if first >= 0 else None) or scripts.function
     raise AlgorithmError(f"{what}: {when}, {memory}", line, story)
-
-
-def _past(events: list[tuple[int, int]], last: list[int]) -> list[int]:
-    """Return the events that come before the last ones in every run, and these, in order."""
-    before: list[int] = []
-    latest: dict[int, int] = {}
-    for number, (rank, _) in enumerate(events):
-        before.append(latest.get(rank, -1))
-        latest[rank] = number
-    kept: set[int] = set()
-    todo = [number for number in last if number >= 0]
-    while todo:
-        number = todo.pop()
-        if number < 0 or number in kept:
-            continue
-        kept.add(number)
-        todo += [before[number], events[number][1]]
-    return sorted(kept)
 
 
 def _plain(text: str, scripts: Scripts) -> str:

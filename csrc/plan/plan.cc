@@ -64,8 +64,8 @@ Algorithm algorithm_called(const std::string& name) {
   const auto found = std::ranges::find(kAlgorithmNames, name);
   if (found == kAlgorithmNames.end()) {
     if (const auto registered = registered_called(name)) return *registered;
-    throw UsageError(str("there is no algorithm '", name, "': use one of ", joined(kAlgorithmNames),
-                         ", or one that ringcomm.register_algorithm has"));
+    throw UsageError(
+        str("there is no algorithm '", name, "': use one of ", joined(kAlgorithmNames)));
   }
   return static_cast<Algorithm>(found - kAlgorithmNames.begin());
 }

@@ -286,7 +286,7 @@ void Memory::write(const Range& range, const Pieces& pieces, Rank rank, const Cl
   std::vector<Cell> written;
   uint64_t at = range.begin;
   for (const Piece& piece : pieces) {
-    Cell& cell = written.emplace_back(Cell{at, at + piece.bytes, piece.value});
+    Cell& cell = written.emplace_back(at, at + piece.bytes, piece.value);
     cell.changed = true;
     cell.writer = static_cast<int16_t>(rank);
     cell.written = now[static_cast<size_t>(rank)];

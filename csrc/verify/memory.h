@@ -60,14 +60,16 @@ struct Read {  // when last
 
 // A stretch of memory that was written and read together.
 struct Cell {
+  Cell(uint64_t begin, uint64_t end, const Value& value = {})
+      : begin(begin), end(end), value(value) {}
   uint64_t begin, end;
-  Value value = {};  // of its first byte
+  Value value;  // of its first byte
   Time written = 0;
   bool changed = false;  // by a plan
   int16_t writer = -1;
   uint16_t lent = 0;
-  uint32_t event = kNoEvent;     // that wrote it
-  std::vector<Read> reads = {};  // since it was written, one of each rank
+  uint32_t event = kNoEvent;  // that wrote it
+  std::vector<Read> reads;    // since it was written, one of each rank
 
   void note(const Read& next);
   void check_reads(const Clock& now) const;

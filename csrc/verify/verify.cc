@@ -16,7 +16,7 @@ namespace {
 // One rank's place in the sequence.
 struct Cursor {
   size_t operation = 0;
-  PlanCursor step = {};
+  PlanCursor step;
 };
 
 // What signals leave in the line of the receiver, one for each half.
@@ -132,7 +132,7 @@ class Machine {
                             " before rank ", q, " has begun it"));
       }
     }
-    cursor(rank) = {operation + 1};
+    cursor(rank) = {operation + 1, PlanCursor()};
   }
 
   // Executes the rank's next step; false if it has to wait, or has finished.
@@ -340,14 +340,15 @@ class Machine {
 }  // namespace
 }  // namespace verify_detail
 
-Finding find(const std::vector<Program>& sequence, const VerifyOptions& options) {
+Finding verify_detail::found_by(const std::vector<Program>& sequence, uint64_t seed) {
   Finding finding;
+  const VerifyOptions options;
   try {
-    verify_detail::check_sequence(sequence);
-    verify_detail::Machine machine(sequence, options);
+    check_sequence(sequence);
+    Machine machine(sequence, options);
     machine.tell(finding);
-    machine.run(0);
-  } catch (const verify_detail::Violation& violation) {
+    machine.run(seed);
+  } catch (const Violation& violation) {
     finding.text = violation.what();
   }
   return finding;

@@ -71,7 +71,8 @@ struct Finding {
   std::vector<Event> places;  // where ranks are that have not finished: a deadlock
 };
 
-// Runs the first interleaving alone.
-Finding find(const std::vector<Program>& sequence, const VerifyOptions& options = {});
+// Runs several interleavings, and returns what the shortest run finds: its events are those that
+// come before the violation in every run.
+Finding find(const std::vector<Program>& sequence);
 
 }  // namespace ringcomm

@@ -194,14 +194,15 @@ def line_with(function: Callable[[Shape], None], text: str) -> str:
 def test_slots_used_too_early_are_a_story() -> None:
     hasty = example("broken", "hasty")
     error = wrong(hasty, 3, 3 * MIB, "broadcast")
-    assert str(error).startswith(line_with(hasty, "held = copy(got"))
-    assert "reads what rank 0 may still be writing" in str(error)
+    assert str(error).startswith(line_with(hasty, "send(held"))
+    assert "overwrites what rank 1 may still be reading" in str(error)
     story = error.story
     assert isinstance(story, ringcomm.Story)
     assert story.found == len(story.parts) - 1
     assert story.parts[story.found].line == error.line
     assert 0 <= story.other < story.found
-    assert f"{story.parts[story.other].line}:" == line_with(hasty, "send(held")
+    assert f"{story.parts[story.other].line}:" == line_with(hasty, "held = copy(got")
+    assert len(story.parts) <= 16
     assert "no signal orders them" in str(story)
 
 

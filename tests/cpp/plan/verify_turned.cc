@@ -5,9 +5,9 @@
 
 #include "plan/cursor.h"
 #include "plan/select.h"
-#include "verify/plan_text.h"
 #include "symbolic_sums.h"
 #include "verify/memory.h"
+#include "verify/plan_text.h"
 
 namespace ringcomm {
 namespace {
