@@ -8,7 +8,8 @@ Then every algorithm is simulated by them, and measured.
 
 All ranks begin an operation at the same moment, by the clock that the namespaces have in common. It
 ends when the last rank is there. Algorithms take turns, so what disturbs the machine disturbs them
-alike; the median of all turns counts.
+alike; the median of all turns counts. A call before each keeps TCP's windows as they are in a
+training, where connections are never idle for long.
 """
 
 from __future__ import annotations
@@ -80,6 +81,7 @@ def be_rank(options: argparse.Namespace) -> None:
     ends: dict[Case, list[float]] = {case: [] for case in calls}
     for turn in range(options.turns + 1):
         for case, call in calls.items():
+            end_of(call)  # TCP begins slowly on a connection that was idle; training is not idle
             end = end_of(call)
             if turn:
                 ends[case].append(end)
@@ -114,6 +116,8 @@ def shape(hosts: Hosts, rate: str) -> None:
     for namespace in hosts.namespaces:
         words = ["qdisc", "replace", "dev", "eth0", "root", "tbf", "rate", rate]
         tool("tc", "-n", namespace, *words, "burst", "3kb", "latency", "200ms")
+        idle = "net.ipv4.tcp_slow_start_after_idle=0"
+        tool("ip", "netns", "exec", namespace, "sysctl", "-qw", idle)
 
 
 def links(hosts: int, fabrics: costs.Fabrics) -> topology.Topology:
@@ -157,10 +161,13 @@ def compare(hosts: int, fabrics: costs.Fabrics, times: list[list[float]], some: 
 
 
 def tell(rows: list[dict[str, Any]]) -> None:
-    off = [abs(row["simulated"] / statistics.median(row["measured"]) - 1) for row in rows]
-    within = sum(one <= 0.15 for one in off)
-    median = statistics.median(off)
-    print(f"{within} of {len(off)} within 15 %; median {median:.1%}, worst {max(off):.1%}")
+    """By the median of the turns, and by the fastest, which nothing has disturbed."""
+    for name, pick in (("median", statistics.median), ("fastest", min)):
+        off = [abs(row["simulated"] / pick(row["measured"]) - 1) for row in rows]
+        within = sum(one <= 0.15 for one in off)
+        middle, worst = statistics.median(off), max(off)
+        text = f"{within} of {len(off)} within 15 %; in the middle {middle:.1%}, worst {worst:.1%}"
+        print(f"by the {name} of the turns: {text}")
 
 
 def main() -> None:

@@ -69,12 +69,11 @@ def star() -> GroupPlans:
     """
     shape = shape_of("reduce", 2, 1000, 2)._replace(word="")
     motions, extents = (Motion(256), Motion(256, 2, 0, 1, 0)), (Extent(0, 1000),)
-    at = {"extent": 1, "motion": 1}
     inbox = Ref("inbox", 0, 1, motion=2)
     refs0 = (Ref("output", 0, 0, motion=1), Ref("input", 0, 0, motion=1), inbox)
     refs1 = (inbox, Ref("input", 1, 1, motion=1))
-    adds = Move("reduce", bytes=256, targets=1, sources=2, final=True, **at)
-    copies = Move("copy", bytes=256, targets=1, sources=1, **at)
+    adds = Move("reduce", bytes=256, targets=1, sources=2, extent=1, motion=1, final=True)
+    copies = Move("copy", bytes=256, targets=1, sources=1, extent=1, motion=1)
     loop, block = (Loop(0, 1, 4),), (Block(0, 2),)
     first = Tables(loop, block, (Move("wait", 1, "data"), adds), refs0, motions, extents)
     other = Tables(loop, block, (copies, Move("signal", 0, "data")), refs1, motions, extents)
@@ -162,7 +161,25 @@ def test_mistakes_name_the_place(path: str, value: Any, sentence: str) -> None:
         plan_file.parse(body)
 
 
-VALUES = [None, True, -1, 0, 1, 2, 3, 7, 1 << 40, 1 << 61, 1 << 70, 1.5, "", "data", "copy", [], {}]
+VALUES: list[Any] = [
+    None,
+    True,
+    -1,
+    0,
+    1,
+    2,
+    3,
+    7,
+    1 << 40,
+    1 << 61,
+    1 << 70,
+    1.5,
+    "",
+    "data",
+    "copy",
+    [],
+    {},
+]
 
 
 def places_in(body: Any) -> list[tuple[Any, Any]]:
