@@ -26,7 +26,7 @@ from ringcomm.tools.simulate.setting import Setting, check_hosts
 SOURCE = "ringcomm's defaults"  # of the costs
 AROUND = 380  # pixels of a page above the state of the ranks, and some beneath
 LINE = 22  # of the messages beneath it, in columns
-COLUMNS = 2
+COLUMNS = 3
 FOUR_TIMES = tuple(1024 * 4**power for power in range(6))
 
 

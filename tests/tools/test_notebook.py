@@ -29,8 +29,9 @@ for number, cell in enumerate(json.loads(open(sys.argv[1]).read())["cells"]):
     exec(compile(tree, file, "exec"), names)
     for one in last:
         value = eval(compile(ast.Expression(one.value), file, "eval"), names)
-        shown = getattr(value, "_repr_html_", value.__repr__)() if value is not None else ""
-        print(f"shown {type(value).__name__}: {shown[:60]}")
+        if value is not None:
+            getattr(value, "_repr_html_", value.__repr__)()
+            print(f"shown {type(value).__name__}:\\n{value!r}")
 """
 
 
@@ -85,6 +86,9 @@ def test_every_cell_runs() -> None:
     assert "rank 0's output at byte 0 lacks what rank 0 gives" in done.stdout
     assert re.search(r"\* +\d+ +rank 0  cell:5 ", done.stdout)  # the line with the mistake
     assert done.stdout.count("proved in") == 4
+    # What the text says of them.
+    for said in ("is 34.3", "688 µs of it by sharing links", "68.8 µs of it by"):
+        assert said in done.stdout
 
 
 def test_a_cell_that_fails_is_noticed(tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ def write(title: str, story: Story, lanes: str) -> str:
         f"{(FOLDER / 'draw.css').read_text(encoding='utf-8')}</style>",
         f"</head>\n<body>\n<main>\n<h1>{escape(title)}</h1>",
         *(f"<p>{escape(line)}</p>" for line in frames.legend_lines(story)),
-        f'<div class="scroll"><svg class="story" width="{frames.NARROWEST}" height="24">',
+        f'<div class="scroll"><svg class="story keys" viewBox="0 0 {frames.NARROWEST + 60} 24">',
         *frames.example(story, 2, 16),
         "</svg></div>",
         controls(count - 1),

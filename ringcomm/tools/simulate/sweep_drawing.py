@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 WIDE, HIGH = 330, 250  # of a panel's axes, in pixels, as all lengths here
 LEFT, ABOVE, BELOW, RIGHT = 66, 34, 48, 18  # around them
 IN_A_ROW = 3
+NARROWEST = 480  # the note fits into it
 HEAD = 86  # title, note and legend
 ENTRY = 118  # of the legend
 # Of Okabe and Ito, which everybody tells apart; by algorithm, so that pictures can be compared.
@@ -73,9 +74,9 @@ def draw(title: str, note: str, panels: Sequence[tuple[Panel, list[Crossing]]]) 
     """Return the SVG; the note says in a few words what the times are of."""
     names = list(dict.fromkeys(name for panel, _ in panels for name in panel.times))
     columns = min(IN_A_ROW, len(panels))
-    entries = max(1, int((columns * (LEFT + WIDE + RIGHT) - 24) / ENTRY))
+    width = max(NARROWEST, columns * (LEFT + WIDE + RIGHT))
+    entries = int((width - 24) / ENTRY)
     head = HEAD + 18 * (len(names) // entries)
-    width = columns * (LEFT + WIDE + RIGHT)
     height = head + math.ceil(len(panels) / columns) * (ABOVE + HIGH + BELOW)
     light, dark = (
         "".join(f"--{word(name)}: {pair[i]}; " for name, pair in colours(names).items())
