@@ -14,10 +14,12 @@ from lab.limits import limit
 
 NOTEBOOK = ROOT / "examples" / "algorithms" / "by_hand.ipynb"
 # Runs the cells of a file in one namespace, as Jupyter does, and has the value of each last line
-# shown. A cell's file is named as Jupyter names it.
+# shown. A cell's file is named as Jupyter names it. Processes that it starts inherit its path of
+# imports: an empty one would be another folder there.
 RUNNER = """
-import ast, json, linecache, sys
+import ast, json, linecache, os, sys
 
+sys.path[0] = os.getcwd()
 names = {"__name__": "__main__"}
 for number, cell in enumerate(json.loads(open(sys.argv[1]).read())["cells"]):
     if cell["cell_type"] != "code":

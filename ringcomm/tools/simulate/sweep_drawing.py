@@ -17,7 +17,7 @@ LEFT, ABOVE, BELOW, RIGHT = 66, 34, 48, 18  # around them
 IN_A_ROW = 3
 NARROWEST = 480  # the note fits into it
 HEAD = 86  # title, note and legend
-ENTRY = 118  # of the legend
+ENTRY = 118  # of the legend, unless a name is longer
 # Of Okabe and Ito, which everybody tells apart; by algorithm, so that pictures can be compared.
 COLOURS = {
     "ring": ("#0072b2", "#56b4e9"),
@@ -75,7 +75,8 @@ def draw(title: str, note: str, panels: Sequence[tuple[Panel, list[Crossing]]]) 
     names = list(dict.fromkeys(name for panel, _ in panels for name in panel.times))
     columns = min(IN_A_ROW, len(panels))
     width = max(NARROWEST, columns * (LEFT + WIDE + RIGHT))
-    entries = int((width - 24) / ENTRY)
+    entry = max(ENTRY, 40 + 7 * max(map(len, names)))
+    entries = max(1, (width - 24) // entry)
     head = HEAD + 18 * (len(names) // entries)
     height = head + math.ceil(len(panels) / columns) * (ABOVE + HIGH + BELOW)
     light, dark = (
@@ -90,7 +91,7 @@ def draw(title: str, note: str, panels: Sequence[tuple[Panel, list[Crossing]]]) 
         f'<rect class="ground" width="{width}" height="{height}"/>',
         f'<text class="title" x="12" y="24">{escape(title)}</text>',
         f'<text class="soft" x="12" y="42">{escape(note)}</text>',
-        *legend(names, entries),
+        *legend(names, entries, entry),
     ]
     least, most = range_of([panel for panel, _ in panels])
     for number, (panel, found) in enumerate(panels):
@@ -122,10 +123,11 @@ def range_of(panels: Sequence[Panel]) -> tuple[float, float]:
     return low, max(low * 10, 10.0 ** math.ceil(math.log10(max(shown)) - 1e-9))
 
 
-def legend(names: Sequence[str], entries: int) -> Iterator[str]:
+def legend(names: Sequence[str], entries: int, entry: int) -> Iterator[str]:
+    """A line for each name, `entries` of so many pixels in a row."""
     for number, name in enumerate([*names, "lower bound"]):
         row, column = divmod(number, entries)
-        x, y = 12 + column * ENTRY, 64 + row * 18
+        x, y = 12 + column * entry, 64 + row * 18
         bound = name == "lower bound"
         css = 'class="least"' if bound else f'class="line" style="stroke: var(--{word(name)})"'
         yield f'<path {css} d="M{x} {y - 4}h22"/><text x="{x + 28}" y="{y}">{name}</text>'
