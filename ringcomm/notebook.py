@@ -123,7 +123,8 @@ def draw(
     proves nothing: a wrong algorithm is drawn as far as it comes. Raises AlgorithmError, and
     ValueError where ranks wait for ever, or a picture has no room for them.
     """
-    group = plans_of(algorithm, ranks, bytes or ranks * PER_RANK, collective, root, local)
+    size = ranks * PER_RANK if bytes is None else bytes
+    group = plans_of(algorithm, ranks, size, collective, root, local)
     frames.check_ranks(ranks)
     story = story_of(group)
     frames.check_chunks(len(story.chunks))
@@ -154,7 +155,6 @@ def simulate(
     them. `local` is the ranks of each host. It proves nothing. Raises AlgorithmError, and
     ValueError where the topology does not fit, or ranks wait for ever.
     """
-    check_hosts(ranks // local)
     group = plans_of(algorithm, ranks, bytes, collective, root, local)
     found = Found.of(group, setting_of(topology))
     text = "\n".join(found.lines())
@@ -176,6 +176,8 @@ def sweep(
     Sizes are rounded to equal shards. An algorithm that refuses such a call with a ValueError is
     left out there. Raises as `simulate` does, and ValueError where two have one name.
     """
+    for size in bytes:
+        check(ranks, size, local)
     setting = setting_of(topology)
     call = sweeps.Call(collective, ranks, ranks // local, root)
     panel = sweeps.panel_of(call, setting, bytes, sweeps.named(algorithms))
@@ -192,6 +194,14 @@ def plans_of(
     algorithm: Algorithm | str | None, ranks: int, size: int, collective: str, root: int, local: int
 ) -> GroupPlans:
     """Return the plans of all ranks. Raises ValueError."""
+    check(ranks, size, local)
+    return plan_source.plans_of(collective, ranks, size, ranks // local, algorithm, root)
+
+
+def check(ranks: int, size: int, local: int) -> None:
+    """Raise ValueError where nothing is to be shown, or it would take minutes."""
+    if size < 1:
+        raise ValueError(f"a message of {size} bytes: write 1 or more")
     if local < 1 or ranks % local:
         raise ValueError(f"{ranks} ranks do not fill hosts of {local}")
-    return plan_source.plans_of(collective, ranks, size, ranks // local, algorithm, root)
+    check_hosts(ranks // local)

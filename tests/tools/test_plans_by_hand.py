@@ -179,6 +179,9 @@ def test_what_has_no_plans() -> None:
         (lambda: ringcomm.simulate(naive, 6, local=4), "do not fill hosts of 4"),
         (lambda: ringcomm.simulate(naive, 6, topology="torus:2x4"), "8 hosts, and the group 6"),
         (lambda: ringcomm.simulate(naive, 512), "at most 256"),
+        (lambda: ringcomm.draw(naive, bytes=0), "write 1 or more"),
+        (lambda: ringcomm.sweep([naive], bytes=[1024, 0]), "write 1 or more"),
+        (lambda: ringcomm.sweep([naive], local=0), "do not fill hosts of 0"),
         (lambda: ringcomm.simulate(waits, 2, collective="barrier"), "never comes"),
     ):
         with pytest.raises(ValueError, match=sentence):
