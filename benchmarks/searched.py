@@ -28,12 +28,12 @@ from simulated import ENV, end_of
 from lab.hosts import Hosts
 from lab.namespaces import missing, tool
 from ringcomm import costs
+from ringcomm.tools.plan_by_hand import load
 from ringcomm.tools.search import tries, writing
 from ringcomm.tools.search.command import CHUNKS, TRIES, ring_of
 from ringcomm.tools.search.tries import Task
 from ringcomm.tools.simulate import files
 from ringcomm.tools.simulate.topology import Topology
-from ringcomm.tools.verify import load
 
 FOLDER = Path(__file__).parent.parent / "examples" / "topologies"
 COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "broadcast")

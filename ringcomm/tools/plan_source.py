@@ -1,22 +1,16 @@
-"""Where the plans of a command come from: the library by the collective's name, or a file.
-
-`--algorithm FILE.py:FUNCTION` is an algorithm by hand, as `ringcomm verify` takes it.
-"""
+"""Where the plans of a command come from: the library by the collective's name, or a file."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
 
-from ringcomm._schedule import schedule
-from ringcomm._verify import SLOTS, given_of, steps_of
-from ringcomm._verify import shape_of as shape_by_hand
 from ringcomm.costs import DEFAULT, Fabrics, Hosts
-from ringcomm.plan import Algorithm
-from ringcomm.tools import plan_file, verify
+from ringcomm.tools import plan_file
 from ringcomm.tools.plan import check_reach
+from ringcomm.tools.plan_by_hand import Asked, function_of, of_hand
 from ringcomm.tools.plan_steps import COLLECTIVES, plan_of, shape_of
-from ringcomm.tools.plan_tables import GroupPlans, of_library, tables_of
+from ringcomm.tools.plan_tables import GroupPlans, of_library
 from ringcomm.tools.words import show_size
 
 
@@ -30,45 +24,24 @@ def plans_of(
     ranks: int,
     size: int,
     hosts: int,
-    algorithm: str | None,
+    algorithm: Asked,
     root: int = 0,
     fabrics: Fabrics = DEFAULT,
     measured: Hosts | None = None,
     element: int = 4,
 ) -> GroupPlans:
-    """Return the plans of a file, which has its own shape; or of the library for this shape.
+    """Return the plans of a file, which has its own shape; or those of an algorithm for this shape.
 
-    Raises ValueError, and OSError.
+    It is one of the library, or a function by hand. Raises ValueError, and OSError.
     """
     if path := file_of(what):
         return plan_file.read(path)
     shape = shape_of(what, ranks, size, hosts, element, root, fabrics, measured)
-    if algorithm and ".py:" in algorithm:
-        name = Path(algorithm).name
-        return by_hand(verify.load(algorithm), name, what, ranks, size, shape.local, root, element)
-    check_reach(shape, plan_of(shape, 0, algorithm), algorithm)
-    return of_library(shape, algorithm)
-
-
-def by_hand(
-    function: Algorithm,
-    name: str,
-    collective: str,
-    ranks: int,
-    size: int,
-    local: int = 1,
-    root: int = 0,
-    element: int = 4,
-) -> GroupPlans:
-    """Return the plans of an algorithm by hand; they are made, and not proved.
-
-    `size` is in bytes, all shards together. Raises AlgorithmError, and ValueError.
-    """
-    given = given_of(collective, ranks, size, element, root, local, local == ranks)
-    scripts = schedule(function, shape_by_hand(given), given[-1][SLOTS])
-    shape = shape_of(collective, ranks, size, ranks // local, element, root)
-    plans = [tables_of(steps_of(given, scripts, rank)) for rank in range(ranks)]
-    return GroupPlans(shape._replace(word="", names=[]), name, tuple(plans))
+    if function := function_of(algorithm):
+        return of_hand(shape, function)
+    name = algorithm if isinstance(algorithm, str) else None
+    check_reach(shape, plan_of(shape, 0, name), name)
+    return of_library(shape, name)
 
 
 def title_of(group: GroupPlans) -> str:

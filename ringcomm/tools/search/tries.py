@@ -10,7 +10,9 @@ from ringcomm._program import AlgorithmError
 from ringcomm._verify import given_of
 from ringcomm.costs import Fabrics, Hosts
 from ringcomm.options import ALGORITHMS
-from ringcomm.tools.plan_source import by_hand, plans_of
+from ringcomm.tools.plan_by_hand import of_hand
+from ringcomm.tools.plan_source import plans_of
+from ringcomm.tools.plan_steps import shape_of
 from ringcomm.tools.plan_tables import GroupPlans
 from ringcomm.tools.search import matching, writing
 from ringcomm.tools.search.matching import Step
@@ -114,7 +116,8 @@ def check(task: Task, parts: int) -> None:
 def made(task: Task, form: Form, steps: Sequence[Step]) -> GroupPlans:
     """Return the plans of all ranks. Raises AlgorithmError."""
     function = writing.load(writing.text_of(form, steps, "A try."), form)
-    return by_hand(function, "searched", task.collective, task.ranks, task.bytes, 1, task.root)
+    shape = shape_of(task.collective, task.ranks, task.bytes, task.ranks, 4, task.root)
+    return of_hand(shape, function)
 
 
 class Other(NamedTuple):
