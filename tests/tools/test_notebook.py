@@ -52,7 +52,7 @@ def played(path: Path) -> subprocess.CompletedProcess[str]:
         cwd=NOTEBOOK.parent,  # where Jupyter runs it
         capture_output=True,
         text=True,
-        timeout=limit(120),
+        timeout=limit(240),
     )
 
 
