@@ -16,20 +16,27 @@ if TYPE_CHECKING:
     from ringcomm._program import AlgorithmError
     from ringcomm._stats import metrics, stats
     from ringcomm._verify import Story, verify
+    from ringcomm.notebook import Drawing, Simulation, Sweep, draw, simulate, sweep
     from ringcomm.quantized import quantized_all_reduce
 
 __version__ = "0.1.0"
 """The version, without that of the torch it was built for."""
 __all__ = [
     "AlgorithmError",
+    "Drawing",
     "Options",
+    "Simulation",
     "Story",
+    "Sweep",
     "__version__",
+    "draw",
     "dump",
     "metrics",
     "quantized_all_reduce",
     "register_algorithm",
+    "simulate",
     "stats",
+    "sweep",
     "verify",
 ]
 # Loaded when they are first asked for: they need torch and the library, and time.
@@ -37,6 +44,12 @@ LATER = {
     "AlgorithmError": "ringcomm._program",
     "Story": "ringcomm._verify",
     "verify": "ringcomm._verify",
+    "Drawing": "ringcomm.notebook",
+    "Simulation": "ringcomm.notebook",
+    "Sweep": "ringcomm.notebook",
+    "draw": "ringcomm.notebook",
+    "simulate": "ringcomm.notebook",
+    "sweep": "ringcomm.notebook",
     "dump": "ringcomm._flight",
     "metrics": "ringcomm._stats",
     "quantized_all_reduce": "ringcomm.quantized",

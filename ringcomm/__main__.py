@@ -18,6 +18,7 @@ COMMANDS = {
     "verify": ("ringcomm.tools.verify", "prove an algorithm that is written by hand"),
     "simulate": ("ringcomm.tools.simulate", "how long a plan takes on links that are shared"),
     "draw": ("ringcomm.tools.draw", "who has what after each message of a plan, as a picture"),
+    "search": ("ringcomm.tools.search", "find a plan for a network whose links differ"),
     "bench": ("ringcomm.tools.bench.command", "measure collectives next to other backends"),
 }
 USUAL_FAILURE = 1

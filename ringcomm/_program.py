@@ -25,7 +25,9 @@ class Line(NamedTuple):
     number: int
 
     def __str__(self) -> str:
-        return f"{Path(self.file).name}:{self.number}"
+        # A notebook gives each cell a file that nobody has seen.
+        cell = Path(self.file).parent.name.startswith("ipykernel_")
+        return f"{'cell' if cell else Path(self.file).name}:{self.number}"
 
 
 class AlgorithmError(ValueError):

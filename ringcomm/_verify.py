@@ -12,6 +12,7 @@ from ringcomm._program import AlgorithmError, Line
 from ringcomm._schedule import Scripts, schedule
 from ringcomm.plan import Algorithm, Shape
 from ringcomm.tools.plan_steps import COLLECTIVES, ROOTED, SHARDED, Step, step_of
+from ringcomm.tools.words import show_size
 
 MOST_SHOWN = 24  # steps of a story in its text
 SLOTS = 3  # its place in a geometry
@@ -67,7 +68,9 @@ class Story:
         for number, part in enumerate(self.parts[skipped:], skipped):
             mark = {self.found: ">", self.other: "*"}.get(number, " ")
             lines.append(f"  {mark} {number + 1:3}  {part}")
-        if self.other >= 0:
+        if self.found < 0 <= self.other:
+            lines.append("  * has written it")
+        elif self.other >= 0:
             lines.append("  > goes wrong because of *: no signal orders them")
         return "\n".join(lines)
 
@@ -105,6 +108,19 @@ class Proof:
     seconds: float
     dropped: int = 0
     spare: list[Spare] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        calls = f", {self.calls} of them a roll call" if self.calls else ""
+        lines = [
+            f"proved in {self.seconds:.2f} s: {self.collective} of {show_size(self.bytes)} bytes, "
+            f"{self.ranks} ranks, on one host and between hosts",
+            f"a rank sends {max(self.sent):,} bytes at most, in {max(self.messages)} messages"
+            f"{calls}",
+        ]
+        if self.dropped:
+            wrong = self.dropped - len(self.spare)
+            lines.append(f"of {self.dropped} plans without one signal, {wrong} are wrong")
+        return "\n".join(lines)
 
 
 Given = tuple[int, int, int, int, int, int, list[int], list[int], list[int], list[int]]
@@ -208,6 +224,7 @@ def prove(given: Given, scripts: Scripts, memory: str) -> None:
     def part(told: tuple[int, int, int, int, int, str]) -> Part:
         rank, operation, origin, pass_, met, words = told
         line = scripts.ranks[rank].lines[origin] if origin >= 0 else None
+        words = re.sub(r" \([^()]* a pass\)", "", words)  # where it is in other segments
         return Part(rank, line, words or f"a step of operation {operation}", pass_, met)
 
     what = _plain(text, scripts)

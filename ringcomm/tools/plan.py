@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from ringcomm import _C, costs
 from ringcomm.tools import plan_drawing, plan_file
+from ringcomm.tools.plan_by_hand import function_of, of_hand
 from ringcomm.tools.plan_steps import (
     COLLECTIVES,
     ROOTED,
@@ -22,7 +23,7 @@ from ringcomm.tools.plan_steps import (
     plans_of,
     shape_of,
 )
-from ringcomm.tools.plan_tables import of_library
+from ringcomm.tools.plan_tables import GroupPlans, of_library
 from ringcomm.tools.words import show_size, size
 
 # Of what tensors hold, in bytes.
@@ -54,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--ranks", type=int, default=4)
     add("--bytes", type=size, default="1M", help="the whole message: all shards together (1M)")
     add("--hosts", type=int, default=1, help="the ranks are spread over them evenly (1)")
-    add("--algorithm", metavar="NAME", help="another one than that of the table")
+    add("--algorithm", metavar="NAME", help="another than the table's; or FILE.py:FUNCTION")
     add("--dtype", choices=list(DTYPES), default="float32", metavar="NAME", help="as in torch")
     add("--root", type=int, help="of broadcast, reduce, scatter and gather (0)")
     add("--rank", type=int, help="print the steps of this rank only")
@@ -82,6 +83,8 @@ def run(options: argparse.Namespace) -> int:
     if options.root is not None and shape.name not in ROOTED:
         raise ValueError(f"{shape.name} has no root: --root is for {', '.join(ROOTED)}")
     check_shown(options, shape)
+    if function := function_of(options.algorithm):
+        return run_by_hand(options, of_hand(shape, function), fabrics)
     first = plan_of(shape, options.rank or 0, options.algorithm)
     check_reach(shape, first, options.algorithm)
     title = title_of(shape, options, first.algorithm)
@@ -99,9 +102,23 @@ def run(options: argparse.Namespace) -> int:
         options.svg.write_text(text, encoding="utf-8")
         print(f"\n{options.svg}: drawn, with times by a model")
     if options.export:
-        plan_file.write(of_library(shape, options.algorithm), options.export)
-        print(f"\n{options.export}: the plans of {counted(shape.size, 'rank')}")
+        export(of_library(shape, options.algorithm), options.export)
     return 0
+
+
+def run_by_hand(options: argparse.Namespace, group: GroupPlans, fabrics: costs.Fabrics) -> int:
+    """Print, draw and export plans that no table has chosen. Raises ValueError, OSError."""
+    if options.why:
+        raise ValueError(f"{options.algorithm} was asked for, so no table chose: leave out --why")
+    show_group(options, group, title_of(group.shape, options, group.algorithm), fabrics)
+    if options.export:
+        export(group, options.export)
+    return 0
+
+
+def export(group: GroupPlans, path: Path) -> None:
+    plan_file.write(group, path)
+    print(f"\n{path}: the plans of {counted(group.shape.size, 'rank')}")
 
 
 def run_file(options: argparse.Namespace) -> int:
@@ -110,19 +127,27 @@ def run_file(options: argparse.Namespace) -> int:
         if getattr(options, name) is not None:
             raise ValueError(f"{options.collective} has its own plans: leave out --{name}")
     group = plan_file.read(Path(options.collective))
-    shape, programs = group.shape, group.steps()
+    shape = group.shape
     check_shown(options, shape)
     title = f"{shape.name}, {spread(shape)}: {group.algorithm}, of {options.collective}"
+    fabrics = costs.read_costs(options.costs) if options.costs else costs.DEFAULT
+    show_group(options, group, title, fabrics)
+    return 0
+
+
+def show_group(
+    options: argparse.Namespace, group: GroupPlans, title: str, fabrics: costs.Fabrics
+) -> None:
+    """Print the plans, and draw them where that is asked for. Raises OSError."""
+    shape, programs = group.shape, group.steps()
     print(title)
     for rank in range(shape.size) if options.rank is None else [options.rank]:
         print_plan(rank, programs[rank], options.steps)
     if options.svg:
-        fabrics = costs.read_costs(options.costs) if options.costs else costs.DEFAULT
         source = str(options.costs or "ringcomm's defaults")
         text = plan_drawing.draw(title, programs, shape, fabrics, source)
         options.svg.write_text(text, encoding="utf-8")
         print(f"\n{options.svg}: drawn, with times by a model")
-    return 0
 
 
 def check_shown(options: argparse.Namespace, shape: Shape) -> None:

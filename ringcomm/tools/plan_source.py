@@ -8,6 +8,7 @@ from pathlib import Path
 from ringcomm.costs import DEFAULT, Fabrics, Hosts
 from ringcomm.tools import plan_file
 from ringcomm.tools.plan import check_reach
+from ringcomm.tools.plan_by_hand import Asked, function_of, of_hand
 from ringcomm.tools.plan_steps import COLLECTIVES, plan_of, shape_of
 from ringcomm.tools.plan_tables import GroupPlans, of_library
 from ringcomm.tools.words import show_size
@@ -23,21 +24,24 @@ def plans_of(
     ranks: int,
     size: int,
     hosts: int,
-    algorithm: str | None,
+    algorithm: Asked,
     root: int = 0,
     fabrics: Fabrics = DEFAULT,
     measured: Hosts | None = None,
     element: int = 4,
 ) -> GroupPlans:
-    """Return the plans of a file, which has its own shape; or of the library for this shape.
+    """Return the plans of a file, which has its own shape; or those of an algorithm for this shape.
 
-    Raises ValueError, and OSError.
+    It is one of the library, or a function by hand. Raises ValueError, and OSError.
     """
     if path := file_of(what):
         return plan_file.read(path)
     shape = shape_of(what, ranks, size, hosts, element, root, fabrics, measured)
-    check_reach(shape, plan_of(shape, 0, algorithm), algorithm)
-    return of_library(shape, algorithm)
+    if function := function_of(algorithm):
+        return of_hand(shape, function)
+    name = algorithm if isinstance(algorithm, str) else None
+    check_reach(shape, plan_of(shape, 0, name), name)
+    return of_library(shape, name)
 
 
 def title_of(group: GroupPlans) -> str:

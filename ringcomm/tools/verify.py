@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import sys
-from pathlib import Path
-from typing import cast
 
 from ringcomm._program import AlgorithmError
-from ringcomm._verify import Proof, verify
-from ringcomm.plan import Algorithm
+from ringcomm._verify import verify
 from ringcomm.tools.plan import DTYPES
+from ringcomm.tools.plan_by_hand import load
 from ringcomm.tools.plan_steps import COLLECTIVES
-from ringcomm.tools.words import show_size, size
+from ringcomm.tools.words import size
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -44,39 +41,7 @@ def run(options: argparse.Namespace) -> int:
         print(error.story or error)
         print(f"wrong: {error}", file=sys.stderr)
         return 1
-    print(told(proof))
+    print(proof)
     for spare in proof.spare:
         print(f"nobody needs  {spare}")
     return 0
-
-
-def load(text: str) -> Algorithm:
-    """Return the function that "FILE.py:FUNCTION" names. Raises ValueError."""
-    file, _, name = text.rpartition(":")
-    path = Path(file)
-    if not file or not path.is_file():
-        raise ValueError(f"{text}: write FILE.py:FUNCTION, with a file that is there")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    if not callable(getattr(module, name, None)):
-        raise ValueError(f"{text}: {path.name} has no function {name!r}")
-    return cast(Algorithm, getattr(module, name))
-
-
-def told(proof: Proof) -> str:
-    most, messages = max(proof.sent), max(proof.messages)
-    calls = f", {proof.calls} of them a roll call" if proof.calls else ""
-    lines = [
-        f"proved in {proof.seconds:.2f} s: {proof.collective} of {show_size(proof.bytes)} bytes, "
-        f"{proof.ranks} ranks, on one host and between hosts",
-        f"a rank sends {most:,} bytes at most, in {messages} messages{calls}",
-    ]
-    if proof.dropped:
-        lines.append(
-            f"of {proof.dropped} plans without one signal, {proof.dropped - len(proof.spare)} are "
-            "wrong"
-        )
-    return "\n".join(lines)

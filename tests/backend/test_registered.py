@@ -19,7 +19,7 @@ from lab.ranks import Rank, Ranks, error_of, join, ranks
 from ringcomm._program import INPUT, OUTPUT, SLOT, Move, Operand, Recorder, Signal, Wait
 from ringcomm._schedule import record
 from ringcomm.plan import Algorithm, Chunk, Shape, copy, reduce, send
-from ringcomm.tools.verify import load
+from ringcomm.tools.plan_by_hand import load
 
 EXAMPLES = ROOT / "examples" / "algorithms"
 SIZES = (1, 5, 1000, 70_001, 600_000)

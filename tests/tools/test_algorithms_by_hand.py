@@ -18,7 +18,7 @@ from ringcomm import AlgorithmError, _plans
 from ringcomm._schedule import schedule
 from ringcomm._verify import Proof, given_of, shape_of, steps_of
 from ringcomm.plan import Shape, copy, reduce, send
-from ringcomm.tools.verify import load
+from ringcomm.tools.plan_by_hand import load
 
 EXAMPLES = ROOT / "examples" / "algorithms"
 MIB = 1 << 20

@@ -5,13 +5,10 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from ringcomm import costs
 from ringcomm.tools import plan_source
 from ringcomm.tools.draw import frames, page
 from ringcomm.tools.draw.story import story_of
-from ringcomm.tools.simulate import topology
-from ringcomm.tools.simulate.setting import simulate
-from ringcomm.tools.words import positive, show_seconds, size
+from ringcomm.tools.words import positive, size
 
 PER_RANK = 1024  # bytes of a shard, unless told otherwise: every algorithm sends it in one piece
 
@@ -22,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--ranks", type=positive, metavar="N", help="of the group (4)")
     add("--hosts", type=positive, metavar="N", help="the ranks are spread over them (each its own)")
     add("--bytes", type=size, metavar="SIZE", help="the whole message (1K for each rank)")
-    add("--algorithm", metavar="NAME", help="another one than that of the table")
+    add("--algorithm", metavar="NAME", help="another than the table's; or FILE.py:FUNCTION")
     add("--root", type=int, default=0, help="of broadcast, reduce, scatter and gather (0)")
     add("--svg", type=Path, metavar="FILE", help="draw the state after each round, side by side")
     add("--html", type=Path, metavar="FILE", help="one page with a slider, which needs no network")
@@ -56,10 +53,7 @@ def run(options: argparse.Namespace) -> int:
         options.svg.write_text(frames.draw(title, story), encoding="utf-8")
         print(f"{options.svg}: drawn")
     if options.html:
-        where = topology.named("switch", group.shape.hosts, costs.DEFAULT)
-        seconds, engine = simulate(group, where, costs.DEFAULT)
-        note = f"{show_seconds(seconds)} by a model with ringcomm's default costs, not measured."
-        lanes = page.lanes(title, note, group.shape.local, seconds, engine)
-        options.html.write_text(page.write(title, story, lanes), encoding="utf-8")
+        text = page.write(title, story, page.timed(group))
+        options.html.write_text(text, encoding="utf-8")
         print(f"{options.html}: written")
     return 0

@@ -192,7 +192,8 @@ class Frames:
         if not self.sums:
             return f"{len(pieces)} of {self.full}"
         counts = [str(len(piece)) if len(piece) > 1 else "1" for piece in pieces]
-        return " | ".join(f"sum of {n}" if n != "1" else "1 more" for n in counts)
+        text = " | ".join(f"sum of {n}" if n != "1" else "1 more" for n in counts)
+        return text if len(pieces) < 3 else f"{len(pieces)} apart"
 
     def arrows(self, now: int) -> Iterator[str]:
         """From the sender's row to the receiver's, in the gap behind the chunk."""

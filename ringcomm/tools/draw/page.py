@@ -7,21 +7,28 @@ from collections.abc import Iterator
 from html import escape
 from pathlib import Path
 
-from ringcomm.tools import plan_drawing
+from ringcomm import costs
+from ringcomm.tools import plan_drawing, plan_source
 from ringcomm.tools.draw import frames, looks
 from ringcomm.tools.draw.frames import Frames
 from ringcomm.tools.draw.story import ADDING, Story
-from ringcomm.tools.simulate.engine import Engine
-from ringcomm.tools.words import ranks_text
+from ringcomm.tools.plan_tables import GroupPlans
+from ringcomm.tools.simulate import topology
+from ringcomm.tools.simulate.setting import simulate
+from ringcomm.tools.words import ranks_text, show_seconds
 
 FOLDER = Path(__file__).parent
 MOST_LINES = 24  # of messages beneath a frame
 
 
-def lanes(title: str, note: str, local: int, seconds: float, engine: Engine) -> str:
-    """Return the SVG of the messages over time, of plan_drawing.py."""
+def timed(group: GroupPlans) -> str:
+    """Return the SVG of the messages over time, on a switch and with the default costs."""
+    where = topology.named("switch", group.shape.hosts, costs.DEFAULT)
+    seconds, engine = simulate(group, where, costs.DEFAULT)
+    note = f"{show_seconds(seconds)} by a model with ringcomm's default costs, not measured."
     lines = [*plan_drawing.headline("The messages over time"), *plan_drawing.wrapped(note)]
-    return plan_drawing.lanes_of(title, lines, local, seconds, engine)
+    title = plan_source.title_of(group)
+    return plan_drawing.lanes_of(title, lines, group.shape.local, seconds, engine)
 
 
 def write(title: str, story: Story, lanes: str) -> str:
@@ -38,7 +45,7 @@ def write(title: str, story: Story, lanes: str) -> str:
         f"{(FOLDER / 'draw.css').read_text(encoding='utf-8')}</style>",
         f"</head>\n<body>\n<main>\n<h1>{escape(title)}</h1>",
         *(f"<p>{escape(line)}</p>" for line in frames.legend_lines(story)),
-        f'<div class="scroll"><svg class="story" width="{frames.NARROWEST}" height="24">',
+        f'<div class="scroll"><svg class="story keys" viewBox="0 0 {frames.NARROWEST + 60} 24">',
         *frames.example(story, 2, 16),
         "</svg></div>",
         controls(count - 1),

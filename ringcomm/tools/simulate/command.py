@@ -6,6 +6,7 @@ import argparse
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from ringcomm import costs
 from ringcomm.model import describe
@@ -17,6 +18,7 @@ from ringcomm.tools.simulate.bounds import Bounds, bounds
 from ringcomm.tools.simulate.engine import Engine
 from ringcomm.tools.simulate.path import Part, critical_path, hops, message_count, totals
 from ringcomm.tools.simulate.setting import Setting, check_hosts, simulate
+from ringcomm.tools.simulate.topology import Topology
 from ringcomm.tools.words import list_of, ranks, show_rate, show_seconds, show_size, size
 
 SHOWN_LINKS = 8
@@ -39,7 +41,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--ranks", type=ranks, metavar="LIST", help="8; or 2,4,8 or 2..16 for a sweep (4)")
     add("--bytes", type=size_list, default="1M", metavar="LIST", help="1M; or 1K..64M for a sweep")
-    add("--algorithm", type=list_of(str), metavar="LIST", help="the table's; of a sweep: all")
+    text = "names, or FILE.py:FUNCTION (the table's; of a sweep: all)"
+    add("--algorithm", type=list_of(str), metavar="LIST", help=text)
     add("--root", type=int, help="of broadcast, reduce, scatter and gather (0)")
     names = ", ".join(topology.NAMES)
     add("--topology", default="switch", metavar="NAME", help=f"{names}; or a JSON file (switch)")
@@ -95,30 +98,56 @@ def group_of(options: argparse.Namespace) -> tuple[list[int], int]:
 
 
 def report(group: GroupPlans, setting: Setting, options: argparse.Namespace) -> int:
-    shape = group.shape
-    where = setting.of(shape.hosts)
-    seconds, engine = simulate(group, where, setting.fabrics)
-    least = bounds(shape, where, setting.fabrics)
-    title = plan_source.title_of(group)
-    print(f"{title}\n{where.name}, by a model with the costs of: {setting.source}")
-    if shape.local > 1:
-        print(f"  memory: {describe(setting.fabrics.memory)}")
-    if shape.hosts > 1:
-        print(f"  network: {describe(setting.fabrics.network)}")
-    for text in (
-        *bound_lines(seconds, least, shape.size),
-        *path_lines(critical_path(engine)),
-        *link_lines(engine, seconds, options.links),
-    ):
-        print(text)
+    found = Found.of(group, setting)
+    for line in found.lines(options.links):
+        print(line)
     if options.svg:
-        lines = [*plan_drawing.headline(title), *plan_drawing.wrapped(
-            f"{show_seconds(seconds)} by a model with the costs of {setting.source}, on "
-            f"{where.name}, not measured.")]  # fmt: skip
-        drawn = plan_drawing.lanes_of(title, lines, shape.local, seconds, engine)
-        options.svg.write_text(drawn, encoding="utf-8")
+        options.svg.write_text(found.svg(), encoding="utf-8")
         print(f"\n{options.svg}: drawn")
     return 0
+
+
+class Found(NamedTuple):
+    """One simulation; a report and a picture tell it."""
+
+    group: GroupPlans
+    setting: Setting
+    where: Topology
+    seconds: float
+    engine: Engine
+    least: Bounds
+
+    @classmethod
+    def of(cls, group: GroupPlans, setting: Setting) -> Found:
+        """Simulate the plans. Raises ValueError."""
+        where = setting.of(group.shape.hosts)
+        seconds, engine = simulate(group, where, setting.fabrics)
+        least = bounds(group.shape, where, setting.fabrics)
+        return cls(group, setting, where, seconds, engine, least)
+
+    def lines(self, links: int = SHOWN_LINKS) -> Iterator[str]:
+        """The report, with so many links; 0: all."""
+        shape, setting = self.group.shape, self.setting
+        yield plan_source.title_of(self.group)
+        yield f"{self.where.name}, by a model with the costs of: {setting.source}"
+        if shape.local > 1:
+            yield f"  memory: {describe(setting.fabrics.memory)}"
+        if shape.hosts > 1:
+            yield f"  network: {describe(setting.fabrics.network)}"
+        yield from bound_lines(self.seconds, self.least, shape.size)
+        yield from path_lines(critical_path(self.engine))
+        yield from link_lines(self.engine, self.seconds, links)
+
+    def svg(self) -> str:
+        """The messages over time."""
+        title = plan_source.title_of(self.group)
+        note = (
+            f"{show_seconds(self.seconds)} by a model with the costs of {self.setting.source}, "
+            f"on {self.where.name}, not measured."
+        )
+        lines = [*plan_drawing.headline(title), *plan_drawing.wrapped(note)]
+        local = self.group.shape.local
+        return plan_drawing.lanes_of(title, lines, local, self.seconds, self.engine)
 
 
 def bound_lines(seconds: float, least: Bounds, size: int) -> Iterator[str]:

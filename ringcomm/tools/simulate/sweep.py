@@ -5,11 +5,13 @@ from __future__ import annotations
 import argparse
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from ringcomm import options as settings
+from ringcomm._program import AlgorithmError
 from ringcomm.tools import plan_source
+from ringcomm.tools.plan_by_hand import Asked, function_of, name_of
 from ringcomm.tools.plan_steps import COLLECTIVES, shape_of
 from ringcomm.tools.simulate import sweep_drawing
 from ringcomm.tools.simulate.bounds import bounds
@@ -53,41 +55,75 @@ def run(options: argparse.Namespace, setting: Setting, numbers: list[int], local
         else (f"{options.collective}\n{source}")
     )
     panels = []
+    algorithms = named(options.algorithm or settings.ALGORITHMS)
     for ranks in numbers:
-        panel = panel_of(options, setting, ranks, local)
-        if not panel.times:
-            asked = ", ".join(options.algorithm or [])
-            raise ValueError(f"{options.collective} of {ranks} ranks on these hosts has no {asked}")
+        call = Call(options.collective, ranks, ranks // local, options.root or 0)
+        panel = panel_of(call, setting, options.bytes, algorithms)
         panels.append(panel)
-        print_panel(panel)
+        for line in lines_of(panel):
+            print(line)
     if options.svg:
-        title = f"{options.collective} on {options.topology}"
-        note = f"a model with the costs of {setting.source}, not a measurement"
-        drawn = sweep_drawing.draw(title, note, [(one, crossings(one)) for one in panels])
+        drawn = drawing_of(options.collective, setting, panels)
         options.svg.write_text(drawn, encoding="utf-8")
         print(f"\n{options.svg}: drawn")
     return 0
 
 
-def panel_of(options: argparse.Namespace, setting: Setting, ranks: int, local: int) -> Panel:
-    names = options.algorithm or settings.ALGORITHMS
+def drawing_of(collective: str, setting: Setting, panels: Sequence[Panel]) -> str:
+    title = f"{collective} on {setting.topology}"
+    note = f"a model with the costs of {setting.source}, not a measurement"
+    return sweep_drawing.draw(title, note, [(one, crossings(one)) for one in panels])
+
+
+def named(algorithms: Sequence[Asked]) -> dict[str, Asked]:
+    """Return algorithms by the names that tables and pictures have. Raises ValueError."""
+    found: dict[str, Asked] = {}
+    for one in algorithms:
+        function = function_of(one)
+        name = name_of(function) if function else str(one)
+        if name in found:
+            raise ValueError(f"there are two algorithms {name}: rename the function of one")
+        found[name] = function or one
+    return found
+
+
+class Call(NamedTuple):
+    """What is swept, besides sizes and algorithms."""
+
+    collective: str
+    ranks: int
+    hosts: int
+    root: int = 0
+
+
+def panel_of(
+    call: Call, setting: Setting, sizes: Sequence[int], algorithms: Mapping[str, Asked]
+) -> Panel:
+    """Simulate each algorithm with each size. Raises ValueError where none can do the call."""
     times: Times = {}
     least: dict[int, float] = {}
-    where = setting.of(ranks // local)
-    for size in options.bytes:
-        whole = rounded(size, ranks)
-        shape = shape_of(options.collective, ranks, whole, ranks // local, ELEMENT)
+    where = setting.of(call.hosts)
+    for size in sizes:
+        whole = rounded(size, call.ranks)
+        shape = shape_of(call.collective, call.ranks, whole, call.hosts, ELEMENT)
         least[size] = bounds(shape, where, setting.fabrics).seconds
-        for name in names:
+        for name, algorithm in algorithms.items():
             try:
                 group = plan_source.plans_of(
-                    options.collective, ranks, whole, ranks // local, name,
-                    options.root or 0, setting.fabrics, setting.known,
+                    call.collective, call.ranks, whole, call.hosts, algorithm,
+                    call.root, setting.fabrics, setting.known,
                 )  # fmt: skip
-            except ValueError:  # the collective has no such algorithm on hosts like these
+            except ValueError as error:  # it is for other groups or collectives
+                if isinstance(error, AlgorithmError) and not isinstance(
+                    error.__cause__, ValueError
+                ):
+                    raise  # by hand, and wrong
                 continue
             times.setdefault(name, {})[size] = simulate(group, where, setting.fabrics)[0]
-    return Panel(ranks, times, least)
+    if not times:
+        asked = ", ".join(algorithms)
+        raise ValueError(f"{call.collective} of {call.ranks} ranks on these hosts has no {asked}")
+    return Panel(call.ranks, times, least)
 
 
 def rounded(size: int, ranks: int) -> int:
@@ -113,10 +149,12 @@ def crossings(panel: Panel) -> list[Crossing]:
     return found
 
 
-def print_panel(panel: Panel) -> None:
-    print(f"\n{panel.ranks} ranks")
+def lines_of(panel: Panel) -> Iterator[str]:
+    """The table of a panel, and where the fastest changes."""
+    yield f"\n{panel.ranks} ranks"
     names = list(panel.times)
-    print(f"{'bytes':>6} " + "".join(f"{name:>14}" for name in [*names, "lower bound"]))
+    wide = max(14, *(len(name) + 3 for name in names))
+    yield f"{'bytes':>6} " + "".join(f"{name:>{wide}}" for name in [*names, "lower bound"])
     for size, least in panel.bounds.items():
         words = []
         for name in names:
@@ -126,9 +164,8 @@ def print_panel(panel: Panel) -> None:
             mark = " *" if name == panel.fastest(size) else "  "
             words.append(show_seconds(panel.times[name][size]) + mark)
         words.append(show_seconds(least) + "  ")
-        print(f"{show_size(size):>6} " + "".join(f"{word:>14}" for word in words))
-    for text in crossing_lines(panel):
-        print(text)
+        yield f"{show_size(size):>6} " + "".join(f"{word:>{wide}}" for word in words)
+    yield from crossing_lines(panel)
 
 
 def crossing_lines(panel: Panel) -> Iterator[str]:

@@ -15,8 +15,9 @@ if TYPE_CHECKING:
 WIDE, HIGH = 330, 250  # of a panel's axes, in pixels, as all lengths here
 LEFT, ABOVE, BELOW, RIGHT = 66, 34, 48, 18  # around them
 IN_A_ROW = 3
+NARROWEST = 480  # the note fits into it
 HEAD = 86  # title, note and legend
-ENTRY = 118  # of the legend
+ENTRY = 118  # of the legend, unless a name is longer
 # Of Okabe and Ito, which everybody tells apart; by algorithm, so that pictures can be compared.
 COLOURS = {
     "ring": ("#0072b2", "#56b4e9"),
@@ -73,11 +74,15 @@ def draw(title: str, note: str, panels: Sequence[tuple[Panel, list[Crossing]]]) 
     """Return the SVG; the note says in a few words what the times are of."""
     names = list(dict.fromkeys(name for panel, _ in panels for name in panel.times))
     columns = min(IN_A_ROW, len(panels))
-    entries = max(1, int((columns * (LEFT + WIDE + RIGHT) - 24) / ENTRY))
+    width = max(NARROWEST, columns * (LEFT + WIDE + RIGHT))
+    entry = max(ENTRY, 40 + 7 * max(map(len, names)))
+    entries = max(1, (width - 24) // entry)
     head = HEAD + 18 * (len(names) // entries)
-    width = columns * (LEFT + WIDE + RIGHT)
     height = head + math.ceil(len(panels) / columns) * (ABOVE + HIGH + BELOW)
-    light, dark = ("".join(f"--{n}: {COLOURS[n][i]}; " for n in names) for i in (0, 1))
+    light, dark = (
+        "".join(f"--{word(name)}: {pair[i]}; " for name, pair in colours(names).items())
+        for i in (0, 1)
+    )
     style = STYLE.replace("LIGHT", light).replace("DARK", dark)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
@@ -86,7 +91,7 @@ def draw(title: str, note: str, panels: Sequence[tuple[Panel, list[Crossing]]]) 
         f'<rect class="ground" width="{width}" height="{height}"/>',
         f'<text class="title" x="12" y="24">{escape(title)}</text>',
         f'<text class="soft" x="12" y="42">{escape(note)}</text>',
-        *legend(names, entries),
+        *legend(names, entries, entry),
     ]
     least, most = range_of([panel for panel, _ in panels])
     for number, (panel, found) in enumerate(panels):
@@ -98,6 +103,17 @@ def draw(title: str, note: str, panels: Sequence[tuple[Panel, list[Crossing]]]) 
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 
+def colours(names: Sequence[str]) -> dict[str, tuple[str, str]]:
+    """Return a colour of each algorithm; those by hand have what no other here has."""
+    free = iter([pair for name, pair in COLOURS.items() if name not in names])
+    return {name: COLOURS.get(name) or next(free, COLOURS["ring"]) for name in names}
+
+
+def word(name: str) -> str:
+    """Return the name as one word of CSS."""
+    return name.replace(" ", "-")
+
+
 def range_of(panels: Sequence[Panel]) -> tuple[float, float]:
     """Return powers of ten around all times: panels have one scale, so that they compare."""
     every = [t for panel in panels for some in panel.times.values() for t in some.values()]
@@ -107,12 +123,13 @@ def range_of(panels: Sequence[Panel]) -> tuple[float, float]:
     return low, max(low * 10, 10.0 ** math.ceil(math.log10(max(shown)) - 1e-9))
 
 
-def legend(names: Sequence[str], entries: int) -> Iterator[str]:
+def legend(names: Sequence[str], entries: int, entry: int) -> Iterator[str]:
+    """A line for each name, `entries` of so many pixels in a row."""
     for number, name in enumerate([*names, "lower bound"]):
         row, column = divmod(number, entries)
-        x, y = 12 + column * ENTRY, 64 + row * 18
+        x, y = 12 + column * entry, 64 + row * 18
         bound = name == "lower bound"
-        css = 'class="least"' if bound else f'class="line" style="stroke: var(--{name})"'
+        css = 'class="least"' if bound else f'class="line" style="stroke: var(--{word(name)})"'
         yield f'<path {css} d="M{x} {y - 4}h22"/><text x="{x + 28}" y="{y}">{name}</text>'
 
 
@@ -136,7 +153,7 @@ def panel_of(panel: Panel, found: Sequence[Crossing], axes: Axes) -> Iterator[st
     least = {size: bound for size, bound in panel.bounds.items() if bound > 0}
     yield f'<path class="least" d="{path_of(least, axes)}"/>'
     for name, times in panel.times.items():
-        css = f'class="line" style="stroke: var(--{name})"'
+        css = f'class="line" style="stroke: var(--{word(name)})"'
         yield f'<path {css} d="{path_of(times, axes)}"><title>{name}</title></path>'
     yield from marks(found, axes)
 

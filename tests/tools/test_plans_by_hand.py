@@ -1,0 +1,188 @@
+"""Algorithms by hand in `simulate`, `draw` and `plan`, and the functions for notebooks."""
+
+from __future__ import annotations
+
+import re
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import pytest
+
+import ringcomm
+from lab import ROOT
+from ringcomm.__main__ import main
+from ringcomm.plan import Shape, copy, reduce, send
+from ringcomm.tools import plan_file
+from ringcomm.tools.draw.story import story_of
+from ringcomm.tools.plan_by_hand import load, name_of, of_hand
+from ringcomm.tools.plan_source import plans_of
+from ringcomm.tools.plan_steps import shape_of
+from ringcomm.tools.plan_tables import GroupPlans
+
+EXAMPLES = ROOT / "examples" / "algorithms"
+SWING = f"{EXAMPLES}/swing.py:swing"
+RING = f"{EXAMPLES}/ring.py:ring"
+
+
+def by_hand(name: str, collective: str = "all_reduce", ranks: int = 8, root: int = 0) -> GroupPlans:
+    file, _, function = name.partition(":")
+    path = f"{EXAMPLES}/{file}.py:{function or file}"
+    return plans_of(collective, ranks, 1024 * ranks, ranks, path, root)
+
+
+@pytest.mark.parametrize(
+    ("name", "collective", "rounds"),
+    [
+        ("ring", "reduce_scatter", 7),
+        ("halving_doubling", "all_gather", 3),
+        ("swing", "all_reduce", 6),
+        ("torus_2d", "all_reduce", 8),
+        ("binomial_tree", "broadcast", 3),
+        ("binomial_tree", "reduce", 3),
+        ("bruck:all_to_all", "all_to_all", 3),
+    ],
+)
+def test_the_result_is_where_it_belongs(name: str, collective: str, rounds: int) -> None:
+    """In as many rounds as the paper says."""
+    story = story_of(by_hand(name, collective, root=5 if name == "binomial_tree" else 0))
+    cells = [(rank, chunk) for rank in range(8) for chunk in range(len(story.chunks))]
+    wanted = [cell for cell in cells if story.wanted(*cell)]
+    assert wanted
+    assert all(story.done(rank, story.rounds[-1], chunk) for rank, chunk in wanted)
+    assert len(story.rounds) == rounds
+
+
+def test_ranks_of_hosts() -> None:
+    hierarchical = load(f"{EXAMPLES}/hierarchical.py:hierarchical")
+    group = of_hand(shape_of("all_reduce", 8, 8192, 4), hierarchical)
+    assert (group.shape.local, group.algorithm) == (2, "hierarchical by hand")
+
+
+def test_a_ring_takes_the_time_of_the_library(capsys: pytest.CaptureFixture[str]) -> None:
+    """They send the same bytes in the same rounds; of one segment, as these."""
+    ours = ringcomm.simulate(load(RING), 8, 64 << 10, "reduce_scatter", topology="ring")
+    theirs = ringcomm.simulate("ring", 8, 64 << 10, "reduce_scatter", topology="ring")
+    assert ours.seconds == pytest.approx(theirs.seconds, rel=0.01)
+    assert ours.bound == theirs.bound <= ours.seconds
+
+
+def test_the_commands_take_a_function(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    picture, page, plans = tmp_path / "a.svg", tmp_path / "a.html", tmp_path / "a.json"
+    words = ["all_reduce", "--algorithm", SWING, "--ranks", "8"]
+    assert main(["simulate", *words, "--topology", "torus:2x4"]) == 0
+    simulated = capsys.readouterr().out
+    assert simulated.startswith("all_reduce of 1M bytes, 8 ranks on 8 hosts: swing\ntorus:2x4")
+    assert main(["draw", *words, "--svg", str(picture), "--html", str(page)]) == 0
+    assert "hosts: swing\n6 rounds, 8 chunks" in capsys.readouterr().out
+    ElementTree.parse(picture)
+    assert main(["plan", *words, "--hosts", "8", "--steps", "1", "--export", str(plans)]) == 0
+    assert "8 ranks on 8 hosts: swing\n" in capsys.readouterr().out
+    # The file has the plans that were simulated.
+    assert main(["simulate", str(plans), "--topology", "torus:2x4"]) == 0
+    assert capsys.readouterr().out == simulated
+    made = plans_of("all_reduce", 8, 1 << 20, 8, SWING)
+    assert plan_file.read(plans).steps() == made.steps()
+
+
+def test_a_sweep_has_names_of_both_kinds(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    picture = tmp_path / "a.svg"
+    words = ["--ranks", "4,6", "--bytes", "1K,64K", "--algorithm", f"ring,{RING},{SWING}"]
+    assert main(["simulate", "all_reduce", *words, "--svg", str(picture)]) == 0
+    four, six = capsys.readouterr().out.split(" ranks\n")[1:]
+    assert re.search(r"bytes +ring +ring by hand +swing +lower bound", four)
+    assert "swing" not in six  # it is for powers of two
+    drawn = picture.read_text()
+    ElementTree.fromstring(drawn)
+    lines = re.findall(r'"line" style="stroke: var\((--[\w-]+)\)" d="[^"]+"><title>', drawn)
+    assert set(lines) == {"--ring", "--ring-by-hand", "--swing"}
+    colours = re.findall(r"(--(?:ring|ring-by-hand|swing)): (#\w+);", drawn)
+    assert len({colour for _, colour in colours}) == len(colours) == 6  # for light, and for dark
+
+
+def test_mistakes_are_one_sentence(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    wrong = tmp_path / "wrong.py"
+    wrong.write_text("def wrong(shape):\n    shape.input(0, shape.ranks)\n")
+    sweep = ["simulate", "all_reduce", "--bytes", "1K,4K", "--algorithm"]
+    for words, sentence in (
+        (["simulate", "all_reduce", "--algorithm", "none.py:f"], "write FILE.py:FUNCTION"),
+        (["draw", "all_reduce", "--svg", "x", "--algorithm", f"{wrong}:f"], "no function 'f'"),
+        (["simulate", "all_reduce", "--algorithm", f"{wrong}:wrong"], "wrong.py:2: there is no"),
+        ([*sweep, f"ring,{wrong}:wrong"], "wrong.py:2: there is no chunk"),
+        ([*sweep, f"{RING},{EXAMPLES}/../algorithms/ring.py:ring"], "two algorithms ring by hand"),
+        (["plan", "all_reduce", "--why", "--algorithm", SWING], "leave out --why"),
+        (["simulate", "all_reduce", "--ranks", "6", "--algorithm", SWING], "a power of two"),
+        (["plan", "all_reduce", "--ranks", "1", "--algorithm", RING], "plans are for 2 to 4096"),
+    ):
+        assert main(words) != 0
+        error = capsys.readouterr().err
+        assert sentence in error, error
+        assert error.count("\n") == 1
+
+
+def test_names() -> None:
+    def größe(shape: Shape) -> None: ...
+
+    assert name_of(load(SWING)) == "swing"
+    assert name_of(load(RING)) == "ring by hand"
+    assert name_of(größe) == "gr__e"
+
+
+# ---- for notebooks
+
+
+def naive(shape: Shape) -> None:
+    """Everything through rank 0, which forgets the last rank."""
+    shape.cut(1)
+    total = reduce(
+        shape.input(0), *(send(shape.input(rank), to=0) for rank in range(1, shape.ranks))
+    )
+    for rank in range(1, shape.ranks - 1):
+        copy(send(total, to=rank), shape.output(rank))
+    copy(total, shape.output(0))
+
+
+def test_a_wrong_algorithm_is_drawn_as_far_as_it_comes() -> None:
+    drawing = ringcomm.draw(naive, 4)
+    assert drawing.rounds == 2
+    assert str(drawing) == "all_reduce of 4K bytes, 4 ranks on 4 hosts: naive, 2 rounds"
+    last = drawing.svg.rpartition("<title>rank 3, chunk 0: ")[2]
+    assert last.startswith("of rank 3")
+    assert "rank 2, chunk 0: the sum of " in drawing.svg
+
+
+def test_what_a_notebook_shows() -> None:
+    """A page in a frame of its own, and images: nothing of theirs changes the notebook."""
+    drawing = ringcomm.draw(load(SWING), 8)
+    shown = drawing._repr_html_()
+    frame = ElementTree.fromstring(shown)
+    assert frame.tag == "iframe"
+    assert frame.attrib["srcdoc"].replace("\n", " ") == drawing.html.replace("\n", " ")
+    simulation = ringcomm.simulate(load(SWING), 8, topology="torus:2x4")
+    sweep = ringcomm.sweep(["ring", load(SWING)], 8, [1024, 4096], topology="torus:2x4")
+    for one in (simulation, sweep):
+        assert "<svg" not in one._repr_html_()
+        assert "data:image/svg+xml;base64," in one._repr_html_()
+        ElementTree.fromstring(one.svg)
+        assert repr(one) == one.text
+    assert sweep.fastest(1024) == "swing"
+    assert sweep.times["swing"][1024] >= sweep.bounds[1024] > 0
+
+
+def test_what_has_no_plans() -> None:
+    def waits(shape: Shape) -> None:
+        shape.wait(0, from_=1)
+
+    for call, sentence in (
+        (lambda: ringcomm.draw(naive, 64), "32 ranks at most"),
+        (lambda: ringcomm.simulate(naive, 6, local=4), "do not fill hosts of 4"),
+        (lambda: ringcomm.simulate(naive, 6, topology="torus:2x4"), "8 hosts, and the group 6"),
+        (lambda: ringcomm.simulate(naive, 512), "at most 256"),
+        (lambda: ringcomm.draw(naive, bytes=0), "write 1 or more"),
+        (lambda: ringcomm.sweep([naive], bytes=[1024, 0]), "write 1 or more"),
+        (lambda: ringcomm.sweep([naive], local=0), "do not fill hosts of 0"),
+        (lambda: ringcomm.simulate(waits, 2, collective="barrier"), "never comes"),
+    ):
+        with pytest.raises(ValueError, match=sentence):
+            call()
