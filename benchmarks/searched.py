@@ -197,7 +197,8 @@ def main() -> None:
         return
     if reason := missing():
         sys.exit(reason)
-    body: dict[str, Any] = {"load": os.getloadavg(), "turns": options.turns, "topologies": {}}
+    body: dict[str, Any] = {"benchmark": "searched", "load": os.getloadavg()}
+    body |= {"turns": options.turns, "topologies": {}}
     for name in options.topologies.split(","):
         where = files.read(FOLDER / f"{name}.json", costs.DEFAULT.network.alpha)
         body["topologies"][name] = measure(where, options)
