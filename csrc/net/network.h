@@ -182,11 +182,11 @@ class Network {
   std::atomic<uint64_t> next_link_{64};  // below: listeners and wake_
   std::atomic<Clock::time_point> ticked_, accept_again_{Clock::time_point()};
   std::atomic<bool> stop_{false}, deaf_{false};
-  std::atomic<bool> alarm_{false};     // partner: run()
-  std::atomic<bool> dozing_{false};    // the network thread: until rouse()
-  std::atomic<bool> restless_{false};  // ticks are to be frequent
-  std::atomic<size_t> most_connections_;
-  std::atomic<int> crowd_{0};  // peers that are awake
+  std::atomic<bool> alarm_{false};        // partner: run()
+  std::atomic<bool> dozing_{false};       // the network thread: until rouse()
+  std::atomic<bool> restless_{false};     // ticks are to be frequent
+  std::atomic<size_t> most_connections_;  // partner: park()
+  std::atomic<int> crowd_{0};             // peers that are awake; partner: Peer::tell_news()
   std::atomic<int> driving_{0};
   std::atomic<int> blocked_{0};  // connections that could not take all there was
   std::thread thread_;

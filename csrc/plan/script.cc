@@ -154,16 +154,14 @@ class ScriptPlan {
       }
       case kAcquire: {
         const Stream& stream = this->stream();
-        const auto number = static_cast<uint64_t>(words_.next());
-        if (stream.needs_credit.at(number))
-          plan_.acquire(stream.link, stream.message(pass_, number));
+        const uint64_t number = message_of(stream);
+        if (stream.needs_credit[number]) plan_.acquire(stream.link, stream.message(pass_, number));
         return;
       }
       default: {
         const Stream& stream = this->stream();
-        const auto number = static_cast<uint64_t>(words_.next());
-        const uint64_t again = (number + plan_.slots()) % stream.each();
-        if (stream.needs_credit.at(again))
+        const uint64_t number = message_of(stream);
+        if (stream.needs_credit[(number + plan_.slots()) % stream.each()])
           plan_.release(stream.link, stream.message(pass_, number));
         return;
       }
@@ -174,10 +172,15 @@ class ScriptPlan {
     return streams_[static_cast<size_t>(words_.next(std::ssize(streams_)))];
   }
 
+  uint64_t message_of(const Stream& stream) {
+    return static_cast<uint64_t>(words_.next(static_cast<int64_t>(stream.each())));
+  }
+
   void move() {
     const int chunk = static_cast<int>(words_.next(chunks_));
     const bool final = words_.next(2) != 0, adds = words_.next(2) != 0;
-    const uint64_t targets = words_.count(), sources = words_.count();
+    const auto targets = static_cast<uint64_t>(words_.next(UINT8_MAX + 1));  // as Step counts them
+    const auto sources = static_cast<uint64_t>(words_.next(UINT16_MAX + 1));
     const Stretch stretch{unit_, pass_ * unit_, length(chunk)};
     std::vector<Ref> dst, src;
     for (uint64_t i = 0; i < targets; ++i) dst.push_back(operand());
@@ -196,7 +199,7 @@ class ScriptPlan {
       return space == kInputChunk ? plan_.input(at) : plan_.output(at);
     }
     const Stream& stream = this->stream();
-    const auto number = static_cast<uint64_t>(words_.next());
+    const uint64_t number = message_of(stream);
     Ref slot = plan_.slot(stream.link, stream.message(pass_, number));
     slot.offset += static_cast<uint64_t>(words_.next()) * unit_;
     return slot;

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 import re
 import subprocess
 import sys
@@ -16,7 +17,7 @@ import ringcomm
 from lab import ROOT
 from ringcomm import AlgorithmError, _plans
 from ringcomm._schedule import schedule
-from ringcomm._verify import Proof, given_of, shape_of, steps_of
+from ringcomm._verify import SLOTS, Proof, given_of, shape_of, steps_of
 from ringcomm.plan import Shape, copy, reduce, send
 from ringcomm.tools.plan_by_hand import load
 
@@ -352,3 +353,19 @@ def test_the_command_tells_the_story() -> None:
     assert "broken.py:" in done.stderr
     assert command("nothing.py:ring").returncode == 1
     assert "no function 'rings'" in command("examples/algorithms/ring.py:rings").stderr
+
+
+def test_damaged_scripts_are_refused() -> None:
+    """Each word is looked at before it names a link, a message or a chunk."""
+    given = given_of("all_reduce", 4, 4096, 4, 0, 1, False)
+    ring = load(f"{ROOT / 'examples' / 'algorithms' / 'ring.py'}:ring")
+    words = schedule(ring, shape_of(given), given[-1][SLOTS]).ranks[1].words
+    chance, refused = random.Random(1), 0
+    for _ in range(3000):
+        damaged = list(words)
+        damaged[chance.randrange(len(words))] = chance.choice([0, 1, 2, 5, 100, 300, 2**31, -1])
+        try:
+            _plans.text(given, 1, damaged)
+        except ValueError:  # nothing else comes, and no crash
+            refused += 1
+    assert refused > 1000

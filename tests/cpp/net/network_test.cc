@@ -262,6 +262,7 @@ void many_drivers() {
       [&] { return str(here[0].came, " and ", there[0].came, " came: ", out[0]->condition()); });
   stop = true;
   threads.clear();
+  wait_until([&] { return std::ranges::any_of(out, &Wire::parked); }, [] { return "none parks"; });
   for (size_t i = 0; i < kOthers; ++i) {
     require(here[i].exact && there[i].exact, "a frame came twice, changed, or out of order");
     out[i]->close(kChannel);
