@@ -42,6 +42,12 @@ ALGORITHMS = {
     "broadcast": ("ring", "tree"),
 }
 AHEAD = 0.012  # seconds between the word to begin and the beginning
+# What a training has after some steps: windows that do not limit, and no slow begin.
+TCP = (
+    "net.ipv4.tcp_slow_start_after_idle=0",
+    "net.ipv4.tcp_rmem=4096 8388608 33554432",
+    "net.ipv4.tcp_wmem=4096 4194304 33554432",
+)
 # One connection, since the links are one route; and ranks that wait leave the cores to others.
 ENV = {"RINGCOMM_FLOWS": "1", "RINGCOMM_SPIN_US": "0"}
 
@@ -116,8 +122,8 @@ def shape(hosts: Hosts, rate: str) -> None:
     for namespace in hosts.namespaces:
         words = ["qdisc", "replace", "dev", "eth0", "root", "tbf", "rate", rate]
         tool("tc", "-n", namespace, *words, "burst", "3kb", "latency", "200ms")
-        idle = "net.ipv4.tcp_slow_start_after_idle=0"
-        tool("ip", "netns", "exec", namespace, "sysctl", "-qw", idle)
+        for setting in TCP:
+            tool("ip", "netns", "exec", namespace, "sysctl", "-qw", setting)
 
 
 def links(hosts: int, fabrics: costs.Fabrics) -> topology.Topology:
@@ -178,6 +184,7 @@ def main() -> None:
     parser.add_argument("--collectives", default=",".join(ALGORITHMS))
     parser.add_argument("--sizes", default="64K,256K,1M")
     parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--congestion", default="cubic", help="TCP's congestion control")
     parser.add_argument("--json", type=Path, help="where to write the figures")
     parser.add_argument("--as-rank", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -186,7 +193,7 @@ def main() -> None:
         return
     if reason := missing():
         sys.exit(reason)
-    os.environ.update(ENV)  # for `ringcomm tune`, too
+    os.environ.update(ENV, RINGCOMM_CONGESTION=options.congestion)  # for `ringcomm tune`, too
     rows: list[dict[str, Any]] = []
     for count in map(int, options.hosts.split(",")):
         with Hosts(count, far=options.wan) as hosts, tempfile.TemporaryDirectory() as folder:
@@ -200,6 +207,7 @@ def main() -> None:
             "benchmark": "simulated",
             "load": os.getloadavg(),
             "rate": options.rate,
+            "congestion": options.congestion,
             "wan": options.wan,
             "rows": rows,
         }

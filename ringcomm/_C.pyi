@@ -52,9 +52,9 @@ class Options(_Backend.Options):
     def algorithm(self) -> str | None:
         """The attribute of `RINGCOMM_ALGORITHM`.
 
-        Used wherever a collective has it; what rank 0 says holds for all. Not between GPUs.
-        Default: the table chooses. Values: `direct`, `ring`, `tree`, `pairwise`, `dissemination`,
-        `hierarchical`, `doubling`, `bruck`.
+        Used wherever a collective has it, or rules for collectives and sizes; what rank 0 says
+        holds for all. Not between GPUs. Default: the table chooses. Values: `direct`, `ring`,
+        `tree`, `pairwise`, `dissemination`, `hierarchical`, `doubling`, `bruck`.
         """
     @algorithm.setter
     def algorithm(self, value: str | None) -> None: ...

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import sys
 
 # Each is a module with add_arguments(parser) and run(options), which returns the exit status. It is
@@ -43,7 +44,12 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser(named).parse_args(words)
     tool = importlib.import_module(COMMANDS[options.command][0])
     try:
-        return int(tool.run(options))
+        status = int(tool.run(options))
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:  # `head` reads no more; nor does Python write more at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return USUAL_FAILURE
     except (OSError, ValueError) as error:
         print(f"ringcomm {options.command}: {error}", file=sys.stderr)
         return USUAL_FAILURE

@@ -37,6 +37,20 @@ def secret_in(path: Path, said: str) -> str:
     return secret
 
 
+def rules_in(text: str) -> str:
+    """Return what asks for algorithms; `@FILE` is a file with a rule a line, and `#` comments."""
+    if not text.startswith("@"):
+        return text
+    try:
+        lines = Path(text[1:]).expanduser().read_text().splitlines()
+    except (OSError, UnicodeDecodeError):
+        raise ValueError(f"RINGCOMM_ALGORITHM={text} cannot be read") from None
+    rules = [line.partition("#")[0].replace(" ", "") for line in lines]
+    if not any(rules):
+        raise ValueError(f"RINGCOMM_ALGORITHM={text} has no rule")
+    return ",".join(filter(None, rules))
+
+
 def get(options: Any, name: str) -> Any:
     value = getattr(options._config, name)
     words = NUMBERED.get(name, ())
@@ -45,6 +59,8 @@ def get(options: Any, name: str) -> Any:
 
 def put(config: Any, name: str, value: Any) -> None:
     words = NUMBERED.get(name, ())
+    if name == "algorithm" and value:
+        value = rules_in(value)
     setattr(config, name, words.index(value) if value in words else value)
 
 
@@ -71,8 +87,8 @@ def give(options: Any, setting: Setting, value: Any) -> None:
         value = secret_in(value.expanduser(), said) if isinstance(value, Path) else value
     setting.check(value, said)
     trial = type(options._config)()
-    put(trial, name, value)
     try:
+        put(trial, name, value)
         trial.check()  # what has a grammar
         check_addresses(name, value)
     except ValueError as error:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NamedTuple, NoReturn
 
 MOST_OPERATIONS = 1_000_000
+MOST_LOOKS = 10_000_000
 INPUT, OUTPUT, SLOT = range(3)
 _HERE = str(Path(__file__).parent)
 
@@ -143,8 +144,12 @@ class Recorder:
         self.links: dict[tuple[int, int], Link] = {}
         self.held: dict[tuple[int, int], tuple[int, Line]] = {}  # by rank and chunk of output
         self.operations = 0
+        self.looks = 0
 
     def rank(self, rank: int, what: str) -> int:
+        self.looks += 1
+        if self.looks > MOST_LOOKS:
+            stop(f"the algorithm has named {MOST_LOOKS:,} ranks and goes on: does this loop end?")
         if not isinstance(rank, int):
             stop(f"{what} is a number, not {rank!r}")
         if not 0 <= rank < self.ranks:

@@ -89,7 +89,8 @@ class Setting:
 SETTINGS = [
     Setting(
         *("algorithm", GROUP),
-        "used wherever a collective has it; what rank 0 says holds for all. Not between GPUs",
+        "used wherever a collective has it, or [rules](by_hand.md#by-rules) for collectives and "
+        "sizes; what rank 0 says holds for all. Not between GPUs",
         default=None,
         fits="the [table](plans.md) chooses",
         choices=ALGORITHMS,

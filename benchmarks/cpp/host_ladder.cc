@@ -177,7 +177,7 @@ std::shared_ptr<const Plan> plan_of(const Communicator& group, const Operation& 
                                     uint64_t segment_bytes) {
   Shape shape = make_shape(operation, group.geometry());
   if (segment_bytes > 0) shape.geometry.segment_bytes = segment_bytes;
-  const auto requested = group.state().requested_algorithm(shape.collective);
+  const auto requested = group.state().requested_algorithm(shape);
   const Algorithm algorithm = requested.value_or(select(shape, true));
   return std::make_shared<const Plan>(make_plan(shape, group.rank(), algorithm));
 }

@@ -74,9 +74,8 @@ std::shared_ptr<Communicator> Communicator::create(Store& store,
   meeting.host = runtime.config().host;
   if (options.rank == 0) meeting.word = runtime.costs_word();
   meeting.algorithm = [&]() -> std::string {
-    if (options.algorithm) return to_string(*options.algorithm);
-    const auto& requested = options.config.algorithm;
-    return requested ? to_string(algorithm_called(*requested)) : "";
+    const std::string& by_code = options.algorithm.text();
+    return by_code.empty() ? Rules(options.config.algorithm.value_or("")).text() : by_code;
   };
   meeting.network = [&](const std::string& host) -> Network& { return runtime.network(host); };
   if (runtime.config().distance) meeting.distance = runtime.config().distance;
@@ -89,9 +88,8 @@ std::shared_ptr<Communicator> Communicator::create(Store& store,
   const bool mapped = hosts_in(memory.host_of) == 1;
   if (options.rank == 0) warn_of_stranger(memory, logger);
   CommunicatorOptions agreed = options;
-  agreed.algorithm.reset();
   agreed.interrupt_meeting = nullptr;  // it may be Python's, which ends before groups do
-  if (!memory.algorithm.empty()) agreed.algorithm = algorithm_called(memory.algorithm);
+  agreed.algorithm = Rules(memory.algorithm);
   auto transport =
       std::make_unique<Transport>(options.rank, std::move(memory.peers), std::move(memory.others));
   const Geometry across =

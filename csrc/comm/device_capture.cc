@@ -16,6 +16,9 @@ DeviceEngine::CompletionPtr DeviceEngine::capture(const Operation& operation, ui
                  " cannot be captured into a CUDA graph: its tensors go through memory of the "
                  "host, as ",
                  access_.why);
+  RINGCOMM_CHECK(!by_hand(operation), asked,
+                 " cannot be captured into a CUDA graph: it runs by an algorithm by hand, whose "
+                 "tensors go through memory of the host");
   Timeline& timeline = timelines_[0];
   if (timeline.capture == capture) api_.wait(caller, timeline.captured);
   Descriptor descriptor = make_descriptor(operation, ++sequence_);

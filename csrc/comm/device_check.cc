@@ -111,13 +111,12 @@ void DeviceEngine::note_progress() {
     spoilt_[timeline] = !good;
     if (good || has_come(good_until_[timeline], each.value))
       good_until_[timeline] = each.value - !good;
-    if (!each.ticket) continue;
-    recorder_.end(*each.ticket, good);
-    if (!good) continue;  // peers must not take it for finished
+    if (each.ticket) recorder_.end(*each.ticket, good);
+    if (!good || each.number == 0) continue;  // peers must not take it for finished
     if (each.peer >= 0) {
       own_.ended(each.peer, each.sending()).store(each.number, std::memory_order_seq_cst);
     } else {
-      state_.transport().finish(Board::kDevice, each.operation.sequence);
+      state_.transport().finish(Board::kDevice, each.number);
     }
   }
   under_way -= static_cast<int64_t>(std::erase_if(pending_, is_over));

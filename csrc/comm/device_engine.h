@@ -56,7 +56,7 @@ class DeviceEngine final : public Engine {
 
   int device() const { return device_; }
   // Operations that ranks have done without the host's way, which counts its own.
-  uint64_t sequence() const { return sequence_.load(std::memory_order_relaxed); }
+  uint64_t sequence() const { return sequence_ - by_hand_; }
   // After what is in `caller` so far; in that stream itself, or beside it where `on_own_stream`.
   // `finish` may enqueue something more that belongs to it.
   using Finish = std::function<void(cuda::Stream)>;
@@ -70,6 +70,8 @@ class DeviceEngine final : public Engine {
   // Meets the others, if that has not been done. Every rank of the group must call it. True:
   // kernels run collectives; else they go through the host's memory.
   bool connect();
+  // The registered algorithm that was asked for. It is a plan, and those need the host's memory.
+  std::optional<Algorithm> by_hand(const Operation& operation) const;
 
   // Has every rank called all that is pending?
   bool expected();
@@ -116,7 +118,8 @@ class DeviceEngine final : public Engine {
     Clock::duration timeout;
     std::optional<Deadline> deadline;  // of a message: since somebody waits for it
     std::optional<uint64_t> ticket;    // the flight recorder's: none if the host's way records it
-    uint64_t number = 0;               // of a message, among those to or from that peer
+    uint64_t number = 0;               // of a message, among those to or from that peer; of an
+                                       // operation, in the group, where ranks reach one another
     uint64_t batch = 0;                // of what was enqueued together
     HostStaging::ResultWord result = nullptr;  // staged: kGood if it has ended well
 
@@ -211,6 +214,7 @@ class DeviceEngine final : public Engine {
   std::map<int, bool> met_ RINGCOMM_GUARDED_BY(enqueue_mutex_);
   cuda::PeerAccess access_ RINGCOMM_GUARDED_BY(enqueue_mutex_);  // of the group's
   std::atomic<uint64_t> sequence_{0};                            // written under the lock
+  std::atomic<uint64_t> by_hand_{0};                             // of those
   uint64_t busy_looks_ RINGCOMM_GUARDED_BY(enqueue_mutex_) = 0;
   // Messages, by peer.
   std::vector<uint64_t> sent_ RINGCOMM_GUARDED_BY(enqueue_mutex_);

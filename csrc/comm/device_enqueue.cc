@@ -2,6 +2,7 @@
 // memory of the host.
 
 #include "comm/device_engine.h"
+#include "plan/registry.h"
 
 namespace ringcomm {
 namespace {
@@ -48,6 +49,12 @@ bool DeviceEngine::connect() {
   return mapped;
 }
 
+std::optional<Algorithm> DeviceEngine::by_hand(const Operation& operation) const {
+  const Shape shape = shape_of(operation);
+  const auto asked = state_.requested_algorithm(shape);
+  return asked && is_registered(*asked) && same_on_all_ranks(shape) ? asked : std::nullopt;
+}
+
 DeviceEngine::CompletionPtr DeviceEngine::enqueue(const Operation& operation, cuda::Stream caller,
                                                   bool on_own_stream, const Finish& finish) {
   validate(operation, state_.size(), state_.rank());
@@ -62,14 +69,19 @@ DeviceEngine::CompletionPtr DeviceEngine::enqueue(const Operation& operation, cu
     const auto limit = state_.timeout_or(operation.timeout);
     Pending pending{{}, 0, 0, -1, limit, Deadline(limit), {}};
     make_room();
+    const auto plan = by_hand(operation);
     if (reach(-1)) {
       look();
-      pending.operation = make_descriptor(operation, ++sequence_);
-      set_plan(pending.operation, kByKernel, 0);
+      pending.number = ++sequence_;
+      pending.operation = make_descriptor(operation, sequence_);
+      set_plan(pending.operation, plan.value_or(kByKernel), 0);
       announce(operation, pending.operation);
+    }
+    if (reach(-1) && !plan) {
       pending.ticket = recorder_.begin(pending.operation, operation.line);
       run_kernels(operation, stream, false);
     } else {
+      if (plan) ++by_hand_;
       pending.result = staging_.run(operation, stream, next_point(0));
       pending.operation = make_descriptor(operation, staging_.sequence());
       pending.deadline = Deadline(limit + kOwnStream);

@@ -1,7 +1,6 @@
 #include "comm/group_state.h"
 
 #include "comm/runtime.h"
-#include "plan/registry.h"
 
 namespace ringcomm {
 GroupState::GroupState(const CommunicatorOptions& options, std::unique_ptr<Transport> transport,
@@ -23,6 +22,7 @@ Recorded GroupState::recorded(bool device) const {
           .size = size(),
           .global_ranks = options_.global_ranks,
           .device = device,
+          .registered = options_.algorithm.registered(),
           .meeting = transport_->group()};
 }
 
@@ -44,17 +44,12 @@ Patience GroupState::patience() const {
   return Patience(policy);
 }
 
-std::optional<Algorithm> GroupState::requested_algorithm(Collective collective) const {
-  if (!options_.algorithm) return std::nullopt;
-  if (*options_.algorithm == Algorithm::kDirect && !reach_.mapped) return std::nullopt;
+std::optional<Algorithm> GroupState::requested_algorithm(const Shape& shape) const {
+  const auto asked = options_.algorithm.find(shape);
+  if (asked == Algorithm::kDirect && !reach_.mapped) return std::nullopt;
   const bool levels = reach_.local > 1 || reach_.site > 1;
-  if (*options_.algorithm == Algorithm::kHierarchical && !levels) return std::nullopt;
-  if (is_registered(*options_.algorithm)) {
-    return serves(*options_.algorithm, collective) ? options_.algorithm : std::nullopt;
-  }
-  const auto& possible = algorithms_of(collective);
-  const auto found = std::find(possible.begin(), possible.end(), *options_.algorithm);
-  return found != possible.end() ? options_.algorithm : std::nullopt;
+  if (asked == Algorithm::kHierarchical && !levels) return std::nullopt;
+  return asked;
 }
 
 // ---- the lifecycle

@@ -12,7 +12,7 @@
 #include "comm/diagnosis.h"
 #include "comm/engine.h"
 #include "comm/recorder.h"
-#include "plan/select.h"
+#include "plan/rules.h"
 #include "transport/transport.h"
 
 namespace ringcomm {
@@ -23,8 +23,8 @@ struct CommunicatorOptions {
   std::string name = "default";
   std::vector<int> global_ranks;  // of its ranks; empty: the same
   std::chrono::milliseconds timeout{std::chrono::minutes(30)};
-  std::optional<Algorithm> algorithm;  // wherever the collective has it; else as the table says
-  GroupConfig config;                  // whose algorithm is the same by name
+  Rules algorithm;     // else as the table says
+  GroupConfig config;  // whose algorithm is the same as text
   // Called now and then by a caller's thread that waits: its exception ends the wait (Ctrl-C).
   std::function<void()> interrupt;
   std::function<void()> interrupt_meeting;  // the same while the ranks meet
@@ -51,8 +51,8 @@ class GroupState {
   const Diagnosis& diagnosis() const { return diagnosis_; }  // the same
   Recorded recorded(bool device) const;                      // for the header of its flight records
   Patience patience() const;
-  // The algorithm that was asked for, if the collective has it and the ranks' reach allows it.
-  std::optional<Algorithm> requested_algorithm(Collective collective) const;
+  // The algorithm that was asked for, if the ranks' reach allows it.
+  std::optional<Algorithm> requested_algorithm(const Shape& shape) const;
   // Logs the group's first operation, once.
   template <typename Text>
   void log_first_operation(Text&& text) {

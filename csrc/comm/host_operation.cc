@@ -32,7 +32,7 @@ Shape HostOperation::shape_of(const Operation& operation) const {
 }
 
 Algorithm HostOperation::algorithm_of(const Shape& shape) const {
-  const auto asked = state_.requested_algorithm(shape.collective);
+  const auto asked = state_.requested_algorithm(shape);
   // A registered one plans for all ranks, and so needs a call that looks the same to all.
   if (asked && (!is_registered(*asked) || same_on_all_ranks(shape))) return *asked;
   return select(shape, state_.reach().mapped);
@@ -54,7 +54,7 @@ void HostOperation::begin(const Operation& operation, std::optional<uint64_t> ti
   ticket_ = state_.recorder().begin(recorded, operation.line, ticket);
   state_.log_first_operation([&] {
     return str(numbered(current_), ", ", to_string(plan->algorithm), " (",
-               state_.requested_algorithm(shape.collective)
+               state_.requested_algorithm(shape)
                    ? "the algorithm that was asked for"
                    : selection_reason(shape, state_.reach().mapped),
                ")");

@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "comm/operation.h"
+#include "plan/registry.h"
 
 namespace ringcomm {
 namespace {
@@ -26,6 +27,17 @@ std::string names(int count, std::initializer_list<const char*> more = {}) {
   return str('[', joined(all), ']');
 }
 
+constexpr size_t kMostNamed = 16;  // all of the head has to fit
+
+std::string registered_in(const Recorded& recorded) {
+  std::vector<std::string> all;
+  for (const Algorithm each : recorded.registered) {
+    if (all.size() == kMostNamed) break;
+    all.push_back(str('"', static_cast<int>(each), "\":", quoted(registered_name(each))));
+  }
+  return str('{', joined(all), '}');
+}
+
 std::string about(const Recorded& recorded, size_t ranks_at, size_t records_at, size_t totals_at,
                   size_t waits_at) {
   char host[256] = {};
@@ -39,7 +51,8 @@ std::string about(const Recorded& recorded, size_t ranks_at, size_t records_at, 
              ",\"totals_at\":", totals_at, ",\"waits_at\":", waits_at,
              ",\"collectives\":", names<Collective>(kCollectives, {"send", "recv"}),
              ",\"dtypes\":", names<DType>(kDTypes), ",\"ops\":", names<ReduceOp>(kReduceOps),
-             ",\"algorithms\":", names<Algorithm>(kAlgorithms, {"a kernel", "a CUDA graph"}), "}");
+             ",\"algorithms\":", names<Algorithm>(kAlgorithms, {"a kernel", "a CUDA graph"}),
+             ",\"registered\":", registered_in(recorded), "}");
 }
 
 Mapping map(const Recorded& recorded, const std::string& folder, size_t bytes) {

@@ -7,6 +7,7 @@
 #include "base/stream_copy.h"
 #include "plan/cursor.h"
 #include "plan/registry.h"
+#include "plan/rules.h"
 #include "plan/topology.h"
 #include "reduce/quantize.h"
 #include "torch/backend.h"
@@ -73,7 +74,7 @@ GroupOptionsPtr options_of(const c10d::DistributedBackendOptions& torch,
 // Texts that have a grammar of the core's own.
 void check(const Config& config) {
   with_value_errors([&] {
-    if (config.algorithm) algorithm_called(*config.algorithm);
+    if (config.algorithm) Rules(*config.algorithm);
   });
 }
 

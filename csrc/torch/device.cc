@@ -184,7 +184,8 @@ c10::intrusive_ptr<Future> DeviceWork::getFuture() {
 std::string Backend::algorithm_of(const Call& call) const {
   if (call.peer) return "message";
   validate(call.operation, size(), rank());
-  const bool by_kernel = call.device && group().device(index_of(*call.device)).connect();
+  DeviceEngine* const there = call.device ? &group().device(index_of(*call.device)) : nullptr;
+  const bool by_kernel = there && there->connect() && !there->by_hand(call.operation);
   return by_kernel ? "a kernel" : to_string(group().algorithm_of(call.operation));
 }
 

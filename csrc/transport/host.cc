@@ -12,6 +12,7 @@
 namespace ringcomm {
 namespace {
 
+constexpr size_t kMostAsked = 2000;  // letters of an algorithm, as plan/rules.cc has it
 constexpr const char* kNone = "-";  // in the place of a word that is empty
 
 std::string first_line(const char* path) {
@@ -123,9 +124,8 @@ Card Card::from_text(const std::string& text, Rank owner) {
       card.pid >> card.user >> card.nonce[0] >> card.nonce[1] >> transport;
   card.tcp = transport == "tcp";
   if (card.algorithm == kNone) card.algorithm.clear();
-  const size_t longest =
-      std::max({card.build.size(), card.algorithm.size(), card.host.size(), card.socket.size()});
-  if (!in || longest > 100) {
+  const size_t longest = std::max({card.build.size(), card.host.size(), card.socket.size()});
+  if (!in || longest > 100 || card.algorithm.size() > kMostAsked) {
     throw PeerError(owner, str("rank ", owner, " introduces itself as '", text.substr(0, 40),
                                "', which this version of ringcomm does not understand: install "
                                "the same version everywhere"));

@@ -194,6 +194,8 @@ def read_ring(data: bytes, newest: int | None = None, lines: Sequence[str] = ())
     _, begun, steady, wall = CLOCKS.unpack_from(data)
     try:
         header["ticks"] = Ticks(data)
+        others = {int(number): name for number, name in dict(header.get("registered", {})).items()}
+        header["by_number"] = dict(enumerate(header["algorithms"])) | others
         record = GroupRecord(
             job=str(header["job"]),
             pid=int(header["pid"]),
@@ -280,8 +282,6 @@ def decode(fields: tuple[int, ...], header: dict[str, Any], record: GroupRecord)
         raise ValueError("half-written")
     if (collective in MESSAGES) != (sequence == 0) or (root != NOBODY and root >= record.size):
         raise ValueError("half-written")
-    algorithms = header["algorithms"]
-    by = plan & 0xFF
     return Operation(
         number,
         sequence,
@@ -292,7 +292,7 @@ def decode(fields: tuple[int, ...], header: dict[str, Any], record: GroupRecord)
         elements=elements,
         splits=splits,
         layout=layout,
-        algorithm=algorithms[by] if by < len(algorithms) else "",
+        algorithm=header["by_number"].get(plan & 0xFF, ""),
         called_ns=called_ns,
         began_ns=began_ns,
         ended_ns=ended_ns,

@@ -14,20 +14,16 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import ringcomm
-from lab import ROOT
+from lab.by_hand import WAYS, example, go
 from lab.ranks import Rank, Ranks, error_of, join, ranks
+from ringcomm._C import flight_rings
 from ringcomm._program import INPUT, OUTPUT, SLOT, Move, Operand, Recorder, Signal, Wait
 from ringcomm._schedule import record
 from ringcomm.plan import Algorithm, Chunk, Shape, copy, reduce, send
-from ringcomm.tools.plan_by_hand import load
+from ringcomm.tools import records
 
-EXAMPLES = ROOT / "examples" / "algorithms"
 SIZES = (1, 5, 1000, 70_001, 600_000)
 Function = Callable[[Shape], None]
-
-
-def example(name: str, function: str = "") -> Algorithm:
-    return load(f"{EXAMPLES / name}.py:{function or name}")
 
 
 @pytest.fixture
@@ -96,9 +92,10 @@ def mine_of(rank: int, count: int) -> torch.Tensor:
 # ---- ranks
 
 
-def run_by(rank: Rank, transport: str, name: str, function: str) -> list[torch.Tensor]:
+def run_by(rank: Rank, way: str, name: str, function: str) -> list[torch.Tensor]:
     """All sizes twice by one algorithm: blocking, and not."""
-    os.environ |= {"RINGCOMM_TRANSPORT": transport, "RINGCOMM_ALGORITHM": "by_hand"}
+    go(way)
+    os.environ["RINGCOMM_ALGORITHM"] = "by_hand"
     ringcomm.register_algorithm("by_hand", example(name, function), ["all_reduce"])
     join(rank)
     results = []
@@ -113,14 +110,14 @@ def run_by(rank: Rank, transport: str, name: str, function: str) -> list[torch.T
     return results
 
 
-@pytest.mark.parametrize("transport", ["auto", "tcp"])
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize(
     "name", ["ring", "ring:pipelined", "swing", "halving_doubling", "torus_2d"]
 )
-def test_sums_are_those_of_the_algorithm(four: Ranks, transport: str, name: str) -> None:
+def test_sums_are_those_of_the_algorithm(four: Ranks, way: str, name: str) -> None:
     """Bit by bit, in its own order of additions."""
     file, _, function = name.partition(":")
-    results = four(run_by, transport, file, function)
+    results = four(run_by, way, file, function)
     for i, count in enumerate(SIZES):
         inputs = [mine_of(rank, count) for rank in range(4)]
         wanted = by_the_words(example(file, function), Shape("all_reduce", 4, 0, 4 * count), inputs)
@@ -128,9 +125,9 @@ def test_sums_are_those_of_the_algorithm(four: Ranks, transport: str, name: str)
             assert torch.equal(results[rank][i], wanted), count
 
 
-def others_by_hand(rank: Rank, transport: str) -> list[bool]:
-    """The other collectives, each by an example."""
-    os.environ |= {"RINGCOMM_TRANSPORT": transport}
+def others_by_hand(rank: Rank, way: str) -> list[bool]:
+    """The other collectives, each by an example, among those that the library does its own way."""
+    go(way)
     register = ringcomm.register_algorithm
     register("pat", example("pat"), ["all_gather", "reduce_scatter"])
     register("bine", example("bine"), ["broadcast", "reduce"])
@@ -166,9 +163,9 @@ def others_by_hand(rank: Rank, transport: str) -> list[bool]:
     return [*right, bool((out == 1).all())]
 
 
-@pytest.mark.parametrize("transport", ["auto", "tcp"])
-def test_other_collectives_by_hand(four: Ranks, transport: str) -> None:
-    for right in four(others_by_hand, transport):
+@pytest.mark.parametrize("way", WAYS)
+def test_other_collectives_by_hand(four: Ranks, way: str) -> None:
+    for right in four(others_by_hand, way):
         assert all(right), right
 
 
@@ -255,6 +252,41 @@ def test_other_code_on_a_rank_is_one_sentence() -> None:
     for kind, text in told:
         assert kind == "DistBackendError"
         assert "have registered other code as the algorithm 'mine'" in text
+
+
+def served(rank: Rank) -> tuple[str, str]:
+    """Rank 0 has registered it for all_reduce, and rank 1 for another collective."""
+    go("device")
+    collective = ["all_reduce", "broadcast"][rank.index]
+    ringcomm.register_algorithm("mine", straight, [collective])
+    join(rank, seconds=20, pg_options=ringcomm.Options(algorithm="mine"))
+    return error_of(lambda: (dist.all_reduce(torch.ones(1000)), dist.barrier()))
+
+
+def test_other_collectives_on_a_rank_are_one_sentence() -> None:
+    """Where devices reach one another, one rank would run a kernel, and the other the plan."""
+    with ranks(2, backend=None) as two:
+        told = two(served)
+    for kind, text in told:
+        assert kind == "DistBackendError"
+        assert "by mine" in text
+        assert "by a kernel" in text
+
+
+def noted(rank: Rank) -> list[str]:
+    ringcomm.register_algorithm("mine", straight, ["all_reduce"])
+    join(rank, pg_options=ringcomm.Options(algorithm="mine"))
+    for _ in range(2):
+        dist.all_reduce(torch.ones(1000))
+    dist.broadcast(torch.ones(1000), 0)
+    record = records.read_ring(flight_rings()[0])
+    return [f"{one.collective} {one.algorithm}" for one in record.operations]
+
+
+def test_flight_records_have_its_name() -> None:
+    with ranks(2, backend=None) as two:
+        for told in two(noted):
+            assert told == ["all_reduce mine", "all_reduce mine", "broadcast direct"]
 
 
 def test_a_wrong_one_raises_with_its_line() -> None:

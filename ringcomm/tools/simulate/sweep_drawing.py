@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 WIDE, HIGH = 330, 250  # of a panel's axes, in pixels, as all lengths here
 LEFT, ABOVE, BELOW, RIGHT = 66, 34, 48, 18  # around them
+LETTER, LINE = 6.5, 14  # of the text at a crossing
 IN_A_ROW = 3
 NARROWEST = 480  # the note fits into it
 HEAD = 86  # title, note and legend
@@ -172,13 +173,18 @@ def marks(found: Sequence[Crossing], axes: Axes) -> Iterator[str]:
     """A dot where the fastest changes, with the bytes and the new one above or below it."""
     from ringcomm.tools.simulate.sweep import about
 
-    for number, one in enumerate(found):
+    texts: list[tuple[float, float, float]] = []  # from and to on the line, and its height
+    for one in found:
         x, y = axes.x(one.bytes), axes.y(one.seconds)
         dot = f'x="{x - 4:.1f}" y="{y - 4:.1f}" width="8" height="8" rx="4"'
         yield f'<rect class="crossing" {dot}/>'
         text = f"{one.after} from {about(one.bytes)}"
         left = x > axes.x0 + WIDE * 0.6
         anchor, at = ("end", x - 8) if left else ("start", x + 8)
-        height = y + 18 + 14 * (number % 2) if not left else y - 10 - 14 * (number % 2)
+        begin, end = (at - LETTER * len(text), at) if left else (at, at + LETTER * len(text))
+        height, step = (y - 10, -LINE) if left else (y + 18, LINE)
+        while any(begin < b and a < end and abs(h - height) < LINE for a, b, h in texts):
+            height += step
+        texts.append((begin, end, height))
         place = f'x="{at:.1f}" y="{height:.1f}" text-anchor="{anchor}"'
         yield f'<text class="mark" {place}>{text}</text>'

@@ -132,11 +132,11 @@ std::string meet_with(Store& store, Rank rank, int size, const Requested& reques
   options.rank = rank;
   options.size = size;
   options.timeout = Millis(20'000);
-  options.algorithm = requested;
+  if (requested) options.algorithm = *requested;
   try {
     const auto group = Communicator::create(store, options);
-    agreed = group->state().requested_algorithm(Collective::kAllReduce);
     Buffers buffers(Collective::kAllReduce, size, rank);
+    agreed = group->state().requested_algorithm(make_shape(buffers.what, group->geometry()));
     group->run(buffers.what);
     const float sum = static_cast<float>(size * (size + 1)) / 2;
     for (size_t i = 0; i < 3000; ++i) require(buffers.out[i] == sum, "a wrong sum");
