@@ -273,10 +273,13 @@ def _hierarchical(collective: str, size: float, hosts: int, local: int, costs: F
 def doubling_limit(costs: Costs, ranks: int) -> int:
     rounds, before, after = _doubling_rounds(ranks)
     ring = 2.0 * (ranks - 1)
-    others = 2.0 * _bruck_rounds(ranks) if ranks > FEW else ring
     slope = (rounds + 3 * before - ring / ranks) * costs.beta
     slope += (rounds + before - ring / 2 / ranks) * costs.gamma
-    return _crossing((others - rounds - before - after) * costs.alpha, slope)
+    least = rounds + before + after
+    limit = _crossing((2.0 * _bruck_rounds(ranks) - least) * costs.alpha, slope)
+    if ranks > FEW or limit < bruck_limit(ranks) * ranks:
+        return limit
+    return _crossing((ring - least) * costs.alpha, slope)
 
 
 def bruck_limit(ranks: int) -> int:
@@ -314,18 +317,17 @@ def selected(collective: str, size: float, hosts: int, costs: Costs) -> str:
         return "tree" if size <= tree_limit(costs, hosts) else "ring"
     if collective == "all_reduce" and (hosts == 2 or size <= doubling_limit(costs, hosts)):
         return "doubling"
-    if hosts > FEW:
+    if hosts > FEW or collective == "all_reduce":
         return "bruck" if size / hosts <= bruck_limit(hosts) else "ring"
-    pairwise = collective != "all_reduce" and size / hosts <= pairwise_limit(costs, hosts)
-    return "pairwise" if pairwise else "ring"
+    return "pairwise" if size / hosts <= pairwise_limit(costs, hosts) else "ring"
 
 
 def limits(costs: Costs, hosts: int) -> dict[str, int]:
     """Up to how many bytes each algorithm is taken; of pairwise and bruck, a shard's."""
-    few = hosts <= FEW
     return {
         "doubling": doubling_limit(costs, hosts),
-        **({"pairwise": pairwise_limit(costs, hosts)} if few else {"bruck": bruck_limit(hosts)}),
+        "bruck": bruck_limit(hosts),
+        **({"pairwise": pairwise_limit(costs, hosts)} if hosts <= FEW else {}),
         "tree": tree_limit(costs, hosts),
     }
 

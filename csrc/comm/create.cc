@@ -29,12 +29,12 @@ int most_ranks(const std::vector<int>& host_of) {
   return ranks.empty() ? 1 : std::ranges::max(ranks | std::views::values);
 }
 
-// By rank 0's word. A message takes half a round trip at least.
+// By rank 0's word. Without one a message takes what fits the distance.
 Reach reach_in(const Neighbourhood& memory) {
   const Topology topology = Runtime::get().adopt(memory.word);
   Reach reach = reach_of(topology, memory.host_of, memory.names);
-  constexpr double kLeast[] = {0, 1e-3, 20e-3};
-  reach.costs.alpha = std::max(reach.costs.alpha, kLeast[memory.distance]);
+  constexpr double kFits[] = {Costs().alpha, 1e-3, 8e-3};
+  if (memory.word.empty()) reach.costs.alpha = kFits[memory.distance];
   return reach;
 }
 

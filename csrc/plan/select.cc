@@ -50,19 +50,6 @@ uint64_t crossing(double steps, double slope) {
 uint64_t any_size(const Shape&, double) { return kAny; }
 uint64_t line(const Shape& shape, double) { return shape.geometry.line_bytes; }
 
-// Doubling has fewer rounds than a ring, or than Bruck's ways there and back, and each has the
-// whole message. Ranks beyond a power of two add a round before, one after if they are many, and
-// messages that share a link with others.
-uint64_t doubling(const Shape& shape, double size) {
-  const double rounds = std::floor(std::log2(size)), within = std::exp2(rounds);
-  const double before = size > within, after = 2 * (size - within) > within;
-  const double ring = 2 * (size - 1), sent = rounds + 3 * before - ring / size;
-  const double reduced = rounds + before - ring / 2 / size;
-  const double others = size > kFewEnds ? 2 * std::ceil(std::log2(size)) : ring;
-  return crossing((others - rounds - before - after) * shape.costs.alpha,
-                  sent * shape.costs.beta + reduced * shape.costs.gamma);
-}
-
 // There is one round instead of n - 1, with as many bytes. But they come from all ranks at once. On
 // full links they took up to a fifth longer than a ring's, and a tenth is assumed. A ring hides
 // most of its rounds in shards of several segments (kMostPerSlot in ring.cc).
@@ -77,12 +64,29 @@ uint64_t pairwise(const Shape& shape, double size) {
 // hides them in shards of several segments. Where ranks share a link, all of them send over it.
 uint64_t bruck(const Shape& shape, double size) {
   const double ranks = shape.size, rounds = std::ceil(std::log2(ranks));
+  if (rounds >= size - 1) return 0;
   const double passes = std::floor((size - 1) / rounds);
   const uint64_t shared = crossing((size - 1 - rounds) * shape.costs.alpha,
                                    (ranks / size - 1) * ranks * shape.costs.beta);
   const uint64_t shard = std::min(
       {static_cast<uint64_t>(passes) * shape.bruck_bytes(), shape.slot_bytes() / 8, shared});
   return shape.collective == kAllReduce ? shard * static_cast<uint64_t>(size) : shard;
+}
+
+// Doubling has fewer rounds than Bruck's ways there and back, or than a ring, and each has the whole
+// message. Ranks beyond a power of two add a round before, one after if they are many, and messages
+// that share a link with others.
+uint64_t doubling(const Shape& shape, double size) {
+  const double rounds = std::floor(std::log2(size)), within = std::exp2(rounds);
+  const double before = size > within, after = 2 * (size - within) > within;
+  const double ring = 2 * (size - 1), sent = rounds + 3 * before - ring / size;
+  const double reduced = rounds + before - ring / 2 / size;
+  const auto cheaper_than = [&](double others) {
+    return crossing((others - rounds - before - after) * shape.costs.alpha,
+                    sent * shape.costs.beta + reduced * shape.costs.gamma);
+  };
+  const uint64_t limit = cheaper_than(2 * std::ceil(std::log2(size)));
+  return size > kFewEnds || limit < bruck(shape, size) ? limit : cheaper_than(ring);
 }
 
 // The tree's root sends everything to log2 n others. A chain's sends it once, and its last rank
@@ -103,7 +107,7 @@ constexpr std::array kTable = {
     Row{kAllReduce, any_size, kSites, kHierarchical, hierarchical_all_reduce},
     Row{kAllReduce, any_size, kPair, kDoubling, doubling_all_reduce},
     Row{kAllReduce, doubling, kNothing, kDoubling, doubling_all_reduce},
-    Row{kAllReduce, bruck, kMany, kBruck, bruck_all_reduce},
+    Row{kAllReduce, bruck, kNothing, kBruck, bruck_all_reduce},
     Row{kAllReduce, any_size, kNothing, kRing, ring_all_reduce},
     Row{kReduceScatter, any_size, kMapped, kDirect, direct_reduce_scatter},
     Row{kReduceScatter, any_size, kFewHosts, kHierarchical, hierarchical_reduce_scatter},

@@ -132,12 +132,15 @@ def test_limits_follow_the_costs(name: str) -> None:
 @pytest.mark.parametrize("count", [4, 8, 16])
 def test_the_plans_cross_at_the_limit(name: str, count: int) -> None:
     limit, collective, algorithm = LIMITS[name]
+    shards = count if name == "pairwise" else 1
+    beyond = costs.selected(collective, 1.1 * limit(LAN, count) * shards, count, LAN)
+    assert beyond != algorithm
     for factor in (0.6, 2.2):
         size = int(limit(LAN, count) * factor) // 64 * 64
         crowd = 1 + costs.INCAST if name == "pairwise" else 1
-        shape = Shape(collective, size * (count if name == "pairwise" else 1), count)
+        shape = Shape(collective, size * shards, count)
         mine = seconds(shape, algorithm, LAN._replace(beta=LAN.beta * crowd))
-        assert (mine < seconds(shape, "ring", LAN)) == (factor < 1), size
+        assert (mine < seconds(shape, beyond, LAN)) == (factor < 1), size
 
 
 @pytest.mark.parametrize(

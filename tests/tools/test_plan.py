@@ -134,8 +134,8 @@ def test_limits_are_where_the_library_changes(name: str) -> None:
 
 def test_why_says_the_row_and_the_limits(capsys: pytest.CaptureFixture[str]) -> None:
     out = printed(capsys, "all_reduce", "--hosts", "4", "--bytes", "8K", "--why")
-    assert "> all_reduce, up to 17041 B: doubling   <- this one\n" in out
-    assert out.endswith("direct up to 112 B, doubling up to 17,041 B, ring beyond\n")
+    assert "> all_reduce, up to 8520 B: doubling   <- this one\n" in out
+    assert out.endswith("doubling up to 8,520 B, bruck up to 65,536 B, ring beyond\n")
     out = printed(capsys, "all_reduce", "--hosts", "4", "--algorithm", "ring", "--why")
     assert "ring was asked for" in out
 
