@@ -72,6 +72,7 @@ class DeviceEngine final : public Engine {
   bool connect();
   // The registered algorithm that was asked for. It is a plan, and those need the host's memory.
   std::optional<Algorithm> by_hand(const Operation& operation) const;
+  Algorithm kernel_of(const Operation& operation) const;  // where ranks reach one another
 
   // Has every rank called all that is pending?
   bool expected();

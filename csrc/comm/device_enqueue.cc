@@ -7,10 +7,6 @@
 namespace ringcomm {
 namespace {
 
-// all_reduce by the two-shot kernel up to here: it copies, and has no words of the host to wait
-// for.
-constexpr uint64_t kTwoShotBytes = 8 << 20;
-
 // The host queue times staged operations once the stream reaches them; this margin lets its timeout
 // fire first.
 constexpr auto kOwnStream = std::chrono::seconds(1);
@@ -74,7 +70,7 @@ DeviceEngine::CompletionPtr DeviceEngine::enqueue(const Operation& operation, cu
       look();
       pending.number = ++sequence_;
       pending.operation = make_descriptor(operation, sequence_);
-      set_plan(pending.operation, plan.value_or(kByKernel), 0);
+      set_plan(pending.operation, plan ? *plan : kernel_of(operation), 0);
       announce(operation, pending.operation);
     }
     if (reach(-1) && !plan) {
@@ -141,13 +137,17 @@ void DeviceEngine::announce(const Operation& operation, const Descriptor& descri
 }
 
 void DeviceEngine::run_kernels(const Operation& operation, cuda::Stream stream, bool captured) {
-  const Spans input(operation.input), output(operation.output);
-  const Reduction reduction = make_reduction(operation, state_.size());
-  const bool short_sum = operation.collective == Collective::kAllReduce &&
-                         operation.bytes <= kTwoShotBytes && access_.own_devices;
-  if (short_sum) return comm_->two_shot(stream, reduction, input, output);
+  const Shape shape = shape_of(operation);
   const uint64_t call = hash_of(make_descriptor(operation, 0)) | 1;  // not 0
-  comm_->hand_over(stream, shape_of(operation), call, reduction, input, output, captured);
+  comm_->collective(stream,
+                    {shape, call, make_reduction(operation, state_.size()),
+                     Spans(operation.input), Spans(operation.output), captured},
+                    kernel_of(operation));
+}
+
+Algorithm DeviceEngine::kernel_of(const Operation& operation) const {
+  const Shape shape = shape_of(operation);
+  return comm_->kernel_for(shape, state_.requested_kernel(shape));
 }
 
 // ---- messages

@@ -53,6 +53,9 @@ class GroupState {
   Patience patience() const;
   // The algorithm that was asked for, if the ranks' reach allows it.
   std::optional<Algorithm> requested_algorithm(const Shape& shape) const;
+  std::optional<Algorithm> requested_kernel(const Shape& shape) const {
+    return options_.algorithm.find(shape, true);
+  }
   // Logs the group's first operation, once.
   template <typename Text>
   void log_first_operation(Text&& text) {

@@ -34,9 +34,6 @@ Reduction make_reduction(const Operation& operation, int size);
 // Makes the terms that peers compare. They are equal on every rank, except for all_to_all's split
 // sizes (see make_stamps).
 Descriptor make_descriptor(const Operation& operation, uint64_t sequence);
-// Instead of an algorithm, on devices.
-inline constexpr auto kByKernel = static_cast<Algorithm>(kAlgorithms);
-inline constexpr auto kByGraph = static_cast<Algorithm>(kAlgorithms + 1);
 // Records the algorithm. `terms`: see hash_of_terms().
 void set_plan(Descriptor& descriptor, Algorithm algorithm, uint64_t terms);
 // Do both call the same, by whatever algorithm?

@@ -51,7 +51,7 @@ std::string about(const Recorded& recorded, size_t ranks_at, size_t records_at, 
              ",\"totals_at\":", totals_at, ",\"waits_at\":", waits_at,
              ",\"collectives\":", names<Collective>(kCollectives, {"send", "recv"}),
              ",\"dtypes\":", names<DType>(kDTypes), ",\"ops\":", names<ReduceOp>(kReduceOps),
-             ",\"algorithms\":", names<Algorithm>(kAlgorithms, {"a kernel", "a CUDA graph"}),
+             ",\"algorithms\":", names<Algorithm>(kNamed),
              ",\"registered\":", registered_in(recorded), "}");
 }
 

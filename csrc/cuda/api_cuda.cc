@@ -113,7 +113,21 @@ class CudaApi final : public Api {
   DeviceFacts facts(int device) override {
     cudaDeviceProp properties{};
     check(cudaGetDeviceProperties(&properties, device), "cudaGetDeviceProperties");
-    return {std::bit_cast<Uuid>(properties.uuid), properties.totalGlobalMem};
+    return {.uuid = std::bit_cast<Uuid>(properties.uuid),
+            .memory_bytes = properties.totalGlobalMem,
+            .multiprocessors = properties.multiProcessorCount,
+            .capability = 10 * properties.major + properties.minor};
+  }
+
+  // NVLink has atomic operations between devices, and PCIe none.
+  bool nvlink(int device, const Uuid& other) override {
+    const int devices = result_of("cudaGetDeviceCount", cudaGetDeviceCount);
+    for (int peer = 0; peer < devices; ++peer) {
+      if (peer == device || facts(peer).uuid != other) continue;
+      return result_of("cudaDeviceGetP2PAttribute", cudaDeviceGetP2PAttribute,
+                       cudaDevP2PAttrNativeAtomicSupported, device, peer) != 0;
+    }
+    return false;
   }
 
   std::byte* allocate(uint64_t bytes) override {
@@ -233,7 +247,9 @@ class CudaApi final : public Api {
     launch_leader(stream, args, multiprocessors());
   }
 
-  void launch(Stream stream, const TwoShotArgs& args) override { launch_two_shot(stream, args); }
+  void launch(Stream stream, const TwoShotArgs& args) override { launch_meeting(stream, args); }
+  void launch(Stream stream, const OneShotArgs& args) override { launch_meeting(stream, args); }
+  void launch(Stream stream, const LowLatencyArgs& args) override { launch_meeting(stream, args); }
   void load_kernels() override { cuda::load_kernels(); }
 
   IpcHandle export_memory(std::byte* base) override {

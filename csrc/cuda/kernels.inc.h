@@ -8,12 +8,16 @@
 //   sync()                            what was done before it by any thread of the block is done
 //   load<T>(at), store(at, value)     16 bytes, or less, aligned to alignof(T)
 //   store_release(), load_acquire()   of a flag that another device, or the host, looks at
+//   store_lines(), load_lines()       two times 8 bytes that another device writes; each is whole
 //   pause()                           between two looks at a flag
 // Included in an unnamed namespace inside ringcomm::cuda, after cuda/codecs.inc.h. Functions are
 // constexpr because nvcc takes such ones for the device, too (--expt-relaxed-constexpr).
 
 struct alignas(16) Wide {
   uint32_t words[4];
+};
+struct alignas(16) Lines {
+  uint64_t line[4];
 };
 
 // The numbers in 16 bytes, or in one element, which is the lowest of its register.
@@ -156,10 +160,12 @@ constexpr Job job_of(const Reduction& reduction) {
   return job;
 }
 
+constexpr int sources_of(const LeaderArgs& args) { return args.from == Who::kAll ? args.n_ranks : 1; }
+
 // Operands of a part. False: touch nothing. The abort word is read after the slots: the leader sets
 // it before it goes on without its peers.
-constexpr bool set_part(auto& context, const LeaderArgs& args, int part) {
-  const int sources = args.from == Who::kAll ? args.n_ranks : 1;
+constexpr bool set_part(auto& context, const LeaderArgs& args, int part, const auto& slot_at) {
+  const int sources = sources_of(args);
   const int targets = args.to == Who::kAll ? args.n_ranks : 1;
   const uint64_t call = args.call != 0 ? args.call : args.length[part];
   const auto rank_of = [&](Who who, int i) {
@@ -171,7 +177,7 @@ constexpr bool set_part(auto& context, const LeaderArgs& args, int part) {
       own.call = call;
       return own;
     }
-    return context.template load<LeaderSlot>(reinterpret_cast<const std::byte*>(args.slot[rank]));
+    return context.template load<LeaderSlot>(reinterpret_cast<const std::byte*>(slot_at(rank)));
   };
   const auto place = [&](const LeaderSlot& slot, uint64_t base, bool is_split) {
     if (slot.staged) return base + (is_split ? part * args.unit : 0);
@@ -201,12 +207,15 @@ constexpr bool set_part(auto& context, const LeaderArgs& args, int part) {
   return context.all(set) && context.all(goes_on);
 }
 
+// False: the operands are not those of this operation.
 template <class Codec, class Op, int kSources, class Context>
-constexpr void reduce_body(Context& context, const LeaderArgs& args, uint64_t element_bytes) {
+constexpr bool reduce_part(Context& context, const LeaderArgs& args, uint64_t element_bytes,
+                           const auto& slot_at) {
   using Stored = typename Codec::Stored;
   const int part = args.begin + context.part();
   const uint64_t length = args.length[part], round = args.round;
-  if (round >= length || !set_part(context, args, part)) return;
+  if (round >= length) return true;
+  if (!set_part(context, args, part, slot_at)) return false;
   const uint64_t bytes = length - round < args.unit ? length - round : args.unit;
   const Job job = job_of(args.reduction);
   const Range range{0, bytes / element_bytes * (element_bytes / sizeof(Stored))};
@@ -215,92 +224,13 @@ constexpr void reduce_body(Context& context, const LeaderArgs& args, uint64_t el
     const Share share{context.block() * threads + thread, context.blocks() * threads};
     sweep<Codec, Op, kSources>(context, job, range, share);
   });
+  return true;
 }
 
-// Blocks of equal index of all ranks meet. Their writes before it are visible to all after it.
-// A flag is set to the epoch, which is one higher at every meeting, in one of two places in turn: a
-// fast peer may be at the next meeting before this rank looks at the flag of this one, but at the
-// one after that only when this rank came to the next. False: aborted.
-constexpr bool meet(auto& context, const TwoShotArgs& args, uint32_t epoch) {
-  const int block = context.block(), rank = args.rank;
-  context.sync();
-  context.each([&](int peer) {
-    if (peer >= args.n_ranks) return;
-    context.store_release(&args.flags[peer]->flag[epoch % 2][block][rank], epoch);
-  });
-  return context.all([&](int peer) {
-    if (peer >= args.n_ranks) return true;
-    const uint32_t* const flag = &args.flags[rank]->flag[epoch % 2][block][peer];
-    for (uint32_t looks = 1; context.load_acquire(flag) != epoch; ++looks) {
-      if (looks % 1024 == 0 && context.load_acquire(args.abort) != 0) return false;
-      context.pause();
-    }
-    return true;
-  });
-}
-
-// The part of one block in a rank's slice of `count` elements. Slices and parts are whole pieces
-// of 16 bytes, but for the end.
-template <class Stored>
-constexpr Range part_of(uint64_t count, const TwoShotArgs& args, int rank, int block) {
-  constexpr uint64_t kPiece = sizeof(Wide) / sizeof(Stored);
-  const uint64_t ranks = args.n_ranks, blocks = args.blocks;
-  const uint64_t slice = (count + ranks * kPiece - 1) / (ranks * kPiece) * kPiece;
-  const uint64_t part = (slice + blocks * kPiece - 1) / (blocks * kPiece) * kPiece;
-  const uint64_t slice_end = slice * (rank + 1), end = slice_end < count ? slice_end : count;
-  const uint64_t first = slice * rank + part * block, next = first + part;
-  return {first, first >= end ? 0 : (next < end ? next : end) - first};
-}
-
-// Two meetings are enough for an operation and for the one after it:
-//  - Other ranks' blocks read and write this rank's window between their two meetings only, and
-//    there only the part of their slice that has their index.
-//  - They do so after the first meeting: all of that part is published, by the block of the same
-//    index; and before the second: when that is over, the result is whole where this block reads.
-//  - The next operation overwrites the window from its beginning. Its kernel runs after this one,
-//    in one stream: after the second meetings of all of this rank's blocks, so after all that other
-//    ranks do with this window. It may divide the window otherwise, among more or fewer blocks.
-//  - Others write this window in the next operation after its first meeting, so after this kernel.
-// An aborted block returns before its next access of any memory; the epoch stays, and the flags
-// are of no more use.
-template <class Codec, class Op, class Context>
-constexpr void two_shot_body(Context& context, const TwoShotArgs& args, uint64_t element_bytes) {
-  using Stored = typename Codec::Stored;
-  Operands& operands = context.operands();
-  const uint64_t count = args.count * element_bytes / sizeof(Stored);
-  const uint64_t threads = context.threads();
-  const int block = context.block(), rank = args.rank, ranks = args.n_ranks;
-  const Job job = job_of(args.reduction);
-  uint32_t& last_epoch = args.flags[rank]->epoch[block];
-  const uint32_t epoch = last_epoch;
-  for (int step = 0; step < 3; ++step) {
-    if (step > 0 && !meet(context, args, epoch + step)) return;
-    const bool reduces = step == 1;
-    const int n = reduces ? ranks : 1;
-    // All threads were at a sync() since the block read the operands before.
-    context.each([&](int i) {
-      if (i == 0) operands.n_srcs = operands.n_dsts = n;
-      if (i >= n) return;
-      // Every rank writes to itself first, so that not all write to one at once.
-      operands.src[i] = step == 0 ? args.input : args.window[reduces ? i : rank];
-      operands.dst[i] = step == 2 ? args.output : args.window[reduces ? (rank + i) % ranks : rank];
-    });
-    context.sync();
-    context.each([&](int thread) {
-      const Share share{static_cast<uint64_t>(thread), threads};
-      if (reduces) {
-        sweep<Codec, Op, 0>(context, job, part_of<Stored>(count, args, rank, block), share);
-        return;
-      }
-      for (int slice = 0; slice < ranks; ++slice) {
-        const Range part = part_of<Stored>(count, args, slice, block);
-        sweep<Bits<Stored>, Bor, 1>(context, job, part, share);
-      }
-    });
-  }
-  context.each([&](int thread) {
-    if (thread == 0) last_epoch = epoch + 2;
-  });
+template <class Codec, class Op, int kSources, class Context>
+constexpr void reduce_body(Context& context, const LeaderArgs& args, uint64_t element_bytes) {
+  reduce_part<Codec, Op, kSources>(context, args, element_bytes,
+                                   [&](int rank) { return args.slot[rank]; });
 }
 
 // The table's entry, null if the pair is impossible.
@@ -319,6 +249,7 @@ struct BySources {
     if (sources == 1) return one;
     return sources == 2 ? two : sources == 4 ? four : sources == 8 ? eight : any;
   }
+  void each(const auto& f) const { f(any), f(one), f(two), f(four), f(eight); }
 };
 
 template <class Codec, class Op>

@@ -32,6 +32,21 @@ struct Context {
   __device__ static void store_release(uint32_t* flag, uint32_t value) {
     asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(flag), "r"(value) : "memory");
   }
+  __device__ static void store_lines(std::byte* at, const Lines& lines) {
+    const auto& [a, b, c, d] = lines.line;
+    asm volatile("st.volatile.global.v2.u64 [%0], {%1, %2};" ::"l"(at), "l"(a), "l"(b) : "memory");
+    asm volatile("st.volatile.global.v2.u64 [%0], {%1, %2};" ::"l"(at + 16), "l"(c), "l"(d)
+                 : "memory");
+  }
+  __device__ static Lines load_lines(const std::byte* at) {
+    uint64_t a, b, c, d;
+    asm volatile("ld.volatile.global.v2.u64 {%0, %1}, [%2];" : "=l"(a), "=l"(b) : "l"(at) : "memory");
+    asm volatile("ld.volatile.global.v2.u64 {%0, %1}, [%2];"
+                 : "=l"(c), "=l"(d)
+                 : "l"(at + 16)
+                 : "memory");
+    return {{a, b, c, d}};
+  }
   __device__ static uint32_t load_acquire(const uint32_t* flag) {
     uint32_t value;
     asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(flag) : "memory");
@@ -69,8 +84,8 @@ struct Grid {
   int parts = 1;
 };
 
-void launch(Stream stream, auto kernel, Grid grid, const auto& args) {
-  const uint64_t element_bytes = size_of(args.reduction.dtype);
+void launch(Stream stream, auto kernel, Grid grid, const auto& args, const Reduction& what) {
+  const uint64_t element_bytes = size_of(what.dtype);
   const void* arguments[] = {&args, &element_bytes};
   check("cudaLaunchKernel",
         cudaLaunchKernel(reinterpret_cast<const void*>(kernel), dim3(grid.blocks, grid.parts),

@@ -48,17 +48,15 @@ void launch_leader(Stream stream, const LeaderArgs& leader, int multiprocessors)
     bytes += std::min(leader.length[leader.begin + part], leader.unit);
   }
   const int blocks = std::max(1, blocks_for(bytes, multiprocessors) / leader.parts);
-  launch(stream, find(kKernels, leader.reduction).of(leader.from == Who::kAll ? leader.n_ranks : 1),
-         {blocks, kThreads, leader.parts}, leader);
+  launch(stream, find(kKernels, leader.reduction).of(sources_of(leader)),
+         {blocks, kThreads, leader.parts}, leader, leader.reduction);
 }
 
 void load_kernels() {
-  const auto load = [](const Kernel& entry) {
-    for (const auto kernel : {entry.any, entry.one, entry.two, entry.four, entry.eight})
-      load_kernel(kernel);
-  };
-  for (const auto& row : kKernels.reduce) std::for_each(std::begin(row), std::end(row), load);
-  load_two_shot_kernels();
+  for (const auto& row : kKernels.reduce) {
+    for (const Kernel& entry : row) entry.each([](const auto kernel) { load_kernel(kernel); });
+  }
+  load_meeting_kernels();
 }
 
 }  // namespace ringcomm::cuda

@@ -9,7 +9,7 @@ namespace ringcomm::cuda {
 
 // The threads of a block, and how many blocks fit on a multiprocessor, with 80 registers a thread.
 inline constexpr int kThreads = 256, kBlocks = 3;
-inline constexpr int kTwoShotThreads = 512;  // its blocks are few
+inline constexpr int kMeetingThreads = 512;  // their blocks are few
 
 // How many blocks share `bytes` of each operand: 16 bytes for every thread, until the device is
 // full of blocks.
@@ -20,10 +20,12 @@ constexpr int blocks_for(uint64_t bytes, int multiprocessors) {
 }
 
 void launch_leader(Stream stream, const LeaderArgs& args, int multiprocessors);
-void launch_two_shot(Stream stream, const TwoShotArgs& args);
+void launch_meeting(Stream stream, const TwoShotArgs& args);
+void launch_meeting(Stream stream, const OneShotArgs& args);
+void launch_meeting(Stream stream, const LowLatencyArgs& args);
 
 // Loads every kernel into the current device.
 void load_kernels();
-void load_two_shot_kernels();  // a part of it
+void load_meeting_kernels();  // a part of it
 
 }  // namespace ringcomm::cuda

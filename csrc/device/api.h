@@ -31,6 +31,8 @@ struct Word {
 struct DeviceFacts {
   Uuid uuid{};  // of the card, or of the slice of it (MIG): indices mean nothing
   uint64_t memory_bytes = 0;
+  int multiprocessors = 1;
+  int capability = 0;  // 90 is sm_90
 };
 
 // The allocation that an address lies in. `id` is never used again in this process, so memory that
@@ -66,6 +68,8 @@ class Api {
   virtual void use_device(int device) = 0;               // for the calling thread
   virtual void restore_device(int device) noexcept = 0;  // back to it
   virtual DeviceFacts facts(int device) = 0;
+  // Are they joined by NVLink? Not, where this process does not see the other one.
+  virtual bool nvlink(int device, const Uuid& other) = 0;
 
   // Memory of the device, and of the host such that the device can read and write it.
   virtual std::byte* allocate(uint64_t bytes) = 0;
@@ -106,6 +110,8 @@ class Api {
   }
   virtual void launch(Stream stream, const LeaderArgs& args) = 0;
   virtual void launch(Stream stream, const TwoShotArgs& args) = 0;
+  virtual void launch(Stream stream, const OneShotArgs& args) = 0;
+  virtual void launch(Stream stream, const LowLatencyArgs& args) = 0;
   // Loads all kernels: loading one later may wait for a stream that waits for a peer.
   virtual void load_kernels() = 0;
 

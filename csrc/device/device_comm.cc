@@ -1,6 +1,8 @@
 // The ranks of a subgroup meet, so that they reach one another's device memory, and part again.
 #include "device/device_comm.h"
 
+#include <climits>
+
 namespace ringcomm::cuda {
 namespace {
 
@@ -80,6 +82,8 @@ void DeviceComm::prepare(RankInfo& info) {
   const DeviceFacts facts = api_.facts(device_);
   info.uuid = facts.uuid;
   info.memory_bytes = facts.memory_bytes;
+  info.multiprocessors = facts.multiprocessors;
+  info.capability = facts.capability;
   info.most_bytes = most_bytes_;
   info.pattern = static_cast<uint64_t>(::getpid()) << 32 ^ reinterpret_cast<uint64_t>(&info);
   for (Peer& peer : peers_) {
@@ -112,6 +116,13 @@ uint64_t DeviceComm::bytes_of(const Subgroup& subgroup) const {
   return subgroup.pair ? bytes / kForMessages : bytes;
 }
 
+bool DeviceComm::own_devices(const Subgroup& subgroup) const {
+  std::vector<Uuid> devices;
+  for (const Rank rank : subgroup.ranks) devices.push_back(info(subgroup, rank).uuid);
+  std::ranges::sort(devices);
+  return std::ranges::adjacent_find(devices) == devices.end();
+}
+
 void DeviceComm::open(const Subgroup& subgroup, RankInfo& info) {
   if (!refusal_.empty()) throw DeviceError(refusal_);
   for (const Rank rank : subgroup.ranks) {
@@ -121,11 +132,21 @@ void DeviceComm::open(const Subgroup& subgroup, RankInfo& info) {
   memory.of.assign(peers_.size(), nullptr);
   memory.end = bytes_of(subgroup);
   memory.messages = subgroup.pair ? 0 : memory.end / 4 / 4096 * 3 * 4096;
-  std::byte* const mine = api_.allocate(kPrologue + memory.end);
+  const uint64_t lines = 2 * static_cast<uint64_t>(size()) * low_latency_bytes(size()) *
+                         (kPieceLines / kPiece);
+  if (!subgroup.pair && own_devices(subgroup)) memory.meeting = 2 * kOneShotBytes + lines;
+  std::byte* const mine = api_.allocate(kPrologue + memory.end + memory.meeting);
   memory.of[static_cast<size_t>(rank_)] = mine;
   std::memset(proof_, 0, kPrologue);
   *proof_ = info.pattern;
   api_.copy(stream_, mine, reinterpret_cast<std::byte*>(proof_), kPrologue);
+  api_.synchronize(stream_);
+  *proof_ = 0;
+  std::byte* const end = mine + kPrologue + memory.end + memory.meeting;
+  for (std::byte* at = end - (memory.meeting > 0 ? lines : 0); at < end; at += kPrologue) {
+    const auto bytes = std::min(kPrologue, static_cast<uint64_t>(end - at));
+    api_.copy(stream_, at, reinterpret_cast<std::byte*>(proof_), bytes);  // flags that are none
+  }
   api_.synchronize(stream_);
   info.window = api_.export_memory(mine);
   info.reaches.store(1u << rank_, std::memory_order_relaxed);
@@ -141,6 +162,7 @@ void DeviceComm::reach(const Subgroup& subgroup, RankInfo& info) {
     std::byte*& memory = found->second.of[static_cast<size_t>(rank)];
     memory = api_.open_memory(theirs.window);
     info.seen[rank] = reinterpret_cast<uint64_t>(memory);
+    if (api_.nvlink(device_, theirs.uuid)) info.nvlinks.fetch_or(1u << rank);
     api_.copy(stream_, reinterpret_cast<std::byte*>(proof_), memory, sizeof(uint64_t));
     api_.synchronize(stream_);
     if (*proof_ != theirs.pattern) {
@@ -155,22 +177,26 @@ PeerAccess DeviceComm::access(const Subgroup& subgroup) {
   PeerAccess found{.reach = true, .one_device = true, .own_devices = true, .why = {}};
   uint32_t all = 0;
   for (const Rank rank : subgroup.ranks) all |= 1u << rank;
-  std::vector<Uuid> devices;
+  const Uuid first = info(subgroup, subgroup.ranks[0]).uuid;
+  bool nvlink = true;
+  int capability = INT_MAX, multiprocessors = INT_MAX;
   for (const Rank rank : subgroup.ranks) {
     const RankInfo& info = this->info(subgroup, rank);
     if (info.usable == 0 || (info.reaches.load(std::memory_order_relaxed) & all) != all) {
       found.reach = false;
       if (found.why.empty() && info.why[0] != '\0') found.why = str("rank ", rank, ": ", info.why);
     }
-    devices.push_back(info.uuid);
+    found.one_device = found.one_device && info.uuid == first;
+    nvlink = nvlink && (info.nvlinks.load(std::memory_order_relaxed) | 1u << rank) == all;
+    capability = std::min(capability, info.capability);
+    multiprocessors = std::min(multiprocessors, info.multiprocessors);
   }
-  std::ranges::sort(devices);
-  found.one_device = devices.front() == devices.back();
-  found.own_devices = std::ranges::adjacent_find(devices) == devices.end();
+  found.own_devices = own_devices(subgroup);
   if (!found.reach) return found;
   if (!subgroup.pair) {
     group_ = &memory_.at(0);
     one_device_ = found.one_device;
+    if (found.own_devices) link_ = link_of(nvlink, capability, multiprocessors);
   }
   const uint64_t most = info(subgroup, rank_).memory_bytes / kShareOfExports;
   if (!exports_) exports_.emplace(ends_, most);

@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "device/exports.h"
+#include "device/kernels_for.h"
 #include "plan/shape.h"
 
 namespace ringcomm::cuda {
@@ -41,16 +42,16 @@ struct Transfer {
 };
 
 // The memory that a rank gives the others of a subgroup:
-//   | RankInfo's pattern | slots | TwoShotFlags | window | messages |
+//   | RankInfo's pattern | slots | Flags | window | messages | one-shot windows | lines |
 // Operands that others cannot map are staged in the window, or among the messages. A subgroup of
-// two has no window.
+// two has no window, and only ranks with a device each have what is behind the messages.
 struct Prologue {
   uint64_t pattern;
   // Of operations, of messages; by the rank that writes it.
   alignas(4096) LeaderSlot slots[2][kMostRanks];
-  TwoShotFlags flags;
+  Flags flags;
 };
-inline constexpr uint64_t kPrologue = 64 * 1024;
+inline constexpr uint64_t kPrologue = 128 * 1024;
 static_assert(sizeof(Prologue) <= kPrologue);
 
 // One thread at a time may call it, on the group's device, but release() anywhere at any time.
@@ -73,15 +74,21 @@ class DeviceComm {
   // Enqueued; words at the end of it may be put off until flush(). Nothing counts, so a graph that
   // has it does the same at each replay.
   //
-  // An operation by kernels that read inputs and write outputs of all ranks: where they share a
-  // device by one of rank 0, else by one of each rank. `call` is equal where ranks call the same.
-  // What is `kept` stays mapped for graphs.
-  void hand_over(Stream stream, const Shape& shape, uint64_t call, const Reduction& reduction,
-                 const Spans& input, const Spans& output, bool kept);
-  // Exports what hand_over() needs.
+  // An operation by kernels that read inputs and write outputs of all ranks, and add up in rank
+  // order. `call` is equal where ranks call the same. What is `kept` stays mapped for graphs.
+  struct Call {
+    const Shape& shape;
+    uint64_t call;
+    const Reduction& reduction;
+    const Spans &input, &output;
+    bool kept = false;
+  };
+  void collective(Stream stream, const Call& call, Algorithm kernel);
+  // The kernel for it: equal on all ranks. Ranks that share a device hand over.
+  Algorithm kernel_for(const Shape& shape, std::optional<Algorithm> asked) const;
+  std::string kernels_text() const;  // the table; empty where ranks share a device
+  // Exports what collective() needs.
   void offer(const Shape& shape, const Spans& input, const Spans& output);
-  // all_reduce of ranks with a device each, by a kernel of each. In rank order, as above.
-  void two_shot(Stream stream, const Reduction& reduction, const Spans& input, const Spans& output);
   // `replaying` of this rank's area says that what comes in between may wait. Flushed with it.
   void watch(bool begins) { words_.push_back({word(rank_, &own().replaying()), begins ? 1u : 0u}); }
   // Do peers export something new, or have they freed something? Then look() while nothing is under
@@ -109,6 +116,7 @@ class DeviceComm {
   struct Memory {
     std::vector<std::byte*> of;  // by rank, as seen here; null: not of the subgroup, or not reached
     uint64_t messages = 0, end = 0;  // where the window ends, and these: behind the prologue
+    uint64_t meeting = 0;            // bytes of what follows
 
     Prologue& prologue(Rank rank) const {
       return *reinterpret_cast<Prologue*>(of[static_cast<size_t>(rank)]);
@@ -126,6 +134,7 @@ class DeviceComm {
   void open(const Subgroup& subgroup, RankInfo& info);
   void reach(const Subgroup& subgroup, RankInfo& info);
   uint64_t bytes_of(const Subgroup& subgroup) const;
+  bool own_devices(const Subgroup& subgroup) const;
 
   const Peer& peer(Rank rank) const { return peers_[static_cast<size_t>(rank)]; }
   const Area& own() const { return peer(rank_).area; }
@@ -181,7 +190,9 @@ class DeviceComm {
   Handover by_each(const Shape& shape, const Spans& input, const Spans& output, bool kept);
   void send(Handover& handover, const Transfer& message, const Spans& data);
   void receive(Handover& handover, const Transfer& message);
+  void stage(Stream stream, const Piece& piece, uint64_t round, bool back);
   void run(Stream stream, Handover& handover);
+  void hand_over(Stream stream, const Call& call);
   void fill_slot(const Share& share, bool messages);
   void serve(Stream stream, const Handover& handover, Served& served, uint64_t round);
   void send_line(Rank to, int lane, uint64_t value) {
@@ -194,6 +205,12 @@ class DeviceComm {
     words_.push_back({word(rank_, &own().line(from, lane)), value, Word::kWait});
   }
 
+  // ---- kernels that meet (meetings.cc)
+
+  Members members(int blocks) const;
+  void two_shot(Stream stream, const Call& call);
+  void one_step(Stream stream, const Call& call, Algorithm kernel);
+
   const Ends ends_;
   Api& api_;
   const Rank rank_;
@@ -204,6 +221,7 @@ class DeviceComm {
   std::map<int, Memory> memory_;  // by this rank's info
   Memory* group_ = nullptr;       // info 0's, once it has met
   bool one_device_ = false;       // the group's
+  std::optional<Link> link_;      // where each of its ranks has a device
   uint64_t* proof_ = nullptr;     // of the host: a copy of a prologue
   Stream stream_ = nullptr;       // for meeting: others may wait for peers
   std::vector<Word> words_;       // to be written and waited for, next

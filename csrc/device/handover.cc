@@ -22,8 +22,6 @@
 
 namespace ringcomm::cuda {
 
-constexpr int32_t kTwoShotBlocks = 16;
-
 // ---- words
 
 std::byte* DeviceComm::word(Rank of, const void* in_its_area) const {
@@ -70,15 +68,16 @@ void DeviceComm::fill_slot(const Share& share, bool messages) {
 
 // ---- rounds
 
+void DeviceComm::stage(Stream stream, const Piece& piece, uint64_t round, bool back) {
+  const Segments rounds{piece.length, piece.unit};
+  const uint64_t first = piece.first + rounds.offset(round), bytes = rounds.length(round);
+  const Spans window({{piece.window, piece.unit}});
+  back ? copy(stream, *piece.spans, first, window, 0, bytes)
+       : copy(stream, window, 0, *piece.spans, first, bytes);
+}
+
 // All is given before anything is waited for: others do the same.
 void DeviceComm::run(Stream stream, Handover& handover) {
-  const auto stage = [&](const Piece& piece, uint64_t round, bool back) {
-    const Segments rounds{piece.length, piece.unit};
-    const uint64_t first = piece.first + rounds.offset(round), bytes = rounds.length(round);
-    const Spans window({{piece.window, piece.unit}});
-    back ? copy(stream, *piece.spans, first, window, 0, bytes)
-         : copy(stream, window, 0, *piece.spans, first, bytes);
-  };
   for (uint64_t round = 0; round < handover.rounds(); ++round) {
     std::vector<const Share*> given;
     for (const Share& share : handover.shares) {
@@ -88,7 +87,7 @@ void DeviceComm::run(Stream stream, Handover& handover) {
       await_line(share->leader, handover.done(), round == 0 ? kAllDone : round);
       if (round == 0) set_own_line(share->leader, handover.done(), 0);
     }
-    for (const Piece& piece : handover.in) stage(piece, round, false);
+    for (const Piece& piece : handover.in) stage(stream, piece, round, false);
     for (const Share* share : given) {
       if (round == 0) fill_slot(*share, handover.messages);
       send_line(share->leader, handover.ready(), share->staged() ? round + 1 : share->rounds);
@@ -96,7 +95,7 @@ void DeviceComm::run(Stream stream, Handover& handover) {
     for (Served& served : handover.served) serve(stream, handover, served, round);
     if (handover.out.empty()) continue;
     for (const Share* share : given) await_line(share->leader, handover.done(), round + 1);
-    for (const Piece& piece : handover.out) stage(piece, round, true);
+    for (const Piece& piece : handover.out) stage(stream, piece, round, true);
   }
   for (const Share& share : handover.shares) {
     const bool goes_on = handover.messages && share.staged();
@@ -124,39 +123,6 @@ void DeviceComm::serve(Stream stream, const Handover& handover, Served& served, 
     const bool ends = round + 1 == served.rounds[static_cast<size_t>(rank)];
     if (ends) set_own_line(rank, handover.ready(), 0);
     send_line(rank, handover.done(), ends ? kAllDone : round + 1);
-  }
-}
-
-// ---- all_reduce by a kernel of each rank
-
-// What comes before it in the stream has ended on all ranks that read this rank's window.
-void DeviceComm::two_shot(Stream stream, const Reduction& reduction, const Spans& input,
-                          const Spans& output) {
-  const uint64_t element = size_of(reduction.dtype);
-  TwoShotArgs args{};
-  args.reduction = reduction;
-  args.rank = rank_;
-  args.n_ranks = size();
-  args.blocks = kTwoShotBlocks;
-  args.abort = reinterpret_cast<const uint32_t*>(word(rank_, &own().abort()));
-  for (Rank rank = 0; rank < size(); ++rank) {
-    args.window[rank] = group_->of[static_cast<size_t>(rank)] + kPrologue;
-    args.flags[rank] = &group_->prologue(rank).flags;
-  }
-  const Spans window({{args.window[rank_], group_->messages}});
-  const Segments rounds{input.bytes(), window.bytes() / element * element};
-  for (uint64_t i = 0; i < rounds.count(); ++i) {
-    const uint64_t offset = rounds.offset(i), bytes = rounds.length(i);
-    const Span in = bytes > 0 ? input.at(offset) : Span();
-    const Span out = bytes > 0 ? output.at(offset) : Span();
-    const bool whole = std::min(in.bytes, out.bytes) >= bytes;
-    args.count = bytes / element;
-    args.input = whole ? in.data : args.window[rank_];
-    args.output = whole ? out.data : args.window[rank_];
-    if (!whole) copy(stream, window, 0, input, offset, bytes);
-    flush(stream);
-    api_.launch(stream, args);
-    if (!whole) copy(stream, output, offset, window, 0, bytes);
   }
 }
 

@@ -47,29 +47,76 @@ struct LeaderArgs {
   const uint32_t* abort = nullptr;                 // not 0: the slots may be of earlier operations
 };
 
-// Flags of the two-shot kernel, in each rank's memory of the device. flag[parity][block][from] is
-// written by rank `from` alone; epoch[block] by its owner alone.
-inline constexpr int kMostBlocks = 32;
-struct TwoShotFlags {
-  uint32_t epoch[kMostBlocks];
-  uint32_t flag[2][kMostBlocks][kMostRanks];
+// ---- ranks with a device each
+//
+// Their kernels wait for one another, at words in memory of devices. So all blocks of all ranks must
+// run at once: never where ranks share a device. Nothing counts but what is in that memory, so a
+// graph that has such a kernel does the same at each replay.
+
+inline constexpr int kMostBlocks = 64;
+inline constexpr int kOneShotBlocks = 16, kLowLatencyBlocks = 8;  // always so many: see the kernels
+inline constexpr uint64_t kOneShotBytes = 256 << 10;              // of an input, at most
+inline constexpr uint64_t kLowLatencyBytes = 256 << 10;           // of all that a rank gets, and
+inline constexpr uint64_t kMostLowLatency = 32 << 10;             // of what it gets of one
+
+// A word that ranks meet at: flag[parity][from] is written by rank `from` alone, epoch by its owner.
+struct Meetings {
+  uint32_t epoch;
+  uint32_t flag[2][kMostRanks];
+};
+// In each rank's memory. slot[block][from] is written by rank `from` alone.
+struct Flags {
+  Meetings two_shot[kMostBlocks], one_shot[kOneShotBlocks];
+  LeaderSlot slot[kMostBlocks][kMostRanks];
+  uint32_t low_latency[kLowLatencyBlocks];  // epochs
 };
 
-// all_reduce by ranks with a device each: every rank publishes its input in its window, reduces
-// its slice of all windows, in rank order, into that slice of all windows, and takes the output
-// from its own, which may be input or output, too. Blocks of equal index of all
-// ranks meet at flags (st.release.sys, ld.acquire.sys), so all blocks of all ranks must run at
-// once: never where ranks share a device.
-struct TwoShotArgs {
-  Reduction reduction;
-  uint64_t count = 0;  // elements, at most what a window holds
+// Of what a rank gets of one.
+inline uint64_t low_latency_bytes(int ranks) {
+  const uint64_t each = kLowLatencyBytes / static_cast<uint64_t>(ranks);
+  return each < kMostLowLatency ? each : kMostLowLatency;
+}
+
+struct Members {
   int32_t rank = 0, n_ranks = 0;
+  int32_t blocks = 1;  // the same on every rank
+  Flags* flags[kMostRanks];
+  const uint32_t* abort = nullptr;  // not 0: return, and touch nothing more
+};
+
+// Two-shot: every rank does its part of the operation for all, where the operands lie.
+struct TwoShotArgs {
+  Members members;
+  LeaderArgs part;               // `slot` is not read
+  LeaderSlot given[kMostRanks];  // of this rank's operands, as each rank sees them
+};
+
+// What a rank gets of each other one's input; with `sums` what is reduced of all.
+struct Exchange {
+  Reduction reduction;
+  bool sums = false;
   const std::byte* input = nullptr;
   std::byte* output = nullptr;
-  std::byte* window[kMostRanks];  // of each rank: count elements, 16-byte aligned
-  TwoShotFlags* flags[kMostRanks];
-  const uint32_t* abort = nullptr;  // not 0: return, and touch nothing more
-  int32_t blocks = 8;               // the same on every rank, at most kMostBlocks
+  uint64_t input_bytes = 0;
+  uint64_t first[kMostRanks], to[kMostRanks], bytes[kMostRanks];  // there, in the output; how many
+  uint64_t sent_first[kMostRanks], sent_bytes[kMostRanks];        // the same as the others see it
 };
+
+// One-shot: every rank puts its input into its window, and takes what it gets from all windows.
+struct OneShotArgs {
+  Members members;
+  Exchange exchange;
+  std::byte* window[kMostRanks];  // of each rank: two of kOneShotBytes, 16-byte aligned
+};
+
+// The same by flags in the data, NCCL's "LL": every rank writes what others get into their memory,
+// 4 bytes and a flag at a time.
+struct LowLatencyArgs {
+  Members members;
+  Exchange exchange;
+  std::byte* lines[kMostRanks];  // of each rank: [2][n_ranks][pieces] of kPieceLines
+  uint64_t pieces = 0;           // of 16 bytes
+};
+inline constexpr uint64_t kPiece = 16, kPieceLines = 32;
 
 }  // namespace ringcomm::cuda

@@ -8,33 +8,6 @@ namespace {
 
 constexpr uint64_t kShort = 64 * 1024;  // of messages, in bytes
 
-// With one source it is a copy.
-Reduction copy_of(uint64_t element) {
-  return {.dtype = unsigned_of(std::min<uint64_t>(element, 8)), .op = ReduceOp::kBor};
-}
-
-// Whose inputs a kernel reads, and whose outputs it writes.
-void set_pattern(LeaderArgs& args, Collective collective) {
-  using enum Collective;
-  const bool scatters = collective == kScatter || collective == kReduceScatter;
-  args.input_is_split = scatters;
-  args.output_is_split = collective == kGather || collective == kAllGather;
-  args.from = args.output_is_split                                 ? Who::kPart
-              : collective == kBroadcast || collective == kScatter ? Who::kRoot
-                                                                   : Who::kAll;
-  args.to = scatters                                         ? Who::kPart
-            : collective == kGather || collective == kReduce ? Who::kRoot
-                                                             : Who::kAll;
-}
-
-// Has a rank something to do with a part?
-bool concerns(const LeaderArgs& args, Rank rank, Rank part) {
-  const auto is = [&](Who who) {
-    return who == Who::kAll || rank == (who == Who::kRoot ? args.root : part);
-  };
-  return is(args.from) || is(args.to);
-}
-
 // Part p comes from rank p to the leader, where `first` says.
 void set_receiving(LeaderArgs& args, uint64_t unit) {
   args.parts = args.n_ranks;
@@ -96,19 +69,18 @@ void DeviceComm::set_common(LeaderArgs& args, uint64_t element) const {
 
 // ---- collectives
 
-void DeviceComm::hand_over(Stream stream, const Shape& shape, uint64_t call,
-                           const Reduction& reduction, const Spans& input, const Spans& output,
-                           bool kept) {
+void DeviceComm::hand_over(Stream stream, const Call& call) {
+  const Shape& shape = call.shape;
   const bool exchange = shape.collective == Collective::kAllToAll;
   if (exchange) {
-    copy(stream, output, offset_of(shape.recv, rank_), input, offset_of(shape.send, rank_),
-         shape.send[static_cast<size_t>(rank_)]);
+    copy(stream, call.output, offset_of(shape.recv, rank_), call.input,
+         offset_of(shape.send, rank_), shape.send[static_cast<size_t>(rank_)]);
   }
-  Handover handover = prepare(shape, input, output, kept);
-  for (Share& share : handover.shares) share.slot.call = exchange ? share.slot.call : call;
+  Handover handover = prepare(shape, call.input, call.output, call.kept);
+  for (Share& share : handover.shares) share.slot.call = exchange ? share.slot.call : call.call;
   for (Served& served : handover.served) {
-    served.args.call = exchange ? 0 : call;
-    if (reduces(shape.collective)) served.args.reduction = reduction;
+    served.args.call = exchange ? 0 : call.call;
+    if (reduces(shape.collective)) served.args.reduction = call.reduction;
   }
   run(stream, handover);
 }
@@ -120,25 +92,16 @@ void DeviceComm::offer(const Shape& shape, const Spans& input, const Spans& outp
 DeviceComm::Handover DeviceComm::prepare(const Shape& shape, const Spans& input,
                                          const Spans& output, bool kept) {
   if (shape.collective == Collective::kAllToAll) return by_each(shape, input, output, kept);
+  const bool alone = one_device_ || shape.collective == Collective::kBarrier;
+  const bool sharded = ringcomm::sharded(shape.collective);
   Served served;
   LeaderArgs& args = served.args;
+  args = parts_of(shape, alone);
   set_common(args, shape.element);
-  set_pattern(args, shape.collective);
-  args.root = shape.root;
-  const bool alone = one_device_ || shape.collective == Collective::kBarrier;
-  const bool sharded = args.input_is_split || args.output_is_split;
-  args.parts = shape.collective == Collective::kBarrier ? 0 : sharded || !alone ? size() : 1;
-  for (Rank part = 0; part < args.parts; ++part) {
-    args.first[part] =
-        sharded ? shape.shard_offset(part) : shape.cut(shape.bytes, part, args.parts);
-    args.length[part] = sharded ? shape.shard(part)
-                                : shape.cut(shape.bytes, part + 1, args.parts) - args.first[part];
-  }
   // In a window a side of one part is behind that of several; else both are in the same place.
   const Span window = region(rank_, false);
   const auto parts = static_cast<uint64_t>(std::max(1, args.parts));
   args.unit = window.bytes / (parts + (sharded ? 1 : 0)) / 512 * 512;
-  if (!sharded) args.input_is_split = args.output_is_split = args.parts > 1;
   const uint64_t behind = sharded ? parts * args.unit : 0;
   const uint64_t longest = *std::max_element(args.length, args.length + parts);
   const uint64_t rounds = Segments{longest, args.unit}.count();

@@ -52,6 +52,16 @@ enum class Algorithm : uint8_t {
   kBruck,          // log2 n rounds, of half as many shards each
 };
 inline constexpr int kAlgorithms = 8;
+// Instead of an algorithm, on devices: kernels (device/kernels_for.h), or what a graph has.
+inline constexpr auto kByKernel = static_cast<Algorithm>(kAlgorithms);  // hands over
+inline constexpr auto kByGraph = static_cast<Algorithm>(kAlgorithms + 1);
+inline constexpr auto kByTwoShot = static_cast<Algorithm>(kAlgorithms + 2);
+inline constexpr auto kByOneShot = static_cast<Algorithm>(kAlgorithms + 3);
+inline constexpr auto kByLowLatency = static_cast<Algorithm>(kAlgorithms + 4);
+inline constexpr int kNamed = kAlgorithms + 5;
+inline bool is_kernel(Algorithm algorithm) {
+  return algorithm >= kByKernel && static_cast<int>(algorithm) < kNamed;
+}
 
 enum class Verb : uint8_t { kCopy, kReduce, kSignal, kWait };
 

@@ -16,7 +16,7 @@ using Author = std::function<Script(const Shape&, Rank)>;
 
 // They have numbers from here on, by their names: the same on every rank.
 inline constexpr int kFirstRegistered = 16;
-static_assert(kAlgorithms + 2 <= kFirstRegistered);  // see kByGraph
+static_assert(kNamed <= kFirstRegistered);
 inline bool is_registered(Algorithm algorithm) {
   return static_cast<int>(algorithm) >= kFirstRegistered;
 }

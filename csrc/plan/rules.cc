@@ -12,6 +12,7 @@ constexpr size_t kMostText = 2000;  // ranks tell it to one another
 
 bool has(Collective collective, Algorithm algorithm) {
   if (is_registered(algorithm)) return serves(algorithm, collective);
+  if (is_kernel(algorithm)) return algorithm == kByKernel || collective != Collective::kAllToAll;
   return std::ranges::count(algorithms_of(collective), algorithm) > 0;
 }
 
@@ -70,13 +71,13 @@ Rules::Rules(const std::string& text) : text_(text) {
   for (std::string rule; std::getline(in, rule, ',');) rules_.push_back(rule_in(rule));
 }
 
-std::optional<Algorithm> Rules::find(const Shape& shape) const {
+std::optional<Algorithm> Rules::find(const Shape& shape, bool kernels) const {
   if (rules_.empty()) return std::nullopt;
   const uint64_t bytes = message_bytes(shape);
   for (const Rule& rule : rules_) {
     const bool meant = rule.collective ? *rule.collective == shape.collective
                                        : has(shape.collective, rule.algorithm);
-    if (meant && rule.from <= bytes && bytes <= rule.to) return rule.algorithm;
+    if (meant && is_kernel(rule.algorithm) == kernels && rule.from <= bytes && bytes <= rule.to) return rule.algorithm;
   }
   return std::nullopt;
 }

@@ -22,8 +22,8 @@ class Rules {
   explicit Rules(const std::string& text);
 
   const std::string& text() const { return text_; }  // one word; empty: nothing is asked for
-  // The algorithm of the first rule that fits.
-  std::optional<Algorithm> find(const Shape& shape) const;
+  // The algorithm of the first rule that fits, or the kernel.
+  std::optional<Algorithm> find(const Shape& shape, bool kernels = false) const;
   std::vector<Algorithm> registered() const;  // that rules name
 
  private:

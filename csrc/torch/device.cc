@@ -186,7 +186,8 @@ std::string Backend::algorithm_of(const Call& call) const {
   validate(call.operation, size(), rank());
   DeviceEngine* const there = call.device ? &group().device(index_of(*call.device)) : nullptr;
   const bool by_kernel = there && there->connect() && !there->by_hand(call.operation);
-  return by_kernel ? "a kernel" : to_string(group().algorithm_of(call.operation));
+  return to_string(by_kernel ? there->kernel_of(call.operation)
+                             : group().algorithm_of(call.operation));
 }
 
 Backend::WorkPtr Backend::start_on_device(Call& call, const EventEnd& event_end) {

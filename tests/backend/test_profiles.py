@@ -75,7 +75,7 @@ def check_on_a_device(rank: Rank, path: Path, settings: dict[str, str]) -> Outco
     return on_device(rank, "profiled", settings, body)
 
 
-@pytest.mark.parametrize(("mode", "algorithm"), [("auto", "a kernel"), ("host", "direct")])
+@pytest.mark.parametrize(("mode", "algorithm"), [("auto", "hand_over"), ("host", "direct")])
 def test_profiles_of_a_device(tmp_path: Path, mode: str, algorithm: str) -> None:
     with ranks(2, backend=None) as pair:
         pair(check_on_a_device, tmp_path, {**SMALL, "RINGCOMM_CUDA_MODE": mode})

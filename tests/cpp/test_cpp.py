@@ -38,7 +38,7 @@ PROGRAMS = [
     "sim_graph_test",
     "sim_replay_test",
     "cuda_kernel_test",
-    "two_shot_test",
+    "meetings_test",
     "slip_test",
     "link_test",
     "decree_sim",
@@ -115,20 +115,22 @@ def test_a_signal_that_wakes_nobody_is_caught(cpp_program: Program) -> None:
 @pytest.mark.slow  # minutes, of which building is most
 @pytest.mark.timeout(400)
 def test_device_kernels_under_thread_sanitizer(cpp_program: Program) -> None:
-    check([cpp_program("two_shot_test", "thread")], 300)
+    check([cpp_program("meetings_test", "thread")], 300)
     check([cpp_program("cuda_kernel_test", "thread"), "several_threads"], 100)
 
 
 @pytest.mark.timeout(400)
 def test_flags_of_a_device_that_order_nothing_are_caught(cpp_program: Program) -> None:
-    done = output([cpp_program("two_shot_test", "thread"), "--broken", "relaxed"], 300)
+    done = output([cpp_program("meetings_test", "thread"), "--broken", "relaxed"], 300)
     assert done.returncode != 0
     assert "data race" in done.stderr, done.stderr[-2000:]
 
 
-@pytest.mark.parametrize("how", ["parity", "first", "second", "step"])
+@pytest.mark.parametrize(
+    "how", ["parity", "first", "second", "step", "windows", "lines", "torn", "flagless"]
+)
 def test_a_meeting_of_devices_that_is_none_is_caught(cpp_program: Program, how: str) -> None:
-    done = output([cpp_program("two_shot_test"), "--broken", how], 110)
+    done = output([cpp_program("meetings_test"), "--broken", how], 110)
     assert done.returncode == 1, done.stdout
     assert "caught: " in done.stdout
 
@@ -156,7 +158,7 @@ def test_a_meeting_of_devices_that_is_none_is_caught(cpp_program: Program, how: 
         "sim_graph_test",
         "sim_replay_test",
         "cuda_kernel_test",
-        "two_shot_test",
+        "meetings_test",
         "slip_test",
         "link_test",
     ],

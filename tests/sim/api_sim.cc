@@ -66,8 +66,12 @@ class SimApi final : public Api {
     const std::array<uint64_t, 2> name{machine(), static_cast<uint64_t>(card_of(device))};
     std::memcpy(facts.uuid.data(), name.data(), facts.uuid.size());
     facts.memory_bytes = options_.memory_bytes;
+    facts.multiprocessors = 4;
+    facts.capability = 90;
     return facts;
   }
+
+  bool nvlink(int, const Uuid&) override { return options_.nvlink; }
 
   // ---- memory ----------------------------------------------------------------------------------
 
@@ -239,15 +243,36 @@ class SimApi final : public Api {
   void launch(Stream stream, const TwoShotArgs& args) override {
     TwoShotArgs host = args;
     Addresses to_host = arguments();
-    const uint64_t bytes = args.count * size_of(args.reduction.dtype);
-    to_host(host.input, bytes);
-    to_host(host.output, bytes);
-    to_host(host.abort, sizeof *host.abort, true);
-    for (int i = 0; i < args.n_ranks; ++i) {
-      to_host(host.window[i], bytes);
-      to_host(host.flags[i], sizeof(TwoShotFlags));
+    translate(to_host, host.members);
+    // What others are given they read as they see it: addresses of registered memory, too.
+    for (LeaderSlot& slot : host.given) {
+      slot.input &= ~kDeviceSide;
+      slot.output &= ~kDeviceSide;
     }
-    enqueue_kernel(stream, to_host, [host] { run_two_shot(host); });
+    for (uint64_t* const operand : {&host.part.own.input, &host.part.own.output}) {
+      auto* at = reinterpret_cast<std::byte*>(*operand);
+      to_host(at, 1);
+      *operand = reinterpret_cast<uint64_t>(at);
+    }
+    enqueue_kernel(stream, to_host, [host] { run_blocks(host); });
+  }
+
+  void launch(Stream stream, const OneShotArgs& args) override {
+    OneShotArgs host = args;
+    Addresses to_host = arguments();
+    translate(to_host, host.members);
+    translate(to_host, host.exchange);
+    for (int i = 0; i < host.members.n_ranks; ++i) to_host(host.window[i], 2 * kOneShotBytes);
+    enqueue_kernel(stream, to_host, [host] { run_blocks(host); });
+  }
+
+  void launch(Stream stream, const LowLatencyArgs& args) override {
+    LowLatencyArgs host = args;
+    Addresses to_host = arguments();
+    translate(to_host, host.members);
+    translate(to_host, host.exchange);
+    for (int i = 0; i < host.members.n_ranks; ++i) to_host(host.lines[i], kPieceLines);
+    enqueue_kernel(stream, to_host, [host] { run_blocks(host); });
   }
 
   // As loading may do, the first time this waits for all work.
@@ -288,6 +313,14 @@ class SimApi final : public Api {
   }
 
  private:
+  static void translate(Addresses& to_host, Members& members) {
+    to_host(members.abort, sizeof *members.abort, true);
+    for (int i = 0; i < members.n_ranks; ++i) to_host(members.flags[i], sizeof(Flags));
+  }
+  static void translate(Addresses& to_host, Exchange& exchange) {
+    to_host(exchange.input, exchange.input_bytes);
+    to_host(exchange.output, 0);
+  }
   Entered enter(const char* call) const {
     if (options_.driver < kRuntime) {
       throw DeviceError(

@@ -12,6 +12,7 @@ namespace {
 
 #include "cuda/codecs.inc.h"
 #include "cuda/kernels.inc.h"
+#include "cuda/meetings.inc.h"
 
 constexpr int kThreads = kMostRanks;
 
@@ -71,9 +72,20 @@ class Context {
   }
   void store_release(uint32_t* flag, uint32_t value) { memory_.store_release(flag, value); }
   uint32_t load_acquire(const uint32_t* flag) { return memory_.load_acquire(flag); }
+  void store_lines(std::byte* at, const Lines& lines) {
+    for (int i = 0; i < 4; ++i) memory_.store_line(line_at(at, i), lines.line[i]);
+  }
+  Lines load_lines(const std::byte* at) {
+    Lines lines;
+    for (int i = 0; i < 4; ++i) lines.line[i] = memory_.load_line(line_at(at, i));
+    return lines;
+  }
   void pause() { memory_.pause(); }
 
  private:
+  static uint64_t* line_at(const std::byte* at, int i) {
+    return reinterpret_cast<uint64_t*>(const_cast<std::byte*>(at)) + i;
+  }
   void access(const std::byte* at) {
     constexpr uintptr_t kNobodys = 1 << 16;
     if (reinterpret_cast<uintptr_t>(at) < kNobodys) {
@@ -95,29 +107,49 @@ void reduce_on_host(Context& context, const LeaderArgs& args, uint64_t element_b
 }
 
 template <class Codec, class Op>
-void two_shot_on_host(Context& context, const TwoShotArgs& args, uint64_t element_bytes) {
-  two_shot_body<Codec, Op>(context, args, element_bytes);
+void on_host(Context& context, const TwoShotArgs& args, uint64_t element_bytes) {
+  two_shot_body<Codec, Op, 0>(context, args, element_bytes);
+}
+template <class Codec, class Op>
+void on_host(Context& context, const OneShotArgs& args, uint64_t element_bytes) {
+  one_shot_body<Codec, Op>(context, args, element_bytes);
+}
+template <class Codec, class Op>
+void on_host(Context& context, const LowLatencyArgs& args, uint64_t element_bytes) {
+  low_latency_body<Codec, Op>(context, args, element_bytes);
 }
 
 struct Kernel {
   BySources<void (*)(Context&, const LeaderArgs&, uint64_t)> reduce;
   void (*two_shot)(Context&, const TwoShotArgs&, uint64_t);
+  void (*one_shot)(Context&, const OneShotArgs&, uint64_t);
+  void (*low_latency)(Context&, const LowLatencyArgs&, uint64_t);
+
+  void run(Context& context, const TwoShotArgs& args, uint64_t element) const {
+    two_shot(context, args, element);
+  }
+  void run(Context& context, const OneShotArgs& args, uint64_t element) const {
+    one_shot(context, args, element);
+  }
+  void run(Context& context, const LowLatencyArgs& args, uint64_t element) const {
+    low_latency(context, args, element);
+  }
 };
 using KernelTable = TableOf<Kernel>;
 
 template <class Codec, class Op>
 constexpr Kernel kernel_of() {
   const auto any = reduce_on_host<Codec, Op, 0>;
-  const auto two_shot = two_shot_on_host<Codec, Op>;
+  Kernel kernel{{any, any, any, any, any}, on_host<Codec, Op>, on_host<Codec, Op>,
+                on_host<Codec, Op>};
   if constexpr (kWorthIt<Codec, Op>) {
-    return {{any, any, reduce_on_host<Codec, Op, 2>, reduce_on_host<Codec, Op, 4>,
-             reduce_on_host<Codec, Op, 8>},
-            two_shot};
+    kernel.reduce.two = reduce_on_host<Codec, Op, 2>;
+    kernel.reduce.four = reduce_on_host<Codec, Op, 4>;
+    kernel.reduce.eight = reduce_on_host<Codec, Op, 8>;
   } else if constexpr (std::is_same_v<Op, Bor>) {
-    return {{any, reduce_on_host<Codec, Op, 1>, any, any, any}, two_shot};
-  } else {
-    return {{any, any, any, any, any}, two_shot};
+    kernel.reduce.one = reduce_on_host<Codec, Op, 1>;
   }
+  return kernel;
 }
 
 template <class Codec, class Op, int kUnit = 1>
@@ -137,8 +169,11 @@ void on_members(int members, const F& body) {
 }
 
 auto kernel_for(const LeaderArgs& args) {
-  return find(kKernels, args.reduction).reduce.of(args.from == Who::kAll ? args.n_ranks : 1);
+  return find(kKernels, args.reduction).reduce.of(sources_of(args));
 }
+
+const Reduction& reduction_of(const TwoShotArgs& args) { return args.part.reduction; }
+const Reduction& reduction_of(const auto& args) { return args.exchange.reduction; }
 
 }  // namespace
 }  // namespace ringcomm::cuda
@@ -157,18 +192,27 @@ void run_leader(const LeaderArgs& args) {
   }
 }
 
-void run_two_shot(const TwoShotArgs& args) {
+template <class Args>
+void run_blocks(const Args& args) {
   Memory memory;
-  for (int block = 0; block < args.blocks; ++block) run_block(args, block, memory);
+  for (int block = 0; block < args.members.blocks; ++block) run_block(args, block, memory);
 }
+template void run_blocks(const TwoShotArgs&);
+template void run_blocks(const OneShotArgs&);
+template void run_blocks(const LowLatencyArgs&);
 
-void run_block(const TwoShotArgs& args, int block, Memory& memory, int members) {
+template <class Args>
+void run_block(const Args& args, int block, Memory& memory, int members) {
+  const Reduction& what = reduction_of(args);
   Shared shared(members);
   on_members(members, [&](int member) {
-    Context context(block, args.blocks, memory, shared, member);
-    find(kKernels, args.reduction).two_shot(context, args, size_of(args.reduction.dtype));
+    Context context(block, args.members.blocks, memory, shared, member);
+    find(kKernels, what).run(context, args, size_of(what.dtype));
   });
 }
+template void run_block(const TwoShotArgs&, int, Memory&, int);
+template void run_block(const OneShotArgs&, int, Memory&, int);
+template void run_block(const LowLatencyArgs&, int, Memory&, int);
 
 void run_block(const LeaderArgs& args, int block, int blocks, Memory& memory, int members) {
   Shared shared(members);

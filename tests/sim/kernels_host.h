@@ -20,6 +20,13 @@ class Memory {
   virtual uint32_t load_acquire(const uint32_t* flag) {
     return std::atomic_ref(*const_cast<uint32_t*>(flag)).load(std::memory_order_acquire);
   }
+  // A line of data with a flag: 8 bytes that are whole.
+  virtual void store_line(uint64_t* line, uint64_t value) {
+    std::atomic_ref(*line).store(value, std::memory_order_relaxed);
+  }
+  virtual uint64_t load_line(const uint64_t* line) {
+    return std::atomic_ref(*const_cast<uint64_t*>(line)).load(std::memory_order_relaxed);
+  }
   virtual void pause() { std::this_thread::yield(); }
   // Whether the threads of a block wait for each other at their `sync`-th sync(), from 1.
   virtual bool in_step([[maybe_unused]] int sync) const { return true; }
@@ -27,11 +34,13 @@ class Memory {
 
 // All blocks, one after the other, on the calling thread.
 void run_leader(const cuda::LeaderArgs& args);
-void run_two_shot(const cuda::TwoShotArgs& args);
+template <class Args>
+void run_blocks(const Args& args);
 
 // One block, for tests. `members` threads of the host are its threads, all at once; with 1 the
 // calling thread is each of them in turn, which finds no fault between threads of one block.
-void run_block(const cuda::TwoShotArgs& args, int block, Memory& memory, int members = 1);
+template <class Args>  // of a kernel whose ranks meet
+void run_block(const Args& args, int block, Memory& memory, int members = 1);
 void run_block(const cuda::LeaderArgs& args, int block, int blocks, Memory& memory, int members);
 
 }  // namespace ringcomm::sim

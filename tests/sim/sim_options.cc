@@ -80,6 +80,7 @@ SimOptions SimOptions::from_environment() {
   SimOptions options;
   Reader reader;
   reader.number("DEVICES", options.devices);
+  reader.flag("NVLINK", options.nvlink);
   reader.number("ROTATE", options.rotate);
   reader.number("MEMORY_BYTES", options.memory_bytes);
   reader.number("CHUNK_BYTES", options.chunk_bytes);

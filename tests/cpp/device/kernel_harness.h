@@ -4,7 +4,7 @@
 #include <functional>
 
 #include "cuda/launch.h"
-#include "two_shot_group.h"
+#include "meetings_group.h"
 
 namespace ringcomm::testing {
 

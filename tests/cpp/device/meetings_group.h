@@ -1,8 +1,10 @@
-// Ranks with windows and flags in one process, and what can go wrong between them: for
-// cuda_kernel_test.
+// Ranks with a device each in one process, an operation for them, and what can go wrong between
+// them: for meetings_test.
 #pragma once
 
-#include <algorithm>
+#include <sys/mman.h>
+#include <unistd.h>
+
 #include <atomic>
 #include <chrono>
 #include <cstring>
@@ -10,6 +12,7 @@
 #include <vector>
 
 #include "base/deadline.h"
+#include "base/fd.h"
 #include "cpp/harness.h"
 #include "cpp/reduce/reduce_inputs.h"
 #include "sim/kernels_host.h"
@@ -18,28 +21,56 @@ namespace ringcomm::testing {
 
 using model::Bytes;
 
-// What windows and flags are to all ranks of a group.
-class TwoShotGroup {
+// Two halves of memory; one and the same, if they are to be.
+class Halves {
  public:
-  TwoShotGroup(int size, uint64_t window_bytes) : size_(size), aborts_(static_cast<size_t>(size)) {
+  Halves(uint64_t half, bool same) : bytes_(2 * half) {
+    const Fd file(::memfd_create("halves", MFD_CLOEXEC));
+    require(::ftruncate(file.get(), static_cast<off_t>(bytes_)) == 0, "no memory");
+    void* const at = ::mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_SHARED, file.get(), 0);
+    require(at != MAP_FAILED, "no memory");
+    data_ = static_cast<std::byte*>(at);
+    if (!same) return;
+    void* const again = ::mmap(data_ + half, half, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED,
+                               file.get(), 0);
+    require(again == data_ + half, "the second half cannot be the first");
+  }
+  ~Halves() { ::munmap(data_, bytes_); }
+  Halves(const Halves&) = delete;
+  std::byte* data() const { return data_; }
+
+ private:
+  const uint64_t bytes_;
+  std::byte* data_;
+};
+
+// What all ranks of a group have for their kernels.
+class MeetingGroup {
+ public:
+  explicit MeetingGroup(int size, bool same_windows = false, bool same_lines = false)
+      : size_(size), aborts_(static_cast<size_t>(size)) {
+    const uint64_t lines = static_cast<uint64_t>(size) * cuda::low_latency_bytes(size) * 2;
     for (Rank rank = 0; rank < size; ++rank) {
-      windows_.push_back(std::make_unique<Window>(Bytes(window_bytes), 0));
-      flags_.push_back(std::make_unique<cuda::TwoShotFlags>());
+      windows_.push_back(std::make_unique<Halves>(cuda::kOneShotBytes, same_windows));
+      lines_.push_back(std::make_unique<Halves>((lines + 4095) / 4096 * 4096, same_lines));
+      flags_.push_back(std::make_unique<cuda::Flags>());
     }
   }
   int size() const { return size_; }
-  cuda::TwoShotFlags& flags(Rank rank) { return *flags_[static_cast<size_t>(rank)]; }
+  cuda::Flags& flags(Rank rank) { return *flags_[static_cast<size_t>(rank)]; }
 
-  cuda::TwoShotArgs args(Rank rank) {
-    cuda::TwoShotArgs args{};
-    args.rank = rank;
-    args.n_ranks = size_;
-    for (size_t peer = 0; peer < windows_.size(); ++peer) {
-      args.window[peer] = windows_[peer]->data();
-      args.flags[peer] = flags_[peer].get();
-    }
-    args.abort = &aborts_[static_cast<size_t>(rank)];
-    return args;
+  cuda::Members members(Rank rank, int blocks) {
+    cuda::Members members{.rank = rank, .n_ranks = size_, .blocks = blocks, .flags = {}};
+    for (Rank peer = 0; peer < size_; ++peer) members.flags[peer] = &flags(peer);
+    members.abort = &aborts_[static_cast<size_t>(rank)];
+    return members;
+  }
+  void set_memory(cuda::OneShotArgs& args) {
+    for (size_t rank = 0; rank < windows_.size(); ++rank) args.window[rank] = windows_[rank]->data();
+  }
+  void set_memory(cuda::LowLatencyArgs& args) {
+    for (size_t rank = 0; rank < lines_.size(); ++rank) args.lines[rank] = lines_[rank]->data();
+    args.pieces = cuda::low_latency_bytes(size_) / cuda::kPiece;
   }
   // Kernels that wait end.
   void abort() {
@@ -47,10 +78,9 @@ class TwoShotGroup {
   }
 
  private:
-  using Window = model::Placed;
   const int size_;
-  std::vector<std::unique_ptr<Window>> windows_;
-  std::vector<std::unique_ptr<cuda::TwoShotFlags>> flags_;
+  std::vector<std::unique_ptr<Halves>> windows_, lines_;
+  std::vector<std::unique_ptr<cuda::Flags>> flags_;
   std::vector<uint32_t> aborts_;
 };
 
@@ -67,17 +97,23 @@ class Jittery : public sim::Memory {
     jitter();
     return sim::Memory::load_acquire(flag);
   }
+  void store_line(uint64_t* line, uint64_t value) override {
+    jitter();
+    sim::Memory::store_line(line, value);
+  }
   void pause() override {
     require(!patience_.passed(), "somebody is missing at a meeting");
     std::this_thread::yield();
   }
 
- private:
+ protected:
   void jitter() {
     Random random(seed_++);
     if (random.below(8) != 0) return;
     for (uint64_t yields = random.below(20); yields > 0; --yields) std::this_thread::yield();
   }
+
+ private:
   std::atomic<uint64_t> seed_;  // threads of a block share this
   const Deadline patience_;
 };
@@ -98,7 +134,7 @@ class Relaxed : public Jittery {
 class OneParity : public Jittery {
  public:
   explicit OneParity(uint64_t seed) : Jittery(seed, std::chrono::seconds(3)) {}
-  std::vector<cuda::TwoShotFlags*> all;  // of the group
+  std::vector<cuda::Flags*> all;  // of the group
   void store_release(uint32_t* flag, uint32_t value) override {
     Jittery::store_release(even(flag), value);
   }
@@ -108,10 +144,11 @@ class OneParity : public Jittery {
 
  private:
   uint32_t* even(uint32_t* flag) const {
-    for (cuda::TwoShotFlags* flags : all) {
-      uint32_t* const odd = &flags->flag[1][0][0];
-      constexpr size_t kFlags = sizeof(flags->flag[0]) / sizeof(uint32_t);
-      if (flag >= odd && flag < odd + kFlags) return flag - kFlags;
+    for (cuda::Flags* flags : all) {
+      for (cuda::Meetings& each : flags->two_shot) {
+        uint32_t* const odd = each.flag[1];
+        if (flag >= odd && flag < odd + cuda::kMostRanks) return flag - cuda::kMostRanks;
+      }
     }
     return flag;
   }
@@ -138,7 +175,28 @@ class Skipping : public Jittery {
 class OutOfStep : public Jittery {
  public:
   using Jittery::Jittery;
-  bool in_step(int sync) const override { return sync != 2; }
+  bool in_step(int sync) const override { return sync != 3; }  // one-shot's, once it has written
+};
+
+// A line comes in two halves, its flag first.
+class Torn : public Jittery {
+ public:
+  using Jittery::Jittery;
+  void store_line(uint64_t* line, uint64_t value) override {
+    const uint64_t before = sim::Memory::load_line(line);
+    sim::Memory::store_line(line, (value >> 32 << 32) | (before & UINT32_MAX));
+    jitter();
+    sim::Memory::store_line(line, value);
+  }
+};
+
+// The data come, and their flags do not.
+class Flagless : public Jittery {
+ public:
+  explicit Flagless(uint64_t seed) : Jittery(seed, std::chrono::seconds(2)) {}
+  void store_line(uint64_t* line, uint64_t value) override {
+    Jittery::store_line(line, value & UINT32_MAX);
+  }
 };
 
 struct Died {};
@@ -157,6 +215,10 @@ class Dying : public sim::Memory {
   uint32_t load_acquire(const uint32_t* flag) override {
     touch();
     return sim::Memory::load_acquire(flag);
+  }
+  void store_line(uint64_t* line, uint64_t value) override {
+    touch();
+    sim::Memory::store_line(line, value);
   }
 
  private:
