@@ -244,6 +244,7 @@ class SimApi final : public Api {
     TwoShotArgs host = args;
     Addresses to_host = arguments();
     translate(to_host, host.members);
+    host.part.abort = host.members.abort;
     // What others are given they read as they see it: addresses of registered memory, too.
     for (LeaderSlot& slot : host.given) {
       slot.input &= ~kDeviceSide;

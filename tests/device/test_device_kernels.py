@@ -1,0 +1,163 @@
+"""Kernels of ranks with a device each, on the simulated device: which one, and its results."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from lab.outcomes import Outcome
+from lab.ranks import Rank, Ranks, error_of, ranks
+from lab.simulated_device import SimulatedMemory, on_device
+from ringcomm._C import flight_rings
+from ringcomm.tools import records
+
+OWN = {"RINGCOMM_SIM_DEVICES": "4", "RINGCOMM_SIM_ROTATE": "0,1,2,3"}
+KERNELS = ("hand_over", "two_shot", "one_shot", "low_latency")
+DTYPES = (torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.uint8)
+
+
+@pytest.fixture(scope="module")
+def four() -> Iterator[Ranks]:
+    with ranks(4, backend=None) as some:
+        yield some
+
+
+def input_of(rank: int, number: int, count: int, dtype: torch.dtype) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(1000 * number + rank)
+    if dtype.is_floating_point:
+        return torch.randn(count, generator=generator, dtype=torch.float64).to(dtype)
+    return torch.randint(0, 100, (count,), generator=generator).to(dtype)
+
+
+def summed(inputs: list[torch.Tensor]) -> torch.Tensor:
+    """In rank order, with one rounding."""
+    dtype = inputs[0].dtype
+    wide = torch.float32 if dtype == torch.bfloat16 else dtype
+    total = inputs[0].to(wide)
+    for one in inputs[1:]:
+        total = total + one.to(wide)
+    return total.to(dtype)
+
+
+def one_of_many(rank: Rank, number: int, choose: random.Random) -> str:
+    """Do a random operation; what is wrong with its result."""
+    n, me = rank.size, rank.index
+    dtype = choose.choice(DTYPES)
+    count = choose.choice((0, 1, 3, 1000, 5001, 20_000))
+    inputs = [input_of(one, number, count * n, dtype) for one in range(n)]
+    mine, root = inputs[me].clone(), choose.randrange(n)
+    name = choose.choice(("all_reduce", "scatter_sum", "gather_all", "broadcast", "reduce", "all"))
+    if name == "all_reduce":
+        dist.all_reduce(mine)
+        got, wanted = mine, summed(inputs)
+    elif name == "scatter_sum":
+        got = torch.empty(count, dtype=dtype)
+        dist.reduce_scatter_tensor(got, mine)
+        wanted = summed(inputs)[me * count :][:count]
+    elif name == "gather_all":
+        got = torch.empty(count * n * n, dtype=dtype)
+        dist.all_gather_into_tensor(got, mine)
+        wanted = torch.cat(inputs)
+    elif name == "broadcast":
+        dist.broadcast(mine, root)
+        got, wanted = mine, inputs[root]
+    elif name == "reduce":
+        dist.reduce(mine, root)
+        got, wanted = mine, summed(inputs) if me == root else mine
+    else:
+        parts = [torch.empty(count * n, dtype=dtype) for _ in range(n)]
+        dist.all_gather(parts, mine)  # outputs in several pieces
+        got, wanted = torch.cat(parts), torch.cat(inputs)
+    return "" if torch.equal(got, wanted) else f"{number}: {name} of {count} {dtype}"
+
+
+def many(rank: Rank, life: str, settings: dict[str, str], steps: int) -> Outcome:
+    def body(rank: Rank) -> Outcome:
+        choose = random.Random(7)
+        wrong = [one_of_many(rank, number, choose) for number in range(steps)]
+        dist.barrier()
+        used: set[str] = set()
+        for ring in flight_rings():
+            record = records.read_ring(ring)
+            used |= {one.algorithm for one in record.operations if record.device}
+        return {"wrong": [text for text in wrong if text], "used": sorted(used)}
+
+    return on_device(rank, life, {**OWN, **settings}, body)
+
+
+def check(outcomes: list[Any]) -> set[str]:
+    for outcome in outcomes:
+        assert outcome.get("wrong") == [], outcome
+    return set(outcomes[0]["used"])
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_each_kernel_gives_what_the_others_do(four: Ranks, kernel: str) -> None:
+    """Bit by bit; where one has no room, another takes its place."""
+    used = check(four(many, kernel, {"RINGCOMM_ALGORITHM": kernel}, 60))
+    assert kernel in used
+    assert used <= ({"hand_over"} if kernel == "hand_over" else set(KERNELS))
+
+
+def test_links_and_lengths_decide(four: Ranks) -> None:
+    outcomes = four(many, "links", {}, 60)
+    assert check(outcomes) == {"two_shot", "one_shot", "low_latency"}
+    assert "all_reduce: low_latency up to 32768 B, one_shot up to " in outcomes[0]["log"]
+    over_pcie = check(four(many, "pcie", {"RINGCOMM_SIM_NVLINK": "0"}, 60))
+    assert "two_shot" not in over_pcie
+    assert {"hand_over", "low_latency"} <= over_pcie
+
+
+def test_rules_are_for_kernels_too(four: Ranks, tmp_path: Path) -> None:
+    rules = tmp_path / "rules.txt"
+    rules.write_text("all_reduce:0-1K=one_shot\nall_reduce=hand_over\ntwo_shot\n")
+    used = check(four(many, "rules", {"RINGCOMM_ALGORITHM": f"@{rules}"}, 60))
+    assert used == {"one_shot", "hand_over", "two_shot", "low_latency"}  # a barrier
+
+
+def mapped(rank: Rank, life: str, settings: dict[str, str]) -> Outcome:
+    """Operands in memory that others map: the two-shot kernel copies nothing."""
+
+    def body(rank: Rank) -> Outcome:
+        memory = SimulatedMemory()
+        tensor = memory.empty(100_000)
+        copies = []
+        for _ in range(6):
+            tensor.fill_(rank.index + 1)
+            before = memory.copies()
+            dist.all_reduce(tensor)
+            assert tensor.eq(10).all()
+            copies.append(memory.copies() - before)
+        return {"copies": copies}
+
+    return on_device(rank, life, {**OWN, **settings}, body)
+
+
+def test_nothing_is_copied_once_it_is_mapped(four: Ranks) -> None:
+    for outcome in four(mapped, "mapped", {"RINGCOMM_ALGORITHM": "two_shot"}):
+        assert outcome["copies"][-1] == 0, outcome
+
+
+def differ(rank: Rank, life: str, settings: dict[str, str]) -> Outcome:
+    def body(rank: Rank) -> Outcome:
+        tensor = torch.ones(10 + rank.index // 3)  # the last rank has one more
+        kind, text = error_of(lambda: (dist.all_reduce(tensor), dist.barrier()))
+        return {"kind": kind, "told": text}
+
+    return on_device(rank, life, {**OWN, **settings}, body)
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_another_length_is_an_error(four: Ranks, kernel: str) -> None:
+    told = [
+        outcome["told"]
+        for outcome in four(differ, f"differ {kernel}", {"RINGCOMM_ALGORITHM": kernel})
+    ]
+    assert all(told), told
+    assert any("all_reduce float32[11]" in text for text in told), told
