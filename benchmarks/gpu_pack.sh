@@ -2,7 +2,7 @@
 # Prepares a folder for a bare machine with one GPU: neither compilers nor a network are needed there.
 #   benchmarks/gpu_pack.sh [FOLDER]      default: .gpu
 # FOLDER/pkg is ringcomm and FOLDER/gpu_probe the probe, both built here by nvcc, for the GPU
-# architectures $ARCHS (default 90). FOLDER/include has OpenSSL's headers, for a build there after
+# architectures $ARCHS (default 90). FOLDER/gpu_kernels times kernels. FOLDER/include has OpenSSL's headers, for a build there after
 # all. Needs nvcc, OpenSSL's headers and no GPU; the first run loads 500 MB for torch. There the same
 # Python and torch are needed, and this source:
 #   PYTHONPATH=FOLDER/pkg python3 benchmarks/gpu_check.py --no-build --probe FOLDER/gpu_probe \
@@ -52,6 +52,12 @@ for arch in ${archs//[,;]/ }; do
   codes+=("-gencode=arch=compute_$arch,code=sm_$arch")
 done
 "$nvcc" -O3 -std=c++17 "${codes[@]}" benchmarks/gpu/probe.cu -o "$folder/gpu_probe"
+# The program of the stage "kernels", with the engine's own types: see csrc/device/api.h.
+PATH="$(dirname "$python"):$PATH" cmake -S . -B "$folder/build" -G Ninja -DRINGCOMM_TESTS=ON \
+  -DRINGCOMM_CUDA=off -DPython_EXECUTABLE="$python" -DCMAKE_RUNTIME_OUTPUT_DIRECTORY="$folder" \
+  >"$folder/build.log"
+PATH="$(dirname "$python"):$PATH" cmake --build "$folder/build" --target gpu_kernels >>"$folder/build.log"
+rm -rf "$folder/build"
 for headers in /usr/include /usr/include/*-linux-gnu; do # the second has what the machine decides
   [ ! -d "$headers/openssl" ] || cp -r "$headers/openssl" "$folder/include/"
 done

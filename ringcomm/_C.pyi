@@ -53,7 +53,7 @@ class Options(_Backend.Options):
         """The attribute of `RINGCOMM_ALGORITHM`.
 
         Used wherever a collective has it, or rules for collectives and sizes; what rank 0 says
-        holds for all. Not between GPUs. Default: the table chooses. Values: `direct`, `ring`,
+        holds for all. GPUs have kernels. Default: the table chooses. Values: `direct`, `ring`,
         `tree`, `pairwise`, `dissemination`, `hierarchical`, `doubling`, `bruck`.
         """
     @algorithm.setter

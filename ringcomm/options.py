@@ -20,6 +20,7 @@ GROUP, PROCESS, PROGRAM, BUILD = "group", "process", "program", "build"
 ALGORITHMS = (
     *("direct", "ring", "tree", "pairwise", "dissemination", "hierarchical", "doubling", "bruck"),
 )
+KERNELS = ("hand_over", "two_shot", "one_shot", "low_latency", "graph")  # instead, on devices
 LEVELS = ("debug", "info", "warning", "error", "off")
 
 
@@ -90,7 +91,7 @@ SETTINGS = [
     Setting(
         *("algorithm", GROUP),
         "used wherever a collective has it, or [rules](by_hand.md#by-rules) for collectives and "
-        "sizes; what rank 0 says holds for all. Not between GPUs",
+        "sizes; what rank 0 says holds for all. GPUs have [kernels](gpus.md#which-kernel)",
         default=None,
         fits="the [table](plans.md) chooses",
         choices=ALGORITHMS,

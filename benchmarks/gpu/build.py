@@ -262,11 +262,11 @@ def probe_rows(line: str) -> Row:
     return Row(what, float(figure) if figure else None, unit, target, verdict, note)
 
 
-def run_probe(program: Path, size: int, seconds: float) -> Iterator[Row]:
-    """Yield the rows of a compiled probe as they come; it ends itself in time."""
-    print(f"{program}", flush=True)
-    command = [str(program), str(size), str(seconds)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as running:
+def run_probe(*command: str | Path | float) -> Iterator[Row]:
+    """Yield the rows of a compiled program as they come; it ends itself in time."""
+    words = [str(word) for word in command]
+    print(words[0], flush=True)
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as running:
         assert running.stdout is not None
         for line in running.stdout:
             if "\t" in line:
@@ -274,7 +274,7 @@ def run_probe(program: Path, size: int, seconds: float) -> Iterator[Row]:
             else:
                 print(line, end="", flush=True)
     if running.returncode != 0:
-        yield gpu.table.failed("the probe", f"status {running.returncode}: see its output")
+        yield gpu.table.failed(Path(words[0]).name, f"status {running.returncode}: see its output")
 
 
 def probe_program() -> Path:

@@ -90,6 +90,8 @@ KINDS: list[tuple[str, str, dict[int, int], str]] = [
      "streams, futures, groups, memory, DDP and FSDP"),
     ("graphs", "gpu.graphs.graphs", {2: 40, 4: 40, 8: 50},
      "capture into CUDA graphs: same bits, and what it saves"),
+    ("kernels", "gpu.kernels.kernels", {2: 30, 4: 30, 8: 40},
+     "kernels of ranks with a device each, as streams of one process"),
     ("plans", "gpu.plans.plans", {2: 50, 4: 60, 8: 90, 16: 120},
      "every collective, bit for bit as plans on the CPU"),
     ("faults", "gpu.faults.faults", {2: 50, 4: 50}, "deaths, mismatches, ranks that never come"),

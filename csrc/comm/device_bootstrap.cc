@@ -101,7 +101,8 @@ void DeviceEngine::tell(const cuda::Subgroup& subgroup, const cuda::PeerAccess& 
                          found.one_device    ? "ranks share one device"
                          : found.own_devices ? "each rank has a device"
                                              : "ranks share several devices");
-    if (found.own_devices) state_.logger().info("kernels by bytes of a message:\n", comm_->kernels_text());
+    if (found.own_devices)
+      state_.logger().info("kernels by bytes of a message:\n", comm_->kernels_text());
   }
 }
 

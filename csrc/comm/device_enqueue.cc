@@ -140,8 +140,8 @@ void DeviceEngine::run_kernels(const Operation& operation, cuda::Stream stream, 
   const Shape shape = shape_of(operation);
   const uint64_t call = hash_of(make_descriptor(operation, 0)) | 1;  // not 0
   comm_->collective(stream,
-                    {shape, call, make_reduction(operation, state_.size()),
-                     Spans(operation.input), Spans(operation.output), captured},
+                    {shape, call, make_reduction(operation, state_.size()), Spans(operation.input),
+                     Spans(operation.output), captured},
                     kernel_of(operation));
 }
 

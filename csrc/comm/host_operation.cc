@@ -54,9 +54,8 @@ void HostOperation::begin(const Operation& operation, std::optional<uint64_t> ti
   ticket_ = state_.recorder().begin(recorded, operation.line, ticket);
   state_.log_first_operation([&] {
     return str(numbered(current_), ", ", to_string(plan->algorithm), " (",
-               state_.requested_algorithm(shape)
-                   ? "the algorithm that was asked for"
-                   : selection_reason(shape, state_.reach().mapped),
+               state_.requested_algorithm(shape) ? "the algorithm that was asked for"
+                                                 : selection_reason(shape, state_.reach().mapped),
                ")");
   });
   state_.transport().announce(Board::kHost, current_);

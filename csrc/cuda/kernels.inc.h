@@ -160,7 +160,9 @@ constexpr Job job_of(const Reduction& reduction) {
   return job;
 }
 
-constexpr int sources_of(const LeaderArgs& args) { return args.from == Who::kAll ? args.n_ranks : 1; }
+constexpr int sources_of(const LeaderArgs& args) {
+  return args.from == Who::kAll ? args.n_ranks : 1;
+}
 
 // Operands of a part. False: touch nothing. The abort word is read after the slots: the leader sets
 // it before it goes on without its peers.

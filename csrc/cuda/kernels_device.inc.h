@@ -40,7 +40,10 @@ struct Context {
   }
   __device__ static Lines load_lines(const std::byte* at) {
     uint64_t a, b, c, d;
-    asm volatile("ld.volatile.global.v2.u64 {%0, %1}, [%2];" : "=l"(a), "=l"(b) : "l"(at) : "memory");
+    asm volatile("ld.volatile.global.v2.u64 {%0, %1}, [%2];"
+                 : "=l"(a), "=l"(b)
+                 : "l"(at)
+                 : "memory");
     asm volatile("ld.volatile.global.v2.u64 {%0, %1}, [%2];"
                  : "=l"(c), "=l"(d)
                  : "l"(at + 16)

@@ -50,8 +50,8 @@ constexpr void two_shot_body(Context& context, const TwoShotArgs& args, uint64_t
   });
   if (!meet(context, members, place, epoch + 1)) return;
   const auto slot_at = [&](int from) { return &mine.slot[block][from]; };
-  const bool good = args.part.parts == 0 || reduce_part<Codec, Op, kSources>(
-                                                context, args.part, element_bytes, slot_at);
+  const bool good = args.part.parts == 0 ||
+                    reduce_part<Codec, Op, kSources>(context, args.part, element_bytes, slot_at);
   if (!good || !meet(context, members, place, epoch + 2)) return;
   end_epoch(context, place(mine).epoch, epoch + 2);
 }
@@ -77,7 +77,7 @@ constexpr void one_shot_body(Context& context, const OneShotArgs& args, uint64_t
   const auto place = [&](Flags& flags) -> Meetings& { return flags.one_shot[block]; };
   uint32_t& last = place(*members.flags[rank]).epoch;
   const uint32_t epoch = last + 1;
-  const uint64_t turn = epoch % 2 * kOneShotBytes;
+  const uint64_t turn = epoch % 2 * kOneShotWindow;
   const Share share{0, static_cast<uint64_t>(context.threads())};
   Operands& operands = context.operands();
   const auto set = [&](int sources, std::byte* to, const auto& source) {
@@ -97,8 +97,8 @@ constexpr void one_shot_body(Context& context, const OneShotArgs& args, uint64_t
   set(1, window[rank] + turn, [&](int) { return exchange.input; });
   for (int to = 0; to < ranks; ++to) {
     const uint64_t first = exchange.sent_first[to], bytes = exchange.sent_bytes[to];
-    const bool again = to > 0 && first == exchange.sent_first[to - 1] &&
-                       bytes == exchange.sent_bytes[to - 1];
+    const bool again =
+        to > 0 && first == exchange.sent_first[to - 1] && bytes == exchange.sent_bytes[to - 1];
     if (!again) copy(cut_of<Stored>(first, bytes, block, members.blocks));
   }
   if (!meet(context, members, place, epoch)) return;
@@ -171,10 +171,10 @@ constexpr uint64_t pieces_of(uint64_t bytes) {
   return bytes == 0 ? 1 : (bytes + kPiece - 1) / kPiece;
 }
 
-// No meeting: what comes has flags, which are the epoch. Every rank sends every other a piece, be it
-// empty. So who is at the next operation but one knows that this rank has come to the next, and is
-// through with the lines that are written anew. The grid is always the same, so all blocks have one
-// epoch. It is never 0, which new memory has.
+// No meeting: what comes has flags, which are the epoch. Every rank sends every other a piece, be
+// it empty. So who is at the next operation but one knows that this rank has come to the next, and
+// is through with the lines that are written anew. The grid is always the same, so all blocks have
+// one epoch. It is never 0, which new memory has.
 template <class Codec, class Op, class Context>
 constexpr void low_latency_body(Context& context, const LowLatencyArgs& args, uint64_t) {
   using Stored = typename Codec::Stored;

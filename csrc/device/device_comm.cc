@@ -132,9 +132,9 @@ void DeviceComm::open(const Subgroup& subgroup, RankInfo& info) {
   memory.of.assign(peers_.size(), nullptr);
   memory.end = bytes_of(subgroup);
   memory.messages = subgroup.pair ? 0 : memory.end / 4 / 4096 * 3 * 4096;
-  const uint64_t lines = 2 * static_cast<uint64_t>(size()) * low_latency_bytes(size()) *
-                         (kPieceLines / kPiece);
-  if (!subgroup.pair && own_devices(subgroup)) memory.meeting = 2 * kOneShotBytes + lines;
+  const uint64_t lines =
+      2 * static_cast<uint64_t>(size()) * low_latency_bytes(size()) * (kPieceLines / kPiece);
+  if (!subgroup.pair && own_devices(subgroup)) memory.meeting = 2 * kOneShotWindow + lines;
   std::byte* const mine = api_.allocate(kPrologue + memory.end + memory.meeting);
   memory.of[static_cast<size_t>(rank_)] = mine;
   std::memset(proof_, 0, kPrologue);

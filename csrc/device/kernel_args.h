@@ -49,17 +49,18 @@ struct LeaderArgs {
 
 // ---- ranks with a device each
 //
-// Their kernels wait for one another, at words in memory of devices. So all blocks of all ranks must
-// run at once: never where ranks share a device. Nothing counts but what is in that memory, so a
-// graph that has such a kernel does the same at each replay.
+// Their kernels wait for one another, at words in memory of devices. So all blocks of all ranks
+// must run at once: never where ranks share a device. Nothing counts but what is in that memory, so
+// a graph that has such a kernel does the same at each replay.
 
 inline constexpr int kMostBlocks = 64;
 inline constexpr int kOneShotBlocks = 16, kLowLatencyBlocks = 8;  // always so many: see the kernels
-inline constexpr uint64_t kOneShotBytes = 256 << 10;              // of an input, at most
+inline constexpr uint64_t kOneShotWindow = 256 << 10;             // of an input, at most
 inline constexpr uint64_t kLowLatencyBytes = 256 << 10;           // of all that a rank gets, and
 inline constexpr uint64_t kMostLowLatency = 32 << 10;             // of what it gets of one
 
-// A word that ranks meet at: flag[parity][from] is written by rank `from` alone, epoch by its owner.
+// A word that ranks meet at: flag[parity][from] is written by rank `from` alone, epoch by its
+// owner.
 struct Meetings {
   uint32_t epoch;
   uint32_t flag[2][kMostRanks];
@@ -106,7 +107,7 @@ struct Exchange {
 struct OneShotArgs {
   Members members;
   Exchange exchange;
-  std::byte* window[kMostRanks];  // of each rank: two of kOneShotBytes, 16-byte aligned
+  std::byte* window[kMostRanks];  // of each rank: two of kOneShotWindow, 16-byte aligned
 };
 
 // The same by flags in the data, NCCL's "LL": every rank writes what others get into their memory,

@@ -11,18 +11,25 @@ using enum Collective;
 Extent taken(const Shape& shape, Rank from, Rank to, Rank rank) {
   const Extent whole{0, shape.bytes}, nothing{0, 0};
   switch (shape.collective) {
-    case kAllReduce: return whole;
-    case kBroadcast: return from == shape.root ? whole : nothing;
-    case kReduce: return to == shape.root ? whole : nothing;
-    case kReduceScatter: return {shape.shard_offset(to), shape.shard(to)};
+    case kAllReduce:
+      return whole;
+    case kBroadcast:
+      return from == shape.root ? whole : nothing;
+    case kReduce:
+      return to == shape.root ? whole : nothing;
+    case kReduceScatter:
+      return {shape.shard_offset(to), shape.shard(to)};
     case kScatter:
       return from == shape.root ? Extent{shape.shard_offset(to), shape.shard(to)} : nothing;
-    case kAllGather: return {0, shape.shard(from)};
-    case kGather: return to == shape.root ? Extent{0, shape.shard(from)} : nothing;
+    case kAllGather:
+      return {0, shape.shard(from)};
+    case kGather:
+      return to == shape.root ? Extent{0, shape.shard(from)} : nothing;
     case kAllToAll:
       if (from == rank) return {offset_of(shape.send, to), shape.send[static_cast<size_t>(to)]};
       return {0, shape.recv[static_cast<size_t>(from)]};
-    case kBarrier: return nothing;
+    case kBarrier:
+      return nothing;
   }
   return nothing;
 }
@@ -52,7 +59,7 @@ bool has_room(Algorithm kernel, const Shape& shape, const Link& link, uint64_t w
   if (2 * ranks * each > window) return false;
   if (kernel == kByLowLatency) return each <= low_latency_bytes(shape.size);
   const bool split = shape.collective == kReduceScatter || shape.collective == kScatter;
-  return (split ? ranks * each : each) <= kOneShotBytes && shape.collective != kBarrier;
+  return (split ? ranks * each : each) <= kOneShotWindow && shape.collective != kBarrier;
 }
 
 }  // namespace
@@ -106,9 +113,9 @@ Exchange exchange_of(const Shape& shape, Rank rank) {
     all.sent_bytes[peer] = sent.bytes;
     all.first[peer] = got.offset;
     all.bytes[peer] = got.bytes;
-    all.to[peer] = gathers                               ? shape.shard_offset(peer)
+    all.to[peer] = gathers                         ? shape.shard_offset(peer)
                    : shape.collective == kAllToAll ? offset_of(shape.recv, peer)
-                                                         : 0;
+                                                   : 0;
   }
   return all;
 }
@@ -119,14 +126,18 @@ Link link_of(bool nvlink, int capability, int multiprocessors) {
   link.nvlink = nvlink;
   if (!nvlink) return link;
   link.flag = 1.8e-6;
-  link.byte_time = 1e-9 / (capability >= 100 ? 750 : capability >= 90 ? 400 : capability >= 80 ? 250 : 120);
+  link.byte_time = 1e-9 / (capability >= 100  ? 750
+                           : capability >= 90 ? 400
+                           : capability >= 80 ? 250
+                                              : 120);
   return link;
 }
 
 Algorithm kernel_for(const Shape& shape, const Link& link, uint64_t window,
                      std::optional<Algorithm> asked) {
   if (asked && has_room(*asked, shape, link, window)) return *asked;
-  Algorithm best = link.nvlink && has_room(kByTwoShot, shape, link, window) ? kByTwoShot : kByKernel;
+  Algorithm best =
+      link.nvlink && has_room(kByTwoShot, shape, link, window) ? kByTwoShot : kByKernel;
   for (const Algorithm kernel : {kByOneShot, kByLowLatency}) {
     if (has_room(kernel, shape, link, window) &&
         seconds_of(kernel, shape, link) < seconds_of(best, shape, link)) {

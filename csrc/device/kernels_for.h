@@ -20,9 +20,9 @@ Exchange exchange_of(const Shape& shape, Rank rank);
 // The worst link between two ranks of a group that have a device each.
 struct Link {
   bool nvlink = false;
-  double flag = 3e-6;         // seconds until a peer sees a flag
+  double flag = 3e-6;        // seconds until a peer sees a flag
   double byte_time = 5e-11;  // seconds for each byte that comes in
-  int multiprocessors = 1;    // of the smallest device
+  int multiprocessors = 1;   // of the smallest device
 };
 // `capability`: 90 is sm_90. What NVLink carries is in docs/gpus.md.
 Link link_of(bool nvlink, int capability, int multiprocessors);

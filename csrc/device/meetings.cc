@@ -25,8 +25,8 @@ Members DeviceComm::members(int blocks) const {
   return all;
 }
 
-// What is not mapped yet is staged, round by round. Whether it is does not concern the others: their
-// kernels read and write where they are told.
+// What is not mapped yet is staged, round by round. Whether it is does not concern the others:
+// their kernels read and write where they are told.
 void DeviceComm::two_shot(Stream stream, const Call& call) {
   Handover handover = prepare(call.shape, call.input, call.output, call.kept);
   TwoShotArgs args{.members = members(blocks_for(call.shape, *link_)),
@@ -58,16 +58,18 @@ void DeviceComm::one_step(Stream stream, const Call& call, Algorithm kernel) {
   const uint64_t behind = (call.input.bytes() + kPiece - 1) / kPiece * kPiece;
   const Span in = place(call.input, 0), out = place(call.output, behind);
   Exchange exchange = exchange_of(call.shape, rank_);
-  exchange.reduction = reduces(call.shape.collective) ? call.reduction : copy_of(call.shape.element);
+  exchange.reduction =
+      reduces(call.shape.collective) ? call.reduction : copy_of(call.shape.element);
   exchange.input = in.data;
   exchange.output = out.data;
   exchange.input_bytes = in.bytes;
   copy(stream, Spans({in}), 0, call.input, 0, in.bytes);
   flush(stream);
-  const uint64_t windows = kPrologue + group_->end, lines = windows + 2 * kOneShotBytes;
+  const uint64_t windows = kPrologue + group_->end, lines = windows + 2 * kOneShotWindow;
   if (kernel == kByOneShot) {
     OneShotArgs args{.members = members(kOneShotBlocks), .exchange = exchange, .window = {}};
-    for (size_t rank = 0; rank < peers_.size(); ++rank) args.window[rank] = group_->of[rank] + windows;
+    for (size_t rank = 0; rank < peers_.size(); ++rank)
+      args.window[rank] = group_->of[rank] + windows;
     api_.launch(stream, args);
   } else {
     LowLatencyArgs args{.members = members(kLowLatencyBlocks), .exchange = exchange, .lines = {}};

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <limits>
+#include <span>
 
 #include "plan/registry.h"
 
@@ -15,8 +16,8 @@ constexpr std::array<const char*, kCollectives> kCollectiveNames = {
     "all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce",
     "scatter",    "gather",         "all_to_all", "barrier"};
 constexpr std::array<const char*, kNamed> kAlgorithmNames = {
-    "direct",    "ring",  "tree",      "pairwise", "dissemination", "hierarchical", "doubling", "bruck",
-    "hand_over", "graph", "two_shot", "one_shot", "low_latency"};
+    "direct", "ring",      "tree",  "pairwise", "dissemination", "hierarchical", "doubling",
+    "bruck",  "hand_over", "graph", "two_shot", "one_shot",      "low_latency"};
 
 template <typename Number, typename Entry>
 Number number_in(std::vector<Entry>& table, const Entry& entry) {
@@ -63,12 +64,11 @@ const char* to_string(Algorithm algorithm) {
 
 Algorithm algorithm_called(const std::string& name) {
   const auto found = std::ranges::find(kAlgorithmNames, name);
-  if (found == kAlgorithmNames.end()) {
-    if (const auto registered = registered_called(name)) return *registered;
-    throw UsageError(
-        str("there is no algorithm '", name, "': use one of ", joined(kAlgorithmNames)));
-  }
-  return static_cast<Algorithm>(found - kAlgorithmNames.begin());
+  const auto algorithm = static_cast<Algorithm>(found - kAlgorithmNames.begin());
+  if (found != kAlgorithmNames.end() && algorithm != kByGraph) return algorithm;
+  if (const auto registered = registered_called(name)) return *registered;
+  const std::span known(kAlgorithmNames.data(), kAlgorithms);  // kernels are for devices alone
+  throw UsageError(str("there is no algorithm '", name, "': use one of ", joined(known)));
 }
 
 }  // namespace ringcomm

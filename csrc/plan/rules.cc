@@ -77,7 +77,8 @@ std::optional<Algorithm> Rules::find(const Shape& shape, bool kernels) const {
   for (const Rule& rule : rules_) {
     const bool meant = rule.collective ? *rule.collective == shape.collective
                                        : has(shape.collective, rule.algorithm);
-    if (meant && is_kernel(rule.algorithm) == kernels && rule.from <= bytes && bytes <= rule.to) return rule.algorithm;
+    if (meant && is_kernel(rule.algorithm) == kernels && rule.from <= bytes && bytes <= rule.to)
+      return rule.algorithm;
   }
   return std::nullopt;
 }

@@ -73,9 +73,9 @@ uint64_t bruck(const Shape& shape, double size) {
   return shape.collective == kAllReduce ? shard * static_cast<uint64_t>(size) : shard;
 }
 
-// Doubling has fewer rounds than Bruck's ways there and back, or than a ring, and each has the whole
-// message. Ranks beyond a power of two add a round before, one after if they are many, and messages
-// that share a link with others.
+// Doubling has fewer rounds than Bruck's ways there and back, or than a ring, and each has the
+// whole message. Ranks beyond a power of two add a round before, one after if they are many, and
+// messages that share a link with others.
 uint64_t doubling(const Shape& shape, double size) {
   const double rounds = std::floor(std::log2(size)), within = std::exp2(rounds);
   const double before = size > within, after = 2 * (size - within) > within;

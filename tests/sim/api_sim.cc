@@ -5,6 +5,7 @@
 #include <cstring>
 #include <utility>
 
+#include "sim/arguments.h"
 #include "sim/kernels_host.h"
 #include "sim/sim_process.h"
 
@@ -240,41 +241,9 @@ class SimApi final : public Api {
     });
   }
 
-  void launch(Stream stream, const TwoShotArgs& args) override {
-    TwoShotArgs host = args;
-    Addresses to_host = arguments();
-    translate(to_host, host.members);
-    host.part.abort = host.members.abort;
-    // What others are given they read as they see it: addresses of registered memory, too.
-    for (LeaderSlot& slot : host.given) {
-      slot.input &= ~kDeviceSide;
-      slot.output &= ~kDeviceSide;
-    }
-    for (uint64_t* const operand : {&host.part.own.input, &host.part.own.output}) {
-      auto* at = reinterpret_cast<std::byte*>(*operand);
-      to_host(at, 1);
-      *operand = reinterpret_cast<uint64_t>(at);
-    }
-    enqueue_kernel(stream, to_host, [host] { run_blocks(host); });
-  }
-
-  void launch(Stream stream, const OneShotArgs& args) override {
-    OneShotArgs host = args;
-    Addresses to_host = arguments();
-    translate(to_host, host.members);
-    translate(to_host, host.exchange);
-    for (int i = 0; i < host.members.n_ranks; ++i) to_host(host.window[i], 2 * kOneShotBytes);
-    enqueue_kernel(stream, to_host, [host] { run_blocks(host); });
-  }
-
-  void launch(Stream stream, const LowLatencyArgs& args) override {
-    LowLatencyArgs host = args;
-    Addresses to_host = arguments();
-    translate(to_host, host.members);
-    translate(to_host, host.exchange);
-    for (int i = 0; i < host.members.n_ranks; ++i) to_host(host.lines[i], kPieceLines);
-    enqueue_kernel(stream, to_host, [host] { run_blocks(host); });
-  }
+  void launch(Stream stream, const TwoShotArgs& args) override { launch_blocks(stream, args); }
+  void launch(Stream stream, const OneShotArgs& args) override { launch_blocks(stream, args); }
+  void launch(Stream stream, const LowLatencyArgs& args) override { launch_blocks(stream, args); }
 
   // As loading may do, the first time this waits for all work.
   void load_kernels() override {
@@ -314,13 +283,11 @@ class SimApi final : public Api {
   }
 
  private:
-  static void translate(Addresses& to_host, Members& members) {
-    to_host(members.abort, sizeof *members.abort, true);
-    for (int i = 0; i < members.n_ranks; ++i) to_host(members.flags[i], sizeof(Flags));
-  }
-  static void translate(Addresses& to_host, Exchange& exchange) {
-    to_host(exchange.input, exchange.input_bytes);
-    to_host(exchange.output, 0);
+  void launch_blocks(Stream stream, const auto& args) {
+    auto host = args;
+    Addresses to_host = arguments();
+    set_host_side(to_host, host);
+    enqueue_kernel(stream, to_host, [host] { run_blocks(host); });
   }
   Entered enter(const char* call) const {
     if (options_.driver < kRuntime) {

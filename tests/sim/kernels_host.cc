@@ -140,8 +140,8 @@ using KernelTable = TableOf<Kernel>;
 template <class Codec, class Op>
 constexpr Kernel kernel_of() {
   const auto any = reduce_on_host<Codec, Op, 0>;
-  Kernel kernel{{any, any, any, any, any}, on_host<Codec, Op>, on_host<Codec, Op>,
-                on_host<Codec, Op>};
+  Kernel kernel{
+      {any, any, any, any, any}, on_host<Codec, Op>, on_host<Codec, Op>, on_host<Codec, Op>};
   if constexpr (kWorthIt<Codec, Op>) {
     kernel.reduce.two = reduce_on_host<Codec, Op, 2>;
     kernel.reduce.four = reduce_on_host<Codec, Op, 4>;

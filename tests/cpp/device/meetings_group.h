@@ -31,8 +31,8 @@ class Halves {
     require(at != MAP_FAILED, "no memory");
     data_ = static_cast<std::byte*>(at);
     if (!same) return;
-    void* const again = ::mmap(data_ + half, half, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED,
-                               file.get(), 0);
+    void* const again =
+        ::mmap(data_ + half, half, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, file.get(), 0);
     require(again == data_ + half, "the second half cannot be the first");
   }
   ~Halves() { ::munmap(data_, bytes_); }
@@ -51,7 +51,7 @@ class MeetingGroup {
       : size_(size), aborts_(static_cast<size_t>(size)) {
     const uint64_t lines = static_cast<uint64_t>(size) * cuda::low_latency_bytes(size) * 2;
     for (Rank rank = 0; rank < size; ++rank) {
-      windows_.push_back(std::make_unique<Halves>(cuda::kOneShotBytes, same_windows));
+      windows_.push_back(std::make_unique<Halves>(cuda::kOneShotWindow, same_windows));
       lines_.push_back(std::make_unique<Halves>((lines + 4095) / 4096 * 4096, same_lines));
       flags_.push_back(std::make_unique<cuda::Flags>());
     }
@@ -66,7 +66,8 @@ class MeetingGroup {
     return members;
   }
   void set_memory(cuda::OneShotArgs& args) {
-    for (size_t rank = 0; rank < windows_.size(); ++rank) args.window[rank] = windows_[rank]->data();
+    for (size_t rank = 0; rank < windows_.size(); ++rank)
+      args.window[rank] = windows_[rank]->data();
   }
   void set_memory(cuda::LowLatencyArgs& args) {
     for (size_t rank = 0; rank < lines_.size(); ++rank) args.lines[rank] = lines_[rank]->data();

@@ -13,183 +13,12 @@
 //     lines      low latency: one half of the lines where two take turns
 //     torn       low latency: a flag comes before its data
 //     flagless   low latency: no flag comes
-#include "device/kernels_for.h"
-#include "kernel_harness.h"
+#include "meetings_steps.h"
 
 namespace ringcomm::testing {
 namespace {
 
-using namespace cuda;
-using enum Collective;
-
-constexpr std::array kKernels{kByTwoShot, kByOneShot, kByLowLatency};
-
-// What all ranks do at one time, known to each from a seed.
-struct Step {
-  Algorithm kernel;
-  Shape shape;  // but all_to_all's lengths
-  Reduction what;
-  int blocks;
-  uint64_t unit;                              // of two-shot's rounds
-  std::vector<std::vector<uint64_t>> lengths;  // all_to_all: from, to
-  std::vector<Bytes> inputs, outputs;          // wanted
-};
-
-uint64_t below(Random& random, uint64_t limit) { return random.below(limit); }
-
-std::vector<uint64_t> some_lengths(Random& random, int size, uint64_t element) {
-  std::vector<uint64_t> lengths;
-  for (Rank rank = 0; rank < size; ++rank) lengths.push_back(below(random, 40) * element);
-  return lengths;
-}
-
-Bytes slice(const Bytes& bytes, uint64_t first, uint64_t count) {
-  const auto begin = bytes.begin() + static_cast<ptrdiff_t>(first);
-  return {begin, begin + static_cast<ptrdiff_t>(count)};
-}
-
-void append(Bytes& bytes, const Bytes& more) {
-  bytes.insert(bytes.end(), more.begin(), more.end());
-}
-
-// Each rank's output.
-void set_wanted(Step& step) {
-  const Shape& shape = step.shape;
-  const auto& in = step.inputs;
-  const auto root = static_cast<size_t>(shape.root);
-  step.outputs.assign(in.size(), {});
-  for (size_t at = 0; at < in.size(); ++at) {
-    Bytes& out = step.outputs[at];
-    const auto rank = static_cast<Rank>(at);
-    switch (shape.collective) {
-      case kAllReduce: out = reduced(step.what, in); break;
-      case kReduce: out = at == root ? reduced(step.what, in) : Bytes(); break;
-      case kReduceScatter:
-        out = slice(reduced(step.what, in), shape.shard_offset(rank), shape.shard(rank));
-        break;
-      case kBroadcast: out = in[root]; break;
-      case kScatter: out = slice(in[root], shape.shard_offset(rank), shape.shard(rank)); break;
-      case kAllGather:
-      case kGather:
-        for (const Bytes& each : in) {
-          if (shape.collective == kAllGather || at == root) append(out, each);
-        }
-        break;
-      case kAllToAll:
-        for (size_t from = 0; from < in.size(); ++from) {
-          const auto& sent = step.lengths[from];
-          append(out, slice(in[from], offset_of(sent, rank), sent[at]));
-        }
-        break;
-      case kBarrier: break;
-    }
-  }
-}
-
-uint64_t input_bytes(const Step& step, Rank rank) {
-  const Shape& shape = step.shape;
-  switch (shape.collective) {
-    case kAllReduce:
-    case kReduce: return shape.bytes;
-    case kBroadcast: return rank == shape.root ? shape.bytes : 0;
-    case kReduceScatter: return offset_of(shape.shards, shape.size);
-    case kScatter: return rank == shape.root ? offset_of(shape.shards, shape.size) : 0;
-    case kAllGather:
-    case kGather: return shape.shard(rank);
-    case kAllToAll: return offset_of(step.lengths[static_cast<size_t>(rank)], shape.size);
-    case kBarrier: return 0;
-  }
-  return 0;
-}
-
-Step make_step(Random& random, int size, Algorithm kernel) {
-  static const std::vector<Pair> pairs = possible_pairs();
-  const Pair pair = pairs[below(random, pairs.size())];
-  Step step{kernel, {}, {pair.dtype, pair.op, size, 1}, 1, 0, {}, {}, {}};
-  Shape& shape = step.shape;
-  shape.size = size;
-  shape.element = size_of(pair.dtype);
-  shape.root = static_cast<Rank>(below(random, static_cast<uint64_t>(size)));
-  do {
-    shape.collective = static_cast<Collective>(below(random, kCollectives));
-  } while (kernel != kByLowLatency && (shape.collective == kAllToAll || shape.collective == kBarrier));
-  const uint64_t most = below(random, 3) == 0 ? 3000 : 50;
-  if (sharded(shape.collective)) {
-    shape.shards = some_lengths(random, size, shape.element);
-  } else {
-    shape.bytes = below(random, most + 1) * shape.element;
-  }
-  for (Rank rank = 0; rank < size; ++rank) {
-    step.lengths.push_back(some_lengths(random, size, shape.element));
-  }
-  step.blocks = kernel == kByTwoShot   ? 1 + static_cast<int>(below(random, 4))
-                : kernel == kByOneShot ? kOneShotBlocks
-                                       : kLowLatencyBlocks;
-  step.unit = below(random, 2) == 0 ? 1 << 20 : 64 * shape.element;
-  Inputs inputs(static_cast<uint32_t>(random.next()));
-  for (Rank rank = 0; rank < size; ++rank) {
-    step.inputs.push_back(inputs.make(pair.dtype, input_bytes(step, rank) / shape.element));
-  }
-  set_wanted(step);
-  return step;
-}
-
 using MakeMemory = std::function<std::unique_ptr<sim::Memory>(uint64_t seed)>;
-
-// A rank's operands, and how it does one step.
-class Member {
- public:
-  Member(MeetingGroup& group, const Step& step, Rank rank, std::byte* input, std::byte* output)
-      : group_(group), step_(step), rank_(rank), input_(input), output_(output) {}
-
-  void run(const auto& run_all) const {
-    const bool reduces = ringcomm::reduces(step_.shape.collective);
-    const Reduction what = reduces ? step_.what : copy_of(step_.shape.element);
-    if (step_.kernel != kByTwoShot) {
-      Shape shape = step_.shape;
-      shape.send = step_.lengths[static_cast<size_t>(rank_)];
-      for (const auto& sent : step_.lengths) shape.recv.push_back(sent[static_cast<size_t>(rank_)]);
-      Exchange exchange = exchange_of(shape, rank_);
-      exchange.reduction = what;
-      exchange.input = input_;
-      exchange.output = output_;
-      if (step_.kernel == kByOneShot) return one_step(OneShotArgs(), exchange, run_all);
-      return one_step(LowLatencyArgs(), exchange, run_all);
-    }
-    TwoShotArgs args{.members = group_.members(rank_, step_.blocks),
-                     .part = parts_of(step_.shape, false),
-                     .given = {}};
-    LeaderArgs& part = args.part;
-    part.reduction = what;
-    part.call = 7;
-    part.rank = part.begin = rank_;
-    part.abort = args.members.abort;
-    part.unit = step_.unit;
-    part.parts = 1;
-    part.own = {reinterpret_cast<uint64_t>(input_), reinterpret_cast<uint64_t>(output_), 0, 7};
-    std::ranges::fill(args.given, part.own);
-    const uint64_t longest = *std::max_element(part.length, part.length + group_.size());
-    const uint64_t rounds = Segments{longest, step_.unit}.count();
-    for (uint64_t round = 0; round < rounds; ++round) {
-      part.round = round * step_.unit;
-      run_all(args);
-    }
-  }
-
- private:
-  template <class Args>
-  void one_step(Args args, const Exchange& exchange, const auto& run_all) const {
-    args.members = group_.members(rank_, step_.blocks);
-    args.exchange = exchange;
-    group_.set_memory(args);
-    run_all(args);
-  }
-
-  MeetingGroup& group_;
-  const Step& step_;
-  const Rank rank_;
-  std::byte *input_, *output_;
-};
 
 using MakeStep = std::function<Step(Random& random, int number)>;
 
@@ -253,6 +82,40 @@ void epochs_wrap() {
     for (Meetings& each : flags.one_shot) each.epoch = UINT32_MAX - 4;
   }
   operations(group, 11, 40, steps_of_all(3), jittery);
+}
+
+// By the model of links: see docs/gpus.md.
+void links_and_lengths_decide() {
+  const auto chosen = [](Collective collective, int size, uint64_t bytes, const Link& link) {
+    Shape shape;
+    shape.collective = collective;
+    shape.size = size;
+    (sharded(collective) ? shape.shards : shape.send).assign(static_cast<size_t>(size), bytes);
+    shape.recv = shape.send;
+    shape.bytes = bytes;
+    return kernel_for(shape, link, 64 << 20);
+  };
+  const Link h100 = link_of(true, 90, 132), pcie = link_of(false, 90, 132);
+  const auto expect = [&](Collective collective, int size, uint64_t bytes, const Link& link,
+                          Algorithm kernel) {
+    const Algorithm found = chosen(collective, size, bytes, link);
+    require(found == kernel, to_string(collective), " of ", bytes, " B by ", size, ": ",
+            to_string(found), " and not ", to_string(kernel));
+  };
+  expect(kAllReduce, 8, 32 << 10, h100, kByLowLatency);
+  expect(kAllReduce, 8, (32 << 10) + 4, h100, kByOneShot);
+  expect(kAllReduce, 8, 136'000, h100, kByOneShot);
+  expect(kAllReduce, 8, 140'000, h100, kByTwoShot);
+  expect(kAllReduce, 2, kOneShotWindow, h100, kByOneShot);
+  expect(kAllReduce, 2, kOneShotWindow + 4, h100, kByTwoShot);
+  expect(kAllReduce, 32, 8 << 10, h100, kByLowLatency);
+  expect(kReduceScatter, 8, 32 << 10, h100, kByLowLatency);
+  expect(kReduceScatter, 8, 33 << 10, h100, kByTwoShot);  // a window has no room for the input
+  expect(kAllGather, 8, 1 << 20, h100, kByTwoShot);
+  expect(kBarrier, 8, 0, h100, kByLowLatency);
+  expect(kAllToAll, 8, 64, h100, kByKernel);
+  expect(kAllReduce, 8, 1 << 20, pcie, kByKernel);
+  expect(kAllReduce, 2, 4 << 10, pcie, kByLowLatency);
 }
 
 // A slot that says another call: ranks touch nothing, and end when they are let go.
@@ -378,6 +241,7 @@ std::vector<Check> all_checks() {
                       operations(group, 5, 300, steps_of_all(4), jittery);
                     }});
   checks.push_back({"epochs_wrap", epochs_wrap});
+  checks.push_back({"links_and_lengths_decide", links_and_lengths_decide});
   checks.push_back({"another_call_is_refused", another_call_is_refused});
   return checks;
 }

@@ -1,0 +1,199 @@
+// Operations for the kernels of ranks that have a device each, with their results: for
+// meetings_test, and gpu_kernels.
+#pragma once
+
+#include "device/kernels_for.h"
+#include "kernel_harness.h"
+
+namespace ringcomm::testing {
+
+using namespace cuda;
+using enum Collective;
+
+inline constexpr std::array kKernels{kByTwoShot, kByOneShot, kByLowLatency};
+
+// What all ranks do at one time, known to each from a seed.
+struct Step {
+  Algorithm kernel;
+  Shape shape;  // but all_to_all's lengths
+  Reduction what;
+  int blocks;
+  uint64_t unit;                               // of two-shot's rounds
+  std::vector<std::vector<uint64_t>> lengths;  // all_to_all: from, to
+  std::vector<Bytes> inputs, outputs;          // wanted
+};
+
+inline uint64_t below(Random& random, uint64_t limit) { return random.below(limit); }
+
+inline std::vector<uint64_t> some_lengths(Random& random, int size, uint64_t element) {
+  std::vector<uint64_t> lengths;
+  for (Rank rank = 0; rank < size; ++rank) lengths.push_back(below(random, 40) * element);
+  return lengths;
+}
+
+inline Bytes slice(const Bytes& bytes, uint64_t first, uint64_t count) {
+  const auto begin = bytes.begin() + static_cast<ptrdiff_t>(first);
+  return {begin, begin + static_cast<ptrdiff_t>(count)};
+}
+
+inline void append(Bytes& bytes, const Bytes& more) {
+  bytes.insert(bytes.end(), more.begin(), more.end());
+}
+
+// Each rank's output.
+inline void set_wanted(Step& step) {
+  const Shape& shape = step.shape;
+  const auto& in = step.inputs;
+  const auto root = static_cast<size_t>(shape.root);
+  step.outputs.assign(in.size(), {});
+  for (size_t at = 0; at < in.size(); ++at) {
+    Bytes& out = step.outputs[at];
+    const auto rank = static_cast<Rank>(at);
+    switch (shape.collective) {
+      case kAllReduce:
+        out = reduced(step.what, in);
+        break;
+      case kReduce:
+        out = at == root ? reduced(step.what, in) : Bytes();
+        break;
+      case kReduceScatter:
+        out = slice(reduced(step.what, in), shape.shard_offset(rank), shape.shard(rank));
+        break;
+      case kBroadcast:
+        out = in[root];
+        break;
+      case kScatter:
+        out = slice(in[root], shape.shard_offset(rank), shape.shard(rank));
+        break;
+      case kAllGather:
+      case kGather:
+        for (const Bytes& each : in) {
+          if (shape.collective == kAllGather || at == root) append(out, each);
+        }
+        break;
+      case kAllToAll:
+        for (size_t from = 0; from < in.size(); ++from) {
+          const auto& sent = step.lengths[from];
+          append(out, slice(in[from], offset_of(sent, rank), sent[at]));
+        }
+        break;
+      case kBarrier:
+        break;
+    }
+  }
+}
+
+inline uint64_t input_bytes(const Step& step, Rank rank) {
+  const Shape& shape = step.shape;
+  switch (shape.collective) {
+    case kAllReduce:
+    case kReduce:
+      return shape.bytes;
+    case kBroadcast:
+      return rank == shape.root ? shape.bytes : 0;
+    case kReduceScatter:
+      return offset_of(shape.shards, shape.size);
+    case kScatter:
+      return rank == shape.root ? offset_of(shape.shards, shape.size) : 0;
+    case kAllGather:
+    case kGather:
+      return shape.shard(rank);
+    case kAllToAll:
+      return offset_of(step.lengths[static_cast<size_t>(rank)], shape.size);
+    case kBarrier:
+      return 0;
+  }
+  return 0;
+}
+
+inline Step make_step(Random& random, int size, Algorithm kernel) {
+  static const std::vector<Pair> pairs = possible_pairs();
+  const Pair pair = pairs[below(random, pairs.size())];
+  Step step{kernel, {}, {pair.dtype, pair.op, size, 1}, 1, 0, {}, {}, {}};
+  Shape& shape = step.shape;
+  shape.size = size;
+  shape.element = size_of(pair.dtype);
+  shape.root = static_cast<Rank>(below(random, static_cast<uint64_t>(size)));
+  do {
+    shape.collective = static_cast<Collective>(below(random, kCollectives));
+  } while (kernel != kByLowLatency &&
+           (shape.collective == kAllToAll || shape.collective == kBarrier));
+  const uint64_t room = low_latency_bytes(size) / shape.element;
+  const uint64_t most = std::min<uint64_t>(below(random, 3) == 0 ? 3000 : 50, room);
+  if (sharded(shape.collective)) {
+    shape.shards = some_lengths(random, size, shape.element);
+  } else {
+    shape.bytes = below(random, most + 1) * shape.element;
+  }
+  for (Rank rank = 0; rank < size; ++rank) {
+    step.lengths.push_back(some_lengths(random, size, shape.element));
+  }
+  step.blocks = kernel == kByTwoShot   ? 1 + static_cast<int>(below(random, 4))
+                : kernel == kByOneShot ? kOneShotBlocks
+                                       : kLowLatencyBlocks;
+  step.unit = below(random, 2) == 0 ? 1 << 20 : 64 * shape.element;
+  Inputs inputs(static_cast<uint32_t>(random.next()));
+  for (Rank rank = 0; rank < size; ++rank) {
+    step.inputs.push_back(inputs.make(pair.dtype, input_bytes(step, rank) / shape.element));
+  }
+  set_wanted(step);
+  return step;
+}
+
+// A rank's operands, and how it does one step.
+template <class Group>
+class Member {
+ public:
+  Member(Group& group, const Step& step, Rank rank, std::byte* input, std::byte* output)
+      : group_(group), step_(step), rank_(rank), input_(input), output_(output) {}
+
+  void run(const auto& run_all) const {
+    const bool reduces = ringcomm::reduces(step_.shape.collective);
+    const Reduction what = reduces ? step_.what : copy_of(step_.shape.element);
+    if (step_.kernel != kByTwoShot) {
+      Shape shape = step_.shape;
+      shape.send = step_.lengths[static_cast<size_t>(rank_)];
+      for (const auto& sent : step_.lengths) shape.recv.push_back(sent[static_cast<size_t>(rank_)]);
+      Exchange exchange = exchange_of(shape, rank_);
+      exchange.reduction = what;
+      exchange.input = input_;
+      exchange.output = output_;
+      if (step_.kernel == kByOneShot) return one_step(OneShotArgs(), exchange, run_all);
+      return one_step(LowLatencyArgs(), exchange, run_all);
+    }
+    TwoShotArgs args{.members = group_.members(rank_, step_.blocks),
+                     .part = parts_of(step_.shape, false),
+                     .given = {}};
+    LeaderArgs& part = args.part;
+    part.reduction = what;
+    part.call = 7;
+    part.rank = part.begin = rank_;
+    part.abort = args.members.abort;
+    part.unit = step_.unit;
+    part.parts = 1;
+    part.own = {reinterpret_cast<uint64_t>(input_), reinterpret_cast<uint64_t>(output_), 0, 7};
+    std::ranges::fill(args.given, part.own);
+    const uint64_t longest = *std::max_element(part.length, part.length + group_.size());
+    const uint64_t rounds = Segments{longest, step_.unit}.count();
+    for (uint64_t round = 0; round < rounds; ++round) {
+      part.round = round * step_.unit;
+      run_all(args);
+    }
+  }
+
+ private:
+  template <class Args>
+  void one_step(Args args, const Exchange& exchange, const auto& run_all) const {
+    args.members = group_.members(rank_, step_.blocks);
+    args.exchange = exchange;
+    group_.set_memory(args);
+    run_all(args);
+  }
+
+  Group& group_;
+  const Step& step_;
+  const Rank rank_;
+  std::byte *input_, *output_;
+};
+
+}  // namespace ringcomm::testing

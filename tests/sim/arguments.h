@@ -1,0 +1,46 @@
+// Arguments of kernels that meet, as the host sees what they name.
+#pragma once
+
+#include "device/kernel_args.h"
+#include "sim/sim_graphs.h"
+
+namespace ringcomm::sim {
+
+inline void set_host_side(Addresses& to_host, cuda::Members& members) {
+  to_host(members.abort, sizeof *members.abort, true);
+  for (int i = 0; i < members.n_ranks; ++i) to_host(members.flags[i], sizeof(cuda::Flags));
+}
+
+inline void set_host_side(Addresses& to_host, cuda::Exchange& exchange) {
+  to_host(exchange.input, exchange.input_bytes);
+  to_host(exchange.output, 0);
+}
+
+inline void set_host_side(Addresses& to_host, cuda::TwoShotArgs& args) {
+  set_host_side(to_host, args.members);
+  args.part.abort = args.members.abort;
+  // What others are given they read as they see it: addresses of registered memory, too.
+  for (cuda::LeaderSlot& slot : args.given) {
+    slot.input &= ~kDeviceSide;
+    slot.output &= ~kDeviceSide;
+  }
+  for (uint64_t* const operand : {&args.part.own.input, &args.part.own.output}) {
+    auto* at = reinterpret_cast<std::byte*>(*operand);
+    to_host(at, 1);
+    *operand = reinterpret_cast<uint64_t>(at);
+  }
+}
+
+inline void set_host_side(Addresses& to_host, cuda::OneShotArgs& args) {
+  set_host_side(to_host, args.members);
+  set_host_side(to_host, args.exchange);
+  for (int i = 0; i < args.members.n_ranks; ++i) to_host(args.window[i], 2 * cuda::kOneShotWindow);
+}
+
+inline void set_host_side(Addresses& to_host, cuda::LowLatencyArgs& args) {
+  set_host_side(to_host, args.members);
+  set_host_side(to_host, args.exchange);
+  for (int i = 0; i < args.members.n_ranks; ++i) to_host(args.lines[i], cuda::kPieceLines);
+}
+
+}  // namespace ringcomm::sim
