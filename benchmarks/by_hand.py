@@ -6,8 +6,8 @@ is touched. Their links are as fast as the machine, or long ones, by `--wan MBIT
     python benchmarks/by_hand.py --hosts 4,8 --wan 300,5 --json by_hand.json
 
 All ranks begin an operation at the same moment, by the clock that the namespaces have in common. It
-ends when the last rank is there. The table's choice, the library's other algorithms and the examples
-take turns. So what disturbs the machine disturbs them alike.
+ends when the last rank is there. The table's choice, the library's other algorithms and the
+examples take turns. So what disturbs the machine disturbs them alike.
 """
 
 from __future__ import annotations
@@ -149,8 +149,12 @@ def main() -> None:
             del os.environ["RINGCOMM_COSTS"]
     if options.json:
         body = {
-            "benchmark": "by_hand", "wan": options.wan, "congestion": options.congestion, "load": os.getloadavg(), "rows": rows,
-        }  # fmt: skip
+            "benchmark": "by_hand",
+            "wan": options.wan,
+            "congestion": options.congestion,
+            "load": os.getloadavg(),
+            "rows": rows,
+        }
         options.json.write_text(json.dumps(body, indent=1) + "\n")
 
 

@@ -17,7 +17,6 @@ struct Rule {
 class Rules {
  public:
   Rules() = default;
-  Rules(Algorithm everywhere) : text_(to_string(everywhere)), rules_{{.algorithm = everywhere}} {}
   // Throws UsageError: what is wrong, and with which rule.
   explicit Rules(const std::string& text);
 

@@ -13,7 +13,7 @@ namespace ringcomm {
 namespace {
 
 constexpr size_t kMostAsked = 2000;  // letters of an algorithm, as plan/rules.cc has it
-constexpr const char* kNone = "-";  // in the place of a word that is empty
+constexpr const char* kNone = "-";   // in the place of a word that is empty
 
 std::string first_line(const char* path) {
   std::ifstream file(path);

@@ -23,8 +23,8 @@ FOLDER = ROOT / "benchmarks"
 LIBRARY = "RINGCOMM_CUDA_LIBRARY"
 MARK = "TEST_OF_GPU_CHECK"
 KINDS = {
-    "facts", "probe", "torch", "graphs", "kernels", "plans", "faults", "bandwidth", "latency", "rivals",
-    "ddp", "mps", "symmetric", "cpu", "memcheck", "racecheck", "synccheck",
+    "facts", "probe", "torch", "graphs", "kernels", "plans", "faults", "bandwidth", "latency",
+    "rivals", "ddp", "mps", "symmetric", "cpu", "memcheck", "racecheck", "synccheck",
 }  # fmt: skip
 
 

@@ -103,15 +103,16 @@ void algorithms_differ(int size) {
         // Of one host there is no hierarchy: a requested for it is for the table's algorithm.
         if (a == b || a == Algorithm::kHierarchical || b == Algorithm::kHierarchical) continue;
         differ(
-            size, collective, [a](World::Terms& terms) { terms.options.algorithm = a; },
-            [b](World::Terms& terms) { terms.options.algorithm = b; });
+            size, collective,
+            [a](World::Terms& terms) { terms.options.algorithm = Rules(to_string(a)); },
+            [b](World::Terms& terms) { terms.options.algorithm = Rules(to_string(b)); });
       }
     }
   }
 }
 
 void terms_differ() {
-  const auto usual = [](World::Terms& terms) { terms.options.algorithm = Algorithm::kRing; };
+  const auto usual = [](World::Terms& terms) { terms.options.algorithm = Rules("ring"); };
   const auto with = [&](const std::function<void(World::Terms&)>& change) {
     differ(3, Collective::kAllReduce, usual, [&](World::Terms& terms) {
       usual(terms);
@@ -132,7 +133,7 @@ std::string meet_with(Store& store, Rank rank, int size, const Requested& reques
   options.rank = rank;
   options.size = size;
   options.timeout = Millis(20'000);
-  if (requested) options.algorithm = *requested;
+  if (requested) options.algorithm = Rules(to_string(*requested));
   try {
     const auto group = Communicator::create(store, options);
     Buffers buffers(Collective::kAllReduce, size, rank);

@@ -110,7 +110,7 @@ void WideWorld::make_member(Rank rank) {
   options.rank = rank;
   options.size = size();
   options.timeout = std::chrono::hours(1);
-  if (setup_.algorithm) options.algorithm = *setup_.algorithm;
+  if (setup_.algorithm) options.algorithm = Rules(to_string(*setup_.algorithm));
   Neighbourhood memory;
   memory.host_of = host_of_;
   memory.word = str(std::scientific, "alpha ", setup_.costs.alpha, " beta ", setup_.costs.beta,
