@@ -63,7 +63,8 @@ class SimulatedMemory:
         self.library.ringcomm_sim_allocate.argtypes = [ctypes.c_uint64]
         self.library.ringcomm_sim_release.argtypes = [ctypes.c_void_p]
         self.library.ringcomm_sim_used.restype = ctypes.c_uint64
-        self.library.ringcomm_sim_copies.restype = ctypes.c_uint64
+        for name in ("copies", "copied", "pinned"):
+            getattr(self.library, f"ringcomm_sim_{name}").restype = ctypes.c_uint64
 
     def empty(self, count: int) -> torch.Tensor:
         address = self.library.ringcomm_sim_allocate(4 * count)
@@ -84,6 +85,14 @@ class SimulatedMemory:
     def copies(self) -> int:
         """How many copies were enqueued so far."""
         return int(self.library.ringcomm_sim_copies())
+
+    def copied(self) -> int:
+        """How many of them are over."""
+        return int(self.library.ringcomm_sim_copied())
+
+    def pinned(self) -> int:
+        """Bytes of the host's memory that devices can read and write."""
+        return int(self.library.ringcomm_sim_pinned())
 
 
 class Cuda:

@@ -78,7 +78,7 @@ DeviceEngine::CompletionPtr DeviceEngine::enqueue(const Operation& operation, cu
       run_kernels(operation, stream, false);
     } else {
       if (plan) ++by_hand_;
-      pending.result = staging_.run(operation, stream, next_point(0));
+      pending.result = staging_.run(operation, stream, next_point(0), plan.has_value());
       pending.operation = make_descriptor(operation, staging_.sequence());
       pending.deadline = Deadline(limit + kOwnStream);
     }

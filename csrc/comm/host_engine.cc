@@ -75,8 +75,8 @@ void HostEngine::submit(const TaskPtr& task) {
 TaskPtr HostEngine::front() const {
   const Lock lock(queue_mutex_);
   if (queue_.empty()) return nullptr;
-  const std::atomic<uint32_t>* const gate = queue_.front()->gate;
-  const bool open = gate == nullptr || gate->load(std::memory_order_seq_cst) != 0;
+  const Task& next = *queue_.front();
+  const bool open = next.gate == nullptr || next.gate->load(std::memory_order_seq_cst) > next.piece;
   return open || state_.failed() ? queue_.front() : nullptr;
 }
 
@@ -90,6 +90,17 @@ bool HostEngine::next_task() {
   }
   if (state_.failed()) state_.check_usable();
   operation_.begin(task_->operation, task_->ticket);
+  return true;
+}
+
+// After a piece that is not the last: the task waits for the next one's gate, before all others.
+bool HostEngine::next_piece() {
+  if (task_->piece == task_->continuation.pieces) return false;
+  operation_.end_piece();
+  task_->continuation.next(task_->operation);
+  ++task_->piece;
+  const Lock lock(queue_mutex_);
+  queue_.push_front(std::exchange(task_, nullptr));
   return true;
 }
 
@@ -111,8 +122,9 @@ bool HostEngine::advance(Driver& driver) {
     if (state_.failed() || state_.transport().first_failed()) operation_.check(nullptr);
     unblocked = operation_.ready();
     if (!operation_.advance()) return unblocked;
+    if (next_piece()) return true;
     operation_.end(true);
-    if (task_->continuation.next && task_->continuation.next(task_->operation)) {
+    if (task_->continuation.operations > 0 && task_->continuation.next(task_->operation)) {
       operation_.begin(task_->operation);
       return true;
     }

@@ -15,6 +15,7 @@ namespace ringcomm {
 struct Continuation {
   std::function<bool(Operation&)> next;
   uint64_t operations = 0;  // how many it yields, the same on every rank
+  uint32_t pieces = 0;      // or so many that are further pieces of the same operation
 };
 
 // A collective in the queue, with its continuations: nothing else of the queue comes between them.
@@ -28,7 +29,8 @@ struct Task final : Request {
   Operation operation;  // now: of a continuation, maybe
   Deadline deadline;
   Continuation continuation;
-  const std::atomic<uint32_t>* gate = nullptr;  // not begun while this is 0
+  const std::atomic<uint32_t>* gate = nullptr;  // counts the pieces that may begin; null: all may
+  uint32_t piece = 0;                           // the number of this one
   uint64_t ticket = 0;                          // the flight recorder's
   bool blocking = false;  // it ends with the wait for it: then the memory is the caller's again
 };
@@ -72,6 +74,7 @@ class HostEngine final : public Engine {
   void run_to_end(const Operation& operation);
   TaskPtr front() const;
   bool next_task();
+  bool next_piece();
   void end_task(Driver& driver, const std::exception_ptr& error);
 
   GroupState& state_;

@@ -43,14 +43,19 @@ void HostOperation::begin(const Operation& operation, std::optional<uint64_t> ti
   const Algorithm algorithm = algorithm_of(shape);
   const Manner manner = tuner_.next(shape, algorithm);
   auto plan = plans_.get(shape, algorithm);
-  current_ = make_descriptor(operation, sequence_ + 1);
-  set_plan(current_, plan->algorithm, terms_ ^ shape.geometry.segment_bytes ^ plan->code);
-  make_stamps(operation, current_, executor_.stamps());
+  const bool continues = ticket_.has_value();
+  Descriptor descriptor = make_descriptor(operation, continues ? sequence_ : sequence_ + 1);
+  set_plan(descriptor, plan->algorithm, terms_ ^ shape.geometry.segment_bytes ^ plan->code);
+  make_stamps(operation, descriptor, executor_.stamps());
   executor_.output().assign(operation.output);
   executor_.input().assign(operation.input);
+  const Reduction reduction = make_reduction(operation, state_.size());
+  if (continues) return executor_.start(std::move(plan), ++plans_begun_, reduction, manner);
+  current_ = descriptor;
   ++sequence_;
   Descriptor recorded = current_;
-  recorded.words[kBytesWord] = std::max(bytes_of(operation.input), bytes_of(operation.output));
+  recorded.words[kBytesWord] =
+      std::max({bytes_of(operation.input), bytes_of(operation.output), operation.whole_bytes});
   ticket_ = state_.recorder().begin(recorded, operation.line, ticket);
   state_.log_first_operation([&] {
     return str(numbered(current_), ", ", to_string(plan->algorithm), " (",
@@ -59,7 +64,7 @@ void HostOperation::begin(const Operation& operation, std::optional<uint64_t> ti
                ")");
   });
   state_.transport().announce(Board::kHost, current_);
-  executor_.start(std::move(plan), sequence_, make_reduction(operation, state_.size()), manner);
+  executor_.start(std::move(plan), ++plans_begun_, reduction, manner);
 }
 
 // The peer from which bytes are awaited may itself wait for one that has not called.
@@ -86,16 +91,20 @@ bool HostOperation::advance() {
 
 void HostOperation::end(bool good) {
   if (!ticket_) return;
-  state_.transport().reclaim_lent();
+  good ? end_piece() : state_.transport().reclaim_lent();
   const Traffic now = state_.transport().traffic();
   state_.recorder().end(
       *std::exchange(ticket_, std::nullopt), good,
       {now.sent - before_.sent, now.resent - before_.resent, now.broken - before_.broken});
   before_ = now;
   idle_since_ = {};
-  if (!good) return;
+  if (good) state_.transport().finish(Board::kHost, sequence_);
+}
+
+void HostOperation::end_piece() {
+  state_.transport().reclaim_lent();
+  idle_since_ = {};
   if (executor_.timed()) tuner_.took(executor_.seconds());
-  state_.transport().finish(Board::kHost, sequence_);
 }
 
 void HostOperation::check(const Deadline* deadline) {

@@ -18,12 +18,14 @@ class HostOperation {
     return algorithm_of(shape_of(operation));
   }
   // Refuses a wrong operation before the peers learn of it. `ticket`: of one that has waited for
-  // its turn.
+  // its turn. After end_piece() it is the next piece.
   void begin(const Operation& operation, std::optional<uint64_t> ticket = std::nullopt);
   // True when it is done. Throws MismatchError.
   bool advance();
   // Ends the operation in progress, if there is one.
   void end(bool good);
+  // Its piece is over: nobody reads or writes the memory of that one any more.
+  void end_piece();
   // Would advance() move?
   bool ready() {
     if (executor_.ready()) return true;
@@ -54,7 +56,8 @@ class HostOperation {
   Tuner tuner_;
   PlanCache plans_;
   uint64_t sequence_ = 0;
-  uint64_t warned_ = 0;  // the operation of which the log says that it waits
+  uint64_t plans_begun_ = 0;  // of operations, or of their pieces: the same on every rank
+  uint64_t warned_ = 0;       // the operation of which the log says that it waits
   Descriptor current_;
   std::optional<uint64_t> ticket_;  // the flight recorder's, of the current operation
   Traffic before_;                  // at the end of the operation before

@@ -93,8 +93,9 @@ Reduction make_reduction(const Operation& operation, int size) {
 }
 
 Descriptor make_descriptor(const Operation& operation, uint64_t sequence) {
-  Descriptor descriptor;
+  Descriptor descriptor = operation.whole.value_or(Descriptor());
   descriptor.sequence = sequence;
+  if (operation.whole) return descriptor;
   const auto collective = static_cast<uint64_t>(operation.collective);
   const auto dtype = static_cast<uint64_t>(operation.dtype);
   const uint64_t op = reduces(operation.collective) ? static_cast<uint64_t>(operation.op) : 0xff;

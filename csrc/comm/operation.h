@@ -23,6 +23,9 @@ struct Operation : CallShape {
   uint64_t layout = 0;  // hash of the memory layout, 0 for contiguous
   uint32_t line = 0;    // of the program, that calls: a number of ringcomm/_lines.py's; 0: unknown
   std::chrono::milliseconds timeout{0};  // 0: the group's
+  // Of a piece of another operation: the terms of that, and the bytes of its larger side.
+  std::optional<Descriptor> whole = std::nullopt;
+  uint64_t whole_bytes = 0;
 };
 
 // Throws UsageError when the operation contradicts itself (spans against counts, dtype against op).
@@ -31,8 +34,8 @@ void validate(const Operation& operation, int size, Rank rank);
 Shape make_shape(const Operation& operation, const Geometry& geometry);
 Reduction make_reduction(const Operation& operation, int size);
 
-// Makes the terms that peers compare. They are equal on every rank, except for all_to_all's split
-// sizes (see make_stamps).
+// Makes the terms that peers compare: of a piece, those of the whole. They are equal on every rank,
+// except for all_to_all's split sizes (see make_stamps).
 Descriptor make_descriptor(const Operation& operation, uint64_t sequence);
 // Records the algorithm. `terms`: see hash_of_terms().
 void set_plan(Descriptor& descriptor, Algorithm algorithm, uint64_t terms);

@@ -1,7 +1,11 @@
 // Runs operations on a device through memory of the host, if ranks do not reach one another's
 // devices. The stream copies to pinned memory, the group's own engine works there, and the stream
-// copies back. Stream and host tell each other by words in that memory. No other file knows the
+// copies back. Stream and host tell each other by words in such memory. No other file knows the
 // engines of both.
+//
+// A long operation goes in pieces: while the host works on one, the stream copies the next ones in,
+// and the last one out. Pieces use few slots in turn. The slots are those of all operations, which
+// end in order: so does the stream's work, and what is copied in comes after what was copied out.
 #pragma once
 
 #include "comm/mailbox.h"
@@ -41,7 +45,7 @@ class HostStaging {
   bool streams_can_signal = false;
   // The group's sequence number, after run().
   uint64_t sequence() const;
-  ResultWord run(const Operation& operation, cuda::Stream stream, const Point& end);
+  ResultWord run(const Operation& operation, cuda::Stream stream, const Point& end, bool uncut);
   // All are on their way before the stream waits for one: the peers may do the same.
   std::vector<ResultWord> post(const std::vector<DeviceMessage>& messages,
                                const std::vector<Point>& ends, cuda::Stream stream);
@@ -61,19 +65,22 @@ class HostStaging {
   struct Buffer {
     std::byte* memory;
     uint64_t bytes;
-    Point end;  // it is free behind this
+    std::optional<Point> end;  // it is free behind this; none: a slot
   };
   struct Gate {
     const std::atomic<uint32_t>* open;
     MessagePtr message;
   };
 
-  std::byte* buffer(uint64_t bytes, const Point& end);
+  std::byte* buffer(uint64_t bytes, const std::optional<Point>& end);
+  void tell(cuda::Stream stream, std::byte* buffer, uint32_t pieces);
+  void await(cuda::Stream stream, std::byte* buffer, uint32_t pieces);
 
   Communicator& group_;
   cuda::Api& api_;
   const Passed passed_;
   std::deque<Buffer> buffers_;
+  std::array<Span, 4> slots_;  // of buffers that no message uses
 
   Mutex mutex_;
   std::vector<Gate> gates_ RINGCOMM_GUARDED_BY(mutex_);

@@ -18,11 +18,11 @@ HostExecutor::HostExecutor(Transport& transport, uint64_t lent_bytes)
   }
 }
 
-void HostExecutor::start(std::shared_ptr<const Plan> plan, uint64_t sequence,
+void HostExecutor::start(std::shared_ptr<const Plan> plan, uint64_t number,
                          const Reduction& reduction, Manner manner) {
   plan_ = std::move(plan);
   reduction_ = reduction;
-  half_ = static_cast<int>(sequence % 2);
+  half_ = static_cast<int>(number % 2);
   cursor_ = PlanCursor(*plan_);
   peer_ = -1;
   manner_ = manner;

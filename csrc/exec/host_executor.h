@@ -37,10 +37,10 @@ class HostExecutor {
 
   enum class Status { kDone, kBlocked, kMismatch };
 
-  // The plan, and the memory behind the spans, must live until advance() returns kDone. `sequence`
-  // is the operation's number in the group, the same on every rank. PREMUL_SUM's factor is
-  // multiplied in where the input is read: no plan reads there what it has written.
-  void start(std::shared_ptr<const Plan> plan, uint64_t sequence, const Reduction& reduction,
+  // The plan, and the memory behind the spans, must live until advance() returns kDone. `number`
+  // counts plans, the same on every rank. PREMUL_SUM's factor is multiplied in where the input is
+  // read: no plan reads there what it has written.
+  void start(std::shared_ptr<const Plan> plan, uint64_t number, const Reduction& reduction,
              Manner manner = {});
   Spans& input() { return input_; }
   Spans& output() { return output_; }

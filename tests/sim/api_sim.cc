@@ -197,8 +197,10 @@ class SimApi final : public Api {
     Addresses addresses(kCall, process->memory);
     std::byte* dst = addresses.host_side(to, bytes, false);
     const std::byte* src = addresses.host_side(from, bytes, false);
-    enqueue(process->streams.find(kCall, stream, device_of_thread), addresses,
-            [dst, src, bytes] { std::memmove(dst, src, bytes); });
+    enqueue(process->streams.find(kCall, stream, device_of_thread), addresses, [dst, src, bytes] {
+      std::memmove(dst, src, bytes);
+      ++Process::get().copied;
+    });
   }
 
   void each_word(Stream stream, std::span<const Word> words) override {
@@ -374,6 +376,8 @@ std::unique_ptr<Api> make_simulated_api(const SimOptions& options) {
 }
 
 uint64_t copies() { return Process::get().copies; }
+uint64_t copied() { return Process::get().copied; }
+uint64_t pinned_bytes() { return Process::get().memory.pinned(); }
 uint64_t used_bytes(int card) { return Process::get().memory.used(card); }
 
 }  // namespace ringcomm::sim

@@ -21,6 +21,8 @@ std::unique_ptr<cuda::Api> make_simulated_api(const SimOptions& options);
 // have mapped.
 uint64_t used_bytes(int card);
 uint64_t copies();  // that were enqueued or captured
+uint64_t copied();  // that are over
+uint64_t pinned_bytes();
 
 }  // namespace ringcomm::sim
 
@@ -35,6 +37,8 @@ void ringcomm_sim_release(void* block);
 uint64_t ringcomm_sim_empty_cache();
 uint64_t ringcomm_sim_used();    // used_bytes() of device 0
 uint64_t ringcomm_sim_copies();  // copies()
+uint64_t ringcomm_sim_copied();  // copied()
+uint64_t ringcomm_sim_pinned();  // pinned_bytes()
 // Waits for all that was enqueued on the default stream. 0, or 1 after an error.
 int ringcomm_sim_synchronize();
 

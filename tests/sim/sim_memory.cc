@@ -137,6 +137,15 @@ uint64_t SimMemory::used(int card) {
   return used_[card];
 }
 
+uint64_t SimMemory::pinned() {
+  const std::lock_guard lock(mutex_);
+  uint64_t bytes = 0;
+  for (const auto& [base, region] : regions_) {
+    if (region.kind == Kind::kPinned) bytes += region.mapped;
+  }
+  return bytes;
+}
+
 std::byte* SimMemory::allocate_pinned(uint64_t bytes) {
   Region region;
   region.kind = Kind::kPinned;

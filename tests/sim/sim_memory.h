@@ -50,6 +50,7 @@ class SimMemory {
   std::byte* map_chunks(const std::vector<Chunk>& chunks);
   void unmap_chunks(std::byte* base, uint64_t bytes);
   uint64_t used(int card);  // bytes
+  uint64_t pinned();        // bytes
 
  private:
   enum class Kind { kMalloc, kExpandable, kPinned, kOpened, kMapped };

@@ -121,6 +121,10 @@ extern "C" {
 }
 
 [[gnu::visibility("default")]] uint64_t ringcomm_sim_copies() { return ringcomm::sim::copies(); }
+[[gnu::visibility("default")]] uint64_t ringcomm_sim_copied() { return ringcomm::sim::copied(); }
+[[gnu::visibility("default")]] uint64_t ringcomm_sim_pinned() {
+  return ringcomm::sim::pinned_bytes();
+}
 
 [[gnu::visibility("default")]] int ringcomm_sim_synchronize() {
   return ringcomm::sim::call([](auto& tensors) { tensors.synchronize(); }) ? 0 : 1;
