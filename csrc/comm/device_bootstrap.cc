@@ -102,7 +102,8 @@ void DeviceEngine::tell(const cuda::Subgroup& subgroup, const cuda::PeerAccess& 
                          : found.own_devices ? "each rank has a device"
                                              : "ranks share several devices");
     if (found.own_devices)
-      state_.logger().info("kernels by bytes of a message:\n", comm_->kernels_text());
+      state_.logger().info("kernels by bytes of a message, or of a shard:\n",
+                           comm_->kernels_text());
   }
 }
 

@@ -49,11 +49,11 @@ double seconds_of(Algorithm kernel, const Shape& shape, const Link& link) {
   return 3 * link.flag + (in_two ? 2 * one_step / shape.size : one_step);
 }
 
-bool has_room(Algorithm kernel, const Shape& shape, const Link& link, uint64_t window) {
+bool has_room(Algorithm kernel, const Shape& shape, uint64_t window) {
   const auto ranks = static_cast<uint64_t>(shape.size);
   const uint64_t each = most_taken(shape);
   if (shape.collective == kAllToAll) return kernel == kByKernel;  // ranks do not know all lengths
-  if (kernel == kByTwoShot) return link.nvlink && shape.collective != kBarrier;
+  if (kernel == kByTwoShot) return shape.collective != kBarrier;
   if (kernel == kByKernel) return true;
   // Operands in several pieces are put together in the window.
   if (2 * ranks * each > window) return false;
@@ -135,11 +135,10 @@ Link link_of(bool nvlink, int capability, int multiprocessors) {
 
 Algorithm kernel_for(const Shape& shape, const Link& link, uint64_t window,
                      std::optional<Algorithm> asked) {
-  if (asked && has_room(*asked, shape, link, window)) return *asked;
-  Algorithm best =
-      link.nvlink && has_room(kByTwoShot, shape, link, window) ? kByTwoShot : kByKernel;
+  if (asked && has_room(*asked, shape, window)) return *asked;
+  Algorithm best = link.nvlink && has_room(kByTwoShot, shape, window) ? kByTwoShot : kByKernel;
   for (const Algorithm kernel : {kByOneShot, kByLowLatency}) {
-    if (has_room(kernel, shape, link, window) &&
+    if (has_room(kernel, shape, window) &&
         seconds_of(kernel, shape, link) < seconds_of(best, shape, link)) {
       best = kernel;
     }
