@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ringcomm import _C, costs
-from ringcomm.tools import plan_drawing, plan_file
+from ringcomm.tools import plan_drawing, plan_file, plan_mscclpp
 from ringcomm.tools.plan_by_hand import function_of, of_hand
 from ringcomm.tools.plan_steps import (
     COLLECTIVES,
@@ -63,6 +63,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--why", action="store_true", help="print only why the algorithm was chosen")
     add("--svg", type=Path, metavar="FILE", help="draw all ranks, their messages and times")
     add("--export", type=Path, metavar="FILE", help="write the plans of all ranks as JSON")
+    text = "of that file: ringcomm's own (json), or execution plans of MSCCL++"
+    add("--format", choices=["json", "mscclpp"], default="json", help=text)
     add("--costs", type=Path, metavar="FILE", help="what `ringcomm tune` has written")
 
 
@@ -102,7 +104,7 @@ def run(options: argparse.Namespace) -> int:
         options.svg.write_text(text, encoding="utf-8")
         print(f"\n{options.svg}: drawn, with times by a model")
     if options.export:
-        export(of_library(shape, options.algorithm), options.export)
+        export(of_library(shape, options.algorithm), options)
     return 0
 
 
@@ -112,13 +114,21 @@ def run_by_hand(options: argparse.Namespace, group: GroupPlans, fabrics: costs.F
         raise ValueError(f"{options.algorithm} was asked for, so no table chose: leave out --why")
     show_group(options, group, title_of(group.shape, options, group.algorithm), fabrics)
     if options.export:
-        export(group, options.export)
+        export(group, options)
     return 0
 
 
-def export(group: GroupPlans, path: Path) -> None:
-    plan_file.write(group, path)
-    print(f"\n{path}: the plans of {counted(group.shape.size, 'rank')}")
+def export(group: GroupPlans, options: argparse.Namespace) -> None:
+    """Write the file. Raises ValueError where the format cannot say the plans, and OSError."""
+    path, more = options.export, ""
+    if options.format == "mscclpp":
+        text = plan_mscclpp.text_of(group)
+        path.write_text(text, encoding="utf-8")
+        if (most := plan_mscclpp.longest(text)) > plan_mscclpp.MOST_OPERATIONS:
+            more = f": {most} operations in a threadblock, and MSCCL++ takes 64"
+    else:
+        plan_file.write(group, path)
+    print(f"\n{path}: the plans of {counted(group.shape.size, 'rank')}{more}")
 
 
 def run_file(options: argparse.Namespace) -> int:

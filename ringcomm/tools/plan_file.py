@@ -12,7 +12,7 @@ import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ringcomm.tools import plan_check
+from ringcomm.tools import plan_check, plan_of_mscclpp
 from ringcomm.tools.plan_check import PlaceError
 from ringcomm.tools.plan_steps import COLLECTIVES, LANES, MOST_RANKS, SPACES, VERBS, Shape
 from ringcomm.tools.plan_tables import (
@@ -91,13 +91,16 @@ def row_of(row: Any) -> dict[str, Any]:
 
 
 def read(path: Path) -> GroupPlans:
-    """Read and check the plans of a file. Raises ValueError, which names the place, and OSError."""
+    """Read and check the plans of a file, or those of MSCCL++ that ringcomm can say.
+
+    Raises ValueError, which names the place, and OSError.
+    """
     try:
         body = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is no JSON: {error}") from error
     try:
-        return parse(body)
+        return plan_of_mscclpp.parse(body) if plan_of_mscclpp.is_plan(body) else parse(body)
     except PlaceError as error:
         raise ValueError(f"{path}: {error}") from None
 
