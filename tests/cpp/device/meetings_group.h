@@ -99,7 +99,7 @@ class Jittery : public sim::Memory {
     return sim::Memory::load_acquire(flag);
   }
   void store_line(uint64_t* line, uint64_t value) override {
-    jitter();
+    jitter(200);  // there are thousands
     sim::Memory::store_line(line, value);
   }
   void pause() override {
@@ -108,9 +108,9 @@ class Jittery : public sim::Memory {
   }
 
  protected:
-  void jitter() {
+  void jitter(uint64_t one_of = 8) {
     Random random(seed_++);
-    if (random.below(8) != 0) return;
+    if (random.below(one_of) != 0) return;
     for (uint64_t yields = random.below(20); yields > 0; --yields) std::this_thread::yield();
   }
 
