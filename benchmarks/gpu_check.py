@@ -3,6 +3,7 @@
     python benchmarks/gpu_check.py --list                 # the stages, in their order
     python benchmarks/gpu_check.py --minutes 9 --out DIR  # what fits: everything at 2 ranks first
     python benchmarks/gpu_check.py --ranks 4 --only torch,plans
+    python benchmarks/gpu_check.py --node --minutes 9     # ranks with a GPU each, NCCL beside
     python benchmarks/gpu_check.py --simulated --short    # no GPU: do all stages work?
 
 Without a GPU the stages run on the simulated device of the tests, where figures mean nothing and
@@ -27,6 +28,7 @@ import gpu.stages
 import gpu.table
 import torch
 from gpu.archive import Archive
+from gpu.ranks import NODE
 from gpu.running import Outcome
 from gpu.stages import RANKS, ROOT, STAGES, Settings, Stage
 
@@ -46,6 +48,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     add("--without", type=names, default=[], metavar="NAMES", help="leave these out")
     add("--ranks", type=words.list_of(words.positive), help="2,4,8,16, or some of them")
     add("--minutes", type=float, metavar="N", help="run what fits, and end in time")
+    add("--node", action="store_true", help="a GPU a rank: 2 ranks, and as many as there are GPUs")
     add("--list", action="store_true", help="show the stages that would run, in their order")
     add("--out", type=Path, default=ROOT / "build" / "gpu_check", metavar="DIR", help="archive")
     add("--simulated", action="store_true", help="use the simulated device also where a GPU is")
@@ -60,7 +63,18 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         parser.error(f"there is no stage {wrong[0]!r}: choose from {kinds}")
     if wrong := sorted(set(options.ranks or []) - set(RANKS)):
         parser.error(f"there is no stage for {wrong[0]} ranks: choose from {RANKS}")
+    if options.node:
+        os.environ[NODE] = "1"
+        most = max(2, torch.cuda.device_count())
+        options.ranks = options.ranks or [2, max(ranks for ranks in RANKS if ranks <= most)]
+        options.only = options.only or gpu.stages.OF_NODES
+    else:  # asked for by name, they run
+        options.without += [k for k in gpu.stages.ONLY_NODES if not named(k, options.only)]
     return options
+
+
+def named(kind: str, only: list[str]) -> bool:
+    return any(name.partition("-")[0] == kind for name in only)
 
 
 def settings_of(options: argparse.Namespace, folder: Path) -> Settings:

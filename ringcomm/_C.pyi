@@ -26,6 +26,7 @@ class Config:
     resume_seconds: int
     run: str
     secret: str
+    shared_buffers: int
     spin_us: int | None
     tls: str
     tls_ca: str
@@ -85,6 +86,15 @@ class Options(_Backend.Options):
         """
     @cuda_memory.setter
     def cuda_memory(self, value: int | None) -> None: ...
+    @property
+    def shared_buffers(self) -> int:
+        """The attribute of `RINGCOMM_SHARED_BUFFERS`.
+
+        Bytes of a rank's memory that other ranks of its host read, for FSDP2's buffers. The same on
+        every rank. Default: `0`. Values: 0 to 1,099,511,627,776.
+        """
+    @shared_buffers.setter
+    def shared_buffers(self, value: int | None) -> None: ...
     @property
     def ifname(self) -> str:
         """The attribute of `RINGCOMM_IFNAME`.
@@ -249,6 +259,7 @@ class Options(_Backend.Options):
         spin_us: int | None = None,
         cuda_mode: str | None = None,
         cuda_memory: int | None = None,
+        shared_buffers: int | None = None,
         ifname: str | None = None,
         ports: str | None = None,
         transport: str | None = None,

@@ -125,6 +125,15 @@ SETTINGS = [
         most=1 << 40,
     ),
     Setting(
+        *("shared_buffers", GROUP),
+        "bytes of a rank's memory that other ranks of its host read, for [FSDP2's buffers]"
+        "(performance.md#buffers-of-fsdp2). The same on every rank",
+        kind=int,
+        default=0,
+        unit="bytes",
+        most=1 << 40,
+    ),
+    Setting(
         *("ifname", PROCESS),
         "[interfaces or networks](networks.md#which-addresses), as `eth0`, `10.0.0.0/8`, `^docker`",
         fits="all",

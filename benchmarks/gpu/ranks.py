@@ -28,16 +28,22 @@ from lab.ranks import HOST, Rank, RankError, end_with_parent
 T = TypeVar("T")
 
 LIBRARY = "RINGCOMM_CUDA_LIBRARY"
+NODE = "GPU_CHECK_NODE"
 START_SECONDS = 120.0  # to import a torch that lies on no cached page, make a context, and meet
+
+
+def gpus() -> int:
+    """Return how many GPUs the ranks share out: all with gpu_check.py's --node, else one."""
+    return torch.cuda.device_count() or 1 if os.environ.get(NODE) else 1
 
 
 class Place:
     """Where tensors are: "cuda", "simulated", or "cpu" for results to compare with."""
 
-    def __init__(self, kind: str) -> None:
+    def __init__(self, kind: str, rank: int = 0) -> None:
         self.kind = kind
         self.is_cuda = kind == "cuda"
-        self.device = torch.device("cuda", 0) if self.is_cuda else torch.device("cpu")
+        self.device = torch.device("cuda", rank % gpus()) if self.is_cuda else torch.device("cpu")
         self._library: ctypes.CDLL | None = None
         if self.is_cuda:
             torch.cuda.set_device(self.device)
@@ -129,7 +135,7 @@ def enter(rank: Rank, entry: Entry) -> float:
         os.environ[name] = value.replace("{rank}", str(rank.index))
     benchmark.prepare(rank)
     start = time.perf_counter()
-    place = rank.kept["place"] = Place(entry.kind)
+    place = rank.kept["place"] = Place(entry.kind, rank.index)
     more: dict[str, Any] = {"device_id": place.device} if entry.with_device else {}
     dist.init_process_group(
         rank.backend,

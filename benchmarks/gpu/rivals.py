@@ -16,7 +16,7 @@ from typing import Any
 import torch.distributed as dist
 
 import gpu.table
-from gpu.ranks import DeviceRanks, Entry, meet, place_of
+from gpu.ranks import DeviceRanks, Entry, gpus, meet, place_of
 from gpu.stages import Settings, last_line, of_a_rival, parts
 from gpu.table import Row
 from lab import report
@@ -29,6 +29,7 @@ from ringcomm.tools.bench.cases import (
     elements,
     reduce_scatter_single,
 )
+from ringcomm.tools.bench.nccl import APART
 
 OURS = "ringcomm"
 COLLECTIVES = ["all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all"]
@@ -38,12 +39,6 @@ ROUNDS = 3
 MOST = 50  # calls of a round
 # Ranks of NCCL on one GPU spin in kernels and take turns, so they may crawl.
 LIMIT_SECONDS = 25.0
-# Each rank a host: NCCL then finds no second rank on its GPU, and no memory in common.
-NCCL_APART = {
-    "NCCL_HOSTID": "host-{rank}", "NCCL_NET": "Socket", "NCCL_SOCKET_IFNAME": "lo",
-    "NCCL_IB_DISABLE": "1", "NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1",
-    "NCCL_NVLS_ENABLE": "0", "NCCL_MNNVL_ENABLE": "0",
-}  # fmt: skip
 HEAD = f"{'size':>12} {'count':>12} {'type':>6} {'redop':>6} {'time':>10} {'algbw':>8} {'busbw':>8}"
 UNITS = f"{'(B)':>12} {'(elements)':>12} {'':>6} {'':>6} {'(us)':>10} {'(GB/s)':>8} {'(GB/s)':>8}"
 
@@ -141,12 +136,17 @@ def samples_of(
                 yield Sample(backend, collective, size, count, seconds)
 
 
+def nccl_entry(size: int) -> dict[str, str]:
+    """Return what ranks of NCCL must be told where several share a GPU."""
+    return APART if size > gpus() else {}
+
+
 def entries(size: int, settings: Settings) -> dict[str, Entry]:
     """Return how the ranks of each backend begin. Without a GPU there is no NCCL."""
     ours = Entry(settings.kind, settings.library)
     if settings.simulated:
         return {OURS: ours, "gloo": Entry("cpu")}
-    apart = NCCL_APART if size > 1 else {}
+    apart = nccl_entry(size)
     return {OURS: ours, "gloo": Entry(settings.kind), "nccl": Entry("cuda", environment=apart)}
 
 

@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gpu.table
 from gpu.ranks import LIBRARY, DeviceRanks, Entry, meet, place_of, preload_training
-from gpu.rivals import NCCL_APART, OURS
+from gpu.rivals import OURS, nccl_entry
 from gpu.stages import Settings, last_line, of_a_rival, parts
 from gpu.table import Row
 from lab.benchmark import slowest
@@ -175,11 +175,11 @@ def nccl(size: int, settings: Settings) -> Iterator[Row]:
     if settings.simulated:
         yield gpu.table.info(what, note="not run: it needs a GPU")
         return
-    entry = Entry(settings.kind, environment=NCCL_APART if size > 1 else {})
+    entry = Entry(settings.kind, environment=nccl_entry(size))
     with DeviceRanks(size, entry, "nccl") as ranks:
         ranks(build, 4096 if size < 4 else 2048, 6, 64, seconds=NCCL_SECONDS)
         whole, exposed = round_of(ranks, STEPS, NCCL_SECONDS)
-    note = f"of a step of {1e3 * whole:.2f} ms" + (", over sockets" if size > 1 else "")
+    note = f"of a step of {1e3 * whole:.2f} ms" + (", over sockets" if nccl_entry(size) else "")
     yield gpu.table.info(what, 1e3 * exposed, "ms", note)
 
 

@@ -14,6 +14,7 @@ struct GroupConfig {
   std::optional<int64_t> spin_us;        // how long a waiting call spins; unset: what fits
   std::string cuda_mode = "auto";        // or "ipc", "host": see comm/device_engine.h
   std::optional<uint64_t> cuda_memory;   // bytes a rank gives the group; unset: what fits
+  uint64_t shared_buffers = 0;           // bytes of a rank's memory for tensors that others read
   std::string trace_lines = "0";         // "1": records have the line of the program that calls
 };
 

@@ -63,8 +63,12 @@ std::shared_ptr<Communicator> Communicator::create(Store& store,
   meeting.size = options.size;
   meeting.scope = str(runtime.config().run, "/", options.name);
   const uint64_t devices = cuda::Area::bytes(options.size);
-  meeting.layout = {options.size, geometry.window_room(), geometry.inbox_bytes,
-                    mailbox_bytes(options.size), devices};
+  meeting.layout = {options.size,
+                    geometry.window_room(),
+                    geometry.inbox_bytes,
+                    mailbox_bytes(options.size),
+                    devices,
+                    SegmentLayout::page_up(options.config.shared_buffers)};
   meeting.across = [&](int here, int most, int distance) -> RendezvousOptions::Across {
     const Geometry across = Geometry::across_hosts(options.size, distance, most);
     return {{here, across.window_room(), across.inbox_bytes, mailbox_bytes(most), devices},

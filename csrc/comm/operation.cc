@@ -187,6 +187,7 @@ std::string to_text(const Descriptor& descriptor) {
   if (root != kNobody) text += str(" root ", root);
   if (descriptor.words[kSplits] != 0) text += " uneven";
   if (descriptor.words[kLayout] == kSparseLayout) return text + " for a sparse all_reduce";
+  if (descriptor.words[kLayout] == kBuffersLayout) return text + " about shared buffers";
   if (descriptor.words[kLayout] != 0)
     text += str(" memory layout ", descriptor.words[kLayout] % 10000);
   return text;

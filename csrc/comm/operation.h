@@ -11,6 +11,8 @@ namespace ringcomm {
 
 // The layout of the parts that an all_reduce of sparse tensors gathers, for texts.
 inline constexpr uint64_t kSparseLayout = 2;
+// The same of what ranks tell of tensors that others read (torch/peer_reads.cc).
+inline constexpr uint64_t kBuffersLayout = 3;
 
 // Spans follow the conventions of shapes (plan/shape.h); counts are bytes. Input and output may be
 // the same memory wherever torch.distributed works in place. The memory lives until the operation

@@ -80,6 +80,12 @@ class Backend final : public c10d::Backend {
   BackendPtr shrink(const std::vector<int64_t>& ranks_to_exclude, int shrink_flags,
                     const OptionsPtr& opts) override;
 
+  // Of the CPU: buffers that all ranks of the host have mapped, while there is room.
+  bool supportsTensorAlloc(c10::DeviceIndex index) override {
+    return index < 0 && !group().state().transport().buffers(rank()).empty();
+  }
+  at::Tensor allocateTensor(long size, at::TensorOptions options) override;
+
   bool supportsSplitting() const override { return true; }
   BackendPtr split(const StorePtr& store, const std::vector<int>& ranks,
                    const OptionsPtr& opts) override;
@@ -144,6 +150,7 @@ class Backend final : public c10d::Backend {
   std::chrono::milliseconds timeout_of(std::chrono::milliseconds asked);
   // Runs the call here, or starts it. Returns null for a finished call, as torch expects.
   WorkPtr issue(Call&& call);
+  void read_peers(Call& call);
   WorkPtr run(Call& call);
   WorkPtr start(Call& call, const EventEnd& event_end = nullptr);
   WorkPtr start_in_profile(Call& call);

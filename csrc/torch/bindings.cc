@@ -101,6 +101,7 @@ void bind_options(py::module_& module) {
       .def_readwrite("resume_seconds", &Config::resume_seconds)
       .def_readwrite("run", &Config::run)
       .def_readwrite("secret", &Config::secret)
+      .def_readwrite("shared_buffers", &Config::shared_buffers)
       .def_readwrite("spin_us", &Config::spin_us)
       .def_readwrite("tls", &Config::tls)
       .def_readwrite("tls_ca", &Config::tls_ca)

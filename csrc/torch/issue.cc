@@ -33,6 +33,7 @@ EventEnd open_event(const Call& call, const std::string& algorithm) {
 Backend::WorkPtr Backend::issue(Call&& call) {
   call.operation.timeout = timeout_of(call.operation.timeout);
   find_device(call);
+  read_peers(call);
   if (options_->config.trace_lines == "1") call.operation.line = line_of_caller();
   for (const auto scope : {at::RecordScope::USER_SCOPE, at::RecordScope::FUNCTION}) {
     if (at::getStepCallbacksUnlessEmpty(scope)) return start_in_profile(call);

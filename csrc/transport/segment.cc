@@ -91,8 +91,9 @@ void check_sealed_memfd(const Fd& fd, uint64_t bytes, Rank owner) {
   if (!whole || (::fcntl(fd.get(), F_GET_SEALS) & kSeals) != kSeals) {
     throw PeerError(owner, str("rank ", owner, " passed shared memory of ", status.st_size,
                                " bytes where ", bytes,
-                               " sealed bytes were expected: are all ranks "
-                               "running the same version of ringcomm?"));
+                               " sealed bytes were expected: do all ranks "
+                               "run the same version of ringcomm, with the same "
+                               "RINGCOMM_SHARED_BUFFERS?"));
   }
 }
 

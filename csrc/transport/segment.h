@@ -2,12 +2,13 @@
 // the ranks of the host, and each has a place of its own.
 //
 //   | header | lines[place][lane][half] | mailbox[place] ... | device area | half 0 | half 1 |
+//   | buffers |
 //
 //   half = | window | inbox[place] ... |
 //
-// Written by its owner: header (except aborted_by), windows. Written by a peer: its lines, its
-// mailbox (except the read cursor), its inboxes. Nothing here is trusted beyond that: whatever is
-// used as a length or an index is checked by the reader.
+// Written by its owner: header (except aborted_by), windows, buffers. Written by a peer: its lines,
+// its mailbox (except the read cursor), its inboxes. Nothing here is trusted beyond that: whatever
+// is used as a length or an index is checked by the reader.
 //
 // A pair of ranks on two hosts has such memory of its own, with one writer (transport/remote.h).
 #pragma once
@@ -16,6 +17,7 @@
 #include <atomic>
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 
 #include "base/fd.h"
@@ -99,6 +101,7 @@ struct SegmentLayout {
   uint64_t inbox_bytes = 0;    // of each writer
   uint64_t mailbox_bytes = 0;  // of each writer's ring, a power of two
   uint64_t device_bytes = 0;   // whole pages
+  uint64_t buffer_bytes = 0;   // for tensors of its owner
 
   static constexpr uint64_t kPage = 4096;
   static constexpr uint64_t page_up(uint64_t n) { return (n + kPage - 1) / kPage * kPage; }
@@ -116,7 +119,8 @@ struct SegmentLayout {
   uint64_t half_stride() const {
     return page_up(window_bytes + static_cast<uint64_t>(writers) * inbox_bytes);
   }
-  uint64_t bytes() const { return halves_offset() + 2 * half_stride(); }
+  uint64_t buffers_offset() const { return halves_offset() + 2 * half_stride(); }
+  uint64_t bytes() const { return buffers_offset() + buffer_bytes; }
 };
 
 // A rank's segment as mapped here. Copyable view; the mapping lives elsewhere.
@@ -150,6 +154,9 @@ class Segment {
   }
   uint64_t mailbox_bytes() const { return layout_.mailbox_bytes; }
   std::byte* device_area() const { return base_ + layout_.device_offset(); }
+  std::span<std::byte> buffers() const {
+    return {base_ + layout_.buffers_offset(), layout_.buffer_bytes};
+  }
 
  private:
   std::byte* base_ = nullptr;

@@ -10,6 +10,7 @@
 #pragma once
 
 #include <cstddef>
+#include <span>
 #include <vector>
 
 #include "base/doorbell.h"
@@ -176,6 +177,8 @@ class Transport {
   std::byte* device_area(Rank owner) {
     return is_remote(owner) ? nullptr : peer(owner).segment.device_area();
   }
+  // For tensors of `owner`, a rank of this host: all of it.
+  std::span<std::byte> buffers(Rank owner) const { return peer(owner).segment.buffers(); }
   // Passes a descriptor of a device to a rank of this host, by a number that names it. False: not
   // now. An empty one: it has not come.
   bool send(Rank to, uint32_t number, const Fd& descriptor);

@@ -84,6 +84,10 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Run]]:
     started = {
         "ladder": Run(folder, "ladder.py", *timed, "--sizes", "8,64K"),
         "segments": Run(folder, "segments.py", *timed, "--sizes", "256K"),
+        "shared_buffers": Run(
+            folder,
+            *("shared_buffers.py", "--turns", "2", "--calls", "2", "--sizes", "1M"),
+        ),
         "ladder_tcp": Run(
             over_tcp, "ladder.py", *timed, "--tcp", "--sizes", "64K", "--stream", "8"
         ),
@@ -243,6 +247,15 @@ def test_segments_are_compared(runs: dict[str, Run]) -> None:
     assert figures["bytes"] == 256 << 10
     rounds = {int(segment): len(times) for segment, times in figures["rounds_s"].items()}
     assert rounds == {kib << 10: 2 for kib in (64, 128, 256, 512)}
+
+
+def test_shared_buffers_take_turns(runs: dict[str, Run]) -> None:
+    figures = runs["shared_buffers"].body()["figures"]
+    keys = [(each["ranks"], each["collective"], each["bytes"]) for each in figures]
+    names = ("all_gather", "reduce_scatter")
+    assert keys == [(ranks, name, 1 << 20) for ranks in (2, 4) for name in names]
+    assert all(len(turns) == 2 for each in figures for turns in each["turns_s"].values())
+    assert all(each["ratio"] > 0 for each in figures)
 
 
 def test_tail_has_every_quantile(runs: dict[str, Run]) -> None:

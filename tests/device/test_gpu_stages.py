@@ -75,6 +75,24 @@ def test_stages_are_chosen_by_kind_name_and_ranks(module: Any) -> None:
     assert stages.unknown(["plans", "plans-2", "plans-3", "plan"]) == ["plans-3", "plan"]
 
 
+def test_a_node_has_stages_of_its_own(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    check, stages, ranks = module("gpu_check"), module("gpu.stages"), module("gpu.ranks")
+    monkeypatch.setenv(ranks.NODE, "")
+    usual = check.parse([])
+    assert usual.without == stages.ONLY_NODES
+    assert check.parse(["--only", "bench-2,fsdp2"]).without == []
+    assert ranks.gpus() == 1
+    monkeypatch.setattr(check.torch.cuda, "device_count", lambda: 8)
+    node = check.parse(["--node"])
+    assert node.ranks == [2, 8]
+    assert ranks.gpus() == 8
+    chosen = stages.chosen(node.only, node.without, node.ranks)
+    fit, _ = stages.fitting(chosen, 10 * 60 - check.LAST_SECONDS)
+    assert {"build", "plans-8", "latency-8", "bench-8"} <= set(stages.names_of(fit))
+    assert module("gpu.rivals").nccl_entry(8) == {}
+    assert module("gpu.rivals").nccl_entry(9)["NCCL_HOSTID"] == "host-{rank}"
+
+
 def test_what_fits_is_taken_in_order(module: Any) -> None:
     stages = module("gpu.stages")
     some = [

@@ -95,6 +95,7 @@ GOOD: dict[str, tuple[str, Any]] = {  # as a variable, and as a value
     "spin_us": ("0", 0),
     "cuda_mode": ("ipc", "ipc"),
     "cuda_memory": ("262144", 1 << 18),
+    "shared_buffers": ("1073741824", 1 << 30),
     "ifname": ("eth0,^docker", "eth0,^docker"),
     "ports": ("40000-40010", "40000-40010"),
     "transport": ("tcp", "tcp"),

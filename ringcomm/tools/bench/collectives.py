@@ -12,6 +12,7 @@ import argparse
 import contextlib
 import functools
 import gc
+import os
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -20,7 +21,7 @@ from dataclasses import replace
 import torch
 import torch.distributed as dist
 
-from ringcomm.tools.bench import cases, measured, mpi
+from ringcomm.tools.bench import cases, measured, mpi, nccl
 from ringcomm.tools.bench.algorithms import algorithm
 from ringcomm.tools.bench.cases import Case, Form
 from ringcomm.tools.bench.measured import BenchmarkError, BusyCores, Measured
@@ -37,12 +38,15 @@ ON_STREAM = 20  # calls on a stream that are timed together, as nccl-tests do
 
 
 def enter(rank: Rank, device: str) -> None:
-    """Join the others. On CUDA the ranks share out the GPUs."""
+    """Join the others. On CUDA the ranks share out the GPUs, which NCCL has to be told."""
     if rank.backend == mpi.NAME:
         return  # mpirun has joined them
     measured.prepare(rank)
     if device == "cuda":
-        torch.cuda.set_device(rank.index % torch.cuda.device_count())
+        gpus = torch.cuda.device_count()
+        torch.cuda.set_device(rank.index % gpus)
+        if rank.backend == "nccl":
+            os.environ.update(nccl.apart(rank.index, rank.size, gpus))
     measured.join(rank)
 
 
@@ -264,12 +268,14 @@ def measure_table(bench: Bench, rows: list[list[Job]]) -> list[Facts]:
         f"{'### ' if options.markdown else ''}{what}: "
         f"median and lowest..highest of {options.rounds} rounds\n"
     )
-    for line in table.head():
+    ours = options.columns != nccl.COLUMNS
+    for line in table.head() if ours else []:
         bench.lines.say(line)
     for row in rows:
         facts = [sample.facts() for job in row for sample in bench.measure(job)]
-        for line in table.rows(facts):
+        for line in table.rows(facts) if ours else []:
             bench.lines.say(line)
         found += facts
-    bench.lines.say()
+    for line in [""] if ours else nccl.lines_of(found):
+        bench.lines.say(line)
     return found

@@ -7,6 +7,7 @@ that one was wrong, or that it could not measure; 2 says that --from names no fi
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ringcomm.tools.bench import cases, collectives, ddp, earlier, figures, mpi, progress
+from ringcomm.tools.bench import cases, collectives, ddp, earlier, figures, mpi, nccl, progress
 from ringcomm.tools.bench.machine import machine
 from ringcomm.tools.bench.measured import BenchmarkError
 from ringcomm.tools.bench.ranks import RankError
@@ -41,6 +42,12 @@ def one_of(names: Sequence[str]) -> Any:
     return list_of(parse)
 
 
+def ranks(text: str) -> list[int]:
+    """Parse "2,4,8" for argparse. "all" is as many as there are GPUs; 0 stands for it."""
+    parsed: list[int] = [0] if text == "all" else list_of(positive)(text)
+    return parsed
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.ArgumentDefaultsHelpFormatter
     add = parser.add_argument
@@ -48,13 +55,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--sizes", type=list_of(size), default=SIZES, help="8,1K,4M,… bytes of the larger buffer")
     add("--types", type=one_of(list(cases.EXACT)), default="float32", help="float32,bfloat16,…")
     add("--ops", type=one_of(list(cases.OPS)), default="sum", help="sum,prod,min,max")
-    add("--ranks", type=list_of(positive), default="2", help="2,4,8: one after the other")
+    add(
+        "--ranks",
+        type=ranks,
+        default="2",
+        help="2,4,8, one after the other; all: a GPU or core each",
+    )
     add("--backends", type=list_of(str), default="ringcomm,gloo", help="ringcomm,gloo,nccl,mpi")
     add("--device", choices=["cpu", "cuda"], default="cpu", help="where the tensors are")
     add("--rounds", type=positive, default=5, help="in each, every backend has its turn")
     add("--seconds", type=float, default=0.2, help="how long a backend's round takes, about")
     add("--check", action=argparse.BooleanOptionalAction, default=True, help="count wrong elements")
     add("--loaded", action="store_true", help="also with every core busy computing")
+    add("--columns", choices=["ringcomm", nccl.COLUMNS], default="ringcomm", help="of the tables")
     add("--markdown", action="store_true", help="print Markdown tables")
     add("--json", type=output, metavar="FILE", help="write all figures here")
     add("--csv", type=output, metavar="FILE", help="write a line a measured size here")
@@ -126,7 +139,7 @@ def gpus() -> list[str]:
 
 
 def look(options: argparse.Namespace) -> None:
-    """Raise ValueError where something that is asked for is not here."""
+    """Raise ValueError where something that is asked for is not here. Counts what "all" is."""
     there = {"gloo": dist.is_gloo_available(), "nccl": dist.is_nccl_available()}
     for backend in options.backends:
         if not there.get(backend, True):
@@ -138,11 +151,8 @@ def look(options: argparse.Namespace) -> None:
                 raise ValueError(f"--backends mpi: it has no {other}; its tensors are the CPU's")
         if backend == "nccl" and options.device != "cuda":
             raise ValueError("--backends nccl: it needs --device cuda")
-    if options.device == "cuda":
-        count, most = torch.cuda.device_count(), max(options.ranks)
-        if not count:
-            raise ValueError("--device cuda: torch finds no GPU here")
-        if "nccl" in options.backends and most > count:
-            raise ValueError(
-                f"--backends nccl: {most} ranks need as many GPUs, and {count} are here"
-            )
+    if options.device == "cuda" and not torch.cuda.device_count():
+        raise ValueError("--device cuda: torch finds no GPU here")
+    cores = len(os.sched_getaffinity(0))
+    every = torch.cuda.device_count() if options.device == "cuda" else cores
+    options.ranks = list(dict.fromkeys(count or every for count in options.ranks))

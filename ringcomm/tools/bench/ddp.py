@@ -1,8 +1,7 @@
-"""How much of a DDP step is communication that nothing hides.
+"""How much of a step of DDP or FSDP2 is communication that nothing hides.
 
-Trains a perceptron of 25 million parameters with stock DistributedDataParallel
-(gradient_as_bucket_view=True), by turns with its gradients exchanged and with a communication
-hook that does nothing. The step minus the step that exchanges nothing is the exposed
+Trains a model, by turns with its gradients exchanged and with communication that does nothing: see
+sharing.py. The step minus the step that exchanges nothing is the exposed
 communication. The backends take turns too. A step takes as long as on its slowest rank, and the
 ranks meet before each.
 """
@@ -18,50 +17,34 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
-from ringcomm.tools.bench import measured, progress
+from ringcomm.tools.bench import measured, progress, sharing
 from ringcomm.tools.bench.collectives import enter
 from ringcomm.tools.bench.measured import BenchmarkError, Measured
 from ringcomm.tools.bench.progress import Lines
 from ringcomm.tools.bench.ranks import Rank
 from ringcomm.tools.bench.report import Spread, table_lines
+from ringcomm.tools.bench.sharing import Model
 from ringcomm.tools.words import positive
 
 NAME = "ddp"  # of what JSON has
+TITLES = {"ddp": "DDP", "fsdp2": "FSDP2"}
+MODEL = ("model", "wrapper", "width", "layers", "batch")  # options, as Model has them
 STEPS = {"step": "step", "silent_step": "without communication", "exposed": "exposed communication"}
 Steps = dict[str, list[float]]  # seconds of each step, "exchanging" or "silent"
-
-
-def nothing(state: None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """Leave every rank's gradients as they are: a communication hook.
-
-    DDP reads its annotations, so this file does without `from __future__ import annotations`.
-    """
-    future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
-    future.set_result(bucket.buffer())
-    return future
 
 
 class Trainer:
     """A model with its optimizer and its data, on one rank."""
 
-    def __init__(
-        self, rank: Rank, sizes: tuple[int, int, int], device: str, hook: Any = None
-    ) -> None:
-        """`sizes`: the width and the number of layers, and the examples of a rank's batch."""
-        width, layers, batch = sizes
+    def __init__(self, rank: Rank, what: Model, device: str, *, silent: bool) -> None:
         self.cuda = device == "cuda"
         torch.manual_seed(1)
-        modules = [nn.Linear(width, width) for _ in range(layers)]
-        network = nn.Sequential(*(part for layer in modules for part in (layer, nn.ReLU())))
-        self.model = DistributedDataParallel(network.to(device), gradient_as_bucket_view=True)
-        if hook:
-            self.model.register_comm_hook(None, hook)
+        self.model = sharing.wrap(what, what.network().to(device), rank, silent=silent)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01)
         torch.manual_seed(100 + rank.index)
-        self.data = torch.randn(batch, width).to(device)
-        self.wanted = torch.rand(batch, width).to(device)
+        self.data = torch.randn(what.inputs).to(device)
+        self.wanted = torch.rand(what.inputs).to(device)
 
     def step(self) -> float:
         """Train once; returns seconds."""
@@ -77,15 +60,15 @@ class Trainer:
     def checksums(self) -> list[int]:
         """Return a sum over the bits of each parameter: equal models give equal lists."""
         return [
-            int(parameter.detach().view(torch.int32).sum(dtype=torch.int64))
+            int(sharing.whole(parameter).view(torch.int32).sum(dtype=torch.int64))
             for parameter in self.model.parameters()
         ]
 
 
-def build(rank: Rank, sizes: tuple[int, int, int], device: str) -> int:
+def build(rank: Rank, what: Model, device: str) -> int:
     """Make both models and warm them up; returns the number of parameters of each."""
-    hooks = {"exchanging": None, "silent": nothing}
-    trainers = {kind: Trainer(rank, sizes, device, hook) for kind, hook in hooks.items()}
+    kinds = {"exchanging": False, "silent": True}
+    trainers = {kind: Trainer(rank, what, device, silent=kinds[kind]) for kind in kinds}
     for trainer in trainers.values():
         for _ in range(3):  # DDP sorts its buckets anew after the first
             trainer.step()
@@ -177,7 +160,8 @@ def ratios(backends: dict[str, dict[str, Any]]) -> dict[str, float]:
 
 def measure_ranks(options: argparse.Namespace, size: int, lines: Lines) -> dict[str, Any]:
     """Measure with `size` ranks, and say the figures."""
-    sizes = (options.width, options.layers, options.batch)
+    model = Model(*(getattr(options, name) for name in MODEL))
+    name = f"{TITLES[options.wrapper]}, {size} ranks"
     with contextlib.ExitStack() as stack:
         sets = {
             backend: stack.enter_context(Measured(size, backend, options.deadline))
@@ -186,10 +170,10 @@ def measure_ranks(options: argparse.Namespace, size: int, lines: Lines) -> dict[
         parameters = 0
         for ranks in sets.values():
             ranks(enter, options.device, seconds=options.limit)
-            parameters = ranks(build, sizes, options.device, seconds=options.limit)[0]
+            parameters = ranks(build, model, options.device, seconds=options.limit)[0]
         rounds: dict[str, list[tuple[float, float]]] = {backend: [] for backend in sets}
         for number in range(options.rounds):
-            lines.step(f"DDP, {size} ranks, round {number + 1}", advance=1)
+            lines.step(f"{name}, round {number + 1}", advance=1)
             for backend, ranks in sets.items():
                 rounds[backend].append(round_of(ranks, options.steps, options.limit))
         sums = check_equal(sets)
@@ -208,7 +192,8 @@ def measure_ranks(options: argparse.Namespace, size: int, lines: Lines) -> dict[
 
 def say(found: dict[str, Any], options: argparse.Namespace, lines: Lines) -> None:
     lines.say(
-        f"DDP, {found['parameters'] / 1e6:.1f} M float32 parameters, {found['ranks']} ranks, "
+        f"{TITLES[options.wrapper]}, {options.model} of "
+        f"{found['parameters'] / 1e6:.1f} M float32 parameters, {found['ranks']} ranks, "
         f"{options.device}, batch {options.batch}: median and lowest..highest of "
         f"{options.rounds} rounds of {options.steps} steps\n"
     )
@@ -227,7 +212,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Return what JSON gets. Raises BenchmarkError where ranks end with other parameters."""
     with progress.shown(options.rounds * len(options.ranks)) as lines:
         runs = [measure_ranks(options, size, lines) for size in options.ranks]
-    names = ("ranks", "batch", "width", "layers", "rounds", "steps", "device")
+    names = ("ranks", *MODEL, "rounds", "steps", "device")
     return {"options": {name: getattr(options, name) for name in names}, "runs": runs}
 
 
@@ -246,7 +231,9 @@ def write_csv(path: Path, body: dict[str, Any]) -> None:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("a step of training")
     add = group.add_argument
-    add("--ddp", action="store_true", help="measure steps of DistributedDataParallel instead")
+    add("--ddp", action="store_true", help="measure steps of training instead")
+    add("--wrapper", choices=list(TITLES), default="ddp", help="what shares the model")
+    add("--model", choices=["mlp", "transformer"], default="mlp")
     add("--batch", type=positive, default=64, help="examples a rank and step")
     add("--width", type=positive, default=2048, help="of each layer")
     add("--layers", type=positive, default=6)

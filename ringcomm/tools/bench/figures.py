@@ -330,7 +330,8 @@ def table(samples: Sequence[Facts], backends: Sequence[str]) -> tuple[list[str],
 
 def page_of_steps(body: dict[str, Any]) -> Page:
     options = body["options"]
-    page = Page("A step of DistributedDataParallel", steps_lead(body["runs"]))
+    wrapped = {"fsdp2": "fully_shard"}.get(options.get("wrapper"), "DistributedDataParallel")
+    page = Page(f"A step of {wrapped}", steps_lead(body["runs"]))
     page.text(
         f"{body['runs'][0]['parameters']:,} float32 parameters, batch {options['batch']} "
         f"a rank, {options['device']}. Bars are medians of {options['rounds']} rounds of "
