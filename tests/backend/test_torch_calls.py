@@ -58,14 +58,13 @@ FORWARDED = {
     "reduce_scatter_single_coalesced": "reduce_scatter_tensor_coalesced",
 }
 DECLINED = {
-    *("allocateTensor", "endTimeEstimate", "getMemAllocator", "getMemoryStats", "merge"),
+    *("endTimeEstimate", "getMemAllocator", "getMemoryStats", "merge"),
     *("new_window", "registerAbortHook", "registerCompletionHook", "resume", "startTimeEstimate"),
     *("suspend", "unregisterAbortHook", "unregisterCompletionHook"),
 }
 NO = {  # does it support ...? No; and what there would be is declined
     "supportsAbortHooks": "registerAbortHook",
     "supportsCompletionHooks": "registerCompletionHook",
-    "supportsTensorAlloc": "allocateTensor",
     "supportsTimeEstimation": "startTimeEstimate",
     "supportsWindow": "new_window",
 }
@@ -112,9 +111,6 @@ CALLS = {  # that Python reaches in some versions
     "suspend": lambda backend: backend.suspend(),
     "resume": lambda backend: backend.resume(),
     "getMemoryStats": lambda backend: backend.memory_stats(),
-    "allocateTensor": lambda backend: backend.allocate_tensor(
-        8, dtype=torch.float32, device=torch.device("cpu")
-    ),
     "getMemAllocator": lambda backend: backend.mem_allocator,
 }
 
