@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from between_hosts import call_of, parse_size, tuned
-from simulated import ALGORITHMS, end_of
+from simulated import ALGORITHMS, measure, time_all
 
 from lab.by_hand import example
 from lab.hosts import Hosts
@@ -66,18 +66,7 @@ def be_rank(options: argparse.Namespace) -> None:
         case: call_of(case.collective, case.bytes, size, groups[case.algorithm])
         for case in cases(options)
     }
-    ends: dict[Case, list[float]] = {case: [] for case in calls}
-    for turn in range(options.turns + 1):
-        for case, call in calls.items():
-            end_of(call)  # TCP begins slowly on a connection that was idle; training is not idle
-            end = end_of(call)
-            if turn:
-                ends[case].append(end)
-    told: list[Any] = [None] * size
-    dist.all_gather_object(told, list(ends.values()))
-    if dist.get_rank() == 0:
-        latest = [[max(some) for some in zip(*by, strict=True)] for by in zip(*told, strict=True)]
-        print(json.dumps(latest), flush=True)
+    time_all(list(calls.values()), options.turns)
     dist.destroy_process_group()
 
 
@@ -94,16 +83,6 @@ def group_of(name: str) -> Any:
 
 
 # ---- all of them
-
-
-def measure(hosts: Hosts) -> list[list[float]]:
-    command = [sys.executable, __file__, "--as-rank", *sys.argv[1:]]
-    first = hosts.run_ranks(command, 1, timeout=500)[0]
-    lines = [line for line in first.output.splitlines() if line.startswith("[[")]
-    if not lines:
-        sys.exit(first.output)
-    found: list[list[float]] = json.loads(lines[-1])
-    return found
 
 
 def tell(hosts: int, some: list[Case], times: list[list[float]]) -> list[dict[str, Any]]:
@@ -145,7 +124,7 @@ def main() -> None:
         with Hosts(count, far=options.wan) as hosts, tempfile.TemporaryDirectory() as folder:
             os.environ.update(ENV, RINGCOMM_CONGESTION=options.congestion)
             os.environ.update(RINGCOMM_COSTS=str(tuned(hosts, Path(folder), 1)))
-            rows += tell(count, list(cases(options)), measure(hosts))
+            rows += tell(count, list(cases(options)), measure(hosts, __file__))
             del os.environ["RINGCOMM_COSTS"]
     if options.json:
         body = {

@@ -21,7 +21,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -84,19 +84,26 @@ def be_rank(options: argparse.Namespace) -> None:
         case: call_of(case.collective, case.bytes, size, groups[case.algorithm])
         for case in cases(options)
     }
-    ends: dict[Case, list[float]] = {case: [] for case in calls}
-    for turn in range(options.turns + 1):
-        for case, call in calls.items():
+    time_all(list(calls.values()), options.turns)
+    dist.destroy_process_group()
+
+
+def time_all(calls: Sequence[Callable[[], object]], turns: int) -> None:
+    """Have calls take turns. Rank 0 prints the seconds until the last rank's end, by call."""
+    import torch.distributed as dist
+
+    ends: list[list[float]] = [[] for _ in calls]
+    for turn in range(turns + 1):
+        for number, call in enumerate(calls):
             end_of(call)  # TCP begins slowly on a connection that was idle; training is not idle
             end = end_of(call)
             if turn:
-                ends[case].append(end)
-    told: list[Any] = [None] * size
-    dist.all_gather_object(told, list(ends.values()))
+                ends[number].append(end)
+    told: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(told, ends)
     if dist.get_rank() == 0:
         latest = [[max(some) for some in zip(*by, strict=True)] for by in zip(*told, strict=True)]
         print(json.dumps(latest), flush=True)
-    dist.destroy_process_group()
 
 
 def end_of(call: Callable[[], object]) -> float:
@@ -135,8 +142,9 @@ def links(hosts: int, fabrics: costs.Fabrics) -> topology.Topology:
     return files.parse({"hosts": names, "links": ways}, "lab", fabrics.network.alpha)
 
 
-def measure(hosts: Hosts) -> list[list[float]]:
-    command = [sys.executable, __file__, "--as-rank", *sys.argv[1:]]
+def measure(hosts: Hosts, script: str) -> list[list[float]]:
+    """Run this script as a rank on each host; what rank 0 has printed."""
+    command = [sys.executable, script, "--as-rank", *sys.argv[1:]]
     first = hosts.run_ranks(command, 1, timeout=500)[0]
     lines = [line for line in first.output.splitlines() if line.startswith("[[")]
     if not lines:
@@ -200,7 +208,7 @@ def main() -> None:
             if not options.wan:
                 shape(hosts, options.rate)
             fabrics = costs.read_costs(tuned(hosts, Path(folder), 1))
-            rows += compare(count, fabrics, measure(hosts), list(cases(options)))
+            rows += compare(count, fabrics, measure(hosts, __file__), list(cases(options)))
     tell(rows)
     if options.json:
         body = {
