@@ -151,3 +151,39 @@ def met() -> Cuda:
     dist.all_reduce(warm)
     cuda.synchronize()
     return cuda
+
+
+class Memory:
+    """Tensors of the simulated device, mapped by peers or staged, with their view for the host."""
+
+    def __init__(self, cuda: Cuda, mapped: bool) -> None:
+        self.cuda = cuda
+        self.simulated = SimulatedMemory() if mapped else None
+        self.kept: list[torch.Tensor] = []
+
+    def make(self, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        host = self.simulated.empty(count) if self.simulated else torch.empty(count)
+        host.zero_()
+        self.kept.append(host)
+        return host, self.cuda.module.cuda_view(host)
+
+
+class Graph:
+    """What is called inside of `with graph:`, on a stream of its own."""
+
+    def __init__(self, cuda: Cuda) -> None:
+        self.cuda = cuda
+        self.stream = cuda.module.new_stream()
+        self.id = 0
+
+    def __enter__(self) -> None:
+        self.before = self.cuda.module.use_stream(self.stream)
+        self.cuda.module.begin_capture("global")
+
+    def __exit__(self, kind: Any, *rest: object) -> None:
+        with contextlib.suppress(RuntimeError) if kind else contextlib.nullcontext():
+            self.id = self.cuda.module.end_capture()
+        self.cuda.module.use_stream(self.before)
+
+    def replay(self) -> None:
+        self.cuda.module.launch_graph(self.id)

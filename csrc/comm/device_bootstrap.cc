@@ -101,9 +101,12 @@ void DeviceEngine::tell(const cuda::Subgroup& subgroup, const cuda::PeerAccess& 
                          found.one_device    ? "ranks share one device"
                          : found.own_devices ? "each rank has a device"
                                              : "ranks share several devices");
+    const std::string kernels = comm_->kernels_text();
     if (found.own_devices)
-      state_.logger().info("kernels by bytes of a message, or of a shard:\n",
-                           comm_->kernels_text());
+      state_.logger().info(kernels.empty()
+                               ? "streams hand over: other groups have the multiprocessors that "
+                                 "kernels which wait for one another need"
+                               : "kernels by bytes of a message, or of a shard:\n" + kernels);
   }
 }
 

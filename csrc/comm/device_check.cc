@@ -59,7 +59,7 @@ std::optional<Rank> DeviceEngine::spoiler(const Pending& pending) const {
 
 // Of what is over, as a word said that was read before.
 bool DeviceEngine::ended_well(const Pending& pending) const {
-  if (pending.ticket) return !released() && !spoiler(pending);
+  if (pending.ticket) return !released() && !gave_up() && !spoiler(pending);
   return pending.result == nullptr ||
          pending.result->load(std::memory_order_seq_cst) == HostStaging::kGood;
 }
@@ -208,6 +208,11 @@ void DeviceEngine::check_operations() {
   if (failed()) {
     if (!owed()) release_now();
     return;
+  }
+  if (const auto awaited = gave_up()) {
+    throw TimeoutError(str("a kernel on the device waited too long for rank ", *awaited, " (",
+                           diagnosis_.where_is(*awaited, sequence()),
+                           "): do all ranks replay the same CUDA graphs?"));
   }
   const bool replays = watched() && own_.replaying().load(std::memory_order_seq_cst) != 0;
   for (Rank peer = 0; replays && peer < state_.size(); ++peer) {  // one that is gone comes to none

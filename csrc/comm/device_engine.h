@@ -148,6 +148,12 @@ class DeviceEngine final : public Engine {
   void release_now();
   bool failed() const { return release_ != Release::kNot; }
   bool released() const { return release_ == Release::kDone; }
+  // A kernel that has waited too long, and for whom: what came after it is garbage.
+  std::optional<Rank> gave_up() const {
+    const uint32_t word = own_.abort().load(std::memory_order_seq_cst);
+    if (word < cuda::kGaveUp) return std::nullopt;
+    return static_cast<Rank>(word - cuda::kGaveUp);
+  }
   bool called(const Pending& pending) const;
   void keep(cuda::Event event) {
     if (state_.forked()) return;

@@ -7,8 +7,8 @@
 namespace ringcomm {
 namespace {
 
-// The host queue times staged operations once the stream reaches them; this margin lets its timeout
-// fire first.
+// The host times staged operations once the stream reaches them, and kernels time their waits; this
+// margin lets the timeout that can tell more come first.
 constexpr auto kOwnStream = std::chrono::seconds(1);
 
 // Half of what boards and slots hold: so far behind may a peer be.
@@ -19,7 +19,8 @@ constexpr uint32_t kMostUnderWay = cuda::kOperations / 2;
 // Any error but a refusal fails the group: of what was asked for, a part may have been enqueued.
 DeviceEngine::CompletionPtr DeviceEngine::guarded(const std::string& asked, auto&& enqueue) {
   const Lock lock(enqueue_mutex_);
-  state_.check_usable();  // it may have been closed while this thread waited for the lock
+  if (gave_up()) check();  // the worker may not have looked yet
+  state_.check_usable();   // it may have been closed while this thread waited for the lock
   try {
     const cuda::OnDevice here(api_, device_);
     const bool relaxed = api_.relax_captures(true);
@@ -139,10 +140,11 @@ void DeviceEngine::announce(const Operation& operation, const Descriptor& descri
 void DeviceEngine::run_kernels(const Operation& operation, cuda::Stream stream, bool captured) {
   const Shape shape = shape_of(operation);
   const uint64_t call = hash_of(make_descriptor(operation, 0)) | 1;  // not 0
-  comm_->collective(stream,
-                    {shape, call, make_reduction(operation, state_.size()), Spans(operation.input),
-                     Spans(operation.output), captured},
-                    kernel_of(operation));
+  comm_->collective(
+      stream,
+      {shape, call, make_reduction(operation, state_.size()), Spans(operation.input),
+       Spans(operation.output), captured, state_.timeout_or(operation.timeout) + kOwnStream},
+      kernel_of(operation));
 }
 
 Algorithm DeviceEngine::kernel_of(const Operation& operation) const {

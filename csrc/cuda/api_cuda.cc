@@ -250,6 +250,7 @@ class CudaApi final : public Api {
   void launch(Stream stream, const TwoShotArgs& args) override { launch_meeting(stream, args); }
   void launch(Stream stream, const OneShotArgs& args) override { launch_meeting(stream, args); }
   void launch(Stream stream, const LowLatencyArgs& args) override { launch_meeting(stream, args); }
+  void launch(Stream stream, const RingArgs& args) override { launch_meeting(stream, args); }
   void load_kernels() override { cuda::load_kernels(); }
 
   IpcHandle export_memory(std::byte* base) override {

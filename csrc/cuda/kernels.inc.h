@@ -10,6 +10,7 @@
 //   store_release(), load_acquire()   of a flag that another device, or the host, looks at
 //   store_lines(), load_lines()       two times 8 bytes that another device writes; each is whole
 //   pause()                           between two looks at a flag
+//   nanoseconds()                     of a clock that the threads of a device share
 // Included in an unnamed namespace inside ringcomm::cuda, after cuda/codecs.inc.h. Functions are
 // constexpr because nvcc takes such ones for the device, too (--expt-relaxed-constexpr).
 

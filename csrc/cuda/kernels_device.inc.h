@@ -20,6 +20,11 @@ struct Context {
   }
   __device__ static void sync() { __syncthreads(); }
   __device__ static void pause() {}
+  __device__ static uint64_t nanoseconds() {
+    uint64_t time;
+    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(time));
+    return time;
+  }
 
   template <class T>
   __device__ static T load(const std::byte* at) {

@@ -57,6 +57,7 @@ void load_kernels() {
     for (const Kernel& entry : row) entry.each([](const auto kernel) { load_kernel(kernel); });
   }
   load_meeting_kernels();
+  load_ring_kernels();
 }
 
 }  // namespace ringcomm::cuda

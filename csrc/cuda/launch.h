@@ -23,9 +23,11 @@ void launch_leader(Stream stream, const LeaderArgs& args, int multiprocessors);
 void launch_meeting(Stream stream, const TwoShotArgs& args);
 void launch_meeting(Stream stream, const OneShotArgs& args);
 void launch_meeting(Stream stream, const LowLatencyArgs& args);
+void launch_meeting(Stream stream, const RingArgs& args);
 
 // Loads every kernel into the current device.
 void load_kernels();
-void load_meeting_kernels();  // a part of it
+void load_meeting_kernels();  // parts of it
+void load_ring_kernels();
 
 }  // namespace ringcomm::cuda

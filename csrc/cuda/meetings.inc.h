@@ -6,6 +6,24 @@
 // 1997), each in one step. One-shot, and flags in the data: as NCCL's LL, and TensorRT-LLM's and
 // vLLM's kernels do it.
 
+// Looks until `done()`. False: aborted, or it took too long, of which this rank's host is told.
+constexpr bool await(auto& context, const Members& members, int peer, const auto& done) {
+  uint64_t begin = 0;
+  for (uint32_t looks = 1; !done(); ++looks) {
+    if (looks % 1024 == 0) {
+      if (context.load_acquire(members.abort) != 0) return false;
+      const uint64_t now = context.nanoseconds();
+      if (begin == 0) begin = now;
+      if (members.patience != 0 && now - begin > members.patience) {
+        context.store_release(members.abort, kGaveUp + static_cast<uint32_t>(peer));
+        return false;
+      }
+    }
+    context.pause();
+  }
+  return true;
+}
+
 // A flag is set to the epoch, which is one higher at every meeting, in one of two places in turn: a
 // fast peer may be at the next meeting before this rank looks at the flag of this one, but at the
 // one after that only when this rank came to the next. So blocks of equal index of all ranks meet.
@@ -19,11 +37,7 @@ constexpr bool meet(auto& context, const Members& members, const auto& place, ui
   return context.all([&](int peer) {
     if (peer >= members.n_ranks) return true;
     const uint32_t* const flag = &place(*members.flags[members.rank]).flag[epoch % 2][peer];
-    for (uint32_t looks = 1; context.load_acquire(flag) != epoch; ++looks) {
-      if (looks % 1024 == 0 && context.load_acquire(members.abort) != 0) return false;
-      context.pause();
-    }
-    return true;
+    return await(context, members, peer, [&] { return context.load_acquire(flag) == epoch; });
   });
 }
 
@@ -152,19 +166,17 @@ constexpr void store_piece(auto& context, std::byte* operand, uint64_t piece, ui
 }
 
 // False: aborted.
-constexpr bool take_lines(auto& context, const Members& members, const std::byte* at,
+constexpr bool take_lines(auto& context, const Members& members, int from, const std::byte* at,
                           uint32_t epoch, Wide& wide) {
-  for (uint32_t looks = 1;; ++looks) {
+  return await(context, members, from, [&] {
     const Lines lines = context.load_lines(at);
     bool whole = true;
     for (int i = 0; i < 4; ++i) {
       wide.words[i] = static_cast<uint32_t>(lines.line[i]);
       whole = whole && lines.line[i] >> 32 == epoch;
     }
-    if (whole) return true;
-    if (looks % 1024 == 0 && context.load_acquire(members.abort) != 0) return false;
-    context.pause();
-  }
+    return whole;
+  });
 }
 
 constexpr uint64_t pieces_of(uint64_t bytes) {
@@ -202,7 +214,8 @@ constexpr void low_latency_body(Context& context, const LowLatencyArgs& args, ui
     }
   });
   const auto get = [&](int from, uint64_t piece, Wide& wide) {
-    if (from != rank) return take_lines(context, members, lines(rank, from, piece), epoch, wide);
+    if (from != rank)
+      return take_lines(context, members, from, lines(rank, from, piece), epoch, wide);
     wide = load_piece<Stored>(context, exchange.input + exchange.first[rank], piece,
                               exchange.bytes[rank]);
     return true;

@@ -112,6 +112,7 @@ class Api {
   virtual void launch(Stream stream, const TwoShotArgs& args) = 0;
   virtual void launch(Stream stream, const OneShotArgs& args) = 0;
   virtual void launch(Stream stream, const LowLatencyArgs& args) = 0;
+  virtual void launch(Stream stream, const RingArgs& args) = 0;
   // Loads all kernels: loading one later may wait for a stream that waits for a peer.
   virtual void load_kernels() = 0;
 

@@ -3,6 +3,8 @@
 
 #include <climits>
 
+#include "device/residency.h"
+
 namespace ringcomm::cuda {
 namespace {
 
@@ -28,6 +30,7 @@ DeviceComm::DeviceComm(Ends ends, int device, uint64_t most_bytes, std::string r
 }
 
 DeviceComm::~DeviceComm() {
+  if (blocks_ > 0) Residency::of_process().give_back(own().info(0).uuid, blocks_);
   try {
     const OnDevice here(api_, device_);
     let_go();
@@ -82,7 +85,9 @@ void DeviceComm::prepare(RankInfo& info) {
   const DeviceFacts facts = api_.facts(device_);
   info.uuid = facts.uuid;
   info.memory_bytes = facts.memory_bytes;
-  info.multiprocessors = facts.multiprocessors;
+  if (&info == &own().info(0)) {
+    info.blocks = blocks_ = Residency::of_process().claim(facts.uuid, facts.multiprocessors);
+  }
   info.capability = facts.capability;
   info.most_bytes = most_bytes_;
   info.pattern = static_cast<uint64_t>(::getpid()) << 32 ^ reinterpret_cast<uint64_t>(&info);
@@ -134,7 +139,8 @@ void DeviceComm::open(const Subgroup& subgroup, RankInfo& info) {
   memory.messages = subgroup.pair ? 0 : memory.end / 4 / 4096 * 3 * 4096;
   const uint64_t lines =
       2 * static_cast<uint64_t>(size()) * low_latency_bytes(size()) * (kPieceLines / kPiece);
-  if (!subgroup.pair && own_devices(subgroup)) memory.meeting = 2 * kOneShotWindow + lines;
+  if (!subgroup.pair && own_devices(subgroup))
+    memory.meeting = kRingBytes + 2 * kOneShotWindow + lines;
   std::byte* const mine = api_.allocate(kPrologue + memory.end + memory.meeting);
   memory.of[static_cast<size_t>(rank_)] = mine;
   std::memset(proof_, 0, kPrologue);
@@ -179,7 +185,7 @@ PeerAccess DeviceComm::access(const Subgroup& subgroup) {
   for (const Rank rank : subgroup.ranks) all |= 1u << rank;
   const Uuid first = info(subgroup, subgroup.ranks[0]).uuid;
   bool nvlink = true;
-  int capability = INT_MAX, multiprocessors = INT_MAX;
+  int capability = INT_MAX, blocks = INT_MAX;
   for (const Rank rank : subgroup.ranks) {
     const RankInfo& info = this->info(subgroup, rank);
     if (info.usable == 0 || (info.reaches.load(std::memory_order_relaxed) & all) != all) {
@@ -189,14 +195,14 @@ PeerAccess DeviceComm::access(const Subgroup& subgroup) {
     found.one_device = found.one_device && info.uuid == first;
     nvlink = nvlink && (info.nvlinks.load(std::memory_order_relaxed) | 1u << rank) == all;
     capability = std::min(capability, info.capability);
-    multiprocessors = std::min(multiprocessors, info.multiprocessors);
+    blocks = std::min(blocks, info.blocks);
   }
   found.own_devices = own_devices(subgroup);
   if (!found.reach) return found;
   if (!subgroup.pair) {
     group_ = &memory_.at(0);
     one_device_ = found.one_device;
-    if (found.own_devices) link_ = link_of(nvlink, capability, multiprocessors);
+    if (found.own_devices && blocks > 0) link_ = link_of(nvlink, capability, blocks);
   }
   const uint64_t most = info(subgroup, rank_).memory_bytes / kShareOfExports;
   if (!exports_) exports_.emplace(ends_, most);

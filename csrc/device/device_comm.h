@@ -4,6 +4,7 @@
 #pragma once
 
 #include <algorithm>
+#include <chrono>
 #include <optional>
 
 #include "device/exports.h"
@@ -42,7 +43,7 @@ struct Transfer {
 };
 
 // The memory that a rank gives the others of a subgroup:
-//   | RankInfo's pattern | slots | Flags | window | messages | one-shot windows | lines |
+//   | RankInfo's pattern | slots | Flags | window | messages | ring | one-shot windows | lines |
 // Operands that others cannot map are staged in the window, or among the messages. A subgroup of
 // two has no window, and only ranks with a device each have what is behind the messages.
 struct Prologue {
@@ -82,11 +83,12 @@ class DeviceComm {
     const Reduction& reduction;
     const Spans &input, &output;
     bool kept = false;
+    std::chrono::nanoseconds patience{0};  // of a kernel that waits for others; 0: no end
   };
   void collective(Stream stream, const Call& call, Algorithm kernel);
   // The kernel for it: equal on all ranks. Ranks that share a device hand over.
   Algorithm kernel_for(const Shape& shape, std::optional<Algorithm> asked) const;
-  std::string kernels_text() const;  // the table; empty where ranks share a device
+  std::string kernels_text() const;  // the table; empty where none meet
   // Exports what collective() needs.
   void offer(const Shape& shape, const Spans& input, const Spans& output);
   // `replaying` of this rank's area says that what comes in between may wait. Flushed with it.
@@ -165,10 +167,16 @@ class DeviceComm {
     LeaderArgs args{};
     std::array<uint64_t, kMostRanks> rounds{};  // of what each rank gives it, and of its own
   };
+  struct Pull {  // by a copy engine, from a peer's window; or a kernel serves it
+    Rank from;
+    Piece piece;
+    uint64_t rounds;
+  };
   struct Handover {
     bool messages = false;
     std::vector<Share> shares;
     std::vector<Served> served;
+    std::vector<Pull> pulls;
     std::vector<Piece> in, out;
 
     int ready() const { return messages ? kSentLane : kReadyLane; }
@@ -177,6 +185,7 @@ class DeviceComm {
       uint64_t most = 0;
       for (const Share& share : shares) most = std::max(most, share.rounds);
       for (const Served& each : served) most = std::max(most, std::ranges::max(each.rounds));
+      for (const Pull& pull : pulls) most = std::max(most, pull.rounds);
       return most;
     }
   };
@@ -187,14 +196,20 @@ class DeviceComm {
   LeaderSlot& slot_of(Rank leader, Rank from, bool messages) const;
   void set_common(LeaderArgs& args, uint64_t element) const;
   Handover prepare(const Shape& shape, const Spans& input, const Spans& output, bool kept);
+  uint64_t set_unit(LeaderArgs& args) const;
+  std::byte* staged_at(const LeaderArgs& args, Rank part, bool is_split) const;
+  std::vector<Piece> pieces_of(const LeaderArgs& args, const Spans& spans, bool is_split) const;
+  Handover by_copies(const Shape& shape, const Spans& input, const Spans& output) const;
   Handover by_each(const Shape& shape, const Spans& input, const Spans& output, bool kept);
   void send(Handover& handover, const Transfer& message, const Spans& data);
   void receive(Handover& handover, const Transfer& message);
   void stage(Stream stream, const Piece& piece, uint64_t round, bool back);
   void run(Stream stream, Handover& handover);
-  void hand_over(Stream stream, const Call& call);
+  void hand_over(Stream stream, const Call& call, bool by_engines);
   void fill_slot(const Share& share, bool messages);
   void serve(Stream stream, const Handover& handover, Served& served, uint64_t round);
+  void pull(Stream stream, const Handover& handover, const Pull& pull, uint64_t round);
+  void let_go_on(Rank rank, const Handover& handover, uint64_t round, bool ends);
   void send_line(Rank to, int lane, uint64_t value) {
     words_.push_back({word(to, &peer(to).area.line(rank_, lane)), value});
   }
@@ -207,9 +222,10 @@ class DeviceComm {
 
   // ---- kernels that meet (meetings.cc)
 
-  Members members(int blocks) const;
+  Members members(int blocks, const Call& call) const;
   void two_shot(Stream stream, const Call& call);
   void one_step(Stream stream, const Call& call, Algorithm kernel);
+  void ring(Stream stream, const Call& call);
 
   const Ends ends_;
   Api& api_;
@@ -221,7 +237,8 @@ class DeviceComm {
   std::map<int, Memory> memory_;  // by this rank's info
   Memory* group_ = nullptr;       // info 0's, once it has met
   bool one_device_ = false;       // the group's
-  std::optional<Link> link_;      // where each of its ranks has a device
+  std::optional<Link> link_;      // where each of its ranks has a device, with room
+  int blocks_ = 0;                // claimed
   uint64_t* proof_ = nullptr;     // of the host: a copy of a prologue
   Stream stream_ = nullptr;       // for meeting: others may wait for peers
   std::vector<Word> words_;       // to be written and waited for, next

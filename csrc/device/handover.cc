@@ -93,6 +93,7 @@ void DeviceComm::run(Stream stream, Handover& handover) {
       send_line(share->leader, handover.ready(), share->staged() ? round + 1 : share->rounds);
     }
     for (Served& served : handover.served) serve(stream, handover, served, round);
+    for (const Pull& pull : handover.pulls) this->pull(stream, handover, pull, round);
     if (handover.out.empty()) continue;
     for (const Share* share : given) await_line(share->leader, handover.done(), round + 1);
     for (const Piece& piece : handover.out) stage(stream, piece, round, true);
@@ -101,6 +102,19 @@ void DeviceComm::run(Stream stream, Handover& handover) {
     const bool goes_on = handover.messages && share.staged();
     if (!goes_on) await_line(share.leader, handover.done(), kAllDone);
   }
+}
+
+void DeviceComm::pull(Stream stream, const Handover& handover, const Pull& pull, uint64_t round) {
+  if (round >= pull.rounds) return;
+  await_line(pull.from, handover.ready(), round + 1);
+  stage(stream, pull.piece, round, true);
+  let_go_on(pull.from, handover, round, round + 1 == pull.rounds);
+}
+
+// A rank's operands have served a round.
+void DeviceComm::let_go_on(Rank rank, const Handover& handover, uint64_t round, bool ends) {
+  if (ends) set_own_line(rank, handover.ready(), 0);
+  send_line(rank, handover.done(), ends ? kAllDone : round + 1);
 }
 
 void DeviceComm::serve(Stream stream, const Handover& handover, Served& served, uint64_t round) {
@@ -120,9 +134,7 @@ void DeviceComm::serve(Stream stream, const Handover& handover, Served& served, 
     api_.launch(stream, args);
   }
   for (const Rank rank : ranks) {
-    const bool ends = round + 1 == served.rounds[static_cast<size_t>(rank)];
-    if (ends) set_own_line(rank, handover.ready(), 0);
-    send_line(rank, handover.done(), ends ? kAllDone : round + 1);
+    let_go_on(rank, handover, round, round + 1 == served.rounds[static_cast<size_t>(rank)]);
   }
 }
 

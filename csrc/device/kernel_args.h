@@ -58,6 +58,10 @@ inline constexpr int kOneShotBlocks = 16, kLowLatencyBlocks = 8;  // always so m
 inline constexpr uint64_t kOneShotWindow = 256 << 10;             // of an input, at most
 inline constexpr uint64_t kLowLatencyBytes = 256 << 10;           // of all that a rank gets, and
 inline constexpr uint64_t kMostLowLatency = 32 << 10;             // of what it gets of one
+inline constexpr int kRingBlocks = 8, kRingSlots = 8;             // always; slots of each block
+inline constexpr uint64_t kRingSlot = 32 << 10;
+inline constexpr uint64_t kRingBytes = uint64_t{kRingBlocks} * kRingSlots * kRingSlot;
+inline constexpr uint32_t kGaveUp = 2;  // of Members::abort: and the rank that it waited for
 
 // A word that ranks meet at: flag[parity][from] is written by rank `from` alone, epoch by its
 // owner.
@@ -65,11 +69,18 @@ struct Meetings {
   uint32_t epoch;
   uint32_t flag[2][kMostRanks];
 };
+// Slots that a rank's predecessor in the ring has filled, and slots that its successor has read:
+// each writes its word. Behind them what the owner has read and filled itself.
+struct Neighbours {
+  uint32_t filled, read;
+  uint32_t own_read, own_filled;
+};
 // In each rank's memory. slot[block][from] is written by rank `from` alone.
 struct Flags {
   Meetings two_shot[kMostBlocks], one_shot[kOneShotBlocks];
   LeaderSlot slot[kMostBlocks][kMostRanks];
   uint32_t low_latency[kLowLatencyBlocks];  // epochs
+  Neighbours ring[kRingBlocks];
 };
 
 // Of what a rank gets of one.
@@ -82,7 +93,8 @@ struct Members {
   int32_t rank = 0, n_ranks = 0;
   int32_t blocks = 1;  // the same on every rank
   Flags* flags[kMostRanks];
-  const uint32_t* abort = nullptr;  // not 0: return, and touch nothing more
+  uint32_t* abort = nullptr;  // not 0: return, and touch nothing more
+  uint64_t patience = 0;      // nanoseconds of one wait; then `abort` gets kGaveUp. 0: none
 };
 
 // Two-shot: every rank does its part of the operation for all, where the operands lie.
@@ -119,5 +131,20 @@ struct LowLatencyArgs {
   uint64_t pieces = 0;           // of 16 bytes
 };
 inline constexpr uint64_t kPiece = 16, kPieceLines = 32;
+
+// A ring: every rank fills slots of the next one, and reads nobody's memory but its own. Chunks are
+// shards, or near-equal parts of a message; a chain from, or to, the root has one.
+struct RingArgs {
+  Members members;
+  Reduction reduction;
+  bool sums = false, gathers = false;  // both: all_reduce
+  bool chain = false;
+  int32_t root = 0;
+  const std::byte* input[kMostRanks];  // by chunk; of those that this rank has none it reads none
+  std::byte* output[kMostRanks];
+  uint64_t bytes[kMostRanks];
+  std::byte *slots = nullptr, *next_slots = nullptr;  // kRingBytes each, aligned to 16 bytes
+  uint64_t slot = kRingSlot;                          // bytes; of a group always the same
+};
 
 }  // namespace ringcomm::cuda

@@ -7,6 +7,11 @@ namespace {
 
 using enum Collective;
 
+// Seconds until streams have handed over, and of a turn of the ring beside its flag. PCIe bears
+// half as much where more than two talk to all at once, and loads across it are slower than stores
+// and copy engines. The ring's few blocks move no more than so much. All of them are estimates.
+constexpr double kHandOver = 15e-6, kTurn = 1e-6, kRingByte = 1e-11, kCrowd = 2, kLoads = 1.5;
+
 // Of `from`'s input what `to` gets. all_to_all: `rank` is one of both, and knows its own side.
 Extent taken(const Shape& shape, Rank from, Rank to, Rank rank) {
   const Extent whole{0, shape.bytes}, nothing{0, 0};
@@ -39,22 +44,12 @@ uint64_t most_taken(const Shape& shape) {
   return sharded(shape.collective) ? shape.largest_shard() : shape.bytes;
 }
 
-// Seconds, but for the launch, which all have. Others' memory takes as long as a flag to answer.
-double seconds_of(Algorithm kernel, const Shape& shape, const Link& link) {
-  const double others = shape.size - 1, each = static_cast<double>(most_taken(shape));
-  const double one_step = others * each * link.byte_time;
-  if (kernel == kByLowLatency) return link.flag + 2 * one_step;
-  if (kernel == kByOneShot) return 2 * link.flag + one_step;
-  const bool in_two = !sharded(shape.collective);  // each rank moves a part of all
-  return 3 * link.flag + (in_two ? 2 * one_step / shape.size : one_step);
-}
-
 bool has_room(Algorithm kernel, const Shape& shape, uint64_t window) {
   const auto ranks = static_cast<uint64_t>(shape.size);
   const uint64_t each = most_taken(shape);
-  if (shape.collective == kAllToAll) return kernel == kByKernel;  // ranks do not know all lengths
+  if (!kernel_serves(kernel, shape.collective)) return false;
   if (kernel == kByTwoShot) return shape.collective != kBarrier;
-  if (kernel == kByKernel) return true;
+  if (kernel != kByOneShot && kernel != kByLowLatency) return true;
   // Operands in several pieces are put together in the window.
   if (2 * ranks * each > window) return false;
   if (kernel == kByLowLatency) return each <= low_latency_bytes(shape.size);
@@ -120,9 +115,28 @@ Exchange exchange_of(const Shape& shape, Rank rank) {
   return all;
 }
 
-Link link_of(bool nvlink, int capability, int multiprocessors) {
+// Seconds, but for the launch, which all have. Others' memory takes as long as a flag to answer.
+double seconds_of(Algorithm kernel, const Shape& shape, const Link& link) {
+  const double others = shape.size - 1, each = static_cast<double>(most_taken(shape));
+  const bool in_parts = !sharded(shape.collective);  // each rank moves a part of all
+  const bool chain = shape.collective == kBroadcast || shape.collective == kReduce;
+  const double all = others * each * link.byte_time * (link.nvlink || shape.size == 2 ? 1 : kCrowd);
+  const double twice = shape.collective == kBroadcast ? 1 : 2;
+  const double parts = in_parts ? twice * all / shape.size : all;
+  if (kernel == kByLowLatency) return link.flag + 2 * all;
+  if (kernel == kByOneShot) return 2 * link.flag + all;
+  if (kernel == kByTwoShot) return 3 * link.flag + parts;
+  if (kernel == kByCopies) return kHandOver + all;
+  if (kernel == kByKernel) return kHandOver + parts * (link.nvlink ? 1 : kLoads);
+  const double turns = others * (link.flag + kTurn);
+  const double moved = each * std::max(link.byte_time, kRingByte);
+  if (chain) return turns + moved;
+  return in_parts ? 2 * (turns + others * moved / shape.size) : turns + others * moved;
+}
+
+Link link_of(bool nvlink, int capability, int blocks) {
   Link link;
-  link.multiprocessors = multiprocessors;
+  link.blocks = blocks;
   link.nvlink = nvlink;
   if (!nvlink) return link;
   link.flag = 1.8e-6;
@@ -136,9 +150,11 @@ Link link_of(bool nvlink, int capability, int multiprocessors) {
 Algorithm kernel_for(const Shape& shape, const Link& link, uint64_t window,
                      std::optional<Algorithm> asked) {
   if (asked && has_room(*asked, shape, window)) return *asked;
-  Algorithm best = link.nvlink && has_room(kByTwoShot, shape, window) ? kByTwoShot : kByKernel;
-  for (const Algorithm kernel : {kByOneShot, kByLowLatency}) {
-    if (has_room(kernel, shape, window) &&
+  if (shape.collective == kAllToAll) return link.nvlink ? kByKernel : kByCopies;
+  Algorithm best = kByKernel;
+  for (const Algorithm kernel : {kByCopies, kByRing, kByTwoShot, kByOneShot, kByLowLatency}) {
+    const bool possible = link.nvlink || kernel != kByTwoShot;
+    if (possible && has_room(kernel, shape, window) &&
         seconds_of(kernel, shape, link) < seconds_of(best, shape, link)) {
       best = kernel;
     }
@@ -173,7 +189,7 @@ int blocks_for(const Shape& shape, const Link& link) {
   constexpr uint64_t kEach = 16 * 512;  // a block's threads
   const auto ranks = static_cast<uint64_t>(shape.size);
   const uint64_t part = sharded(shape.collective) ? shape.largest_shard() : shape.bytes / ranks;
-  const auto most = static_cast<uint64_t>(std::min(kMostBlocks, link.multiprocessors));
+  const auto most = static_cast<uint64_t>(std::min(kMostBlocks, link.blocks));
   return static_cast<int>(std::clamp<uint64_t>((part + kEach - 1) / kEach, 1, most));
 }
 

@@ -22,11 +22,13 @@ struct Link {
   bool nvlink = false;
   double flag = 3e-6;        // seconds until a peer sees a flag
   double byte_time = 5e-11;  // seconds for each byte that comes in
-  int multiprocessors = 1;   // of the smallest device
+  int blocks = 1;            // that a kernel may have
 };
 // `capability`: 90 is sm_90. What NVLink carries is in docs/gpus.md.
-Link link_of(bool nvlink, int capability, int multiprocessors);
+Link link_of(bool nvlink, int capability, int blocks);
 
+// By the model, without the launch.
+double seconds_of(Algorithm kernel, const Shape& shape, const Link& link);
 // A kernel for a group on these links: kByKernel hands over, which serves any. `asked`: that one
 // wherever it has room. `window`: bytes of a rank's.
 Algorithm kernel_for(const Shape& shape, const Link& link, uint64_t window,

@@ -13,14 +13,17 @@ std::string DeviceComm::kernels_text() const {
 }
 
 void DeviceComm::collective(Stream stream, const Call& call, Algorithm kernel) {
-  if (kernel == kByKernel) return hand_over(stream, call);
+  if (kernel == kByKernel || kernel == kByCopies)
+    return hand_over(stream, call, kernel == kByCopies);
   if (kernel == kByTwoShot) return two_shot(stream, call);
+  if (kernel == kByRing) return ring(stream, call);
   one_step(stream, call, kernel);
 }
 
-Members DeviceComm::members(int blocks) const {
+Members DeviceComm::members(int blocks, const Call& call) const {
   Members all{.rank = rank_, .n_ranks = size(), .blocks = blocks, .flags = {}};
-  all.abort = reinterpret_cast<const uint32_t*>(word(rank_, &own().abort()));
+  all.abort = reinterpret_cast<uint32_t*>(word(rank_, &own().abort()));
+  all.patience = static_cast<uint64_t>(call.patience.count());
   for (Rank rank = 0; rank < size(); ++rank) all.flags[rank] = &group_->prologue(rank).flags;
   return all;
 }
@@ -29,7 +32,7 @@ Members DeviceComm::members(int blocks) const {
 // their kernels read and write where they are told.
 void DeviceComm::two_shot(Stream stream, const Call& call) {
   Handover handover = prepare(call.shape, call.input, call.output, call.kept);
-  TwoShotArgs args{.members = members(blocks_for(call.shape, *link_)),
+  TwoShotArgs args{.members = members(blocks_for(call.shape, *link_), call),
                    .part = handover.served.at(0).args,
                    .given = {}};
   args.part.call = call.call;
@@ -65,19 +68,65 @@ void DeviceComm::one_step(Stream stream, const Call& call, Algorithm kernel) {
   exchange.input_bytes = in.bytes;
   copy(stream, Spans({in}), 0, call.input, 0, in.bytes);
   flush(stream);
-  const uint64_t windows = kPrologue + group_->end, lines = windows + 2 * kOneShotWindow;
+  const uint64_t windows = kPrologue + group_->end + kRingBytes;
+  const uint64_t lines = windows + 2 * kOneShotWindow;
   if (kernel == kByOneShot) {
-    OneShotArgs args{.members = members(kOneShotBlocks), .exchange = exchange, .window = {}};
+    OneShotArgs args{.members = members(kOneShotBlocks, call), .exchange = exchange, .window = {}};
     for (size_t rank = 0; rank < peers_.size(); ++rank)
       args.window[rank] = group_->of[rank] + windows;
     api_.launch(stream, args);
   } else {
-    LowLatencyArgs args{.members = members(kLowLatencyBlocks), .exchange = exchange, .lines = {}};
+    LowLatencyArgs args{
+        .members = members(kLowLatencyBlocks, call), .exchange = exchange, .lines = {}};
     for (size_t rank = 0; rank < peers_.size(); ++rank) args.lines[rank] = group_->of[rank] + lines;
     args.pieces = low_latency_bytes(size()) / kPiece;
     api_.launch(stream, args);
   }
   copy(stream, call.output, 0, Spans({out}), 0, out.bytes);
+}
+
+// Operands in several pieces are staged, round by round. All ranks have the same rounds: slots
+// follow one another alike on both sides.
+void DeviceComm::ring(Stream stream, const Call& call) {
+  const Collective collective = call.shape.collective;
+  RingArgs args{.members = members(kRingBlocks, call),
+                .reduction = reduces(collective) ? call.reduction : copy_of(call.shape.element),
+                .input = {},
+                .output = {},
+                .bytes = {}};
+  args.sums = reduces(collective);
+  args.gathers = collective == Collective::kAllReduce || collective == Collective::kAllGather;
+  args.chain = collective == Collective::kBroadcast || collective == Collective::kReduce;
+  args.root = call.shape.root;
+  const auto slots = [&](Rank rank) {
+    return group_->of[static_cast<size_t>(rank)] + kPrologue + group_->end;
+  };
+  args.slots = slots(rank_);
+  args.next_slots = slots(call.shape.after(rank_));
+  LeaderArgs parts = parts_of(call.shape, args.chain);
+  const uint64_t rounds = set_unit(parts);
+  const auto place = [&](const Spans& spans, bool is_split, Rank part) -> std::byte* {
+    if (spans.bytes() == 0 || (!is_split && !args.chain && part != rank_)) return nullptr;
+    const Span first = spans.at(0);
+    if (first.bytes < spans.bytes()) return staged_at(parts, is_split ? part : 0, is_split);
+    return first.data + parts.round + (is_split ? parts.first[part] : 0);
+  };
+  const auto stage_all = [&](const Spans& spans, bool is_split, uint64_t round, bool back) {
+    if (spans.bytes() == 0 || spans.at(0).bytes == spans.bytes()) return;
+    for (const Piece& piece : pieces_of(parts, spans, is_split)) stage(stream, piece, round, back);
+  };
+  for (uint64_t round = 0; round < rounds; ++round) {
+    parts.round = round * parts.unit;
+    for (Rank part = 0; part < parts.parts; ++part) {
+      args.input[part] = place(call.input, parts.input_is_split, part);
+      args.output[part] = place(call.output, parts.output_is_split, part);
+      args.bytes[part] = Segments{parts.length[part], parts.unit}.length(round);
+    }
+    stage_all(call.input, parts.input_is_split, round, false);
+    flush(stream);
+    api_.launch(stream, args);
+    stage_all(call.output, parts.output_is_split, round, true);
+  }
 }
 
 }  // namespace ringcomm::cuda

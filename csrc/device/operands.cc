@@ -69,14 +69,15 @@ void DeviceComm::set_common(LeaderArgs& args, uint64_t element) const {
 
 // ---- collectives
 
-void DeviceComm::hand_over(Stream stream, const Call& call) {
+void DeviceComm::hand_over(Stream stream, const Call& call, bool by_engines) {
   const Shape& shape = call.shape;
   const bool exchange = shape.collective == Collective::kAllToAll;
-  if (exchange) {
-    copy(stream, call.output, offset_of(shape.recv, rank_), call.input,
-         offset_of(shape.send, rank_), shape.send[static_cast<size_t>(rank_)]);
+  if (exchange || by_engines) {
+    const Exchange own = exchange_of(shape, rank_);
+    copy(stream, call.output, own.to[rank_], call.input, own.first[rank_], own.bytes[rank_]);
   }
-  Handover handover = prepare(shape, call.input, call.output, call.kept);
+  Handover handover = by_engines ? by_copies(shape, call.input, call.output)
+                                 : prepare(shape, call.input, call.output, call.kept);
   for (Share& share : handover.shares) share.slot.call = exchange ? share.slot.call : call.call;
   for (Served& served : handover.served) {
     served.args.call = exchange ? 0 : call.call;
@@ -89,22 +90,40 @@ void DeviceComm::offer(const Shape& shape, const Spans& input, const Spans& outp
   static_cast<void>(prepare(shape, input, output, true));
 }
 
+// How much of each part goes in a round. Returns how many rounds there are.
+uint64_t DeviceComm::set_unit(LeaderArgs& args) const {
+  const auto parts = static_cast<uint64_t>(std::max(1, args.parts));
+  const uint64_t sides = parts + (args.input_is_split != args.output_is_split ? 1 : 0);
+  args.unit = region(rank_, false).bytes / sides / 512 * 512;
+  return Segments{*std::max_element(args.length, args.length + parts), args.unit}.count();
+}
+
+// In the window a side of one part is behind that of several; else both are in the same place.
+std::byte* DeviceComm::staged_at(const LeaderArgs& args, Rank part, bool is_split) const {
+  const bool behind = !is_split && args.input_is_split != args.output_is_split;
+  return region(rank_, false).data + static_cast<uint64_t>(behind ? args.parts : part) * args.unit;
+}
+
+std::vector<DeviceComm::Piece> DeviceComm::pieces_of(const LeaderArgs& args, const Spans& spans,
+                                                     bool is_split) const {
+  std::vector<Piece> pieces;
+  for (Rank part = 0; spans.bytes() > 0 && part < (is_split ? args.parts : 1); ++part) {
+    pieces.push_back({&spans, is_split ? args.first[part] : 0,
+                      is_split ? args.length[part] : spans.bytes(), args.unit,
+                      staged_at(args, part, is_split)});
+  }
+  return pieces;
+}
+
 DeviceComm::Handover DeviceComm::prepare(const Shape& shape, const Spans& input,
                                          const Spans& output, bool kept) {
   if (shape.collective == Collective::kAllToAll) return by_each(shape, input, output, kept);
   const bool alone = one_device_ || shape.collective == Collective::kBarrier;
-  const bool sharded = ringcomm::sharded(shape.collective);
   Served served;
   LeaderArgs& args = served.args;
   args = parts_of(shape, alone);
   set_common(args, shape.element);
-  // In a window a side of one part is behind that of several; else both are in the same place.
-  const Span window = region(rank_, false);
-  const auto parts = static_cast<uint64_t>(std::max(1, args.parts));
-  args.unit = window.bytes / (parts + (sharded ? 1 : 0)) / 512 * 512;
-  const uint64_t behind = sharded ? parts * args.unit : 0;
-  const uint64_t longest = *std::max_element(args.length, args.length + parts);
-  const uint64_t rounds = Segments{longest, args.unit}.count();
+  const uint64_t rounds = set_unit(args);
 
   Handover handover;
   bool whole = true;
@@ -116,21 +135,12 @@ DeviceComm::Handover DeviceComm::prepare(const Shape& shape, const Spans& input,
     whole = whole && (slot.output != 0 || output.bytes() == 0);
     handover.shares.push_back({leader, slot, rounds});
   }
-  const auto stage = [&](const Spans& spans, bool is_split, std::vector<Piece>& pieces) {
-    for (Rank part = 0; spans.bytes() > 0 && part < (is_split ? args.parts : 1); ++part) {
-      std::byte* const at =
-          window.data + (is_split ? static_cast<uint64_t>(part) * args.unit : behind);
-      pieces.push_back({&spans, is_split ? args.first[part] : 0,
-                        is_split ? args.length[part] : spans.bytes(), args.unit, at});
-    }
-  };
   if (!whole) {
-    stage(input, args.input_is_split, handover.in);
-    stage(output, args.output_is_split, handover.out);
+    handover.in = pieces_of(args, input, args.input_is_split);
+    handover.out = pieces_of(args, output, args.output_is_split);
     for (Share& share : handover.shares) {
-      const uint64_t seen = seen_by(share.leader, window.data, false);
-      share.slot = {seen + (args.input_is_split ? 0 : behind),
-                    seen + (args.output_is_split ? 0 : behind), 1};
+      share.slot = {seen_by(share.leader, staged_at(args, 0, args.input_is_split), false),
+                    seen_by(share.leader, staged_at(args, 0, args.output_is_split), false), 1};
     }
   }
   const auto own = std::ranges::find(handover.shares, rank_, &Share::leader);
@@ -142,6 +152,36 @@ DeviceComm::Handover DeviceComm::prepare(const Shape& shape, const Spans& input,
   }
   if (!alone) args.begin = rank_, args.parts = 1;
   handover.served.push_back(served);
+  return handover;
+}
+
+// What others get of this rank's input is staged, and they pull it from there: hosts know the
+// addresses of windows, and not those of others' tensors. Ranks pull in turn from those behind
+// them, so that not all pull from one at once.
+DeviceComm::Handover DeviceComm::by_copies(const Shape& shape, const Spans& input,
+                                           const Spans& output) const {
+  const Exchange exchange = exchange_of(shape, rank_);
+  const bool split =
+      shape.collective == Collective::kScatter || shape.collective == Collective::kAllToAll;
+  const Span window = region(rank_, false);
+  const uint64_t unit = window.bytes / (split ? peers_.size() : 1) / 512 * 512;
+  const auto place = [&](Rank of, Rank to) {
+    std::byte* const theirs = group_->of[static_cast<size_t>(of)] + kPrologue;
+    return theirs + (split ? static_cast<uint64_t>(to) * unit : 0);
+  };
+  Handover handover;
+  for (Rank i = 1; i < size(); ++i) {
+    const Rank peer = shape.after(rank_, -i);
+    const uint64_t sent = exchange.sent_bytes[peer], bytes = exchange.bytes[peer];
+    if (sent > 0) {
+      if (split || handover.in.empty())
+        handover.in.push_back({&input, exchange.sent_first[peer], sent, unit, place(rank_, peer)});
+      handover.shares.push_back({peer, {0, 0, 1, sent}, Segments{sent, unit}.count()});
+    }
+    if (bytes == 0) continue;
+    const Piece piece{&output, exchange.to[peer], bytes, unit, place(peer, rank_)};
+    handover.pulls.push_back({peer, piece, Segments{bytes, unit}.count()});
+  }
   return handover;
 }
 

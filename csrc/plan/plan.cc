@@ -16,8 +16,9 @@ constexpr std::array<const char*, kCollectives> kCollectiveNames = {
     "all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce",
     "scatter",    "gather",         "all_to_all", "barrier"};
 constexpr std::array<const char*, kNamed> kAlgorithmNames = {
-    "direct", "ring",      "tree",  "pairwise", "dissemination", "hierarchical", "doubling",
-    "bruck",  "hand_over", "graph", "two_shot", "one_shot",      "low_latency"};
+    "direct",       "ring",     "tree",        "pairwise",    "dissemination",
+    "hierarchical", "doubling", "bruck",       "hand_over",   "graph",
+    "two_shot",     "one_shot", "low_latency", "device_ring", "copy_engines"};
 
 template <typename Number, typename Entry>
 Number number_in(std::vector<Entry>& table, const Entry& entry) {
@@ -60,6 +61,14 @@ const char* to_string(Collective collective) {
 const char* to_string(Algorithm algorithm) {
   if (is_registered(algorithm)) return registered_name(algorithm);
   return kAlgorithmNames[static_cast<size_t>(algorithm)];
+}
+
+// Ranks do not know what two others send one another, so none chooses by it.
+bool kernel_serves(Algorithm kernel, Collective collective) {
+  const bool moves = !reduces(collective) && collective != kBarrier;
+  if (kernel == kByCopies) return moves;
+  if (kernel == kByRing) return collective <= kReduce;
+  return kernel == kByKernel || collective != kAllToAll;
 }
 
 Algorithm algorithm_called(const std::string& name) {

@@ -58,10 +58,13 @@ inline constexpr auto kByGraph = static_cast<Algorithm>(kAlgorithms + 1);
 inline constexpr auto kByTwoShot = static_cast<Algorithm>(kAlgorithms + 2);
 inline constexpr auto kByOneShot = static_cast<Algorithm>(kAlgorithms + 3);
 inline constexpr auto kByLowLatency = static_cast<Algorithm>(kAlgorithms + 4);
-inline constexpr int kNamed = kAlgorithms + 5;
+inline constexpr auto kByRing = static_cast<Algorithm>(kAlgorithms + 5);
+inline constexpr auto kByCopies = static_cast<Algorithm>(kAlgorithms + 6);
+inline constexpr int kNamed = kAlgorithms + 7;
 inline bool is_kernel(Algorithm algorithm) {
   return algorithm >= kByKernel && static_cast<int>(algorithm) < kNamed;
 }
+bool kernel_serves(Algorithm kernel, Collective collective);
 
 enum class Verb : uint8_t { kCopy, kReduce, kSignal, kWait };
 

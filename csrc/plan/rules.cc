@@ -12,7 +12,7 @@ constexpr size_t kMostText = 2000;  // ranks tell it to one another
 
 bool has(Collective collective, Algorithm algorithm) {
   if (is_registered(algorithm)) return serves(algorithm, collective);
-  if (is_kernel(algorithm)) return algorithm == kByKernel || collective != Collective::kAllToAll;
+  if (is_kernel(algorithm)) return kernel_serves(algorithm, collective);
   return std::ranges::count(algorithms_of(collective), algorithm) > 0;
 }
 

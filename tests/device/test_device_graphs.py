@@ -9,6 +9,7 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -17,8 +18,8 @@ import torch.distributed as dist
 
 from lab.limits import limit
 from lab.outcomes import Outcome
-from lab.ranks import Rank, Ranks, ranks
-from lab.simulated_device import SMALL, Cuda, SimulatedMemory, met, on_device
+from lab.ranks import Rank, Ranks, error_of, ranks
+from lab.simulated_device import SMALL, Cuda, Graph, Memory, met, on_device
 
 OWN_DEVICES = {"RINGCOMM_SIM_DEVICES": "3", "RINGCOMM_SIM_ROTATE": "0,1,2"}
 COUNT = 3000  # elements of a part; in small windows many rounds
@@ -28,42 +29,6 @@ COUNT = 3000  # elements of a part; in small windows many rounds
 def three() -> Iterator[Ranks]:
     with ranks(3, backend=None) as some:
         yield some
-
-
-class Memory:
-    """Tensors of the simulated device, mapped by peers or staged, with their view for the host."""
-
-    def __init__(self, cuda: Cuda, mapped: bool) -> None:
-        self.cuda = cuda
-        self.simulated = SimulatedMemory() if mapped else None
-        self.kept: list[torch.Tensor] = []
-
-    def make(self, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-        host = self.simulated.empty(count) if self.simulated else torch.empty(count)
-        host.zero_()
-        self.kept.append(host)
-        return host, self.cuda.module.cuda_view(host)
-
-
-class Graph:
-    """What is called inside of `with graph:`, on a stream of its own."""
-
-    def __init__(self, cuda: Cuda) -> None:
-        self.cuda = cuda
-        self.stream = cuda.module.new_stream()
-        self.id = 0
-
-    def __enter__(self) -> None:
-        self.before = self.cuda.module.use_stream(self.stream)
-        self.cuda.module.begin_capture("global")
-
-    def __exit__(self, kind: Any, *rest: object) -> None:
-        with contextlib.suppress(RuntimeError) if kind else contextlib.nullcontext():
-            self.id = self.cuda.module.end_capture()
-        self.cuda.module.use_stream(self.before)
-
-    def replay(self) -> None:
-        self.cuda.module.launch_graph(self.id)
 
 
 def inputs_of(rank: int, size: int, seed: int) -> torch.Tensor:
@@ -194,10 +159,18 @@ def collectives(rank: Rank, life: str, mapped: bool, settings: dict[str, str]) -
     return on_device(rank, life, settings, body)
 
 
-@pytest.mark.parametrize("devices", ["one", "a device each"])
+DEVICES = {
+    "one": {},
+    "each": OWN_DEVICES,
+    "over PCIe": {**OWN_DEVICES, "RINGCOMM_SIM_NVLINK": "0"},
+    "ring": {**OWN_DEVICES, "RINGCOMM_ALGORITHM": "device_ring"},
+}
+
+
+@pytest.mark.parametrize("devices", DEVICES)
 @pytest.mark.parametrize("mapped", [True, False])
 def test_every_collective_is_captured(three: Ranks, mapped: bool, devices: str) -> None:
-    settings = SMALL if devices == "one" else {**SMALL, **OWN_DEVICES}
+    settings = {**SMALL, **DEVICES[devices]}
     outcomes = three(collectives, f"collectives {mapped} {devices}", mapped, settings)
     assert [outcome.get("answer") for outcome in outcomes] == [""] * 3, outcomes
 
@@ -244,13 +217,11 @@ def first(rank: Rank, life: str, settings: dict[str, str]) -> Outcome:
     """Ranks meet, and map one another's tensors, while they capture: no replay copies."""
 
     def body(rank: Rank) -> str:
-        cuda = Cuda()
-        memory = Memory(cuda, True)
+        memory = Memory(cuda := Cuda(), True)
         values, tensor = memory.make(COUNT)
         assert memory.simulated is not None
-        graph = Graph(cuda)
         other = memory.make(COUNT)[1]
-        with graph:
+        with (graph := Graph(cuda)):
             dist.all_reduce(other)
             before = memory.simulated.copies()
             dist.all_reduce(tensor)
@@ -339,8 +310,7 @@ def gone(rank: Rank, life: str, how: str, settings: dict[str, str]) -> Outcome:
 
     def body(rank: Rank) -> str:
         cuda = met()
-        memory = Memory(cuda, True)
-        _, tensor = memory.make(COUNT)
+        _, tensor = Memory(cuda, True).make(COUNT)
         graph = Graph(cuda)
         with graph:
             dist.all_reduce(tensor)
@@ -357,13 +327,43 @@ def gone(rank: Rank, life: str, how: str, settings: dict[str, str]) -> Outcome:
         cuda.synchronize()
         if time.monotonic() - begin > limit(10):
             return "the stream waited on"
-        try:
-            dist.all_reduce(tensor)
-        except dist.DistBackendError as error:
-            return "names it" if "rank 1" in str(error) else str(error)
-        return "no error"
+        text = error_of(lambda: dist.all_reduce(tensor))[1]
+        return "names it" if "rank 1" in text else text or "no error"
 
     return on_device(rank, life, settings, body)
+
+
+def idle(rank: Rank, life: str, settings: dict[str, str]) -> Outcome:
+    """A peer is there, and does not replay. Its next call fails with the group."""
+
+    def body(rank: Rank) -> Outcome:
+        cuda = met()
+        _, tensor = Memory(cuda, True).make(COUNT)
+        graph = Graph(cuda)
+        with graph:
+            dist.all_reduce(tensor)
+        graph.replay()
+        cuda.synchronize()
+        store = dist.distributed_c10d._get_default_store()
+        if rank.index == 1:
+            store.wait(["over 0", "over 2"], timedelta(seconds=limit(15)))
+        else:
+            graph.replay()
+            cuda.synchronize()
+        text = error_of(lambda: dist.all_reduce(tensor))[1]
+        store.set(f"over {rank.index}", "1")
+        return {"text": text}
+
+    return on_device(rank, life, settings, body, seconds=4)
+
+
+@pytest.mark.parametrize("kernel", ["two_shot", "low_latency", "device_ring"])
+def test_kernels_give_up_by_themselves(three: Ranks, kernel: str) -> None:
+    outcomes = three(idle, f"idle {kernel}", {**OWN_DEVICES, "RINGCOMM_ALGORITHM": kernel})
+    told = "a kernel on the device waited too long for rank "  # in a ring, for a neighbour
+    texts = [outcome.get("text", "") for outcome in outcomes]
+    assert all(told in text for text in texts), texts
+    assert f"{told}1" in str(texts)
 
 
 @pytest.mark.parametrize("how", ["dies", "leaves"])

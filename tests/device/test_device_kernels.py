@@ -18,7 +18,18 @@ from ringcomm._C import flight_rings
 from ringcomm.tools import records
 
 OWN = {"RINGCOMM_SIM_DEVICES": "4", "RINGCOMM_SIM_ROTATE": "0,1,2,3"}
-KERNELS = ("hand_over", "two_shot", "one_shot", "low_latency")
+KERNELS = ("hand_over", "two_shot", "one_shot", "low_latency", "device_ring", "copy_engines")
+COLLECTIVES = (
+    "all_reduce",
+    "scatter_sum",
+    "gather_all",
+    "broadcast",
+    "reduce",
+    "all",
+    "exchange",
+    "scatter",
+    "gather",
+)
 DTYPES = (torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.uint8)
 
 
@@ -28,11 +39,11 @@ def four() -> Iterator[Ranks]:
         yield some
 
 
-def input_of(rank: int, number: int, count: int, dtype: torch.dtype) -> torch.Tensor:
+def input_of(rank: int, number: int, count: int, dtype: torch.dtype, whole: bool) -> torch.Tensor:
     generator = torch.Generator().manual_seed(1000 * number + rank)
-    if dtype.is_floating_point:
+    if dtype.is_floating_point and not whole:
         return torch.randn(count, generator=generator, dtype=torch.float64).to(dtype)
-    return torch.randint(0, 100, (count,), generator=generator).to(dtype)
+    return torch.randint(0, 50, (count,), generator=generator).to(dtype)
 
 
 def summed(inputs: list[torch.Tensor]) -> torch.Tensor:
@@ -45,14 +56,17 @@ def summed(inputs: list[torch.Tensor]) -> torch.Tensor:
     return total.to(dtype)
 
 
-def one_of_many(rank: Rank, number: int, choose: random.Random) -> str:
-    """Do a random operation; what is wrong with its result."""
+def one_of_many(rank: Rank, number: int, choose: random.Random, whole: bool) -> str:
+    """Do a random operation; what is wrong with its result.
+
+    Whole numbers have the same sums in any order, also in a ring's.
+    """
     n, me = rank.size, rank.index
     dtype = choose.choice(DTYPES)
     count = choose.choice((0, 1, 3, 1000, 5001, 20_000))
-    inputs = [input_of(one, number, count * n, dtype) for one in range(n)]
+    inputs = [input_of(one, number, count * n, dtype, whole) for one in range(n)]
     mine, root = inputs[me].clone(), choose.randrange(n)
-    name = choose.choice(("all_reduce", "scatter_sum", "gather_all", "broadcast", "reduce", "all"))
+    name = choose.choice(COLLECTIVES)
     if name == "all_reduce":
         dist.all_reduce(mine)
         got, wanted = mine, summed(inputs)
@@ -70,6 +84,20 @@ def one_of_many(rank: Rank, number: int, choose: random.Random) -> str:
     elif name == "reduce":
         dist.reduce(mine, root)
         got, wanted = mine, summed(inputs) if me == root else mine
+    elif name == "exchange":  # uneven: rank r gets r + 1 shares of each
+        sent = [count // n * (to + 1) for to in range(n)]
+        parts = list(inputs[me][: sum(sent)].split(sent))
+        got = torch.empty(n * sent[me], dtype=dtype)
+        dist.all_to_all(list(got.split([sent[me]] * n)), parts)
+        wanted = torch.cat([one[: sum(sent)].split(sent)[me] for one in inputs])
+    elif name == "scatter":
+        got = torch.empty(count, dtype=dtype)
+        dist.scatter(got, list(mine.split([count] * n)) if me == root else None, root)
+        wanted = inputs[root][me * count :][:count]
+    elif name == "gather":
+        parts = [torch.empty(count * n, dtype=dtype) for _ in range(n)]
+        dist.gather(mine, parts if me == root else None, root)
+        got, wanted = (torch.cat(parts), torch.cat(inputs)) if me == root else (mine, mine)
     else:
         parts = [torch.empty(count * n, dtype=dtype) for _ in range(n)]
         dist.all_gather(parts, mine)  # outputs in several pieces
@@ -77,10 +105,12 @@ def one_of_many(rank: Rank, number: int, choose: random.Random) -> str:
     return "" if torch.equal(got, wanted) else f"{number}: {name} of {count} {dtype}"
 
 
-def many(rank: Rank, life: str, settings: dict[str, str], steps: int) -> Outcome:
+def many(
+    rank: Rank, life: str, settings: dict[str, str], steps: int, whole: bool = False
+) -> Outcome:
     def body(rank: Rank) -> Outcome:
         choose = random.Random(7)
-        wrong = [one_of_many(rank, number, choose) for number in range(steps)]
+        wrong = [one_of_many(rank, number, choose, whole) for number in range(steps)]
         dist.barrier()
         used: set[str] = set()
         for ring in flight_rings():
@@ -100,18 +130,19 @@ def check(outcomes: list[Any]) -> set[str]:
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_each_kernel_gives_what_the_others_do(four: Ranks, kernel: str) -> None:
     """Bit by bit; where one has no room, another takes its place."""
-    used = check(four(many, kernel, {"RINGCOMM_ALGORITHM": kernel}, 60))
+    ring = kernel == "device_ring"
+    used = check(four(many, kernel, {"RINGCOMM_ALGORITHM": kernel}, 60, ring))
     assert kernel in used
     assert used <= ({"hand_over"} if kernel == "hand_over" else set(KERNELS))
 
 
 def test_links_and_lengths_decide(four: Ranks) -> None:
     outcomes = four(many, "links", {}, 60)
-    assert check(outcomes) == {"two_shot", "one_shot", "low_latency"}
+    assert check(outcomes) == {"two_shot", "one_shot", "low_latency", "hand_over"}  # all_to_all
     assert "all_reduce: low_latency up to 32768 B, one_shot up to " in outcomes[0]["log"]
-    over_pcie = check(four(many, "pcie", {"RINGCOMM_SIM_NVLINK": "0"}, 60))
+    over_pcie = check(four(many, "pcie", {"RINGCOMM_SIM_NVLINK": "0"}, 60, True))
     assert "two_shot" not in over_pcie
-    assert {"hand_over", "low_latency"} <= over_pcie
+    assert {"device_ring", "copy_engines", "low_latency"} <= over_pcie
 
 
 def test_rules_are_for_kernels_too(four: Ranks, tmp_path: Path) -> None:
@@ -161,3 +192,35 @@ def test_another_length_is_an_error(four: Ranks, kernel: str) -> None:
     ]
     assert all(told), told
     assert any("all_reduce float32[11]" in text for text in told), told
+
+
+def several_groups(rank: Rank, life: str, settings: dict[str, str]) -> Outcome:
+    """Each group takes half of the multiprocessors that are left, and gives them back."""
+
+    def body(rank: Rank) -> Outcome:
+        def kernel_of(group: dist.ProcessGroup) -> str:
+            tensor = torch.ones(1000)
+            dist.all_reduce(tensor, group=group)
+            assert tensor.eq(rank.size).all()
+            dist.barrier(group=group)
+            for ring in flight_rings():
+                record = records.read_ring(ring)
+                if record.device and record.group == group.group_name:
+                    return record.operations[0].algorithm
+            return ""
+
+        groups = [dist.new_group(range(rank.size)) for _ in range(3)]
+        first = [kernel_of(group) for group in groups]
+        for group in groups[:2]:
+            dist.destroy_process_group(group)
+        return {"first": first, "again": kernel_of(dist.new_group(range(rank.size)))}
+
+    return on_device(rank, life, {**OWN, **settings}, body)
+
+
+def test_groups_share_the_multiprocessors(four: Ranks) -> None:
+    outcomes = four(several_groups, "groups", {"RINGCOMM_SIM_MULTIPROCESSORS": "40"})
+    for outcome in outcomes:
+        assert outcome.get("first") == ["low_latency", "low_latency", "hand_over"], outcome
+        assert outcome["again"] == "low_latency"
+        assert "other groups have the multiprocessors" in outcome["log"]

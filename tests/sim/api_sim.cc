@@ -67,7 +67,7 @@ class SimApi final : public Api {
     const std::array<uint64_t, 2> name{machine(), static_cast<uint64_t>(card_of(device))};
     std::memcpy(facts.uuid.data(), name.data(), facts.uuid.size());
     facts.memory_bytes = options_.memory_bytes;
-    facts.multiprocessors = 4;
+    facts.multiprocessors = options_.multiprocessors;
     facts.capability = 90;
     return facts;
   }
@@ -246,6 +246,7 @@ class SimApi final : public Api {
   void launch(Stream stream, const TwoShotArgs& args) override { launch_blocks(stream, args); }
   void launch(Stream stream, const OneShotArgs& args) override { launch_blocks(stream, args); }
   void launch(Stream stream, const LowLatencyArgs& args) override { launch_blocks(stream, args); }
+  void launch(Stream stream, const RingArgs& args) override { launch_blocks(stream, args); }
 
   // As loading may do, the first time this waits for all work.
   void load_kernels() override {

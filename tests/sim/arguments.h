@@ -43,4 +43,14 @@ inline void set_host_side(Addresses& to_host, cuda::LowLatencyArgs& args) {
   for (int i = 0; i < args.members.n_ranks; ++i) to_host(args.lines[i], cuda::kPieceLines);
 }
 
+inline void set_host_side(Addresses& to_host, cuda::RingArgs& args) {
+  set_host_side(to_host, args.members);
+  to_host(args.slots, cuda::kRingBytes);
+  to_host(args.next_slots, cuda::kRingBytes);
+  for (int chunk = 0; chunk < args.members.n_ranks; ++chunk) {
+    to_host(args.input[chunk], args.input[chunk] ? args.bytes[chunk] : 0);
+    to_host(args.output[chunk], args.output[chunk] ? args.bytes[chunk] : 0);
+  }
+}
+
 }  // namespace ringcomm::sim

@@ -13,6 +13,7 @@ namespace {
 #include "cuda/codecs.inc.h"
 #include "cuda/kernels.inc.h"
 #include "cuda/meetings.inc.h"
+#include "cuda/ring.inc.h"
 
 constexpr int kThreads = kMostRanks;
 
@@ -81,6 +82,7 @@ class Context {
     return lines;
   }
   void pause() { memory_.pause(); }
+  uint64_t nanoseconds() { return memory_.nanoseconds(); }
 
  private:
   static uint64_t* line_at(const std::byte* at, int i) {
@@ -118,12 +120,17 @@ template <class Codec, class Op>
 void on_host(Context& context, const LowLatencyArgs& args, uint64_t element_bytes) {
   low_latency_body<Codec, Op>(context, args, element_bytes);
 }
+template <class Codec, class Op>
+void on_host(Context& context, const RingArgs& args, uint64_t element_bytes) {
+  ring_body<Codec, Op, 0>(context, args, element_bytes);
+}
 
 struct Kernel {
   BySources<void (*)(Context&, const LeaderArgs&, uint64_t)> reduce;
   void (*two_shot)(Context&, const TwoShotArgs&, uint64_t);
   void (*one_shot)(Context&, const OneShotArgs&, uint64_t);
   void (*low_latency)(Context&, const LowLatencyArgs&, uint64_t);
+  void (*ring)(Context&, const RingArgs&, uint64_t);
 
   void run(Context& context, const TwoShotArgs& args, uint64_t element) const {
     two_shot(context, args, element);
@@ -134,14 +141,20 @@ struct Kernel {
   void run(Context& context, const LowLatencyArgs& args, uint64_t element) const {
     low_latency(context, args, element);
   }
+  void run(Context& context, const RingArgs& args, uint64_t element) const {
+    ring(context, args, element);
+  }
 };
 using KernelTable = TableOf<Kernel>;
 
 template <class Codec, class Op>
 constexpr Kernel kernel_of() {
   const auto any = reduce_on_host<Codec, Op, 0>;
-  Kernel kernel{
-      {any, any, any, any, any}, on_host<Codec, Op>, on_host<Codec, Op>, on_host<Codec, Op>};
+  Kernel kernel{{any, any, any, any, any},
+                on_host<Codec, Op>,
+                on_host<Codec, Op>,
+                on_host<Codec, Op>,
+                on_host<Codec, Op>};
   if constexpr (kWorthIt<Codec, Op>) {
     kernel.reduce.two = reduce_on_host<Codec, Op, 2>;
     kernel.reduce.four = reduce_on_host<Codec, Op, 4>;
@@ -173,6 +186,7 @@ auto kernel_for(const LeaderArgs& args) {
 }
 
 const Reduction& reduction_of(const TwoShotArgs& args) { return args.part.reduction; }
+const Reduction& reduction_of(const RingArgs& args) { return args.reduction; }
 const Reduction& reduction_of(const auto& args) { return args.exchange.reduction; }
 
 }  // namespace
@@ -200,6 +214,7 @@ void run_blocks(const Args& args) {
 template void run_blocks(const TwoShotArgs&);
 template void run_blocks(const OneShotArgs&);
 template void run_blocks(const LowLatencyArgs&);
+template void run_blocks(const RingArgs&);
 
 template <class Args>
 void run_block(const Args& args, int block, Memory& memory, int members) {
@@ -213,6 +228,7 @@ void run_block(const Args& args, int block, Memory& memory, int members) {
 template void run_block(const TwoShotArgs&, int, Memory&, int);
 template void run_block(const OneShotArgs&, int, Memory&, int);
 template void run_block(const LowLatencyArgs&, int, Memory&, int);
+template void run_block(const RingArgs&, int, Memory&, int);
 
 void run_block(const LeaderArgs& args, int block, int blocks, Memory& memory, int members) {
   Shared shared(members);

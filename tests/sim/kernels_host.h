@@ -3,6 +3,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <thread>
 
 #include "device/kernel_args.h"
@@ -28,6 +29,9 @@ class Memory {
     return std::atomic_ref(*const_cast<uint64_t*>(line)).load(std::memory_order_relaxed);
   }
   virtual void pause() { std::this_thread::yield(); }
+  virtual uint64_t nanoseconds() {
+    return static_cast<uint64_t>(std::chrono::steady_clock::now().time_since_epoch().count());
+  }
   // Whether the threads of a block wait for each other at their `sync`-th sync(), from 1.
   virtual bool in_step([[maybe_unused]] int sync) const { return true; }
 };

@@ -32,8 +32,7 @@ Api& open(const char* path) {
 class DeviceGroup {
  public:
   DeviceGroup(Api& api, int size) : api_(api), size_(size), control_(api.make_stream()) {
-    const uint64_t lines = 2 * static_cast<uint64_t>(size) * low_latency_bytes(size) * 2;
-    const uint64_t bytes = sizeof(Flags) + 4096 + 2 * kOneShotWindow + lines + 2 * kArena;
+    const uint64_t bytes = kFlags + 2 * kOneShotWindow + lines() + 2 * kArena + kRingBytes;
     pinned_ = api.allocate_pinned(bytes);
     std::memset(pinned_, 0, bytes);
     abort_ = reinterpret_cast<uint32_t*>(api.allocate_pinned(sizeof(uint32_t)));
@@ -59,16 +58,17 @@ class DeviceGroup {
   void set_memory(OneShotArgs& args) const {
     for (Rank rank = 0; rank < size_; ++rank) args.window[rank] = memory(rank) + kFlags;
   }
+  void set_memory(RingArgs& args) const {
+    args.slots = slots(args.members.rank);
+    args.next_slots = slots((args.members.rank + 1) % size_);
+  }
   void set_memory(LowLatencyArgs& args) const {
     for (Rank rank = 0; rank < size_; ++rank) {
       args.lines[rank] = memory(rank) + kFlags + 2 * kOneShotWindow;
     }
     args.pieces = low_latency_bytes(size_) / kPiece;
   }
-  std::byte* arena(Rank rank) const {
-    const uint64_t lines = 2 * static_cast<uint64_t>(size_) * low_latency_bytes(size_) * 2;
-    return memory(rank) + kFlags + 2 * kOneShotWindow + lines;
-  }
+  std::byte* arena(Rank rank) const { return memory(rank) + kFlags + 2 * kOneShotWindow + lines(); }
   void write(std::byte* to, const Bytes& bytes) {
     std::memcpy(pinned_, bytes.data(), bytes.size());
     copy(to, pinned_, bytes.size());
@@ -94,6 +94,8 @@ class DeviceGroup {
  private:
   static constexpr uint64_t kFlags = (sizeof(Flags) + 4095) / 4096 * 4096;
 
+  uint64_t lines() const { return 2 * static_cast<uint64_t>(size_) * low_latency_bytes(size_) * 2; }
+  std::byte* slots(Rank rank) const { return arena(rank) + 2 * kArena; }
   std::byte* memory(Rank rank) const { return memory_[static_cast<size_t>(rank)]; }
   void copy(std::byte* to, const std::byte* from, uint64_t bytes) {
     if (bytes == 0) return;
@@ -170,6 +172,7 @@ double seconds_of(Api& api, DeviceGroup& group, Algorithm kernel, uint64_t bytes
   const Link link = link_of(true, 90, 128 / group.size());
   step.blocks = kernel == kByTwoShot   ? blocks_for(step.shape, link)
                 : kernel == kByOneShot ? kOneShotBlocks
+                : kernel == kByRing    ? kRingBlocks
                                        : kLowLatencyBlocks;
   const auto go = [&](int count) {
     run_threads(group.size(), [&](Rank rank) {

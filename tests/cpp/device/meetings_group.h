@@ -8,6 +8,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstring>
+#include <deque>
 #include <memory>
 #include <vector>
 
@@ -54,6 +55,7 @@ class MeetingGroup {
       windows_.push_back(std::make_unique<Halves>(cuda::kOneShotWindow, same_windows));
       lines_.push_back(std::make_unique<Halves>((lines + 4095) / 4096 * 4096, same_lines));
       flags_.push_back(std::make_unique<cuda::Flags>());
+      slots_.emplace_back(cuda::kRingBlocks * cuda::kRingSlots * kSlot);
     }
   }
   int size() const { return size_; }
@@ -73,6 +75,12 @@ class MeetingGroup {
     for (size_t rank = 0; rank < lines_.size(); ++rank) args.lines[rank] = lines_[rank]->data();
     args.pieces = cuda::low_latency_bytes(size_) / cuda::kPiece;
   }
+  void set_memory(cuda::RingArgs& args) {
+    const auto rank = static_cast<size_t>(args.members.rank);
+    args.slots = slots_[rank].data();
+    args.next_slots = slots_[(rank + 1) % slots_.size()].data();
+    args.slot = kSlot;
+  }
   // Kernels that wait end.
   void abort() {
     for (uint32_t& word : aborts_) std::atomic_ref(word).store(1, std::memory_order_release);
@@ -82,6 +90,8 @@ class MeetingGroup {
   const int size_;
   std::vector<std::unique_ptr<Halves>> windows_, lines_;
   std::vector<std::unique_ptr<cuda::Flags>> flags_;
+  static constexpr uint64_t kSlot = 64;  // of the ring: many passes
+  std::deque<std::vector<std::byte>> slots_;
   std::vector<uint32_t> aborts_;
 };
 
@@ -170,6 +180,25 @@ class Skipping : public Jittery {
  private:
   const uint32_t parity_;
   uint32_t epoch_ = 0;
+};
+
+// A ring's rank does not wait until its successor has read a slot, or until one is full.
+class Hasty : public Jittery {
+ public:
+  Hasty(uint64_t seed, bool reads) : Jittery(seed), reads_(reads) {}
+  std::vector<cuda::Flags*> all;  // of the group
+  uint32_t load_acquire(const uint32_t* flag) override {
+    const uint32_t value = Jittery::load_acquire(flag);
+    for (cuda::Flags* flags : all) {
+      for (const cuda::Neighbours& each : flags->ring) {
+        if (flag == (reads_ ? &each.filled : &each.read)) return value + cuda::kRingSlots;
+      }
+    }
+    return value;
+  }
+
+ private:
+  const bool reads_;
 };
 
 // The threads of a block do not wait for each other before they tell others that they are done.

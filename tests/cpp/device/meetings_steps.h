@@ -10,7 +10,7 @@ namespace ringcomm::testing {
 using namespace cuda;
 using enum Collective;
 
-inline constexpr std::array kKernels{kByTwoShot, kByOneShot, kByLowLatency};
+inline constexpr std::array kKernels{kByTwoShot, kByOneShot, kByLowLatency, kByRing};
 
 // What all ranks do at one time, known to each from a seed.
 struct Step {
@@ -40,6 +40,36 @@ inline void append(Bytes& bytes, const Bytes& more) {
   bytes.insert(bytes.end(), more.begin(), more.end());
 }
 
+// As the ring adds up: from rank `first` on, rounding to the type at each.
+inline Bytes reduced_from(Rank first, const Step& step, uint64_t at, uint64_t count) {
+  const auto size = step.inputs.size();
+  Bytes sum;
+  for (size_t i = 0; i < size; ++i) {
+    const Bytes next = slice(step.inputs[(static_cast<size_t>(first) + i) % size], at, count);
+    const std::array<const std::byte*, 2> both{sum.data(), next.data()};
+    Bytes out = next;
+    std::byte* const dst = out.data();
+    if (i > 0 || size == 1) {
+      reduce(step.what, i + 1 == size, {&dst, 1}, std::span(both).subspan(i > 0 ? 0 : 1),
+             count / size_of(step.what.dtype));
+    }
+    sum = out;
+  }
+  return sum;
+}
+
+inline Bytes sum_of(const Step& step) {
+  if (step.kernel != kByRing) return reduced(step.what, step.inputs);
+  const bool chain = step.shape.collective == kReduce;
+  const LeaderArgs parts = parts_of(step.shape, chain);
+  Bytes sum;
+  for (Rank part = 0; part < parts.parts; ++part) {
+    const Rank first = step.shape.after(chain ? step.shape.root : part);
+    append(sum, reduced_from(first, step, parts.first[part], parts.length[part]));
+  }
+  return sum;
+}
+
 // Each rank's output.
 inline void set_wanted(Step& step) {
   const Shape& shape = step.shape;
@@ -51,13 +81,13 @@ inline void set_wanted(Step& step) {
     const auto rank = static_cast<Rank>(at);
     switch (shape.collective) {
       case kAllReduce:
-        out = reduced(step.what, in);
+        out = sum_of(step);
         break;
       case kReduce:
-        out = at == root ? reduced(step.what, in) : Bytes();
+        out = at == root ? sum_of(step) : Bytes();
         break;
       case kReduceScatter:
-        out = slice(reduced(step.what, in), shape.shard_offset(rank), shape.shard(rank));
+        out = slice(sum_of(step), shape.shard_offset(rank), shape.shard(rank));
         break;
       case kBroadcast:
         out = in[root];
@@ -117,7 +147,8 @@ inline Step make_step(Random& random, int size, Algorithm kernel) {
   do {
     shape.collective = static_cast<Collective>(below(random, kCollectives));
   } while (kernel != kByLowLatency &&
-           (shape.collective == kAllToAll || shape.collective == kBarrier));
+           (shape.collective == kAllToAll || shape.collective == kBarrier ||
+            !kernel_serves(kernel, shape.collective)));
   const uint64_t room = low_latency_bytes(size) / shape.element;
   const uint64_t most = std::min<uint64_t>(below(random, 3) == 0 ? 3000 : 50, room);
   if (sharded(shape.collective)) {
@@ -130,6 +161,7 @@ inline Step make_step(Random& random, int size, Algorithm kernel) {
   }
   step.blocks = kernel == kByTwoShot   ? 1 + static_cast<int>(below(random, 4))
                 : kernel == kByOneShot ? kOneShotBlocks
+                : kernel == kByRing    ? kRingBlocks
                                        : kLowLatencyBlocks;
   step.unit = below(random, 2) == 0 ? 1 << 20 : 64 * shape.element;
   Inputs inputs(static_cast<uint32_t>(random.next()));
@@ -150,6 +182,7 @@ class Member {
   void run(const auto& run_all) const {
     const bool reduces = ringcomm::reduces(step_.shape.collective);
     const Reduction what = reduces ? step_.what : copy_of(step_.shape.element);
+    if (step_.kernel == kByRing) return ring(what, run_all);
     if (step_.kernel != kByTwoShot) {
       Shape shape = step_.shape;
       shape.send = step_.lengths[static_cast<size_t>(rank_)];
@@ -182,6 +215,27 @@ class Member {
   }
 
  private:
+  void ring(const Reduction& what, const auto& run_all) const {
+    const Collective collective = step_.shape.collective;
+    RingArgs args{.members = group_.members(rank_, kRingBlocks),
+                  .reduction = what,
+                  .input = {},
+                  .output = {},
+                  .bytes = {}};
+    args.sums = reduces(collective);
+    args.gathers = collective == kAllReduce || collective == kAllGather;
+    args.chain = collective == kBroadcast || collective == kReduce;
+    args.root = step_.shape.root;
+    const LeaderArgs parts = parts_of(step_.shape, args.chain);
+    for (Rank part = 0; part < parts.parts; ++part) {
+      args.input[part] = input_ + (parts.input_is_split ? parts.first[part] : 0);
+      args.output[part] = output_ + (parts.output_is_split ? parts.first[part] : 0);
+      args.bytes[part] = parts.length[part];
+    }
+    group_.set_memory(args);
+    run_all(args);
+  }
+
   template <class Args>
   void one_step(Args args, const Exchange& exchange, const auto& run_all) const {
     args.members = group_.members(rank_, step_.blocks);

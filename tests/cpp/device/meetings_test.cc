@@ -13,6 +13,8 @@
 //     lines      low latency: one half of the lines where two take turns
 //     torn       low latency: a flag comes before its data
 //     flagless   low latency: no flag comes
+//     unread     ring: nobody waits until a slot is read
+//     unfilled   ring: nobody waits until a slot is full
 #include "meetings_steps.h"
 
 namespace ringcomm::testing {
@@ -114,7 +116,13 @@ void links_and_lengths_decide() {
   expect(kAllGather, 8, 1 << 20, h100, kByTwoShot);
   expect(kBarrier, 8, 0, h100, kByLowLatency);
   expect(kAllToAll, 8, 64, h100, kByKernel);
-  expect(kAllReduce, 8, 1 << 20, pcie, kByKernel);
+  expect(kAllToAll, 8, 64, pcie, kByCopies);
+  expect(kGather, 8, 64 << 20, pcie, kByCopies);
+  for (const Collective collective :
+       {kAllReduce, kReduceScatter, kAllGather, kBroadcast, kReduce}) {
+    expect(collective, 8, 64 << 20, pcie, kByRing);
+    expect(collective, 8, 64 << 20, h100, kByTwoShot);
+  }
   expect(kAllReduce, 2, 4 << 10, pcie, kByLowLatency);
 }
 
@@ -196,6 +204,7 @@ void a_rank_that_dies_holds_nobody(Algorithm kernel) {
 int broken(const std::string& how) {
   constexpr int kRanks = 3, kSteps = 150;
   MeetingGroup group(kRanks, how == "windows", how == "lines");
+  const bool hasty = how == "unread" || how == "unfilled";
   const auto make = [&](uint64_t seed) -> std::unique_ptr<sim::Memory> {
     if (how == "relaxed") return std::make_unique<Relaxed>(seed);
     if (how == "first") return std::make_unique<Skipping>(seed, 1);
@@ -203,14 +212,20 @@ int broken(const std::string& how) {
     if (how == "step") return std::make_unique<OutOfStep>(seed);
     if (how == "torn") return std::make_unique<Torn>(seed);
     if (how == "flagless") return std::make_unique<Flagless>(seed);
-    if (how != "parity") return std::make_unique<Jittery>(seed, std::chrono::seconds(3));
-    auto memory = std::make_unique<OneParity>(seed);
-    for (Rank rank = 0; rank < kRanks; ++rank) memory->all.push_back(&group.flags(rank));
-    return memory;
+    const auto with_all = [&](auto memory) {
+      for (Rank rank = 0; rank < kRanks; ++rank) memory->all.push_back(&group.flags(rank));
+      return memory;
+    };
+    if (hasty) return with_all(std::make_unique<Hasty>(seed, how == "unfilled"));
+    if (how == "parity") return with_all(std::make_unique<OneParity>(seed));
+    return std::make_unique<Jittery>(seed, std::chrono::seconds(3));
   };
   const bool lines = how == "lines" || how == "torn" || how == "flagless";
   const bool windows = how == "windows" || how == "step";
-  const Algorithm kernel = lines ? kByLowLatency : windows ? kByOneShot : kByTwoShot;
+  const Algorithm kernel = hasty     ? kByRing
+                           : lines   ? kByLowLatency
+                           : windows ? kByOneShot
+                                     : kByTwoShot;
   try {
     operations(group, 1, kSteps, steps_of(kRanks, kernel), make, how == "step" ? 3 : 1);
   } catch (const std::exception& error) {
