@@ -56,6 +56,7 @@ class GroupState {
   std::optional<Algorithm> requested_kernel(const Shape& shape) const {
     return options_.algorithm.find(shape, true);
   }
+  const Rules& rules() const { return options_.algorithm; }
   // Logs the group's first operation, once.
   template <typename Text>
   void log_first_operation(Text&& text) {

@@ -1,77 +1,15 @@
 // The table of functions over the CUDA runtime, which is linked in, and the driver, which is looked
 // up when it is needed: so this library loads where there is no driver.
-#include <cuda.h>
-#include <cuda_runtime_api.h>
-
 #include <algorithm>
 #include <bit>
 #include <cstring>
 
+#include "cuda/driver.h"
 #include "cuda/launch.h"
-#include "device/api.h"
 
 namespace ringcomm::cuda {
 namespace {
 
-void check(cudaError_t error, const char* call) {
-  if (error == cudaSuccess) return;
-  cudaGetLastError();  // or the next call of somebody else's reports it
-  throw DeviceError(str(call, ": ", cudaGetErrorString(error)));
-}
-
-// Calls a function of the runtime, and returns the value that it puts where its first argument
-// points.
-template <typename Result, typename... Arguments>
-Result result_of(const char* name, cudaError_t (*function)(Result*, Arguments...),
-                 std::type_identity_t<Arguments>... arguments) {
-  Result result{};
-  check(function(&result, arguments...), name);
-  return result;
-}
-
-// A function of the driver, by the name and the version of its interface.
-template <typename Function>
-class Driver {
- public:
-  Driver(const char* name, unsigned version) : name_(name) {
-    cudaDriverEntryPointQueryResult status{};
-    const auto error =
-        cudaGetDriverEntryPointByVersion(name, &found_, version, cudaEnableDefault, &status);
-    if (error == cudaSuccess && status == cudaDriverEntryPointSuccess) return;
-    cudaGetLastError();
-    found_ = nullptr;
-  }
-
-  template <typename... Arguments>
-  void operator()(Arguments... arguments) const {
-    if (found_ == nullptr) throw DeviceError(str("this driver has no ", name_));
-    const CUresult error = reinterpret_cast<Function*>(found_)(arguments...);
-    if (error == CUDA_SUCCESS) return;
-    throw DeviceError(str(name_, ": driver error ", static_cast<int>(error)));
-  }
-
- private:
-  const char* name_;
-  void* found_ = nullptr;
-};
-
-struct DriverTable {
-  Driver<decltype(cuStreamBatchMemOp)> batch{"cuStreamBatchMemOp", 12000};
-  Driver<decltype(cuPointerGetAttribute)> attribute{"cuPointerGetAttribute", 12000};
-  Driver<decltype(cuMemGetAddressRange)> range{"cuMemGetAddressRange", 12000};
-  Driver<decltype(cuDevicePrimaryCtxGetState)> context{"cuDevicePrimaryCtxGetState", 7000};
-  Driver<decltype(cuMemRetainAllocationHandle)> retain{"cuMemRetainAllocationHandle", 12000};
-  Driver<decltype(cuMemRelease)> release{"cuMemRelease", 12000};
-  Driver<decltype(cuMemExportToShareableHandle)> share{"cuMemExportToShareableHandle", 12000};
-  Driver<decltype(cuMemImportFromShareableHandle)> import{"cuMemImportFromShareableHandle", 12000};
-  Driver<decltype(cuMemAddressReserve)> reserve{"cuMemAddressReserve", 12000};
-  Driver<decltype(cuMemAddressFree)> unreserve{"cuMemAddressFree", 12000};
-  Driver<decltype(cuMemMap)> map{"cuMemMap", 12000};
-  Driver<decltype(cuMemUnmap)> unmap{"cuMemUnmap", 12000};
-  Driver<decltype(cuMemSetAccess)> allow{"cuMemSetAccess", 12000};
-};
-
-CUdeviceptr number_of(const std::byte* address) { return reinterpret_cast<CUdeviceptr>(address); }
 cudaStream_t native(Stream stream) { return static_cast<cudaStream_t>(stream); }
 cudaEvent_t native_event(Event event) { return static_cast<cudaEvent_t>(event); }
 
@@ -251,6 +189,7 @@ class CudaApi final : public Api {
   void launch(Stream stream, const OneShotArgs& args) override { launch_meeting(stream, args); }
   void launch(Stream stream, const LowLatencyArgs& args) override { launch_meeting(stream, args); }
   void launch(Stream stream, const RingArgs& args) override { launch_meeting(stream, args); }
+  void launch(Stream stream, const NvlsArgs& args) override { launch_meeting(stream, args); }
   void load_kernels() override { cuda::load_kernels(); }
 
   IpcHandle export_memory(std::byte* base) override {
@@ -328,12 +267,19 @@ class CudaApi final : public Api {
     driver().unreserve(number_of(base), bytes);
   }
 
- private:
-  static const DriverTable& driver() {
-    static const DriverTable table;
-    return table;
+  bool has_multicast(int device) override {
+    int has = 0;
+    driver().device_attribute(&has, CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED, device);
+    return has != 0;
+  }
+  std::unique_ptr<Multicast> make_multicast(uint64_t bytes, int devices) override {
+    return cuda::make_multicast(bytes, devices, current_device());
+  }
+  std::unique_ptr<Multicast> join_multicast(const Fd& descriptor, uint64_t bytes) override {
+    return cuda::join_multicast(descriptor, bytes, current_device());
   }
 
+ private:
   int multiprocessors() {
     return result_of("cudaDeviceGetAttribute", cudaDeviceGetAttribute,
                      cudaDevAttrMultiProcessorCount, current_device());

@@ -33,8 +33,8 @@ constinit const KernelTable kKernels = all_kernels();
 }  // namespace
 
 void launch_meeting(Stream stream, const RingArgs& args) {
-  launch(stream, find(kKernels, args.reduction), {args.members.blocks, kMeetingThreads}, args,
-         args.reduction);
+  launch(stream, find(kKernels, args.chunks.reduction), {args.members.blocks, kMeetingThreads},
+         args, args.chunks.reduction);
 }
 
 void load_ring_kernels() {

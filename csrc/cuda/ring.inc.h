@@ -18,20 +18,25 @@ struct Turn {
 // Turn 0 has nothing to receive, and the last one nothing to send, or a chain's ends have it so.
 constexpr int turns_of(const RingArgs& args) {
   const int others = args.members.n_ranks - 1;
-  return args.chain ? 1 : 1 + (args.sums ? others : 0) + (args.gathers ? others : 0);
+  return args.chain ? 1 : 1 + (args.chunks.sums ? others : 0) + (args.chunks.gathers ? others : 0);
 }
 
 constexpr Turn turn_of(const RingArgs& args, int turn) {
   const int ranks = args.members.n_ranks, rank = args.members.rank;
   if (args.chain) {
-    const int place = (rank - args.root + (args.sums ? ranks - 1 : ranks)) % ranks;
+    const int place = (rank - args.root + (args.chunks.sums ? ranks - 1 : ranks)) % ranks;
     const bool last = place == ranks - 1;
-    return {0, place > 0, !last, args.sums || place == 0, !args.sums || last, args.sums && last};
+    return {0,
+            place > 0,
+            !last,
+            args.chunks.sums || place == 0,
+            !args.chunks.sums || last,
+            args.chunks.sums && last};
   }
-  const int whole = args.sums ? ranks - 1 : 0;  // the turn in which a chunk is complete
+  const int whole = args.chunks.sums ? ranks - 1 : 0;  // the turn in which a chunk is complete
   const int chunk = (rank + whole - turn + 2 * ranks) % ranks;
   const bool last = turn + 1 == turns_of(args);
-  return {chunk, turn > 0, !last, turn <= whole, turn >= whole, args.sums && turn == whole};
+  return {chunk, turn > 0, !last, turn <= whole, turn >= whole, args.chunks.sums && turn == whole};
 }
 
 // Waits for a full slot, and for a free one. False: aborted.
@@ -67,7 +72,8 @@ constexpr void ring_body(Context& context, const RingArgs& args, uint64_t) {
     return slots + (static_cast<uint32_t>(block) * kRingSlots + number % kRingSlots) * args.slot;
   };
   const auto cut = [&](int chunk) {
-    return cut_of<Stored>(0, args.bytes[chunk], block, static_cast<uint64_t>(members.blocks));
+    return cut_of<Stored>(0, args.chunks.bytes[chunk], block,
+                          static_cast<uint64_t>(members.blocks));
   };
   uint64_t longest = 0;
   for (int chunk = 0; chunk < (args.chain ? 1 : ranks); ++chunk) {
@@ -80,14 +86,14 @@ constexpr void ring_body(Context& context, const RingArgs& args, uint64_t) {
       if (thread != 0) return;
       operands.n_srcs = operands.n_dsts = 0;
       if (turn.receives) operands.src[operands.n_srcs++] = slot(args.slots, read);
-      if (turn.adds) operands.src[operands.n_srcs++] = args.input[turn.chunk] + at;
-      if (turn.stores) operands.dst[operands.n_dsts++] = args.output[turn.chunk] + at;
+      if (turn.adds) operands.src[operands.n_srcs++] = args.chunks.input[turn.chunk] + at;
+      if (turn.stores) operands.dst[operands.n_dsts++] = args.chunks.output[turn.chunk] + at;
       if (turn.sends) operands.dst[operands.n_dsts++] = slot(args.next_slots, filled);
     });
     context.sync();
     context.each([&](int thread) {
       const Share share{static_cast<uint64_t>(thread), static_cast<uint64_t>(context.threads())};
-      Job job = job_of(args.reduction);
+      Job job = job_of(args.chunks.reduction);
       if (!turn.ends) job.ranks = 1;
       if (!turn.receives || !turn.adds) {
         if (turn.ends) return sweep<Codec, Op, 0>(context, job, {0, part.count}, share);

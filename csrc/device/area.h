@@ -33,6 +33,7 @@ struct alignas(128) RankInfo {
   uint64_t most_bytes;  // that its owner gives a group; 0: what fits
   uint64_t pattern;     // stands in the memory behind `window`: proof of what is mapped
   IpcHandle window;
+  int32_t multicast;              // see DeviceComm::join()
   int32_t blocks, capability;     // that its kernels may have at one time
   std::atomic<uint32_t> reaches;  // bit r: rank r's memory could be read
   std::atomic<uint32_t> nvlinks;  // bit r: NVLink leads to rank r's device

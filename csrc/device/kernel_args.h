@@ -132,19 +132,39 @@ struct LowLatencyArgs {
 };
 inline constexpr uint64_t kPiece = 16, kPieceLines = 32;
 
-// A ring: every rank fills slots of the next one, and reads nobody's memory but its own. Chunks are
-// shards, or near-equal parts of a message; a chain from, or to, the root has one.
-struct RingArgs {
-  Members members;
+// An operation by chunks: shards, or near-equal parts of a message. Of chunks that this rank has
+// not in its input or output the address is null, and it reads or writes none.
+struct Chunks {
   Reduction reduction;
   bool sums = false, gathers = false;  // both: all_reduce
-  bool chain = false;
-  int32_t root = 0;
-  const std::byte* input[kMostRanks];  // by chunk; of those that this rank has none it reads none
+  const std::byte* input[kMostRanks];
   std::byte* output[kMostRanks];
   uint64_t bytes[kMostRanks];
+};
+
+// A ring: every rank fills slots of the next one, and reads nobody's memory but its own.
+struct RingArgs {
+  Members members;
+  Chunks chunks;
+  bool chain = false;  // from the root, or to it; of one chunk
+  int32_t root = 0;
   std::byte *slots = nullptr, *next_slots = nullptr;  // kRingBytes each, aligned to 16 bytes
   uint64_t slot = kRingSlot;                          // bytes; of a group always the same
 };
+
+// NVLink's switches add up, and hand out ("NVLS"): where `all` is read or written, all windows are.
+struct NvlsArgs {
+  Members members;
+  Chunks chunks;  // of a broadcast only the root's has bytes
+  std::byte *own = nullptr,
+            *all = nullptr;  // kNvlsWindow each: this rank's window, and everybody's
+};
+inline constexpr uint64_t kNvlsWindow = 32 << 20;
+// Switches add up few types. AVG divides what they have rounded.
+constexpr bool nvls_adds(const Reduction& what) {
+  const bool type = what.dtype == DType::kFloat32 || what.dtype == DType::kFloat16 ||
+                    what.dtype == DType::kBFloat16;
+  return type && (what.op == ReduceOp::kSum || what.op == ReduceOp::kAvg);
+}
 
 }  // namespace ringcomm::cuda

@@ -49,7 +49,7 @@ bool has_room(Algorithm kernel, const Shape& shape, uint64_t window) {
   const uint64_t each = most_taken(shape);
   if (!kernel_serves(kernel, shape.collective)) return false;
   if (kernel == kByTwoShot) return shape.collective != kBarrier;
-  if (kernel != kByOneShot && kernel != kByLowLatency) return true;
+  if (kernel != kByOneShot && kernel != kByLowLatency) return true;  // NVLS: DeviceComm knows
   // Operands in several pieces are put together in the window.
   if (2 * ranks * each > window) return false;
   if (kernel == kByLowLatency) return each <= low_latency_bytes(shape.size);

@@ -4,7 +4,10 @@
 
 namespace ringcomm::cuda {
 
-Algorithm DeviceComm::kernel_for(const Shape& shape, std::optional<Algorithm> asked) const {
+Algorithm DeviceComm::kernel_for(const Shape& shape, std::optional<Algorithm> asked,
+                                 const Reduction& reduction) const {
+  const bool adds = !reduces(shape.collective) || nvls_adds(reduction);
+  if (asked == kByNvls && !(link_ && link_->nvls && adds)) asked.reset();
   return link_ ? cuda::kernel_for(shape, *link_, group_->messages, asked) : kByKernel;
 }
 
@@ -16,7 +19,7 @@ void DeviceComm::collective(Stream stream, const Call& call, Algorithm kernel) {
   if (kernel == kByKernel || kernel == kByCopies)
     return hand_over(stream, call, kernel == kByCopies);
   if (kernel == kByTwoShot) return two_shot(stream, call);
-  if (kernel == kByRing) return ring(stream, call);
+  if (kernel == kByRing || kernel == kByNvls) return by_chunks(stream, call, kernel);
   one_step(stream, call, kernel);
 }
 
@@ -85,28 +88,25 @@ void DeviceComm::one_step(Stream stream, const Call& call, Algorithm kernel) {
   copy(stream, call.output, 0, Spans({out}), 0, out.bytes);
 }
 
-// Operands in several pieces are staged, round by round. All ranks have the same rounds: slots
-// follow one another alike on both sides.
-void DeviceComm::ring(Stream stream, const Call& call) {
+// Operands in several pieces are staged, round by round. All ranks have the same rounds, since what
+// they write to one another follows alike on both sides.
+void DeviceComm::by_chunks(Stream stream, const Call& call, Algorithm kernel) {
   const Collective collective = call.shape.collective;
-  RingArgs args{.members = members(kRingBlocks, call),
-                .reduction = reduces(collective) ? call.reduction : copy_of(call.shape.element),
+  const bool ring = kernel == kByRing;
+  const bool chain = collective == Collective::kBroadcast || collective == Collective::kReduce;
+  Chunks chunks{.reduction = reduces(collective) ? call.reduction : copy_of(call.shape.element),
+                .sums = reduces(collective),
+                .gathers = collective != Collective::kReduceScatter,
                 .input = {},
                 .output = {},
                 .bytes = {}};
-  args.sums = reduces(collective);
-  args.gathers = collective == Collective::kAllReduce || collective == Collective::kAllGather;
-  args.chain = collective == Collective::kBroadcast || collective == Collective::kReduce;
-  args.root = call.shape.root;
-  const auto slots = [&](Rank rank) {
-    return group_->of[static_cast<size_t>(rank)] + kPrologue + group_->end;
-  };
-  args.slots = slots(rank_);
-  args.next_slots = slots(call.shape.after(rank_));
-  LeaderArgs parts = parts_of(call.shape, args.chain);
-  const uint64_t rounds = set_unit(parts);
+  LeaderArgs parts = parts_of(call.shape, chain);
+  set_unit(parts);
+  const auto ranks = static_cast<uint64_t>(size());
+  if (!ring) parts.unit = std::min(parts.unit, kNvlsWindow / (chain ? 1 : ranks) / 512 * 512);
+  const uint64_t longest = *std::max_element(parts.length, parts.length + parts.parts);
   const auto place = [&](const Spans& spans, bool is_split, Rank part) -> std::byte* {
-    if (spans.bytes() == 0 || (!is_split && !args.chain && part != rank_)) return nullptr;
+    if (spans.bytes() == 0 || (!is_split && !chain && part != rank_)) return nullptr;
     const Span first = spans.at(0);
     if (first.bytes < spans.bytes()) return staged_at(parts, is_split ? part : 0, is_split);
     return first.data + parts.round + (is_split ? parts.first[part] : 0);
@@ -115,18 +115,36 @@ void DeviceComm::ring(Stream stream, const Call& call) {
     if (spans.bytes() == 0 || spans.at(0).bytes == spans.bytes()) return;
     for (const Piece& piece : pieces_of(parts, spans, is_split)) stage(stream, piece, round, back);
   };
-  for (uint64_t round = 0; round < rounds; ++round) {
+  for (uint64_t round = 0; round < Segments{longest, parts.unit}.count(); ++round) {
     parts.round = round * parts.unit;
     for (Rank part = 0; part < parts.parts; ++part) {
-      args.input[part] = place(call.input, parts.input_is_split, part);
-      args.output[part] = place(call.output, parts.output_is_split, part);
-      args.bytes[part] = Segments{parts.length[part], parts.unit}.length(round);
+      const Rank chunk = chain && !ring ? call.shape.root : part;
+      chunks.input[chunk] = place(call.input, parts.input_is_split, part);
+      chunks.output[chunk] = place(call.output, parts.output_is_split, part);
+      chunks.bytes[chunk] = Segments{parts.length[part], parts.unit}.length(round);
     }
     stage_all(call.input, parts.input_is_split, round, false);
     flush(stream);
-    api_.launch(stream, args);
+    if (ring) {
+      launch_ring(stream, call, chunks, chain);
+    } else {
+      NvlsArgs args{.members = members(blocks_for(call.shape, *link_), call), .chunks = chunks};
+      args.own = multicast_->own, args.all = multicast_->all;
+      api_.launch(stream, args);
+    }
     stage_all(call.output, parts.output_is_split, round, true);
   }
+}
+
+void DeviceComm::launch_ring(Stream stream, const Call& call, const Chunks& chunks, bool chain) {
+  const auto slots = [&](Rank rank) {
+    return group_->of[static_cast<size_t>(rank)] + kPrologue + group_->end;
+  };
+  RingArgs args{.members = members(kRingBlocks, call), .chunks = chunks, .chain = chain};
+  args.root = call.shape.root;
+  args.slots = slots(rank_);
+  args.next_slots = slots(call.shape.after(rank_));
+  api_.launch(stream, args);
 }
 
 }  // namespace ringcomm::cuda

@@ -83,6 +83,10 @@ std::optional<Algorithm> Rules::find(const Shape& shape, bool kernels) const {
   return std::nullopt;
 }
 
+bool Rules::name(Algorithm algorithm) const {
+  return std::ranges::count(rules_, algorithm, &Rule::algorithm) > 0;
+}
+
 std::vector<Algorithm> Rules::registered() const {
   std::vector<Algorithm> all;
   for (const Rule& rule : rules_) {

@@ -24,6 +24,7 @@ class Rules {
   // The algorithm of the first rule that fits, or the kernel.
   std::optional<Algorithm> find(const Shape& shape, bool kernels = false) const;
   std::vector<Algorithm> registered() const;  // that rules name
+  bool name(Algorithm algorithm) const;
 
  private:
   std::string text_;

@@ -127,7 +127,20 @@ def test_flags_of_a_device_that_order_nothing_are_caught(cpp_program: Program) -
 
 
 @pytest.mark.parametrize(
-    "how", ["parity", "first", "second", "step", "windows", "lines", "torn", "flagless"]
+    "how",
+    [
+        "parity",
+        "first",
+        "second",
+        "step",
+        "windows",
+        "lines",
+        "torn",
+        "flagless",
+        "unread",
+        "unfilled",
+        "late",
+    ],
 )
 def test_a_meeting_of_devices_that_is_none_is_caught(cpp_program: Program, how: str) -> None:
     done = output([cpp_program("meetings_test"), "--broken", how], 110)

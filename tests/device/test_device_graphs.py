@@ -164,6 +164,7 @@ DEVICES = {
     "each": OWN_DEVICES,
     "over PCIe": {**OWN_DEVICES, "RINGCOMM_SIM_NVLINK": "0"},
     "ring": {**OWN_DEVICES, "RINGCOMM_ALGORITHM": "device_ring"},
+    "nvls": {**OWN_DEVICES, "RINGCOMM_ALGORITHM": "nvls"},
 }
 
 

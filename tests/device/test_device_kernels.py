@@ -18,7 +18,15 @@ from ringcomm._C import flight_rings
 from ringcomm.tools import records
 
 OWN = {"RINGCOMM_SIM_DEVICES": "4", "RINGCOMM_SIM_ROTATE": "0,1,2,3"}
-KERNELS = ("hand_over", "two_shot", "one_shot", "low_latency", "device_ring", "copy_engines")
+KERNELS = (
+    "hand_over",
+    "two_shot",
+    "one_shot",
+    "low_latency",
+    "device_ring",
+    "copy_engines",
+    "nvls",
+)
 COLLECTIVES = (
     "all_reduce",
     "scatter_sum",
@@ -130,8 +138,8 @@ def check(outcomes: list[Any]) -> set[str]:
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_each_kernel_gives_what_the_others_do(four: Ranks, kernel: str) -> None:
     """Bit by bit; where one has no room, another takes its place."""
-    ring = kernel == "device_ring"
-    used = check(four(many, kernel, {"RINGCOMM_ALGORITHM": kernel}, 60, ring))
+    whole = kernel in ("device_ring", "nvls")
+    used = check(four(many, kernel, {"RINGCOMM_ALGORITHM": kernel}, 60, whole))
     assert kernel in used
     assert used <= ({"hand_over"} if kernel == "hand_over" else set(KERNELS))
 

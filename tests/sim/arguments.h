@@ -43,14 +43,23 @@ inline void set_host_side(Addresses& to_host, cuda::LowLatencyArgs& args) {
   for (int i = 0; i < args.members.n_ranks; ++i) to_host(args.lines[i], cuda::kPieceLines);
 }
 
+inline void set_host_side(Addresses& to_host, cuda::Chunks& chunks, int count) {
+  for (int i = 0; i < count; ++i) {
+    to_host(chunks.input[i], chunks.bytes[i]);
+    to_host(chunks.output[i], chunks.bytes[i]);
+  }
+}
+
 inline void set_host_side(Addresses& to_host, cuda::RingArgs& args) {
   set_host_side(to_host, args.members);
   to_host(args.slots, cuda::kRingBytes);
   to_host(args.next_slots, cuda::kRingBytes);
-  for (int chunk = 0; chunk < args.members.n_ranks; ++chunk) {
-    to_host(args.input[chunk], args.input[chunk] ? args.bytes[chunk] : 0);
-    to_host(args.output[chunk], args.output[chunk] ? args.bytes[chunk] : 0);
-  }
+  set_host_side(to_host, args.chunks, args.members.n_ranks);
+}
+
+inline void set_host_side(Addresses& to_host, cuda::NvlsArgs& args) {
+  set_host_side(to_host, args.members);
+  set_host_side(to_host, args.chunks, args.members.n_ranks);
 }
 
 }  // namespace ringcomm::sim

@@ -4,6 +4,7 @@
 // DEVICES       1      how many devices there are
 // NVLINK        1      0: PCIe is between them
 // MULTIPROCESSORS 132   of each
+// MULTICAST     1      0: no switch adds up
 // ROTATE        0      device i is card (i + this) mod n, as CUDA_VISIBLE_DEVICES does
 // MEMORY_BYTES  8 GiB  of each device
 // DRIVER        13000  CUDA version of the driver; none: there is no driver
@@ -37,6 +38,7 @@ struct SimOptions {
   int devices = 1;
   bool nvlink = true;
   int multiprocessors = 132;
+  bool multicast = true;
   int rotate = 0;
   uint64_t memory_bytes = uint64_t{8} << 30;
   int driver = 13000;  // 0: none
