@@ -50,6 +50,7 @@ void HostEngine::run_to_end(const Operation& operation) {
         waiter.woke(state_.failed() || transport.first_failed());
       }
     }
+    operation_.end_piece();
     operation_.end(true);
   } catch (const std::exception& error) {
     // begin() refused the operation: nothing has happened
@@ -95,9 +96,7 @@ bool HostEngine::next_task() {
 
 // After a piece that is not the last: the task waits for the next one's gate, before all others.
 bool HostEngine::next_piece() {
-  if (task_->piece == task_->continuation.pieces) return false;
-  operation_.end_piece();
-  task_->continuation.next(task_->operation);
+  if (!task_->continuation.pieces || !task_->continuation.next(task_->operation)) return false;
   ++task_->piece;
   const Lock lock(queue_mutex_);
   queue_.push_front(std::exchange(task_, nullptr));
@@ -122,6 +121,7 @@ bool HostEngine::advance(Driver& driver) {
     if (state_.failed() || state_.transport().first_failed()) operation_.check(nullptr);
     unblocked = operation_.ready();
     if (!operation_.advance()) return unblocked;
+    operation_.end_piece();
     if (next_piece()) return true;
     operation_.end(true);
     if (task_->continuation.operations > 0 && task_->continuation.next(task_->operation)) {

@@ -15,7 +15,7 @@ namespace ringcomm {
 struct Continuation {
   std::function<bool(Operation&)> next;
   uint64_t operations = 0;  // how many it yields, the same on every rank
-  uint32_t pieces = 0;      // or so many that are further pieces of the same operation
+  bool pieces = false;      // or what it yields are further pieces of the same operation
 };
 
 // A collective in the queue, with its continuations: nothing else of the queue comes between them.

@@ -55,7 +55,8 @@ void HostOperation::begin(const Operation& operation, std::optional<uint64_t> ti
   ++sequence_;
   Descriptor recorded = current_;
   recorded.words[kBytesWord] =
-      std::max({bytes_of(operation.input), bytes_of(operation.output), operation.whole_bytes});
+      operation.whole ? operation.whole_bytes
+                      : std::max(bytes_of(operation.input), bytes_of(operation.output));
   ticket_ = state_.recorder().begin(recorded, operation.line, ticket);
   state_.log_first_operation([&] {
     return str(numbered(current_), ", ", to_string(plan->algorithm), " (",
@@ -91,7 +92,7 @@ bool HostOperation::advance() {
 
 void HostOperation::end(bool good) {
   if (!ticket_) return;
-  good ? end_piece() : state_.transport().reclaim_lent();
+  if (!good) state_.transport().reclaim_lent();
   const Traffic now = state_.transport().traffic();
   state_.recorder().end(
       *std::exchange(ticket_, std::nullopt), good,

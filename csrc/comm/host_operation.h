@@ -22,10 +22,11 @@ class HostOperation {
   void begin(const Operation& operation, std::optional<uint64_t> ticket = std::nullopt);
   // True when it is done. Throws MismatchError.
   bool advance();
+  // After advance() was true: nobody reads or writes the memory of this piece, or of the whole, any
+  // more.
+  void end_piece();
   // Ends the operation in progress, if there is one.
   void end(bool good);
-  // Its piece is over: nobody reads or writes the memory of that one any more.
-  void end_piece();
   // Would advance() move?
   bool ready() {
     if (executor_.ready()) return true;

@@ -160,10 +160,14 @@ uint64_t hash_of(const Descriptor& descriptor) {
 
 void make_stamps(const Operation& operation, const Descriptor& descriptor, Stamps& stamps) {
   const uint64_t hash = stamps.common = hash_of(descriptor);
-  stamps.sent.clear();
-  stamps.received.clear();
-  for (const uint64_t bytes : operation.send) stamps.sent.push_back(mix(hash, bytes));
-  for (const uint64_t bytes : operation.recv) stamps.received.push_back(mix(hash, bytes));
+  const auto stamp = [&](auto& found, const auto& parts, const auto& wholes) {
+    found.clear();
+    for (size_t i = 0; i < parts.size(); ++i) {
+      found.push_back(mix(wholes.empty() ? hash : mix(hash, wholes[i]), parts[i]));
+    }
+  };
+  stamp(stamps.sent, operation.send, operation.whole_send);
+  stamp(stamps.received, operation.recv, operation.whole_recv);
 }
 
 std::string to_text(const Descriptor& descriptor) {

@@ -25,9 +25,11 @@ struct Operation : CallShape {
   uint64_t layout = 0;  // hash of the memory layout, 0 for contiguous
   uint32_t line = 0;    // of the program, that calls: a number of ringcomm/_lines.py's; 0: unknown
   std::chrono::milliseconds timeout{0};  // 0: the group's
-  // Of a piece of another operation: the terms of that, and the bytes of its larger side.
+  // Of a piece of another operation: the terms of that, the bytes of its larger side, and what
+  // ranks exchange in all of it. They compare that, too.
   std::optional<Descriptor> whole = std::nullopt;
   uint64_t whole_bytes = 0;
+  std::vector<uint64_t> whole_send, whole_recv;  // all_to_all
 };
 
 // Throws UsageError when the operation contradicts itself (spans against counts, dtype against op).

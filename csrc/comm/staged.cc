@@ -21,6 +21,9 @@ std::byte* address(std::byte* buffer, Index index) {  // the same for the device
 constexpr uint64_t kPieceBytes = 4 << 20;
 constexpr uint64_t kLeastOfShard = 16 << 10;  // a shorter copy takes no less time
 constexpr uint64_t kAligned = 128;
+uint64_t most_of_each(uint64_t sharing) {
+  return std::max(kLeastOfShard, kPieceBytes / sharing / kAligned * kAligned);
+}
 
 auto report(std::byte* buffer) {
   return [buffer](const std::exception_ptr& error) {
@@ -35,7 +38,6 @@ struct Cut {  // of each part
 };
 
 // The parts of an operation are cut alike: its shards, or the whole message. All ranks cut alike.
-// Of all_to_all only pairs of ranks know what there is to cut.
 std::vector<Cut> cuts_of(const Operation& operation) {
   const bool shards = sharded(operation.collective);
   const auto parts = shards ? operation.shards : std::vector{operation.bytes};
@@ -44,58 +46,121 @@ std::vector<Cut> cuts_of(const Operation& operation) {
   for (uint64_t from = 0; from < longest; from = cuts.back().to) {
     const auto longer = [&](uint64_t part) { return part > from; };
     const auto sharing = static_cast<uint64_t>(std::ranges::count_if(parts, longer)) + shards;
-    const uint64_t most = std::max(kLeastOfShard, kPieceBytes / sharing / kAligned * kAligned);
+    const uint64_t most = most_of_each(sharing);
     const uint64_t left = longest - from, unit = (left + most - 1) / most * kAligned;
     cuts.push_back({from, from + std::min(left, (left + unit - 1) / unit * kAligned)});  // evenly
   }
-  if (cuts.size() < 2 || !operation.send.empty()) cuts = {{}};
+  if (cuts.size() < 2) cuts = {{}};
   return cuts;
 }
+
+// What two ranks exchange in all_to_all, they alone know. So all cut by one length, which has room
+// for as much from and to everybody. A rank may have fewer pieces than others.
+std::vector<Cut> cuts_of_exchange(const Operation& operation, size_t self) {
+  const size_t ranks = operation.send.size();
+  const uint64_t most = most_of_each(std::max<uint64_t>(1, 2 * (ranks - 1)));
+  uint64_t longest = 0;
+  for (size_t rank = 0; rank < ranks; ++rank) {
+    if (rank == self) continue;
+    longest = std::max({longest, operation.send[rank], operation.recv[rank]});
+  }
+  std::vector<Cut> cuts = {{0, most}};
+  while (cuts.back().to < longest) cuts.push_back({cuts.back().to, cuts.back().to + most});
+  return cuts;
+}
+
+// Goes ahead of what a rank sends another in a piece of all_to_all: how many pieces the sender has.
+// All hear of all in the first one, so all know the end. No element is longer.
+struct Note {
+  uint64_t pieces = 0, unused = 0;
+};
+
+constexpr size_t kOwn = SIZE_MAX;  // of all_to_all: stays on the device, and is in no piece
 
 // An operation, and its pieces in pinned memory. Where CPU tensors have one memory for input and
 // output, so have pieces.
 struct Pieces {
-  Pieces(const Operation& operation, bool uncut)
-      : whole(operation), cuts(uncut ? std::vector{Cut()} : cuts_of(operation)) {
+  Pieces(const Operation& operation, bool uncut, Rank rank)
+      : whole(operation),
+        self(static_cast<size_t>(rank)),
+        exchanges(!uncut && !whole.send.empty()),
+        cuts(uncut       ? std::vector{Cut()}
+             : exchanges ? cuts_of_exchange(whole, self)
+                         : cuts_of(whole)),
+        notes(whole.send.size(), {cuts.size()}) {
     whole.whole = make_descriptor(operation, 0);
     whole.whole_bytes = std::max(bytes_of(whole.input), bytes_of(whole.output));
+    whole.whole_send = whole.send, whole.whole_recv = whole.recv;
   }
   bool apart() const { return sharded(whole.collective) || !whole.send.empty(); }
   uint64_t slot_bytes() const {
-    if (cuts.size() > 1) return std::max(kPieceBytes, kLeastOfShard * (whole.shards.size() + 1));
-    return apart() ? bytes_of(whole.input) + bytes_of(whole.output) : whole.whole_bytes;
+    const uint64_t sharing = std::max(whole.shards.size() + 1, 2 * whole.send.size());
+    if (cuts.size() > 1) return std::max(kPieceBytes, kLeastOfShard * sharing);
+    return apart() ? bytes_of(within(true, 0)) + bytes_of(within(false, 0)) : whole.whole_bytes;
+  }
+  Cut cut(size_t piece) const {
+    return piece < cuts.size() ? cuts[piece] : Cut{0, piece == kOwn ? UINT64_MAX : 0};
+  }
+  // How many pieces the rank with the most has, once the first is over.
+  uint64_t everywhere() const {
+    return notes.empty() ? cuts.size() : std::ranges::max(notes, {}, &Note::pieces).pieces;
   }
   // What the piece has of the input or the output.
-  std::vector<Span> within(const std::vector<Span>& side, size_t piece) const {
-    const Spans memory(side);
+  std::vector<Span> within(bool input, size_t piece) const {
+    const Spans memory(input ? whole.input : whole.output);
     const auto ranks = static_cast<Rank>(whole.shards.size());
     const bool each = cuts.size() > 1 && memory.bytes() == offset_of(whole.shards, ranks);
+    const auto& splits = input ? whole.send : whole.recv;
+    const auto parts = exchanges ? splits : each ? whole.shards : std::vector{memory.bytes()};
     std::vector<Span> found;
     uint64_t begin = 0;
-    for (const uint64_t part : each ? whole.shards : std::vector{memory.bytes()}) {
-      const uint64_t end = begin + std::min(part, cuts[piece].to);
-      for (uint64_t at = begin + std::min(part, cuts[piece].from); at < end;) {
+    for (size_t i = 0; i < parts.size(); begin += parts[i++]) {
+      if ((exchanges && i == self) != (piece == kOwn)) continue;
+      const uint64_t end = begin + std::min(parts[i], cut(piece).to);
+      for (uint64_t at = begin + std::min(parts[i], cut(piece).from); at < end;) {
         found.push_back(memory.at(at));
         found.back().bytes = std::min(found.back().bytes, end - at);
         at += found.back().bytes;
       }
-      begin += part;
     }
     return found;
   }
-  Operation operator[](size_t piece) const {
+  // Where that is in pinned memory.
+  Span pinned(bool input, size_t piece) const {
+    const uint64_t before = !input && apart() ? bytes_of(within(true, piece)) : 0;
+    return {slots[piece % slots.size()] + before, bytes_of(within(input, piece))};
+  }
+  Operation operator[](size_t piece) {
     Operation part = whole;
-    part.bytes = cuts[piece].of(part.bytes);
-    for (uint64_t& shard : part.shards) shard = cuts[piece].of(shard);
-    std::byte* const slot = slots[piece % slots.size()];
-    part.input = {{slot, bytes_of(within(whole.input, piece))}};
-    part.output = {
-        {slot + (apart() ? part.input[0].bytes : 0), bytes_of(within(whole.output, piece))}};
+    part.bytes = cut(piece).of(part.bytes);
+    for (auto* const parts : {&part.shards, &part.send, &part.recv}) {
+      for (uint64_t& bytes : *parts) bytes = cut(piece).of(bytes);
+    }
+    part.input = {pinned(true, piece)};
+    part.output = {pinned(false, piece)};
+    if (!exchanges) return part;
+    part.send[self] = part.recv[self] = 0;
+    add_notes(part.input, part.send, true);
+    add_notes(part.output, part.recv, false);
     return part;
+  }
+  // In all pieces: then none looks as if all ranks sent all others the same, for which they may
+  // have an algorithm of the program's.
+  void add_notes(std::vector<Span>& side, std::vector<uint64_t>& parts, bool input) {
+    std::byte* at = std::exchange(side, {})[0].data;
+    for (size_t rank = 0; rank < parts.size(); ++rank) {
+      if (rank == self) continue;
+      auto* const note = reinterpret_cast<std::byte*>(&notes[input ? self : rank]);
+      side.insert(side.end(), {{note, sizeof(Note)}, {at, parts[rank]}});
+      at += std::exchange(parts[rank], parts[rank] + sizeof(Note));
+    }
   }
 
   Operation whole;
-  std::vector<Cut> cuts;
+  const size_t self;
+  const bool exchanges;
+  const std::vector<Cut> cuts;
+  std::vector<Note> notes;  // of each rank, as it arrives
   std::vector<std::byte*> slots;
 };
 
@@ -132,9 +197,18 @@ void HostStaging::await(cuda::Stream stream, std::byte* buffer, uint32_t pieces)
                                      [&] { return word(buffer, kOver).load() >= pieces; });
 }
 
+void HostStaging::copy(cuda::Stream stream, const Spans& to, const Spans& from) {
+  Span into, out;
+  for (uint64_t done = 0; done < to.bytes(); done += into.bytes) {
+    into = to.at(done), out = from.at(done);
+    into.bytes = std::min(into.bytes, out.bytes);
+    if (into.data != out.data) api_.copy(stream, into.data, out.data, into.bytes);
+  }
+}
+
 HostStaging::ResultWord HostStaging::run(const Operation& operation, cuda::Stream stream,
                                          const Point& end, bool uncut) {
-  const auto pieces = std::make_shared<Pieces>(operation, uncut);
+  const auto pieces = std::make_shared<Pieces>(operation, uncut, group_.rank());
   const auto count = static_cast<uint32_t>(pieces->cuts.size());
   const auto slots = std::min(count, static_cast<uint32_t>(slots_.size()));
   for (Span& slot : std::span(slots_).first(slots)) {
@@ -144,26 +218,24 @@ HostStaging::ResultWord HostStaging::run(const Operation& operation, cuda::Strea
   }
   std::byte* const memory = buffer(0, end);
   const auto next = [pieces, memory, piece = uint32_t{0}](Operation& part) mutable {
-    part = (*pieces)[++piece];
+    if (++piece == pieces->everywhere()) return false;
+    part = (*pieces)[piece];
     word(memory, kOver).store(piece);
     return true;
   };
   const TaskPtr task =
-      group_.submit((*pieces)[0], report(memory), {next, 0, count - 1}, &word(memory, kArrived));
+      group_.submit((*pieces)[0], report(memory), {next, 0, true}, &word(memory, kArrived));
+  // The pieces that only other ranks have may begin with the last one here, and end with the whole.
+  const auto up_to = [&](uint32_t piece) { return piece + 1 < count ? piece + 1 : kAll; };
   const auto copy_in = [&](uint32_t piece) {
-    std::byte* at = (*pieces)[piece].input[0].data;
-    for (const Span& span : pieces->within(operation.input, piece)) {
-      api_.copy(stream, std::exchange(at, at + span.bytes), span.data, span.bytes);
-    }
-    tell(stream, memory, piece + 1);
+    copy(stream, Spans({pieces->pinned(true, piece)}), Spans(pieces->within(true, piece)));
+    tell(stream, memory, up_to(piece));
   };
   for (uint32_t piece = 0; piece < slots; ++piece) copy_in(piece);
+  copy(stream, Spans(pieces->within(false, kOwn)), Spans(pieces->within(true, kOwn)));
   for (uint32_t piece = 0; piece < count; ++piece) {
-    await(stream, memory, piece + 1);
-    std::byte* at = (*pieces)[piece].output[0].data;
-    for (const Span& span : pieces->within(operation.output, piece)) {
-      api_.copy(stream, span.data, std::exchange(at, at + span.bytes), span.bytes);
-    }
+    await(stream, memory, up_to(piece));
+    copy(stream, Spans(pieces->within(false, piece)), Spans({pieces->pinned(false, piece)}));
     if (piece + slots < count) copy_in(piece + slots);
   }
   if (streams_can_signal) return &word(memory, kResult);

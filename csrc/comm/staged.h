@@ -73,6 +73,7 @@ class HostStaging {
   };
 
   std::byte* buffer(uint64_t bytes, const std::optional<Point>& end);
+  void copy(cuda::Stream stream, const Spans& to, const Spans& from);
   void tell(cuda::Stream stream, std::byte* buffer, uint32_t pieces);
   void await(cuda::Stream stream, std::byte* buffer, uint32_t pieces);
 

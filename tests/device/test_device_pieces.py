@@ -119,9 +119,43 @@ def all_to_all(me: int, size: int, count: int, give: Give) -> list[torch.Tensor]
     return [mine]
 
 
+def exchange(lengths: list[list[int]], me: int, give: Give, lists: bool) -> list[torch.Tensor]:
+    """Rank `a` sends rank `b` so many rows as lengths[a][b] says."""
+    to, got = lengths[me], [row[me] for row in lengths]
+    mine, given = give(sum(got), 7), give(sum(to))
+    if lists:
+        outputs = [part.clone() for part in mine.split(got)]
+        dist.all_to_all(outputs, list(given.split(to)))
+        return outputs
+    dist.all_to_all_single(mine, given, got, to)
+    return [mine]
+
+
+def all_to_all_uneven(me: int, size: int, count: int, give: Give) -> list[torch.Tensor]:
+    """Some send one another nothing."""
+    unit = count // 8
+    parts = [[(a + 2 * b) % 4 * unit + a + b for b in range(size)] for a in range(size)]
+    parts[0][0] = parts[2][1] = 0
+    return [each for lists in (False, True) for each in exchange(parts, me, give, lists)]
+
+
+def all_to_all_without_one(me: int, size: int, count: int, give: Give) -> list[torch.Tensor]:
+    parts = [[0 if 1 in (a, b) else count // 3 for b in range(size)] for a in range(size)]
+    return exchange(parts, me, give, me == 1)
+
+
+def all_to_all_of_a_pair(me: int, size: int, count: int, give: Give) -> list[torch.Tensor]:
+    """Rank 0 sends the last one much. Others have one piece."""
+    parts = [
+        [count - 9 if (a, b) == (0, size - 1) else 3 for b in range(size)] for a in range(size)
+    ]
+    return exchange(parts, me, give, False)
+
+
 CALLS = [
     all_reduce, broadcast, reduce, coalesced, all_gather, all_gather_in_place, reduce_scatter,
-    reduce_scatter_in_place, gather, scatter, all_to_all,
+    reduce_scatter_in_place, gather, scatter, all_to_all, all_to_all_uneven,
+    all_to_all_without_one, all_to_all_of_a_pair,
 ]  # fmt: skip
 # Bytes of a tensor, or of a shard: around a piece of each, and around all slots.
 LENGTHS = {
@@ -200,6 +234,8 @@ def held(rank: Rank, life: str, settings: dict[str, str]) -> Outcome:
         right = all(bool(each.eq(rank.size**2).all()) for each in large)
         gathered = torch.empty(rank.size * 2 * PIECE // 4)
         dist.all_gather_into_tensor(gathered, large[0][: 2 * PIECE // 4])
+        pinned.append(memory.pinned())
+        dist.all_to_all_single(gathered, gathered + 1)
         return {"pinned": [*pinned, memory.pinned()], "right": right}
 
     return on_device(rank, life, settings, body)
@@ -209,10 +245,10 @@ def test_pinned_memory_is_that_of_a_few_pieces(two: Ranks) -> None:
     """Whatever the operations' length is, and however many are under way."""
     for outcome in two(held, "held", TCP):
         assert outcome["right"], outcome
-        small, large, again, gathered = outcome["pinned"]
+        small, large, again, gathered, exchanged = outcome["pinned"]
         assert small < MIB, outcome
         assert SLOTS * PIECE < large == again < PINNED, outcome
-        assert gathered == again, outcome
+        assert exchanged == gathered == again, outcome
 
 
 # ---- pieces overlap

@@ -57,13 +57,21 @@ while stop[0] == 0:
     dist.all_to_all_single(parts, every + 1000 * me)
     for each, got in enumerate(parts.chunk(size)):
         assert torch.equal(got, mine + 1000 * each), "all_to_all"
+    far = lambda a: (a + 1 + number) % size  # to which rank `a` sends much, if 0 most
+    sent = [[COUNT // 2 // (1 + a) if b == far(a) else 7 * b for b in range(size)]
+            for a in range(size)]
+    got = [row[me] for row in sent]
+    parts = torch.empty(sum(got))
+    dist.all_to_all_single(parts, whole[: sum(sent[me])] + 1000 * me, got, sent[me])
+    each = [whole[: sum(row)].split(row)[me] + 1000 * a for a, row in enumerate(sent)]
+    assert torch.equal(parts, torch.cat(each)), "uneven all_to_all"
     number += 1
     (folder / f"round{number}-{me}").touch()
     if "DIE" in os.environ: continue
     stop[0] = float(me == 0 and (folder / "stop").exists())
     dist.all_reduce(stop)
 records = dist.distributed_c10d._get_default_group()._get_backend(torch.device("cpu"))
-assert records.flight_record()[-1]["sequence"] == 9 * number, "numbers"
+assert records.flight_record()[-1]["sequence"] == 10 * number, "numbers"
 dist.destroy_process_group()
 print("good")
 """
