@@ -1,11 +1,13 @@
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch._C._distributed_c10d import Backend as _Backend
 from torch._C._distributed_c10d import ErrorType
+from torch.cuda import MemPool
 
 class Config:
     """The values that the core is given; `log` is a number, and the run is the launcher's."""
@@ -90,8 +92,8 @@ class Options(_Backend.Options):
     def shared_buffers(self) -> int:
         """The attribute of `RINGCOMM_SHARED_BUFFERS`.
 
-        Bytes of a rank's memory that other ranks of its host read, for FSDP2's buffers. The same on
-        every rank. Default: `0`. Values: 0 to 1,099,511,627,776.
+        Bytes of a rank's memory that other ranks of its host read, for FSDP2's buffers; on a GPU
+        any but 0 will do. The same on every rank. Default: `0`. Values: 0 to 1,099,511,627,776.
         """
     @shared_buffers.setter
     def shared_buffers(self, value: int | None) -> None: ...
@@ -327,8 +329,35 @@ class Backend(_Backend):
     def _is_initialized(self) -> bool: ...
     def comm_split_count(self) -> int: ...
     def perform_nocolor_split(self, device: torch.device) -> None: ...
-    def register_mem_pool(self, pool: Any, symm: bool = False) -> None: ...
-    def deregister_mem_pool(self, pool: Any) -> None: ...
+    def register_mem_pool(self, pool: MemPool, symm: bool = False) -> None:
+        """Have all ranks map a pool's memory, so that no operation copies it first.
+
+        Every rank calls it with a pool of its own, which may be empty: they meet, within the
+        group's timeout. What is there stays mapped until it is freed or deregistered. Call it
+        again when the pool has grown. What does not fit, or cannot be mapped, is said in one line
+        of the log. Where tensors go through memory of the host it does nothing. `symm` is NCCL's,
+        and changes nothing.
+
+        Raises TypeError for what is no pool, ValueError where it has memory on several devices,
+        and RuntimeError where a rank does not come.
+        """
+    def deregister_mem_pool(self, pool: MemPool) -> None:
+        """Let other memory take the place of what was registered; no rank waits.
+
+        Raises ValueError where the pool was not registered with this group.
+        """
+    def register_tensors(self, tensors: Tensor | Iterable[Tensor]) -> None:
+        """Do as `register_mem_pool`, with the memory of these tensors.
+
+        They may be of torch's symmetric memory. Of torch's allocator, the whole segment is mapped
+        in which a tensor lies.
+        """
+    def deregister_tensors(self, tensors: Tensor | Iterable[Tensor]) -> None:
+        """Do as `deregister_mem_pool`, with the memory of these tensors."""
+    def _register_memory(
+        self, asked: str, memory: dict[str, list[tuple[int, int]]], device: int | None
+    ) -> None: ...
+    def _deregister_memory(self, name: str) -> bool: ...
 
 def configure(config: Config) -> None:
     """Give the process its settings, before its first group."""

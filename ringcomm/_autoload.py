@@ -121,13 +121,16 @@ def load_library() -> ModuleType:
 
 
 def complete(backend: Any) -> None:
-    """Give the class those methods of torch's own backends that need nothing of the engine."""
+    """Give the class those methods of torch's own backends that are easier said in Python."""
     backend.flight_record = flight_record
     backend._is_initialized = lambda self: True
-    # Ranks outside a split need to do nothing, and a pool's memory needs no registration.
+    # Ranks outside a split need to do nothing.
     backend.perform_nocolor_split = lambda self, device: None
-    backend.register_mem_pool = lambda self, pool, symm=False: None
-    backend.deregister_mem_pool = lambda self, pool: None
+    _pools = importlib.import_module("ringcomm._pools")
+    backend.register_mem_pool = _pools.register_mem_pool
+    backend.deregister_mem_pool = _pools.deregister_mem_pool
+    backend.register_tensors = _pools.register_tensors
+    backend.deregister_tensors = _pools.deregister_tensors
 
 
 def flight_record(backend: Any) -> list[dict[str, Any]]:

@@ -127,7 +127,8 @@ SETTINGS = [
     Setting(
         *("shared_buffers", GROUP),
         "bytes of a rank's memory that other ranks of its host read, for [FSDP2's buffers]"
-        "(performance.md#buffers-of-fsdp2). The same on every rank",
+        "(performance.md#buffers-of-fsdp2); [on a GPU]"
+        "(gpus.md#register-memory-once) any but 0 will do. The same on every rank",
         kind=int,
         default=0,
         unit="bytes",

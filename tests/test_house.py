@@ -44,7 +44,7 @@ LONGER = {  # why it may be
     "ringcomm/costs.py": "the model, and what is chosen by it: one page to compare with select.cc",
 }
 COLUMNS = 100
-CPP_TOTAL = 21_200  # lines with code on them, those for devices included
+CPP_TOTAL = 21_500  # lines with code on them, those for devices included
 VERIFIER_TOTAL = 1_300  # beside the engine: it proves plans, and runs none
 
 # Joined here, so that this file does not name them.

@@ -5,6 +5,8 @@
 // each writes its board before it reads the other's. So neither gets a result.
 #pragma once
 
+#include <set>
+
 #include "comm/group_state.h"
 #include "comm/staged.h"
 #include "comm/waiter.h"
@@ -73,6 +75,16 @@ class DeviceEngine final : public Engine {
   // The registered algorithm that was asked for. It is a plan, and those need the host's memory.
   std::optional<Algorithm> by_hand(const Operation& operation) const;
   Algorithm kernel_of(const Operation& operation) const;  // where ranks reach one another
+
+  // Has all ranks map that memory, and keeps it mapped, under its names, in place of what these had
+  // before. Every rank of the group must call it: they meet. `asked` is its name in texts. Through
+  // memory of the host it does nothing.
+  using NamedMemory = std::map<std::string, std::vector<Span>>;
+  void register_memory(const std::string& asked, const NamedMemory& memory);
+  // Lets it be exchanged for other memory again. False: it was not registered. Nobody waits.
+  bool deregister_memory(const std::string& name);
+  // Others may map it at their next call. Nothing, before the ranks have met.
+  void offer(const Span& memory);
 
   // Has every rank called all that is pending?
   bool expected();
@@ -172,6 +184,7 @@ class DeviceEngine final : public Engine {
   CompletionPtr end(const std::vector<int>& timelines, cuda::Stream stream,
                     std::vector<Pending> pending) RINGCOMM_REQUIRES(enqueue_mutex_);
   CompletionPtr guarded(const std::string& asked, auto&& enqueue);
+  void guard(const std::string& asked, const std::function<void()>& call);  // enqueues nothing
 
   cuda::Subgroup subgroup_of(Rank peer) const;
   bool reach(Rank peer) const RINGCOMM_REQUIRES(enqueue_mutex_);
@@ -197,6 +210,7 @@ class DeviceEngine final : public Engine {
       RINGCOMM_REQUIRES(enqueue_mutex_);
   void meet_at(uint64_t sequence, const Deadline& deadline, const std::string& asked)
       RINGCOMM_REQUIRES(enqueue_mutex_);
+  void tell(const std::string& asked, const std::vector<cuda::Registered>& results);
   void check_pending(const Pending& pending);
   void check_message(const Pending& pending) const;
   cuda::Area area_of(Rank peer) const {
@@ -219,9 +233,10 @@ class DeviceEngine final : public Engine {
   std::vector<cuda::Stream> streams_ RINGCOMM_GUARDED_BY(enqueue_mutex_);  // the group's own
   // Subgroups, by this rank's info: do they reach one another?
   std::map<int, bool> met_ RINGCOMM_GUARDED_BY(enqueue_mutex_);
-  cuda::PeerAccess access_ RINGCOMM_GUARDED_BY(enqueue_mutex_);  // of the group's
-  std::atomic<uint64_t> sequence_{0};                            // written under the lock
-  std::atomic<uint64_t> by_hand_{0};                             // of those
+  cuda::PeerAccess access_ RINGCOMM_GUARDED_BY(enqueue_mutex_);           // of the group's
+  std::set<std::string> registered_ RINGCOMM_GUARDED_BY(enqueue_mutex_);  // by name
+  std::atomic<uint64_t> sequence_{0};                                     // written under the lock
+  std::atomic<uint64_t> by_hand_{0};                                      // of those
   uint64_t busy_looks_ RINGCOMM_GUARDED_BY(enqueue_mutex_) = 0;
   // Messages, by peer.
   std::vector<uint64_t> sent_ RINGCOMM_GUARDED_BY(enqueue_mutex_);

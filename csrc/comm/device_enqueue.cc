@@ -35,13 +35,19 @@ DeviceEngine::CompletionPtr DeviceEngine::guarded(const std::string& asked, auto
   }
 }
 
+void DeviceEngine::guard(const std::string& asked, const std::function<void()>& call) {
+  guarded(asked, [&]() -> CompletionPtr {
+    call();
+    return nullptr;
+  });
+}
+
 bool DeviceEngine::connect() {
   bool mapped = false;
-  guarded("connect", [&]() -> CompletionPtr {
+  guard("connect", [&] {
     enqueue_mutex_.assert_held();
     bootstrap({subgroup_of(-1)}, "the group's first meeting");
     mapped = reach(-1);
-    return nullptr;
   });
   return mapped;
 }

@@ -182,6 +182,7 @@ std::string to_text(const Descriptor& descriptor) {
                sending ? " to " : " from ", root == kNobody ? "any rank" : str("rank ", root));
   }
   std::string text = to_string(static_cast<Collective>(collective));
+  if (descriptor.words[kLayout] == kMemoryLayout) return "registration of memory";
   if (static_cast<Collective>(collective) == Collective::kBarrier) return text;
   text += str(" ", to_string(static_cast<DType>(dtype)));
   if (static_cast<Collective>(collective) != Collective::kAllToAll) {

@@ -13,6 +13,8 @@ namespace ringcomm {
 inline constexpr uint64_t kSparseLayout = 2;
 // The same of what ranks tell of tensors that others read (torch/peer_reads.cc).
 inline constexpr uint64_t kBuffersLayout = 3;
+// The same where ranks meet, as at a barrier, to map memory (comm/device_register.cc).
+inline constexpr uint64_t kMemoryLayout = 4;
 
 // Spans follow the conventions of shapes (plan/shape.h); counts are bytes. Input and output may be
 // the same memory wherever torch.distributed works in place. The memory lives until the operation

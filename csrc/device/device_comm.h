@@ -103,6 +103,8 @@ class DeviceComm {
   void look() {
     for (Imports& imports : imports_) imports.look();
   }
+  Exports& exports() { return *exports_; }  // where a subgroup has met, and reaches one another
+  bool exporting() const { return exports_.has_value(); }
   // Messages that make progress side by side.
   void transfer(Stream stream, std::span<const Transfer> transfers);
 

@@ -12,20 +12,33 @@ uint32_t number_of(int index, uint64_t generation, size_t chunk) {
   return static_cast<uint32_t>(entry + chunk) & INT32_MAX;
 }
 
-// All that `span` lies in, as one; its id is another one once any of them was freed. Empty where
-// nothing is.
-Allocation range_of(Api& api, const Span& span) try {
-  Allocation range = api.allocation_of(span.data);
-  while (range.bytes > 0 && range.base + range.bytes < span.data + span.bytes) {
-    const Allocation next = api.allocation_of(range.base + range.bytes);
-    if (next.bytes == 0) return {};
-    range.bytes += next.bytes;
-    range.id = range.id * 0x9e3779b97f4a7c15 + next.id;
+// All that `span` lies in; none where a part of it lies in nothing.
+Pieces pieces_of(Api& api, const Span& span) try {
+  Pieces pieces;
+  for (const std::byte* at = span.data; pieces.empty() || at < span.data + span.bytes;) {
+    const Allocation piece = api.allocation_of(at);
+    if (piece.bytes == 0) return {};
+    pieces.push_back(piece);
+    at = piece.base + piece.bytes;
+  }
+  return pieces;
+} catch (const DeviceError&) {
+  return {};
+}
+
+// As one; its id is another one once any of them was freed.
+Allocation joined(std::span<const Allocation> pieces) {
+  Allocation range;
+  for (const Allocation& piece : pieces) {
+    if (range.bytes == 0) {
+      range = piece;
+      continue;
+    }
+    range.bytes += piece.bytes;
+    range.id = range.id * 0x9e3779b97f4a7c15 + piece.id;
     range.ipc = false;  // several pieces: virtual addresses
   }
   return range;
-} catch (const DeviceError&) {
-  return {};
 }
 
 }  // namespace
@@ -77,21 +90,49 @@ void ImportCache::close_if(const auto& which) {
 // ---- the exporter
 
 uint64_t Exports::address_at(Rank peer, const Span& span, bool kept) {
-  const Allocation range = range_of(ends_.api, span);
-  withdraw_if_freed(entries_[now_++ % kExports]);
-  Entry* const entry = range.bytes == 0 || range.bytes > most_bytes_ ? nullptr : find(range);
+  Entry* const entry = entry_for(span);
   if (entry == nullptr) return 0;
-  if (entry->range != range) {
-    if (!make_room(*entry, range.bytes)) return 0;
-    renew(*entry, range);
-  }
-  entry->used = now_;
   entry->kept = entry->kept || kept;
-  give(*entry, peer);
+  if (entry->secret.empty()) {
+    give(*entry, peer);
+    if (!entry->secret.empty()) {
+      ends_.warn(str("other processes cannot map the memory of some tensors (", entry->secret,
+                     "), so these are copied once more: "
+                     "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:False may help"));
+    }
+  }
+  if (!has_opened(peer, *entry)) return 0;
   const Opened& opened = ends_.area(peer).opened(ends_.transport.rank(), index_of(*entry));
-  if (opened.generation.load(std::memory_order_acquire) != entry->generation) return 0;
   return opened.address.load(std::memory_order_relaxed) +
-         static_cast<uint64_t>(span.data - range.base);
+         static_cast<uint64_t>(span.data - entry->range.base);
+}
+
+void Exports::offer(const Span& span) {
+  if (Entry* const entry = entry_for(span)) give_all(*entry);
+}
+
+void Exports::give_all(Entry& entry) {
+  for (Rank peer = 0; peer < ends_.transport.size(); ++peer) {
+    if (peer != ends_.transport.rank() && entry.secret.empty()) give(entry, peer);
+  }
+}
+
+// The one that has all of the span, or else a new one; null where there is no room for it.
+Exports::Entry* Exports::entry_for(const Span& span) {
+  Pieces pieces = pieces_of(ends_.api, span);
+  if (pieces.empty()) return nullptr;
+  for (Entry& entry : entries_) {
+    // What cannot be exported whole may be in part.
+    const bool usable = entry.secret.empty() || entry.pieces.size() == pieces.size();
+    if (!usable || std::ranges::search(entry.pieces, pieces).empty()) continue;
+    entry.used = now_;
+    return &entry;
+  }
+  const Allocation range = joined(pieces);
+  Entry* const entry = range.bytes > most_bytes_ ? nullptr : find(range);
+  if (entry == nullptr || !make_room(*entry, range.bytes)) return nullptr;
+  renew(*entry, std::move(pieces));
+  return entry;
 }
 
 // Finds the allocation's entry, or else one for it: a freed one, or the one unused for longest.
@@ -99,7 +140,7 @@ Exports::Entry* Exports::find(const Allocation& range) {
   Entry* free = nullptr;
   for (Entry& entry : entries_) {
     if (entry.range.base == range.base && entry.range.bytes == range.bytes) return &entry;
-    if (!entry.kept && (free == nullptr || entry.used < free->used)) free = &entry;
+    if (!entry.stays(now_) && (free == nullptr || entry.used < free->used)) free = &entry;
   }
   return free;
 }
@@ -114,7 +155,7 @@ bool Exports::make_room(const Entry& place, uint64_t bytes) {
     Entry* oldest = nullptr;
     for (Entry& entry : entries_) {
       const bool older = oldest == nullptr || entry.used < oldest->used;
-      if (entry.range.bytes > 0 && !entry.kept && older) oldest = &entry;
+      if (entry.range.bytes > 0 && !entry.stays(now_) && older) oldest = &entry;
     }
     if (oldest == nullptr || !ends_.idle()) return false;
     bytes -= oldest->range.bytes;
@@ -125,7 +166,7 @@ bool Exports::make_room(const Entry& place, uint64_t bytes) {
 
 void Exports::withdraw_if_freed(Entry& entry) {
   if (entry.range.bytes == 0) return;
-  if (range_of(ends_.api, {entry.range.base, entry.range.bytes}) != entry.range) withdraw(entry);
+  if (pieces_of(ends_.api, {entry.range.base, entry.range.bytes}) != entry.pieces) withdraw(entry);
 }
 
 void Exports::withdraw(Entry& entry) {
@@ -134,9 +175,10 @@ void Exports::withdraw(Entry& entry) {
 }
 
 // Those that have had what was there before give it back.
-void Exports::renew(Entry& entry, const Allocation& range) {
+void Exports::renew(Entry& entry, Pieces pieces) {
   Export& exported = ends_.own().exported(index_of(entry));
-  entry = {range, entry.generation + 1, now_, false};
+  const Allocation range = joined(pieces);
+  entry = {{}, std::move(pieces), range, entry.generation + 1, now_};
   exported.generation.exchange(0, std::memory_order_acq_rel);  // before the rest; partner: Imports
   exported.memory.range = {reinterpret_cast<uint64_t>(range.base), range.bytes, range.id};
   exported.memory.kind = range.ipc ? ExportedMemory::kHandle : ExportedMemory::kChunks;
@@ -151,23 +193,19 @@ void Exports::renew(Entry& entry, const Allocation& range) {
 void Exports::give(Entry& entry, Rank peer) {
   Export& exported = ends_.own().exported(index_of(entry));
   const uint32_t bit = 1u << peer;
-  if (entry.secret || (exported.wanted.load(std::memory_order_relaxed) & bit) != 0) return;
-  std::string why = "it has many pieces, or is of virtual addresses that cannot be exported";
+  if ((exported.wanted.load(std::memory_order_relaxed) & bit) != 0) return;
   try {
     const bool first = exported.wanted.load(std::memory_order_relaxed) == 0;
     if (entry.range.ipc && first) {
       exported.memory.handle = ends_.api.export_memory(entry.range.base);
     }
-    entry.secret = !entry.range.ipc && !give_chunks(entry, peer);
+    if (!entry.range.ipc && !give_chunks(entry, peer)) {
+      entry.secret = "it has many pieces, or is of virtual addresses that cannot be exported";
+    }
   } catch (const std::exception& error) {
-    entry.secret = true;
-    why = error.what();
+    entry.secret = error.what();
   }
-  if (entry.secret) {
-    return ends_.warn(str("other processes cannot map the memory of some tensors (", why,
-                          "), so these are copied once more: "
-                          "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:False may help"));
-  }
+  if (!entry.secret.empty()) return;
   exported.wanted.fetch_or(bit, std::memory_order_release);  // partner: Imports::is_wanted()
   announce(peer);
 }
@@ -183,6 +221,74 @@ bool Exports::give_chunks(const Entry& entry, Rank peer) {
   }
   memory.chunks = static_cast<uint32_t>(chunks.size());
   return !chunks.empty();
+}
+
+// ---- what a program registers
+
+// An entry has so many pieces at most: a long range of virtual addresses is several entries.
+Registered Exports::enroll(const std::string& name, const std::vector<Span>& memory) {
+  dismiss(name);
+  Registered result;
+  std::vector<Held>& held = names_[name];
+  const auto add = [&](const Span& span) {
+    const std::string why = enroll_one(span, held);
+    result.bytes += why.empty() ? span.bytes : 0;
+    if (result.why.empty()) result.why = why;
+  };
+  for (const Span& span : memory) {
+    result.asked += span.bytes;
+    const Pieces pieces = pieces_of(ends_.api, span);
+    if (pieces.empty() && result.why.empty())
+      result.why = "no memory of the device is there: was it freed?";
+    for (size_t at = 0; at < pieces.size(); at += kMostChunks) {
+      const size_t count = std::min<size_t>(kMostChunks, pieces.size() - at);
+      const Allocation run = joined(std::span(pieces).subspan(at, count));
+      std::byte* const begin = std::max(run.base, span.data);
+      std::byte* const end = std::min(run.base + run.bytes, span.data + span.bytes);
+      add({begin, static_cast<uint64_t>(end - begin)});
+    }
+  }
+  return result;
+}
+
+// Empty, or why it cannot be.
+std::string Exports::enroll_one(const Span& span, std::vector<Held>& held) {
+  const auto registered = [](const Entry& entry) { return entry.registered > 0; };
+  const auto before = std::ranges::count_if(entries_, registered);
+  Entry* const entry = entry_for(span);
+  const bool fits = entry != nullptr && (entry->registered > 0 || before < kMostRegistered);
+  if (!fits) {
+    return str("a rank registers at most ", kMostRegistered, " pieces of memory, and others map ",
+               most_bytes_, " bytes of it");
+  }
+  give_all(*entry);
+  if (!entry->secret.empty()) return entry->secret;
+  ++entry->registered;
+  held.push_back({index_of(*entry), entry->generation});
+  return "";
+}
+
+void Exports::dismiss(const std::string& name) {
+  const auto found = names_.find(name);
+  if (found == names_.end()) return;
+  for (const auto& [index, generation] : found->second) {
+    Entry& entry = entries_[static_cast<size_t>(index)];
+    if (entry.generation == generation) --entry.registered;  // else it was freed
+  }
+  names_.erase(found);
+}
+
+std::vector<Rank> Exports::without(const std::string& name) const {
+  std::vector<Rank> ranks;
+  const auto found = names_.find(name);
+  for (Rank peer = 0; peer < ends_.transport.size() && found != names_.end(); ++peer) {
+    const auto misses = [&](const Held& held) {
+      return !has_opened(peer, entries_[static_cast<size_t>(held.index)]);
+    };
+    if (peer != ends_.transport.rank() && std::ranges::any_of(found->second, misses))
+      ranks.push_back(peer);
+  }
+  return ranks;
 }
 
 // ---- the importer

@@ -6,6 +6,8 @@
 // CUDA maps a range of another process's addresses once, and keeps memory that was freed until its
 // last mapping is closed. So a process has one mapping of each allocation, for all its groups, and
 // an exporter withdraws what was freed.
+//
+// What a program registers is exported at once, to all ranks, and no other takes its place.
 #pragma once
 
 #include <map>
@@ -53,9 +55,20 @@ class ImportCache {
   std::map<ExportedRange, Entry> entries_;
 };
 
+// Memory that lies side by side, as the driver knows it: an allocation, or several chunks.
+using Pieces = std::vector<Allocation>;
+
+// What came of memory that a program registers.
+struct Registered {
+  uint64_t bytes = 0, asked = 0;
+  std::string why;  // the first reason why the rest is not; empty where there is none
+};
+
 // The allocations that a rank exports.
 class Exports {
  public:
+  static constexpr int kMostRegistered = kExports / 4 * 3;  // the others are for what turns up
+
   // At most `most_bytes` at a time.
   Exports(Ends ends, uint64_t most_bytes) : ends_(std::move(ends)), most_bytes_(most_bytes) {}
 
@@ -63,21 +76,47 @@ class Exports {
   // until it is freed: a graph has its address. Other things make room for new ones while no kernel
   // may use them.
   uint64_t address_at(Rank peer, const Span& span, bool kept);
+  // An operation begins: one entry is looked at, whether it was freed.
+  void begin() { withdraw_if_freed(entries_[now_++ % kExports]); }
+  // Exports to all what the span lies in, where there is room.
+  void offer(const Span& span);
+  // The same, under a name, instead of what that had before. It stays until it is freed, or nobody
+  // has registered it any more.
+  Registered enroll(const std::string& name, const std::vector<Span>& memory);
+  void dismiss(const std::string& name);
+  // Those that have not mapped all that has the name.
+  std::vector<Rank> without(const std::string& name) const;
 
  private:
   struct Entry {
-    Allocation range;
+    std::string secret;  // why it cannot be exported
+    Pieces pieces;
+    Allocation range;  // all of them
     uint64_t generation = 0;
     uint64_t used = 0;
-    bool kept = false;
-    bool secret = false;  // it cannot be exported
+    bool kept = false;   // by a graph
+    int registered = 0;  // so many times
+
+    // Also what this operation uses, which other ranks were told of.
+    bool stays(uint64_t now) const { return kept || registered > 0 || used == now; }
+  };
+  struct Held {  // of a name
+    int index;
+    uint64_t generation;
   };
 
+  Entry* entry_for(const Span& span);
   Entry* find(const Allocation& range);
+  std::string enroll_one(const Span& span, std::vector<Held>& held);
+  void give_all(Entry& entry);
+  bool has_opened(Rank peer, const Entry& entry) const {
+    const Opened& opened = ends_.area(peer).opened(ends_.transport.rank(), index_of(entry));
+    return opened.generation.load(std::memory_order_acquire) == entry.generation;
+  }
   bool make_room(const Entry& place, uint64_t bytes);
   void withdraw_if_freed(Entry& entry);
   void withdraw(Entry& entry);
-  void renew(Entry& entry, const Allocation& range);
+  void renew(Entry& entry, Pieces pieces);
   void give(Entry& entry, Rank peer);
   bool give_chunks(const Entry& entry, Rank peer);
   void announce(Rank peer) const {
@@ -87,8 +126,9 @@ class Exports {
 
   const Ends ends_;
   const uint64_t most_bytes_;
-  uint64_t now_ = 0;  // counts spans
+  uint64_t now_ = 1;  // counts operations
   std::array<Entry, kExports> entries_;
+  std::map<std::string, std::vector<Held>> names_;
 };
 
 // The exports of `peer` that this rank uses.

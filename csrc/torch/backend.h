@@ -80,11 +80,20 @@ class Backend final : public c10d::Backend {
   BackendPtr shrink(const std::vector<int64_t>& ranks_to_exclude, int shrink_flags,
                     const OptionsPtr& opts) override;
 
-  // Of the CPU: buffers that all ranks of the host have mapped, while there is room.
+  // Of the CPU: buffers that all ranks of the host have mapped, while there is room. Of a device:
+  // torch's own memory, which others may map before its first use.
   bool supportsTensorAlloc(c10::DeviceIndex index) override {
-    return index < 0 && !group().state().transport().buffers(rank()).empty();
+    if (index >= 0) return options_->cuda && group().state().config().shared_buffers > 0;
+    return !group().state().transport().buffers(rank()).empty();
   }
   at::Tensor allocateTensor(long size, at::TensorOptions options) override;
+
+  // Memory that all ranks map at once: see DeviceEngine::register_memory(). Addresses and bytes;
+  // `device`: -1 for the CPU, by tensors that stand in for those of a device; none: the current.
+  using NamedMemory = std::map<std::string, std::vector<std::pair<uint64_t, uint64_t>>>;
+  void register_memory(const std::string& asked, const NamedMemory& memory,
+                       std::optional<int> device);
+  bool deregister_memory(const std::string& name);
 
   bool supportsSplitting() const override { return true; }
   BackendPtr split(const StorePtr& store, const std::vector<int>& ranks,
@@ -151,6 +160,7 @@ class Backend final : public c10d::Backend {
   // Runs the call here, or starts it. Returns null for a finished call, as torch expects.
   WorkPtr issue(Call&& call);
   void read_peers(Call& call);
+  at::Tensor allocate_on_device(int64_t size, const at::TensorOptions& options) const;
   WorkPtr run(Call& call);
   WorkPtr start(Call& call, const EventEnd& event_end = nullptr);
   WorkPtr start_in_profile(Call& call);

@@ -153,6 +153,9 @@ void bind_backend(py::module_& module) {
       .def("_reconfigure_handle", &Backend::reconfigure_handle, NoGil())
       .def("_reconfigure", &Backend::reconfigure_to, py::arg("uuid"), py::arg("handles"),
            py::arg("timeout") = py::none(), NoGil())
+      .def("_register_memory", &Backend::register_memory, py::arg("asked"), py::arg("memory"),
+           py::arg("device"), NoGil())
+      .def("_deregister_memory", &Backend::deregister_memory, py::arg("name"), NoGil())
       .def("rank", &Backend::rank)  // torch's own cannot change before 2.14
       .def("size", &Backend::size)
       .def("comm_split_count", &Backend::splits);

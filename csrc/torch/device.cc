@@ -256,6 +256,28 @@ void Backend::await_device() {
   group().wait_for_device();
 }
 
+void Backend::register_memory(const std::string& asked, const NamedMemory& memory,
+                              std::optional<int> device) {
+  with_torch_errors([&] {
+    RINGCOMM_CHECK(device.value_or(0) >= 0 || device_is_simulated(), asked,
+                   ": tensors of the CPU need no registration, only those of CUDA devices do");
+    DeviceEngine::NamedMemory named;
+    for (const auto& [name, ranges] : memory) {
+      std::vector<Span>& spans = named[name];
+      for (const auto& [address, bytes] : ranges) {
+        spans.push_back({reinterpret_cast<std::byte*>(address), bytes});
+      }
+    }
+    const int index = device.value_or(-1) >= 0 ? *device : device_api().current_device();
+    group().device(index).register_memory(asked, named);
+  });
+}
+
+bool Backend::deregister_memory(const std::string& name) {
+  DeviceEngine* const there = group().device_in_use();
+  return there != nullptr && with_torch_errors([&] { return there->deregister_memory(name); });
+}
+
 void Backend::eagerConnectSingleDevice(at::Device device) {
   if (!device.is_cuda()) return;
   with_torch_errors([&] { group().device(device.index()).connect(); });

@@ -110,7 +110,18 @@ void Backend::read_peers(Call& call) {
   call.continuation = {[reads](Operation& next) { return reads->next(next); }, 1};
 }
 
+// Of torch's allocator, which knows streams. What is new of it others map at their next calls.
+at::Tensor Backend::allocate_on_device(int64_t size, const at::TensorOptions& options) const {
+  at::Tensor tensor = at::empty({size}, options);
+  DeviceEngine* const there = group().device_in_use();
+  if (there != nullptr && there->device() == tensor.device().index() && tensor.nbytes() > 0) {
+    with_torch_errors([&] { there->offer(span_of(tensor)); });
+  }
+  return tensor;
+}
+
 at::Tensor Backend::allocateTensor(long size, at::TensorOptions options) {
+  if (!options.device().is_cpu()) return allocate_on_device(size, options);
   const auto owner = life();
   const std::span<std::byte> all = owner->group->state().transport().buffers(rank());
   const uint64_t bytes =
@@ -121,9 +132,7 @@ at::Tensor Backend::allocateTensor(long size, at::TensorOptions options) {
     if (begin - at >= bytes) break;
     at = end;
   }
-  if (!options.device().is_cpu() || bytes == 0 || all.size() - at < bytes) {
-    return at::empty({size}, options);
-  }
+  if (bytes == 0 || all.size() - at < bytes) return at::empty({size}, options);
   owner->pieces[at] = at + bytes;
   // The tensor may outlive the group, and holds its memory.
   const auto give_back = [owner, at](void*) {

@@ -310,8 +310,11 @@ def check_split(rank: Rank) -> None:
     assert backend._is_initialized()
     assert backend.comm_split_count() == (2 if rank.index < 2 else 0)
     backend.perform_nocolor_split(torch.device("cuda", 0))
-    backend.register_mem_pool(object(), symm=True)
-    backend.deregister_mem_pool(object())
+    for call in (backend.register_mem_pool, backend.deregister_mem_pool):
+        with pytest.raises(TypeError, match=r"give a torch\.cuda\.MemPool, not object"):
+            call(object())
+    with pytest.raises(RuntimeError, match="tensors of the CPU need no registration"):
+        backend.register_tensors(torch.ones(3))
 
 
 def test_split(ranks: Ranks) -> None:

@@ -56,6 +56,12 @@ struct Graphs {
 };
 Graphs graphs;
 
+struct Memory {
+  void* (*allocate)(uint64_t bytes) = nullptr;
+  void (*release)(void* block) = nullptr;
+};
+Memory memory;
+
 cuda::Stream current_handle() { return reinterpret_cast<cuda::Stream>(current); }
 
 cuda::Stream handle(const c10::Stream& stream) {
@@ -179,6 +185,8 @@ void start(const std::string& path, const std::string& interface) {
   TORCH_CHECK(found != nullptr, path, " is of another build");
   find_graphs(library);
   api = found;
+  find(library, "ringcomm_sim_allocate", memory.allocate);
+  find(library, "ringcomm_sim_release", memory.release);
   c10::impl::registerDeviceGuard(c10::kCUDA, new Guard);
   use_hooks();
   use_kernels(&synchronize_for_kernels);
@@ -190,6 +198,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   module.attr("interface") = RINGCOMM_INTERFACE;
   module.def("start", &start);
   module.def("cuda_view", &as_cuda);
+  module.def("allocate_there", [] { use_allocator(memory.allocate, memory.release); });
   module.def("new_stream", [] { return reinterpret_cast<uint64_t>(api->make_stream()); });
   module.def("use_stream", [](uint64_t stream) {
     return static_cast<uint64_t>(std::exchange(current, static_cast<c10::StreamId>(stream)));

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <exception>
+#include <optional>
 #include <vector>
 
 namespace ringcomm::sim {
@@ -144,6 +145,29 @@ void compute_on_host(const c10::OperatorHandle& operation, torch::jit::Stack* st
 
 void record_nothing(at::Tensor&, c10::Stream) {}
 
+struct Allocator {
+  void* (*allocate)(uint64_t bytes);
+  void (*release)(void* memory);
+};
+std::optional<Allocator>& allocator() {
+  static std::optional<Allocator> functions;
+  return functions;
+}
+
+at::Tensor empty(at::IntArrayRef sizes, std::optional<at::ScalarType> dtype,
+                 std::optional<at::Layout> layout, std::optional<at::Device> /*this one*/,
+                 std::optional<bool> pinned, std::optional<at::MemoryFormat> format) {
+  synchronizer()();
+  const auto options =
+      at::TensorOptions().dtype(dtype).layout(layout).pinned_memory(pinned).device(at::kCPU);
+  if (!allocator()) return made_cuda(at::empty(sizes, options, format), true);
+  const auto bytes =
+      static_cast<uint64_t>(c10::multiply_integers(sizes)) * options.dtype().itemsize();
+  void* const memory = allocator()->allocate(bytes);
+  TORCH_CHECK(memory != nullptr, "the simulated device has no memory left");
+  return made_cuda(at::from_blob(memory, sizes, allocator()->release, options), true);
+}
+
 TORCH_LIBRARY_IMPL(_, CUDA, library) {
   library.fallback(torch::CppFunction::makeFromBoxedFunction<&compute_on_host>());
 }
@@ -152,11 +176,16 @@ TORCH_LIBRARY_IMPL(_, CUDA, library) {
 TORCH_LIBRARY_IMPL(aten, CUDA, library) {
   library.impl("copy_", torch::CppFunction::makeFromBoxedFunction<&compute_on_host>());
   library.impl("record_stream", &record_nothing);
+  library.impl("empty.memory_format", &empty);
 }
 
 }  // namespace
 
 void use_kernels(std::function<void()> synchronize) { synchronizer() = std::move(synchronize); }
+
+void use_allocator(void* (*allocate)(uint64_t bytes), void (*release)(void* memory)) {
+  allocator() = {allocate, release};
+}
 
 at::Tensor as_cuda(const at::Tensor& host) { return made_cuda(host, false); }
 

@@ -1,0 +1,85 @@
+"""Memory that a program registers with a group: pools of torch's allocator, and tensors.
+
+These are methods of the backend. What they do stands in `_C.pyi`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+
+def register_mem_pool(backend: Any, pool: Any, symm: bool = False) -> None:
+    segments = _segments_of("register_mem_pool", pool)
+    devices = sorted({segment["device"] for segment in segments})
+    if len(devices) > 1:
+        raise ValueError(
+            f"register_mem_pool: the pool has memory on devices {devices}: "
+            "a rank uses one device in a group"
+        )
+    memory = [(segment["address"], segment["total_size"]) for segment in segments]
+    device = devices[0] if devices else None
+    backend._register_memory("register_mem_pool", {_name_of(pool): memory}, device)
+
+
+def deregister_mem_pool(backend: Any, pool: Any) -> None:
+    _segments_of("deregister_mem_pool", pool)
+    _deregister(backend, "deregister_mem_pool", "this pool", _name_of(pool))
+
+
+def register_tensors(backend: Any, tensors: torch.Tensor | Iterable[torch.Tensor]) -> None:
+    some = _list_of("register_tensors", tensors)
+    devices = {tensor.device for tensor in some}
+    if len(devices) != 1:
+        found = " and ".join(sorted(str(device) for device in devices)) or "no device"
+        raise ValueError(f"register_tensors: give tensors of one device: these are on {found}")
+    (device,) = devices
+    index = -1 if device.type == "cpu" else device.index
+    memory = {_at(tensor): [_range_of(tensor)] for tensor in some}
+    backend._register_memory("register_tensors", memory, index)
+
+
+def deregister_tensors(backend: Any, tensors: torch.Tensor | Iterable[torch.Tensor]) -> None:
+    for tensor in _list_of("deregister_tensors", tensors):
+        what = f"a tensor of {list(tensor.shape)}"
+        _deregister(backend, "deregister_tensors", what, _at(tensor))
+
+
+def _segments_of(asked: str, pool: Any) -> list[dict[str, Any]]:
+    snapshot = getattr(pool, "snapshot", None)
+    if snapshot is None or not hasattr(pool, "id"):
+        kind = type(pool).__name__
+        raise TypeError(f"{asked}: give a torch.cuda.MemPool, not {kind}")
+    segments: list[dict[str, Any]] = snapshot()
+    return segments
+
+
+def _list_of(asked: str, tensors: Any) -> list[torch.Tensor]:
+    some = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+    for one in some:
+        if not isinstance(one, torch.Tensor):
+            raise TypeError(f"{asked}: give tensors, not {type(one).__name__}")
+        if one.numel() == 0:
+            raise ValueError(f"{asked}: a tensor of {list(one.shape)} has no memory")
+    return some
+
+
+def _name_of(pool: Any) -> str:
+    return "pool " + ".".join(str(part) for part in pool.id)  # two numbers, unique in the process
+
+
+def _range_of(tensor: torch.Tensor) -> tuple[int, int]:
+    """All that its storage has: what begins there may be used by other views."""
+    storage = tensor.untyped_storage()
+    return storage.data_ptr(), storage.nbytes()
+
+
+def _at(tensor: torch.Tensor) -> str:
+    return f"tensor {_range_of(tensor)}"
+
+
+def _deregister(backend: Any, asked: str, what: str, name: str) -> None:
+    if not backend._deregister_memory(name):
+        raise ValueError(f"{asked}: {what} was not registered with this group")
