@@ -432,6 +432,15 @@ def selection_text(size: int, costs: str = "", local: int = 1) -> str:
     `costs` is "alpha 1.8e-05 beta 8.4e-09 gamma 2e-11"; "": the defaults. Raises ValueError.
     """
 
+def kernel_seconds(
+    collective: str, ranks: int, bytes: int, nvlink: bool, capability: int
+) -> tuple[str, dict[str, float]]:
+    """By the model of devices: the kernel that is chosen, and the seconds of each that serves.
+
+    `bytes` are those of the message, as rules count them: of the largest shard where there are any.
+    `capability` is 90 for sm_90. Raises ValueError for an unknown collective, or no such group.
+    """
+
 def register_algorithm(name: str, collectives: list[int]) -> None:
     """Have plans by that name made of the scripts of ringcomm/_algorithms.py."""
 

@@ -3,6 +3,9 @@
 Start it as the job itself is: `torchrun ... -m ringcomm tune --output FILE`. It measures latency
 and rate of every pair of hosts, for their order and sites: probes.py and order.py. Of some pairs it
 measures alpha, beta and gamma of costs.py.
+
+Without a launcher, on a host with several GPUs, it times their kernels and writes a file for
+RINGCOMM_ALGORITHM=@FILE: tools/kernel_times.py.
 """
 
 from __future__ import annotations
@@ -25,6 +28,8 @@ import ringcomm
 from ringcomm import costs, model, order, probes
 from ringcomm._options import of_process
 from ringcomm.costs import Costs, Fabrics
+from ringcomm.tools import kernel_times
+from ringcomm.tools.words import list_of, positive, size
 
 MOST_PAIRS = 4  # of each kind: "near" in one site, "far" between two, "memory" in one host
 ENDS = ("near", "far")
@@ -37,10 +42,18 @@ Pair = tuple[int, int]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--output", type=Path, metavar="FILE", help="rank 0 writes it")
+    add = parser.add_argument
+    add("--output", type=Path, metavar="FILE", help="rank 0 writes it")
+    add("--device", choices=["cpu", "cuda"], help="cuda: kernels of the GPUs of this host")
+    add("--ranks", type=positive, metavar="N", help="with cuda: so many, not as many as GPUs")
+    add("--sizes", type=list_of(size), metavar="1K,4M,…", help="with cuda: of the larger buffer")
+    add("--turns", type=positive, default=kernel_times.TURNS, help="with cuda: medians of so many")
 
 
 def run(options: argparse.Namespace) -> int:
+    several = "RANK" not in os.environ and torch.cuda.device_count() > 1
+    if options.device == "cuda" or (several and not options.device):
+        return kernel_times.run(options)
     if "RANK" not in os.environ:
         raise ValueError("start it as the job is: torchrun ... -m ringcomm tune --output FILE")
     dist.init_process_group("ringcomm")

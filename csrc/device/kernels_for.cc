@@ -10,7 +10,8 @@ using enum Collective;
 // Seconds until streams have handed over, and of a turn of the ring beside its flag. PCIe bears
 // half as much where more than two talk to all at once, and loads across it are slower than stores
 // and copy engines. The ring's few blocks move no more than so much. All of them are estimates.
-constexpr double kHandOver = 15e-6, kTurn = 1e-6, kRingByte = 1e-11, kCrowd = 2, kLoads = 1.5;
+constexpr double kHandOver = 15e-6, kTurn = 1e-6, kRingByte = 1e-11, kCrowd = 2, kLoads = 1.5,
+                 kMemoryByte = 3e-13;
 
 // Of `from`'s input what `to` gets. all_to_all: `rank` is one of both, and knows its own side.
 Extent taken(const Shape& shape, Rank from, Rank to, Rank rank) {
@@ -127,6 +128,10 @@ double seconds_of(Algorithm kernel, const Shape& shape, const Link& link) {
   if (kernel == kByOneShot) return 2 * link.flag + all;
   if (kernel == kByTwoShot) return 3 * link.flag + parts;
   if (kernel == kByCopies) return kHandOver + all;
+  if (kernel == kByNvls) {  // in and out of windows, and once over the links
+    const double total = each * (in_parts ? 1 : shape.size);
+    return 3 * link.flag + total * (link.byte_time * (1 + 1. / shape.size) + 4 * kMemoryByte);
+  }
   if (kernel == kByKernel) return kHandOver + parts * (link.nvlink ? 1 : kLoads);
   const double turns = others * (link.flag + kTurn);
   const double moved = each * std::max(link.byte_time, kRingByte);

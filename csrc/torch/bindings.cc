@@ -5,6 +5,7 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include "base/stream_copy.h"
+#include "device/kernels_for.h"
 #include "plan/cursor.h"
 #include "plan/registry.h"
 #include "plan/rules.h"
@@ -221,6 +222,31 @@ void register_by_name(const std::string& name, const std::vector<int>& collectiv
   with_value_errors([&] { register_algorithm(name, all, author); });
 }
 
+// What the model says of devices: the kernel that it chooses, and the seconds of each that serves
+// the collective. `bytes`: of the message, as rules count them.
+py::tuple kernel_seconds(const std::string& collective, int ranks, uint64_t bytes, bool nvlink,
+                         int capability) {
+  constexpr uint64_t kWindow = 12 << 20;  // the least that groups have
+  int number = 0;
+  while (number < kCollectives && collective != to_string(static_cast<Collective>(number)))
+    ++number;
+  if (number == kCollectives || ranks < 2 || ranks > cuda::kMostRanks)
+    throw py::value_error(str(collective, " of ", ranks, " ranks"));
+  Shape shape;
+  shape.collective = static_cast<Collective>(number);
+  shape.size = ranks;
+  shape.bytes = bytes;
+  shape.shards.assign(sharded(shape.collective) ? static_cast<size_t>(ranks) : 0, bytes);
+  const cuda::Link link = cuda::link_of(nvlink, capability, cuda::kMostBlocks);
+  py::dict seconds;
+  for (const Algorithm kernel :
+       {kByKernel, kByTwoShot, kByOneShot, kByLowLatency, kByRing, kByCopies, kByNvls}) {
+    if (cuda::kernel_for(shape, link, kWindow, kernel) == kernel)
+      seconds[to_string(kernel)] = cuda::seconds_of(kernel, shape, link);
+  }
+  return py::make_tuple(to_string(cuda::kernel_for(shape, link, kWindow)), seconds);
+}
+
 // In steps of a segment, as plans copy. Both are contiguous tensors of the CPU, and equally long.
 void copy_tensor(const at::Tensor& to, const at::Tensor& from, bool past_caches) {
   constexpr uint64_t kStep = 256 << 10;
@@ -287,6 +313,8 @@ void bind_core(py::module_& module) {
   module.def("plan", [](const ShapeTuple& shape, Rank rank, std::optional<std::string> asked) {
     return with_value_errors([&] { return plan_of(shape, rank, asked); });
   });
+  module.def("kernel_seconds", &kernel_seconds, py::arg("collective"), py::arg("ranks"),
+             py::arg("bytes"), py::arg("nvlink"), py::arg("capability"));
   module.def("register_algorithm", &register_by_name, py::arg("name"), py::arg("collectives"));
   module.def(
       "selection_text",

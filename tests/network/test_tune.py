@@ -243,7 +243,7 @@ def test_tune_needs_a_job(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("RANK", raising=False)
-    assert main(["tune"]) == 1
+    assert main(["tune", "--device", "cpu"]) == 1
     assert "torchrun ... -m ringcomm tune" in capsys.readouterr().err
 
 
