@@ -1,7 +1,7 @@
 // Operations that are captured into CUDA graphs. The host takes part once, at the capture: ranks
 // meet and map one another's memory. At each replay streams do the same work again, with the same
-// words (device/handover.cc), and no host knows of it. So nothing has a deadline; but the worker
-// looks now and then whether a replay waits for a rank that is gone.
+// words (device/handover.cc), and no host knows of it. Only kernels that meet have a deadline. The
+// worker looks now and then whether a replay waits for a rank that is gone.
 #include "comm/device_engine.h"
 
 namespace ringcomm {

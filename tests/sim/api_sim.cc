@@ -350,8 +350,7 @@ class SimApi final : public Api {
     const Entered process = enter(call);
     if (!options_.memory_operations) throw DeviceError(str(call, ": operation not supported"));
     Addresses addresses(call, process->memory);
-    const bool mapped =
-        sizeof(Number) == sizeof(uint32_t);  // 64 bits: also the device's own memory
+    const bool mapped = sizeof(Number) == 4;  // 64 bits: also the device's own memory
     std::byte* host = addresses.host_side(word, sizeof(Number), mapped);
     auto* at = reinterpret_cast<Number*>(host);
     if (reinterpret_cast<uintptr_t>(at) % sizeof *at != 0) {
@@ -387,11 +386,6 @@ class SimApi final : public Api {
 std::unique_ptr<Api> make_simulated_api(const SimOptions& options) {
   return std::make_unique<SimApi>(options);
 }
-
-uint64_t copies() { return Process::get().copies; }
-uint64_t copied() { return Process::get().copied; }
-uint64_t pinned_bytes() { return Process::get().memory.pinned(); }
-uint64_t used_bytes(int card) { return Process::get().memory.used(card); }
 
 }  // namespace ringcomm::sim
 

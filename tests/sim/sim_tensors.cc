@@ -11,6 +11,7 @@
 
 #include "sim/api_sim.h"
 #include "sim/sim_memory.h"
+#include "sim/sim_process.h"
 
 namespace ringcomm::sim {
 namespace {
@@ -94,6 +95,11 @@ bool call(const std::function<void(Tensors&)>& what) {
 }
 
 }  // namespace
+
+uint64_t copies() { return Process::get().copies; }
+uint64_t copied() { return Process::get().copied; }
+uint64_t pinned_bytes() { return Process::get().memory.pinned(); }
+uint64_t used_bytes(int card) { return Process::get().memory.used(card); }
 }  // namespace ringcomm::sim
 
 extern "C" {
