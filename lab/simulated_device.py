@@ -94,6 +94,10 @@ class SimulatedMemory:
         """Bytes of the host's memory that devices can read and write."""
         return int(self.library.ringcomm_sim_pinned())
 
+    def pinned_node(self) -> int:
+        """Return the NUMA node that the last pinned memory was to be on, or -1."""
+        return int(self.library.ringcomm_sim_pinned_node())
+
 
 class Cuda:
     """torch's side of the simulated device."""

@@ -1,6 +1,7 @@
 #include "comm/staged.h"
 
 #include "comm/communicator.h"
+#include "device/numa.h"
 
 namespace ringcomm {
 namespace {
@@ -176,6 +177,7 @@ std::byte* HostStaging::buffer(uint64_t bytes, const std::optional<Point>& end) 
   }
   // Power-of-two sizes, so that buffers are reused: freeing one waits for running streams.
   const uint64_t size = kHead + std::bit_ceil(bytes);
+  const cuda::OnNode near(api_.facts(api_.current_device()).node);
   std::byte* const memory = api_.allocate_pinned(size);
   std::memset(memory, 0, kHead);
   buffers_.push_back({memory, size - kHead, end});

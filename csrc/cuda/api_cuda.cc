@@ -54,7 +54,9 @@ class CudaApi final : public Api {
     return {.uuid = std::bit_cast<Uuid>(properties.uuid),
             .memory_bytes = properties.totalGlobalMem,
             .multiprocessors = properties.multiProcessorCount,
-            .capability = 10 * properties.major + properties.minor};
+            .capability = 10 * properties.major + properties.minor,
+            .node = result_of("cudaDeviceGetAttribute", cudaDeviceGetAttribute,
+                              cudaDevAttrHostNumaId, device)};
   }
 
   // NVLink has atomic operations between devices, and PCIe none.

@@ -33,6 +33,7 @@ struct DeviceFacts {
   uint64_t memory_bytes = 0;
   int multiprocessors = 1;
   int capability = 0;  // 90 is sm_90
+  int node = -1;       // NUMA node of the host beside it; -1: not known
 };
 
 // The allocation that an address lies in. `id` is never used again in this process, so memory that

@@ -251,6 +251,20 @@ def test_pinned_memory_is_that_of_a_few_pieces(two: Ranks) -> None:
         assert exchanged == gathered == again, outcome
 
 
+def node(rank: Rank, life: str, settings: dict[str, str]) -> Outcome:
+    def body(rank: Rank) -> int:
+        dist.all_reduce(torch.ones(1000))
+        return SimulatedMemory().pinned_node()
+
+    return on_device(rank, life, settings, body)
+
+
+@pytest.mark.parametrize("wanted", [0, -1])
+def test_pinned_memory_is_beside_the_device(two: Ranks, wanted: int) -> None:
+    outcomes = two(node, f"node {wanted}", {**TCP, "RINGCOMM_SIM_NODE": str(wanted)})
+    assert [outcome.get("answer") for outcome in outcomes] == [wanted] * 2, outcomes
+
+
 # ---- pieces overlap
 
 

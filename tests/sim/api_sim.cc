@@ -69,7 +69,7 @@ class SimApi final : public Api {
     std::memcpy(facts.uuid.data(), name.data(), facts.uuid.size());
     facts.memory_bytes = options_.memory_bytes;
     facts.multiprocessors = options_.multiprocessors;
-    facts.capability = 90;
+    facts.capability = 90, facts.node = options_.node;
     return facts;
   }
 

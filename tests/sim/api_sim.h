@@ -39,6 +39,7 @@ uint64_t ringcomm_sim_used();    // used_bytes() of device 0
 uint64_t ringcomm_sim_copies();  // copies()
 uint64_t ringcomm_sim_copied();  // copied()
 uint64_t ringcomm_sim_pinned();  // pinned_bytes()
+int ringcomm_sim_pinned_node();  // SimMemory::pinned_node()
 // Waits for all that was enqueued on the default stream. 0, or 1 after an error.
 int ringcomm_sim_synchronize();
 

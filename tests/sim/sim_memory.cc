@@ -1,11 +1,14 @@
 #include "sim/sim_memory.h"
 
 #include <fcntl.h>
+#include <linux/mempolicy.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 
 namespace ringcomm::sim {
@@ -146,7 +149,15 @@ uint64_t SimMemory::pinned() {
   return bytes;
 }
 
+int preferred_node() {
+  int mode = MPOL_DEFAULT;
+  unsigned long nodes[16]{};
+  ::syscall(SYS_get_mempolicy, &mode, nodes, 8 * sizeof nodes, nullptr, 0);
+  return mode == MPOL_PREFERRED && nodes[0] != 0 ? std::countr_zero(nodes[0]) : -1;
+}
+
 std::byte* SimMemory::allocate_pinned(uint64_t bytes) {
+  pinned_node_ = preferred_node();
   Region region;
   region.kind = Kind::kPinned;
   region.bytes = bytes;

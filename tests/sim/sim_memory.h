@@ -6,6 +6,7 @@
 // there.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <initializer_list>
 #include <map>
@@ -51,8 +52,11 @@ class SimMemory {
   void unmap_chunks(std::byte* base, uint64_t bytes);
   uint64_t used(int card);  // bytes
   uint64_t pinned();        // bytes
+  // That the thread preferred which allocated such memory last; -1: none.
+  int pinned_node() const { return pinned_node_; }
 
  private:
+  std::atomic<int> pinned_node_{-1};
   enum class Kind { kMalloc, kExpandable, kPinned, kOpened, kMapped };
   struct Region {
     Kind kind = Kind::kMalloc;

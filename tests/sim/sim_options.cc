@@ -83,6 +83,7 @@ SimOptions SimOptions::from_environment() {
   reader.flag("NVLINK", options.nvlink);
   reader.number("MULTIPROCESSORS", options.multiprocessors);
   reader.flag("MULTICAST", options.multicast);
+  reader.number("NODE", options.node);
   reader.number("ROTATE", options.rotate);
   reader.number("MEMORY_BYTES", options.memory_bytes);
   reader.number("CHUNK_BYTES", options.chunk_bytes);

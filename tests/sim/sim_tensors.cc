@@ -132,6 +132,10 @@ extern "C" {
   return ringcomm::sim::pinned_bytes();
 }
 
+[[gnu::visibility("default")]] int ringcomm_sim_pinned_node() {
+  return Process::get().memory.pinned_node();
+}
+
 [[gnu::visibility("default")]] int ringcomm_sim_synchronize() {
   return ringcomm::sim::call([](auto& tensors) { tensors.synchronize(); }) ? 0 : 1;
 }
