@@ -1,4 +1,4 @@
-"""`ringcomm bench` as stages of gpu_check.py: collectives in nccl-tests' columns, and FSDP2's step.
+"""`ringcomm bench` and `ringcomm tune` as stages of gpu_check.py.
 
 With --node each rank has a GPU. Without a GPU tensors are the CPU's, and there is no NCCL.
 """
@@ -22,6 +22,8 @@ from gpu.rivals import OURS
 from gpu.stages import Settings, of_a_rival, parts
 from gpu.table import Row
 from lab import report
+from lab.ranks import Rank
+from ringcomm.tools import kernel_rules, kernel_times
 
 SECONDS = 80  # that one call of `ringcomm bench` may take
 
@@ -86,6 +88,41 @@ def bench(settings: Settings, size: int) -> Iterator[Row]:
         sizes = settings.pick(large, "64K", "1K")
         function = functools.partial(collectives, settings, size, [rival], sizes)
         yield from of_a_rival(f"{size} ranks: {rival}", function)
+
+
+def use_simulated(rank: Rank, library: str) -> str:
+    """Give this rank a simulated device of its own."""
+    os.environ[LIBRARY] = library
+    os.environ["RINGCOMM_SIM_DEVICES"] = str(rank.size)
+    os.environ["RINGCOMM_SIM_ROTATE"] = str(rank.index)
+    return "cpu"
+
+
+def tune(settings: Settings, size: int) -> Iterator[Row]:
+    """Time each kernel; what is measured, and the rules, are a table of the archive."""
+    use = functools.partial(use_simulated, library=settings.library)
+    names = ["a simulated device"] * size if settings.simulated else kernel_times.gpus()[:size]
+    sizes = settings.pick("1K,32K,128K,512K,2M,16M,64M", "1K,64K", "1K")
+    table = kernel_times.measure(
+        size,
+        report.list_of(report.size)(sizes),
+        settings.pick(2, 1, 1),
+        use if settings.simulated else kernel_times.use_gpu,
+    )
+    margin = kernel_rules.fitting_margin(table)
+    lines = []
+    for name, some in table.items():
+        lines += [name, *kernel_rules.shown(some, kernel_times.KERNELS, margin), ""]
+        fastest = [
+            f"{report.show_size(one.size)} {min(one.seconds, key=lambda k: one.seconds[k])}"
+            for one in some
+            if one.seconds
+        ]
+        note = ", ".join(fastest)
+        yield gpu.table.info(f"{size} ranks: the fastest kernels of {name}", note=note)
+    rules = kernel_rules.text(table, kernel_times.about(names))
+    file = settings.tables / f"kernels_{size}.txt"
+    file.write_text("\n".join(f"# {line}" for line in lines) + "\n" + rules, encoding="utf-8")
 
 
 def fsdp2(settings: Settings, size: int) -> Iterator[Row]:
