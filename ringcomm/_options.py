@@ -46,7 +46,7 @@ def rules_in(text: str) -> str:
     except (OSError, UnicodeDecodeError):
         raise ValueError(f"RINGCOMM_ALGORITHM={text} cannot be read") from None
     rules = [line.partition("#")[0].replace(" ", "") for line in lines]
-    if not any(rules):
+    if not any(lines):  # comments alone say that nothing is asked for
         raise ValueError(f"RINGCOMM_ALGORITHM={text} has no rule")
     return ",".join(filter(None, rules))
 

@@ -32,19 +32,18 @@ def deregister_mem_pool(backend: Any, pool: Any) -> None:
 def register_tensors(backend: Any, tensors: torch.Tensor | Iterable[torch.Tensor]) -> None:
     some = _list_of("register_tensors", tensors)
     devices = {tensor.device for tensor in some}
-    if len(devices) != 1:
-        found = " and ".join(sorted(str(device) for device in devices)) or "no device"
+    if len(devices) > 1:
+        found = " and ".join(sorted(str(device) for device in devices))
         raise ValueError(f"register_tensors: give tensors of one device: these are on {found}")
-    (device,) = devices
-    index = -1 if device.type == "cpu" else device.index
+    index = next((-1 if device.type == "cpu" else device.index for device in devices), None)
     memory = {_at(tensor): [_range_of(tensor)] for tensor in some}
     backend._register_memory("register_tensors", memory, index)
 
 
 def deregister_tensors(backend: Any, tensors: torch.Tensor | Iterable[torch.Tensor]) -> None:
-    for tensor in _list_of("deregister_tensors", tensors):
-        what = f"a tensor of {list(tensor.shape)}"
-        _deregister(backend, "deregister_tensors", what, _at(tensor))
+    some = _list_of("deregister_tensors", tensors)
+    for name, tensor in {_at(tensor): tensor for tensor in some}.items():  # views share one
+        _deregister(backend, "deregister_tensors", f"a tensor of {list(tensor.shape)}", name)
 
 
 def _segments_of(asked: str, pool: Any) -> list[dict[str, Any]]:
@@ -57,12 +56,15 @@ def _segments_of(asked: str, pool: Any) -> list[dict[str, Any]]:
 
 
 def _list_of(asked: str, tensors: Any) -> list[torch.Tensor]:
+    if not isinstance(tensors, Iterable):
+        raise TypeError(f"{asked}: give tensors, not {type(tensors).__name__}")
     some = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
     for one in some:
         if not isinstance(one, torch.Tensor):
             raise TypeError(f"{asked}: give tensors, not {type(one).__name__}")
-        if one.numel() == 0:
-            raise ValueError(f"{asked}: a tensor of {list(one.shape)} has no memory")
+        strided = one.layout == torch.strided and not one.is_meta
+        if not strided or one.untyped_storage().nbytes() == 0:  # FSDP resizes storage to 0
+            raise ValueError(f"{asked}: a tensor of {list(one.shape)} has no memory of its own")
     return some
 
 

@@ -29,7 +29,7 @@ from ringcomm import costs, model, order, probes
 from ringcomm._options import of_process
 from ringcomm.costs import Costs, Fabrics
 from ringcomm.tools import kernel_times
-from ringcomm.tools.words import list_of, positive, size
+from ringcomm.tools.words import list_of, output, positive, size
 
 MOST_PAIRS = 4  # of each kind: "near" in one site, "far" between two, "memory" in one host
 ENDS = ("near", "far")
@@ -43,17 +43,19 @@ Pair = tuple[int, int]
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--output", type=Path, metavar="FILE", help="rank 0 writes it")
+    add("--output", type=output, metavar="FILE", help="what is written: of a job, by rank 0")
     add("--device", choices=["cpu", "cuda"], help="cuda: kernels of the GPUs of this host")
-    add("--ranks", type=positive, metavar="N", help="with cuda: so many, not as many as GPUs")
+    add("--ranks", type=positive, metavar="N", help="with cuda: 2 or more, not as many as GPUs")
     add("--sizes", type=list_of(size), metavar="1K,4M,…", help="with cuda: of the larger buffer")
-    add("--turns", type=positive, default=kernel_times.TURNS, help="with cuda: medians of so many")
+    add("--turns", type=positive, help="with cuda: medians of so many")
 
 
 def run(options: argparse.Namespace) -> int:
     several = "RANK" not in os.environ and torch.cuda.device_count() > 1
     if options.device == "cuda" or (several and not options.device):
         return kernel_times.run(options)
+    if options.ranks or options.sizes or options.turns:
+        raise ValueError("--ranks, --sizes and --turns are for --device cuda")
     if "RANK" not in os.environ:
         raise ValueError("start it as the job is: torchrun ... -m ringcomm tune --output FILE")
     dist.init_process_group("ringcomm")

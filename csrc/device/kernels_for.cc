@@ -146,7 +146,7 @@ Link link_of(bool nvlink, int capability, int blocks) {
   if (!nvlink) return link;
   link.flag = 1.8e-6;
   link.byte_time = 1e-9 / (capability >= 100  ? 750
-                           : capability >= 90 ? 400
+                           : capability >= 90 ? 370
                            : capability >= 80 ? 250
                                               : 120);
   return link;

@@ -87,11 +87,9 @@ def fitting_margin(table: Table) -> float:
 
 
 def text(table: Table, about: Sequence[str]) -> str:
-    """Return the file; "" where it would have no rule. `about` are its first comments."""
+    """Return the file; it may have comments alone. `about` are the first of them."""
     margin = fitting_margin(table)
     by_collective = rules_by(table, margin)
-    if not any(by_collective.values()):
-        return ""
     lines = [f"# {line}" for line in about]
     lines += [
         "# Bytes are the tensor's, or one rank's shard. Where no rule fits, the model chooses;"
@@ -100,6 +98,10 @@ def text(table: Table, about: Sequence[str]) -> str:
     for name, rules in by_collective.items():
         lines += rules or [f"# {name}: the model's choices stand"]
     return "\n".join(lines) + "\n"
+
+
+def has_rules(text: str) -> bool:
+    return any(not line.startswith("#") for line in text.splitlines())
 
 
 def shown(measured: Sequence[Measured], kernels: Sequence[str], margin: float) -> list[str]:

@@ -39,8 +39,9 @@ COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "broadcast")
 SIZES = [1 << power for power in range(10, 27)]  # 1 KiB to 64 MiB
 TURNS = 5
 CALLS = 20  # that are timed together
-WARM = 3
-HEAD_START = 4_000_000  # cycles of the GPU, milliseconds: the host enqueues all calls meanwhile
+WARM = 4
+HEAD_START = 4_000_000  # cycles of the GPU, 2 ms: the host enqueues all calls meanwhile
+MOST_FAILURES = 2  # in a row: then a kernel is broken, and each would take PATIENCE
 PATIENCE = 30.0  # seconds of a call: then its kernel has failed
 
 
@@ -115,7 +116,7 @@ def time_calls(rank: Rank, job: Job) -> float:
     call = call_of(job, rank.size, device)
     for _ in range(WARM):
         call()
-    dist.barrier()
+        dist.barrier()  # ranks map one another's tensors while nothing is under way
     seconds = on_stream(call) if device == "cuda" else on_host(call)
     dist.barrier()
     return seconds
@@ -124,16 +125,21 @@ def time_calls(rank: Rank, job: Job) -> float:
 def on_stream(call: Callable[[], object]) -> float:
     """Time what the GPU does alone: it sleeps while the host enqueues the calls.
 
-    The first call does not count, in which it waits for ranks that are late.
+    The first call does not count, in which it waits for ranks that are late. Where the host takes
+    longer than the sleep, the time is the host's. So the second sleep is longer, and it counts.
     """
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    torch.cuda._sleep(HEAD_START)
-    call()
-    begin.record()
-    for _ in range(CALLS):
+    for cycles in (HEAD_START, 8 * HEAD_START):
+        torch.cuda._sleep(cycles)
         call()
-    end.record()
-    end.synchronize()
+        begin.record()
+        for _ in range(CALLS):
+            call()
+        slept = not begin.query()
+        end.record()
+        end.synchronize()
+    if not slept:
+        raise ValueError(f"the host needs longer to enqueue {CALLS} calls than the GPU slept")
     return float(begin.elapsed_time(end)) * 1e-3 / CALLS
 
 
@@ -156,6 +162,7 @@ class Turns:
         self.model: dict[Job, str] = {}
         self.times: dict[tuple[Job, str], list[float]] = {}
         self.groups = 0
+        self.failures = dict.fromkeys(("", *KERNELS), 0)  # in a row
 
     def open(self, kernel: str) -> None:
         self.groups += 1
@@ -166,11 +173,14 @@ class Turns:
         for kernel in ("", *KERNELS):
             self.open(kernel)
             for job in self.jobs:
+                if self.failures[kernel] == MOST_FAILURES:
+                    continue
                 try:
                     (used,) = set(self.ranks(kernel_of, job))
                 except RankError as error:
                     self.leave_out(kernel, job, error)
                     continue
+                self.failures[kernel] = 0
                 if not kernel:
                     self.model[job] = used
                 elif used == kernel:
@@ -183,6 +193,9 @@ class Turns:
             if timed:
                 self.open(kernel)
             for job in timed:
+                if self.failures[kernel] == MOST_FAILURES:
+                    self.times.pop((job, kernel), None)
+                    continue
                 try:
                     by_rank = self.ranks(time_calls, job)
                 except RankError as error:
@@ -193,8 +206,11 @@ class Turns:
     def leave_out(self, kernel: str, job: Job, error: RankError) -> None:
         """Say so, and go on: with new ranks, since those are over."""
         why = str(error).strip().rpartition("\n")[2]
-        print(f"{kernel or 'the model'} is left out at an {job}: {why}", file=sys.stderr)
+        print(f"{kernel or 'the model'} is left out for {job}: {why}", file=sys.stderr)
         self.times.pop((job, kernel), None)
+        self.failures[kernel] += 1
+        if self.failures[kernel] == MOST_FAILURES:
+            print(f"{kernel or 'the model'} is tried no more", file=sys.stderr)
         self.open(kernel)
 
     def table(self) -> dict[str, list[kernel_rules.Measured]]:
@@ -235,19 +251,27 @@ def measure(
 
 def run(options: argparse.Namespace) -> int:
     """Measure, print the times and write the rules."""
-    if "RANK" in os.environ:
+    tasks = int(os.environ.get("SLURM_STEP_NUM_TASKS", "1"))
+    if "RANK" in os.environ or tasks > 1:
         raise ValueError("--device cuda starts a rank for each GPU itself: call it on one host")
     names = gpus()
-    ranks = options.ranks or len(names)
-    if len(names) < max(2, ranks):
+    ranks = options.ranks or max(2, len(names))
+    if ranks < 2:
+        raise ValueError("--ranks: there are kernels for 2 ranks or more")
+    if len(names) < ranks:
         raise ValueError(
             f"--device cuda: each rank needs a GPU of its own, and torch finds {len(names)} "
-            f"here for {max(2, ranks)} ranks"
+            f"here for {ranks} ranks"
         )
     try:
-        table = measure(ranks, options.sizes or SIZES, options.turns, use_gpu)
+        table = measure(ranks, options.sizes or SIZES, options.turns or TURNS, use_gpu)
     except RankError as error:
-        raise ValueError(str(error)) from error
+        raise ValueError(str(error).strip().rpartition("\n")[2]) from error
+    if not any(one.seconds for some in table.values() for one in some):
+        raise ValueError(
+            "no kernel ran on the GPUs, so there is nothing to choose from: "
+            "RINGCOMM_LOG=warning says why tensors go through memory of the host"
+        )
     margin = kernel_rules.fitting_margin(table)
     for name, some in table.items():
         print(f"{name}, {ranks} ranks, float32: us, medians of turns; * runs\n")
@@ -269,9 +293,9 @@ def about(names: Sequence[str]) -> list[str]:
 
 def write(options: argparse.Namespace, table: kernel_rules.Table, comments: Sequence[str]) -> None:
     text = kernel_rules.text(table, comments)
-    if not text:
-        print("the model chooses as well everywhere: there is nothing to write")
-    elif options.output:
+    if not kernel_rules.has_rules(text):
+        print("the model's choices stand everywhere: the file has no rule")
+    if options.output:
         options.output.write_text(text, encoding="utf-8")
         print(f"written to {options.output}: RINGCOMM_ALGORITHM=@{options.output} takes it")
     else:

@@ -126,7 +126,7 @@ def test_a_table_that_is_too_long_takes_a_larger_margin() -> None:
     assert kernel_rules.fitting_margin(few) == 0.05
     many = {"all_reduce": jagged(0.15, 200)}
     assert kernel_rules.fitting_margin(many) == 0.2
-    assert kernel_rules.text(many, ABOUT) == ""
+    assert not kernel_rules.has_rules(kernel_rules.text(many, ABOUT))
     with pytest.raises(ValueError, match="measure fewer --sizes"):
         kernel_rules.text({"all_reduce": jagged(2, 200)}, ABOUT)
 
@@ -180,12 +180,11 @@ def test_all_kernels_are_timed(capsys: pytest.CaptureFixture[str], tmp_path: Pat
         assert row.count("-") == (2 if large else 0), row  # one-shot kernels have no room
         assert row[-1] == ("two_shot" if large else "low_latency")
         assert len([cell for cell in row if cell.endswith("*")]) == 1
-    if file.exists():
-        head = file.read_text().splitlines()
-        assert "2 x made up: 2 ranks, float32. torch" in head[1]
-        assert ringcomm.Options(algorithm=f"@{file}").algorithm
-    else:
-        assert "the model chooses as well everywhere" in out
+    head = file.read_text().splitlines()
+    assert "2 x made up: 2 ranks, float32. torch" in head[1]
+    asked = ringcomm.Options(algorithm=f"@{file}").algorithm
+    assert bool(asked) == kernel_rules.has_rules(file.read_text())
+    assert bool(asked) != ("the model's choices stand everywhere" in out)
 
 
 def test_events_are_around_calls_that_are_enqueued(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,6 +198,9 @@ def test_events_are_around_calls_that_are_enqueued(monkeypatch: pytest.MonkeyPat
         def record(self) -> None:
             done.append("event")
 
+        def query(self) -> bool:
+            return len(done) > 2 * kernel_times.CALLS and late
+
         def synchronize(self) -> None:
             done.append("end")
 
@@ -208,10 +210,15 @@ def test_events_are_around_calls_that_are_enqueued(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: done.append("sleep"))
+    late = False
     seconds = kernel_times.on_stream(lambda: done.append("call"))
     assert seconds == pytest.approx(3e-3 / kernel_times.CALLS)
     calls = ["call"] * kernel_times.CALLS
-    assert done == ["sleep", "call", "event", *calls, "event", "end"]
+    assert done == ["sleep", "call", "event", *calls, "event", "end"] * 2
+    late = True  # the GPU is through with its sleep before the host is
+    done.clear()
+    with pytest.raises(ValueError, match="the host needs longer to enqueue 20 calls"):
+        kernel_times.on_stream(lambda: done.append("call"))
 
 
 @pytest.mark.usefixtures("two_gpus")
@@ -222,7 +229,7 @@ def test_a_kernel_that_fails_is_left_out(
     monkeypatch.setattr(kernel_times, "KERNELS", ("hand_over", "two_shot"))
     table = kernel_times.measure(2, [1024, 4096, 16384], 2, use_one_that_fails)
     said = capsys.readouterr().err
-    assert "two_shot is left out at an all_reduce of 4K: MemoryError: no room for it" in said
+    assert "two_shot is left out for all_reduce of 4K: MemoryError: no room for it" in said
     kernels = [sorted(one.seconds) for one in table["all_reduce"]]
     assert kernels == [["hand_over", "two_shot"], ["hand_over"], ["hand_over", "two_shot"]]
     assert [one.model for one in table["all_reduce"]] == ["low_latency"] * 3
@@ -237,9 +244,24 @@ def test_without_gpus_it_says_so(
         assert main(["tune", "--device", "cuda", *words]) == 1
         (line,) = capsys.readouterr().err.splitlines()
         assert "each rank needs a GPU of its own, and torch finds 1 here for 2 ranks" in line
-    monkeypatch.setenv("RANK", "0")
-    assert main(["tune", "--device", "cuda"]) == 1
-    assert "starts a rank for each GPU itself" in capsys.readouterr().err
+    assert main(["tune", "--device", "cuda", "--ranks", "1"]) == 1
+    assert "there are kernels for 2 ranks or more" in capsys.readouterr().err
+    for name, value in (("RANK", "0"), ("SLURM_STEP_NUM_TASKS", "8")):
+        with monkeypatch.context() as launched:
+            launched.setenv(name, value)
+            assert main(["tune", "--device", "cuda"]) == 1
+        assert "starts a rank for each GPU itself" in capsys.readouterr().err
+    assert main(["tune", "--device", "cpu", "--sizes", "1K"]) == 1
+    assert "--ranks, --sizes and --turns are for --device cuda" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("two_gpus")
+def test_where_no_kernel_runs_it_says_so(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RINGCOMM_CUDA_MODE", "host")
+    assert main(["tune", "--device", "cuda", "--sizes", "1K", "--turns", "1"]) == 1
+    assert "no kernel ran on the GPUs" in capsys.readouterr().err.splitlines()[-1]
 
 
 @pytest.fixture(scope="module")
