@@ -59,7 +59,7 @@ std::optional<Rank> DeviceEngine::spoiler(const Pending& pending) const {
 
 // Of what is over, as a word said that was read before.
 bool DeviceEngine::ended_well(const Pending& pending) const {
-  if (pending.ticket) return !released() && !gave_up() && !spoiler(pending);
+  if (pending.ticket) return !gave_up() && !released() && !spoiler(pending);  // in that order
   return pending.result == nullptr ||
          pending.result->load(std::memory_order_seq_cst) == HostStaging::kGood;
 }
@@ -82,6 +82,10 @@ bool DeviceEngine::is_good(int timeline, uint32_t value) {
 
 bool DeviceEngine::is_all_good() {
   note_progress();
+  if (watched() && (gave_up() || released())) return false;  // nothing is pending of a replay
+  for (Rank peer = 0; watched() && peer < state_.size(); ++peer) {
+    if (peer != state_.rank() && has_let_go(peer)) return false;
+  }
   const Lock lock(mutex_);
   return std::ranges::find(spoilt_, true) == spoilt_.end();
 }

@@ -272,7 +272,7 @@ class CudaApi final : public Api {
   bool has_multicast(int device) override {
     int has = 0;
     driver().device_attribute(&has, CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED, device);
-    return has != 0;
+    return has != 0 && has_nvls_kernels();
   }
   std::unique_ptr<Multicast> make_multicast(uint64_t bytes, int devices) override {
     return cuda::make_multicast(bytes, devices, current_device());

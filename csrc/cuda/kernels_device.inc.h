@@ -79,6 +79,8 @@ struct Context {
           : "l"(at)
           : "memory");
     }
+#else
+    __trap();  // has_nvls_kernels() says no
 #endif
     return sum;
   }
@@ -88,6 +90,8 @@ struct Context {
     asm volatile("multimem.st.relaxed.sys.global.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(at), "r"(a),
                  "r"(b), "r"(c), "r"(d)
                  : "memory");
+#else
+    __trap();
 #endif
   }
   __device__ static void fence_aliases() { asm volatile("fence.proxy.alias;" ::: "memory"); }

@@ -30,6 +30,14 @@ void launch_meeting(Stream stream, const NvlsArgs& args) {
          args.chunks.reduction);
 }
 
+// Code for older devices runs on new ones, and has no such instructions.
+bool has_nvls_kernels() {
+  cudaFuncAttributes attributes;
+  const auto* const kernel = reinterpret_cast<const void*>(kKernels.single);
+  check("cudaFuncGetAttributes", cudaFuncGetAttributes(&attributes, kernel));
+  return attributes.ptxVersion >= 90;
+}
+
 void load_nvls_kernels() {
   for (const auto kernel : {kKernels.copy, kKernels.single, kKernels.half, kKernels.brain}) {
     load_kernel(kernel);

@@ -31,5 +31,6 @@ void load_kernels();
 void load_meeting_kernels();  // parts of it
 void load_ring_kernels();
 void load_nvls_kernels();
+bool has_nvls_kernels();
 
 }  // namespace ringcomm::cuda

@@ -12,17 +12,20 @@ using Handle = CUmemGenericAllocationHandle;
 CUdeviceptr map_all(Handle memory, uint64_t bytes, int device) {
   CUdeviceptr at = 0;
   driver().reserve(&at, bytes, 0ul, CUdeviceptr{0}, 0ull);
+  bool mapped = false;
   try {
     driver().map(at, bytes, 0ul, memory, 0ull);
+    mapped = true;
+    CUmemAccessDesc access{};
+    access.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+    access.location.id = device;
+    access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+    driver().allow(at, bytes, &access, 1ul);
   } catch (const DeviceError&) {
+    if (mapped) driver().unmap(at, bytes);
     driver().unreserve(at, bytes);
     throw;
   }
-  CUmemAccessDesc access{};
-  access.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
-  access.location.id = device;
-  access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
-  driver().allow(at, bytes, &access, 1ul);
   return at;
 }
 

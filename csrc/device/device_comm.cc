@@ -31,11 +31,21 @@ DeviceComm::DeviceComm(Ends ends, int device, uint64_t most_bytes, std::string r
   }
 }
 
+void DeviceComm::claim(int multiprocessors) {
+  if (blocks_ == 0)  // a meeting that was refused may come again
+    blocks_ = Residency::of_process().claim(own().info(0).uuid, multiprocessors);
+}
+
+void DeviceComm::keep_blocks(int count) {
+  Residency::of_process().give_back(own().info(0).uuid, std::exchange(blocks_, count) - count);
+}
+
 DeviceComm::~DeviceComm() {
-  if (blocks_ > 0) Residency::of_process().give_back(own().info(0).uuid, blocks_);
+  if (blocks_ > 0) keep_blocks(0);
   try {
     const OnDevice here(api_, device_);
     let_go();
+    multicast_.reset();  // peers have let go, too
     for (auto& [info, memory] : memory_) {
       std::byte* mine = memory.of[static_cast<size_t>(rank_)];
       if (mine != nullptr) api_.release(mine);
@@ -53,7 +63,6 @@ DeviceComm::~DeviceComm() {
 void DeviceComm::let_go() {
   const OnDevice here(api_, device_);
   for (Imports& imports : imports_) imports.give_back();
-  multicast_.reset();
   for (auto& [info, memory] : memory_) {
     for (Rank rank = 0; rank < size(); ++rank) {
       std::byte*& theirs = memory.of[static_cast<size_t>(rank)];
@@ -121,9 +130,6 @@ void DeviceComm::prepare(RankInfo& info) {
   const DeviceFacts facts = api_.facts(device_);
   info.uuid = facts.uuid;
   info.memory_bytes = facts.memory_bytes;
-  if (&info == &own().info(0)) {
-    info.blocks = blocks_ = Residency::of_process().claim(facts.uuid, facts.multiprocessors);
-  }
   info.capability = facts.capability;
   info.most_bytes = most_bytes_;
   info.pattern = static_cast<uint64_t>(::getpid()) << 32 ^ reinterpret_cast<uint64_t>(&info);
@@ -154,7 +160,7 @@ uint64_t DeviceComm::bytes_of(const Subgroup& subgroup) const {
   }
   const uint64_t fits = std::clamp(device / kShareOfDevice, kLeast, kMost);
   const uint64_t bytes = most == UINT64_MAX ? fits : most;
-  return subgroup.pair ? bytes / kForMessages : bytes;
+  return (subgroup.pair ? bytes / kForMessages : bytes) / 4096 * 4096;
 }
 
 bool DeviceComm::own_devices(const Subgroup& subgroup) const {
@@ -170,13 +176,17 @@ void DeviceComm::open(const Subgroup& subgroup, RankInfo& info) {
     if (this->info(subgroup, rank).usable == 0) return;
   }
   Memory& memory = memory_[subgroup.index_of(rank_)];
+  if (!memory.of.empty()) api_.release(memory.of[static_cast<size_t>(rank_)]);  // refused before
   memory.of.assign(peers_.size(), nullptr);
   memory.end = bytes_of(subgroup);
   memory.messages = subgroup.pair ? 0 : memory.end / 4 / 4096 * 3 * 4096;
   const uint64_t lines =
       2 * static_cast<uint64_t>(size()) * low_latency_bytes(size()) * (kPieceLines / kPiece);
-  if (!subgroup.pair && own_devices(subgroup))
+  if (!subgroup.pair && size() > 1 && own_devices(subgroup)) {
     memory.meeting = kRingBytes + 2 * kOneShotWindow + lines;
+    claim(api_.facts(device_).multiprocessors);
+    info.blocks = blocks_;
+  }
   std::byte* const mine = api_.allocate(kPrologue + memory.end + memory.meeting);
   memory.of[static_cast<size_t>(rank_)] = mine;
   std::memset(proof_, 0, kPrologue);
@@ -235,7 +245,10 @@ PeerAccess DeviceComm::access(const Subgroup& subgroup) {
     blocks = std::min(blocks, info.blocks);
   }
   found.own_devices = own_devices(subgroup);
-  if (!found.reach) return found;
+  if (!found.reach) {
+    if (!subgroup.pair && blocks_ > 0) keep_blocks(0);
+    return found;
+  }
   if (!subgroup.pair) {
     group_ = &memory_.at(0);
     one_device_ = found.one_device;
@@ -243,6 +256,8 @@ PeerAccess DeviceComm::access(const Subgroup& subgroup) {
       link_ = link_of(nvlink, capability, blocks);
       link_->nvls = nvls;
     }
+    if (blocks_ > 0) keep_blocks(link_ ? blocks : 0);
+    if (!link_ || !nvls) multicast_.reset();
   }
   const uint64_t most = info(subgroup, rank_).memory_bytes / kShareOfExports;
   if (!exports_) exports_.emplace(ends_, most);

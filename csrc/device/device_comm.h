@@ -142,6 +142,8 @@ class DeviceComm {
   void join(const Subgroup& subgroup, RankInfo& info, uint32_t step);
   uint64_t bytes_of(const Subgroup& subgroup) const;
   bool own_devices(const Subgroup& subgroup) const;
+  void claim(int multiprocessors);
+  void keep_blocks(int count);
 
   const Peer& peer(Rank rank) const { return peers_[static_cast<size_t>(rank)]; }
   const Area& own() const { return peer(rank_).area; }
