@@ -48,9 +48,9 @@ def test_what_misses_the_target_says_what_it_needs() -> None:
     missed = [row for row in rows if row["ratio"] < row["target"]]
     assert [row["bytes"] for row in missed] == [row["bytes"] for row in rows[-len(missed) :]]
     assert missed[0]["bytes"] == 16 << 20
-    assert all(400 < row["needs_gb_per_s"] <= 428 for row in missed)
+    assert all(370 < row["needs_gb_per_s"] <= 427.5 for row in missed)
     slower = [round(one["ratio"], 1) for one in body["anchors"] if one["kernel"] == "two_shot"]
-    assert (min(slower), max(slower)) == (1.4, 1.8)
+    assert (min(slower), max(slower)) == (1.2, 1.7)
     assert not any("needs_gb_per_s" in row for row in rows if row not in missed)
     assert all(row["nvls_ratio"] >= row["target"] for row in rows)
 

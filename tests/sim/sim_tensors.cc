@@ -133,7 +133,7 @@ extern "C" {
 }
 
 [[gnu::visibility("default")]] int ringcomm_sim_pinned_node() {
-  return Process::get().memory.pinned_node();
+  return ringcomm::sim::Process::get().memory.pinned_node();
 }
 
 [[gnu::visibility("default")]] int ringcomm_sim_synchronize() {

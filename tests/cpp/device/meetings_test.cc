@@ -107,8 +107,8 @@ void links_and_lengths_decide() {
   };
   expect(kAllReduce, 8, 32 << 10, h100, kByLowLatency);
   expect(kAllReduce, 8, (32 << 10) + 4, h100, kByOneShot);
-  expect(kAllReduce, 8, 136'000, h100, kByOneShot);
-  expect(kAllReduce, 8, 140'000, h100, kByTwoShot);
+  expect(kAllReduce, 8, 126'000, h100, kByOneShot);
+  expect(kAllReduce, 8, 130'000, h100, kByTwoShot);
   expect(kAllReduce, 2, kOneShotWindow, h100, kByOneShot);
   expect(kAllReduce, 2, kOneShotWindow + 4, h100, kByTwoShot);
   expect(kAllReduce, 32, 8 << 10, h100, kByLowLatency);
