@@ -63,7 +63,8 @@ def _list_of(asked: str, tensors: Any) -> list[torch.Tensor]:
         if not isinstance(one, torch.Tensor):
             raise TypeError(f"{asked}: give tensors, not {type(one).__name__}")
         strided = one.layout == torch.strided and not one.is_meta
-        if not strided or one.untyped_storage().nbytes() == 0:  # FSDP resizes storage to 0
+        # FSDP resizes storage to 0.
+        if not strided or one.numel() == 0 or one.untyped_storage().nbytes() == 0:
             raise ValueError(f"{asked}: a tensor of {list(one.shape)} has no memory of its own")
     return some
 

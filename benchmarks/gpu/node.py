@@ -106,7 +106,7 @@ def tune(settings: Settings, size: int) -> Iterator[Row]:
     table = kernel_times.measure(
         size,
         report.list_of(report.size)(sizes),
-        settings.pick(2, 1, 1),
+        1,  # turn: that is seconds, and the order of all kernels is the same
         use if settings.simulated else kernel_times.use_gpu,
     )
     margin = kernel_rules.fitting_margin(table)

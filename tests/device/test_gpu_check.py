@@ -103,13 +103,22 @@ def good(done: subprocess.CompletedProcess[str], folder: Path) -> dict[str, Any]
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_node_makes_one_archive(tmp_path: Path) -> None:
-    done = check(tmp_path, "--short", "--node", "--only", "bench,fsdp2,tune", seconds=250)
+    done = check(
+        tmp_path,
+        "--short",
+        "--node",
+        "--only",
+        "bench-2,fsdp2-2,tune-4",
+        "--ranks",
+        "2,4",
+        seconds=250,
+    )
     body, files = body_of(tmp_path), packed(tmp_path)
     assert done.returncode == 0, done.stderr
-    assert {stage["stage"] for stage in body["stages"]} == {"bench-2", "fsdp2-2", "tune-2"}
+    assert {stage["stage"] for stage in body["stages"]} == {"bench-2", "fsdp2-2", "tune-4"}
     assert "#wrong" in files["tables/bench_ringcomm_2.txt"]
     assert "FSDP2, transformer" in files["tables/fsdp2_gloo_2.txt"]
-    assert "two_shot" in files["tables/kernels_2.txt"]
+    assert "two_shot" in files["tables/kernels_4.txt"]
     assert any("gloo" in row["note"] for row in body["rows"] if row["stage"] == "bench-2")
 
 

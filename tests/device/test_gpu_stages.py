@@ -80,7 +80,7 @@ def test_a_node_has_stages_of_its_own(module: Any, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv(ranks.NODE, "")
     usual = check.parse([])
     assert usual.without == stages.ONLY_NODES
-    assert check.parse(["--only", "bench-2,fsdp2"]).without == []
+    assert check.parse(["--only", "bench-2,fsdp2"]).without == ["tune"]
     assert ranks.gpus() == 1
     monkeypatch.setattr(check.torch.cuda, "device_count", lambda: 8)
     node = check.parse(["--node"])

@@ -156,6 +156,11 @@ def use_one_that_fails(rank: Rank) -> str:
     return use_simulated(rank)
 
 
+def use_host(rank: Rank) -> str:
+    os.environ["RINGCOMM_CUDA_MODE"] = "host"
+    return use_simulated(rank)
+
+
 @pytest.fixture
 def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RANK", raising=False)
@@ -259,7 +264,7 @@ def test_without_gpus_it_says_so(
 def test_where_no_kernel_runs_it_says_so(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("RINGCOMM_CUDA_MODE", "host")
+    monkeypatch.setattr(kernel_times, "use_gpu", use_host)
     assert main(["tune", "--device", "cuda", "--sizes", "1K", "--turns", "1"]) == 1
     assert "no kernel ran on the GPUs" in capsys.readouterr().err.splitlines()[-1]
 
