@@ -104,7 +104,9 @@ void DeviceComm::join(const Subgroup& subgroup, RankInfo& info, uint32_t step) {
     });
   };
   try {
-    if (step == 1) info.multicast = api_.has_multicast(device_) ? kCan : kCannot;
+    if (step == 1 && !api_.has_multicast(device_))
+      throw DeviceError("the driver says that this device has no multicast");
+    if (step == 1) info.multicast = kCan;
     if (step == 1 || info.multicast == kCannot) return;
     if (step == 2 && rank_ == first && all(kCan) && own_devices(subgroup)) {
       multicast_ = api_.make_multicast(kNvlsWindow, size());

@@ -44,7 +44,6 @@ struct Int8Coding {
 struct Float8Coding {
   using Format = Float8E4M3Format;
   static constexpr float kLargest = 448;
-  static constexpr uint32_t kLeastNormal = (127u - 6) << 23;  // 2^-6, as bits
 
   static Uints nearest(Floats value) { return Format::encode_small<Uints>(value, 0x7e, 0x7e); }
   // Adds chance below the last bit, and cuts. Denormals are cut in the binade above theirs, whose

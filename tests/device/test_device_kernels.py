@@ -153,6 +153,15 @@ def test_links_and_lengths_decide(four: Ranks) -> None:
     assert {"device_ring", "copy_engines", "low_latency"} <= over_pcie
 
 
+@pytest.mark.parametrize("has", ["0", "1,1,0,1"])
+def test_where_a_switch_is_missing_others_serve(four: Ranks, has: str) -> None:
+    settings = {"RINGCOMM_ALGORITHM": "nvls", "RINGCOMM_SIM_MULTICAST": has}
+    outcomes = four(many, f"no switch {has}", settings, 40)
+    assert check(outcomes) == {"two_shot", "one_shot", "low_latency", "hand_over"}
+    told = ["has no multicast" in outcome["log"] for outcome in outcomes]
+    assert told == [one == "0" for one in (has.split(",") * 4)[:4]]
+
+
 def test_rules_are_for_kernels_too(four: Ranks, tmp_path: Path) -> None:
     rules = tmp_path / "rules.txt"
     rules.write_text("all_reduce:0-1K=one_shot\nall_reduce=hand_over\ntwo_shot\n")
