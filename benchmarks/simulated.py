@@ -30,7 +30,7 @@ from between_hosts import call_of, parse_size, tuned
 from lab.hosts import Hosts
 from lab.namespaces import missing, tool
 from lab.wan import Wan
-from ringcomm import costs
+from ringcomm import costs, costs_file
 from ringcomm.tools.plan_source import plans_of
 from ringcomm.tools.simulate import files, topology
 from ringcomm.tools.simulate.setting import simulate
@@ -207,7 +207,7 @@ def main() -> None:
         with Hosts(count, far=options.wan) as hosts, tempfile.TemporaryDirectory() as folder:
             if not options.wan:
                 shape(hosts, options.rate)
-            fabrics = costs.read_costs(tuned(hosts, Path(folder), 1))
+            fabrics = costs_file.read_costs(tuned(hosts, Path(folder), 1))
             rows += compare(count, fabrics, measure(hosts, __file__), list(cases(options)))
     tell(rows)
     if options.json:

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from ringcomm import costs
+from ringcomm import costs, costs_file
 from ringcomm.costs import Costs, Fabrics
 from ringcomm.tools.words import ranks, show_rate, show_seconds, show_size, sizes
 
@@ -30,7 +30,7 @@ def run(options: argparse.Namespace) -> int:
         raise ValueError(f"--local {options.local}: a host has at least one rank")
     fabrics, source = costs.DEFAULT, "defaults"
     if options.costs:
-        fabrics, source = costs.read_costs(options.costs), str(options.costs)
+        fabrics, source = costs_file.read_costs(options.costs), str(options.costs)
     numbers = [n for n in options.ranks if n > 1 and (n <= options.local or n % options.local == 0)]
     if not numbers:
         raise ValueError(f"--ranks: none of them fills hosts of {options.local}")

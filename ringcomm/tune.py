@@ -28,6 +28,7 @@ import ringcomm
 from ringcomm import costs, model, order, probes
 from ringcomm._options import of_process
 from ringcomm.costs import Costs, Fabrics
+from ringcomm.costs_file import Hosts
 from ringcomm.tools import kernel_times
 from ringcomm.tools.words import list_of, output, positive, size
 
@@ -88,7 +89,7 @@ def tune(output: Path | None) -> int:
         found = {name: median(some) for name, some in {**measured, "network": network}.items()}
         names = [told[rank][1] for rank in firsts]
         costs_now = Fabrics(found["memory"] or costs.DEFAULT.memory, median_of(network))
-        hosts = costs.Hosts(names, latency, rate, *(found[n] or costs_now.network for n in ENDS))
+        hosts = Hosts(names, latency, rate, *(found[n] or costs_now.network for n in ENDS))
         print(f"{len(firsts)} hosts, {len(told)} ranks")
         tell_pairs(hosts, took)
         tell(len(firsts), {**measured, "network": network}, found)
@@ -193,7 +194,7 @@ def median_of(some: list[Costs]) -> Costs:
     return Costs(*(statistics.median(column) for column in zip(*some, strict=True)))
 
 
-def tell_pairs(hosts: costs.Hosts, took: float) -> None:
+def tell_pairs(hosts: Hosts, took: float) -> None:
     count = len(hosts.names)
     delays = [hosts.latency[a][b] * 1e6 for a, b in itertools.combinations(range(count), 2)]
     rates = [hosts.rate[a][b] * 8e-6 for a, b in itertools.combinations(range(count), 2)]
@@ -228,7 +229,7 @@ def tell(count: int, measured: dict[str, list[Costs]], found: dict[str, Costs | 
         print(f"  {name} up to {'any number of' if limit == costs.ANY_SIZE else limit} bytes")
 
 
-def write(output: Path, ranks: int, hosts: costs.Hosts, found: dict[str, Costs | None]) -> None:
+def write(output: Path, ranks: int, hosts: Hosts, found: dict[str, Costs | None]) -> None:
     body: dict[str, Any] = {
         "ringcomm": ringcomm.__version__,
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),

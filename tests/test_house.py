@@ -41,7 +41,6 @@ MACROS = {
 LINES = 400
 LONGER = {  # why it may be
     "ringcomm/_C.pyi": "each option is an attribute with its text",
-    "ringcomm/costs.py": "the model, and what is chosen by it: one page to compare with select.cc",
 }
 COLUMNS = 100
 CPP_TOTAL = 21_500  # lines with code on them, those for devices included

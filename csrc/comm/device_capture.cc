@@ -23,8 +23,8 @@ DeviceEngine::CompletionPtr DeviceEngine::capture(const Operation& operation, ui
   if (timeline.capture == capture) api_.wait(caller, timeline.captured);
   Descriptor descriptor = make_descriptor(operation, ++sequence_);
   set_plan(descriptor, kByGraph, 0);
-  const Algorithm kernel = kernel_of(operation);
-  if (kernel == kByTwoShot || kernel == kByKernel)  // others work in the group's own memory
+  // Others work in the group's own memory.
+  if (const auto by = kernel_of(operation); by == kByTwoShot || by == kByKernel)
     comm_->offer(shape_of(operation), Spans(operation.input), Spans(operation.output));
   announce(operation, descriptor);
   meet_at(sequence_, Deadline(state_.timeout_or(operation.timeout)), asked);

@@ -162,9 +162,10 @@ class DeviceEngine final : public Engine {
   bool released() const { return release_ == Release::kDone; }
   // A kernel that has waited too long, and for whom: what came after it is garbage.
   std::optional<Rank> gave_up() const {
+    // Partner: await() in cuda/meetings.inc.h. Peers can write there, too.
     const uint32_t word = own_.abort().load(std::memory_order_seq_cst);
     if (word < cuda::kGaveUp) return std::nullopt;
-    return static_cast<Rank>(word - cuda::kGaveUp);
+    return std::min(static_cast<Rank>(word - cuda::kGaveUp), state_.size() - 1);
   }
   bool called(const Pending& pending) const;
   void keep(cuda::Event event) {

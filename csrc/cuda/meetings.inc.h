@@ -15,6 +15,7 @@ constexpr bool await(auto& context, const Members& members, int peer, const auto
       const uint64_t now = context.nanoseconds();
       if (begin == 0) begin = now;
       if (members.patience != 0 && now - begin > members.patience) {
+        // Partner: DeviceEngine::gave_up(), on the host.
         context.store_release(members.abort, kGaveUp + static_cast<uint32_t>(peer));
         return false;
       }

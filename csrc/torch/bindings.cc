@@ -52,7 +52,7 @@ Places choose_places(const ProcessConfig& config, const std::string& store_host)
 }
 
 std::string read_costs(const std::string& file) {
-  return ask<std::string>("ringcomm.costs", "word", file);
+  return ask<std::string>("ringcomm.costs_file", "word", file);
 }
 
 // Returns the caller's options, with torch's words about the group filled in. torch's argument
@@ -239,9 +239,10 @@ py::tuple kernel_seconds(const std::string& collective, int ranks, uint64_t byte
   shape.shards.assign(sharded(shape.collective) ? static_cast<size_t>(ranks) : 0, bytes);
   const cuda::Link link = cuda::link_of(nvlink, capability, cuda::kMostBlocks);
   py::dict seconds;
-  for (const Algorithm kernel :
-       {kByKernel, kByTwoShot, kByOneShot, kByLowLatency, kByRing, kByCopies, kByNvls}) {
-    if (cuda::kernel_for(shape, link, kWindow, kernel) == kernel)
+  for (int i = 0; i < kNamed; ++i) {
+    const auto kernel = static_cast<Algorithm>(i);
+    const bool runs = is_kernel(kernel) && kernel != kByGraph;
+    if (runs && cuda::kernel_for(shape, link, kWindow, kernel) == kernel)
       seconds[to_string(kernel)] = cuda::seconds_of(kernel, shape, link);
   }
   return py::make_tuple(to_string(cuda::kernel_for(shape, link, kWindow)), seconds);

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from ringcomm import _C, costs
+from ringcomm import _C, costs, costs_file
 from ringcomm.tools import plan_drawing, plan_file, plan_mscclpp
 from ringcomm.tools.plan_by_hand import function_of, of_hand
 from ringcomm.tools.plan_steps import (
@@ -71,7 +71,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     if options.collective.endswith(".json"):
         return run_file(options)
-    fabrics, measured = costs.read_file(options.costs) if options.costs else (costs.DEFAULT, None)
+    fabrics, measured = (
+        costs_file.read_file(options.costs) if options.costs else (costs.DEFAULT, None)
+    )
     shape = shape_of(
         options.collective,
         options.ranks,
@@ -140,7 +142,7 @@ def run_file(options: argparse.Namespace) -> int:
     shape = group.shape
     check_shown(options, shape)
     title = f"{shape.name}, {spread(shape)}: {group.algorithm}, of {options.collective}"
-    fabrics = costs.read_costs(options.costs) if options.costs else costs.DEFAULT
+    fabrics = costs_file.read_costs(options.costs) if options.costs else costs.DEFAULT
     show_group(options, group, title, fabrics)
     return 0
 

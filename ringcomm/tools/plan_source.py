@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from ringcomm.costs import DEFAULT, Fabrics, Hosts
+from ringcomm.costs import DEFAULT, Fabrics
+from ringcomm.costs_file import Hosts
 from ringcomm.tools import plan_file
 from ringcomm.tools.plan import check_reach
 from ringcomm.tools.plan_by_hand import Asked, function_of, of_hand

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from ringcomm import _C
-from ringcomm.costs import DEFAULT, Fabrics, Hosts, word_of
+from ringcomm.costs import DEFAULT, Fabrics
+from ringcomm.costs_file import Hosts, word_of
 
 # In the order of csrc/plan/plan.h, because the library names them by number.
 COLLECTIVES = (
@@ -41,7 +42,7 @@ class Shape(NamedTuple):
     shards: list[int]
     send: list[int]
     recv: list[int]
-    word: str  # of rank 0: the costs of the network, and what is known of hosts, see costs.word_of
+    word: str  # of rank 0: the network's costs, and what is known of hosts: costs_file.word_of
     names: list[str]  # of the hosts in that word; none: they are not known there
 
     @property

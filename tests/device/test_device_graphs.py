@@ -305,15 +305,21 @@ def test_a_capture_on_one_rank_alone(three: Ranks) -> None:
     assert not any(text in ("no error", "late") for text in texts), texts
 
 
+def captured() -> tuple[Cuda, torch.Tensor, Graph]:
+    """Capture an all_reduce of mapped memory."""
+    cuda = met()
+    _, tensor = Memory(cuda, True).make(COUNT)
+    graph = Graph(cuda)
+    with graph:
+        dist.all_reduce(tensor)
+    return cuda, tensor, graph
+
+
 def gone(rank: Rank, life: str, how: str, settings: dict[str, str]) -> Outcome:
     """A peer dies, or destroys its group, while a graph waits for it: nothing hangs."""
 
     def body(rank: Rank) -> str:
-        cuda = met()
-        _, tensor = Memory(cuda, True).make(COUNT)
-        graph = Graph(cuda)
-        with graph:
-            dist.all_reduce(tensor)
+        cuda, tensor, graph = captured()
         graph.replay()
         cuda.synchronize()
         if rank.index == 1:
@@ -337,11 +343,7 @@ def idle(rank: Rank, life: str, settings: dict[str, str]) -> Outcome:
     """A peer is there, and does not replay. Its next call fails with the group."""
 
     def body(rank: Rank) -> Outcome:
-        cuda = met()
-        _, tensor = Memory(cuda, True).make(COUNT)
-        graph = Graph(cuda)
-        with graph:
-            dist.all_reduce(tensor)
+        cuda, tensor, graph = captured()
         graph.replay()
         cuda.synchronize()
         store = dist.distributed_c10d._get_default_store()
@@ -378,11 +380,7 @@ def late(rank: Rank, life: str, settings: dict[str, str]) -> Outcome:
     """A replay after the end of its group is an error, not a wait."""
 
     def body(rank: Rank) -> str:
-        cuda = met()
-        _, tensor = Memory(cuda, True).make(COUNT)
-        graph = Graph(cuda)
-        with graph:
-            dist.all_reduce(tensor)
+        cuda, _, graph = captured()
         dist.barrier()
         dist.destroy_process_group()
         try:

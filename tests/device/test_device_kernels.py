@@ -16,17 +16,9 @@ from lab.ranks import Rank, Ranks, error_of, ranks
 from lab.simulated_device import SimulatedMemory, on_device
 from ringcomm._C import flight_rings
 from ringcomm.tools import records
+from ringcomm.tools.kernel_times import KERNELS
 
 OWN = {"RINGCOMM_SIM_DEVICES": "4", "RINGCOMM_SIM_ROTATE": "0,1,2,3"}
-KERNELS = (
-    "hand_over",
-    "two_shot",
-    "one_shot",
-    "low_latency",
-    "device_ring",
-    "copy_engines",
-    "nvls",
-)
 COLLECTIVES = (
     "all_reduce",
     "scatter_sum",

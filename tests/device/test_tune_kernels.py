@@ -19,6 +19,7 @@ import ringcomm
 from lab.outcomes import Outcome
 from lab.ranks import Rank, Ranks, ranks
 from lab.simulated_device import SIMULATED, on_device
+from ringcomm import _C
 from ringcomm.__main__ import main
 from ringcomm.tools import kernel_rules, kernel_times
 from ringcomm.tools.kernel_rules import Measured, Segment, segments
@@ -29,6 +30,13 @@ ABOUT = ["made up"]
 
 
 # ---- from times to rules
+
+
+def test_all_kernels_are_known() -> None:
+    """The library's own list has no other, and no less."""
+    names = {"all_to_all", *kernel_times.COLLECTIVES}
+    found = {name for one in names for name in _C.kernel_seconds(one, 2, 1024, True, 90)[1]}
+    assert found == set(KERNELS)
 
 
 def drawn(choose: random.Random) -> list[Measured]:

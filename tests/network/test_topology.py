@@ -20,7 +20,7 @@ from lab.limits import claim, limit
 from lab.namespaces import missing
 from lab.ranks import Rank, join, ranks
 from lab.wan import Wan
-from ringcomm import costs, probes
+from ringcomm import costs_file, probes
 from ringcomm.__main__ import main
 from ringcomm.costs import Costs
 
@@ -88,7 +88,7 @@ def test_a_bad_file_is_refused_with_a_sentence(
     file = tmp_path / "costs.json"
     file.write_text(json.dumps(changed(change)))
     with pytest.raises(ValueError, match=r"costs\.json") as caught:
-        costs.word(str(file))
+        costs_file.word(str(file))
     assert why in str(caught.value)
 
 
@@ -98,7 +98,7 @@ def test_the_worse_direction_of_a_pair_counts(tmp_path: Path) -> None:
 
     file = tmp_path / "costs.json"
     file.write_text(json.dumps(changed(change)))
-    hosts = costs.read_file(file)[1]
+    hosts = costs_file.read_file(file)[1]
     assert hosts is not None
     assert (hosts.latency[1][0], hosts.rate[0][1]) == (3.0, 5.0)
 
@@ -106,7 +106,7 @@ def test_the_worse_direction_of_a_pair_counts(tmp_path: Path) -> None:
 def test_the_word_has_sites_side_by_side(tmp_path: Path) -> None:
     file = tmp_path / "costs.json"
     file.write_text(json.dumps(file_of([0, 1, 0, 1])))
-    words = costs.word(str(file)).split()
+    words = costs_file.word(str(file)).split()
     assert words[:18] == [*f"{NEAR} {NEAR} {FAR}".split()]
     assert words[18:] == ["host0", "0", "host2", "0", "host1", "1", "host3", "1"]
 

@@ -16,7 +16,7 @@ from conftest import Run
 from lab import ROOT
 from lab.ranks import Rank, error_of, join, ranks
 from lab.simulated_plans import NOTHING, Shape, busiest_link, seconds
-from ringcomm import _C, costs
+from ringcomm import _C, costs, costs_file
 from ringcomm.__main__ import main
 from ringcomm.costs import Costs, Fabrics
 
@@ -224,12 +224,12 @@ def test_tune_writes_what_a_job_chooses_by(torchrun: Run, tmp_path: Path) -> Non
     assert body["hosts"] == body["ranks"] == 2
     assert body["memory"] is None
     assert body["date"].startswith("20")
-    network = costs.read_costs(file).network
+    network = costs_file.read_costs(file).network
     assert 1e-7 < network.alpha < 0.1
     assert 1e-12 < network.gamma < 1e-8
     assert 1e-11 < network.beta < 1e-6
     assert ended.stdout.count("2 hosts, 2 ranks") == 1
-    assert table(8, costs.word(str(file)))["all_reduce", "doubling"] == costs.doubling_limit(
+    assert table(8, costs_file.word(str(file)))["all_reduce", "doubling"] == costs.doubling_limit(
         network, 8
     )
     assert "hosts have the same name" in ended.stdout

@@ -16,7 +16,8 @@ import pytest
 from lab import ROOT
 from ringcomm import costs
 from ringcomm.__main__ import main
-from ringcomm.costs import DEFAULT, Costs, Fabrics, Hosts
+from ringcomm.costs import DEFAULT, Costs, Fabrics
+from ringcomm.costs_file import Hosts
 from ringcomm.tools.plan_source import plans_of
 from ringcomm.tools.plan_steps import COLLECTIVES, Step
 from ringcomm.tools.plan_tables import GroupPlans

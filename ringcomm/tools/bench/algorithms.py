@@ -7,7 +7,8 @@ import functools
 import os
 from pathlib import Path
 
-from ringcomm.costs import DEFAULT, read_costs
+from ringcomm.costs import DEFAULT
+from ringcomm.costs_file import read_costs
 from ringcomm.tools.plan_steps import plan_of, shape_of
 
 

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from ringcomm import costs
+from ringcomm import costs, costs_file
 from ringcomm._verify import Proof, verify
 from ringcomm.tools.plan_steps import shape_of
 from ringcomm.tools.search import tries, writing
@@ -52,7 +52,7 @@ def run(options: argparse.Namespace) -> int:
         raise ValueError(f"--links {options.links}: write how many, or 0 for all")
     if options.output and options.output.suffix != ".py":
         raise ValueError(f"--output {options.output}: it is Python: use a name that ends in .py")
-    fabrics, known = costs.read_file(options.costs) if options.costs else (costs.DEFAULT, None)
+    fabrics, known = costs_file.read_file(options.costs) if options.costs else (costs.DEFAULT, None)
     where = Setting(fabrics, known, "", options.topology).of(hosts_of(options, fabrics, known))
     task = Task(options.collective, options.bytes, options.root, where, fabrics, known)
     tries.check(task, max(options.chunks))
@@ -76,7 +76,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def hosts_of(
-    options: argparse.Namespace, fabrics: costs.Fabrics, known: costs.Hosts | None
+    options: argparse.Namespace, fabrics: costs.Fabrics, known: costs_file.Hosts | None
 ) -> int:  # fmt: skip
     """Return --ranks, or as many as the topology has hosts. Raises ValueError."""
     name: str = options.topology

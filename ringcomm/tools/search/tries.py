@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 from ringcomm._program import AlgorithmError
 from ringcomm._verify import given_of
-from ringcomm.costs import Fabrics, Hosts
+from ringcomm.costs import Fabrics
+from ringcomm.costs_file import Hosts
 from ringcomm.options import ALGORITHMS
 from ringcomm.tools.plan_by_hand import of_hand
 from ringcomm.tools.plan_source import plans_of

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from ringcomm import costs
+from ringcomm import costs, costs_file
 from ringcomm.model import describe
 from ringcomm.tools import plan_drawing, plan_source
 from ringcomm.tools.plan_steps import ROOTED
@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    fabrics, known = costs.read_file(options.costs) if options.costs else (costs.DEFAULT, None)
+    fabrics, known = costs_file.read_file(options.costs) if options.costs else (costs.DEFAULT, None)
     source = str(options.costs or "ringcomm's defaults")
     setting = Setting(fabrics, known, source, options.topology)
     if options.links < 0:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ringcomm.costs import is_positive
+from ringcomm.costs_file import is_positive
 from ringcomm.tools.plan_check import PlaceError
 from ringcomm.tools.simulate.topology import Link, Pair, Topology, pairs
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-from ringcomm.costs import Fabrics, Hosts
+from ringcomm.costs import Fabrics
+from ringcomm.costs_file import Hosts
 from ringcomm.tools.plan_tables import GroupPlans
 from ringcomm.tools.simulate import files, topology
 from ringcomm.tools.simulate.engine import Engine

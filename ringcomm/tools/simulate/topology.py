@@ -24,7 +24,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ringcomm.costs import Fabrics, Hosts
+from ringcomm.costs import Fabrics
+from ringcomm.costs_file import Hosts
 from ringcomm.order import laid_out
 
 Pair = tuple[int, int]  # hosts, by number: from, to
