@@ -14,10 +14,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ringcomm.tools import processes
+from ringcomm.tools.processes import Process
+
 MAGIC = b"RINGREC1"
 VERSION = 2
 CLOCKS = struct.Struct("<8sQqq")  # magic, begun, steady, wall
-HEADER_AT, MOMENTS_AT, FAILURE_AT, HEADER_END = 64, 3040, 3072, 4096
+SEEN_AT, HEADER_AT, LEFT_AT, MOMENTS_AT, FAILURE_AT, HEADER_END = 56, 64, 3032, 3040, 3072, 4096
 MOMENTS = struct.Struct("<4q")  # ticks and ns of the steady clock: as the process began, and later
 RECORD = struct.Struct("<8Q3q3QiIII")
 LONGEST_NS = 365 * 86400 * 10**9  # of a job: later times are damage
@@ -121,6 +124,9 @@ class GroupRecord:
     torch: str = ""
     operations: list[Operation] = field(default_factory=list)
     waits_ns: tuple[int, ...] = ()  # for each peer, in total
+    process: Process = field(default_factory=lambda: Process(0))
+    seen_ns: int = 0  # by the wall clock: when the process lived for sure; 0: not known
+    has_left: bool = False  # it was destroyed, or its program ended as it should
     source: str = ""  # the file
     remarks: list[str] = field(default_factory=list)  # about damage
 
@@ -222,10 +228,24 @@ def read_ring(data: bytes, newest: int | None = None, lines: Sequence[str] = ())
     if not 0 <= record.rank < record.size:
         raise ValueError(f"its header names rank {record.rank} of {record.size}")
     record.operations = sorted(operations, key=lambda operation: operation.number)
+    record.process = processes.read(record.pid, data[waits_at + 8 * record.size :])
+    (record.seen_ns,) = struct.unpack_from("<q", data, SEEN_AT)
+    record.has_left = data[LEFT_AT] == 1
     whole = data[waits_at : waits_at + 8 * record.size]
     if len(whole) == 8 * record.size:
         record.waits_ns = struct.unpack(f"<{record.size}Q", whole)
     return record
+
+
+def process_in(path: Path) -> tuple[str, Process]:
+    """Return the host and the process of a ring file. Raises OSError; "" for what is none."""
+    with path.open("rb") as file:
+        try:
+            header = header_of(file.read(HEADER_END))
+            file.seek(int(header["waits_at"]) + 8 * int(header["size"]))
+            return str(header["host"]), processes.read(int(header["pid"]), file.read())
+        except (ValueError, TypeError, LookupError):
+            return "", Process(0)
 
 
 def operations_of(
