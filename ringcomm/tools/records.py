@@ -25,7 +25,7 @@ MOMENTS = struct.Struct("<4q")  # ticks and ns of the steady clock: as the proce
 RECORD = struct.Struct("<8Q3q3QiIII")
 LONGEST_NS = 365 * 86400 * 10**9  # of a job: later times are damage
 NOBODY = 0xFFFFFF  # no root, or any rank
-SPARSE = 2  # the memory layout of what a sparse all_reduce gathers (csrc/comm/operation.h)
+CALL, SEVERAL, SPARSE, BUFFERS, MEMORY = range(5)  # Purpose in csrc/comm/operation.h
 STATES = ("queued", "running", "done", "failed")
 MESSAGES = ("send", "recv")
 
@@ -46,7 +46,7 @@ class Operation:
     root: int | None  # or the peer of a message; None: none, or any
     elements: int
     splits: int  # hash of uneven shards, else 0; the tag of a message
-    layout: int  # hash of the memory layout, 0 for contiguous
+    layout: int  # hash of the memory layout and of the cut into tensors; 0: one, contiguous
     algorithm: str
     called_ns: int | None = None
     began_ns: int | None = None
@@ -57,6 +57,7 @@ class Operation:
     longest_peer: int | None = None
     resent: int = 0  # frames
     state: str = "done"
+    purpose: int = CALL
     line: str = ""  # of the program, that called: "train.py:42 in step"
 
     @property
@@ -70,7 +71,7 @@ class Operation:
     @property
     def call(self) -> tuple[Any, ...]:
         """What has to be equal on all ranks."""
-        shape = (self.elements, self.splits, self.layout)
+        shape = (self.elements, self.splits, self.layout, self.purpose)
         return (self.collective, self.dtype, self.op, self.root, *shape)
 
     @property
@@ -87,14 +88,17 @@ class Operation:
             return f"{self.dtype}[{self.elements}]"
         if self.collective == "barrier":
             return ""
-        words = [
-            self.dtype if self.collective == "all_to_all" else f"{self.dtype}[{self.elements}]"
-        ]
+        sized = self.collective != "all_to_all" and self.purpose != SPARSE
+        words = [f"{self.dtype}[{self.elements}]" if sized else self.dtype]
         words += [self.op] if self.op else []
         words += [f"root {self.root}"] if self.root is not None else []
         words += ["uneven"] if self.splits else []
-        if self.layout == SPARSE:
-            words.append("for a sparse all_reduce")
+        if self.purpose == SPARSE:
+            words.append("of sparse tensors")
+        elif self.purpose == BUFFERS:
+            words.append("about shared buffers")
+        elif self.purpose == SEVERAL:
+            words.append(f"in tensors of sizes #{self.layout % 10000}")
         elif self.layout:
             words.append(f"memory layout {self.layout % 10000}")
         return " ".join(words)
@@ -322,6 +326,7 @@ def decode(fields: tuple[int, ...], header: dict[str, Any], record: GroupRecord)
         longest_peer=None if peer < 0 else peer,
         resent=resent,
         state=STATES[state],
+        purpose=kind >> 48 & 0xFF,
         line=lines[line - 1] if 0 < line <= len(lines) else "",
     )
 
