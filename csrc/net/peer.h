@@ -13,6 +13,11 @@ inline constexpr Clock::duration kTurnedAway = std::chrono::milliseconds(500);
 // What the kernel has taken, another flow cannot carry any more.
 inline constexpr size_t kMostUnsent = kFramePayload / 2;
 
+// An errno that tells of this process or this host, and not of the peer.
+inline bool is_limit(int code) {
+  return code == EMFILE || code == ENFILE || code == ENOBUFS || code == ENOMEM;
+}
+
 struct Network::Link {
   uint64_t number = 0;
   Fd socket;
@@ -88,10 +93,11 @@ class Network::Peer final : public Wire,
     use();
     session.unpark();
     needed_ = true;
+    write_all();  // connects now, not at the next tick
   }
   void alarm() override {
     network_.alarm_.store(true, std::memory_order_seq_cst);
-    network_.quiet_.notify_one();
+    network_.rouse();
   }
   bool lost() override { return lost_.load(std::memory_order_acquire); }
   std::string condition() override;
@@ -121,7 +127,7 @@ class Network::Peer final : public Wire,
       const std::lock_guard lock(network_.mutex_);
       network_.awake_.push_back(shared_from_this());
     }
-    if (network_.dozing_) network_.rouse();
+    network_.rouse();
   }
   bool may_sleep() {
     awake_ = (!lost_ && wanted()) || !sockets.empty();

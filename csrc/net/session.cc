@@ -295,11 +295,12 @@ bool Session::has_output(int index) const {
 // ---- time
 
 void Session::tick(Clock::time_point now, Clock::duration stalled) {
-  if (last_heard_ != Clock::time_point{}) last_heard_ += stalled;
+  const auto forgive = [&](Clock::time_point heard) { return std::min(heard + stalled, now); };
+  if (last_heard_ != Clock::time_point{}) last_heard_ = forgive(last_heard_);
   for (int index = 0; index < flows(); ++index) {
     if (!is_up(index)) continue;
     Flow& flow = at(index);
-    flow.heard += stalled;
+    flow.heard = forgive(flow.heard);  // it may have been heard since this process runs again
     if (now - flow.heard > rules_.silence) {
       down(index);
       closed_.push_back(index);
