@@ -35,7 +35,6 @@ Network::Peer::Peer(Network& network, const Contact& contact, const Key& key,
       contact(contact),
       network_(network),
       key_(key),
-      judge_after_(kRefusedFor),
       attempts_(static_cast<size_t>(session.flows())) {
   if (flows() == 0) session.use(count_.count());
 }
@@ -53,7 +52,6 @@ void Network::Peer::take_from(uint64_t channel, Receiver* receiver) {
   if (lost_.exchange(false)) wanted_since_ = {};  // a new group is a new beginning
   died_ = false;
   refused_since_ = {};
-  refused_.reset();
 }
 
 void Network::Peer::close(uint64_t channel) {
@@ -264,7 +262,6 @@ void Network::Peer::tick(Clock::time_point now, Clock::duration stalled) {
   }
   if (up) return;
   if (died_) {
-    refused_ = refused_since_;
     return give_up(str("its process died: nobody listens any more at ", where()));
   }
   if (now - wanted_since_ <= network_.options_.resume) return;
@@ -357,7 +354,7 @@ void Network::Peer::attempt_ended(int flow, bool refused) {
     refused_since_ = {};
   } else if (refused_since_ == Clock::time_point{}) {
     refused_since_ = Clock::now();
-  } else if (Clock::now() - refused_since_ > judge_after_) {
+  } else if (Clock::now() - refused_since_ > kRefusedFor) {
     died_ = true;
   }
 }

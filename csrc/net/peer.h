@@ -101,15 +101,6 @@ class Network::Peer final : public Wire,
   }
   bool lost() override { return lost_.load(std::memory_order_acquire); }
   std::string condition() override;
-  std::optional<Clock::time_point> refused() override {
-    const std::lock_guard lock(mutex);
-    return refused_;
-  }
-  Clock::duration resume() const override { return network_.options_.resume; }
-  void judge_after(Clock::duration refused) override {
-    const std::lock_guard lock(mutex);
-    judge_after_ = refused;
-  }
 
   // ---- Party and Receiver; under the lock
   const Key& key() const override { return key_; }
@@ -189,13 +180,11 @@ class Network::Peer final : public Wire,
   std::unordered_map<uint64_t, Receiver*> channels_;
   bool awake_ = false, kept_ = false, used_ = false, needed_ = false, died_ = false,
        told_changed_ = false;
-  Clock::duration judge_after_;  // of refusals
   std::vector<Attempts> attempts_;
   FlowCount count_{kAutoFlows};
   void tell_news(Clock::time_point now);
   Clock::time_point told_news_, told_paces_, used_at_, asked_at_;
   Clock::time_point wanted_since_, refused_since_;
-  std::optional<Clock::time_point> refused_;  // since then, when it was given up for that
   std::atomic<bool> lost_{false};
   std::atomic<uint64_t> broken_{0};  // partner: broken()
   std::string why_lost_;

@@ -224,7 +224,8 @@ def test_a_million_simulated_networks(cpp_program: Program) -> None:
 
 # What the agreement of an elastic world rests on (csrc/elastic/decree.h), and what its members do.
 DECREE = ["promise", "recall", "majority", "all_promise", "unanimous", "mutual", "unbound", "voted"]
-MEMBERS = ["freeze", "vote", "margin", "silent", "order", "reread", "last_words"]
+DECREE += ["certify", "heed"]
+MEMBERS = ["freeze", "vote", "refusal", "reread", "last_words"]
 
 
 @pytest.mark.parametrize("rule", [*DECREE, *MEMBERS])
