@@ -148,7 +148,6 @@ void DeviceEngine::make_streams() {
 
 // Now and then it is waited until nothing is under way, not for long.
 void DeviceEngine::look() {
-  if (comm_->exporting()) comm_->exports().begin();
   if (!comm_->has_news()) return;
   note_progress();
   if (under_way > 0 && busy_looks_++ % kIdleEvery == 0) await_idle(Deadline(kIdle));
