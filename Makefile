@@ -1,6 +1,6 @@
 # make demo     trains a CNN over ringcomm on two ranks; BACKEND=gloo, RANKS=4, ARGS="--epochs 20"
 # make test     builds everything and runs the tests; ARGS="-k plan" is given to pytest
-# make test-all, make soak    the long forms
+# make test-all, make soak    the long forms; make test-sample, a quarter of an hour of them
 # make docs     the pages of README.md and docs/ as a site, in build/docs/site
 # Both begin on a bare machine: see README.md. TORCH=2.x chooses another torch.
 
@@ -15,7 +15,7 @@ WORKERS = $(if $(filter fast,$(RINGCOMM_TEST_LEVEL)),-n 4 --dist loadgroup --no-
 user := scripts/env.sh user
 dev := scripts/env.sh dev
 
-.PHONY: demo build wheel test test-all soak lint lint-all format docs compat arm64 bench clean
+.PHONY: demo build wheel test test-all test-sample soak lint lint-all format docs compat arm64 bench clean
 
 demo: build
 	@$(user) torchrun --standalone --local-addr 127.0.0.1 --nproc-per-node $(RANKS) \
@@ -34,6 +34,9 @@ test:
 
 test-all:
 	@$(MAKE) --no-print-directory test RINGCOMM_TEST_LEVEL=all
+
+test-sample:
+	@$(MAKE) --no-print-directory test RINGCOMM_TEST_LEVEL=sample
 
 soak:
 	@$(MAKE) --no-print-directory test RINGCOMM_TEST_LEVEL=soak

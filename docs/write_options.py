@@ -45,7 +45,7 @@ Each group may have its own. Groups that `split_group` makes have those of their
 ## Of a process
 
 A process has one network and one log. Its first group sets them. Options of a later group that ask
-for something else are an error.
+for something else are an error; for `log`, `trace` and `metrics` a warning.
 """,
     PROGRAM: """
 ## Variables alone

@@ -9,7 +9,17 @@ from pathlib import Path
 from typing import Any
 
 from ringcomm._stats import TOTALS
-from ringcomm.tools.records import MAGIC, MOMENTS, MOMENTS_AT, NOBODY, RECORD, STATES
+from ringcomm.tools.processes import Process, written
+from ringcomm.tools.records import (
+    LEFT_AT,
+    MAGIC,
+    MOMENTS,
+    MOMENTS_AT,
+    NOBODY,
+    RECORD,
+    SEEN_AT,
+    STATES,
+)
 
 COLLECTIVES = ["all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "scatter"]
 COLLECTIVES += ["gather", "all_to_all", "barrier", "send", "recv"]
@@ -54,6 +64,9 @@ class Flight:
     pid: int = 0
     meeting: int = 0
     header: dict[str, Any] = field(default_factory=dict)  # instead of the usual
+    process: Process | None = None  # as newer records have it
+    seen: int | None = None  # when the process lived for sure; ns since the job began
+    left: bool = False
     operations: list[tuple[Any, ...]] = field(default_factory=list)
     waits: dict[int, int] = field(default_factory=dict)
     sequence: int = 0
@@ -128,7 +141,12 @@ class Flight:
             TOTALS.pack_into(data, totals_at + number * TOTALS.size, *total)
         for peer, waited in self.waits.items():
             data[waits_at + 8 * peer : waits_at + 8 * peer + 8] = waited.to_bytes(8, "little")
-        return bytes(data)
+        if self.seen is not None:
+            data[SEEN_AT : SEEN_AT + 8] = (BEGIN + self.seen + self.clock.error).to_bytes(
+                8, "little"
+            )
+        data[LEFT_AT] = self.left
+        return bytes(data) + (written(self.process) if self.process else b"")
 
     def totals(self) -> list[tuple[int, int, int]]:
         """Return operations, bytes and ns of each collective that has ended."""

@@ -358,6 +358,20 @@ class Hosts:
         finally:
             self._firewall(host, "reject", [])
 
+    def refuse(self, host: int, other: int) -> None:
+        """Have `host` refuse all connections to `other`, as its own firewall might.
+
+        The other host sees silence, unless it refuses as well. What `host` sends to that address
+        comes to itself, where nobody listens; what comes from there is dropped as forged.
+        """
+        address = f"{self.addresses[other]}/32"
+        tool("ip", "-n", self.namespaces[host], "addr", "add", address, "dev", "lo")
+
+    def accept(self, host: int, other: int) -> None:
+        """Undo `refuse`."""
+        address = f"{self.addresses[other]}/32"
+        tool("ip", "-n", self.namespaces[host], "addr", "del", address, "dev", "lo")
+
     def corrupt(self, host: int, every: int) -> None:
         """Change 4 bytes in every so many-th large packet that leaves a host; 0 ends it.
 

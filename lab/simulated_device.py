@@ -63,7 +63,8 @@ class SimulatedMemory:
         self.library.ringcomm_sim_allocate.argtypes = [ctypes.c_uint64]
         self.library.ringcomm_sim_release.argtypes = [ctypes.c_void_p]
         self.library.ringcomm_sim_used.restype = ctypes.c_uint64
-        for name in ("copies", "copied", "pinned"):
+        self.library.ringcomm_sim_remap.argtypes = [ctypes.c_void_p, ctypes.c_uint64]
+        for name in ("copies", "copied", "pinned", "asked"):
             getattr(self.library, f"ringcomm_sim_{name}").restype = ctypes.c_uint64
 
     def empty(self, count: int) -> torch.Tensor:
@@ -89,6 +90,14 @@ class SimulatedMemory:
     def copied(self) -> int:
         """How many of them are over."""
         return int(self.library.ringcomm_sim_copied())
+
+    def asked(self) -> int:
+        """How many calls of the driver's asked about memory."""
+        return int(self.library.ringcomm_sim_asked())
+
+    def remap(self, tensor: torch.Tensor) -> None:
+        """Put other memory behind its addresses, as torch's expandable segments do."""
+        self.library.ringcomm_sim_remap(tensor.data_ptr(), 4 * tensor.numel())
 
     def pinned(self) -> int:
         """Bytes of the host's memory that devices can read and write."""

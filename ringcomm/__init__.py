@@ -11,6 +11,7 @@ from ringcomm._autoload import load_library, register
 
 if TYPE_CHECKING:
     from ringcomm._algorithms import register_algorithm
+    from ringcomm._backend import backend_of
     from ringcomm._C import Options
     from ringcomm._flight import dump
     from ringcomm._program import AlgorithmError
@@ -29,6 +30,7 @@ __all__ = [
     "Story",
     "Sweep",
     "__version__",
+    "backend_of",
     "draw",
     "dump",
     "metrics",
@@ -50,6 +52,7 @@ LATER = {
     "draw": "ringcomm.notebook",
     "simulate": "ringcomm.notebook",
     "sweep": "ringcomm.notebook",
+    "backend_of": "ringcomm._backend",
     "dump": "ringcomm._flight",
     "metrics": "ringcomm._stats",
     "quantized_all_reduce": "ringcomm.quantized",

@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ringcomm._backend import backend_of
 from ringcomm._codecs import UNIT, Codec, divide, mixed
 from ringcomm.tune import host_id
 
@@ -263,7 +264,7 @@ def _subgroup(group: Any, ranks: list[int]) -> Any:
     if len(ranks) < 2:
         return None
     device = torch.device(next(iter(group._device_types)))
-    options: Any = getattr(group._get_backend(device), "options", None)
+    options: Any = getattr(backend_of(group, device), "options", None)
     if not hasattr(options, "_agreement"):
         return dist.new_group(ranks, use_local_synchronization=True)
     options = copy.copy(options)

@@ -1,13 +1,14 @@
 """The end of a program that has not destroyed its groups.
 
 Pending operations must end before Python does, because their tensors and callbacks are Python's.
+The program's own handlers at exit may still use the groups.
 """
 
 from __future__ import annotations
 
 import atexit
-import functools
 import sys
+import weakref
 from typing import Any
 
 
@@ -25,19 +26,46 @@ def fatal_error() -> str:
     return f"{name}: {text}" if text else name
 
 
-@functools.cache
-def close_groups_with(library: Any) -> None:
-    """Have the library close all groups when the program ends."""
+class _Last:
+    """A handler at exit that acts once all others have run.
 
-    def close() -> None:
+    Python runs handlers in the opposite order of their registration, and ours is registered late:
+    when the first group is made. But it lets go of all handlers together, after the last one has
+    run and while threads still may take its lock. So the groups are closed as this one is
+    released. A program that ends by an error closes them at once: no other rank shall wait until
+    this one's handlers have returned.
+    """
+
+    def __init__(self, library: Any) -> None:
+        self.library, self.is_over = library, False
+
+    def __call__(self) -> None:
+        if fatal_error():
+            self.close()
+        else:
+            self.is_over = True
+
+    def __del__(self) -> None:
+        if self.is_over:  # else the program has only forgotten its handlers
+            self.close()
+
+    def close(self) -> None:
         error = fatal_error()
         try:
             from ringcomm import _flight
 
             _flight.stop()
-            if error:
-                _flight.dump_after(f"the program ends with {error}")
+            _flight.dump_at_end(error)
         finally:
-            library.close_groups(error)
+            self.library.close_groups(error)
 
-    atexit.register(close)
+
+_last: list[weakref.ref[_Last]] = []
+
+
+def close_groups_with(library: Any) -> None:
+    """Have the library close all groups when the program ends."""
+    if not _last or _last[0]() is None:
+        last = _Last(library)
+        _last[:] = [weakref.ref(last)]
+        atexit.register(last)

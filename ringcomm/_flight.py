@@ -21,11 +21,14 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ringcomm import _autoload, _lines, _stats, _stragglers
+from ringcomm import _autoload, _lines, _rings, _stats, _stragglers
 from ringcomm._options import of_process, warn
+from ringcomm.tools import processes
 
 if TYPE_CHECKING:
-    from ringcomm.tools.records import Operation
+    from collections.abc import Iterator
+
+    from ringcomm.tools.records import GroupRecord, Operation
 
 QUIET = 0.05  # seconds: what is told within belongs together
 LOOK_EVERY = 1.0  # seconds: at other ranks, and for metrics
@@ -50,16 +53,8 @@ def _forget() -> None:
 os.register_at_fork(after_in_child=_forget)
 
 
-def folder_of_job(job: str) -> Path:
-    """Return RINGCOMM_TRACE, or a folder for the job among temporary files.
-
-    Raises ValueError for RINGCOMM_TRACE=off.
-    """
-    named = of_process("trace")
-    if named == "off":
-        raise ValueError("RINGCOMM_TRACE=off: name a folder for the flight records")
-    if named:
-        return Path(named)
+def temporary_folder(job: str) -> Path:
+    """Return a folder for the job among temporary files. Raises OSError, and ValueError."""
     # Its launcher tells a job of this host from others of the same name.
     own = Path(os.environ.get("TMPDIR") or tempfile.gettempdir()) / f"ringcomm-{os.getuid()}"
     own.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -71,33 +66,64 @@ def folder_of_job(job: str) -> Path:
 def dump(folder: str | os.PathLike[str] | None = None, stacks: bytes = b"") -> Path | None:
     """Write the flight records of this rank, of all its groups, and return the folder.
 
-    `folder`: RINGCOMM_TRACE, or where that is not set one among the temporary files. It gets a file
-    `rank_N`, which PyTorch's `torchfrtrace` reads as well, and one for each group. `stacks`: a text
-    for a file beside them. None: this rank has no group. Raises OSError, and ValueError for
-    RINGCOMM_TRACE=off without a folder. Any thread may call it, also while another one hangs.
+    `folder`: RINGCOMM_TRACE, or where that is not set or cannot be written one among the temporary
+    files. It gets a file `rank_N`, which PyTorch's `torchfrtrace` reads as well, and one for each
+    group. `stacks`: a text for a file beside them. None: this rank has no group. Raises OSError,
+    and ValueError for RINGCOMM_TRACE=off without a folder. Any thread may call it, also while
+    another one hangs.
     """
-    from ringcomm.tools import flight_recorder, records
+    from ringcomm.tools import records
 
     rings = _autoload.load_library().flight_rings()
     if not rings:
         return None
-    with _lock:
-        lines = _lines.text()
-        groups = [records.read_ring(ring, lines=lines.splitlines()) for ring in rings]
-        whole = max(groups, key=lambda group: group.size)
-        place = Path(folder) if folder is not None else folder_of_job(whole.job)
-        place.mkdir(parents=True, exist_ok=True)
-        name = f"rank{whole.global_rank}-{os.getpid()}"
-        live = of_process("trace")
-        if not live or place.resolve() != Path(live).resolve():  # there they are anyway
-            for number, ring in enumerate(rings):
-                write(place / f"{name}-{number}.ring", ring)
-            if lines:
-                write(place / f"{name}.lines", lines.encode(errors="backslashreplace"))
-        if stacks:
-            write(place / f"{name}.stacks", stacks)
-        schema = flight_recorder.to_flight_recorder(groups)
-        write(place / f"rank_{whole.global_rank}", pickle.dumps(schema))
+    lines = _lines.text()
+    groups = [records.read_ring(ring, lines=lines.splitlines()) for ring in rings]
+    named = folder if folder is not None else of_process("trace")
+    if named == "off" and folder is None:
+        raise ValueError("RINGCOMM_TRACE=off: name a folder for the flight records")
+    if not _lock.acquire(timeout=PATIENCE):
+        raise TimeoutError("another thread writes flight records, and has not come to an end")
+    try:
+        if named:
+            try:
+                return dump_to(Path(named), rings, groups, lines, stacks)
+            except OSError:
+                if folder is not None:
+                    raise
+        place = temporary_folder(groups[0].job)
+        is_new = not place.exists()
+        dump_to(place, rings, groups, lines, stacks)
+        if is_new:
+            _rings.clean(place.parent, place)
+    finally:
+        _lock.release()
+    return place
+
+
+def dump_to(
+    place: Path, rings: list[bytes], groups: list[GroupRecord], lines: str, stacks: bytes
+) -> Path:
+    from ringcomm.tools import flight_recorder
+    from ringcomm.tools.records import SEEN_AT
+
+    place.mkdir(parents=True, exist_ok=True)
+    rank = max(groups, key=lambda group: group.size).global_rank
+    name = f"rank{rank}-{os.getpid()}"
+    there = _rings.there_in(place)
+    end = processes.written(processes.this_process(snapshot=True))
+    now = time.time_ns().to_bytes(8, "little")
+    for number, (ring, group) in enumerate(zip(rings, groups, strict=True)):
+        if (group.group, group.meeting, group.device) not in there:
+            # Files that are written as the job runs have no "m" in their names.
+            seen = ring[:SEEN_AT] + now + ring[SEEN_AT + 8 :]
+            write(place / f"{name}-m{number}.ring", seen + end)
+    if lines and not _lines.are_in(place):
+        write(place / f"{name}.lines", lines.encode(errors="backslashreplace"))
+    if stacks:
+        write(place / f"{name}.stacks", stacks)
+    schema = flight_recorder.to_flight_recorder(groups)
+    write(place / f"rank_{rank}", pickle.dumps(schema))
     return place
 
 
@@ -137,13 +163,32 @@ def text_of(operation: Operation) -> str:
 
 def write(path: Path, data: bytes) -> None:
     """Write a file as a whole: nobody sees half of it."""
+    if path.exists() and not path.is_file():  # a device of the host's, as /dev/null
+        raise FileExistsError(f"{path} is no regular file")
     half = path.with_name(f".{path.name}.{os.getpid()}")
-    half.write_bytes(data)
-    half.replace(path)
+    try:
+        half.write_bytes(data)
+        half.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            half.unlink()  # its blocks may be the last of the disk
+        raise
 
 
-def dump_after(event: str, stacks: bytes = b"") -> None:
-    """Dump because of an event, if there is a place for it; the program goes on in any case."""
+def dump_at_end(error: str) -> None:
+    """Dump as the program ends by an error: an ordinary one says nothing of flight records."""
+    if not error:
+        return
+    has_failed = any(numbers["failure"] for numbers in _stats.every())
+    if has_failed or not error.startswith("KeyboardInterrupt"):
+        dump_after(f"the program ends with {error}", says=has_failed)
+
+
+def dump_after(event: str, stacks: bytes = b"", *, says: bool = True) -> None:
+    """Dump because of an event, if there is a place for it; the program goes on in any case.
+
+    `says`: a line in the log says where.
+    """
     if of_process("trace") == "off":
         return
     try:
@@ -151,7 +196,7 @@ def dump_after(event: str, stacks: bytes = b"") -> None:
     except Exception as error:  # noqa: BLE001  another error is on its way to the user
         warn(f"flight records could not be written: {error}")
         return
-    if place is not None and (stacks or not _told):
+    if place is not None and says and (stacks or not _told):
         _told.append(True)
         warn(f"{event}: wrote flight records: run `ringcomm trace {place}`")
 
@@ -159,7 +204,7 @@ def dump_after(event: str, stacks: bytes = b"") -> None:
 def watch(library: Any, rank: int) -> None:
     """Begin to write flight records at failures and at SIGUSR2; once a process.
 
-    `rank` is the global one. Where the folder of RINGCOMM_TRACE is no folder, the library says so.
+    `rank` is the global one. Where this cannot be, a line says so, and the program goes on.
     """
     global _watcher
     folder = of_process("trace")
@@ -171,16 +216,20 @@ def watch(library: Any, rank: int) -> None:
         return
     if folder:
         _lines.keep_in(Path(folder), f"rank{rank}-{os.getpid()}")
-    library.tell_failures_to(writing)
-    if signal.getsignal(signal.SIGUSR2) == signal.SIG_DFL:
-        # Its handler writes at once, also while the main thread waits in the library, where one of
-        # Python's would not run. The stacks of other threads it could not read safely.
-        faulthandler.register(signal.SIGUSR2, file=writing, all_threads=False)
     thread = threading.Thread(
         target=listen, args=(reading, rank), name="ringcomm-flight", daemon=True
     )
+    try:
+        thread.start()
+        if signal.getsignal(signal.SIGUSR2) == signal.SIG_DFL:
+            # Its handler writes at once, also while the main thread waits in the library, where one
+            # of Python's would not run. The stacks of other threads it could not read safely.
+            faulthandler.register(signal.SIGUSR2, file=writing, all_threads=False)
+    except (RuntimeError, OSError) as error:  # no more threads
+        warn(f"flight records are not written at failures: {error}")
+        return
     _watcher = (writing, thread)
-    thread.start()
+    library.tell_failures_to(writing)
 
 
 def stop() -> None:
@@ -197,20 +246,14 @@ def stop() -> None:
 
 def listen(pipe: int, rank: int) -> None:
     """Look at the pipe, and at the groups, until the program ends; what goes wrong is said once."""
-    library = _autoload.load_library()
-    watcher = _Watcher(library, rank)
-    poll, said = select.poll(), set()
+    watcher = _Watcher(_autoload.load_library(), rank)
+    poll = select.poll()
     poll.register(pipe, select.POLLIN)
     told = b""
     while OVER not in told:
         told = take(pipe, poll) if poll.poll(LOOK_EVERY * 1e3) else b""
-        try:
+        with watcher.saying("flight records"):
             watcher.hear(told) if told else watcher.look()
-        except Exception as error:  # noqa: BLE001  a program does not end because of its records
-            text = f"flight records: {type(error).__name__}: {error}"
-            if text not in said:
-                said.add(text)
-                warn(text)
 
 
 class _Watcher:
@@ -219,6 +262,18 @@ class _Watcher:
     def __init__(self, library: Any, rank: int) -> None:
         self.library, self.rank, self.asked, self.due = library, rank, 0, 0.0
         self.stragglers, self.metrics = _stragglers.Stragglers(), of_process("metrics")
+        self.said: set[str] = set()
+
+    @contextlib.contextmanager
+    def saying(self, what: str) -> Iterator[None]:
+        """Say once what goes wrong: a program does not end because of its records."""
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001
+            text = f"{what}: {type(error).__name__}: {error}"
+            if text not in self.said:
+                self.said.add(text)
+                warn(text)
 
     def hear(self, told: bytes) -> None:
         """Dump because of what the pipe has told."""
@@ -231,8 +286,10 @@ class _Watcher:
 
     def look(self) -> None:
         """Look at the groups, and at what their peers have asked for."""
+        _rings.beat()
         if self.metrics:
-            write_metrics(Path(self.metrics), self.rank)
+            with self.saying(f"RINGCOMM_METRICS={self.metrics}"):
+                write_metrics(Path(self.metrics), self.rank)
         if not is_elastic():  # such a world hears by itself
             times = int(self.library.look_at_groups())
             before, self.asked = self.asked, times
@@ -255,9 +312,8 @@ def stacks_of_threads() -> bytes:
 
 
 def write_metrics(path: Path, rank: int) -> None:
-    """Write the metrics; a missing folder or a full disk must not end the program."""
-    with contextlib.suppress(OSError):
-        write(path.with_name(path.name.replace("%r", str(rank))), _stats.metrics().encode())
+    """Write the metrics. Raises OSError."""
+    write(path.with_name(path.name.replace("%r", str(rank))), _stats.metrics().encode())
 
 
 def is_elastic() -> bool:

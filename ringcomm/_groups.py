@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import inspect
 import os
-import sys
 from typing import TYPE_CHECKING, Any
 
 from ringcomm import _coalescing
@@ -162,13 +161,11 @@ def say_who_serves_gloo(options: Any) -> None:
     """Write a line to stderr, as the library does: at a process's first such group, on rank 0."""
     first = not _spoken
     _spoken.append(True)
-    from ringcomm._options import log_level
+    from ringcomm._options import log_level, say
 
     quiet = log_level() in ("warning", "error", "off")
     if first and options.group_rank == 0 and not quiet:
-        sys.stderr.write(
-            "ringcomm INFO: RINGCOMM_AS=gloo: groups that ask for gloo on the CPU are ringcomm's\n"
-        )
+        say("INFO: RINGCOMM_AS=gloo: groups that ask for gloo on the CPU are ringcomm's")
 
 
 def _give_a_default_backend(group: Any) -> None:

@@ -53,7 +53,7 @@ def add(place: tuple[str, int], function: str) -> int:
             _lines.append(line)
             _numbers[place] = len(_lines)
             if _file:
-                append(_file[0], [line])
+                append([line])
         return _numbers[place]
 
 
@@ -62,16 +62,22 @@ def keep_in(folder: Path, name: str) -> None:
     with _lock:
         if not _file:
             _file.append(folder / f"{name}.lines")
-            append(_file[0], _lines)
+            append(_lines)
 
 
-def append(path: Path, lines: list[str]) -> None:
-    """Append; a full disk must not end the program."""
+def are_in(folder: Path) -> bool:
+    with _lock:
+        return bool(_file) and _file[0].exists() and _file[0].parent.resolve() == folder.resolve()
+
+
+def append(lines: list[str]) -> None:
+    """Append; a full disk must not end the program. Then nothing follows: a line is its number."""
     try:
-        with path.open("a", encoding="utf-8", errors="backslashreplace") as file:
-            file.writelines(f"{line}\n" for line in lines)
+        _file[0].parent.mkdir(parents=True, exist_ok=True)
+        with _file[0].open("a", encoding="utf-8", errors="backslashreplace") as file:
+            file.write("".join(f"{line}\n" for line in lines))
     except OSError:
-        return
+        _file.clear()
 
 
 def text() -> str:

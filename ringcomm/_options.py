@@ -12,6 +12,7 @@ import copy
 import functools
 import os
 import re
+import select
 import sys
 from datetime import timedelta
 from pathlib import Path
@@ -21,6 +22,7 @@ from ringcomm import addresses  # now, not when a group meets: files may be out 
 from ringcomm.options import ATTRIBUTES, LEVELS, PROCESS, Setting, nearest
 
 NUMBERED = {"log": LEVELS, "flows": ("auto",)}  # words that are numbers in the library, from 0 on
+OBSERVING = ("log", "metrics", "trace")  # settings that end no job
 _configured: Any = None  # the Options of this process's first group
 
 
@@ -213,7 +215,10 @@ def configure(options: Any, run: str | None = None) -> None:
     config.run = run or f"{name or 'none'}/{restart or '0'}"
     check_tls(config)
     config.cuda_connections = connections(os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS") or "8")
-    _C.configure(config)
+    given = copy.copy(configured)
+    if sys.__stderr__ is None:  # its number may be that of any other file by now
+        put(given._config, "log", "off")
+    _C.configure(given._config)
     _configured = configured
 
 
@@ -246,6 +251,9 @@ def _compare(options: Any, configured: Any, except_for: str) -> None:
             wanted, is_now = f"{name}={get(options, name)}", f"{name}={get(configured, name)}"
             if name == "secret":
                 wanted, is_now = "another secret", "its own"
+            if name in OBSERVING:
+                warn(f"a group asks for {wanted}, and this process keeps {is_now}")
+                continue
             raise ValueError(
                 f"a group asks for {wanted}, and the first group of this process has set {is_now}: "
                 "give all groups of a process the same"
@@ -266,11 +274,20 @@ def log_level() -> str | None:
 
 def warn(text: str) -> None:
     """Write a line to stderr, as the library warns; never raises."""
-    if log_level() in ("error", "off"):
-        return
+    if log_level() not in ("error", "off"):
+        say(f"WARNING: {text}")
+
+
+def say(text: str) -> None:
+    """Write a line to stderr. It never raises, nor waits for a reader that has stopped."""
     # One call, so that lines of several ranks do not mix. Their reader may have gone.
     with contextlib.suppress(OSError, ValueError, AttributeError):
-        sys.stderr.write(f"ringcomm WARNING: {text}\n")
+        if sys.stderr is sys.__stderr__:  # else it is something of the program's
+            poll = select.poll()
+            poll.register(sys.stderr.fileno(), select.POLLOUT)
+            if [event for _, event in poll.poll(100)] != [select.POLLOUT]:
+                return
+        sys.stderr.write(f"ringcomm {text}\n")
 
 
 def _forget() -> None:

@@ -261,7 +261,8 @@ SETTINGS = [
     Setting("sanitize", BUILD, "`address`, `thread` or `undefined`"),
     Setting("werror", BUILD, "`1`: warnings are errors"),
     Setting("wheel", BUILD, "`1`: for machines that may have other libraries"),
-    Setting("test_level", BUILD, "tests: `fast`, `all` or `soak`"),
+    Setting("test_level", BUILD, "tests: `fast`, `sample`, `all` or `soak`"),
+    Setting("sample_seconds", BUILD, "tests: how long a sample of long forms takes: 900"),
     Setting("seed", BUILD, "tests: what samples are drawn with"),
 ]
 BY_NAME = {setting.name: setting for setting in SETTINGS}

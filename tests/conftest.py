@@ -1,17 +1,21 @@
 """Fixtures and options that all tests share.
 
-RINGCOMM_TEST_LEVEL=fast|all|soak says how much runs: `slow` tests from "all" on, `soak` ones only
-at "soak".
+RINGCOMM_TEST_LEVEL=fast|sample|all|soak says how much runs: `slow` tests from "all" on, `soak`
+ones only at "soak". At "sample" nothing but `slow` tests runs, another choice of them each day,
+until SAMPLE_SECONDS are over.
 """
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import os
+import random
 import re
 import subprocess
 import sys
-from collections import Counter
+import time
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,8 +29,10 @@ from lab.zygote import Zygote
 # Tests of flight records say where they are to be. Other tests leave none behind.
 os.environ.setdefault("RINGCOMM_TRACE", "off")
 
-LEVELS = ["fast", "all", "soak"]
+LEVELS = ["fast", "sample", "all", "soak"]
 COMMANDS = {"all": "make test-all", "soak": "make soak"}
+SAMPLE_SECONDS = float(os.environ.get("RINGCOMM_SAMPLE_SECONDS") or 900)
+SAMPLE_ENDS = pytest.StashKey[float]()  # by time.monotonic()
 # The tests of one host run over TCP as well: test_tcp.py.
 OVER_TCP = os.environ.get("RINGCOMM_TRANSPORT") == "tcp"
 NEEDS = {"slow": "all", "soak": "soak"}
@@ -100,13 +106,46 @@ def pytest_unconfigure(config: pytest.Config) -> None:
             print(f"FAILED: was to run here, and was skipped: {reason}", file=sys.stderr)
 
 
+def sample(items: list[pytest.Item], number: int) -> list[pytest.Item]:
+    """The long forms in the order in which a sample takes them.
+
+    Files take turns, in a random order, and give one of their tests at random each time. So every
+    file has its chance each day, however many tests the others have.
+    """
+    chance = random.Random(number)
+    by_file: dict[str, list[pytest.Item]] = defaultdict(list)
+    for item in sorted(items, key=lambda item: item.nodeid):
+        by_file[item.path.name].append(item)
+    files = list(by_file.values())
+    chance.shuffle(files)
+    for tests in files:
+        chance.shuffle(tests)
+    return [
+        tests[turn]
+        for turn in range(max(map(len, files), default=0))
+        for tests in files
+        if turn < len(tests)
+    ]
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Begin no other long form once the time of the sample is over."""
+    if time.monotonic() > item.config.stash.get(SAMPLE_ENDS, math.inf):
+        pytest.skip("long forms (of another day's sample; `make test-all` runs all)")
+
+
 @pytest.hookimpl(tryfirst=True)  # xdist reads the groups
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     level = os.environ.get("RINGCOMM_TEST_LEVEL") or "fast"
     if level not in LEVELS:
         raise pytest.UsageError(f"RINGCOMM_TEST_LEVEL={level} is none of {', '.join(LEVELS)}")
-    longest = [f"test_{name}.py" for name in LONGEST]
-    items.sort(key=lambda item: item.path.name not in longest)
+    if level == "sample":
+        items[:] = sample([item for item in items if item.get_closest_marker("slow")], seed())
+        config.stash[SAMPLE_ENDS] = time.monotonic() + SAMPLE_SECONDS
+        level = "all"
+    else:
+        longest = [f"test_{name}.py" for name in LONGEST]
+        items.sort(key=lambda item: item.path.name not in longest)
     for item in items:
         if item.path.name != "test_cpp.py":  # whose tests share nothing
             item.add_marker(pytest.mark.xdist_group(item.path.name))

@@ -40,6 +40,7 @@ MACROS = {
 
 LINES = 400
 LONGER = {  # why it may be
+    "ringcomm/tools/records.py": "one format, read in one place",
     "ringcomm/_C.pyi": "each option is an attribute with its text",
 }
 COLUMNS = 100

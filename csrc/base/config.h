@@ -43,8 +43,10 @@ struct ProcessConfig {
   std::string costs;                      // a file, see comm/runtime.h
   // What it says, in the words of plan/topology.h. Throws UsageError.
   std::string (*costs_word)(const std::string& file) = nullptr;
-  std::string host;            // what that file calls this host; "": its hostname
-  std::string trace;           // the folder of flight records; "" or "off": none
+  std::string host;   // what that file calls this host; "": its hostname
+  std::string trace;  // the folder of flight records; "" or "off": none
+  // Opens a file of so many bytes there, for records of this rank. -1: there can be none.
+  int (*ring)(int rank, uint64_t bytes) = nullptr;
   std::string metrics;         // a file: Python writes it
   std::string cuda_library;    // instead of the one installed
   int cuda_connections = 8;    // CUDA_DEVICE_MAX_CONNECTIONS: CUDA reads it itself

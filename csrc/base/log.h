@@ -2,6 +2,7 @@
 // level; by default warnings and errors are shown.
 #pragma once
 
+#include <poll.h>
 #include <unistd.h>
 
 #include <cstdint>
@@ -29,8 +30,10 @@ class Logger {
  private:
   // One write call, so that lines of several ranks on one terminal do not mix.
   void write(const char* level, const std::string& text) const {
-    const std::string by = who_.empty() ? "" : " " + who_;
-    const std::string line = str("ringcomm ", level, by, ": ", text, "\n");
+    const auto line = str("ringcomm ", level, who_.empty() ? "" : " ", who_, ": ", text, "\n");
+    // A reader that has stopped, as a terminal after Ctrl-S, must not stop the network thread.
+    pollfd ready{STDERR_FILENO, POLLOUT, 0};
+    if (::poll(&ready, 1, 100) != 1 || ready.revents != POLLOUT) return;
     [[maybe_unused]] const auto written = ::write(STDERR_FILENO, line.data(), line.size());
   }
   LogLevel level_ = LogLevel::kWarning;

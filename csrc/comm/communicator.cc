@@ -127,6 +127,7 @@ void Communicator::shutdown(Clock::duration grace, bool drains) {
     for (Mapping& mapping : memory_.mappings) mapping.forget();  // streams may still use it
   }
   state_.transport().leave();
+  state_.recorder().close();
   if (drains) drain();
 }
 

@@ -35,7 +35,7 @@ DeviceEngine::DeviceEngine(GroupState& state, Communicator& group, cuda::Api& ap
       api_(api),
       device_(device),
       own_(state.transport().device_area(state.rank()), state.size()),
-      recorder_(state.recorded(true), Runtime::get().config().trace, Runtime::get().began()),
+      recorder_(state.recorded(true), Runtime::get().began()),
       diagnosis_(state.transport(), recorder_, Board::kDevice,
                  [this](Rank peer, uint64_t sequence) { return state_of(peer, sequence); }),
       timelines_(static_cast<size_t>(1 + 2 * state.size())),
@@ -148,7 +148,6 @@ void DeviceEngine::make_streams() {
 
 // Now and then it is waited until nothing is under way, not for long.
 void DeviceEngine::look() {
-  if (comm_->exporting()) comm_->exports().begin();
   if (!comm_->has_news()) return;
   note_progress();
   if (under_way > 0 && busy_looks_++ % kIdleEvery == 0) await_idle(Deadline(kIdle));
@@ -284,6 +283,7 @@ bool DeviceEngine::close(Clock::duration grace) {
   kept_ = !all_gone() || pending();
   if (!kept_) give_back();
   captured_ = false;  // replays are errors from now on
+  recorder_.close();
   return !kept_;
 }
 

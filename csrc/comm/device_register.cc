@@ -23,7 +23,7 @@ void DeviceEngine::register_memory(const std::string& asked, const NamedMemory& 
       results.push_back(comm_->exports().enroll(name, spans));
     }
     Operation meeting;
-    meeting.layout = kMemoryLayout;
+    meeting.purpose = Purpose::kMemory;
     Descriptor descriptor = make_descriptor(meeting, ++sequence_);
     set_plan(descriptor, kByKernel, 0);
     announce(meeting, descriptor);

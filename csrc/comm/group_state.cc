@@ -11,7 +11,7 @@ GroupState::GroupState(const CommunicatorOptions& options, std::unique_ptr<Trans
       logger_(Runtime::get().config().log,
               str("rank ", options.rank, " of group '", options.name, "'")),
       transport_(std::move(transport)),
-      recorder_(recorded(false), Runtime::get().config().trace, Runtime::get().began()),
+      recorder_(recorded(false), Runtime::get().began()),
       diagnosis_(*transport_, recorder_, Board::kHost),
       timeout_ms_(options.timeout.count()) {}
 
@@ -23,7 +23,8 @@ Recorded GroupState::recorded(bool device) const {
           .global_ranks = options_.global_ranks,
           .device = device,
           .registered = options_.algorithm.registered(),
-          .meeting = transport_->group()};
+          .meeting = transport_->group(),
+          .ring = Runtime::get().config().ring};
 }
 
 // A rank with a core of its own may spin: waking a sleeper costs more than most waits. Ranks that
@@ -79,7 +80,7 @@ std::exception_ptr GroupState::fail(const std::exception_ptr& error) {
   }
   each_engine([](Engine& engine) { engine.note_progress(); });
   marks_.fetch_or(kFailed);  // partner: failed()
-  recorder_.fail(why);
+  recorder_.close(why);
   Runtime::get().tell_failure();
   transport_->fail(why);  // rings this process's bell too
   each_engine([&](Engine& engine) { engine.fail(error); });

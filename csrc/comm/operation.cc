@@ -100,7 +100,8 @@ Descriptor make_descriptor(const Operation& operation, uint64_t sequence) {
   const auto dtype = static_cast<uint64_t>(operation.dtype);
   const uint64_t op = reduces(operation.collective) ? static_cast<uint64_t>(operation.op) : 0xff;
   const auto root = rooted(operation.collective) ? static_cast<uint64_t>(operation.root) : kNobody;
-  descriptor.words[kKind] = collective | dtype << 8 | op << 16 | root << 24;
+  descriptor.words[kKind] = collective | dtype << 8 | op << 16 | root << 24 |
+                            static_cast<uint64_t>(operation.purpose) << 48;
   const bool split = operation.collective == Collective::kAllToAll;
   const uint64_t bytes = sharded(operation.collective) ? total(operation.shards) : operation.bytes;
   descriptor.words[kCount] = split ? 0 : bytes / size_of(operation.dtype);
@@ -181,21 +182,22 @@ std::string to_text(const Descriptor& descriptor) {
                descriptor.words[kCount], "] tag ", descriptor.words[kSplits],
                sending ? " to " : " from ", root == kNobody ? "any rank" : str("rank ", root));
   }
+  const auto purpose = static_cast<Purpose>(kind >> 48 & 0xff);
+  if (purpose == Purpose::kMemory) return "registration of memory";
   std::string text = to_string(static_cast<Collective>(collective));
-  if (descriptor.words[kLayout] == kMemoryLayout) return "registration of memory";
   if (static_cast<Collective>(collective) == Collective::kBarrier) return text;
   text += str(" ", to_string(static_cast<DType>(dtype)));
-  if (static_cast<Collective>(collective) != Collective::kAllToAll) {
+  if (static_cast<Collective>(collective) != Collective::kAllToAll && purpose != Purpose::kSparse) {
     text += str("[", descriptor.words[kCount], "]");
   }
   if (op < kReduceOps) text += str(" ", to_string(static_cast<ReduceOp>(op)));
   if (root != kNobody) text += str(" root ", root);
   if (descriptor.words[kSplits] != 0) text += " uneven";
-  if (descriptor.words[kLayout] == kSparseLayout) return text + " for a sparse all_reduce";
-  if (descriptor.words[kLayout] == kBuffersLayout) return text + " about shared buffers";
-  if (descriptor.words[kLayout] != 0)
-    text += str(" memory layout ", descriptor.words[kLayout] % 10000);
-  return text;
+  const uint64_t layout = descriptor.words[kLayout] % 10000;
+  if (purpose == Purpose::kSparse) return text + " of sparse tensors";
+  if (purpose == Purpose::kBuffers) return text + " about shared buffers";
+  if (purpose == Purpose::kSeveral) return text + str(" in tensors of sizes #", layout);
+  return descriptor.words[kLayout] == 0 ? text : text + str(" memory layout ", layout);
 }
 
 }  // namespace ringcomm

@@ -9,12 +9,14 @@
 
 namespace ringcomm {
 
-// The layout of the parts that an all_reduce of sparse tensors gathers, for texts.
-inline constexpr uint64_t kSparseLayout = 2;
-// The same of what ranks tell of tensors that others read (torch/peer_reads.cc).
-inline constexpr uint64_t kBuffersLayout = 3;
-// The same where ranks meet, as at a barrier, to map memory (comm/device_register.cc).
-inline constexpr uint64_t kMemoryLayout = 4;
+// What a collective is part of. Ranks compare it, and texts say it.
+enum class Purpose : uint8_t {
+  kCall,     // nothing else
+  kSeveral,  // a call of several tensors, which every rank must cut alike
+  kSparse,   // an all_reduce of sparse tensors (torch/sparse.cc)
+  kBuffers,  // ranks tell where tensors lie that others read (torch/peer_reads.cc)
+  kMemory,   // ranks meet, as at a barrier, to map memory (comm/device_register.cc)
+};
 
 // Spans follow the conventions of shapes (plan/shape.h); counts are bytes. Input and output may be
 // the same memory wherever torch.distributed works in place. The memory lives until the operation
@@ -24,8 +26,10 @@ struct Operation : CallShape {
   ReduceOp op = ReduceOp::kSum;
   double factor = 1;  // kPremulSum: this rank's own
   std::vector<Span> input, output;
-  uint64_t layout = 0;  // hash of the memory layout, 0 for contiguous
-  uint32_t line = 0;    // of the program, that calls: a number of ringcomm/_lines.py's; 0: unknown
+  Purpose purpose = Purpose::kCall;
+  // Hash of the memory layout, and of how the call is cut into tensors; 0: one, contiguous.
+  uint64_t layout = 0;
+  uint32_t line = 0;  // of the program, that calls: a number of ringcomm/_lines.py's; 0: unknown
   std::chrono::milliseconds timeout{0};  // 0: the group's
   // Of a piece of another operation: the terms of that, the bytes of its larger side, and what
   // ranks exchange in all of it. They compare that, too.

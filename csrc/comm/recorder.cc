@@ -1,8 +1,6 @@
 #include "comm/recorder.h"
 
-#include <fcntl.h>
-
-#include <numeric>
+#include <ranges>
 
 #include "comm/operation.h"
 #include "plan/registry.h"
@@ -27,12 +25,9 @@ std::string names(int count, std::initializer_list<const char*> more = {}) {
   return str('[', joined(all), ']');
 }
 
-constexpr size_t kMostNamed = 16;  // all of the head has to fit
-
 std::string registered_in(const Recorded& recorded) {
   std::vector<std::string> all;
-  for (const Algorithm each : recorded.registered) {
-    if (all.size() == kMostNamed) break;
+  for (const Algorithm each : recorded.registered | std::views::take(16)) {  // the head has to fit
     all.push_back(str('"', static_cast<int>(each), "\":", quoted(registered_name(each))));
   }
   return str('{', joined(all), '}');
@@ -55,18 +50,14 @@ std::string about(const Recorded& recorded, size_t ranks_at, size_t records_at, 
              ",\"registered\":", registered_in(recorded), "}");
 }
 
-Mapping map(const Recorded& recorded, const std::string& folder, size_t bytes) {
-  static std::atomic<int> number{0};
-  if (folder.empty() || folder == "off") return Mapping(bytes);
-  const auto& ranks = recorded.global_ranks;
-  const int rank = ranks.empty() ? recorded.rank : ranks[static_cast<size_t>(recorded.rank)];
-  const std::string path = str(folder, "/rank", rank, "-", ::getpid(), "-", number++, ".ring");
-  const Fd file(::open(path.c_str(), O_CREAT | O_TRUNC | O_RDWR | O_CLOEXEC, 0644));
-  if (!file) throw SystemError("RINGCOMM_TRACE: " + path);
-  // Blocks that are missing when they are written to would end the program by a signal.
-  const int error = ::posix_fallocate(file.get(), 0, static_cast<off_t>(bytes));
-  if (error != 0) throw SystemError("RINGCOMM_TRACE: " + path, error);
-  return Mapping::inherited(file, bytes);
+int global_rank(const Recorded& recorded, Rank rank) {
+  return recorded.global_ranks.empty() ? rank : recorded.global_ranks[static_cast<size_t>(rank)];
+}
+
+// In the file that Python makes for it, if it can; else in memory.
+Mapping map(const Recorded& recorded, size_t bytes) {
+  const Fd file(recorded.ring ? recorded.ring(global_rank(recorded, recorded.rank), bytes) : -1);
+  return file ? Mapping::inherited(file, bytes) : Mapping(bytes);
 }
 
 void copy_text(std::span<char> to, const std::string& text) {
@@ -75,18 +66,17 @@ void copy_text(std::span<char> to, const std::string& text) {
 
 }  // namespace
 
-Recorder::Recorder(const Recorded& recorded, const std::string& folder, const Moment& first)
+Recorder::Recorder(const Recorded& recorded, const Moment& first)
     : size_(static_cast<size_t>(recorded.size)),
       places_(size_),
-      memory_(map(recorded, folder, places_.end)) {
+      memory_(map(recorded, places_.end)) {
   const auto wall = std::chrono::system_clock::now().time_since_epoch();
   head().first = first;
   head().last = Moment();
   head().steady = head().last.steady;
   head().wall = std::chrono::nanoseconds(wall).count();
-  const std::span ranks(reinterpret_cast<int*>(memory_.data() + sizeof(Head)), size_);
-  std::iota(ranks.begin(), ranks.end(), 0);
-  std::ranges::copy(recorded.global_ranks, ranks.begin());
+  auto* const ranks = reinterpret_cast<int*>(memory_.data() + sizeof(Head));
+  for (Rank each = 0; each < recorded.size; ++each) ranks[each] = global_rank(recorded, each);
   copy_text(head().about,
             about(recorded, sizeof(Head), places_.records, places_.totals, places_.waits));
   std::memcpy(head().magic, "RINGREC1", sizeof head().magic);
@@ -158,8 +148,9 @@ void Recorder::end(uint64_t ticket, bool good, const Traffic& traffic) {
   total.ticks += static_cast<uint64_t>(record->ended - record->began);
 }
 
-void Recorder::fail(const std::string& why) {
+void Recorder::close(const std::string& why) {
   const Lock lock(mutex_);
+  if (why.empty()) head().left = 1;
   copy_text(head().failure, why);
 }
 
@@ -167,9 +158,8 @@ std::string Recorder::name_of(uint64_t sequence) const {
   std::string name = str("#", sequence);
   const Lock lock(mutex_);
   for (const Record& record : ring().first(std::min(head().begun, kRecords))) {
-    if (sequence != 0 && record.descriptor.sequence == sequence) {
+    if (sequence != 0 && record.descriptor.sequence == sequence)
       return str(name, " ", to_text(record.descriptor));
-    }
   }
   return name;
 }

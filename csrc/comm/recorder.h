@@ -44,6 +44,7 @@ struct Recorded {
   bool device = false;
   std::vector<Algorithm> registered;  // that the group may use
   uint64_t meeting = 0;               // equal on all ranks of the group, and no other group's
+  int (*ring)(int rank, uint64_t bytes) = nullptr;  // see ProcessConfig
 };
 
 // Any thread may call any function.
@@ -52,10 +53,8 @@ class Recorder {
   static constexpr uint64_t kRecords = 4096;
   static constexpr uint64_t kLook = 256;  // operations between looks at both clocks
 
-  // `folder`: where a file shows the records while they are made; empty: in memory only. `first`: a
-  // moment long before. Throws SystemError.
-  explicit Recorder(const Recorded& recorded = {}, const std::string& folder = {},
-                    const Moment& first = {});
+  // `first`: a moment long before. Throws SystemError.
+  explicit Recorder(const Recorded& recorded = {}, const Moment& first = {});
 
   // An operation is called, and waits for its turn. The ticket is for the other functions.
   uint64_t call(const Descriptor& descriptor, uint32_t line);
@@ -64,7 +63,8 @@ class Recorder {
                  std::optional<uint64_t> called = std::nullopt);
   void waited(uint64_t ticket, Rank peer, Clock::duration time);
   void end(uint64_t ticket, bool good, const Traffic& traffic = {});
-  void fail(const std::string& why);  // the group
+  // The group fails. Without a reason: it was destroyed, or its program ends.
+  void close(const std::string& why = {});
 
   // "#412 all_reduce float32[10] SUM", or "#412" when that was too long ago.
   std::string name_of(uint64_t sequence) const;
@@ -76,10 +76,10 @@ class Recorder {
     char magic[8];
     uint64_t begun;  // operations
     int64_t steady, wall;
-    uint64_t sent, resent;  // of all operations
-    uint64_t broken;        // connections
-    uint64_t reserved;
-    char about[2976];    // JSON
+    uint64_t sent, resent, broken;  // by all operations; the last are connections
+    int64_t seen;        // by Python, each second: the wall clock, while the process lives
+    char about[2968];    // JSON
+    uint64_t left;       // 1: the group was destroyed, or its program has ended
     Moment first, last;  // of the process, and lately: they tell what ticks are
     char failure[1024];
   };

@@ -13,6 +13,29 @@ namespace {
 cudaStream_t native(Stream stream) { return static_cast<cudaStream_t>(stream); }
 cudaEvent_t native_event(Event event) { return static_cast<cudaEvent_t>(event); }
 
+// Maps one chunk of memory after the other at an address, as torch's expandable segments do.
+bool try_ids(int device) try {
+  constexpr uint64_t kChunk = 32 << 20;  // a multiple of what any device wants
+  CUmemAllocationProp kind{};
+  kind.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+  kind.location = {CU_MEM_LOCATION_TYPE_DEVICE, device};
+  CUdeviceptr base = 0;
+  driver().reserve(&base, kChunk, 0ul, CUdeviceptr{0}, 0ull);
+  const Finally unreserve{[&] { driver().unreserve(base, kChunk); }};
+  unsigned long long ids[2]{};
+  for (auto& id : ids) {
+    CUmemGenericAllocationHandle handle = 0;
+    driver().create(&handle, kChunk, &kind, 0ull);
+    const Finally release{[&] { driver().release(handle); }};
+    driver().map(base, kChunk, 0ul, handle, 0ull);
+    const Finally unmap{[&] { driver().unmap(base, kChunk); }};
+    driver().attribute(&id, CU_POINTER_ATTRIBUTE_BUFFER_ID, base);
+  }
+  return ids[0] != ids[1];
+} catch (const DeviceError&) {
+  return false;  // a driver without virtual addresses
+}
+
 class CudaApi final : public Api {
  public:
   bool simulated() const override { return false; }
@@ -104,6 +127,17 @@ class CudaApi final : public Api {
             .bytes = bytes,
             .id = id,
             .ipc = ipc != 0};
+  }
+
+  uint64_t id_of(const std::byte* address) override {
+    unsigned long long id = 0;
+    driver().attribute(&id, CU_POINTER_ATTRIBUTE_BUFFER_ID, number_of(address));
+    return id;
+  }
+
+  bool ids_change() override {
+    static const bool change = try_ids(current_device());
+    return change;
   }
 
   Stream make_stream() override {

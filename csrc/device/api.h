@@ -6,6 +6,7 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <memory>
 
 #include "base/fd.h"
@@ -73,6 +74,9 @@ class Api {
  public:
   virtual ~Api() = default;
 
+  // By ringcomm_device_salt(): ranks with different ones take their device for one of their own.
+  std::atomic<uint8_t> salt{0};
+
   virtual bool simulated() const = 0;
   // Empty, or one sentence that says why no device can be used: no driver, one too old. First call.
   virtual std::string unusable() = 0;
@@ -91,7 +95,11 @@ class Api {
   // Makes mapped memory of the host the device's too; returns its address there.
   virtual std::byte* register_host(std::byte* memory, uint64_t bytes) = 0;
   virtual void unregister_host(std::byte* memory) = 0;
-  virtual Allocation allocation_of(const std::byte* address) = 0;
+  virtual Allocation allocation_of(const std::byte* address) = 0;  // several calls of the driver
+  virtual uint64_t id_of(const std::byte* address) = 0;            // one; 0: no memory is there
+  // Has memory another id than what was mapped at its address before? CUDA does not promise it for
+  // virtual addresses, so the first call tries it.
+  virtual bool ids_change() = 0;
 
   virtual Stream make_stream() = 0;  // of high priority, independent of the default stream
   virtual void destroy_stream(Stream stream) = 0;
@@ -112,7 +120,7 @@ class Api {
   // Memory operations on words of registered or pinned host memory, by their device address, in
   // order. A write comes after all that is before it in the stream, which is visible to all that
   // see the value. A wait ends when (int32)(word - value) >= 0; the host does not wait. 64 bits are
-  // also written to memory of devices.
+  // also written to memory of the stream's device, and of no other: CUDA 13.1 refuses that.
   virtual void each_word(Stream stream, std::span<const Word> words) = 0;
   void write(Stream stream, std::byte* word, uint32_t value) {
     each_word(stream, std::array{Word{word, value, Word::kWrite}});

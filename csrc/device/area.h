@@ -13,7 +13,7 @@
 namespace ringcomm::cuda {
 
 inline constexpr uint64_t kOperations = 128;  // of a group, that are under way on its device
-inline constexpr int kExports = 64;           // allocations of a rank that others may map
+inline constexpr int kExports = 1024;         // allocations of a rank that others may map
 inline constexpr uint64_t kMessages = 64;     // to one peer, whose sizes can be compared
 
 // A rank's lines from one peer say, of operations and of messages, how many rounds the peer has
@@ -51,10 +51,9 @@ struct ExportedRange {
 struct ExportedMemory {
   enum Kind : uint32_t { kHandle, kChunks };
   Kind kind;
-  uint32_t chunks;  // kChunks: so many descriptors were sent
+  uint32_t chunks;  // kChunks: so many descriptors were sent, of chunks that are equally long
   ExportedRange range;
   IpcHandle handle;
-  uint64_t chunk_bytes[16];
 };
 
 struct Export {

@@ -11,7 +11,7 @@ namespace {
 // The bytes that each rank gives each group. Rounds on a large GPU need to be large, since
 // launching costs as much as moving 20 MB.
 constexpr uint64_t kLeast = 16 << 20, kMost = 256 << 20, kShareOfDevice = 512;
-constexpr uint64_t kShareOfExports = 4;  // of a device, that others may have mapped of a rank
+constexpr uint64_t kShareOfExports = 2;  // of a device, that others may have mapped of a rank
 constexpr uint64_t kForMessages = 8;     // such a part of it, where two ranks meet for messages
 enum Joining : int32_t { kCannot, kCan, kJoined, kBound };  // of RankInfo::multicast
 
@@ -131,6 +131,7 @@ void DeviceComm::join(const Subgroup& subgroup, RankInfo& info, uint32_t step) {
 void DeviceComm::prepare(RankInfo& info) {
   const DeviceFacts facts = api_.facts(device_);
   info.uuid = facts.uuid;
+  info.uuid.back() ^= api_.salt;
   info.memory_bytes = facts.memory_bytes;
   info.capability = facts.capability;
   info.most_bytes = most_bytes_;
@@ -141,6 +142,7 @@ void DeviceComm::prepare(RankInfo& info) {
   }
   if (proof_ == nullptr) proof_ = reinterpret_cast<uint64_t*>(api_.allocate_pinned(kPrologue));
   api_.load_kernels();
+  api_.ids_change();  // tries it now, because mapping memory may wait for streams
   // Do streams write and wait for words of the host here? Nothing but a trial tells.
   if (stream_ == nullptr) stream_ = api_.make_stream();
   const int spare = 2 * size() + 1;  // a timeline that nobody else uses
@@ -192,10 +194,13 @@ void DeviceComm::open(const Subgroup& subgroup, RankInfo& info) {
   std::byte* const mine = api_.allocate(kPrologue + memory.end + memory.meeting);
   memory.of[static_cast<size_t>(rank_)] = mine;
   std::memset(proof_, 0, kPrologue);
-  *proof_ = info.pattern;
   api_.copy(stream_, mine, reinterpret_cast<std::byte*>(proof_), kPrologue);
+  // The pattern comes as slots do later. Nothing but a trial tells whether it can.
+  api_.each_word(stream_, std::array{Word{mine, info.pattern, Word::kWrite64}});
+  api_.copy(stream_, reinterpret_cast<std::byte*>(proof_), mine, sizeof(uint64_t));
   api_.synchronize(stream_);
-  *proof_ = 0;
+  if (std::exchange(*proof_, 0) != info.pattern)
+    throw DeviceError("what a stream writes into its device's memory does not arrive there");
   std::byte* const end = mine + kPrologue + memory.end + memory.meeting;
   for (std::byte* at = end - (memory.meeting > 0 ? lines : 0); at < end; at += kPrologue) {
     const auto bytes = std::min(kPrologue, static_cast<uint64_t>(end - at));

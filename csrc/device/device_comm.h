@@ -48,7 +48,7 @@ struct Transfer {
 // two has no window, and only ranks with a device each have what is behind the messages.
 struct Prologue {
   uint64_t pattern;
-  // Of operations, of messages; by the rank that writes it.
+  // For operations, for messages; by the leader that reads it. The owner's stream writes it.
   alignas(4096) LeaderSlot slots[2][kMostRanks];
   Flags flags;
 };
@@ -104,7 +104,6 @@ class DeviceComm {
     for (Imports& imports : imports_) imports.look();
   }
   Exports& exports() { return *exports_; }  // where a subgroup has met, and reaches one another
-  bool exporting() const { return exports_.has_value(); }
   // Messages that make progress side by side.
   void transfer(Stream stream, std::span<const Transfer> transfers);
 

@@ -1,21 +1,29 @@
 #include "device/exports.h"
 
+#include <thread>
+
 namespace ringcomm::cuda {
 namespace {
 
 constexpr uint64_t kMostMissed = 1000;  // generations whose descriptors are looked for
-constexpr uint64_t kMostChunks = std::size(ExportedMemory{}.chunk_bytes);
+constexpr const char* kNotMapped = "other processes cannot map the memory of some tensors (";
+constexpr uint64_t kLately = 128;       // operations
+constexpr int kLooks = 16;              // at entries that begin() passes over
+constexpr auto kSending = std::chrono::seconds(1);  // until a peer takes a descriptor
+constexpr auto kPause = std::chrono::microseconds(50);
 
 // Of a chunk's descriptor. An entry's generations come one after the other.
 uint32_t number_of(int index, uint64_t generation, size_t chunk) {
-  const uint64_t entry = (generation * kExports + static_cast<uint64_t>(index)) * kMostChunks;
+  const uint64_t entry =
+      (generation * kExports + static_cast<uint64_t>(index)) * Exports::kMostChunks;
   return static_cast<uint32_t>(entry + chunk) & INT32_MAX;
 }
 
-// All that `span` lies in; none where a part of it lies in nothing.
-Pieces pieces_of(Api& api, const Span& span) try {
+// All that `span` lies in, or the first `most` of them; none where a part of it lies in nothing.
+Pieces pieces_of(Api& api, const Span& span, size_t most = SIZE_MAX) try {
   Pieces pieces;
   for (const std::byte* at = span.data; pieces.empty() || at < span.data + span.bytes;) {
+    if (pieces.size() == most) break;
     const Allocation piece = api.allocation_of(at);
     if (piece.bytes == 0) return {};
     pieces.push_back(piece);
@@ -39,6 +47,12 @@ Allocation joined(std::span<const Allocation> pieces) {
     range.ipc = false;  // several pieces: virtual addresses
   }
   return range;
+}
+
+// Is the span in all of them?
+bool covers(const Pieces& pieces, const Span& span) {
+  const Allocation& last = pieces.back();
+  return span.data < pieces[0].base + pieces[0].bytes && last.base < span.data + span.bytes;
 }
 
 }  // namespace
@@ -93,13 +107,10 @@ uint64_t Exports::address_at(Rank peer, const Span& span, bool kept) {
   Entry* const entry = entry_for(span);
   if (entry == nullptr) return 0;
   entry->kept = entry->kept || kept;
-  if (entry->secret.empty()) {
-    give(*entry, peer);
-    if (!entry->secret.empty()) {
-      ends_.warn(str("other processes cannot map the memory of some tensors (", entry->secret,
-                     "), so these are copied once more: "
-                     "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:False may help"));
-    }
+  if (entry->secret.empty()) give(*entry, peer);
+  if (!entry->secret.empty()) {
+    ends_.warn(str(kNotMapped, entry->secret, "), so these are copied once more: ",
+                   "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:False may help"));
   }
   if (!has_opened(peer, *entry)) return 0;
   const Opened& opened = ends_.area(peer).opened(ends_.transport.rank(), index_of(*entry));
@@ -108,6 +119,7 @@ uint64_t Exports::address_at(Rank peer, const Span& span, bool kept) {
 }
 
 void Exports::offer(const Span& span) {
+  begin();
   if (Entry* const entry = entry_for(span)) give_all(*entry);
 }
 
@@ -117,68 +129,128 @@ void Exports::give_all(Entry& entry) {
   }
 }
 
+void Exports::begin() {
+  ++now_;
+  refused_.clear();
+  for (int look = 0; look < kLooks; ++look) {
+    Entry& entry = entries_[next_entry_];
+    const bool rests = entry.used + kLately < now_;
+    if (rests && next_piece_ < entry.pieces.size()) {
+      if (!is_there(entry, next_piece_++)) renew(entry, {});
+      return;
+    }
+    next_entry_ = (next_entry_ + 1) % entries_.size();
+    next_piece_ = 0;
+  }
+}
+
 // The one that has all of the span, or else a new one; null where there is no room for it.
 Exports::Entry* Exports::entry_for(const Span& span) {
-  Pieces pieces = pieces_of(ends_.api, span);
-  if (pieces.empty()) return nullptr;
-  for (Entry& entry : entries_) {
-    // What cannot be exported whole may be in part.
-    const bool usable = entry.secret.empty() || entry.pieces.size() == pieces.size();
-    if (!usable || std::ranges::search(entry.pieces, pieces).empty()) continue;
-    entry.used = now_;
-    return &entry;
+  const auto same = [&](const Span& each) {
+    return each.data == span.data && each.bytes == span.bytes;
+  };
+  if (std::ranges::any_of(refused_, same)) return nullptr;
+  Entry* entry = known(span);
+  if (entry == nullptr) {
+    Pieces pieces = pieces_of(ends_.api, span, kMostChunks + 1);
+    if (pieces.empty()) return refuse(span, "the driver does not know what allocation it is in");
+    if (pieces.size() > kMostChunks) return refuse(span, "it has more than 256 pieces");
+    const Allocation range = joined(pieces);
+    if (range.bytes > most_bytes_) return refuse(span, "it is larger than half of the device");
+    entry = make_room(range.bytes);
+    if (entry == nullptr) {
+      return refuse(span, str("others map at most ", kExports, " allocations, and half of the ",
+                              "device, and the rest is in use"));
+    }
+    renew(*entry, std::move(pieces));
   }
-  const Allocation range = joined(pieces);
-  Entry* const entry = range.bytes > most_bytes_ ? nullptr : find(range);
-  if (entry == nullptr || !make_room(*entry, range.bytes)) return nullptr;
-  renew(*entry, std::move(pieces));
+  entry->used = now_;
   return entry;
 }
 
-// Finds the allocation's entry, or else one for it: a freed one, or the one unused for longest.
-Exports::Entry* Exports::find(const Allocation& range) {
-  Entry* free = nullptr;
-  for (Entry& entry : entries_) {
-    if (entry.range.base == range.base && entry.range.bytes == range.bytes) return &entry;
-    if (!entry.stays(now_) && (free == nullptr || entry.used < free->used)) free = &entry;
-  }
-  return free;
+// The reason is one of few, so that each is said once.
+Exports::Entry* Exports::refuse(const Span& span, const std::string& why) {
+  refused_.push_back(span);
+  ends_.warn(str(kNotMapped, why, "), so these are copied once more"));
+  return nullptr;
 }
 
-// What is new may have taken the place of what was freed. Beyond that the longest unused goes.
-bool Exports::make_room(const Entry& place, uint64_t bytes) {
-  for (Entry& entry : entries_) {
-    withdraw_if_freed(entry);
-    bytes += entry.range.bytes;
-  }
-  while (place.range.bytes > 0 || bytes > most_bytes_) {
-    Entry* oldest = nullptr;
-    for (Entry& entry : entries_) {
-      const bool older = oldest == nullptr || entry.used < oldest->used;
-      if (entry.range.bytes > 0 && !entry.stays(now_) && older) oldest = &entry;
+// What was freed meanwhile is withdrawn.
+Exports::Entry* Exports::known(const Span& span) {
+  std::vector<Entry*> freed;
+  Entry* found = nullptr;
+  for (auto at = by_base_.upper_bound(span.data); at != by_base_.begin() && found == nullptr;) {
+    Entry& entry = entries_[static_cast<size_t>((--at)->second)];
+    if (entry.range.base + entry.range.bytes < span.data + span.bytes) continue;
+    if (!is_there(entry, span)) {
+      freed.push_back(&entry);
+    } else if (entry.secret.empty() || covers(entry.pieces, span)) {
+      found = &entry;  // what cannot be exported whole may be in part
     }
-    if (oldest == nullptr || !ends_.idle()) return false;
-    bytes -= oldest->range.bytes;
-    withdraw(*oldest);
+  }
+  for (Entry* const entry : freed) renew(*entry, {});
+  return found;
+}
+
+bool Exports::is_there(Entry& entry, size_t piece) {
+  uint64_t& last = entry.looked_at[piece];
+  if (last == now_) return true;
+  const Allocation& known = entry.pieces[piece];
+  try {
+    if (ends_.api.id_of(known.base) != known.id) return false;
+  } catch (const DeviceError&) {
+    return false;
+  }
+  last = now_;
+  return true;
+}
+
+// All pieces that the span has a part of.
+bool Exports::is_there(Entry& entry, const Span& span) {
+  for (size_t i = 0; i < entry.pieces.size(); ++i) {
+    const Allocation& piece = entry.pieces[i];
+    const bool concerned =
+        piece.base < span.data + span.bytes && span.data < piece.base + piece.bytes;
+    if (concerned && !is_there(entry, i)) return false;
   }
   return true;
 }
 
-void Exports::withdraw_if_freed(Entry& entry) {
-  if (entry.range.bytes == 0) return;
-  if (pieces_of(ends_.api, {entry.range.base, entry.range.bytes}) != entry.pieces) withdraw(entry);
+// A free entry. Where there is none, or too much is exported, the longest unused goes.
+Exports::Entry* Exports::make_room(uint64_t bytes) {
+  while (true) {
+    Entry *free = nullptr, *oldest = nullptr;
+    for (Entry& entry : entries_) {
+      const bool empty = entry.range.bytes == 0;
+      if (empty && free == nullptr) free = &entry;
+      if (empty || entry.stays(now_)) continue;
+      if (oldest == nullptr || entry.used < oldest->used) oldest = &entry;
+    }
+    if (free != nullptr && bytes_ + bytes <= most_bytes_) return free;
+    if (oldest == nullptr || !ends_.idle()) return nullptr;
+    renew(*oldest, {});
+  }
 }
 
-void Exports::withdraw(Entry& entry) {
-  if (entry.range.bytes > 0) renew(entry, {});
-  entry.used = 0;
+void Exports::withdraw_if_freed(Entry& entry) {
+  if (!is_there(entry, {entry.range.base, entry.range.bytes})) renew(entry, {});
 }
 
 // Those that have had what was there before give it back.
 void Exports::renew(Entry& entry, Pieces pieces) {
   Export& exported = ends_.own().exported(index_of(entry));
   const Allocation range = joined(pieces);
-  entry = {{}, std::move(pieces), range, entry.generation + 1, now_};
+  if (entry.range.bytes > 0) {
+    const auto [first, last] = by_base_.equal_range(entry.range.base);
+    by_base_.erase(std::find_if(first, last, [&](const auto& each) {
+      return each.second == index_of(entry);
+    }));
+    bytes_ -= entry.range.bytes;
+  }
+  if (range.bytes > 0) by_base_.emplace(range.base, index_of(entry));
+  bytes_ += range.bytes;
+  std::vector<uint64_t> looked_at(pieces.size(), now_);
+  entry = {{}, std::move(pieces), std::move(looked_at), range, entry.generation + 1, 0};
   exported.generation.exchange(0, std::memory_order_acq_rel);  // before the rest; partner: Imports
   exported.memory.range = {reinterpret_cast<uint64_t>(range.base), range.bytes, range.id};
   exported.memory.kind = range.ipc ? ExportedMemory::kHandle : ExportedMemory::kChunks;
@@ -199,9 +271,7 @@ void Exports::give(Entry& entry, Rank peer) {
     if (entry.range.ipc && first) {
       exported.memory.handle = ends_.api.export_memory(entry.range.base);
     }
-    if (!entry.range.ipc && !give_chunks(entry, peer)) {
-      entry.secret = "it has many pieces, or is of virtual addresses that cannot be exported";
-    }
+    if (!entry.range.ipc) give_chunks(entry, peer);
   } catch (const std::exception& error) {
     entry.secret = error.what();
   }
@@ -210,17 +280,28 @@ void Exports::give(Entry& entry, Rank peer) {
   announce(peer);
 }
 
-bool Exports::give_chunks(const Entry& entry, Rank peer) {
+// Throws where it cannot be.
+void Exports::give_chunks(const Entry& entry, Rank peer) {
+  if (!ends_.api.ids_change())
+    throw DeviceError("this driver does not tell when virtual addresses get other memory");
   ExportedMemory& memory = ends_.own().exported(index_of(entry)).memory;
+  const uint64_t each = entry.pieces[0].bytes;
+  if (!std::ranges::all_of(entry.pieces, [&](const auto& piece) { return piece.bytes == each; }))
+    throw DeviceError("its pieces differ in length");
   const std::vector<Chunk> chunks =
       ends_.api.export_chunks(entry.range.base, entry.range.bytes, kMostChunks);
+  if (chunks.empty())
+    throw DeviceError("it is of virtual addresses that cannot be exported");
+  const Deadline deadline(kSending);
   for (size_t i = 0; i < chunks.size(); ++i) {
     const uint32_t number = number_of(index_of(entry), entry.generation, i);
-    if (!ends_.transport.send(peer, number, chunks[i].descriptor)) return false;
-    memory.chunk_bytes[i] = chunks[i].bytes;
+    // A socket takes few at a time.
+    while (!ends_.transport.send(peer, number, chunks[i].descriptor)) {
+      if (deadline.passed()) throw DeviceError("another process takes no descriptors");
+      std::this_thread::sleep_for(kPause);
+    }
   }
   memory.chunks = static_cast<uint32_t>(chunks.size());
-  return !chunks.empty();
 }
 
 // ---- what a program registers
@@ -228,6 +309,8 @@ bool Exports::give_chunks(const Entry& entry, Rank peer) {
 // An entry has so many pieces at most: a long range of virtual addresses is several entries.
 Registered Exports::enroll(const std::string& name, const std::vector<Span>& memory) {
   dismiss(name);
+  begin();
+  for (Entry& entry : entries_) withdraw_if_freed(entry);  // makes room
   Registered result;
   std::vector<Held>& held = names_[name];
   const auto add = [&](const Span& span) {
@@ -320,8 +403,8 @@ void Imports::renew(int index, uint64_t generation) {
   mapped = {generation, wanted, nullptr, memory.range};
   mapped.range.process = process_;
   if (!wanted) return;
-  const std::vector<Chunk> pieces = receive(index, generation, memory);
   try {
+    const std::vector<Chunk> pieces = receive(index, generation, memory);
     mapped.address = ImportCache::of(ends_.api).acquire(
         mapped.range, memory.kind == ExportedMemory::kChunks, [&] { return open(memory, pieces); });
   } catch (const std::exception& error) {
@@ -342,10 +425,10 @@ std::byte* Imports::open(const ExportedMemory& memory, const std::vector<Chunk>&
 // They were sent before they were named, so none is waited for.
 std::vector<Chunk> Imports::receive(int index, uint64_t generation, const ExportedMemory& memory) {
   std::vector<Chunk> chunks;
-  for (size_t i = 0; i < kMostChunks; ++i) {
+  for (size_t i = 0; i < Exports::kMostChunks; ++i) {
     Fd descriptor = ends_.transport.take(peer_, number_of(index, generation, i));
     if (!descriptor) break;
-    chunks.push_back({std::move(descriptor), memory.chunk_bytes[i]});
+    chunks.push_back({std::move(descriptor), memory.range.bytes / std::max(1u, memory.chunks)});
   }
   return chunks;
 }

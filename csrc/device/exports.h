@@ -68,16 +68,17 @@ struct Registered {
 class Exports {
  public:
   static constexpr int kMostRegistered = kExports / 4 * 3;  // the others are for what turns up
+  static constexpr size_t kMostChunks = 256;                // of an entry
 
   // At most `most_bytes` at a time.
   Exports(Ends ends, uint64_t most_bytes) : ends_(std::move(ends)), most_bytes_(most_bytes) {}
 
   // The address at which `peer` sees `span`; 0 where it does not, or not yet. What is `kept` stays
   // until it is freed: a graph has its address. Other things make room for new ones while no kernel
-  // may use them.
+  // may use them. In one operation the driver is asked once about each piece.
   uint64_t address_at(Rank peer, const Span& span, bool kept);
-  // An operation begins: one entry is looked at, whether it was freed.
-  void begin() { withdraw_if_freed(entries_[now_++ % kExports]); }
+  // An operation begins: one piece of what was not used lately is looked at, whether it was freed.
+  void begin();
   // Exports to all what the span lies in, where there is room.
   void offer(const Span& span);
   // The same, under a name, instead of what that had before. It stays until it is freed, or nobody
@@ -91,7 +92,8 @@ class Exports {
   struct Entry {
     std::string secret;  // why it cannot be exported
     Pieces pieces;
-    Allocation range;  // all of them
+    std::vector<uint64_t> looked_at;  // each piece: the last operation that found it there
+    Allocation range;                 // all of them
     uint64_t generation = 0;
     uint64_t used = 0;
     bool kept = false;   // by a graph
@@ -106,19 +108,21 @@ class Exports {
   };
 
   Entry* entry_for(const Span& span);
-  Entry* find(const Allocation& range);
+  Entry* known(const Span& span);
+  bool is_there(Entry& entry, const Span& span);
+  bool is_there(Entry& entry, size_t piece);
+  Entry* refuse(const Span& span, const std::string& why);
   std::string enroll_one(const Span& span, std::vector<Held>& held);
   void give_all(Entry& entry);
   bool has_opened(Rank peer, const Entry& entry) const {
     const Opened& opened = ends_.area(peer).opened(ends_.transport.rank(), index_of(entry));
     return opened.generation.load(std::memory_order_acquire) == entry.generation;
   }
-  bool make_room(const Entry& place, uint64_t bytes);
+  Entry* make_room(uint64_t bytes);
   void withdraw_if_freed(Entry& entry);
-  void withdraw(Entry& entry);
   void renew(Entry& entry, Pieces pieces);
   void give(Entry& entry, Rank peer);
-  bool give_chunks(const Entry& entry, Rank peer);
+  void give_chunks(const Entry& entry, Rank peer);
   void announce(Rank peer) const {
     ends_.own().exports(peer).fetch_add(1, std::memory_order_release);  // partner: look()
   }
@@ -127,7 +131,11 @@ class Exports {
   const Ends ends_;
   const uint64_t most_bytes_;
   uint64_t now_ = 1;  // counts operations
-  std::array<Entry, kExports> entries_;
+  std::vector<Entry> entries_ = std::vector<Entry>(kExports);
+  std::multimap<const std::byte*, int> by_base_;  // of those that have memory
+  uint64_t bytes_ = 0;                            // of all
+  std::vector<Span> refused_;                     // by this operation
+  size_t next_entry_ = 0, next_piece_ = 0;        // to be looked at by begin()
   std::map<std::string, std::vector<Held>> names_;
 };
 
@@ -173,7 +181,7 @@ class Imports {
   const Area theirs_;
   const size_t process_;
   uint32_t seen_ = 0;  // changes
-  std::array<Mapped, kExports> mapped_;
+  std::vector<Mapped> mapped_ = std::vector<Mapped>(kExports);
 };
 
 }  // namespace ringcomm::cuda

@@ -1,8 +1,9 @@
 // Work of streams: copies, words that are written and waited for, and kernels that read and write
 // other ranks' memory. No function here waits for another rank.
 //
-// A rank gives its operands to a leader, whose kernel does the work: it says in the leader's slot
-// where they are. Where they cannot be mapped they are staged in a window, round by round of what
+// A rank gives its operands to a leader, whose kernel does the work: it says in a slot where they
+// are. The slot lies in its own memory, because a stream cannot write to another device.
+// The leader's kernel reads it there. Where they cannot be mapped they are staged in a window, round by round of what
 // that holds. Words of the host's memory order it all:
 //
 //   a rank                                         a leader

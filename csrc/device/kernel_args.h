@@ -17,7 +17,7 @@ using Stream = void*;  // cudaStream_t; null is the default stream
 inline constexpr int kMostRanks = 32;  // of a group that talks over devices
 
 // Where a rank's operands of an operation are, as the leader sees them. That rank's stream writes
-// it into memory of the leader's device.
+// it into memory of its own device, which the leader's kernel reads.
 struct LeaderSlot {
   uint64_t input = 0;
   uint64_t output = 0;

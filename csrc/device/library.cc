@@ -8,3 +8,9 @@ extern "C" [[gnu::visibility("default")]] ringcomm::cuda::Api* ringcomm_device_a
   static ringcomm::cuda::Api* const api = ringcomm::cuda::make_api().release();
   return std::strcmp(interface, RINGCOMM_INTERFACE) == 0 ? api : nullptr;
 }
+
+// For tests: if the ranks that share a device call it with different numbers, before they meet,
+// they run the kernels for ranks that have a device each. So one GPU is enough to try those.
+extern "C" [[gnu::visibility("default")]] void ringcomm_device_salt(uint8_t salt) {
+  ringcomm_device_api(RINGCOMM_INTERFACE)->salt = salt;
+}

@@ -16,6 +16,7 @@ std::string DeviceComm::kernels_text() const {
 }
 
 void DeviceComm::collective(Stream stream, const Call& call, Algorithm kernel) {
+  exports_->begin();
   if (kernel == kByKernel || kernel == kByCopies)
     return hand_over(stream, call, kernel == kByCopies);
   if (kernel == kByTwoShot) return two_shot(stream, call);

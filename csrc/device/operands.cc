@@ -56,7 +56,7 @@ uint64_t DeviceComm::address_at(Rank leader, const Spans& spans, uint64_t first,
 
 LeaderSlot& DeviceComm::slot_of(Rank leader, Rank from, bool messages) const {
   const Rank peer = leader == rank_ ? from : leader;
-  return memory_with(peer, messages).prologue(leader).slots[messages ? 1 : 0][from];
+  return memory_with(peer, messages).prologue(from).slots[messages ? 1 : 0][leader];
 }
 
 // What is equal for all that a kernel of this rank does.
@@ -87,6 +87,7 @@ void DeviceComm::hand_over(Stream stream, const Call& call, bool by_engines) {
 }
 
 void DeviceComm::offer(const Shape& shape, const Spans& input, const Spans& output) {
+  exports_->begin();
   static_cast<void>(prepare(shape, input, output, true));
 }
 
@@ -233,6 +234,7 @@ DeviceComm::Handover DeviceComm::by_each(const Shape& shape, const Spans& input,
 // Each step has at most one message to each peer and one from each, so ranks that send to one
 // another, in pairs or in a ring, never wait for one another in vain.
 void DeviceComm::transfer(Stream stream, std::span<const Transfer> transfers) {
+  exports_->begin();
   std::vector<Transfer> rest(transfers.begin(), transfers.end());
   while (!rest.empty()) {
     Handover handover;

@@ -57,8 +57,7 @@ void Decree::consider(Clock::time_point now) {
     // One that took part may have accepted something: its vote counts on.
     (heard_[rank].promised == 0 || !rules_.unbound ? left_ : suspected_).set(rank);
   }
-  suspected_ &= ~dead_;
-  slip_.gone = dead_ | suspected_ | left_;
+  count_dead();
   if (!entered() || decision_ || left_behind_) return;
   for (const Slip& other : heard_) {
     overtaken(std::max(other.ballot, other.promised), now);
@@ -66,6 +65,27 @@ void Decree::consider(Clock::time_point now) {
   }
   overtaken(witness_.promised, now);
   lead(now);
+}
+
+// A member that took part in a decision without this one held it for gone, as all did that took
+// part. It must not count as dead here: then a minority could seem to be a majority. So those that
+// hold this member for gone are only suspected. A certificate passes that on: the member that gives
+// it holds all for gone whom the dead one did, and it does not count where it holds this one so.
+void Decree::count_dead() {
+  Members ended = ended_;
+  for (const Slip& other : heard_) {
+    if (!other.gone.test(rank_) || !rules_.heed) ended |= other.ended & all();
+  }
+  if (rank_ < heard_.size()) ended.reset(rank_);
+  suspected_ |= ended & doubters_;
+  dead_ |= ended & ~doubters_;
+  suspected_ &= ~dead_;
+  slip_.gone = dead_ | suspected_ | left_;
+  if (decision_ || left_behind_) return;  // the dead have shown what is not of this epoch
+  for (At rank = 0; rank < heard_.size(); ++rank) {
+    const bool seen = ended_.test(rank) && dead_.test(rank);
+    if (seen && ((heard_[rank].gone & ~slip_.gone).none() || !rules_.certify)) slip_.ended.set(rank);
+  }
 }
 
 // A higher ballot is under way: this member's own is in vain.

@@ -6,6 +6,10 @@
 // known to be dead do not count. Members that are only suspected count, so at most one side of a
 // broken network goes on. One more acceptor, the witness, is a key of the store: it breaks ties.
 //
+// Only a process of the same host knows for sure that another one has ended. It certifies that in
+// its slip, and others believe it. A host that refuses connections proves nothing: a firewall does
+// that, too, while the process lives and may go on without this one.
+//
 // This is the protocol alone: no clock, no thread, no memory that is shared. So the simulator
 // (tests/cpp/elastic/decree_sim.cc) runs the code that production runs.
 #pragma once
@@ -23,6 +27,8 @@ struct DecreeRules {
   bool all_promise = true;  // those that promise hold all others for gone
   bool unanimous = true;    // those that accept hold all others for gone
   bool mutual = true;       // nobody is known to be dead who holds this member for gone
+  bool certify = true;      // who certifies a death holds all for gone whom the dead one did
+  bool heed = true;         // nobody believes a certificate of one that holds it for gone
   bool unbound = true;      // who leaves counts no more only if it has promised nothing
   bool voted = true;        // a step counts when every member has voted for it
 };
@@ -45,10 +51,9 @@ class Decree {
     suspected_ |= suspected & ~dead_;
     consider(now);
   }
-  // These are known to be dead.
-  void bury(const Members& dead, Clock::time_point now) {
-    suspected_ |= dead & doubters_ & ~dead_;
-    dead_ |= dead & ~doubters_;
+  // This member has seen that these processes have ended, and has heard all that they showed.
+  void bury(const Members& ended, Clock::time_point now) {
+    ended_ |= ended;
     consider(now);
   }
   void tick(Clock::time_point now) { consider(now); }
@@ -92,6 +97,7 @@ class Decree {
   Members standing() const { return all() & ~dead_ & ~left_; }
   const Slip& slip_of(At rank) const { return rank == rank_ ? slip_ : heard_[rank]; }
   void consider(Clock::time_point now);
+  void count_dead();
   void accept_from(const Slip& leader);
   void lead(Clock::time_point now);
   bool is_my_turn(Clock::time_point now) const;
@@ -110,6 +116,7 @@ class Decree {
   std::string extra_;
   std::vector<Slip> heard_;  // by rank; this member's own is slip_
   Members dead_, suspected_, left_;
+  Members ended_;     // this member has seen their end
   Members doubters_;  // they hold this member for gone, and may have gone on without it
   Slip witness_;
   uint64_t highest_ = 0;           // ballot seen

@@ -5,7 +5,6 @@
 namespace ringcomm {
 
 constexpr int kRepeatEvery = 5;  // of the wire's calls for news, five in a second
-constexpr auto kJudgeAfter = std::chrono::milliseconds(200);
 
 // ---- in shared memory
 
@@ -41,48 +40,27 @@ std::optional<std::vector<std::byte>> SlipPage::read(uint32_t& seen) const {
 // ---- as frames
 
 RemoteLink::RemoteLink(Wire& wire, uint64_t channel) : wire_(wire), channel_(channel) {
-  wire_.judge_after(kJudgeAfter);
   wire_.open(channel_, this);
 }
 
 void RemoteLink::show(const std::vector<std::byte>& slip) {
-  std::vector<std::byte> bytes;
   {
     const std::lock_guard lock(mutex_);
     shown_ = slip;
-    bytes = frame(true);
   }
-  wire_.post({.type = FrameType::kState, .channel = channel_}, Payload(std::move(bytes)));
+  wire_.post({.type = FrameType::kState, .channel = channel_}, Payload(std::vector(slip)));
   wire_.flush();
   wire_.need();
 }
 
 std::vector<std::byte> RemoteLink::news() {
   const std::lock_guard lock(mutex_);
-  return shown_.empty() ? shown_ : frame(++repeats_ % kRepeatEvery == 0);
-}
-
-std::vector<std::byte> RemoteLink::frame(bool with_slip) {
-  const std::array<uint64_t, 2> numbers{question_, answer_};
-  const auto head = std::as_bytes(std::span(numbers));
-  std::vector<std::byte> bytes(head.begin(), head.end());
-  if (with_slip) bytes.insert(bytes.end(), shown_.begin(), shown_.end());
-  return bytes;
+  return ++repeats_ % kRepeatEvery == 0 ? shown_ : std::vector<std::byte>();
 }
 
 void RemoteLink::deliver(const Frame&, std::span<const std::byte> payload) {
-  std::array<uint64_t, 2> numbers;
-  if (payload.size() < sizeof numbers) return;
-  std::memcpy(numbers.data(), payload.data(), sizeof numbers);
   const std::lock_guard lock(mutex_);
-  if (!silent_since_ && !wire_.lost()) answer_ = numbers[0];
-  if (numbers[1] == question_) {
-    alive_ = asked_;
-    ++question_;
-    asked_ = Clock::now();
-  }
-  if (payload.size() == sizeof numbers) return;
-  heard_.assign(payload.begin() + sizeof numbers, payload.end());
+  heard_.assign(payload.begin(), payload.end());
   news_.store(true, std::memory_order_seq_cst);
 }
 
@@ -93,14 +71,12 @@ std::optional<Slip> RemoteLink::read() {
 }
 
 Link::Fate RemoteLink::fate() {
-  const auto resume = wire_.resume();
-  const bool lost = wire_.lost();
-  const auto refused = wire_.refused();
-  const std::lock_guard lock(mutex_);
-  if (lost && refused && alive_ && *refused - *alive_ < resume / 2) return Fate::kDead;
-  if (lost && !silent_since_) silent_since_ = Clock::now();
-  const bool silent = silent_since_ && Clock::now() - *silent_since_ > resume;
-  return lost || silent ? Fate::kSuspected : Fate::kAlive;
+  if (wire_.lost()) {
+    suspected_ = true;
+    wire_.open(channel_, this);  // a new beginning for the wire
+    wire_.need();
+  }
+  return suspected_ ? Fate::kSuspected : Fate::kAlive;
 }
 
 // ---- to all ranks

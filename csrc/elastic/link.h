@@ -81,14 +81,12 @@ class LocalLink final : public Link {
   bool given_up_ = false;
 };
 
-// Frames of a channel that all epochs share: a question, an answer, and the latest slip or nothing.
-// The slip is sent again now and then, since the other end may have opened the channel later.
+// Frames of a channel that all epochs share, with the latest slip. It is sent again now and then,
+// since the other end may have opened the channel later.
 //
-// When did the other end live, for sure? A session's acknowledgement may overtake a slip, so it is
-// no answer here. A question is a number, and an answer the last one that came. Frames come in
-// their order, so an answer comes after all slips that were shown before it. A member that suspects
-// the other answers it no more. So if the other can count it as dead (fate()), it had not suspected
-// the other yet: that takes as long as the wire resumes, and a refusal is late after half of it.
+// Nothing that is seen from here proves that a process of another host has ended: a host that
+// refuses connections may have a firewall that does. So the other end is suspected at most. If it
+// is lost, this end goes on trying to reach it: what both suspect wrongly, they may yet agree on.
 class RemoteLink final : public Link, private Receiver {
  public:
   RemoteLink(Wire& wire, uint64_t channel);
@@ -98,15 +96,11 @@ class RemoteLink final : public Link, private Receiver {
   std::optional<Slip> read() override;
   bool has_news() const override { return news_.load(std::memory_order_seq_cst); }
   void begin() override {
-    const std::lock_guard lock(mutex_);
-    silent_since_.reset();
+    suspected_ = false;
     news_.store(true, std::memory_order_seq_cst);
   }
   Fate fate() override;
-  void give_up() override {
-    const std::lock_guard lock(mutex_);
-    if (!silent_since_) silent_since_ = Clock::now();
-  }
+  void give_up() override { suspected_ = true; }
   std::string condition() override { return wire_.condition(); }
   Way way() override { return {"", &wire_}; }
 
@@ -114,18 +108,14 @@ class RemoteLink final : public Link, private Receiver {
   std::byte* place(const Frame&) override { return nullptr; }
   void deliver(const Frame& frame, std::span<const std::byte> payload) override;
   std::vector<std::byte> news() override;
-  std::vector<std::byte> frame(bool with_slip);
 
   Wire& wire_;
   const uint64_t channel_;
   std::atomic<bool> news_{false};
-  std::mutex mutex_;  // guards what follows
+  bool suspected_ = false;  // in this epoch
+  std::mutex mutex_;        // guards what follows
   std::vector<std::byte> shown_, heard_;
   int repeats_ = 0;
-  uint64_t question_ = 1, answer_ = 0;
-  Clock::time_point asked_ = Clock::now();         // this question, first
-  std::optional<Clock::time_point> alive_;         // the last one that was answered was new then
-  std::optional<Clock::time_point> silent_since_;  // this end gives no answers
 };
 
 // A process's links to the ranks of its world, for ringcomm/elastic/agreement.py. There is none to

@@ -36,6 +36,7 @@ struct Slip {
   bool voted = false;     // for the step after `decided`
   uint64_t decided = 0;   // the last step that it has applied, or will without a further word
   Members gone;           // that it holds for dead or suspected
+  Members ended;          // that it certifies as dead: it has seen their processes end
   uint64_t promised = 0;  // takes no part in a lower ballot
   uint64_t ballot = 0;    // that it leads; 0: none
   bool proposes = false;  // `proposal` is to be accepted

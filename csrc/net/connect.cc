@@ -22,16 +22,18 @@ void Network::accept_from(const Fd& listener) {
   for (int i = 0; i < 64; ++i) {
     Fd socket(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (!socket) {
-      if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) listen(false);
-      break;
+      if (!is_limit(errno)) break;
+      lacks(errno);
+      return listen(false);
     }
+    lacking_ = 0;
     const auto link = std::make_shared<Link>();
     try {
       link->socket = std::move(socket);
       if (tls_.on()) link->tls = std::make_unique<Tls>(tls_, link->socket, true);
       link->handshake.emplace(contact_.id);
       add(link, nullptr);
-    } catch (const SystemError&) {
+    } catch (const std::runtime_error&) {  // epoll or OpenSSL is out of something
       listen(false);
       break;
     }
@@ -48,6 +50,17 @@ void Network::listen(bool on) {
     epoll_event event{on ? EPOLLIN : 0u, {.u64 = i}};
     ::epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, listeners_[i].get(), &event);
   }
+}
+
+// No socket is to be had, for a reason that is this process's own: no peer is to be blamed for it.
+void Network::lacks(int code) {
+  if (lacking_.exchange(code) != 0) return;
+  Logger(options_.log, "").warning(lacking(), "; it tries again");
+}
+
+std::string Network::lacking() const {
+  const int code = lacking_;
+  return code == 0 ? "" : SystemError("this process cannot open another connection", code).what();
 }
 
 // Who says of itself that it is a peer. Null: it has not said who it is, or one of a group of whom

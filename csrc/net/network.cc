@@ -1,5 +1,6 @@
 #include "net/network.h"
 
+#include <poll.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 
@@ -12,7 +13,7 @@ constexpr auto kCalm = std::chrono::milliseconds(100), kDoze = std::chrono::mill
 constexpr size_t kStaging = 64 << 10;  // on the stack
 constexpr size_t kWakeAt = 64 << 10, kLongWait = 16 << 10;
 constexpr size_t kQuantum = 1 << 20;  // read of one connection before others get their turn
-constexpr uint64_t kWake = 63;        // listeners have the numbers below
+constexpr uint64_t kListeners = 64;   // links have higher numbers
 
 // ---- contacts
 
@@ -49,14 +50,12 @@ Network::Network(const NetworkOptions& options)
   contact_.id = random_id();
   contact_.key = random_key();
   contact_.tls = tls_.way();
-  add_to_epoll(epoll_, wake_, kWake);
   listen();
 }
 
 Network::~Network() {
   stop_ = true;
   rouse();
-  quiet_.notify_all();
   if (thread_.joinable()) thread_.join();
 }
 
@@ -90,48 +89,58 @@ void Network::forked() {
 
 // ---- driving
 
-bool Network::progress() { return handle_events(0, false); }
+bool Network::progress() { return handle_events(false); }
 
 void Network::rouse() {
   const uint64_t one = 1;
   if (::write(wake_.get(), &one, sizeof one) < 0) std::terminate();
 }
 
-// While another thread drives, this one looks now and then whether that is still true.
+// Waits for wake_, and for the sockets unless another thread looks after them. What was written to
+// wake_ before the wait ends it as well, so no word of end_driving(), wake() or alarm() is missed.
 void Network::run() {
   while (!stop_) {
-    if (driving_.load(std::memory_order_seq_cst) > 0) {
-      Lock lock(mutex_);
-      if (!stop_) quiet_.wait_for(lock, restless_ ? 2 * kTick : kCalm);
-      lock.unlock();
-      handle_events(0, false);  // it may be in a callback
-    } else {
-      dozing_.store(true, std::memory_order_seq_cst);  // before dozes(): partner: Peer::wake()
-      dozing_.store(dozes(), std::memory_order_seq_cst);
-      const auto most = dozing_ ? kDoze : restless_ ? kTick : kCalm;
-      handle_events(static_cast<int>(most.count()), true);
-      dozing_ = false;
+    standing_back_.store(true, std::memory_order_seq_cst);  // before driving_: see end_driving()
+    const bool driven = driving_.load(std::memory_order_seq_cst) > 0;
+    if (!driven) standing_back_.store(false, std::memory_order_relaxed);
+    try {
+      std::array<pollfd, 2> look = {{{wake_.get(), POLLIN, 0}, {epoll_.get(), POLLIN, 0}}};
+      ::poll(look.data(), driven ? 1 : 2, interval_ms(driven));
+      standing_back_.store(false, std::memory_order_relaxed);
+      uint64_t rings = 0;
+      if (look[0].revents != 0 && ::read(wake_.get(), &rings, sizeof rings) < 0) continue;
+      handle_events(!driven);  // a driver may be in a callback
+      if (alarm_.exchange(false, std::memory_order_seq_cst)) options_.alarmed();
+    } catch (const std::exception& error) {
+      survive(error);
     }
-    if (alarm_.exchange(false, std::memory_order_seq_cst)) options_.alarmed();
   }
 }
 
-bool Network::dozes() {
-  const std::lock_guard lock(mutex_);
-  return awake_.empty() && links_.empty() && !deaf_ && !alarm_;
+// This process is out of memory, say. What was left undone is done at a later tick, or when the
+// connection is made anew.
+void Network::survive(const std::exception& error) {
+  if (survived_.exchange(true)) return;
+  Logger(options_.log, "")
+      .warning("this process could not serve its connections, and tries again: ", error.what(),
+               " (said once)");
 }
 
-bool Network::handle_events(int timeout_ms, bool patient) {
+int Network::interval_ms(bool driven) {
+  const std::lock_guard lock(mutex_);
+  const bool dozes = awake_.empty() && links_.empty() && !deaf_;
+  const auto most = restless_ ? (driven ? 2 * kTick : kTick) : dozes && !driven ? kDoze : kCalm;
+  return static_cast<int>(most.count());
+}
+
+bool Network::handle_events(bool patient) {
   std::array<epoll_event, 64> events;
-  const int count = ::epoll_wait(epoll_.get(), events.data(), events.size(), timeout_ms);
+  const int count = ::epoll_wait(epoll_.get(), events.data(), events.size(), 0);
   bool arrived = false;
   for (int i = 0; i < count; ++i) {
     const epoll_event& event = events[static_cast<size_t>(i)];
     const uint64_t number = event.data.u64;
-    if (number == kWake) {
-      uint64_t rings = 0;
-      if (::read(wake_.get(), &rings, sizeof rings) < 0) continue;
-    } else if (number < kWake) {
+    if (number < kListeners) {
       accept_from(listeners_[number]);
     } else if (const Entry entry = entry_of(number); entry.link) {
       arrived = take_events(entry, event.events, patient) || arrived;
@@ -161,14 +170,18 @@ bool Network::take_events(const Entry& entry, uint32_t events, bool patient) {
   if (!entry.is_current()) return false;
   Held caller;
   try {
-    return handle(link, events, caller);
-  } catch (const std::runtime_error&) {  // a peer's nonsense, or the system is out of something
+    return service(link, events, caller);
+  } catch (const FlowError&) {  // a peer's nonsense
+    if (!link.gone) drop(link);
+  } catch (const std::exception& error) {
+    survive(error);
     if (!link.gone) drop(link);
   }
   return false;
 }
 
-bool Network::handle(Link& link, uint32_t events, Held& caller) {
+// Does all that the connection can do now, whatever state it is in.
+bool Network::service(Link& link, uint32_t events, Held& caller) {
   if (link.connecting) {
     const int error = pending_error(link.socket);
     if (error != 0 || (events & (EPOLLERR | EPOLLHUP)) != 0) {
@@ -178,12 +191,12 @@ bool Network::handle(Link& link, uint32_t events, Held& caller) {
     greet(link);
     return false;
   }
-  bool arrived = false;
+  bool readable = (events & (EPOLLIN | EPOLLERR | EPOLLHUP)) != 0;
   if (!link.established) {
     if (!advance_handshake(link, caller)) return false;
-  } else if ((events & (EPOLLIN | EPOLLERR | EPOLLHUP)) != 0) {
-    arrived = read_from(link);
+    readable = link.established;  // TLS may hold what came with the handshake's last message
   }
+  const bool arrived = readable && !link.gone && read_from(link);
   if (!link.gone) write_to(link);
   return arrived;
 }
@@ -327,7 +340,11 @@ void Network::tick(Clock::time_point now) {
   crowd_ = static_cast<int>(peers.size());
   for (const auto& peer : peers) {
     const std::lock_guard lock(peer->mutex);
-    peer->tick(now, stalled);
+    try {
+      peer->tick(now, stalled);
+    } catch (const std::exception& error) {
+      survive(error);
+    }
     if (peer->restless()) restless_ = true;
     if (peer->may_sleep()) let_sleep(*peer);
   }

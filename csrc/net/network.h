@@ -4,7 +4,6 @@
 // while the program computes. It begins with the first peer.
 #pragma once
 
-#include <condition_variable>
 #include <functional>
 #include <map>
 #include <memory>
@@ -95,7 +94,10 @@ class Network {
   // `rest`: this thread sleeps now, and the network thread is to wake it.
   void end_driving(bool rest) {
     const bool last = driving_.fetch_sub(1, std::memory_order_seq_cst) == 1;
-    if (last && (rest || blocked_.load(std::memory_order_seq_cst) > 0)) quiet_.notify_one();
+    if (last && (rest || blocked_.load(std::memory_order_seq_cst) > 0) &&
+        standing_back_.load(std::memory_order_seq_cst)) {
+      rouse();
+    }
   }
   void before_fork() { mutex_.lock(); }
   void after_fork() { mutex_.unlock(); }
@@ -130,9 +132,9 @@ class Network {
   std::optional<Contact> contact_of(const ProcessId& id);
   void run();
   // `patient`: waits for the locks of peers that another thread serves. Else they are left to it.
-  bool handle_events(int timeout_ms, bool patient);
+  bool handle_events(bool patient);
   bool take_events(const Entry& entry, uint32_t events, bool patient);
-  bool handle(Link& link, uint32_t events, Held& caller);
+  bool service(Link& link, uint32_t events, Held& caller);
   Entry entry_of(uint64_t number);
   Lock lock_of(const Entry& entry);
   void accept_from(const Fd& listener);
@@ -156,13 +158,16 @@ class Network {
   std::vector<std::shared_ptr<Peer>> awake();
   void park(Clock::time_point now);
   void let_sleep(Peer& peer);
-  bool dozes();
+  int interval_ms(bool driven);
   void rouse();
+  void survive(const std::exception& error);
+  void lacks(int code);
+  std::string lacking() const;
 
   const NetworkOptions options_;
   const TlsSettings tls_;
   Contact contact_;
-  Fd epoll_, wake_;
+  Fd epoll_, wake_;  // sockets; an eventfd, of which the network thread alone hears
   std::vector<Fd> listeners_;
 
   std::mutex strangers_;  // guards connections that have not said who they are
@@ -172,23 +177,24 @@ class Network {
   std::map<uint64_t, Directory*> directories_;  // by channel
 
   std::mutex mutex_;  // guards the tables: what follows
-  std::condition_variable quiet_;
   std::map<ProcessId, std::shared_ptr<Peer>> peers_;
   std::map<ProcessId, Rest> resting_;
   std::vector<std::shared_ptr<Peer>> awake_;  // that have connections, or want them
   std::unordered_map<uint64_t, Entry> links_;
   std::pair<Clock::time_point, Clock::time_point> stood_still_;  // from, to: this process itself
 
-  std::atomic<uint64_t> next_link_{64};  // below: listeners and wake_
+  std::atomic<uint64_t> next_link_{64};  // below: listeners
   std::atomic<Clock::time_point> ticked_, accept_again_{Clock::time_point()};
   std::atomic<bool> stop_{false}, deaf_{false};
-  std::atomic<bool> alarm_{false};        // partner: run()
-  std::atomic<bool> dozing_{false};       // the network thread: until rouse()
-  std::atomic<bool> restless_{false};     // ticks are to be frequent
+  std::atomic<bool> alarm_{false};          // partner: run()
+  std::atomic<bool> standing_back_{false};  // the network thread, until rouse(); partner: driving_
+  std::atomic<bool> restless_{false};       // ticks are to be frequent
+  std::atomic<int> lacking_{0};        // errno of the last socket not to be had; partner: lacking()
+  std::atomic<bool> survived_{false};  // an error, and people were told
   std::atomic<size_t> most_connections_;  // partner: park()
   std::atomic<int> crowd_{0};             // peers that are awake; partner: Peer::tell_news()
-  std::atomic<int> driving_{0};
-  std::atomic<int> blocked_{0};  // connections that could not take all there was
+  std::atomic<int> driving_{0};           // partner: standing_back_
+  std::atomic<int> blocked_{0};           // connections that could not take all there was
   std::thread thread_;
 };
 

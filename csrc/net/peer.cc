@@ -26,17 +26,15 @@ tcp_info info_of(const Fd& socket) {
 
 Network::Peer::Peer(Network& network, const Contact& contact, const Key& key,
                     const SessionNumbers& numbers)
-    // TLS seals payloads already. A peer is looked for before it is given up.
+    // A peer is looked for before it is given up.
     : session(*this, most_flows(network.options_.flows),
-              {.verify = !network.tls_.on(),
-               .silence =
+              {.silence =
                    std::min(SessionRules().silence, Clock::duration(network.options_.resume) / 2)},
               numbers),
       links(static_cast<size_t>(session.flows())),
       contact(contact),
       network_(network),
       key_(key),
-      judge_after_(kRefusedFor),
       attempts_(static_cast<size_t>(session.flows())) {
   if (flows() == 0) session.use(count_.count());
 }
@@ -54,7 +52,6 @@ void Network::Peer::take_from(uint64_t channel, Receiver* receiver) {
   if (lost_.exchange(false)) wanted_since_ = {};  // a new group is a new beginning
   died_ = false;
   refused_since_ = {};
-  refused_.reset();
 }
 
 void Network::Peer::close(uint64_t channel) {
@@ -77,6 +74,8 @@ uint64_t Network::Peer::undelivered() {
 std::string Network::Peer::condition() {
   const std::lock_guard lock(mutex);
   if (lost_.load(std::memory_order_relaxed)) return why_lost_;
+  const bool up = std::ranges::any_of(links, std::identity());
+  if (const auto limit = network_.lacking(); !up && !limit.empty()) return limit;
   const auto heard = Clock::now() - session.last_heard();
   if (session.last_heard() == Clock::time_point{}) return str("not reached yet at ", where());
   if (heard < kQuietFor) return "alive";
@@ -115,7 +114,14 @@ std::byte* Network::Peer::place(const Frame& frame) {
 
 void Network::Peer::deliver(const Frame& frame, std::span<const std::byte> payload) {
   used_ = used_ || frame.type != FrameType::kState;
-  if (Receiver* const receiver = receiver_of(frame.channel)) receiver->deliver(frame, payload);
+  try {
+    if (Receiver* const receiver = receiver_of(frame.channel)) receiver->deliver(frame, payload);
+  } catch (const FlowError&) {
+    throw;
+  } catch (const std::exception& error) {  // it counts as delivered, and will not come again
+    if (lost_) return;
+    give_up(str("this process could not take what came from ", where(), ": ", error.what()));
+  }
 }
 
 // ---- connections
@@ -247,7 +253,7 @@ void Network::Peer::tick(Clock::time_point now, Clock::duration stalled) {
     const bool ever = session.last_heard() != Clock::time_point{};
     wanted_since_ = ever ? std::max(session.last_heard(), now - session.silence()) : now;
   } else {
-    wanted_since_ += stalled;
+    wanted_since_ = std::min(wanted_since_ + stalled, now);
   }
   for (int flow = 0; flow < session.flows(); ++flow) {
     Attempts& attempts = attempts_[static_cast<size_t>(flow)];
@@ -256,10 +262,12 @@ void Network::Peer::tick(Clock::time_point now, Clock::duration stalled) {
   }
   if (up) return;
   if (died_) {
-    refused_ = refused_since_;
     return give_up(str("its process died: nobody listens any more at ", where()));
   }
-  if (now - wanted_since_ > network_.options_.resume) {
+  if (now - wanted_since_ <= network_.options_.resume) return;
+  if (const auto limit = network_.lacking(); !limit.empty()) {
+    give_up(str(limit, ", and has tried for ", to_seconds(now - wanted_since_), " s"));
+  } else {
     give_up(str("no answer from ", where(), " to ", way_to(contact.addresses[0]), " for ",
                 to_seconds(now - wanted_since_), " s", trouble.empty() ? "" : " (" + trouble + ")",
                 ": see whether that host runs, has a route to this one, and lets these ports "
@@ -319,7 +327,9 @@ void Network::Peer::connect(int flow, Clock::time_point now) {
       link->connecting = true;
       network_.add(link, shared_from_this());
       network_.watch(*link, true);
+      network_.lacking_ = 0;
     } catch (const SystemError& error) {
+      if (is_limit(error.code())) network_.lacks(error.code());
       attempt_ended(flow, error.code() == ECONNREFUSED);
     }
   }
@@ -344,7 +354,7 @@ void Network::Peer::attempt_ended(int flow, bool refused) {
     refused_since_ = {};
   } else if (refused_since_ == Clock::time_point{}) {
     refused_since_ = Clock::now();
-  } else if (Clock::now() - refused_since_ > judge_after_) {
+  } else if (Clock::now() - refused_since_ > kRefusedFor) {
     died_ = true;
   }
 }

@@ -13,6 +13,11 @@ inline constexpr Clock::duration kTurnedAway = std::chrono::milliseconds(500);
 // What the kernel has taken, another flow cannot carry any more.
 inline constexpr size_t kMostUnsent = kFramePayload / 2;
 
+// An errno that tells of this process or this host, and not of the peer.
+inline bool is_limit(int code) {
+  return code == EMFILE || code == ENFILE || code == ENOBUFS || code == ENOMEM;
+}
+
 struct Network::Link {
   uint64_t number = 0;
   Fd socket;
@@ -88,22 +93,14 @@ class Network::Peer final : public Wire,
     use();
     session.unpark();
     needed_ = true;
+    write_all();  // connects now, not at the next tick
   }
   void alarm() override {
     network_.alarm_.store(true, std::memory_order_seq_cst);
-    network_.quiet_.notify_one();
+    network_.rouse();
   }
   bool lost() override { return lost_.load(std::memory_order_acquire); }
   std::string condition() override;
-  std::optional<Clock::time_point> refused() override {
-    const std::lock_guard lock(mutex);
-    return refused_;
-  }
-  Clock::duration resume() const override { return network_.options_.resume; }
-  void judge_after(Clock::duration refused) override {
-    const std::lock_guard lock(mutex);
-    judge_after_ = refused;
-  }
 
   // ---- Party and Receiver; under the lock
   const Key& key() const override { return key_; }
@@ -121,7 +118,7 @@ class Network::Peer final : public Wire,
       const std::lock_guard lock(network_.mutex_);
       network_.awake_.push_back(shared_from_this());
     }
-    if (network_.dozing_) network_.rouse();
+    network_.rouse();
   }
   bool may_sleep() {
     awake_ = (!lost_ && wanted()) || !sockets.empty();
@@ -183,13 +180,11 @@ class Network::Peer final : public Wire,
   std::unordered_map<uint64_t, Receiver*> channels_;
   bool awake_ = false, kept_ = false, used_ = false, needed_ = false, died_ = false,
        told_changed_ = false;
-  Clock::duration judge_after_;  // of refusals
   std::vector<Attempts> attempts_;
   FlowCount count_{kAutoFlows};
   void tell_news(Clock::time_point now);
   Clock::time_point told_news_, told_paces_, used_at_, asked_at_;
   Clock::time_point wanted_since_, refused_since_;
-  std::optional<Clock::time_point> refused_;  // since then, when it was given up for that
   std::atomic<bool> lost_{false};
   std::atomic<uint64_t> broken_{0};  // partner: broken()
   std::string why_lost_;

@@ -1,7 +1,10 @@
 #include "net/session.h"
 
+#include <algorithm>
 #include <cstring>
+#include <ranges>
 #include <utility>
+#include <vector>
 
 #include "net/checksum.h"
 
@@ -49,40 +52,55 @@ void Session::post(const Frame& frame, Payload payload) {
   }
 }
 
-// Calls act(payload, frame, needed) for each frame that the channel has posted, in order. `needed`:
-// the peer may not have it yet. Frames on their way into a flow are copies of posted ones.
-void Session::each_payload(uint64_t channel, auto&& act) {
-  for (Item& item : items_) {
-    if (item.frame.channel == channel) act(item.payload, item.frame, !item.acknowledged);
-  }
-  for (const auto& flow : flows_) {
-    if (!flow) continue;
-    for (Writing& writing : flow->writing) {
-      if (writing.header.channel == channel) act(writing.payload, writing.header, false);
-    }
-  }
-}
-
-// Later frames may go to the same place. The peer has read the earlier ones, so it drops any
-// repetition of them. The copies are made in order, so that the last one stays.
+// The copies go where the frames go, and a later frame may be for the same bytes already. Then the
+// peer has read the earlier one, so nobody needs its bytes: a repetition is dropped by its number.
+// Copying it would put old bytes into the later frame, and a right checksum on them.
 void Session::reclaim_lent(uint64_t channel) {
-  each_payload(channel, [](Payload& payload, const Frame& frame, bool needed) {
-    if (payload.keep == nullptr) return;
-    if (needed) std::memcpy(payload.keep, payload.lent, frame.bytes);
-    payload.lent = std::exchange(payload.keep, nullptr);
+  std::vector<std::pair<uint64_t, uint64_t>> later;  // the places of later frames: begin, end
+  for (Item& item : items_ | std::views::reverse) {
+    const Frame& frame = item.frame;
+    if (frame.channel != channel || frame.bytes == 0) continue;
+    const uint64_t begin = frame.offset, end = begin + frame.bytes;
+    if (std::byte* const keep = std::exchange(item.payload.keep, nullptr)) {
+      const bool has_come =
+          item.acknowledged || (rules_.latest && std::ranges::any_of(later, [&](const auto& place) {
+                                  return place.first < end && begin < place.second;
+                                }));
+      if (!has_come) std::memcpy(keep, item.payload.lent, frame.bytes);
+      item.payload.lent = keep;
+    }
+    later.emplace_back(begin, end);
+  }
+  // Frames on their way into a flow are copies of posted ones.
+  each_writing(channel, [](Writing& writing) {
+    Payload& payload = writing.payload;
+    if (payload.keep != nullptr) payload.lent = std::exchange(payload.keep, nullptr);
   });
 }
 
 void Session::release(uint64_t channel) {
-  each_payload(channel, [](Payload& payload, const Frame& frame, bool) {
-    if (frame.bytes == 0 || !payload.own.empty()) return;
-    payload.own.assign(payload.lent, payload.lent + frame.bytes);
+  const auto own = [](Payload& payload, uint32_t bytes) {
+    if (bytes == 0 || !payload.own.empty()) return;
+    payload.own.assign(payload.lent, payload.lent + bytes);
     payload.keep = nullptr;
-  });
+  };
+  for (Item& item : items_) {
+    if (item.frame.channel == channel) own(item.payload, item.frame.bytes);
+  }
+  each_writing(channel, [&](Writing& writing) { own(writing.payload, writing.header.bytes); });
   for (const auto& flow : flows_) {
     if (!flow) continue;
     Reading& reading = flow->reading;  // a payload on its way into that memory is dropped
     if (reading.own.empty() && reading.frame.channel == channel) reading.to = nullptr;
+  }
+}
+
+void Session::each_writing(uint64_t channel, const std::function<void(Writing&)>& act) {
+  for (const auto& flow : flows_) {
+    if (!flow) continue;
+    for (Writing& writing : flow->writing) {
+      if (writing.header.channel == channel) act(writing);
+    }
   }
 }
 
@@ -277,11 +295,12 @@ bool Session::has_output(int index) const {
 // ---- time
 
 void Session::tick(Clock::time_point now, Clock::duration stalled) {
-  if (last_heard_ != Clock::time_point{}) last_heard_ += stalled;
+  const auto forgive = [&](Clock::time_point heard) { return std::min(heard + stalled, now); };
+  if (last_heard_ != Clock::time_point{}) last_heard_ = forgive(last_heard_);
   for (int index = 0; index < flows(); ++index) {
     if (!is_up(index)) continue;
     Flow& flow = at(index);
-    flow.heard += stalled;
+    flow.heard = forgive(flow.heard);  // it may have been heard since this process runs again
     if (now - flow.heard > rules_.silence) {
       down(index);
       closed_.push_back(index);

@@ -20,6 +20,7 @@
 
 #include <atomic>
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -53,6 +54,7 @@ struct SessionRules {
   bool fence = true;       // no cursor is told before the flow it is about is closed
   bool verify = true;      // payloads have a checksum; nothing is delivered whose is wrong
   bool bounded = true;     // at most `window` frames wait for their acknowledgement
+  bool latest = true;      // lent memory is copied nowhere that a later frame's bytes lie already
   bool rest = true;  // connections are parked only while nothing waits for its acknowledgement
   uint64_t window = kFrameWindow;
   Clock::duration silence = std::chrono::seconds(2);  // of a flow: then it is closed
@@ -195,7 +197,7 @@ class Session {
   }
   bool declines(int flow) const;
   std::optional<uint64_t> next_to_send();
-  void each_payload(uint64_t channel, auto&& act);
+  void each_writing(uint64_t channel, const std::function<void(Writing&)>& act);
   void fill(int flow);
   void write_control(int flow, Frame frame, bool with_cursor);
   void say(const Frame& frame);

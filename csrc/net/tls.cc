@@ -102,8 +102,7 @@ TlsSettings::TlsSettings(const ProcessConfig& config, uint64_t most_records)
   SSL_CTX_set_session_id_context(context, kContext, sizeof kContext);
   // An end without farewell is that of a connection; the session knows what has come.
   SSL_CTX_set_options(context, SSL_OP_ENABLE_KTLS | SSL_OP_IGNORE_UNEXPECTED_EOF);
-  SSL_CTX_set_mode(context, SSL_MODE_ENABLE_PARTIAL_WRITE | SSL_MODE_ACCEPT_MOVING_WRITE_BUFFER |
-                                SSL_MODE_RELEASE_BUFFERS);
+  SSL_CTX_set_mode(context, SSL_MODE_RELEASE_BUFFERS);
   SSL_CTX_set_verify(context, SSL_VERIFY_PEER | SSL_VERIFY_FAIL_IF_NO_PEER_CERT, nullptr);
   if (certified_) {
     load(config);
@@ -149,26 +148,24 @@ ssize_t Tls::read(std::span<std::byte> to) {
   return static_cast<ssize_t>(bytes);
 }
 
-// A record from one long part, or of several short ones. After EAGAIN, OpenSSL sends the record
-// that it has sealed, and so many bytes count as taken: they are the first ones again.
+// OpenSSL may read again, after EAGAIN, from where it read before: it does so where the kernel
+// seals. By then a caller has its memory back. So OpenSSL sees a record of our own, and nothing
+// else. The record stays as it is until all of it was taken.
 ssize_t Tls::write(std::span<const iovec> parts) {
-  const void* from = parts[0].iov_base;
-  size_t bytes = std::min(parts[0].iov_len, kRecord);
-  if (bytes < kRecord && parts.size() > 1) {
+  if (unsent_ == 0) {
     record_.resize(kRecord);
-    bytes = 0;
     for (const iovec& part : parts) {
-      const size_t taken = std::min(part.iov_len, kRecord - bytes);
-      std::memcpy(record_.data() + bytes, part.iov_base, taken);
-      bytes += taken;
+      const size_t taken = std::min(part.iov_len, kRecord - unsent_);
+      std::memcpy(record_.data() + unsent_, part.iov_base, taken);
+      unsent_ += taken;
     }
-    from = record_.data();
   }
   ERR_clear_error();
-  const int result = SSL_write_ex(ssl_.get(), from, bytes, &bytes);
+  size_t bytes = 0;
+  const int result = SSL_write_ex(ssl_.get(), record_.data(), unsent_, &bytes);
   if (result != 1) return outcome(result);
   ++sealed_;
-  return static_cast<ssize_t>(bytes);
+  return static_cast<ssize_t>(std::exchange(unsent_, 0));
 }
 
 ssize_t Tls::outcome(int result) {

@@ -55,6 +55,7 @@ class Tls {
 
   // As read(2) and write(2): -1 and EAGAIN when the socket must be waited for. They take one record
   // at most. They throw FlowError; StrangerError where the other end could not prove who it is.
+  // After EAGAIN, the next call of write() has to begin with the same bytes, from wherever.
   ssize_t read(std::span<std::byte> to);
   ssize_t write(std::span<const iovec> parts);
   bool has_more() const;       // bytes that came already, of which no event will tell
@@ -72,6 +73,7 @@ class Tls {
   const TlsSettings& settings_;
   std::unique_ptr<SSL, void (*)(SSL*)> ssl_;
   std::vector<std::byte> record_;
+  size_t unsent_ = 0;                 // bytes of record_ that OpenSSL has not taken yet
   uint64_t sealed_ = 0, opened_ = 0;  // records
 };
 

@@ -45,12 +45,6 @@ class Wire {
   // The peer's process has ended, or nothing was heard of it for too long.
   virtual bool lost() = 0;
   virtual std::string condition() = 0;  // for people: "alive", or why it is lost
-  // It is lost because all its addresses have refused, since then.
-  virtual std::optional<Clock::time_point> refused() = 0;
-  // A peer that is not heard of for so long is lost.
-  virtual Clock::duration resume() const = 0;
-  // Refusals for so long are a death: other work waits for the verdict.
-  virtual void judge_after(Clock::duration refused) = 0;
 };
 
 }  // namespace ringcomm

@@ -119,6 +119,9 @@ void bind_options(py::module_& module) {
     config.places = &choose_places;
     config.distance = &distance;
     config.costs_word = &read_costs;
+    config.ring = [](int rank, uint64_t bytes) {
+      return ask<int>("ringcomm._rings", "make", rank, bytes);
+    };
     Runtime::get().configure(config);
   });
 

@@ -72,6 +72,16 @@ bool is_in(const std::set<Memory>& some, const at::Tensor& tensor) {
   return !some.empty() && some.contains(memory_of(tensor));
 }
 
+// Ranks that cut a call of several tensors differently may still give equal sums of sizes.
+void compare_cut(Operation& operation, at::TensorList parts) {
+  if (parts.size() < 2) return;
+  operation.purpose = Purpose::kSeveral;
+  for (const at::Tensor& part : parts) {
+    operation.layout =
+        c10::get_hash(operation.layout, part.numel(), static_cast<int>(part.scalar_type()));
+  }
+}
+
 // `wholes[i]` consists of one chunk a rank. The result has, for each rank, its chunk of each whole.
 std::vector<Span> by_rank(const std::vector<Span>& wholes, int size) {
   std::vector<Span> spans;
@@ -188,6 +198,7 @@ void add_in_place(Call& call, const Tensors& tensors) {
     operation.bytes += span.bytes;
   }
   operation.output = operation.input;
+  compare_cut(operation, tensors);
   call.inputs = call.outputs = tensors;
 }
 
@@ -224,6 +235,7 @@ Call&& fill_shards(Call& call, Whole whole, Shards shards, RankAndSize self) {
   } else {
     const uint64_t each = bytes_of(in ? operation.output : operation.input);
     operation.shards.assign(static_cast<size_t>(self.size), each);
+    compare_cut(operation, in ? call.outputs : call.inputs);
   }
   const uint64_t mine = operation.shards[static_cast<size_t>(self.rank)];
   const uint64_t before = offset_of(operation.shards, self.rank);

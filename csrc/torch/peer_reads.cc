@@ -27,7 +27,7 @@ class PeerReads {
     operation.input = {{reinterpret_cast<std::byte*>(&mine_), sizeof(Row)}};
     operation.output = {{reinterpret_cast<std::byte*>(rows_.data()), rows_.size() * sizeof(Row)}};
     operation.shards.assign(rows_.size(), sizeof(Row));
-    operation.layout = kBuffersLayout;
+    operation.purpose = Purpose::kBuffers;
     operation.timeout = whole_.timeout;
     return operation;
   }

@@ -27,7 +27,15 @@ class SparseSum {
     operation.input = {span_of(mine_)};
     operation.output = {span_of(rows_)};
     operation.shards.assign(static_cast<size_t>(self_.size), bytes_of(mine_));
-    operation.layout = kSparseLayout;
+    // What ranks compare is the call, not what is gathered for it.
+    Operation asked;
+    asked.collective = Collective::kAllReduce;
+    asked.dtype = movable_dtype(input_.scalar_type());
+    asked.op = average_ ? ReduceOp::kAvg : ReduceOp::kSum;
+    asked.purpose = Purpose::kSparse;
+    asked.layout = 1 + static_cast<uint64_t>(input_.scalar_type());
+    operation.whole = make_descriptor(asked, 0);
+    operation.whole_bytes = bytes_of(operation.output);
     return operation;
   }
 
@@ -64,6 +72,7 @@ class SparseSum {
     all_values_ = at::empty(sizes, values_.options());
     operation.input = {span_of(indices_), span_of(values_)};
     operation.output.clear();
+    operation.whole_bytes = static_cast<uint64_t>(all_indices_.nbytes() + all_values_.nbytes());
     int64_t first = 0;
     for (Rank rank = 0; rank < self_.size; ++rank) {
       for (const at::Tensor& all : {all_indices_, all_values_}) {

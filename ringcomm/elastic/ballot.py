@@ -129,6 +129,13 @@ def hash_of_options(tracked: Tracked) -> int:
     return int.from_bytes(hashlib.blake2b(repr(values).encode(), digest_size=8).digest(), "big")
 
 
+def hash_of_rates(tracked: Tracked) -> int:
+    """64 bits of learning rates, and of how far the schedulers are: quick, for each step."""
+    values = [getattr(scheduler, "last_epoch", 0) for scheduler in tracked.schedulers]
+    values += [group.get("lr", 0) for each in tracked.optimizers for group in each.param_groups]
+    return hash(tuple(v for v in values if isinstance(v, int | float))) & (1 << 64) - 1
+
+
 def _plain(value: Any) -> str:
     """A number, or several, as text; "" for what may have another text on each rank."""
     if isinstance(value, torch.Tensor):

@@ -18,7 +18,15 @@ import torch
 import torch.distributed as dist
 
 from ringcomm.elastic import admission, ddp
-from ringcomm.elastic.ballot import ADMITS, LEAVES, Ballot, compare, hash_of_options, vote
+from ringcomm.elastic.ballot import (
+    ADMITS,
+    LEAVES,
+    Ballot,
+    compare,
+    hash_of_options,
+    hash_of_rates,
+    vote,
+)
 from ringcomm.elastic.epochs import Decided, Epochs
 from ringcomm.elastic.errors import Diverged, Evicted, TooFew
 from ringcomm.elastic.lobby import Process
@@ -109,6 +117,7 @@ class Changes:
     vain: int = 0  # failures in a row that changed nothing
     stale: bool = False  # the group of the present epoch is not made yet
     closed: bool = False  # nobody can join
+    given_up: str = ""  # why this rank is in the world no more
     shared: bool = False  # the state is equal on all ranks
     fresh: bool = True  # the first vote of an epoch compares all parameters
     lost: list[Process] = field(default_factory=list)
@@ -121,12 +130,27 @@ class Changes:
     def commit(self, act: int = 0) -> bool:
         """Vote for what this rank has done, an `act` that is to be equal on all ranks.
 
-        Returns whether it counts. Raises Diverged.
+        Returns whether it counts. Raises Diverged. Once the vote has begun, others may count it.
+        So this rank leaves the world if it is interrupted then, as by a KeyboardInterrupt.
         """
         try:
             self._await_device()
+            self.epochs.check_groups()
+            ballot = self._ballot(act)
+        except RuntimeError as error:
+            return self.failed(error)
+        try:
+            return self._vote(ballot)
+        except (Diverged, Evicted):  # the others know
+            raise
+        except BaseException:
+            self.give_up("this rank was interrupted in a vote, and does not know how it ended")
+            raise
+
+    def _vote(self, ballot: Ballot) -> bool:
+        try:
             self.voted = True
-            ballots = vote(self._ballot(act), len(self.epochs.all))
+            ballots = vote(ballot, len(self.epochs.all))
         except RuntimeError as error:
             return self.failed(error)
         self.voted = False
@@ -136,6 +160,12 @@ class Changes:
             self.planned |= ballot.flags
         self.all_leave = all(ballot.flags & LEAVES for ballot in ballots)
         return True
+
+    def give_up(self, why: str) -> None:
+        """Leave the world for good: this rank may hold what the others do not."""
+        self.given_up = f"{why}: it has left the world and must not go on; start it anew to join"
+        self.watch.stop()
+        self.epochs.end()
 
     def _await_device(self) -> None:
         """Wait until the device has its gradients. Raises DistBackendError if they are not good.
@@ -155,11 +185,10 @@ class Changes:
         if tracked is None or not self.shared:
             return mine
         deck = tracked.sampler._deck.digest() if tracked.sampler is not None else 0
-        looks = self.fresh or counters.commits % COMPARE_EVERY == 0
-        self.fresh = False
-        if not looks:
-            return mine._replace(deck=deck)
+        if not self.fresh and counters.commits % COMPARE_EVERY != 0:
+            return mine._replace(deck=deck, options=hash_of_rates(tracked))
         state, options = tracked.fingerprint(), hash_of_options(tracked)
+        self.fresh = False
         return mine._replace(deck=deck, state=state, options=options)
 
     def _decide(self) -> None:
@@ -193,6 +222,8 @@ class Changes:
         Raises `error` if it is the program's. Ranks whose operations differ fail again and again,
         and nobody is lost by it: after some times that is an error, on all of them.
         """
+        if self.given_up:
+            raise error
         self.check_failure(error)
         return self._meet_after(error)
 
@@ -216,7 +247,11 @@ class Changes:
         self._begin_change()
         late = failed and not self.stale and self.epochs.has_timed_out()
         self.stale, self.planned = True, 0
-        decided = self.epochs.agree(self.counters.commits, self.voted, extra, late)
+        try:
+            decided = self.epochs.agree(self.counters.commits, self.voted, extra, late)
+        except Evicted as error:
+            self.given_up = str(error)
+            raise
         self._note(decided)
         counts = decided.step > self.counters.commits
         if decided.step - self.counters.commits > 1 or (counts and not self.voted):

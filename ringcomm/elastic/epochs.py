@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-import torch
 import torch.distributed as dist
 
 from ringcomm._autoload import load_library
+from ringcomm._backend import backend_of
 from ringcomm.elastic.agreement import NOTHING, Agreement, Decision, Witness
 from ringcomm.elastic.errors import Evicted
 from ringcomm.elastic.lobby import Process, Record, Welcome
@@ -177,12 +177,18 @@ class Epochs:
         results = []
         for group in list(dist.distributed_c10d._world.pg_map):
             with contextlib.suppress(RuntimeError):  # a group of another backend
-                results.append(getattr(group._get_backend(torch.device("cpu")), what)())
+                results.append(getattr(backend_of(group), what)())
         return results
 
     def has_timed_out(self) -> bool:
         """Whether an operation of any group has waited for a rank for too long."""
         return any(str(error).endswith(".TIMEOUT") for error in self._for_all_groups("get_error"))
+
+    def check_groups(self) -> None:
+        """Raise DistBackendError if any group has failed, also where the program hid its error."""
+        for error in self._for_all_groups("get_error"):
+            if not str(error).endswith(".SUCCESS"):
+                raise dist.DistBackendError("an operation of this step has failed")
 
     def end(self) -> None:
         """Leave for good: the others need not wait for the end of this process."""
@@ -191,8 +197,7 @@ class Epochs:
         self._destroy()
 
     def backend(self) -> Any:
-        group = dist.distributed_c10d._get_default_group()
-        return group._get_backend(torch.device("cpu"))
+        return backend_of()
 
     def record(self) -> Record:
         """What the store is to know of this world."""

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import sys
-
-from ringcomm._options import log_level
+from ringcomm._options import log_level, say
 
 
 def log(text: str) -> None:
     """Write a line to stderr as the library does, where RINGCOMM_LOG does not ask for less."""
     if log_level() not in ("error", "off"):
-        sys.stderr.write(f"ringcomm elastic: {text}\n")
+        say(f"elastic: {text}")
 
 
 def warn(text: str, who: str = "") -> None:
     """The same for a warning, where `who` says nothing one that is not about the world."""
     if log_level() not in ("error", "off"):
-        sys.stderr.write(f"ringcomm WARNING{who and ' '}{who}: {text}\n")
+        say(f"WARNING{who and ' '}{who}: {text}")

@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from ringcomm.elastic.changes import LEAVES
-from ringcomm.elastic.errors import Redo
+from ringcomm.elastic.errors import Evicted, Redo
 
 if TYPE_CHECKING:
     from ringcomm.elastic.world import World
@@ -18,12 +18,17 @@ class Step(AbstractContextManager[None]):
 
     Several optimizers, and those that call a closure, apply theirs before the vote. Then it is
     taken back if the step does not count.
+
+    Once a step counts, every other rank applies it. So a rank that cannot finish it, whatever it
+    raises, leaves the world: what it holds may differ from what the others hold.
     """
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self._act = 1  # the lowest bit, and one for each optimizer that made its step
+        self._act = 1  # the lowest bit, and one for each optimizer that began its step
+        self._done = 1  # the same, for those that have ended it
         self._counts = False  # it was decided
+        self._redo = False  # it was decided that it does not count
         self._leaves = False
 
     def __enter__(self) -> None:
@@ -57,7 +62,12 @@ class Step(AbstractContextManager[None]):
             return
         self._counts = changes.commit(self._act)
         if not self._counts:
+            self._redo = True
             raise Redo
+
+    def after(self, index: int) -> None:
+        """The tracked optimizer of that index has applied its gradients."""
+        self._done |= 2 << index
 
     def __exit__(
         self,
@@ -66,11 +76,22 @@ class Step(AbstractContextManager[None]):
         trace: TracebackType | None,
     ) -> bool:
         world, changes = self._world, self._world._at
-        ends = isinstance(error, Redo)
+        # A handler of the program's may have caught that it does not count.
+        ends = isinstance(error, Redo) or (error is None and self._redo)
+        if self._counts and not self._is_applied(error):
+            world._step, changes.flags, changes.dealt = None, 0, False
+            changes.give_up(
+                f"step {changes.counters.steps + 1} counts, and this rank raised an error before "
+                "it had ended it"
+            )
+            if error is None or changes.is_failure(error):
+                raise Evicted(changes.given_up) from error
+            return False
         try:
-            if error is None:
+            if error is None and not ends:
+                self._check_done()
                 self._counts = self._counts or changes.commit(self._act)
-            elif not ends and changes.is_failure(error):
+            elif error is not None and not ends and changes.is_failure(error):
                 ends = True
                 if not changes.stale:  # else they have met in this step
                     changes.failed(error)
@@ -86,17 +107,38 @@ class Step(AbstractContextManager[None]):
         world._after()
         return True
 
+    def _is_applied(self, error: BaseException | None) -> bool:
+        """Whether this rank has done all that a step which counts changes.
+
+        What fails because the group has, after the optimizer, fails on the others, too.
+        """
+        whole = self._done == self._act
+        return whole and (error is None or self._world._at.is_failure(error))
+
+    def _check_done(self) -> None:
+        if self._done != self._act:
+            raise RuntimeError(
+                "an optimizer raised an error in world.step(), and the program went on: its step "
+                "is undone on this rank; let the error end the block"
+            )
+
     def _finish(self) -> None:
         """Stay with what the step has done, or put everything back."""
-        world, changes = self._world, self._world._at
+        world, changes = self._world, self._world._changes
+        assert changes is not None and changes.tracked is not None
         tracked = changes.tracked
-        assert tracked is not None
         world._step, changes.flags, changes.dealt = None, 0, False
+        if changes.given_up:
+            return
         if self._counts:
             changes.counters.steps += 1
             tracked.forget_undo()
             return
-        tracked.undo()
-        tracked.forget_undo()
-        tracked.restore()
+        try:
+            tracked.undo()
+            tracked.forget_undo()
+            tracked.restore()
+        except BaseException:
+            changes.give_up("this rank could not undo a step that does not count")
+            raise
         changes.numbers["aborted"] = changes.numbers.get("aborted", 0) + 1

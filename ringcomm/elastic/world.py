@@ -16,7 +16,10 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
 from ringcomm.elastic import admission, ddp
 from ringcomm.elastic.ballot import require_same, say
@@ -145,6 +148,8 @@ class World:
                 f"this process was forked from rank {self._changes.epochs.rank}, and is none: use "
                 "the world only where it was joined"
             )
+        if self._changes.given_up:
+            raise Evicted(self._changes.given_up)
         return self._changes
 
     # ---- the state
@@ -161,6 +166,7 @@ class World:
             raise RuntimeError("world.track was called before: call it once, with everything")
         tracked = Tracked(**state)
         register_optimizer_step_pre_hook(self._before_optimizer)
+        register_optimizer_step_post_hook(self._after_optimizer)
         self._tracked = tracked
         while self._changes is None:
             self._ask()
@@ -263,7 +269,9 @@ class World:
         The first `step()` of the tracked optimizer inside waits until all ranks have their
         gradients. Several optimizers make their steps at once, and take them back if the step does
         not count. If a rank is lost before that, the block ends, and the loop gets the same batch
-        once more. Errors other than the group's are raised as they are.
+        once more. Errors other than the group's are raised as they are. After the vote all others
+        apply the step, so a rank that raises one then has left the world: later calls raise
+        Evicted.
 
         Operations between ranks belong before `opt.step()`, or into `attempt`. A learning rate may
         change after it. Parameters change by optimizers only, unless none is tracked.
@@ -290,6 +298,13 @@ class World:
         else:
             closure = args[1] if len(args) > 1 else kwargs.get("closure")
             self._step.before(optimizer, places[0], closure=closure is not None)
+
+    def _after_optimizer(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        """Called by torch after each optimizer's step, unless it raised something."""
+        if self._step is not None and self._tracked is not None:
+            for index, each in enumerate(self._tracked.optimizers):
+                if each is optimizer:
+                    self._step.after(index)
 
     def _check_outside(self, what: str) -> None:
         if self._step is not None or self._attempts:

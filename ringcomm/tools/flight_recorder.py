@@ -24,7 +24,7 @@ FIELDS = [field.name for field in dataclasses.fields(Operation)]
 HEADER = [
     field.name
     for field in dataclasses.fields(GroupRecord)
-    if field.name not in ("operations", "source", "remarks")
+    if field.name not in ("operations", "source", "remarks", "process", "seen_ns", "has_left")
 ]
 
 

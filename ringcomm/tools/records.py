@@ -14,15 +14,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ringcomm.tools import processes
+from ringcomm.tools.processes import Process
+
 MAGIC = b"RINGREC1"
 VERSION = 2
 CLOCKS = struct.Struct("<8sQqq")  # magic, begun, steady, wall
-HEADER_AT, MOMENTS_AT, FAILURE_AT, HEADER_END = 64, 3040, 3072, 4096
+SEEN_AT, HEADER_AT, LEFT_AT, MOMENTS_AT, FAILURE_AT, HEADER_END = 56, 64, 3032, 3040, 3072, 4096
 MOMENTS = struct.Struct("<4q")  # ticks and ns of the steady clock: as the process began, and later
 RECORD = struct.Struct("<8Q3q3QiIII")
 LONGEST_NS = 365 * 86400 * 10**9  # of a job: later times are damage
 NOBODY = 0xFFFFFF  # no root, or any rank
-SPARSE = 2  # the memory layout of what a sparse all_reduce gathers (csrc/comm/operation.h)
+CALL, SEVERAL, SPARSE, BUFFERS, MEMORY = range(5)  # Purpose in csrc/comm/operation.h
 STATES = ("queued", "running", "done", "failed")
 MESSAGES = ("send", "recv")
 
@@ -43,7 +46,7 @@ class Operation:
     root: int | None  # or the peer of a message; None: none, or any
     elements: int
     splits: int  # hash of uneven shards, else 0; the tag of a message
-    layout: int  # hash of the memory layout, 0 for contiguous
+    layout: int  # hash of the memory layout and of the cut into tensors; 0: one, contiguous
     algorithm: str
     called_ns: int | None = None
     began_ns: int | None = None
@@ -54,6 +57,7 @@ class Operation:
     longest_peer: int | None = None
     resent: int = 0  # frames
     state: str = "done"
+    purpose: int = CALL
     line: str = ""  # of the program, that called: "train.py:42 in step"
 
     @property
@@ -67,7 +71,7 @@ class Operation:
     @property
     def call(self) -> tuple[Any, ...]:
         """What has to be equal on all ranks."""
-        shape = (self.elements, self.splits, self.layout)
+        shape = (self.elements, self.splits, self.layout, self.purpose)
         return (self.collective, self.dtype, self.op, self.root, *shape)
 
     @property
@@ -84,14 +88,17 @@ class Operation:
             return f"{self.dtype}[{self.elements}]"
         if self.collective == "barrier":
             return ""
-        words = [
-            self.dtype if self.collective == "all_to_all" else f"{self.dtype}[{self.elements}]"
-        ]
+        sized = self.collective != "all_to_all" and self.purpose != SPARSE
+        words = [f"{self.dtype}[{self.elements}]" if sized else self.dtype]
         words += [self.op] if self.op else []
         words += [f"root {self.root}"] if self.root is not None else []
         words += ["uneven"] if self.splits else []
-        if self.layout == SPARSE:
-            words.append("for a sparse all_reduce")
+        if self.purpose == SPARSE:
+            words.append("of sparse tensors")
+        elif self.purpose == BUFFERS:
+            words.append("about shared buffers")
+        elif self.purpose == SEVERAL:
+            words.append(f"in tensors of sizes #{self.layout % 10000}")
         elif self.layout:
             words.append(f"memory layout {self.layout % 10000}")
         return " ".join(words)
@@ -121,6 +128,9 @@ class GroupRecord:
     torch: str = ""
     operations: list[Operation] = field(default_factory=list)
     waits_ns: tuple[int, ...] = ()  # for each peer, in total
+    process: Process = field(default_factory=lambda: Process(0))
+    seen_ns: int = 0  # by the wall clock: when the process lived for sure; 0: not known
+    has_left: bool = False  # it was destroyed, or its program ended as it should
     source: str = ""  # the file
     remarks: list[str] = field(default_factory=list)  # about damage
 
@@ -222,10 +232,24 @@ def read_ring(data: bytes, newest: int | None = None, lines: Sequence[str] = ())
     if not 0 <= record.rank < record.size:
         raise ValueError(f"its header names rank {record.rank} of {record.size}")
     record.operations = sorted(operations, key=lambda operation: operation.number)
+    record.process = processes.read(record.pid, data[waits_at + 8 * record.size :])
+    (record.seen_ns,) = struct.unpack_from("<q", data, SEEN_AT)
+    record.has_left = data[LEFT_AT] == 1
     whole = data[waits_at : waits_at + 8 * record.size]
     if len(whole) == 8 * record.size:
         record.waits_ns = struct.unpack(f"<{record.size}Q", whole)
     return record
+
+
+def process_in(path: Path) -> tuple[str, Process]:
+    """Return the host and the process of a ring file. Raises OSError; "" for what is none."""
+    with path.open("rb") as file:
+        try:
+            header = header_of(file.read(HEADER_END))
+            file.seek(int(header["waits_at"]) + 8 * int(header["size"]))
+            return str(header["host"]), processes.read(int(header["pid"]), file.read())
+        except (ValueError, TypeError, LookupError):
+            return "", Process(0)
 
 
 def operations_of(
@@ -302,6 +326,7 @@ def decode(fields: tuple[int, ...], header: dict[str, Any], record: GroupRecord)
         longest_peer=None if peer < 0 else peer,
         resent=resent,
         state=STATES[state],
+        purpose=kind >> 48 & 0xFF,
         line=lines[line - 1] if 0 < line <= len(lines) else "",
     )
 

@@ -11,13 +11,14 @@ import shutil
 import struct
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ringcomm import _stats
 from ringcomm.tools import extra
+from ringcomm.tools.processes import Life, Process, life_of
 from ringcomm.tools.records import GroupRecord, Operation, by_job, last_ns, read_ring
 from ringcomm.tools.words import show_rate, show_seconds, spans
 
@@ -51,22 +52,47 @@ class Look:
     at: float
     records: dict[str, GroupRecord] = field(default_factory=dict)
     numbers: dict[str, dict[str, Any]] = field(default_factory=dict)
+    lives: dict[Process, Life] = field(default_factory=dict)
+    unread: list[str] = field(default_factory=list)  # why a file was left out
+
+    def state(self, record: GroupRecord) -> str:
+        """Return what has become of a group; "" while it lives, as far as this host can know."""
+        life = self.lives.get(record.process, Life.UNKNOWN)
+        if record.failure:
+            return "failed"
+        if record.has_left:
+            return "destroyed" if life == Life.LIVES else "ended"
+        return "gone" if life == Life.GONE and not record.process.snapshot else ""
 
 
 def look(folder: Path, at: float) -> Look:
     """Read all ring files. What cannot be read, as it is being made or damaged, is left out."""
     found = Look(at)
     for path in sorted(folder.rglob("*.ring")):
-        with contextlib.suppress(OSError, *DAMAGE):
+        try:
             data = path.read_bytes()
             record, numbers = read_ring(data, NEWEST), _stats.read(data)
-            found.records[str(path)], found.numbers[str(path)] = record, numbers
+        except (OSError, *DAMAGE) as error:
+            found.unread.append(f"{path.name} is left out: {error}")
+            continue
+        found.records[str(path)], found.numbers[str(path)] = record, numbers
     jobs = by_job([*found.records.values()])
-    if len(jobs) > 1:  # the latest, as `ringcomm trace` has it
-        latest = [*jobs][-1]
-        found.records = {key: one for key, one in found.records.items() if one.job == latest}
-        found.numbers = {key: found.numbers[key] for key in found.records}
+    latest = [*jobs.values()][-1] if jobs else []  # as `ringcomm trace` has it
+    found.lives = {one.process: life_of(one.process) for one in latest}
+    wanted = {id(record) for record in shown(latest)}
+    found.records = {key: one for key, one in found.records.items() if id(one) in wanted}
+    found.numbers = {key: found.numbers[key] for key in found.records}
     return found
+
+
+def shown(records: list[GroupRecord]) -> Iterator[GroupRecord]:
+    """Yield the groups of each process that live; where there is none, its last and largest."""
+    processes: dict[tuple[str, Process], list[GroupRecord]] = {}
+    for record in records:
+        processes.setdefault((record.host, record.process), []).append(record)
+    for own in processes.values():
+        living = [one for one in own if not one.has_left or one.failure]
+        yield from living or [max(own, key=lambda one: (one.size, one.wall_ns))]
 
 
 def last_collective(record: GroupRecord) -> Operation | None:
@@ -74,10 +100,10 @@ def last_collective(record: GroupRecord) -> Operation | None:
     return begun[-1] if begun else None
 
 
-def awaited(record: GroupRecord, others: Iterable[GroupRecord]) -> list[int]:
-    """Return the global ranks that have not called what this one is in."""
-    current = last_collective(record)
-    if current is None or current.state != "running":
+def awaited(record: GroupRecord, now: Look) -> list[int]:
+    """Return the global ranks that have not called what this one is in, while it lives."""
+    current, others = last_collective(record), now.records.values()
+    if current is None or current.state != "running" or now.state(record) not in ("", "failed"):
         return []
     late = []
     for other in others:
@@ -118,7 +144,7 @@ def rows(before: Look, now: Look) -> Iterator[list[str]]:
         )
         since = (shown.began_ns if running else shown.ended_ns) or shown.called_ns or 0
         age = max(elapsed_ns(record, now.at) - since, 0) * 1e-9
-        late = awaited(record, now.records.values())
+        late = awaited(record, now)
         if late:  # its wait is counted when it ends
             waited += min(age, passed)
         yield [
@@ -126,7 +152,7 @@ def rows(before: Look, now: Look) -> Iterator[list[str]]:
             record.host,
             record.group + (" (device)" if record.device else ""),
             str(shown),
-            "failed" if record.failure else shown.state,
+            now.state(record) or shown.state,
             show_seconds(age),
             some_ranks(late),
             f"{counted / passed:.3g}",
@@ -191,7 +217,9 @@ def shortened(lines: list[list[str]], height: int) -> tuple[list[list[str]], int
 
 
 def is_slow(row: list[str]) -> bool:
-    return row[COLUMNS.index("state")] == "failed" or bool(row[COLUMNS.index("waits for")])
+    return row[COLUMNS.index("state")] in ("failed", "gone") or bool(
+        row[COLUMNS.index("waits for")]
+    )
 
 
 def table(before: Look, now: Look, title: str, width: int = 120, height: int = 10**6) -> Any:
@@ -212,6 +240,10 @@ def table(before: Look, now: Look, title: str, width: int = 120, height: int = 1
 def title_of(folder: Path, now: Look) -> str:
     ranks = {record.global_rank for record in now.records.values()}
     clock = time.strftime("%H:%M:%S", time.localtime(now.at))
+    states = {now.state(record) for record in now.records.values()}
+    if states and states <= {"gone", "ended"}:
+        how = "ended" if states == {"ended"} else "are gone; no failure was recorded"
+        return f"{folder}: all {len(now.lives)} processes {how}"
     return f"{folder}: {len(ranks)} ranks at {clock}; ops, bytes and waits of the last look"
 
 
@@ -219,8 +251,9 @@ def run(options: argparse.Namespace) -> int:
     """Show the screen until Ctrl-C. Raises ValueError where the folder has no flight records."""
     before = look(options.folder, time.time())
     if not before.records:
+        why = f" that can be read ({before.unread[0]})" if before.unread else ""
         raise ValueError(
-            f"{options.folder} has no flight records: start the job with RINGCOMM_TRACE="
+            f"{options.folder} has no flight records{why}: start the job with RINGCOMM_TRACE="
             f"{options.folder}"
         )
     if options.once or not sys.stdout.isatty():

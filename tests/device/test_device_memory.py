@@ -126,7 +126,7 @@ def changing(rank: Rank, memory: SimulatedMemory) -> int:
         if turn % 7 == 0:
             memory.empty_cache()
     memory.empty_cache()
-    for _ in range(65):  # one entry an operation is looked at
+    for _ in range(300):  # what was not used for 128 operations is looked at, piece by piece
         dist.all_reduce(warm)
     dist.barrier()
     return memory.used() - before
@@ -247,11 +247,11 @@ def test_nothing_that_was_freed_is_held(two: Ranks, chunks: str) -> None:
 def test_the_leader_maps_no_more_than_a_part_of_the_device(two: Ranks) -> None:
     leader, follower = answers(two(run, "many", {"RINGCOMM_SIM_MEMORY_BYTES": str(128 << 20)}))
     assert 80 <= follower < 81  # its own
-    assert 20 < leader - follower < 128 / 4 + 3  # one more until it is closed
+    assert 40 < leader - follower < 128 / 2 + 3  # one more until it is closed
 
 
 def test_what_is_under_way_stays_mapped(two: Ranks) -> None:
-    settings = {"RINGCOMM_SIM_MEMORY_BYTES": str(128 << 20)}  # a quarter has room for one of two
+    settings = {"RINGCOMM_SIM_MEMORY_BYTES": str(64 << 20)}  # half of it has room for one of two
     assert answers(two(run, "late_leader", settings)) == ["", ""]
 
 

@@ -20,7 +20,10 @@ from lab.simulated_device import CUDA, Cuda, SimulatedMemory, on_device, pretend
 
 MIB = 1 << 18  # elements
 OWN = {"RINGCOMM_SIM_DEVICES": "2", "RINGCOMM_SIM_ROTATE": "0,1"}
-SMALL_DEVICE = {"RINGCOMM_SIM_MEMORY_BYTES": str(128 << 20)}  # others map 32 MiB of a rank
+SMALL_DEVICE = {"RINGCOMM_SIM_MEMORY_BYTES": str(64 << 20)}  # others map 32 MiB of a rank
+
+OF_ONE_EACH = {"RINGCOMM_SIM_SEGMENT_BYTES": "0"}  # each tensor is an allocation
+MOST, SMALL = 768, 1 << 14  # allocations that are registered; elements of a small one
 
 
 @pytest.fixture(scope="module")
@@ -129,7 +132,7 @@ def freed(rank: Rank, memory: SimulatedMemory) -> list[int]:
     backend_of().deregister_mem_pool(pool)  # its memory has gone: nothing of the other's
     memory.release(tensor)
     memory.empty_cache()
-    for _ in range(65):  # one entry an operation is looked at
+    for _ in range(300):  # what was not used for 128 operations is looked at, piece by piece
         dist.all_reduce(warm)
     dist.barrier()
     return [*found, memory.used() - before]
@@ -162,9 +165,10 @@ def too_much(rank: Rank, memory: SimulatedMemory) -> list[int]:
 
 
 def too_many(rank: Rank, memory: SimulatedMemory) -> list[int]:
-    tensors = [memory.empty(2 * MIB) for _ in range(50)]
+    tensors = [memory.empty(SMALL) for _ in range(MOST + 2)]
     backend_of().register_mem_pool(Pool(*tensors))
-    return [summed(memory, tensor, rank) for tensor in tensors[46:50]]
+    # What is not registered is staged at its first use.
+    return [summed(memory, tensor, rank) for tensor in (tensors[MOST - 1], tensors[-1])]
 
 
 def unknown(rank: Rank, memory: SimulatedMemory) -> list[int]:
@@ -329,13 +333,13 @@ def test_a_rank_that_calls_something_else_is_told(two: Ranks) -> None:
 
 @pytest.mark.parametrize("case", ["too_much", "too_many"])
 def test_what_does_not_fit_is_said(two: Ranks, case: str) -> None:
-    outcomes = two(run, case, SMALL_DEVICE if case == "too_much" else {})
+    outcomes = two(run, case, SMALL_DEVICE if case == "too_much" else OF_ONE_EACH)
     first, *copies = answers(outcomes)[1]
     assert first == 0
     assert copies[-1] > 0
-    left = 20 << 20 if case == "too_much" else 4 << 20
+    left = 20 << 20 if case == "too_much" else 2 * 4 * SMALL
     assert logs(outcomes, f": {left} of ") == [1, 1]
-    assert logs(outcomes, "a rank registers at most 48 pieces of memory") == [1, 1]
+    assert logs(outcomes, f"a rank registers at most {MOST} pieces of memory") == [1, 1]
 
 
 def test_what_cannot_be_exported_is_said(two: Ranks) -> None:

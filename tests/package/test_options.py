@@ -252,6 +252,7 @@ def test_the_process_keeps_what_its_first_group_has_set() -> None:
         dist.new_group([0], pg_options=ringcomm.Options(flows=3, algorithm="tree"))
         dist.new_group([0], pg_options=told)
         other = ringcomm.Options(secret="bees")
+        dist.new_group([0], pg_options=ringcomm.Options(trace="elsewhere"))  # this ends no job
         return {
             "told": [told.flows, told.resume_seconds, told.algorithm, told.spin_us],
             "next": ringcomm.Options().flows,

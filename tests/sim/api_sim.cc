@@ -114,7 +114,27 @@ class SimApi final : public Api {
   }
 
   Allocation allocation_of(const std::byte* address) override {
-    return enter("cudaPointerGetAttributes")->memory.allocation_of(address);
+    const Entered process = enter("cudaPointerGetAttributes");
+    process->asked += 3;  // its range, its id, and whether it can be exported
+    return process->memory.allocation_of(address);
+  }
+
+  uint64_t id_of(const std::byte* address) override {
+    const Entered process = enter("cudaPointerGetAttributes");
+    ++process->asked;
+    return process->memory.allocation_of(address).id;
+  }
+
+  bool ids_change() override {
+    SimOptions options = options_;
+    options.chunk_bytes = static_cast<uint64_t>(::sysconf(_SC_PAGESIZE));
+    SimMemory& memory = enter("cuMemMap")->memory;
+    std::byte* const chunk = memory.allocate(options, card_of(device_of_thread), 1);
+    const uint64_t before = memory.allocation_of(chunk).id;
+    memory.remap(chunk, 1, options.same_ids);
+    const bool change = memory.allocation_of(chunk).id != before;
+    memory.release(chunk);
+    return change;
   }
 
   // ---- streams and events ----------------------------------------------------------------------
@@ -276,7 +296,10 @@ class SimApi final : public Api {
   }
 
   std::vector<Chunk> export_chunks(std::byte* address, uint64_t bytes, size_t most) override {
-    return enter("cuMemExportToShareableHandle")->memory.export_chunks(address, bytes, most);
+    constexpr const char* kCall = "cuMemExportToShareableHandle";
+    const Entered process = enter(kCall);
+    if (!options_.chunk_exports) throw DeviceError(str(kCall, ": operation not supported"));
+    return process->memory.export_chunks(address, bytes, most);
   }
 
   std::byte* map_chunks(const std::vector<Chunk>& chunks) override {
@@ -352,6 +375,10 @@ class SimApi final : public Api {
     Addresses addresses(call, process->memory);
     const bool mapped = sizeof(Number) == 4;  // 64 bits: also the device's own memory
     std::byte* host = addresses.host_side(word, sizeof(Number), mapped);
+    // CUDA 13.1 and later refuse memory of another device. To see it on one card, too, memory of
+    // another process is refused.
+    if (!process->memory.is_own(word, card_of(device_of_thread)))
+      throw DeviceError(str(call, ": invalid argument"));
     auto* at = reinterpret_cast<Number*>(host);
     if (reinterpret_cast<uintptr_t>(at) % sizeof *at != 0) {
       throw DeviceError(str(call, ": invalid argument"));

@@ -38,6 +38,9 @@ uint64_t ringcomm_sim_empty_cache();
 uint64_t ringcomm_sim_used();    // used_bytes() of device 0
 uint64_t ringcomm_sim_copies();  // copies()
 uint64_t ringcomm_sim_copied();  // copied()
+uint64_t ringcomm_sim_asked();   // calls of the driver's that asked about memory
+// The memory of a block, of chunks, gives way to other memory at the same addresses.
+void ringcomm_sim_remap(void* block, uint64_t bytes);
 uint64_t ringcomm_sim_pinned();  // pinned_bytes()
 int ringcomm_sim_pinned_node();  // SimMemory::pinned_node()
 // Waits for all that was enqueued on the default stream. 0, or 1 after an error.

@@ -105,8 +105,8 @@ std::byte* SimMemory::allocate(const SimOptions& options, int card, uint64_t byt
   }
   std::memset(base, static_cast<int>(kPoison), region.mapped);
   used_[card] += region.mapped;
-  region.id = next_id_;
-  next_id_ += region.chunks.size();
+  for (size_t i = 0; i < region.chunks.size(); ++i) region.ids.push_back(next_id_++);
+  region.id = region.ids[0];
   regions_[base] = std::move(region);
   return base;
 }
@@ -255,7 +255,36 @@ Allocation SimMemory::allocation_of(const std::byte* address) {
   // The driver knows chunks, not what was put together of them.
   const uint64_t chunk = region.chunks.front().bytes;
   const uint64_t index = static_cast<uint64_t>(address - base) / chunk;
-  return {base + index * chunk, chunk, region.id + index, false};
+  return {base + index * chunk, chunk, region.ids[index], false};
+}
+
+void SimMemory::remap(std::byte* address, uint64_t bytes, bool same_ids) {
+  const std::lock_guard lock(mutex_);
+  const auto found = around(address);
+  if (found == regions_.end() || found->second.kind != Kind::kExpandable)
+    throw DeviceError("cuMemUnmap: invalid argument");
+  auto& [base, region] = *found;
+  const uint64_t chunk = region.chunks.front().bytes;
+  for (auto i = static_cast<uint64_t>(address - base) / chunk; base + i * chunk < address + bytes;
+       ++i) {
+    std::memset(base + i * chunk, static_cast<int>(kPoison), chunk);
+    released_.push_back({region.card, std::exchange(region.chunks[i], make_chunk(chunk))});
+    map_at(base + i * chunk, region.chunks[i]);
+    std::memset(base + i * chunk, static_cast<int>(kPoison), chunk);
+    used_[region.card] += chunk;
+    if (!same_ids) region.ids[i] = next_id_++;
+  }
+  count_released();
+}
+
+bool SimMemory::is_own(const std::byte* address, int card) {
+  if ((reinterpret_cast<uintptr_t>(address) & kDeviceSide) != 0) return true;
+  const std::lock_guard lock(mutex_);
+  const auto region = around(address);
+  if (region == regions_.end()) return false;
+  const Kind kind = region->second.kind;
+  if (kind == Kind::kPinned) return true;
+  return (kind == Kind::kMalloc || kind == Kind::kExpandable) && region->second.card == card;
 }
 
 SimMemory::Regions::iterator SimMemory::around(const std::byte* address) {

@@ -40,9 +40,14 @@ class SimMemory {
   void unregister_host(std::byte* memory);
 
   Allocation allocation_of(const std::byte* address);
+  // Has the chunks in [address, address + bytes) give way to new ones, as torch's expandable
+  // segments do with unused memory. `same_ids`: they are called like those before.
+  void remap(std::byte* address, uint64_t bytes, bool same_ids);
   // What the host calls [address, address + bytes). The errors of `call` for a device's address
   // that is not registered; with `mapped`, also for memory that the device cannot read.
   std::byte* host_side(const char* call, const std::byte* address, uint64_t bytes, bool mapped);
+  // Is it this process's own memory of that card, or memory of the host that devices reach?
+  bool is_own(const std::byte* address, int card);
 
   IpcHandle export_memory(std::byte* base);
   std::byte* open_memory(const IpcHandle& handle, Ipc fault, int card);
@@ -63,7 +68,8 @@ class SimMemory {
     uint64_t bytes = 0;   // asked for
     uint64_t mapped = 0;  // whole pages
     int card = 0;
-    uint64_t id = 0;            // an expandable one's first chunk; the others' follow
+    uint64_t id = 0;
+    std::vector<uint64_t> ids;  // an expandable one's, by chunk
     std::vector<Chunk> chunks;  // this process's own memory
     int opens = 0;              // of a handle
     pid_t exporter = 0;

@@ -65,6 +65,7 @@ Ipc ipc_of(const std::string& word) {
 void read_faults(Reader& reader, SimOptions& options) {
   options.ipc = ipc_of(reader.text("IPC", "works"));
   reader.number("IPC_OPENS", options.ipc_opens);
+  reader.flag("CHUNK_EXPORTS", options.chunk_exports);
   reader.flag("MEMOPS", options.memory_operations);
   reader.number("CAPTURE_FAILS", options.capture_fails);
   reader.flag("REGISTER", options.register_host);
@@ -87,6 +88,8 @@ SimOptions SimOptions::from_environment() {
   reader.number("ROTATE", options.rotate);
   reader.number("MEMORY_BYTES", options.memory_bytes);
   reader.number("CHUNK_BYTES", options.chunk_bytes);
+  reader.number("SEGMENT_BYTES", options.segment_bytes);
+  reader.flag("SAME_IDS", options.same_ids);
   reader.number("COMMANDS", options.commands);
   if (const char* most = std::getenv("CUDA_DEVICE_MAX_CONNECTIONS")) {
     options.connections = std::clamp(std::strtoul(most, nullptr, 10), 1UL, 32UL);

@@ -10,6 +10,8 @@
 // MEMORY_BYTES  8 GiB  of each device
 // DRIVER        13000  CUDA version of the driver; none: there is no driver
 // CHUNK_BYTES   0      tensors' allocations are expandable, made of chunks of so many bytes
+// SEGMENT_BYTES 2 MiB  tensors' allocations have so many bytes, or more where a tensor has
+// SAME_IDS      0      1: a chunk that takes another's place also takes its id
 // COMMANDS      1000   a connection takes so many that have not begun, then enqueuing blocks; how
 //                      many connections streams share says CUDA_DEVICE_MAX_CONNECTIONS
 // STAND_INS     1      tensors of the CPU count as those of a device; 0: they stay on the host, and
@@ -18,6 +20,7 @@
 // IPC           works  fails: no handle can be opened; lies: other memory is mapped than was
 //                      exported; near: only handles of the same card
 // IPC_OPENS     -1     so many handles can be opened, then no more; -1: any number
+// CHUNK_EXPORTS 1      0: chunks cannot be exported, though they were made for it
 // MEMOPS        1      0: streams cannot write words, nor wait for them
 // CAPTURE_FAILS 0      so many questions whether a stream is captured fail
 // REGISTER      1      0: memory of the host cannot be registered
@@ -45,12 +48,15 @@ struct SimOptions {
   uint64_t memory_bytes = uint64_t{8} << 30;
   int driver = 13000;  // 0: none
   uint64_t chunk_bytes = 0;
+  uint64_t segment_bytes = uint64_t{2} << 20;
+  bool same_ids = false;
   uint64_t commands = 1000;
   uint64_t connections = 8;
   bool stand_ins = true;
 
   Ipc ipc = Ipc::kWorks;
   int64_t ipc_opens = -1;
+  bool chunk_exports = true;
   bool memory_operations = true;
   int64_t capture_fails = 0;
   bool register_host = true;

@@ -45,7 +45,7 @@ struct Process {
   SimMemory memory;
   SimStreams streams;
   SimGraphs graphs;
-  std::atomic<uint64_t> copies{0}, copied{0};
+  std::atomic<uint64_t> copies{0}, copied{0}, asked{0};
   std::mutex mutex;
   std::string failure;
 };

@@ -16,7 +16,6 @@
 namespace ringcomm::sim {
 namespace {
 
-constexpr uint64_t kSegmentBytes = uint64_t{2} << 20;
 constexpr uint64_t kBlockBytes = 512;  // blocks are multiples of it, as torch's are
 
 struct Segment {
@@ -40,7 +39,7 @@ class Tensors {
     auto segment = std::find_if(segments_.begin(), segments_.end(),
                                 [&](const Segment& one) { return one.bytes - one.used >= block; });
     if (segment == segments_.end()) {
-      const uint64_t wanted = std::max(block, kSegmentBytes);
+      const uint64_t wanted = std::max(block, options_.segment_bytes);
       // As torch's allocator does while it calls cudaMalloc.
       const bool before = api_->relax_captures(true);
       const Finally restore{[&] { api_->relax_captures(before); }};
@@ -74,11 +73,17 @@ class Tensors {
     return segments_.remove_if([](const Segment& segment) { return segment.blocks.empty(); });
   }
 
+  void remap(std::byte* block, uint64_t bytes) {
+    api_->synchronize(nullptr);
+    Process::get().memory.remap(block, bytes, options_.same_ids);
+  }
+
   void synchronize() { api_->synchronize(nullptr); }
 
  private:
   const pid_t owner_ = ::getpid();
-  const std::unique_ptr<cuda::Api> api_ = make_simulated_api(SimOptions::from_environment());
+  const SimOptions options_ = SimOptions::from_environment();
+  const std::unique_ptr<cuda::Api> api_ = make_simulated_api(options_);
   std::mutex mutex_;
   std::list<Segment> segments_;
 };
@@ -128,6 +133,12 @@ extern "C" {
 
 [[gnu::visibility("default")]] uint64_t ringcomm_sim_copies() { return ringcomm::sim::copies(); }
 [[gnu::visibility("default")]] uint64_t ringcomm_sim_copied() { return ringcomm::sim::copied(); }
+[[gnu::visibility("default")]] uint64_t ringcomm_sim_asked() {
+  return ringcomm::sim::Process::get().asked;
+}
+[[gnu::visibility("default")]] void ringcomm_sim_remap(void* block, uint64_t bytes) {
+  ringcomm::sim::call([&](auto& all) { all.remap(static_cast<std::byte*>(block), bytes); });
+}
 [[gnu::visibility("default")]] uint64_t ringcomm_sim_pinned() {
   return ringcomm::sim::pinned_bytes();
 }

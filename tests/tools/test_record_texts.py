@@ -49,9 +49,10 @@ def calls() -> dict[str, Call]:
             ones(4, dtype=torch.int32), ones(4, dtype=torch.int32), group=group
         ),
         "memory layout": lambda group: dist.all_reduce(ones(4, 6).t(), group=group),
-        "for a sparse all_reduce": lambda group: dist.all_reduce(
-            torch.eye(4).to_sparse(), group=group
+        "float32 AVG of sparse tensors": lambda group: dist.all_reduce(
+            torch.eye(4).to_sparse(), dist.ReduceOp.AVG, group=group
         ),
+        "SUM in tensors of sizes #": lambda group: dist.all_reduce_coalesced(pair, group=group),
     }
 
 

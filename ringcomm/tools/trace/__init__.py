@@ -12,16 +12,17 @@ import time
 from pathlib import Path
 
 from ringcomm.tools.flight_recorder import write_flight_recorder
+from ringcomm.tools.processes import Life
 from ringcomm.tools.records import Folder, GroupRecord, by_job, read_folder
 from ringcomm.tools.trace.analysis import analyse
 from ringcomm.tools.trace.clocks import align, set_clocks
 from ringcomm.tools.trace.findings import Finding
-from ringcomm.tools.trace.job import Job, groups_of
+from ringcomm.tools.trace.job import FRESH_NS, Job, groups_of
 from ringcomm.tools.trace.tell import tell
+from ringcomm.tools.trace.waiting import young
 from ringcomm.tools.words import output, positive, ranks_text
 
 WELL, WRONG, UNREADABLE = 0, 1, 2
-FRESH_NS = 10 * 10**9  # records that end so lately may be those of a job that runs
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -50,7 +51,7 @@ def run(options: argparse.Namespace) -> int:
         print(f"ringcomm trace: {error}", file=sys.stderr)
         return UNREADABLE
     findings = analyse(job)
-    tell(job, findings, [*job.remarks, *fresh(job)])
+    tell(job, findings, [*job.remarks, *young(job), *fresh(job)])
     export(job, findings, options)
     return WRONG if findings else WELL
 
@@ -58,7 +59,10 @@ def run(options: argparse.Namespace) -> int:
 def fresh(job: Job) -> list[str]:
     """Warn where the job may run still."""
     age = time.time_ns() - job.end
-    if job.records and 0 <= age < FRESH_NS:
+    known = {*job.lives.values()}
+    if Life.LIVES in known:
+        return ["the job runs: look again whether it goes on"]
+    if job.records and 0 <= age < FRESH_NS and known != {Life.GONE}:
         return ["the records are seconds old: if the job runs, look again whether it goes on"]
     return []
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ringcomm.tools.trace.findings import COLUMNS, Finding, Kind, table, where
-from ringcomm.tools.trace.job import Group, Job
+from ringcomm.tools.trace.job import Group, Job, clock_text
 from ringcomm.tools.trace.messages import lonely_messages
 from ringcomm.tools.trace.slow import networks, stragglers
 from ringcomm.tools.trace.waiting import waiting
@@ -14,7 +14,7 @@ from ringcomm.tools.words import ranks_text, spans
 
 def analyse(job: Job) -> list[Finding]:
     """Return what is wrong, causes first; nothing where all is well."""
-    found = [*mismatches(job), *waiting(job), *lonely_messages(job), *networks(job)]
+    found = [*mismatches(job), *lost(job), *waiting(job), *lonely_messages(job), *networks(job)]
     found += failures(job)
     found += stragglers(job)
     return sorted(found, key=lambda finding: (finding.follows, finding.kind))
@@ -46,6 +46,27 @@ def mismatch(job: Job, group: Group, sequence: int) -> Finding:
         f"{', '.join(parts[:3])}{more}; the last that they agreed on is {last}",
         COLUMNS,
         table(job, group, sequence),
+    )
+
+
+def lost(job: Job) -> Iterator[Finding]:
+    """Name the processes that are gone though nothing has failed: somebody has ended them."""
+    if not job.lost or job.has_failed or job.is_alive:
+        return
+    ranks = [record.global_rank for record in job.lost]
+    seen = max(record.seen_ns for record in job.lost)
+    when = f"; the last sign of life is of {clock_text(seen)}" if seen else ""
+    if len(ranks) < len(job.lives):
+        yield Finding(
+            Kind.GONE,
+            f"{ranks_text(ranks)} left neither an end nor a failure in the record, and the "
+            f"process is gone: it was killed, it seems{when}",
+        )
+        return
+    who = f"all {len(ranks)} processes are" if len(ranks) > 1 else "the process is"
+    yield Finding(
+        Kind.GONE,
+        f"{who} gone; no failure was recorded: the job was cancelled or killed, it seems{when}",
     )
 
 

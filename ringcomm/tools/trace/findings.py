@@ -18,13 +18,14 @@ class Kind(enum.IntEnum):
 
     MISMATCH = 1
     DEADLOCK = 2
-    DEAD = 3
-    MISSING = 4
-    MESSAGE = 5
-    STILL = 6
-    FAILED = 7
-    NETWORK = 8
-    STRAGGLER = 9
+    GONE = 3
+    DEAD = 4
+    MISSING = 5
+    MESSAGE = 6
+    STILL = 7
+    FAILED = 8
+    NETWORK = 9
+    STRAGGLER = 10
 
 
 @dataclass
@@ -65,7 +66,8 @@ def table(job: Job, group: Group, sequence: int) -> list[tuple[str, ...]]:
             earlier += line_text(before) if before else ""
             operation = calls.get(rank)
             if operation is None:
-                row = ("cannot be read" if rank in hidden else "never called", "", "", earlier)
+                never = "not called yet" if job.is_alive else "never called"
+                row = ("cannot be read" if rank in hidden else never, "", "", earlier)
             else:
                 at = clock_text(job.called(record, operation), 3 if few else 0)
                 state = state_text(job, record, operation) if few else operation.state
@@ -120,6 +122,8 @@ def summary(job: Job) -> str:
 def nothing_wrong(job: Job) -> str:
     """Return the first sentence where there are no findings."""
     last = [calls for group in job.groups for calls in group.calls.values()]
+    if any(not one.is_done for calls in last for one in calls.values()):
+        return "nothing is wrong so far: what ranks wait for, they have not waited for long"
     if not last:
         return "nothing is wrong: no collective was called"
     silent = f", but {job.no_record(job.silent)}" if job.silent else ""

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import datetime
 import functools
+import time
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 
+from ringcomm.tools.processes import Life, Process, life_of
 from ringcomm.tools.records import GroupRecord, Operation, last_ns
 from ringcomm.tools.words import ranks_text
 
 Calls = dict[int, Operation]  # by the group's ranks
+YOUNG_NS = 10**9  # a wait that is not worth a word
+FRESH_NS = 10 * 10**9  # records that end so lately may be those of a job that runs
 
 
 @dataclass
@@ -118,6 +122,46 @@ class Job:
         """Return "rank 3 left no record", of silent ranks."""
         readable = " that can be read" if self.unread.intersection(ranks) else ""
         return f"{ranks_text(ranks)} left no record{readable}"
+
+    @functools.cached_property
+    def lives(self) -> dict[Process, Life]:
+        """Map the processes of the records to what is known of them."""
+        return {process: life_of(process) for process in {each.process for each in self.records}}
+
+    @functools.cached_property
+    def is_alive(self) -> bool:
+        """Tell whether the job runs, as far as this host can know, or has just been seen."""
+        lives = {*self.lives.values()}
+        age = time.time_ns() - max((record.seen_ns for record in self.records), default=0)
+        return Life.LIVES in lives or (lives == {Life.UNKNOWN} and 0 <= age < FRESH_NS)
+
+    @functools.cached_property
+    def has_failed(self) -> bool:
+        return any(record.failure for record in self.records)
+
+    @functools.cached_property
+    def lost(self) -> list[GroupRecord]:
+        """A record of each process that is gone, and has said neither that it ended nor why."""
+        told = {one.process for one in self.records if one.failure}
+        open_ones = {one.process: one for one in self.records if not one.has_left}
+        return [
+            one
+            for process, one in open_ones.items()
+            if process not in told and self.lives[process] == Life.GONE and not process.snapshot
+        ]
+
+    def age(self, record: GroupRecord, operation: Operation) -> int | None:
+        """Return how long an operation has lasted, or had when its process was last seen; ns.
+
+        None: nobody knows.
+        """
+        called = operation.called_ns or record.steady_ns
+        if self.lives[record.process] == Life.LIVES and not record.process.snapshot:
+            return max(time.monotonic_ns() - called, 0)
+        seen = max(one.seen_ns for one in self.records if one.process == record.process)
+        if not seen or not record.process.boot:
+            return None
+        return max(seen - (called + record.wall_ns - record.steady_ns), 0)
 
     @functools.cached_property
     def end(self) -> int:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ringcomm.tools.records import Operation
 from ringcomm.tools.trace.findings import Finding, Kind, where
-from ringcomm.tools.trace.job import Group, Job, clock_text
+from ringcomm.tools.trace.job import YOUNG_NS, Group, Job, clock_text
 
 ROWS = 12
 
@@ -24,9 +24,20 @@ class Message:
 
 def lonely_messages(job: Job) -> Iterator[Finding]:
     for group in job.groups:
-        lonely = [message for message in waiting_in(group) if not has_partner(group, message)]
+        lonely = [
+            message
+            for message in waiting_in(group)
+            if not has_partner(group, message) and not is_young(job, group, message)
+        ]
         if lonely:
             yield tell(job, group, lonely)
+
+
+def is_young(job: Job, group: Group, message: Message) -> bool:
+    """Tell whether it had not waited long, without a failure: its partner may have come later."""
+    record = group.records[message.rank]
+    age = job.age(record, message.operation)
+    return not record.failure and age is not None and age < YOUNG_NS
 
 
 def waiting_in(group: Group) -> list[Message]:

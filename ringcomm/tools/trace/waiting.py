@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ringcomm.tools.records import Operation
 from ringcomm.tools.trace.findings import COLUMNS, Finding, Kind, since, table, where
-from ringcomm.tools.trace.job import Group, Job, clock_text
+from ringcomm.tools.trace.job import YOUNG_NS, Group, Job, clock_text
 from ringcomm.tools.words import ranks_text, show_seconds
 
 # What the others say of a rank that is gone (csrc/comm/diagnosis.cc).
@@ -82,8 +82,60 @@ def cycle_in(edges: Edges) -> list[int]:
     return best
 
 
+def is_young(job: Job, stop: Stop) -> bool:
+    """Tell whether ranks of a job without failures had not waited longer there than they often do.
+
+    A job that runs waits somewhere at every moment, and one that was cancelled did.
+    """
+    records = stop.group.records
+    if any(record.failure for record in records.values()):
+        return False
+    if any(stop.group.ranks[rank] in gone(job) for rank in stop.missing):
+        return False
+    ages = [job.age(records[rank], stop.group.calls[stop.sequence][rank]) for rank in stop.waiting]
+    usual = sorted(
+        operation.ended_ns - operation.called_ns
+        for calls in stop.group.calls.values()
+        for operation in calls.values()
+        if operation.is_done and operation.ended_ns and operation.called_ns
+    )
+    often = usual[len(usual) * 9 // 10] if usual else 0
+    return all(age is not None and age < max(YOUNG_NS, 2 * often) for age in ages)
+
+
+def young(job: Job) -> list[str]:
+    """Return what ranks have begun to wait for."""
+    return [
+        f"{never_called(job, stop, stop.group.globals(stop.missing))}; {wait_text(job, stop)}"
+        for stop in stops(job)
+        if stop.missing and is_young(job, stop)
+    ]
+
+
+def never_called(job: Job, stop: Stop, ranks: list[int]) -> str:
+    here = f"{stop.call.name}{where(job, stop.group)}"
+    if not job.is_alive:
+        return f"{ranks_text(ranks)} never called {here}"
+    return f"{ranks_text(ranks)} {'have' if len(ranks) > 1 else 'has'} not called {here} yet"
+
+
+def wait_text(job: Job, stop: Stop) -> str:
+    """Return "the others wait there since 12:03:07"."""
+    group, calls = stop.group, stop.group.calls[stop.sequence]
+    clock = since(job, group, calls, stop.waiting)
+    if job.lost and not job.is_alive:
+        who = "the others" if len(stop.waiting) > 1 else group.say(stop.waiting)
+        return f"{who} had waited there since {clock}"
+    others = "the others wait" if len(stop.waiting) > 1 else f"{group.say(stop.waiting)} waits"
+    ages = [job.age(group.records[rank], calls[rank]) for rank in stop.waiting]
+    length = (
+        f", for {show_seconds(max(filter(None, ages)) / 1e9)}" if job.is_alive and any(ages) else ""
+    )
+    return f"{others} there since {clock}{length}"
+
+
 def waiting(job: Job) -> Iterator[Finding]:
-    some = stops(job)
+    some = [stop for stop in stops(job) if not is_young(job, stop)]
     edges = edges_of(some)
     cycle = cycle_in(edges)
     locked: set[int] = set()
@@ -138,16 +190,19 @@ def gone(job: Job) -> dict[int, tuple[str, str]]:
                 if peer < group.size:
                     said = f"rank {group.ranks[rank]} says: {record.failure}"
                     found.setdefault(group.ranks[peer], (verbs[match[2].split()[0]], said))
+    # What is left of a job says nothing of those that its end has ended.
+    for record in job.lost if job.is_alive else ():
+        said = f"its process, {record.pid} on {record.host}, is gone"
+        found.setdefault(record.global_rank, ("died", said))
     return found
 
 
 def missing_ranks(job: Job, stop: Stop) -> Finding:
     """Say who never called a collective, and where it was last."""
-    group, calls = stop.group, stop.group.calls[stop.sequence]
+    group = stop.group
     ranks = group.globals(stop.missing)
     here = f"{stop.call.name}{where(job, group)}"
-    others = "the others wait" if len(stop.waiting) > 1 else f"{group.say(stop.waiting)} waits"
-    wait = f"{others} there since {since(job, group, calls, stop.waiting)}"
+    wait = wait_text(job, stop)
     dead = {rank: said for rank, said in gone(job).items() if rank in ranks}
     silent = [rank for rank in ranks if group.ranks.index(rank) not in group.records]
     if dead:
@@ -161,7 +216,7 @@ def missing_ranks(job: Job, stop: Stop) -> Finding:
         kind = Kind.DEAD
     else:
         present = [rank for rank in ranks if rank not in silent]
-        text = f"{ranks_text(present)} never called {here}; {wait}"
+        text = f"{never_called(job, stop, present)}; {wait}"
         text += last_text(job, group, present[0]) if len(present) == 1 else ""
         text += f"; {job.no_record(silent)}" if silent else ""
         kind = Kind.MISSING

@@ -86,6 +86,21 @@ void ipc() {
     require(!api->allocation_of(memory).ipc, "not ours to export");
     require(api->open_memory(shared.handle) == memory, "opened once more: it is counted");
     api->close_memory(memory);
+    const auto write_to = [&](std::byte* at) {
+      api->each_word(nullptr, std::array{Word{at, 7, Word::kWrite64}});
+    };
+    require_error("cuStreamWriteValue64: invalid argument", [&] { write_to(memory); });
+    std::byte* own = api->allocate(kBytes);
+    write_to(own);
+    api->synchronize(nullptr);
+    require(own[0] == std::byte{7}, "a stream writes to memory of its own device");
+    require_error("cuStreamWriteValue64: invalid argument", [&] {
+      SimOptions two;
+      two.devices = 2;
+      const auto other = make_simulated_api(two);
+      const OnDevice there(*other, 1);
+      other->each_word(nullptr, std::array{Word{own, 7, Word::kWrite64}});
+    });
     std::memset(memory, 2, kBytes);
     shared.reach(2);
     shared.await(3);
@@ -96,6 +111,33 @@ void ipc() {
     require_error("cudaIpcOpenMemHandle: invalid resource handle",
                   [&] { api->open_memory(shared.handle); });
     shared.reach(4);
+  });
+}
+
+// What torch's expandable segments do with chunks that nobody uses.
+void chunks_that_give_way() {
+  in_processes(1, [](Rank) {
+    for (const bool same : {false, true}) {
+      SimOptions options;
+      options.chunk_bytes = kChunk;
+      options.same_ids = same;
+      const auto api = make_simulated_api(options);
+      std::byte* memory = api->allocate(3 * kChunk);
+      const uint64_t first = api->id_of(memory), second = api->id_of(memory + kChunk);
+      const auto exported = api->export_chunks(memory + kChunk, kChunk, 1);
+      std::byte* old = api->map_chunks(exported);
+      std::memset(memory, 1, 3 * kChunk);
+      Process::get().memory.remap(memory + kChunk + 5, 1, same);
+      require(api->id_of(memory) == first, "the chunk before stays");
+      require((api->id_of(memory + kChunk) == second) == same, "the id of the new one");
+      require(api->ids_change() != same, "as a trial finds out");
+      require(is_all(memory, kChunk, std::byte{1}) && is_all(memory + kChunk, kChunk, kPoison),
+              "new memory");
+      std::memset(memory + kChunk, 2, kChunk);
+      require(is_all(old, kChunk, kPoison), "who has mapped the old memory still sees that");
+      api->unmap_chunks(old, kChunk);
+      api->release(memory);
+    }
   });
 }
 
@@ -236,6 +278,7 @@ int main(int argc, char** argv) {
                      {"memory of another process", ipc},
                      {"an exporter that is killed", a_killed_exporter},
                      {"chunks", chunks},
+                     {"chunks that give way to others", chunks_that_give_way},
                      {"tensors", tensors},
                      {"fault: handles that cannot be opened, or lie", faults_of_ipc}},
                     argc, argv);

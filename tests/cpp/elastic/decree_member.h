@@ -21,7 +21,6 @@ inline void World::begin(Process& p, uint32_t epoch, const Decision& made) {
     p.audience |= bit(member);
     Tick& heard = p.heard[static_cast<size_t>(member)];
     if (heard == 0) heard = now_;  // it has just joined
-    p.weary[static_cast<size_t>(member)] = 0;
   }
 }
 
@@ -77,29 +76,21 @@ inline void World::observe(Process& p) {
   if (p.decree->slip().gone.any()) p.alarmed = true;
 }
 
-// What a session knows of its other end.
+// Of a process of its own host it sees the end. Of others it knows what a session does: they are
+// silent, or refused, whether they live or not.
 inline void World::judge(Process& p, size_t rank, Members& dead, Members& suspected) {
   const Process& other = process(p.era->members[rank]);
   const auto id = static_cast<size_t>(other.id);
   const bool near = other.host == p.host;
   const bool there = links_.up(p.host, other.host), back = links_.up(other.host, p.host);
-  if (active(other) && back) {
-    p.heard[id] = now_;
-    // An acknowledgement that was sent with the tick before it shows all that was shown by then.
-    const bool all_heard = near || p.seen[id] >= other.version_before || !rules_.order;
-    if (there && all_heard && other.weary[static_cast<size_t>(p.id)] == 0) {
-      p.acknowledged[id] = now_ - 1;
-    }
+  if (active(other) && back) p.heard[id] = now_;
+  const bool ended = !other.alive && there && back && links_.powered(other.host);
+  if ((ended || links_.refused(p.host, other.host)) && chance(30)) {
+    (near || !rules_.refusal ? dead : suspected).set(rank);
   }
-  const bool refuses = !other.alive && there && back && links_.powered(other.host);
-  if (refuses && !p.decree->dead().test(rank) && chance(30)) {
-    const bool soon = now_ <= p.acknowledged[id] + kSilence / 2;
-    (near || soon || !rules_.margin ? dead : suspected).set(rank);
-  }
-  // Who waits in vain answers no more, and suspects only when that has lasted.
+  // Who waits in vain for another host's member loses patience.
   const bool awaited = p.state == State::kMeeting && p.decree->awaited().test(rank);
-  if (awaited && !near && now_ <= plan_.calm && p.weary[id] == 0 && chance(5)) p.weary[id] = now_;
-  const bool weary = p.weary[id] > 0 && (now_ - p.weary[id] > kSilence || !rules_.silent);
+  const bool weary = awaited && !near && now_ <= plan_.calm && chance(2);
   const bool silent = now_ - p.heard[id] > kSilence && !(near && !other.alive);
   if (silent || weary) suspected.set(rank);
 }

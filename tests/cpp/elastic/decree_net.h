@@ -21,6 +21,7 @@ class Links {
     }
     std::ranges::sort(changes_);
     blocked_.fill(0);
+    refused_.fill(0);
   }
 
   void tick(Tick now) {
@@ -28,10 +29,13 @@ class Links {
     for (; next_ < changes_.size() && changes_[next_] <= now; ++next_) changes = true;
     if (!changes) return;
     blocked_.fill(0);
+    refused_.fill(0);
     for (const Cut& cut : cuts_) {
       if (now < cut.begin || now >= cut.end) continue;
       for (int host = 0; host < kMostHosts; ++host) {
-        if ((cut.from & bit(host)) != 0) blocked_[static_cast<size_t>(host)] |= cut.to;
+        if ((cut.from & bit(host)) == 0) continue;
+        if (!cut.passes) blocked_[static_cast<size_t>(host)] |= cut.to;
+        if (cut.refuses) refused_[static_cast<size_t>(host)] |= cut.to;
       }
     }
   }
@@ -40,6 +44,10 @@ class Links {
   bool up(int from, int to) const {
     if (!powered(from) || !powered(to)) return false;
     return from == to || (blocked_[static_cast<size_t>(from)] & bit(to)) == 0;
+  }
+  // `from` is told at once that it cannot reach `to`.
+  bool refused(int from, int to) const {
+    return from != to && (refused_[static_cast<size_t>(from)] & bit(to)) != 0;
   }
   bool to_store(int host) const { return store_ && up(host, store_host_); }
   bool from_store(int host) const { return store_ && up(store_host_, host); }
@@ -52,7 +60,7 @@ class Links {
   std::vector<Tick> changes_;
   size_t next_ = 0;
   int store_host_;
-  std::array<uint32_t, kMostHosts> blocked_;  // by the sender's host
+  std::array<uint32_t, kMostHosts> blocked_, refused_;  // by the sender's host
   uint32_t powered_;
   bool store_;
 };

@@ -21,17 +21,18 @@ struct Rules {
   DecreeRules decree;
   bool freeze = true;      // a member that meets takes no further part in a vote
   bool vote = true;        // a member tells of a vote that it has begun
-  bool margin = true;      // a late refusal is no proof of a death
-  bool silent = true;      // a remote member is suspected only after silence, either's
-  bool order = true;       // a slip is heard before a later acknowledgement counts
+  bool refusal = true;     // a host that refuses proves no death
   bool last_words = true;  // the slip of a dead neighbour is read before its death counts
   bool reread = true;      // a member that comes to an epoch looks at all slips once more
 };
 
-// While it lasts, nothing passes from the hosts `from` to the hosts `to` (sets of bits).
+// While it lasts, nothing passes from the hosts `from` to the hosts `to` (sets of bits). With
+// `refuses`, the senders are told so at once, as by a firewall, though the others live. It may
+// refuse some connections and let others pass.
 struct Cut {
   Tick begin, end;
   uint32_t from, to;
+  bool refuses = false, passes = false;
 };
 inline constexpr uint32_t kEverywhere = ~uint32_t{0};
 inline uint32_t bit(int at) { return uint32_t{1} << at; }
@@ -95,6 +96,17 @@ struct Plan {
   void cut(Tick begin, Tick end, uint32_t from, uint32_t to, bool both = true) {
     cuts.push_back({begin, end, from, to});
     if (both) cuts.push_back({begin, end, to, from});
+    calm = std::max(calm, end);
+  }
+  // Nothing passes in either direction. Those that are refused know it at once; the others see
+  // silence.
+  void refuse(Tick begin, Tick end, uint32_t from, uint32_t to, bool both = true) {
+    cuts.push_back({begin, end, from, to, true});
+    cuts.push_back({begin, end, to, from, both});
+    calm = std::max(calm, end);
+  }
+  void refuse_some(Tick begin, Tick end, uint32_t from, uint32_t to) {
+    cuts.push_back({begin, end, from, to, true, true});
     calm = std::max(calm, end);
   }
   void add(const Fault& fault) {

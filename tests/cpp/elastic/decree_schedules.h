@@ -12,7 +12,7 @@ class Schedules {
 
   Plan make() {
     if (seed_ % 2 == 0) return anything();
-    switch (seed_ / 2 % 10) {
+    switch (seed_ / 2 % 13) {
       case 0:
         return given_up();
       case 1:
@@ -31,6 +31,12 @@ class Schedules {
         return overtaken();
       case 8:
         return waited_for();
+      case 9:
+        return refused();
+      case 10:
+        return certified();
+      case 11:
+        return promised();
       default:
         return crossed();
     }
@@ -73,7 +79,10 @@ class Schedules {
 
   void random_cut(Plan& plan, int hosts, Tick horizon) {
     const Tick begin = upto(0, horizon), end = begin + upto(5, 3 * kSilence);
-    if (chance(40)) {
+    if (chance(30)) {
+      const auto side = static_cast<uint32_t>(random_.next());
+      plan.refuse(begin, end, side, ~side & ~bit(plan.store_host), chance(60));
+    } else if (chance(40)) {
       plan.cut(begin, end, bit(upto(0, hosts - 1)), bit(upto(0, hosts - 1)), chance(60));
     } else {
       const auto side = static_cast<uint32_t>(random_.next());
@@ -175,10 +184,13 @@ class Schedules {
     if (chance(30)) plan.hosts[static_cast<size_t>(process(plan))] = 1;
     const Tick begin = upto(5, 60), late = begin + kSilence + upto(0, 20);
     plan.add({begin, Kind::kStop, one, late - begin + upto(0, 15)});
+    const bool decide = chance(50);
     for (int who = 0; who < plan.size; ++who) {
       if (who == one) continue;
       if (chance(20)) {
         plan.add({late + upto(0, 4), Kind::kQuit, who});
+      } else if (decide) {
+        plan.trap(who, Point::kDecides, upto(0, 1));
       } else {
         plan.kill(who, late + upto(0, 4), upto(0, 8));
       }
@@ -280,6 +292,59 @@ class Schedules {
     plan.kill((2 + turn) % 4, crossing + kSilence + upto(0, 25), upto(0, 4));
     plan.loss = upto(0, 20);
     plan.latency = upto(1, 3);
+    return plan;
+  }
+
+  // Hosts refuse each other for a while, and all processes live.
+  Plan refused() {
+    Plan plan = apart(upto(2, 6));
+    const int hosts = upto(2, 3);
+    for (int& host : plan.hosts) host = upto(0, hosts - 1);
+    plan.store_host = hosts;
+    const uint32_t side = bit(upto(0, hosts - 1));
+    const Tick begin = upto(5, 60);
+    plan.refuse(begin, begin + upto(5, 2 * kSilence), side, ~side & ~bit(hosts), chance(60));
+    if (chance(30)) plan.kill(process(plan), begin + upto(0, 40), upto(0, 8));
+    return plan;
+  }
+
+  // A part decides without the others, and one of it dies. Its neighbour certifies that before it
+  // suspects them, too.
+  Plan certified() {
+    Plan plan = apart(5);
+    plan.hosts = {0, 0, 1, 2, 2};
+    plan.store_host = 3;
+    std::ranges::rotate(plan.hosts, plan.hosts.begin() + upto(0, 4));
+    const uint32_t part = bit(0) | bit(1), rest = bit(2);
+    const Tick begin = upto(5, 30), cut = begin + upto(5, 50);
+    plan.refuse_some(begin, cut + 10, part, rest);
+    if (chance(60)) plan.refuse_some(begin, cut + 10, bit(0), bit(1));
+    plan.cut(cut, cut + upto(40, 120), part, rest);
+    for (int who = 0; who < plan.size; ++who) {
+      if (host_of(who, plan) != 0) continue;
+      const bool dies = plan.traps.empty() && chance(60);
+      if (dies) plan.trap(who, chance(80) ? Point::kAccepts : point(), upto(0, 4));
+      if (!dies) plan.add({begin, Kind::kStop, who, upto(5, 50)});
+    }
+    plan.loss = upto(0, 20);
+    plan.latency = upto(1, 3);
+    return plan;
+  }
+
+  // Two have promised something to one, who does not see the others. One of the two dies, and its
+  // neighbour says so. Then the others are not seen at all.
+  Plan promised() {
+    Plan plan = apart(6);
+    plan.hosts = {0, 1, 2, 2, 1, 2};  // 1 is the neighbour of 4
+    plan.store_host = 3;
+    const Tick begin = upto(5, 30), wakes = begin + upto(36, 56);
+    plan.kill(5, begin);
+    for (const int who : {0, 1}) plan.add({begin, Kind::kStop, who, wakes - begin});
+    plan.trap(4, Point::kPromises, upto(1, 4));
+    const Tick cut = wakes + upto(1, 8);
+    plan.refuse(cut, cut + upto(40, 100), bit(0) | bit(1), bit(2));
+    plan.loss = upto(0, 10);
+    plan.latency = upto(1, 2);
     return plan;
   }
 

@@ -1,6 +1,6 @@
 // Proves the agreement on who goes on by simulation. Members die at any point, stop, leave and
-// join. Links are cut in one direction or both. Slips are delayed, lost, and come again when they
-// are old. The witness is away at times. What must hold:
+// join. Links are cut in one direction or both, and hosts refuse each other while all live. Slips
+// are delayed, lost, and come again when they are old. The witness is away at times. What must hold:
 //
 //   - Each epoch ends by one decision. Its members are of that epoch, and accepted it or are gone.
 //   - A step that was applied anywhere, also by the dead, is in the decision that ends its epoch.
@@ -40,14 +40,14 @@ void print(uint64_t seeds, const Totals& totals) {
 // By name: the rules of the code under test, and those of the world around it.
 std::map<std::string, bool*> names(Rules& rules) {
   DecreeRules& decree = rules.decree;
-  return {{"promise", &decree.promise},     {"recall", &decree.recall},
-          {"majority", &decree.majority},   {"all_promise", &decree.all_promise},
-          {"unanimous", &decree.unanimous}, {"mutual", &decree.mutual},
-          {"unbound", &decree.unbound},     {"voted", &decree.voted},
-          {"freeze", &rules.freeze},        {"vote", &rules.vote},
-          {"margin", &rules.margin},        {"silent", &rules.silent},
-          {"order", &rules.order},          {"last_words", &rules.last_words},
-          {"reread", &rules.reread}};
+  return {{"promise", &decree.promise},      {"recall", &decree.recall},
+          {"majority", &decree.majority},    {"all_promise", &decree.all_promise},
+          {"unanimous", &decree.unanimous},  {"mutual", &decree.mutual},
+          {"certify", &decree.certify},      {"heed", &decree.heed},
+          {"unbound", &decree.unbound},      {"voted", &decree.voted},
+          {"freeze", &rules.freeze},         {"vote", &rules.vote},
+          {"refusal", &rules.refusal},       {"reread", &rules.reread},
+          {"last_words", &rules.last_words}};
 }
 
 int without(const std::string& rule, uint64_t seeds, uint64_t first) {
@@ -101,9 +101,40 @@ Plan two_hosts() {
 
 void check_one_of_two() {
   Plan plan = Plan::apart(2);
-  plan.has_store = false;
   plan.kill(0, 20);
   Story(plan).expect(1, {1});
+  plan.has_store = false;
+  Story alone(plan);
+  alone.expect(0, {});
+  require(alone.totals().minority == 1, "a firewall would look like that");
+  plan.hosts = {0, 0};
+  Story(plan).expect(1, {1});
+}
+
+// A process of its host says that it has ended. So the others go on although they are no majority
+// of those that were there.
+void check_certificate() {
+  Plan plan = Plan::apart(5);
+  plan.hosts = {0, 0, 0, 0, 1};
+  plan.has_store = false;
+  for (const int who : {1, 2, 3}) plan.kill(who, 20);
+  Story(plan).expect(1, {0, 4});
+}
+
+void check_refusals() {
+  for (const bool both : {true, false}) {
+    for (const Tick length : {10, 30, 200}) {
+      Plan plan = two_hosts();
+      plan.store_host = 2;
+      plan.refuse(20, 20 + length, bit(0), bit(1), both);
+      Story halves(plan);
+      require(halves.world().works_again(), "one of two halves goes on");
+      plan.hosts = {0, 1, 1, 1, 1, 1, 1, 1};
+      Story one(plan);
+      require(one.world().works_again() && one.world().history().last().members.size() >= 7,
+              "the majority goes on");
+    }
+  }
 }
 
 void check_power() {
@@ -218,6 +249,8 @@ void check_many() {
 
 std::vector<Check> all_checks() {
   return {{"two of two, one killed: goes on alone", check_one_of_two},
+          {"three of five killed, as one of their host certifies", check_certificate},
+          {"two hosts refuse each other: at most one side", check_refusals},
           {"two hosts, one loses power: goes on with the witness, not without", check_power},
           {"three hosts, that of the store loses power: goes on", check_store_host},
           {"partition: at most one side", check_partition},

@@ -41,12 +41,11 @@ struct Process {
 
   std::shared_ptr<const Slip> shown;
   uint32_t audience = 0;                   // the processes that are shown it
-  int version = 0, version_before = 0;     // now, and when this tick began
+  int version = 0;
   std::array<int, kMostProcesses> seen{};  // versions of the others
   std::array<std::shared_ptr<const Slip>, kMostProcesses> last;
   bool reads_again = false;
-  std::array<Tick, kMostProcesses> heard{}, acknowledged{};
-  std::array<Tick, kMostProcesses> weary{};  // since when it answers no more; 0: it does
+  std::array<Tick, kMostProcesses> heard{};
   Tick asks_again = 0;
 };
 
@@ -187,7 +186,6 @@ inline void World::tick() {
     if (p.alive && (p.acts == 0 || (p.acts > 0 && chance(20)))) die(p);
     if (p.alive && p.exits > 0 && p.exits <= now_) die(p);
   }
-  for (Process& p : processes_) p.version_before = p.version;
 }
 
 inline void World::befall(const Fault& fault) {

@@ -24,6 +24,7 @@ Slip random_slip(Random& random) {
   slip.voted = random.below(2) == 0;
   slip.decided = random.next();
   slip.gone = members();
+  slip.ended = members();
   slip.promised = random.next();
   slip.ballot = random.next();
   slip.proposes = random.below(2) == 0;

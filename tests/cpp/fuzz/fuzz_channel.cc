@@ -54,9 +54,6 @@ class Outside final : public Wire {
   void need() override {}
   bool lost() override { return false; }
   std::string condition() override { return "alive"; }
-  std::optional<Clock::time_point> refused() override { return {}; }
-  Clock::duration resume() const override { return std::chrono::seconds(30); }
-  void judge_after(Clock::duration) override {}
 
   uint64_t written = 0;
 

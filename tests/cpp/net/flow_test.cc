@@ -1,4 +1,4 @@
-// Which flow takes the next frame, how fast a flow is, and how many are useful.
+// Which flow takes the next frame, and with which bytes; how fast a flow is, and how many help.
 #include "cpp/harness.h"
 #include "net/flow_count.h"
 #include "net/meter.h"
@@ -246,6 +246,32 @@ void a_near_and_fast_path_keeps_one() {
   require(path.count.count() > 1, "near, and slow: a flow more would help");
 }
 
+// A slot is used twice in one operation, and the network takes nothing meanwhile: a long message is
+// lent, and what follows into the same bytes is written there at once. The end of the loan must not
+// bring the old bytes back.
+void the_latest_bytes_stay() {
+  Nowhere nowhere;
+  Session session(nowhere, 1);
+  session.up(0, 1, {}, kBegin);
+  std::vector<std::byte> slot(8000), tensor(8000, std::byte{1}), other(100, std::byte{3});
+  session.post({.type = FrameType::kPut, .bytes = 8000}, Payload(tensor.data(), slot.data()));
+  std::fill_n(slot.data() + 20, 12, std::byte{2});
+  session.post({.type = FrameType::kPut, .offset = 20, .bytes = 12}, Payload(slot.data() + 20));
+  std::vector<std::byte> apart(100);
+  session.post({.type = FrameType::kPut, .offset = 9000, .bytes = 100},
+               Payload(other.data(), apart.data()));
+  session.reclaim_lent(0);
+  std::ranges::fill(tensor, std::byte{9});
+  std::ranges::fill(other, std::byte{9});
+  std::array<iovec, 8> parts;
+  require(session.gather(0, parts) == 6, "three frames");
+  const auto byte_of = [&](size_t part, size_t at) {
+    return static_cast<int>(static_cast<const std::byte*>(parts[part].iov_base)[at]);
+  };
+  require(byte_of(3, 0) == 2 && byte_of(3, 11) == 2, "the later frame has byte ", byte_of(3, 0));
+  require(byte_of(5, 0) == 3, "a loan that ends is copied: ", byte_of(5, 0));
+}
+
 }  // namespace
 }  // namespace ringcomm::testing
 
@@ -258,6 +284,7 @@ int main(int argc, char** argv) {
                      {"somebody takes it", somebody_takes_it},
                      {"no flow stalls another", no_flow_stalls_another},
                      {"unused flows are idle", unused_flows_are_idle},
+                     {"the latest bytes stay", the_latest_bytes_stay},
                      {"as many as help", as_many_as_help},
                      {"fewer when one is enough again", fewer_when_one_is_enough_again},
                      {"noise wins nothing for long", noise_wins_nothing_for_long},

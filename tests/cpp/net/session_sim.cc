@@ -260,6 +260,7 @@ int without(const std::string& rule, uint64_t seeds, uint64_t first) {
                                               {"fence", &setup.session.fence},
                                               {"verify", &setup.session.verify},
                                               {"bounded", &setup.session.bounded},
+                                              {"latest", &setup.session.latest},
                                               {"rest", &setup.session.rest},
                                               {"numbers", &setup.numbers},
                                               {"reclaim_lent", &setup.reclaim_lent},

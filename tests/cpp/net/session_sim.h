@@ -92,9 +92,6 @@ class End final : public Wire {
   void need() override {}
   bool lost() override { return gone; }
   std::string condition() override { return gone ? "its process died" : "alive"; }
-  std::optional<Clock::time_point> refused() override { return {}; }
-  Clock::duration resume() const override { return std::chrono::seconds(30); }
-  void judge_after(Clock::duration) override {}
 
   bool any_up() const {
     bool any = false;

@@ -2,12 +2,69 @@
 // what is said where an end is none of the job's, or somebody stands between.
 #include "net/tls.h"
 
+#include <linux/tls.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <openssl/ssl.h>
+#include <sys/syscall.h>
+
+#include <set>
 
 #include "certificates.h"
 #include "cpp/harness.h"
 #include "net/handshake.h"
 #include "tls_pair.h"
+
+namespace ringcomm::testing {
+namespace {
+
+// A kernel that seals what is sent, as far as OpenSSL can tell: it is given bytes in clear.
+struct SealingKernel {
+  std::set<int> sockets;
+  std::string taken;
+  size_t room = 0;       // bytes that it takes before it says EAGAIN
+  bool has_room = true;  // for any number
+  std::span<const char> lent;
+  bool saw_lent = false;
+};
+SealingKernel* kernel = nullptr;
+
+}  // namespace
+}  // namespace ringcomm::testing
+
+// These stand in for libc's, for OpenSSL as well.
+extern "C" {
+#pragma GCC visibility push(default)
+int setsockopt(int fd, int level, int name, const void* value, socklen_t bytes) noexcept {
+  using ringcomm::testing::kernel;
+  if (kernel != nullptr && level == IPPROTO_TCP && name == TCP_ULP) return 0;
+  if (kernel != nullptr && level == SOL_TLS && name == TLS_TX) {
+    kernel->sockets.insert(fd);
+    return 0;
+  }
+  return static_cast<int>(::syscall(SYS_setsockopt, fd, level, name, value, bytes));
+}
+
+ssize_t send(int fd, const void* data, size_t bytes, int flags) {
+  using ringcomm::testing::kernel;
+  if (kernel == nullptr || !kernel->sockets.contains(fd)) {
+    return ::syscall(SYS_sendto, fd, data, bytes, flags, nullptr, 0);
+  }
+  const auto* from = static_cast<const char*>(data);
+  const auto lent = kernel->lent;
+  kernel->saw_lent =
+      kernel->saw_lent || (from < lent.data() + lent.size() && from + bytes > lent.data());
+  const size_t taken = kernel->has_room ? bytes : std::min(bytes, kernel->room);
+  if (taken == 0) {
+    errno = EAGAIN;
+    return -1;
+  }
+  kernel->room -= std::min(kernel->room, taken);
+  kernel->taken.append(from, taken);
+  return static_cast<ssize_t>(taken);
+}
+#pragma GCC visibility pop
+}
 
 namespace ringcomm::testing {
 namespace {
@@ -205,6 +262,41 @@ void somebody_between() {
   throw Failure("nobody sees him");
 }
 
+// The kernel seals, and takes a part of what is sent. Then the lender has its memory back and
+// changes it; the bytes that were posted lie elsewhere.
+void sealed_by_the_kernel() {
+  SealingKernel here;
+  const TlsSettings settings(by_secret("bees"));
+  auto sockets = connected_sockets();
+  Tls caller(settings, sockets[0], false), acceptor(settings, sockets[1], true);
+  const Finally over{[] { kernel = nullptr; }};
+  for (int turn = 0; turn < 6; ++turn) {
+    std::array<std::byte, 64> nothing;
+    kernel = &here;
+    caller.read(nothing);
+    kernel = nullptr;
+    acceptor.read(nothing);
+  }
+  require(here.sockets.contains(sockets[0].get()), "OpenSSL does not ask the kernel to seal");
+  kernel = &here;
+  const std::string posted = noise(100'000, 4);
+  std::string tensor = posted, kept = posted;
+  here.lent = tensor;
+  here.has_room = false;
+  size_t sent = 0;
+  for (std::string* from = &tensor; sent < posted.size();) {
+    here.room = from == &tensor ? 5'000 : here.room + 7'000;
+    const iovec part{from->data() + sent, posted.size() - sent};
+    const ssize_t bytes = caller.write({&part, 1});
+    if (bytes > 0) sent += static_cast<size_t>(bytes);
+    if (bytes > 0 || from != &tensor) continue;
+    std::ranges::fill(tensor, 'x');
+    from = &kept;
+  }
+  require(!here.saw_lent, "the kernel was given memory of the lender");
+  require(here.taken == posted, "other bytes were sealed than were posted");
+}
+
 void unusable_files() {
   const Authority ours("ours");
   ProcessConfig config = ours.config();
@@ -234,6 +326,7 @@ int main(int argc, char** argv) {
                      {"changed bytes", changed_bytes},
                      {"replayed", replayed},
                      {"somebody between", somebody_between},
+                     {"sealed by the kernel", sealed_by_the_kernel},
                      {"unusable files", unusable_files}},
                     argc, argv);
 }
