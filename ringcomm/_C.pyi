@@ -316,6 +316,8 @@ class Backend(_Backend):
         hangs.
         """
     def _set_default_timeout(self, timeout: timedelta) -> None: ...
+    def _forget_batch(self) -> None:
+        """Forget what this thread's coalescing has collected: its block has raised."""
     def _add_ephemeral_timeout(self, timeout: timedelta) -> None:
         """Give the next call so much more time."""
     def _reconfigure_handle(self) -> str:

@@ -71,10 +71,20 @@ def create_backend(options: Any, backend_options: Any = None) -> Any:
 
 def create_stand_in(options: Any, backend_options: Any = None) -> Any:
     """Make the backend of a group that asked for Gloo; its options are those of other backends."""
+    import torch.distributed as dist
+
     from ringcomm import _groups
 
     ours = backend_options if isinstance(backend_options, load_library().Options) else None
-    backend = create_backend(options, ours)
+    try:
+        backend = create_backend(options, ours)
+    except dist.DistBackendError as error:
+        if "join" not in str(error):
+            raise
+        raise dist.DistBackendError(
+            f"{error} (RINGCOMM_AS=gloo is set for this rank: a rank without it waits in Gloo; set "
+            "it for every rank, or for none)"
+        ) from error
     _groups.say_who_serves_gloo(options)
     return backend
 

@@ -11,6 +11,8 @@ import inspect
 import os
 from typing import TYPE_CHECKING, Any
 
+from ringcomm import _coalescing
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -77,14 +79,19 @@ def take_part(create_stand_in: Callable[[Any, Any], Any]) -> None:
             )
         call.arguments["backend"] = c10d.Backend(wanted)
         _parts.update(_parts_of(wanted))
+        ours = not {NAME, STAND_IN}.isdisjoint(_parts.values())
+        if ours and call.arguments.get("timeout") is not None:
+            from ringcomm._options import checked_timeout
+
+            call.arguments["timeout"] = checked_timeout(call.arguments["timeout"])
         try:
             group, store = helper(*call.args, **call.kwargs)
         finally:
             _parts.clear()
         if isinstance(group, c10d.ProcessGroup):
             _give_a_default_backend(group)
-            if STAND_IN in wanted:
-                _go_by_the_name_of_gloo(group)
+            if ours:
+                _coalescing.watch(group)
             if wanted != asked:
                 named = c10d.Backend(asked)
                 c10d._world.pg_map[group] = (named, store)
@@ -93,6 +100,7 @@ def take_part(create_stand_in: Callable[[Any, Any], Any]) -> None:
 
     make.completed_by = NAME  # type: ignore[attr-defined]
     c10d._new_process_group_helper = make
+    _coalescing.wrap()
 
 
 def _refresh_devices() -> None:
@@ -160,21 +168,6 @@ def say_who_serves_gloo(options: Any) -> None:
         say("INFO: RINGCOMM_AS=gloo: groups that ask for gloo on the CPU are ringcomm's")
 
 
-def _go_by_the_name_of_gloo(group: Any) -> None:
-    """Make torch's C++ side call the group "gloo": there a group is named by a backend's kind."""
-    import torch
-    from torch.distributed import distributed_c10d as c10d
-
-    kinds = c10d.ProcessGroup.BackendType
-    parts = str(c10d._world.pg_backend_config[group])  # as it was made
-    if group._get_backend_name() != "custom":  # NCCL's, or Gloo itself for CUDA
-        return
-    if f":{GLOO}" not in parts:
-        cpu = torch.device("cpu")
-        group._register_backend(cpu, kinds.GLOO, group._get_backend(cpu))
-    group._set_default_backend(kinds.GLOO)
-
-
 def _give_a_default_backend(group: Any) -> None:
     """Complete groups that name a backend per device, such as "cpu:ringcomm,cuda:ringcomm".
 
@@ -183,6 +176,9 @@ def _give_a_default_backend(group: Any) -> None:
     raise. The group is otherwise sound, so the default is set once it has been made. It does so to
     "cpu:gloo,cuda:gloo" too as soon as one plug-in exists: where that is us, we put it right. A
     group made of the default backends of its devices is missed likewise.
+
+    Ours is never called Gloo here, also where it stands in for it: torch's C++ would take it for a
+    ProcessGroupGloo, and read members that it does not have.
     """
     from torch.distributed import distributed_c10d as c10d
 

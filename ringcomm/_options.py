@@ -14,6 +14,7 @@ import os
 import re
 import select
 import sys
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +125,24 @@ def check_addresses(name: str, value: Any) -> None:
         addresses.GRAMMAR[name](value)
 
 
+CENTURY = timedelta(days=36525)
+
+
+def checked_timeout(timeout: timedelta) -> timedelta:
+    """Return a timeout that torch can count; ValueError: it is over before it begins.
+
+    torch counts microseconds in 64 bits, and makes a negative number of timedelta.max. As in
+    csrc/torch/options.h, a century stands for all that is longer.
+    """
+    if timeout <= timedelta(0):
+        raise ValueError(
+            f"ringcomm: a timeout of {timeout / timedelta(milliseconds=1):.0f} ms is over before "
+            "anything can happen: give a positive one, or datetime.timedelta.max to wait for as "
+            "long as it takes"
+        )
+    return min(timeout, CENTURY)
+
+
 def complete(kind: Any) -> None:
     """Give the class `ringcomm._C.Options` the attributes of the table; the library calls this."""
     make = kind.__init__
@@ -133,7 +152,11 @@ def complete(kind: Any) -> None:
         for name in given.keys() - {"timeout"}:
             meant = nearest(name, [*ATTRIBUTES, "timeout"])
             raise TypeError(f"ringcomm.Options has no {name!r}: did you mean {meant!r}?")
-        make(self, *timeout, **given)
+        make(
+            self,
+            *map(checked_timeout, timeout),
+            **{name: checked_timeout(value) for name, value in given.items()},  # it is the timeout
+        )
         for setting in ATTRIBUTES.values():
             if ours.get(setting.name) is None:
                 reset(self, setting)
@@ -144,6 +167,8 @@ def complete(kind: Any) -> None:
         if type(self) is kind and not hasattr(kind, name):
             meant = nearest(name, [*ATTRIBUTES, "_timeout"])
             raise AttributeError(f"ringcomm.Options has no {name!r}: did you mean {meant!r}?")
+        if name == "_timeout":
+            value = checked_timeout(value)
         object.__setattr__(self, name, value)
 
     def show(self: Any) -> str:

@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from ringcomm._codecs import BY_CHANCE, codec_of
 from ringcomm._exchange import Exchange, Terms
+from ringcomm._options import checked_timeout
 
 if TYPE_CHECKING:
     from datetime import timedelta
@@ -36,10 +37,13 @@ class QuantizedWork(dist.Work):
         self._future = future
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        del timeout  # the group's holds
         done = threading.Event()  # Ctrl-C ends waiting for it, and not for a future
         self._future.add_done_callback(lambda _: done.set())
-        done.wait()
+        if not done.wait(checked_timeout(timeout).total_seconds() if timeout else None):
+            raise RuntimeError(
+                f"Operation timed out! quantized_all_reduce has not ended within {timeout}, and "
+                "goes on: wait for longer, or see what the other ranks do"
+            )
         self._future.wait()
         return True
 

@@ -37,7 +37,7 @@ CommunicatorOptions wanted_of(const ringcomm::Options& options, RankAndSize self
   const auto& global = options.global_ranks_in_group;
   if (global.size() == static_cast<size_t>(self.size))
     wanted.global_ranks = {global.begin(), global.end()};
-  wanted.timeout = sane_timeout(options.timeout);
+  wanted.timeout = checked_timeout(options.timeout);
   wanted.config = options.config;
   wanted.interrupt = run_signal_handlers;
   if (options.enable_reconfigure) wanted.unusable = "' is not connected (reconfigure it): ";
@@ -80,7 +80,7 @@ Backend::Backend(std::shared_ptr<Communicator> group, RankAndSize self, GroupOpt
 
 // Operations may end in Python callbacks on the worker: it must get the GIL while we wait for it.
 void Backend::leave() {
-  without_gil([&] { group().shutdown(kGrace); });
+  without_gil([&] { group()->shutdown(kGrace); });
 }
 
 Backend::~Backend() {
@@ -94,19 +94,21 @@ Backend::~Backend() {
 
 Backend::OptionsPtr Backend::getBackendOptions() {
   auto copy = c10::make_intrusive<ringcomm::Options>(*options_);  // torch changes what it gets
-  copy->timeout = group().state().timeout();
+  copy->timeout = group()->state().timeout();
   return copy;
 }
 
-std::chrono::milliseconds Backend::timeout_of(std::chrono::milliseconds asked) {
-  const auto base = asked.count() > 0 ? asked : group().state().timeout();
+std::chrono::milliseconds Backend::timeout_of(std::chrono::milliseconds asked,
+                                              const GroupState& state) {
+  const bool unset = asked == c10d::kUnsetTimeout || asked == kNoTimeout;
+  const auto base = unset ? state.timeout() : checked_timeout(asked);
   const int64_t more =
       extension_ms_.load(std::memory_order_relaxed) == 0 ? 0 : extension_ms_.exchange(0);
-  return sane_timeout(base + std::chrono::milliseconds(more));
+  return checked_timeout(base + std::chrono::milliseconds(more));
 }
 
 c10d::ErrorType Backend::getError() {
-  const std::exception_ptr error = group().state().error();
+  const std::exception_ptr error = group()->state().error();
   if (!error || revoked_) return c10d::ErrorType::SUCCESS;
   try {
     std::rethrow_exception(error);
@@ -121,8 +123,8 @@ c10d::ErrorType Backend::getError() {
 
 void Backend::abort() {
   ++aborts_;
-  if (options_->enable_reconfigure && !group().state().failed()) revoked_ = true;
-  group().abort("abort() was called");
+  if (options_->enable_reconfigure && !group()->state().failed()) revoked_ = true;
+  group()->abort("abort() was called");
 }
 
 void Backend::registerOnCompletionHook(
@@ -133,7 +135,7 @@ void Backend::registerOnCompletionHook(
 }
 
 void Backend::shutdown() {
-  without_gil([&] { group().wait_for_device(); });
+  without_gil([&] { group()->wait_for_device(); });
   leave();
   Runtime::get().deferred().clear();
 }
@@ -169,31 +171,34 @@ BackendPtr Backend::split(const StorePtr& store, const std::vector<int>& ranks,
 
 // ---- several calls as one
 
-// Forgets a batch that was begun and never ended, because a call of it threw.
+// Null: this thread has begun none.
+Backend::Batch* Backend::own_batch() {
+  const Lock lock(batches_mutex_);
+  const auto found = batches_.find(std::this_thread::get_id());
+  return found == batches_.end() ? nullptr : &found->second;  // which no other thread touches
+}
+
+Backend::Batch Backend::take_batch() {
+  const Lock lock(batches_mutex_);
+  auto taken = batches_.extract(std::this_thread::get_id());
+  return taken ? std::move(taken.mapped()) : Batch();
+}
+
 void Backend::startCoalescing() {
-  const Lock lock(coalesced_mutex_);
-  coalesced_.clear();
-  messages_.clear();
-  batch_ = nullptr;
-  coalescing_ = true;
+  forget_batch();
+  const Lock lock(batches_mutex_);
+  batches_[std::this_thread::get_id()];
 }
 
 void Backend::collect(const WorkPtr& work) {
-  if (!coalescing_.load(std::memory_order_relaxed)) return;
-  const Lock lock(coalesced_mutex_);
-  coalesced_.push_back(work);
+  if (Batch* const batch = own_batch()) batch->works.push_back(work);
 }
 
 Backend::WorkPtr Backend::endCoalescing() {
-  coalescing_ = false;
-  std::vector<WorkPtr> works;
-  {
-    const Lock lock(coalesced_mutex_);
-    works.swap(coalesced_);
-    start_batch();
-  }
-  if (works.empty()) return nullptr;
-  return c10::make_intrusive<Works>(std::move(works));
+  Batch batch = take_batch();
+  start(batch);
+  if (batch.works.empty()) return nullptr;
+  return c10::make_intrusive<Works>(std::move(batch.works));
 }
 
 }  // namespace ringcomm

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <set>
+#include <thread>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include "torch/device.h"
@@ -42,15 +43,15 @@ class Backend final : public c10d::Backend {
   const std::string getBackendName() const override { return kBackendName; }
   OptionsPtr getBackendOptions() override;
   void setTimeout(std::chrono::milliseconds timeout) override {
-    group().state().set_timeout(sane_timeout(timeout));
+    group()->state().set_timeout(checked_timeout(timeout));
   }
   // The next call gets this much more time than it would have.
   void addEphemeralTimeout(const std::chrono::milliseconds& more) {  // overrides from 2.14 on
-    extension_ms_ += more.count();
+    extension_ms_ += checked_timeout(more).count();
   }
   // Sequence numbers need no agreement: every rank counts the same calls.
   void setSequenceNumberForGroup() override {}
-  uint64_t getSequenceNumberForGroup() override { return group().sequence(); }
+  uint64_t getSequenceNumberForGroup() override { return group()->sequence(); }
   c10d::ErrorType getError() override;
   void abort() override;
   void shutdown() override;
@@ -83,8 +84,8 @@ class Backend final : public c10d::Backend {
   // Of the CPU: buffers that all ranks of the host have mapped, while there is room. Of a device:
   // torch's own memory, which others may map before its first use.
   bool supportsTensorAlloc(c10::DeviceIndex index) override {
-    if (index >= 0) return options_->cuda && group().state().config().shared_buffers > 0;
-    return !group().state().transport().buffers(rank()).empty();
+    if (index >= 0) return options_->cuda && group()->state().config().shared_buffers > 0;
+    return !group()->state().transport().buffers(rank()).empty();
   }
   at::Tensor allocateTensor(long size, at::TensorOptions options) override;
 
@@ -99,9 +100,12 @@ class Backend final : public c10d::Backend {
   BackendPtr split(const StorePtr& store, const std::vector<int>& ranks,
                    const OptionsPtr& opts) override;
   uint64_t splits() const { return splits_; }
-  bool supportsCoalescing() const override { return true; }
+  // torch asks before it makes a batch of messages. Devices need one; on the CPU each message is a
+  // request of its own, as Gloo's are. A batch belongs to the thread that begins it.
+  bool supportsCoalescing() const override { return options_->cuda || device_is_simulated(); }
   void startCoalescing() override;
   WorkPtr endCoalescing() override;
+  void forget_batch() { take_batch(); }  // the block that made it has raised
 
   WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions&) override;
   WorkPtr allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& opts) override {
@@ -140,23 +144,32 @@ class Backend final : public c10d::Backend {
   WorkPtr recv(Tensors& tensors, int srcRank, int tag) override;
   WorkPtr recvAnysource(Tensors& tensors, int tag) override;
 
-  Communicator& group() const { return *life_.load(std::memory_order_acquire)->group; }
+  // The group as it is now. A caller of several functions keeps what it gets: reconfigure() may
+  // come between.
+  std::shared_ptr<Communicator> group() const { return life()->group; }
   // The same as torch's, which cannot change before torch 2.14.
-  Rank rank() const { return group().rank(); }
-  int size() const { return group().size(); }
+  Rank rank() const { return place_.load().rank; }
+  int size() const { return place_.load().size; }
 
  private:
-  RankAndSize rank_and_size() const { return {rank(), size()}; }
-  std::shared_ptr<BackendState> life() const {
-    return life_.load(std::memory_order_acquire)->shared_from_this();
-  }
+  // Calls that came between startCoalescing() and endCoalescing().
+  struct Batch {
+    std::vector<WorkPtr> works;
+    c10::intrusive_ptr<DeviceWork> work;  // of the messages on a device
+    std::vector<DeviceMessage> messages;
+    std::shared_ptr<BackendState> life;
+    at::Device device = at::kCPU;
+  };
+
+  RankAndSize rank_and_size() const { return place_; }
+  std::shared_ptr<BackendState> life() const { return life_.load(); }
   Network& network() const;
   GroupOptionsPtr options_of(const std::vector<int>& ranks, const OptionsPtr& opts) const;
   void begin_life(std::shared_ptr<Communicator> group);
   std::vector<Way> ways_to(const std::vector<std::string>& handles, Rank self) const;
   std::shared_ptr<Communicator> gather(CommunicatorOptions wanted, const std::vector<Way>& ways,
                                        const std::vector<std::string>& meeting, int aborts) const;
-  std::chrono::milliseconds timeout_of(std::chrono::milliseconds asked);
+  std::chrono::milliseconds timeout_of(std::chrono::milliseconds asked, const GroupState& state);
   // Runs the call here, or starts it. Returns null for a finished call, as torch expects.
   WorkPtr issue(Call&& call);
   void read_peers(Call& call);
@@ -167,17 +180,19 @@ class Backend final : public c10d::Backend {
   std::string algorithm_of(const Call& call) const;
   WorkPtr start_on_device(Call& call, const EventEnd& event_end);
   WorkPtr post_on_device(Call& call, DeviceEngine& there, const EventEnd& event_end);
-  void start_batch() RINGCOMM_REQUIRES(coalesced_mutex_);
+  static void start(Batch& batch);
+  Batch* own_batch();
+  Batch take_batch();
   void await_device();
   void submit(const c10::intrusive_ptr<Work>& work, Call& call);
   void post(const c10::intrusive_ptr<Work>& work, Call& call);
   void leave();
   void collect(const WorkPtr& work);
 
-  // Another thread may still be in a call of the last life.
-  std::shared_ptr<BackendState> current_, last_;
-  std::atomic<BackendState*> life_{nullptr};  // current_; partner: begin_life()
-  const GroupOptionsPtr options_;             // but for the timeout, which the group has
+  // A call keeps the life it began in, which reconfigure() ends. Partner: begin_life().
+  std::atomic<std::shared_ptr<BackendState>> life_;
+  std::atomic<RankAndSize> place_;  // in it; partner: begin_life()
+  const GroupOptionsPtr options_;   // but for the timeout, which the group has
   std::atomic<int64_t> extension_ms_{0};
 
   Mutex split_mutex_;
@@ -192,13 +207,8 @@ class Backend final : public c10d::Backend {
   std::atomic<int> aborts_{0}, shrinks_{0};
   std::atomic<bool> revoked_{false};  // by abort(), to be reconfigured: that is no failure
 
-  std::atomic<bool> coalescing_{false};
-  Mutex coalesced_mutex_;
-  std::vector<WorkPtr> coalesced_ RINGCOMM_GUARDED_BY(coalesced_mutex_);
-  // The batch of messages on a device.
-  c10::intrusive_ptr<DeviceWork> batch_ RINGCOMM_GUARDED_BY(coalesced_mutex_);
-  std::vector<DeviceMessage> messages_ RINGCOMM_GUARDED_BY(coalesced_mutex_);
-  at::Device batch_device_ RINGCOMM_GUARDED_BY(coalesced_mutex_) = at::kCPU;
+  Mutex batches_mutex_;
+  std::map<std::thread::id, Batch> batches_ RINGCOMM_GUARDED_BY(batches_mutex_);
 };
 
 }  // namespace ringcomm

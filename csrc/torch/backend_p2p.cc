@@ -53,7 +53,7 @@ void Backend::post(const c10::intrusive_ptr<Work>& work, Call& call) {
   message->on_done = [work](const std::exception_ptr& error) { work->complete(error); };
   work->follow(message);
   try {
-    group().post(message);
+    call.life->group->post(message);
   } catch (const std::exception&) {
     message->on_done = nullptr;  // it and the work hold one another
     throw;
@@ -64,7 +64,7 @@ void Backend::post(const c10::intrusive_ptr<Work>& work, Call& call) {
 Backend::WorkPtr Backend::barrier(const c10d::BarrierOptions& opts) {
   Call call(c10d::OpType::BARRIER, Collective::kBarrier);
   call.async = opts.asyncOp;
-  if (opts.timeout.count() > 0) call.operation.timeout = opts.timeout;
+  call.operation.timeout = opts.timeout;
   std::optional<at::Device> device = opts.device;
   if (!device && !opts.device_ids.empty()) {  // what torch makes of the former
     device = at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(opts.device_ids[0]));
@@ -79,22 +79,24 @@ Backend::WorkPtr Backend::barrier(const c10d::BarrierOptions& opts) {
 void Backend::monitoredBarrier(const c10d::BarrierOptions& opts, bool waitAllRanks) {
   c10d::BarrierOptions blocking = opts;
   blocking.asyncOp = false;
-  if (opts.timeout.count() < 0) blocking.timeout = group().state().timeout();
-  const std::string limit = str(blocking.timeout.count(), " ms");
-  if (opts.timeout.count() == 0) blocking.timeout = std::chrono::milliseconds(1);
+  const auto group = this->group();
+  const auto asked = opts.timeout == c10d::kUnsetTimeout ? group->state().timeout() : opts.timeout;
+  const bool at_once = asked.count() == 0;  // Gloo, too, has nobody come in no time
+  const std::string limit = str(asked.count(), " ms");
+  blocking.timeout = at_once ? std::chrono::milliseconds(1) : checked_timeout(asked);
   try {
     if (const WorkPtr work = barrier(blocking)) work->wait();
   } catch (const c10::Error& error) {
     std::vector<Rank> missing;
     for (Rank peer = 1; peer < size() && (waitAllRanks || missing.empty()); ++peer) {
-      const PeerState state = group().state().transport().state(peer, Board::kHost);
-      if (state.called < group().sequence()) missing.push_back(peer);
+      const PeerState state = group->state().transport().state(peer, Board::kHost);
+      if (state.called < group->sequence()) missing.push_back(peer);
     }
     std::string what = str("Rank ", rank(), " timed out in monitoredBarrier after ", limit);
-    if (rank() != 0 && opts.timeout.count() != 0) {
+    if (rank() != 0 && !at_once) {
       what = str("Rank ", rank(), " successfully reached monitoredBarrier, but received errors ",
                  "while waiting for send/recv from rank 0");
-    } else if (opts.timeout.count() != 0) {
+    } else if (!at_once) {
       if (missing.empty()) throw;  // it is no rank that did not come
       what = str(waitAllRanks ? "Ranks " : "Rank ", joined(missing),
                  " failed to pass monitoredBarrier in ", limit);

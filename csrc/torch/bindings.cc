@@ -4,6 +4,8 @@
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <cmath>
+
 #include "base/stream_copy.h"
 #include "device/kernels_for.h"
 #include "plan/cursor.h"
@@ -60,9 +62,11 @@ std::string read_costs(const std::string& file) {
 GroupOptionsPtr options_of(const c10d::DistributedBackendOptions& torch,
                            const GroupOptionsPtr& given) {
   auto options = c10::make_intrusive<ringcomm::Options>(*given);
-  constexpr double kMost = 3.2e12;  // a century, in milliseconds
-  const double milliseconds = std::min(kMost, static_cast<double>(torch.timeout.count()) * 1e3);
-  options->timeout = std::chrono::milliseconds(static_cast<int64_t>(milliseconds));
+  constexpr double kMost =
+      9e18;  // that an int64_t holds; torch's may be as long as a float can say
+  const double milliseconds = std::ceil(static_cast<double>(torch.timeout.count()) * 1e3);
+  options->timeout = checked_timeout(
+      std::chrono::milliseconds(static_cast<int64_t>(std::clamp(milliseconds, -kMost, kMost))));
   options->group_name = torch.group_id;
 #ifdef C10D_BACKEND_HAS_RECONFIGURE
   options->enable_reconfigure = options->enable_reconfigure || torch.enable_reconfigure;
@@ -144,15 +148,17 @@ void bind_backend(py::module_& module) {
       .def_property_readonly("uid", &Backend::getGroupUid)
       .def("get_error", &Backend::getError, NoGil())
       .def("_flight_rings",
-           [](const Backend& backend) { return to_bytes(backend.group().flight_rings()); })
+           [](const Backend& backend) { return to_bytes(backend.group()->flight_rings()); })
       .def(
           "_is_device_good",
           [](Backend& backend) {
-            DeviceEngine* const engine = backend.group().device_in_use();
+            const auto group = backend.group();
+            DeviceEngine* const engine = group->device_in_use();
             return engine == nullptr || engine->is_all_good();
           },
           NoGil())
       .def("_set_default_timeout", &Backend::setTimeout, py::arg("timeout"))
+      .def("_forget_batch", &Backend::forget_batch, NoGil())
       .def("_add_ephemeral_timeout", &Backend::addEphemeralTimeout, py::arg("timeout"))
       .def("_reconfigure_handle", &Backend::reconfigure_handle, NoGil())
       .def("_reconfigure", &Backend::reconfigure_to, py::arg("uuid"), py::arg("handles"),
@@ -163,6 +169,8 @@ void bind_backend(py::module_& module) {
       .def("rank", &Backend::rank)  // torch's own cannot change before 2.14
       .def("size", &Backend::size)
       .def("comm_split_count", &Backend::splits);
+  py::class_<Works, c10::intrusive_ptr<Works>, c10d::Work>(module, "Works")
+      .def_property_readonly("parts", &Works::parts);
 }
 
 // The steps of a plan, one after another.

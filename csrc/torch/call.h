@@ -19,6 +19,8 @@ struct RankAndSize {
   int size;
 };
 
+struct BackendState;
+
 // One call. `inputs` and `outputs` are the caller's own lists where there is one of them, else they
 // are kept in `lists`. For a send or receive only the operation's spans, type and timeout count.
 struct Call {
@@ -33,6 +35,7 @@ struct Call {
   const char* name;  // in profiles
   Refusal refuse;
   bool async = true;
+  std::shared_ptr<BackendState> life;  // that it began in, and ends in: see Backend::issue()
   Operation operation;
   std::optional<Rank> peer;          // of a send or receive
   std::optional<at::Device> device;  // where there are no tensors: of a barrier

@@ -27,6 +27,9 @@ double premul_factor(const Refusal& refuse, const c10d::ReduceOp& op) {
   return supplement->tensor_factor.item().toDouble();
 }
 
+using Memory = std::pair<const void*, uint64_t>;  // where it begins, and its bytes
+Memory memory_of(const at::Tensor& tensor) { return {tensor.const_data_ptr(), bytes_of(tensor)}; }
+
 struct Piece {  // of the input or output of an operation
   uintptr_t start, end;
   uint64_t offset;  // of its first byte, in all of them
@@ -49,6 +52,24 @@ bool is_own(const Piece& a, const Piece& b, const Shared& own) {
   const uint64_t in = input.offset + (start - input.start) - own.input;
   const uint64_t out = output.offset + (start - output.start) - own.output;
   return in == out && in <= own.bytes && end - start <= own.bytes - in;
+}
+
+// Those that occur more than once, like all in `[tensor] * n`: the last result is to stay in them.
+std::set<Memory> repeated(at::TensorList tensors) {
+  if (tensors.size() < 2) return {};
+  std::vector<Memory> all;
+  all.reserve(tensors.size());
+  for (const at::Tensor& tensor : tensors) all.emplace_back(memory_of(tensor));
+  std::ranges::sort(all);
+  std::set<Memory> found;
+  for (size_t i = 1; i < all.size(); ++i) {
+    if (all[i] == all[i - 1] && all[i].second > 0) found.insert(all[i]);
+  }
+  return found;
+}
+
+bool is_in(const std::set<Memory>& some, const at::Tensor& tensor) {
+  return !some.empty() && some.contains(memory_of(tensor));
 }
 
 // Ranks that cut a call of several tensors differently may still give equal sums of sizes.
@@ -128,7 +149,7 @@ void check_overlaps(const Refusal& refuse, const Operation& operation, const Sha
       const Piece &a = pieces[i], &b = pieces[j];
       if (a.input && b.input) continue;  // reading twice harms nobody
       if (a.input != b.input && is_own(a, b, own)) continue;
-      refuse(a.input == b.input ? "output tensors share memory: give each its own"
+      refuse(a.input == b.input ? "output tensors share some of their memory: give each its own"
                                 : "an output shares memory with an input: give it its own");
     }
   }
@@ -165,10 +186,11 @@ at::TensorList flatten(Call& call, const TensorLists& lists) {
 
 void add_in_place(Call& call, const Tensors& tensors) {
   Operation& operation = call.operation;
+  const auto apart = repeated(tensors);
   operation.input.reserve(tensors.size());
   for (size_t i = 0; i < tensors.size(); ++i) {
     uint64_t layout = 0;
-    const Span span = call.staging.in_place(tensors[i], layout);
+    const Span span = call.staging.in_place(tensors[i], layout, is_in(apart, tensors[i]));
     if (layout != 0) {
       operation.layout = c10::hash_combine(operation.layout, c10::hash_combine(layout, i));
     }
@@ -187,8 +209,9 @@ void add_inputs(Call& call, at::TensorList tensors) {
 }
 
 void add_outputs(Call& call, at::TensorList tensors) {
+  const auto apart = repeated(tensors);
   for (const at::Tensor& tensor : tensors) {
-    call.operation.output.push_back(call.staging.output(tensor));
+    call.operation.output.push_back(call.staging.output(tensor, is_in(apart, tensor)));
   }
 }
 

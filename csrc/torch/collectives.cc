@@ -13,7 +13,7 @@ using enum Shards;
 
 Call&& with(Call&& call, const auto& options) {
   call.async = options.asyncOp;
-  if (options.timeout.count() > 0) call.operation.timeout = options.timeout;
+  call.operation.timeout = options.timeout;
   return std::move(call);
 }
 

@@ -70,10 +70,9 @@ cuda::Stream current_stream(at::Device device) {
 
 // ---- work
 
-DeviceWork::DeviceWork(std::shared_ptr<BackendState> backend_state, Call& call,
-                       const EventEnd& event_end)
-    : c10d::Work(backend_state->group->rank(), call.type),
-      backend_state_(std::move(backend_state)),
+DeviceWork::DeviceWork(Call& call, const EventEnd& event_end)
+    : c10d::Work(call.life->group->rank(), call.type),
+      backend_state_(call.life),
       device_(*call.device),
       barrier_(call.type == c10d::OpType::BARRIER),
       sequence_(backend_state_->group->sequence() + (call.peer ? 0 : 1)),
@@ -138,7 +137,9 @@ void DeviceWork::forget() {
 bool DeviceWork::wait(std::chrono::milliseconds timeout) {
   TORCH_CHECK(end_, kNotBegun);
   if (const auto error = exception()) std::rethrow_exception(error);
-  if (barrier_ || !device_.is_cuda() || timeout.count() > 0) wait_on_host(timeout);
+  const bool limited = timeout != kNoTimeout;
+  if (limited) timeout = checked_timeout(timeout);
+  if (barrier_ || !device_.is_cuda() || limited) wait_on_host(timeout);
   end_->expect();
   if (device_.is_cuda()) end_->block(current_stream(device_));
   std::vector<at::Tensor> kept;  // its next user comes later in the current stream
@@ -155,8 +156,7 @@ bool DeviceWork::wait(std::chrono::milliseconds timeout) {
 void DeviceWork::wait_on_host(std::chrono::milliseconds timeout) {
   Communicator& group = *backend_state_->group;
   with_torch_errors([&] {
-    const bool over =
-        timeout.count() > 0 ? group.wait(*end_, sane_timeout(timeout)) : group.wait(*end_);
+    const bool over = timeout != kNoTimeout ? group.wait(*end_, timeout) : group.wait(*end_);
     const std::exception_ptr why = over ? nullptr : group.state().error();
     if (why) std::rethrow_exception(why);
     if (!over) throw TimeoutError(str("wait() timed out after ", timeout.count(), " ms"));
@@ -184,19 +184,20 @@ c10::intrusive_ptr<Future> DeviceWork::getFuture() {
 std::string Backend::algorithm_of(const Call& call) const {
   if (call.peer) return "message";
   validate(call.operation, size(), rank());
-  DeviceEngine* const there = call.device ? &group().device(index_of(*call.device)) : nullptr;
+  Communicator& group = *call.life->group;
+  DeviceEngine* const there = call.device ? &group.device(index_of(*call.device)) : nullptr;
   const bool by_kernel = there && there->connect() && !there->by_hand(call.operation);
   return to_string(by_kernel ? there->kernel_of(call.operation)
-                             : group().algorithm_of(call.operation));
+                             : group.algorithm_of(call.operation));
 }
 
 Backend::WorkPtr Backend::start_on_device(Call& call, const EventEnd& event_end) {
   return with_torch_errors([&]() -> WorkPtr {
-    DeviceEngine& there = group().device(index_of(*call.device));
+    DeviceEngine& there = call.life->group->device(index_of(*call.device));
     if (call.peer) return post_on_device(call, there, event_end);
     const cuda::Stream caller = current_stream(*call.device);
     scale_inputs(call);
-    const auto work = c10::make_intrusive<DeviceWork>(life(), call, event_end);
+    const auto work = c10::make_intrusive<DeviceWork>(call, event_end);
     work->follow(there.enqueue(call.operation, caller, call.async, work->finish()));
     if (call.async) {
       collect(work);
@@ -219,41 +220,42 @@ Backend::WorkPtr Backend::post_on_device(Call& call, DeviceEngine& there,
   message.kind = {sending,    operation.dtype, message.data.bytes / size_of(operation.dtype),
                   *call.peer, call.tag,        operation.line};
   message.timeout = operation.timeout;
-  if (!coalescing_.load(std::memory_order_relaxed)) {
-    const auto work = c10::make_intrusive<DeviceWork>(life(), call, event_end);
+  Batch* const batch = own_batch();
+  if (batch == nullptr) {
+    const auto work = c10::make_intrusive<DeviceWork>(call, event_end);
     work->follow(there.enqueue({message}, current_stream(*call.device), work->finish()));
     return work;
   }
-  const Lock lock(coalesced_mutex_);
-  if (!batch_) {
-    batch_ = c10::make_intrusive<DeviceWork>(life(), call, event_end);
-    coalesced_.push_back(batch_);
+  if (!batch->work) {
+    batch->work = c10::make_intrusive<DeviceWork>(call, event_end);
+    batch->works.push_back(batch->work);
+    batch->life = call.life;
+    batch->device = *call.device;
   } else {
-    batch_->add(call);
+    batch->work->add(call);
   }
-  messages_.push_back(message);
-  batch_device_ = *call.device;
-  return batch_;
+  batch->messages.push_back(message);
+  return batch->work;
 }
 
 // The messages of one coalescing make progress side by side: ranks may send to one another.
-void Backend::start_batch() {
-  const auto batch = std::exchange(batch_, nullptr);
-  const auto messages = std::exchange(messages_, {});
-  if (!batch) return;
+void Backend::start(Batch& batch) {
+  if (!batch.work) return;
   with_torch_errors([&] {
-    DeviceEngine& there = group().device(index_of(batch_device_));
-    batch->follow(there.enqueue(messages, current_stream(batch_device_), batch->finish()));
+    DeviceEngine& there = batch.life->group->device(index_of(batch.device));
+    const auto finish = batch.work->finish();
+    batch.work->follow(there.enqueue(batch.messages, current_stream(batch.device), finish));
   });
 }
 
 // A barrier of hosts also waits for the work that this rank's device got before.
 void Backend::await_device() {
-  DeviceEngine* const there = group().device_in_use();
+  const auto group = this->group();
+  DeviceEngine* const there = group->device_in_use();
   if (there == nullptr || !c10::impl::hasDeviceGuardImpl(c10::kCUDA)) return;
   const at::Device device(at::kCUDA, static_cast<c10::DeviceIndex>(there->device()));
   with_torch_errors([&] { there->synchronize(current_stream(device)); });
-  group().wait_for_device();
+  group->wait_for_device();
 }
 
 void Backend::register_memory(const std::string& asked, const NamedMemory& memory,
@@ -269,18 +271,19 @@ void Backend::register_memory(const std::string& asked, const NamedMemory& memor
       }
     }
     const int index = device.value_or(-1) >= 0 ? *device : device_api().current_device();
-    group().device(index).register_memory(asked, named);
+    group()->device(index).register_memory(asked, named);
   });
 }
 
 bool Backend::deregister_memory(const std::string& name) {
-  DeviceEngine* const there = group().device_in_use();
+  const auto group = this->group();
+  DeviceEngine* const there = group->device_in_use();
   return there != nullptr && with_torch_errors([&] { return there->deregister_memory(name); });
 }
 
 void Backend::eagerConnectSingleDevice(at::Device device) {
   if (!device.is_cuda()) return;
-  with_torch_errors([&] { group().device(device.index()).connect(); });
+  with_torch_errors([&] { group()->device(device.index()).connect(); });
 }
 
 }  // namespace ringcomm

@@ -21,7 +21,7 @@ class DeviceWork final : public c10d::Work {
  public:
   // `event_end` is called when the call has been enqueued.
   // Keeps the call's tensors until the operation is over, also where nobody waits for it.
-  DeviceWork(std::shared_ptr<BackendState> backend_state, Call& call, const EventEnd& event_end);
+  DeviceWork(Call& call, const EventEnd& event_end);
   ~DeviceWork() override;
 
   // Another message of a batch.

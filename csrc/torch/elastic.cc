@@ -98,7 +98,7 @@ void bind_elastic(py::module_& module) {
       .def(
           "adopt",
           [](Links& self, const Backend& backend, const Decree& decree) {
-            self.adopt(backend.group().state().transport(), decree);
+            self.adopt(backend.group()->state().transport(), decree);
           },
           NoGil())
       .def("keep", &Links::keep, NoGil())

@@ -31,7 +31,8 @@ EventEnd open_event(const Call& call, const std::string& algorithm) {
 }
 
 Backend::WorkPtr Backend::issue(Call&& call) {
-  call.operation.timeout = timeout_of(call.operation.timeout);
+  call.life = life();
+  call.operation.timeout = timeout_of(call.operation.timeout, call.life->group->state());
   find_device(call);
   read_peers(call);
   if (options_->config.trace_lines == "1") call.operation.line = line_of_caller();
@@ -44,7 +45,7 @@ Backend::WorkPtr Backend::issue(Call&& call) {
 }
 
 Backend::WorkPtr Backend::run(Call& call) {
-  with_torch_errors([&] { group().run(call.operation); });
+  with_torch_errors([&] { call.life->group->run(call.operation); });
   call.staging.finish();
   return nullptr;
 }
@@ -52,7 +53,7 @@ Backend::WorkPtr Backend::run(Call& call) {
 Backend::WorkPtr Backend::start(Call& call, const EventEnd& event_end) {
   Runtime::get().deferred().clear();
   if (call.device) return start_on_device(call, event_end);
-  auto work = c10::make_intrusive<Work>(life(), call, event_end);
+  auto work = c10::make_intrusive<Work>(call, event_end);
   with_torch_errors([&] { call.peer ? post(work, call) : submit(work, call); });
   if (call.async) {
     collect(work);
@@ -65,7 +66,7 @@ Backend::WorkPtr Backend::start(Call& call, const EventEnd& event_end) {
 void Backend::submit(const c10::intrusive_ptr<Work>& work, Call& call) {
   const auto on_done = [work](const std::exception_ptr& error) { work->complete(error); };
   const auto task =
-      group().submit(std::move(call.operation), on_done, std::move(call.continuation));
+      call.life->group->submit(std::move(call.operation), on_done, std::move(call.continuation));
   task->blocking = !call.async;
   work->follow(task);
 }
@@ -81,7 +82,8 @@ Backend::WorkPtr Backend::start_in_profile(Call& call) {
                                                       : at::kByte;
   const std::vector<int64_t> sent(call.operation.send.begin(), call.operation.send.end());
   const std::vector<int64_t> received(call.operation.recv.begin(), call.operation.recv.end());
-  const auto sequence = std::make_tuple(static_cast<int64_t>(group().sequence()) + 1, false);
+  const auto sequence =
+      std::make_tuple(static_cast<int64_t>(call.life->group->sequence()) + 1, false);
   const auto names = std::make_tuple(getGroupUid(), getGroupDesc());
   const Tensors inputs = call.inputs.vec(), outputs = call.outputs.vec();
   const int64_t given = total(inputs, &at::Tensor::numel), got = total(outputs, &at::Tensor::numel);

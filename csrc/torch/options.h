@@ -1,6 +1,7 @@
 // The options of a group: init_process_group("ringcomm", pg_options=ringcomm.Options()).
 #pragma once
 
+#include <c10/util/Exception.h>
 #include <torch/headeronly/version.h>
 
 #include <algorithm>
@@ -43,10 +44,15 @@ struct Options final : c10d::Backend::Options {
 
 using GroupOptionsPtr = c10::intrusive_ptr<Options>;
 
-// A timeout the core can count in nanoseconds; torch's may be as long as a float can say.
-inline std::chrono::milliseconds sane_timeout(std::chrono::milliseconds timeout) {
+// A timeout that somebody gives, as the core can count it in nanoseconds. A century stands for all
+// that is longer. timedelta.max is, too: pybind11 makes a number far below zero of it.
+inline std::chrono::milliseconds checked_timeout(std::chrono::milliseconds timeout) {
   constexpr std::chrono::milliseconds kCentury = std::chrono::hours(24 * 36525);
-  return std::clamp(timeout, std::chrono::milliseconds(1), kCentury);
+  if (timeout < -kCentury) return kCentury;
+  TORCH_CHECK_VALUE(timeout.count() > 0, "ringcomm: a timeout of ", timeout.count(),
+                    " ms is over before anything can happen: give a positive one, or "
+                    "datetime.timedelta.max to wait for as long as it takes");
+  return std::min(timeout, kCentury);
 }
 
 }  // namespace ringcomm

@@ -16,8 +16,8 @@ void Backend::begin_life(std::shared_ptr<Communicator> group) {
   auto state = std::make_shared<BackendState>();
   state->group = std::move(group);
   state->hook = onCompletionHook_;
-  last_ = std::exchange(current_, std::move(state));
-  life_.store(current_.get(), std::memory_order_release);  // partner: group()
+  place_ = {state->group->rank(), state->group->size()};
+  life_ = std::move(state);
 }
 
 // `meeting`: what the ranks have in common that meet, and no others. `aborts`: as many have been.
@@ -70,7 +70,8 @@ void Backend::reconfigure_to(int64_t uuid, const std::vector<std::string>& handl
                              std::optional<std::chrono::milliseconds> timeout) {
   const Lock lock(reconfigure_mutex_);
   const int aborts = aborts_;
-  GroupState& before = group().state();
+  const auto last = group();
+  GroupState& before = last->state();
   with_torch_errors([&] {
     const auto self = std::ranges::find(handles, reconfigure_handle()) - handles.begin();
     const auto size = std::ssize(handles);
@@ -82,11 +83,11 @@ void Backend::reconfigure_to(int64_t uuid, const std::vector<std::string>& handl
                    "reconfigure: a handle is given twice: give each rank's once");
     CommunicatorOptions wanted =
         wanted_of(*options_, {static_cast<Rank>(self), static_cast<int>(size)});
-    wanted.timeout = sane_timeout(timeout.value_or(before.timeout()));
+    wanted.timeout = checked_timeout(timeout.value_or(before.timeout()));
     const auto ways = ways_to(handles, wanted.rank);
     uuids_.insert(uuid);
-    if (group().progress().pending()) group().abort("reconfigure() was called");
-    group().shutdown({}, false);
+    if (last->progress().pending()) last->abort("reconfigure() was called");
+    last->shutdown({}, false);
     std::vector<std::string> meeting = handles;
     meeting.push_back(str(uuid));
     try {
@@ -97,7 +98,7 @@ void Backend::reconfigure_to(int64_t uuid, const std::vector<std::string>& handl
       throw;
     }
   });
-  group().state().set_timeout(before.timeout());
+  group()->state().set_timeout(before.timeout());
   revoked_ = false;
   options_->global_ranks_in_group.clear();
 #ifdef C10D_BACKEND_HAS_RECONFIGURE
@@ -133,8 +134,9 @@ BackendPtr Backend::shrink(const std::vector<int64_t>& ranks_to_exclude, int shr
   TORCH_CHECK_VALUE(there.rank < there.size, "ringcomm::shrink: rank ", rank(),
                     " is to be left out, and must not call it");
   const auto options = options_of(ranks, opts ? opts : getBackendOptions());
-  options->group_name = str(group().state().name(), "-shrunk");
-  const Transport& transport = group().state().transport();
+  const auto larger = group();
+  options->group_name = str(larger->state().name(), "-shrunk");
+  const Transport& transport = larger->state().transport();
   std::vector<Way> ways;
   std::vector<std::string> meeting{str("shrink ", transport.group()), str(++shrinks_)};
   for (const Rank old : ranks) {
@@ -142,7 +144,7 @@ BackendPtr Backend::shrink(const std::vector<int64_t>& ranks_to_exclude, int shr
     ways.push_back({process ? process->name() : "", transport.wire(old)});
     meeting.push_back(str(old));
   }
-  if ((shrink_flags & kShrinkAbort) != 0) group().abort("it shrinks, and ends what is pending");
+  if ((shrink_flags & kShrinkAbort) != 0) larger->abort("it shrinks, and ends what is pending");
   BackendPtr shrunk;
   without_gil([&] {
     with_torch_errors([&] {

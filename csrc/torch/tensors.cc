@@ -92,16 +92,16 @@ Span Staging::input(const at::Tensor& tensor) {
   return span_of(inputs_.emplace_back(plain_copy(tensor)));
 }
 
-Span Staging::output(const at::Tensor& tensor) {
-  if (tensor.is_contiguous() && is_plain(tensor)) return span_of(tensor);
+Span Staging::output(const at::Tensor& tensor, bool apart) {
+  if (!apart && tensor.is_contiguous() && is_plain(tensor)) return span_of(tensor);
   at::assert_no_internal_overlap(tensor);
   const BelowAutograd guard;
   const auto copy = at::empty_like(tensor, {}, at::MemoryFormat::Contiguous);
   return span_of(results_.emplace_back(tensor, copy).second);
 }
 
-Span Staging::in_place(const at::Tensor& tensor, uint64_t& layout) {
-  if (is_plain(tensor)) {
+Span Staging::in_place(const at::Tensor& tensor, uint64_t& layout, bool apart) {
+  if (is_plain(tensor) && !(apart && tensor.is_contiguous())) {
     if (tensor.is_contiguous()) return span_of(tensor);
     if (tensor.is_non_overlapping_and_dense()) {
       layout = c10::hash_combine(layout, layout_of(tensor));

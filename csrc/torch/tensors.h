@@ -33,10 +33,11 @@ Span span_of(const at::Tensor& tensor);  // its memory; it is contiguous
 class Staging {
  public:
   Span input(const at::Tensor& tensor);
-  Span output(const at::Tensor& tensor);
+  // `apart`: in a copy in any case. Copies replace what is there in the order of these calls.
+  Span output(const at::Tensor& tensor, bool apart = false);
   // The result replaces what is there. Dense memory is used whatever the order of the elements, on
   // condition that every rank has the same: it is added to `layout`.
-  Span in_place(const at::Tensor& tensor, uint64_t& layout);
+  Span in_place(const at::Tensor& tensor, uint64_t& layout, bool apart = false);
   // A copy of these elements, each multiplied as ringcomm::scale() does.
   Span scaled(const Span& span, const at::TensorOptions& options, double factor);
 

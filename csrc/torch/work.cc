@@ -12,9 +12,9 @@ namespace ringcomm {
 
 // ---- Work
 
-Work::Work(std::shared_ptr<BackendState> backend_state, Call& call, const EventEnd& event_end)
-    : c10d::Work(backend_state->group->rank(), call.type),
-      backend_state_(std::move(backend_state)),
+Work::Work(Call& call, const EventEnd& event_end)
+    : c10d::Work(call.life->group->rank(), call.type),
+      backend_state_(call.life),
       inputs_(call.inputs.vec()),
       outputs_(call.outputs.vec()),
       staging_(std::move(call.staging)),
@@ -71,24 +71,17 @@ void Work::call_back() {
 }
 
 bool Work::wait(std::chrono::milliseconds timeout) {
-  const bool limited = timeout.count() > 0;
+  const bool limited = timeout != kNoTimeout;
+  if (limited) timeout = checked_timeout(timeout);
   if (request_ && !isCompleted()) {
     Communicator& group = *backend_state_->group;
-    const bool done =
-        limited ? group.wait(*request_, sane_timeout(timeout)) : group.wait(*request_);
+    const bool done = limited ? group.wait(*request_, timeout) : group.wait(*request_);
     // Late: the base says so. Done: on another thread complete() may be about to end.
     timeout = done ? kNoTimeout : std::chrono::milliseconds(1);
   }
   const bool result = c10d::Work::wait(timeout);
   Runtime::get().deferred().clear();
   return result;
-}
-
-void Work::give_up() {
-  const Message* const unmet = message();
-  if (unmet == nullptr || unmet->done) return;
-  const std::string why = unmet->describe() + ": another message of its batch has failed";
-  backend_state_->group->messages().give_up(*unmet, std::make_exception_ptr(PeerError(rank_, why)));
 }
 
 std::vector<at::Tensor> Work::result() {
@@ -140,17 +133,8 @@ std::exception_ptr Works::exception() const {
   return nullptr;
 }
 
-// They are one: where one of them ends with an error, messages that wait do so, too, and take no
-// later one's place.
 bool Works::wait(std::chrono::milliseconds timeout) {
-  try {
-    for (const auto& work : works_) work->wait(timeout);
-  } catch (const std::exception&) {
-    for (const auto& work : works_) {
-      if (auto* const ours = dynamic_cast<ringcomm::Work*>(work.get())) ours->give_up();
-    }
-    throw;
-  }
+  for (const auto& work : works_) work->wait(timeout);
   return true;
 }
 

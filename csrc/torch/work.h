@@ -12,7 +12,7 @@
 namespace ringcomm {
 
 // The part of a backend that outlives it, or its reconfiguration, while operations run.
-struct BackendState : std::enable_shared_from_this<BackendState> {
+struct BackendState {
   std::shared_ptr<Communicator> group;
   Mutex pieces_mutex;  // of the shared buffers, in use: where each begins, and ends
   std::map<uint64_t, uint64_t> pieces RINGCOMM_GUARDED_BY(pieces_mutex);
@@ -31,7 +31,7 @@ struct BackendState : std::enable_shared_from_this<BackendState> {
 class Work final : public c10d::Work {
  public:
   // Keeps the tensors of `call` until it is destroyed. `event_end` is called when it ends.
-  Work(std::shared_ptr<BackendState> backend_state, Call& call, const EventEnd& event_end);
+  Work(Call& call, const EventEnd& event_end);
   ~Work() override;
 
   // Sets the request for which wait() waits.
@@ -40,8 +40,6 @@ class Work final : public c10d::Work {
   void complete(const std::exception_ptr& error);
 
   bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
-  // Ends a message that has not been waited for.
-  void give_up();
   std::vector<at::Tensor> result() override;
   int sourceRank() const override;
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
@@ -73,6 +71,7 @@ class Works final : public c10d::Work {
  public:
   explicit Works(std::vector<c10::intrusive_ptr<c10d::Work>> works);
 
+  const std::vector<c10::intrusive_ptr<c10d::Work>>& parts() const { return works_; }
   bool isCompleted() override {
     return std::ranges::all_of(works_, [](const auto& work) { return work->isCompleted(); });
   }

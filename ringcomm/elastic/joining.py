@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import Any, Literal
 
 from ringcomm._autoload import load_library
-from ringcomm._options import configure
+from ringcomm._options import checked_timeout, configure
 from ringcomm.elastic.entrance import Entrance
 from ringcomm.elastic.epochs import Settings
 from ringcomm.elastic.launcher import advice
@@ -56,6 +56,7 @@ def join(
         raise ValueError(f"dead_after={silence}: at least a second, hosts are silent for a moment")
     if witness not in ("store", "none"):
         raise ValueError(f'witness={witness!r}: "store" or "none"')
+    timeout = checked_timeout(timeout)
     settings = Settings(
         timeout=(options._timeout if options else timedelta(minutes=10)).total_seconds(),
         patience=silence.total_seconds(),
