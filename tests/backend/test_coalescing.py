@@ -33,7 +33,7 @@ def works(rank: Rank) -> str:
     return "" if found == [[2.0], [1.0, 1.0], [2.0]] else f"{found}"
 
 
-class Stop(Exception):
+class StopError(Exception):
     pass
 
 
@@ -48,7 +48,7 @@ def signal_in_a_batch(rank: Rank) -> None:
         group_peer = property(lambda self: os.kill(os.getpid(), signal.SIGUSR1), lambda *_: None)
 
     def stop(*_: Any) -> None:
-        raise Stop
+        raise StopError
 
     before = signal.signal(signal.SIGUSR1, stop)
     try:
@@ -61,7 +61,7 @@ def signal_in_a_batch(rank: Rank) -> None:
 def block_that_raises(rank: Rank, **options: Any) -> None:
     with dist._coalescing_manager(**options):
         dist.all_reduce(torch.ones(1))
-        raise Stop
+        raise StopError
 
 
 def block_on_the_cpu(rank: Rank) -> None:
@@ -90,7 +90,7 @@ def check_after(rank: Rank, raises: Callable[[Rank], None]) -> tuple[str, str]:
 @pytest.mark.parametrize("raises", RAISES)
 def test_calls_work_after_a_batch_that_raised(two: Ranks, raises: Any) -> None:
     for kind, wrong in two(check_after, raises):
-        assert kind in ("RuntimeError", "Stop"), "it was to raise"
+        assert kind in ("RuntimeError", "StopError"), "it was to raise"
         assert not wrong, "these calls did nothing, and said nothing"
 
 
@@ -157,7 +157,7 @@ def check_memory(rank: Rank) -> list[bool]:
 def block_with(tensor: torch.Tensor) -> None:
     with dist._coalescing_manager(device=torch.device("cpu")):
         dist.all_reduce(tensor)
-        raise Stop
+        raise StopError
 
 
 def test_a_refused_batch_keeps_nothing(two: Ranks) -> None:
