@@ -10,8 +10,8 @@ from functools import partial
 
 import pytest
 
-from lab.training_errors import ENDS, RAISES, train
 from lab.trainees import trainees
+from lab.training_errors import ENDS, RAISES, train
 
 LEAVES = ["optimizer", "interrupt", "pre hook", "post hook", "scheduler", "scaler", "after", "vote"]
 

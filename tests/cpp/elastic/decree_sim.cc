@@ -1,6 +1,7 @@
 // Proves the agreement on who goes on by simulation. Members die at any point, stop, leave and
 // join. Links are cut in one direction or both, and hosts refuse each other while all live. Slips
-// are delayed, lost, and come again when they are old. The witness is away at times. What must hold:
+// are delayed, lost, and come again when they are old. The witness is away at times. What must
+// hold:
 //
 //   - Each epoch ends by one decision. Its members are of that epoch, and accepted it or are gone.
 //   - A step that was applied anywhere, also by the dead, is in the decision that ends its epoch.
@@ -40,13 +41,13 @@ void print(uint64_t seeds, const Totals& totals) {
 // By name: the rules of the code under test, and those of the world around it.
 std::map<std::string, bool*> names(Rules& rules) {
   DecreeRules& decree = rules.decree;
-  return {{"promise", &decree.promise},      {"recall", &decree.recall},
-          {"majority", &decree.majority},    {"all_promise", &decree.all_promise},
-          {"unanimous", &decree.unanimous},  {"mutual", &decree.mutual},
-          {"certify", &decree.certify},      {"heed", &decree.heed},
-          {"unbound", &decree.unbound},      {"voted", &decree.voted},
-          {"freeze", &rules.freeze},         {"vote", &rules.vote},
-          {"refusal", &rules.refusal},       {"reread", &rules.reread},
+  return {{"promise", &decree.promise},     {"recall", &decree.recall},
+          {"majority", &decree.majority},   {"all_promise", &decree.all_promise},
+          {"unanimous", &decree.unanimous}, {"mutual", &decree.mutual},
+          {"certify", &decree.certify},     {"heed", &decree.heed},
+          {"unbound", &decree.unbound},     {"voted", &decree.voted},
+          {"freeze", &rules.freeze},        {"vote", &rules.vote},
+          {"refusal", &rules.refusal},      {"reread", &rules.reread},
           {"last_words", &rules.last_words}};
 }
 
