@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from lab.trainee import Log, Plan, digest, enter
-from ringcomm.elastic import Evicted, changes
+from ringcomm.elastic import Evicted, ballot, changes
 
 RAISES, ENDS = 5, 30  # steps: the one in which number 1 raises, and the last one
 
@@ -83,14 +83,14 @@ def train(plan: Plan, log: Log, *, where: str) -> None:
     if where == "post hook":
         optimizers[-1].register_step_post_hook(lambda *_: once())
     if where == "vote":
-        vote = vars(changes)["vote"]
+        vote = ballot.vote
 
         def interrupted(*words: Any) -> Any:
             ballots = vote(*words)
             once(KeyboardInterrupt)
             return ballots
 
-        vars(changes)["vote"] = interrupted
+        changes.__dict__["vote"] = interrupted
 
     if where == "group":
         meet = changes.Changes.meet

@@ -127,8 +127,8 @@ class Step(AbstractContextManager[None]):
         """Stay with what the step has done, or put everything back."""
         world, changes = self._world, self._world._changes
         assert changes is not None
-        assert changes.tracked is not None
         tracked = changes.tracked
+        assert tracked is not None
         world._step, changes.flags, changes.dealt = None, 0, False
         if changes.given_up:
             return
