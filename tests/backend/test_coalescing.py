@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import threading
@@ -141,14 +142,18 @@ def test_each_message_has_a_request(two: Ranks) -> None:
     assert two(check_requests) == [(6, True)] * 2
 
 
+def send_to(tensor: torch.Tensor, to: int) -> None:
+    dist.batch_isend_irecv([dist.P2POp(dist.isend, tensor, to)])
+
+
 def check_memory(rank: Rank) -> list[bool]:
     """What a refused batch was given is free again."""
     alive = []
     for _ in range(3):
         tensor = torch.ones(1000)
         alive.append(weakref.ref(tensor))
-        error_of(lambda t=tensor: dist.batch_isend_irecv([dist.P2POp(dist.isend, t, rank.index)]))
-        error_of(lambda t=tensor: block_with(t))
+        error_of(functools.partial(send_to, tensor, rank.index))
+        error_of(functools.partial(block_with, tensor))
         del tensor
     dist.barrier()
     return [one() is None for one in alive]
