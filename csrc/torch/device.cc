@@ -216,8 +216,10 @@ Backend::WorkPtr Backend::post_on_device(Call& call, DeviceEngine& there,
   if (*call.peer < 0) Refusal{"recv"}("a CUDA tensor needs the rank that sends it");
   DeviceMessage message;
   message.data = sending ? operation.input[0] : operation.output[0];
-  message.kind = {sending,    operation.dtype, message.data.bytes / size_of(operation.dtype),
-                  *call.peer, call.tag,        operation.line};
+  message.kind = {sending,        operation.dtype,
+                  message.data.bytes / size_of(operation.dtype),
+                  *call.peer,     call.tag,
+                  operation.line, static_cast<uint32_t>(operation.layout)};
   message.timeout = operation.timeout;
   if (!coalescing_.load(std::memory_order_relaxed)) {
     const auto work = c10::make_intrusive<DeviceWork>(life(), call, event_end);

@@ -27,6 +27,9 @@ DType movable_dtype(at::ScalarType type);
 void check_served(const Refusal& refuse, const at::Tensor& tensor);
 
 uint64_t bytes_of(const at::Tensor& tensor);
+// A hash of the order in which elements lie in dense memory; 0 where that is the order of their
+// indices, and where they have to be copied.
+uint64_t layout_of(const at::Tensor& tensor);
 Span span_of(const at::Tensor& tensor);  // its memory; it is contiguous
 
 // The copies that stand in for some tensors of a call while it lasts.
@@ -35,8 +38,8 @@ class Staging {
   Span input(const at::Tensor& tensor);
   Span output(const at::Tensor& tensor);
   // The result replaces what is there. Dense memory is used whatever the order of the elements, on
-  // condition that every rank has the same: it is added to `layout`.
-  Span in_place(const at::Tensor& tensor, uint64_t& layout);
+  // condition that every rank has the same layout_of() it.
+  Span in_place(const at::Tensor& tensor);
   // A copy of these elements, each multiplied as ringcomm::scale() does.
   Span scaled(const Span& span, const at::TensorOptions& options, double factor);
 
