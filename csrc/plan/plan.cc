@@ -18,7 +18,7 @@ constexpr std::array<const char*, kCollectives> kCollectiveNames = {
 constexpr std::array<const char*, kNamed> kAlgorithmNames = {
     "direct",      "ring",        "tree",         "pairwise", "dissemination", "hierarchical",
     "doubling",    "bruck",       "hand_over",    "graph",    "two_shot",      "one_shot",
-    "low_latency", "device_ring", "copy_engines", "nvls"};
+    "low_latency", "device_ring", "copy_engines"};
 
 template <typename Number, typename Entry>
 Number number_in(std::vector<Entry>& table, const Entry& entry) {
@@ -68,7 +68,6 @@ bool kernel_serves(Algorithm kernel, Collective collective) {
   const bool moves = !reduces(collective) && collective != kBarrier;
   if (kernel == kByCopies) return moves;
   if (kernel == kByRing) return collective <= kReduce;
-  if (kernel == kByNvls) return collective <= kBroadcast;
   return kernel == kByKernel || collective != kAllToAll;
 }
 

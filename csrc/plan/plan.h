@@ -60,8 +60,7 @@ inline constexpr auto kByOneShot = static_cast<Algorithm>(kAlgorithms + 3);
 inline constexpr auto kByLowLatency = static_cast<Algorithm>(kAlgorithms + 4);
 inline constexpr auto kByRing = static_cast<Algorithm>(kAlgorithms + 5);
 inline constexpr auto kByCopies = static_cast<Algorithm>(kAlgorithms + 6);
-inline constexpr auto kByNvls = static_cast<Algorithm>(kAlgorithms + 7);
-inline constexpr int kNamed = kAlgorithms + 8;
+inline constexpr int kNamed = kAlgorithms + 7;
 inline bool is_kernel(Algorithm algorithm) {
   return algorithm >= kByKernel && static_cast<int>(algorithm) < kNamed;
 }

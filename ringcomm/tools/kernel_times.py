@@ -33,7 +33,6 @@ KERNELS = (
     "low_latency",
     "device_ring",
     "copy_engines",
-    "nvls",
 )
 COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "broadcast")
 SIZES = [1 << power for power in range(10, 27)]  # 1 KiB to 64 MiB

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.skipif(
 TORCH = Path(torch.__file__).parent / "include"  # of its version alone
 FLAGS = ["-std=c++20", "-O3", "--expt-relaxed-constexpr", "-fmad=false"]
 FLAGS += [f"-I{ROOT / 'csrc'}", "-isystem", str(TORCH)]
-FILES = ["kernels_reduce", "kernels_meetings", "kernels_ring", "kernels_nvls"]
+FILES = ["kernels_reduce", "kernels_meetings", "kernels_ring"]
 ARCHITECTURES = [pytest.param(number, marks=pytest.mark.slow) for number in (80, 90, 100, 120)]
 SECONDS = 120  # of one processor; some 25 are normal, and others may share it
 BYTES = 6_000_000  # of an architecture, before it is compressed to some 400,000
