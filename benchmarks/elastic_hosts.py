@@ -6,7 +6,8 @@
 Hosts are network namespaces of this machine: three, with a rank each, and the store with the first.
 A round kills the rank of one of the other two hosts, and starts another one there; then it pulls
 the cable of one, puts it back, and starts another one. Times are of the slowest survivor, to its
-next step. A silent host is suspected after `--silence` seconds: RINGCOMM_RESUME_SECONDS.
+next step. A silent host is suspected after `--silence` seconds: RINGCOMM_RESUME_SECONDS. Then the
+kills are made once more where these two hosts have another rank, which sees the end of the process.
 """
 
 from __future__ import annotations
@@ -72,15 +73,18 @@ def join(place: Site, alive: dict[int, int], host: int) -> None:
     place.trainees.await_events([alive[host]], "step", 5)
 
 
-def measure(rounds: int, seed: int, silence: int) -> dict[str, list[float]]:
+def measure(rounds: int, seed: int, silence: int, beside: list[int]) -> dict[str, list[float]]:
+    """Return what each loss cost, in ms; `beside` are the hosts of further ranks, which stay."""
     chance, found = random.Random(seed), dict[str, list[float]](killed=[], silent=[])
+    if beside:
+        found = {"killed": []}
     settings = {"RINGCOMM_RESUME_SECONDS": str(silence), "RES_OPTIONS": "timeout:1 attempts:1"}
     plan: dict[str, Any] = {"epochs": 1 << 30, "dead_after": float(silence), "settings": settings}
     with (
         tempfile.TemporaryDirectory() as folder,
         site(HOSTS, Path(folder), 0, pause=PAUSE, **plan) as place,
     ):
-        alive = dict(enumerate(place.start(*range(HOSTS))))
+        alive = dict(enumerate(place.start(*range(HOSTS), *beside)))
         for round_ in range(rounds):
             report.progress(f"round {round_ + 1} of {rounds}")
             for name in found:
@@ -100,11 +104,13 @@ def main() -> None:
     options = parser.parse_args()
     if reason := missing():
         parser.error(reason)
-    found = measure(options.rounds, options.seed, options.silence)
+    found = measure(options.rounds, options.seed, options.silence, [])
+    beside = measure(options.rounds, options.seed, options.silence, [1, 2])["killed"]
     print(f"{HOSTS} hosts, a rank each, steps of {PAUSE * 1e3:.0f} ms, {options.rounds} rounds:")
     print(f"  {'kill -9 on another host':36}{show(found['killed'], 'ms')}")
+    print(f"  {'the same, beside another rank':36}{show(beside, 'ms')}")
     print(f"  {f'a host silent for {options.silence:g} s':36}{show(found['silent'], 'ms')}")
-    record = {"machine": report.machine(), "silence": options.silence, "figures": found}
+    record = {"machine": report.machine(), "silence": options.silence, "figures": {**found, "beside": beside}}
     report.write_json(options.json, "elastic hosts", record)
 
 
