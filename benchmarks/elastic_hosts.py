@@ -110,7 +110,8 @@ def main() -> None:
     print(f"  {'kill -9 on another host':36}{show(found['killed'], 'ms')}")
     print(f"  {'the same, beside another rank':36}{show(beside, 'ms')}")
     print(f"  {f'a host silent for {options.silence:g} s':36}{show(found['silent'], 'ms')}")
-    record = {"machine": report.machine(), "silence": options.silence, "figures": {**found, "beside": beside}}
+    figures = {**found, "beside": beside}
+    record = {"machine": report.machine(), "silence": options.silence, "figures": figures}
     report.write_json(options.json, "elastic hosts", record)
 
 
