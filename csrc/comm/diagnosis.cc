@@ -99,7 +99,9 @@ std::string Diagnosis::loss_of(Rank peer, uint64_t sequence) const {
   const std::string why = transport_.loss(peer);
   // If a peer is out of reach, the transport's text has advice already.
   const bool died = why.starts_with("its process died");
-  return str(": Connection closed by rank ", peer, ": ", why, " (", progress_of(peer, sequence),
+  const bool ours = why.starts_with("this process ");  // then the peer has done nothing
+  return str(ours ? ": No connection to rank " : ": Connection closed by rank ", peer, ": ", why,
+             " (", progress_of(peer, sequence),
              died ? "); look at that rank's own output, then restart" : ")");
 }
 

@@ -30,6 +30,7 @@ PROGRAMS = [
     "flow_test",
     "net_test",
     "network_test",
+    "hardship_test",
     "peers_test",
     "tls_test",
     "sim_test",
@@ -84,6 +85,7 @@ def test_workers_under_thread_sanitizer(cpp_program: Program) -> None:
 @pytest.mark.timeout(400)
 def test_networks_under_thread_sanitizer(cpp_program: Program) -> None:
     check([cpp_program("network_test", "thread")], 300)
+    check([cpp_program("hardship_test", "thread")], 300)
 
 
 @pytest.mark.timeout(400)
@@ -162,6 +164,7 @@ def test_a_meeting_of_devices_that_is_none_is_caught(cpp_program: Program, how: 
         "reduce_test",
         "net_test",
         "network_test",
+        "hardship_test",
         "peers_test",
         "tls_test",
         "flow_test",

@@ -132,36 +132,131 @@ MODULES = sorted(Path("/usr/lib/uml/modules").glob("*/kernel"))
 IN_UML = """#!/bin/sh
 PATH=/usr/sbin:/usr/bin:/sbin:/bin
 mount -t proc proc /proc
+mount -t tmpfs tmpfs /mnt
 ip link set lo up
 for name in crypto/gf128mul crypto/ghash-generic crypto/ctr crypto/gcm net/tls/tls; do
     [ ! -e MODULES/$name.ko ] || insmod MODULES/$name.ko
 done
+for way in wmem rmem; do echo "SMALL" > /proc/sys/net/ipv4/tcp_$way; done
 cat /proc/net/tls_stat
-PROGRAM keys
+COMMANDS
 cat /proc/net/tls_stat
 halt -f -p
 """
+SMALL = "4096 16384 65536"  # bytes of a socket: most of a tensor waits for room
+needs_uml = pytest.mark.skipif(
+    not (UML and MODULES), reason="kTLS: `apt install user-mode-linux kmod`"
+)
 
 
-@pytest.mark.skipif(not (UML and MODULES), reason="kTLS: `apt install user-mode-linux kmod`")
-def test_the_kernel_seals(cpp_program: Callable[..., Path], tmp_path: Path) -> None:
-    """A kernel as a process, with its own loopback: the program runs there, on these files."""
+def in_uml(folder: Path, commands: str, memory: str, seconds: float) -> str:
+    """A kernel as a process, with its own loopback: the commands run there, on these files."""
     assert UML is not None
-    script, program = tmp_path / "init", str(cpp_program("network_test"))
-    script.write_text(IN_UML.replace("MODULES", str(MODULES[-1])).replace("PROGRAM", program))
+    script = folder / "init"
+    text = IN_UML.replace("MODULES", str(MODULES[-1])).replace("SMALL", SMALL)
+    script.write_text(text.replace("COMMANDS", commands))
     script.chmod(0o755)
     root = ["root=/dev/root", "rootfstype=hostfs", "rootflags=/", "ro", f"init={script}"]
     done = subprocess.run(
-        [UML, *root, "mem=256M", "con=null", "con0=null,fd:1"],
+        [UML, *root, f"mem={memory}", "con=null", "con0=null,fd:1"],
         capture_output=True,
         text=True,
-        timeout=limit(60),
+        timeout=limit(seconds),
         stdin=subprocess.DEVNULL,
-        env={**os.environ, "HOME": str(tmp_path)},  # where it has its console
+        env={**os.environ, "HOME": str(folder)},  # where it has its console
     )
-    assert "ok keys wear out" in done.stdout, done.stdout[-2000:]
     sealed = [int(line.split()[1]) for line in done.stdout.splitlines() if "TlsTxSw" in line]
     assert sealed[0] == 0 < sealed[1], done.stdout[-3000:]
+    return done.stdout
+
+
+@needs_uml
+def test_the_kernel_seals(cpp_program: Callable[..., Path], tmp_path: Path) -> None:
+    worn, lent = cpp_program("network_test"), cpp_program("hardship_test")
+    said = in_uml(tmp_path, f"{worn} keys\n{lent} lent", "256M", 60)
+    for check in ("keys wear out", "lent in clear", "lent, encrypted"):
+        assert f"ok {check}" in said, said[-2000:]
+
+
+# ---- tensors that change as soon as a call has returned
+
+CHANGES = """
+import datetime, os, sys, torch, torch.distributed as dist
+torch.set_num_threads(1)
+given = {"init_method": "file://" + sys.argv[1]} if len(sys.argv) > 1 else {}
+rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+patience = datetime.timedelta(seconds=200)
+dist.init_process_group("ringcomm", rank=rank, world_size=size, timeout=patience, **given)
+COUNT = 1 << 18
+def full(number): return torch.full((COUNT,), number)
+def empty(): return [torch.zeros(COUNT) for _ in range(size)]
+def broadcast(mine, theirs, root): dist.broadcast(mine if rank == root else theirs[root], root)
+def all_gather(mine, theirs, root): dist.all_gather(theirs, mine)
+def gather(mine, theirs, root): dist.gather(mine, theirs if rank == root else None, root)
+def scatter(mine, theirs, root):
+    dist.scatter(theirs[root], [mine] * size if rank == root else None, root)
+def all_to_all(mine, theirs, root): dist.all_to_all(theirs, [mine] * size)
+def all_reduce(mine, theirs, root):
+    theirs[0].copy_(mine)
+    dist.all_reduce(theirs[0])
+def reduce(mine, theirs, root): dist.reduce(mine, root); theirs[0].copy_(mine)
+def reduce_scatter(mine, theirs, root): dist.reduce_scatter(theirs[0], [mine] * size)
+def send(mine, theirs, root):
+    if rank == root: dist.send(mine, 1 - rank)
+    else: dist.recv(theirs[root], root)
+def isend(mine, theirs, root):
+    if rank == root: dist.isend(mine, 1 - rank).wait()
+    else: dist.recv(theirs[root], root)
+SUMS = all_reduce, reduce, reduce_scatter
+ALL = broadcast, all_gather, gather, scatter, all_to_all, send, isend, *SUMS
+for number in range(ROUNDS):
+    for call in ALL:
+        root, mine, theirs = number % size, full(10.0 * number + rank), empty()
+        call(mine, theirs, root)
+        # What was given is the program's again, and so is what came out where it is passed on.
+        mine.fill_(-1.0)
+        got = [part.unique().tolist() for part in theirs]
+        for part in theirs: part.fill_(-2.0)
+        wanted = [[10.0 * number + peer] for peer in range(size)]
+        if call in SUMS:
+            got, wanted = got[:1], [[20.0 * number + 1]]
+            if call is reduce and rank != root: continue
+        for peer in range(size):
+            one = call in (broadcast, scatter, send, isend)
+            if call in SUMS and peer > 0 or one and peer != root: continue
+            if one and call is not scatter and rank == root: continue
+            if call is gather and rank != root: continue
+            text = f"{call.__name__} of round {number}: {got[peer]} for {wanted[peer]}"
+            assert got[peer] == wanted[peer], text
+dist.barrier()
+dist.destroy_process_group()
+print("all exact", flush=True)
+"""
+
+
+@pytest.mark.parametrize("env", [{}, BY_SECRET], ids=["in clear", "encrypted"])
+def test_tensors_that_change_after_the_call(env: dict[str, str]) -> None:
+    """Sockets hold little, and the link is slower than a rank: bytes wait when a call returns."""
+    with Hosts(2, rate="500mbit") as hosts:
+        for host in range(2):
+            for way in ("wmem", "rmem"):
+                hosts.inside(host, "sysctl", "-qw", f"net.ipv4.tcp_{way}={SMALL}")
+        script = CHANGES.replace("ROUNDS", "6")
+        for result in hosts.run_ranks([sys.executable, "-c", script], 1, env):
+            assert (result.returncode, "all exact" in result.output) == (0, True), result.output
+
+
+@needs_uml
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_tensors_that_change_where_the_kernel_seals(tmp_path: Path) -> None:
+    script = tmp_path / "changes.py"
+    script.write_text(CHANGES.replace("ROUNDS", "3"))
+    variables = {**BY_SECRET, "WORLD_SIZE": "2", "RINGCOMM_TRANSPORT": "tcp", "TMPDIR": "/mnt"}
+    words = " ".join(f"{name}='{value}'" for name, value in variables.items())
+    run = f"env {words} RANK=%d {sys.executable} {script} /mnt/store 2>&1"
+    said = in_uml(tmp_path, f"{run % 0} &\n{run % 1}\nwait", "1500M", 500)
+    assert said.count("all exact") == 2, said[-3000:]
 
 
 # ---- who does not belong to it

@@ -272,6 +272,30 @@ void the_latest_bytes_stay() {
   require(byte_of(5, 0) == 3, "a loan that ends is copied: ", byte_of(5, 0));
 }
 
+// A process that did not run does not blame its peers for that time, and is not deaf for as long
+// again: once it runs, silence counts from what it has heard since.
+void a_pause_is_forgiven_once() {
+  constexpr auto kPause = std::chrono::seconds(60);
+  Sender sender(1);
+  Session& session = sender.session;
+  const Frame ping = [] {
+    Frame made;
+    seal(made);
+    return made;
+  }();
+  const auto hears = [&](Clock::time_point now) {
+    session.read(0, {reinterpret_cast<const std::byte*>(&ping), sizeof ping}, now);
+  };
+  hears(kBegin);
+  const auto resumed = kBegin + kPause;
+  hears(resumed);  // what lay in the socket is read before the tick
+  session.tick(resumed, kPause);
+  require(session.is_up(0), "the peer is blamed for the pause");
+  require(session.last_heard() <= resumed, "it is heard of in the future");
+  session.tick(resumed + session.silence() + std::chrono::milliseconds(1), {});
+  require(!session.is_up(0), "the peer is silent, and nobody notices");
+}
+
 }  // namespace
 }  // namespace ringcomm::testing
 
@@ -290,6 +314,7 @@ int main(int argc, char** argv) {
                      {"noise wins nothing for long", noise_wins_nothing_for_long},
                      {"a path that changes decides nothing", a_path_that_changes_decides_nothing},
                      {"idle time shows nothing", idle_time_shows_nothing},
+                     {"a pause is forgiven once", a_pause_is_forgiven_once},
                      {"a near and fast path keeps one", a_near_and_fast_path_keeps_one}},
                     argc, argv);
 }
