@@ -56,20 +56,20 @@ void Session::post(const Frame& frame, Payload payload) {
 // peer has read the earlier one, so nobody needs its bytes: a repetition is dropped by its number.
 // Copying it would put old bytes into the later frame, and a right checksum on them.
 void Session::reclaim_lent(uint64_t channel) {
-  std::vector<std::pair<uint64_t, uint64_t>> later;  // the places of later frames: begin, end
+  std::vector<std::span<const std::byte>> later;  // the memory of later frames
   for (Item& item : items_ | std::views::reverse) {
     const Frame& frame = item.frame;
     if (frame.channel != channel || frame.bytes == 0) continue;
-    const uint64_t begin = frame.offset, end = begin + frame.bytes;
     if (std::byte* const keep = std::exchange(item.payload.keep, nullptr)) {
+      const auto overlaps = [&](std::span<const std::byte> place) {
+        return place.data() < keep + frame.bytes && keep < place.data() + place.size();
+      };
       const bool has_come =
-          item.acknowledged || (rules_.latest && std::ranges::any_of(later, [&](const auto& place) {
-                                  return place.first < end && begin < place.second;
-                                }));
+          item.acknowledged || (rules_.latest && std::ranges::any_of(later, overlaps));
       if (!has_come) std::memcpy(keep, item.payload.lent, frame.bytes);
       item.payload.lent = keep;
     }
-    later.emplace_back(begin, end);
+    later.emplace_back(item.payload.data(), frame.bytes);
   }
   // Frames on their way into a flow are copies of posted ones.
   each_writing(channel, [](Writing& writing) {
