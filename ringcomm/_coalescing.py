@@ -81,7 +81,7 @@ def wrap() -> None:
             works.works = [part for work in works.works for part in _parts_of(work)]
 
     c10d._coalescing_manager = manager
-    dist._coalescing_manager = manager  # type: ignore[attr-defined]
+    dist._coalescing_manager = manager
 
 
 def _behind(group: Any, device: Any) -> Any:

@@ -7,6 +7,7 @@ import signal
 import threading
 import weakref
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -15,6 +16,8 @@ import torch.distributed as dist
 
 from lab.limits import limit
 from lab.ranks import Rank, Ranks, error_of, ranks
+
+ONE = torch.ones(1)
 
 
 @pytest.fixture(scope="module")
@@ -33,12 +36,12 @@ def works(rank: Rank) -> str:
     return "" if found == [[2.0], [1.0, 1.0], [2.0]] else f"{found}"
 
 
-class Stop(Exception):
+class StopError(Exception):
     pass
 
 
-def batch_to_itself(rank: Rank) -> None:
-    dist.batch_isend_irecv([dist.P2POp(dist.isend, torch.ones(1), rank.index)])
+def batch_to_itself(rank: Rank, tensor: torch.Tensor = ONE) -> None:
+    dist.batch_isend_irecv([dist.P2POp(dist.isend, tensor, rank.index)])
 
 
 def signal_in_a_batch(rank: Rank) -> None:
@@ -48,7 +51,7 @@ def signal_in_a_batch(rank: Rank) -> None:
         group_peer = property(lambda self: os.kill(os.getpid(), signal.SIGUSR1), lambda *_: None)
 
     def stop(*_: Any) -> None:
-        raise Stop
+        raise StopError
 
     before = signal.signal(signal.SIGUSR1, stop)
     try:
@@ -58,10 +61,10 @@ def signal_in_a_batch(rank: Rank) -> None:
         signal.signal(signal.SIGUSR1, before)
 
 
-def block_that_raises(rank: Rank, **options: Any) -> None:
+def block_that_raises(rank: Rank, tensor: torch.Tensor = ONE, **options: Any) -> None:
     with dist._coalescing_manager(**options):
-        dist.all_reduce(torch.ones(1))
-        raise Stop
+        dist.all_reduce(tensor)
+        raise StopError
 
 
 def block_on_the_cpu(rank: Rank) -> None:
@@ -90,7 +93,7 @@ def check_after(rank: Rank, raises: Callable[[Rank], None]) -> tuple[str, str]:
 @pytest.mark.parametrize("raises", RAISES)
 def test_calls_work_after_a_batch_that_raised(two: Ranks, raises: Any) -> None:
     for kind, wrong in two(check_after, raises):
-        assert kind in ("RuntimeError", "Stop"), "it was to raise"
+        assert kind in ("RuntimeError", "StopError"), "it was to raise"
         assert not wrong, "these calls did nothing, and said nothing"
 
 
@@ -147,17 +150,11 @@ def check_memory(rank: Rank) -> list[bool]:
     for _ in range(3):
         tensor = torch.ones(1000)
         alive.append(weakref.ref(tensor))
-        error_of(lambda t=tensor: dist.batch_isend_irecv([dist.P2POp(dist.isend, t, rank.index)]))
-        error_of(lambda t=tensor: block_with(t))
+        error_of(partial(batch_to_itself, rank, tensor))
+        error_of(partial(block_that_raises, rank, tensor, device=torch.device("cpu")))
         del tensor
     dist.barrier()
     return [one() is None for one in alive]
-
-
-def block_with(tensor: torch.Tensor) -> None:
-    with dist._coalescing_manager(device=torch.device("cpu")):
-        dist.all_reduce(tensor)
-        raise Stop
 
 
 def test_a_refused_batch_keeps_nothing(two: Ranks) -> None:
