@@ -29,7 +29,7 @@ SEGMENT: Strip = [
     ("", 4 * KIB, "peer"),
     ("", 1024 * KIB + 256, "unused"),  # of the rank for itself, as its own inbox is
     ("mailbox: 1 MiB", 1028 * KIB - 256, "peer"),
-    ("", 28 * KIB, "both"),
+    ("", 160 * KIB, "both"),
     *HALF,
     *HALF,
 ]
@@ -54,9 +54,9 @@ LEFT, WIDTH, HEIGHT = 20, 900, 44
 NOTES = {  # strip: (position in bytes, text) below it
     0: [
         (0, "header and lines: 12 KiB"),
-        (2066 * KIB, "area for devices: 28 KiB"),
-        (3600 * KIB, "half 0: operations of even number"),
-        (5800 * KIB, "half 1: operations of odd number"),
+        (2066 * KIB, "area for devices: 160 KiB"),
+        (3732 * KIB, "half 0: operations of even number"),
+        (5932 * KIB, "half 1: operations of odd number"),
     ],
     1: [(0, "progress; board of the last two operations"), (5248, "first peer that failed")],
     2: [(0, "the first cache line, 64 bytes"), (64, "the second")],

@@ -15,6 +15,8 @@ import weakref
 from collections.abc import Iterator, MutableMapping
 from typing import Any
 
+from ringcomm._backend import backend_of
+
 _ours: weakref.WeakSet[Any] = weakref.WeakSet()  # groups with a backend of ours
 
 
@@ -75,18 +77,13 @@ def wrap() -> None:
         except BaseException:
             c10d._world.pg_coalesce_state.pop(group, None)
             if device:
-                _behind(group, device)._forget_batch()
+                backend_of(group, device)._forget_batch()
             raise
         if device and device.type == "cpu":  # a request for each operation, as Gloo's are
             works.works = [part for work in works.works for part in _parts_of(work)]
 
     c10d._coalescing_manager = manager
     dist._coalescing_manager = manager
-
-
-def _behind(group: Any, device: Any) -> Any:
-    backend = group._get_backend(device)
-    return getattr(backend, "wrapped_pg", backend)  # with TORCH_DISTRIBUTED_DEBUG=DETAIL
 
 
 def _parts_of(work: Any) -> Any:

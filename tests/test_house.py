@@ -38,13 +38,12 @@ MACROS = {
     "RINGCOMM_UNCHECKED_LOCKS": "csrc/base/mutex.h",
 }
 
-LINES = 400
+LINES = 480  # a file holds one idea: this only finds those that hold several
 LONGER = {  # why it may be
-    "ringcomm/tools/records.py": "one format, read in one place",
     "ringcomm/_C.pyi": "each option is an attribute with its text",
 }
 COLUMNS = 100
-CPP_TOTAL = 21_500  # lines with code on them, those for devices included
+CPP_TOTAL = 21_750  # lines with code on them, those for devices included
 VERIFIER_TOTAL = 1_300  # beside the engine: it proves plans, and runs none
 
 # Joined here, so that this file does not name them.

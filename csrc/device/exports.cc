@@ -7,8 +7,8 @@ namespace {
 
 constexpr uint64_t kMostMissed = 1000;  // generations whose descriptors are looked for
 constexpr const char* kNotMapped = "other processes cannot map the memory of some tensors (";
-constexpr uint64_t kLately = 128;       // operations
-constexpr int kLooks = 16;              // at entries that begin() passes over
+constexpr uint64_t kLately = 128;                   // operations
+constexpr int kLooks = 16;                          // at entries that begin() passes over
 constexpr auto kSending = std::chrono::seconds(1);  // until a peer takes a descriptor
 constexpr auto kPause = std::chrono::microseconds(50);
 
@@ -242,9 +242,8 @@ void Exports::renew(Entry& entry, Pieces pieces) {
   const Allocation range = joined(pieces);
   if (entry.range.bytes > 0) {
     const auto [first, last] = by_base_.equal_range(entry.range.base);
-    by_base_.erase(std::find_if(first, last, [&](const auto& each) {
-      return each.second == index_of(entry);
-    }));
+    by_base_.erase(std::find_if(first, last,
+                                [&](const auto& each) { return each.second == index_of(entry); }));
     bytes_ -= entry.range.bytes;
   }
   if (range.bytes > 0) by_base_.emplace(range.base, index_of(entry));
@@ -290,8 +289,7 @@ void Exports::give_chunks(const Entry& entry, Rank peer) {
     throw DeviceError("its pieces differ in length");
   const std::vector<Chunk> chunks =
       ends_.api.export_chunks(entry.range.base, entry.range.bytes, kMostChunks);
-  if (chunks.empty())
-    throw DeviceError("it is of virtual addresses that cannot be exported");
+  if (chunks.empty()) throw DeviceError("it is of virtual addresses that cannot be exported");
   const Deadline deadline(kSending);
   for (size_t i = 0; i < chunks.size(); ++i) {
     const uint32_t number = number_of(index_of(entry), entry.generation, i);

@@ -3,8 +3,8 @@
 //
 // A rank gives its operands to a leader, whose kernel does the work: it says in a slot where they
 // are. The slot lies in its own memory, because a stream cannot write to another device.
-// The leader's kernel reads it there. Where they cannot be mapped they are staged in a window, round by round of what
-// that holds. Words of the host's memory order it all:
+// The leader's kernel reads it there. Where they cannot be mapped they are staged in a window,
+// round by round of what that holds. Words of the host's memory order it all:
 //
 //   a rank                                         a leader
 //   wait until done is all; done = 0

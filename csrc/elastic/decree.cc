@@ -84,7 +84,8 @@ void Decree::count_dead() {
   if (decision_ || left_behind_) return;  // the dead have shown what is not of this epoch
   for (At rank = 0; rank < heard_.size(); ++rank) {
     const bool seen = ended_.test(rank) && dead_.test(rank);
-    if (seen && ((heard_[rank].gone & ~slip_.gone).none() || !rules_.certify)) slip_.ended.set(rank);
+    if (seen && ((heard_[rank].gone & ~slip_.gone).none() || !rules_.certify))
+      slip_.ended.set(rank);
   }
 }
 

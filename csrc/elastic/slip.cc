@@ -15,7 +15,8 @@ template <typename AnySlip>
 void fields(AnySlip& slip, auto&& each) {
   const auto decision = [&](auto& it) { each(it.members), each(it.step), each(it.extra); };
   each(slip.epoch), each(slip.state), each(slip.voted), each(slip.decided), each(slip.gone);
-  each(slip.ended), each(slip.promised), each(slip.ballot), each(slip.proposes), decision(slip.proposal);
+  each(slip.ended), each(slip.promised), each(slip.ballot), each(slip.proposes),
+      decision(slip.proposal);
   each(slip.accepted), decision(slip.value), decision(slip.made);
 }
 

@@ -120,6 +120,11 @@ class Agreement:
         self._decree.leave()
         self._links.show(self._decree)
 
+    def lost(self) -> bool:
+        """Whether a member of the present epoch has died, or is suspected."""
+        self._links.hear(self._decree)
+        return bool(self._decree.gone())
+
     # ---- agreement
 
     def agree(

@@ -209,7 +209,10 @@ class Changes:
             cause = cause.__cause__ or cause.__context__
         if not isinstance(error, RuntimeError):
             return False
-        return dist.is_initialized() and not _is_well(self.epochs.backend())
+        if not dist.is_initialized():
+            return False
+        # With TORCH_DISTRIBUTED_DEBUG=DETAIL torch compares calls over Gloo first, which fails.
+        return not _is_well(self.epochs.backend()) or self.epochs.has_lost()
 
     def check_failure(self, error: BaseException) -> None:
         """Raise `error` unless it is the group that has failed."""

@@ -184,6 +184,10 @@ class Epochs:
         """Whether an operation of any group has waited for a rank for too long."""
         return any(str(error).endswith(".TIMEOUT") for error in self._for_all_groups("get_error"))
 
+    def has_lost(self) -> bool:
+        """Whether a member of the present epoch has died, or is suspected."""
+        return self.agreement is not None and bool(self.agreement.lost())
+
     def check_groups(self) -> None:
         """Raise DistBackendError if any group has failed, also where the program hid its error."""
         for error in self._for_all_groups("get_error"):

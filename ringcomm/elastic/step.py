@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from ringcomm.elastic.changes import LEAVES
+from ringcomm.elastic.changes import LEAVES, Changes
 from ringcomm.elastic.errors import Evicted, Redo
 
 if TYPE_CHECKING:
@@ -75,10 +75,11 @@ class Step(AbstractContextManager[None]):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> bool:
-        world, changes = self._world, self._world._at
+        world, changes = self._world, self._world._changes
+        assert changes is not None
         # A handler of the program's may have caught that it does not count.
         ends = isinstance(error, Redo) or (error is None and self._redo)
-        if self._counts and not self._is_applied(error):
+        if self._counts and not self._is_applied(changes, error):
             world._step, changes.flags, changes.dealt = None, 0, False
             changes.give_up(
                 f"step {changes.counters.steps + 1} counts, and this rank raised an error before "
@@ -107,13 +108,13 @@ class Step(AbstractContextManager[None]):
         world._after()
         return True
 
-    def _is_applied(self, error: BaseException | None) -> bool:
+    def _is_applied(self, changes: Changes, error: BaseException | None) -> bool:
         """Whether this rank has done all that a step which counts changes.
 
         What fails because the group has, after the optimizer, fails on the others, too.
         """
         whole = self._done == self._act
-        return whole and (error is None or self._world._at.is_failure(error))
+        return whole and (error is None or changes.is_failure(error))
 
     def _check_done(self) -> None:
         if self._done != self._act:
@@ -125,8 +126,9 @@ class Step(AbstractContextManager[None]):
     def _finish(self) -> None:
         """Stay with what the step has done, or put everything back."""
         world, changes = self._world, self._world._changes
-        assert changes is not None and changes.tracked is not None
+        assert changes is not None
         tracked = changes.tracked
+        assert tracked is not None
         world._step, changes.flags, changes.dealt = None, 0, False
         if changes.given_up:
             return

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any
 
 import pytest
@@ -16,8 +16,6 @@ import torch.distributed as dist
 
 from lab.limits import limit
 from lab.ranks import Rank, Ranks, error_of, ranks
-
-ONE = torch.ones(1)
 
 
 @pytest.fixture(scope="module")
@@ -40,8 +38,8 @@ class StopError(Exception):
     pass
 
 
-def batch_to_itself(rank: Rank, tensor: torch.Tensor = ONE) -> None:
-    dist.batch_isend_irecv([dist.P2POp(dist.isend, tensor, rank.index)])
+def batch_to_itself(rank: Rank) -> None:
+    dist.batch_isend_irecv([dist.P2POp(dist.isend, torch.ones(1), rank.index)])
 
 
 def signal_in_a_batch(rank: Rank) -> None:
@@ -61,9 +59,9 @@ def signal_in_a_batch(rank: Rank) -> None:
         signal.signal(signal.SIGUSR1, before)
 
 
-def block_that_raises(rank: Rank, tensor: torch.Tensor = ONE, **options: Any) -> None:
+def block_that_raises(rank: Rank, **options: Any) -> None:
     with dist._coalescing_manager(**options):
-        dist.all_reduce(tensor)
+        dist.all_reduce(torch.ones(1))
         raise StopError
 
 
@@ -144,17 +142,27 @@ def test_each_message_has_a_request(two: Ranks) -> None:
     assert two(check_requests) == [(6, True)] * 2
 
 
+def send_to(tensor: torch.Tensor, to: int) -> None:
+    dist.batch_isend_irecv([dist.P2POp(dist.isend, tensor, to)])
+
+
 def check_memory(rank: Rank) -> list[bool]:
     """What a refused batch was given is free again."""
     alive = []
     for _ in range(3):
         tensor = torch.ones(1000)
         alive.append(weakref.ref(tensor))
-        error_of(partial(batch_to_itself, rank, tensor))
-        error_of(partial(block_that_raises, rank, tensor, device=torch.device("cpu")))
+        error_of(functools.partial(send_to, tensor, rank.index))
+        error_of(functools.partial(block_with, tensor))
         del tensor
     dist.barrier()
     return [one() is None for one in alive]
+
+
+def block_with(tensor: torch.Tensor) -> None:
+    with dist._coalescing_manager(device=torch.device("cpu")):
+        dist.all_reduce(tensor)
+        raise StopError
 
 
 def test_a_refused_batch_keeps_nothing(two: Ranks) -> None:

@@ -76,7 +76,7 @@ def check_over(rank: Rank, limit: timedelta) -> list[tuple[str, str]]:
     ]
     if limit:  # a wait of no time at all is torch's word for the group's timeout
         calls.append(lambda: dist.all_reduce(one, group=group, async_op=True).wait(limit))
-        calls.append(lambda: quantized(one).wait(limit))
+        calls.append(lambda: waiting(one).wait(limit))
         if limit != timedelta(milliseconds=-1):  # torch's word for none that is given
             calls.append(lambda: group.monitored_barrier(limit))
     found = [error_of(call) for call in calls]
@@ -93,18 +93,19 @@ def test_a_timeout_that_is_over_says_so(two: Ranks, limit: timedelta) -> None:
             assert "timedelta.max" in text
 
 
-def quantized(tensor: torch.Tensor) -> Any:
+def waiting(tensor: torch.Tensor) -> Any:
+    """An asynchronous quantized all_reduce."""
     return ringcomm.quantized_all_reduce(tensor, async_op=True)
 
 
 def check_quantized(rank: Rank) -> tuple[str, str]:
     """One rank comes late: a wait that is short ends, and the operation does not."""
     tensor = torch.full((1000,), rank.index + 1.0)
-    quantized(torch.ones(1)).wait()  # which makes subgroups
+    ringcomm.quantized_all_reduce(torch.ones(1))  # which makes subgroups
     found = ("", "")
     if rank.index == 1:
         rank.store.wait(["waited"])
-    work = quantized(tensor)
+    work = waiting(tensor)
     if rank.index == 0:
         found = error_of(lambda: work.wait(timedelta(seconds=0.2)))
         rank.store.set("waited", "")

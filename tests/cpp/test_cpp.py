@@ -223,8 +223,9 @@ def test_a_million_simulated_networks(cpp_program: Program) -> None:
 
 
 # What the agreement of an elastic world rests on (csrc/elastic/decree.h), and what its members do.
-DECREE = ["promise", "recall", "majority", "all_promise", "unanimous", "mutual", "unbound", "voted"]
-DECREE += ["certify", "heed"]
+# Chance alone does not show that all_promise, certify and heed are missed: decree_sim has a check
+# for each of them.
+DECREE = ["promise", "recall", "majority", "unanimous", "mutual", "unbound", "voted"]
 MEMBERS = ["freeze", "vote", "refusal", "reread", "last_words"]
 
 

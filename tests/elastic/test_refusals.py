@@ -79,9 +79,7 @@ THREE_AND_ONE = [0, 0, 0, 1]
         pytest.param(BOTH, THREE_AND_ONE, 20.0, id="both-3|1-20s", marks=pytest.mark.slow),
     ],
 )
-def test_two_hosts_refuse(
-    tmp_path: Path, pairs: Pairs, places: list[int], seconds: float
-) -> None:
+def test_two_hosts_refuse(tmp_path: Path, pairs: Pairs, places: list[int], seconds: float) -> None:
     """The store is reached by both sides, and the one that refuses may be the smaller one."""
     with site(3, tmp_path, 2) as place:
         numbers = place.start(*places)

@@ -64,19 +64,21 @@ def each(python: Run, tmp_path: Path, cases: list[tuple[dict[str, str], str]]) -
 
 PROGRAM = """
 import torch, torch.distributed as dist
+from ringcomm._backend import backend_of
 dist.init_process_group("gloo")
 rank = dist.get_rank()
 groups = [None, dist.new_group([0, 1]), dist.new_group([0, 1], backend="gloo")]
 for group in groups:
-    backend = (group or dist.group.WORLD)._get_backend(torch.device("cpu"))
-    getattr(backend, "wrapped_pg", backend).flight_record()
+    backend_of(group).flight_record()
     assert dist.get_backend(group) == "gloo", dist.get_backend(group)
+    # torch's C++ must not take the object for a ProcessGroupGloo: it would read its members.
+    assert (group or dist.group.WORLD).name() == "custom"
     tensor = torch.tensor([rank + 1.0])
     dist.all_reduce(tensor, group=group)
     assert tensor.item() == 3
     dist.monitored_barrier(group)
-from torch.nn.parallel import DistributedDataParallel
-model = DistributedDataParallel(torch.nn.Linear(4, 4))  # its C++ asks what the group is
+# Its logger asks a group that is called Gloo for a ProcessGroupGloo's options.
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
 model(torch.full((1, 4), rank + 1.0)).sum().backward()
 assert model.module.weight.grad.eq(1.5).all(), model.module.weight.grad
 lists = [None, None]
@@ -101,7 +103,7 @@ def test_a_program_that_asks_for_gloo_runs_unchanged(
 def test_every_way_to_ask_for_gloo(python: Run, tmp_path: Path) -> None:
     source = """if True:
         start({})
-        print(who(), dist.get_backend(), dist.get_backend_config())
+        print(who(), dist.get_backend(), dist.get_backend_config(), dist.group.WORLD.name())
         assert not dist.group.WORLD._has_hooks()
         assert who(dist.new_group([0])) == who(dist.new_group([0], backend="gloo")) == who()
         dist.destroy_process_group()
@@ -114,7 +116,7 @@ def test_every_way_to_ask_for_gloo(python: Run, tmp_path: Path) -> None:
     }
     cases = [({"RINGCOMM_AS": "gloo"}, source.format(way)) for way in ways]
     for answer, words in zip(each(python, tmp_path, cases), ways.values(), strict=True):
-        assert answer == [f"{OURS} {words}\n", SERVED]
+        assert answer == [f"{OURS} {words} custom\n", SERVED]
 
 
 def test_what_is_left_to_others(python: Run, tmp_path: Path) -> None:
@@ -162,13 +164,13 @@ def test_debugging_and_logging(python: Run, tmp_path: Path) -> None:
     detail = """if True:
         dist.set_debug_level(dist.DebugLevel.DETAIL)
         start("gloo")
-        print(who(), dist.get_backend())
+        print(who(), dist.get_backend(), dist.group.WORLD.name())
         dist.destroy_process_group()
     """
     levels = {"debug": SERVED, "info": SERVED, "warning": "", "error": "", "off": ""}
     cases = [({"RINGCOMM_AS": "gloo", "RINGCOMM_LOG": level}, "start('gloo')") for level in levels]
     answers = each(python, tmp_path, [({"RINGCOMM_AS": "gloo"}, detail), *cases])
-    assert answers[0] == [f"{OURS} gloo\n", SERVED]
+    assert answers[0] == [f"{OURS} gloo custom\n", SERVED]
     for (_, stderr), line in zip(answers[1:], levels.values(), strict=True):
         assert stderr.count(SERVED) == bool(line)
 

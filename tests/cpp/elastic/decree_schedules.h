@@ -36,7 +36,7 @@ class Schedules {
       case 10:
         return certified();
       case 11:
-        return promised();
+        return left_beside();
       default:
         return crossed();
     }
@@ -247,12 +247,13 @@ class Schedules {
     return plan;
   }
 
-  // One does not hear of a decision, and is given up in the next epoch as it comes to it.
+  // One sleeps through a decision, and is given up in the next epoch, before it comes to it.
   Plan overtaken() {
     Plan plan = apart(3);
-    const Tick begin = upto(5, 30), cut = begin + upto(6, 16);
+    plan.hosts = {0, 1, 1};
+    const Tick begin = upto(5, 30), sleep = begin + upto(3, 8);
     plan.kill(0, begin);
-    plan.cut(cut, cut + kSilence + upto(1, 12), bit(2), bit(1) | bit(3));
+    plan.add({sleep, Kind::kStop, 2, kSilence + upto(14, 40)});
     plan.traps.push_back({1, Point::kDecides, upto(0, 1), kEverywhere, false, 1});
     plan.latency = upto(1, 2);
     plan.loss = upto(0, 20);
@@ -308,42 +309,34 @@ class Schedules {
     return plan;
   }
 
-  // A part decides without the others, and one of it dies. Its neighbour certifies that before it
-  // suspects them, too.
-  Plan certified() {
-    Plan plan = apart(5);
-    plan.hosts = {0, 0, 1, 2, 2};
-    plan.store_host = 3;
-    std::ranges::rotate(plan.hosts, plan.hosts.begin() + upto(0, 4));
-    const uint32_t part = bit(0) | bit(1), rest = bit(2);
-    const Tick begin = upto(5, 30), cut = begin + upto(5, 50);
-    plan.refuse_some(begin, cut + 10, part, rest);
-    if (chance(60)) plan.refuse_some(begin, cut + 10, bit(0), bit(1));
-    plan.cut(cut, cut + upto(40, 120), part, rest);
-    for (int who = 0; who < plan.size; ++who) {
-      if (host_of(who, plan) != 0) continue;
-      const bool dies = plan.traps.empty() && chance(60);
-      if (dies) plan.trap(who, chance(80) ? Point::kAccepts : point(), upto(0, 4));
-      if (!dies) plan.add({begin, Kind::kStop, who, upto(5, 50)});
-    }
-    plan.loss = upto(0, 20);
-    plan.latency = upto(1, 3);
+  // One sleeps and is given up. Its neighbour agrees to that, dies, and has not told who decides.
+  Plan left_beside() {
+    Plan plan = apart(3);
+    plan.hosts = {1, 0, 0};
+    plan.store_host = 2;
+    const int one = upto(1, 2);
+    const Tick begin = upto(5, 30), cut = begin + kSilence + upto(6, 30);
+    plan.add({begin, Kind::kStop, one, cut - begin + upto(0, 8)});
+    plan.trap(3 - one, Point::kAccepts, upto(1, 3));
+    plan.refuse(cut, cut + upto(40, 100), bit(0), bit(1));
+    plan.loss = upto(0, 10);
+    plan.latency = upto(1, 2);
     return plan;
   }
 
-  // Two have promised something to one, who does not see the others. One of the two dies, and its
-  // neighbour says so. Then the others are not seen at all.
-  Plan promised() {
-    Plan plan = apart(6);
-    plan.hosts = {0, 1, 2, 2, 1, 2};  // 1 is the neighbour of 4
+  // Three decide without two, and one of them dies. Its neighbour certifies that to the two, which
+  // it holds for gone itself.
+  Plan certified() {
+    Plan plan = apart(5);
+    plan.hosts = {1, 0, 0, 2, 2};
     plan.store_host = 3;
-    const Tick begin = upto(5, 30), wakes = begin + upto(36, 56);
-    plan.kill(5, begin);
-    for (const int who : {0, 1}) plan.add({begin, Kind::kStop, who, wakes - begin});
-    plan.trap(4, Point::kPromises, upto(1, 4));
-    const Tick cut = wakes + upto(1, 8);
-    plan.refuse(cut, cut + upto(40, 100), bit(0) | bit(1), bit(2));
-    plan.loss = upto(0, 10);
+    const Tick begin = upto(5, 30), cut = begin + upto(8, 30);
+    plan.refuse(begin, cut + 80, bit(1), bit(2));
+    plan.refuse_some(begin, cut, bit(0), bit(2));
+    plan.refuse(cut, cut + upto(40, 80), bit(0), bit(2));
+    plan.trap(upto(1, 2), Point::kAccepts, upto(1, 5));
+    plan.trap(0, Point::kDecides, upto(0, 1));
+    plan.loss = 0;
     plan.latency = upto(1, 2);
     return plan;
   }

@@ -1,6 +1,7 @@
 // Proves the agreement on who goes on by simulation. Members die at any point, stop, leave and
 // join. Links are cut in one direction or both, and hosts refuse each other while all live. Slips
-// are delayed, lost, and come again when they are old. The witness is away at times. What must hold:
+// are delayed, lost, and come again when they are old. The witness is away at times. What must
+// hold:
 //
 //   - Each epoch ends by one decision. Its members are of that epoch, and accepted it or are gone.
 //   - A step that was applied anywhere, also by the dead, is in the decision that ends its epoch.
@@ -40,13 +41,13 @@ void print(uint64_t seeds, const Totals& totals) {
 // By name: the rules of the code under test, and those of the world around it.
 std::map<std::string, bool*> names(Rules& rules) {
   DecreeRules& decree = rules.decree;
-  return {{"promise", &decree.promise},      {"recall", &decree.recall},
-          {"majority", &decree.majority},    {"all_promise", &decree.all_promise},
-          {"unanimous", &decree.unanimous},  {"mutual", &decree.mutual},
-          {"certify", &decree.certify},      {"heed", &decree.heed},
-          {"unbound", &decree.unbound},      {"voted", &decree.voted},
-          {"freeze", &rules.freeze},         {"vote", &rules.vote},
-          {"refusal", &rules.refusal},       {"reread", &rules.reread},
+  return {{"promise", &decree.promise},     {"recall", &decree.recall},
+          {"majority", &decree.majority},   {"all_promise", &decree.all_promise},
+          {"unanimous", &decree.unanimous}, {"mutual", &decree.mutual},
+          {"certify", &decree.certify},     {"heed", &decree.heed},
+          {"unbound", &decree.unbound},     {"voted", &decree.voted},
+          {"freeze", &rules.freeze},        {"vote", &rules.vote},
+          {"refusal", &rules.refusal},      {"reread", &rules.reread},
           {"last_words", &rules.last_words}};
 }
 
@@ -226,6 +227,68 @@ void check_laggard() {
   require(!far.decision(), "it decides nothing, also when all others are dead");
 }
 
+const auto kNow = Clock::time_point(std::chrono::hours(1));
+
+Slip meeting(const Members& gone, const Members& ended = {}) {
+  Slip slip;
+  slip.state = Slip::State::kMeeting;
+  slip.gone = gone;
+  slip.ended = ended;
+  return slip;
+}
+
+// Member 1 has died beside member 0, and held member 2 for gone: it may have gone on without that.
+void check_certifier() {
+  for (const bool rule : {true, false}) {
+    DecreeRules rules;
+    rules.certify = rule;
+    Decree decree(0, 3, 0, {}, rules);
+    decree.enter(0, false, {}, kNow);
+    decree.hear(1, meeting(Members().set(2)), kNow);
+    decree.bury(Members().set(1), kNow);
+    require(decree.dead().test(1), "its own end is seen");
+    require(decree.slip().ended.test(1) == !rule, "it is certified to one that it held for gone");
+    decree.suspect(Members().set(2), kNow);
+    require(decree.slip().ended.test(1), "now the certificate says whom it is not for");
+  }
+}
+
+// The same, as member 2 sees it.
+void check_heed() {
+  for (const bool rule : {true, false}) {
+    DecreeRules rules;
+    rules.heed = rule;
+    rules.mutual = rule;  // it would keep a doubter of the certifier's, too
+    Decree decree(2, 3, 0, {}, rules);
+    decree.enter(0, false, {}, kNow);
+    decree.hear(0, meeting(Members().set(1).set(2), Members().set(1)), kNow);
+    require(decree.dead().test(1) == !rule, "it believes one that holds it for gone");
+  }
+  Decree decree(2, 3, 0, {});
+  decree.hear(0, meeting(Members().set(1), Members().set(1)), kNow);
+  require(decree.dead().test(1), "the certificate is good");
+  decree.hear(0, meeting(Members().set(1), Members().set(2)), kNow);
+  require(!decree.dead().test(2), "nobody certifies its own death to it");
+}
+
+// Member 1 has promised a ballot of member 0, and does not hold member 2 for gone.
+void check_all_promise() {
+  for (const bool rule : {true, false}) {
+    DecreeRules rules;
+    rules.all_promise = rule;
+    Decree decree(0, 3, 0, {}, rules);
+    decree.enter(0, false, {}, kNow);
+    decree.suspect(Members().set(2), kNow);
+    Slip slip = meeting({});
+    slip.promised = decree.slip().ballot;
+    decree.hear(1, slip, kNow);
+    require(decree.slip().proposes == !rule, "it proposes to go on without one that all can see");
+    slip.gone.set(2);
+    decree.hear(1, slip, kNow);
+    require(decree.slip().proposes, "all that promise hold the third one for gone");
+  }
+}
+
 void check_witness() {
   Slip witness;
   Decision mine, theirs;
@@ -259,6 +322,9 @@ std::vector<Check> all_checks() {
           {"one joins, one leaves", check_change},
           {"a joiner dies at once", check_dead_joiner},
           {"a laggard learns the decision from a later slip", check_laggard},
+          {"a certificate says whom it is not for", check_certifier},
+          {"nobody believes one that holds it for gone", check_heed},
+          {"those that promise agree on who is gone", check_all_promise},
           {"the witness keeps its promise", check_witness},
           {"faults", check_many}};
 }

@@ -40,7 +40,7 @@ struct Process {
   std::array<Votes, 2> votes;
 
   std::shared_ptr<const Slip> shown;
-  uint32_t audience = 0;                   // the processes that are shown it
+  uint32_t audience = 0;  // the processes that are shown it
   int version = 0;
   std::array<int, kMostProcesses> seen{};  // versions of the others
   std::array<std::shared_ptr<const Slip>, kMostProcesses> last;

@@ -1,5 +1,5 @@
-// A member of another host is suspected at most, and its slips come (elastic/link.h). Frames pass by
-// hand here.
+// A member of another host is suspected at most, and its slips come (elastic/link.h). Frames pass
+// by hand here.
 #include "elastic/link.h"
 
 #include <deque>

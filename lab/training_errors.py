@@ -1,0 +1,144 @@
+"""Elastic trainings in which one rank raises an error in a step, and its program goes on."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from lab.trainee import Log, Plan, digest, enter
+from ringcomm.elastic import Evicted, ballot, changes
+
+RAISES, ENDS = 5, 30  # steps: the one in which number 1 raises, and the last one
+
+
+class Once:
+    """Raises an error in the step that is to fail, on number 1 alone, once."""
+
+    def __init__(self, plan: Plan, step_number: Callable[[], int]) -> None:
+        self._left, self._step_number = plan.number == 1, step_number
+
+    def __call__(self, error: type[BaseException] = ValueError) -> None:
+        def fail() -> None:
+            raise error("raised on purpose")
+
+        self.fail(fail)
+
+    def fail(self, how: Callable[[], object]) -> None:
+        if self._left and self._step_number() == RAISES - 1:
+            self._left = False
+            how()
+
+
+class Halves(torch.optim.SGD):
+    """Raises when it has changed some of its parameters."""
+
+    between: Callable[[], None] = staticmethod(lambda: None)
+
+    def step(self, closure: Any = None) -> None:
+        with torch.no_grad():
+            for group in self.param_groups:
+                for parameter in group["params"]:
+                    if parameter.grad is not None:
+                        parameter.sub_(parameter.grad, alpha=group["lr"])
+                    self.between()
+
+
+@contextlib.contextmanager
+def hidden(wanted: bool) -> Iterator[None]:
+    """Catch what is raised, as a handler in a program may."""
+    try:
+        yield
+    except Exception:
+        if not wanted:
+            raise
+
+
+def train(plan: Plan, log: Log, *, where: str) -> None:
+    """Train to the last step; write down what was caught, and the state after each step."""
+    world = enter(plan, log)
+    torch.manual_seed(3)
+    net = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 4))
+    model = DistributedDataParallel(net, init_sync=False)
+    several = where == "several"
+    parts = [net[0], net[2]] if several else [net]
+    optimizers = [Halves(part.parameters(), lr=0.1) for part in parts]
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizers[0], 3)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+    tracked: dict[str, Any] = {f"opt{i}": each for i, each in enumerate(optimizers)}
+    if where == "scaler":
+        tracked["scaler"] = scaler
+    world.track(model=model, sched=scheduler, **tracked)
+    once = Once(plan, lambda: world.step_number)
+    if where in ("optimizer", "hidden", "several"):
+        optimizers[-1].between = once
+    if where == "interrupt":
+        optimizers[-1].between = lambda: once(KeyboardInterrupt)
+    if where == "pre hook":
+        optimizers[-1].register_step_pre_hook(lambda *_: once())
+    if where == "post hook":
+        optimizers[-1].register_step_post_hook(lambda *_: once())
+    if where == "vote":
+        vote = ballot.vote
+
+        def interrupted(*words: Any) -> Any:
+            ballots = vote(*words)
+            once(KeyboardInterrupt)
+            return ballots
+
+        changes.__dict__["vote"] = interrupted
+
+    if where == "group":
+        meet = changes.Changes.meet
+
+        def noted(self: changes.Changes, *words: Any, **more: Any) -> bool:
+            log("meets", voted=self.voted)
+            return meet(self, *words, **more)
+
+        changes.Changes.meet = noted  # type: ignore[method-assign]
+
+    def step() -> None:
+        with world.step():
+            for each in optimizers:
+                each.zero_grad()
+            loss = model(torch.randn(16, 8)).square().mean()
+            with hidden(where == "group"):
+                if where == "group":
+                    once.fail(world._at.epochs.backend().abort)
+                (scaler.scale(loss) if where == "scaler" else loss).backward()
+            with hidden(where in ("hidden", "several")):
+                for each in optimizers:
+                    if where == "scaler":
+                        scaler.step(each)
+                    else:
+                        each.step()
+            if where == "scaler":
+                once()
+                scaler.update()
+            with hidden(where == "hidden scheduler"):
+                if where in ("scheduler", "hidden scheduler"):
+                    once()
+                scheduler.step()
+            if where == "after":
+                once()
+
+    while world.step_number < ENDS:
+        before = world.step_number
+        try:
+            step()
+        except Evicted as error:
+            log("evicted", text=str(error))
+            return
+        except (ValueError, RuntimeError, KeyboardInterrupt) as error:
+            log("caught", kind=type(error).__name__, text=str(error), step=world.step_number)
+            if type(error).__name__ == "Diverged":
+                raise
+            continue
+        if world.step_number > before:
+            found = digest([*net.parameters(), torch.tensor(scheduler.get_last_lr())])
+            log("step", step=world.step_number, size=world.size, digest=found)
+    log("end", step=world.step_number, size=world.size, digest=digest(net.parameters()))
