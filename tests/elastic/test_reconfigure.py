@@ -332,7 +332,6 @@ def change_under_a_call(rank: Rank, here: str) -> tuple[str, float]:
     if rank.index == 1:
         rank.store.wait(["over"])
         return "", 0.0
-    backend._set_default_timeout(timedelta(seconds=3))
 
     def change_often() -> None:
         for uuid in range(2, 6):
@@ -358,5 +357,5 @@ def change_under_a_call(rank: Rank, here: str) -> tuple[str, float]:
 def test_a_call_outlives_the_life_it_began_in(here: str) -> None:
     with ranks(2, backend=None) as two:
         (text, sum_of_one), _ = two(change_under_a_call, here)
-    assert "waiting for rank 1" in text or "reconfigure() was called" in text
+    assert "reconfigure() was called" in text
     assert sum_of_one == 1
