@@ -133,9 +133,9 @@ def repeated(rank: Rank) -> None:
     assert first.eq(2 if n == 3 else 0).all()
     assert second.eq(min(n - 1, 1)).all()
 
-    big = torch.zeros(300_000)
-    dist.gather(torch.full((300_000,), float(me)), [big] * n if me == 1 else None, 1)
-    assert big.eq(n - 1 if me == 1 else 0).all()
+    big, root = torch.zeros(300_000), n - 1
+    dist.gather(torch.full((300_000,), float(me)), [big] * n if me == root else None, root)
+    assert big.eq(root if me == root else 0).all()
 
     moved = torch.zeros(7, 2).T  # it is copied in any case
     dist.all_gather([moved] * n, torch.full((2, 7), float(me)))
