@@ -243,9 +243,14 @@ def job(torchrun: Run, tmp_path: Path) -> Any:
 @pytest.fixture(scope="session")
 def environment() -> Path:
     """The Python of an environment that has the clients; skips where it cannot be made."""
+    return environment_of()
+
+
+def environment_of(*client: str) -> Path:
+    """As `environment`, for all clients or for one of them."""
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     made = subprocess.run(
-        [ROOT / "scripts" / "clients.sh"],
+        [ROOT / "scripts" / "clients.sh", *client],
         capture_output=True,
         text=True,
         env={**os.environ, "PATH": path},

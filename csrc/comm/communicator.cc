@@ -104,6 +104,8 @@ void Communicator::abort(const std::string& reason) {
   if (host_.pending()) state_.kick();
 }
 
+bool Communicator::busy() { return progress_.pending() || !Driver(host_.wheel()).take(); }
+
 void Communicator::shutdown(Clock::duration grace, bool drains) {
   if (state_.forked() || !state_.leave()) return;
   const Deadline deadline(grace);

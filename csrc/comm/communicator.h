@@ -64,6 +64,9 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   // What flight recorders show in files: of the host's operations, and of a device's.
   std::vector<std::string> flight_rings() const;
 
+  // Has it pending work, or is a thread in a blocking collective? A worker drives pending work
+  // only.
+  bool busy();
   // Waits for device work that every rank has already called: it only needs time.
   void wait_for_device();
   // Fails everything pending here and tells the peers. Returns at once.

@@ -86,7 +86,7 @@ void Backend::reconfigure_to(int64_t uuid, const std::vector<std::string>& handl
     wanted.timeout = checked_timeout(timeout.value_or(before.timeout()));
     const auto ways = ways_to(handles, wanted.rank);
     uuids_.insert(uuid);
-    if (last->progress().pending()) last->abort("reconfigure() was called");
+    if (last->busy()) last->abort("reconfigure() was called");
     last->shutdown({}, false);
     std::vector<std::string> meeting = handles;
     meeting.push_back(str(uuid));

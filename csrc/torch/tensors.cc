@@ -110,7 +110,8 @@ Span Staging::in_place(const at::Tensor& tensor, uint64_t& layout, bool apart) {
   }
   at::assert_no_internal_overlap(tensor);
   const BelowAutograd guard;
-  return span_of(results_.emplace_back(tensor, plain_copy(tensor)).second);
+  const at::Tensor copy = plain_copy(tensor);  // which may be the tensor itself
+  return span_of(results_.emplace_back(tensor, apart ? copy.clone() : copy).second);
 }
 
 Span Staging::scaled(const Span& span, const at::TensorOptions& options, double factor) {

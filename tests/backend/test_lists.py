@@ -46,6 +46,12 @@ def test_coalesced_tensors(ranks: Ranks) -> None:
     ranks(coalesced)
 
 
+def overlapping(count: int) -> list[torch.Tensor]:
+    """Tensors of which each shares an element with the next."""
+    whole = torch.zeros(count + 1)
+    return [whole[i : i + 2] for i in range(count)]
+
+
 def wrong_calls(rank: Rank) -> list[tuple[str, Callable[[], Any]]]:
     n, me, here = rank.size, rank.index, backend_of()
     t1, t2 = torch.zeros(1), torch.zeros(1, dtype=torch.float64)
@@ -67,7 +73,9 @@ def wrong_calls(rank: Rank) -> list[tuple[str, Callable[[], Any]]]:
         return lambda: here.allreduce_coalesced(tensors, options(c10d.AllreduceCoalescedOptions))
 
     gather, scatter = options(c10d.GatherOptions), options(c10d.ScatterOptions)
+    neighbors = gathered([overlapping(n)], [torch.zeros(2)])
     return [
+        *([("share some of their memory", neighbors)] if n > 1 else []),
         ("requires a single-element tensor list, this one has 0", reduced([])),
         ("has 2: make a call for each, or a coalesced one", reduced([t1, t1.clone()])),
         ("requires a single-element tensor list", reduced([t4, t4])),
@@ -87,7 +95,6 @@ def wrong_calls(rank: Rank) -> list[tuple[str, Callable[[], Any]]]:
         ("requires non-empty tensor list", together([])),
         ("tensors must all have the same type", together([t1, t2])),
         ("invalid tensor layout at index", together([t1, t4])),
-        ("shares memory with an input: give it its own", together([t3, t3])),
         ("share", together([t3, t3[1:]])),
     ]
 
@@ -104,6 +111,56 @@ def test_wrong_lists_are_refused(ranks: Ranks) -> None:
     for found in ranks(check_wrong_calls):
         for wanted, text in found:
             assert wanted in text, f"{wanted}: {text}"
+
+
+# ---- one tensor several times
+
+
+def repeated(rank: Rank) -> None:
+    """As over Gloo: the last result stays in it."""
+    n, me = rank.size, rank.index
+    one = torch.zeros(5)
+    dist.all_gather([one] * n, torch.full((5,), float(me)))
+    assert one.eq(n - 1).all()
+
+    own = torch.full((3, 3), float(me))  # which is the input as well
+    dist.all_gather([own] * n, own)
+    assert own.eq(n - 1).all()
+
+    first, second = torch.zeros(4), torch.zeros(4)
+    lists = [first, second, first][:n]
+    dist.all_gather(lists, torch.full((4,), float(me)), async_op=True).wait()
+    assert first.eq(2 if n == 3 else 0).all()
+    assert second.eq(min(n - 1, 1)).all()
+
+    big, root = torch.zeros(300_000), n - 1
+    dist.gather(torch.full((300_000,), float(me)), [big] * n if me == root else None, root)
+    assert big.eq(root if me == root else 0).all()
+
+    moved = torch.zeros(7, 2).T  # it is copied in any case
+    dist.all_gather([moved] * n, torch.full((2, 7), float(me)))
+    assert moved.eq(n - 1).all()
+
+    into = torch.zeros(2)
+    dist.all_to_all([into] * n, [torch.full((2,), 10.0 * me + to) for to in range(n)])
+    assert into.eq(10 * (n - 1) + me).all()
+
+    into = torch.zeros(n)
+    with dist._coalescing_manager():
+        for number in (1.0, 2.0):
+            dist.all_gather_into_tensor(into, torch.full((1,), number))
+    assert into.eq(2).all()
+
+    tied = torch.full((6,), me + 1.0)  # summed once
+    dist.all_reduce_coalesced([tied, torch.ones(2), tied])
+    assert tied.eq(n * (n + 1) / 2).all()
+
+    none = torch.zeros(0)
+    dist.all_gather([none] * n, none)
+
+
+def test_one_tensor_several_times(ranks: Ranks) -> None:
+    ranks(repeated)
 
 
 # ---- a call that names a device where there is none

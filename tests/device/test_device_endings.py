@@ -150,6 +150,42 @@ def test_a_batch_is_good_when_all_of_it_is(way: str) -> None:
     assert outcomes[0].get("answer") == "", outcomes
 
 
+def refused(rank: Rank, life: str, settings: dict[str, str]) -> Outcome:
+    """A batch raises in its midst, while another thread is within one of its own."""
+
+    def body(rank: Rank) -> str:
+        cuda, peer = met(), 1 - rank.index
+        sent, (memory, received) = cuda.full(1000, rank.index + 1.0)[1], cuda.full(1000, 0.0)
+        inside, over = threading.Event(), threading.Event()
+
+        def collect() -> None:
+            with dist._coalescing_manager(device=sent.device):
+                inside.set()
+                over.wait(limit(20))
+
+        thread = threading.Thread(target=collect)
+        thread.start()
+        inside.wait(limit(20))
+        messages = [dist.P2POp(dist.isend, sent, to) for to in (peer, rank.index)]
+        text = error_of(lambda: dist.batch_isend_irecv(messages))[1]
+        if "cannot be its own peer" not in text:
+            return f"this was to be refused: {text}"
+        for sends in (True, False) if rank.index == 0 else (False, True):
+            (dist.isend(sent, peer) if sends else dist.irecv(received, peer)).wait()
+        dist.all_reduce(sent)
+        cuda.synchronize()
+        over.set()
+        thread.join(limit(20))
+        return "" if memory.eq(peer + 1.0).all() and sent.eq(3).all() else "a call did nothing"
+
+    return on_device(rank, life, settings, body)
+
+
+def test_a_batch_that_raised_leaves_nothing(two: Ranks) -> None:
+    outcomes = two(refused, "refused", SMALL)
+    assert [outcome.get("answer") for outcome in outcomes] == ["", ""], outcomes
+
+
 def close(rank: Rank, life: str, settings: dict[str, str]) -> Outcome:
     """Threads enqueue while the group is destroyed: some of them wait for one that does."""
 

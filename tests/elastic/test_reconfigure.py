@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import statistics
 import threading
 import time
@@ -315,3 +316,46 @@ def test_torchs_own_calls() -> None:
     assert [each[0] for each in found] == [(index, 3, 6) for index in range(3)]
     assert sorted(each[1][0] for each in found) == [0, 1, 2]
     assert [each[2] for each in found] == [(2 - index, 3, 6) for index in range(3)]
+
+
+# ---- a call that is under way meanwhile
+
+
+def change_under_a_call(rank: Rank, here: str) -> tuple[str, float]:
+    """A signal's handler, called within an all_reduce that waits, changes the ranks several times.
+
+    So the life that the call began in is the last but three when it goes on.
+    """
+    backend = unconnected(rank)
+    handles = gather(rank, "handles", backend._reconfigure_handle())
+    change(backend, 1, handles)
+    if rank.index == 1:
+        rank.store.wait(["over"])
+        return "", 0.0
+
+    def change_often() -> None:
+        for uuid in range(2, 6):
+            change(backend, uuid, handles[:1])
+
+    def handle(*_: Any) -> None:
+        if here == "in the handler":
+            return change_often()
+        thread = threading.Thread(target=change_often)
+        thread.start()
+        thread.join()
+        return None
+
+    signal.signal(signal.SIGALRM, handle)
+    signal.setitimer(signal.ITIMER_REAL, 0.3)
+    _, text = error_of(lambda: dist.all_reduce(torch.ones(1000)))
+    answer = text, total(backend)
+    rank.store.set("over", "")
+    return answer
+
+
+@pytest.mark.parametrize("here", ["in the handler", "in another thread"])
+def test_a_call_outlives_the_life_it_began_in(here: str) -> None:
+    with ranks(2, backend=None) as two:
+        (text, sum_of_one), _ = two(change_under_a_call, here)
+    assert "reconfigure() was called" in text
+    assert sum_of_one == 1

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 from conftest import Run
 
 SERVED = "ringcomm INFO: RINGCOMM_AS=gloo: groups that ask for gloo on the CPU are ringcomm's\n"
@@ -63,11 +64,12 @@ def each(python: Run, tmp_path: Path, cases: list[tuple[dict[str, str], str]]) -
 
 PROGRAM = """
 import torch, torch.distributed as dist
+from ringcomm._backend import backend_of
 dist.init_process_group("gloo")
 rank = dist.get_rank()
 groups = [None, dist.new_group([0, 1]), dist.new_group([0, 1], backend="gloo")]
 for group in groups:
-    (group or dist.group.WORLD)._get_backend(torch.device("cpu")).flight_record()
+    backend_of(group).flight_record()
     assert dist.get_backend(group) == "gloo", dist.get_backend(group)
     # torch's C++ must not take the object for a ProcessGroupGloo: it would read its members.
     assert (group or dist.group.WORLD).name() == "custom"
@@ -77,7 +79,8 @@ for group in groups:
     dist.monitored_barrier(group)
 # Its logger asks a group that is called Gloo for a ProcessGroupGloo's options.
 model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
-model(torch.ones(1, 4)).sum().backward()
+model(torch.full((1, 4), rank + 1.0)).sum().backward()
+assert model.module.weight.grad.eq(1.5).all(), model.module.weight.grad
 lists = [None, None]
 dist.all_gather_object(lists, rank)
 assert lists == [0, 1]
@@ -85,10 +88,13 @@ dist.destroy_process_group()
 """
 
 
-def test_a_program_that_asks_for_gloo_runs_unchanged(torchrun: Run, tmp_path: Path) -> None:
+@pytest.mark.parametrize("level", ["OFF", "DETAIL"])
+def test_a_program_that_asks_for_gloo_runs_unchanged(
+    level: str, torchrun: Run, tmp_path: Path
+) -> None:
     script = tmp_path / "program.py"
     script.write_text(PROGRAM)
-    result = torchrun(2, script, RINGCOMM_AS="gloo")
+    result = torchrun(2, script, RINGCOMM_AS="gloo", TORCH_DISTRIBUTED_DEBUG=level)
     assert result.returncode == 0, result.stderr
     assert result.stderr.count("ringcomm INFO") == 1, "one line a job"
     assert SERVED in result.stderr
@@ -167,6 +173,21 @@ def test_debugging_and_logging(python: Run, tmp_path: Path) -> None:
     assert answers[0] == [f"{OURS} gloo custom\n", SERVED]
     for (_, stderr), line in zip(answers[1:], levels.values(), strict=True):
         assert stderr.count(SERVED) == bool(line)
+
+
+def test_a_rank_without_the_variable(tmp_path: Path, python: Run) -> None:
+    """It waits in Gloo, and the others for it: they say what the likely cause is."""
+    alone = f"""if True:
+        from datetime import timedelta
+        import torch.distributed as dist
+        store = dist.FileStore({str(tmp_path / "store")!r}, 2)
+        dist.init_process_group(
+            "gloo", store=store, rank=0, world_size=2, timeout=timedelta(seconds=1)
+        )
+    """
+    result = python(alone, RINGCOMM_AS="gloo")
+    assert result.returncode != 0
+    assert "RINGCOMM_AS=gloo is set for this rank: a rank without it waits in Gloo" in result.stderr
 
 
 # ---- RINGCOMM_DEFAULT
