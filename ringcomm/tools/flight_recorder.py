@@ -21,11 +21,8 @@ BACKEND = "gloo"
 STATES = {"queued": "scheduled", "running": "started", "done": "completed", "failed": "started"}
 SHARDED = {"all_gather", "reduce_scatter", "gather", "scatter"}
 FIELDS = [field.name for field in dataclasses.fields(Operation)]
-HEADER = [
-    field.name
-    for field in dataclasses.fields(GroupRecord)
-    if field.name not in ("operations", "source", "remarks", "process", "seen_ns", "has_left")
-]
+OURS = ("operations", "source", "remarks", "process", "seen_ns", "has_left", "read_ns")
+HEADER = [field.name for field in dataclasses.fields(GroupRecord) if field.name not in OURS]
 
 
 def to_flight_recorder(

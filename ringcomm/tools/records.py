@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 import struct
+import time
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -131,6 +132,7 @@ class GroupRecord:
     process: Process = field(default_factory=lambda: Process(0))
     seen_ns: int = 0  # by the wall clock: when the process lived for sure; 0: not known
     has_left: bool = False  # it was destroyed, or its program ended as it should
+    read_ns: int = 0  # by the steady clock of this host: just before its file was read
     source: str = ""  # the file
     remarks: list[str] = field(default_factory=list)  # about damage
 
@@ -352,6 +354,7 @@ def read_folder(path: Path) -> Folder:
     found = Folder()
     rings = sorted(path.rglob("*.ring"))
     for file in rings:
+        read_ns = time.monotonic_ns()
         try:
             record = read_ring(file.read_bytes(), lines=lines_beside(file))
         except (OSError, ValueError) as error:
@@ -359,7 +362,7 @@ def read_folder(path: Path) -> Folder:
             rank = file.name.removeprefix("rank").partition("-")[0]
             found.unread |= {int(rank)} if rank.isdecimal() else set()
             continue
-        record.source = file.name
+        record.source, record.read_ns = file.name, read_ns
         found.records.append(record)
         found.remarks += record.remarks
     have = {record.global_rank for record in found.records}

@@ -157,7 +157,7 @@ class Job:
         """
         called = operation.called_ns or record.steady_ns
         if self.lives[record.process] == Life.LIVES and not record.process.snapshot:
-            return max(time.monotonic_ns() - called, 0)
+            return max(record.read_ns - called, 0)  # it may have ended since
         seen = max(one.seen_ns for one in self.records if one.process == record.process)
         if not seen or not record.process.boot:
             return None
