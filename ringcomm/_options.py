@@ -196,9 +196,8 @@ def _give_by_name(setting: Setting, options: Any, value: Any) -> None:
 def configure(options: Any, run: str | None = None) -> None:
     """Set what is the process's, for its first group; compare a later group's options with it.
 
-    `run` is what an elastic world is called, whose ranks several
-    launchers may have started. From then on groups have that name in the store, and not the
-    launcher's. Raises ValueError where the options say something else about the process.
+    `run` is what flight records call the job, if not what its launcher does: of an elastic world,
+    several launchers may have started the ranks. Raises ValueError where the options say something else about the process.
     """
     global _configured
     from ringcomm import _C

@@ -21,7 +21,6 @@ class ProcessGroupRingcomm(ProcessGroupWrapper):
         options.store, options.group_rank, options.group_size = store, rank, size
         options.timeout = self._timeout
         options.group_id = "torchft"
-        options.global_ranks_in_group = list(range(size))
         backend: Any = dist.Backend._plugins["RINGCOMM"].creator_fn(options, None)
         kind = dist.ProcessGroup.BackendType.CUSTOM
         group = dist.ProcessGroup(store, rank, size)

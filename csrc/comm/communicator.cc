@@ -126,7 +126,7 @@ void Communicator::shutdown(Clock::duration grace, bool drains) {
     }
   }
   if (DeviceEngine* const device = device_in_use(); device && !device->close(deadline.left())) {
-    for (Mapping& mapping : memory_.mappings) mapping.forget();  // streams may still use it
+    for (Mapping& mapping : memory_->mappings) mapping.forget();  // streams may still use it
   }
   state_.transport().leave();
   state_.recorder().close();
@@ -151,7 +151,7 @@ void Communicator::drain() {
 
 void Communicator::forked() {
   state_.fork();
-  for (Mapping& mapping : memory_.mappings) mapping.forget();
+  for (Mapping& mapping : memory_->mappings) mapping.forget();
 }
 
 }  // namespace ringcomm

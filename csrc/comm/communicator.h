@@ -21,8 +21,9 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   // Collective over the group: meets the other ranks through `store` within the timeout.
   static std::shared_ptr<Communicator> create(Store& store, const CommunicatorOptions& options);
   // Makes a group over a transport that exists already (tests).
-  Communicator(std::unique_ptr<Transport> transport, const Geometry& geometry,
-               const CommunicatorOptions& options, Neighbourhood memory = {});
+  Communicator(std::shared_ptr<Transport> transport, const Geometry& geometry,
+               const CommunicatorOptions& options,
+               std::shared_ptr<Neighbourhood> memory = std::make_shared<Neighbourhood>());
   ~Communicator();
 
   int size() const { return state_.size(); }
@@ -82,7 +83,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
 
  private:
   const Geometry geometry_;
-  Neighbourhood memory_;
+  const std::shared_ptr<Neighbourhood> memory_;
   GroupState state_;
   HostEngine host_;
   MessageEngine messages_;

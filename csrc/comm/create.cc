@@ -8,6 +8,7 @@ namespace ringcomm {
 namespace {
 
 constexpr int kMostRanks = 4096;
+constexpr auto kTold = std::chrono::seconds(1);  // for remote ranks to hear that there is no group
 
 // The bytes that the stream of send/recv from each peer can hold.
 uint64_t mailbox_bytes(int size) {
@@ -61,7 +62,11 @@ std::shared_ptr<Communicator> Communicator::create(Store& store,
   RendezvousOptions meeting;
   meeting.rank = options.rank;
   meeting.size = options.size;
-  meeting.scope = str(runtime.config().run, "/", options.name);
+  meeting.name = options.name;
+  meeting.members = options.global_ranks;
+  const bool part = !options.global_ranks.empty();
+  const auto world = part ? runtime.world() : nullptr;
+  if (world) meeting.world = world->state().transport().group();
   const uint64_t devices = cuda::Area::bytes(options.size);
   meeting.layout = {options.size,
                     geometry.window_room(),
@@ -88,26 +93,41 @@ std::shared_ptr<Communicator> Communicator::create(Store& store,
   const Logger logger(runtime.config().log,
                       str("rank ", options.rank, " of group '", options.name, "'"));
   meeting.warn = [&](const std::string& text) { logger.warning(text); };
-  Neighbourhood memory = meet(store, meeting, runtime.neighbours(), Deadline(options.timeout));
-  const bool mapped = hosts_in(memory.host_of) == 1;
-  if (options.rank == 0) warn_of_stranger(memory, logger);
-  CommunicatorOptions agreed = options;
-  agreed.interrupt_meeting = nullptr;  // it may be Python's, which ends before groups do
-  agreed.algorithm = Rules(memory.algorithm);
-  auto transport =
-      std::make_unique<Transport>(options.rank, std::move(memory.peers), std::move(memory.others));
-  const Geometry across =
-      Geometry::across_hosts(options.size, memory.distance, most_ranks(memory.host_of));
-  return std::make_shared<Communicator>(std::move(transport), mapped ? geometry : across, agreed,
-                                        std::move(memory));
+  auto limit = options.timeout;
+  if (world && options.may_be_late) limit = std::max(limit, world->state().timeout());
+  const auto memory = std::make_shared<Neighbourhood>(
+      meet(store, meeting, runtime.neighbours(), Deadline(limit)));
+  const std::shared_ptr<Transport> transport = std::make_unique<Transport>(
+      options.rank, std::move(memory->peers), std::move(memory->others));
+  try {
+    const bool mapped = hosts_in(memory->host_of) == 1;
+    if (options.rank == 0) warn_of_stranger(*memory, logger);
+    CommunicatorOptions agreed = options;
+    agreed.interrupt_meeting = nullptr;  // it may be Python's, which ends before groups do
+    agreed.algorithm = Rules(memory->algorithm);
+    const Geometry across =
+        Geometry::across_hosts(options.size, memory->distance, most_ranks(memory->host_of));
+    auto group =
+        std::make_shared<Communicator>(transport, mapped ? geometry : across, agreed, memory);
+    if (!part) runtime.offer_world(group);
+    return group;
+  } catch (const std::exception& error) {  // the others have a group: they hear why it ends
+    transport->fail(error.what());
+    const Deadline told(kTold);
+    while (transport->undelivered() > 0 && !told.passed()) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    throw;
+  }
 }
 
-Communicator::Communicator(std::unique_ptr<Transport> transport, const Geometry& geometry,
-                           const CommunicatorOptions& options, Neighbourhood memory)
+Communicator::Communicator(std::shared_ptr<Transport> transport, const Geometry& geometry,
+                           const CommunicatorOptions& options,
+                           std::shared_ptr<Neighbourhood> memory)
     : geometry_(geometry),
       memory_(std::move(memory)),
-      state_(options, std::move(transport), reach_in(memory_),
-             ranks_here(memory_.host_of, options)),
+      state_(options, std::move(transport), reach_in(*memory_),
+             ranks_here(memory_->host_of, options)),
       host_(state_, geometry),
       messages_(state_, host_),
       progress_(state_, host_, messages_) {

@@ -3,7 +3,7 @@
 #include "comm/runtime.h"
 
 namespace ringcomm {
-GroupState::GroupState(const CommunicatorOptions& options, std::unique_ptr<Transport> transport,
+GroupState::GroupState(const CommunicatorOptions& options, std::shared_ptr<Transport> transport,
                        const Reach& reach, int neighbours)
     : options_(options),
       reach_(reach),

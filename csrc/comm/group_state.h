@@ -23,6 +23,7 @@ struct CommunicatorOptions {
   std::string name = "default";
   std::vector<int> global_ranks;  // of its ranks; empty: the same
   std::chrono::milliseconds timeout{std::chrono::minutes(30)};
+  bool may_be_late = false;  // to the meeting: then it lasts as long as the whole job's group waits
   Rules algorithm;     // else as the table says
   GroupConfig config;  // whose algorithm is the same as text
   // Called now and then by a caller's thread that waits: its exception ends the wait (Ctrl-C).
@@ -34,7 +35,7 @@ struct CommunicatorOptions {
 class GroupState {
  public:
   // `neighbours`: ranks on this host, this one included.
-  GroupState(const CommunicatorOptions& options, std::unique_ptr<Transport> transport,
+  GroupState(const CommunicatorOptions& options, std::shared_ptr<Transport> transport,
              const Reach& reach, int neighbours);
 
   Rank rank() const { return options_.rank; }
@@ -148,7 +149,7 @@ class GroupState {
   const Reach reach_;
   const int neighbours_;
   const Logger logger_;
-  const std::unique_ptr<Transport> transport_;
+  const std::shared_ptr<Transport> transport_;
   Recorder recorder_;
   const Diagnosis diagnosis_;
   std::atomic<int64_t> timeout_ms_;

@@ -80,6 +80,18 @@ Topology Runtime::adopt(const std::string& costs_word) {
   return topology;
 }
 
+std::shared_ptr<Communicator> Runtime::world() {
+  const Lock lock(mutex_);
+  auto world = world_.lock();
+  return world && !world->state().left() && !world->state().forked() ? world : nullptr;
+}
+
+void Runtime::offer_world(const std::shared_ptr<Communicator>& group) {
+  if (world()) return;
+  const Lock lock(mutex_);
+  world_ = group;
+}
+
 void Runtime::attach(Communicator* group) {
   const Lock lock(mutex_);
   if (!bell_) bell_ = neighbours_.bell();

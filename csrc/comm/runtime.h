@@ -27,8 +27,8 @@ class Runtime {
   static Runtime& get();
 
   const ProcessConfig& config() const { return config_; }
-  // Before the first group. Later its run and resume_seconds may change, when there is no group: an
-  // elastic world, whose ranks several launchers may have started, has a run of its own.
+  // Before the first group. Later its run (the job's name in flight records) and resume_seconds may
+  // change, when there is no group.
   void configure(const ProcessConfig& config) { config_ = config; }
   Neighbours& neighbours() { return neighbours_; }
   const Moment& began() const { return began_; }
@@ -44,6 +44,10 @@ class Runtime {
   std::string costs_word();
   // What rank 0's word says. Throws UsageError if the word is an error.
   Topology adopt(const std::string& costs_word);
+
+  // The group of the whole job: the first that is not made of some ranks of another.
+  std::shared_ptr<Communicator> world();
+  void offer_world(const std::shared_ptr<Communicator>& group);
 
   // Groups of this process, so that a forked child can let go of them, and its end close them.
   void attach(Communicator* group);
@@ -135,6 +139,7 @@ class Runtime {
   bool ended_ RINGCOMM_GUARDED_BY(mutex_) = false;        // the program has
   std::vector<Communicator*> groups_ RINGCOMM_GUARDED_BY(mutex_);
   std::unique_ptr<Network> network_ RINGCOMM_GUARDED_BY(mutex_);
+  std::weak_ptr<Communicator> world_ RINGCOMM_GUARDED_BY(mutex_);
   std::string costs_word_ RINGCOMM_GUARDED_BY(mutex_);
   DeferredRelease deferred_;
 };

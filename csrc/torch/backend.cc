@@ -51,6 +51,7 @@ c10::intrusive_ptr<Backend> Backend::create(const StorePtr& store, RankAndSize s
   // Until it is reconfigured, a rank is alone and takes no calls.
   const bool waits = options->enable_reconfigure;
   CommunicatorOptions wanted = wanted_of(*options, waits ? RankAndSize{0, 1} : self);
+  wanted.may_be_late = true;
   if (options->check_members) {
     wanted.interrupt_meeting = [check = std::exchange(options->check_members, nullptr)] {
       run_signal_handlers();

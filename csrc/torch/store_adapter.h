@@ -13,14 +13,19 @@ class StoreAdapter final : public Store {
   static decltype(auto) attempt(const auto& function) {
     try {
       return function();
+    } catch (const c10::DistNetworkError& error) {
+      fail("does not answer: has the process that serves it ended? That is rank 0, unless a "
+           "launcher or the program serves it; see its own output",
+           error.what_without_backtrace());
+    } catch (const c10::Error& error) {
+      fail("refuses a request", error.what_without_backtrace());
     } catch (const std::exception& error) {
-      const auto* known = dynamic_cast<const c10::Error*>(&error);
-      const std::string what = known != nullptr ? known->what_without_backtrace() : error.what();
-      C10_THROW_ERROR(DistStoreError,
-                      str("the store through which the ranks find one another does not answer: is "
-                          "the process that serves it alive? (",
-                          what, ")"));
+      fail("refuses a request", error.what());
     }
+  }
+  [[noreturn]] static void fail(const char* how, const char* what) {
+    C10_THROW_ERROR(DistStoreError,
+                    str("the store through which the ranks find one another ", how, " (", what, ")"));
   }
 
  public:

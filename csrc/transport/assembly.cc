@@ -1,5 +1,8 @@
 #include "transport/assembly.h"
 
+#include <numeric>
+
+#include "net/handshake.h"
 #include "transport/roster.h"
 
 namespace ringcomm {
@@ -16,6 +19,10 @@ constexpr int kSearch = 64;  // so many ranks find by themselves who is late
 constexpr auto kNamesTime = std::chrono::seconds(2);  // for rank 0 to say who it is
 constexpr size_t kMostNamed = 16;                     // ranks that have not come
 constexpr Rank kNobody = -1, kAll = -2;               // in a word of failure
+// Before the card of a rank that has met the others, and of one that has given up.
+constexpr char kMet = '=', kLeft = '-';
+constexpr auto kReaders = std::chrono::seconds(5);    // for the last word of rank 0
+constexpr auto kLastWords = std::chrono::seconds(1);  // the same of its failure
 
 // A word of failure: the rank concerned, or kNobody where that is in the text; then what to say.
 std::string word_of(Rank self, const std::exception& error) {
@@ -26,28 +33,162 @@ std::string word_of(Rank self, const std::exception& error) {
   return str(self, " rank ", self, " failed: ", error.what());
 }
 
+std::string text_of(const std::string& word) {  // without the nonce and the rank
+  const size_t rank = std::min(word.find(' ') + 1, word.size());
+  return word.substr(std::min(word.find(' ', rank) + 1, word.size()));
+}
+
 [[noreturn]] void retell(const std::string& word) {
-  const size_t space = std::min(word.find(' '), word.size());
-  const std::string text = word.substr(std::min(space + 1, word.size()));
+  std::string nonce;
   Rank rank = kNobody;
-  TextReader(word) >> rank;
-  if (rank == kAll) throw UsageError(text);
-  if (rank < 0) throw TimeoutError(text);
-  throw PeerError(rank, text);
+  TextReader(word) >> nonce >> rank;
+  if (rank == kAll) throw UsageError(text_of(word));
+  if (rank < 0) throw TimeoutError(text_of(word));
+  throw PeerError(rank, text_of(word));
+}
+
+bool is_over(const std::string& card) {
+  return card.starts_with(kMet) || card.starts_with(kLeft);
+}
+
+std::string name_of(const Nonce& nonce) { return str(nonce[0], '-', nonce[1]); }
+
+std::vector<int> members_of(const RendezvousOptions& options) {
+  if (!options.members.empty()) return options.members;
+  std::vector<int> all(static_cast<size_t>(options.size));
+  std::iota(all.begin(), all.end(), 0);
+  return all;
+}
+
+// Runs of three and more as their ends: 0-7,9,12.
+std::string to_text(const std::vector<int>& members, const char* comma = ",") {
+  std::string text;
+  for (size_t at = 0; at < members.size(); ++at) {
+    size_t last = at;
+    while (last + 1 < members.size() && members[last + 1] == members[last] + 1) ++last;
+    text += str(at == 0 ? "" : comma, members[at]);
+    if (last < at + 2) continue;
+    text += str('-', members[last]);
+    at = last;
+  }
+  return text;
+}
+
+std::string shown(const std::vector<int>& members) { return '[' + to_text(members, ", ") + ']'; }
+
+// Empty where it is no such text.
+std::vector<int> members_from(const std::string& text) {
+  constexpr size_t kMost = 4096;
+  std::vector<int> members;
+  TextReader in(text);
+  for (std::string item; std::getline(in, item, ',');) {
+    TextReader ends(item);
+    int first = 0, last = 0;
+    char dash = 0;
+    if (!(ends >> first) || first < 0) return {};
+    if (!(ends >> dash >> last)) last = first;
+    if (last - first >= static_cast<int>(kMost) || members.size() > kMost) return {};
+    for (int rank = first; rank <= last; ++rank) members.push_back(rank);
+  }
+  return members;
 }
 
 }  // namespace
 
-// Re-initialisation on a store that survived counts on: every life has its own generation. Where
-// ranks were missing in one that failed, those that were in it fill it up. A rank that comes to it
-// for the first time is late: it learns what failed.
+Assembly::Assembly(Store& store, const RendezvousOptions& options, const Deadline& deadline)
+    : store_(store), options_(options), deadline_(deadline), id_(name_of(random_id())) {
+  const uint64_t members = channel_of({to_text(members_of(options))});
+  base_ = str("ringcomm/", options.name, '/', members, '/');
+  prefix_ = base_;
+}
+
 void Assembly::begin() {
-  const std::string scope = str("ringcomm/", options_.scope, "/");
-  do {
-    const int64_t arrivals = store_.add(scope + "arrivals", 1);
-    prefix_ = str(scope, (arrivals - 1) / options_.size, "/");
-  } while (store_.has_all({trouble(), key(options_.rank)}));
-  store_.set(latest(), str(options_.rank, ' ', options_.size));
+  if (store_.served()) {
+    roster_ = value_of(roster());
+    failure_ = value_of(trouble());
+    if (options_.rank == 0) fresh_ = store_.said(cards()) == 0;
+    if (options_.world != 0 && store_.has(latest())) check_members(true);
+  }
+  store_.set(latest(), own_entry());
+}
+
+std::string Assembly::value_of(const std::string& key) {
+  return store_.has(key) ? store_.get(key) : "";
+}
+
+std::string Assembly::gather(const std::string& card, const Answer& answer,
+                             const std::function<bool(const std::string& roster)>& accepts) {
+  stage_ = 0;
+  speakers_.resize(static_cast<size_t>(options_.size));
+  std::iota(speakers_.begin(), speakers_.end(), 0);
+  if (mine_.empty()) {
+    mine_ = card;
+    store_.say(cards(), str(options_.rank), mine_);
+  }
+  std::string text;
+  if (options_.rank == 0) {
+    text = propose(answer);
+  } else {
+    do {
+      stage_ = 0;
+      text = hear_roster();
+      TextReader in(text);
+      in >> prefix_ >> fresh_;
+      prefix_ = str(base_, prefix_, '/');
+      text = text.substr(std::min(text.find('\n'), text.size() - 1) + 1);
+    } while (!accepts(text));
+  }
+  stage_ = 1;
+  return text;
+}
+
+// Another one than what is known.
+std::string Assembly::hear_roster() {
+  std::string now;
+  const auto changed = [&] {
+    now = value_of(roster());
+    return !now.empty() && now != roster_;
+  };
+  if (!await(changed)) {
+    wait_for_names(changed);
+  }
+  roster_ = now;
+  if (roster_.starts_with('!')) retell(roster_);
+  return roster_;
+}
+
+// In the long run every other question is whether somebody has given up.
+std::string Assembly::propose(const Answer& answer) {
+  const auto start = store_.now();
+  bool asks = true;
+  said_ = -1;
+  const auto all = [&] {
+    asks = !asks || store_.now() - start < kLongestPause;
+    if (!asks) {
+      if (failed()) check_last_words();
+      return false;
+    }
+    const int64_t said = store_.said(cards());
+    if (said < options_.size || said == said_) return false;
+    said_ = said;
+    return read_cards();
+  };
+  if (!await(all)) throw late(silent());
+  const std::string name = str(id_, '.', ++rosters_);
+  prefix_ = str(base_, name, '/');
+  const std::string text = agreed(answer, cards_);
+  roster_ = str(name, ' ', fresh_, '\n', text);
+  store_.set(roster(), roster_);
+  return text;
+}
+
+// False: a rank has not come, or has gone. Throws if two processes are one rank.
+bool Assembly::read_cards() {
+  std::vector<std::string> keys;
+  for (Rank rank = 0; rank < options_.size; ++rank) keys.push_back(card(rank));
+  if (!store_.has_all(keys)) return false;
+  cards_ = store_.get_all(keys);
+  return std::ranges::none_of(cards_, is_over);
 }
 
 std::string Assembly::exchange(const std::string& mine, const std::vector<Rank>& speakers,
@@ -57,51 +198,79 @@ std::string Assembly::exchange(const std::string& mine, const std::vector<Rank>&
     store_.say(list(stage_), str(options_.rank), mine);
   }
   const std::string text = options_.rank == 0 ? answer_all(answer) : hear();
+  confirmed_ = confirmed_ || std::ssize(speakers) == options_.size;
   ++stage_;
   return text;
 }
 
 std::string Assembly::hear() {
-  const auto answered = [&] { return store_.has(answer(stage_)); };
-  if (!await(answered)) wait_for_names();
+  const auto start = store_.now();
+  bool asks = true;
+  const auto answered = [&] {
+    asks = !asks || confirmed_ || store_.now() - start < kLongestPause;
+    if (asks) return store_.has(answer(stage_));
+    check_roster();
+    return false;
+  };
+  if (!await(answered)) wait_for_names([&] { return store_.has(answer(stage_)); });
   std::string text = store_.get(answer(stage_));
-  if (text.starts_with('!')) retell(text.substr(1));
+  if (text.starts_with('!')) retell(text);
   return text;
 }
 
 // Rank 0 finds the missing ranks of a large group, for all: else each would ask for each.
-void Assembly::wait_for_names() {
+void Assembly::wait_for_names(const std::function<bool()>& answered) {
   if (options_.size <= kSearch) throw late(silent());
   const auto end = store_.now() + kNamesTime;
-  while (!store_.has(answer(stage_))) {
+  while (!answered()) {
     if (store_.now() >= end) throw late(store_.has(key(0)) ? silent() : std::vector{0});
     options_.interrupt();
     store_.wait(kPiece);
   }
 }
 
-// In the long run every other question is whether somebody has given up.
 std::string Assembly::answer_all(const Answer& make) {
   const auto start = store_.now();
   bool asks = true;
   const auto all = [&] {
     asks = !asks || store_.now() - start < kLongestPause;
     if (asks) return store_.said(list(stage_)) >= std::ssize(speakers_);
-    if (store_.has(trouble())) check_last_words();
+    if (failed()) check_last_words();
+    check_roster();
     return false;
   };
   if (!await(all)) throw late(silent());
   std::vector<std::string> keys;
   for (const Rank rank : speakers_) keys.push_back(key(rank));
-  std::string text;
+  const std::string text = agreed(make, store_.get_all(keys));
+  store_.set(answer(stage_), text);
+  return text;
+}
+
+// All get its UsageError.
+std::string Assembly::agreed(const Answer& make, const Words& words) {
   try {
-    text = make(store_.get_all(keys));
+    return make(words);
   } catch (const UsageError& error) {
     disagreement_ = str(kAll, ' ', error.what());
     throw;
   }
-  store_.set(answer(stage_), text);
-  return text;
+}
+
+// Is there another roster, or must there be one?
+void Assembly::check_roster() {
+  if (confirmed_ || !store_.served()) return;
+  if (options_.rank != 0) {
+    const std::string now = value_of(roster());
+    if (now.starts_with('!') && now != roster_) retell(now);
+    if (now != roster_) throw Again();
+    return;
+  }
+  const int64_t said = store_.said(cards());
+  if (said == said_) return;
+  said_ = said;
+  const Words before = cards_;
+  if (!read_cards() || cards_ != before) throw Again();
 }
 
 bool Assembly::await(const std::function<bool()>& ready) {
@@ -109,12 +278,15 @@ bool Assembly::await(const std::function<bool()>& ready) {
   const Clock::duration longest =
       std::max<Clock::duration>(kLongestPause, options_.size * kLongestShare);
   const auto start = store_.now();
-  bool looks = false;
+  int looks = 0;
   while (!ready()) {
     const auto passed = store_.now() - start;
     if (store_.now() >= deadline_.at()) return false;
-    looks = !looks && stage_ == 0 && passed > kLongestPause;  // every other time
-    if (looks) check_size();
+    if (stage_ == 0 && passed > kLongestPause && store_.served()) {
+      ++looks;  // every other time, at one of two things
+      if (looks % 4 == 1) check_card();
+      if (looks % 4 == 3) check_members(false);
+    }
     rest(std::clamp<Clock::duration>(passed / kShare, first, longest));
   }
   return true;
@@ -134,45 +306,128 @@ void Assembly::rest(Clock::duration pause) {
 void Assembly::check_dead() {
   for (Rank rank = 0; rank < options_.size; ++rank) {
     const auto error = died && (rank == 0 || options_.rank == 0) ? died(rank) : store_.died(rank);
-    if (!error || store_.has(options_.rank == 0 ? key(rank) : answer(stage_))) continue;
+    if (!error || store_.has(heard(rank))) continue;
     check_last_words();
     throw PeerError(*error);
   }
 }
 
-// Who comes last may think the group larger or smaller. It hears so from those who wait.
-void Assembly::check_size() {
+// What this rank makes, for those that wait for it elsewhere.
+std::string Assembly::own_entry() const {
+  return str(options_.rank, ' ', options_.world, ' ', id_, ' ', to_text(members_of(options_)));
+}
+
+// Ranks that have other members in mind hear so from those that wait. If a rank `comes`, the last
+// word may be of a dead process, unless it is of the same world, where each name is used once.
+void Assembly::check_members(bool comes) {
   TextReader in(store_.get(latest()));
   Rank rank = 0;
-  int size = 0;
-  if (!(in >> rank >> size) || size == options_.size) return;
-  store_.set(latest(), str(options_.rank, ' ', options_.size));
-  throw PeerError(rank, sizes_text(rank, size, options_.size));
+  uint64_t world = 0;
+  std::string id, text;
+  if (!(in >> rank >> world >> id >> text)) return;
+  const std::vector<int> theirs = members_from(text), ours = members_of(options_);
+  if (theirs == ours || rank < 0 || rank >= std::ssize(theirs)) return;
+  if (comes && world != options_.world) return;
+  store_.set(latest(), own_entry());
+  if (std::ranges::find_first_of(theirs, ours) == theirs.end()) return;
+  if (options_.members.empty()) {
+    throw PeerError(rank, sizes_text(rank, static_cast<int>(theirs.size()), options_.size));
+  }
+  throw PeerError(
+      rank, str("rank ", theirs[static_cast<size_t>(rank)], " makes group '", options_.name,
+                "' of the ranks ", shown(theirs), ", and this one, rank ",
+                ours[static_cast<size_t>(options_.rank)], ", of the ranks ", shown(ours),
+                ": every rank must call new_group for each group, also for those that it is not "
+                "part of, in the same order and with the same ranks"));
+}
+
+// Another process that writes this rank's card is the same rank. Both hear of it, and rank 0.
+void Assembly::check_card() {
+  const std::string now = store_.get(card(options_.rank));
+  if (now == mine_) return;
+  if (now.starts_with('!')) throw PeerError(options_.rank, now.substr(1));
+  const auto process = [&](const std::string& text) {
+    const Card card = Card::from_text(text, options_.rank);
+    return str("process ", card.pid, " on ", card.host);
+  };
+  const std::string text = str("two processes are rank ", options_.rank, " of ", options_.size,
+                               ": ", process(now.substr(is_over(now) ? 1 : 0)), ", and ",
+                               process(mine_), ": start each rank once");
+  store_.say(cards(), str(options_.rank), '!' + text);
+  throw PeerError(options_.rank, text);
+}
+
+// Has somebody given up since this rank came?
+bool Assembly::failed() {
+  return store_.has(trouble()) && store_.get(trouble()) != failure_;
 }
 
 // A rank that gave up says so before it ends.
 void Assembly::check_last_words() {
-  if (store_.has(trouble())) retell(store_.get(trouble()));
-  if (store_.has(answer(stage_))) hear();
+  if (failed()) retell(store_.get(trouble()));
+  if (stage_ > 0 && store_.has(answer(stage_))) hear();
 }
 
 void Assembly::check(const std::vector<Rank>& awaited) {
   if (deadline_.passed()) throw late(awaited);
-  if (store_.has(options_.rank == 0 ? trouble() : answer(stage_))) check_last_words();
+  if (options_.rank == 0 ? failed() : store_.has(answer(stage_))) check_last_words();
+  check_roster();
 }
 
 // The others are in this stage or wait for the next.
 void Assembly::give_up(const std::exception& error) {
-  if (prefix_.empty()) return;
-  const std::string word = disagreement_.empty() ? word_of(options_.rank, error) : disagreement_;
+  const std::string word =
+      str(id_, ' ', disagreement_.empty() ? word_of(options_.rank, error) : disagreement_);
   try {
-    if (!store_.has(trouble())) store_.set(trouble(), word);  // the first counts
-    if (options_.rank != 0) return;
-    for (size_t stage = stage_; stage < std::min(stage_ + 2, kStages.size()); ++stage) {
-      store_.set(answer(stage), '!' + word);
+    if (!failed()) store_.set(trouble(), word);  // the first counts
+    if (options_.rank == 0) {
+      for (size_t stage = std::max<size_t>(stage_, 1);
+           stage < std::min(stage_ + 2, kStages.size()) && prefix_ != base_; ++stage) {
+        store_.set(answer(stage), '!' + word);
+      }
+      store_.set(roster(), '!' + word);
+      wait_for_readers(kLastWords);
     }
+    if (store_.served() && !mine_.empty()) store_.set(card(options_.rank), kLeft + mine_);
   } catch (const std::exception&) {
     return;  // the store may be what failed
+  }
+}
+
+void Assembly::end() {
+  if (!store_.served() || options_.size == 1) return;
+  try {
+    if (options_.rank == 0) wait_for_readers(kReaders);
+    store_.set(card(options_.rank), kMet + mine_);
+  } catch (const std::exception&) {
+    return;  // rank 0 has left, and the store with it: this rank needs it no more
+  }
+}
+
+// A rank that has read the last word of a meeting takes its card back.
+void Assembly::wait_for_readers(Clock::duration most) {
+  if (!store_.served()) return;
+  const auto start = store_.now();
+  const Clock::duration first = std::max<Clock::duration>(kFirstPause, options_.size * kFirstShare);
+  std::vector<Rank> readers;
+  cards_.resize(static_cast<size_t>(options_.size));
+  for (Rank rank = 1; rank < options_.size; ++rank) {
+    std::string& theirs = cards_[static_cast<size_t>(rank)];
+    if (theirs.empty() && options_.size <= kSearch) theirs = value_of(card(rank));
+    if (!theirs.empty() && !is_over(theirs)) readers.push_back(rank);
+  }
+  while (!readers.empty()) {
+    std::vector<std::string> keys;
+    for (const Rank rank : readers) keys.push_back(card(rank));
+    const Words now = store_.get_all(keys);
+    size_t place = 0;
+    std::erase_if(readers, [&](Rank rank) {
+      const bool reads = now[place++] == cards_[static_cast<size_t>(rank)];
+      return !reads || (died ? died(rank) : store_.died(rank)).has_value();
+    });
+    const auto passed = store_.now() - start;
+    if (passed >= most) return;
+    store_.wait(std::clamp<Clock::duration>(passed / kShare, first, kPiece));
   }
 }
 
@@ -188,11 +443,20 @@ std::string Assembly::apart_from(Rank other) {
 
 TimeoutError Assembly::late(const std::vector<Rank>& ranks) const {
   const bool more = ranks.size() >= kMostNamed;
-  return TimeoutError(str("Timed out after ", to_seconds(store_.now() - deadline_.start()),
-                          " s waiting for ", list_of(ranks), more ? " and maybe more" : "", " of ",
-                          options_.size, ", which ",
-                          stage_ == 0 ? "has not joined" : "has not finished joining",
-                          " the group: was every rank started, with the same world size?"));
+  std::string text = str("Timed out after ", to_seconds(store_.now() - deadline_.start()),
+                         " s waiting for ", list_of(ranks), more ? " and maybe more" : "", " of ",
+                         options_.size, ", which ", ranks.size() == 1 ? "has" : "have",
+                         stage_ == 0 ? " not joined" : " not finished joining", " the group");
+  if (!options_.members.empty()) {
+    text += str(" of the ranks ", shown(options_.members),
+                ": does every rank call new_group for each group, in the same order?");
+  } else {
+    text +=
+        ": was every rank started, with the same world size and backend (RINGCOMM_AS on all ranks "
+        "or on none)?";
+  }
+  if (!failure_.empty()) text += " Before, it failed with: " + text_of(failure_);
+  return TimeoutError(text);
 }
 
 // The ranks that have said nothing in this stage, or the first of many; rank 0 if all have by now.
@@ -207,7 +471,10 @@ void Assembly::find_silent(std::span<const Rank> ranks, std::vector<Rank>& silen
   if (ranks.empty() || silent.size() >= kMostNamed) return;
   std::vector<std::string> keys;
   for (const Rank rank : ranks) keys.push_back(key(rank));
-  if (store_.has_all(keys)) return;
+  const auto here = [](const auto& word) { return !word.starts_with(kMet); };
+  if (store_.has_all(keys) && (stage_ > 0 || std::ranges::all_of(store_.get_all(keys), here))) {
+    return;
+  }
   if (ranks.size() == 1) return silent.push_back(ranks[0]);
   find_silent(ranks.first(ranks.size() / 2), silent);
   find_silent(ranks.subspan(ranks.size() / 2), silent);

@@ -2,6 +2,15 @@
 // each of which ranks say a word and rank 0 answers all. A rank that gives up says why, and all
 // give up.
 //
+// A store may outlive its ranks, so it may hold words of processes that are dead. Three rules keep
+// them out. Whatever a rank finds before its own first word is old; only a change counts. A roster
+// counts for a rank only if it holds this rank's card of today. And the keys of later stages have
+// rank 0's nonce and the number of its roster in them. If a card changes before all ranks have
+// confirmed the roster, rank 0 makes another one, and all begin again from there.
+//
+// The ranks meet by the group's name and by the list of its members. Ranks that give one name to two
+// lists do not meet: they hear of each other by the key `latest`.
+//
 // The store is asked for a few words by each rank, whatever the size of the group: rank 0 alone
 // reads what all have said, at once. It is polled: torch's blocking waits cannot be interrupted and
 // log warnings. Pauses grow with the time that has passed and with the ranks that wait.
@@ -17,18 +26,27 @@ namespace ringcomm {
 
 class Assembly {
  public:
+  // The roster was made of a card that is no longer its rank's: gather() once more.
+  struct Again {};
   using Words = std::vector<std::string>;
   using Answer = std::function<std::string(const Words& words)>;
 
-  Assembly(Store& store, const RendezvousOptions& options, const Deadline& deadline)
-      : store_(store), options_(options), deadline_(deadline) {}
+  Assembly(Store& store, const RendezvousOptions& options, const Deadline& deadline);
 
   void begin();
+  // The first stage: rank 0 makes the roster of all cards. Another rank takes one that it accepts.
+  std::string gather(const std::string& card, const Answer& answer,
+                     const std::function<bool(const std::string& roster)>& accepts);
+  // All later stages may throw Again, until all ranks have said something in one of them.
   // The next stage. Those of `speakers` say `mine`. Rank 0 answers what they have said, in their
   // order, and all get the answer. All get its UsageError as well.
   std::string exchange(const std::string& mine, const std::vector<Rank>& speakers,
                        const Answer& answer);
   void skip() { ++stage_; }
+  // The group stands. Rank 0 returns when the others have read its last word: it may serve the store.
+  void end();
+  // Was the store empty when rank 0 came? Then a dead process was alive in this meeting.
+  bool fresh() const { return fresh_; }
   // In an answer, rank 0 leaves more for those whom it concerns. They read it after the stage.
   void leave(const std::string& name, const std::string& text) { store_.set(left(name), text); }
   std::string read(const std::string& name) { return store_.get(left(name)); }
@@ -52,20 +70,39 @@ class Assembly {
   // In this order; the last three where ranks are on several hosts.
   static constexpr std::array kStages = {"card", "mapped", "contact", "distance", "ready"};
 
-  std::string list(size_t stage) const { return str(prefix_, kStages.at(stage), "/"); }
+  std::string list(size_t stage) const {
+    return stage == 0 ? cards() : str(prefix_, kStages.at(stage), "/");
+  }
   std::string key(Rank rank) const { return list(stage_) + str(rank); }
+  std::string card(Rank rank) const { return cards() + str(rank); }
+  std::string cards() const { return base_ + "card/"; }
+  std::string roster() const { return base_ + "roster"; }
   std::string answer(size_t stage) const { return str(prefix_, kStages.at(stage), "-answer"); }
   std::string left(const std::string& name) const { return str(prefix_, "left/", name); }
-  std::string trouble() const { return prefix_ + "failed"; }
-  std::string latest() const { return str("ringcomm/", options_.scope, "/latest"); }
+  // By which it is known that a rank has said what this one waits for.
+  std::string heard(Rank rank) const {
+    return options_.rank == 0 ? key(rank) : stage_ == 0 ? roster() : answer(stage_);
+  }
+  std::string trouble() const { return base_ + "failed"; }
+  std::string latest() const { return str("ringcomm/", options_.name, "/latest"); }
   std::string apart(const std::string& pair) const { return prefix_ + "apart" + pair; }
+  std::string value_of(const std::string& key);  // "": there is none
+  std::string own_entry() const;
   std::string hear();
-  void wait_for_names();
+  std::string hear_roster();
+  std::string propose(const Answer& answer);
+  bool read_cards();
+  bool failed();
+  void check_roster();
+  void wait_for_names(const std::function<bool()>& answered);
+  std::string agreed(const Answer& make, const Words& words);
   std::string answer_all(const Answer& make);
   bool await(const std::function<bool()>& ready);
   void rest(Clock::duration pause);
   void check_dead();
-  void check_size();
+  void check_members(bool comes);
+  void check_card();
+  void wait_for_readers(Clock::duration most);
   void find_silent(std::span<const Rank> ranks, std::vector<Rank>& silent);
   TimeoutError late(const std::vector<Rank>& ranks) const;
   std::vector<Rank> silent();
@@ -73,7 +110,17 @@ class Assembly {
   Store& store_;
   const RendezvousOptions& options_;
   const Deadline& deadline_;
-  std::string prefix_;          // of this life's keys
+  const std::string id_;        // of this rank in this meeting, and of no other
+  std::string base_;            // of the keys of a group of this name and these members
+  std::string prefix_;          // of the keys of one roster's ranks
+  std::string mine_;            // this rank's card
+  std::string roster_;          // that is known, or was there before this rank
+  std::string failure_;         // the same of the last failure
+  Words cards_;                 // rank 0: that the roster was made of
+  int64_t said_ = 0;            // rank 0: cards, in all lives of the store
+  int rosters_ = 0;             // rank 0: made so far
+  bool fresh_ = true;           // what rank 0 says
+  bool confirmed_ = false;      // by all ranks: their cards are today's
   size_t stage_ = 0;            // in progress, or next
   std::vector<Rank> speakers_;  // in this stage
   std::string disagreement_;    // in what rank 0 was told: all have done something wrong

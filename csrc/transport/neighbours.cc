@@ -20,7 +20,7 @@ constexpr size_t kMostStrangers = 64;  // connections that have not told their n
 constexpr auto kLookEvery = std::chrono::milliseconds(1);
 constexpr auto kDeafPause = std::chrono::milliseconds(5);
 constexpr int kRefusals = 2;        // one may be a process that ends
-constexpr size_t kMostKept = 4096;  // words; then the oldest go
+constexpr size_t kMostKept = 1 << 16;  // words, some for each of 4,096 ranks; then the oldest go
 
 // What this process is out of: no fault of the peer's.
 bool is_own(int code) {
@@ -64,6 +64,7 @@ Fd Neighbour::take(const Parcel& parcel) {
 void Neighbours::open() {
   if (!doorbell_) doorbell_.emplace();
   Card card = make_card();
+  card.tcp = !doorbell_->fd();
   Fd listener = listen_unix(card.socket, kBacklog);
   Fd epoll(::epoll_create1(EPOLL_CLOEXEC));
   if (!epoll) throw SystemError("epoll");
@@ -314,7 +315,9 @@ bool Neighbours::hear(const NeighbourPtr& other, const Message& message, Fd& des
   if (ended_.contains(message.parcel.group)) return true;
   arrived_[message.parcel] = {std::move(descriptor), 0, text};
   if (words) kept_.push_back(message.parcel);
-  if (kept_.size() > kMostKept) {
+  if (kept_.size() <= kMostKept) return true;
+  std::erase_if(kept_, [&](const Parcel& parcel) { return !arrived_.contains(parcel); });
+  while (kept_.size() > kMostKept / 4 * 3) {
     arrived_.erase(kept_.front());
     kept_.pop_front();
   }
@@ -358,9 +361,13 @@ void Neighbours::end(uint64_t group) {
 // ---- the doorbell
 
 DoorbellMemory::DoorbellMemory()
-    : fd_(make_sealed_memfd("ringcomm-bell", kDoorbellBytes)),
-      event_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
-      mapping_(fd_, kDoorbellBytes) {
+    : event_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+  try {
+    fd_ = make_sealed_memfd("ringcomm-bell", kDoorbellBytes);
+  } catch (const SystemError& error) {
+    if (!is_forbidden(error.code())) throw;
+  }
+  mapping_ = fd_ ? Mapping(fd_, kDoorbellBytes) : Mapping(kDoorbellBytes);
   if (!event_) throw SystemError("eventfd");
 }
 

@@ -2,6 +2,7 @@
 
 #include <numeric>
 
+#include "net/handshake.h"
 #include "transport/assembly.h"
 #include "transport/roster.h"
 
@@ -9,6 +10,9 @@ namespace ringcomm {
 namespace {
 
 constexpr auto kLookEvery = std::chrono::milliseconds(500);  // at the store, at who is silent
+constexpr const char* kNoMemfd =
+    "this process may not call memfd_create, so it shares no memory, and reaches all ranks by TCP: "
+    "allow that call in the seccomp profile of its container";
 constexpr int32_t kContacts = 1 << 16;                       // a parcel
 constexpr auto kSlice = std::chrono::milliseconds(1);        // another thread may take what comes
 
@@ -29,11 +33,33 @@ class Meeting {
     try {
       assembly_.begin();
       mine_ = neighbours_.card();
-      mine_.tcp = options_.tcp;
+      if (mine_.tcp && !options_.tcp && neighbours_.first_time(kNoMemfd)) options_.warn(kNoMemfd);
+      mine_.tcp = mine_.tcp || options_.tcp;
       if (!options_.host.empty()) mine_.host = options_.host;
       mine_.algorithm = options_.algorithm();
-      take_roster(assembly_.exchange(mine_.to_text(), all_,
-                                     [this](const auto& words) { return read_cards(words); }));
+      while (!met()) {
+      }
+      if (options_.rank == 0) tell_who_is_apart();
+    } catch (const std::exception& error) {
+      give_up(error);
+      throw;
+    }
+    assembly_.end();
+    result_.host_of = roster_.host_of;
+    result_.names = roster_.names;
+    result_.word = roster_.word;
+    result_.algorithm = roster_.algorithm;
+    return std::move(result_);
+  }
+
+ private:
+  // False: some cards were of processes that are dead, and their ranks have come meanwhile.
+  bool met() {
+    try {
+      assembly_.gather(
+          mine_.to_text(), [this](const auto& words) { return read_cards(words); },
+          [this](const std::string& text) { return take_roster(text); });
+      if (options_.rank == 0) take_roster(roster_text_);
       map_neighbours();
       if (roster_.hosts() == options_.size) {
         assembly_.skip();  // no two share memory
@@ -46,20 +72,21 @@ class Meeting {
           map_neighbours();
         }
       }
-      if (options_.rank == 0) tell_who_is_apart();
       if (across()) meet_across();
-    } catch (const std::exception& error) {
-      give_up(error);
-      throw;
+      return true;
+    } catch (const Assembly::Again&) {
+      if (!here_.empty()) neighbours_.end(channel());
+      assembly_.died = nullptr;
+      result_.others.reset();
+      here_.clear();
+      cards_.clear();
+      apart_.clear();
+      report_.clear();
+      attempt_ = lists_ = 0;
+      return false;
     }
-    result_.host_of = roster_.host_of;
-    result_.names = roster_.names;
-    result_.word = roster_.word;
-    result_.algorithm = roster_.algorithm;
-    return std::move(result_);
   }
 
- private:
   // ---- rank 0, for all
 
   std::string read_cards(const Assembly::Words& words) {
@@ -67,13 +94,15 @@ class Meeting {
       cards_.push_back(Card::from_text(word, static_cast<Rank>(cards_.size())));
     }
     require_agreement(cards_);
-    return tell_hosts(lists_);
+    channel_ = random_id()[0];
+    roster_text_ = tell_hosts(lists_);
+    return roster_text_;
   }
 
   // The roster for all; and for each host, the cards of its ranks.
   std::string tell_hosts(int lists) {
     Roster roster;
-    roster.channel = cards_[0].nonce[0];
+    roster.channel = channel_;
     roster.algorithm = cards_[0].algorithm;
     roster.word = options_.word;
     roster.find_hosts(cards_, apart_);
@@ -129,9 +158,11 @@ class Meeting {
   uint64_t channel() const { return roster_.channel; }
   const Card& card(Rank rank) const { return here_.at(rank); }
 
-  void take_roster(const std::string& text) {
+  // False: it was made of an older card of this rank's.
+  bool take_roster(const std::string& text) {
     roster_ = Roster::from_text(text, options_.size);
     here_ = read_host(own_host());
+    return card(options_.rank).nonce == mine_.nonce;
   }
 
   std::map<Rank, Card> read_host(int host) {
@@ -168,7 +199,7 @@ class Meeting {
       layout_ = layouts.host;
       pair_layout_ = layouts.pair;
     }
-    segment_ = make_sealed_memfd("ringcomm", layout_.bytes());
+    if (here_.size() > 1) segment_ = make_sealed_memfd("ringcomm", layout_.bytes());
     adopt(options_.rank, segment_);
     self().doorbell = neighbours_.bell();
     Header& header = self().segment.header();
@@ -177,7 +208,8 @@ class Meeting {
   }
 
   void adopt(Rank rank, const Fd& memory) {
-    Mapping mapping(memory, layout_.bytes());
+    Mapping mapping =
+        memory ? Mapping(memory, layout_.bytes()) : Mapping(layout_.bytes());
     const auto* header = reinterpret_cast<const Header*>(mapping.data());
     const bool genuine = header->magic == kSegmentMagic && header->nonce == card(rank).nonce;
     if (rank != options_.rank && !genuine) throw_gone(rank);
@@ -222,7 +254,8 @@ class Meeting {
   bool resolved(Rank rank) {
     if (!peer(rank).process) {
       auto reached = neighbours_.reach(card(rank).socket);
-      if (reached.gone) throw_gone(rank);
+      // A card that was there before may be of an earlier life; the check looks for a later one.
+      if (reached.gone && assembly_.fresh()) throw_gone(rank);
       if (!reached.apart.empty()) return set_apart(rank, reached.apart);
       peer(rank).process = std::move(reached.neighbour);
     }
@@ -260,7 +293,8 @@ class Meeting {
     const bool told = assembly_.some_are_apart();
     for (const Rank rank : missing) {
       if (peer(rank).process && !peer(rank).process->lost()) continue;
-      if (neighbours_.is_gone(card(rank).socket)) throw_gone(rank);
+      const bool knew = assembly_.fresh() || peer(rank).process;
+      if (neighbours_.is_gone(card(rank).socket) && knew) throw_gone(rank);
       const std::string why = told ? assembly_.apart_from(rank) : "";
       if (!why.empty()) neighbours_.set_apart(card(rank).socket, why);
     }
@@ -342,6 +376,11 @@ class Meeting {
     const auto parcel = [&](Rank to) { return Parcel{channel(), first(), to, kContacts}; };
     if (is_first()) {
       const std::string text = assembly_.read("contacts");
+      if (here_.size() == 1) {
+        Mapping own(bytes);
+        std::memcpy(own.data(), text.data(), std::min(bytes, text.size()));
+        return Contacts(std::move(own), bytes, options_.size);
+      }
       memory = make_sealed_memfd("ringcomm-contacts", bytes);
       std::memcpy(Mapping(memory, bytes).data(), text.data(), std::min(bytes, text.size()));
       await(mates(), [&](Rank rank) { return peer(rank).process->send(parcel(rank), memory); });
@@ -371,6 +410,8 @@ class Meeting {
   int lists_ = 0;              // of ranks by host: new ones where hosts were not what they seemed
   std::string report_;         // of the ranks that this one cannot share memory with
   std::vector<Card> cards_;    // of all ranks: rank 0 has them
+  uint64_t channel_ = 0;       // that rank 0 gives the group
+  std::string roster_text_;    // that rank 0 has made
   Roster::Apart apart_;        // the same
   std::string why_;            // two ranks that look like one host's are not
   Neighbourhood result_;

@@ -7,7 +7,7 @@
 // first talks to them. The first rank of each host reads how, and hands that to the host's others.
 //
 // Everything ends by the deadline, in an error that names the ranks concerned. A rank killed at any
-// point leaves nothing behind: memfds and abstract sockets go with the process.
+// point leaves nothing behind in this host: memfds and abstract sockets go with the process.
 #pragma once
 
 #include <functional>
@@ -23,7 +23,9 @@ namespace ringcomm {
 struct RendezvousOptions {
   Rank rank = 0;
   int size = 1;
-  std::string scope;     // run and restart: keeps the keys of an earlier life apart
+  std::string name;          // of the group
+  std::vector<int> members;  // their ranks in the whole job; empty: the same
+  uint64_t world = 0;        // the channel of the job's group that they are part of; 0: of none
   SegmentLayout layout;  // of a group on one host
   struct Across {
     SegmentLayout host;  // of a rank's segment on its host

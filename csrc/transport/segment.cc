@@ -74,8 +74,13 @@ void note_failure(Header& header, Rank by) {
                                             std::memory_order_seq_cst);
 }
 
+bool is_forbidden(int code) { return code == ENOSYS || code == EPERM || code == EACCES; }
+
 Fd make_sealed_memfd(const char* name, uint64_t bytes) {
   Fd fd(::memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  if (!fd && is_forbidden(errno)) {
+    throw SystemError("memfd_create, which a seccomp profile may forbid: allow it there");
+  }
   if (!fd) throw SystemError("memfd_create");
   if (::ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0) {
     throw SystemError(str("reserving ", bytes, " bytes of shared memory"));

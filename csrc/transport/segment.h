@@ -179,6 +179,8 @@ void note_failure(Header& header, Rank by);
 // A memfd of exactly `bytes`, sealed against growing and shrinking, so that no peer can turn a load
 // into SIGBUS. Nothing appears in /dev/shm or anywhere else, and nothing is left behind.
 Fd make_sealed_memfd(const char* name, uint64_t bytes);
+// Is that what its failure says where the call is not allowed?
+bool is_forbidden(int code);
 // Throws PeerError unless `fd` is such a memfd of `bytes`.
 void check_sealed_memfd(const Fd& fd, uint64_t bytes, Rank owner);
 

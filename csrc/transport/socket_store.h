@@ -27,6 +27,7 @@ class SocketStore final : public Store, private Receiver {
   SocketStore(const SocketStore&) = delete;
 
   void set(const std::string& key, const std::string& value) override;
+  bool served() override { return false; }
   bool has(const std::string& key) override;
   std::string get(const std::string& key) override { return values_.at(key); }
   int64_t add(const std::string&, int64_t amount) override { return amount; }  // the first to ask

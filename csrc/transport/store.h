@@ -33,6 +33,9 @@ class Store {
     add(list + "said", 1);
   }
   virtual int64_t said(const std::string& list) { return add(list + "said", 0); }
+  // Do its keys outlive a meeting, in a process that may end? Then ranks find the words of others
+  // that are dead, and the process that serves it must not leave before the rest have read.
+  virtual bool served() { return true; }
   // The host that serves the store, if there is one.
   virtual std::string host() { return {}; }
   // By which waiting is timed.

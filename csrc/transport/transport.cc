@@ -190,7 +190,11 @@ uint64_t Transport::times_asked() {
     const Header* header = header_of(rank);
     if (header != nullptr) times = std::max(times, header->asked.load(std::memory_order_acquire));
   }
-  if (own_.header().asked.exchange(times, std::memory_order_acq_rel) < times) {
+  // Another thread may ask meanwhile: the count never falls.
+  uint32_t own = own_.header().asked.load(std::memory_order_acquire);
+  while (own < times && !own_.header().asked.compare_exchange_weak(own, times)) {
+  }
+  if (own < times) {
     tell_remotes([](RemotePeer& peer) { peer.tell_now(); });
   }
   return times;

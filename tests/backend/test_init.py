@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -14,7 +15,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-from lab.outcomes import Outcome, check, in_child, outcome_of
+from lab.limits import limit
+from lab.outcomes import Outcome, check, in_child, outcome_of, rank_of
 from lab.ports import free_port
 from lab.ranks import HOST, Rank, Ranks, error_of, join, ranks
 
@@ -118,7 +120,7 @@ def test_urls(three: Ranks, tmp_path: Path, scheme: str) -> None:
 
 
 class DeadlyStore(OwnStore):
-    """Kills the process that is about to write a key of this kind."""
+    """Kills the process that is about to write a key of this kind, or has just added to one."""
 
     def __init__(self, inner: Any, kind: str) -> None:
         super().__init__(inner)
@@ -128,6 +130,12 @@ class DeadlyStore(OwnStore):
         if f"/{self.kind}/" in key:
             os.kill(os.getpid(), signal.SIGKILL)
         super().set(key, value)
+
+    def add(self, key: str, value: int) -> int:
+        added = super().add(key, value)
+        if value and key.endswith(self.kind):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return added
 
 
 def die_before(rank: Rank, victim: int, kind: str) -> Outcome:
@@ -148,6 +156,148 @@ def test_a_rank_that_dies_while_it_joins_is_named(three: Ranks, victim: int, kin
     assert outcomes.pop(victim) == {"killed": signal.SIGKILL}
     for outcome in outcomes:
         check(outcome, f"waiting for rank {victim} of 3, which has not ", within=3)
+
+
+def live_twice(rank: Rank, victims: list[int]) -> Outcome:
+    """The store lives on, and has the cards of some ranks that were killed when they came."""
+    kept: Any = dist.PrefixStore(f"lives{victims}", rank.store)
+
+    def die() -> Outcome:
+        store = DeadlyStore(kept, "card/said")
+        return outcome_of(lambda: join(Rank(rank.index, rank.size, store), seconds=20))
+
+    def work_again() -> Outcome:
+        join(Rank(rank.index, rank.size, kept), seconds=20)
+        work(rank)
+        return {"worked": True}
+
+    if rank.index in victims:
+        assert in_child(die) == {"killed": signal.SIGKILL}
+        kept.add("dead", 1)
+    while kept.add("dead", 0) < len(victims):
+        time.sleep(0.01)
+    return in_child(work_again)
+
+
+@pytest.mark.parametrize("victims", [[0], [1], [0, 2], [0, 1, 2]])
+def test_the_words_of_the_dead_in_a_store_that_lives_on(three: Ranks, victims: list[int]) -> None:
+    assert three(live_twice, victims) == [{"worked": True}] * 3
+
+
+def come_from_another_launcher(rank: Rank, odd: int) -> Outcome:
+    def body() -> Outcome:
+        if rank.index == odd:
+            os.environ |= {"TORCHELASTIC_RUN_ID": "abc", "TORCHELASTIC_RESTART_COUNT": "2"}
+        join(rank_of(rank, f"launcher{odd}"), seconds=20)
+        work(rank)
+        return {"worked": True}
+
+    return in_child(body)
+
+
+@pytest.mark.parametrize("odd", [0, 1])
+def test_launchers_may_differ(three: Ranks, odd: int) -> None:
+    assert three(come_from_another_launcher, odd) == [{"worked": True}] * 3
+
+
+# ---- who is there
+
+
+def be_twice(rank: Rank) -> Outcome:
+    def body() -> Outcome:
+        here = rank_of(rank, "twice")
+        number = min(rank.index, 1)
+        return outcome_of(lambda: join(Rank(number, 3, here.store), seconds=30)) | {
+            "process": os.getpid()
+        }
+
+    return in_child(body)
+
+
+def test_two_processes_of_one_rank_are_named(three: Ranks) -> None:
+    outcomes = three(be_twice)
+    pids = [outcome["process"] for outcome in outcomes[1:]]
+    for outcome in outcomes:
+        check(outcome, "two processes are rank 1 of 3: process ", within=limit(10))
+        for pid in pids:
+            assert f"process {pid} on " in outcome["text"]
+
+
+ORDERS: dict[str, list[list[list[int]]]] = {  # what each rank makes
+    "skipped": [[[0, 1], [0, 2]], [[0, 1], [0, 2]], [[0, 2]]],
+    "another order": [[[0, 1], [0, 2]], [[0, 1], [0, 2]], [[0, 2], [0, 1]]],
+}
+
+
+def make_groups(rank: Rank, how: str, late: int) -> Outcome:
+    def body() -> Outcome:
+        here = rank_of(rank, f"{how}{late}")
+        join(here, seconds=4)
+        sums, errors = [], []
+        if rank.index == late:
+            here.store.wait(["others"])
+        for number, members in enumerate(ORDERS[how][rank.index]):
+            try:
+                group = dist.new_group(members, timeout=timedelta(seconds=4))
+                if rank.index in members:
+                    part = torch.tensor([10.0**rank.index])
+                    dist.all_reduce(part, group=group)
+                    sums.append(part.item() == sum(10.0**each for each in members))
+            except dist.DistBackendError as error:
+                errors.append(str(error))
+                break
+            finally:
+                if number == 0 and rank.index == 1 and late == 2:
+                    here.store.set("others", "")
+        if rank.index == 2:
+            here.store.set("others", "")
+        return {"sums": sums, "errors": errors}
+
+    return in_child(body)
+
+
+@pytest.mark.parametrize("how", ORDERS)
+def test_groups_of_one_name_and_other_members_never_meet(three: Ranks, how: str) -> None:
+    outcomes = three(make_groups, how, 2)
+    assert all(all(outcome["sums"]) for outcome in outcomes), outcomes
+    (text,) = outcomes[2]["errors"]
+    assert "makes group '1' of the ranks [0, 1], and this one, rank 2, of the ranks [0, 2]" in text
+    (text,) = outcomes[0]["errors"]
+    assert "waiting for rank 1 of 2, which has not joined the group of the ranks [0, 2]" in text
+
+
+def come_late(rank: Rank) -> None:
+    join(rank_of(rank, "late"), seconds=20)
+    if rank.index == 1:
+        time.sleep(1.5)  # longer than the limit of the group's calls
+    group = dist.new_group(timeout=timedelta(seconds=0.5))
+    part = torch.ones(3)
+    dist.all_reduce(part, group=group)
+    assert part.eq(rank.size).all()
+    dist.destroy_process_group()
+
+
+def test_a_meeting_lasts_as_long_as_the_default_group_waits(three: Ranks) -> None:
+    three(come_late)
+
+
+def serve_and_go(rank: Rank, port: int) -> Outcome:
+    def body() -> Outcome:
+        store = tcp_store(rank, port, use_libuv=True)
+        join(Rank(rank.index, rank.size, store), seconds=20)
+        if rank.index == 1:
+            time.sleep(0.5)  # so long pauses between questions have grown
+        group = dist.new_group()
+        if rank.index == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return {"rank": dist.get_rank(group)}
+
+    return in_child(body)
+
+
+def test_the_rank_that_serves_the_store_may_leave(three: Ranks) -> None:
+    outcomes = three(serve_and_go, free_port())
+    assert outcomes == [{"killed": signal.SIGKILL}, {"rank": 1}, {"rank": 2}]
 
 
 # ---- one rank

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
+import platform
 import resource
+import struct
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -112,6 +115,55 @@ def test_ranks_that_cannot_share_memory_use_tcp(three: Ranks, how: str, odd: lis
     why = ODD[how][1].replace("rank 1 cannot", "cannot" if len(odd) > 1 else "rank 1 cannot")
     assert why in warnings[0], warnings
     assert len(warnings) == 1, "once"
+
+
+# ---- without memfd_create
+
+
+def forbid_memfd() -> None:
+    """As a strict seccomp profile does: the call says that there is none."""
+    number = {"x86_64": 319, "aarch64": 279}[platform.machine()]
+    steps = [
+        (0x20, 0, 0, 0),  # load the number of the call
+        (0x15, 0, 1, number),
+        (0x06, 0, 0, 0x00050000 | errno.ENOSYS),
+        (0x06, 0, 0, 0x7FFF0000),  # all others are allowed
+    ]
+    code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *step) for step in steps))
+
+    class Program(ctypes.Structure):
+        _fields_ = (("length", ctypes.c_ushort), ("code", ctypes.c_void_p))
+
+    program = Program(len(steps), ctypes.addressof(code))
+    call("prctl", 38, 1, 0, 0, 0)  # PR_SET_NO_NEW_PRIVS
+    call("prctl", 22, 2, ctypes.byref(program), 0, 0)  # PR_SET_SECCOMP, a filter
+
+
+def work_without_memfd(rank: Rank, odd: list[int]) -> Outcome:
+    def body() -> Outcome:
+        if rank.index in odd:
+            forbid_memfd()
+        with tempfile.TemporaryFile("w+") as log:
+            os.dup2(log.fileno(), 2)
+            join(rank_of(rank, f"memfd{odd}"), seconds=20)
+            data = torch.arange(70_000.0)
+            dist.all_reduce(data)
+            dist.destroy_process_group()
+            log.seek(0)
+            said = [line for line in log if "memfd_create" in line]
+        return {"exact": data.equal(3 * torch.arange(70_000.0)), "said": said}
+
+    return in_child(body)
+
+
+@pytest.mark.parametrize("odd", [[1], [0, 1, 2]])
+def test_a_rank_that_may_not_share_memory_uses_tcp_and_says_why(
+    three: Ranks, odd: list[int]
+) -> None:
+    for index, outcome in enumerate(three(work_without_memfd, odd)):
+        assert outcome.get("exact"), outcome
+        assert len(outcome["said"]) == (index in odd), outcome
+        assert all("allow that call in the seccomp profile" in line for line in outcome["said"])
 
 
 # ---- out of descriptors

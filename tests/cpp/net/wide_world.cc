@@ -131,7 +131,7 @@ void WideWorld::make_member(Rank rank) {
   };
   self.group = std::make_shared<Communicator>(
       std::make_unique<Local>(rank, std::move(here), std::move(others), *this), geometry_, options,
-      std::move(memory));
+      std::make_shared<Neighbourhood>(std::move(memory)));
   self.group->state().kick = [] {};  // no worker: this thread drives all ranks
 }
 

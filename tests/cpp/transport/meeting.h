@@ -35,11 +35,11 @@ struct Group {
   }
 };
 
-inline RendezvousOptions options_of(Rank rank, int size, const std::string& scope = "test") {
+inline RendezvousOptions options_of(Rank rank, int size, const std::string& name = "test") {
   RendezvousOptions options;
   options.rank = rank;
   options.size = size;
-  options.scope = scope;
+  options.name = name;
   return options;
 }
 

@@ -92,6 +92,103 @@ void require_named(const MeetingSetup& setup) {
   require(met.seconds < 1.5 * limit, "the last one knew after ", met.seconds, " s of ", limit);
 }
 
+// Lives of one store, at random. In the first ones all ranks that come are killed, at any moment. In
+// the last one some are killed, too, before the last rank comes, and others come in their place. All
+// that live in the end meet, and nobody else.
+void restarted(uint64_t seed) {
+  Random random(seed);
+  MeetingSetup setup{.ranks = 2 + static_cast<int>(random.below(6)), .local = 2};
+  Fibers fibers;
+  VirtualServer server(fibers, setup);
+  std::vector<std::unique_ptr<VirtualRank>> all;
+  const auto at = [began = fibers.now()](uint64_t ms) {
+    return began + std::chrono::milliseconds(ms);
+  };
+  const auto come = [&](Rank rank, uint64_t when, uint64_t killed) {
+    VirtualRank& self = *all.emplace_back(std::make_unique<VirtualRank>(server, rank, setup));
+    self.nonce = all.size();
+    if (killed > 0) self.store.killed = at(killed);
+    fibers.start(at(when), [&self] { self.meet(); });
+    return &self;
+  };
+  uint64_t time = 0;
+  for (uint64_t life = random.below(3); life > 0; --life) {
+    for (Rank rank = 0; rank < setup.ranks; ++rank) {
+      const uint64_t when = time + random.below(2000);
+      if (random.below(4) > 0) come(rank, when, when + 1 + random.below(time + 2000 - when));
+    }
+    time += 2000;
+  }
+  std::vector<VirtualRank*> alive;
+  const auto last = static_cast<Rank>(random.below(static_cast<uint64_t>(setup.ranks)));
+  for (Rank rank = 0; rank < setup.ranks; ++rank) {
+    const uint64_t when = time + (rank == last ? 4000 : random.below(3000));
+    if (rank != last && random.below(3) == 0) {
+      const uint64_t before = time + random.below(when - time + 1);
+      come(rank, before, std::max(before + random.below(when - before + 1), before + 1));
+    }
+    alive.push_back(come(rank, when, 0));
+  }
+  fibers.run();
+  for (const VirtualRank* const rank : alive) {
+    require(rank->failure.empty(), "seed ", seed, ": ", rank->failure);
+    require(rank->heard == alive[0]->heard, "seed ", seed, ": two rosters");
+    const double seconds = in_seconds(rank->ended - at(time + 4000));
+    require(seconds < 3, "seed ", seed, ": they met ", seconds, " s after the last one came");
+  }
+}
+
+// One name, and two lists of members that overlap: each rank hears who makes what.
+void differing(const std::vector<std::vector<int>>& lists, const std::vector<int>& fail) {
+  MeetingSetup base{.ranks = 2, .local = 1, .timeout = std::chrono::seconds(20)};
+  Fibers fibers;
+  VirtualServer server(fibers, base);
+  std::vector<MeetingSetup> setups;
+  for (const auto& list : lists) {
+    setups.push_back(base);
+    setups.back().ranks = static_cast<int>(list.size());
+    setups.back().members = list;
+  }
+  std::vector<std::pair<int, std::unique_ptr<VirtualRank>>> ranks;
+  for (size_t i = 0; i < lists.size(); ++i) {
+    for (Rank rank = 0; rank < setups[i].ranks; ++rank) {
+      ranks.emplace_back(i, std::make_unique<VirtualRank>(server, rank, setups[i]));
+      fibers.start(fibers.now() + std::chrono::milliseconds(30 * (ranks.size() % 3)),
+                   [&self = *ranks.back().second] { self.meet(); });
+      if (std::ranges::count(fail, static_cast<int>(i)) > 0) break;  // the other rank is elsewhere
+    }
+  }
+  fibers.run();
+  for (const auto& [list, rank] : ranks) {
+    const bool fails = std::ranges::count(fail, list) > 0;
+    require(rank->failure.empty() != fails, "list ", list, ": ", rank->failure);
+    if (!fails) continue;
+    require(rank->failure.find("[0, 1]") != std::string::npos &&
+                rank->failure.find("[0, 2]") != std::string::npos,
+            rank->failure);
+  }
+}
+
+// Two processes are rank 1 and nobody is rank 2: all hear it, long before the time is up.
+void twice() {
+  MeetingSetup setup{.ranks = 3, .local = 3};
+  Fibers fibers;
+  VirtualServer server(fibers, setup);
+  std::vector<std::unique_ptr<VirtualRank>> ranks;
+  const auto began = fibers.now();
+  for (const Rank rank : {0, 1, 1}) {
+    ranks.push_back(std::make_unique<VirtualRank>(server, rank, setup));
+    ranks.back()->nonce = ranks.size();
+    fibers.start(began + std::chrono::milliseconds(20 * ranks.size()),
+                 [&self = *ranks.back()] { self.meet(); });
+  }
+  fibers.run();
+  for (const auto& rank : ranks) {
+    require(rank->failure.find("two processes are rank 1 of 3: process") == 0, rank->failure);
+    require(rank->ended - began < std::chrono::seconds(4), "late");
+  }
+}
+
 constexpr auto kSpread = std::chrono::seconds(2);
 constexpr auto kSlow = std::chrono::milliseconds(100);
 
@@ -110,6 +207,13 @@ std::vector<Check> all_checks() {
              require(met.seconds < 5 + 0.002 * 512, "they met in ", met.seconds, " s");
              require(met.usual_requests < 100, met.usual_requests, " requests of a rank");
            }},
+          {"restarted",
+           [] {
+             for (uint64_t seed = 0; seed < 2000; ++seed) restarted(seed);
+           }},
+          {"members/overlap", [] { differing({{0, 1}, {0, 2}}, {0, 1}); }},
+          {"members/apart", [] { differing({{0, 1}, {2, 3}}, {}); }},
+          {"twice", twice},
           {"slow",
            [] {
              require_met({.ranks = 256, .latency = kSlow});

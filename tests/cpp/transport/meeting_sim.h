@@ -22,6 +22,7 @@ struct MeetingSetup {
   bool set_waits = false;  // for an answer: c10d's TCPStore does not
   Clock::duration timeout = std::chrono::seconds(60);
   Rank absent = -1;  // never comes
+  std::vector<int> members;  // in a larger job; empty: it is the job
 };
 
 // A server that answers one question after the other.
@@ -91,6 +92,8 @@ class VirtualStore final : public Store {
   }
 
   uint64_t requests = 0, bytes = 0;
+  struct Death {};
+  Clock::time_point killed = Clock::time_point::max();  // at its next request after that
 
  private:
   void ask(const std::vector<std::string>& keys, uint64_t value_bytes, bool waits = true) {
@@ -98,6 +101,7 @@ class VirtualStore final : public Store {
     for (const std::string& key : keys) carried += key.size();
     ++requests;
     bytes += carried;
+    if (now() >= killed) throw Death();
     server_.take(keys.size(), carried, waits);
   }
 
@@ -111,7 +115,8 @@ class VirtualRank {
       : store(server), rank_(rank), setup_(setup) {
     options_.rank = rank;
     options_.size = setup.ranks;
-    options_.scope = "none/0/default";
+    options_.name = "default";
+    options_.members = setup.members;
     for (Rank each = 0; each < setup.ranks; ++each) all_.push_back(each);
   }
 
@@ -120,7 +125,11 @@ class VirtualRank {
     Assembly assembly(store, options_, deadline);
     try {
       assembly.begin();
-      exchange(assembly);
+      while (!met(assembly)) {
+      }
+      assembly.end();
+    } catch (const VirtualStore::Death&) {
+      failure = "dead";
     } catch (const std::exception& error) {
       failure = error.what();
       assembly.give_up(error);
@@ -132,15 +141,28 @@ class VirtualRank {
   Clock::time_point ended{};
   std::string failure;
   std::string heard;  // of the roster
+  uint64_t nonce = 0;
 
  private:
+  bool met(Assembly& assembly) {
+    try {
+      exchange(assembly);
+      return true;
+    } catch (const Assembly::Again&) {
+      return false;
+    }
+  }
+
   void exchange(Assembly& assembly) {
-    heard = assembly.exchange(card().to_text(), all_,
-                              [&](const auto& words) { return tell_hosts(assembly, words); });
+    heard = assembly.gather(
+        card().to_text(), [&](const auto& words) { return tell_hosts(assembly, words); },
+        [&](const std::string& text) {
+          const int host = Roster::from_text(text, setup_.ranks).host(rank_);
+          return assembly.read(str("host", host)).find(card().to_text()) != std::string::npos;
+        });
     const Roster roster = Roster::from_text(heard, setup_.ranks);
     const int host = roster.host(rank_);
     require(host == rank_ / setup_.local, "rank ", rank_, " is on host ", host);
-    assembly.read(str("host", host));
     if (roster.hosts() < setup_.ranks) {
       assembly.exchange("", all_, [](const auto&) { return std::string(); });
     } else {
@@ -166,6 +188,7 @@ class VirtualRank {
       cards.push_back(Card::from_text(word, static_cast<Rank>(cards.size())));
     }
     Roster roster;
+    roster.channel = cards[0].nonce[0];
     roster.find_hosts(cards, {});
     std::vector<std::string> texts(static_cast<size_t>(roster.hosts()));
     for (Rank rank = 0; rank < setup_.ranks; ++rank) {
@@ -186,7 +209,7 @@ class VirtualRank {
     card.network = "4026531840";
     card.socket = str("ringcomm-", 10'000'000'000'000'000 + static_cast<uint64_t>(rank_));
     card.pid = 100'000 + rank_;
-    card.nonce = {0x0123456789abcdef, static_cast<uint64_t>(rank_)};
+    card.nonce = {nonce, static_cast<uint64_t>(rank_)};
     return card;
   }
   std::string contact() const {

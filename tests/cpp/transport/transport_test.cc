@@ -9,6 +9,7 @@
 #include "cpp/harness.h"
 #include "cpp/processes.h"
 #include "meeting.h"
+#include "transport/assembly.h"
 #include "transport/host.h"
 
 namespace ringcomm::testing {
@@ -177,19 +178,25 @@ void killed_rank() {
 }
 
 // A rank that dies between its card and its connections is named long before the deadline, and
-// the one who notices it is not taken for dead in turn.
+// the one who notices it is not taken for dead in turn. The others came before it: it is no card of
+// an earlier life.
 void killed_while_meeting(int size) {
   SharedStore store;
   const auto statuses = run_processes(size, [&](Rank rank) {
+    RendezvousOptions options = options_of(rank, size);
+    const Deadline deadline(std::chrono::seconds(20));
     if (rank == 1) {
-      Card card = make_card();
-      store.add("ringcomm/test/arrivals", 1);
-      store.say("ringcomm/test/0/card/", "1", card.to_text());
-      ::kill(::getpid(), SIGKILL);
+      while (!store.has("here")) ::usleep(1000);
+      Assembly assembly(store, options, deadline);
+      assembly.begin();
+      options.interrupt = [] { ::kill(::getpid(), SIGKILL); };
+      assembly.gather(make_card().to_text(), nullptr, nullptr);
     }
     const Deadline clock(std::chrono::hours(1));
+    if (rank == 0) options.interrupt = [&] { store.set("here", "0"); };
+    Process process;
     try {
-      End end(store, rank, size);
+      Group group(process, store, options, std::chrono::seconds(20));
     } catch (const PeerError& error) {
       require(std::string(error.what()).find("rank 1 (process") != std::string::npos, error.what());
       require(clock.elapsed_seconds() < 3, "took ", clock.elapsed_seconds(), " s");
