@@ -48,7 +48,7 @@ std::string text_of(const std::string& word) {  // without the nonce and the ran
 }
 
 bool is_over(const std::string& card) {
-  return card.starts_with(kMet) || card.starts_with(kLeft);
+  return card.starts_with(kMet) || card.starts_with(kLeft) || card.starts_with('!');
 }
 
 std::string name_of(const Nonce& nonce) { return str(nonce[0], '-', nonce[1]); }
@@ -87,7 +87,7 @@ std::vector<int> members_from(const std::string& text) {
     char dash = 0;
     if (!(ends >> first) || first < 0) return {};
     if (!(ends >> dash >> last)) last = first;
-    if (last - first >= static_cast<int>(kMost) || members.size() > kMost) return {};
+    if (last < first || last - first >= static_cast<int>(kMost) || members.size() > kMost) return {};
     for (int rank = first; rank <= last; ++rank) members.push_back(rank);
   }
   return members;
@@ -149,9 +149,7 @@ std::string Assembly::hear_roster() {
     now = value_of(roster());
     return !now.empty() && now != roster_;
   };
-  if (!await(changed)) {
-    wait_for_names(changed);
-  }
+  if (!await(changed)) wait_for_names(changed);
   roster_ = now;
   if (roster_.starts_with('!')) retell(roster_);
   return roster_;
@@ -182,7 +180,7 @@ std::string Assembly::propose(const Answer& answer) {
   return text;
 }
 
-// False: a rank has not come, or has gone. Throws if two processes are one rank.
+// False: a rank has not come, or is over with it.
 bool Assembly::read_cards() {
   std::vector<std::string> keys;
   for (Rank rank = 0; rank < options_.size; ++rank) keys.push_back(card(rank));
