@@ -95,8 +95,8 @@ std::shared_ptr<Communicator> Communicator::create(Store& store,
   meeting.warn = [&](const std::string& text) { logger.warning(text); };
   auto limit = options.timeout;
   if (world && options.may_be_late) limit = std::max(limit, world->state().timeout());
-  const auto memory = std::make_shared<Neighbourhood>(
-      meet(store, meeting, runtime.neighbours(), Deadline(limit)));
+  const auto memory =
+      std::make_shared<Neighbourhood>(meet(store, meeting, runtime.neighbours(), Deadline(limit)));
   const std::shared_ptr<Transport> transport = std::make_unique<Transport>(
       options.rank, std::move(memory->peers), std::move(memory->others));
   try {

@@ -14,9 +14,10 @@ class StoreAdapter final : public Store {
     try {
       return function();
     } catch (const c10::DistNetworkError& error) {
-      fail("does not answer: has the process that serves it ended? That is rank 0, unless a "
-           "launcher or the program serves it; see its own output",
-           error.what_without_backtrace());
+      fail(
+          "does not answer: has the process that serves it ended? That is rank 0, unless a "
+          "launcher or the program serves it; see its own output",
+          error.what_without_backtrace());
     } catch (const c10::Error& error) {
       fail("refuses a request", error.what_without_backtrace());
     } catch (const std::exception& error) {
@@ -24,8 +25,8 @@ class StoreAdapter final : public Store {
     }
   }
   [[noreturn]] static void fail(const char* how, const char* what) {
-    C10_THROW_ERROR(DistStoreError,
-                    str("the store through which the ranks find one another ", how, " (", what, ")"));
+    C10_THROW_ERROR(DistStoreError, str("the store through which the ranks find one another ", how,
+                                        " (", what, ")"));
   }
 
  public:

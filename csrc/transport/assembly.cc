@@ -15,6 +15,7 @@ constexpr auto kFirstShare = std::chrono::microseconds(20),
                kLongestShare = std::chrono::microseconds(1000);
 constexpr int kShare = 4;                               // of the time that has passed
 constexpr auto kPiece = std::chrono::milliseconds(50);  // of a pause, between looks for Ctrl-C
+constexpr int kLooks = 8;    // before a warning that an earlier meeting failed: some 5 s
 constexpr int kSearch = 64;  // so many ranks find by themselves who is late
 constexpr auto kNamesTime = std::chrono::seconds(2);  // for rank 0 to say who it is
 constexpr size_t kMostNamed = 16;                     // ranks that have not come
@@ -33,18 +34,22 @@ std::string word_of(Rank self, const std::exception& error) {
   return str(self, " rank ", self, " failed: ", error.what());
 }
 
-std::string text_of(const std::string& word) {  // without the nonce and the rank
-  const size_t rank = std::min(word.find(' ') + 1, word.size());
-  return word.substr(std::min(word.find(' ', rank) + 1, word.size()));
-}
+// All of them begin with who says it, and of which world.
+struct Failure {
+  explicit Failure(const std::string& word) {
+    TextReader in(word.substr(word.starts_with('!') ? 1 : 0));
+    if (in >> id >> world >> rank) std::getline(in >> std::ws, text);
+  }
+  std::string id, text;
+  uint64_t world = 0;
+  Rank rank = kNobody;
+};
 
 [[noreturn]] void retell(const std::string& word) {
-  std::string nonce;
-  Rank rank = kNobody;
-  TextReader(word) >> nonce >> rank;
-  if (rank == kAll) throw UsageError(text_of(word));
-  if (rank < 0) throw TimeoutError(text_of(word));
-  throw PeerError(rank, text_of(word));
+  const Failure failure(word);
+  if (failure.rank == kAll) throw UsageError(failure.text);
+  if (failure.rank < 0) throw TimeoutError(failure.text);
+  throw PeerError(failure.rank, failure.text);
 }
 
 bool is_over(const std::string& card) {
@@ -87,7 +92,8 @@ std::vector<int> members_from(const std::string& text) {
     char dash = 0;
     if (!(ends >> first) || first < 0) return {};
     if (!(ends >> dash >> last)) last = first;
-    if (last < first || last - first >= static_cast<int>(kMost) || members.size() > kMost) return {};
+    if (last < first || last - first >= static_cast<int>(kMost) || members.size() > kMost)
+      return {};
     for (int rank = first; rank <= last; ++rank) members.push_back(rank);
   }
   return members;
@@ -104,12 +110,17 @@ Assembly::Assembly(Store& store, const RendezvousOptions& options, const Deadlin
 
 void Assembly::begin() {
   if (store_.served()) {
-    roster_ = value_of(roster());
-    failure_ = value_of(trouble());
-    if (options_.rank == 0) fresh_ = store_.said(cards()) == 0;
+    roster_ = old(value_of(roster()));
+    failure_ = old(value_of(trouble()));
+    before_ = store_.said(cards());
     if (options_.world != 0 && store_.has(latest())) check_members(true);
   }
   store_.set(latest(), own_entry());
+}
+
+// What this rank takes for an earlier meeting's word: not a failure of its own world's.
+std::string Assembly::old(const std::string& word) const {
+  return options_.world != 0 && Failure(word).world == options_.world ? "" : word;
 }
 
 std::string Assembly::value_of(const std::string& key) {
@@ -133,7 +144,7 @@ std::string Assembly::gather(const std::string& card, const Answer& answer,
       stage_ = 0;
       text = hear_roster();
       TextReader in(text);
-      in >> prefix_ >> fresh_;
+      in >> prefix_;
       prefix_ = str(base_, prefix_, '/');
       text = text.substr(std::min(text.find('\n'), text.size() - 1) + 1);
     } while (!accepts(text));
@@ -155,27 +166,18 @@ std::string Assembly::hear_roster() {
   return roster_;
 }
 
-// In the long run every other question is whether somebody has given up.
 std::string Assembly::propose(const Answer& answer) {
-  const auto start = store_.now();
-  bool asks = true;
   said_ = -1;
-  const auto all = [&] {
-    asks = !asks || store_.now() - start < kLongestPause;
-    if (!asks) {
-      if (failed()) check_last_words();
-      return false;
-    }
+  await_all([&] {
     const int64_t said = store_.said(cards());
     if (said < options_.size || said == said_) return false;
     said_ = said;
     return read_cards();
-  };
-  if (!await(all)) throw late(silent());
+  });
   const std::string name = str(id_, '.', ++rosters_);
   prefix_ = str(base_, name, '/');
   const std::string text = agreed(answer, cards_);
-  roster_ = str(name, ' ', fresh_, '\n', text);
+  roster_ = str(name, '\n', text);
   store_.set(roster(), roster_);
   return text;
 }
@@ -228,21 +230,26 @@ void Assembly::wait_for_names(const std::function<bool()>& answered) {
 }
 
 std::string Assembly::answer_all(const Answer& make) {
-  const auto start = store_.now();
-  bool asks = true;
-  const auto all = [&] {
-    asks = !asks || store_.now() - start < kLongestPause;
-    if (asks) return store_.said(list(stage_)) >= std::ssize(speakers_);
-    if (failed()) check_last_words();
-    check_roster();
-    return false;
-  };
-  if (!await(all)) throw late(silent());
+  await_all([&] { return store_.said(list(stage_)) >= std::ssize(speakers_); });
   std::vector<std::string> keys;
   for (const Rank rank : speakers_) keys.push_back(key(rank));
   const std::string text = agreed(make, store_.get_all(keys));
   store_.set(answer(stage_), text);
   return text;
+}
+
+// In the long run every other question is whether somebody has given up.
+void Assembly::await_all(const std::function<bool()>& said) {
+  const auto start = store_.now();
+  bool asks = true;
+  const auto all = [&] {
+    asks = !asks || store_.now() - start < kLongestPause;
+    if (asks) return said();
+    if (failed()) check_last_words();
+    if (stage_ > 0) check_roster();
+    return false;
+  };
+  if (!await(all)) throw late(silent());
 }
 
 // All get its UsageError.
@@ -281,13 +288,17 @@ bool Assembly::await(const std::function<bool()>& ready) {
     const auto passed = store_.now() - start;
     if (store_.now() >= deadline_.at()) return false;
     if (stage_ == 0 && passed > kLongestPause && store_.served()) {
-      ++looks;  // every other time, at one of two things
+      if (++looks == kLooks && !failure_.empty() && options_.warn) warn_of_failure();
       if (looks % 4 == 1) check_card();
       if (looks % 4 == 3) check_members(false);
     }
     rest(std::clamp<Clock::duration>(passed / kShare, first, longest));
   }
   return true;
+}
+
+void Assembly::warn_of_failure() const {
+  options_.warn("the ranks have not met yet. Before, they failed with: " + Failure(failure_).text);
 }
 
 void Assembly::rest(Clock::duration pause) {
@@ -356,9 +367,7 @@ void Assembly::check_card() {
 }
 
 // Has somebody given up since this rank came?
-bool Assembly::failed() {
-  return store_.has(trouble()) && store_.get(trouble()) != failure_;
-}
+bool Assembly::failed() { return store_.has(trouble()) && store_.get(trouble()) != failure_; }
 
 // A rank that gave up says so before it ends.
 void Assembly::check_last_words() {
@@ -372,19 +381,23 @@ void Assembly::check(const std::vector<Rank>& awaited) {
   check_roster();
 }
 
-// The others are in this stage or wait for the next.
+// To those that are here, and to those that come in the next moment: what these find is old to
+// them.
 void Assembly::give_up(const std::exception& error) {
-  const std::string word =
-      str(id_, ' ', disagreement_.empty() ? word_of(options_.rank, error) : disagreement_);
+  const std::string word = disagreement_.empty() ? word_of(options_.rank, error) : disagreement_;
+  const bool waited = dynamic_cast<const TimeoutError*>(&error) != nullptr;
+  const auto end = store_.now() + kLastWords;
   try {
-    if (!failed()) store_.set(trouble(), word);  // the first counts
-    if (options_.rank == 0) {
-      for (size_t stage = std::max<size_t>(stage_, 1);
-           stage < std::min(stage_ + 2, kStages.size()) && prefix_ != base_; ++stage) {
-        store_.set(answer(stage), '!' + word);
+    int64_t said = -1;
+    for (int times = 0; times == 0 || store_.now() < end; store_.wait(kPiece)) {
+      if (const int64_t now = store_.served() ? store_.said(cards()) : 0; now != said) {
+        said = now;
+        tell_failure(str(id_, '.', times++, ' ', options_.world, ' ', word));
       }
-      store_.set(roster(), '!' + word);
-      wait_for_readers(kLastWords);
+      const bool all = waited || said - before_ >= options_.size - (mine_.empty() ? 1 : 0);
+      if (!store_.served() ||
+          (options_.rank == 0 ? all && !has_readers() : waited || is_answered()))
+        break;
     }
     if (store_.served() && !mine_.empty()) store_.set(card(options_.rank), kLeft + mine_);
   } catch (const std::exception&) {
@@ -392,41 +405,58 @@ void Assembly::give_up(const std::exception& error) {
   }
 }
 
+// The others are in this stage or wait for the next.
+void Assembly::tell_failure(const std::string& word) {
+  if (!failed() || value_of(trouble()) == told_) store_.set(trouble(), word);  // the first counts
+  told_ = word;
+  if (options_.rank != 0) return;
+  for (size_t stage = std::max<size_t>(stage_, 1);
+       stage < std::min(stage_ + 2, kStages.size()) && prefix_ != base_; ++stage) {
+    store_.set(answer(stage), '!' + word);
+  }
+  store_.set(roster(), '!' + word);
+}
+
+// Has rank 0 said anything in this meeting?
+bool Assembly::is_answered() { return stage_ > 0 || value_of(roster()) != roster_; }
+
 void Assembly::end() {
   if (!store_.served() || options_.size == 1) return;
   try {
-    if (options_.rank == 0) wait_for_readers(kReaders);
+    const auto start = store_.now();
+    const Clock::duration first =
+        std::max<Clock::duration>(kFirstPause, options_.size * kFirstShare);
+    while (options_.rank == 0 && has_readers() && store_.now() - start < kReaders) {
+      store_.wait(std::clamp<Clock::duration>((store_.now() - start) / kShare, first, kPiece));
+    }
     store_.set(card(options_.rank), kMet + mine_);
   } catch (const std::exception&) {
     return;  // rank 0 has left, and the store with it: this rank needs it no more
   }
 }
 
-// A rank that has read the last word of a meeting takes its card back.
-void Assembly::wait_for_readers(Clock::duration most) {
-  if (!store_.served()) return;
-  const auto start = store_.now();
-  const Clock::duration first = std::max<Clock::duration>(kFirstPause, options_.size * kFirstShare);
-  std::vector<Rank> readers;
+// Of a rank that has read the last word of a meeting, which takes its card back, rank 0 waits no
+// more.
+bool Assembly::has_readers() {
   cards_.resize(static_cast<size_t>(options_.size));
+  std::vector<Rank> readers;
+  std::vector<std::string> keys;
   for (Rank rank = 1; rank < options_.size; ++rank) {
     std::string& theirs = cards_[static_cast<size_t>(rank)];
     if (theirs.empty() && options_.size <= kSearch) theirs = value_of(card(rank));
-    if (!theirs.empty() && !is_over(theirs)) readers.push_back(rank);
+    if (theirs.empty() || is_over(theirs)) continue;
+    readers.push_back(rank);
+    keys.push_back(card(rank));
   }
-  while (!readers.empty()) {
-    std::vector<std::string> keys;
-    for (const Rank rank : readers) keys.push_back(card(rank));
-    const Words now = store_.get_all(keys);
-    size_t place = 0;
-    std::erase_if(readers, [&](Rank rank) {
-      const bool reads = now[place++] == cards_[static_cast<size_t>(rank)];
-      return !reads || (died ? died(rank) : store_.died(rank)).has_value();
-    });
-    const auto passed = store_.now() - start;
-    if (passed >= most) return;
-    store_.wait(std::clamp<Clock::duration>(passed / kShare, first, kPiece));
+  const Words now = keys.empty() ? keys : store_.get_all(keys);
+  for (size_t i = 0; i < readers.size(); ++i) {
+    const Rank rank = readers[i];
+    const bool dead = (died ? died(rank) : store_.died(rank)).has_value();
+    if (dead || now[i] != cards_[static_cast<size_t>(rank)])
+      cards_[static_cast<size_t>(rank)] = kMet;
   }
+  return std::ranges::any_of(
+      readers, [&](Rank rank) { return !is_over(cards_[static_cast<size_t>(rank)]); });
 }
 
 void Assembly::set_apart(Rank other, const std::string& why) {
@@ -453,7 +483,7 @@ TimeoutError Assembly::late(const std::vector<Rank>& ranks) const {
         ": was every rank started, with the same world size and backend (RINGCOMM_AS on all ranks "
         "or on none)?";
   }
-  if (!failure_.empty()) text += " Before, it failed with: " + text_of(failure_);
+  if (!failure_.empty()) text += " Before, it failed with: " + Failure(failure_).text;
   return TimeoutError(text);
 }
 

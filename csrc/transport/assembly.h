@@ -8,8 +8,8 @@
 // rank 0's nonce and the number of its roster in them. If a card changes before all ranks have
 // confirmed the roster, rank 0 makes another one, and all begin again from there.
 //
-// The ranks meet by the group's name and by the list of its members. Ranks that give one name to two
-// lists do not meet: they hear of each other by the key `latest`.
+// The ranks meet by the group's name and by the list of its members. Ranks that give one name to
+// two lists do not meet: they hear of each other by the key `latest`.
 //
 // The store is asked for a few words by each rank, whatever the size of the group: rank 0 alone
 // reads what all have said, at once. It is polled: torch's blocking waits cannot be interrupted and
@@ -43,10 +43,11 @@ class Assembly {
   std::string exchange(const std::string& mine, const std::vector<Rank>& speakers,
                        const Answer& answer);
   void skip() { ++stage_; }
-  // The group stands. Rank 0 returns when the others have read its last word: it may serve the store.
+  // The group stands. Rank 0 returns when the others have read its last word: it may serve the
+  // store.
   void end();
-  // Was the store empty when rank 0 came? Then a dead process was alive in this meeting.
-  bool fresh() const { return fresh_; }
+  // How many cards there were when this rank came. Of later ones the processes were alive then.
+  int64_t before() const { return before_; }
   // In an answer, rank 0 leaves more for those whom it concerns. They read it after the stage.
   void leave(const std::string& name, const std::string& text) { store_.set(left(name), text); }
   std::string read(const std::string& name) { return store_.get(left(name)); }
@@ -98,11 +99,16 @@ class Assembly {
   std::string agreed(const Answer& make, const Words& words);
   std::string answer_all(const Answer& make);
   bool await(const std::function<bool()>& ready);
+  void await_all(const std::function<bool()>& said);
   void rest(Clock::duration pause);
   void check_dead();
   void check_members(bool comes);
   void check_card();
-  void wait_for_readers(Clock::duration most);
+  bool has_readers();
+  bool is_answered();
+  void tell_failure(const std::string& word);
+  std::string old(const std::string& word) const;
+  void warn_of_failure() const;
   void find_silent(std::span<const Rank> ranks, std::vector<Rank>& silent);
   TimeoutError late(const std::vector<Rank>& ranks) const;
   std::vector<Rank> silent();
@@ -116,10 +122,11 @@ class Assembly {
   std::string mine_;            // this rank's card
   std::string roster_;          // that is known, or was there before this rank
   std::string failure_;         // the same of the last failure
+  std::string told_;            // this rank's own word of failure
+  int64_t before_ = 0;
   Words cards_;                 // rank 0: that the roster was made of
   int64_t said_ = 0;            // rank 0: cards, in all lives of the store
   int rosters_ = 0;             // rank 0: made so far
-  bool fresh_ = true;           // what rank 0 says
   bool confirmed_ = false;      // by all ranks: their cards are today's
   size_t stage_ = 0;            // in progress, or next
   std::vector<Rank> speakers_;  // in this stage

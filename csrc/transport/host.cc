@@ -112,8 +112,8 @@ bool is_stopped(pid_t process) {
 
 std::string Card::to_text() const {
   return str(build, ' ', algorithm.empty() ? kNone : algorithm, ' ', host, ' ', boot_id, ' ',
-             network, ' ', socket, ' ', pid, ' ', user, ' ', nonce[0], ' ', nonce[1], ' ',
-             tcp ? "tcp" : "any");
+             network, ' ', socket, ' ', pid, ' ', user, ' ', nonce[0], ' ', nonce[1], ' ', before,
+             ' ', tcp ? "tcp" : "any");
 }
 
 Card Card::from_text(const std::string& text, Rank owner) {
@@ -121,7 +121,7 @@ Card Card::from_text(const std::string& text, Rank owner) {
   std::string transport;
   Card card;
   in >> card.build >> card.algorithm >> card.host >> card.boot_id >> card.network >> card.socket >>
-      card.pid >> card.user >> card.nonce[0] >> card.nonce[1] >> transport;
+      card.pid >> card.user >> card.nonce[0] >> card.nonce[1] >> card.before >> transport;
   card.tcp = transport == "tcp";
   if (card.algorithm == kNone) card.algorithm.clear();
   const size_t longest = std::max({card.build.size(), card.host.size(), card.socket.size()});

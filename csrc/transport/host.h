@@ -22,8 +22,9 @@ struct Card {
   std::string socket;     // abstract name, random; of the process
   int64_t pid = 0;
   uid_t user = 0;
-  bool tcp = false;  // RINGCOMM_TRANSPORT=tcp there: as if on a host of its own
-  Nonce nonce{};     // of this meeting
+  bool tcp = false;    // RINGCOMM_TRANSPORT=tcp there: as if on a host of its own
+  Nonce nonce{};       // of this meeting
+  int64_t before = 0;  // cards that were in the store when this rank came
 
   bool shares_host(const Card& other) const;
   // May loopback lead from one to the other?

@@ -13,8 +13,8 @@ constexpr auto kLookEvery = std::chrono::milliseconds(500);  // at the store, at
 constexpr const char* kNoMemfd =
     "this process may not call memfd_create, so it shares no memory, and reaches all ranks by TCP: "
     "allow that call in the seccomp profile of its container";
-constexpr int32_t kContacts = 1 << 16;                       // a parcel
-constexpr auto kSlice = std::chrono::milliseconds(1);        // another thread may take what comes
+constexpr int32_t kContacts = 1 << 16;                 // a parcel
+constexpr auto kSlice = std::chrono::milliseconds(1);  // another thread may take what comes
 
 class Meeting {
  public:
@@ -33,6 +33,7 @@ class Meeting {
     try {
       assembly_.begin();
       mine_ = neighbours_.card();
+      mine_.before = assembly_.before();
       if (mine_.tcp && !options_.tcp && neighbours_.first_time(kNoMemfd)) options_.warn(kNoMemfd);
       mine_.tcp = mine_.tcp || options_.tcp;
       if (!options_.host.empty()) mine_.host = options_.host;
@@ -208,8 +209,7 @@ class Meeting {
   }
 
   void adopt(Rank rank, const Fd& memory) {
-    Mapping mapping =
-        memory ? Mapping(memory, layout_.bytes()) : Mapping(layout_.bytes());
+    Mapping mapping = memory ? Mapping(memory, layout_.bytes()) : Mapping(layout_.bytes());
     const auto* header = reinterpret_cast<const Header*>(mapping.data());
     const bool genuine = header->magic == kSegmentMagic && header->nonce == card(rank).nonce;
     if (rank != options_.rank && !genuine) throw_gone(rank);
@@ -254,8 +254,7 @@ class Meeting {
   bool resolved(Rank rank) {
     if (!peer(rank).process) {
       auto reached = neighbours_.reach(card(rank).socket);
-      // A card that was there before may be of an earlier life; the check looks for a later one.
-      if (reached.gone && assembly_.fresh()) throw_gone(rank);
+      if (reached.gone && was_here(rank)) throw_gone(rank);
       if (!reached.apart.empty()) return set_apart(rank, reached.apart);
       peer(rank).process = std::move(reached.neighbour);
     }
@@ -279,6 +278,10 @@ class Meeting {
     return false;
   }
 
+  // Was its process alive in this meeting? Else its card may be of an earlier one, and a later card
+  // may come: the check looks for it.
+  bool was_here(Rank rank) const { return card(rank).before >= assembly_.before(); }
+
   // The peer may wait for this rank to connect: it is told.
   bool set_apart(Rank rank, const std::string& why) {
     if (attempt_ > 1) throw PeerError(rank, str("rank ", rank, ": ", why));
@@ -293,7 +296,7 @@ class Meeting {
     const bool told = assembly_.some_are_apart();
     for (const Rank rank : missing) {
       if (peer(rank).process && !peer(rank).process->lost()) continue;
-      const bool knew = assembly_.fresh() || peer(rank).process;
+      const bool knew = was_here(rank) || peer(rank).process;
       if (neighbours_.is_gone(card(rank).socket) && knew) throw_gone(rank);
       const std::string why = told ? assembly_.apart_from(rank) : "";
       if (!why.empty()) neighbours_.set_apart(card(rank).socket, why);

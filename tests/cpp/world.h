@@ -56,7 +56,8 @@ class World {
     Neighbourhood memory;
     memory.word = terms.word;
     auto group = std::make_shared<Communicator>(std::make_unique<Kind>(rank, std::move(peers)),
-                                                terms.geometry, terms.options, std::make_shared<Neighbourhood>(std::move(memory)));
+                                                terms.geometry, terms.options,
+                                                std::make_shared<Neighbourhood>(std::move(memory)));
     const std::lock_guard lock(mutex_);
     groups_.push_back(group);
     return group;

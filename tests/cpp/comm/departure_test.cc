@@ -268,6 +268,30 @@ void message_before_a_failure() {
   }));
 }
 
+// A rank has met the others and cannot make its group: they have one, and hear in it why.
+void no_group(bool tcp) {
+  SharedStore store;
+  require_all_zero(run_processes(3, [&](Rank rank) {
+    ProcessConfig config;
+    if (tcp) config.transport = "tcp";
+    if (rank == 1) {
+      config.ring = [](int, uint64_t) -> int { throw std::runtime_error("there is no ring"); };
+    }
+    Runtime::get().configure(config);
+    if (rank != 1) {
+      const auto group = join(store, rank, 3);
+      const std::string text = failure_of(*group, call_of(Collective::kAllReduce, 3));
+      return require_in(text, "rank 1 failed: there is no ring");
+    }
+    try {
+      join(store, rank, 3);
+    } catch (const std::runtime_error& error) {
+      return require_in(error.what(), "there is no ring");
+    }
+    throw Failure("it has a group");
+  }));
+}
+
 const char* name_of(Way way) {
   const char* const names[] = {"abort", "destroy", "exception", "kill"};
   return names[static_cast<int>(way)];
@@ -291,6 +315,7 @@ std::vector<Check> all_checks() {
       }
       checks.push_back({name + "/messages", [=] { messages(way, tcp); }});
     }
+    checks.push_back({tcp ? "tcp/no group" : "no group", [=] { no_group(tcp); }});
   }
   checks.push_back({"message before a failure", message_before_a_failure});
   return checks;

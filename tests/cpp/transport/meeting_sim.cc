@@ -92,9 +92,9 @@ void require_named(const MeetingSetup& setup) {
   require(met.seconds < 1.5 * limit, "the last one knew after ", met.seconds, " s of ", limit);
 }
 
-// Lives of one store, at random. In the first ones all ranks that come are killed, at any moment. In
-// the last one some are killed, too, before the last rank comes, and others come in their place. All
-// that live in the end meet, and nobody else.
+// Lives of one store, at random. In the first ones all ranks that come are killed, at any moment.
+// In the last one some are killed, too, before the last rank comes, and others come in their place.
+// All that live in the end meet, and nobody else.
 void restarted(uint64_t seed) {
   Random random(seed);
   MeetingSetup setup{.ranks = 2 + static_cast<int>(random.below(6)), .local = 2};

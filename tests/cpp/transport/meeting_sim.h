@@ -21,8 +21,8 @@ struct MeetingSetup {
   double bytes_per_second = 1e9;
   bool set_waits = false;  // for an answer: c10d's TCPStore does not
   Clock::duration timeout = std::chrono::seconds(60);
-  Rank absent = -1;  // never comes
-  std::vector<int> members;  // in a larger job; empty: it is the job
+  Rank absent = -1;               // never comes
+  std::vector<int> members = {};  // in a larger job; empty: it is the job
 };
 
 // A server that answers one question after the other.

@@ -250,7 +250,8 @@ void no_descriptors(Rank victim, bool acquainted) {
   }
 }
 
-// Those that were in a meeting that failed try again, and meet the late rank then, whenever it comes.
+// Those that were in a meeting that failed try again, and meet the late rank then, whenever it
+// comes.
 void once_more(Rank late, bool retries_first) {
   LocalStore store;
   const int size = 4;

@@ -190,7 +190,9 @@ void killed_while_meeting(int size) {
       Assembly assembly(store, options, deadline);
       assembly.begin();
       options.interrupt = [] { ::kill(::getpid(), SIGKILL); };
-      assembly.gather(make_card().to_text(), nullptr, nullptr);
+      Card card = make_card();
+      card.before = assembly.before();
+      assembly.gather(card.to_text(), nullptr, nullptr);
     }
     const Deadline clock(std::chrono::hours(1));
     if (rank == 0) options.interrupt = [&] { store.set("here", "0"); };
