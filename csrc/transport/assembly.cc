@@ -23,7 +23,7 @@ constexpr Rank kNobody = -1, kAll = -2;               // in a word of failure
 // Before the card of a rank that has met the others, and of one that has given up.
 constexpr char kMet = '=', kLeft = '-';
 constexpr auto kReaders = std::chrono::seconds(5);    // for the last word of rank 0
-constexpr auto kLastWords = std::chrono::seconds(1);  // the same of its failure
+constexpr auto kLastWords = std::chrono::seconds(2);  // of a rank that gives up
 
 // A word of failure: the rank concerned, or kNobody where that is in the text; then what to say.
 std::string word_of(Rank self, const std::exception& error) {
@@ -58,53 +58,20 @@ bool is_over(const std::string& card) {
 
 std::string name_of(const Nonce& nonce) { return str(nonce[0], '-', nonce[1]); }
 
-std::vector<int> members_of(const RendezvousOptions& options) {
-  if (!options.members.empty()) return options.members;
-  std::vector<int> all(static_cast<size_t>(options.size));
-  std::iota(all.begin(), all.end(), 0);
-  return all;
-}
-
-// Runs of three and more as their ends: 0-7,9,12.
-std::string to_text(const std::vector<int>& members, const char* comma = ",") {
-  std::string text;
-  for (size_t at = 0; at < members.size(); ++at) {
-    size_t last = at;
-    while (last + 1 < members.size() && members[last + 1] == members[last] + 1) ++last;
-    text += str(at == 0 ? "" : comma, members[at]);
-    if (last < at + 2) continue;
-    text += str('-', members[last]);
-    at = last;
-  }
-  return text;
-}
-
-std::string shown(const std::vector<int>& members) { return '[' + to_text(members, ", ") + ']'; }
-
-// Empty where it is no such text.
-std::vector<int> members_from(const std::string& text) {
-  constexpr size_t kMost = 4096;
-  std::vector<int> members;
-  TextReader in(text);
-  for (std::string item; std::getline(in, item, ',');) {
-    TextReader ends(item);
-    int first = 0, last = 0;
-    char dash = 0;
-    if (!(ends >> first) || first < 0) return {};
-    if (!(ends >> dash >> last)) last = first;
-    if (last < first || last - first >= static_cast<int>(kMost) || members.size() > kMost)
-      return {};
-    for (int rank = first; rank <= last; ++rank) members.push_back(rank);
-  }
+Members members_of(const RendezvousOptions& options) {
+  Members members = Members::all(options.size);
+  if (!options.members.empty()) members.ranks = options.members;
+  members.rank = options.rank;
+  members.world = options.world;
+  members.id = name_of(random_id());
   return members;
 }
 
 }  // namespace
 
 Assembly::Assembly(Store& store, const RendezvousOptions& options, const Deadline& deadline)
-    : store_(store), options_(options), deadline_(deadline), id_(name_of(random_id())) {
-  const uint64_t members = channel_of({to_text(members_of(options))});
-  base_ = str("ringcomm/", options.name, '/', members, '/');
+    : store_(store), options_(options), deadline_(deadline), members_(members_of(options)) {
+  base_ = str("ringcomm/", options.name, '/', channel_of({members_.shown()}), '/');
   prefix_ = base_;
 }
 
@@ -115,7 +82,7 @@ void Assembly::begin() {
     before_ = store_.said(cards());
     if (options_.world != 0 && store_.has(latest())) check_members(true);
   }
-  store_.set(latest(), own_entry());
+  store_.set(latest(), members_.to_text());
 }
 
 // What this rank takes for an earlier meeting's word: not a failure of its own world's.
@@ -174,7 +141,7 @@ std::string Assembly::propose(const Answer& answer) {
     said_ = said;
     return read_cards();
   });
-  const std::string name = str(id_, '.', ++rosters_);
+  const std::string name = str(members_.id, '.', ++rosters_);
   prefix_ = str(base_, name, '/');
   const std::string text = agreed(answer, cards_);
   roster_ = str(name, '\n', text);
@@ -289,8 +256,10 @@ bool Assembly::await(const std::function<bool()>& ready) {
     if (store_.now() >= deadline_.at()) return false;
     if (stage_ == 0 && passed > kLongestPause && store_.served()) {
       if (++looks == kLooks && !failure_.empty() && options_.warn) warn_of_failure();
-      if (looks % 4 == 1) check_card();
-      if (looks % 4 == 3) check_members(false);
+      if (looks % 2 == 1)
+        check_card();
+      else
+        check_members(false);
     }
     rest(std::clamp<Clock::duration>(passed / kShare, first, longest));
   }
@@ -321,33 +290,30 @@ void Assembly::check_dead() {
   }
 }
 
-// What this rank makes, for those that wait for it elsewhere.
-std::string Assembly::own_entry() const {
-  return str(options_.rank, ' ', options_.world, ' ', id_, ' ', to_text(members_of(options_)));
-}
-
 // Ranks that have other members in mind hear so from those that wait. If a rank `comes`, the last
 // word may be of a dead process, unless it is of the same world, where each name is used once.
 void Assembly::check_members(bool comes) {
-  TextReader in(store_.get(latest()));
-  Rank rank = 0;
-  uint64_t world = 0;
-  std::string id, text;
-  if (!(in >> rank >> world >> id >> text)) return;
-  const std::vector<int> theirs = members_from(text), ours = members_of(options_);
-  if (theirs == ours || rank < 0 || rank >= std::ssize(theirs)) return;
-  if (comes && world != options_.world) return;
-  store_.set(latest(), own_entry());
-  if (std::ranges::find_first_of(theirs, ours) == theirs.end()) return;
-  if (options_.members.empty()) {
-    throw PeerError(rank, sizes_text(rank, static_cast<int>(theirs.size()), options_.size));
+  const Members theirs = Members::from_text(store_.get(latest()));
+  if (theirs.ranks.empty() || theirs.ranks == members_.ranks) return;
+  if (comes && theirs.world != members_.world) return;
+  members_.told = theirs.id;
+  const std::string own = members_.to_text();
+  store_.set(latest(), own);
+  if (!theirs.overlap(members_)) return;
+  const auto end = store_.now() + kLastWords;  // for the other to read it, and to answer
+  while (theirs.told != members_.id && store_.get(latest()) == own && store_.now() < end) {
+    store_.wait(kPiece);
   }
-  throw PeerError(
-      rank, str("rank ", theirs[static_cast<size_t>(rank)], " makes group '", options_.name,
-                "' of the ranks ", shown(theirs), ", and this one, rank ",
-                ours[static_cast<size_t>(options_.rank)], ", of the ranks ", shown(ours),
-                ": every rank must call new_group for each group, also for those that it is not "
-                "part of, in the same order and with the same ranks"));
+  if (options_.members.empty()) {
+    throw PeerError(theirs.rank,
+                    sizes_text(theirs.rank, static_cast<int>(theirs.ranks.size()), options_.size));
+  }
+  throw PeerError(theirs.rank,
+                  str("rank ", theirs.number(), " makes group '", options_.name, "' of the ranks ",
+                      theirs.shown(), ", and this one, rank ", members_.number(), ", of the ranks ",
+                      members_.shown(),
+                      ": every rank must call new_group for each group, also for those that "
+                      "it is not part of, in the same order and with the same ranks"));
 }
 
 // Another process that writes this rank's card is the same rank. Both hear of it, and rank 0.
@@ -392,7 +358,7 @@ void Assembly::give_up(const std::exception& error) {
     for (int times = 0; times == 0 || store_.now() < end; store_.wait(kPiece)) {
       if (const int64_t now = store_.served() ? store_.said(cards()) : 0; now != said) {
         said = now;
-        tell_failure(str(id_, '.', times++, ' ', options_.world, ' ', word));
+        tell_failure(str(members_.id, '.', times++, ' ', options_.world, ' ', word));
       }
       const bool all = waited || said - before_ >= options_.size - (mine_.empty() ? 1 : 0);
       if (!store_.served() ||
@@ -476,7 +442,7 @@ TimeoutError Assembly::late(const std::vector<Rank>& ranks) const {
                          options_.size, ", which ", ranks.size() == 1 ? "has" : "have",
                          stage_ == 0 ? " not joined" : " not finished joining", " the group");
   if (!options_.members.empty()) {
-    text += str(" of the ranks ", shown(options_.members),
+    text += str(" of the ranks ", members_.shown(),
                 ": does every rank call new_group for each group, in the same order?");
   } else {
     text +=

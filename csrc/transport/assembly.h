@@ -20,6 +20,7 @@
 #include <optional>
 #include <span>
 
+#include "transport/members.h"
 #include "transport/rendezvous.h"
 
 namespace ringcomm {
@@ -88,7 +89,6 @@ class Assembly {
   std::string latest() const { return str("ringcomm/", options_.name, "/latest"); }
   std::string apart(const std::string& pair) const { return prefix_ + "apart" + pair; }
   std::string value_of(const std::string& key);  // "": there is none
-  std::string own_entry() const;
   std::string hear();
   std::string hear_roster();
   std::string propose(const Answer& answer);
@@ -116,13 +116,13 @@ class Assembly {
   Store& store_;
   const RendezvousOptions& options_;
   const Deadline& deadline_;
-  const std::string id_;        // of this rank in this meeting, and of no other
-  std::string base_;            // of the keys of a group of this name and these members
-  std::string prefix_;          // of the keys of one roster's ranks
-  std::string mine_;            // this rank's card
-  std::string roster_;          // that is known, or was there before this rank
-  std::string failure_;         // the same of the last failure
-  std::string told_;            // this rank's own word of failure
+  Members members_;      // its id is of this rank in this meeting, and of no other
+  std::string base_;     // of the keys of a group of this name and these members
+  std::string prefix_;   // of the keys of one roster's ranks
+  std::string mine_;     // this rank's card
+  std::string roster_;   // that is known, or was there before this rank
+  std::string failure_;  // the same of the last failure
+  std::string told_;     // this rank's own word of failure
   int64_t before_ = 0;
   Words cards_;                 // rank 0: that the roster was made of
   int64_t said_ = 0;            // rank 0: cards, in all lives of the store

@@ -3,6 +3,7 @@
 #include "fuzz_driver.h"
 #include "net/network.h"
 #include "transport/host.h"
+#include "transport/members.h"
 
 namespace ringcomm::testing {
 namespace {
@@ -46,6 +47,14 @@ void check_card(const std::string& text) {
   require(card.socket.size() <= 100, "a name that is no socket's");
 }
 
+void check_members(const std::string& text) {
+  const Members members = Members::from_text(text);
+  if (members.ranks.empty()) return;
+  const Members again = Members::from_text(members.to_text());
+  require(again.ranks == members.ranks && again.number() == members.number(), "other members");
+  require(again.world == members.world && again.id == members.id, "another rank's");
+}
+
 Bytes input_of(uint8_t kind, const std::string& text) {
   Bytes bytes(1, kind);
   bytes.insert(bytes.end(), text.begin(), text.end());
@@ -72,9 +81,9 @@ std::vector<Bytes> corpus() {
   card.pid = 4711;
   card.user = 1000;
   card.nonce = {UINT64_MAX, 1};
-  return {input_of(0, contact.to_text()), input_of(1, contact.addresses[0].to_text()),
+  return {input_of(0, contact.to_text()),     input_of(1, contact.addresses[0].to_text()),
           input_of(1, "[::ffff:10.0.0.1]:7"), input_of(1, "[fe80::1%lo]:4000"),
-          input_of(2, card.to_text())};
+          input_of(2, card.to_text()),        input_of(3, "2 7 5-9 - 0-2,5,9-4000")};
 }
 
 }  // namespace ringcomm::testing
@@ -82,10 +91,10 @@ std::vector<Bytes> corpus() {
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t bytes) {
   using namespace ringcomm::testing;
   Input input(data, bytes);
-  const auto kind = input.below(3);
+  const auto kind = input.below(4);
   const auto left = input.take_bytes(input.size());
   const std::string text(left.begin(), left.end());
-  constexpr std::array checks = {&check_contact, &check_address, &check_card};
+  constexpr std::array checks = {&check_contact, &check_address, &check_card, &check_members};
   checks.at(kind)(text);
   return 0;
 }

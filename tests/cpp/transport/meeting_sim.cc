@@ -169,6 +169,27 @@ void differing(const std::vector<std::vector<int>>& lists, const std::vector<int
   }
 }
 
+// After a meeting that failed ranks come again, and one of them late: the others say why they wait.
+void failed_before() {
+  MeetingSetup setup{.ranks = 2, .local = 2, .timeout = std::chrono::seconds(3)};
+  Fibers fibers;
+  VirtualServer server(fibers, setup);
+  VirtualRank first(server, 0, setup);
+  setup.timeout = std::chrono::seconds(60);
+  VirtualRank again(server, 0, setup), late(server, 1, setup);
+  again.nonce = 1;
+  const auto at = [began = fibers.now()](int s) { return began + std::chrono::seconds(s); };
+  fibers.start(at(0), [&] { first.meet(); });
+  fibers.start(at(10), [&] { again.meet(); });
+  fibers.start(at(20), [&] { late.meet(); });
+  fibers.run();
+  require(again.failure.empty() && late.failure.empty(), again.failure, late.failure);
+  require(again.warning.find("the ranks have not met yet. Before, they failed with: " +
+                             first.failure) == 0,
+          again.warning);
+  require(late.warning.empty(), late.warning);
+}
+
 // Two processes are rank 1 and nobody is rank 2: all hear it, long before the time is up.
 void twice() {
   MeetingSetup setup{.ranks = 3, .local = 3};
@@ -214,6 +235,7 @@ std::vector<Check> all_checks() {
           {"members/overlap", [] { differing({{0, 1}, {0, 2}}, {0, 1}); }},
           {"members/apart", [] { differing({{0, 1}, {2, 3}}, {}); }},
           {"twice", twice},
+          {"failed before", failed_before},
           {"slow",
            [] {
              require_met({.ranks = 256, .latency = kSlow});

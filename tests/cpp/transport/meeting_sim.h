@@ -117,6 +117,7 @@ class VirtualRank {
     options_.size = setup.ranks;
     options_.name = "default";
     options_.members = setup.members;
+    options_.warn = [this](const std::string& text) { warning += text; };
     for (Rank each = 0; each < setup.ranks; ++each) all_.push_back(each);
   }
 
@@ -141,6 +142,7 @@ class VirtualRank {
   Clock::time_point ended{};
   std::string failure;
   std::string heard;  // of the roster
+  std::string warning;
   uint64_t nonce = 0;
 
  private:
