@@ -171,12 +171,12 @@ void differing(const std::vector<std::vector<int>>& lists, const std::vector<int
 
 // After a meeting that failed ranks come again, and one of them late: the others say why they wait.
 void failed_before() {
-  MeetingSetup setup{.ranks = 2, .local = 2, .timeout = std::chrono::seconds(3)};
+  const MeetingSetup setup{.ranks = 2, .local = 2};
+  MeetingSetup hasty = setup;
+  hasty.timeout = std::chrono::seconds(3);
   Fibers fibers;
   VirtualServer server(fibers, setup);
-  VirtualRank first(server, 0, setup);
-  setup.timeout = std::chrono::seconds(60);
-  VirtualRank again(server, 0, setup), late(server, 1, setup);
+  VirtualRank first(server, 0, hasty), again(server, 0, setup), late(server, 1, setup);
   again.nonce = 1;
   const auto at = [began = fibers.now()](int s) { return began + std::chrono::seconds(s); };
   fibers.start(at(0), [&] { first.meet(); });
