@@ -255,7 +255,10 @@ bool Assembly::await(const std::function<bool()>& ready) {
     const auto passed = store_.now() - start;
     if (store_.now() >= deadline_.at()) return false;
     if (stage_ == 0 && passed > kLongestPause && store_.served()) {
-      if (++looks == kLooks && !failure_.empty() && options_.warn) warn_of_failure();
+      if (++looks == kLooks && !failure_.empty() && options_.warn) {
+        options_.warn("the ranks have not met yet. Before, they failed with: " +
+                      Failure(failure_).text);
+      }
       if (looks % 2 == 1)
         check_card();
       else
@@ -264,10 +267,6 @@ bool Assembly::await(const std::function<bool()>& ready) {
     rest(std::clamp<Clock::duration>(passed / kShare, first, longest));
   }
   return true;
-}
-
-void Assembly::warn_of_failure() const {
-  options_.warn("the ranks have not met yet. Before, they failed with: " + Failure(failure_).text);
 }
 
 void Assembly::rest(Clock::duration pause) {
@@ -347,25 +346,24 @@ void Assembly::check(const std::vector<Rank>& awaited) {
   check_roster();
 }
 
-// To those that are here, and to those that come in the next moment: what these find is old to
-// them.
+// Ranks that come in the next moment take what they find for an older meeting's: they are told
+// anew.
 void Assembly::give_up(const std::exception& error) {
   const std::string word = disagreement_.empty() ? word_of(options_.rank, error) : disagreement_;
   const bool waited = dynamic_cast<const TimeoutError*>(&error) != nullptr;
+  if (const auto* peer = dynamic_cast<const PeerError*>(&error)) excuse({peer->rank()});
   const auto end = store_.now() + kLastWords;
   try {
     int64_t said = -1;
     for (int times = 0; times == 0 || store_.now() < end; store_.wait(kPiece)) {
-      if (const int64_t now = store_.served() ? store_.said(cards()) : 0; now != said) {
-        said = now;
-        tell_failure(str(members_.id, '.', times++, ' ', options_.world, ' ', word));
-      }
+      const int64_t now = store_.said(cards());
+      if (now != said) tell_failure(str(members_.id, '.', times++, ' ', options_.world, ' ', word));
+      said = now;
       const bool all = waited || said - before_ >= options_.size - (mine_.empty() ? 1 : 0);
-      if (!store_.served() ||
-          (options_.rank == 0 ? all && !has_readers() : waited || is_answered()))
-        break;
+      if (!store_.served()) return;
+      if (options_.rank == 0 ? all && !has_readers() : all || is_answered()) break;
     }
-    if (store_.served() && !mine_.empty()) store_.set(card(options_.rank), kLeft + mine_);
+    if (!mine_.empty()) store_.set(card(options_.rank), kLeft + mine_);
   } catch (const std::exception&) {
     return;  // the store may be what failed
   }
@@ -383,9 +381,6 @@ void Assembly::tell_failure(const std::string& word) {
   store_.set(roster(), '!' + word);
 }
 
-// Has rank 0 said anything in this meeting?
-bool Assembly::is_answered() { return stage_ > 0 || value_of(roster()) != roster_; }
-
 void Assembly::end() {
   if (!store_.served() || options_.size == 1) return;
   try {
@@ -401,10 +396,18 @@ void Assembly::end() {
   }
 }
 
+// Rank 0 waits for these no more.
+void Assembly::excuse(const std::vector<Rank>& ranks) {
+  cards_.resize(static_cast<size_t>(options_.size));
+  for (const Rank rank : ranks) {
+    if (rank >= 0 && rank < options_.size) cards_[static_cast<size_t>(rank)] = kMet;
+  }
+}
+
 // Of a rank that has read the last word of a meeting, which takes its card back, rank 0 waits no
 // more.
 bool Assembly::has_readers() {
-  cards_.resize(static_cast<size_t>(options_.size));
+  excuse({});
   std::vector<Rank> readers;
   std::vector<std::string> keys;
   for (Rank rank = 1; rank < options_.size; ++rank) {
@@ -435,7 +438,8 @@ std::string Assembly::apart_from(Rank other) {
   return store_.has(pair) ? store_.get(pair) : "";
 }
 
-TimeoutError Assembly::late(const std::vector<Rank>& ranks) const {
+TimeoutError Assembly::late(const std::vector<Rank>& ranks) {
+  excuse(ranks);
   const bool more = ranks.size() >= kMostNamed;
   std::string text = str("Timed out after ", to_seconds(store_.now() - deadline_.start()),
                          " s waiting for ", list_of(ranks), more ? " and maybe more" : "", " of ",

@@ -105,12 +105,13 @@ class Assembly {
   void check_members(bool comes);
   void check_card();
   bool has_readers();
-  bool is_answered();
+  void excuse(const std::vector<Rank>& ranks);
+  // Has rank 0 said anything in this meeting?
+  bool is_answered() { return stage_ > 0 || value_of(roster()) != roster_; }
   void tell_failure(const std::string& word);
   std::string old(const std::string& word) const;
-  void warn_of_failure() const;
   void find_silent(std::span<const Rank> ranks, std::vector<Rank>& silent);
-  TimeoutError late(const std::vector<Rank>& ranks) const;
+  TimeoutError late(const std::vector<Rank>& ranks);
   std::vector<Rank> silent();
 
   Store& store_;
