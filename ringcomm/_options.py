@@ -197,7 +197,8 @@ def configure(options: Any, run: str | None = None) -> None:
     """Set what is the process's, for its first group; compare a later group's options with it.
 
     `run` is what flight records call the job, if not what its launcher does: of an elastic world,
-    several launchers may have started the ranks. Raises ValueError where the options say something else about the process.
+    several launchers may have started the ranks. Raises ValueError where the options say something
+    else about the process.
     """
     global _configured
     from ringcomm import _C

@@ -43,7 +43,7 @@ LONGER = {  # why it may be
     "ringcomm/_C.pyi": "each option is an attribute with its text",
 }
 COLUMNS = 100
-CPP_TOTAL = 21_750  # lines with code on them, those for devices included
+CPP_TOTAL = 21_950  # lines with code on them, those for devices included
 VERIFIER_TOTAL = 1_300  # beside the engine: it proves plans, and runs none
 
 # Joined here, so that this file does not name them.

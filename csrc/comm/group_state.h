@@ -24,8 +24,8 @@ struct CommunicatorOptions {
   std::vector<int> global_ranks;  // of its ranks; empty: the same
   std::chrono::milliseconds timeout{std::chrono::minutes(30)};
   bool may_be_late = false;  // to the meeting: then it lasts as long as the whole job's group waits
-  Rules algorithm;     // else as the table says
-  GroupConfig config;  // whose algorithm is the same as text
+  Rules algorithm;           // else as the table says
+  GroupConfig config;        // whose algorithm is the same as text
   // Called now and then by a caller's thread that waits: its exception ends the wait (Ctrl-C).
   std::function<void()> interrupt;
   std::function<void()> interrupt_meeting;  // the same while the ranks meet

@@ -56,14 +56,13 @@ bool is_over(const std::string& card) {
   return card.starts_with(kMet) || card.starts_with(kLeft) || card.starts_with('!');
 }
 
-std::string name_of(const Nonce& nonce) { return str(nonce[0], '-', nonce[1]); }
-
 Members members_of(const RendezvousOptions& options) {
   Members members = Members::all(options.size);
   if (!options.members.empty()) members.ranks = options.members;
   members.rank = options.rank;
   members.world = options.world;
-  members.id = name_of(random_id());
+  const Nonce id = random_id();
+  members.id = str(id[0], '-', id[1]);
   return members;
 }
 

@@ -19,7 +19,7 @@ constexpr int kBacklog = 512;
 constexpr size_t kMostStrangers = 64;  // connections that have not told their name
 constexpr auto kLookEvery = std::chrono::milliseconds(1);
 constexpr auto kDeafPause = std::chrono::milliseconds(5);
-constexpr int kRefusals = 2;        // one may be a process that ends
+constexpr int kRefusals = 2;           // one may be a process that ends
 constexpr size_t kMostKept = 1 << 16;  // words, some for each of 4,096 ranks; then the oldest go
 
 // What this process is out of: no fault of the peer's.
@@ -360,8 +360,7 @@ void Neighbours::end(uint64_t group) {
 
 // ---- the doorbell
 
-DoorbellMemory::DoorbellMemory()
-    : event_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+DoorbellMemory::DoorbellMemory() : event_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
   try {
     fd_ = make_sealed_memfd("ringcomm-bell", kDoorbellBytes);
   } catch (const SystemError& error) {

@@ -26,7 +26,7 @@ struct RendezvousOptions {
   std::string name;          // of the group
   std::vector<int> members;  // their ranks in the whole job; empty: the same
   uint64_t world = 0;        // the channel of the job's group that they are part of; 0: of none
-  SegmentLayout layout;  // of a group on one host
+  SegmentLayout layout;      // of a group on one host
   struct Across {
     SegmentLayout host;  // of a rank's segment on its host
     SegmentLayout pair;  // of each way between two ranks on two hosts
