@@ -316,6 +316,8 @@ class Backend(_Backend):
         hangs.
         """
     def _set_default_timeout(self, timeout: timedelta) -> None: ...
+    def _close(self) -> None:
+        """Leave the group, as shutdown() does, in a process that goes on and drains by and by."""
     def _forget_batch(self) -> None:
         """Forget what this thread's coalescing has collected: its block has raised."""
     def _add_ephemeral_timeout(self, timeout: timedelta) -> None:

@@ -65,7 +65,9 @@ void Network::Peer::close(uint64_t channel) {
 uint64_t Network::Peer::undelivered() {
   const std::lock_guard lock(mutex);
   const uint64_t frames = session.posted() - session.acknowledged();
-  if (frames == 0) return 0;
+  // Who was given up, and is tried again, is not to be waited for before it answers.
+  const bool silent = gave_up_at_ != Clock::time_point{} && session.last_heard() <= gave_up_at_;
+  if (frames == 0 || silent) return 0;
   session.ask_for_ack();
   write_all();
   return frames;
@@ -361,6 +363,7 @@ void Network::Peer::attempt_ended(int flow, bool refused) {
 
 void Network::Peer::give_up(const std::string& why) {
   why_lost_ = why;
+  gave_up_at_ = Clock::now();
   Lock lock(network_.mutex_);
   const auto [from, to] = network_.stood_still_;  // then the peers may have given up this process
   lock.unlock();

@@ -184,7 +184,7 @@ class Network::Peer final : public Wire,
   FlowCount count_{kAutoFlows};
   void tell_news(Clock::time_point now);
   Clock::time_point told_news_, told_paces_, used_at_, asked_at_;
-  Clock::time_point wanted_since_, refused_since_;
+  Clock::time_point wanted_since_, refused_since_, gave_up_at_;
   std::atomic<bool> lost_{false};
   std::atomic<uint64_t> broken_{0};  // partner: broken()
   std::string why_lost_;

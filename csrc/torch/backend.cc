@@ -80,8 +80,8 @@ Backend::Backend(std::shared_ptr<Communicator> group, RankAndSize self, GroupOpt
 }
 
 // Operations may end in Python callbacks on the worker: it must get the GIL while we wait for it.
-void Backend::leave() {
-  without_gil([&] { group()->shutdown(kGrace); });
+void Backend::leave(bool drains) {
+  without_gil([&] { group()->shutdown(kGrace, drains); });
 }
 
 Backend::~Backend() {
@@ -135,9 +135,9 @@ void Backend::registerOnCompletionHook(
   life()->hook = onCompletionHook_;
 }
 
-void Backend::shutdown() {
+void Backend::close(bool drains) {
   without_gil([&] { group()->wait_for_device(); });
-  leave();
+  leave(drains);
   Runtime::get().deferred().clear();
 }
 

@@ -54,7 +54,9 @@ class Backend final : public c10d::Backend {
   uint64_t getSequenceNumberForGroup() override { return group()->sequence(); }
   c10d::ErrorType getError() override;
   void abort() override;
-  void shutdown() override;
+  void shutdown() override { close(true); }
+  // `drains`: as Communicator::shutdown().
+  void close(bool drains);
   void enableCollectivesTiming() override {}  // durations are always known
   // The hook is called with each Work that has ended, on the thread that ended it: maybe on several
   // at once.
@@ -186,7 +188,7 @@ class Backend final : public c10d::Backend {
   void await_device();
   void submit(const c10::intrusive_ptr<Work>& work, Call& call);
   void post(const c10::intrusive_ptr<Work>& work, Call& call);
-  void leave();
+  void leave(bool drains = true);
   void collect(const WorkPtr& work);
 
   // A call keeps the life it began in, which reconfigure() ends. Partner: begin_life().

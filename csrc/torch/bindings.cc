@@ -158,6 +158,7 @@ void bind_backend(py::module_& module) {
           },
           NoGil())
       .def("_set_default_timeout", &Backend::setTimeout, py::arg("timeout"))
+      .def("_close", [](Backend& backend) { backend.close(false); })
       .def("_forget_batch", &Backend::forget_batch, NoGil())
       .def("_add_ephemeral_timeout", &Backend::addEphemeralTimeout, py::arg("timeout"))
       .def("_reconfigure_handle", &Backend::reconfigure_handle, NoGil())

@@ -161,8 +161,11 @@ class Epochs:
         return Decided(self.made.step, lost, self.made.extra, time.monotonic() - began)
 
     def _shut_down(self) -> None:
-        """Wait for what streams of a device still do for the groups: it writes into tensors."""
-        self._for_all_groups("shutdown")
+        """Wait for what streams of a device still do for the groups: it writes into tensors.
+
+        Not for the members of other hosts: the dead take nothing, and this process goes on.
+        """
+        self._for_all_groups("_close")
 
     def _destroy(self) -> None:
         if dist.is_initialized():
@@ -176,7 +179,7 @@ class Epochs:
         """Call `what` of each group's backend; return the results."""
         results = []
         for group in list(dist.distributed_c10d._world.pg_map):
-            with contextlib.suppress(RuntimeError):  # a group of another backend
+            with contextlib.suppress(RuntimeError, AttributeError):  # a group of another backend
                 results.append(getattr(backend_of(group), what)())
         return results
 

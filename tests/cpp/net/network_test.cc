@@ -65,7 +65,8 @@ void liars() {
   }
 }
 
-// Its host takes the connections to all addresses, and the process dies before it answers one.
+// Its host takes the connections to all addresses, and the process dies before it answers one. When
+// it is tried again, nobody who leaves waits for it.
 void dies_unanswered() {
   NetworkOptions options;
   options.resume = std::chrono::seconds(10);
@@ -83,6 +84,10 @@ void dies_unanswered() {
   while (!wire.lost()) std::this_thread::sleep_for(std::chrono::milliseconds(5));
   const std::string why = wire.condition();
   require(why.find("nobody listens any more") != std::string::npos, why);
+  wire.open(1, nullptr);
+  wire.post({.type = FrameType::kState, .channel = 1}, Payload(std::vector(8, std::byte{1})));
+  require(!wire.lost() && wire.undelivered() == 0, "it is waited for");
+  wire.close(1);
 }
 
 NetworkOptions by_secret(const std::string& secret) {
