@@ -27,6 +27,7 @@ WORD = 0xFFFFFFFF
 class Codec(Protocol):
     """What `codec_of` returns."""
 
+    name: str
     unit_bytes: int
 
     def encode(
@@ -46,8 +47,8 @@ class Blocks:
 
     unit_bytes = BLOCK_BYTES
 
-    def __init__(self, coding: int) -> None:
-        self.coding = coding
+    def __init__(self, name: str, coding: int) -> None:
+        self.name, self.coding = name, coding
 
     def encode(
         self, src: Tensor, wire: Tensor, residual: Tensor | None, seed: int | None, first: int
@@ -69,8 +70,8 @@ class Cast:
 
     unit_bytes = 2 * UNIT
 
-    def __init__(self, dtype: torch.dtype) -> None:
-        self.dtype = dtype
+    def __init__(self, name: str, dtype: torch.dtype) -> None:
+        self.name, self.dtype = name, dtype
 
     def encode(
         self, src: Tensor, wire: Tensor, residual: Tensor | None, seed: int | None, first: int
@@ -94,12 +95,13 @@ class Cast:
         divide(out, divisor)
 
 
-_CODECS: dict[str, Codec] = {
-    "int8": Blocks(0),
-    "fp8": Blocks(1),
-    "fp16": Cast(torch.float16),
-    "bf16": Cast(torch.bfloat16),
-}
+_KNOWN: tuple[Codec, ...] = (
+    Blocks("int8", 0),
+    Blocks("fp8", 1),
+    Cast("fp16", torch.float16),
+    Cast("bf16", torch.bfloat16),
+)
+_CODECS = {codec.name: codec for codec in _KNOWN}
 FORMATS = tuple(_CODECS)
 BY_CHANCE = ("int8", "fp8")  # the formats that can round so
 

@@ -9,6 +9,7 @@ made themselves: the results are equal bit by bit.
 from __future__ import annotations
 
 import copy
+import hashlib
 import os
 import queue
 import threading
@@ -81,18 +82,26 @@ class Exchange:
     """The subgroups of a group, and a thread that runs what is asked for, one after another.
 
     All ranks of the group make it together, and ask for the same in the same order. `flat`
-    quantises between all ranks, also those of one host. It keeps its subgroups, and not the group.
+    quantises between all ranks, also those of one host. `asked` is what else all ranks give alike:
+    they compare it here. It keeps its subgroups, and not the group.
     """
 
-    def __init__(self, group: Any, *, flat: bool = False) -> None:
+    def __init__(self, group: Any, *, flat: bool = False, **asked: object) -> None:
         ranks = dist.get_process_group_ranks(group)
         rank = dist.get_rank(group)
         if rank < 0:
             raise ValueError("this rank is not in the group: call on its ranks only")
-        hosts: list[str] = [""] * len(ranks)
+        mine = _host_of(rank), {"flat": flat, **asked}
+        every = [mine] * len(ranks)
         if len(ranks) > 1:
-            dist.all_gather_object(hosts, _host_of(rank), group=group)
-        across, local = _places(hosts, rank, flat=flat)
+            dist.all_gather_object(every, mine, group=group)
+        for other, theirs in enumerate(every):
+            if theirs[1] != mine[1]:
+                raise ValueError(
+                    f"rank {rank} asks for {mine[1]}, and rank {other} for {theirs[1]}: give the "
+                    "same arguments on all ranks"
+                )
+        across, local = _places([host for host, _ in every], rank, flat=flat)
         self.across = _subgroup(group, [ranks[i] for i in across])
         self.local = _subgroup(group, [ranks[i] for i in local])
         self.parts = MOST_PARTS
@@ -164,6 +173,7 @@ class Exchange:
 
     def all_reduce(self, tensor: Tensor, terms: Terms) -> None:
         """Replace the tensor, contiguous and of any float type, by the sum over the divisor."""
+        self._compare(tensor, terms)
         flat = tensor.view(-1)
         numbers = flat if flat.dtype == torch.float32 else flat.float()
         if self.local is not None:
@@ -174,6 +184,26 @@ class Exchange:
             divide(numbers, terms.divisor)
         if numbers is not flat:
             flat.copy_(numbers)
+
+    def _compare(self, tensor: Tensor, terms: Terms) -> None:
+        """Have the ranks compare what they give: the exchange itself is of bytes, or padded."""
+        given = repr((terms.codec.name, terms.divisor, tensor.dtype, tensor.numel()))
+        digest = hashlib.blake2b(given.encode(), digest_size=8).digest()
+        for group in (self.local, self.across):
+            if group is None:
+                continue
+            backend = backend_of(group, tensor.device)
+            if hasattr(backend, "_set_codes"):  # its collectives compare it: no message more
+                backend._set_codes(int.from_bytes(digest, "little") | 1)
+            elif tensor.device.type == "cpu":
+                mine = torch.tensor(list(digest))
+                every = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
+                dist.all_gather(every, mine, group=group)
+                if not all(theirs.equal(mine) for theirs in every):
+                    raise RuntimeError(
+                        f"a quantized all_reduce differs between ranks, here it is one of {given}:"
+                        " give the same format, op, dtype and number of elements on all ranks"
+                    )
 
     def _inside_hosts(self, numbers: Tensor, terms: Terms) -> None:
         size = dist.get_world_size(self.local)

@@ -81,7 +81,9 @@ class CompressionState:
         """Make the subgroups, if there are none yet; all ranks call it together."""
         if self._exchange is None:
             self._group = self.process_group  # from now on it is this one
-            self._exchange = Exchange(self.process_group, flat=self.flat)
+            self._exchange = Exchange(
+                self.process_group, flat=self.flat, format=self.format, error=self.error
+            )
         return self._exchange
 
     def close(self) -> None:

@@ -209,20 +209,24 @@ DeviceEngine::CompletionPtr DeviceEngine::enqueue(const std::vector<DeviceMessag
   });
 }
 
-// The k-th message to a peer and its k-th from here are one: they must have one size, and one tag.
-// As with boards, of the two sides at least one sees what the other has written.
+// The k-th message to a peer and its k-th from here are one: they must have one size, one type and one
+// tag. As with boards, of the two sides at least one sees what the other has written.
 uint64_t DeviceEngine::compare(const DeviceMessage& message) {
   const bool sending = message.kind.sending;
   const Rank peer = message.kind.peer;
   uint64_t& before = (sending ? sent_ : received_)[static_cast<size_t>(peer)];
   const uint64_t number = ++before;
-  const uint64_t said =
-      number << 48 | (static_cast<uint64_t>(message.kind.tag) & 0xff) << 40 | message.data.bytes;
+  constexpr int kBytes = 36;  // of which so many bits are compared
+  const auto& [sends, dtype, count, to, tag, line, layout] = message.kind;
+  static_assert(kDTypes <= 32);
+  const uint64_t terms = static_cast<uint64_t>(dtype) << 7 | ((tag ^ layout) & 0x7f);
+  const uint64_t length = message.data.bytes & ((uint64_t{1} << kBytes) - 1);
+  const uint64_t said = number << 48 | terms << kBytes | length;
   own_.message(peer, sending, number).store(said, std::memory_order_seq_cst);
   const uint64_t other = area_of(peer).message(state_.rank(), !sending, number).load();
   if (other >> 48 != (number & 0xffff) || other == said) return number;
-  const uint64_t bytes = other & ((uint64_t{1} << 40) - 1);
-  const std::string what = bytes == message.data.bytes ? "another tag" : str(bytes, " bytes");
+  const uint64_t bytes = other & ((uint64_t{1} << kBytes) - 1);
+  const std::string what = bytes == length ? "another type or tag" : str(bytes, " bytes");
   throw MismatchError(str(to_text(make_descriptor(message.kind)), ": it has ", message.data.bytes,
                           " bytes, and rank ", peer, sending ? " receives " : " sends ", what,
                           ": between devices messages are matched in the order of the calls"));

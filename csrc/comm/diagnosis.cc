@@ -182,10 +182,15 @@ void Diagnosis::throw_mismatch(const Descriptor& operation, Rank peer) const {
                             ", or with other segments or costs: give every rank the same "
                             "algorithm and the same version of ringcomm"));
   }
-  std::string other =
-      theirs ? to_text(*theirs) : str("another operation (#", state(peer).called, ")");
+  const auto text = [&](const Descriptor& call) {
+    const bool staged = purpose_of(call) == Purpose::kStaged;
+    const bool alone = theirs && purpose_of(*theirs) != purpose_of(operation);
+    return to_text(call) + (staged && alone ? " on a device" : "");
+  };
+  const std::string other =
+      theirs ? text(*theirs) : str("another operation (#", state(peer).called, ")");
   throw MismatchError(str("collective #", sequence, " differs between ranks: rank ", rank,
-                          " called ", to_text(operation), ", rank ", peer, " called ", other,
+                          " called ", text(operation), ", rank ", peer, " called ", other,
                           sequence > 1 ? "; the last they agreed on was " : "",
                           sequence > 1 ? recorder_.name_of(sequence - 1) : "",
                           ": every rank must call the same collectives, with equal dtype, op, root "
@@ -216,7 +221,15 @@ std::vector<Rank> Diagnosis::absent(const Descriptor& operation, size_t most) co
 std::string Diagnosis::missing(const Descriptor& operation, Rank awaited) const {
   std::vector<Rank> absent = this->absent(operation);
   if (absent.empty()) absent.push_back(awaited);
-  return str(list_of(absent), " (", where_is(absent[0], operation.sequence));
+  const Rank peer = absent[0];
+  const bool host = board_ == Board::kHost;
+  const Board other = host ? Board::kDevice : Board::kHost;
+  const uint64_t theirs = transport_.state(peer, other).called;
+  const bool there = theirs > transport_.state(transport_.rank(), other).called;
+  return str(list_of(absent), " (", where_is(peer, operation.sequence),
+             there ? str(", and has called #", theirs, host ? " on its device" : " on its CPU",
+                         ", which this rank has not")
+                   : "");
 }
 
 void Diagnosis::throw_late(const Descriptor& operation, const Deadline& deadline,

@@ -55,8 +55,7 @@ void HostOperation::begin(const Operation& operation, std::optional<uint64_t> ti
   ++sequence_;
   Descriptor recorded = current_;
   recorded.words[kBytesWord] =
-      operation.whole ? operation.whole_bytes
-                      : std::max(bytes_of(operation.input), bytes_of(operation.output));
+      std::max({operation.whole_bytes, bytes_of(operation.input), bytes_of(operation.output)});
   ticket_ = state_.recorder().begin(recorded, operation.line, ticket);
   state_.log_first_operation([&] {
     return str(numbered(current_), ", ", to_string(plan->algorithm), " (",

@@ -6,7 +6,7 @@ constexpr uint64_t kEagerBytes = 8 << 10;  // messages up to this travel at once
 constexpr uint64_t kQuantum = 1 << 20;     // of one peer at a time: others wait
 
 Descriptor Message::descriptor() const {
-  return make_descriptor(MessageKind{sending, dtype, data.bytes / size_of(dtype), peer, tag});
+  return make_descriptor(MessageKind{sending, dtype, data.bytes / size_of(dtype), peer, tag, line, layout});
 }
 
 Mailbox::Mailbox(Transport& transport, Recorder& recorder)
@@ -31,8 +31,8 @@ void Mailbox::post(const MessagePtr& message) {
 void Mailbox::post_send(const MessagePtr& message) {
   Peer& to = peer(message->peer);
   const uint64_t bytes = message->data.bytes;
-  Outgoing out{{Kind::kEager, message->tag, static_cast<uint32_t>(message->dtype),
-                static_cast<uint32_t>(bytes), to.next_id++, bytes},
+  Outgoing out{{Kind::kEager, message->tag, message->type(), static_cast<uint32_t>(bytes),
+                to.next_id++, bytes},
                message->data.data,
                message,
                {}};
@@ -48,7 +48,7 @@ void Mailbox::post_send(const MessagePtr& message) {
 void Mailbox::clear_to_send(Rank rank, const MessageHeader& announce, const MessagePtr& message) {
   peer(rank).incoming[announce.id] = {message, 0, paces_.receive(message->data.bytes)};
   peer(rank).out.emplace_back().frame = {
-      Kind::kClear, announce.tag, announce.dtype, 0, announce.id, 0};
+      Kind::kClear, announce.tag, announce.type, 0, announce.id, 0};
 }
 
 // What follows the piece `last`, or the message's announcement.
@@ -325,8 +325,7 @@ bool Mailbox::take_back_send(const Message& message) {
   if (eager) return true;
   to.announced.erase(announced);
   if (unsaid) return true;
-  const auto dtype = static_cast<uint32_t>(message.dtype);
-  to.out.emplace_back().frame = {Kind::kRevoke, message.tag, dtype, 0, id, 0};
+  to.out.emplace_back().frame = {Kind::kRevoke, message.tag, message.type(), 0, id, 0};
   pending_.fetch_add(1, std::memory_order_seq_cst);  // until it is out: see write_to()
   return true;
 }

@@ -33,6 +33,8 @@ struct Message final : Request, MessageKind {
   Rank source = kAnySource;  // receive: who sent it, once done
   uint64_t ticket = 0;       // the flight recorder's
 
+  // Both sides must have the same: the DType, and what it does not tell.
+  uint32_t type() const { return static_cast<uint32_t>(dtype) | layout << 8; }
   Descriptor descriptor() const;
   std::string describe() const { return to_text(descriptor()); }
 };
@@ -72,7 +74,7 @@ class Mailbox {
   struct MessageHeader {                           // on the wire, followed by `body` bytes
     Kind kind;
     uint32_t tag;
-    uint32_t dtype;
+    uint32_t type;
     uint32_t body;
     uint64_t id;     // announced messages: the sender's number of it
     uint64_t bytes;  // of the whole message

@@ -41,11 +41,9 @@ void Mailbox::take(const MessagePtr& message, Rank rank, Arrived& arrived) {
 
 std::exception_ptr Mailbox::mismatch(const Message& message, Rank rank,
                                      const MessageHeader& frame) const {
-  if (frame.bytes == message.data.bytes && frame.dtype == static_cast<uint32_t>(message.dtype)) {
-    return nullptr;
-  }
-  const bool known = frame.dtype < static_cast<uint32_t>(kDTypes);
-  const DType dtype = known ? static_cast<DType>(frame.dtype) : DType::kUint8;
+  if (frame.bytes == message.data.bytes && frame.type == message.type()) return nullptr;
+  const uint32_t theirs = frame.type & 0xff;
+  const DType dtype = theirs < uint32_t{kDTypes} ? static_cast<DType>(theirs) : DType::kUint8;
   return std::make_exception_ptr(
       MismatchError(str(message.describe(), ": rank ", rank, " sent ", to_string(dtype), "[",
                         frame.bytes / size_of(dtype),

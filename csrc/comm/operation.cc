@@ -79,6 +79,11 @@ void validate(const Operation& operation, int size, Rank rank) {
                  bytes_of(operation.output), " bytes, not ", sides.output);
 }
 
+void make_part(Operation& piece, Operation call, Purpose purpose) {
+  call.purpose = purpose;
+  piece.whole = make_descriptor(call, 0);
+}
+
 Shape make_shape(const Operation& operation, const Geometry& geometry) {
   Shape shape;
   static_cast<CallShape&>(shape) = static_cast<const CallShape&>(operation);
@@ -130,6 +135,10 @@ bool by_registered(const Descriptor& descriptor) {
   return is_registered(static_cast<Algorithm>(descriptor.words[kPlan] & 0xff));
 }
 
+Purpose purpose_of(const Descriptor& descriptor) {
+  return static_cast<Purpose>(descriptor.words[kKind] >> 48 & 0xff);
+}
+
 uint64_t hash_of_terms(const Geometry& geometry, const Reach& reach) {
   const auto& [size, segment, room, inbox, slots, line, one_shot] = geometry;  // each of them
   const auto& [local, site, costs, near, order] = static_cast<const Levels&>(reach);
@@ -150,6 +159,7 @@ Descriptor make_descriptor(const MessageKind& message) {
                             static_cast<uint64_t>(message.dtype) << 8 | 0xff << 16 | peer << 24;
   descriptor.words[kCount] = message.count;
   descriptor.words[kSplits] = message.tag;
+  descriptor.words[kLayout] = message.layout;
   return descriptor;
 }
 
@@ -182,7 +192,7 @@ std::string to_text(const Descriptor& descriptor) {
                descriptor.words[kCount], "] tag ", descriptor.words[kSplits],
                sending ? " to " : " from ", root == kNobody ? "any rank" : str("rank ", root));
   }
-  const auto purpose = static_cast<Purpose>(kind >> 48 & 0xff);
+  const Purpose purpose = purpose_of(descriptor);
   if (purpose == Purpose::kMemory) return "registration of memory";
   std::string text = to_string(static_cast<Collective>(collective));
   if (static_cast<Collective>(collective) == Collective::kBarrier) return text;
@@ -194,7 +204,8 @@ std::string to_text(const Descriptor& descriptor) {
   if (root != kNobody) text += str(" root ", root);
   if (descriptor.words[kSplits] != 0) text += " uneven";
   const uint64_t layout = descriptor.words[kLayout] % 10000;
-  if (purpose == Purpose::kSparse) return text + " of sparse tensors";
+  if (purpose == Purpose::kSparse) return text + str(" of sparse tensors of sizes #", layout);
+  if (purpose == Purpose::kCodes) return text + str(" for a quantized all_reduce #", layout);
   if (purpose == Purpose::kBuffers) return text + " about shared buffers";
   if (purpose == Purpose::kSeveral) return text + str(" in tensors of sizes #", layout);
   return descriptor.words[kLayout] == 0 ? text : text + str(" memory layout ", layout);

@@ -16,6 +16,8 @@ enum class Purpose : uint8_t {
   kSparse,   // an all_reduce of sparse tensors (torch/sparse.cc)
   kBuffers,  // ranks tell where tensors lie that others read (torch/peer_reads.cc)
   kMemory,   // ranks meet, as at a barrier, to map memory (comm/device_register.cc)
+  kStaged,   // a call on a device that goes through memory of the host (comm/staged.cc)
+  kCodes,    // an all_reduce in fewer bits (ringcomm/_exchange.py)
 };
 
 // Spans follow the conventions of shapes (plan/shape.h); counts are bytes. Input and output may be
@@ -27,7 +29,7 @@ struct Operation : CallShape {
   double factor = 1;  // kPremulSum: this rank's own
   std::vector<Span> input, output;
   Purpose purpose = Purpose::kCall;
-  // Hash of the memory layout, and of how the call is cut into tensors; 0: one, contiguous.
+  // Hash of all else that ranks must pass alike: torch/call.h's compare() makes it. 0: nothing.
   uint64_t layout = 0;
   uint32_t line = 0;  // of the program, that calls: a number of ringcomm/_lines.py's; 0: unknown
   std::chrono::milliseconds timeout{0};  // 0: the group's
@@ -40,6 +42,8 @@ struct Operation : CallShape {
 
 // Throws UsageError when the operation contradicts itself (spans against counts, dtype against op).
 void validate(const Operation& operation, int size, Rank rank);
+// Makes `piece` a part of that call: ranks compare the terms of the call, and the purpose.
+void make_part(Operation& piece, Operation call, Purpose purpose);
 
 Shape make_shape(const Operation& operation, const Geometry& geometry);
 Reduction make_reduction(const Operation& operation, int size);
@@ -53,6 +57,7 @@ void set_plan(Descriptor& descriptor, Algorithm algorithm, uint64_t terms);
 bool same_call(const Descriptor& a, const Descriptor& b);
 std::string plan_text(const Descriptor& descriptor);  // "ring"
 bool by_registered(const Descriptor& descriptor);     // an algorithm of the program's own
+Purpose purpose_of(const Descriptor& descriptor);
 // Hashes everything that shapes plans, except the operation and the algorithm.
 uint64_t hash_of_terms(const Geometry& geometry, const Reach& reach);
 uint64_t hash_of(const Descriptor& descriptor);
@@ -65,7 +70,7 @@ struct MessageKind {
   uint64_t count = 0;  // elements
   Rank peer = -1;      // -1: any
   uint32_t tag = 0;
-  uint32_t line = 0;  // as Operation's
+  uint32_t line = 0, layout = 0;  // as Operation's
 };
 Descriptor make_descriptor(const MessageKind& message);
 

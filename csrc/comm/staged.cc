@@ -89,7 +89,9 @@ struct Pieces {
              : exchanges ? cuts_of_exchange(whole, self)
                          : cuts_of(whole)),
         notes(whole.send.size(), {cuts.size()}) {
-    whole.whole = make_descriptor(operation, 0);
+    // A rank with the same call on memory of the host cuts nothing: it must not take part.
+    const bool barrier = operation.collective == Collective::kBarrier;
+    make_part(whole, operation, barrier ? operation.purpose : Purpose::kStaged);
     whole.whole_bytes = std::max(bytes_of(whole.input), bytes_of(whole.output));
     whole.whole_send = whole.send, whole.whole_recv = whole.recv;
   }

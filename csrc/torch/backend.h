@@ -102,6 +102,8 @@ class Backend final : public c10d::Backend {
   BackendPtr split(const StorePtr& store, const std::vector<int>& ranks,
                    const OptionsPtr& opts) override;
   uint64_t splits() const { return splits_; }
+  // From now on ranks compare this with each collective: a hash of what is in the bytes.
+  void set_codes(uint64_t codes) { codes_ = codes; }
   // torch asks before it makes a batch of messages. Devices need one; on the CPU each message is a
   // request of its own, as Gloo's are. A batch belongs to the thread that begins it.
   bool supportsCoalescing() const override { return options_->cuda || device_is_simulated(); }
@@ -200,7 +202,7 @@ class Backend final : public c10d::Backend {
   Mutex split_mutex_;
   StorePtr split_store_ RINGCOMM_GUARDED_BY(split_mutex_);
   c10::weak_intrusive_ptr<c10d::Backend> split_child_ RINGCOMM_GUARDED_BY(split_mutex_);
-  std::atomic<uint64_t> splits_{0};
+  std::atomic<uint64_t> splits_{0}, codes_{0};
 
   Mutex reconfigure_mutex_;
   std::set<int64_t> uuids_ RINGCOMM_GUARDED_BY(reconfigure_mutex_);  // that were used

@@ -21,6 +21,7 @@ Call message_call(OpType type, const char* name, const Tensors& tensors, Rank pe
   call.peer = peer;
   call.tag = static_cast<uint32_t>(tag);
   set_moved_type(call, tensors);
+  compare(call.operation, tensors, false);
   call.inputs = tensors;  // torch's profiles show what a receive gets as its input
   if (!sends) call.outputs = tensors;
   sends ? add_inputs(call, tensors) : add_outputs(call, tensors);
@@ -49,6 +50,7 @@ void Backend::post(const c10::intrusive_ptr<Work>& work, Call& call) {
   message->tag = call.tag;
   message->line = call.operation.line;
   message->dtype = call.operation.dtype;
+  message->layout = static_cast<uint32_t>(call.operation.layout);
   message->data = message->sending ? call.operation.input[0] : call.operation.output[0];
   message->on_done = [work](const std::exception_ptr& error) { work->complete(error); };
   work->follow(message);

@@ -167,6 +167,7 @@ void bind_backend(py::module_& module) {
       .def("_register_memory", &Backend::register_memory, py::arg("asked"), py::arg("memory"),
            py::arg("device"), NoGil())
       .def("_deregister_memory", &Backend::deregister_memory, py::arg("name"), NoGil())
+      .def("_set_codes", &Backend::set_codes, py::arg("codes"))
       .def("rank", &Backend::rank)  // torch's own cannot change before 2.14
       .def("size", &Backend::size)
       .def("comm_split_count", &Backend::splits);

@@ -72,16 +72,6 @@ bool is_in(const std::set<Memory>& some, const at::Tensor& tensor) {
   return !some.empty() && some.contains(memory_of(tensor));
 }
 
-// Ranks that cut a call of several tensors differently may still give equal sums of sizes.
-void compare_cut(Operation& operation, at::TensorList parts) {
-  if (parts.size() < 2) return;
-  operation.purpose = Purpose::kSeveral;
-  for (const at::Tensor& part : parts) {
-    operation.layout =
-        c10::get_hash(operation.layout, part.numel(), static_cast<int>(part.scalar_type()));
-  }
-}
-
 // `wholes[i]` consists of one chunk a rank. The result has, for each rank, its chunk of each whole.
 std::vector<Span> by_rank(const std::vector<Span>& wholes, int size) {
   std::vector<Span> spans;
@@ -169,6 +159,18 @@ void set_reduction(Call& call, const c10d::ReduceOp& op, const at::Tensor& tenso
   if (const std::string why = why_not(operation.dtype, operation.op); !why.empty()) refuse(why);
 }
 
+void compare(Operation& operation, at::TensorList tensors, bool in_place) {
+  const bool several = tensors.size() > 1;
+  if (several) operation.purpose = Purpose::kSeveral;
+  for (const at::Tensor& tensor : tensors) {
+    const uint64_t layout = in_place ? layout_of(tensor) : 0;
+    const at::ScalarType type = tensor.scalar_type();
+    if (!several && layout == 0 && dtype_of(type)) return;
+    operation.layout = c10::get_hash(operation.layout, several ? tensor.numel() : 0,
+                                     static_cast<int>(type), layout);
+  }
+}
+
 void set_moved_type(Call& call, at::TensorList tensors) {
   const auto type = tensors.empty() ? at::kByte : tensors[0].scalar_type();
   const bool uniform = std::all_of(tensors.begin(), tensors.end(), [&](const at::Tensor& tensor) {
@@ -188,17 +190,12 @@ void add_in_place(Call& call, const Tensors& tensors) {
   Operation& operation = call.operation;
   const auto apart = repeated(tensors);
   operation.input.reserve(tensors.size());
-  for (size_t i = 0; i < tensors.size(); ++i) {
-    uint64_t layout = 0;
-    const Span span = call.staging.in_place(tensors[i], layout, is_in(apart, tensors[i]));
-    if (layout != 0) {
-      operation.layout = c10::hash_combine(operation.layout, c10::hash_combine(layout, i));
-    }
-    operation.input.push_back(span);
-    operation.bytes += span.bytes;
+  for (const at::Tensor& tensor : tensors) {
+    operation.input.push_back(call.staging.in_place(tensor, is_in(apart, tensor)));
+    operation.bytes += operation.input.back().bytes;
   }
   operation.output = operation.input;
-  compare_cut(operation, tensors);
+  compare(operation, tensors, true);
   call.inputs = call.outputs = tensors;
 }
 
@@ -227,7 +224,9 @@ Call&& fill_shards(Call& call, Whole whole, Shards shards, RankAndSize self) {
   add_inputs(call, call.inputs);
   add_outputs(call, call.outputs);
   const bool in = whole == Whole::kInput;
-  if (!reduces(operation.collective)) set_moved_type(call, in ? call.outputs : call.inputs);
+  const at::TensorList own = in ? call.outputs : call.inputs;
+  if (!reduces(operation.collective)) set_moved_type(call, own);
+  compare(operation, own, false);
   std::vector<Span>& all = in ? operation.input : operation.output;
   if (shards == Shards::kWithin && all.size() > 1) all = by_rank(all, self.size);
   if (shards == Shards::kOneEach) {
@@ -235,7 +234,6 @@ Call&& fill_shards(Call& call, Whole whole, Shards shards, RankAndSize self) {
   } else {
     const uint64_t each = bytes_of(in ? operation.output : operation.input);
     operation.shards.assign(static_cast<size_t>(self.size), each);
-    compare_cut(operation, in ? call.outputs : call.inputs);
   }
   const uint64_t mine = operation.shards[static_cast<size_t>(self.rank)];
   const uint64_t before = offset_of(operation.shards, self.rank);

@@ -38,6 +38,7 @@ void check_length(const Refusal& refuse, const Tensors& tensors, const char* whi
 // The rest of an all_to_all, whose splits are known.
 Call&& exchange_all(Call& call, Rank rank) {
   set_moved_type(call, call.inputs);
+  compare(call.operation, call.inputs.slice(0, 1), false);  // as splits, sizes are of two ranks
   add_inputs(call, call.inputs);
   add_outputs(call, call.outputs);
   const Operation& operation = call.operation;

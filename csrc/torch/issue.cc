@@ -33,6 +33,10 @@ EventEnd open_event(const Call& call, const std::string& algorithm) {
 Backend::WorkPtr Backend::issue(Call&& call) {
   call.life = life();
   call.operation.timeout = timeout_of(call.operation.timeout, call.life->group->state());
+  if (const uint64_t codes = codes_.load(std::memory_order_relaxed)) {
+    call.operation.purpose = Purpose::kCodes;
+    call.operation.layout = mix(call.operation.layout, codes);
+  }
   find_device(call);
   read_peers(call);
   if (options_->config.trace_lines == "1") call.operation.line = line_of_caller();

@@ -16,18 +16,18 @@ constexpr uint64_t kBlockBytes = 4 << 10;  // of a sum at a time: 16 KiB took 1.
 class PeerReads {
  public:
   PeerReads(Operation&& whole, Communicator& group)
-      : whole_(std::move(whole)), group_(group), rows_(static_cast<size_t>(group.size())) {
+      : whole_(std::move(whole)), group_(group), places_(static_cast<size_t>(group.size())) {
     const bool one = whole_.input.size() == 1 && whole_.output.size() == 1;
-    if (one) mine_.at = static_cast<uint64_t>(whole_.input[0].data - buffers(rank_).data());
+    if (one) mine_ = static_cast<uint64_t>(whole_.input[0].data - buffers(rank_).data());
   }
 
   Operation first() {
     Operation operation;
     operation.collective = Collective::kAllGather;
-    operation.input = {{reinterpret_cast<std::byte*>(&mine_), sizeof(Row)}};
-    operation.output = {{reinterpret_cast<std::byte*>(rows_.data()), rows_.size() * sizeof(Row)}};
-    operation.shards.assign(rows_.size(), sizeof(Row));
-    operation.purpose = Purpose::kBuffers;
+    operation.input = {{reinterpret_cast<std::byte*>(&mine_), sizeof mine_}};
+    operation.output = {{reinterpret_cast<std::byte*>(places_.data()), places_.size() * sizeof mine_}};
+    operation.shards.assign(places_.size(), sizeof mine_);
+    make_part(operation, whole_, Purpose::kBuffers);
     operation.timeout = whole_.timeout;
     return operation;
   }
@@ -36,7 +36,7 @@ class PeerReads {
     if (std::exchange(asked_, true)) return false;
     std::vector<const std::byte*> theirs;
     for (Rank rank = 0; rank < group_.size(); ++rank) theirs.push_back(input_of(rank));
-    if (std::ranges::count(theirs, nullptr) > 0) {  // where they disagree, the whole call tells
+    if (std::ranges::count(theirs, nullptr) > 0) {
       operation = std::move(whole_);
       return true;
     }
@@ -46,21 +46,16 @@ class PeerReads {
   }
 
  private:
-  struct Row {
-    uint64_t at, call;  // in the rank's buffers; and a hash of what it calls
-  };
-
   std::span<std::byte> buffers(Rank rank) const { return group_.state().transport().buffers(rank); }
   uint64_t shard(Rank rank) const { return whole_.shards[static_cast<size_t>(rank)]; }
 
-  // Null: it is elsewhere, or the rank calls something else.
+  // Null: it is elsewhere.
   const std::byte* input_of(Rank rank) const {
-    const auto [at, call] = rows_[static_cast<size_t>(rank)];
+    const uint64_t at = places_[static_cast<size_t>(rank)];
     const std::span<std::byte> all = buffers(rank);
     const uint64_t bytes = gathers_ ? shard(rank) : offset_of(whole_.shards, group_.size());
     const bool inside = bytes <= all.size() && at <= all.size() - bytes;
-    const bool fits = call == mine_.call && at % size_of(whole_.dtype) == 0;
-    return inside && fits ? all.data() + at : nullptr;
+    return inside && at % size_of(whole_.dtype) == 0 ? all.data() + at : nullptr;
   }
 
   void gather(const std::vector<const std::byte*>& theirs) const {
@@ -89,8 +84,8 @@ class PeerReads {
   Communicator& group_;
   const Rank rank_ = group_.rank();
   const bool gathers_ = whole_.collective == Collective::kAllGather;
-  Row mine_{UINT64_MAX, hash_of(make_descriptor(whole_, 0))};
-  std::vector<Row> rows_;
+  uint64_t mine_ = UINT64_MAX;  // where the input lies in the rank's buffers
+  std::vector<uint64_t> places_;
   bool asked_ = false;
 };
 

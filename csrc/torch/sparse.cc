@@ -14,28 +14,24 @@ class SparseSum {
       : self_(self), average_(average), tensor_(tensor) {
     const at::AutoDispatchBelowADInplaceOrView guard;
     input_ = tensor.coalesce();
-    // What a rank says of its tensor: how many elements it has, and a hash of its sizes.
-    const auto sizes = static_cast<int64_t>(c10::get_hash(input_.sizes(), input_.sparse_dim()));
-    mine_ = at::tensor({input_._nnz(), sizes}, at::kLong);
-    rows_ = at::empty({self.size, 2}, at::kLong);
+    mine_ = at::tensor({input_._nnz()}, at::kLong);
+    counts_ = at::empty({self.size}, at::kLong);
   }
 
-  // First the rows. The tensors live as long as this object.
+  // First the numbers of elements. The tensors live as long as this object.
   Operation first() const {
     Operation operation;
     operation.collective = Collective::kAllGather;
     operation.input = {span_of(mine_)};
-    operation.output = {span_of(rows_)};
+    operation.output = {span_of(counts_)};
     operation.shards.assign(static_cast<size_t>(self_.size), bytes_of(mine_));
-    // What ranks compare is the call, not what is gathered for it.
-    Operation asked;
-    asked.collective = Collective::kAllReduce;
-    asked.dtype = movable_dtype(input_.scalar_type());
-    asked.op = average_ ? ReduceOp::kAvg : ReduceOp::kSum;
-    asked.purpose = Purpose::kSparse;
-    asked.layout = 1 + static_cast<uint64_t>(input_.scalar_type());
-    operation.whole = make_descriptor(asked, 0);
-    operation.whole_bytes = bytes_of(operation.output);
+    Operation call;
+    call.collective = Collective::kAllReduce;
+    call.dtype = movable_dtype(input_.scalar_type());
+    call.op = average_ ? ReduceOp::kAvg : ReduceOp::kSum;
+    call.layout = c10::get_hash(input_.sizes(), input_.sparse_dim(),
+                                static_cast<int>(input_.scalar_type()));
+    make_part(operation, std::move(call), Purpose::kSparse);
     return operation;
   }
 
@@ -45,40 +41,27 @@ class SparseSum {
       finish();
       return false;
     }
-    check_rows();
     gather_elements(operation);
     return true;
   }
 
  private:
-  const int64_t* row(Rank rank) const { return rows_.const_data_ptr<int64_t>() + 2 * rank; }
-
-  void check_rows() const {
-    for (Rank rank = 0; rank < self_.size; ++rank) {
-      if (row(rank)[1] == row(self_.rank)[1]) continue;
-      throw MismatchError(ringcomm::str("all_reduce of sparse tensors: rank ", self_.rank,
-                                        " gave one of ", input_.sizes(), " with ",
-                                        input_.sparse_dim(), " sparse dimensions, and rank ", rank,
-                                        " another: every rank must give the same sizes"));
-    }
-  }
-
   void gather_elements(Operation& operation) {
     indices_ = input_._indices().t().contiguous();  // those of an element together
     values_ = input_._values().contiguous();
     auto sizes = values_.sizes().vec();
-    sizes[0] = rows_.select(1, 0).sum().item<int64_t>();
+    sizes[0] = counts_.sum().item<int64_t>();
     all_indices_ = at::empty({sizes[0], input_.sparse_dim()}, at::kLong);
     all_values_ = at::empty(sizes, values_.options());
     operation.input = {span_of(indices_), span_of(values_)};
     operation.output.clear();
-    operation.whole_bytes = static_cast<uint64_t>(all_indices_.nbytes() + all_values_.nbytes());
     int64_t first = 0;
     for (Rank rank = 0; rank < self_.size; ++rank) {
+      const int64_t count = counts_.const_data_ptr<int64_t>()[rank];
       for (const at::Tensor& all : {all_indices_, all_values_}) {
-        operation.output.push_back(span_of(all.narrow(0, first, row(rank)[0])));
+        operation.output.push_back(span_of(all.narrow(0, first, count)));
       }
-      first += row(rank)[0];
+      first += count;
       const auto theirs = std::span(operation.output).last(2);
       operation.shards[static_cast<size_t>(rank)] = theirs[0].bytes + theirs[1].bytes;
     }
@@ -93,7 +76,7 @@ class SparseSum {
 
   const RankAndSize self_;
   const bool average_;
-  at::Tensor tensor_, input_, mine_, rows_, indices_, all_indices_, values_, all_values_;
+  at::Tensor tensor_, input_, mine_, counts_, indices_, all_indices_, values_, all_values_;
 };
 
 }  // namespace

@@ -37,18 +37,6 @@ at::Tensor plain_copy(const at::Tensor& tensor) {
   return tensor.resolve_conj().resolve_neg().contiguous();
 }
 
-// A hash of the order in which elements lie in memory, where that is not the order of their
-// indices. It is never 0.
-uint64_t layout_of(const at::Tensor& tensor) {
-  size_t hash = 0;
-  for (int64_t i = 0; i < tensor.dim(); ++i) {
-    if (tensor.size(i) == 1) continue;  // its stride means nothing
-    hash = c10::hash_combine(hash, static_cast<size_t>(tensor.size(i)));
-    hash = c10::hash_combine(hash, static_cast<size_t>(tensor.stride(i)));
-  }
-  return hash | 1;
-}
-
 // Copies are no part of what a user differentiates.
 using BelowAutograd = at::AutoDispatchBelowADInplaceOrView;
 
@@ -82,6 +70,18 @@ uint64_t bytes_of(const at::Tensor& tensor) {
   return static_cast<uint64_t>(tensor.numel()) * tensor.element_size();
 }
 
+uint64_t layout_of(const at::Tensor& tensor) {
+  if (tensor.is_contiguous() || !is_plain(tensor) || !tensor.is_non_overlapping_and_dense()) {
+    return 0;
+  }
+  size_t hash = 0;
+  for (int64_t i = 0; i < tensor.dim(); ++i) {
+    if (tensor.size(i) == 1) continue;  // its stride means nothing
+    hash = c10::get_hash(hash, tensor.size(i), tensor.stride(i));
+  }
+  return hash | 1;
+}
+
 Span span_of(const at::Tensor& tensor) {
   return {static_cast<std::byte*>(tensor.data_ptr()), bytes_of(tensor)};
 }
@@ -100,14 +100,9 @@ Span Staging::output(const at::Tensor& tensor, bool apart) {
   return span_of(results_.emplace_back(tensor, copy).second);
 }
 
-Span Staging::in_place(const at::Tensor& tensor, uint64_t& layout, bool apart) {
-  if (is_plain(tensor) && !(apart && tensor.is_contiguous())) {
-    if (tensor.is_contiguous()) return span_of(tensor);
-    if (tensor.is_non_overlapping_and_dense()) {
-      layout = c10::hash_combine(layout, layout_of(tensor));
-      return span_of(tensor);
-    }
-  }
+Span Staging::in_place(const at::Tensor& tensor, bool apart) {
+  const bool in_order = is_plain(tensor) && tensor.is_contiguous() && !apart;
+  if (in_order || layout_of(tensor) != 0) return span_of(tensor);
   at::assert_no_internal_overlap(tensor);
   const BelowAutograd guard;
   const at::Tensor copy = plain_copy(tensor);  // which may be the tensor itself

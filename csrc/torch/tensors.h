@@ -27,6 +27,9 @@ DType movable_dtype(at::ScalarType type);
 void check_served(const Refusal& refuse, const at::Tensor& tensor);
 
 uint64_t bytes_of(const at::Tensor& tensor);
+// A hash of the order in which elements lie in dense memory; 0 where that is the order of their
+// indices, and where they have to be copied.
+uint64_t layout_of(const at::Tensor& tensor);
 Span span_of(const at::Tensor& tensor);  // its memory; it is contiguous
 
 // The copies that stand in for some tensors of a call while it lasts.
@@ -36,8 +39,8 @@ class Staging {
   // `apart`: in a copy in any case. Copies replace what is there in the order of these calls.
   Span output(const at::Tensor& tensor, bool apart = false);
   // The result replaces what is there. Dense memory is used whatever the order of the elements, on
-  // condition that every rank has the same: it is added to `layout`.
-  Span in_place(const at::Tensor& tensor, uint64_t& layout, bool apart = false);
+  // condition that every rank has the same layout_of() it.
+  Span in_place(const at::Tensor& tensor, bool apart = false);
   // A copy of these elements, each multiplied as ringcomm::scale() does.
   Span scaled(const Span& span, const at::TensorOptions& options, double factor);
 

@@ -26,7 +26,7 @@ MOMENTS = struct.Struct("<4q")  # ticks and ns of the steady clock: as the proce
 RECORD = struct.Struct("<8Q3q3QiIII")
 LONGEST_NS = 365 * 86400 * 10**9  # of a job: later times are damage
 NOBODY = 0xFFFFFF  # no root, or any rank
-CALL, SEVERAL, SPARSE, BUFFERS, MEMORY = range(5)  # Purpose in csrc/comm/operation.h
+CALL, SEVERAL, SPARSE, BUFFERS, MEMORY, STAGED, CODES = range(7)  # Purpose in csrc/comm/operation.h
 STATES = ("queued", "running", "done", "failed")
 MESSAGES = ("send", "recv")
 
@@ -47,7 +47,7 @@ class Operation:
     root: int | None  # or the peer of a message; None: none, or any
     elements: int
     splits: int  # hash of uneven shards, else 0; the tag of a message
-    layout: int  # hash of the memory layout and of the cut into tensors; 0: one, contiguous
+    layout: int  # hash of all else that ranks give alike: sizes of a list, memory layouts; or 0
     algorithm: str
     called_ns: int | None = None
     began_ns: int | None = None
@@ -95,7 +95,9 @@ class Operation:
         words += [f"root {self.root}"] if self.root is not None else []
         words += ["uneven"] if self.splits else []
         if self.purpose == SPARSE:
-            words.append("of sparse tensors")
+            words.append(f"of sparse tensors of sizes #{self.layout % 10000}")
+        elif self.purpose == CODES:
+            words.append(f"for a quantized all_reduce #{self.layout % 10000}")
         elif self.purpose == BUFFERS:
             words.append("about shared buffers")
         elif self.purpose == SEVERAL:

@@ -87,20 +87,6 @@ def test_sparse_among_others(ranks: Ranks) -> None:
     ranks(check_sparse_among_others)
 
 
-def check_unequal_sparse(rank: Rank) -> tuple[str, str]:
-    group = dist.new_group(timeout=timedelta(seconds=20))
-    mine = torch.eye(3 + (rank.index == 1)).to_sparse()
-    found = error_of(lambda: dist.all_reduce(mine, group=group))
-    dist.destroy_process_group(group)
-    return found
-
-
-def test_sparse_tensors_of_unequal_sizes_are_refused(ranks: Ranks) -> None:
-    for index, (kind, text) in enumerate(ranks(check_unequal_sparse)):
-        assert kind == "DistBackendError"
-        assert ("[4, 4]" if index == 1 else "[3, 3]") in text
-
-
 def train_embedding(rank: Rank) -> list[str]:
     torch.manual_seed(0)
     module = nn.Sequential(nn.EmbeddingBag(100, 8, sparse=True, mode="sum"), nn.Linear(8, 2))
