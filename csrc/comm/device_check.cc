@@ -257,6 +257,7 @@ void DeviceEngine::check_pending(const Pending& pending) {
 
 // A sender may leave once its message is on its way, and the other way round.
 void DeviceEngine::check_message(const Pending& pending) const {
+  compare(pending);  // the peer may have been the second to call
   const std::string text = to_text(pending.operation);
   const PeerState state = state_.transport().state(pending.peer, Board::kDevice);
   const bool called = this->called(pending);

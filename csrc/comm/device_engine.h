@@ -200,7 +200,8 @@ class DeviceEngine final : public Engine {
   void finish_in(cuda::Stream stream, const Finish& finish) RINGCOMM_REQUIRES(enqueue_mutex_);
   void make_room() RINGCOMM_REQUIRES(enqueue_mutex_);
   void announce(const Operation& operation, const Descriptor& descriptor);
-  uint64_t compare(const DeviceMessage& message) RINGCOMM_REQUIRES(enqueue_mutex_);
+  void announce(Pending& pending) RINGCOMM_REQUIRES(enqueue_mutex_);  // a message
+  void compare(const Pending& pending) const;
   void run_kernels(const Operation& operation, cuda::Stream stream, bool captured)
       RINGCOMM_REQUIRES(enqueue_mutex_);
   Shape shape_of(const Operation& operation) const {

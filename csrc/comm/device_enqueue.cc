@@ -188,7 +188,7 @@ DeviceEngine::CompletionPtr DeviceEngine::enqueue(const std::vector<DeviceMessag
     for (size_t i = 0; i < messages.size(); ++i) {
       const DeviceMessage& message = messages[i];
       if (reach(message.kind.peer)) {
-        pending[i].number = compare(message);
+        announce(pending[i]);
         pending[i].ticket = recorder_.begin(pending[i].operation, message.kind.line);
         transfers.push_back(
             {message.kind.sending, message.kind.peer, message.data, size_of(message.kind.dtype)});
@@ -209,25 +209,25 @@ DeviceEngine::CompletionPtr DeviceEngine::enqueue(const std::vector<DeviceMessag
   });
 }
 
-// The k-th message to a peer and its k-th from here are one: they must have one size, one type and one
-// tag. As with boards, of the two sides at least one sees what the other has written.
-uint64_t DeviceEngine::compare(const DeviceMessage& message) {
-  const bool sending = message.kind.sending;
-  const Rank peer = message.kind.peer;
-  uint64_t& before = (sending ? sent_ : received_)[static_cast<size_t>(peer)];
-  const uint64_t number = ++before;
-  constexpr int kBytes = 36;  // of which so many bits are compared
-  const auto& [sends, dtype, count, to, tag, line, layout] = message.kind;
-  static_assert(kDTypes <= 32);
-  const uint64_t terms = static_cast<uint64_t>(dtype) << 7 | ((tag ^ layout) & 0x7f);
-  const uint64_t length = message.data.bytes & ((uint64_t{1} << kBytes) - 1);
-  const uint64_t said = number << 48 | terms << kBytes | length;
-  own_.message(peer, sending, number).store(said, std::memory_order_seq_cst);
+// The k-th message to a peer and its k-th from here are one: they must have one size, one type and
+// one tag. As with boards, of the two sides at least one sees what the other has written.
+void DeviceEngine::announce(Pending& pending) {
+  const bool sending = pending.sending();
+  pending.number = ++(sending ? sent_ : received_)[static_cast<size_t>(pending.peer)];
+  own_.message(pending.peer, sending, pending.number)
+      .store(pending.number << 48 | message_terms(pending.operation), std::memory_order_seq_cst);
+  compare(pending);
+}
+
+void DeviceEngine::compare(const Pending& pending) const {
+  const auto [peer, sending, number] = std::tuple(pending.peer, pending.sending(), pending.number);
   const uint64_t other = area_of(peer).message(state_.rank(), !sending, number).load();
-  if (other >> 48 != (number & 0xffff) || other == said) return number;
-  const uint64_t bytes = other & ((uint64_t{1} << kBytes) - 1);
-  const std::string what = bytes == length ? "another type or tag" : str(bytes, " bytes");
-  throw MismatchError(str(to_text(make_descriptor(message.kind)), ": it has ", message.data.bytes,
+  const uint64_t terms = message_terms(pending.operation);
+  if (other >> 48 != (number & 0xffff) || other == (number << 48 | terms)) return;
+  const uint64_t bytes = other & kMessageBytes;
+  const std::string what =
+      bytes == (terms & kMessageBytes) ? "another type or tag" : str(bytes, " bytes");
+  throw MismatchError(str(to_text(pending.operation), ": it has ", terms & kMessageBytes,
                           " bytes, and rank ", peer, sending ? " receives " : " sends ", what,
                           ": between devices messages are matched in the order of the calls"));
 }

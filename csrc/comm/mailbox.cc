@@ -6,7 +6,8 @@ constexpr uint64_t kEagerBytes = 8 << 10;  // messages up to this travel at once
 constexpr uint64_t kQuantum = 1 << 20;     // of one peer at a time: others wait
 
 Descriptor Message::descriptor() const {
-  return make_descriptor(MessageKind{sending, dtype, data.bytes / size_of(dtype), peer, tag, line, layout});
+  return make_descriptor(
+      MessageKind{sending, dtype, data.bytes / size_of(dtype), peer, tag, line, layout});
 }
 
 Mailbox::Mailbox(Transport& transport, Recorder& recorder)

@@ -73,6 +73,9 @@ struct MessageKind {
   uint32_t line = 0, layout = 0;  // as Operation's
 };
 Descriptor make_descriptor(const MessageKind& message);
+// On what both sides of a message must agree, in 48 bits: type, tag, and the last bits of its size.
+inline constexpr uint64_t kMessageBytes = (uint64_t{1} << 36) - 1;
+uint64_t message_terms(const Descriptor& message);
 
 // "all_reduce float32[500000] SUM", "broadcast float32[10] root 0", "recv float32[10] tag 3 from
 // rank 1". Safe on a peer's words.

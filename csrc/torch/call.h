@@ -70,9 +70,9 @@ void check_same_shape(const Refusal& refuse, const at::Tensor& model, at::Tensor
 void check_wholes(const Refusal& refuse, const Tensors& wholes, const Tensors& parts, int size);
 
 void set_reduction(Call& call, const c10d::ReduceOp& op, const at::Tensor& tensor);
-// Hashes all that every rank must pass alike and no other field of the operation tells: the sizes and
-// types of several tensors, types that are only moved, and the layout of tensors that are used in
-// place. So there is no call whose ranks can disagree without being told.
+// Hashes all that every rank must pass alike and no other field of the operation tells: the sizes
+// and types of several tensors, types that are only moved, and the layout of tensors that are used
+// in place. So there is no call whose ranks can disagree without being told.
 void compare(Operation& operation, at::TensorList tensors, bool in_place);
 // The type is that of the tensors if all agree, else bytes.
 void set_moved_type(Call& call, at::TensorList tensors);

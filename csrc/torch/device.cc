@@ -217,10 +217,9 @@ Backend::WorkPtr Backend::post_on_device(Call& call, DeviceEngine& there,
   if (*call.peer < 0) Refusal{"recv"}("a CUDA tensor needs the rank that sends it");
   DeviceMessage message;
   message.data = sending ? operation.input[0] : operation.output[0];
-  message.kind = {sending,        operation.dtype,
-                  message.data.bytes / size_of(operation.dtype),
-                  *call.peer,     call.tag,
-                  operation.line, static_cast<uint32_t>(operation.layout)};
+  message.kind = {
+      sending,  operation.dtype, message.data.bytes / size_of(operation.dtype), *call.peer,
+      call.tag, operation.line,  static_cast<uint32_t>(operation.layout)};
   message.timeout = operation.timeout;
   Batch* const batch = own_batch();
   if (batch == nullptr) {

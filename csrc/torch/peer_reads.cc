@@ -25,7 +25,8 @@ class PeerReads {
     Operation operation;
     operation.collective = Collective::kAllGather;
     operation.input = {{reinterpret_cast<std::byte*>(&mine_), sizeof mine_}};
-    operation.output = {{reinterpret_cast<std::byte*>(places_.data()), places_.size() * sizeof mine_}};
+    operation.output = {
+        {reinterpret_cast<std::byte*>(places_.data()), places_.size() * sizeof mine_}};
     operation.shards.assign(places_.size(), sizeof mine_);
     make_part(operation, whole_, Purpose::kBuffers);
     operation.timeout = whole_.timeout;

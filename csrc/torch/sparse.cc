@@ -29,8 +29,8 @@ class SparseSum {
     call.collective = Collective::kAllReduce;
     call.dtype = movable_dtype(input_.scalar_type());
     call.op = average_ ? ReduceOp::kAvg : ReduceOp::kSum;
-    call.layout = c10::get_hash(input_.sizes(), input_.sparse_dim(),
-                                static_cast<int>(input_.scalar_type()));
+    call.layout =
+        c10::get_hash(input_.sizes(), input_.sparse_dim(), static_cast<int>(input_.scalar_type()));
     make_part(operation, std::move(call), Purpose::kSparse);
     return operation;
   }
