@@ -9,6 +9,7 @@ made themselves: the results are equal bit by bit.
 from __future__ import annotations
 
 import copy
+import functools
 import hashlib
 import os
 import queue
@@ -16,7 +17,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -32,6 +33,8 @@ reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.red
 
 LEAST_PART = 1 << 20  # numbers: a shorter part costs more by its messages than it hides
 MOST_PARTS = 4  # of a tensor: one is quantised while another one is under way
+GREETING = 1  # in place of a hash of terms: an exchange is made
+Said = TypeVar("Said")
 FAR = 2e-3  # seconds of a round: from here on messages cost more than parts hide
 
 
@@ -78,6 +81,22 @@ class Part:
         self.work: Any = None
 
 
+def _gather(mine: Said, group: Any) -> list[Said]:
+    """Return what each rank says. No rank takes it for a call of the program's own."""
+    backends = [backend_of(group, device) for device in group._device_types]
+    marked = [each for each in backends if hasattr(each, "_set_codes")]
+    every = [mine] * dist.get_world_size(group)
+    try:
+        for backend in marked:
+            backend._set_codes(GREETING)
+        if len(every) > 1:
+            dist.all_gather_object(every, mine, group=group)
+    finally:
+        for backend in marked:
+            backend._set_codes(0)
+    return every
+
+
 class Exchange:
     """The subgroups of a group, and a thread that runs what is asked for, one after another.
 
@@ -92,9 +111,7 @@ class Exchange:
         if rank < 0:
             raise ValueError("this rank is not in the group: call on its ranks only")
         mine = _host_of(rank), {"flat": flat, **asked}
-        every = [mine] * len(ranks)
-        if len(ranks) > 1:
-            dist.all_gather_object(every, mine, group=group)
+        every = _gather(mine, group)
         for other, theirs in enumerate(every):
             if theirs[1] != mine[1]:
                 raise ValueError(
@@ -119,9 +136,7 @@ class Exchange:
             began = time.perf_counter()
             dist.barrier(self.across)
             times.append(time.perf_counter() - began)
-        every: list[float] = [0.0] * dist.get_world_size(group)
-        dist.all_gather_object(every, min(times), group=group)
-        return max(every)
+        return max(_gather(min(times), group))
 
     def close(self) -> None:
         """End the thread and the subgroups, which end with torch.distributed otherwise.
@@ -153,6 +168,8 @@ class Exchange:
             self._thread = threading.Thread(
                 target=_run, args=(self._jobs,), name="ringcomm-exchange", daemon=True
             )
+            ask_to_end = functools.partial(self._jobs.put, None)
+            self._thread.ends_with_groups = ask_to_end  # type: ignore[attr-defined]  # _exit.py
             self._thread.start()
         self._jobs.put(job)
         return future

@@ -8,8 +8,12 @@ from __future__ import annotations
 
 import atexit
 import sys
+import threading
+import time
 import weakref
 from typing import Any
+
+LONGEST, MOMENT = 1.0, 0.02  # seconds for threads to return: of ours, and of the program
 
 
 def fatal_error() -> str:
@@ -58,6 +62,23 @@ class _Last:
             _flight.dump_at_end(error)
         finally:
             self.library.close_groups(error)
+            _let_threads_return()
+
+
+def _let_threads_return() -> None:
+    """Wait for threads that were in calls of the groups.
+
+    They have to take Python's lock, and from the end of Python on a thread that takes it is ended
+    on the spot. In the middle of a call into C++ that ends the whole program, by SIGABRT.
+    """
+    others = [each for each in threading.enumerate() if each is not threading.current_thread()]
+    end = time.monotonic() + LONGEST
+    for thread in others:
+        if ask_to_end := getattr(thread, "ends_with_groups", None):
+            ask_to_end()
+            thread.join(max(0.0, end - time.monotonic()))
+    if others:
+        time.sleep(MOMENT)
 
 
 _last: list[weakref.ref[_Last]] = []
