@@ -141,7 +141,6 @@ def test_flags_of_a_device_that_order_nothing_are_caught(cpp_program: Program) -
         "flagless",
         "unread",
         "unfilled",
-        "late",
     ],
 )
 def test_a_meeting_of_devices_that_is_none_is_caught(cpp_program: Program, how: str) -> None:

@@ -62,7 +62,6 @@ class DeviceGroup {
     args.slots = slots(args.members.rank);
     args.next_slots = slots((args.members.rank + 1) % size_);
   }
-  void set_memory(NvlsArgs&) const { throw Failure("one device has no switch"); }
   void set_memory(LowLatencyArgs& args) const {
     for (Rank rank = 0; rank < size_; ++rank) {
       args.lines[rank] = memory(rank) + kFlags + 2 * kOneShotWindow;
@@ -149,16 +148,12 @@ void check_burst(Api& api, DeviceGroup& group, const std::vector<Step>& steps, i
   }
 }
 
-// One device has no switch.
-constexpr std::span kOnOne = std::span(kKernels).first(kKernels.size() - 1);
-static_assert(kKernels.back() == kByNvls);
-
 void check(Api& api, DeviceGroup& group, int operations, uint64_t seed) {
   Random random(seed);
   for (int first = 0; first < operations; first += kBurst) {
     std::vector<Step> steps;
     for (int i = 0; i < kBurst; ++i) {
-      steps.push_back(make_step(random, group.size(), kOnOne[random.below(kOnOne.size())]));
+      steps.push_back(make_step(random, group.size(), kKernels[random.below(kKernels.size())]));
     }
     check_burst(api, group, steps, first);
   }
@@ -198,7 +193,7 @@ void time_all(Api& api, DeviceGroup& group, int times) {
   for (const uint64_t bytes :
        {uint64_t{1} << 10, uint64_t{8} << 10, uint64_t{32} << 10, uint64_t{64} << 10,
         uint64_t{256} << 10, uint64_t{1} << 20, kArena}) {
-    for (const Algorithm kernel : kOnOne) {
+    for (const Algorithm kernel : kKernels) {
       if (kernel == kByOneShot && bytes > kOneShotWindow) continue;
       if (kernel == kByLowLatency && bytes > low_latency_bytes(group.size())) continue;
       const double seconds = seconds_of(api, group, kernel, bytes, times);
