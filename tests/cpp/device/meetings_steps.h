@@ -142,7 +142,40 @@ inline bool has(Algorithm kernel, Collective collective) {
   return collective != kAllToAll && collective != kBarrier && kernel_serves(kernel, collective);
 }
 
-inline Step make_step(Random& random, int size, Algorithm kernel) {
+inline int blocks_of(Algorithm kernel, int two_shots) {
+  return kernel == kByTwoShot   ? two_shots
+         : kernel == kByOneShot ? kOneShotBlocks
+         : kernel == kByRing    ? kRingBlocks
+                                : kLowLatencyBlocks;
+}
+
+// Bytes that the kernel takes of a rank.
+inline uint64_t room_of(Algorithm kernel, int size, uint64_t longest) {
+  if (kernel == kByLowLatency) return std::min(low_latency_bytes(size), longest);
+  return kernel == kByOneShot ? std::min(kOneShotWindow, longest) : longest;
+}
+
+// Operands of up to so many bytes: of all magnitudes.
+inline void lengthen(Random& random, Step& step, uint64_t longest) {
+  Shape& shape = step.shape;
+  const uint64_t room = room_of(step.kernel, shape.size, longest);
+  const auto size = static_cast<uint64_t>(shape.size);
+  const uint64_t each = step.kernel == kByLowLatency ? std::min(room, longest / size) : room / size;
+  const auto some = [&](uint64_t most) {
+    const uint64_t elements = most / shape.element >> below(random, 12);
+    return below(random, elements + 1) * shape.element;
+  };
+  for (uint64_t& shard : shape.shards) shard = some(each);
+  if (!sharded(shape.collective)) shape.bytes = some(room);
+  for (auto& sent : step.lengths) {
+    for (uint64_t& length : sent) length = some(each);
+  }
+  step.blocks = blocks_of(step.kernel, 1 + static_cast<int>(below(random, 16)));
+  step.unit = below(random, 2) == 0 ? 1 << 20 : 64 << 10;
+}
+
+// Of a few elements each; or of up to `longest` bytes.
+inline Step make_step(Random& random, int size, Algorithm kernel, uint64_t longest = 0) {
   static const std::vector<Pair> pairs = possible_pairs();
   const Pair pair = pairs[below(random, pairs.size())];
   Step step{kernel, {}, {pair.dtype, pair.op, size, 1}, 1, 0, {}, {}, {}};
@@ -163,11 +196,10 @@ inline Step make_step(Random& random, int size, Algorithm kernel) {
   for (Rank rank = 0; rank < size; ++rank) {
     step.lengths.push_back(some_lengths(random, size, shape.element));
   }
-  step.blocks = kernel == kByTwoShot   ? 1 + static_cast<int>(below(random, 4))
-                : kernel == kByOneShot ? kOneShotBlocks
-                : kernel == kByRing    ? kRingBlocks
-                                       : kLowLatencyBlocks;
+  const bool any = kernel == kByTwoShot;
+  step.blocks = blocks_of(kernel, any ? 1 + static_cast<int>(below(random, 4)) : 0);
   step.unit = below(random, 2) == 0 ? 1 << 20 : 64 * shape.element;
+  if (longest > 0) lengthen(random, step, longest);
   Inputs inputs(static_cast<uint32_t>(random.next()));
   for (Rank rank = 0; rank < size; ++rank) {
     step.inputs.push_back(inputs.make(pair.dtype, input_bytes(step, rank) / shape.element));
