@@ -159,11 +159,13 @@ void calls(Member& member) {
       {"write", [&](int i) { write(member, word, static_cast<uint32_t>(i)); }},
       {"wait", [&](int) { wait_until(member, word, 0); }},
       {"launch", [&](int) { compute<<<1, 32, 0, member.stream>>>(0); }},
-      {"copy", [&](int) {
+      {"copy",
+       [&](int) {
          check(cudaMemcpyAsync(memory, memory + kMiB, 4096, cudaMemcpyDefault, member.stream),
                "cudaMemcpyAsync");
        }},
-      {"batch of 8 words", [&](int i) {
+      {"batch of 8 words",
+       [&](int i) {
          CUstreamBatchMemOpParams words[8] = {};
          for (int w = 0; w < 8; ++w) {
            words[w].operation = CU_STREAM_MEM_OP_WRITE_VALUE_32;
@@ -172,7 +174,8 @@ void calls(Member& member) {
          }
          check(batch(member.stream, 8, words, 0), "cuStreamBatchMemOp");
        }},
-      {"question for an allocation's range (cuMemGetAddressRange)", [&](int) {
+      {"question for an allocation's range (cuMemGetAddressRange)",
+       [&](int) {
          CUdeviceptr base = 0;
          size_t bytes = 0;
          check(range(&base, &bytes, at), "cuMemGetAddressRange");

@@ -243,9 +243,9 @@ class DeviceComm {
   bool one_device_ = false;       // the group's
   std::optional<Link> link_;      // where each of its ranks has a device, with room
   int blocks_ = 0;                // claimed
-  uint64_t* proof_ = nullptr;  // of the host: a copy of a prologue
-  Stream stream_ = nullptr;    // for meeting: others may wait for peers
-  std::vector<Word> words_;    // to be written and waited for, next
+  uint64_t* proof_ = nullptr;     // of the host: a copy of a prologue
+  Stream stream_ = nullptr;       // for meeting: others may wait for peers
+  std::vector<Word> words_;       // to be written and waited for, next
   std::optional<Exports> exports_;
   std::deque<Imports> imports_;  // of peers whose memory this rank's kernels use
 };

@@ -15,9 +15,9 @@ constexpr std::array<const char*, kCollectives> kCollectiveNames = {
     "all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce",
     "scatter",    "gather",         "all_to_all", "barrier"};
 constexpr std::array<const char*, kNamed> kAlgorithmNames = {
-    "direct",      "ring",        "tree",         "pairwise", "dissemination", "hierarchical",
-    "doubling",    "bruck",       "hand_over",    "graph",    "two_shot",      "one_shot",
-    "low_latency", "device_ring", "copy_engines"};
+    "direct",       "ring",     "tree",        "pairwise",    "dissemination",
+    "hierarchical", "doubling", "bruck",       "hand_over",   "graph",
+    "two_shot",     "one_shot", "low_latency", "device_ring", "copy_engines"};
 
 template <typename Number, typename Entry>
 Number number_in(std::vector<Entry>& table, const Entry& entry) {

@@ -85,9 +85,7 @@ class DeviceGroup {
     return {pinned_, pinned_ + bytes};
   }
   void abort() { std::atomic_ref(*abort_).store(1); }
-  void finish() {
-    require(wait() == 0, "kernels wait for one another in vain");
-  }
+  void finish() { require(wait() == 0, "kernels wait for one another in vain"); }
   // Waits for all streams; returns why kernels have ended early. Those that never do are told to.
   uint32_t wait() {
     std::atomic<bool> done{false};
@@ -105,9 +103,7 @@ class DeviceGroup {
  private:
   static constexpr uint64_t kFlags = (sizeof(Flags) + 4095) / 4096 * 4096;
 
-  uint64_t bytes() const {
-    return kFlags + 2 * kOneShotWindow + lines() + 2 * kArena + kRingBytes;
-  }
+  uint64_t bytes() const { return kFlags + 2 * kOneShotWindow + lines() + 2 * kArena + kRingBytes; }
   uint64_t lines() const { return 2 * static_cast<uint64_t>(size_) * low_latency_bytes(size_) * 2; }
   std::byte* slots(Rank rank) const { return arena(rank) + 2 * kArena; }
   std::byte* memory(Rank rank) const { return memory_[static_cast<size_t>(rank)]; }
@@ -188,9 +184,10 @@ void check_numbers(Api& api, DeviceGroup& group) {
     check_burst(api, group, steps);
     ++pairs;
   }
-  std::printf("pass\tevery number of 8 and 16 bits, and special ones: %d types and operations by "
-              "%d ranks, bit for bit\n",
-              pairs, group.size());
+  std::printf(
+      "pass\tevery number of 8 and 16 bits, and special ones: %d types and operations by "
+      "%d ranks, bit for bit\n",
+      pairs, group.size());
 }
 
 // An all_reduce of float32, without inputs.

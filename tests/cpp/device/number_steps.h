@@ -1,4 +1,5 @@
-// Every number of 8 and of 16 bits, and what is special among longer ones, for kernels: gpu_kernels.
+// Every number of 8 and of 16 bits, and special ones of longer types, for kernels: gpu_kernels.
+// gpu_kernels.
 #pragma once
 
 #include "meetings_steps.h"
@@ -28,8 +29,8 @@ T special_number(uint64_t i, bool odd) {
 
 // Zeros, subnormals, the largest, infinities and NaNs of float16 and bfloat16.
 inline uint16_t special_half(uint64_t i) {
-  static constexpr std::array<uint16_t, 11> kCodes{
-      0, 1, 0x007f, 0x0080, 0x03ff, 0x0400, 0x7bff, 0x7c00, 0x7e01, 0x7f7f, 0x7f80};
+  static constexpr std::array<uint16_t, 11> kCodes{0,      1,      0x007f, 0x0080, 0x03ff, 0x0400,
+                                                   0x7bff, 0x7c00, 0x7e01, 0x7f7f, 0x7f80};
   const auto sign = static_cast<uint16_t>(i / kCodes.size() % 2 * 0x8000);
   return static_cast<uint16_t>(kCodes[i % kCodes.size()] | sign);
 }
