@@ -1,7 +1,8 @@
 """Everything that a machine with one NVIDIA GPU can tell about ringcomm, in one archive.
 
     python benchmarks/gpu_check.py --list                 # the stages, in their order
-    python benchmarks/gpu_check.py --minutes 9 --out DIR  # what fits: everything at 2 ranks first
+    python benchmarks/gpu_check.py --call 1 --out DIR     # the first of three calls of 8 minutes
+    python benchmarks/gpu_check.py --minutes 9 --out DIR  # what fits, in the order of the calls
     python benchmarks/gpu_check.py --ranks 4 --only torch,plans
     python benchmarks/gpu_check.py --node --minutes 9     # ranks with a GPU each, NCCL beside
     python benchmarks/gpu_check.py --simulated --short    # no GPU: do all stages work?
@@ -46,6 +47,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     names = words.list_of(str)
     add("--only", type=names, default=[], metavar="NAMES", help=f"{kinds}; or as plans-4")
     add("--without", type=names, default=[], metavar="NAMES", help="leave these out")
+    add("--call", type=int, choices=gpu.stages.CALLS, help="a third of what one GPU can tell")
     add("--ranks", type=words.list_of(words.positive), help="2,4,8,16, or some of them")
     add("--minutes", type=float, metavar="N", help="run what fits, and end in time")
     add("--node", action="store_true", help="a GPU a rank: 2 ranks, and as many as there are GPUs")
@@ -63,6 +65,9 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         parser.error(f"there is no stage {wrong[0]!r}: choose from {kinds}")
     if wrong := sorted(set(options.ranks or []) - set(RANKS)):
         parser.error(f"there is no stage for {wrong[0]} ranks: choose from {RANKS}")
+    if options.call:
+        options.only = options.only or gpu.stages.of_call(options.call)
+        options.minutes = options.minutes or gpu.stages.CALL_MINUTES
     if options.node:
         os.environ[NODE] = "1"
         most = max(2, torch.cuda.device_count())

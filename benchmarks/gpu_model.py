@@ -76,7 +76,6 @@ def row_of(options: argparse.Namespace, size: int) -> dict[str, Any]:
         theirs = alpha + moved / rate
         target = SHORT_TARGET if size <= SHORT else LONG_TARGET
         row |= {"nccl_seconds": theirs, "ratio": theirs / ours, "target": target}
-        row["nvls_ratio"] = theirs / seconds["nvls"]
         if theirs / ours < target:
             row["needs_gb_per_s"] = needed(options, kernel, size, theirs / target)
     return row
@@ -108,12 +107,11 @@ def told(row: dict[str, Any]) -> list[str]:
     cells = [report.show_size(row["bytes"]), row["kernel"], report.show_time(row["seconds"])]
     cells.append(f"{row['busbw_gb_per_s']:.1f}")
     if "ratio" not in row:
-        return [*cells, "-", "-", "-", "-"]
+        return [*cells, "-", "-", "-"]
     verdict = "met" if row["ratio"] >= row["target"] else "missed"
     if rate := row.get("needs_gb_per_s"):
         verdict = f"missed: needs {rate:.0f} GB/s"
-    ratios = [f"{row[name]:.2f}" for name in ("ratio", "nvls_ratio")]
-    return [*cells, report.show_time(row["nccl_seconds"]), *ratios, verdict]
+    return [*cells, report.show_time(row["nccl_seconds"]), f"{row['ratio']:.2f}", verdict]
 
 
 def run(options: argparse.Namespace) -> None:
@@ -128,7 +126,6 @@ def run(options: argparse.Namespace) -> None:
         "busbw GB/s",
         "NCCL µs",
         "NCCL / ours",
-        "NCCL / nvls",
         "target",
     ]
     report.print_table(head, [told(row) for row in rows], options.markdown)

@@ -448,7 +448,16 @@ def kernel_seconds(
     """
 
 def register_algorithm(name: str, collectives: list[int]) -> None:
-    """Have plans by that name made of the scripts of ringcomm/_algorithms.py."""
+    """Have plans by that name made of the scripts of ringcomm/_algorithms.py.
+
+    Raises ValueError where the name is taken, by the library or by another registered one.
+    """
+
+COLLECTIVES: tuple[str, ...]  # by the numbers that the library gives them
+ROOTED: tuple[str, ...]
+SHARDED: tuple[str, ...]
+ALGORITHMS: tuple[str, ...]
+KERNELS: tuple[str, ...]  # in place of an algorithm, on devices
 
 # ---- for ringcomm.elastic
 

@@ -11,7 +11,6 @@ from ringcomm._autoload import load_library
 from ringcomm._program import AlgorithmError
 from ringcomm._schedule import Scripts, line_of, schedule
 from ringcomm._verify import SLOTS, Given, prove, shape_of
-from ringcomm.options import ALGORITHMS, KERNELS
 from ringcomm.plan import Algorithm
 from ringcomm.tools.plan_steps import COLLECTIVES
 
@@ -46,8 +45,6 @@ def register_algorithm(
     """
     if not re.fullmatch(r"[a-z][a-z0-9_]{0,40}", name):
         raise ValueError(f"{name!r} is no name: use small letters, digits and underscores")
-    if name in ALGORITHMS + KERNELS:
-        raise ValueError(f"ringcomm has an algorithm {name!r}: give this one another name")
     if not callable(function):
         raise ValueError(f"{name}: {function!r} is no function of a shape")
     wanted = [collectives] if isinstance(collectives, str) else list(collectives)

@@ -20,7 +20,6 @@ GROUP, PROCESS, PROGRAM, BUILD = "group", "process", "program", "build"
 ALGORITHMS = (
     *("direct", "ring", "tree", "pairwise", "dissemination", "hierarchical", "doubling", "bruck"),
 )
-KERNELS = ("hand_over", "two_shot", "one_shot", "low_latency", "graph")  # instead, on devices
 LEVELS = ("debug", "info", "warning", "error", "off")
 
 

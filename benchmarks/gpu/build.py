@@ -66,9 +66,10 @@ def _nccl_version() -> str:
 
 
 def nvcc() -> str:
-    """Return the path of nvcc, or ""."""
+    """Return the path of nvcc, or ""; it may be pip's."""
     usual = Path(os.environ.get("CUDA_HOME", "/usr/local/cuda")) / "bin" / "nvcc"
-    return shutil.which("nvcc") or (str(usual) if usual.exists() else "")
+    places = [usual, *Path(sysconfig.get_path("purelib")).glob("nvidia/cu*/bin/nvcc")]
+    return shutil.which("nvcc") or next((str(path) for path in places if path.exists()), "")
 
 
 def _tool(name: str) -> str:

@@ -3,6 +3,9 @@
 Processes that share the device and as many on the CPU run the same cases; digests of all results
 are compared. Floating-point inputs are random, so a sum in another order would show. Kernels sum in
 rank order, as the CPU's direct plans do.
+
+Kernels that meet are for ranks with a GPU each. They run on one GPU, too, where its time slices let
+the processes take turns: right, and slowly. So ranks are told to take the one for one of their own.
 """
 
 from __future__ import annotations
@@ -38,6 +41,7 @@ COLLECTIVES = [*REDUCING, "all_gather", "broadcast", "gather", "scatter", "all_t
 EQUAL = {"all_reduce", "all_gather", "broadcast"}  # all ranks hold the same
 MOST = 8  # ranks for which all cases are run: more only show that they end
 LARGEST = "64 MiB"
+MEETING = ["two_shot", "one_shot", "low_latency", "device_ring"]
 BYTES = {"1 KiB": 1 << 10, "1 MiB": 1 << 20, LARGEST: 64 << 20}
 
 
@@ -215,3 +219,44 @@ def plans(settings: Settings, size: int) -> Iterator[Row]:
     function = functools.partial(of_size, size, settings)
     function.__name__ = f"{size} ranks"  # type: ignore[attr-defined]
     yield from parts(function)
+
+
+# ---- kernels that meet
+
+
+def meeting_cases(kernel: str, settings: Settings) -> list[Case]:
+    """Return what the kernel serves. A ring adds up in an order of its own: integers show it."""
+    dtypes = [torch.int32] if kernel == "device_ring" else [torch.float32, torch.bfloat16]
+    sizes = ["0", "1", "1001", *([] if settings.short else ["4096", "1 MiB"])]
+    fitting = sizes if kernel in ("two_shot", "device_ring") else sizes[:4]
+    return [
+        Case(collective, dtype, "SUM", size)
+        for collective in ("all_reduce", "reduce_scatter", "reduce", "all_gather", "broadcast")
+        for dtype in dtypes
+        for size in fitting
+    ]
+
+
+def end_group(rank: Rank) -> str:
+    """Destroy the group, so that the next finds multiprocessors; returns the last one's kernel."""
+    group = rank.kept.pop("group")
+    backend: Any = group._get_backend(torch.device("cuda"))
+    kernel: str = backend.flight_record()[-1]["algorithm"]
+    dist.destroy_process_group(group)
+    return kernel
+
+
+def meetings(settings: Settings, size: int) -> Iterator[Row]:
+    """Compare each kernel that meets with the CPU, between processes on one device."""
+    entry = Entry(settings.kind, settings.library, apart=True)
+    limit = float(settings.pick(100, 60, 30))
+    with DeviceRanks(size, entry) as here, DeviceRanks(size, Entry("cpu")) as there:
+        there(make_group, "direct", seconds=limit)
+        for kernel in MEETING:
+            here(make_group, kernel, seconds=limit)
+            cases = meeting_cases(kernel, settings)
+            digests = here(run_cases, cases, seconds=limit)
+            wrong = compare(cases, digests, there(run_cases, cases, seconds=limit))
+            used = set(here(end_group, seconds=limit))
+            wrong += [f"it was {other}" for other in sorted(used - {kernel})]
+            yield judge(f"{size} ranks on one device: {kernel}", cases, wrong)

@@ -152,14 +152,35 @@ void calls(Member& member) {
   if (!member.leads()) return;
   uint32_t* const word = member.words + kWords - 32;
   float* const memory = member.memory[0];
+  const auto at = reinterpret_cast<CUdeviceptr>(memory);
+  const auto range = driver<decltype(cuMemGetAddressRange)>("cuMemGetAddressRange");
+  const auto batch = driver<decltype(cuStreamBatchMemOp)>("cuStreamBatchMemOp");
   const std::vector<std::pair<const char*, std::function<void(int)>>> kinds = {
       {"write", [&](int i) { write(member, word, static_cast<uint32_t>(i)); }},
       {"wait", [&](int) { wait_until(member, word, 0); }},
       {"launch", [&](int) { compute<<<1, 32, 0, member.stream>>>(0); }},
-      {"copy", [&](int) {
+      {"copy",
+       [&](int) {
          check(cudaMemcpyAsync(memory, memory + kMiB, 4096, cudaMemcpyDefault, member.stream),
                "cudaMemcpyAsync");
-       }}};
+       }},
+      {"batch of 8 words",
+       [&](int i) {
+         CUstreamBatchMemOpParams words[8] = {};
+         for (int w = 0; w < 8; ++w) {
+           words[w].operation = CU_STREAM_MEM_OP_WRITE_VALUE_32;
+           words[w].writeValue.address = reinterpret_cast<CUdeviceptr>(word + w);
+           words[w].writeValue.value = static_cast<uint32_t>(i);
+         }
+         check(batch(member.stream, 8, words, 0), "cuStreamBatchMemOp");
+       }},
+      {"question for an allocation's range (cuMemGetAddressRange)",
+       [&](int) {
+         CUdeviceptr base = 0;
+         size_t bytes = 0;
+         check(range(&base, &bytes, at), "cuMemGetAddressRange");
+       }},
+      {"question for its id (cuPointerGetAttribute)", [&](int) { id_of(at); }}};
   for (const auto& [name, call] : kinds) {
     for (int i = 0; i < 20; ++i) call(i);
     check(cudaStreamSynchronize(member.stream), "cudaStreamSynchronize");
@@ -167,7 +188,7 @@ void calls(Member& member) {
     for (int i = 0; i < 200; ++i) call(i);
     const double took = seconds_since(start) * 1e6 / 200;
     check(cudaStreamSynchronize(member.stream), "cudaStreamSynchronize");
-    member.info(std::string("the host enqueues a ") + name, took, "µs");
+    member.info(std::string("takes the host: a ") + name, took, "µs");
   }
 }
 
@@ -192,6 +213,9 @@ int serve(Shared& shared, int rank, int size, double seconds) {
       {"words in a graph", words_in_a_graph},
       {"asking beside a capture", asking_beside_a_capture},
       {"words of 64 bits", words_of_64_bits},
+      {"words of another device", words_of_another_device},
+      {"ids of memory", ids_of_memory},
+      {"ids of mapped memory", ids_of_mapped_memory},
       {"slots of a kernel", slots_of_a_kernel},
       {"room behind a wait", room_behind_a_wait},
       {"returned memory", returned_memory},

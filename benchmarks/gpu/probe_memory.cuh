@@ -16,6 +16,7 @@ extern char** environ;
 namespace probe {
 
 constexpr size_t kLent = 1024 * kMiB;  // that rank 1 exports in these tests
+constexpr size_t kHeld = 64 * kMiB;    // of other ones
 
 inline cudaError_t try_to_open(const cudaIpcMemHandle_t& handle, void** memory) {
   const auto error = cudaIpcOpenMemHandle(memory, handle, cudaIpcMemLazyEnablePeerAccess);
@@ -85,10 +86,65 @@ inline void reopened_memory(Member& member) {
   if (member.rank == 1) check(cudaFree(memory), "cudaFree");
 }
 
+// ---- ids: by these ringcomm knows that memory at an address is not what it was
+
+inline unsigned long long id_of(CUdeviceptr at) {
+  static const auto attribute = driver<decltype(cuPointerGetAttribute)>("cuPointerGetAttribute");
+  unsigned long long id = 0;
+  check(attribute(&id, CU_POINTER_ATTRIBUTE_BUFFER_ID, at), "cuPointerGetAttribute");
+  return id;
+}
+
+// Everything that cudaMalloc gives must have an id of its own.
+inline void ids_of_memory(Member& member) {
+  if (!member.leads()) return;
+  const auto allocate = [] {
+    void* memory = nullptr;
+    check(cudaMalloc(&memory, kHeld), "cudaMalloc");
+    return memory;
+  };
+  void* const first = allocate();
+  const auto before = id_of(reinterpret_cast<CUdeviceptr>(first));
+  check(cudaFree(first), "cudaFree");
+  void* const second = allocate();
+  const auto after = id_of(reinterpret_cast<CUdeviceptr>(second));
+  check(cudaFree(second), "cudaFree");
+  member.row(before != after ? "pass" : "fail", "memory that is allocated anew has another id",
+             before != after, "", "", first == second ? "at the same address" : "elsewhere");
+}
+
+// Of chunks mapped one after the other at an address, CUDA does not say. Where they have one id,
+// ringcomm copies from such memory.
+inline void ids_of_mapped_memory(Member& member) {
+  if (!member.leads()) return;
+  CUmemAllocationProp kind{};
+  kind.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+  kind.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+  const auto reserve = driver<decltype(cuMemAddressReserve)>("cuMemAddressReserve");
+  const auto create = driver<decltype(cuMemCreate)>("cuMemCreate");
+  const auto map = driver<decltype(cuMemMap)>("cuMemMap");
+  const auto unmap = driver<decltype(cuMemUnmap)>("cuMemUnmap");
+  const auto release = driver<decltype(cuMemRelease)>("cuMemRelease");
+  const auto give_back = driver<decltype(cuMemAddressFree)>("cuMemAddressFree");
+  CUdeviceptr base = 0;
+  check(reserve(&base, kHeld, 0, 0, 0), "cuMemAddressReserve");
+  const auto id_of_another = [&] {
+    CUmemGenericAllocationHandle chunk = 0;
+    check(create(&chunk, kHeld, &kind, 0), "cuMemCreate");
+    check(map(base, kHeld, 0, chunk, 0), "cuMemMap");
+    const auto id = id_of(base);
+    check(unmap(base, kHeld), "cuMemUnmap");
+    check(release(chunk), "cuMemRelease");
+    return id;
+  };
+  const auto before = id_of_another(), after = id_of_another();
+  check(give_back(base, kHeld), "cuMemAddressFree");
+  member.info("memory that is mapped anew at an address has another id", before != after, "");
+}
+
 // ---- a death: both sides are processes of their own, so that no context of ours is lost
 
 constexpr unsigned kLifetime = 15;  // seconds, of these processes
-constexpr size_t kHeld = 64 * kMiB;
 
 static __global__ void read_on(const float* data, size_t count, unsigned long long nanoseconds,
                                float* sink) {

@@ -96,23 +96,56 @@ inline void asking_beside_a_capture(Member& member) {
   check(cudaStreamDestroy(beside), "cudaStreamDestroy");
 }
 
-// 64 bits, as an address has, into memory of the device that belongs to another process.
+constexpr unsigned long long kWide = 0xfedcba9876543210ull;  // as an address has
+
+inline CUresult write_wide(const Member& member, const void* at) {
+  const auto write64 = driver<decltype(cuStreamWriteValue64)>("cuStreamWriteValue64");
+  return write64(member.stream, reinterpret_cast<CUdeviceptr>(at), kWide, 0);
+}
+
+inline bool is_wide(const void* at) {
+  unsigned long long seen = 0;
+  check(cudaMemcpy(&seen, at, sizeof seen, cudaMemcpyDefault), "cudaMemcpy");
+  return seen == kWide;
+}
+
+// Into a process's own memory of the device, where slots lie: others' kernels read them there.
 inline void words_of_64_bits(Member& member) {
   member.need(member.flags[0], "others' memory");
-  constexpr unsigned long long kValue = 0xfedcba9876543210ull;
-  uint32_t* const word = member.flags[0] + 2 * kSpun;
+  uint32_t* const word = member.flags[1] + 2 * kSpun;
   if (member.rank == 1) {
-    const auto write64 = driver<decltype(cuStreamWriteValue64)>("cuStreamWriteValue64");
-    check(write64(member.stream, reinterpret_cast<CUdeviceptr>(word), kValue, 0),
-          "cuStreamWriteValue64");
+    check(write_wide(member, word), "cuStreamWriteValue64");
     check(cudaStreamSynchronize(member.stream), "cudaStreamSynchronize");
   }
   member.meet();
   if (!member.leads()) return;
-  unsigned long long seen = 0;
-  check(cudaMemcpy(&seen, word, sizeof seen, cudaMemcpyDefault), "cudaMemcpy");
-  const bool same = seen == kValue;
-  member.row(same ? "pass" : "fail", "64 bits into another process's memory", same, "");
+  const bool same = is_wide(word);
+  member.row(same ? "pass" : "fail", "64 bits that another process reads", same, "");
+}
+
+// Nothing rests on these: since CUDA 13.1 a stream may not write to another device.
+inline void words_of_another_device(Member& member) {
+  member.need(member.flags[0], "others' memory");
+  if (!member.leads()) return;
+  const auto tell = [&](const char* what, void* at) {
+    const CUresult error = write_wide(member, at);
+    check(cudaStreamSynchronize(member.stream), "cudaStreamSynchronize");
+    const bool good = error == CUDA_SUCCESS && is_wide(at);
+    member.info(what, good, "", good ? "" : "driver error " + std::to_string(error));
+  };
+  tell("a stream writes to another process's memory", member.flags[1] + 2 * kSpun + 2);
+  int devices = 0;
+  check(cudaGetDeviceCount(&devices), "cudaGetDeviceCount");
+  int reaches = 0;
+  if (devices > 1) check(cudaDeviceCanAccessPeer(&reaches, 0, 1), "cudaDeviceCanAccessPeer");
+  if (reaches == 0) return member.info("a stream writes to another device", kNone, "", "none here");
+  void* there = nullptr;
+  check(cudaDeviceEnablePeerAccess(1, 0), "cudaDeviceEnablePeerAccess");
+  check(cudaSetDevice(1), "cudaSetDevice");
+  check(cudaMalloc(&there, kMiB), "cudaMalloc");
+  check(cudaSetDevice(0), "cudaSetDevice");
+  tell("a stream writes to another device", there);
+  check(cudaFree(there), "cudaFree");
 }
 
 // What the blocks of a leader's kernel do first: each loads three numbers of every rank's slot.

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import timedelta
 from multiprocessing import forkserver
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -119,6 +120,7 @@ class Entry:
     environment: dict[str, str] = field(default_factory=dict)
     timeout: float = 60.0
     with_device: bool = False  # init_process_group(device_id=…)
+    apart: bool = False  # ranks take the device that they share for one of their own
 
 
 def place_of(rank: Rank) -> Place:
@@ -134,6 +136,8 @@ def enter(rank: Rank, entry: Entry) -> float:
     for name, value in entry.environment.items():
         os.environ[name] = value.replace("{rank}", str(rank.index))
     benchmark.prepare(rank)
+    if entry.apart:
+        take_apart(rank, entry)
     start = time.perf_counter()
     place = rank.kept["place"] = Place(entry.kind, rank.index)
     more: dict[str, Any] = {"device_id": place.device} if entry.with_device else {}
@@ -149,6 +153,15 @@ def enter(rank: Rank, entry: Entry) -> float:
     dist.all_reduce(tensor)
     assert tensor.item() == rank.size
     return time.perf_counter() - start
+
+
+def take_apart(rank: Rank, entry: Entry) -> None:
+    """Have this rank's device look like another than its peers': csrc/device/library.cc."""
+    import ringcomm
+
+    installed = Path(ringcomm.__file__).parent / "libringcomm_cuda.so"
+    library = ctypes.CDLL(entry.library or str(installed))
+    library.ringcomm_device_salt(ctypes.c_uint8(1 + rank.index))
 
 
 def preload_training() -> None:

@@ -1,14 +1,15 @@
 """What gpu_check.py consists of, in which order, and what of it fits into some minutes.
 
-Breadth first: what needs no ranks, then everything with 2 ranks, then everything with 4, and so on.
-So whatever time there is, the answers that matter come first. A stage is a generator of rows, and
-runs as a process of its own: see running.py.
+First comes what a machine with one GPU is asked in three calls (CALLS), so the answers that matter
+come first whatever time there is. The rest is breadth first: everything with 2 ranks, then with 4,
+and so on. A stage is a generator of rows, and runs as a process of its own: see running.py.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import importlib
+import os
 import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -92,6 +93,8 @@ KINDS: list[tuple[str, str, dict[int, int], str]] = [
      "capture into CUDA graphs: same bits, and what it saves"),
     ("kernels", "gpu.kernels.kernels", {2: 30, 4: 30, 8: 40},
      "kernels of ranks with a device each, as streams of one process"),
+    ("meetings", "gpu.plans.meetings", {2: 60, 4: 60},
+     "kernels that meet, between processes that take one GPU for one each"),
     ("plans", "gpu.plans.plans", {2: 50, 4: 60, 8: 90, 16: 120},
      "every collective, bit for bit as plans on the CPU"),
     ("faults", "gpu.faults.faults", {2: 50, 4: 50}, "deaths, mismatches, ranks that never come"),
@@ -112,17 +115,43 @@ KINDS: list[tuple[str, str, dict[int, int], str]] = [
 ]  # fmt: skip
 
 
-def breadth_first(kinds: Iterable[tuple[str, str, dict[int, int], str]]) -> list[Stage]:
-    """Return the stages: by number of ranks, and for one number in the order of the kinds."""
+# Three calls of eight minutes for a machine with one GPU, by what they are expected to take. Each
+# may take a minute more, so that they end within ten with all that surrounds them.
+CALLS = {
+    1: ["facts", "probe-2", "torch-2", "kernels-2", "kernels-4", "kernels-8", "plans-2", "faults-2",
+        "graphs-2", "latency-2"],
+    2: ["meetings-2", "meetings-4", "plans-4", "torch-4", "graphs-4", "faults-4", "bandwidth-2",
+        "latency-4"],
+    3: ["memcheck-2", "plans-8", "bandwidth-8", "latency-8", "mps-2"],
+}  # fmt: skip
+CALL_SECONDS, CALL_MINUTES = 8 * 60, 9.0
+INSTEAD = {"memcheck-2": ["probe-8", "ddp-2"]}  # where the kernel is gVisor, which has no debugger
+
+
+def in_order(kinds: Iterable[tuple[str, str, dict[int, int], str]]) -> list[Stage]:
+    """Return the stages: those of the calls; then by number of ranks, in the order of the kinds."""
     stages = [
         Stage(kind, ranks, seconds, where, decides)
         for kind, where, taken, decides in kinds
         for ranks, seconds in taken.items()
     ]
-    return sorted(stages, key=lambda stage: stage.ranks)  # which keeps the kinds' order
+    first = [name for names in CALLS.values() for name in names]
+    first.insert(1, "build")  # where it is wanted, nothing goes without it
+    place = {name: number for number, name in enumerate(first)}
+    return sorted(stages, key=lambda one: (place.get(one.name, len(place)), one.ranks))
 
 
-STAGES = breadth_first(KINDS)
+STAGES = in_order(KINDS)
+
+
+def of_call(number: int) -> list[str]:
+    """Return the names of the stages of a call on this machine."""
+    release = os.uname().release.lower()
+    sandboxed = release == "4.4.0" or "gvisor" in release  # as gVisor calls itself
+    names = CALLS[number]
+    return [one for name in names for one in (INSTEAD.get(name, [name]) if sandboxed else [name])]
+
+
 # What tells most of a machine whose ranks have a GPU each, and what only that one runs unasked.
 OF_NODES = ["facts", "build", "plans", "latency", "bench", "tune", "fsdp2"]
 ONLY_NODES = ["bench", "fsdp2", "tune"]

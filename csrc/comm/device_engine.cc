@@ -59,8 +59,7 @@ DeviceEngine::DeviceEngine(GroupState& state, Communicator& group, cuda::Api& ap
     return under_way == 0;
   };
   comm_ = std::make_unique<cuda::DeviceComm>(cuda::Ends{api, state_.transport(), warn, idle},
-                                             device, config.cuda_memory.value_or(0), refusal,
-                                             state_.rules().name(kByNvls));
+                                             device, config.cuda_memory.value_or(0), refusal);
 }
 
 DeviceEngine::~DeviceEngine() {

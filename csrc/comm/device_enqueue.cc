@@ -155,8 +155,7 @@ void DeviceEngine::run_kernels(const Operation& operation, cuda::Stream stream, 
 
 Algorithm DeviceEngine::kernel_of(const Operation& operation) const {
   const Shape shape = shape_of(operation);
-  return comm_->kernel_for(shape, state_.requested_kernel(shape),
-                           make_reduction(operation, state_.size()));
+  return comm_->kernel_for(shape, state_.requested_kernel(shape));
 }
 
 // ---- messages

@@ -24,9 +24,11 @@ cuda::Api* open() {
   if (library == nullptr) {
     const std::string why = ::dlerror();
     const bool absent = why.find("No such file") != std::string::npos;
-    RINGCOMM_CHECK(!absent || !wanted.empty(),
-                   "this build serves CPU tensors only: build it where nvcc is, with "
-                   "RINGCOMM_CUDA=on, or use the backend 'cpu:ringcomm,cuda:nccl'");
+    const std::string reason = RINGCOMM_NO_CUDA;
+    RINGCOMM_CHECK(!absent || !wanted.empty(), "this build serves CPU tensors only (",
+                   reason.empty() ? why : reason,
+                   "): build it where nvcc is, with RINGCOMM_CUDA=on, or use the backend "
+                   "'cpu:ringcomm,cuda:nccl'");
     throw UsageError(str("the library for CUDA tensors cannot be opened: ", why));
   }
   const auto function = reinterpret_cast<cuda::ApiFunction>(::dlsym(library, cuda::kApiSymbol));

@@ -234,7 +234,6 @@ class CudaApi final : public Api {
   void launch(Stream stream, const OneShotArgs& args) override { launch_meeting(stream, args); }
   void launch(Stream stream, const LowLatencyArgs& args) override { launch_meeting(stream, args); }
   void launch(Stream stream, const RingArgs& args) override { launch_meeting(stream, args); }
-  void launch(Stream stream, const NvlsArgs& args) override { launch_meeting(stream, args); }
   void load_kernels() override { cuda::load_kernels(); }
 
   IpcHandle export_memory(std::byte* base) override {
@@ -310,18 +309,6 @@ class CudaApi final : public Api {
   void unmap_chunks(std::byte* base, uint64_t bytes) override {
     driver().unmap(number_of(base), bytes);
     driver().unreserve(number_of(base), bytes);
-  }
-
-  bool has_multicast(int device) override {
-    int has = 0;
-    driver().device_attribute(&has, CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED, device);
-    return has != 0 && has_nvls_kernels();
-  }
-  std::unique_ptr<Multicast> make_multicast(uint64_t bytes, int devices) override {
-    return cuda::make_multicast(bytes, devices, current_device());
-  }
-  std::unique_ptr<Multicast> join_multicast(const Fd& descriptor, uint64_t bytes) override {
-    return cuda::join_multicast(descriptor, bytes, current_device());
   }
 
  private:

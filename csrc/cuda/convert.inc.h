@@ -29,7 +29,13 @@ __device__ uint32_t encode_pair(float first, float second) {
   if constexpr (std::is_same_v<Format, BFloat16Format>) {
     asm("cvt.rn.bf16x2.f32 %0, %2, %1;" : "=r"(word) : "f"(first), "f"(second));
   } else if constexpr (std::is_same_v<Format, Float16Format>) {
+#if __CUDA_ARCH__ >= 800
     asm("cvt.rn.f16x2.f32 %0, %2, %1;" : "=r"(word) : "f"(first), "f"(second));
+#else
+    asm("{ .reg .b16 l, h; cvt.rn.f16.f32 l, %1; cvt.rn.f16.f32 h, %2; mov.b32 %0, {l, h}; }"
+        : "=r"(word)
+        : "f"(first), "f"(second));
+#endif
   } else if constexpr (std::is_same_v<Format, Float8E4M3Format>) {
     asm("cvt.rn.satfinite.e4m3x2.f32 %0, %2, %1;" : "=h"(half) : "f"(first), "f"(second));
   } else {
@@ -75,8 +81,11 @@ struct Converted : Direct<typename Format::Stored, float, uint32_t> {
 
 template <>
 struct Packed<Float16Format> : Converted<Float16Format> {};
+// Older devices have no such instructions. Theirs are the portable codecs.
+#if __CUDA_ARCH__ >= 800
 template <>
 struct Packed<BFloat16Format> : Converted<BFloat16Format> {};
+#endif
 #if __CUDA_ARCH__ >= 890
 template <>
 struct Packed<Float8E4M3Format> : Converted<Float8E4M3Format> {};

@@ -65,11 +65,6 @@ struct DriverTable {
   Driver<decltype(cuMemUnmap)> unmap{"cuMemUnmap", 12000};
   Driver<decltype(cuMemSetAccess)> allow{"cuMemSetAccess", 12000};
   Driver<decltype(cuMemCreate)> create{"cuMemCreate", 12000};
-  Driver<decltype(cuDeviceGetAttribute)> device_attribute{"cuDeviceGetAttribute", 12000};
-  Driver<decltype(cuMulticastCreate)> make_multicast{"cuMulticastCreate", 12010};
-  Driver<decltype(cuMulticastAddDevice)> add_device{"cuMulticastAddDevice", 12010};
-  Driver<decltype(cuMulticastBindMem)> bind{"cuMulticastBindMem", 12010};
-  Driver<decltype(cuMulticastUnbind)> unbind{"cuMulticastUnbind", 12010};
 };
 
 inline const DriverTable& driver() {
@@ -80,9 +75,5 @@ inline const DriverTable& driver() {
 inline CUdeviceptr number_of(const std::byte* address) {
   return reinterpret_cast<CUdeviceptr>(address);
 }
-
-// multicast.cc; throw DeviceError.
-std::unique_ptr<Multicast> make_multicast(uint64_t bytes, int devices, int device);
-std::unique_ptr<Multicast> join_multicast(const Fd& descriptor, uint64_t bytes, int device);
 
 }  // namespace ringcomm::cuda

@@ -55,46 +55,6 @@ struct Context {
                  : "memory");
     return {{a, b, c, d}};
   }
-  // Of NVLink's switches, from sm_90 on. 16-bit numbers are added up as those of 32 bits.
-  template <class Codec>
-  __device__ static Wide load_reduced(const std::byte* at) {
-    Wide sum{};
-#if __CUDA_ARCH__ >= 900
-    auto& [a, b, c, d] = sum.words;
-    if constexpr (std::is_same_v<Codec, Float<float>>) {
-      asm volatile("multimem.ld_reduce.relaxed.sys.global.add.v4.f32 {%0, %1, %2, %3}, [%4];"
-                   : "=r"(a), "=r"(b), "=r"(c), "=r"(d)
-                   : "l"(at)
-                   : "memory");
-    } else if constexpr (std::is_same_v<Codec, Float16>) {
-      asm volatile(
-          "multimem.ld_reduce.relaxed.sys.global.add.acc::f32.v4.f16x2 {%0, %1, %2, %3}, [%4];"
-          : "=r"(a), "=r"(b), "=r"(c), "=r"(d)
-          : "l"(at)
-          : "memory");
-    } else if constexpr (std::is_same_v<Codec, BFloat16>) {
-      asm volatile(
-          "multimem.ld_reduce.relaxed.sys.global.add.acc::f32.v4.bf16x2 {%0, %1, %2, %3}, [%4];"
-          : "=r"(a), "=r"(b), "=r"(c), "=r"(d)
-          : "l"(at)
-          : "memory");
-    }
-#else
-    __trap();  // has_nvls_kernels() says no
-#endif
-    return sum;
-  }
-  __device__ static void store_all(std::byte* at, const Wide& value) {
-#if __CUDA_ARCH__ >= 900
-    const auto& [a, b, c, d] = value.words;
-    asm volatile("multimem.st.relaxed.sys.global.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(at), "r"(a),
-                 "r"(b), "r"(c), "r"(d)
-                 : "memory");
-#else
-    __trap();
-#endif
-  }
-  __device__ static void fence_aliases() { asm volatile("fence.proxy.alias;" ::: "memory"); }
   __device__ static uint32_t load_acquire(const uint32_t* flag) {
     uint32_t value;
     asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(flag) : "memory");

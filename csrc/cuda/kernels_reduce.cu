@@ -58,7 +58,6 @@ void load_kernels() {
   }
   load_meeting_kernels();
   load_ring_kernels();
-  load_nvls_kernels();
 }
 
 }  // namespace ringcomm::cuda

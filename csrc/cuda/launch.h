@@ -24,13 +24,10 @@ void launch_meeting(Stream stream, const TwoShotArgs& args);
 void launch_meeting(Stream stream, const OneShotArgs& args);
 void launch_meeting(Stream stream, const LowLatencyArgs& args);
 void launch_meeting(Stream stream, const RingArgs& args);
-void launch_meeting(Stream stream, const NvlsArgs& args);
 
 // Loads every kernel into the current device.
 void load_kernels();
 void load_meeting_kernels();  // parts of it
 void load_ring_kernels();
-void load_nvls_kernels();
-bool has_nvls_kernels();
 
 }  // namespace ringcomm::cuda

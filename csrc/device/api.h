@@ -59,17 +59,6 @@ struct Chunk {
                        "graph? Call ringcomm outside of that, or capture thread_local"));
 }
 
-// A window of this process's device, and an address that reaches the windows of several devices at
-// once, through NVLink's switches. The first of the processes makes it for so many devices, the
-// others join by its descriptor, and when all have joined each binds its window.
-class Multicast {
- public:
-  virtual ~Multicast() = default;
-  virtual Fd descriptor() = 0;
-  virtual void bind() = 0;
-  std::byte *own = nullptr, *all = nullptr;  // once bound
-};
-
 class Api {
  public:
   virtual ~Api() = default;
@@ -133,7 +122,6 @@ class Api {
   virtual void launch(Stream stream, const OneShotArgs& args) = 0;
   virtual void launch(Stream stream, const LowLatencyArgs& args) = 0;
   virtual void launch(Stream stream, const RingArgs& args) = 0;
-  virtual void launch(Stream stream, const NvlsArgs& args) = 0;
   // Loads all kernels: loading one later may wait for a stream that waits for a peer.
   virtual void load_kernels() = 0;
 
@@ -146,10 +134,6 @@ class Api {
   virtual std::vector<Chunk> export_chunks(std::byte* address, uint64_t bytes, size_t most) = 0;
   virtual std::byte* map_chunks(const std::vector<Chunk>& chunks) = 0;
   virtual void unmap_chunks(std::byte* base, uint64_t bytes) = 0;  // of all of them
-
-  virtual bool has_multicast(int device) = 0;  // does the driver say that it can?
-  virtual std::unique_ptr<Multicast> make_multicast(uint64_t bytes, int devices) = 0;
-  virtual std::unique_ptr<Multicast> join_multicast(const Fd& descriptor, uint64_t bytes) = 0;
 };
 
 std::unique_ptr<Api> make_api();  // in such a library: cuda/api_cuda.cc, tests/sim/api_sim.cc

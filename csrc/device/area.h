@@ -33,12 +33,11 @@ struct alignas(128) RankInfo {
   uint64_t most_bytes;  // that its owner gives a group; 0: what fits
   uint64_t pattern;     // stands in the memory behind `window`: proof of what is mapped
   IpcHandle window;
-  std::atomic<int32_t> multicast;  // partner: DeviceComm::join()
-  int32_t blocks, capability;      // that its kernels may have at one time
-  std::atomic<uint32_t> reaches;   // bit r: rank r's memory could be read
-  std::atomic<uint32_t> nvlinks;   // bit r: NVLink leads to rank r's device
-  uint64_t seen[kMostRanks];       // where its owner sees rank r's memory
-  char why[160];                   // of what is missing: the first reason
+  int32_t blocks, capability;     // that its kernels may have at one time
+  std::atomic<uint32_t> reaches;  // bit r: rank r's memory could be read
+  std::atomic<uint32_t> nvlinks;  // bit r: NVLink leads to rank r's device
+  uint64_t seen[kMostRanks];      // where its owner sees rank r's memory
+  char why[160];                  // of what is missing: the first reason
 };
 
 // An allocation of a process. Its id tells it from a later one at the same addresses.

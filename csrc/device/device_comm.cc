@@ -13,18 +13,16 @@ namespace {
 constexpr uint64_t kLeast = 16 << 20, kMost = 256 << 20, kShareOfDevice = 512;
 constexpr uint64_t kShareOfExports = 2;  // of a device, that others may have mapped of a rank
 constexpr uint64_t kForMessages = 8;     // such a part of it, where two ranks meet for messages
-enum Joining : int32_t { kCannot, kCan, kJoined, kBound };  // of RankInfo::multicast
 
 }  // namespace
 
-DeviceComm::DeviceComm(Ends ends, int device, uint64_t most_bytes, std::string refusal, bool nvls)
+DeviceComm::DeviceComm(Ends ends, int device, uint64_t most_bytes, std::string refusal)
     : ends_(std::move(ends)),
       api_(ends_.api),
       rank_(ends_.transport.rank()),
       device_(device),
       most_bytes_(most_bytes),
-      refusal_(std::move(refusal)),
-      nvls_(nvls) {
+      refusal_(std::move(refusal)) {
   for (Rank rank = 0; rank < ends_.transport.size(); ++rank) peers_.push_back({ends_.area(rank)});
   for (Rank rank = 0; rank < size() && own().base() != nullptr; ++rank) {
     own().line(rank, kDoneLane) = own().line(rank, kTakenLane) = kAllDone;  // before they meet it
@@ -45,7 +43,6 @@ DeviceComm::~DeviceComm() {
   try {
     const OnDevice here(api_, device_);
     let_go();
-    multicast_.reset();  // peers have let go, too
     for (auto& [info, memory] : memory_) {
       std::byte* mine = memory.of[static_cast<size_t>(rank_)];
       if (mine != nullptr) api_.release(mine);
@@ -90,42 +87,7 @@ void DeviceComm::bootstrap(const Subgroup& subgroup, uint32_t step) {
     info.reaches.store(0, std::memory_order_relaxed);
     if (info.why[0] == '\0') std::strncpy(info.why, error.what(), sizeof info.why - 1);
   }
-  if (nvls_ && !subgroup.pair) join(subgroup, info, step);
   info.step.store(step, std::memory_order_release);  // partner: ranks that meet
-}
-
-// Each rank says whether its device can. Then the first one makes it, the others join, and when all
-// have, each binds its window. A failure is no failure of the meeting.
-void DeviceComm::join(const Subgroup& subgroup, RankInfo& info, uint32_t step) {
-  const Rank first = subgroup.ranks[0];
-  const auto all = [&](Joining least) {
-    return std::ranges::all_of(subgroup.ranks, [&](Rank rank) {
-      return rank == rank_ || this->info(subgroup, rank).multicast >= least;
-    });
-  };
-  try {
-    if (step == 1 && !api_.has_multicast(device_))
-      throw DeviceError("the driver says that this device has no multicast");
-    if (step == 1) info.multicast = kCan;
-    if (step == 1 || info.multicast == kCannot) return;
-    if (step == 2 && rank_ == first && all(kCan) && own_devices(subgroup)) {
-      multicast_ = api_.make_multicast(kNvlsWindow, size());
-      for (const Rank rank : subgroup.ranks) {
-        if (rank != rank_ && !ends_.transport.send(rank, 0, multicast_->descriptor()))
-          throw DeviceError(str("rank ", rank, " does not get its descriptor"));
-      }
-      info.multicast = kJoined;
-    } else if (step == 3 && rank_ != first && this->info(subgroup, first).multicast == kJoined) {
-      multicast_ = api_.join_multicast(ends_.transport.take(first, 0), kNvlsWindow);
-      info.multicast = kJoined;
-    } else if (step == 4 && multicast_ && all(kJoined)) {
-      multicast_->bind();
-      info.multicast = kBound;
-    }
-  } catch (const std::exception& error) {
-    info.multicast = kCannot;
-    ends_.warn(str("no sums by NVLink's switches: ", error.what()));
-  }
 }
 
 void DeviceComm::prepare(RankInfo& info) {
@@ -237,7 +199,7 @@ PeerAccess DeviceComm::access(const Subgroup& subgroup) {
   uint32_t all = 0;
   for (const Rank rank : subgroup.ranks) all |= 1u << rank;
   const Uuid first = info(subgroup, subgroup.ranks[0]).uuid;
-  bool nvlink = true, nvls = true;
+  bool nvlink = true;
   int capability = INT_MAX, blocks = INT_MAX;
   for (const Rank rank : subgroup.ranks) {
     const RankInfo& info = this->info(subgroup, rank);
@@ -247,7 +209,6 @@ PeerAccess DeviceComm::access(const Subgroup& subgroup) {
     }
     found.one_device = found.one_device && info.uuid == first;
     nvlink = nvlink && (info.nvlinks.load(std::memory_order_relaxed) | 1u << rank) == all;
-    nvls = nvls && info.multicast == kBound;
     capability = std::min(capability, info.capability);
     blocks = std::min(blocks, info.blocks);
   }
@@ -259,12 +220,8 @@ PeerAccess DeviceComm::access(const Subgroup& subgroup) {
   if (!subgroup.pair) {
     group_ = &memory_.at(0);
     one_device_ = found.one_device;
-    if (found.own_devices && blocks > 0) {
-      link_ = link_of(nvlink, capability, blocks);
-      link_->nvls = nvls;
-    }
+    if (found.own_devices && blocks > 0) link_ = link_of(nvlink, capability, blocks);
     if (blocks_ > 0) keep_blocks(link_ ? blocks : 0);
-    if (!link_ || !nvls) multicast_.reset();
   }
   const uint64_t most = info(subgroup, rank_).memory_bytes / kShareOfExports;
   if (!exports_) exports_.emplace(ends_, most);

@@ -59,12 +59,11 @@ static_assert(sizeof(Prologue) <= kPrologue);
 // Every failure is a DeviceError. Then the streams of the group are in no known state.
 class DeviceComm {
  public:
-  static constexpr uint32_t kSteps = 4;
+  static constexpr uint32_t kSteps = 3;
 
   // Each rank gives `most_bytes` of its memory, or if that is 0 a share that fits the device. If
-  // there is a `refusal`, the reason, this rank maps no other rank's memory. `nvls`: switches are
-  // to add up, where they can.
-  DeviceComm(Ends ends, int device, uint64_t most_bytes, std::string refusal, bool nvls);
+  // there is a `refusal`, the reason, this rank maps no other rank's memory.
+  DeviceComm(Ends ends, int device, uint64_t most_bytes, std::string refusal);
   ~DeviceComm();
   DeviceComm(const DeviceComm&) = delete;
 
@@ -88,8 +87,7 @@ class DeviceComm {
   };
   void collective(Stream stream, const Call& call, Algorithm kernel);
   // The kernel for it: equal on all ranks. Ranks that share a device hand over.
-  Algorithm kernel_for(const Shape& shape, std::optional<Algorithm> asked,
-                       const Reduction& reduction) const;
+  Algorithm kernel_for(const Shape& shape, std::optional<Algorithm> asked) const;
   std::string kernels_text() const;  // the table; empty where none meet
   // Exports what collective() needs.
   void offer(const Shape& shape, const Spans& input, const Spans& output);
@@ -138,7 +136,6 @@ class DeviceComm {
   void prepare(RankInfo& info);
   void open(const Subgroup& subgroup, RankInfo& info);
   void reach(const Subgroup& subgroup, RankInfo& info);
-  void join(const Subgroup& subgroup, RankInfo& info, uint32_t step);
   uint64_t bytes_of(const Subgroup& subgroup) const;
   bool own_devices(const Subgroup& subgroup) const;
   void claim(int multiprocessors);
@@ -231,7 +228,7 @@ class DeviceComm {
   Members members(int blocks, const Call& call) const;
   void two_shot(Stream stream, const Call& call);
   void one_step(Stream stream, const Call& call, Algorithm kernel);
-  void by_chunks(Stream stream, const Call& call, Algorithm kernel);
+  void by_ring(Stream stream, const Call& call);
   void launch_ring(Stream stream, const Call& call, const Chunks& chunks, bool chain);
 
   const Ends ends_;
@@ -240,17 +237,15 @@ class DeviceComm {
   const int device_;
   const uint64_t most_bytes_;
   const std::string refusal_;
-  const bool nvls_;
   std::vector<Peer> peers_;
   std::map<int, Memory> memory_;  // by this rank's info
   Memory* group_ = nullptr;       // info 0's, once it has met
   bool one_device_ = false;       // the group's
   std::optional<Link> link_;      // where each of its ranks has a device, with room
   int blocks_ = 0;                // claimed
-  std::unique_ptr<Multicast> multicast_;
-  uint64_t* proof_ = nullptr;  // of the host: a copy of a prologue
-  Stream stream_ = nullptr;    // for meeting: others may wait for peers
-  std::vector<Word> words_;    // to be written and waited for, next
+  uint64_t* proof_ = nullptr;     // of the host: a copy of a prologue
+  Stream stream_ = nullptr;       // for meeting: others may wait for peers
+  std::vector<Word> words_;       // to be written and waited for, next
   std::optional<Exports> exports_;
   std::deque<Imports> imports_;  // of peers whose memory this rank's kernels use
 };

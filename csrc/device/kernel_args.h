@@ -152,19 +152,4 @@ struct RingArgs {
   uint64_t slot = kRingSlot;                          // bytes; of a group always the same
 };
 
-// NVLink's switches add up, and hand out ("NVLS"): where `all` is read or written, all windows are.
-struct NvlsArgs {
-  Members members;
-  Chunks chunks;  // of a broadcast only the root's has bytes
-  std::byte *own = nullptr,
-            *all = nullptr;  // kNvlsWindow each: this rank's window, and everybody's
-};
-inline constexpr uint64_t kNvlsWindow = 32 << 20;
-// Switches add up few types. AVG divides what they have rounded.
-constexpr bool nvls_adds(const Reduction& what) {
-  const bool type = what.dtype == DType::kFloat32 || what.dtype == DType::kFloat16 ||
-                    what.dtype == DType::kBFloat16;
-  return type && (what.op == ReduceOp::kSum || what.op == ReduceOp::kAvg);
-}
-
 }  // namespace ringcomm::cuda

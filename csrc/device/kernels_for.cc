@@ -9,10 +9,8 @@ using enum Collective;
 
 // Seconds until streams have handed over, and of a turn of the ring beside its flag. PCIe bears
 // half as much where more than two talk to all at once, and loads across it are slower than stores
-// and copy engines. A byte takes so long through the ring's few blocks, and in an H200's own
-// memory. All of them are estimates.
-constexpr double kHandOver = 15e-6, kTurn = 1e-6, kRingByte = 1e-11, kCrowd = 2, kLoads = 1.5,
-                 kMemoryByte = 2.1e-13;
+// and copy engines. A byte takes so long through the ring's few blocks. All of them are estimates.
+constexpr double kHandOver = 15e-6, kTurn = 1e-6, kRingByte = 1e-11, kCrowd = 2, kLoads = 1.5;
 
 // Of `from`'s input what `to` gets. all_to_all: `rank` is one of both, and knows its own side.
 Extent taken(const Shape& shape, Rank from, Rank to, Rank rank) {
@@ -51,7 +49,7 @@ bool has_room(Algorithm kernel, const Shape& shape, uint64_t window) {
   const uint64_t each = most_taken(shape);
   if (!kernel_serves(kernel, shape.collective)) return false;
   if (kernel == kByTwoShot) return shape.collective != kBarrier;
-  if (kernel != kByOneShot && kernel != kByLowLatency) return true;  // NVLS: DeviceComm knows
+  if (kernel != kByOneShot && kernel != kByLowLatency) return true;
   // Operands in several pieces are put together in the window.
   if (2 * ranks * each > window) return false;
   if (kernel == kByLowLatency) return each <= low_latency_bytes(shape.size);
@@ -129,10 +127,6 @@ double seconds_of(Algorithm kernel, const Shape& shape, const Link& link) {
   if (kernel == kByOneShot) return 2 * link.flag + all;
   if (kernel == kByTwoShot) return 3 * link.flag + parts;
   if (kernel == kByCopies) return kHandOver + all;
-  if (kernel == kByNvls) {  // in and out of windows, and once over the links
-    const double total = each * (in_parts ? 1 : shape.size);
-    return 3 * link.flag + total * (link.byte_time * (1 + 1. / shape.size) + 4 * kMemoryByte);
-  }
   if (kernel == kByKernel) return kHandOver + parts * (link.nvlink ? 1 : kLoads);
   const double turns = others * (link.flag + kTurn);
   const double moved = each * std::max(link.byte_time, kRingByte);

@@ -23,7 +23,6 @@ struct Link {
   double flag = 3e-6;        // seconds until a peer sees a flag
   double byte_time = 5e-11;  // seconds for each byte that comes in
   int blocks = 1;            // that a kernel may have
-  bool nvls = false;         // switches add up, for who asks
 };
 // `capability`: 90 is sm_90. What NVLink carries is in docs/gpus.md.
 Link link_of(bool nvlink, int capability, int blocks);

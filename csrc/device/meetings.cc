@@ -4,10 +4,7 @@
 
 namespace ringcomm::cuda {
 
-Algorithm DeviceComm::kernel_for(const Shape& shape, std::optional<Algorithm> asked,
-                                 const Reduction& reduction) const {
-  const bool adds = !reduces(shape.collective) || nvls_adds(reduction);
-  if (asked == kByNvls && !(link_ && link_->nvls && adds)) asked.reset();
+Algorithm DeviceComm::kernel_for(const Shape& shape, std::optional<Algorithm> asked) const {
   return link_ ? cuda::kernel_for(shape, *link_, group_->messages, asked) : kByKernel;
 }
 
@@ -20,7 +17,7 @@ void DeviceComm::collective(Stream stream, const Call& call, Algorithm kernel) {
   if (kernel == kByKernel || kernel == kByCopies)
     return hand_over(stream, call, kernel == kByCopies);
   if (kernel == kByTwoShot) return two_shot(stream, call);
-  if (kernel == kByRing || kernel == kByNvls) return by_chunks(stream, call, kernel);
+  if (kernel == kByRing) return by_ring(stream, call);
   one_step(stream, call, kernel);
 }
 
@@ -91,9 +88,8 @@ void DeviceComm::one_step(Stream stream, const Call& call, Algorithm kernel) {
 
 // Operands in several pieces are staged, round by round. All ranks have the same rounds, since what
 // they write to one another follows alike on both sides.
-void DeviceComm::by_chunks(Stream stream, const Call& call, Algorithm kernel) {
+void DeviceComm::by_ring(Stream stream, const Call& call) {
   const Collective collective = call.shape.collective;
-  const bool ring = kernel == kByRing;
   const bool chain = collective == Collective::kBroadcast || collective == Collective::kReduce;
   Chunks chunks{.reduction = reduces(collective) ? call.reduction : copy_of(call.shape.element),
                 .sums = reduces(collective),
@@ -103,8 +99,6 @@ void DeviceComm::by_chunks(Stream stream, const Call& call, Algorithm kernel) {
                 .bytes = {}};
   LeaderArgs parts = parts_of(call.shape, chain);
   set_unit(parts);
-  const auto ranks = static_cast<uint64_t>(size());
-  if (!ring) parts.unit = std::min(parts.unit, kNvlsWindow / (chain ? 1 : ranks) / 512 * 512);
   const uint64_t longest = *std::max_element(parts.length, parts.length + parts.parts);
   const auto place = [&](const Spans& spans, bool is_split, Rank part) -> std::byte* {
     if (spans.bytes() == 0 || (!is_split && !chain && part != rank_)) return nullptr;
@@ -119,20 +113,13 @@ void DeviceComm::by_chunks(Stream stream, const Call& call, Algorithm kernel) {
   for (uint64_t round = 0; round < Segments{longest, parts.unit}.count(); ++round) {
     parts.round = round * parts.unit;
     for (Rank part = 0; part < parts.parts; ++part) {
-      const Rank chunk = chain && !ring ? call.shape.root : part;
-      chunks.input[chunk] = place(call.input, parts.input_is_split, part);
-      chunks.output[chunk] = place(call.output, parts.output_is_split, part);
-      chunks.bytes[chunk] = Segments{parts.length[part], parts.unit}.length(round);
+      chunks.input[part] = place(call.input, parts.input_is_split, part);
+      chunks.output[part] = place(call.output, parts.output_is_split, part);
+      chunks.bytes[part] = Segments{parts.length[part], parts.unit}.length(round);
     }
     stage_all(call.input, parts.input_is_split, round, false);
     flush(stream);
-    if (ring) {
-      launch_ring(stream, call, chunks, chain);
-    } else {
-      NvlsArgs args{.members = members(blocks_for(call.shape, *link_), call), .chunks = chunks};
-      args.own = multicast_->own, args.all = multicast_->all;
-      api_.launch(stream, args);
-    }
+    launch_ring(stream, call, chunks, chain);
     stage_all(call.output, parts.output_is_split, round, true);
   }
 }

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <array>
 #include <limits>
-#include <span>
 
 #include "plan/registry.h"
 
@@ -16,9 +15,9 @@ constexpr std::array<const char*, kCollectives> kCollectiveNames = {
     "all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce",
     "scatter",    "gather",         "all_to_all", "barrier"};
 constexpr std::array<const char*, kNamed> kAlgorithmNames = {
-    "direct",      "ring",        "tree",         "pairwise", "dissemination", "hierarchical",
-    "doubling",    "bruck",       "hand_over",    "graph",    "two_shot",      "one_shot",
-    "low_latency", "device_ring", "copy_engines", "nvls"};
+    "direct",       "ring",     "tree",        "pairwise",    "dissemination",
+    "hierarchical", "doubling", "bruck",       "hand_over",   "graph",
+    "two_shot",     "one_shot", "low_latency", "device_ring", "copy_engines"};
 
 template <typename Number, typename Entry>
 Number number_in(std::vector<Entry>& table, const Entry& entry) {
@@ -63,12 +62,13 @@ const char* to_string(Algorithm algorithm) {
   return kAlgorithmNames[static_cast<size_t>(algorithm)];
 }
 
+std::span<const char* const> algorithm_names() { return kAlgorithmNames; }
+
 // Ranks do not know what two others send one another, so none chooses by it.
 bool kernel_serves(Algorithm kernel, Collective collective) {
   const bool moves = !reduces(collective) && collective != kBarrier;
   if (kernel == kByCopies) return moves;
   if (kernel == kByRing) return collective <= kReduce;
-  if (kernel == kByNvls) return collective <= kBroadcast;
   return kernel == kByKernel || collective != kAllToAll;
 }
 

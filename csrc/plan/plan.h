@@ -20,6 +20,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -60,11 +61,12 @@ inline constexpr auto kByOneShot = static_cast<Algorithm>(kAlgorithms + 3);
 inline constexpr auto kByLowLatency = static_cast<Algorithm>(kAlgorithms + 4);
 inline constexpr auto kByRing = static_cast<Algorithm>(kAlgorithms + 5);
 inline constexpr auto kByCopies = static_cast<Algorithm>(kAlgorithms + 6);
-inline constexpr auto kByNvls = static_cast<Algorithm>(kAlgorithms + 7);
-inline constexpr int kNamed = kAlgorithms + 8;
+inline constexpr int kNamed = kAlgorithms + 7;
 inline bool is_kernel(Algorithm algorithm) {
   return algorithm >= kByKernel && static_cast<int>(algorithm) < kNamed;
 }
+// All kNamed of them, by number.
+std::span<const char* const> algorithm_names();
 bool kernel_serves(Algorithm kernel, Collective collective);
 
 enum class Verb : uint8_t { kCopy, kReduce, kSignal, kWait };

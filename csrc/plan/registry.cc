@@ -44,6 +44,8 @@ const Registered* find(Algorithm algorithm) {
 
 Algorithm register_algorithm(const std::string& name, std::vector<Collective> collectives,
                              Author author) {
+  RINGCOMM_CHECK(std::ranges::count(algorithm_names(), name) == 0, "ringcomm has an algorithm '",
+                 name, "' of its own: give this one another name");
   Registry& all = registry();
   const std::lock_guard lock(all.mutex);
   auto& place = all.places[place_of(name)];

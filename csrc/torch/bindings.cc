@@ -321,6 +321,25 @@ void bind_blocks(py::module_& module) {
              py::arg("sources") = 1, py::arg("divisor") = 1.0F, NoGil());
 }
 
+// Names that Python needs are taken from here, so that no list is kept twice.
+void bind_names(py::module_& module) {
+  py::list collectives, rooted, sharded, algorithms, kernels;
+  for (int i = 0; i < kCollectives; ++i) {
+    const auto collective = static_cast<Collective>(i);
+    const py::str name(to_string(collective));
+    collectives.append(name);
+    if (ringcomm::rooted(collective)) rooted.append(name);
+    if (ringcomm::sharded(collective)) sharded.append(name);
+  }
+  for (const char* const name : algorithm_names())
+    (std::ssize(algorithms) < kAlgorithms ? algorithms : kernels).append(name);
+  module.attr("COLLECTIVES") = py::tuple(collectives);
+  module.attr("ROOTED") = py::tuple(rooted);
+  module.attr("SHARDED") = py::tuple(sharded);
+  module.attr("ALGORITHMS") = py::tuple(algorithms);
+  module.attr("KERNELS") = py::tuple(kernels);
+}
+
 // The core seen from Python, for the benchmarks and the tests.
 void bind_core(py::module_& module) {
   module.def("copy", &copy_tensor, NoGil());
@@ -346,6 +365,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   bind_options(module);
   bind_backend(module);
   bind_blocks(module);
+  bind_names(module);
   bind_core(module);
   bind_elastic(module);
 

@@ -20,21 +20,14 @@ import torch
 import torch.distributed as dist
 
 import ringcomm
+from ringcomm import _C
 from ringcomm.tools import kernel_rules
 from ringcomm.tools.bench import cases, measured
 from ringcomm.tools.bench.measured import Measured
 from ringcomm.tools.bench.ranks import Rank, RankError
 from ringcomm.tools.words import show_size
 
-KERNELS = (
-    "hand_over",
-    "two_shot",
-    "one_shot",
-    "low_latency",
-    "device_ring",
-    "copy_engines",
-    "nvls",
-)
+KERNELS = tuple(name for name in _C.KERNELS if name != "graph")  # which runs what it has
 COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "broadcast")
 SIZES = [1 << power for power in range(10, 27)]  # 1 KiB to 64 MiB
 TURNS = 5

@@ -9,24 +9,12 @@ from ringcomm import _C
 from ringcomm.costs import DEFAULT, Fabrics
 from ringcomm.costs_file import Hosts, word_of
 
+COLLECTIVES, ROOTED, SHARDED = _C.COLLECTIVES, _C.ROOTED, _C.SHARDED
 # In the order of csrc/plan/plan.h, because the library names them by number.
-COLLECTIVES = (
-    "all_reduce",
-    "reduce_scatter",
-    "all_gather",
-    "broadcast",
-    "reduce",
-    "scatter",
-    "gather",
-    "all_to_all",
-    "barrier",
-)
 VERBS = ("copy", "reduce", "signal", "wait")
 SPACES = ("input", "output", "window", "inbox", "line")
 LANES = ("data", "credit")
 
-ROOTED = ("broadcast", "reduce", "scatter", "gather")
-SHARDED = ("reduce_scatter", "all_gather", "scatter", "gather")
 MOST_RANKS = 4096  # of a group: csrc/comm/create.cc
 
 

@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 import ringcomm
 from lab.by_hand import WAYS, example, go
 from lab.ranks import Rank, Ranks, error_of, join, ranks
+from ringcomm import _C
 from ringcomm._C import flight_rings
 from ringcomm._program import INPUT, OUTPUT, SLOT, Move, Operand, Recorder, Signal, Wait
 from ringcomm._schedule import record
@@ -314,9 +315,26 @@ def test_it_runs_unverified_where_that_is_said() -> None:
     assert told == [("", "1.0"), ("", "2.0")]
 
 
+def built_in(rank: Rank) -> dict[str, str]:
+    """Register functions by each name of the library's own; what is said of it."""
+    register = functools.partial(
+        ringcomm.register_algorithm, function=straight, collectives=["all_reduce"]
+    )
+    names = (*_C.ALGORITHMS, *_C.KERNELS)
+    return {name: error_of(functools.partial(register, name))[1] for name in names}
+
+
+def test_names_of_the_library_are_refused() -> None:
+    """All of them: a function by such a name would never run."""
+    with ranks(1, backend=None) as one:
+        told = one(built_in)[0]
+    assert {"ring", "graph", "device_ring", "copy_engines"} <= told.keys()
+    for name, text in told.items():
+        assert f"ringcomm has an algorithm '{name}' of its own" in text
+
+
 def misnamed(rank: Rank) -> list[str]:
     wrong = [
-        ("ring", ["all_reduce"]),
         ("Mine!", ["all_reduce"]),
         ("mine", ["all_sum"]),
         ("mine", []),
@@ -333,7 +351,6 @@ def test_names_are_checked() -> None:
     with ranks(1, backend=None) as one:
         told = one(misnamed)[0]
     wanted = [
-        "ringcomm has an algorithm 'ring'",
         "'Mine!' is no name",
         "there is no collective 'all_sum'",
         "there is no collective ''",

@@ -52,19 +52,17 @@ def test_what_misses_the_target_says_what_it_needs() -> None:
     slower = [round(one["ratio"], 1) for one in body["anchors"] if one["kernel"] == "two_shot"]
     assert (min(slower), max(slower)) == (1.2, 1.7)
     assert not any("needs_gb_per_s" in row for row in rows if row not in missed)
-    assert all(row["nvls_ratio"] >= row["target"] for row in rows)
 
 
 def test_others_have_no_figures_of_nccl() -> None:
     (table,) = told("--markdown", "--no-nvlink", "--ranks", "4", "--collective", "all_gather")
-    assert all(line.count(" - ") == 4 for line in table[2:])
+    assert all(line.count(" - ") == 3 for line in table[2:])
 
 
 def test_the_choice_is_the_fastest_of_the_model() -> None:
     for collective in ("all_reduce", "reduce_scatter", "all_gather", "broadcast"):
         for size in (1, 1000, 1 << 15, 1 << 18, 1 << 20, 1 << 26):
             kernel, seconds = _C.kernel_seconds(collective, 8, size, True, 90)
-            assert seconds.pop("nvls") > 0  # by a rule alone
             assert seconds[kernel] == min(seconds.values())
             assert ("low_latency" in seconds) == (size <= 1 << 15)
     for wrong in (("all_sum", 8), ("all_reduce", 1), ("all_reduce", 33)):

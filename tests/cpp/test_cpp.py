@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from lab.limits import limit, seed
+from lab.simulated_device import SIMULATED
 
 Program = Callable[..., Path]
 # Seconds each may take; a check that hangs ends with the pytest timeout and names the program.
@@ -141,13 +142,23 @@ def test_flags_of_a_device_that_order_nothing_are_caught(cpp_program: Program) -
         "flagless",
         "unread",
         "unfilled",
-        "late",
     ],
 )
 def test_a_meeting_of_devices_that_is_none_is_caught(cpp_program: Program, how: str) -> None:
     done = output([cpp_program("meetings_test"), "--broken", how], 110)
     assert done.returncode == 1, done.stdout
     assert "caught: " in done.stdout
+
+
+def test_kernels_of_a_device_are_compared(cpp_program: Program) -> None:
+    """What gpu_check.py runs on a GPU, here on the simulated device."""
+    done = output([cpp_program("gpu_kernels"), SIMULATED, "2", "400"], 110)
+    assert done.returncode == 0, done.stdout
+    lines = done.stdout.splitlines()
+    told = [line.partition("\t")[2] for line in lines if line.startswith("pass\t")]
+    wanted = ["400 random short", "8 random long", "every number of 8 and 16 bits", "kernels of 2"]
+    assert [text.startswith(one) for text, one in zip(told, wanted, strict=True)] == [True] * 4
+    assert sum("all_reduce of 8388608 B" in line for line in lines) == 2
 
 
 @pytest.mark.slow

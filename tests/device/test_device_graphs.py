@@ -163,7 +163,6 @@ DEVICES = {
     "one": {},
     "each": OWN_DEVICES,
     "over PCIe": {**OWN_DEVICES, "RINGCOMM_SIM_NVLINK": "0"},
-    "nvls": {**OWN_DEVICES, "RINGCOMM_ALGORITHM": "nvls"},
 }
 
 

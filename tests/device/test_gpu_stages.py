@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import importlib
 import io
+import os
 import tarfile
 import time
 from collections.abc import Iterator
@@ -40,16 +41,38 @@ def settings(module: Any, tmp_path: Path) -> Any:
 # ---- the order, and what fits
 
 
-def test_the_order_is_breadth_first(module: Any) -> None:
-    stages = module("gpu.stages").STAGES
-    ranks = [stage.ranks for stage in stages]
-    assert ranks == sorted(ranks)
-    assert set(ranks) == {0, 2, 4, 8, 16}
-    names = [stage.name for stage in stages]
-    assert names[:4] == ["facts", "build", "probe-2", "torch-2"]
+def test_the_calls_come_first_and_then_all_others(module: Any) -> None:
+    stages = module("gpu.stages")
+    names = stages.names_of(stages.STAGES)
+    in_calls = [name for call in stages.CALLS.values() for name in call]
+    assert names[:2] == ["facts", "build"]
+    assert [name for name in names[: len(in_calls) + 1] if name != "build"] == in_calls
     assert len(set(names)) == len(names)
-    most = max(names.index(name) for name in names if name.endswith("-2"))
-    assert most < min(names.index(name) for name in names if name.endswith("-4"))
+    ranks = [stage.ranks for stage in stages.STAGES[len(in_calls) + 1 :]]
+    assert ranks == sorted(ranks)
+    assert {stage.ranks for stage in stages.STAGES} == {0, 2, 4, 8, 16}
+
+
+@pytest.mark.parametrize("release", ["4.4.0", "6.8.0-generic"])
+def test_a_call_fits_into_eight_minutes(
+    module: Any, monkeypatch: pytest.MonkeyPatch, release: str
+) -> None:
+    """On a machine of its own, and in a sandbox that has no debugger."""
+    stages, check = module("gpu.stages"), module("gpu_check")
+    uname = os.uname_result(("Linux", "host", release, "", "x86_64"))
+    monkeypatch.setattr(stages.os, "uname", lambda: uname)
+    every: list[str] = []
+    for number in stages.CALLS:
+        options = check.parse(["--call", str(number)])
+        chosen = stages.chosen(options.only, options.without, stages.RANKS)
+        assert sorted(stages.names_of(chosen)) == sorted(stages.of_call(number))
+        assert sum(stage.seconds for stage in chosen) <= stages.CALL_SECONDS
+        fit, left_out = stages.fitting(chosen, 60 * options.minutes - check.LAST_SECONDS)
+        assert (fit, left_out) == (chosen, [])
+        every += stages.of_call(number)
+    assert len(set(every)) == len(every)
+    assert ("memcheck-2" in every) == (release != "4.4.0")
+    assert ("probe-8" in every) == (release == "4.4.0")
 
 
 def test_every_stage_says_what_it_takes_and_decides(module: Any) -> None:
@@ -67,6 +90,7 @@ def test_stages_are_chosen_by_kind_name_and_ranks(module: Any) -> None:
         return stages.names_of(stages.chosen(*arguments))
 
     assert names(["plans"], [], [2, 4]) == ["plans-2", "plans-4"]
+    assert names(["plans-4", "plans-2"], [], [2]) == ["plans-2", "plans-4"]
     assert names(["plans-8"], [], [2, 4]) == ["plans-8"]
     assert names(["facts", "plans", "torch"], ["torch-4"], [4]) == ["facts", "plans-4"]
     everything = names([], [], stages.RANKS)
@@ -105,12 +129,11 @@ def test_what_fits_is_taken_in_order(module: Any) -> None:
     assert stages.fitting(some, 0) == ([], some)
 
 
-def test_nine_minutes_have_the_probe_and_most_at_two_ranks(module: Any) -> None:
+def test_nine_minutes_have_the_first_call(module: Any) -> None:
     stages, check = module("gpu.stages"), module("gpu_check")
     packed = stages.chosen([], ["build"], stages.RANKS)
     fit, left_out = stages.fitting(packed, 9 * 60 - check.LAST_SECONDS)
-    needed = {"facts", "probe-2", "torch-2", "graphs-2", "plans-2", "faults-2", "bandwidth-2"}
-    assert needed | {"latency-2", "rivals-2"} <= set(stages.names_of(fit))
+    assert set(stages.CALLS[1]) <= set(stages.names_of(fit))
     assert sum(stage.seconds for stage in fit) <= 9 * 60 - check.LAST_SECONDS
     table = check.listing(packed, 9)
     assert table.count("(does not fit)") == len(left_out)

@@ -71,6 +71,7 @@ def test_every_algorithm_is_named() -> None:
     with pytest.raises(ValueError, match="there is no algorithm 'x'") as caught:
         ringcomm.Options(algorithm="x")
     assert str(caught.value).partition("use one of ")[2].split(", ") == list(ALGORITHMS)
+    assert _autoload.load_library().ALGORITHMS == ALGORITHMS
 
 
 def test_every_variable_that_is_read_is_in_the_table() -> None:

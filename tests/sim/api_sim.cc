@@ -7,7 +7,6 @@
 
 #include "sim/arguments.h"
 #include "sim/kernels_host.h"
-#include "sim/sim_multicast.h"
 #include "sim/sim_process.h"
 
 namespace ringcomm::sim {
@@ -268,7 +267,6 @@ class SimApi final : public Api {
   void launch(Stream stream, const OneShotArgs& args) override { launch_blocks(stream, args); }
   void launch(Stream stream, const LowLatencyArgs& args) override { launch_blocks(stream, args); }
   void launch(Stream stream, const RingArgs& args) override { launch_blocks(stream, args); }
-  void launch(Stream stream, const NvlsArgs& args) override { launch_blocks(stream, args); }
 
   // As loading may do, the first time this waits for all work.
   void load_kernels() override {
@@ -308,16 +306,6 @@ class SimApi final : public Api {
 
   void unmap_chunks(std::byte* base, uint64_t bytes) override {
     enter_unsafe("cuMemUnmap")->memory.unmap_chunks(base, bytes);
-  }
-
-  bool has_multicast(int) override { return options_.multicast; }
-  std::unique_ptr<Multicast> make_multicast(uint64_t bytes, int devices) override {
-    enter_unsafe("cuMulticastCreate");
-    return sim::make_multicast(bytes, devices);
-  }
-  std::unique_ptr<Multicast> join_multicast(const Fd& descriptor, uint64_t bytes) override {
-    enter_unsafe("cuMulticastAddDevice");
-    return sim::join_multicast(descriptor, bytes);
   }
 
  private:

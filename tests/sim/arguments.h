@@ -57,9 +57,4 @@ inline void set_host_side(Addresses& to_host, cuda::RingArgs& args) {
   set_host_side(to_host, args.chunks, args.members.n_ranks);
 }
 
-inline void set_host_side(Addresses& to_host, cuda::NvlsArgs& args) {
-  set_host_side(to_host, args.members);
-  set_host_side(to_host, args.chunks, args.members.n_ranks);
-}
-
 }  // namespace ringcomm::sim

@@ -6,7 +6,6 @@
 
 #include "device/api.h"
 #include "reduce/kernels.h"
-#include "sim/sim_multicast.h"
 
 namespace ringcomm::cuda {
 namespace {
@@ -14,7 +13,6 @@ namespace {
 #include "cuda/codecs.inc.h"
 #include "cuda/kernels.inc.h"
 #include "cuda/meetings.inc.h"
-#include "cuda/nvls.inc.h"
 #include "cuda/ring.inc.h"
 
 constexpr int kThreads = kMostRanks;
@@ -83,20 +81,6 @@ class Context {
     for (int i = 0; i < 4; ++i) lines.line[i] = memory_.load_line(line_at(at, i));
     return lines;
   }
-  // As a switch may do it: in rank order, rounded once.
-  template <class Codec>
-  Wide load_reduced(const std::byte* at) {
-    const std::vector<std::byte*> windows = sim::replicas_of(at);
-    Numbers<Codec, Wide> sum(load<Wide>(windows[0]));
-    for (size_t i = 1; i < windows.size(); ++i) {
-      sum.template apply<Sum>(Numbers<Codec, Wide>(load<Wide>(windows[i])));
-    }
-    return sum.template finish<Sum>(Job{});
-  }
-  void store_all(std::byte* at, const Wide& value) {
-    for (std::byte* const window : sim::replicas_of(at)) store(window, value);
-  }
-  void fence_aliases() {}
   void pause() { memory_.pause(); }
   uint64_t nanoseconds() { return memory_.nanoseconds(); }
 
@@ -135,10 +119,6 @@ void on_host(Context& context, const OneShotArgs& args, uint64_t element_bytes) 
 template <class Codec, class Op>
 void on_host(Context& context, const LowLatencyArgs& args, uint64_t element_bytes) {
   low_latency_body<Codec, Op>(context, args, element_bytes);
-}
-template <class Codec, class Op>
-void on_host(Context& context, const NvlsArgs& args, uint64_t element_bytes) {
-  nvls_body<Codec, Op>(context, args, element_bytes);
 }
 template <class Codec, class Op>
 void on_host(Context& context, const RingArgs& args, uint64_t element_bytes) {
@@ -207,15 +187,7 @@ auto kernel_for(const LeaderArgs& args) {
 
 const Reduction& reduction_of(const TwoShotArgs& args) { return args.part.reduction; }
 const Reduction& reduction_of(const RingArgs& args) { return args.chunks.reduction; }
-const Reduction& reduction_of(const NvlsArgs& args) { return args.chunks.reduction; }
 
-using NvlsFunction = void (*)(Context&, const NvlsArgs&, uint64_t);
-constexpr NvlsTable<NvlsFunction> kNvls{on_host<Bits<uint8_t>, Bor>, on_host<Float<float>, SumThen>,
-                                        on_host<Float16, SumThen>, on_host<BFloat16, SumThen>};
-
-void run(Context& context, const NvlsArgs& args, const Reduction& what) {
-  kNvls.of(args.chunks)(context, args, size_of(what.dtype));
-}
 void run(Context& context, const auto& args, const Reduction& what) {
   find(kKernels, what).run(context, args, size_of(what.dtype));
 }
@@ -247,7 +219,6 @@ template void run_blocks(const TwoShotArgs&);
 template void run_blocks(const OneShotArgs&);
 template void run_blocks(const LowLatencyArgs&);
 template void run_blocks(const RingArgs&);
-template void run_blocks(const NvlsArgs&);
 
 template <class Args>
 void run_block(const Args& args, int block, Memory& memory, int members) {
@@ -262,7 +233,6 @@ template void run_block(const TwoShotArgs&, int, Memory&, int);
 template void run_block(const OneShotArgs&, int, Memory&, int);
 template void run_block(const LowLatencyArgs&, int, Memory&, int);
 template void run_block(const RingArgs&, int, Memory&, int);
-template void run_block(const NvlsArgs&, int, Memory&, int);
 
 void run_block(const LeaderArgs& args, int block, int blocks, Memory& memory, int members) {
   Shared shared(members);

@@ -83,7 +83,6 @@ SimOptions SimOptions::from_environment() {
   reader.number("DEVICES", options.devices);
   reader.flag("NVLINK", options.nvlink);
   reader.number("MULTIPROCESSORS", options.multiprocessors);
-  reader.flag("MULTICAST", options.multicast);
   reader.number("NODE", options.node);
   reader.number("ROTATE", options.rotate);
   reader.number("MEMORY_BYTES", options.memory_bytes);

@@ -5,7 +5,6 @@
 // NVLINK        1      0: PCIe is between them
 // MULTIPROCESSORS 132   of each
 // NODE          -1     NUMA node beside it
-// MULTICAST     1      0: no switch adds up
 // ROTATE        0      device i is card (i + this) mod n, as CUDA_VISIBLE_DEVICES does
 // MEMORY_BYTES  8 GiB  of each device
 // DRIVER        13000  CUDA version of the driver; none: there is no driver
@@ -42,7 +41,6 @@ struct SimOptions {
   int devices = 1;
   bool nvlink = true;
   int multiprocessors = 132;
-  bool multicast = true;
   int node = -1;
   int rotate = 0;
   uint64_t memory_bytes = uint64_t{8} << 30;

@@ -17,7 +17,6 @@
 #include "cpp/harness.h"
 #include "cpp/reduce/reduce_inputs.h"
 #include "sim/kernels_host.h"
-#include "sim/sim_multicast.h"
 
 namespace ringcomm::testing {
 
@@ -57,13 +56,8 @@ class MeetingGroup {
       lines_.push_back(std::make_unique<Halves>((lines + 4095) / 4096 * 4096, same_lines));
       flags_.push_back(std::make_unique<cuda::Flags>());
       slots_.emplace_back(cuda::kRingBlocks * cuda::kRingSlots * kSlot);
-      nvls_.emplace_back(kWindow);
     }
-    std::vector<std::byte*> replicas;
-    for (std::vector<std::byte>& window : nvls_) replicas.push_back(window.data());
-    sim::add_replicas(all_.data(), kWindow, replicas);
   }
-  ~MeetingGroup() { sim::remove_replicas(all_.data()); }
   MeetingGroup(const MeetingGroup&) = delete;
   int size() const { return size_; }
   cuda::Flags& flags(Rank rank) { return *flags_[static_cast<size_t>(rank)]; }
@@ -88,10 +82,6 @@ class MeetingGroup {
     args.next_slots = slots_[(rank + 1) % slots_.size()].data();
     args.slot = kSlot;
   }
-  void set_memory(cuda::NvlsArgs& args) {
-    args.own = nvls_[static_cast<size_t>(args.members.rank)].data();
-    args.all = all_.data();
-  }
   // Kernels that wait end.
   void abort() {
     for (uint32_t& word : aborts_) std::atomic_ref(word).store(1, std::memory_order_release);
@@ -102,9 +92,7 @@ class MeetingGroup {
   std::vector<std::unique_ptr<Halves>> windows_, lines_;
   std::vector<std::unique_ptr<cuda::Flags>> flags_;
   static constexpr uint64_t kSlot = 64;  // of the ring: many passes
-  std::deque<std::vector<std::byte>> slots_, nvls_;
-  static constexpr uint64_t kWindow = 512 << 10;  // for NVLS
-  std::vector<std::byte> all_ = std::vector<std::byte>(kWindow);
+  std::deque<std::vector<std::byte>> slots_;
   std::vector<uint32_t> aborts_;
 };
 

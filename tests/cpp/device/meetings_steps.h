@@ -10,7 +10,7 @@ namespace ringcomm::testing {
 using namespace cuda;
 using enum Collective;
 
-inline constexpr std::array kKernels{kByTwoShot, kByOneShot, kByLowLatency, kByRing, kByNvls};
+inline constexpr std::array kKernels{kByTwoShot, kByOneShot, kByLowLatency, kByRing};
 
 // What all ranks do at one time, known to each from a seed.
 struct Step {
@@ -58,16 +58,7 @@ inline Bytes reduced_from(Rank first, const Step& step, uint64_t at, uint64_t co
   return sum;
 }
 
-// A switch rounds the sum; AVG divides that.
-inline Bytes mean_of_rounded(const Step& step) {
-  Reduction sum = step.what;
-  sum.op = ReduceOp::kSum;
-  const Bytes rounded = reduced(sum, step.inputs);
-  return reduced(step.what, {rounded});
-}
-
 inline Bytes sum_of(const Step& step) {
-  if (step.kernel == kByNvls && step.what.op == ReduceOp::kAvg) return mean_of_rounded(step);
   if (step.kernel != kByRing) return reduced(step.what, step.inputs);
   const bool chain = step.shape.collective == kReduce;
   const LeaderArgs parts = parts_of(step.shape, chain);
@@ -146,13 +137,45 @@ inline uint64_t input_bytes(const Step& step, Rank rank) {
 }
 
 // Of lengths that all ranks know.
-inline bool has(Algorithm kernel, Collective collective, const Reduction& what) {
+inline bool has(Algorithm kernel, Collective collective) {
   if (kernel == kByLowLatency) return true;
-  if (kernel == kByNvls && reduces(collective) && !nvls_adds(what)) return false;
   return collective != kAllToAll && collective != kBarrier && kernel_serves(kernel, collective);
 }
 
-inline Step make_step(Random& random, int size, Algorithm kernel) {
+inline int blocks_of(Algorithm kernel, int two_shots) {
+  return kernel == kByTwoShot   ? two_shots
+         : kernel == kByOneShot ? kOneShotBlocks
+         : kernel == kByRing    ? kRingBlocks
+                                : kLowLatencyBlocks;
+}
+
+// Bytes that the kernel takes of a rank.
+inline uint64_t room_of(Algorithm kernel, int size, uint64_t longest) {
+  if (kernel == kByLowLatency) return std::min(low_latency_bytes(size), longest);
+  return kernel == kByOneShot ? std::min(kOneShotWindow, longest) : longest;
+}
+
+// Operands of up to so many bytes: of all magnitudes.
+inline void lengthen(Random& random, Step& step, uint64_t longest) {
+  Shape& shape = step.shape;
+  const uint64_t room = room_of(step.kernel, shape.size, longest);
+  const auto size = static_cast<uint64_t>(shape.size);
+  const uint64_t each = step.kernel == kByLowLatency ? std::min(room, longest / size) : room / size;
+  const auto some = [&](uint64_t most) {
+    const uint64_t elements = most / shape.element >> below(random, 12);
+    return below(random, elements + 1) * shape.element;
+  };
+  for (uint64_t& shard : shape.shards) shard = some(each);
+  if (!sharded(shape.collective)) shape.bytes = some(room);
+  for (auto& sent : step.lengths) {
+    for (uint64_t& length : sent) length = some(each);
+  }
+  step.blocks = blocks_of(step.kernel, 1 + static_cast<int>(below(random, 16)));
+  step.unit = below(random, 2) == 0 ? 1 << 20 : 64 << 10;
+}
+
+// Of a few elements each; or of up to `longest` bytes.
+inline Step make_step(Random& random, int size, Algorithm kernel, uint64_t longest = 0) {
   static const std::vector<Pair> pairs = possible_pairs();
   const Pair pair = pairs[below(random, pairs.size())];
   Step step{kernel, {}, {pair.dtype, pair.op, size, 1}, 1, 0, {}, {}, {}};
@@ -162,7 +185,7 @@ inline Step make_step(Random& random, int size, Algorithm kernel) {
   shape.root = static_cast<Rank>(below(random, static_cast<uint64_t>(size)));
   do {
     shape.collective = static_cast<Collective>(below(random, kCollectives));
-  } while (!has(kernel, shape.collective, step.what));
+  } while (!has(kernel, shape.collective));
   const uint64_t room = low_latency_bytes(size) / shape.element;
   const uint64_t most = std::min<uint64_t>(below(random, 3) == 0 ? 3000 : 50, room);
   if (sharded(shape.collective)) {
@@ -173,12 +196,10 @@ inline Step make_step(Random& random, int size, Algorithm kernel) {
   for (Rank rank = 0; rank < size; ++rank) {
     step.lengths.push_back(some_lengths(random, size, shape.element));
   }
-  const bool any = kernel == kByTwoShot || kernel == kByNvls;
-  step.blocks = any                    ? 1 + static_cast<int>(below(random, 4))
-                : kernel == kByOneShot ? kOneShotBlocks
-                : kernel == kByRing    ? kRingBlocks
-                                       : kLowLatencyBlocks;
+  const bool any = kernel == kByTwoShot;
+  step.blocks = blocks_of(kernel, any ? 1 + static_cast<int>(below(random, 4)) : 0);
   step.unit = below(random, 2) == 0 ? 1 << 20 : 64 * shape.element;
+  if (longest > 0) lengthen(random, step, longest);
   Inputs inputs(static_cast<uint32_t>(random.next()));
   for (Rank rank = 0; rank < size; ++rank) {
     step.inputs.push_back(inputs.make(pair.dtype, input_bytes(step, rank) / shape.element));
@@ -197,7 +218,7 @@ class Member {
   void run(const auto& run_all) const {
     const bool reduces = ringcomm::reduces(step_.shape.collective);
     const Reduction what = reduces ? step_.what : copy_of(step_.shape.element);
-    if (step_.kernel == kByRing || step_.kernel == kByNvls) return by_chunks(what, run_all);
+    if (step_.kernel == kByRing) return by_ring(what, run_all);
     if (step_.kernel != kByTwoShot) {
       Shape shape = step_.shape;
       shape.send = step_.lengths[static_cast<size_t>(rank_)];
@@ -230,9 +251,8 @@ class Member {
   }
 
  private:
-  void by_chunks(const Reduction& what, const auto& run_all) const {
+  void by_ring(const Reduction& what, const auto& run_all) const {
     const Collective collective = step_.shape.collective;
-    const bool ring = step_.kernel == kByRing;
     const bool chain = collective == kBroadcast || collective == kReduce;
     Chunks chunks{.reduction = what,
                   .sums = reduces(collective),
@@ -242,19 +262,12 @@ class Member {
                   .bytes = {}};
     const LeaderArgs parts = parts_of(step_.shape, chain);
     for (Rank part = 0; part < parts.parts; ++part) {
-      const Rank chunk = chain && !ring ? step_.shape.root : part;
-      chunks.input[chunk] = input_ + (parts.input_is_split ? parts.first[part] : 0);
-      chunks.output[chunk] = output_ + (parts.output_is_split ? parts.first[part] : 0);
-      chunks.bytes[chunk] = parts.length[part];
+      chunks.input[part] = input_ + (parts.input_is_split ? parts.first[part] : 0);
+      chunks.output[part] = output_ + (parts.output_is_split ? parts.first[part] : 0);
+      chunks.bytes[part] = parts.length[part];
     }
-    if (ring) {
-      RingArgs args{
-          .members = group_.members(rank_, step_.blocks), .chunks = chunks, .chain = chain};
-      args.root = step_.shape.root;
-      group_.set_memory(args);
-      return run_all(args);
-    }
-    NvlsArgs args{.members = group_.members(rank_, step_.blocks), .chunks = chunks};
+    RingArgs args{.members = group_.members(rank_, step_.blocks), .chunks = chunks, .chain = chain};
+    args.root = step_.shape.root;
     group_.set_memory(args);
     run_all(args);
   }

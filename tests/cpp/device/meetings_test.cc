@@ -13,7 +13,6 @@
 //     lines      low latency: one half of the lines where two take turns
 //     torn       low latency: a flag comes before its data
 //     flagless   low latency: no flag comes
-//     late       NVLS: no meeting before switches add up
 //     unread     ring: nobody waits until a slot is read
 //     unfilled   ring: nobody waits until a slot is full
 #include "meetings_steps.h"
@@ -208,7 +207,7 @@ int broken(const std::string& how) {
   const bool hasty = how == "unread" || how == "unfilled";
   const auto make = [&](uint64_t seed) -> std::unique_ptr<sim::Memory> {
     if (how == "relaxed") return std::make_unique<Relaxed>(seed);
-    if (how == "first" || how == "late") return std::make_unique<Skipping>(seed, 1);
+    if (how == "first") return std::make_unique<Skipping>(seed, 1);
     if (how == "second") return std::make_unique<Skipping>(seed, 0);
     if (how == "step") return std::make_unique<OutOfStep>(seed);
     if (how == "torn") return std::make_unique<Torn>(seed);
@@ -223,11 +222,10 @@ int broken(const std::string& how) {
   };
   const bool lines = how == "lines" || how == "torn" || how == "flagless";
   const bool windows = how == "windows" || how == "step";
-  const Algorithm kernel = how == "late" ? kByNvls
-                           : hasty       ? kByRing
-                           : lines       ? kByLowLatency
-                           : windows     ? kByOneShot
-                                         : kByTwoShot;
+  const Algorithm kernel = hasty     ? kByRing
+                           : lines   ? kByLowLatency
+                           : windows ? kByOneShot
+                                     : kByTwoShot;
   try {
     operations(group, 1, kSteps, steps_of(kRanks, kernel), make, how == "step" ? 3 : 1);
   } catch (const std::exception& error) {
