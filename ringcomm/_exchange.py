@@ -115,8 +115,8 @@ class Exchange:
         for other, theirs in enumerate(every):
             if theirs[1] != mine[1]:
                 raise ValueError(
-                    f"rank {rank} asks for {mine[1]}, and rank {other} for {theirs[1]}: give the "
-                    "same arguments on all ranks"
+                    f"rank {rank} asks for {mine[1]}, and rank {other} for {theirs[1]}"
+                    ": give the same arguments on all ranks"
                 )
         across, local = _places([host for host, _ in every], rank, flat=flat)
         self.across = _subgroup(group, [ranks[i] for i in across])

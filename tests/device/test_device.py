@@ -257,7 +257,7 @@ def test_ranks_that_differ(two: Ranks, case: str) -> None:
     for outcome in outcomes:
         check(
             outcome,
-            {"splits": "disagree", "message": "40 bytes", "tag": "another tag"}.get(
+            {"splits": "disagree", "message": "40 bytes", "tag": "another type or tag"}.get(
                 case, "differs"
             ),
         )
