@@ -128,7 +128,7 @@ def varied(chance: random.Random, a: Given, what: str) -> tuple[Given, Given]:
         return a, replace(a, types=(torch.int32, torch.float32, torch.uint8))
     if what == "format":
         return a, replace(a, format="bf16" if a.format == "fp16" else "fp16")
-    return a, replace(a, **{"dims": {"dims": 2}, "columns": {"columns": True}}[what])
+    return a, replace(a, dims=2) if what == "dims" else replace(a, columns=True)
 
 
 Each = list[tuple[str, Given]]  # by rank
@@ -160,7 +160,7 @@ def freedom(number: int, name: str, most: int) -> tuple[str, Each]:
     choices = {"is_async": (False, True), "strided": (False, True)}
     each = []
     for _ in range(3):
-        own = {what: chance.choice(choices[what]) for what in CALLS[name].may.split()}
+        own: dict[str, Any] = {w: chance.choice(choices[w]) for w in CALLS[name].may.split()}
         each.append((name, replace(a, **own)))
     return f"{name}, {number}", each
 
