@@ -20,37 +20,63 @@ from ringcomm._backend import backend_of
 _ours: weakref.WeakSet[Any] = weakref.WeakSet()  # groups with a backend of ours
 
 
-class ByThread(MutableMapping[Any, Any], threading.local):
-    """A mapping of which each thread has its own."""
+class ByThread(MutableMapping[Any, Any]):
+    """In the place of torch's mapping while a block is under way: ours are each thread's own.
 
-    def __init__(self) -> None:
-        self._own: dict[Any, Any] = {}
+    Not at other times: torch looks into its mapping at each all_reduce, and into a dict fast.
+    """
 
-    def __getitem__(self, key: Any) -> Any:
-        return self._own[key]
+    _blocks = 0  # under way, in all threads
+    _mutex = threading.Lock()
 
-    def __setitem__(self, key: Any, value: Any) -> None:
-        self._own[key] = value
+    def __init__(self, others: MutableMapping[Any, Any]) -> None:
+        self.others = others  # of groups that are not ours
+        self._here = threading.local()
 
-    def __delitem__(self, key: Any) -> None:
-        del self._own[key]
+    @classmethod
+    @contextlib.contextmanager
+    def takes_part(cls) -> Iterator[None]:
+        from torch.distributed import distributed_c10d as c10d
+
+        world: Any = c10d._world
+        with cls._mutex:
+            if cls._blocks == 0:
+                world._pg_coalesce_state = cls(world.pg_coalesce_state)
+            cls._blocks += 1
+        try:
+            yield
+        finally:
+            with cls._mutex:
+                cls._blocks -= 1
+                if cls._blocks == 0:
+                    world._pg_coalesce_state = world.pg_coalesce_state.others
+
+    def _of(self, group: Any) -> MutableMapping[Any, Any]:
+        return self._own() if group in _ours else self.others
+
+    def _own(self) -> dict[Any, Any]:
+        own: dict[Any, Any] = self._here.__dict__
+        return own.setdefault("groups", {})
+
+    def __getitem__(self, group: Any) -> Any:
+        return self._of(group)[group]
+
+    def __setitem__(self, group: Any, operations: Any) -> None:
+        self._of(group)[group] = operations
+
+    def __delitem__(self, group: Any) -> None:
+        del self._of(group)[group]
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(self._own)
+        return iter([*self._own(), *self.others])
 
     def __len__(self) -> int:
-        return len(self._own)
+        return len(self._own()) + len(self.others)
 
 
 def watch(group: Any) -> None:
     """Have coalescings of this group be the thread's own; ringcomm/_groups.py calls it."""
-    from torch.distributed import distributed_c10d as c10d
-
     _ours.add(group)
-    state = getattr(c10d._world, "_pg_coalesce_state", None)
-    if type(state) is dict:
-        c10d._world._pg_coalesce_state = ByThread()
-        c10d._world._pg_coalesce_state.update(state)
 
 
 def wrap() -> None:
@@ -71,14 +97,15 @@ def wrap() -> None:
             with coalesce(*args, **kwargs) as works:
                 yield works
             return
-        try:
-            with coalesce(*args, **kwargs) as works:
-                yield works
-        except BaseException:
-            c10d._world.pg_coalesce_state.pop(group, None)
-            if device:
-                backend_of(group, device)._forget_batch()
-            raise
+        with ByThread.takes_part():
+            try:
+                with coalesce(*args, **kwargs) as works:
+                    yield works
+            except BaseException:
+                c10d._world.pg_coalesce_state.pop(group, None)
+                if device:
+                    backend_of(group, device)._forget_batch()
+                raise
         if device and device.type == "cpu":  # a request for each operation, as Gloo's are
             works.works = [part for work in works.works for part in _parts_of(work)]
 
