@@ -25,6 +25,7 @@ from gpu.ranks import DeviceRanks, Entry, place_of
 from gpu.stages import Settings, parts
 from gpu.table import Row
 from lab.ranks import Rank
+from ringcomm._backend import backend_of
 from ringcomm.tools.bench.cases import all_gather_single, reduce_scatter_single
 
 INTEGERS = [
@@ -240,7 +241,7 @@ def meeting_cases(kernel: str, settings: Settings) -> list[Case]:
 def end_group(rank: Rank) -> str:
     """Destroy the group, so that the next finds multiprocessors; returns the last one's kernel."""
     group = rank.kept.pop("group")
-    backend: Any = group._get_backend(torch.device("cuda"))
+    backend = backend_of(group, place_of(rank).device)
     kernel: str = backend.flight_record()[-1]["algorithm"]
     dist.destroy_process_group(group)
     return kernel
