@@ -249,7 +249,7 @@ def barrier(a: Given) -> Results:
     return []
 
 
-# What is sent goes to the next rank, and comes from the one before.
+# Each rank sends to the next one, and receives from the one before.
 
 
 def send(a: Given) -> Results:

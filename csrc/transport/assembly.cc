@@ -84,7 +84,8 @@ void Assembly::begin() {
   store_.set(latest(), members_.to_text());
 }
 
-// What this rank takes for an earlier meeting's word: not a failure of its own world's.
+// Returns what this rank takes for the word of an earlier meeting. A failure in its own world is
+// none, because each name is used once there.
 std::string Assembly::old(const std::string& word) const {
   return options_.world != 0 && Failure(word).world == options_.world ? "" : word;
 }
@@ -345,8 +346,8 @@ void Assembly::check(const std::vector<Rank>& awaited) {
   check_roster();
 }
 
-// Ranks that come in the next moment take what they find for an older meeting's: they are told
-// anew.
+// A rank that comes a moment later would take what it finds for the word of an older meeting, so it
+// is told again.
 void Assembly::give_up(const std::exception& error) {
   const std::string word = disagreement_.empty() ? word_of(options_.rank, error) : disagreement_;
   const bool waited = dynamic_cast<const TimeoutError*>(&error) != nullptr;
@@ -403,8 +404,7 @@ void Assembly::excuse(const std::vector<Rank>& ranks) {
   }
 }
 
-// Of a rank that has read the last word of a meeting, which takes its card back, rank 0 waits no
-// more.
+// Tells whether rank 0 still has to wait: a rank that has read the last word takes its card back.
 bool Assembly::has_readers() {
   excuse({});
   std::vector<Rank> readers;

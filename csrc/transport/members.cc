@@ -7,6 +7,7 @@ namespace ringcomm {
 namespace {
 
 constexpr size_t kMost = 4096;
+constexpr int kHighest = 1 << 24;  // a rank's number; whatever is in the store, no loop is longer
 
 // Runs of three and more as their ends: 0-7,9,12.
 std::string runs(const std::vector<int>& ranks, const char* comma) {
@@ -31,7 +32,8 @@ std::vector<int> ranks_from(const std::string& text) {
     char dash = 0;
     if (!(ends >> first) || first < 0) return {};
     if (!(ends >> dash >> last)) last = first;
-    if (last < first || last - first >= static_cast<int>(kMost) || ranks.size() > kMost) return {};
+    if (last < first || last > kHighest) return {};
+    if (last - first >= static_cast<int>(kMost) || ranks.size() > kMost) return {};
     for (int rank = first; rank <= last; ++rank) ranks.push_back(rank);
   }
   return ranks;

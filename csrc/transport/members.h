@@ -16,7 +16,7 @@ struct Members {
   std::vector<int> ranks;  // in the job
 
   static Members all(int size);
-  // Of a text that is none there are no ranks.
+  // The result has no ranks if the text is malformed.
   static Members from_text(const std::string& text);
   std::string to_text() const;
   // For people: [0-7, 9, 12].

@@ -179,8 +179,9 @@ class Epochs:
         """Call `what` of each group's backend; return the results."""
         results = []
         for group in list(dist.distributed_c10d._world.pg_map):
-            with contextlib.suppress(RuntimeError, AttributeError):  # a group of another backend
-                results.append(getattr(backend_of(group), what)())
+            with contextlib.suppress(RuntimeError):  # a group of another backend
+                if function := getattr(backend_of(group), what, None):
+                    results.append(function())
         return results
 
     def has_timed_out(self) -> bool:

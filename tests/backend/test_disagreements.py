@@ -33,7 +33,7 @@ from ringcomm.quantized import quantized_all_reduce
 OPS = ("SUM", "MAX", "MIN")
 TYPES = (torch.int32, torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.uint8)
 COUNTS = (12, 300, 6000, 60_000, 600_000)
-# What each rank reads, at first hand or as "rank 1 failed: …".
+# Each rank reads one of these texts, at first hand or as "rank 1 failed: …".
 TOLD = re.compile(
     "differs between ranks|disagree on how much they send each other"
     "|with this tag: give recv a tensor of the same dtype"
@@ -138,7 +138,7 @@ def disagreement(number: int, name: str, what: str, most: int) -> tuple[str, Eac
     """All give the same but for one rank, and that one another `what`."""
     chance = random.Random(f"{number} {name} {what} {most}")
     a = drawn(chance, name, most)
-    # Of the third rank nobody hears in a message between two.
+    # The third rank takes no part in a message between two.
     odd = chance.randrange(2 if CALLS[name].run in (calls.send, calls.send_object_list) else 3)
     if what == "call":
         some = [each for each in CALLS if CALLS[each].kind == "collective" and each != name]

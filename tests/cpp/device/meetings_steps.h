@@ -174,7 +174,7 @@ inline void lengthen(Random& random, Step& step, uint64_t longest) {
   step.unit = below(random, 2) == 0 ? 1 << 20 : 64 << 10;
 }
 
-// Of a few elements each; or of up to `longest` bytes.
+// The operations have a few elements each, or up to `longest` bytes.
 inline Step make_step(Random& random, int size, Algorithm kernel, uint64_t longest = 0) {
   static const std::vector<Pair> pairs = possible_pairs();
   const Pair pair = pairs[below(random, pairs.size())];

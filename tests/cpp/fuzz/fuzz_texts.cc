@@ -83,7 +83,8 @@ std::vector<Bytes> corpus() {
   card.nonce = {UINT64_MAX, 1};
   return {input_of(0, contact.to_text()),     input_of(1, contact.addresses[0].to_text()),
           input_of(1, "[::ffff:10.0.0.1]:7"), input_of(1, "[fe80::1%lo]:4000"),
-          input_of(2, card.to_text()),        input_of(3, "2 7 5-9 - 0-2,5,9-4000")};
+          input_of(2, card.to_text()),        input_of(3, "2 7 5-9 - 0-2,5,9-4000"),
+          input_of(3, "0 7 5-9 - 2147483647")};
 }
 
 }  // namespace ringcomm::testing
