@@ -113,7 +113,8 @@ inline void ids_of_memory(Member& member) {
              before != after, "", "", first == second ? "at the same address" : "elsewhere");
 }
 
-// CUDA does not say which id chunks have that are mapped one after the other at an address. Where they have one id,
+// CUDA does not say which id chunks have that are mapped one after the other at an address.
+// Where they have one id,
 // ringcomm copies from such memory.
 inline void ids_of_mapped_memory(Member& member) {
   if (!member.leads()) return;
