@@ -114,8 +114,7 @@ inline void ids_of_memory(Member& member) {
 }
 
 // CUDA does not say which id chunks have that are mapped one after the other at an address.
-// Where they have one id,
-// ringcomm copies from such memory.
+// Where they have one id, ringcomm copies from such memory.
 inline void ids_of_mapped_memory(Member& member) {
   if (!member.leads()) return;
   CUmemAllocationProp kind{};
