@@ -230,9 +230,14 @@ def start(folder: Path, how: str) -> list[subprocess.Popen[str]]:
 
 
 def stop(jobs: list[subprocess.Popen[str]]) -> None:
-    for one in jobs:
-        one.send_signal(signal.SIGKILL)
-        one.communicate()
+    """Kill all of them while none runs: no rank is left to see another one die."""
+    for job in jobs:
+        job.send_signal(signal.SIGSTOP)
+        os.waitpid(job.pid, os.WUNTRACED)
+    for job in jobs:
+        job.send_signal(signal.SIGKILL)
+    for job in jobs:
+        job.communicate()
 
 
 def test_a_job_is_watched_and_cancelled(tmp_path: Path, capsys: Any) -> None:
