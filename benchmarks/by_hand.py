@@ -77,7 +77,7 @@ def group_of(name: str) -> Any:
 
     collectives = [one for one, names in EXAMPLES.items() if name in names]
     if collectives:
-        ringcomm.register_algorithm(name, example(name), collectives)
+        ringcomm.algorithms.register_algorithm(name, example(name), collectives)
     asked = None if name == TABLE else name
     return dist.new_group(backend="ringcomm", pg_options=ringcomm.Options(algorithm=asked))
 

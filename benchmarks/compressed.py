@@ -39,7 +39,7 @@ def be_rank(options: argparse.Namespace) -> None:
     import torch
     import torch.distributed as dist
 
-    from ringcomm.quantized import WIDTHS, quantized_all_reduce
+    from ringcomm.compression.quantized import WIDTHS, quantized_all_reduce
 
     dist.init_process_group("gloo")
     ours = dist.new_group(backend="ringcomm")

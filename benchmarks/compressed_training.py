@@ -4,8 +4,8 @@
     python benchmarks/compressed_training.py --seeds 3 --json c.json --plot c.png
 
 Stock DistributedDataParallel trains the CNN of examples/train_digits.py, and the transformer of
-examples/diloco.py on its letters, with the hook of ringcomm.hooks. The ranks are of this host and
-quantise all the same. With a seed, all trainings begin alike and see the same data in the same
+examples/diloco.py on its letters, with the hook of ringcomm.compression. The ranks are of this host
+and quantise all the same. With a seed, all trainings begin alike and see the same data in the same
 order, so a loss is compared with that of fp32 at the same step. It measures losses, not times.
 """
 
@@ -65,7 +65,7 @@ def train(rank: Rank, model: str, way: str, seed: int, steps: int) -> list[float
     import torch
     import torch.distributed as dist
 
-    from ringcomm import hooks
+    from ringcomm.compression import hooks
 
     torch.set_num_threads(1)
     network, rate, loss_of = losses_of(model, seed, rank)

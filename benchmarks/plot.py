@@ -11,9 +11,9 @@ from typing import Any
 
 import matplotlib as mpl
 
+from ringcomm._text import show_seconds, show_size
 from ringcomm.tools.bench import collectives, ddp, earlier
 from ringcomm.tools.bench.cases import IN_PLACE
-from ringcomm.tools.words import show_seconds, show_size
 
 mpl.use("Agg")
 from matplotlib import pyplot as plt

@@ -27,13 +27,13 @@ from simulated import ENV, end_of
 
 from lab.hosts import Hosts
 from lab.namespaces import missing, tool
-from ringcomm import costs
-from ringcomm.tools.plan_by_hand import load
-from ringcomm.tools.search import tries, writing
-from ringcomm.tools.search.command import CHUNKS, TRIES, ring_of
-from ringcomm.tools.search.tries import Task
-from ringcomm.tools.simulate import files
-from ringcomm.tools.simulate.topology import Topology
+from ringcomm._network import costs
+from ringcomm.tools.plan.by_hand import load
+from ringcomm.tools.plan.search import tries, writing
+from ringcomm.tools.plan.search.command import CHUNKS, TRIES, ring_of
+from ringcomm.tools.plan.search.tries import Task
+from ringcomm.tools.plan.simulate import files
+from ringcomm.tools.plan.simulate.topology import Topology
 
 FOLDER = Path(__file__).parent.parent / "examples" / "topologies"
 COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "broadcast")
@@ -71,7 +71,7 @@ def be_rank(options: argparse.Namespace) -> None:
     for case in cases(options):
         name = f"found_{case.collective}_{case.bytes}"
         file = f"{options.folder}/{name}.py:{case.collective}"
-        ringcomm.register_algorithm(name, load(file), [case.collective])
+        ringcomm.algorithms.register_algorithm(name, load(file), [case.collective])
         for way, group in {**groups, FOUND: group_of(name)}.items():
             calls[case, way] = call_of(case.collective, case.bytes, size, group)
     ends: list[list[float]] = [[] for _ in calls]

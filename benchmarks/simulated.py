@@ -30,10 +30,10 @@ from between_hosts import call_of, parse_size, tuned
 from lab.hosts import Hosts
 from lab.namespaces import missing, tool
 from lab.wan import Wan
-from ringcomm import costs, costs_file
-from ringcomm.tools.plan_source import plans_of
-from ringcomm.tools.simulate import files, topology
-from ringcomm.tools.simulate.setting import simulate
+from ringcomm._network import costs, costs_file
+from ringcomm.tools.plan.simulate import files, topology
+from ringcomm.tools.plan.simulate.setting import simulate
+from ringcomm.tools.plan.source import plans_of
 
 ALGORITHMS = {
     "all_reduce": ("ring", "doubling", "bruck"),

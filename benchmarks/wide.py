@@ -21,7 +21,7 @@ from typing import Any
 from lab import ROOT, report, wide
 from lab.hosts import Hosts
 from lab.namespaces import missing
-from ringcomm import costs
+from ringcomm._network import costs
 
 LOCAL = 8  # ranks of a host, where there are more than so many
 SIZES = [8, 4096, 262144]

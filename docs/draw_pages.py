@@ -24,9 +24,9 @@ sys.path.insert(0, str(DOCS.parent))
 
 from lab.devtools import Browser  # noqa: E402
 from lab.flights import BEGIN, MS, training, write  # noqa: E402
+from ringcomm._flight.records import read_folder  # noqa: E402
 from ringcomm.tools import extra  # noqa: E402
 from ringcomm.tools import top as screens  # noqa: E402
-from ringcomm.tools.records import read_folder  # noqa: E402
 from ringcomm.tools.trace import job_of  # noqa: E402
 from ringcomm.tools.trace.analysis import analyse  # noqa: E402
 from ringcomm.tools.trace.html import write_page  # noqa: E402

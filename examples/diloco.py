@@ -56,7 +56,7 @@ def loss_of(model: nn.Module, letters: torch.Tensor) -> torch.Tensor:
 
 def average(numbers: torch.Tensor, outer: str) -> None:
     if outer != "fp32":
-        ringcomm.quantized_all_reduce(numbers, op=dist.ReduceOp.AVG, format=outer)
+        ringcomm.compression.quantized_all_reduce(numbers, op=dist.ReduceOp.AVG, format=outer)
     else:  # Gloo has no AVG
         dist.all_reduce(numbers)
         numbers /= dist.get_world_size()

@@ -6,8 +6,8 @@ import os
 
 from lab import ROOT
 from lab.simulated_device import SIMULATED
-from ringcomm.plan import Algorithm
-from ringcomm.tools.plan_by_hand import load
+from ringcomm.algorithms import Algorithm
+from ringcomm.tools.plan.by_hand import load
 
 EXAMPLES = ROOT / "examples" / "algorithms"
 WAYS = ("auto", "tcp", "device")

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ringcomm.quantized import WIDTHS, quantized_all_reduce
+from ringcomm.compression.quantized import WIDTHS, quantized_all_reduce
 
 # Types of which ringcomm knows no more than their size, and one of the same size.
 MOVED = (torch.float8_e4m3fnuz, torch.float8_e5m2fnuz, torch.uint8)

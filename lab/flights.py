@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ringcomm._stats import TOTALS
-from ringcomm.tools.processes import Process, written
-from ringcomm.tools.records import (
+from ringcomm._flight.processes import Process, written
+from ringcomm._flight.records import (
     LEFT_AT,
     MAGIC,
     MOMENTS,
@@ -20,6 +19,7 @@ from ringcomm.tools.records import (
     SEEN_AT,
     STATES,
 )
+from ringcomm._flight.stats import TOTALS
 
 COLLECTIVES = ["all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "scatter"]
 COLLECTIVES += ["gather", "all_to_all", "barrier", "send", "recv"]

@@ -6,6 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from ringcomm._text import list_of, positive, show_size, size
 from ringcomm.tools.bench.machine import machine
 from ringcomm.tools.bench.report import (
     Spread,
@@ -14,7 +15,6 @@ from ringcomm.tools.bench.report import (
     show_time,
     write_json,
 )
-from ringcomm.tools.words import list_of, positive, show_size, size
 
 __all__ = [
     "Spread",

@@ -1,14 +1,14 @@
-"""Plans between hosts, their bytes and their times: see ringcomm/tools/plan_times.py."""
+"""Plans between hosts, their bytes and their times: see ringcomm/tools/plan/times.py."""
 
 from __future__ import annotations
 
 import functools
 from typing import NamedTuple
 
-from ringcomm.costs import Costs, Fabrics
-from ringcomm.tools import plan_steps
-from ringcomm.tools.plan_steps import Step
-from ringcomm.tools.plan_times import Simulation
+from ringcomm._network.costs import Costs, Fabrics
+from ringcomm.algorithms import steps
+from ringcomm.algorithms.steps import Step
+from ringcomm.tools.plan.times import Simulation
 
 NOTHING = Costs(0, 0, 0)
 
@@ -25,17 +25,15 @@ class Shape(NamedTuple):
 @functools.lru_cache(maxsize=64)
 def steps_of(shape: Shape, algorithm: str) -> list[list[Step]]:
     """Return the steps of each rank."""
-    whole = plan_steps.shape_of(
-        shape.collective, shape.size, shape.bytes, shape.size // shape.local
-    )
-    return [plan.steps for plan in plan_steps.plans_of(whole, algorithm)]
+    whole = steps.shape_of(shape.collective, shape.size, shape.bytes, shape.size // shape.local)
+    return [plan.steps for plan in steps.plans_of(whole, algorithm)]
 
 
 def busiest_link(shape: Shape, algorithm: str) -> int:
     """Bytes that one rank sends, or that it receives: the most there are."""
     sent, received = [0] * shape.size, [0] * shape.size
-    for rank, steps in enumerate(steps_of(shape, algorithm)):
-        for step in steps:
+    for rank, own in enumerate(steps_of(shape, algorithm)):
+        for step in own:
             if (to := step.receiver(rank)) >= 0:
                 sent[rank] += step.bytes
                 received[to] += step.bytes

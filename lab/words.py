@@ -1,1 +1,1 @@
-../ringcomm/tools/words.py
+../ringcomm/_text.py

@@ -390,7 +390,7 @@ def create_backend(options: Any, backend_options: Options, cuda: bool = True) ->
     Waits for the group's other ranks, at most `options.timeout`.
     """
 
-# ---- for ringcomm.hooks
+# ---- for ringcomm.compression.hooks
 
 def quantize(
     src: torch.Tensor,
@@ -428,7 +428,7 @@ def plan(
     """One rank's plan: the algorithm, the row of the table that fits, and the steps.
 
     A step is (verb, peer, lane, bytes, number of targets, operands: targets, then sources), an
-    operand (space, rank, writer, offset). ringcomm.tools.plan_steps has names for all of it, and
+    operand (space, rank, writer, offset). ringcomm.algorithms.steps has names for all of it, and
     checks shapes. `algorithm` None: that of the row. Raises ValueError where there is none.
     """
 
@@ -448,7 +448,7 @@ def kernel_seconds(
     """
 
 def register_algorithm(name: str, collectives: list[int]) -> None:
-    """Have plans by that name made of the scripts of ringcomm/_algorithms.py.
+    """Have plans by that name made of the scripts of ringcomm/algorithms/registry.py.
 
     Raises ValueError where the name is taken, by the library or by another registered one.
     """

@@ -1,71 +1,75 @@
 """ringcomm: a torch.distributed backend.
 
-Installed, it needs no import: `torch.distributed.init_process_group("ringcomm")`. Importing it
-registers the backend too, where torch's own way of finding backends is turned off.
+Once installed, it needs no import: `torch.distributed.init_process_group("ringcomm")` finds it.
+Importing it registers the backend too, for programs that turn torch's discovery off.
+
+The package has floors, and imports go down only:
+
+- `ringcomm.tools`: the commands. Nothing that runs inside a training process imports them.
+- `ringcomm.elastic`, `ringcomm.compression`, `ringcomm.algorithms`: what a program may use beside
+  torch's own interface.
+- `_runtime`, `_flight`, `_network`: settings and groups of a process, its flight records, and what
+  it knows of the network.
+- `_C`: the engine, in C++ (csrc/). `_plans`: the verifier of plans, beside the engine.
 """
 
 import importlib
+import warnings
 from typing import TYPE_CHECKING, Any
 
-from ringcomm._autoload import load_library, register
+from ringcomm._runtime.registration import load_library, register
 
 if TYPE_CHECKING:
-    from ringcomm._algorithms import register_algorithm
-    from ringcomm._backend import backend_of
+    from ringcomm import algorithms as algorithms
+    from ringcomm import compression as compression
     from ringcomm._C import Options
-    from ringcomm._flight import dump
-    from ringcomm._program import AlgorithmError
-    from ringcomm._stats import metrics, stats
-    from ringcomm._verify import Story, verify
-    from ringcomm.notebook import Drawing, Simulation, Sweep, draw, simulate, sweep
-    from ringcomm.quantized import quantized_all_reduce
+    from ringcomm._flight.recorder import dump
+    from ringcomm._flight.stats import metrics, stats
+    from ringcomm._runtime.backend import backend_of
 
 __version__ = "0.1.0"
 """The version, without that of the torch it was built for."""
 __all__ = [
-    "AlgorithmError",
-    "Drawing",
     "Options",
-    "Simulation",
-    "Story",
-    "Sweep",
     "__version__",
     "backend_of",
-    "draw",
     "dump",
     "metrics",
-    "quantized_all_reduce",
-    "register_algorithm",
-    "simulate",
     "stats",
-    "sweep",
-    "verify",
 ]
-# Loaded when they are first asked for: they need torch and the library, and time.
-LATER = {
-    "AlgorithmError": "ringcomm._program",
-    "Story": "ringcomm._verify",
-    "verify": "ringcomm._verify",
-    "Drawing": "ringcomm.notebook",
-    "Simulation": "ringcomm.notebook",
-    "Sweep": "ringcomm.notebook",
-    "draw": "ringcomm.notebook",
-    "simulate": "ringcomm.notebook",
-    "sweep": "ringcomm.notebook",
-    "backend_of": "ringcomm._backend",
-    "dump": "ringcomm._flight",
-    "metrics": "ringcomm._stats",
-    "quantized_all_reduce": "ringcomm.quantized",
-    "register_algorithm": "ringcomm._algorithms",
-    "stats": "ringcomm._stats",
+# Loaded when you first ask for them, because they need torch, the library, and time.
+_LATER = {
+    "backend_of": "ringcomm._runtime.backend",
+    "dump": "ringcomm._flight.recorder",
+    "metrics": "ringcomm._flight.stats",
+    "stats": "ringcomm._flight.stats",
+}
+# Former names, which go with version 0.3.
+_MOVED = {
+    "AlgorithmError": "ringcomm.algorithms",
+    "Drawing": "ringcomm.tools.plan",
+    "Simulation": "ringcomm.tools.plan",
+    "Story": "ringcomm.algorithms",
+    "Sweep": "ringcomm.tools.plan",
+    "draw": "ringcomm.tools.plan",
+    "quantized_all_reduce": "ringcomm.compression",
+    "register_algorithm": "ringcomm.algorithms",
+    "simulate": "ringcomm.tools.plan",
+    "sweep": "ringcomm.tools.plan",
+    "verify": "ringcomm.algorithms",
 }
 
 
 def __getattr__(name: str) -> Any:
     if name == "Options":
         return load_library().Options
-    if name in LATER:
-        return getattr(importlib.import_module(LATER[name]), name)
+    if name in ("algorithms", "compression", "elastic"):
+        return importlib.import_module(f"ringcomm.{name}")
+    if name in _LATER:
+        return getattr(importlib.import_module(_LATER[name]), name)
+    if name in _MOVED:
+        warnings.warn(f"ringcomm.{name} is now {_MOVED[name]}.{name}", FutureWarning, stacklevel=2)
+        return getattr(importlib.import_module(_MOVED[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -11,15 +11,18 @@ import sys
 # imported when its command is called, so that the others' packages need not be there.
 COMMANDS = {
     "doctor": ("ringcomm.tools.doctor", "find what is wrong with hosts and network"),
-    "tune": ("ringcomm.tune", "measure what messages cost between the ranks of a job"),
+    "tune": (
+        "ringcomm.tools.tune.command",
+        "measure what messages cost between the ranks of a job",
+    ),
     "top": ("ringcomm.tools.top", "watch where each rank of a running job is"),
-    "model": ("ringcomm.model", "how long a collective takes by the model"),
+    "model": ("ringcomm.tools.plan.model", "how long a collective takes by the model"),
     "trace": ("ringcomm.tools.trace", "what went wrong in a job, by its flight records"),
-    "plan": ("ringcomm.tools.plan", "what each rank of a collective does, step by step"),
-    "verify": ("ringcomm.tools.verify", "prove an algorithm that is written by hand"),
-    "simulate": ("ringcomm.tools.simulate", "how long a plan takes on links that are shared"),
-    "draw": ("ringcomm.tools.draw", "who has what after each message of a plan, as a picture"),
-    "search": ("ringcomm.tools.search", "find a plan for a network whose links differ"),
+    "plan": ("ringcomm.tools.plan.show", "what each rank of a collective does, step by step"),
+    "verify": ("ringcomm.tools.plan.verify", "prove an algorithm that is written by hand"),
+    "simulate": ("ringcomm.tools.plan.simulate", "how long a plan takes on links that are shared"),
+    "draw": ("ringcomm.tools.plan.draw", "who has what after each message of a plan, as a picture"),
+    "search": ("ringcomm.tools.plan.search", "find a plan for a network whose links differ"),
     "bench": ("ringcomm.tools.bench.command", "measure collectives next to other backends"),
 }
 USUAL_FAILURE = 1

@@ -16,7 +16,9 @@ from documents import PAGES
 
 import ringcomm
 from lab import ROOT
-from ringcomm import elastic, hooks, plan
+from ringcomm import algorithms, elastic
+from ringcomm.compression import hooks
+from ringcomm.tools import plan
 
 NOTHING = "\N{EN DASH}"  # in a table: no source was found
 HEADING = re.compile(r"[\w .]+ \d\.\d+|Gloo")
@@ -39,7 +41,7 @@ def test_what_is_said_of_other_libraries_has_a_source() -> None:
     assert set(defined.values()) == {day}
 
 
-PUBLIC = [ringcomm, plan, hooks, elastic]
+PUBLIC = [ringcomm, algorithms, hooks, elastic, plan]
 
 
 def public_names(module: ModuleType) -> list[str]:
@@ -50,7 +52,9 @@ def test_every_public_name_is_on_the_page_of_the_api() -> None:
     page = (ROOT / "docs" / "api.md").read_text()
     shown = re.findall(r"^::: ([\w.]+)$", page, re.M)
     public = [name for module in PUBLIC for name in public_names(module)]
-    assert sorted(shown) == sorted([*public, "ringcomm._C.Backend"])
+    assert sorted(shown) == sorted(
+        [*public, "ringcomm._C.Backend", "ringcomm.compression.quantized_all_reduce"]
+    )
 
 
 def undocumented(name: str, value: Any) -> list[str]:
@@ -66,7 +70,7 @@ def test_every_public_name_has_a_docstring() -> None:
     """Those of Options come from its table: see `write_options.py --check`."""
     values = {name: getattr(ringcomm, name) for name in ringcomm.__all__}
     del values["Options"], values["__version__"]
-    for module in (plan, hooks, elastic):
+    for module in PUBLIC[1:]:
         values |= {name: getattr(module, name) for name in module.__all__}
     assert len(values) == sum(len(module.__all__) for module in PUBLIC) - 2
     assert not [missing for name, value in values.items() for missing in undocumented(name, value)]

@@ -23,7 +23,7 @@ from gpu.stages import Settings, of_a_rival, parts
 from gpu.table import Row
 from lab import report
 from lab.ranks import Rank
-from ringcomm.tools import kernel_rules, kernel_times
+from ringcomm.tools.tune import kernel_rules, kernel_times
 
 SECONDS = 80  # that one call of `ringcomm bench` may take
 

@@ -25,7 +25,7 @@ from gpu.ranks import DeviceRanks, Entry, place_of
 from gpu.stages import Settings, parts
 from gpu.table import Row
 from lab.ranks import Rank
-from ringcomm._backend import backend_of
+from ringcomm._runtime.backend import backend_of
 from ringcomm.tools.bench.cases import all_gather_single, reduce_scatter_single
 
 INTEGERS = [

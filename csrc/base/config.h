@@ -27,7 +27,7 @@ struct Places {
 // Of the process: its first group sets them.
 struct ProcessConfig {
   LogLevel log = LogLevel::kWarning;
-  std::string ifname;  // "eth0,10.0.0.0/8,^docker": ringcomm/addresses.py
+  std::string ifname;  // "eth0,10.0.0.0/8,^docker": ringcomm/_runtime/addresses.py
   std::string ports;   // "40000-40100": where ranks listen; "": any
   // Chooses by these two, and by the host of the store. Throws UsageError.
   Places (*places)(const ProcessConfig&, const std::string& store_host) = nullptr;

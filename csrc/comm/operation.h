@@ -17,7 +17,7 @@ enum class Purpose : uint8_t {
   kBuffers,  // ranks tell where tensors lie that others read (torch/peer_reads.cc)
   kMemory,   // ranks meet, as at a barrier, to map memory (comm/device_register.cc)
   kStaged,   // a call on a device that goes through memory of the host (comm/staged.cc)
-  kCodes,    // an all_reduce in fewer bits (ringcomm/_exchange.py)
+  kCodes,    // an all_reduce in fewer bits (ringcomm/compression/exchange.py)
 };
 
 // Spans follow the conventions of shapes (plan/shape.h); counts are bytes. Input and output may be
@@ -31,7 +31,7 @@ struct Operation : CallShape {
   Purpose purpose = Purpose::kCall;
   // Hash of all else that ranks must pass alike: torch/call.h's compare() makes it. 0: nothing.
   uint64_t layout = 0;
-  uint32_t line = 0;  // of the program, that calls: a number of ringcomm/_lines.py's; 0: unknown
+  uint32_t line = 0;  // the caller's, as ringcomm/_runtime/lines.py numbers them; 0: unknown
   std::chrono::milliseconds timeout{0};  // 0: the group's
   // Of a piece of another operation: the terms of that, the bytes of its larger side, and what
   // ranks exchange in all of it. They compare that, too.

@@ -1,5 +1,5 @@
 // The flight recorder keeps the last operations of a group: for the texts of its errors, for people
-// who ask when it hangs, and in a file for those who ask afterwards. ringcomm/tools/records.py
+// who ask when it hangs, and in a file for those who ask afterwards. ringcomm/_flight/records.py
 // reads the same layout.
 #pragma once
 

@@ -142,7 +142,7 @@ void Runtime::pass_on() {
   for (const auto& group : groups()) group->state().transport().pass_on();
 }
 
-// FAILED of ringcomm/_flight.py.
+// FAILED of ringcomm/_flight/recorder.py.
 void Runtime::tell_failure() const {
   if (const int pipe = failures_; pipe >= 0) (void)!::write(pipe, "\1", 1);  // full: it knows
 }

@@ -1,5 +1,5 @@
-// Algorithms that the program has registered by name (ringcomm/_algorithms.py), beside those of the
-// library. make_plan asks for their scripts.
+// Algorithms that the program has registered by name (ringcomm/algorithms/registry.py), in addition
+// to those of the library. make_plan asks for their scripts.
 #pragma once
 
 #include <functional>

@@ -1,6 +1,6 @@
 // Plans of algorithms that are written outside the library. A script says what one rank does with
 // one segment of every chunk, in terms of chunks, links and messages. This planner, as others, has
-// PlanBuilder make the slots, credits and loops of it. ringcomm/_schedule.py writes scripts.
+// PlanBuilder make the slots, credits and loops of it. ringcomm/algorithms/schedule.py writes them.
 #pragma once
 
 #include <cstdint>

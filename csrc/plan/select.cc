@@ -30,7 +30,7 @@ static_assert(kFewEnds == 16);
 constexpr uint64_t kAny = std::numeric_limits<uint64_t>::max();
 
 // The largest message for which a row is chosen. `size` is the number of ranks, or of hosts if
-// plans are composed. The limits are from the model in ringcomm/costs.py.
+// plans are composed. The limits are from the model in ringcomm/_network/costs.py.
 using Limit = uint64_t (*)(const Shape&, double size);
 
 struct Row {

@@ -1,4 +1,5 @@
-// Numbers of 8 bits in blocks that have a scale each: what ringcomm.hooks sends between hosts.
+// Numbers of 8 bits in blocks that have a scale each: ringcomm.compression sends them between
+// hosts.
 //
 // A block is 256 numbers in 260 bytes: the scale, fp32, then the codes. Byte 4 w + p of the codes
 // is number 64 p + w, so that words are made and taken apart by shifts alone. A number is its code

@@ -20,7 +20,9 @@ void run_signal_handlers() {
 uint32_t line_of_caller() {
   if (!Py_IsInitialized()) return 0;
   const pybind11::gil_scoped_acquire gil;
-  return pybind11::module_::import("ringcomm._lines").attr("number_of_caller")().cast<uint32_t>();
+  return pybind11::module_::import("ringcomm._runtime.lines")
+      .attr("number_of_caller")()
+      .cast<uint32_t>();
 }
 
 void without_gil(const std::function<void()>& call) {
@@ -144,7 +146,7 @@ void Backend::close(bool drains) {
 // Of a group of some of this one's ranks.
 GroupOptionsPtr Backend::options_of(const std::vector<int>& ranks, const OptionsPtr& opts) const {
   const pybind11::gil_scoped_acquire gil;
-  const auto made = pybind11::module_::import("ringcomm._options")
+  const auto made = pybind11::module_::import("ringcomm._runtime.options")
                         .attr("of_some")(pybind11::cast(options_), ranks, pybind11::cast(opts));
   const auto options = made.cast<GroupOptionsPtr>();
   options->group_name = opts->group_name;

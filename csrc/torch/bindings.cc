@@ -43,18 +43,18 @@ Answer ask(const char* module, const char* function, const auto&... arguments) {
 }
 
 int distance(const std::vector<std::string>& addresses) {
-  return ask<int>("ringcomm.addresses", "distance", addresses);
+  return ask<int>("ringcomm._runtime.addresses", "distance", addresses);
 }
 
 Places choose_places(const ProcessConfig& config, const std::string& store_host) {
   using Chosen = std::tuple<std::vector<std::string>, uint16_t, uint16_t>;
   const auto [addresses, first, last] =
-      ask<Chosen>("ringcomm.addresses", "places", config.ifname, config.ports, store_host);
+      ask<Chosen>("ringcomm._runtime.addresses", "places", config.ifname, config.ports, store_host);
   return {addresses, first, last};
 }
 
 std::string read_costs(const std::string& file) {
-  return ask<std::string>("ringcomm.costs_file", "word", file);
+  return ask<std::string>("ringcomm._network.costs_file", "word", file);
 }
 
 // Returns the caller's options, with torch's words about the group filled in. torch's argument
@@ -120,7 +120,7 @@ void bind_options(py::module_& module) {
     config.distance = &distance;
     config.costs_word = &read_costs;
     config.ring = [](int rank, uint64_t bytes) {
-      return ask<int>("ringcomm._rings", "make", rank, bytes);
+      return ask<int>("ringcomm._flight.rings", "make", rank, bytes);
     };
     Runtime::get().configure(config);
   });
@@ -137,11 +137,11 @@ void bind_options(py::module_& module) {
       .def_readwrite("_check_members", &ringcomm::Options::check_members)
       .def("__copy__", copy)
       .def("__deepcopy__", copy);
-  py::module_::import("ringcomm._options").attr("complete")(module.attr("Options"));
+  py::module_::import("ringcomm._runtime.options").attr("complete")(module.attr("Options"));
 }
 
 // The methods that torch's own backends have beside those of the base class; some are in
-// ringcomm/_autoload.py.
+// ringcomm/_runtime/registration.py.
 void bind_backend(py::module_& module) {
   py::class_<Backend, c10::intrusive_ptr<Backend>, c10d::Backend>(module, "Backend")
       .def_property_readonly("options", &Backend::getBackendOptions)
@@ -192,7 +192,7 @@ py::list steps_of(const Plan& plan) {
   return steps;
 }
 
-// ringcomm/tools/plan_steps.py has the same tuples, and the names of what are numbers here.
+// ringcomm/algorithms/steps.py has the same tuples, and the names of what are numbers here.
 using Counts = std::vector<uint64_t>;
 using ShapeTuple = std::tuple<int, int, int, uint64_t, Rank, uint64_t, Counts, Counts, Counts,
                               std::string, std::vector<std::string>>;
@@ -218,7 +218,7 @@ py::tuple plan_of(const ShapeTuple& given, Rank rank, const std::optional<std::s
                         steps_of(plan));
 }
 
-// An algorithm of the program's own: ringcomm/_algorithms.py has its scripts, by shape.
+// An algorithm of the program's own: ringcomm/algorithms/registry.py has its scripts, by shape.
 void register_by_name(const std::string& name, const std::vector<int>& collectives) {
   std::vector<Collective> all;
   for (const int one : collectives) all.push_back(static_cast<Collective>(one));
@@ -229,7 +229,8 @@ void register_by_name(const std::string& name, const std::vector<int>& collectiv
         std::make_tuple(static_cast<int>(shape.collective), shape.size, shape.local, shape.element,
                         shape.root, shape.bytes, shape.shards, shape.send, shape.recv, geometry);
     using Answer = std::tuple<std::vector<int64_t>, uint64_t>;
-    auto [words, code] = ask<Answer>("ringcomm._algorithms", "script_for", name, given, rank);
+    auto [words, code] =
+        ask<Answer>("ringcomm.algorithms.registry", "script_for", name, given, rank);
     return {std::move(words), code};
   };
   with_value_errors([&] { register_algorithm(name, all, author); });
@@ -280,7 +281,7 @@ uint64_t whole_blocks(const at::Tensor& blocks, const at::Tensor& numbers, uint6
   return bytes;
 }
 
-// Of tensors of the CPU (ringcomm/_codecs.py). Blocks beyond those of `src` get zeros.
+// Of tensors of the CPU (ringcomm/compression/codecs.py). Blocks beyond those of `src` get zeros.
 void quantize_tensor(const at::Tensor& src, const at::Tensor& blocks, int coding,
                      const std::optional<at::Tensor>& residual, std::optional<uint64_t> seed,
                      uint32_t first) {
@@ -312,7 +313,7 @@ void dequantize_tensor(const at::Tensor& blocks, const at::Tensor& out, int codi
               .count = static_cast<uint64_t>(out.numel())});
 }
 
-// For ringcomm/quantized.py.
+// For ringcomm/compression/quantized.py.
 void bind_blocks(py::module_& module) {
   module.def("quantize", &quantize_tensor, py::arg("src"), py::arg("blocks"), py::arg("coding"),
              py::arg("residual") = py::none(), py::arg("seed") = py::none(), py::arg("first") = 0,

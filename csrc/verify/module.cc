@@ -12,7 +12,7 @@ namespace {
 
 namespace py = pybind11;
 
-// ringcomm/_verify.py has the same tuples.
+// ringcomm/algorithms/proof.py has the same tuples.
 using Counts = std::vector<uint64_t>;
 using ShapeTuple =
     std::tuple<int, int, int, uint64_t, Rank, uint64_t, Counts, Counts, Counts, Counts>;

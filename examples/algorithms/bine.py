@@ -6,7 +6,7 @@ is even, and to v - d where it is odd, with d = (1 - (-2)^(s - i)) / 3. For broa
 and a power of two of ranks: n - 1 messages.
 """
 
-from ringcomm.plan import Shape, Value, copy, reduce, send
+from ringcomm.algorithms import Shape, Value, copy, reduce, send
 
 
 def bine(shape: Shape) -> None:

@@ -4,7 +4,7 @@ Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication Operat
 2005. For broadcast and reduce; an all_reduce is both. Ranks are counted from the root.
 """
 
-from ringcomm.plan import Shape, Sum, copy, reduce, send
+from ringcomm.algorithms import Shape, Sum, copy, reduce, send
 
 
 def binomial_tree(shape: Shape) -> None:

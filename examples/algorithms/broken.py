@@ -1,6 +1,6 @@
 """Four algorithms that are wrong, for docs/by_hand.md: `ringcomm verify` tells how."""
 
-from ringcomm.plan import Shape, copy, send
+from ringcomm.algorithms import Shape, copy, send
 
 
 def hasty(shape: Shape) -> None:

@@ -5,7 +5,7 @@ Multiport Message-Passing Systems", 1997. An all_gather sends n - 1 chunks from 
 all_to_all about n / 2 log2 n, as each chunk takes a way for each bit of its distance.
 """
 
-from ringcomm.plan import Chunk, Shape, copy, send
+from ringcomm.algorithms import Chunk, Shape, copy, send
 
 
 def all_gather(shape: Shape) -> None:

@@ -5,7 +5,7 @@ Sanders, Speck and Traeff, "Two-tree algorithms for full bandwidth broadcast, re
 so an all_reduce takes the time of 2 messages and about 4 log2 n hops.
 """
 
-from ringcomm.plan import Shape, Sum, copy, reduce, send
+from ringcomm.algorithms import Shape, Sum, copy, reduce, send
 
 
 def double_binary_trees(shape: Shape) -> None:

@@ -4,7 +4,7 @@ Rabenseifner, "Optimization of Collective Reduction Operations", ICCS 2004. all_
 reduce_scatter and all_gather, for a power of two of ranks. Partners are n / 2, n / 4 ... 1 away.
 """
 
-from ringcomm.plan import Shape, Value, copy, reduce, send
+from ringcomm.algorithms import Shape, Value, copy, reduce, send
 
 
 def halving_doubling(shape: Shape) -> None:

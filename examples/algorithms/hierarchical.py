@@ -4,7 +4,7 @@ Jia et al., "Highly Scalable Deep Learning Training System with Mixed-Precision"
 for h hosts of `shape.local` ranks each: each host sends 2 (h - 1) / h of the message to others.
 """
 
-from ringcomm.plan import Shape, Value, copy, reduce, send
+from ringcomm.algorithms import Shape, Value, copy, reduce, send
 
 
 def hierarchical(shape: Shape) -> None:

@@ -5,7 +5,7 @@ any number of ranks: log2 n messages and n - 1 chunks from each rank. So few chu
 most go to near ranks. A reduce_scatter takes the ways of an all_gather back.
 """
 
-from ringcomm.plan import Shape, Value, copy, reduce, send
+from ringcomm.algorithms import Shape, Value, copy, reduce, send
 
 
 def pat(shape: Shape) -> None:

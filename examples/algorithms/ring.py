@@ -6,7 +6,7 @@ For all_reduce, reduce_scatter and all_gather. `pipelined` has two parts of each
 
 from collections.abc import Iterator
 
-from ringcomm.plan import Shape, Value, copy, reduce, send
+from ringcomm.algorithms import Shape, Value, copy, reduce, send
 
 
 def ring(shape: Shape) -> None:

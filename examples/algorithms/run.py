@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 import ringcomm
-from ringcomm.plan import Algorithm
+from ringcomm.algorithms import Algorithm
 
 
 def free_port() -> int:
@@ -29,7 +29,7 @@ def free_port() -> int:
 
 def all_reduce(rank: int, ranks: int, port: int, algorithm: Algorithm, elements: int) -> float:
     """What one rank does: give rank + 1 everywhere, and return what the sum is everywhere."""
-    ringcomm.register_algorithm("by_hand", algorithm, ["all_reduce"])
+    ringcomm.algorithms.register_algorithm("by_hand", algorithm, ["all_reduce"])
     dist.init_process_group(
         "ringcomm",
         init_method=f"tcp://127.0.0.1:{port}",

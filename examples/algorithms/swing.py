@@ -6,7 +6,7 @@ rho(s) = (1 - (-2)^(s + 1)) / 3. all_reduce, for a power of two of ranks: each s
 of the message, in 2 log2 n messages.
 """
 
-from ringcomm.plan import Shape, Value, copy, reduce, send
+from ringcomm.algorithms import Shape, Value, copy, reduce, send
 
 
 def swing(shape: Shape) -> None:

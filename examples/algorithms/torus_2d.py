@@ -4,7 +4,7 @@ Ying, Kumar, Chen, Wang and Cheng, "Image Classification at Supercomputer Scale"
 each rank sends 2 (n - 1) / n of the message, in 2 (rows - 1) + 2 (columns - 1) messages.
 """
 
-from ringcomm.plan import Chunk, Shape, Value, copy, reduce, send
+from ringcomm.algorithms import Chunk, Shape, Value, copy, reduce, send
 
 
 def torus_2d(shape: Shape) -> None:

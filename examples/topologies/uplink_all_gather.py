@@ -7,7 +7,7 @@ By simulation 1M bytes take 135 ms, by the library's ring 331 ms, and at least 1
 plan. Register it for this group, on this network: docs/search.md.
 """
 
-from ringcomm.plan import Chunk, Shape, copy, send
+from ringcomm.algorithms import Chunk, Shape, copy, send
 
 RANKS = 4
 PARTS = 1  # of each rank's part of the message

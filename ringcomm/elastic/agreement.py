@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch.distributed as dist
 
-from ringcomm._autoload import load_library
+from ringcomm._runtime.registration import load_library
 from ringcomm.elastic.log import warn
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import torch.distributed as dist
 
-from ringcomm._autoload import load_library
+from ringcomm._runtime.registration import load_library
 from ringcomm.elastic.epochs import Epochs, Settings
 from ringcomm.elastic.lobby import Lobby, Process, Record, Welcome
 from ringcomm.elastic.store import RunStore

@@ -19,8 +19,8 @@ from typing import Any
 
 import torch.distributed as dist
 
-from ringcomm._autoload import load_library
-from ringcomm._backend import backend_of
+from ringcomm._runtime.backend import backend_of
+from ringcomm._runtime.registration import load_library
 from ringcomm.elastic.agreement import NOTHING, Agreement, Decision, Witness
 from ringcomm.elastic.errors import Evicted
 from ringcomm.elastic.lobby import Process, Record, Welcome

@@ -7,8 +7,8 @@ import os
 from datetime import timedelta
 from typing import Any, Literal
 
-from ringcomm._autoload import load_library
-from ringcomm._options import checked_timeout, configure
+from ringcomm._runtime.options import checked_timeout, configure
+from ringcomm._runtime.registration import load_library
 from ringcomm.elastic.entrance import Entrance
 from ringcomm.elastic.epochs import Settings
 from ringcomm.elastic.launcher import advice

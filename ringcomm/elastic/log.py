@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ringcomm._options import log_level, say
+from ringcomm._runtime.options import log_level, say
 
 
 def log(text: str) -> None:

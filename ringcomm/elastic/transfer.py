@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ringcomm._autoload import load_library
+from ringcomm._runtime.registration import load_library
 from ringcomm.elastic import ddp
 
 PIECE_BYTES = 4 << 20  # of one message

@@ -16,11 +16,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ringcomm import _stats
+from ringcomm._flight import stats
+from ringcomm._flight.processes import Life, Process, life_of
+from ringcomm._flight.records import GroupRecord, Operation, by_job, last_ns, read_ring
+from ringcomm._text import show_rate, show_seconds, spans
 from ringcomm.tools import extra
-from ringcomm.tools.processes import Life, Process, life_of
-from ringcomm.tools.records import GroupRecord, Operation, by_job, last_ns, read_ring
-from ringcomm.tools.words import show_rate, show_seconds, spans
 
 NEWEST = 64  # operations that are read of each group
 DAMAGE = (ValueError, LookupError, TypeError, struct.error)  # of a file that is no whole record
@@ -71,7 +71,7 @@ def look(folder: Path, at: float) -> Look:
     for path in sorted(folder.rglob("*.ring")):
         try:
             data = path.read_bytes()
-            record, numbers = read_ring(data, NEWEST), _stats.read(data)
+            record, numbers = read_ring(data, NEWEST), stats.read(data)
         except (OSError, *DAMAGE) as error:
             found.unread.append(f"{path.name} is left out: {error}")
             continue

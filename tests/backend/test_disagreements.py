@@ -27,8 +27,8 @@ from lab.limits import seed
 from lab.outcomes import Outcome, in_child, rank_of
 from lab.ranks import Rank, Ranks, error_of, join, ranks
 from lab.simulated_device import CUDA, SIMULATED, met, on_device
-from ringcomm.hooks import CompressionState
-from ringcomm.quantized import quantized_all_reduce
+from ringcomm.compression.hooks import CompressionState
+from ringcomm.compression.quantized import quantized_all_reduce
 
 OPS = ("SUM", "MAX", "MIN")
 TYPES = (torch.int32, torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.uint8)

@@ -18,10 +18,10 @@ from lab.by_hand import WAYS, example, go
 from lab.ranks import Rank, Ranks, error_of, join, ranks
 from ringcomm import _C
 from ringcomm._C import flight_rings
-from ringcomm._program import INPUT, OUTPUT, SLOT, Move, Operand, Recorder, Signal, Wait
-from ringcomm._schedule import record
-from ringcomm.plan import Algorithm, Chunk, Shape, copy, reduce, send
-from ringcomm.tools import records
+from ringcomm._flight import records
+from ringcomm.algorithms import Algorithm, Chunk, Shape, copy, reduce, send
+from ringcomm.algorithms.program import INPUT, OUTPUT, SLOT, Move, Operand, Recorder, Signal, Wait
+from ringcomm.algorithms.schedule import record
 
 SIZES = (1, 5, 1000, 70_001, 600_000)
 Function = Callable[[Shape], None]
@@ -97,7 +97,7 @@ def run_by(rank: Rank, way: str, name: str, function: str) -> list[torch.Tensor]
     """All sizes twice by one algorithm: blocking, and not."""
     go(way)
     os.environ["RINGCOMM_ALGORITHM"] = "by_hand"
-    ringcomm.register_algorithm("by_hand", example(name, function), ["all_reduce"])
+    ringcomm.algorithms.register_algorithm("by_hand", example(name, function), ["all_reduce"])
     join(rank)
     results = []
     for count in SIZES:
@@ -129,7 +129,7 @@ def test_sums_are_those_of_the_algorithm(four: Ranks, way: str, name: str) -> No
 def others_by_hand(rank: Rank, way: str) -> list[bool]:
     """The other collectives, each by an example, among those that the library does its own way."""
     go(way)
-    register = ringcomm.register_algorithm
+    register = ringcomm.algorithms.register_algorithm
     register("pat", example("pat"), ["all_gather", "reduce_scatter"])
     register("bine", example("bine"), ["broadcast", "reduce"])
     register("bruck_all", example("bruck", "all_to_all"), "all_to_all")
@@ -172,7 +172,7 @@ def test_other_collectives_by_hand(four: Ranks, way: str) -> None:
 
 def train(rank: Rank, algorithm: str | None) -> list[torch.Tensor]:
     if algorithm:
-        ringcomm.register_algorithm(algorithm, example(algorithm), ["all_reduce"])
+        ringcomm.algorithms.register_algorithm(algorithm, example(algorithm), ["all_reduce"])
     join(rank, pg_options=ringcomm.Options(algorithm=algorithm))
     torch.manual_seed(0)
     model = DistributedDataParallel(torch.nn.Linear(300, 200), broadcast_buffers=False)
@@ -236,7 +236,7 @@ def swinging(shape: Shape) -> None:
 
 def called(rank: Rank, functions: list[Function], options: dict[str, Any]) -> tuple[str, str]:
     """Each rank registers its own; returns how an all_reduce ends."""
-    ringcomm.register_algorithm(
+    ringcomm.algorithms.register_algorithm(
         "mine", functions[rank.index % len(functions)], ["all_reduce"], **options
     )
     join(rank, seconds=20, pg_options=ringcomm.Options(algorithm="mine"))
@@ -259,7 +259,7 @@ def served(rank: Rank) -> tuple[str, str]:
     """Rank 0 has registered it for all_reduce, and rank 1 for another collective."""
     go("device")
     collective = ["all_reduce", "broadcast"][rank.index]
-    ringcomm.register_algorithm("mine", straight, [collective])
+    ringcomm.algorithms.register_algorithm("mine", straight, [collective])
     join(rank, seconds=20, pg_options=ringcomm.Options(algorithm="mine"))
     return error_of(lambda: (dist.all_reduce(torch.ones(1000)), dist.barrier()))
 
@@ -275,7 +275,7 @@ def test_other_collectives_on_a_rank_are_one_sentence() -> None:
 
 
 def noted(rank: Rank) -> list[str]:
-    ringcomm.register_algorithm("mine", straight, ["all_reduce"])
+    ringcomm.algorithms.register_algorithm("mine", straight, ["all_reduce"])
     join(rank, pg_options=ringcomm.Options(algorithm="mine"))
     for _ in range(2):
         dist.all_reduce(torch.ones(1000))
@@ -318,7 +318,7 @@ def test_it_runs_unverified_where_that_is_said() -> None:
 def built_in(rank: Rank) -> dict[str, str]:
     """Register functions by each name of the library's own; what is said of it."""
     register = functools.partial(
-        ringcomm.register_algorithm, function=straight, collectives=["all_reduce"]
+        ringcomm.algorithms.register_algorithm, function=straight, collectives=["all_reduce"]
     )
     names = (*_C.ALGORITHMS, *_C.KERNELS)
     return {name: error_of(functools.partial(register, name))[1] for name in names}
@@ -339,10 +339,12 @@ def misnamed(rank: Rank) -> list[str]:
         ("mine", ["all_sum"]),
         ("mine", []),
     ]
-    register = functools.partial(ringcomm.register_algorithm, function=straight)
+    register = functools.partial(ringcomm.algorithms.register_algorithm, function=straight)
     told = [error_of(functools.partial(register, name, collectives=to)) for name, to in wrong]
-    ringcomm.register_algorithm("mine", straight, ["all_reduce"])
-    told.append(error_of(lambda: ringcomm.register_algorithm("mine", straight, ["all_reduce"])))
+    ringcomm.algorithms.register_algorithm("mine", straight, ["all_reduce"])
+    told.append(
+        error_of(lambda: ringcomm.algorithms.register_algorithm("mine", straight, ["all_reduce"]))
+    )
     told.append(error_of(lambda: ringcomm.Options(algorithm="other")))
     return [text for _, text in told]
 

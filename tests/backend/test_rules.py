@@ -12,7 +12,7 @@ import ringcomm
 from lab.by_hand import example, go
 from lab.ranks import Rank, error_of, join, ranks
 from ringcomm._C import flight_rings
-from ringcomm.tools import records
+from ringcomm._flight import records
 
 SIZED = """
 all_reduce: 0-4095 = ring   # the library's own
@@ -23,7 +23,7 @@ broadcast=tree
 
 def by_rules(rank: Rank, way: str, rules: str) -> list[str]:
     go(way)
-    ringcomm.register_algorithm("mine", example("swing"), ["all_reduce"])
+    ringcomm.algorithms.register_algorithm("mine", example("swing"), ["all_reduce"])
     asked = ringcomm.Options(algorithm=rules) if rank.index == 0 else None
     join(rank, pg_options=asked)
     for count in (1000, 1024, 250_000, 300_000):

@@ -95,13 +95,13 @@ def test_a_timeout_that_is_over_says_so(two: Ranks, limit: timedelta) -> None:
 
 def waiting(tensor: torch.Tensor) -> Any:
     """An asynchronous quantized all_reduce."""
-    return ringcomm.quantized_all_reduce(tensor, async_op=True)
+    return ringcomm.compression.quantized_all_reduce(tensor, async_op=True)
 
 
 def check_quantized(rank: Rank) -> tuple[str, str]:
     """One rank comes late: a wait that is short ends, and the operation does not."""
     tensor = torch.full((1000,), rank.index + 1.0)
-    ringcomm.quantized_all_reduce(torch.ones(1))  # which makes subgroups
+    ringcomm.compression.quantized_all_reduce(torch.ones(1))  # which makes subgroups
     found = ("", "")
     if rank.index == 1:
         rank.store.wait(["waited"])

@@ -15,8 +15,8 @@ from lab import ROOT
 from lab.limits import limit
 from lab.namespaces import missing
 from lab.simulated_plans import Shape, steps_of
+from ringcomm.algorithms.steps import Step
 from ringcomm.tools.bench import cases
-from ringcomm.tools.plan_steps import Step
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from lab.limits import limit, seed
-from ringcomm import costs
+from ringcomm._network import costs
 
 Program = Callable[..., Path]
 Run = dict[str, Any]

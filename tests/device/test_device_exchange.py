@@ -92,7 +92,7 @@ def test_pinned_memory_is_that_of_a_few_pieces(three: Ranks, fault: dict[str, st
 def by_hand(rank: Rank, life: str) -> Outcome:
     def body(rank: Rank) -> Outcome:
         example_of = example("bruck", "all_to_all")
-        ringcomm.register_algorithm("bruck_all", example_of, "all_to_all")
+        ringcomm.algorithms.register_algorithm("bruck_all", example_of, "all_to_all")
         group = dist.new_group(pg_options=ringcomm.Options(algorithm="bruck_all"))
         uneven = pair(2 * MIB)
         uneven[1][2] = 3  # after the first piece rank 1 has as much for all: nothing

@@ -21,9 +21,9 @@ from lab.ranks import Rank, Ranks, ranks
 from lab.simulated_device import SIMULATED, on_device
 from ringcomm import _C
 from ringcomm.__main__ import main
-from ringcomm.tools import kernel_rules, kernel_times
-from ringcomm.tools.kernel_rules import Measured, Segment, segments
-from ringcomm.tools.kernel_times import KERNELS, Job
+from ringcomm.tools.tune import kernel_rules, kernel_times
+from ringcomm.tools.tune.kernel_rules import Measured, Segment, segments
+from ringcomm.tools.tune.kernel_times import KERNELS, Job
 
 OWN = {"RINGCOMM_SIM_DEVICES": "2", "RINGCOMM_SIM_ROTATE": "0,1"}
 ABOUT = ["made up"]

@@ -24,7 +24,7 @@ from lab import ROOT
 from lab.oracle import bits
 from lab.outcomes import Outcome, in_child, rank_of
 from lab.ranks import Rank, Ranks, error_of, ranks
-from ringcomm import hooks
+from ringcomm.compression import hooks
 from ringcomm.elastic import ddp, transfer
 from ringcomm.elastic.state import Tracked
 

@@ -1,4 +1,4 @@
-"""The codecs of ringcomm.hooks: their errors, their extremes, and the same bits everywhere."""
+"""The codecs of compression: their errors, their extremes, and the same bits everywhere."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from ringcomm import _C, _codecs
+from ringcomm import _C
+from ringcomm.compression import codecs
 
 LARGEST = {0: 127.0, 1: 448.0}
 CODINGS = pytest.mark.parametrize("coding", [0, 1], ids=["int8", "fp8"])
@@ -149,7 +150,7 @@ def test_rounding_by_chance_is_right_on_average(coding: int) -> None:
     rounds = 3000
     total = torch.zeros(1024, dtype=torch.float64)
     for seed in range(rounds):
-        total += decoded(encoded(src, coding, seed=_codecs.mixed(seed)), 1024, coding)
+        total += decoded(encoded(src, coding, seed=codecs.mixed(seed)), 1024, coding)
     mean = total / rounds
     deviation = steps(src, encoded(src, coding), coding) / 2 / math.sqrt(rounds)  # at most
     assert ((mean - src).abs() / deviation).max() < 5
@@ -177,12 +178,12 @@ def test_operations_of_torch_give_the_same_bits(coding: int, seed: int | None) -
     ours, theirs = (numbers(5003, 9) for _ in range(2))
     wires = [torch.full((22 * 260,), 0xEE, dtype=torch.uint8) for _ in range(2)]
     _C.quantize(src, wires[0], coding, ours, seed, 0xFFFFFF00)
-    _codecs.quantize(src, wires[1], coding, theirs, seed, 0xFFFFFF00)
+    codecs.quantize(src, wires[1], coding, theirs, seed, 0xFFFFFF00)
     assert bits(wires[0]) == bits(wires[1])
     assert bits(ours + 0.0) == bits(theirs + 0.0)  # a zero may have either sign here
     wire = torch.cat([wires[0], encoded(numbers(5003, 2), coding, units=22)])
     out = torch.empty(5003)
-    _codecs.dequantize(wire, out, coding, 2, 3.0)
+    codecs.dequantize(wire, out, coding, 2, 3.0)
     assert bits(out) == bits(decoded(wire, 5003, coding, 2, 3.0))
 
 
@@ -197,7 +198,7 @@ def test_a_code_of_8_bits_is_torchs() -> None:
 
 @pytest.mark.parametrize("name", ["fp16", "bf16"])
 def test_16_bits(name: str) -> None:
-    codec = _codecs.codec_of(name)
+    codec = codecs.codec_of(name)
     src, residual = numbers(1000), torch.zeros(1000)
     src[3], src[4] = math.inf, math.nan
     wire = torch.empty(5 * codec.unit_bytes, dtype=torch.uint8)

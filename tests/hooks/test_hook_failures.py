@@ -17,7 +17,7 @@ import ringcomm
 from lab import ROOT
 from lab.outcomes import Outcome, check, in_child, outcome_of, rank_of
 from lab.ranks import Rank, Ranks, join, ranks
-from ringcomm import hooks
+from ringcomm.compression import hooks
 
 
 @pytest.fixture(scope="module")
@@ -65,10 +65,10 @@ def die_in_call(rank: Rank, life: str) -> Outcome:
     def body() -> Outcome:
         join(rank_of(rank, life), seconds=20)
         tensor = torch.ones(1000)
-        ringcomm.quantized_all_reduce(tensor, format="bf16")
+        ringcomm.compression.quantized_all_reduce(tensor, format="bf16")
         if rank.index == 1:
             os.kill(os.getpid(), signal.SIGKILL)
-        return outcome_of(lambda: ringcomm.quantized_all_reduce(tensor))
+        return outcome_of(lambda: ringcomm.compression.quantized_all_reduce(tensor))
 
     return in_child(body)
 
@@ -84,14 +84,14 @@ LEAVES = """
 import datetime, sys, torch, torch.distributed as dist, ringcomm
 dist.init_process_group("ringcomm", timeout=datetime.timedelta(seconds=60))
 tensor = torch.ones(1000)
-ringcomm.quantized_all_reduce(tensor)
+ringcomm.compression.quantized_all_reduce(tensor)
 if dist.get_rank() == 0:
-    work = ringcomm.quantized_all_reduce(tensor, async_op=True)
+    work = ringcomm.compression.quantized_all_reduce(tensor, async_op=True)
     raise SystemExit(3)  # while the thread waits for rank 1
 import time
 time.sleep(2)
 try:
-    ringcomm.quantized_all_reduce(tensor)
+    ringcomm.compression.quantized_all_reduce(tensor)
 except dist.DistBackendError as error:
     print("told:", error)
     raise SystemExit(4)

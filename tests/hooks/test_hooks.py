@@ -1,4 +1,4 @@
-"""ringcomm.hooks in stock DDP, and quantized_all_reduce: the same bits everywhere, and near fp32.
+"""The hooks in stock DDP, and quantized_all_reduce: the same bits everywhere, and near fp32.
 
 The ranks are of one host. `flat` has them quantise all the same.
 """
@@ -22,8 +22,8 @@ from torch.nn.parallel import DistributedDataParallel
 import ringcomm
 from lab.oracle import bits
 from lab.ranks import Rank, Ranks, error_of
-from ringcomm import _exchange, hooks
-from ringcomm._codecs import FORMATS, codec_of
+from ringcomm.compression import exchange, hooks
+from ringcomm.compression.codecs import FORMATS, codec_of
 
 STEPS = 8
 SMALL = {"bucket_cap_mb": 0.003}  # several buckets
@@ -214,20 +214,20 @@ def all_ranks(hosts: list[str], rank: int, *, flat: bool) -> tuple[list[int], li
 
 def reduce_all(rank: Rank, how: dict[str, Any], count: int, dtype: str) -> tuple[str, float]:
     """Return the bits of the result, and how far it is from the true one, relatively."""
-    exchange = _exchange._places
-    _exchange._places = all_ranks
+    places = exchange._places
+    exchange._places = all_ranks
     try:
         every = [
             torch.randn(count, generator=torch.Generator().manual_seed(i)).to(getattr(torch, dtype))
             for i in range(rank.size)
         ]
         tensor = every[rank.index].clone()
-        work = ringcomm.quantized_all_reduce(tensor, **how)
+        work = ringcomm.compression.quantized_all_reduce(tensor, **how)
         if work is not None:
             work.wait()
             assert work.is_success()
     finally:
-        _exchange._places = exchange
+        exchange._places = places
     true = sum(one.double() for one in every)
     if how.get("op") == dist.ReduceOp.AVG:
         true /= rank.size
@@ -266,11 +266,11 @@ def test_calls(two: Ranks, how: dict[str, Any], most: float, dtype: str) -> None
 def layouts(rank: Rank) -> list[bool]:
     """Tensors that are no row of memory, inside a host: these sums are exact."""
     wide = torch.full((6, 8), rank.index + 1.0)
-    ringcomm.quantized_all_reduce(wide.t()[::2])
+    ringcomm.compression.quantized_all_reduce(wide.t()[::2])
     scalar = torch.tensor(rank.index + 1.0)
-    ringcomm.quantized_all_reduce(scalar, op=dist.ReduceOp.AVG)
+    ringcomm.compression.quantized_all_reduce(scalar, op=dist.ReduceOp.AVG)
     leaf = nn.Parameter(torch.ones(3))
-    ringcomm.quantized_all_reduce(leaf)
+    ringcomm.compression.quantized_all_reduce(leaf)
     sums = [bool((wide[:, ::2] == 3).all()), bool((wide[:, 1::2] == rank.index + 1).all())]
     return [*sums, scalar.item() == 1.5, leaf.tolist() == [2, 2, 2]]
 
@@ -281,7 +281,7 @@ def test_layouts_and_exact_sums_inside_a_host(two: Ranks) -> None:
 
 def refusals(rank: Rank) -> list[tuple[str, str]]:
     del rank
-    call, tensor = ringcomm.quantized_all_reduce, torch.ones(4)
+    call, tensor = ringcomm.compression.quantized_all_reduce, torch.ones(4)
     return [
         error_of(lambda: call(tensor.double())),
         error_of(lambda: call(tensor.to_sparse())),
@@ -305,7 +305,7 @@ def test_what_is_refused(two: Ranks) -> None:
 
 
 def test_which_ranks_exchange_codes() -> None:
-    places = _exchange._places
+    places = exchange._places
     assert places(["a", "a", "b", "b"], 3, flat=False) == ([1, 3], [2, 3])
     assert places(["a", "b", "a", "b"], 2, flat=False) == ([2, 3], [0, 2])
     assert places(["a", "a", "b"], 1, flat=False) == ([0, 1, 2], [1])
@@ -314,11 +314,11 @@ def test_which_ranks_exchange_codes() -> None:
 
 
 def after_close(rank: Rank) -> tuple[str, str]:
-    exchange = _exchange.Exchange(dist.group.WORLD, flat=True)
-    terms = _exchange.Terms(codec_of("int8"))
-    exchange.submit(torch.full((3,), rank.index + 1.0), terms).wait()
-    exchange.close()
-    return error_of(lambda: exchange.all_reduce(torch.ones(3), terms))
+    closed = exchange.Exchange(dist.group.WORLD, flat=True)
+    terms = exchange.Terms(codec_of("int8"))
+    closed.submit(torch.full((3,), rank.index + 1.0), terms).wait()
+    closed.close()
+    return error_of(lambda: closed.all_reduce(torch.ones(3), terms))
 
 
 def test_a_closed_exchange_takes_no_other_group(two: Ranks) -> None:
@@ -331,16 +331,16 @@ def test_a_closed_exchange_takes_no_other_group(two: Ranks) -> None:
 def interrupted(rank: Rank) -> tuple[str, float]:
     """Ctrl-C on rank 0, which waits for rank 1."""
     tensor = torch.ones(1000)
-    ringcomm.quantized_all_reduce(tensor, format="fp16")
+    ringcomm.compression.quantized_all_reduce(tensor, format="fp16")
     if rank.index == 1:
         time.sleep(1.5)
-        ringcomm.quantized_all_reduce(tensor)
+        ringcomm.compression.quantized_all_reduce(tensor)
         return "", 0
     signal.setitimer(signal.ITIMER_REAL, 0.2)
     before = signal.signal(signal.SIGALRM, signal.default_int_handler)
     began, kind = time.monotonic(), ""
     try:
-        ringcomm.quantized_all_reduce(tensor)
+        ringcomm.compression.quantized_all_reduce(tensor)
     except KeyboardInterrupt:
         kind = "KeyboardInterrupt"
     signal.signal(signal.SIGALRM, before)

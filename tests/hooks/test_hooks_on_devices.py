@@ -20,7 +20,7 @@ from lab.oracle import bits
 from lab.outcomes import Outcome, in_child, rank_of
 from lab.ranks import Rank, Ranks, join, ranks
 from lab.simulated_device import CUDA, pretend
-from ringcomm import _exchange, hooks
+from ringcomm.compression import exchange, hooks
 
 HOWS: list[dict[str, Any]] = [
     {},
@@ -60,7 +60,7 @@ def on_cuda(rank: Rank, life: str, way: str) -> Outcome:
         cuda = pretend()
         torch.cuda.Stream = OneStream
         torch.Tensor.record_stream = lambda self, stream: None
-        _exchange._places = all_ranks
+        exchange._places = all_ranks
         return {"call": call, "train": train}[way](rank, cuda)
 
     return in_child(body)
@@ -71,8 +71,8 @@ def call(rank: Rank, cuda: Any) -> Outcome:
     source, results = torch.randn(3000, generator=seeded), []
     for how in HOWS:
         here, there = source.clone(), source.clone().to("cuda")
-        ringcomm.quantized_all_reduce(here, **how)
-        ringcomm.quantized_all_reduce(there, **how)
+        ringcomm.compression.quantized_all_reduce(here, **how)
+        ringcomm.compression.quantized_all_reduce(there, **how)
         cuda.synchronize()
         results.append([bits(here), bits(there.cpu())])
     return {"answer": results}

@@ -6,8 +6,8 @@ import socket
 
 import pytest
 
-from ringcomm import addresses
-from ringcomm.addresses import Interface, number
+from ringcomm._runtime import addresses
+from ringcomm._runtime.addresses import Interface, number
 
 
 def host(*each: str) -> list[Interface]:

@@ -1,4 +1,4 @@
-"""The order of hosts along a ring and their sites: ringcomm/order.py, which is arithmetic alone."""
+"""The order of hosts along a ring, and their sites: arithmetic alone."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import random
 
 import pytest
 
-from ringcomm import order
-from ringcomm.order import ALIKE, laid_out, length, ring_order, sites_of, slowest
+from ringcomm._network import order
+from ringcomm._network.order import ALIKE, laid_out, length, ring_order, sites_of, slowest
 
 Matrix = list[list[float]]
 

@@ -20,9 +20,9 @@ from lab.limits import claim, limit
 from lab.namespaces import missing
 from lab.ranks import Rank, join, ranks
 from lab.wan import Wan
-from ringcomm import costs_file, probes
 from ringcomm.__main__ import main
-from ringcomm.costs import Costs
+from ringcomm._network import costs_file, probes
+from ringcomm._network.costs import Costs
 
 NEAR, FAR = Costs(2e-5, 1e-9, 1e-11), Costs(5e-4, 1e-8, 1e-11)
 SIZES = (3_000, 1, 6, 70_001)  # elements

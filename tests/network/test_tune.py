@@ -1,4 +1,4 @@
-"""The model of ringcomm/costs.py beside the plans, what is chosen by it, and `ringcomm tune`."""
+"""The model of the costs beside the plans, the choices made by it, and `ringcomm tune`."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from conftest import Run
 from lab import ROOT
 from lab.ranks import Rank, error_of, join, ranks
 from lab.simulated_plans import NOTHING, Shape, busiest_link, seconds
-from ringcomm import _C, costs, costs_file
+from ringcomm import _C
 from ringcomm.__main__ import main
-from ringcomm.costs import Costs, Fabrics
+from ringcomm._network import costs, costs_file
+from ringcomm._network.costs import Costs, Fabrics
 
 CASES = [
     (collective, algorithm)

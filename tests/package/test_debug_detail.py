@@ -22,7 +22,7 @@ from lab import ROOT
 from lab.ranks import Rank, error_of, join, ranks
 from lab.trainee import Log, Plan, run
 from lab.trainees import trainees
-from ringcomm import _exchange, hooks
+from ringcomm.compression import exchange, hooks
 
 
 def backend(rank: Rank) -> None:
@@ -52,13 +52,13 @@ def registered(rank: Rank) -> None:
 
 def two_hosts(rank: Rank) -> None:
     """Have hooks make subgroups, as between hosts."""
-    _exchange.__dict__["host_id"] = lambda index: f"host {index // 2}"
+    exchange.__dict__["host_id"] = lambda index: f"host {index // 2}"
 
 
 def quantized(rank: Rank) -> None:
     two_hosts(rank)
     tensor = torch.ones(1000)
-    ringcomm.quantized_all_reduce(tensor, 8)
+    ringcomm.compression.quantized_all_reduce(tensor, 8)
     assert tensor.eq(rank.size).all()
 
 
@@ -132,10 +132,10 @@ def test_a_group_of_torchft() -> None:
 
 def test_one_function_finds_the_backend() -> None:
     """Elsewhere `_get_backend()` would be the wrapper. Its other uses are about torch's objects."""
-    here = {Path("ringcomm/_backend.py")}
+    here = {Path("ringcomm/_runtime/backend.py")}
     found = {
         path.relative_to(ROOT)
         for path in [*(ROOT / "ringcomm").rglob("*.py"), *(ROOT / "docs").rglob("*.md")]
         if re.search(r"_get_backend\(", path.read_text())
     }
-    assert found - {Path("ringcomm/_groups.py")} <= here
+    assert found - {Path("ringcomm/_runtime/groups.py")} <= here

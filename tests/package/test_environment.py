@@ -20,8 +20,8 @@ import json, os, sys, tempfile
 import torch, torch.distributed as dist
 PRELUDE = '''
 import torch, torch.distributed as dist
-import ringcomm._autoload
-ringcomm._autoload.register()
+import ringcomm._runtime.registration
+ringcomm._runtime.registration.register()
 def start(name, **more):
     dist.init_process_group(name, store=dist.HashStore(), rank=0, world_size=1, **more)
 def who(group=None):  # C++ names a backend after itself, a group after what it was asked for
@@ -64,7 +64,7 @@ def each(python: Run, tmp_path: Path, cases: list[tuple[dict[str, str], str]]) -
 
 PROGRAM = """
 import torch, torch.distributed as dist
-from ringcomm._backend import backend_of
+from ringcomm._runtime.backend import backend_of
 dist.init_process_group("gloo")
 rank = dist.get_rank()
 groups = [None, dist.new_group([0, 1]), dist.new_group([0, 1], backend="gloo")]

@@ -21,7 +21,7 @@ from lab import ROOT
 from lab.limits import limit
 from lab.outcomes import Outcome, in_child
 from lab.ranks import error_of
-from ringcomm import _autoload
+from ringcomm._runtime import registration
 from ringcomm.options import (
     ALGORITHMS,
     ATTRIBUTES,
@@ -56,7 +56,7 @@ def test_the_page_and_the_stub_are_of_the_table() -> None:
 def test_the_stub_is_of_the_library() -> None:
     """What the stub says of Config and Options is there, and nothing that is there is missing."""
     tree = ast.parse((ROOT / "ringcomm" / "_C.pyi").read_text())
-    library = _autoload.load_library()
+    library = registration.load_library()
     for name in ("Config", "Options"):
         (stub,) = [n for n in tree.body if isinstance(n, ast.ClassDef) and n.name == name]
         fields = [n.target for n in stub.body if isinstance(n, ast.AnnAssign)]
@@ -71,7 +71,7 @@ def test_every_algorithm_is_named() -> None:
     with pytest.raises(ValueError, match="there is no algorithm 'x'") as caught:
         ringcomm.Options(algorithm="x")
     assert str(caught.value).partition("use one of ")[2].split(", ") == list(ALGORITHMS)
-    assert _autoload.load_library().ALGORITHMS == ALGORITHMS
+    assert registration.load_library().ALGORITHMS == ALGORITHMS
 
 
 def test_every_variable_that_is_read_is_in_the_table() -> None:

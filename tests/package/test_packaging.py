@@ -27,7 +27,7 @@ def minor(version: str) -> str:
 @pytest.mark.parametrize("group", GROUPS)
 def test_torch_finds_the_entry_point(group: str) -> None:
     ours = [entry for entry in entry_points(group=group) if entry.name == "ringcomm"]
-    assert [entry.value for entry in ours] == ["ringcomm._autoload:register"]
+    assert [entry.value for entry in ours] == ["ringcomm._runtime.registration:register"]
     ours[0].load()
 
 
@@ -67,7 +67,7 @@ def test_an_import_registers_where_torch_looks_for_no_plugins(python: Run) -> No
     assert result.returncode == 0, result.stderr
 
 
-@pytest.mark.parametrize("first", ["torch", "ringcomm", "ringcomm._autoload"])
+@pytest.mark.parametrize("first", ["torch", "ringcomm", "ringcomm._runtime.registration"])
 def test_any_order_of_imports(python: Run, first: str) -> None:
     result = python(
         f"""if True:
@@ -84,7 +84,7 @@ def test_any_order_of_imports(python: Run, first: str) -> None:
 def test_registering_again_changes_nothing(python: Run) -> None:
     result = python("""if True:
         import torch.distributed.distributed_c10d as c10d
-        from ringcomm._autoload import register
+        from ringcomm._runtime.registration import register
         def state():
             return (c10d._new_process_group_helper, dict(c10d.Backend._plugins),
                     list(c10d.Backend.backend_list))

@@ -15,11 +15,11 @@ import pytest
 
 import ringcomm
 from lab import ROOT
-from ringcomm import AlgorithmError, _plans
-from ringcomm._schedule import schedule
-from ringcomm._verify import SLOTS, Proof, given_of, shape_of, steps_of
-from ringcomm.plan import Shape, copy, reduce, send
-from ringcomm.tools.plan_by_hand import load
+from ringcomm import _plans
+from ringcomm.algorithms import AlgorithmError, Shape, copy, reduce, send
+from ringcomm.algorithms.proof import SLOTS, Proof, given_of, shape_of, steps_of
+from ringcomm.algorithms.schedule import schedule
+from ringcomm.tools.plan.by_hand import load
 
 EXAMPLES = ROOT / "examples" / "algorithms"
 MIB = 1 << 20
@@ -34,7 +34,7 @@ def prove(
 ) -> Proof:
     file, _, function = name.partition(":")
     verified = example(file, function)
-    return ringcomm.verify(verified, ranks, size, collective, root=root, local=local)
+    return ringcomm.algorithms.verify(verified, ranks, size, collective, root=root, local=local)
 
 
 # ---- the examples
@@ -153,7 +153,7 @@ def test_a_roll_call_is_as_small_as_it_can_be() -> None:
 
 @pytest.mark.parametrize("name", ["ring", "swing", "halving_doubling", "torus_2d"])
 def test_every_signal_of_these_is_needed(name: str) -> None:
-    proof = ringcomm.verify(example(name), 4, 4096, mutants=True)
+    proof = ringcomm.algorithms.verify(example(name), 4, 4096, mutants=True)
     assert proof.dropped > 0
     assert proof.spare == []
 
@@ -164,7 +164,7 @@ def test_a_signal_that_nobody_needs_is_found() -> None:
         shape.signal(0, to=1)
         shape.wait(1, from_=0)
 
-    proof = ringcomm.verify(chatty, 3, 120, mutants=True)
+    proof = ringcomm.algorithms.verify(chatty, 3, 120, mutants=True)
     lines = {spare.line.number for spare in proof.spare if spare.line}
     assert chatty.__code__.co_firstlineno + 2 in lines
 
@@ -179,7 +179,7 @@ def wrong(
     collective: str = "all_reduce",
 ) -> AlgorithmError:
     with pytest.raises(AlgorithmError) as raised:
-        ringcomm.verify(function, ranks, size, collective)
+        ringcomm.algorithms.verify(function, ranks, size, collective)
     return raised.value
 
 
@@ -198,7 +198,7 @@ def test_slots_used_too_early_are_a_story() -> None:
     assert str(error).startswith(line_with(hasty, "send(held"))
     assert "overwrites what rank 1 may still be reading" in str(error)
     story = error.story
-    assert isinstance(story, ringcomm.Story)
+    assert isinstance(story, ringcomm.algorithms.Story)
     assert story.found == len(story.parts) - 1
     assert story.parts[story.found].line == error.line
     assert 0 <= story.other < story.found
@@ -217,7 +217,7 @@ def test_a_deadlock_says_where_ranks_are() -> None:
     error = wrong(stuck, 3, 0, "barrier")
     assert str(error).startswith(line_with(stuck, "shape.wait"))
     assert "deadlock" in str(error)
-    assert isinstance(error.story, ringcomm.Story)
+    assert isinstance(error.story, ringcomm.algorithms.Story)
     assert sorted(part.rank for part in error.story.stuck) == [0, 1, 2]
 
 
@@ -323,7 +323,7 @@ def test_what_the_proof_finds_is_told() -> None:
 )
 def test_wrong_arguments_are_refused(how: dict[str, int], why: str) -> None:
     with pytest.raises(ValueError, match=why):
-        ringcomm.verify(example("ring"), **how)  # type: ignore[arg-type]
+        ringcomm.algorithms.verify(example("ring"), **how)  # type: ignore[arg-type]
 
 
 # ---- the command

@@ -19,8 +19,8 @@ import torch
 from lab import browser
 from lab.limits import limit
 from ringcomm.__main__ import main
+from ringcomm._text import show_seconds
 from ringcomm.tools.bench import algorithms, cases
-from ringcomm.tools.words import show_seconds
 
 BENCH = (sys.executable, "-m", "ringcomm", "bench")
 SHORT = ("--rounds", "2", "--seconds", "0.005", "--deadline", f"{limit(60):.0f}")

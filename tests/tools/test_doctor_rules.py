@@ -10,11 +10,11 @@ import doctor_cases
 import pytest
 
 from lab import browser
+from ringcomm._text import spans
 from ringcomm.tools.doctor import facts, measure, meeting, report
 from ringcomm.tools.doctor.findings import judge
 from ringcomm.tools.doctor.stages import Findings
 from ringcomm.tools.doctor.words import status_of
-from ringcomm.tools.words import spans
 
 Change = Callable[[Findings], object]
 

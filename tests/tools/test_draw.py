@@ -11,12 +11,12 @@ import pytest
 
 from lab import ROOT, browser
 from ringcomm.__main__ import main
+from ringcomm.algorithms.steps import Operand, Step
 from ringcomm.options import ALGORITHMS
-from ringcomm.tools.draw import frames, looks
-from ringcomm.tools.draw.story import Story, story_of
-from ringcomm.tools.plan_source import plans_of
-from ringcomm.tools.plan_steps import Operand, Step
-from ringcomm.tools.plan_tables import GroupPlans, tables_of
+from ringcomm.tools.plan.draw import frames, looks
+from ringcomm.tools.plan.draw.story import Story, story_of
+from ringcomm.tools.plan.source import plans_of
+from ringcomm.tools.plan.tables import GroupPlans, tables_of
 
 needs_chromium = pytest.mark.skipif(browser.CHROMIUM is None, reason=browser.REASON)
 SVG = "{http://www.w3.org/2000/svg}"

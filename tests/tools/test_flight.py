@@ -17,7 +17,7 @@ from conftest import JOB, Run
 import ringcomm
 from lab.limits import limit
 from lab.ranks import Rank, Ranks, ranks
-from ringcomm.tools.records import GroupRecord, by_job, read_folder
+from ringcomm._flight.records import GroupRecord, by_job, read_folder
 from ringcomm.tools.trace.job import groups_of
 
 

@@ -12,12 +12,13 @@ from pathlib import Path
 import pytest
 
 from lab import ROOT, browser
-from ringcomm import _C, costs
+from ringcomm import _C
 from ringcomm.__main__ import main
-from ringcomm.tools import plan, plan_drawing
-from ringcomm.tools.plan_steps import COLLECTIVES, VERBS, Plan, Shape, plan_of, plans_of, shape_of
-from ringcomm.tools.plan_times import Simulation
-from ringcomm.tools.words import size as size_of
+from ringcomm._network import costs
+from ringcomm._text import size as size_of
+from ringcomm.algorithms.steps import COLLECTIVES, VERBS, Plan, Shape, plan_of, plans_of, shape_of
+from ringcomm.tools.plan import drawing, show
+from ringcomm.tools.plan.times import Simulation
 
 needs_chromium = pytest.mark.skipif(browser.CHROMIUM is None, reason=browser.REASON)
 SVG = "{http://www.w3.org/2000/svg}"
@@ -113,7 +114,7 @@ def test_long_tables_are_cut(capsys: pytest.CaptureFixture[str]) -> None:
 def test_the_row_is_the_one_that_the_library_took() -> None:
     for shape in shapes():
         made = plan_of(shape, 0)
-        (taken,) = [line for line in plan.why(shape, made, False) if line.startswith(">")]
+        (taken,) = [line for line in show.why(shape, made, False) if line.startswith(">")]
         assert taken.startswith(f"> {made.reason}: {made.algorithm} "), shape
 
 
@@ -121,7 +122,7 @@ def test_the_row_is_the_one_that_the_library_took() -> None:
 def test_limits_are_where_the_library_changes(name: str) -> None:
     for ranks, hosts in [(4, 4), (7, 7), (16, 4)]:
         shape = shape_of(name, ranks, ranks * 4, hosts, 1)
-        limits = plan.limits_of(shape)
+        limits = show.limits_of(shape)
         table = _C.selection_text(hosts)
         assert limits[-1][1] == costs.ANY_SIZE
         for (algorithm, limit), (after, _) in itertools.pairwise(limits):
@@ -231,7 +232,7 @@ def test_labels_are_apart(tmp_path: Path, ranks: int, hosts: int, size: str) -> 
         for one in labels
     ]
     for i, (x, y, width) in enumerate(boxes):
-        assert x > plan_drawing.LEFT
+        assert x > drawing.LEFT
         for other_x, other_y, other in boxes[:i]:
             apart = abs(y - other_y) >= 10 or x >= other_x + other or other_x >= x + width
             assert apart, (labels[i].text, x, y)

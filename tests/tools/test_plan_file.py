@@ -13,13 +13,15 @@ from typing import Any
 import pytest
 
 from ringcomm.__main__ import main
-from ringcomm.costs import DEFAULT
-from ringcomm.tools import plan_file
-from ringcomm.tools.draw.story import story_of
-from ringcomm.tools.plan_check import PlaceError
-from ringcomm.tools.plan_source import plans_of
-from ringcomm.tools.plan_steps import COLLECTIVES, plan_of, shape_of
-from ringcomm.tools.plan_tables import (
+from ringcomm._network.costs import DEFAULT
+from ringcomm.algorithms.steps import COLLECTIVES, plan_of, shape_of
+from ringcomm.tools.plan import file
+from ringcomm.tools.plan.check import PlaceError
+from ringcomm.tools.plan.draw.story import story_of
+from ringcomm.tools.plan.simulate import topology
+from ringcomm.tools.plan.simulate.setting import simulate
+from ringcomm.tools.plan.source import plans_of
+from ringcomm.tools.plan.tables import (
     Block,
     Extent,
     GroupPlans,
@@ -29,8 +31,6 @@ from ringcomm.tools.plan_tables import (
     Ref,
     Tables,
 )
-from ringcomm.tools.simulate import topology
-from ringcomm.tools.simulate.setting import simulate
 
 PLACE = re.compile(
     r"(the file|format|version|algorithm|plans|shape)(\.\w+)?(\[\d+\])?(\.\w+(\[\d+\])?)*: "
@@ -38,7 +38,7 @@ PLACE = re.compile(
 
 
 def read_again(group: GroupPlans) -> GroupPlans:
-    return plan_file.parse(json.loads(plan_file.text_of(group)))
+    return file.parse(json.loads(file.text_of(group)))
 
 
 def groups() -> Iterator[GroupPlans]:
@@ -53,7 +53,7 @@ def test_there_and_back() -> None:
     for group in groups():
         again = read_again(group)
         assert again == group
-        assert plan_file.text_of(again) == plan_file.text_of(group)
+        assert file.text_of(again) == file.text_of(group)
 
 
 def test_the_steps_are_those_of_the_library() -> None:
@@ -155,10 +155,10 @@ def change(body: Any, path: str, value: Any) -> Any:
     ],
 )
 def test_mistakes_name_the_place(path: str, value: Any, sentence: str) -> None:
-    body = json.loads(plan_file.text_of(star()))
+    body = json.loads(file.text_of(star()))
     change(body, path, value)
     with pytest.raises(PlaceError, match=re.escape(sentence)):
-        plan_file.parse(body)
+        file.parse(body)
 
 
 VALUES: list[Any] = [
@@ -196,7 +196,7 @@ def places_in(body: Any) -> list[tuple[Any, Any]]:
 def parsed(body: Any) -> tuple[GroupPlans | None, str]:
     """Return the plans, or the error."""
     try:
-        return plan_file.parse(body), ""
+        return file.parse(body), ""
     except PlaceError as error:
         return None, str(error)
 
@@ -209,7 +209,7 @@ def test_damaged_files_are_errors_or_plans() -> None:
         plans_of("all_reduce", 3, 120, 3, None),
         plans_of("all_to_all", 2, 64, 1, None),
     ]
-    bodies = [json.loads(plan_file.text_of(one)) for one in whole]
+    bodies = [json.loads(file.text_of(one)) for one in whole]
     refused = 0
     for _ in range(1500):
         body = copy.deepcopy(chance.choice(bodies))

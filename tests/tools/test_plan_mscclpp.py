@@ -13,11 +13,11 @@ import pytest
 
 from lab import ROOT
 from ringcomm.__main__ import main
-from ringcomm.tools import plan_mscclpp, plan_of_mscclpp
-from ringcomm.tools.draw.story import story_of
-from ringcomm.tools.plan_check import PlaceError
-from ringcomm.tools.plan_source import plans_of
-from ringcomm.tools.plan_tables import GroupPlans
+from ringcomm.tools.plan import mscclpp, of_mscclpp
+from ringcomm.tools.plan.check import PlaceError
+from ringcomm.tools.plan.draw.story import story_of
+from ringcomm.tools.plan.source import plans_of
+from ringcomm.tools.plan.tables import GroupPlans
 
 EXAMPLES = ROOT / "examples" / "algorithms"
 Json = dict[str, Any]
@@ -191,12 +191,12 @@ def test_there_and_back(algorithm: str, collective: str, ranks: int) -> None:
     """Between hosts, and inside of them; and read again it is the same text."""
     for hosts in {ranks, 2 - ranks % 2}:
         group = made(algorithm, collective, ranks, hosts)
-        text = plan_mscclpp.text_of(group)
+        text = mscclpp.text_of(group)
         check(json.loads(text), collective)
-        again = plan_of_mscclpp.parse(json.loads(text))
+        again = of_mscclpp.parse(json.loads(text))
         assert again.shape == group.shape
         assert again.algorithm == group.algorithm
-        assert plan_mscclpp.text_of(again) == text
+        assert mscclpp.text_of(again) == text
         story = story_of(again)
         cells = [(rank, c) for rank in range(ranks) for c in range(len(story.chunks))]
         wanted = [cell for cell in cells if story.wanted(*cell)]
@@ -207,7 +207,7 @@ def test_segments_and_credits() -> None:
     """Long messages go in segments, through slots that credits give back."""
     group = made("ring", "all_reduce", 3, 3, 1 << 20)
     assert any(step.lane == "credit" for step in group.steps()[0])
-    body = json.loads(plan_mscclpp.text_of(group))
+    body = json.loads(mscclpp.text_of(group))
     assert body["gpus"][0]["scratch_chunks"] < 4 * body["gpus"][0]["input_chunks"]
     check(body, "all_reduce")
 
@@ -215,7 +215,7 @@ def test_segments_and_credits() -> None:
 @pytest.mark.parametrize("hosts", [1, 3])
 def test_no_operation_is_spare(hosts: int) -> None:
     """Without any one operation the machine stops, or the sums are wrong."""
-    whole = json.loads(plan_mscclpp.text_of(made("ring:ring", "all_reduce", 3, hosts)))
+    whole = json.loads(mscclpp.text_of(made("ring:ring", "all_reduce", 3, hosts)))
     spare = []
     for number, op in enumerate(whole["gpus"][1]["threadblocks"][0]["ops"]):
         body = copy.deepcopy(whole)
@@ -246,7 +246,7 @@ def test_plans_that_it_cannot_say(
     collective: str, size: int, hosts: int, algorithm: str | None, sentence: str
 ) -> None:
     with pytest.raises(ValueError, match=sentence.replace("+", r"\+")):
-        plan_mscclpp.text_of(plans_of(collective, 4, size, hosts, algorithm))
+        mscclpp.text_of(plans_of(collective, 4, size, hosts, algorithm))
 
 
 def foreign() -> Json:
@@ -288,9 +288,9 @@ def foreign() -> Json:
 
 
 def test_a_file_of_others() -> None:
-    group = plan_of_mscclpp.parse(foreign())
+    group = of_mscclpp.parse(foreign())
     assert (group.shape.hosts, group.shape.bytes, group.algorithm) == (1, 32, "halves")
-    check(json.loads(plan_mscclpp.text_of(group)), "all_reduce")
+    check(json.loads(mscclpp.text_of(group)), "all_reduce")
 
 
 @pytest.mark.parametrize(
@@ -339,7 +339,7 @@ def test_files_that_are_wrong(path: str, value: Any, sentence: str) -> None:
     if path.endswith("ops 7 dst_buff 0 type"):
         holder["index"] = 0
     with pytest.raises(PlaceError) as error:
-        plan_of_mscclpp.parse(body)
+        of_mscclpp.parse(body)
     assert sentence in str(error.value)
     assert "\n" not in str(error.value)
 
@@ -357,7 +357,7 @@ def places_in(body: Any) -> list[tuple[Any, Any]]:
 def test_damaged_files_are_errors_or_plans() -> None:
     chance = random.Random(7)
     values: list[Any] = [None, True, -1, 0, 1, 2, 7, 1 << 39, 1 << 70, 1.5, "", "s", "put", [], {}]
-    whole = json.loads(plan_mscclpp.text_of(made("ring", "all_reduce", 3, 3)))
+    whole = json.loads(mscclpp.text_of(made("ring", "all_reduce", 3, 3)))
     refused = 0
     for _ in range(1500):
         body = copy.deepcopy(chance.choice([foreign(), whole]))
@@ -368,7 +368,7 @@ def test_damaged_files_are_errors_or_plans() -> None:
             else:
                 holder[key] = chance.choice(values)
         try:
-            plan_of_mscclpp.parse(body)
+            of_mscclpp.parse(body)
         except PlaceError:
             refused += 1
     assert 750 < refused < 1500

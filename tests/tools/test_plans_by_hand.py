@@ -8,16 +8,15 @@ from pathlib import Path
 
 import pytest
 
-import ringcomm
 from lab import ROOT
 from ringcomm.__main__ import main
-from ringcomm.plan import Shape, copy, reduce, send
-from ringcomm.tools import plan_file
-from ringcomm.tools.draw.story import story_of
-from ringcomm.tools.plan_by_hand import load, name_of, of_hand
-from ringcomm.tools.plan_source import plans_of
-from ringcomm.tools.plan_steps import shape_of
-from ringcomm.tools.plan_tables import GroupPlans
+from ringcomm.algorithms import Shape, copy, reduce, send
+from ringcomm.algorithms.steps import shape_of
+from ringcomm.tools.plan import draw, file, simulate, sweep
+from ringcomm.tools.plan.by_hand import load, name_of, of_hand
+from ringcomm.tools.plan.draw.story import story_of
+from ringcomm.tools.plan.source import plans_of
+from ringcomm.tools.plan.tables import GroupPlans
 
 EXAMPLES = ROOT / "examples" / "algorithms"
 SWING = f"{EXAMPLES}/swing.py:swing"
@@ -60,8 +59,8 @@ def test_ranks_of_hosts() -> None:
 
 def test_a_ring_takes_the_time_of_the_library(capsys: pytest.CaptureFixture[str]) -> None:
     """They send the same bytes in the same rounds; of one segment, as these."""
-    ours = ringcomm.simulate(load(RING), 8, 64 << 10, "reduce_scatter", topology="ring")
-    theirs = ringcomm.simulate("ring", 8, 64 << 10, "reduce_scatter", topology="ring")
+    ours = simulate(load(RING), 8, 64 << 10, "reduce_scatter", topology="ring")
+    theirs = simulate("ring", 8, 64 << 10, "reduce_scatter", topology="ring")
     assert ours.seconds == pytest.approx(theirs.seconds, rel=0.01)
     assert ours.bound == theirs.bound <= ours.seconds
 
@@ -81,7 +80,7 @@ def test_the_commands_take_a_function(capsys: pytest.CaptureFixture[str], tmp_pa
     assert main(["simulate", str(plans), "--topology", "torus:2x4"]) == 0
     assert capsys.readouterr().out == simulated
     made = plans_of("all_reduce", 8, 1 << 20, 8, SWING)
-    assert plan_file.read(plans).steps() == made.steps()
+    assert file.read(plans).steps() == made.steps()
 
 
 def test_a_sweep_has_names_of_both_kinds(
@@ -144,7 +143,7 @@ def naive(shape: Shape) -> None:
 
 
 def test_a_wrong_algorithm_is_drawn_as_far_as_it_comes() -> None:
-    drawing = ringcomm.draw(naive, 4)
+    drawing = draw(naive, 4)
     assert drawing.rounds == 2
     assert str(drawing) == "all_reduce of 4K bytes, 4 ranks on 4 hosts: naive, 2 rounds"
     last = drawing.svg.rpartition("<title>rank 3, chunk 0: ")[2]
@@ -154,20 +153,20 @@ def test_a_wrong_algorithm_is_drawn_as_far_as_it_comes() -> None:
 
 def test_what_a_notebook_shows() -> None:
     """A page in a frame of its own, and images: nothing of theirs changes the notebook."""
-    drawing = ringcomm.draw(load(SWING), 8)
+    drawing = draw(load(SWING), 8)
     shown = drawing._repr_html_()
     frame = ElementTree.fromstring(shown)
     assert frame.tag == "iframe"
     assert frame.attrib["srcdoc"].replace("\n", " ") == drawing.html.replace("\n", " ")
-    simulation = ringcomm.simulate(load(SWING), 8, topology="torus:2x4")
-    sweep = ringcomm.sweep(["ring", load(SWING)], 8, [1024, 4096], topology="torus:2x4")
-    for one in (simulation, sweep):
+    simulation = simulate(load(SWING), 8, topology="torus:2x4")
+    swept = sweep(["ring", load(SWING)], 8, [1024, 4096], topology="torus:2x4")
+    for one in (simulation, swept):
         assert "<svg" not in one._repr_html_()
         assert "data:image/svg+xml;base64," in one._repr_html_()
         ElementTree.fromstring(one.svg)
         assert repr(one) == one.text
-    assert sweep.fastest(1024) == "swing"
-    assert sweep.times["swing"][1024] >= sweep.bounds[1024] > 0
+    assert swept.fastest(1024) == "swing"
+    assert swept.times["swing"][1024] >= swept.bounds[1024] > 0
 
 
 def test_what_has_no_plans() -> None:
@@ -175,14 +174,17 @@ def test_what_has_no_plans() -> None:
         shape.wait(0, from_=1)
 
     for call, sentence in (
-        (lambda: ringcomm.draw(naive, 64), "32 ranks at most"),
-        (lambda: ringcomm.simulate(naive, 6, local=4), "do not fill hosts of 4"),
-        (lambda: ringcomm.simulate(naive, 6, topology="torus:2x4"), "8 hosts, and the group 6"),
-        (lambda: ringcomm.simulate(naive, 512), "at most 256"),
-        (lambda: ringcomm.draw(naive, bytes=0), "write 1 or more"),
-        (lambda: ringcomm.sweep([naive], bytes=[1024, 0]), "write 1 or more"),
-        (lambda: ringcomm.sweep([naive], local=0), "do not fill hosts of 0"),
-        (lambda: ringcomm.simulate(waits, 2, collective="barrier"), "never comes"),
+        (lambda: draw(naive, 64), "32 ranks at most"),
+        (lambda: simulate(naive, 6, local=4), "do not fill hosts of 4"),
+        (
+            lambda: simulate(naive, 6, topology="torus:2x4"),
+            "8 hosts, and the group 6",
+        ),
+        (lambda: simulate(naive, 512), "at most 256"),
+        (lambda: draw(naive, bytes=0), "write 1 or more"),
+        (lambda: sweep([naive], bytes=[1024, 0]), "write 1 or more"),
+        (lambda: sweep([naive], local=0), "do not fill hosts of 0"),
+        (lambda: simulate(waits, 2, collective="barrier"), "never comes"),
     ):
         with pytest.raises(ValueError, match=sentence):
             call()

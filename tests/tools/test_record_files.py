@@ -16,9 +16,9 @@ from conftest import Run
 from lab.flights import Clock, training, write
 from lab.limits import limit
 from lab.outcomes import in_child
-from ringcomm import _flight, _rings
-from ringcomm.tools.processes import Process, here, this_process
-from ringcomm.tools.records import read_folder
+from ringcomm._flight import recorder, rings
+from ringcomm._flight.processes import Process, here, this_process
+from ringcomm._flight.records import read_folder
 
 ONE = """
 import torch, torch.distributed as dist, ringcomm
@@ -101,9 +101,7 @@ for i in range(30):
     done = python(program, RINGCOMM_TRACE=str(tmp_path))
     assert done.returncode == 0, done.stderr
     records = read_folder(tmp_path).records
-    assert len(records) == 1 + _rings.KEPT + 1 + 1, (
-        "the default group, the last, and the failed one"
-    )
+    assert len(records) == 1 + rings.KEPT + 1 + 1, "the default group, the last, and the failed one"
     assert sum(bool(record.failure) for record in records) == 1
     assert all(record.has_left for record in records), "the program has ended as it should"
 
@@ -114,11 +112,11 @@ def test_a_file_of_the_same_name_is_not_cut(tmp_path: Path) -> None:
     def body() -> dict[str, object]:
         import mmap
 
-        first = _rings.make_in(tmp_path, 0, 100_000)
+        first = rings.make_in(tmp_path, 0, 100_000)
         (path,) = tmp_path.glob("*.ring")
         memory = mmap.mmap(first, 100_000)
         path.rename(tmp_path / f"rank0-{os.getpid()}-1.ring")
-        second = _rings.make_in(tmp_path, 0, 100_000)
+        second = rings.make_in(tmp_path, 0, 100_000)
         memory[90_000] = 7  # SIGBUS, had it been cut
         return {"same": os.fstat(first).st_ino == os.fstat(second).st_ino}
 
@@ -144,7 +142,7 @@ def leave(folder: Path, process: Process | None, host: str = "", days: float = 0
 
 
 def test_old_folders_are_cleaned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_rings, "JOBS", 2)
+    monkeypatch.setattr(rings, "JOBS", 2)
     mine = leave(tmp_path / "mine", this_process())
     kept = [
         leave(tmp_path / "recent", gone(), days=0.1),
@@ -160,15 +158,15 @@ def test_old_folders_are_cleaned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     other = tmp_path / "target"
     other.mkdir()
     (tmp_path / "link").symlink_to(other)
-    _rings.clean(tmp_path, mine)
+    rings.clean(tmp_path, mine)
     assert [folder.exists() for folder in (mine, *kept, other)] == [True] * 6
     assert not any(folder.exists() for folder in removed)
 
 
 def test_large_folders_are_cleaned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_rings, "BYTES", 30_000)  # a record of these has some 13 kB
+    monkeypatch.setattr(rings, "BYTES", 30_000)  # a record of these has some 13 kB
     folders = [leave(tmp_path / str(days), gone(), days=days) for days in range(4)]
-    _rings.clean(tmp_path, tmp_path / "mine")
+    rings.clean(tmp_path, tmp_path / "mine")
     assert [folder.exists() for folder in folders] == [True, True, False, False]
 
 
@@ -216,9 +214,9 @@ os._exit(0)
 def test_metrics_replace_no_device(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """As /dev/null would be, for root; a line says once what is wrong."""
     os.mkfifo(tmp_path / "pipe")
-    watcher = _flight._Watcher(None, 0)
+    watcher = recorder._Watcher(None, 0)
     for _ in range(2):
         with watcher.saying("RINGCOMM_METRICS"):
-            _flight.write_metrics(tmp_path / "pipe", 0)
+            recorder.write_metrics(tmp_path / "pipe", 0)
     assert (tmp_path / "pipe").is_fifo()
     assert capsys.readouterr().err.count("is no regular file") == 1

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 import ringcomm
 from lab.ranks import Rank, error_of, ranks
-from ringcomm.tools.records import read_folder
+from ringcomm._flight.records import read_folder
 
 Call = Callable[[Any], Any]
 CALLED = re.compile(r"rank 0 called (.+), rank 1 called barrier")

@@ -13,8 +13,8 @@ import pytest
 
 from lab.flights import BEGIN, MS, Clock, Flight, training, write
 from lab.limits import limit
-from ringcomm.tools.flight_recorder import read_pickle, to_flight_recorder, write_flight_recorder
-from ringcomm.tools.records import read_folder, read_ring
+from ringcomm._flight.records import read_folder, read_ring
+from ringcomm._flight.torch_format import read_pickle, to_flight_recorder, write_flight_recorder
 
 RECORDS_AT = 4096 + 64  # after the global ranks of two
 

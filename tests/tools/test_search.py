@@ -18,13 +18,13 @@ import ringcomm
 from lab import ROOT
 from lab.ranks import Rank, Ranks, join, ranks
 from ringcomm.__main__ import main
-from ringcomm.costs import DEFAULT
-from ringcomm.tools.plan_by_hand import load
-from ringcomm.tools.plan_steps import shape_of
-from ringcomm.tools.search import matching, tries, writing
-from ringcomm.tools.search.tries import Found, Task
-from ringcomm.tools.simulate import files, topology
-from ringcomm.tools.simulate.bounds import bounds
+from ringcomm._network.costs import DEFAULT
+from ringcomm.algorithms.steps import shape_of
+from ringcomm.tools.plan.by_hand import load
+from ringcomm.tools.plan.search import matching, tries, writing
+from ringcomm.tools.plan.search.tries import Found, Task
+from ringcomm.tools.plan.simulate import files, topology
+from ringcomm.tools.plan.simulate.bounds import bounds
 
 TOPOLOGIES = ROOT / "examples" / "topologies"
 MIB = 1 << 20
@@ -43,7 +43,7 @@ def written(found: Found) -> str:
 
 def prove(task: Task, found: Found, size: int) -> None:
     function = writing.load(written(found), found.form)
-    ringcomm.verify(function, task.ranks, size, task.collective, root=task.root)
+    ringcomm.algorithms.verify(function, task.ranks, size, task.collective, root=task.root)
 
 
 # ---- the matching
@@ -296,7 +296,7 @@ def run_found(rank: Rank, transport: str, folder: str) -> list[bool]:
     os.environ["RINGCOMM_TRANSPORT"] = transport
     for collective in tries.WAYS:
         function = load(f"{folder}/{collective}.py:{collective}")
-        ringcomm.register_algorithm(f"found_{collective}", function, [collective])
+        ringcomm.algorithms.register_algorithm(f"found_{collective}", function, [collective])
     join(rank)
     groups = {
         one: dist.new_group(pg_options=ringcomm.Options(algorithm=f"found_{one}"))

@@ -14,21 +14,21 @@ from typing import Any
 import pytest
 
 from lab import ROOT
-from ringcomm import costs
 from ringcomm.__main__ import main
-from ringcomm.costs import DEFAULT, Costs, Fabrics
-from ringcomm.costs_file import Hosts
-from ringcomm.tools.plan_source import plans_of
-from ringcomm.tools.plan_steps import COLLECTIVES, Step
-from ringcomm.tools.plan_tables import GroupPlans
-from ringcomm.tools.plan_times import Simulation
-from ringcomm.tools.simulate import files, topology
-from ringcomm.tools.simulate.bounds import bounds
-from ringcomm.tools.simulate.engine import Engine
-from ringcomm.tools.simulate.flows import Flows, Transfer
-from ringcomm.tools.simulate.path import critical_path, hops, message_count
-from ringcomm.tools.simulate.setting import simulate
-from ringcomm.tools.simulate.topology import Link, Topology
+from ringcomm._network import costs
+from ringcomm._network.costs import DEFAULT, Costs, Fabrics
+from ringcomm._network.costs_file import Hosts
+from ringcomm.algorithms.steps import COLLECTIVES, Step
+from ringcomm.tools.plan.simulate import files, topology
+from ringcomm.tools.plan.simulate.bounds import bounds
+from ringcomm.tools.plan.simulate.engine import Engine
+from ringcomm.tools.plan.simulate.flows import Flows, Transfer
+from ringcomm.tools.plan.simulate.path import critical_path, hops, message_count
+from ringcomm.tools.plan.simulate.setting import simulate
+from ringcomm.tools.plan.simulate.topology import Link, Topology
+from ringcomm.tools.plan.source import plans_of
+from ringcomm.tools.plan.tables import GroupPlans
+from ringcomm.tools.plan.times import Simulation
 
 NAMES = ("switch", "mesh", "ring", "torus:2x4", "fat-tree:4:2")
 

@@ -17,8 +17,8 @@ from lab import ROOT
 from lab.flights import training, write
 from lab.limits import limit
 from ringcomm.__main__ import main
+from ringcomm._flight.records import GroupRecord, Operation
 from ringcomm.tools import top
-from ringcomm.tools.records import GroupRecord, Operation
 
 PROGRAM = """
 import time

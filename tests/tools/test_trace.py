@@ -12,11 +12,11 @@ import pytest
 
 from lab.flights import MS, TICKS, Clock, Flight, together, training, write
 from ringcomm.__main__ import main
-from ringcomm.tools.records import read_folder
+from ringcomm._flight.records import read_folder
+from ringcomm._text import ranks_text
 from ringcomm.tools.trace import job_of
 from ringcomm.tools.trace.analysis import analyse
 from ringcomm.tools.trace.findings import Finding, Kind
-from ringcomm.tools.words import ranks_text
 
 DIED = "all_reduce #21: Connection closed by rank 3: its process died (had begun #20); look at it"
 

@@ -12,7 +12,7 @@ import pytest
 from lab.flights import MS, Clock, Flight, together, training, write
 from lab.limits import seed
 from ringcomm.__main__ import main
-from ringcomm.tools.records import read_folder
+from ringcomm._flight.records import read_folder
 from ringcomm.tools.trace import job_of
 from ringcomm.tools.trace.analysis import analyse
 from ringcomm.tools.trace.findings import nothing_wrong

@@ -16,7 +16,7 @@ import pytest
 from lab.flights import MS, Clock, Flight, training, write
 from lab.limits import limit
 from ringcomm.__main__ import main
-from ringcomm.tools.processes import Life, Process, here, life_of, start_of, this_process
+from ringcomm._flight.processes import Life, Process, here, life_of, start_of, this_process
 
 S = 1000 * MS
 

@@ -14,7 +14,7 @@ import pytest
 from lab import browser
 from lab.devtools import Browser
 from lab.flights import MS, Flight, training, write
-from ringcomm.tools.records import read_folder
+from ringcomm._flight.records import read_folder
 from ringcomm.tools.trace import job_of
 from ringcomm.tools.trace.analysis import analyse
 from ringcomm.tools.trace.html import KINDS, write_page

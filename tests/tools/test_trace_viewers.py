@@ -8,7 +8,7 @@ import pytest
 
 from lab import perfetto
 from lab.flights import MS, Flight, training, write
-from ringcomm.tools.records import read_folder
+from ringcomm._flight.records import read_folder
 from ringcomm.tools.trace import job_of
 from ringcomm.tools.trace.job import Job
 from ringcomm.tools.trace.perfetto import write_perfetto

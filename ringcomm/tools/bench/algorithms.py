@@ -7,9 +7,9 @@ import functools
 import os
 from pathlib import Path
 
-from ringcomm.costs import DEFAULT
-from ringcomm.costs_file import read_costs
-from ringcomm.tools.plan_steps import plan_of, shape_of
+from ringcomm._network.costs import DEFAULT
+from ringcomm._network.costs_file import read_costs
+from ringcomm.algorithms.steps import plan_of, shape_of
 
 
 @functools.cache

@@ -21,6 +21,7 @@ from dataclasses import replace
 import torch
 import torch.distributed as dist
 
+from ringcomm._text import show_size
 from ringcomm.tools.bench import cases, measured, mpi, nccl
 from ringcomm.tools.bench.algorithms import algorithm
 from ringcomm.tools.bench.cases import Case, Form
@@ -28,7 +29,6 @@ from ringcomm.tools.bench.measured import BenchmarkError, BusyCores, Measured
 from ringcomm.tools.bench.progress import Lines
 from ringcomm.tools.bench.ranks import Rank
 from ringcomm.tools.bench.sample import Facts, Job, Sample, Table
-from ringcomm.tools.words import show_size
 
 NAME = "collectives"  # of what JSON has
 FEWEST, MOST = 5, 20_000  # calls a round

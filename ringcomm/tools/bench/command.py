@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from ringcomm._text import list_of, output, positive, size
 from ringcomm.tools.bench import cases, collectives, ddp, earlier, figures, mpi, nccl, progress
 from ringcomm.tools.bench.machine import machine
 from ringcomm.tools.bench.measured import BenchmarkError
@@ -23,7 +24,6 @@ from ringcomm.tools.bench.ranks import RankError
 from ringcomm.tools.bench.report import write_json
 from ringcomm.tools.bench.sample import Facts, write_csv
 from ringcomm.tools.page import needed
-from ringcomm.tools.words import list_of, output, positive, size
 
 USUAL = "all_reduce,all_gather,reduce_scatter,all_to_all,broadcast"
 SIZES = "8,64,1K,4K,16K,64K,256K,1M,4M,16M,64M"

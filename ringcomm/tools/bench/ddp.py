@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from ringcomm._text import positive
 from ringcomm.tools.bench import measured, progress, sharing
 from ringcomm.tools.bench.collectives import enter
 from ringcomm.tools.bench.measured import BenchmarkError, Measured
@@ -25,7 +26,6 @@ from ringcomm.tools.bench.progress import Lines
 from ringcomm.tools.bench.ranks import Rank
 from ringcomm.tools.bench.report import Spread, table_lines
 from ringcomm.tools.bench.sharing import Model
-from ringcomm.tools.words import positive
 
 NAME = "ddp"  # of what JSON has
 TITLES = {"ddp": "DDP", "fsdp2": "FSDP2"}

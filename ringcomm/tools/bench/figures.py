@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from ringcomm._text import show_seconds, show_size
 from ringcomm.tools.bench import cases, ddp
 from ringcomm.tools.bench.sample import Facts, peer_of
 from ringcomm.tools.page import COLOURS, DASHES, Page
-from ringcomm.tools.words import show_seconds, show_size
 
 Trace = dict[str, Any]
 Value = Callable[[Facts, str], float]  # of a sample, at its "median", "low" or "high"

@@ -12,13 +12,13 @@ import os
 import sys
 from pathlib import Path
 
+from ringcomm._text import output
 from ringcomm.tools.doctor.findings import judge
 from ringcomm.tools.doctor.meeting import Place
 from ringcomm.tools.doctor.report import as_json, page, text
 from ringcomm.tools.doctor.stages import ROLL, Examination, examine
 from ringcomm.tools.doctor.words import status_of
 from ringcomm.tools.page import needed
-from ringcomm.tools.words import output
 
 CANNOT_WORK = 2
 STDOUT = Path("-")

@@ -6,7 +6,7 @@ import errno
 import os
 import socket
 
-from ringcomm.addresses import family
+from ringcomm._runtime.addresses import family
 
 
 def endpoint(host: str, port: int) -> str:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ringcomm.addresses import family, number
+from ringcomm._runtime.addresses import family, number
 from ringcomm.tools.doctor.endpoints import endpoint
 
 PAUSE = 0.2  # seconds between two tries to connect

@@ -21,7 +21,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from ringcomm.addresses import family
+from ringcomm._runtime.addresses import family
 from ringcomm.tools.doctor.endpoints import split
 from ringcomm.tools.doctor.meeting import answer_of
 

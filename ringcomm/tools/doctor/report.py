@@ -8,12 +8,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from ringcomm._text import ranks_text, show_rate, show_seconds, spans
 from ringcomm.tools.doctor.facts import Facts
 from ringcomm.tools.doctor.measure import Pair
 from ringcomm.tools.doctor.stages import Findings, asker, shares_memory
 from ringcomm.tools.doctor.words import NOTE, Finding, machines, status_of, upper_first
 from ringcomm.tools.page import SCALE, Page
-from ringcomm.tools.words import ranks_text, show_rate, show_seconds, spans
 
 MEMORY, TCP, SELF, NONE = "shared memory", "TCP", "self", "none"
 LETTERS = {MEMORY: "m", TCP: "t", SELF: ".", NONE: "x"}

@@ -6,7 +6,8 @@ import statistics
 from collections import defaultdict
 from collections.abc import Iterator
 
-from ringcomm.addresses import number
+from ringcomm._runtime.addresses import number
+from ringcomm._text import ranks_text, spans
 from ringcomm.tools.doctor.endpoints import split
 from ringcomm.tools.doctor.facts import Facts
 from ringcomm.tools.doctor.measure import Pair
@@ -28,7 +29,6 @@ from ringcomm.tools.doctor.words import (
     on_host,
     upper_first,
 )
-from ringcomm.tools.words import ranks_text, spans
 
 CLOCK_SECONDS = 1.0
 SLOW_RATE, SLOW_LATENCY = 5, 10  # times worse than the median

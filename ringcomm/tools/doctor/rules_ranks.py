@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 
+from ringcomm._text import ranks_text
 from ringcomm.tools.doctor.facts import UNKNOWN
 from ringcomm.tools.doctor.probe import CONNECTED, REFUSED
 from ringcomm.tools.doctor.stages import Findings
@@ -18,7 +19,6 @@ from ringcomm.tools.doctor.words import (
     on_host,
     upper_first,
 )
-from ringcomm.tools.words import ranks_text
 
 BESIDE = 10  # descriptors of a process beside those for its peers
 LITTLE_MEMORY = 256 << 20

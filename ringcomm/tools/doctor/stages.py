@@ -19,8 +19,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ringcomm import addresses
-from ringcomm._options import secret_in
+from ringcomm._runtime import addresses
+from ringcomm._runtime.options import secret_in
 from ringcomm.tools.doctor import endpoints, facts, measure, probe
 from ringcomm.tools.doctor.facts import Facts
 from ringcomm.tools.doctor.measure import Asker, Pair

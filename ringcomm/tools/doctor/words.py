@@ -6,9 +6,9 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
+from ringcomm._text import ranks_text
 from ringcomm.tools.doctor.facts import Facts
 from ringcomm.tools.doctor.stages import Findings
-from ringcomm.tools.words import ranks_text
 
 NOTE, WARNING, ERROR = "note", "warning", "error"
 STATUS = {NOTE: 0, WARNING: 1, ERROR: 2}

@@ -11,16 +11,16 @@ import sys
 import time
 from pathlib import Path
 
-from ringcomm.tools.flight_recorder import write_flight_recorder
-from ringcomm.tools.processes import Life
-from ringcomm.tools.records import Folder, GroupRecord, by_job, read_folder
+from ringcomm._flight.processes import Life
+from ringcomm._flight.records import Folder, GroupRecord, by_job, read_folder
+from ringcomm._flight.torch_format import write_flight_recorder
+from ringcomm._text import output, positive, ranks_text
 from ringcomm.tools.trace.analysis import analyse
 from ringcomm.tools.trace.clocks import align, set_clocks
 from ringcomm.tools.trace.findings import Finding
 from ringcomm.tools.trace.job import FRESH_NS, Job, groups_of
 from ringcomm.tools.trace.tell import tell
 from ringcomm.tools.trace.waiting import young
-from ringcomm.tools.words import output, positive, ranks_text
 
 WELL, WRONG, UNREADABLE = 0, 1, 2
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ringcomm._text import ranks_text, spans
 from ringcomm.tools.trace.findings import COLUMNS, Finding, Kind, table, where
 from ringcomm.tools.trace.job import Group, Job, clock_text
 from ringcomm.tools.trace.messages import lonely_messages
 from ringcomm.tools.trace.slow import networks, stragglers
 from ringcomm.tools.trace.waiting import waiting
-from ringcomm.tools.words import ranks_text, spans
 
 
 def analyse(job: Job) -> list[Finding]:

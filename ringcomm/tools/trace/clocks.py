@@ -11,9 +11,9 @@ import statistics
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from ringcomm.tools.records import GroupRecord, Operation
+from ringcomm._flight.records import GroupRecord, Operation
+from ringcomm._text import show_seconds
 from ringcomm.tools.trace.job import Group, Job, Shift
-from ringcomm.tools.words import show_seconds
 
 JUMP_NS = 100_000_000  # between clocks of a process: more is told
 SAME_NS = 1_000_000_000  # clocks of a host that differ by less are one clock

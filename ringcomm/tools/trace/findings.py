@@ -6,9 +6,9 @@ import enum
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from ringcomm.tools.records import GroupRecord, Operation
+from ringcomm._flight.records import GroupRecord, Operation
+from ringcomm._text import show_seconds, spans
 from ringcomm.tools.trace.job import Calls, Group, Job, clock_text, day_text
-from ringcomm.tools.words import show_seconds, spans
 
 ROWS = 16  # of a table that names ranks: more ranks are put together
 

@@ -8,9 +8,9 @@ import time
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 
-from ringcomm.tools.processes import Life, Process, life_of
-from ringcomm.tools.records import GroupRecord, Operation, last_ns
-from ringcomm.tools.words import ranks_text
+from ringcomm._flight.processes import Life, Process, life_of
+from ringcomm._flight.records import GroupRecord, Operation, last_ns
+from ringcomm._text import ranks_text
 
 Calls = dict[int, Operation]  # by the group's ranks
 YOUNG_NS = 10**9  # a wait that is not worth a word

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ringcomm.tools.records import Operation
+from ringcomm._flight.records import Operation
 from ringcomm.tools.trace.findings import Finding, Kind, where
 from ringcomm.tools.trace.job import YOUNG_NS, Group, Job, clock_text
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ringcomm.tools.records import GroupRecord, Operation
+from ringcomm._flight.records import GroupRecord, Operation
 from ringcomm.tools.trace.clocks import shift_text
 from ringcomm.tools.trace.job import Group, Job
 

@@ -6,10 +6,10 @@ import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from ringcomm._text import ranks_text, show_seconds, spans
 from ringcomm.tools.trace.clocks import NEED_ALL
 from ringcomm.tools.trace.findings import Finding, Kind, where
 from ringcomm.tools.trace.job import Calls, Group, Job, clock_text
-from ringcomm.tools.words import ranks_text, show_seconds, spans
 
 FEWEST = 10  # collectives, for a verdict on stragglers
 OFTEN = 0.75  # of the collectives a straggler calls last

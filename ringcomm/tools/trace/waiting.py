@@ -6,10 +6,10 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ringcomm.tools.records import Operation
+from ringcomm._flight.records import Operation
+from ringcomm._text import ranks_text, show_seconds
 from ringcomm.tools.trace.findings import COLUMNS, Finding, Kind, since, table, where
 from ringcomm.tools.trace.job import YOUNG_NS, Group, Job, clock_text
-from ringcomm.tools.words import ranks_text, show_seconds
 
 # What the others say of a rank that is gone (csrc/comm/diagnosis.cc).
 GONE = re.compile(r"rank (\d+)(?:: | )(its process died|no answer from|has left the group)")

@@ -1,0 +1,333 @@
+"""Flight records: what this rank did in its groups, written for those who ask afterwards.
+
+The library keeps them in memory always, and in files of the folder RINGCOMM_TRACE as they are made.
+This module writes them where something has gone wrong: when a group fails, at an exit by an
+exception, at SIGUSR2, and when the program asks. `ringcomm trace` reads them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+import pickle
+import select
+import signal
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ringcomm._flight import processes, stats, stragglers
+from ringcomm._flight import rings as ring_files
+from ringcomm._runtime import lines as program_lines
+from ringcomm._runtime import registration
+from ringcomm._runtime.options import of_process, warn
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ringcomm._flight.records import GroupRecord, Operation
+
+QUIET = 0.05  # seconds: what is told within belongs together
+LOOK_EVERY = 1.0  # seconds: at other ranks, and for metrics
+MOST = 1 << 20  # bytes of the pipe that are read at once
+# Words of the pipe, which no text of faulthandler has.
+FAILED = b"\1"  # the library's
+OVER = b"\0"  # the watcher is to end
+PATIENCE = 2.0  # seconds for that
+
+_lock = threading.Lock()
+_watcher: tuple[int, threading.Thread] | None = None  # the pipe's end that is written
+_told: list[bool] = []
+
+
+def _forget() -> None:
+    """Begin anew in a forked child: threads of its parent may have held the lock."""
+    global _lock, _watcher
+    _lock, _watcher = threading.Lock(), None
+    _told.clear()
+
+
+os.register_at_fork(after_in_child=_forget)
+
+
+def temporary_folder(job: str) -> Path:
+    """Return a folder for the job among temporary files. Raises OSError, and ValueError."""
+    # Its launcher tells a job of this host from others of the same name.
+    own = Path(os.environ.get("TMPDIR") or tempfile.gettempdir()) / f"ringcomm-{os.getuid()}"
+    own.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if own.is_symlink() or own.stat().st_uid != os.getuid():
+        raise ValueError(f"{own} is somebody else's: set RINGCOMM_TRACE to a folder of yours")
+    return own / f"{job.replace('/', '-')}-{os.getppid()}"
+
+
+def dump(folder: str | os.PathLike[str] | None = None, stacks: bytes = b"") -> Path | None:
+    """Write the flight records of this rank, of all its groups, and return the folder.
+
+    `folder`: RINGCOMM_TRACE, or where that is not set or cannot be written one among the temporary
+    files. It gets a file `rank_N`, which PyTorch's `torchfrtrace` reads as well, and one for each
+    group. `stacks`: a text for a file beside them. None: this rank has no group. Raises OSError,
+    and ValueError for RINGCOMM_TRACE=off without a folder. Any thread may call it, also while
+    another one hangs.
+    """
+    from ringcomm._flight import records
+
+    rings = registration.load_library().flight_rings()
+    if not rings:
+        return None
+    lines = program_lines.text()
+    groups = [records.read_ring(ring, lines=lines.splitlines()) for ring in rings]
+    named = folder if folder is not None else of_process("trace")
+    if named == "off" and folder is None:
+        raise ValueError("RINGCOMM_TRACE=off: name a folder for the flight records")
+    if not _lock.acquire(timeout=PATIENCE):
+        raise TimeoutError("another thread writes flight records, and has not come to an end")
+    try:
+        if named:
+            try:
+                return dump_to(Path(named), rings, groups, lines, stacks)
+            except OSError:
+                if folder is not None:
+                    raise
+        place = temporary_folder(groups[0].job)
+        is_new = not place.exists()
+        dump_to(place, rings, groups, lines, stacks)
+        if is_new:
+            ring_files.clean(place.parent, place)
+    finally:
+        _lock.release()
+    return place
+
+
+def dump_to(
+    place: Path, rings: list[bytes], groups: list[GroupRecord], lines: str, stacks: bytes
+) -> Path:
+    from ringcomm._flight import torch_format
+    from ringcomm._flight.records import SEEN_AT
+
+    place.mkdir(parents=True, exist_ok=True)
+    rank = max(groups, key=lambda group: group.size).global_rank
+    name = f"rank{rank}-{os.getpid()}"
+    there = ring_files.there_in(place)
+    end = processes.written(processes.this_process(snapshot=True))
+    now = time.time_ns().to_bytes(8, "little")
+    for number, (ring, group) in enumerate(zip(rings, groups, strict=True)):
+        if (group.group, group.meeting, group.device) not in there:
+            # Files that are written as the job runs have no "m" in their names.
+            seen = ring[:SEEN_AT] + now + ring[SEEN_AT + 8 :]
+            write(place / f"{name}-m{number}.ring", seen + end)
+    if lines and not program_lines.are_in(place):
+        write(place / f"{name}.lines", lines.encode(errors="backslashreplace"))
+    if stacks:
+        write(place / f"{name}.stacks", stacks)
+    schema = torch_format.to_flight_recorder(groups)
+    write(place / f"rank_{rank}", pickle.dumps(schema))
+    return place
+
+
+def last_operations(rings: list[bytes]) -> list[dict[str, Any]]:
+    """Return what the rings of one group hold, in the order of the calls."""
+    from ringcomm._flight import records
+
+    now = time.monotonic_ns()
+    wall = time.time()
+    found = [each for ring in rings for each in records.read_ring(ring).operations]
+    entries = []
+    for each in sorted(found, key=lambda each: each.called_ns or 0):
+        began = each.began_ns or each.called_ns or now
+        entries.append(
+            {
+                "operation": text_of(each),
+                "sequence": each.sequence,
+                "state": each.state,
+                "algorithm": each.algorithm,
+                "began": wall - (now - began) * 1e-9,
+                "seconds": ((each.ended_ns or now) - began) * 1e-9,
+                "waited": each.waited_ns * 1e-9,
+            }
+        )
+    return entries
+
+
+def text_of(operation: Operation) -> str:
+    """Return "all_reduce float32[10] SUM", or "send float32[5] tag 7 to rank 1"."""
+    words = f"{operation.collective} {operation.arguments}".rstrip()
+    if not operation.is_message:
+        return words
+    peer = "any rank" if operation.root is None else f"rank {operation.root}"
+    way = "to" if operation.collective == "send" else "from"
+    return f"{words} tag {operation.splits} {way} {peer}"
+
+
+def write(path: Path, data: bytes) -> None:
+    """Write a file as a whole: nobody sees half of it."""
+    if path.exists() and not path.is_file():  # a device of the host's, as /dev/null
+        raise FileExistsError(f"{path} is no regular file")
+    half = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        half.write_bytes(data)
+        half.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            half.unlink()  # its blocks may be the last of the disk
+        raise
+
+
+def dump_at_end(error: str) -> None:
+    """Dump as the program ends by an error: an ordinary one says nothing of flight records."""
+    if not error:
+        return
+    has_failed = any(numbers["failure"] for numbers in stats.every())
+    if has_failed or not error.startswith("KeyboardInterrupt"):
+        dump_after(f"the program ends with {error}", says=has_failed)
+
+
+def dump_after(event: str, stacks: bytes = b"", *, says: bool = True) -> None:
+    """Dump because of an event, if there is a place for it; the program goes on in any case.
+
+    `says`: a line in the log says where.
+    """
+    if of_process("trace") == "off":
+        return
+    try:
+        place = dump(stacks=stacks)
+    except Exception as error:  # noqa: BLE001  another error is on its way to the user
+        warn(f"flight records could not be written: {error}")
+        return
+    if place is not None and says and (stacks or not _told):
+        _told.append(True)
+        warn(f"{event}: wrote flight records: run `ringcomm trace {place}`")
+
+
+def watch(library: Any, rank: int) -> None:
+    """Begin to write flight records at failures and at SIGUSR2; once a process.
+
+    `rank` is the global one. Where this cannot be, a line says so, and the program goes on.
+    """
+    global _watcher
+    folder = of_process("trace")
+    if _watcher is not None or folder == "off":
+        return
+    try:
+        reading, writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError:  # no descriptors: the group itself is about to say so
+        return
+    if folder:
+        program_lines.keep_in(Path(folder), f"rank{rank}-{os.getpid()}")
+    thread = threading.Thread(
+        target=listen, args=(reading, rank), name="ringcomm-flight", daemon=True
+    )
+    try:
+        thread.start()
+        if signal.getsignal(signal.SIGUSR2) == signal.SIG_DFL:
+            # Its handler writes at once, also while the main thread waits in the library, where one
+            # of Python's would not run. The stacks of other threads it could not read safely.
+            faulthandler.register(signal.SIGUSR2, file=writing, all_threads=False)
+    except (RuntimeError, OSError) as error:  # no more threads
+        warn(f"flight records are not written at failures: {error}")
+        return
+    _watcher = (writing, thread)
+    library.tell_failures_to(writing)
+
+
+def stop() -> None:
+    """End the watcher: it must not come back from the library when Python is gone."""
+    global _watcher
+    if _watcher is None:
+        return
+    pipe, thread = _watcher
+    _watcher = None
+    with contextlib.suppress(OSError):  # full: it is reading
+        os.write(pipe, OVER)
+    thread.join(PATIENCE)
+
+
+def listen(pipe: int, rank: int) -> None:
+    """Look at the pipe, and at the groups, until the program ends; what goes wrong is said once."""
+    watcher = _Watcher(registration.load_library(), rank)
+    poll = select.poll()
+    poll.register(pipe, select.POLLIN)
+    told = b""
+    while OVER not in told:
+        told = take(pipe, poll) if poll.poll(LOOK_EVERY * 1e3) else b""
+        with watcher.saying("flight records"):
+            watcher.hear(told) if told else watcher.look()
+
+
+class _Watcher:
+    """What the watching thread does at each turn."""
+
+    def __init__(self, library: Any, rank: int) -> None:
+        self.library, self.rank, self.asked, self.due = library, rank, 0, 0.0
+        self.stragglers, self.metrics = stragglers.Stragglers(), of_process("metrics")
+        self.said: set[str] = set()
+
+    @contextlib.contextmanager
+    def saying(self, what: str) -> Iterator[None]:
+        """Say once what goes wrong: a program does not end because of its records."""
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001
+            text = f"{what}: {type(error).__name__}: {error}"
+            if text not in self.said:
+                self.said.add(text)
+                warn(text)
+
+    def hear(self, told: bytes) -> None:
+        """Dump because of what the pipe has told."""
+        if told.strip(FAILED + OVER):
+            dump_after("SIGUSR2", stacks_of_threads())
+        if FAILED in told and (not is_elastic() or of_process("trace")):
+            dump_after("a group has failed")
+            self.library.ask_for_records()
+            self.asked = int(self.library.look_at_groups())
+
+    def look(self) -> None:
+        """Look at the groups, and at what their peers have asked for."""
+        ring_files.beat()
+        if self.metrics:
+            with self.saying(f"RINGCOMM_METRICS={self.metrics}"):
+                write_metrics(Path(self.metrics), self.rank)
+        if not is_elastic():  # such a world hears by itself
+            times = int(self.library.look_at_groups())
+            before, self.asked = self.asked, times
+            if times > before:
+                dump_after("a group of another rank has failed")
+        if time.monotonic() >= self.due:
+            self.due = time.monotonic() + stragglers.EVERY
+            self.stragglers.look(self.library.flight_rings(), time.monotonic())
+
+
+def stacks_of_threads() -> bytes:
+    """Return Python's stacks of all threads but this one, each as it is when it is looked at."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    texts = []
+    for number, frame in sys._current_frames().items():
+        if number != threading.get_ident():
+            lines = traceback.format_stack(frame)
+            texts.append(f"thread {names.get(number, number)}:\n{''.join(lines)}")
+    return "\n".join(texts).encode(errors="replace")
+
+
+def write_metrics(path: Path, rank: int) -> None:
+    """Write the metrics. Raises OSError."""
+    write(path.with_name(path.name.replace("%r", str(rank))), stats.metrics().encode())
+
+
+def is_elastic() -> bool:
+    """Tell whether failures are a part of this program's life."""
+    world = sys.modules.get("ringcomm.elastic.world")
+    return world is not None
+
+
+def take(pipe: int, poll: select.poll) -> bytes:
+    """Read what comes until it is quiet, or over."""
+    told = b""
+    while len(told) < MOST and not told.endswith(OVER) and poll.poll(QUIET * 1e3):
+        with contextlib.suppress(BlockingIOError):
+            told += os.read(pipe, 1 << 16)
+    return told

@@ -1,0 +1,139 @@
+"""What this rank's groups have done so far, as numbers."""
+
+from __future__ import annotations
+
+import json
+import struct
+from typing import Any
+
+from ringcomm._runtime import registration
+
+TOTALS = struct.Struct("<QQQ")  # operations, bytes, ticks
+TRAFFIC = struct.Struct("<QQQ")  # bytes sent, frames sent again, connections lost
+TRAFFIC_AT, ABOUT_AT, MOMENTS_AT, FAILURE_AT = 32, 64, 3040, 3072
+MOMENTS = struct.Struct("<4q")  # ticks and ns, at two moments
+
+METRICS = {  # name: (what it is, type)
+    "ringcomm_operations_total": ("Operations that ended well.", "counter"),
+    "ringcomm_bytes_total": (
+        "Bytes of these operations: of the larger of input and output.",
+        "counter",
+    ),
+    "ringcomm_seconds_total": ("Seconds that these operations took.", "counter"),
+    "ringcomm_wait_seconds_total": ("Seconds that operations waited for a peer.", "counter"),
+    "ringcomm_sent_bytes_total": ("Bytes sent to other hosts.", "counter"),
+    "ringcomm_resent_frames_total": ("Frames sent again after a lost connection.", "counter"),
+    "ringcomm_lost_connections_total": ("Connections that were lost and made again.", "counter"),
+    "ringcomm_failed": ("1 where the group has failed.", "gauge"),
+}
+
+
+def stats(group: Any = None) -> dict[str, Any]:
+    """Return what this rank has done in a group, the default one if none is given.
+
+    The dictionary has `group`, `rank`, `size`, `device` (whether it is about tensors of a GPU) and
+    `failure` (the text, or ""), and these figures. `operations`, by collective, has `operations`
+    that ended well, their `bytes` (of the larger of input and output) and `seconds`. `waits` has
+    seconds for each peer, by its global rank; waits that the spinning thread hardly noticed are not
+    in it. `sent_bytes` went to other hosts, and `resent_frames` were sent again after so many
+    `lost_connections`; these count all groups. Operations on a GPU are counted by the host, when
+    it sees their end. Raises ValueError for a group that is not ringcomm's, and RuntimeError
+    without torch's default group.
+    """
+    import torch.distributed as dist
+
+    wanted = group if group is not None else dist.group.WORLD
+    if wanted is None:
+        raise RuntimeError("there is no default group: call init_process_group first")
+    found = [ring for ring in every() if ring["group"] == wanted.group_name]
+    if not found:
+        raise ValueError(f"group '{wanted.group_name}' is not ringcomm's, or was destroyed")
+    whole = found[0]
+    for each in found:
+        del each["all_waits"]
+    for more in found[1:]:  # of a device
+        add(whole, more)
+    return whole
+
+
+def add(whole: dict[str, Any], more: dict[str, Any]) -> None:
+    for name, figures in more["operations"].items():
+        mine = whole["operations"].setdefault(name, dict.fromkeys(figures, 0))
+        for key, value in figures.items():
+            mine[key] += value
+    for rank, seconds in more["waits"].items():
+        whole["waits"][rank] += seconds
+    for key in ("sent_bytes", "resent_frames", "lost_connections"):
+        whole[key] += more[key]
+    whole["failure"] = whole["failure"] or more["failure"]
+
+
+def every() -> list[dict[str, Any]]:
+    """Return the numbers of all groups of this process; those of a device are apart."""
+    return [read(ring) for ring in registration.load_library().flight_rings()]
+
+
+def read(ring: bytes) -> dict[str, Any]:
+    about = json.loads(ring[ABOUT_AT:MOMENTS_AT].partition(b"\0")[0])
+    sent, resent, broken = TRAFFIC.unpack_from(ring, TRAFFIC_AT)
+    then, then_ns, now, now_ns = MOMENTS.unpack_from(ring, MOMENTS_AT)
+    tick = (now_ns - then_ns) / max(now - then, 1) * 1e-9  # seconds
+    operations = {}
+    for index, name in enumerate(about["collectives"]):
+        count, size, time = TOTALS.unpack_from(ring, about["totals_at"] + index * TOTALS.size)
+        if count:
+            operations[name] = {"operations": count, "bytes": size, "seconds": time * tick}
+    waits = struct.unpack_from(f"<{about['size']}Q", ring, about["waits_at"])
+    ranks = struct.unpack_from(f"<{about['size']}i", ring, about["ranks_at"])
+    return {
+        "group": about["group"],
+        "rank": about["rank"],
+        "size": about["size"],
+        "device": about["device"],
+        "failure": ring[FAILURE_AT:4096].partition(b"\0")[0].decode(errors="replace"),
+        "operations": operations,
+        "all_waits": [wait * 1e-9 for wait in waits],
+        "waits": {
+            peer: wait * 1e-9
+            for peer, wait in zip(ranks, waits, strict=True)
+            if peer != ranks[about["rank"]]
+        },
+        "sent_bytes": sent,
+        "resent_frames": resent,
+        "lost_connections": broken,
+    }
+
+
+def metrics() -> str:
+    """Return the numbers of all groups of this process, as a text that Prometheus reads.
+
+    They are counters in operations, bytes and seconds, with the labels `group`, `rank`, `memory`
+    ("host" or "device") and `collective` or `peer`. "# HELP" lines say what each is. Without a
+    group there are only these lines.
+    """
+    rows: dict[str, list[str]] = {name: [] for name in METRICS}
+
+    def row(name: str, value: float, **labels: object) -> None:
+        words = ",".join(f'{key}="{escaped(str(text))}"' for key, text in labels.items())
+        rows[name].append(f"{name}{{{words}}} {value:.17g}")
+
+    for numbers in every():
+        whose = {"group": numbers["group"], "rank": numbers["rank"]}
+        whose["memory"] = "device" if numbers["device"] else "host"
+        for collective, figures in numbers["operations"].items():
+            for key in ("operations", "bytes", "seconds"):
+                row(f"ringcomm_{key}_total", figures[key], **whose, collective=collective)
+        for peer, seconds in numbers["waits"].items():
+            row("ringcomm_wait_seconds_total", seconds, **whose, peer=peer)
+        row("ringcomm_sent_bytes_total", numbers["sent_bytes"], **whose)
+        row("ringcomm_resent_frames_total", numbers["resent_frames"], **whose)
+        row("ringcomm_lost_connections_total", numbers["lost_connections"], **whose)
+        row("ringcomm_failed", int(bool(numbers["failure"])), **whose)
+    parts = []
+    for name, (text, kind) in METRICS.items():
+        parts += [f"# HELP {name} {text}", f"# TYPE {name} {kind}", *rows[name]]
+    return "\n".join(parts) + "\n"
+
+
+def escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

@@ -1,0 +1,91 @@
+"""Algorithms by hand that groups use by name."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from ringcomm._runtime.registration import load_library
+from ringcomm.algorithms.language import Algorithm
+from ringcomm.algorithms.program import AlgorithmError
+from ringcomm.algorithms.proof import SLOTS, Given, prove, shape_of
+from ringcomm.algorithms.schedule import Scripts, line_of, schedule
+from ringcomm.algorithms.steps import COLLECTIVES
+
+MOST_KEPT = 256  # scripts of all ranks
+
+
+class Registered(NamedTuple):
+    """An algorithm, and whether it is verified for each shape that it is first used for."""
+
+    function: Algorithm
+    verify: bool
+
+
+_registered: dict[str, Registered] = {}
+_made: dict[tuple[str, str], Scripts] = {}
+_lock = threading.Lock()
+
+
+def register_algorithm(
+    name: str, function: Algorithm, collectives: Iterable[str], *, verify: bool = True
+) -> None:
+    """Have groups run `collectives` by an algorithm by hand, where they ask for `name`.
+
+    They ask by `ringcomm.Options(algorithm=name)`, or RINGCOMM_ALGORITHM, as for the library's own
+    algorithms. Every rank registers it, before its groups are made. `name` is a word of small
+    letters, digits and underscores. An all_to_all with unequal parts keeps the library's algorithm.
+
+    The plans are made, and with `verify` proved, where a shape is first used, and kept. A wrong
+    algorithm raises in the collective, with its line. Ranks compare a hash of the plans of all
+    ranks, so other code on one of them is an error on all. Raises ValueError for a name that is
+    taken, or an unknown collective.
+    """
+    if not re.fullmatch(r"[a-z][a-z0-9_]{0,40}", name):
+        raise ValueError(f"{name!r} is no name: use small letters, digits and underscores")
+    if not callable(function):
+        raise ValueError(f"{name}: {function!r} is no function of a shape")
+    wanted = [collectives] if isinstance(collectives, str) else list(collectives)
+    for one in wanted or [""]:
+        if one not in COLLECTIVES:
+            raise ValueError(
+                f"{name}: there is no collective {one!r}: use some of {', '.join(COLLECTIVES)}"
+            )
+    with _lock:
+        load_library().register_algorithm(name, [COLLECTIVES.index(one) for one in wanted])
+        _registered[name] = Registered(function, verify)
+
+
+def script_for(name: str, given: Given, rank: int) -> tuple[list[int], int]:
+    """Return the script of one rank, and the hash of all ranks'; the library calls this."""
+    key = (name, repr(given))
+    with _lock:
+        scripts = _made.get(key)
+    if scripts is None:
+        scripts = _make(_registered[name], name, given)
+        with _lock:
+            while len(_made) >= MOST_KEPT:
+                del _made[next(iter(_made))]
+            _made[key] = scripts
+    return scripts.ranks[rank].words, scripts.code
+
+
+def _make(registered: Registered, name: str, given: Given) -> Scripts:
+    collective, ranks = COLLECTIVES[given[0]], given[1]
+    try:
+        scripts = schedule(registered.function, shape_of(given), given[-1][SLOTS])
+        if registered.verify:
+            prove(given, scripts, f"by {name!r}")
+    except AlgorithmError as error:
+        file = line_of(registered.function).file
+        function = getattr(registered.function, "__name__", "FUNCTION")
+        size = shape_of(given).bytes
+        raise AlgorithmError(
+            f"{collective} by {name!r}: {error}; `ringcomm verify {file}:{function} --collective "
+            f"{collective} --ranks {ranks} --bytes {size}` tells the story",
+            None,
+            error.story,
+        ) from error
+    return scripts

@@ -1,0 +1,289 @@
+"""The state of all ranks after a round, as an SVG: a row for each rank, a column for each chunk.
+
+A cell has a bar for each sum that the rank has of the chunk, in the colours of the ranks whose
+inputs are in it. Arrows run in the gap behind the chunk that they carry.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from xml.sax.saxutils import escape, quoteattr
+
+from ringcomm._text import ranks_text, show_size, spans
+from ringcomm.tools.plan.draw import looks
+from ringcomm.tools.plan.draw.looks import Sizes
+from ringcomm.tools.plan.draw.story import ADDING, Story
+
+HEAD = 40  # of a frame: its title, and the names of the chunks
+PAD = 3  # around the bars of a cell
+APART = 4  # between two sums in one cell
+MARGIN = 14
+IN_A_ROW = 1700  # pixels: frames beyond it go to the next line
+NARROWEST = 1080  # the keys fit into it
+MOST_FRAMES = 70
+
+GOALS = {
+    "all_reduce": "Each rank begins with a whole message of its own. In the end all ranks have the "
+    "sum of all of them.",
+    "reduce_scatter": "Each rank begins with a whole message of its own. In the end each rank has "
+    "its own part of their sum.",
+    "all_gather": "Each rank begins with its own part of the message. In the end all ranks have "
+    "all parts.",
+    "broadcast": "One rank, the root, begins with the message. In the end all ranks have it.",
+    "reduce": "Each rank begins with a whole message of its own. In the end the root has the sum "
+    "of all of them.",
+    "scatter": "One rank, the root, begins with the message. In the end each rank has its own "
+    "part.",
+    "gather": "Each rank begins with its own part of the message. In the end the root has all "
+    "parts.",
+    "all_to_all": "Each rank begins with a part for each other. In the end each rank has what all "
+    "ranks had for it.",
+}  # fmt: skip
+
+
+def check_ranks(ranks: int) -> None:
+    if ranks > looks.MOST_RANKS:
+        raise ValueError(f"a picture takes {looks.MOST_RANKS} ranks at most, and these are {ranks}")
+
+
+def check_chunks(chunks: int) -> None:
+    if chunks > looks.MOST_CHUNKS:
+        raise ValueError(
+            f"the message goes in {chunks} chunks, and a picture takes {looks.MOST_CHUNKS}: "
+            "choose fewer ranks or bytes"
+        )
+
+
+def sentence(story: Story, number: int) -> str:
+    """Say what goes in the n-th round, counted from 1, in a line."""
+    some = [one for one in story.transfers if one.round == story.rounds[number - 1]]
+    words = []
+    ends = sorted({(one.sender, one.receiver) for one in some})
+    for pair in ends[:8]:
+        own = {c for one in some if (one.sender, one.receiver) == pair for c in covered(story, one)}
+        what = "all chunks" if len(own) == len(story.chunks) > 1 else chunk_text(own)
+        words.append(f"{pair[0]} > {pair[1]}: {what}")
+    more = [f"and {len(ends) - 8} more pairs"] if len(ends) > 8 else []
+    return "; ".join(words + more)
+
+
+def chunk_text(some: set[int]) -> str:
+    return f"chunk{'s' if len(some) > 1 else ''} {spans(some)}"
+
+
+def covered(story: Story, one: object) -> list[int]:
+    """Return the chunks that a transfer carries."""
+    return [
+        number
+        for number, (low, high) in enumerate(story.chunks)
+        if one.low <= low and high <= one.high  # type: ignore[attr-defined]
+    ]
+
+
+class Frames:
+    """Draws any frame of one story."""
+
+    def __init__(self, story: Story) -> None:
+        self.story, self.shape = story, story.shape
+        self.sizes: Sizes = looks.sizes_of(self.shape.size, len(story.chunks))
+        self.sums = self.shape.name in ADDING
+        # How many ranks fill a cell: where nothing is added up, a chunk has one owner.
+        self.full = self.shape.size if self.sums or self.shape.name == "all_to_all" else 1
+
+    @property
+    def width(self) -> int:
+        return self.sizes.name + len(self.story.chunks) * self.sizes.column
+
+    @property
+    def height(self) -> int:
+        return HEAD + self.shape.size * self.sizes.row + 4
+
+    def frame(self, number: int) -> Iterator[str]:
+        """Draw the state after the n-th round, with its messages; 0 is the start."""
+        rounds = self.story.rounds
+        now = rounds[number - 1] if number else 0
+        before = (rounds[number - 2] if number > 1 else 0) if number else -1
+        title = f"after round {number} of {len(rounds)}" if number else "at the start"
+        yield f'<text class="panel" x="0" y="13">{title}</text>'
+        yield from self.names()
+        for rank in range(self.shape.size):
+            for chunk in range(len(self.story.chunks)):
+                yield from self.cell(rank, chunk, now, before)
+        if number:
+            yield from self.arrows(now)
+
+    def names(self) -> Iterator[str]:
+        size, row = self.sizes, self.sizes.row
+        for chunk in range(len(self.story.chunks)):
+            x = size.name + chunk * size.column + size.cell / 2
+            text = f"chunk {chunk}" if size.cell > 44 else str(chunk)
+            yield f'<text class="name soft" x="{x}" y="33" text-anchor="middle">{text}</text>'
+        if size.cell <= 44:
+            x = size.name - 8
+            yield f'<text class="name soft" x="{x}" y="33" text-anchor="end">chunk</text>'
+        for rank in range(self.shape.size):
+            y = HEAD + rank * row + row / 2
+            yield f'<rect x="0" y="{y - 5}" width="10" height="10" style="fill: var(--r{rank})"/>'
+            yield f'<text class="name" x="15" y="{y + 4}">rank {rank}</text>'
+
+    def corner(self, rank: int, chunk: int) -> tuple[float, float]:
+        return (
+            self.sizes.name + chunk * self.sizes.column,
+            HEAD + rank * self.sizes.row + self.sizes.row * 0.07,
+        )
+
+    def cell(self, rank: int, chunk: int, now: int, before: int) -> Iterator[str]:
+        story, size = self.story, self.sizes
+        x, y = self.corner(rank, chunk)
+        high = round(size.row * 0.86, 1)
+        box = f'x="{x}" y="{y:.1f}" width="{size.cell}" height="{high}"'
+        pieces = story.pieces(rank, now, chunk)
+        text = self.describe(pieces)
+        yield f'<g><title>rank {rank}, chunk {chunk}: {text}</title><rect class="cell" {box}/>'
+        yield from self.bars(pieces, x + PAD, y + PAD)
+        fresh = before >= 0 and pieces != story.pieces(rank, before, chunk)
+        if story.done(rank, now, chunk):
+            yield f'<rect class="done" {box}/>'
+            if size.row >= 40:
+                yield f'<text class="tick" x="{x + size.cell - 14}" y="{y + high - 6:.1f}">✓</text>'
+        elif story.wanted(rank, chunk):
+            yield f'<rect class="wanted" {box}/>'
+        elif fresh:
+            yield f'<rect class="fresh" {box}/>'
+        if size.words and pieces and (self.sums or self.shape.name == "all_to_all"):
+            words = self.inside(pieces)
+            yield f'<text class="inside" x="{x + PAD + 1}" y="{y + high - 7:.1f}">{words}</text>'
+        yield "</g>"
+
+    def bars(self, pieces: Sequence[frozenset[int]], x: float, y: float) -> Iterator[str]:
+        """A bar for each sum: those that are not added up yet stand apart."""
+        size = self.sizes
+        room = size.cell - 2 * PAD - APART * (len(pieces) - 1 if self.full > 1 else 0)
+        high = size.bar if size.row >= 40 else size.row * 0.86 - 2 * PAD
+        unit = room / self.full
+        for piece in pieces:
+            for rank in sorted(piece):
+                yield (
+                    f'<rect x="{x:.1f}" y="{y:.1f}" width="{unit:.1f}" height="{high:.1f}" '
+                    f'style="fill: var(--r{rank})"/>'
+                )
+                x += unit
+            x += APART
+
+    def describe(self, pieces: Sequence[frozenset[int]]) -> str:
+        if not pieces:
+            return "nothing"
+        words = [
+            f"the sum of {ranks_text(piece)}" if len(piece) > 1 else f"of {ranks_text(piece)}"
+            for piece in pieces
+        ]
+        return ", and ".join(words)
+
+    def inside(self, pieces: Sequence[frozenset[int]]) -> str:
+        """Return "0+3 | 1": sums, and what is not added up yet; shorter where that is too long."""
+        mark = "+" if self.sums else " "
+        words = [mark.join(map(str, sorted(piece))) for piece in pieces]
+        if len(pieces) == 1 and len(pieces[0]) == self.full and self.sums and self.full > 2:
+            return "sum of all"
+        text = " | ".join(words) if self.sums else " ".join(words)
+        if len(text) * 5.8 < self.sizes.cell - 22:
+            return text
+        if not self.sums:
+            return f"{len(pieces)} of {self.full}"
+        counts = [str(len(piece)) if len(piece) > 1 else "1" for piece in pieces]
+        text = " | ".join(f"sum of {n}" if n != "1" else "1 more" for n in counts)
+        return text if len(pieces) < 3 else f"{len(pieces)} apart"
+
+    def arrows(self, now: int) -> Iterator[str]:
+        """From the sender's row to the receiver's, in the gap behind the chunk."""
+        size = self.sizes
+        found = {
+            (chunk, one.sender, one.receiver)
+            for one in self.story.transfers
+            if one.round == now
+            for chunk in covered(self.story, one)
+        }
+        for chunk, some in groupby(sorted(found), key=lambda key: key[0]):
+            x = size.name + chunk * size.column + size.cell + 2
+            for _, sender, receiver in some:
+                down = 1 if receiver > sender else -1
+                y1 = HEAD + (sender + 0.5) * size.row + 5 * down
+                y2 = HEAD + (receiver + 0.5) * size.row - 5 * down
+                far = abs(receiver - sender) / max(1, self.shape.size - 1)
+                bulge = x + (size.gap - 4) * 1.3 * (0.35 + 0.65 * far)
+                text = f"chunk {chunk} from rank {sender} to rank {receiver}"
+                yield (
+                    f'<path class="arrow" d="M{x} {y1:.1f}C{bulge:.1f} {y1:.1f} {bulge:.1f} '
+                    f'{y2:.1f} {x + 5} {y2:.1f}"><title>{text}</title></path>'
+                    f'<path class="head" d="M{x - 1} {y2:.1f}l7 -3.5v7z"/>'
+                )
+
+
+# ---- the picture with all frames
+
+
+def draw(title: str, story: Story) -> str:
+    """Return the SVG of all frames, from left to right and from top to bottom."""
+    frames = Frames(story)
+    count = len(story.rounds) + 1
+    if count > MOST_FRAMES:
+        raise ValueError(f"{count - 1} rounds are too many for a picture: choose fewer ranks")
+    columns = max(1, min(count, IN_A_ROW // (frames.width + 3 * MARGIN)))
+    lines = [*legend_lines(story)]
+    keys = 50 + 18 * len(lines)
+    top = keys + 24
+    width = max(columns * (frames.width + 3 * MARGIN), NARROWEST) + MARGIN
+    height = top + -(-count // columns) * (frames.height + 2 * MARGIN)
+    parts = [
+        f'<svg class="story" xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
+        f'viewBox="0 0 {width} {height}" role="img" aria-label={quoteattr(title)}>',
+        f"<title>{escape(title)}</title><style>{looks.style(story.shape.size)}</style>",
+        f'<rect class="ground" width="{width}" height="{height}"/>',
+        f'<text class="title" x="{MARGIN}" y="24">{escape(title)}</text>',
+    ]
+    for number, line in enumerate(lines):
+        parts.append(
+            f'<text class="soft" x="{MARGIN}" y="{46 + 18 * number}">{escape(line)}</text>'
+        )
+    parts += example(story, MARGIN, keys)
+    for number in range(count):
+        row, column = divmod(number, columns)
+        x = MARGIN + column * (frames.width + 3 * MARGIN)
+        y = top + row * (frames.height + 2 * MARGIN) + MARGIN
+        parts += [f'<g transform="translate({x} {y})">', *frames.frame(number), "</g>"]
+    return "\n".join([*parts, "</svg>"]) + "\n"
+
+
+def legend_lines(story: Story) -> list[str]:
+    """Return what a reader must know, a line each."""
+    low, high = story.chunks[0]
+    lines = [GOALS[story.shape.name]]
+    rows = (
+        f"Rows are ranks, columns are chunks of the message, here of {show_size(high - low)} bytes"
+    )
+    lines.append(f"{rows}. An arrow is a message, and carries the chunk on its left.")
+    return lines
+
+
+def example(story: Story, x: float, y: float) -> Iterator[str]:
+    """Draw the keys: bars, and the frames of cells."""
+    adds = story.shape.name in ADDING and story.shape.size > 1
+    keys = [("has", "what rank 0 began with")]
+    keys += (
+        [("sum", "added up, ranks 0 and 1"), ("apart", "both there, not added up")] if adds else []
+    )
+    keys += [("fresh", "new in this round"), ("wanted", "the result belongs here")]
+    keys += [("done", "the result is here")]
+    for kind, text in keys:
+        if kind in ("fresh", "wanted", "done"):
+            yield f'<rect class="{kind}" x="{x}" y="{y - 10}" width="26" height="13"/>'
+        else:
+            second = {"has": None, "sum": x + 13, "apart": x + 16}[kind]
+            size = f'y="{y - 10}" width="13" height="13"'
+            yield f'<rect x="{x}" {size} style="fill: var(--r0)"/>'
+            if second is not None:
+                yield f'<rect x="{second}" {size} style="fill: var(--r1)"/>'
+        text_x = x + (20 if kind == "has" else 36)
+        yield f'<text class="soft" x="{text_x}" y="{y + 1}">{text}</text>'
+        x = text_x + 6.4 * len(text) + 18

@@ -1,0 +1,98 @@
+"""One HTML page: the frames behind a slider, and the messages over time."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from html import escape
+from pathlib import Path
+
+from ringcomm._network import costs
+from ringcomm._text import ranks_text, show_seconds
+from ringcomm.tools.plan import drawing, source
+from ringcomm.tools.plan.draw import frames, looks
+from ringcomm.tools.plan.draw.frames import Frames
+from ringcomm.tools.plan.draw.story import ADDING, Story
+from ringcomm.tools.plan.simulate import topology
+from ringcomm.tools.plan.simulate.setting import simulate
+from ringcomm.tools.plan.tables import GroupPlans
+
+FOLDER = Path(__file__).parent
+MOST_LINES = 24  # of messages beneath a frame
+
+
+def timed(group: GroupPlans) -> str:
+    """Return the SVG of the messages over time, on a switch and with the default costs."""
+    where = topology.named("switch", group.shape.hosts, costs.DEFAULT)
+    seconds, engine = simulate(group, where, costs.DEFAULT)
+    note = f"{show_seconds(seconds)} by a model with ringcomm's default costs, not measured."
+    lines = [*drawing.headline("The messages over time"), *drawing.wrapped(note)]
+    title = source.title_of(group)
+    return drawing.lanes_of(title, lines, group.shape.local, seconds, engine)
+
+
+def write(title: str, story: Story, lanes: str) -> str:
+    """Return the page."""
+    drawn = Frames(story)
+    count = len(story.rounds) + 1
+    texts = [list(messages(story, number)) for number in range(count)]
+    parts = [
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
+        '<meta name="viewport" content="width=device-width, initial-scale=1">',
+        f"<title>{escape(title)}</title>",
+        f"<style>{(FOLDER.parent / 'page.css').read_text(encoding='utf-8')}",
+        looks.style(story.shape.size),
+        f"{(FOLDER / 'draw.css').read_text(encoding='utf-8')}</style>",
+        f"</head>\n<body>\n<main>\n<h1>{escape(title)}</h1>",
+        *(f"<p>{escape(line)}</p>" for line in frames.legend_lines(story)),
+        f'<div class="scroll"><svg class="story keys" viewBox="0 0 {frames.NARROWEST + 60} 24">',
+        *frames.example(story, 2, 16),
+        "</svg></div>",
+        controls(count - 1),
+        '<div class="scroll" id="frames">',
+    ]
+    for number in range(count):
+        hidden = "" if number == 0 else " hidden"
+        parts += [
+            f'<div class="frame"{hidden}><svg class="story" width="{drawn.width + 4}" '
+            f'height="{drawn.height}" role="img" aria-label="round {number}">',
+            *drawn.frame(number),
+            "</svg></div>",
+        ]
+    parts += [
+        '</div>\n<ul id="messages"></ul>',
+        f'<div class="scroll">{lanes}</div>',
+        f"<script>const texts = {json.dumps(texts)};",
+        (FOLDER / "draw.js").read_text(encoding="utf-8"),
+        "</script>\n</main>\n</body>\n</html>",
+    ]
+    return "\n".join(parts) + "\n"
+
+
+def controls(last: int) -> str:
+    return (
+        '<div class="controls"><button id="back" aria-label="one round back">◀</button>'
+        f'<input id="round" type="range" min="0" max="{last}" value="0" aria-label="round">'
+        '<button id="on" aria-label="one round on">▶</button>'
+        '<button id="play">play</button><output id="where"></output></div>'
+    )
+
+
+def messages(story: Story, number: int) -> Iterator[str]:
+    """The lines beneath a frame."""
+    if number == 0:
+        yield "No message has been sent."
+        return
+    some = [one for one in story.transfers if one.round == story.rounds[number - 1]]
+    lines = []
+    adds = story.shape.name in ADDING
+    for one in sorted(some):
+        for chunk in frames.covered(story, one):
+            ranks = ranks_text(one.ranks)
+            of = f"the sum of {ranks}" if len(one.ranks) > 1 else f"of {ranks}"
+            more = f", {of}" if adds else ""
+            lines.append(f"rank {one.sender} to rank {one.receiver}: chunk {chunk}{more}")
+    lines = list(dict.fromkeys(lines))
+    yield from lines[:MOST_LINES]
+    if len(lines) > MOST_LINES:
+        yield f"and {len(lines) - MOST_LINES} more"

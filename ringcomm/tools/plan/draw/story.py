@@ -1,0 +1,313 @@
+"""What a plan does, in rounds: whose inputs each rank has, of which part of the message.
+
+The plans run on names: a byte is known by its place in the message, and by the ranks whose inputs
+are added up in it. A message belongs to round k if the longest chain of messages that its sender
+had taken before has k - 1: Lamport, "Time, clocks, and the ordering of events in a distributed
+system", 1978.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict, deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from ringcomm.algorithms.steps import Operand, Shape, Step
+from ringcomm.tools.plan.tables import GroupPlans
+
+ADDING = ("all_reduce", "reduce_scatter", "reduce")
+
+Memory = tuple[str, int, int]  # space, rank, writer
+
+
+class Segment(NamedTuple):
+    """Bytes from `begin` to `end` of a memory, or of an operand.
+
+    They are the message's from `place` on, with the inputs of the ranks in `ranks` added up.
+    """
+
+    begin: int
+    end: int
+    place: int
+    ranks: frozenset[int]
+
+
+class Transfer(NamedTuple):
+    """A part of the message that goes from rank to rank in a round."""
+
+    round: int
+    sender: int
+    receiver: int
+    low: int  # bytes of the message
+    high: int
+    ranks: frozenset[int]
+
+
+State = tuple[tuple[Memory, Segment], ...]  # all that a rank has, in its own memory
+
+
+@dataclass
+class Story:
+    """`states[r]` are the rank's, each with the round since which it holds, in order."""
+
+    shape: Shape
+    chunks: list[tuple[int, int]]  # parts of the message that never go apart, in bytes
+    transfers: list[Transfer]
+    states: list[list[tuple[int, State]]]
+    rounds: list[int]  # those in which something goes from rank to rank
+
+    def state(self, rank: int, round_number: int) -> State:
+        """Return what the rank has after a round; 0 is the start."""
+        return [state for since, state in self.states[rank] if since <= round_number][-1]
+
+    def pieces(self, rank: int, round_number: int, chunk: int) -> list[frozenset[int]]:
+        """Return the sums of a chunk that the rank has: the largest, then what it lacks."""
+        low, high = self.chunks[chunk]
+        found = {
+            segment.ranks
+            for _, segment in self.state(rank, round_number)
+            if segment.place <= low and high <= segment.place + segment.end - segment.begin
+        }
+        taken: list[frozenset[int]] = []
+        for ranks in sorted(found, key=lambda ranks: (-len(ranks), sorted(ranks))):
+            if not any(ranks & other for other in taken):
+                taken.append(ranks)
+        return taken
+
+    def wanted(self, rank: int, chunk: int) -> bool:
+        """Tell whether the rank's output has a place for the chunk."""
+        low, high = self.chunks[chunk]
+        begin, end = output_of(self.shape, rank)
+        return begin <= low and high <= end
+
+    def done(self, rank: int, round_number: int, chunk: int) -> bool:
+        """Tell whether the output has the chunk, with everything that belongs into it."""
+        if not self.wanted(rank, chunk):
+            return False
+        low, high = self.chunks[chunk]
+        there: set[int] = set()
+        largest = 0
+        for (space, *_), segment in self.state(rank, round_number):
+            end = segment.place + segment.end - segment.begin
+            if space == "output" and segment.place <= low and high <= end:
+                there |= segment.ranks
+                largest = max(largest, len(segment.ranks))
+        whole = self.shape.size
+        if self.shape.name in ADDING:
+            return largest == whole
+        return len(there) == (whole if self.shape.name == "all_to_all" else 1)
+
+
+def offsets(lengths: Sequence[int]) -> list[int]:
+    found = [0]
+    for length in lengths:
+        found.append(found[-1] + length)
+    return found
+
+
+def input_of(shape: Shape, rank: int) -> tuple[int, int]:
+    """Return which bytes of the message a rank's input has; all_to_all: that of each rank."""
+    whole = shape.bytes or sum(shape.shards or shape.send)
+    if shape.name in ("all_gather", "gather"):
+        at = offsets(shape.shards)
+        return at[rank], at[rank + 1]
+    if shape.name in ("broadcast", "scatter") and rank != shape.root:
+        return 0, 0
+    return 0, whole
+
+
+def output_of(shape: Shape, rank: int) -> tuple[int, int]:
+    """Return the same of its output."""
+    whole = shape.bytes or sum(shape.shards)
+    if shape.name in ("reduce_scatter", "scatter", "all_to_all"):
+        at = offsets(shape.shards or shape.send)
+        return at[rank], at[rank + 1]
+    if shape.name in ("reduce", "gather") and rank != shape.root:
+        return 0, 0
+    return 0, whole
+
+
+# ---- the run
+
+
+@dataclass
+class Sent:
+    """A signal under way, with what was put before it: into which memory, which bytes."""
+
+    depth: int
+    puts: list[tuple[Memory, list[Segment]]]
+
+
+@dataclass
+class Rank:
+    program: Sequence[Step]
+    at: int = 0
+    depth: int = 0  # of the longest chain of messages that it has taken
+    memory: dict[Memory, list[Segment]] = field(default_factory=dict)
+    states: list[tuple[int, State]] = field(default_factory=list)
+    unsent: dict[int, list[tuple[Memory, list[Segment]]]] = field(
+        default_factory=lambda: defaultdict(list)
+    )
+
+    def remember(self) -> None:
+        every = [(key, segment) for key, some in self.memory.items() for segment in some]
+        self.states.append((self.depth, tuple(every)))
+
+
+class Run:
+    """All ranks, one after another as far as each comes: plans give the same in any order."""
+
+    def __init__(self, group: GroupPlans) -> None:
+        self.shape = group.shape
+        self.ranks = [Rank(steps) for steps in group.steps()]
+        self.under_way: dict[tuple[int, int, str], deque[Sent]] = defaultdict(deque)
+        self.transfers: list[Transfer] = []
+        self.cuts: set[int] = set()  # of the message
+        for rank, one in enumerate(self.ranks):
+            begin, end = input_of(self.shape, rank)
+            if begin < end:
+                segment = Segment(0, end - begin, begin, frozenset([rank]))
+                one.memory["input", rank, rank] = [segment]
+                self.cuts |= {begin, end}
+            begin, end = output_of(self.shape, rank)
+            self.cuts |= {begin, end}
+
+    def run(self) -> None:
+        """Run to the end. Raises ValueError where a plan hangs, or does what it must not."""
+        moved = True
+        while moved:
+            moved = False
+            for rank, one in enumerate(self.ranks):
+                while one.at < len(one.program) and self.step(rank, one, one.program[one.at]):
+                    one.at += 1
+                    moved = True
+        for rank, one in enumerate(self.ranks):
+            if one.at < len(one.program):
+                step = one.program[one.at]
+                raise ValueError(
+                    f"rank {rank} waits for a {step.lane} signal of {step.peer} that never comes"
+                )
+            one.remember()
+
+    def step(self, rank: int, one: Rank, step: Step) -> bool:
+        """Do a step; False: it has to wait."""
+        if step.verb == "signal":
+            sent = Sent(one.depth + (step.lane == "data"), one.unsent.pop(step.peer, []))
+            self.under_way[rank, step.peer, step.lane].append(sent)
+            return True
+        if step.verb == "wait":
+            queue = self.under_way[step.peer, rank, step.lane]
+            if not queue:
+                return False
+            self.take(rank, one, step.peer, queue.popleft())
+            return True
+        try:
+            self.move(rank, one, step)
+        except ValueError as error:
+            raise ValueError(f"rank {rank}, step {one.at + 1}, {step.verb}: {error}") from None
+        return True
+
+    def take(self, rank: int, one: Rank, sender: int, sent: Sent) -> None:
+        if sent.depth > one.depth:
+            one.remember()
+            one.depth = sent.depth
+        for memory, segments in sent.puts:
+            write(one.memory.setdefault(memory, []), segments)
+            for segment in segments:
+                high = segment.place + segment.end - segment.begin
+                told = (sent.depth, sender, rank, segment.place, high, segment.ranks)
+                self.transfers.append(Transfer(*told))
+
+    def move(self, rank: int, one: Rank, step: Step) -> None:
+        parts = [self.load(rank, one, source, step.bytes) for source in step.sources]
+        found = parts[0] if len(parts) == 1 else added(parts, step.bytes)
+        for segment in found:
+            self.cuts |= {segment.place, segment.place + segment.end - segment.begin}
+        for target in step.targets:
+            memory = (target.space, target.rank, target.writer)
+            moved = [
+                s._replace(begin=s.begin + target.offset, end=s.end + target.offset) for s in found
+            ]
+            if target.rank == rank:
+                write(one.memory.setdefault(memory, []), moved)
+            else:
+                one.unsent[target.rank].append((memory, moved))
+
+    def load(self, rank: int, one: Rank, source: Operand, size: int) -> list[Segment]:
+        owner = self.ranks[source.rank]
+        memory = owner.memory.get((source.space, source.rank, source.writer), [])
+        found = read(memory, source.offset, size)
+        if source.rank != rank:  # a window: it goes from rank to rank when it is read
+            for s in found:
+                high = s.place + s.end - s.begin
+                told = (one.depth, source.rank, rank, s.place, high, s.ranks)
+                self.transfers.append(Transfer(*told))
+        return found
+
+
+def read(memory: Sequence[Segment], offset: int, size: int) -> list[Segment]:
+    """Return the bytes, counted from `offset`. Raises ValueError where nobody has written some."""
+    found, at = [], offset
+    for one in memory:
+        if one.end <= at or one.begin >= offset + size:
+            continue
+        if one.begin > at:
+            break
+        end = min(one.end, offset + size)
+        found.append(Segment(at - offset, end - offset, one.place + at - one.begin, one.ranks))
+        at = end
+    if at < offset + size:
+        raise ValueError("it reads bytes that nobody has written")
+    return found
+
+
+def write(memory: list[Segment], segments: Sequence[Segment]) -> None:
+    """Put segments into a memory in place of what they cover."""
+    for new in segments:
+        kept = []
+        for old in memory:
+            if old.end <= new.begin or old.begin >= new.end:
+                kept.append(old)
+                continue
+            if old.begin < new.begin:
+                kept.append(old._replace(end=new.begin))
+            if old.end > new.end:
+                kept.append(Segment(new.end, old.end, old.place + new.end - old.begin, old.ranks))
+        memory[:] = sorted([*kept, new])
+
+
+def added(parts: Sequence[Sequence[Segment]], size: int) -> list[Segment]:
+    """Return the sum of operands. Raises ValueError where a rank's input would count twice."""
+    cuts = sorted({0, size} | {s.begin for some in parts for s in some})
+    found = []
+    for begin, end in itertools.pairwise(cuts):
+        over = [next(s for s in some if s.begin <= begin < s.end) for some in parts]
+        place = over[0].place + begin - over[0].begin
+        ranks: frozenset[int] = frozenset()
+        for one in over:
+            if one.place + begin - one.begin != place:
+                raise ValueError("it adds up different parts of the message")
+            if twice := ranks & one.ranks:
+                raise ValueError(f"it adds the input of rank {min(twice)} twice")
+            ranks |= one.ranks
+        found.append(Segment(begin, end, place, ranks))
+    return found
+
+
+# ---- the result
+
+
+def story_of(group: GroupPlans) -> Story:
+    """Run the plans. Raises ValueError where they hang, or add up what does not belong together."""
+    if group.shape.name == "barrier":
+        raise ValueError(
+            "a barrier moves no bytes: `ringcomm plan barrier --svg` draws its signals"
+        )
+    run = Run(group)
+    run.run()
+    cuts = sorted(run.cuts)
+    chunks = [pair for pair in itertools.pairwise(cuts) if pair[0] < pair[1]]
+    rounds = sorted({one.round for one in run.transfers})
+    return Story(group.shape, chunks, run.transfers, [one.states for one in run.ranks], rounds)

@@ -1,0 +1,166 @@
+"""The arguments of `ringcomm search`, its report, and the head of what it writes."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from ringcomm._network import costs, costs_file
+from ringcomm._text import list_of, output, positive, show_seconds, show_size, size
+from ringcomm.algorithms.proof import Proof, verify
+from ringcomm.algorithms.steps import shape_of
+from ringcomm.tools.plan.search import tries, writing
+from ringcomm.tools.plan.search.tries import WAYS, Found, Other, Task
+from ringcomm.tools.plan.simulate import topology
+from ringcomm.tools.plan.simulate.bounds import Bounds, bounds
+from ringcomm.tools.plan.simulate.command import SHOWN_LINKS, link_lines
+from ringcomm.tools.plan.simulate.files import read
+from ringcomm.tools.plan.simulate.setting import Setting
+
+CHUNKS, TRIES, SEED = [1, 2, 4], 16, 0
+HEAD = """{what} on {topology}, found by search.
+
+    {command}
+
+By simulation {bytes} bytes take {found}, by the library's ring {ring}, and at least {least} by any
+plan. Register it for this group, on this network: docs/search.md.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--topology", required=True, metavar="NAME", help="as of `ringcomm simulate`; or its file")
+    add("--collective", required=True, metavar="NAME", help=f"one of {', '.join(WAYS)}")
+    add("--ranks", type=positive, metavar="N", help="one on each host (the topology's hosts)")
+    add("--bytes", type=size, default="1M", help="the whole message: all shards together (1M)")
+    add("--root", type=int, default=0, help="of broadcast (0)")
+    add("--chunks", type=list_of(positive), default=CHUNKS, metavar="LIST",
+        help="into how many to cut each rank's part; the best of these (1,2,4)")  # fmt: skip
+    add("--tries", type=positive, default=TRIES, help=f"with each number of chunks ({TRIES})")
+    add("--seed", type=int, default=SEED, help=f"of what chance decides ({SEED})")
+    add("--costs", type=Path, metavar="FILE", help="what `ringcomm tune` has written")
+    add("--links", type=int, default=SHOWN_LINKS, help=f"show so many; 0: all ({SHOWN_LINKS})")
+    add("--output", type=output, metavar="FILE.py", help="write the algorithm, if it is proved")
+
+
+def run(options: argparse.Namespace) -> int:
+    if options.root and options.collective != "broadcast":
+        raise ValueError(f"{options.collective} takes no --root: it is for broadcast")
+    if options.links < 0:
+        raise ValueError(f"--links {options.links}: write how many, or 0 for all")
+    if options.output and options.output.suffix != ".py":
+        raise ValueError(f"--output {options.output}: it is Python: use a name that ends in .py")
+    fabrics, known = costs_file.read_file(options.costs) if options.costs else (costs.DEFAULT, None)
+    where = Setting(fabrics, known, "", options.topology).of(hosts_of(options, fabrics, known))
+    task = Task(options.collective, options.bytes, options.root, where, fabrics, known)
+    tries.check(task, max(options.chunks))
+    others = tries.library(task)
+    found = tries.search(task, options.chunks, options.tries, options.seed)
+    call = shape_of(task.collective, task.ranks, task.bytes, task.ranks, root=task.root)
+    least = bounds(call, where, fabrics)
+    text = writing.text_of(found.form, found.steps, head(options, task, found, others, least))
+    proof = verify(
+        writing.load(text, found.form), task.ranks, task.bytes, task.collective, root=task.root
+    )
+    for line in (
+        *report(task, found, others, least, proof),
+        *link_lines(found.engine, found.seconds, options.links),
+    ):
+        print(line)
+    if options.output:
+        options.output.write_text(text, encoding="utf-8")
+        print(f"\n{options.output}: written; its function is {task.collective}")
+    return 0
+
+
+def hosts_of(
+    options: argparse.Namespace, fabrics: costs.Fabrics, known: costs_file.Hosts | None
+) -> int:  # fmt: skip
+    """Return --ranks, or as many as the topology has hosts. Raises ValueError."""
+    name: str = options.topology
+    if options.ranks:
+        return int(options.ranks)
+    if name.endswith(".json"):
+        return len(read(Path(name), fabrics.network.alpha).hosts)
+    if name == "measured" and known:
+        return len(known.names)
+    if topology.local_of(name):
+        raise ValueError(f"{name}: a search is for one rank on each host: try switch, and --ranks")
+    count = topology.hosts_of(name)
+    if count is None:
+        raise ValueError(f"{name} fits any number of hosts: write --ranks")
+    return count
+
+
+def ring_of(others: Sequence[Other]) -> Other:
+    """Return the ring, which every collective here has."""
+    return next(one for one in others if one.name == "ring")
+
+
+def head(
+    options: argparse.Namespace,
+    task: Task,
+    found: Found,
+    others: Sequence[Other],
+    least: Bounds,
+) -> str:
+    what = writing.described(found.form)
+    return HEAD.format(
+        what=what[0].upper() + what[1:],
+        topology=task.topology.name,
+        command=command_of(options),
+        bytes=show_size(task.bytes),
+        found=show_seconds(found.seconds),
+        ring=show_seconds(ring_of(others).seconds),
+        least=show_seconds(sure(least)),
+    )
+
+
+def command_of(options: argparse.Namespace) -> str:
+    """Return the command that finds this again, over several lines if need be."""
+    words = [f"ringcomm search --topology {shlex.quote(options.topology)}"]
+    for name in ("collective", "ranks", "bytes", "root", "chunks", "tries", "seed", "costs"):
+        value = getattr(options, name)
+        if value is None or (name == "root" and value == 0):
+            continue
+        shown = ",".join(map(str, value)) if name == "chunks" else str(value)
+        shown = show_size(value) if name == "bytes" else shown
+        word = f"--{name} {shlex.quote(shown)}"
+        if len(words[-1]) + len(word) > 85:
+            words.append("  ")
+        words[-1] += f" {word}"
+    return "\n    ".join(words)
+
+
+def report(
+    task: Task, found: Found, others: Sequence[Other], least: Bounds, proof: Proof
+) -> Iterator[str]:
+    """Time beside the ring, the library's fastest and the bound; then what was proved."""
+    form, ring, best = found.form, ring_of(others), others[0]
+    each = "1 chunk" if form.parts == 1 else f"{form.parts} chunks"
+    what = f"{task.collective} of {show_size(task.bytes)} bytes, {task.ranks} ranks"
+    yield f"{what}: {each} of each rank's part"
+    yield f"{task.topology.name}, by a model; try {found.number}"
+    yield f"\nfound        {show_seconds(found.seconds)}"
+    yield f"ring         {show_seconds(ring.seconds)}, {compared(ring.seconds, found.seconds)}"
+    if best.name != "ring":
+        much = compared(best.seconds, found.seconds)
+        yield f"{best.name:11}  {show_seconds(best.seconds)}, {much}; the library's fastest"
+    bound = sure(least)
+    cut = f": what must go {least.cut}" if bound == least.bandwidth else ""
+    share = f"; found takes {found.seconds / bound:.2f} times that" if bound else ""
+    yield f"lower bound  {show_seconds(bound)}{cut}{share}"
+    sent, messages = max(proof.sent), max(proof.messages)
+    yield f"\nproved: a rank sends {sent:,} bytes at most, in {messages} messages"
+
+
+def sure(least: Bounds) -> float:
+    """Return the seconds that every plan takes: that of latency is not for all of them."""
+    return max(least.bandwidth, least.addition)
+
+
+def compared(other: float, found: float) -> str:
+    """Return "1.32 times as long", or "found is no faster"."""
+    return f"{other / found:.2f} times as long" if other > found else "found is no faster"

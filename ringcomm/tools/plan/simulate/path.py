@@ -1,0 +1,84 @@
+"""The critical path: what the last rank to end has waited for, step by step, back to the start."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from ringcomm.tools.plan.simulate.engine import Engine, Message
+
+KINDS = ("latency", "transfer", "copy", "reduce")
+
+
+class Part(NamedTuple):
+    """What the path does from `begin` to `end`, in seconds.
+
+    latency, transfer: a message on its way from `rank` to `to`. copy, reduce: work of `rank`. Of a
+    transfer, `shared` are the seconds that it takes because others are on the same links.
+    """
+
+    kind: str
+    begin: float
+    end: float
+    rank: int
+    to: int
+    bytes: int
+    shared: float = 0.0
+
+
+def critical_path(run: Engine) -> list[Part]:
+    """Return the parts, in order: each ends where the next begins."""
+    rank = max(range(len(run.programs)), key=lambda rank: (run.clock[rank], -rank))
+    parts: list[Part] = []
+    left = len(run.of_rank[rank])
+    while left:
+        span = run.of_rank[rank][left - 1]
+        if span.message is None or span.end <= span.begin:
+            if span.end > span.begin:
+                parts.append(Part(span.verb, span.begin, span.end, rank, -1, span.bytes))
+            left -= 1
+            continue
+        message = trace(run, span.message, parts)
+        rank, left = message.sender, message.spans
+    parts.reverse()
+    return parts
+
+
+def trace(run: Engine, message: Message, parts: list[Part]) -> Message:
+    """Add the parts of a message, and of those of the same pair that it waited for.
+
+    Returns the first of these: that was sent when its turn had come.
+    """
+    ends = message.sender, message.receiver
+    parts.append(Part("latency", message.left, message.arrived, *ends, message.bytes))
+    while True:
+        if message.left > message.began:
+            pair = ends[0] // run.local, ends[1] // run.local
+            alone = message.bytes / run.topology.rate(pair)
+            took = message.left - message.began
+            shared = took - alone if took > alone * (1 + 1e-9) else 0.0
+            one = Part("transfer", message.began, message.left, *ends, message.bytes, shared)
+            parts.append(one)
+        if message.before is None or message.began <= message.sent:
+            return message
+        message = message.before
+
+
+def totals(parts: Sequence[Part]) -> dict[str, float]:
+    """Return the seconds of each kind, and of all that is "shared" among the transfers."""
+    found = {kind: sum(one.end - one.begin for one in parts if one.kind == kind) for kind in KINDS}
+    return {**found, "shared": sum(one.shared for one in parts)}
+
+
+def hops(parts: Sequence[Part]) -> list[tuple[int, int]]:
+    """Return from which rank to which the path goes, in order; a pair that stays counts once."""
+    ends = [(one.rank, one.to) for one in parts if one.to >= 0]
+    return [pair for pair, _ in itertools.groupby(ends)]
+
+
+def message_count(parts: Sequence[Part]) -> int:
+    """Return how many messages the path has: one that waited for another's bytes, and that one."""
+    starts = {(one.rank, one.to, one.begin) for one in parts if one.kind == "transfer"}
+    bare = sum(one.kind == "latency" and one.bytes == 0 for one in parts)
+    return len(starts) + bare

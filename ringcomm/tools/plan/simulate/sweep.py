@@ -1,0 +1,183 @@
+"""Many sizes, ranks and algorithms: a table of times, and where another one is the fastest."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from ringcomm import options as settings
+from ringcomm._text import show_seconds, show_size
+from ringcomm.algorithms.program import AlgorithmError
+from ringcomm.algorithms.steps import COLLECTIVES, shape_of
+from ringcomm.tools.plan import source
+from ringcomm.tools.plan.by_hand import Asked, function_of, name_of
+from ringcomm.tools.plan.simulate import sweep_drawing
+from ringcomm.tools.plan.simulate.bounds import bounds
+from ringcomm.tools.plan.simulate.setting import Setting, simulate
+
+ELEMENT = 4  # bytes
+
+Times = dict[str, dict[int, float]]  # seconds, by algorithm and bytes
+
+
+class Crossing(NamedTuple):
+    """From about `bytes` on `after` is the fastest, not `before`."""
+
+    bytes: float
+    seconds: float
+    before: str
+    after: str
+
+
+class Panel(NamedTuple):
+    """One number of ranks."""
+
+    ranks: int
+    times: Times
+    bounds: dict[int, float]  # seconds, by bytes
+
+    def fastest(self, size: int) -> str:
+        """Return the fastest algorithm; of equal ones the first by name."""
+        return min((some[size], name) for name, some in self.times.items() if size in some)[1]
+
+
+def run(options: argparse.Namespace, setting: Setting, numbers: list[int], local: int) -> int:
+    """Print the table of each number of ranks, and draw them. Raises ValueError."""
+    if options.collective not in COLLECTIVES:
+        raise ValueError(f"there is no collective {options.collective!r} to be swept")
+    source = f"{options.topology}, by a model with the costs of: {setting.source}"
+    print(
+        f"{options.collective}, {local} ranks a host\n{source}"
+        if local > 1
+        else (f"{options.collective}\n{source}")
+    )
+    panels = []
+    algorithms = named(options.algorithm or settings.ALGORITHMS)
+    for ranks in numbers:
+        call = Call(options.collective, ranks, ranks // local, options.root or 0)
+        panel = panel_of(call, setting, options.bytes, algorithms)
+        panels.append(panel)
+        for line in lines_of(panel):
+            print(line)
+    if options.svg:
+        drawn = drawing_of(options.collective, setting, panels)
+        options.svg.write_text(drawn, encoding="utf-8")
+        print(f"\n{options.svg}: drawn")
+    return 0
+
+
+def drawing_of(collective: str, setting: Setting, panels: Sequence[Panel]) -> str:
+    title = f"{collective} on {setting.topology}"
+    note = f"a model with the costs of {setting.source}, not a measurement"
+    return sweep_drawing.draw(title, note, [(one, crossings(one)) for one in panels])
+
+
+def named(algorithms: Sequence[Asked]) -> dict[str, Asked]:
+    """Return algorithms by the names that tables and pictures have. Raises ValueError."""
+    found: dict[str, Asked] = {}
+    for one in algorithms:
+        function = function_of(one)
+        name = name_of(function) if function else str(one)
+        if name in found:
+            raise ValueError(f"there are two algorithms {name}: rename the function of one")
+        found[name] = function or one
+    return found
+
+
+class Call(NamedTuple):
+    """What is swept, besides sizes and algorithms."""
+
+    collective: str
+    ranks: int
+    hosts: int
+    root: int = 0
+
+
+def panel_of(
+    call: Call, setting: Setting, sizes: Sequence[int], algorithms: Mapping[str, Asked]
+) -> Panel:
+    """Simulate each algorithm with each size. Raises ValueError where none can do the call."""
+    times: Times = {}
+    least: dict[int, float] = {}
+    where = setting.of(call.hosts)
+    for size in sizes:
+        whole = rounded(size, call.ranks)
+        shape = shape_of(call.collective, call.ranks, whole, call.hosts, ELEMENT)
+        least[size] = bounds(shape, where, setting.fabrics).seconds
+        for name, algorithm in algorithms.items():
+            try:
+                group = source.plans_of(
+                    call.collective, call.ranks, whole, call.hosts, algorithm,
+                    call.root, setting.fabrics, setting.known,
+                )  # fmt: skip
+            except ValueError as error:  # it is for other groups or collectives
+                if isinstance(error, AlgorithmError) and not isinstance(
+                    error.__cause__, ValueError
+                ):
+                    raise  # by hand, and wrong
+                continue
+            times.setdefault(name, {})[size] = simulate(group, where, setting.fabrics)[0]
+    if not times:
+        asked = ", ".join(algorithms)
+        raise ValueError(f"{call.collective} of {call.ranks} ranks on these hosts has no {asked}")
+    return Panel(call.ranks, times, least)
+
+
+def rounded(size: int, ranks: int) -> int:
+    """Return the bytes of equal shards of whole elements: one element each at least."""
+    unit = ranks * ELEMENT
+    return max(1, round(size / unit)) * unit
+
+
+def crossings(panel: Panel) -> list[Crossing]:
+    """Return where the fastest changes: between two sizes, where the lines of the picture cross."""
+    found = []
+    for low, high in itertools.pairwise(sorted(panel.bounds)):
+        one, other = panel.fastest(low), panel.fastest(high)
+        if one == other:
+            continue
+        a, b = (
+            [math.log(panel.times[name][size]) for size in (low, high)] for name in (one, other)
+        )
+        before, after = b[0] - a[0], a[1] - b[1]  # how far apart; neither is negative
+        part = before / (before + after) if before + after > 0 else 0.5
+        size = low * (high / low) ** part
+        found.append(Crossing(size, math.exp(a[0] + part * (a[1] - a[0])), one, other))
+    return found
+
+
+def lines_of(panel: Panel) -> Iterator[str]:
+    """The table of a panel, and where the fastest changes."""
+    yield f"\n{panel.ranks} ranks"
+    names = list(panel.times)
+    wide = max(14, *(len(name) + 3 for name in names))
+    yield f"{'bytes':>6} " + "".join(f"{name:>{wide}}" for name in [*names, "lower bound"])
+    for size, least in panel.bounds.items():
+        words = []
+        for name in names:
+            if size not in panel.times[name]:
+                words.append("-  ")
+                continue
+            mark = " *" if name == panel.fastest(size) else "  "
+            words.append(show_seconds(panel.times[name][size]) + mark)
+        words.append(show_seconds(least) + "  ")
+        yield f"{show_size(size):>6} " + "".join(f"{word:>{wide}}" for word in words)
+    yield from crossing_lines(panel)
+
+
+def crossing_lines(panel: Panel) -> Iterator[str]:
+    smallest = min(panel.bounds)
+    yield f"the fastest: {panel.fastest(smallest)} from {show_size(smallest)} on"
+    for one in crossings(panel):
+        yield f"  {one.after} from about {about(one.bytes)} on"
+
+
+def about(size: float) -> str:
+    """Return the bytes to two digits: "13K"."""
+    for name, unit in (("G", 1 << 30), ("M", 1 << 20), ("K", 1 << 10)):
+        if size >= unit:
+            return f"{size / unit:.2g}{name}" if size < 99.5 * unit else f"{size / unit:.0f}{name}"
+    return f"{size:.0f}"
