@@ -72,7 +72,8 @@ def test_every_public_name_has_a_docstring() -> None:
     del values["Options"], values["__version__"]
     for module in PUBLIC[1:]:
         values |= {name: getattr(module, name) for name in module.__all__}
-    assert len(values) == sum(len(module.__all__) for module in PUBLIC) - 2
+    del values["Algorithm"]  # a type alias
+    assert len(values) == sum(len(module.__all__) for module in PUBLIC) - 3
     assert not [missing for name, value in values.items() for missing in undocumented(name, value)]
 
 
