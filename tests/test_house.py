@@ -22,9 +22,11 @@ BELOW = {
     "device": {"base", "net", "plan", "reduce", "transport"},
     "cuda": {"base", "reduce", "device"},  # a library of its own
     "elastic": {"base", "net", "transport"},
-    "comm": {"base", "net", "plan", "reduce", "transport", "exec", "device"},
+    "stream": {"base", "net", "plan", "reduce", "transport", "exec", "device", "comm"},
+    "comm": {"base", "net", "plan", "reduce", "transport", "exec", "device", "stream"},
     "verify": {"base", "plan"},  # beside the engine: a module of its own
-    "torch": {"base", "net", "plan", "reduce", "transport", "exec", "device", "elastic", "comm"},
+    "torch": {"base", "net", "plan", "reduce", "transport", "exec", "device", "elastic"}
+    | {"comm", "stream"},
 }
 # What only torch's side may include; torch/headeronly is free everywhere.
 TORCH = re.compile(r"(torch(?!/headeronly/)|c10|c10d|ATen|aten|caffe2|pybind11)/|Python\.h$")

@@ -12,7 +12,7 @@ namespace ringcomm {
 struct GroupConfig {
   std::optional<std::string> algorithm;  // where a collective has it; all ranks hear of an unknown
   std::optional<int64_t> spin_us;        // how long a waiting call spins; unset: what fits
-  std::string cuda_mode = "auto";        // or "ipc", "host": see comm/device_engine.h
+  std::string cuda_mode = "auto";        // or "ipc", "host": see stream/device_engine.h
   std::optional<uint64_t> cuda_memory;   // bytes a rank gives the group; unset: what fits
   uint64_t shared_buffers = 0;           // bytes of a rank's memory for tensors that others read
   std::string trace_lines = "0";         // "1": records have the line of the program that calls

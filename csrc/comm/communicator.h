@@ -6,7 +6,7 @@
 // function.
 #pragma once
 
-#include "comm/device_engine.h"
+#include "stream/device_engine.h"
 #include "comm/group_state.h"
 #include "comm/host_engine.h"
 #include "comm/message_engine.h"

@@ -4,7 +4,7 @@
 // device-generic interface is used, so none of this needs a CUDA build of torch.
 #pragma once
 
-#include "comm/device_engine.h"
+#include "stream/device_engine.h"
 #include "torch/work.h"
 
 namespace ringcomm {

@@ -1,7 +1,7 @@
 // The calls of a DeviceEngine: on the devices where the ranks reach one another there, else through
 // memory of the host.
 
-#include "comm/device_engine.h"
+#include "stream/device_engine.h"
 #include "plan/registry.h"
 
 namespace ringcomm {

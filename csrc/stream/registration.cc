@@ -1,7 +1,7 @@
 // Memory that a program registers: all ranks map it at once, so that no operation copies it first.
-// The ranks meet as at a capture (device_capture.cc). Then it stays as what a graph has, until the
+// The ranks meet as at a capture (capture.cc). Then it stays as what a graph has, until the
 // program says otherwise. What is under way ends first, for up to two seconds.
-#include "comm/device_engine.h"
+#include "stream/device_engine.h"
 
 namespace ringcomm {
 

@@ -1,4 +1,4 @@
-#include "comm/device_engine.h"
+#include "stream/device_engine.h"
 
 #include <ranges>
 #include <thread>

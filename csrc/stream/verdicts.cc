@@ -5,7 +5,7 @@
 // finished by then is lost; and so is what it had, once anybody has begun the operation after next,
 // which uses the same half of all memory.
 
-#include "comm/device_engine.h"
+#include "stream/device_engine.h"
 
 namespace ringcomm {
 namespace {

@@ -2,7 +2,7 @@
 // meet and map one another's memory. At each replay streams do the same work again, with the same
 // words (device/handover.cc), and no host knows of it. Only kernels that meet have a deadline. The
 // worker looks now and then whether a replay waits for a rank that is gone.
-#include "comm/device_engine.h"
+#include "stream/device_engine.h"
 
 namespace ringcomm {
 

@@ -1,4 +1,4 @@
-#include "comm/staged.h"
+#include "stream/staged.h"
 
 #include "comm/communicator.h"
 #include "device/numa.h"

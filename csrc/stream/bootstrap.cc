@@ -1,7 +1,7 @@
 // How the ranks of a DeviceEngine meet: at its first operation, or two of them at their first
 // message.
 
-#include "comm/device_engine.h"
+#include "stream/device_engine.h"
 #include "comm/runtime.h"
 
 namespace ringcomm {

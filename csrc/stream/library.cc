@@ -1,7 +1,7 @@
 // Finds and opens the library for devices.
 #include <dlfcn.h>
 
-#include "comm/device_engine.h"
+#include "stream/device_engine.h"
 #include "comm/runtime.h"
 
 namespace ringcomm {

@@ -8,7 +8,7 @@
 #include <set>
 
 #include "comm/group_state.h"
-#include "comm/staged.h"
+#include "stream/staged.h"
 #include "comm/waiter.h"
 #include "device/device_comm.h"
 
