@@ -1,17 +1,17 @@
 // A group of ranks: runs collectives in the order of the calls, and messages beside them. Every
 // operation ends by its deadline; a failed one carries a message that says why.
 //
-// The work is done by engines (comm/engine.h), over which a group loops. Once an operation has
+// The work is done by engines (group/engine.h), over which a group loops. Once an operation has
 // failed the group stays failed: peers may be anywhere in their programs. Any thread may call any
 // function.
 #pragma once
 
-#include "stream/device_engine.h"
-#include "comm/group_state.h"
-#include "comm/host_engine.h"
-#include "comm/message_engine.h"
-#include "comm/progress.h"
 #include "comm/runtime.h"
+#include "group/group_state.h"
+#include "host/host_engine.h"
+#include "message/message_engine.h"
+#include "progress/progress.h"
+#include "stream/device_engine.h"
 #include "transport/rendezvous.h"
 
 namespace ringcomm {

@@ -11,8 +11,8 @@
 #include "base/config.h"
 #include "base/mutex.h"
 #include "base/ticks.h"
-#include "comm/deferred_release.h"
 #include "plan/topology.h"
+#include "progress/deferred_release.h"
 #include "transport/rendezvous.h"
 
 namespace ringcomm {

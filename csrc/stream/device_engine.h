@@ -7,10 +7,10 @@
 
 #include <set>
 
-#include "comm/group_state.h"
-#include "stream/staged.h"
-#include "comm/waiter.h"
 #include "device/device_comm.h"
+#include "group/group_state.h"
+#include "group/waiter.h"
+#include "stream/staged.h"
 
 namespace ringcomm {
 

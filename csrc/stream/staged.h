@@ -8,8 +8,8 @@
 // end in order: so does the stream's work, and what is copied in comes after what was copied out.
 #pragma once
 
-#include "comm/mailbox.h"
 #include "device/api.h"
+#include "message/mailbox.h"
 
 namespace ringcomm {
 

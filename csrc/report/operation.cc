@@ -1,4 +1,4 @@
-#include "comm/operation.h"
+#include "report/operation.h"
 
 #include "plan/registry.h"
 

@@ -1,6 +1,6 @@
 // Mailbox: matches messages with receives.
 
-#include "comm/mailbox.h"
+#include "message/mailbox.h"
 
 namespace ringcomm {
 

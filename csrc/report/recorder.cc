@@ -1,9 +1,9 @@
-#include "comm/recorder.h"
+#include "report/recorder.h"
 
 #include <ranges>
 
-#include "comm/operation.h"
 #include "plan/registry.h"
+#include "report/operation.h"
 
 namespace ringcomm {
 namespace {

@@ -6,8 +6,8 @@
 #include <functional>
 #include <utility>
 
-#include "comm/operation.h"
-#include "comm/recorder.h"
+#include "report/operation.h"
+#include "report/recorder.h"
 #include "transport/transport.h"
 
 namespace ringcomm {

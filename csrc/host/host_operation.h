@@ -2,10 +2,10 @@
 // the wheel runs it.
 #pragma once
 
-#include "comm/group_state.h"
-#include "comm/operation.h"
 #include "exec/host_executor.h"
+#include "group/group_state.h"
 #include "plan/cache.h"
+#include "report/operation.h"
 
 namespace ringcomm {
 

@@ -2,9 +2,9 @@
 // them loop over the group's engines.
 #pragma once
 
-#include "comm/group_state.h"
-#include "comm/host_engine.h"
-#include "comm/message_engine.h"
+#include "group/group_state.h"
+#include "host/host_engine.h"
+#include "message/message_engine.h"
 
 namespace ringcomm {
 

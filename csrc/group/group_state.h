@@ -9,10 +9,10 @@
 #include "base/config.h"
 #include "base/log.h"
 #include "base/mutex.h"
-#include "comm/diagnosis.h"
-#include "comm/engine.h"
-#include "comm/recorder.h"
+#include "group/engine.h"
 #include "plan/rules.h"
+#include "report/diagnosis.h"
+#include "report/recorder.h"
 #include "transport/transport.h"
 
 namespace ringcomm {

@@ -1,4 +1,4 @@
-#include "comm/group_state.h"
+#include "group/group_state.h"
 
 #include "comm/runtime.h"
 

@@ -1,4 +1,4 @@
-#include "comm/progress.h"
+#include "progress/progress.h"
 
 #include "comm/runtime.h"
 

@@ -1,4 +1,4 @@
-#include "comm/message_engine.h"
+#include "message/message_engine.h"
 
 namespace ringcomm {
 

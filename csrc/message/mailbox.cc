@@ -1,4 +1,4 @@
-#include "comm/mailbox.h"
+#include "message/mailbox.h"
 
 namespace ringcomm {
 

@@ -15,11 +15,11 @@
 #include <memory>
 #include <unordered_map>
 
-#include "comm/operation.h"
-#include "comm/paces.h"
-#include "comm/recorder.h"
-#include "comm/request.h"
+#include "group/request.h"
+#include "message/paces.h"
 #include "plan/spans.h"
+#include "report/operation.h"
+#include "report/recorder.h"
 
 namespace ringcomm {
 

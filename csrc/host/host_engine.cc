@@ -1,4 +1,4 @@
-#include "comm/host_engine.h"
+#include "host/host_engine.h"
 
 namespace ringcomm {
 

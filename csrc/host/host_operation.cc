@@ -1,4 +1,4 @@
-#include "comm/host_operation.h"
+#include "host/host_operation.h"
 
 #include "plan/registry.h"
 

@@ -2,8 +2,8 @@
 // of which nothing has moved can end alone.
 #pragma once
 
-#include "comm/group_state.h"
-#include "comm/mailbox.h"
+#include "group/group_state.h"
+#include "message/mailbox.h"
 
 namespace ringcomm {
 

@@ -5,7 +5,7 @@
 #include <exception>
 
 #include "base/deadline.h"
-#include "comm/wheel.h"
+#include "group/wheel.h"
 
 namespace ringcomm {
 

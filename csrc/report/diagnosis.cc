@@ -1,4 +1,4 @@
-#include "comm/diagnosis.h"
+#include "report/diagnosis.h"
 
 namespace ringcomm {
 

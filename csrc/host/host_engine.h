@@ -5,9 +5,9 @@
 #include <deque>
 #include <memory>
 
-#include "comm/host_operation.h"
-#include "comm/request.h"
-#include "comm/waiter.h"
+#include "group/request.h"
+#include "group/waiter.h"
+#include "host/host_operation.h"
 
 namespace ringcomm {
 
