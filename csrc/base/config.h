@@ -40,7 +40,7 @@ struct ProcessConfig {
   std::string secret;              // of the job; "": who can read the store can connect
   std::string tls = "off";         // "on": connections are encrypted, by the secret or by these
   std::string tls_cert, tls_key, tls_ca;  // files: certificate, its key, who may sign others'
-  std::string costs;                      // a file, see comm/runtime.h
+  std::string costs;                      // a file, see comm/groups.h
   // What it says, in the words of plan/topology.h. Throws UsageError.
   std::string (*costs_word)(const std::string& file) = nullptr;
   std::string host;   // what that file calls this host; "": its hostname

@@ -6,12 +6,9 @@
 // function.
 #pragma once
 
-#include "comm/runtime.h"
-#include "group/group_state.h"
-#include "host/host_engine.h"
-#include "message/message_engine.h"
-#include "progress/progress.h"
-#include "stream/device_engine.h"
+#include "comm/group_device.h"
+#include "comm/groups.h"
+#include "progress/workers.h"
 #include "transport/rendezvous.h"
 
 namespace ringcomm {
@@ -29,24 +26,16 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   int size() const { return state_.size(); }
   Rank rank() const { return state_.rank(); }
   const Geometry& geometry() const { return geometry_; }
-  // The timeout, failures, and the transport.
-  GroupState& state() { return state_; }
+  GroupState& state() { return state_; }  // its timeout, failures, and transport
   const GroupState& state() const { return state_; }
-  // Messages that were posted.
+  HostEngine& host() { return host_; }  // queues collectives
   MessageEngine& messages() { return messages_; }
-  // The threads that move the group on.
-  Progress& progress() { return progress_; }
+  Progress& progress() { return progress_; }  // the threads that move the group on
+  GroupDevice& device() { return device_; }
 
   // Runs a collective and returns when it is done: on this thread when the group is idle. Throws
   // UsageError (nothing happened), MismatchError, PeerError, TimeoutError (the group has failed).
   void run(const Operation& operation);
-  // Queues it. Memory lives until the task is done; on_done is called on the thread that ends it.
-  TaskPtr submit(Operation operation, decltype(Request::on_done) on_done = nullptr,
-                 Continuation continuation = {}, const std::atomic<uint32_t>* gate = nullptr);
-  // By which a collective would run on the host. Throws UsageError.
-  Algorithm algorithm_of(const Operation& operation) const { return host_.algorithm_of(operation); }
-  // Starts a send or receive, whose timeout is given.
-  void post(const MessagePtr& message);
   // Waits until `request` is done or `at_most` has passed: true when done. Throws no error of the
   // request, only the exception of `interrupt`; then messages and blocking tasks are done, too.
   // Only this wait gives a message a deadline: `at_most`, or else the message's timeout. When it
@@ -54,22 +43,11 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   bool wait(Request& request, Clock::duration at_most = Clock::duration::max()) {
     return progress_.wait(request, at_most);
   }
-  // The same for an operation on a device. After a failure a completed operation may hold no valid
-  // result.
-  bool wait(const DeviceEngine::Completion& end, Clock::duration at_most = Clock::duration::max());
-  // The engine for tensors of that device; made at first use.
-  DeviceEngine& device(int index);
-  DeviceEngine* device_in_use() const { return device_.load(std::memory_order_acquire); }
   // Collectives asked for so far; the same on every rank of a correct program.
   uint64_t sequence() const;
-  // What flight recorders show in files: of the host's operations, and of a device's.
+  // Returns flight records as files have them: of the host's operations, and of a device's.
   std::vector<std::string> flight_rings() const;
 
-  // Has it pending work, or is a thread in a blocking collective? A worker drives pending work
-  // only.
-  bool busy();
-  // Waits for device work that every rank has already called: it only needs time.
-  void wait_for_device();
   // Fails everything pending here and tells the peers. Returns at once.
   void abort(const std::string& reason);
   // Gives pending operations `grace` to end, fails the rest, says goodbye. Idempotent. `drains`: it
@@ -88,8 +66,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   HostEngine host_;
   MessageEngine messages_;
   Progress progress_;
-  Mutex device_mutex_;                          // held to make the next
-  std::atomic<DeviceEngine*> device_{nullptr};  // lives as long as the group
+  GroupDevice device_;
 };
 
 }  // namespace ringcomm

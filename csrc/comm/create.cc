@@ -32,7 +32,7 @@ int most_ranks(const std::vector<int>& host_of) {
 
 // By rank 0's word. Without one a message takes what fits the distance.
 Reach reach_in(const Neighbourhood& memory) {
-  const Topology topology = Runtime::get().adopt(memory.word);
+  const Topology topology = Groups::get().adopt(memory.word);
   Reach reach = reach_of(topology, memory.host_of, memory.names);
   constexpr double kFits[] = {Costs().alpha, 1e-3, 8e-3};
   if (memory.word.empty()) reach.costs.alpha = kFits[memory.distance];
@@ -40,7 +40,7 @@ Reach reach_in(const Neighbourhood& memory) {
 }
 
 void warn_of_stranger(const Neighbourhood& memory, const Logger& logger) {
-  const Topology topology = Runtime::get().adopt(memory.word);
+  const Topology topology = Groups::get().adopt(memory.word);
   if (topology.hosts.empty() || hosts_in(memory.host_of) == 1) return;
   const std::string name = stranger(topology, memory.names);
   if (name.empty()) return;
@@ -57,7 +57,8 @@ std::shared_ptr<Communicator> Communicator::create(Store& store,
                  " ranks: ringcomm takes 1 to ", kMostRanks);
   RINGCOMM_CHECK(options.rank >= 0 && options.rank < options.size, "rank ", options.rank,
                  " is not in a group of ", options.size);
-  Runtime& runtime = Runtime::get();
+  Groups& groups = Groups::get();
+  Process& process = Process::get();
   const Geometry geometry = Geometry::for_ranks(options.size);
   RendezvousOptions meeting;
   meeting.rank = options.rank;
@@ -65,7 +66,7 @@ std::shared_ptr<Communicator> Communicator::create(Store& store,
   meeting.name = options.name;
   meeting.members = options.global_ranks;
   const bool part = !options.global_ranks.empty();
-  const auto world = part ? runtime.world() : nullptr;
+  const auto world = part ? groups.world() : nullptr;
   if (world) meeting.world = world->state().transport().group();
   const uint64_t devices = cuda::Area::bytes(options.size);
   meeting.layout = {options.size,
@@ -79,24 +80,24 @@ std::shared_ptr<Communicator> Communicator::create(Store& store,
     return {{here, across.window_room(), across.inbox_bytes, mailbox_bytes(most), devices},
             {1, 0, across.inbox_bytes, mailbox_bytes(1) << (2 * distance)}};
   };
-  meeting.tcp = runtime.config().transport == "tcp";
-  meeting.host = runtime.config().host;
-  if (options.rank == 0) meeting.word = runtime.costs_word();
+  meeting.tcp = process.config().transport == "tcp";
+  meeting.host = process.config().host;
+  if (options.rank == 0) meeting.word = groups.costs_word();
   meeting.algorithm = [&]() -> std::string {
     const std::string& by_code = options.algorithm.text();
     return by_code.empty() ? Rules(options.config.algorithm.value_or("")).text() : by_code;
   };
-  meeting.network = [&](const std::string& host) -> Network& { return runtime.network(host); };
-  if (runtime.config().distance) meeting.distance = runtime.config().distance;
+  meeting.network = [&](const std::string& host) -> Network& { return groups.network(host); };
+  if (process.config().distance) meeting.distance = process.config().distance;
   if (options.interrupt) meeting.interrupt = options.interrupt;
   if (options.interrupt_meeting) meeting.interrupt = options.interrupt_meeting;
-  const Logger logger(runtime.config().log,
+  const Logger logger(process.config().log,
                       str("rank ", options.rank, " of group '", options.name, "'"));
   meeting.warn = [&](const std::string& text) { logger.warning(text); };
   auto limit = options.timeout;
   if (world && options.may_be_late) limit = std::max(limit, world->state().timeout());
   const auto memory =
-      std::make_shared<Neighbourhood>(meet(store, meeting, runtime.neighbours(), Deadline(limit)));
+      std::make_shared<Neighbourhood>(meet(store, meeting, process.neighbours(), Deadline(limit)));
   const std::shared_ptr<Transport> transport = std::make_unique<Transport>(
       options.rank, std::move(memory->peers), std::move(memory->others));
   try {
@@ -109,7 +110,7 @@ std::shared_ptr<Communicator> Communicator::create(Store& store,
         Geometry::across_hosts(options.size, memory->distance, most_ranks(memory->host_of));
     auto group =
         std::make_shared<Communicator>(transport, mapped ? geometry : across, agreed, memory);
-    if (!part) runtime.offer_world(group);
+    if (!part) groups.offer_world(group);
     return group;
   } catch (const std::exception& error) {  // the others have a group: they hear why it ends
     transport->fail(error.what());
@@ -130,13 +131,14 @@ Communicator::Communicator(std::shared_ptr<Transport> transport, const Geometry&
              ranks_here(memory_->host_of, options)),
       host_(state_, geometry),
       messages_(state_, host_),
-      progress_(state_, host_, messages_) {
+      progress_(state_, host_, messages_),
+      device_(state_, progress_) {
   state_.kick = [this] {
-    if (const auto self = weak_from_this().lock()) Runtime::get().kick(self);
+    if (const auto self = weak_from_this().lock()) Workers::get().kick({self, &progress_});
   };
   state_.add(host_);
   state_.add(messages_);
-  Runtime::get().attach(this);
+  Groups::get().attach(this);
 }
 
 }  // namespace ringcomm

@@ -1,6 +1,6 @@
 #include "group/group_state.h"
 
-#include "comm/runtime.h"
+#include "group/process.h"
 
 namespace ringcomm {
 GroupState::GroupState(const CommunicatorOptions& options, std::shared_ptr<Transport> transport,
@@ -8,15 +8,17 @@ GroupState::GroupState(const CommunicatorOptions& options, std::shared_ptr<Trans
     : options_(options),
       reach_(reach),
       neighbours_(neighbours),
-      logger_(Runtime::get().config().log,
+      logger_(Process::get().config().log,
               str("rank ", options.rank, " of group '", options.name, "'")),
       transport_(std::move(transport)),
-      recorder_(recorded(false), Runtime::get().began()),
+      recorder_(recorded(false), Process::get().began()),
       diagnosis_(*transport_, recorder_, Board::kHost),
-      timeout_ms_(options.timeout.count()) {}
+      timeout_ms_(options.timeout.count()) {
+  Process::get().note_ranks_here(neighbours);
+}
 
 Recorded GroupState::recorded(bool device) const {
-  return {.job = Runtime::get().config().run,
+  return {.job = Process::get().config().run,
           .group = name(),
           .rank = rank(),
           .size = size(),
@@ -24,14 +26,14 @@ Recorded GroupState::recorded(bool device) const {
           .device = device,
           .registered = options_.algorithm.registered(),
           .meeting = transport_->group(),
-          .ring = Runtime::get().config().ring};
+          .ring = Process::get().config().ring};
 }
 
 // A rank with a core of its own may spin: waking a sleeper costs more than most waits. Ranks that
 // share cores give theirs away at once.
 Patience GroupState::patience() const {
-  const Runtime& runtime = Runtime::get();
-  const bool own_core = neighbours_ <= runtime.cpus();
+  const Process& process = Process::get();
+  const bool own_core = neighbours_ <= process.cpus();
   SpinPolicy policy{std::chrono::microseconds(own_core ? 300 : 0), own_core ? 4 : 100,
                     own_core ? 256 : 16};
   if (!reach_.mapped) {
@@ -81,7 +83,7 @@ std::exception_ptr GroupState::fail(const std::exception_ptr& error) {
   each_engine([](Engine& engine) { engine.note_progress(); });
   marks_.fetch_or(kFailed);  // partner: failed()
   recorder_.close(why);
-  Runtime::get().tell_failure();
+  Process::get().tell_failure();
   transport_->fail(why);  // rings this process's bell too
   each_engine([&](Engine& engine) { engine.fail(error); });
   return error;

@@ -62,14 +62,41 @@ void HostEngine::run_to_end(const Operation& operation) {
 
 // ---- the queue
 
-void HostEngine::submit(const TaskPtr& task) {
-  const Lock lock(queue_mutex_);
-  queue_.push_back(task);
-  Descriptor asked = task->asked;
-  asked.sequence =
-      1 + asked_.fetch_add(1 + task->continuation.operations, std::memory_order_relaxed);
-  task->ticket = state_.recorder().call(asked, task->operation.line);
-  queued_.fetch_add(1, std::memory_order_seq_cst);
+TaskPtr HostEngine::submit(Operation operation, decltype(Request::on_done) on_done,
+                           Continuation continuation) {
+  TaskPtr task = make_task(std::move(operation), std::move(on_done));
+  task->continuation = std::move(continuation);
+  return queue(std::move(task));
+}
+
+TaskPtr HostEngine::submit(Operation first, decltype(Request::on_done) on_done,
+                           PieceSource pieces) {
+  TaskPtr task = make_task(std::move(first), std::move(on_done));
+  task->pieces = std::move(pieces);
+  return queue(std::move(task));
+}
+
+TaskPtr HostEngine::make_task(Operation&& operation, decltype(Request::on_done)&& on_done) const {
+  state_.check_usable();
+  validate(operation, state_.size(), state_.rank());
+  const auto limit = state_.timeout_or(operation.timeout);
+  auto task = std::make_shared<Task>(std::move(operation), limit);
+  task->on_done = std::move(on_done);
+  return task;
+}
+
+TaskPtr HostEngine::queue(TaskPtr task) {
+  {
+    const Lock lock(queue_mutex_);
+    queue_.push_back(task);
+    Descriptor asked = task->asked;
+    const uint64_t operations = task->continuation ? 2 : 1;
+    asked.sequence = 1 + asked_.fetch_add(operations, std::memory_order_relaxed);
+    task->ticket = state_.recorder().call(asked, task->operation.line);
+    queued_.fetch_add(1, std::memory_order_seq_cst);
+  }
+  state_.kick();
+  return task;
 }
 
 // The next task of the queue, if it may begin.
@@ -77,7 +104,8 @@ TaskPtr HostEngine::front() const {
   const Lock lock(queue_mutex_);
   if (queue_.empty()) return nullptr;
   const Task& next = *queue_.front();
-  const bool open = next.gate == nullptr || next.gate->load(std::memory_order_seq_cst) > next.piece;
+  const std::atomic<uint32_t>* const gate = next.pieces.gate;
+  const bool open = gate == nullptr || gate->load(std::memory_order_seq_cst) > next.piece;
   return open || state_.failed() ? queue_.front() : nullptr;
 }
 
@@ -96,7 +124,7 @@ bool HostEngine::next_task() {
 
 // After a piece that is not the last: the task waits for the next one's gate, before all others.
 bool HostEngine::next_piece() {
-  if (!task_->continuation.pieces || !task_->continuation.next(task_->operation)) return false;
+  if (!task_->pieces.next || !task_->pieces.next(task_->operation)) return false;
   ++task_->piece;
   const Lock lock(queue_mutex_);
   queue_.push_front(std::exchange(task_, nullptr));
@@ -124,7 +152,7 @@ bool HostEngine::advance(Driver& driver) {
     operation_.end_piece();
     if (next_piece()) return true;
     operation_.end(true);
-    if (task_->continuation.operations > 0 && task_->continuation.next(task_->operation)) {
+    if (task_->continuation && task_->continuation(task_->operation)) {
       operation_.begin(task_->operation);
       return true;
     }
@@ -147,7 +175,8 @@ void HostEngine::end_task(Driver& driver, const std::exception_ptr& error) {
   driver.let_go();
   task->operation.input.clear();
   task->operation.output.clear();
-  task->continuation = {};
+  task->continuation = nullptr;
+  task->pieces = {};
   queued_.fetch_sub(1, std::memory_order_seq_cst);
   task->end(error);
   state_.transport().doorbell().notify(kLocalNews);  // before callbacks, which may take their time
@@ -176,7 +205,7 @@ void HostEngine::check() {
 
 Clock::duration HostEngine::poll_interval() {
   const Lock lock(queue_mutex_);
-  const bool gated = !queue_.empty() && queue_.front()->gate != nullptr;
+  const bool gated = !queue_.empty() && queue_.front()->pieces.gate != nullptr;
   return gated ? Clock::duration(kStreamInterval) : Engine::poll_interval();
 }
 

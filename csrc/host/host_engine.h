@@ -11,14 +11,17 @@
 
 namespace ringcomm {
 
-// Makes the operation that belongs together with the one that has just ended; false: none.
-struct Continuation {
-  std::function<bool(Operation&)> next;
-  uint64_t operations = 0;  // how many it yields, the same on every rank
-  bool pieces = false;      // or what it yields are further pieces of the same operation
+// Makes a second operation that belongs together with the one that has just ended. After that one
+// it is asked again, and says false.
+using Continuation = std::function<bool(Operation&)>;
+
+// Where the pieces of one operation come from, after the first.
+struct PieceSource {
+  const std::atomic<uint32_t>* gate = nullptr;  // counts the pieces that may begin
+  std::function<bool(Operation&)> next;         // makes the next one; false: there is none
 };
 
-// A collective in the queue, with its continuations: nothing else of the queue comes between them.
+// A collective in the queue, with its continuation: nothing else of the queue comes between them.
 struct Task final : Request {
   Task(Operation what, Clock::duration limit)
       : Request(limit),
@@ -29,9 +32,9 @@ struct Task final : Request {
   Operation operation;  // now: of a continuation, maybe
   Deadline deadline;
   Continuation continuation;
-  const std::atomic<uint32_t>* gate = nullptr;  // counts the pieces that may begin; null: all may
-  uint32_t piece = 0;                           // the number of this one
-  uint64_t ticket = 0;                          // the flight recorder's
+  PieceSource pieces;
+  uint32_t piece = 0;     // the number of this one
+  uint64_t ticket = 0;    // the flight recorder's
   bool blocking = false;  // it ends with the wait for it: then the memory is the caller's again
 };
 using TaskPtr = std::shared_ptr<Task>;
@@ -46,7 +49,11 @@ class HostEngine final : public Engine {
   // The caller's thread does the work and the waiting: no hand-over, no wake-up. False where others
   // are first: nothing has happened.
   bool run(const Operation& operation);
-  void submit(const TaskPtr& task);
+  // Queues it. The memory lives until the task is done; `on_done` is called on the thread that ends
+  // it. Throws UsageError (nothing has happened), or why the group takes no calls.
+  TaskPtr submit(Operation operation, decltype(Request::on_done) on_done = nullptr,
+                 Continuation continuation = nullptr);
+  TaskPtr submit(Operation first, decltype(Request::on_done) on_done, PieceSource pieces);
 
   Wheel& wheel() { return wheel_; }
   // The rank from which a driver has to hear next, or -1.
@@ -72,6 +79,8 @@ class HostEngine final : public Engine {
 
  private:
   void run_to_end(const Operation& operation);
+  TaskPtr make_task(Operation&& operation, decltype(Request::on_done)&& on_done) const;
+  TaskPtr queue(TaskPtr task);
   TaskPtr front() const;
   bool next_task();
   bool next_piece();

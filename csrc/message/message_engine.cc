@@ -16,6 +16,7 @@ bool MessageEngine::move(auto&& move) {
 }
 
 void MessageEngine::post(const MessagePtr& message) {
+  state_.check_usable();
   RINGCOMM_CHECK(message->peer < state_.size() && message->peer != state_.rank() &&
                      (message->peer >= 0 || !message->sending),
                  message->describe(), ": rank ", state_.rank(), " of ", state_.size(),

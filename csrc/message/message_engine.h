@@ -13,6 +13,7 @@ class MessageEngine final : public Engine {
   MessageEngine(GroupState& state, Engine& collectives)
       : state_(state), collectives_(collectives), mailbox_(state.transport(), state.recorder()) {}
 
+  // Starts a send or receive, whose timeout is given.
   void post(const MessagePtr& message);
   // The same of one that was asked for before the group may have failed or left.
   void post_late(const MessagePtr& message);

@@ -1,6 +1,6 @@
 #include "progress/progress.h"
 
-#include "comm/runtime.h"
+#include "progress/workers.h"
 
 namespace ringcomm {
 
@@ -48,8 +48,8 @@ void Progress::call_out(const std::function<void()>& code) {
     if (left != nullptr) left->come();
     Waiting::innermost() = left;
   }};
-  left != nullptr ? left->go() : Runtime::get().step_down();
-  Runtime::get().call(code);
+  left != nullptr ? left->go() : Workers::get().step_down();
+  Workers::get().call(code);
 }
 
 // ---- loops over the engines
@@ -105,7 +105,7 @@ bool Progress::wait(Request& request, Clock::duration at_most) {
   while (!done() && !late) {
     if (waiter.again(progress(driver, except))) continue;
     host_.rest(driver);
-    if (Runtime::get().help_others(*this)) continue;
+    if (Workers::get().help_others(*this)) continue;
     const uint32_t news = message != nullptr ? kMessageNews
                           : driver.drives()  ? kAllNews
                                              : kMessageNews | kLocalNews;

@@ -13,8 +13,12 @@ class Progress {
   Progress(GroupState& state, HostEngine& host, MessageEngine& messages)
       : state_(state), host_(host), messages_(messages) {}
 
+  GroupState& state() { return state_; }
+  HostEngine& host() { return host_; }
+  MessageEngine& messages() { return messages_; }
+
   // As Communicator::wait().
-  bool wait(Request& request, Clock::duration at_most);
+  bool wait(Request& request, Clock::duration at_most = Clock::duration::max());
   // Waits, with the checks of a wait, for streams that make it `over`. Throws the failure or the
   // exception of the interrupt that ends `during`.
   void wait_for_streams(const std::string& during, const std::function<bool()>& over);
@@ -25,6 +29,8 @@ class Progress {
   bool pending(const Engine* except = nullptr) const {
     return state_.count_engines(except, [](Engine& engine) { return engine.pending(); }) > 0;
   }
+  // Has it pending work, or is a thread in a blocking collective?
+  bool busy() const { return pending() || !Driver(host_.wheel()).take(); }
   // Is there anything that a worker must look at?
   bool needs_worker(const Engine* except = nullptr) const;
 

@@ -1,8 +1,8 @@
 // How the ranks of a DeviceEngine meet: at its first operation, or two of them at their first
 // message.
 
+#include "group/process.h"
 #include "stream/device_engine.h"
-#include "comm/runtime.h"
 
 namespace ringcomm {
 

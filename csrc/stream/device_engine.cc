@@ -3,7 +3,7 @@
 #include <ranges>
 #include <thread>
 
-#include "comm/runtime.h"
+#include "group/process.h"
 
 namespace ringcomm {
 
@@ -30,12 +30,12 @@ bool DeviceEngine::Completion::reached() const {
       points_, [&](const auto& each) { return engine_.reached(each.timeline, each.value); });
 }
 
-DeviceEngine::DeviceEngine(GroupState& state, Communicator& group, cuda::Api& api, int device)
+DeviceEngine::DeviceEngine(GroupState& state, Progress& group, cuda::Api& api, int device)
     : state_(state),
       api_(api),
       device_(device),
       own_(state.transport().device_area(state.rank()), state.size()),
-      recorder_(state.recorded(true), Runtime::get().began()),
+      recorder_(state.recorded(true), Process::get().began()),
       diagnosis_(state.transport(), recorder_, Board::kDevice,
                  [this](Rank peer, uint64_t sequence) { return state_of(peer, sequence); }),
       timelines_(static_cast<size_t>(1 + 2 * state.size())),
@@ -52,7 +52,7 @@ DeviceEngine::DeviceEngine(GroupState& state, Communicator& group, cuda::Api& ap
   const GroupConfig& config = state_.config();
   const std::string refusal = config.cuda_mode == "host" ? "RINGCOMM_CUDA_MODE=host" : "";
   const auto warn = [this](const std::string& text) {
-    if (Runtime::get().neighbours().first_time(text)) state_.logger().warning(text);
+    if (Process::get().neighbours().first_time(text)) state_.logger().warning(text);
   };
   const auto idle = [this] {
     note_progress();
@@ -138,7 +138,7 @@ void DeviceEngine::make_streams() {
     timeline(peer, true).own = streams_[1];
     timeline(peer, false).own = streams_[static_cast<size_t>(2 + std::max(0, other))];
   }
-  const int connections = Runtime::get().config().cuda_connections;
+  const int connections = Process::get().config().cuda_connections;
   if (connections >= kConnections) return;
   state_.logger().warning("CUDA_DEVICE_MAX_CONNECTIONS=", connections, ": streams that wait for a ",
                           "rank hold up others, also the program's; ", kConnections,

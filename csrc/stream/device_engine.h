@@ -53,7 +53,7 @@ class DeviceEngine final : public Engine {
   using CompletionPtr = std::shared_ptr<Completion>;
 
   // `group` is the one of that state: for operations through memory of the host.
-  DeviceEngine(GroupState& state, Communicator& group, cuda::Api& api, int device);
+  DeviceEngine(GroupState& state, Progress& group, cuda::Api& api, int device);
   ~DeviceEngine();
 
   int device() const { return device_; }

@@ -1,8 +1,8 @@
 // The calls of a DeviceEngine: on the devices where the ranks reach one another there, else through
 // memory of the host.
 
-#include "stream/device_engine.h"
 #include "plan/registry.h"
+#include "stream/device_engine.h"
 
 namespace ringcomm {
 namespace {
@@ -86,7 +86,7 @@ DeviceEngine::CompletionPtr DeviceEngine::enqueue(const Operation& operation, cu
     } else {
       if (plan) ++by_hand_;
       pending.result = staging_.run(operation, stream, next_point(0), plan.has_value());
-      pending.operation = make_descriptor(operation, staging_.sequence());
+      pending.operation = make_descriptor(operation, staging_.sequence() + sequence());
       pending.deadline = Deadline(limit + kOwnStream);
     }
     finish_in(stream, finish);

@@ -1,8 +1,8 @@
 // Finds and opens the library for devices.
 #include <dlfcn.h>
 
+#include "group/process.h"
 #include "stream/device_engine.h"
-#include "comm/runtime.h"
 
 namespace ringcomm {
 namespace {
@@ -18,7 +18,7 @@ std::string beside_us() {
 }
 
 cuda::Api* open() {
-  const std::string& wanted = Runtime::get().config().cuda_library;
+  const std::string& wanted = Process::get().config().cuda_library;
   const std::string path = wanted.empty() ? beside_us() : wanted;
   void* const library = ::dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {
@@ -54,7 +54,7 @@ cuda::Api& device_api() {
 
 bool device_is_simulated() {
   static const bool simulated =
-      !Runtime::get().config().cuda_library.empty() && device_api().simulated();
+      !Process::get().config().cuda_library.empty() && device_api().simulated();
   return simulated;
 }
 

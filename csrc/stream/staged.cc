@@ -1,6 +1,5 @@
 #include "stream/staged.h"
 
-#include "comm/communicator.h"
 #include "device/numa.h"
 
 namespace ringcomm {
@@ -186,8 +185,6 @@ std::byte* HostStaging::buffer(uint64_t bytes, const std::optional<Point>& end) 
   return memory;
 }
 
-uint64_t HostStaging::sequence() const { return group_.sequence(); }
-
 // What is in the stream by now brings that many pieces to the host.
 void HostStaging::tell(cuda::Stream stream, std::byte* buffer, uint32_t pieces) {
   if (streams_can_signal) return api_.write(stream, address(buffer, kArrived), pieces);
@@ -197,8 +194,8 @@ void HostStaging::tell(cuda::Stream stream, std::byte* buffer, uint32_t pieces) 
 
 void HostStaging::await(cuda::Stream stream, std::byte* buffer, uint32_t pieces) {
   if (streams_can_signal) return api_.wait_until(stream, address(buffer, kOver), pieces);
-  group_.progress().wait_for_streams("an operation on a device",
-                                     [&] { return word(buffer, kOver).load() >= pieces; });
+  group_.wait_for_streams("an operation on a device",
+                          [&] { return word(buffer, kOver).load() >= pieces; });
 }
 
 void HostStaging::copy(cuda::Stream stream, const Spans& to, const Spans& from) {
@@ -212,7 +209,7 @@ void HostStaging::copy(cuda::Stream stream, const Spans& to, const Spans& from) 
 
 HostStaging::ResultWord HostStaging::run(const Operation& operation, cuda::Stream stream,
                                          const Point& end, bool uncut) {
-  const auto pieces = std::make_shared<Pieces>(operation, uncut, group_.rank());
+  const auto pieces = std::make_shared<Pieces>(operation, uncut, group_.state().rank());
   const auto count = static_cast<uint32_t>(pieces->cuts.size());
   const auto slots = std::min(count, static_cast<uint32_t>(slots_.size()));
   for (Span& slot : std::span(slots_).first(slots)) {
@@ -227,8 +224,8 @@ HostStaging::ResultWord HostStaging::run(const Operation& operation, cuda::Strea
     word(memory, kOver).store(piece);
     return true;
   };
-  const TaskPtr task =
-      group_.submit((*pieces)[0], report(memory), {next, 0, true}, &word(memory, kArrived));
+  const TaskPtr task = group_.host().submit((*pieces)[0], report(memory),
+                                            PieceSource{&word(memory, kArrived), next});
   // The pieces that only other ranks have may begin with the last one here, and end with the whole.
   const auto up_to = [&](uint32_t piece) { return piece + 1 < count ? piece + 1 : kAll; };
   const auto copy_in = [&](uint32_t piece) {
@@ -266,7 +263,7 @@ std::vector<HostStaging::ResultWord> HostStaging::post(const std::vector<DeviceM
     if (kind.sending) api_.copy(stream, memory + kHead, data.data, data.bytes);
     if (!streams_can_signal) {
       api_.synchronize(stream);
-      group_.post(message);
+      group_.messages().post(message);
       continue;
     }
     api_.write(stream, address(memory, kArrived), 1);

@@ -9,11 +9,9 @@
 #pragma once
 
 #include "device/api.h"
-#include "message/mailbox.h"
+#include "progress/progress.h"
 
 namespace ringcomm {
-
-class Communicator;
 
 // A message on a device, as it was asked for.
 struct DeviceMessage {
@@ -38,13 +36,13 @@ class HostStaging {
   };
   using Passed = std::function<bool(const Point& point)>;
 
-  HostStaging(Communicator& group, cuda::Api& api, Passed passed)
+  HostStaging(Progress& group, cuda::Api& api, Passed passed)
       : group_(group), api_(api), passed_(std::move(passed)) {}
 
   // If streams cannot signal, calls wait. Then there is no word to look at later.
   bool streams_can_signal = false;
-  // The group's sequence number, after run().
-  uint64_t sequence() const;
+  // The number of the host's last operation, after run().
+  uint64_t sequence() const { return group_.host().sequence(); }
   ResultWord run(const Operation& operation, cuda::Stream stream, const Point& end, bool uncut);
   // All are on their way before the stream waits for one: the peers may do the same.
   std::vector<ResultWord> post(const std::vector<DeviceMessage>& messages,
@@ -77,7 +75,7 @@ class HostStaging {
   void tell(cuda::Stream stream, std::byte* buffer, uint32_t pieces);
   void await(cuda::Stream stream, std::byte* buffer, uint32_t pieces);
 
-  Communicator& group_;
+  Progress& group_;
   cuda::Api& api_;
   const Passed passed_;
   std::deque<Buffer> buffers_;

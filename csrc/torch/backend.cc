@@ -73,7 +73,7 @@ Backend::Backend(std::shared_ptr<Communicator> group, RankAndSize self, GroupOpt
     : c10d::Backend(self.rank, self.size),
       options_(std::move(options)),
       split_child_(BackendPtr()),
-      card_(Runtime::get().neighbours().card()),
+      card_(Process::get().neighbours().card()),
       store_(std::move(store)) {
   begin_life(std::move(group));
   init();
@@ -87,7 +87,7 @@ void Backend::leave(bool drains) {
 Backend::~Backend() {
   try {
     leave();
-    Runtime::get().deferred().clear();
+    Workers::get().deferred().clear();
   } catch (const std::exception& error) {
     TORCH_WARN("ringcomm: leaving a group failed: ", error.what());
   }
@@ -136,9 +136,9 @@ void Backend::registerOnCompletionHook(
 }
 
 void Backend::close(bool drains) {
-  without_gil([&] { group()->wait_for_device(); });
+  without_gil([&] { group()->device().wait_for_all(); });
   leave(drains);
-  Runtime::get().deferred().clear();
+  Workers::get().deferred().clear();
 }
 
 // Of a group of some of this one's ranks.

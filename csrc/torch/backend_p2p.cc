@@ -55,7 +55,7 @@ void Backend::post(const c10::intrusive_ptr<Work>& work, Call& call) {
   message->on_done = [work](const std::exception_ptr& error) { work->complete(error); };
   work->follow(message);
   try {
-    call.life->group->post(message);
+    call.life->group->messages().post(message);
   } catch (const std::exception&) {
     message->on_done = nullptr;  // it and the work hold one another
     throw;

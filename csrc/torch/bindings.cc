@@ -122,7 +122,7 @@ void bind_options(py::module_& module) {
     config.ring = [](int rank, uint64_t bytes) {
       return ask<int>("ringcomm._rings", "make", rank, bytes);
     };
-    Runtime::get().configure(config);
+    Process::get().configure(config);
   });
 
   const auto copy = [](const ringcomm::Options& self, const py::args&) {
@@ -153,7 +153,7 @@ void bind_backend(py::module_& module) {
           "_is_device_good",
           [](Backend& backend) {
             const auto group = backend.group();
-            DeviceEngine* const engine = group->device_in_use();
+            DeviceEngine* const engine = group->device().in_use();
             return engine == nullptr || engine->is_all_good();
           },
           NoGil())
@@ -380,13 +380,13 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
       },
       py::arg("options"), py::arg("backend_options"), py::arg("cuda") = true);
 
-  module.def("flight_rings", [] { return to_bytes(Runtime::get().flight_rings()); });
-  module.def("ask_for_records", [] { Runtime::get().ask_for_records(); }, NoGil());
-  module.def("look_at_groups", [] { return Runtime::get().look_at_groups(); }, NoGil());
-  module.def("tell_failures_to", [](int pipe) { Runtime::get().tell_failures_to(pipe); });
+  module.def("flight_rings", [] { return to_bytes(Groups::get().flight_rings()); });
+  module.def("ask_for_records", [] { Groups::get().ask_for_records(); }, NoGil());
+  module.def("look_at_groups", [] { return Groups::get().look(); }, NoGil());
+  module.def("tell_failures_to", [](int pipe) { Process::get().tell_failures_to(pipe); });
   module.def("close_groups", [](const std::string& error) {
     std::vector<int> calling;
-    without_gil([&] { calling = Runtime::close_groups(kGraceAtExit, error); });
+    without_gil([&] { calling = Groups::close_all(kGraceAtExit, error); });
     park(calling);
   });
 }

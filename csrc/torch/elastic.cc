@@ -34,7 +34,7 @@ uint64_t checksum_of(const at::Tensor& tensor) {
 }
 
 bool has_ended(const std::string& text) {
-  Neighbours& neighbours = Runtime::get().neighbours();
+  Neighbours& neighbours = Process::get().neighbours();
   const Card card = Card::from_text(text, 0);
   return card.shares_host(neighbours.card()) && neighbours.is_gone(card.socket);
 }
@@ -88,12 +88,12 @@ void bind_elastic(py::module_& module) {
   module.def("checksum", &checksum_of, py::arg("tensor"), NoGil());
   // What other processes know this one by (transport/host.h), and whether such a one of this host
   // has ended.
-  module.def("card", [] { return Runtime::get().neighbours().card().to_text(); }, NoGil());
+  module.def("card", [] { return Process::get().neighbours().card().to_text(); }, NoGil());
   module.def("has_ended", &has_ended, py::arg("card"), NoGil());
   bind_decree(module);
   py::class_<Links, std::shared_ptr<Links>>(module, "Links")
       .def(py::init([](const std::string& run) {
-        return std::make_shared<Links>(Runtime::get().neighbours(), run);
+        return std::make_shared<Links>(Process::get().neighbours(), run);
       }))
       .def(
           "adopt",

@@ -97,21 +97,22 @@ void Backend::read_peers(Call& call) {
   Communicator& group = *call.life->group;
   const bool served = operation.collective == Collective::kAllGather ||
                       operation.collective == Collective::kReduceScatter;
-  if (!served || !supportsTensorAlloc(-1) || call.device || call.continuation.next || size() == 1 ||
+  if (!served || !supportsTensorAlloc(-1) || call.device || call.continuation || size() == 1 ||
       operation.op == ReduceOp::kPremulSum || offset_of(operation.shards, size()) < kLeastBytes ||
-      with_torch_errors([&] { return group.algorithm_of(operation); }) != Algorithm::kDirect) {
+      with_torch_errors([&] { return group.host().algorithm_of(operation); }) !=
+          Algorithm::kDirect) {
     return;
   }
   const auto reads = std::make_shared<PeerReads>(std::move(call.operation), group);
   call.operation = reads->first();
-  call.continuation = {[reads](Operation& next) { return reads->next(next); }, 1};
+  call.continuation = [reads](Operation& next) { return reads->next(next); };
 }
 
 // Of torch's allocator, which knows streams. What is new of it others map at their next calls.
 at::Tensor Backend::allocate_on_device(int64_t size, const at::TensorOptions& options) const {
   at::Tensor tensor = at::empty({size}, options);
   const auto group = this->group();
-  DeviceEngine* const there = group->device_in_use();
+  DeviceEngine* const there = group->device().in_use();
   if (there != nullptr && there->device() == tensor.device().index() && tensor.nbytes() > 0) {
     with_torch_errors([&] { there->offer(span_of(tensor)); });
   }

@@ -44,7 +44,7 @@ void Work::complete(const std::exception_ptr& why) {
   call_back();
   backend_state_->end_one();
   const auto self = c10::intrusive_ptr<c10d::Work>::reclaim_copy(this);
-  Runtime::get().release_later(std::make_shared<c10::intrusive_ptr<c10d::Work>>(self));
+  Workers::get().release_later(std::make_shared<c10::intrusive_ptr<c10d::Work>>(self));
 }
 
 // Futures and hook: code of the user's, which may wait for other operations.
@@ -80,7 +80,7 @@ bool Work::wait(std::chrono::milliseconds timeout) {
     timeout = done ? kNoTimeout : std::chrono::milliseconds(1);
   }
   const bool result = c10d::Work::wait(timeout);
-  Runtime::get().deferred().clear();
+  Workers::get().deferred().clear();
   return result;
 }
 
