@@ -17,9 +17,8 @@ constexpr auto kLongTurn = std::chrono::microseconds(100);  // of one worker: wo
 
 }  // namespace
 
-// One of them, as it and step_down() see it.
+// A worker, as it and step_down() see it.
 struct Workers::Worker {
-  enum class Role { kNone, kLeads, kHelps };
   static Worker*& of_this_thread() {
     static thread_local Worker* it = nullptr;
     return it;
@@ -29,26 +28,35 @@ struct Workers::Worker {
     if (Progress* const group = std::exchange(claimed, nullptr)) group->unclaim();
   }
 
-  Role role = Role::kNone;
-  bool fresh = true;
-  Groups groups;      // those listed
-  uint64_t seen = 0;  // changes of the list
+  bool drives = true;  // else it is in the pool, or in code that may block
+  Groups groups;       // those listed
+  uint64_t seen = 0;   // changes of the list
   Progress* claimed = nullptr;
 };
+
+// ---- the list
 
 void Workers::kick(const std::shared_ptr<Progress>& group) {
   {
     const Lock lock(mutex_);
     if (std::ranges::find(listed_, group) == listed_.end()) listed_.push_back(group);
     changes_.fetch_add(1, std::memory_order_seq_cst);  // partner: work()
-    quiet_.store(false, std::memory_order_relaxed);
-    elect();
+    want(1);
   }
-  bell_.notify(kLocalNews);  // the leader may be waiting for a peer
+  bell_.notify(kLocalNews);  // a worker may be waiting for a peer
+}
+
+// The list loses it, unless there is something to drive again: a kick() comes before this lock, and
+// its work is seen, or after it, and lists the group anew.
+void Workers::unlist(const std::shared_ptr<Progress>& group) {
+  const Lock lock(mutex_);
+  if (group->idle() && std::erase(listed_, group) > 0) {
+    changes_.fetch_add(1, std::memory_order_seq_cst);  // partner: work()
+  }
 }
 
 bool Workers::help_others(const Progress& own) {
-  if (quiet_.load(std::memory_order_relaxed)) return false;  // a stale one only delays
+  if (watched_.load(std::memory_order_relaxed)) return false;  // a stale one only delays
   Groups some;
   {
     const Lock lock(mutex_);
@@ -60,59 +68,58 @@ bool Workers::help_others(const Progress& own) {
       some, [&](const auto& group) { return group.get() != &own && group->help(); });
 }
 
-// Sees to it that a worker comes where one is wanted. The lock is held. If no thread can be made,
-// the next kick tries again, and waiting threads drive.
-void Workers::elect() {
-  if (!is_wanted()) return;
-  if (standby_ > 0 && standby_ >= called_) return wake_.notify_one();
+// ---- the pool
+
+// Sees to it that so many drive, at least. If no thread can be made, the next kick tries again, and
+// waiting threads drive.
+void Workers::want(int count) {
+  wanted_ = std::max(wanted_, count);
+  if (driving_ >= wanted_) return;
+  if (idle_ > 0) return wake_.notify_one();
   try {
     std::thread(&Workers::work, this).detach();
-    ++standby_;  // it has to pass this lock first
+    ++driving_;
   } catch (const std::system_error& error) {
-    called_ = 0;
-    if (led_) workers_ = 1 + helpers_;  // so many will do
+    wanted_ = driving_;
+    if (driving_ > 0) most_ = driving_;  // so many will do
     Logger(Process::get().config().log, "")
         .warning("the worker thread cannot be started: ", error.what());
   }
 }
 
 // More is to be driven than this worker can.
-void Workers::call_help(const Worker& worker) {
-  {
-    const Process& process = Process::get();
-    const Lock lock(mutex_);
-    const int most = workers_ > 0 ? workers_.load()
-                                  : std::min(process.cpus() / process.ranks_here(), kMostWorkers);
-    if (helpers_ + called_ + 1 < most) {
-      ++called_;
-      elect();
-    }
-  }
-  if (worker.role == Worker::Role::kHelps) bell_.notify(kLocalNews);  // the leader may sleep
+void Workers::call_another() {
+  if (watched_.load(std::memory_order_relaxed)) return bell_.notify(kLocalNews);  // it looks again
+  const Process& process = Process::get();
+  const int fit = std::min(process.cpus() / process.ranks_here(), kMostWorkers);
+  const Lock lock(mutex_);
+  if (driving_ < (most_ > 0 ? most_.load() : fit)) want(driving_ + 1);
 }
 
-void Workers::dismiss(Worker& worker) {
-  if (worker.role == Worker::Role::kLeads) led_ = false;
-  if (worker.role == Worker::Role::kHelps) --helpers_;
-  worker.role = Worker::Role::kNone;
+void Workers::leave(Worker& worker) {
+  worker.drives = false;
+  --driving_;
+  wanted_ = std::max(driving_, listed_.empty() ? 0 : 1);
 }
 
 void Workers::step_down() {
   Worker* const worker = Worker::of_this_thread();
-  if (worker == nullptr || worker->role == Worker::Role::kNone) return;
+  if (worker == nullptr || !worker->drives) return;
   worker->let_go();
   {
     const Lock lock(mutex_);
-    dismiss(*worker);
+    const int wanted = wanted_;
+    leave(*worker);
     const auto needs = [](const auto& group) { return group->needs_worker(); };
-    if (std::ranges::any_of(listed_, needs)) elect();
+    if (std::ranges::any_of(listed_, needs)) want(wanted);
   }
-  bell_.notify(kLocalNews);
+  bell_.notify(kLocalNews);  // as in work()
 }
 
-// Waits until it is wanted. The lock is held. Tidies up meanwhile.
+// Waits in the pool until one more is wanted. Tidies up meanwhile.
 void Workers::stand_by() {
-  while (!is_wanted()) {
+  ++idle_;
+  while (driving_ >= wanted_) {
     if (tidies_ || !deferred_.filled()) {
       wake_.wait(mutex_);
       continue;
@@ -120,96 +127,32 @@ void Workers::stand_by() {
     tidies_ = true;
     wake_.wait_for(mutex_, kTidy);
     tidies_ = false;
-    if (is_wanted() || !deferred_.filled()) continue;
-    --standby_;  // it may take its time
+    if (driving_ < wanted_ || !deferred_.filled()) continue;
+    --idle_;  // it may take its time
     mutex_.unlock();
     call([&] { deferred_.clear(); });
     mutex_.lock();
-    ++standby_;
+    ++idle_;
   }
+  --idle_;
 }
 
-// Returns when this worker has a role, with the groups that are listed.
-void Workers::report(Worker& worker) {
+// Returns when this worker is to drive, with the groups that are listed.
+void Workers::join(Worker& worker) {
   worker.groups.clear();  // a group's end needs the lock
   const Lock lock(mutex_);
-  if (listed_.empty()) dismiss(worker);
-  if (worker.role == Worker::Role::kNone) {
-    if (!std::exchange(worker.fresh, false)) ++standby_;
+  if (worker.drives && listed_.empty()) leave(worker);
+  if (!worker.drives) {
     stand_by();
-    --standby_;
-    if (called_ > 0) --called_;
-    if (led_) ++helpers_;
-    worker.role = std::exchange(led_, true) ? Worker::Role::kHelps : Worker::Role::kLeads;
+    worker.drives = true;
+    ++driving_;
+    want(wanted_);  // if it is not the only one
   }
   worker.groups = listed_;
   worker.seen = changes_.load(std::memory_order_relaxed);
 }
 
-// One turn of the groups, where helpers go the other way round. Several workers drive side by side,
-// each another group. True when something moved.
-bool Workers::drive(Worker& worker) {
-  const size_t count = worker.groups.size();
-  auto began = count > 1 ? Clock::now() : Clock::time_point::max();
-  size_t moved = 0;
-  for (size_t i = 0; i < count && worker.role != Worker::Role::kNone; ++i) {
-    const bool helps = worker.role == Worker::Role::kHelps;
-    const auto& group = worker.groups[helps ? count - 1 - i : i];
-    if (!group->claim()) continue;
-    worker.claimed = group.get();
-    const bool some = group->drive();
-    worker.let_go();
-    moved += some ? 1 : 0;
-    if (!some && group->idle()) unlist(group);
-    if (!some || moved < 2 || Clock::now() - began < kLongTurn) continue;
-    began = Clock::time_point::max();  // once a turn
-    call_help(worker);
-  }
-  return moved > 0;
-}
-
-// The list loses it, unless there is something to drive again: a kick() comes before this lock, and
-// its work is seen, or after it, and lists the group anew.
-void Workers::unlist(const std::shared_ptr<Progress>& group) {
-  const Lock lock(mutex_);
-  if (group->idle() && std::erase(listed_, group) > 0) {
-    changes_.fetch_add(1, std::memory_order_seq_cst);  // partner: work()
-    if (listed_.empty()) quiet_.store(true, std::memory_order_relaxed);
-  }
-}
-
-// A helper has found nothing to move. The leader may have left a group to it, and looks once more.
-void Workers::rest(Worker& worker) {
-  {
-    const Lock lock(mutex_);
-    dismiss(worker);
-  }
-  bell_.notify(kLocalNews);
-}
-
-// The leader sleeps.
-void Workers::sleep(const Worker& worker, Clock::duration most) {
-  const auto awake = [&] {
-    if (changes_.load(std::memory_order_seq_cst) != worker.seen) return true;
-    return std::ranges::any_of(worker.groups, [](const auto& group) {
-      Progress& progress = *group;
-      if (!progress.claim()) return false;  // the helper that has it rings: rest(), step_down()
-      const Finally over{[&] { progress.unclaim(); }};
-      return progress.ready();
-    });
-  };
-  uint32_t news = kLocalNews;
-  for (const auto& group : worker.groups) {
-    most = std::min(most, group->poll_interval());
-    news |= group->news();
-  }
-  quiet_.store(true, std::memory_order_relaxed);
-  if (worker.groups.size() > 1 || !worker.groups[0]->sleep(awake, most)) {
-    for (const auto& group : worker.groups) group->state().transport().hand_over();
-    bell_.sleep(news, awake, most);
-  }
-  quiet_.store(false, std::memory_order_relaxed);
-}
+// ---- a worker
 
 void Workers::work() {
   Worker self;
@@ -218,20 +161,68 @@ void Workers::work() {
   // One busy group must not hide another's trouble.
   Waiter waiter(patience, [&](Clock::time_point) {
     for (const auto& group : self.groups) group->state().check();
-    if (!deferred_.filled() || self.role == Worker::Role::kNone) return;
+    if (!deferred_.filled() || !self.drives) return;
     step_down();
     call([&] { deferred_.clear(); });
   });
   while (true) {
     const bool stale = self.seen != changes_.load(std::memory_order_seq_cst);
-    if (stale || self.groups.empty() || self.role == Worker::Role::kNone) report(self);
-    if (waiter.again(drive(self)) || self.groups.empty()) continue;
-    if (self.role == Worker::Role::kHelps) rest(self);
-    if (self.role == Worker::Role::kNone) continue;
-    sleep(self, waiter.until_check());
-    waiter.woke(false);
+    if (stale || self.groups.empty() || !self.drives) join(self);
+    if (waiter.again(drive(self)) || self.groups.empty() || !self.drives) continue;
+    if (!watched_.exchange(true)) {  // partner: the store below, of another worker
+      sleep(self, waiter.until_check());
+      watched_.store(false);
+      waiter.woke(false);
+      continue;
+    }
+    bell_.notify(kLocalNews);  // the one that sleeps may have left a group to this one: it looks
+    const Lock lock(mutex_);
+    leave(self);
   }
 }
+
+// One turn of the groups. Several workers drive side by side, each another group. True when
+// something moved.
+bool Workers::drive(Worker& worker) {
+  const size_t count = worker.groups.size();
+  auto began = count > 1 ? Clock::now() : Clock::time_point::max();
+  size_t moved = 0;
+  for (size_t i = 0; i < count && worker.drives; ++i) {
+    const auto& group = worker.groups[i];
+    if (!group->claim()) continue;
+    worker.claimed = group.get();
+    const bool some = group->drive();
+    worker.let_go();
+    moved += some ? 1 : 0;
+    if (!some && group->idle()) unlist(group);
+    if (!some || moved < 2 || Clock::now() - began < kLongTurn) continue;
+    began = Clock::time_point::max();  // once a turn
+    call_another();
+  }
+  return moved > 0;
+}
+
+void Workers::sleep(const Worker& worker, Clock::duration most) {
+  const auto awake = [&] {
+    if (changes_.load(std::memory_order_seq_cst) != worker.seen) return true;
+    return std::ranges::any_of(worker.groups, [](const auto& group) {
+      if (!group->claim()) return false;  // the worker that has it rings when it goes
+      const Finally over{[&] { group->unclaim(); }};
+      return group->ready();
+    });
+  };
+  uint32_t news = kLocalNews;
+  for (const auto& group : worker.groups) {
+    most = std::min(most, group->poll_interval());
+    news |= group->news();
+  }
+  if (worker.groups.size() > 1 || !worker.groups[0]->sleep(awake, most)) {
+    for (const auto& group : worker.groups) group->state().transport().hand_over();
+    bell_.sleep(news, awake, most);
+  }
+}
+
+// ---- code of the user's
 
 void Workers::call(const std::function<void()>& code) {
   const int self = ::gettid();
@@ -261,7 +252,7 @@ std::vector<int> Workers::end(const Deadline& deadline) {
 void Workers::release_later(std::shared_ptr<void> thing, DeferredRelease::Over over) {
   if (!deferred_.put(std::move(thing), std::move(over))) return;
   const Lock lock(mutex_);
-  if (!tidies_) wake_.notify_all();
+  if (!tidies_) wake_.notify_one();
 }
 
 }  // namespace ringcomm

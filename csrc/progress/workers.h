@@ -1,7 +1,9 @@
-// The workers of a process advance asynchronous operations of all its groups. One of them leads: it
-// alone sleeps on the doorbell. Where several groups keep it busy, it calls others to help, while
-// there are cores for them. They are threads that are made when they are first needed. Another
-// worker also takes the place of one that is in a callback of the user's.
+// The workers of a process advance asynchronous operations of all its groups. They are a pool of
+// threads, made when they are first needed, and a worker claims a group while it drives it. Mostly
+// one drives them all in turn. Where several groups keep it busy it calls another, while there are
+// cores for them. A worker that finds nothing to move sleeps on the doorbell if nobody does, or
+// goes back to the pool. From there another takes the place of one that is in a callback of the
+// user's.
 #pragma once
 
 #include <condition_variable>
@@ -21,7 +23,7 @@ class Workers {
 
   // How many workers may drive at once. Without it: one for each core that a rank of this host has,
   // and kMostWorkers at most.
-  void set_most(int most) { workers_ = most; }
+  void set_most(int most) { most_ = most; }
   // `group` has work that no thread may be driving: the workers look at it.
   void kick(const std::shared_ptr<Progress>& group);
   // Moves one of the groups, if the workers have more than they can do. A thread that waits for
@@ -50,33 +52,28 @@ class Workers {
   static constexpr int kMostWorkers = 4;
 
   void work();
-  void report(Worker& worker);
+  void join(Worker& worker);
   bool drive(Worker& worker);
   void sleep(const Worker& worker, Clock::duration most);
-  void rest(Worker& worker);
   void unlist(const std::shared_ptr<Progress>& group);
-  void call_help(const Worker& worker);
-  void dismiss(Worker& worker) RINGCOMM_REQUIRES(mutex_);
-  void elect() RINGCOMM_REQUIRES(mutex_);
+  void call_another();
+  void leave(Worker& worker) RINGCOMM_REQUIRES(mutex_);
+  void want(int count) RINGCOMM_REQUIRES(mutex_);
   void stand_by() RINGCOMM_REQUIRES(mutex_);
-  bool is_wanted() const RINGCOMM_REQUIRES(mutex_) {
-    return called_ > 0 || (!led_ && helpers_ == 0 && !listed_.empty());
-  }
 
   const Doorbell bell_;
+  std::atomic<int> most_{0};          // 0: not set
+  std::atomic<uint64_t> changes_{0};  // of listed_; partner: work()
+  std::atomic<bool> watched_{false};  // a worker sleeps on the doorbell; partner: work()
+
   Mutex mutex_;
-  std::condition_variable_any wake_;
-  std::atomic<bool> quiet_{
-      true};                     // nothing is listed, or the leader sleeps; partner: help_others()
-  std::atomic<int> workers_{0};  // 0: not set
+  std::condition_variable_any wake_;                 // of the pool
   Groups listed_ RINGCOMM_GUARDED_BY(mutex_);        // that workers look at
-  std::atomic<uint64_t> changes_{0};                 // of listed_; partner: work()
-  bool led_ RINGCOMM_GUARDED_BY(mutex_) = false;     // by one of the workers
-  int helpers_ RINGCOMM_GUARDED_BY(mutex_) = 0;      // workers that drive and do not lead
+  int driving_ RINGCOMM_GUARDED_BY(mutex_) = 0;      // workers, the one on the doorbell included
+  int wanted_ RINGCOMM_GUARDED_BY(mutex_) = 0;       // so many of them
+  int idle_ RINGCOMM_GUARDED_BY(mutex_) = 0;         // workers in the pool
   size_t helped_ RINGCOMM_GUARDED_BY(mutex_) = 0;    // whose turn it is in help_others()
-  int called_ RINGCOMM_GUARDED_BY(mutex_) = 0;       // to help, and not come yet
-  int standby_ RINGCOMM_GUARDED_BY(mutex_) = 0;      // workers that could come
-  bool tidies_ RINGCOMM_GUARDED_BY(mutex_) = false;  // one of them will release what is deferred
+  bool tidies_ RINGCOMM_GUARDED_BY(mutex_) = false;  // one of those waits to release what it may
   std::vector<int> calling_ RINGCOMM_GUARDED_BY(mutex_);  // threads in code of the user's
   std::condition_variable_any returned_;                  // one of them
   bool ended_ RINGCOMM_GUARDED_BY(mutex_) = false;        // the program has
