@@ -136,8 +136,8 @@ Communicator::Communicator(std::shared_ptr<Transport> transport, const Geometry&
   state_.kick = [this] {
     if (const auto self = weak_from_this().lock()) Workers::get().kick({self, &progress_});
   };
-  state_.add(host_);
-  state_.add(messages_);
+  state_.engines().add(host_);
+  state_.engines().add(messages_);
   Groups::get().attach(this);
 }
 

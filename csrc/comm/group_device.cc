@@ -16,7 +16,7 @@ DeviceEngine& GroupDevice::engine(int index) {
   if (engine == nullptr) {
     engine = new DeviceEngine(state_, progress_, device_api(), index);
     engine_.store(engine, std::memory_order_release);
-    state_.add(*engine);  // partner: GroupState::fail()
+    state_.engines().add(*engine);  // partner: GroupState::fail()
     if (state_.failed()) engine->fail(state_.error());
   }
   RINGCOMM_CHECK(engine->device() == index, "group '", state_.name(),

@@ -27,13 +27,9 @@ struct Stamps {
   }
 };
 
-// Pieces of the caller's memory from this size on are sent from where they lie. They are copied
-// only if the operation ends first.
-inline constexpr uint64_t kLentBytes = 4096;
-
 class HostExecutor {
  public:
-  explicit HostExecutor(Transport& transport, uint64_t lent_bytes = kLentBytes);
+  explicit HostExecutor(Transport& transport);
 
   enum class Status { kDone, kBlocked, kMismatch };
 
@@ -73,7 +69,6 @@ class HostExecutor {
   bool is_remote(const Ref& ref) const { return ref.rank >= 0 && transport_.is_remote(ref.rank); }
 
   Transport& transport_;
-  const uint64_t lent_bytes_;
   std::vector<uint64_t> taken_;         // signals consumed, per (peer, lane), over the group's life
   std::vector<std::byte*> windows_[2];  // of the ranks of this host
 

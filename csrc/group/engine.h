@@ -2,6 +2,8 @@
 // group loops over its engines, and knows little more of them than this.
 #pragma once
 
+#include <array>
+#include <atomic>
 #include <exception>
 
 #include "base/deadline.h"
@@ -36,6 +38,34 @@ class Engine {
 
  protected:
   ~Engine() = default;
+};
+
+// The engines of a group. Partner of each place: add().
+class Engines {
+ public:
+  void add(Engine& engine) {
+    for (std::atomic<Engine*>& place : places_) {
+      Engine* nobody = nullptr;
+      if (place.compare_exchange_strong(nobody, &engine, std::memory_order_seq_cst)) return;
+    }
+  }
+  // Visits the last one first: streams and messages, then collectives, whose driver sleeps.
+  template <typename Visit>
+  void each(Visit&& visit) const {
+    for (auto place = places_.rbegin(); place != places_.rend(); ++place) {
+      if (Engine* const it = place->load(std::memory_order_seq_cst)) visit(*it);
+    }
+  }
+  // Asks all of them, and counts those that say yes.
+  template <typename Ask>
+  int count(const Engine* except, Ask&& ask) const {
+    int count = 0;
+    each([&](Engine& engine) { count += &engine != except && ask(engine) ? 1 : 0; });
+    return count;
+  }
+
+ private:
+  std::array<std::atomic<Engine*>, 3> places_{};
 };
 
 }  // namespace ringcomm

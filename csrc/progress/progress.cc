@@ -56,17 +56,18 @@ void Progress::call_out(const std::function<void()>& code) {
 
 bool Progress::needs_worker(const Engine* except) const {
   const auto needs = [](Engine& engine) { return engine.pending() || engine.watched(); };
-  return state_.count_engines(except, needs) > 0;
+  return state_.engines().count(except, needs) > 0;
 }
 
 bool Progress::progress(Driver& driver, const Engine* except) {
   const bool moved = state_.transport().progress();
-  return state_.count_engines(except, [&](Engine& it) { return it.progress(driver); }) > 0 || moved;
+  return state_.engines().count(except, [&](Engine& it) { return it.progress(driver); }) > 0 ||
+         moved;
 }
 
 bool Progress::ready(Driver& driver, const Engine* except) const {
   const bool ends = state_.failed() && (host_.pending() || messages_.pending());
-  return ends || state_.count_engines(except, [&](Engine& it) { return it.ready(driver); }) > 0;
+  return ends || state_.engines().count(except, [&](Engine& it) { return it.ready(driver); }) > 0;
 }
 
 // ---- threads that wait
@@ -136,7 +137,8 @@ void Progress::check_interrupt(Request& request) {
     }
     const auto& task = static_cast<const Task&>(request);
     if (!task.blocking) throw;  // somebody may wait for it again
-    state_.give_up(error, to_text(task.asked));
+    state_.fail(interrupted(to_text(task.asked), state_.rank(), error));
+    state_.end_failed();
     while (!request.done.load(std::memory_order_seq_cst)) {
       Driver driver(host_.wheel());
       if (!host_.progress(driver)) std::this_thread::yield();

@@ -27,7 +27,7 @@ class Progress {
   static void call_out(const std::function<void()>& code);
 
   bool pending(const Engine* except = nullptr) const {
-    return state_.count_engines(except, [](Engine& engine) { return engine.pending(); }) > 0;
+    return state_.engines().count(except, [](Engine& engine) { return engine.pending(); }) > 0;
   }
   // Has it pending work, or is a thread in a blocking collective?
   bool busy() const { return pending() || !Driver(host_.wheel()).take(); }
@@ -52,7 +52,7 @@ class Progress {
   // The longest that the worker may sleep before it drives this group again.
   Clock::duration poll_interval() const {
     Clock::duration least = Clock::duration::max();
-    state_.each_engine([&](Engine& engine) { least = std::min(least, engine.poll_interval()); });
+    state_.engines().each([&](Engine& engine) { least = std::min(least, engine.poll_interval()); });
     return least;
   }
 
