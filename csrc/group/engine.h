@@ -1,5 +1,5 @@
-// One kind of work of a group: collectives on the host, messages, or operations on a device. The
-// group loops over its engines, and knows little more of them than this.
+// An engine does one kind of a group's work: collectives on the host, messages, or operations on a
+// device. The group loops over its engines, and knows little more of them than this.
 #pragma once
 
 #include <array>
@@ -13,23 +13,23 @@ namespace ringcomm {
 
 class Engine {
  public:
-  // Has something been asked for that has not ended?
+  // Tells whether something has been asked for that has not ended.
   virtual bool pending() = 0;
-  // Must the worker look at it though nothing is pending?
+  // Tells whether a worker must look at it though nothing is pending.
   virtual bool watched() const { return false; }
-  // Would progress() move something? Asked before a sleep: all loads are seq_cst.
+  // Tells whether progress() would move something. Asked before a sleep: all loads are seq_cst.
   virtual bool ready(Driver&) { return false; }
   // Moves as much as it can; true when something moved. Lets the driver go before callbacks.
   virtual bool progress(Driver& driver) = 0;
-  // The slow path: looks at peers and deadlines, and fails the group where they say so.
+  // Looks at peers and deadlines, and fails the group where they say so: the slow path.
   virtual void check() = 0;
-  // The group is about to fail: operations that are over by now have ended well.
+  // Called before the group fails: operations that are over by now have ended well.
   virtual void note_progress() {}
-  // The group has failed, and the peers know.
+  // Called when the group has failed, and the peers know.
   virtual void fail(const std::exception_ptr&) {}
-  // Called with no lock held, after a failure. Ends all pending work, and calls back.
+  // Ends all pending work after a failure, and calls back. No lock is held.
   virtual void end_failed() {}
-  // The longest sleep between two calls of progress().
+  // Returns the longest sleep between two calls of progress().
   virtual Clock::duration poll_interval() { return kPollInterval; }
 
   static constexpr auto kPollInterval = std::chrono::milliseconds(20);

@@ -26,7 +26,7 @@ Recorded GroupFacts::recorded(bool device) const {
           .global_ranks = options_.global_ranks,
           .device = device,
           .registered = options_.algorithm.registered(),
-          .meeting = transport_->group(),
+          .group_id = transport_->group(),
           .ring = Process::get().config().ring};
 }
 

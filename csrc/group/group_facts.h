@@ -17,11 +17,11 @@ struct CommunicatorOptions {
   Rank rank = 0;
   int size = 1;
   std::string name = "default";
-  std::vector<int> global_ranks;  // of its ranks; empty: the same
+  std::vector<int> global_ranks;  // its ranks in the whole job; empty: the same
   std::chrono::milliseconds timeout{std::chrono::minutes(30)};
-  bool may_be_late = false;  // to the meeting: then it lasts as long as the whole job's group waits
-  Rules algorithm;           // else as the table says
-  GroupConfig config;        // whose algorithm is the same as text
+  bool may_be_late = false;  // then the ranks meet for as long as the whole job's group waits
+  Rules algorithm;           // what they leave open the table says
+  GroupConfig config;        // its `algorithm` is the same as a text
   // Called now and then by a caller's thread that waits: its exception ends the wait (Ctrl-C).
   std::function<void()> interrupt;
   std::function<void()> interrupt_meeting;  // the same while the ranks meet
@@ -43,7 +43,7 @@ class GroupFacts {
   Transport& transport() const { return *transport_; }
   const Logger& logger() const { return logger_; }
 
-  Recorder& recorder() { return recorder_; }  // of the host's operations
+  Recorder& recorder() { return recorder_; }  // for the host's operations
   const Recorder& recorder() const { return recorder_; }
   const Diagnosis& diagnosis() const { return diagnosis_; }  // the same
   Recorded recorded(bool device) const;                      // for the header of its flight records

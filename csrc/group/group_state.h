@@ -59,7 +59,8 @@ class GroupState : public GroupFacts {
   void end_failed();
 
  private:
-  // What has become of the group. A mark is set once, and stays. A group without any takes calls.
+  // Marks say what has become of the group. A mark is set once, and stays. A group without any
+  // takes calls.
   enum Mark : uint8_t {
     kFailed = 1,  // refuses them with its error; the peers know
     kLeft = 2,    // was destroyed; pending operations may still end

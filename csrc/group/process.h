@@ -1,4 +1,5 @@
-// What a process has, whatever groups it makes: its configuration, and the processes of its host.
+// The parts of a process that do not depend on its groups: its configuration, and its neighbours,
+// the processes of its host.
 #pragma once
 
 #include "base/config.h"

@@ -1,4 +1,4 @@
-// Something asked of a communicator that will be done, or fail, at some time.
+// A request to a group, which will be done, or fail, at some time.
 #pragma once
 
 #include <atomic>
@@ -23,7 +23,7 @@ struct Request {
   std::atomic<bool> done{false};  // partner: Progress::wait; error is set before
   std::exception_ptr error;
 
-  // It is done. Waiting threads are woken before call_back(), because callbacks may be slow.
+  // Marks it as done. Wake waiting threads before call_back(), because callbacks may be slow.
   void end(const std::exception_ptr& why) {
     error = why;
     done.store(true, std::memory_order_seq_cst);

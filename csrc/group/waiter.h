@@ -14,19 +14,19 @@ namespace ringcomm {
 template <typename Check>
 class Waiter {
  public:
-  // check(began) throws to end the wait. `began` is the time at which this wait first read the
-  // clock. It does so once there is time for it.
+  // `check` throws to end the wait. It gets the time at which this wait first read the clock. The
+  // wait reads it once there is time for that.
   Waiter(Patience& patience, Check check) : patience_(&patience), check_(std::move(check)) {}
-  // One that never spins.
+  // Makes one that never spins.
   explicit Waiter(Check check) : patience_(nullptr), check_(std::move(check)) {}
 
-  // The awaited thing has come, and another one is to come.
+  // Call it when the awaited thing has come, and another one is to come.
   void reset() {
     patience_->reset();
     count();
   }
-  // Called after each poll; `moved`: it moved something. True: poll again; false: sleep, for
-  // until_check().
+  // Call it after each poll; `moved`: it moved something. Returns true to poll again, false to
+  // sleep for until_check().
   bool again(bool moved) {
     if (!moved) {
       count();
@@ -40,7 +40,7 @@ class Waiter {
     begin();
     return std::max(next_ - Clock::now(), Clock::duration::zero());
   }
-  // Called after a sleep on the doorbell. If a rank has failed, the check is due now.
+  // Call it after a sleep on the doorbell. If a rank has failed, the check is due now.
   void woke(bool failure) {
     if (patience_ != nullptr) patience_->reset();  // time asleep was not taken by others
     failure ? check() : check_when_due();
@@ -75,7 +75,7 @@ class Waiter {
   Clock::time_point began_, next_;
 };
 
-// Waits for events that ring no doorbell.
+// Polls for events that ring no doorbell.
 void poll_until(auto&& over, Clock::duration interval, auto&& check) {
   Waiter waiter([&](Clock::time_point) { check(); });
   while (!over()) {

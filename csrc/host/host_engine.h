@@ -46,8 +46,8 @@ class HostEngine final : public Engine {
   Algorithm algorithm_of(const Operation& operation) const {
     return operation_.algorithm_of(operation);
   }
-  // The caller's thread does the work and the waiting: no hand-over, no wake-up. False where others
-  // are first: nothing has happened.
+  // Runs a collective on the caller's thread, which does the work and the waiting: no hand-over, no
+  // wake-up. Returns false where others are first: then nothing has happened.
   bool run(const Operation& operation);
   // Queues it. The memory lives until the task is done; `on_done` is called on the thread that ends
   // it. Throws UsageError (nothing has happened), or why the group takes no calls.
@@ -56,24 +56,25 @@ class HostEngine final : public Engine {
   TaskPtr submit(Operation first, decltype(Request::on_done) on_done, PieceSource pieces);
 
   Wheel& wheel() { return wheel_; }
-  // The rank from which a driver has to hear next, or -1.
+  // Returns the rank from which a driver has to hear next, or -1.
   Rank awaited(const Driver& driver) const {
     return driver.drives() && task_ ? operation_.peer() : -1;
   }
-  // The wheel is for callers where no operation is in progress.
+  // Leaves the wheel to callers where no operation is in progress.
   void rest(Driver& driver) {
     if (!driver.drives()) return;
     task_ ? operation_.idle() : driver.let_go();
   }
-  // Collectives asked for so far.
+  // Returns how many collectives have been asked for so far.
   uint64_t sequence() const { return asked_.load(std::memory_order_relaxed); }
 
   bool pending() override { return queued_.load(std::memory_order_seq_cst) > 0; }
   bool ready(Driver& driver) override;
   bool progress(Driver& driver) override;
-  // The same, but a task that ends is left to progress(), which calls back.
+  // Does the same, but leaves a task that ends to progress(), which calls back.
   bool advance(Driver& driver);
-  bool over(const Driver& driver) const { return driver.drives() && over_; }  // one is left
+  // Tells whether there is such a task.
+  bool over(const Driver& driver) const { return driver.drives() && over_; }
   void check() override;
   Clock::duration poll_interval() override;
 

@@ -13,28 +13,28 @@ class HostOperation {
  public:
   HostOperation(GroupState& state, const Geometry& geometry);
 
-  // What begin() would choose for it. Any thread may ask. Throws UsageError.
+  // Returns what begin() would choose for it. Any thread may ask. Throws UsageError.
   Algorithm algorithm_of(const Operation& operation) const {
     return algorithm_of(shape_of(operation));
   }
-  // Refuses a wrong operation before the peers learn of it. `ticket`: of one that has waited for
-  // its turn. After end_piece() it is the next piece.
+  // Begins the operation, or after end_piece() its next piece. Refuses a wrong operation before the
+  // peers learn of it. `ticket`: the flight recorder's, if it has waited for its turn.
   void begin(const Operation& operation, std::optional<uint64_t> ticket = std::nullopt);
-  // True when it is done. Throws MismatchError.
+  // Moves it on: true when it is done. Throws MismatchError.
   bool advance();
-  // After advance() was true: nobody reads or writes the memory of this piece, or of the whole, any
-  // more.
+  // Call it after advance() was true. From then on nobody reads or writes the memory of this piece,
+  // or of the whole.
   void end_piece();
   // Ends the operation in progress, if there is one.
   void end(bool good);
-  // Would advance() move?
+  // Tells whether advance() would move.
   bool ready() {
     if (executor_.ready()) return true;
     if (++polls_ % kPolls == 0) idle();
     return false;
   }
-  // Nothing moves: from now on it counts as a wait. Short ones are not measured, as the clock would
-  // take as long.
+  // Counts the time from now on as a wait, for nothing moves. Short waits are not measured, as
+  // reading the clock would take as long.
   void idle() {
     if (idle_since_ == Clock::time_point()) begin_wait();
   }
@@ -57,11 +57,11 @@ class HostOperation {
   Tuner tuner_;
   PlanCache plans_;
   uint64_t sequence_ = 0;
-  uint64_t plans_begun_ = 0;  // of operations, or of their pieces: the same on every rank
+  uint64_t plans_begun_ = 0;  // for operations, or for their pieces: the same on every rank
   uint64_t warned_ = 0;       // the operation of which the log says that it waits
   Descriptor current_;
   std::optional<uint64_t> ticket_;  // the flight recorder's, of the current operation
-  Traffic before_;                  // at the end of the operation before
+  Traffic before_;                  // at the end of the last operation
   uint32_t polls_ = 0;
   Clock::time_point idle_since_;
   Rank waits_for_ = -1;  // since then

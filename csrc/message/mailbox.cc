@@ -3,7 +3,7 @@
 namespace ringcomm {
 
 constexpr uint64_t kEagerBytes = 8 << 10;  // messages up to this travel at once
-constexpr uint64_t kQuantum = 1 << 20;     // of one peer at a time: others wait
+constexpr uint64_t kQuantum = 1 << 20;     // bytes of a peer's turn: others wait
 
 Descriptor Message::descriptor() const {
   return make_descriptor(
@@ -52,7 +52,7 @@ void Mailbox::clear_to_send(Rank rank, const MessageHeader& announce, const Mess
       Kind::kClear, announce.tag, announce.type, 0, announce.id, 0};
 }
 
-// What follows the piece `last`, or the message's announcement.
+// Adds the piece after `last`, or the first one after the message's announcement.
 void Mailbox::next_piece(Rank rank, const MessagePtr& message, const Paces::Sending& pace,
                          MessageHeader last) {
   const uint64_t offset = last.kind == Kind::kPiece ? last.bytes + last.body : 0;
@@ -138,11 +138,12 @@ void Mailbox::open_frame(Rank rank) {
   from.receiving = nullptr;
   from.piece_of = nullptr;
   if (frame.kind == Kind::kPiece) {
-    const auto found = from.incoming.find(frame.id);
-    if (found != from.incoming.end() && frame.bytes == found->second.got &&
-        frame.body <= found->second.message->data.bytes - found->second.got) {
-      from.piece_of = &found->second;
-      from.target = found->second.message->data.data + found->second.got;
+    const auto place = from.incoming.find(frame.id);
+    Incoming* const in = place == from.incoming.end() ? nullptr : &place->second;
+    if (in != nullptr && frame.bytes == in->got &&
+        frame.body <= in->message->data.bytes - in->got) {
+      from.piece_of = in;
+      from.target = in->message->data.data + in->got;
       return;
     }
   } else if (frame.kind == Kind::kEager && frame.body == frame.bytes && frame.body <= kEagerBytes) {
@@ -298,13 +299,13 @@ bool Mailbox::withdraw(const Message& message, const std::exception_ptr& error) 
   bool gone = true;
   move([&] {
     mutex_.assert_held();
-    const auto found = std::ranges::find_if(active_, [&](auto& it) { return &*it == &message; });
-    if (found == active_.end()) return false;  // it is done
+    const auto place = std::ranges::find_if(active_, [&](auto& it) { return &*it == &message; });
+    if (place == active_.end()) return false;  // it is done
     gone = message.sending ? take_back_send(message) : take_back(message);
     if (!gone) return false;
     if (message.sending) write_to(message.peer);
-    finished_.emplace_back(std::move(*found), error);  // not by complete(): the group does not fail
-    active_.erase(found);
+    finished_.emplace_back(std::move(*place), error);  // not by complete(): the group does not fail
+    active_.erase(place);
     return true;
   });
   return gone;
@@ -313,12 +314,12 @@ bool Mailbox::withdraw(const Message& message, const std::exception_ptr& error) 
 bool Mailbox::take_back_send(const Message& message) {
   Peer& to = peer(message.peer);
   const auto announced = std::find_if(to.announced.begin(), to.announced.end(),
-                                      [&](auto& each) { return &*each.second == &message; });
+                                      [&](auto& it) { return &*it.second == &message; });
   const bool eager = announced == to.announced.end();
   const uint64_t id = eager ? 0 : announced->first;
-  const auto out = std::find_if(to.out.begin(), to.out.end(), [&](const Outgoing& each) {
-    return eager ? each.completes.get() == &message && each.frame.kind == Kind::kEager
-                 : each.frame.id == id && each.frame.kind == Kind::kAnnounce;
+  const auto out = std::find_if(to.out.begin(), to.out.end(), [&](const Outgoing& it) {
+    return eager ? it.completes.get() == &message && it.frame.kind == Kind::kEager
+                 : it.frame.id == id && it.frame.kind == Kind::kAnnounce;
   });
   const bool unsaid = out != to.out.end() && out->written == 0;
   if (eager && !unsaid) return false;
@@ -339,9 +340,9 @@ std::exception_ptr Mailbox::error() {
 
 // Nothing happens to one that somebody has failed meanwhile. Callbacks come later.
 void Mailbox::complete(const MessagePtr& message, const std::exception_ptr& error) {
-  const auto found = std::find(active_.begin(), active_.end(), message);
-  if (found == active_.end()) return;
-  active_.erase(found);
+  const auto place = std::find(active_.begin(), active_.end(), message);
+  if (place == active_.end()) return;
+  active_.erase(place);
   if (error && !error_) error_ = error;
   if (error) failed_.store(true, std::memory_order_release);
   finished_.emplace_back(message, error);

@@ -6,8 +6,7 @@
 // message blocks no other. Messages of one (sender, tag) arrive in the order they were sent.
 //
 // A message of which nothing has moved can be withdrawn. An announcement that is out already is
-// revoked: what the receiver had for it waits for the next one, and if he asks for it meanwhile,
-// nobody answers.
+// revoked. The matched receive waits for another message; a request for a revoked one is ignored.
 #pragma once
 
 #include <deque>
@@ -33,7 +32,7 @@ struct Message final : Request, MessageKind {
   Rank source = kAnySource;  // receive: who sent it, once done
   uint64_t ticket = 0;       // the flight recorder's
 
-  // Both sides must have the same: the DType, and what it does not tell.
+  // Returns the DType and the layout: both sides must have the same.
   uint32_t type() const { return static_cast<uint32_t>(dtype) | layout << 8; }
   Descriptor descriptor() const;
   std::string describe() const { return to_text(descriptor()); }
@@ -47,16 +46,16 @@ class Mailbox {
   Mailbox(Transport& transport, Recorder& recorder);
 
   void post(const MessagePtr& message);
-  // Moves what can be moved, completes what is complete. True when anything moved.
+  // Moves what can be moved, and completes what is complete. Returns true when anything moved.
   bool progress();
-  // Would progress() move anything? Loads only.
+  // Tells whether progress() would move anything. It only loads.
   bool ready();
   bool pending() const { return pending_.load(std::memory_order_seq_cst) > 0; }
   std::vector<MessagePtr> unfinished() {
     const Lock lock(mutex_);
     return {active_.begin(), active_.end()};
   }
-  // Has it room for more of that peer's messages?
+  // Tells whether there is room for more of that peer's messages.
   bool reads_from(Rank rank) {
     const Lock lock(mutex_);
     return !is_used(rank) || has_room(peer(rank));

@@ -9,11 +9,11 @@ void Mailbox::post_receive(const MessagePtr& message) {
     if (message->peer != Message::kAnySource && message->peer != rank) continue;
     if (!is_used(rank)) continue;
     auto& list = peer(rank).unexpected;
-    const auto found = std::ranges::find(list, message->tag,
+    const auto place = std::ranges::find(list, message->tag,
                                          [](const Arrived& arrived) { return arrived.frame.tag; });
-    if (found == list.end()) continue;
-    Arrived arrived = std::move(*found);
-    list.erase(found);
+    if (place == list.end()) continue;
+    Arrived arrived = std::move(*place);
+    list.erase(place);
     peer(rank).kept -= arrived.body.size();
     take(message, rank, arrived);
     return;
@@ -58,10 +58,10 @@ void Mailbox::revoked(Rank rank, uint64_t id) {
   std::erase_if(from.unexpected, [&](const Arrived& arrived) {
     return arrived.frame.kind == Kind::kAnnounce && arrived.frame.id == id;
   });
-  const auto found = from.incoming.find(id);
-  if (found == from.incoming.end() || found->second.got > 0) return;
-  const MessagePtr message = found->second.message;
-  from.incoming.erase(found);
+  const auto place = from.incoming.find(id);
+  if (place == from.incoming.end() || place->second.got > 0) return;
+  const MessagePtr message = place->second.message;
+  from.incoming.erase(place);
   if (std::find(active_.begin(), active_.end(), message) == active_.end()) return;
   message->source = Message::kAnySource;
   post_receive(message);
@@ -69,13 +69,13 @@ void Mailbox::revoked(Rank rank, uint64_t id) {
 
 // The oldest receive that wants this message, taken off the list.
 MessagePtr Mailbox::match(Rank rank, const MessageHeader& frame) {
-  const auto found = std::find_if(wanted_.begin(), wanted_.end(), [&](const MessagePtr& message) {
+  const auto place = std::find_if(wanted_.begin(), wanted_.end(), [&](const MessagePtr& message) {
     return message->tag == frame.tag &&
            (message->peer == Message::kAnySource || message->peer == rank);
   });
-  if (found == wanted_.end()) return nullptr;
-  MessagePtr message = *found;
-  wanted_.erase(found);
+  if (place == wanted_.end()) return nullptr;
+  MessagePtr message = *place;
+  wanted_.erase(place);
   return message;
 }
 

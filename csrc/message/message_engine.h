@@ -1,5 +1,5 @@
-// A group's messages: moves them, and fails the group where one of them cannot end well. A message
-// of which nothing has moved can end alone.
+// Moves a group's messages, and fails the group where a message cannot end well. If nothing of a
+// message has moved yet, it can end alone.
 #pragma once
 
 #include "group/group_state.h"
@@ -15,7 +15,7 @@ class MessageEngine final : public Engine {
 
   // Starts a send or receive, whose timeout is given.
   void post(const MessagePtr& message);
-  // The same of one that was asked for before the group may have failed or left.
+  // Does the same for one that was asked for earlier: meanwhile the group may have failed.
   void post_late(const MessagePtr& message);
   // Ends a message for which nobody waits any more. The group goes on if nothing of it has moved.
   void give_up(const Message& message, const std::exception_ptr& error);

@@ -71,9 +71,9 @@ class Paces {
   }
   Contests& of(uint64_t bytes) {  // messages of about this size
     const auto size = static_cast<size_t>(std::bit_width(bytes / kLeastBytes) - 1);
-    auto& found = contests_[std::min(size, contests_.size() - 1)];
-    if (!found) found.emplace(bytes >= kUsuallyPast);
-    return *found;
+    auto& contests = contests_[std::min(size, contests_.size() - 1)];
+    if (!contests) contests.emplace(bytes >= kUsuallyPast);
+    return *contests;
   }
 
   std::array<std::optional<Contests>, 10> contests_;

@@ -1,5 +1,5 @@
-// Why does nothing move? Looks at the peers, and makes the sentences that a user reads. Operations
-// on the host have one diagnosis, those on a device another: the words are the same.
+// Finds out why nothing moves: looks at the peers, and makes the sentences that a user reads.
+// Operations on the host have one diagnosis, those on a device another, in the same words.
 #pragma once
 
 #include <exception>
@@ -14,7 +14,7 @@ namespace ringcomm {
 
 class Diagnosis {
  public:
-  // Tells how far a peer is, in view of that operation. Without a view, the peer's header tells it.
+  // Tells how far a peer is, as that operation sees it. Without a view, the peer's header tells it.
   using View = std::function<PeerState(Rank peer, uint64_t sequence)>;
 
   Diagnosis(Transport& transport, const Recorder& recorder, Board board, View view = nullptr)
@@ -24,9 +24,9 @@ class Diagnosis {
   // under its number, has gone without finishing it, or has failed.
   void check_peers(const Descriptor& operation) const;
   [[noreturn]] void throw_mismatch(const Descriptor& operation, Rank peer) const;
-  // The same for the partner of a message or a meeting; `text` names it.
+  // Does the same for the partner of a message or a meeting; `text` names the message.
   void check_partner(Rank peer, const std::string& text) const;
-  // The same, if that very peer has gone without a word of failure.
+  // Throws only if that very peer has gone without a word of failure.
   void check_gone(Rank peer, const std::string& text) const;
   // Throws PeerError: the peer has left, or its connection is lost.
   [[noreturn]] void throw_gone(Rank peer, const std::string& text, uint64_t sequence = 0,
@@ -37,18 +37,18 @@ class Diagnosis {
   // Throws TimeoutError. `awaited`: the rank to name if every peer has called the operation.
   [[noreturn]] void throw_late(const Descriptor& operation, const Deadline& deadline,
                                Rank awaited) const;
-  // "rank 3 failed: ...", for a peer that has failed.
+  // Returns "rank 3 failed: ...", for a peer that has failed.
   std::string told_by(Rank peer) const;
-  // Who keeps it up: `awaited`, from which this rank has to hear next, or the one for which that
-  // one waits in turn.
+  // Returns who keeps the operation up: `awaited`, from which this rank has to hear next, or the
+  // rank for which that one waits in turn.
   Blame blame(const Descriptor& operation, Rank awaited) const;
-  // The ranks that have not called it, of those that have spoken, and of the one that is to blame.
+  // Returns the ranks that have not called it, among those that have spoken, and the one to blame.
   std::vector<Rank> absent(const Descriptor& operation, size_t most = SIZE_MAX) const;
-  // "rank 3 (alive, last finished #411 all_reduce float32[3] SUM, has not called #412"
+  // Returns "rank 3 (alive, last finished #411 all_reduce float32[3] SUM, has not called #412".
   std::string missing(const Descriptor& operation, Rank awaited) const;
-  // "alive, last finished #411 all_reduce float32[3] SUM, has not called #412"
+  // Returns "alive, last finished #411 all_reduce float32[3] SUM, has not called #412".
   std::string where_is(Rank peer, uint64_t sequence) const;
-  // ": Connection closed by rank 3: its process died (last finished ...); look at ..."
+  // Returns ": Connection closed by rank 3: its process died (last finished ...); look at ...".
   std::string loss_of(Rank peer, uint64_t sequence) const;
 
  private:
@@ -63,20 +63,22 @@ class Diagnosis {
   const View view_;
 };
 
-// Is the host in an operation that all ranks have called? Each rank that is gone must have finished
-// it.
+// Tells whether the host is in an operation that all ranks have called, and that each rank which is
+// gone has finished.
 bool needs_only_time(Transport& transport);
-// "all_reduce #412: Timed out after 30 s waiting for rank 3 (alive)"; the deadline has passed.
+// Returns "all_reduce #412: Timed out after 30 s waiting for rank 3 (alive)"; the deadline has
+// passed.
 TimeoutError timed_out(const std::string& text, const Deadline& deadline, const std::string& whom);
-// "all_reduce #412: interrupted in rank 3 by KeyboardInterrupt"
+// Returns "all_reduce #412: interrupted in rank 3 by KeyboardInterrupt".
 std::string interrupted(const std::string& during, Rank rank, const std::exception& by);
 std::string message_of(const std::exception_ptr& error);
-// The error in a form that may be kept. An interrupt's own exception may hold Python objects.
+// Returns the error in a form that may be kept. An interrupt's own exception may hold Python
+// objects.
 std::exception_ptr lasting(const std::exception_ptr& error, Rank rank);
 // Does the error tell of a peer that is gone or has failed? That peer may have finished the
 // operations under way here.
 bool is_of_peer(const std::exception_ptr& error, Rank self);
-// "all_reduce #412 float32[500000] SUM"
+// Returns "all_reduce #412 float32[500000] SUM".
 std::string numbered(const Descriptor& operation);
 
 }  // namespace ringcomm

@@ -127,7 +127,7 @@ bool same_call(const Descriptor& a, const Descriptor& b) {
 
 std::string plan_text(const Descriptor& descriptor) {
   const auto by = static_cast<Algorithm>(descriptor.words[kPlan] & 0xff);
-  if (!is_registered(by) && static_cast<int>(by) >= kNamed) return "a kernel";  // of garbage
+  if (!is_registered(by) && static_cast<int>(by) >= kNamed) return "a kernel";  // it may be garbage
   return by == kByGraph ? "a CUDA graph" : by == kByKernel ? "a kernel" : to_string(by);
 }
 
@@ -179,10 +179,10 @@ uint64_t hash_of(const Descriptor& descriptor) {
 
 void make_stamps(const Operation& operation, const Descriptor& descriptor, Stamps& stamps) {
   const uint64_t hash = stamps.common = hash_of(descriptor);
-  const auto stamp = [&](auto& found, const auto& parts, const auto& wholes) {
-    found.clear();
+  const auto stamp = [&](auto& words, const auto& parts, const auto& wholes) {
+    words.clear();
     for (size_t i = 0; i < parts.size(); ++i) {
-      found.push_back(mix(wholes.empty() ? hash : mix(hash, wholes[i]), parts[i]));
+      words.push_back(mix(wholes.empty() ? hash : mix(hash, wholes[i]), parts[i]));
     }
   };
   stamp(stamps.sent, operation.send, operation.whole_send);

@@ -27,8 +27,8 @@ std::string names(int count, std::initializer_list<const char*> more = {}) {
 
 std::string registered_in(const Recorded& recorded) {
   std::vector<std::string> all;
-  for (const Algorithm each : recorded.registered | std::views::take(16)) {  // the head has to fit
-    all.push_back(str('"', static_cast<int>(each), "\":", quoted(registered_name(each))));
+  for (const Algorithm own : recorded.registered | std::views::take(16)) {  // the head has to fit
+    all.push_back(str('"', static_cast<int>(own), "\":", quoted(registered_name(own))));
   }
   return str('{', joined(all), '}');
 }
@@ -39,7 +39,7 @@ std::string about(const Recorded& recorded, size_t ranks_at, size_t records_at, 
   ::gethostname(host, sizeof host - 1);
   return str("{\"version\":2,\"job\":", quoted(recorded.job), ",\"pid\":", ::getpid(),
              ",\"host\":", quoted(host), ",\"rank\":", recorded.rank, ",\"size\":", recorded.size,
-             ",\"group\":", quoted(recorded.group), ",\"meeting\":", recorded.meeting,
+             ",\"group\":", quoted(recorded.group), ",\"meeting\":", recorded.group_id,
              ",\"device\":", recorded.device ? "true" : "false",
              ",\"capacity\":", Recorder::kRecords, ",\"record_bytes\":", sizeof(Record),
              ",\"ranks_at\":", ranks_at, ",\"records_at\":", records_at,
@@ -76,7 +76,7 @@ Recorder::Recorder(const Recorded& recorded, const Moment& first)
   head().steady = head().last.steady;
   head().wall = std::chrono::nanoseconds(wall).count();
   auto* const ranks = reinterpret_cast<int*>(memory_.data() + sizeof(Head));
-  for (Rank each = 0; each < recorded.size; ++each) ranks[each] = global_rank(recorded, each);
+  for (Rank rank = 0; rank < recorded.size; ++rank) ranks[rank] = global_rank(recorded, rank);
   copy_text(head().about,
             about(recorded, sizeof(Head), places_.records, places_.totals, places_.waits));
   std::memcpy(head().magic, "RINGREC1", sizeof head().magic);
