@@ -15,7 +15,7 @@ namespace ringcomm {
 
 class Communicator : public std::enable_shared_from_this<Communicator> {
  public:
-  // Collective over the group: meets the other ranks through `store` within the timeout.
+  // Makes the group with its other ranks, which this one meets through `store` within the timeout.
   static std::shared_ptr<Communicator> create(Store& store, const CommunicatorOptions& options);
   // Makes a group over a transport that exists already (tests).
   Communicator(std::shared_ptr<Transport> transport, const Geometry& geometry,
@@ -36,27 +36,27 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   // Runs a collective and returns when it is done: on this thread when the group is idle. Throws
   // UsageError (nothing happened), MismatchError, PeerError, TimeoutError (the group has failed).
   void run(const Operation& operation);
-  // Waits until `request` is done or `at_most` has passed: true when done. Throws no error of the
-  // request, only the exception of `interrupt`; then messages and blocking tasks are done, too.
-  // Only this wait gives a message a deadline: `at_most`, or else the message's timeout. When it
-  // has passed, the message ends with an error. If a part of it has moved, the group fails, too.
+  // Waits as Progress::wait() does.
   bool wait(Request& request, Clock::duration at_most = Clock::duration::max()) {
     return progress_.wait(request, at_most);
   }
-  // Collectives asked for so far; the same on every rank of a correct program.
+  // Returns how many collectives were asked for so far: the same on every rank of a correct
+  // program.
   uint64_t sequence() const;
   // Returns flight records as files have them: of the host's operations, and of a device's.
   std::vector<std::string> flight_rings() const;
 
   // Fails everything pending here and tells the peers. Returns at once.
   void abort(const std::string& reason);
-  // Gives pending operations `grace` to end, fails the rest, says goodbye. Idempotent. `drains`: it
-  // waits until remote ranks have all bytes, as one must before the process ends.
+  // Gives pending operations `grace` to end, fails the rest, and says goodbye. A second call does
+  // nothing. `drains`: it waits until remote ranks have all bytes, as one must before the process
+  // ends.
   void shutdown(Clock::duration grace = std::chrono::seconds(1), bool drains = true);
 
-  // The program ends without a goodbye: remote ranks get the bytes that are on their way.
+  // Waits until remote ranks have the bytes that are on their way, as long as they take some: the
+  // program ends without a goodbye.
   void drain();
-  // For a forked child: the group is dead here, and the parent's peers must not notice.
+  // Lets go of the parent's group in a forked child: its peers must not notice.
   void forked();
 
  private:

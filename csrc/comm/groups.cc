@@ -7,8 +7,8 @@
 namespace ringcomm {
 namespace {
 
-// A quarter of the descriptors that this process may have, and 128 at most, or fewer where several
-// ranks share a core: each costs a heartbeat twice a second.
+// Returns a quarter of the descriptors that this process may have, and 128 at most, or fewer where
+// several ranks share a core: each connection costs a heartbeat twice a second.
 size_t most_connections() {
   const Process& process = Process::get();
   const int fair = std::clamp(128 * process.cpus() / process.ranks_here(), 32, 128);
@@ -83,7 +83,7 @@ Network& Groups::network(const std::string& store_host) {
   return *network_;
 }
 
-// What peers have told this process, other ranks are told.
+// Tells other ranks what peers have told this process.
 void Groups::pass_on() {
   for (const auto& group : alive()) group->state().transport().pass_on();
 }

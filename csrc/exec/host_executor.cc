@@ -4,14 +4,13 @@
 
 namespace ringcomm {
 
-// Pieces of the caller's memory from this size on are sent from where they lie. They are copied
-// only if the operation ends first.
-constexpr uint64_t kLentBytes = 4096;
 constexpr uint64_t kTurnBytes = 1 << 20;     // then other groups get their turn
 constexpr uint64_t kScaledBytes = 16 << 10;  // of an operand at a time: it stays in the cache
 
-HostExecutor::HostExecutor(Transport& transport)
-    : transport_(transport), taken_(static_cast<size_t>(transport.size() * kLanes), 0) {
+HostExecutor::HostExecutor(Transport& transport, uint64_t lent_bytes)
+    : transport_(transport),
+      lent_bytes_(lent_bytes),
+      taken_(static_cast<size_t>(transport.size() * kLanes), 0) {
   for (Rank rank = 0; rank < transport.size(); ++rank) {
     for (const int half : {0, 1}) {
       windows_[half].push_back(transport.is_remote(rank) ? nullptr : transport.window(rank, half));
@@ -102,7 +101,7 @@ void HostExecutor::copy(const Step& step, uint64_t total) {
     if (is_remote(operand[0])) {
       // Plans keep the source of a put unchanged until it was read. For payload in lines they may
       // not.
-      const bool lent = bytes >= kLentBytes && operand[0].space == Space::kInbox &&
+      const bool lent = bytes >= lent_bytes_ && operand[0].space == Space::kInbox &&
                         operand[1].space <= Space::kOutput;
       if (!lent) std::memcpy(dst.data, src.data, bytes);
       transport_.put(operand[0].rank, dst.data, bytes, lent ? src.data : nullptr);

@@ -17,13 +17,14 @@ class DeferredRelease {
  public:
   using Over = std::function<bool()>;
 
-  // Kept until it is `over`, if that is given. True when it was empty.
+  // Keeps the thing until it is `over`, if that is given. True when nothing else was kept.
   bool put(std::shared_ptr<void> thing, Over over = nullptr) {
     const Lock lock(mutex_);
     kept_.push_back({std::move(thing), std::move(over)});
     return !filled_.exchange(true, std::memory_order_relaxed);
   }
-  void clear() {  // drops the things that are over
+  // Drops the things that are over.
+  void clear() {
     if (!filled()) return;
     std::vector<Kept> over;  // goes after the lock
     const Lock lock(mutex_);

@@ -1,5 +1,5 @@
-// Who moves a group on: the threads that wait for something, else the worker of the process. All of
-// them loop over the group's engines.
+// Moves a group on: the threads that wait for something do, or else the workers of the process. All
+// of them loop over the group's engines.
 #pragma once
 
 #include "group/group_state.h"
@@ -17,7 +17,10 @@ class Progress {
   HostEngine& host() { return host_; }
   MessageEngine& messages() { return messages_; }
 
-  // As Communicator::wait().
+  // Waits until `request` is done or `at_most` has passed: true when done. Throws no error of the
+  // request, only the exception of `interrupt`; then messages and blocking tasks are done, too.
+  // Only this wait gives a message a deadline: `at_most`, or else the message's timeout. When it
+  // has passed, the message ends with an error. If a part of it has moved, the group fails, too.
   bool wait(Request& request, Clock::duration at_most = Clock::duration::max());
   // Waits, with the checks of a wait, for streams that make it `over`. Throws the failure or the
   // exception of the interrupt that ends `during`.
@@ -29,27 +32,27 @@ class Progress {
   bool pending(const Engine* except = nullptr) const {
     return state_.engines().count(except, [](Engine& engine) { return engine.pending(); }) > 0;
   }
-  // Has it pending work, or is a thread in a blocking collective?
+  // Tells whether it has pending work, or a thread is in a blocking collective.
   bool busy() const { return pending() || !Driver(host_.wheel()).take(); }
-  // Is there anything that a worker must look at?
+  // Tells whether there is anything that a worker must look at.
   bool needs_worker(const Engine* except = nullptr) const;
 
-  // For the workers. One at a time looks at a group, and calls back, so callbacks keep their order.
-  // Partner of each: the other one.
+  // Takes the group for a worker, and gives it back. One at a time looks at a group, and calls
+  // back, so callbacks keep their order. Partner of both: the other one.
   bool claim() { return !claimed_.exchange(true, std::memory_order_seq_cst); }
   void unclaim() { claimed_.store(false, std::memory_order_seq_cst); }
-  // True when something moved.
+  // Moves what can be moved: true when something did.
   bool drive();
-  // For a thread that waits for another group: moves collectives, and leaves callbacks to workers.
+  // Moves collectives for a thread that waits for another group, and leaves callbacks to workers.
   bool help();
-  // Nothing is to be done here, or another thread drives and will kick() the workers.
+  // Tells whether there is nothing to do, or another thread drives and will kick() the workers.
   bool idle() const;
   bool ready();
-  // As Driving::sleep. False when the worker has to sleep in another way.
+  // Sleeps as Driving::sleep() does. False when the worker has to sleep in another way.
   bool sleep(const std::function<bool()>& awake, Clock::duration most);
-  // The news that wake the worker: no signals where there are only messages.
+  // Returns the news that wake the worker: no signals where there are only messages.
   uint32_t news() { return host_.pending() ? kAllNews : kMessageNews | kLocalNews; }
-  // The longest that the worker may sleep before it drives this group again.
+  // Returns how long the worker may sleep before it drives this group again.
   Clock::duration poll_interval() const {
     Clock::duration least = Clock::duration::max();
     state_.engines().each([&](Engine& engine) { least = std::min(least, engine.poll_interval()); });

@@ -21,28 +21,29 @@ class Workers {
   static Workers& get() { return PerProcess<Workers>::get(); }
   Workers() : bell_(Process::get().neighbours().bell()) {}
 
-  // How many workers may drive at once. Without it: one for each core that a rank of this host has,
-  // and kMostWorkers at most.
+  // Sets how many workers may drive at once. Without it: one for each core that a rank of this host
+  // has, and kMostWorkers at most.
   void set_most(int most) { most_ = most; }
-  // `group` has work that no thread may be driving: the workers look at it.
+  // Has the workers look at `group`: it has work that no thread may be driving.
   void kick(const std::shared_ptr<Progress>& group);
   // Moves one of the groups, if the workers have more than they can do. A thread that waits for
   // `own` calls it instead of a sleep.
   bool help_others(const Progress& own);
-  // Called before a worker runs code that may block. From now on others drive.
+  // Leaves the driving to others, before this worker runs code that may block.
   void step_down();
   // Runs code of the user's, unless the program ends.
   void call(const std::function<void()>& code);
-  // The program ends: no thread of ours begins code of the user's any more. Returns the ids of
-  // threads that are still in such code after the deadline.
+  // Has no thread of ours begin code of the user's any more, for the program ends. Returns the ids
+  // of threads that are still in such code after the deadline.
   std::vector<int> end(const Deadline& deadline);
 
-  // Keeps it until it is `over`, and then for some milliseconds at most.
+  // Keeps the thing until it is `over`, and then for some milliseconds at most.
   void release_later(std::shared_ptr<void> thing, DeferredRelease::Over over = nullptr);
   DeferredRelease& deferred() { return deferred_; }
 
-  void before_fork() RINGCOMM_UNCHECKED_LOCKS { mutex_.lock(); }
-  void after_fork() RINGCOMM_UNCHECKED_LOCKS { mutex_.unlock(); }
+  // A child uses nothing of its parent's workers, and may find them in any state.
+  void before_fork() {}
+  void after_fork() {}
   void forked() {}
 
  private:
@@ -70,10 +71,10 @@ class Workers {
   std::condition_variable_any wake_;                 // of the pool
   Groups listed_ RINGCOMM_GUARDED_BY(mutex_);        // that workers look at
   int driving_ RINGCOMM_GUARDED_BY(mutex_) = 0;      // workers, the one on the doorbell included
-  int wanted_ RINGCOMM_GUARDED_BY(mutex_) = 0;       // so many of them
+  int wanted_ RINGCOMM_GUARDED_BY(mutex_) = 0;       // as many are to drive
   int idle_ RINGCOMM_GUARDED_BY(mutex_) = 0;         // workers in the pool
   size_t helped_ RINGCOMM_GUARDED_BY(mutex_) = 0;    // whose turn it is in help_others()
-  bool tidies_ RINGCOMM_GUARDED_BY(mutex_) = false;  // one of those waits to release what it may
+  bool tidies_ RINGCOMM_GUARDED_BY(mutex_) = false;  // one of those will clear what is deferred
   std::vector<int> calling_ RINGCOMM_GUARDED_BY(mutex_);  // threads in code of the user's
   std::condition_variable_any returned_;                  // one of them
   bool ended_ RINGCOMM_GUARDED_BY(mutex_) = false;        // the program has

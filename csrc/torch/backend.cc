@@ -141,7 +141,7 @@ void Backend::close(bool drains) {
   Workers::get().deferred().clear();
 }
 
-// Of a group of some of this one's ranks.
+// Makes the options of a group of some of this one's ranks.
 GroupOptionsPtr Backend::options_of(const std::vector<int>& ranks, const OptionsPtr& opts) const {
   const pybind11::gil_scoped_acquire gil;
   const auto made = pybind11::module_::import("ringcomm._options")
@@ -172,11 +172,11 @@ BackendPtr Backend::split(const StorePtr& store, const std::vector<int>& ranks,
 
 // ---- several calls as one
 
-// Null: this thread has begun none.
+// Returns null where this thread has begun none.
 Backend::Batch* Backend::own_batch() {
   const Lock lock(batches_mutex_);
-  const auto found = batches_.find(std::this_thread::get_id());
-  return found == batches_.end() ? nullptr : &found->second;  // which no other thread touches
+  const auto own = batches_.find(std::this_thread::get_id());
+  return own == batches_.end() ? nullptr : &own->second;  // which no other thread touches
 }
 
 Backend::Batch Backend::take_batch() {

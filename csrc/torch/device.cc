@@ -181,7 +181,8 @@ c10::intrusive_ptr<Future> DeviceWork::getFuture() {
 
 // ---- calls
 
-// In the words of flight records. A first call on a device has its ranks meet here.
+// Returns the algorithm as flight records name it. A first call on a device has its ranks meet
+// here.
 std::string Backend::algorithm_of(const Call& call) const {
   if (call.peer) return "message";
   validate(call.operation, size(), rank());
@@ -214,15 +215,8 @@ Backend::WorkPtr Backend::start_on_device(Call& call, const EventEnd& event_end)
 
 Backend::WorkPtr Backend::post_on_device(Call& call, DeviceEngine& there,
                                          const EventEnd& event_end) {
-  const bool sending = call.type == c10d::OpType::SEND;
-  const Operation& operation = call.operation;
   if (*call.peer < 0) Refusal{"recv"}("a CUDA tensor needs the rank that sends it");
-  DeviceMessage message;
-  message.data = sending ? operation.input[0] : operation.output[0];
-  message.kind = {
-      sending,  operation.dtype, message.data.bytes / size_of(operation.dtype), *call.peer,
-      call.tag, operation.line,  static_cast<uint32_t>(operation.layout)};
-  message.timeout = operation.timeout;
+  const DeviceMessage message{kind_of(call), memory_of(call), call.operation.timeout};
   Batch* const batch = own_batch();
   if (batch == nullptr) {
     const auto work = c10::make_intrusive<DeviceWork>(call, event_end);
