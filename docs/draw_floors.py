@@ -15,7 +15,12 @@ CSRC = DOCS.parent / "csrc"
 # Bottom floor last, as drawn; "" is an empty place. A folder includes only what stands lower.
 FLOORS = [
     ["torch"],
-    ["comm", "cuda", "verify"],
+    ["", "comm", ""],
+    ["stream", "cuda", "verify"],
+    ["progress", "", ""],
+    ["host", "message", ""],
+    ["group", "", ""],
+    ["report", "", ""],
     ["exec", "device", "elastic"],
     ["plan", "reduce", "transport"],
     ["", "", "net"],
@@ -23,7 +28,13 @@ FLOORS = [
 ]
 WHAT = {
     "torch": "c10d::Backend, Work, bindings",
-    "comm": "order, queue, send/recv, errors",
+    "comm": "groups: how they begin and end",
+    "stream": "operations in a device's streams",
+    "progress": "who moves a group on: waits, workers",
+    "host": "collectives, in their order",
+    "message": "send and recv",
+    "group": "what a group's engines share",
+    "report": "texts, diagnosis, flight records",
     "device": "plans on a stream, device memory",
     "cuda": "driver, runtime, kernels",
     "verify": "proves plans, beside the engine",

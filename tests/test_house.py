@@ -12,19 +12,27 @@ import pytest
 from lab import ROOT
 
 # A folder may include its own headers and those of folders below it.
+PLANS = {"base", "net", "plan", "reduce", "transport", "exec"}  # to make a plan, and to run it
+HOST = PLANS | {"report", "group", "host", "message", "progress"}  # a group on the host alone
 BELOW = {
     "base": set(),
     "net": {"base"},
     "plan": {"base"},
     "reduce": {"base"},
     "transport": {"base", "net"},
-    "exec": {"base", "net", "plan", "reduce", "transport"},
+    "exec": PLANS - {"exec"},
     "device": {"base", "net", "plan", "reduce", "transport"},
     "cuda": {"base", "reduce", "device"},  # a library of its own
     "elastic": {"base", "net", "transport"},
-    "comm": {"base", "net", "plan", "reduce", "transport", "exec", "device"},
+    "report": PLANS,
+    "group": PLANS | {"report"},
+    "host": PLANS | {"report", "group"},
+    "message": PLANS | {"report", "group"},
+    "progress": HOST,
+    "stream": HOST | {"device"},
+    "comm": HOST | {"device", "stream"},
     "verify": {"base", "plan"},  # beside the engine: a module of its own
-    "torch": {"base", "net", "plan", "reduce", "transport", "exec", "device", "elastic", "comm"},
+    "torch": HOST | {"device", "stream", "comm", "elastic"},
 }
 # What only torch's side may include; torch/headeronly is free everywhere.
 TORCH = re.compile(r"(torch(?!/headeronly/)|c10|c10d|ATen|aten|caffe2|pybind11)/|Python\.h$")

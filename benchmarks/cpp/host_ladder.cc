@@ -49,7 +49,7 @@ class Rung {
 
 // As the engine waits (comm/create.cc).
 Patience patience_of(const Communicator& group) {
-  const bool own_core = group.size() <= Runtime::get().cpus();
+  const bool own_core = group.size() <= Process::get().cpus();
   return Patience(SpinPolicy{std::chrono::microseconds(own_core ? 300 : 0), own_core ? 4 : 100,
                              own_core ? 256 : 16});
 }

@@ -46,10 +46,11 @@ void all_at_once(std::vector<Group>& groups, bool waits) {
   std::promise<void> over;
   std::vector<TaskPtr> tasks;
   for (Group& group : groups) {
-    tasks.push_back(group.ranks->submit(group.operation(), [&](const std::exception_ptr& error) {
-      if (error) std::terminate();
-      if (--left == 0) over.set_value();
-    }));
+    tasks.push_back(
+        group.ranks->host().submit(group.operation(), [&](const std::exception_ptr& error) {
+          if (error) std::terminate();
+          if (--left == 0) over.set_value();
+        }));
   }
   for (size_t i = 0; waits && i < tasks.size(); ++i) groups[i].ranks->wait(*tasks[i], kHang);
   require(over.get_future().wait_for(kHang) == std::future_status::ready, "a round hangs");
@@ -58,7 +59,7 @@ void all_at_once(std::vector<Group>& groups, bool waits) {
 void measure(const Order& order, Store& store, Rank rank, double* seconds) {
   ProcessConfig config;
   config.transport = "tcp";
-  Runtime::get().configure(config);
+  Process::get().configure(config);
   CommunicatorOptions options;
   options.rank = rank;
   options.size = 2;
@@ -71,7 +72,7 @@ void measure(const Order& order, Store& store, Rank rank, double* seconds) {
     groups[i].data.assign(order.bytes / sizeof(float), 1);
   }
   for (int round = -kWarm; round < order.rounds; ++round) {
-    Runtime::get().set_workers(round % 2 == 0 ? 1 : order.workers);
+    Workers::get().set_most(round % 2 == 0 ? 1 : order.workers);
     for (Group& group : groups) std::ranges::fill(group.data, 1.0f);
     all->run(Operation{});  // a barrier
     const auto start = Clock::now();

@@ -3,7 +3,7 @@
 #include <chrono>
 #include <cstdio>
 
-#include "comm/recorder.h"
+#include "report/recorder.h"
 
 int main() {
   using namespace ringcomm;

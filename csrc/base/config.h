@@ -12,7 +12,7 @@ namespace ringcomm {
 struct GroupConfig {
   std::optional<std::string> algorithm;  // where a collective has it; all ranks hear of an unknown
   std::optional<int64_t> spin_us;        // how long a waiting call spins; unset: what fits
-  std::string cuda_mode = "auto";        // or "ipc", "host": see comm/device_engine.h
+  std::string cuda_mode = "auto";        // or "ipc", "host": see stream/device_engine.h
   std::optional<uint64_t> cuda_memory;   // bytes a rank gives the group; unset: what fits
   uint64_t shared_buffers = 0;           // bytes of a rank's memory for tensors that others read
   std::string trace_lines = "0";         // "1": records have the line of the program that calls
@@ -40,7 +40,7 @@ struct ProcessConfig {
   std::string secret;              // of the job; "": who can read the store can connect
   std::string tls = "off";         // "on": connections are encrypted, by the secret or by these
   std::string tls_cert, tls_key, tls_ca;  // files: certificate, its key, who may sign others'
-  std::string costs;                      // a file, see comm/runtime.h
+  std::string costs;                      // a file, see comm/groups.h
   // What it says, in the words of plan/topology.h. Throws UsageError.
   std::string (*costs_word)(const std::string& file) = nullptr;
   std::string host;   // what that file calls this host; "": its hostname

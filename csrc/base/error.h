@@ -1,5 +1,5 @@
 // The five errors of ringcomm. They are thrown anywhere below, caught by the engine
-// that runs the operation (comm/host_engine.cc), and mapped once to torch's types (torch/errors.h).
+// that runs the operation (host/host_engine.cc), and mapped once to torch's types (torch/errors.h).
 //
 // A message is one sentence a user can act on: what was being done, who is concerned, what to do.
 #pragma once

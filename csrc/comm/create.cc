@@ -10,7 +10,7 @@ namespace {
 constexpr int kMostRanks = 4096;
 constexpr auto kTold = std::chrono::seconds(1);  // for remote ranks to hear that there is no group
 
-// The bytes that the stream of send/recv from each peer can hold.
+// Returns the bytes that the stream of send/recv from each peer can hold.
 uint64_t mailbox_bytes(int size) {
   uint64_t bytes = 1 << 20;  // smaller ones keep both sides in step: twice the time
   while (bytes > (16 << 10) && bytes * static_cast<uint64_t>(size) > (4 << 20)) bytes /= 2;
@@ -23,16 +23,16 @@ int ranks_here(const std::vector<int>& host_of, const CommunicatorOptions& optio
   return static_cast<int>(std::count(host_of.begin(), host_of.end(), here));
 }
 
-// Of the largest host.
+// Returns how many ranks the largest host has.
 int most_ranks(const std::vector<int>& host_of) {
   std::map<int, int> ranks;
   for (const int host : host_of) ++ranks[host];
   return ranks.empty() ? 1 : std::ranges::max(ranks | std::views::values);
 }
 
-// By rank 0's word. Without one a message takes what fits the distance.
+// Returns the ranks' reach by rank 0's word. Without one a message takes what fits the distance.
 Reach reach_in(const Neighbourhood& memory) {
-  const Topology topology = Runtime::get().adopt(memory.word);
+  const Topology topology = Groups::get().adopt(memory.word);
   Reach reach = reach_of(topology, memory.host_of, memory.names);
   constexpr double kFits[] = {Costs().alpha, 1e-3, 8e-3};
   if (memory.word.empty()) reach.costs.alpha = kFits[memory.distance];
@@ -40,13 +40,52 @@ Reach reach_in(const Neighbourhood& memory) {
 }
 
 void warn_of_stranger(const Neighbourhood& memory, const Logger& logger) {
-  const Topology topology = Runtime::get().adopt(memory.word);
+  const Topology topology = Groups::get().adopt(memory.word);
   if (topology.hosts.empty() || hosts_in(memory.host_of) == 1) return;
   const std::string name = stranger(topology, memory.names);
   if (name.empty()) return;
   logger.warning("the file of RINGCOMM_COSTS has no host '", name,
                  "', or two hosts have that name: its order of hosts is not used; run `ringcomm "
                  "tune` again, or give each host its name there with RINGCOMM_HOST");
+}
+
+// How the ranks are to meet. `world`: the group of the whole job, if this one is a part of it.
+RendezvousOptions how_to_meet(const CommunicatorOptions& options, const Geometry& geometry,
+                              const Communicator* world, const Logger& logger) {
+  Groups& groups = Groups::get();
+  const ProcessConfig& config = Process::get().config();
+  const uint64_t devices = cuda::Area::bytes(options.size);
+  RendezvousOptions meeting;
+  meeting.rank = options.rank;
+  meeting.size = options.size;
+  meeting.name = options.name;
+  meeting.members = options.global_ranks;
+  if (world != nullptr) meeting.world = world->state().transport().group();
+  meeting.layout = {options.size,
+                    geometry.window_room(),
+                    geometry.inbox_bytes,
+                    mailbox_bytes(options.size),
+                    devices,
+                    SegmentLayout::page_up(options.config.shared_buffers)};
+  meeting.across = [=, size = options.size](int here, int most,
+                                            int distance) -> RendezvousOptions::Across {
+    const Geometry across = Geometry::across_hosts(size, distance, most);
+    return {{here, across.window_room(), across.inbox_bytes, mailbox_bytes(most), devices},
+            {1, 0, across.inbox_bytes, mailbox_bytes(1) << (2 * distance)}};
+  };
+  meeting.tcp = config.transport == "tcp";
+  meeting.host = config.host;
+  if (options.rank == 0) meeting.word = groups.costs_word();
+  meeting.algorithm = [&options]() -> std::string {
+    const std::string& by_code = options.algorithm.text();
+    return by_code.empty() ? Rules(options.config.algorithm.value_or("")).text() : by_code;
+  };
+  meeting.network = [&groups](const std::string& host) -> Network& { return groups.network(host); };
+  if (config.distance) meeting.distance = config.distance;
+  if (options.interrupt) meeting.interrupt = options.interrupt;
+  if (options.interrupt_meeting) meeting.interrupt = options.interrupt_meeting;
+  meeting.warn = [&logger](const std::string& text) { logger.warning(text); };
+  return meeting;
 }
 
 }  // namespace
@@ -57,46 +96,17 @@ std::shared_ptr<Communicator> Communicator::create(Store& store,
                  " ranks: ringcomm takes 1 to ", kMostRanks);
   RINGCOMM_CHECK(options.rank >= 0 && options.rank < options.size, "rank ", options.rank,
                  " is not in a group of ", options.size);
-  Runtime& runtime = Runtime::get();
-  const Geometry geometry = Geometry::for_ranks(options.size);
-  RendezvousOptions meeting;
-  meeting.rank = options.rank;
-  meeting.size = options.size;
-  meeting.name = options.name;
-  meeting.members = options.global_ranks;
   const bool part = !options.global_ranks.empty();
-  const auto world = part ? runtime.world() : nullptr;
-  if (world) meeting.world = world->state().transport().group();
-  const uint64_t devices = cuda::Area::bytes(options.size);
-  meeting.layout = {options.size,
-                    geometry.window_room(),
-                    geometry.inbox_bytes,
-                    mailbox_bytes(options.size),
-                    devices,
-                    SegmentLayout::page_up(options.config.shared_buffers)};
-  meeting.across = [&](int here, int most, int distance) -> RendezvousOptions::Across {
-    const Geometry across = Geometry::across_hosts(options.size, distance, most);
-    return {{here, across.window_room(), across.inbox_bytes, mailbox_bytes(most), devices},
-            {1, 0, across.inbox_bytes, mailbox_bytes(1) << (2 * distance)}};
-  };
-  meeting.tcp = runtime.config().transport == "tcp";
-  meeting.host = runtime.config().host;
-  if (options.rank == 0) meeting.word = runtime.costs_word();
-  meeting.algorithm = [&]() -> std::string {
-    const std::string& by_code = options.algorithm.text();
-    return by_code.empty() ? Rules(options.config.algorithm.value_or("")).text() : by_code;
-  };
-  meeting.network = [&](const std::string& host) -> Network& { return runtime.network(host); };
-  if (runtime.config().distance) meeting.distance = runtime.config().distance;
-  if (options.interrupt) meeting.interrupt = options.interrupt;
-  if (options.interrupt_meeting) meeting.interrupt = options.interrupt_meeting;
-  const Logger logger(runtime.config().log,
+  const auto world = part ? Groups::get().world() : nullptr;
+  const Geometry geometry = Geometry::for_ranks(options.size);
+  Process& process = Process::get();
+  const Logger logger(process.config().log,
                       str("rank ", options.rank, " of group '", options.name, "'"));
-  meeting.warn = [&](const std::string& text) { logger.warning(text); };
+  const RendezvousOptions meeting = how_to_meet(options, geometry, world.get(), logger);
   auto limit = options.timeout;
   if (world && options.may_be_late) limit = std::max(limit, world->state().timeout());
   const auto memory =
-      std::make_shared<Neighbourhood>(meet(store, meeting, runtime.neighbours(), Deadline(limit)));
+      std::make_shared<Neighbourhood>(meet(store, meeting, process.neighbours(), Deadline(limit)));
   const std::shared_ptr<Transport> transport = std::make_unique<Transport>(
       options.rank, std::move(memory->peers), std::move(memory->others));
   try {
@@ -109,14 +119,13 @@ std::shared_ptr<Communicator> Communicator::create(Store& store,
         Geometry::across_hosts(options.size, memory->distance, most_ranks(memory->host_of));
     auto group =
         std::make_shared<Communicator>(transport, mapped ? geometry : across, agreed, memory);
-    if (!part) runtime.offer_world(group);
+    if (!part) Groups::get().offer_world(group);
     return group;
   } catch (const std::exception& error) {  // the others have a group: they hear why it ends
     transport->fail(error.what());
     const Deadline told(kTold);
-    while (transport->undelivered() > 0 && !told.passed()) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    }
+    poll_until([&] { return transport->undelivered() == 0 || told.passed(); },
+               std::chrono::milliseconds(1), [] {});
     throw;
   }
 }
@@ -130,13 +139,14 @@ Communicator::Communicator(std::shared_ptr<Transport> transport, const Geometry&
              ranks_here(memory_->host_of, options)),
       host_(state_, geometry),
       messages_(state_, host_),
-      progress_(state_, host_, messages_) {
+      progress_(state_, host_, messages_),
+      device_(state_, progress_) {
   state_.kick = [this] {
-    if (const auto self = weak_from_this().lock()) Runtime::get().kick(self);
+    if (const auto self = weak_from_this().lock()) Workers::get().kick({self, &progress_});
   };
-  state_.add(host_);
-  state_.add(messages_);
-  Runtime::get().attach(this);
+  state_.engines().add(host_);
+  state_.engines().add(messages_);
+  Groups::get().attach(this);
 }
 
 }  // namespace ringcomm

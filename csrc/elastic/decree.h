@@ -40,27 +40,27 @@ class Decree {
   // `made`: the decision that made this epoch. Later on this member shows it to those that lag.
   Decree(int rank, int size, uint32_t epoch, Decision made, const DecreeRules& rules = {});
 
-  // This member takes part from now on. `extra`: its words, should it propose.
+  // Takes part from now on. `extra`: this member's words, should it propose.
   void enter(uint64_t decided, bool voted, std::string extra, Clock::time_point now);
   bool entered() const { return slip_.state == Slip::State::kMeeting; }
   void leave() { slip_.state = Slip::State::kLeft; }
 
-  // What it hears, in any order. Then look at slip(), asks() and decision().
+  // Takes in what another member shows, in any order. Then look at slip(), asks() and decision().
   void hear(int from, const Slip& slip, Clock::time_point now);
   void suspect(const Members& suspected, Clock::time_point now) {
     suspected_ |= suspected & ~dead_;
     consider(now);
   }
-  // This member has seen that these processes have ended, and has heard all that they showed.
+  // Notes that this member has seen these processes end, and has heard all that they showed.
   void bury(const Members& ended, Clock::time_point now) {
     ended_ |= ended;
     consider(now);
   }
   void tick(Clock::time_point now) { consider(now); }
 
-  // To be shown to all others.
+  // Returns the slip to show to all others.
   const Slip& slip() const { return slip_; }
-  // The members that this one waits for.
+  // Returns the members that this one waits for.
   Members awaited() const;
   const Slip& heard(int from) const { return heard_[static_cast<At>(from)]; }
   int size() const { return size_; }
@@ -68,7 +68,7 @@ class Decree {
   const Members& dead() const { return dead_; }
   const Members& suspected() const { return suspected_; }
 
-  // What the witness is asked for, where the members alone are too few.
+  // A request to the witness, where the members alone are too few.
   struct Request {
     uint64_t ballot = 0;
     bool accept = false;
@@ -79,8 +79,8 @@ class Decree {
     if (!wants_witness_ || decision_) return std::nullopt;
     return Request{slip_.ballot, slip_.proposes, slip_.proposal};
   }
-  // The witness is an acceptor whose slip the store keeps. This is its answer to a request: the
-  // store replaces `before` by the result at one stroke.
+  // Answers a request as the witness, an acceptor whose slip the store keeps: the store replaces
+  // `before` by the result at one stroke.
   static Slip answer(const Slip& before, const Request& request);
   void hear_witness(const Slip& witness, Clock::time_point now) {
     witness_ = witness;
@@ -88,7 +88,7 @@ class Decree {
   }
 
   const std::optional<Decision>& decision() const { return decision_; }
-  // Others are two epochs ahead: they went on without this member.
+  // Tells whether others are two epochs ahead: they went on without this member.
   bool left_behind() const { return left_behind_; }
 
  private:

@@ -4,7 +4,7 @@
 
 namespace ringcomm {
 
-constexpr int kRepeatEvery = 5;  // of the wire's calls for news, five in a second
+constexpr int kRepeatEvery = 5;  // calls of the wire for news, of which there are five in a second
 
 // ---- in shared memory
 
@@ -128,7 +128,7 @@ void Links::hear(Decree& decree) {
   Members dead, suspected;
   for (size_t rank = 0; rank < static_cast<size_t>(decree.size()); ++rank) {
     if (!links_[rank]) continue;
-    // What a process has shown before its end counts: so look at its fate first.
+    // A slip shown before a process's end still counts: so look at its fate first.
     const Link::Fate fate = links_[rank]->fate();
     if (const auto slip = links_[rank]->read()) decree.hear(static_cast<int>(rank), *slip, now);
     if (fate == Link::Fate::kDead) dead.set(rank);

@@ -1,5 +1,5 @@
-// How slips pass between two members of a world. Members of one host read them in the page of each
-// other's doorbell, where they stay when a process has died. Others get them as frames.
+// Links carry slips between two members of a world. Members of one host read them in the page of
+// each other's doorbell, where they stay when a process has died. Others get them as frames.
 #pragma once
 
 #include <atomic>
@@ -14,8 +14,7 @@
 namespace ringcomm {
 
 // The latest slip of a process, in shared memory: one writer, any number of readers. A new slip
-// does not touch the one before it. So a process that dies while it writes leaves what it showed
-// last.
+// does not touch the last one. So a process that dies while it writes leaves what it showed last.
 struct SlipPage {
   struct Slot {
     std::atomic<uint64_t> bytes;
@@ -25,26 +24,26 @@ struct SlipPage {
   Slot slots[2];
 
   void write(const std::vector<std::byte>& slip);
-  // Nothing, if it is `seen`, or overwritten meanwhile. Otherwise sets `seen`.
+  // Returns nothing if it is `seen`, or overwritten meanwhile. Otherwise sets `seen`.
   std::optional<std::vector<std::byte>> read(uint32_t& seen) const;
 };
 static_assert(sizeof(SlipPage) <= kNoticeBytes);
 
-// One end, at one member.
+// One end of the way between two members.
 class Link {
  public:
   enum class Fate : uint8_t { kAlive, kSuspected, kDead };
   virtual ~Link() = default;
   // Shows this member's slip to the other one, which wakes.
   virtual void show(const std::vector<std::byte>& slip) = 0;
-  // The other's latest, if it was not read before.
+  // Returns the other's latest, if it was not read before.
   virtual std::optional<Slip> read() = 0;
   virtual bool has_news() const = 0;
-  // An epoch begins here, of which this member has shown its slip. The other's latest may be of it,
+  // Begins an epoch, after this member has shown its slip of it. The other's latest may be of it,
   // and is read once more.
   virtual void begin() = 0;
   virtual Fate fate() = 0;
-  // It lives and does not come: it is to be suspected, in this epoch.
+  // Suspects the other one in this epoch: it lives and does not come.
   virtual void give_up() = 0;
   virtual std::string condition() = 0;  // for people
   virtual Way way() = 0;                // to the other's process
@@ -125,9 +124,9 @@ class Links {
   // `run`: the same for all members, and for no other world.
   Links(Neighbours& neighbours, const std::string& run);
 
-  // To all ranks of that group.
+  // Makes the links to all ranks of that group.
   void adopt(const Transport& transport, const Decree& decree);
-  // An epoch begins with these ranks, in this order, and so many new guests behind them. The ranks
+  // Begins an epoch with these ranks, in this order, and so many new guests behind them. The ranks
   // that are left out see the slip, too.
   void keep(const std::vector<Rank>& ranks, size_t guests, const Decree& decree);
   size_t size() const { return links_.size(); }
@@ -139,10 +138,10 @@ class Links {
   // Gives up those that are awaited: all, or those that another member has given up. Else members
   // with less patience would wait for the others.
   void give_up(const Decree& decree, bool all);
-  // Until there is something to hear.
+  // Sleeps until there is something to hear.
   void sleep(Clock::duration most) const;
   std::string condition(Rank rank) const;  // for people
-  // Through it the ranks make their group.
+  // Returns the store through which the ranks make their group.
   std::unique_ptr<Store> store(Rank self) const;
 
  private:
@@ -151,7 +150,7 @@ class Links {
   SlipPage& page_;
   const Doorbell bell_;
   std::vector<std::unique_ptr<Link>> links_;  // by rank
-  uint32_t epoch_ = 0;                        // of what is shown
+  uint32_t epoch_ = 0;                        // of the slip that is shown
   std::vector<std::byte> shown_;
 };
 

@@ -10,14 +10,14 @@ namespace {
 
 constexpr const char* kMagic = "ringcomm-slip-3";
 
-// What is in a slip, in this order: each(field) for all.
+// Visits the fields of a slip, in the order of its text.
 template <typename AnySlip>
-void fields(AnySlip& slip, auto&& each) {
-  const auto decision = [&](auto& it) { each(it.members), each(it.step), each(it.extra); };
-  each(slip.epoch), each(slip.state), each(slip.voted), each(slip.decided), each(slip.gone);
-  each(slip.ended), each(slip.promised), each(slip.ballot), each(slip.proposes),
+void fields(AnySlip& slip, auto&& visit) {
+  const auto decision = [&](auto& it) { visit(it.members), visit(it.step), visit(it.extra); };
+  visit(slip.epoch), visit(slip.state), visit(slip.voted), visit(slip.decided), visit(slip.gone);
+  visit(slip.ended), visit(slip.promised), visit(slip.ballot), visit(slip.proposes),
       decision(slip.proposal);
-  each(slip.accepted), decision(slip.value), decision(slip.made);
+  visit(slip.accepted), decision(slip.value), decision(slip.made);
 }
 
 std::string word_of(const auto& field) { return str(field); }

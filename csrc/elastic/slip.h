@@ -1,6 +1,6 @@
-// What each member of a world shows to the others: how far it is, and its part in the agreement on
-// who goes on (elastic/decree.h). A member writes its own slip and reads those of the others. Only
-// the latest counts, so lost and late ones do no harm.
+// A slip is what a member of a world shows to the others: how far it is, and its part in the
+// agreement on who goes on (elastic/decree.h). A member writes its own slip and reads those of the
+// others. Only the latest counts, so lost and late ones do no harm.
 #pragma once
 
 #include <bitset>
@@ -14,9 +14,9 @@
 namespace ringcomm {
 
 inline constexpr size_t kMostMembers = 256;
-using Members = std::bitset<kMostMembers>;  // of one epoch, by rank
+using Members = std::bitset<kMostMembers>;  // the members of an epoch, by rank
 
-// What is decided once for each epoch: its members are some of those of the epoch before.
+// The decision that makes an epoch: its members are some of those of the last one.
 struct Decision {
   Members members;
   uint64_t step = 0;  // the last one that counts: all members apply it, and none after it
@@ -47,10 +47,10 @@ struct Slip {
   bool operator==(const Slip&) const = default;
 };
 
-// At most kSlipBytes; throws UsageError if the texts are too long for that.
+// Returns at most kSlipBytes; throws UsageError if the texts are too long for that.
 inline constexpr size_t kSlipBytes = 4032;
 std::vector<std::byte> to_bytes(const Slip& slip);
-// Nothing, if these are no slip.
+// Returns nothing if these are no slip.
 std::optional<Slip> slip_from(std::span<const std::byte> bytes);
 
 }  // namespace ringcomm

@@ -15,12 +15,12 @@ class Contest {
   static constexpr int kMostWays = 8;
   static constexpr uint32_t kTries = 3;      // of each way; the best counts: others were disturbed
   static constexpr uint32_t kPeriod = 1024;  // turns after which all are tried again
-  static constexpr double kMargin = 0.05;    // by so much another must be better than the usual one
+  static constexpr double kMargin = 0.05;    // another must be so much better than the usual one
 
   Contest(int ways, int usual) : ways_(ways), usual_(usual), decided_(usual) { costs_.fill(kNone); }
 
-  // The way of the next turn. One turn after all tries, `decide` names the winner. By then this
-  // rank has heard that the last try has ended on every rank.
+  // Returns the way of the next turn. One turn after all tries, `decide` names the winner. By then
+  // this rank has heard that the last try has ended on every rank.
   int next(auto&& decide) {
     at_ = turns_++ % kPeriod;
     if (at_ == 0) costs_.fill(kNone);
@@ -34,7 +34,7 @@ class Contest {
     double& best = costs_[static_cast<size_t>(way)];
     best = std::min(best, cost);
   }
-  // The best of `count` ways from `first` on: `usual`, unless another is clearly better.
+  // Returns the best of `count` ways from `first` on: `usual`, unless another is clearly better.
   int fastest(int first, int count, int usual) const {
     const auto weighed = [&](int way) {
       return costs_[static_cast<size_t>(way)] * (way == usual ? 1 - kMargin : 1);

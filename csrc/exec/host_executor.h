@@ -1,5 +1,5 @@
-// Interprets a plan over a transport, on the calling thread. Resumable: advance() returns at an
-// unmet wait and the program counter is the state, so one thread can advance many operations.
+// Runs a plan over a transport, on the calling thread. advance() returns at an unmet wait, and is
+// called again later: so one thread can advance many operations.
 #pragma once
 
 #include "exec/stopwatch.h"
@@ -12,7 +12,7 @@
 
 namespace ringcomm {
 
-// The words by which signals name their operation. All pairs of ranks have the same one, except in
+// The words by which signals name their operation. All pairs of ranks have the same word, except in
 // all_to_all: there each pair agrees on its own byte counts, and the vectors are not empty.
 struct Stamps {
   uint64_t common = 0;
@@ -50,14 +50,15 @@ class HostExecutor {
   // return at a wait that is met, too. Throws SystemError when there is no memory for a peer on
   // another host.
   Status advance();
-  // Can advance() move: has it not begun, or has the awaited signal come? Cheap enough to spin on.
+  // Tells whether advance() can move: it has not begun, or the awaited signal has come. Cheap
+  // enough to spin on.
   bool ready() {
     return peer_ < 0 || transport_.arrived(peer_, lane_, half_) > taken(peer_, lane_);
   }
-  // After kDone, if it was timed: how long it took, without the wait for late ranks.
+  // Returns how long it took, after kDone if it was timed, without the wait for late ranks.
   double seconds() const { return watch_.seconds(Clock::now()); }
   bool timed() const { return manner_.timed; }
-  // After kBlocked or kMismatch: the peer concerned.
+  // Returns the peer concerned, after kBlocked or kMismatch.
   Rank peer() const { return peer_; }
 
  private:
@@ -75,7 +76,7 @@ class HostExecutor {
   Transport& transport_;
   const uint64_t lent_bytes_;
   std::vector<uint64_t> taken_;         // signals consumed, per (peer, lane), over the group's life
-  std::vector<std::byte*> windows_[2];  // of the ranks of this host
+  std::vector<std::byte*> windows_[2];  // by rank; null: on another host
 
   std::shared_ptr<const Plan> plan_;
   Reduction reduction_;
@@ -83,7 +84,7 @@ class HostExecutor {
   Stamps stamps_;
   Manner manner_;
   Stopwatch watch_;
-  std::vector<std::byte*> operands_;  // of a reduce step
+  std::vector<std::byte*> operands_;  // a reduce step's
   std::vector<std::byte> scratch_;    // a piece of each operand that is scaled
   int half_ = 0;
   PlanCursor cursor_;

@@ -18,11 +18,11 @@ class Stopwatch {
     blocked_.reset();
     meeting_.reset();
   }
-  // A wait, step `step` of the plan, is not met. The first waits are for late ranks.
+  // Notes that a wait, step `step` of the plan, is not met. The first waits are for late ranks.
   void block(size_t step, Time now) {
     if (!blocked_ && (!meeting_ || step == *meeting_)) blocked_ = now;
   }
-  // It is met. Waits that follow it at once are for other ranks.
+  // Notes that it is met. Waits that follow it at once are for other ranks.
   void meet(size_t step, Time now) {
     if (blocked_) idle_ += now - *blocked_;
     blocked_.reset();

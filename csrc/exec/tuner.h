@@ -20,19 +20,19 @@ struct Manner {
 
 class Tuner {
  public:
-  // Contests: a collective's from 256 KiB up, by powers of two.
+  // A collective has contests for messages from 256 KiB up, by powers of two.
   static constexpr int kSizes = 10;
   static constexpr uint64_t kLeastBytes = 256 << 10;
   static constexpr uint64_t kLeastStreamed = 1 << 20, kUsuallyStreamed = 16 << 20;
   static constexpr std::array<uint64_t, 4> kSegments = {64 << 10, 128 << 10, 256 << 10, 512 << 10};
   static constexpr size_t kWords = kCollectives * kSizes;
 
-  // `words`: kWords of rank 0's, which all read; null: segments stay as they are.
+  // `words`: rank 0's kWords, which all read; null: segments stay as they are.
   Tuner(Rank rank, std::atomic<uint8_t>* words) : rank_(rank), words_(words) {}
 
-  // Called for the next operation, the same one on every rank. Sets the segment in its shape.
+  // Chooses for the next operation, the same one on every rank. Sets the segment in its shape.
   Manner next(Shape& shape, Algorithm algorithm);
-  // It is done, and was timed.
+  // Notes how long it took, if it was timed.
   void took(double seconds);
 
  private:

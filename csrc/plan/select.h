@@ -25,7 +25,7 @@ uint64_t message_bytes(const Shape& shape);
 
 std::vector<Algorithm> algorithms_of(Collective collective);
 
-// The shape must be one that validate() (comm/operation.h) accepts. Throws UsageError if the
+// The shape must be one that validate() (report/operation.h) accepts. Throws UsageError if the
 // collective has no such algorithm.
 Plan make_plan(const Shape& shape, Rank rank, Algorithm algorithm);
 

@@ -75,7 +75,7 @@ Backend::Backend(std::shared_ptr<Communicator> group, RankAndSize self, GroupOpt
     : c10d::Backend(self.rank, self.size),
       options_(std::move(options)),
       split_child_(BackendPtr()),
-      card_(Runtime::get().neighbours().card()),
+      card_(Process::get().neighbours().card()),
       store_(std::move(store)) {
   begin_life(std::move(group));
   init();
@@ -89,7 +89,7 @@ void Backend::leave(bool drains) {
 Backend::~Backend() {
   try {
     leave();
-    Runtime::get().deferred().clear();
+    Workers::get().deferred().clear();
   } catch (const std::exception& error) {
     TORCH_WARN("ringcomm: leaving a group failed: ", error.what());
   }
@@ -138,12 +138,12 @@ void Backend::registerOnCompletionHook(
 }
 
 void Backend::close(bool drains) {
-  without_gil([&] { group()->wait_for_device(); });
+  without_gil([&] { group()->device().wait_for_all(); });
   leave(drains);
-  Runtime::get().deferred().clear();
+  Workers::get().deferred().clear();
 }
 
-// Of a group of some of this one's ranks.
+// Makes the options of a group of some of this one's ranks.
 GroupOptionsPtr Backend::options_of(const std::vector<int>& ranks, const OptionsPtr& opts) const {
   const pybind11::gil_scoped_acquire gil;
   const auto made = pybind11::module_::import("ringcomm._runtime.options")
@@ -174,11 +174,11 @@ BackendPtr Backend::split(const StorePtr& store, const std::vector<int>& ranks,
 
 // ---- several calls as one
 
-// Null: this thread has begun none.
+// Returns null where this thread has begun none.
 Backend::Batch* Backend::own_batch() {
   const Lock lock(batches_mutex_);
-  const auto found = batches_.find(std::this_thread::get_id());
-  return found == batches_.end() ? nullptr : &found->second;  // which no other thread touches
+  const auto own = batches_.find(std::this_thread::get_id());
+  return own == batches_.end() ? nullptr : &own->second;  // which no other thread touches
 }
 
 Backend::Batch Backend::take_batch() {

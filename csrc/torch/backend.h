@@ -18,13 +18,13 @@ namespace ringcomm {
 using BackendPtr = c10::intrusive_ptr<c10d::Backend>;
 using StorePtr = c10::intrusive_ptr<c10d::Store>;
 
-// For a thread that waits: the program's own handlers, which may raise.
+// Runs the program's own signal handlers, which may raise, for a thread that waits.
 void run_signal_handlers();
-// The line of the program that calls, as flight records have it; 0: no Python calls.
+// Returns the line of the program that calls, as flight records have it; 0: no Python calls.
 uint32_t line_of_caller();
-// Without Python's lock, if this thread holds it.
+// Calls without Python's lock, if this thread holds it.
 void without_gil(const std::function<void()>& call);
-// What the core is to make for a group of these options.
+// Returns what the core is to make for a group with these options.
 CommunicatorOptions wanted_of(const ringcomm::Options& options, RankAndSize self);
 
 class Backend final : public c10d::Backend {
@@ -35,7 +35,7 @@ class Backend final : public c10d::Backend {
   // Meets the group's other ranks through `store`, within the options' timeout.
   static c10::intrusive_ptr<Backend> create(const StorePtr& store, RankAndSize self,
                                             GroupOptionsPtr options);
-  // `self`: as torch is told; a group that waits for its first reconfiguration has other ranks.
+  // `self`: as torch knows it; a group that waits for its first reconfiguration has other ranks.
   Backend(std::shared_ptr<Communicator> group, RankAndSize self, GroupOptionsPtr options,
           StorePtr store);
   ~Backend() override;
@@ -83,16 +83,17 @@ class Backend final : public c10d::Backend {
   BackendPtr shrink(const std::vector<int64_t>& ranks_to_exclude, int shrink_flags,
                     const OptionsPtr& opts) override;
 
-  // Of the CPU: buffers that all ranks of the host have mapped, while there is room. Of a device:
-  // torch's own memory, which others may map before its first use.
+  // Tensors on the CPU are buffers that all ranks of the host have mapped, while there is room.
+  // Those on a device are torch's own memory, which others may map before its first use.
   bool supportsTensorAlloc(c10::DeviceIndex index) override {
     if (index >= 0) return options_->cuda && group()->state().config().shared_buffers > 0;
     return !group()->state().transport().buffers(rank()).empty();
   }
   at::Tensor allocateTensor(long size, at::TensorOptions options) override;
 
-  // Memory that all ranks map at once: see DeviceEngine::register_memory(). Addresses and bytes;
-  // `device`: -1 for the CPU, by tensors that stand in for those of a device; none: the current.
+  // Has all ranks map memory at once: see DeviceEngine::register_memory(). It is given as addresses
+  // and bytes. `device`: -1 for the CPU, whose tensors may stand in for those of a device; none:
+  // the current one.
   using NamedMemory = std::map<std::string, std::vector<std::pair<uint64_t, uint64_t>>>;
   void register_memory(const std::string& asked, const NamedMemory& memory,
                        std::optional<int> device);
@@ -102,7 +103,7 @@ class Backend final : public c10d::Backend {
   BackendPtr split(const StorePtr& store, const std::vector<int>& ranks,
                    const OptionsPtr& opts) override;
   uint64_t splits() const { return splits_; }
-  // From now on ranks compare this with each collective: a hash of what is in the bytes.
+  // Has ranks compare this with each collective from now on: a hash of what is in the bytes.
   void set_codes(uint64_t codes) { codes_ = codes; }
   // torch asks before it makes a batch of messages. Devices need one; on the CPU each message is a
   // request of its own, as Gloo's are. A batch belongs to the thread that begins it.
@@ -156,7 +157,7 @@ class Backend final : public c10d::Backend {
   int size() const { return place_.load().size; }
 
  private:
-  // Calls that came between startCoalescing() and endCoalescing().
+  // The calls between startCoalescing() and endCoalescing().
   struct Batch {
     std::vector<WorkPtr> works;
     c10::intrusive_ptr<DeviceWork> work;  // of the messages on a device
@@ -195,7 +196,7 @@ class Backend final : public c10d::Backend {
 
   // A call keeps the life it began in, which reconfigure() ends. Partner: begin_life().
   std::atomic<std::shared_ptr<BackendState>> life_;
-  std::atomic<RankAndSize> place_;  // in it; partner: begin_life()
+  std::atomic<RankAndSize> place_;  // in that life; partner: begin_life()
   const GroupOptionsPtr options_;   // but for the timeout, which the group has
   std::atomic<int64_t> extension_ms_{0};
 

@@ -45,17 +45,12 @@ Backend::WorkPtr Backend::recvAnysource(Tensors& tensors, int tag) {
 
 void Backend::post(const c10::intrusive_ptr<Work>& work, Call& call) {
   auto message = std::make_shared<Message>(call.operation.timeout);
-  message->sending = call.type == c10d::OpType::SEND;
-  message->peer = *call.peer;
-  message->tag = call.tag;
-  message->line = call.operation.line;
-  message->dtype = call.operation.dtype;
-  message->layout = static_cast<uint32_t>(call.operation.layout);
-  message->data = message->sending ? call.operation.input[0] : call.operation.output[0];
+  static_cast<MessageKind&>(*message) = kind_of(call);
+  message->data = memory_of(call);
   message->on_done = [work](const std::exception_ptr& error) { work->complete(error); };
   work->follow(message);
   try {
-    call.life->group->post(message);
+    call.life->group->messages().post(message);
   } catch (const std::exception&) {
     message->on_done = nullptr;  // it and the work hold one another
     throw;

@@ -30,7 +30,7 @@ std::vector<py::bytes> to_bytes(const std::vector<std::string>& rings) {
   return {rings.begin(), rings.end()};
 }
 
-// What a function of the package says; its errors are the user's.
+// Returns what a function of the package answers; its errors are the user's.
 template <typename Answer>
 Answer ask(const char* module, const char* function, const auto&... arguments) {
   const py::gil_scoped_acquire gil;
@@ -83,7 +83,7 @@ void check(const Config& config) {
   });
 }
 
-// What ringcomm/options.py gives the core; it makes the attributes of Options from them.
+// ringcomm/options.py fills these in, and makes the attributes of Options from them.
 void bind_options(py::module_& module) {
   py::class_<Config>(module, "Config")
       .def(py::init<>())
@@ -122,7 +122,7 @@ void bind_options(py::module_& module) {
     config.ring = [](int rank, uint64_t bytes) {
       return ask<int>("ringcomm._flight.rings", "make", rank, bytes);
     };
-    Runtime::get().configure(config);
+    Process::get().configure(config);
   });
 
   const auto copy = [](const ringcomm::Options& self, const py::args&) {
@@ -153,7 +153,7 @@ void bind_backend(py::module_& module) {
           "_is_device_good",
           [](Backend& backend) {
             const auto group = backend.group();
-            DeviceEngine* const engine = group->device_in_use();
+            DeviceEngine* const engine = group->device().in_use();
             return engine == nullptr || engine->is_all_good();
           },
           NoGil())
@@ -221,7 +221,7 @@ py::tuple plan_of(const ShapeTuple& given, Rank rank, const std::optional<std::s
 // An algorithm of the program's own: ringcomm/algorithms/registry.py has its scripts, by shape.
 void register_by_name(const std::string& name, const std::vector<int>& collectives) {
   std::vector<Collective> all;
-  for (const int one : collectives) all.push_back(static_cast<Collective>(one));
+  for (const int number : collectives) all.push_back(static_cast<Collective>(number));
   const auto author = [name](const Shape& shape, Rank rank) -> Script {
     const auto& [size, segment, room, inbox, slots, line, one_shot] = shape.geometry;
     const std::vector<uint64_t> geometry = {segment, room, inbox, slots, line, one_shot};
@@ -236,8 +236,8 @@ void register_by_name(const std::string& name, const std::vector<int>& collectiv
   with_value_errors([&] { register_algorithm(name, all, author); });
 }
 
-// What the model says of devices: the kernel that it chooses, and the seconds of each that serves
-// the collective. `bytes`: of the message, as rules count them.
+// Returns the kernel that the model of devices chooses, and the seconds of each that serves the
+// collective. `bytes`: the message's, as rules count them.
 py::tuple kernel_seconds(const std::string& collective, int ranks, uint64_t bytes, bool nvlink,
                          int capability) {
   constexpr uint64_t kWindow = 12 << 20;  // the least that groups have
@@ -271,7 +271,7 @@ void copy_tensor(const at::Tensor& to, const at::Tensor& from, bool past_caches)
   }
 }
 
-// The bytes of a source's blocks: whole ones, of all numbers.
+// Returns the bytes of a source's blocks, which must be whole and hold all numbers.
 uint64_t whole_blocks(const at::Tensor& blocks, const at::Tensor& numbers, uint64_t sources) {
   const uint64_t bytes = bytes_of(blocks) / std::max<uint64_t>(1, sources);
   TORCH_CHECK_VALUE(blocks.is_contiguous() && numbers.is_contiguous() && sources > 0 &&
@@ -281,7 +281,7 @@ uint64_t whole_blocks(const at::Tensor& blocks, const at::Tensor& numbers, uint6
   return bytes;
 }
 
-// Of tensors of the CPU (ringcomm/compression/codecs.py). Blocks beyond those of `src` get zeros.
+// Serves tensors of the CPU (ringcomm/compression/codecs.py). Blocks beyond those of `src` get zeros.
 void quantize_tensor(const at::Tensor& src, const at::Tensor& blocks, int coding,
                      const std::optional<at::Tensor>& residual, std::optional<uint64_t> seed,
                      uint32_t first) {
@@ -381,13 +381,13 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
       },
       py::arg("options"), py::arg("backend_options"), py::arg("cuda") = true);
 
-  module.def("flight_rings", [] { return to_bytes(Runtime::get().flight_rings()); });
-  module.def("ask_for_records", [] { Runtime::get().ask_for_records(); }, NoGil());
-  module.def("look_at_groups", [] { return Runtime::get().look_at_groups(); }, NoGil());
-  module.def("tell_failures_to", [](int pipe) { Runtime::get().tell_failures_to(pipe); });
+  module.def("flight_rings", [] { return to_bytes(Groups::get().flight_rings()); });
+  module.def("ask_for_records", [] { Groups::get().ask_for_records(); }, NoGil());
+  module.def("look_at_groups", [] { return Groups::get().look(); }, NoGil());
+  module.def("tell_failures_to", [](int pipe) { Process::get().tell_failures_to(pipe); });
   module.def("close_groups", [](const std::string& error) {
     std::vector<int> calling;
-    without_gil([&] { calling = Runtime::close_groups(kGraceAtExit, error); });
+    without_gil([&] { calling = Groups::close_all(kGraceAtExit, error); });
     park(calling);
   });
 }

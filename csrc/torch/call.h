@@ -35,10 +35,10 @@ struct Call {
   const char* name;  // in profiles
   Refusal refuse;
   bool async = true;
-  std::shared_ptr<BackendState> life;  // that it began in, and ends in: see Backend::issue()
+  std::shared_ptr<BackendState> life;  // in which it begins and ends: see Backend::issue()
   Operation operation;
-  std::optional<Rank> peer;          // of a send or receive
-  std::optional<at::Device> device;  // where there are no tensors: of a barrier
+  std::optional<Rank> peer;          // the other side of a send or receive
+  std::optional<at::Device> device;  // see find_device(); a barrier, without tensors, may name one
   uint32_t tag = 0;
   Continuation continuation;
   Staging staging;
@@ -46,11 +46,11 @@ struct Call {
   Tensors lists;
 };
 
-// What ends the event of a call in profiles; so does the destruction of its last copy.
+// Ends the event of a call in profiles; so does the destruction of its last copy.
 using EventEnd = std::function<void()>;
 EventEnd open_event(const Call& call, const std::string& algorithm);
 
-// all_reduce of a tensor in COO format: as many elements as each rank has (sparse.cc).
+// Makes the all_reduce of a tensor in COO format: as many elements as each rank has (sparse.cc).
 Call sparse_all_reduce_call(const Tensors& tensors, const c10d::ReduceOp& op, RankAndSize self);
 
 // ---- parts (call_parts.cc)
@@ -66,7 +66,7 @@ Rank checked_root(const Refusal& refuse, int64_t root, int size);
 void check_all_served(const Refusal& refuse, at::TensorList tensors);
 void check_same_type(const Refusal& refuse, const at::Tensor& model, at::TensorList tensors);
 void check_same_shape(const Refusal& refuse, const at::Tensor& model, at::TensorList tensors);
-// wholes[i] must have as many elements as all ranks' parts[i] together.
+// Refuses wholes[i] unless it has as many elements as all ranks' parts[i] together.
 void check_wholes(const Refusal& refuse, const Tensors& wholes, const Tensors& parts, int size);
 
 void set_reduction(Call& call, const c10d::ReduceOp& op, const at::Tensor& tensor);
@@ -74,7 +74,7 @@ void set_reduction(Call& call, const c10d::ReduceOp& op, const at::Tensor& tenso
 // and types of several tensors, types that are only moved, and the layout of tensors that are used
 // in place. So there is no call whose ranks can disagree without being told.
 void compare(Operation& operation, at::TensorList tensors, bool in_place);
-// The type is that of the tensors if all agree, else bytes.
+// Sets the type to that of the tensors if all agree, else to bytes.
 void set_moved_type(Call& call, at::TensorList tensors);
 
 // This rank's own part, in which input and output may be the same memory, byte by byte.
@@ -84,18 +84,21 @@ struct Shared {
 // Refuses outputs that share memory, with one another or with an input elsewhere than in `own`.
 void check_overlaps(const Refusal& refuse, const Operation& operation, const Shared& own);
 
-// All lists one after the other, kept by the call.
+// Returns all lists one after the other, kept by the call.
 at::TensorList flatten(Call& call, const TensorLists& lists);
 void add_in_place(Call& call, const Tensors& tensors);
 void add_inputs(Call& call, at::TensorList tensors);
 void add_outputs(Call& call, at::TensorList tensors);
 
-// The end of all calls with shards, once inputs and outputs are known, and the reduction if there
-// is one; returns the call. `whole` is the side that holds all shards: in a tensor each, of its own
-// size or all of one; or within one tensor, or several.
+// Completes all calls with shards, once inputs and outputs are known, and the reduction if there is
+// one. Returns the call. `whole` is the side that holds all shards. They lie in a tensor for each
+// rank, of its own size or all of the same; or within one tensor, or several.
 enum class Whole : uint8_t { kInput, kOutput };
 enum class Shards : uint8_t { kOneEach, kEqual, kWithin };
 Call&& fill_shards(Call& call, Whole whole, Shards shards, RankAndSize self);
 std::vector<uint64_t> sizes_of(at::TensorList tensors);
+// Returns what both kinds of messages, on the CPU and on a device, take from a send or receive.
+MessageKind kind_of(const Call& call);
+Span memory_of(const Call& call);
 
 }  // namespace ringcomm

@@ -30,24 +30,24 @@ double premul_factor(const Refusal& refuse, const c10d::ReduceOp& op) {
 using Memory = std::pair<const void*, uint64_t>;  // where it begins, and its bytes
 Memory memory_of(const at::Tensor& tensor) { return {tensor.const_data_ptr(), bytes_of(tensor)}; }
 
-struct Piece {  // of the input or output of an operation
+struct Range {  // memory of an operation's input or output
   uintptr_t start, end;
-  uint64_t offset;  // of its first byte, in all of them
+  uint64_t offset;  // of its first byte in the whole input or output
   bool input;
 };
 
-void add_pieces(std::vector<Piece>& pieces, const std::vector<Span>& spans, bool input) {
+void add_ranges(std::vector<Range>& ranges, const std::vector<Span>& spans, bool input) {
   uint64_t offset = 0;
   for (const Span& span : spans) {
     const auto start = reinterpret_cast<uintptr_t>(span.data);
-    if (span.bytes > 0) pieces.push_back({start, start + span.bytes, offset, input});
+    if (span.bytes > 0) ranges.push_back({start, start + span.bytes, offset, input});
     offset += span.bytes;
   }
 }
 
 // Is the memory that they share this rank's own part of both?
-bool is_own(const Piece& a, const Piece& b, const Shared& own) {
-  const Piece &input = a.input ? a : b, &output = a.input ? b : a;
+bool is_own(const Range& a, const Range& b, const Shared& own) {
+  const Range &input = a.input ? a : b, &output = a.input ? b : a;
   const uintptr_t start = std::max(a.start, b.start), end = std::min(a.end, b.end);
   const uint64_t in = input.offset + (start - input.start) - own.input;
   const uint64_t out = output.offset + (start - output.start) - own.output;
@@ -61,11 +61,11 @@ std::set<Memory> repeated(at::TensorList tensors) {
   all.reserve(tensors.size());
   for (const at::Tensor& tensor : tensors) all.emplace_back(memory_of(tensor));
   std::ranges::sort(all);
-  std::set<Memory> found;
+  std::set<Memory> several;
   for (size_t i = 1; i < all.size(); ++i) {
-    if (all[i] == all[i - 1] && all[i].second > 0) found.insert(all[i]);
+    if (all[i] == all[i - 1] && all[i].second > 0) several.insert(all[i]);
   }
-  return found;
+  return several;
 }
 
 bool is_in(const std::set<Memory>& some, const at::Tensor& tensor) {
@@ -130,13 +130,13 @@ void check_wholes(const Refusal& refuse, const Tensors& wholes, const Tensors& p
 }
 
 void check_overlaps(const Refusal& refuse, const Operation& operation, const Shared& own) {
-  std::vector<Piece> pieces;
-  add_pieces(pieces, operation.input, true);
-  add_pieces(pieces, operation.output, false);
-  std::ranges::sort(pieces, {}, &Piece::start);
-  for (size_t i = 0; i < pieces.size(); ++i) {
-    for (size_t j = i + 1; j < pieces.size() && pieces[j].start < pieces[i].end; ++j) {
-      const Piece &a = pieces[i], &b = pieces[j];
+  std::vector<Range> ranges;
+  add_ranges(ranges, operation.input, true);
+  add_ranges(ranges, operation.output, false);
+  std::ranges::sort(ranges, {}, &Range::start);
+  for (size_t i = 0; i < ranges.size(); ++i) {
+    for (size_t j = i + 1; j < ranges.size() && ranges[j].start < ranges[i].end; ++j) {
+      const Range &a = ranges[i], &b = ranges[j];
       if (a.input && b.input) continue;  // reading twice harms nobody
       if (a.input != b.input && is_own(a, b, own)) continue;
       refuse(a.input == b.input ? "output tensors share some of their memory: give each its own"
@@ -212,6 +212,22 @@ void add_outputs(Call& call, at::TensorList tensors) {
   }
 }
 
+MessageKind kind_of(const Call& call) {
+  const Operation& operation = call.operation;
+  return {.sending = call.type == c10d::OpType::SEND,
+          .dtype = operation.dtype,
+          .count = memory_of(call).bytes / size_of(operation.dtype),
+          .peer = *call.peer,
+          .tag = call.tag,
+          .line = operation.line,
+          .layout = static_cast<uint32_t>(operation.layout)};
+}
+
+Span memory_of(const Call& call) {
+  const bool sends = call.type == c10d::OpType::SEND;
+  return sends ? call.operation.input[0] : call.operation.output[0];
+}
+
 std::vector<uint64_t> sizes_of(at::TensorList tensors) {
   std::vector<uint64_t> sizes;
   sizes.reserve(tensors.size());
@@ -232,8 +248,8 @@ Call&& fill_shards(Call& call, Whole whole, Shards shards, RankAndSize self) {
   if (shards == Shards::kOneEach) {
     operation.shards = sizes_of(in ? call.inputs : call.outputs);
   } else {
-    const uint64_t each = bytes_of(in ? operation.output : operation.input);
-    operation.shards.assign(static_cast<size_t>(self.size), each);
+    const uint64_t bytes = bytes_of(in ? operation.output : operation.input);
+    operation.shards.assign(static_cast<size_t>(self.size), bytes);
   }
   const uint64_t mine = operation.shards[static_cast<size_t>(self.rank)];
   const uint64_t before = offset_of(operation.shards, self.rank);

@@ -48,7 +48,7 @@ void find_device(Call& call) {
     }
   }
   const bool on_cpu = !device || device->is_cpu();
-  const bool simulated = on_cpu && !call.continuation.next && device_is_simulated();
+  const bool simulated = on_cpu && !call.continuation && device_is_simulated();
   if (simulated) device = at::Device(at::kCPU);
   call.device = on_cpu && !simulated ? std::nullopt : device;
 }
@@ -91,7 +91,7 @@ DeviceWork::~DeviceWork() {
   };
   const DeviceEngine::Completion* const end = end_.get();
   const Kept kept{backend_state_, std::move(kept_), std::move(staging_), std::move(end_)};
-  Runtime::get().release_later(std::make_shared<Kept>(kept), [end] { return end->reached(); });
+  Workers::get().release_later(std::make_shared<Kept>(kept), [end] { return end->reached(); });
 }
 
 void DeviceWork::follow(DeviceEngine::CompletionPtr end) {
@@ -156,7 +156,8 @@ bool DeviceWork::wait(std::chrono::milliseconds timeout) {
 void DeviceWork::wait_on_host(std::chrono::milliseconds timeout) {
   Communicator& group = *backend_state_->group;
   with_torch_errors([&] {
-    const bool over = timeout != kNoTimeout ? group.wait(*end_, timeout) : group.wait(*end_);
+    const bool over =
+        timeout != kNoTimeout ? group.device().wait(*end_, timeout) : group.device().wait(*end_);
     const std::exception_ptr why = over ? nullptr : group.state().error();
     if (why) std::rethrow_exception(why);
     if (!over) throw TimeoutError(str("wait() timed out after ", timeout.count(), " ms"));
@@ -180,20 +181,22 @@ c10::intrusive_ptr<Future> DeviceWork::getFuture() {
 
 // ---- calls
 
-// In the words of flight records. A first call on a device has its ranks meet here.
+// Returns the algorithm as flight records name it. A first call on a device has its ranks meet
+// here.
 std::string Backend::algorithm_of(const Call& call) const {
   if (call.peer) return "message";
   validate(call.operation, size(), rank());
   Communicator& group = *call.life->group;
-  DeviceEngine* const there = call.device ? &group.device(index_of(*call.device)) : nullptr;
+  DeviceEngine* const there =
+      call.device ? &group.device().engine(index_of(*call.device)) : nullptr;
   const bool by_kernel = there && there->connect() && !there->by_hand(call.operation);
   return to_string(by_kernel ? there->kernel_of(call.operation)
-                             : group.algorithm_of(call.operation));
+                             : group.host().algorithm_of(call.operation));
 }
 
 Backend::WorkPtr Backend::start_on_device(Call& call, const EventEnd& event_end) {
   return with_torch_errors([&]() -> WorkPtr {
-    DeviceEngine& there = call.life->group->device(index_of(*call.device));
+    DeviceEngine& there = call.life->group->device().engine(index_of(*call.device));
     if (call.peer) return post_on_device(call, there, event_end);
     const cuda::Stream caller = current_stream(*call.device);
     scale_inputs(call);
@@ -212,15 +215,8 @@ Backend::WorkPtr Backend::start_on_device(Call& call, const EventEnd& event_end)
 
 Backend::WorkPtr Backend::post_on_device(Call& call, DeviceEngine& there,
                                          const EventEnd& event_end) {
-  const bool sending = call.type == c10d::OpType::SEND;
-  const Operation& operation = call.operation;
   if (*call.peer < 0) Refusal{"recv"}("a CUDA tensor needs the rank that sends it");
-  DeviceMessage message;
-  message.data = sending ? operation.input[0] : operation.output[0];
-  message.kind = {
-      sending,  operation.dtype, message.data.bytes / size_of(operation.dtype), *call.peer,
-      call.tag, operation.line,  static_cast<uint32_t>(operation.layout)};
-  message.timeout = operation.timeout;
+  const DeviceMessage message{kind_of(call), memory_of(call), call.operation.timeout};
   Batch* const batch = own_batch();
   if (batch == nullptr) {
     const auto work = c10::make_intrusive<DeviceWork>(call, event_end);
@@ -243,7 +239,7 @@ Backend::WorkPtr Backend::post_on_device(Call& call, DeviceEngine& there,
 void Backend::start(Batch& batch) {
   if (!batch.work) return;
   with_torch_errors([&] {
-    DeviceEngine& there = batch.life->group->device(index_of(batch.device));
+    DeviceEngine& there = batch.life->group->device().engine(index_of(batch.device));
     const auto finish = batch.work->finish();
     batch.work->follow(there.enqueue(batch.messages, current_stream(batch.device), finish));
   });
@@ -252,11 +248,11 @@ void Backend::start(Batch& batch) {
 // A barrier of hosts also waits for the work that this rank's device got before.
 void Backend::await_device() {
   const auto group = this->group();
-  DeviceEngine* const there = group->device_in_use();
+  DeviceEngine* const there = group->device().in_use();
   if (there == nullptr || !c10::impl::hasDeviceGuardImpl(c10::kCUDA)) return;
   const at::Device device(at::kCUDA, static_cast<c10::DeviceIndex>(there->device()));
   with_torch_errors([&] { there->synchronize(current_stream(device)); });
-  group->wait_for_device();
+  group->device().wait_for_all();
 }
 
 void Backend::register_memory(const std::string& asked, const NamedMemory& memory,
@@ -272,19 +268,19 @@ void Backend::register_memory(const std::string& asked, const NamedMemory& memor
       }
     }
     const int index = device.value_or(-1) >= 0 ? *device : device_api().current_device();
-    group()->device(index).register_memory(asked, named);
+    group()->device().engine(index).register_memory(asked, named);
   });
 }
 
 bool Backend::deregister_memory(const std::string& name) {
   const auto group = this->group();
-  DeviceEngine* const there = group->device_in_use();
+  DeviceEngine* const there = group->device().in_use();
   return there != nullptr && with_torch_errors([&] { return there->deregister_memory(name); });
 }
 
 void Backend::eagerConnectSingleDevice(at::Device device) {
   if (!device.is_cuda()) return;
-  with_torch_errors([&] { group()->device(device.index()).connect(); });
+  with_torch_errors([&] { group()->device().engine(device.index()).connect(); });
 }
 
 }  // namespace ringcomm

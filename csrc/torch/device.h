@@ -4,7 +4,7 @@
 // device-generic interface is used, so none of this needs a CUDA build of torch.
 #pragma once
 
-#include "comm/device_engine.h"
+#include "stream/device_engine.h"
 #include "torch/work.h"
 
 namespace ringcomm {
@@ -12,37 +12,38 @@ namespace ringcomm {
 // Decides where a call's tensors are, and says so in `call.device`: CUDA, or nullopt for the CPU.
 // In simulation, tensors of the CPU count as those of a device. Refuses tensors on several.
 void find_device(Call& call);
-// Has torch a CUDA device, and this build a library for it that finds one?
+// Tells whether torch has a CUDA device, and this build a library for it that finds one.
 bool cuda_is_served();
-// Torch's current stream of that device, for the library.
+// Returns torch's current stream of that device, for the library.
 cuda::Stream current_stream(at::Device device);
 
 class DeviceWork final : public c10d::Work {
  public:
-  // `event_end` is called when the call has been enqueued.
-  // Keeps the call's tensors until the operation is over, also where nobody waits for it.
+  // Keeps the call's tensors until the operation is over, also where nobody waits for it. Calls
+  // `event_end` when the call has been enqueued.
   DeviceWork(Call& call, const EventEnd& event_end);
   ~DeviceWork() override;
 
-  // Another message of a batch.
+  // Adds another message of a batch.
   void add(Call& call);
-  // Called when the operation has been enqueued.
+  // Call it when the operation has been enqueued.
   void follow(DeviceEngine::CompletionPtr end);
-  // Called if it was enqueued in the caller's own stream, where later work follows it anyway.
+  // Lets the tensors go if it was enqueued in the caller's own stream, where later work follows it
+  // anyway.
   void forget();
-  // Copies results, in a stream, to where they belong. Null: they are there.
+  // Returns what copies results, in a stream, to where they belong; null: they are there.
   DeviceEngine::Finish finish() const;
 
   bool isCompleted() override { return end_ && end_->reached(); }
   bool isSuccess() const override { return end_ && end_->reached() && end_->good(); }
   std::exception_ptr exception() const override;
-  // The host waits, too, for a barrier, in simulation, or if there is a timeout.
+  // Waits on the host, too, for a barrier, in simulation, or if there is a timeout.
   bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
   void synchronize() override { wait(); }
   void blockCurrentStream() override { wait(); }
   std::vector<at::Tensor> result() override { return outputs_; }
   int sourceRank() const override { return source_; }
-  // It is complete from the start. A user of its value waits in a stream.
+  // Returns one that is complete from the start. A user of its value waits in a stream.
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
   uint64_t getSequencenumber() const override { return sequence_; }
 

@@ -24,7 +24,7 @@ Slip witness_from(const std::string& bytes) {
   return slip_from(std::as_bytes(std::span(bytes))).value_or(Slip());
 }
 
-// 64 bits of a contiguous tensor's bytes on the CPU: a CRC32C of each half.
+// Returns 64 bits: a CRC32C of each half of the tensor's bytes.
 uint64_t checksum_of(const at::Tensor& tensor) {
   TORCH_CHECK_VALUE(tensor.is_cpu() && tensor.is_contiguous(),
                     "checksum() takes a contiguous tensor on the CPU");
@@ -34,7 +34,7 @@ uint64_t checksum_of(const at::Tensor& tensor) {
 }
 
 bool has_ended(const std::string& text) {
-  Neighbours& neighbours = Runtime::get().neighbours();
+  Neighbours& neighbours = Process::get().neighbours();
   const Card card = Card::from_text(text, 0);
   return card.shares_host(neighbours.card()) && neighbours.is_gone(card.socket);
 }
@@ -50,7 +50,7 @@ void bind_decree(py::module_& module) {
       .def(py::init([](int rank, int size, uint32_t epoch, const std::vector<Rank>& ranks,
                        uint64_t step, const std::string& extra) {
         Decision made{{}, step, extra};
-        for (const Rank each : ranks) made.members.set(static_cast<size_t>(each));
+        for (const Rank member : ranks) made.members.set(static_cast<size_t>(member));
         return Decree(rank, size, epoch, std::move(made));
       }))
       .def_property_readonly("rank", &Decree::rank)
@@ -86,14 +86,14 @@ void bind_decree(py::module_& module) {
 
 void bind_elastic(py::module_& module) {
   module.def("checksum", &checksum_of, py::arg("tensor"), NoGil());
-  // What other processes know this one by (transport/host.h), and whether such a one of this host
-  // has ended.
-  module.def("card", [] { return Runtime::get().neighbours().card().to_text(); }, NoGil());
+  // `card` is how other processes know this one (transport/host.h). `has_ended` tells whether such
+  // a process of this host has ended.
+  module.def("card", [] { return Process::get().neighbours().card().to_text(); }, NoGil());
   module.def("has_ended", &has_ended, py::arg("card"), NoGil());
   bind_decree(module);
   py::class_<Links, std::shared_ptr<Links>>(module, "Links")
       .def(py::init([](const std::string& run) {
-        return std::make_shared<Links>(Runtime::get().neighbours(), run);
+        return std::make_shared<Links>(Process::get().neighbours(), run);
       }))
       .def(
           "adopt",

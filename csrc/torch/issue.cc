@@ -44,7 +44,7 @@ Backend::WorkPtr Backend::issue(Call&& call) {
     if (at::getStepCallbacksUnlessEmpty(scope)) return start_in_profile(call);
   }
   if (call.device) return start_on_device(call, nullptr);
-  const bool here = !call.async && !call.continuation.next && !hasHooks();
+  const bool here = !call.async && !call.continuation && !hasHooks();
   return here ? run(call) : start(call);
 }
 
@@ -55,7 +55,7 @@ Backend::WorkPtr Backend::run(Call& call) {
 }
 
 Backend::WorkPtr Backend::start(Call& call, const EventEnd& event_end) {
-  Runtime::get().deferred().clear();
+  Workers::get().deferred().clear();
   if (call.device) return start_on_device(call, event_end);
   auto work = c10::make_intrusive<Work>(call, event_end);
   with_torch_errors([&] { call.peer ? post(work, call) : submit(work, call); });
@@ -69,8 +69,8 @@ Backend::WorkPtr Backend::start(Call& call, const EventEnd& event_end) {
 
 void Backend::submit(const c10::intrusive_ptr<Work>& work, Call& call) {
   const auto on_done = [work](const std::exception_ptr& error) { work->complete(error); };
-  const auto task =
-      call.life->group->submit(std::move(call.operation), on_done, std::move(call.continuation));
+  const auto task = call.life->group->host().submit(std::move(call.operation), on_done,
+                                                    std::move(call.continuation));
   task->blocking = !call.async;
   work->follow(task);
 }

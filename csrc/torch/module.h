@@ -7,13 +7,13 @@
 
 namespace ringcomm {
 
-// What ringcomm.elastic needs of the engine, as Python sees it (ringcomm/_C.pyi).
+// Binds what ringcomm.elastic needs of the engine, as Python sees it (ringcomm/_C.pyi).
 void bind_elastic(pybind11::module_& module);
 
-// Threads, by their ids, that are in Python code of the user's while Python ends. Until 3.13 it
-// ends such a thread when that next asks for Python's lock, by unwinding its stack; there are
-// destructors on the way, from which nobody may leave like that, and the process would be aborted.
-// So they stay where they are for good. The caller has Python's lock: none of them does.
+// Stops threads, by their ids, that are in Python code of the user's while Python ends: they stay
+// where they are for good. Until 3.13 Python ends such a thread by unwinding its stack when it next
+// asks for Python's lock. There are destructors on the way, from which nobody may leave like that,
+// and the process would be aborted. The caller has Python's lock: none of the threads does.
 void park(const std::vector<int>& threads);
 
 }  // namespace ringcomm

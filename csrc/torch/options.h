@@ -20,14 +20,14 @@ struct Options final : c10d::Backend::Options {
   explicit Options(std::chrono::milliseconds timeout = kBackendDefaultTimeout)
       : c10d::Backend::Options(kBackendName, timeout) {}
 
-  // What ringcomm/options.py has read and checked, and the names of what code has set.
+  // The settings that ringcomm/options.py has read and checked, and the names of those set in code.
   Config config;
   std::set<std::string> given;
 
-  // Are tensors of CUDA devices this group's, too? Not in "cpu:ringcomm,cuda:nccl".
+  // Whether tensors of CUDA devices are this group's, too. Not in "cpu:ringcomm,cuda:nccl".
   bool cuda = true;
 
-  // Of an elastic world: its members meet through these links, unless guests join them.
+  // In an elastic world its members meet through these links, unless guests join them.
   std::shared_ptr<Links> links;
   std::function<void()> check_members;  // while they meet; throws where they never will
 
@@ -44,8 +44,9 @@ struct Options final : c10d::Backend::Options {
 
 using GroupOptionsPtr = c10::intrusive_ptr<Options>;
 
-// A timeout that somebody gives, as the core can count it in nanoseconds. A century stands for all
-// that is longer. timedelta.max is, too: pybind11 makes a number far below zero of it.
+// Returns a timeout that somebody gives as the core can count it in nanoseconds. A century stands
+// for all that is longer. So it does for timedelta.max, of which pybind11 makes a number far below
+// zero.
 inline std::chrono::milliseconds checked_timeout(std::chrono::milliseconds timeout) {
   constexpr std::chrono::milliseconds kCentury = std::chrono::hours(24 * 36525);
   if (timeout < -kCentury) return kCentury;

@@ -10,15 +10,15 @@
 namespace ringcomm {
 namespace {
 
-constexpr uint64_t kLeastBytes = 1 << 20;  // of all shards; to ask costs some microseconds
-constexpr uint64_t kBlockBytes = 4 << 10;  // of a sum at a time: 16 KiB took 1.4 times as long
+constexpr uint64_t kLeastBytes = 1 << 20;  // in all shards; to ask costs some microseconds
+constexpr uint64_t kBlockBytes = 4 << 10;  // summed at a time: 16 KiB took 1.4 times as long
 
 class PeerReads {
  public:
   PeerReads(Operation&& whole, Communicator& group)
       : whole_(std::move(whole)), group_(group), places_(static_cast<size_t>(group.size())) {
-    const bool one = whole_.input.size() == 1 && whole_.output.size() == 1;
-    if (one) mine_ = static_cast<uint64_t>(whole_.input[0].data - buffers(rank_).data());
+    const bool in_one = whole_.input.size() == 1 && whole_.output.size() == 1;
+    if (in_one) mine_ = static_cast<uint64_t>(whole_.input[0].data - buffers(rank_).data());
   }
 
   Operation first() {
@@ -50,7 +50,7 @@ class PeerReads {
   std::span<std::byte> buffers(Rank rank) const { return group_.state().transport().buffers(rank); }
   uint64_t shard(Rank rank) const { return whole_.shards[static_cast<size_t>(rank)]; }
 
-  // Null: it is elsewhere.
+  // Returns null if it is elsewhere.
   const std::byte* input_of(Rank rank) const {
     const uint64_t at = places_[static_cast<size_t>(rank)];
     const std::span<std::byte> all = buffers(rank);
@@ -97,21 +97,22 @@ void Backend::read_peers(Call& call) {
   Communicator& group = *call.life->group;
   const bool served = operation.collective == Collective::kAllGather ||
                       operation.collective == Collective::kReduceScatter;
-  if (!served || !supportsTensorAlloc(-1) || call.device || call.continuation.next || size() == 1 ||
+  if (!served || !supportsTensorAlloc(-1) || call.device || call.continuation || size() == 1 ||
       operation.op == ReduceOp::kPremulSum || offset_of(operation.shards, size()) < kLeastBytes ||
-      with_torch_errors([&] { return group.algorithm_of(operation); }) != Algorithm::kDirect) {
+      with_torch_errors([&] { return group.host().algorithm_of(operation); }) !=
+          Algorithm::kDirect) {
     return;
   }
   const auto reads = std::make_shared<PeerReads>(std::move(call.operation), group);
   call.operation = reads->first();
-  call.continuation = {[reads](Operation& next) { return reads->next(next); }, 1};
+  call.continuation = [reads](Operation& next) { return reads->next(next); };
 }
 
-// Of torch's allocator, which knows streams. What is new of it others map at their next calls.
+// Takes it from torch's allocator, which knows streams. Others map what is new at their next calls.
 at::Tensor Backend::allocate_on_device(int64_t size, const at::TensorOptions& options) const {
   at::Tensor tensor = at::empty({size}, options);
   const auto group = this->group();
-  DeviceEngine* const there = group->device_in_use();
+  DeviceEngine* const there = group->device().in_use();
   if (there != nullptr && there->device() == tensor.device().index() && tensor.nbytes() > 0) {
     with_torch_errors([&] { there->offer(span_of(tensor)); });
   }

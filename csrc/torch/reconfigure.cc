@@ -29,18 +29,18 @@ std::shared_ptr<Communicator> Backend::gather(CommunicatorOptions wanted,
     run_signal_handlers();
     if (aborts_ != aborts) throw PeerError(rank(), "abort() was called");
   };
-  SocketStore store(Runtime::get().neighbours(), wanted.rank, ways, channel_of(meeting));
+  SocketStore store(Process::get().neighbours(), wanted.rank, ways, channel_of(meeting));
   return Communicator::create(store, wanted);
 }
 
 // ---- reconfigure
 
-Network& Backend::network() const { return Runtime::get().network(StoreAdapter(store_).host()); }
+Network& Backend::network() const { return Groups::get().network(StoreAdapter(store_).host()); }
 
 std::string Backend::reconfigure_handle() const {
   return with_torch_errors([&] {
     Card card = card_;
-    card.tcp = Runtime::get().config().transport == "tcp";
+    card.tcp = Process::get().config().transport == "tcp";
     return str(card.to_text(), kBar, network().contact().to_text());
   });
 }
@@ -86,7 +86,7 @@ void Backend::reconfigure_to(int64_t uuid, const std::vector<std::string>& handl
     wanted.timeout = checked_timeout(timeout.value_or(before.timeout()));
     const auto ways = ways_to(handles, wanted.rank);
     uuids_.insert(uuid);
-    if (last->busy()) last->abort("reconfigure() was called");
+    if (last->progress().busy()) last->abort("reconfigure() was called");
     last->shutdown({}, false);
     std::vector<std::string> meeting = handles;
     meeting.push_back(str(uuid));

@@ -98,7 +98,7 @@ Call sparse_all_reduce_call(const Tensors& tensors, const c10d::ReduceOp& op, Ra
   Call call(c10d::OpType::_ALLREDUCE_SPARSE, Collective::kAllGather);
   call.name = "sparse_all_reduce";
   call.operation = sum->first();
-  call.continuation = {[sum](Operation& operation) { return sum->next(operation); }, 1};
+  call.continuation = [sum](Operation& operation) { return sum->next(operation); };
   call.inputs = call.outputs = tensors;
   return call;
 }

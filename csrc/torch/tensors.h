@@ -18,17 +18,17 @@ struct Refusal {
   [[noreturn]] void operator()(const std::string& why) const;
 };
 
-// The type as the reductions know it; nullopt for those of torch that they cannot compute with.
+// Returns the type as the reductions know it; nullopt if they cannot compute with it.
 std::optional<DType> dtype_of(at::ScalarType type);
-// One of the same size, for collectives that only move bytes. Refuses none.
+// Returns a type of the same size, for collectives that only move bytes.
 DType movable_dtype(at::ScalarType type);
 
 // Refuses what ringcomm does not serve: sparse tensors, devices other than CPU and CUDA.
 void check_served(const Refusal& refuse, const at::Tensor& tensor);
 
 uint64_t bytes_of(const at::Tensor& tensor);
-// A hash of the order in which elements lie in dense memory; 0 where that is the order of their
-// indices, and where they have to be copied.
+// Returns a hash of the order in which elements lie in dense memory; 0 where that is the order of
+// their indices, and where they have to be copied.
 uint64_t layout_of(const at::Tensor& tensor);
 Span span_of(const at::Tensor& tensor);  // its memory; it is contiguous
 
@@ -36,12 +36,12 @@ Span span_of(const at::Tensor& tensor);  // its memory; it is contiguous
 class Staging {
  public:
   Span input(const at::Tensor& tensor);
-  // `apart`: in a copy in any case. Copies replace what is there in the order of these calls.
+  // `apart`: always in a copy. Copies replace what is there in the order of these calls.
   Span output(const at::Tensor& tensor, bool apart = false);
-  // The result replaces what is there. Dense memory is used whatever the order of the elements, on
-  // condition that every rank has the same layout_of() it.
+  // The result replaces what is there. Dense memory is used whatever the order of its elements:
+  // every rank must have the same layout_of() it.
   Span in_place(const at::Tensor& tensor, bool apart = false);
-  // A copy of these elements, each multiplied as ringcomm::scale() does.
+  // Copies these elements, each multiplied as ringcomm::scale() does.
   Span scaled(const Span& span, const at::TensorOptions& options, double factor);
 
   bool empty() const { return inputs_.empty() && results_.empty(); }

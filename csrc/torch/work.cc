@@ -41,10 +41,12 @@ void Work::complete(const std::exception_ptr& why) {
   }
   ended_ = Clock::now();
   finish(error);
+  const Finally over{[&] {
+    backend_state_->end_one();
+    const auto self = c10::intrusive_ptr<c10d::Work>::reclaim_copy(this);
+    Workers::get().release_later(std::make_shared<c10::intrusive_ptr<c10d::Work>>(self));
+  }};
   call_back();
-  backend_state_->end_one();
-  const auto self = c10::intrusive_ptr<c10d::Work>::reclaim_copy(this);
-  Runtime::get().release_later(std::make_shared<c10::intrusive_ptr<c10d::Work>>(self));
 }
 
 // Futures and hook: code of the user's, which may wait for other operations.
@@ -58,15 +60,11 @@ void Work::call_back() {
   if (!future && !hooked_) return;
   Progress::call_out([&] {
     const at::ThreadLocalStateGuard as_caller(caller_);
-    try {
-      if (future) resolve(*future);
-      if (!hooked_) return;
-      backend_state_->hook(
-          std::make_shared<c10d::WorkInfo>(retrieveOpType(), sequence_, started_, ended_,
-                                           std::chrono::duration<float>(ended_ - started_)));
-    } catch (const std::exception& thrown) {  // nobody is there to catch it
-      Logger(LogLevel::kWarning, "").warning("a completion callback threw: ", thrown.what());
-    }
+    if (future) resolve(*future);
+    if (!hooked_) return;
+    backend_state_->hook(
+        std::make_shared<c10d::WorkInfo>(retrieveOpType(), sequence_, started_, ended_,
+                                         std::chrono::duration<float>(ended_ - started_)));
   });
 }
 
@@ -80,7 +78,7 @@ bool Work::wait(std::chrono::milliseconds timeout) {
     timeout = done ? kNoTimeout : std::chrono::milliseconds(1);
   }
   const bool result = c10d::Work::wait(timeout);
-  Runtime::get().deferred().clear();
+  Workers::get().deferred().clear();
   return result;
 }
 

@@ -35,7 +35,7 @@ inline constexpr int kLineLanes = 2;
 struct Descriptor {
   static constexpr int kWords = 6;
   uint64_t sequence = 0;
-  uint64_t words[kWords] = {};  // the meaning is comm/operation.h's
+  uint64_t words[kWords] = {};  // the meaning is report/operation.h's
   bool operator==(const Descriptor&) const = default;
 };
 

@@ -1,4 +1,4 @@
-"""Long all_to_alls on devices that go through memory of the host (comm/staged.cc).
+"""Long all_to_alls on devices that go through memory of the host (stream/staged.cc).
 
 Only pairs of ranks know what they exchange. So a rank may have fewer pieces than others, and takes
 part in all of them.

@@ -1,4 +1,4 @@
-"""Long operations on devices that go through memory of the host: in pieces (comm/staged.h)."""
+"""Long operations on devices that go through memory of the host: in pieces (stream/staged.h)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from lab.simulated_device import SimulatedMemory, on_device
 HOST = {"RINGCOMM_CUDA_MODE": "host"}
 TCP = {"RINGCOMM_TRANSPORT": "tcp"}
 MIB = 1 << 20
-PIECE, SLOTS = 4 * MIB, 4  # as in csrc/comm/staged.{cc,h}
+PIECE, SLOTS = 4 * MIB, 4  # as in csrc/stream/staged.{cc,h}
 FEW = {"RINGCOMM_SIM_COMMANDS": "7"}  # of a stream, then calls wait for room
 PINNED = SLOTS * PIECE + MIB  # and the words of operations
 

@@ -78,7 +78,7 @@ void leave(Communicator& group, Way way) {
       group.shutdown();
       return;
     case Way::kException:
-      Runtime::close_groups(std::chrono::seconds(1), "ZeroDivisionError: no more data");
+      Groups::close_all(std::chrono::seconds(1), "ZeroDivisionError: no more data");
       return;
     case Way::kKill:
       ::kill(::getpid(), SIGKILL);
@@ -130,9 +130,9 @@ void be_held(Store& store, const Case& the, Shared& shared) {
   here = group.get();
   const Call call = call_of(the.collective, the.size);
   Trial trial(call, the.size, rank);
-  const TaskPtr task = group->submit(trial.operation);
+  const TaskPtr task = group->host().submit(trial.operation);
   Trial after(call_of(Collective::kBarrier, the.size), the.size, rank);
-  const TaskPtr next = group->submit(after.operation);  // in the queue behind it
+  const TaskPtr next = group->host().submit(after.operation);  // in the queue behind it
   require(group->wait(*task, kLong), "it ends");
   if (task->error) std::rethrow_exception(task->error);
   trial.check(2);
@@ -147,7 +147,7 @@ void be_held(Store& store, const Case& the, Shared& shared) {
 void use_tcp() {
   ProcessConfig config;
   config.transport = "tcp";
-  Runtime::get().configure(config);
+  Process::get().configure(config);
 }
 
 void leaves(const Case& the) {
@@ -205,7 +205,7 @@ void messages(Way way, bool tcp) {
     if (rank == 0) {
       for (auto* data : {&small, &more}) {
         const auto message = message_of(true, 2, data == &small ? 1 : 2, *data);
-        group->post(message);
+        group->messages().post(message);
         require_good(*group, message);
       }
       leave(*group, way);
@@ -214,28 +214,28 @@ void messages(Way way, bool tcp) {
     if (rank == 1) {
       const auto message = message_of(true, 2, 3, large);
       await("the last rank to look", [&] { return shared.ready == 1; });
-      group->post(message);
+      group->messages().post(message);
       require_good(*group, message);
       return await("the last rank to end", [&] { return shared.over == 1; });
     }
     await("rank 0 to go", [&] { return has_gone(*group, 0); });
     std::vector<std::byte> first(8000), second(8000), third(300'000);
     const auto other = message_of(false, 1, 3, third);
-    group->post(other);
+    group->messages().post(other);
     group->state().check();
     const auto one = message_of(false, 0, 1, first);
-    group->post(one);
+    group->messages().post(one);
     group->state().check();
     require_good(*group, one);
     shared.ready = 1;
     require_good(*group, other);
     const auto two = message_of(false, 0, 2, second);
-    group->post(two);
+    group->messages().post(two);
     group->state().check();
     require_good(*group, two);
     require(first == small && second == more && third == large, "what was sent");
     const auto missing = message_of(false, 0, 4, none);
-    group->post(missing);
+    group->messages().post(missing);
     require(group->wait(*missing, kLong) && missing->error, "nobody sends it");
     require_in(group->state().failure(), "recv uint8[8000] tag 4 from rank 0: ");
     require_in(group->state().failure(), words_of(way).substr(way == Way::kKill ? 18 : 0));
@@ -256,13 +256,13 @@ void message_before_a_failure() {
     std::vector<std::byte> data(4000, std::byte{static_cast<unsigned char>(5 - 5 * rank)});
     const auto message = message_of(rank == 0, 1 - rank, 0, data);
     if (rank == 1) {
-      group->post(message);
+      group->messages().post(message);
       await("rank 0 to go", [&] { return has_gone(*group, 0); });
       require_in(failure_of(*group, call_of(Collective::kBarrier, 2)), words_of(Way::kAbort));
       require_good(*group, message);
       return require(data[3999] == std::byte{5}, "what was sent");
     }
-    group->post(message);
+    group->messages().post(message);
     require_good(*group, message);
     leave(*group, Way::kAbort);
   }));
@@ -277,7 +277,7 @@ void no_group(bool tcp) {
     if (rank == 1) {
       config.ring = [](int, uint64_t) -> int { throw std::runtime_error("there is no ring"); };
     }
-    Runtime::get().configure(config);
+    Process::get().configure(config);
     if (rank != 1) {
       const auto group = join(store, rank, 3);
       const std::string text = failure_of(*group, call_of(Collective::kAllReduce, 3));

@@ -174,12 +174,12 @@ void leaver_behind_a_result() {
     }
     std::promise<void> looked;
     const auto held = [&](const std::exception_ptr&) { looked.get_future().wait(); };
-    group->submit(buffer.operation(Collective::kAllReduce), held);
-    const auto second = group->submit(buffer.operation(Collective::kAllReduce));
+    group->host().submit(buffer.operation(Collective::kAllReduce), held);
+    const auto second = group->host().submit(buffer.operation(Collective::kAllReduce));
     const auto message = std::make_shared<Message>(std::chrono::seconds(20));
     message->peer = 1;
     message->data = {reinterpret_cast<std::byte*>(wanted.data.data()), 40};
-    group->post(message);
+    group->messages().post(message);
     while (!group->state().transport().state(1, Board::kHost).left) std::this_thread::yield();
     group->state().check();
     require(group->state().failure().empty(),
@@ -224,14 +224,14 @@ void asynchronous_death() {
     Buffer buffer(10);
     group->run(buffer.operation(Collective::kAllReduce));
     if (rank == 1) ::kill(::getpid(), SIGKILL);
-    const auto task = group->submit(buffer.operation(Collective::kAllReduce));
+    const auto task = group->host().submit(buffer.operation(Collective::kAllReduce));
     const auto message = std::make_shared<Message>(std::chrono::seconds(20));
     message->peer = 1;
     message->data = {reinterpret_cast<std::byte*>(buffer.data.data()), 40};
     message->dtype = DType::kFloat32;
     const Deadline clock(std::chrono::hours(1));
     try {
-      group->post(message);
+      group->messages().post(message);
     } catch (const PeerError&) {  // the task may have failed the group already
       message->end(std::current_exception());
       message->call_back();
@@ -253,7 +253,7 @@ void message_mismatch() {
     message->sending = rank == 0;
     message->peer = 1 - rank;
     message->data = {data.data(), rank == 0 ? 64u : 32u};
-    group->post(message);
+    group->messages().post(message);
     require(group->wait(*message), "done");
     if (rank == 0) {
       const std::string text = text_of<PeerError>(1, [&] { group->run(Operation{}); });

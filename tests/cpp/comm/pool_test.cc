@@ -14,7 +14,7 @@
 namespace ringcomm::testing {
 namespace {
 
-using Groups = std::vector<std::shared_ptr<Communicator>>;
+using Members = std::vector<std::shared_ptr<Communicator>>;
 using Error = const std::exception_ptr&;
 
 constexpr auto kHang = std::chrono::seconds(60);
@@ -54,7 +54,7 @@ struct Pair {
     }
   }
   std::vector<std::unique_ptr<World>> worlds;
-  Groups of[2];
+  Members of[2];
 };
 
 // ---- side by side
@@ -92,7 +92,7 @@ class SlowTransport final : public Transport {
 // So many workers drive, no more, and never two of them one group. The callbacks of a group come in
 // order and one at a time.
 void side_by_side(int workers) {
-  Runtime::get().set_workers(workers);
+  Workers::get().set_most(workers);
   all.most = 0;
   Pair<SlowTransport> pair(6);
   const Deadline hang(kHang);
@@ -108,13 +108,14 @@ void side_by_side(int workers) {
       for (size_t i = 0; i < 6; ++i) {
         for (const Rank rank : {0, 1}) {
           sums.push_back(std::make_unique<Sum>());
-          pair.of[rank][i]->submit(sums.back()->operation(), [&, rank, i, call](Error error) {
-            wrong = wrong || error || inside[rank][i].exchange(true);
-            wrong = wrong || next[rank][i]++ != call;
-            if (call == 0) std::this_thread::sleep_for(std::chrono::milliseconds(5));
-            inside[rank][i] = false;
-            if (--left == 0) over.set_value();
-          });
+          pair.of[rank][i]->host().submit(
+              sums.back()->operation(), [&, rank, i, call](Error error) {
+                wrong = wrong || error || inside[rank][i].exchange(true);
+                wrong = wrong || next[rank][i]++ != call;
+                if (call == 0) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+                inside[rank][i] = false;
+                if (--left == 0) over.set_value();
+              });
         }
       }
     }
@@ -130,15 +131,15 @@ void side_by_side(int workers) {
 // The only worker is in code that blocks and does not step down. The ranks wait in different
 // orders, so each must move what the other one waits for.
 void waits_help() {
-  Runtime::get().set_workers(1);
+  Workers::get().set_most(1);
   Pair<> busy(1), pair(10);
   std::promise<void> held, release;
   Sum mine, theirs;
-  busy.of[0][0]->submit(mine.operation(), [&](Error) {
+  busy.of[0][0]->host().submit(mine.operation(), [&](Error) {
     held.set_value();
     release.get_future().wait_for(kHang);
   });
-  busy.of[1][0]->submit(theirs.operation());
+  busy.of[1][0]->host().submit(theirs.operation());
   await(held, "the worker");
   std::atomic<int> called{0};
   run_threads(2, [&](Rank rank) {
@@ -147,7 +148,7 @@ void waits_help() {
     const auto at = [&](size_t i) { return rank == 0 ? i : 9 - i; };
     for (size_t i = 0; i < 10; ++i) {
       tasks[at(i)] =
-          pair.of[rank][at(i)]->submit(sums[at(i)].operation(), [&](Error) { ++called; });
+          pair.of[rank][at(i)]->host().submit(sums[at(i)].operation(), [&](Error) { ++called; });
     }
     for (size_t i = 0; i < 10; ++i) {
       require(pair.of[rank][at(i)]->wait(*tasks[at(i)], kHang), "rank ", rank, " hangs at ", i);
@@ -160,27 +161,27 @@ void waits_help() {
 
 // A thread that waits moves another group, whose callback is not its own to run: that may block.
 void callbacks_stay_out_of_waits() {
-  Runtime::get().set_workers(1);
+  Workers::get().set_most(1);
   Pair<> busy(1), pair(2);
   std::promise<void> held, release, called;
   Sum mine, theirs;
-  busy.of[0][0]->submit(mine.operation(), [&](Error) {
+  busy.of[0][0]->host().submit(mine.operation(), [&](Error) {
     held.set_value();
     release.get_future().wait_for(kHang);
   });
-  busy.of[1][0]->submit(theirs.operation());
+  busy.of[1][0]->host().submit(theirs.operation());
   await(held, "the worker");
   std::thread::id caller;
   Sum first[2], second[2];
-  pair.of[0][1]->submit(second[0].operation(), [&](Error) {
+  pair.of[0][1]->host().submit(second[0].operation(), [&](Error) {
     caller = std::this_thread::get_id();
     called.set_value();
   });
-  const TaskPtr last = pair.of[1][1]->submit(second[1].operation());
-  const TaskPtr awaited = pair.of[0][0]->submit(first[0].operation());
+  const TaskPtr last = pair.of[1][1]->host().submit(second[1].operation());
+  const TaskPtr awaited = pair.of[0][0]->host().submit(first[0].operation());
   std::thread other([&] {
     require(pair.of[1][1]->wait(*last, kHang), "nobody moves rank 0's side");
-    const TaskPtr task = pair.of[1][0]->submit(first[1].operation());
+    const TaskPtr task = pair.of[1][0]->host().submit(first[1].operation());
     require(pair.of[1][0]->wait(*task, kHang), "the first group hangs");
   });
   require(pair.of[0][0]->wait(*awaited, kHang), "the wait hangs");
@@ -193,15 +194,15 @@ void callbacks_stay_out_of_waits() {
 
 // A callback that blocks, as the user's do, holds up no other group.
 void blocked_callback(int workers) {
-  Runtime::get().set_workers(workers);
+  Workers::get().set_most(workers);
   Pair<> pair(4);
   std::promise<void> release, back, over;
   Sum outer[2];
-  pair.of[0][0]->submit(outer[0].operation(), [&](Error) {
+  pair.of[0][0]->host().submit(outer[0].operation(), [&](Error) {
     Progress::call_out([&] { release.get_future().wait_for(kHang); });
     back.set_value();
   });
-  pair.of[1][0]->submit(outer[1].operation());
+  pair.of[1][0]->host().submit(outer[1].operation());
   for (int round = 0; round < 20; ++round) {
     std::promise<void> done;
     std::atomic<int> left{8};
@@ -210,7 +211,7 @@ void blocked_callback(int workers) {
       const auto end = [&](Error) {
         if (--left == 0) done.set_value();
       };
-      pair.of[i % 2][i / 2]->submit(sums[i].operation(), end);
+      pair.of[i % 2][i / 2]->host().submit(sums[i].operation(), end);
     }
     await(done, "another group");
   }
@@ -236,16 +237,16 @@ uint64_t switches() {
 
 // 10,000 groups that were used, and are idle: no thread wakes up in a second.
 [[maybe_unused]] void idle_groups() {
-  Runtime::get().set_workers(4);
+  Workers::get().set_most(4);
   constexpr size_t kGroups = 10'000;
   World world(1, tiny(1));
-  Groups groups;
+  Members groups;
   std::atomic<size_t> left{kGroups};
   std::promise<void> over;
   Sum sum(1);
   for (size_t i = 0; i < kGroups; ++i) {
     groups.push_back(world.join<Transport>(0));
-    groups.back()->submit(sum.operation(), [&](Error) {
+    groups.back()->host().submit(sum.operation(), [&](Error) {
       if (--left == 0) over.set_value();
     });
   }
@@ -293,7 +294,7 @@ struct Busy {
   void go_on(size_t i) {
     ++under_way;
     try {
-      pair.of[i % 2][i / 2]->submit(sums[i].operation(), [this, i](Error error) {
+      pair.of[i % 2][i / 2]->host().submit(sums[i].operation(), [this, i](Error error) {
         if (!stop && !error) go_on(i);
         --under_way;
         ++ended;
@@ -310,13 +311,13 @@ struct Busy {
 
 // A child has no workers; it makes its own, and its parent's go on.
 [[maybe_unused]] void forks() {
-  Runtime::get().set_workers(3);
+  Workers::get().set_most(3);
   Busy busy(4);
   for (int i = 0; i < 20; ++i) {
     in_child([&] {
       bool refused = false;
       try {
-        busy.pair.of[0][0]->submit(Sum().operation());
+        busy.pair.of[0][0]->host().submit(Sum().operation());
       } catch (const PeerError&) {
         refused = true;
       }
@@ -325,7 +326,7 @@ struct Busy {
       const auto group = world.join<Transport>(0);
       std::promise<void> over;
       Sum sum;
-      group->submit(sum.operation(), [&](Error) { over.set_value(); });
+      group->host().submit(sum.operation(), [&](Error) { over.set_value(); });
       await(over, "the child's operation");
       ::_exit(0);
     });
@@ -340,21 +341,21 @@ struct Busy {
 [[maybe_unused]] void ends_while_busy() {
   for (int i = 0; i < 10; ++i) {
     in_child([] {
-      Runtime::get().set_workers(3);
+      Workers::get().set_most(3);
       auto* const busy = new Busy(4);
       auto* const stuck = new Pair<>(1);
       auto* const sums = new Sum[2];
       std::promise<void> held;
-      stuck->of[0][0]->submit(sums[0].operation(), [&](Error) {
+      stuck->of[0][0]->host().submit(sums[0].operation(), [&](Error) {
         Progress::call_out([&] {
           held.set_value();
           while (true) ::pause();
         });
       });
-      stuck->of[1][0]->submit(sums[1].operation());
+      stuck->of[1][0]->host().submit(sums[1].operation());
       await(held, "the callback");
       while (busy->ended < 50) std::this_thread::yield();
-      const auto calling = Runtime::close_groups(std::chrono::milliseconds(50), "");
+      const auto calling = Groups::close_all(std::chrono::milliseconds(50), "");
       require(calling.size() == 1, calling.size(), " threads are in callbacks");
     });
   }

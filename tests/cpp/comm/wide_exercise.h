@@ -137,7 +137,7 @@ inline void exchange_messages(Communicator& group, int step, uint64_t bytes) {
     message->peer = sending ? to : from;
     message->tag = static_cast<uint32_t>(step);
     message->data = {reinterpret_cast<std::byte*>(sending ? out.data() : in.data()), bytes};
-    group.post(message);
+    group.messages().post(message);
     both.push_back(message);
   }
   for (const auto& message : both) {

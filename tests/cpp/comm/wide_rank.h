@@ -71,7 +71,7 @@ class WideRank {
       config.host = host;
       config.places = places_here;
     }
-    Runtime::get().configure(config);
+    Process::get().configure(config);
     Footprint measured;
     measured.begin[0] = board_.began;
     measured.end[0] = now_seconds();
@@ -199,7 +199,7 @@ class WideRank {
     exercise.check();
     Footprint& measured = seat_.footprints[static_cast<size_t>(seat_.stages.load()) - 1];
     std::snprintf(measured.algorithm, sizeof measured.algorithm, "%s",
-                  to_string(group_->algorithm_of(exercise.operation())));
+                  to_string(group_->host().algorithm_of(exercise.operation())));
   }
 
   void note(const std::string& name, const Footprint& measured) {

@@ -5,8 +5,8 @@
 #include <cstdlib>
 #include <memory>
 
-#include "comm/mailbox.h"
 #include "fuzz_driver.h"
+#include "message/mailbox.h"
 #include "transport/transport.h"
 
 namespace ringcomm::testing {

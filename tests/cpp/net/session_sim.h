@@ -9,8 +9,8 @@
 #include <memory>
 #include <unordered_map>
 
-#include "comm/mailbox.h"
 #include "cpp/oracle.h"
+#include "message/mailbox.h"
 #include "net/session.h"
 #include "plan/select.h"
 #include "transport/transport.h"

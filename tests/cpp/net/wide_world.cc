@@ -185,11 +185,11 @@ void WideWorld::start(Rank rank, const WideCall& call) {
   self.input = call.input(rank);
   self.output.assign(call.expected(rank).size(), -1);
   const ForRank scope(rank);
-  self.task = self.group->submit(call.operation(self.input, self.output),
-                                 [this, rank](const std::exception_ptr&) {
-                                   member(rank).ended = timeline().now();
-                                   --pending_;
-                                 });
+  self.task = self.group->host().submit(call.operation(self.input, self.output),
+                                        [this, rank](const std::exception_ptr&) {
+                                          member(rank).ended = timeline().now();
+                                          --pending_;
+                                        });
   drive(rank);
 }
 

@@ -1,0 +1,59 @@
+#include "group/group_facts.h"
+
+#include "group/process.h"
+
+namespace ringcomm {
+
+GroupFacts::GroupFacts(const CommunicatorOptions& options, std::shared_ptr<Transport> transport,
+                       const Reach& reach, int neighbours)
+    : options_(options),
+      reach_(reach),
+      neighbours_(neighbours),
+      logger_(Process::get().config().log,
+              str("rank ", options.rank, " of group '", options.name, "'")),
+      transport_(std::move(transport)),
+      recorder_(recorded(false), Process::get().began()),
+      diagnosis_(*transport_, recorder_, Board::kHost),
+      timeout_ms_(options.timeout.count()) {
+  Process::get().note_ranks_here(neighbours);
+}
+
+Recorded GroupFacts::recorded(bool device) const {
+  return {.job = Process::get().config().run,
+          .group = name(),
+          .rank = rank(),
+          .size = size(),
+          .global_ranks = options_.global_ranks,
+          .device = device,
+          .registered = options_.algorithm.registered(),
+          .group_id = transport_->group(),
+          .ring = Process::get().config().ring};
+}
+
+// A rank with a core of its own may spin: waking a sleeper costs more than most waits. Ranks that
+// share cores give theirs away at once.
+Patience GroupFacts::patience() const {
+  const Process& process = Process::get();
+  const bool own_core = neighbours_ <= process.cpus();
+  SpinPolicy policy{std::chrono::microseconds(own_core ? 300 : 0), own_core ? 4 : 100,
+                    own_core ? 256 : 16};
+  if (!reach_.mapped) {
+    // A network's latency is worth some spinning, its transfers are not; a poll is a system call.
+    policy.spin = std::min<std::chrono::nanoseconds>(policy.spin, std::chrono::microseconds(50));
+    policy.free_polls = 4;
+    if (neighbours_ == 1) policy.yields = 0;
+    policy.adapts = true;
+  }
+  if (config().spin_us) policy.spin = std::chrono::microseconds(*config().spin_us);
+  return Patience(policy);
+}
+
+std::optional<Algorithm> GroupFacts::requested_algorithm(const Shape& shape) const {
+  const auto asked = options_.algorithm.find(shape);
+  if (asked == Algorithm::kDirect && !reach_.mapped) return std::nullopt;
+  const bool levels = reach_.local > 1 || reach_.site > 1;
+  if (asked == Algorithm::kHierarchical && !levels) return std::nullopt;
+  return asked;
+}
+
+}  // namespace ringcomm

@@ -1,0 +1,56 @@
+// Keeps a part that a process has once. It is made at its first use, and never destroyed: threads
+// may still use it while the process exits. A forked child makes one of its own. There are no other
+// globals in ringcomm.
+#pragma once
+
+#include <pthread.h>
+
+#include <atomic>
+
+#include "base/error.h"
+#include "base/mutex.h"
+
+namespace ringcomm {
+
+// Where the process forks, before_fork() and after_fork() lock and unlock the part. In the child,
+// forked() lets go of the parent's, which stays locked: nothing else of it may be used.
+template <typename Part>
+class PerProcess {
+ public:
+  static Part& get() {
+    Part* const part = made();
+    return part != nullptr ? *part : make();
+  }
+  // Returns null before the first use.
+  static Part* made() { return part_.load(std::memory_order_acquire); }  // partner: make()
+
+ private:
+  static Mutex& mutex() {
+    static Mutex* const instance = new Mutex;  // outlives every thread
+    return *instance;
+  }
+  static Part& make() {
+    static const int refused = ::pthread_atfork(before_fork, after_fork, forked);
+    if (refused != 0) throw SystemError("pthread_atfork", refused);
+    const Lock lock(mutex());
+    if (made() == nullptr) part_.store(new Part, std::memory_order_release);
+    return *made();
+  }
+  static void before_fork() RINGCOMM_UNCHECKED_LOCKS {
+    mutex().lock();
+    if (Part* const part = made()) part->before_fork();
+  }
+  static void after_fork() RINGCOMM_UNCHECKED_LOCKS {
+    if (Part* const part = made()) part->after_fork();
+    mutex().unlock();
+  }
+  static void forked() RINGCOMM_UNCHECKED_LOCKS {
+    if (Part* const part = made()) part->forked();
+    part_.store(nullptr, std::memory_order_relaxed);
+    mutex().unlock();
+  }
+
+  inline static std::atomic<Part*> part_{nullptr};
+};
+
+}  // namespace ringcomm
