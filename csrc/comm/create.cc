@@ -30,16 +30,16 @@ int most_ranks(const std::vector<int>& host_of) {
 }
 
 // By rank 0's word. Without one a message takes what fits the distance.
-Reach reach_in(const Neighbourhood& memory) {
-  const Topology topology = Runtime::get().adopt(memory.word);
+Reach reach_in(const MappedGroup& memory) {
+  const Topology topology = Runtime::get().adopt(memory.costs_text);
   Reach reach = reach_of(topology, memory.host_of, memory.names);
   constexpr double kFits[] = {Costs().alpha, 1e-3, 8e-3};
-  if (memory.word.empty()) reach.costs.alpha = kFits[memory.distance];
+  if (memory.costs_text.empty()) reach.costs.alpha = kFits[memory.distance];
   return reach;
 }
 
-void warn_of_stranger(const Neighbourhood& memory, const Logger& logger) {
-  const Topology topology = Runtime::get().adopt(memory.word);
+void warn_of_stranger(const MappedGroup& memory, const Logger& logger) {
+  const Topology topology = Runtime::get().adopt(memory.costs_text);
   if (topology.hosts.empty() || hosts_in(memory.host_of) == 1) return;
   const std::string name = stranger(topology, memory.names);
   if (name.empty()) return;
@@ -58,46 +58,46 @@ std::shared_ptr<Communicator> Communicator::create(Store& store,
                  " is not in a group of ", options.size);
   Runtime& runtime = Runtime::get();
   const Geometry geometry = Geometry::for_ranks(options.size);
-  RendezvousOptions meeting;
-  meeting.rank = options.rank;
-  meeting.size = options.size;
-  meeting.name = options.name;
-  meeting.members = options.global_ranks;
+  RendezvousOptions rendezvous;
+  rendezvous.rank = options.rank;
+  rendezvous.size = options.size;
+  rendezvous.name = options.name;
+  rendezvous.members = options.global_ranks;
   const bool part = !options.global_ranks.empty();
   const auto world = part ? runtime.world() : nullptr;
-  if (world) meeting.world = world->state().transport().group();
+  if (world) rendezvous.world = world->state().transport().group_id();
   const uint64_t devices = cuda::Area::bytes(options.size);
-  meeting.layout = {options.size,
-                    geometry.window_room(),
-                    geometry.inbox_bytes,
-                    mailbox_bytes(options.size),
-                    devices,
-                    SegmentLayout::page_up(options.config.shared_buffers)};
-  meeting.across = [&](int here, int most, int distance) -> RendezvousOptions::Across {
+  rendezvous.layout = {options.size,
+                       geometry.window_room(),
+                       geometry.inbox_bytes,
+                       mailbox_bytes(options.size),
+                       devices,
+                       SegmentLayout::page_up(options.config.shared_buffers)};
+  rendezvous.across = [&](int here, int most, int distance) -> RendezvousOptions::Across {
     const Geometry across = Geometry::across_hosts(options.size, distance, most);
     return {{here, across.window_room(), across.inbox_bytes, mailbox_bytes(most), devices},
             {1, 0, across.inbox_bytes, mailbox_bytes(1) << (2 * distance)}};
   };
-  meeting.tcp = runtime.config().transport == "tcp";
-  meeting.host = runtime.config().host;
-  if (options.rank == 0) meeting.word = runtime.costs_word();
-  meeting.algorithm = [&]() -> std::string {
+  rendezvous.tcp = runtime.config().transport == "tcp";
+  rendezvous.host = runtime.config().host;
+  if (options.rank == 0) rendezvous.costs_text = runtime.costs_word();
+  rendezvous.algorithm = [&]() -> std::string {
     const std::string& by_code = options.algorithm.text();
     return by_code.empty() ? Rules(options.config.algorithm.value_or("")).text() : by_code;
   };
-  meeting.network = [&](const std::string& host) -> Network& { return runtime.network(host); };
-  if (runtime.config().distance) meeting.distance = runtime.config().distance;
-  if (options.interrupt) meeting.interrupt = options.interrupt;
-  if (options.interrupt_meeting) meeting.interrupt = options.interrupt_meeting;
+  rendezvous.network = [&](const std::string& host) -> Network& { return runtime.network(host); };
+  if (runtime.config().distance) rendezvous.distance = runtime.config().distance;
+  if (options.interrupt) rendezvous.interrupt = options.interrupt;
+  if (options.interrupt_meeting) rendezvous.interrupt = options.interrupt_meeting;
   const Logger logger(runtime.config().log,
                       str("rank ", options.rank, " of group '", options.name, "'"));
-  meeting.warn = [&](const std::string& text) { logger.warning(text); };
+  rendezvous.warn = [&](const std::string& text) { logger.warning(text); };
   auto limit = options.timeout;
   if (world && options.may_be_late) limit = std::max(limit, world->state().timeout());
   const auto memory =
-      std::make_shared<Neighbourhood>(meet(store, meeting, runtime.neighbours(), Deadline(limit)));
+      std::make_shared<MappedGroup>(meet(store, rendezvous, runtime.neighbours(), Deadline(limit)));
   const std::shared_ptr<Transport> transport = std::make_unique<Transport>(
-      options.rank, std::move(memory->peers), std::move(memory->others));
+      options.rank, std::move(memory->peers), std::move(memory->remote_ranks));
   try {
     const bool mapped = hosts_in(memory->host_of) == 1;
     if (options.rank == 0) warn_of_stranger(*memory, logger);
@@ -121,8 +121,7 @@ std::shared_ptr<Communicator> Communicator::create(Store& store,
 }
 
 Communicator::Communicator(std::shared_ptr<Transport> transport, const Geometry& geometry,
-                           const CommunicatorOptions& options,
-                           std::shared_ptr<Neighbourhood> memory)
+                           const CommunicatorOptions& options, std::shared_ptr<MappedGroup> memory)
     : geometry_(geometry),
       memory_(std::move(memory)),
       state_(options, std::move(transport), reach_in(*memory_),

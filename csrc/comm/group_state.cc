@@ -23,7 +23,7 @@ Recorded GroupState::recorded(bool device) const {
           .global_ranks = options_.global_ranks,
           .device = device,
           .registered = options_.algorithm.registered(),
-          .meeting = transport_->group(),
+          .group_id = transport_->group_id(),
           .ring = Runtime::get().config().ring};
 }
 

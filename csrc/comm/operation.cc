@@ -128,7 +128,7 @@ bool same_call(const Descriptor& a, const Descriptor& b) {
 std::string plan_text(const Descriptor& descriptor) {
   const auto by = static_cast<Algorithm>(descriptor.words[kPlan] & 0xff);
   if (!is_registered(by) && static_cast<int>(by) >= kNamed) return "a kernel";  // of garbage
-  return by == kByGraph ? "a CUDA graph" : by == kByKernel ? "a kernel" : to_string(by);
+  return by == kByGraph ? "a CUDA graph" : by == kHandOver ? "a kernel" : to_string(by);
 }
 
 bool by_registered(const Descriptor& descriptor) {

@@ -39,7 +39,7 @@ std::string about(const Recorded& recorded, size_t ranks_at, size_t records_at, 
   ::gethostname(host, sizeof host - 1);
   return str("{\"version\":2,\"job\":", quoted(recorded.job), ",\"pid\":", ::getpid(),
              ",\"host\":", quoted(host), ",\"rank\":", recorded.rank, ",\"size\":", recorded.size,
-             ",\"group\":", quoted(recorded.group), ",\"meeting\":", recorded.meeting,
+             ",\"group\":", quoted(recorded.group), ",\"meeting\":", recorded.group_id,
              ",\"device\":", recorded.device ? "true" : "false",
              ",\"capacity\":", Recorder::kRecords, ",\"record_bytes\":", sizeof(Record),
              ",\"ranks_at\":", ranks_at, ",\"records_at\":", records_at,

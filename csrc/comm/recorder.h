@@ -43,7 +43,7 @@ struct Recorded {
   std::vector<int> global_ranks;  // empty: the same as in the group
   bool device = false;
   std::vector<Algorithm> registered;  // that the group may use
-  uint64_t meeting = 0;               // equal on all ranks of the group, and no other group's
+  uint64_t group_id = 0;              // equal on all ranks of the group, and no other group's
   int (*ring)(int rank, uint64_t bytes) = nullptr;  // see ProcessConfig
 };
 

@@ -166,7 +166,7 @@ bool Network::take_events(const Entry& entry, uint32_t events, bool patient) {
   Lock lock = lock_of(entry);
   if (!patient && !lock.try_lock()) return false;
   if (patient) lock.lock();
-  Link& link = *entry.link;
+  Connection& link = *entry.link;
   if (!entry.is_current()) return false;
   Held caller;
   try {
@@ -181,7 +181,7 @@ bool Network::take_events(const Entry& entry, uint32_t events, bool patient) {
 }
 
 // Does all that the connection can do now, whatever state it is in.
-bool Network::service(Link& link, uint32_t events, Held& caller) {
+bool Network::service(Connection& link, uint32_t events, Held& caller) {
   if (link.connecting) {
     const int error = pending_error(link.socket);
     if (error != 0 || (events & (EPOLLERR | EPOLLHUP)) != 0) {
@@ -203,12 +203,12 @@ bool Network::service(Link& link, uint32_t events, Held& caller) {
 
 // ---- connections that are up
 
-ssize_t Network::Link::receive(std::span<const iovec> parts) {
+ssize_t Network::Connection::receive(std::span<const iovec> parts) {
   if (tls) return tls->read({static_cast<std::byte*>(parts[0].iov_base), parts[0].iov_len});
   return ::readv(socket.get(), parts.data(), static_cast<int>(parts.size()));
 }
 
-ssize_t Network::Link::send(std::span<iovec> parts) {
+ssize_t Network::Connection::send(std::span<iovec> parts) {
   try {
     if (tls) return tls->write(parts);
   } catch (const FlowError&) {  // why, the next read will say
@@ -220,7 +220,7 @@ ssize_t Network::Link::send(std::span<iovec> parts) {
   return ::sendmsg(socket.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
 }
 
-void Network::drop(Link& link, bool refused) {
+void Network::drop(Connection& link, bool refused) {
   decltype(links_)::node_type kept;  // until the end of this function, at least
   {
     const std::lock_guard lock(mutex_);
@@ -243,7 +243,7 @@ void Network::drop(Link& link, bool refused) {
   }
 }
 
-bool Network::read_from(Link& link) {
+bool Network::read_from(Connection& link) {
   Peer& peer = *link.peer;
   Session& session = peer.session;
   bool arrived = false;
@@ -271,13 +271,13 @@ bool Network::read_from(Link& link) {
     drop(link);
   }
   for (const int flow : session.take_closed()) {
-    if (Link* closed = peer.links[static_cast<size_t>(flow)]) drop(*closed);
+    if (Connection* closed = peer.links[static_cast<size_t>(flow)]) drop(*closed);
   }
   return arrived;
 }
 
 // While a long payload comes, this process is woken for large pieces, not for every packet.
-void Network::wait_for_more(Link& link) {
+void Network::wait_for_more(Connection& link) {
   const size_t here = link.tls ? Tls::kMostHeld : 0;
   const size_t expected = std::max(link.peer->session.expected(link.flow), here) - here;
   const size_t wanted = expected < kLongWait ? 1 : std::min(expected, kWakeAt);
@@ -286,7 +286,7 @@ void Network::wait_for_more(Link& link) {
   set_low_water(link.socket, wanted);
 }
 
-void Network::write_to(Link& link) {
+void Network::write_to(Connection& link) {
   if (link.established) link.peer->tell_paces(Clock::now());
   while (true) {
     std::array<iovec, 32> parts;
@@ -311,7 +311,7 @@ void Network::write_to(Link& link) {
   }
 }
 
-void Network::watch(Link& link, bool writable) {
+void Network::watch(Connection& link, bool writable) {
   if (link.watched_for_writing == writable) return;
   link.watched_for_writing = writable;
   blocked_.fetch_add(writable ? 1 : -1, std::memory_order_seq_cst);

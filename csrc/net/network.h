@@ -106,14 +106,14 @@ class Network {
 
  private:
   class Peer;
-  struct Link;   // one connection
-  struct Rest {  // a peer that nobody needs now: another session would number its frames anew
+  struct Connection;  // one connection
+  struct Rest {       // a peer that nobody needs now: another session would number its frames anew
     Contact contact;
     SessionNumbers numbers;
   };
   using Lock = std::unique_lock<std::mutex>;
   struct Entry {  // of a connection
-    std::shared_ptr<Link> link;
+    std::shared_ptr<Connection> link;
     std::shared_ptr<Peer> peer;  // whose lock guards it; null: strangers_ does
     bool established = false;
     bool is_current() const;  // under that lock: it still is what guards it
@@ -134,22 +134,22 @@ class Network {
   // `patient`: waits for the locks of peers that another thread serves. Else they are left to it.
   bool handle_events(bool patient);
   bool take_events(const Entry& entry, uint32_t events, bool patient);
-  bool service(Link& link, uint32_t events, Held& caller);
+  bool service(Connection& link, uint32_t events, Held& caller);
   Entry entry_of(uint64_t number);
   Lock lock_of(const Entry& entry);
   void accept_from(const Fd& listener);
-  bool advance_handshake(Link& link, Held& caller);
-  void greet(Link& link);
-  void meet_caller(Link& link, Held& caller);
+  bool advance_handshake(Connection& link, Held& caller);
+  void greet(Connection& link);
+  void meet_caller(Connection& link, Held& caller);
   void check_turn(const Peer& peer, int flow) const;
-  void established(Link& link);
-  bool read_from(Link& link);
-  void wait_for_more(Link& link);
-  void write_to(Link& link);
-  void watch(Link& link, bool writable);
-  void add(const std::shared_ptr<Link>& link, const std::shared_ptr<Peer>& peer);
-  void drop(Link& link, bool refused = false);
-  static const Peer* claimed(const Link& link);
+  void established(Connection& link);
+  bool read_from(Connection& link);
+  void wait_for_more(Connection& link);
+  void write_to(Connection& link);
+  void watch(Connection& link, bool writable);
+  void add(const std::shared_ptr<Connection>& link, const std::shared_ptr<Peer>& peer);
+  void drop(Connection& link, bool refused = false);
+  static const Peer* claimed(const Connection& link);
   void drop_late(const Entry& entry);
   void drop_strangers(Clock::time_point now);
   void drop_claims(const Peer* peer, std::span<const Entry> entries);

@@ -92,7 +92,7 @@ std::string Network::Peer::where() const {
 // ---- Party and Receiver
 
 Cursor Network::Peer::fence(int flow) {
-  if (Link* old = links[static_cast<size_t>(flow)]) network_.drop(*old);
+  if (Connection* old = links[static_cast<size_t>(flow)]) network_.drop(*old);
   session.down(flow);
   return session.cursor();
 }
@@ -164,7 +164,7 @@ bool Network::Peer::restless() const {
 
 void Network::Peer::write_all() {
   bool up = false;
-  for (Link*& link : links) {
+  for (Connection*& link : links) {
     if (link == nullptr) continue;
     up = true;
     if (!link->watched_for_writing) network_.write_to(*link);
@@ -176,7 +176,7 @@ void Network::Peer::write_all() {
 void Network::Peer::tell_paces(Clock::time_point now) {
   if (session.used() == 1 || now - told_paces_ < kPaceEvery) return;
   told_paces_ = now;
-  for (Link* link : links) {
+  for (Connection* link : links) {
     if (link == nullptr) continue;
     const tcp_info info = info_of(link->socket);
     link->meter.look(now, info.tcpi_bytes_acked, link->watched_for_writing);
@@ -192,7 +192,7 @@ void Network::Peer::count_flows(Clock::time_point now) {
   bool full = false;
   std::chrono::microseconds round_trip = std::chrono::minutes(1);
   const bool idle = session.posted() == session.acknowledged();  // most peers are, mostly
-  for (Link* link : links) {
+  for (Connection* link : links) {
     if (link == nullptr || idle) continue;
     const tcp_info info = info_of(link->socket);
     arrived += info.tcpi_bytes_acked - std::exchange(link->arrived, info.tcpi_bytes_acked);
@@ -202,7 +202,7 @@ void Network::Peer::count_flows(Clock::time_point now) {
   count_.look(now, arrived, full, round_trip);
   if (count_.count() == session.used()) return;
   session.use(count_.count());
-  for (Link* link : links) {
+  for (Connection* link : links) {
     if (link != nullptr) set_most_unsent(link->socket, session.used() > 1 ? kMostUnsent : 0);
   }
 }
@@ -217,7 +217,7 @@ void Network::Peer::tell_changed() {
 }
 
 bool Network::Peer::handshaking(int flow) const {
-  return std::ranges::any_of(sockets, [&](const Link* link) {
+  return std::ranges::any_of(sockets, [&](const Connection* link) {
     return link->flow == flow && link->handshake && !link->handshake->accepting();
   });
 }
@@ -225,7 +225,7 @@ bool Network::Peer::handshaking(int flow) const {
 void Network::Peer::tick(Clock::time_point now, Clock::duration stalled) {
   // On a slow network, a piece may take longer to wake us than silence may last. So read now.
   bool arrived = false;
-  for (Link*& link : links) {
+  for (Connection*& link : links) {
     if (link != nullptr && link->low_water > 1) arrived = network_.read_from(*link) || arrived;
   }
   if (arrived) network_.options_.bell.notify(kAllNews);
@@ -233,16 +233,16 @@ void Network::Peer::tick(Clock::time_point now, Clock::duration stalled) {
   needed_ = needed_ && !session.parked();
   session.tick(now, stalled);
   for (const int flow : session.take_closed()) {
-    if (Link* closed = links[static_cast<size_t>(flow)]) network_.drop(*closed);
+    if (Connection* closed = links[static_cast<size_t>(flow)]) network_.drop(*closed);
   }
-  for (Link*& link : links) {
+  for (Connection*& link : links) {
     if (link != nullptr && link->is_worn()) network_.drop(*link);
   }
   const bool up = std::ranges::any_of(links, [](auto* link) { return link; });
   if (up) tell_news(now);
   count_flows(now);
   tell_paces(now);
-  for (Link*& link : links) {
+  for (Connection*& link : links) {
     if (link != nullptr && !link->watched_for_writing && session.has_output(link->flow)) {
       network_.write_to(*link);
     }
@@ -291,7 +291,7 @@ void Network::Peer::tell_news(Clock::time_point now) {
 
 // Flows are spread over the peer's addresses. Is this one up at another than its own?
 bool Network::Peer::is_away(int flow) const {
-  const Link* link = links[static_cast<size_t>(flow)];
+  const Connection* link = links[static_cast<size_t>(flow)];
   return session.used() > 1 && link != nullptr && link->address >= 0 &&
          link->address != flow % static_cast<int>(contact.addresses.size());
 }
@@ -319,7 +319,7 @@ void Network::Peer::connect(int flow, Clock::time_point now) {
       continue;
     }
     try {
-      const auto link = std::make_shared<Link>();
+      const auto link = std::make_shared<Connection>();
       link->socket = connect_tcp(address);
       set_congestion(link->socket, network_.options_.congestion);
       link->flow = flow;

@@ -18,7 +18,7 @@ inline bool is_limit(int code) {
   return code == EMFILE || code == ENFILE || code == ENOBUFS || code == ENOMEM;
 }
 
-struct Network::Link {
+struct Network::Connection {
   uint64_t number = 0;
   Fd socket;
   Peer* peer = nullptr;  // not known before the Hello, where we accept
@@ -160,8 +160,8 @@ class Network::Peer final : public Wire,
   std::mutex mutex;        // guards what follows, and the connections
   bool forgotten = false;  // it is in no table any more: meet() makes another one
   Session session;
-  std::vector<Link*> links;    // established, by flow
-  std::vector<Link*> sockets;  // these, and those of which a handshake may make one
+  std::vector<Connection*> links;    // established, by flow
+  std::vector<Connection*> sockets;  // these, and those of which a handshake may make one
   const Contact contact;
   std::string trouble;  // why a handshake failed, for the text of giving up
 

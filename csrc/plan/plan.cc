@@ -69,7 +69,7 @@ bool kernel_serves(Algorithm kernel, Collective collective) {
   const bool moves = !reduces(collective) && collective != kBarrier;
   if (kernel == kByCopies) return moves;
   if (kernel == kByRing) return collective <= kReduce;
-  return kernel == kByKernel || collective != kAllToAll;
+  return kernel == kHandOver || collective != kAllToAll;
 }
 
 Algorithm algorithm_called(const std::string& name) {

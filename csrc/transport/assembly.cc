@@ -278,8 +278,8 @@ void Assembly::rest(Clock::duration pause) {
   } while (store_.now() < end);
 }
 
-// Of a dead rank what it has said still counts. Rank 0 tells the others of another's death. Without
-// a server its words may be lost to a rank that comes later, which so looks at all ranks itself.
+// A rank's words still count when it is dead. Rank 0 tells the others of another's death. Without a
+// server its words may be lost to a rank that comes later, so that one looks at all ranks itself.
 void Assembly::check_dead() {
   for (Rank rank = 0; rank < options_.size; ++rank) {
     const auto error = died && (rank == 0 || options_.rank == 0) ? died(rank) : store_.died(rank);

@@ -22,7 +22,7 @@ constexpr auto kDeafPause = std::chrono::milliseconds(5);
 constexpr int kRefusals = 2;           // one may be a process that ends
 constexpr size_t kMostKept = 1 << 16;  // words, some for each of 4,096 ranks; then the oldest go
 
-// What this process is out of: no fault of the peer's.
+// Errors of this process's own limits; the peer is not to blame.
 bool is_own(int code) {
   return code == EMFILE || code == ENFILE || code == ENOMEM || code == ENOBUFS;
 }
@@ -30,7 +30,7 @@ bool is_own(int code) {
 }  // namespace
 
 // Of fixed size, with a descriptor or words. The first of each direction has the doorbell and name.
-struct Neighbours::Message {
+struct Neighbours::Datagram {
   uint64_t magic = kMagic;
   Parcel parcel;
   char text[kMostWords + 1] = {};
@@ -180,7 +180,7 @@ bool Neighbours::is_gone(const std::string& name) const {
 }
 
 void Neighbours::greet(const NeighbourPtr& other) {
-  Message message;
+  Datagram message;
   std::strncpy(message.text, card_.socket.c_str(), kMostWords);
   bool sent = false;
   try {
@@ -283,7 +283,7 @@ void Neighbours::drop_strangers() {
 
 void Neighbours::read_from(const NeighbourPtr& other) {
   while (other->socket_) {
-    Message message;
+    Datagram message;
     message.magic = 0;
     Fd descriptor;
     Received received = Received::kClosed;
@@ -303,7 +303,7 @@ void Neighbours::read_from(const NeighbourPtr& other) {
   }
 }
 
-bool Neighbours::hear(const NeighbourPtr& other, const Message& message, Fd& descriptor) {
+bool Neighbours::hear(const NeighbourPtr& other, const Datagram& message, Fd& descriptor) {
   const std::string text(message.text, ::strnlen(message.text, sizeof message.text));
   const bool words = other->met_ && !text.empty();
   if (message.magic != kMagic || static_cast<bool>(descriptor) == words) return false;
@@ -312,7 +312,7 @@ bool Neighbours::hear(const NeighbourPtr& other, const Message& message, Fd& des
     meet(other, text, descriptor);
     return true;
   }
-  if (ended_.contains(message.parcel.group)) return true;
+  if (ended_.contains(message.parcel.group_id)) return true;
   arrived_[message.parcel] = {std::move(descriptor), 0, text};
   if (words) kept_.push_back(message.parcel);
   if (kept_.size() <= kMostKept) return true;
@@ -326,7 +326,7 @@ bool Neighbours::hear(const NeighbourPtr& other, const Message& message, Fd& des
 
 bool Neighbours::send(Neighbour& other, const Parcel& parcel, const Fd& descriptor,
                       const std::string& words) {
-  Message message;
+  Datagram message;
   message.parcel = parcel;
   words.copy(message.text, kMostWords);
   if (&other == self_.get()) {
@@ -352,10 +352,10 @@ Fd Neighbours::take(const Parcel& parcel) {
   return std::move(arrived.descriptor);
 }
 
-void Neighbours::end(uint64_t group) {
+void Neighbours::end(uint64_t group_id) {
   const std::lock_guard lock(mutex_);
-  std::erase_if(arrived_, [&](const auto& entry) { return entry.first.group == group; });
-  ended_.insert(group);
+  std::erase_if(arrived_, [&](const auto& entry) { return entry.first.group_id == group_id; });
+  ended_.insert(group_id);
 }
 
 // ---- the doorbell

@@ -45,7 +45,7 @@ class DoorbellMemory {
 
 // What it is that one rank passes to another: a descriptor, or words.
 struct Parcel {
-  uint64_t group = 0;  // its channel, the same on all ranks
+  uint64_t group_id = 0;
   Rank from = 0, to = 0;
   int32_t what = 0;
   auto operator<=>(const Parcel&) const = default;
@@ -115,7 +115,7 @@ class Neighbours {
     const auto found = arrived_.extract(parcel);
     return found ? found.mapped().words : "";
   }
-  void end(uint64_t group);                  // wants nothing of it any more
+  void end(uint64_t group_id);               // wants nothing of it any more
   static constexpr size_t kMostWords = 464;  // bytes of one parcel
   // Why connections of others cannot be taken: an errno, or 0.
   int deaf() const { return deaf_.load(std::memory_order_relaxed); }
@@ -132,7 +132,7 @@ class Neighbours {
 
  private:
   friend class Neighbour;
-  struct Message;
+  struct Datagram;
   struct Arrived {
     Fd descriptor;
     int error = 0;  // it was lost
@@ -149,7 +149,7 @@ class Neighbours {
   void progress();
   void accept_all();
   void read_from(const NeighbourPtr& other);
-  bool hear(const NeighbourPtr& other, const Message& message, Fd& descriptor);
+  bool hear(const NeighbourPtr& other, const Datagram& message, Fd& descriptor);
   void meet(const NeighbourPtr& other, const std::string& name, const Fd& page);
   bool send(Neighbour& other, const Parcel& parcel, const Fd& descriptor, const std::string& words);
   void note(const std::string& name, const SystemError& error);

@@ -11,11 +11,11 @@
 namespace ringcomm {
 
 struct Roster {
-  uint64_t channel = 0;            // of the group, and of no other
+  uint64_t group_id = 0;           // of no other group
   std::string algorithm;           // that rank 0 asks for; empty: none
   std::vector<int> host_of;        // by rank: equal numbers share memory
   std::vector<std::string> names;  // of the hosts
-  std::string word;                // rank 0's, one line
+  std::string costs_text;          // of rank 0, one line
 
   // Pairs that cannot share memory, the lower rank first, though their cards would allow it.
   using Apart = std::set<std::pair<Rank, Rank>>;

@@ -15,7 +15,7 @@
 
 #include "base/doorbell.h"
 #include "transport/neighbours.h"
-#include "transport/others.h"
+#include "transport/remote_ranks.h"
 
 namespace ringcomm {
 
@@ -27,7 +27,7 @@ struct ShmPeer {
   int place = -1;  // among the writers of its host's segments; -1: its rank
   Doorbell doorbell;
   std::shared_ptr<Neighbour> process;
-  uint64_t group = 0;              // in what passes between the processes
+  uint64_t group_id = 0;           // in what passes between the processes
   uint64_t sent[kLineLanes] = {};  // signals, on each lane
 };
 
@@ -49,14 +49,17 @@ struct PeerState {
 // Some functions are virtual so that tests can break them and check that the break is noticed.
 class Transport {
  public:
-  // `here`: the ranks of this host, this one among them. All others are `others`, which may be
-  // none. The mappings outlive the transport.
-  Transport(Rank rank, std::vector<ShmPeer> here, std::unique_ptr<Others> others = nullptr);
+  // `here`: the ranks of this host, this one among them. All others are `remote_ranks`, which may
+  // be null. The mappings outlive the transport.
+  Transport(Rank rank, std::vector<ShmPeer> here,
+            std::unique_ptr<RemoteRanks> remote_ranks = nullptr);
   virtual ~Transport() = default;
 
   int size() const { return static_cast<int>(peers_.size()); }  // of the group
   Rank rank() const { return rank_; }
-  uint64_t group() const { return peer(rank_).group; }  // the same on all ranks, and no other's
+  uint64_t group_id() const {
+    return peer(rank_).group_id;
+  }  // the same on all ranks, and no other's
 
   // The half that `owner`, a rank of this host, writes for all of them.
   std::byte* window(Rank owner, int half) const { return peer(owner).segment.half(half); }
@@ -80,7 +83,7 @@ class Transport {
   // Sends `bytes` at `target` with the next signal to the remote rank `to`. If `source` is given,
   // the bytes are read from there, and that memory is lent until reclaim_lent().
   void put(Rank to, std::byte* target, uint64_t bytes, const std::byte* source) {
-    use(others_->get(to)).put(target, bytes, source);
+    use(remote_ranks_->get(to)).put(target, bytes, source);
   }
   void reclaim_lent() {
     for (RemotePeer* remote : used_) remote->reclaim_lent();
@@ -89,7 +92,7 @@ class Transport {
   // The stamp says which operation the signal belongs to.
   virtual void signal(Rank to, int lane, int half, uint64_t stamp) {
     ShmPeer* const peer = here(to);
-    if (peer == nullptr) return use(others_->get(to)).signal(lane, half, stamp);
+    if (peer == nullptr) return use(remote_ranks_->get(to)).signal(lane, half, stamp);
     Line& line = peer->segment.line(place(rank_), lane, half);
     line.stamp.store(stamp, std::memory_order_relaxed);  // ordered by the store of count
     // Partner: arrived(), and Doorbell::sleep.
@@ -107,12 +110,12 @@ class Transport {
 
   // Reads from remote ranks and writes to them; true when something came. A thread that calls it
   // often says so by begin_driving(). end_driving() says whether it sleeps then.
-  bool progress() { return others_ && others_->wire().progress(); }
+  bool progress() { return remote_ranks_ && remote_ranks_->wire().progress(); }
   void begin_driving() {
-    if (others_) others_->wire().begin_driving();
+    if (remote_ranks_) remote_ranks_->wire().begin_driving();
   }
   void end_driving(bool rest) {
-    if (others_) others_->wire().end_driving(rest);
+    if (remote_ranks_) remote_ranks_->wire().end_driving(rest);
   }
   // The network thread reads from now on, unless another thread drives.
   void hand_over() {
@@ -120,9 +123,9 @@ class Transport {
     end_driving(true);
   }
   // Readable: progress() has something to do.
-  int descriptor_to_poll() const { return others_->wire().descriptor(); }
+  int descriptor_to_poll() const { return remote_ranks_->wire().descriptor(); }
   void need(Rank rank) {  // somebody waits for it
-    if (rank >= 0 && is_remote(rank)) others_->get(rank).wire().need();
+    if (rank >= 0 && is_remote(rank)) remote_ranks_->get(rank).wire().need();
   }
   Traffic traffic() const;
   uint64_t undelivered();  // frames that remote ranks may not have yet
@@ -188,7 +191,9 @@ class Transport {
   std::shared_ptr<Neighbour> process(Rank rank) const {
     return is_remote(rank) ? nullptr : peer(rank).process;
   }
-  Wire* wire(Rank rank) const { return is_remote(rank) ? &others_->get(rank).wire() : nullptr; }
+  Wire* wire(Rank rank) const {
+    return is_remote(rank) ? &remote_ranks_->get(rank).wire() : nullptr;
+  }
 
   const char* name() const;  // for people: "shared memory"
   const Doorbell& doorbell() const { return peer(rank_).doorbell; }
@@ -198,7 +203,7 @@ class Transport {
   ShmPeer& peer(Rank rank) const { return *here(rank); }  // of this host
   int place(Rank rank) const { return peer(rank).place; }
   RemotePeer* remote(Rank rank) const {  // null: of this host, or neither has spoken
-    return others_ ? others_->find(rank) : nullptr;
+    return remote_ranks_ ? remote_ranks_->find(rank) : nullptr;
   }
   RemotePeer& use(RemotePeer& remote) {
     if (remote.first_use()) used_.push_back(&remote);
@@ -216,7 +221,7 @@ class Transport {
   Part part(Rank owner, Rank from) {
     const Rank other = owner == rank_ ? from : owner;
     if (is_remote(other)) {
-      RemotePeer& remote = others_->get(other);
+      RemotePeer& remote = remote_ranks_->get(other);
       return {(owner == rank_ ? remote.received() : remote.shadow()).get(), 0};
     }
     return {peer(owner).segment, place(from)};
@@ -235,7 +240,7 @@ class Transport {
     return shadow == nullptr ? nullptr : &shadow->header();
   }
   void each_remote(auto&& act) const {
-    if (others_) others_->each(act);
+    if (remote_ranks_) remote_ranks_->each(act);
   }
 
   const Rank rank_;
@@ -243,8 +248,8 @@ class Transport {
   std::vector<ShmPeer*> peers_;  // by rank; null: of another host
   Segment own_;
   std::atomic<bool> passed_on_{false};  // the first failure; by the thread that finds it first
-  std::unique_ptr<Others> others_;      // null: there are none
-  std::vector<RemotePeer*> used_;       // by operations of the driving thread
+  std::unique_ptr<RemoteRanks> remote_ranks_;  // null: there are none
+  std::vector<RemotePeer*> used_;              // by operations of the driving thread
 };
 
 // A thread that drives, for a scope.

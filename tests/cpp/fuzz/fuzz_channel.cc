@@ -86,18 +86,18 @@ class World {
     here[0].rank = kSelf;
     here[0].segment = own;
     here[0].doorbell = Doorbell(&bell_);
-    auto others = std::make_unique<Others>(kRanks);
+    auto remote_ranks = std::make_unique<RemoteRanks>(kRanks);
     for (Rank rank = 0; rank < kRanks; ++rank) {
       if (rank == kSelf) continue;
-      const RemotePeer::Ends ends{rank, &own.header(), pair_layout(), others.get()};
+      const RemotePeer::Ends ends{rank, &own.header(), pair_layout(), remote_ranks.get()};
       Wire& wire = rank == kPeer ? outside_ : nowhere_;
-      others->add(std::make_unique<RemotePeer>(wire, 1, ends));
-      if (rank == kPeer) remote_ = others->find(rank);
+      remote_ranks->add(std::make_unique<RemotePeer>(wire, 1, ends));
+      if (rank == kPeer) remote_ = remote_ranks->find(rank);
     }
     received_ = remote_->received().get();
     own_header_.resize(sizeof(Header));
     std::memcpy(own_header_.data(), own_memory_.data(), sizeof(Header));
-    transport_ = std::make_unique<Transport>(kSelf, std::move(here), std::move(others));
+    transport_ = std::make_unique<Transport>(kSelf, std::move(here), std::move(remote_ranks));
     mailbox_ = std::make_unique<Mailbox>(*transport_, recorder_);
   }
 

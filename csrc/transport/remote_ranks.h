@@ -24,11 +24,11 @@ class Contacts {
   std::vector<ProcessId> ids_;
 };
 
-class Others final : public Directory {
+class RemoteRanks final : public Directory {
  public:
-  explicit Others(int size) : peers_(static_cast<size_t>(size)) {}
-  ~Others() override;
-  Others(const Others&) = delete;
+  explicit RemoteRanks(int size) : peers_(static_cast<size_t>(size)) {}
+  ~RemoteRanks() override;
+  RemoteRanks(const RemoteRanks&) = delete;
 
   // From now on the network takes frames of the group from all ranks. `ends` is for each of them.
   // `next` is reached, so that there is a wire.
