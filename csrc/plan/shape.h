@@ -58,12 +58,17 @@ struct Costs {
 //   reduce_scatter                    input = all shards in rank order, output = my shard
 //   scatter, gather                   as reduce_scatter, all_gather, whole side only at the root
 //   all_to_all                        send[r] to, recv[r] from rank r, in rank order in each side
+struct Sides {
+  uint64_t input = 0, output = 0;
+};
 struct CallShape {
   Collective collective = Collective::kBarrier;
   Rank root = 0;                     // broadcast, reduce, scatter, gather
   uint64_t bytes = 0;                // all_reduce, broadcast, reduce
   std::vector<uint64_t> shards;      // all_gather, reduce_scatter, scatter, gather
   std::vector<uint64_t> send, recv;  // all_to_all: this rank's
+
+  Sides sides(Rank rank) const;  // how many bytes each side of this rank has
   bool operator==(const CallShape&) const = default;
 };
 
@@ -82,6 +87,9 @@ inline uint64_t mix(uint64_t hash, const std::vector<uint64_t>& values) {
 
 // Where rank `rank`'s part begins: parts lie in rank order.
 uint64_t offset_of(const std::vector<uint64_t>& parts, Rank rank);
+inline uint64_t total_of(const std::vector<uint64_t>& parts) {
+  return offset_of(parts, static_cast<Rank>(parts.size()));
+}
 
 // How the ranks of a group lie: host by host, site by site.
 struct Levels {
