@@ -98,7 +98,12 @@ class Assembly {
   void wait_for_names(const std::function<bool()>& answered);
   std::string agreed(const Answer& make, const Words& words);
   std::string answer_all(const Answer& make);
+  // All waiting for the store is one loop. False: it is not done, or ready, before the end.
+  bool poll(Clock::time_point end, Clock::duration longest, const std::function<bool()>& done,
+            const std::function<void(Clock::duration)>& pause);
+  bool poll(Clock::time_point end, const std::function<bool()>& done);
   bool await(const std::function<bool()>& ready);
+  void look_around(int looks);
   void await_all(const std::function<bool()>& said);
   void rest(Clock::duration pause);
   void check_dead();
