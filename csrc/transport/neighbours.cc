@@ -122,32 +122,26 @@ void Neighbours::drop(const NeighbourPtr& other) {
   if (!other->socket_) return;
   ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, other->socket_.get(), nullptr);
   other->socket_.reset();
-  if (const auto named = named_.find(other->name_);
-      named != named_.end() && named->second == other) {
-    named_.erase(named);
+  if (!other->name_.empty()) {
+    Known& known = known_[other->name_];
+    if (known.process == other) known.process.reset();
+    if (other->ours_ && !other->met_ && !known.trouble && ++known.refused >= kRefusals) {
+      known.set_apart("its process refuses the connection");
+    }
+    if (known.nothing()) known_.erase(other->name_);
   }
-  if (other->met_) {
-    other->lost_.store(true, std::memory_order_release);  // partner: lost()
-  } else if (other->ours_ && !trouble_.contains(other->name_) &&
-             ++refused_[other->name_] >= kRefusals) {
-    apart_.emplace(other->name_, "its process refuses the connection");
-  }
+  if (other->met_) other->lost_.store(true, std::memory_order_release);  // partner: lost()
   sockets_.erase(other->number_);
 }
 
 Neighbours::Reached Neighbours::reach(const std::string& name) {
   const std::lock_guard lock(mutex_);
   if (name == card_.socket) return {self_, false, {}};
-  if (const auto trouble = trouble_.find(name); trouble != trouble_.end()) {
-    const SystemError error = trouble->second;
-    trouble_.erase(trouble);
-    throw SystemError(error);
-  }
-  if (const auto named = named_.find(name); named != named_.end()) {
-    return {named->second->met_ ? named->second : nullptr, false, {}};
-  }
-  if (const auto apart = apart_.find(name); apart != apart_.end()) {
-    return {nullptr, false, apart->second};
+  if (const auto found = known_.find(name); found != known_.end()) {
+    Known& known = found->second;
+    if (known.trouble) throw SystemError(*std::exchange(known.trouble, std::nullopt));
+    if (known.process) return {known.process->met_ ? known.process : nullptr, false, {}};
+    if (!known.apart.empty()) return {nullptr, false, known.apart};
   }
   if (name < card_.socket) return {};
   return connect(name);
@@ -158,14 +152,14 @@ Neighbours::Reached Neighbours::connect(const std::string& name) {
     const NeighbourPtr other = add(connect_unix(name));
     other->ours_ = true;
     other->name_ = name;
-    named_[name] = other;
+    known_[name].process = other;
     greet(other);
     return {};
   } catch (const SystemError& error) {
     if (error.code() == EAGAIN) return {};  // its queue is full: others connect as well
     if (error.code() == ECONNREFUSED) return {nullptr, true, {}};
     if (is_own(error.code())) throw;
-    apart_.emplace(name, error.what());
+    known_[name].set_apart(error.what());
     return {nullptr, false, error.what()};
   }
 }
@@ -202,13 +196,13 @@ void Neighbours::meet(const NeighbourPtr& other, const std::string& name, const 
     return drop(other);
   }
   if (!other->ours_) {  // what it had before may have ended
-    if (const auto old = named_.find(name); old != named_.end())
-      read_from(NeighbourPtr(old->second));
-    if (named_.contains(name) || name.empty()) return drop(other);
+    if (name.empty()) return drop(other);
+    if (const NeighbourPtr old = known_[name].process) read_from(old);
+    if (known_[name].process) return drop(other);
   }
   other->bell_ = Doorbell(reinterpret_cast<DoorbellPage*>(other->page_.data()));
   other->name_ = name;
-  named_[name] = other;
+  known_[name].process = other;
   if (!other->ours_) greet(other);
   other->met_ = static_cast<bool>(other->socket_);
 }
@@ -216,9 +210,9 @@ void Neighbours::meet(const NeighbourPtr& other, const std::string& name, const 
 // Meeting that one failed here: for want of something of this process's, or for good.
 void Neighbours::note(const std::string& name, const SystemError& error) {
   if (is_own(error.code())) {
-    trouble_.insert_or_assign(name, error);
+    known_[name].trouble = error;
   } else {
-    apart_.emplace(name, error.what());
+    known_[name].set_apart(error.what());
   }
 }
 

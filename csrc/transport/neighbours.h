@@ -100,7 +100,7 @@ class Neighbours {
   bool is_gone(const std::string& name) const;  // by a trial
   void set_apart(const std::string& name, const std::string& why) {
     const std::lock_guard lock(mutex_);
-    apart_.emplace(name, why);
+    known_[name].set_apart(why);
   }
 
   // Waits for something to come, and takes it; at once if anybody has since `news` was read.
@@ -139,6 +139,16 @@ class Neighbours {
     std::string words;
   };
   using NeighbourPtr = std::shared_ptr<Neighbour>;
+  struct Known {  // what is known of the process of a name
+    NeighbourPtr process;
+    std::string apart;                   // see Reached
+    std::optional<SystemError> trouble;  // this process's own, in meeting that one
+    int refused = 0;                     // closed before it said its name, so many times
+    void set_apart(const std::string& why) {
+      if (apart.empty()) apart = why;
+    }
+    bool nothing() const { return !process && apart.empty() && !trouble && refused == 0; }
+  };
 
   void open();
   NeighbourPtr add(Fd socket);
@@ -164,11 +174,8 @@ class Neighbours {
   Card card_;
   uint64_t next_ = 1;                         // 0 is the listener
   std::map<uint64_t, NeighbourPtr> sockets_;  // by number
-  std::map<std::string, NeighbourPtr> named_;
+  std::map<std::string, Known> known_;
   NeighbourPtr self_;  // ranks of one process meet without a socket
-  std::map<std::string, std::string> apart_;
-  std::map<std::string, SystemError> trouble_;  // this process's own, in meeting that one
-  std::map<std::string, int> refused_;          // closed before it said its name, so many times
   std::map<Parcel, Arrived> arrived_;
   std::deque<Parcel> kept_;   // words that may be for groups which this process never makes
   std::set<uint64_t> ended_;  // groups that were given up
