@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <map>
 
-#include "net/peer.h"
+#include "net/peers.h"
 
 namespace ringcomm {
 
@@ -201,9 +201,9 @@ bool Network::advance_handshake(Connection& link, Held& caller) {
 
 // Who said Hello, and may it connect? From here on that peer's lock guards the connection.
 void Network::meet_caller(Connection& link, Held& caller) {
-  const auto contact = contact_of(*link.handshake->caller());
+  const auto contact = peers_->contact_of(*link.handshake->caller());
   if (!contact) throw FlowError("a process of which we do not know");
-  caller = meet(*contact);
+  caller = peers_->meet(*contact);
   Peer& peer = *caller.peer;
   if (link.handshake->flows() != peer.flows()) {
     const auto text = [](int flows) { return flows == 0 ? "auto" : std::to_string(flows); };

@@ -4,7 +4,7 @@
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 
-#include "net/peer.h"
+#include "net/peers.h"
 
 namespace ringcomm {
 
@@ -44,6 +44,7 @@ Network::Network(const NetworkOptions& options)
       tls_(options, options.tls_records),
       epoll_(::epoll_create1(EPOLL_CLOEXEC)),
       wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
+      peers_(std::make_unique<Peers>(*this)),
       ticked_(Clock::now()),
       most_connections_(options.most_connections) {
   if (!epoll_ || !wake_) throw SystemError("epoll");
@@ -78,6 +79,45 @@ void Network::listen() {
   }
   if (listeners_.empty() && refused) std::rethrow_exception(refused);
   RINGCOMM_CHECK(!listeners_.empty(), "this host has no network interface that is up");
+}
+
+void Network::start() {
+  const std::lock_guard lock(mutex_);
+  if (!thread_.joinable()) thread_ = std::thread(&Network::run, this);
+}
+
+Wire& Network::reach(const Contact& contact) {
+  check_tls(contact);
+  const Held held = peers_->meet(contact);
+  held.peer->keep();
+  return *held.peer;
+}
+
+Wire& Network::reach(const Contact& contact, uint64_t channel) {
+  check_tls(contact);
+  const Held held = peers_->meet(contact);
+  held.peer->receiver_of(channel);
+  return *held.peer;
+}
+
+void Network::check_tls(const Contact& contact) const {
+  RINGCOMM_CHECK(contact.tls == contact_.tls, "TLS is ", contact_.tls, " here and ",
+                 contact.tls.substr(0, 20), " at ", contact.addresses[0].to_text(),
+                 ": set RINGCOMM_TLS and its files alike on every rank");
+}
+
+void Network::enter(uint64_t channel, Directory& directory) {
+  start();
+  peers_->enter(channel, directory);
+}
+
+void Network::leave(uint64_t channel) { peers_->leave(channel); }
+
+Network::Counts Network::counts() {
+  Counts counts = peers_->counts();
+  const std::lock_guard lock(mutex_);
+  counts.sockets = links_.size();
+  return counts;
 }
 
 void Network::forked() {
@@ -127,8 +167,8 @@ void Network::survive(const std::exception& error) {
 }
 
 int Network::interval_ms(bool driven) {
-  const std::lock_guard lock(mutex_);
-  const bool dozes = awake_.empty() && links_.empty() && !deaf_;
+  const Counts now = counts();
+  const bool dozes = now.awake == 0 && now.sockets == 0 && !deaf_;
   const auto most = restless_ ? (driven ? 2 * kTick : kTick) : dozes && !driven ? kDoze : kCalm;
   return static_cast<int>(most.count());
 }
@@ -319,11 +359,6 @@ void Network::watch(Connection& link, bool writable) {
   ::epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, link.socket.get(), &event);
 }
 
-std::vector<std::shared_ptr<Network::Peer>> Network::awake() {
-  const std::lock_guard lock(mutex_);
-  return awake_;
-}
-
 void Network::tick(Clock::time_point now) {
   const Lock ticking(ticking_, std::try_to_lock);
   if (!ticking) return;
@@ -336,7 +371,7 @@ void Network::tick(Clock::time_point now) {
   drop_strangers(now);
   if (deaf_ && now >= accept_again_.load()) listen(true);
   restless_ = deaf_.load();
-  const auto peers = awake();
+  const auto peers = peers_->awake();
   crowd_ = static_cast<int>(peers.size());
   for (const auto& peer : peers) {
     const std::lock_guard lock(peer->mutex);
@@ -346,9 +381,9 @@ void Network::tick(Clock::time_point now) {
       survive(error);
     }
     if (peer->restless()) restless_ = true;
-    if (peer->may_sleep()) let_sleep(*peer);
+    if (peer->may_sleep()) peers_->let_sleep(*peer);
   }
-  park(now);
+  peers_->park(now, most_connections_);
 }
 
 }  // namespace ringcomm

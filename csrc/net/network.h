@@ -60,8 +60,8 @@ struct NetworkOptions : ProcessConfig {
 };
 
 // Each peer has a lock, for its session and its connections. So several threads send, read and add
-// up checksums side by side, each with another peer. One more lock is for the tables, and is held
-// for moments. Locks are taken in this order: strangers, a peer, directories, tables.
+// up checksums side by side, each with another peer. Tables have locks that are held for moments.
+// Locks are taken in this order: strangers, a peer, directories, tables.
 class Network {
  public:
   explicit Network(const NetworkOptions& options);
@@ -88,6 +88,7 @@ class Network {
 
   // Reads and writes sockets without waiting. True when something arrived. Any thread.
   bool progress();
+  int descriptor() const { return epoll_.get(); }  // readable: progress() has something to do
   // Between these two, the calling thread calls progress() often, and the network thread stands
   // back.
   void begin_driving() { driving_.fetch_add(1, std::memory_order_seq_cst); }
@@ -106,11 +107,8 @@ class Network {
 
  private:
   class Peer;
-  struct Connection;  // one connection
-  struct Rest {       // a peer that nobody needs now: another session would number its frames anew
-    Contact contact;
-    SessionNumbers numbers;
-  };
+  class Peers;
+  struct Connection;
   using Lock = std::unique_lock<std::mutex>;
   struct Entry {  // of a connection
     std::shared_ptr<Connection> link;
@@ -127,9 +125,6 @@ class Network {
   void listen(bool on);
   void start();
   void check_tls(const Contact& contact) const;
-  Held meet(const Contact& contact);
-  std::pair<std::shared_ptr<Peer>, bool> find_or_make(const Contact& contact);
-  std::optional<Contact> contact_of(const ProcessId& id);
   void run();
   // `patient`: waits for the locks of peers that another thread serves. Else they are left to it.
   bool handle_events(bool patient);
@@ -155,9 +150,6 @@ class Network {
   void drop_claims(const Peer* peer, std::span<const Entry> entries);
   std::vector<Entry> handshakes();
   void tick(Clock::time_point now);
-  std::vector<std::shared_ptr<Peer>> awake();
-  void park(Clock::time_point now);
-  void let_sleep(Peer& peer);
   int interval_ms(bool driven);
   void rouse();
   void survive(const std::exception& error);
@@ -173,13 +165,9 @@ class Network {
   std::mutex strangers_;  // guards connections that have not said who they are
   std::mutex ticking_;    // held by the one thread that does
 
-  std::mutex directories_mutex_;                // held while one of them is asked
-  std::map<uint64_t, Directory*> directories_;  // by channel
+  const std::unique_ptr<Peers> peers_;
 
-  std::mutex mutex_;  // guards the tables: what follows
-  std::map<ProcessId, std::shared_ptr<Peer>> peers_;
-  std::map<ProcessId, Rest> resting_;
-  std::vector<std::shared_ptr<Peer>> awake_;  // that have connections, or want them
+  std::mutex mutex_;  // guards what follows
   std::unordered_map<uint64_t, Entry> links_;
   std::pair<Clock::time_point, Clock::time_point> stood_still_;  // from, to: this process itself
 

@@ -1,6 +1,6 @@
-#include "net/peer.h"
-
 #include <linux/tcp.h>
+
+#include "net/peers.h"
 
 namespace ringcomm {
 
@@ -100,22 +100,19 @@ Cursor Network::Peer::fence(int flow) {
 // Whom the channel's frames go to. One that is not open yet may be a group's whose directory knows.
 Receiver* Network::Peer::receiver_of(uint64_t channel) {
   if (const auto found = channels_.find(channel); found != channels_.end()) return found->second;
-  const std::lock_guard lock(network_.directories_mutex_);
-  const auto group = network_.directories_.find(channel);
-  if (group == network_.directories_.end()) return nullptr;
-  Receiver* const receiver = group->second->receiver(contact.id, *this);
+  Receiver* const receiver = network_.peers_->receiver(channel, *this);
   if (receiver != nullptr) take_from(channel, receiver);
   return receiver;
 }
 
 std::byte* Network::Peer::place(const Frame& frame) {
-  used_ = true;
+  used_at_ = session.last_heard();  // now
   Receiver* const receiver = receiver_of(frame.channel);
   return receiver == nullptr ? nullptr : receiver->place(frame);
 }
 
 void Network::Peer::deliver(const Frame& frame, std::span<const std::byte> payload) {
-  used_ = used_ || frame.type != FrameType::kState;
+  if (frame.type != FrameType::kState) used_at_ = session.last_heard();
   try {
     if (Receiver* const receiver = receiver_of(frame.channel)) receiver->deliver(frame, payload);
   } catch (const FlowError&) {
@@ -134,8 +131,15 @@ bool Network::Peer::wanted() const {
           (needed_ || (!channels_.empty() && session.last_heard() != Clock::time_point{})));
 }
 
+void Network::Peer::wake() {
+  if (life_ != Life::kAsleep) return;
+  life_ = Life::kAwake;
+  network_.peers_->wake(shared_from_this());
+  network_.rouse();
+}
+
 // What a rank says of itself now and then is no use.
-bool Network::Peer::idle() { return !used_ && Clock::now() - used_at_ > kIdle; }
+bool Network::Peer::idle() { return Clock::now() - used_at_ > kIdle; }
 
 bool Network::Peer::was_asked(Clock::time_point now) const { return now - asked_at_ < kAskEvery; }
 
@@ -229,7 +233,6 @@ void Network::Peer::tick(Clock::time_point now, Clock::duration stalled) {
     if (link != nullptr && link->low_water > 1) arrived = network_.read_from(*link) || arrived;
   }
   if (arrived) network_.options_.bell.notify(kAllNews);
-  if (std::exchange(used_, false)) used_at_ = now;
   needed_ = needed_ && !session.parked();
   session.tick(now, stalled);
   for (const int flow : session.take_closed()) {

@@ -31,12 +31,6 @@ class Wire {
   virtual uint64_t undelivered() = 0;
   virtual uint64_t resent() const { return 0; }  // frames, so far
   virtual uint64_t broken() const { return 0; }  // connections that were needed, so far
-  // Reads and writes sockets without waiting; true when something arrived. A thread that calls this
-  // often says so by begin_driving().
-  virtual bool progress() = 0;
-  virtual int descriptor() const = 0;  // readable: progress() has something to do
-  virtual void begin_driving() = 0;
-  virtual void end_driving(bool rest) = 0;  // as Network's
   // Somebody waits for this peer: it is to be connected, or found to be dead.
   virtual void need() = 0;
   // A receiver has heard what concerns other ranks: NetworkOptions::alarmed() is called soon, by

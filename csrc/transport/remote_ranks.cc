@@ -30,7 +30,7 @@ RemoteRanks::~RemoteRanks() {
 }
 
 void RemoteRanks::open(Network& network, uint64_t channel, Contacts contacts,
-                       const RemotePeer::Ends& ends, Rank next) {
+                       const RemotePeer::Ends& ends) {
   network_ = &network;
   channel_ = channel;
   contacts_ = std::move(contacts);
@@ -38,12 +38,10 @@ void RemoteRanks::open(Network& network, uint64_t channel, Contacts contacts,
   ends_.opened = true;
   ends_.remote_ranks = this;
   network.enter(channel, *this);
-  get(next);
 }
 
 void RemoteRanks::add(std::unique_ptr<RemotePeer> peer) {
   const std::lock_guard lock(mutex_);
-  if (wire_ == nullptr) wire_ = &peer->wire();
   auto& slot = peers_[static_cast<size_t>(peer->rank())];
   slot.store(peer.get(), std::memory_order_release);  // partner: find()
   made_.push_back(std::move(peer));

@@ -30,10 +30,9 @@ class RemoteRanks final : public Directory {
   ~RemoteRanks() override;
   RemoteRanks(const RemoteRanks&) = delete;
 
-  // From now on the network takes frames of the group from all ranks. `ends` is for each of them.
-  // `next` is reached, so that there is a wire.
-  void open(Network& network, uint64_t channel, Contacts contacts, const RemotePeer::Ends& ends,
-            Rank next);
+  // Has the network take frames of the group from all ranks from now on. `ends` is for each of
+  // them.
+  void open(Network& network, uint64_t channel, Contacts contacts, const RemotePeer::Ends& ends);
   void add(std::unique_ptr<RemotePeer> peer);
   size_t size() const { return peers_.size(); }  // of the group
 
@@ -47,8 +46,8 @@ class RemoteRanks final : public Directory {
       if (RemotePeer* const peer = slot.load(std::memory_order_acquire)) act(*peer);
     }
   }
-  Wire& wire() const { return *wire_; }  // to one of them
-  void forget();                         // in a forked child: the network is its parent's
+  Network* network() const { return network_; }  // null in tests without one
+  void forget();                                 // in a forked child: the network is its parent's
 
   // Of the first failed rank of which another one has told.
   const RankState* told_of(Rank rank) const {
@@ -67,7 +66,6 @@ class RemoteRanks final : public Directory {
   uint64_t channel_ = 0;
   Contacts contacts_;
   RemotePeer::Ends ends_{};
-  Wire* wire_ = nullptr;
   std::vector<std::atomic<RemotePeer*>> peers_;  // by rank
   std::mutex mutex_;                             // guards what follows
   std::vector<std::unique_ptr<RemotePeer>> made_;

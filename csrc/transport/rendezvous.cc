@@ -356,7 +356,7 @@ class Rendezvous {
     if (result_.distance > 0) map_neighbours();  // once more, with room for what is under way
     result_.remote_ranks = std::make_unique<RemoteRanks>(options_.size);
     const RemotePeer::Ends ends{next, &self().segment.header(), pair_layout_};
-    result_.remote_ranks->open(network, group_id(), std::move(contacts), ends, next);
+    result_.remote_ranks->open(network, group_id(), std::move(contacts), ends);
     assembly_.exchange("yes", all_, [](auto&) { return std::string("all"); });
   }
 

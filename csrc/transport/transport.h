@@ -110,20 +110,19 @@ class Transport {
 
   // Reads from remote ranks and writes to them; true when something came. A thread that calls it
   // often says so by begin_driving(). end_driving() says whether it sleeps then.
-  bool progress() { return remote_ranks_ && remote_ranks_->wire().progress(); }
+  bool progress() { return network() != nullptr && network()->progress(); }
   void begin_driving() {
-    if (remote_ranks_) remote_ranks_->wire().begin_driving();
+    if (network() != nullptr) network()->begin_driving();
   }
   void end_driving(bool rest) {
-    if (remote_ranks_) remote_ranks_->wire().end_driving(rest);
+    if (network() != nullptr) network()->end_driving(rest);
   }
   // The network thread reads from now on, unless another thread drives.
   void hand_over() {
     begin_driving();
     end_driving(true);
   }
-  // Readable: progress() has something to do.
-  int descriptor_to_poll() const { return remote_ranks_->wire().descriptor(); }
+  Network* network() const { return remote_ranks_ ? remote_ranks_->network() : nullptr; }
   void need(Rank rank) {  // somebody waits for it
     if (rank >= 0 && is_remote(rank)) remote_ranks_->get(rank).wire().need();
   }
@@ -262,8 +261,9 @@ class Driving {
   // Sleeps on this process's doorbell. If a remote rank is awaited, it sleeps on the network as
   // well; else others drive meanwhile. True when something came from the network.
   bool sleep(Rank awaited, uint32_t news, auto&& ready, Clock::duration most) {
-    if (awaited >= 0 && transport_.is_remote(awaited) &&
-        transport_.doorbell().sleep_with(transport_.descriptor_to_poll(), news, ready, most)) {
+    const Network* const network = transport_.network();
+    if (awaited >= 0 && transport_.is_remote(awaited) && network != nullptr &&
+        transport_.doorbell().sleep_with(network->descriptor(), news, ready, most)) {
       return transport_.progress();
     }
     transport_.end_driving(true);

@@ -47,10 +47,6 @@ class Outside final : public Wire {
   void flush() override {}
   bool reached() override { return true; }
   uint64_t undelivered() override { return 0; }
-  bool progress() override { return false; }
-  int descriptor() const override { return -1; }
-  void begin_driving() override {}
-  void end_driving(bool) override {}
   void need() override {}
   bool lost() override { return false; }
   std::string condition() override { return "alive"; }
