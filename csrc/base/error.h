@@ -83,7 +83,7 @@ struct TextReader : std::istringstream {
   }
 };
 
-// What `text` makes of each item: "a, b, c".
+// Joins what `text` makes of each item: "a, b, c".
 template <typename Items, typename Text = std::identity>
 std::string joined(const Items& items, const Text& text = {}) {
   std::string all;

@@ -12,7 +12,7 @@ namespace ringcomm {
 constexpr size_t kMostStrangers = 64;  // connections that have not said who they are
 constexpr size_t kMostClaims = 8;      // that have, and not proved it: for each flow of a peer
 constexpr auto kGreetingTime = std::chrono::seconds(5);
-// Of the first attempt. Hundreds of processes on a few cores may need longer.
+// For the first attempt. Hundreds of processes on a few cores may need longer.
 constexpr Clock::duration kAttemptTime = std::chrono::seconds(2);
 constexpr Clock::duration kConnectTime = std::chrono::milliseconds(700);  // then a packet is sent
 constexpr auto kOutOfDescriptors = std::chrono::milliseconds(100);
@@ -63,8 +63,8 @@ std::string Network::lacking() const {
   return code == 0 ? "" : SystemError("this process cannot open another connection", code).what();
 }
 
-// Who says of itself that it is a peer. Null: it has not said who it is, or one of a group of whom
-// nothing was ever heard. There may be thousands.
+// Returns the peer that the other end says it is. Null: it has not said who it is, or it is of a
+// group and was never heard of. There may be thousands of those.
 const Network::Peer* Network::claimed(const Connection& link) {
   return link.peer != nullptr && link.peer->is_known() ? link.peer : nullptr;
 }
@@ -185,7 +185,7 @@ bool Network::advance_handshake(Connection& link, Held& caller) {
       link.out.insert(link.out.end(), reply.begin(), reply.end());
     }
   } catch (const FlowError& error) {
-    // Of somebody who connects to us, the failure may be a stranger's.
+    // A stranger may have made the failure, where somebody connects to us.
     const bool ours = link.is_ours();
     if (ours && dynamic_cast<const StrangerError*>(&error) != nullptr) {
       link.peer->trouble = error.what();

@@ -201,7 +201,7 @@ Network::Lock Network::lock_of(const Entry& entry) {
   return Lock(entry.peer ? entry.peer->mutex : strangers_, std::defer_lock);
 }
 
-// What is left to another thread comes again: epoll tells of it until it was read.
+// An event that is left to another thread comes again: epoll tells of it until it was read.
 bool Network::take_events(const Entry& entry, uint32_t events, bool patient) {
   Lock lock = lock_of(entry);
   if (!patient && !lock.try_lock()) return false;

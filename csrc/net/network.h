@@ -39,7 +39,7 @@ struct Contact {
 class Directory {
  public:
   virtual ~Directory() = default;
-  // Of a process that connects to this one. Null: it is none of this group.
+  // Tells how a process is reached that connects to this one; nothing if it is not of this group.
   virtual std::optional<Contact> contact_of(const ProcessId& id) = 0;
   // Takes that process's frames of this group's channel, until the wire's close(). Called once,
   // when this side reaches the process or before its first frame is placed. Null: it is none of
@@ -47,7 +47,7 @@ class Directory {
   virtual Receiver* receiver(const ProcessId& id, Wire& wire) = 0;
 };
 
-// Of the configuration: the secret, the flows and the level of the log.
+// The configuration gives the secret, the flows and the level of the log.
 struct NetworkOptions : ProcessConfig {
   Places places;
   std::chrono::milliseconds resume{std::chrono::seconds(30)};  // a peer not heard of is given up
@@ -68,17 +68,18 @@ class Network {
   ~Network();
 
   const Contact& contact() const { return contact_; }
-  // The session with that process, one for all groups. The wire lives as long as the network.
+  // Begins or finds the session with that process, one for all groups. The wire lives as long as
+  // the network.
   Wire& reach(const Contact& peer);
-  // The channel is open there, for that process's receiver of its directory. The wire lives until
-  // it is closed.
+  // The same, and opens the channel for that process's receiver of its directory. The wire lives
+  // until it is closed.
   Wire& reach(const Contact& peer, uint64_t channel);
-  // Before any other rank sends the first frame of this channel.
+  // Takes frames of this channel from now on: before any other rank sends the first.
   void enter(uint64_t channel, Directory& directory);
-  // The directory is called no more. Before the wires' close(): a frame would open them again.
+  // Calls the directory no more. Before the wires' close(): a frame would open them again.
   void leave(uint64_t channel);
 
-  // NetworkOptions::most_connections, from now on.
+  // Sets NetworkOptions::most_connections.
   void keep(size_t connections) { most_connections_ = connections; }
 
   struct Counts {

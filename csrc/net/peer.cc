@@ -65,7 +65,7 @@ void Network::Peer::close(uint64_t channel) {
 uint64_t Network::Peer::undelivered() {
   const std::lock_guard lock(mutex);
   const uint64_t frames = session.posted() - session.acknowledged();
-  // Who was given up, and is tried again, is not to be waited for before it answers.
+  // A peer that was given up, and is tried again, is not waited for before it answers.
   const bool silent = gave_up_at_ != Clock::time_point{} && session.last_heard() <= gave_up_at_;
   if (frames == 0 || silent) return 0;
   session.ask_for_ack();
@@ -97,7 +97,7 @@ Cursor Network::Peer::fence(int flow) {
   return session.cursor();
 }
 
-// Whom the channel's frames go to. One that is not open yet may be a group's whose directory knows.
+// A channel that is not open yet may be a group's whose directory knows the receiver.
 Receiver* Network::Peer::receiver_of(uint64_t channel) {
   if (const auto found = channels_.find(channel); found != channels_.end()) return found->second;
   Receiver* const receiver = network_.peers_->receiver(channel, *this);
@@ -138,7 +138,7 @@ void Network::Peer::wake() {
   network_.rouse();
 }
 
-// What a rank says of itself now and then is no use.
+// The words that a rank says of itself now and then are no use.
 bool Network::Peer::idle() { return Clock::now() - used_at_ > kIdle; }
 
 bool Network::Peer::was_asked(Clock::time_point now) const { return now - asked_at_ < kAskEvery; }
@@ -282,7 +282,7 @@ void Network::Peer::tick(Clock::time_point now, Clock::duration stalled) {
 
 // Sends our state, so that a rank that waits for us can say what we do.
 void Network::Peer::tell_news(Clock::time_point now) {
-  // Of many peers few wait for us: all together are not told more often than a few would be.
+  // Few of many peers wait for us: all together are not told more often than a few would be.
   if (now - told_news_ < kNewsEvery * (1 + network_.crowd_ / kFewPeers)) return;
   told_news_ = now;
   for (auto& [channel, receiver] : channels_) {

@@ -10,7 +10,7 @@ namespace ringcomm {
 
 // A process that connects to us needs so long for it, where many share a core.
 inline constexpr Clock::duration kTurnedAway = std::chrono::milliseconds(500);
-// What the kernel has taken, another flow cannot carry any more.
+// Bytes that the kernel has taken, another flow cannot carry any more.
 inline constexpr size_t kMostUnsent = kFramePayload / 2;
 
 // An errno that tells of this process or this host, and not of the peer.

@@ -50,11 +50,11 @@ void append(Plan& plan, const Plan& part, const Placement& placement) {
   const auto motion = [&](uint8_t number) {
     return number > 0 ? plan.motion(part.motions[number - 1u]) : uint8_t{0};
   };
-  // Of the side that has all shards, in parts whose operands name them.
+  // The side that has all shards, in parts whose operands name extents.
   const bool scatters = part.collective == Collective::kReduceScatter;
   const Side& whole = scatters ? placement.input : placement.output;
-  for (const Extent& one : part.extents) {
-    plan.extents.push_back({whole.place(one.offset), one.bytes});
+  for (const auto& [offset, bytes] : part.extents) {
+    plan.extents.push_back({whole.place(offset), bytes});
   }
   for (Loop loop : part.loops) {
     loop.first_block += blocks;

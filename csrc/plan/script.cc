@@ -81,7 +81,7 @@ class ScriptPlan {
   }
 
   uint64_t length(int chunk) const { return extent(chunk, true).bytes; }
-  // Of a chunk in this rank's input or output.
+  // Returns a chunk's place in this rank's input or output.
   Extent extent(int chunk, bool input) const {
     const auto of = [&](uint64_t total, int part, uint64_t base) -> Extent {
       const uint64_t at = shape_.cut(total, part, parts_);

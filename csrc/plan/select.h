@@ -17,9 +17,9 @@ struct Reach : Levels {
   bool mapped = false;  // every rank can load from every other's window
 };
 
-// The algorithm of the first row of the table that fits.
+// Returns the algorithm of the first row of the table that fits.
 Algorithm select(const Shape& shape, bool mapped);
-// That row: "all_reduce, any size, mapped windows".
+// Returns that row in words: "all_reduce, any size, mapped windows".
 std::string selection_reason(const Shape& shape, bool mapped);
 
 // A row of the table as it is for one group.
@@ -35,14 +35,14 @@ struct SelectionRow {
 // decides. Throws UsageError if there is no such group.
 std::vector<SelectionRow> selection(int size, const Costs& costs, int local = 1);
 
-// The bytes to compare with a row's limit: the message, or the largest shard. In all_to_all the
-// bytes that ranks send differ between them, so they do not count.
+// Returns the bytes to compare with a row's limit: the message, or the largest shard. In all_to_all
+// the bytes that ranks send differ between them, so they do not count.
 uint64_t message_bytes(const Shape& shape);
 
 std::vector<Algorithm> algorithms_of(Collective collective);
 
-// The shape must be one that validate() (comm/operation.h) accepts. Throws UsageError if the
-// collective has no such algorithm.
+// Makes the rank's plan. The shape must be one that validate() (comm/operation.h) accepts. Throws
+// UsageError if the collective has no such algorithm.
 Plan make_plan(const Shape& shape, Rank rank, Algorithm algorithm);
 
 }  // namespace ringcomm

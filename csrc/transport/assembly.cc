@@ -10,7 +10,7 @@ namespace {
 
 constexpr auto kFirstPause = std::chrono::microseconds(100);
 constexpr auto kLongestPause = std::chrono::milliseconds(500);
-// Of a group whose ranks all ask the store: it takes so many questions in these pauses.
+// For a group whose ranks all ask the store: it takes so many questions in these pauses.
 constexpr auto kFirstShare = std::chrono::microseconds(20),
                kLongestShare = std::chrono::microseconds(1000);
 constexpr int kShare = 4;                               // of the time that has passed

@@ -29,7 +29,8 @@ bool is_own(int code) {
 
 }  // namespace
 
-// Of fixed size, with a descriptor or words. The first of each direction has the doorbell and name.
+// A datagram of fixed size, with a descriptor or words. The first of each direction has the
+// doorbell and the name.
 struct Neighbours::Datagram {
   uint64_t magic = kMagic;
   Parcel parcel;

@@ -2,7 +2,7 @@
 // a group with, kept for all their groups. Over it the two pass descriptors, of each group's memory
 // above all, and its end is the other's death. A process has one listener and one epoll.
 //
-// Of two processes the one with the lower name connects. Each then tells its name and passes its
+// The process with the lower name connects to the other. Each then tells its name and passes its
 // doorbell. What comes is taken by whichever thread looks, and kept until it is wanted, so groups
 // meet in any order and on several threads at once.
 #pragma once
@@ -43,7 +43,7 @@ class DoorbellMemory {
   Mapping mapping_;
 };
 
-// What it is that one rank passes to another: a descriptor, or words.
+// A descriptor or words that one rank passes to another, by number.
 struct Parcel {
   uint64_t group_id = 0;
   Rank from = 0, to = 0;
@@ -84,8 +84,8 @@ class Neighbour {
 
 class Neighbours {
  public:
-  // What this process tells the others, with a nonce of its own each time. Makes the doorbell and
-  // opens the listener.
+  // Returns what this process tells the others, with a nonce of its own each time. Makes the
+  // doorbell and opens the listener.
   Card card();
   Doorbell bell();  // makes it, too
   std::byte* notice();
@@ -95,7 +95,7 @@ class Neighbours {
     bool gone = false;                     // nobody listens there any more
     std::string apart;                     // why they cannot share memory though both live
   };
-  // The process of that name. Connects if it is for this one to do.
+  // Finds the process of that name. Connects if it is for this one to do.
   Reached reach(const std::string& name);
   bool is_gone(const std::string& name) const;  // by a trial
   void set_apart(const std::string& name, const std::string& why) {
@@ -117,9 +117,9 @@ class Neighbours {
   }
   void end(uint64_t group_id);               // wants nothing of it any more
   static constexpr size_t kMostWords = 464;  // bytes of one parcel
-  // Why connections of others cannot be taken: an errno, or 0.
+  // Returns the errno for which connections of others cannot be taken, or 0.
   int deaf() const { return deaf_.load(std::memory_order_relaxed); }
-  // Is this the first time that somebody says so?
+  // Tells whether this is the first time that somebody says so.
   bool first_time(const std::string& text) {
     const std::lock_guard lock(mutex_);
     return said_.insert(text).second;

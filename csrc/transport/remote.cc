@@ -241,7 +241,7 @@ void RemotePeer::heard(const RankState& state, Header& header) {
   if (state.left != 0) header.left.store(1, std::memory_order_seq_cst);
 }
 
-// Of a rank that may never speak to this one.
+// The other rank may never speak to this one.
 void RemotePeer::heard_of(uint64_t other, const RankState& state) {
   if (ends_.remote_ranks == nullptr || other >= ends_.remote_ranks->size() || state.failed == 0)
     return;

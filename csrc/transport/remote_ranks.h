@@ -49,12 +49,12 @@ class RemoteRanks final : public Directory {
   Network* network() const { return network_; }  // null in tests without one
   void forget();                                 // in a forked child: the network is its parent's
 
-  // Of the first failed rank of which another one has told.
+  // Returns the words about a rank that failed, if another one has told of it first.
   const RankState* told_of(Rank rank) const {
     const bool known = told_rank_.load(std::memory_order_acquire) == rank;  // partner: tell_of()
     return known ? &told_ : nullptr;
   }
-  // True for the first one.
+  // Keeps these words, and returns true, if they are the first of their kind.
   bool tell_of(Rank rank, const RankState& state);
 
   // ---- the network's

@@ -1,5 +1,5 @@
-// Who shares a host with whom in a group, and what else is the same on all its ranks. Rank 0 makes
-// it of all cards; the others read it, and the cards of their own host.
+// A roster tells who shares a host with whom in a group, and what else is the same on all its
+// ranks. Rank 0 makes it of all cards; the others read it, and the cards of their own host.
 #pragma once
 
 #include <set>
@@ -31,7 +31,7 @@ struct Roster {
   static Roster from_text(const std::string& text, int size);  // throws PeerError
 };
 
-// What a rank says that finds another one with another world size.
+// Returns the words of a rank that meets another one with another world size.
 std::string sizes_text(Rank rank, int theirs, int ours);
 
 }  // namespace ringcomm

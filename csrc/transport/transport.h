@@ -31,7 +31,7 @@ struct ShmPeer {
   uint64_t sent[kLineLanes] = {};  // signals, on each lane
 };
 
-// What has gone to other hosts, since the group was made.
+// Traffic to other hosts, since the group was made.
 struct Traffic {
   uint64_t sent = 0;    // bytes
   uint64_t resent = 0;  // frames, of other groups as well
@@ -61,15 +61,16 @@ class Transport {
     return peer(rank_).group_id;
   }  // the same on all ranks, and no other's
 
-  // The half that `owner`, a rank of this host, writes for all of them.
+  // Returns the half that `owner`, a rank of this host, writes for all of them.
   std::byte* window(Rank owner, int half) const { return peer(owner).segment.half(half); }
-  // What `from` writes for `owner`; one of them is this rank. For a remote owner it is a copy here.
-  // The owner sees only the bytes that put() names. Throws SystemError when there is no memory.
+  // Returns the memory that `from` writes for `owner`; one of them is this rank. For a remote owner
+  // it is a copy here: the owner sees only the bytes that put() names. Throws SystemError when
+  // there is no memory.
   std::byte* inbox(Rank owner, Rank from, int half) {
     const auto [segment, place] = part(owner, from);
     return segment.inbox(place, half);
   }
-  // The bytes that ride with `from`'s data signals to `owner`; the same otherwise.
+  // Returns the bytes that ride with `from`'s data signals to `owner`; the same otherwise.
   std::byte* line(Rank owner, Rank from, int half) {
     const auto [segment, place] = part(owner, from);
     return segment.line(place, 0, half).payload;
@@ -78,7 +79,7 @@ class Transport {
   void check_memory() const {
     each_remote([](const RemotePeer& remote) { remote.check_memory(); });
   }
-  // True if loads and stores do not reach that rank.
+  // Tells whether loads and stores do not reach that rank.
   bool is_remote(Rank rank) const { return here(rank) == nullptr; }
   // Sends `bytes` at `target` with the next signal to the remote rank `to`. If `source` is given,
   // the bytes are read from there, and that memory is lent until reclaim_lent().
@@ -117,7 +118,7 @@ class Transport {
   void end_driving(bool rest) {
     if (network() != nullptr) network()->end_driving(rest);
   }
-  // The network thread reads from now on, unless another thread drives.
+  // Lets the network thread read from now on, unless another thread drives.
   void hand_over() {
     begin_driving();
     end_driving(true);
@@ -139,8 +140,8 @@ class Transport {
 
   // The slow path: a waiting rank looks at its peers, and speaks of itself. Any thread may call
   // these.
-  void announce(Board board, const Descriptor& descriptor);  // I am in this one now
-  // That one is done now.
+  void announce(Board board, const Descriptor& descriptor);  // begins this operation
+  // Notes that this operation is done.
   void finish(Board board, uint64_t sequence) {
     own_.header().of(board).finished.store(sequence,
                                            std::memory_order_release);  // partner: state()
@@ -156,9 +157,10 @@ class Transport {
   std::string failure(Rank rank);
   void fail(const std::string& reason);  // tells the peers, wakes them; each tells others
   std::optional<Rank> first_failed();    // a peer that called fail()
-  // What other ranks have told this one goes on to more of them, for not all talk with one another.
+  // Passes on to more ranks what others have told this one, for not all talk with one another.
   void pass_on();
-  // Who keeps the operation up that `rank` is in, as far as it knows; and this rank's word of it.
+  // Tells who keeps the operation up that `rank` is in, as far as that rank knows; blame() sets it
+  // for this one.
   Blame blame_of(Rank rank) const;
   void blame(const Blame& blame);
   void ask_for_records();            // every rank is to write its flight records
@@ -171,22 +173,22 @@ class Transport {
   // shared memory.
   void forget();
 
-  // The choices of a rank of this host for all ranks: kChoices words that are 0 at first.
+  // Returns the choices of a rank of this host for all ranks: kChoices words that are 0 at first.
   std::atomic<uint8_t>* choices(Rank owner) const { return peer(owner).segment.header().choices; }
 
-  // The part of `owner`'s memory that is for devices (device/area.h), whole pages. Null for ranks
-  // of other hosts.
+  // Returns the part of `owner`'s memory that is for devices (device/area.h), whole pages. Null for
+  // ranks of other hosts.
   std::byte* device_area(Rank owner) {
     return is_remote(owner) ? nullptr : peer(owner).segment.device_area();
   }
-  // For tensors of `owner`, a rank of this host: all of it.
+  // Returns the memory for tensors of `owner`, a rank of this host.
   std::span<std::byte> buffers(Rank owner) const { return peer(owner).segment.buffers(); }
   // Passes a descriptor of a device to a rank of this host, by a number that names it. False: not
   // now. An empty one: it has not come.
   bool send(Rank to, uint32_t number, const Fd& descriptor);
   Fd take(Rank from, uint32_t number);
 
-  // The process of a rank of this host, and the wire to one of another; else null.
+  // Return the process of a rank of this host, and the wire to one of another; else null.
   std::shared_ptr<Neighbour> process(Rank rank) const {
     return is_remote(rank) ? nullptr : peer(rank).process;
   }
@@ -231,7 +233,7 @@ class Transport {
     const Segment* received = peer != nullptr ? peer->received().find() : nullptr;
     return received == nullptr ? nullptr : &received->line(0, lane, half);
   }
-  // Of a remote rank that has not spoken: null.
+  // Returns null for a remote rank that has not spoken.
   Header* header_of(Rank rank) const {
     if (!is_remote(rank)) return &peer(rank).segment.header();
     RemotePeer* const peer = remote(rank);
