@@ -22,7 +22,7 @@ void Network::accept_from(const Fd& listener) {
   for (int i = 0; i < 64; ++i) {
     Fd socket(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (!socket) {
-      if (!is_limit(errno)) break;
+      if (!is_own_limit(errno)) break;
       lacks(errno);
       return listen(false);
     }

@@ -86,24 +86,13 @@ void Network::start() {
   if (!thread_.joinable()) thread_ = std::thread(&Network::run, this);
 }
 
-Wire& Network::reach(const Contact& contact) {
-  check_tls(contact);
-  const Held held = peers_->meet(contact);
-  held.peer->keep();
-  return *held.peer;
-}
-
-Wire& Network::reach(const Contact& contact, uint64_t channel) {
-  check_tls(contact);
-  const Held held = peers_->meet(contact);
-  held.peer->receiver_of(channel);
-  return *held.peer;
-}
-
-void Network::check_tls(const Contact& contact) const {
+Wire& Network::reach(const Contact& contact, std::optional<uint64_t> channel) {
   RINGCOMM_CHECK(contact.tls == contact_.tls, "TLS is ", contact_.tls, " here and ",
                  contact.tls.substr(0, 20), " at ", contact.addresses[0].to_text(),
                  ": set RINGCOMM_TLS and its files alike on every rank");
+  const Held held = peers_->meet(contact);
+  channel ? void(held.peer->receiver_of(*channel)) : held.peer->keep();
+  return *held.peer;
 }
 
 void Network::enter(uint64_t channel, Directory& directory) {

@@ -68,12 +68,11 @@ class Network {
   ~Network();
 
   const Contact& contact() const { return contact_; }
-  // Begins or finds the session with that process, one for all groups. The wire lives as long as
-  // the network.
-  Wire& reach(const Contact& peer);
-  // The same, and opens the channel for that process's receiver of its directory. The wire lives
-  // until it is closed.
-  Wire& reach(const Contact& peer, uint64_t channel);
+  // Begins or finds the session with that process, one for all groups. The channel, if one is
+  // named, is open for that process's receiver of its directory, and the wire lives until it is
+  // closed. Else the wire lives as long as the network. Throws UsageError where TLS is on at one
+  // end only.
+  Wire& reach(const Contact& peer, std::optional<uint64_t> channel = std::nullopt);
   // Takes frames of this channel from now on: before any other rank sends the first.
   void enter(uint64_t channel, Directory& directory);
   // Calls the directory no more. Before the wires' close(): a frame would open them again.
@@ -125,7 +124,6 @@ class Network {
   void listen();
   void listen(bool on);
   void start();
-  void check_tls(const Contact& contact) const;
   void run();
   // `patient`: waits for the locks of peers that another thread serves. Else they are left to it.
   bool handle_events(bool patient);

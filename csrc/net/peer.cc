@@ -334,7 +334,7 @@ void Network::Peer::connect(int flow, Clock::time_point now) {
       network_.watch(*link, true);
       network_.lacking_ = 0;
     } catch (const SystemError& error) {
-      if (is_limit(error.code())) network_.lacks(error.code());
+      if (is_own_limit(error.code())) network_.lacks(error.code());
       attempt_ended(flow, error.code() == ECONNREFUSED);
     }
   }

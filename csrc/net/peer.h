@@ -13,11 +13,6 @@ inline constexpr Clock::duration kTurnedAway = std::chrono::milliseconds(500);
 // Bytes that the kernel has taken, another flow cannot carry any more.
 inline constexpr size_t kMostUnsent = kFramePayload / 2;
 
-// An errno that tells of this process or this host, and not of the peer.
-inline bool is_limit(int code) {
-  return code == EMFILE || code == ENFILE || code == ENOBUFS || code == ENOMEM;
-}
-
 struct Network::Connection {
   uint64_t number = 0;
   Fd socket;

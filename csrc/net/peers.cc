@@ -4,8 +4,14 @@ namespace ringcomm {
 
 // In the moment before its lock is had, a peer may be forgotten.
 Network::Held Network::Peers::meet(const Contact& contact) {
+  network_.start();
   while (true) {
-    const auto [peer, made] = find_or_make(contact);
+    Lock lock(mutex_);
+    std::shared_ptr<Peer>& known = peers_[contact.id];
+    const bool made = !known;
+    if (made) known = make(contact);
+    const auto peer = known;
+    lock.unlock();
     Held held{peer, Lock(peer->mutex)};
     if (peer->is_forgotten()) continue;
     if (made) peer->wake();
@@ -13,12 +19,7 @@ Network::Held Network::Peers::meet(const Contact& contact) {
   }
 }
 
-std::pair<std::shared_ptr<Network::Peer>, bool> Network::Peers::find_or_make(
-    const Contact& contact) {
-  network_.start();
-  const std::lock_guard lock(mutex_);
-  auto& peer = peers_[contact.id];
-  if (peer) return {peer, false};
+std::shared_ptr<Network::Peer> Network::Peers::make(const Contact& contact) {
   const auto text = [](const auto& words) {
     return std::string(reinterpret_cast<const char*>(words.data()), sizeof words);
   };
@@ -29,8 +30,7 @@ std::pair<std::shared_ptr<Network::Peer>, bool> Network::Peers::find_or_make(
   const Key pair = hmac(job, {"pair", text(low.id), text(low.key), text(high.id), text(high.key)});
   const auto rest = resting_.extract(contact.id);
   const SessionNumbers numbers = rest ? rest.mapped().numbers : SessionNumbers();
-  peer = std::make_shared<Peer>(network_, contact, pair, numbers);
-  return {peer, true};
+  return std::make_shared<Peer>(network_, contact, pair, numbers);
 }
 
 std::optional<Contact> Network::Peers::contact_of(const ProcessId& id) {

@@ -34,7 +34,7 @@ class Network::Peers {
     Contact contact;
     SessionNumbers numbers;
   };
-  std::pair<std::shared_ptr<Peer>, bool> find_or_make(const Contact& contact);
+  std::shared_ptr<Peer> make(const Contact& contact);
 
   Network& network_;
   std::mutex directories_mutex_;                // held while one of them is asked

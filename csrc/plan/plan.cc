@@ -72,6 +72,11 @@ bool kernel_serves(Algorithm kernel, Collective collective) {
   return kernel == kHandOver || collective != kAllToAll;
 }
 
+std::optional<Collective> collective_called(const std::string& name) {
+  const auto at = std::ranges::find(kCollectiveNames, name) - kCollectiveNames.begin();
+  return at < kCollectives ? std::optional(static_cast<Collective>(at)) : std::nullopt;
+}
+
 Algorithm algorithm_called(const std::string& name) {
   const auto found = std::ranges::find(kAlgorithmNames, name);
   const auto algorithm = static_cast<Algorithm>(found - kAlgorithmNames.begin());

@@ -20,6 +20,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <tuple>
@@ -169,6 +170,7 @@ bool rooted(Collective collective);
 bool sharded(Collective collective);           // has a shard for each rank, or one of each
 const char* to_string(Collective collective);  // "all_reduce", as in torch.distributed
 const char* to_string(Algorithm algorithm);
+std::optional<Collective> collective_called(const std::string& name);
 Algorithm algorithm_called(const std::string& name);  // throws UsageError, with the names there are
 
 }  // namespace ringcomm

@@ -22,6 +22,7 @@ namespace ringcomm {
 namespace {
 
 namespace py = pybind11;
+using namespace py::literals;
 using NoGil = py::call_guard<py::gil_scoped_release>;
 
 constexpr auto kGraceAtExit = std::chrono::milliseconds(500);
@@ -222,13 +223,9 @@ std::vector<py::dict> rows_of_selection(int size, const std::string& costs, int 
   std::vector<py::dict> rows;
   const auto choose = [&] { return selection(size, parse_topology(costs).costs, local); };
   for (const SelectionRow& row : with_value_errors(choose)) {
-    py::dict given;
-    given["collective"] = to_string(row.collective);
-    given["algorithm"] = to_string(row.algorithm);
-    given["limit"] = row.limit;
-    given["needs"] = row.needs;
-    given["text"] = row.text;
-    rows.push_back(given);
+    rows.emplace_back("collective"_a = to_string(row.collective),
+                      "algorithm"_a = to_string(row.algorithm), "limit"_a = row.limit,
+                      "needs"_a = row.needs, "text"_a = row.text);
   }
   return rows;
 }
@@ -255,13 +252,11 @@ void register_by_name(const std::string& name, const std::vector<int>& collectiv
 py::tuple kernel_seconds(const std::string& collective, int ranks, uint64_t bytes, bool nvlink,
                          int capability) {
   constexpr uint64_t kWindow = 12 << 20;  // the least that groups have
-  int number = 0;
-  while (number < kCollectives && collective != to_string(static_cast<Collective>(number)))
-    ++number;
-  if (number == kCollectives || ranks < 2 || ranks > cuda::kMostRanks)
+  const auto known = collective_called(collective);
+  if (!known || ranks < 2 || ranks > cuda::kMostRanks)
     throw py::value_error(str(collective, " of ", ranks, " ranks"));
   Shape shape;
-  shape.collective = static_cast<Collective>(number);
+  shape.collective = *known;
   shape.size = ranks;
   shape.bytes = bytes;
   shape.shards.assign(sharded(shape.collective) ? static_cast<size_t>(ranks) : 0, bytes);
@@ -336,7 +331,7 @@ void bind_blocks(py::module_& module) {
              py::arg("sources") = 1, py::arg("divisor") = 1.0F, NoGil());
 }
 
-// Names that Python needs are taken from here, so that no list is kept twice.
+// Names and numbers that Python needs are taken from here, so that no list is kept twice.
 void bind_names(py::module_& module) {
   py::list collectives, rooted, sharded, algorithms, kernels;
   for (int i = 0; i < kCollectives; ++i) {
@@ -354,42 +349,16 @@ void bind_names(py::module_& module) {
   module.attr("ALGORITHMS") = py::tuple(algorithms);
   module.attr("KERNELS") = py::tuple(kernels);
   module.attr("PURPOSES") = py::tuple(py::cast(kPurposeNames));
-}
-
-// Limits and constants that Python needs are taken from here as well.
-void bind_numbers(py::module_& module) {
   const Geometry mapped = Geometry::for_ranks(2), network = Geometry::across_hosts(2);
-  py::dict limits;
-  limits["any_size"] = kAnySize;
-  limits["few_ends"] = kFewEnds;
-  limits["few_host_ranks"] = kFewEnds * kFewEnds;
-  limits["inbox_bytes"] = network.inbox_bytes;
-  limits["line_bytes"] = kLineBytes;
-  limits["most_device_ranks"] = cuda::kMostRanks;
-  limits["most_ranks"] = kMostRanks;
-  limits["one_shot_bytes"] = kOneShotBytes;
-  limits["segment_bytes"] = mapped.segment_bytes;
-  limits["slot_bytes"] = network.inbox_bytes / network.slots;
-  module.attr("LIMITS") = limits;
+  module.attr("LIMITS") = py::dict(
+      "any_size"_a = kAnySize, "few_ends"_a = kFewEnds, "few_host_ranks"_a = kFewEnds * kFewEnds,
+      "inbox_bytes"_a = network.inbox_bytes, "line_bytes"_a = kLineBytes,
+      "most_device_ranks"_a = cuda::kMostRanks, "most_ranks"_a = kMostRanks,
+      "one_shot_bytes"_a = kOneShotBytes, "segment_bytes"_a = mapped.segment_bytes,
+      "slot_bytes"_a = network.inbox_bytes / network.slots);
   const Costs costs;
   module.attr("DEFAULT_COSTS") = py::make_tuple(costs.alpha, costs.beta, costs.gamma);
   module.attr("INCAST") = kIncast;
-}
-
-using IdentityTuple = std::tuple<std::string, std::string, std::string, uid_t>;
-
-HostIdentity identity_from(const IdentityTuple& given) {
-  return std::make_from_tuple<HostIdentity>(given);
-}
-
-void bind_hosts(py::module_& module) {
-  module.def("host_identity", [] {
-    const HostIdentity self = host_identity();
-    return IdentityTuple(self.host, self.boot_id, self.network, self.user);
-  });
-  module.def("same_host", [](const IdentityTuple& one, const IdentityTuple& other) {
-    return identity_from(one).same_host(identity_from(other));
-  });
 }
 
 // The core seen from Python, for the benchmarks and the tests.
@@ -401,6 +370,14 @@ void bind_core(py::module_& module) {
   module.def("kernel_seconds", &kernel_seconds, py::arg("collective"), py::arg("ranks"),
              py::arg("bytes"), py::arg("nvlink"), py::arg("capability"));
   module.def("register_algorithm", &register_by_name, py::arg("name"), py::arg("collectives"));
+  using Identity = std::tuple<std::string, std::string, std::string, uid_t>;
+  module.def("host_identity", [] {
+    const HostIdentity self = host_identity();
+    return Identity(self.host, self.boot_id, self.network, self.user);
+  });
+  module.def("same_host", [](const Identity& a, const Identity& b) {
+    return std::make_from_tuple<HostIdentity>(a).same_host(std::make_from_tuple<HostIdentity>(b));
+  });
   module.def("selection", &rows_of_selection, py::arg("size"), py::arg("costs") = "",
              py::arg("local") = 1);
 }
@@ -413,8 +390,6 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   bind_backend(module);
   bind_blocks(module);
   bind_names(module);
-  bind_numbers(module);
-  bind_hosts(module);
   bind_core(module);
   bind_elastic(module);
 

@@ -247,8 +247,7 @@ void Assembly::check_roster() {
 
 // Asks until it is done, in pauses that grow with the time that has passed, up to `longest`.
 bool Assembly::poll(Clock::time_point end, Clock::duration longest,
-                    const std::function<bool()>& done,
-                    const std::function<void(Clock::duration)>& pause) {
+                    const std::function<bool()>& done, const Pause& pause) {
   const auto first = std::max<Clock::duration>(kFirstPause, options_.size * kFirstShare);
   const auto start = store_.now();
   while (!done()) {

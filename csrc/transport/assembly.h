@@ -99,8 +99,9 @@ class Assembly {
   std::string agreed(const Answer& make, const Words& words);
   std::string answer_all(const Answer& make);
   // All waiting for the store is one loop. False: it is not done, or ready, before the end.
+  using Pause = std::function<void(Clock::duration)>;
   bool poll(Clock::time_point end, Clock::duration longest, const std::function<bool()>& done,
-            const std::function<void(Clock::duration)>& pause);
+            const Pause& pause);
   bool poll(Clock::time_point end, const std::function<bool()>& done);
   bool await(const std::function<bool()>& ready);
   void look_around(int looks);

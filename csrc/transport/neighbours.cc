@@ -22,11 +22,6 @@ constexpr auto kDeafPause = std::chrono::milliseconds(5);
 constexpr int kRefusals = 2;           // one may be a process that ends
 constexpr size_t kMostKept = 1 << 16;  // words, some for each of 4,096 ranks; then the oldest go
 
-// Errors of this process's own limits; the peer is not to blame.
-bool is_own(int code) {
-  return code == EMFILE || code == ENFILE || code == ENOMEM || code == ENOBUFS;
-}
-
 }  // namespace
 
 // A datagram of fixed size, with a descriptor or words. The first of each direction has the
@@ -159,7 +154,7 @@ Neighbours::Reached Neighbours::connect(const std::string& name) {
   } catch (const SystemError& error) {
     if (error.code() == EAGAIN) return {};  // its queue is full: others connect as well
     if (error.code() == ECONNREFUSED) return {nullptr, true, {}};
-    if (is_own(error.code())) throw;
+    if (is_own_limit(error.code())) throw;
     known_[name].set_apart(error.what());
     return {nullptr, false, error.what()};
   }
@@ -210,7 +205,7 @@ void Neighbours::meet(const NeighbourPtr& other, const std::string& name, const 
 
 // Meeting that one failed here: for want of something of this process's, or for good.
 void Neighbours::note(const std::string& name, const SystemError& error) {
-  if (is_own(error.code())) {
+  if (is_own_limit(error.code())) {
     known_[name].trouble = error;
   } else {
     known_[name].set_apart(error.what());

@@ -267,17 +267,15 @@ void Transport::forget() {
 }
 
 bool Transport::send(Rank to, uint32_t number, const Fd& descriptor) {
-  if (is_remote(to)) return false;
-  const auto& [process, group_id] = std::tie(peer(to).process, peer(to).group_id);
   const auto what = kForDevices | static_cast<int32_t>(number);
-  return process && process->send({group_id, rank_, to, what}, descriptor);
+  const auto receiver = process(to);
+  return receiver && receiver->send({group_id(), rank_, to, what}, descriptor);
 }
 
 Fd Transport::take(Rank from, uint32_t number) {
-  if (is_remote(from)) return Fd();
-  const auto& [process, group_id] = std::tie(peer(from).process, peer(from).group_id);
   const auto what = kForDevices | static_cast<int32_t>(number);
-  return process ? process->take({group_id, from, rank_, what}) : Fd();
+  const auto sender = process(from);
+  return sender ? sender->take({group_id(), from, rank_, what}) : Fd();
 }
 
 const char* Transport::name() const {

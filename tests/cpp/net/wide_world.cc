@@ -113,8 +113,8 @@ void WideWorld::make_member(Rank rank) {
   if (setup_.algorithm) options.algorithm = Rules(to_string(*setup_.algorithm));
   MappedGroup memory;
   memory.host_of = host_of_;
-  memory.costs_text = str(std::scientific, "alpha ", setup_.costs.alpha, " beta ", setup_.costs.beta,
-                    " gamma ", setup_.costs.gamma);
+  memory.costs_text = str(std::scientific, "alpha ", setup_.costs.alpha, " beta ",
+                          setup_.costs.beta, " gamma ", setup_.costs.gamma);
 
   // Wakes the rank of the same host that gets a signal: a doorbell would wake a thread.
   class Local final : public Transport {

@@ -21,8 +21,8 @@ namespace {
 Plan star_all_reduce(const Shape& shape, Rank rank) {
   PlanBuilder plan(shape, Algorithm::kTree, rank);  // a tree of one level
   const Segments segments{shape.bytes, shape.slot_bytes()};
-  const auto stream = [&](Rank from, Rank to) {
-    InboxStream made = plan.stream(from, to, shape.bytes);
+  const auto feed = [&](Rank from, Rank to) {
+    Feed made = plan.feed(from, to, shape.bytes);
     made.credits = false;  // the answer says that the message was read
     return made;
   };
@@ -30,16 +30,16 @@ Plan star_all_reduce(const Shape& shape, Rank rank) {
     const Ref mine = plan.input(segments.offset(s)), sum = plan.output(segments.offset(s));
     const Stretch stretch = segments.stretch(s);
     if (rank != 0) {
-      plan.put(stream(rank, 0), s, mine, stretch);
+      plan.put(feed(rank, 0), s, mine, stretch);
       plan.wait(0);
-      plan.copy(sum, plan.slot(stream(0, rank), s), stretch);
+      plan.copy(sum, plan.slot(feed(0, rank), s), stretch);
       return;
     }
     std::vector<Ref> sources = {mine};
-    for (Rank r = 1; r < shape.size; ++r) sources.push_back(plan.slot(stream(r, 0), s));
+    for (Rank r = 1; r < shape.size; ++r) sources.push_back(plan.slot(feed(r, 0), s));
     plan.wait_all();
     plan.reduce({sum}, sources, stretch, true);
-    for (Rank r = 1; r < shape.size; ++r) plan.put(stream(0, r), s, sum, stretch);
+    for (Rank r = 1; r < shape.size; ++r) plan.put(feed(0, r), s, sum, stretch);
   });
   return plan.finish();
 }
