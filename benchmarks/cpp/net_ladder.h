@@ -319,19 +319,19 @@ class NetworkRung final : public Rung {
   void receive(size_t bytes) override {
     landing_.expect(bytes);
     wire_->need();
-    wire_->begin_driving();
+    network_.begin_driving();
     while (!landing_.has()) {
       require(!wire_->lost(), wire_->condition());
-      if (wire_->progress()) {
+      if (network_.progress()) {
         patience_.reset();
       } else if (!patience_.again()) {
         bell_.sleep_with(
-            wire_->descriptor(), kAllNews, [&] { return landing_.has(); },
+            network_.descriptor(), kAllNews, [&] { return landing_.has(); },
             std::chrono::milliseconds(50));
         patience_.reset();
       }
     }
-    wire_->end_driving(false);
+    network_.end_driving(false);
   }
 
  private:

@@ -1,5 +1,6 @@
-// What users may set, as typed values. The table of ringcomm/options.py has the names, variables,
-// ranges and defaults: Python reads the environment, and gives these. Nothing here parses text.
+// The settings of users, as typed values. The table of ringcomm/options.py has the names,
+// variables, ranges and defaults: Python reads the environment, and gives these. Nothing here
+// parses text.
 #pragma once
 
 #include <optional>
@@ -8,7 +9,7 @@
 
 namespace ringcomm {
 
-// Of one group.
+// The settings of one group.
 struct GroupConfig {
   std::optional<std::string> algorithm;  // where a collective has it; all ranks hear of an unknown
   std::optional<int64_t> spin_us;        // how long a waiting call spins; unset: what fits
@@ -24,7 +25,7 @@ struct Places {
   uint16_t first_port = 0, last_port = 0;
 };
 
-// Of the process: its first group sets them.
+// The settings of the process: its first group sets them.
 struct ProcessConfig {
   LogLevel log = LogLevel::kWarning;
   std::string ifname;  // "eth0,10.0.0.0/8,^docker": ringcomm/_runtime/addresses.py
@@ -41,7 +42,7 @@ struct ProcessConfig {
   std::string tls = "off";         // "on": connections are encrypted, by the secret or by these
   std::string tls_cert, tls_key, tls_ca;  // files: certificate, its key, who may sign others'
   std::string costs;                      // a file, see comm/groups.h
-  // What it says, in the words of plan/topology.h. Throws UsageError.
+  // Returns that file in the words of plan/topology.h. Throws UsageError.
   std::string (*costs_word)(const std::string& file) = nullptr;
   std::string host;   // what that file calls this host; "": its hostname
   std::string trace;  // the folder of flight records; "" or "off": none

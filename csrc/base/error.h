@@ -24,6 +24,11 @@ struct UsageError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+// Tells whether an errno is about a limit of this process or host, for which no peer is to blame.
+inline bool is_own_limit(int code) {
+  return code == EMFILE || code == ENFILE || code == ENOBUFS || code == ENOMEM;
+}
+
 // The operating system refused; `code` is the errno.
 class SystemError : public std::runtime_error {
  public:
@@ -83,7 +88,7 @@ struct TextReader : std::istringstream {
   }
 };
 
-// What `text` makes of each item: "a, b, c".
+// Joins what `text` makes of each item: "a, b, c".
 template <typename Items, typename Text = std::identity>
 std::string joined(const Items& items, const Text& text = {}) {
   std::string all;

@@ -20,7 +20,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   // Makes a group over a transport that exists already (tests).
   Communicator(std::shared_ptr<Transport> transport, const Geometry& geometry,
                const CommunicatorOptions& options,
-               std::shared_ptr<Neighbourhood> memory = std::make_shared<Neighbourhood>());
+               std::shared_ptr<MappedGroup> memory = std::make_shared<MappedGroup>());
   ~Communicator();
 
   int size() const { return state_.size(); }
@@ -61,7 +61,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
 
  private:
   const Geometry geometry_;
-  const std::shared_ptr<Neighbourhood> memory_;
+  const std::shared_ptr<MappedGroup> memory_;
   GroupState state_;
   HostEngine host_;
   MessageEngine messages_;

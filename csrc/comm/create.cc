@@ -7,7 +7,6 @@
 namespace ringcomm {
 namespace {
 
-constexpr int kMostRanks = 4096;
 constexpr auto kTold = std::chrono::seconds(1);  // for remote ranks to hear that there is no group
 
 // Returns the bytes that the stream of send/recv from each peer can hold.
@@ -31,16 +30,16 @@ int most_ranks(const std::vector<int>& host_of) {
 }
 
 // Returns the ranks' reach by rank 0's word. Without one a message takes what fits the distance.
-Reach reach_in(const Neighbourhood& memory) {
-  const Topology topology = Groups::get().adopt(memory.word);
+Reach reach_in(const MappedGroup& memory) {
+  const Topology topology = Groups::get().adopt(memory.costs_text);
   Reach reach = reach_of(topology, memory.host_of, memory.names);
   constexpr double kFits[] = {Costs().alpha, 1e-3, 8e-3};
-  if (memory.word.empty()) reach.costs.alpha = kFits[memory.distance];
+  if (memory.costs_text.empty()) reach.costs.alpha = kFits[memory.distance];
   return reach;
 }
 
-void warn_of_stranger(const Neighbourhood& memory, const Logger& logger) {
-  const Topology topology = Groups::get().adopt(memory.word);
+void warn_of_stranger(const MappedGroup& memory, const Logger& logger) {
+  const Topology topology = Groups::get().adopt(memory.costs_text);
   if (topology.hosts.empty() || hosts_in(memory.host_of) == 1) return;
   const std::string name = stranger(topology, memory.names);
   if (name.empty()) return;
@@ -55,37 +54,39 @@ RendezvousOptions how_to_meet(const CommunicatorOptions& options, const Geometry
   Groups& groups = Groups::get();
   const ProcessConfig& config = Process::get().config();
   const uint64_t devices = cuda::Area::bytes(options.size);
-  RendezvousOptions meeting;
-  meeting.rank = options.rank;
-  meeting.size = options.size;
-  meeting.name = options.name;
-  meeting.members = options.global_ranks;
-  if (world != nullptr) meeting.world = world->state().transport().group();
-  meeting.layout = {options.size,
-                    geometry.window_room(),
-                    geometry.inbox_bytes,
-                    mailbox_bytes(options.size),
-                    devices,
-                    SegmentLayout::page_up(options.config.shared_buffers)};
-  meeting.across = [=, size = options.size](int here, int most,
-                                            int distance) -> RendezvousOptions::Across {
+  RendezvousOptions rendezvous;
+  rendezvous.rank = options.rank;
+  rendezvous.size = options.size;
+  rendezvous.name = options.name;
+  rendezvous.members = options.global_ranks;
+  if (world != nullptr) rendezvous.world = world->state().transport().group_id();
+  rendezvous.layout = {options.size,
+                       geometry.window_room(),
+                       geometry.inbox_bytes,
+                       mailbox_bytes(options.size),
+                       devices,
+                       SegmentLayout::page_up(options.config.shared_buffers)};
+  rendezvous.across = [=, size = options.size](int here, int most,
+                                               int distance) -> RendezvousOptions::Across {
     const Geometry across = Geometry::across_hosts(size, distance, most);
     return {{here, across.window_room(), across.inbox_bytes, mailbox_bytes(most), devices},
             {1, 0, across.inbox_bytes, mailbox_bytes(1) << (2 * distance)}};
   };
-  meeting.tcp = config.transport == "tcp";
-  meeting.host = config.host;
-  if (options.rank == 0) meeting.word = groups.costs_word();
-  meeting.algorithm = [&options]() -> std::string {
+  rendezvous.tcp = config.transport == "tcp";
+  rendezvous.host = config.host;
+  if (options.rank == 0) rendezvous.costs_text = groups.costs_word();
+  rendezvous.algorithm = [&options]() -> std::string {
     const std::string& by_code = options.algorithm.text();
     return by_code.empty() ? Rules(options.config.algorithm.value_or("")).text() : by_code;
   };
-  meeting.network = [&groups](const std::string& host) -> Network& { return groups.network(host); };
-  if (config.distance) meeting.distance = config.distance;
-  if (options.interrupt) meeting.interrupt = options.interrupt;
-  if (options.interrupt_meeting) meeting.interrupt = options.interrupt_meeting;
-  meeting.warn = [&logger](const std::string& text) { logger.warning(text); };
-  return meeting;
+  rendezvous.network = [&groups](const std::string& host) -> Network& {
+    return groups.network(host);
+  };
+  if (config.distance) rendezvous.distance = config.distance;
+  if (options.interrupt) rendezvous.interrupt = options.interrupt;
+  if (options.interrupt_meeting) rendezvous.interrupt = options.interrupt_meeting;
+  rendezvous.warn = [&logger](const std::string& text) { logger.warning(text); };
+  return rendezvous;
 }
 
 }  // namespace
@@ -102,13 +103,13 @@ std::shared_ptr<Communicator> Communicator::create(Store& store,
   Process& process = Process::get();
   const Logger logger(process.config().log,
                       str("rank ", options.rank, " of group '", options.name, "'"));
-  const RendezvousOptions meeting = how_to_meet(options, geometry, world.get(), logger);
+  const RendezvousOptions rendezvous = how_to_meet(options, geometry, world.get(), logger);
   auto limit = options.timeout;
   if (world && options.may_be_late) limit = std::max(limit, world->state().timeout());
   const auto memory =
-      std::make_shared<Neighbourhood>(meet(store, meeting, process.neighbours(), Deadline(limit)));
+      std::make_shared<MappedGroup>(meet(store, rendezvous, process.neighbours(), Deadline(limit)));
   const std::shared_ptr<Transport> transport = std::make_unique<Transport>(
-      options.rank, std::move(memory->peers), std::move(memory->others));
+      options.rank, std::move(memory->peers), std::move(memory->remote_ranks));
   try {
     const bool mapped = hosts_in(memory->host_of) == 1;
     if (options.rank == 0) warn_of_stranger(*memory, logger);
@@ -131,8 +132,7 @@ std::shared_ptr<Communicator> Communicator::create(Store& store,
 }
 
 Communicator::Communicator(std::shared_ptr<Transport> transport, const Geometry& geometry,
-                           const CommunicatorOptions& options,
-                           std::shared_ptr<Neighbourhood> memory)
+                           const CommunicatorOptions& options, std::shared_ptr<MappedGroup> memory)
     : geometry_(geometry),
       memory_(std::move(memory)),
       state_(options, std::move(transport), reach_in(*memory_),

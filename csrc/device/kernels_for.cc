@@ -10,7 +10,8 @@ using enum Collective;
 // Seconds until streams have handed over, and of a turn of the ring beside its flag. PCIe bears
 // half as much where more than two talk to all at once, and loads across it are slower than stores
 // and copy engines. A byte takes so long through the ring's few blocks. All of them are estimates.
-constexpr double kHandOver = 15e-6, kTurn = 1e-6, kRingByte = 1e-11, kCrowd = 2, kLoads = 1.5;
+constexpr double kHandOverSeconds = 15e-6, kTurn = 1e-6, kRingByte = 1e-11, kCrowd = 2,
+                 kLoads = 1.5;
 
 // Of `from`'s input what `to` gets. all_to_all: `rank` is one of both, and knows its own side.
 Extent taken(const Shape& shape, Rank from, Rank to, Rank rank) {
@@ -126,8 +127,8 @@ double seconds_of(Algorithm kernel, const Shape& shape, const Link& link) {
   if (kernel == kByLowLatency) return link.flag + 2 * all;
   if (kernel == kByOneShot) return 2 * link.flag + all;
   if (kernel == kByTwoShot) return 3 * link.flag + parts;
-  if (kernel == kByCopies) return kHandOver + all;
-  if (kernel == kByKernel) return kHandOver + parts * (link.nvlink ? 1 : kLoads);
+  if (kernel == kByCopies) return kHandOverSeconds + all;
+  if (kernel == kHandOver) return kHandOverSeconds + parts * (link.nvlink ? 1 : kLoads);
   const double turns = others * (link.flag + kTurn);
   const double moved = each * std::max(link.byte_time, kRingByte);
   if (chain) return turns + moved;
@@ -150,8 +151,8 @@ Link link_of(bool nvlink, int capability, int blocks) {
 Algorithm kernel_for(const Shape& shape, const Link& link, uint64_t window,
                      std::optional<Algorithm> asked) {
   if (asked && has_room(*asked, shape, window)) return *asked;
-  if (shape.collective == kAllToAll) return link.nvlink ? kByKernel : kByCopies;
-  Algorithm best = kByKernel;
+  if (shape.collective == kAllToAll) return link.nvlink ? kHandOver : kByCopies;
+  Algorithm best = kHandOver;
   for (const Algorithm kernel : {kByCopies, kByRing, kByTwoShot, kByOneShot, kByLowLatency}) {
     const bool possible = link.nvlink || kernel != kByTwoShot;
     if (possible && has_room(kernel, shape, window) &&

@@ -29,7 +29,7 @@ Link link_of(bool nvlink, int capability, int blocks);
 
 // By the model, without the launch.
 double seconds_of(Algorithm kernel, const Shape& shape, const Link& link);
-// A kernel for a group on these links: kByKernel hands over, which serves any. `asked`: that one
+// A kernel for a group on these links: kHandOver hands over, which serves any. `asked`: that one
 // wherever it has room. `window`: bytes of a rank's.
 Algorithm kernel_for(const Shape& shape, const Link& link, uint64_t window,
                      std::optional<Algorithm> asked = {});

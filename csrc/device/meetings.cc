@@ -5,7 +5,7 @@
 namespace ringcomm::cuda {
 
 Algorithm DeviceComm::kernel_for(const Shape& shape, std::optional<Algorithm> asked) const {
-  return link_ ? cuda::kernel_for(shape, *link_, group_->messages, asked) : kByKernel;
+  return link_ ? cuda::kernel_for(shape, *link_, group_->messages, asked) : kHandOver;
 }
 
 std::string DeviceComm::kernels_text() const {
@@ -14,7 +14,7 @@ std::string DeviceComm::kernels_text() const {
 
 void DeviceComm::collective(Stream stream, const Call& call, Algorithm kernel) {
   exports_->begin();
-  if (kernel == kByKernel || kernel == kByCopies)
+  if (kernel == kHandOver || kernel == kByCopies)
     return hand_over(stream, call, kernel == kByCopies);
   if (kernel == kByTwoShot) return two_shot(stream, call);
   if (kernel == kByRing) return by_ring(stream, call);

@@ -26,7 +26,7 @@ Recorded GroupFacts::recorded(bool device) const {
           .global_ranks = options_.global_ranks,
           .device = device,
           .registered = options_.algorithm.registered(),
-          .group_id = transport_->group(),
+          .group_id = transport_->group_id(),
           .ring = Process::get().config().ring};
 }
 

@@ -18,7 +18,7 @@ namespace ringcomm {
 class Address {
  public:
   Address() = default;
-  explicit Address(const sockaddr* native);  // of other families: none
+  explicit Address(const sockaddr* native);  // no address for other families
   // "10.0.0.1:4000", "[fd00::1]:4000", "[fe80::1%eth0]:4000". Throws UsageError.
   static Address from_text(const std::string& text);
   // "10.0.0.1", "fd00::1": without a port, and no name.
@@ -54,21 +54,21 @@ class Address {
   } at_;
 };
 
-// For people: the address from which packets to that host leave, or that there is no route.
+// Tells people the address from which packets to that host leave, or that there is no route.
 std::string way_to(const Address& host);
 
 // Sockets do not block, send at once, and fail 5 s after the peer's last acknowledgement. Accepted
 // sockets have the same options, except that accept4 must be told SOCK_NONBLOCK.
 
-// On the first free port of the range, 0 for any; the port in `on` does not matter. Throws
+// Listens on the first free port of the range, 0 for any; the port in `on` does not matter. Throws
 // SystemError.
 Fd listen_tcp(const Address& on, uint16_t first, uint16_t last, int backlog);
 // Begins to connect: when writable, pending_error says how it went. Throws SystemError when it
 // fails at once, as loopback does.
 Fd connect_tcp(const Address& to);
 
-// The congestion control, by its name. Throws SystemError where the kernel has no such, or does
-// not allow it.
+// Sets the congestion control, by its name. Throws SystemError where the kernel has no such, or
+// does not allow it.
 void set_congestion(const Fd& socket, const std::string& name);
 
 Address local_address(const Fd& socket);

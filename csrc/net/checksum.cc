@@ -1,8 +1,7 @@
 // Compiled for SSE4.2 or ARMv8's CRC instructions (CMakeLists.txt), which every x86 and ARM has
-// that torch runs on; for other processors from a table.
+// that torch runs on; for other processors bit by bit.
 #include "net/checksum.h"
 
-#include <array>
 #include <bit>
 #include <cstring>
 
@@ -32,19 +31,12 @@ uint32_t add_one(uint32_t crc, uint8_t byte) { return __crc32cb(crc, byte); }
 
 #else
 
-// The effect of each byte.
-constexpr std::array<uint32_t, 256> kTable = [] {
+uint32_t add_one(uint32_t crc, uint8_t byte) {
   constexpr uint32_t kCastagnoli = 0x82f63b78;
-  std::array<uint32_t, 256> table{};
-  for (uint32_t byte = 0; byte < 256; ++byte) {
-    uint32_t crc = byte;
-    for (int bit = 0; bit < 8; ++bit) crc = crc >> 1 ^ (crc & 1 ? kCastagnoli : 0);
-    table[byte] = crc;
-  }
-  return table;
-}();
-
-uint32_t add_one(uint32_t crc, uint8_t byte) { return crc >> 8 ^ kTable[(crc ^ byte) & 255]; }
+  crc ^= byte;
+  for (int bit = 0; bit < 8; ++bit) crc = crc >> 1 ^ (crc & 1 ? kCastagnoli : 0);
+  return crc;
+}
 
 uint32_t add_eight(uint32_t crc, uint64_t word) {
   for (int i = 0; i < 8; ++i) crc = add_one(crc, static_cast<uint8_t>(word >> 8 * i));

@@ -5,14 +5,14 @@
 #include <algorithm>
 #include <map>
 
-#include "net/peer.h"
+#include "net/peers.h"
 
 namespace ringcomm {
 
 constexpr size_t kMostStrangers = 64;  // connections that have not said who they are
 constexpr size_t kMostClaims = 8;      // that have, and not proved it: for each flow of a peer
 constexpr auto kGreetingTime = std::chrono::seconds(5);
-// Of the first attempt. Hundreds of processes on a few cores may need longer.
+// For the first attempt. Hundreds of processes on a few cores may need longer.
 constexpr Clock::duration kAttemptTime = std::chrono::seconds(2);
 constexpr Clock::duration kConnectTime = std::chrono::milliseconds(700);  // then a packet is sent
 constexpr auto kOutOfDescriptors = std::chrono::milliseconds(100);
@@ -22,12 +22,12 @@ void Network::accept_from(const Fd& listener) {
   for (int i = 0; i < 64; ++i) {
     Fd socket(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (!socket) {
-      if (!is_limit(errno)) break;
+      if (!is_own_limit(errno)) break;
       lacks(errno);
       return listen(false);
     }
     lacking_ = 0;
-    const auto link = std::make_shared<Link>();
+    const auto link = std::make_shared<Connection>();
     try {
       link->socket = std::move(socket);
       if (tls_.on()) link->tls = std::make_unique<Tls>(tls_, link->socket, true);
@@ -63,9 +63,9 @@ std::string Network::lacking() const {
   return code == 0 ? "" : SystemError("this process cannot open another connection", code).what();
 }
 
-// Who says of itself that it is a peer. Null: it has not said who it is, or one of a group of whom
-// nothing was ever heard. There may be thousands.
-const Network::Peer* Network::claimed(const Link& link) {
+// Returns the peer that the other end says it is. Null: it has not said who it is, or it is of a
+// group and was never heard of. There may be thousands of those.
+const Network::Peer* Network::claimed(const Connection& link) {
   return link.peer != nullptr && link.peer->is_known() ? link.peer : nullptr;
 }
 
@@ -74,7 +74,7 @@ void Network::drop_late(const Entry& entry) {
   Lock lock = lock_of(entry);
   lock.lock();
   if (!entry.is_current()) return;
-  Link& link = *entry.link;
+  Connection& link = *entry.link;
   pollfd look{link.socket.get(), POLLIN | POLLOUT, 0};
   if (link.patient || ::poll(&look, 1, 0) <= 0) return drop(link);
   link.patient = true;  // once
@@ -103,7 +103,7 @@ void Network::drop_strangers(Clock::time_point now) {
   for (const Entry& entry : handshakes()) {
     Lock lock = lock_of(entry);
     lock.lock();
-    const Link& link = *entry.link;
+    const Connection& link = *entry.link;
     if (!entry.is_current() || link.established) continue;
     const bool ours = link.is_ours();
     const Clock::duration time = link.connecting ? kConnectTime * link.patience
@@ -139,7 +139,7 @@ void Network::drop_claims(const Peer* peer, std::span<const Entry> entries) {
 }
 
 // Under the peer's lock, if there is one.
-void Network::add(const std::shared_ptr<Link>& link, const std::shared_ptr<Peer>& peer) {
+void Network::add(const std::shared_ptr<Connection>& link, const std::shared_ptr<Peer>& peer) {
   link->number = next_link_.fetch_add(1, std::memory_order_relaxed);
   link->peer = peer.get();
   link->began = Clock::now();
@@ -151,7 +151,7 @@ void Network::add(const std::shared_ptr<Link>& link, const std::shared_ptr<Peer>
 
 // Connected: the first of several attempts goes on. The others are not needed, and have ended: an
 // attempt that counts as under way would keep back all later ones.
-void Network::greet(Link& link) {
+void Network::greet(Connection& link) {
   Peer& peer = *link.peer;
   const bool needed = !peer.session.is_up(link.flow) || link.homeward;
   if (!needed || peer.handshaking(link.flow)) return drop(link);
@@ -164,7 +164,7 @@ void Network::greet(Link& link) {
 }
 
 // False when the link is gone, or waits for more.
-bool Network::advance_handshake(Link& link, Held& caller) {
+bool Network::advance_handshake(Connection& link, Held& caller) {
   try {
     while (!link.handshake->done()) {
       const size_t wanted = link.handshake->wanted();
@@ -185,7 +185,7 @@ bool Network::advance_handshake(Link& link, Held& caller) {
       link.out.insert(link.out.end(), reply.begin(), reply.end());
     }
   } catch (const FlowError& error) {
-    // Of somebody who connects to us, the failure may be a stranger's.
+    // A stranger may have made the failure, where somebody connects to us.
     const bool ours = link.is_ours();
     if (ours && dynamic_cast<const StrangerError*>(&error) != nullptr) {
       link.peer->trouble = error.what();
@@ -200,10 +200,10 @@ bool Network::advance_handshake(Link& link, Held& caller) {
 }
 
 // Who said Hello, and may it connect? From here on that peer's lock guards the connection.
-void Network::meet_caller(Link& link, Held& caller) {
-  const auto contact = contact_of(*link.handshake->caller());
+void Network::meet_caller(Connection& link, Held& caller) {
+  const auto contact = peers_->contact_of(*link.handshake->caller());
   if (!contact) throw FlowError("a process of which we do not know");
-  caller = meet(*contact);
+  caller = peers_->meet(*contact);
   Peer& peer = *caller.peer;
   if (link.handshake->flows() != peer.flows()) {
     const auto text = [](int flows) { return flows == 0 ? "auto" : std::to_string(flows); };
@@ -227,14 +227,14 @@ void Network::check_turn(const Peer& peer, int flow) const {
   if (contact_.id < peer.contact.id && peer.handshaking(flow)) throw FlowError("ours comes first");
 }
 
-void Network::established(Link& link) {
+void Network::established(Connection& link) {
   Peer& peer = *link.peer;
   const auto& handshake = *link.handshake;
-  std::vector<Link*> others;  // attempts for this flow, or what it had before
-  for (Link* other : peer.sockets) {
+  std::vector<Connection*> others;  // attempts for this flow, or what it had before
+  for (Connection* other : peer.sockets) {
     if (other != &link && other->flow == link.flow) others.push_back(other);
   }
-  for (Link* other : others) drop(*other);
+  for (Connection* other : others) drop(*other);
   if (!peer.session.up(link.flow, handshake.generation(), handshake.theirs(), Clock::now())) {
     return drop(link);
   }

@@ -28,9 +28,9 @@ inline int most_flows(int flows) { return flows == 0 ? kAutoFlows : flows; }
 
 Key random_key();
 ProcessId random_id();
-// HMAC-SHA256 of the parts, each preceded by its length.
+// Returns HMAC-SHA256 of the parts, each preceded by its length.
 Key hmac(const Key& key, const std::vector<std::string>& parts);
-// The same for equal parts, and for no others.
+// Returns the same for equal parts, and for no others.
 uint64_t channel_of(const std::vector<std::string>& parts);
 // The peer cannot prove who it is.
 struct StrangerError : FlowError {
@@ -65,17 +65,18 @@ class Handshake {
   // How many bytes are wanted next, at most kMostBytes.
   size_t wanted() const;
   static constexpr size_t kMostBytes = 256;
-  // The peer's next message, whole. Afterwards there may be bytes to send.
+  // Takes the peer's next message, whole. Afterwards there may be bytes to send.
   // Throws FlowError: the connection is to be closed, once output() is sent, and nothing has
   // changed.
   void take(const std::byte* data);
   std::vector<std::byte> output() { return std::exchange(output_, {}); }
 
-  // If accepting, after the Hello: the process that wants to connect. Answer with with().
+  // Names the process that wants to connect, when accepting and after the Hello. Answer with
+  // with().
   const std::optional<ProcessId>& caller() const { return caller_; }
   void with(Party& party);
 
-  // What this connection alone has, see Tls::binding(): part of every proof. Before take().
+  // Adds to every proof a word that this connection alone has: see Tls::binding(). Before take().
   void bind(const std::string& connection) { binding_ = connection; }
 
   bool done() const { return theirs_.has_value(); }

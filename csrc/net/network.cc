@@ -4,7 +4,7 @@
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 
-#include "net/peer.h"
+#include "net/peers.h"
 
 namespace ringcomm {
 
@@ -44,6 +44,7 @@ Network::Network(const NetworkOptions& options)
       tls_(options, options.tls_records),
       epoll_(::epoll_create1(EPOLL_CLOEXEC)),
       wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
+      peers_(std::make_unique<Peers>(*this)),
       ticked_(Clock::now()),
       most_connections_(options.most_connections) {
   if (!epoll_ || !wake_) throw SystemError("epoll");
@@ -78,6 +79,34 @@ void Network::listen() {
   }
   if (listeners_.empty() && refused) std::rethrow_exception(refused);
   RINGCOMM_CHECK(!listeners_.empty(), "this host has no network interface that is up");
+}
+
+void Network::start() {
+  const std::lock_guard lock(mutex_);
+  if (!thread_.joinable()) thread_ = std::thread(&Network::run, this);
+}
+
+Wire& Network::reach(const Contact& contact, std::optional<uint64_t> channel) {
+  RINGCOMM_CHECK(contact.tls == contact_.tls, "TLS is ", contact_.tls, " here and ",
+                 contact.tls.substr(0, 20), " at ", contact.addresses[0].to_text(),
+                 ": set RINGCOMM_TLS and its files alike on every rank");
+  const Held held = peers_->meet(contact);
+  channel ? void(held.peer->receiver_of(*channel)) : held.peer->keep();
+  return *held.peer;
+}
+
+void Network::enter(uint64_t channel, Directory& directory) {
+  start();
+  peers_->enter(channel, directory);
+}
+
+void Network::leave(uint64_t channel) { peers_->leave(channel); }
+
+Network::Counts Network::counts() {
+  Counts counts = peers_->counts();
+  const std::lock_guard lock(mutex_);
+  counts.sockets = links_.size();
+  return counts;
 }
 
 void Network::forked() {
@@ -127,8 +156,8 @@ void Network::survive(const std::exception& error) {
 }
 
 int Network::interval_ms(bool driven) {
-  const std::lock_guard lock(mutex_);
-  const bool dozes = awake_.empty() && links_.empty() && !deaf_;
+  const Counts now = counts();
+  const bool dozes = now.awake == 0 && now.sockets == 0 && !deaf_;
   const auto most = restless_ ? (driven ? 2 * kTick : kTick) : dozes && !driven ? kDoze : kCalm;
   return static_cast<int>(most.count());
 }
@@ -161,12 +190,12 @@ Network::Lock Network::lock_of(const Entry& entry) {
   return Lock(entry.peer ? entry.peer->mutex : strangers_, std::defer_lock);
 }
 
-// What is left to another thread comes again: epoll tells of it until it was read.
+// An event that is left to another thread comes again: epoll tells of it until it was read.
 bool Network::take_events(const Entry& entry, uint32_t events, bool patient) {
   Lock lock = lock_of(entry);
   if (!patient && !lock.try_lock()) return false;
   if (patient) lock.lock();
-  Link& link = *entry.link;
+  Connection& link = *entry.link;
   if (!entry.is_current()) return false;
   Held caller;
   try {
@@ -181,7 +210,7 @@ bool Network::take_events(const Entry& entry, uint32_t events, bool patient) {
 }
 
 // Does all that the connection can do now, whatever state it is in.
-bool Network::service(Link& link, uint32_t events, Held& caller) {
+bool Network::service(Connection& link, uint32_t events, Held& caller) {
   if (link.connecting) {
     const int error = pending_error(link.socket);
     if (error != 0 || (events & (EPOLLERR | EPOLLHUP)) != 0) {
@@ -203,12 +232,12 @@ bool Network::service(Link& link, uint32_t events, Held& caller) {
 
 // ---- connections that are up
 
-ssize_t Network::Link::receive(std::span<const iovec> parts) {
+ssize_t Network::Connection::receive(std::span<const iovec> parts) {
   if (tls) return tls->read({static_cast<std::byte*>(parts[0].iov_base), parts[0].iov_len});
   return ::readv(socket.get(), parts.data(), static_cast<int>(parts.size()));
 }
 
-ssize_t Network::Link::send(std::span<iovec> parts) {
+ssize_t Network::Connection::send(std::span<iovec> parts) {
   try {
     if (tls) return tls->write(parts);
   } catch (const FlowError&) {  // why, the next read will say
@@ -220,7 +249,7 @@ ssize_t Network::Link::send(std::span<iovec> parts) {
   return ::sendmsg(socket.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
 }
 
-void Network::drop(Link& link, bool refused) {
+void Network::drop(Connection& link, bool refused) {
   decltype(links_)::node_type kept;  // until the end of this function, at least
   {
     const std::lock_guard lock(mutex_);
@@ -243,7 +272,7 @@ void Network::drop(Link& link, bool refused) {
   }
 }
 
-bool Network::read_from(Link& link) {
+bool Network::read_from(Connection& link) {
   Peer& peer = *link.peer;
   Session& session = peer.session;
   bool arrived = false;
@@ -271,13 +300,13 @@ bool Network::read_from(Link& link) {
     drop(link);
   }
   for (const int flow : session.take_closed()) {
-    if (Link* closed = peer.links[static_cast<size_t>(flow)]) drop(*closed);
+    if (Connection* closed = peer.links[static_cast<size_t>(flow)]) drop(*closed);
   }
   return arrived;
 }
 
 // While a long payload comes, this process is woken for large pieces, not for every packet.
-void Network::wait_for_more(Link& link) {
+void Network::wait_for_more(Connection& link) {
   const size_t here = link.tls ? Tls::kMostHeld : 0;
   const size_t expected = std::max(link.peer->session.expected(link.flow), here) - here;
   const size_t wanted = expected < kLongWait ? 1 : std::min(expected, kWakeAt);
@@ -286,7 +315,7 @@ void Network::wait_for_more(Link& link) {
   set_low_water(link.socket, wanted);
 }
 
-void Network::write_to(Link& link) {
+void Network::write_to(Connection& link) {
   if (link.established) link.peer->tell_paces(Clock::now());
   while (true) {
     std::array<iovec, 32> parts;
@@ -311,17 +340,12 @@ void Network::write_to(Link& link) {
   }
 }
 
-void Network::watch(Link& link, bool writable) {
+void Network::watch(Connection& link, bool writable) {
   if (link.watched_for_writing == writable) return;
   link.watched_for_writing = writable;
   blocked_.fetch_add(writable ? 1 : -1, std::memory_order_seq_cst);
   epoll_event event{EPOLLIN | (writable ? EPOLLOUT : 0u), {.u64 = link.number}};
   ::epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, link.socket.get(), &event);
-}
-
-std::vector<std::shared_ptr<Network::Peer>> Network::awake() {
-  const std::lock_guard lock(mutex_);
-  return awake_;
 }
 
 void Network::tick(Clock::time_point now) {
@@ -336,7 +360,7 @@ void Network::tick(Clock::time_point now) {
   drop_strangers(now);
   if (deaf_ && now >= accept_again_.load()) listen(true);
   restless_ = deaf_.load();
-  const auto peers = awake();
+  const auto peers = peers_->awake();
   crowd_ = static_cast<int>(peers.size());
   for (const auto& peer : peers) {
     const std::lock_guard lock(peer->mutex);
@@ -346,9 +370,9 @@ void Network::tick(Clock::time_point now) {
       survive(error);
     }
     if (peer->restless()) restless_ = true;
-    if (peer->may_sleep()) let_sleep(*peer);
+    if (peer->may_sleep()) peers_->let_sleep(*peer);
   }
-  park(now);
+  peers_->park(now, most_connections_);
 }
 
 }  // namespace ringcomm

@@ -39,7 +39,7 @@ struct Contact {
 class Directory {
  public:
   virtual ~Directory() = default;
-  // Of a process that connects to this one. Null: it is none of this group.
+  // Tells how a process is reached that connects to this one; nothing if it is not of this group.
   virtual std::optional<Contact> contact_of(const ProcessId& id) = 0;
   // Takes that process's frames of this group's channel, until the wire's close(). Called once,
   // when this side reaches the process or before its first frame is placed. Null: it is none of
@@ -47,7 +47,7 @@ class Directory {
   virtual Receiver* receiver(const ProcessId& id, Wire& wire) = 0;
 };
 
-// Of the configuration: the secret, the flows and the level of the log.
+// The configuration gives the secret, the flows and the level of the log.
 struct NetworkOptions : ProcessConfig {
   Places places;
   std::chrono::milliseconds resume{std::chrono::seconds(30)};  // a peer not heard of is given up
@@ -60,25 +60,25 @@ struct NetworkOptions : ProcessConfig {
 };
 
 // Each peer has a lock, for its session and its connections. So several threads send, read and add
-// up checksums side by side, each with another peer. One more lock is for the tables, and is held
-// for moments. Locks are taken in this order: strangers, a peer, directories, tables.
+// up checksums side by side, each with another peer. Tables have locks that are held for moments.
+// Locks are taken in this order: strangers, a peer, directories, tables.
 class Network {
  public:
   explicit Network(const NetworkOptions& options);
   ~Network();
 
   const Contact& contact() const { return contact_; }
-  // The session with that process, one for all groups. The wire lives as long as the network.
-  Wire& reach(const Contact& peer);
-  // The channel is open there, for that process's receiver of its directory. The wire lives until
-  // it is closed.
-  Wire& reach(const Contact& peer, uint64_t channel);
-  // Before any other rank sends the first frame of this channel.
+  // Begins or finds the session with that process, one for all groups. The channel, if one is
+  // named, is open for that process's receiver of its directory, and the wire lives until it is
+  // closed. Else the wire lives as long as the network. Throws UsageError where TLS is on at one
+  // end only.
+  Wire& reach(const Contact& peer, std::optional<uint64_t> channel = std::nullopt);
+  // Takes frames of this channel from now on: before any other rank sends the first.
   void enter(uint64_t channel, Directory& directory);
-  // The directory is called no more. Before the wires' close(): a frame would open them again.
+  // Calls the directory no more. Before the wires' close(): a frame would open them again.
   void leave(uint64_t channel);
 
-  // NetworkOptions::most_connections, from now on.
+  // Sets NetworkOptions::most_connections.
   void keep(size_t connections) { most_connections_ = connections; }
 
   struct Counts {
@@ -88,6 +88,7 @@ class Network {
 
   // Reads and writes sockets without waiting. True when something arrived. Any thread.
   bool progress();
+  int descriptor() const { return epoll_.get(); }  // readable: progress() has something to do
   // Between these two, the calling thread calls progress() often, and the network thread stands
   // back.
   void begin_driving() { driving_.fetch_add(1, std::memory_order_seq_cst); }
@@ -106,14 +107,11 @@ class Network {
 
  private:
   class Peer;
-  struct Link;   // one connection
-  struct Rest {  // a peer that nobody needs now: another session would number its frames anew
-    Contact contact;
-    SessionNumbers numbers;
-  };
+  class Peers;
+  struct Connection;
   using Lock = std::unique_lock<std::mutex>;
   struct Entry {  // of a connection
-    std::shared_ptr<Link> link;
+    std::shared_ptr<Connection> link;
     std::shared_ptr<Peer> peer;  // whose lock guards it; null: strangers_ does
     bool established = false;
     bool is_current() const;  // under that lock: it still is what guards it
@@ -126,38 +124,31 @@ class Network {
   void listen();
   void listen(bool on);
   void start();
-  void check_tls(const Contact& contact) const;
-  Held meet(const Contact& contact);
-  std::pair<std::shared_ptr<Peer>, bool> find_or_make(const Contact& contact);
-  std::optional<Contact> contact_of(const ProcessId& id);
   void run();
   // `patient`: waits for the locks of peers that another thread serves. Else they are left to it.
   bool handle_events(bool patient);
   bool take_events(const Entry& entry, uint32_t events, bool patient);
-  bool service(Link& link, uint32_t events, Held& caller);
+  bool service(Connection& link, uint32_t events, Held& caller);
   Entry entry_of(uint64_t number);
   Lock lock_of(const Entry& entry);
   void accept_from(const Fd& listener);
-  bool advance_handshake(Link& link, Held& caller);
-  void greet(Link& link);
-  void meet_caller(Link& link, Held& caller);
+  bool advance_handshake(Connection& link, Held& caller);
+  void greet(Connection& link);
+  void meet_caller(Connection& link, Held& caller);
   void check_turn(const Peer& peer, int flow) const;
-  void established(Link& link);
-  bool read_from(Link& link);
-  void wait_for_more(Link& link);
-  void write_to(Link& link);
-  void watch(Link& link, bool writable);
-  void add(const std::shared_ptr<Link>& link, const std::shared_ptr<Peer>& peer);
-  void drop(Link& link, bool refused = false);
-  static const Peer* claimed(const Link& link);
+  void established(Connection& link);
+  bool read_from(Connection& link);
+  void wait_for_more(Connection& link);
+  void write_to(Connection& link);
+  void watch(Connection& link, bool writable);
+  void add(const std::shared_ptr<Connection>& link, const std::shared_ptr<Peer>& peer);
+  void drop(Connection& link, bool refused = false);
+  static const Peer* claimed(const Connection& link);
   void drop_late(const Entry& entry);
   void drop_strangers(Clock::time_point now);
   void drop_claims(const Peer* peer, std::span<const Entry> entries);
   std::vector<Entry> handshakes();
   void tick(Clock::time_point now);
-  std::vector<std::shared_ptr<Peer>> awake();
-  void park(Clock::time_point now);
-  void let_sleep(Peer& peer);
   int interval_ms(bool driven);
   void rouse();
   void survive(const std::exception& error);
@@ -173,13 +164,9 @@ class Network {
   std::mutex strangers_;  // guards connections that have not said who they are
   std::mutex ticking_;    // held by the one thread that does
 
-  std::mutex directories_mutex_;                // held while one of them is asked
-  std::map<uint64_t, Directory*> directories_;  // by channel
+  const std::unique_ptr<Peers> peers_;
 
-  std::mutex mutex_;  // guards the tables: what follows
-  std::map<ProcessId, std::shared_ptr<Peer>> peers_;
-  std::map<ProcessId, Rest> resting_;
-  std::vector<std::shared_ptr<Peer>> awake_;  // that have connections, or want them
+  std::mutex mutex_;  // guards what follows
   std::unordered_map<uint64_t, Entry> links_;
   std::pair<Clock::time_point, Clock::time_point> stood_still_;  // from, to: this process itself
 

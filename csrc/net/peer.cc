@@ -1,6 +1,6 @@
-#include "net/peer.h"
-
 #include <linux/tcp.h>
+
+#include "net/peers.h"
 
 namespace ringcomm {
 
@@ -65,7 +65,7 @@ void Network::Peer::close(uint64_t channel) {
 uint64_t Network::Peer::undelivered() {
   const std::lock_guard lock(mutex);
   const uint64_t frames = session.posted() - session.acknowledged();
-  // Who was given up, and is tried again, is not to be waited for before it answers.
+  // A peer that was given up, and is tried again, is not waited for before it answers.
   const bool silent = gave_up_at_ != Clock::time_point{} && session.last_heard() <= gave_up_at_;
   if (frames == 0 || silent) return 0;
   session.ask_for_ack();
@@ -92,30 +92,27 @@ std::string Network::Peer::where() const {
 // ---- Party and Receiver
 
 Cursor Network::Peer::fence(int flow) {
-  if (Link* old = links[static_cast<size_t>(flow)]) network_.drop(*old);
+  if (Connection* old = links[static_cast<size_t>(flow)]) network_.drop(*old);
   session.down(flow);
   return session.cursor();
 }
 
-// Whom the channel's frames go to. One that is not open yet may be a group's whose directory knows.
+// A channel that is not open yet may be a group's whose directory knows the receiver.
 Receiver* Network::Peer::receiver_of(uint64_t channel) {
   if (const auto found = channels_.find(channel); found != channels_.end()) return found->second;
-  const std::lock_guard lock(network_.directories_mutex_);
-  const auto group = network_.directories_.find(channel);
-  if (group == network_.directories_.end()) return nullptr;
-  Receiver* const receiver = group->second->receiver(contact.id, *this);
+  Receiver* const receiver = network_.peers_->receiver(channel, *this);
   if (receiver != nullptr) take_from(channel, receiver);
   return receiver;
 }
 
 std::byte* Network::Peer::place(const Frame& frame) {
-  used_ = true;
+  used_at_ = session.last_heard();  // now
   Receiver* const receiver = receiver_of(frame.channel);
   return receiver == nullptr ? nullptr : receiver->place(frame);
 }
 
 void Network::Peer::deliver(const Frame& frame, std::span<const std::byte> payload) {
-  used_ = used_ || frame.type != FrameType::kState;
+  if (frame.type != FrameType::kState) used_at_ = session.last_heard();
   try {
     if (Receiver* const receiver = receiver_of(frame.channel)) receiver->deliver(frame, payload);
   } catch (const FlowError&) {
@@ -134,8 +131,15 @@ bool Network::Peer::wanted() const {
           (needed_ || (!channels_.empty() && session.last_heard() != Clock::time_point{})));
 }
 
-// What a rank says of itself now and then is no use.
-bool Network::Peer::idle() { return !used_ && Clock::now() - used_at_ > kIdle; }
+void Network::Peer::wake() {
+  if (life_ != Life::kAsleep) return;
+  life_ = Life::kAwake;
+  network_.peers_->wake(shared_from_this());
+  network_.rouse();
+}
+
+// The words that a rank says of itself now and then are no use.
+bool Network::Peer::idle() { return Clock::now() - used_at_ > kIdle; }
 
 bool Network::Peer::was_asked(Clock::time_point now) const { return now - asked_at_ < kAskEvery; }
 
@@ -164,7 +168,7 @@ bool Network::Peer::restless() const {
 
 void Network::Peer::write_all() {
   bool up = false;
-  for (Link*& link : links) {
+  for (Connection*& link : links) {
     if (link == nullptr) continue;
     up = true;
     if (!link->watched_for_writing) network_.write_to(*link);
@@ -176,7 +180,7 @@ void Network::Peer::write_all() {
 void Network::Peer::tell_paces(Clock::time_point now) {
   if (session.used() == 1 || now - told_paces_ < kPaceEvery) return;
   told_paces_ = now;
-  for (Link* link : links) {
+  for (Connection* link : links) {
     if (link == nullptr) continue;
     const tcp_info info = info_of(link->socket);
     link->meter.look(now, info.tcpi_bytes_acked, link->watched_for_writing);
@@ -192,7 +196,7 @@ void Network::Peer::count_flows(Clock::time_point now) {
   bool full = false;
   std::chrono::microseconds round_trip = std::chrono::minutes(1);
   const bool idle = session.posted() == session.acknowledged();  // most peers are, mostly
-  for (Link* link : links) {
+  for (Connection* link : links) {
     if (link == nullptr || idle) continue;
     const tcp_info info = info_of(link->socket);
     arrived += info.tcpi_bytes_acked - std::exchange(link->arrived, info.tcpi_bytes_acked);
@@ -202,7 +206,7 @@ void Network::Peer::count_flows(Clock::time_point now) {
   count_.look(now, arrived, full, round_trip);
   if (count_.count() == session.used()) return;
   session.use(count_.count());
-  for (Link* link : links) {
+  for (Connection* link : links) {
     if (link != nullptr) set_most_unsent(link->socket, session.used() > 1 ? kMostUnsent : 0);
   }
 }
@@ -217,7 +221,7 @@ void Network::Peer::tell_changed() {
 }
 
 bool Network::Peer::handshaking(int flow) const {
-  return std::ranges::any_of(sockets, [&](const Link* link) {
+  return std::ranges::any_of(sockets, [&](const Connection* link) {
     return link->flow == flow && link->handshake && !link->handshake->accepting();
   });
 }
@@ -225,24 +229,23 @@ bool Network::Peer::handshaking(int flow) const {
 void Network::Peer::tick(Clock::time_point now, Clock::duration stalled) {
   // On a slow network, a piece may take longer to wake us than silence may last. So read now.
   bool arrived = false;
-  for (Link*& link : links) {
+  for (Connection*& link : links) {
     if (link != nullptr && link->low_water > 1) arrived = network_.read_from(*link) || arrived;
   }
   if (arrived) network_.options_.bell.notify(kAllNews);
-  if (std::exchange(used_, false)) used_at_ = now;
   needed_ = needed_ && !session.parked();
   session.tick(now, stalled);
   for (const int flow : session.take_closed()) {
-    if (Link* closed = links[static_cast<size_t>(flow)]) network_.drop(*closed);
+    if (Connection* closed = links[static_cast<size_t>(flow)]) network_.drop(*closed);
   }
-  for (Link*& link : links) {
+  for (Connection*& link : links) {
     if (link != nullptr && link->is_worn()) network_.drop(*link);
   }
   const bool up = std::ranges::any_of(links, [](auto* link) { return link; });
   if (up) tell_news(now);
   count_flows(now);
   tell_paces(now);
-  for (Link*& link : links) {
+  for (Connection*& link : links) {
     if (link != nullptr && !link->watched_for_writing && session.has_output(link->flow)) {
       network_.write_to(*link);
     }
@@ -279,7 +282,7 @@ void Network::Peer::tick(Clock::time_point now, Clock::duration stalled) {
 
 // Sends our state, so that a rank that waits for us can say what we do.
 void Network::Peer::tell_news(Clock::time_point now) {
-  // Of many peers few wait for us: all together are not told more often than a few would be.
+  // Few of many peers wait for us: all together are not told more often than a few would be.
   if (now - told_news_ < kNewsEvery * (1 + network_.crowd_ / kFewPeers)) return;
   told_news_ = now;
   for (auto& [channel, receiver] : channels_) {
@@ -291,7 +294,7 @@ void Network::Peer::tell_news(Clock::time_point now) {
 
 // Flows are spread over the peer's addresses. Is this one up at another than its own?
 bool Network::Peer::is_away(int flow) const {
-  const Link* link = links[static_cast<size_t>(flow)];
+  const Connection* link = links[static_cast<size_t>(flow)];
   return session.used() > 1 && link != nullptr && link->address >= 0 &&
          link->address != flow % static_cast<int>(contact.addresses.size());
 }
@@ -319,7 +322,7 @@ void Network::Peer::connect(int flow, Clock::time_point now) {
       continue;
     }
     try {
-      const auto link = std::make_shared<Link>();
+      const auto link = std::make_shared<Connection>();
       link->socket = connect_tcp(address);
       set_congestion(link->socket, network_.options_.congestion);
       link->flow = flow;
@@ -331,7 +334,7 @@ void Network::Peer::connect(int flow, Clock::time_point now) {
       network_.watch(*link, true);
       network_.lacking_ = 0;
     } catch (const SystemError& error) {
-      if (is_limit(error.code())) network_.lacks(error.code());
+      if (is_own_limit(error.code())) network_.lacks(error.code());
       attempt_ended(flow, error.code() == ECONNREFUSED);
     }
   }

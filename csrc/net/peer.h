@@ -10,15 +10,10 @@ namespace ringcomm {
 
 // A process that connects to us needs so long for it, where many share a core.
 inline constexpr Clock::duration kTurnedAway = std::chrono::milliseconds(500);
-// What the kernel has taken, another flow cannot carry any more.
+// Bytes that the kernel has taken, another flow cannot carry any more.
 inline constexpr size_t kMostUnsent = kFramePayload / 2;
 
-// An errno that tells of this process or this host, and not of the peer.
-inline bool is_limit(int code) {
-  return code == EMFILE || code == ENFILE || code == ENOBUFS || code == ENOMEM;
-}
-
-struct Network::Link {
+struct Network::Connection {
   uint64_t number = 0;
   Fd socket;
   Peer* peer = nullptr;  // not known before the Hello, where we accept
@@ -84,10 +79,6 @@ class Network::Peer final : public Wire,
   uint64_t resent() const override { return session.counters().resent; }
   uint64_t broken() const override { return broken_; }
   void count_broken() { broken_ += wanted() ? 1 : 0; }
-  bool progress() override { return network_.progress(); }
-  int descriptor() const override { return network_.epoll_.get(); }
-  void begin_driving() override { network_.begin_driving(); }
-  void end_driving(bool rest) override { network_.end_driving(rest); }
   void need() override {
     const std::lock_guard lock(mutex);
     use();
@@ -112,18 +103,12 @@ class Network::Peer final : public Wire,
 
   // ---- connections; under the lock
   bool wanted() const;  // somebody has something to say, or to hear
-  void wake() {         // there will be something to do at each tick
-    if (std::exchange(awake_, true)) return;
-    {
-      const std::lock_guard lock(network_.mutex_);
-      network_.awake_.push_back(shared_from_this());
-    }
-    network_.rouse();
-  }
-  bool may_sleep() {
-    awake_ = (!lost_ && wanted()) || !sockets.empty();
-    return !awake_;
-  }
+  void wake();          // there will be something to do at each tick
+  bool may_sleep() const { return (lost_ || !wanted()) && sockets.empty(); }
+  void sleep() { life_ = Life::kAsleep; }
+  // Is in no table from now on: meet() makes another peer.
+  void forget() { life_ = Life::kForgotten; }
+  bool is_forgotten() const { return life_ == Life::kForgotten; }
   bool restless() const;         // it has to be looked at often
   void keep() { kept_ = true; }  // as long as the network lives
   bool is_held() const { return kept_ || !channels_.empty(); }
@@ -133,7 +118,7 @@ class Network::Peer final : public Wire,
   // ---- parking; under the lock
   void use() {
     wake();
-    used_ = true;
+    used_at_ = Clock::now();
   }
   Clock::time_point used_at() const { return used_at_; }
   bool idle() override;
@@ -157,11 +142,10 @@ class Network::Peer final : public Wire,
   void count_flows(Clock::time_point now);
   void tell_changed();
 
-  std::mutex mutex;        // guards what follows, and the connections
-  bool forgotten = false;  // it is in no table any more: meet() makes another one
+  std::mutex mutex;  // guards what follows, and the connections
   Session session;
-  std::vector<Link*> links;    // established, by flow
-  std::vector<Link*> sockets;  // these, and those of which a handshake may make one
+  std::vector<Connection*> links;    // established, by flow
+  std::vector<Connection*> sockets;  // these, and those of which a handshake may make one
   const Contact contact;
   std::string trouble;  // why a handshake failed, for the text of giving up
 
@@ -178,8 +162,8 @@ class Network::Peer final : public Wire,
   Network& network_;
   const Key key_;
   std::unordered_map<uint64_t, Receiver*> channels_;
-  bool awake_ = false, kept_ = false, used_ = false, needed_ = false, died_ = false,
-       told_changed_ = false;
+  enum class Life : uint8_t { kAsleep, kAwake, kForgotten } life_ = Life::kAsleep;
+  bool kept_ = false, needed_ = false, died_ = false, told_changed_ = false;
   std::vector<Attempts> attempts_;
   FlowCount count_{kAutoFlows};
   void tell_news(Clock::time_point now);

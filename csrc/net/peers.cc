@@ -1,84 +1,39 @@
-// The peers of a process: made when one of both has something to say, parked when there are many,
-// and forgotten when nobody needs them.
-#include "net/peer.h"
+#include "net/peers.h"
 
 namespace ringcomm {
 
-void Network::start() {
-  if (!thread_.joinable()) thread_ = std::thread(&Network::run, this);
-}
-
-Wire& Network::reach(const Contact& contact) {
-  check_tls(contact);
-  const Held held = meet(contact);
-  held.peer->keep();
-  return *held.peer;
-}
-
-Wire& Network::reach(const Contact& contact, uint64_t channel) {
-  check_tls(contact);
-  const Held held = meet(contact);
-  held.peer->receiver_of(channel);
-  return *held.peer;
-}
-
-void Network::check_tls(const Contact& contact) const {
-  RINGCOMM_CHECK(contact.tls == contact_.tls, "TLS is ", contact_.tls, " here and ",
-                 contact.tls.substr(0, 20), " at ", contact.addresses[0].to_text(),
-                 ": set RINGCOMM_TLS and its files alike on every rank");
-}
-
-void Network::enter(uint64_t channel, Directory& directory) {
-  {
-    const std::lock_guard lock(mutex_);
-    start();
-  }
-  const std::lock_guard lock(directories_mutex_);
-  directories_[channel] = &directory;
-}
-
-void Network::leave(uint64_t channel) {
-  const std::lock_guard lock(directories_mutex_);
-  directories_.erase(channel);
-}
-
-Network::Counts Network::counts() {
-  const std::lock_guard lock(mutex_);
-  return {peers_.size(), awake_.size(), resting_.size(), links_.size()};
-}
-
 // In the moment before its lock is had, a peer may be forgotten.
-Network::Held Network::meet(const Contact& contact) {
+Network::Held Network::Peers::meet(const Contact& contact) {
+  network_.start();
   while (true) {
-    const auto [peer, made] = find_or_make(contact);
+    Lock lock(mutex_);
+    std::shared_ptr<Peer>& known = peers_[contact.id];
+    const bool made = !known;
+    if (made) known = make(contact);
+    const auto peer = known;
+    lock.unlock();
     Held held{peer, Lock(peer->mutex)};
-    if (peer->forgotten) continue;
+    if (peer->is_forgotten()) continue;
     if (made) peer->wake();
     return held;
   }
 }
 
-std::pair<std::shared_ptr<Network::Peer>, bool> Network::find_or_make(const Contact& contact) {
-  const std::lock_guard lock(mutex_);
-  start();
-  auto& peer = peers_[contact.id];
-  if (peer) return {peer, false};
+std::shared_ptr<Network::Peer> Network::Peers::make(const Contact& contact) {
   const auto text = [](const auto& words) {
     return std::string(reinterpret_cast<const char*>(words.data()), sizeof words);
   };
-  const bool first = contact_.id < contact.id;
-  const Contact& low = first ? contact_ : contact;
-  const Contact& high = first ? contact : contact_;
-  const Key job = hmac({}, {"job", options_.secret});
+  const Contact& own = network_.contact_;
+  const bool first = own.id < contact.id;
+  const Contact &low = first ? own : contact, &high = first ? contact : own;
+  const Key job = hmac({}, {"job", network_.options_.secret});
   const Key pair = hmac(job, {"pair", text(low.id), text(low.key), text(high.id), text(high.key)});
   const auto rest = resting_.extract(contact.id);
-  peer =
-      std::make_shared<Peer>(*this, contact, pair, rest ? rest.mapped().numbers : SessionNumbers());
-  return {peer, true};
+  const SessionNumbers numbers = rest ? rest.mapped().numbers : SessionNumbers();
+  return std::make_shared<Peer>(network_, contact, pair, numbers);
 }
 
-// Null: it is of no group here.
-std::optional<Contact> Network::contact_of(const ProcessId& id) {
+std::optional<Contact> Network::Peers::contact_of(const ProcessId& id) {
   {
     const std::lock_guard lock(mutex_);
     if (const auto found = peers_.find(id); found != peers_.end()) return found->second->contact;
@@ -91,10 +46,39 @@ std::optional<Contact> Network::contact_of(const ProcessId& id) {
   return std::nullopt;
 }
 
-// ---- beyond what is needed
+Receiver* Network::Peers::receiver(uint64_t channel, Peer& peer) {
+  const std::lock_guard lock(directories_mutex_);
+  const auto group = directories_.find(channel);
+  return group == directories_.end() ? nullptr : group->second->receiver(peer.contact.id, peer);
+}
 
-// Asks those whose connections should go. Most agree, and are parked when the answer comes.
-void Network::park(Clock::time_point now) {
+void Network::Peers::enter(uint64_t channel, Directory& directory) {
+  const std::lock_guard lock(directories_mutex_);
+  directories_[channel] = &directory;
+}
+
+void Network::Peers::leave(uint64_t channel) {
+  const std::lock_guard lock(directories_mutex_);
+  directories_.erase(channel);
+}
+
+Network::Counts Network::Peers::counts() {
+  const std::lock_guard lock(mutex_);
+  return {.peers = peers_.size(), .awake = awake_.size(), .resting = resting_.size()};
+}
+
+std::vector<std::shared_ptr<Network::Peer>> Network::Peers::awake() {
+  const std::lock_guard lock(mutex_);
+  return awake_;
+}
+
+void Network::Peers::wake(const std::shared_ptr<Peer>& peer) {
+  const std::lock_guard lock(mutex_);
+  awake_.push_back(peer);
+}
+
+// Most agree, and are parked when the answer comes.
+void Network::Peers::park(Clock::time_point now, size_t most) {
   struct Idle {
     std::shared_ptr<Peer> peer;
     Clock::time_point used_at;
@@ -115,19 +99,19 @@ void Network::park(Clock::time_point now) {
   for (const auto& [peer, used_at, sockets, done] : idle) {
     stay += sockets;
     const Lock lock(peer->mutex);
-    if (stay > most_connections_ || done) peer->ask_to_park(now);
+    if (stay > most || done) peer->ask_to_park(now);
   }
 }
 
-// Under the peer's lock. It has nothing to do, and where nobody needs it, it is forgotten. The peer
-// may remember this process, and go on from where it was.
-void Network::let_sleep(Peer& peer) {
+// A peer that is forgotten may remember this process, and go on from where it was.
+void Network::Peers::let_sleep(Peer& peer) {
   const std::lock_guard lock(mutex_);
-  std::erase_if(awake_, [&](const auto& each) { return each.get() == &peer; });
-  const auto numbers = peer.session.numbers();
+  std::erase_if(awake_, [&](const auto& other) { return other.get() == &peer; });
+  peer.sleep();
   if (peer.is_held() || !peer.session.at_rest()) return;
+  const auto numbers = peer.session.numbers();
   if (numbers != SessionNumbers()) resting_[peer.contact.id] = {peer.contact, numbers};
-  peer.forgotten = true;
+  peer.forget();
   peers_.erase(peer.contact.id);
 }
 

@@ -37,14 +37,15 @@ namespace ringcomm {
 class Receiver {
  public:
   virtual ~Receiver() = default;
-  // Memory for the payload of a put or stream frame; null where the channel is not known (any
+  // Gives memory to the payload of a put or stream frame; null where the channel is not known (any
   // more): then it is dropped. Throws FlowError when the peer may not write there.
   virtual std::byte* place(const Frame& frame) = 0;
   // Called once for each frame, in the order of posting. `payload` is given for kState only.
   virtual void deliver(const Frame& frame, std::span<const std::byte> payload) = 0;
-  // The payload of a kState frame, if the peer has not heard the latest. Asked now and then.
+  // Returns the payload of a kState frame, if the peer has not heard the latest. Asked now and
+  // then.
   virtual std::vector<std::byte> news() { return {}; }
-  // Nobody here is likely to need the connections soon: they may be parked.
+  // Tells whether the connections may be parked: nobody here is likely to need them soon.
   virtual bool idle() { return true; }
 };
 
@@ -66,7 +67,7 @@ struct Pace {
   uint64_t queued = 0;            // bytes that it had been given and that had not arrived
 };
 
-// What is left of a session at rest without connections: all that a later one has to know.
+// The rest of a session without connections: all that a later one has to know.
 struct SessionNumbers {
   uint64_t posted = 0, come = 0;  // frames
   uint64_t generation = 0;        // the last of any flow
@@ -81,9 +82,9 @@ class Session {
   // ---- frames
   // `frame` names type, channel, offset, stamp, lane and half, and the bytes of lent memory.
   void post(const Frame& frame, Payload payload = {});
-  // Afterwards the lender may change its memory again.
+  // Ends the channel's loans: afterwards the lender may change its memory again.
   void reclaim_lent(uint64_t channel);
-  // The channel's memory goes: payloads that the peer may not have yet are copied.
+  // Copies the payloads that the peer may not have yet: the channel's memory goes.
   void release(uint64_t channel);
   void ask_for_ack() { say({.stamp = 1}); }
   uint64_t posted() const { return first_ + items_.size() - 1; }  // the last frame's number
@@ -93,21 +94,22 @@ class Session {
   // ---- flows
   int flows() const { return static_cast<int>(flows_.size()); }
   bool is_up(int flow) const { return at(flow).up; }
-  // So many of them carry new frames, the first ones. Others are idle while one of these is up.
+  // Has so many of them carry new frames, the first ones. Others are idle while one of these is up.
   void use(int count) { used_ = count; }
   int used() const { return used_; }
-  // While this flow is down, it is to be connected: it is used, or frames wait for what came of it.
+  // Tells whether this flow is to be connected while it is down: it is used, or frames wait to hear
+  // what came over it.
   bool needs(int flow) const { return flow < used_ || !at(flow).fenced; }
   uint64_t generation(int flow) const { return std::max(at(flow).generation, before_); }
-  // It has gone, or is to be replaced: bytes half-read are forgotten, its frames wait for the
-  // peer's cursor. Its socket is closed before this.
+  // Notes that it has gone, or is to be replaced: bytes half-read are forgotten, its frames wait
+  // for the peer's cursor. Its socket is closed before this.
   void down(int flow);
-  // A new connection is up. `theirs` was taken by the peer after it had called down(). False: the
+  // Begins a new connection. `theirs` was taken by the peer after it had called down(). False: the
   // peer has given this very connection up already.
   bool up(int flow, uint64_t generation, const Cursor& theirs, Clock::time_point now);
   Cursor cursor() const;
-  // Flows to be closed, because the peer says so or nothing has been heard for long: closes them
-  // here (as down() does), the caller their sockets.
+  // Names flows that are closed here (as by down()), because the peer says so or nothing has been
+  // heard for long. The caller closes their sockets.
   std::vector<int> take_closed() { return std::exchange(closed_, {}); }
 
   // ---- parking: both close their connections, and connect when one has something to say. That is
@@ -129,7 +131,7 @@ class Session {
   // through read(). Both throw FlowError: then call down().
   std::span<std::byte> landing(int flow);
   void landed(int flow, size_t bytes);
-  // So many bytes will come in any case: the rest of a header or of a payload.
+  // Tells how many bytes will come in any case: the rest of a header or of a payload.
   size_t expected(int flow) const;
   void read(int flow, std::span<const std::byte> bytes, Clock::time_point now);
 

@@ -60,10 +60,10 @@ class Tls {
   ssize_t write(std::span<const iovec> parts);
   bool has_more() const;       // bytes that came already, of which no event will tell
   bool waits_to_read() const;  // also to write: TLS's handshake goes on when something has come
-  // A key has sealed enough: the next connection has others. When one end closes it for that, the
-  // other has seen as many records.
+  // Tells whether a key has sealed enough: the next connection has others. When one end closes it
+  // for that, the other has seen as many records.
   bool is_worn() const { return std::max(sealed_, opened_) > settings_.most_records(); }
-  // A word of this connection, which its two ends alone know (RFC 8446, section 7.5).
+  // Returns a word of this connection, which its two ends alone know (RFC 8446, section 7.5).
   std::string binding() const;
 
  private:

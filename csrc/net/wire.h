@@ -14,7 +14,7 @@ class Receiver;
 class Wire {
  public:
   virtual ~Wire() = default;
-  // Frames of this channel go to `receiver` until close(); before and after, they are dropped.
+  // Has frames of this channel go to `receiver` until close(); before and after, they are dropped.
   // close() copies what the peer does not have yet: the channel's memory is free afterwards.
   virtual void open(uint64_t channel, Receiver* receiver) = 0;
   virtual void close(uint64_t channel) = 0;
@@ -23,26 +23,20 @@ class Wire {
   virtual void reclaim_lent(uint64_t channel) = 0;
   // Starts sending the posted frames.
   virtual void flush() = 0;
-  // Has anything been said or heard?
+  // Tells whether anything has been said or heard.
   virtual bool reached() = 0;
-  // Both have agreed to have no connection, until one of them has something to say.
+  // Tells whether both have agreed to have no connection, until one of them has something to say.
   virtual bool parked() { return false; }
-  // The number of frames that the peer has not acknowledged. Asks the peer for an acknowledgement.
+  // Counts the frames that the peer has not acknowledged. Asks the peer for an acknowledgement.
   virtual uint64_t undelivered() = 0;
   virtual uint64_t resent() const { return 0; }  // frames, so far
   virtual uint64_t broken() const { return 0; }  // connections that were needed, so far
-  // Reads and writes sockets without waiting; true when something arrived. A thread that calls this
-  // often says so by begin_driving().
-  virtual bool progress() = 0;
-  virtual int descriptor() const = 0;  // readable: progress() has something to do
-  virtual void begin_driving() = 0;
-  virtual void end_driving(bool rest) = 0;  // as Network's
-  // Somebody waits for this peer: it is to be connected, or found to be dead.
+  // Connects the peer, or finds that it is dead: somebody waits for it.
   virtual void need() = 0;
-  // A receiver has heard what concerns other ranks: NetworkOptions::alarmed() is called soon, by
-  // the network thread. Only while a frame is delivered.
+  // Has NetworkOptions::alarmed() called soon, by the network thread: a receiver has heard what
+  // concerns other ranks. Only while a frame is delivered.
   virtual void alarm() {}
-  // The peer's process has ended, or nothing was heard of it for too long.
+  // Tells whether the peer's process has ended, or was not heard of for too long.
   virtual bool lost() = 0;
   virtual std::string condition() = 0;  // for people: "alive", or why it is lost
 };

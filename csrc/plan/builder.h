@@ -29,7 +29,7 @@ struct Turns {
 
 // A stream of messages into the slots of one inbox, in turn. The writer needs a credit for all but
 // the first so many, so the reader returns one for all but the last so many.
-struct Link {
+struct Feed {
   Rank from;
   Rank to;
   uint64_t messages;
@@ -102,26 +102,26 @@ class PlanBuilder {
     for (int i = 1; i < shape_.size; ++i) wait(peer(i), lane);
   }
 
-  Link link(Rank from, Rank to, uint64_t bytes) const {
+  Feed feed(Rank from, Rank to, uint64_t bytes) const {
     const uint64_t slot = shape_.slot_bytes(), messages = Segments{bytes, slot}.count();
     return {from, to, messages, slot, messages == 1 && bytes <= shape_.geometry.line_bytes};
   }
-  // The writer's side of a link: acquire, write the slot, signal(to).
-  void acquire(const Link& link, uint64_t message) {
-    if (link.credits && message >= slots()) wait(link.to, kCredit);
+  // The writer's side of a feed: acquire, write the slot, signal(to).
+  void acquire(const Feed& feed, uint64_t message) {
+    if (feed.credits && message >= slots()) wait(feed.to, kCredit);
   }
-  Ref slot(const Link& link, uint64_t message) {
-    if (link.line) return line(link.to, link.from);
-    const Turns turns{link.slot_bytes, slots(), link.pass, link.round};
-    return in_turn(inbox(link.to, link.from, 0), turns, message);
+  Ref slot(const Feed& feed, uint64_t message) {
+    if (feed.line) return line(feed.to, feed.from);
+    const Turns turns{feed.slot_bytes, slots(), feed.pass, feed.round};
+    return in_turn(inbox(feed.to, feed.from, 0), turns, message);
   }
-  void put(const Link& link, uint64_t message, Ref src, Stretch stretch) {
-    copy(slot(link, message), src, stretch);
-    signal(link.to);
+  void put(const Feed& feed, uint64_t message, Ref src, Stretch stretch) {
+    copy(slot(feed, message), src, stretch);
+    signal(feed.to);
   }
   // The reader's side: wait(from), read the slot, release.
-  void release(const Link& link, uint64_t message) {
-    if (link.credits && message + slots() < link.messages) signal(link.from, kCredit);
+  void release(const Feed& feed, uint64_t message) {
+    if (feed.credits && message + slots() < feed.messages) signal(feed.from, kCredit);
   }
 
   // Writes the passes between two edges as one loop, so that long messages are short plans.

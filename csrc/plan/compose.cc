@@ -15,15 +15,15 @@ struct Side {
   Space space;
   // Shards may not be neighbours in the whole. Then the part's offset `from` stands at `to`, and so
   // do the bytes after it, up to the next piece. Pieces are in order of `from`.
-  struct Piece {
+  struct Seam {
     uint64_t from;
     uint64_t to;
   };
-  std::vector<Piece> pieces = {{0, 0}};
+  std::vector<Seam> seams = {{0, 0}};
 
   uint64_t place(uint64_t offset) const {
-    const Piece& piece = *--std::ranges::upper_bound(pieces, offset, {}, &Piece::from);
-    return piece.to + (offset - piece.from);
+    const Seam& seam = *--std::ranges::upper_bound(seams, offset, {}, &Seam::from);
+    return seam.to + (offset - seam.from);
   }
 };
 
@@ -50,11 +50,11 @@ void append(Plan& plan, const Plan& part, const Placement& placement) {
   const auto motion = [&](uint8_t number) {
     return number > 0 ? plan.motion(part.motions[number - 1u]) : uint8_t{0};
   };
-  // Of the side that has all shards, in parts whose operands name them.
+  // The side that has all shards, in parts whose operands name extents.
   const bool scatters = part.collective == Collective::kReduceScatter;
   const Side& whole = scatters ? placement.input : placement.output;
-  for (const Extent& one : part.extents) {
-    plan.extents.push_back({whole.place(one.offset), one.bytes});
+  for (const auto& [offset, bytes] : part.extents) {
+    plan.extents.push_back({whole.place(offset), bytes});
   }
   for (Loop loop : part.loops) {
     loop.first_block += blocks;
@@ -172,22 +172,22 @@ Plan ordered_plan(const Shape& shape, Rank rank, Algorithm algorithm) {
   Shape by_place = shape;
   by_place.order.reset();
   by_place.root = place(shape.root);
-  std::vector<Side::Piece> pieces = {{0, 0}};
+  std::vector<Side::Seam> seams = {{0, 0}};
   if (sharded(shape.collective)) {
     const std::vector<Extent> chunks = shape.chunks();
     by_place.shards.clear();
-    pieces.clear();
+    seams.clear();
     uint64_t offset = 0;
     for (const Rank r : order) {
       const Extent& chunk = chunks[static_cast<size_t>(r)];
       by_place.shards.push_back(chunk.bytes);
-      pieces.push_back({offset, chunk.offset});
+      seams.push_back({offset, chunk.offset});
       offset += chunk.bytes;
     }
   }
   Placement placement{order};
   const bool gathers = shape.collective == Collective::kAllGather;
-  (gathers ? placement.output : placement.input).pieces = std::move(pieces);
+  (gathers ? placement.output : placement.input).seams = std::move(seams);
   Plan plan = PlanBuilder(shape, algorithm, rank).finish();
   append(plan, make_plan(by_place, place(rank), algorithm), placement);
   return plan;
@@ -278,7 +278,7 @@ Plan hierarchical_all_gather(const Shape& shape, Rank rank) {
   for (const Rank r : at.across) {
     const Extent& chunk = chunks[static_cast<size_t>(r)];
     between.shards.push_back(chunk.bytes);
-    spread.pieces.push_back({offset, chunk.offset});
+    spread.seams.push_back({offset, chunk.offset});
     offset += chunk.bytes;
   }
   at.between(between, {.ranks = at.across, .output = spread});

@@ -48,8 +48,8 @@ class Doubling {
 
  private:
   static uint64_t behind(uint64_t lag, int stages) { return lag * static_cast<uint64_t>(stages); }
-  Link link(Rank from, Rank to) const { return plan_.link(from, to, segments_.total); }
-  Ref arrived(Rank from) { return plan_.slot(link(from, rank_), segment_); }
+  Feed feed(Rank from, Rank to) const { return plan_.feed(from, to, segments_.total); }
+  Ref arrived(Rank from) { return plan_.slot(feed(from, rank_), segment_); }
   Ref input() { return plan_.input(segments_.offset(segment_)); }
   Ref output() { return plan_.output(segments_.offset(segment_)); }
   Stretch bytes() const { return segments_.stretch(segment_); }
@@ -66,20 +66,20 @@ class Doubling {
     }
     if (k < rounds_) return pass_on(rank_ ^ 1 << k, from);
     plan_.reduce({output()}, from, bytes(), true);
-    if (beyond_ >= 0) plan_.put(link(rank_, beyond_), segment_, output(), bytes());
+    if (beyond_ >= 0) plan_.put(feed(rank_, beyond_), segment_, output(), bytes());
   }
 
   // A reduction, even of one source, because a copy's source would have to stay as it is until the
   // partner has consumed it, and in place the output is next written before that is known.
   void pass_on(Rank partner, const std::vector<Ref>& from) {
-    std::vector<Ref> to = {plan_.slot(link(rank_, partner), segment_)};
+    std::vector<Ref> to = {plan_.slot(feed(rank_, partner), segment_)};
     if (from.size() > 1) to.push_back(output());
     plan_.reduce(to, from, bytes(), false);
     plan_.signal(partner);
   }
 
   void stage_beyond(int k) {
-    if (k == 0) plan_.put(link(rank_, beyond_), segment_, input(), bytes());
+    if (k == 0) plan_.put(feed(rank_, beyond_), segment_, input(), bytes());
     if (k < rounds_) return;
     plan_.wait(beyond_);
     plan_.copy(output(), arrived(beyond_), bytes());

@@ -9,8 +9,8 @@ namespace {
 
 // The exchange of step i, to rank + i and from rank - i.
 struct Exchange {
-  Link out;
-  Link in;
+  Feed out;
+  Feed in;
   bool mirrored;  // both are the same rank: what it sends says what it has consumed
   uint64_t slots;
 
@@ -54,28 +54,28 @@ Plan pairwise_all_to_all(const Shape& shape, Rank rank) {
   const uint64_t slot = shape.slot_bytes();
   const auto sent = [&](Rank r) { return Segments{shape.send[static_cast<size_t>(r)], slot}; };
   const auto received = [&](Rank r) { return Segments{shape.recv[static_cast<size_t>(r)], slot}; };
-  const auto give = [&](const Link& link, uint64_t m) {
-    const Segments segments = sent(link.to);
-    plan.put(link, m, plan.input(offset_to(link.to) + segments.offset(m)), segments.stretch(m));
+  const auto give = [&](const Feed& feed, uint64_t m) {
+    const Segments segments = sent(feed.to);
+    plan.put(feed, m, plan.input(offset_to(feed.to) + segments.offset(m)), segments.stretch(m));
   };
-  const auto take = [&](const Link& link, uint64_t m) {
-    const Segments segments = received(link.from);
-    const uint64_t at = offset_from(link.from) + segments.offset(m);
-    plan.wait(link.from);
-    plan.copy(plan.output(at), plan.slot(link, m), segments.stretch(m));
+  const auto take = [&](const Feed& feed, uint64_t m) {
+    const Segments segments = received(feed.from);
+    const uint64_t at = offset_from(feed.from) + segments.offset(m);
+    plan.wait(feed.from);
+    plan.copy(plan.output(at), plan.slot(feed, m), segments.stretch(m));
   };
 
   const auto give_single = [&](int step) {
-    const Link link = plan.link(rank, plan.peer(step), sent(plan.peer(step)).total);
-    if (step < shape.size && link.messages == 1) give(link, 0);
+    const Feed feed = plan.feed(rank, plan.peer(step), sent(plan.peer(step)).total);
+    if (step < shape.size && feed.messages == 1) give(feed, 0);
   };
   for (int i = 1; i < kFewEnds; ++i) give_single(i);
   plan.copy(plan.output(offset_from(rank)), plan.input(offset_to(rank)), sent(rank).total);
   for (int i = 1; i < shape.size; ++i) {
     give_single(i + kFewEnds - 1);
     const Rank to = plan.peer(i), from = plan.peer(-i);
-    const Exchange pair{plan.link(rank, to, sent(to).total),
-                        plan.link(from, rank, received(from).total), to == from, plan.slots()};
+    const Exchange pair{plan.feed(rank, to, sent(to).total),
+                        plan.feed(from, rank, received(from).total), to == from, plan.slots()};
     const auto pass = [&](uint64_t m) {
       if (pair.sends(m)) {
         if (pair.needs_credit(m)) plan.wait(to, kCredit);

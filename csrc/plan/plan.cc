@@ -69,7 +69,12 @@ bool kernel_serves(Algorithm kernel, Collective collective) {
   const bool moves = !reduces(collective) && collective != kBarrier;
   if (kernel == kByCopies) return moves;
   if (kernel == kByRing) return collective <= kReduce;
-  return kernel == kByKernel || collective != kAllToAll;
+  return kernel == kHandOver || collective != kAllToAll;
+}
+
+std::optional<Collective> collective_called(const std::string& name) {
+  const auto at = std::ranges::find(kCollectiveNames, name) - kCollectiveNames.begin();
+  return at < kCollectives ? std::optional(static_cast<Collective>(at)) : std::nullopt;
 }
 
 Algorithm algorithm_called(const std::string& name) {

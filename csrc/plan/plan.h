@@ -20,6 +20,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <tuple>
@@ -54,7 +55,7 @@ enum class Algorithm : uint8_t {
 };
 inline constexpr int kAlgorithms = 8;
 // Instead of an algorithm, on devices: kernels (device/kernels_for.h), or what a graph has.
-inline constexpr auto kByKernel = static_cast<Algorithm>(kAlgorithms);  // hands over
+inline constexpr auto kHandOver = static_cast<Algorithm>(kAlgorithms);  // hands over
 inline constexpr auto kByGraph = static_cast<Algorithm>(kAlgorithms + 1);
 inline constexpr auto kByTwoShot = static_cast<Algorithm>(kAlgorithms + 2);
 inline constexpr auto kByOneShot = static_cast<Algorithm>(kAlgorithms + 3);
@@ -63,7 +64,7 @@ inline constexpr auto kByRing = static_cast<Algorithm>(kAlgorithms + 5);
 inline constexpr auto kByCopies = static_cast<Algorithm>(kAlgorithms + 6);
 inline constexpr int kNamed = kAlgorithms + 7;
 inline bool is_kernel(Algorithm algorithm) {
-  return algorithm >= kByKernel && static_cast<int>(algorithm) < kNamed;
+  return algorithm >= kHandOver && static_cast<int>(algorithm) < kNamed;
 }
 // All kNamed of them, by number.
 std::span<const char* const> algorithm_names();
@@ -169,6 +170,7 @@ bool rooted(Collective collective);
 bool sharded(Collective collective);           // has a shard for each rank, or one of each
 const char* to_string(Collective collective);  // "all_reduce", as in torch.distributed
 const char* to_string(Algorithm algorithm);
+std::optional<Collective> collective_called(const std::string& name);
 Algorithm algorithm_called(const std::string& name);  // throws UsageError, with the names there are
 
 }  // namespace ringcomm

@@ -21,7 +21,7 @@ inline bool is_registered(Algorithm algorithm) {
   return static_cast<int>(algorithm) >= kFirstRegistered;
 }
 
-// Throws UsageError where the name is taken.
+// Registers an algorithm. Throws UsageError where the name is taken.
 Algorithm register_algorithm(const std::string& name, std::vector<Collective> collectives,
                              Author author);
 bool serves(Algorithm registered, Collective collective);

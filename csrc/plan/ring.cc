@@ -133,7 +133,7 @@ class Ring {
   const int size_;
   // Chunks are in the order in which they leave, and come to stay. They are the plan's extents.
   std::vector<Extent> chunks_;
-  Link out_{}, in_{};
+  Feed out_{}, in_{};
   uint64_t segment_ = 0, depth_ = 0, passes_ = 0;  // depth: segments of a chunk under way
   uint64_t number_ = 0, message_ = 0;              // of the segment in its chunk; of the message
 };

@@ -16,13 +16,6 @@ bool has(Collective collective, Algorithm algorithm) {
   return std::ranges::count(algorithms_of(collective), algorithm) > 0;
 }
 
-Collective collective_called(const std::string& name, const std::string& rule) {
-  for (int i = 0; i < kCollectives; ++i) {
-    if (name == to_string(static_cast<Collective>(i))) return static_cast<Collective>(i);
-  }
-  throw UsageError(str("RINGCOMM_ALGORITHM=", rule, ": there is no collective '", name, "'"));
-}
-
 uint64_t bytes_in(const std::string& text, const std::string& rule) {
   uint64_t value = 0;
   const char* const end = text.data() + text.size();
@@ -45,7 +38,10 @@ Rule rule_in(const std::string& text) {
   if (equals == std::string::npos) return rule;
   const std::string left = text.substr(0, equals);
   const size_t colon = left.find(':');
-  rule.collective = collective_called(left.substr(0, colon), text);
+  const std::string name = left.substr(0, colon);
+  rule.collective = collective_called(name);
+  RINGCOMM_CHECK(rule.collective, "RINGCOMM_ALGORITHM=", text, ": there is no collective '", name,
+                 "'");
   RINGCOMM_CHECK(has(*rule.collective, rule.algorithm), "RINGCOMM_ALGORITHM=", text, ": ",
                  to_string(*rule.collective), " has no algorithm '", to_string(rule.algorithm),
                  "'");

@@ -1,5 +1,5 @@
-// What a program asks for instead of the table: an algorithm wherever a collective has it, "ring",
-// or by collective and size, "all_reduce:64K-1M=swing,broadcast=tree".
+// Rules take the place of the table: an algorithm wherever a collective has it, "ring", or by
+// collective and size, "all_reduce:64K-1M=swing,broadcast=tree".
 #pragma once
 
 #include <limits>
@@ -21,7 +21,7 @@ class Rules {
   explicit Rules(const std::string& text);
 
   const std::string& text() const { return text_; }  // one word; empty: nothing is asked for
-  // The algorithm of the first rule that fits, or the kernel.
+  // Returns the algorithm of the first rule that fits, or the kernel.
   std::optional<Algorithm> find(const Shape& shape, bool kernels = false) const;
   std::vector<Algorithm> registered() const;  // that rules name
   bool name(Algorithm algorithm) const;

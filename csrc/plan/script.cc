@@ -31,13 +31,11 @@ class Words {
   size_t at_ = 0;
 };
 
-// A link of the script: in every pass so many messages of so many pieces at most.
-struct Stream {
-  Link link;
-  std::vector<bool> needs_credit;
+// A feed of the script, which has its messages in every pass.
+struct ScriptFeed : Feed {
+  std::vector<bool> needs_credit;  // by message of a pass
 
-  uint64_t each() const { return link.pass; }
-  uint64_t message(uint64_t pass, uint64_t number) const { return pass * each() + number; }
+  uint64_t message(uint64_t in_pass, uint64_t number) const { return in_pass * pass + number; }
 };
 
 class ScriptPlan {
@@ -59,7 +57,7 @@ class ScriptPlan {
     for (int chunk = 0; chunk < chunks_; ++chunk) longest = std::max(longest, length(chunk));
     unit_ = std::max(shape_.element, std::min(fit, longest));
     passes_ = Segments{longest, unit_}.count();
-    read_links();
+    read_feeds();
   }
 
   Plan build() {
@@ -83,7 +81,7 @@ class ScriptPlan {
   }
 
   uint64_t length(int chunk) const { return extent(chunk, true).bytes; }
-  // Of a chunk in this rank's input or output.
+  // Returns a chunk's place in this rank's input or output.
   Extent extent(int chunk, bool input) const {
     const auto of = [&](uint64_t total, int part, uint64_t base) -> Extent {
       const uint64_t at = shape_.cut(total, part, parts_);
@@ -99,28 +97,27 @@ class ScriptPlan {
     return of(all[static_cast<size_t>(owner)], chunk % parts_, whole ? offset_of(all, owner) : 0);
   }
 
-  void read_links() {
+  void read_feeds() {
     const auto count = static_cast<size_t>(words_.count());
     for (size_t i = 0; i < count; ++i) {
-      Stream stream;
-      Link& link = stream.link;
-      link.from = static_cast<Rank>(words_.next(shape_.size));
-      link.to = static_cast<Rank>(words_.next(shape_.size));
+      ScriptFeed feed;
+      feed.from = static_cast<Rank>(words_.next(shape_.size));
+      feed.to = static_cast<Rank>(words_.next(shape_.size));
       const uint64_t pieces = words_.count();
-      link.pass = words_.count();
-      for (uint64_t m = 0; m < link.pass; ++m) stream.needs_credit.push_back(words_.next(2) != 0);
-      link.messages = passes_ * link.pass;
-      link.slot_bytes = shape_.slot_bytes();
-      link.line = link.messages == 1 && pieces * unit_ <= shape_.geometry.line_bytes;
-      streams_.push_back(std::move(stream));
+      feed.pass = words_.count();
+      for (uint64_t m = 0; m < feed.pass; ++m) feed.needs_credit.push_back(words_.next(2) != 0);
+      feed.messages = passes_ * feed.pass;
+      feed.slot_bytes = shape_.slot_bytes();
+      feed.line = feed.messages == 1 && pieces * unit_ <= shape_.geometry.line_bytes;
+      feeds_.push_back(std::move(feed));
     }
   }
 
   // The passes that differ from the one before: the first and the last with a credit on some link.
   std::vector<uint64_t> edges() const {
     std::vector<uint64_t> edges;
-    for (const Stream& stream : streams_) {
-      const uint64_t each = stream.each(), slots = plan_.slots();
+    for (const ScriptFeed& feed : feeds_) {
+      const uint64_t each = feed.pass, slots = plan_.slots();
       for (uint64_t i = 0; i < each; ++i) {
         edges.push_back((minus(slots, i) + each - 1) / each);
         edges.push_back(minus(passes_, (slots + i) / each));
@@ -141,7 +138,8 @@ class ScriptPlan {
   }
 
   void operation() {
-    switch (words_.next(kRelease + 1)) {
+    const auto word = words_.next(kRelease + 1);
+    switch (word) {
       case kMove:
         return move();
       case kSignal: {
@@ -152,28 +150,20 @@ class ScriptPlan {
         const Rank peer = static_cast<Rank>(words_.next(shape_.size));
         return plan_.wait(peer, static_cast<Lane>(words_.next(kLanes)));
       }
-      case kAcquire: {
-        const Stream& stream = this->stream();
-        const uint64_t number = message_of(stream);
-        if (stream.needs_credit[number]) plan_.acquire(stream.link, stream.message(pass_, number));
-        return;
-      }
-      default: {
-        const Stream& stream = this->stream();
-        const uint64_t number = message_of(stream);
-        if (stream.needs_credit[(number + plan_.slots()) % stream.each()])
-          plan_.release(stream.link, stream.message(pass_, number));
-        return;
+      default: {  // a credit is for the message that takes the slot again
+        const ScriptFeed& feed = this->feed();
+        const uint64_t number = message_of(feed), message = feed.message(pass_, number);
+        const uint64_t next = word == kAcquire ? number : (number + plan_.slots()) % feed.pass;
+        if (!feed.needs_credit[next]) return;
+        return word == kAcquire ? plan_.acquire(feed, message) : plan_.release(feed, message);
       }
     }
   }
 
-  const Stream& stream() {
-    return streams_[static_cast<size_t>(words_.next(std::ssize(streams_)))];
-  }
+  const ScriptFeed& feed() { return feeds_[static_cast<size_t>(words_.next(std::ssize(feeds_)))]; }
 
-  uint64_t message_of(const Stream& stream) {
-    return static_cast<uint64_t>(words_.next(static_cast<int64_t>(stream.each())));
+  uint64_t message_of(const ScriptFeed& feed) {
+    return static_cast<uint64_t>(words_.next(static_cast<int64_t>(feed.pass)));
   }
 
   void move() {
@@ -198,9 +188,9 @@ class ScriptPlan {
       const uint64_t at = extent(chunk, space == kInputChunk).offset + pass_ * unit_;
       return space == kInputChunk ? plan_.input(at) : plan_.output(at);
     }
-    const Stream& stream = this->stream();
-    const uint64_t number = message_of(stream);
-    Ref slot = plan_.slot(stream.link, stream.message(pass_, number));
+    const ScriptFeed& feed = this->feed();
+    const uint64_t number = message_of(feed);
+    Ref slot = plan_.slot(feed, feed.message(pass_, number));
     slot.offset += static_cast<uint64_t>(words_.next()) * unit_;
     return slot;
   }
@@ -211,7 +201,7 @@ class ScriptPlan {
   std::vector<uint32_t>* const origins_;
   int parts_ = 1, chunks_ = 1;
   uint64_t unit_ = 0, passes_ = 1;  // so much of every chunk in a pass
-  std::vector<Stream> streams_;
+  std::vector<ScriptFeed> feeds_;
   uint64_t pass_ = 0;
   uint64_t first_ = 0, before_body_ = UINT64_MAX;  // operations before those of the section
 };

@@ -31,7 +31,7 @@ struct Script {
 Plan scripted_plan(const Shape& shape, Rank rank, Algorithm algorithm, const Script& script,
                    std::vector<uint32_t>* origins = nullptr);
 
-// Does the shape look the same to all ranks? That of an uneven all_to_all does not.
+// Tells whether the shape looks the same to all ranks. That of an uneven all_to_all does not.
 bool same_on_all_ranks(const Shape& shape);
 
 }  // namespace ringcomm

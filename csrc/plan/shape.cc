@@ -37,6 +37,30 @@ uint64_t offset_of(const std::vector<uint64_t>& parts, Rank rank) {
   return std::accumulate(parts.begin(), parts.begin() + rank, uint64_t{0});
 }
 
+Sides CallShape::sides(Rank rank) const {
+  const bool at_root = rank == root, shared = sharded(collective);
+  const uint64_t whole = shared ? total_of(shards) : bytes;
+  const uint64_t mine = shared ? shards[static_cast<size_t>(rank)] : bytes;
+  switch (collective) {
+    case Collective::kAllGather:
+      return {mine, whole};
+    case Collective::kAllReduce:
+    case Collective::kReduceScatter:
+      return {whole, mine};
+    case Collective::kBroadcast:
+    case Collective::kScatter:
+      return {at_root ? whole : 0, mine};
+    case Collective::kReduce:
+    case Collective::kGather:
+      return {mine, at_root ? whole : 0};
+    case Collective::kAllToAll:
+      return {total_of(send), total_of(recv)};
+    case Collective::kBarrier:
+      break;
+  }
+  return {};
+}
+
 uint64_t Shape::largest_shard() const {
   return shards.empty() ? 0 : *std::ranges::max_element(shards);
 }

@@ -12,6 +12,8 @@ namespace ringcomm {
 
 inline constexpr uint64_t kOneShotBytes = 16 * 1024;  // a rank loads this rather than sync twice
 
+inline constexpr int kMostRanks = 4096;  // of a group
+
 // Where more ranks, or hosts, talk over a network, each talks to few of them.
 inline constexpr int kFewEnds = 16;
 
@@ -56,12 +58,17 @@ struct Costs {
 //   reduce_scatter                    input = all shards in rank order, output = my shard
 //   scatter, gather                   as reduce_scatter, all_gather, whole side only at the root
 //   all_to_all                        send[r] to, recv[r] from rank r, in rank order in each side
+struct Sides {
+  uint64_t input = 0, output = 0;
+};
 struct CallShape {
   Collective collective = Collective::kBarrier;
   Rank root = 0;                     // broadcast, reduce, scatter, gather
   uint64_t bytes = 0;                // all_reduce, broadcast, reduce
   std::vector<uint64_t> shards;      // all_gather, reduce_scatter, scatter, gather
   std::vector<uint64_t> send, recv;  // all_to_all: this rank's
+
+  Sides sides(Rank rank) const;  // how many bytes each side of this rank has
   bool operator==(const CallShape&) const = default;
 };
 
@@ -78,8 +85,11 @@ inline uint64_t mix(uint64_t hash, const std::vector<uint64_t>& values) {
   return hash;
 }
 
-// Where rank `rank`'s part begins: parts lie in rank order.
+// Returns where a rank's part begins: parts lie in rank order.
 uint64_t offset_of(const std::vector<uint64_t>& parts, Rank rank);
+inline uint64_t total_of(const std::vector<uint64_t>& parts) {
+  return offset_of(parts, static_cast<Rank>(parts.size()));
+}
 
 // How the ranks of a group lie: host by host, site by site.
 struct Levels {
@@ -102,22 +112,22 @@ struct Shape : CallShape, Levels {
 
   Rank after(Rank rank, int steps = 1) const;  // steps may be negative; wraps
   uint64_t shard(Rank rank) const { return shards[static_cast<size_t>(rank)]; }
-  // Of shard `rank` in the whole side.
+  // Returns where shard `rank` begins in the whole side.
   uint64_t shard_offset(Rank rank) const { return offset_of(shards, rank); }
   uint64_t largest_shard() const;
-  // Of every rank in the whole side: shards, or near-equal cuts of the message.
+  // Returns every rank's part of the whole side: shards, or near-equal cuts of the message.
   std::vector<Extent> chunks() const;
   uint64_t slot_bytes() const { return align(geometry.inbox_bytes / geometry.slots); }
-  // So much of every shard in a pass of bruck.cc; 0: there is no room.
+  // Returns how much of every shard a pass of bruck.cc takes; 0: there is no room.
   uint64_t bruck_bytes() const;
-  // Do so few ranks meet over a network that each may talk to all others?
+  // Tells whether so few ranks meet over a network that each may talk to all others.
   bool few() const { return size <= kFewEnds; }
-  // The same of hosts, and may a plan have steps for each of their ranks?
+  // Tells the same of hosts, and whether a plan may have steps for each of their ranks.
   bool few_hosts() const { return size / local <= kFewEnds && size <= kFewEnds * kFewEnds; }
   // Rounds down to cache lines if there is room for one, else to elements.
   uint64_t align(uint64_t wanted) const;
-  // The r-th of `parts` near-equal cuts of `total` bytes: cut(total, 0) = 0, cut(total, parts) =
-  // total, every cut on an element and, where there is room, on a cache line.
+  // Returns the r-th of `parts` near-equal cuts of `total` bytes: cut(total, 0) = 0, cut(total,
+  // parts) = total, every cut on an element and, where there is room, on a cache line.
   uint64_t cut(uint64_t total, int part, int parts) const;
   uint64_t longest_cut(uint64_t total, int parts) const;  // no part is longer
   bool operator==(const Shape&) const = default;

@@ -17,16 +17,16 @@ struct Topology {
   std::vector<Host> hosts;  // along the ring; none: nobody measured them
 };
 
-// The three numbers after the words alpha, beta and gamma. There they may come twice more, of a
-// site and between sites, and then name and site of each host (ringcomm/_network/costs_file.py).
+// Reads the three numbers after the words alpha, beta and gamma. They may come twice more, of a
+// site and between sites, and then name and site of each host: _network/costs_file.py writes it.
 // "" means the defaults. Throws UsageError.
 Topology parse_topology(const std::string& text);
 
-// The name of a host that the topology lacks, or that two of these hosts have; "" if it knows all.
+// Names a host that the topology lacks, or that two of these hosts are called; "" if it knows all.
 std::string stranger(const Topology& topology, const std::vector<std::string>& names);
 
-// In the order of the topology, if it knows all hosts, and host by host, site by site. Rank r is on
-// host host_of[r], which has the name names[host_of[r]].
+// Lays the ranks out in the order of the topology, if it knows all hosts, and host by host, site by
+// site. Rank r is on host host_of[r], which has the name names[host_of[r]].
 Reach reach_of(const Topology& topology, const std::vector<int>& host_of,
                const std::vector<std::string>& names);
 

@@ -74,11 +74,11 @@ class TreePlan {
       if (r != root_) most = std::max(most, part(r).total);
     }
     count_ = Segments{most, shape.slot_bytes()}.count();
-    const auto link = [&](Rank child, Rank parent) {
-      return plan_.link(away() ? parent : child, away() ? child : parent, most);
+    const auto feed = [&](Rank child, Rank parent) {
+      return plan_.feed(away() ? parent : child, away() ? child : parent, most);
     };
-    for (const Rank child : node_.children) children_.push_back(link(child, rank_));
-    if (rank_ != root_) up_ = link(rank_, node_.parent);
+    for (const Rank child : node_.children) children_.push_back(feed(child, rank_));
+    if (rank_ != root_) up_ = feed(rank_, node_.parent);
     if (away())
       call_at_ = (wide_ ? std::min(count_, plan_.slots()) : count_) - 1;
     else
@@ -147,30 +147,30 @@ class TreePlan {
   }
 
   void send(uint64_t c) {
-    for (const Link& child : children_) plan_.acquire(child, c);
+    for (const Feed& child : children_) plan_.acquire(child, c);
     if (c == call_at_) roll_call([&](Rank r) { plan_.wait(r, kCredit); });
-    for (const Link& child : children_) {
+    for (const Feed& child : children_) {
       plan_.put(child, c, whole(child.to, c), bytes(child.to, c));
     }
     if (!shards_) plan_.copy(output(c), input(c), bytes(rank_, c));
   }
 
   void pass_down(uint64_t c) {
-    for (const Link& child : children_) plan_.acquire(child, c);
+    for (const Feed& child : children_) plan_.acquire(child, c);
     plan_.wait(up_.from);
     plan_.copy(output(c), plan_.slot(up_, c), bytes(rank_, c));
     plan_.release(up_, c);
-    for (const Link& child : children_) plan_.put(child, c, output(c), bytes(rank_, c));
+    for (const Feed& child : children_) plan_.put(child, c, output(c), bytes(rank_, c));
   }
 
   // The shallowest first: it is there first.
   void wait_for_children() {
-    for (const Link& child : std::views::reverse(children_)) plan_.wait(child.from);
+    for (const Feed& child : std::views::reverse(children_)) plan_.wait(child.from);
   }
   // Adds up my own segment and the children's, into `to`.
   void add_up(uint64_t c, Ref to, bool final) {
     std::vector<Ref> from = {input(c)};
-    for (const Link& child : std::views::reverse(children_)) from.push_back(plan_.slot(child, c));
+    for (const Feed& child : std::views::reverse(children_)) from.push_back(plan_.slot(child, c));
     plan_.reduce({to}, from, bytes(rank_, c), final);
   }
 
@@ -178,7 +178,7 @@ class TreePlan {
     wait_for_children();
     if (c == call_at_) roll_call([&](Rank r) { plan_.signal(r, kCredit); });
     if (!shards_) add_up(c, output(c), true);
-    for (const Link& child : children_) {
+    for (const Feed& child : children_) {
       if (shards_) plan_.copy(whole(child.from, c), plan_.slot(child, c), bytes(child.from, c));
       plan_.release(child, c);
     }
@@ -190,7 +190,7 @@ class TreePlan {
     wait_for_children();
     add_up(c, plan_.slot(up_, c), false);
     plan_.signal(up_.to);
-    for (const Link& child : children_) plan_.release(child, c);
+    for (const Feed& child : children_) plan_.release(child, c);
   }
 
   PlanBuilder plan_;
@@ -202,8 +202,8 @@ class TreePlan {
   const Node calls_;
   uint64_t count_ = 0;    // of segments of the largest part that travels
   uint64_t call_at_ = 0;  // the segment before or after which the root calls
-  std::vector<Link> children_;
-  Link up_{};
+  std::vector<Feed> children_;
+  Feed up_{};
 };
 
 }  // namespace

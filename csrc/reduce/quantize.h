@@ -48,7 +48,7 @@ struct Dequantization {
 };
 void dequantize(Coding coding, const Dequantization& job);
 
-// What an instruction set has.
+// The kernels of an instruction set.
 struct BlockKernels {
   void (*quantize)(const Quantization&);
   void (*dequantize)(const Dequantization&);

@@ -46,11 +46,11 @@ constexpr InstructionSet kInstructionSets[] = {
 };
 
 const InstructionSet* best() {
-  const InstructionSet* found = nullptr;
+  const InstructionSet* last = nullptr;
   for (const InstructionSet& set : kInstructionSets) {
-    if (set.available()) found = &set;
+    if (set.available()) last = &set;
   }
-  return found;
+  return last;
 }
 
 const HostKernels& kernels() {

@@ -12,38 +12,6 @@ enum Word { kKind, kCount, kSplits, kLayout, kPlan };
 constexpr uint64_t kSend = kCollectives, kRecv = kCollectives + 1;
 constexpr uint64_t kNobody = 0xffffff;
 
-uint64_t total(const std::vector<uint64_t>& counts) {
-  return offset_of(counts, static_cast<Rank>(counts.size()));
-}
-
-struct Sides {
-  uint64_t input, output;
-};
-
-// How many bytes each side of this rank must have.
-Sides expected_sides(const Operation& operation, Rank rank) {
-  const bool root = rank == operation.root, shards = sharded(operation.collective);
-  const uint64_t whole = shards ? total(operation.shards) : operation.bytes;
-  const uint64_t mine = shards ? operation.shards[static_cast<size_t>(rank)] : operation.bytes;
-  switch (operation.collective) {
-    case Collective::kAllGather:
-      return {mine, whole};
-    case Collective::kAllReduce:
-    case Collective::kReduceScatter:
-      return {whole, mine};
-    case Collective::kBroadcast:
-    case Collective::kScatter:
-      return {root ? whole : 0, mine};
-    case Collective::kReduce:
-    case Collective::kGather:
-      return {mine, root ? whole : 0};
-    case Collective::kAllToAll:
-      return {total(operation.send), total(operation.recv)};
-    default:  // barrier
-      return {0, 0};
-  }
-}
-
 uint64_t hash_of(const std::vector<uint64_t>& counts) {
   if (std::ranges::adjacent_find(counts, std::not_equal_to()) == counts.end()) return 0;
   return mix(1, counts);
@@ -72,7 +40,7 @@ void validate(const Operation& operation, int size, Rank rank) {
     RINGCOMM_CHECK(operation.send[self] == operation.recv[self], name, ": rank ", rank, " sends ",
                    operation.send[self], " bytes to itself and expects ", operation.recv[self]);
   }
-  const Sides sides = expected_sides(operation, rank);
+  const Sides sides = operation.sides(rank);
   RINGCOMM_CHECK(bytes_of(operation.input) == sides.input, name, ": input has ",
                  bytes_of(operation.input), " bytes, not ", sides.input);
   RINGCOMM_CHECK(bytes_of(operation.output) == sides.output, name, ": output has ",
@@ -108,7 +76,8 @@ Descriptor make_descriptor(const Operation& operation, uint64_t sequence) {
   descriptor.words[kKind] = collective | dtype << 8 | op << 16 | root << 24 |
                             static_cast<uint64_t>(operation.purpose) << 48;
   const bool split = operation.collective == Collective::kAllToAll;
-  const uint64_t bytes = sharded(operation.collective) ? total(operation.shards) : operation.bytes;
+  const uint64_t bytes =
+      sharded(operation.collective) ? total_of(operation.shards) : operation.bytes;
   descriptor.words[kCount] = split ? 0 : bytes / size_of(operation.dtype);
   descriptor.words[kSplits] = hash_of(operation.shards);
   descriptor.words[kLayout] = operation.layout;
@@ -128,7 +97,7 @@ bool same_call(const Descriptor& a, const Descriptor& b) {
 std::string plan_text(const Descriptor& descriptor) {
   const auto by = static_cast<Algorithm>(descriptor.words[kPlan] & 0xff);
   if (!is_registered(by) && static_cast<int>(by) >= kNamed) return "a kernel";  // it may be garbage
-  return by == kByGraph ? "a CUDA graph" : by == kByKernel ? "a kernel" : to_string(by);
+  return by == kByGraph ? "a CUDA graph" : by == kHandOver ? "a kernel" : to_string(by);
 }
 
 bool by_registered(const Descriptor& descriptor) {

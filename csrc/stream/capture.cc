@@ -24,7 +24,7 @@ DeviceEngine::CompletionPtr DeviceEngine::capture(const Operation& operation, ui
   Descriptor descriptor = make_descriptor(operation, ++sequence_);
   set_plan(descriptor, kByGraph, 0);
   // Others work in the group's own memory.
-  if (const auto by = kernel_of(operation); by == kByTwoShot || by == kByKernel)
+  if (const auto by = kernel_of(operation); by == kByTwoShot || by == kHandOver)
     comm_->offer(shape_of(operation), Spans(operation.input), Spans(operation.output));
   announce(operation, descriptor);
   meet_at(sequence_, Deadline(state_.timeout_or(operation.timeout)), asked);

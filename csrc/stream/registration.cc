@@ -25,7 +25,7 @@ void DeviceEngine::register_memory(const std::string& asked, const NamedMemory& 
     Operation meeting;
     meeting.purpose = Purpose::kMemory;
     Descriptor descriptor = make_descriptor(meeting, ++sequence_);
-    set_plan(descriptor, kByKernel, 0);
+    set_plan(descriptor, kHandOver, 0);
     announce(meeting, descriptor);
     meet_at(sequence_, Deadline(state_.timeout()), asked);
     tell(asked, results);

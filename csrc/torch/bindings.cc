@@ -22,6 +22,7 @@ namespace ringcomm {
 namespace {
 
 namespace py = pybind11;
+using namespace py::literals;
 using NoGil = py::call_guard<py::gil_scoped_release>;
 
 constexpr auto kGraceAtExit = std::chrono::milliseconds(500);
@@ -218,6 +219,17 @@ py::tuple plan_of(const ShapeTuple& given, Rank rank, const std::optional<std::s
                         steps_of(plan));
 }
 
+std::vector<py::dict> rows_of_selection(int size, const std::string& costs, int local) {
+  std::vector<py::dict> rows;
+  const auto choose = [&] { return selection(size, parse_topology(costs).costs, local); };
+  for (const SelectionRow& row : with_value_errors(choose)) {
+    rows.emplace_back("collective"_a = to_string(row.collective),
+                      "algorithm"_a = to_string(row.algorithm), "limit"_a = row.limit,
+                      "needs"_a = row.needs, "text"_a = row.text);
+  }
+  return rows;
+}
+
 // An algorithm of the program's own: ringcomm/algorithms/registry.py has its scripts, by shape.
 void register_by_name(const std::string& name, const std::vector<int>& collectives) {
   std::vector<Collective> all;
@@ -241,13 +253,11 @@ void register_by_name(const std::string& name, const std::vector<int>& collectiv
 py::tuple kernel_seconds(const std::string& collective, int ranks, uint64_t bytes, bool nvlink,
                          int capability) {
   constexpr uint64_t kWindow = 12 << 20;  // the least that groups have
-  int number = 0;
-  while (number < kCollectives && collective != to_string(static_cast<Collective>(number)))
-    ++number;
-  if (number == kCollectives || ranks < 2 || ranks > cuda::kMostRanks)
+  const auto known = collective_called(collective);
+  if (!known || ranks < 2 || ranks > cuda::kMostRanks)
     throw py::value_error(str(collective, " of ", ranks, " ranks"));
   Shape shape;
-  shape.collective = static_cast<Collective>(number);
+  shape.collective = *known;
   shape.size = ranks;
   shape.bytes = bytes;
   shape.shards.assign(sharded(shape.collective) ? static_cast<size_t>(ranks) : 0, bytes);
@@ -281,7 +291,8 @@ uint64_t whole_blocks(const at::Tensor& blocks, const at::Tensor& numbers, uint6
   return bytes;
 }
 
-// Serves tensors of the CPU (ringcomm/compression/codecs.py). Blocks beyond those of `src` get zeros.
+// Serves tensors of the CPU (ringcomm/compression/codecs.py). Blocks beyond those of `src` get
+// zeros.
 void quantize_tensor(const at::Tensor& src, const at::Tensor& blocks, int coding,
                      const std::optional<at::Tensor>& residual, std::optional<uint64_t> seed,
                      uint32_t first) {
@@ -322,7 +333,7 @@ void bind_blocks(py::module_& module) {
              py::arg("sources") = 1, py::arg("divisor") = 1.0F, NoGil());
 }
 
-// Names that Python needs are taken from here, so that no list is kept twice.
+// Names and numbers that Python needs are taken from here, so that no list is kept twice.
 void bind_names(py::module_& module) {
   py::list collectives, rooted, sharded, algorithms, kernels;
   for (int i = 0; i < kCollectives; ++i) {
@@ -339,6 +350,17 @@ void bind_names(py::module_& module) {
   module.attr("SHARDED") = py::tuple(sharded);
   module.attr("ALGORITHMS") = py::tuple(algorithms);
   module.attr("KERNELS") = py::tuple(kernels);
+  module.attr("PURPOSES") = py::tuple(py::cast(kPurposeNames));
+  const Geometry mapped = Geometry::for_ranks(2), network = Geometry::across_hosts(2);
+  module.attr("LIMITS") = py::dict(
+      "any_size"_a = kAnySize, "few_ends"_a = kFewEnds, "few_host_ranks"_a = kFewEnds * kFewEnds,
+      "inbox_bytes"_a = network.inbox_bytes, "line_bytes"_a = kLineBytes,
+      "most_device_ranks"_a = cuda::kMostRanks, "most_ranks"_a = kMostRanks,
+      "one_shot_bytes"_a = kOneShotBytes, "segment_bytes"_a = mapped.segment_bytes,
+      "slot_bytes"_a = network.inbox_bytes / network.slots);
+  const Costs costs;
+  module.attr("DEFAULT_COSTS") = py::make_tuple(costs.alpha, costs.beta, costs.gamma);
+  module.attr("INCAST") = kIncast;
 }
 
 // The core seen from Python, for the benchmarks and the tests.
@@ -350,13 +372,16 @@ void bind_core(py::module_& module) {
   module.def("kernel_seconds", &kernel_seconds, py::arg("collective"), py::arg("ranks"),
              py::arg("bytes"), py::arg("nvlink"), py::arg("capability"));
   module.def("register_algorithm", &register_by_name, py::arg("name"), py::arg("collectives"));
-  module.def(
-      "selection_text",
-      [](int size, const std::string& costs, int local) {
-        return with_value_errors(
-            [&] { return selection_text(size, parse_topology(costs).costs, local); });
-      },
-      py::arg("size"), py::arg("costs") = "", py::arg("local") = 1);
+  using Identity = std::tuple<std::string, std::string, std::string, uid_t>;
+  module.def("host_identity", [] {
+    const HostIdentity self = host_identity();
+    return Identity(self.host, self.boot_id, self.network, self.user);
+  });
+  module.def("same_host", [](const Identity& a, const Identity& b) {
+    return std::make_from_tuple<HostIdentity>(a).same_host(std::make_from_tuple<HostIdentity>(b));
+  });
+  module.def("selection", &rows_of_selection, py::arg("size"), py::arg("costs") = "",
+             py::arg("local") = 1);
 }
 
 }  // namespace

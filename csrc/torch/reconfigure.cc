@@ -138,7 +138,7 @@ BackendPtr Backend::shrink(const std::vector<int64_t>& ranks_to_exclude, int shr
   options->group_name = str(larger->state().name(), "-shrunk");
   const Transport& transport = larger->state().transport();
   std::vector<Way> ways;
-  std::vector<std::string> meeting{str("shrink ", transport.group()), str(++shrinks_)};
+  std::vector<std::string> meeting{str("shrink ", transport.group_id()), str(++shrinks_)};
   for (const Rank old : ranks) {
     const auto& process = transport.process(old);  // null: this rank, or on another host
     ways.push_back({process ? process->name() : "", transport.wire(old)});

@@ -10,7 +10,7 @@ namespace {
 
 constexpr auto kFirstPause = std::chrono::microseconds(100);
 constexpr auto kLongestPause = std::chrono::milliseconds(500);
-// Of a group whose ranks all ask the store: it takes so many questions in these pauses.
+// For a group whose ranks all ask the store: it takes so many questions in these pauses.
 constexpr auto kFirstShare = std::chrono::microseconds(20),
                kLongestShare = std::chrono::microseconds(1000);
 constexpr int kShare = 4;                               // of the time that has passed
@@ -188,12 +188,12 @@ std::string Assembly::hear() {
 // Rank 0 finds the missing ranks of a large group, for all: else each would ask for each.
 void Assembly::wait_for_names(const std::function<bool()>& answered) {
   if (options_.size <= kSearch) throw late(silent());
-  const auto end = store_.now() + kNamesTime;
-  while (!answered()) {
-    if (store_.now() >= end) throw late(store_.has(key(0)) ? silent() : std::vector{0});
+  const auto pause = [&](Clock::duration time) {
     options_.interrupt();
-    store_.wait(kPiece);
-  }
+    store_.wait(time);
+  };
+  if (poll(store_.now() + kNamesTime, kPiece, answered, pause)) return;
+  throw late(store_.has(key(0)) ? silent() : std::vector{0});
 }
 
 std::string Assembly::answer_all(const Answer& make) {
@@ -245,28 +245,44 @@ void Assembly::check_roster() {
   if (!read_cards() || cards_ != before) throw Again();
 }
 
-bool Assembly::await(const std::function<bool()>& ready) {
-  const Clock::duration first = std::max<Clock::duration>(kFirstPause, options_.size * kFirstShare);
-  const Clock::duration longest =
-      std::max<Clock::duration>(kLongestPause, options_.size * kLongestShare);
+// Asks until it is done, in pauses that grow with the time that has passed, up to `longest`.
+bool Assembly::poll(Clock::time_point end, Clock::duration longest,
+                    const std::function<bool()>& done, const Pause& pause) {
+  const auto first = std::max<Clock::duration>(kFirstPause, options_.size * kFirstShare);
   const auto start = store_.now();
-  int looks = 0;
-  while (!ready()) {
-    const auto passed = store_.now() - start;
-    if (store_.now() >= deadline_.at()) return false;
-    if (stage_ == 0 && passed > kLongestPause && store_.served()) {
-      if (++looks == kLooks && !failure_.empty() && options_.warn) {
-        options_.warn("the ranks have not met yet. Before, they failed with: " +
-                      Failure(failure_).text);
-      }
-      if (looks % 2 == 1)
-        check_card();
-      else
-        check_members(false);
-    }
-    rest(std::clamp<Clock::duration>(passed / kShare, first, longest));
+  while (!done()) {
+    const auto now = store_.now();
+    if (now >= end) return false;
+    pause(std::clamp<Clock::duration>((now - start) / kShare, std::min(first, longest), longest));
   }
   return true;
+}
+
+bool Assembly::poll(Clock::time_point end, const std::function<bool()>& done) {
+  return poll(end, kPiece, done, [this](Clock::duration pause) { store_.wait(pause); });
+}
+
+bool Assembly::await(const std::function<bool()>& ready) {
+  const auto start = store_.now();
+  int looks = 0;
+  const auto longest = std::max<Clock::duration>(kLongestPause, options_.size * kLongestShare);
+  return poll(deadline_.at(), longest, ready, [&](Clock::duration pause) {
+    if (stage_ == 0 && store_.now() - start > kLongestPause && store_.served())
+      look_around(++looks);
+    rest(pause);
+  });
+}
+
+// The ranks do not meet: is it for a mistake that can be told?
+void Assembly::look_around(int looks) {
+  if (looks == kLooks && !failure_.empty() && options_.warn) {
+    options_.warn("the ranks have not met yet. Before, they failed with: " +
+                  Failure(failure_).text);
+  }
+  if (looks % 2 == 1)
+    check_card();
+  else
+    check_members(false);
 }
 
 void Assembly::rest(Clock::duration pause) {
@@ -278,8 +294,8 @@ void Assembly::rest(Clock::duration pause) {
   } while (store_.now() < end);
 }
 
-// Of a dead rank what it has said still counts. Rank 0 tells the others of another's death. Without
-// a server its words may be lost to a rank that comes later, which so looks at all ranks itself.
+// A rank's words still count when it is dead. Rank 0 tells the others of another's death. Without a
+// server its words may be lost to a rank that comes later, so that one looks at all ranks itself.
 void Assembly::check_dead() {
   for (Rank rank = 0; rank < options_.size; ++rank) {
     const auto error = died && (rank == 0 || options_.rank == 0) ? died(rank) : store_.died(rank);
@@ -299,10 +315,8 @@ void Assembly::check_members(bool comes) {
   const std::string own = members_.to_text();
   store_.set(latest(), own);
   if (!theirs.overlap(members_)) return;
-  const auto end = store_.now() + kLastWords;  // for the other to read it, and to answer
-  while (theirs.told != members_.id && store_.get(latest()) == own && store_.now() < end) {
-    store_.wait(kPiece);
-  }
+  poll(store_.now() + kLastWords,  // for the other to read it, and to answer
+       [&] { return theirs.told == members_.id || store_.get(latest()) != own; });
   if (options_.members.empty()) {
     throw PeerError(theirs.rank,
                     sizes_text(theirs.rank, static_cast<int>(theirs.ranks.size()), options_.size));
@@ -352,18 +366,18 @@ void Assembly::give_up(const std::exception& error) {
   const std::string word = disagreement_.empty() ? word_of(options_.rank, error) : disagreement_;
   const bool waited = dynamic_cast<const TimeoutError*>(&error) != nullptr;
   if (const auto* peer = dynamic_cast<const PeerError*>(&error)) excuse({peer->rank()});
-  const auto end = store_.now() + kLastWords;
+  int64_t said = -1;
+  int times = 0;
+  const auto all_have_heard = [&] {
+    const int64_t now = store_.said(cards());
+    if (now != said) tell_failure(str(members_.id, '.', times++, ' ', options_.world, ' ', word));
+    said = now;
+    const bool all = waited || said - before_ >= options_.size - (mine_.empty() ? 1 : 0);
+    return !store_.served() || (options_.rank == 0 ? all && !has_readers() : all || is_answered());
+  };
   try {
-    int64_t said = -1;
-    for (int times = 0; times == 0 || store_.now() < end; store_.wait(kPiece)) {
-      const int64_t now = store_.said(cards());
-      if (now != said) tell_failure(str(members_.id, '.', times++, ' ', options_.world, ' ', word));
-      said = now;
-      const bool all = waited || said - before_ >= options_.size - (mine_.empty() ? 1 : 0);
-      if (!store_.served()) return;
-      if (options_.rank == 0 ? all && !has_readers() : all || is_answered()) break;
-    }
-    if (!mine_.empty()) store_.set(card(options_.rank), kLeft + mine_);
+    poll(store_.now() + kLastWords, all_have_heard);
+    if (store_.served() && !mine_.empty()) store_.set(card(options_.rank), kLeft + mine_);
   } catch (const std::exception&) {
     return;  // the store may be what failed
   }
@@ -384,12 +398,7 @@ void Assembly::tell_failure(const std::string& word) {
 void Assembly::end() {
   if (!store_.served() || options_.size == 1) return;
   try {
-    const auto start = store_.now();
-    const Clock::duration first =
-        std::max<Clock::duration>(kFirstPause, options_.size * kFirstShare);
-    while (options_.rank == 0 && has_readers() && store_.now() - start < kReaders) {
-      store_.wait(std::clamp<Clock::duration>((store_.now() - start) / kShare, first, kPiece));
-    }
+    if (options_.rank == 0) poll(store_.now() + kReaders, [&] { return !has_readers(); });
     store_.set(card(options_.rank), kMet + mine_);
   } catch (const std::exception&) {
     return;  // rank 0 has left, and the store with it: this rank needs it no more

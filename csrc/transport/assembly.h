@@ -1,6 +1,5 @@
-// What the ranks of a group that is being made tell one another, through the store: in stages, in
-// each of which ranks say a word and rank 0 answers all. A rank that gives up says why, and all
-// give up.
+// The ranks of a group that is being made talk through the store, in stages. In each of them ranks
+// say a word, and rank 0 answers all. A rank that gives up says why, and all give up.
 //
 // A store may outlive its ranks, so it may hold words of processes that are dead. Three rules keep
 // them out. Whatever a rank finds before its own first word is old; only a change counts. A roster
@@ -35,34 +34,35 @@ class Assembly {
   Assembly(Store& store, const RendezvousOptions& options, const Deadline& deadline);
 
   void begin();
-  // The first stage: rank 0 makes the roster of all cards. Another rank takes one that it accepts.
+  // Runs the first stage: rank 0 makes the roster of all cards, another rank takes one that it
+  // accepts.
   std::string gather(const std::string& card, const Answer& answer,
                      const std::function<bool(const std::string& roster)>& accepts);
   // All later stages may throw Again, until all ranks have said something in one of them.
-  // The next stage. Those of `speakers` say `mine`. Rank 0 answers what they have said, in their
+  // Runs the next stage: the `speakers` say `mine`. Rank 0 answers what they have said, in their
   // order, and all get the answer. All get its UsageError as well.
   std::string exchange(const std::string& mine, const std::vector<Rank>& speakers,
                        const Answer& answer);
   void skip() { ++stage_; }
-  // The group stands. Rank 0 returns when the others have read its last word: it may serve the
-  // store.
+  // Ends the meeting: the group stands. Rank 0 returns when the others have read its last word, as
+  // it may serve the store.
   void end();
-  // How many cards there were when this rank came. Of later ones the processes were alive then.
+  // Counts the cards that were there when this rank came. Processes of later ones were alive then.
   int64_t before() const { return before_; }
-  // In an answer, rank 0 leaves more for those whom it concerns. They read it after the stage.
+  // Leaves more for those whom it concerns, in an answer of rank 0. They read it after the stage.
   void leave(const std::string& name, const std::string& text) { store_.set(left(name), text); }
   std::string read(const std::string& name) { return store_.get(left(name)); }
-  // While a rank is awaited by other means: throws when it is in vain. It may be slow.
+  // Throws when it is in vain to await these ranks by other means. It may be slow.
   void check(const std::vector<Rank>& awaited);
-  // This rank gives up: before it closes what the others would take for its death.
+  // Tells that this rank gives up, before it closes what the others would take for its death.
   void give_up(const std::exception& error);
 
-  // That this rank cannot reach `other`, which awaits it, and why.
+  // Tells that this rank cannot reach `other`, which awaits it, and why.
   void set_apart(Rank other, const std::string& why);
   bool some_are_apart() { return store_.has(apart("")); }
   std::string apart_from(Rank other);  // what it said; ""
 
-  // Before a rank's death is told: throws what it or another has said, if one gave up.
+  // Throws what a rank has said that gave up: before a death is told.
   void check_last_words();
 
   // How it is known that a rank has died, from now on; before, the store may know.
@@ -98,7 +98,13 @@ class Assembly {
   void wait_for_names(const std::function<bool()>& answered);
   std::string agreed(const Answer& make, const Words& words);
   std::string answer_all(const Answer& make);
+  // All waiting for the store is one loop. False: it is not done, or ready, before the end.
+  using Pause = std::function<void(Clock::duration)>;
+  bool poll(Clock::time_point end, Clock::duration longest, const std::function<bool()>& done,
+            const Pause& pause);
+  bool poll(Clock::time_point end, const std::function<bool()>& done);
   bool await(const std::function<bool()>& ready);
+  void look_around(int looks);
   void await_all(const std::function<bool()>& said);
   void rest(Clock::duration pause);
   void check_dead();

@@ -22,15 +22,11 @@ constexpr auto kDeafPause = std::chrono::milliseconds(5);
 constexpr int kRefusals = 2;           // one may be a process that ends
 constexpr size_t kMostKept = 1 << 16;  // words, some for each of 4,096 ranks; then the oldest go
 
-// What this process is out of: no fault of the peer's.
-bool is_own(int code) {
-  return code == EMFILE || code == ENFILE || code == ENOMEM || code == ENOBUFS;
-}
-
 }  // namespace
 
-// Of fixed size, with a descriptor or words. The first of each direction has the doorbell and name.
-struct Neighbours::Message {
+// A datagram of fixed size, with a descriptor or words. The first of each direction has the
+// doorbell and the name.
+struct Neighbours::Datagram {
   uint64_t magic = kMagic;
   Parcel parcel;
   char text[kMostWords + 1] = {};
@@ -122,32 +118,26 @@ void Neighbours::drop(const NeighbourPtr& other) {
   if (!other->socket_) return;
   ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, other->socket_.get(), nullptr);
   other->socket_.reset();
-  if (const auto named = named_.find(other->name_);
-      named != named_.end() && named->second == other) {
-    named_.erase(named);
+  if (!other->name_.empty()) {
+    Known& known = known_[other->name_];
+    if (known.process == other) known.process.reset();
+    if (other->ours_ && !other->met_ && !known.trouble && ++known.refused >= kRefusals) {
+      known.set_apart("its process refuses the connection");
+    }
+    if (known.nothing()) known_.erase(other->name_);
   }
-  if (other->met_) {
-    other->lost_.store(true, std::memory_order_release);  // partner: lost()
-  } else if (other->ours_ && !trouble_.contains(other->name_) &&
-             ++refused_[other->name_] >= kRefusals) {
-    apart_.emplace(other->name_, "its process refuses the connection");
-  }
+  if (other->met_) other->lost_.store(true, std::memory_order_release);  // partner: lost()
   sockets_.erase(other->number_);
 }
 
 Neighbours::Reached Neighbours::reach(const std::string& name) {
   const std::lock_guard lock(mutex_);
   if (name == card_.socket) return {self_, false, {}};
-  if (const auto trouble = trouble_.find(name); trouble != trouble_.end()) {
-    const SystemError error = trouble->second;
-    trouble_.erase(trouble);
-    throw SystemError(error);
-  }
-  if (const auto named = named_.find(name); named != named_.end()) {
-    return {named->second->met_ ? named->second : nullptr, false, {}};
-  }
-  if (const auto apart = apart_.find(name); apart != apart_.end()) {
-    return {nullptr, false, apart->second};
+  if (const auto found = known_.find(name); found != known_.end()) {
+    Known& known = found->second;
+    if (known.trouble) throw SystemError(*std::exchange(known.trouble, std::nullopt));
+    if (known.process) return {known.process->met_ ? known.process : nullptr, false, {}};
+    if (!known.apart.empty()) return {nullptr, false, known.apart};
   }
   if (name < card_.socket) return {};
   return connect(name);
@@ -158,14 +148,14 @@ Neighbours::Reached Neighbours::connect(const std::string& name) {
     const NeighbourPtr other = add(connect_unix(name));
     other->ours_ = true;
     other->name_ = name;
-    named_[name] = other;
+    known_[name].process = other;
     greet(other);
     return {};
   } catch (const SystemError& error) {
     if (error.code() == EAGAIN) return {};  // its queue is full: others connect as well
     if (error.code() == ECONNREFUSED) return {nullptr, true, {}};
-    if (is_own(error.code())) throw;
-    apart_.emplace(name, error.what());
+    if (is_own_limit(error.code())) throw;
+    known_[name].set_apart(error.what());
     return {nullptr, false, error.what()};
   }
 }
@@ -180,7 +170,7 @@ bool Neighbours::is_gone(const std::string& name) const {
 }
 
 void Neighbours::greet(const NeighbourPtr& other) {
-  Message message;
+  Datagram message;
   std::strncpy(message.text, card_.socket.c_str(), kMostWords);
   bool sent = false;
   try {
@@ -202,23 +192,23 @@ void Neighbours::meet(const NeighbourPtr& other, const std::string& name, const 
     return drop(other);
   }
   if (!other->ours_) {  // what it had before may have ended
-    if (const auto old = named_.find(name); old != named_.end())
-      read_from(NeighbourPtr(old->second));
-    if (named_.contains(name) || name.empty()) return drop(other);
+    if (name.empty()) return drop(other);
+    if (const NeighbourPtr old = known_[name].process) read_from(old);
+    if (known_[name].process) return drop(other);
   }
   other->bell_ = Doorbell(reinterpret_cast<DoorbellPage*>(other->page_.data()));
   other->name_ = name;
-  named_[name] = other;
+  known_[name].process = other;
   if (!other->ours_) greet(other);
   other->met_ = static_cast<bool>(other->socket_);
 }
 
 // Meeting that one failed here: for want of something of this process's, or for good.
 void Neighbours::note(const std::string& name, const SystemError& error) {
-  if (is_own(error.code())) {
-    trouble_.insert_or_assign(name, error);
+  if (is_own_limit(error.code())) {
+    known_[name].trouble = error;
   } else {
-    apart_.emplace(name, error.what());
+    known_[name].set_apart(error.what());
   }
 }
 
@@ -283,7 +273,7 @@ void Neighbours::drop_strangers() {
 
 void Neighbours::read_from(const NeighbourPtr& other) {
   while (other->socket_) {
-    Message message;
+    Datagram message;
     message.magic = 0;
     Fd descriptor;
     Received received = Received::kClosed;
@@ -303,7 +293,7 @@ void Neighbours::read_from(const NeighbourPtr& other) {
   }
 }
 
-bool Neighbours::hear(const NeighbourPtr& other, const Message& message, Fd& descriptor) {
+bool Neighbours::hear(const NeighbourPtr& other, const Datagram& message, Fd& descriptor) {
   const std::string text(message.text, ::strnlen(message.text, sizeof message.text));
   const bool words = other->met_ && !text.empty();
   if (message.magic != kMagic || static_cast<bool>(descriptor) == words) return false;
@@ -312,7 +302,7 @@ bool Neighbours::hear(const NeighbourPtr& other, const Message& message, Fd& des
     meet(other, text, descriptor);
     return true;
   }
-  if (ended_.contains(message.parcel.group)) return true;
+  if (ended_.contains(message.parcel.group_id)) return true;
   arrived_[message.parcel] = {std::move(descriptor), 0, text};
   if (words) kept_.push_back(message.parcel);
   if (kept_.size() <= kMostKept) return true;
@@ -326,7 +316,7 @@ bool Neighbours::hear(const NeighbourPtr& other, const Message& message, Fd& des
 
 bool Neighbours::send(Neighbour& other, const Parcel& parcel, const Fd& descriptor,
                       const std::string& words) {
-  Message message;
+  Datagram message;
   message.parcel = parcel;
   words.copy(message.text, kMostWords);
   if (&other == self_.get()) {
@@ -352,10 +342,10 @@ Fd Neighbours::take(const Parcel& parcel) {
   return std::move(arrived.descriptor);
 }
 
-void Neighbours::end(uint64_t group) {
+void Neighbours::end(uint64_t group_id) {
   const std::lock_guard lock(mutex_);
-  std::erase_if(arrived_, [&](const auto& entry) { return entry.first.group == group; });
-  ended_.insert(group);
+  std::erase_if(arrived_, [&](const auto& entry) { return entry.first.group_id == group_id; });
+  ended_.insert(group_id);
 }
 
 // ---- the doorbell

@@ -2,7 +2,7 @@
 // a group with, kept for all their groups. Over it the two pass descriptors, of each group's memory
 // above all, and its end is the other's death. A process has one listener and one epoll.
 //
-// Of two processes the one with the lower name connects. Each then tells its name and passes its
+// The process with the lower name connects to the other. Each then tells its name and passes its
 // doorbell. What comes is taken by whichever thread looks, and kept until it is wanted, so groups
 // meet in any order and on several threads at once.
 #pragma once
@@ -43,9 +43,9 @@ class DoorbellMemory {
   Mapping mapping_;
 };
 
-// What it is that one rank passes to another: a descriptor, or words.
+// A descriptor or words that one rank passes to another, by number.
 struct Parcel {
-  uint64_t group = 0;  // its channel, the same on all ranks
+  uint64_t group_id = 0;
   Rank from = 0, to = 0;
   int32_t what = 0;
   auto operator<=>(const Parcel&) const = default;
@@ -84,8 +84,8 @@ class Neighbour {
 
 class Neighbours {
  public:
-  // What this process tells the others, with a nonce of its own each time. Makes the doorbell and
-  // opens the listener.
+  // Returns what this process tells the others, with a nonce of its own each time. Makes the
+  // doorbell and opens the listener.
   Card card();
   Doorbell bell();  // makes it, too
   std::byte* notice();
@@ -95,12 +95,12 @@ class Neighbours {
     bool gone = false;                     // nobody listens there any more
     std::string apart;                     // why they cannot share memory though both live
   };
-  // The process of that name. Connects if it is for this one to do.
+  // Finds the process of that name. Connects if it is for this one to do.
   Reached reach(const std::string& name);
   bool is_gone(const std::string& name) const;  // by a trial
   void set_apart(const std::string& name, const std::string& why) {
     const std::lock_guard lock(mutex_);
-    apart_.emplace(name, why);
+    known_[name].set_apart(why);
   }
 
   // Waits for something to come, and takes it; at once if anybody has since `news` was read.
@@ -115,11 +115,11 @@ class Neighbours {
     const auto found = arrived_.extract(parcel);
     return found ? found.mapped().words : "";
   }
-  void end(uint64_t group);                  // wants nothing of it any more
+  void end(uint64_t group_id);               // wants nothing of it any more
   static constexpr size_t kMostWords = 464;  // bytes of one parcel
-  // Why connections of others cannot be taken: an errno, or 0.
+  // Returns the errno for which connections of others cannot be taken, or 0.
   int deaf() const { return deaf_.load(std::memory_order_relaxed); }
-  // Is this the first time that somebody says so?
+  // Tells whether this is the first time that somebody says so.
   bool first_time(const std::string& text) {
     const std::lock_guard lock(mutex_);
     return said_.insert(text).second;
@@ -132,13 +132,23 @@ class Neighbours {
 
  private:
   friend class Neighbour;
-  struct Message;
+  struct Datagram;
   struct Arrived {
     Fd descriptor;
     int error = 0;  // it was lost
     std::string words;
   };
   using NeighbourPtr = std::shared_ptr<Neighbour>;
+  struct Known {  // what is known of the process of a name
+    NeighbourPtr process;
+    std::string apart;                   // see Reached
+    std::optional<SystemError> trouble;  // this process's own, in meeting that one
+    int refused = 0;                     // closed before it said its name, so many times
+    void set_apart(const std::string& why) {
+      if (apart.empty()) apart = why;
+    }
+    bool nothing() const { return !process && apart.empty() && !trouble && refused == 0; }
+  };
 
   void open();
   NeighbourPtr add(Fd socket);
@@ -149,7 +159,7 @@ class Neighbours {
   void progress();
   void accept_all();
   void read_from(const NeighbourPtr& other);
-  bool hear(const NeighbourPtr& other, const Message& message, Fd& descriptor);
+  bool hear(const NeighbourPtr& other, const Datagram& message, Fd& descriptor);
   void meet(const NeighbourPtr& other, const std::string& name, const Fd& page);
   bool send(Neighbour& other, const Parcel& parcel, const Fd& descriptor, const std::string& words);
   void note(const std::string& name, const SystemError& error);
@@ -164,11 +174,8 @@ class Neighbours {
   Card card_;
   uint64_t next_ = 1;                         // 0 is the listener
   std::map<uint64_t, NeighbourPtr> sockets_;  // by number
-  std::map<std::string, NeighbourPtr> named_;
+  std::map<std::string, Known> known_;
   NeighbourPtr self_;  // ranks of one process meet without a socket
-  std::map<std::string, std::string> apart_;
-  std::map<std::string, SystemError> trouble_;  // this process's own, in meeting that one
-  std::map<std::string, int> refused_;          // closed before it said its name, so many times
   std::map<Parcel, Arrived> arrived_;
   std::deque<Parcel> kept_;   // words that may be for groups which this process never makes
   std::set<uint64_t> ended_;  // groups that were given up

@@ -1,13 +1,13 @@
 #include "transport/remote.h"
 
-#include "transport/others.h"
+#include "transport/remote_ranks.h"
 
 namespace ringcomm {
 namespace {
 
 static_assert(sizeof(RankState) <= kKeptPayload);
 
-// Another one for another blame, nearly always.
+// Changes with the blame, except for hash collisions.
 uint64_t mark(const Blame& blame) {
   return blame.sequence + (blame.rank << 48) + (blame.called << 32) + (blame.finished << 16);
 }
@@ -241,11 +241,12 @@ void RemotePeer::heard(const RankState& state, Header& header) {
   if (state.left != 0) header.left.store(1, std::memory_order_seq_cst);
 }
 
-// Of a rank that may never speak to this one.
+// The other rank may never speak to this one.
 void RemotePeer::heard_of(uint64_t other, const RankState& state) {
-  if (ends_.others == nullptr || other >= ends_.others->size() || state.failed == 0) return;
+  if (ends_.remote_ranks == nullptr || other >= ends_.remote_ranks->size() || state.failed == 0)
+    return;
   const auto rank = static_cast<Rank>(other);
-  if (!ends_.others->tell_of(rank, state)) return;
+  if (!ends_.remote_ranks->tell_of(rank, state)) return;
   note_failure(*ends_.own, rank);
   wire_.alarm();
 }

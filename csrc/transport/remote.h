@@ -41,7 +41,7 @@ class LateSegment {
   std::atomic<int> lack_{0};       // errno; partner: check()
 };
 
-class Others;
+class RemoteRanks;
 
 // A rank's words about itself, as in its header; or what another one says of it.
 struct RankState {
@@ -56,10 +56,10 @@ class RemotePeer final : public Receiver {
  public:
   struct Ends {
     Rank peer;
-    Header* own;               // of this rank
-    SegmentLayout layout;      // of each way: one writer
-    Others* others = nullptr;  // hears what a peer says of other ranks
-    bool opened = false;       // its channel is
+    Header* own;                          // of this rank
+    SegmentLayout layout;                 // of each way: one writer
+    RemoteRanks* remote_ranks = nullptr;  // hears what a peer says of other ranks
+    bool opened = false;                  // its channel is
   };
   // Opens the channel if need be, and closes it at the end.
   RemotePeer(Wire& wire, uint64_t channel, const Ends& ends);

@@ -16,10 +16,10 @@ constexpr const char* kNoMemfd =
 constexpr int32_t kContacts = 1 << 16;                 // a parcel
 constexpr auto kSlice = std::chrono::milliseconds(1);  // another thread may take what comes
 
-class Meeting {
+class Rendezvous {
  public:
-  Meeting(Store& store, const RendezvousOptions& options, Neighbours& neighbours,
-          const Deadline& deadline)
+  Rendezvous(Store& store, const RendezvousOptions& options, Neighbours& neighbours,
+             const Deadline& deadline)
       : options_(options),
         neighbours_(neighbours),
         deadline_(deadline),
@@ -29,7 +29,7 @@ class Meeting {
     std::iota(all_.begin(), all_.end(), 0);
   }
 
-  Neighbourhood run() {
+  MappedGroup run() {
     try {
       assembly_.begin();
       mine_ = neighbours_.card();
@@ -48,7 +48,7 @@ class Meeting {
     assembly_.end();
     result_.host_of = roster_.host_of;
     result_.names = roster_.names;
-    result_.word = roster_.word;
+    result_.costs_text = roster_.costs_text;
     result_.algorithm = roster_.algorithm;
     return std::move(result_);
   }
@@ -76,9 +76,9 @@ class Meeting {
       if (across()) meet_across();
       return true;
     } catch (const Assembly::Again&) {
-      if (!here_.empty()) neighbours_.end(channel());
+      if (!here_.empty()) neighbours_.end(group_id());
       assembly_.died = nullptr;
-      result_.others.reset();
+      result_.remote_ranks.reset();
       here_.clear();
       cards_.clear();
       apart_.clear();
@@ -95,7 +95,7 @@ class Meeting {
       cards_.push_back(Card::from_text(word, static_cast<Rank>(cards_.size())));
     }
     require_agreement(cards_);
-    channel_ = random_id()[0];
+    group_id_ = random_id()[0];
     roster_text_ = tell_hosts(lists_);
     return roster_text_;
   }
@@ -103,9 +103,9 @@ class Meeting {
   // The roster for all; and for each host, the cards of its ranks.
   std::string tell_hosts(int lists) {
     Roster roster;
-    roster.channel = channel_;
+    roster.group_id = group_id_;
     roster.algorithm = cards_[0].algorithm;
-    roster.word = options_.word;
+    roster.costs_text = options_.costs_text;
     roster.find_hosts(cards_, apart_);
     std::vector<std::string> texts(static_cast<size_t>(roster.hosts()));
     for (size_t rank = 0; rank < cards_.size(); ++rank) {
@@ -156,7 +156,7 @@ class Meeting {
   static std::string cards_of(int host, int lists) { return str("host", host, '/', lists); }
   int own_host() const { return roster_.host(options_.rank); }
   bool across() const { return roster_.hosts() > 1; }
-  uint64_t channel() const { return roster_.channel; }
+  uint64_t group_id() const { return roster_.group_id; }
   const Card& card(Rank rank) const { return here_.at(rank); }
 
   // False: it was made of an older card of this rank's.
@@ -189,7 +189,7 @@ class Meeting {
       ShmPeer& peer = result_.peers.emplace_back();
       peer.rank = rank;
       peer.place = static_cast<int>(result_.peers.size()) - 1;
-      peer.group = channel();
+      peer.group_id = group_id();
     }
     layout_ = options_.layout;
     if (across()) {
@@ -261,9 +261,9 @@ class Meeting {
     const auto process = peer(rank).process;
     if (!process) return false;
     bool& sent = sent_[rank];
-    if (!sent) sent = process->send({channel(), options_.rank, rank, attempt_}, segment_);
+    if (!sent) sent = process->send({group_id(), options_.rank, rank, attempt_}, segment_);
     if (!peer(rank).segment) {
-      if (const Fd memory = neighbours_.take({channel(), rank, options_.rank, attempt_})) {
+      if (const Fd memory = neighbours_.take({group_id(), rank, options_.rank, attempt_})) {
         check_sealed_memfd(memory, layout_.bytes(), rank);
         adopt(rank, memory);
       }
@@ -324,7 +324,7 @@ class Meeting {
   void give_up(const std::exception& error) {
     assembly_.give_up(error);
     if (here_.empty()) return;
-    neighbours_.end(channel());
+    neighbours_.end(group_id());
     if (result_.mappings.empty()) return;
     write_failure(self().segment.header(), error.what());
     for (ShmPeer& other : result_.peers) {
@@ -354,9 +354,9 @@ class Meeting {
     }
     measure(contacts.of(next));
     if (result_.distance > 0) map_neighbours();  // once more, with room for what is under way
-    result_.others = std::make_unique<Others>(options_.size);
+    result_.remote_ranks = std::make_unique<RemoteRanks>(options_.size);
     const RemotePeer::Ends ends{next, &self().segment.header(), pair_layout_};
-    result_.others->open(network, channel(), std::move(contacts), ends, next);
+    result_.remote_ranks->open(network, group_id(), std::move(contacts), ends);
     assembly_.exchange("yes", all_, [](auto&) { return std::string("all"); });
   }
 
@@ -376,7 +376,7 @@ class Meeting {
   // How each rank is reached. The first rank of a host reads it, and hands it to the others.
   Contacts take_contacts(uint64_t bytes) {
     Fd memory;
-    const auto parcel = [&](Rank to) { return Parcel{channel(), first(), to, kContacts}; };
+    const auto parcel = [&](Rank to) { return Parcel{group_id(), first(), to, kContacts}; };
     if (is_first()) {
       const std::string text = assembly_.read("contacts");
       if (here_.size() == 1) {
@@ -413,16 +413,16 @@ class Meeting {
   int lists_ = 0;              // of ranks by host: new ones where hosts were not what they seemed
   std::string report_;         // of the ranks that this one cannot share memory with
   std::vector<Card> cards_;    // of all ranks: rank 0 has them
-  uint64_t channel_ = 0;       // that rank 0 gives the group
+  uint64_t group_id_ = 0;      // that rank 0 gives the group
   std::string roster_text_;    // that rank 0 has made
   Roster::Apart apart_;        // the same
   std::string why_;            // two ranks that look like one host's are not
-  Neighbourhood result_;
+  MappedGroup result_;
 };
 
 }  // namespace
 
-Neighbourhood::~Neighbourhood() {
+MappedGroup::~MappedGroup() {
   if (mappings.empty() || mappings[0].data() == nullptr) return;
   auto* const header = reinterpret_cast<Header*>(mappings[0].data());
   header->left.store(1, std::memory_order_seq_cst);  // partner: Transport::state()
@@ -432,9 +432,9 @@ int hosts_in(const std::vector<int>& host_of) {
   return host_of.empty() ? 1 : 1 + *std::ranges::max_element(host_of);
 }
 
-Neighbourhood meet(Store& store, const RendezvousOptions& options, Neighbours& neighbours,
-                   const Deadline& deadline) {
-  return Meeting(store, options, neighbours, deadline).run();
+MappedGroup meet(Store& store, const RendezvousOptions& options, Neighbours& neighbours,
+                 const Deadline& deadline) {
+  return Rendezvous(store, options, neighbours, deadline).run();
 }
 
 }  // namespace ringcomm

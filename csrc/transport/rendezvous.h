@@ -31,41 +31,43 @@ struct RendezvousOptions {
     SegmentLayout host;  // of a rank's segment on its host
     SegmentLayout pair;  // of each way between two ranks on two hosts
   };
-  // Of a group on several hosts, with so many ranks on this one, and on the largest.
+  // Gives the layouts of a group on several hosts, with so many ranks on this one, and on the
+  // largest.
   std::function<Across(int here, int most, int distance)> across;
-  bool tcp = false;  // ranks of one host are as if on others
-  std::string host;  // what this host is called; "": its hostname
-  std::string word;  // rank 0's, one line: all get it with the cards
-  // The algorithm that this rank asks for: one word, or none. If it throws, the others hear of it.
+  bool tcp = false;        // ranks of one host are as if on others
+  std::string host;        // what this host is called; "": its hostname
+  std::string costs_text;  // of rank 0, one line: all get it with the cards
+  // Returns the algorithm that this rank asks for: one word, or none. If it throws, the others hear
+  // of it.
   std::function<std::string()> algorithm = [] { return std::string(); };
   std::function<Network&(const std::string& store_host)> network;
-  // How far the host with these addresses is, as in Geometry::across_hosts.
+  // Tells how far the host with these addresses is, as in Geometry::across_hosts.
   std::function<int(const std::vector<std::string>& addresses)> distance = [](auto&) { return 0; };
   std::function<void()> interrupt = [] {};  // called often: may throw to give up
   std::function<void(const std::string& text)> warn = [](const std::string&) {};
 };
 
 // A group's memory, mapped. Movable; unmaps at the end, and the peers see that this rank has left.
-struct Neighbourhood {
-  Neighbourhood() = default;
-  Neighbourhood(Neighbourhood&&) = default;  // never assigned: peers go before their memory
-  ~Neighbourhood();
+struct MappedGroup {
+  MappedGroup() = default;
+  MappedGroup(MappedGroup&&) = default;  // never assigned: peers go before their memory
+  ~MappedGroup();
 
-  std::vector<Mapping> mappings;   // segments, this rank's first
-  std::vector<ShmPeer> peers;      // the ranks of this host
-  std::unique_ptr<Others> others;  // of other hosts; null: there are none
-  std::vector<int> host_of;        // ranks with equal numbers share memory
-  std::vector<std::string> names;  // of each host
-  int distance = 0;                // between hosts, as Geometry::across_hosts has it
-  std::string word;                // rank 0's
-  std::string algorithm;           // that rank 0 asks for; empty: none
+  std::vector<Mapping> mappings;              // segments, this rank's first
+  std::vector<ShmPeer> peers;                 // the ranks of this host
+  std::unique_ptr<RemoteRanks> remote_ranks;  // null: there are none
+  std::vector<int> host_of;                   // ranks with equal numbers share memory
+  std::vector<std::string> names;             // of each host
+  int distance = 0;                           // between hosts, as Geometry::across_hosts has it
+  std::string costs_text;                     // of rank 0
+  std::string algorithm;                      // that rank 0 asks for; empty: none
 };
 
-// The number of hosts. Hosts are numbered from 0, in the order of their first rank.
+// Counts the hosts. They are numbered from 0, in the order of their first rank.
 int hosts_in(const std::vector<int>& host_of);
 
-// Collective: every rank of the group calls it. Throws TimeoutError, PeerError, SystemError.
-Neighbourhood meet(Store& store, const RendezvousOptions& options, Neighbours& neighbours,
-                   const Deadline& deadline);
+// Makes the group. Every rank of it calls this. Throws TimeoutError, PeerError, SystemError.
+MappedGroup meet(Store& store, const RendezvousOptions& options, Neighbours& neighbours,
+                 const Deadline& deadline);
 
 }  // namespace ringcomm

@@ -48,7 +48,7 @@ std::vector<Rank> Roster::first_ranks() const {
 
 std::string Roster::to_text() const {
   const std::string asked = algorithm.empty() ? "-" : algorithm;
-  std::string text = str(host_of.size(), ' ', channel, ' ', asked, ' ', names.size());
+  std::string text = str(host_of.size(), ' ', group_id, ' ', asked, ' ', names.size());
   for (const std::string& name : names) text += ' ' + name;
   for (size_t rank = 0; rank < host_of.size();) {
     size_t end = rank;
@@ -56,7 +56,7 @@ std::string Roster::to_text() const {
     text += str(' ', host_of[rank], ' ', end - rank);
     rank = end;
   }
-  return str(text, '\n', word);
+  return str(text, '\n', costs_text);
 }
 
 Roster Roster::from_text(const std::string& text, int size) {
@@ -64,7 +64,7 @@ Roster Roster::from_text(const std::string& text, int size) {
   TextReader in(text.substr(0, line));
   Roster roster;
   size_t ranks_there = 0, hosts = 0;
-  in >> ranks_there >> roster.channel >> roster.algorithm >> hosts;
+  in >> ranks_there >> roster.group_id >> roster.algorithm >> hosts;
   if (roster.algorithm == "-") roster.algorithm.clear();
   for (std::string name; roster.names.size() < hosts && in >> name;) roster.names.push_back(name);
   size_t host = 0, ranks = 0;
@@ -79,7 +79,7 @@ Roster Roster::from_text(const std::string& text, int size) {
                            "', which this version of ringcomm does not understand: install the "
                            "same version everywhere"));
   }
-  roster.word = text.substr(std::min(line + 1, text.size()));
+  roster.costs_text = text.substr(std::min(line + 1, text.size()));
   return roster;
 }
 

@@ -1,5 +1,5 @@
-// Who shares a host with whom in a group, and what else is the same on all its ranks. Rank 0 makes
-// it of all cards; the others read it, and the cards of their own host.
+// A roster tells who shares a host with whom in a group, and what else is the same on all its
+// ranks. Rank 0 makes it of all cards; the others read it, and the cards of their own host.
 #pragma once
 
 #include <set>
@@ -11,11 +11,11 @@
 namespace ringcomm {
 
 struct Roster {
-  uint64_t channel = 0;            // of the group, and of no other
+  uint64_t group_id = 0;           // of no other group
   std::string algorithm;           // that rank 0 asks for; empty: none
   std::vector<int> host_of;        // by rank: equal numbers share memory
   std::vector<std::string> names;  // of the hosts
-  std::string word;                // rank 0's, one line
+  std::string costs_text;          // of rank 0, one line
 
   // Pairs that cannot share memory, the lower rank first, though their cards would allow it.
   using Apart = std::set<std::pair<Rank, Rank>>;
@@ -31,7 +31,7 @@ struct Roster {
   static Roster from_text(const std::string& text, int size);  // throws PeerError
 };
 
-// What a rank says that finds another one with another world size.
+// Returns the words of a rank that meets another one with another world size.
 std::string sizes_text(Rank rank, int theirs, int ours);
 
 }  // namespace ringcomm

@@ -11,7 +11,7 @@ namespace ringcomm {
 namespace {
 constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 
-// Of a header that is const or not.
+// The header may be const.
 auto& entry_of(auto& header, Board board, uint64_t sequence) {
   return board == Board::kHost ? header.host_board[sequence % kHostEntries]
                                : header.device_board[sequence % kDeviceEntries];
@@ -25,7 +25,7 @@ void write_entry(BoardEntry& entry, const Descriptor& descriptor, std::memory_or
   entry.sequence.store(descriptor.sequence, order);  // partner: read_entry()
 }
 
-// Of no operation where it is being written.
+// Returns that of no operation while it is being written.
 Descriptor read_entry(const BoardEntry& entry) {
   Descriptor seen;
   seen.sequence = entry.sequence.load(std::memory_order_seq_cst);

@@ -60,8 +60,9 @@ struct BoardEntry {
   std::atomic<uint64_t> words[Descriptor::kWords];
 };
 
-// Who keeps an operation up, as a rank sees it that waits: the rank from which it has to hear next,
-// or the one for which that one waits in turn. So a rank learns of one with which it never talks.
+// The rank that keeps an operation up, as a waiting rank sees it: the one from which it has to hear
+// next, or the one for which that one waits in turn. So a rank learns of one with which it never
+// talks.
 struct Blame {
   uint64_t sequence = 0;                        // of the operation; 0: nobody is to blame
   uint64_t rank = 0, called = 0, finished = 0;  // how far that one is
@@ -167,7 +168,7 @@ class Segment {
 void write_board(Header& header, Board board, const Descriptor& descriptor);
 std::optional<Descriptor> read_board(const Header& header, Board board, uint64_t sequence);
 
-// Words that change while they are read are no blame. Its owner writes it.
+// The owner of the header writes it. Words that change while they are read are no blame.
 void write_blame(Header& header, const Blame& blame);
 Blame read_blame(const Header& header);
 
@@ -179,7 +180,7 @@ void note_failure(Header& header, Rank by);
 // A memfd of exactly `bytes`, sealed against growing and shrinking, so that no peer can turn a load
 // into SIGBUS. Nothing appears in /dev/shm or anywhere else, and nothing is left behind.
 Fd make_sealed_memfd(const char* name, uint64_t bytes);
-// Is that what its failure says where the call is not allowed?
+// Tells whether that errno means that the call is not allowed.
 bool is_forbidden(int code);
 // Throws PeerError unless `fd` is such a memfd of `bytes`.
 void check_sealed_memfd(const Fd& fd, uint64_t bytes, Rank owner);

@@ -27,25 +27,26 @@ class Store {
   }
   // Adds to an integer that starts at 0; returns the sum.
   virtual int64_t add(const std::string& key, int64_t amount) = 0;
-  // Says a word under a name in a list, once; how many have been said there.
+  // Says a word under a name in a list, once. said() tells how many have been said there.
   virtual void say(const std::string& list, const std::string& name, const std::string& word) {
     set(list + name, word);
     add(list + "said", 1);
   }
   virtual int64_t said(const std::string& list) { return add(list + "said", 0); }
-  // Do its keys outlive a meeting, in a process that may end? Then ranks find the words of others
-  // that are dead, and the process that serves it must not leave before the rest have read.
+  // Tells whether its keys outlive a meeting, in a process that may end. Then ranks find the words
+  // of others that are dead, and the process that serves it must not leave before the rest have
+  // read.
   virtual bool served() { return true; }
-  // The host that serves the store, if there is one.
+  // Names the host that serves the store, if there is one.
   virtual std::string host() { return {}; }
-  // By which waiting is timed.
+  // Returns the time by which waiting is timed.
   virtual Clock::time_point now() { return Clock::now(); }
-  // Between two questions. True: the answer may be another one by now.
+  // Waits between two questions. True: the answer may be another one by now.
   virtual bool wait(Clock::duration most) {
     std::this_thread::sleep_for(most);
     return false;
   }
-  // Where it is known here that this rank has.
+  // Returns the rank's death, if it is known here.
   virtual std::optional<PeerError> died(Rank) { return std::nullopt; }
 };
 

@@ -7,13 +7,14 @@ namespace ringcomm {
 
 constexpr int32_t kForDevices = INT32_MIN;  // parcels; those of a meeting have other numbers
 
-Transport::Transport(Rank rank, std::vector<ShmPeer> here, std::unique_ptr<Others> others)
+Transport::Transport(Rank rank, std::vector<ShmPeer> here,
+                     std::unique_ptr<RemoteRanks> remote_ranks)
     : rank_(rank),
       here_(std::move(here)),
-      peers_(others ? others->size() : here_.size()),
-      others_(std::move(others)) {
+      peers_(remote_ranks ? remote_ranks->size() : here_.size()),
+      remote_ranks_(std::move(remote_ranks)) {
   for (size_t i = 0; i < here_.size(); ++i) {
-    if (!others_) here_[i].rank = static_cast<Rank>(i);
+    if (!remote_ranks_) here_[i].rank = static_cast<Rank>(i);
     if (here_[i].place < 0) here_[i].place = here_[i].rank;
     peers_[static_cast<size_t>(here_[i].rank)] = &here_[i];
   }
@@ -103,7 +104,7 @@ PeerState Transport::state(Rank rank, Board board) {
     state.called = std::max(state.called, called);
     state.finished = std::max(state.finished, finished);
   };
-  if (const RankState* told = others_->told_of(rank)) {
+  if (const RankState* told = remote_ranks_->told_of(rank)) {
     state.failed = true;
     heard(told->called, told->finished);
   }
@@ -119,7 +120,7 @@ std::string Transport::failure(Rank rank) {
   const Header* header = header_of(rank);
   if (header != nullptr && header->failed.load(std::memory_order_acquire) != 0) {
     text = header->failure;
-  } else if (const RankState* told = others_ ? others_->told_of(rank) : nullptr) {
+  } else if (const RankState* told = remote_ranks_ ? remote_ranks_->told_of(rank) : nullptr) {
     text = told->failure;
   }
   return text == nullptr ? std::string() : std::string(text, ::strnlen(text, kFailureBytes));
@@ -139,7 +140,7 @@ void Transport::fail(const std::string& reason) {
 // Those with which this process talks, and those at distances of 1, 2, 4 and so on: they tell
 // others, and after log2(n) steps all n ranks know.
 void Transport::tell_remotes(const std::function<void(RemotePeer&)>& tell) {
-  if (!others_) return;
+  if (!remote_ranks_) return;
   std::set<Rank> told;
   const auto tell_one = [&](RemotePeer& peer) {
     if (told.insert(peer.rank()).second) tell(peer);
@@ -149,7 +150,7 @@ void Transport::tell_remotes(const std::function<void(RemotePeer&)>& tell) {
   });
   for (int step = 1; step < size(); step *= 2) {
     for (const Rank rank : {(rank_ + step) % size(), (rank_ + size() - step) % size()}) {
-      if (is_remote(rank)) tell_one(others_->get(rank));
+      if (is_remote(rank)) tell_one(remote_ranks_->get(rank));
     }
   }
 }
@@ -228,7 +229,7 @@ std::string Transport::condition(Rank rank) {
 }
 
 std::string Transport::loss(Rank rank) {
-  return is_remote(rank) ? others_->get(rank).wire().condition() : "its process died";
+  return is_remote(rank) ? remote_ranks_->get(rank).wire().condition() : "its process died";
 }
 
 Traffic Transport::traffic() const {
@@ -262,25 +263,23 @@ void Transport::forget() {
   for (ShmPeer& other : here_) {
     if (other.process) other.process->forget();
   }
-  if (others_) others_->forget();
+  if (remote_ranks_) remote_ranks_->forget();
 }
 
 bool Transport::send(Rank to, uint32_t number, const Fd& descriptor) {
-  if (is_remote(to)) return false;
-  const auto& [process, group] = std::tie(peer(to).process, peer(to).group);
   const auto what = kForDevices | static_cast<int32_t>(number);
-  return process && process->send({group, rank_, to, what}, descriptor);
+  const auto receiver = process(to);
+  return receiver && receiver->send({group_id(), rank_, to, what}, descriptor);
 }
 
 Fd Transport::take(Rank from, uint32_t number) {
-  if (is_remote(from)) return Fd();
-  const auto& [process, group] = std::tie(peer(from).process, peer(from).group);
   const auto what = kForDevices | static_cast<int32_t>(number);
-  return process ? process->take({group, from, rank_, what}) : Fd();
+  const auto sender = process(from);
+  return sender ? sender->take({group_id(), from, rank_, what}) : Fd();
 }
 
 const char* Transport::name() const {
-  if (!others_) return "shared memory";
+  if (!remote_ranks_) return "shared memory";
   return here_.size() > 1 ? "shared memory and TCP" : "TCP";
 }
 

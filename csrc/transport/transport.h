@@ -15,7 +15,7 @@
 
 #include "base/doorbell.h"
 #include "transport/neighbours.h"
-#include "transport/others.h"
+#include "transport/remote_ranks.h"
 
 namespace ringcomm {
 
@@ -27,11 +27,11 @@ struct ShmPeer {
   int place = -1;  // among the writers of its host's segments; -1: its rank
   Doorbell doorbell;
   std::shared_ptr<Neighbour> process;
-  uint64_t group = 0;              // in what passes between the processes
+  uint64_t group_id = 0;           // in what passes between the processes
   uint64_t sent[kLineLanes] = {};  // signals, on each lane
 };
 
-// What has gone to other hosts, since the group was made.
+// Traffic to other hosts, since the group was made.
 struct Traffic {
   uint64_t sent = 0;    // bytes
   uint64_t resent = 0;  // frames, of other groups as well
@@ -49,24 +49,28 @@ struct PeerState {
 // Some functions are virtual so that tests can break them and check that the break is noticed.
 class Transport {
  public:
-  // `here`: the ranks of this host, this one among them. All others are `others`, which may be
-  // none. The mappings outlive the transport.
-  Transport(Rank rank, std::vector<ShmPeer> here, std::unique_ptr<Others> others = nullptr);
+  // `here`: the ranks of this host, this one among them. All others are `remote_ranks`, which may
+  // be null. The mappings outlive the transport.
+  Transport(Rank rank, std::vector<ShmPeer> here,
+            std::unique_ptr<RemoteRanks> remote_ranks = nullptr);
   virtual ~Transport() = default;
 
   int size() const { return static_cast<int>(peers_.size()); }  // of the group
   Rank rank() const { return rank_; }
-  uint64_t group() const { return peer(rank_).group; }  // the same on all ranks, and no other's
+  uint64_t group_id() const {
+    return peer(rank_).group_id;
+  }  // the same on all ranks, and no other's
 
-  // The half that `owner`, a rank of this host, writes for all of them.
+  // Returns the half that `owner`, a rank of this host, writes for all of them.
   std::byte* window(Rank owner, int half) const { return peer(owner).segment.half(half); }
-  // What `from` writes for `owner`; one of them is this rank. For a remote owner it is a copy here.
-  // The owner sees only the bytes that put() names. Throws SystemError when there is no memory.
+  // Returns the memory that `from` writes for `owner`; one of them is this rank. For a remote owner
+  // it is a copy here: the owner sees only the bytes that put() names. Throws SystemError when
+  // there is no memory.
   std::byte* inbox(Rank owner, Rank from, int half) {
     const auto [segment, place] = part(owner, from);
     return segment.inbox(place, half);
   }
-  // The bytes that ride with `from`'s data signals to `owner`; the same otherwise.
+  // Returns the bytes that ride with `from`'s data signals to `owner`; the same otherwise.
   std::byte* line(Rank owner, Rank from, int half) {
     const auto [segment, place] = part(owner, from);
     return segment.line(place, 0, half).payload;
@@ -75,12 +79,12 @@ class Transport {
   void check_memory() const {
     each_remote([](const RemotePeer& remote) { remote.check_memory(); });
   }
-  // True if loads and stores do not reach that rank.
+  // Tells whether loads and stores do not reach that rank.
   bool is_remote(Rank rank) const { return here(rank) == nullptr; }
   // Sends `bytes` at `target` with the next signal to the remote rank `to`. If `source` is given,
   // the bytes are read from there, and that memory is lent until reclaim_lent().
   void put(Rank to, std::byte* target, uint64_t bytes, const std::byte* source) {
-    use(others_->get(to)).put(target, bytes, source);
+    use(remote_ranks_->get(to)).put(target, bytes, source);
   }
   void reclaim_lent() {
     for (RemotePeer* remote : used_) remote->reclaim_lent();
@@ -89,7 +93,7 @@ class Transport {
   // The stamp says which operation the signal belongs to.
   virtual void signal(Rank to, int lane, int half, uint64_t stamp) {
     ShmPeer* const peer = here(to);
-    if (peer == nullptr) return use(others_->get(to)).signal(lane, half, stamp);
+    if (peer == nullptr) return use(remote_ranks_->get(to)).signal(lane, half, stamp);
     Line& line = peer->segment.line(place(rank_), lane, half);
     line.stamp.store(stamp, std::memory_order_relaxed);  // ordered by the store of count
     // Partner: arrived(), and Doorbell::sleep.
@@ -107,22 +111,21 @@ class Transport {
 
   // Reads from remote ranks and writes to them; true when something came. A thread that calls it
   // often says so by begin_driving(). end_driving() says whether it sleeps then.
-  bool progress() { return others_ && others_->wire().progress(); }
+  bool progress() { return network() != nullptr && network()->progress(); }
   void begin_driving() {
-    if (others_) others_->wire().begin_driving();
+    if (network() != nullptr) network()->begin_driving();
   }
   void end_driving(bool rest) {
-    if (others_) others_->wire().end_driving(rest);
+    if (network() != nullptr) network()->end_driving(rest);
   }
-  // The network thread reads from now on, unless another thread drives.
+  // Lets the network thread read from now on, unless another thread drives.
   void hand_over() {
     begin_driving();
     end_driving(true);
   }
-  // Readable: progress() has something to do.
-  int descriptor_to_poll() const { return others_->wire().descriptor(); }
+  Network* network() const { return remote_ranks_ ? remote_ranks_->network() : nullptr; }
   void need(Rank rank) {  // somebody waits for it
-    if (rank >= 0 && is_remote(rank)) others_->get(rank).wire().need();
+    if (rank >= 0 && is_remote(rank)) remote_ranks_->get(rank).wire().need();
   }
   Traffic traffic() const;
   uint64_t undelivered();  // frames that remote ranks may not have yet
@@ -137,8 +140,8 @@ class Transport {
 
   // The slow path: a waiting rank looks at its peers, and speaks of itself. Any thread may call
   // these.
-  void announce(Board board, const Descriptor& descriptor);  // I am in this one now
-  // That one is done now.
+  void announce(Board board, const Descriptor& descriptor);  // begins this operation
+  // Notes that this operation is done.
   void finish(Board board, uint64_t sequence) {
     own_.header().of(board).finished.store(sequence,
                                            std::memory_order_release);  // partner: state()
@@ -154,9 +157,10 @@ class Transport {
   std::string failure(Rank rank);
   void fail(const std::string& reason);  // tells the peers, wakes them; each tells others
   std::optional<Rank> first_failed();    // a peer that called fail()
-  // What other ranks have told this one goes on to more of them, for not all talk with one another.
+  // Passes on to more ranks what others have told this one, for not all talk with one another.
   void pass_on();
-  // Who keeps the operation up that `rank` is in, as far as it knows; and this rank's word of it.
+  // Tells who keeps the operation up that `rank` is in, as far as that rank knows; blame() sets it
+  // for this one.
   Blame blame_of(Rank rank) const;
   void blame(const Blame& blame);
   void ask_for_records();            // every rank is to write its flight records
@@ -169,26 +173,28 @@ class Transport {
   // shared memory.
   void forget();
 
-  // The choices of a rank of this host for all ranks: kChoices words that are 0 at first.
+  // Returns the choices of a rank of this host for all ranks: kChoices words that are 0 at first.
   std::atomic<uint8_t>* choices(Rank owner) const { return peer(owner).segment.header().choices; }
 
-  // The part of `owner`'s memory that is for devices (device/area.h), whole pages. Null for ranks
-  // of other hosts.
+  // Returns the part of `owner`'s memory that is for devices (device/area.h), whole pages. Null for
+  // ranks of other hosts.
   std::byte* device_area(Rank owner) {
     return is_remote(owner) ? nullptr : peer(owner).segment.device_area();
   }
-  // For tensors of `owner`, a rank of this host: all of it.
+  // Returns the memory for tensors of `owner`, a rank of this host.
   std::span<std::byte> buffers(Rank owner) const { return peer(owner).segment.buffers(); }
   // Passes a descriptor of a device to a rank of this host, by a number that names it. False: not
   // now. An empty one: it has not come.
   bool send(Rank to, uint32_t number, const Fd& descriptor);
   Fd take(Rank from, uint32_t number);
 
-  // The process of a rank of this host, and the wire to one of another; else null.
+  // Return the process of a rank of this host, and the wire to one of another; else null.
   std::shared_ptr<Neighbour> process(Rank rank) const {
     return is_remote(rank) ? nullptr : peer(rank).process;
   }
-  Wire* wire(Rank rank) const { return is_remote(rank) ? &others_->get(rank).wire() : nullptr; }
+  Wire* wire(Rank rank) const {
+    return is_remote(rank) ? &remote_ranks_->get(rank).wire() : nullptr;
+  }
 
   const char* name() const;  // for people: "shared memory"
   const Doorbell& doorbell() const { return peer(rank_).doorbell; }
@@ -198,7 +204,7 @@ class Transport {
   ShmPeer& peer(Rank rank) const { return *here(rank); }  // of this host
   int place(Rank rank) const { return peer(rank).place; }
   RemotePeer* remote(Rank rank) const {  // null: of this host, or neither has spoken
-    return others_ ? others_->find(rank) : nullptr;
+    return remote_ranks_ ? remote_ranks_->find(rank) : nullptr;
   }
   RemotePeer& use(RemotePeer& remote) {
     if (remote.first_use()) used_.push_back(&remote);
@@ -216,7 +222,7 @@ class Transport {
   Part part(Rank owner, Rank from) {
     const Rank other = owner == rank_ ? from : owner;
     if (is_remote(other)) {
-      RemotePeer& remote = others_->get(other);
+      RemotePeer& remote = remote_ranks_->get(other);
       return {(owner == rank_ ? remote.received() : remote.shadow()).get(), 0};
     }
     return {peer(owner).segment, place(from)};
@@ -227,7 +233,7 @@ class Transport {
     const Segment* received = peer != nullptr ? peer->received().find() : nullptr;
     return received == nullptr ? nullptr : &received->line(0, lane, half);
   }
-  // Of a remote rank that has not spoken: null.
+  // Returns null for a remote rank that has not spoken.
   Header* header_of(Rank rank) const {
     if (!is_remote(rank)) return &peer(rank).segment.header();
     RemotePeer* const peer = remote(rank);
@@ -235,7 +241,7 @@ class Transport {
     return shadow == nullptr ? nullptr : &shadow->header();
   }
   void each_remote(auto&& act) const {
-    if (others_) others_->each(act);
+    if (remote_ranks_) remote_ranks_->each(act);
   }
 
   const Rank rank_;
@@ -243,8 +249,8 @@ class Transport {
   std::vector<ShmPeer*> peers_;  // by rank; null: of another host
   Segment own_;
   std::atomic<bool> passed_on_{false};  // the first failure; by the thread that finds it first
-  std::unique_ptr<Others> others_;      // null: there are none
-  std::vector<RemotePeer*> used_;       // by operations of the driving thread
+  std::unique_ptr<RemoteRanks> remote_ranks_;  // null: there are none
+  std::vector<RemotePeer*> used_;              // by operations of the driving thread
 };
 
 // A thread that drives, for a scope.
@@ -257,8 +263,9 @@ class Driving {
   // Sleeps on this process's doorbell. If a remote rank is awaited, it sleeps on the network as
   // well; else others drive meanwhile. True when something came from the network.
   bool sleep(Rank awaited, uint32_t news, auto&& ready, Clock::duration most) {
-    if (awaited >= 0 && transport_.is_remote(awaited) &&
-        transport_.doorbell().sleep_with(transport_.descriptor_to_poll(), news, ready, most)) {
+    const Network* const network = transport_.network();
+    if (awaited >= 0 && transport_.is_remote(awaited) && network != nullptr &&
+        transport_.doorbell().sleep_with(network->descriptor(), news, ready, most)) {
       return transport_.progress();
     }
     transport_.end_driving(true);

@@ -1,7 +1,6 @@
 #include "verify/memory.h"
 
 #include <algorithm>
-#include <numeric>
 
 namespace ringcomm::verify_detail {
 namespace {
@@ -69,55 +68,6 @@ class Origins {
   std::vector<uint64_t> begins_;  // of the shards, or of what is received
 };
 
-uint64_t sum(const std::vector<uint64_t>& parts) {
-  return std::accumulate(parts.begin(), parts.end(), uint64_t{0});
-}
-
-// What the caller hands in and gets out.
-uint64_t input_bytes(const Shape& shape, Rank rank) {
-  switch (shape.collective) {
-    case Collective::kAllReduce:
-    case Collective::kReduce:
-      return shape.bytes;
-    case Collective::kBroadcast:
-      return rank == shape.root ? shape.bytes : 0;
-    case Collective::kReduceScatter:
-      return sum(shape.shards);
-    case Collective::kScatter:
-      return rank == shape.root ? sum(shape.shards) : 0;
-    case Collective::kAllGather:
-    case Collective::kGather:
-      return shape.shards[static_cast<size_t>(rank)];
-    case Collective::kAllToAll:
-      return sum(shape.send);
-    case Collective::kBarrier:
-      return 0;
-  }
-  return 0;
-}
-
-uint64_t output_bytes(const Shape& shape, Rank rank) {
-  switch (shape.collective) {
-    case Collective::kAllReduce:
-    case Collective::kBroadcast:
-      return shape.bytes;
-    case Collective::kReduce:
-      return rank == shape.root ? shape.bytes : 0;
-    case Collective::kReduceScatter:
-    case Collective::kScatter:
-      return shape.shards[static_cast<size_t>(rank)];
-    case Collective::kAllGather:
-      return sum(shape.shards);
-    case Collective::kGather:
-      return rank == shape.root ? sum(shape.shards) : 0;
-    case Collective::kAllToAll:
-      return sum(shape.recv);
-    case Collective::kBarrier:
-      return 0;
-  }
-  return 0;
-}
-
 }  // namespace
 
 void Cell::note(const Read& next) {
@@ -174,7 +124,7 @@ Memory::Memory(const std::vector<Program>& sequence) {
 
 void Memory::add_user(const Program& program, size_t operation, Rank rank) {
   const Shape& shape = program.shapes[static_cast<size_t>(rank)];
-  const uint64_t inputs = input_bytes(shape, rank), outputs = output_bytes(shape, rank);
+  const auto [inputs, outputs] = shape.sides(rank);
   User& user = users_.emplace_back();
   user.input_bytes = inputs;
   user.output = inputs;

@@ -29,7 +29,7 @@ using Clock = std::vector<Time>;  // what a rank knows of each rank
 // than once, have the same sum with a probability of 2^-64.
 inline uint64_t mark(Rank rank) { return mix(0x5eed, static_cast<uint64_t>(rank)); }
 
-// What a byte of memory holds: parts of the inputs of operation `operation` - 1.
+// The content of a byte of memory: parts of the inputs of operation `operation` - 1.
 struct Value {
   uint32_t operation = 0;  // 0: nothing was written here
   uint64_t index = 0;      // which byte of the inputs
@@ -106,21 +106,22 @@ class Memory {
  public:
   explicit Memory(const std::vector<Program>& sequence);
 
-  // Where an operand lies; throws if it is out of bounds, misaligned, or not `rank`'s to use so.
+  // Finds where an operand lies; throws if it is out of bounds, misaligned, or not `rank`'s to use
+  // so.
   Range locate(const Ref& ref, uint64_t bytes, size_t operation, Rank rank, bool write);
 
-  // What `rank` finds there; shared memory must hold something of the same operation.
+  // Reads what is there for `rank`; shared memory must hold something of the same operation.
   Pieces read(const Range& range, size_t operation, Rank rank, const Clock& now);
   void write(const Range& range, const Pieces& pieces, Rank rank, const Clock& now);
 
-  // Has a plan written any of it?
+  // Tells whether a plan has written any of it.
   bool is_changed(const Range& range) const;
 
   // A remote copy reads its source until the receiver has waited for it.
   void lend(const Range& range);
   void give_back(const Range& range, Rank reader, const Clock& now);
 
-  // Are outputs what the collective promises, and inputs as they were?
+  // Checks that outputs are what the collective promises, and inputs as they were.
   void check_results(const std::vector<Program>& sequence);
 
   uint32_t event = kNoEvent;  // the one that reads and writes now

@@ -18,7 +18,8 @@ struct Scripted {
 // `shape` is rank 0's. Of an all_to_all, all ranks have the same.
 Scripted scripted(const Shape& shape, const std::vector<Script>& scripts, bool in_place);
 
-// What was wrong, and when: "alone", "in place", "after itself", "between two broadcast tree".
+// The first violation, and when it came: "alone", "in place", "after itself", "between two
+// broadcast tree".
 struct Verdict {
   Finding finding;
   std::string when;

@@ -1,4 +1,4 @@
-// What a sequence of programs must be before any of it is run, and one run of it.
+// Checks of a sequence of programs before any of it is run, and one run of it.
 #pragma once
 
 #include <vector>

@@ -48,10 +48,11 @@ Finding find(const std::vector<Program>& sequence) {
   size_t spent = shortest.events.size();
   trim(shortest);
   for (uint64_t seed = 1; seed < kRuns && spent < kMostEvents && !shortest.stuck; ++seed) {
-    Finding one = verify_detail::found_by(sequence, seed);
-    spent += std::max<size_t>(1, one.events.size());
-    trim(one);
-    if (!one.text.empty() && one.events.size() < shortest.events.size()) shortest = std::move(one);
+    Finding next = verify_detail::found_by(sequence, seed);
+    spent += std::max<size_t>(1, next.events.size());
+    trim(next);
+    const bool shorter = next.events.size() < shortest.events.size();
+    if (!next.text.empty() && shorter) shortest = std::move(next);
   }
   return shortest;
 }

@@ -19,13 +19,13 @@ struct Cursor {
   PlanCursor step;
 };
 
-// What signals leave in the line of the receiver, one for each half.
+// The stamp that signals leave in the line of the receiver, one for each half.
 struct Stamp {
   size_t operation = SIZE_MAX;
   Time read = 0;
 };
 
-// What the signals of one ordered pair of ranks on one lane have carried, in order.
+// The signals of one ordered pair of ranks on one lane, in order.
 struct Channel {
   std::vector<Clock> sent;
   std::vector<uint32_t> events;               // of the signals
@@ -262,7 +262,7 @@ class Machine {
       piece.value.final = piece.value.final || step.final;
     }
     for (const Range& range : dst) memory_.write(range, values, rank, clock(rank));
-    // What is not the caller's is copied at once.
+    // Memory that is not the caller's is copied at once.
     const bool lends = refs[step.dst_count].space <= Space::kOutput;
     if (step.verb == Verb::kCopy && refs[0].space == Space::kInbox && lends) {
       memory_.lend(src.front());

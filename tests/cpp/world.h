@@ -53,11 +53,11 @@ class World {
     terms.options.size = static_cast<int>(peers.size());
     terms.options.timeout = std::chrono::seconds(60);
     if (change) change(terms);
-    Neighbourhood memory;
-    memory.word = terms.word;
+    MappedGroup memory;
+    memory.costs_text = terms.word;
     auto group = std::make_shared<Communicator>(std::make_unique<Kind>(rank, std::move(peers)),
                                                 terms.geometry, terms.options,
-                                                std::make_shared<Neighbourhood>(std::move(memory)));
+                                                std::make_shared<MappedGroup>(std::move(memory)));
     const std::lock_guard lock(mutex_);
     groups_.push_back(group);
     return group;

@@ -115,7 +115,7 @@ void links_and_lengths_decide() {
   expect(kReduceScatter, 8, 33 << 10, h100, kByTwoShot);  // a window has no room for the input
   expect(kAllGather, 8, 1 << 20, h100, kByTwoShot);
   expect(kBarrier, 8, 0, h100, kByLowLatency);
-  expect(kAllToAll, 8, 64, h100, kByKernel);
+  expect(kAllToAll, 8, 64, h100, kHandOver);
   expect(kAllToAll, 8, 64, pcie, kByCopies);
   expect(kGather, 8, 64 << 20, pcie, kByCopies);
   for (const Collective collective :

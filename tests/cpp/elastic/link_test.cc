@@ -23,10 +23,6 @@ class HandWire final : public Wire {
   void flush() override {}
   bool reached() override { return true; }
   uint64_t undelivered() override { return posted.size(); }
-  bool progress() override { return false; }
-  int descriptor() const override { return -1; }
-  void begin_driving() override {}
-  void end_driving(bool) override {}
   void need() override { is_needed = true; }
   bool lost() override { return is_lost; }
   std::string condition() override { return {}; }

@@ -47,10 +47,6 @@ class Outside final : public Wire {
   void flush() override {}
   bool reached() override { return true; }
   uint64_t undelivered() override { return 0; }
-  bool progress() override { return false; }
-  int descriptor() const override { return -1; }
-  void begin_driving() override {}
-  void end_driving(bool) override {}
   void need() override {}
   bool lost() override { return false; }
   std::string condition() override { return "alive"; }
@@ -86,18 +82,18 @@ class World {
     here[0].rank = kSelf;
     here[0].segment = own;
     here[0].doorbell = Doorbell(&bell_);
-    auto others = std::make_unique<Others>(kRanks);
+    auto remote_ranks = std::make_unique<RemoteRanks>(kRanks);
     for (Rank rank = 0; rank < kRanks; ++rank) {
       if (rank == kSelf) continue;
-      const RemotePeer::Ends ends{rank, &own.header(), pair_layout(), others.get()};
+      const RemotePeer::Ends ends{rank, &own.header(), pair_layout(), remote_ranks.get()};
       Wire& wire = rank == kPeer ? outside_ : nowhere_;
-      others->add(std::make_unique<RemotePeer>(wire, 1, ends));
-      if (rank == kPeer) remote_ = others->find(rank);
+      remote_ranks->add(std::make_unique<RemotePeer>(wire, 1, ends));
+      if (rank == kPeer) remote_ = remote_ranks->find(rank);
     }
     received_ = remote_->received().get();
     own_header_.resize(sizeof(Header));
     std::memcpy(own_header_.data(), own_memory_.data(), sizeof(Header));
-    transport_ = std::make_unique<Transport>(kSelf, std::move(here), std::move(others));
+    transport_ = std::make_unique<Transport>(kSelf, std::move(here), std::move(remote_ranks));
     mailbox_ = std::make_unique<Mailbox>(*transport_, recorder_);
   }
 

@@ -13,8 +13,9 @@ struct Totals {
 // Writers that need no credit: what credits are for.
 class Spendthrift final : public Transport {
  public:
-  Spendthrift(Rank rank, std::vector<ShmPeer> here, std::unique_ptr<Others> others, bool credits)
-      : Transport(rank, std::move(here), std::move(others)), credits_(credits) {}
+  Spendthrift(Rank rank, std::vector<ShmPeer> here, std::unique_ptr<RemoteRanks> remote_ranks,
+              bool credits)
+      : Transport(rank, std::move(here), std::move(remote_ranks)), credits_(credits) {}
   uint64_t arrived(Rank peer, int lane, int half) override {
     if (!credits_ && lane == kCredit) return UINT64_MAX;
     return Transport::arrived(peer, lane, half);
@@ -61,10 +62,11 @@ class Member {
         setup_(setup),
         shared_(seed) {}
 
-  void open(uint64_t channel, std::vector<ShmPeer> here, std::unique_ptr<Others> others) {
+  void open(uint64_t channel, std::vector<ShmPeer> here,
+            std::unique_ptr<RemoteRanks> remote_ranks) {
     channel_ = channel;
-    transport_ =
-        std::make_unique<Spendthrift>(rank_, std::move(here), std::move(others), setup_.credits);
+    transport_ = std::make_unique<Spendthrift>(rank_, std::move(here), std::move(remote_ranks),
+                                               setup_.credits);
     executor_ = std::make_unique<HostExecutor>(*transport_, 16);
     mailbox_ = std::make_unique<Mailbox>(*transport_, recorder_);
     done_ = false;

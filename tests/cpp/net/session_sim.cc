@@ -79,7 +79,7 @@ class Simulation {
     for (Rank rank = 0; rank < size_; ++rank) own.push_back(make_segment(layout));
     for (Rank rank = 0; rank < size_; ++rank) {
       std::vector<ShmPeer> here;
-      auto others = std::make_unique<Others>(size_);
+      auto remote_ranks = std::make_unique<RemoteRanks>(size_);
       for (Rank peer = 0; peer < size_; ++peer) {
         if (peer / local_ == rank / local_) {
           ShmPeer& mate = here.emplace_back();
@@ -89,11 +89,11 @@ class Simulation {
           continue;
         }
         const RemotePeer::Ends ends{peer, &own[at(rank)].header(), pair_layout};
-        others->add(std::make_unique<RemotePeer>(end(rank, peer), channel, ends));
+        remote_ranks->add(std::make_unique<RemotePeer>(end(rank, peer), channel, ends));
       }
       members_.push_back(
           std::make_unique<Member>(rank, geometry, local_, setup_, seed_ * 10 + group));
-      members_.back()->open(channel, std::move(here), std::move(others));
+      members_.back()->open(channel, std::move(here), std::move(remote_ranks));
       current_[{group, rank}] = members_.back().get();
     }
     lives_[group] = life;

@@ -85,10 +85,6 @@ class End final : public Wire {
     return session.posted() > 0 || session.last_heard() != Clock::time_point{};
   }
   uint64_t undelivered() override { return session.posted() - session.acknowledged(); }
-  bool progress() override { return false; }
-  int descriptor() const override { return -1; }
-  void begin_driving() override {}
-  void end_driving(bool) override {}
   void need() override {}
   bool lost() override { return gone; }
   std::string condition() override { return gone ? "its process died" : "alive"; }

@@ -98,29 +98,30 @@ void WideWorld::make_member(Rank rank) {
     there.place = mate - first;
     there.doorbell = Doorbell(&bell_);
   }
-  auto others = std::make_unique<Others>(size());
+  auto remote_ranks = std::make_unique<RemoteRanks>(size());
   for (WidePair* pair : self.pairs) {
     const int side = WideWorld::side(*pair, rank);
     const RemotePeer::Ends ends{pair->ranks[at(1 - side)], &own.header(), pair_layout_,
-                                others.get()};
+                                remote_ranks.get()};
     self.remotes.push_back(new RemotePeer(pair->ends[at(side)], kChannel, ends));
-    others->add(std::unique_ptr<RemotePeer>(self.remotes.back()));
+    remote_ranks->add(std::unique_ptr<RemotePeer>(self.remotes.back()));
   }
   CommunicatorOptions options;
   options.rank = rank;
   options.size = size();
   options.timeout = std::chrono::hours(1);
   if (setup_.algorithm) options.algorithm = Rules(to_string(*setup_.algorithm));
-  Neighbourhood memory;
+  MappedGroup memory;
   memory.host_of = host_of_;
-  memory.word = str(std::scientific, "alpha ", setup_.costs.alpha, " beta ", setup_.costs.beta,
-                    " gamma ", setup_.costs.gamma);
+  memory.costs_text = str(std::scientific, "alpha ", setup_.costs.alpha, " beta ",
+                          setup_.costs.beta, " gamma ", setup_.costs.gamma);
 
   // Wakes the rank of the same host that gets a signal: a doorbell would wake a thread.
   class Local final : public Transport {
    public:
-    Local(Rank rank, std::vector<ShmPeer> here, std::unique_ptr<Others> others, WideWorld& world)
-        : Transport(rank, std::move(here), std::move(others)), world_(world) {}
+    Local(Rank rank, std::vector<ShmPeer> here, std::unique_ptr<RemoteRanks> remote_ranks,
+          WideWorld& world)
+        : Transport(rank, std::move(here), std::move(remote_ranks)), world_(world) {}
     void signal(Rank to, int lane, int half, uint64_t stamp) override {
       Transport::signal(to, lane, half, stamp);
       if (!is_remote(to)) world_.wake(to);
@@ -130,8 +131,8 @@ void WideWorld::make_member(Rank rank) {
     WideWorld& world_;
   };
   self.group = std::make_shared<Communicator>(
-      std::make_unique<Local>(rank, std::move(here), std::move(others), *this), geometry_, options,
-      std::make_shared<Neighbourhood>(std::move(memory)));
+      std::make_unique<Local>(rank, std::move(here), std::move(remote_ranks), *this), geometry_,
+      options, std::make_shared<MappedGroup>(std::move(memory)));
   self.group->state().kick = [] {};  // no worker: this thread drives all ranks
 }
 

@@ -21,25 +21,25 @@ namespace {
 Plan star_all_reduce(const Shape& shape, Rank rank) {
   PlanBuilder plan(shape, Algorithm::kTree, rank);  // a tree of one level
   const Segments segments{shape.bytes, shape.slot_bytes()};
-  const auto link = [&](Rank from, Rank to) {
-    Link link = plan.link(from, to, shape.bytes);
-    link.credits = false;  // the answer says that the message was read
-    return link;
+  const auto feed = [&](Rank from, Rank to) {
+    Feed made = plan.feed(from, to, shape.bytes);
+    made.credits = false;  // the answer says that the message was read
+    return made;
   };
   plan.repeat({segments.count(), segments.unit, {}}, [&](uint64_t s) {
     const Ref mine = plan.input(segments.offset(s)), sum = plan.output(segments.offset(s));
     const Stretch stretch = segments.stretch(s);
     if (rank != 0) {
-      plan.put(link(rank, 0), s, mine, stretch);
+      plan.put(feed(rank, 0), s, mine, stretch);
       plan.wait(0);
-      plan.copy(sum, plan.slot(link(0, rank), s), stretch);
+      plan.copy(sum, plan.slot(feed(0, rank), s), stretch);
       return;
     }
     std::vector<Ref> sources = {mine};
-    for (Rank r = 1; r < shape.size; ++r) sources.push_back(plan.slot(link(r, 0), s));
+    for (Rank r = 1; r < shape.size; ++r) sources.push_back(plan.slot(feed(r, 0), s));
     plan.wait_all();
     plan.reduce({sum}, sources, stretch, true);
-    for (Rank r = 1; r < shape.size; ++r) plan.put(link(0, r), s, sum, stretch);
+    for (Rank r = 1; r < shape.size; ++r) plan.put(feed(0, r), s, sum, stretch);
   });
   return plan.finish();
 }

@@ -14,13 +14,6 @@ namespace {
 
 constexpr uint64_t kElement = 4;
 
-Collective collective_called(const std::string& name) {
-  for (int i = 0; i < kCollectives; ++i) {
-    if (name == to_string(static_cast<Collective>(i))) return static_cast<Collective>(i);
-  }
-  throw UsageError("there is no collective '" + name + "'");
-}
-
 void print_plans(const Shape& shape, Algorithm algorithm) {
   for (Rank rank = 0; rank < shape.size; ++rank) {
     std::fputs(to_text(make_plan(shape, rank, algorithm)).c_str(), stdout);
@@ -41,7 +34,9 @@ int main(int argc, char** argv) {
     RINGCOMM_CHECK(size > 0, "no group has ", argv[4], " ranks");
     const uint64_t share = std::strtoull(argv[3], nullptr, 10) / static_cast<uint64_t>(size);
     Shape shape;
-    shape.collective = collective_called(argv[1]);
+    const auto collective = collective_called(argv[1]);
+    RINGCOMM_CHECK(collective, "there is no collective '", argv[1], "'");
+    shape.collective = *collective;
     shape.size = size;
     shape.element = kElement;
     shape.bytes = std::strtoull(argv[3], nullptr, 10);

@@ -19,7 +19,7 @@ struct Process {
 
 // One rank's end: meets the others through the store and keeps the memory mapped.
 struct Group {
-  Neighbourhood memory;
+  MappedGroup memory;
   std::unique_ptr<Transport> transport;
 
   Group(Process& process, Store& store, const RendezvousOptions& options,

@@ -90,6 +90,9 @@ void require_named(const MeetingSetup& setup) {
           " named the absent one: ", met.failure);
   const double limit = in_seconds(setup.timeout);
   require(met.seconds < 1.5 * limit, "the last one knew after ", met.seconds, " s of ", limit);
+  // In the long run a rank asks twice a second, and then looks who is absent.
+  const double most = 40 + 4 * limit + 2 * setup.ranks;
+  require(static_cast<double>(met.most_requests) < most, met.most_requests, " questions of a rank");
 }
 
 // Lives of one store, at random. In the first ones all ranks that come are killed, at any moment.
@@ -242,6 +245,7 @@ std::vector<Check> all_checks() {
              require_met({.ranks = 256, .latency = kSlow, .set_waits = true});
            }},
           {"absent", [] {
+             require_named({.ranks = 4, .timeout = std::chrono::seconds(60), .absent = 3});
              for (const Rank rank : {0, 17, 255}) {
                require_named({.ranks = 256, .timeout = std::chrono::seconds(20), .absent = rank});
              }

@@ -190,7 +190,7 @@ class VirtualRank {
       cards.push_back(Card::from_text(word, static_cast<Rank>(cards.size())));
     }
     Roster roster;
-    roster.channel = cards[0].nonce[0];
+    roster.group_id = cards[0].nonce[0];
     roster.find_hosts(cards, {});
     std::vector<std::string> texts(static_cast<size_t>(roster.hosts()));
     for (Rank rank = 0; rank < setup_.ranks; ++rank) {

@@ -1,5 +1,5 @@
-// What the processes of a host have in common for all their groups, and how groups meet through the
-// store when something is wrong.
+// Processes of a host and all their groups, and groups that meet through the store when something
+// is wrong.
 #include "transport/neighbours.h"
 
 #include <sys/epoll.h>
@@ -279,44 +279,7 @@ void once_more(Rank late, bool retries_first) {
   });
 }
 
-// A rank that waits long for another asks the store twice a second.
-void patience_with_the_store() {
-  class Counting final : public Store {
-   public:
-    void set(const std::string& key, const std::string& value) override { inner.set(key, value); }
-    std::string get(const std::string& key) override { return inner.get(key); }
-    int64_t add(const std::string& key, int64_t by) override { return inner.add(key, by); }
-    bool has(const std::string& key) override {
-      note();
-      return inner.has(key);
-    }
-    bool has_all(const std::vector<std::string>& keys) override {
-      note();
-      return inner.has_all(keys);
-    }
-    void note() {
-      const double now = clock.elapsed_seconds();
-      if (now >= 3 && now < 5) ++late;
-    }
-    LocalStore inner;
-    std::atomic<int> late{0};
-    const Deadline clock{std::chrono::hours(1)};
-  };
-  Counting store;
-  const int size = 4;
-  run_threads(size - 1, [&](Rank rank) {
-    try {
-      End end(store, rank, size, std::chrono::milliseconds(5100));
-    } catch (const TimeoutError&) {
-      return;
-    }
-    throw Failure("no timeout");
-  });
-  const int most = 2 * 2 * (size - 1) + (size - 1);
-  require(store.late <= most, store.late.load(), " questions in 2 s");
-}
-
-// What ranks tell one another is the same whatever the program does with its numbers.
+// The words between ranks are the same whatever the program does with its numbers.
 void any_locale() {
   struct Groups : std::numpunct<char> {
     char do_thousands_sep() const override { return ' '; }
@@ -335,7 +298,7 @@ void any_locale() {
   require(again == word, word, " becomes ", again);
 }
 
-// What is not known equals nothing; a user and a network namespace are a host's.
+// Unknown equals nothing; a user and a network namespace are a host's.
 void hosts() {
   const Card here = make_card();
   const auto like = [&](const std::function<void(Card&)>& change) {
@@ -373,7 +336,6 @@ std::vector<Check> all_checks() {
   checks.push_back({"all_come_at_once", all_come_at_once});
   checks.push_back({"another_connection/processes", another_connection});
   checks.push_back({"forked_children/processes", forked_children});
-  checks.push_back({"patience_with_the_store", patience_with_the_store});
   for (const Rank late : {0, 3}) {
     checks.push_back({str("once_more/first/", late), [=] { once_more(late, false); }});
     checks.push_back({str("once_more/retried/", late), [=] { once_more(late, true); }});

@@ -127,34 +127,6 @@ void goodbyes(Store& store, Rank rank, int size) {
   t.signal(0, 0, 0, 0);
 }
 
-// A rank that never comes is named; nothing waits longer than asked.
-void absentees(Store& store, Rank rank, int size) {
-  if (rank == size - 1) return;
-  const Deadline clock(std::chrono::hours(1));
-  try {
-    End end(store, rank, size, std::chrono::milliseconds(300));
-  } catch (const TimeoutError& error) {
-    const std::string text = error.what();
-    require(text.find(str("rank ", size - 1)) != std::string::npos, "names the rank: ", text);
-    require(clock.elapsed_seconds() < 3, "took ", clock.elapsed_seconds(), " s");
-    return;
-  }
-  throw Failure("no timeout");
-}
-
-// Meeting again on a store that survived works, any number of times.
-void generations(Store& store, Rank rank, int size) {
-  for (int life = 0; life < 5; ++life) {
-    End end(store, rank, size);
-    for (Rank peer = 0; peer < size; ++peer) {
-      if (peer != rank) end.transport->signal(peer, 0, 0, 1);
-    }
-    for (Rank peer = 0; peer < size; ++peer) {
-      if (peer != rank) await_signal(*end.transport, peer, 0, 0, 1);
-    }
-  }
-}
-
 // SIGKILL: the peers' sockets tell, no goodbye was said, and the dead rank's memory stays readable.
 void killed_rank() {
   SharedStore store;
@@ -231,10 +203,11 @@ void stream_copies() {
 
 std::vector<Check> all_checks() {
   using Body = void (*)(Store&, Rank, int);
-  const std::pair<const char*, Body> bodies[] = {
-      {"signals", signals},        {"streams", streams},   {"board", board},
-      {"failures", failures},      {"goodbyes", goodbyes}, {"absentees", absentees},
-      {"generations", generations}};
+  const std::pair<const char*, Body> bodies[] = {{"signals", signals},
+                                                 {"streams", streams},
+                                                 {"board", board},
+                                                 {"failures", failures},
+                                                 {"goodbyes", goodbyes}};
   std::vector<Check> checks;
   for (const auto& [name, body] : bodies) {
     for (const int size : {2, 3, 5}) {

@@ -24,16 +24,15 @@ class Contacts {
   std::vector<ProcessId> ids_;
 };
 
-class Others final : public Directory {
+class RemoteRanks final : public Directory {
  public:
-  explicit Others(int size) : peers_(static_cast<size_t>(size)) {}
-  ~Others() override;
-  Others(const Others&) = delete;
+  explicit RemoteRanks(int size) : peers_(static_cast<size_t>(size)) {}
+  ~RemoteRanks() override;
+  RemoteRanks(const RemoteRanks&) = delete;
 
-  // From now on the network takes frames of the group from all ranks. `ends` is for each of them.
-  // `next` is reached, so that there is a wire.
-  void open(Network& network, uint64_t channel, Contacts contacts, const RemotePeer::Ends& ends,
-            Rank next);
+  // Has the network take frames of the group from all ranks from now on. `ends` is for each of
+  // them.
+  void open(Network& network, uint64_t channel, Contacts contacts, const RemotePeer::Ends& ends);
   void add(std::unique_ptr<RemotePeer> peer);
   size_t size() const { return peers_.size(); }  // of the group
 
@@ -47,15 +46,15 @@ class Others final : public Directory {
       if (RemotePeer* const peer = slot.load(std::memory_order_acquire)) act(*peer);
     }
   }
-  Wire& wire() const { return *wire_; }  // to one of them
-  void forget();                         // in a forked child: the network is its parent's
+  Network* network() const { return network_; }  // null in tests without one
+  void forget();                                 // in a forked child: the network is its parent's
 
-  // Of the first failed rank of which another one has told.
+  // Returns the words about a rank that failed, if another one has told of it first.
   const RankState* told_of(Rank rank) const {
     const bool known = told_rank_.load(std::memory_order_acquire) == rank;  // partner: tell_of()
     return known ? &told_ : nullptr;
   }
-  // True for the first one.
+  // Keeps these words, and returns true, if they are the first of their kind.
   bool tell_of(Rank rank, const RankState& state);
 
   // ---- the network's
@@ -67,7 +66,6 @@ class Others final : public Directory {
   uint64_t channel_ = 0;
   Contacts contacts_;
   RemotePeer::Ends ends_{};
-  Wire* wire_ = nullptr;
   std::vector<std::atomic<RemotePeer*>> peers_;  // by rank
   std::mutex mutex_;                             // guards what follows
   std::vector<std::unique_ptr<RemotePeer>> made_;

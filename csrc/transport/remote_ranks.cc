@@ -1,4 +1,4 @@
-#include "transport/others.h"
+#include "transport/remote_ranks.h"
 
 namespace ringcomm {
 
@@ -25,42 +25,40 @@ Rank Contacts::rank_of(const ProcessId& id) const {
   return found == ids_.end() ? -1 : static_cast<Rank>(found - ids_.begin());
 }
 
-Others::~Others() {
+RemoteRanks::~RemoteRanks() {
   if (network_ != nullptr) network_->leave(channel_);
 }
 
-void Others::open(Network& network, uint64_t channel, Contacts contacts,
-                  const RemotePeer::Ends& ends, Rank next) {
+void RemoteRanks::open(Network& network, uint64_t channel, Contacts contacts,
+                       const RemotePeer::Ends& ends) {
   network_ = &network;
   channel_ = channel;
   contacts_ = std::move(contacts);
   ends_ = ends;
   ends_.opened = true;
-  ends_.others = this;
+  ends_.remote_ranks = this;
   network.enter(channel, *this);
-  get(next);
 }
 
-void Others::add(std::unique_ptr<RemotePeer> peer) {
+void RemoteRanks::add(std::unique_ptr<RemotePeer> peer) {
   const std::lock_guard lock(mutex_);
-  if (wire_ == nullptr) wire_ = &peer->wire();
   auto& slot = peers_[static_cast<size_t>(peer->rank())];
   slot.store(peer.get(), std::memory_order_release);  // partner: find()
   made_.push_back(std::move(peer));
 }
 
-RemotePeer& Others::get(Rank rank) {
+RemotePeer& RemoteRanks::get(Rank rank) {
   if (RemotePeer* const peer = find(rank)) return *peer;
   network_->reach(contacts_.of(rank), channel_);
   return *find(rank);
 }
 
-void Others::forget() {
+void RemoteRanks::forget() {
   network_ = nullptr;
   each([](RemotePeer& peer) { peer.forget(); });
 }
 
-bool Others::tell_of(Rank rank, const RankState& state) {
+bool RemoteRanks::tell_of(Rank rank, const RankState& state) {
   const std::lock_guard lock(mutex_);
   if (told_rank_.load(std::memory_order_relaxed) >= 0) return false;
   told_ = state;
@@ -68,12 +66,12 @@ bool Others::tell_of(Rank rank, const RankState& state) {
   return true;
 }
 
-std::optional<Contact> Others::contact_of(const ProcessId& id) {
+std::optional<Contact> RemoteRanks::contact_of(const ProcessId& id) {
   const Rank rank = contacts_.rank_of(id);
   return rank < 0 ? std::nullopt : std::optional(contacts_.of(rank));
 }
 
-Receiver* Others::receiver(const ProcessId& id, Wire& wire) {
+Receiver* RemoteRanks::receiver(const ProcessId& id, Wire& wire) {
   RemotePeer::Ends ends = ends_;
   ends.peer = contacts_.rank_of(id);
   if (ends.peer < 0) return nullptr;
