@@ -122,7 +122,7 @@ void terms_differ() {
   with([](World::Terms& terms) { terms.geometry.slots = 4; });
   with([](World::Terms& terms) { terms.geometry.line_bytes = 64; });
   with([](World::Terms& terms) { terms.geometry.one_shot_bytes = 1; });
-  with([](World::Terms& terms) { terms.costs_text = "alpha 1 beta 1 gamma 1"; });
+  with([](World::Terms& terms) { terms.word = "alpha 1 beta 1 gamma 1"; });
 }
 
 // ---- meeting
