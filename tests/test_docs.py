@@ -1,7 +1,16 @@
 """Every block of code in README.md and docs/ runs, or is checked; links lead somewhere.
 
-An HTML comment before a block says how: `<!-- test: ranks 2 -->`. The functions below are named
-after these words. A block that cannot run here says why, and is named in pytest's last lines.
+An HTML comment before a block of README.md or docs/ says how, as `<!-- test: ranks 2 -->`:
+
+ranks 2            Python; runs on two ranks. `, with CODE` runs CODE first
+as in FILE         Python for another package; FILE makes the same calls, and a test runs FILE
+run                a short shell command; it runs. With `run slow`, in `make test-all`
+output             equals the output of the command before it
+checked            shell; the scripts, targets and options exist
+source FILE NAME   equals the part of FILE between `// docs: NAME` and `// docs: end`
+in the source      a message; its words stand in the source
+tree               a tree of folders; each exists, and each folder of csrc/ is in it
+not run: REASON    nothing is tested, and pytest's last lines print the reason
 """
 
 from __future__ import annotations
@@ -18,21 +27,10 @@ from typing import Any
 
 import pytest
 from conftest import Run
-from documents import (
-    PAGES,
-    WORDS,
-    Block,
-    blocks_of,
-    inline_code,
-    length,
-    links,
-    sentences,
-    slugs,
-    without_code,
-)
 from test_house import CSRC, MACROS, literals
 
 from lab import ROOT
+from lab.documents import PAGES, Block, blocks_of, inline_code, links, slugs, without_code
 from lab.limits import limit
 from lab.ports import free_port
 from lab.ranks import HOST, Rank, Ranks, ranks
@@ -342,7 +340,7 @@ def test_links_lead_somewhere(page: Path) -> None:
         assert not anchor or anchor in slugs(target), link
 
 
-# ---- the picture of the memory, and the English
+# ---- the picture of the memory
 
 
 def mapped(rank: Rank, port: int) -> list[int]:
@@ -368,12 +366,3 @@ def test_the_picture_of_the_memory_is_true(two: Ranks) -> None:
     (whole,) = re.findall(r"one rank of two: ([\d,]+) bytes", picture)
     sizes = two(mapped, free_port())
     assert sizes == [[int(whole.replace(",", ""))] * 2] * 2
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_sentences_are_short(page: Path) -> None:
-    long = [f"{length(one)} words: {one}" for one in sentences(page) if length(one) > WORDS]
-    assert not long
-    lines = re.sub(r"`[^`\n]+`", "", without_code(page)).splitlines()
-    wide = [line for line in lines if len(line) > 120 and not re.match(r"\||\[[\w-]+\]: ", line)]
-    assert not wide

@@ -22,7 +22,9 @@ SIZES = [0, 1, 3, 28, 29, 1000, 4097, 65537, 300_001]
 FEW = [0, 1, 3, 1000, 10007]
 
 
-@pytest.fixture(scope="module", params=[2, 3, 4], ids="{} ranks".format)
+@pytest.fixture(
+    scope="module", params=[2, 3, pytest.param(4, marks=pytest.mark.slow)], ids="{} ranks".format
+)
 def ranks(request: pytest.FixtureRequest) -> Iterator[Ranks]:
     some = Ranks(request.param)
     yield some

@@ -71,7 +71,7 @@ def delay(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_no_wake_up_is_lost(times: Callable[..., Times], delay: Path) -> None:
     """Threads lose their processor again and again; who misses his wake-up looks after 20 ms."""
-    for rank in times(8, 150, LD_PRELOAD=str(delay), DELAY_ONE_IN="200", DELAY_US="2000"):
+    for rank in times(4, 100, LD_PRELOAD=str(delay), DELAY_ONE_IN="200", DELAY_US="2000"):
         late = {turn: sum(1 for each in rank[turn] if each > 0.04) for turn in ("alone", "beside")}
         assert late["beside"] <= late["alone"] + 3, late
 

@@ -76,7 +76,16 @@ def held(rank: Rank, life: str, settings: dict[str, str]) -> Outcome:
     return on_device(rank, life, settings, body)
 
 
-@pytest.mark.parametrize("fault", [{}, {"RINGCOMM_SIM_MEMOPS": "0"}, FEW])
+@pytest.mark.parametrize(
+    "fault",
+    [
+        {},
+        *(
+            pytest.param(fault, marks=pytest.mark.slow)
+            for fault in ({"RINGCOMM_SIM_MEMOPS": "0"}, FEW)
+        ),
+    ],
+)
 def test_pinned_memory_is_that_of_a_few_pieces(three: Ranks, fault: dict[str, str]) -> None:
     """Whatever ranks exchange. And pieces are one operation, however many a rank has of its own."""
     for outcome in three(held, f"held {fault}", {**TCP, **fault}):

@@ -67,10 +67,8 @@ def test_a_scaler_and_a_scheduler() -> None:
     assert same["scale"] == 1024.0 / 8 * 2
 
 
-@pytest.mark.parametrize(
-    "make",
-    [pytest.param(trainings.compiling_net, marks=pytest.mark.slow), trainings.compiling_ddp],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("make", [trainings.compiling_net, trainings.compiling_ddp])
 def test_nothing_is_compiled_anew(make: Any) -> None:
     _, events = train(make)
     for rank in events[:2]:
