@@ -16,7 +16,8 @@ import time
 # What an interpreter and its libraries read when they begin: it has to be as the zygote's.
 READ_AT_IMPORT = ("LD_", "OMP_", "MKL_", "KMP_", "GOMP_", "GLIBC_", "MALLOC_", "TORCH_", "PYTHON")
 BUT_FOR = (
-    "TORCH_DEVICE_BACKEND_AUTOLOAD",  # these three: zygote.py
+    "TORCH_DEVICE_BACKEND_AUTOLOAD",  # these four: zygote.py
+    "TORCH_DISTRIBUTED_DEBUG",
     "PYTHONPATH",
     "PYTHONUNBUFFERED",
     "KMP_DUPLICATE_LIB_OK",  # scikit-learn sets these two,

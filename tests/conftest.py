@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -164,6 +164,23 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.timeout(limit(timeout.args[0])), append=False)
 
 
+def forms(values: Iterable[Any], *short: Any) -> list[Any]:
+    """Parameters of a test: `short` in its short form too, all others in the long one alone.
+
+    A tuple is the value of several parameters.
+    """
+    values = list(values)
+    assert all(value in values for value in short), "a form of a case that is not there"
+    return [
+        value
+        if value in short
+        else pytest.param(
+            *(value if isinstance(value, tuple) else (value,)), marks=pytest.mark.slow
+        )
+        for value in values
+    ]
+
+
 def run_again(name: str, only: str, **environment: str) -> None:
     """Run a file of tests once more, or those of its tests that `only` selects, as -k does."""
     (file,) = (ROOT / "tests").rglob(f"test_{name}.py")
@@ -259,14 +276,9 @@ def job(torchrun: Run, tmp_path: Path) -> Any:
 @pytest.fixture(scope="session")
 def environment() -> Path:
     """The Python of an environment that has the clients; skips where it cannot be made."""
-    return environment_of()
-
-
-def environment_of(*client: str) -> Path:
-    """As `environment`, for all clients or for one of them."""
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     made = subprocess.run(
-        [ROOT / "scripts" / "clients.sh", *client],
+        [ROOT / "scripts" / "clients.sh"],
         capture_output=True,
         text=True,
         env={**os.environ, "PATH": path},

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from conftest import forms
 
 from lab.limits import limit, seed
 from lab.simulated_device import SIMULATED
@@ -188,7 +189,7 @@ def test_a_session_without_one_of_its_rules_is_caught(cpp_program: Program, rule
     assert f"caught without {rule}: seed" in done.stdout
 
 
-@pytest.mark.parametrize("count", [2000, pytest.param(20000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", forms([1000, 20_000], 1000))
 def test_simulated_networks(cpp_program: Program, count: int) -> None:
     first = 10000 + seed() * count % 1_000_000
     done = output([cpp_program("session_sim"), "--seeds", str(first), str(count)], 110)
@@ -217,7 +218,7 @@ def test_an_agreement_without_one_of_its_rules_is_caught(cpp_program: Program, r
     assert f"caught without {rule}: seed" in done.stdout
 
 
-@pytest.mark.parametrize("count", [20_000, pytest.param(200_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", forms([10_000, 200_000], 10_000))
 def test_simulated_worlds(cpp_program: Program, count: int) -> None:
     first = 10_000 + seed() * count % 1_000_000
     done = output([cpp_program("decree_sim"), "--seeds", str(first), str(count)], 110)

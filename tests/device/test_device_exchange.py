@@ -13,6 +13,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 import torch.distributed as dist
+from conftest import forms
 from test_device_pieces import FEW, MIB, PIECE, PINNED, SLOTS, TCP, records, until
 
 import ringcomm
@@ -76,16 +77,7 @@ def held(rank: Rank, life: str, settings: dict[str, str]) -> Outcome:
     return on_device(rank, life, settings, body)
 
 
-@pytest.mark.parametrize(
-    "fault",
-    [
-        {},
-        *(
-            pytest.param(fault, marks=pytest.mark.slow)
-            for fault in ({"RINGCOMM_SIM_MEMOPS": "0"}, FEW)
-        ),
-    ],
-)
+@pytest.mark.parametrize("fault", forms([{}, {"RINGCOMM_SIM_MEMOPS": "0"}, FEW], {}))
 def test_pinned_memory_is_that_of_a_few_pieces(three: Ranks, fault: dict[str, str]) -> None:
     """Whatever ranks exchange. And pieces are one operation, however many a rank has of its own."""
     for outcome in three(held, f"held {fault}", {**TCP, **fault}):

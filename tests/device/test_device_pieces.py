@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from conftest import forms
 
 from lab.limits import limit
 from lab.oracle import bits, raw
@@ -206,7 +207,7 @@ def digests(rank: Rank, life: str, settings: dict[str, str], exact: bool) -> Out
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("way", ["host", "tcp"])
+@pytest.mark.parametrize("way", forms(["host", "tcp"], "host"))
 def test_pieces_yield_what_tensors_of_the_host_do(three: Ranks, way: str) -> None:
     settings, exact = (HOST, False) if way == "host" else (TCP, True)
     here = three(digests, f"{way} here", {**settings, "RINGCOMM_CUDA_LIBRARY": ""}, exact)

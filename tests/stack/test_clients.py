@@ -12,7 +12,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from conftest import Run, environment_of
+from conftest import Run
 
 from lab import ROOT
 
@@ -105,14 +105,6 @@ def start(
             **variables,
         },
     )
-
-
-@pytest.mark.timeout(600)
-def test_a_trainer_that_asks_for_gloo(run: Run, tmp_path: Path) -> None:
-    """The short form of them all: real code of others that wraps its model by DDP."""
-    found = play(run, environment_of("accelerate"), tmp_path, "with_accelerate", AS_GLOO)
-    assert found["backend"] == "ringcomm"
-    assert float(found["difference"]) == 0
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from conftest import forms
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
@@ -107,7 +108,7 @@ def gloos() -> Iterator[Ranks]:
     some.kill()  # Gloo's threads may still hold tensors: it is not asked to leave
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", forms(VARIANTS, "plain", "unused", "no_sync", "join"))
 def test_parameters_are_those_of_gloo(ours: Ranks, gloos: Ranks, variant: str) -> None:
     names = list(Net().state_dict())
     here, there = ours(train, variant), gloos(train, variant)
@@ -125,6 +126,7 @@ def test_no_other_backend_was_made(ours: Ranks, gloos: Ranks) -> None:
     assert all(gloos(other_backends)), "this test would not see it"
 
 
+@pytest.mark.slow
 def test_three_ranks() -> None:
     """Three summands have several orders: the last bit may differ from Gloo's, not between us."""
     ours, gloos = Ranks(3), Ranks(3, "gloo")

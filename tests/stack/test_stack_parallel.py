@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from conftest import forms
 from torch import nn
 from torch.distributed._functional_collectives import all_to_all_single_autograd
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -85,11 +86,14 @@ def move(rank: Rank, sizes: tuple[int, ...], dtype: str) -> State:
     return state
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "int64", "uint8", "bool"])
+@pytest.mark.parametrize(
+    "dtype", forms(["float32", "float64", "bfloat16", "int64", "uint8", "bool"], "float32", "bool")
+)
 def test_move(two: Pair, dtype: str) -> None:
     two.check(move, (2,), dtype)
 
 
+@pytest.mark.slow
 def test_move_in_two_dimensions(four: Pair) -> None:
     four.check(move, (2, 2), "float32")
 
@@ -118,11 +122,14 @@ def reduce(rank: Rank, sizes: tuple[int, ...], dtype: str) -> State:
     return state
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "int64", "uint8"])
+@pytest.mark.parametrize(
+    "dtype", forms(["float32", "float64", "bfloat16", "int64", "uint8"], "bfloat16")
+)
 def test_reduce(two: Pair, dtype: str) -> None:
     two.check(reduce, (2,), dtype)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sizes", [(4,), (2, 2)])
 def test_reduce_at_four(four: Pair, sizes: tuple[int, ...]) -> None:
     four.check(reduce, sizes, "float32", rtol=1e-5)
@@ -217,11 +224,12 @@ def tensor_parallel(rank: Rank, variant: str) -> State:
     return checked(fit(model, [rank.index // 2], variant), reference)
 
 
-@pytest.mark.parametrize("variant", ["plain", "sequence", "loss"])
+@pytest.mark.parametrize("variant", forms(["plain", "sequence", "loss"], "loss"))
 def test_tensor_parallel(two: Pair, variant: str) -> None:
     two.check(tensor_parallel, variant)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", ["plain", "loss"])
 def test_tensor_and_data_parallel(four: Pair, variant: str) -> None:
     """Every sum has two summands: it is Gloo's, bit for bit."""
@@ -275,11 +283,12 @@ def pipeline(rank: Rank, name: str) -> State:
     return state
 
 
-@pytest.mark.parametrize("name", [*SINGLE, *LOOPED, *FOLDED])
+@pytest.mark.parametrize("name", forms([*SINGLE, *LOOPED, *FOLDED], SINGLE[1], FOLDED[0]))
 def test_pipeline(two: Pair, name: str) -> None:
     two.check(pipeline, name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [LOOPED[0], FOLDED[0]])
 def test_pipeline_at_four(four: Pair, name: str) -> None:
     """A pipeline only moves, so this too is Gloo's, bit for bit."""
@@ -347,5 +356,6 @@ def test_experts(two: Pair) -> None:
     two.check(experts)
 
 
+@pytest.mark.slow
 def test_experts_at_four(four: Pair) -> None:
     four.check(experts, rtol=1e-4)

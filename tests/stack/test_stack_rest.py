@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from conftest import forms
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks as hooks
 from torch.distributed.algorithms.ddp_comm_hooks import post_localSGD_hook as local_sgd
@@ -177,7 +178,9 @@ def losses(
         yield loss_of(model, rank.index, step, spare=spare)
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize(
+    "variant", forms(VARIANTS, "bf16", "power", "in_backward", "subgroup", "mixed", "static_unused")
+)
 def test_ddp(two: Pair, variant: str) -> None:
     two.check(ddp, variant)
 
@@ -237,11 +240,12 @@ def average(rank: Rank, how: str) -> State:
     return full(model)
 
 
-@pytest.mark.parametrize("how", ["plain", "shared", "alone"])
+@pytest.mark.parametrize("how", forms(["plain", "shared", "alone"], "shared"))
 def test_averaging(two: Pair, how: str) -> None:
     two.check(average, how)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["plain", "shared", "alone", "hierarchical"])
 def test_averaging_of_four(four: Pair, how: str) -> None:
     four.check(average, how, rtol=1e-4)
@@ -321,11 +325,12 @@ def checkpoint(rank: Rank, folder: Path, how: str, layout: str) -> State:
     return uninterrupted | {f"resumed {name}": tensor for name, tensor in resumed.items()}
 
 
-@pytest.mark.parametrize("layout", ["sharded", "replicated", "columns"])
+@pytest.mark.parametrize("layout", forms(["sharded", "replicated", "columns"], "sharded"))
 def test_checkpoint(two: Pair, tmp_path: Path, layout: str) -> None:
     two.check(checkpoint, tmp_path, "save", layout)
 
 
+@pytest.mark.slow
 def test_checkpoint_by_a_thread(two: Pair, tmp_path: Path) -> None:
     two.check(checkpoint, tmp_path, "thread", "sharded")
 
@@ -359,6 +364,7 @@ def loaded(rank: Rank, folder: Path) -> State:
     return full(again[0])
 
 
+@pytest.mark.slow
 def test_checkpoint_for_more_ranks(two: Pair, four: Pair, tmp_path: Path) -> None:
     there, here = two.ours(only_ours, saved, tmp_path), four.ours(only_ours, loaded, tmp_path)
     for state in here:
