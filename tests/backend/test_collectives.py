@@ -258,17 +258,6 @@ def test_all_to_all_with_splits(ranks: Ranks) -> None:
     ranks(check_splits, [[0] * n] * n, 2)
 
 
-def check_uneven(rank: Rank) -> None:
-    shards = [values(other, 1 + 999 * other, torch.int32) for other in range(rank.size)]
-    outputs = [torch.empty_like(shard) for shard in shards]
-    dist.all_gather(outputs, shards[rank.index])
-    assert [bits(a) for a in outputs] == [bits(b) for b in shards]
-
-
-def test_uneven_all_gather(ranks: Ranks) -> None:
-    ranks(check_uneven)
-
-
 # ---- any sequence
 
 STEPS = st.lists(

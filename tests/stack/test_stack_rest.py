@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import multiprocessing
 import os
 from collections.abc import Iterator
@@ -15,9 +14,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from conftest import forms
 from torch import nn
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks as hooks
 from torch.distributed.algorithms.ddp_comm_hooks import post_localSGD_hook as local_sgd
-from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as power_sgd
 from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
 from torch.distributed.algorithms.model_averaging.hierarchical_model_averager import (
     HierarchicalModelAverager,
@@ -27,7 +24,7 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.optim import PostLocalSGDOptimizer, _apply_optimizer_in_backward
+from torch.distributed.optim import PostLocalSGDOptimizer
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -35,8 +32,6 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 from torch.nn.parallel import DistributedDataParallel
-from torch.nn.parallel.distributed import _MixedPrecision
-from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from lab.oracle import bits
 from lab.pair import STEPS, Pair, State, only_ours
@@ -86,103 +81,6 @@ def full(model: nn.Module) -> State:
     named = {name.removeprefix("module."): p.detach() for name, p in model.named_parameters()}
     assert all(p.isfinite().all() for p in named.values()), "nothing to compare"
     return {n: p.full_tensor() if isinstance(p, DTensor) else p for n, p in named.items()}
-
-
-# What is given to DDP, and the gradient hook of each.
-VARIANTS: dict[str, dict[str, Any]] = {
-    "bf16": {},
-    "power": BIG,
-    "power_fp16": BIG,
-    "ignored": {},
-    "throw": {},
-    "in_backward": {},
-    "fused": {},
-    "subgroup": {},
-    "sampler": {},
-    "mixed": {
-        "mixed_precision": _MixedPrecision(torch.bfloat16, torch.bfloat16, torch.bfloat16),
-    },
-    "no_init_sync": {"init_sync": False},
-    "static_unused": {"static_graph": True, "find_unused_parameters": True},
-    "skip_unused": {"find_unused_parameters": True, "skip_all_reduce_unused_params": True},
-}
-
-
-def hook_of(model: DistributedDataParallel, variant: str) -> None:
-    """Register the variant's communication hook."""
-    if variant == "bf16":
-        # Not by its own name, by which DDP would take it for one that needs CUDA.
-        model.register_comm_hook(
-            None, lambda state, bucket: hooks.bf16_compress_hook(state, bucket)
-        )
-    elif variant.startswith("power"):
-        hook = power_sgd.powerSGD_hook
-        if variant == "power_fp16":
-            hook = hooks.fp16_compress_wrapper(hook)
-        state = power_sgd.PowerSGDState(
-            None, matrix_approximation_rank=1, start_powerSGD_iter=4, min_compression_rate=0.5
-        )
-        model.register_comm_hook(state, hook)
-
-
-def ddp(rank: Rank, variant: str) -> State:
-    """Train; return the parameters."""
-    same = variant in ("no_init_sync", "ignored")
-    torch.manual_seed(0 if same else rank.index)
-    module, options = Net(), dict(VARIANTS[variant])
-    unused = variant in ("static_unused", "skip_unused")
-    if variant == "ignored":  # so these go apart
-        ignored = ["outer.weight", "spare.bias"]
-        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, ignored)
-    elif variant == "in_backward":
-        settings = {"lr": 0.1, "momentum": 0.9}
-        _apply_optimizer_in_backward(torch.optim.SGD, module.inner.parameters(), settings)
-    elif variant == "subgroup":
-        options["process_group"] = dist.new_group([*rank.others, rank.index], sort_ranks=True)
-    model = DistributedDataParallel(module, **options)
-    if variant == "fused":
-        model._register_fused_optim(torch.optim.SGD, lr=0.1)
-    hook_of(model, variant)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    raised = ""
-    steps = STEPS + 2 * rank.index if variant == "throw" else STEPS
-    joined = model.join(throw_on_early_termination=True) if variant == "throw" else None
-    try:
-        with joined or contextlib.nullcontext():
-            for loss in losses(rank, model, variant, steps, spare=not unused):
-                loss.backward()
-                if variant != "fused":
-                    optimizer.step()
-                    optimizer.zero_grad()
-    except RuntimeError as error:
-        raised = str(error)
-    assert ("exhausted" in raised) == (variant == "throw"), raised
-    return full(model)
-
-
-def losses(
-    rank: Rank, model: nn.Module, variant: str, steps: int, *, spare: bool
-) -> Iterator[torch.Tensor]:
-    if variant == "sampler":
-        data, labels = (
-            torch.cat(some) for some in zip(*map(batch, [0] * 4, range(4)), strict=True)
-        )
-        known = TensorDataset(data, labels)
-        sampler = DistributedSampler(known, seed=1)
-        for epoch in range(STEPS // 4):
-            sampler.set_epoch(epoch)
-            for some, which in DataLoader(known, batch_size=3, sampler=sampler):
-                yield nn.functional.cross_entropy(model(some, spare=True), which)
-        return
-    for step in range(steps):
-        yield loss_of(model, rank.index, step, spare=spare)
-
-
-@pytest.mark.parametrize(
-    "variant", forms(VARIANTS, "bf16", "power", "in_backward", "subgroup", "mixed", "static_unused")
-)
-def test_ddp(two: Pair, variant: str) -> None:
-    two.check(ddp, variant)
 
 
 def accumulate(rank: Rank) -> State:
