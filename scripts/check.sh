@@ -30,5 +30,5 @@ if [ ${#programs[@]} -gt 0 ]; then
   only="test_program and ($(printf '%s\n' "${programs[@]}" | sort -u | paste -sd '|' | sed 's/|/ or /g'))"
   python -m pytest -q -r f tests/cpp/test_cpp.py -k "$only and not sanitizer" || [ $? = 5 ]  # none
 fi
-python -m pytest -q -r f tests/backend/test_backend.py -k "2 ranks"
+python -m pytest -q -r f tests/backend/test_backend.py -k "[2"  # on 2 ranks
 exec python -m pytest -q -r f tests/test_house.py "${tests[@]}"

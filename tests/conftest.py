@@ -16,15 +16,18 @@ import subprocess
 import sys
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from lab import ROOT
 from lab.limits import limit, seed
 from lab.zygote import Zygote
+
+if TYPE_CHECKING:
+    from lab.ranks import Ranks
 
 # Tests of flight records say where they are to be. Other tests leave none behind.
 os.environ.setdefault("RINGCOMM_TRACE", "off")
@@ -195,6 +198,31 @@ def run_again(name: str, only: str, **environment: str) -> None:
     )
     assert done.returncode == 0, done.stdout[-5000:]
     assert " passed" in done.stdout
+
+
+@pytest.fixture(scope="module")
+def two() -> Iterator[Ranks]:
+    """Two ranks without a group, for all tests of a file; so are `three` and `four`."""
+    yield from waiting(2)
+
+
+@pytest.fixture(scope="module")
+def three() -> Iterator[Ranks]:
+    yield from waiting(3)
+
+
+@pytest.fixture(scope="module")
+def four() -> Iterator[Ranks]:
+    yield from waiting(4)
+
+
+def waiting(size: int) -> Iterator[Ranks]:
+    from lab.ranks import (
+        ranks,  # it imports torch, which the process above the workers does without
+    )
+
+    with ranks(size, backend=None) as some:
+        yield some
 
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]

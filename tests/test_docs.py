@@ -33,7 +33,7 @@ from lab import ROOT
 from lab.documents import PAGES, Block, blocks_of, inline_code, links, slugs, without_code
 from lab.limits import limit
 from lab.ports import free_port
-from lab.ranks import HOST, Rank, Ranks, ranks
+from lab.ranks import HOST, Rank, Ranks
 from ringcomm.options import VARIABLES
 
 BLOCKS = [block for page in PAGES for block in blocks_of(page)]
@@ -69,12 +69,6 @@ def test_blocks_that_do_not_run(record_property: Callable[[str, object], None]) 
 
 
 # ---- Python
-
-
-@pytest.fixture(scope="module")
-def two() -> Iterator[Ranks]:
-    with ranks(2, backend=None) as some:
-        yield some
 
 
 def play(rank: Rank, text: str, port: int) -> None:

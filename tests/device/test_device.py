@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -24,7 +23,7 @@ from lab.simulated_device import SIMULATED, SMALL, SimulatedMemory, on_device
 # The tests of one host once more, on devices.
 WHOLE = ["collectives", "ddp", "failures", "hosts", "stack_compile", "stack_sharded"]
 WHOLE += ["stack_parallel"]
-CASES = [("collectives", "3 ranks"), ("ddp", "plain")]
+CASES = [("collectives", "[3"), ("ddp", "plain")]  # collectives of 3 ranks
 CASES += [pytest.param(name, "", marks=pytest.mark.slow) for name in WHOLE]
 
 
@@ -32,18 +31,6 @@ CASES += [pytest.param(name, "", marks=pytest.mark.slow) for name in WHOLE]
 @pytest.mark.parametrize(("name", "only"), CASES)
 def test_on_devices(name: str, only: str) -> None:
     run_again(name, only, RINGCOMM_CUDA_LIBRARY=str(SIMULATED))
-
-
-@pytest.fixture(scope="module")
-def two() -> Iterator[Ranks]:
-    with ranks(2, backend=None) as some:
-        yield some
-
-
-@pytest.fixture(scope="module")
-def four() -> Iterator[Ranks]:
-    with ranks(4, backend=None) as some:
-        yield some
 
 
 # ---- in a child with a device

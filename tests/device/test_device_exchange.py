@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -20,16 +19,10 @@ import ringcomm
 from lab.by_hand import example
 from lab.limits import limit
 from lab.outcomes import SOON, Outcome, check, outcome_of
-from lab.ranks import Rank, Ranks, ranks
+from lab.ranks import Rank, Ranks
 from lab.simulated_device import SimulatedMemory, on_device
 
 Lengths = list[list[int]]  # how many rows each rank sends each
-
-
-@pytest.fixture(scope="module")
-def three() -> Iterator[Ranks]:
-    with ranks(3, backend=None) as some:
-        yield some
 
 
 def pair(much: int) -> Lengths:

@@ -7,7 +7,7 @@ closed. The simulated device counts copies: where a tensor is mapped, an all_red
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +17,11 @@ import torch.distributed as dist
 from conftest import forms
 
 from lab.outcomes import Outcome
-from lab.ranks import Rank, Ranks, ranks
+from lab.ranks import Rank, Ranks
 from lab.simulated_device import SimulatedMemory, on_device
 
 COUNT = 1 << 18  # elements: half a segment of the allocator
 SLOW = {"RINGCOMM_SIM_SLOW_US": "100"}  # the host is always ahead of the device
-
-
-@pytest.fixture(scope="module")
-def two() -> Iterator[Ranks]:
-    with ranks(2, backend=None) as some:
-        yield some
 
 
 def run(rank: Rank, life: str, settings: dict[str, str]) -> Outcome:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,7 +16,7 @@ from conftest import forms
 from lab.limits import limit
 from lab.oracle import bits, raw
 from lab.outcomes import SOON, Outcome, check, outcome_of, rank_of
-from lab.ranks import Rank, Ranks, ranks
+from lab.ranks import Rank, Ranks
 from lab.simulated_device import SimulatedMemory, on_device
 
 HOST = {"RINGCOMM_CUDA_MODE": "host"}
@@ -25,18 +25,6 @@ MIB = 1 << 20
 PIECE, SLOTS = 4 * MIB, 4  # as in csrc/comm/staged.{cc,h}
 FEW = {"RINGCOMM_SIM_COMMANDS": "7"}  # of a stream, then calls wait for room
 PINNED = SLOTS * PIECE + MIB  # and the words of operations
-
-
-@pytest.fixture(scope="module")
-def two() -> Iterator[Ranks]:
-    with ranks(2, backend=None) as some:
-        yield some
-
-
-@pytest.fixture(scope="module")
-def three() -> Iterator[Ranks]:
-    with ranks(3, backend=None) as some:
-        yield some
 
 
 # ---- right results

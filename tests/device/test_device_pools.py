@@ -6,7 +6,7 @@ a device, so those of rank 1 are counted, whose tensors rank 0 maps; or each has
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from lab.limits import limit
 from lab.outcomes import Outcome
-from lab.ranks import Rank, Ranks, error_of, ranks
+from lab.ranks import Rank, Ranks, error_of
 from lab.simulated_device import CUDA, Cuda, SimulatedMemory, on_device, pretend
 
 MIB = 1 << 18  # elements
@@ -24,12 +24,6 @@ SMALL_DEVICE = {"RINGCOMM_SIM_MEMORY_BYTES": str(64 << 20)}  # others map 32 MiB
 
 OF_ONE_EACH = {"RINGCOMM_SIM_SEGMENT_BYTES": "0"}  # each tensor is an allocation
 MOST, SMALL = 768, 1 << 14  # allocations that are registered; elements of a small one
-
-
-@pytest.fixture(scope="module")
-def two() -> Iterator[Ranks]:
-    with ranks(2, backend=None) as some:
-        yield some
 
 
 class Pool:

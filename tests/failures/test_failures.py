@@ -20,13 +20,6 @@ from lab.namespaces import NAME
 from lab.outcomes import DESTROYED, Outcome, check, in_child, outcome_of, rank_of
 from lab.ranks import Rank, Ranks, error_of, join, ranks
 
-
-@pytest.fixture(scope="module")
-def three() -> Iterator[Ranks]:
-    with ranks(3, backend=None) as some:
-        yield some
-
-
 # ---- death
 
 

@@ -1,4 +1,4 @@
-"""What else trains or keeps a model: DDP's options, model averaging, checkpoints: as over Gloo."""
+"""Checkpoints in the middle of a training, and accumulated gradients: as over Gloo."""
 
 from __future__ import annotations
 
@@ -14,17 +14,11 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from conftest import forms
 from torch import nn
-from torch.distributed.algorithms.ddp_comm_hooks import post_localSGD_hook as local_sgd
-from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
-from torch.distributed.algorithms.model_averaging.hierarchical_model_averager import (
-    HierarchicalModelAverager,
-)
 from torch.distributed.checkpoint import _async_process_executor as process_executor
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.optim import PostLocalSGDOptimizer
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -36,8 +30,6 @@ from torch.nn.parallel import DistributedDataParallel
 from lab.oracle import bits
 from lab.pair import STEPS, Pair, State, only_ours
 from lab.ranks import Rank, Ranks
-
-BIG = {"bucket_cap_mb": 100}  # one bucket: PowerSGD's hook runs collectives of several at once
 
 
 @pytest.fixture(scope="module")
@@ -109,44 +101,6 @@ def test_three_ranks_accumulate() -> None:
         ranks.leave()
     finally:
         ranks.kill()
-
-
-def average(rank: Rank, how: str) -> State:
-    """Train by local SGD: gradients are shared by pairs, parameters by all now and then."""
-    torch.manual_seed(rank.index)
-    model = DistributedDataParallel(Net())
-    pairs, _ = dist.new_subgroups(2)
-    if how != "plain":
-        share = how != "alone"
-        state = local_sgd.PostLocalSGDState(None, pairs, 5, post_local_gradient_allreduce=share)
-        model.register_comm_hook(state, local_sgd.post_localSGD_hook)
-    averager: Any = PeriodicModelAverager(period=4, warmup_steps=5)
-    if how == "hierarchical":
-        averager = HierarchicalModelAverager({2: 2, 6: rank.size}, warmup_steps=5)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    if how != "plain":
-        optimizer = PostLocalSGDOptimizer(optimizer, averager)
-    for step in range(STEPS + 1):  # whose last averages the parameters of not all
-        loss_of(model, rank.index, step, spare=True).backward()
-        optimizer.step()
-        if how == "plain":
-            with torch.no_grad():  # which make the ranks differ before the averaging
-                for parameter in model.parameters():
-                    parameter += 0.01 * rank.index
-            averager.average_parameters(model.parameters())
-        optimizer.zero_grad()
-    return full(model)
-
-
-@pytest.mark.parametrize("how", forms(["plain", "shared", "alone"], "shared"))
-def test_averaging(two: Pair, how: str) -> None:
-    two.check(average, how)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("how", ["plain", "shared", "alone", "hierarchical"])
-def test_averaging_of_four(four: Pair, how: str) -> None:
-    four.check(average, how, rtol=1e-4)
 
 
 Trained = tuple[nn.Module, torch.optim.Optimizer]
