@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from conftest import OVER_TCP, run_again
 
 WHOLE = ["backend", "messages", "contract", "failures", "faults", "departures", "init", "common"]
 WHOLE += ["collectives", "ddp", "torch_suite"]
-CASES = [("collectives", "[3")]  # of 3 ranks
+CASES: list[Any] = [("collectives", "[3")]  # of 3 ranks
 CASES += [pytest.param(name, "", marks=pytest.mark.slow) for name in WHOLE]
 
 
