@@ -20,7 +20,7 @@ def resets(form: Form) -> Verdict:
 
     On long links there are fewer, since one costs three round trips and then a slow start.
     """
-    kills, seconds, operations = (1000, 5.0, 10_000) if form.long else (40, 1.0, 1)
+    kills, seconds, operations = (1000, 5.0, 10_000) if form.long else (100, 1.0, 1)
     pause = (0.3 if form.long else 0.05) + 80 * round_trip()
     if round_trip():
         kills, seconds, operations = kills // 10, 4 * pause, operations // 100
@@ -152,7 +152,7 @@ def counted(form: Form) -> Verdict:
     What the kernel's TCP says twice, since a queue on the way was full, is not the backend's. The
     bound is that of rings. On long links, others send more and wait for fewer round trips.
     """
-    seconds = 60 if form.long else 1
+    seconds = 60 if form.long else 2
     with Hosts(4) as hosts:
         env = {"RINGCOMM_ALGORITHM": "ring"} if hosts.far else {}
         job = Job(hosts, "large", form, 1, **env)

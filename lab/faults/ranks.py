@@ -21,7 +21,7 @@ ONE_EACH, TWO_EACH = [0, 1, 2, 3], [0, 0, 1, 1]
 def killed(form: Form) -> Verdict:
     """At a random moment of collectives and messages, on hosts with a rank each or two."""
     chance, tally = random.Random(form.seed), Tally()
-    for number in range(200 if form.long else 3):
+    for number in range(200 if form.long else 5):
         job = started(form, "train", TWO_EACH if number % 3 == 2 else ONE_EACH)
         victim = chance.randrange(4)
         time.sleep(chance.uniform(0, 0.3))
