@@ -120,7 +120,7 @@ def test_bits_in_bad_weather(tmp_path: Path, seconds: float) -> None:
 @pytest.mark.parametrize(
     ("epochs", "guests"),
     [
-        (100, 4),
+        (60, 4),
         pytest.param(2_000, 60, marks=pytest.mark.slow),
         pytest.param(10_000, 500, marks=pytest.mark.soak),
     ],
