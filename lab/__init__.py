@@ -1,4 +1,4 @@
-"""What tests and benchmarks share. `benchmarks/lab` is a link to this folder.
+"""Code that tests and benchmarks share. `benchmarks/lab` is a link to this folder.
 
 ranks            ranks as processes, as tests use those of ringcomm/tools/bench
 benchmark, report    what the scripts of benchmarks say alike

@@ -88,7 +88,7 @@ def test_python_on_ranks(block: Block, two: Ranks) -> None:
 
 
 def calls(source: str) -> dict[str, set[str]]:
-    """What a source calls: function, or method, and its keywords; "**": a class of its own."""
+    """Return the functions and methods that a source calls, with keywords; "**": its own class."""
     found: dict[str, set[str]] = {}
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Call):
@@ -101,7 +101,7 @@ def calls(source: str) -> dict[str, set[str]]:
 
 @each("as in ")
 def test_python_of_a_script_that_is_tested_elsewhere(block: Block) -> None:
-    """What is named here is what the script of test_clients.py calls."""
+    """Names stand for calls of the script that test_clients.py runs."""
     script = calls((ROOT / block.directive.removeprefix("as in ")).read_text())
     for name, keywords in calls(block.text).items():
         assert name in script

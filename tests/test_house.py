@@ -26,7 +26,7 @@ BELOW = {
     "verify": {"base", "plan"},  # beside the engine: a module of its own
     "torch": {"base", "net", "plan", "reduce", "transport", "exec", "device", "elastic", "comm"},
 }
-# What only torch's side may include; torch/headeronly is free everywhere.
+# Only torch's side may include these; torch/headeronly is free everywhere.
 TORCH = re.compile(r"(torch(?!/headeronly/)|c10|c10d|ATen|aten|caffe2|pybind11)/|Python\.h$")
 MACRO = re.compile(r"#\s*define\s+(\w+)")
 MACROS = {
@@ -274,7 +274,7 @@ def test_nothing_points_outside() -> None:
 
 
 def test_the_path_of_imports_stays() -> None:
-    """What files share lies in lab/, which every one of them finds: see lab/__init__.py."""
+    """Files share code by lab/, which every one of them finds: see lab/__init__.py."""
     changes = re.compile(r"sys\.path\.(insert|append|extend)")
     inside = files("ringcomm", "lab", "tests", "benchmarks", ends=(".py",))
     assert [short(path) for path in inside if changes.search(path.read_text())] == []

@@ -1,4 +1,4 @@
-"""What torch.distributed asks of a backend beside sums: Work, layouts, errors, a group's life."""
+"""Beside sums, torch.distributed asks for this: Work, layouts, errors, the life of a group."""
 
 from __future__ import annotations
 

@@ -111,7 +111,7 @@ def check_reductions(
         if function is not reduce_to_each or rank.index == 0:
             parts = [tensor[:checked] for tensor in inputs]
             oracle.check_reduced(runs[0][:checked], parts, name, what)
-        # Of a reduction every root holds its own copy, which must be the same.
+        # Every root of a reduction holds a copy of its own, which must be the same.
         digests.append(bits(runs[0][:checked]))
     return digests
 

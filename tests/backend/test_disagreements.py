@@ -69,7 +69,7 @@ def cuts(chance: random.Random, count: int) -> tuple[int, ...]:
 
 
 def drawn(chance: random.Random, name: str, most: int) -> Given:
-    """What all ranks give, where they agree."""
+    """Draw what all ranks give, where they agree."""
     call, size = CALLS[name], 3
     count = chance.choice([count for count in COUNTS if count <= most])
     a = Given(0, size, dtype=chance.choice(TYPES), count=count, root=chance.randrange(size))

@@ -1,4 +1,4 @@
-"""What is over: memory that nobody holds goes, and a program ends though a callback runs."""
+"""Memory that nobody holds goes, and a program ends though a callback runs."""
 
 from __future__ import annotations
 

@@ -220,7 +220,7 @@ def test_ddp_trains_by_it(on: On) -> None:
 
 
 def exchanged(shape: Shape) -> list[list[Chunk]]:
-    """What each rank has of each other, once all have sent: then outputs may be written."""
+    """Return the chunks that each rank has, once all have sent: then outputs may be written."""
     n = shape.ranks
     shape.cut(1)
     return [
@@ -322,7 +322,7 @@ def test_a_wrong_number_of_ranks_is_told(on: On) -> None:
 
 
 def test_it_runs_unverified_where_that_is_said(on: On) -> None:
-    """What is wrong then is the caller's: rank 0 keeps what it had."""
+    """A wrong result is the caller's fault then: rank 0 keeps what it had."""
     told = on(2, called, [forgetful], {"verify": False})
     assert told == [["", "1.0"], ["", "2.0"]]
 

@@ -74,7 +74,7 @@ def run_with(rank: Rank, life: str, by_rank: list[Settings], seed: int = 3) -> O
 
 
 def settings_of(chance: random.Random, costs: Path) -> Settings:
-    """What one rank may have set: mostly little."""
+    """Draw the settings of a rank: mostly few."""
     drawn = {
         "RINGCOMM_ALGORITHM": chance.choice(ALGORITHMS),
         "RINGCOMM_TRANSPORT": "tcp",

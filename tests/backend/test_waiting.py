@@ -75,7 +75,7 @@ def test_no_wake_up_is_lost(times: Callable[..., Times], delay: Path) -> None:
 
 
 class LateError(Exception):
-    """Of a program that has a time limit of its own."""
+    """The program has a time limit of its own."""
 
 
 def alarm(seconds: float) -> None:

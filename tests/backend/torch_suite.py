@@ -56,7 +56,7 @@ class Settings:
 
 @dataclass
 class Outcome:
-    """What became of one test: "passed", "failed" or "skipped", and why."""
+    """The end of a test: "passed", "failed" or "skipped", and why."""
 
     outcome: str
     why: str

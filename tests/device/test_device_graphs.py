@@ -233,7 +233,7 @@ def test_a_capture_may_be_the_first_call(three: Ranks) -> None:
 
 
 def refused(rank: Rank, life: str, settings: dict[str, str]) -> Outcome:
-    """What cannot be captured is refused with a sentence, and the group goes on."""
+    """A call that cannot be captured is refused with a sentence, and the group goes on."""
 
     def body(rank: Rank) -> str:
         cuda = met()

@@ -128,7 +128,7 @@ def changing(rank: Rank, memory: SimulatedMemory) -> int:
 
 
 def late_leader(rank: Rank, memory: SimulatedMemory) -> str:
-    """What is under way stays mapped, though there is no room for what comes next."""
+    """Tensors under way stay mapped, though there is no room for the next."""
     first, second = memory.empty(5 << 20), memory.empty(5 << 20)
     for tensor in (first.fill_(1.0), second.fill_(1.0), first):
         for _ in range(4):

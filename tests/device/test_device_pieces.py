@@ -162,7 +162,7 @@ def records() -> list[dict[str, Any]]:
 
 
 def numbers(of: int, count: int, dtype: torch.dtype, exact: bool) -> torch.Tensor:
-    """What a rank gives: the same in every process. Where `exact`, any order of sums is right."""
+    """Return what a rank gives, in every process. Where `exact`, any order of sums is right."""
     return all_numbers(of, dtype, exact)[:count].clone()
 
 

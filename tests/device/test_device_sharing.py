@@ -47,7 +47,7 @@ CALLS: dict[str, Call] = {
 
 
 def copies(rank: Rank, memory: SimulatedMemory) -> list[tuple[str, int]]:
-    """Of each call, once the ranks have mapped what it uses."""
+    """Count for each call, once the ranks have mapped what it uses."""
     tensors = [memory.empty(rank.size * COUNT) for _ in range(2)]
     found = {}
     for name, call in CALLS.items():

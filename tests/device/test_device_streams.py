@@ -1,4 +1,4 @@
-"""What ringcomm does with torch's streams, events and futures: as ProcessGroupNCCL.
+"""torch's streams, events and futures, as ProcessGroupNCCL treats them.
 
 torch here has no CUDA, so tests/sim/torch_cuda.cc gives it a simulated device whose streams are
 slow: what has not been waited for is not there yet.
@@ -163,7 +163,7 @@ def several(rank: Rank, cuda: Cuda) -> str:
 
 
 def destroyed(rank: Rank, cuda: Cuda) -> str:
-    """What streams still have to do is done when the group has been destroyed."""
+    """Streams do the rest of their work when the group has been destroyed."""
     memory, tensor = cuda.full(1000, 2.0**-50)
     for _ in range(50):
         dist.all_reduce(tensor)

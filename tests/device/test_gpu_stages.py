@@ -208,7 +208,7 @@ def test_the_archive_has_report_tables_and_logs(module: Any, tmp_path: Path) -> 
 def test_a_rival_that_fails_leaves_the_others(
     module: Any, settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of three backends one is refused at once, and one has no all_to_all."""
+    """One of three backends is refused at once, and one has no all_to_all."""
     rivals, table = module("gpu.rivals"), module("gpu.table")
 
     def samples_of(backend: str, size: int, *rest: Any) -> Iterator[Any]:

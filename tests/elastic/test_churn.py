@@ -31,7 +31,7 @@ def steps(some: Trainees) -> dict[int, str]:
 
 
 def ends(some: Trainees, numbers: list[int]) -> dict[int, list[Any]]:
-    """What those had in the end that left in good order, by their place in `numbers`."""
+    """Return the ends of those that left in good order, by their place in `numbers`."""
     found = {at: some.events(number, "end") for at, number in enumerate(numbers)}
     return {at: [end[0][name] for name in WHAT] for at, end in found.items() if end}
 

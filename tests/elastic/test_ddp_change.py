@@ -31,7 +31,7 @@ from ringcomm.elastic.state import Tracked
 
 
 class Net(nn.Module):
-    """What matters to a reducer: an order of use that is not that of definition, and buckets."""
+    """A challenge to a reducer: parameters in another order than they are used in, and buckets."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class Net(nn.Module):
         return y + self.spare(y) if spare else y
 
 
-# What is given to DDP.
+# Options of DDP.
 VARIANTS: dict[str, dict[str, Any]] = {
     "plain": {},
     "bucket_view": {"gradient_as_bucket_view": True},

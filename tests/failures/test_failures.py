@@ -95,7 +95,7 @@ def kills(some: Ranks, seeds: range) -> None:
             assert outcome["destroy"] < DESTROYED, (seed, outcome)
 
 
-# What crews and namespaces of other tests, which run beside this one, have for a while.
+# Files of crews and namespaces of other tests, which run beside this one.
 OF_TESTS = re.compile(rf"ringcomm-crew-|{NAME.pattern}")
 
 

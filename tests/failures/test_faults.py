@@ -1,4 +1,4 @@
-"""What happens to processes: stopped, interrupted, out of memory, forked, ended by an exception."""
+"""Processes that are stopped, interrupted, out of memory, forked, or ended by an exception."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a group between hosts takes of a rank's addresses: the peers that its plans talk to."""
+"""A group between hosts takes a rank's addresses for the peers that its plans talk to."""
 
 from __future__ import annotations
 

@@ -125,7 +125,7 @@ def test_client(case: str, environment: Path, run: Run, tmp_path: Path) -> None:
 def test_ignite_does_not_average_for_a_name_it_does_not_know(
     environment: Path, run: Run, tmp_path: Path
 ) -> None:
-    """What docs/clients.md warns of, and that the scripts' check notices it."""
+    """The scripts' check notices the case that docs/clients.md warns of."""
     way: Way = (["--backend", "ringcomm", "--automatic"], {})
     result = start(run, environment, tmp_path, "with_ignite", way)
     assert result.returncode != 0

@@ -32,7 +32,7 @@ RTOL = 1e-4
 
 
 class Block(nn.Module):
-    """What is sharded as a unit. Its sizes are odd, so that shards are padded."""
+    """A unit of sharding. Its sizes are odd, so that shards are padded."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -258,7 +258,7 @@ FSDP2: dict[str, dict[str, Any]] = {
     "bf16_reduce": {"mp_policy": fsdp.MixedPrecisionPolicy(reduce_dtype=torch.bfloat16)},
     "fp16_reduce": {"mp_policy": fsdp.MixedPrecisionPolicy(reduce_dtype=torch.float16)},
 }
-# What differs elsewhere.
+# Variants that differ elsewhere.
 MORE = ["divide", "divide_by_size", "sum_only", "accumulate", "clip", "prefetch", "unused"]
 
 
