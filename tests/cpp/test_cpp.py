@@ -145,7 +145,7 @@ def test_a_meeting_of_devices_that_is_none_is_caught(cpp_program: Program, how: 
 
 
 def test_kernels_of_a_device_are_compared(cpp_program: Program) -> None:
-    """What gpu_check.py runs on a GPU, here on the simulated device."""
+    """Run on the simulated device what gpu_check.py runs on a GPU."""
     done = output([cpp_program("gpu_kernels"), SIMULATED, "2", "400"], 110)
     assert done.returncode == 0, done.stdout
     lines = done.stdout.splitlines()
@@ -162,7 +162,7 @@ def test_program_under_address_sanitizer(cpp_program: Program, name: str) -> Non
     check([cpp_program(name, "address")], 600)
 
 
-# What a session rests on (csrc/net/session.h), and what the channels above it add.
+# Rules of a session (csrc/net/session.h), and those that the channels above it add.
 RULES = [
     "apply_once",
     "fence",
@@ -204,7 +204,7 @@ def test_a_million_simulated_networks(cpp_program: Program) -> None:
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
 
 
-# What the agreement of an elastic world rests on (csrc/elastic/decree.h), and what its members do.
+# Rules of an elastic world's agreement (csrc/elastic/decree.h), and those of its members.
 # Chance alone does not show that all_promise, certify and heed are missed: decree_sim has a check
 # for each of them.
 DECREE = ["promise", "recall", "majority", "unanimous", "mutual", "unbound", "voted"]
