@@ -41,7 +41,11 @@ FIGURE = re.compile(r"\d+(?:[.,]\d+)*")
 def sources(*ends: str) -> list[Path]:
     folders = ("csrc", "ringcomm", "lab", "tests", "benchmarks", "examples")
     paths = [path for folder in folders for path in (ROOT / folder).rglob("*")]
-    return sorted(path for path in paths if path.suffix in ends and "__pycache__" not in path.parts)
+    return sorted(
+        path
+        for path in paths
+        if path.suffix in ends and "__pycache__" not in path.parts and not path.is_symlink()
+    )
 
 
 def words_of(text: str) -> Iterator[str]:
