@@ -8,27 +8,30 @@ cd "$(dirname "$0")/.."
 
 changed=$(git diff --name-only "${BASE:-HEAD}"; git ls-files --others --exclude-standard)
 folders=$(sed -nE 's#^(csrc|tests/cpp)/([^/]+)/.*#\2#p' <<<"$changed" | sort -u)
-programs=()
+tests=(tests/test_house.py)
+for call in work layouts wrong_arguments life; do
+  tests+=("tests/backend/test_backend.py::test_${call}[2 ranks]")
+done
 for folder in $folders; do
   # Folders without tests of their own: the ones above them have some.
   case $folder in
-    base) folder="net transport" ;;
-    exec) folder=comm ;;
-    cuda) folder=device ;;
-    verify) folder=plan ;;
+    base) places="net transport" ;;
+    exec) places=comm ;;
+    cuda) places=device ;;
+    verify) places=plan ;;
+    *) places=$folder ;;
   esac
-  for place in $folder; do
+  for place in $places; do
     for source in tests/cpp/"$place"/*.cc; do
-      [ ! -e "$source" ] || programs+=("$(basename "$source" .cc)")
+      name=$(basename "$source" .cc)
+      ! grep -q "^    \"$name\",$" tests/cpp/test_cpp.py ||
+        tests+=("tests/cpp/test_cpp.py::test_program[$name]")
     done
   done
 done
-mapfile -t tests < <(grep -E '^tests/.*/test_[a-z_]+\.py$' <<<"$changed" | grep -v test_cpp | xargs -r ls -d 2>/dev/null)
+for file in $(grep -E '^tests/.*/test_[a-z_]+\.py$' <<<"$changed" || true); do
+  [ ! -e "$file" ] || tests+=("$file")
+done
 
-echo "check: ${folders:-nothing} changed in csrc; ${#tests[@]} test files did" >&2
-if [ ${#programs[@]} -gt 0 ]; then
-  only="test_program and ($(printf '%s\n' "${programs[@]}" | sort -u | paste -sd '|' | sed 's/|/ or /g'))"
-  python -m pytest -q -r f tests/cpp/test_cpp.py -k "$only and not sanitizer" || [ $? = 5 ]  # none
-fi
-python -m pytest -q -r f tests/backend/test_backend.py -k "[2"  # on 2 ranks
-exec python -m pytest -q -r f tests/test_house.py "${tests[@]}"
+echo "check: changed in csrc:" ${folders:-nothing} >&2
+exec python -m pytest -q -r f "${tests[@]}"
