@@ -1,4 +1,5 @@
 # make demo     trains a CNN over ringcomm on two ranks; BACKEND=gloo, RANKS=4, ARGS="--epochs 20"
+# make check    the tests nearest to what you have changed, in a minute
 # make test     builds everything and runs the tests; ARGS="-k plan" is given to pytest
 # make test-all, make soak    the long forms; make test-sample, a quarter of an hour of them
 # make docs     the pages of README.md and docs/ as a site, in build/docs/site
@@ -15,7 +16,7 @@ WORKERS = $(if $(filter fast,$(RINGCOMM_TEST_LEVEL)),-n 4 --dist loadgroup --no-
 user := scripts/env.sh user
 dev := scripts/env.sh dev
 
-.PHONY: demo build wheel test test-all test-sample soak lint lint-all format docs compat arm64 bench clean
+.PHONY: demo build wheel check test test-all test-sample soak lint lint-all format docs compat arm64 bench clean
 
 demo: build
 	@$(user) torchrun --standalone --local-addr 127.0.0.1 --nproc-per-node $(RANKS) \
@@ -26,6 +27,11 @@ build:
 
 wheel:
 	@$(user) scripts/wheel.sh
+
+check: export RINGCOMM_TEST_LEVEL ?= fast
+check:
+	@$(dev) scripts/build.sh tests
+	@$(dev) scripts/check.sh
 
 test: export RINGCOMM_TEST_LEVEL ?= fast
 test:

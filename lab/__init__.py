@@ -1,4 +1,4 @@
-"""What tests and benchmarks share. `benchmarks/lab` is a link to this folder.
+"""Code that tests and benchmarks share. `benchmarks/lab` is a link to this folder.
 
 ranks            ranks as processes, as tests use those of ringcomm/tools/bench
 benchmark, report    what the scripts of benchmarks say alike
@@ -13,6 +13,7 @@ output           what programs print, awaited
 proxy, ports     a TCP proxy that breaks connections; ports that nobody else takes
 strangers        processes that connect and are no ranks
 limits           limits of time, and the seed of samples
+documents        the pages of the documentation, taken apart
 oracle           what every collective has to give; `pair` compares programs with Gloo's results
 outcomes         how a call ended, in a child that may die
 simulated_device, simulated_plans    a device made of threads; the time of plans by a model

@@ -22,7 +22,7 @@ MOVED = (torch.float8_e4m3fnuz, torch.float8_e5m2fnuz, torch.uint8)
 
 @dataclass(frozen=True)
 class Given:
-    """What one rank gives to a call."""
+    """Everything that one rank gives to a call."""
 
     rank: int
     size: int

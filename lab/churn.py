@@ -44,7 +44,7 @@ class Exit:
 
 @dataclass
 class Script:
-    """What is planned, by the numbers of the ranks in the planned run."""
+    """A plan, by the numbers of the ranks in the planned run."""
 
     founders: int
     joins: dict[int, list[int]] = field(default_factory=dict)  # after that step
@@ -72,7 +72,7 @@ class Script:
 
 
 def decisions(some: Trainees) -> list[dict[str, Any]]:
-    """What was decided, by epoch. Raises AssertionError where ranks saw different decisions."""
+    """Return the decisions, by epoch. Raises AssertionError where ranks saw different decisions."""
     found: dict[int, dict[str, Any]] = {}
     for event in some.all_events("decided"):
         same = {name: event[name] for name in ("epoch", "commits", "members", "guests")}
@@ -306,7 +306,7 @@ def restless(plan: Plan, log: Log) -> None:
 
 
 def holdings() -> dict[str, int]:
-    """What this process holds of the kernel's things; memory in KiB."""
+    """Count what this process holds of the kernel's things; memory in KiB."""
     status = Path("/proc/self/status").read_text().split()
     return {
         "descriptors": len(list(Path("/proc/self/fd").iterdir())),

@@ -87,7 +87,7 @@ def starters(count: int, program: Program, **plan: Any) -> Iterator[Starters]:
 
 @dataclass
 class Course:
-    """What happens when, to one rank of a world."""
+    """Events of a training, as they happen to one rank of a world."""
 
     world: elastic.World
     log: Log
@@ -128,7 +128,7 @@ class Course:
 
 @dataclass
 class Training:
-    """What is tracked, what a step does, and what is equal on all ranks at the end."""
+    """The tracked objects, a step, and the values that are equal on all ranks at the end."""
 
     tracked: dict[str, Any]
     step: Callable[[], None]

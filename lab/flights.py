@@ -39,7 +39,7 @@ def ticks(ns: int) -> int:
 
 @dataclass
 class Clock:
-    """Of a host: where its steady clock stood when the job began, and the error of its wall clock.
+    """The clocks of a host: its steady one when the job began, and the error of its wall clock.
 
     Nanoseconds.
     """

@@ -71,7 +71,7 @@ def die() -> NoReturn:
 
 
 def survivors(task: Callable[..., Any], *args: Any) -> list[Any]:
-    """What ranks 0 and 2 of three answer to a task in which rank 1 dies."""
+    """Return what ranks 0 and 2 of three answer to a task in which rank 1 dies."""
     some = Ranks(3, None)
     try:
         some.begin(task, *args)

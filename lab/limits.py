@@ -30,5 +30,5 @@ def claim(seconds: float) -> float:
 
 
 def seed() -> int:
-    """What samples are drawn with: another each day, or RINGCOMM_SEED to see one again."""
+    """Return the seed of samples: another each day, or RINGCOMM_SEED to see one again."""
     return int(os.environ.get("RINGCOMM_SEED") or time.time() // 86400)

@@ -68,7 +68,7 @@ def started(pid: int) -> str | None:
 
 
 def own_name(serial: int) -> str:
-    """What names of this process begin with."""
+    """Return how names of this process begin."""
     return f"ringcomm-{os.getpid()}-{started(os.getpid())}-{serial}"
 
 

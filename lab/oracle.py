@@ -1,4 +1,4 @@
-"""What a collective must yield, from all ranks' inputs: exact for integers, else in float64."""
+"""The results of collectives, from all ranks' inputs: exact for integers, else in float64."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tests of failures share: a rank as a child that may die, and how its calls ended."""
+"""For the tests of failures: a rank as a child that may die, and how its calls ended."""
 
 from __future__ import annotations
 

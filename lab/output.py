@@ -1,4 +1,4 @@
-"""What a program prints into a file, awaited line by line."""
+"""Wait for lines that a program prints into a file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tests of the stack above share: a program run over ringcomm and over Gloo, compared."""
+"""For the tests of the stack above: a program run over ringcomm and over Gloo, compared."""
 
 from __future__ import annotations
 

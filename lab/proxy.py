@@ -29,7 +29,7 @@ RESET = struct.pack("ii", 1, 0)  # SO_LINGER without patience: close sends a res
 
 @dataclass(frozen=True)
 class Way:
-    """What happens in one direction of one connection; offsets are those of its bytes."""
+    """Faults in one direction of one connection; offsets are those of its bytes."""
 
     delay: float = 0.0  # seconds each piece is under way; it limits no throughput
     pieces: int = 0  # forward in pieces of at most so many bytes; 0: as they come

@@ -40,8 +40,8 @@ def join(rank: Rank, backend: str = "ringcomm", seconds: float = limit(60), **op
 class Ranks(AnyRanks):
     """Ranks that make the default group before their first task, unless `backend` is None."""
 
-    # DDP imports the latter, in seconds.
-    preloaded: ClassVar = ["torch.distributed", "torch._dynamo"]
+    # DDP imports dynamo, in seconds; every file of tests, whose functions ranks run, pytest.
+    preloaded: ClassVar = ["torch.distributed", "torch._dynamo", "pytest"]
     joins = join
     seconds = 60.0
     lifetime = limit(600)

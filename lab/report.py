@@ -1,4 +1,4 @@
-"""What the scripts of benchmarks say alike, beside what `ringcomm bench` says."""
+"""Words that the scripts of benchmarks share, beside those of `ringcomm bench`."""
 
 from __future__ import annotations
 

@@ -182,7 +182,7 @@ class Memory:
 
 
 class Graph:
-    """What is called inside of `with graph:`, on a stream of its own."""
+    """The calls inside of `with graph:`, on a stream of its own."""
 
     def __init__(self, cuda: Cuda) -> None:
         self.cuda = cuda

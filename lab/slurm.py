@@ -25,7 +25,7 @@ from lab.limits import limit
 
 PROGRAMS = ("slurmctld", "slurmd", "srun", "munged")
 ON_A_NODE = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
-# What a cluster of Debian's has, but for cgroups: hosts.py mounts none.
+# As in a cluster of Debian's, but for cgroups: hosts.py mounts none.
 ALWAYS = {
     "ClusterName": "lab",
     "AuthType": "auth/munge",

@@ -28,7 +28,7 @@ Address = tuple[str, int]
 
 
 def record(pipe: Connection, ports: tuple[int, int]) -> dict[str, Any]:
-    """What the first to connect to one of the ports says, and to whom; seen on this host's wire."""
+    """The words of the first to connect to a port, and to whom; seen on this host's wire."""
     said: dict[tuple[bytes, bytes, int, int], bytearray] = {}
     with socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM, socket.htons(ETH_P_ALL)) as wire:
         wire.bind(("eth0", ETH_P_ALL))
@@ -69,7 +69,7 @@ class Strangers:
         self._numbers = itertools.count()
         kinds: list[Callable[[], None]] = [self.scan, self.silent, self.slow, self.noise]
         kinds.append(self.half_open)
-        # What is forged and replayed is known of one backend only.
+        # Only one backend's words are known well enough to forge and replay them.
         knowing = [self.forged_tls, self.replayed_tls] if said.startswith(TLS) else []
         knowing = knowing or ([self.forged, self.replayed] if said else [])
         self._kinds = [*kinds, *knowing]
@@ -150,7 +150,7 @@ class Strangers:
         self._shake_hands_by_tls(self.said, b"")
 
     def _shake_hands_by_tls(self, hello: bytes, rest: bytes) -> None:
-        """What is answered nobody here can read: who is let in is not shown the door."""
+        """Nobody here can read the answers: a stranger who is let in is not shown the door."""
         with self._connect() as stranger:
             stranger.settimeout(CLOSED)
             try:

@@ -38,7 +38,7 @@ SAMPLES, FEATURES, CLASSES = 480, 24, 5
 
 @dataclass(frozen=True)
 class Plan:
-    """What a trainee does. Times are seconds."""
+    """The plan of a trainee. Times are seconds."""
 
     store: str
     start: int
@@ -202,7 +202,7 @@ def enter(plan: Plan, log: Log) -> elastic.World:
 
 
 class Trainee:
-    """What one process trains, in the world that it has joined."""
+    """The training of one process, in the world that it has joined."""
 
     def __init__(self, plan: Plan, log: Log) -> None:
         self.plan, self.log = plan, log

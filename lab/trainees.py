@@ -38,7 +38,9 @@ class Trainees:
         self._events: dict[int, list[Event]] = {}  # by number, and how many bytes were read
         self._read: dict[int, int] = {}
         self._context: Any = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(["torch.distributed", "torch._dynamo", "lab.trainee"])
+        self._context.set_forkserver_preload(
+            ["torch.distributed", "torch._dynamo", "pytest", "lab.trainee"]
+        )
 
     def start(self, count: int = 1, **changes: Any) -> list[int]:
         """Start so many; returns their numbers. `changes` are of the plan."""

@@ -58,64 +58,73 @@ def hidden(wanted: bool) -> Iterator[None]:
             raise
 
 
+def interrupt_the_vote(once: Once) -> None:
+    """Interrupt a rank when it has voted."""
+    vote = ballot.vote
+
+    def interrupted(*words: Any) -> Any:
+        ballots = vote(*words)
+        once(KeyboardInterrupt)
+        return ballots
+
+    changes.__dict__["vote"] = interrupted
+
+
+def note_meetings(log: Log) -> None:
+    meet = changes.Changes.meet
+
+    def noted(self: changes.Changes, *words: Any, **more: Any) -> bool:
+        log("meets", voted=self.voted)
+        return meet(self, *words, **more)
+
+    changes.Changes.meet = noted  # type: ignore[method-assign]
+
+
+def arrange(where: str, once: Once, optimizer: Halves, log: Log) -> None:
+    """Have the error raised there; `step` in `train` raises it elsewhere."""
+    if where in ("optimizer", "hidden", "several"):
+        optimizer.between = once
+    elif where == "interrupt":
+        optimizer.between = lambda: once(KeyboardInterrupt)
+    elif where == "pre hook":
+        optimizer.register_step_pre_hook(lambda *_: once())
+    elif where == "post hook":
+        optimizer.register_step_post_hook(lambda *_: once())
+    elif where == "vote":
+        interrupt_the_vote(once)
+    elif where == "group":
+        note_meetings(log)
+
+
 def train(plan: Plan, log: Log, *, where: str) -> None:
     """Train to the last step; write down what was caught, and the state after each step."""
     world = enter(plan, log)
     torch.manual_seed(3)
     net = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 4))
     model = DistributedDataParallel(net, init_sync=False)
-    several = where == "several"
-    parts = [net[0], net[2]] if several else [net]
+    parts = [net[0], net[2]] if where == "several" else [net]
     optimizers = [Halves(part.parameters(), lr=0.1) for part in parts]
     scheduler = torch.optim.lr_scheduler.StepLR(optimizers[0], 3)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
-    tracked: dict[str, Any] = {f"opt{i}": each for i, each in enumerate(optimizers)}
+    tracked: dict[str, Any] = {f"opt{i}": opt for i, opt in enumerate(optimizers)}
     if where == "scaler":
         tracked["scaler"] = scaler
     world.track(model=model, sched=scheduler, **tracked)
     once = Once(plan, lambda: world.step_number)
-    if where in ("optimizer", "hidden", "several"):
-        optimizers[-1].between = once
-    if where == "interrupt":
-        optimizers[-1].between = lambda: once(KeyboardInterrupt)
-    if where == "pre hook":
-        optimizers[-1].register_step_pre_hook(lambda *_: once())
-    if where == "post hook":
-        optimizers[-1].register_step_post_hook(lambda *_: once())
-    if where == "vote":
-        vote = ballot.vote
-
-        def interrupted(*words: Any) -> Any:
-            ballots = vote(*words)
-            once(KeyboardInterrupt)
-            return ballots
-
-        changes.__dict__["vote"] = interrupted
-
-    if where == "group":
-        meet = changes.Changes.meet
-
-        def noted(self: changes.Changes, *words: Any, **more: Any) -> bool:
-            log("meets", voted=self.voted)
-            return meet(self, *words, **more)
-
-        changes.Changes.meet = noted  # type: ignore[method-assign]
+    arrange(where, once, optimizers[-1], log)
 
     def step() -> None:
         with world.step():
-            for each in optimizers:
-                each.zero_grad()
+            for optimizer in optimizers:
+                optimizer.zero_grad()
             loss = model(torch.randn(16, 8)).square().mean()
             with hidden(where == "group"):
                 if where == "group":
                     once.fail(world._at.epochs.backend().abort)
                 (scaler.scale(loss) if where == "scaler" else loss).backward()
             with hidden(where in ("hidden", "several")):
-                for each in optimizers:
-                    if where == "scaler":
-                        scaler.step(each)
-                    else:
-                        each.step()
+                for optimizer in optimizers:
+                    scaler.step(optimizer) if where == "scaler" else optimizer.step()
             if where == "scaler":
                 once()
                 scaler.update()

@@ -1,4 +1,4 @@
-"""What elastic trainings are made of: a function each, for `Course`."""
+"""Elastic trainings, a function each, for `Course`."""
 
 from __future__ import annotations
 

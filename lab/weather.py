@@ -1,4 +1,4 @@
-"""What happens to the ranks of a churned run on several hosts, and no rank is lost by it."""
+"""Trouble for the ranks of a churned run on several hosts, by which no rank is lost."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ Text = dict[str, Any]
 
 
 class Answer(NamedTuple):
-    """What the program told: by rank, or the median and the most of all ranks."""
+    """The program's words: by rank, or the median and the most of all ranks."""
 
     body: dict[str, Any]
     log: str  # what the ranks logged
@@ -55,7 +55,7 @@ class Answer(NamedTuple):
         return [stage["name"] for stage in self.body["stages"]]
 
     def brief(self) -> str:
-        """What a failed test shows."""
+        """Return what a failed test shows."""
         lines = [f"{self.body['ranks']} ranks, ok: {self.ok}, stages: {', '.join(self.stages)}"]
         for name in ("heard_after", "left_after", "longest", "total", "count", "loops"):
             lines.append(f"{name}: {self.body[name]['median']:.6g}, at most {self.most(name):.6g}")
@@ -129,7 +129,7 @@ def repeat(process: subprocess.Popen[str], meanwhile: Callable[[], object]) -> N
 
 
 def table(answer: Answer) -> Iterator[str]:
-    """What a rank cost after each stage, at most."""
+    """Return the most that a rank cost after each stage."""
     names = [
         "rss_bytes",
         "pss_bytes",

@@ -44,6 +44,7 @@ PRELOADED = [
     "torch.distributed.fsdp",
     "torch.distributed.tensor",
     "sklearn.datasets",
+    "pytest",  # ranks import files of tests
 ]
 WHOLE = "ZYGOTE_WHOLE"
 PR_SET_PDEATHSIG = 1
@@ -187,6 +188,7 @@ def become(order: dict[str, Any]) -> tuple[str, str]:
     sys.path[:] = [first, *more, *PATH]
     if "-u" in order["flags"] or os.environ.get("PYTHONUNBUFFERED"):
         sys.stdout.reconfigure(write_through=True)  # type: ignore[union-attr]
+    sys.modules["torch.distributed"].set_debug_level_from_env()
     if os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD", "1") == "1":
         sys.modules["torch"]._import_device_backends()
     return how, what

@@ -1,4 +1,4 @@
-"""What `Zygote.python` is: hands all that it was started with to a zygote, and waits.
+"""The program `Zygote.python`: hands all that it was started with to a zygote, and waits.
 
 Imports little (no pathlib, no typing): a program starts as fast as this does.
 """
@@ -13,10 +13,11 @@ import socket
 import sys
 import time
 
-# What an interpreter and its libraries read when they begin: it has to be as the zygote's.
+# An interpreter and its libraries read these when they begin: they have to be as the zygote's.
 READ_AT_IMPORT = ("LD_", "OMP_", "MKL_", "KMP_", "GOMP_", "GLIBC_", "MALLOC_", "TORCH_", "PYTHON")
 BUT_FOR = (
-    "TORCH_DEVICE_BACKEND_AUTOLOAD",  # these three: zygote.py
+    "TORCH_DEVICE_BACKEND_AUTOLOAD",  # these four: zygote.py
+    "TORCH_DISTRIBUTED_DEBUG",
     "PYTHONPATH",
     "PYTHONUNBUFFERED",
     "KMP_DUPLICATE_LIB_OK",  # scikit-learn sets these two,

@@ -1,16 +1,14 @@
 #!/usr/bin/env bash
 # Makes the environment in which examples/clients run, build/clients, and prints its Python. It sees
 # the packages of the Python on PATH, torch and ringcomm among them, and has its own beside them.
-# `scripts/clients.sh accelerate` makes a small one, build/clients-accelerate, for that client alone.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-env=$PWD/build/clients${1:+-$1}
+env=$PWD/build/clients
 mkdir -p build
 exec 9>"$env.lock"
 flock 9
-wanted=$env.txt
-grep "^${1:-}" examples/clients/requirements.txt >"$wanted"
+wanted=examples/clients/requirements.txt
 key=$( (
   cat "$wanted"
   python -c 'import sys, importlib.metadata as m; print(sys.executable, m.version("torch"))'

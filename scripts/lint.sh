@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# clang-format, clang-tidy, ruff and mypy; `--fix` formats instead. clang-tidy reads the engine; with
-# LINT_ALL=1 it reads torch's side and the tests too, and clang's analyzer runs: minutes.
+# clang-format, clang-tidy, ruff, mypy and scripts/prose.py; `--fix` formats instead. clang-tidy
+# reads the engine; with LINT_ALL=1 it reads torch's side and the tests too, and clang's analyzer
+# runs: minutes.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -18,6 +19,7 @@ fi
 clang-format --dry-run -Werror "${cpp[@]}"
 ruff format --check "${python[@]}"
 ruff check "${python[@]}"
+PYTHONPATH=. python scripts/prose.py
 mypy "${python[@]}" &  # it uses one processor
 types=$!
 

@@ -16,15 +16,18 @@ import subprocess
 import sys
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from lab import ROOT
 from lab.limits import limit, seed
 from lab.zygote import Zygote
+
+if TYPE_CHECKING:
+    from lab.ranks import Ranks
 
 # Tests of flight records say where they are to be. Other tests leave none behind.
 os.environ.setdefault("RINGCOMM_TRACE", "off")
@@ -52,7 +55,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Let the programs that tests start be forked from one interpreter: lab/zygote.py.
 
-    The long forms start them as users do. With workers, one serves them all.
+    The long forms start them as users do. With workers, which are such programs themselves, one
+    interpreter serves them all.
     """
     if (os.environ.get("RINGCOMM_TEST_LEVEL") or "fast") != "fast":
         return
@@ -60,9 +64,8 @@ def pytest_configure(config: pytest.Config) -> None:
         zygote = Zygote()
         config.add_cleanup(zygote.close)
         os.environ[PROGRAMS] = str(zygote.python)
-    if hasattr(config, "workerinput") or not getattr(config.option, "numprocesses", None):
-        sys.executable = os.environ[PROGRAMS]
-        multiprocessing.set_executable(sys.executable)
+    sys.executable = os.environ[PROGRAMS]
+    multiprocessing.set_executable(sys.executable)
 
 
 def pytest_report_header() -> str:
@@ -109,23 +112,29 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 def sample(items: list[pytest.Item], number: int) -> list[pytest.Item]:
     """The long forms in the order in which a sample takes them.
 
-    Files take turns, in a random order, and give one of their tests at random each time. So every
-    file has its chance each day, however many tests the others have.
+    First come those that run every day: `slow(daily=True)`. Then files take turns, in a random
+    order, and give one of their tests at random each time. So every file has its chance each day,
+    however many tests the others have.
     """
     chance = random.Random(number)
+    daily = [item for item in items if is_daily(item)]
     by_file: dict[str, list[pytest.Item]] = defaultdict(list)
-    for item in sorted(items, key=lambda item: item.nodeid):
+    for item in sorted(set(items) - set(daily), key=lambda item: item.nodeid):
         by_file[item.path.name].append(item)
     files = list(by_file.values())
     chance.shuffle(files)
     for tests in files:
         chance.shuffle(tests)
-    return [
+    return daily + [
         tests[turn]
         for turn in range(max(map(len, files), default=0))
         for tests in files
         if turn < len(tests)
     ]
+
+
+def is_daily(item: pytest.Item) -> bool:
+    return any(marker.kwargs.get("daily") for marker in item.iter_markers("slow"))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -158,10 +167,62 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.timeout(limit(timeout.args[0])), append=False)
 
 
-def file_of(name: str) -> Path:
-    """The file of tests of this name, in whichever folder it is."""
-    (path,) = (ROOT / "tests").rglob(f"test_{name}.py")
-    return path
+def forms(values: Iterable[Any], *short: Any) -> list[Any]:
+    """Parameters of a test: `short` in its short form too, all others in the long one alone.
+
+    A tuple is the value of several parameters.
+    """
+    values = list(values)
+    assert all(value in values for value in short), "a form of a case that is not there"
+    return [
+        value
+        if value in short
+        else pytest.param(
+            *(value if isinstance(value, tuple) else (value,)), marks=pytest.mark.slow
+        )
+        for value in values
+    ]
+
+
+def run_again(name: str, only: str, **environment: str) -> None:
+    """Run a file of tests once more, or those of its tests that `only` selects, as -k does."""
+    (file,) = (ROOT / "tests").rglob(f"test_{name}.py")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", only]
+    done = subprocess.run(
+        [*command, str(file)],
+        env={**os.environ, **environment},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=1200,  # its tests have limits of their own
+    )
+    assert done.returncode == 0, done.stdout[-5000:]
+    assert " passed" in done.stdout
+
+
+@pytest.fixture(scope="module")
+def two() -> Iterator[Ranks]:
+    """Two ranks without a group, for all tests of a file; so are `three` and `four`."""
+    yield from waiting(2)
+
+
+@pytest.fixture(scope="module")
+def three() -> Iterator[Ranks]:
+    yield from waiting(3)
+
+
+@pytest.fixture(scope="module")
+def four() -> Iterator[Ranks]:
+    yield from waiting(4)
+
+
+def waiting(size: int) -> Iterator[Ranks]:
+    from lab.ranks import (
+        ranks,  # it imports torch, which the process above the workers does without
+    )
+
+    with ranks(size, backend=None) as some:
+        yield some
 
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -243,14 +304,9 @@ def job(torchrun: Run, tmp_path: Path) -> Any:
 @pytest.fixture(scope="session")
 def environment() -> Path:
     """The Python of an environment that has the clients; skips where it cannot be made."""
-    return environment_of()
-
-
-def environment_of(*client: str) -> Path:
-    """As `environment`, for all clients or for one of them."""
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     made = subprocess.run(
-        [ROOT / "scripts" / "clients.sh", *client],
+        [ROOT / "scripts" / "clients.sh"],
         capture_output=True,
         text=True,
         env={**os.environ, "PATH": path},

@@ -1,7 +1,16 @@
 """Every block of code in README.md and docs/ runs, or is checked; links lead somewhere.
 
-An HTML comment before a block says how: `<!-- test: ranks 2 -->`. The functions below are named
-after these words. A block that cannot run here says why, and is named in pytest's last lines.
+An HTML comment before a block of README.md or docs/ says how, as `<!-- test: ranks 2 -->`:
+
+ranks 2            Python; runs on two ranks. `, with CODE` runs CODE first
+as in FILE         Python for another package; FILE makes the same calls, and a test runs FILE
+run                a short shell command; it runs. With `run slow`, in `make test-all`
+output             equals the output of the command before it
+checked            shell; the scripts, targets and options exist
+source FILE NAME   equals the part of FILE between `// docs: NAME` and `// docs: end`
+in the source      a message; its words stand in the source
+tree               a tree of folders; each exists, and each folder of csrc/ is in it
+not run: REASON    nothing is tested, and pytest's last lines print the reason
 """
 
 from __future__ import annotations
@@ -18,24 +27,13 @@ from typing import Any
 
 import pytest
 from conftest import Run
-from documents import (
-    PAGES,
-    WORDS,
-    Block,
-    blocks_of,
-    inline_code,
-    length,
-    links,
-    sentences,
-    slugs,
-    without_code,
-)
 from test_house import CSRC, MACROS, literals
 
 from lab import ROOT
+from lab.documents import PAGES, Block, blocks_of, inline_code, links, slugs, without_code
 from lab.limits import limit
 from lab.ports import free_port
-from lab.ranks import HOST, Rank, Ranks, ranks
+from lab.ranks import HOST, Rank, Ranks
 from ringcomm.options import VARIABLES
 
 BLOCKS = [block for page in PAGES for block in blocks_of(page)]
@@ -73,12 +71,6 @@ def test_blocks_that_do_not_run(record_property: Callable[[str, object], None]) 
 # ---- Python
 
 
-@pytest.fixture(scope="module")
-def two() -> Iterator[Ranks]:
-    with ranks(2, backend=None) as some:
-        yield some
-
-
 def play(rank: Rank, text: str, port: int) -> None:
     os.environ.update(RANK=str(rank.index), WORLD_SIZE=str(rank.size))
     os.environ.update(MASTER_ADDR=HOST, MASTER_PORT=str(port))
@@ -96,7 +88,7 @@ def test_python_on_ranks(block: Block, two: Ranks) -> None:
 
 
 def calls(source: str) -> dict[str, set[str]]:
-    """What a source calls: function, or method, and its keywords; "**": a class of its own."""
+    """Return the functions and methods that a source calls, with keywords; "**": its own class."""
     found: dict[str, set[str]] = {}
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Call):
@@ -109,7 +101,7 @@ def calls(source: str) -> dict[str, set[str]]:
 
 @each("as in ")
 def test_python_of_a_script_that_is_tested_elsewhere(block: Block) -> None:
-    """What is named here is what the script of test_clients.py calls."""
+    """Names stand for calls of the script that test_clients.py runs."""
     script = calls((ROOT / block.directive.removeprefix("as in ")).read_text())
     for name, keywords in calls(block.text).items():
         assert name in script
@@ -342,7 +334,7 @@ def test_links_lead_somewhere(page: Path) -> None:
         assert not anchor or anchor in slugs(target), link
 
 
-# ---- the picture of the memory, and the English
+# ---- the picture of the memory
 
 
 def mapped(rank: Rank, port: int) -> list[int]:
@@ -368,12 +360,3 @@ def test_the_picture_of_the_memory_is_true(two: Ranks) -> None:
     (whole,) = re.findall(r"one rank of two: ([\d,]+) bytes", picture)
     sizes = two(mapped, free_port())
     assert sizes == [[int(whole.replace(",", ""))] * 2] * 2
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_sentences_are_short(page: Path) -> None:
-    long = [f"{length(one)} words: {one}" for one in sentences(page) if length(one) > WORDS]
-    assert not long
-    lines = re.sub(r"`[^`\n]+`", "", without_code(page)).splitlines()
-    wide = [line for line in lines if len(line) > 120 and not re.match(r"\||\[[\w-]+\]: ", line)]
-    assert not wide

@@ -34,7 +34,7 @@ BELOW = {
     "verify": {"base", "plan"},  # beside the engine: a module of its own
     "torch": HOST | {"device", "stream", "comm", "elastic"},
 }
-# What only torch's side may include; torch/headeronly is free everywhere.
+# Only torch's side may include these; torch/headeronly is free everywhere.
 TORCH = re.compile(r"(torch(?!/headeronly/)|c10|c10d|ATen|aten|caffe2|pybind11)/|Python\.h$")
 MACRO = re.compile(r"#\s*define\s+(\w+)")
 MACROS = {
@@ -46,12 +46,25 @@ MACROS = {
     "RINGCOMM_UNCHECKED_LOCKS": "csrc/base/mutex.h",
 }
 
-LINES = 480  # a file holds one idea: this only finds those that hold several
-LONGER = {  # why it may be
-    "ringcomm/_C.pyi": "each option is an attribute with its text",
-    "csrc/net/session.cc": "one protocol, and both of its directions",
+FUNCTION_LINES = 60  # a function fits a screen; a file is as long as its idea takes
+LONGER = {  # file and function, with the reason
+    "csrc/cuda/meetings.inc.h low_latency_body": "a kernel, whose steps share everything",
+    "csrc/cuda/ring.inc.h ring_body": "a kernel, whose steps share everything",
+    "tests/cpp/net/peers_test.cc few_connections": "a story, told in order",
+    "tests/cpp/net/wide_death.h stop_one": "a story, told in order",
 }
-COLUMNS = 100
+PUBLIC_FUNCTIONS = 20  # of a class, beside overrides, which its base asks for
+WIDER = {  # how many these have: never more
+    "csrc/comm/communicator.h Communicator": 22,
+    "csrc/comm/group_state.h GroupState": 41,
+    "csrc/comm/runtime.h Runtime": 27,
+    "csrc/device/api.h Api": 37,
+    "csrc/net/peer.h Network": 27,
+    "csrc/net/session.h Session": 34,
+    "csrc/plan/builder.h PlanBuilder": 26,
+    "csrc/torch/backend.h Backend": 24,
+    "csrc/transport/transport.h Transport": 52,
+}
 CPP_TOTAL = 21_950  # lines with code on them, those for devices included
 VERIFIER_TOTAL = 1_300  # beside the engine: it proves plans, and runs none
 
@@ -153,27 +166,6 @@ def test_words_that_are_not_used() -> None:
     assert not wrong
 
 
-def words_of(text: str) -> Iterator[str]:
-    """The words of a text, those of names too: of `DeviceComm` and `device_comm` the same."""
-    return (word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", text))
-
-
-def test_retired_words() -> None:
-    head, _, rest = (ROOT / "docs" / "style.md").read_text().partition("## Retired words\n")
-    table, _, tail = rest.partition("\n## ")
-    retired = {row.split("|")[1].strip() for row in re.findall(r"^\| .*", table, re.MULTILINE)[1:]}
-    assert len(retired) > 10
-    retired |= {f"{word}s" for word in retired} | {f"{word}d" for word in retired}
-    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]
-    texts = {path: path.read_text() for path in [*CPP, *PYTHON, *pages]}
-    texts[ROOT / "docs" / "style.md"] = head + tail
-    wrong = [
-        f"{short(path)}: {word}" for path, text in texts.items() for word in words_of(text)
-        if word in retired
-    ]  # fmt: skip
-    assert not wrong
-
-
 def test_macros() -> None:
     wrong = [
         f"{short(path)} defines {name}"
@@ -184,21 +176,72 @@ def test_macros() -> None:
     assert not wrong
 
 
-def test_lengths() -> None:
-    lines = {short(path): len(path.read_text().splitlines()) for path in CPP + PYTHON}
-    assert {name: n for name, n in lines.items() if n > LINES and name not in LONGER} == {}
-    stale = {name for name in LONGER if lines.get(name, 0) <= LINES}
-    assert not stale, "no longer long: take it off the list"
+def functions(path: Path) -> Iterator[tuple[str, int]]:
+    """Each function of a C++ file with its lines, as clang-format lays them out.
+
+    It begins with a line that ends in `{`, and ends with the next `}` in the same column.
+    """
+    lines = path.read_text().splitlines()
+    begin = re.compile(r"( *)(?![ :}/#]|(?:if|for|while|switch|else|do|return|namespace)\b).*\{$")
+    for number, line in enumerate(lines):
+        start = begin.match(line)
+        name = re.search(r"(~?\w+|operator\S+)\(", line)
+        if not start or not name or re.search(r" = |\[.*\]\(|^ *(class|struct|enum) ", line):
+            continue
+        for end in range(number + 1, len(lines)):
+            if lines[end] == start[1] + "}":
+                yield name[1], end - number + 1
+            if lines[end] and not lines[end].startswith((start[1] + " ", "#")):
+                break
 
 
-def test_columns() -> None:
-    wrong = [
-        f"{short(path)}:{number}"
-        for path in CPP
-        for number, line in enumerate(path.read_text().splitlines(), 1)
-        if len(line) > COLUMNS
-    ]
-    assert not wrong
+def python_functions(path: Path) -> Iterator[tuple[str, int]]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.FunctionDef):
+            assert node.end_lineno is not None
+            yield node.name, node.end_lineno - node.lineno + 1
+
+
+def test_a_function_fits_a_screen() -> None:
+    lines = {
+        f"{short(path)} {name}": count
+        for paths, read in ((CPP, functions), (PYTHON, python_functions))
+        for path in paths
+        for name, count in read(path)
+    }
+    assert len(lines) > 5000, "functions are not found where they are"
+    long = {name: count for name, count in lines.items() if count > FUNCTION_LINES}
+    assert {name: count for name, count in long.items() if name not in LONGER} == {}
+    assert set(LONGER) <= set(long), "no longer long: take it off the list"
+
+
+def public_functions(path: Path) -> Iterator[tuple[str, set[str]]]:
+    """Each class of a header with the names of its public functions."""
+    text = code(path)
+    function = re.compile(r"(?! |using|friend|struct|class|enum)[^(=]*?(~?\w+|operator\S+)\(")
+    for head in re.finditer(r"^( *)(class|struct) (\w+)[^;{()]*\{$", text, re.M):
+        body, _, _ = text[head.end() :].partition(f"\n{head[1]}}};")
+        public, names = head[2] == "struct", set()
+        for line in body.splitlines():
+            if access := re.match(rf"{head[1]} (public|private|protected):", line):
+                public = access[1] == "public"
+            elif public and (found := function.match(line.removeprefix(f"{head[1]}  "))):
+                names |= {found[1]} - {head[3], f"~{head[3]}"} if "override" not in line else set()
+        yield head[3], names
+
+
+def test_a_class_has_few_public_functions() -> None:
+    counts = {
+        f"{short(path)} {name}": len(names)
+        for path in CSRC
+        if path.suffix == ".h"
+        for name, names in public_functions(path)
+    }
+    assert max(counts.values()) > 10, "functions are not found where they are"
+    wide = {name: count for name, count in counts.items() if count > PUBLIC_FUNCTIONS}
+    grown = {name: count for name, count in wide.items() if count > WIDER.get(name, 0)}
+    assert not grown
+    assert set(WIDER) <= set(wide), "no longer wide: take it off the list"
 
 
 def lines_of_code(paths: list[Path]) -> int:
@@ -239,7 +282,7 @@ def test_nothing_points_outside() -> None:
 
 
 def test_the_path_of_imports_stays() -> None:
-    """What files share lies in lab/, which every one of them finds: see lab/__init__.py."""
+    """Files share code by lab/, which every one of them finds: see lab/__init__.py."""
     changes = re.compile(r"sys\.path\.(insert|append|extend)")
     inside = files("ringcomm", "lab", "tests", "benchmarks", ends=(".py",))
     assert [short(path) for path in inside if changes.search(path.read_text())] == []

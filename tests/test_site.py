@@ -1,7 +1,4 @@
-"""The documents as a site, and the pages that are held to sources of their own.
-
-`make docs` builds it; docs/compare.md names a source for whatever it says of other libraries.
-"""
+"""The documents as a site, which `make docs` builds, and the page of the public names."""
 
 from __future__ import annotations
 
@@ -12,34 +9,13 @@ from typing import Any
 
 import pytest
 from conftest import Run
-from documents import PAGES
 
 import ringcomm
 from lab import ROOT
+from lab.documents import PAGES
 from ringcomm import algorithms, elastic
 from ringcomm.compression import hooks
 from ringcomm.tools import plan
-
-NOTHING = "\N{EN DASH}"  # in a table: no source was found
-HEADING = re.compile(r"[\w .]+ \d\.\d+|Gloo")
-
-
-def test_what_is_said_of_other_libraries_has_a_source() -> None:
-    """Each cell about one has a link that is defined, with the day it was read."""
-    page = (ROOT / "docs" / "compare.md").read_text()
-    (day,) = re.findall(r"read on (\d{4}-\d\d-\d\d)", page)
-    defined = dict(re.findall(r'^\[([\w-]+)\]: https://\S+ "read (\S+)"$', page, re.M))
-    rows = [row.split(" | ") for row in re.findall(r"^\| (.*) \|$", page, re.M)]
-    said = [cell for row in rows for cell in row[2:] if not HEADING.fullmatch(cell)]
-    claims = [cell for cell in said if cell != NOTHING]
-    assert len(claims) > 60
-    used = {name for cell in claims for name in re.findall(r"\]\[([\w-]+)\]", cell)}
-    # Our own measurement of Gloo is a source, too.
-    sources = r"\]\[[\w-]+\]|\(networks\.md#the-fault-table\)"
-    assert not [cell for cell in claims if not re.search(sources, cell)]
-    assert used == set(defined)
-    assert set(defined.values()) == {day}
-
 
 PUBLIC = [ringcomm, algorithms, hooks, elastic, plan]
 

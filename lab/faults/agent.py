@@ -1,4 +1,4 @@
-"""What runs on the hosts of crew.py: an agent that forks ranks, and what these do.
+"""Programs on the hosts of crew.py: an agent that forks ranks, and what these do.
 
 python -m lab.faults.agent SOCKET HOST
 """

@@ -89,7 +89,7 @@ class Job:
             self._read(missing, end)
 
     def ends(self, seconds: float) -> list[End]:
-        """What each rank said at its end; who does not end in time is killed."""
+        """Return what each rank said at its end; a rank that does not end in time is killed."""
         end = time.monotonic() + seconds
         while running := [one for one in self.ranks if not one.gone]:
             if time.monotonic() > end:
@@ -214,7 +214,7 @@ def kill(pid: int, number: int = signal.SIGKILL) -> float:
 
 
 def await_end(pid: int, seconds: float = 10) -> None:
-    """Of a process that was killed or is about to end: its ports are free afterwards."""
+    """Wait for the end of a process that was killed: its ports are free afterwards."""
     with suppress(ProcessLookupError):
         process = os.pidfd_open(pid)
         try:

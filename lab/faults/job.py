@@ -1,4 +1,4 @@
-"""What rows of the fault table have in common: a job on several hosts, and how it went."""
+"""A job on several hosts for the rows of the fault table, and how it went."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class Job:
         return True
 
     def begins(self) -> None:
-        """What goes wrong from now on is counted from now on."""
+        """Count faults from now on."""
         self.faulted = time.monotonic()
 
     def rest(self, seconds: float) -> bool:
@@ -126,7 +126,7 @@ class Job:
         return max((answer["longest"] for answer in self.answers), default=0.0)
 
     def trouble(self) -> str:
-        """What went wrong, in few words."""
+        """Say in few words what went wrong."""
         if any(answer["wrong"] for answer in self.answers):
             return "wrong result"
         if self.errors:
@@ -150,7 +150,7 @@ class Job:
         return Verdict(good, told or f"{self.answers[0]['operations']} operations, all exact")
 
     def calls(self, spans: Sequence[Span]) -> list[Call]:
-        """What rank 0 called in these times, of the kind "mixed"."""
+        """Return the calls of rank 0 in these times, of the kind "mixed"."""
         every = self.answers[0]["calls"]
         return [call for call in every if any(a <= call[0] and call[1] <= b for a, b in spans)]
 

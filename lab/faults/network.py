@@ -147,7 +147,7 @@ def rejected(form: Form) -> Verdict:
 
 
 def counted(form: Form) -> Verdict:
-    """What leaves a host for all_reduce, beside the bound of 2 (n-1)/n bytes.
+    """Compare the bytes that leave a host for all_reduce with the bound of 2 (n-1)/n.
 
     What the kernel's TCP says twice, since a queue on the way was full, is not the backend's. The
     bound is that of rings. On long links, others send more and wait for fewer round trips.

@@ -43,7 +43,7 @@ def all_reduces(rank: int, size: int, number: int, counts: torch.Generator) -> N
 
 @functools.cache
 def small_numbers(dtype: torch.dtype, rank: int, size: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """What a rank gives and what comes out: any order of adding them is exact, in bfloat16 too."""
+    """Return what a rank gives, and the sum: exact in any order, in bfloat16 too."""
     count = LARGEST // dtype.itemsize + 1000
     base = torch.randint(0, 240 // size, (count,), generator=torch.Generator().manual_seed(1))
     return (base + rank).to(dtype), (base * size + size * (size - 1) // 2).to(dtype)

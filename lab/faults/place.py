@@ -1,4 +1,4 @@
-"""What the tasks of agent.py share: where they run, exact work, and how it ended."""
+"""For the tasks of agent.py: where they run, exact work, and how it ended."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def gone(form: Form) -> Verdict:
 
 
 def shm_of(job: Job) -> list[str]:
-    """What lies in the /dev/shm that the ranks see: the agent's, of 64 KB."""
+    """List the /dev/shm that the ranks see: the agent's, of 64 KB."""
     return [path.name for path in Path(f"/proc/{job.ranks[0].pid}/root/dev/shm").iterdir()]
 
 

@@ -19,7 +19,7 @@ FIXED = 21_000, 21_063  # ports, none that the kernel chooses
 KEPT = 64 + 1  # strangers that are kept, and one for the moment until the oldest has gone
 MEMORY = {"off": 1024, "on": 8192}  # KiB, by RINGCOMM_TLS
 JOB, CONTROL, NOBODY = range(3)  # whom they bother in a window
-# Of speed, beside the control; the short form has few windows to tell it from chance.
+# A part of the control's speed; the short form has few windows to tell it from chance.
 LOSS = {True: 0.05, False: 0.25}
 
 
@@ -95,7 +95,7 @@ def bothered(form: Form) -> Verdict:
 
 
 def denied(told: dict[str, Any], rounds: int, knowing: bool) -> str | None:
-    """What is wrong with the way strangers were received."""
+    """Return the fault in the way strangers were received."""
     if told.get("count") != [rounds * paced()[1]] * 2:
         return f"strangers failed: {told}"
     if knowing and not all(told["challenged"]):

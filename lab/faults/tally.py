@@ -1,4 +1,4 @@
-"""What the rows of ranks.py and resources.py count and judge."""
+"""Counts and verdicts for the rows of ranks.py and resources.py."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Tally:
 
 
 def named(end: End, words: Sequence[str], since: float, tally: Tally) -> str | None:
-    """What is wrong with the way a rank was told; None when nothing is."""
+    """Return the fault in the way a rank was told; None when there is none."""
     if failed := end.get("lost") or end.get("raised"):
         return str(failed)[:120]
     if not end["kind"]:
@@ -66,7 +66,7 @@ def named(end: End, words: Sequence[str], since: float, tally: Tally) -> str | N
 
 
 def undisturbed(ends: Sequence[End]) -> str | None:
-    """What is wrong with a job to which nothing should have happened; None when nothing is."""
+    """Return the fault of a job to which nothing should have happened; None when none."""
     for rank, end in enumerate(ends):
         if failed := end.get("lost") or end.get("raised") or end["text"]:
             return f"rank {rank}: {failed}"[:200]

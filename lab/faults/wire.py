@@ -151,7 +151,7 @@ def lose(hosts: Hosts, host: int, percent: int) -> None:
 
 
 def counted(hosts: Hosts, host: int, table: str) -> int:
-    """What the counters of a table have counted."""
+    """Return what the counters of a table have counted."""
     text = hosts.inside(host, "nft", "list", "table", "inet", table)
     return sum(int(found) for found in re.findall(r"counter packets (\d+)", text))
 

@@ -1,4 +1,4 @@
-"""What torch.distributed asks of a backend beside sums: Work, layouts, errors, a group's life."""
+"""Beside sums, torch.distributed asks for this: Work, layouts, errors, the life of a group."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-import torch.distributed._functional_collectives as funcol
 from conftest import Run
 
 from lab.limits import limit
@@ -100,51 +99,6 @@ def test_a_wait_that_is_too_short_ends_nothing(ranks: Ranks) -> None:
     kind, text = ranks(check_short_wait)[0]
     assert kind == "RuntimeError"
     assert text.startswith("Operation timed out!")
-
-
-# ---- several as one
-
-
-def check_coalesced(rank: Rank) -> None:
-    n, me, expected = rank.size, rank.index, total(rank.size)
-    tensors = [torch.full(shape, me + 1.0) for shape in ((3, 4), (1000,), (), (0, 5))]
-    with dist._coalescing_manager():
-        for tensor in tensors:
-            dist.all_reduce(tensor)
-    assert all(tensor.eq(expected).all() for tensor in tensors)
-
-    parts = [torch.full((5,), me), torch.full((2, 300), me + 10)]
-    wholes = [torch.empty(n * 5, dtype=torch.int64), torch.empty(2 * n, 300, dtype=torch.int64)]
-    with dist._coalescing_manager(async_ops=True) as manager:
-        for whole, part in zip(wholes, parts, strict=True):
-            dist.all_gather_into_tensor(whole, part)
-    manager.wait()
-    for whole, add in zip(wholes, (0, 10), strict=True):
-        assert all(chunk.eq(r + add).all() for r, chunk in enumerate(whole.chunk(n)))
-
-    inputs = [torch.arange(n * 4) + me, torch.ones(n * 1000, dtype=torch.int64)]
-    outputs = [torch.empty(4, dtype=torch.int64), torch.empty(1000, dtype=torch.int64)]
-    with dist._coalescing_manager():
-        for output, tensor in zip(outputs, inputs, strict=True):
-            dist.reduce_scatter_tensor(output, tensor)
-    assert outputs[0].tolist() == [(me * 4 + i) * n + sum(range(n)) for i in range(4)]
-    assert outputs[1].eq(n).all()
-
-    lists = [[torch.empty(3), torch.empty(2, 2)] for _ in range(n)]
-    work = dist.group.WORLD.allgather_coalesced(
-        lists, [torch.full((3,), float(me)), torch.full((2, 2), float(-me))]
-    )
-    work.wait()
-    assert all(a.eq(r).all() and b.eq(-r).all() for r, (a, b) in enumerate(lists))
-
-    gathered = funcol.all_gather_tensor(torch.full((2,), me), 0, dist.group.WORLD)
-    assert gathered.tolist() == [r for r in range(n) for _ in range(2)]
-    reduced = funcol.reduce_scatter_tensor(torch.ones(n * 2), "sum", 0, dist.group.WORLD)
-    assert reduced.tolist() == [n, n]
-
-
-def test_coalesced(ranks: Ranks) -> None:
-    ranks(check_coalesced)
 
 
 # ---- tensors that are not simply contiguous

@@ -147,7 +147,7 @@ def send_to(tensor: torch.Tensor, to: int) -> None:
 
 
 def check_memory(rank: Rank) -> list[bool]:
-    """What a refused batch was given is free again."""
+    """Tensors of a refused batch are free again."""
     alive = []
     for _ in range(3):
         tensor = torch.ones(1000)
@@ -184,7 +184,7 @@ def test_a_block_that_names_the_cpu(two: Ranks) -> None:
 
 
 def check_others(rank: Rank) -> list[str]:
-    """What torch does to groups of other backends stays as it is."""
+    """Groups of other backends work as torch has made them."""
     gloo = dist.new_group(backend="gloo")
     with dist._coalescing_manager(gloo):
         one = torch.ones(1)

@@ -13,7 +13,6 @@ import torch
 import torch.distributed as dist
 from conftest import Run
 from torch import nn
-from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from lab.oracle import bits, values
@@ -135,34 +134,6 @@ def check_blocking_callbacks(rank: Rank) -> None:
 
 def test_a_callback_may_block(ranks: Ranks) -> None:
     ranks(check_blocking_callbacks)
-
-
-def train_power_sgd(rank: Rank) -> list[str]:
-    """PowerSGD's hook waits for collectives in the callbacks of collectives."""
-    torch.manual_seed(1)
-    module = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 64))
-    # One bucket: with several, callbacks and backward would race for the order of collectives.
-    model = DistributedDataParallel(module, bucket_cap_mb=100)
-    state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=2, start_powerSGD_iter=3)
-    model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    for step in range(20):
-        inputs = values(rank.index, 8 * 64, torch.float32, step).view(8, 64)
-        (model(inputs) - inputs).square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    return [bits(parameter) for parameter in module.parameters()]
-
-
-def test_ddp_with_power_sgd(ranks: Ranks) -> None:
-    answers = ranks(train_power_sgd)
-    assert all(answer == answers[0] for answer in answers)
-    if ranks.size == 2:
-        gloos = Ranks(2, "gloo")
-        try:
-            assert answers == gloos(train_power_sgd)
-        finally:
-            gloos.kill()
 
 
 def check_completion_hook(rank: Rank) -> None:
@@ -294,18 +265,6 @@ def check_lazy_bits(rank: Rank) -> None:
 
 def test_conjugate_and_negative_views(ranks: Ranks) -> None:
     ranks(check_lazy_bits)
-
-
-def check_meta(rank: Rank) -> None:
-    """As with Gloo, torch itself makes a call with meta tensors do nothing."""
-    tensor = torch.ones(3, device="meta")
-    dist.all_reduce(tensor)
-    dist.broadcast(tensor, 0)
-    dist.barrier()
-
-
-def test_meta_tensors(ranks: Ranks) -> None:
-    ranks(check_meta)
 
 
 # ---- what a group did

@@ -114,7 +114,7 @@ except dist.DistBackendError as error:
 WORDS = {
     "raise": "rank 1 failed: its program ended with ZeroDivisionError: no more data",
     "exit": "rank 1 has left the group",
-    # What a killed process had not handed to the kernel yet is lost.
+    # A killed process loses what it has not handed to the kernel yet.
     "kill": "Connection closed by rank 1: its process died",
 }
 

@@ -10,7 +10,6 @@ import inspect
 import os
 import random
 import re
-from collections.abc import Iterator
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -25,7 +24,7 @@ from lab import calls
 from lab.calls import CALLS, MOVED, Given, Results
 from lab.limits import seed
 from lab.outcomes import Outcome, in_child, rank_of
-from lab.ranks import Rank, Ranks, error_of, join, ranks
+from lab.ranks import Rank, Ranks, error_of, join
 from lab.simulated_device import CUDA, SIMULATED, met, on_device
 from ringcomm.compression.hooks import CompressionState
 from ringcomm.compression.quantized import quantized_all_reduce
@@ -70,7 +69,7 @@ def cuts(chance: random.Random, count: int) -> tuple[int, ...]:
 
 
 def drawn(chance: random.Random, name: str, most: int) -> Given:
-    """What all ranks give, where they agree."""
+    """Draw what all ranks give, where they agree."""
     call, size = CALLS[name], 3
     count = chance.choice([count for count in COUNTS if count <= most])
     a = Given(0, size, dtype=chance.choice(TYPES), count=count, root=chance.randrange(size))
@@ -203,12 +202,6 @@ def try_all(rank: Rank, life: str, env: dict[str, str], cases: list[tuple[str, E
         return {"wrong": wrong, "errors": errors}
 
     return in_child(body)
-
-
-@pytest.fixture(scope="module")
-def three() -> Iterator[Ranks]:
-    with ranks(3, backend=None) as some:
-        yield some
 
 
 DEVICE = {"RINGCOMM_CUDA_LIBRARY": str(SIMULATED)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -19,13 +19,6 @@ from lab.limits import limit
 from lab.outcomes import Outcome, check, in_child, outcome_of, rank_of
 from lab.ports import free_port
 from lab.ranks import HOST, Rank, Ranks, error_of, join, ranks
-
-
-@pytest.fixture(scope="module")
-def three() -> Iterator[Ranks]:
-    with ranks(3, backend=None) as some:
-        yield some
-
 
 # ---- stores
 

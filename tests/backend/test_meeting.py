@@ -9,7 +9,7 @@ import platform
 import resource
 import struct
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,16 +18,10 @@ import torch.distributed as dist
 
 import ringcomm
 from lab.outcomes import Outcome, in_child, outcome_of, rank_of
-from lab.ranks import Rank, Ranks, error_of, join, ranks
+from lab.ranks import Rank, Ranks, error_of, join
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="it needs root")
 NOBODY = 65534
-
-
-@pytest.fixture(scope="module")
-def three() -> Iterator[Ranks]:
-    with ranks(3, backend=None) as some:
-        yield some
 
 
 # ---- not shown to be one host

@@ -1,4 +1,4 @@
-"""What is over: memory that nobody holds goes, and a program ends though a callback runs."""
+"""Memory that nobody holds goes, and a program ends though a callback runs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +18,7 @@ import torch.distributed as dist
 
 from lab.outcomes import Outcome, in_child, outcome_of, rank_of
 from lab.ports import free_port
-from lab.ranks import HOST, Rank, Ranks, join, ranks
-
-
-@pytest.fixture(scope="module")
-def two() -> Iterator[Ranks]:
-    with ranks(2, backend=None) as some:
-        yield some
-
+from lab.ranks import HOST, Rank, Ranks, join
 
 # ---- what nobody holds any more
 

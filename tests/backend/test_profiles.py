@@ -1,4 +1,4 @@
-"""What torch.profiler shows of calls."""
+"""Calls as torch.profiler shows them."""
 
 from __future__ import annotations
 

@@ -11,11 +11,14 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from conftest import forms
 from torch.nn.parallel import DistributedDataParallel
 
 import ringcomm
 from lab.by_hand import WAYS, example, go
-from lab.ranks import Rank, Ranks, error_of, join, ranks
+from lab.oracle import bits
+from lab.outcomes import in_child
+from lab.ranks import Rank, error_of, join, ranks
 from ringcomm import _C
 from ringcomm._C import flight_rings
 from ringcomm._flight import records
@@ -27,10 +30,29 @@ SIZES = (1, 5, 1000, 70_001, 600_000)
 Function = Callable[[Shape], None]
 
 
-@pytest.fixture
-def four() -> Iterator[Ranks]:
-    with ranks(4, backend=None) as some:
-        yield some
+On = Callable[..., list[Any]]
+
+
+def alone(rank: Rank, life: str, size: int, task: Callable[..., Any], args: Any) -> Any:
+    """Run a task in a child of each of the first `size` ranks: what it registers ends with it."""
+    if rank.index >= size:
+        return None
+    here = Rank(rank.index, size, dist.PrefixStore(life, rank.store))
+    outcome = in_child(lambda: {"answer": task(here, *args)})
+    assert "answer" in outcome, outcome
+    return outcome["answer"]
+
+
+@pytest.fixture(scope="module")
+def on() -> Iterator[On]:
+    """Run a task on some ranks, `on(2, task, argument)`; what each of them returns."""
+    lives = itertools.count()
+    with ranks(4, backend=None) as four:
+
+        def run(size: int, task: Callable[..., Any], *args: Any) -> list[Any]:
+            return four(alone, f"life {next(lives)}", size, task, args)[:size]
+
+        yield run
 
 
 # ---- what the algorithm itself says
@@ -93,8 +115,8 @@ def mine_of(rank: int, count: int) -> torch.Tensor:
 # ---- ranks
 
 
-def run_by(rank: Rank, way: str, name: str, function: str) -> list[torch.Tensor]:
-    """All sizes twice by one algorithm: blocking, and not."""
+def run_by(rank: Rank, way: str, name: str, function: str) -> list[str]:
+    """Digests of sums of all sizes by one algorithm; twice, blocking and not."""
     go(way)
     os.environ["RINGCOMM_ALGORITHM"] = "by_hand"
     ringcomm.algorithms.register_algorithm("by_hand", example(name, function), ["all_reduce"])
@@ -106,24 +128,25 @@ def run_by(rank: Rank, way: str, name: str, function: str) -> list[torch.Tensor]
         work = dist.all_reduce(other, async_op=True)
         work.wait()
         assert torch.equal(one, other)
-        results.append(one)
+        results.append(bits(one))
     dist.destroy_process_group()
     return results
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize(
-    "name", ["ring", "ring:pipelined", "swing", "halving_doubling", "torus_2d"]
-)
-def test_sums_are_those_of_the_algorithm(four: Ranks, way: str, name: str) -> None:
+EXAMPLES = ["ring", "ring:pipelined", "swing", "halving_doubling", "torus_2d"]
+SHORT = [*((name, "auto") for name in EXAMPLES), ("torus_2d", "tcp"), ("swing", "device")]
+
+
+@pytest.mark.parametrize(("name", "way"), forms(itertools.product(EXAMPLES, WAYS), *SHORT))
+def test_sums_are_those_of_the_algorithm(on: On, way: str, name: str) -> None:
     """Bit by bit, in its own order of additions."""
     file, _, function = name.partition(":")
-    results = four(run_by, way, file, function)
+    results = on(4, run_by, way, file, function)
     for i, count in enumerate(SIZES):
         inputs = [mine_of(rank, count) for rank in range(4)]
         wanted = by_the_words(example(file, function), Shape("all_reduce", 4, 0, 4 * count), inputs)
         for rank in range(4):
-            assert torch.equal(results[rank][i], wanted), count
+            assert results[rank][i] == bits(wanted), count
 
 
 def others_by_hand(rank: Rank, way: str) -> list[bool]:
@@ -164,44 +187,40 @@ def others_by_hand(rank: Rank, way: str) -> list[bool]:
     return [*right, bool((out == 1).all())]
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_other_collectives_by_hand(four: Ranks, way: str) -> None:
-    for right in four(others_by_hand, way):
+@pytest.mark.parametrize("way", forms(WAYS, "auto", "device"))
+def test_other_collectives_by_hand(on: On, way: str) -> None:
+    for right in on(4, others_by_hand, way):
         assert all(right), right
 
 
-def train(rank: Rank, algorithm: str | None) -> list[torch.Tensor]:
+def train(rank: Rank, algorithm: str | None) -> list[list[float]]:
     if algorithm:
         ringcomm.algorithms.register_algorithm(algorithm, example(algorithm), ["all_reduce"])
     join(rank, pg_options=ringcomm.Options(algorithm=algorithm))
     torch.manual_seed(0)
-    model = DistributedDataParallel(torch.nn.Linear(300, 200), broadcast_buffers=False)
+    model = DistributedDataParallel(torch.nn.Linear(30, 20))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     for step in range(3):
-        inputs = torch.full((4, 300), float(step + 1)) * (rank.index + 1)
+        inputs = torch.full((4, 30), float(step + 1)) * (rank.index + 1)
         optimizer.zero_grad()
         model(inputs).square().mean().backward()
         optimizer.step()
     dist.destroy_process_group()
-    return [one.detach() for one in model.parameters()]
+    return [parameter.flatten().tolist() for parameter in model.parameters()]
 
 
-def test_ddp_trains_by_it(four: Ranks) -> None:
-    by_hand = four(train, "swing")
-    for other in by_hand[1:]:
-        for mine, theirs in zip(by_hand[0], other, strict=True):
-            assert torch.equal(mine, theirs)
-    with ranks(4, backend=None) as others:
-        usual = others(train, None)
-    for mine, theirs in zip(by_hand[0], usual[0], strict=True):
-        torch.testing.assert_close(mine, theirs)
+def test_ddp_trains_by_it(on: On) -> None:
+    by_hand = on(4, train, "swing")
+    assert all(other == by_hand[0] for other in by_hand)
+    for mine, theirs in zip(by_hand[0], on(4, train, None)[0], strict=True):
+        torch.testing.assert_close(torch.tensor(mine), torch.tensor(theirs))
 
 
 # ---- wrong ones
 
 
 def exchanged(shape: Shape) -> list[list[Chunk]]:
-    """What each rank has of each other, once all have sent: then outputs may be written."""
+    """Return the chunks that each rank has, once all have sent: then outputs may be written."""
     n = shape.ranks
     shape.cut(1)
     return [
@@ -245,11 +264,9 @@ def called(rank: Rank, functions: list[Function], options: dict[str, Any]) -> tu
     return told if told[0] else ("", str(data[0].item()))
 
 
-def test_other_code_on_a_rank_is_one_sentence() -> None:
-    with ranks(2, backend=None) as two:
-        assert two(called, [straight], {}) == [("", "2.0")] * 2
-    with ranks(2, backend=None) as two:
-        told = two(called, [straight, backwards], {})
+def test_other_code_on_a_rank_is_one_sentence(on: On) -> None:
+    assert on(2, called, [straight], {}) == [["", "2.0"]] * 2
+    told = on(2, called, [straight, backwards], {})
     for kind, text in told:
         assert kind == "DistBackendError"
         assert "have registered other code as the algorithm 'mine'" in text
@@ -264,10 +281,9 @@ def served(rank: Rank) -> tuple[str, str]:
     return error_of(lambda: (dist.all_reduce(torch.ones(1000)), dist.barrier()))
 
 
-def test_other_collectives_on_a_rank_are_one_sentence() -> None:
+def test_other_collectives_on_a_rank_are_one_sentence(on: On) -> None:
     """Where devices reach one another, one rank would run a kernel, and the other the plan."""
-    with ranks(2, backend=None) as two:
-        told = two(served)
+    told = on(2, served)
     for kind, text in told:
         assert kind == "DistBackendError"
         assert "by mine" in text
@@ -284,15 +300,13 @@ def noted(rank: Rank) -> list[str]:
     return [f"{one.collective} {one.algorithm}" for one in record.operations]
 
 
-def test_flight_records_have_its_name() -> None:
-    with ranks(2, backend=None) as two:
-        for told in two(noted):
-            assert told == ["all_reduce mine", "all_reduce mine", "broadcast direct"]
+def test_flight_records_have_its_name(on: On) -> None:
+    for told in on(2, noted):
+        assert told == ["all_reduce mine", "all_reduce mine", "broadcast direct"]
 
 
-def test_a_wrong_one_raises_with_its_line() -> None:
-    with ranks(2, backend=None) as two:
-        told = two(called, [forgetful], {})
+def test_a_wrong_one_raises_with_its_line(on: On) -> None:
+    told = on(2, called, [forgetful], {})
     for kind, text in told:
         assert kind == "RuntimeError"
         assert f"test_registered.py:{forgetful.__code__.co_firstlineno}:" in text
@@ -300,19 +314,17 @@ def test_a_wrong_one_raises_with_its_line() -> None:
         assert "`ringcomm verify" in text
 
 
-def test_a_wrong_number_of_ranks_is_told() -> None:
-    with ranks(3, backend=None) as three:
-        told = three(called, [swinging], {})
+def test_a_wrong_number_of_ranks_is_told(on: On) -> None:
+    told = on(3, called, [swinging], {})
     for kind, text in told:
         assert kind == "RuntimeError"
         assert "swing is for a power of two of ranks, not 3" in text
 
 
-def test_it_runs_unverified_where_that_is_said() -> None:
-    """What is wrong then is the caller's: rank 0 keeps what it had."""
-    with ranks(2, backend=None) as two:
-        told = two(called, [forgetful], {"verify": False})
-    assert told == [("", "1.0"), ("", "2.0")]
+def test_it_runs_unverified_where_that_is_said(on: On) -> None:
+    """A wrong result is the caller's fault then: rank 0 keeps what it had."""
+    told = on(2, called, [forgetful], {"verify": False})
+    assert told == [["", "1.0"], ["", "2.0"]]
 
 
 def built_in(rank: Rank) -> dict[str, str]:
@@ -324,10 +336,9 @@ def built_in(rank: Rank) -> dict[str, str]:
     return {name: error_of(functools.partial(register, name))[1] for name in names}
 
 
-def test_names_of_the_library_are_refused() -> None:
+def test_names_of_the_library_are_refused(on: On) -> None:
     """All of them: a function by such a name would never run."""
-    with ranks(1, backend=None) as one:
-        told = one(built_in)[0]
+    (told,) = on(1, built_in)
     assert {"ring", "graph", "device_ring", "copy_engines"} <= told.keys()
     for name, text in told.items():
         assert f"ringcomm has an algorithm '{name}' of its own" in text
@@ -349,9 +360,8 @@ def misnamed(rank: Rank) -> list[str]:
     return [text for _, text in told]
 
 
-def test_names_are_checked() -> None:
-    with ranks(1, backend=None) as one:
-        told = one(misnamed)[0]
+def test_names_are_checked(on: On) -> None:
+    (told,) = on(1, misnamed)
     wanted = [
         "'Mine!' is no name",
         "there is no collective 'all_sum'",

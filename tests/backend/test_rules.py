@@ -37,7 +37,7 @@ def by_rules(rank: Rank, way: str, rules: str) -> list[str]:
 
 @pytest.mark.parametrize("way", ["tcp", "device"])
 def test_rules_choose_by_collective_and_size(tmp_path: Path, way: str) -> None:
-    """Of rank 0's file. What a kernel does is in the record of the device."""
+    """Rank 0's file counts. Work of a kernel is in the record of the device."""
     file = tmp_path / "rules.txt"
     file.write_text(SIZED)
     with ranks(2, backend=None) as two:

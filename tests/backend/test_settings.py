@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +13,11 @@ import torch.distributed as dist
 
 import ringcomm
 from lab.outcomes import Outcome, in_child, rank_of
-from lab.ranks import Rank, Ranks, error_of, join, ranks
+from lab.ranks import Rank, Ranks, error_of, join
 from lab.simulated_device import SIMULATED
 
 Settings = tuple[dict[str, str], "str | None"]  # variables, and Options.algorithm
 ALGORITHMS = ["direct", "ring", "doubling", "tree", "pairwise", "bruck", "hierarchical"]
-
-
-@pytest.fixture(scope="module")
-def three() -> Iterator[Ranks]:
-    with ranks(3, backend=None) as some:
-        yield some
 
 
 def wrong_results(chance: random.Random, rank: Rank) -> int:
@@ -81,7 +74,7 @@ def run_with(rank: Rank, life: str, by_rank: list[Settings], seed: int = 3) -> O
 
 
 def settings_of(chance: random.Random, costs: Path) -> Settings:
-    """What one rank may have set: mostly little."""
+    """Draw the settings of a rank: mostly few."""
     drawn = {
         "RINGCOMM_ALGORITHM": chance.choice(ALGORITHMS),
         "RINGCOMM_TRANSPORT": "tcp",

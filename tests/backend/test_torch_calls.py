@@ -1,4 +1,4 @@
-"""What torch may call: the virtual functions of c10d::Backend in each supported version of torch.
+"""The virtual functions of c10d::Backend that each supported version of torch may call.
 
 Each is served, or left as torch has it because that answer is right, or declined: torch then says
 that the backend does not support it. A new call of a new torch is told here, and not by a user.
@@ -22,7 +22,7 @@ from lab.ranks import Rank, Ranks, error_of
 HEADER = "torch/include/torch/csrc/distributed/c10d/Backend.hpp"
 MINOR = ".".join(torch.__version__.split(".")[:2])
 
-# What each version has in addition to the one before it.
+# Names that each version has in addition to the one before it.
 ADDED = {
     "2.11": """
         _allgather_base _reduce_scatter_base abort allgather allgather_coalesced

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from lab import ROOT
+from lab.limits import seed
 
 # It reads the backend's name out of C++, which for every plug-in is "custom".
 MAY_FAIL = {"test_ddp_logging_data_cpu"}
@@ -47,7 +48,7 @@ def check(ran: dict[str, str], at_least: int) -> None:
 
 
 WHOLE = [
-    pytest.param(2, "OFF"),
+    pytest.param(2, "OFF", marks=pytest.mark.slow),
     pytest.param(2, "DETAIL", marks=pytest.mark.slow),
     pytest.param(3, "OFF", marks=pytest.mark.slow),
     pytest.param(4, "OFF", marks=pytest.mark.slow),
@@ -60,6 +61,12 @@ def test_as_gloo(suite: Suite, ranks: int, debug: str) -> None:
     """All that Gloo passes; profiles name ours."""
     ran = suite("--as", "gloo", "--ranks", str(ranks), TORCH_DISTRIBUTED_DEBUG=debug)
     check(ran, GLOO[ranks] - SLACK)
+
+
+def test_some_as_gloo(suite: Suite) -> None:
+    """One in four, others each day."""
+    part = ["--parts", "4", "--part", str(seed() % 4)]
+    check(suite("--as", "gloo", "--ranks", "2", *part), GLOO[2] // 4 - 12)
 
 
 @pytest.mark.slow

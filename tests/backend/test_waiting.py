@@ -8,7 +8,7 @@ import statistics
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -18,15 +18,9 @@ import torch
 import torch.distributed as dist
 
 from lab.outcomes import DESTROYED, Outcome, in_child, outcome_of, rank_of
-from lab.ranks import Rank, Ranks, error_of, join, ranks
+from lab.ranks import Rank, Ranks, error_of, join
 
 FOLDER = Path(__file__).resolve().parent
-
-
-@pytest.fixture(scope="module")
-def two() -> Iterator[Ranks]:
-    with ranks(2, backend=None) as some:
-        yield some
 
 
 # ---- a thread that waits for a message
@@ -69,6 +63,7 @@ def delay(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return library
 
 
+@pytest.mark.slow  # a preloaded library: three interpreters of their own
 def test_no_wake_up_is_lost(times: Callable[..., Times], delay: Path) -> None:
     """Threads lose their processor again and again; who misses his wake-up looks after 20 ms."""
     for rank in times(8, 150, LD_PRELOAD=str(delay), DELAY_ONE_IN="200", DELAY_US="2000"):
@@ -80,7 +75,7 @@ def test_no_wake_up_is_lost(times: Callable[..., Times], delay: Path) -> None:
 
 
 class LateError(Exception):
-    """Of a program that has a time limit of its own."""
+    """The program has a time limit of its own."""
 
 
 def alarm(seconds: float) -> None:

@@ -48,13 +48,15 @@ class Settings:
     seen: str = "ringcomm"  # the name that the suite sees
     ranks: int = 2
     match: str = ""
+    part: int = 0
+    parts: int = 1
     seconds: float = 60
     file: str = ""
 
 
 @dataclass
 class Outcome:
-    """What became of one test: "passed", "failed" or "skipped", and why."""
+    """The end of a test: "passed", "failed" or "skipped", and why."""
 
     outcome: str
     why: str
@@ -67,6 +69,8 @@ def settings(arguments: list[str]) -> Settings:
     parser.add_argument("--as", dest="seen", help="the name that the suite sees")
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("-k", dest="match", default="", help="a regular expression of test names")
+    parser.add_argument("--parts", type=int, default=1, help="run one test in so many,")
+    parser.add_argument("--part", type=int, default=0, help="and which ones: from 0 on")
     parser.add_argument("--seconds", type=float, default=60, help="that a test may take")
     parser.add_argument("--json", dest="file", default="", help="where the outcomes are written")
     found = Settings(**vars(parser.parse_args(arguments)))
@@ -237,7 +241,7 @@ def main(arguments: list[str]) -> int:
     chosen = settings(arguments)
     prepare(chosen)
     case = test_case(chosen)
-    names = unittest.TestLoader().getTestCaseNames(case)
+    names = unittest.TestLoader().getTestCaseNames(case)[chosen.part :: chosen.parts]
     report, begin = Report(), time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         tempfile.tempdir = folder  # the suite leaves files behind

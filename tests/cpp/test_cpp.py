@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from conftest import forms
 
 from lab.limits import limit, seed
 from lab.simulated_device import SIMULATED
@@ -47,6 +48,10 @@ PROGRAMS = [
     "step_sim",
 ]
 
+# Arithmetic on plans and simulations, which take a sanitizer minutes and share no memory.
+WITHOUT_MEMORY_CHECKS = ["agreement_test", "plan_proofs", "tuner_test", "session_sim", "wide_sim"]
+WITHOUT_MEMORY_CHECKS += ["meeting_sim", "decree_sim", "step_sim"]
+
 
 def output(command: list[str | Path], seconds: float) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
@@ -73,60 +78,49 @@ def test_plan_proofs_long(cpp_program: Program) -> None:
     check([cpp_program("plan_proofs"), "--long"], 600)
 
 
-@pytest.mark.timeout(400)
-def test_stress_under_thread_sanitizer(cpp_program: Program) -> None:
-    check([cpp_program("stress", "thread")], 300)
+# The thread sanitizer needs a build of its own, which takes minutes of a processor: so it has its
+# place in the sample of every day, not in the short form.
+DAILY = pytest.mark.slow(daily=True)
+SIMULATED_DEVICE = ["sim_test", "sim_memory_test", "sim_strict_test", "sim_graph_test"]
+SIMULATED_DEVICE += ["sim_replay_test"]
 
 
 @pytest.mark.timeout(400)
-def test_workers_under_thread_sanitizer(cpp_program: Program) -> None:
-    check([cpp_program("pool_test", "thread")], 300)
-
-
-@pytest.mark.timeout(400)
-def test_networks_under_thread_sanitizer(cpp_program: Program) -> None:
-    check([cpp_program("network_test", "thread")], 300)
-    check([cpp_program("hardship_test", "thread")], 300)
-
-
-@pytest.mark.timeout(400)
-def test_slips_under_thread_sanitizer(cpp_program: Program) -> None:
-    check([cpp_program("slip_test", "thread")], 300)
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(
+            pytest.param(name, marks=DAILY)
+            for name in ("stress", "pool_test", "network_test", "hardship_test", "slip_test")
+        ),
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in [*SIMULATED_DEVICE, "meetings_test"]
+        ),
+    ],
+)
+def test_program_under_thread_sanitizer(cpp_program: Program, name: str) -> None:
+    check([cpp_program(name, "thread")], 300)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize(
-    "name",
-    ["sim_test", "sim_memory_test", "sim_strict_test", "sim_graph_test", "sim_replay_test"],
-)
-def test_simulated_device_under_thread_sanitizer(cpp_program: Program, name: str) -> None:
-    check([cpp_program(name, "thread")], 300)
+def test_device_kernels_under_thread_sanitizer(cpp_program: Program) -> None:
+    check([cpp_program("cuda_kernel_test", "thread"), "several_threads"], 100)
 
 
+@DAILY
 @pytest.mark.timeout(400)
-def test_a_signal_without_release_is_caught(cpp_program: Program) -> None:
-    done = output([cpp_program("stress", "thread"), "--broken", "relaxed"], 300)
+@pytest.mark.parametrize("name", ["stress", "meetings_test"])
+def test_a_signal_without_release_is_caught(cpp_program: Program, name: str) -> None:
+    """Between processes, and between the kernels of devices."""
+    done = output([cpp_program(name, "thread"), "--broken", "relaxed"], 300)
     assert done.returncode != 0
     assert "data race" in done.stderr, done.stderr[-2000:]
 
 
 def test_a_signal_that_wakes_nobody_is_caught(cpp_program: Program) -> None:
     assert output([cpp_program("stress"), "--broken", "deaf"], 110).returncode == 1
-
-
-@pytest.mark.slow  # minutes, of which building is most
-@pytest.mark.timeout(400)
-def test_device_kernels_under_thread_sanitizer(cpp_program: Program) -> None:
-    check([cpp_program("meetings_test", "thread")], 300)
-    check([cpp_program("cuda_kernel_test", "thread"), "several_threads"], 100)
-
-
-@pytest.mark.timeout(400)
-def test_flags_of_a_device_that_order_nothing_are_caught(cpp_program: Program) -> None:
-    done = output([cpp_program("meetings_test", "thread"), "--broken", "relaxed"], 300)
-    assert done.returncode != 0
-    assert "data race" in done.stderr, done.stderr[-2000:]
 
 
 @pytest.mark.parametrize(
@@ -151,7 +145,7 @@ def test_a_meeting_of_devices_that_is_none_is_caught(cpp_program: Program, how: 
 
 
 def test_kernels_of_a_device_are_compared(cpp_program: Program) -> None:
-    """What gpu_check.py runs on a GPU, here on the simulated device."""
+    """Run on the simulated device what gpu_check.py runs on a GPU."""
     done = output([cpp_program("gpu_kernels"), SIMULATED, "2", "400"], 110)
     assert done.returncode == 0, done.stdout
     lines = done.stdout.splitlines()
@@ -163,38 +157,12 @@ def test_kernels_of_a_device_are_compared(cpp_program: Program) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize(
-    "name",
-    [
-        "stress",
-        "transport_test",
-        "neighbours_test",
-        "pool_test",
-        "failure_test",
-        "departure_test",
-        "reduce_test",
-        "net_test",
-        "network_test",
-        "hardship_test",
-        "peers_test",
-        "tls_test",
-        "flow_test",
-        "sim_test",
-        "sim_memory_test",
-        "sim_strict_test",
-        "sim_graph_test",
-        "sim_replay_test",
-        "cuda_kernel_test",
-        "meetings_test",
-        "slip_test",
-        "link_test",
-    ],
-)
+@pytest.mark.parametrize("name", [name for name in PROGRAMS if name not in WITHOUT_MEMORY_CHECKS])
 def test_program_under_address_sanitizer(cpp_program: Program, name: str) -> None:
     check([cpp_program(name, "address")], 600)
 
 
-# What a session rests on (csrc/net/session.h), and what the channels above it add.
+# Rules of a session (csrc/net/session.h), and those that the channels above it add.
 RULES = [
     "apply_once",
     "fence",
@@ -221,7 +189,7 @@ def test_a_session_without_one_of_its_rules_is_caught(cpp_program: Program, rule
     assert f"caught without {rule}: seed" in done.stdout
 
 
-@pytest.mark.parametrize("count", [2000, pytest.param(20000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", forms([1000, 20_000], 1000))
 def test_simulated_networks(cpp_program: Program, count: int) -> None:
     first = 10000 + seed() * count % 1_000_000
     done = output([cpp_program("session_sim"), "--seeds", str(first), str(count)], 110)
@@ -236,7 +204,7 @@ def test_a_million_simulated_networks(cpp_program: Program) -> None:
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
 
 
-# What the agreement of an elastic world rests on (csrc/elastic/decree.h), and what its members do.
+# Rules of an elastic world's agreement (csrc/elastic/decree.h), and those of its members.
 # Chance alone does not show that all_promise, certify and heed are missed: decree_sim has a check
 # for each of them.
 DECREE = ["promise", "recall", "majority", "unanimous", "mutual", "unbound", "voted"]
@@ -250,7 +218,7 @@ def test_an_agreement_without_one_of_its_rules_is_caught(cpp_program: Program, r
     assert f"caught without {rule}: seed" in done.stdout
 
 
-@pytest.mark.parametrize("count", [20_000, pytest.param(200_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", forms([10_000, 200_000], 10_000))
 def test_simulated_worlds(cpp_program: Program, count: int) -> None:
     first = 10_000 + seed() * count % 1_000_000
     done = output([cpp_program("decree_sim"), "--seeds", str(first), str(count)], 110)

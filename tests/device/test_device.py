@@ -8,55 +8,30 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from conftest import file_of
+from conftest import run_again
 
-from lab import ROOT
 from lab.oracle import COMPLEX, FLOAT8, FLOATS, bits, raw
 from lab.outcomes import SOON, Outcome, check, in_child, outcome_of, rank_of
 from lab.ranks import Rank, Ranks, join, ranks
 from lab.simulated_device import SIMULATED, SMALL, SimulatedMemory, on_device
 
 # The tests of one host once more, on devices.
-FILES = ["collectives", "ddp"]
-LATER = ["failures", "hosts", "stack_compile", "stack_sharded", "stack_parallel"]
+WHOLE = ["collectives", "ddp", "failures", "stack_compile", "stack_sharded"]
+WHOLE += ["stack_parallel"]
+CASES: list[Any] = [("collectives", "[3"), ("ddp", "plain")]  # collectives of 3 ranks
+CASES += [pytest.param(name, "", marks=pytest.mark.slow) for name in WHOLE]
 
 
 @pytest.mark.timeout(1230)
-@pytest.mark.parametrize(
-    "name", [*FILES, *[pytest.param(name, marks=pytest.mark.slow) for name in LATER]]
-)
-def test_on_devices(name: str) -> None:
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
-    done = subprocess.run(
-        [*command, str(file_of(name))],
-        env={**os.environ, "RINGCOMM_CUDA_LIBRARY": str(SIMULATED)},
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=1200,  # its tests have limits of their own
-    )
-    assert done.returncode == 0, done.stdout[-5000:]
-    assert " passed" in done.stdout
-
-
-@pytest.fixture(scope="module")
-def two() -> Iterator[Ranks]:
-    with ranks(2, backend=None) as some:
-        yield some
-
-
-@pytest.fixture(scope="module")
-def four() -> Iterator[Ranks]:
-    with ranks(4, backend=None) as some:
-        yield some
+@pytest.mark.parametrize(("name", "only"), CASES)
+def test_on_devices(name: str, only: str) -> None:
+    run_again(name, only, RINGCOMM_CUDA_LIBRARY=str(SIMULATED))
 
 
 # ---- in a child with a device
@@ -130,7 +105,7 @@ def test_several_devices(four: Ranks, cards: str, words: str) -> None:
         assert words in outcome["log"]
 
 
-@pytest.mark.parametrize("size", [8, 16])
+@pytest.mark.parametrize("size", [8, pytest.param(16, marks=pytest.mark.slow)])
 def test_many_ranks_on_one_device(size: int) -> None:
     with ranks(size, backend=None) as some:
         run_everything(some, "many", **SMALL)

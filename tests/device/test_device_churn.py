@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import resource
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from lab.outcomes import Outcome
-from lab.ranks import Rank, Ranks, ranks
+from lab.ranks import Rank, Ranks
 from lab.simulated_device import SIMULATED, SimulatedMemory, on_device
 
 OWN = {"RINGCOMM_SIM_DEVICES": "3", "RINGCOMM_SIM_ROTATE": "0,1,2"}
@@ -26,12 +26,6 @@ CHUNK = 16384
 CHUNKS = {"RINGCOMM_SIM_CHUNK_BYTES": str(CHUNK), **ONE_EACH}
 OF_FOUR = CHUNK - 127  # elements of a tensor in four chunks, as one of 64 MiB in torch's
 MOST_CALLS = 4  # of the driver's, for an operation
-
-
-@pytest.fixture(scope="module")
-def three() -> Iterator[Ranks]:
-    with ranks(3, backend=None) as some:
-        yield some
 
 
 def run(rank: Rank, life: str, settings: dict[str, str]) -> Outcome:

@@ -6,7 +6,6 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -18,12 +17,6 @@ from lab.limits import limit
 from lab.outcomes import Outcome, rank_of
 from lab.ranks import Rank, Ranks, error_of, ranks
 from lab.simulated_device import SLOW, SMALL, Cuda, met, on_device
-
-
-@pytest.fixture(scope="module")
-def two() -> Iterator[Ranks]:
-    with ranks(2, backend=None) as some:
-        yield some
 
 
 def depart(rank: Rank, life: str, case: str, settings: dict[str, str]) -> Outcome:

@@ -8,27 +8,21 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Iterator
 
 import pytest
 import torch
 import torch.distributed as dist
+from conftest import forms
 from test_device_pieces import FEW, MIB, PIECE, PINNED, SLOTS, TCP, records, until
 
 import ringcomm
 from lab.by_hand import example
 from lab.limits import limit
 from lab.outcomes import SOON, Outcome, check, outcome_of
-from lab.ranks import Rank, Ranks, ranks
+from lab.ranks import Rank, Ranks
 from lab.simulated_device import SimulatedMemory, on_device
 
 Lengths = list[list[int]]  # how many rows each rank sends each
-
-
-@pytest.fixture(scope="module")
-def three() -> Iterator[Ranks]:
-    with ranks(3, backend=None) as some:
-        yield some
 
 
 def pair(much: int) -> Lengths:
@@ -76,7 +70,7 @@ def held(rank: Rank, life: str, settings: dict[str, str]) -> Outcome:
     return on_device(rank, life, settings, body)
 
 
-@pytest.mark.parametrize("fault", [{}, {"RINGCOMM_SIM_MEMOPS": "0"}, FEW])
+@pytest.mark.parametrize("fault", forms([{}, {"RINGCOMM_SIM_MEMOPS": "0"}, FEW], {}))
 def test_pinned_memory_is_that_of_a_few_pieces(three: Ranks, fault: dict[str, str]) -> None:
     """Whatever ranks exchange. And pieces are one operation, however many a rank has of its own."""
     for outcome in three(held, f"held {fault}", {**TCP, **fault}):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -18,17 +18,11 @@ import torch.distributed as dist
 
 from lab.limits import limit
 from lab.outcomes import Outcome
-from lab.ranks import Rank, Ranks, error_of, ranks
+from lab.ranks import Rank, Ranks, error_of
 from lab.simulated_device import SMALL, Cuda, Graph, Memory, met, on_device
 
 OWN_DEVICES = {"RINGCOMM_SIM_DEVICES": "3", "RINGCOMM_SIM_ROTATE": "0,1,2"}
 COUNT = 3000  # elements of a part; in small windows many rounds
-
-
-@pytest.fixture(scope="module")
-def three() -> Iterator[Ranks]:
-    with ranks(3, backend=None) as some:
-        yield some
 
 
 def inputs_of(rank: int, size: int, seed: int) -> torch.Tensor:
@@ -239,7 +233,7 @@ def test_a_capture_may_be_the_first_call(three: Ranks) -> None:
 
 
 def refused(rank: Rank, life: str, settings: dict[str, str]) -> Outcome:
-    """What cannot be captured is refused with a sentence, and the group goes on."""
+    """A call that cannot be captured is refused with a sentence, and the group goes on."""
 
     def body(rank: Rank) -> str:
         cuda = met()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from lab.outcomes import Outcome
-from lab.ranks import Rank, Ranks, error_of, ranks
+from lab.ranks import Rank, Ranks, error_of
 from lab.simulated_device import SimulatedMemory, on_device
 from ringcomm._C import flight_rings
 from ringcomm._flight import records
@@ -31,12 +30,6 @@ COLLECTIVES = (
     "gather",
 )
 DTYPES = (torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.uint8)
-
-
-@pytest.fixture(scope="module")
-def four() -> Iterator[Ranks]:
-    with ranks(4, backend=None) as some:
-        yield some
 
 
 def input_of(rank: int, number: int, count: int, dtype: torch.dtype, whole: bool) -> torch.Tensor:

@@ -7,26 +7,21 @@ closed. The simulated device counts copies: where a tensor is mapped, an all_red
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from conftest import forms
 
 from lab.outcomes import Outcome
-from lab.ranks import Rank, Ranks, ranks
+from lab.ranks import Rank, Ranks
 from lab.simulated_device import SimulatedMemory, on_device
 
 COUNT = 1 << 18  # elements: half a segment of the allocator
 SLOW = {"RINGCOMM_SIM_SLOW_US": "100"}  # the host is always ahead of the device
-
-
-@pytest.fixture(scope="module")
-def two() -> Iterator[Ranks]:
-    with ranks(2, backend=None) as some:
-        yield some
 
 
 def run(rank: Rank, life: str, settings: dict[str, str]) -> Outcome:
@@ -113,11 +108,11 @@ def two_groups(rank: Rank, memory: SimulatedMemory) -> list[int]:
 
 
 def changing(rank: Rank, memory: SimulatedMemory) -> int:
-    """The bytes that are held after 400 operations, beyond those before them."""
+    """The bytes that are held after 250 operations, beyond those before them."""
     warm = memory.empty(8)
     dist.all_reduce(warm)
     before = memory.used()
-    for turn in range(400):
+    for turn in range(250):
         tensor = memory.empty(1 + 7919 * turn % 3_000_000)
         tensor.fill_(float(rank.index))
         dist.all_reduce(tensor)
@@ -133,7 +128,7 @@ def changing(rank: Rank, memory: SimulatedMemory) -> int:
 
 
 def late_leader(rank: Rank, memory: SimulatedMemory) -> str:
-    """What is under way stays mapped, though there is no room for what comes next."""
+    """Tensors under way stay mapped, though there is no room for the next."""
     first, second = memory.empty(5 << 20), memory.empty(5 << 20)
     for tensor in (first.fill_(1.0), second.fill_(1.0), first):
         for _ in range(4):
@@ -238,7 +233,7 @@ def test_also_where_an_idle_group_has_mapped_it(two: Ranks) -> None:
     assert answers(two(run, "two_groups", {})) == [[0, 0, 0]] * 2
 
 
-@pytest.mark.parametrize("chunks", ["0", "1048576"])
+@pytest.mark.parametrize("chunks", forms(["0", "1048576"], "1048576"))
 def test_nothing_that_was_freed_is_held(two: Ranks, chunks: str) -> None:
     settings = {"RINGCOMM_SIM_CHUNK_BYTES": chunks}
     assert answers(two(run, f"changing,{chunks}", settings)) == [0, 0]

@@ -5,17 +5,18 @@ from __future__ import annotations
 import functools
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from conftest import forms
 
 from lab.limits import limit
 from lab.oracle import bits, raw
 from lab.outcomes import SOON, Outcome, check, outcome_of, rank_of
-from lab.ranks import Rank, Ranks, ranks
+from lab.ranks import Rank, Ranks
 from lab.simulated_device import SimulatedMemory, on_device
 
 HOST = {"RINGCOMM_CUDA_MODE": "host"}
@@ -24,18 +25,6 @@ MIB = 1 << 20
 PIECE, SLOTS = 4 * MIB, 4  # as in csrc/stream/staged.{cc,h}
 FEW = {"RINGCOMM_SIM_COMMANDS": "7"}  # of a stream, then calls wait for room
 PINNED = SLOTS * PIECE + MIB  # and the words of operations
-
-
-@pytest.fixture(scope="module")
-def two() -> Iterator[Ranks]:
-    with ranks(2, backend=None) as some:
-        yield some
-
-
-@pytest.fixture(scope="module")
-def three() -> Iterator[Ranks]:
-    with ranks(3, backend=None) as some:
-        yield some
 
 
 # ---- right results
@@ -173,7 +162,7 @@ def records() -> list[dict[str, Any]]:
 
 
 def numbers(of: int, count: int, dtype: torch.dtype, exact: bool) -> torch.Tensor:
-    """What a rank gives: the same in every process. Where `exact`, any order of sums is right."""
+    """Return what a rank gives, in every process. Where `exact`, any order of sums is right."""
     return all_numbers(of, dtype, exact)[:count].clone()
 
 
@@ -206,7 +195,7 @@ def digests(rank: Rank, life: str, settings: dict[str, str], exact: bool) -> Out
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("way", ["host", "tcp"])
+@pytest.mark.parametrize("way", forms(["host", "tcp"], "host"))
 def test_pieces_yield_what_tensors_of_the_host_do(three: Ranks, way: str) -> None:
     settings, exact = (HOST, False) if way == "host" else (TCP, True)
     here = three(digests, f"{way} here", {**settings, "RINGCOMM_CUDA_LIBRARY": ""}, exact)

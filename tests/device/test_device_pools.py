@@ -6,7 +6,7 @@ a device, so those of rank 1 are counted, whose tensors rank 0 maps; or each has
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from lab.limits import limit
 from lab.outcomes import Outcome
-from lab.ranks import Rank, Ranks, error_of, ranks
+from lab.ranks import Rank, Ranks, error_of
 from lab.simulated_device import CUDA, Cuda, SimulatedMemory, on_device, pretend
 
 MIB = 1 << 18  # elements
@@ -26,14 +26,8 @@ OF_ONE_EACH = {"RINGCOMM_SIM_SEGMENT_BYTES": "0"}  # each tensor is an allocatio
 MOST, SMALL = 768, 1 << 14  # allocations that are registered; elements of a small one
 
 
-@pytest.fixture(scope="module")
-def two() -> Iterator[Ranks]:
-    with ranks(2, backend=None) as some:
-        yield some
-
-
 class Pool:
-    """What ringcomm asks of a torch.cuda.MemPool; each tensor is a segment."""
+    """As much of a torch.cuda.MemPool as ringcomm asks for; each tensor is a segment."""
 
     made = 0
 
@@ -115,7 +109,7 @@ def deregistered(rank: Rank, memory: SimulatedMemory) -> list[int]:
 
 
 def freed(rank: Rank, memory: SimulatedMemory) -> list[int]:
-    """What is freed is withdrawn; what comes to its place is another's."""
+    """Freed memory is withdrawn; another tensor may come to its place."""
     dist.all_reduce(warm := memory.empty(8))
     before = memory.used()
     tensor = memory.empty(2 * MIB)
@@ -167,7 +161,7 @@ def too_much(rank: Rank, memory: SimulatedMemory) -> list[int]:
 def too_many(rank: Rank, memory: SimulatedMemory) -> list[int]:
     tensors = [memory.empty(SMALL) for _ in range(MOST + 2)]
     backend_of().register_mem_pool(Pool(*tensors))
-    # What is not registered is staged at its first use.
+    # Memory that is not registered is staged at its first use.
     return [summed(memory, tensor, rank) for tensor in (tensors[MOST - 1], tensors[-1])]
 
 
@@ -204,7 +198,7 @@ def wrong(rank: Rank, memory: SimulatedMemory) -> list[str]:
 
 
 def graph(rank: Rank, memory: SimulatedMemory) -> list[float]:
-    """What a graph has stays mapped, also when it is not registered any more."""
+    """Memory of a graph stays mapped, also when it is not registered any more."""
     cuda = Cuda()
     host, other = memory.empty(20 * MIB), memory.empty(20 * MIB)
     tensor, another = cuda.module.cuda_view(host), cuda.module.cuda_view(other)

@@ -6,25 +6,18 @@ The simulated device counts copies. None is made where tensors are mapped.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
-import pytest
 import torch
 import torch.distributed as dist
 
 from lab.limits import limit
 from lab.outcomes import Outcome
-from lab.ranks import Rank, Ranks, ranks
+from lab.ranks import Rank, Ranks
 from lab.simulated_device import SMALL, SimulatedMemory, on_device
 
 COUNT = 1 << 15  # elements of a part: more than a short message
-
-
-@pytest.fixture(scope="module")
-def three() -> Iterator[Ranks]:
-    with ranks(3, backend=None) as some:
-        yield some
 
 
 def run(rank: Rank, life: str, settings: dict[str, str]) -> Outcome:
@@ -54,7 +47,7 @@ CALLS: dict[str, Call] = {
 
 
 def copies(rank: Rank, memory: SimulatedMemory) -> list[tuple[str, int]]:
-    """Of each call, once the ranks have mapped what it uses."""
+    """Count for each call, once the ranks have mapped what it uses."""
     tensors = [memory.empty(rank.size * COUNT) for _ in range(2)]
     found = {}
     for name, call in CALLS.items():

@@ -1,4 +1,4 @@
-"""What ringcomm does with torch's streams, events and futures: as ProcessGroupNCCL.
+"""torch's streams, events and futures, as ProcessGroupNCCL treats them.
 
 torch here has no CUDA, so tests/sim/torch_cuda.cc gives it a simulated device whose streams are
 slow: what has not been waited for is not there yet.
@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,18 +21,12 @@ import torch.distributed as dist
 
 from lab import ROOT
 from lab.outcomes import Outcome
-from lab.ranks import Rank, Ranks, ranks
+from lab.ranks import Rank, Ranks
 from lab.simulated_device import SLOW, Cuda, met, on_device
 
 
 def backend_of(device: torch.device) -> Any:
     return dist.distributed_c10d._get_default_group()._get_backend(device)
-
-
-@pytest.fixture(scope="module")
-def two() -> Iterator[Ranks]:
-    with ranks(2, backend=None) as some:
-        yield some
 
 
 def run(rank: Rank, life: str, case: str, settings: dict[str, str]) -> Outcome:
@@ -169,7 +163,7 @@ def several(rank: Rank, cuda: Cuda) -> str:
 
 
 def destroyed(rank: Rank, cuda: Cuda) -> str:
-    """What streams still have to do is done when the group has been destroyed."""
+    """Streams do the rest of their work when the group has been destroyed."""
     memory, tensor = cuda.full(1000, 2.0**-50)
     for _ in range(50):
         dist.all_reduce(tensor)

@@ -129,22 +129,6 @@ def test_what_fits_is_taken_in_order(module: Any) -> None:
     assert stages.fitting(some, 0) == ([], some)
 
 
-def test_nine_minutes_have_the_first_call(module: Any) -> None:
-    stages, check = module("gpu.stages"), module("gpu_check")
-    packed = stages.chosen([], ["build"], stages.RANKS)
-    fit, left_out = stages.fitting(packed, 9 * 60 - check.LAST_SECONDS)
-    assert set(stages.CALLS[1]) <= set(stages.names_of(fit))
-    assert sum(stage.seconds for stage in fit) <= 9 * 60 - check.LAST_SECONDS
-    table = check.listing(packed, 9)
-    assert table.count("(does not fit)") == len(left_out)
-    assert check.parse(["--minutes", "9", "--ranks", "2,4"]).ranks == [2, 4]
-
-
-def test_a_process_knows_how_long_it_runs(module: Any) -> None:
-    since = module("gpu_check").running_since()
-    assert time.monotonic() - 310 < since <= time.monotonic()
-
-
 # ---- running
 
 
@@ -221,47 +205,10 @@ def test_the_archive_has_report_tables_and_logs(module: Any, tmp_path: Path) -> 
 # ---- rivals
 
 
-def test_a_rivals_failure_is_information(module: Any) -> None:
-    def fails() -> Iterator[Any]:
-        yield module("gpu.table").info("one figure")
-        raise RankError(
-            "nccl, rank 0: Traceback (most recent call last):\nDistError: Duplicate GPU"
-        )
-
-    rows = list(module("gpu.stages").of_a_rival("2 ranks: nccl", fails))
-    assert [row.verdict for row in rows] == ["info", "info"]
-    assert rows[1].note == "it fails: DistError: Duplicate GPU"
-
-
-def test_columns_are_those_of_nccl_tests(module: Any) -> None:
-    rivals = module("gpu.rivals")
-    sample = rivals.Sample("nccl", "all_reduce", 4, 1 << 18, 100e-6)
-    size, count, kind, redop, microseconds, algbw, busbw = sample.line().split()
-    assert (size, count, kind, redop) == ("1048576", "262144", "float", "sum")
-    assert (microseconds, algbw, busbw) == ("100.00", "10.49", "15.73")
-    alone = rivals.Sample("nccl", "all_gather", 1, 1 << 18, 100e-6)
-    assert alone.line().split()[3:] == ["none", "100.00", "10.49", "0.00"]
-    table = rivals.table_of([alone, sample, dataclasses.replace(sample, count=1)]).splitlines()
-    assert table[0] == "# all_gather, nccl, 1 rank"
-    assert table[1].split()[1:] == ["size", "count", "type", "redop", "time", "algbw", "busbw"]
-    assert table[5] == "# all_reduce, nccl, 4 ranks"
-    assert {len(line) for line in table if line[:1] == " "} == {len(table[1])}
-
-
-def test_rivals_stand_beside_ours(module: Any) -> None:
-    rivals = module("gpu.rivals")
-    ours = rivals.Sample("ringcomm", "all_reduce", 2, 256, 10e-6)
-    other = dataclasses.replace(ours, backend="gloo", seconds=25e-6)
-    elsewhere = dataclasses.replace(other, count=512)
-    (row,) = rivals.beside([ours, other, elsewhere])
-    assert row.what == "2 ranks: all_reduce 1K"
-    assert row.note == "gloo 25.0 µs, 2.50 times as long"
-
-
 def test_a_rival_that_fails_leaves_the_others(
     module: Any, settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of three backends one is refused at once, and one has no all_to_all."""
+    """One of three backends is refused at once, and one has no all_to_all."""
     rivals, table = module("gpu.rivals"), module("gpu.table")
 
     def samples_of(backend: str, size: int, *rest: Any) -> Iterator[Any]:
@@ -311,16 +258,6 @@ def test_a_trainer_that_fails_is_out_unless_it_is_ours(module: Any) -> None:
 
         with pytest.raises(RankError, match="ours"):
             trainers.each(worse)
-
-
-# ---- graphs
-
-
-def test_a_graphs_time_is_an_aim(module: Any) -> None:
-    graphs = module("gpu.graphs")
-    row = graphs.row_of(2, 1000e-6, 700e-6)
-    assert (row.figure, row.target, row.verdict) == (0.7, "≤ 0.500", "info")
-    assert row.note == "target not met; 7.0 µs each, eager 10.0 µs"
 
 
 # ---- MPS: a daemon that only says what NVIDIA's would

@@ -1,4 +1,4 @@
-"""What a world refuses, in one sentence; what ends one rank; and what ends all of them."""
+"""A world refuses misuse in one sentence; some of it ends one rank, some all of them."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def steps(some: Trainees) -> dict[int, str]:
 
 
 def ends(some: Trainees, numbers: list[int]) -> dict[int, list[Any]]:
-    """What those had in the end that left in good order, by their place in `numbers`."""
+    """Return the ends of those that left in good order, by their place in `numbers`."""
     found = {at: some.events(number, "end") for at, number in enumerate(numbers)}
     return {at: [end[0][name] for name in WHAT] for at, end in found.items() if end}
 
@@ -39,7 +39,7 @@ def ends(some: Trainees, numbers: list[int]) -> dict[int, list[Any]]:
 @pytest.mark.parametrize(
     ("seconds", "pauses"),
     [
-        (8, (0.1, 0.8)),
+        (4, (0.1, 0.8)),
         pytest.param(120, (0.5, 2), marks=pytest.mark.slow),
         pytest.param(1200, (0.5, 2), marks=pytest.mark.soak),
     ],
@@ -83,7 +83,7 @@ PATIENCE = {"dead_after": 8.0, "settings": {"RINGCOMM_RESUME_SECONDS": "8", **NO
 @pytest.mark.parametrize(
     "seconds",
     [
-        15,
+        8,
         pytest.param(120, marks=pytest.mark.slow),
         pytest.param(1200, marks=pytest.mark.soak),
     ],
@@ -120,7 +120,7 @@ def test_bits_in_bad_weather(tmp_path: Path, seconds: float) -> None:
 @pytest.mark.parametrize(
     ("epochs", "guests"),
     [
-        (300, 6),
+        (60, 4),
         pytest.param(2_000, 60, marks=pytest.mark.slow),
         pytest.param(10_000, 500, marks=pytest.mark.soak),
     ],

@@ -53,7 +53,7 @@ def check_whole(some: Trainees, epochs: int = 0) -> None:
 
 
 def ends_of(some: Trainees, fates: Fates) -> list[dict[str, Any]]:
-    """What those that live have reached at the end."""
+    """Return how far those that live have come at the end."""
     dead = [number for number, _, _ in fates]
     rest = [number for number in range(len(some.processes)) if number not in dead]
     ends = some.await_ends(rest)
@@ -113,7 +113,7 @@ def test_a_giver_dies(phase: str) -> None:
 
 
 def held(some: Trainees, number: int) -> dict[str, int]:
-    """What a process holds of memory that it shares, of files and of threads."""
+    """Count shared memory, files and threads of a process."""
     process = Path(f"/proc/{some.processes[number].pid}")
     names = [line.split(maxsplit=5)[-1] for line in (process / "maps").read_text().splitlines()]
     return {

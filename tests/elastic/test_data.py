@@ -80,7 +80,7 @@ def test_each_step_takes_the_same_number() -> None:
         counts: Counter[int] = Counter()
         for event in some.all_events("read"):
             counts[event["step"]] += len(event["samples"])
-        # What the dead rank wrote of its steps is there; of the step in which it died, nothing.
+        # The dead rank's words on its steps are there; none on the step in which it died.
         assert set(counts.values()) == {TOTAL}, counts
 
 

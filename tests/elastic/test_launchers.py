@@ -118,6 +118,7 @@ def await_first(folder: Path, numbers: Sequence[int], pattern: str) -> int:
     raise AssertionError(f"nobody has written {pattern}: {texts}")
 
 
+@pytest.mark.slow
 def test_one_torchrun_for_each_unit(start: Start, store: str, tmp_path: Path) -> None:
     """A rank that is killed is started again by its torchrun, and joins the others."""
     units = [start([*UNIT, *FOREVER], RINGCOMM_ELASTIC=store) for _ in range(2)]

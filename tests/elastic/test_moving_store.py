@@ -94,7 +94,7 @@ def test_addresses() -> None:
 
 
 def test_the_first_that_answers_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of several addresses; nobody serves at the first where another one serves already."""
+    """Nobody serves at the first of several addresses where another one serves already."""
     monkeypatch.delenv("RANK", raising=False)
     first, second = free_port(), free_port()
     served = dist.TCPStore(HOST, second, is_master=True, wait_for_workers=False)

@@ -41,7 +41,8 @@ def test_four_against_four(tmp_path: Path, store_on: int) -> None:
         cut_and_check(place, 1, stay=halves[store_on], stop=halves[1 - store_on])
 
 
-@pytest.mark.parametrize("store_on", [0, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("store_on", [0, 2])
 def test_five_against_three(tmp_path: Path, store_on: int) -> None:
     """The five go on, of two hosts, also where the store is with the three."""
     with site(3, tmp_path, store_on) as place:

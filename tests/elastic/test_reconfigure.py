@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from conftest import forms
 
 from lab.groups import DIES, TRANSPORTS, change, die, gather, meet, survivors, total, unconnected
 from lab.limits import claim, limit
@@ -40,7 +41,7 @@ def change_often(rank: Rank, transport: str) -> list[Any]:
     return found
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("transport", forms(TRANSPORTS, ""))
 def test_ranks_come_and_go(transport: str) -> None:
     some = Ranks(3, None)
     try:
@@ -71,7 +72,7 @@ def lose_one(rank: Rank, transport: str) -> tuple[str, float, float, str]:
     return text, noticed, total(backend), late
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("transport", forms(TRANSPORTS, ""))
 def test_a_group_whose_rank_died_lives_again(transport: str) -> None:
     for text, noticed, sum_of_two, late in survivors(lose_one, transport):
         assert "1" in text
@@ -96,7 +97,7 @@ def call_late(rank: Rank, transport: str) -> tuple[str, float]:
     return text, total(backend)
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("transport", forms(TRANSPORTS, ""))
 def test_a_rank_that_calls_when_rank_0_has_left_learns_who_died(transport: str) -> None:
     for text, sum_of_two in survivors(call_late, transport):
         assert text.startswith("rank 1")
@@ -240,7 +241,7 @@ def abort_early(rank: Rank, transport: str) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("transport", forms(TRANSPORTS, ""))
 def test_abort_before_there_is_anything_to_end(transport: str) -> None:
     with ranks(2, None) as some:
         found = some(abort_early, transport)

@@ -35,7 +35,7 @@ class Endless(IterableDataset[int]):
 
 
 class Member:
-    """What a rank has: a sampler, one iterator of its loader, and the batches of its step."""
+    """A rank: a sampler, an iterator of its loader, and the batches of its step."""
 
     def __init__(self, uuid: str, workers: int, total: int | None) -> None:
         self.uuid = uuid

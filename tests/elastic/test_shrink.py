@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from conftest import forms
 
 from lab.groups import CPU, DIES, TRANSPORTS, choose, die, survivors, total
 from lab.ranks import Rank, error_of, join, ranks
@@ -28,7 +29,7 @@ def leave_one_out(rank: Rank, transport: str) -> Any:
     return found
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("transport", forms(TRANSPORTS, ""))
 def test_shrink_to_those_that_are_left(transport: str) -> None:
     with ranks(4, None) as some:
         found = some(leave_one_out, transport)
@@ -47,7 +48,7 @@ def lose_one(rank: Rank, transport: str) -> Any:
     return dist.get_rank(), dist.get_world_size(), total()
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("transport", forms(TRANSPORTS, ""))
 def test_shrink_without_a_dead_rank(transport: str) -> None:
     assert survivors(lose_one, transport) == [(0, 2, 3), (1, 2, 3)]
 

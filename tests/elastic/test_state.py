@@ -24,7 +24,7 @@ from ringcomm.elastic.state import Tracked
 
 
 class Net(nn.Module):
-    """What a forward pass changes: buffers, in place and by assignment, and random numbers."""
+    """A forward pass that changes buffers, in place and by assignment, and random numbers."""
 
     mean: Any
 
@@ -236,7 +236,7 @@ def loop(kind: str, steps: int, seed: int, width: int = 8) -> Tracked:
 
 
 def moved(here: Tracked, there: Tracked) -> None:
-    """What a transfer does."""
+    """The effect of a transfer."""
     packed = here.pack()
     for into, part in zip(there.unpack(packed.header).parts, packed.parts, strict=True):
         into.copy_(part)

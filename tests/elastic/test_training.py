@@ -63,14 +63,12 @@ def test_a_scaler_and_a_scheduler() -> None:
     same = ends[0]["same"]
     assert same["scheduled"] == ENDS
     assert same["lr"] == [0.1 * 0.5 ** (ENDS // 3)]
-    # Of 12 steps, 2, 4 and 9 are skipped, each of which halves; three good ones in a row double.
+    # Steps 2, 4 and 9 of 12 are skipped, which halves it; three good ones in a row double it.
     assert same["scale"] == 1024.0 / 8 * 2
 
 
-@pytest.mark.parametrize(
-    "make",
-    [pytest.param(trainings.compiling_net, marks=pytest.mark.slow), trainings.compiling_ddp],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("make", [trainings.compiling_net, trainings.compiling_ddp])
 def test_nothing_is_compiled_anew(make: Any) -> None:
     _, events = train(make)
     for rank in events[:2]:

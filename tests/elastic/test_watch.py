@@ -1,4 +1,4 @@
-"""What the leader of a world does with the answers of those that want to join."""
+"""The leader of a world and the answers of those that want to join."""
 
 from __future__ import annotations
 

@@ -20,13 +20,6 @@ from lab.namespaces import NAME
 from lab.outcomes import DESTROYED, Outcome, check, in_child, outcome_of, rank_of
 from lab.ranks import Rank, Ranks, error_of, join, ranks
 
-
-@pytest.fixture(scope="module")
-def three() -> Iterator[Ranks]:
-    with ranks(3, backend=None) as some:
-        yield some
-
-
 # ---- death
 
 
@@ -102,7 +95,7 @@ def kills(some: Ranks, seeds: range) -> None:
             assert outcome["destroy"] < DESTROYED, (seed, outcome)
 
 
-# What crews and namespaces of other tests, which run beside this one, have for a while.
+# Files of crews and namespaces of other tests, which run beside this one.
 OF_TESTS = re.compile(rf"ringcomm-crew-|{NAME.pattern}")
 
 

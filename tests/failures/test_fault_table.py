@@ -63,12 +63,6 @@ def over_tls(*names: str) -> None:
     assert all("| yes: " in row for row in rows), done.stdout
 
 
-@pytest.mark.timeout(300)
-@pytest.mark.skipif(missing() is not None, reason=str(missing()))
-def test_rows_over_tls() -> None:
-    over_tls("corrupted", "killed", "secret", "strangers")
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
 @pytest.mark.skipif(missing() is not None, reason=str(missing()))

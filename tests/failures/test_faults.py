@@ -1,4 +1,4 @@
-"""What happens to processes: stopped, interrupted, out of memory, forked, ended by an exception."""
+"""Processes that are stopped, interrupted, out of memory, forked, or ended by an exception."""
 
 from __future__ import annotations
 
@@ -20,13 +20,7 @@ from torch.utils.data import DataLoader
 
 from lab.outcomes import DESTROYED, SOON, Outcome, after, check, in_child, outcome_of, rank_of
 from lab.ports import free_port
-from lab.ranks import HOST, Rank, Ranks, join, ranks
-
-
-@pytest.fixture(scope="module")
-def three() -> Iterator[Ranks]:
-    with ranks(3, backend=None) as some:
-        yield some
+from lab.ranks import HOST, Rank, Ranks, join
 
 
 def process_of(rank: Rank, peer: int, name: str) -> int:

@@ -126,7 +126,7 @@ def good(answers: list[dict[str, Any]]) -> None:
 
 @pytest.fixture
 def docker0(lab: Lab) -> Iterator[None]:
-    """What a daemon of containers makes on every host, with one container."""
+    """Make what a daemon of containers makes on every host, with one container."""
     for host in range(2):
         lab.ip(host, "link", "add", "docker0", "type", "bridge")
         lab.ip(host, "link", "add", "container0", "type", "veth", "peer", "name", "inside0")

@@ -95,7 +95,10 @@ def check(results: list[RankResult]) -> float:
     return float(json.loads(results[0].output.splitlines()[-1]))
 
 
-@pytest.mark.parametrize(("delay", "count", "ranks_per_host"), [(25, 2, 2), (3, 3, 1), (25, 4, 1)])
+@pytest.mark.parametrize(
+    ("delay", "count", "ranks_per_host"),
+    [(25, 2, 2), (3, 3, 1), pytest.param(25, 4, 1, marks=pytest.mark.slow)],
+)
 def test_every_collective(tmp_path: Path, delay: float, count: int, ranks_per_host: int) -> None:
     """Over round trips of 6 and 50 ms; ranks of one host share memory as well."""
     with Hosts(count, far=Wan(1000, delay)) as hosts:

@@ -89,7 +89,7 @@ def pair() -> Iterator[Pair]:
 
 
 def here() -> set[str]:
-    """What of this process's hosts can be seen from outside."""
+    """Return the traces of this process's hosts that can be seen from outside."""
     tag = namespaces.own_name(0)[:-1]
     found = namespaces.tool("ip", "netns", "list").split()
     found += [path.name for path in Path(tempfile.gettempdir()).iterdir()]

@@ -24,7 +24,7 @@ Answers = list[dict[str, Any]]
 def run(
     hosts: Hosts, kind: str, seconds: float, ranks_per_host: int = 1, **env: str | None
 ) -> Answers:
-    """What every rank says."""
+    """Return what every rank says."""
     command = [sys.executable, str(ROOT / "lab" / "faults" / "network_rank.py"), kind, str(seconds)]
     answers = []
     results = hosts.run_ranks(command, ranks_per_host, env, timeout=limit(100))

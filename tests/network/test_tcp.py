@@ -2,32 +2,19 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
+from typing import Any
 
 import pytest
-from conftest import OVER_TCP, file_of
+from conftest import OVER_TCP, run_again
 
-from lab import ROOT
-
-LATER = ["backend", "messages", "contract", "failures", "faults", "departures", "init", "common"]
-LATER += ["ddp", "torch_suite"]
-CASES = ["collectives", *[pytest.param(name, marks=pytest.mark.slow) for name in LATER]]
+WHOLE = ["backend", "messages", "contract", "failures", "faults", "departures", "init", "common"]
+WHOLE += ["collectives", "ddp", "torch_suite"]
+CASES: list[Any] = [("collectives", "[3")]  # of 3 ranks
+CASES += [pytest.param(name, "", marks=pytest.mark.slow) for name in WHOLE]
 
 
 @pytest.mark.skipif(OVER_TCP, reason="this is such a run")
 @pytest.mark.timeout(1230)
-@pytest.mark.parametrize("name", CASES)
-def test_over_tcp(name: str) -> None:
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
-    done = subprocess.run(
-        [*command, str(file_of(name))],
-        env={**os.environ, "RINGCOMM_TRANSPORT": "tcp"},
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=1200,  # its tests have limits of their own
-    )
-    assert done.returncode == 0, done.stdout[-5000:]
-    assert " passed" in done.stdout
+@pytest.mark.parametrize(("name", "only"), CASES)
+def test_over_tcp(name: str, only: str) -> None:
+    run_again(name, only, RINGCOMM_TRANSPORT="tcp")

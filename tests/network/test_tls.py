@@ -213,7 +213,7 @@ for number in range(ROUNDS):
     for call in ALL:
         root, mine, theirs = number % size, full(10.0 * number + rank), empty()
         call(mine, theirs, root)
-        # What was given is the program's again, and so is what came out where it is passed on.
+        # Inputs are the program's again, and so are outputs that are passed on.
         mine.fill_(-1.0)
         got = [part.unique().tolist() for part in theirs]
         for part in theirs: part.fill_(-2.0)
@@ -274,7 +274,7 @@ except Exception as error:
 
 
 def told(by_rank: list[dict[str, str]]) -> list[str]:
-    """What two ranks with these variables say."""
+    """Return what two ranks with these variables say."""
     command = each_its_own(by_rank, [sys.executable, "-c", ONE])
     with Hosts(2) as hosts:
         results = hosts.run_ranks(command, 1, {"RINGCOMM_RESUME_SECONDS": "2"})

@@ -12,7 +12,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from conftest import Run, environment_of
+from conftest import Run
 
 from lab import ROOT
 
@@ -107,14 +107,6 @@ def start(
     )
 
 
-@pytest.mark.timeout(600)
-def test_a_trainer_that_asks_for_gloo(run: Run, tmp_path: Path) -> None:
-    """The short form of them all: real code of others that wraps its model by DDP."""
-    found = play(run, environment_of("accelerate"), tmp_path, "with_accelerate", AS_GLOO)
-    assert found["backend"] == "ringcomm"
-    assert float(found["difference"]) == 0
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("case", CASES)
@@ -133,7 +125,7 @@ def test_client(case: str, environment: Path, run: Run, tmp_path: Path) -> None:
 def test_ignite_does_not_average_for_a_name_it_does_not_know(
     environment: Path, run: Run, tmp_path: Path
 ) -> None:
-    """What docs/clients.md warns of, and that the scripts' check notices it."""
+    """The scripts' check notices the case that docs/clients.md warns of."""
     way: Way = (["--backend", "ringcomm", "--automatic"], {})
     result = start(run, environment, tmp_path, "with_ignite", way)
     assert result.returncode != 0

@@ -38,14 +38,14 @@ def end(words: str, ranks: int = 2) -> str:
     return f"{words} backend=ringcomm ranks={ranks}"
 
 
-# What is run on ranks: name, number of ranks, arguments, last line.
+# Scripts that run on ranks: name, number of ranks, arguments, last line.
 CASES: dict[str, tuple[str, int, list[str], str]] = {
     "launch": ("launch", 2, [], end(r"error=0\.000\d\d alike=True")),
     "average_gradients": (
         "average_gradients",
         2,
         [],
-        # Of two numbers there is one sum, so the bits are those of DDP.
+        # Two numbers have one sum, so the bits are those of DDP.
         end(
             f"difference from DDP: one_by_one={ZERO} asynchronous={ZERO} coalesced={ZERO} "
             f"flat={ZERO}"

@@ -33,7 +33,7 @@ BY_RAY = (
 
 @pytest.fixture
 def settings(environment: Path, tmp_path: Path) -> Iterator[dict[str, str]]:
-    """What Ray is told; the names of its sockets must be short."""
+    """Settings for Ray; the names of its sockets must be short."""
     with tempfile.TemporaryDirectory(prefix="ray-") as folder:
         yield {
             "HOME": str(tmp_path),

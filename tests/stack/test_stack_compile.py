@@ -138,6 +138,7 @@ def test_gradients(two: Pair, op: str) -> None:
     two.check(nn_descend, op)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("op", NN_OPS)
 def test_gradients_of_four(four: Pair, op: str) -> None:
     four.ours(only_ours, nn_descend, op)

@@ -1,4 +1,4 @@
-"""DTensor, tensor, pipeline and expert parallelism over ringcomm: what they compute is Gloo's.
+"""Tensor and pipeline parallelism over ringcomm: what they compute is Gloo's.
 
 Each program also compares itself with one process that does the whole work, so that the two
 backends cannot be wrong alike.
@@ -8,27 +8,21 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import itertools
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
+from conftest import forms
 from torch import nn
-from torch.distributed._functional_collectives import all_to_all_single_autograd
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import PipelineStage, schedules
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor import parallel as tp
 
-from lab.oracle import check_reduced, values
 from lab.pair import STEPS, Pair, State
 from lab.ranks import Rank
-
-SHAPES = [(8, 4), (5, 3), (1, 6)]  # of the last, some rank holds nothing
-CUTS = [Replicate(), Shard(0), Shard(1)]
 
 
 @pytest.fixture(scope="module")
@@ -61,71 +55,6 @@ def checked(module: nn.Module, reference: nn.Module) -> State:
     # One process adds in another order.
     torch.testing.assert_close(state, expected, rtol=1e-4, atol=1e-6)
     return state
-
-
-# --- DTensor ---
-
-
-def move(rank: Rank, sizes: tuple[int, ...], dtype: str) -> State:
-    """Take every way from one placement to another: the values stay the same, bit for bit."""
-    mesh = mesh_of(rank, *sizes)
-    state: State = {}
-    for seed, (rows, columns) in enumerate(SHAPES[len(sizes) - 1 :]):
-        full = values(0, rows * columns, getattr(torch, dtype), seed).view(rows, columns)
-        placements = list(itertools.product(CUTS, repeat=len(sizes)))
-        for source, target in itertools.product(placements, repeat=2):
-            # Only the first rank's values count: the others' are to be overwritten.
-            given = full if rank.index == 0 else torch.zeros_like(full)
-            moved = distribute_tensor(given, mesh, source).redistribute(placements=target)
-            name = f"{rows} x {columns}: {source} -> {target}"
-            assert torch.equal(moved.full_tensor(), full), name
-            expected = distribute_tensor(full, mesh, target, src_data_rank=None).to_local()
-            assert torch.equal(moved.to_local(), expected), name
-            state[name] = moved.to_local()
-    return state
-
-
-@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "int64", "uint8", "bool"])
-def test_move(two: Pair, dtype: str) -> None:
-    two.check(move, (2,), dtype)
-
-
-def test_move_in_two_dimensions(four: Pair) -> None:
-    four.check(move, (2, 2), "float32")
-
-
-OPS = ["sum", "avg", "max", "min", "product"]
-
-
-def reduce(rank: Rank, sizes: tuple[int, ...], dtype: str) -> State:
-    """Reduce what each rank of a line, or of a rectangle, has a part of."""
-    mesh = mesh_of(rank, *sizes)
-    kind = getattr(torch, dtype)
-    state: State = {}
-    for seed, (rows, columns) in enumerate(SHAPES):
-        parts = [values(r, rows * columns, kind, seed) for r in range(rank.size)]
-        local = parts[rank.index].view(rows, columns)
-        for op, target in itertools.product(OPS, itertools.product(CUTS, repeat=mesh.ndim)):
-            refused = op == "avg" and not kind.is_floating_point  # by Gloo
-            if refused and dist.get_backend() == "gloo":
-                continue
-            given = DTensor.from_local(local.clone(), mesh, [Partial(op)] * mesh.ndim)
-            moved = given.redistribute(placements=target)
-            name = f"{op} {rows} x {columns} -> {target}"
-            check_reduced(moved.full_tensor().flatten(), parts, op.upper(), name)
-            if not refused:
-                state[name] = moved.to_local()
-    return state
-
-
-@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "int64", "uint8"])
-def test_reduce(two: Pair, dtype: str) -> None:
-    two.check(reduce, (2,), dtype)
-
-
-@pytest.mark.parametrize("sizes", [(4,), (2, 2)])
-def test_reduce_at_four(four: Pair, sizes: tuple[int, ...]) -> None:
-    four.check(reduce, sizes, "float32", rtol=1e-5)
 
 
 # --- tensor parallelism ---
@@ -217,11 +146,12 @@ def tensor_parallel(rank: Rank, variant: str) -> State:
     return checked(fit(model, [rank.index // 2], variant), reference)
 
 
-@pytest.mark.parametrize("variant", ["plain", "sequence", "loss"])
+@pytest.mark.parametrize("variant", forms(["plain", "sequence", "loss"], "loss"))
 def test_tensor_parallel(two: Pair, variant: str) -> None:
     two.check(tensor_parallel, variant)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", ["plain", "loss"])
 def test_tensor_and_data_parallel(four: Pair, variant: str) -> None:
     """Every sum has two summands: it is Gloo's, bit for bit."""
@@ -275,77 +205,13 @@ def pipeline(rank: Rank, name: str) -> State:
     return state
 
 
-@pytest.mark.parametrize("name", [*SINGLE, *LOOPED, *FOLDED])
+@pytest.mark.parametrize("name", forms([*SINGLE, *LOOPED, *FOLDED], SINGLE[1], FOLDED[0]))
 def test_pipeline(two: Pair, name: str) -> None:
     two.check(pipeline, name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [LOOPED[0], FOLDED[0]])
 def test_pipeline_at_four(four: Pair, name: str) -> None:
     """A pipeline only moves, so this too is Gloo's, bit for bit."""
     four.check(pipeline, name)
-
-
-# --- experts ---
-
-
-class Experts(nn.Module):
-    """What all ranks share, whose gradients come back from the experts, and an expert a rank."""
-
-    def __init__(self, count: int) -> None:
-        super().__init__()
-        self.body, self.gate = nn.Linear(6, 6), nn.Linear(6, count)
-        self.experts = nn.ModuleList(nn.Linear(6, 6) for _ in range(count))
-
-    def forward(self, tokens: torch.Tensor, rank: Rank | None = None) -> torch.Tensor:
-        tokens = self.body(tokens)
-        weight, chosen = self.gate(tokens).softmax(1).max(1)
-        order = chosen.argsort(stable=True)
-        sent = chosen.bincount(minlength=len(self.experts))
-        tokens = tokens[order]
-        if rank is None:
-            parts = tokens.split(sent.tolist())
-            done = torch.cat([f(part) for f, part in zip(self.experts, parts, strict=True)])
-        else:
-            received = torch.empty_like(sent)
-            dist.all_to_all_single(received, sent)
-            splits, world = (received.tolist(), sent.tolist()), dist.group.WORLD
-            arrived = all_to_all_single_autograd(tokens, *splits, world)
-            done = self.experts[rank.index](arrived)
-            done = all_to_all_single_autograd(done, *splits[::-1], world)
-        return (done * weight[order, None])[order.argsort()]
-
-
-def tokens_of(shard: int, step: int) -> torch.Tensor:
-    """Some tokens: how many, and where they go, changes with each step; there may be none."""
-    count = (5 * step + 3 * shard) % 11
-    return torch.randn(count, 6, generator=torch.Generator().manual_seed(1000 * step + shard))
-
-
-def experts(rank: Rank) -> State:
-    torch.manual_seed(0)
-    model = Experts(rank.size)
-    reference = copy.deepcopy(model)
-    optimizers = [torch.optim.SGD(net.parameters(), lr=0.02) for net in (model, reference)]
-    for step in range(STEPS):
-        parts = [tokens_of(shard, step) for shard in range(rank.size)]
-        mine, everyone = parts[rank.index], torch.cat(parts)
-        (model(mine, rank) - mine.sin()).square().sum().backward()
-        (reference(everyone) - everyone.sin()).square().sum().backward()
-        for parameter in (*model.body.parameters(), *model.gate.parameters()):
-            dist.all_reduce(parameter.grad)
-        for optimizer in optimizers:
-            optimizer.step()
-            optimizer.zero_grad()
-    for index, expert in enumerate(model.experts):
-        for parameter in expert.parameters():
-            dist.broadcast(parameter.data, index)
-    return checked(model, reference)
-
-
-def test_experts(two: Pair) -> None:
-    two.check(experts)
-
-
-def test_experts_at_four(four: Pair) -> None:
-    four.check(experts, rtol=1e-4)

@@ -1,8 +1,7 @@
-"""What else trains or keeps a model: DDP's options, model averaging, checkpoints: as over Gloo."""
+"""Checkpoints in the middle of a training, and accumulated gradients: as over Gloo."""
 
 from __future__ import annotations
 
-import contextlib
 import multiprocessing
 import os
 from collections.abc import Iterator
@@ -13,20 +12,13 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from conftest import forms
 from torch import nn
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks as hooks
-from torch.distributed.algorithms.ddp_comm_hooks import post_localSGD_hook as local_sgd
-from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as power_sgd
-from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
-from torch.distributed.algorithms.model_averaging.hierarchical_model_averager import (
-    HierarchicalModelAverager,
-)
 from torch.distributed.checkpoint import _async_process_executor as process_executor
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.optim import PostLocalSGDOptimizer, _apply_optimizer_in_backward
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -34,14 +26,10 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 from torch.nn.parallel import DistributedDataParallel
-from torch.nn.parallel.distributed import _MixedPrecision
-from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from lab.oracle import bits
 from lab.pair import STEPS, Pair, State, only_ours
 from lab.ranks import Rank, Ranks
-
-BIG = {"bucket_cap_mb": 100}  # one bucket: PowerSGD's hook runs collectives of several at once
 
 
 @pytest.fixture(scope="module")
@@ -87,101 +75,6 @@ def full(model: nn.Module) -> State:
     return {n: p.full_tensor() if isinstance(p, DTensor) else p for n, p in named.items()}
 
 
-# What is given to DDP, and the gradient hook of each.
-VARIANTS: dict[str, dict[str, Any]] = {
-    "bf16": {},
-    "power": BIG,
-    "power_fp16": BIG,
-    "ignored": {},
-    "throw": {},
-    "in_backward": {},
-    "fused": {},
-    "subgroup": {},
-    "sampler": {},
-    "mixed": {
-        "mixed_precision": _MixedPrecision(torch.bfloat16, torch.bfloat16, torch.bfloat16),
-    },
-    "no_init_sync": {"init_sync": False},
-    "static_unused": {"static_graph": True, "find_unused_parameters": True},
-    "skip_unused": {"find_unused_parameters": True, "skip_all_reduce_unused_params": True},
-}
-
-
-def hook_of(model: DistributedDataParallel, variant: str) -> None:
-    """Register the variant's communication hook."""
-    if variant == "bf16":
-        # Not by its own name, by which DDP would take it for one that needs CUDA.
-        model.register_comm_hook(
-            None, lambda state, bucket: hooks.bf16_compress_hook(state, bucket)
-        )
-    elif variant.startswith("power"):
-        hook = power_sgd.powerSGD_hook
-        if variant == "power_fp16":
-            hook = hooks.fp16_compress_wrapper(hook)
-        state = power_sgd.PowerSGDState(
-            None, matrix_approximation_rank=1, start_powerSGD_iter=4, min_compression_rate=0.5
-        )
-        model.register_comm_hook(state, hook)
-
-
-def ddp(rank: Rank, variant: str) -> State:
-    """Train; return the parameters."""
-    same = variant in ("no_init_sync", "ignored")
-    torch.manual_seed(0 if same else rank.index)
-    module, options = Net(), dict(VARIANTS[variant])
-    unused = variant in ("static_unused", "skip_unused")
-    if variant == "ignored":  # so these go apart
-        ignored = ["outer.weight", "spare.bias"]
-        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, ignored)
-    elif variant == "in_backward":
-        settings = {"lr": 0.1, "momentum": 0.9}
-        _apply_optimizer_in_backward(torch.optim.SGD, module.inner.parameters(), settings)
-    elif variant == "subgroup":
-        options["process_group"] = dist.new_group([*rank.others, rank.index], sort_ranks=True)
-    model = DistributedDataParallel(module, **options)
-    if variant == "fused":
-        model._register_fused_optim(torch.optim.SGD, lr=0.1)
-    hook_of(model, variant)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    raised = ""
-    steps = STEPS + 2 * rank.index if variant == "throw" else STEPS
-    joined = model.join(throw_on_early_termination=True) if variant == "throw" else None
-    try:
-        with joined or contextlib.nullcontext():
-            for loss in losses(rank, model, variant, steps, spare=not unused):
-                loss.backward()
-                if variant != "fused":
-                    optimizer.step()
-                    optimizer.zero_grad()
-    except RuntimeError as error:
-        raised = str(error)
-    assert ("exhausted" in raised) == (variant == "throw"), raised
-    return full(model)
-
-
-def losses(
-    rank: Rank, model: nn.Module, variant: str, steps: int, *, spare: bool
-) -> Iterator[torch.Tensor]:
-    if variant == "sampler":
-        data, labels = (
-            torch.cat(some) for some in zip(*map(batch, [0] * 4, range(4)), strict=True)
-        )
-        known = TensorDataset(data, labels)
-        sampler = DistributedSampler(known, seed=1)
-        for epoch in range(STEPS // 4):
-            sampler.set_epoch(epoch)
-            for some, which in DataLoader(known, batch_size=3, sampler=sampler):
-                yield nn.functional.cross_entropy(model(some, spare=True), which)
-        return
-    for step in range(steps):
-        yield loss_of(model, rank.index, step, spare=spare)
-
-
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_ddp(two: Pair, variant: str) -> None:
-    two.check(ddp, variant)
-
-
 def accumulate(rank: Rank) -> State:
     """DDP of n ranks is n times as large a batch on one."""
     torch.manual_seed(0)
@@ -208,43 +101,6 @@ def test_three_ranks_accumulate() -> None:
         ranks.leave()
     finally:
         ranks.kill()
-
-
-def average(rank: Rank, how: str) -> State:
-    """Train by local SGD: gradients are shared by pairs, parameters by all now and then."""
-    torch.manual_seed(rank.index)
-    model = DistributedDataParallel(Net())
-    pairs, _ = dist.new_subgroups(2)
-    if how != "plain":
-        share = how != "alone"
-        state = local_sgd.PostLocalSGDState(None, pairs, 5, post_local_gradient_allreduce=share)
-        model.register_comm_hook(state, local_sgd.post_localSGD_hook)
-    averager: Any = PeriodicModelAverager(period=4, warmup_steps=5)
-    if how == "hierarchical":
-        averager = HierarchicalModelAverager({2: 2, 6: rank.size}, warmup_steps=5)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    if how != "plain":
-        optimizer = PostLocalSGDOptimizer(optimizer, averager)
-    for step in range(STEPS + 1):  # whose last averages the parameters of not all
-        loss_of(model, rank.index, step, spare=True).backward()
-        optimizer.step()
-        if how == "plain":
-            with torch.no_grad():  # which make the ranks differ before the averaging
-                for parameter in model.parameters():
-                    parameter += 0.01 * rank.index
-            averager.average_parameters(model.parameters())
-        optimizer.zero_grad()
-    return full(model)
-
-
-@pytest.mark.parametrize("how", ["plain", "shared", "alone"])
-def test_averaging(two: Pair, how: str) -> None:
-    two.check(average, how)
-
-
-@pytest.mark.parametrize("how", ["plain", "shared", "alone", "hierarchical"])
-def test_averaging_of_four(four: Pair, how: str) -> None:
-    four.check(average, how, rtol=1e-4)
 
 
 Trained = tuple[nn.Module, torch.optim.Optimizer]
@@ -321,11 +177,12 @@ def checkpoint(rank: Rank, folder: Path, how: str, layout: str) -> State:
     return uninterrupted | {f"resumed {name}": tensor for name, tensor in resumed.items()}
 
 
-@pytest.mark.parametrize("layout", ["sharded", "replicated", "columns"])
+@pytest.mark.parametrize("layout", forms(["sharded", "replicated", "columns"], "sharded"))
 def test_checkpoint(two: Pair, tmp_path: Path, layout: str) -> None:
     two.check(checkpoint, tmp_path, "save", layout)
 
 
+@pytest.mark.slow
 def test_checkpoint_by_a_thread(two: Pair, tmp_path: Path) -> None:
     two.check(checkpoint, tmp_path, "thread", "sharded")
 
@@ -359,6 +216,7 @@ def loaded(rank: Rank, folder: Path) -> State:
     return full(again[0])
 
 
+@pytest.mark.slow
 def test_checkpoint_for_more_ranks(two: Pair, four: Pair, tmp_path: Path) -> None:
     there, here = two.ours(only_ours, saved, tmp_path), four.ours(only_ours, loaded, tmp_path)
     for state in here:

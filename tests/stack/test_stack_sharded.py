@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from conftest import forms
 from torch import nn
 from torch.distributed import fsdp
 from torch.distributed._shard import sharded_tensor
@@ -31,7 +32,7 @@ RTOL = 1e-4
 
 
 class Block(nn.Module):
-    """What is sharded as a unit. Its sizes are odd, so that shards are padded."""
+    """A unit of sharding. Its sizes are odd, so that shards are padded."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -116,11 +117,12 @@ def zero(rank: Rank, variant: str) -> State:
     return flat(module.state_dict()) | flat(state, "optimizer")
 
 
-@pytest.mark.parametrize("variant", ZERO)
+@pytest.mark.parametrize("variant", forms(ZERO, "plain", "bucket_view", "join"))
 def test_zero(pairs: dict[int, Pair], variant: str) -> None:
     pairs[2].check(zero, variant)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", ["bucket_view", "join"])
 def test_zero_of_three(pairs: dict[int, Pair], variant: str) -> None:
     pairs[3].check(zero, variant, rtol=RTOL)
@@ -208,12 +210,15 @@ def fsdp1(rank: Rank, variant: str) -> State:
     return state
 
 
-@pytest.mark.parametrize("variant", [name for name in FSDP1 if "hybrid" not in name])
+@pytest.mark.parametrize(
+    "variant",
+    forms([name for name in FSDP1 if "hybrid" not in name], "full", "bf16", "orig_params", "clip"),
+)
 def test_fsdp1(pairs: dict[int, Pair], variant: str) -> None:
     pairs[2].check(fsdp1, variant)
 
 
-@pytest.mark.parametrize("variant", ["clip", "hybrid", "hybrid_zero2"])
+@pytest.mark.parametrize("variant", forms(["clip", "hybrid", "hybrid_zero2"], "hybrid"))
 def test_fsdp1_of_four(pairs: dict[int, Pair], variant: str) -> None:
     pairs[4].check(fsdp1, variant, rtol=RTOL)
 
@@ -253,7 +258,7 @@ FSDP2: dict[str, dict[str, Any]] = {
     "bf16_reduce": {"mp_policy": fsdp.MixedPrecisionPolicy(reduce_dtype=torch.bfloat16)},
     "fp16_reduce": {"mp_policy": fsdp.MixedPrecisionPolicy(reduce_dtype=torch.float16)},
 }
-# What differs elsewhere.
+# Variants that differ elsewhere.
 MORE = ["divide", "divide_by_size", "sum_only", "accumulate", "clip", "prefetch", "unused"]
 
 
@@ -300,12 +305,16 @@ def fsdp2(rank: Rank, variant: str, hybrid: bool = False) -> State:
     return flat(model.state_dict()) | flat(optimizer.state_dict(), "optimizer") | state
 
 
-@pytest.mark.parametrize("variant", [*FSDP2, *MORE])
+@pytest.mark.parametrize(
+    "variant", forms([*FSDP2, *MORE], "plain", "bf16", "divide", "accumulate", "clip", "prefetch")
+)
 def test_fsdp2(pairs: dict[int, Pair], variant: str) -> None:
     pairs[2].check(fsdp2, variant)
 
 
-@pytest.mark.parametrize("variant", ["plain", "fp16_reduce", "clip", "accumulate"])
+@pytest.mark.parametrize(
+    "variant", forms(["plain", "fp16_reduce", "clip", "accumulate"], "accumulate")
+)
 def test_fsdp2_hybrid(pairs: dict[int, Pair], variant: str) -> None:
     pairs[4].check(fsdp2, variant, True, rtol=RTOL)
 
@@ -325,7 +334,7 @@ def against_one(rank: Rank, hybrid: bool, factor: float | None) -> None:
         torch.testing.assert_close(ours.full_tensor(), expected, rtol=RTOL, atol=1e-6)
 
 
-@pytest.mark.parametrize("factor", [None, 3.0])
+@pytest.mark.parametrize("factor", forms([None, 3.0], 3.0))
 def test_fsdp2_equals_one_process(pairs: dict[int, Pair], factor: float | None) -> None:
     for size, hybrid in ((2, False), (4, False), (4, True)):
         pairs[size].ours(against_one, hybrid, factor)
@@ -348,6 +357,7 @@ def spread(rank: Rank) -> State:
     return flat(model.state_dict())
 
 
+@pytest.mark.slow
 def test_fsdp2_spreads_a_state(pairs: dict[int, Pair]) -> None:
     pairs[4].check(spread)
 

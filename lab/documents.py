@@ -17,7 +17,6 @@ PAGES = [
 ]
 FENCE = re.compile(r"^(?P<indent> *)```(?P<language>\w*)\n(?P<text>.*?)^ *```$", re.M | re.S)
 DIRECTIVE = re.compile(r"<!-- test: ((?:(?!-->).)+?) -->\n *\Z", re.S)
-WORDS = 25  # of a sentence
 
 
 @dataclass(frozen=True)
@@ -49,20 +48,6 @@ def without_code(page: Path) -> str:
 
 def inline_code(page: Path) -> list[str]:
     return re.findall(r"`([^`\n]+)`", without_code(page))
-
-
-def sentences(page: Path) -> Iterator[str]:
-    """Those of paragraphs and lists; tables and headings have none."""
-    lines = [line for line in without_code(page).splitlines() if not line.startswith(("|", "#"))]
-    text = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", "\n".join(lines))
-    text = re.sub(r"`[^`]+`", "code", text)
-    for paragraph in re.split(r"\n\s*\n|\n\s*(?:[-*]|\d\.) ", text):
-        flat = " ".join(paragraph.split())
-        yield from (one for one in re.split(r"(?<=[.!?])[)*]* ", flat) if one)
-
-
-def length(sentence: str) -> int:
-    return len(re.findall(r"[\w…]+(?:[-'./,][\w]+)*", sentence))
 
 
 def slugs(page: Path) -> set[str]:
