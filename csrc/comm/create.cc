@@ -142,7 +142,7 @@ Communicator::Communicator(std::shared_ptr<Transport> transport, const Geometry&
       progress_(state_, host_, messages_),
       device_(state_, progress_) {
   state_.kick = [this] {
-    if (const auto self = weak_from_this().lock()) Workers::get().kick({self, &progress_});
+    if (auto self = weak_from_this().lock()) Workers::get().kick({std::move(self), &progress_});
   };
   state_.engines().add(host_);
   state_.engines().add(messages_);

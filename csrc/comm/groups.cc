@@ -21,7 +21,7 @@ size_t most_connections() {
 }  // namespace
 
 Groups::Groups() {
-  Process::get();  // it forks after this
+  Process::get();  // made first, it is locked last where the process forks
   std::atexit(&Groups::at_exit);
 }
 

@@ -63,29 +63,14 @@ void HostEngine::run_to_end(const Operation& operation) {
 // ---- the queue
 
 TaskPtr HostEngine::submit(Operation operation, decltype(Request::on_done) on_done,
-                           Continuation continuation) {
-  TaskPtr task = make_task(std::move(operation), std::move(on_done));
-  task->continuation = std::move(continuation);
-  return queue(std::move(task));
-}
-
-TaskPtr HostEngine::submit(Operation first, decltype(Request::on_done) on_done,
-                           PieceSource pieces) {
-  TaskPtr task = make_task(std::move(first), std::move(on_done));
-  task->pieces = std::move(pieces);
-  return queue(std::move(task));
-}
-
-TaskPtr HostEngine::make_task(Operation&& operation, decltype(Request::on_done)&& on_done) const {
+                           Continuation continuation, PieceSource pieces) {
   state_.check_usable();
   validate(operation, state_.size(), state_.rank());
   const auto limit = state_.timeout_or(operation.timeout);
   auto task = std::make_shared<Task>(std::move(operation), limit);
   task->on_done = std::move(on_done);
-  return task;
-}
-
-TaskPtr HostEngine::queue(TaskPtr task) {
+  task->continuation = std::move(continuation);
+  task->pieces = std::move(pieces);
   {
     const Lock lock(queue_mutex_);
     queue_.push_back(task);

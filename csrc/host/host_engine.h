@@ -52,8 +52,7 @@ class HostEngine final : public Engine {
   // Queues it. The memory lives until the task is done; `on_done` is called on the thread that ends
   // it. Throws UsageError (nothing has happened), or why the group takes no calls.
   TaskPtr submit(Operation operation, decltype(Request::on_done) on_done = nullptr,
-                 Continuation continuation = nullptr);
-  TaskPtr submit(Operation first, decltype(Request::on_done) on_done, PieceSource pieces);
+                 Continuation continuation = nullptr, PieceSource pieces = {});
 
   Wheel& wheel() { return wheel_; }
   // Returns the rank from which a driver has to hear next, or -1.
@@ -80,8 +79,6 @@ class HostEngine final : public Engine {
 
  private:
   void run_to_end(const Operation& operation);
-  TaskPtr make_task(Operation&& operation, decltype(Request::on_done)&& on_done) const;
-  TaskPtr queue(TaskPtr task);
   TaskPtr front() const;
   bool next_task();
   bool next_piece();

@@ -48,14 +48,14 @@ class Diagnosis {
   std::string missing(const Descriptor& operation, Rank awaited) const;
   // Returns "alive, last finished #411 all_reduce float32[3] SUM, has not called #412".
   std::string where_is(Rank peer, uint64_t sequence) const;
-  // Returns ": Connection closed by rank 3: its process died (last finished ...); look at ...".
-  std::string loss_of(Rank peer, uint64_t sequence) const;
 
  private:
   PeerState state(Rank peer, uint64_t sequence = 0) const {
     return view_ ? view_(peer, sequence) : transport_.state(peer, board_);
   }
   std::string progress_of(Rank peer, uint64_t sequence) const;
+  // Returns ": Connection closed by rank 3: its process died (last finished ...); look at ...".
+  std::string loss_of(Rank peer, uint64_t sequence) const;
 
   Transport& transport_;
   const Recorder& recorder_;

@@ -224,8 +224,8 @@ HostStaging::ResultWord HostStaging::run(const Operation& operation, cuda::Strea
     word(memory, kOver).store(piece);
     return true;
   };
-  const TaskPtr task = group_.host().submit((*pieces)[0], report(memory),
-                                            PieceSource{&word(memory, kArrived), next});
+  const TaskPtr task =
+      group_.host().submit((*pieces)[0], report(memory), nullptr, {&word(memory, kArrived), next});
   // The pieces that only other ranks have may begin with the last one here, and end with the whole.
   const auto up_to = [&](uint32_t piece) { return piece + 1 < count ? piece + 1 : kAll; };
   const auto copy_in = [&](uint32_t piece) {

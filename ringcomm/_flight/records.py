@@ -26,7 +26,8 @@ MOMENTS = struct.Struct("<4q")  # ticks and ns of the steady clock: as the proce
 RECORD = struct.Struct("<8Q3q3QiIII")
 LONGEST_NS = 365 * 86400 * 10**9  # of a job: later times are damage
 NOBODY = 0xFFFFFF  # no root, or any rank
-CALL, SEVERAL, SPARSE, BUFFERS, MEMORY, STAGED, CODES = range(7)  # Purpose in csrc/report/operation.h
+# As `Purpose` in csrc/report/operation.h.
+CALL, SEVERAL, SPARSE, BUFFERS, MEMORY, STAGED, CODES = range(7)
 STATES = ("queued", "running", "done", "failed")
 MESSAGES = ("send", "recv")
 
