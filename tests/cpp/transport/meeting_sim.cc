@@ -90,8 +90,8 @@ void require_named(const MeetingSetup& setup) {
           " named the absent one: ", met.failure);
   const double limit = in_seconds(setup.timeout);
   require(met.seconds < 1.5 * limit, "the last one knew after ", met.seconds, " s of ", limit);
-  // In the long run a rank asks twice a second, and then looks who is absent.
-  const double most = 40 + 4 * limit + 2 * setup.ranks;
+  // In the long run a rank looks twice a second, with a few questions, and then who is absent.
+  const double most = 40 + 8 * limit + 2 * setup.ranks;
   require(static_cast<double>(met.most_requests) < most, met.most_requests, " questions of a rank");
 }
 
