@@ -73,9 +73,10 @@ class GroupFacts {
   }
 
  protected:
-  const CommunicatorOptions options_;
+  const CommunicatorOptions& options() const { return options_; }
 
  private:
+  const CommunicatorOptions options_;
   const Reach reach_;
   const int neighbours_;
   const Logger logger_;

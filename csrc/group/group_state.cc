@@ -14,7 +14,7 @@ void GroupState::refuse() const {
                         "own in the child");
   }
   if (const std::string why = failure(); !why.empty()) {
-    throw PeerError(rank(), group + options_.unusable + why);
+    throw PeerError(rank(), group + options().unusable + why);
   }
   if (left()) throw PeerError(rank(), group + "' was destroyed: make a new one");
 }

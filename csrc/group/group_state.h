@@ -48,7 +48,7 @@ class GroupState : public GroupFacts {
   void check_interrupt(const std::string& during);
   // Calls it alone: the caller handles its exception.
   void call_interrupt() const {
-    if (options_.interrupt) options_.interrupt();
+    if (options().interrupt) options().interrupt();
   }
   // Throws UsageError in a signal handler that interrupts a call of this group.
   void check_no_handler() const;

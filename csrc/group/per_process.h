@@ -22,7 +22,7 @@ class PerProcess {
     return part != nullptr ? *part : make();
   }
   // Returns null before the first use.
-  static Part* made() { return part_.load(std::memory_order_acquire); }  // partner: make()
+  static Part* made() { return only.load(std::memory_order_acquire); }  // partner: make()
 
  private:
   static Mutex& mutex() {
@@ -33,7 +33,7 @@ class PerProcess {
     static const int refused = ::pthread_atfork(before_fork, after_fork, forked);
     if (refused != 0) throw SystemError("pthread_atfork", refused);
     const Lock lock(mutex());
-    if (made() == nullptr) part_.store(new Part, std::memory_order_release);
+    if (made() == nullptr) only.store(new Part, std::memory_order_release);
     return *made();
   }
   static void before_fork() RINGCOMM_UNCHECKED_LOCKS {
@@ -46,11 +46,11 @@ class PerProcess {
   }
   static void forked() RINGCOMM_UNCHECKED_LOCKS {
     if (Part* const part = made()) part->forked();
-    part_.store(nullptr, std::memory_order_relaxed);
+    only.store(nullptr, std::memory_order_relaxed);
     mutex().unlock();
   }
 
-  inline static std::atomic<Part*> part_{nullptr};
+  inline static std::atomic<Part*> only{nullptr};
 };
 
 }  // namespace ringcomm
