@@ -18,7 +18,7 @@ struct Topology {
 };
 
 // The three numbers after the words alpha, beta and gamma. There they may come twice more, of a
-// site and between sites, and then name and site of each host (ringcomm/_network/costs_file.py).
+// site and between sites, and then name and site of each host (ringcomm/_network/costs.py).
 // "" means the defaults. Throws UsageError.
 Topology parse_topology(const std::string& text);
 
