@@ -22,7 +22,7 @@ from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).resolve().parent
 CUDA_LIBRARY = "libringcomm_cuda.so"
-VERIFIER = "_plans.*.so"
+VERIFIER = "_verifier.*.so"
 ARCHITECTURES = "80;90;100;120"
 # Set by scripts/wheel.sh: what is built is installed elsewhere, and says for which torch it is.
 WHEEL = bool(os.environ.get("RINGCOMM_WHEEL"))

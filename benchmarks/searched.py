@@ -1,4 +1,4 @@
-"""Plans that `ringcomm search` finds beside the ring, between hosts whose links differ.
+"""Plans that `ringcomm plan search` finds beside the ring, between hosts whose links differ.
 
 Hosts are network namespaces on this machine: root and iproute2 are needed, and nothing outside them
 is touched. Their links are shaped as a file of `examples/topologies` says.
@@ -27,13 +27,13 @@ from simulated import ENV, end_of
 
 from lab.hosts import Hosts
 from lab.namespaces import missing, tool
-from ringcomm._network import costs
-from ringcomm.tools.plan.by_hand import load
+from ringcomm._network.costs import Network
 from ringcomm.tools.plan.search import tries, writing
 from ringcomm.tools.plan.search.command import CHUNKS, TRIES, ring_of
 from ringcomm.tools.plan.search.tries import Task
 from ringcomm.tools.plan.simulate import files
 from ringcomm.tools.plan.simulate.topology import Topology
+from ringcomm.tools.plan.source import load
 
 FOLDER = Path(__file__).parent.parent / "examples" / "topologies"
 COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "broadcast")
@@ -140,7 +140,7 @@ def write_plans(where: Topology, options: argparse.Namespace, folder: str) -> li
     rows = []
     for case in cases(options):
         size = rounded(case.bytes, len(where.hosts))
-        task = Task(case.collective, size, 0, where, costs.DEFAULT)
+        task = Task(case.collective, size, 0, where, Network())
         found = tries.search(task, CHUNKS, TRIES, 0)
         text = writing.text_of(found.form, found.steps, f"{case.collective} on {where.name}.")
         Path(f"{folder}/found_{case.collective}_{case.bytes}.py").write_text(text)
@@ -200,7 +200,7 @@ def main() -> None:
     body: dict[str, Any] = {"benchmark": "searched", "load": os.getloadavg()}
     body |= {"turns": options.turns, "topologies": {}}
     for name in options.topologies.split(","):
-        where = files.read(FOLDER / f"{name}.json", costs.DEFAULT.network.alpha)
+        where = files.read(FOLDER / f"{name}.json", Network().fabrics.network.alpha)
         body["topologies"][name] = measure(where, options)
     if options.json:
         options.json.write_text(json.dumps(body, indent=1) + "\n")

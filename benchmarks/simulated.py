@@ -1,4 +1,4 @@
-"""`ringcomm simulate` beside measured times, between hosts on this machine.
+"""`ringcomm plan simulate` beside measured times, between hosts on this machine.
 
 Hosts are network namespaces on links as slow as `--rate` says: root and iproute2 are needed, and
 nothing outside them is touched. `ringcomm tune` measures the costs on these links.
@@ -30,9 +30,10 @@ from between_hosts import call_of, parse_size, tuned
 from lab.hosts import Hosts
 from lab.namespaces import missing, tool
 from lab.wan import Wan
-from ringcomm._network import costs, costs_file
+from ringcomm._network import costs
+from ringcomm.algorithms.call import call_of as planned
 from ringcomm.tools.plan.simulate import files, topology
-from ringcomm.tools.plan.simulate.setting import simulate
+from ringcomm.tools.plan.simulate.engine import simulate
 from ringcomm.tools.plan.source import plans_of
 
 ALGORITHMS = {
@@ -155,8 +156,8 @@ def measure(hosts: Hosts, script: str) -> list[list[float]]:
 
 def simulated(case: Case, hosts: int, fabrics: costs.Fabrics) -> float:
     whole = max(case.bytes // 4, hosts) // hosts * hosts * 4  # as call_of rounds it
-    group = plans_of(case.collective, hosts, whole, hosts, case.algorithm)
-    return simulate(group, links(hosts, fabrics), fabrics)[0]
+    group = plans_of(planned(case.collective, hosts, whole, hosts), case.algorithm)
+    return simulate(group, links(hosts, fabrics), fabrics).seconds
 
 
 def compare(hosts: int, fabrics: costs.Fabrics, times: list[list[float]], some: list[Case]) -> Any:
@@ -207,7 +208,7 @@ def main() -> None:
         with Hosts(count, far=options.wan) as hosts, tempfile.TemporaryDirectory() as folder:
             if not options.wan:
                 shape(hosts, options.rate)
-            fabrics = costs_file.read_costs(tuned(hosts, Path(folder), 1))
+            fabrics = costs.read(tuned(hosts, Path(folder), 1)).fabrics
             rows += compare(count, fabrics, measure(hosts, __file__), list(cases(options)))
     tell(rows)
     if options.json:

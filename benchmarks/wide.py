@@ -3,10 +3,10 @@
     python benchmarks/wide.py --json FILE --plot FILE.png
 
 Up to 256 ranks without torch (tests/cpp/comm/wide.cc) in network namespaces, eight to a host. They
-share the cores, so times tell of this machine; `ringcomm model` is held against them all the same:
-alpha and beta of its network come from two ranks on two hosts, those of its memory from two ranks
-on one. `--key before` puts the figures of an older build beside those that the file has; numbers of
-ranks that are not measured keep the figures that they have.
+share the cores, so times tell of this machine. `ringcomm plan simulate` is held against them all
+the same: alpha and beta of its network come from two ranks on two hosts, those of its memory from
+two ranks on one. `--key before` puts the figures of an older build beside those that the file has;
+numbers of ranks that are not measured keep the figures that they have.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from typing import Any
 from lab import ROOT, report, wide
 from lab.hosts import Hosts
 from lab.namespaces import missing
-from ringcomm._network import costs
+from lab.simulated_plans import NOTHING, seconds
+from ringcomm._network.costs import DEFAULT, Costs, Fabrics
 
 LOCAL = 8  # ranks of a host, where there are more than so many
 SIZES = [8, 4096, 262144]
@@ -116,21 +117,21 @@ def fastest(tries: list[dict[int, tuple[str, float]]]) -> dict[int, tuple[str, f
     return {size: min((one[size] for one in tries), key=lambda pair: pair[1]) for size in tries[0]}
 
 
-def fitted(measured: dict[int, tuple[str, float]], memory: bool) -> costs.Costs:
+def fitted(measured: dict[int, tuple[str, float]], memory: bool) -> Costs:
     """Return the costs by which two ranks take the least and the largest message so long."""
-    works = {}
+    rounds: dict[int, float] = {}
+    sent: dict[int, float] = {}
+    added: dict[int, float] = {}
     for size, (algorithm, _) in measured.items():
-        mapped = memory and algorithm == "direct"
-        works[size] = (
-            costs.in_memory("all_reduce", size, 2)
-            if mapped
-            else costs.work("all_reduce", algorithm, size, 2)
-        )
+        hosts = 1 if memory and algorithm == "direct" else 2
+        for found, cost in ((rounds, "alpha"), (sent, "beta"), (added, "gamma")):
+            unit = NOTHING._replace(**{cost: 1.0})
+            found[size] = seconds("all_reduce", algorithm, size, 2, hosts, unit, unit)
     least, most = min(measured), max(measured)
-    gamma = costs.DEFAULT.memory.gamma
-    alpha = measured[least][1] / works[least].rounds
-    rest = measured[most][1] - works[most].rounds * alpha - works[most].reduced * gamma
-    return costs.Costs(alpha, max(rest, 0) / works[most].sent, gamma)
+    gamma = DEFAULT.memory.gamma
+    alpha = measured[least][1] / rounds[least]
+    rest = measured[most][1] - rounds[most] * alpha - added[most] * gamma
+    return Costs(alpha, max(rest, 0) / sent[most], gamma)
 
 
 def hold_model(rows: list[Row], options: argparse.Namespace) -> dict[str, Any]:
@@ -141,14 +142,14 @@ def hold_model(rows: list[Row], options: argparse.Namespace) -> dict[str, Any]:
     with Hosts(2) as hosts:
         pair = fastest([times(measure(hosts, 2, options, "all_reduce")) for _ in range(TRIES)])
     here = fastest([times(measure(None, 2, options, "all_reduce")) for _ in range(TRIES)])
-    fabrics = costs.Fabrics(fitted(here, True), fitted(pair, False))
+    fabrics = Fabrics(fitted(here, True), fitted(pair, False))
     held = []
     for row in rows:
-        for size, (algorithm, seconds) in times(row["sparse"]).items():
+        for size, (algorithm, took) in times(row["sparse"]).items():
+            ranks, hosts = row["ranks"], row["hosts"]
+            network, memory = fabrics.network, fabrics.memory
             try:
-                model = costs.seconds(
-                    "all_reduce", algorithm, size, row["hosts"], row["local"], fabrics
-                )
+                model = seconds("all_reduce", algorithm, size, ranks, hosts, network, memory)
             except ValueError:
                 continue
             crowded = model * max(1, row["ranks"] / (options.cores or 1))
@@ -157,7 +158,7 @@ def hold_model(rows: list[Row], options: argparse.Namespace) -> dict[str, Any]:
                     "ranks": row["ranks"],
                     "bytes": size,
                     "algorithm": algorithm,
-                    "measured_s": seconds,
+                    "measured_s": took,
                     "model_s": model,
                     "crowded_s": crowded,
                 }

@@ -7,7 +7,7 @@ import os
 from lab import ROOT
 from lab.simulated_device import SIMULATED
 from ringcomm.algorithms import Algorithm
-from ringcomm.tools.plan.by_hand import load
+from ringcomm.tools.plan.source import load
 
 EXAMPLES = ROOT / "examples" / "algorithms"
 WAYS = ("auto", "tcp", "device")

@@ -10,7 +10,7 @@ The package has floors, and imports go down only:
   torch's own interface.
 - `_runtime`, `_flight`, `_network`: settings and groups of a process, its flight records, and what
   it knows of the network.
-- `_C`: the engine, in C++ (csrc/). `_plans`: the verifier of plans, beside the engine.
+- `_C`: the engine, in C++ (csrc/). `_verifier`: proves plans, beside the engine.
 """
 
 import importlib
@@ -44,19 +44,19 @@ _LATER = {
     "metrics": "ringcomm._flight.stats",
     "stats": "ringcomm._flight.stats",
 }
-# Former names, which go with version 0.3.
+# Former names, and where they are now; they go with version 0.3.
 _MOVED = {
-    "AlgorithmError": "ringcomm.algorithms",
-    "Drawing": "ringcomm.tools.plan",
-    "Simulation": "ringcomm.tools.plan",
-    "Story": "ringcomm.algorithms",
-    "Sweep": "ringcomm.tools.plan",
-    "draw": "ringcomm.tools.plan",
-    "quantized_all_reduce": "ringcomm.compression",
-    "register_algorithm": "ringcomm.algorithms",
-    "simulate": "ringcomm.tools.plan",
-    "sweep": "ringcomm.tools.plan",
-    "verify": "ringcomm.algorithms",
+    "AlgorithmError": "ringcomm.algorithms.AlgorithmError",
+    "Drawing": "ringcomm.tools.plan.Drawing",
+    "Simulation": "ringcomm.tools.plan.Simulation",
+    "Story": "ringcomm.algorithms.Counterexample",
+    "Sweep": "ringcomm.tools.plan.Sweep",
+    "draw": "ringcomm.tools.plan.draw",
+    "quantized_all_reduce": "ringcomm.compression.quantized_all_reduce",
+    "register_algorithm": "ringcomm.algorithms.register_algorithm",
+    "simulate": "ringcomm.tools.plan.simulate",
+    "sweep": "ringcomm.tools.plan.sweep",
+    "verify": "ringcomm.algorithms.verify",
 }
 
 
@@ -68,8 +68,9 @@ def __getattr__(name: str) -> Any:
     if name in _LATER:
         return getattr(importlib.import_module(_LATER[name]), name)
     if name in _MOVED:
-        warnings.warn(f"ringcomm.{name} is now {_MOVED[name]}.{name}", FutureWarning, stacklevel=2)
-        return getattr(importlib.import_module(_MOVED[name]), name)
+        warnings.warn(f"ringcomm.{name} is now {_MOVED[name]}", FutureWarning, stacklevel=2)
+        module, _, now = _MOVED[name].rpartition(".")
+        return getattr(importlib.import_module(module), now)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -212,9 +212,9 @@ def check_python(words: list[str]) -> None:
     if first == "-m" and rest[0] == "pytest":
         return check_tests(rest[1:])
     if first == "-m" and rest[0] == "ringcomm":
-        from ringcomm.__main__ import parser
+        from ringcomm.__main__ import parse
 
-        parser(rest[1]).parse_args(rest[1:])
+        parse(rest[1:])
         return None
     if first.startswith("-") or "/" not in first:
         return None  # -c, another package's module
@@ -239,7 +239,7 @@ def test_commands_that_are_checked(block: Block) -> None:
 
 def test_commands_in_the_text() -> None:
     """The same of what stands in a line."""
-    programs = ("make ", "python ", "torchrun ", "pytest ", "ringcomm tune", "ringcomm model")
+    programs = ("make ", "python ", "torchrun ", "pytest ", "ringcomm tune")
     places = ("build/tests/", "scripts/", "RINGCOMM_")
     seen = 0
     for page in [*PAGES, ROOT / "CONTRIBUTING.md"]:

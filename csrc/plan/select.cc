@@ -32,7 +32,8 @@ constexpr std::array kNeedNames = {
 static_assert(kFewEnds == 16);
 
 // The largest message for which a row is chosen. `size` is the number of ranks, or of hosts if
-// plans are composed. The limits are from the model in ringcomm/_network/costs.py.
+// plans are composed. The limits are from the model of Hockney (1994): a message of m bytes takes
+// alpha + m beta seconds, and adding m bytes up takes m gamma (docs/plans.md).
 using Limit = uint64_t (*)(const Shape&, double size);
 
 struct Row {

@@ -18,7 +18,7 @@ struct Topology {
 };
 
 // Reads the three numbers after the words alpha, beta and gamma. They may come twice more, of a
-// site and between sites, and then name and site of each host: _network/costs_file.py writes it.
+// site and between sites, and then name and site of each host: _network/costs.py writes it.
 // "" means the defaults. Throws UsageError.
 Topology parse_topology(const std::string& text);
 

@@ -55,7 +55,7 @@ Places choose_places(const ProcessConfig& config, const std::string& store_host)
 }
 
 std::string read_costs(const std::string& file) {
-  return ask<std::string>("ringcomm._network.costs_file", "word", file);
+  return ask<std::string>("ringcomm._network.costs", "word", file);
 }
 
 // Returns the caller's options, with torch's words about the group filled in. torch's argument
@@ -193,7 +193,7 @@ py::list steps_of(const Plan& plan) {
   return steps;
 }
 
-// ringcomm/algorithms/steps.py has the same tuples, and the names of what are numbers here.
+// A call of ringcomm/algorithms/call.py, and what is known of its hosts.
 using Counts = std::vector<uint64_t>;
 using ShapeTuple = std::tuple<int, int, int, uint64_t, Rank, uint64_t, Counts, Counts, Counts,
                               std::string, std::vector<std::string>>;

@@ -1,5 +1,5 @@
-// The Python module ringcomm._plans (see ringcomm/_plans.pyi): the verifier, without the engine and
-// without torch.
+// The Python module ringcomm._verifier (see ringcomm/_verifier.pyi): the verifier, without the
+// engine and without torch.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -12,7 +12,7 @@ namespace {
 
 namespace py = pybind11;
 
-// ringcomm/algorithms/proof.py has the same tuples.
+// A call of ringcomm/algorithms/call.py, and the geometry.
 using Counts = std::vector<uint64_t>;
 using ShapeTuple =
     std::tuple<int, int, int, uint64_t, Rank, uint64_t, Counts, Counts, Counts, Counts>;
@@ -122,7 +122,7 @@ std::string text_of(const ShapeTuple& given, Rank rank, const std::vector<int64_
 
 }  // namespace
 
-PYBIND11_MODULE(_plans, module) {
+PYBIND11_MODULE(_verifier, module) {
   module.def("geometry", &geometry, py::arg("size"), py::arg("mapped"));
   module.def("prove", &prove_scripts, py::arg("shape"), py::arg("scripts"));
   module.def("mutants", &mutants_of, py::arg("shape"), py::arg("scripts"));

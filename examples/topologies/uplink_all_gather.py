@@ -1,7 +1,7 @@
 """An all_gather of 4 ranks on uplink, found by search.
 
-    ringcomm search --topology examples/topologies/uplink.json --collective all_gather
-       --bytes 1M --chunks 1 --tries 16 --seed 0
+    ringcomm plan search all_gather --topology examples/topologies/uplink.json --size 1M
+       --chunks 1 --tries 16 --seed 0
 
 By simulation 1M bytes take 135 ms, by the library's ring 331 ms, and at least 110 ms by any
 plan. Register it for this group, on this network: docs/search.md.

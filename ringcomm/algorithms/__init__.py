@@ -18,16 +18,16 @@ plans, and `register_algorithm` has groups use them. docs/by_hand.md tells more.
 
 from ringcomm.algorithms.language import Algorithm, Chunk, Shape, Sum, Value, copy, reduce, send
 from ringcomm.algorithms.program import AlgorithmError
-from ringcomm.algorithms.proof import Proof, Story, verify
+from ringcomm.algorithms.proof import Counterexample, Proof, verify
 from ringcomm.algorithms.registry import register_algorithm
 
 __all__ = [
     "Algorithm",
     "AlgorithmError",
     "Chunk",
+    "Counterexample",
     "Proof",
     "Shape",
-    "Story",
     "Sum",
     "Value",
     "copy",

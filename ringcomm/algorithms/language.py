@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import overload
 
+from ringcomm.algorithms.call import ADDING, WHOLE, Call
 from ringcomm.algorithms.program import (
     INPUT,
     OUTPUT,
@@ -121,16 +122,20 @@ class Shape:
         self.parts = 1 if self.sharded else ranks
         self._recorder = Recorder(ranks)
 
+    @classmethod
+    def of(cls, call: Call) -> Shape:
+        """Return what the author sees of a call."""
+        return cls(call.name, call.ranks, call.root, call.whole, call.local)
+
     @property
     def sharded(self) -> bool:
         """Whether the message has a part for each rank, or of each."""
-        shards = ("reduce_scatter", "all_gather", "scatter", "gather", "all_to_all")
-        return self.collective in shards
+        return self.collective not in (*WHOLE, "barrier")
 
     @property
     def reduces(self) -> bool:
         """Whether the collective adds up."""
-        return self.collective in ("all_reduce", "reduce_scatter", "reduce")
+        return self.collective in ADDING
 
     @property
     def chunks(self) -> int:

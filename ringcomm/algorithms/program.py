@@ -1,7 +1,7 @@
 """What an algorithm by hand has written down: one program for each rank, and the messages between.
 
-`Recorder` is behind the functions of plan.py. It notes each operation with the line of the author's
-code, and adds the waits. _schedule.py makes the rest of a plan from it.
+`Recorder` is behind the functions of language.py. It notes each operation with the line of the
+author's code, and adds the waits. schedule.py makes the rest of a plan from it.
 """
 
 from __future__ import annotations
@@ -34,14 +34,21 @@ class Line(NamedTuple):
 class AlgorithmError(ValueError):
     """An algorithm is wrong; the text begins with the line of its code, where there is one.
 
-    `line` is that line. `story` is how it goes wrong, where running it showed that: a
-    `ringcomm.algorithms.Story`.
+    `line` is that line. `counterexample` is how it goes wrong, where running it showed that: a
+    `ringcomm.algorithms.Counterexample`.
     """
 
-    def __init__(self, text: str, line: Line | None = None, story: object = None) -> None:
+    def __init__(
+        self, text: str, line: Line | None = None, counterexample: object = None
+    ) -> None:  # fmt: skip
         super().__init__(f"{line}: {text}" if line else text)
         self.line = line
-        self.story = story
+        self.counterexample = counterexample
+
+    @property
+    def story(self) -> object:
+        """The former name of `counterexample`, which goes with version 0.3."""
+        return self.counterexample
 
 
 @functools.cache

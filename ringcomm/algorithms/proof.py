@@ -7,22 +7,23 @@ import time
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ringcomm import _plans
+from ringcomm import _verifier
 from ringcomm._text import show_size
-from ringcomm.algorithms.language import Algorithm, Shape
+from ringcomm.algorithms.call import MOST_RANKS, Call, call_of
+from ringcomm.algorithms.language import Algorithm
 from ringcomm.algorithms.program import AlgorithmError, Line
 from ringcomm.algorithms.schedule import Scripts, schedule
-from ringcomm.algorithms.steps import COLLECTIVES, ROOTED, SHARDED, Step, step_of
+from ringcomm.algorithms.steps import GroupPlans, Step, done
 
-MOST_SHOWN = 24  # steps of a story in its text
+MOST_SHOWN = 24  # steps of a counterexample in its text
 SLOTS = 3  # its place in a geometry
 
 
 class Part(NamedTuple):
-    """A step of one rank in a story.
+    """A step of one rank in a counterexample.
 
     `line` is that of the author's code; None: a roll call, or another operation. `met` is the
-    number of the step, in the same story, whose signal a wait takes; -1: none.
+    number of the step, in the same list, whose signal a wait takes; -1: none.
     """
 
     rank: int
@@ -39,7 +40,7 @@ class Part(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Story:
+class Counterexample:
     """How an algorithm goes wrong: the shortest run that shows it, as `str()` and as data.
 
     `what` is the sentence, `when` says in which sequence of operations: "alone", "in place", "after
@@ -123,42 +124,16 @@ class Proof:
         return "\n".join(lines)
 
 
-Given = tuple[int, int, int, int, int, int, list[int], list[int], list[int], list[int]]
+Geometry = list[int]
+"""The lengths of a group's memory, in the order of csrc/verify/module.cc."""
 
 
-def given_of(
-    collective: str, ranks: int, size: int, element: int, root: int, local: int, mapped: bool
-) -> Given:
-    """Describe a call as `_plans` takes it. Raises ValueError where there is none such."""
-    if collective not in COLLECTIVES:
-        raise ValueError(
-            f"there is no collective {collective!r}: use one of {', '.join(COLLECTIVES)}"
-        )
-    if not 2 <= ranks <= 4096:
-        raise ValueError(f"a group of {ranks} ranks: plans are for 2 to 4096")
-    if not 0 <= root < ranks:
-        raise ValueError(f"rank {root} is not in a group of {ranks}, so it cannot be the root")
-    if ranks % local:
-        raise ValueError(f"{ranks} ranks do not fill hosts of {local}")
-    if element not in (1, 2, 4, 8, 16) or size % element or size < 0:
-        raise ValueError(f"{size} bytes are no whole number of elements of {element} bytes")
-    each, more = divmod(size // element, ranks)
-    split = collective == "all_to_all"
-    shards = [(each + (rank < more and not split)) * element for rank in range(ranks)]
-    whole = collective in ("all_reduce", "broadcast", "reduce")
-    parts = shards if split else []
-    return (
-        *(COLLECTIVES.index(collective), ranks, local, element),
-        *(root if collective in ROOTED else 0, size if whole else 0),
-        *(shards if collective in SHARDED else [], parts, parts),
-        _plans.geometry(ranks, mapped),
-    )
-
-
-def shape_of(given: Given) -> Shape:
-    """Return what the author sees of it."""
-    collective, ranks, local, _, root, size, shards, send, _, _ = given
-    return Shape(COLLECTIVES[collective], ranks, root, size or sum(shards) or sum(send), local)
+def check_by_hand(call: Call) -> None:
+    """Raise ValueError where no plan by hand is for such a call."""
+    if call.ranks < 2:
+        raise ValueError(f"a group of {call.ranks} ranks: plans are for 2 to {MOST_RANKS}")
+    if len(set(call.send)) > 1:
+        raise ValueError(f"{call.whole} bytes for {call.ranks} ranks: parts must be equal, by hand")
 
 
 def verify(
@@ -180,20 +155,26 @@ def verify(
     `element` the length of a number in bytes, `local` the ranks of each host.
 
     With `mutants`, each signal is left out in turn, and the `spare` ones of the result are those
-    that the proof does not need. Raises AlgorithmError, with the line and a `story`, and ValueError
-    where there is no such group or message.
+    that the proof does not need. Raises AlgorithmError, with the line and a `counterexample`,
+    and ValueError where there is no such group or message.
     """
     began = time.perf_counter()
+    if local < 1 or ranks % local:
+        raise ValueError(f"{ranks} ranks do not fill hosts of {local}")
+    if collective == "all_to_all":  # parts are equal
+        bytes -= bytes % max(1, element * ranks)
+    call = call_of(collective, ranks, bytes, ranks // local, element, root)
+    check_by_hand(call)
     dropped, spare = 0, []
     for mapped in (True, False):
-        given = given_of(collective, ranks, bytes, element, root, local, mapped)
-        scripts = schedule(algorithm, shape_of(given), given[-1][SLOTS])
-        prove(given, scripts, "on one host" if mapped else "between hosts")
+        geometry = _verifier.geometry(ranks, mapped)
+        scripts = schedule(algorithm, call, geometry[SLOTS])
+        prove(geometry, scripts, "on one host" if mapped else "between hosts")
         if mutants:
-            count, found = _plans.mutants(given, [script.words for script in scripts.ranks])
+            count, found = _verifier.mutants((*call, geometry), scripts.words)
             dropped += count
             spare += [_spare(scripts, *one) for one in found]
-    steps = [steps_of(given, scripts, rank) for rank in range(ranks)]
+    steps = steps_of(geometry, scripts)
     sent = [sum(one.bytes for one in own if one.receiver(r) >= 0) for r, own in enumerate(steps)]
     messages = [sum(one.verb == "signal" and one.lane == "data" for one in own) for own in steps]
     seconds = time.perf_counter() - began
@@ -205,16 +186,27 @@ def _spare(scripts: Scripts, from_: int, to: int, lane: int, index: int, origin:
     return Spare(scripts.ranks[from_].lines[origin], from_, to, ("data", "credit")[lane], index)
 
 
-def steps_of(given: Given, scripts: Scripts, rank: int) -> list[Step]:
-    """Return the steps of one rank's plan, as `ringcomm plan` prints and draws them."""
-    steps = map(step_of, _plans.steps(given, rank, scripts.ranks[rank].words))
-    return [step for step in steps if step.bytes or step.lane]
+def steps_of(geometry: Geometry, scripts: Scripts) -> list[list[Step]]:
+    """Return the steps of each rank's plan."""
+    given = (*scripts.call, geometry)
+    return [done(_verifier.steps(given, r, words)) for r, words in enumerate(scripts.words)]
 
 
-def prove(given: Given, scripts: Scripts, memory: str) -> None:
+def plans_by_hand(call: Call, algorithm: Algorithm, name: str) -> GroupPlans:
+    """Return the plans of all ranks; they are not proved.
+
+    Raises AlgorithmError with the line of its code, and ValueError where it takes no such call.
+    """
+    check_by_hand(call)
+    geometry = _verifier.geometry(call.ranks, call.hosts == 1)
+    scripts = schedule(algorithm, call, geometry[SLOTS])
+    return GroupPlans(call, name, steps_of(geometry, scripts))
+
+
+def prove(geometry: Geometry, scripts: Scripts, memory: str) -> None:
     """Raise AlgorithmError where the scripts are wrong."""
     try:
-        found = _plans.prove(given, [script.words for script in scripts.ranks])
+        found = _verifier.prove((*scripts.call, geometry), scripts.words)
     except ValueError as error:
         raise AlgorithmError(str(error), scripts.function) from None
     if found is None:
@@ -229,13 +221,13 @@ def prove(given: Given, scripts: Scripts, memory: str) -> None:
 
     what = _plain(text, scripts)
     if stuck:
-        story = Story(what, when, memory, stuck=[part(place) for place in places])
-        line = next((one.line for one in story.stuck if one.line), scripts.function)
+        shown = Counterexample(what, when, memory, stuck=[part(place) for place in places])
+        line = next((one.line for one in shown.stuck if one.line), scripts.function)
     else:
-        story = Story(what, when, memory, [part(one) for one in events], event, other)
+        shown = Counterexample(what, when, memory, [part(one) for one in events], event, other)
         first = event if event >= 0 else other
-        line = (story.parts[first].line if first >= 0 else None) or scripts.function
-    raise AlgorithmError(f"{what}: {when}, {memory}", line, story)
+        line = (shown.parts[first].line if first >= 0 else None) or scripts.function
+    raise AlgorithmError(f"{what}: {when}, {memory}", line, shown)
 
 
 def _plain(text: str, scripts: Scripts) -> str:
@@ -244,11 +236,11 @@ def _plain(text: str, scripts: Scripts) -> str:
     if text.startswith("deadlock"):
         return "deadlock: every rank that has not ended waits for a signal that does not come"
     text = re.sub(r", block \d+ pass (\d+) round \d+, ", r", segment \1, ", text)
-    shape = scripts.shape
+    call = scripts.call
     wrong = re.match(r"operation \d+: (rank \d+'s output at byte \d+)( was never written)?", text)
-    if wrong and shape is not None:
-        said = " was never written: no line copies it there" if wrong[2] else _lacks(text, shape)
-        return f"{shape.collective}: {wrong[1]}{said}"
+    if wrong:
+        never = " was never written: no line copies it there"
+        return f"{call.name}: {wrong[1]}{never if wrong[2] else _lacks(text, call.ranks)}"
     return text
 
 
@@ -263,7 +255,7 @@ def _mark(rank: int) -> int:
     return z ^ z >> 31
 
 
-def _lacks(text: str, shape: Shape) -> str:
+def _lacks(text: str, ranks: int) -> str:
     """Say which contributions are not what they should be."""
     found = re.search(
         r"ranks (\d+), byte (\d+), final (\d), where it should be (\d+), (\d+), (\d)", text
@@ -271,7 +263,7 @@ def _lacks(text: str, shape: Shape) -> str:
     if not found:
         return " is wrong"
     held, byte, _, wanted, should, _ = map(int, found.groups())
-    marks = {_mark(rank): rank for rank in range(shape.ranks)}
+    marks = {_mark(rank): rank for rank in range(ranks)}
     if (wanted - held) & MASK in marks:
         return f" lacks what rank {marks[(wanted - held) & MASK]} gives"
     if (held - wanted) & MASK in marks:

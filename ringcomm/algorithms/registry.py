@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ringcomm._runtime.registration import load_library
+from ringcomm.algorithms.call import COLLECTIVES, Call
 from ringcomm.algorithms.language import Algorithm
 from ringcomm.algorithms.program import AlgorithmError
-from ringcomm.algorithms.proof import SLOTS, Given, prove, shape_of
+from ringcomm.algorithms.proof import SLOTS, Geometry, prove
 from ringcomm.algorithms.schedule import Scripts, line_of, schedule
-from ringcomm.algorithms.steps import COLLECTIVES
 
 MOST_KEPT = 256  # scripts of all ranks
 
@@ -58,13 +58,16 @@ def register_algorithm(
         _registered[name] = Registered(function, verify)
 
 
-def script_for(name: str, given: Given, rank: int) -> tuple[list[int], int]:
-    """Return the script of one rank, and the hash of all ranks'; the library calls this."""
+def script_for(name: str, given: tuple[Any, ...], rank: int) -> tuple[list[int], int]:
+    """Return the script of one rank, and the hash of all ranks'; the library calls this.
+
+    `given` is a call, and last the geometry of the group's memory.
+    """
     key = (name, repr(given))
     with _lock:
         scripts = _made.get(key)
     if scripts is None:
-        scripts = _make(_registered[name], name, given)
+        scripts = _make(_registered[name], name, Call(*given[:-1]), given[-1])
         with _lock:
             while len(_made) >= MOST_KEPT:
                 del _made[next(iter(_made))]
@@ -72,20 +75,18 @@ def script_for(name: str, given: Given, rank: int) -> tuple[list[int], int]:
     return scripts.ranks[rank].words, scripts.code
 
 
-def _make(registered: Registered, name: str, given: Given) -> Scripts:
-    collective, ranks = COLLECTIVES[given[0]], given[1]
+def _make(registered: Registered, name: str, call: Call, geometry: Geometry) -> Scripts:
     try:
-        scripts = schedule(registered.function, shape_of(given), given[-1][SLOTS])
+        scripts = schedule(registered.function, call, geometry[SLOTS])
         if registered.verify:
-            prove(given, scripts, f"by {name!r}")
+            prove(geometry, scripts, f"by {name!r}")
     except AlgorithmError as error:
         file = line_of(registered.function).file
         function = getattr(registered.function, "__name__", "FUNCTION")
-        size = shape_of(given).bytes
         raise AlgorithmError(
-            f"{collective} by {name!r}: {error}; `ringcomm verify {file}:{function} --collective "
-            f"{collective} --ranks {ranks} --bytes {size}` tells the story",
+            f"{call.name} by {name!r}: {error}; `ringcomm plan verify {file}:{function} "
+            f"{call.name} --ranks {call.ranks} --size {call.whole}` tells how",
             None,
-            error.story,
+            error.counterexample,
         ) from error
     return scripts

@@ -1,23 +1,21 @@
 """Makes scripts of recorded programs: what csrc/plan/script.h turns into plans.
 
 It adds what the author does not write: releases of slots and the credits that are needed, and the
-roll call. Both follow from the order that signals enforce (_order.py).
+roll call. Both follow from what signals enforce (signals.py).
 """
 
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
+from ringcomm.algorithms.call import Call
 from ringcomm.algorithms.language import Algorithm, Shape
-from ringcomm.algorithms.order import Calls, Order, flows
 from ringcomm.algorithms.program import (
     SLOT,
     AlgorithmError,
     Line,
-    Link,
-    Message,
     Move,
     Operand,
     Recorder,
@@ -25,6 +23,7 @@ from ringcomm.algorithms.program import (
     Wait,
     caller,
 )
+from ringcomm.algorithms.signals import Calls, Order, flows
 
 MOVE, SIGNAL, WAIT, ACQUIRE, RELEASE = range(5)  # as csrc/plan/script.h
 DATA, CREDIT = range(2)
@@ -42,13 +41,16 @@ class Script(NamedTuple):
 class Scripts:
     """Of all ranks. `code` is a hash of them: ranks with another algorithm have another one."""
 
+    call: Call
     ranks: list[Script]
-    messages: list[Message]
-    links: list[Link]
     calls: int  # signals of the roll call
-    code: int = 0
-    function: Line | None = None
-    shape: Shape | None = field(default=None, repr=False)
+    code: int
+    function: Line  # where the author's is defined
+
+    @property
+    def words(self) -> list[list[int]]:
+        """The scripts, as the verifier takes them."""
+        return [script.words for script in self.ranks]
 
 
 def record(algorithm: Algorithm, shape: Shape) -> Recorder:
@@ -101,19 +103,18 @@ def line_of(algorithm: Algorithm) -> Line:
     return Line(code.co_filename, code.co_firstlineno) if code else caller()
 
 
-def schedule(algorithm: Algorithm, shape: Shape, slots: int) -> Scripts:
+def schedule(algorithm: Algorithm, call: Call, slots: int) -> Scripts:
     """Make the scripts of all ranks, for inboxes of so many slots. Raises AlgorithmError."""
+    shape = Shape.of(call)
     recorder = record(algorithm, shape)
     order, needs = _order(recorder, slots)
     if shape.reduces:
         order.protect()
     calls = Calls(recorder, shape.root)
     made = [_script(rank, recorder, shape, needs, calls, order) for rank in range(recorder.ranks)]
-    links = list(recorder.links.values())
     text = repr([script.words for script in made]).encode()
     code = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
-    messages = [message for link in links for message in link.lane]
-    return Scripts(made, messages, links, calls.count, code, line_of(algorithm), shape)
+    return Scripts(call, made, calls.count, code, line_of(algorithm))
 
 
 def _order(recorder: Recorder, slots: int) -> tuple[Order, dict[int, list[bool]]]:

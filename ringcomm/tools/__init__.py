@@ -1,6 +1,7 @@
 """What the commands of `ringcomm` share.
 
-words           sizes and times, as arguments and for people
+arguments       the options that several commands have
+svg             the file and the marks of pictures
 page            one HTML page with figures, which needs no network
 records         flight records: what each rank called, as ring files have it
 flight_recorder the same in the schema of PyTorch's flight recorder

@@ -311,7 +311,7 @@ def test_a_wrong_one_raises_with_its_line(on: On) -> None:
         assert kind == "RuntimeError"
         assert f"test_registered.py:{forgetful.__code__.co_firstlineno}:" in text
         assert "rank 0's output at byte 0 was never written" in text
-        assert "`ringcomm verify" in text
+        assert "`ringcomm plan verify" in text
 
 
 def test_a_wrong_number_of_ranks_is_told(on: On) -> None:

@@ -14,8 +14,8 @@ import pytest
 from lab import ROOT
 from lab.limits import limit
 from lab.namespaces import missing
-from lab.simulated_plans import Shape, steps_of
-from ringcomm.algorithms.steps import Step
+from ringcomm.algorithms.call import call_of
+from ringcomm.algorithms.steps import Step, plans_of
 from ringcomm.tools.bench import cases
 
 if TYPE_CHECKING:
@@ -123,11 +123,9 @@ def test_copies_are_those_of_the_plans(size: int) -> None:
     """What the column compares with is what the rank with the most to copy copies and adds up."""
     for collective in set(cases.COPIES) - {"send_recv", "barrier"}:
         algorithm = "pairwise" if collective == "all_to_all" else "direct"
-        shape = Shape(collective, 1 << 22, size)
-        most = max(
-            sum(moved(step, collective) for step in steps) for steps in steps_of(shape, algorithm)
-        )
-        assert cases.COPIES[collective](size) * shape.bytes == pytest.approx(most), collective
+        group = plans_of(call_of(collective, size, 1 << 22, size), algorithm)
+        most = max(sum(moved(step, collective) for step in steps) for steps in group.steps)
+        assert cases.COPIES[collective](size) * (1 << 22) == pytest.approx(most), collective
 
 
 def moved(step: Step, collective: str) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -11,8 +10,9 @@ from typing import Any
 
 import pytest
 
+from lab import simulated_plans
 from lab.limits import limit, seed
-from ringcomm._network import costs
+from lab.simulated_plans import NOTHING
 
 Program = Callable[..., Path]
 Run = dict[str, Any]
@@ -27,15 +27,12 @@ def lines(program: Path, *words: object, seconds: float = 110) -> list[Run]:
 
 
 def predicted(run: Run) -> float:
-    """Say what `ringcomm model` expects of it, where memory and adding up cost nothing."""
-    network = costs.Costs(run["alpha"], run["beta"], 0)
-    if run["collective"] == "barrier":
-        return math.ceil(math.log2(run["ranks"] // run["local"])) * run["alpha"]
+    """Say what `ringcomm plan simulate` expects of it, where memory and adding up cost nothing."""
+    network = NOTHING._replace(alpha=run["alpha"], beta=run["beta"])
     hosts = run["ranks"] // run["local"]
-    fabrics = costs.Fabrics(costs.Costs(0, 0, 0), network)
-    return costs.seconds(
-        run["collective"], run["algorithm"], run["bytes"], hosts, run["local"], fabrics
-    )
+    algorithm = None if run["collective"] == "barrier" else run["algorithm"]
+    call = run["collective"], algorithm, run["bytes"], run["ranks"], hosts
+    return simulated_plans.seconds(*call, network)
 
 
 # Frames have headers, and a call's first frame to a peer has one before it that names the call:

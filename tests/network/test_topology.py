@@ -21,7 +21,7 @@ from lab.namespaces import missing
 from lab.ranks import Rank, join, ranks
 from lab.wan import Wan
 from ringcomm.__main__ import main
-from ringcomm._network import costs_file, probes
+from ringcomm._network import costs, probes
 from ringcomm._network.costs import Costs
 
 NEAR, FAR = Costs(2e-5, 1e-9, 1e-11), Costs(5e-4, 1e-8, 1e-11)
@@ -88,7 +88,7 @@ def test_a_bad_file_is_refused_with_a_sentence(
     file = tmp_path / "costs.json"
     file.write_text(json.dumps(changed(change)))
     with pytest.raises(ValueError, match=r"costs\.json") as caught:
-        costs_file.word(str(file))
+        costs.word(str(file))
     assert why in str(caught.value)
 
 
@@ -98,7 +98,7 @@ def test_the_worse_direction_of_a_pair_counts(tmp_path: Path) -> None:
 
     file = tmp_path / "costs.json"
     file.write_text(json.dumps(changed(change)))
-    hosts = costs_file.read_file(file)[1]
+    hosts = costs.read(file).hosts
     assert hosts is not None
     assert (hosts.latency[1][0], hosts.rate[0][1]) == (3.0, 5.0)
 
@@ -106,7 +106,7 @@ def test_the_worse_direction_of_a_pair_counts(tmp_path: Path) -> None:
 def test_the_word_has_sites_side_by_side(tmp_path: Path) -> None:
     file = tmp_path / "costs.json"
     file.write_text(json.dumps(file_of([0, 1, 0, 1])))
-    words = costs_file.word(str(file)).split()
+    words = costs.word(str(file)).split()
     assert words[:18] == [*f"{NEAR} {NEAR} {FAR}".split()]
     assert words[18:] == ["host0", "0", "host2", "0", "host1", "1", "host3", "1"]
 
@@ -116,7 +116,7 @@ def test_a_plan_of_the_file_goes_by_sites(
 ) -> None:
     file = tmp_path / "costs.json"
     file.write_text(json.dumps(file_of([0, 1, 0, 1])))
-    words = ["plan", "all_reduce", "--hosts", "4", "--bytes", "64M", "--costs", str(file)]
+    words = ["plan", "show", "all_reduce", "--hosts", "4", "--size", "64M", "--costs", str(file)]
     assert main([*words, "--rank", "0"]) == 0
     told = capsys.readouterr().out
     assert "> all_reduce, any size, several hosts at each of several sites: hierarchical" in told

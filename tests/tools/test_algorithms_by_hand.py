@@ -15,11 +15,13 @@ import pytest
 
 import ringcomm
 from lab import ROOT
-from ringcomm import _plans
-from ringcomm.algorithms import AlgorithmError, Shape, copy, reduce, send
-from ringcomm.algorithms.proof import SLOTS, Proof, given_of, shape_of, steps_of
+from ringcomm import _verifier
+from ringcomm.__main__ import main
+from ringcomm.algorithms import AlgorithmError, Counterexample, Shape, copy, reduce, send
+from ringcomm.algorithms.call import call_of
+from ringcomm.algorithms.proof import SLOTS, Proof, plans_by_hand
 from ringcomm.algorithms.schedule import schedule
-from ringcomm.tools.plan.by_hand import load
+from ringcomm.tools.plan.source import load
 
 EXAMPLES = ROOT / "examples" / "algorithms"
 MIB = 1 << 20
@@ -115,11 +117,11 @@ def test_traffic_is_that_of_the_papers(ranks: int) -> None:
 
 def test_hierarchical_sends_little_between_hosts() -> None:
     ranks, local, size = 12, 3, 12 * 4096
-    given = given_of("all_reduce", ranks, size, 4, 0, local, mapped=False)
-    scripts = schedule(example("hierarchical"), shape_of(given), 8)
+    call = call_of("all_reduce", ranks, size, ranks // local)
+    group = plans_by_hand(call, example("hierarchical"), "hierarchical")
     between = [0] * (ranks // local)
-    for rank in range(ranks):
-        for step in steps_of(given, scripts, rank):
+    for rank, steps in enumerate(group.steps):
+        for step in steps:
             to = step.receiver(rank)
             if to >= 0 and to // local != rank // local:
                 between[rank // local] += step.bytes
@@ -128,9 +130,9 @@ def test_hierarchical_sends_little_between_hosts() -> None:
 
 
 def test_long_messages_are_short_plans() -> None:
-    given = given_of("all_reduce", 8, 64 * MIB, 4, 0, 1, mapped=True)
-    scripts = schedule(example("ring"), shape_of(given), 2)
-    text = _plans.text(given, 0, scripts.ranks[0].words)
+    call = call_of("all_reduce", 8, 64 * MIB, 8)
+    scripts = schedule(example("ring"), call, 2)
+    text = _verifier.text((*call, _verifier.geometry(8, True)), 0, scripts.words[0])
     assert "passes" in text
     assert len(text.splitlines()) < 250
 
@@ -197,8 +199,8 @@ def test_slots_used_too_early_are_a_story() -> None:
     error = wrong(hasty, 3, 3 * MIB, "broadcast")
     assert str(error).startswith(line_with(hasty, "send(held"))
     assert "overwrites what rank 1 may still be reading" in str(error)
-    story = error.story
-    assert isinstance(story, ringcomm.algorithms.Story)
+    story = error.counterexample
+    assert isinstance(story, Counterexample)
     assert story.found == len(story.parts) - 1
     assert story.parts[story.found].line == error.line
     assert 0 <= story.other < story.found
@@ -217,8 +219,8 @@ def test_a_deadlock_says_where_ranks_are() -> None:
     error = wrong(stuck, 3, 0, "barrier")
     assert str(error).startswith(line_with(stuck, "shape.wait"))
     assert "deadlock" in str(error)
-    assert isinstance(error.story, ringcomm.algorithms.Story)
-    assert sorted(part.rank for part in error.story.stuck) == [0, 1, 2]
+    assert isinstance(error.counterexample, Counterexample)
+    assert sorted(part.rank for part in error.counterexample.stuck) == [0, 1, 2]
 
 
 def test_an_endless_algorithm_is_stopped() -> None:
@@ -330,13 +332,13 @@ def test_wrong_arguments_are_refused(how: dict[str, int], why: str) -> None:
 
 
 def command(*words: str) -> subprocess.CompletedProcess[str]:
-    line = [sys.executable, "-m", "ringcomm", "verify", *words]
+    line = [sys.executable, "-m", "ringcomm", "plan", "verify", *words]
     return subprocess.run(line, capture_output=True, text=True, cwd=ROOT)
 
 
 def test_the_command_proves() -> None:
     done = command(
-        "examples/algorithms/swing.py:swing", "--ranks", "4", "--bytes", "64K", "--mutants"
+        "examples/algorithms/swing.py:swing", "--ranks", "4", "--size", "64K", "--mutants"
     )
     assert done.returncode == 0, done.stderr
     assert "proved in" in done.stdout
@@ -345,9 +347,7 @@ def test_the_command_proves() -> None:
 
 
 def test_the_command_tells_the_story() -> None:
-    done = command(
-        "examples/algorithms/broken.py:hasty", "--collective", "broadcast", "--ranks", "3"
-    )
+    done = command("examples/algorithms/broken.py:hasty", "broadcast", "--ranks", "3")
     assert done.returncode == 1
     assert "the shortest run that shows it" in done.stdout
     assert "broken.py:" in done.stderr
@@ -355,17 +355,46 @@ def test_the_command_tells_the_story() -> None:
     assert "no function 'rings'" in command("examples/algorithms/ring.py:rings").stderr
 
 
+def test_former_names_work(capsys: pytest.CaptureFixture[str]) -> None:
+    """Until version 0.3: of the command, its options, and what an error has."""
+    words = [
+        f"{EXAMPLES}/ring.py:ring",
+        "--collective",
+        "all_gather",
+        "--bytes",
+        "64K",
+        "--local",
+        "2",
+    ]
+    assert main(["verify", *words]) == 0
+    out, told = capsys.readouterr()
+    assert "all_gather of 64K bytes, 8 ranks" in out
+    assert told.splitlines() == [
+        "ringcomm verify: it is now `ringcomm plan verify`",
+        "ringcomm plan verify: --collective is now COLLECTIVE",
+        "ringcomm plan verify: --bytes is now --size",
+        "ringcomm plan verify: --local is now --hosts: how many there are",
+    ]
+    with pytest.raises(SystemExit):
+        main(["model", "--ranks", "2..4096"])
+    assert "model is gone: `ringcomm plan simulate" in capsys.readouterr().err
+    with pytest.warns(FutureWarning, match="now ringcomm.algorithms.Counterexample"):
+        assert ringcomm.Story is Counterexample
+    error = wrong(example("broken", "stuck"), 3, 0, "barrier")
+    assert error.story is error.counterexample
+
+
 def test_damaged_scripts_are_refused() -> None:
     """Each word is looked at before it names a link, a message or a chunk."""
-    given = given_of("all_reduce", 4, 4096, 4, 0, 1, False)
+    call, geometry = call_of("all_reduce", 4, 4096, 4), _verifier.geometry(4, False)
     ring = load(f"{ROOT / 'examples' / 'algorithms' / 'ring.py'}:ring")
-    words = schedule(ring, shape_of(given), given[-1][SLOTS]).ranks[1].words
+    words = schedule(ring, call, geometry[SLOTS]).words[1]
     chance, refused = random.Random(1), 0
     for _ in range(3000):
         damaged = list(words)
         damaged[chance.randrange(len(words))] = chance.choice([0, 1, 2, 5, 100, 300, 2**31, -1])
         try:
-            _plans.text(given, 1, damaged)
+            _verifier.text((*call, geometry), 1, damaged)
         except ValueError:  # nothing else comes, and no crash
             refused += 1
     assert refused > 1000

@@ -1,4 +1,4 @@
-"""`ringcomm draw`: who has what after each round, in the picture and on the page."""
+"""`ringcomm plan draw`: who has what after each round, in the picture and on the page."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import pytest
 
 from lab import ROOT, browser
 from ringcomm.__main__ import main
-from ringcomm.algorithms.steps import Operand, Step
+from ringcomm.algorithms.call import call_of
+from ringcomm.algorithms.steps import GroupPlans, Operand, Step
 from ringcomm.options import ALGORITHMS
 from ringcomm.tools.plan.draw import frames, looks
 from ringcomm.tools.plan.draw.story import Story, story_of
 from ringcomm.tools.plan.source import plans_of
-from ringcomm.tools.plan.tables import GroupPlans, tables_of
 
 needs_chromium = pytest.mark.skipif(browser.CHROMIUM is None, reason=browser.REASON)
 SVG = "{http://www.w3.org/2000/svg}"
@@ -24,7 +24,7 @@ MOVING = [name for name in frames.GOALS if name != "barrier"]
 
 
 def story(collective: str, ranks: int, algorithm: str | None, hosts: int = 0) -> Story:
-    return story_of(plans_of(collective, ranks, 1024 * ranks, hosts or ranks, algorithm))
+    return story_of(plans_of(call_of(collective, ranks, 1024 * ranks, hosts or ranks), algorithm))
 
 
 def stories() -> Iterator[tuple[str, Story]]:
@@ -32,7 +32,8 @@ def stories() -> Iterator[tuple[str, Story]]:
         for algorithm in (None, *ALGORITHMS):
             for ranks, hosts in ((2, 2), (4, 1), (5, 5), (8, 8), (8, 2)):
                 try:
-                    made = plans_of(name, ranks, 1024 * ranks, hosts, algorithm, ranks - 1)
+                    call = call_of(name, ranks, 1024 * ranks, hosts, root=ranks - 1)
+                    made = plans_of(call, algorithm)
                 except ValueError:
                     continue
                 yield f"{name} {algorithm} {ranks} on {hosts}", story_of(made)
@@ -42,7 +43,7 @@ def test_all_have_what_they_want_in_the_end() -> None:
     """Of every algorithm; and before the last round somebody still lacks something."""
     count = 0
     for case, one in stories():
-        cells = [(r, c) for r in range(one.shape.size) for c in range(len(one.chunks))]
+        cells = [(r, c) for r in range(one.call.ranks) for c in range(len(one.chunks))]
         wanted = [cell for cell in cells if one.wanted(*cell)]
         assert wanted, case
         assert all(one.done(r, one.rounds[-1], c) for r, c in wanted), case
@@ -86,8 +87,7 @@ def group_with(steps: list[Step]) -> GroupPlans:
     inbox = Operand("inbox", 0, 1, 0)
     other = [Step("copy", -1, "", 8, [inbox], [Operand("input", 1, 1, 0)])]
     other.append(Step("signal", 0, "data", 0, [], []))
-    shape = plans_of("all_reduce", 2, 8, 2, None).shape
-    return GroupPlans(shape, "wrong", (tables_of(steps), tables_of(other)))
+    return GroupPlans(call_of("all_reduce", 2, 8, 2), "wrong", [steps, other])
 
 
 def test_mistakes_of_a_plan_are_told() -> None:
@@ -119,7 +119,7 @@ def test_mistakes_of_a_plan_are_told() -> None:
 @pytest.mark.parametrize("ranks", [2, 4, 8, 16])
 def test_a_frame_a_round_and_a_cell_a_chunk(tmp_path: Path, ranks: int) -> None:
     path = tmp_path / "story.svg"
-    words = ["draw", "reduce_scatter", "--algorithm", "ring", "--ranks", str(ranks)]
+    words = ["plan", "draw", "reduce_scatter", "--algorithm", "ring", "--ranks", str(ranks)]
     assert main([*words, "--svg", str(path)]) == 0
     root = ElementTree.parse(path).getroot()
     by_class: dict[str, list[ElementTree.Element]] = {}
@@ -138,26 +138,26 @@ def test_a_frame_a_round_and_a_cell_a_chunk(tmp_path: Path, ranks: int) -> None:
 def test_the_picture_of_the_docs_is_drawn_so(tmp_path: Path) -> None:
     """Draw it again with the command on its page."""
     path = tmp_path / "story.svg"
-    words = ["draw", "reduce_scatter", "--algorithm", "ring", "--ranks", "4"]
+    words = ["plan", "draw", "reduce_scatter", "--algorithm", "ring", "--ranks", "4"]
     assert main([*words, "--svg", str(path)]) == 0
     assert path.read_text() == (ROOT / "docs" / "draw.svg").read_text()
 
 
 def test_the_page_stands_alone(tmp_path: Path) -> None:
     path = tmp_path / "story.html"
-    assert main(["draw", "all_reduce", "--algorithm", "ring", "--html", str(path)]) == 0
+    assert main(["plan", "draw", "all_reduce", "--algorithm", "ring", "--html", str(path)]) == 0
     text = path.read_text()
     assert text.count('<div class="frame"') == 7
     assert "rank 0 to rank 1: chunk 3, of rank 0" in text
     assert "The messages over time" in text
     links = re.findall(r'(?:src|href)="([^"]+)"|url\(([^)]+)\)', text)
     assert all("://" not in "".join(one) for one in links)
-    assert main(["draw", "broadcast", "--algorithm", "tree", "--html", str(path)]) == 0
+    assert main(["plan", "draw", "broadcast", "--algorithm", "tree", "--html", str(path)]) == 0
 
 
-def test_colours_are_told_from_the_ground() -> None:
+def test_colors_are_told_from_the_ground() -> None:
     for ranks in (4, 8, 16, 32):
-        pairs = looks.colours(ranks)
+        pairs = looks.colors(ranks)
         assert len({one for pair in pairs for one in pair[:1]}) == ranks
         for light, dark in pairs:
             assert browser.contrast(light, "#ffffff") > 1.4
@@ -176,9 +176,9 @@ def test_colours_are_told_from_the_ground() -> None:
 def test_mistakes_are_one_sentence(
     capsys: pytest.CaptureFixture[str], words: str, sentence: str
 ) -> None:
-    assert main(["draw", *words.split()]) == 1
+    assert main(["plan", "draw", *words.split()]) == 1
     error = capsys.readouterr().err
-    assert error.startswith("ringcomm draw: ")
+    assert error.startswith("ringcomm plan draw: ")
     assert sentence in error
     assert error.count("\n") == 1
 
@@ -186,7 +186,7 @@ def test_mistakes_are_one_sentence(
 @needs_chromium
 def test_the_slider_shows_a_round(tmp_path: Path) -> None:
     path = tmp_path / "story.html"
-    assert main(["draw", "reduce_scatter", "--algorithm", "ring", "--html", str(path)]) == 0
+    assert main(["plan", "draw", "reduce_scatter", "--algorithm", "ring", "--html", str(path)]) == 0
     shown = browser.document(path)
     assert shown.count('<div class="frame"') == 4
     assert len(re.findall(r'<div class="frame" hidden=""', shown)) == 3

@@ -1,4 +1,4 @@
-"""`ringcomm search`: its plans are right, are faster than the ring where links differ, and run."""
+"""`ringcomm plan search`: its plans are right, faster than the ring where links differ, and run."""
 
 from __future__ import annotations
 
@@ -18,13 +18,12 @@ import ringcomm
 from lab import ROOT
 from lab.ranks import Rank, Ranks, join, ranks
 from ringcomm.__main__ import main
-from ringcomm._network.costs import DEFAULT
-from ringcomm.algorithms.steps import shape_of
-from ringcomm.tools.plan.by_hand import load
+from ringcomm._network.costs import DEFAULT, Network
 from ringcomm.tools.plan.search import matching, tries, writing
 from ringcomm.tools.plan.search.tries import Found, Task
 from ringcomm.tools.plan.simulate import files, topology
 from ringcomm.tools.plan.simulate.bounds import bounds
+from ringcomm.tools.plan.source import load
 
 TOPOLOGIES = ROOT / "examples" / "topologies"
 MIB = 1 << 20
@@ -32,9 +31,10 @@ MIB = 1 << 20
 
 def task_of(collective: str, network: str, hosts: int = 0, size: int = MIB, root: int = 0) -> Task:
     if hosts:
-        return Task(collective, size, root, topology.named(network, hosts, DEFAULT), DEFAULT)
+        where = topology.named(network, hosts, Network())
+        return Task(collective, size, root, where, Network())
     where = files.read(TOPOLOGIES / f"{network}.json", DEFAULT.network.alpha)
-    return Task(collective, size, root, where, DEFAULT)
+    return Task(collective, size, root, where, Network())
 
 
 def written(found: Found) -> str:
@@ -104,8 +104,7 @@ def test_what_is_found_is_right(collective: str, network: str, hosts: int) -> No
     found = tries.search(task, [1, 3], 1, 0)
     for size in (4, 240_000):
         prove(task, found, size)
-    call = shape_of(collective, task.ranks, task.bytes, task.ranks, root=root)
-    least = bounds(call, task.topology, DEFAULT)
+    least = bounds(task.call, task.topology, DEFAULT)
     assert found.seconds >= max(least.bandwidth, least.addition) * (1 - 1e-9)
 
 
@@ -145,14 +144,14 @@ def test_more_chunks_must_be_worth_it() -> None:
 
 
 def command(*words: str) -> int:
-    return main(["search", *words])
+    return main(["plan", "search", *words])
 
 
 def test_the_file_is_an_algorithm_like_any_other(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     network, file = str(TOPOLOGIES / "uplink.json"), tmp_path / "found.py"
-    call = ("--topology", network, "--collective", "all_gather", "--chunks", "2", "--tries", "2")
+    call = ("all_gather", "--topology", network, "--chunks", "2", "--tries", "2")
     assert command(*call, "--output", str(file)) == 0
     printed = capsys.readouterr().out
     for part in ("found", "ring", "lower bound", "proved", "host3 > switch"):
@@ -163,13 +162,13 @@ def test_the_file_is_an_algorithm_like_any_other(
     assert "--chunks 2 --tries 2 --seed 0" in " ".join(text.split())
     assert max(map(len, text.splitlines())) <= 100
     name = f"{file}:all_gather"
-    assert main(["verify", name, "--collective", "all_gather", "--ranks", "4"]) == 0
+    assert main(["plan", "verify", name, "all_gather", "--ranks", "4"]) == 0
     group = ["all_gather", "--algorithm", name, "--ranks", "4"]
-    assert main(["simulate", *group, "--topology", network]) == 0
+    assert main(["plan", "simulate", *group, "--topology", network]) == 0
     assert f"time         {time}" in capsys.readouterr().out
-    assert main(["draw", *group, "--svg", str(tmp_path / "found.svg")]) == 0
+    assert main(["plan", "draw", *group, "--svg", str(tmp_path / "found.svg")]) == 0
     assert (tmp_path / "found.svg").read_text().startswith("<svg")
-    assert main(["verify", name, "--collective", "all_gather", "--ranks", "5"]) == 1
+    assert main(["plan", "verify", name, "all_gather", "--ranks", "5"]) == 1
     assert "this plan is for an all_gather of 4 ranks" in capsys.readouterr().err
 
 
@@ -177,7 +176,7 @@ def test_the_example_is_what_is_found(tmp_path: Path, monkeypatch: pytest.Monkey
     """Byte by byte, by the command in its head."""
     example, file = TOPOLOGIES / "uplink_all_gather.py", tmp_path / "found.py"
     head = " ".join(example.read_text().split())
-    words = head.split("ringcomm search ")[1].split(" By simulation")[0].split()
+    words = head.split("ringcomm plan search ")[1].split(" By simulation")[0].split()
     monkeypatch.chdir(ROOT)
     assert command(*words, "--output", str(file)) == 0
     assert file.read_text() == example.read_text()
@@ -189,7 +188,7 @@ def test_nothing_is_written_that_is_not_proved(
     """Neither where no plan can be made, nor where the proof fails."""
     spread = tries.WAYS["all_gather"]
     file = tmp_path / "found.py"
-    words = ["--topology", "switch", "--ranks", "3", "--collective", "all_gather"]
+    words = ["all_gather", "--topology", "switch", "--ranks", "3"]
 
     def told(steps_of: Any) -> str:
         monkeypatch.setitem(tries.WAYS, "all_gather", lambda *given: steps_of(spread(*given)))
@@ -205,7 +204,7 @@ def test_nothing_is_written_that_is_not_proved(
 
 def test_a_sweep_has_algorithms_by_hand(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     name = f"{TOPOLOGIES / 'uplink_all_gather.py'}:all_gather"
-    words = ["simulate", "all_gather", "--algorithm", f"ring,{name}", "--bytes", "64K,1M"]
+    words = ["plan", "simulate", "all_gather", "--algorithm", f"ring,{name}", "--size", "64K,1M"]
     words += ["--topology", str(TOPOLOGIES / "uplink.json")]
     assert main(words) == 0
     assert "all_gather" in capsys.readouterr().out
@@ -220,10 +219,10 @@ def test_a_head_may_have_any_text() -> None:
 
 
 def test_named_topologies(capsys: pytest.CaptureFixture[str]) -> None:
-    short = ("--collective", "broadcast", "--tries", "1", "--chunks", "1", "--bytes", "64K")
-    assert command("--topology", "torus:2x2", *short, "--root", "3") == 0
+    short = ("--tries", "1", "--chunks", "1", "--size", "64K")
+    assert command("broadcast", "--topology", "torus:2x2", *short, "--root", "3") == 0
     assert "found" in capsys.readouterr().out
-    assert command("--topology", "switch", "--ranks", "3", *short) == 0
+    assert command("broadcast", "--topology", "switch", "--ranks", "3", *short) == 0
 
 
 def links(*ends: str) -> dict[str, Any]:
@@ -240,7 +239,7 @@ def links(*ends: str) -> dict[str, Any]:
         ("{", (), "mine.json is no JSON"),
         (links("a b", "b c"), ("--ranks", "4"), "mine.json has 3 hosts, and the group 4"),
         (links("a b", "b c"), ("--collective", "scan"), "scan is not searched: use one of all_g"),
-        (links("a b", "b c"), ("--bytes", "10"), "10 bytes are no whole number of elements"),
+        (links("a b", "b c"), ("--size", "10"), "10 bytes are no whole number of elements"),
         (links("a b", "b c"), ("--root", "1"), "all_gather takes no --root"),
         (links("a b", "b c"), ("--chunks", "9999"), "use fewer --chunks"),
         (links("a b", "b c"), ("--output", "found.txt"), "use a name that ends in .py"),
@@ -251,9 +250,9 @@ def test_bad_input_is_told_with_its_place(
 ) -> None:
     file = tmp_path / "mine.json"
     file.write_text(body if isinstance(body, str) else json.dumps(body))
-    assert command("--topology", str(file), "--collective", "all_gather", *words) == 1
-    error = capsys.readouterr().err
-    assert error.startswith("ringcomm search: ")
+    assert command("all_gather", "--topology", str(file), *words) == 1
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.startswith("ringcomm plan search: ")
     assert told in error
 
 
@@ -268,7 +267,7 @@ def test_bad_input_is_told_with_its_place(
     ],
 )
 def test_bad_names(words: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert command("--collective", "all_reduce", "--topology", *words) == 1
+    assert command("all_reduce", "--topology", *words) == 1
     assert told in capsys.readouterr().err
 
 

@@ -7,9 +7,9 @@ import functools
 import os
 from pathlib import Path
 
-from ringcomm._network.costs import DEFAULT
-from ringcomm._network.costs_file import read_costs
-from ringcomm.algorithms.steps import plan_of, shape_of
+from ringcomm._network.costs import read
+from ringcomm.algorithms.call import call_of
+from ringcomm.algorithms.steps import plan_of
 
 
 @functools.cache
@@ -23,14 +23,14 @@ def algorithm(collective: str, size: int, ranks: int) -> str:
         return ""
     tcp = os.environ.get("RINGCOMM_TRANSPORT") == "tcp"
     costs = os.environ.get("RINGCOMM_COSTS")
-    fabrics = read_costs(Path(costs)) if costs else DEFAULT
+    network = read(Path(costs) if costs else None)
     try:
-        shape = shape_of(collective, ranks, size, hosts=ranks if tcp else 1, fabrics=fabrics)
+        call = call_of(collective, ranks, size, hosts=ranks if tcp else 1)
     except ValueError:  # no plan has such a message
         return ""
     asked = os.environ.get("RINGCOMM_ALGORITHM", "")
     # As the library: what needs mapped memory, or several ranks on several hosts, is ignored here.
     if asked and asked != "hierarchical" and not (tcp and asked == "direct"):
         with contextlib.suppress(ValueError):  # nor is what the collective does not have
-            return plan_of(shape, 0, asked).algorithm
-    return plan_of(shape, 0).algorithm
+            return plan_of(call, 0, asked, network).algorithm
+    return plan_of(call, 0, None, network).algorithm

@@ -13,18 +13,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from html import escape
 
-from ringcomm._network import costs
+from ringcomm._network.costs import Network
 from ringcomm.algorithms import Algorithm
+from ringcomm.algorithms.call import Call, call_of
 from ringcomm.tools.plan import source
 from ringcomm.tools.plan.draw import frames, page
 from ringcomm.tools.plan.draw.command import PER_RANK
 from ringcomm.tools.plan.draw.story import Story, story_of
+from ringcomm.tools.plan.simulate import files
 from ringcomm.tools.plan.simulate import sweep as sweeps
 from ringcomm.tools.plan.simulate.command import Found
-from ringcomm.tools.plan.simulate.setting import Setting, check_hosts
-from ringcomm.tools.plan.tables import GroupPlans
 
-SOURCE = "ringcomm's defaults"  # of the costs
 AROUND = 380  # pixels of a page above the state of the ranks, and some beneath
 LINE = 22  # of the messages beneath it, in columns
 COLUMNS = 3
@@ -118,18 +117,19 @@ def draw(
     root: int = 0,
     local: int = 1,
 ) -> Drawing:
-    """Draw which chunks each rank has after each round, as `ringcomm draw` does.
+    """Draw which chunks each rank has after each round, as `ringcomm plan draw` does.
 
     `bytes` is 1 KiB for each rank, unless told otherwise, and `local` the ranks of each host. It
     proves nothing: a wrong algorithm is drawn as far as it comes. Raises AlgorithmError, and
     ValueError where ranks wait for ever, or a picture has no room for them.
     """
     size = ranks * PER_RANK if bytes is None else bytes
-    group = plans_of(algorithm, ranks, size, collective, root, local)
+    call = checked(collective, ranks, size, root, local)
     frames.check_ranks(ranks)
+    group = source.plans_of(call, algorithm)
     story = story_of(group)
     frames.check_chunks(len(story.chunks))
-    title = source.title_of(group)
+    title = source.title_of(call, group.algorithm)
     html = page.write(title, story, "")
     return Drawing(title, html, frames.draw(title, story), len(story.rounds), height_of(story))
 
@@ -150,16 +150,18 @@ def simulate(
     local: int = 1,
     topology: str = "switch",
 ) -> Simulation:
-    """Return the time on links that messages share, as `ringcomm simulate` does.
+    """Return the time on links that messages share, as `ringcomm plan simulate` does.
 
     `topology` is a name, such as "torus:2x4", or the path of a JSON file: docs/simulate.md has
     them. `local` is the ranks of each host. It proves nothing. Raises AlgorithmError, and
     ValueError where the topology does not fit, or ranks wait for ever.
     """
-    group = plans_of(algorithm, ranks, bytes, collective, root, local)
-    found = Found.of(group, setting_of(topology))
-    text = "\n".join(found.lines())
-    return Simulation(group.algorithm, found.seconds, found.least.seconds, text, found.svg())
+    call = checked(collective, ranks, bytes, root, local)
+    network = Network()
+    where = files.find(topology, call.hosts, network)
+    found = Found.of(source.plans_of(call, algorithm), where, network)
+    text, seconds = "\n".join(found.lines()), found.engine.seconds
+    return Simulation(found.group.algorithm, seconds, found.least.seconds, text, found.svg())
 
 
 def sweep(
@@ -178,31 +180,19 @@ def sweep(
     left out there. Raises as `simulate` does, and ValueError where two have one name.
     """
     for size in bytes:
-        check(ranks, size, local)
-    setting = setting_of(topology)
-    call = sweeps.Call(collective, ranks, ranks // local, root)
-    panel = sweeps.panel_of(call, setting, bytes, sweeps.named(algorithms))
+        checked(collective, ranks, sweeps.rounded(size, ranks) if size > 0 else size, root, local)
+    network = Network()
+    task = sweeps.Task(collective, bytes, sweeps.named(algorithms), root)
+    panel = sweeps.panel_of(task, ranks, ranks // local, topology, network)
     text = "\n".join([f"{collective} on {topology}", *sweeps.lines_of(panel)])
-    svg = sweeps.drawing_of(collective, setting, [panel])
+    svg = sweeps.picture_of(collective, topology, network, [panel])
     return Sweep(panel.times, panel.bounds, text, svg)
 
 
-def setting_of(topology: str) -> Setting:
-    return Setting(costs.DEFAULT, None, SOURCE, topology)
-
-
-def plans_of(
-    algorithm: Algorithm | str | None, ranks: int, size: int, collective: str, root: int, local: int
-) -> GroupPlans:
-    """Return the plans of all ranks. Raises ValueError."""
-    check(ranks, size, local)
-    return source.plans_of(collective, ranks, size, ranks // local, algorithm, root)
-
-
-def check(ranks: int, size: int, local: int) -> None:
-    """Raise ValueError where nothing is to be shown, or it would take minutes."""
+def checked(collective: str, ranks: int, size: int, root: int, local: int) -> Call:
+    """Return the call. Raises ValueError where nothing is to be shown."""
     if size < 1:
         raise ValueError(f"a message of {size} bytes: write 1 or more")
     if local < 1 or ranks % local:
         raise ValueError(f"{ranks} ranks do not fill hosts of {local}")
-    check_hosts(ranks // local)
+    return call_of(collective, ranks, size, ranks // local, root=root)

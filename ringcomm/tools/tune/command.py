@@ -25,12 +25,11 @@ import torch
 import torch.distributed as dist
 
 import ringcomm
+from ringcomm import _C
 from ringcomm._network import costs, order, probes
-from ringcomm._network.costs import Costs, Fabrics
-from ringcomm._network.costs_file import Hosts
+from ringcomm._network.costs import Costs, Fabrics, Hosts
 from ringcomm._runtime.options import of_process
 from ringcomm._text import list_of, output, positive, size
-from ringcomm.tools.plan import model
 from ringcomm.tools.tune import kernel_times
 
 MOST_PAIRS = 4  # of each kind: "near" in one site, "far" between two, "memory" in one host
@@ -38,6 +37,7 @@ ENDS = ("near", "far")
 ROUNDS, SECONDS = 7, 0.02  # of a measurement; its fastest counts, others were disturbed
 LONGEST = 1.0  # seconds that its rounds take, where links are slow
 LARGE = 8 << 20
+SEGMENT = _C.LIMITS["segment_bytes"]
 BLOCK = 256 << 10  # bytes, that a core adds up out of its cache
 
 Pair = tuple[int, int]
@@ -148,10 +148,9 @@ def measure_pair(group: Any, across: bool) -> list[float]:
     alpha = max(smallest - call, smallest / 10)
     halves = list(torch.ones(LARGE // 4).chunk(2))
     large = time_call(group, lambda: dist.all_gather(halves, mine, group=group))
-    work = costs.in_memory("all_gather", LARGE, 2)
-    if across:
-        work = costs.work("all_gather", "ring", LARGE, 2)
-    beta = max(large - work.rounds * alpha, large / 10) / work.sent
+    # Across hosts a half is one message. In memory it is copied in and out, segment by segment.
+    rounds, sent = (1, LARGE // 2) if across else (LARGE // 2 // SEGMENT, LARGE)
+    beta = max(large - rounds * alpha, large / 10) / sent
     return [alpha, beta, time_sum()]
 
 
@@ -220,14 +219,15 @@ def tell(count: int, measured: dict[str, list[Costs]], found: dict[str, Costs | 
         low, high = (
             Costs(*(end(c) for c in zip(*measured[name], strict=True))) for end in (min, max)
         )
-        print(f"{name}: {model.describe(cost)}")
+        print(f"{name}: {cost.text}")
         if len(measured[name]) > 1:
-            print(f"  {len(measured[name])} pairs, from: {model.describe(low)}")
-            print(f"  to: {model.describe(high)}")
+            print(f"  {len(measured[name])} pairs, from: {low.text}")
+            print(f"  to: {high.text}")
     hosts_then = max(count, 4)  # between two of them there is little to choose
     print(f"chosen between {hosts_then} hosts:")
+    any_size = _C.LIMITS["any_size"]
     for name, limit in costs.limits(median_of(measured["network"]), hosts_then).items():
-        print(f"  {name} up to {'any number of' if limit == costs.ANY_SIZE else limit} bytes")
+        print(f"  {name} up to {'any number of' if limit == any_size else limit} bytes")
 
 
 def write(output: Path, ranks: int, hosts: Hosts, found: dict[str, Costs | None]) -> None:

@@ -1,6 +1,6 @@
 """The state of all ranks after a round, as an SVG: a row for each rank, a column for each chunk.
 
-A cell has a bar for each sum that the rank has of the chunk, in the colours of the ranks whose
+A cell has a bar for each sum that the rank has of the chunk, in the colors of the ranks whose
 inputs are in it. Arrows run in the gap behind the chunk that they carry.
 """
 
@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby
-from xml.sax.saxutils import escape, quoteattr
 
 from ringcomm._text import ranks_text, show_size, spans
+from ringcomm.tools import svg
 from ringcomm.tools.plan.draw import looks
 from ringcomm.tools.plan.draw.looks import Sizes
-from ringcomm.tools.plan.draw.story import ADDING, Story
+from ringcomm.tools.plan.draw.story import Story, Transfer
 
 HEAD = 40  # of a frame: its title, and the names of the chunks
 PAD = 3  # around the bars of a cell
@@ -72,24 +72,22 @@ def chunk_text(some: set[int]) -> str:
     return f"chunk{'s' if len(some) > 1 else ''} {spans(some)}"
 
 
-def covered(story: Story, one: object) -> list[int]:
+def covered(story: Story, one: Transfer) -> list[int]:
     """Return the chunks that a transfer carries."""
-    return [
-        number
-        for number, (low, high) in enumerate(story.chunks)
-        if one.low <= low and high <= one.high  # type: ignore[attr-defined]
-    ]
+    chunks = enumerate(story.chunks)
+    return [number for number, (low, high) in chunks if one.low <= low and high <= one.high]
 
 
 class Frames:
     """Draws any frame of one story."""
 
     def __init__(self, story: Story) -> None:
-        self.story, self.shape = story, story.shape
-        self.sizes: Sizes = looks.sizes_of(self.shape.size, len(story.chunks))
-        self.sums = self.shape.name in ADDING
+        self.story, self.ranks = story, story.call.ranks
+        self.sizes: Sizes = looks.sizes_of(self.ranks, len(story.chunks))
+        self.sums = story.call.adds
+        self.several = self.sums or story.call.name == "all_to_all"
         # How many ranks fill a cell: where nothing is added up, a chunk has one owner.
-        self.full = self.shape.size if self.sums or self.shape.name == "all_to_all" else 1
+        self.full = self.ranks if self.several else 1
 
     @property
     def width(self) -> int:
@@ -97,7 +95,7 @@ class Frames:
 
     @property
     def height(self) -> int:
-        return HEAD + self.shape.size * self.sizes.row + 4
+        return HEAD + self.ranks * self.sizes.row + 4
 
     def frame(self, number: int) -> Iterator[str]:
         """Draw the state after the n-th round, with its messages; 0 is the start."""
@@ -105,9 +103,9 @@ class Frames:
         now = rounds[number - 1] if number else 0
         before = (rounds[number - 2] if number > 1 else 0) if number else -1
         title = f"after round {number} of {len(rounds)}" if number else "at the start"
-        yield f'<text class="panel" x="0" y="13">{title}</text>'
+        yield svg.text(0, 13, title, "panel")
         yield from self.names()
-        for rank in range(self.shape.size):
+        for rank in range(self.ranks):
             for chunk in range(len(self.story.chunks)):
                 yield from self.cell(rank, chunk, now, before)
         if number:
@@ -117,15 +115,14 @@ class Frames:
         size, row = self.sizes, self.sizes.row
         for chunk in range(len(self.story.chunks)):
             x = size.name + chunk * size.column + size.cell / 2
-            text = f"chunk {chunk}" if size.cell > 44 else str(chunk)
-            yield f'<text class="name soft" x="{x}" y="33" text-anchor="middle">{text}</text>'
+            words = f"chunk {chunk}" if size.cell > 44 else str(chunk)
+            yield svg.text(x, 33, words, "name soft", "middle")
         if size.cell <= 44:
-            x = size.name - 8
-            yield f'<text class="name soft" x="{x}" y="33" text-anchor="end">chunk</text>'
-        for rank in range(self.shape.size):
+            yield svg.text(size.name - 8, 33, "chunk", "name soft", "end")
+        for rank in range(self.ranks):
             y = HEAD + rank * row + row / 2
-            yield f'<rect x="0" y="{y - 5}" width="10" height="10" style="fill: var(--r{rank})"/>'
-            yield f'<text class="name" x="15" y="{y + 4}">rank {rank}</text>'
+            yield svg.box(0, y - 5, 10, 10, fill=f"r{rank}")
+            yield svg.text(15, y + 4, f"rank {rank}", "name")
 
     def corner(self, rank: int, chunk: int) -> tuple[float, float]:
         return (
@@ -137,23 +134,22 @@ class Frames:
         story, size = self.story, self.sizes
         x, y = self.corner(rank, chunk)
         high = round(size.row * 0.86, 1)
-        box = f'x="{x}" y="{y:.1f}" width="{size.cell}" height="{high}"'
+        box = (x, y, size.cell, high)
         pieces = story.pieces(rank, now, chunk)
-        text = self.describe(pieces)
-        yield f'<g><title>rank {rank}, chunk {chunk}: {text}</title><rect class="cell" {box}/>'
+        words = self.describe(pieces)
+        yield f"<g><title>rank {rank}, chunk {chunk}: {words}</title>{svg.box(*box, 'cell')}"
         yield from self.bars(pieces, x + PAD, y + PAD)
         fresh = before >= 0 and pieces != story.pieces(rank, before, chunk)
         if story.done(rank, now, chunk):
-            yield f'<rect class="done" {box}/>'
+            yield svg.box(*box, "done")
             if size.row >= 40:
-                yield f'<text class="tick" x="{x + size.cell - 14}" y="{y + high - 6:.1f}">✓</text>'
+                yield svg.text(x + size.cell - 14, y + high - 6, "✓", "tick")
         elif story.wanted(rank, chunk):
-            yield f'<rect class="wanted" {box}/>'
+            yield svg.box(*box, "wanted")
         elif fresh:
-            yield f'<rect class="fresh" {box}/>'
-        if size.words and pieces and (self.sums or self.shape.name == "all_to_all"):
-            words = self.inside(pieces)
-            yield f'<text class="inside" x="{x + PAD + 1}" y="{y + high - 7:.1f}">{words}</text>'
+            yield svg.box(*box, "fresh")
+        if size.words and pieces and self.several:
+            yield svg.text(x + PAD + 1, y + high - 7, self.inside(pieces), "inside")
         yield "</g>"
 
     def bars(self, pieces: Sequence[frozenset[int]], x: float, y: float) -> Iterator[str]:
@@ -164,10 +160,7 @@ class Frames:
         unit = room / self.full
         for piece in pieces:
             for rank in sorted(piece):
-                yield (
-                    f'<rect x="{x:.1f}" y="{y:.1f}" width="{unit:.1f}" height="{high:.1f}" '
-                    f'style="fill: var(--r{rank})"/>'
-                )
+                yield svg.box(x, y, unit, high, fill=f"r{rank}")
                 x += unit
             x += APART
 
@@ -210,14 +203,12 @@ class Frames:
                 down = 1 if receiver > sender else -1
                 y1 = HEAD + (sender + 0.5) * size.row + 5 * down
                 y2 = HEAD + (receiver + 0.5) * size.row - 5 * down
-                far = abs(receiver - sender) / max(1, self.shape.size - 1)
+                far = abs(receiver - sender) / max(1, self.ranks - 1)
                 bulge = x + (size.gap - 4) * 1.3 * (0.35 + 0.65 * far)
-                text = f"chunk {chunk} from rank {sender} to rank {receiver}"
-                yield (
-                    f'<path class="arrow" d="M{x} {y1:.1f}C{bulge:.1f} {y1:.1f} {bulge:.1f} '
-                    f'{y2:.1f} {x + 5} {y2:.1f}"><title>{text}</title></path>'
-                    f'<path class="head" d="M{x - 1} {y2:.1f}l7 -3.5v7z"/>'
-                )
+                title = f"chunk {chunk} from rank {sender} to rank {receiver}"
+                ways = f"{bulge:.1f} {y1:.1f} {bulge:.1f} {y2:.1f} {x + 5} {y2:.1f}"
+                yield svg.path(f"M{x} {y1:.1f}C{ways}", "arrow", title=title)
+                yield svg.path(f"M{x - 1} {y2:.1f}l7 -3.5v7z", "head")
 
 
 # ---- the picture with all frames
@@ -235,30 +226,22 @@ def draw(title: str, story: Story) -> str:
     top = keys + 24
     width = max(columns * (frames.width + 3 * MARGIN), NARROWEST) + MARGIN
     height = top + -(-count // columns) * (frames.height + 2 * MARGIN)
-    parts = [
-        f'<svg class="story" xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
-        f'viewBox="0 0 {width} {height}" role="img" aria-label={quoteattr(title)}>',
-        f"<title>{escape(title)}</title><style>{looks.style(story.shape.size)}</style>",
-        f'<rect class="ground" width="{width}" height="{height}"/>',
-        f'<text class="title" x="{MARGIN}" y="24">{escape(title)}</text>',
-    ]
-    for number, line in enumerate(lines):
-        parts.append(
-            f'<text class="soft" x="{MARGIN}" y="{46 + 18 * number}">{escape(line)}</text>'
-        )
+    parts = [svg.text(MARGIN, 24, title, "title")]
+    parts += [svg.text(MARGIN, 46 + 18 * number, line, "soft") for number, line in enumerate(lines)]
     parts += example(story, MARGIN, keys)
     for number in range(count):
         row, column = divmod(number, columns)
         x = MARGIN + column * (frames.width + 3 * MARGIN)
         y = top + row * (frames.height + 2 * MARGIN) + MARGIN
         parts += [f'<g transform="translate({x} {y})">', *frames.frame(number), "</g>"]
-    return "\n".join([*parts, "</svg>"]) + "\n"
+    styled = looks.style(story.call.ranks)
+    return svg.picture(title, width, height, styled, parts, ' class="story"')
 
 
 def legend_lines(story: Story) -> list[str]:
     """Return what a reader must know, a line each."""
     low, high = story.chunks[0]
-    lines = [GOALS[story.shape.name]]
+    lines = [GOALS[story.call.name]]
     rows = (
         f"Rows are ranks, columns are chunks of the message, here of {show_size(high - low)} bytes"
     )
@@ -268,22 +251,18 @@ def legend_lines(story: Story) -> list[str]:
 
 def example(story: Story, x: float, y: float) -> Iterator[str]:
     """Draw the keys: bars, and the frames of cells."""
-    adds = story.shape.name in ADDING and story.shape.size > 1
     keys = [("has", "what rank 0 began with")]
-    keys += (
-        [("sum", "added up, ranks 0 and 1"), ("apart", "both there, not added up")] if adds else []
-    )
+    if story.call.adds and story.call.ranks > 1:
+        keys += [("sum", "added up, ranks 0 and 1"), ("apart", "both there, not added up")]
     keys += [("fresh", "new in this round"), ("wanted", "the result belongs here")]
     keys += [("done", "the result is here")]
-    for kind, text in keys:
+    for kind, words in keys:
         if kind in ("fresh", "wanted", "done"):
-            yield f'<rect class="{kind}" x="{x}" y="{y - 10}" width="26" height="13"/>'
+            yield svg.box(x, y - 10, 26, 13, kind)
         else:
-            second = {"has": None, "sum": x + 13, "apart": x + 16}[kind]
-            size = f'y="{y - 10}" width="13" height="13"'
-            yield f'<rect x="{x}" {size} style="fill: var(--r0)"/>'
-            if second is not None:
-                yield f'<rect x="{second}" {size} style="fill: var(--r1)"/>'
+            yield svg.box(x, y - 10, 13, 13, fill="r0")
+            if kind != "has":
+                yield svg.box(x + (13 if kind == "sum" else 16), y - 10, 13, 13, fill="r1")
         text_x = x + (20 if kind == "has" else 36)
-        yield f'<text class="soft" x="{text_x}" y="{y + 1}">{text}</text>'
-        x = text_x + 6.4 * len(text) + 18
+        yield svg.text(text_x, y + 1, words, "soft")
+        x = text_x + 6.4 * len(words) + 18

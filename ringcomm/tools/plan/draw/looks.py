@@ -1,45 +1,29 @@
-"""Colours of ranks, the style of the pictures, and their sizes."""
+"""Colors of ranks, the style of the pictures, and their sizes."""
 
 from __future__ import annotations
 
 import colorsys
 from typing import NamedTuple
 
+from ringcomm.tools import svg
+
 MOST_RANKS, MOST_CHUNKS = 32, 64  # a cell for each pair: more are too small to be read
-# Of Okabe and Ito, for few ranks: everybody tells them apart. Each for light and for dark.
+# For few ranks: everybody tells them apart.
 FEW = (
-    ("#0072b2", "#56b4e9"),
-    ("#e69f00", "#f0b432"),
-    ("#009e73", "#2fc79a"),
-    ("#cc79a7", "#e19fc4"),
-    ("#d55e00", "#f47f3c"),
-    ("#56b4e9", "#8fd3ff"),
-    ("#8a6d3b", "#c9a66b"),
-    ("#6a51a3", "#a58fe0"),
+    svg.BLUE, svg.ORANGE, svg.GREEN, svg.PINK, svg.VERMILION, svg.SKY, svg.BROWN, svg.PURPLE,
+)  # fmt: skip
+RULES = (
+    ".name { font-size: 11px; }",
+    ".inside { font-size: 10px; }",
+    ".cell { fill: var(--cell); stroke: var(--edge); }",
+    ".wanted { fill: none; stroke: var(--soft); stroke-dasharray: 3 2; }",
+    ".done { fill: none; stroke: var(--ink); stroke-width: 2px; }",
+    ".tick { font-size: 12px; font-weight: 700; }",
+    ".arrow { fill: none; stroke: var(--ink); stroke-width: 1.4px; stroke-opacity: 0.8; }",
+    ".head { fill: var(--ink); }",
+    ".fresh { fill: none; stroke: var(--ink); stroke-width: 1px; }",
 )
-STYLE = """
-svg.story { font: 12px system-ui, sans-serif; color-scheme: light dark; }
-svg.story, .legend { --ground: #ffffff; --ink: #1b1f24; --soft: #5b6470; --line: #d5dae0;
-  --cell: #f1f3f5; --new: #1b1f24; LIGHT }
-@media (prefers-color-scheme: dark) {
-  svg.story, .legend { --ground: #14171a; --ink: #e6e9ec; --soft: #9aa4af; --line: #3d444c;
-    --cell: #20252a; --new: #e6e9ec; DARK }
-}
-.story .ground { fill: var(--ground); }
-.story text { fill: var(--ink); }
-.story .title { font-size: 15px; font-weight: 600; }
-.story .panel { font-size: 13px; font-weight: 600; }
-.story .soft { fill: var(--soft); }
-.story .name { font-size: 11px; }
-.story .inside { font-size: 10px; }
-.story .cell { fill: var(--cell); stroke: var(--line); }
-.story .wanted { fill: none; stroke: var(--soft); stroke-dasharray: 3 2; }
-.story .done { fill: none; stroke: var(--ink); stroke-width: 2px; }
-.story .tick { font-size: 12px; font-weight: 700; }
-.story .arrow { fill: none; stroke: var(--ink); stroke-width: 1.4px; stroke-opacity: 0.8; }
-.story .head { fill: var(--ink); }
-.story .fresh { fill: none; stroke: var(--new); stroke-width: 1px; }
-"""
+CELLS = {"cell": ("#f1f3f5", "#20252a"), "edge": ("#d5dae0", "#3d444c")}
 
 
 class Sizes(NamedTuple):
@@ -47,7 +31,7 @@ class Sizes(NamedTuple):
 
     cell: int
     gap: int
-    row: int  # the height of a rank, of which `bar` is coloured
+    row: int  # the height of a rank, of which `bar` is colored
     bar: int
     name: int  # the width of the ranks' names
     words: bool  # whether there is room for them in a cell
@@ -70,8 +54,8 @@ def sizes_of(ranks: int, chunks: int) -> Sizes:
     return Sizes(min(100, max(30, 700 // chunks)), 14, 20, 10, 58, False)
 
 
-def colours(ranks: int) -> list[tuple[str, str]]:
-    """Return a colour for each rank, for light and for dark; many ranks go around the hues."""
+def colors(ranks: int) -> list[svg.Pair]:
+    """Return a color for each rank; many ranks go around the hues."""
     if ranks <= len(FEW):
         return list(FEW[:ranks])
     found = []
@@ -89,8 +73,5 @@ def hexadecimal(hue: float, lightness: float, saturation: float) -> str:
 
 
 def style(ranks: int) -> str:
-    light, dark = (
-        " ".join(f"--r{rank}: {pair[way]};" for rank, pair in enumerate(colours(ranks)))
-        for way in (0, 1)
-    )
-    return STYLE.replace("LIGHT", light).replace("DARK", dark)
+    own = {f"r{rank}": pair for rank, pair in enumerate(colors(ranks))}
+    return svg.style({**CELLS, **own}, RULES, "svg.story")

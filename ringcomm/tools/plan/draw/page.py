@@ -7,15 +7,15 @@ from collections.abc import Iterator
 from html import escape
 from pathlib import Path
 
-from ringcomm._network import costs
+from ringcomm._network.costs import Network
 from ringcomm._text import ranks_text, show_seconds
-from ringcomm.tools.plan import drawing, source
+from ringcomm.algorithms.steps import GroupPlans
+from ringcomm.tools.plan import lanes
 from ringcomm.tools.plan.draw import frames, looks
 from ringcomm.tools.plan.draw.frames import Frames
-from ringcomm.tools.plan.draw.story import ADDING, Story
+from ringcomm.tools.plan.draw.story import Story
 from ringcomm.tools.plan.simulate import topology
-from ringcomm.tools.plan.simulate.setting import simulate
-from ringcomm.tools.plan.tables import GroupPlans
+from ringcomm.tools.plan.simulate.engine import simulate
 
 FOLDER = Path(__file__).parent
 MOST_LINES = 24  # of messages beneath a frame
@@ -23,15 +23,16 @@ MOST_LINES = 24  # of messages beneath a frame
 
 def timed(group: GroupPlans) -> str:
     """Return the SVG of the messages over time, on a switch and with the default costs."""
-    where = topology.named("switch", group.shape.hosts, costs.DEFAULT)
-    seconds, engine = simulate(group, where, costs.DEFAULT)
-    note = f"{show_seconds(seconds)} by a model with ringcomm's default costs, not measured."
-    lines = [*drawing.headline("The messages over time"), *drawing.wrapped(note)]
-    title = source.title_of(group)
-    return drawing.lanes_of(title, lines, group.shape.local, seconds, engine)
+    network = Network()
+    where = topology.named("switch", group.call.hosts, network)
+    run = simulate(group, where, network.fabrics)
+    note = (
+        f"{show_seconds(run.seconds)} by a model with the costs of {network.source}, not measured."
+    )
+    return lanes.draw("The messages over time", [note], run)
 
 
-def write(title: str, story: Story, lanes: str) -> str:
+def write(title: str, story: Story, timed: str) -> str:
     """Return the page."""
     drawn = Frames(story)
     count = len(story.rounds) + 1
@@ -40,8 +41,8 @@ def write(title: str, story: Story, lanes: str) -> str:
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
         f"<title>{escape(title)}</title>",
-        f"<style>{(FOLDER.parent / 'page.css').read_text(encoding='utf-8')}",
-        looks.style(story.shape.size),
+        f"<style>{(FOLDER.parent.parent / 'page.css').read_text(encoding='utf-8')}",
+        looks.style(story.call.ranks),
         f"{(FOLDER / 'draw.css').read_text(encoding='utf-8')}</style>",
         f"</head>\n<body>\n<main>\n<h1>{escape(title)}</h1>",
         *(f"<p>{escape(line)}</p>" for line in frames.legend_lines(story)),
@@ -61,7 +62,7 @@ def write(title: str, story: Story, lanes: str) -> str:
         ]
     parts += [
         '</div>\n<ul id="messages"></ul>',
-        f'<div class="scroll">{lanes}</div>',
+        f'<div class="scroll">{timed}</div>',
         f"<script>const texts = {json.dumps(texts)};",
         (FOLDER / "draw.js").read_text(encoding="utf-8"),
         "</script>\n</main>\n</body>\n</html>",
@@ -85,12 +86,11 @@ def messages(story: Story, number: int) -> Iterator[str]:
         return
     some = [one for one in story.transfers if one.round == story.rounds[number - 1]]
     lines = []
-    adds = story.shape.name in ADDING
     for one in sorted(some):
         for chunk in frames.covered(story, one):
             ranks = ranks_text(one.ranks)
             of = f"the sum of {ranks}" if len(one.ranks) > 1 else f"of {ranks}"
-            more = f", {of}" if adds else ""
+            more = f", {of}" if story.call.adds else ""
             lines.append(f"rank {one.sender} to rank {one.receiver}: chunk {chunk}{more}")
     lines = list(dict.fromkeys(lines))
     yield from lines[:MOST_LINES]

@@ -14,10 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ringcomm.algorithms.steps import Operand, Shape, Step
-from ringcomm.tools.plan.tables import GroupPlans
-
-ADDING = ("all_reduce", "reduce_scatter", "reduce")
+from ringcomm.algorithms.call import Call
+from ringcomm.algorithms.steps import GroupPlans, Operand, Step
 
 Memory = tuple[str, int, int]  # space, rank, writer
 
@@ -52,7 +50,7 @@ State = tuple[tuple[Memory, Segment], ...]  # all that a rank has, in its own me
 class Story:
     """`states[r]` are the rank's, each with the round since which it holds, in order."""
 
-    shape: Shape
+    call: Call
     chunks: list[tuple[int, int]]  # parts of the message that never go apart, in bytes
     transfers: list[Transfer]
     states: list[list[tuple[int, State]]]
@@ -79,7 +77,7 @@ class Story:
     def wanted(self, rank: int, chunk: int) -> bool:
         """Tell whether the rank's output has a place for the chunk."""
         low, high = self.chunks[chunk]
-        begin, end = output_of(self.shape, rank)
+        begin, end = output_of(self.call, rank)
         return begin <= low and high <= end
 
     def done(self, rank: int, round_number: int, chunk: int) -> bool:
@@ -94,10 +92,10 @@ class Story:
             if space == "output" and segment.place <= low and high <= end:
                 there |= segment.ranks
                 largest = max(largest, len(segment.ranks))
-        whole = self.shape.size
-        if self.shape.name in ADDING:
+        whole = self.call.ranks
+        if self.call.adds:
             return largest == whole
-        return len(there) == (whole if self.shape.name == "all_to_all" else 1)
+        return len(there) == (whole if self.call.name == "all_to_all" else 1)
 
 
 def offsets(lengths: Sequence[int]) -> list[int]:
@@ -107,26 +105,24 @@ def offsets(lengths: Sequence[int]) -> list[int]:
     return found
 
 
-def input_of(shape: Shape, rank: int) -> tuple[int, int]:
+def input_of(call: Call, rank: int) -> tuple[int, int]:
     """Return which bytes of the message a rank's input has; all_to_all: that of each rank."""
-    whole = shape.bytes or sum(shape.shards or shape.send)
-    if shape.name in ("all_gather", "gather"):
-        at = offsets(shape.shards)
+    if call.name in ("all_gather", "gather"):
+        at = offsets(call.shards)
         return at[rank], at[rank + 1]
-    if shape.name in ("broadcast", "scatter") and rank != shape.root:
+    if call.name in ("broadcast", "scatter") and rank != call.root:
         return 0, 0
-    return 0, whole
+    return 0, call.whole
 
 
-def output_of(shape: Shape, rank: int) -> tuple[int, int]:
+def output_of(call: Call, rank: int) -> tuple[int, int]:
     """Return the same of its output."""
-    whole = shape.bytes or sum(shape.shards)
-    if shape.name in ("reduce_scatter", "scatter", "all_to_all"):
-        at = offsets(shape.shards or shape.send)
+    if call.name in ("reduce_scatter", "scatter", "all_to_all"):
+        at = offsets(call.shards or call.send)
         return at[rank], at[rank + 1]
-    if shape.name in ("reduce", "gather") and rank != shape.root:
+    if call.name in ("reduce", "gather") and rank != call.root:
         return 0, 0
-    return 0, whole
+    return 0, call.whole
 
 
 # ---- the run
@@ -160,18 +156,18 @@ class Run:
     """All ranks, one after another as far as each comes: plans give the same in any order."""
 
     def __init__(self, group: GroupPlans) -> None:
-        self.shape = group.shape
-        self.ranks = [Rank(steps) for steps in group.steps()]
+        self.call = group.call
+        self.ranks = [Rank(steps) for steps in group.steps]
         self.under_way: dict[tuple[int, int, str], deque[Sent]] = defaultdict(deque)
         self.transfers: list[Transfer] = []
         self.cuts: set[int] = set()  # of the message
         for rank, one in enumerate(self.ranks):
-            begin, end = input_of(self.shape, rank)
+            begin, end = input_of(self.call, rank)
             if begin < end:
                 segment = Segment(0, end - begin, begin, frozenset([rank]))
                 one.memory["input", rank, rank] = [segment]
                 self.cuts |= {begin, end}
-            begin, end = output_of(self.shape, rank)
+            begin, end = output_of(self.call, rank)
             self.cuts |= {begin, end}
 
     def run(self) -> None:
@@ -301,13 +297,13 @@ def added(parts: Sequence[Sequence[Segment]], size: int) -> list[Segment]:
 
 def story_of(group: GroupPlans) -> Story:
     """Run the plans. Raises ValueError where they hang, or add up what does not belong together."""
-    if group.shape.name == "barrier":
+    if group.call.name == "barrier":
         raise ValueError(
-            "a barrier moves no bytes: `ringcomm plan barrier --svg` draws its signals"
+            "a barrier moves no bytes: `ringcomm plan show barrier --svg` draws its signals"
         )
     run = Run(group)
     run.run()
     cuts = sorted(run.cuts)
     chunks = [pair for pair in itertools.pairwise(cuts) if pair[0] < pair[1]]
     rounds = sorted({one.round for one in run.transfers})
-    return Story(group.shape, chunks, run.transfers, [one.states for one in run.ranks], rounds)
+    return Story(group.call, chunks, run.transfers, [one.states for one in run.ranks], rounds)

@@ -1,4 +1,4 @@
-"""The arguments of `ringcomm search`, its report, and the head of what it writes."""
+"""`ringcomm plan search`: find a plan for a network whose links differ."""
 
 from __future__ import annotations
 
@@ -7,17 +7,16 @@ import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from ringcomm._network import costs, costs_file
+from ringcomm._network import costs
+from ringcomm._network.costs import Network
 from ringcomm._text import list_of, output, positive, show_seconds, show_size, size
 from ringcomm.algorithms.proof import Proof, verify
-from ringcomm.algorithms.steps import shape_of
+from ringcomm.tools import arguments
 from ringcomm.tools.plan.search import tries, writing
 from ringcomm.tools.plan.search.tries import WAYS, Found, Other, Task
-from ringcomm.tools.plan.simulate import topology
+from ringcomm.tools.plan.simulate import files, topology
 from ringcomm.tools.plan.simulate.bounds import Bounds, bounds
 from ringcomm.tools.plan.simulate.command import SHOWN_LINKS, link_lines
-from ringcomm.tools.plan.simulate.files import read
-from ringcomm.tools.plan.simulate.setting import Setting
 
 CHUNKS, TRIES, SEED = [1, 2, 4], 16, 0
 HEAD = """{what} on {topology}, found by search.
@@ -31,42 +30,47 @@ plan. Register it for this group, on this network: docs/search.md.
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--topology", required=True, metavar="NAME", help="as of `ringcomm simulate`; or its file")
-    add("--collective", required=True, metavar="NAME", help=f"one of {', '.join(WAYS)}")
+    collective = arguments.add_collective(parser, list(WAYS), optional=True)
+    arguments.former(parser, collective, "--collective")
+    text = "as of `ringcomm plan simulate`; or its file"
+    add("--topology", required=True, metavar="NAME", help=text)
     add("--ranks", type=positive, metavar="N", help="one on each host (the topology's hosts)")
-    add("--bytes", type=size, default="1M", help="the whole message: all shards together (1M)")
+    text = "the whole message: all shards together (1M)"
+    size_option = add("--size", type=size, default="1M", metavar="SIZE", help=text)
+    arguments.former(parser, size_option, "--bytes")
     add("--root", type=int, default=0, help="of broadcast (0)")
     add("--chunks", type=list_of(positive), default=CHUNKS, metavar="LIST",
         help="into how many to cut each rank's part; the best of these (1,2,4)")  # fmt: skip
     add("--tries", type=positive, default=TRIES, help=f"with each number of chunks ({TRIES})")
     add("--seed", type=int, default=SEED, help=f"of what chance decides ({SEED})")
-    add("--costs", type=Path, metavar="FILE", help="what `ringcomm tune` has written")
+    arguments.add_costs(parser)
     add("--links", type=int, default=SHOWN_LINKS, help=f"show so many; 0: all ({SHOWN_LINKS})")
     add("--output", type=output, metavar="FILE.py", help="write the algorithm, if it is proved")
 
 
 def run(options: argparse.Namespace) -> int:
+    if options.collective is None:
+        raise ValueError(f"write the collective: one of {', '.join(WAYS)}")
     if options.root and options.collective != "broadcast":
         raise ValueError(f"{options.collective} takes no --root: it is for broadcast")
     if options.links < 0:
         raise ValueError(f"--links {options.links}: write how many, or 0 for all")
     if options.output and options.output.suffix != ".py":
         raise ValueError(f"--output {options.output}: it is Python: use a name that ends in .py")
-    fabrics, known = costs_file.read_file(options.costs) if options.costs else (costs.DEFAULT, None)
-    where = Setting(fabrics, known, "", options.topology).of(hosts_of(options, fabrics, known))
-    task = Task(options.collective, options.bytes, options.root, where, fabrics, known)
+    network = costs.read(options.costs)
+    where = files.find(options.topology, hosts_of(options, network), network)
+    task = Task(options.collective, options.size, options.root, where, network)
     tries.check(task, max(options.chunks))
     others = tries.library(task)
     found = tries.search(task, options.chunks, options.tries, options.seed)
-    call = shape_of(task.collective, task.ranks, task.bytes, task.ranks, root=task.root)
-    least = bounds(call, where, fabrics)
+    least = bounds(task.call, where, network.fabrics)
     text = writing.text_of(found.form, found.steps, head(options, task, found, others, least))
     proof = verify(
         writing.load(text, found.form), task.ranks, task.bytes, task.collective, root=task.root
     )
     for line in (
         *report(task, found, others, least, proof),
-        *link_lines(found.engine, found.seconds, options.links),
+        *link_lines(found.engine, options.links),
     ):
         print(line)
     if options.output:
@@ -75,17 +79,15 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def hosts_of(
-    options: argparse.Namespace, fabrics: costs.Fabrics, known: costs_file.Hosts | None
-) -> int:  # fmt: skip
+def hosts_of(options: argparse.Namespace, network: Network) -> int:
     """Return --ranks, or as many as the topology has hosts. Raises ValueError."""
     name: str = options.topology
     if options.ranks:
         return int(options.ranks)
     if name.endswith(".json"):
-        return len(read(Path(name), fabrics.network.alpha).hosts)
-    if name == "measured" and known:
-        return len(known.names)
+        return len(files.read(Path(name), network.fabrics.network.alpha).hosts)
+    if name == "measured" and network.hosts:
+        return len(network.hosts.names)
     if topology.local_of(name):
         raise ValueError(f"{name}: a search is for one rank on each host: try switch, and --ranks")
     count = topology.hosts_of(name)
@@ -112,7 +114,7 @@ def head(
         topology=task.topology.name,
         command=command_of(options),
         bytes=show_size(task.bytes),
-        found=show_seconds(found.seconds),
+        found=show_seconds(found.engine.seconds),
         ring=show_seconds(ring_of(others).seconds),
         least=show_seconds(sure(least)),
     )
@@ -120,13 +122,14 @@ def head(
 
 def command_of(options: argparse.Namespace) -> str:
     """Return the command that finds this again, over several lines if need be."""
-    words = [f"ringcomm search --topology {shlex.quote(options.topology)}"]
-    for name in ("collective", "ranks", "bytes", "root", "chunks", "tries", "seed", "costs"):
+    place = shlex.quote(options.topology)
+    words = [f"ringcomm plan search {options.collective} --topology {place}"]
+    for name in ("ranks", "size", "root", "chunks", "tries", "seed", "costs"):
         value = getattr(options, name)
         if value is None or (name == "root" and value == 0):
             continue
         shown = ",".join(map(str, value)) if name == "chunks" else str(value)
-        shown = show_size(value) if name == "bytes" else shown
+        shown = show_size(value) if name == "size" else shown
         word = f"--{name} {shlex.quote(shown)}"
         if len(words[-1]) + len(word) > 85:
             words.append("  ")

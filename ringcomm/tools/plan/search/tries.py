@@ -1,4 +1,4 @@
-"""Many seeded walks of matching.py: the best is kept, as `ringcomm simulate` counts the time."""
+"""Many seeded walks of matching.py: the best is kept, by the time of `ringcomm plan simulate`."""
 
 from __future__ import annotations
 
@@ -6,21 +6,17 @@ import random
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ringcomm._network.costs import Fabrics
-from ringcomm._network.costs_file import Hosts
+from ringcomm._network.costs import Network
+from ringcomm.algorithms.call import Call, call_of
 from ringcomm.algorithms.program import AlgorithmError
-from ringcomm.algorithms.proof import given_of
-from ringcomm.algorithms.steps import shape_of
+from ringcomm.algorithms.proof import check_by_hand
 from ringcomm.options import ALGORITHMS
-from ringcomm.tools.plan.by_hand import of_hand
 from ringcomm.tools.plan.search import matching, writing
 from ringcomm.tools.plan.search.matching import Step
 from ringcomm.tools.plan.search.writing import Form
-from ringcomm.tools.plan.simulate.engine import Engine
-from ringcomm.tools.plan.simulate.setting import simulate
+from ringcomm.tools.plan.simulate.engine import Engine, simulate
 from ringcomm.tools.plan.simulate.topology import Topology
 from ringcomm.tools.plan.source import plans_of
-from ringcomm.tools.plan.tables import GroupPlans
 
 WAYS = {
     "all_gather": matching.spread,
@@ -34,31 +30,35 @@ MOST_HOPS = 20_000  # of a plan: one with more takes minutes to make and prove
 
 
 class Task(NamedTuple):
-    """What is searched: a plan for messages of so many bytes, all shards together.
-
-    `known` are the hosts that `ringcomm tune` has measured: the library's plans have their order.
-    """
+    """What is searched: a plan for messages of so many bytes, all shards together."""
 
     collective: str
     bytes: int
     root: int
     topology: Topology
-    fabrics: Fabrics
-    known: Hosts | None = None
+    network: Network
 
     @property
     def ranks(self) -> int:
         return len(self.topology.hosts)
 
+    @property
+    def call(self) -> Call:
+        """The call. Raises ValueError where there is none such."""
+        return call_of(self.collective, self.ranks, self.bytes, self.ranks, root=self.root)
+
 
 class Found(NamedTuple):
-    """A plan, its seconds by simulation, and the try that it came from, counted from 1."""
+    """A plan, its simulation, and the try that it came from, counted from 1."""
 
     form: Form
     steps: Sequence[Step]
-    seconds: float
     engine: Engine
     number: int
+
+    @property
+    def seconds(self) -> float:
+        return self.engine.seconds
 
 
 def search(task: Task, parts: Sequence[int], tries: int, seed: int) -> Found:
@@ -91,12 +91,14 @@ def best_with(task: Task, parts: int, tries: int, seed: int) -> Found:
             continue
         seen.add(steps)
         try:
-            seconds, engine = simulate(made(task, form, steps), task.topology, task.fabrics)
+            function = writing.load(writing.text_of(form, steps, "A try."), form)
+            group = plans_of(task.call, function)
+            engine = simulate(group, task.topology, task.network.fabrics)
         except AlgorithmError as error:
             wrong = str(error)
             continue
-        if best is None or seconds < best.seconds:
-            best = Found(form, steps, seconds, engine, number)
+        if best is None or engine.seconds < best.seconds:
+            best = Found(form, steps, engine, number)
     if best is None:
         raise ValueError(f"no try of {task.collective} has a plan: {wrong}")
     return best
@@ -105,20 +107,13 @@ def best_with(task: Task, parts: int, tries: int, seed: int) -> Found:
 def check(task: Task, parts: int) -> None:
     if task.collective not in WAYS:
         raise ValueError(f"{task.collective} is not searched: use one of {', '.join(WAYS)}")
-    given_of(task.collective, task.ranks, task.bytes, 4, task.root, 1, False)
+    check_by_hand(task.call)
     hops = task.ranks * (task.ranks - 1) * parts
     if hops > MOST_HOPS:
         raise ValueError(
             f"{parts} chunks of {task.ranks} parts take {hops:,} messages, and a search at most "
             f"{MOST_HOPS:,}: use fewer --chunks"
         )
-
-
-def made(task: Task, form: Form, steps: Sequence[Step]) -> GroupPlans:
-    """Return the plans of all ranks. Raises AlgorithmError."""
-    function = writing.load(writing.text_of(form, steps, "A try."), form)
-    shape = shape_of(task.collective, task.ranks, task.bytes, task.ranks, 4, task.root)
-    return of_hand(shape, function)
 
 
 class Other(NamedTuple):
@@ -133,11 +128,9 @@ def library(task: Task) -> list[Other]:
     found = []
     for name in ALGORITHMS:
         try:
-            group = plans_of(
-                *(task.collective, task.ranks, task.bytes, task.ranks, name, task.root),
-                *(task.fabrics, task.known),
-            )
+            group = plans_of(task.call, name, task.network)
         except ValueError:
             continue  # the collective has no such algorithm, or not between hosts
-        found.append(Other(name, simulate(group, task.topology, task.fabrics)[0]))
+        run = simulate(group, task.topology, task.network.fabrics)
+        found.append(Other(name, run.seconds))
     return sorted(found, key=lambda one: (one.seconds, one.name))

@@ -1,4 +1,4 @@
-"""`ringcomm simulate`: the time of a plan on links that its messages share.
+"""`ringcomm plan simulate`: the time of a plan on links that its messages share.
 
 topology  links and routes, by name
 files     the same, from a file
@@ -9,7 +9,3 @@ path      what the last rank waited for
 sweep     many sizes, ranks and algorithms, with a picture
 command   the arguments and the report
 """
-
-from ringcomm.tools.plan.simulate.command import add_arguments, run
-
-__all__ = ["add_arguments", "run"]

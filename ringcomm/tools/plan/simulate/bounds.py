@@ -14,10 +14,8 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from ringcomm._network.costs import Fabrics
-from ringcomm.algorithms.steps import Shape
-from ringcomm.tools.plan.simulate.topology import Topology
-
-ADDING = ("all_reduce", "reduce_scatter", "reduce")
+from ringcomm.algorithms.call import Call
+from ringcomm.tools.plan.simulate.topology import Link, Topology
 
 
 class Bounds(NamedTuple):
@@ -33,62 +31,52 @@ class Bounds(NamedTuple):
         return max(self.latency, self.bandwidth, self.addition)
 
 
-def bounds(shape: Shape, topology: Topology, fabrics: Fabrics) -> Bounds:
-    """Return the bounds for a call of this shape. Windows of one host are no link: no bound."""
-    ranks, hosts = shape.size, shape.hosts
-    one = fabrics.memory.alpha if hosts == 1 else nearest(shape, topology, fabrics)
-    most = max(cuts(shape, topology), key=lambda cut: cut[0], default=(0.0, ""))
-    added = whole_bytes(shape) * (ranks - 1) / ranks if shape.name in ADDING else 0.0
-    return Bounds((ranks - 1).bit_length() * one, *most, added * fabrics.network.gamma)
+def bounds(call: Call, topology: Topology, fabrics: Fabrics) -> Bounds:
+    """Return the bounds for a call. Windows of one host are no link: no bound."""
+    one = topology.nearest
+    if call.local > 1:
+        one = fabrics.memory.alpha if call.hosts == 1 else min(one, fabrics.memory.alpha)
+    most = max(cuts(call, topology), key=lambda cut: cut[0], default=(0.0, ""))
+    added = call.whole * (call.ranks - 1) / call.ranks if call.adds else 0.0
+    return Bounds((call.ranks - 1).bit_length() * one, *most, added * fabrics.network.gamma)
 
 
-def nearest(shape: Shape, topology: Topology, fabrics: Fabrics) -> float:
-    """Return the shortest time of a message between two ranks."""
-    found = min(topology.latency(pair) for pair in topology.routes)
-    return min(found, fabrics.memory.alpha) if shape.local > 1 else found
-
-
-def whole_bytes(shape: Shape) -> int:
-    """Return the bytes of the message, all shards together."""
-    return shape.bytes or sum(shape.shards or shape.send)
-
-
-def cuts(shape: Shape, topology: Topology) -> Iterator[tuple[float, str]]:
+def cuts(call: Call, topology: Topology) -> Iterator[tuple[float, str]]:
     """Seconds that the links of each cut need, and whose they are."""
-    if shape.hosts == 1:
+    if call.hosts == 1:
         return
+    at: dict[str, list[Link]] = {}  # the links of each node
+    for link in topology.links:
+        for node in (link.source, link.target):
+            at.setdefault(node, []).append(link)
+    places = {host: place for place, host in enumerate(topology.hosts)}
     singles = [frozenset([host]) for host in topology.hosts]
+    total = 0.0
     for nodes in dict.fromkeys([*singles, *topology.groups]):
-        inside = [
-            rank for rank in range(shape.size) if topology.hosts[rank // shape.local] in nodes
-        ]
-        if not 0 < len(inside) < shape.size:
+        hosts = sorted(places[node] for node in nodes if node in places)
+        if not 0 < len(hosts) < call.hosts:
             continue
-        hosts = [host for host in topology.hosts if host in nodes]
-        name = hosts[0] if len(hosts) == 1 else f"{hosts[0]} to {hosts[-1]}"
-        out, back = crossing(shape, frozenset(inside))
-        yield out / rate_between(topology, nodes, True), f"out of {name}"
-        yield back / rate_between(topology, nodes, False), f"into {name}"
-    if shape.name == "all_reduce":  # all hosts together: a host alone need not send twice
-        total = sum(rate_between(topology, nodes, True) for nodes in singles)
-        yield 2 * (shape.hosts - 1) * shape.bytes / total, "out of all hosts together"
+        first, last = topology.hosts[hosts[0]], topology.hosts[hosts[-1]]
+        name = first if len(hosts) == 1 else f"{first} to {last}"
+        inside = [host * call.local + rank for host in hosts for rank in range(call.local)]
+        out, back = crossing(call, frozenset(inside))
+        links = [link for node in nodes for link in at.get(node, [])]
+        outward = sum(link.rate for link in links if link.target not in nodes)
+        inward = sum(link.rate for link in links if link.source not in nodes)
+        yield out / outward, f"out of {name}"
+        yield back / inward, f"into {name}"
+        total += outward if len(nodes) == 1 else 0.0
+    if call.name == "all_reduce":  # all hosts together: a host alone need not send twice
+        yield 2 * (call.hosts - 1) * call.bytes / total, "out of all hosts together"
 
 
-def rate_between(topology: Topology, nodes: frozenset[str], out: bool) -> float:
-    return sum(
-        link.rate
-        for link in topology.links
-        if (link.source in nodes) != (link.target in nodes) and (link.source in nodes) == out
-    )
-
-
-def crossing(shape: Shape, inside: frozenset[int]) -> tuple[float, float]:
+def crossing(call: Call, inside: frozenset[int]) -> tuple[float, float]:
     """Return the bytes that must leave these ranks, and those that must come."""
-    name, size = shape.name, shape.bytes
-    shards = shape.shards
+    name, size = call.name, call.bytes
+    shards = call.shards
     within = sum(shards[rank] for rank in inside) if shards else 0
     beyond = sum(shards) - within
-    rooted_here = shape.root in inside
+    rooted_here = call.root in inside
     if name == "all_reduce":
         return size, size
     if name == "reduce_scatter":
@@ -104,7 +92,7 @@ def crossing(shape: Shape, inside: frozenset[int]) -> tuple[float, float]:
     if name == "gather":
         return (0, beyond) if rooted_here else (within, 0)
     if name == "all_to_all":
-        here = sum(shape.send[rank] for rank in inside)
-        others = shape.size - len(inside)
-        return (sum(shape.send) - here) * len(inside), here * others
+        here = sum(call.send[rank] for rank in inside)
+        others = call.ranks - len(inside)
+        return (sum(call.send) - here) * len(inside), here * others
     return 0, 0

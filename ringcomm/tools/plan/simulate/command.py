@@ -1,153 +1,161 @@
-"""The arguments of `ringcomm simulate`, and its report of one operation."""
+"""`ringcomm plan simulate`: how long a plan takes on links that its messages share."""
 
 from __future__ import annotations
 
 import argparse
-import re
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from ringcomm._network import costs, costs_file
-from ringcomm._text import list_of, ranks, show_rate, show_seconds, show_size, size
-from ringcomm.algorithms.steps import ROOTED
-from ringcomm.tools.plan import drawing, source
-from ringcomm.tools.plan.model import describe
-from ringcomm.tools.plan.simulate import sweep, topology
+from ringcomm._network import costs
+from ringcomm._network.costs import Network
+from ringcomm._text import list_of, ranks, show_rate, show_seconds, show_size
+from ringcomm.algorithms.call import call_of
+from ringcomm.algorithms.steps import GroupPlans
+from ringcomm.options import ALGORITHMS
+from ringcomm.tools import arguments
+from ringcomm.tools.plan import lanes, source
+from ringcomm.tools.plan.simulate import files, sweep, topology
 from ringcomm.tools.plan.simulate.bounds import Bounds, bounds
-from ringcomm.tools.plan.simulate.engine import Engine
+from ringcomm.tools.plan.simulate.engine import Engine, simulate
 from ringcomm.tools.plan.simulate.path import Part, critical_path, hops, message_count, totals
-from ringcomm.tools.plan.simulate.setting import Setting, check_hosts, simulate
 from ringcomm.tools.plan.simulate.topology import Topology
-from ringcomm.tools.plan.tables import GroupPlans
 
 SHOWN_LINKS = 8
 
 
-def size_list(text: str) -> list[int]:
-    """Parse "1K,1M"; or "1K..64M", each four times the one before."""
-    found = re.fullmatch(r"(\w+)\.\.(\w+)", text, re.ASCII)
-    if not found:
-        return [size(word) for word in text.split(",")]
-    low, high = size(found[1]), size(found[2])
-    count = 1 + sum(low * 4**power <= high for power in range(1, 31))
-    if low > high:
-        raise argparse.ArgumentTypeError(f"{text!r}: {found[1]} is more than {found[2]}")
-    return [low * 4**power for power in range(count)]
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    source.add_source(parser)
     add = parser.add_argument
+    arguments.add_collective(parser, several=True)
     add("--ranks", type=ranks, metavar="LIST", help="8; or 2,4,8 or 2..16 for a sweep (4)")
-    add("--bytes", type=size_list, default="1M", metavar="LIST", help="1M; or 1K..64M for a sweep")
+    text = "the ranks are spread over them evenly: one number, or as many as --ranks (each its own)"
+    add("--hosts", type=ranks, metavar="LIST", help=text)
+    arguments.former_local(parser)
+    size = arguments.add_size(parser, "1M", "the whole message: all shards together")
+    arguments.former(parser, size, "--bytes")
     text = "names, or FILE.py:FUNCTION (the table's; of a sweep: all)"
     add("--algorithm", type=list_of(str), metavar="LIST", help=text)
     add("--root", type=int, help="of broadcast, reduce, scatter and gather (0)")
     names = ", ".join(topology.NAMES)
     add("--topology", default="switch", metavar="NAME", help=f"{names}; or a JSON file (switch)")
-    add("--local", type=int, metavar="L", help="ranks on each host (1)")
-    add("--costs", type=Path, metavar="FILE", help="what `ringcomm tune` has written")
+    arguments.add_costs(parser)
     add("--links", type=int, default=SHOWN_LINKS, help=f"show so many; 0: all ({SHOWN_LINKS})")
-    add("--svg", type=Path, metavar="FILE", help="draw the messages, or the sweep")
+    arguments.add_files(parser, svg="draw the messages, or the sweep")
 
 
 def run(options: argparse.Namespace) -> int:
-    fabrics, known = costs_file.read_file(options.costs) if options.costs else (costs.DEFAULT, None)
-    origin = str(options.costs or "ringcomm's defaults")
-    setting = Setting(fabrics, known, origin, options.topology)
+    network = costs.read(options.costs)
     if options.links < 0:
         raise ValueError(f"--links {options.links}: write how many, or 0 for all")
-    if options.root is not None and options.collective not in ROOTED:
-        raise ValueError(f"{options.collective} takes no --root: it is for {', '.join(ROOTED)}")
-    numbers, local = group_of(options)
-    if source.file_of(options.collective):
-        given = [name for name in ("ranks", "local", "algorithm") if getattr(options, name)]
-        if given:
-            raise ValueError(f"{options.collective} has its own ranks: leave out --{given[0]}")
-    elif len(numbers) > 1 or len(options.bytes) > 1 or len(options.algorithm or []) > 1:
-        return sweep.run(options, setting, numbers, local)
-    group = source.plans_of(
-        options.collective,
-        numbers[0],
-        options.bytes[0],
-        numbers[0] // local,
-        options.algorithm[0] if options.algorithm else None,
-        options.root or 0,
-        fabrics,
-        known,
-    )
-    return report(group, setting, options)
+    if len(options.collectives) > 1 and options.svg:
+        raise ValueError("--svg takes one collective")
+    groups = groups_of(options)
+    several = max(map(len, (groups, options.sizes, options.algorithm or []))) > 1
+    for number, name in enumerate(options.collectives):
+        if number:
+            print()
+        if several:
+            picture = sweep_of(options, name, groups, network)
+        else:
+            picture = report(options, name, groups[0], network)
+        if options.svg:
+            options.svg.write_text(picture(), encoding="utf-8")
+            print(f"\n{options.svg}: drawn")
+    return 0
 
 
-def group_of(options: argparse.Namespace) -> tuple[list[int], int]:
-    """Return the numbers of ranks, and how many are on each host. Raises ValueError."""
-    both = topology.local_of(options.topology)
+Group = tuple[int, int]  # ranks, and hosts
+
+
+def groups_of(options: argparse.Namespace) -> list[Group]:
+    """Return the groups that are asked for. Raises ValueError."""
+    both, fixed = topology.local_of(options.topology), topology.hosts_of(options.topology)
     if both and options.local not in (None, both[1]):
         raise ValueError(f"--local {options.local}: {options.topology} has {both[1]} on each host")
-    local = both[1] if both else options.local or 1
+    local = both[1] if both else 1 if options.local is None else options.local
     if local < 1:
         raise ValueError(f"--local {local}: a host has at least one rank")
-    hosts = topology.hosts_of(options.topology)
-    numbers = options.ranks or [hosts * local if hosts else 4 * local]
-    for number in numbers:
-        if number % local:
-            raise ValueError(f"--ranks {number}: they do not fill hosts of {local}")
-        check_hosts(number // local)
-    return numbers, local
+    if options.hosts is None:
+        numbers = options.ranks or [(fixed or 4) * local]
+        for number in numbers:
+            if number % local:
+                raise ValueError(f"--ranks {number}: they do not fill hosts of {local}")
+        return [(number, number // local) for number in numbers]
+    numbers = options.ranks or [hosts * local for hosts in options.hosts]
+    hosts = options.hosts * (len(numbers) if len(options.hosts) == 1 else 1)
+    if len(hosts) != len(numbers):
+        raise ValueError("--hosts: write one number, or as many as for --ranks")
+    return list(zip(numbers, hosts, strict=True))
 
 
-def report(group: GroupPlans, setting: Setting, options: argparse.Namespace) -> int:
-    found = Found.of(group, setting)
+def sweep_of(
+    options: argparse.Namespace, collective: str, groups: Sequence[Group], network: Network
+) -> Callable[[], str]:
+    """Print a table for each group, and return what draws them all."""
+    root = source.check_root(options, collective)
+    algorithms = sweep.named(options.algorithm or ALGORITHMS)
+    task = sweep.Task(collective, options.sizes, algorithms, root)
+    print(f"{collective}\n{options.topology}, by a model with the costs of: {network.source}")
+    panels = []
+    for group in groups:
+        panels.append(sweep.panel_of(task, *group, options.topology, network))
+        for line in sweep.lines_of(panels[-1]):
+            print(line)
+    return lambda: sweep.picture_of(collective, options.topology, network, panels)
+
+
+def report(
+    options: argparse.Namespace, collective: str, group: Group, network: Network
+) -> Callable[[], str]:
+    """Print what happens in one operation, and return what draws it."""
+    ranks, hosts = group
+    root = source.check_root(options, collective)
+    call = call_of(collective, ranks, options.sizes[0], hosts, root=root)
+    algorithm = options.algorithm[0] if options.algorithm else None
+    where = files.find(options.topology, hosts, network)
+    found = Found.of(source.plans_of(call, algorithm, network), where, network)
     for line in found.lines(options.links):
         print(line)
-    if options.svg:
-        options.svg.write_text(found.svg(), encoding="utf-8")
-        print(f"\n{options.svg}: drawn")
-    return 0
+    return found.svg
 
 
 class Found(NamedTuple):
     """One simulation; a report and a picture tell it."""
 
     group: GroupPlans
-    setting: Setting
-    where: Topology
-    seconds: float
+    network: Network
     engine: Engine
     least: Bounds
 
     @classmethod
-    def of(cls, group: GroupPlans, setting: Setting) -> Found:
+    def of(cls, group: GroupPlans, where: Topology, network: Network) -> Found:
         """Simulate the plans. Raises ValueError."""
-        where = setting.of(group.shape.hosts)
-        seconds, engine = simulate(group, where, setting.fabrics)
-        least = bounds(group.shape, where, setting.fabrics)
-        return cls(group, setting, where, seconds, engine, least)
+        engine = simulate(group, where, network.fabrics)
+        return cls(group, network, engine, bounds(group.call, where, network.fabrics))
+
+    @property
+    def title(self) -> str:
+        return source.title_of(self.group.call, self.group.algorithm)
 
     def lines(self, links: int = SHOWN_LINKS) -> Iterator[str]:
         """The report, with so many links; 0: all."""
-        shape, setting = self.group.shape, self.setting
-        yield source.title_of(self.group)
-        yield f"{self.where.name}, by a model with the costs of: {setting.source}"
-        if shape.local > 1:
-            yield f"  memory: {describe(setting.fabrics.memory)}"
-        if shape.hosts > 1:
-            yield f"  network: {describe(setting.fabrics.network)}"
-        yield from bound_lines(self.seconds, self.least, shape.size)
+        call, fabrics = self.group.call, self.network.fabrics
+        yield self.title
+        yield f"{self.engine.topology.name}, by a model with the costs of: {self.network.source}"
+        if call.local > 1:
+            yield f"  memory: {fabrics.memory.text}"
+        if call.hosts > 1:
+            yield f"  network: {fabrics.network.text}"
+        yield from bound_lines(self.engine.seconds, self.least, call.ranks)
         yield from path_lines(critical_path(self.engine))
-        yield from link_lines(self.engine, self.seconds, links)
+        yield from link_lines(self.engine, links)
 
     def svg(self) -> str:
-        """The messages over time."""
-        title = source.title_of(self.group)
+        """The messages over time. Raises ValueError where there are too many."""
         note = (
-            f"{show_seconds(self.seconds)} by a model with the costs of {self.setting.source}, "
-            f"on {self.where.name}, not measured."
+            f"{show_seconds(self.engine.seconds)} by a model with the costs of "
+            f"{self.network.source}, on {self.engine.topology.name}, not measured."
         )
-        lines = [*drawing.headline(title), *drawing.wrapped(note)]
-        local = self.group.shape.local
-        return drawing.lanes_of(title, lines, local, self.seconds, self.engine)
+        return lanes.draw(self.title, [note], self.engine)
 
 
 def bound_lines(seconds: float, least: Bounds, size: int) -> Iterator[str]:
@@ -158,11 +166,8 @@ def bound_lines(seconds: float, least: Bounds, size: int) -> Iterator[str]:
     yield f"lower bound  {show_seconds(least.seconds)}; the time is {share}"
     rounds = (size - 1).bit_length()
     yield f"  latency    {show_seconds(least.latency)}   {rounds} messages one after another"
-    yield (
-        f"  bandwidth  {show_seconds(least.bandwidth)}   what must go {least.cut}"
-        if least.cut
-        else ("  bandwidth  0 ns   no link between hosts")
-    )
+    cut = f"what must go {least.cut}" if least.cut else "no link between hosts"
+    yield f"  bandwidth  {show_seconds(least.bandwidth)}   {cut}"
     yield f"  addition   {show_seconds(least.addition)}"
     if seconds < least.latency:
         yield "  (less than the latency's: a rank here sends to several at once)"
@@ -189,7 +194,7 @@ def shortened(words: Sequence[str], most: int = 10) -> str:
     return ", ".join(words)
 
 
-def link_lines(engine: Engine, seconds: float, most: int) -> Iterator[str]:
+def link_lines(engine: Engine, most: int) -> Iterator[str]:
     """The busiest links first; those that carry nothing are counted."""
     links = engine.topology.links
     used = [number for number in range(len(links)) if engine.carried[number]]
@@ -203,7 +208,7 @@ def link_lines(engine: Engine, seconds: float, most: int) -> Iterator[str]:
     yield f"\n  {'link':{wide}}  {'bytes':>8}  {'rate':>9}  busy"
     for name, number in zip(names, shown, strict=True):
         carried, rate = engine.carried[number], links[number].rate
-        busy = carried / rate / seconds
+        busy = carried / rate / engine.seconds
         text = f"{show_size(carried):>8}  {show_rate(rate):>9}  {busy:4.0%}"
         yield f"  {name:{wide}}  {text}"
     if rest := len(used) - len(shown):

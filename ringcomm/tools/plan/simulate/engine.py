@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ringcomm._network.costs import Fabrics
-from ringcomm.algorithms.steps import Step
+from ringcomm.algorithms.steps import GroupPlans, Step
 from ringcomm.tools.plan.simulate.flows import Flows, Transfer
 from ringcomm.tools.plan.simulate.topology import Topology
 
@@ -56,6 +56,13 @@ class Span(NamedTuple):
     message: Message | None
 
 
+def simulate(group: GroupPlans, topology: Topology, costs: Fabrics) -> Engine:
+    """Return what happens in an operation. Raises ValueError where ranks hang."""
+    engine = Engine(group.steps, group.call.local, costs, topology)
+    engine.run()
+    return engine
+
+
 class Engine:
     """All ranks of one operation, of which `local` are on each host."""
 
@@ -85,11 +92,12 @@ class Engine:
         self.number, self.now = itertools.count(), 0.0
 
     @property
-    def spans(self) -> list[Span]:
-        return [span for some in self.of_rank for span in some]
-
     def seconds(self) -> float:
-        """Run to the end, and return when the last rank is there. Raises ValueError: it hangs."""
+        """When the last rank is at its end."""
+        return max(self.clock)
+
+    def run(self) -> None:
+        """Run to the end. Raises ValueError where ranks hang."""
         for rank in range(len(self.programs)):
             self.later(0.0, self.step, rank)
         while self.events:
@@ -98,7 +106,6 @@ class Engine:
         if self.blocked:
             sender, rank, lane = min(self.blocked)
             raise ValueError(f"rank {rank} waits for a {lane} signal of {sender} that never comes")
-        return max(self.clock)
 
     def later(
         self, when: float, what: Callable[..., None], *arguments: Any, order: int = 0

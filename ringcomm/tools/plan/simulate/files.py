@@ -1,4 +1,7 @@
-"""A topology from a file: see docs/simulate.md for its keys."""
+"""A topology from a file: see docs/simulate.md for its keys.
+
+Each number is checked before it is used, and an error names the place, as "links[2].rate".
+"""
 
 from __future__ import annotations
 
@@ -10,13 +13,29 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ringcomm._network.costs_file import is_positive
-from ringcomm.tools.plan.check import PlaceError
-from ringcomm.tools.plan.simulate.topology import Link, Pair, Topology, pairs
+from ringcomm._network.costs import Network, is_positive
+from ringcomm.tools.plan.simulate.topology import MOST_LINKS, Link, Pair, Topology, named, pairs
 
 KEYS = {"hosts", "links", "alpha", "routes", "groups"}
 LINK_KEYS = {"from", "to", "rate", "latency", "one_way"}
-MOST_HOSTS, MOST_LINKS = 512, 100_000
+MOST_HOSTS = 512
+
+
+class PlaceError(ValueError):
+    """What is wrong, and where: "links[2].rate"."""
+
+    def __init__(self, place: str, what: str) -> None:
+        super().__init__(f"{place}: {what}")
+
+
+def find(text: str, hosts: int, network: Network) -> Topology:
+    """Return the topology of a name or file, for so many hosts. Raises ValueError, and OSError."""
+    if not text.endswith(".json"):
+        return named(text, hosts, network)
+    found = read(Path(text), network.fabrics.network.alpha)
+    if len(found.hosts) != hosts:
+        raise ValueError(f"{text} has {len(found.hosts)} hosts, and the group {hosts}")
+    return found
 
 
 def read(path: Path, alpha: float) -> Topology:

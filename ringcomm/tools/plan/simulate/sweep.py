@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from ringcomm import options as settings
+from ringcomm._network.costs import Network
 from ringcomm._text import show_seconds, show_size
+from ringcomm.algorithms.call import call_of
 from ringcomm.algorithms.program import AlgorithmError
-from ringcomm.algorithms.steps import COLLECTIVES, shape_of
 from ringcomm.tools.plan import source
-from ringcomm.tools.plan.by_hand import Asked, function_of, name_of
-from ringcomm.tools.plan.simulate import sweep_drawing
+from ringcomm.tools.plan.simulate import files, sweep_drawing
 from ringcomm.tools.plan.simulate.bounds import bounds
-from ringcomm.tools.plan.simulate.setting import Setting, simulate
+from ringcomm.tools.plan.simulate.engine import simulate
+from ringcomm.tools.plan.source import Asked, function_of, name_of
 
 ELEMENT = 4  # bytes
 
 Times = dict[str, dict[int, float]]  # seconds, by algorithm and bytes
+
+
+class Task(NamedTuple):
+    """What is swept for each group."""
+
+    collective: str
+    sizes: Sequence[int]
+    algorithms: Mapping[str, Asked]
+    root: int = 0
 
 
 class Crossing(NamedTuple):
@@ -44,37 +52,6 @@ class Panel(NamedTuple):
         return min((some[size], name) for name, some in self.times.items() if size in some)[1]
 
 
-def run(options: argparse.Namespace, setting: Setting, numbers: list[int], local: int) -> int:
-    """Print the table of each number of ranks, and draw them. Raises ValueError."""
-    if options.collective not in COLLECTIVES:
-        raise ValueError(f"there is no collective {options.collective!r} to be swept")
-    source = f"{options.topology}, by a model with the costs of: {setting.source}"
-    print(
-        f"{options.collective}, {local} ranks a host\n{source}"
-        if local > 1
-        else (f"{options.collective}\n{source}")
-    )
-    panels = []
-    algorithms = named(options.algorithm or settings.ALGORITHMS)
-    for ranks in numbers:
-        call = Call(options.collective, ranks, ranks // local, options.root or 0)
-        panel = panel_of(call, setting, options.bytes, algorithms)
-        panels.append(panel)
-        for line in lines_of(panel):
-            print(line)
-    if options.svg:
-        drawn = drawing_of(options.collective, setting, panels)
-        options.svg.write_text(drawn, encoding="utf-8")
-        print(f"\n{options.svg}: drawn")
-    return 0
-
-
-def drawing_of(collective: str, setting: Setting, panels: Sequence[Panel]) -> str:
-    title = f"{collective} on {setting.topology}"
-    note = f"a model with the costs of {setting.source}, not a measurement"
-    return sweep_drawing.draw(title, note, [(one, crossings(one)) for one in panels])
-
-
 def named(algorithms: Sequence[Asked]) -> dict[str, Asked]:
     """Return algorithms by the names that tables and pictures have. Raises ValueError."""
     found: dict[str, Asked] = {}
@@ -87,43 +64,34 @@ def named(algorithms: Sequence[Asked]) -> dict[str, Asked]:
     return found
 
 
-class Call(NamedTuple):
-    """What is swept, besides sizes and algorithms."""
-
-    collective: str
-    ranks: int
-    hosts: int
-    root: int = 0
-
-
-def panel_of(
-    call: Call, setting: Setting, sizes: Sequence[int], algorithms: Mapping[str, Asked]
-) -> Panel:
+def panel_of(task: Task, ranks: int, hosts: int, topology: str, network: Network) -> Panel:
     """Simulate each algorithm with each size. Raises ValueError where none can do the call."""
     times: Times = {}
     least: dict[int, float] = {}
-    where = setting.of(call.hosts)
-    for size in sizes:
-        whole = rounded(size, call.ranks)
-        shape = shape_of(call.collective, call.ranks, whole, call.hosts, ELEMENT)
-        least[size] = bounds(shape, where, setting.fabrics).seconds
-        for name, algorithm in algorithms.items():
+    where = files.find(topology, hosts, network)
+    reason = ""
+    for size in task.sizes:
+        whole = rounded(size, ranks)
+        call = call_of(task.collective, ranks, whole, hosts, ELEMENT, task.root)
+        least[size] = bounds(call, where, network.fabrics).seconds
+        for name, algorithm in task.algorithms.items():
             try:
-                group = source.plans_of(
-                    call.collective, call.ranks, whole, call.hosts, algorithm,
-                    call.root, setting.fabrics, setting.known,
-                )  # fmt: skip
+                group = source.plans_of(call, algorithm, network)
             except ValueError as error:  # it is for other groups or collectives
                 if isinstance(error, AlgorithmError) and not isinstance(
                     error.__cause__, ValueError
                 ):
                     raise  # by hand, and wrong
+                reason = str(error)
                 continue
-            times.setdefault(name, {})[size] = simulate(group, where, setting.fabrics)[0]
+            run = simulate(group, where, network.fabrics)
+            times.setdefault(name, {})[size] = run.seconds
     if not times:
-        asked = ", ".join(algorithms)
-        raise ValueError(f"{call.collective} of {call.ranks} ranks on these hosts has no {asked}")
-    return Panel(call.ranks, times, least)
+        asked = ", ".join(task.algorithms)
+        raise ValueError(
+            f"{task.collective} of {ranks} ranks on these hosts has no {asked}: {reason}"
+        )
+    return Panel(ranks, times, least)
 
 
 def rounded(size: int, ranks: int) -> int:
@@ -139,6 +107,9 @@ def crossings(panel: Panel) -> list[Crossing]:
         one, other = panel.fastest(low), panel.fastest(high)
         if one == other:
             continue
+        ends = [panel.times[name].get(size) for name in (one, other) for size in (low, high)]
+        if None in ends:
+            continue  # one of them is not for both sizes
         a, b = (
             [math.log(panel.times[name][size]) for size in (low, high)] for name in (one, other)
         )
@@ -181,3 +152,11 @@ def about(size: float) -> str:
         if size >= unit:
             return f"{size / unit:.2g}{name}" if size < 99.5 * unit else f"{size / unit:.0f}{name}"
     return f"{size:.0f}"
+
+
+def picture_of(
+    collective: str, topology: str, network: Network, panels: Sequence[Panel]
+) -> str:  # fmt: skip
+    note = f"a model with the costs of {network.source}, not a measurement"
+    found = [(one, crossings(one)) for one in panels]
+    return sweep_drawing.draw(f"{collective} on {topology}", note, found)

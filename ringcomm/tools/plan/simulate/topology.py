@@ -24,11 +24,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ringcomm._network.costs import Fabrics
-from ringcomm._network.costs_file import Hosts
+from ringcomm._network.costs import Hosts, Network
 from ringcomm._network.order import laid_out
 
 Pair = tuple[int, int]  # hosts, by number: from, to
+MOST_LINKS = 100_000  # of a topology
 NAMES = ("mesh", "switch", "ring", "torus:RxC", "fat-tree:K:O", "hosts:HxL", "measured")
 
 
@@ -56,6 +56,13 @@ class Topology:
     alpha: float  # seconds of each message, besides the latency of its links
     groups: tuple[frozenset[str], ...] = ()
 
+    @property
+    def nearest(self) -> float:
+        """The shortest latency between two hosts."""
+        if not any(link.latency for link in self.links):
+            return self.alpha
+        return min(map(self.latency, pairs(len(self.hosts))), default=self.alpha)
+
     def latency(self, pair: Pair) -> float:
         return self.alpha + sum(self.links[link].latency for link in self.routes[pair])
 
@@ -76,6 +83,8 @@ class Wires:
         """Connect two nodes in both directions, at the rate of a host unless told otherwise."""
         for ends in ((one, other), (other, one)):
             if ends not in self.numbers:
+                if len(self.links) == MOST_LINKS:
+                    raise ValueError(f"a topology has at most {MOST_LINKS:,} links")
                 self.numbers[ends] = len(self.links)
                 self.links.append(Link(*ends, rate or self.rate, latency))
 
@@ -87,6 +96,18 @@ class Wires:
 Way = Callable[[int, int], Sequence[str]]  # the nodes from one host to another
 
 
+class Routes(dict[Pair, tuple[int, ...]]):
+    """Routes that are found when they are first asked for: many hosts have many pairs."""
+
+    def __init__(self, wires: Wires, way: Way) -> None:
+        super().__init__()
+        self.wires, self.way = wires, way
+
+    def __missing__(self, pair: Pair) -> tuple[int, ...]:
+        self[pair] = self.wires.along(self.way(*pair))
+        return self[pair]
+
+
 def finish(
     name: str,
     hosts: Sequence[str],
@@ -95,7 +116,7 @@ def finish(
     alpha: float,
     groups: Iterable[Iterable[str]] = (),
 ) -> Topology:
-    routes = {(a, b): wires.along(way(a, b)) for a, b in pairs(len(hosts))}
+    routes = Routes(wires, way)
     sets = tuple(frozenset(group) for group in groups)
     return Topology(name, tuple(hosts), tuple(wires.links), routes, alpha, sets)
 
@@ -229,9 +250,10 @@ def hosts_of(text: str) -> int | None:
     return both[0] if both else None
 
 
-def named(text: str, count: int, fabrics: Fabrics, known: Hosts | None = None) -> Topology:
+def named(text: str, count: int, network: Network) -> Topology:
     """Return the topology of this name for so many hosts. Raises ValueError where it has none."""
-    rate, alpha = 1 / fabrics.network.beta, fabrics.network.alpha
+    costs, known = network.fabrics.network, network.hosts
+    rate, alpha = 1 / costs.beta, costs.alpha
     wanted = hosts_of(text)
     if wanted is not None and wanted != count:
         raise ValueError(f"{text} has {wanted} hosts, and the group {count}")

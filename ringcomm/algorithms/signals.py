@@ -1,11 +1,14 @@
-"""The order that the signals of a recorded program enforce: see _schedule.py.
+"""What the signals of a recorded program enforce, and those that it lacks: for schedule.py.
 
-It is computed with vector clocks (Fidge 1988; Mattern 1989), for signals of the data lane alone.
+The order is computed with vector clocks (Fidge 1988; Mattern 1989), for signals of the data lane
+alone.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from ringcomm.algorithms.program import (
     INPUT,
@@ -22,6 +25,26 @@ from ringcomm.algorithms.program import (
 SIGNAL, WAIT = 1, 2  # as csrc/plan/script.h
 FEW = 16  # ranks of which one may talk to all others: kFewEnds
 MOST_STEPS = 1_000_000  # of the analysis; beyond, all credits are given
+
+
+def played(
+    programs: Sequence[Sequence[Any]], step: Callable[[int, int, int], bool], passes: int = 1
+) -> bool:
+    """Run programs in turns, each as far as `step` lets it: False says that it has to wait.
+
+    `step` gets the rank, the pass, and the place in the program. Returns whether all came to their
+    ends.
+    """
+    place = [0] * len(programs)
+    moved = True
+    while moved:
+        moved = False
+        for rank, program in enumerate(programs):
+            end = passes * len(program)
+            while place[rank] < end and step(rank, *divmod(place[rank], len(program))):
+                place[rank] += 1
+                moved = True
+    return all(place[rank] == passes * len(program) for rank, program in enumerate(programs))
 
 
 class Order:
@@ -55,44 +78,28 @@ class Order:
     def _run(self) -> bool:
         """Run all programs, each as far as its messages are there. False: some are stuck."""
         programs = self.recorder.programs
-        ranks = range(len(programs))
-        clocks = [[0] * len(programs) for _ in ranks]
-        lanes: dict[int, deque[list[int]]] = {
-            link.number: deque() for link in self.recorder.links.values()
-        }
-        place = [0] * len(programs)
-        moved = True
-        while moved:
-            moved = False
-            for rank in ranks:
-                end = self.passes * len(programs[rank])
-                while place[rank] < end:
-                    if not self._step(rank, place[rank], clocks, lanes):
-                        break
-                    place[rank] += 1
-                    moved = True
-        return all(place[rank] == self.passes * len(programs[rank]) for rank in ranks)
+        clocks = [[0] * len(programs) for _ in programs]
+        lanes: list[deque[list[int]]] = [deque() for _ in self.links]
 
-    def _step(
-        self, rank: int, time: int, clocks: list[list[int]], lanes: dict[int, deque[list[int]]]
-    ) -> bool:
-        clock = clocks[rank]
-        round_, at = divmod(time, len(self.recorder.programs[rank]))
-        operation = self.recorder.programs[rank][at]
-        if isinstance(operation, Wait):
-            lane = lanes[operation.link.number]
-            if not lane:
-                return False
-            clock = clocks[rank] = list(map(max, clock, lane.popleft()))
-            if round_ == 0:
-                self.taken[operation.link.number, operation.number] = time + 1
-        elif isinstance(operation, Signal):
-            clock[rank] = time + 1
-            lanes[operation.message.link.number].append(clock.copy())
-        else:
-            self._note(rank, at, round_, operation, clock)
-        clock[rank] = time + 1
-        return True
+        def step(rank: int, pass_: int, at: int) -> bool:
+            clock, operation = clocks[rank], programs[rank][at]
+            time = pass_ * len(programs[rank]) + at + 1
+            if isinstance(operation, Wait):
+                lane = lanes[operation.link.number]
+                if not lane:
+                    return False
+                clock = clocks[rank] = list(map(max, clock, lane.popleft()))
+                if pass_ == 0:
+                    self.taken[operation.link.number, operation.number] = time
+            elif isinstance(operation, Signal):
+                clock[rank] = time
+                lanes[operation.message.link.number].append(clock.copy())
+            else:
+                self._note(rank, at, pass_, operation, clock)
+            clock[rank] = time
+            return True
+
+        return played(programs, step, self.passes)
 
     def _note(self, rank: int, at: int, round_: int, move: Move, clock: list[int]) -> None:
         for dst in move.dst:
@@ -214,53 +221,41 @@ class Calls:
     def _known(self, start: list[int]) -> list[int]:
         """Return the ranks that each knows to have begun, as bits, at the end of a pass."""
         known, programs = list(start), self.recorder.programs
-        lanes: dict[int, deque[int]] = {
-            link.number: deque() for link in self.recorder.links.values()
-        }
-        place = [0] * len(programs)
-        moved = True
-        while moved:
-            moved = False
-            for rank, program in enumerate(programs):
-                while place[rank] < len(program):
-                    operation = program[place[rank]]
-                    if isinstance(operation, Wait):
-                        if not lanes[operation.link.number]:
-                            break
-                        known[rank] |= lanes[operation.link.number].popleft()
-                    elif isinstance(operation, Signal):
-                        lanes[operation.message.link.number].append(known[rank])
-                    place[rank] += 1
-                    moved = True
+        lanes: list[deque[int]] = [deque() for _ in self.recorder.links]
+
+        def step(rank: int, _: int, at: int) -> bool:
+            operation = programs[rank][at]
+            if isinstance(operation, Wait):
+                if not lanes[operation.link.number]:
+                    return False
+                known[rank] |= lanes[operation.link.number].popleft()
+            elif isinstance(operation, Signal):
+                lanes[operation.message.link.number].append(known[rank])
+            return True
+
+        played(programs, step)
         return known
 
 
 def flows(recorder: Recorder, order: Order, needs: dict[int, list[bool]]) -> bool:
     """Say whether all programs come to their end with so few slots, whatever the passes."""
-    links = order.links
-    per = [max(1, len(link.messages)) for link in links]
+    per = [max(1, len(link.messages)) for link in order.links]
     programs = [_flow(program, order.releases[r]) for r, program in enumerate(recorder.programs)]
-    passes = order.passes + 1
-    place = [0] * len(programs)
-    sent, taken, freed = ([0] * len(links) for _ in range(3))
-    moved = True
-    while moved:
-        moved = False
-        for rank, program in enumerate(programs):
-            while place[rank] < passes * len(program):
-                round_, at = divmod(place[rank], len(program))
-                verb, link, number = program[at]
-                if verb == "acquire" and needs[link][number]:
-                    if freed[link] < round_ * per[link] + number + 1 - order.slots:
-                        break
-                elif verb == "wait" and taken[link] >= sent[link]:
-                    break
-                sent[link] += verb == "signal"
-                taken[link] += verb == "wait"
-                freed[link] += verb == "release"
-                place[rank] += 1
-                moved = True
-    return all(place[r] == passes * len(program) for r, program in enumerate(programs))
+    sent, taken, freed = ([0] * len(order.links) for _ in range(3))
+
+    def step(rank: int, pass_: int, at: int) -> bool:
+        verb, link, number = programs[rank][at]
+        if verb == "acquire" and needs[link][number]:
+            if freed[link] < pass_ * per[link] + number + 1 - order.slots:
+                return False
+        elif verb == "wait" and taken[link] >= sent[link]:
+            return False
+        sent[link] += verb == "signal"
+        taken[link] += verb == "wait"
+        freed[link] += verb == "release"
+        return True
+
+    return played(programs, step, order.passes + 1)
 
 
 def _flow(
