@@ -111,7 +111,7 @@ def draw(results: list[dict[str, Any]], path: Path, title: str) -> None:
     import matplotlib as mpl
     from matplotlib import pyplot as plt
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
-    from plot import COLOURS, STYLE  # which chooses how matplotlib draws
+    from plot import COLOURS, STYLE, save  # which chooses how matplotlib draws
 
     colours = ["#000000", *COLOURS]
     with mpl.rc_context(STYLE):
@@ -153,9 +153,7 @@ def draw(results: list[dict[str, Any]], path: Path, title: str) -> None:
             below.axhline(0, color="#888888", linewidth=0.8, linestyle=":")
             below.set(xlabel="step", ylabel="loss above that of fp32")
         axes[0][0].legend(frameon=False)
-        figure.suptitle(title, fontsize=9, color="#555555")
-        figure.savefig(path, dpi=130)
-        plt.close(figure)
+        save(figure, path, title)
 
 
 def main() -> None:

@@ -168,7 +168,7 @@ def draw(results: list[dict[str, Any]], path: Path, title: str) -> None:
     import matplotlib as mpl
     from matplotlib import pyplot as plt
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
-    from plot import COLOURS, STYLE, TIMES  # which chooses how matplotlib draws
+    from plot import COLOURS, STYLE, TIMES, save  # which chooses how matplotlib draws
 
     with mpl.rc_context(STYLE):
         columns = min(2, len(results))
@@ -199,9 +199,7 @@ def draw(results: list[dict[str, Any]], path: Path, title: str) -> None:
             panel.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
             panel.yaxis.set_minor_locator(NullLocator())
         axes[0][0].legend(frameon=False)
-        figure.suptitle(title, fontsize=9, color="#555555")
-        figure.savefig(path, dpi=150)
-        plt.close(figure)
+        save(figure, path, title)
 
 
 def run(options: argparse.Namespace) -> None:

@@ -11,12 +11,11 @@ from typing import Any
 from ringcomm._text import show_seconds, show_size
 from ringcomm.tools.bench import cases, ddp
 from ringcomm.tools.bench.sample import Facts, peer_of
-from ringcomm.tools.page import COLOURS, DASHES, Page
+from ringcomm.tools.page import COLOURS, DASHES, GREY, Page
 
 Trace = dict[str, Any]
 Value = Callable[[Facts, str], float]  # of a sample, at its "median", "low" or "high"
 
-GREY = "#888888"
 MOST_TICKS = 6
 METHOD = (
     "Lines are medians of {rounds} rounds, in which the backends take turns; bands reach from the "

@@ -37,10 +37,27 @@ def show_bandwidth(gigabytes: float) -> str:
 
 def write_json(path: Path | None, benchmark: str, body: dict[str, Any]) -> None:
     """Write `body` with the machine's facts; None writes nothing."""
-    if path is None:
-        return
-    text = json.dumps({"benchmark": benchmark, **body}, indent=1)
-    path.write_text(text + "\n", encoding="utf-8")
+    if path is not None:
+        path.write_text(json_text({"benchmark": benchmark, **body}) + "\n", encoding="utf-8")
+
+
+def json_text(value: Any, depth: int = 0) -> str:
+    """Return JSON in which the innermost lists and objects have a line each."""
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else []
+    if not any(isinstance(one, (dict, list)) and has_more(one) for one in inner):
+        return json.dumps(value)
+    margin = "\n" + " " * (depth + 1)
+    if isinstance(value, dict):
+        parts = [f"{json.dumps(key)}: {json_text(one, depth + 1)}" for key, one in value.items()]
+    else:
+        parts = [json_text(one, depth + 1) for one in value]
+    first, last = "{}" if isinstance(value, dict) else "[]"
+    return f"{first}{margin}{f',{margin}'.join(parts)}{margin[:-1]}{last}"
+
+
+def has_more(value: Any) -> bool:
+    """Whether it is an object, or a list that holds others: these stand in lines of their own."""
+    return isinstance(value, dict) or any(isinstance(one, (dict, list)) for one in value)
 
 
 def table_lines(head: Sequence[str], rows: Sequence[Sequence[str]], markdown: bool) -> list[str]:

@@ -13,13 +13,12 @@ from ringcomm.tools.doctor.facts import Facts
 from ringcomm.tools.doctor.measure import Pair
 from ringcomm.tools.doctor.stages import Findings, asker, shares_memory
 from ringcomm.tools.doctor.words import NOTE, Finding, machines, status_of, upper_first
-from ringcomm.tools.page import SCALE, Page
+from ringcomm.tools.page import COLOURS, GREY, Page, heat_height, heat_map
 
 MEMORY, TCP, SELF, NONE = "shared memory", "TCP", "self", "none"
-LETTERS = {MEMORY: "m", TCP: "t", SELF: ".", NONE: "x"}
+KINDS = {NONE: COLOURS[1], SELF: GREY, MEMORY: COLOURS[0], TCP: COLOURS[4]}
 MOST_COLUMNS = 16  # ranks of a matrix in a terminal
 MOST_LINES = 24  # pairs that are listed
-MOST_TICKS = 8  # ranks named at each side of a heat map: they fit into a narrow window
 VERDICTS = ["fine", "it works, but something is bad", "it cannot work"]
 ABOUT = (
     "Figures are this program's own, over the memory and network that ringcomm uses: "
@@ -289,19 +288,12 @@ def host_cells(facts: Facts, ranks: list[int]) -> list[tuple[str, str]]:
 
 def figures(found: Findings) -> list[tuple[dict[str, Any], str, int]]:
     """Return the heat maps: transport, latency and bandwidth, with captions and heights."""
-    ranks = [str(rank) for rank in sorted(found.ranks)]
-    height = min(640, max(340, 160 + 14 * len(ranks)))
-    kinds = [NONE, SELF, MEMORY, TCP]
-    cells = [[transport(found, int(one), int(other))[0] for other in ranks] for one in ranks]
-    drawn = []
-    drawn.append(
-        (
-            heat(ranks, [[float(kinds.index(kind)) for kind in row] for row in cells],
-                 steps(kinds), cells),
-            "Transport of each pair. 'none': the ranks do not reach one another.",
-            height,
-        )
-    )  # fmt: skip
+    ranks = sorted(found.ranks)
+    height = heat_height(ranks)
+    cells = [[transport(found, one, other)[0] for other in ranks] for one in ranks]
+    numbers = [[[*KINDS].index(kind) for kind in row] for row in cells]
+    caption = "Transport of each pair. 'none': the ranks do not reach one another."
+    drawn = [(heat(ranks, numbers, steps(), cells), caption, height)]
     for name, unit, scale, show, best in (
         ("latency", "µs", 1e6, show_seconds, "Half of a round trip of a small message, median"),
         ("bandwidth", "MB/s", 1e-6, show_rate, "One burst; rows send, columns receive"),
@@ -318,36 +310,20 @@ def figures(found: Findings) -> list[tuple[dict[str, Any], str, int]]:
     return drawn
 
 
-def heat(
-    ranks: list[str], values: Any, extra: dict[str, Any], words: list[list[str]]
-) -> dict[str, Any]:
-    """Return a heat map of plotly; cells of few ranks are labelled."""
-    trace = {
-        "type": "heatmap", "x": ranks, "y": ranks, "z": values, "text": words,
-        "hovertemplate": "rank %{y} to rank %{x}: %{text}<extra></extra>", **extra,
-    }  # fmt: skip
-    if len(ranks) <= 8:
-        trace |= {"xgap": 2, "ygap": 2}
+def heat(ranks: list[int], values: Any, scale: dict[str, Any], words: list[list[str]]) -> Any:
+    """Return a heat map; cells of few ranks are labelled."""
+    look = {"text": words, "hovertemplate": "rank %{y} to rank %{x}: %{text}<extra></extra>"}
     if len(ranks) <= 4:
-        trace["texttemplate"] = "%{text}"
-    axis: dict[str, Any] = {"type": "category", "showgrid": False, "constrain": "domain"}
-    axis |= {"tickvals": ranks[:: math.ceil(len(ranks) / MOST_TICKS)], "tickangle": 0}
-    upward = {**axis, "autorange": "reversed", "title": {"text": "from rank"}}
-    layout = {"xaxis": {**axis, "title": {"text": "to rank"}}, "yaxis": upward}
-    return {"data": [trace], "layout": layout}
+        look["texttemplate"] = "%{text}"
+    return heat_map(ranks, values, ("from rank", "to rank"), look | scale)
 
 
-def steps(kinds: list[str]) -> dict[str, Any]:
+def steps() -> dict[str, Any]:
     """Return a scale of separate colours, whose lightness differs too."""
-    colours = ["#d55e00", "#999999", "#0072b2", "#56b4e9"]
-    edges = [index / len(kinds) for index in range(len(kinds) + 1)]
-    scale = [
-        [edge, colours[index]]
-        for index in range(len(kinds))
-        for edge in (edges[index], edges[index + 1])
-    ]
-    bar = {**BAR, "tickvals": list(range(len(kinds))), "ticktext": kinds}
-    return {"colorscale": scale, "zmin": -0.5, "zmax": len(kinds) - 0.5, "colorbar": bar}
+    colours, count = list(KINDS.values()), len(KINDS)
+    scale = [[edge / count, colours[i]] for i in range(count) for edge in (i, i + 1)]
+    bar = {**BAR, "tickvals": list(range(count)), "ticktext": list(KINDS)}
+    return {"colorscale": scale, "zmin": -0.5, "zmax": count - 0.5, "colorbar": bar}
 
 
 def ticks(logarithms: list[float], unit: str) -> dict[str, Any]:
@@ -366,4 +342,4 @@ def ticks(logarithms: list[float], unit: str) -> dict[str, Any]:
         "ticktext": [f"{value:,.10g} {unit}" for value in shown],
     }
     ends = {"zmin": math.log10(first) - 1e-6, "zmax": math.log10(last) + 1e-6}
-    return {"colorscale": SCALE, "colorbar": bar, **ends}
+    return {"colorbar": bar, **ends}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ringcomm.tools.page import COLOURS, SCALE, Page
+from ringcomm.tools.page import COLOURS, Page, heat_height, heat_map
 from ringcomm.tools.trace.findings import Finding, nothing_wrong, summary
 from ringcomm.tools.trace.job import Job
 from ringcomm.tools.trace.perfetto import Slice, slices_of
@@ -47,7 +47,7 @@ def write_page(job: Job, findings: list[Finding], path: Path, last: int = 100) -
         page.text("No operation was recorded.")
     if any(any(record.waits_ns) for record in job.records):
         page.heading("Waits")
-        page.figure(heat(job), WAITS, height=max(320, min(160 + 14 * len(job.ranks), 760)))
+        page.figure(heat(job), WAITS, heat_height(job.ranks))
     page.heading("Records")
     for text in [summary(job), *job.remarks]:
         page.text(text)
@@ -109,19 +109,12 @@ def timeline(drawn: dict[int, list[Slice]]) -> dict[str, Any]:
             "title": {"text": f"{unit} since the oldest operation here"},
             "range": [begin / scale, (end + beyond) / scale],
         },
-        "yaxis": rank_axis("rank", list(drawn), reverse=True),
+        "yaxis": {
+            "title": {"text": "rank"}, "tick0": 0, "dtick": 1 if len(drawn) <= FEW else 8,
+            "zeroline": False, "showgrid": False, "range": [max(drawn) + 0.5, min(drawn) - 0.5],
+        },
     }  # fmt: skip
     return {"data": [trace for trace in traces.values() if trace["x"]], "layout": layout}
-
-
-def rank_axis(title: str, ranks: list[int], reverse: bool = False) -> dict[str, Any]:
-    """Return an axis of ranks: each has its number, or every eighth."""
-    step = 1 if len(ranks) <= FEW else 8
-    low, high = ranks[0] - 0.5, ranks[-1] + 0.5
-    return {
-        "title": {"text": title}, "tick0": 0, "dtick": step, "zeroline": False, "showgrid": False,
-        "range": [high, low] if reverse else [low, high],
-    }  # fmt: skip
 
 
 def heat(job: Job) -> dict[str, Any]:
@@ -135,18 +128,13 @@ def heat(job: Job) -> dict[str, Any]:
             if peer != record.rank:
                 at = place[record.global_ranks[peer]]
                 own[at] = (own[at] or 0) + ns
-    scale, unit = unit_of(int(max(ns or 0 for own in waits for ns in own)))
-    z = [[None if ns is None else ns / scale for ns in own] for own in waits]
-    gap = int(len(ranks) <= FEW)  # of many ranks a narrow window would show little else
-    trace = {
-        "type": "heatmap", "z": z, "x": ranks, "y": ranks, "colorscale": SCALE, "zmin": 0,
-        "zmax": max((ns or 0 for own in z for ns in own), default=0) or 1,
-        "xgap": gap, "ygap": gap,
+    most = max(ns or 0 for own in waits for ns in own)
+    scale, unit = unit_of(int(most))
+    look = {
+        "zmin": 0, "zmax": most / scale or 1,
         "colorbar": {"title": {"text": unit}, "thickness": 14},
         "hovertemplate": "rank %{y} waited %{z:.4g} " + unit + " for rank %{x}<extra></extra>",
     }  # fmt: skip
-    layout = {
-        "xaxis": rank_axis("waited for rank", ranks),
-        "yaxis": rank_axis("rank that waited", ranks, reverse=True),
-    }
-    return {"data": [trace], "layout": layout}
+    z = [[None if ns is None else ns / scale for ns in own] for own in waits]
+    made: dict[str, Any] = heat_map(ranks, z, ("rank that waited", "waited for rank"), look)
+    return made
