@@ -23,7 +23,8 @@ from gpu.stages import Settings, of_a_rival, parts
 from gpu.table import Row
 from lab import report
 from lab.ranks import Rank
-from ringcomm.tools.tune import kernel_rules, kernel_times
+from ringcomm.tools.bench.machine import gpus
+from ringcomm.tools.tune import kernels
 
 SECONDS = 80  # that one call of `ringcomm bench` may take
 
@@ -58,7 +59,7 @@ def run_bench(settings: Settings, name: str, size: int, *words: str) -> dict[str
 def collectives(settings: Settings, size: int, rivals: list[str], sizes: str) -> Iterator[Row]:
     name = "_".join(["bench", *(rivals or [OURS])])
     how = settings.pick(("3", "0.05"), ("2", "0.005"), ("2", "0.005"))
-    words = ["--backends", ",".join([OURS, *rivals]), "--sizes", sizes, "--columns", "nccl-tests"]
+    words = ["--backends", ",".join([OURS, *rivals]), "--size", sizes, "--columns", "nccl-tests"]
     body = run_bench(settings, name, size, *words, "--rounds", how[0], "--seconds", how[1])
     samples = [sample for sample in body["samples"] if not sample["refused"]]
     for ours in (sample for sample in samples if sample["backend"] == OURS):
@@ -101,18 +102,17 @@ def use_simulated(rank: Rank, library: str) -> str:
 def tune(settings: Settings, size: int) -> Iterator[Row]:
     """Time each kernel; what is measured, and the rules, are a table of the archive."""
     use = functools.partial(use_simulated, library=settings.library)
-    names = ["a simulated device"] * size if settings.simulated else kernel_times.gpus()[:size]
+    names = ["a simulated device"] * size if settings.simulated else gpus()[:size]
     sizes = settings.pick("1K,32K,128K,512K,2M,16M,64M", "1K,64K", "1K")
-    table = kernel_times.measure(
+    table = kernels.measure(
         size,
         report.list_of(report.size)(sizes),
         1,  # turn: that is seconds, and the order of all kernels is the same
-        use if settings.simulated else kernel_times.use_gpu,
+        use if settings.simulated else kernels.use_gpu,
     )
-    margin = kernel_rules.fitting_margin(table)
     lines = []
     for name, some in table.items():
-        lines += [name, *kernel_rules.shown(some, kernel_times.KERNELS, margin), ""]
+        lines += [name, *kernels.shown(some), ""]
         fastest = [
             f"{report.show_size(one.size)} {min(one.seconds, key=lambda k: one.seconds[k])}"
             for one in some
@@ -120,7 +120,7 @@ def tune(settings: Settings, size: int) -> Iterator[Row]:
         ]
         note = ", ".join(fastest)
         yield gpu.table.info(f"{size} ranks: the fastest kernels of {name}", note=note)
-    rules = kernel_rules.text(table, kernel_times.about(names))
+    rules = kernels.text(table, kernels.about(names))
     file = settings.tables / f"kernels_{size}.txt"
     file.write_text("\n".join(f"# {line}" for line in lines) + "\n" + rules, encoding="utf-8")
 

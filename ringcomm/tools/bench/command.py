@@ -17,7 +17,7 @@ import torch.distributed as dist
 from ringcomm._text import list_of, positive
 from ringcomm.tools import arguments
 from ringcomm.tools.bench import cases, collectives, ddp, figures, nccl, progress
-from ringcomm.tools.bench.machine import machine
+from ringcomm.tools.bench.machine import gpus, machine
 from ringcomm.tools.bench.measured import BenchmarkError
 from ringcomm.tools.bench.ranks import RankError
 from ringcomm.tools.bench.report import write_json
@@ -131,10 +131,6 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     names = ("ranks", "rounds", "seconds", "device", "backends", "check")
     chosen = {name: getattr(options, name) for name in names}
     return {"benchmark": collectives.NAME, "machine": facts, "options": chosen, "samples": samples}
-
-
-def gpus() -> list[str]:
-    return [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
 
 
 def look(options: argparse.Namespace) -> None:

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ringcomm._text import aligned, padded
+
 
 @dataclass(frozen=True)
 class Spread:
@@ -62,19 +64,12 @@ def has_more(value: Any) -> bool:
 
 def table_lines(head: Sequence[str], rows: Sequence[Sequence[str]], markdown: bool) -> list[str]:
     """Return lines whose columns line up, the first to the left; or those of a Markdown table."""
-    widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
-    ends, middle = ("|", " | ") if markdown else ("", "  ")
-    lines = []
-    for number, row in enumerate([head, *rows]):
-        cells = [
-            cell.rjust(width) if i else cell.ljust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        lines.append(f"{ends} {middle.join(cells)} {ends}".rstrip())
-        if markdown and number == 0:
-            marks = ["-" * width + (":" if i else " ") for i, width in enumerate(widths)]
-            lines.append(f"| {'| '.join(marks)}|")
-    return lines
+    if not markdown:
+        return aligned([head, *rows], right=True)
+    lines = [f"| {' | '.join(cells)} |" for cells in padded([head, *rows], right=True)]
+    marks = ["-" * len(cell) for cell in padded([head, *rows])[0]]
+    first, *others = marks
+    return [lines[0], f"| {first} {''.join(f'| {mark}:' for mark in others)}|", *lines[1:]]
 
 
 def print_table(head: Sequence[str], rows: Sequence[Sequence[str]], markdown: bool) -> None:

@@ -1,4 +1,6 @@
-"""Times the kernels of ranks that have a GPU each, and writes a table of the fastest.
+"""`ringcomm tune --device cuda`: times the kernels of ranks that have a GPU each.
+
+It writes which is the fastest for each size, as rules that RINGCOMM_ALGORITHM=@FILE takes.
 
 A group has one kernel, and each group that lives takes half of the multiprocessors that are left
 (csrc/device/residency.h). So there is one group at a time. In each turn every kernel gets a new
@@ -13,19 +15,22 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 
 import ringcomm
 from ringcomm import _C
-from ringcomm._text import show_size
+from ringcomm._text import aligned, show_size
 from ringcomm.tools.bench import cases, measured
+from ringcomm.tools.bench.machine import gpus
 from ringcomm.tools.bench.measured import Measured
 from ringcomm.tools.bench.ranks import Rank, RankError
-from ringcomm.tools.tune import kernel_rules
+from ringcomm.tools.bench.report import show_time
+from ringcomm.tools.bench.sample import Job
 
 KERNELS = tuple(name for name in _C.KERNELS if name != "graph")  # which runs what it has
 COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "broadcast")
@@ -34,23 +39,104 @@ TURNS = 5
 CALLS = 20  # that are timed together
 WARM = 4
 HEAD_START = 4_000_000  # cycles of the GPU, 2 ms: the host enqueues all calls meanwhile
-MOST_FAILURES = 2  # in a row: then a kernel is broken, and each would take PATIENCE
 PATIENCE = 30.0  # seconds of a call: then its kernel has failed
+MARGIN = 0.05  # how much faster than the model's choice a kernel must be, as a part of its time
+MOST_TEXT = 2000  # letters of all rules: csrc/plan/rules.cc
 
 
-class Job(NamedTuple):
-    """What is called: a collective of float32, with so many in the larger buffer."""
+# ---- from times to rules
 
-    collective: str
-    elements: int
 
-    def message(self, ranks: int) -> int:
-        """Return its bytes as rules count them."""
-        parts = ranks if self.collective in cases.IN_PARTS else 1
-        return self.elements * cases.ELEMENT // parts
+@dataclass
+class Times:
+    """For one size: bytes of the message as rules count them, and the median of each kernel."""
 
-    def __str__(self) -> str:
-        return f"{self.collective} of {show_size(self.elements * cases.ELEMENT)}"
+    bytes: int
+    model: str  # what is chosen without a rule
+    size: int = 0  # of the larger buffer
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def rule(self) -> str:
+        """The kernel that a rule must name, or "" where the model's is as good."""
+        if not self.seconds:
+            return ""
+        fastest = min(self.seconds, key=lambda kernel: self.seconds[kernel])
+        as_good = self.seconds[fastest] * (1 + MARGIN)
+        return "" if self.seconds.get(self.model, float("inf")) <= as_good else fastest
+
+
+class Segment(NamedTuple):
+    """Messages of `first` to `last` bytes, None: any more; the kernel, "": the model chooses."""
+
+    first: int
+    last: int | None
+    kernel: str
+
+    def text(self, collective: str) -> str:
+        last = "" if self.last is None else show_size(self.last)
+        return f"{collective}:{show_size(self.first)}-{last}={self.kernel}"
+
+
+Table = Mapping[str, Sequence[Times]]  # by collective
+
+
+def segments(table: Sequence[Times]) -> list[Segment]:
+    """Cover all numbers of bytes: each size speaks for what is above the one before it.
+
+    The last speaks for all that is longer, too. Neighbours that have the same kernel are one.
+    """
+    found: list[Segment] = []
+    first = 0
+    for times in sorted(table, key=lambda times: times.bytes):
+        if times.bytes < first:
+            continue  # the same bytes again
+        if found and found[-1].kernel == times.rule:
+            found[-1] = found[-1]._replace(last=times.bytes)
+        else:
+            found.append(Segment(first, times.bytes, times.rule))
+        first = times.bytes + 1
+    last = found[-1] if found else Segment(0, None, "")
+    return [*found[:-1], last._replace(last=None)]
+
+
+def rules(table: Table) -> dict[str, list[str]]:
+    """Return the rules of each collective; none where the model's choices stand."""
+    return {
+        name: [segment.text(name) for segment in segments(some) if segment.kernel]
+        for name, some in table.items()
+    }
+
+
+def text(table: Table, about: Sequence[str]) -> str:
+    """Return the file; it may have comments alone. Raises ValueError where ranks take no more."""
+    by_collective = rules(table)
+    every = [rule for some in by_collective.values() for rule in some]
+    if len(",".join(every)) > MOST_TEXT:
+        raise ValueError(f"the rules have more than {MOST_TEXT} letters: measure fewer --size")
+    lines = [f"# {line}" for line in about]
+    lines += [
+        "# Bytes are the tensor's, or one rank's shard. Where no rule fits, the model chooses;",
+        f"# so it does where its kernel took up to {MARGIN:.0%} longer than the fastest.",
+    ]
+    for name, some in by_collective.items():
+        lines += some or [f"# {name}: the model's choices stand"]
+    return "\n".join(lines) + "\n"
+
+
+def shown(table: Sequence[Times]) -> list[str]:
+    """Return the lines of a table of microseconds; `*` is what runs with the rules."""
+    used = [kernel for kernel in KERNELS if any(kernel in times.seconds for times in table)]
+    rows = [["size", "message", *(f"{name} " for name in used), "model"]]
+    for times in table:
+        cells = [
+            show_time(times.seconds[kernel]) + "* "[kernel != (times.rule or times.model)]
+            if kernel in times.seconds
+            else "- "
+            for kernel in used
+        ]
+        rows.append([show_size(times.size), show_size(times.bytes), *cells, times.model])
+    return aligned(rows, right=True)
 
 
 # ---- at the ranks
@@ -80,10 +166,10 @@ def open_group(rank: Rank, use: Callable[[Rank], str], kernel: str, name: str) -
     )
 
 
-def call_of(job: Job, ranks: int, device: str) -> Callable[[], object]:
+def call_of(job: Job, device: str) -> Callable[[], object]:
     """Return the call, on zeros."""
-    whole = torch.zeros(job.elements, device=device)
-    part = torch.zeros(job.elements // ranks, device=device)
+    whole = torch.zeros(job.count, device=device)
+    part = torch.zeros(job.count // job.ranks, device=device)
     calls: dict[str, Callable[[], object]] = {
         "all_reduce": lambda: dist.all_reduce(whole),
         "reduce_scatter": lambda: cases.reduce_scatter_single(part, whole),
@@ -96,7 +182,7 @@ def call_of(job: Job, ranks: int, device: str) -> Callable[[], object]:
 def kernel_of(rank: Rank, job: Job) -> str:
     """Call it once; returns the kernel that did it."""
     device = rank.kept["device"]
-    call_of(job, rank.size, device)()
+    call_of(job, device)()
     last = ringcomm.backend_of(device=device).flight_record()[-1]
     dist.barrier()  # what has gone wrong is raised here
     return str(last["algorithm"])
@@ -105,7 +191,7 @@ def kernel_of(rank: Rank, job: Job) -> str:
 def time_calls(rank: Rank, job: Job) -> float:
     """Return the seconds of a call, by some in a row."""
     device = rank.kept["device"]
-    call = call_of(job, rank.size, device)
+    call = call_of(job, device)
     for _ in range(WARM):
         call()
         dist.barrier()  # ranks map one another's tensors while nothing is under way
@@ -152,9 +238,8 @@ class Turns:
     def __init__(self, ranks: Measured, jobs: Sequence[Job], use: Callable[[Rank], str]) -> None:
         self.ranks, self.jobs, self.use = ranks, jobs, use
         self.model: dict[Job, str] = {}
-        self.times: dict[tuple[Job, str], list[float]] = {}
+        self.times: dict[str, dict[Job, list[float]]] = {kernel: {} for kernel in KERNELS}
         self.groups = 0
-        self.failures = dict.fromkeys(("", *KERNELS), 0)  # in a row
 
     def open(self, kernel: str) -> None:
         self.groups += 1
@@ -162,73 +247,62 @@ class Turns:
 
     def look(self) -> None:
         """Find what the model chooses, and which kernels have room for which job."""
-        for kernel in ("", *KERNELS):
-            self.open(kernel)
-            for job in self.jobs:
-                if self.failures[kernel] == MOST_FAILURES:
-                    continue
-                try:
-                    (used,) = set(self.ranks(kernel_of, job))
-                except RankError as error:
-                    self.leave_out(kernel, job, error)
-                    continue
-                self.failures[kernel] = 0
-                if not kernel:
-                    self.model[job] = used
-                elif used == kernel:
-                    self.times[job, kernel] = []
+        self.open("")
+        self.model = {job: str(self.ranks(kernel_of, job)[0]) for job in self.jobs}
+        for kernel in KERNELS:
+            used = self.ask(kernel, kernel_of, self.jobs)
+            self.times[kernel] = {job: [] for job, names in used.items() if set(names) == {kernel}}
 
     def turn(self, number: int) -> None:
         at = number % len(KERNELS)
         for kernel in KERNELS[at:] + KERNELS[:at]:
-            timed = [job for job in self.jobs if (job, kernel) in self.times]
-            if timed:
-                self.open(kernel)
-            for job in timed:
-                if self.failures[kernel] == MOST_FAILURES:
-                    self.times.pop((job, kernel), None)
-                    continue
-                try:
-                    by_rank = self.ranks(time_calls, job)
-                except RankError as error:
-                    self.leave_out(kernel, job, error)
-                else:
-                    self.times[job, kernel].append(max(by_rank))  # the slowest rank counts
+            for job, by_rank in self.ask(kernel, time_calls, [*self.times[kernel]]).items():
+                self.times[kernel][job].append(max(by_rank))  # the slowest rank counts
 
-    def leave_out(self, kernel: str, job: Job, error: RankError) -> None:
-        """Say so, and go on: with new ranks, since those are over."""
-        why = str(error).strip().rpartition("\n")[2]
-        print(f"{kernel or 'the model'} is left out for {job}: {why}", file=sys.stderr)
-        self.times.pop((job, kernel), None)
-        self.failures[kernel] += 1
-        if self.failures[kernel] == MOST_FAILURES:
-            print(f"{kernel or 'the model'} is tried no more", file=sys.stderr)
-        self.open(kernel)
+    def ask(
+        self, kernel: str, task: Callable[[Rank, Job], Any], jobs: Sequence[Job]
+    ) -> dict[Job, list[Any]]:
+        """Run a task for each job in a group with that kernel; returns the answers of the ranks.
 
-    def table(self) -> dict[str, list[kernel_rules.Measured]]:
+        A kernel that fails is left out from then on, and its ranks are replaced.
+        """
+        found: dict[Job, list[Any]] = {}
+        if jobs:
+            self.open(kernel)
+        for job in jobs:
+            try:
+                found[job] = self.ranks(task, job)
+            except RankError as error:
+                name = f"{job.collective} of {show_size(job.size)}"
+                print(f"{kernel} is left out: {name}: {last_line(error)}", file=sys.stderr)
+                self.times[kernel] = {}
+                return {}
+        return found
+
+    def table(self) -> dict[str, list[Times]]:
         """Return the medians by collective."""
-        table: dict[str, list[kernel_rules.Measured]] = {name: [] for name in COLLECTIVES}
+        table: dict[str, list[Times]] = {name: [] for name in COLLECTIVES}
         for job in self.jobs:
-            message, size = job.message(self.ranks.size), job.elements * cases.ELEMENT
-            one = kernel_rules.Measured(message, self.model.get(job, ""), size)
-            for kernel in KERNELS:
-                if times := self.times.get((job, kernel)):
-                    one.seconds[kernel] = statistics.median(times)
-            table[job.collective].append(one)
+            parts = job.ranks if job.collective in cases.IN_PARTS else 1
+            times = Times(job.size // parts, self.model[job], job.size)
+            for kernel, some in self.times.items():
+                if some.get(job):
+                    times.seconds[kernel] = statistics.median(some[job])
+            table[job.collective].append(times)
         return table
 
 
-def gpus() -> list[str]:
-    """Return the names of the GPUs here."""
-    return [torch.cuda.get_device_name(at) for at in range(torch.cuda.device_count())]
+def last_line(error: RankError) -> str:
+    """Return what was raised, without the traceback."""
+    return str(error).strip().rpartition("\n")[2]
 
 
 def measure(
     ranks: int, sizes: Sequence[int], turns: int, use: Callable[[Rank], str]
-) -> dict[str, list[kernel_rules.Measured]]:
+) -> dict[str, list[Times]]:
     """Time all kernels, in turns."""
     jobs = [
-        Job(name, count)
+        Job(name, count, ranks, cases.PLAIN)
         for name in COLLECTIVES
         for count in dict.fromkeys(cases.elements(name, size, ranks) for size in sorted(sizes))
     ]
@@ -258,17 +332,23 @@ def run(options: argparse.Namespace) -> int:
     try:
         table = measure(ranks, options.sizes or SIZES, options.turns or TURNS, use_gpu)
     except RankError as error:
-        raise ValueError(str(error).strip().rpartition("\n")[2]) from error
-    if not any(one.seconds for some in table.values() for one in some):
+        raise ValueError(last_line(error)) from error
+    if not any(times.seconds for some in table.values() for times in some):
         raise ValueError(
             "no kernel ran on the GPUs, so there is nothing to choose from: "
             "RINGCOMM_LOG=warning says why tensors go through memory of the host"
         )
-    margin = kernel_rules.fitting_margin(table)
     for name, some in table.items():
         print(f"{name}, {ranks} ranks, float32: us, medians of turns; * runs\n")
-        print("\n".join(kernel_rules.shown(some, KERNELS, margin)) + "\n")
-    write(options, table, about(names[:ranks]))
+        print("\n".join(shown(some)) + "\n")
+    file = text(table, about(names[:ranks]))
+    if not any(rules(table).values()):
+        print("the model's choices stand everywhere: the file has no rule")
+    if options.output:
+        options.output.write_text(file, encoding="utf-8")
+        print(f"written to {options.output}: RINGCOMM_ALGORITHM=@{options.output} takes it")
+    else:
+        print(file, end="")
     return 0
 
 
@@ -281,14 +361,3 @@ def about(names: Sequence[str]) -> list[str]:
         f"{kinds}: {len(names)} ranks, float32. torch {torch.__version__}, "
         f"ringcomm {ringcomm.__version__}, {today}.",
     ]
-
-
-def write(options: argparse.Namespace, table: kernel_rules.Table, comments: Sequence[str]) -> None:
-    text = kernel_rules.text(table, comments)
-    if not kernel_rules.has_rules(text):
-        print("the model's choices stand everywhere: the file has no rule")
-    if options.output:
-        options.output.write_text(text, encoding="utf-8")
-        print(f"written to {options.output}: RINGCOMM_ALGORITHM=@{options.output} takes it")
-    else:
-        print(text, end="")
