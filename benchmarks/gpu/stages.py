@@ -101,14 +101,13 @@ KINDS: list[tuple[str, str, dict[int, int], str]] = [
     ("bandwidth", "gpu.speed.bandwidth", {2: 40, 4: 40, 8: 50, 16: 40},
      "large operations as shares of a copy"),
     ("latency", "gpu.speed.latency", {2: 25, 4: 25, 8: 30}, "small operations, and enqueueing"),
-    ("rivals", "gpu.rivals.rivals", {2: 70, 4: 60}, "the same sizes by NCCL, and by Gloo"),
-    ("ddp", "gpu.training.ddp", {2: 50, 4: 40}, "what a DDP step waits for, by backend"),
+    ("bench", "gpu.commands.bench", {2: 60, 4: 60, 8: 90}, "nccl-tests' columns, NCCL beside"),
+    ("ddp", "gpu.commands.ddp", {2: 50, 4: 40}, "what a DDP step waits for, by backend"),
     ("mps", "gpu.mps.mps", {2: 60}, "what NVIDIA's multi-process service changes"),
     ("symmetric", "gpu.symmetric.symmetric", {2: 30}, "torch symmetric memory, where it runs"),
-    ("bench", "gpu.node.bench", {2: 60, 4: 60, 8: 90}, "nccl-tests' columns, NCCL beside"),
-    ("fsdp2", "gpu.node.fsdp2", {2: 45, 4: 45, 8: 60}, "what an FSDP2 step waits for, by backend"),
-    ("tune", "gpu.node.tune", {4: 25, 8: 35}, "each kernel's times, and the rules of them"),
-    ("cpu", "gpu.training.cpu", {2: 25, 4: 30, 8: 40, 16: 60}, "ranks on the CPU, beside Gloo"),
+    ("fsdp2", "gpu.commands.fsdp2", {2: 45, 4: 45, 8: 60}, "what an FSDP2 step waits for"),
+    ("tune", "gpu.commands.tune", {4: 25, 8: 35}, "each kernel's times, and the rules of them"),
+    ("cpu", "gpu.commands.cpu", {2: 25, 4: 30, 8: 40, 16: 60}, "ranks on the CPU, beside Gloo"),
     ("memcheck", "gpu.faults.memcheck", {2: 170}, "accesses outside of memory"),
     ("racecheck", "gpu.faults.racecheck", {2: 170}, "threads of a block that race"),
     ("synccheck", "gpu.faults.synccheck", {2: 170}, "barriers in kernels that are used wrongly"),
@@ -154,7 +153,7 @@ def of_call(number: int) -> list[str]:
 
 # What tells most of a machine whose ranks have a GPU each, and what only that one runs unasked.
 OF_NODES = ["facts", "build", "plans", "latency", "bench", "tune", "fsdp2"]
-ONLY_NODES = ["bench", "fsdp2", "tune"]
+ONLY_NODES = ["fsdp2", "tune"]
 RANKS = sorted({stage.ranks for stage in STAGES} - {0})
 
 

@@ -19,7 +19,7 @@ from typing import Any
 from ringcomm._flight import stats
 from ringcomm._flight.processes import Life, Process, life_of
 from ringcomm._flight.records import GroupRecord, Operation, by_job, last_ns, read_ring
-from ringcomm._text import show_rate, show_seconds, spans
+from ringcomm._text import aligned, show_rate, show_seconds, spans
 from ringcomm.tools import extra
 
 NEWEST = 64  # operations that are read of each group
@@ -279,8 +279,4 @@ def print_plain(before: Look, now: Look, folder: Path) -> None:
     lines = [COLUMNS, *rows(before, now)]
     if sys.stdout.isatty():
         lines = fitted(lines, shutil.get_terminal_size().columns)
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    for line in lines:
-        print(
-            "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-        )
+    print("\n".join(aligned(lines)))

@@ -13,11 +13,10 @@ import sys
 from pathlib import Path
 
 from ringcomm._text import output
-from ringcomm.tools.doctor.findings import judge
+from ringcomm.tools.doctor.findings import judge, status_of
 from ringcomm.tools.doctor.meeting import Place
 from ringcomm.tools.doctor.report import as_json, page, text
 from ringcomm.tools.doctor.stages import ROLL, Examination, examine
-from ringcomm.tools.doctor.words import status_of
 from ringcomm.tools.page import needed
 
 CANNOT_WORK = 2

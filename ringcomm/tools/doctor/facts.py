@@ -49,9 +49,6 @@ class Facts:
     memory_limit: int = -1  # of the cgroup; -1: none
     memory_used: int = -1
     oom_kills: int = 0
-    huge_pages: str = UNKNOWN  # transparent ones: always, madvise, never
-    huge_shared: str = UNKNOWN  # the same for memory that processes share
-    huge_reserved: int = 0
     memfd_error: str = ""
     secret_error: str = ""
     interfaces: list[dict[str, Any]] = field(default_factory=list)
@@ -164,27 +161,6 @@ def cores(proc: Path = PROC, sys: Path = SYS) -> float:
         if quota > 0 and period > 0:
             found = min(found, quota / period)
     return found
-
-
-def chosen(text: str) -> str:
-    """Return the word in brackets: "madvise" of "always [madvise] never"."""
-    return text.partition("[")[2].partition("]")[0] or UNKNOWN
-
-
-def huge_pages(proc: Path = PROC, sys: Path = SYS) -> dict[str, Any]:
-    folder = sys / "kernel" / "mm" / "transparent_hugepage"
-    reserved = 0
-    try:
-        for line in (proc / "meminfo").read_text().splitlines():
-            if line.startswith("HugePages_Total:"):
-                reserved = int(line.split()[1])
-    except OSError:
-        pass
-    return {
-        "huge_pages": chosen(first_line(folder / "enabled")),
-        "huge_shared": chosen(first_line(folder / "shmem_enabled")),
-        "huge_reserved": reserved,
-    }
 
 
 def descriptors(proc: Path = PROC) -> dict[str, int]:
@@ -303,7 +279,7 @@ def collect(rank: int, environment: Mapping[str, str]) -> Facts:
         cores=cores(),
         settings=settings(environment),
     )
-    parts = (descriptors(), memory(), huge_pages(), versions())
+    parts = (descriptors(), memory(), versions())
     for name, value in ((name, value) for part in parts for name, value in part.items()):
         setattr(facts, name, value)
     facts.memfd_error = memfd_error()

@@ -57,18 +57,6 @@ class Pair:
         return Pair(**{**facts.known(Pair, told), "ranks": tuple(told["ranks"])})
 
 
-def rounds(ranks: list[int]) -> list[list[tuple[int, int]]]:
-    """Return a tournament: every pair once, and each rank in one pair of a round at most."""
-    players: list[int | None] = [*ranks] if len(ranks) % 2 == 0 else [*ranks, None]
-    found = []
-    for _ in range(len(players) - 1):
-        half = len(players) // 2
-        pairs = zip(players[:half], reversed(players[half:]), strict=True)
-        found.append([(a, b) for a, b in pairs if a is not None and b is not None])
-        players = [players[0], players[-1], *players[1:-1]]
-    return found
-
-
 def receive(lane: socket.socket, count: int, end: float) -> None:
     """Read so many bytes and forget them. Raises OSError, TimeoutError after `end`."""
     buffer = memoryview(bytearray(min(count, CHUNK)))

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from ringcomm._text import ranks_text, show_rate, show_seconds, spans
+from ringcomm.tools.doctor.evidence import Evidence, asker, machines, shares_memory
 from ringcomm.tools.doctor.facts import Facts
+from ringcomm.tools.doctor.findings import NOTE, Finding, status_of, upper_first
 from ringcomm.tools.doctor.measure import Pair
-from ringcomm.tools.doctor.stages import Findings, asker, shares_memory
-from ringcomm.tools.doctor.words import NOTE, Finding, machines, status_of, upper_first
 from ringcomm.tools.page import COLOURS, GREY, Page, heat_height, heat_map
 
 MEMORY, TCP, SELF, NONE = "shared memory", "TCP", "self", "none"
@@ -30,7 +30,7 @@ BAR = {"orientation": "h", "y": 1.02, "yanchor": "bottom", "thickness": 12, "len
 Matrix = list[list[float | None]]
 
 
-def transport(found: Findings, one: int, other: int) -> tuple[str, str]:
+def transport(found: Evidence, one: int, other: int) -> tuple[str, str]:
     """Return how two ranks talk, and why; `way` says over which addresses."""
     if one == other:
         return SELF, "one process"
@@ -44,7 +44,7 @@ def transport(found: Findings, one: int, other: int) -> tuple[str, str]:
     return TCP, shares_memory(found.ranks[low], found.ranks[high]) or link.memory
 
 
-def way(found: Findings, one: int, other: int) -> str:
+def way(found: Evidence, one: int, other: int) -> str:
     """Return which rank connects to which address, where two ranks use TCP."""
     asks, answers = asker(found.links, min(one, other), max(one, other))
     link = found.links.get((asks, answers))
@@ -53,7 +53,7 @@ def way(found: Findings, one: int, other: int) -> str:
     return f"rank {asks} connects to {found.ranks[answers].addresses[link.chosen]}"
 
 
-def matrices(found: Findings) -> dict[str, Matrix]:
+def matrices(found: Evidence) -> dict[str, Matrix]:
     """Return latency (seconds) and bandwidth (bytes a second) from each rank to each.
 
     None: not measured. Rows send, columns receive; they are in the order of the ranks found.
@@ -75,7 +75,7 @@ def matrices(found: Findings) -> dict[str, Matrix]:
 # ---- text
 
 
-def text(found: Findings, findings: list[Finding]) -> str:
+def text(found: Evidence, findings: list[Finding]) -> str:
     lines = [headline(found, findings), ""]
     for each in findings:
         lines += wrapped(f"{each.severity}: {each.sentence}", "", "  ")
@@ -89,7 +89,7 @@ def text(found: Findings, findings: list[Finding]) -> str:
     return "\n".join(lines)
 
 
-def headline(found: Findings, findings: list[Finding]) -> str:
+def headline(found: Evidence, findings: list[Finding]) -> str:
     hosts, count = len(machines(found)), len(found.ranks)
     there = f"{count} of {found.world} ranks on {hosts} host{'s' if hosts > 1 else ''}"
     if found.alone:
@@ -103,13 +103,13 @@ def wrapped(words: str, first: str, later: str) -> list[str]:
     )
 
 
-def mebibytes(count: int) -> str:
+def gibibytes(count: int) -> str:
     return "unknown" if count < 0 else f"{count / (1 << 30):.1f} GiB"
 
 
 def facts_of(facts: Facts) -> list[tuple[str, str]]:
     """Return what a host is like, as names and values."""
-    limit = f", cgroup {mebibytes(facts.memory_used)} of {mebibytes(facts.memory_limit)}"
+    limit = f", cgroup {gibibytes(facts.memory_used)} of {gibibytes(facts.memory_limit)}"
     told = facts.cuda
     gpus = ", ".join(told.get("gpus", [])) or "no GPU"
     cuda = f"{gpus}; torch has {'CUDA ' + told['torch'] if told.get('torch') else 'no CUDA'}"
@@ -118,13 +118,11 @@ def facts_of(facts: Facts) -> list[tuple[str, str]]:
         for each in facts.interfaces
         if each["up"] and not each["loopback"]
     )
-    huge = f"own {facts.huge_pages}, shared {facts.huge_shared}, {facts.huge_reserved} reserved"
     return [
         ("cores", f"{facts.cores:g}"),
-        ("memory", f"{mebibytes(facts.memory_available)} free"
+        ("memory", f"{gibibytes(facts.memory_available)} free"
          + (limit if facts.memory_limit >= 0 else "")),
         ("memfd", facts.memfd_error or "works"),
-        ("huge pages", huge),
         ("ulimit -n", f"{facts.descriptors_limit} ({facts.descriptors_open} in use)"),
         ("interfaces", interfaces or "loopback alone"),
         ("CUDA", cuda),
@@ -142,7 +140,7 @@ def host_lines(facts: Facts, ranks: list[int]) -> list[str]:
     return lines
 
 
-def store_lines(found: Findings) -> list[str]:
+def store_lines(found: Evidence) -> list[str]:
     if found.alone:
         return []
     reached = found.reached
@@ -150,7 +148,7 @@ def store_lines(found: Findings) -> list[str]:
     return [f"store {reached.name}:{reached.port}: {told or reached.error or 'not tried'}"]
 
 
-def pair_lines(found: Findings) -> list[str]:
+def pair_lines(found: Evidence) -> list[str]:
     """Say how pairs talk, those with the same reason together."""
     groups: dict[tuple[str, str], list[tuple[int, int]]] = {}
     for one in sorted(found.ranks):
@@ -172,7 +170,7 @@ def pair_lines(found: Findings) -> list[str]:
     return lines
 
 
-def matrix_lines(found: Findings) -> list[str]:
+def matrix_lines(found: Evidence) -> list[str]:
     ranks = sorted(found.ranks)
     tables = matrices(found)
     if len(ranks) > MOST_COLUMNS:
@@ -191,7 +189,7 @@ def matrix_lines(found: Findings) -> list[str]:
     return [*lines, *wrapped(ABOUT, "", "")]
 
 
-def summary(found: Findings) -> list[str]:
+def summary(found: Evidence) -> list[str]:
     lines = []
     for kind in (MEMORY, TCP):
         pairs = [pair for pair in found.pairs.values() if transport(found, *pair.ranks)[0] == kind]
@@ -209,7 +207,7 @@ def summary(found: Findings) -> list[str]:
 # ---- JSON
 
 
-def as_json(found: Findings, findings: list[Finding]) -> dict[str, Any]:
+def as_json(found: Evidence, findings: list[Finding]) -> dict[str, Any]:
     """Return all that is known. Times are in seconds, rates in bytes a second, sizes in bytes."""
     return {
         "status": status_of(findings),
@@ -228,7 +226,7 @@ def as_json(found: Findings, findings: list[Finding]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def pair_json(found: Findings, one: int, other: int) -> dict[str, Any]:
+def pair_json(found: Evidence, one: int, other: int) -> dict[str, Any]:
     kind, why = transport(found, one, other)
     pair = found.pairs.get((one, other)) or found.pairs.get((other, one)) or Pair((one, other))
     return {**pair.as_dict(), "transport": kind, "why": why, "way": way(found, one, other)}
@@ -237,7 +235,7 @@ def pair_json(found: Findings, one: int, other: int) -> dict[str, Any]:
 # ---- the page
 
 
-def page(found: Findings, findings: list[Finding], path: Path) -> None:
+def page(found: Evidence, findings: list[Finding], path: Path) -> None:
     """Write the page. Raises ValueError where `ringcomm[tools]` is missing, and OSError."""
     made = Page("ringcomm doctor", upper_first(headline(found, findings).partition(": ")[2]))
     made.heading("What is bad")
@@ -263,15 +261,10 @@ def page(found: Findings, findings: list[Finding], path: Path) -> None:
         if len(rows) > 200:
             made.text(f"{len(rows) - 200} more pairs: --json lists them all.")
     made.heading("Hosts")
-    columns = ["host", "ranks", *(name for name, _ in facts_of(Facts()))]
-    hosts = machines(found)
-    made.table(
-        ["", *(f"{found.ranks[ranks[0]].host}" for ranks in hosts.values())],
-        [
-            [name, *(dict(host_cells(found.ranks[some[0]], some))[name] for some in hosts.values())]
-            for name in columns[1:]
-        ],
-    )
+    hosts = [(found.ranks[ranks[0]], ranks) for ranks in machines(found).values()]
+    columns = [[("ranks", spans(ranks)), *facts_of(facts)] for facts, ranks in hosts]
+    rows = [[cells[0][0], *(value for _, value in cells)] for cells in zip(*columns, strict=True)]
+    made.table(["", *(facts.host for facts, _ in hosts)], rows)
     made.write(path)
 
 
@@ -282,11 +275,7 @@ def remedy(each: Finding) -> str:
     return f"Remedy: {each.remedy}." if each.remedy else ""
 
 
-def host_cells(facts: Facts, ranks: list[int]) -> list[tuple[str, str]]:
-    return [("ranks", spans(ranks)), *facts_of(facts)]
-
-
-def figures(found: Findings) -> list[tuple[dict[str, Any], str, int]]:
+def figures(found: Evidence) -> list[tuple[dict[str, Any], str, int]]:
     """Return the heat maps: transport, latency and bandwidth, with captions and heights."""
     ranks = sorted(found.ranks)
     height = heat_height(ranks)

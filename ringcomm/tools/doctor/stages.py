@@ -15,13 +15,15 @@ import socket
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from ringcomm._network.probes import rounds
 from ringcomm._runtime import addresses
 from ringcomm._runtime.options import secret_in
 from ringcomm.tools.doctor import endpoints, facts, measure, probe
+from ringcomm.tools.doctor.evidence import Evidence, asker, shares_memory
 from ringcomm.tools.doctor.facts import Facts
 from ringcomm.tools.doctor.measure import Asker, Pair
 from ringcomm.tools.doctor.meeting import Clock, Place, Reached, Table, open_store, resolve
@@ -32,32 +34,6 @@ STORE, ROLL, CONNECT, VERDICTS, MEASURE, GATHER, END = 9.0, 11.0, 15.5, 17.0, 20
 PARTING = 3.0  # seconds after that, for words that wait in the store
 SYN_SECONDS = 4.2  # a lost SYN comes again after 1 and 3 s
 BURST_SECONDS = 0.02
-
-
-@dataclass
-class Findings:
-    """What one run found: the rules of findings.py read it.
-
-    `links` and `pairs` are by (from, to) and by the two ranks; `closed` says what a port answered
-    on which nobody listens, by (from, address).
-    """
-
-    world: int
-    leader: int
-    ranks: dict[int, Facts]
-    reached: Reached = field(default_factory=Reached)
-    own_store: bool = False  # rank 0 serves it
-    met: bool = False  # this rank has the store
-    links: dict[tuple[int, int], Link] = field(default_factory=dict)
-    closed: dict[tuple[int, str], str] = field(default_factory=dict)
-    pairs: dict[tuple[int, int], Pair] = field(default_factory=dict)
-    lost: dict[int, str] = field(default_factory=dict)  # came, and fell silent: in which stage
-    alone: bool = False  # no launcher
-    excluded: bool = False  # this rank came after the roll
-    seconds: float = 0.0  # that the examination took
-    broken: str = ""  # why the examination ended early
-    silent: bool = False  # it ended because the store did not answer any more
-    called: bool = False  # it is known who came
 
 
 class Examination:
@@ -71,7 +47,7 @@ class Examination:
         rank = place.rank if place else 0
         self.facts = Facts(rank=rank)
         world = place.world if place else 1
-        self.found = Findings(world, rank, {rank: self.facts}, alone=place is None)
+        self.found = Evidence(world, rank, {rank: self.facts}, alone=place is None)
         self.listeners: list[socket.socket] = []
         self.window: Window | None = None
         self.table: Table | None = None
@@ -213,10 +189,11 @@ class Examination:
 
     def measure(self, acceptor: Acceptor, sockets: dict[int, socket.socket]) -> None:
         rank = self.facts.rank
-        table = measure.rounds(sorted(self.found.ranks))
+        ranks = sorted(self.found.ranks)
+        table = list(rounds(len(ranks)))
         burst = min(BURST_SECONDS, self.clock.left(MEASURE) / max(1, len(table)) / 5)
-        for each in table:
-            for one, other in each:
+        for pairs in table:
+            for one, other in ((ranks[low], ranks[high]) for low, high in pairs):
                 if rank in (one, other) and self.clock.left(MEASURE) > 0:
                     self.measure_pair(one, other, acceptor, sockets, burst)
 
@@ -229,7 +206,7 @@ class Examination:
         burst: float,
     ) -> None:
         """Ask or answer, as who has the connection."""
-        asks, answers = asker(self.found.links, min(one, other), max(one, other))
+        asks, answers = asker(self.found.links, one, other)
         if asks < 0:
             return
         link, end = self.found.links[asks, answers], time.monotonic() + self.clock.left(MEASURE)
@@ -310,32 +287,6 @@ def own_secret(environment: Mapping[str, str]) -> bytes:
         return secret_in(Path(path), path).encode()
     except ValueError:
         return os.urandom(16)  # such a rank joins no group: facts.secret_error
-
-
-def shares_memory(one: Facts, other: Facts) -> str:
-    """Return why two ranks do not share memory by what they tell; "" where they should."""
-    if one.tcp or other.tcp:
-        return "RINGCOMM_TRANSPORT=tcp"
-    if one.machine != other.machine:
-        for each in (one, other):
-            if facts.UNKNOWN in (each.boot_id, each.network):
-                return f"rank {each.rank} cannot read its boot id or network namespace"
-        if one.boot_id == other.boot_id:
-            return "two network namespaces of one machine"
-        return "two hosts"
-    if one.user != other.user:
-        return f"users {one.user} and {other.user}"
-    return ""
-
-
-def asker(links: dict[tuple[int, int], Link], low: int, high: int) -> tuple[int, int]:
-    """Return which rank of a pair has the connection to measure, and its peer; -1: neither."""
-    forth, back = links.get((low, high)), links.get((high, low))
-    if forth and (forth.memory == "shared" or forth.reaches):
-        return low, high
-    if back and back.reaches:
-        return high, low
-    return -1, -1
 
 
 def examine(place: Place | None, environment: Mapping[str, str], wait: float) -> Examination:

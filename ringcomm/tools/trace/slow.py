@@ -23,6 +23,8 @@ SHOWN = 8  # ranks or hosts of a table of stragglers
 class Lateness:
     """How late one rank, or all ranks of one host, call over the collectives of a group; ns."""
 
+    name: str
+    ranks: list[int]  # of the group
     last: int = 0  # collectives that it called last
     lost: int = 0  # how much later than the last of the others, in total
     late: list[int] = field(default_factory=list)  # after the first rank
@@ -58,22 +60,20 @@ def times_of(job: Job, group: Group) -> tuple[list[Times], int]:
     return found, ends[-1] - ends[0] if ends else 0
 
 
-def lateness(every: list[Times], members: list[list[int]]) -> list[Lateness]:
-    """Return how late each of some sets of ranks calls.
+def count_late(every: list[Times], callers: list[Lateness]) -> None:
+    """Count how late each of the callers is: a rank, or the ranks of a host.
 
-    A set is last where the first of its ranks calls after the last of all others.
+    A caller is last where the first of its ranks calls after the last of all others.
     """
-    found = [Lateness() for _ in members]
     for times in every:
         first = min(times.values())
         order = sorted(times, key=lambda rank: times[rank])
-        for one, ranks in zip(found, members, strict=True):
-            begins = min(map(times.__getitem__, ranks))
-            one.late.append(begins - first)
-            if set(order[-len(ranks) :]).issubset(ranks):
-                one.last += 1
-                one.lost += begins - times[order[-len(ranks) - 1]]
-    return found
+        for caller in callers:
+            begins = min(map(times.__getitem__, caller.ranks))
+            caller.late.append(begins - first)
+            if set(order[-len(caller.ranks) :]).issubset(caller.ranks):
+                caller.last += 1
+                caller.lost += begins - times[order[-len(caller.ranks) - 1]]
 
 
 def by_duration(calls: Calls) -> dict[int, int]:
@@ -96,81 +96,83 @@ def stragglers(job: Job) -> Iterator[Finding]:
         every, span = times_of(job, group)
         if len(every) < FEWEST:
             continue
-        ranks = lateness(every, [[rank] for rank in range(group.size)])
-        names, members = hosts_of(group)
-        hosts = lateness(every, members) if names else []
-        rank, host = worst(ranks, len(every), span), worst(hosts, len(every), span)
-        if host is not None and len(members[host]) < 2:
-            host = None
-        if host is not None and (rank is None or hosts[host].lost >= ranks[rank].lost):
+        ranks = [Lateness(str(group.ranks[rank]), [rank]) for rank in range(group.size)]
+        hosts = hosts_of(group)
+        count_late(every, ranks + hosts)
+        rank = worst(ranks, len(every), span)
+        host = worst([host for host in hosts if len(host.ranks) > 1], len(every), span)
+        if host is not None and (rank is None or host.lost >= rank.lost):
             yield straggling_host(job, group, host, hosts, span)
         elif rank is not None:
             yield straggling_rank(job, group, rank, ranks, span)
 
 
-def hosts_of(group: Group) -> tuple[list[str], list[list[int]]]:
-    """Return the hosts of a group and their ranks; nothing where one of both says all."""
+def hosts_of(group: Group) -> list[Lateness]:
+    """Return the hosts of a group; nothing where one of both says all."""
     found: dict[str, list[int]] = {}
     for rank, record in sorted(group.records.items()):
         found.setdefault(record.host, []).append(rank)
-    if not 1 < len(found) < group.size:
-        return [], []
-    return list(found), list(found.values())
+    return [Lateness(*host) for host in found.items()] if 1 < len(found) < group.size else []
 
 
-def worst(found: list[Lateness], count: int, span: int) -> int | None:
-    """Return the number of the one that is last so often that it costs time, or None."""
-    at = max(range(len(found)), key=lambda one: found[one].last, default=None)
-    if at is None or found[at].last < OFTEN * count or found[at].lost < SHARE * span:
+def worst(callers: list[Lateness], count: int, span: int) -> Lateness | None:
+    """Return the one that is last so often that it costs time, or None."""
+    caller = max(callers, key=lambda caller: caller.last, default=None)
+    if caller is None or caller.last < OFTEN * count or caller.lost < SHARE * span:
         return None
-    return at
+    return caller
 
 
-def cost(one: Lateness, span: int) -> tuple[str, str]:
-    """Return how late it is on average, and the share of the time that it costs."""
-    return show_seconds(one.lost // max(one.last, 1) / 1e9), f"{one.lost / max(span, 1):.0%}"
-
-
-def straggling_rank(job: Job, group: Group, rank: int, ranks: list[Lateness], span: int) -> Finding:
-    count = len(ranks[rank].late)
-    late, share = cost(ranks[rank], span)
-    order = sorted(range(group.size), key=lambda one: -ranks[one].last)
-    rows = [
-        (
-            str(group.ranks[one]), group.records[one].host,
-            f"{ranks[one].last} of {count}", late_text(ranks[one]),
-        )
-        for one in order[:SHOWN]
-    ]  # fmt: skip
-    return Finding(
-        Kind.STRAGGLER,
-        f"rank {group.ranks[rank]} is a straggler: it was the last to call {ranks[rank].last} of "
-        f"{count} collectives{where(job, group)}, {late} after the next rank on average; the "
-        f"others lost {share} of the time",
+def straggling_rank(
+    job: Job, group: Group, rank: Lateness, ranks: list[Lateness], span: int
+) -> Finding:
+    return straggling(
+        f"rank {rank.name} is a straggler: it was",
+        "next rank",
+        where(job, group),
+        (rank, ranks, span),
         ("rank", "host", "was last in", "calls after the first rank"),
-        rows,
+        [group.records[caller.ranks[0]].host for caller in ranks],
     )
 
 
-def straggling_host(job: Job, group: Group, host: int, hosts: list[Lateness], span: int) -> Finding:
-    names, members = hosts_of(group)
-    count = len(hosts[host].late)
-    late, share = cost(hosts[host], span)
-    order = sorted(range(len(names)), key=lambda one: -hosts[one].last)
+def straggling_host(
+    job: Job, group: Group, host: Lateness, hosts: list[Lateness], span: int
+) -> Finding:
+    return straggling(
+        f"host {host.name} is a straggler: all of its {group.say(host.ranks)} were",
+        "last rank of the other hosts",
+        where(job, group),
+        (host, hosts, span),
+        ("host", "ranks", "was last in", "its first rank calls after the first of all"),
+        [spans(group.globals(caller.ranks)) for caller in hosts],
+    )
+
+
+def straggling(
+    who: str,
+    before: str,
+    of_group: str,
+    late: tuple[Lateness, list[Lateness], int],
+    columns: tuple[str, ...],
+    places: list[str],
+) -> Finding:
+    """Say how late a caller is; `places` is the second column, by the order of the callers."""
+    worst, callers, span = late
+    count = len(worst.late)
+    average = show_seconds(worst.lost // max(worst.last, 1) / 1e9)
     rows = [
-        (
-            names[one], spans(group.globals(members[one])),
-            f"{hosts[one].last} of {count}", late_text(hosts[one]),
+        (caller.name, where_, f"{caller.last} of {count}", late_text(caller))
+        for caller, where_ in sorted(
+            zip(callers, places, strict=True), key=lambda pair: -pair[0].last
         )
-        for one in order[:SHOWN]
-    ]  # fmt: skip
+    ]
     return Finding(
         Kind.STRAGGLER,
-        f"host {names[host]} is a straggler: all of its {group.say(members[host])} were the last "
-        f"to call {hosts[host].last} of {count} collectives{where(job, group)}, {late} after the "
-        f"last rank of the other hosts on average; the others lost {share} of the time",
-        ("host", "ranks", "was last in", "its first rank calls after the first of all"),
-        rows,
+        f"{who} the last to call {worst.last} of {count} collectives{of_group}, {average} after "
+        f"the {before} on average; the others lost {worst.lost / max(span, 1):.0%} of the time",
+        columns,
+        rows[:SHOWN],
     )
 
 
