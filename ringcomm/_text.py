@@ -12,23 +12,23 @@ UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
 def size(text: str) -> int:
-    """Return the bytes of "8", "1K", "4M" or "1G"; "4MB" and "4MiB" are the same as "4M"."""
-    found = re.fullmatch(r"([1-9][0-9]*)([KMG]?)(?:(?<=[KMG])I?B)?", text.strip().upper(), re.ASCII)
+    """Return the bytes of "8", "1K", "4M" or "1G"; "4MB" and "4MiB" are "4M"."""
+    found = re.fullmatch(r"([1-9][0-9]*)(?:([KMG]?)(?:I?B)?|B)", text.upper(), re.ASCII)
     if not found:
         raise argparse.ArgumentTypeError(f"{text!r} is not a size: write 8, 1K, 4M or 1G")
-    return int(found[1]) * UNITS[found[2]]
+    return int(found[1]) * UNITS[found[2] or ""]
 
 
 def sizes(text: str) -> list[int]:
-    """Parse "8,1K,4M"; "1K..64M" has each size that is four times the one before."""
+    """Parse "1K,1M"; of "1K..64M" each size is four times the one before."""
     found: list[int] = []
     for word in text.split(","):
-        first, dots, last = word.partition("..")
-        low, high = size(first), size(last if dots else first)
-        while low <= high:
-            found.append(low)
-            low *= 4
-    return list(dict.fromkeys(found))
+        low, dots, high = word.partition("..")
+        first, last = size(low), size(high if dots else low)
+        if first > last:
+            raise argparse.ArgumentTypeError(f"{word!r}: {low} is more than {high}")
+        found += [first * 4**power for power in range(31) if first * 4**power <= last]
+    return found
 
 
 def ranks(text: str) -> list[int]:

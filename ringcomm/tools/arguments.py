@@ -1,105 +1,44 @@
-"""Options that several commands share: each thing has one spelling, and former ones still work."""
+"""The options that several commands share, so that each thing has one flag."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
+from ringcomm import _C
 from ringcomm._text import list_of, output, positive, sizes
 
-COLLECTIVES = (
-    "all_reduce",
-    "all_gather",
-    "reduce_scatter",
-    "all_to_all",
-    "broadcast",
-    "reduce",
-    "gather",
-    "scatter",
-    "barrier",
-)
+# What tensors hold, in bytes.
 DTYPES = {
+    "bfloat16": 2,
+    "bool": 1,
+    "complex128": 16,
+    "complex64": 8,
+    "float16": 2,
     "float32": 4,
     "float64": 8,
-    "float16": 2,
-    "bfloat16": 2,
-    "int8": 1,
-    "uint8": 1,
+    "float8_e4m3fn": 1,
+    "float8_e5m2": 1,
+    "int16": 2,
     "int32": 4,
     "int64": 8,
+    "int8": 1,
+    "uint8": 1,
 }
 
 
-def collective(text: str, names: Sequence[str] = COLLECTIVES) -> str:
-    """Parse the name of a collective; underscores and case do not matter."""
-    plain = {name.replace("_", ""): name for name in names}
-    name = plain.get(text.lower().replace("_", ""))
-    if name is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join(names)}")
-    return name
+class Former(argparse.Action):
+    """Does what another action does, and says what the option is called now."""
 
-
-class _Kept(argparse.Action):
-    """Keeps what a former option has said where the positional argument itself is left out."""
-
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: Any,
-        option_string: str | None = None,
-    ) -> None:
-        if values is not self.default or not getattr(namespace, self.dest, None):
-            setattr(namespace, self.dest, values)
-
-
-def add_collective(
-    parser: argparse.ArgumentParser,
-    names: Sequence[str] = COLLECTIVES,
-    default: str | None = None,
-) -> argparse.Action:
-    """Add the positional COLLECTIVE, a list; without a default it is required."""
-    parse = list_of(lambda text: collective(text, names))
-    return parser.add_argument(
-        "collectives",
-        metavar="COLLECTIVE",
-        type=parse,
-        action=_Kept,
-        nargs=None if default is None else "?",
-        default=None if default is None else parse(default),
-        help=f"one or several of {', '.join(names)}, separated by commas"
-        + (f" (default: {default})" if default else ""),
-    )
-
-
-def add_size(
-    parser: argparse.ArgumentParser, default: str | None, text: str, dest: str = "sizes"
-) -> argparse.Action:
-    """Add --size, a list of bytes: "1M", "8,1K", "1K..64M"."""
-    return parser.add_argument(
-        "--size", dest=dest, type=sizes, default=default, metavar="8,1K,4M,…", help=text
-    )
-
-
-def add_ranks(parser: argparse.ArgumentParser, default: int | None, text: str) -> argparse.Action:
-    return parser.add_argument("--ranks", type=positive, default=default, metavar="N", help=text)
-
-
-def add_files(parser: argparse.ArgumentParser, **files: str) -> dict[str, argparse.Action]:
-    """Add --json FILE and others, with these help texts."""
-    return {
-        name: parser.add_argument(f"--{name}", type=output, metavar="FILE", help=text)
-        for name, text in files.items()
-    }
-
-
-class _Former(argparse.Action):
-    """A former spelling: does what `now` does, and says what the option is called now."""
-
-    def __init__(self, now: argparse.Action, **given: Any) -> None:
-        super().__init__(type=now.type, nargs=given.pop("nargs", None), **given)
+    def __init__(self, option_strings: Sequence[str], dest: str, now: argparse.Action) -> None:
+        nargs = None if now.nargs == argparse.OPTIONAL else now.nargs
+        super().__init__(
+            option_strings, dest, nargs, type=cast(Any, now.type), choices=now.choices,
+            default=argparse.SUPPRESS, help=argparse.SUPPRESS,
+        )  # fmt: skip
         self.now = now
 
     def __call__(
@@ -109,19 +48,91 @@ class _Former(argparse.Action):
         values: Any,
         option_string: str | None = None,
     ) -> None:
-        name = self.now.option_strings[-1] if self.now.option_strings else self.now.metavar
-        print(f"{parser.prog}: {option_string} is now {name}", file=sys.stderr)
+        now = self.now.option_strings[0] if self.now.option_strings else self.now.metavar
+        print(f"{parser.prog}: {option_string} is now {now}", file=sys.stderr)
         self.now(parser, namespace, values, option_string)
 
 
-def former(parser: argparse.ArgumentParser, action: argparse.Action, *spellings: str) -> None:
-    """Take former spellings of an option, hidden from --help."""
-    make: Callable[..., argparse.Action] = parser.add_argument
-    make(
-        *spellings,
-        action=_Former,
-        now=action,
-        dest=action.dest,
-        default=argparse.SUPPRESS,
-        help=argparse.SUPPRESS,
+def former(parser: argparse.ArgumentParser, now: argparse.Action, *names: str) -> None:
+    """Let these old names of an option work, until version 0.3, with a line on stderr."""
+    parser.add_argument(*names, action=Former, dest=now.dest, now=now)
+
+
+def named(names: Sequence[str] = _C.COLLECTIVES) -> Callable[[str], str]:
+    """Return an argparse type for names: "allreduce" and "AllReduce" are "all_reduce".
+
+    Others stay as they are, so that the command can say what it takes.
+    """
+    bare = {name.replace("_", ""): name for name in names}
+
+    def parse(text: str) -> str:
+        return bare.get(text.strip().lower().replace("_", ""), text)
+
+    return parse
+
+
+def add_collective(
+    parser: argparse.ArgumentParser,
+    names: Sequence[str] = _C.COLLECTIVES,
+    *,
+    several: bool = False,
+    optional: bool = False,
+) -> argparse.Action:
+    """Add COLLECTIVE: `options.collective`, or a list in `options.collectives`.
+
+    Where it is optional and left out, the options have no such attribute.
+    """
+    one = named(names)
+
+    def some(text: str) -> Any:
+        # argparse parses the mark, too, of what is left out.
+        return text if text is argparse.SUPPRESS else list_of(one)(text)
+
+    return parser.add_argument(
+        "collectives" if several else "collective",
+        metavar="COLLECTIVE",
+        type=some if several else one,
+        nargs="?" if optional else None,
+        default=argparse.SUPPRESS if optional else None,
+        help=f"{'some' if several else 'one'} of {', '.join(names)}",
     )
+
+
+def add_size(parser: argparse.ArgumentParser, default: str, text: str) -> argparse.Action:
+    """Add --size: a list in `options.sizes`."""
+    text = f"{text}; a list, or 1K..64M ({default})"
+    add = parser.add_argument
+    return add("--size", type=sizes, default=default, dest="sizes", metavar="LIST", help=text)
+
+
+def add_ranks(parser: argparse.ArgumentParser, default: int, text: str) -> argparse.Action:
+    """Add --ranks: a number."""
+    text = f"{text} ({default})"
+    return parser.add_argument("--ranks", type=positive, default=default, metavar="N", help=text)
+
+
+def add_hosts(parser: argparse.ArgumentParser, default: int | None, text: str) -> argparse.Action:
+    """Add --hosts: a number."""
+    return parser.add_argument("--hosts", type=positive, default=default, metavar="H", help=text)
+
+
+def add_dtype(parser: argparse.ArgumentParser, default: str = "float32") -> argparse.Action:
+    """Add --dtype: a key of DTYPES."""
+    text = f"as in torch ({default})"
+    add = parser.add_argument
+    return add("--dtype", choices=list(DTYPES), default=default, metavar="NAME", help=text)
+
+
+def add_costs(parser: argparse.ArgumentParser) -> argparse.Action:
+    """Add --costs: the path of a file of `ringcomm tune`."""
+    text = "what `ringcomm tune` has written"
+    return parser.add_argument("--costs", type=Path, metavar="FILE", help=text)
+
+
+def add_files(parser: argparse.ArgumentParser, **texts: str) -> dict[str, argparse.Action]:
+    """Add options that take a file to be written, as `json="the figures"` adds --json."""
+    add = parser.add_argument
+    return {
+        kind: add(f"--{kind}", type=output, metavar="FILE", help=text)
+        for kind, text in texts.items()
+    }

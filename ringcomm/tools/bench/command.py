@@ -24,7 +24,7 @@ from ringcomm.tools.bench.report import write_json
 from ringcomm.tools.bench.sample import Facts, write_csv
 from ringcomm.tools.page import needed
 
-USUAL = "all_reduce,all_gather,reduce_scatter,all_to_all,broadcast"
+USUAL = ["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast"]
 SIZES = "8,64,1K,4K,16K,64K,256K,1M,4M,16M,64M"
 ENDED = 130  # by Ctrl-C, as shells have it
 
@@ -49,7 +49,7 @@ def ranks(text: str) -> list[int]:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.ArgumentDefaultsHelpFormatter
     add = parser.add_argument
-    what = arguments.add_collective(parser, tuple(cases.FACTORS), USUAL)
+    what = arguments.add_collective(parser, tuple(cases.FACTORS), several=True, optional=True)
     size = arguments.add_size(parser, SIZES, "bytes of the larger buffer")
     types = add("--dtype", dest="types", type=some_of(list(cases.EXACT)), default="float32",
                 help="float32,bfloat16,…")  # fmt: skip
@@ -134,7 +134,11 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def look(options: argparse.Namespace) -> None:
-    """Raise ValueError where something that is asked for is not here. Counts what "all" is."""
+    """Raise ValueError where something that is asked for is not here. Fills in what "all" is."""
+    options.collectives = getattr(options, "collectives", USUAL)
+    for name in options.collectives:
+        if name not in cases.FACTORS:
+            raise ValueError(f"{name!r} is none of {', '.join(cases.FACTORS)}")
     there = {"gloo": dist.is_gloo_available(), "nccl": dist.is_nccl_available()}
     for backend in options.backends:
         if not there.get(backend, True):

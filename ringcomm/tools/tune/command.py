@@ -29,7 +29,7 @@ from ringcomm._network import costs, order, probes
 from ringcomm._network.costs import Costs, Fabrics
 from ringcomm._network.costs_file import Hosts
 from ringcomm._runtime.options import of_process
-from ringcomm._text import output, positive
+from ringcomm._text import output, positive, sizes
 from ringcomm.tools import arguments
 from ringcomm.tools.plan import model
 from ringcomm.tools.tune import kernels
@@ -49,7 +49,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--output", type=output, metavar="FILE", help="what is written: of a job, by rank 0")
     add("--device", choices=["cpu", "cuda"], help="cuda: kernels of the GPUs of this host")
     add("--ranks", type=positive, metavar="N", help="with cuda: 2 or more, not as many as GPUs")
-    size = arguments.add_size(parser, None, "with cuda: of the larger buffer")
+    text = "with cuda: a list, of the larger buffer"
+    size = add("--size", dest="sizes", type=sizes, metavar="LIST", help=text)
     add("--turns", type=positive, help="with cuda: medians of so many")
     arguments.former(parser, size, "--sizes")
 
