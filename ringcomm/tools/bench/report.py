@@ -53,7 +53,7 @@ def json_text(value: Any, depth: int = 0) -> str:
         parts = [f"{json.dumps(key)}: {json_text(one, depth + 1)}" for key, one in value.items()]
     else:
         parts = [json_text(one, depth + 1) for one in value]
-    first, last = "{}" if isinstance(value, dict) else "[]"
+    first, last = ("{", "}") if isinstance(value, dict) else ("[", "]")
     return f"{first}{margin}{f',{margin}'.join(parts)}{margin[:-1]}{last}"
 
 

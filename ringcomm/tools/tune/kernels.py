@@ -40,7 +40,9 @@ CALLS = 20  # that are timed together
 WARM = 4
 HEAD_START = 4_000_000  # cycles of the GPU, 2 ms: the host enqueues all calls meanwhile
 PATIENCE = 30.0  # seconds of a call: then its kernel has failed
-MARGIN = 0.05  # how much faster than the model's choice a kernel must be, as a part of its time
+# How much faster than the model's choice a kernel must be, as a part of its time. The first is
+# what is meant. The others are for tables that would be too long: ranks tell theirs to one another.
+MARGINS = (0.05, 0.1, 0.2, 0.4)
 MOST_TEXT = 2000  # letters of all rules: csrc/plan/rules.cc
 
 
@@ -56,13 +58,12 @@ class Times:
     size: int = 0  # of the larger buffer
     seconds: dict[str, float] = field(default_factory=dict)
 
-    @property
-    def rule(self) -> str:
+    def rule(self, margin: float) -> str:
         """The kernel that a rule must name, or "" where the model's is as good."""
         if not self.seconds:
             return ""
         fastest = min(self.seconds, key=lambda kernel: self.seconds[kernel])
-        as_good = self.seconds[fastest] * (1 + MARGIN)
+        as_good = self.seconds[fastest] * (1 + margin)
         return "" if self.seconds.get(self.model, float("inf")) <= as_good else fastest
 
 
@@ -81,7 +82,7 @@ class Segment(NamedTuple):
 Table = Mapping[str, Sequence[Times]]  # by collective
 
 
-def segments(table: Sequence[Times]) -> list[Segment]:
+def segments(table: Sequence[Times], margin: float = MARGINS[0]) -> list[Segment]:
     """Cover all numbers of bytes: each size speaks for what is above the one before it.
 
     The last speaks for all that is longer, too. Neighbours that have the same kernel are one.
@@ -91,46 +92,51 @@ def segments(table: Sequence[Times]) -> list[Segment]:
     for times in sorted(table, key=lambda times: times.bytes):
         if times.bytes < first:
             continue  # the same bytes again
-        if found and found[-1].kernel == times.rule:
+        kernel = times.rule(margin)
+        if found and found[-1].kernel == kernel:
             found[-1] = found[-1]._replace(last=times.bytes)
         else:
-            found.append(Segment(first, times.bytes, times.rule))
+            found.append(Segment(first, times.bytes, kernel))
         first = times.bytes + 1
     last = found[-1] if found else Segment(0, None, "")
     return [*found[:-1], last._replace(last=None)]
 
 
-def rules(table: Table) -> dict[str, list[str]]:
-    """Return the rules of each collective; none where the model's choices stand."""
-    return {
-        name: [segment.text(name) for segment in segments(some) if segment.kernel]
-        for name, some in table.items()
-    }
+def rules(table: Table) -> tuple[dict[str, list[str]], float]:
+    """Return the rules of each collective, and the least margin with which they are short enough.
+
+    There are none where the model's choices stand. Raises ValueError where none is short enough.
+    """
+    for margin in MARGINS:
+        found = {
+            name: [one.text(name) for one in segments(some, margin) if one.kernel]
+            for name, some in table.items()
+        }
+        if len(",".join(rule for some in found.values() for rule in some)) <= MOST_TEXT:
+            return found, margin
+    raise ValueError(f"the rules have more than {MOST_TEXT} letters: measure fewer --size")
 
 
 def text(table: Table, about: Sequence[str]) -> str:
-    """Return the file; it may have comments alone. Raises ValueError where ranks take no more."""
-    by_collective = rules(table)
-    every = [rule for some in by_collective.values() for rule in some]
-    if len(",".join(every)) > MOST_TEXT:
-        raise ValueError(f"the rules have more than {MOST_TEXT} letters: measure fewer --size")
+    """Return the file; it may have comments alone."""
+    by_collective, margin = rules(table)
     lines = [f"# {line}" for line in about]
     lines += [
         "# Bytes are the tensor's, or one rank's shard. Where no rule fits, the model chooses;",
-        f"# so it does where its kernel took up to {MARGIN:.0%} longer than the fastest.",
+        f"# so it does where its kernel took up to {margin:.0%} longer than the fastest.",
     ]
     for name, some in by_collective.items():
         lines += some or [f"# {name}: the model's choices stand"]
     return "\n".join(lines) + "\n"
 
 
-def shown(table: Sequence[Times]) -> list[str]:
+def shown(table: Sequence[Times], margin: float = MARGINS[0]) -> list[str]:
     """Return the lines of a table of microseconds; `*` is what runs with the rules."""
     used = [kernel for kernel in KERNELS if any(kernel in times.seconds for times in table)]
     rows = [["size", "message", *(f"{name} " for name in used), "model"]]
     for times in table:
         cells = [
-            show_time(times.seconds[kernel]) + "* "[kernel != (times.rule or times.model)]
+            show_time(times.seconds[kernel]) + "* "[kernel != (times.rule(margin) or times.model)]
             if kernel in times.seconds
             else "- "
             for kernel in used
@@ -338,11 +344,12 @@ def run(options: argparse.Namespace) -> int:
             "no kernel ran on the GPUs, so there is nothing to choose from: "
             "RINGCOMM_LOG=warning says why tensors go through memory of the host"
         )
+    found, margin = rules(table)
     for name, some in table.items():
         print(f"{name}, {ranks} ranks, float32: us, medians of turns; * runs\n")
-        print("\n".join(shown(some)) + "\n")
+        print("\n".join(shown(some, margin)) + "\n")
     file = text(table, about(names[:ranks]))
-    if not any(rules(table).values()):
+    if not any(found.values()):
         print("the model's choices stand everywhere: the file has no rule")
     if options.output:
         options.output.write_text(file, encoding="utf-8")
