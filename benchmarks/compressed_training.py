@@ -111,7 +111,9 @@ def draw(results: list[dict[str, Any]], path: Path, title: str) -> None:
     import matplotlib as mpl
     from matplotlib import pyplot as plt
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
-    from plot import COLOURS, STYLE, save  # which chooses how matplotlib draws
+    from plot import STYLE, save  # which chooses how matplotlib draws
+
+    from ringcomm.tools.page import COLOURS
 
     colours = ["#000000", *COLOURS]
     with mpl.rc_context(STYLE):

@@ -187,7 +187,9 @@ def draw(body: dict[str, Any], path: Path) -> None:
     """Draw each figure against ranks, both logarithmic; `simulated` rows go on where others end."""
     from matplotlib import pyplot as plt
     from matplotlib.ticker import FuncFormatter, NullLocator
-    from plot import COLOURS, STYLE, save  # which chooses how matplotlib draws
+    from plot import STYLE, save  # which chooses how matplotlib draws
+
+    from ringcomm.tools.page import COLOURS
 
     keys = [key for key in ("before", "now", "simulated") if key in body]
     with plt.rc_context(STYLE):

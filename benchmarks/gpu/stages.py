@@ -104,7 +104,6 @@ KINDS: list[tuple[str, str, dict[int, int], str]] = [
     ("bench", "gpu.commands.bench", {2: 60, 4: 60, 8: 90}, "nccl-tests' columns, NCCL beside"),
     ("ddp", "gpu.commands.ddp", {2: 50, 4: 40}, "what a DDP step waits for, by backend"),
     ("mps", "gpu.mps.mps", {2: 60}, "what NVIDIA's multi-process service changes"),
-    ("symmetric", "gpu.symmetric.symmetric", {2: 30}, "torch symmetric memory, where it runs"),
     ("fsdp2", "gpu.commands.fsdp2", {2: 45, 4: 45, 8: 60}, "what an FSDP2 step waits for"),
     ("tune", "gpu.commands.tune", {4: 25, 8: 35}, "each kernel's times, and the rules of them"),
     ("cpu", "gpu.commands.cpu", {2: 25, 4: 30, 8: 40, 16: 60}, "ranks on the CPU, beside Gloo"),

@@ -24,7 +24,7 @@ LIBRARY = "RINGCOMM_CUDA_LIBRARY"
 MARK = "TEST_OF_GPU_CHECK"
 KINDS = {
     "facts", "probe", "torch", "graphs", "kernels", "meetings", "plans", "faults", "bandwidth",
-    "latency", "bench", "ddp", "mps", "symmetric", "cpu", "memcheck", "racecheck", "synccheck",
+    "latency", "bench", "ddp", "mps", "cpu", "memcheck", "racecheck", "synccheck",
 }  # fmt: skip
 
 
