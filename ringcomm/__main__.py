@@ -23,6 +23,7 @@ COMMANDS = {
     "simulate": ("ringcomm.tools.plan.simulate", "how long a plan takes on links that are shared"),
     "draw": ("ringcomm.tools.plan.draw", "who has what after each message of a plan, as a picture"),
     "search": ("ringcomm.tools.plan.search", "find a plan for a network whose links differ"),
+    "elastic": ("ringcomm.elastic.__main__", "serve the store of elastic worlds"),
     "bench": ("ringcomm.tools.bench.command", "measure collectives next to other backends"),
 }
 USUAL_FAILURE = 1
