@@ -102,9 +102,9 @@ def stragglers(job: Job) -> Iterator[Finding]:
         rank = worst(ranks, len(every), span)
         host = worst([host for host in hosts if len(host.ranks) > 1], len(every), span)
         if host is not None and (rank is None or host.lost >= rank.lost):
-            yield straggling_host(job, group, host, hosts, span)
+            yield straggling(job, group, host, hosts, span)
         elif rank is not None:
-            yield straggling_rank(job, group, rank, ranks, span)
+            yield straggling(job, group, rank, ranks, span)
 
 
 def hosts_of(group: Group) -> list[Lateness]:
@@ -123,56 +123,32 @@ def worst(callers: list[Lateness], count: int, span: int) -> Lateness | None:
     return caller
 
 
-def straggling_rank(
-    job: Job, group: Group, rank: Lateness, ranks: list[Lateness], span: int
-) -> Finding:
-    return straggling(
-        f"rank {rank.name} is a straggler: it was",
-        "next rank",
-        where(job, group),
-        (rank, ranks, span),
-        ("rank", "host", "was last in", "calls after the first rank"),
-        [group.records[caller.ranks[0]].host for caller in ranks],
-    )
-
-
-def straggling_host(
-    job: Job, group: Group, host: Lateness, hosts: list[Lateness], span: int
-) -> Finding:
-    return straggling(
-        f"host {host.name} is a straggler: all of its {group.say(host.ranks)} were",
-        "last rank of the other hosts",
-        where(job, group),
-        (host, hosts, span),
-        ("host", "ranks", "was last in", "its first rank calls after the first of all"),
-        [spans(group.globals(caller.ranks)) for caller in hosts],
-    )
-
-
 def straggling(
-    who: str,
-    before: str,
-    of_group: str,
-    late: tuple[Lateness, list[Lateness], int],
-    columns: tuple[str, ...],
-    places: list[str],
+    job: Job, group: Group, slow: Lateness, callers: list[Lateness], span: int
 ) -> Finding:
-    """Say how late a caller is; `places` is the second column, by the order of the callers."""
-    worst, callers, span = late
-    count = len(worst.late)
-    average = show_seconds(worst.lost // max(worst.last, 1) / 1e9)
+    """Say how late a caller is: a host, if it has several ranks."""
+    who, before = f"rank {slow.name} is a straggler: it was", "next rank"
+    columns = ("rank", "host", "was last in", "calls after the first rank")
+    others = [group.records[caller.ranks[0]].host for caller in callers]
+    if len(slow.ranks) > 1:
+        who = f"host {slow.name} is a straggler: all of its {group.say(slow.ranks)} were"
+        before = "last rank of the other hosts"
+        columns = ("host", "ranks", "was last in", "its first rank calls after the first of all")
+        others = [spans(group.globals(caller.ranks)) for caller in callers]
+    count = len(slow.late)
+    average = show_seconds(slow.lost // max(slow.last, 1) / 1e9)
+    share = f"{slow.lost / max(span, 1):.0%}"
     rows = [
-        (caller.name, where_, f"{caller.last} of {count}", late_text(caller))
-        for caller, where_ in sorted(
-            zip(callers, places, strict=True), key=lambda pair: -pair[0].last
-        )
+        (caller.name, other, f"{caller.last} of {count}", late_text(caller))
+        for caller, other in zip(callers, others, strict=True)
     ]
+    order = sorted(range(len(callers)), key=lambda at: -callers[at].last)
     return Finding(
         Kind.STRAGGLER,
-        f"{who} the last to call {worst.last} of {count} collectives{of_group}, {average} after "
-        f"the {before} on average; the others lost {worst.lost / max(span, 1):.0%} of the time",
+        f"{who} the last to call {slow.last} of {count} collectives{where(job, group)}, {average} "
+        f"after the {before} on average; the others lost {share} of the time",
         columns,
-        rows[:SHOWN],
+        [rows[at] for at in order[:SHOWN]],
     )
 
 
