@@ -91,12 +91,16 @@ def shown(records: list[GroupRecord]) -> Iterator[GroupRecord]:
     for record in records:
         processes.setdefault((record.host, record.process), []).append(record)
     for own in processes.values():
-        living = [one for one in own if not one.has_left or one.failure]
-        yield from living or [max(own, key=lambda one: (one.size, one.wall_ns))]
+        living = [record for record in own if not record.has_left or record.failure]
+        yield from living or [max(own, key=lambda record: (record.size, record.wall_ns))]
 
 
 def last_collective(record: GroupRecord) -> Operation | None:
-    begun = [each for each in record.operations if each.state != "queued" and each.sequence]
+    begun = [
+        operation
+        for operation in record.operations
+        if operation.state != "queued" and operation.sequence
+    ]
     return begun[-1] if begun else None
 
 
@@ -121,7 +125,10 @@ def awaited(record: GroupRecord, now: Look) -> list[int]:
 def totals(numbers: dict[str, Any]) -> tuple[int, int, float]:
     """Return operations, bytes and seconds of waiting so far."""
     done = numbers["operations"].values()
-    counts = (sum(each["operations"] for each in done), sum(each["bytes"] for each in done))
+    counts = (
+        sum(figures["operations"] for figures in done),
+        sum(figures["bytes"] for figures in done),
+    )
     return (*counts, sum(numbers["all_waits"]))
 
 

@@ -115,8 +115,8 @@ class Form:
 
     @property
     def dtype(self) -> torch.dtype:
-        found: torch.dtype = getattr(torch, self.type)
-        return found
+        dtype: torch.dtype = getattr(torch, self.type)
+        return dtype
 
     @property
     def reduce(self) -> Any:

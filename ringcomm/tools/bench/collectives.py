@@ -238,13 +238,13 @@ def parts(options: argparse.Namespace) -> int:
 
 def measure(options: argparse.Namespace, lines: Lines) -> list[Facts]:
     """Measure all that the options ask for, and say the figures as they come."""
-    found: list[Facts] = []
+    facts: list[Facts] = []
     for ranks in options.ranks:
         with contextlib.ExitStack() as stack:
             bench = Bench(options, ranks, lines, stack)
             for rows in jobs(options, ranks):
-                found += measure_table(bench, rows)
-    return found
+                facts += measure_table(bench, rows)
+    return facts
 
 
 def measure_table(bench: Bench, rows: list[list[Job]]) -> list[Facts]:

@@ -46,20 +46,20 @@ def write_json(path: Path | None, benchmark: str, body: dict[str, Any]) -> None:
 def json_text(value: Any, depth: int = 0) -> str:
     """Return JSON in which the innermost lists and objects have a line each."""
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else []
-    if not any(isinstance(one, (dict, list)) and has_more(one) for one in inner):
+    if not any(isinstance(item, (dict, list)) and has_more(item) for item in inner):
         return json.dumps(value)
     margin = "\n" + " " * (depth + 1)
     if isinstance(value, dict):
-        parts = [f"{json.dumps(key)}: {json_text(one, depth + 1)}" for key, one in value.items()]
+        parts = [f"{json.dumps(key)}: {json_text(item, depth + 1)}" for key, item in value.items()]
     else:
-        parts = [json_text(one, depth + 1) for one in value]
+        parts = [json_text(item, depth + 1) for item in value]
     first, last = ("{", "}") if isinstance(value, dict) else ("[", "]")
     return f"{first}{margin}{f',{margin}'.join(parts)}{margin[:-1]}{last}"
 
 
 def has_more(value: Any) -> bool:
     """Whether it is an object, or a list that holds others: these stand in lines of their own."""
-    return isinstance(value, dict) or any(isinstance(one, (dict, list)) for one in value)
+    return isinstance(value, dict) or any(isinstance(item, (dict, list)) for item in value)
 
 
 def table_lines(head: Sequence[str], rows: Sequence[Sequence[str]], markdown: bool) -> list[str]:

@@ -75,8 +75,8 @@ def wrap(what: Model, network: nn.Sequential, rank: Rank, *, silent: bool) -> An
 
 def whole(parameter: torch.Tensor) -> torch.Tensor:
     """Return all of a parameter, which ranks may have shared out."""
-    found: torch.Tensor = parameter.detach()
-    return found.full_tensor() if isinstance(found, DTensor) else found
+    tensor: torch.Tensor = parameter.detach()
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def nothing(state: None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:

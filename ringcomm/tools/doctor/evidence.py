@@ -38,36 +38,36 @@ class Evidence:
     called: bool = False  # it is known who came
 
 
-def machines(found: Evidence) -> dict[tuple[str, str, int], list[int]]:
+def machines(evidence: Evidence) -> dict[tuple[str, str, int], list[int]]:
     """Return the ranks of each host."""
     hosts: dict[tuple[str, str, int], list[int]] = defaultdict(list)
-    for rank, facts in sorted(found.ranks.items()):
+    for rank, facts in sorted(evidence.ranks.items()):
         hosts[facts.machine].append(rank)
     return hosts
 
 
-def by_value(found: Evidence, value: Callable[[Facts], str]) -> dict[str, list[int]]:
+def by_value(evidence: Evidence, value: Callable[[Facts], str]) -> dict[str, list[int]]:
     """Return the ranks by what they have; those without it are left out."""
     groups: dict[str, list[int]] = defaultdict(list)
-    for rank, facts in sorted(found.ranks.items()):
+    for rank, facts in sorted(evidence.ranks.items()):
         if value(facts):
             groups[value(facts)].append(rank)
     return groups
 
 
-def shares_memory(one: Facts, other: Facts) -> str:
+def shares_memory(mine: Facts, theirs: Facts) -> str:
     """Return why two ranks do not share memory by what they tell; "" where they should."""
-    if one.tcp or other.tcp:
+    if mine.tcp or theirs.tcp:
         return "RINGCOMM_TRANSPORT=tcp"
-    if one.machine != other.machine:
-        for facts in (one, other):
+    if mine.machine != theirs.machine:
+        for facts in (mine, theirs):
             if UNKNOWN in (facts.boot_id, facts.network):
                 return f"rank {facts.rank} cannot read its boot id or network namespace"
-        if one.boot_id == other.boot_id:
+        if mine.boot_id == theirs.boot_id:
             return "two network namespaces of one machine"
         return "two hosts"
-    if one.user != other.user:
-        return f"users {one.user} and {other.user}"
+    if mine.user != theirs.user:
+        return f"users {mine.user} and {theirs.user}"
     return ""
 
 

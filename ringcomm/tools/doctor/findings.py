@@ -49,7 +49,7 @@ Rule = Callable[[Evidence], Iterator[Finding]]
 
 
 def status_of(findings: Iterable[Finding]) -> int:
-    return max((STATUS[each.severity] for each in findings), default=0)
+    return max((STATUS[finding.severity] for finding in findings), default=0)
 
 
 def upper_first(text: str) -> str:
@@ -64,9 +64,9 @@ def on_host(facts: Facts, ranks: Iterable[int]) -> str:
 # ---- meeting
 
 
-def store(found: Evidence) -> Iterator[Finding]:
-    reached, where = found.reached, f"{found.reached.name}:{found.reached.port}"
-    if found.alone or found.excluded:
+def store(evidence: Evidence) -> Iterator[Finding]:
+    reached, where = evidence.reached, f"{evidence.reached.name}:{evidence.reached.port}"
+    if evidence.alone or evidence.excluded:
         return
     answers = reached.answers
     if reached.error:
@@ -74,7 +74,7 @@ def store(found: Evidence) -> Iterator[Finding]:
         yield Finding(ERROR, f"The store at {where} cannot be used: {reached.error}.", remedy)
     elif answers and CONNECTED not in answers.values():
         told = "; ".join(f"{address}: {answer}" for address, answer in answers.items())
-        own = 0 in found.ranks and found.own_store
+        own = 0 in evidence.ranks and evidence.own_store
         if own:
             sentence = f"Rank 0 serves the store, but does not reach itself at {where}: {told}."
             yield Finding(WARNING, sentence, "give MASTER_ADDR an address of rank 0's host")
@@ -87,47 +87,49 @@ def store(found: Evidence) -> Iterator[Finding]:
         elif any(answer.startswith("unreachable") for answer in answers.values()):
             remedy = "there is no way to that host: look at `ip route` and at the interfaces"
         yield Finding(ERROR, f"The store at {where} does not answer: {told}.", remedy)
-    elif reached.loopback and len(machines(found)) > 1:
+    elif reached.loopback and len(machines(evidence)) > 1:
         sentence = f"MASTER_ADDR={reached.name} is a loopback address on some hosts."
         yield Finding(WARNING, sentence, "give it rank 0's address by number")
 
 
-def absent(found: Evidence) -> Iterator[Finding]:
-    if found.excluded:
-        sentence = f"{upper_first(ranks_text(found.ranks))} came when the others had given it up."
+def absent(evidence: Evidence) -> Iterator[Finding]:
+    if evidence.excluded:
+        sentence = (
+            f"{upper_first(ranks_text(evidence.ranks))} came when the others had given it up."
+        )
         yield Finding(ERROR, sentence, "start all ranks within some seconds")
         return
-    missing = set(range(found.world)) - set(found.ranks)
-    if missing and found.met and (found.called or not found.silent):
+    missing = set(range(evidence.world)) - set(evidence.ranks)
+    if missing and evidence.met and (evidence.called or not evidence.silent):
         sentence = f"{upper_first(ranks_text(missing))} never came."
         remedy = (
             "see the output there: was it started, with the same MASTER_ADDR, MASTER_PORT and "
-            f"WORLD_SIZE={found.world}?"
+            f"WORLD_SIZE={evidence.world}?"
         )
         yield Finding(ERROR, sentence, remedy)
 
 
-def lost(found: Evidence) -> Iterator[Finding]:
-    for stage in sorted(set(found.lost.values())):
-        ranks = [rank for rank, each in found.lost.items() if each == stage]
+def lost(evidence: Evidence) -> Iterator[Finding]:
+    for stage in sorted(set(evidence.lost.values())):
+        ranks = [rank for rank, silent_stage in evidence.lost.items() if silent_stage == stage]
         sentence = f"{upper_first(ranks_text(ranks))} fell silent while {stage}."
         yield Finding(ERROR, sentence, "see the output there: the process or its host has ended")
-    if found.silent:
-        where = f"{found.reached.name}:{found.reached.port}"
-        what = "" if found.called else " before all ranks were called"
+    if evidence.silent:
+        where = f"{evidence.reached.name}:{evidence.reached.port}"
+        what = "" if evidence.called else " before all ranks were called"
         sentence = (
             f"The store at {where} took the connection of this rank and fell "
-            f"silent{what}: {found.broken}."
+            f"silent{what}: {evidence.broken}."
         )
         remedy = (
             "see whether rank 0's process and host live, and whether a firewall between drops "
             "what comes on open connections"
         )
         yield Finding(ERROR, sentence, remedy)
-    elif found.broken:
+    elif evidence.broken:
         yield Finding(
             ERROR,
-            f"The examination ended early: {found.broken}.",
+            f"The examination ended early: {evidence.broken}.",
             "what is missing above was not found out; see whether rank 0's process lives",
         )
 
@@ -135,49 +137,49 @@ def lost(found: Evidence) -> Iterator[Finding]:
 # ---- each rank by itself
 
 
-def library(found: Evidence) -> Iterator[Finding]:
-    for error, ranks in by_value(found, lambda facts: facts.library_error).items():
+def library(evidence: Evidence) -> Iterator[Finding]:
+    for error, ranks in by_value(evidence, lambda facts: facts.library_error).items():
         sentence = f"The library does not load on {ranks_text(ranks)}: {error}."
         yield Finding(ERROR, sentence, "install ringcomm there again, for the torch that is there")
 
 
-def versions(found: Evidence) -> Iterator[Finding]:
-    groups = by_value(found, lambda facts: facts.build if facts.build != UNKNOWN else "")
+def versions(evidence: Evidence) -> Iterator[Finding]:
+    groups = by_value(evidence, lambda facts: facts.build if facts.build != UNKNOWN else "")
     if len(groups) > 1:
         told = ", ".join(f"{build} on {ranks_text(ranks)}" for build, ranks in groups.items())
         sentence = f"Ranks have different builds of ringcomm: {told}."
         yield Finding(ERROR, sentence, "install the same version everywhere")
     for name in ("torch", "python"):
-        groups = by_value(found, lambda facts: str(getattr(facts, name)))  # noqa: B023
+        groups = by_value(evidence, lambda facts: str(getattr(facts, name)))  # noqa: B023
         if len(groups) > 1:
-            told = ", ".join(f"{each} on {ranks_text(ranks)}" for each, ranks in groups.items())
+            told = ", ".join(f"{value} on {ranks_text(ranks)}" for value, ranks in groups.items())
             yield Finding(WARNING, f"Ranks have different versions of {name}: {told}.",
                           "install the same everywhere")  # fmt: skip
 
 
-def settings(found: Evidence) -> Iterator[Finding]:
+def settings(evidence: Evidence) -> Iterator[Finding]:
     for name in ("RINGCOMM_FLOWS", "RINGCOMM_ALGORITHM", "RINGCOMM_SECRET"):
-        groups = by_value(found, lambda facts: facts.settings.get(name, "(not set)"))  # noqa: B023
-        if len(groups) > 1 and (name != "RINGCOMM_SECRET" or not any_secret_file(found)):
-            told = ", ".join(f"{each} on {ranks_text(ranks)}" for each, ranks in groups.items())
+        groups = by_value(evidence, lambda facts: facts.settings.get(name, "(not set)"))  # noqa: B023
+        if len(groups) > 1 and (name != "RINGCOMM_SECRET" or not any_secret_file(evidence)):
+            told = ", ".join(f"{value} on {ranks_text(ranks)}" for value, ranks in groups.items())
             yield Finding(ERROR, f"{name} differs: {told}.", "set it to the same on every rank")
-    for name in sorted({name for facts in found.ranks.values() for name in facts.settings}):
+    for name in sorted({name for facts in evidence.ranks.values() for name in facts.settings}):
         if name not in VARIABLES and not name.startswith("RINGCOMM_SIM_"):
-            ranks = [rank for rank, facts in found.ranks.items() if name in facts.settings]
+            ranks = [rank for rank, facts in evidence.ranks.items() if name in facts.settings]
             sentence = f"{name} is set on {ranks_text(ranks)}, and no such setting is known."
             yield Finding(WARNING, sentence, "docs/networks.md lists the settings")
 
 
-def any_secret_file(found: Evidence) -> bool:
-    return any("RINGCOMM_SECRET_FILE" in facts.settings for facts in found.ranks.values())
+def any_secret_file(evidence: Evidence) -> bool:
+    return any("RINGCOMM_SECRET_FILE" in facts.settings for facts in evidence.ranks.values())
 
 
-def descriptors(found: Evidence) -> Iterator[Finding]:
-    for rank, facts in sorted(found.ranks.items()):
+def descriptors(evidence: Evidence) -> Iterator[Finding]:
+    for rank, facts in sorted(evidence.ranks.items()):
         text = facts.settings.get("RINGCOMM_FLOWS", "auto")
         flows = int(text) if text.isdigit() else 1  # auto: one, until more are useful
-        local = sum(1 for each in found.ranks.values() if each.machine == facts.machine) - 1
-        needed = local + flows * (found.world - 1 - local) + BESIDE
+        local = sum(1 for other in evidence.ranks.values() if other.machine == facts.machine) - 1
+        needed = local + flows * (evidence.world - 1 - local) + BESIDE
         limit, used = facts.descriptors_limit, facts.descriptors_open
         if limit < 0 or limit - max(used, 0) >= needed + 64:
             continue
@@ -190,17 +192,17 @@ def descriptors(found: Evidence) -> Iterator[Finding]:
         yield Finding(severity, sentence, "set `ulimit -n 65536` before the program starts")
 
 
-def secret_files(found: Evidence) -> Iterator[Finding]:
-    for rank, facts in sorted(found.ranks.items()):
+def secret_files(evidence: Evidence) -> Iterator[Finding]:
+    for rank, facts in sorted(evidence.ranks.items()):
         if facts.secret_error:
             said = f"Rank {rank} on {facts.host} cannot have the secret: {facts.secret_error}."
             yield Finding(ERROR, said, "see docs/safer.md on the file of the secret")
 
 
-def memory(found: Evidence) -> Iterator[Finding]:
-    for ranks in machines(found).values():
-        facts = found.ranks[ranks[0]]
-        for error in sorted({found.ranks[rank].memfd_error for rank in ranks} - {""}):
+def memory(evidence: Evidence) -> Iterator[Finding]:
+    for ranks in machines(evidence).values():
+        facts = evidence.ranks[ranks[0]]
+        for error in sorted({evidence.ranks[rank].memfd_error for rank in ranks} - {""}):
             sentence = f"{facts.host} reserves no shared memory: {error}."
             yield Finding(ERROR, sentence, "see the limits of memory, and what seccomp forbids")
         free = facts.memory_available
@@ -214,19 +216,19 @@ def memory(found: Evidence) -> Iterator[Finding]:
             yield Finding(NOTE, f"{facts.host}: {sentence}", "see `dmesg` there")
 
 
-def cores(found: Evidence) -> Iterator[Finding]:
-    for ranks in machines(found).values():
-        facts = found.ranks[ranks[0]]
+def cores(evidence: Evidence) -> Iterator[Finding]:
+    for ranks in machines(evidence).values():
+        facts = evidence.ranks[ranks[0]]
         if 0 < facts.cores < len(ranks):
             cores = f"{facts.cores:g} core{'s' * (facts.cores != 1)}"
             sentence = f"{facts.host} has {cores} for {ranks_text(ranks)}."
             yield Finding(NOTE, sentence, "more ranks than cores wait for one another")
 
 
-def names(found: Evidence) -> Iterator[Finding]:
+def names(evidence: Evidence) -> Iterator[Finding]:
     hosts: dict[str, list[list[int]]] = defaultdict(list)
-    for ranks in machines(found).values():
-        hosts[found.ranks[ranks[0]].host].append(ranks)
+    for ranks in machines(evidence).values():
+        hosts[evidence.ranks[ranks[0]].host].append(ranks)
     for host, groups in hosts.items():
         if len(groups) > 1 and host != UNKNOWN:
             told = " and ".join(ranks_text(ranks) for ranks in groups)
@@ -235,9 +237,9 @@ def names(found: Evidence) -> Iterator[Finding]:
             yield Finding(WARNING, sentence, remedy)
 
 
-def cuda(found: Evidence) -> Iterator[Finding]:
-    for ranks in machines(found).values():
-        some = [found.ranks[rank] for rank in ranks]
+def cuda(evidence: Evidence) -> Iterator[Finding]:
+    for ranks in machines(evidence).values():
+        some = [evidence.ranks[rank] for rank in ranks]
         told = some[0].cuda
         if told.get("error"):
             yield Finding(WARNING, f"{some[0].host}: CUDA does not start: {told['error']}.",
@@ -251,7 +253,7 @@ def cuda(found: Evidence) -> Iterator[Finding]:
         if told.get("gpus") and not told.get("peers", True):
             sentence = f"Some GPUs of {some[0].host} cannot access one another's memory."
             yield Finding(NOTE, sentence, "their tensors go through memory of the host")
-        apart = {(each.ipc_namespace, each.pid_namespace) for each in some}
+        apart = {(facts.ipc_namespace, facts.pid_namespace) for facts in some}
         if told.get("gpus") and len(apart) > 1:
             sentence = f"{upper_first(ranks_text(ranks))} have different IPC or PID namespaces."
             remedy = "CUDA tensors go through the host: use `docker run --ipc=host --pid=host`"
@@ -261,9 +263,9 @@ def cuda(found: Evidence) -> Iterator[Finding]:
 # ---- between ranks
 
 
-def listening(found: Evidence) -> Iterator[Finding]:
-    many = len(machines(found)) > 1
-    for rank, facts in sorted(found.ranks.items()):
+def listening(evidence: Evidence) -> Iterator[Finding]:
+    many = len(machines(evidence)) > 1
+    for rank, facts in sorted(evidence.ranks.items()):
         if facts.listen_error and not facts.addresses:
             severity = ERROR if many or "RINGCOMM_IFNAME" in facts.listen_error else WARNING
             told = facts.listen_error.rstrip(".")
@@ -281,70 +283,70 @@ def listening(found: Evidence) -> Iterator[Finding]:
 
 
 def on_loopback(address: str) -> bool:
-    found = number(split(address)[0])
-    return found is not None and found.is_loopback
+    address_number = number(split(address)[0])
+    return address_number is not None and address_number.is_loopback
 
 
-def apart(found: Evidence) -> Iterator[Finding]:
+def apart(evidence: Evidence) -> Iterator[Finding]:
     """Ranks of one machine that share no memory, where that is a surprise."""
     told: dict[str, list[int]] = defaultdict(list)
-    for (one, other), link in sorted(found.links.items()):
+    for (rank, peer), link in sorted(evidence.links.items()):
         if link.memory not in ("", "shared"):
-            told[link.memory] += [one, other]
-    for one, facts in sorted(found.ranks.items()):
-        for other, theirs in sorted(found.ranks.items()):
+            told[link.memory] += [rank, peer]
+    for rank, facts in sorted(evidence.ranks.items()):
+        for peer, theirs in sorted(evidence.ranks.items()):
             why = shares_memory(facts, theirs)
-            if one < other and facts.machine == theirs.machine and why and not facts.tcp:
-                told[why] += [one, other]
+            if rank < peer and facts.machine == theirs.machine and why and not facts.tcp:
+                told[why] += [rank, peer]
     for why, ranks in told.items():
         sentence = f"{upper_first(ranks_text(ranks))} are on one host and use TCP: {why}."
         remedy = "run them as one user, with a whole /proc; results are right, and slower"
         yield Finding(WARNING, sentence, remedy)
 
 
-def unreached(found: Evidence) -> Iterator[Finding]:
+def unreached(evidence: Evidence) -> Iterator[Finding]:
     """Pairs without any connection, and pairs that only one side can connect."""
-    for (source, target), ranks in by_hosts(found, both=True).items():
-        one, other = found.ranks[source], found.ranks[target]
-        sentence = f"{upper_first(on_host(one, ranks[0]))} and {on_host(other, ranks[1])} cannot "
+    for (source, target), ranks in by_hosts(evidence, both=True).items():
+        near, far = evidence.ranks[source], evidence.ranks[target]
+        sentence = f"{upper_first(on_host(near, ranks[0]))} and {on_host(far, ranks[1])} cannot "
         sentence += "reach one another."
         yield Finding(ERROR, sentence, "ringcomm needs one direction at least: see what follows")
 
 
-def by_hosts(found: Evidence, both: bool) -> dict[tuple[int, int], tuple[set[int], set[int]]]:
+def by_hosts(evidence: Evidence, both: bool) -> dict[tuple[int, int], tuple[set[int], set[int]]]:
     """Return the pairs that no side connects, by the first ranks of their two hosts."""
-    first = {rank: ranks[0] for ranks in machines(found).values() for rank in ranks}
+    first = {rank: ranks[0] for ranks in machines(evidence).values() for rank in ranks}
     groups: dict[tuple[int, int], tuple[set[int], set[int]]] = {}
-    for low in found.ranks:
-        for high in found.ranks:
-            there = {(low, high), (high, low)} & set(found.links)
-            if low >= high or not there or low in found.lost or high in found.lost:
+    for low in evidence.ranks:
+        for high in evidence.ranks:
+            there = {(low, high), (high, low)} & set(evidence.links)
+            if low >= high or not there or low in evidence.lost or high in evidence.lost:
                 continue
-            if (asker(found.links, low, high)[0] < 0) == both:
+            if (asker(evidence.links, low, high)[0] < 0) == both:
                 ends = groups.setdefault((first[low], first[high]), (set(), set()))
                 ends[0].add(low)
                 ends[1].add(high)
     return groups
 
 
-def answers(found: Evidence) -> Iterator[Finding]:
+def answers(evidence: Evidence) -> Iterator[Finding]:
     """What addresses answered instead of a connection, by host and answer."""
-    first = {rank: ranks[0] for ranks in machines(found).values() for rank in ranks}
+    first = {rank: ranks[0] for ranks in machines(evidence).values() for rank in ranks}
     groups: dict[tuple[int, int, str, str], tuple[set[int], set[int], bool]] = {}
-    for (one, other), link in sorted(found.links.items()):
+    for (rank, peer), link in sorted(evidence.links.items()):
         for address, answer in link.answers.items():
-            if answer == CONNECTED or other in found.lost or on_loopback(address):
+            if answer == CONNECTED or peer in evidence.lost or on_loopback(address):
                 continue
             host, port = split(address)
-            key = first[one], first[other], host, answer
+            key = first[rank], first[peer], host, answer
             sources, ports, needed = groups.get(key, (set(), set(), False))
             needed = needed or not link.reaches
-            groups[key] = sources | {one}, ports | {port}, needed
+            groups[key] = sources | {rank}, ports | {port}, needed
     for (source, target, host, answer), (sources, ports, needed) in groups.items():
-        closed = found.closed.get((min(sources), host), DROPPED)
+        closed = evidence.closed.get((min(sources), host), DROPPED)
         severity = WARNING if needed else NOTE
-        whom = on_host(found.ranks[source], sources)
-        there = f"{found.ranks[target].host} at {host}"
+        whom = on_host(evidence.ranks[source], sources)
+        there = f"{evidence.ranks[target].host} at {host}"
         yield explain(severity, whom, there, (answer, closed), spans(ports))
 
 
@@ -389,11 +391,11 @@ def explain(severity: str, whom: str, there: str, told: tuple[str, str], ports: 
 # ---- figures
 
 
-def mtu(found: Evidence) -> Iterator[Finding]:
+def mtu(evidence: Evidence) -> Iterator[Finding]:
     stalls: dict[tuple[str, int], list[int]] = defaultdict(list)
     differ: set[tuple[str, ...]] = set()
-    for pair in found.pairs.values():
-        one, other = (found.ranks[rank] for rank in pair.ranks)
+    for pair in evidence.pairs.values():
+        one, other = (evidence.ranks[rank] for rank in pair.ranks)
         near, far = interface(one, pair.local), interface(other, pair.remote)
         if loses_large(pair):
             ends = [one.host, other.host]
@@ -427,16 +429,16 @@ def loses_large(pair: Pair) -> bool:
 
 def interface(facts: Facts, address: str) -> tuple[str, int]:
     """Return name and MTU of the interface with that address."""
-    for each in facts.interfaces:
-        if each["address"] == address and not each["loopback"]:
-            return str(each["name"]), int(each["mtu"])
+    for interface in facts.interfaces:
+        if interface["address"] == address and not interface["loopback"]:
+            return str(interface["name"]), int(interface["mtu"])
     return "", 0
 
 
-def clock(found: Evidence) -> Iterator[Finding]:
+def clock(evidence: Evidence) -> Iterator[Finding]:
     seen = set()
-    for pair in found.pairs.values():
-        hosts = tuple(found.ranks[rank].host for rank in pair.ranks if rank in found.ranks)
+    for pair in evidence.pairs.values():
+        hosts = tuple(evidence.ranks[rank].host for rank in pair.ranks if rank in evidence.ranks)
         if abs(pair.offset) > CLOCK_SECONDS + pair.round_trip and hosts not in seen:
             seen.add(hosts)
             words = "ahead of" if pair.offset > 0 else "behind"
@@ -447,13 +449,13 @@ def clock(found: Evidence) -> Iterator[Finding]:
             yield Finding(WARNING, sentence, remedy)
 
 
-def slow(found: Evidence) -> Iterator[Finding]:
+def slow(evidence: Evidence) -> Iterator[Finding]:
     """Pairs of hosts that are much slower than most; the best pair of ranks counts."""
     best: dict[tuple[str, str], list[float]] = {}
-    for pair in found.pairs.values():
+    for pair in evidence.pairs.values():
         if pair.trouble or not pair.forth or not pair.back or not pair.remote:
             continue
-        one, other = (found.ranks[rank] for rank in pair.ranks)
+        one, other = (evidence.ranks[rank] for rank in pair.ranks)
         if one.machine != other.machine:
             low, high = sorted((one.host, other.host))
             known = best.setdefault((low, high), [0.0, 1e9])
@@ -461,8 +463,8 @@ def slow(found: Evidence) -> Iterator[Finding]:
             known[1] = min(known[1], pair.latency)
     if len(best) < 3:
         return
-    rate = statistics.median(each[0] for each in best.values())
-    latency = statistics.median(each[1] for each in best.values())
+    rate = statistics.median(figures[0] for figures in best.values())
+    latency = statistics.median(figures[1] for figures in best.values())
     for (one_host, other_host), (mine, time) in sorted(best.items()):
         between = f"Between {one_host} and {other_host}"
         if mine < rate / SLOW_RATE:
@@ -476,9 +478,9 @@ def slow(found: Evidence) -> Iterator[Finding]:
             yield Finding(WARNING, sentence, "see which way the packets take: `traceroute`")
 
 
-def unmeasured(found: Evidence) -> Iterator[Finding]:
+def unmeasured(evidence: Evidence) -> Iterator[Finding]:
     broken = [
-        pair for pair in found.pairs.values()
+        pair for pair in evidence.pairs.values()
         if pair.trouble and not loses_large(pair)
     ]  # fmt: skip
     for trouble in sorted({pair.trouble for pair in broken}):
@@ -490,10 +492,10 @@ def unmeasured(found: Evidence) -> Iterator[Finding]:
             "run it again on idle hosts; then see the switch, and the firewall's logs",
         )
     wanted = {
-        (low, high) for low in found.ranks for high in found.ranks
-        if low < high and asker(found.links, low, high)[0] >= 0
-    } - {(min(ranks), max(ranks)) for ranks in found.pairs}  # fmt: skip
-    if wanted and not found.lost and not found.broken:
+        (low, high) for low in evidence.ranks for high in evidence.ranks
+        if low < high and asker(evidence.links, low, high)[0] >= 0
+    } - {(min(ranks), max(ranks)) for ranks in evidence.pairs}  # fmt: skip
+    if wanted and not evidence.lost and not evidence.broken:
         yield Finding(NOTE, f"There was no time to measure {len(wanted)} pairs.")
 
 
@@ -504,7 +506,7 @@ RULES: list[Rule] = [
 ]
 
 
-def judge(found: Evidence) -> list[Finding]:
+def judge(evidence: Evidence) -> list[Finding]:
     """Return what all rules say, the worst first."""
-    told = list(dict.fromkeys(finding for rule in RULES for finding in rule(found)))
+    told = list(dict.fromkeys(finding for rule in RULES for finding in rule(evidence)))
     return sorted(told, key=lambda finding: -STATUS[finding.severity])

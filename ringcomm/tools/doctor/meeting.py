@@ -117,19 +117,19 @@ def resolve(name: str, seconds: float) -> tuple[list[str], str]:
     """Return the addresses of a name, and the error; a name server that is silent is given up."""
     if number(name) is not None:
         return [name], ""
-    found: list[tuple[list[str], str]] = []
+    answers: list[tuple[list[str], str]] = []
 
     def ask() -> None:
         try:
             told = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
-            found.append((list(dict.fromkeys(str(each[4][0]) for each in told)), ""))
+            answers.append((list(dict.fromkeys(str(entry[4][0]) for entry in told)), ""))
         except OSError as error:
-            found.append(([], error.strerror or str(error)))
+            answers.append(([], error.strerror or str(error)))
 
     asking = threading.Thread(target=ask, daemon=True)  # getaddrinfo takes no timeout
     asking.start()
     asking.join(seconds)
-    return found[0] if found else ([], f"no name server answered within {seconds:.0f} s")
+    return answers[0] if answers else ([], f"no name server answered within {seconds:.0f} s")
 
 
 def try_once(address: str, port: int, seconds: float) -> str:

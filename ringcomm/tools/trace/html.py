@@ -61,21 +61,21 @@ TIMELINE = (
 WAITS = "How long each rank waited for each other one in all collectives, in total."
 
 
-def parts(one: Slice) -> list[tuple[str, int, int]]:
+def parts(piece: Slice) -> list[tuple[str, int, int]]:
     """Return what an operation consists of: kind, begin and end in ns."""
-    if one.operation.state == "failed" or one.operation.ended_ns is None:
-        return [("not ended, or failed", one.called, one.ended)]
-    moving = one.began + one.waited
+    if piece.operation.state == "failed" or piece.operation.ended_ns is None:
+        return [("not ended, or failed", piece.called, piece.ended)]
+    moving = piece.began + piece.waited
     every = [
-        ("queued", one.called, one.began),
-        ("waits for other ranks", one.began, moving),
-        ("moves bytes", moving, one.ended),
+        ("queued", piece.called, piece.began),
+        ("waits for other ranks", piece.began, moving),
+        ("moves bytes", moving, piece.ended),
     ]
     return [part for part in every if part[2] > part[1]]
 
 
 def timeline(drawn: dict[int, list[Slice]]) -> dict[str, Any]:
-    end = max(one.ended for slices in drawn.values() for one in slices)
+    end = max(piece.ended for slices in drawn.values() for piece in slices)
     newest = [slices[-SHOWN:][0].called for slices in drawn.values() if slices]
     begin = min(newest)
     # What has not ended goes on after the last thing that was recorded.
@@ -94,14 +94,14 @@ def timeline(drawn: dict[int, list[Slice]]) -> dict[str, Any]:
             + "<extra></extra>",
         }  # fmt: skip
     for rank, slices in drawn.items():
-        for one in slices:
-            for kind, start, stop in parts(one):
+        for piece in slices:
+            for kind, start, stop in parts(piece):
                 trace = traces[kind]
-                longer = beyond if one.operation.ended_ns is None else 0
+                longer = beyond if piece.operation.ended_ns is None else 0
                 trace["x"].append((stop + longer - start) / scale)
                 trace["base"].append(start / scale)
                 trace["y"].append(rank)
-                trace["text"].append(f"{one.operation} of group {one.group.name}")
+                trace["text"].append(f"{piece.operation} of group {piece.group.name}")
     layout = {
         "barmode": "overlay", "showlegend": True,
         "legend": {"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0},

@@ -37,7 +37,11 @@ def offsets(job: Job, group: Group) -> dict[int, int]:
 
 def called(calls: Calls, add: dict[int, int]) -> dict[int, int]:
     """Return by rank when it called; `add`: offsets()."""
-    return {rank: one.called_ns + add[rank] for rank, one in calls.items() if one.called_ns}
+    return {
+        rank: operation.called_ns + add[rank]
+        for rank, operation in calls.items()
+        if operation.called_ns
+    }
 
 
 Times = dict[int, int]  # by the group's ranks: when each called; ns
@@ -45,7 +49,7 @@ Times = dict[int, int]  # by the group's ranks: when each called; ns
 
 def times_of(job: Job, group: Group) -> tuple[list[Times], int]:
     """Return the times of each collective that all ranks called, and from the first to the last."""
-    found: list[Times] = []
+    every: list[Times] = []
     ends: list[int] = []
     add = offsets(job, group)
     clocks = len({job.clocks[id(record)] for record in group.records.values()})
@@ -56,8 +60,8 @@ def times_of(job: Job, group: Group) -> tuple[list[Times], int]:
         ends.append(max(times.values()))
         times = by_duration(calls) if clocks > 1 else times
         if times:
-            found.append(times)
-    return found, ends[-1] - ends[0] if ends else 0
+            every.append(times)
+    return every, ends[-1] - ends[0] if ends else 0
 
 
 def count_late(every: list[Times], callers: list[Lateness]) -> None:
@@ -81,13 +85,13 @@ def by_duration(calls: Calls) -> dict[int, int]:
 
     A collective that needs all ranks ends about everywhere at once. Nothing for others.
     """
-    found = {}
+    times = {}
     for rank, operation in calls.items():
         if operation.collective not in NEED_ALL or not operation.is_done:
             return {}
         if operation.called_ns and operation.ended_ns:
-            found[rank] = operation.called_ns - operation.ended_ns
-    return found if len(found) == len(calls) else {}
+            times[rank] = operation.called_ns - operation.ended_ns
+    return times if len(times) == len(calls) else {}
 
 
 def stragglers(job: Job) -> Iterator[Finding]:
@@ -109,10 +113,10 @@ def stragglers(job: Job) -> Iterator[Finding]:
 
 def hosts_of(group: Group) -> list[Lateness]:
     """Return the hosts of a group; nothing where one of both says all."""
-    found: dict[str, list[int]] = {}
+    hosts: dict[str, list[int]] = {}
     for rank, record in sorted(group.records.items()):
-        found.setdefault(record.host, []).append(rank)
-    return [Lateness(*host) for host in found.items()] if 1 < len(found) < group.size else []
+        hosts.setdefault(record.host, []).append(rank)
+    return [Lateness(*host) for host in hosts.items()] if 1 < len(hosts) < group.size else []
 
 
 def worst(callers: list[Lateness], count: int, span: int) -> Lateness | None:
@@ -172,7 +176,7 @@ class Stall:
 
 def stalls(job: Job) -> list[Stall]:
     """Return the long waits that no late call explains."""
-    found = []
+    stalled = []
     for group in job.groups:
         typical: list[int] = []
         own: list[Stall] = []
@@ -196,8 +200,8 @@ def stalls(job: Job) -> list[Stall]:
                         Stall(group, rank, peer, rest, operation.name, start, operation.resent)
                     )
         middle = statistics.median(typical) if typical else 0
-        found += [stall for stall in own if stall.ns > TIMES * middle]
-    return found
+        stalled += [stall for stall in own if stall.ns > TIMES * middle]
+    return stalled
 
 
 def networks(job: Job) -> Iterator[Finding]:

@@ -87,19 +87,19 @@ def segments(table: Sequence[Times], margin: float = MARGINS[0]) -> list[Segment
 
     The last speaks for all that is longer, too. Neighbours that have the same kernel are one.
     """
-    found: list[Segment] = []
+    covered: list[Segment] = []
     first = 0
     for times in sorted(table, key=lambda times: times.bytes):
         if times.bytes < first:
             continue  # the same bytes again
         kernel = times.rule(margin)
-        if found and found[-1].kernel == kernel:
-            found[-1] = found[-1]._replace(last=times.bytes)
+        if covered and covered[-1].kernel == kernel:
+            covered[-1] = covered[-1]._replace(last=times.bytes)
         else:
-            found.append(Segment(first, times.bytes, kernel))
+            covered.append(Segment(first, times.bytes, kernel))
         first = times.bytes + 1
-    last = found[-1] if found else Segment(0, None, "")
-    return [*found[:-1], last._replace(last=None)]
+    last = covered[-1] if covered else Segment(0, None, "")
+    return [*covered[:-1], last._replace(last=None)]
 
 
 def rules(table: Table) -> tuple[dict[str, list[str]], float]:
@@ -108,12 +108,12 @@ def rules(table: Table) -> tuple[dict[str, list[str]], float]:
     There are none where the model's choices stand. Raises ValueError where none is short enough.
     """
     for margin in MARGINS:
-        found = {
-            name: [one.text(name) for one in segments(some, margin) if one.kernel]
+        by_collective = {
+            name: [segment.text(name) for segment in segments(some, margin) if segment.kernel]
             for name, some in table.items()
         }
-        if len(",".join(rule for some in found.values() for rule in some)) <= MOST_TEXT:
-            return found, margin
+        if len(",".join(rule for some in by_collective.values() for rule in some)) <= MOST_TEXT:
+            return by_collective, margin
     raise ValueError(f"the rules have more than {MOST_TEXT} letters: measure fewer --size")
 
 
@@ -272,18 +272,18 @@ class Turns:
 
         A kernel that fails is left out from then on, and its ranks are replaced.
         """
-        found: dict[Job, list[Any]] = {}
+        answers: dict[Job, list[Any]] = {}
         if jobs:
             self.open(kernel)
         for job in jobs:
             try:
-                found[job] = self.ranks(task, job)
+                answers[job] = self.ranks(task, job)
             except RankError as error:
                 name = f"{job.collective} of {show_size(job.size)}"
                 print(f"{kernel} is left out: {name}: {last_line(error)}", file=sys.stderr)
                 self.times[kernel] = {}
                 return {}
-        return found
+        return answers
 
     def table(self) -> dict[str, list[Times]]:
         """Return the medians by collective."""
@@ -344,12 +344,12 @@ def run(options: argparse.Namespace) -> int:
             "no kernel ran on the GPUs, so there is nothing to choose from: "
             "RINGCOMM_LOG=warning says why tensors go through memory of the host"
         )
-    found, margin = rules(table)
+    by_collective, margin = rules(table)
     for name, some in table.items():
         print(f"{name}, {ranks} ranks, float32: us, medians of turns; * runs\n")
         print("\n".join(shown(some, margin)) + "\n")
     file = text(table, about(names[:ranks]))
-    if not any(found.values()):
+    if not any(by_collective.values()):
         print("the model's choices stand everywhere: the file has no rule")
     if options.output:
         options.output.write_text(file, encoding="utf-8")
