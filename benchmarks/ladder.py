@@ -1,4 +1,4 @@
-"""What each layer of an all_reduce costs: the same call timed at every height, in one run.
+"""The price of each layer of an all_reduce: the same call timed at every height, in one run.
 
     python benchmarks/ladder.py
     python benchmarks/ladder.py --tcp [--rate 1gbit]     # from a socket upwards: ladder_tcp.py

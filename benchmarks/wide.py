@@ -1,4 +1,4 @@
-"""What a rank of a large group costs: memory, descriptors, connections, requests at the store.
+"""The cost of a rank of a large group: memory, descriptors, connections, requests at the store.
 
     python benchmarks/wide.py --json FILE --plot FILE.png
 

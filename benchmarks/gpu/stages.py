@@ -1,4 +1,4 @@
-"""What gpu_check.py consists of, in which order, and what of it fits into some minutes.
+"""The stages of gpu_check.py, their order, and which of them fit into some minutes.
 
 First comes what a machine with one GPU is asked in three calls (CALLS), so the answers that matter
 come first whatever time there is. The rest is breadth first: everything with 2 ranks, then with 4,
@@ -27,7 +27,7 @@ MARGIN_SECONDS = 30  # that a stage may take besides twice what it takes as a ru
 
 @dataclass(frozen=True)
 class Settings:
-    """What stages are told."""
+    """The settings of a stage."""
 
     simulated: bool
     short: bool  # the least that shows that a stage works
@@ -38,7 +38,7 @@ class Settings:
 
     @property
     def kind(self) -> str:
-        """Of the places where tensors are: see gpu.ranks.Place."""
+        """The kind of place where tensors are: see gpu.ranks.Place."""
         return "simulated" if self.simulated else "cuda"
 
     def pick(self, real: Any, simulated: Any, short: Any) -> Any:
@@ -150,7 +150,7 @@ def of_call(number: int) -> list[str]:
     return [one for name in names for one in (INSTEAD.get(name, [name]) if sandboxed else [name])]
 
 
-# What tells most of a machine whose ranks have a GPU each, and what only that one runs unasked.
+# Stages that tell most of a machine with a GPU a rank, and those that only it runs unasked.
 OF_NODES = ["facts", "build", "plans", "latency", "bench", "tune", "fsdp2"]
 ONLY_NODES = ["fsdp2", "tune"]
 RANKS = sorted({stage.ranks for stage in STAGES} - {0})

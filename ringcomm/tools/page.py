@@ -41,7 +41,7 @@ def needed() -> None:
 
 @dataclass
 class Page:
-    """What a page shows, from top to bottom.
+    """A page, from top to bottom.
 
     `title` stands above all, and `lead` is the one sentence that matters most.
     """

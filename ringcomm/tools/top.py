@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 @dataclass
 class Look:
-    """What the files said at one moment, by file; seconds."""
+    """The contents of the files at one moment, by file; seconds."""
 
     at: float
     records: dict[str, GroupRecord] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""What `ringcomm bench` is made of. Tests and the other benchmarks use it, too.
+"""The parts of `ringcomm bench`. Tests and the other benchmarks use them, too.
 
 command       the command: its arguments, and what becomes of the figures
 collectives   times collectives on several backends in turn; ddp does so with steps of training

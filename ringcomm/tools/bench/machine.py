@@ -1,4 +1,4 @@
-"""What a reader needs to know of a machine to compare figures. It imports nothing of ringcomm."""
+"""Facts of a machine that a reader needs to compare figures. It imports nothing of ringcomm."""
 
 from __future__ import annotations
 

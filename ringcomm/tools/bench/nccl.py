@@ -1,4 +1,4 @@
-"""What NCCL needs to be measured, and the columns that nccl-tests print."""
+"""NCCL's settings where ranks share a GPU, and the columns that nccl-tests print."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ PLACE = [
 
 @dataclass(frozen=True)
 class Job:
-    """What is called: a collective of so many elements, between so many ranks, in a form."""
+    """A collective of so many elements, between so many ranks, in a form."""
 
     collective: str
     count: int

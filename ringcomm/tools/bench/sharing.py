@@ -25,7 +25,7 @@ HEAD = 64  # of its width, for each head of attention
 
 @dataclass(frozen=True)
 class Model:
-    """What is trained, by what it is shared, and the examples of a rank's batch."""
+    """A model to train, the wrapper that shares it, and the examples of a rank's batch."""
 
     kind: str
     wrapper: str

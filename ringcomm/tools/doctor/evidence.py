@@ -14,7 +14,7 @@ from ringcomm.tools.doctor.probe import Link
 
 @dataclass
 class Evidence:
-    """What one run found: findings.py judges it.
+    """Everything that one run found: findings.py judges it.
 
     `links` and `pairs` are by (from, to) and by the two ranks; `closed` says what a port answered
     on which nobody listens, by (from, address).

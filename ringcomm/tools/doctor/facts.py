@@ -1,4 +1,4 @@
-"""What one rank knows of its own host and process: read from /proc, /sys and the kernel.
+"""Facts of one rank's own host and process, read from /proc, /sys and the kernel.
 
 Functions take the roots of /proc and /sys, so that tests can give them others.
 """

@@ -330,7 +330,7 @@ def by_hosts(evidence: Evidence, both: bool) -> dict[tuple[int, int], tuple[set[
 
 
 def answers(evidence: Evidence) -> Iterator[Finding]:
-    """What addresses answered instead of a connection, by host and answer."""
+    """Addresses that answered something else than a connection, by host and answer."""
     first = {rank: ranks[0] for ranks in machines(evidence).values() for rank in ranks}
     groups: dict[tuple[int, int, str, str], tuple[set[int], set[int], bool]] = {}
     for (rank, peer), link in sorted(evidence.links.items()):

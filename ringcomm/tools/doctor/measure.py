@@ -32,7 +32,7 @@ SEND_MSS, PATH_MTU, RETRANSMITS = 8 + 2, 8 + 13, 8 + 23
 
 @dataclass
 class Pair:
-    """What was measured between two ranks, the first of which asked.
+    """The figures of two ranks, the first of which asked.
 
     Seconds, bytes a second and bytes; 0 where it was not measured.
     """

@@ -38,8 +38,8 @@ class Clock:
         return max(0.0, until - self.now())
 
 
-# What torchrun, srun and mpirun call a rank's number and how many there are. Only torchrun says
-# where the store is.
+# A rank's number and the number of ranks, as torchrun, srun and mpirun name them. Only torchrun
+# says where the store is.
 LAUNCHERS = (
     ("RANK", "WORLD_SIZE"),
     ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
@@ -87,7 +87,7 @@ class Place:
 
 @dataclass
 class Reached:
-    """What the store's addresses answered; `answers` is by "10.0.0.1:29500"."""
+    """The answers of the store's addresses; `answers` is by "10.0.0.1:29500"."""
 
     name: str = ""
     port: int = 0
@@ -221,7 +221,7 @@ class Asked:
 
 
 class Table:
-    """What ranks tell one another, by stage, through the store.
+    """The words of the ranks for one another, by stage, through the store.
 
     Every message is small and is answered before the next: where large packets get lost, the ranks
     can still say so.

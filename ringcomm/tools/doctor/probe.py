@@ -40,7 +40,7 @@ SILENT, STRANGER, OTHER_SECRET = "no answer", "another process", "another secret
 
 @dataclass
 class Link:
-    """What one rank met when it connected to another: the answer of each address."""
+    """The way from one rank to another: the answer of each address."""
 
     answers: dict[str, str] = field(default_factory=dict)
     chosen: int = -1  # the address over which they talk; -1: none
@@ -53,7 +53,7 @@ class Link:
 
 @dataclass
 class Keys:
-    """What proves that two processes are ranks of this run, and have one secret."""
+    """Proves that two processes are ranks of this run, and have one secret."""
 
     token: str
     secret: bytes

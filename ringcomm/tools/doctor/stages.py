@@ -37,7 +37,7 @@ BURST_SECONDS = 0.02
 
 
 class Examination:
-    """What this rank does; `found` holds what is known so far, whatever breaks later."""
+    """The work of this rank; `evidence` holds what is known so far, whatever breaks later."""
 
     def __init__(
         self, place: Place | None, environment: Mapping[str, str], wait: float = ROLL

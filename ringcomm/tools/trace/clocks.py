@@ -26,7 +26,7 @@ FROM_ROOT, TO_ROOT = {"broadcast", "scatter"}, {"reduce", "gather"}
 
 @dataclass
 class Moment:
-    """Of one operation: what each clock says about its calls and its ends.
+    """One operation: when it was called and when it ended, by each clock.
 
     No time in `ended` lies before any in `called`.
     """

@@ -14,7 +14,7 @@ ROWS = 16  # of a table that names ranks: more ranks are put together
 
 
 class Kind(enum.IntEnum):
-    """Of findings: causes come before what follows from them."""
+    """Kinds of findings: causes come before what follows from them."""
 
     MISMATCH = 1
     DEADLOCK = 2

@@ -11,7 +11,7 @@ from ringcomm.tools.trace.job import Job
 from ringcomm.tools.trace.perfetto import Slice, slices_of
 
 BARS = 20_000  # of a timeline: a browser draws no more in a moment
-# What a rank does, its colour and its pattern.
+# The kinds of things that a rank does, with colour and pattern.
 KINDS = {
     "queued": (COLOURS[5], ""),
     "waits for other ranks": (COLOURS[1], ""),
@@ -78,7 +78,7 @@ def timeline(drawn: dict[int, list[Slice]]) -> dict[str, Any]:
     end = max(piece.ended for slices in drawn.values() for piece in slices)
     newest = [slices[-SHOWN:][0].called for slices in drawn.values() if slices]
     begin = min(newest)
-    # What has not ended goes on after the last thing that was recorded.
+    # Operations that have not ended go on after the last thing that was recorded.
     beyond = max((end - begin) // 20, 1)
     scale, unit = unit_of(end - begin)
     traces: dict[str, dict[str, Any]] = {}

@@ -82,7 +82,7 @@ class Group:
 
 @dataclass
 class Shift:
-    """What is added to the clock of a host, and between which bounds it may lie; ns.
+    """The correction of a host's clock, and the bounds between which it may lie; ns.
 
     None: the records give no bound.
     """

@@ -1,4 +1,4 @@
-"""What is slow though nothing fails: straggling ranks and hosts, and networks that stood still."""
+"""Slowness without a failure: straggling ranks and hosts, and networks that stood still."""
 
 from __future__ import annotations
 

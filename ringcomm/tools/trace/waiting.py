@@ -11,7 +11,7 @@ from ringcomm._text import ranks_text, show_seconds
 from ringcomm.tools.trace.findings import COLUMNS, Finding, Kind, since, table, where
 from ringcomm.tools.trace.job import YOUNG_NS, Group, Job, clock_text
 
-# What the others say of a rank that is gone (csrc/comm/diagnosis.cc).
+# The others' words about a rank that is gone (csrc/comm/diagnosis.cc).
 GONE = re.compile(r"rank (\d+)(?:: | )(its process died|no answer from|has left the group)")
 
 
@@ -190,7 +190,7 @@ def gone(job: Job) -> dict[int, tuple[str, str]]:
                 if peer < group.size:
                     said = f"rank {group.ranks[rank]} says: {record.failure}"
                     left.setdefault(group.ranks[peer], (verbs[match[2].split()[0]], said))
-    # What is left of a job says nothing of those that its end has ended.
+    # Once a job has ended, all of its processes are gone: that tells nothing.
     for record in job.lost if job.is_alive else ():
         said = f"its process, {record.pid} on {record.host}, is gone"
         left.setdefault(record.global_rank, ("died", said))
