@@ -1,10 +1,7 @@
-"""What the commands of `ringcomm` share.
+"""The commands of `ringcomm`, a folder or a module each, and what they share.
 
-words           sizes and times, as arguments and for people
-page            one HTML page with figures, which needs no network
-records         flight records: what each rank called, as ring files have it
-flight_recorder the same in the schema of PyTorch's flight recorder
-trace           `ringcomm trace`: what went wrong in a job
+arguments   options that several commands have: one spelling for one thing
+page        one HTML page with figures, which needs no network; the palette
 """
 
 from __future__ import annotations
