@@ -125,7 +125,7 @@ def draw(results: list[dict[str, Any]], path: Path, title: str) -> None:
                 way: [smoothed(one) for one in some] for way, some in result["losses"].items()
             }
             above, below = axes[0][column], axes[1][column]
-            for (way, some), colour in zip(curves.items(), colours, strict=True):
+            for (way, some), colour in zip(curves.items(), colours, strict=False):
                 by_step = list(zip(*some, strict=True))
                 steps = range(1, len(by_step) + 1)
                 width = 3.0 if way == "fp32" else 1.2
