@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from ringcomm import _C
-from ringcomm._text import list_of, output, positive, sizes
+from ringcomm._text import list_of, output, sizes
 
 # What tensors hold, in bytes.
 DTYPES = {
@@ -53,9 +53,42 @@ class Former(argparse.Action):
         self.now(parser, namespace, values, option_string)
 
 
+class Given(argparse.Action):
+    """Stores what was given; an argument that is left out undoes no former option."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        if values is not None:
+            setattr(namespace, self.dest, values)
+
+
 def former(parser: argparse.ArgumentParser, now: argparse.Action, *names: str) -> None:
     """Let these old names of an option work, until version 0.3, with a line on stderr."""
     parser.add_argument(*names, action=Former, dest=now.dest, now=now)
+
+
+class Local(argparse.Action):
+    """Stores how many ranks each host has."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        print(f"{parser.prog}: {option_string} is now --hosts: how many there are", file=sys.stderr)
+        namespace.local = values
+
+
+def former_local(parser: argparse.ArgumentParser) -> None:
+    """Let --local work, as `options.local`, until version 0.3: the ranks on each host."""
+    parser.add_argument("--local", type=int, action=Local, help=argparse.SUPPRESS)
 
 
 def named(names: Sequence[str] = _C.COLLECTIVES) -> Callable[[str], str]:
@@ -80,20 +113,15 @@ def add_collective(
 ) -> argparse.Action:
     """Add COLLECTIVE: `options.collective`, or a list in `options.collectives`.
 
-    Where it is optional and left out, the options have no such attribute.
+    Where it is optional and left out, that is None.
     """
     one = named(names)
-
-    def some(text: str) -> Any:
-        # argparse parses the mark, too, of what is left out.
-        return text if text is argparse.SUPPRESS else list_of(one)(text)
-
     return parser.add_argument(
         "collectives" if several else "collective",
         metavar="COLLECTIVE",
-        type=some if several else one,
+        type=list_of(one) if several else one,
         nargs="?" if optional else None,
-        default=argparse.SUPPRESS if optional else None,
+        action=Given,
         help=f"{'some' if several else 'one'} of {', '.join(names)}",
     )
 
@@ -108,12 +136,12 @@ def add_size(parser: argparse.ArgumentParser, default: str, text: str) -> argpar
 def add_ranks(parser: argparse.ArgumentParser, default: int, text: str) -> argparse.Action:
     """Add --ranks: a number."""
     text = f"{text} ({default})"
-    return parser.add_argument("--ranks", type=positive, default=default, metavar="N", help=text)
+    return parser.add_argument("--ranks", type=int, default=default, metavar="N", help=text)
 
 
 def add_hosts(parser: argparse.ArgumentParser, default: int | None, text: str) -> argparse.Action:
     """Add --hosts: a number."""
-    return parser.add_argument("--hosts", type=positive, default=default, metavar="H", help=text)
+    return parser.add_argument("--hosts", type=int, default=default, metavar="H", help=text)
 
 
 def add_dtype(parser: argparse.ArgumentParser, default: str = "float32") -> argparse.Action:

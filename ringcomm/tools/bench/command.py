@@ -135,7 +135,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
 
 def look(options: argparse.Namespace) -> None:
     """Raise ValueError where something that is asked for is not here. Fills in what "all" is."""
-    options.collectives = getattr(options, "collectives", USUAL)
+    options.collectives = options.collectives or USUAL
     for name in options.collectives:
         if name not in cases.FACTORS:
             raise ValueError(f"{name!r} is none of {', '.join(cases.FACTORS)}")
