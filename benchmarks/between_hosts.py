@@ -37,6 +37,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from lab import report
+from lab.benchmark import ask_ranks
 from lab.hosts import Hosts
 from lab.namespaces import missing
 from lab.wan import Wan
@@ -44,12 +46,8 @@ from lab.wan import Wan
 COLLECTIVES = ["all_reduce", "reduce_scatter", "all_gather", "broadcast"]
 PLAIN_BYTES = 32 << 20
 JOBS = 3  # of each kind, with --tls
+parse_size = report.size
 ENCRYPTED = {"RINGCOMM_TLS": "on", "RINGCOMM_SECRET": "of this benchmark"}
-
-
-def parse_size(text: str) -> int:
-    unit = {"K": 1 << 10, "M": 1 << 20}.get(text[-1], 1)
-    return int(text.rstrip("KM")) * unit
 
 
 def connect(rank: int, address: str) -> socket.socket:
@@ -183,21 +181,14 @@ def tuned(hosts: Hosts, folder: Path, local: int) -> Path:
     return costs
 
 
-def run(hosts: Hosts, env: dict[str, str], options: argparse.Namespace) -> dict[str, Any]:
-    """Return what the first rank of a job has measured."""
-    command = [sys.executable, __file__, "--as-rank", *sys.argv[1:]]
-    ranks = hosts.run_ranks(command, options.local, env, timeout=500)
-    lines = [line for line in ranks[0].output.splitlines() if line.startswith("{")]
-    if not lines:
-        sys.exit(ranks[0].output)
-    answer: dict[str, Any] = json.loads(lines[-1])
-    return answer
-
-
 def run_in_turn(hosts: Hosts, options: argparse.Namespace) -> dict[str, Any]:
     """Return the figures of several jobs as those of one."""
-    answers = [run(hosts, env, options) for _ in range(JOBS) for env in ({}, ENCRYPTED)]
-    whole = answers[0]
+    answers = [
+        ask_ranks(hosts, __file__, options.local, env)
+        for _ in range(JOBS)
+        for env in ({}, ENCRYPTED)
+    ]
+    whole: dict[str, Any] = answers[0]
     for answer in answers[1:]:
         whole["plain"] += answer["plain"][1:]
         for row, more in zip(whole["rows"], answer["rows"], strict=True):
@@ -243,7 +234,11 @@ def main() -> None:
             if options.second:
                 hosts.second_network(options.second)
             env = {"RINGCOMM_COSTS": str(tuned(hosts, Path(folder), options.local))} if far else {}
-            answer = run_in_turn(hosts, options) if options.tls else run(hosts, env, options)
+            answer = (
+                run_in_turn(hosts, options)
+                if options.tls
+                else ask_ranks(hosts, __file__, options.local, env)
+            )
         plain = answer["plain"]
         shown = " ".join(f"{PLAIN_BYTES / rate:.3g}" for rate in plain)
         print(f"plain TCP, {PLAIN_BYTES >> 20} MiB both ways: {shown} s")

@@ -24,7 +24,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from lab import report
+from lab import benchmark, report
 from lab.hosts import Hosts
 from lab.namespaces import missing
 from lab.wan import Wan
@@ -88,12 +88,7 @@ def between_hosts(options: argparse.Namespace) -> None:
     machine = report.machine()
     rate = None if options.wan else options.rate or None
     with Hosts(options.hosts, rate=rate, far=options.wan) as hosts:
-        command = [sys.executable, __file__, "--as-rank", *sys.argv[1:]]
-        ranks = hosts.run_ranks(command, options.local, timeout=500)
-    lines = [line for line in ranks[0].output.splitlines() if line.startswith("[{")]
-    if not lines:
-        sys.exit("\n".join(rank.output for rank in ranks))
-    results = json.loads(lines[-1])
+        results = benchmark.ask_ranks(hosts, __file__, options.local)
     links = f"{options.wan.rate:g} Mbit/s, {options.wan.delay:g} ms" if options.wan else rate
     print(f"{options.hosts} hosts of {options.local}, links of {links}, {options.turns} turns\n")
     show(results, options)

@@ -111,7 +111,9 @@ def draw(results: list[dict[str, Any]], path: Path, title: str) -> None:
     import matplotlib as mpl
     from matplotlib import pyplot as plt
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
-    from plot import COLOURS, STYLE  # which chooses how matplotlib draws
+    from plot import STYLE, save  # which chooses how matplotlib draws
+
+    from ringcomm.tools.page import COLOURS
 
     colours = ["#000000", *COLOURS]
     with mpl.rc_context(STYLE):
@@ -123,7 +125,7 @@ def draw(results: list[dict[str, Any]], path: Path, title: str) -> None:
                 way: [smoothed(one) for one in some] for way, some in result["losses"].items()
             }
             above, below = axes[0][column], axes[1][column]
-            for (way, some), colour in zip(curves.items(), colours, strict=True):
+            for (way, some), colour in zip(curves.items(), colours, strict=False):
                 by_step = list(zip(*some, strict=True))
                 steps = range(1, len(by_step) + 1)
                 width = 3.0 if way == "fp32" else 1.2
@@ -153,9 +155,7 @@ def draw(results: list[dict[str, Any]], path: Path, title: str) -> None:
             below.axhline(0, color="#888888", linewidth=0.8, linestyle=":")
             below.set(xlabel="step", ylabel="loss above that of fp32")
         axes[0][0].legend(frameon=False)
-        figure.suptitle(title, fontsize=9, color="#555555")
-        figure.savefig(path, dpi=130)
-        plt.close(figure)
+        save(figure, path, title)
 
 
 def main() -> None:

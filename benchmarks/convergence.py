@@ -21,7 +21,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from lab import report
+from lab import benchmark, report
 from lab.hosts import Hosts
 from lab.namespaces import missing
 
@@ -168,7 +168,9 @@ def draw(results: list[dict[str, Any]], path: Path, title: str) -> None:
     import matplotlib as mpl
     from matplotlib import pyplot as plt
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
-    from plot import COLOURS, STYLE, TIMES  # which chooses how matplotlib draws
+    from plot import STYLE, TIMES, save  # which chooses how matplotlib draws
+
+    from ringcomm.tools.page import COLOURS
 
     with mpl.rc_context(STYLE):
         columns = min(2, len(results))
@@ -199,9 +201,7 @@ def draw(results: list[dict[str, Any]], path: Path, title: str) -> None:
             panel.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
             panel.yaxis.set_minor_locator(NullLocator())
         axes[0][0].legend(frameon=False)
-        figure.suptitle(title, fontsize=9, color="#555555")
-        figure.savefig(path, dpi=150)
-        plt.close(figure)
+        save(figure, path, title)
 
 
 def run(options: argparse.Namespace) -> None:
@@ -209,12 +209,7 @@ def run(options: argparse.Namespace) -> None:
     for count, local in itertools.product(options.hosts, options.local):
         report.progress(f"{count} hosts of {local} ")
         with Hosts(count, rate=options.rate or None) as hosts:
-            command = [sys.executable, __file__, "--as-rank", *sys.argv[1:]]
-            ranks = hosts.run_ranks(command, local, timeout=options.deadline)
-        lines = [line for line in ranks[0].output.splitlines() if line.startswith("[{")]
-        if not lines:
-            sys.exit("\n".join(rank.output for rank in ranks))
-        some = json.loads(lines[-1])
+            some = benchmark.ask_ranks(hosts, __file__, local, seconds=options.deadline)
         results += [summary(trained, count, local, options.loss) for trained in some]
     report.progress("")
     show(results, options)

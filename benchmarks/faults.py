@@ -25,7 +25,7 @@ from lab.namespaces import missing
 
 
 def judge(fault: Fault, form: Form) -> tuple[Verdict, float]:
-    """What happened, and how many seconds it took."""
+    """Return what happened, and how many seconds it took."""
     began = time.monotonic()
     try:
         verdict = fault.run(form)

@@ -1,4 +1,4 @@
-"""What the model of GPUs says of collectives, beside NCCL's published figures: nothing is measured.
+"""The model of GPUs beside NCCL's published figures: nothing is measured.
 
     python benchmarks/gpu_model.py
 

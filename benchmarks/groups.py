@@ -1,4 +1,4 @@
-"""What groups cost while they do nothing: memory, descriptors, threads, CPU, and time to make.
+"""The cost of groups that do nothing: memory, descriptors, threads, CPU, and time to make.
 
     python benchmarks/groups.py
     python benchmarks/groups.py --groups 0 --init 2,4,8,16,32

@@ -1,4 +1,4 @@
-"""What each layer of an all_reduce costs: the same call timed at every height, in one run.
+"""The price of each layer of an all_reduce: the same call timed at every height, in one run.
 
     python benchmarks/ladder.py
     python benchmarks/ladder.py --tcp [--rate 1gbit]     # from a socket upwards: ladder_tcp.py
@@ -15,13 +15,12 @@ from __future__ import annotations
 import argparse
 import contextlib
 import gc
-import importlib
-import itertools
 import statistics
 import sys
 import time
 from typing import Any
 
+import ladder_tcp
 import torch
 import torch.distributed as dist
 
@@ -130,55 +129,22 @@ class Ladder:
         return statistics.median(self.program.ask(what, count, calls))
 
 
-def summarise(figures: dict[str, Any]) -> None:
-    """Add medians, spreads and prices to what was measured, in seconds."""
-    spreads = {what: report.Spread.of(times) for what, times in figures["rounds_s"].items()}
-    figures["median_s"] = {what: spread.median for what, spread in spreads.items()}
-    figures["low_s"] = {what: spread.low for what, spread in spreads.items()}
-    figures["high_s"] = {what: spread.high for what, spread in spreads.items()}
-    medians, rungs = figures["median_s"], [rung for rung in RUNGS if rung in spreads]
-    figures["price_s"] = {
-        rung: medians[rung] - medians[below] for below, rung in itertools.pairwise(rungs)
-    }
-
-
-def print_ladder(sizes: list[dict[str, Any]], options: argparse.Namespace) -> None:
-    """Print a row a size: every rung with its spread and its price."""
-    print(
-        f"all_reduce, {options.ranks} ranks, float32, {options.backend}: µs, median "
-        f"[lowest-highest] of {options.rounds} rounds, +price over the rung before\n"
-    )
-    head = ["bytes"]
-    for rung in options.rungs:
-        head += [rung, "[rounds]"] + (["+price"] if rung != options.rungs[0] else [])
-    rows = [_row(figures) for figures in sizes]
-    report.print_table([*head, FLOOR, CLOCK], rows, options.markdown)
-
-
-def _row(figures: dict[str, Any]) -> list[str]:
-    row = [report.show_size(figures["bytes"])]
-    for what, median in figures["median_s"].items():
-        row.append(report.show_time(median))
-        if what in RUNGS:
-            ends = (figures[f"{end}_s"][what] for end in ("low", "high"))
-            row.append(f"[{'-'.join(report.show_time(end) for end in ends)}]")
-        if what in figures["price_s"]:
-            price = figures["price_s"][what]
-            row.append(f"{'+' if price >= 0 else ''}{report.show_time(price)}")
-    return row
-
-
 def run(options: argparse.Namespace) -> None:
     if options.tcp:
-        importlib.import_module("ladder_tcp").run(options)
+        ladder_tcp.run(options)
         return
     machine = report.machine()
     with contextlib.ExitStack() as stack:
         ladder = Ladder(options, stack)
         sizes = [ladder.measure(size) for size in options.sizes]
     for figures in sizes:
-        summarise(figures)
-    print_ladder(sizes, options)
+        rungs = [rung for rung in RUNGS if rung in figures["rounds_s"]]
+        figures |= ladder_tcp.medians(figures["rounds_s"], rungs)
+    print(
+        f"all_reduce, {options.ranks} ranks, float32, {options.backend}: µs, median "
+        f"[lowest-highest] of {options.rounds} rounds, +price over the rung before\n"
+    )
+    ladder_tcp.print_times(sizes, options.markdown)
     body = {"machine": machine, "ranks": options.ranks, "rounds": options.rounds, "sizes": sizes}
     report.write_json(options.json, "ladder", body)
 

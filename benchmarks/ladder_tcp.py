@@ -190,25 +190,32 @@ def summary(
     pattern: str, size: int, calls: dict[str, int], rounds: dict[str, list[Sample]]
 ) -> dict[str, Any]:
     """Return medians, spreads and prices, and processor time a call and a GB."""
-    spreads = {r: report.Spread.of([one.seconds for one in some]) for r, some in rounds.items()}
     busy = {
         rung: report.Spread.of([(one.user + one.system) / calls[rung] for one in some])
         for rung, some in rounds.items()
     }
     user = {r: statistics.median(s.user / calls[r] for s in some) for r, some in rounds.items()}
     moved = size * (1 if pattern == "stream" else 2)  # of a call, in both directions
-    below = [rung for rung in rounds if rung != "gloo"]
+    seconds = {rung: [sample.seconds for sample in some] for rung, some in rounds.items()}
     return {
         "rounds": {rung: [one._asdict() for one in some] for rung, some in rounds.items()},
-        "median_s": {rung: spread.median for rung, spread in spreads.items()},
-        "low_s": {rung: spread.low for rung, spread in spreads.items()},
-        "high_s": {rung: spread.high for rung, spread in spreads.items()},
-        "price_s": {b: spreads[b].median - spreads[a].median for a, b in itertools.pairwise(below)},
+        **medians(seconds, [rung for rung in rounds if rung != "gloo"]),
         "cpu_s_a_call": {rung: spread.median for rung, spread in busy.items()},
         "cpu_low_s": {rung: spread.low for rung, spread in busy.items()},
         "cpu_high_s": {rung: spread.high for rung, spread in busy.items()},
         "user_s_a_call": user,
         "cpu_s_a_gb": {rung: spread.median / moved * 1e9 for rung, spread in busy.items()},
+    }
+
+
+def medians(rounds: dict[str, list[float]], rungs: list[str]) -> dict[str, dict[str, float]]:
+    """Return medians and spreads of all, and the price of each rung over the one before."""
+    spreads = {what: report.Spread.of(times) for what, times in rounds.items()}
+    return {
+        "median_s": {what: spread.median for what, spread in spreads.items()},
+        "low_s": {what: spread.low for what, spread in spreads.items()},
+        "high_s": {what: spread.high for what, spread in spreads.items()},
+        "price_s": {b: spreads[b].median - spreads[a].median for a, b in itertools.pairwise(rungs)},
     }
 
 

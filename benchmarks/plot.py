@@ -5,6 +5,7 @@ python benchmarks/plot.py FILE.json FILE.png      draws what `ringcomm bench --j
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,14 +13,14 @@ from typing import Any
 import matplotlib as mpl
 
 from ringcomm._text import show_seconds, show_size
-from ringcomm.tools.bench import collectives, ddp, earlier
+from ringcomm.tools.bench import collectives
 from ringcomm.tools.bench.cases import IN_PLACE
+from ringcomm.tools.page import COLOURS
 
 mpl.use("Agg")
 from matplotlib import pyplot as plt
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-COLOURS = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9"]  # told apart by everybody
 TIMES = "\N{MULTIPLICATION SIGN}"
 STYLE = {
     "font.size": 9,
@@ -37,6 +38,13 @@ STYLE = {
 Samples = list[dict[str, Any]]
 
 
+def save(figure: Any, path: Path, title: str) -> None:
+    """Write the picture, with what must be known of it above."""
+    figure.suptitle(title, fontsize=9, color="#555555")
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+
+
 def draw(body: dict[str, Any], path: Path) -> None:
     """Write a picture with a row a collective; `body` is what `ringcomm bench` puts into JSON."""
     rows: dict[str, Samples] = {}
@@ -50,14 +58,17 @@ def draw(body: dict[str, Any], path: Path) -> None:
         figure, axes = plt.subplots(
             len(rows), 2, figsize=(10, 0.9 + 3.1 * len(rows)), squeeze=False, layout="constrained"
         )
-        for (left, right), name in zip(axes, rows, strict=True):
-            some = rows[name]
-            draw_times(left, some, name)
-            draw_bandwidths(right, some, name)
+        for (left, right), (name, some) in zip(axes, rows.items(), strict=True):
+            curves(left, some, bandwidth=False)
+            left.set(yscale="log", ylabel="time a call", title=f"{name}: time")
+            left.set_ylim(min(sample["low_s"] for sample in some) / 3)
+            left.yaxis.set_major_formatter(FuncFormatter(lambda value, _: show_seconds(value)))
+            annotate(left, some)
+            curves(right, some, bandwidth=True)
+            right.set(ylabel="GB/s", title=f"{name}: bus bandwidth")
+            right.set_ylim(bottom=0)
         axes[0][0].legend(frameon=False, loc="upper left")
-        figure.suptitle(title(body), fontsize=9, color="#555555")
-        figure.savefig(path, dpi=150)
-        plt.close(figure)
+        save(figure, path, title(body))
 
 
 def title(body: dict[str, Any]) -> str:
@@ -70,68 +81,25 @@ def title(body: dict[str, Any]) -> str:
     )
 
 
-def draw_times(axes: Any, samples: Samples, name: str) -> None:
-    """Draw time a call against size, both logarithmic, and how far apart the backends are."""
-    for label, colour, dashed, some in curves(samples):
-        line(axes, some, "time", (label, colour, dashed))
-    axes.set(yscale="log", ylabel="time a call", title=f"{name}: time")
-    axes.set_ylim(min(sample["low_s"] for sample in samples) / 3)
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: show_seconds(value)))
-    size_axis(axes, samples)
-    annotate(axes, samples)
-
-
-def draw_bandwidths(axes: Any, samples: Samples, name: str) -> None:
-    """Draw bus bandwidth against size."""
-    for label, colour, dashed, some in curves(samples):
-        line(axes, some, "bandwidth", (label, colour, dashed))
-    axes.set(ylabel="GB/s", title=f"{name}: bus bandwidth")
-    axes.set_ylim(bottom=0)
-    size_axis(axes, samples)
-
-
-def curves(samples: Samples) -> list[tuple[str, str, bool, Samples]]:
-    """Return (label, colour, dashed, samples by size) of each backend, idle then loaded."""
+def curves(axes: Any, samples: Samples, *, bandwidth: bool) -> None:
+    """Draw a curve with its band for each backend, idle and with busy cores, against size."""
     backends = list(dict.fromkeys(sample["backend"] for sample in samples))
-    found = []
-    for loaded in (False, True):
+    for loaded in sorted({sample["loaded"] for sample in samples}):
         for backend, colour in zip(backends, COLOURS, strict=False):
-            some = [s for s in samples if s["backend"] == backend and s["loaded"] == loaded]
-            if some:
-                label = f"{backend}, cores busy" if loaded else backend
-                found.append((label, colour, loaded, sorted(some, key=lambda s: s["bytes"])))
-    return found
-
-
-def line(axes: Any, samples: Samples, what: str, look: tuple[str, str, bool]) -> None:
-    """Draw one curve with its band: "time" in seconds, or "bandwidth" in GB/s."""
-    label, colour, dashed = look
-    sizes = [sample["bytes"] for sample in samples]
-    middle, low, high = ([at(s, end, what) for s in samples] for end in ("median", "low", "high"))
-    axes.fill_between(sizes, low, high, color=colour, alpha=0.15, linewidth=0)
-    axes.plot(
-        sizes,
-        middle,
-        color=colour,
-        label=label,
-        linestyle="--" if dashed else "-",
-        marker="o",
-        markersize=3.5,
-        linewidth=1.6,
-        alpha=0.75 if dashed else 1,
-    )
-
-
-def at(sample: dict[str, Any], end: str, what: str) -> float:
-    """Return the time, or the bandwidth at that time; `end` is median, low or high."""
-    seconds: float = sample[f"{end}_s"]
-    if what == "time":
-        return seconds
-    bandwidth: float = sample["busbw_gb_per_s"] * sample["median_s"] / seconds
-    return bandwidth
-
-
-def size_axis(axes: Any, samples: Samples) -> None:
+            some = [s for s in samples if (s["backend"], s["loaded"]) == (backend, loaded)]
+            some.sort(key=lambda sample: sample["bytes"])
+            sizes = [sample["bytes"] for sample in some]
+            low, middle, high = (
+                [
+                    s["busbw_gb_per_s"] * s["median_s"] / s[end] if bandwidth else s[end]
+                    for s in some
+                ]
+                for end in ("low_s", "median_s", "high_s")
+            )
+            axes.fill_between(sizes, low, high, color=colour, alpha=0.15, linewidth=0)
+            label = f"{backend}, cores busy" if loaded else backend
+            look = "o--" if loaded else "o-"
+            axes.plot(sizes, middle, look, color=colour, label=label, ms=3.5, lw=1.6)
     sizes = sorted({sample["bytes"] for sample in samples})
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_locator(FixedLocator(sizes[:: -(-len(sizes) // 12)]))
@@ -166,13 +134,11 @@ def main(words: list[str]) -> int:
         print(__doc__, file=sys.stderr)
         return 2
     try:
-        body = earlier.read([Path(words[0])])
+        body = json.loads(Path(words[0]).read_text(encoding="utf-8"))
         if body["benchmark"] != collectives.NAME:
-            raise ValueError(
-                f"{words[0]} has steps of {ddp.NAME}: `ringcomm bench --from` draws it"
-            )
+            raise ValueError(f"{words[0]} is of another benchmark, {body['benchmark']!r}")
         draw(body, Path(words[1]))
-    except (OSError, ValueError) as error:
+    except (KeyError, OSError, ValueError) as error:
         print(f"plot.py: {error}", file=sys.stderr)
         return 2
     return 0

@@ -1,4 +1,4 @@
-"""What FSDP2's collectives win when the group allocates their buffers: nothing is copied in.
+"""The gain of FSDP2's collectives where the group allocates their buffers: nothing is copied in.
 
     python benchmarks/shared_buffers.py
 

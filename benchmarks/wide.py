@@ -1,4 +1,4 @@
-"""What a rank of a large group costs: memory, descriptors, connections, requests at the store.
+"""The cost of a rank of a large group: memory, descriptors, connections, requests at the store.
 
     python benchmarks/wide.py --json FILE --plot FILE.png
 
@@ -188,7 +188,9 @@ def draw(body: dict[str, Any], path: Path) -> None:
     """Draw each figure against ranks, both logarithmic; `simulated` rows go on where others end."""
     from matplotlib import pyplot as plt
     from matplotlib.ticker import FuncFormatter, NullLocator
-    from plot import COLOURS, STYLE  # which chooses how matplotlib draws
+    from plot import STYLE, save  # which chooses how matplotlib draws
+
+    from ringcomm.tools.page import COLOURS
 
     keys = [key for key in ("before", "now", "simulated") if key in body]
     with plt.rc_context(STYLE):
@@ -212,15 +214,13 @@ def draw(body: dict[str, Any], path: Path) -> None:
             panel.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
         axes.flat[0].legend(frameon=False)
         machine = body[keys[-1]].get("machine") or body[keys[0]]["machine"]
-        figure.suptitle(
+        save(
+            figure,
+            path,
             f"the most of all ranks; {LOCAL} ranks a host from {2 * LOCAL} on; hosts are network "
             f"namespaces on {machine['cores']} cores of {machine['cpu']}, {machine['date'][:10]}\n"
             f"sparse: {SPARSE}; dense: {DENSE}",
-            fontsize=8,
-            color="#555555",
         )
-        figure.savefig(path, dpi=150)
-        plt.close(figure)
 
 
 def figure_of(row: Row, name: str) -> float:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import base64
 import io
+import json
 import os
 import re
 import subprocess
@@ -27,12 +28,12 @@ from lab.flights import BEGIN, MS, training, write  # noqa: E402
 from ringcomm._flight.records import read_folder  # noqa: E402
 from ringcomm.tools import extra  # noqa: E402
 from ringcomm.tools import top as screens  # noqa: E402
+from ringcomm.tools.bench import collectives, figures  # noqa: E402
 from ringcomm.tools.trace import job_of  # noqa: E402
 from ringcomm.tools.trace.analysis import analyse  # noqa: E402
 from ringcomm.tools.trace.html import write_page  # noqa: E402
 
 RUN = DOCS.parent / "benchmarks" / "results" / "2-cores-all-collectives.json"
-COMMAND = (sys.executable, "-m", "ringcomm")
 WIDTH = 1200  # pixels of a page
 WIDE = 120  # columns of a terminal
 # Rich's pictures ask a server for their font; the reader's own will do.
@@ -87,8 +88,7 @@ def top(folder: Path, to: Path) -> None:
 def bench(folder: Path, to: Path) -> None:
     """Photograph the report of the committed run of all collectives; nothing is measured again."""
     page = folder / "page.html"
-    words = ("bench", "--from", str(RUN), "--report", str(page))
-    subprocess.run((*COMMAND, *words), check=True)
+    figures.write(page, collectives.NAME, json.loads(RUN.read_text()))
     photograph(page, to / "bench.png", "figure:nth-of-type(-n + 3)")
 
 

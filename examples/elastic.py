@@ -1,6 +1,6 @@
 """Train on while ranks die, leave and come: stock DDP, optimizer and DataLoader.
 
-    python -m ringcomm.elastic store --port 29500 &
+    ringcomm elastic store --port 29500 &
     for i in 1 2 3; do RINGCOMM_ELASTIC=127.0.0.1:29500 python examples/elastic.py & done
 
 Kill one, by `kill -9`: the others go on within milliseconds. Start one more: it joins them. Trains

@@ -41,7 +41,7 @@ class Site:
             "settings": {"RINGCOMM_RESUME_SECONDS": str(SILENCE), **NO_NAMES},
         }
         self.plan = Plan(f"{store}:{PORT}", **{**always, **plan})
-        command = [sys.executable, "-m", "ringcomm.elastic", "store", "--port", str(PORT)]
+        command = [sys.executable, "-m", "ringcomm", "elastic", "store", "--port", str(PORT)]
         self.store = hosts.start(store_on, command, NO_NAMES)
         deadline = time.monotonic() + limit(60)  # else the rank 0 of that host serves one
         while not hosts.inside(store_on, "ss", "-Htln", f"sport = :{PORT}"):

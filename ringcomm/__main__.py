@@ -37,6 +37,7 @@ COMMANDS: dict[str, Command | tuple[dict[str, Command], str]] = {
     "top": ("ringcomm.tools.top", "watch where each rank of a running job is"),
     "trace": ("ringcomm.tools.trace", "what went wrong in a job, by its flight records"),
     "plan": (PLAN, "show, prove, simulate, draw or search the plans of collectives"),
+    "elastic": ("ringcomm.elastic.__main__", "serve the store of elastic worlds"),
     "bench": ("ringcomm.tools.bench.command", "measure collectives next to other backends"),
 }
 # Former commands, which go with version 0.3.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -110,3 +110,23 @@ def show_rate(rate: float) -> str:
         if rate >= unit * 0.9995:
             return f"{rate / unit:.3g} {name}"
     return f"{rate:.3g} B/s"
+
+
+def padded(rows: Sequence[Sequence[str]], *, right: bool = False) -> list[list[str]]:
+    """Return the cells of a table, each as wide as its column.
+
+    The first column stands to the left, and the others, too, or to the right.
+    """
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        [
+            cell.rjust(width) if right and i else cell.ljust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        for row in rows
+    ]
+
+
+def aligned(rows: Sequence[Sequence[str]], *, right: bool = False) -> list[str]:
+    """Return a line for each row, their columns beneath one another."""
+    return ["  ".join(cells).rstrip() for cells in padded(rows, right=right)]

@@ -139,6 +139,8 @@ def commands(text: str) -> Iterator[list[str]]:
     """The commands of a block, each as its words, without comments and environment."""
     for line in text.replace("\\\n", " ").splitlines():
         words = shlex.split(line, comments=True)
+        if words[-1:] == ["&"]:  # it goes on beside what follows
+            words.pop()
         ours = {word.partition("=")[0] for word in words if word.startswith("RINGCOMM_")}
         assert ours <= {*VARIABLES, *MACROS}, ours
         while words and ENVIRONMENT.match(words[0]):

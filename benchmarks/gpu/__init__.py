@@ -2,5 +2,5 @@
 
 `stages` has their order, `running` starts each as a process, `table` has their rows, and `archive`
 keeps them. `build` and `ranks` prepare what the others run: `behaviour`, `graphs`, `plans`,
-`faults`, `speed`, `rivals`, `training`, `mps` and `symmetric`.
+`faults`, `speed`, `commands` and `mps`.
 """

@@ -1,4 +1,4 @@
-"""What gpu_check.py leaves: one archive with the report, the tables and the stages' output.
+"""The result of gpu_check.py: one archive with the report, the tables and the stages' output.
 
 It is written anew after each stage. So there is one also where the program is ended from outside.
 """

@@ -1,4 +1,4 @@
-"""What PyTorch's programs rely on: streams, futures, groups, memory, DDP and FSDP.
+"""The behavior that PyTorch's programs rely on: streams, futures, groups, memory, DDP and FSDP.
 
 Each check runs on every rank; what it returns is the note of its row. On the simulated device
 there is one stream and wait() blocks the host, so times of the host are looked at on a GPU only.

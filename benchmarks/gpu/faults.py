@@ -1,4 +1,4 @@
-"""What survivors of a failure see, and when; what is left on the GPU; compute-sanitizer."""
+"""Failures: what survivors see, and when; what is left on the GPU; compute-sanitizer."""
 
 from __future__ import annotations
 

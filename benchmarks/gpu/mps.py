@@ -1,4 +1,4 @@
-"""What NVIDIA's multi-process service (MPS) changes where ranks share a GPU.
+"""NVIDIA's multi-process service (MPS): its effect where ranks share a GPU.
 
 Without it processes get the GPU in turns; with it their kernels run side by side. The same figures
 are taken without it, then under a daemon of our own, in folders of our own, that is ended again.

@@ -55,7 +55,7 @@ class Case:
 
     @property
     def count(self) -> int:
-        """Of elements of the larger buffer; those in parts are rounded."""
+        """Return the elements of the larger buffer; those in parts are rounded."""
         return BYTES[self.size] // self.dtype.itemsize if self.size in BYTES else int(self.size)
 
     def __str__(self) -> str:

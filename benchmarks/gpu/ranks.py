@@ -173,11 +173,9 @@ def preload_training() -> None:
 class DeviceRanks(Measured):
     """Ranks that have entered, and what a test of failures needs of them."""
 
-    def __init__(
-        self, size: int, entry: Entry, backend: str = "ringcomm", *, fresh: bool = False
-    ) -> None:
+    def __init__(self, size: int, entry: Entry, *, fresh: bool = False) -> None:
         """Start them. `fresh` ones have this process's environment from their first line on."""
-        super().__init__(size, backend, lifetime=600, fresh=fresh)
+        super().__init__(size, "ringcomm", lifetime=600, fresh=fresh)
         self._abandoned = False
         self._entry = entry
 

@@ -1,4 +1,4 @@
-"""What gpu_check.py consists of, in which order, and what of it fits into some minutes.
+"""The stages of gpu_check.py, their order, and which of them fit into some minutes.
 
 First comes what a machine with one GPU is asked in three calls (CALLS), so the answers that matter
 come first whatever time there is. The rest is breadth first: everything with 2 ranks, then with 4,
@@ -27,7 +27,7 @@ MARGIN_SECONDS = 30  # that a stage may take besides twice what it takes as a ru
 
 @dataclass(frozen=True)
 class Settings:
-    """What stages are told."""
+    """The settings of a stage."""
 
     simulated: bool
     short: bool  # the least that shows that a stage works
@@ -38,7 +38,7 @@ class Settings:
 
     @property
     def kind(self) -> str:
-        """Of the places where tensors are: see gpu.ranks.Place."""
+        """The kind of place where tensors are: see gpu.ranks.Place."""
         return "simulated" if self.simulated else "cuda"
 
     def pick(self, real: Any, simulated: Any, short: Any) -> Any:
@@ -101,14 +101,12 @@ KINDS: list[tuple[str, str, dict[int, int], str]] = [
     ("bandwidth", "gpu.speed.bandwidth", {2: 40, 4: 40, 8: 50, 16: 40},
      "large operations as shares of a copy"),
     ("latency", "gpu.speed.latency", {2: 25, 4: 25, 8: 30}, "small operations, and enqueueing"),
-    ("rivals", "gpu.rivals.rivals", {2: 70, 4: 60}, "the same sizes by NCCL, and by Gloo"),
-    ("ddp", "gpu.training.ddp", {2: 50, 4: 40}, "what a DDP step waits for, by backend"),
+    ("bench", "gpu.commands.bench", {2: 60, 4: 60, 8: 90}, "nccl-tests' columns, NCCL beside"),
+    ("ddp", "gpu.commands.ddp", {2: 50, 4: 40}, "what a DDP step waits for, by backend"),
     ("mps", "gpu.mps.mps", {2: 60}, "what NVIDIA's multi-process service changes"),
-    ("symmetric", "gpu.symmetric.symmetric", {2: 30}, "torch symmetric memory, where it runs"),
-    ("bench", "gpu.node.bench", {2: 60, 4: 60, 8: 90}, "nccl-tests' columns, NCCL beside"),
-    ("fsdp2", "gpu.node.fsdp2", {2: 45, 4: 45, 8: 60}, "what an FSDP2 step waits for, by backend"),
-    ("tune", "gpu.node.tune", {4: 25, 8: 35}, "each kernel's times, and the rules of them"),
-    ("cpu", "gpu.training.cpu", {2: 25, 4: 30, 8: 40, 16: 60}, "ranks on the CPU, beside Gloo"),
+    ("fsdp2", "gpu.commands.fsdp2", {2: 45, 4: 45, 8: 60}, "what an FSDP2 step waits for"),
+    ("tune", "gpu.commands.tune", {4: 25, 8: 35}, "each kernel's times, and the rules of them"),
+    ("cpu", "gpu.commands.cpu", {2: 25, 4: 30, 8: 40, 16: 60}, "ranks on the CPU, beside Gloo"),
     ("memcheck", "gpu.faults.memcheck", {2: 170}, "accesses outside of memory"),
     ("racecheck", "gpu.faults.racecheck", {2: 170}, "threads of a block that race"),
     ("synccheck", "gpu.faults.synccheck", {2: 170}, "barriers in kernels that are used wrongly"),
@@ -152,9 +150,9 @@ def of_call(number: int) -> list[str]:
     return [one for name in names for one in (INSTEAD.get(name, [name]) if sandboxed else [name])]
 
 
-# What tells most of a machine whose ranks have a GPU each, and what only that one runs unasked.
+# Stages that tell most of a machine with a GPU a rank, and those that only it runs unasked.
 OF_NODES = ["facts", "build", "plans", "latency", "bench", "tune", "fsdp2"]
-ONLY_NODES = ["bench", "fsdp2", "tune"]
+ONLY_NODES = ["fsdp2", "tune"]
 RANKS = sorted({stage.ranks for stage in STAGES} - {0})
 
 

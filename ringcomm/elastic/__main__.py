@@ -1,4 +1,7 @@
-"""`python -m ringcomm.elastic store`: serve the store of elastic worlds, and nothing else."""
+"""`ringcomm elastic store`: serve the store of elastic worlds, and nothing else.
+
+Ranks find one another through it. Give them its address in RINGCOMM_ELASTIC, as host:port.
+"""
 
 from __future__ import annotations
 
@@ -9,18 +12,14 @@ import threading
 from ringcomm.elastic.store import serve
 
 
-def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m ringcomm.elastic")
-    commands = parser.add_subparsers(dest="command", required=True)
-    store = commands.add_parser(
-        "store",
-        help="serve the store through which ranks find one another",
-        description="Serves a store until it is stopped. Give ranks its address in "
-        "RINGCOMM_ELASTIC, as host:port.",
-    )
-    store.add_argument("--host", default="0.0.0.0", help="the address to listen at")
-    store.add_argument("--port", type=int, default=29500, help="0: any free one")
-    options = parser.parse_args(arguments)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("what", choices=["store"], help="serve a store until it is stopped")
+    add("--host", default="0.0.0.0", help="the address to listen at")
+    add("--port", type=int, default=29500, help="0: any free one")
+
+
+def run(options: argparse.Namespace) -> int:
     served = serve(options.host, options.port)
     if served is None:
         print(
@@ -34,4 +33,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    print("python -m ringcomm.elastic is now `ringcomm elastic`", file=sys.stderr)
+    former = argparse.ArgumentParser(prog="python -m ringcomm.elastic")
+    add_arguments(former)
+    sys.exit(run(former.parse_args()))

@@ -5,7 +5,7 @@ lowest rank serves another one, at home where that is on its host. Members learn
 decision. At home, once somebody serves a store there again, those that join learn it from the
 record of the world.
 
-`python -m ringcomm.elastic store --port 29500` serves one, and nothing else.
+`ringcomm elastic store --port 29500` serves one, and nothing else.
 """
 
 from __future__ import annotations

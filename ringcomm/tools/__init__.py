@@ -1,11 +1,8 @@
-"""What the commands of `ringcomm` share.
+"""The commands of `ringcomm`, a folder or a module each, and what they share.
 
-arguments       the options that several commands have
-svg             the file and the marks of pictures
-page            one HTML page with figures, which needs no network
-records         flight records: what each rank called, as ring files have it
-flight_recorder the same in the schema of PyTorch's flight recorder
-trace           `ringcomm trace`: what went wrong in a job
+arguments   the options that several commands have: one spelling for one thing
+svg         the file and the marks of pictures
+page        one HTML page with figures, which needs no network; the palette
 """
 
 from __future__ import annotations

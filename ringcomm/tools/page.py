@@ -1,12 +1,13 @@
 """One HTML page with figures, tables and texts, which needs no network.
 
 plotly's script is inlined. Colours follow the reader's choice of light or dark, and figures the
-width of the window. The series have the colours of Okabe and Ito, which everybody tells apart.
+width of the window. The palette is that of all pictures and pages of ringcomm.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,11 +15,21 @@ from typing import Any
 
 from ringcomm.tools import extra
 
-# Of Okabe and Ito, those that stand out from white and from black.
-COLOURS = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00"]
+# The colours of Okabe and Ito, which everybody tells apart, for light grounds and for dark ones.
+PALETTE = (
+    ("#0072b2", "#56b4e9"),
+    ("#d55e00", "#f47f3c"),
+    ("#009e73", "#2fc79a"),
+    ("#cc79a7", "#e19fc4"),
+    ("#56b4e9", "#8fd3ff"),
+    ("#e69f00", "#f0b432"),
+)
+COLOURS = [light for light, _ in PALETTE]  # these stand out from white and from black
+GREY = "#888888"
 DASHES = ["solid", "dash", "dot", "dashdot", "longdash", "longdashdot"]
-# Of heat maps, by lightness alone: from nothing to much.
-SCALE = "Viridis"
+SCALE = "Viridis"  # for heat maps: by lightness alone, from nothing to much
+MOST_TICKS = 8  # ranks named at each side of a heat map: they fit into a narrow window
+MOST_GAPS = 24  # ranks of which a narrow window has room for gaps between the cells
 FOLDER = Path(__file__).parent
 
 
@@ -30,7 +41,7 @@ def needed() -> None:
 
 @dataclass
 class Page:
-    """What a page shows, from top to bottom.
+    """A page, from top to bottom.
 
     `title` stands above all, and `lead` is the one sentence that matters most.
     """
@@ -76,7 +87,7 @@ class Page:
             template.render(
                 page=self,
                 library=library,
-                style=(FOLDER / "page.css").read_text(),
+                style=f":root {{ --accent: {COLOURS[0]}; }}\n" + (FOLDER / "page.css").read_text(),
                 script=(FOLDER / "page.js").read_text(),
             )
         )
@@ -85,3 +96,28 @@ class Page:
 def is_number(text: str) -> bool:
     """Tell whether it is a number, maybe with a unit: "12.3 µs", "1M", "-"."""
     return text[:1].isdigit() or text in ("", "-")
+
+
+Cells = Sequence[Sequence[float | None]]
+
+
+def heat_map(ranks: Sequence[int], values: Cells, sides: tuple[str, str], look: Any) -> Any:
+    """Return the figure of a value for each pair of ranks; None leaves a cell empty.
+
+    `sides` say what ranks stand for down and across; `look` has more of plotly's trace.
+    """
+    names = [str(rank) for rank in ranks]
+    gap = int(len(ranks) <= MOST_GAPS)
+    trace = {"type": "heatmap", "x": names, "y": names, "z": values, "xgap": gap, "ygap": gap}
+    axis: dict[str, Any] = {"type": "category", "showgrid": False, "tickangle": 0}
+    axis |= {"tickvals": names[:: math.ceil(len(names) / MOST_TICKS)], "constrain": "domain"}
+    down, across = sides
+    layout = {
+        "xaxis": {**axis, "title": {"text": across}},
+        "yaxis": {**axis, "title": {"text": down}, "autorange": "reversed"},
+    }
+    return {"data": [trace | {"colorscale": SCALE} | look], "layout": layout}
+
+
+def heat_height(ranks: Sequence[int]) -> int:
+    return min(640, max(340, 160 + 14 * len(ranks)))

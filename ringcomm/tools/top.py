@@ -19,7 +19,7 @@ from typing import Any
 from ringcomm._flight import stats
 from ringcomm._flight.processes import Life, Process, life_of
 from ringcomm._flight.records import GroupRecord, Operation, by_job, last_ns, read_ring
-from ringcomm._text import show_rate, show_seconds, spans
+from ringcomm._text import aligned, show_rate, show_seconds, spans
 from ringcomm.tools import extra
 
 NEWEST = 64  # operations that are read of each group
@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 @dataclass
 class Look:
-    """What the files said at one moment, by file; seconds."""
+    """The contents of the files at one moment, by file; seconds."""
 
     at: float
     records: dict[str, GroupRecord] = field(default_factory=dict)
@@ -91,12 +91,16 @@ def shown(records: list[GroupRecord]) -> Iterator[GroupRecord]:
     for record in records:
         processes.setdefault((record.host, record.process), []).append(record)
     for own in processes.values():
-        living = [one for one in own if not one.has_left or one.failure]
-        yield from living or [max(own, key=lambda one: (one.size, one.wall_ns))]
+        living = [record for record in own if not record.has_left or record.failure]
+        yield from living or [max(own, key=lambda record: (record.size, record.wall_ns))]
 
 
 def last_collective(record: GroupRecord) -> Operation | None:
-    begun = [each for each in record.operations if each.state != "queued" and each.sequence]
+    begun = [
+        operation
+        for operation in record.operations
+        if operation.state != "queued" and operation.sequence
+    ]
     return begun[-1] if begun else None
 
 
@@ -121,7 +125,10 @@ def awaited(record: GroupRecord, now: Look) -> list[int]:
 def totals(numbers: dict[str, Any]) -> tuple[int, int, float]:
     """Return operations, bytes and seconds of waiting so far."""
     done = numbers["operations"].values()
-    counts = (sum(each["operations"] for each in done), sum(each["bytes"] for each in done))
+    counts = (
+        sum(figures["operations"] for figures in done),
+        sum(figures["bytes"] for figures in done),
+    )
     return (*counts, sum(numbers["all_waits"]))
 
 
@@ -279,8 +286,4 @@ def print_plain(before: Look, now: Look, folder: Path) -> None:
     lines = [COLUMNS, *rows(before, now)]
     if sys.stdout.isatty():
         lines = fitted(lines, shutil.get_terminal_size().columns)
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    for line in lines:
-        print(
-            "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-        )
+    print("\n".join(aligned(lines)))

@@ -15,7 +15,7 @@ from lab.ranks import Rank, Ranks, error_of
 from lab.simulated_device import SimulatedMemory, on_device
 from ringcomm._C import flight_rings
 from ringcomm._flight import records
-from ringcomm.tools.tune.kernel_times import KERNELS
+from ringcomm.tools.tune.kernels import KERNELS
 
 OWN = {"RINGCOMM_SIM_DEVICES": "4", "RINGCOMM_SIM_ROTATE": "0,1,2,3"}
 COLLECTIVES = (

@@ -24,7 +24,7 @@ LIBRARY = "RINGCOMM_CUDA_LIBRARY"
 MARK = "TEST_OF_GPU_CHECK"
 KINDS = {
     "facts", "probe", "torch", "graphs", "kernels", "meetings", "plans", "faults", "bandwidth",
-    "latency", "rivals", "ddp", "mps", "symmetric", "cpu", "memcheck", "racecheck", "synccheck",
+    "latency", "bench", "ddp", "mps", "cpu", "memcheck", "racecheck", "synccheck",
 }  # fmt: skip
 
 
@@ -128,7 +128,12 @@ def test_every_stage_works_on_the_simulated_device(tmp_path: Path) -> None:
     body = good(check(tmp_path, "--short", seconds=250), tmp_path)
     assert all(row["verdict"] == "info" for row in body["rows"] if row["target"])
     files = packed(tmp_path)
-    assert {"report.md", "report.txt", "tables/rivals_2.txt", "logs/torch-2.log"} <= files.keys()
+    assert {
+        "report.md",
+        "report.txt",
+        "tables/bench_gloo_2.txt",
+        "logs/torch-2.log",
+    } <= files.keys()
     for row in body["rows"]:
         assert row["what"] in files["report.txt"]
         assert f"| {row['stage']} | {row['what']} |" in files["report.md"]

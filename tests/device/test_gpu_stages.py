@@ -5,7 +5,6 @@ Without a device, real or simulated.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import importlib
 import io
@@ -113,8 +112,6 @@ def test_a_node_has_stages_of_its_own(module: Any, monkeypatch: pytest.MonkeyPat
     chosen = stages.chosen(node.only, node.without, node.ranks)
     fit, _ = stages.fitting(chosen, 10 * 60 - check.LAST_SECONDS)
     assert {"build", "plans-8", "latency-8", "bench-8"} <= set(stages.names_of(fit))
-    assert module("gpu.rivals").nccl_entry(8) == {}
-    assert module("gpu.rivals").nccl_entry(9)["NCCL_HOSTID"] == "host-{rank}"
 
 
 def test_what_fits_is_taken_in_order(module: Any) -> None:
@@ -177,7 +174,7 @@ def test_the_archive_has_report_tables_and_logs(module: Any, tmp_path: Path) -> 
     (folder / "tables").mkdir(parents=True)
     (folder / "plans-2.log").write_text("first line\n" + "x" * archive.LARGEST)
     (folder / "plans-2.rows").write_text("{}")
-    (folder / "tables" / "rivals_2.txt").write_text("a table")
+    (folder / "tables" / "bench_gloo_2.txt").write_text("a table")
     row = module("gpu.table").passed("right", 2, "cases")
     outcomes = [
         running.Outcome(stages.by_name("plans-4"), status="left out: no time"),
@@ -196,7 +193,7 @@ def test_the_archive_has_report_tables_and_logs(module: Any, tmp_path: Path) -> 
     assert sizes.pop("gpu_check/logs/plans-2.log") == archive.LARGEST  # its end
     assert sizes.keys() == {
         "gpu_check/report.txt", "gpu_check/report.md", "gpu_check/report.json",
-        "gpu_check/tables/rivals_2.txt",
+        "gpu_check/tables/bench_gloo_2.txt",
     }  # fmt: skip
     assert any(line.startswith("| plans-2 | 2 | 50 | 1.5 | ended | ") for line in lines)
     assert any(line.startswith("| plans-4 | 4 | 60 | 0 | left out: no time | ") for line in lines)
@@ -205,59 +202,48 @@ def test_the_archive_has_report_tables_and_logs(module: Any, tmp_path: Path) -> 
 # ---- rivals
 
 
+def test_a_rivals_failure_is_information(module: Any) -> None:
+    def fails() -> Iterator[Any]:
+        yield module("gpu.table").info("one figure")
+        raise RankError(
+            "nccl, rank 0: Traceback (most recent call last):\nDistError: Duplicate GPU"
+        )
+
+    rows = list(module("gpu.stages").of_a_rival("2 ranks: nccl", fails))
+    assert [row.verdict for row in rows] == ["info", "info"]
+    assert rows[1].note == "it fails: DistError: Duplicate GPU"
+
+
+def test_rivals_stand_beside_ours(module: Any) -> None:
+    sample = {
+        "backend": "ringcomm", "collective": "all_reduce", "in_place": True, "count": 256,
+        "bytes": 1024, "median_s": 10e-6, "busbw_gb_per_s": 0.1, "refused": "", "wrong": 0,
+    }  # fmt: skip
+    other = sample | {"backend": "gloo", "median_s": 25e-6}
+    elsewhere = other | {"count": 512}
+    refused = other | {"backend": "nccl", "refused": "Duplicate GPU detected"}
+    body = {"samples": [sample, other, elsewhere, refused]}
+    (row,) = module("gpu.commands").rows_of(body, "2 ranks")
+    assert row.what == "2 ranks: all_reduce 1K, in place"
+    assert row.note == "0.10 GB/s busbw; gloo 25.0 µs, 2.50 times as long"
+
+
 def test_a_rival_that_fails_leaves_the_others(
     module: Any, settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One of three backends is refused at once, and one has no all_to_all."""
-    rivals, table = module("gpu.rivals"), module("gpu.table")
+    commands = module("gpu.commands")
 
-    def samples_of(backend: str, size: int, *rest: Any) -> Iterator[Any]:
-        if backend == "nccl":
+    def run_bench(settings: Any, name: str, size: int, *words: str) -> dict[str, Any]:
+        if "nccl" in name:
             raise RankError("Duplicate GPU detected")
-        yield rivals.Sample(backend, "all_reduce", size, 256, 1e-5)
-        if backend == "gloo":
-            yield table.info("2 ranks: gloo: all_to_all", note="it has none")
+        return {"samples": []}
 
-    monkeypatch.setattr(rivals, "samples_of", samples_of)
-    rows = list(rivals.rivals(settings, 2))
-    assert {row.verdict for row in rows} == {"info"}
-    assert [row.note for row in rows if "nccl" in row.what] == [
-        "it fails: Duplicate GPU detected"
-    ] * 2
-    assert (Path(settings.folder) / "tables" / "rivals_2.txt").read_text().count("all_reduce") == 2
-    assert rivals.entries(2, settings)["nccl"].environment["NCCL_HOSTID"] == "host-{rank}"
-    assert rivals.entries(1, settings)["nccl"].environment == {}
-
-
-def test_a_trainer_that_fails_is_out_unless_it_is_ours(module: Any) -> None:
-    training = module("gpu.training")
-
-    class Set:
-        abandoned = False
-
-        def abandon(self) -> None:
-            self.abandoned = True
-
-    with contextlib.ExitStack() as stack:
-        trainers = training.Trainers(stack)
-        rival, ours = Set(), Set()
-        trainers.sets = {"ringcomm": ours, "gloo": rival}
-
-        def task(of: Set) -> int:
-            if of is rival:
-                raise RankError("no such collective")
-            return 1
-
-        assert trainers.each(task) == {"ringcomm": 1}
-        assert trainers.failed == {"gloo": "no such collective"}
-        assert rival.abandoned
-        assert not ours.abandoned
-
-        def worse(of: Set) -> int:
-            raise RankError("ours")
-
-        with pytest.raises(RankError, match="ours"):
-            trainers.each(worse)
+    monkeypatch.setattr(commands, "run_bench", run_bench)
+    monkeypatch.setattr(commands, "rivals", lambda settings: ["nccl", "gloo"])
+    rows = list(commands.bench(settings, 2))
+    assert [(row.what, row.note) for row in rows] == [
+        ("2 ranks: nccl", "it fails: Duplicate GPU detected")
+    ]
 
 
 # ---- MPS: a daemon that only says what NVIDIA's would

@@ -21,9 +21,10 @@ from lab.ranks import Rank, Ranks, ranks
 from lab.simulated_device import SIMULATED, on_device
 from ringcomm import _C
 from ringcomm.__main__ import main
-from ringcomm.tools.tune import kernel_rules, kernel_times
-from ringcomm.tools.tune.kernel_rules import Measured, Segment, segments
-from ringcomm.tools.tune.kernel_times import KERNELS, Job
+from ringcomm.tools.bench import cases
+from ringcomm.tools.bench.sample import Job
+from ringcomm.tools.tune import kernels
+from ringcomm.tools.tune.kernels import KERNELS, Segment, Times, segments
 
 OWN = {"RINGCOMM_SIM_DEVICES": "2", "RINGCOMM_SIM_ROTATE": "0,1"}
 ABOUT = ["made up"]
@@ -34,19 +35,19 @@ ABOUT = ["made up"]
 
 def test_all_kernels_are_known() -> None:
     """The library's own list has no other, and no less."""
-    names = {"all_to_all", *kernel_times.COLLECTIVES}
+    names = {"all_to_all", *kernels.COLLECTIVES}
     found = {name for one in names for name in _C.kernel_seconds(one, 2, 1024, True, 90)[1]}
     assert found == set(KERNELS)
 
 
-def drawn(choose: random.Random) -> list[Measured]:
+def drawn(choose: random.Random) -> list[Times]:
     """Times of some sizes; kernels have no room everywhere."""
     sizes = sorted(choose.sample(range(1, 1 << 22), choose.randrange(0, 12)))
     found = []
     for size in sizes:
         some = choose.sample(KERNELS, choose.randrange(0, len(KERNELS)))
         seconds = {kernel: choose.uniform(1e-6, 2e-6) for kernel in some}
-        found.append(Measured(size, choose.choice(KERNELS), size, seconds))
+        found.append(Times(size, choose.choice(KERNELS), size, seconds))
     return found
 
 
@@ -73,22 +74,21 @@ def test_segments_cover_every_number_of_bytes(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(10))
 def test_what_is_written_is_what_the_library_reads(seed: int, tmp_path: Path) -> None:
     choose = random.Random(seed)
-    table = {name: drawn(choose) for name in kernel_times.COLLECTIVES}
+    table = {name: drawn(choose) for name in kernels.COLLECTIVES}
     for some in table.values():
         for one in some:  # copies are no sums'
             one.seconds = {k: s for k, s in one.seconds.items() if k != "copy_engines"}
-    text = kernel_rules.text(table, ABOUT)
+    text = kernels.text(table, ABOUT)
     file = tmp_path / "rules"
     file.write_text(text)
     said = ringcomm.Options(algorithm=f"@{file}").algorithm
     assert said
-    rules = kernel_rules.rules_by(table, kernel_rules.fitting_margin(table))
-    assert said.split(",") == [rule for some in rules.values() for rule in some]
+    assert said.split(",") == [rule for some in kernels.rules(table)[0].values() for rule in some]
 
 
 def test_ties_are_the_models() -> None:
     def choice(model: str, **seconds: float) -> str:
-        (one,) = segments([Measured(1024, model, 1024, seconds)])
+        (one,) = segments([Times(1024, model, 1024, seconds)])
         return one.kernel
 
     assert choice("one_shot", one_shot=1.04, two_shot=1.0) == ""
@@ -96,11 +96,11 @@ def test_ties_are_the_models() -> None:
     assert choice("one_shot", two_shot=1.0) == "two_shot"  # that of the model failed
 
 
-def made_up() -> dict[str, list[Measured]]:
+def made_up() -> dict[str, list[Times]]:
     fast = {"one_shot": 1e-6, "two_shot": 2e-6}
     slow = {"one_shot": 4e-6, "two_shot": 2e-6, "hand_over": 9e-6}
     rows = [(1024, "two_shot", fast), (4096, "two_shot", fast), (6000, "two_shot", slow)]
-    return {"all_reduce": [Measured(b, m, b, s) for b, m, s in rows], "broadcast": []}
+    return {"all_reduce": [Times(b, m, b, s) for b, m, s in rows], "broadcast": []}
 
 
 def test_the_file_and_the_table() -> None:
@@ -109,34 +109,32 @@ def test_the_file_and_the_table() -> None:
         Segment(0, 4096, "one_shot"),
         Segment(4097, None, ""),
     ]
-    text = kernel_rules.text(table, ABOUT)
+    text = kernels.text(table, ABOUT)
     assert text.splitlines()[0] == "# made up"
     assert text.splitlines()[-2:] == [
         "all_reduce:0-4K=one_shot",
         "# broadcast: the model's choices stand",
     ]
-    lines = kernel_rules.shown(table["all_reduce"], KERNELS, 0.05)
+    lines = kernels.shown(table["all_reduce"])
     assert lines[0].split() == ["size", "message", "hand_over", "two_shot", "one_shot", "model"]
     assert lines[1].split() == ["1K", "1K", "-", "2.00", "1.00*", "two_shot"]
     assert lines[3].split() == ["6000", "6000", "9.00", "2.00*", "4.00", "two_shot"]
 
 
 def test_a_table_that_is_too_long_takes_a_larger_margin() -> None:
-    def jagged(gain: float, count: int) -> list[Measured]:
+    def jagged(gain: float, count: int) -> list[Times]:
         """Every other size has another kernel, by so much faster than the model's."""
         names = ("two_shot", "low_latency")
         return [
-            Measured(at << 20, "one_shot", 0, {"one_shot": 1 + gain, names[at % 2]: 1.0})
+            Times(at << 20, "one_shot", 0, {"one_shot": 1 + gain, names[at % 2]: 1.0})
             for at in range(1, count)
         ]
 
-    few = {"all_reduce": jagged(0.15, 20)}
-    assert kernel_rules.fitting_margin(few) == 0.05
-    many = {"all_reduce": jagged(0.15, 200)}
-    assert kernel_rules.fitting_margin(many) == 0.2
-    assert not kernel_rules.has_rules(kernel_rules.text(many, ABOUT))
-    with pytest.raises(ValueError, match="measure fewer --sizes"):
-        kernel_rules.text({"all_reduce": jagged(2, 200)}, ABOUT)
+    assert kernels.rules({"all_reduce": jagged(0.15, 20)})[1] == 0.05
+    found, margin = kernels.rules({"all_reduce": jagged(0.15, 200)})
+    assert (found, margin) == ({"all_reduce": []}, 0.2)
+    with pytest.raises(ValueError, match="measure fewer --size"):
+        kernels.text({"all_reduce": jagged(2, 200)}, ABOUT)
 
 
 # ---- the command, on the simulated device
@@ -152,15 +150,15 @@ def use_simulated(rank: Rank) -> str:
 
 def use_one_that_fails(rank: Rank) -> str:
     """Two-shot cannot do one size: rank 1 has no memory for it, say."""
-    call_of = kernel_times.call_of
+    call_of = kernels.call_of
 
-    def refuse(job: Job, ranks: int, device: str) -> Callable[[], object]:
+    def refuse(job: Job, device: str) -> Callable[[], object]:
         asked = dist.distributed_c10d._get_default_group()._get_backend(torch.device("cpu")).options
-        if rank.index == 1 and job.elements == 1024 and asked.algorithm == "two_shot":
+        if rank.index == 1 and job.count == 1024 and asked.algorithm == "two_shot":
             raise MemoryError("no room for it")
-        return call_of(job, ranks, device)
+        return call_of(job, device)
 
-    kernel_times.call_of = refuse
+    kernels.call_of = refuse
     return use_simulated(rank)
 
 
@@ -172,17 +170,17 @@ def use_host(rank: Rank) -> str:
 @pytest.fixture
 def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RANK", raising=False)
-    monkeypatch.setattr(kernel_times, "gpus", lambda: ["made up"] * 2)
-    monkeypatch.setattr(kernel_times, "use_gpu", use_simulated)
+    monkeypatch.setattr(kernels, "gpus", lambda: ["made up"] * 2)
+    monkeypatch.setattr(kernels, "use_gpu", use_simulated)
 
 
 @pytest.mark.usefixtures("two_gpus")
 def test_all_kernels_are_timed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     file = tmp_path / "kernels.txt"
-    words = ["tune", "--device", "cuda", "--sizes", "4K,1M", "--turns", "1"]
+    words = ["tune", "--device", "cuda", "--size", "4K,1M", "--turns", "1"]
     assert main([*words, "--output", str(file)]) == 0
     out = capsys.readouterr().out
-    for name in kernel_times.COLLECTIVES:
+    for name in kernels.COLLECTIVES:
         assert f"{name}, 2 ranks, float32" in out
     cells = [line.split() for line in out.splitlines()]
     rows = [row for row in cells if row and row[0] in ("4K", "1M")]
@@ -196,7 +194,7 @@ def test_all_kernels_are_timed(capsys: pytest.CaptureFixture[str], tmp_path: Pat
     head = file.read_text().splitlines()
     assert "2 x made up: 2 ranks, float32. torch" in head[1]
     asked = ringcomm.Options(algorithm=f"@{file}").algorithm
-    assert bool(asked) == kernel_rules.has_rules(file.read_text())
+    assert bool(asked) == any(not line.startswith("#") for line in head)
     assert bool(asked) != ("the model's choices stand everywhere" in out)
 
 
@@ -212,7 +210,7 @@ def test_events_are_around_calls_that_are_enqueued(monkeypatch: pytest.MonkeyPat
             done.append("event")
 
         def query(self) -> bool:
-            return len(done) > 2 * kernel_times.CALLS and late
+            return len(done) > 2 * kernels.CALLS and late
 
         def synchronize(self) -> None:
             done.append("end")
@@ -224,27 +222,26 @@ def test_events_are_around_calls_that_are_enqueued(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: done.append("sleep"))
     late = False
-    seconds = kernel_times.on_stream(lambda: done.append("call"))
-    assert seconds == pytest.approx(3e-3 / kernel_times.CALLS)
-    calls = ["call"] * kernel_times.CALLS
+    seconds = kernels.on_stream(lambda: done.append("call"))
+    assert seconds == pytest.approx(3e-3 / kernels.CALLS)
+    calls = ["call"] * kernels.CALLS
     assert done == ["sleep", "call", "event", *calls, "event", "end"] * 2
     late = True  # the GPU is through with its sleep before the host is
     done.clear()
     with pytest.raises(ValueError, match="the host needs longer to enqueue 20 calls"):
-        kernel_times.on_stream(lambda: done.append("call"))
+        kernels.on_stream(lambda: done.append("call"))
 
 
 @pytest.mark.usefixtures("two_gpus")
 def test_a_kernel_that_fails_is_left_out(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kernel_times, "COLLECTIVES", ("all_reduce",))
-    monkeypatch.setattr(kernel_times, "KERNELS", ("hand_over", "two_shot"))
-    table = kernel_times.measure(2, [1024, 4096, 16384], 2, use_one_that_fails)
+    monkeypatch.setattr(kernels, "COLLECTIVES", ("all_reduce",))
+    monkeypatch.setattr(kernels, "KERNELS", ("hand_over", "two_shot"))
+    table = kernels.measure(2, [1024, 4096, 16384], 2, use_one_that_fails)
     said = capsys.readouterr().err
-    assert "two_shot is left out for all_reduce of 4K: MemoryError: no room for it" in said
-    kernels = [sorted(one.seconds) for one in table["all_reduce"]]
-    assert kernels == [["hand_over", "two_shot"], ["hand_over"], ["hand_over", "two_shot"]]
+    assert "two_shot is left out: all_reduce of 4K: MemoryError: no room for it" in said
+    assert [sorted(one.seconds) for one in table["all_reduce"]] == [["hand_over"]] * 3
     assert [one.model for one in table["all_reduce"]] == ["low_latency"] * 3
 
 
@@ -252,7 +249,7 @@ def test_without_gpus_it_says_so(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("RANK", raising=False)
-    monkeypatch.setattr(kernel_times, "gpus", lambda: ["made up"])
+    monkeypatch.setattr(kernels, "gpus", lambda: ["made up"])
     for words in ([], ["--ranks", "2"]):
         assert main(["tune", "--device", "cuda", *words]) == 1
         (line,) = capsys.readouterr().err.splitlines()
@@ -264,16 +261,16 @@ def test_without_gpus_it_says_so(
             launched.setenv(name, value)
             assert main(["tune", "--device", "cuda"]) == 1
         assert "starts a rank for each GPU itself" in capsys.readouterr().err
-    assert main(["tune", "--device", "cpu", "--sizes", "1K"]) == 1
-    assert "--ranks, --sizes and --turns are for --device cuda" in capsys.readouterr().err
+    assert main(["tune", "--device", "cpu", "--size", "1K"]) == 1
+    assert "--ranks, --size and --turns are for --device cuda" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("two_gpus")
 def test_where_no_kernel_runs_it_says_so(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kernel_times, "use_gpu", use_host)
-    assert main(["tune", "--device", "cuda", "--sizes", "1K", "--turns", "1"]) == 1
+    monkeypatch.setattr(kernels, "use_gpu", use_host)
+    assert main(["tune", "--device", "cuda", "--size", "1K", "--turns", "1"]) == 1
     assert "no kernel ran on the GPUs" in capsys.readouterr().err.splitlines()[-1]
 
 
@@ -286,7 +283,7 @@ def two() -> Iterator[Ranks]:
 def by_file(rank: Rank, settings: dict[str, str], jobs: list[Job]) -> Outcome:
     def body(rank: Rank) -> Outcome:
         rank.kept["device"] = "cpu"
-        return {"used": [kernel_times.kernel_of(rank, job) for job in jobs]}
+        return {"used": [kernels.kernel_of(rank, job) for job in jobs]}
 
     return on_device(rank, "by file", {**OWN, **settings}, body)
 
@@ -299,12 +296,13 @@ def test_groups_take_the_file(two: Ranks, tmp_path: Path) -> None:
         "all_gather": [(2048, "copy_engines"), (1 << 19, "one_shot")],
     }
     table = {
-        name: [Measured(at, "another", at, {kernel: 1e-6}) for at, kernel in some]
+        name: [Times(at, "another", at, {kernel: 1e-6}) for at, kernel in some]
         for name, some in times.items()
     }
-    file.write_text(kernel_rules.text(table, ABOUT))
-    jobs = [Job("all_reduce", count // 4) for count in (1024, 4096, 8192, 1 << 18, 1 << 22)]
-    jobs += [Job("all_gather", count // 4) for count in (1024, 4096, 8192)]
+    file.write_text(kernels.text(table, ABOUT))
+    asked = [("all_reduce", size) for size in (1024, 4096, 8192, 1 << 18, 1 << 22)]
+    asked += [("all_gather", size) for size in (1024, 4096, 8192)]
+    jobs = [Job(name, size // 4, 2, cases.PLAIN) for name, size in asked]
     for outcome in two(by_file, {"RINGCOMM_ALGORITHM": f"@{file}"}, jobs):
         assert outcome.get("used") == [
             *("hand_over", "hand_over", "device_ring", "two_shot", "two_shot"),

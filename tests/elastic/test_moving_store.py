@@ -58,7 +58,7 @@ def test_the_lowest_rank_serves_another_store() -> None:
 
 
 def serve(port: int) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "ringcomm.elastic", "store", "--port", str(port)]
+    command = [sys.executable, "-m", "ringcomm", "elastic", "store", "--port", str(port)]
     return subprocess.Popen([*command, "--host", HOST], stdout=subprocess.PIPE)
 
 
@@ -232,7 +232,7 @@ except dist.DistError as error:
 def test_a_request_to_a_silent_host_has_an_end() -> None:
     with Hosts(2) as hosts:
         address = f"{hosts.addresses[1]}:29497"
-        serves = [sys.executable, "-m", "ringcomm.elastic", "store", "--port", "29497"]
+        serves = [sys.executable, "-m", "ringcomm", "elastic", "store", "--port", "29497"]
         names = {"RES_OPTIONS": "timeout:1 attempts:1"}  # no name server is here
         hosts.start(1, serves, names)
         asks = [sys.executable, "-c", ASKS_A_SILENT_HOST, address]

@@ -11,7 +11,7 @@ from ringcomm.tools.bench.sample import Job, Sample
 
 SIZES = [8 << (2 * i) for i in range(12)]  # 8 B to 32 MiB
 # Seconds a call, and seconds a byte.
-COSTS = {"ringcomm": (3e-6, 6e-11), "gloo": (180e-6, 7e-10), "mpi": (9e-6, 1.5e-10)}
+COSTS = {"ringcomm": (3e-6, 6e-11), "gloo": (180e-6, 7e-10), "nccl": (9e-6, 1.5e-10)}
 MACHINE = {
     "cpu": "made up, with a name as long as those of Intel(R) Xeon(R) Platinum 8481C",
     "cores": 64,
@@ -29,7 +29,7 @@ MACHINE = {
 def of_collectives(
     ranks: Sequence[int],
     names: Sequence[str] = ("all_reduce", "all_gather"),
-    backends: Sequence[str] = ("ringcomm", "gloo", "mpi"),
+    backends: Sequence[str] = ("ringcomm", "gloo", "nccl"),
     loads: Sequence[bool] = (False,),
 ) -> dict[str, Any]:
     """Return the body of such a file; gloo refuses one size."""

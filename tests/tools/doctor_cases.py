@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from ringcomm.tools.doctor.evidence import Evidence
 from ringcomm.tools.doctor.facts import Facts
 from ringcomm.tools.doctor.measure import Pair
 from ringcomm.tools.doctor.meeting import Reached
 from ringcomm.tools.doctor.probe import CONNECTED, Link
-from ringcomm.tools.doctor.stages import Findings
 
 STORE = "10.0.0.1:29500"
 
@@ -31,9 +31,9 @@ def facts(rank: int, host: int) -> Facts:
     )
 
 
-def healthy(ranks: int = 4, per_host: int = 2) -> Findings:
+def healthy(ranks: int = 4, per_host: int = 2) -> Evidence:
     """Make up a run in which nothing is wrong."""
-    found = Findings(ranks, 0, {rank: facts(rank, rank // per_host) for rank in range(ranks)})
+    found = Evidence(ranks, 0, {rank: facts(rank, rank // per_host) for rank in range(ranks)})
     found.reached = Reached("10.0.0.1", 29500, ["10.0.0.1"], {STORE: CONNECTED})
     found.own_store = found.met = True
     for one in range(ranks):

@@ -55,7 +55,7 @@ class Measured:
     def __init__(self, folder: Path, *arguments: str) -> None:
         self.page = folder / "out.html"
         files = ("--json", str(folder / "out.json"), "--csv", str(folder / "out.csv"))
-        done = bench(*files, "--report", self.page, *arguments)
+        done = bench(*files, "--html", self.page, *arguments)
         assert done.returncode == 0, done.stderr
         self.printed = done.stdout
         self.body: dict[str, Any] = json.loads((folder / "out.json").read_text())
@@ -65,7 +65,7 @@ class Measured:
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> Measured:
     pytest.importorskip("plotly")
-    what = ("--collectives", "all_reduce,all_gather,barrier", "--sizes", "8,512K", "--loaded")
+    what = ("all_reduce,all_gather,barrier", "--size", "8,512K", "--loaded")
     return Measured(tmp_path_factory.mktemp("bench"), *what)
 
 
@@ -210,16 +210,27 @@ def test_steps_compare_exposed_communication(steps: Measured) -> None:
     assert float(steps.lines[1]["step_median (ms)"]) == pytest.approx(step)
 
 
-def test_an_earlier_run_is_drawn_again(measured: Measured, tmp_path: Path) -> None:
-    source, again = measured.page.with_suffix(".json"), tmp_path / "again.html"
-    assert main(["bench", "--from", str(source), "--report", str(again)]) == 0
-    assert again.read_text() == measured.page.read_text()
+def test_former_spellings_say_what_they_are_called_now(tmp_path: Path) -> None:
+    pytest.importorskip("plotly")
+    page = tmp_path / "out.html"
+    words = ("--collectives", "allreduce", "--sizes", "8", "--types", "float64", "--ops", "max")
+    done = bench(*words, "--report", page, "--backends", "ringcomm")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.splitlines() == [
+        "ringcomm bench: --collectives is now COLLECTIVE",
+        "ringcomm bench: --sizes is now --size",
+        "ringcomm bench: --types is now --dtype",
+        "ringcomm bench: --ops is now --op",
+        "ringcomm bench: --report is now --html",
+    ]
+    assert "all_reduce, 2 ranks, float64, cpu" in done.stdout
+    assert "all_reduce max, float64, 2 ranks" in page.read_text()
 
 
 def test_wrong_results_are_counted(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(ONE_WRONG)
     path, out = f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}", tmp_path / "out.json"
-    what = ("--collectives", "all_reduce", "--sizes", "8,16", "--rounds", "1")
+    what = ("all_reduce", "--size", "8,16", "--rounds", "1")
     done = bench(*what, "--json", out, PYTHONPATH=path)
     assert done.returncode == 1, done.stderr
     assert "WRONG: gloo: all_reduce of 16 bytes, float32 sum, 2 ranks: 1 elements" in done.stdout
@@ -233,7 +244,7 @@ def test_wrong_results_are_counted(tmp_path: Path) -> None:
 def test_a_terminal_gets_a_bar() -> None:
     pytest.importorskip("rich")
     ours, theirs = pty.openpty()
-    command = [*BENCH, *SHORT, "--collectives", "barrier", "--backends", "ringcomm"]
+    command = [*BENCH, *SHORT, "barrier", "--backends", "ringcomm"]
     with subprocess.Popen(command, stdout=theirs, env={**os.environ, "TERM": "xterm"}) as process:
         os.close(theirs)
         shown = b""
@@ -255,8 +266,8 @@ def read(terminal: int) -> bytes:
 
 def test_types_and_operations_are_exact(tmp_path: Path) -> None:
     out, types = tmp_path / "out.json", "float64,float16,bfloat16,int8,uint8,int64"
-    what = ("--collectives", "reduce_scatter,reduce", "--types", types, "--ops", "sum,prod,min,max")
-    few = ("--sizes", "1K", "--ranks", "3", "--backends", "ringcomm", "--rounds", "1")
+    what = ("reduce_scatter,reduce", "--dtype", types, "--op", "sum,prod,min,max")
+    few = ("--size", "1K", "--ranks", "3", "--backends", "ringcomm", "--rounds", "1")
     done = bench(*what, *few, "--json", out)
     assert done.returncode == 0, done.stdout + done.stderr
     samples = json.loads(out.read_text())["samples"]
@@ -272,7 +283,7 @@ def test_a_backend_may_refuse(tmp_path: Path) -> None:
         )
     )  # fmt: skip
     path, page = f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}", tmp_path / "out.html"
-    what = ("--collectives", "all_reduce", "--sizes", "8,16", "--report", page)
+    what = ("all_reduce", "--size", "8,16", "--html", page)
     done = bench(*what, PYTHONPATH=path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count(" refused") == 2

@@ -35,7 +35,7 @@ def test_the_legend_has_room_below_the_axis(ranks: int, tmp_path: Path) -> None:
     page = tmp_path / "out.html"
     figures.write(page, "collectives", body)
     found = drawn(page)
-    assert len(found) == 4  # time, bandwidth, and the ratios to gloo and to mpi
+    assert len(found) == 4  # time, bandwidth, and the ratios to gloo and to nccl
     for height, figure in found:
         entries = figure.count('class="legendtoggle"')
         assert entries >= 8

@@ -1,11 +1,9 @@
-"""What `ringcomm bench` is made of. Tests and the other benchmarks use it, too.
+"""The parts of `ringcomm bench`. Tests and the other benchmarks use them, too.
 
 command       the command: its arguments, and what becomes of the figures
 collectives   times collectives on several backends in turn; ddp does so with steps of training
 cases         the collectives: how each is called, what it must give, and how it is rated
-mpi           ranks that call MPI
 sample        one measured size, as texts, as JSON and as CSV
-earlier       reads what an earlier run wrote
 figures       the page of a report
 ranks         ranks as processes; measured says what is done with those that are timed
 machine       the machine that was measured

@@ -115,8 +115,8 @@ class Form:
 
     @property
     def dtype(self) -> torch.dtype:
-        found: torch.dtype = getattr(torch, self.type)
-        return found
+        dtype: torch.dtype = getattr(torch, self.type)
+        return dtype
 
     @property
     def reduce(self) -> Any:
@@ -166,7 +166,7 @@ def bandwidths(collective: str, size: int, seconds: float, ranks: int) -> tuple[
 
 
 def values(rank: int, count: int, form: Form = PLAIN, ranks: int = 1) -> torch.Tensor:
-    """What rank `rank` of `ranks` contributes: integers from 0 to 16, which float32 adds exactly.
+    """Return what rank `rank` of `ranks` contributes: integers from 0 to 16, exact in float32.
 
     Neighbours differ, ranks differ, and the period of 17 fits no buffer's length, so a part that
     lands in the wrong place shows. Types that are less exact get smaller numbers when the ranks are

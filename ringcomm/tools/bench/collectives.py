@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 
 from ringcomm._text import show_size
-from ringcomm.tools.bench import cases, measured, mpi, nccl
+from ringcomm.tools.bench import cases, measured, nccl
 from ringcomm.tools.bench.algorithms import algorithm
 from ringcomm.tools.bench.cases import Case, Form
 from ringcomm.tools.bench.measured import BenchmarkError, BusyCores, Measured
@@ -39,8 +39,6 @@ ON_STREAM = 20  # calls on a stream that are timed together, as nccl-tests do
 
 def enter(rank: Rank, device: str) -> None:
     """Join the others. On CUDA the ranks share out the GPUs, which NCCL has to be told."""
-    if rank.backend == mpi.NAME:
-        return  # mpirun has joined them
     measured.prepare(rank)
     if device == "cuda":
         gpus = torch.cuda.device_count()
@@ -51,14 +49,8 @@ def enter(rank: Rank, device: str) -> None:
 
 
 def make(rank: Rank, job: Job) -> Case:
-    """Return the job ready to be called. Raises TypeError where MPI does not have it."""
-    case = cases.make(job.collective, job.count, rank.index, rank.size, job.form)
-    return mpi.called(case, job, rank) if rank.backend == mpi.NAME else case
-
-
-def meet(rank: Rank) -> None:
-    """Wait for the others."""
-    mpi.barrier() if rank.backend == mpi.NAME else dist.barrier()
+    """Return the job ready to be called."""
+    return cases.make(job.collective, job.count, rank.index, rank.size, job.form)
 
 
 def count_wrong(rank: Rank, job: Job) -> int | str:
@@ -95,7 +87,7 @@ def time_calls(rank: Rank, job: Job, calls: int) -> list[float]:
     once = functools.partial(in_stream, call) if cuda else call
     times = [0.0] * calls
     gc.disable()
-    meet(rank)
+    dist.barrier()
     measured.spread(rank)
     for _ in range(min(10, calls // 5 + 1)):
         once()
@@ -137,16 +129,11 @@ class Bench:
         if options.loaded:
             self.busy = stack.enter_context(BusyCores(options.deadline))
         self.sets = {
-            backend: stack.enter_context(self.start(backend)) for backend in options.backends
+            backend: stack.enter_context(Measured(ranks, backend, options.deadline))
+            for backend in options.backends
         }
         for some in self.sets.values():
             some(enter, options.device, seconds=options.limit)
-
-    def start(self, backend: str) -> Measured:
-        """Start a backend's ranks."""
-        if backend == mpi.NAME:
-            return mpi.MpiRanks(self.ranks, self.options.deadline)
-        return Measured(self.ranks, backend, self.options.deadline)
 
     def measure(self, job: Job) -> list[Sample]:
         """Check, time every backend in turn for some rounds, and check again."""
@@ -251,13 +238,13 @@ def parts(options: argparse.Namespace) -> int:
 
 def measure(options: argparse.Namespace, lines: Lines) -> list[Facts]:
     """Measure all that the options ask for, and say the figures as they come."""
-    found: list[Facts] = []
+    facts: list[Facts] = []
     for ranks in options.ranks:
         with contextlib.ExitStack() as stack:
             bench = Bench(options, ranks, lines, stack)
             for rows in jobs(options, ranks):
-                found += measure_table(bench, rows)
-    return found
+                facts += measure_table(bench, rows)
+    return facts
 
 
 def measure_table(bench: Bench, rows: list[list[Job]]) -> list[Facts]:

@@ -1,37 +1,35 @@
 """`ringcomm bench`: measures collectives, or a step of training, next to other backends.
 
 It starts its own ranks on this host. Results are compared with the exact ones. Exit status 1 says
-that one was wrong, or that it could not measure; 2 says that --from names no figures.
+that one was wrong, or that it could not measure.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from ringcomm._text import list_of, output, positive, size
-from ringcomm.tools.bench import cases, collectives, ddp, earlier, figures, mpi, nccl, progress
-from ringcomm.tools.bench.machine import machine
+from ringcomm._text import list_of, positive
+from ringcomm.tools import arguments
+from ringcomm.tools.bench import cases, collectives, ddp, figures, nccl, progress
+from ringcomm.tools.bench.machine import gpus, machine
 from ringcomm.tools.bench.measured import BenchmarkError
 from ringcomm.tools.bench.ranks import RankError
 from ringcomm.tools.bench.report import write_json
 from ringcomm.tools.bench.sample import Facts, write_csv
 from ringcomm.tools.page import needed
 
-USUAL = "all_reduce,all_gather,reduce_scatter,all_to_all,broadcast"
+USUAL = ["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast"]
 SIZES = "8,64,1K,4K,16K,64K,256K,1M,4M,16M,64M"
-UNREADABLE = 2  # exit status where --from names something else than figures
 ENDED = 130  # by Ctrl-C, as shells have it
 
 
-def one_of(names: Sequence[str]) -> Any:
+def some_of(names: Sequence[str]) -> Any:
     """Return an argparse type for some of these names, separated by commas."""
 
     def parse(text: str) -> str:
@@ -51,17 +49,19 @@ def ranks(text: str) -> list[int]:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.ArgumentDefaultsHelpFormatter
     add = parser.add_argument
-    add("--collectives", type=one_of(list(cases.FACTORS)), default=USUAL)
-    add("--sizes", type=list_of(size), default=SIZES, help="8,1K,4M,… bytes of the larger buffer")
-    add("--types", type=one_of(list(cases.EXACT)), default="float32", help="float32,bfloat16,…")
-    add("--ops", type=one_of(list(cases.OPS)), default="sum", help="sum,prod,min,max")
+    what = arguments.add_collective(parser, tuple(cases.FACTORS), several=True, optional=True)
+    size = arguments.add_size(parser, SIZES, "bytes of the larger buffer")
+    types = add("--dtype", dest="types", type=some_of(list(cases.EXACT)), default="float32",
+                help="float32,bfloat16,…")  # fmt: skip
+    ops = add("--op", dest="ops", type=some_of(list(cases.OPS)), default="sum",
+              help="sum,prod,min,max")  # fmt: skip
     add(
         "--ranks",
         type=ranks,
         default="2",
         help="2,4,8, one after the other; all: a GPU or core each",
     )
-    add("--backends", type=list_of(str), default="ringcomm,gloo", help="ringcomm,gloo,nccl,mpi")
+    add("--backends", type=list_of(str), default="ringcomm,gloo", help="ringcomm,gloo,nccl")
     add("--device", choices=["cpu", "cuda"], default="cpu", help="where the tensors are")
     add("--rounds", type=positive, default=5, help="in each, every backend has its turn")
     add("--seconds", type=float, default=0.2, help="how long a backend's round takes, about")
@@ -69,26 +69,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--loaded", action="store_true", help="also with every core busy computing")
     add("--columns", choices=["ringcomm", nccl.COLUMNS], default="ringcomm", help="of the tables")
     add("--markdown", action="store_true", help="print Markdown tables")
-    add("--json", type=output, metavar="FILE", help="write all figures here")
-    add("--csv", type=output, metavar="FILE", help="write a line a measured size here")
-    add("--report", type=output, metavar="FILE", help="write a page with figures here")
-    again = add("--from", dest="source", type=Path, metavar="FILE", action="append")
-    again.help = "measure nothing: take this JSON"
+    files = arguments.add_files(
+        parser,
+        json="write all figures here",
+        csv="write a line a measured size here",
+        html="write a page with figures here",
+    )
     add("--limit", type=float, default=300, help="seconds after which a round is given up")
     add("--deadline", type=float, default=3600, help="seconds after which ranks are ended")
     ddp.add_arguments(parser)
+    arguments.former(parser, what, "--collectives")
+    arguments.former(parser, size, "--sizes")
+    arguments.former(parser, types, "--types")
+    arguments.former(parser, ops, "--ops")
+    arguments.former(parser, files["html"], "--report")
 
 
 def run(options: argparse.Namespace) -> int:
-    if options.report:
+    if options.html:
         needed()  # now, not after an hour of measuring
     try:
-        body = earlier.read(options.source) if options.source else measure(options)
-    except (OSError, ValueError) as error:
-        if not options.source:
-            raise
-        print(f"ringcomm bench: {error}", file=sys.stderr)
-        return UNREADABLE
+        body = measure(options)
     except (BenchmarkError, RankError) as error:
         raise ValueError(str(error)) from error
     except KeyboardInterrupt:
@@ -99,8 +100,8 @@ def run(options: argparse.Namespace) -> int:
         ddp.write_csv(options.csv, body) if kind == ddp.NAME else write_csv(
             options.csv, body["samples"]
         )
-    if options.report:
-        figures.write(options.report, kind, body)
+    if options.html:
+        figures.write(options.html, kind, body)
     return said(body.get("samples", []))
 
 
@@ -123,8 +124,6 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Return what JSON gets."""
     look(options)
     facts = machine() | ({"gpus": gpus()} if options.device == "cuda" else {})
-    if mpi.NAME in options.backends:
-        facts["mpi"] = mpi.version()
     if options.ddp:
         return {"benchmark": ddp.NAME, "machine": facts, **ddp.measure(options)}
     with progress.shown(collectives.parts(options)) as lines:
@@ -134,21 +133,16 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     return {"benchmark": collectives.NAME, "machine": facts, "options": chosen, "samples": samples}
 
 
-def gpus() -> list[str]:
-    return [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-
-
 def look(options: argparse.Namespace) -> None:
-    """Raise ValueError where something that is asked for is not here. Counts what "all" is."""
+    """Raise ValueError where something that is asked for is not here. Fills in what "all" is."""
+    options.collectives = options.collectives or USUAL
+    for name in options.collectives:
+        if name not in cases.FACTORS:
+            raise ValueError(f"{name!r} is none of {', '.join(cases.FACTORS)}")
     there = {"gloo": dist.is_gloo_available(), "nccl": dist.is_nccl_available()}
     for backend in options.backends:
         if not there.get(backend, True):
             raise ValueError(f"--backends {backend}: this torch is built without it")
-        if backend == mpi.NAME:
-            mpi.launcher()
-            if options.ddp or options.device != "cpu":
-                other = "--ddp" if options.ddp else f"--device {options.device}"
-                raise ValueError(f"--backends mpi: it has no {other}; its tensors are the CPU's")
         if backend == "nccl" and options.device != "cuda":
             raise ValueError("--backends nccl: it needs --device cuda")
     if options.device == "cuda" and not torch.cuda.device_count():

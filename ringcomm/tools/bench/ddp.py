@@ -179,31 +179,31 @@ def measure_ranks(options: argparse.Namespace, size: int, lines: Lines) -> dict[
         sums = check_equal(sets)
     backends = {backend: facts(figures) for backend, figures in rounds.items()}
     equal = len({tuple(some) for some in sums.values()}) == 1 if len(sums) > 1 else None
-    found = {
+    run = {
         "ranks": size,
         "parameters": parameters,
         "backends": backends,
         "exposed_vs_gloo": ratios(backends),
         "parameters_equal": equal,
     }
-    say(found, options, lines)
-    return found
+    say(run, options, lines)
+    return run
 
 
-def say(found: dict[str, Any], options: argparse.Namespace, lines: Lines) -> None:
+def say(run: dict[str, Any], options: argparse.Namespace, lines: Lines) -> None:
     lines.say(
         f"{TITLES[options.wrapper]}, {options.model} of "
-        f"{found['parameters'] / 1e6:.1f} M float32 parameters, {found['ranks']} ranks, "
+        f"{run['parameters'] / 1e6:.1f} M float32 parameters, {run['ranks']} ranks, "
         f"{options.device}, batch {options.batch}: median and lowest..highest of "
         f"{options.rounds} rounds of {options.steps} steps\n"
     )
-    for line in lines_of(found["backends"], options.markdown):
+    for line in lines_of(run["backends"], options.markdown):
         lines.say(line)
     lines.say()
-    for backend, share in found["exposed_vs_gloo"].items():
+    for backend, share in run["exposed_vs_gloo"].items():
         lines.say(f"exposed communication: {backend} has {share:.3f} of Gloo's")
-    if found["parameters_equal"] is not None:
-        equal = "bitwise equal" if found["parameters_equal"] else "differ"
+    if run["parameters_equal"] is not None:
+        equal = "bitwise equal" if run["parameters_equal"] else "differ"
         lines.say(f"parameters after training, of the backends: {equal}")
     lines.say()
 

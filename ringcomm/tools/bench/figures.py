@@ -11,12 +11,11 @@ from typing import Any
 from ringcomm._text import show_seconds, show_size
 from ringcomm.tools.bench import cases, ddp
 from ringcomm.tools.bench.sample import Facts, peer_of
-from ringcomm.tools.page import COLOURS, DASHES, Page
+from ringcomm.tools.page import COLOURS, DASHES, GREY, Page
 
 Trace = dict[str, Any]
 Value = Callable[[Facts, str], float]  # of a sample, at its "median", "low" or "high"
 
-GREY = "#888888"
 MOST_TICKS = 6
 METHOD = (
     "Lines are medians of {rounds} rounds, in which the backends take turns; bands reach from the "
@@ -60,39 +59,39 @@ def page_of_collectives(body: dict[str, Any]) -> Page:
 
 def groups(samples: Iterable[Facts]) -> list[list[Facts]]:
     """Return the samples of one table each."""
-    found: dict[tuple[Any, ...], list[Facts]] = {}
+    tables: dict[tuple[Any, ...], list[Facts]] = {}
     for sample in samples:
         key = tuple(sample[k] for k in ("collective", "type", "redop", "ranks", "device"))
-        found.setdefault(key, []).append(sample)
-    return list(found.values())
+        tables.setdefault(key, []).append(sample)
+    return list(tables.values())
 
 
 def lead(samples: Sequence[Facts], backends: Sequence[str]) -> str:
     """Say the one thing that matters most: wrong results, or how the first backend compares."""
     wrong = [sample for sample in samples if sample["wrong"]]
     if wrong:
-        one = wrong[0]
+        bad = wrong[0]
         return (
-            f"{one['backend']} gave {one['wrong']} wrong elements in {one['collective']} of "
-            f"{in_bytes(one)}; {len(wrong)} of {len(samples)} measurements are wrong."
+            f"{bad['backend']} gave {bad['wrong']} wrong elements in {bad['collective']} of "
+            f"{in_bytes(bad)}; {len(wrong)} of {len(samples)} measurements are wrong."
         )
     peer = peer_of(backends)
     first = next((backend for backend in backends if backend != peer), None)
-    found = [
+    ratios = [
         (ratio, sample)
         for some in groups(samples)
         for sample in drawn(some)
         if sample["backend"] == first and not sample["loaded"]
         if (ratio := ratio_to(peer, some, sample)) is not None
     ]
-    if not found:
+    if not ratios:
         looked = any(sample["wrong"] is not None for sample in samples)
         none = "none with a wrong element" if looked else "whose results are not compared"
         return f"{len(samples)} measurements, {none}."
-    low, high = min(found, key=lambda f: f[0]), max(found, key=lambda f: f[0])
-    middle = statistics.median(ratio for ratio, _ in found)
+    low, high = min(ratios, key=lambda f: f[0]), max(ratios, key=lambda f: f[0])
+    middle = statistics.median(ratio for ratio, _ in ratios)
     return (
-        f"{first} is {middle:.3g} times as fast as {peer} (median of {len(found)} figures): from "
+        f"{first} is {middle:.3g} times as fast as {peer} (median of {len(ratios)} figures): from "
         f"{low[0]:.3g} times at {where(low[1])} to {high[0]:.3g} times at {where(high[1])}."
     )
 
@@ -146,7 +145,7 @@ def curves(
     samples: Sequence[Facts], backends: Sequence[str]
 ) -> list[tuple[str, Trace, list[Facts]]]:
     """Return (name, look, samples by size) of each backend, place and load."""
-    found = []
+    drawn_curves = []
     kinds = list(dict.fromkeys((s["loaded"], s["in_place"]) for s in samples))
     several = len({in_place for _, in_place in kinds}) > 1
     for number, backend in enumerate(backends):
@@ -164,8 +163,8 @@ def curves(
             marker = {"symbol": number % len(COLOURS), "size": 7}
             look = {"line": line, "marker": marker, "mode": "lines+markers", "type": "scatter"}
             ordered = sorted(some, key=lambda s: int(s["bytes"]))
-            found.append((name + ", cores busy" * loaded, look, ordered))
-    return found
+            drawn_curves.append((name + ", cores busy" * loaded, look, ordered))
+    return drawn_curves
 
 
 def figure(
@@ -286,8 +285,8 @@ def ratio_to(peer: str | None, samples: Sequence[Facts], sample: Facts) -> float
 def ratio_traces(samples: Sequence[Facts], backends: Sequence[str], peer: str) -> dict[str, Any]:
     traces = []
     for name, look, some in curves(samples, backends):
-        found = [(sample, ratio_to(peer, samples, sample)) for sample in some]
-        points = [(s, ratio) for s, ratio in found if ratio is not None]
+        ratios = [(sample, ratio_to(peer, samples, sample)) for sample in some]
+        points = [(s, ratio) for s, ratio in ratios if ratio is not None]
         if some[0]["backend"] == peer or not points:
             continue
         said = [f"{in_bytes(s)}: {ratio:.3g} times" for s, ratio in points]

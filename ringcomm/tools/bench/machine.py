@@ -1,4 +1,4 @@
-"""What a reader needs to know of a machine to compare figures. It imports nothing of ringcomm."""
+"""Facts of a machine that a reader needs to compare figures. It imports nothing of ringcomm."""
 
 from __future__ import annotations
 
@@ -39,3 +39,8 @@ def _ringcomm_version() -> str | None:
     if not find_spec("ringcomm"):
         return None
     return str(importlib.import_module("ringcomm").__version__)
+
+
+def gpus() -> list[str]:
+    """Return the names of the GPUs here."""
+    return [torch.cuda.get_device_name(at) for at in range(torch.cuda.device_count())]

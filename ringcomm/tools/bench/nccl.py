@@ -1,4 +1,4 @@
-"""What NCCL needs to be measured, and the columns that nccl-tests print."""
+"""NCCL's settings where ranks share a GPU, and the columns that nccl-tests print."""
 
 from __future__ import annotations
 
@@ -57,13 +57,13 @@ def _cells(places: Sequence[Facts]) -> list[str]:
     cells = [str(sample["bytes"]), str(sample["count"]), type_, sample["redop"], str(root)]
     by_place = {place["in_place"]: place for place in places}
     for in_place in (False, True):
-        found = by_place.get(in_place)
-        if found is None or found["refused"]:
+        place = by_place.get(in_place)
+        if place is None or place["refused"]:
             cells += [UNMEASURED] * 4
             continue
-        wrong = UNMEASURED if found["wrong"] is None else str(found["wrong"])
-        bandwidths = [show_bandwidth(found[f"{name}_gb_per_s"]) for name in ("algbw", "busbw")]
-        cells += [show_time(found["median_s"]), *bandwidths, wrong]
+        wrong = UNMEASURED if place["wrong"] is None else str(place["wrong"])
+        bandwidths = [show_bandwidth(place[f"{name}_gb_per_s"]) for name in ("algbw", "busbw")]
+        cells += [show_time(place["median_s"]), *bandwidths, wrong]
     return cells
 
 

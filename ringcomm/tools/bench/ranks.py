@@ -58,7 +58,7 @@ class Ranks:
 
     # Nothing else, so that memory is that of the backend.
     preloaded: ClassVar = ["torch.distributed"]
-    # What ranks call before their first task, with the backend's name; None: they call nothing.
+    # Ranks call this before their first task, with the backend's name. None: they call nothing.
     joins: ClassVar[Callable[[Rank, str], None] | None] = None
     fresh = False  # each imports all by itself, so that its memory is that of any program
     seconds = 300.0  # for a task, unless the call says more
@@ -134,7 +134,7 @@ class Ranks:
 
     @staticmethod
     def words_of(text: str, trace: str, plain: bool) -> str:
-        """What is told of an exception; `plain` ones say all in their text."""
+        """Return what is told of an exception; `plain` ones say all in their text."""
         return trace
 
     def start(self) -> None:

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ringcomm._text import aligned, padded
+
 
 @dataclass(frozen=True)
 class Spread:
@@ -37,27 +39,37 @@ def show_bandwidth(gigabytes: float) -> str:
 
 def write_json(path: Path | None, benchmark: str, body: dict[str, Any]) -> None:
     """Write `body` with the machine's facts; None writes nothing."""
-    if path is None:
-        return
-    text = json.dumps({"benchmark": benchmark, **body}, indent=1)
-    path.write_text(text + "\n", encoding="utf-8")
+    if path is not None:
+        path.write_text(json_text({"benchmark": benchmark, **body}) + "\n", encoding="utf-8")
+
+
+def json_text(value: Any, depth: int = 0) -> str:
+    """Return JSON in which the innermost lists and objects have a line each."""
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else []
+    if not any(isinstance(item, (dict, list)) and has_more(item) for item in inner):
+        return json.dumps(value)
+    margin = "\n" + " " * (depth + 1)
+    if isinstance(value, dict):
+        parts = [f"{json.dumps(key)}: {json_text(item, depth + 1)}" for key, item in value.items()]
+    else:
+        parts = [json_text(item, depth + 1) for item in value]
+    first, last = ("{", "}") if isinstance(value, dict) else ("[", "]")
+    return f"{first}{margin}{f',{margin}'.join(parts)}{margin[:-1]}{last}"
+
+
+def has_more(value: Any) -> bool:
+    """Whether it is an object, or a list that holds others: these stand in lines of their own."""
+    return isinstance(value, dict) or any(isinstance(item, (dict, list)) for item in value)
 
 
 def table_lines(head: Sequence[str], rows: Sequence[Sequence[str]], markdown: bool) -> list[str]:
     """Return lines whose columns line up, the first to the left; or those of a Markdown table."""
-    widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
-    ends, middle = ("|", " | ") if markdown else ("", "  ")
-    lines = []
-    for number, row in enumerate([head, *rows]):
-        cells = [
-            cell.rjust(width) if i else cell.ljust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        lines.append(f"{ends} {middle.join(cells)} {ends}".rstrip())
-        if markdown and number == 0:
-            marks = ["-" * width + (":" if i else " ") for i, width in enumerate(widths)]
-            lines.append(f"| {'| '.join(marks)}|")
-    return lines
+    if not markdown:
+        return aligned([head, *rows], right=True)
+    lines = [f"| {' | '.join(cells)} |" for cells in padded([head, *rows], right=True)]
+    marks = ["-" * len(cell) for cell in padded([head, *rows])[0]]
+    first, *others = marks
+    return [lines[0], f"| {first} {''.join(f'| {mark}:' for mark in others)}|", *lines[1:]]
 
 
 def print_table(head: Sequence[str], rows: Sequence[Sequence[str]], markdown: bool) -> None:

@@ -36,11 +36,20 @@ UNITS = {
     "busbw": "GB/s",
 }
 UNMEASURED = "N/A"  # as nccl-tests have it
+# Columns of the table: name, unit and width. Those of PLACE stand there for in place and out of it.
+COLUMNS = [("size", "B", 8), ("count", "elements", 9), ("type", "", 8), ("redop", "", 5)]
+PLACE = [
+    ("time", "µs", 9),
+    ("lowest..highest", "µs", 17),
+    ("algbw", "GB/s", 7),
+    ("busbw", "GB/s", 7),
+    ("#wrong", "elements", 8),
+]
 
 
 @dataclass(frozen=True)
 class Job:
-    """What is called: a collective of so many elements, between so many ranks, in a form."""
+    """A collective of so many elements, between so many ranks, in a form."""
 
     collective: str
     count: int
@@ -140,31 +149,20 @@ def peer_of(backends: Sequence[str]) -> str | None:
 
 
 class Table:
-    """A table as nccl-tests print it, a line a backend and size, which grows while it is shown.
-
-    Columns of bandwidth are in GB/s, those of time in µs.
-    """
+    """A table as nccl-tests print it, a line a backend and size, which grows while it is shown."""
 
     def __init__(self, job: Job, backends: Sequence[str], loads: bool, markdown: bool) -> None:
-        self.places, self.loads = cases.IN_PLACE[job.collective], loads
+        self.places, self.loads, self.markdown = cases.IN_PLACE[job.collective], loads, markdown
         self.moves = job.count > 0
-        self.peer, self.markdown = peer_of(backends), markdown
+        self.peer = peer_of(backends)
         self.copies = "ringcomm" in backends and job.form.device == "cpu"
-        self.widths = [max(7, *map(len, backends)), 8, 9, 8, 5] + [4] * loads
-        self.names = ["backend", "size", "count", "type", "redop"] + ["load"] * loads
-        self.units = ["", "B", "elements", "", "", ""][: len(self.names)]
-        for _ in self.places:
-            self.names += ["time", "lowest..highest", "algbw", "busbw", "#wrong"]
-            self.units += ["µs", "µs", "GB/s", "GB/s", "elements"]
-            self.widths += [9, 17, 7, 7, 8]
-        for there, name, unit in (
-            (self.copies, "copies", "of time"),
-            (self.peer, f"vs {self.peer}", "times"),
-            (loads, "vs idle", "times"),
-        ):
-            if there:
-                self.names, self.units = [*self.names, name], [*self.units, unit]
-                self.widths.append(max(7, len(name)))
+        first = [("backend", "", max(7, *map(len, backends))), *COLUMNS] + [("load", "", 4)] * loads
+        last = [("copies", "of time", 7)] * self.copies + [("vs idle", "times", 7)] * loads
+        if self.peer:
+            last.insert(self.copies, (f"vs {self.peer}", "times", max(7, 3 + len(self.peer))))
+        columns = first + PLACE * len(self.places) + last
+        self.names, self.units, self.widths = map(list, zip(*columns, strict=True))
+        self.left = sum(width + 2 for _, _, width in first)
 
     def head(self) -> list[str]:
         """Return the lines above the figures."""
@@ -174,11 +172,9 @@ class Table:
             self.widths = [max(w, len(n)) for w, n in zip(self.widths, names, strict=True)]
             marks = ["-" * (w - bool(i)) + ":" * bool(i) for i, w in enumerate(self.widths)]
             return [self._line(names), self._line(marks)]
-        left = sum(self.widths[: 5 + self.loads]) + 2 * (5 + self.loads)
         titles = ["in place" if place else "out of place" for place in self.places]
-        titles = titles if self.moves else [""]
-        width = sum([9, 17, 7, 7, 8]) + 2 * 5
-        above = " " * left + "".join(title.center(width) for title in titles)
+        width = sum(width + 2 for _, _, width in PLACE)
+        above = " " * self.left + "".join(title.center(width) for title in titles * self.moves)
         return [above.rstrip(), self._line(self.names), self._line(self.units)]
 
     def rows(self, samples: Sequence[Facts]) -> list[str]:

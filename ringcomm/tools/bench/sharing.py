@@ -25,7 +25,7 @@ HEAD = 64  # of its width, for each head of attention
 
 @dataclass(frozen=True)
 class Model:
-    """What is trained, by what it is shared, and the examples of a rank's batch."""
+    """A model to train, the wrapper that shares it, and the examples of a rank's batch."""
 
     kind: str
     wrapper: str
@@ -75,8 +75,8 @@ def wrap(what: Model, network: nn.Sequential, rank: Rank, *, silent: bool) -> An
 
 def whole(parameter: torch.Tensor) -> torch.Tensor:
     """Return all of a parameter, which ranks may have shared out."""
-    found: torch.Tensor = parameter.detach()
-    return found.full_tensor() if isinstance(found, DTensor) else found
+    tensor: torch.Tensor = parameter.detach()
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def nothing(state: None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:

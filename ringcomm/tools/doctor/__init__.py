@@ -13,11 +13,10 @@ import sys
 from pathlib import Path
 
 from ringcomm._text import output
-from ringcomm.tools.doctor.findings import judge
+from ringcomm.tools.doctor.findings import judge, status_of
 from ringcomm.tools.doctor.meeting import Place
 from ringcomm.tools.doctor.report import as_json, page, text
 from ringcomm.tools.doctor.stages import ROLL, Examination, examine
-from ringcomm.tools.doctor.words import status_of
 from ringcomm.tools.page import needed
 
 CANNOT_WORK = 2
@@ -62,20 +61,20 @@ def run(options: argparse.Namespace) -> int:
 
 def tell(examination: Examination, options: argparse.Namespace) -> int:
     """Report, on the rank that leads. Returns the exit status by what this rank knows."""
-    found = examination.found
-    findings = judge(found)
+    evidence = examination.evidence
+    findings = judge(evidence)
     status = status_of(findings)
-    if examination.facts.rank != found.leader and not found.excluded and not found.broken:
+    if examination.facts.rank != evidence.leader and not evidence.excluded and not evidence.broken:
         return status
     if options.json == STDOUT:
-        print(json.dumps(as_json(found, findings), indent=1))
+        print(json.dumps(as_json(evidence, findings), indent=1))
     else:
-        print(text(found, findings))
+        print(text(evidence, findings))
     try:
         if options.json and options.json != STDOUT:
-            options.json.write_text(json.dumps(as_json(found, findings), indent=1) + "\n")
+            options.json.write_text(json.dumps(as_json(evidence, findings), indent=1) + "\n")
         if options.html:
-            page(found, findings, options.html)
+            page(evidence, findings, options.html)
     except OSError as error:
         print(f"ringcomm doctor: {error}", file=sys.stderr)
         return CANNOT_WORK

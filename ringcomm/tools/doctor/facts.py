@@ -1,4 +1,4 @@
-"""What one rank knows of its own host and process: read from /proc, /sys and the kernel.
+"""Facts of one rank's own host and process, read from /proc, /sys and the kernel.
 
 Functions take the roots of /proc and /sys, so that tests can give them others.
 """
@@ -49,9 +49,6 @@ class Facts:
     memory_limit: int = -1  # of the cgroup; -1: none
     memory_used: int = -1
     oom_kills: int = 0
-    huge_pages: str = UNKNOWN  # transparent ones: always, madvise, never
-    huge_shared: str = UNKNOWN  # the same for memory that processes share
-    huge_reserved: int = 0
     memfd_error: str = ""
     secret_error: str = ""
     interfaces: list[dict[str, Any]] = field(default_factory=list)
@@ -108,7 +105,7 @@ def cgroups(proc: Path, sys: Path, controller: str) -> list[Path]:
         lines = (proc / "self" / "cgroup").read_text().splitlines()
     except OSError:
         return []
-    found = []
+    folders = []
     for line in lines:
         _, controllers, path = line.split(":", 2)
         if controllers == "":
@@ -118,8 +115,8 @@ def cgroups(proc: Path, sys: Path, controller: str) -> list[Path]:
         else:
             continue
         folder = root / path.strip("/")
-        found += [each for each in (folder, *folder.parents) if each.is_relative_to(root)]
-    return [folder for folder in found if folder.is_dir()]
+        folders += [parent for parent in (folder, *folder.parents) if parent.is_relative_to(root)]
+    return [folder for folder in folders if folder.is_dir()]
 
 
 def memory(proc: Path = PROC, sys: Path = SYS) -> dict[str, int]:
@@ -153,7 +150,7 @@ def memory(proc: Path = PROC, sys: Path = SYS) -> dict[str, int]:
 
 def cores(proc: Path = PROC, sys: Path = SYS) -> float:
     """Return how many cores this process may use: by affinity, and by the quota of cgroups."""
-    found = float(len(os.sched_getaffinity(0)))
+    count = float(len(os.sched_getaffinity(0)))
     for folder in cgroups(proc, sys, "cpu"):
         quota, period = -1, 100000
         words = first_line(folder / "cpu.max").split()
@@ -162,29 +159,8 @@ def cores(proc: Path = PROC, sys: Path = SYS) -> float:
         elif (v1 := number_in(folder / "cpu.cfs_quota_us")) > 0:
             quota, period = v1, number_in(folder / "cpu.cfs_period_us")
         if quota > 0 and period > 0:
-            found = min(found, quota / period)
-    return found
-
-
-def chosen(text: str) -> str:
-    """Return the word in brackets: "madvise" of "always [madvise] never"."""
-    return text.partition("[")[2].partition("]")[0] or UNKNOWN
-
-
-def huge_pages(proc: Path = PROC, sys: Path = SYS) -> dict[str, Any]:
-    folder = sys / "kernel" / "mm" / "transparent_hugepage"
-    reserved = 0
-    try:
-        for line in (proc / "meminfo").read_text().splitlines():
-            if line.startswith("HugePages_Total:"):
-                reserved = int(line.split()[1])
-    except OSError:
-        pass
-    return {
-        "huge_pages": chosen(first_line(folder / "enabled")),
-        "huge_shared": chosen(first_line(folder / "shmem_enabled")),
-        "huge_reserved": reserved,
-    }
+            count = min(count, quota / period)
+    return count
 
 
 def descriptors(proc: Path = PROC) -> dict[str, int]:
@@ -198,7 +174,7 @@ def descriptors(proc: Path = PROC) -> dict[str, int]:
 
 def known(kind: Any, told: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a dataclass of this version has of what a rank has told."""
-    names = {each.name for each in fields(kind)}
+    names = {field.name for field in fields(kind)}
     return {name: value for name, value in told.items() if name in names}
 
 
@@ -241,17 +217,17 @@ def versions() -> dict[str, str]:
 
     import ringcomm
 
-    found = {
+    told = {
         "ringcomm": ringcomm.__version__,
         "torch": str(torch.__version__),
         "python": platform.python_version(),
         "kernel": platform.release(),
     }
     try:
-        found["build"] = build()
+        told["build"] = build()
     except Exception as error:  # noqa: BLE001  a library that does not load is what is looked for
-        found["library_error"] = f"{type(error).__name__}: {error}"
-    return found
+        told["library_error"] = f"{type(error).__name__}: {error}"
+    return told
 
 
 def build() -> str:
@@ -266,7 +242,7 @@ def cuda(proc: Path = PROC) -> dict[str, Any]:
     import torch
 
     folder = Path(str(importlib.import_module("ringcomm").__file__)).parent
-    found: dict[str, Any] = {
+    told: dict[str, Any] = {
         "driver": (proc / "driver" / "nvidia" / "version").exists(),
         "torch": torch.version.cuda or "",
         "library": (folder / "libringcomm_cuda.so").exists(),
@@ -275,18 +251,18 @@ def cuda(proc: Path = PROC) -> dict[str, Any]:
         "peers": True,
     }
     try:
-        if found["torch"] and torch.cuda.is_available():
+        if told["torch"] and torch.cuda.is_available():
             count = torch.cuda.device_count()
-            found["gpus"] = [torch.cuda.get_device_name(index) for index in range(count)]
-            found["peers"] = all(
-                torch.cuda.can_device_access_peer(one, other)
-                for one in range(count)
-                for other in range(count)
-                if one != other
+            told["gpus"] = [torch.cuda.get_device_name(index) for index in range(count)]
+            told["peers"] = all(
+                torch.cuda.can_device_access_peer(device, peer)
+                for device in range(count)
+                for peer in range(count)
+                if device != peer
             )
     except Exception as error:  # noqa: BLE001  drivers fail in many ways, and each is a fact
-        found["error"] = f"{type(error).__name__}: {error}"
-    return found
+        told["error"] = f"{type(error).__name__}: {error}"
+    return told
 
 
 def collect(rank: int, environment: Mapping[str, str]) -> Facts:
@@ -303,7 +279,7 @@ def collect(rank: int, environment: Mapping[str, str]) -> Facts:
         cores=cores(),
         settings=settings(environment),
     )
-    parts = (descriptors(), memory(), huge_pages(), versions())
+    parts = (descriptors(), memory(), versions())
     for name, value in ((name, value) for part in parts for name, value in part.items()):
         setattr(facts, name, value)
     facts.memfd_error = memfd_error()

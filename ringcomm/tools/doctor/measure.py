@@ -32,7 +32,7 @@ SEND_MSS, PATH_MTU, RETRANSMITS = 8 + 2, 8 + 13, 8 + 23
 
 @dataclass
 class Pair:
-    """What was measured between two ranks, the first of which asked.
+    """The figures of two ranks, the first of which asked.
 
     Seconds, bytes a second and bytes; 0 where it was not measured.
     """
@@ -55,18 +55,6 @@ class Pair:
     @staticmethod
     def of(told: dict[str, Any]) -> Pair:
         return Pair(**{**facts.known(Pair, told), "ranks": tuple(told["ranks"])})
-
-
-def rounds(ranks: list[int]) -> list[list[tuple[int, int]]]:
-    """Return a tournament: every pair once, and each rank in one pair of a round at most."""
-    players: list[int | None] = [*ranks] if len(ranks) % 2 == 0 else [*ranks, None]
-    found = []
-    for _ in range(len(players) - 1):
-        half = len(players) // 2
-        pairs = zip(players[:half], reversed(players[half:]), strict=True)
-        found.append([(a, b) for a, b in pairs if a is not None and b is not None])
-        players = [players[0], players[-1], *players[1:-1]]
-    return found
 
 
 def receive(lane: socket.socket, count: int, end: float) -> None:

@@ -38,8 +38,8 @@ class Clock:
         return max(0.0, until - self.now())
 
 
-# What torchrun, srun and mpirun call a rank's number and how many there are. Only torchrun says
-# where the store is.
+# A rank's number and the number of ranks, as torchrun, srun and mpirun name them. Only torchrun
+# says where the store is.
 LAUNCHERS = (
     ("RANK", "WORLD_SIZE"),
     ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
@@ -87,7 +87,7 @@ class Place:
 
 @dataclass
 class Reached:
-    """What the store's addresses answered; `answers` is by "10.0.0.1:29500"."""
+    """The answers of the store's addresses; `answers` is by "10.0.0.1:29500"."""
 
     name: str = ""
     port: int = 0
@@ -117,19 +117,19 @@ def resolve(name: str, seconds: float) -> tuple[list[str], str]:
     """Return the addresses of a name, and the error; a name server that is silent is given up."""
     if number(name) is not None:
         return [name], ""
-    found: list[tuple[list[str], str]] = []
+    answers: list[tuple[list[str], str]] = []
 
     def ask() -> None:
         try:
             told = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
-            found.append((list(dict.fromkeys(str(each[4][0]) for each in told)), ""))
+            answers.append((list(dict.fromkeys(str(entry[4][0]) for entry in told)), ""))
         except OSError as error:
-            found.append(([], error.strerror or str(error)))
+            answers.append(([], error.strerror or str(error)))
 
     asking = threading.Thread(target=ask, daemon=True)  # getaddrinfo takes no timeout
     asking.start()
     asking.join(seconds)
-    return found[0] if found else ([], f"no name server answered within {seconds:.0f} s")
+    return answers[0] if answers else ([], f"no name server answered within {seconds:.0f} s")
 
 
 def try_once(address: str, port: int, seconds: float) -> str:
@@ -221,7 +221,7 @@ class Asked:
 
 
 class Table:
-    """What ranks tell one another, by stage, through the store.
+    """The words of the ranks for one another, by stage, through the store.
 
     Every message is small and is answered before the next: where large packets get lost, the ranks
     can still say so.

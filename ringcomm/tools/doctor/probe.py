@@ -40,7 +40,7 @@ SILENT, STRANGER, OTHER_SECRET = "no answer", "another process", "another secret
 
 @dataclass
 class Link:
-    """What one rank met when it connected to another: the answer of each address."""
+    """The way from one rank to another: the answer of each address."""
 
     answers: dict[str, str] = field(default_factory=dict)
     chosen: int = -1  # the address over which they talk; -1: none
@@ -53,7 +53,7 @@ class Link:
 
 @dataclass
 class Keys:
-    """What proves that two processes are ranks of this run, and have one secret."""
+    """Proves that two processes are ranks of this run, and have one secret."""
 
     token: str
     secret: bytes
@@ -124,29 +124,29 @@ class Acceptor(threading.Thread):
         self._heard[connection] = b""
         self._selector.register(connection, selectors.EVENT_READ, False)
 
-    def _hear(self, one: socket.socket) -> None:
+    def _hear(self, connection: socket.socket) -> None:
         memory: list[int] = []
         try:
-            wanted = GREETING.size - len(self._heard[one])
-            if one.family == socket.AF_UNIX:
-                data, memory, _, _ = socket.recv_fds(one, wanted, 1)
+            wanted = GREETING.size - len(self._heard[connection])
+            if connection.family == socket.AF_UNIX:
+                data, memory, _, _ = socket.recv_fds(connection, wanted, 1)
             else:
-                data = one.recv(wanted)
+                data = connection.recv(wanted)
         except BlockingIOError:
             return
         except OSError:
             data = b""
-        heard = self._heard[one] = self._heard[one] + data
+        heard = self._heard[connection] = self._heard[connection] + data
         if data and len(heard) < GREETING.size:
             return
-        self._selector.unregister(one)
-        del self._heard[one]
-        if not self._welcome(one, heard, memory):
-            one.close()
-            for each in memory:
-                os.close(each)
+        self._selector.unregister(connection)
+        del self._heard[connection]
+        if not self._welcome(connection, heard, memory):
+            connection.close()
+            for descriptor in memory:
+                os.close(descriptor)
 
-    def _welcome(self, one: socket.socket, heard: bytes, memory: list[int]) -> bool:
+    def _welcome(self, connection: socket.socket, heard: bytes, memory: list[int]) -> bool:
         if len(heard) < GREETING.size:
             return False
         magic, peer, to, address, nonce, proof = GREETING.unpack(heard)
@@ -155,10 +155,10 @@ class Acceptor(threading.Thread):
         if magic != MAGIC or to != self._rank or not hmac.compare_digest(proof, ours):
             return False
         with contextlib.suppress(OSError):
-            one.send(reply(self._keys, heard))
+            connection.send(reply(self._keys, heard))
             if memory:
                 self.windows[peer] = memory[0]
-            self.taken[peer, address] = one
+            self.taken[peer, address] = connection
             return True
         return False
 
@@ -223,47 +223,47 @@ class Connector:
         for key in list(self._selector.get_map().values()):
             self._finish(key.data, SILENT if key.data.greeted else DROPPED)
 
-    def _begin(self, one: Attempt) -> int:
-        host, port = split(one.address)
-        one.began = time.monotonic()
+    def _begin(self, attempt: Attempt) -> int:
+        host, port = split(attempt.address)
+        attempt.began = time.monotonic()
         try:
-            one.socket = socket.socket(family(host), socket.SOCK_STREAM)
-            one.socket.setblocking(False)
-            one.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            code = one.socket.connect_ex((host, port))
+            attempt.socket = socket.socket(family(host), socket.SOCK_STREAM)
+            attempt.socket.setblocking(False)
+            attempt.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            code = attempt.socket.connect_ex((host, port))
         except OSError as error:
             code = error.errno or errno.EIO
         if code not in (0, errno.EINPROGRESS):
-            one.end(answer_of(code))
+            attempt.end(answer_of(code))
             return 0
-        assert one.socket is not None
-        self._selector.register(one.socket, selectors.EVENT_WRITE, one)
+        assert attempt.socket is not None
+        self._selector.register(attempt.socket, selectors.EVENT_WRITE, attempt)
         return 1
 
-    def _go_on(self, one: Attempt, events: int) -> int:
+    def _go_on(self, attempt: Attempt, events: int) -> int:
         """Return 1 when the attempt has ended."""
-        assert one.socket is not None
+        assert attempt.socket is not None
         if events & selectors.EVENT_WRITE:
-            code = one.socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-            if code or one.peer < 0:
-                return self._finish(one, answer_of(code))
-            one.greeted = greeting(self._keys, self._rank, one.peer, one.index)
+            code = attempt.socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+            if code or attempt.peer < 0:
+                return self._finish(attempt, answer_of(code))
+            attempt.greeted = greeting(self._keys, self._rank, attempt.peer, attempt.index)
             try:
-                one.socket.send(one.greeted)
+                attempt.socket.send(attempt.greeted)
             except OSError as error:  # it was reset just now
-                return self._finish(one, answer_of(error.errno or errno.EIO))
-            self._selector.modify(one.socket, selectors.EVENT_READ, one)
+                return self._finish(attempt, answer_of(error.errno or errno.EIO))
+            self._selector.modify(attempt.socket, selectors.EVENT_READ, attempt)
             return 0
         try:
-            answer = one.socket.recv(REPLY.size)  # it comes in one piece
+            answer = attempt.socket.recv(REPLY.size)  # it comes in one piece
         except OSError:
             answer = b""
-        return self._finish(one, judge(self._keys, one.greeted, answer))
+        return self._finish(attempt, judge(self._keys, attempt.greeted, answer))
 
-    def _finish(self, one: Attempt, answer: str) -> int:
-        assert one.socket is not None
-        self._selector.unregister(one.socket)
-        one.end(answer)
+    def _finish(self, attempt: Attempt, answer: str) -> int:
+        assert attempt.socket is not None
+        self._selector.unregister(attempt.socket)
+        attempt.end(answer)
         return 1
 
     def _give_up(self, seconds: float) -> int:
@@ -271,7 +271,9 @@ class Connector:
         late = [
             key.data for key in self._selector.get_map().values() if now - key.data.began > seconds
         ]
-        return sum(self._finish(one, SILENT if one.greeted else DROPPED) for one in late)
+        return sum(
+            self._finish(attempt, SILENT if attempt.greeted else DROPPED) for attempt in late
+        )
 
 
 # ---- memory that is shared

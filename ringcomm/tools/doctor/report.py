@@ -9,17 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from ringcomm._text import ranks_text, show_rate, show_seconds, spans
+from ringcomm.tools.doctor.evidence import Evidence, asker, machines, shares_memory
 from ringcomm.tools.doctor.facts import Facts
+from ringcomm.tools.doctor.findings import NOTE, Finding, status_of, upper_first
 from ringcomm.tools.doctor.measure import Pair
-from ringcomm.tools.doctor.stages import Findings, asker, shares_memory
-from ringcomm.tools.doctor.words import NOTE, Finding, machines, status_of, upper_first
-from ringcomm.tools.page import SCALE, Page
+from ringcomm.tools.page import COLOURS, GREY, Page, heat_height, heat_map
 
 MEMORY, TCP, SELF, NONE = "shared memory", "TCP", "self", "none"
-LETTERS = {MEMORY: "m", TCP: "t", SELF: ".", NONE: "x"}
+KINDS = {NONE: COLOURS[1], SELF: GREY, MEMORY: COLOURS[0], TCP: COLOURS[4]}
 MOST_COLUMNS = 16  # ranks of a matrix in a terminal
 MOST_LINES = 24  # pairs that are listed
-MOST_TICKS = 8  # ranks named at each side of a heat map: they fit into a narrow window
 VERDICTS = ["fine", "it works, but something is bad", "it cannot work"]
 ABOUT = (
     "Figures are this program's own, over the memory and network that ringcomm uses: "
@@ -31,39 +30,39 @@ BAR = {"orientation": "h", "y": 1.02, "yanchor": "bottom", "thickness": 12, "len
 Matrix = list[list[float | None]]
 
 
-def transport(found: Findings, one: int, other: int) -> tuple[str, str]:
+def transport(evidence: Evidence, rank: int, peer: int) -> tuple[str, str]:
     """Return how two ranks talk, and why; `way` says over which addresses."""
-    if one == other:
+    if rank == peer:
         return SELF, "one process"
-    low, high = min(one, other), max(one, other)
-    asks, answers = asker(found.links, low, high)
+    low, high = min(rank, peer), max(rank, peer)
+    asks, answers = asker(evidence.links, low, high)
     if asks < 0:
         return NONE, "no address answers, in either direction"
-    link = found.links[asks, answers]
+    link = evidence.links[asks, answers]
     if link.memory == "shared":
         return MEMORY, "one boot id, network namespace and user; memory was mapped"
-    return TCP, shares_memory(found.ranks[low], found.ranks[high]) or link.memory
+    return TCP, shares_memory(evidence.ranks[low], evidence.ranks[high]) or link.memory
 
 
-def way(found: Findings, one: int, other: int) -> str:
+def way(evidence: Evidence, rank: int, peer: int) -> str:
     """Return which rank connects to which address, where two ranks use TCP."""
-    asks, answers = asker(found.links, min(one, other), max(one, other))
-    link = found.links.get((asks, answers))
+    asks, answers = asker(evidence.links, min(rank, peer), max(rank, peer))
+    link = evidence.links.get((asks, answers))
     if link is None or not link.reaches:
         return ""
-    return f"rank {asks} connects to {found.ranks[answers].addresses[link.chosen]}"
+    return f"rank {asks} connects to {evidence.ranks[answers].addresses[link.chosen]}"
 
 
-def matrices(found: Findings) -> dict[str, Matrix]:
+def matrices(evidence: Evidence) -> dict[str, Matrix]:
     """Return latency (seconds) and bandwidth (bytes a second) from each rank to each.
 
     None: not measured. Rows send, columns receive; they are in the order of the ranks found.
     """
-    ranks = sorted(found.ranks)
+    ranks = sorted(evidence.ranks)
     place = {rank: index for index, rank in enumerate(ranks)}
     empty: list[Matrix] = [[[None] * len(ranks) for _ in ranks] for _ in range(2)]
     latency, bandwidth = empty
-    for pair in found.pairs.values():
+    for pair in evidence.pairs.values():
         one, other = (place.get(rank, -1) for rank in pair.ranks)
         if min(one, other) < 0:
             continue
@@ -76,24 +75,24 @@ def matrices(found: Findings) -> dict[str, Matrix]:
 # ---- text
 
 
-def text(found: Findings, findings: list[Finding]) -> str:
-    lines = [headline(found, findings), ""]
-    for each in findings:
-        lines += wrapped(f"{each.severity}: {each.sentence}", "", "  ")
-        lines += wrapped(each.remedy, "  -> ", "     ") if each.remedy else []
+def text(evidence: Evidence, findings: list[Finding]) -> str:
+    lines = [headline(evidence, findings), ""]
+    for finding in findings:
+        lines += wrapped(f"{finding.severity}: {finding.sentence}", "", "  ")
+        lines += wrapped(finding.remedy, "  -> ", "     ") if finding.remedy else []
     lines += [""] if findings else []
-    for ranks in machines(found).values():
-        lines += host_lines(found.ranks[ranks[0]], ranks)
-    lines += store_lines(found)
-    if len(found.ranks) > 1:
-        lines += ["", *pair_lines(found), "", *matrix_lines(found)]
+    for ranks in machines(evidence).values():
+        lines += host_lines(evidence.ranks[ranks[0]], ranks)
+    lines += store_lines(evidence)
+    if len(evidence.ranks) > 1:
+        lines += ["", *pair_lines(evidence), "", *matrix_lines(evidence)]
     return "\n".join(lines)
 
 
-def headline(found: Findings, findings: list[Finding]) -> str:
-    hosts, count = len(machines(found)), len(found.ranks)
-    there = f"{count} of {found.world} ranks on {hosts} host{'s' if hosts > 1 else ''}"
-    if found.alone:
+def headline(evidence: Evidence, findings: list[Finding]) -> str:
+    hosts, count = len(machines(evidence)), len(evidence.ranks)
+    there = f"{count} of {evidence.world} ranks on {hosts} host{'s' if hosts > 1 else ''}"
+    if evidence.alone:
         there = "this host alone (start it as the job is, to examine the network)"
     return f"ringcomm doctor: {there}: {VERDICTS[status_of(findings)]}"
 
@@ -104,28 +103,26 @@ def wrapped(words: str, first: str, later: str) -> list[str]:
     )
 
 
-def mebibytes(count: int) -> str:
+def gibibytes(count: int) -> str:
     return "unknown" if count < 0 else f"{count / (1 << 30):.1f} GiB"
 
 
 def facts_of(facts: Facts) -> list[tuple[str, str]]:
     """Return what a host is like, as names and values."""
-    limit = f", cgroup {mebibytes(facts.memory_used)} of {mebibytes(facts.memory_limit)}"
+    limit = f", cgroup {gibibytes(facts.memory_used)} of {gibibytes(facts.memory_limit)}"
     told = facts.cuda
     gpus = ", ".join(told.get("gpus", [])) or "no GPU"
     cuda = f"{gpus}; torch has {'CUDA ' + told['torch'] if told.get('torch') else 'no CUDA'}"
     interfaces = ", ".join(
-        f"{each['name']} {each['address']} (MTU {each['mtu']} bytes)"
-        for each in facts.interfaces
-        if each["up"] and not each["loopback"]
+        f"{interface['name']} {interface['address']} (MTU {interface['mtu']} bytes)"
+        for interface in facts.interfaces
+        if interface["up"] and not interface["loopback"]
     )
-    huge = f"own {facts.huge_pages}, shared {facts.huge_shared}, {facts.huge_reserved} reserved"
     return [
         ("cores", f"{facts.cores:g}"),
-        ("memory", f"{mebibytes(facts.memory_available)} free"
+        ("memory", f"{gibibytes(facts.memory_available)} free"
          + (limit if facts.memory_limit >= 0 else "")),
         ("memfd", facts.memfd_error or "works"),
-        ("huge pages", huge),
         ("ulimit -n", f"{facts.descriptors_limit} ({facts.descriptors_open} in use)"),
         ("interfaces", interfaces or "loopback alone"),
         ("CUDA", cuda),
@@ -143,41 +140,41 @@ def host_lines(facts: Facts, ranks: list[int]) -> list[str]:
     return lines
 
 
-def store_lines(found: Findings) -> list[str]:
-    if found.alone:
+def store_lines(evidence: Evidence) -> list[str]:
+    if evidence.alone:
         return []
-    reached = found.reached
+    reached = evidence.reached
     told = ", ".join(f"{address} {answer}" for address, answer in reached.answers.items())
     return [f"store {reached.name}:{reached.port}: {told or reached.error or 'not tried'}"]
 
 
-def pair_lines(found: Findings) -> list[str]:
+def pair_lines(evidence: Evidence) -> list[str]:
     """Say how pairs talk, those with the same reason together."""
     groups: dict[tuple[str, str], list[tuple[int, int]]] = {}
-    for one in sorted(found.ranks):
-        for other in sorted(found.ranks):
-            if one < other:
-                kind, why = transport(found, one, other)
-                groups.setdefault((kind, why), []).append((one, other))
+    for rank in sorted(evidence.ranks):
+        for peer in sorted(evidence.ranks):
+            if rank < peer:
+                kind, why = transport(evidence, rank, peer)
+                groups.setdefault((kind, why), []).append((rank, peer))
     lines = ["pairs:"]
     for (kind, why), pairs in list(groups.items())[:MOST_LINES]:
-        some = " ".join(f"{one}-{other}" for one, other in pairs[:8])
+        some = " ".join(f"{rank}-{peer}" for rank, peer in pairs[:8])
         more = f" and {len(pairs) - 8} more" if len(pairs) > 8 else ""
         lines += wrapped(f"{kind}: {some}{more} ({why})", "  ", "    ")
     if len(groups) > MOST_LINES:
         lines.append(f"  and {len(groups) - MOST_LINES} more kinds: --json has them all")
-    for (one, other), link in sorted(found.links.items())[: MOST_LINES * 4]:
+    for (rank, peer), link in sorted(evidence.links.items())[: MOST_LINES * 4]:
         failed = {at: answer for at, answer in link.answers.items() if answer != "connected"}
         for address, answer in failed.items():
-            lines.append(f"  rank {one} to rank {other} at {address}: {answer}")
+            lines.append(f"  rank {rank} to rank {peer} at {address}: {answer}")
     return lines
 
 
-def matrix_lines(found: Findings) -> list[str]:
-    ranks = sorted(found.ranks)
-    tables = matrices(found)
+def matrix_lines(evidence: Evidence) -> list[str]:
+    ranks = sorted(evidence.ranks)
+    tables = matrices(evidence)
     if len(ranks) > MOST_COLUMNS:
-        return [*summary(found), "--html draws all pairs, --json lists them"]
+        return [*summary(evidence), "--html draws all pairs, --json lists them"]
     lines = []
     for name, unit, scale, digits in (
         ("latency", "µs, half of a round trip", 1e6, 1),
@@ -192,10 +189,12 @@ def matrix_lines(found: Findings) -> list[str]:
     return [*lines, *wrapped(ABOUT, "", "")]
 
 
-def summary(found: Findings) -> list[str]:
+def summary(evidence: Evidence) -> list[str]:
     lines = []
     for kind in (MEMORY, TCP):
-        pairs = [pair for pair in found.pairs.values() if transport(found, *pair.ranks)[0] == kind]
+        pairs = [
+            pair for pair in evidence.pairs.values() if transport(evidence, *pair.ranks)[0] == kind
+        ]
         times = sorted(pair.latency for pair in pairs if pair.latency)
         rates = sorted(min(pair.forth, pair.back) for pair in pairs if pair.forth and pair.back)
         if times and rates:
@@ -210,103 +209,89 @@ def summary(found: Findings) -> list[str]:
 # ---- JSON
 
 
-def as_json(found: Findings, findings: list[Finding]) -> dict[str, Any]:
+def as_json(evidence: Evidence, findings: list[Finding]) -> dict[str, Any]:
     """Return all that is known. Times are in seconds, rates in bytes a second, sizes in bytes."""
     return {
         "status": status_of(findings),
-        "world": found.world,
-        "seconds": found.seconds,
+        "world": evidence.world,
+        "seconds": evidence.seconds,
         "findings": [asdict(each) for each in findings],
-        "absent": sorted(set(range(found.world)) - set(found.ranks)),
-        "store": asdict(found.reached),
-        "ranks": [facts.as_dict() for _, facts in sorted(found.ranks.items())],
+        "absent": sorted(set(range(evidence.world)) - set(evidence.ranks)),
+        "store": asdict(evidence.reached),
+        "ranks": [facts.as_dict() for _, facts in sorted(evidence.ranks.items())],
         "links": [
             {"from": one, "to": other, **asdict(link)}
-            for (one, other), link in sorted(found.links.items())
+            for (one, other), link in sorted(evidence.links.items())
         ],
-        "pairs": [pair_json(found, one, other) for one in sorted(found.ranks)
-                  for other in sorted(found.ranks) if one <= other],
+        "pairs": [pair_json(evidence, one, other) for one in sorted(evidence.ranks)
+                  for other in sorted(evidence.ranks) if one <= other],
     }  # fmt: skip
 
 
-def pair_json(found: Findings, one: int, other: int) -> dict[str, Any]:
-    kind, why = transport(found, one, other)
-    pair = found.pairs.get((one, other)) or found.pairs.get((other, one)) or Pair((one, other))
-    return {**pair.as_dict(), "transport": kind, "why": why, "way": way(found, one, other)}
+def pair_json(evidence: Evidence, rank: int, peer: int) -> dict[str, Any]:
+    kind, why = transport(evidence, rank, peer)
+    pair = (
+        evidence.pairs.get((rank, peer)) or evidence.pairs.get((peer, rank)) or Pair((rank, peer))
+    )
+    return {**pair.as_dict(), "transport": kind, "why": why, "way": way(evidence, rank, peer)}
 
 
 # ---- the page
 
 
-def page(found: Findings, findings: list[Finding], path: Path) -> None:
+def page(evidence: Evidence, findings: list[Finding], path: Path) -> None:
     """Write the page. Raises ValueError where `ringcomm[tools]` is missing, and OSError."""
-    made = Page("ringcomm doctor", upper_first(headline(found, findings).partition(": ")[2]))
+    made = Page("ringcomm doctor", upper_first(headline(evidence, findings).partition(": ")[2]))
     made.heading("What is bad")
     serious = [each for each in findings if each.severity != NOTE]
     if not serious:
         made.text("Nothing.")
     for each in findings:
         made.text(f"{each.severity.capitalize()}: {each.sentence} {remedy(each)}")
-    if len(found.ranks) > 1:
+    if len(evidence.ranks) > 1:
         made.heading("Every pair of ranks")
         made.text(ABOUT)
-        for figure, caption, height in figures(found):
+        for figure, caption, height in figures(evidence):
             made.figure(figure, caption, height)
         rows = [
             [
                 f"ranks {min(each['ranks'])} and {max(each['ranks'])}",
                 *(each[name] for name in ("transport", "why", "way")),
             ]
-            for each in as_json(found, findings)["pairs"]
+            for each in as_json(evidence, findings)["pairs"]
             if each["transport"] != SELF
         ]
         made.table(["pair", "transport", "why", "way"], rows[:200])
         if len(rows) > 200:
             made.text(f"{len(rows) - 200} more pairs: --json lists them all.")
     made.heading("Hosts")
-    columns = ["host", "ranks", *(name for name, _ in facts_of(Facts()))]
-    hosts = machines(found)
-    made.table(
-        ["", *(f"{found.ranks[ranks[0]].host}" for ranks in hosts.values())],
-        [
-            [name, *(dict(host_cells(found.ranks[some[0]], some))[name] for some in hosts.values())]
-            for name in columns[1:]
-        ],
-    )
+    hosts = [(evidence.ranks[ranks[0]], ranks) for ranks in machines(evidence).values()]
+    columns = [[("ranks", spans(ranks)), *facts_of(facts)] for facts, ranks in hosts]
+    rows = [[cells[0][0], *(value for _, value in cells)] for cells in zip(*columns, strict=True)]
+    made.table(["", *(facts.host for facts, _ in hosts)], rows)
     made.write(path)
 
 
-def remedy(each: Finding) -> str:
+def remedy(finding: Finding) -> str:
     """Return what to do; with a note, what it means."""
-    if each.severity == NOTE:
-        return f"{upper_first(each.remedy)}." if each.remedy else ""
-    return f"Remedy: {each.remedy}." if each.remedy else ""
+    if finding.severity == NOTE:
+        return f"{upper_first(finding.remedy)}." if finding.remedy else ""
+    return f"Remedy: {finding.remedy}." if finding.remedy else ""
 
 
-def host_cells(facts: Facts, ranks: list[int]) -> list[tuple[str, str]]:
-    return [("ranks", spans(ranks)), *facts_of(facts)]
-
-
-def figures(found: Findings) -> list[tuple[dict[str, Any], str, int]]:
+def figures(evidence: Evidence) -> list[tuple[dict[str, Any], str, int]]:
     """Return the heat maps: transport, latency and bandwidth, with captions and heights."""
-    ranks = [str(rank) for rank in sorted(found.ranks)]
-    height = min(640, max(340, 160 + 14 * len(ranks)))
-    kinds = [NONE, SELF, MEMORY, TCP]
-    cells = [[transport(found, int(one), int(other))[0] for other in ranks] for one in ranks]
-    drawn = []
-    drawn.append(
-        (
-            heat(ranks, [[float(kinds.index(kind)) for kind in row] for row in cells],
-                 steps(kinds), cells),
-            "Transport of each pair. 'none': the ranks do not reach one another.",
-            height,
-        )
-    )  # fmt: skip
+    ranks = sorted(evidence.ranks)
+    height = heat_height(ranks)
+    cells = [[transport(evidence, one, other)[0] for other in ranks] for one in ranks]
+    numbers = [[[*KINDS].index(kind) for kind in row] for row in cells]
+    caption = "Transport of each pair. 'none': the ranks do not reach one another."
+    drawn = [(heat(ranks, numbers, steps(), cells), caption, height)]
     for name, unit, scale, show, best in (
         ("latency", "µs", 1e6, show_seconds, "Half of a round trip of a small message, median"),
         ("bandwidth", "MB/s", 1e-6, show_rate, "One burst; rows send, columns receive"),
     ):
-        table = matrices(found)[name]
+        table = matrices(evidence)[name]
         words = [["" if cell is None else show(cell) for cell in row] for row in table]
         scaled = [
             [None if cell is None else math.log10(cell * scale) for cell in row] for row in table
@@ -318,36 +303,20 @@ def figures(found: Findings) -> list[tuple[dict[str, Any], str, int]]:
     return drawn
 
 
-def heat(
-    ranks: list[str], values: Any, extra: dict[str, Any], words: list[list[str]]
-) -> dict[str, Any]:
-    """Return a heat map of plotly; cells of few ranks are labelled."""
-    trace = {
-        "type": "heatmap", "x": ranks, "y": ranks, "z": values, "text": words,
-        "hovertemplate": "rank %{y} to rank %{x}: %{text}<extra></extra>", **extra,
-    }  # fmt: skip
-    if len(ranks) <= 8:
-        trace |= {"xgap": 2, "ygap": 2}
+def heat(ranks: list[int], values: Any, scale: dict[str, Any], words: list[list[str]]) -> Any:
+    """Return a heat map; cells of few ranks are labelled."""
+    look = {"text": words, "hovertemplate": "rank %{y} to rank %{x}: %{text}<extra></extra>"}
     if len(ranks) <= 4:
-        trace["texttemplate"] = "%{text}"
-    axis: dict[str, Any] = {"type": "category", "showgrid": False, "constrain": "domain"}
-    axis |= {"tickvals": ranks[:: math.ceil(len(ranks) / MOST_TICKS)], "tickangle": 0}
-    upward = {**axis, "autorange": "reversed", "title": {"text": "from rank"}}
-    layout = {"xaxis": {**axis, "title": {"text": "to rank"}}, "yaxis": upward}
-    return {"data": [trace], "layout": layout}
+        look["texttemplate"] = "%{text}"
+    return heat_map(ranks, values, ("from rank", "to rank"), look | scale)
 
 
-def steps(kinds: list[str]) -> dict[str, Any]:
+def steps() -> dict[str, Any]:
     """Return a scale of separate colours, whose lightness differs too."""
-    colours = ["#d55e00", "#999999", "#0072b2", "#56b4e9"]
-    edges = [index / len(kinds) for index in range(len(kinds) + 1)]
-    scale = [
-        [edge, colours[index]]
-        for index in range(len(kinds))
-        for edge in (edges[index], edges[index + 1])
-    ]
-    bar = {**BAR, "tickvals": list(range(len(kinds))), "ticktext": kinds}
-    return {"colorscale": scale, "zmin": -0.5, "zmax": len(kinds) - 0.5, "colorbar": bar}
+    colours, count = list(KINDS.values()), len(KINDS)
+    scale = [[edge / count, colours[i]] for i in range(count) for edge in (i, i + 1)]
+    bar = {**BAR, "tickvals": list(range(count)), "ticktext": list(KINDS)}
+    return {"colorscale": scale, "zmin": -0.5, "zmax": count - 0.5, "colorbar": bar}
 
 
 def ticks(logarithms: list[float], unit: str) -> dict[str, Any]:
@@ -366,4 +335,4 @@ def ticks(logarithms: list[float], unit: str) -> dict[str, Any]:
         "ticktext": [f"{value:,.10g} {unit}" for value in shown],
     }
     ends = {"zmin": math.log10(first) - 1e-6, "zmax": math.log10(last) + 1e-6}
-    return {"colorscale": SCALE, "colorbar": bar, **ends}
+    return {"colorbar": bar, **ends}

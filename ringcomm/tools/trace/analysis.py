@@ -14,10 +14,10 @@ from ringcomm.tools.trace.waiting import waiting
 
 def analyse(job: Job) -> list[Finding]:
     """Return what is wrong, causes first; nothing where all is well."""
-    found = [*mismatches(job), *lost(job), *waiting(job), *lonely_messages(job), *networks(job)]
-    found += failures(job)
-    found += stragglers(job)
-    return sorted(found, key=lambda finding: (finding.follows, finding.kind))
+    findings = [*mismatches(job), *lost(job), *waiting(job), *lonely_messages(job), *networks(job)]
+    findings += failures(job)
+    findings += stragglers(job)
+    return sorted(findings, key=lambda finding: (finding.follows, finding.kind))
 
 
 def mismatches(job: Job) -> Iterator[Finding]:

@@ -26,7 +26,7 @@ FROM_ROOT, TO_ROOT = {"broadcast", "scatter"}, {"reduce", "gather"}
 
 @dataclass
 class Moment:
-    """Of one operation: what each clock says about its calls and its ends.
+    """One operation: when it was called and when it ended, by each clock.
 
     No time in `ended` lies before any in `called`.
     """
@@ -190,10 +190,10 @@ def by_ends(names: list[str], moments: list[Moment]) -> dict[str, float] | None:
     """Return the shifts by which operations end everywhere at once, at the median."""
     first = names[0]
     gaps: dict[str, list[int]] = {name: [] for name in names}
-    for one in moments:
-        for name, ended in one.ended.items():
-            if first in one.ended:
-                gaps[name].append(one.ended[first] - ended)
+    for moment in moments:
+        for name, ended in moment.ended.items():
+            if first in moment.ended:
+                gaps[name].append(moment.ended[first] - ended)
     if not all(gaps.values()):
         return None
     return {name: float(statistics.median(own)) for name, own in gaps.items()}
@@ -208,10 +208,10 @@ def edges_of(names: list[str], moments: list[Moment]) -> dict[tuple[str, str], f
     edges: dict[tuple[str, str], float] = {}
     # The tightest operations are those that took least; more of them would take too long.
     most = max(PAIRS // len(names) ** 2, 64)
-    tight = sorted(moments, key=lambda one: min(one.ended.values()) - one.latest)
-    for one in tight[:most]:
-        for a, ended in one.ended.items():
-            for b, called in one.called.items():
+    tight = sorted(moments, key=lambda moment: min(moment.ended.values()) - moment.latest)
+    for moment in tight[:most]:
+        for a, ended in moment.ended.items():
+            for b, called in moment.called.items():
                 if a != b:
                     edges[a, b] = min(edges.get((a, b), ended - called), ended - called)
     return edges
@@ -221,13 +221,13 @@ def shortest(
     edges: dict[tuple[str, str], float], start: dict[str, float]
 ) -> dict[str, float] | None:
     """Return the shortest ways from the start (Bellman and Ford); None: the edges contradict."""
-    found = dict(start)
-    for _ in range(len(found)):
+    ways = dict(start)
+    for _ in range(len(ways)):
         changed = False
         for (a, b), length in edges.items():
-            if found[a] + length < found[b]:
-                found[b] = found[a] + length
+            if ways[a] + length < ways[b]:
+                ways[b] = ways[a] + length
                 changed = True
         if not changed:
-            return found
+            return ways
     return None

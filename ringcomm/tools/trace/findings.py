@@ -14,7 +14,7 @@ ROWS = 16  # of a table that names ranks: more ranks are put together
 
 
 class Kind(enum.IntEnum):
-    """Of findings: causes come before what follows from them."""
+    """Kinds of findings: causes come before what follows from them."""
 
     MISMATCH = 1
     DEADLOCK = 2
@@ -122,7 +122,7 @@ def summary(job: Job) -> str:
 def nothing_wrong(job: Job) -> str:
     """Return the first sentence where there are no findings."""
     last = [calls for group in job.groups for calls in group.calls.values()]
-    if any(not one.is_done for calls in last for one in calls.values()):
+    if any(not operation.is_done for calls in last for operation in calls.values()):
         return "nothing is wrong so far: what ranks wait for, they have not waited for long"
     if not last:
         return "nothing is wrong: no collective was called"

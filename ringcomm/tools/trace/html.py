@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ringcomm.tools.page import COLOURS, SCALE, Page
+from ringcomm.tools.page import COLOURS, Page, heat_height, heat_map
 from ringcomm.tools.trace.findings import Finding, nothing_wrong, summary
 from ringcomm.tools.trace.job import Job
 from ringcomm.tools.trace.perfetto import Slice, slices_of
 
 BARS = 20_000  # of a timeline: a browser draws no more in a moment
-# What a rank does, its colour and its pattern.
+# The kinds of things that a rank does, with colour and pattern.
 KINDS = {
     "queued": (COLOURS[5], ""),
     "waits for other ranks": (COLOURS[1], ""),
@@ -47,7 +47,7 @@ def write_page(job: Job, findings: list[Finding], path: Path, last: int = 100) -
         page.text("No operation was recorded.")
     if any(any(record.waits_ns) for record in job.records):
         page.heading("Waits")
-        page.figure(heat(job), WAITS, height=max(320, min(160 + 14 * len(job.ranks), 760)))
+        page.figure(heat(job), WAITS, heat_height(job.ranks))
     page.heading("Records")
     for text in [summary(job), *job.remarks]:
         page.text(text)
@@ -61,24 +61,24 @@ TIMELINE = (
 WAITS = "How long each rank waited for each other one in all collectives, in total."
 
 
-def parts(one: Slice) -> list[tuple[str, int, int]]:
+def parts(piece: Slice) -> list[tuple[str, int, int]]:
     """Return what an operation consists of: kind, begin and end in ns."""
-    if one.operation.state == "failed" or one.operation.ended_ns is None:
-        return [("not ended, or failed", one.called, one.ended)]
-    moving = one.began + one.waited
+    if piece.operation.state == "failed" or piece.operation.ended_ns is None:
+        return [("not ended, or failed", piece.called, piece.ended)]
+    moving = piece.began + piece.waited
     every = [
-        ("queued", one.called, one.began),
-        ("waits for other ranks", one.began, moving),
-        ("moves bytes", moving, one.ended),
+        ("queued", piece.called, piece.began),
+        ("waits for other ranks", piece.began, moving),
+        ("moves bytes", moving, piece.ended),
     ]
     return [part for part in every if part[2] > part[1]]
 
 
 def timeline(drawn: dict[int, list[Slice]]) -> dict[str, Any]:
-    end = max(one.ended for slices in drawn.values() for one in slices)
+    end = max(piece.ended for slices in drawn.values() for piece in slices)
     newest = [slices[-SHOWN:][0].called for slices in drawn.values() if slices]
     begin = min(newest)
-    # What has not ended goes on after the last thing that was recorded.
+    # Operations that have not ended go on after the last thing that was recorded.
     beyond = max((end - begin) // 20, 1)
     scale, unit = unit_of(end - begin)
     traces: dict[str, dict[str, Any]] = {}
@@ -94,14 +94,14 @@ def timeline(drawn: dict[int, list[Slice]]) -> dict[str, Any]:
             + "<extra></extra>",
         }  # fmt: skip
     for rank, slices in drawn.items():
-        for one in slices:
-            for kind, start, stop in parts(one):
+        for piece in slices:
+            for kind, start, stop in parts(piece):
                 trace = traces[kind]
-                longer = beyond if one.operation.ended_ns is None else 0
+                longer = beyond if piece.operation.ended_ns is None else 0
                 trace["x"].append((stop + longer - start) / scale)
                 trace["base"].append(start / scale)
                 trace["y"].append(rank)
-                trace["text"].append(f"{one.operation} of group {one.group.name}")
+                trace["text"].append(f"{piece.operation} of group {piece.group.name}")
     layout = {
         "barmode": "overlay", "showlegend": True,
         "legend": {"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0},
@@ -109,19 +109,12 @@ def timeline(drawn: dict[int, list[Slice]]) -> dict[str, Any]:
             "title": {"text": f"{unit} since the oldest operation here"},
             "range": [begin / scale, (end + beyond) / scale],
         },
-        "yaxis": rank_axis("rank", list(drawn), reverse=True),
+        "yaxis": {
+            "title": {"text": "rank"}, "tick0": 0, "dtick": 1 if len(drawn) <= FEW else 8,
+            "zeroline": False, "showgrid": False, "range": [max(drawn) + 0.5, min(drawn) - 0.5],
+        },
     }  # fmt: skip
     return {"data": [trace for trace in traces.values() if trace["x"]], "layout": layout}
-
-
-def rank_axis(title: str, ranks: list[int], reverse: bool = False) -> dict[str, Any]:
-    """Return an axis of ranks: each has its number, or every eighth."""
-    step = 1 if len(ranks) <= FEW else 8
-    low, high = ranks[0] - 0.5, ranks[-1] + 0.5
-    return {
-        "title": {"text": title}, "tick0": 0, "dtick": step, "zeroline": False, "showgrid": False,
-        "range": [high, low] if reverse else [low, high],
-    }  # fmt: skip
 
 
 def heat(job: Job) -> dict[str, Any]:
@@ -135,18 +128,13 @@ def heat(job: Job) -> dict[str, Any]:
             if peer != record.rank:
                 at = place[record.global_ranks[peer]]
                 own[at] = (own[at] or 0) + ns
-    scale, unit = unit_of(int(max(ns or 0 for own in waits for ns in own)))
-    z = [[None if ns is None else ns / scale for ns in own] for own in waits]
-    gap = int(len(ranks) <= FEW)  # of many ranks a narrow window would show little else
-    trace = {
-        "type": "heatmap", "z": z, "x": ranks, "y": ranks, "colorscale": SCALE, "zmin": 0,
-        "zmax": max((ns or 0 for own in z for ns in own), default=0) or 1,
-        "xgap": gap, "ygap": gap,
+    most = max(ns or 0 for own in waits for ns in own)
+    scale, unit = unit_of(int(most))
+    look = {
+        "zmin": 0, "zmax": most / scale or 1,
         "colorbar": {"title": {"text": unit}, "thickness": 14},
         "hovertemplate": "rank %{y} waited %{z:.4g} " + unit + " for rank %{x}<extra></extra>",
     }  # fmt: skip
-    layout = {
-        "xaxis": rank_axis("waited for rank", ranks),
-        "yaxis": rank_axis("rank that waited", ranks, reverse=True),
-    }
-    return {"data": [trace], "layout": layout}
+    z = [[None if ns is None else ns / scale for ns in own] for own in waits]
+    made: dict[str, Any] = heat_map(ranks, z, ("rank that waited", "waited for rank"), look)
+    return made

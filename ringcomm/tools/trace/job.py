@@ -32,31 +32,31 @@ class Group:
     @functools.cached_property
     def calls(self) -> dict[int, Calls]:
         """Map sequence numbers to what each rank called under them."""
-        found: dict[int, Calls] = {}
+        by_sequence: dict[int, Calls] = {}
         for rank, record in sorted(self.records.items()):
             for operation in record.operations:
                 if not operation.is_message:
-                    found.setdefault(operation.sequence, {})[rank] = operation
-        return dict(sorted(found.items()))
+                    by_sequence.setdefault(operation.sequence, {})[rank] = operation
+        return dict(sorted(by_sequence.items()))
 
     @functools.cached_property
     def differing(self) -> set[int]:
         """The sequence numbers under which ranks called different things."""
-        found = set()
+        numbers = set()
         for sequence, calls in self.calls.items():
             every = iter(calls.values())
             first = next(every).call
             if any(operation.call != first for operation in every):
-                found.add(sequence)
-        return found
+                numbers.add(sequence)
+        return numbers
 
     @functools.cached_property
     def last(self) -> dict[int, Operation | None]:
         """The last collective that each rank called, of those that left a record."""
-        found: dict[int, Operation | None] = dict.fromkeys(self.records)
+        newest: dict[int, Operation | None] = dict.fromkeys(self.records)
         for calls in self.calls.values():
-            found.update(calls)
-        return found
+            newest.update(calls)
+        return newest
 
     def lacks(self, rank: int, sequence: int) -> bool:
         """Tell whether a rank has not come to a collective; a rank without record never has."""
@@ -82,7 +82,7 @@ class Group:
 
 @dataclass
 class Shift:
-    """What is added to the clock of a host, and between which bounds it may lie; ns.
+    """The correction of a host's clock, and the bounds between which it may lie; ns.
 
     None: the records give no bound.
     """
@@ -126,7 +126,9 @@ class Job:
     @functools.cached_property
     def lives(self) -> dict[Process, Life]:
         """Map the processes of the records to what is known of them."""
-        return {process: life_of(process) for process in {each.process for each in self.records}}
+        return {
+            process: life_of(process) for process in {record.process for record in self.records}
+        }
 
     @functools.cached_property
     def is_alive(self) -> bool:
@@ -158,7 +160,7 @@ class Job:
         called = operation.called_ns or record.steady_ns
         if self.lives[record.process] == Life.LIVES and not record.process.snapshot:
             return max(record.read_ns - called, 0)  # it may have ended since
-        seen = max(one.seen_ns for one in self.records if one.process == record.process)
+        seen = max(own.seen_ns for own in self.records if own.process == record.process)
         if not seen or not record.process.boot:
             return None
         return max(seen - (called + record.wall_ns - record.steady_ns), 0)
@@ -182,7 +184,7 @@ class Job:
 
 def groups_of(records: Iterable[GroupRecord]) -> list[Group]:
     """Put together the records of each group. A name that was used again is another group."""
-    found: dict[Hashable, Group] = {}
+    groups: dict[Hashable, Group] = {}
     times: dict[Hashable, int] = {}
     for record in sorted(records, key=lambda record: record.wall_ns):
         key = (record.group, record.global_ranks)
@@ -190,12 +192,12 @@ def groups_of(records: Iterable[GroupRecord]) -> list[Group]:
         if not record.meeting:
             times[(*key, record.rank)] = nth = times.get((*key, record.rank), 0) + 1
             which = (*key, nth, False)
-        if which not in found:
+        if which not in groups:
             times[key] = nth = times.get(key, 0) + 1
             name = record.group if nth == 1 else f"{record.group} ({nth})"
-            found[which] = Group(name, record.global_ranks)
-        found[which].records[record.rank] = record
-    return list(found.values())
+            groups[which] = Group(name, record.global_ranks)
+        groups[which].records[record.rank] = record
+    return list(groups.values())
 
 
 def clock_text(wall_ns: int, digits: int = 0) -> str:

@@ -73,10 +73,10 @@ def slices_of(job: Job, last: int) -> dict[int, list[Slice]]:
 def place(slices: list[Slice]) -> None:
     """Give each the lowest lane that is free when it is called."""
     free: list[int] = []
-    for one in slices:
-        lane = next((lane for lane, at in enumerate(free) if at <= one.called), len(free))
-        free[lane : lane + 1] = [one.ended]
-        one.lane = lane % WIDTH
+    for piece in slices:
+        lane = next((lane for lane, at in enumerate(free) if at <= piece.called), len(free))
+        free[lane : lane + 1] = [piece.ended]
+        piece.lane = lane % WIDTH
 
 
 def microseconds(ns: int) -> float:
@@ -87,9 +87,9 @@ def events_of(job: Job, last: int) -> Iterator[Event]:
     every = slices_of(job, last)
     hosts = job.hosts()
     for rank, slices in every.items():
-        yield from named(rank, hosts[rank], {one.lane for one in slices})
-        for one in slices:
-            yield from drawn(rank, one)
+        yield from named(rank, hosts[rank], {piece.lane for piece in slices})
+        for piece in slices:
+            yield from drawn(rank, piece)
         yield from between(rank, slices)
     yield from flows(every)
 
@@ -120,59 +120,59 @@ def complete(rank: int, tid: int, name: str, begin: int, end: int, **arguments: 
             **at, "args": arguments}  # fmt: skip
 
 
-def drawn(rank: int, one: Slice) -> Iterator[Event]:
+def drawn(rank: int, piece: Slice) -> Iterator[Event]:
     """Yield the slices of one operation.
 
     How its waits and moves take turns is not recorded: the waits stand first.
     """
-    operation = one.operation
+    operation = piece.operation
     arguments = {
-        "group": one.group.name, "state": operation.state, "arguments": operation.arguments,
+        "group": piece.group.name, "state": operation.state, "arguments": operation.arguments,
         "algorithm": operation.algorithm, "bytes sent to other hosts": operation.sent,
         "frames sent again": operation.resent, "number": operation.number,
     }  # fmt: skip
     name = operation.name if operation.ended_ns else f"{operation.name} (not ended)"
-    yield complete(rank, thread(CALLS, one.lane), name, one.called, one.ended, **arguments)
-    if one.began > one.called:
-        yield complete(rank, thread(WAIT, one.lane), "queued", one.called, one.began)
-    moving = one.began + one.waited
-    if one.waited:
+    yield complete(rank, thread(CALLS, piece.lane), name, piece.called, piece.ended, **arguments)
+    if piece.began > piece.called:
+        yield complete(rank, thread(WAIT, piece.lane), "queued", piece.called, piece.began)
+    moving = piece.began + piece.waited
+    if piece.waited:
         peer = operation.longest_peer
         most = {} if peer is None else {
             "longest wait": f"{operation.longest_ns / 1000} µs",
-            "for rank": one.group.ranks[peer],
+            "for rank": piece.group.ranks[peer],
         }  # fmt: skip
-        yield complete(rank, thread(WAIT, one.lane), "wait (sum)", one.began, moving, **most)
-    if one.ended > moving:
-        yield complete(rank, thread(MOVE, one.lane), "move (the rest)", moving, one.ended)
+        yield complete(rank, thread(WAIT, piece.lane), "wait (sum)", piece.began, moving, **most)
+    if piece.ended > moving:
+        yield complete(rank, thread(MOVE, piece.lane), "move (the rest)", moving, piece.ended)
 
 
 def between(rank: int, slices: list[Slice]) -> Iterator[Event]:
     """Yield the times in which the rank was in no operation."""
     end = slices[0].called if slices else 0
-    for one in slices:
-        if one.called > end:
-            yield complete(rank, thread(COMPUTE, 0), "compute", end, one.called)
-        end = max(end, one.ended)
+    for piece in slices:
+        if piece.called > end:
+            yield complete(rank, thread(COMPUTE, 0), "compute", end, piece.called)
+        end = max(end, piece.ended)
 
 
 def flows(every: dict[int, list[Slice]]) -> Iterator[Event]:
     """Yield the flow of each collective: from the first rank that called to the last."""
     together: dict[tuple[int, int], list[tuple[int, Slice]]] = {}
     for rank, slices in every.items():
-        for one in slices:
-            if not one.operation.is_message and one.ended > one.called:
-                key = (id(one.group), one.operation.sequence)
-                together.setdefault(key, []).append((rank, one))
+        for piece in slices:
+            if not piece.operation.is_message and piece.ended > piece.called:
+                key = (id(piece.group), piece.operation.sequence)
+                together.setdefault(key, []).append((rank, piece))
     for number, some in enumerate(together.values(), 1):
         some.sort(key=lambda pair: pair[1].called)
-        for i, (rank, one) in enumerate(some):
+        for i, (rank, piece) in enumerate(some):
             if len(some) < 2:
                 break
             phase = "s" if i == 0 else "f" if i == len(some) - 1 else "t"
             binding = {"bp": "e"} if phase == "f" else {}
-            yield {"ph": phase, "cat": "collective", "name": one.operation.name, "id": number,
-                   "pid": rank, "tid": thread(CALLS, one.lane), "ts": microseconds(one.called),
+            yield {"ph": phase, "cat": "collective", "name": piece.operation.name, "id": number,
+                   "pid": rank, "tid": thread(CALLS, piece.lane), "ts": microseconds(piece.called),
                    **binding}  # fmt: skip
 
 

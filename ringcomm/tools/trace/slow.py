@@ -1,4 +1,4 @@
-"""What is slow though nothing fails: straggling ranks and hosts, and networks that stood still."""
+"""Slowness without a failure: straggling ranks and hosts, and networks that stood still."""
 
 from __future__ import annotations
 
@@ -23,6 +23,8 @@ SHOWN = 8  # ranks or hosts of a table of stragglers
 class Lateness:
     """How late one rank, or all ranks of one host, call over the collectives of a group; ns."""
 
+    name: str
+    ranks: list[int]  # of the group
     last: int = 0  # collectives that it called last
     lost: int = 0  # how much later than the last of the others, in total
     late: list[int] = field(default_factory=list)  # after the first rank
@@ -35,7 +37,11 @@ def offsets(job: Job, group: Group) -> dict[int, int]:
 
 def called(calls: Calls, add: dict[int, int]) -> dict[int, int]:
     """Return by rank when it called; `add`: offsets()."""
-    return {rank: one.called_ns + add[rank] for rank, one in calls.items() if one.called_ns}
+    return {
+        rank: operation.called_ns + add[rank]
+        for rank, operation in calls.items()
+        if operation.called_ns
+    }
 
 
 Times = dict[int, int]  # by the group's ranks: when each called; ns
@@ -43,7 +49,7 @@ Times = dict[int, int]  # by the group's ranks: when each called; ns
 
 def times_of(job: Job, group: Group) -> tuple[list[Times], int]:
     """Return the times of each collective that all ranks called, and from the first to the last."""
-    found: list[Times] = []
+    every: list[Times] = []
     ends: list[int] = []
     add = offsets(job, group)
     clocks = len({job.clocks[id(record)] for record in group.records.values()})
@@ -54,26 +60,24 @@ def times_of(job: Job, group: Group) -> tuple[list[Times], int]:
         ends.append(max(times.values()))
         times = by_duration(calls) if clocks > 1 else times
         if times:
-            found.append(times)
-    return found, ends[-1] - ends[0] if ends else 0
+            every.append(times)
+    return every, ends[-1] - ends[0] if ends else 0
 
 
-def lateness(every: list[Times], members: list[list[int]]) -> list[Lateness]:
-    """Return how late each of some sets of ranks calls.
+def count_late(every: list[Times], callers: list[Lateness]) -> None:
+    """Count how late each of the callers is: a rank, or the ranks of a host.
 
-    A set is last where the first of its ranks calls after the last of all others.
+    A caller is last where the first of its ranks calls after the last of all others.
     """
-    found = [Lateness() for _ in members]
     for times in every:
         first = min(times.values())
         order = sorted(times, key=lambda rank: times[rank])
-        for one, ranks in zip(found, members, strict=True):
-            begins = min(map(times.__getitem__, ranks))
-            one.late.append(begins - first)
-            if set(order[-len(ranks) :]).issubset(ranks):
-                one.last += 1
-                one.lost += begins - times[order[-len(ranks) - 1]]
-    return found
+        for caller in callers:
+            begins = min(map(times.__getitem__, caller.ranks))
+            caller.late.append(begins - first)
+            if set(order[-len(caller.ranks) :]).issubset(caller.ranks):
+                caller.last += 1
+                caller.lost += begins - times[order[-len(caller.ranks) - 1]]
 
 
 def by_duration(calls: Calls) -> dict[int, int]:
@@ -81,13 +85,13 @@ def by_duration(calls: Calls) -> dict[int, int]:
 
     A collective that needs all ranks ends about everywhere at once. Nothing for others.
     """
-    found = {}
+    times = {}
     for rank, operation in calls.items():
         if operation.collective not in NEED_ALL or not operation.is_done:
             return {}
         if operation.called_ns and operation.ended_ns:
-            found[rank] = operation.called_ns - operation.ended_ns
-    return found if len(found) == len(calls) else {}
+            times[rank] = operation.called_ns - operation.ended_ns
+    return times if len(times) == len(calls) else {}
 
 
 def stragglers(job: Job) -> Iterator[Finding]:
@@ -96,81 +100,59 @@ def stragglers(job: Job) -> Iterator[Finding]:
         every, span = times_of(job, group)
         if len(every) < FEWEST:
             continue
-        ranks = lateness(every, [[rank] for rank in range(group.size)])
-        names, members = hosts_of(group)
-        hosts = lateness(every, members) if names else []
-        rank, host = worst(ranks, len(every), span), worst(hosts, len(every), span)
-        if host is not None and len(members[host]) < 2:
-            host = None
-        if host is not None and (rank is None or hosts[host].lost >= ranks[rank].lost):
-            yield straggling_host(job, group, host, hosts, span)
+        ranks = [Lateness(str(group.ranks[rank]), [rank]) for rank in range(group.size)]
+        hosts = hosts_of(group)
+        count_late(every, ranks + hosts)
+        rank = worst(ranks, len(every), span)
+        host = worst([host for host in hosts if len(host.ranks) > 1], len(every), span)
+        if host is not None and (rank is None or host.lost >= rank.lost):
+            yield straggling(job, group, host, hosts, span)
         elif rank is not None:
-            yield straggling_rank(job, group, rank, ranks, span)
+            yield straggling(job, group, rank, ranks, span)
 
 
-def hosts_of(group: Group) -> tuple[list[str], list[list[int]]]:
-    """Return the hosts of a group and their ranks; nothing where one of both says all."""
-    found: dict[str, list[int]] = {}
+def hosts_of(group: Group) -> list[Lateness]:
+    """Return the hosts of a group; nothing where one of both says all."""
+    hosts: dict[str, list[int]] = {}
     for rank, record in sorted(group.records.items()):
-        found.setdefault(record.host, []).append(rank)
-    if not 1 < len(found) < group.size:
-        return [], []
-    return list(found), list(found.values())
+        hosts.setdefault(record.host, []).append(rank)
+    return [Lateness(*host) for host in hosts.items()] if 1 < len(hosts) < group.size else []
 
 
-def worst(found: list[Lateness], count: int, span: int) -> int | None:
-    """Return the number of the one that is last so often that it costs time, or None."""
-    at = max(range(len(found)), key=lambda one: found[one].last, default=None)
-    if at is None or found[at].last < OFTEN * count or found[at].lost < SHARE * span:
+def worst(callers: list[Lateness], count: int, span: int) -> Lateness | None:
+    """Return the one that is last so often that it costs time, or None."""
+    caller = max(callers, key=lambda caller: caller.last, default=None)
+    if caller is None or caller.last < OFTEN * count or caller.lost < SHARE * span:
         return None
-    return at
+    return caller
 
 
-def cost(one: Lateness, span: int) -> tuple[str, str]:
-    """Return how late it is on average, and the share of the time that it costs."""
-    return show_seconds(one.lost // max(one.last, 1) / 1e9), f"{one.lost / max(span, 1):.0%}"
-
-
-def straggling_rank(job: Job, group: Group, rank: int, ranks: list[Lateness], span: int) -> Finding:
-    count = len(ranks[rank].late)
-    late, share = cost(ranks[rank], span)
-    order = sorted(range(group.size), key=lambda one: -ranks[one].last)
+def straggling(
+    job: Job, group: Group, slow: Lateness, callers: list[Lateness], span: int
+) -> Finding:
+    """Say how late a caller is: a host, if it has several ranks."""
+    who, before = f"rank {slow.name} is a straggler: it was", "next rank"
+    columns = ("rank", "host", "was last in", "calls after the first rank")
+    others = [group.records[caller.ranks[0]].host for caller in callers]
+    if len(slow.ranks) > 1:
+        who = f"host {slow.name} is a straggler: all of its {group.say(slow.ranks)} were"
+        before = "last rank of the other hosts"
+        columns = ("host", "ranks", "was last in", "its first rank calls after the first of all")
+        others = [spans(group.globals(caller.ranks)) for caller in callers]
+    count = len(slow.late)
+    average = show_seconds(slow.lost // max(slow.last, 1) / 1e9)
+    share = f"{slow.lost / max(span, 1):.0%}"
     rows = [
-        (
-            str(group.ranks[one]), group.records[one].host,
-            f"{ranks[one].last} of {count}", late_text(ranks[one]),
-        )
-        for one in order[:SHOWN]
-    ]  # fmt: skip
+        (caller.name, other, f"{caller.last} of {count}", late_text(caller))
+        for caller, other in zip(callers, others, strict=True)
+    ]
+    order = sorted(range(len(callers)), key=lambda at: -callers[at].last)
     return Finding(
         Kind.STRAGGLER,
-        f"rank {group.ranks[rank]} is a straggler: it was the last to call {ranks[rank].last} of "
-        f"{count} collectives{where(job, group)}, {late} after the next rank on average; the "
-        f"others lost {share} of the time",
-        ("rank", "host", "was last in", "calls after the first rank"),
-        rows,
-    )
-
-
-def straggling_host(job: Job, group: Group, host: int, hosts: list[Lateness], span: int) -> Finding:
-    names, members = hosts_of(group)
-    count = len(hosts[host].late)
-    late, share = cost(hosts[host], span)
-    order = sorted(range(len(names)), key=lambda one: -hosts[one].last)
-    rows = [
-        (
-            names[one], spans(group.globals(members[one])),
-            f"{hosts[one].last} of {count}", late_text(hosts[one]),
-        )
-        for one in order[:SHOWN]
-    ]  # fmt: skip
-    return Finding(
-        Kind.STRAGGLER,
-        f"host {names[host]} is a straggler: all of its {group.say(members[host])} were the last "
-        f"to call {hosts[host].last} of {count} collectives{where(job, group)}, {late} after the "
-        f"last rank of the other hosts on average; the others lost {share} of the time",
-        ("host", "ranks", "was last in", "its first rank calls after the first of all"),
-        rows,
+        f"{who} the last to call {slow.last} of {count} collectives{where(job, group)}, {average} "
+        f"after the {before} on average; the others lost {share} of the time",
+        columns,
+        [rows[at] for at in order[:SHOWN]],
     )
 
 
@@ -194,7 +176,7 @@ class Stall:
 
 def stalls(job: Job) -> list[Stall]:
     """Return the long waits that no late call explains."""
-    found = []
+    stalled = []
     for group in job.groups:
         typical: list[int] = []
         own: list[Stall] = []
@@ -218,8 +200,8 @@ def stalls(job: Job) -> list[Stall]:
                         Stall(group, rank, peer, rest, operation.name, start, operation.resent)
                     )
         middle = statistics.median(typical) if typical else 0
-        found += [stall for stall in own if stall.ns > TIMES * middle]
-    return found
+        stalled += [stall for stall in own if stall.ns > TIMES * middle]
+    return stalled
 
 
 def networks(job: Job) -> Iterator[Finding]:

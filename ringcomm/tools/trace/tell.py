@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
 
+from ringcomm._text import aligned
 from ringcomm.tools import extra
 from ringcomm.tools.trace.findings import Finding, nothing_wrong, summary
 from ringcomm.tools.trace.job import Job
@@ -38,14 +38,5 @@ def print_table(finding: Finding) -> None:
             return
         except ValueError:
             pass  # rich is not there: plain lines say the same
-    for line in plain(finding.columns, finding.rows):
-        print(line)
-
-
-def plain(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Yield the lines of a table, each column as wide as its widest cell."""
-    every = [columns, *rows]
-    widths = [max(len(row[i]) for row in every) for i in range(len(columns))]
-    for row in every:
-        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        yield f"  {'  '.join(cells)}".rstrip()
+    for line in aligned([finding.columns, *finding.rows]):
+        print(f"  {line}")

@@ -11,7 +11,7 @@ from ringcomm._text import ranks_text, show_seconds
 from ringcomm.tools.trace.findings import COLUMNS, Finding, Kind, since, table, where
 from ringcomm.tools.trace.job import YOUNG_NS, Group, Job, clock_text
 
-# What the others say of a rank that is gone (csrc/report/diagnosis.cc).
+# The others' words about a rank that is gone (csrc/report/diagnosis.cc).
 GONE = re.compile(r"rank (\d+)(?:: | )(its process died|no answer from|has left the group)")
 
 
@@ -31,7 +31,7 @@ class Stop:
 
 def stops(job: Job) -> list[Stop]:
     """Return where groups stopped, but for those whose ranks called different things."""
-    found = []
+    stopped = []
     for group in job.groups:
         if group.differing:
             continue
@@ -39,9 +39,9 @@ def stops(job: Job) -> list[Stop]:
             waiting = [rank for rank, operation in calls.items() if not operation.is_done]
             if waiting:
                 missing = [rank for rank in range(group.size) if group.lacks(rank, sequence)]
-                found.append(Stop(group, sequence, waiting, missing))
+                stopped.append(Stop(group, sequence, waiting, missing))
                 break
-    return found
+    return stopped
 
 
 Edges = dict[int, dict[int, Stop]]  # rank -> the rank that it waits for, and where: global
@@ -182,19 +182,19 @@ def deadlock(job: Job, cycle: list[int], links: list[Stop]) -> Finding:
 def gone(job: Job) -> dict[int, tuple[str, str]]:
     """Map global ranks to "died", "is out of reach" or "left", and who says so in what words."""
     verbs = {"its": "died", "no": "is out of reach", "has": "left the group"}
-    found: dict[int, tuple[str, str]] = {}
+    left: dict[int, tuple[str, str]] = {}
     for group in job.groups:
         for rank, record in sorted(group.records.items()):
             for match in GONE.finditer(record.failure):
                 peer = int(match[1])
                 if peer < group.size:
                     said = f"rank {group.ranks[rank]} says: {record.failure}"
-                    found.setdefault(group.ranks[peer], (verbs[match[2].split()[0]], said))
-    # What is left of a job says nothing of those that its end has ended.
+                    left.setdefault(group.ranks[peer], (verbs[match[2].split()[0]], said))
+    # Once a job has ended, all of its processes are gone: that tells nothing.
     for record in job.lost if job.is_alive else ():
         said = f"its process, {record.pid} on {record.host}, is gone"
-        found.setdefault(record.global_rank, ("died", said))
-    return found
+        left.setdefault(record.global_rank, ("died", said))
+    return left
 
 
 def missing_ranks(job: Job, stop: Stop) -> Finding:

@@ -5,7 +5,7 @@ and rate of every pair of hosts, for their order and sites: probes.py and order.
 measures alpha, beta and gamma of costs.py.
 
 Without a launcher, on a host with several GPUs, it times their kernels and writes a file for
-RINGCOMM_ALGORITHM=@FILE: tools/kernel_times.py.
+RINGCOMM_ALGORITHM=@FILE: kernels.py.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ from ringcomm import _C
 from ringcomm._network import costs, order, probes
 from ringcomm._network.costs import Costs, Fabrics, Hosts
 from ringcomm._runtime.options import of_process
-from ringcomm._text import list_of, output, positive, size
-from ringcomm.tools.tune import kernel_times
+from ringcomm._text import output, positive, sizes
+from ringcomm.tools import arguments
+from ringcomm.tools.tune import kernels
 
 MOST_PAIRS = 4  # of each kind: "near" in one site, "far" between two, "memory" in one host
 ENDS = ("near", "far")
@@ -48,16 +49,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--output", type=output, metavar="FILE", help="what is written: of a job, by rank 0")
     add("--device", choices=["cpu", "cuda"], help="cuda: kernels of the GPUs of this host")
     add("--ranks", type=positive, metavar="N", help="with cuda: 2 or more, not as many as GPUs")
-    add("--sizes", type=list_of(size), metavar="1K,4M,…", help="with cuda: of the larger buffer")
+    text = "with cuda: a list, of the larger buffer"
+    size = add("--size", dest="sizes", type=sizes, metavar="LIST", help=text)
     add("--turns", type=positive, help="with cuda: medians of so many")
+    arguments.former(parser, size, "--sizes")
 
 
 def run(options: argparse.Namespace) -> int:
     several = "RANK" not in os.environ and torch.cuda.device_count() > 1
     if options.device == "cuda" or (several and not options.device):
-        return kernel_times.run(options)
+        return kernels.run(options)
     if options.ranks or options.sizes or options.turns:
-        raise ValueError("--ranks, --sizes and --turns are for --device cuda")
+        raise ValueError("--ranks, --size and --turns are for --device cuda")
     if "RANK" not in os.environ:
         raise ValueError("start it as the job is: torchrun ... -m ringcomm tune --output FILE")
     dist.init_process_group("ringcomm")
