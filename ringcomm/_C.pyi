@@ -1,7 +1,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 from torch import Tensor
@@ -432,8 +432,17 @@ def plan(
     checks shapes. `algorithm` None: that of the row. Raises ValueError where there is none.
     """
 
-def selection_text(size: int, costs: str = "", local: int = 1) -> str:
-    """The table of a group of `size` ranks, `local` on a host, one row a line, limits in bytes.
+class SelectionRow(TypedDict):
+    """A row of the selection table, as it is for one group."""
+
+    collective: str
+    algorithm: str
+    limit: int  # bytes of the message, or of the largest shard; LIMITS["any_size"]: any
+    needs: str  # "", mapped, hosts, few_hosts, sites, pair, few, many
+    text: str  # "all_reduce, up to 8520 B, at most 16 ranks", as plan() says it
+
+def selection(size: int, costs: str = "", local: int = 1) -> list[SelectionRow]:
+    """The table of a group of `size` ranks, `local` on a host: the first row that fits decides.
 
     `costs` is "alpha 1.8e-05 beta 8.4e-09 gamma 2e-11"; "": the defaults. Raises ValueError.
     """
@@ -458,6 +467,24 @@ ROOTED: tuple[str, ...]
 SHARDED: tuple[str, ...]
 ALGORITHMS: tuple[str, ...]
 KERNELS: tuple[str, ...]  # in place of an algorithm, on devices
+PURPOSES: tuple[str, ...]  # of an operation, by number: "call", "several", "sparse" ...
+
+# any_size, few_ends, few_host_ranks, inbox_bytes and slot_bytes (between hosts), line_bytes,
+# most_device_ranks, most_ranks, one_shot_bytes, segment_bytes (in memory): csrc/plan/shape.h
+LIMITS: dict[str, int]
+DEFAULT_COSTS: tuple[float, float, float]  # of a network: alpha, beta, gamma
+INCAST: float  # how much longer bytes are assumed to take that come from all ranks at once
+
+# ---- hosts: the one rule for who shares one
+
+def host_identity() -> tuple[str, str, str, int]:
+    """Return the host's name, boot id, network namespace and user. "unknown" equals nothing.
+
+    Raises RuntimeError when nothing can be read.
+    """
+
+def same_host(one: tuple[str, str, str, int], other: tuple[str, str, str, int]) -> bool:
+    """Whether processes of these identities may share memory."""
 
 # ---- for ringcomm.elastic
 

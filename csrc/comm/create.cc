@@ -7,7 +7,6 @@
 namespace ringcomm {
 namespace {
 
-constexpr int kMostRanks = 4096;
 constexpr auto kTold = std::chrono::seconds(1);  // for remote ranks to hear that there is no group
 
 // The bytes that the stream of send/recv from each peer can hold.

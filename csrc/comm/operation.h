@@ -1,6 +1,7 @@
 // A collective as a caller asks for it, and its fingerprint, on which every rank must agree.
 #pragma once
 
+#include <array>
 #include <chrono>
 
 #include "exec/host_executor.h"
@@ -19,6 +20,8 @@ enum class Purpose : uint8_t {
   kStaged,   // a call on a device that goes through memory of the host (comm/staged.cc)
   kCodes,    // an all_reduce in fewer bits (ringcomm/compression/exchange.py)
 };
+inline constexpr std::array kPurposeNames = {"call",   "several", "sparse", "buffers",
+                                             "memory", "staged",  "codes"};
 
 // Spans follow the conventions of shapes (plan/shape.h); counts are bytes. Input and output may be
 // the same memory wherever torch.distributed works in place. The memory lives until the operation

@@ -2,7 +2,6 @@
 
 #include <array>
 #include <cmath>
-#include <limits>
 
 #include "plan/builder.h"
 #include "plan/planners.h"
@@ -17,17 +16,20 @@ using Planner = Plan (*)(const Shape&, Rank);
 
 // The needs of a row: the group must have them.
 enum Needs { kNothing, kMapped, kHosts, kFewHosts, kSites, kPair, kFew, kMany };
-constexpr std::array kNeedNames = {"",
-                                   "mapped windows",
-                                   "several ranks on each of several hosts",
-                                   "several ranks, 256 in all, on each of 16 hosts at most",
-                                   "several hosts at each of several sites",
-                                   "two ranks",
-                                   "at most 16 ranks",
-                                   "more than 16 ranks"};
+struct NeedNames {
+  const char* key;   // for programs
+  const char* text;  // for people
+};
+constexpr std::array kNeedNames = {
+    NeedNames{"", ""},
+    NeedNames{"mapped", "mapped windows"},
+    NeedNames{"hosts", "several ranks on each of several hosts"},
+    NeedNames{"few_hosts", "several ranks, 256 in all, on each of 16 hosts at most"},
+    NeedNames{"sites", "several hosts at each of several sites"},
+    NeedNames{"pair", "two ranks"},
+    NeedNames{"few", "at most 16 ranks"},
+    NeedNames{"many", "more than 16 ranks"}};
 static_assert(kFewEnds == 16);
-
-constexpr uint64_t kAny = std::numeric_limits<uint64_t>::max();
 
 // The largest message for which a row is chosen. `size` is the number of ranks, or of hosts if
 // plans are composed. The limits are from the model in ringcomm/_network/costs.py.
@@ -44,19 +46,19 @@ struct Row {
 // The size in bytes at which `steps` seconds equal `slope` seconds a byte.
 uint64_t crossing(double steps, double slope) {
   if (steps <= 0) return 0;
-  return slope * 1e18 <= steps ? kAny : static_cast<uint64_t>(steps / slope);
+  return slope * 1e18 <= steps ? kAnySize : static_cast<uint64_t>(steps / slope);
 }
 
-uint64_t any_size(const Shape&, double) { return kAny; }
+uint64_t any_size(const Shape&, double) { return kAnySize; }
 uint64_t line(const Shape& shape, double) { return shape.geometry.line_bytes; }
 
-// There is one round instead of n - 1, with as many bytes. But they come from all ranks at once. On
-// full links they took up to a fifth longer than a ring's, and a tenth is assumed. A ring hides
-// most of its rounds in shards of several segments (kMostPerSlot in ring.cc).
+// There is one round instead of n - 1, with as many bytes. But they come from all ranks at once:
+// see kIncast. A ring hides most of its rounds in shards of several segments (kMostPerSlot in
+// ring.cc).
 uint64_t pairwise(const Shape& shape, double size) {
   const double saved = (size - 2) / (size - 1) * shape.costs.alpha;
   const uint64_t one_segment =
-      std::min(crossing(saved, 0.1 * shape.costs.beta), shape.slot_bytes() / 8);
+      std::min(crossing(saved, kIncast * shape.costs.beta), shape.slot_bytes() / 8);
   return std::max(one_segment, crossing(saved, 0.75 * shape.costs.beta));
 }
 
@@ -162,8 +164,8 @@ Plan copy_alone(const Shape& shape, Algorithm algorithm) {
 
 std::string text_of(const Row& row, uint64_t limit) {
   return str(to_string(row.collective), ", ",
-             limit == kAny ? "any size" : str("up to ", limit, " B"),
-             row.needs == kNothing ? "" : ", ", kNeedNames[row.needs]);
+             limit == kAnySize ? "any size" : str("up to ", limit, " B"),
+             row.needs == kNothing ? "" : ", ", kNeedNames[row.needs].text);
 }
 
 const Row& row_for(const Shape& shape, bool mapped) {
@@ -192,7 +194,7 @@ std::string selection_reason(const Shape& shape, bool mapped) {
   return text_of(row, row.limit(shape, ends));
 }
 
-std::string selection_text(int size, const Costs& costs, int local) {
+std::vector<SelectionRow> selection(int size, const Costs& costs, int local) {
   RINGCOMM_CHECK(size > 0, "no group has ", size, " ranks");
   RINGCOMM_CHECK(local > 0 && size % local == 0, size, " ranks do not fill hosts of ", local);
   Shape shape;
@@ -200,14 +202,14 @@ std::string selection_text(int size, const Costs& costs, int local) {
   shape.local = local;
   shape.geometry = Geometry::across_hosts(size);
   shape.costs = costs;
-  std::ostringstream out;
+  std::vector<SelectionRow> rows;
   for (const Row& row : kTable) {
     shape.collective = row.collective;
-    const int hosts = size / local;
-    const uint64_t limit = row.limit(shape, hosts);
-    out << text_of(row, limit) << ": " << to_string(row.algorithm) << '\n';
+    const uint64_t limit = row.limit(shape, size / local);
+    const char* const needs = kNeedNames[row.needs].key;
+    rows.push_back({row.collective, row.algorithm, limit, needs, text_of(row, limit)});
   }
-  return out.str();
+  return rows;
 }
 
 std::vector<Algorithm> algorithms_of(Collective collective) {

@@ -7,6 +7,11 @@
 
 namespace ringcomm {
 
+inline constexpr uint64_t kAnySize = UINT64_MAX;  // a row without a limit
+// Bytes that come from all ranks at once took up to a fifth longer on full links than a ring's. So
+// much longer is assumed.
+inline constexpr double kIncast = 0.1;
+
 // The connections between the ranks of a group. All ranks have the same, as they must choose alike.
 struct Reach : Levels {
   bool mapped = false;  // every rank can load from every other's window
@@ -16,8 +21,19 @@ struct Reach : Levels {
 Algorithm select(const Shape& shape, bool mapped);
 // That row: "all_reduce, any size, mapped windows".
 std::string selection_reason(const Shape& shape, bool mapped);
-// The table of a group of so many ranks, `local` on each host.
-std::string selection_text(int size, const Costs& costs, int local = 1);
+
+// A row of the table as it is for one group.
+struct SelectionRow {
+  Collective collective;
+  Algorithm algorithm;
+  uint64_t limit;     // the largest message_bytes() for which the row is chosen, or kAnySize
+  const char* needs;  // of the group: "mapped", "hosts", "few_hosts", "sites", "pair", "few",
+                      // "many", or "" for nothing
+  std::string text;   // as selection_reason() says it
+};
+// Returns the table of a group of so many ranks, `local` on each host. The first row that fits
+// decides. Throws UsageError if there is no such group.
+std::vector<SelectionRow> selection(int size, const Costs& costs, int local = 1);
 
 // The bytes to compare with a row's limit: the message, or the largest shard. In all_to_all the
 // bytes that ranks send differ between them, so they do not count.

@@ -12,6 +12,8 @@ namespace ringcomm {
 
 inline constexpr uint64_t kOneShotBytes = 16 * 1024;  // a rank loads this rather than sync twice
 
+inline constexpr int kMostRanks = 4096;  // of a group
+
 // Where more ranks, or hosts, talk over a network, each talks to few of them.
 inline constexpr int kFewEnds = 16;
 

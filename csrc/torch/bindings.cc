@@ -218,6 +218,21 @@ py::tuple plan_of(const ShapeTuple& given, Rank rank, const std::optional<std::s
                         steps_of(plan));
 }
 
+std::vector<py::dict> rows_of_selection(int size, const std::string& costs, int local) {
+  std::vector<py::dict> rows;
+  const auto choose = [&] { return selection(size, parse_topology(costs).costs, local); };
+  for (const SelectionRow& row : with_value_errors(choose)) {
+    py::dict given;
+    given["collective"] = to_string(row.collective);
+    given["algorithm"] = to_string(row.algorithm);
+    given["limit"] = row.limit;
+    given["needs"] = row.needs;
+    given["text"] = row.text;
+    rows.push_back(given);
+  }
+  return rows;
+}
+
 // An algorithm of the program's own: ringcomm/algorithms/registry.py has its scripts, by shape.
 void register_by_name(const std::string& name, const std::vector<int>& collectives) {
   std::vector<Collective> all;
@@ -339,6 +354,43 @@ void bind_names(py::module_& module) {
   module.attr("SHARDED") = py::tuple(sharded);
   module.attr("ALGORITHMS") = py::tuple(algorithms);
   module.attr("KERNELS") = py::tuple(kernels);
+  module.attr("PURPOSES") = py::tuple(py::cast(kPurposeNames));
+}
+
+// Limits and constants that Python needs are taken from here as well.
+void bind_numbers(py::module_& module) {
+  const Geometry mapped = Geometry::for_ranks(2), network = Geometry::across_hosts(2);
+  py::dict limits;
+  limits["any_size"] = kAnySize;
+  limits["few_ends"] = kFewEnds;
+  limits["few_host_ranks"] = kFewEnds * kFewEnds;
+  limits["inbox_bytes"] = network.inbox_bytes;
+  limits["line_bytes"] = kLineBytes;
+  limits["most_device_ranks"] = cuda::kMostRanks;
+  limits["most_ranks"] = kMostRanks;
+  limits["one_shot_bytes"] = kOneShotBytes;
+  limits["segment_bytes"] = mapped.segment_bytes;
+  limits["slot_bytes"] = network.inbox_bytes / network.slots;
+  module.attr("LIMITS") = limits;
+  const Costs costs;
+  module.attr("DEFAULT_COSTS") = py::make_tuple(costs.alpha, costs.beta, costs.gamma);
+  module.attr("INCAST") = kIncast;
+}
+
+using IdentityTuple = std::tuple<std::string, std::string, std::string, uid_t>;
+
+HostIdentity identity_from(const IdentityTuple& given) {
+  return std::make_from_tuple<HostIdentity>(given);
+}
+
+void bind_hosts(py::module_& module) {
+  module.def("host_identity", [] {
+    const HostIdentity self = host_identity();
+    return IdentityTuple(self.host, self.boot_id, self.network, self.user);
+  });
+  module.def("same_host", [](const IdentityTuple& one, const IdentityTuple& other) {
+    return identity_from(one).same_host(identity_from(other));
+  });
 }
 
 // The core seen from Python, for the benchmarks and the tests.
@@ -350,13 +402,8 @@ void bind_core(py::module_& module) {
   module.def("kernel_seconds", &kernel_seconds, py::arg("collective"), py::arg("ranks"),
              py::arg("bytes"), py::arg("nvlink"), py::arg("capability"));
   module.def("register_algorithm", &register_by_name, py::arg("name"), py::arg("collectives"));
-  module.def(
-      "selection_text",
-      [](int size, const std::string& costs, int local) {
-        return with_value_errors(
-            [&] { return selection_text(size, parse_topology(costs).costs, local); });
-      },
-      py::arg("size"), py::arg("costs") = "", py::arg("local") = 1);
+  module.def("selection", &rows_of_selection, py::arg("size"), py::arg("costs") = "",
+             py::arg("local") = 1);
 }
 
 }  // namespace
@@ -367,6 +414,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   bind_backend(module);
   bind_blocks(module);
   bind_names(module);
+  bind_numbers(module);
+  bind_hosts(module);
   bind_core(module);
   bind_elastic(module);
 

@@ -19,16 +19,16 @@ std::string first_line(const char* path) {
   std::ifstream file(path);
   std::string line;
   std::getline(file, line);
-  return line.empty() ? Card::kUnknown : line;
+  return line.empty() ? HostIdentity::kUnknown : line;
 }
 
 std::string network_namespace() {
   struct stat status{};
-  if (::stat("/proc/self/ns/net", &status) != 0) return Card::kUnknown;
+  if (::stat("/proc/self/ns/net", &status) != 0) return HostIdentity::kUnknown;
   return str(status.st_dev, ":", status.st_ino);
 }
 
-bool is_known(const std::string& what) { return what != Card::kUnknown; }
+bool is_known(const std::string& what) { return what != HostIdentity::kUnknown; }
 
 bool may_equal(const std::string& one, const std::string& other) {
   return one == other || !is_known(one) || !is_known(other);
@@ -36,13 +36,20 @@ bool may_equal(const std::string& one, const std::string& other) {
 
 }  // namespace
 
-bool Card::shares_host(const Card& other) const {
+bool HostIdentity::same_host(const HostIdentity& other) const {
   return is_known(boot_id) && boot_id == other.boot_id && is_known(network) &&
-         network == other.network && user == other.user && !tcp && !other.tcp;
+         network == other.network && user == other.user;
 }
 
-bool Card::may_share_network(const Card& other) const {
+bool HostIdentity::may_share_network(const HostIdentity& other) const {
   return may_equal(boot_id, other.boot_id) && may_equal(network, other.network);
+}
+
+HostIdentity host_identity() {
+  // Without descriptors nothing could be read, and everything would be unknown.
+  if (!Fd(::open("/", O_PATH | O_CLOEXEC))) throw SystemError("looking at this host");
+  return {first_line("/proc/sys/kernel/hostname"), first_line("/proc/sys/kernel/random/boot_id"),
+          network_namespace(), ::geteuid()};
 }
 
 std::string why_apart(const std::vector<Card>& cards, Rank one, Rank other) {
@@ -60,17 +67,12 @@ std::string why_apart(const std::vector<Card>& cards, Rank one, Rank other) {
 }
 
 Card make_card() {
-  // Without descriptors nothing could be read, and everything would be unknown.
-  if (!Fd(::open("/", O_PATH | O_CLOEXEC))) throw SystemError("looking at this host");
   Card card;
-  card.host = first_line("/proc/sys/kernel/hostname");
+  static_cast<HostIdentity&>(card) = host_identity();
   card.build = RINGCOMM_BUILD;
-  card.boot_id = first_line("/proc/sys/kernel/random/boot_id");
-  card.network = network_namespace();
   const auto name = random_id();
   card.socket = str("ringcomm-", name[0], "-", name[1]);
   card.pid = ::getpid();
-  card.user = ::geteuid();
   card.nonce = random_id();
   return card;
 }

@@ -1,4 +1,5 @@
-// The identity of this process. Ranks compare it to learn whether they share a host.
+// The identity of this host and of this process. Ranks compare it to learn whether they share a
+// host.
 #pragma once
 
 #include <sys/types.h>
@@ -8,27 +9,35 @@
 
 namespace ringcomm {
 
-// A rank's entry in the store. "Same host" is an equal boot id, network namespace (abstract sockets
-// live in it) and user, confirmed by mapping the peer's memory; never an environment variable. What
-// cannot be shown to be one host is two.
-struct Card {
+// The one rule for who shares a host, for the core and for Python: an equal boot id, network
+// namespace (abstract sockets live in it) and user; never an environment variable. What cannot be
+// shown to be one host is two.
+struct HostIdentity {
   static constexpr const char* kUnknown = "unknown";  // equals nothing
 
-  std::string host;       // for people
+  std::string host;     // its name, for people
+  std::string boot_id;  // of the running kernel
+  std::string network;  // inode of the network namespace
+  uid_t user = 0;
+
+  bool same_host(const HostIdentity& other) const;
+  // May loopback lead from one to the other?
+  bool may_share_network(const HostIdentity& other) const;
+};
+// Returns that of this process. Throws SystemError when nothing can be read.
+HostIdentity host_identity();
+
+// A rank's entry in the store. That two share a host is confirmed by mapping the peer's memory.
+struct Card : HostIdentity {
   std::string build;      // hash of the engine's source: other builds may plan otherwise
   std::string algorithm;  // that this rank asks for; empty: what rank 0 says
-  std::string boot_id;    // of the running kernel
-  std::string network;    // inode of the network namespace
   std::string socket;     // abstract name, random; of the process
   int64_t pid = 0;
-  uid_t user = 0;
   bool tcp = false;    // RINGCOMM_TRANSPORT=tcp there: as if on a host of its own
   Nonce nonce{};       // of this meeting
   int64_t before = 0;  // cards that were in the store when this rank came
 
-  bool shares_host(const Card& other) const;
-  // May loopback lead from one to the other?
-  bool may_share_network(const Card& other) const;
+  bool shares_host(const Card& other) const { return same_host(other) && !tcp && !other.tcp; }
   std::string to_text() const;
   static Card from_text(const std::string& text, Rank owner);  // throws PeerError
 };

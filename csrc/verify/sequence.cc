@@ -10,8 +10,6 @@ namespace ringcomm {
 namespace verify_detail {
 namespace {
 
-constexpr int kMostRanks = 4096;
-
 // As many signals as waits on every lane of every pair.
 void check_balance(const Program& program) {
   const size_t size = program.plans.size();

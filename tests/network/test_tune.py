@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -25,7 +24,9 @@ CASES = [
     (collective, algorithm)
     for collective, names in costs.ALGORITHMS.items()
     for algorithm in names
-    if re.search(rf"^{collective}, .*: {algorithm}$", _C.selection_text(2), re.MULTILINE)
+    if any(
+        (row["collective"], row["algorithm"]) == (collective, algorithm) for row in _C.selection(2)
+    )
     and algorithm not in ("direct", "hierarchical")
 ]
 LAN = Costs(20e-6, 1e-9, 0.05e-9)
@@ -89,10 +90,11 @@ def test_a_hierarchy_is_the_sum_of_its_parts(collective: str, hosts: int, local:
 
 def table(count: int, text: str = "", local: int = 1) -> dict[tuple[str, str], int]:
     """The limits of rows that need no hosts, in bytes, by collective and algorithm."""
-    rows = _C.selection_text(count, text, local).splitlines()
-    few = "(?:, (?:at most|more than) 16 ranks)?"
-    found = [re.fullmatch(rf"(\w+), up to (\d+) B{few}: (\w+)", row) for row in rows]
-    return {(row[1], row[3]): int(row[2]) for row in found if row}
+    return {
+        (row["collective"], row["algorithm"]): row["limit"]
+        for row in _C.selection(count, text, local)
+        if row["limit"] != _C.LIMITS["any_size"] and row["needs"] in ("", "few", "many")
+    }
 
 
 @pytest.mark.parametrize("network", [costs.DEFAULT.network, LAN, Costs(1e-3, 1e-10, 3e-11)])
@@ -159,7 +161,7 @@ def test_the_plans_cross_at_the_limit(name: str, count: int) -> None:
 )
 def test_costs_that_are_none(text: str, name: str) -> None:
     with pytest.raises(ValueError, match=f"^costs need a positive number of seconds after {name}$"):
-        _C.selection_text(4, text)
+        _C.selection(4, text)
 
 
 # ---- a job

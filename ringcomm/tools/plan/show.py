@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -218,31 +217,28 @@ class Row(NamedTuple):
 
 def rows_of(shape: Shape) -> list[Row]:
     """Return the rows for the collective, in order: the first that fits decides."""
-    found = []
     local = shape.local if shape.hosts > 1 else 1
-    for line in _C.selection_text(shape.size, shape.costs, local).splitlines():
-        parts = re.fullmatch(r"((\w+), (?:any size|up to (\d+) B)(?:, (.+))?): (\w+)", line)
-        if parts and parts[2] == shape.name:
-            limit = int(parts[3]) if parts[3] else costs.ANY_SIZE
-            found.append(Row(parts[1], limit, parts[4] or "", parts[5]))
-    return found
+    rows = _C.selection(shape.size, shape.costs, local)
+    return [
+        Row(row["text"], row["limit"], row["needs"], row["algorithm"])
+        for row in rows
+        if row["collective"] == shape.name
+    ]
 
 
 def refusal(row: Row, shape: Shape) -> str:
     """Say why the row does not fit; "" where it does."""
-    if row.needs == "mapped windows" and shape.hosts > 1:
+    if row.needs == "mapped" and shape.hosts > 1:
         return f"there are {shape.hosts} hosts"
-    if row.needs.startswith("several ranks"):
+    if row.needs in ("hosts", "few_hosts"):
         if no := no_hosts(shape):
             return no
-        if "256" in row.needs and (shape.hosts > costs.FEW or shape.size > costs.FEW_RANKS):
+        if row.needs == "few_hosts" and (shape.hosts > costs.FEW or shape.size > costs.FEW_RANKS):
             return f"there are {counted(shape.size, 'rank')} on {counted(shape.hosts, 'host')}"
-    if row.needs.startswith("several hosts") and (no := no_sites(shape)):
+    if row.needs == "sites" and (no := no_sites(shape)):
         return no
     few = shape.size <= costs.FEW
-    if {"two ranks": shape.size != 2, "at most 16 ranks": not few}.get(row.needs, False) or (
-        row.needs == "more than 16 ranks" and few
-    ):
+    if {"pair": shape.size != 2, "few": not few, "many": few}.get(row.needs, False):
         return f"there {'is' if shape.size == 1 else 'are'} {counted(shape.size, 'rank')}"
     return f"{shape.compared:,} B are more" if shape.compared > row.limit else ""
 
