@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from ringcomm._runtime.registration import load_library
+from ringcomm._runtime.library import load_library
 from ringcomm.algorithms.language import Algorithm
 from ringcomm.algorithms.program import AlgorithmError
 from ringcomm.algorithms.proof import SLOTS, Given, prove, shape_of

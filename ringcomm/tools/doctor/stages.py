@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from ringcomm._runtime import addresses
-from ringcomm._runtime.options import secret_in
+from ringcomm.options import secret_in
 from ringcomm.tools.doctor import endpoints, facts, measure, probe
 from ringcomm.tools.doctor.facts import Facts
 from ringcomm.tools.doctor.measure import Asker, Pair
