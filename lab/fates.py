@@ -131,7 +131,8 @@ class Fates:
         work.wait()
 
     def _is_guest(self) -> bool:
-        return bool(self.world._changes.epochs.is_guest)
+        epochs_now = self.world._changes.epochs
+        return epochs_now.me in epochs_now.guests
 
     def of_training(self, model: Any, optimizer: Any) -> None:
         """Have the steps of the training come by here, too; call it after `World.track`."""

@@ -143,7 +143,7 @@ void bind_backend(py::module_& module) {
                              [](Backend& self) {
                                return py::module_::import("ringcomm._runtime.options")
                                    .attr("Options")
-                                   .attr("of")(self.getBackendOptions());
+                                   .attr("_of")(self.getBackendOptions());
                              })
       .def_property_readonly("uid", &Backend::getGroupUid)
       .def("get_error", &Backend::getError, NoGil())

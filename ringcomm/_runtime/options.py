@@ -61,17 +61,17 @@ class Options(Attributes, _C.Options):
             super().__setattr__(name, checked_timeout(value) if name == "_timeout" else value)
 
     @classmethod
-    def of(cls, others: _C.Options) -> Options:
+    def _of(cls, others: _C.Options) -> Options:
         """Return a copy of options, which the library may have made."""
         made = cls.__new__(cls)
         _C.Options.__init__(made, others)
         return made
 
     def __copy__(self) -> Options:
-        return Options.of(self)
+        return Options._of(self)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Options:
-        return Options.of(self)
+        return Options._of(self)
 
     def __repr__(self) -> str:
         values = {name: getattr(self, name) for name in ATTRIBUTES if name in self._given}
@@ -129,7 +129,7 @@ def configure(options: Options, run: str | None = None) -> None:
         _compare(options, process.configured, except_for="resume_seconds" if run else "")
         if not run:
             return
-    configured = Options.of(options if process.configured is None else process.configured)
+    configured = Options._of(options if process.configured is None else process.configured)
     config = configured._config
     config.resume_seconds = options._config.resume_seconds
     launched = (os.environ.get(f"TORCHELASTIC_{name}") for name in ("RUN_ID", "RESTART_COUNT"))
@@ -137,7 +137,7 @@ def configure(options: Options, run: str | None = None) -> None:
     config.run = run or f"{name or 'none'}/{restart or '0'}"
     check_tls(config)
     config.cuda_connections = connections(os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS") or "8")
-    given = Options.of(configured)._config
+    given = Options._of(configured)._config
     if sys.__stderr__ is None:  # its number may be that of any other file by now
         ATTRIBUTES["log"].put(given, "off")
     _C.configure(given)
@@ -149,11 +149,11 @@ def of_some(parent: _C.Options, ranks: list[int], asked: Any) -> Options:
 
     `asked` is what torch gives, which may be another backend's. Raises ValueError.
     """
-    made = Options.of(parent)
+    made = Options._of(parent)
     made._links = made._check_members = None
     made.enable_reconfigure = False
     if isinstance(asked, _C.Options):
-        configure(Options.of(asked))
+        configure(Options._of(asked))
         made._config, made._given = asked._config, asked._given
     made._timeout = asked._timeout
     world = parent.global_ranks_in_group  # none: the default group

@@ -53,7 +53,7 @@ def create_backend(options: Any, backend_options: Any = None) -> Any:
 
     check_variables()
     if isinstance(backend_options, loaded.Options):
-        own = Options.of(backend_options)
+        own = Options._of(backend_options)
     elif backend_options is None or groups.is_shared():
         own = Options()
     else:

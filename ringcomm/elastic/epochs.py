@@ -82,10 +82,6 @@ class Epochs:
     def rank(self) -> int:
         return [process.uuid for process in self.all].index(self.me.uuid)
 
-    @property
-    def is_guest(self) -> bool:
-        return self.me in self.guests
-
     def found(self, members: tuple[Process, ...]) -> None:
         """Make the first group of a world. Raises what the making of a group raises."""
         self.members = members

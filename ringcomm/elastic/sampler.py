@@ -35,8 +35,8 @@ class Sampler(torch.utils.data.Sampler[list[int]]):
     Without a world, an iterator ends with an epoch. A step is then decided when its last batch was
     asked for; what the loader prefetched is lost if its iterator is dropped.
 
-    A world drives the sampler by `_bind`, `_decide` and `_change`: the same calls on each member.
-    It reads `_share`, `_position` and the `_deck`.
+    A world drives the sampler by `_bind` and `_decide`: the same calls on each member. It reads
+    `_share` and the `_deck`.
     """
 
     def __init__(
@@ -90,9 +90,9 @@ class Sampler(torch.utils.data.Sampler[list[int]]):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over a state of another member, or of a checkpoint, before a loader iterates.
 
-        Its members stay those of the state until `_change` or `_bind` names the present ones. The
-        batches of the others are then dealt anew. Raises ValueError, and keeps the old state, if
-        the state is not whole, or of a sampler with other arguments.
+        Its members stay those of the state until `_bind` names the present ones. The batches of the
+        others are then dealt anew. Raises ValueError, and keeps the old state, if the state is not
+        whole, or of a sampler with other arguments.
         """
         deck = Deck.from_state(state)
         theirs, mine = deck.settings(), self._deck.settings()
@@ -121,30 +121,16 @@ class Sampler(torch.utils.data.Sampler[list[int]]):
     def _decide(self) -> None:
         """Count each member's first `_share` batches as used: call it once for a decided step.
 
-        It comes before the `_change` that a death in this step led to.
+        It comes before the `_bind` that a death in this step leads to.
         """
         self._used += self._share
         self._deck.decide()
-
-    def _change(self, members: list[str]) -> None:
-        """Give the world other members, in rank order, between two steps.
-
-        A joiner calls it after `load_state_dict`. Survivors keep their queues, so what their
-        loaders prefetched stays good, and so does the batch of an aborted step. Raises ValueError
-        as `Deck.change`.
-        """
-        self._deck.change(members)
 
     @property
     def _share(self) -> int:
         """How many batches this member takes in the present step; 0 if it is not a member."""
         uuid = self._uuid or ALONE
         return self._deck.share(uuid) if uuid in self._deck.queues else 0
-
-    @property
-    def _position(self) -> int:
-        """How many batches, at the head of this member's queue, the newest iterator has given."""
-        return self._reader.place if self._reader else 0
 
     def _forget(self) -> None:
         """Part from the iterators: what they gave has no place in the queue any more."""
