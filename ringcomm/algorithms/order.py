@@ -1,4 +1,4 @@
-"""The order that the signals of a recorded program enforce: see _schedule.py.
+"""The order that the signals of a recorded program enforce: see schedule.py.
 
 It is computed with vector clocks (Fidge 1988; Mattern 1989), for signals of the data lane alone.
 """

@@ -1,7 +1,7 @@
 """What an algorithm by hand has written down: one program for each rank, and the messages between.
 
-`Recorder` is behind the functions of plan.py. It notes each operation with the line of the author's
-code, and adds the waits. _schedule.py makes the rest of a plan from it.
+`Recorder` is behind the functions of language.py. It notes each operation with the line of the
+author's code, and adds the waits. schedule.py makes the rest of a plan from it.
 """
 
 from __future__ import annotations

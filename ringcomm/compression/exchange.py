@@ -167,7 +167,7 @@ class Exchange:
                 target=_run, args=(self._jobs,), name="ringcomm-exchange", daemon=True
             )
             ask_to_end = functools.partial(self._jobs.put, None)
-            self._thread.ends_with_groups = ask_to_end  # type: ignore[attr-defined]  # _exit.py
+            self._thread.ends_with_groups = ask_to_end  # type: ignore[attr-defined]  # exit.py
             self._thread.start()
         self._jobs.put(job)
         return future
