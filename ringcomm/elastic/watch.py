@@ -64,7 +64,7 @@ class Bell(threading.Thread):
 class Watch:
     """Looks for processes that ask to join, and for another store when there is none.
 
-    `guests` are those that answered the last call; `take` takes them, once. A store that is found
+    Guests are those that answered the last call; `take` takes them, once. A store that is found
     or served here is `store.offer`, until the members go there.
     """
 
@@ -93,10 +93,6 @@ class Watch:
         self._wake = threading.Event()
         self._thread = threading.Thread(target=self._run, name="ringcomm elastic")
         self._thread.start()
-
-    @property
-    def guests(self) -> int:
-        return len(self._guests)
 
     @property
     def wants_change(self) -> bool:
