@@ -1,21 +1,29 @@
-"""Writes docs/options.md, and the settings in ringcomm/_C.pyi: `python docs/write_options.py`.
+"""Writes docs/options.md from the table in ringcomm/options.py: `python docs/write_options.py`.
 
-Both come from the table in ringcomm/options.py. With --check nothing is written; the exit status
-says whether they are up to date.
+With --check nothing is written; the exit status says whether the page is up to date.
 """
 
 from __future__ import annotations
 
-import re
+import ast
+import inspect
 import sys
-import textwrap
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
-from ringcomm.options import ATTRIBUTES, BUILD, GROUP, PROCESS, PROGRAM, SETTINGS, Setting
+from ringcomm.options import (
+    BUILD,
+    GROUP,
+    PROCESS,
+    PROGRAM,
+    SETTINGS,
+    Attributes,
+    Setting,
+    Variables,
+)
 
-DOCS = Path(__file__).resolve().parent
-PAGE, STUB = DOCS / "options.md", DOCS.parent / "ringcomm" / "_C.pyi"
-BEGIN, END = "    # The settings, by docs/write_options.py.\n", "    # The settings end.\n"
+PAGE = Path(__file__).resolve().parent / "options.md"
 
 HEAD = """# Options
 
@@ -68,12 +76,12 @@ ringcomm warns of a variable that nobody reads, and says which one it may have m
 """
 
 
-def default_of(setting: Setting) -> str:
+def default_of(setting: Setting[Any]) -> str:
     value = "" if setting.default in (None, "") else f"`{setting.default}`"
     return setting.fits or value or "none"
 
 
-def values_of(setting: Setting) -> str:
+def values_of(setting: Setting[Any]) -> str:
     if setting.kind is int:
         numbers = f"{setting.least:,} to {setting.most:,}".replace(",", "\N{NO-BREAK SPACE}")
         return ", ".join([numbers, *(f"`{choice}`" for choice in setting.choices)])
@@ -81,24 +89,21 @@ def values_of(setting: Setting) -> str:
 
 
 def table(scope: str) -> str:
-    rows = [setting for setting in SETTINGS if setting.scope == scope]
     if scope in (GROUP, PROCESS):
         lines = ["| attribute | variable | default | values | meaning |", "|---|---|---|---|---|"]
-        for one in rows:
-            cells = [
-                f"`{one.name}`",
-                f"`{one.variable}`",
-                default_of(one),
-                values_of(one),
-                one.text,
-            ]
-            lines.append(f"| {' | '.join(cells)} |")
     elif scope == PROGRAM:
         lines = ["| variable | default | meaning |", "|---|---|---|"]
-        lines += [f"| `{one.variable}` | {default_of(one)} | {one.text} |" for one in rows]
     else:
         lines = ["| variable | meaning |", "|---|---|"]
-        lines += [f"| `{one.variable}` | {one.text} |" for one in rows]
+    meanings = texts()
+    for setting in SETTINGS:
+        cells = [f"`{setting.variable}`", meanings[setting.name]]
+        if scope != BUILD:
+            cells.insert(1, default_of(setting))
+        if scope in (GROUP, PROCESS):
+            cells = [f"`{setting.name}`", *cells[:2], values_of(setting), cells[2]]
+        if setting.scope == scope:
+            lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
@@ -107,56 +112,26 @@ def page() -> str:
     return HEAD + "".join(sections) + TAIL
 
 
-def kinds(setting: Setting) -> str:
-    return "int | str" if setting.kind is int and setting.choices else setting.kind.__name__
-
-
-def type_of(setting: Setting) -> str:
-    return f"{kinds(setting)} | None" if setting.default is None else kinds(setting)
-
-
-def given_as(setting: Setting) -> str:
-    return "str | Path | None" if setting.name == "secret" else f"{kinds(setting)} | None"
-
-
-def docstring_of(setting: Setting) -> str:
-    """What the page says of it, indented for the stub."""
-    said = f"{setting.text}. Default: {default_of(setting)}."
-    plain = re.sub(r"\[([^\]]+)\]\([^)]+\)", r"\1", said)
-    values = values_of(setting)
-    told = "" if values == "text" else f" Values: {values}."
-    # One line says what it is; the rest follows, as in every docstring.
-    whole = f"{plain[0].upper()}{plain[1:]}{told}".replace("\N{NO-BREAK SPACE}", ",")
-    rest = textwrap.wrap(whole, 92, break_on_hyphens=False)
-    lines = [f'"""The attribute of `{setting.variable}`.', "", *rest, '"""']
-    return "".join(f"        {line}\n" if line else "\n" for line in lines)
-
-
-def stub(text: str) -> str:
-    """The stub with the settings of the table between its two comments."""
-    lines = []
-    for setting in ATTRIBUTES.values():
-        name = setting.name
-        lines.append(f"    @property\n    def {name}(self) -> {type_of(setting)}:\n")
-        lines.append(docstring_of(setting))
-        lines.append(f"    @{name}.setter\n")
-        lines.append(f"    def {name}(self, value: {given_as(setting)}) -> None: ...\n")
-    lines += ["    def __init__(\n", "        self,\n", "        timeout: timedelta = ...,\n"]
-    lines.append("        *,\n")
-    for setting in ATTRIBUTES.values():
-        lines.append(f"        {setting.name}: {given_as(setting)} = None,\n")
-    lines.append("    ) -> None: ...\n")
-    head, rest = text.split(BEGIN)
-    return head + BEGIN + "".join(lines) + END + rest.split(END)[1]
+def texts() -> dict[str, str]:
+    """Return the docstring below each row of the table, as one line."""
+    rows = {}
+    for kind in (Attributes, Variables):
+        (body,) = ast.parse(inspect.getsource(kind)).body
+        assert isinstance(body, ast.ClassDef)
+        for row, text in pairwise(body.body):
+            target = (
+                row.target if isinstance(row, ast.AnnAssign) else getattr(row, "targets", [0])[0]
+            )
+            if isinstance(target, ast.Name) and isinstance(text, ast.Expr):
+                rows[target.id.rstrip("_")] = " ".join(str(ast.literal_eval(text.value)).split())
+    return rows
 
 
 def main() -> int:
-    """Writes both, or checks them."""
-    wanted = {PAGE: page(), STUB: stub(STUB.read_text())}
+    wanted = page()
     if "--check" in sys.argv[1:]:
-        return 0 if all(p.exists() and p.read_text() == text for p, text in wanted.items()) else 1
-    for path, text in wanted.items():
-        path.write_text(text)
+        return 0 if PAGE.exists() and PAGE.read_text() == wanted else 1
+    PAGE.write_text(wanted)
     return 0
 
 

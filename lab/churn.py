@@ -21,7 +21,7 @@ from lab.limits import limit
 from lab.trainee import Log, Plan, Trainee
 from lab.trainees import Trainees
 from lab.weather import Weather
-from ringcomm.elastic import lobby
+from ringcomm.elastic import rendezvous
 from ringcomm.elastic.changes import Changes
 from ringcomm.elastic.epochs import Decided, Epochs
 from ringcomm.elastic.world import World
@@ -196,7 +196,7 @@ class Actor:
         deadline = time.monotonic() + limit(30)
         while time.monotonic() < deadline:
             keys = changes.epochs.home.keys
-            came = lobby.answers(keys, lobby.call(keys, "join"), 8)
+            came = rendezvous.answers(keys, rendezvous.call(keys, "join"), 8)
             if sorted(each.rank for each in came) == guests:
                 changes.watch._guests = sorted(came, key=lambda each: each.rank)
                 return

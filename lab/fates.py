@@ -17,7 +17,7 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 
-from ringcomm.elastic import admission, ballot, changes, epochs, lobby, transfer
+from ringcomm.elastic import ballot, changes, epochs, rendezvous, transfer
 
 PHASES = {
     "answer": "it answers a call: for founders, or for guests",
@@ -86,7 +86,7 @@ class Fates:
 
     def _patch(self) -> None:
         """Have the engine's steps come by here."""
-        self._around(lobby, "answer", "answer", "answered")
+        self._around(rendezvous, "answer", "answer", "answered")
         self._around(epochs.Epochs, "found", "found", "founded")
         self._around(epochs.Epochs, "enter", "enter", "")
         self._around(epochs.Epochs, "agree", "agree", "agreed", "agreeing")
@@ -110,7 +110,7 @@ class Fates:
             return ballots
 
         transfer.pieces = pieces  # type: ignore[assignment]
-        changes.vote = admission.vote = fated_vote  # type: ignore[attr-defined]
+        changes.vote = fated_vote  # type: ignore[attr-defined]
 
     def _around(self, place: Any, name: str, before: str, after: str, later: str = "") -> None:
         call = getattr(place, name)
@@ -131,7 +131,8 @@ class Fates:
         work.wait()
 
     def _is_guest(self) -> bool:
-        return bool(self.world._changes.epochs.is_guest)
+        epochs_now = self.world._changes.epochs
+        return epochs_now.me in epochs_now.guests
 
     def of_training(self, model: Any, optimizer: Any) -> None:
         """Have the steps of the training come by here, too; call it after `World.track`."""

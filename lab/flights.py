@@ -18,8 +18,8 @@ from ringcomm._flight.records import (
     RECORD,
     SEEN_AT,
     STATES,
+    TOTALS,
 )
-from ringcomm._flight.stats import TOTALS
 
 COLLECTIVES = ["all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "scatter"]
 COLLECTIVES += ["gather", "all_to_all", "barrier", "send", "recv"]

@@ -1,13 +1,14 @@
 from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
-from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, TypedDict, overload
 
 import torch
 from torch import Tensor
 from torch._C._distributed_c10d import Backend as _Backend
 from torch._C._distributed_c10d import ErrorType
 from torch.cuda import MemPool
+
+from ringcomm._runtime.options import Options as _UsersOptions
 
 class Config:
     """The values that the core is given; `log` is a number, and the run is the launcher's."""
@@ -42,246 +43,12 @@ class Config:
         """Raise ValueError where a text does not follow its grammar."""
 
 class Options(_Backend.Options):
-    """What a user may say: `init_process_group("ringcomm", pg_options=Options())`.
+    """What the library knows of `ringcomm.Options`, which ringcomm/_runtime/options.py derives."""
 
-    `timeout` is how long an operation waits for a rank; that of `init_process_group` wins. Each
-    other argument is an attribute, too, and None takes back what code has said. Code wins over the
-    environment variable, and that over the default. Raises ValueError for a value that cannot be,
-    and TypeError for a wrong type or an unknown keyword.
-    """
-
-    # The settings, by docs/write_options.py.
-    @property
-    def algorithm(self) -> str | None:
-        """The attribute of `RINGCOMM_ALGORITHM`.
-
-        Used wherever a collective has it, or rules for collectives and sizes; what rank 0 says
-        holds for all. GPUs have kernels. Default: the table chooses. Values: `direct`, `ring`,
-        `tree`, `pairwise`, `dissemination`, `hierarchical`, `doubling`, `bruck`.
-        """
-    @algorithm.setter
-    def algorithm(self, value: str | None) -> None: ...
-    @property
-    def spin_us(self) -> int | None:
-        """The attribute of `RINGCOMM_SPIN_US`.
-
-        Microseconds for which a call that waits keeps its core, before it sleeps. Default: fits the
-        host. Values: 0 to 1,000,000.
-        """
-    @spin_us.setter
-    def spin_us(self, value: int | None) -> None: ...
-    @property
-    def cuda_mode(self) -> str:
-        """The attribute of `RINGCOMM_CUDA_MODE`.
-
-        How CUDA tensors go. `ipc`: an error where ranks cannot map one another's memory; `host`:
-        through the host's memory. Default: `auto`. Values: `auto`, `ipc`, `host`.
-        """
-    @cuda_mode.setter
-    def cuda_mode(self, value: str | None) -> None: ...
-    @property
-    def cuda_memory(self) -> int | None:
-        """The attribute of `RINGCOMM_CUDA_MEMORY`.
-
-        Bytes of its device that a rank gives the group. Default: a 512th of the device's, 16 to 256
-        MiB. Values: 262,144 to 1,099,511,627,776.
-        """
-    @cuda_memory.setter
-    def cuda_memory(self, value: int | None) -> None: ...
-    @property
-    def shared_buffers(self) -> int:
-        """The attribute of `RINGCOMM_SHARED_BUFFERS`.
-
-        Bytes of a rank's memory that other ranks of its host read, for FSDP2's buffers; on a GPU
-        any but 0 will do. The same on every rank. Default: `0`. Values: 0 to 1,099,511,627,776.
-        """
-    @shared_buffers.setter
-    def shared_buffers(self, value: int | None) -> None: ...
-    @property
-    def ifname(self) -> str:
-        """The attribute of `RINGCOMM_IFNAME`.
-
-        Interfaces or networks, as `eth0`, `10.0.0.0/8`, `^docker`. Default: all.
-        """
-    @ifname.setter
-    def ifname(self, value: str | None) -> None: ...
-    @property
-    def ports(self) -> str:
-        """The attribute of `RINGCOMM_PORTS`.
-
-        Where ranks listen: `40000-40015`, or one port. Default: any.
-        """
-    @ports.setter
-    def ports(self, value: str | None) -> None: ...
-    @property
-    def transport(self) -> str:
-        """The attribute of `RINGCOMM_TRANSPORT`.
-
-        `tcp`: between ranks of one host too, for tests and comparisons. Default: `auto`. Values:
-        `auto`, `tcp`.
-        """
-    @transport.setter
-    def transport(self, value: str | None) -> None: ...
-    @property
-    def flows(self) -> int | str:
-        """The attribute of `RINGCOMM_FLOWS`.
-
-        TCP connections between two processes. `auto`: one more while it brings more than 5 %, up to
-        8. The same on every rank. Default: `auto`. Values: 1 to 16, `auto`.
-        """
-    @flows.setter
-    def flows(self, value: int | str | None) -> None: ...
-    @property
-    def congestion(self) -> str:
-        """The attribute of `RINGCOMM_CONGESTION`.
-
-        TCP's congestion control, as `bbr`, of those in `sysctl
-        net.ipv4.tcp_allowed_congestion_control`. Default: as the kernel is set.
-        """
-    @congestion.setter
-    def congestion(self, value: str | None) -> None: ...
-    @property
-    def resume_seconds(self) -> int:
-        """The attribute of `RINGCOMM_RESUME_SECONDS`.
-
-        Seconds for which a peer that does not answer is waited for. Default: `30`. Values: 1 to
-        86,400.
-        """
-    @resume_seconds.setter
-    def resume_seconds(self, value: int | None) -> None: ...
-    @property
-    def secret(self) -> str:
-        """The attribute of `RINGCOMM_SECRET`.
-
-        The secret of the job: only ranks that have the same can connect. In code a `pathlib.Path`
-        is a file with it. Default: none.
-        """
-    @secret.setter
-    def secret(self, value: str | Path | None) -> None: ...
-    @property
-    def tls(self) -> str:
-        """The attribute of `RINGCOMM_TLS`.
-
-        `on`: connections between hosts are encrypted, by the secret or by certificates. Default:
-        `off`. Values: `off`, `on`.
-        """
-    @tls.setter
-    def tls(self, value: str | None) -> None: ...
-    @property
-    def tls_cert(self) -> str:
-        """The attribute of `RINGCOMM_TLS_CERT`.
-
-        A file with this rank's certificate, and those between. Default: none.
-        """
-    @tls_cert.setter
-    def tls_cert(self, value: str | None) -> None: ...
-    @property
-    def tls_key(self) -> str:
-        """The attribute of `RINGCOMM_TLS_KEY`.
-
-        The file with the key of that certificate. Default: none.
-        """
-    @tls_key.setter
-    def tls_key(self, value: str | None) -> None: ...
-    @property
-    def tls_ca(self) -> str:
-        """The attribute of `RINGCOMM_TLS_CA`.
-
-        A file with the authorities that sign the ranks' certificates. Default: none.
-        """
-    @tls_ca.setter
-    def tls_ca(self, value: str | None) -> None: ...
-    @property
-    def costs(self) -> str:
-        """The attribute of `RINGCOMM_COSTS`.
-
-        A file of `ringcomm tune`, at rank 0: what messages cost here. Default: none.
-        """
-    @costs.setter
-    def costs(self, value: str | None) -> None: ...
-    @property
-    def host(self) -> str:
-        """The attribute of `RINGCOMM_HOST`.
-
-        What that file calls this host, where hostnames change or are not unique. Default: the
-        hostname.
-        """
-    @host.setter
-    def host(self, value: str | None) -> None: ...
-    @property
-    def cuda_library(self) -> str:
-        """The attribute of `RINGCOMM_CUDA_LIBRARY`.
-
-        The library for CUDA tensors, in place of the one that was built. Default: the one
-        installed.
-        """
-    @cuda_library.setter
-    def cuda_library(self, value: str | None) -> None: ...
-    @property
-    def log(self) -> str:
-        """The attribute of `RINGCOMM_LOG`.
-
-        The least level of lines on stderr. `info` says what a group uses and why. Default:
-        `warning`. Values: `debug`, `info`, `warning`, `error`, `off`.
-        """
-    @log.setter
-    def log(self, value: str | None) -> None: ...
-    @property
-    def trace(self) -> str:
-        """The attribute of `RINGCOMM_TRACE`.
-
-        The folder in which flight records are kept, also of ranks that are killed. `off`: none is
-        written, unless the program asks. Default: a temporary one, when something fails.
-        """
-    @trace.setter
-    def trace(self, value: str | None) -> None: ...
-    @property
-    def trace_lines(self) -> str:
-        """The attribute of `RINGCOMM_TRACE_LINES`.
-
-        `1`: flight records have the line of the program that called, for some microseconds more.
-        Default: `0`. Values: `0`, `1`.
-        """
-    @trace_lines.setter
-    def trace_lines(self, value: str | None) -> None: ...
-    @property
-    def metrics(self) -> str:
-        """The attribute of `RINGCOMM_METRICS`.
-
-        A file that is written each second, for Prometheus; `%r` in its name is the rank. Default:
-        none.
-        """
-    @metrics.setter
-    def metrics(self, value: str | None) -> None: ...
-    def __init__(
-        self,
-        timeout: timedelta = ...,
-        *,
-        algorithm: str | None = None,
-        spin_us: int | None = None,
-        cuda_mode: str | None = None,
-        cuda_memory: int | None = None,
-        shared_buffers: int | None = None,
-        ifname: str | None = None,
-        ports: str | None = None,
-        transport: str | None = None,
-        flows: int | str | None = None,
-        congestion: str | None = None,
-        resume_seconds: int | None = None,
-        secret: str | Path | None = None,
-        tls: str | None = None,
-        tls_cert: str | None = None,
-        tls_key: str | None = None,
-        tls_ca: str | None = None,
-        costs: str | None = None,
-        host: str | None = None,
-        cuda_library: str | None = None,
-        log: str | None = None,
-        trace: str | None = None,
-        trace_lines: str | None = None,
-        metrics: str | None = None,
-    ) -> None: ...
-    # The settings end.
+    @overload
+    def __init__(self, timeout: timedelta = ...) -> None: ...
+    @overload
+    def __init__(self, options: Options, /) -> None: ...
 
     _timeout: timedelta
     enable_reconfigure: bool
@@ -294,14 +61,11 @@ class Options(_Backend.Options):
     _given: set[str]
     """The names of the settings that code has set."""
 
-    def __copy__(self) -> Options: ...
-    def __deepcopy__(self, memo: dict[int, Any]) -> Options: ...
-
 class Backend(_Backend):
     """The backend of one group, as `group._get_backend(device)` returns it."""
 
     @property
-    def options(self) -> Options: ...
+    def options(self) -> _UsersOptions: ...
     @property
     def uid(self) -> str: ...
     def get_error(self) -> ErrorType: ...

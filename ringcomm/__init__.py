@@ -17,15 +17,16 @@ import importlib
 import warnings
 from typing import TYPE_CHECKING, Any
 
-from ringcomm._runtime.registration import load_library, register
+from ringcomm._runtime import library
+from ringcomm._runtime.registration import register
 
 if TYPE_CHECKING:
     from ringcomm import algorithms as algorithms
     from ringcomm import compression as compression
-    from ringcomm._C import Options
     from ringcomm._flight.recorder import dump
     from ringcomm._flight.stats import metrics, stats
     from ringcomm._runtime.backend import backend_of
+    from ringcomm._runtime.options import Options
 
 __version__ = "0.1.0"
 """The version, without that of the torch it was built for."""
@@ -39,6 +40,7 @@ __all__ = [
 ]
 # Loaded when you first ask for them, because they need torch, the library, and time.
 _LATER = {
+    "Options": "ringcomm._runtime.options",
     "backend_of": "ringcomm._runtime.backend",
     "dump": "ringcomm._flight.recorder",
     "metrics": "ringcomm._flight.stats",
@@ -61,8 +63,6 @@ _MOVED = {
 
 
 def __getattr__(name: str) -> Any:
-    if name == "Options":
-        return load_library().Options
     if name in ("algorithms", "compression", "elastic"):
         return importlib.import_module(f"ringcomm.{name}")
     if name in _LATER:
@@ -74,4 +74,5 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
+library.load_recorder = lambda: importlib.import_module("ringcomm._flight.recorder")
 register()

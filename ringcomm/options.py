@@ -1,8 +1,7 @@
-"""Every setting of ringcomm, in one table.
+"""Every setting of ringcomm, in one table: the class bodies of `Attributes` and `Variables`.
 
-From it come the attributes of `ringcomm.Options`, the environment variables, docs/options.md and
-the types in _C.pyi. An attribute is called like its variable, without RINGCOMM_ and in small
-letters: see _options.py.
+From it come `ringcomm.Options` (ringcomm/_runtime/options.py), the environment variables and
+docs/options.md. An attribute is called like its variable, without RINGCOMM_ and in small letters.
 """
 
 from __future__ import annotations
@@ -11,9 +10,14 @@ import difflib
 import os
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import InitVar, dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
+from typing_extensions import Self, dataclass_transform
+
+T = TypeVar("T")
 PREFIX = "RINGCOMM_"
 SIMULATION = "RINGCOMM_SIM_"  # tests/sim
 GROUP, PROCESS, PROGRAM, BUILD = "group", "process", "program", "build"
@@ -21,21 +25,20 @@ ALGORITHMS = (
     *("direct", "ring", "tree", "pairwise", "dissemination", "hierarchical", "doubling", "bruck"),
 )
 LEVELS = ("debug", "info", "warning", "error", "off")
+CENTURY = timedelta(days=36525)
 
 
-@dataclass(frozen=True)
-class Setting:
-    """A row of the table: what one variable says.
+@dataclass(eq=False)
+class Setting(Generic[T]):
+    """A row of the table: what one variable says, and the attribute of Options of that name.
 
     `scope` is "group" or "process" for the attributes of Options: each group may have its own
     value, or all groups of a process have one. The others are variables alone: of a "program" as
-    a whole, or for the "build" and the tests. Numbers are from `least` to `most`, in `unit`s; the
-    `choices` of one are words that stand for none.
+    a whole, or for the "build" and the tests. Numbers are from `least` to `most`, in `unit`s; a
+    number's `choices` are words that stand for none. The docstring below a row is for people.
     """
 
-    name: str
     scope: str
-    text: str  # for people, with Markdown's marks
     kind: type = str
     default: Any = ""
     fits: str = ""  # the default, for people, where it is no value
@@ -43,8 +46,36 @@ class Setting:
     least: int = 0
     most: int = 0
     choices: tuple[str, ...] = ()
+    numbered: bool = False  # the library has the choices as numbers, from 0 on
     pattern: str = ""  # of the whole text
     wrong: str = ""  # what an error says of a value that does not fit; "": the library checks it
+    name: str = field(default="", init=False)
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name.rstrip("_")
+
+    @overload
+    def __get__(self, options: None, owner: type) -> Self: ...
+
+    @overload
+    def __get__(self, options: Any, owner: type) -> T: ...
+
+    def __get__(self, options: Any, owner: type) -> Any:
+        if options is None:
+            return self
+        value = getattr(options._config, self.name)
+        return self.choices[value] if self._is_a_choice(value) else value
+
+    def __set__(self, options: Any, value: T | None) -> None:
+        options._give(self, value)
+
+    def _is_a_choice(self, value: Any) -> bool:
+        return self.numbered and isinstance(value, int) and value < len(self.choices)
+
+    def put(self, config: Any, value: Any) -> None:
+        """Give the library a value that was checked."""
+        numbered = self.numbered and value in self.choices
+        setattr(config, self.name, self.choices.index(value) if numbered else value)
 
     @property
     def variable(self) -> str:
@@ -86,187 +117,242 @@ class Setting:
         return self.check(int(text), said)
 
 
-SETTINGS = [
-    Setting(
-        *("algorithm", GROUP),
-        "used wherever a collective has it, or [rules](by_hand.md#by-rules) for collectives and "
-        "sizes; what rank 0 says holds for all. GPUs have [kernels](gpus.md#which-kernel)",
-        default=None,
-        fits="the [table](plans.md) chooses",
-        choices=ALGORITHMS,
-    ),
-    Setting(
-        *("spin_us", GROUP),
-        "microseconds for which a call that waits keeps its core, before it sleeps",
-        kind=int,
-        default=None,
-        fits="fits the host",
-        unit="microseconds",
-        most=1_000_000,
-    ),
-    Setting(
-        *("cuda_mode", GROUP),
-        "how CUDA tensors go. `ipc`: an error where ranks cannot map one another's memory; `host`: "
-        "through the host's memory",
+class Secret(Setting[str]):
+    """The one setting that may stand in a file: a Path in code, RINGCOMM_SECRET_FILE outside."""
+
+    def __set__(self, options: Any, value: str | Path | None) -> None:
+        options._give(self, value)
+
+    def check(self, value: Any, said: str) -> Any:
+        if isinstance(value, Path):
+            return secret_in(value.expanduser(), said)
+        return super().check(value, self.name)  # no error shows it
+
+    def read(self) -> Any:
+        path = os.environ.get("RINGCOMM_SECRET_FILE")
+        return self.check(Path(path), f"RINGCOMM_SECRET_FILE={path}") if path else super().read()
+
+
+class Rules(Setting[str | None]):
+    """The algorithms that are asked for; `@FILE` is a file with a rule a line."""
+
+    def put(self, config: Any, value: Any) -> None:
+        super().put(config, rules_in(value) if value else value)
+
+
+def _argument(*, default: Any, kw_only: bool) -> Any:
+    """Stand for an argument of Options that is no setting."""
+    del kw_only
+    return default
+
+
+@dataclass_transform(kw_only_default=True, field_specifiers=(Setting, Secret, Rules, _argument))
+def _arguments(kind: type[T]) -> type[T]:
+    """Tell type checkers that the rows of the class are keyword arguments."""
+    return kind
+
+
+@_arguments
+class Attributes:
+    """The attributes of `ringcomm.Options`."""
+
+    if TYPE_CHECKING:
+        timeout: InitVar[timedelta] = _argument(default=timedelta(), kw_only=False)
+
+    algorithm: Rules = Rules(
+        GROUP, default=None, fits="the [table](plans.md) chooses", choices=ALGORITHMS
+    )
+    """Used wherever a collective has it, or [rules](by_hand.md#by-rules) for collectives and sizes;
+    what rank 0 says holds for all. GPUs have [kernels](gpus.md#which-kernel).
+    """
+    spin_us: Setting[int | None] = Setting(
+        GROUP, kind=int, default=None, fits="fits the host", unit="microseconds", most=1_000_000
+    )
+    """Microseconds for which a call that waits keeps its core, before it sleeps."""
+    cuda_mode: Setting[str] = Setting(
+        GROUP,
         default="auto",
         choices=("auto", "ipc", "host"),
         wrong=" is no way for CUDA tensors: use auto, ipc (an error where ranks cannot map one "
         "another's memory) or host",
-    ),
-    Setting(
-        *("cuda_memory", GROUP),
-        "bytes of its device that a rank gives the group",
+    )
+    """How CUDA tensors go. `ipc`: an error where ranks cannot map one another's memory; `host`:
+    through the host's memory.
+    """
+    cuda_memory: Setting[int | None] = Setting(
+        GROUP,
         kind=int,
         default=None,
         fits="a 512th of the device's, 16 to 256 MiB",
         unit="bytes",
         least=1 << 18,
         most=1 << 40,
-    ),
-    Setting(
-        *("shared_buffers", GROUP),
-        "bytes of a rank's memory that other ranks of its host read, for [FSDP2's buffers]"
-        "(performance.md#buffers-of-fsdp2); [on a GPU]"
-        "(gpus.md#register-memory-once) any but 0 will do. The same on every rank",
-        kind=int,
-        default=0,
-        unit="bytes",
-        most=1 << 40,
-    ),
-    Setting(
-        *("ifname", PROCESS),
-        "[interfaces or networks](networks.md#which-addresses), as `eth0`, `10.0.0.0/8`, `^docker`",
-        fits="all",
-    ),
-    Setting(*("ports", PROCESS), "where ranks listen: `40000-40015`, or one port", fits="any"),
-    Setting(
-        *("transport", PROCESS),
-        "`tcp`: between ranks of one host too, for tests and comparisons",
+    )
+    """Bytes of its device that a rank gives the group."""
+    shared_buffers: Setting[int] = Setting(GROUP, kind=int, default=0, unit="bytes", most=1 << 40)
+    """Bytes of a rank's memory that other ranks of its host read, for [FSDP2's
+    buffers](performance.md#buffers-of-fsdp2); [on a GPU](gpus.md#register-memory-once) any but 0
+    will do. The same on every rank.
+    """
+    ifname: Setting[str] = Setting(PROCESS, default="", fits="all")
+    """[Interfaces or networks](networks.md#which-addresses), as `eth0`, `10.0.0.0/8`, `^docker`."""
+    ports: Setting[str] = Setting(PROCESS, default="", fits="any")
+    """Where ranks listen: `40000-40015`, or one port."""
+    transport: Setting[str] = Setting(
+        PROCESS,
         default="auto",
         choices=("auto", "tcp"),
         wrong=" is no transport: use auto, or tcp to have it inside a host too",
-    ),
-    Setting(
-        *("flows", PROCESS),
-        "TCP connections between two processes. `auto`: one more while it brings more than 5 %, "
-        "[up to 8](networks.md#several-connections). The same on every rank",
+    )
+    """`tcp`: between ranks of one host too, for tests and comparisons."""
+    flows: Setting[int | str] = Setting(
+        PROCESS,
         kind=int,
         default="auto",
         unit="connections",
         least=1,
         most=16,
         choices=("auto",),
-    ),
-    Setting(
-        *("congestion", PROCESS),
-        "TCP's congestion control, as `bbr`, of those in "
-        "`sysctl net.ipv4.tcp_allowed_congestion_control`",
-        fits="as the kernel is set",
-    ),
-    Setting(
-        *("resume_seconds", PROCESS),
-        "seconds for which a peer that does not answer is waited for",
-        kind=int,
-        default=30,
-        unit="seconds",
-        least=1,
-        most=86_400,
-    ),
-    Setting(
-        *("secret", PROCESS),
-        "the [secret](safer.md#a-secret) of the job: only ranks that have "
-        "the same can connect. In code a `pathlib.Path` is a file with it",
-        fits="none",
-    ),
-    Setting(
-        *("tls", PROCESS),
-        "`on`: connections between hosts are [encrypted](safer.md#encryption), by the secret or by "
-        "certificates",
-        default="off",
-        choices=("off", "on"),
-        wrong=" is neither off nor on",
-    ),
-    Setting(*("tls_cert", PROCESS), "a file with this rank's certificate, and those between"),
-    Setting(*("tls_key", PROCESS), "the file with the key of that certificate"),
-    Setting(*("tls_ca", PROCESS), "a file with the authorities that sign the ranks' certificates"),
-    Setting(
-        *("costs", PROCESS),
-        "a file of `ringcomm tune`, at rank 0: what messages [cost](networks.md#tuning) here",
-        fits="none",
-    ),
-    Setting(
-        *("host", PROCESS),
-        "what that file calls this host, where hostnames change or are not unique",
+        numbered=True,
+    )
+    """TCP connections between two processes. `auto`: one more while it brings more than 5 %, [up to
+    8](networks.md#several-connections). The same on every rank.
+    """
+    congestion: Setting[str] = Setting(PROCESS, default="", fits="as the kernel is set")
+    """TCP's congestion control, as `bbr`, of those in `sysctl
+    net.ipv4.tcp_allowed_congestion_control`.
+    """
+    resume_seconds: Setting[int] = Setting(
+        PROCESS, kind=int, default=30, unit="seconds", least=1, most=86_400
+    )
+    """Seconds for which a peer that does not answer is waited for."""
+    secret: Secret = Secret(PROCESS, default="", fits="none")
+    """The [secret](safer.md#a-secret) of the job: only ranks that have the same can connect. In
+    code a `pathlib.Path` is a file with it.
+    """
+    tls: Setting[str] = Setting(
+        PROCESS, default="off", choices=("off", "on"), wrong=" is neither off nor on"
+    )
+    """`on`: connections between hosts are [encrypted](safer.md#encryption), by the secret or by
+    certificates.
+    """
+    tls_cert: Setting[str] = Setting(PROCESS, default="")
+    """A file with this rank's certificate, and those between."""
+    tls_key: Setting[str] = Setting(PROCESS, default="")
+    """The file with the key of that certificate."""
+    tls_ca: Setting[str] = Setting(PROCESS, default="")
+    """A file with the authorities that sign the ranks' certificates."""
+    costs: Setting[str] = Setting(PROCESS, default="", fits="none")
+    """A file of `ringcomm tune`, at rank 0: what messages [cost](networks.md#tuning) here."""
+    host: Setting[str] = Setting(
+        PROCESS,
+        default="",
         fits="the hostname",
         pattern=r"\S{0,64}",
         wrong=" is no name of a host: use one word of up to 64 characters",
-    ),
-    Setting(
-        *("cuda_library", PROCESS),
-        "the library for CUDA tensors, in place of the one that was built",
-        fits="the one installed",
-    ),
-    Setting(
-        *("log", PROCESS),
-        "the least level of lines on stderr. `info` says what a group uses and why",
+    )
+    """What that file calls this host, where hostnames change or are not unique."""
+    cuda_library: Setting[str] = Setting(PROCESS, default="", fits="the one installed")
+    """The library for CUDA tensors, in place of the one that was built."""
+    log: Setting[str] = Setting(
+        PROCESS,
         default="warning",
         choices=LEVELS,
         wrong=" is not a level: use debug, info, warning, error or off",
-    ),
-    Setting(*("secret_file", PROGRAM), "a file whose first line is the secret; wins over it"),
-    Setting(
-        "as", PROGRAM, "`gloo`: groups that ask for [Gloo](clients.md) on the CPU get ringcomm"
-    ),
-    Setting(
-        *("default", PROGRAM),
-        "`cpu`, `cuda` or `cpu,cuda`: where groups that name no backend get ringcomm",
-    ),
-    Setting(
-        *("elastic", PROGRAM),
-        "where the store of an [elastic](elastic.md) world is: `host:port`, or several",
-        fits="`MASTER_ADDR` and `MASTER_PORT`",
-    ),
-    Setting(
-        *("elastic_run", PROGRAM),
-        "the name of an elastic job, where several have one store",
-        fits="`SLURM_JOB_ID`",
-    ),
-    Setting(
-        *("trace", PROCESS),
-        "the folder in which [flight records](trace.md) are kept, also of ranks that are killed. "
-        "`off`: none is written, unless the program asks",
-        fits="a temporary one, when something fails",
-    ),
-    Setting(
-        *("trace_lines", GROUP),
-        "`1`: flight records have the line of the program that called, for some microseconds more",
-        default="0",
-        choices=("0", "1"),
-        wrong=" is neither 0 nor 1",
-    ),
-    Setting(
-        *("metrics", PROCESS),
-        "a file that is written each second, for Prometheus; `%r` in its name is the rank",
-    ),
-    Setting(
-        *("strict", PROGRAM),
-        "`1`: a variable of an unknown name is an error, in place of a warning",
-        default="0",
-        choices=("0", "1"),
-        wrong=" is neither 0 nor 1",
-    ),
-    Setting("cuda", BUILD, "`on`, `off`, or `auto`: where torch has CUDA and `nvcc` is"),
-    Setting("cuda_archs", BUILD, "GPU architectures, as `80;90`"),
-    Setting("sanitize", BUILD, "`address`, `thread` or `undefined`"),
-    Setting("werror", BUILD, "`1`: warnings are errors"),
-    Setting("wheel", BUILD, "`1`: for machines that may have other libraries"),
-    Setting("test_level", BUILD, "tests: `fast`, `sample`, `all` or `soak`"),
-    Setting("sample_seconds", BUILD, "tests: how long a sample of long forms takes: 900"),
-    Setting("seed", BUILD, "tests: what samples are drawn with"),
-]
-BY_NAME = {setting.name: setting for setting in SETTINGS}
-ATTRIBUTES = {name: one for name, one in BY_NAME.items() if one.scope in (GROUP, PROCESS)}
+        numbered=True,
+    )
+    """The least level of lines on stderr. `info` says what a group uses and why."""
+    trace: Setting[str] = Setting(PROCESS, default="", fits="a temporary one, when something fails")
+    """The folder in which [flight records](trace.md) are kept, also of ranks that are killed.
+    `off`: none is written, unless the program asks.
+    """
+    trace_lines: Setting[str] = Setting(
+        GROUP, default="0", choices=("0", "1"), wrong=" is neither 0 nor 1"
+    )
+    """`1`: flight records have the line of the program that called, for some microseconds more."""
+    metrics: Setting[str] = Setting(PROCESS, default="")
+    """A file that is written each second, for Prometheus; `%r` in its name is the rank."""
+
+
+class Variables:
+    """Variables alone: programs that do not name ringcomm, or tools, read them."""
+
+    secret_file = Setting[str](PROGRAM)
+    """A file whose first line is the secret; wins over it."""
+    as_ = Setting[str](PROGRAM)
+    """`gloo`: groups that ask for [Gloo](clients.md) on the CPU get ringcomm."""
+    default = Setting[str](PROGRAM)
+    """`cpu`, `cuda` or `cpu,cuda`: where groups that name no backend get ringcomm."""
+    elastic = Setting[str](PROGRAM, fits="`MASTER_ADDR` and `MASTER_PORT`")
+    """Where the store of an [elastic](elastic.md) world is: `host:port`, or several."""
+    elastic_run = Setting[str](PROGRAM, fits="`SLURM_JOB_ID`")
+    """The name of an elastic job, where several have one store."""
+    strict = Setting[str](PROGRAM, default="0", choices=("0", "1"), wrong=" is neither 0 nor 1")
+    """`1`: a variable of an unknown name is an error, in place of a warning."""
+    cuda = Setting[str](BUILD)
+    """`on`, `off`, or `auto`: where torch has CUDA and `nvcc` is."""
+    cuda_archs = Setting[str](BUILD)
+    """GPU architectures, as `80;90`."""
+    sanitize = Setting[str](BUILD)
+    """`address`, `thread` or `undefined`."""
+    werror = Setting[str](BUILD)
+    """`1`: warnings are errors."""
+    wheel = Setting[str](BUILD)
+    """`1`: for machines that may have other libraries."""
+    test_level = Setting[str](BUILD)
+    """Tests: `fast`, `sample`, `all` or `soak`."""
+    sample_seconds = Setting[str](BUILD)
+    """Tests: how long a sample of long forms takes: 900."""
+    seed = Setting[str](BUILD)
+    """Tests: what samples are drawn with."""
+
+
+ATTRIBUTES = {row.name: row for row in vars(Attributes).values() if isinstance(row, Setting)}
+SETTINGS = [*ATTRIBUTES.values(), *(r for r in vars(Variables).values() if isinstance(r, Setting))]
 VARIABLES = [setting.variable for setting in SETTINGS]
+
+
+def secret_in(path: Path, said: str) -> str:
+    """Return the first line of a file that its owner alone can read. Raises ValueError."""
+    try:
+        open_to_others = path.stat().st_mode & 0o077
+        secret = path.read_text().partition("\n")[0]
+    except (OSError, UnicodeDecodeError):
+        raise ValueError(f"{said} cannot be read") from None
+    if open_to_others:
+        raise ValueError(f"{said} can be read by others: chmod 600 it")
+    if not secret:
+        raise ValueError(f"{said} is empty")
+    return secret
+
+
+def rules_in(text: str) -> str:
+    """Return what asks for algorithms; in a file, comments begin with `#`. Raises ValueError."""
+    if not text.startswith("@"):
+        return text
+    try:
+        lines = Path(text[1:]).expanduser().read_text().splitlines()
+    except (OSError, UnicodeDecodeError):
+        raise ValueError(f"RINGCOMM_ALGORITHM={text} cannot be read") from None
+    rules = [line.partition("#")[0].replace(" ", "") for line in lines]
+    if not any(lines):  # comments alone say that nothing is asked for
+        raise ValueError(f"RINGCOMM_ALGORITHM={text} has no rule")
+    return ",".join(filter(None, rules))
+
+
+def checked_timeout(timeout: timedelta) -> timedelta:
+    """Return a timeout that torch can count; ValueError: it is over before it begins.
+
+    torch counts microseconds in 64 bits, and makes a negative number of timedelta.max. As in
+    csrc/torch/options.h, a century stands for all that is longer.
+    """
+    if timeout <= timedelta(0):
+        raise ValueError(
+            f"ringcomm: a timeout of {timeout / timedelta(milliseconds=1):.0f} ms is over before "
+            "anything can happen: give a positive one, or datetime.timedelta.max to wait for as "
+            "long as it takes"
+        )
+    return min(timeout, CENTURY)
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
@@ -284,7 +370,7 @@ def unknown_variables() -> Iterator[tuple[str, str]]:
 
 def check_variables() -> None:
     """With RINGCOMM_STRICT=1, raise ValueError where a variable is unknown."""
-    if BY_NAME["strict"].read() != "1":
+    if Variables.strict.read() != "1":
         return
     for name, meant in unknown_variables():
         raise ValueError(f"unknown environment variable {name}: did you mean {meant}?")

@@ -324,3 +324,56 @@ def test_documented_failures_are_in_the_source() -> None:
     ]
     assert len(rows) > 20
     assert not [part for part in parts if len(part) > 2 and part not in known]
+
+
+# ---- the floors of the package
+
+# Rooms of ringcomm/, floor by floor: imports go down only, those inside functions, too. The one
+# module above all is ringcomm/__init__.py.
+FLOORS = [
+    {"_text", "_build_info", "options"},
+    {"_network", "_runtime"},
+    {"_flight"},
+    {"algorithms", "compression", "elastic"},
+    {"hooks", "plan", "torchft"},  # former names, and another library's
+    {"tools"},
+    {"__main__"},
+]
+UNTIED = {"ringcomm.tools.plan.simulate.sweep_drawing"}  # still has a circle with what it draws
+MODULES = {
+    ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
+    for path in files("ringcomm", ends=(".py",))
+}
+
+
+def imported(name: str) -> set[str]:
+    """The modules of the package that a module names in its imports, wherever these are."""
+    named = set()
+    for node in ast.walk(ast.parse(MODULES[name].read_text())):
+        if isinstance(node, ast.Import):
+            named |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            below = {f"{node.module}.{alias.name}" for alias in node.names} & MODULES.keys()
+            named |= below or {node.module}
+    return (named & MODULES.keys()) - {name, "ringcomm"}
+
+
+def test_imports_of_the_package_go_down() -> None:
+    rooms = {name: name.split(".")[1] for name in MODULES if name != "ringcomm"}
+    floor = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
+    assert {*rooms.values()} == floor.keys()
+    wrong = [
+        f"{name} imports {other}"
+        for name, room in rooms.items()
+        for other in imported(name)
+        if rooms[other] != room and floor[rooms[other]] >= floor[room]
+    ]
+    assert not wrong
+
+
+def test_no_module_of_the_package_imports_itself() -> None:
+    """Nor do modules in a circle, also where that would work because a function imports."""
+    left = {name: imported(name) - UNTIED for name in MODULES}
+    while free := {name for name, others in left.items() if not others & left.keys()}:
+        left = {name: others for name, others in left.items() if name not in free}
+    assert not left, "a circle, and what imports it"

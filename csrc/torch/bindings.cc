@@ -121,31 +121,31 @@ void bind_options(py::module_& module) {
     config.distance = &distance;
     config.costs_word = &read_costs;
     config.ring = [](int rank, uint64_t bytes) {
-      return ask<int>("ringcomm._flight.rings", "make", rank, bytes);
+      return ask<int>("ringcomm._flight.recorder", "make_file", rank, bytes);
     };
     Process::get().configure(config);
   });
 
-  const auto copy = [](const ringcomm::Options& self, const py::args&) {
-    return c10::make_intrusive<ringcomm::Options>(self);
-  };
   py::class_<ringcomm::Options, GroupOptionsPtr, c10d::Backend::Options>(module, "Options")
       .def(py::init<std::chrono::milliseconds>(), py::arg("timeout") = kBackendDefaultTimeout)
+      .def(py::init<const ringcomm::Options&>())
       .def_readwrite("_config", &ringcomm::Options::config)
       .def_readwrite("_given", &ringcomm::Options::given)
       .def_readwrite("enable_reconfigure", &ringcomm::Options::enable_reconfigure)
       .def_readwrite("_links", &ringcomm::Options::links)
-      .def_readwrite("_check_members", &ringcomm::Options::check_members)
-      .def("__copy__", copy)
-      .def("__deepcopy__", copy);
-  py::module_::import("ringcomm._runtime.options").attr("complete")(module.attr("Options"));
+      .def_readwrite("_check_members", &ringcomm::Options::check_members);
 }
 
 // The methods that torch's own backends have beside those of the base class; some are in
-// ringcomm/_runtime/registration.py.
+// ringcomm/_runtime/library.py.
 void bind_backend(py::module_& module) {
   py::class_<Backend, c10::intrusive_ptr<Backend>, c10d::Backend>(module, "Backend")
-      .def_property_readonly("options", &Backend::getBackendOptions)
+      .def_property_readonly("options",
+                             [](Backend& self) {
+                               return py::module_::import("ringcomm._runtime.options")
+                                   .attr("Options")
+                                   .attr("_of")(self.getBackendOptions());
+                             })
       .def_property_readonly("uid", &Backend::getGroupUid)
       .def("get_error", &Backend::getError, NoGil())
       .def("_flight_rings",

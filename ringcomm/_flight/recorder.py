@@ -1,36 +1,47 @@
 """Flight records: what this rank did in its groups, written for those who ask afterwards.
 
-The library keeps them in memory always, and in files of the folder RINGCOMM_TRACE as they are made.
-This module writes them where something has gone wrong: when a group fails, at an exit by an
-exception, at SIGUSR2, and when the program asks. `ringcomm trace` reads them.
+The library keeps them in memory always, and in files of the folder RINGCOMM_TRACE as they are made:
+here these files are made and removed. And here all records are written where something has gone
+wrong: when a group fails, at an exit by an exception, at SIGUSR2, and when the program asks.
+`ringcomm trace` reads them.
 """
 
 from __future__ import annotations
 
 import contextlib
 import faulthandler
+import itertools
+import mmap
 import os
 import pickle
 import select
+import shutil
 import signal
+import struct
 import sys
 import tempfile
 import threading
 import time
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ringcomm._flight import processes, stats, stragglers
-from ringcomm._flight import rings as ring_files
+from ringcomm._flight import processes, stats, stragglers, torch_format
+from ringcomm._flight.records import (
+    FAILURE_AT,
+    HEADER_END,
+    LEFT_AT,
+    SEEN_AT,
+    GroupRecord,
+    Operation,
+    header_of,
+    process_in,
+    read_ring,
+)
 from ringcomm._runtime import lines as program_lines
-from ringcomm._runtime import registration
-from ringcomm._runtime.options import of_process, warn
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from ringcomm._flight.records import GroupRecord, Operation
+from ringcomm._runtime.library import load_library
+from ringcomm._runtime.process import say, setting
 
 QUIET = 0.05  # seconds: what is told within belongs together
 LOOK_EVERY = 1.0  # seconds: at other ranks, and for metrics
@@ -39,17 +50,25 @@ MOST = 1 << 20  # bytes of the pipe that are read at once
 FAILED = b"\1"  # the library's
 OVER = b"\0"  # the watcher is to end
 PATIENCE = 2.0  # seconds for that
+KEPT, KEPT_FAILED = 8, 64  # files of groups that are gone when another group is made
+JOBS, BYTES, SECONDS = 16, 64 << 20, 7 * 86400  # in the temporary folder, of jobs that are gone
 
-_lock = threading.Lock()
+_lock, _files_lock = threading.Lock(), threading.Lock()
 _watcher: tuple[int, threading.Thread] | None = None  # the pipe's end that is written
 _told: list[bool] = []
+_files: list[Path] = []  # of groups that live
+_left: list[Path] = []  # of those that were destroyed
+_failed: list[Path] = []  # of those that had failed before
+_numbers = itertools.count()
+_said: list[bool] = []  # that there can be no files
 
 
 def _forget() -> None:
-    """Begin anew in a forked child: threads of its parent may have held the lock."""
-    global _lock, _watcher
-    _lock, _watcher = threading.Lock(), None
-    _told.clear()
+    """Begin anew in a forked child: the files and threads are its parent's, which held the lock."""
+    global _lock, _files_lock, _watcher
+    _lock, _files_lock, _watcher = threading.Lock(), threading.Lock(), None
+    for kept in (_told, _files, _left, _failed, _said):
+        kept.clear()
 
 
 os.register_at_fork(after_in_child=_forget)
@@ -74,14 +93,12 @@ def dump(folder: str | os.PathLike[str] | None = None, stacks: bytes = b"") -> P
     and ValueError for RINGCOMM_TRACE=off without a folder. Any thread may call it, also while
     another one hangs.
     """
-    from ringcomm._flight import records
-
-    rings = registration.load_library().flight_rings()
+    rings = load_library().flight_rings()
     if not rings:
         return None
     lines = program_lines.text()
-    groups = [records.read_ring(ring, lines=lines.splitlines()) for ring in rings]
-    named = folder if folder is not None else of_process("trace")
+    groups = [read_ring(ring, lines=lines.splitlines()) for ring in rings]
+    named = folder if folder is not None else setting("trace")
     if named == "off" and folder is None:
         raise ValueError("RINGCOMM_TRACE=off: name a folder for the flight records")
     if not _lock.acquire(timeout=PATIENCE):
@@ -97,7 +114,7 @@ def dump(folder: str | os.PathLike[str] | None = None, stacks: bytes = b"") -> P
         is_new = not place.exists()
         dump_to(place, rings, groups, lines, stacks)
         if is_new:
-            ring_files.clean(place.parent, place)
+            clean_up(place.parent, place)
     finally:
         _lock.release()
     return place
@@ -106,13 +123,10 @@ def dump(folder: str | os.PathLike[str] | None = None, stacks: bytes = b"") -> P
 def dump_to(
     place: Path, rings: list[bytes], groups: list[GroupRecord], lines: str, stacks: bytes
 ) -> Path:
-    from ringcomm._flight import torch_format
-    from ringcomm._flight.records import SEEN_AT
-
     place.mkdir(parents=True, exist_ok=True)
     rank = max(groups, key=lambda group: group.size).global_rank
     name = f"rank{rank}-{os.getpid()}"
-    there = ring_files.there_in(place)
+    there = there_in(place)
     end = processes.written(processes.this_process(snapshot=True))
     now = time.time_ns().to_bytes(8, "little")
     for number, (ring, group) in enumerate(zip(rings, groups, strict=True)):
@@ -131,23 +145,21 @@ def dump_to(
 
 def last_operations(rings: list[bytes]) -> list[dict[str, Any]]:
     """Return what the rings of one group hold, in the order of the calls."""
-    from ringcomm._flight import records
-
     now = time.monotonic_ns()
     wall = time.time()
-    found = [each for ring in rings for each in records.read_ring(ring).operations]
+    calls = [call for ring in rings for call in read_ring(ring).operations]
     entries = []
-    for each in sorted(found, key=lambda each: each.called_ns or 0):
-        began = each.began_ns or each.called_ns or now
+    for call in sorted(calls, key=lambda call: call.called_ns or 0):
+        began = call.began_ns or call.called_ns or now
         entries.append(
             {
-                "operation": text_of(each),
-                "sequence": each.sequence,
-                "state": each.state,
-                "algorithm": each.algorithm,
+                "operation": text_of(call),
+                "sequence": call.sequence,
+                "state": call.state,
+                "algorithm": call.algorithm,
                 "began": wall - (now - began) * 1e-9,
-                "seconds": ((each.ended_ns or now) - began) * 1e-9,
-                "waited": each.waited_ns * 1e-9,
+                "seconds": ((call.ended_ns or now) - began) * 1e-9,
+                "waited": call.waited_ns * 1e-9,
             }
         )
     return entries
@@ -177,8 +189,9 @@ def write(path: Path, data: bytes) -> None:
         raise
 
 
-def dump_at_end(error: str) -> None:
-    """Dump as the program ends by an error: an ordinary one says nothing of flight records."""
+def end(error: str) -> None:
+    """End as the program does; dump if an error ends it. An ordinary one says nothing of that."""
+    stop()
     if not error:
         return
     has_failed = any(numbers["failure"] for numbers in stats.every())
@@ -191,16 +204,16 @@ def dump_after(event: str, stacks: bytes = b"", *, says: bool = True) -> None:
 
     `says`: a line in the log says where.
     """
-    if of_process("trace") == "off":
+    if setting("trace") == "off":
         return
     try:
         place = dump(stacks=stacks)
     except Exception as error:  # noqa: BLE001  another error is on its way to the user
-        warn(f"flight records could not be written: {error}")
+        say(f"WARNING: flight records could not be written: {error}")
         return
     if place is not None and says and (stacks or not _told):
         _told.append(True)
-        warn(f"{event}: wrote flight records: run `ringcomm trace {place}`")
+        say(f"WARNING: {event}: wrote flight records: run `ringcomm trace {place}`")
 
 
 def watch(library: Any, rank: int) -> None:
@@ -209,7 +222,7 @@ def watch(library: Any, rank: int) -> None:
     `rank` is the global one. Where this cannot be, a line says so, and the program goes on.
     """
     global _watcher
-    folder = of_process("trace")
+    folder = setting("trace")
     if _watcher is not None or folder == "off":
         return
     try:
@@ -228,7 +241,7 @@ def watch(library: Any, rank: int) -> None:
             # of Python's would not run. The stacks of other threads it could not read safely.
             faulthandler.register(signal.SIGUSR2, file=writing, all_threads=False)
     except (RuntimeError, OSError) as error:  # no more threads
-        warn(f"flight records are not written at failures: {error}")
+        say(f"WARNING: flight records are not written at failures: {error}")
         return
     _watcher = (writing, thread)
     library.tell_failures_to(writing)
@@ -248,7 +261,7 @@ def stop() -> None:
 
 def listen(pipe: int, rank: int) -> None:
     """Look at the pipe, and at the groups, until the program ends; what goes wrong is said once."""
-    watcher = _Watcher(registration.load_library(), rank)
+    watcher = _Watcher(load_library(), rank)
     poll = select.poll()
     poll.register(pipe, select.POLLIN)
     told = b""
@@ -263,7 +276,7 @@ class _Watcher:
 
     def __init__(self, library: Any, rank: int) -> None:
         self.library, self.rank, self.asked, self.due = library, rank, 0, 0.0
-        self.stragglers, self.metrics = stragglers.Stragglers(), of_process("metrics")
+        self.stragglers, self.metrics = stragglers.Stragglers(), setting("metrics")
         self.said: set[str] = set()
 
     @contextlib.contextmanager
@@ -275,20 +288,20 @@ class _Watcher:
             text = f"{what}: {type(error).__name__}: {error}"
             if text not in self.said:
                 self.said.add(text)
-                warn(text)
+                say(f"WARNING: {text}")
 
     def hear(self, told: bytes) -> None:
         """Dump because of what the pipe has told."""
         if told.strip(FAILED + OVER):
             dump_after("SIGUSR2", stacks_of_threads())
-        if FAILED in told and (not is_elastic() or of_process("trace")):
+        if FAILED in told and (not is_elastic() or setting("trace")):
             dump_after("a group has failed")
             self.library.ask_for_records()
             self.asked = int(self.library.look_at_groups())
 
     def look(self) -> None:
         """Look at the groups, and at what their peers have asked for."""
-        ring_files.beat()
+        beat()
         if self.metrics:
             with self.saying(f"RINGCOMM_METRICS={self.metrics}"):
                 write_metrics(Path(self.metrics), self.rank)
@@ -320,8 +333,7 @@ def write_metrics(path: Path, rank: int) -> None:
 
 def is_elastic() -> bool:
     """Tell whether failures are a part of this program's life."""
-    world = sys.modules.get("ringcomm.elastic.world")
-    return world is not None
+    return "ringcomm.elastic.world" in sys.modules
 
 
 def take(pipe: int, poll: select.poll) -> bytes:
@@ -331,3 +343,127 @@ def take(pipe: int, poll: select.poll) -> bytes:
         with contextlib.suppress(BlockingIOError):
             told += os.read(pipe, 1 << 16)
     return told
+
+
+# ---- the files in which records lie while a job runs
+
+
+def make_file(rank: int, size: int) -> int:
+    """Return the descriptor of a new file of so many bytes, or -1. The library calls this.
+
+    A setting for traces never ends a job: where there can be no file the records stay in memory,
+    and one line says so.
+    """
+    folder = setting("trace")
+    if not folder or folder == "off":
+        return -1
+    try:
+        with _files_lock:
+            return make_in(Path(folder), rank, size)
+    except Exception as error:  # noqa: BLE001  a program does not end because of its records
+        if not _said:
+            _said.append(True)
+            why = getattr(error, "strerror", None) or error
+            say(f"WARNING: RINGCOMM_TRACE={folder}: {why}: flight records are kept in memory")
+        return -1
+
+
+def make_in(folder: Path, rank: int, size: int) -> int:
+    prune()
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"rank{rank}-{os.getpid()}-{next(_numbers)}.ring"
+    # A process of this number in another container may write to the old one: it is not cut.
+    path.unlink(missing_ok=True)
+    file = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o644)
+    try:
+        end = processes.written(processes.this_process())
+        # Blocks that are missing when they are written to would end the program by a signal.
+        os.posix_fallocate(file, 0, size + len(end))
+        os.pwrite(file, end, size)
+        mmap.mmap(file, size).close()
+    except BaseException:
+        os.close(file)
+        path.unlink(missing_ok=True)  # its blocks may be the last of the disk
+        raise
+    _files.append(path)
+    return file
+
+
+def prune() -> None:
+    """Remove files of groups that were destroyed, but for the newest."""
+    for path in [*_files]:
+        head = head_of(path)
+        if head is None or head[LEFT_AT]:
+            _files.remove(path)
+        if head is not None and head[LEFT_AT]:
+            (_failed if head[FAILURE_AT] else _left).append(path)
+    for paths, most in ((_left, KEPT), (_failed, KEPT_FAILED)):
+        while len(paths) > most:
+            with contextlib.suppress(OSError):
+                paths.pop(0).unlink()
+
+
+def head_of(path: Path) -> bytes | None:
+    try:
+        with path.open("rb") as file:
+            head = file.read(HEADER_END)
+    except OSError:
+        return None
+    return head if len(head) == HEADER_END else None
+
+
+def there_in(folder: Path) -> set[tuple[str, int, bool]]:
+    """Return the name, meeting and memory of the groups whose files are in a folder."""
+    groups = set()
+    with _files_lock:
+        for path in (*_files, *_left, *_failed):
+            head = head_of(path) if path.parent.resolve() == folder.resolve() else None
+            if head is not None:
+                about = header_of(head)
+                groups.add((about["group"], about["meeting"], about["device"]))
+    return groups
+
+
+def beat() -> None:
+    """Note in one of the files that this process lives."""
+    with _files_lock:
+        for path in reversed(_files):
+            with contextlib.suppress(OSError):
+                file = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+                try:
+                    os.pwrite(file, struct.pack("<q", time.time_ns()), SEEN_AT)
+                    return
+                finally:
+                    os.close(file)
+
+
+def clean_up(jobs: Path, mine: Path) -> None:
+    """Remove folders of jobs that are gone: where there are many or large ones, and old ones.
+
+    A folder stays while one of its processes lives. Where nobody can tell, because it is another
+    container's or of another start of this host, it stays for a week. One of another host stays.
+    """
+    with contextlib.suppress(OSError):
+        count = total = 0
+        for folder in sorted(jobs.iterdir(), key=age):
+            if folder == mine or folder.is_symlink() or not folder.is_dir():
+                continue
+            size = sum(file.lstat().st_size for file in folder.iterdir())
+            count, total = count + 1, total + size
+            old = age(folder) > SECONDS
+            if (old or count > JOBS or total > BYTES) and is_over(folder, old):
+                shutil.rmtree(folder, ignore_errors=True)
+                count, total = count - 1, total - size
+
+
+def age(folder: Path) -> float:
+    return time.time() - folder.lstat().st_mtime
+
+
+def is_over(folder: Path, old: bool) -> bool:
+    """Tell whether all processes that wrote into a folder are gone."""
+    writers = [process_in(path) for path in folder.glob("*.ring")]
+    if not writers or any(host != os.uname().nodename for host, _ in writers):
+        return False
+    lives = {processes.life_of(process) for _, process in writers}
+    return lives == {processes.Life.GONE} or (old and processes.Life.LIVES not in lives)

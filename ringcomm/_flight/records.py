@@ -1,19 +1,23 @@
 """The flight records of a job: what each rank called in each group, and how far it came.
 
 A rank writes one ring file for each of its groups while the job runs, so the file is there even
-when the rank was killed. This module reads these files. It needs neither torch nor the library.
+when the rank was killed. All that reads these bytes is here, and the pickles of ranks that left no
+ring file. It needs neither torch nor the library.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import io
 import itertools
 import json
+import pickle
 import struct
 import time
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ringcomm._flight import processes
 from ringcomm._flight.processes import Process
@@ -21,7 +25,10 @@ from ringcomm._flight.processes import Process
 MAGIC = b"RINGREC1"
 VERSION = 2
 CLOCKS = struct.Struct("<8sQqq")  # magic, begun, steady, wall
-SEEN_AT, HEADER_AT, LEFT_AT, MOMENTS_AT, FAILURE_AT, HEADER_END = 56, 64, 3032, 3040, 3072, 4096
+TRAFFIC_AT, SEEN_AT, HEADER_AT = 32, 56, 64
+LEFT_AT, MOMENTS_AT, FAILURE_AT, HEADER_END = 3032, 3040, 3072, 4096
+TRAFFIC = struct.Struct("<3Q")  # bytes sent, frames sent again, connections lost
+TOTALS = struct.Struct("<3Q")  # of a collective: operations, bytes, ticks
 MOMENTS = struct.Struct("<4q")  # ticks and ns of the steady clock: as the process began, and later
 RECORD = struct.Struct("<8Q3q3QiIII")
 LONGEST_NS = 365 * 86400 * 10**9  # of a job: later times are damage
@@ -111,6 +118,14 @@ class Operation:
         return f"{self.name} {self.arguments}".rstrip()
 
 
+class Total(NamedTuple):
+    """The operations of one collective that ended well, and the bytes of their larger sides."""
+
+    operations: int
+    bytes: int
+    seconds: float
+
+
 @dataclass
 class GroupRecord:
     """What one rank recorded of one group: the newest `capacity` operations, the oldest first."""
@@ -132,6 +147,8 @@ class GroupRecord:
     torch: str = ""
     operations: list[Operation] = field(default_factory=list)
     waits_ns: tuple[int, ...] = ()  # for each peer, in total
+    totals: dict[str, Total] = field(default_factory=dict)  # by collective
+    traffic: tuple[int, ...] = (0, 0, 0)  # bytes sent, frames sent again, connections lost
     process: Process = field(default_factory=lambda: Process(0))
     seen_ns: int = 0  # by the wall clock: when the process lived for sure; 0: not known
     has_left: bool = False  # it was destroyed, or its program ended as it should
@@ -156,6 +173,13 @@ class GroupRecord:
     def is_behind(self) -> bool:
         """Tell whether newer operations were begun than those that could be read."""
         return self.begun > max((operation.number for operation in self.operations), default=0)
+
+
+# What the pickle of a rank has of an operation, and of a group. The rest is of ring files alone.
+FIELDS = [field.name for field in dataclasses.fields(Operation)]
+_OTHERS = {"operations", "source", "remarks", "process", "seen_ns", "has_left", "read_ns"}
+_OTHERS |= {"totals", "traffic"}
+HEADER = [field.name for field in dataclasses.fields(GroupRecord) if field.name not in _OTHERS]
 
 
 class Ticks:
@@ -208,7 +232,7 @@ def read_ring(data: bytes, newest: int | None = None, lines: Sequence[str] = ())
     header = {**header_of(data), "lines": lines}
     _, begun, steady, wall = CLOCKS.unpack_from(data)
     try:
-        header["ticks"] = Ticks(data)
+        header["ticks"] = ticks = Ticks(data)
         others = {int(number): name for number, name in dict(header.get("registered", {})).items()}
         header["by_number"] = dict(enumerate(header["algorithms"])) | others
         record = GroupRecord(
@@ -230,6 +254,7 @@ def read_ring(data: bytes, newest: int | None = None, lines: Sequence[str] = ())
         )
         operations = list(operations_of(data, header, record, newest))
         waits_at = int(header["waits_at"])
+        record.totals = totals_of(data, header, ticks)
     except (KeyError, TypeError, ValueError, ArithmeticError, struct.error) as error:
         raise ValueError("its header is damaged") from error
     if len({*record.global_ranks}) < record.size:
@@ -239,11 +264,23 @@ def read_ring(data: bytes, newest: int | None = None, lines: Sequence[str] = ())
     record.operations = sorted(operations, key=lambda operation: operation.number)
     record.process = processes.read(record.pid, data[waits_at + 8 * record.size :])
     (record.seen_ns,) = struct.unpack_from("<q", data, SEEN_AT)
+    record.traffic = TRAFFIC.unpack_from(data, TRAFFIC_AT)
     record.has_left = data[LEFT_AT] == 1
     whole = data[waits_at : waits_at + 8 * record.size]
     if len(whole) == 8 * record.size:
         record.waits_ns = struct.unpack(f"<{record.size}Q", whole)
     return record
+
+
+def totals_of(data: bytes, header: dict[str, Any], ticks: Ticks) -> dict[str, Total]:
+    """Return the totals of the collectives that were called; none of a file cut short before."""
+    totals = {}
+    for index, name in enumerate(header["collectives"]):
+        at = int(header["totals_at"]) + index * TOTALS.size
+        if at + TOTALS.size <= len(data) and (count := TOTALS.unpack_from(data, at)[0]):
+            _, size, time = TOTALS.unpack_from(data, at)
+            totals[str(name)] = Total(count, size, time * ticks.length * 1e-9)
+    return totals
 
 
 def process_in(path: Path) -> tuple[str, Process]:
@@ -266,7 +303,8 @@ def operations_of(
         raise ValueError("records overlap, or there are none")
     there = min(max(len(data) - begin, 0) // step, count)
     torn = 0
-    wanted = range(max(record.begun - newest, 0), record.begun) if newest else range(there)
+    oldest = 0 if newest is None else max(record.begun - newest, 0)
+    wanted = range(there) if newest is None else range(oldest, record.begun)
     for number in wanted:
         at = begin + number % count * step
         if at + step > begin + there * step:
@@ -336,6 +374,39 @@ def decode(fields: tuple[int, ...], header: dict[str, Any], record: GroupRecord)
     )
 
 
+class PlainUnpickler(pickle.Unpickler):
+    """Takes numbers, texts, lists and dicts: a file from elsewhere must run no code."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        raise pickle.UnpicklingError(f"it asks for {module}.{name}")
+
+
+def read_pickle(path: Path) -> list[GroupRecord]:
+    """Read what ringcomm wrote into a `rank_<N>` file. Raises OSError, and ValueError with why."""
+    try:
+        dump = PlainUnpickler(io.BytesIO(path.read_bytes())).load()
+    except OSError:
+        raise
+    except Exception as error:  # pickle raises whatever the bytes make it raise
+        raise ValueError(f"it is no plain pickle ({error})") from error
+    try:
+        headers = dump["ringcomm"]["records"]
+        records = [GroupRecord(**{key: header[key] for key in HEADER}) for header in headers]
+        for entry in dump["entries"]:
+            facts = entry["ringcomm"]
+            operation = Operation(**{key: facts[key] for key in FIELDS})
+            records[facts["record"]].operations.append(operation)
+        for record in records:
+            if not 0 <= record.rank < len({*record.global_ranks}) == record.size:
+                raise IndexError(record.rank)
+            record.operations.sort(key=lambda operation: operation.number)
+    except (KeyError, TypeError, IndexError) as error:
+        raise ValueError("it has no facts of ringcomm's") from error
+    for record in records:
+        record.source = path.name
+    return records
+
+
 @dataclass
 class Folder:
     """What a folder holds: records, and sentences on what could not be used."""
@@ -350,25 +421,23 @@ def read_folder(path: Path) -> Folder:
 
     Raises OSError where there is no such folder. What cannot be read is named in `remarks`.
     """
-    from ringcomm._flight.torch_format import read_pickle
-
     if not path.is_dir():
         raise FileNotFoundError(f"{path} is no folder")
-    found = Folder()
+    folder = Folder()
     rings = sorted(path.rglob("*.ring"))
     for file in rings:
         read_ns = time.monotonic_ns()
         try:
             record = read_ring(file.read_bytes(), lines=lines_beside(file))
         except (OSError, ValueError) as error:
-            found.remarks.append(f"{file.name} is left out: {error}")
+            folder.remarks.append(f"{file.name} is left out: {error}")
             rank = file.name.removeprefix("rank").partition("-")[0]
-            found.unread |= {int(rank)} if rank.isdecimal() else set()
+            folder.unread |= {int(rank)} if rank.isdecimal() else set()
             continue
         record.source, record.read_ns = file.name, read_ns
-        found.records.append(record)
-        found.remarks += record.remarks
-    have = {record.global_rank for record in found.records}
+        folder.records.append(record)
+        folder.remarks += record.remarks
+    have = {record.global_rank for record in folder.records}
     for file in sorted(path.rglob("rank_*")):
         rank = file.name.removeprefix("rank_")
         if not rank.isdigit() or int(rank) in have or not file.is_file():
@@ -376,10 +445,10 @@ def read_folder(path: Path) -> Folder:
         try:
             records = read_pickle(file)
         except (OSError, ValueError) as error:
-            found.remarks.append(f"{file.name} is left out: {error}")
+            folder.remarks.append(f"{file.name} is left out: {error}")
             continue
-        found.records += records
-    return found
+        folder.records += records
+    return folder
 
 
 def lines_beside(ring: Path) -> list[str]:
@@ -399,7 +468,7 @@ def by_job(records: list[GroupRecord]) -> dict[str, list[GroupRecord]]:
     """
     jobs: dict[str, list[GroupRecord]] = {}
     times: dict[str, int] = {}
-    for parts in sorted(components(records), key=lambda each: each[0].wall_ns):
+    for parts in sorted(components(records), key=lambda parts: parts[0].wall_ns):
         name = parts[0].job
         times[name] = nth = times.get(name, 0) + 1
         jobs[name if nth == 1 else f"{name} ({nth})"] = parts
@@ -410,18 +479,18 @@ def components(records: list[GroupRecord]) -> Iterator[list[GroupRecord]]:
     """Yield the records of processes that groups connect, by time."""
     leads: dict[Hashable, Hashable] = {}
 
-    def lead(one: Hashable) -> Hashable:
-        while (above := leads.setdefault(one, one)) != one:
-            one = above
-        return one
+    def lead(node: Hashable) -> Hashable:
+        while (above := leads.setdefault(node, node)) != node:
+            node = above
+        return node
 
     ordered = sorted(records, key=lambda record: record.wall_ns)
     for record in ordered:
         leads[lead((record.job, record.host, record.pid))] = lead((record.job, record.meeting))
-    found: dict[Hashable, list[GroupRecord]] = {}
+    jobs: dict[Hashable, list[GroupRecord]] = {}
     for record in ordered:
-        found.setdefault(lead((record.job, record.meeting)), []).append(record)
-    yield from found.values()
+        jobs.setdefault(lead((record.job, record.meeting)), []).append(record)
+    yield from jobs.values()
 
 
 def last_ns(record: GroupRecord) -> int:

@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import struct
 from typing import Any
 
-from ringcomm._runtime import registration
-
-TOTALS = struct.Struct("<QQQ")  # operations, bytes, ticks
-TRAFFIC = struct.Struct("<QQQ")  # bytes sent, frames sent again, connections lost
-TRAFFIC_AT, ABOUT_AT, MOMENTS_AT, FAILURE_AT = 32, 64, 3040, 3072
-MOMENTS = struct.Struct("<4q")  # ticks and ns, at two moments
+from ringcomm._flight.records import GroupRecord, read_ring
+from ringcomm._runtime.library import load_library
 
 METRICS = {  # name: (what it is, type)
     "ringcomm_operations_total": ("Operations that ended well.", "counter"),
@@ -45,13 +39,11 @@ def stats(group: Any = None) -> dict[str, Any]:
     wanted = group if group is not None else dist.group.WORLD
     if wanted is None:
         raise RuntimeError("there is no default group: call init_process_group first")
-    found = [ring for ring in every() if ring["group"] == wanted.group_name]
-    if not found:
+    own = [numbers for numbers in every() if numbers["group"] == wanted.group_name]
+    if not own:
         raise ValueError(f"group '{wanted.group_name}' is not ringcomm's, or was destroyed")
-    whole = found[0]
-    for each in found:
-        del each["all_waits"]
-    for more in found[1:]:  # of a device
+    whole = own[0]
+    for more in own[1:]:  # of a device
         add(whole, more)
     return whole
 
@@ -70,34 +62,24 @@ def add(whole: dict[str, Any], more: dict[str, Any]) -> None:
 
 def every() -> list[dict[str, Any]]:
     """Return the numbers of all groups of this process; those of a device are apart."""
-    return [read(ring) for ring in registration.load_library().flight_rings()]
+    return [numbers_of(read_ring(ring, newest=0)) for ring in load_library().flight_rings()]
 
 
-def read(ring: bytes) -> dict[str, Any]:
-    about = json.loads(ring[ABOUT_AT:MOMENTS_AT].partition(b"\0")[0])
-    sent, resent, broken = TRAFFIC.unpack_from(ring, TRAFFIC_AT)
-    then, then_ns, now, now_ns = MOMENTS.unpack_from(ring, MOMENTS_AT)
-    tick = (now_ns - then_ns) / max(now - then, 1) * 1e-9  # seconds
-    operations = {}
-    for index, name in enumerate(about["collectives"]):
-        count, size, time = TOTALS.unpack_from(ring, about["totals_at"] + index * TOTALS.size)
-        if count:
-            operations[name] = {"operations": count, "bytes": size, "seconds": time * tick}
-    waits = struct.unpack_from(f"<{about['size']}Q", ring, about["waits_at"])
-    ranks = struct.unpack_from(f"<{about['size']}i", ring, about["ranks_at"])
+def numbers_of(record: GroupRecord) -> dict[str, Any]:
+    sent, resent, broken = record.traffic
+    waits = {
+        peer: wait * 1e-9
+        for peer, wait in zip(record.global_ranks, record.waits_ns, strict=True)
+        if peer != record.global_rank
+    }
     return {
-        "group": about["group"],
-        "rank": about["rank"],
-        "size": about["size"],
-        "device": about["device"],
-        "failure": ring[FAILURE_AT:4096].partition(b"\0")[0].decode(errors="replace"),
-        "operations": operations,
-        "all_waits": [wait * 1e-9 for wait in waits],
-        "waits": {
-            peer: wait * 1e-9
-            for peer, wait in zip(ranks, waits, strict=True)
-            if peer != ranks[about["rank"]]
-        },
+        "group": record.group,
+        "rank": record.rank,
+        "size": record.size,
+        "device": record.device,
+        "failure": record.failure,
+        "operations": {name: total._asdict() for name, total in record.totals.items()},
+        "waits": waits,
         "sent_bytes": sent,
         "resent_frames": resent,
         "lost_connections": broken,

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ringcomm._flight import stats
 from ringcomm._flight.records import GroupRecord, Operation, read_ring
-from ringcomm._runtime.options import warn
+from ringcomm._runtime.process import say
 
 EVERY = 60.0  # seconds
 SHARE = 0.2  # of the time, that this rank has waited for it
@@ -43,12 +42,12 @@ def suspect(before: Seen, now: Seen) -> int | None:
 def sentence(record: GroupRecord, slow: int, before: Seen, now: Seen) -> str | None:
     """Return what there is to say of the suspect, or None where its waits were few."""
     since = before.at * 1e9
-    recent = [each for each in record.operations if (each.called_ns or 0) >= since]
-    late = [each for each in recent if each.longest_peer == slow and each.longest_ns > LATE_NS]
+    recent = [call for call in record.operations if (call.called_ns or 0) >= since]
+    late = [call for call in recent if call.longest_peer == slow and call.longest_ns > LATE_NS]
     if len(late) < FEWEST:
         return None
-    usual = median(each.longest_ns for each in late) * 1e-6
-    own = median(moving(each) for each in late) * 1e-6
+    usual = median(call.longest_ns for call in late) * 1e-6
+    own = median(moving(call) for call in late) * 1e-6
     return (
         f"rank {record.global_ranks[slow]} is slow: in the last {now.at - before.at:.0f} s this "
         f"rank waited {now.waits[slow] - before.waits[slow]:.3g} s for it, in {len(late)} of "
@@ -76,13 +75,13 @@ class Stragglers:
     def look(self, rings: Iterable[bytes], at: float) -> None:
         """Write a line to stderr for each group that has a straggler; `at`: time.monotonic()."""
         for ring in rings:
-            numbers = stats.read(ring)
-            key = (numbers["group"], numbers["device"])
-            now = Seen(numbers["rank"], numbers["all_waits"], at)
+            record = read_ring(ring, newest=0)
+            now = Seen(record.rank, [wait * 1e-9 for wait in record.waits_ns], at)
+            key = (record.group, record.device)
             before, self._before[key] = self._before.get(key), now
-            slow = suspect(before, now) if before and len(before.waits) == numbers["size"] else None
+            slow = suspect(before, now) if before and len(before.waits) == record.size else None
             if before is None or slow is None:
                 continue
             said = sentence(read_ring(ring), slow, before, now)  # slow to read: only if need be
             if said:
-                warn(f"rank {now.rank} of group '{numbers['group']}': {said}")
+                say(f"WARNING: rank {now.rank} of group '{record.group}': {said}")

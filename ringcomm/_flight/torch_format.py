@@ -6,23 +6,18 @@ a dump and of each entry tells the truth, and all that the schema has no place f
 
 from __future__ import annotations
 
-import dataclasses
-import io
 import pickle
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ringcomm._flight.records import GroupRecord, Operation
+from ringcomm._flight.records import FIELDS, HEADER, GroupRecord, Operation
 
 VERSION = "2.10"  # of torch's schema
 # torchfrtrace takes only these for names of a backend.
 BACKEND = "gloo"
 STATES = {"queued": "scheduled", "running": "started", "done": "completed", "failed": "started"}
 SHARDED = {"all_gather", "reduce_scatter", "gather", "scatter"}
-FIELDS = [field.name for field in dataclasses.fields(Operation)]
-OURS = ("operations", "source", "remarks", "process", "seen_ns", "has_left", "read_ns")
-HEADER = [field.name for field in dataclasses.fields(GroupRecord) if field.name not in OURS]
 
 
 def to_flight_recorder(
@@ -71,12 +66,12 @@ def to_flight_recorder(
 
 def named(records: Iterable[GroupRecord]) -> list[tuple[str, GroupRecord]]:
     """Name the groups of a rank: "0", and "0 (2)" for the second of that name."""
-    found: list[tuple[str, GroupRecord]] = []
+    groups: list[tuple[str, GroupRecord]] = []
     counts: dict[str, int] = {}
     for record in sorted(records, key=lambda record: (record.wall_ns, record.source)):
         counts[record.group] = count = counts.get(record.group, 0) + 1
-        found.append((record.group if count == 1 else f"{record.group} ({count})", record))
-    return found
+        groups.append((record.group if count == 1 else f"{record.group} ({count})", record))
+    return groups
 
 
 def described(record: GroupRecord) -> str:
@@ -192,36 +187,3 @@ def write_flight_recorder(records: Iterable[GroupRecord], folder: Path) -> list[
         paths.append(folder / f"rank_{rank}")
         paths[-1].write_bytes(pickle.dumps(to_flight_recorder(own, since)))
     return paths
-
-
-class PlainUnpickler(pickle.Unpickler):
-    """Takes numbers, texts, lists and dicts: a file from elsewhere must run no code."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        raise pickle.UnpicklingError(f"it asks for {module}.{name}")
-
-
-def read_pickle(path: Path) -> list[GroupRecord]:
-    """Read what ringcomm wrote into a `rank_<N>` file. Raises OSError, and ValueError with why."""
-    try:
-        dump = PlainUnpickler(io.BytesIO(path.read_bytes())).load()
-    except OSError:
-        raise
-    except Exception as error:  # pickle raises whatever the bytes make it raise
-        raise ValueError(f"it is no plain pickle ({error})") from error
-    try:
-        headers = dump["ringcomm"]["records"]
-        records = [GroupRecord(**{key: header[key] for key in HEADER}) for header in headers]
-        for entry in dump["entries"]:
-            facts = entry["ringcomm"]
-            operation = Operation(**{key: facts[key] for key in FIELDS})
-            records[facts["record"]].operations.append(operation)
-        for record in records:
-            if not 0 <= record.rank < len({*record.global_ranks}) == record.size:
-                raise IndexError(record.rank)
-            record.operations.sort(key=lambda operation: operation.number)
-    except (KeyError, TypeError, IndexError) as error:
-        raise ValueError("it has no facts of ringcomm's") from error
-    for record in records:
-        record.source = path.name
-    return records

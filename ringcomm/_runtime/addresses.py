@@ -47,11 +47,11 @@ class Interface:
 def number(text: str) -> IP | None:
     """Return the IP address that the text is; None for a name."""
     try:
-        found = ipaddress.ip_address(text.partition("%")[0])
+        address = ipaddress.ip_address(text.partition("%")[0])
     except ValueError:
         return None
-    mapped = found.ipv4_mapped if isinstance(found, ipaddress.IPv6Address) else None
-    return mapped or found
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return mapped or address
 
 
 def family(host: str) -> socket.AddressFamily:
@@ -82,21 +82,21 @@ def list_interfaces(sys: Path = Path("/sys")) -> list[Interface]:
     first = ctypes.POINTER(_Ifaddrs)()
     if library.getifaddrs(ctypes.byref(first)) != 0:
         raise OSError(ctypes.get_errno(), "getifaddrs")
-    found = []
+    interfaces = []
     try:
         entry = first
         while entry:
-            one = entry.contents
-            if text := address_text(one.address):
-                name = one.name.decode()
-                up = one.flags & UP_AND_RUNNING == UP_AND_RUNNING
-                found.append(
-                    Interface(name, text, up, bool(one.flags & LOOPBACK), mtu_of(sys, name))
+            address = entry.contents
+            if text := address_text(address.address):
+                name = address.name.decode()
+                up = address.flags & UP_AND_RUNNING == UP_AND_RUNNING
+                interfaces.append(
+                    Interface(name, text, up, bool(address.flags & LOOPBACK), mtu_of(sys, name))
                 )
-            entry = one.next
+            entry = address.next
     finally:
         library.freeifaddrs(first)
-    return found
+    return interfaces
 
 
 def address_text(pointer: int | None) -> str:
@@ -130,10 +130,10 @@ class Item:
     exact: bool
     exclude: bool
 
-    def matches(self, one: Interface) -> bool:
+    def matches(self, interface: Interface) -> bool:
         if self.network is not None:
-            return number(one.address) in self.network
-        return one.name == self.name if self.exact else one.name.startswith(self.name)
+            return number(interface.address) in self.network
+        return interface.name == self.name if self.exact else interface.name.startswith(self.name)
 
 
 def network_of(name: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network | None:
@@ -165,15 +165,15 @@ def parse_filter(text: str) -> list[Item]:
     return items
 
 
-def place(items: list[Item], one: Interface) -> int | None:
+def place(items: list[Item], interface: Interface) -> int | None:
     """Return which item asks for this interface; None where it is not wanted."""
-    found = None if any(not item.exclude for item in items) else 0
+    match = None if any(not item.exclude for item in items) else 0
     for index in reversed(range(len(items))):
-        if items[index].matches(one):
+        if items[index].matches(interface):
             if items[index].exclude:
                 return None
-            found = index
-    return found
+            match = index
+    return match
 
 
 def choose(interfaces: list[Interface], wanted: str, routed: str | None) -> list[str]:
@@ -188,28 +188,29 @@ def choose(interfaces: list[Interface], wanted: str, routed: str | None) -> list
     """
     items = parse_filter(wanted)
     selects = any(not item.exclude for item in items)
-    known = [one.address for one in interfaces]
+    known = [interface.address for interface in interfaces]
     candidates = list(interfaces)
     if routed is not None and routed not in known:
         candidates.append(Interface("", routed))
-    found, loopback = [], []
-    for one in candidates:
-        rank, at = place(items, one), ipaddress.ip_address(one.address)
-        if rank is None or not one.up:
+    ordered, loopback = [], []
+    for interface in candidates:
+        rank, at = place(items, interface), ipaddress.ip_address(interface.address)
+        if rank is None or not interface.up:
             continue
         if at.is_loopback:
-            loopback.append(one.address)
+            loopback.append(interface.address)
             continue
-        is_routed = one.address == routed
+        is_routed = interface.address == routed
         if at.is_link_local and not (at.version == 4 and (is_routed or selects)):
             continue
-        order = (rank, not is_routed, one.name.startswith(VIRTUAL) or one.loopback)
-        found.append((order, one.address))
-    found.sort(key=lambda each: each[0])
-    chosen = list(dict.fromkeys(address for _, address in found))[:MOST_ADDRESSES] or loopback
+        order = (rank, not is_routed, interface.name.startswith(VIRTUAL) or interface.loopback)
+        ordered.append((order, interface.address))
+    ordered.sort(key=lambda pair: pair[0])
+    chosen = list(dict.fromkeys(address for _, address in ordered))[:MOST_ADDRESSES] or loopback
     if not chosen and wanted:
         there = ", ".join(
-            f"{one.name} {one.address}{'' if one.up else ' (down)'}" for one in interfaces
+            f"{interface.name} {interface.address}{'' if interface.up else ' (down)'}"
+            for interface in interfaces
         )
         raise ValueError(
             f"RINGCOMM_IFNAME={wanted} leaves no address that other hosts can reach: "
@@ -225,10 +226,10 @@ def addresses_of(host: str) -> list[str]:
     """Ask the name server, if `host` is a name; none where it knows of none."""
     flags = socket.AI_ADDRCONFIG
     try:  # bytes: for text Python loads a codec, which a process that changed its user cannot read
-        found = socket.getaddrinfo(host.encode(), 9, type=socket.SOCK_DGRAM, flags=flags)
+        answers = socket.getaddrinfo(host.encode(), 9, type=socket.SOCK_DGRAM, flags=flags)
     except (OSError, ValueError):
         return []
-    return [str(each[4][0]) for each in found]
+    return [str(answer[4][0]) for answer in answers]
 
 
 def source_towards(addresses: Iterable[str]) -> str | None:
@@ -298,8 +299,8 @@ def round_trip(addresses: list[str]) -> float | None:
 
 def parse_ports(text: str) -> range:
     """Parse RINGCOMM_PORTS, "40000-40100" or one port. Raises ValueError."""
-    found = re.fullmatch(r"([0-9]{1,5})(?:-([0-9]{1,5}))?", text or "0", re.ASCII)
-    first, last = (int(found[1]), int(found[2] or found[1])) if found else (1, 0)
+    span = re.fullmatch(r"([0-9]{1,5})(?:-([0-9]{1,5}))?", text or "0", re.ASCII)
+    first, last = (int(span[1]), int(span[2] or span[1])) if span else (1, 0)
     if first > last or last > 65535 or (first == 0 < last):
         raise ValueError(
             f"RINGCOMM_PORTS={text} is neither a port nor a range of ports, as 40000 or 40000-40100"

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 LONGEST, MOMENT = 1.0, 0.02  # seconds for threads to return: of ours, and of the program
@@ -40,8 +41,8 @@ class _Last:
     this one's handlers have returned.
     """
 
-    def __init__(self, library: Any) -> None:
-        self.library, self.is_over = library, False
+    def __init__(self, library: Any, before: Callable[[str], None]) -> None:
+        self.library, self.before, self.is_over = library, before, False
 
     def __call__(self) -> None:
         if fatal_error():
@@ -56,10 +57,7 @@ class _Last:
     def close(self) -> None:
         error = fatal_error()
         try:
-            from ringcomm._flight import recorder
-
-            recorder.stop()
-            recorder.dump_at_end(error)
+            self.before(error)
         finally:
             self.library.close_groups(error)
             _let_threads_return()
@@ -71,7 +69,7 @@ def _let_threads_return() -> None:
     They have to take Python's lock, and from the end of Python on a thread that takes it is ended
     on the spot. In the middle of a call into C++ that ends the whole program, by SIGABRT.
     """
-    others = [each for each in threading.enumerate() if each is not threading.current_thread()]
+    others = [t for t in threading.enumerate() if t is not threading.current_thread()]
     end = time.monotonic() + LONGEST
     for thread in others:
         if ask_to_end := getattr(thread, "ends_with_groups", None):
@@ -84,9 +82,12 @@ def _let_threads_return() -> None:
 _last: list[weakref.ref[_Last]] = []
 
 
-def close_groups_with(library: Any) -> None:
-    """Have the library close all groups when the program ends."""
+def close_groups_with(library: Any, before: Callable[[str], None]) -> None:
+    """Have the library close all groups when the program ends.
+
+    `before` is called before that, with the error that ends the program, or "".
+    """
     if not _last or _last[0]() is None:
-        last = _Last(library)
+        last = _Last(library, before)
         _last[:] = [weakref.ref(last)]
         atexit.register(last)

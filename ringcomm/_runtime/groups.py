@@ -11,7 +11,8 @@ import inspect
 import os
 from typing import TYPE_CHECKING, Any
 
-from ringcomm._runtime import coalescing
+from ringcomm._runtime import coalescing, process
+from ringcomm.options import checked_timeout
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -81,8 +82,6 @@ def take_part(create_stand_in: Callable[[Any, Any], Any]) -> None:
         _parts.update(_parts_of(wanted))
         ours = not {NAME, STAND_IN}.isdisjoint(_parts.values())
         if ours and call.arguments.get("timeout") is not None:
-            from ringcomm._runtime.options import checked_timeout
-
             call.arguments["timeout"] = checked_timeout(call.arguments["timeout"])
         try:
             group, store = helper(*call.args, **call.kwargs)
@@ -161,11 +160,10 @@ def say_who_serves_gloo(options: Any) -> None:
     """Write a line to stderr, as the library does: at a process's first such group, on rank 0."""
     first = not _spoken
     _spoken.append(True)
-    from ringcomm._runtime.options import log_level, say
-
-    quiet = log_level() in ("warning", "error", "off")
-    if first and options.group_rank == 0 and not quiet:
-        say("INFO: RINGCOMM_AS=gloo: groups that ask for gloo on the CPU are ringcomm's")
+    if first and options.group_rank == 0:
+        process.say(
+            "INFO: RINGCOMM_AS=gloo: groups that ask for gloo on the CPU are ringcomm's", "info"
+        )
 
 
 def _give_a_default_backend(group: Any) -> None:

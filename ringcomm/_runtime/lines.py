@@ -15,8 +15,8 @@ from types import FrameType
 
 import torch
 
-# Callers that are no line of the program's: torch's wrappers, and ours.
-LIBRARIES = tuple(str(Path(file).parent) + os.sep for file in (torch.__file__, __file__))
+OURS = str(Path(__file__).parents[1]) + os.sep
+LIBRARIES = (OURS, str(Path(torch.__file__).parent) + os.sep)  # no line of the program is there
 
 _lock = threading.Lock()
 _numbers: dict[tuple[str, int], int] = {}
@@ -28,18 +28,24 @@ def _forget() -> None:
     """Begin anew in a forked child: its lines are its own, and a thread may have held the lock."""
     global _lock
     _lock = threading.Lock()
-    for what in (_numbers, _lines, _file):
-        what.clear()
+    for kept in (_numbers, _lines, _file):
+        kept.clear()
 
 
 os.register_at_fork(after_in_child=_forget)
 
 
+def frame_outside(folders: tuple[str, ...] | str) -> FrameType | None:
+    """Return the innermost frame of a file outside of the folders."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(folders):
+        frame = frame.f_back
+    return frame
+
+
 def number_of_caller() -> int:
     """Return the number of the line that calls, from 1 on; 0: no Python calls. Never raises."""
-    frame: FrameType | None = sys._getframe().f_back
-    while frame is not None and frame.f_code.co_filename.startswith(LIBRARIES):
-        frame = frame.f_back
+    frame = frame_outside(LIBRARIES)
     if frame is None:
         return 0
     place = (frame.f_code.co_filename, frame.f_lineno)

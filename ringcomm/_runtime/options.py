@@ -1,4 +1,4 @@
-"""The attributes of `ringcomm.Options`, made of the table in options.py.
+"""`ringcomm.Options`, made of the table in ringcomm/options.py, and what they set in a process.
 
 What code says wins over the variable, and the variable over the default. Variables are read when
 Options are made; init_process_group makes some where none are given. A process has one network and
@@ -7,100 +7,97 @@ one log: its first group sets them, and the variables of these are not read agai
 
 from __future__ import annotations
 
-import contextlib
-import copy
-import functools
 import os
 import re
-import select
 import sys
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ringcomm._runtime import (
     addresses,  # now, not when a group meets: files may be out of reach then
+    process,
 )
-from ringcomm.options import ATTRIBUTES, LEVELS, PROCESS, Setting, nearest
+from ringcomm._runtime.library import load_library
+from ringcomm.options import (
+    ATTRIBUTES,
+    PROCESS,
+    Attributes,
+    Setting,
+    checked_timeout,
+    nearest,
+    secret_in,
+)
 
-NUMBERED = {"log": LEVELS, "flows": ("auto",)}  # words that are numbers in the library, from 0 on
+load_library()  # which says what is wrong with it, where the import would crash
+from ringcomm import _C  # noqa: E402
+
 OBSERVING = ("log", "metrics", "trace")  # settings that end no job
-_configured: Any = None  # the Options of this process's first group
 
 
-def secret_in(path: Path, said: str) -> str:
-    """Return the first line of a file that its owner alone can read. Raises ValueError."""
-    try:
-        open_to_others = path.stat().st_mode & 0o077
-        secret = path.read_text().partition("\n")[0]
-    except (OSError, UnicodeDecodeError):
-        raise ValueError(f"{said} cannot be read") from None
-    if open_to_others:
-        raise ValueError(f"{said} can be read by others: chmod 600 it")
-    if not secret:
-        raise ValueError(f"{said} is empty")
-    return secret
+class Options(Attributes, _C.Options):
+    """What a user may say: `init_process_group("ringcomm", pg_options=Options())`.
 
+    `timeout` is how long an operation waits for a rank; that of `init_process_group` wins. Each
+    other argument is an attribute, too, and None takes back what code has said. Code wins over the
+    environment variable, and that over the default. Raises ValueError for a value that cannot be,
+    and TypeError for a wrong type or an unknown keyword.
+    """
 
-def rules_in(text: str) -> str:
-    """Return what asks for algorithms; `@FILE` is a file with a rule a line, and `#` comments."""
-    if not text.startswith("@"):
-        return text
-    try:
-        lines = Path(text[1:]).expanduser().read_text().splitlines()
-    except (OSError, UnicodeDecodeError):
-        raise ValueError(f"RINGCOMM_ALGORITHM={text} cannot be read") from None
-    rules = [line.partition("#")[0].replace(" ", "") for line in lines]
-    if not any(lines):  # comments alone say that nothing is asked for
-        raise ValueError(f"RINGCOMM_ALGORITHM={text} has no rule")
-    return ",".join(filter(None, rules))
+    if not TYPE_CHECKING:  # they make the first of the table, and check names themselves
 
+        def __init__(self, timeout: timedelta | None = None, **given: Any) -> None:
+            for name in given.keys() - ATTRIBUTES.keys():
+                meant = nearest(name, [*ATTRIBUTES, "timeout"])
+                raise TypeError(f"ringcomm.Options has no {name!r}: did you mean {meant!r}?")
+            _C.Options.__init__(self, *([] if timeout is None else [checked_timeout(timeout)]))
+            for setting in ATTRIBUTES.values():
+                self._give(setting, given.get(setting.name))
 
-def get(options: Any, name: str) -> Any:
-    value = getattr(options._config, name)
-    words = NUMBERED.get(name, ())
-    return words[value] if words and value < len(words) else value
+        def __setattr__(self, name: str, value: Any) -> None:
+            if type(self) is Options and not hasattr(Options, name):
+                meant = nearest(name, [*ATTRIBUTES, "_timeout"])
+                raise AttributeError(f"ringcomm.Options has no {name!r}: did you mean {meant!r}?")
+            super().__setattr__(name, checked_timeout(value) if name == "_timeout" else value)
 
+    @classmethod
+    def _of(cls, others: _C.Options) -> Options:
+        """Return a copy of options, which the library may have made."""
+        made = cls.__new__(cls)
+        _C.Options.__init__(made, others)
+        return made
 
-def put(config: Any, name: str, value: Any) -> None:
-    words = NUMBERED.get(name, ())
-    if name == "algorithm" and value:
-        value = rules_in(value)
-    setattr(config, name, words.index(value) if value in words else value)
+    def __copy__(self) -> Options:
+        return Options._of(self)
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Options:
+        return Options._of(self)
 
-def reset(options: Any, setting: Setting) -> None:
-    """Give the options what the process has, or else what the variable says."""
-    if setting.scope == PROCESS and _configured is not None:
-        value = get(_configured, setting.name)
-    elif setting.name == "secret" and (path := os.environ.get("RINGCOMM_SECRET_FILE")):
-        value = secret_in(Path(path), f"RINGCOMM_SECRET_FILE={path}")
-    else:
-        value = setting.read()
-    put(options._config, setting.name, value)
-    options._given = options._given - {setting.name}
+    def __repr__(self) -> str:
+        values = {name: getattr(self, name) for name in ATTRIBUTES if name in self._given}
+        values |= {"secret": "..."} if "secret" in values else {}
+        words = [f"timeout={self._timeout!r}", *(f"{k}={v!r}" for k, v in values.items())]
+        return f"ringcomm.Options({', '.join(words)})"
 
-
-def give(options: Any, setting: Setting, value: Any) -> None:
-    """Set an attribute; None takes back what code has said. Raises TypeError, ValueError."""
-    name = setting.name
-    if value is None:
-        return reset(options, setting)
-    said = f"{name}={value}"
-    if name == "secret":
-        said = f"secret={value}" if isinstance(value, Path) else "secret"
-        value = secret_in(value.expanduser(), said) if isinstance(value, Path) else value
-    setting.check(value, said)
-    trial = type(options._config)()
-    try:
-        put(trial, name, value)
-        trial.check()  # what has a grammar
-        check_addresses(name, value)
-    except ValueError as error:
-        raise ValueError(str(error).replace(f"{setting.variable}=", f"{name}=")) from None
-    put(options._config, name, value)
-    options._given = options._given | {name}
-    return None
+    def _give(self, setting: Setting[Any], value: Any) -> None:
+        """Set an attribute; None takes back what code has said. Raises TypeError, ValueError."""
+        name = setting.name
+        if value is None:
+            kept = setting.scope == PROCESS and process.configured is not None
+            setting.put(self._config, process.setting(name) if kept else setting.read())
+            self._given -= {name}
+            return
+        value = setting.check(value, f"{name}={value}")
+        trial = _C.Config()
+        try:
+            setting.put(trial, value)
+            trial.check()  # what has a grammar
+            if name in addresses.GRAMMAR:  # else the library could not read it later
+                addresses.GRAMMAR[name](value)
+        except ValueError as error:
+            raise ValueError(str(error).replace(f"{setting.variable}=", f"{name}=")) from None
+        setting.put(self._config, value)
+        self._given |= {name}
 
 
 def check_tls(config: Any) -> None:
@@ -121,95 +118,18 @@ def check_tls(config: Any) -> None:
         )
 
 
-def check_addresses(name: str, value: Any) -> None:
-    """Raise ValueError for an interface or port that the library could not read later."""
-    if name in addresses.GRAMMAR:
-        addresses.GRAMMAR[name](value)
-
-
-CENTURY = timedelta(days=36525)
-
-
-def checked_timeout(timeout: timedelta) -> timedelta:
-    """Return a timeout that torch can count; ValueError: it is over before it begins.
-
-    torch counts microseconds in 64 bits, and makes a negative number of timedelta.max. As in
-    csrc/torch/options.h, a century stands for all that is longer.
-    """
-    if timeout <= timedelta(0):
-        raise ValueError(
-            f"ringcomm: a timeout of {timeout / timedelta(milliseconds=1):.0f} ms is over before "
-            "anything can happen: give a positive one, or datetime.timedelta.max to wait for as "
-            "long as it takes"
-        )
-    return min(timeout, CENTURY)
-
-
-def complete(kind: Any) -> None:
-    """Give the class `ringcomm._C.Options` the attributes of the table; the library calls this."""
-    make = kind.__init__
-
-    def initialize(self: Any, *timeout: Any, **given: Any) -> None:
-        ours = {name: given.pop(name) for name in list(given) if name in ATTRIBUTES}
-        for name in given.keys() - {"timeout"}:
-            meant = nearest(name, [*ATTRIBUTES, "timeout"])
-            raise TypeError(f"ringcomm.Options has no {name!r}: did you mean {meant!r}?")
-        make(
-            self,
-            *map(checked_timeout, timeout),
-            **{name: checked_timeout(value) for name, value in given.items()},  # it is the timeout
-        )
-        for setting in ATTRIBUTES.values():
-            if ours.get(setting.name) is None:
-                reset(self, setting)
-            else:
-                give(self, setting, ours[setting.name])
-
-    def set_attribute(self: Any, name: str, value: Any) -> None:
-        if type(self) is kind and not hasattr(kind, name):
-            meant = nearest(name, [*ATTRIBUTES, "_timeout"])
-            raise AttributeError(f"ringcomm.Options has no {name!r}: did you mean {meant!r}?")
-        if name == "_timeout":
-            value = checked_timeout(value)
-        object.__setattr__(self, name, value)
-
-    def show(self: Any) -> str:
-        values = {name: get(self, name) for name in ATTRIBUTES if name in self._given}
-        values |= {"secret": "..."} if "secret" in values else {}
-        words = [f"timeout={self._timeout!r}", *(f"{k}={v!r}" for k, v in values.items())]
-        return f"ringcomm.Options({', '.join(words)})"
-
-    kind.__init__ = initialize
-    kind.__setattr__ = set_attribute
-    kind.__repr__ = show
-    for setting in ATTRIBUTES.values():
-        getter = functools.partial(get, name=setting.name)
-        setter = functools.partial(_give_by_name, setting)
-        setattr(kind, setting.name, property(getter, setter, doc=setting.text))
-
-
-def _give_by_name(setting: Setting, options: Any, value: Any) -> None:
-    give(options, setting, value)
-
-
-# ---- the process
-
-
-def configure(options: Any, run: str | None = None) -> None:
+def configure(options: Options, run: str | None = None) -> None:
     """Set what is the process's, for its first group; compare a later group's options with it.
 
     `run` is what flight records call the job, if not what its launcher does: of an elastic world,
     several launchers may have started the ranks. Raises ValueError where the options say something
     else about the process.
     """
-    global _configured
-    from ringcomm import _C
-
-    if _configured is not None:
-        _compare(options, _configured, except_for="resume_seconds" if run else "")
+    if process.configured is not None:
+        _compare(options, process.configured, except_for="resume_seconds" if run else "")
         if not run:
             return
-    configured = copy.copy(options if _configured is None else _configured)
+    configured = Options._of(options if process.configured is None else process.configured)
     config = configured._config
     config.resume_seconds = options._config.resume_seconds
     launched = (os.environ.get(f"TORCHELASTIC_{name}") for name in ("RUN_ID", "RESTART_COUNT"))
@@ -217,23 +137,23 @@ def configure(options: Any, run: str | None = None) -> None:
     config.run = run or f"{name or 'none'}/{restart or '0'}"
     check_tls(config)
     config.cuda_connections = connections(os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS") or "8")
-    given = copy.copy(configured)
+    given = Options._of(configured)._config
     if sys.__stderr__ is None:  # its number may be that of any other file by now
-        put(given._config, "log", "off")
-    _C.configure(given._config)
-    _configured = configured
+        ATTRIBUTES["log"].put(given, "off")
+    _C.configure(given)
+    process.configured = configured
 
 
-def of_some(parent: Any, ranks: list[int], asked: Any) -> Any:
+def of_some(parent: _C.Options, ranks: list[int], asked: Any) -> Options:
     """Return the options of a group of some of a group's ranks; the library calls this.
 
     `asked` is what torch gives, which may be another backend's. Raises ValueError.
     """
-    made = copy.copy(parent)
+    made = Options._of(parent)
     made._links = made._check_members = None
     made.enable_reconfigure = False
-    if isinstance(asked, type(parent)):
-        configure(asked)
+    if isinstance(asked, _C.Options):
+        configure(Options._of(asked))
         made._config, made._given = asked._config, asked._given
     made._timeout = asked._timeout
     world = parent.global_ranks_in_group  # none: the default group
@@ -243,58 +163,22 @@ def of_some(parent: Any, ranks: list[int], asked: Any) -> Any:
 
 def connections(text: str) -> int:
     """Return the number that a text begins with, as CUDA reads its own variable; else 0."""
-    found = re.match(r"\s*[+-]?[0-9]{1,9}", text)
-    return int(found[0]) if found else 0
+    number = re.match(r"\s*[+-]?[0-9]{1,9}", text)
+    return int(number[0]) if number else 0
 
 
-def _compare(options: Any, configured: Any, except_for: str) -> None:
+def _compare(options: Options, configured: Options, except_for: str) -> None:
     for name in sorted(options._given - {except_for}):
-        if ATTRIBUTES[name].scope == PROCESS and get(options, name) != get(configured, name):
-            wanted, is_now = f"{name}={get(options, name)}", f"{name}={get(configured, name)}"
-            if name == "secret":
-                wanted, is_now = "another secret", "its own"
-            if name in OBSERVING:
-                warn(f"a group asks for {wanted}, and this process keeps {is_now}")
-                continue
-            raise ValueError(
-                f"a group asks for {wanted}, and the first group of this process has set {is_now}: "
-                "give all groups of a process the same"
-            )
-
-
-def of_process(name: str) -> Any:
-    """Return what holds in this process: what code has said, else the variable."""
-    return ATTRIBUTES[name].read() if _configured is None else get(_configured, name)
-
-
-def log_level() -> str | None:
-    """What code has said about the lines on stderr, else RINGCOMM_LOG; None: nothing."""
-    if _configured is not None and "log" in _configured._given:
-        return str(get(_configured, "log"))
-    return os.environ.get("RINGCOMM_LOG")
-
-
-def warn(text: str) -> None:
-    """Write a line to stderr, as the library warns; never raises."""
-    if log_level() not in ("error", "off"):
-        say(f"WARNING: {text}")
-
-
-def say(text: str) -> None:
-    """Write a line to stderr. It never raises, nor waits for a reader that has stopped."""
-    # One call, so that lines of several ranks do not mix. Their reader may have gone.
-    with contextlib.suppress(OSError, ValueError, AttributeError):
-        if sys.stderr is sys.__stderr__:  # else it is something of the program's
-            poll = select.poll()
-            poll.register(sys.stderr.fileno(), select.POLLOUT)
-            if [event for _, event in poll.poll(100)] != [select.POLLOUT]:
-                return
-        sys.stderr.write(f"ringcomm {text}\n")
-
-
-def _forget() -> None:
-    global _configured
-    _configured = None  # a forked child makes groups, and a network, of its own
-
-
-os.register_at_fork(after_in_child=_forget)
+        wanted, now = getattr(options, name), getattr(configured, name)
+        if ATTRIBUTES[name].scope != PROCESS or wanted == now:
+            continue
+        asks, is_now = f"{name}={wanted}", f"{name}={now}"
+        if name == "secret":
+            asks, is_now = "another secret", "its own"
+        if name in OBSERVING:
+            process.say(f"WARNING: a group asks for {asks}, and this process keeps {is_now}")
+            continue
+        raise ValueError(
+            f"a group asks for {asks}, and the first group of this process has set {is_now}: "
+            "give all groups of a process the same"
+        )

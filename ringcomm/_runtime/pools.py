@@ -33,8 +33,8 @@ def register_tensors(backend: Any, tensors: torch.Tensor | Iterable[torch.Tensor
     some = _list_of("register_tensors", tensors)
     devices = {tensor.device for tensor in some}
     if len(devices) > 1:
-        found = " and ".join(sorted(str(device) for device in devices))
-        raise ValueError(f"register_tensors: give tensors of one device: these are on {found}")
+        named = " and ".join(sorted(str(device) for device in devices))
+        raise ValueError(f"register_tensors: give tensors of one device: these are on {named}")
     index = next((-1 if device.type == "cpu" else device.index for device in devices), None)
     memory = {_at(tensor): [_range_of(tensor)] for tensor in some}
     backend._register_memory("register_tensors", memory, index)
@@ -59,13 +59,13 @@ def _list_of(asked: str, tensors: Any) -> list[torch.Tensor]:
     if not isinstance(tensors, Iterable):
         raise TypeError(f"{asked}: give tensors, not {type(tensors).__name__}")
     some = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
-    for one in some:
-        if not isinstance(one, torch.Tensor):
-            raise TypeError(f"{asked}: give tensors, not {type(one).__name__}")
-        strided = one.layout == torch.strided and not one.is_meta
+    for tensor in some:
+        if not isinstance(tensor, torch.Tensor):
+            raise TypeError(f"{asked}: give tensors, not {type(tensor).__name__}")
+        strided = tensor.layout == torch.strided and not tensor.is_meta
         # FSDP resizes storage to 0.
-        if not strided or one.numel() == 0 or one.untyped_storage().nbytes() == 0:
-            raise ValueError(f"{asked}: a tensor of {list(one.shape)} has no memory of its own")
+        if not strided or tensor.numel() == 0 or tensor.untyped_storage().nbytes() == 0:
+            raise ValueError(f"{asked}: a tensor of {list(tensor.shape)} has no memory of its own")
     return some
 
 

@@ -1,4 +1,4 @@
-"""Registers the backend with torch, and loads the library when a group first asks for it.
+"""Registers the backend with torch, and makes the backend of each group.
 
 torch calls `register` at the end of its own import, in every program on the machine: it must be
 quick, may be called any number of times, and may never raise. Hence torch is imported inside the
@@ -9,16 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib
-import sys
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ringcomm._runtime.exit import close_groups_with
+from ringcomm._runtime import library, process
 from ringcomm.options import check_variables, unknown_variables
-
-if TYPE_CHECKING:
-    from types import ModuleType
 
 NAME = "ringcomm"
 
@@ -51,23 +46,25 @@ def create_backend(options: Any, backend_options: Any = None) -> Any:
     `backend_options` are not `ringcomm.Options`; where the group has another backend too, they may
     be that one's. It waits for the group's other ranks, at most `options.timeout`.
     """
-    from ringcomm._flight import recorder
     from ringcomm._runtime import groups
 
-    library = load_library()
-    from ringcomm._runtime.options import configure
+    loaded = library.load_library()
+    from ringcomm._runtime.options import Options, configure
 
     check_variables()
-    if not isinstance(backend_options, library.Options):
-        if backend_options is not None and not groups.is_shared():
-            kind = type(backend_options).__name__
-            raise TypeError(f"pg_options of a ringcomm group must be ringcomm.Options, not {kind}")
-        backend_options = library.Options()
-    configure(backend_options)
+    if isinstance(backend_options, loaded.Options):
+        own = Options._of(backend_options)
+    elif backend_options is None or groups.is_shared():
+        own = Options()
+    else:
+        kind = type(backend_options).__name__
+        raise TypeError(f"pg_options of a ringcomm group must be ringcomm.Options, not {kind}")
+    configure(own)
     warn_of_unknown_variables()
     ranks = options.global_ranks_in_group
-    recorder.watch(library, ranks[options.group_rank] if ranks else options.group_rank)
-    return library.create_backend(options, backend_options, groups.serve_cuda())
+    rank = ranks[options.group_rank] if ranks else options.group_rank
+    library.load_recorder().watch(loaded, rank)
+    return loaded.create_backend(options, own, groups.serve_cuda())
 
 
 def create_stand_in(options: Any, backend_options: Any = None) -> Any:
@@ -76,7 +73,8 @@ def create_stand_in(options: Any, backend_options: Any = None) -> Any:
 
     from ringcomm._runtime import groups
 
-    ours = backend_options if isinstance(backend_options, load_library().Options) else None
+    kind = library.load_library().Options
+    ours = backend_options if isinstance(backend_options, kind) else None
     try:
         backend = create_backend(options, ours)
     except dist.DistBackendError as error:
@@ -93,64 +91,7 @@ def create_stand_in(options: Any, backend_options: Any = None) -> Any:
 @functools.cache
 def warn_of_unknown_variables() -> None:
     """Say, once a process, which variables nobody reads: on stderr, as the library warns."""
-    from ringcomm._runtime.options import warn
-
     for name, meant in unknown_variables():
-        warn(f"unknown environment variable {name} is ignored: did you mean {meant}?")
-
-
-def load_library() -> ModuleType:
-    """Return the compiled library, loading it the first time.
-
-    Raises ImportError when it is not built, or built for another Python or another minor version
-    of torch. torch's C++ classes change between minor versions, so the wrong one would not fail to
-    load: it would crash later. That is why this is compared first.
-    """
-    import torch
-
-    try:
-        built = importlib.import_module("ringcomm._build_info")
-    except ModuleNotFoundError as error:
-        raise ImportError(
-            "ringcomm is not built: run `pip install --no-build-isolation .` in its folder"
-        ) from error
-    for what, then, now in (
-        ("torch", built.torch, torch.__version__),
-        ("Python", built.python, sys.version),
-    ):
-        if minor(then) != minor(now):
-            raise ImportError(
-                f"ringcomm was built for {what} {minor(then)} but {what} {minor(now)} is running: "
-                "rebuild it with "
-                "`pip install --no-build-isolation --force-reinstall --no-deps .`"
-            )
-    library = importlib.import_module("ringcomm._C")
-    close_groups_with(library)
-    complete(library.Backend)
-    importlib.import_module("ringcomm._flight.recorder")  # while there are descriptors to load it
-    return library
-
-
-def complete(backend: Any) -> None:
-    """Give the class those methods of torch's own backends that are easier said in Python."""
-    backend.flight_record = flight_record
-    backend._is_initialized = lambda self: True
-    # Ranks outside a split need to do nothing.
-    backend.perform_nocolor_split = lambda self, device: None
-    _pools = importlib.import_module("ringcomm._runtime.pools")
-    backend.register_mem_pool = _pools.register_mem_pool
-    backend.deregister_mem_pool = _pools.deregister_mem_pool
-    backend.register_tensors = _pools.register_tensors
-    backend.deregister_tensors = _pools.deregister_tensors
-
-
-def flight_record(backend: Any) -> list[dict[str, Any]]:
-    """Return the last operations of a group; `_C.pyi` says what of each."""
-    from ringcomm._flight import recorder
-
-    return recorder.last_operations(backend._flight_rings())
-
-
-def minor(version: str) -> str:
-    """Return the first two numbers of a version: "2.13" of "2.13.0+cpu"."""
-    return ".".join(version.split(".")[:2])
+        process.say(
+            f"WARNING: unknown environment variable {name} is ignored: did you mean {meant}?"
+        )

@@ -6,17 +6,17 @@ author's code, and adds the waits. schedule.py makes the rest of a plan from it.
 
 from __future__ import annotations
 
-import functools
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
+from ringcomm._runtime import lines
+
 MOST_OPERATIONS = 1_000_000
 MOST_LOOKS = 10_000_000
 INPUT, OUTPUT, SLOT = range(3)
-_HERE = str(Path(__file__).parent)
 
 
 class Line(NamedTuple):
@@ -51,17 +51,9 @@ class AlgorithmError(ValueError):
         return self.counterexample
 
 
-@functools.cache
-def _inside(file: str) -> bool:
-    """Say whether it is a file of this package."""
-    return file.startswith(_HERE)
-
-
 def caller() -> Line:
     """Return the line that called into this package."""
-    frame = sys._getframe(1)
-    while _inside(frame.f_code.co_filename) and frame.f_back is not None:
-        frame = frame.f_back
+    frame = lines.frame_outside(lines.OURS) or sys._getframe()
     return Line(frame.f_code.co_filename, frame.f_lineno)
 
 

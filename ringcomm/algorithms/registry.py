@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from ringcomm._runtime.registration import load_library
+from ringcomm._runtime.library import load_library
 from ringcomm.algorithms.call import COLLECTIVES, Call
 from ringcomm.algorithms.language import Algorithm
 from ringcomm.algorithms.program import AlgorithmError

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
-from ringcomm._runtime.registration import load_library
+from ringcomm._runtime.library import load_library
 
 if TYPE_CHECKING:
     from torch import Tensor

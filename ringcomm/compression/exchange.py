@@ -8,10 +8,8 @@ made themselves: the results are equal bit by bit.
 
 from __future__ import annotations
 
-import copy
 import functools
 import hashlib
-import os
 import queue
 import threading
 import time
@@ -23,9 +21,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ringcomm._runtime import host
 from ringcomm._runtime.backend import backend_of
 from ringcomm.compression.codecs import UNIT, Codec, divide, mixed
-from ringcomm.tools.tune.command import host_id
 
 # torch 2.13 has new names for them, and warns of the old ones.
 all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -33,7 +31,7 @@ reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.red
 
 LEAST_PART = 1 << 20  # numbers: a shorter part costs more by its messages than it hides
 MOST_PARTS = 4  # of a tensor: one is quantised while another one is under way
-GREETING = 1  # in place of a hash of terms: an exchange is made
+GREETING = 1  # in place of a hash of a compression: an exchange is made
 Said = TypeVar("Said")
 FAR = 2e-3  # seconds of a round: from here on messages cost more than parts hide
 
@@ -55,7 +53,7 @@ class Memory:
         self.sums = [part.to(device) for part in self.sums]
 
 
-class Terms(NamedTuple):
+class Compression(NamedTuple):
     """How one tensor is compressed; the same on all ranks, but for what `memory` holds."""
 
     codec: Codec
@@ -84,7 +82,7 @@ class Part:
 def _gather(mine: Said, group: Any) -> list[Said]:
     """Return what each rank says. No rank takes it for a call of the program's own."""
     backends = [backend_of(group, device) for device in group._device_types]
-    marked = [each for each in backends if hasattr(each, "_set_codes")]
+    marked = [backend for backend in backends if hasattr(backend, "_set_codes")]
     every = [mine] * dist.get_world_size(group)
     try:
         for backend in marked:
@@ -110,7 +108,7 @@ class Exchange:
         rank = dist.get_rank(group)
         if rank < 0:
             raise ValueError("this rank is not in the group: call on its ranks only")
-        mine = _host_of(rank), {"flat": flat, **asked}
+        mine = host.key(rank), {"flat": flat, **asked}
         every = _gather(mine, group)
         for other, theirs in enumerate(every):
             if theirs[1] != mine[1]:
@@ -150,15 +148,15 @@ class Exchange:
 
     # ---- when it runs
 
-    def submit(self, tensor: Tensor, terms: Terms) -> torch.futures.Future[Any]:
+    def submit(self, tensor: Tensor, how: Compression) -> torch.futures.Future[Any]:
         """Run `all_reduce` behind the caller's back: in a thread, or in a stream of the device."""
         if tensor.is_cuda:
-            return self._on_stream(tensor, terms)
+            return self._on_stream(tensor, how)
         future: torch.futures.Future[Any] = torch.futures.Future()
 
         def job() -> None:
             try:
-                self.all_reduce(tensor, terms)
+                self.all_reduce(tensor, how)
             except Exception as error:  # noqa: BLE001  it is raised where the future is waited for
                 future.set_exception(error)
             else:
@@ -169,12 +167,12 @@ class Exchange:
                 target=_run, args=(self._jobs,), name="ringcomm-exchange", daemon=True
             )
             ask_to_end = functools.partial(self._jobs.put, None)
-            self._thread.ends_with_groups = ask_to_end  # type: ignore[attr-defined]  # _exit.py
+            self._thread.ends_with_groups = ask_to_end  # type: ignore[attr-defined]  # exit.py
             self._thread.start()
         self._jobs.put(job)
         return future
 
-    def _on_stream(self, tensor: Tensor, terms: Terms) -> torch.futures.Future[Any]:
+    def _on_stream(self, tensor: Tensor, how: Compression) -> torch.futures.Future[Any]:
         """The host enqueues everything and goes on: no thread is needed for that."""
         future: torch.futures.Future[Any] = torch.futures.Future(devices=[tensor.device])
         stream = self._streams.get(tensor.device) or torch.cuda.Stream(tensor.device)
@@ -182,29 +180,29 @@ class Exchange:
         stream.wait_stream(torch.cuda.current_stream(tensor.device))
         with torch.cuda.stream(stream):
             tensor.record_stream(stream)
-            self.all_reduce(tensor, terms)
+            self.all_reduce(tensor, how)
             future.set_result(tensor)
         return future
 
     # ---- what it does
 
-    def all_reduce(self, tensor: Tensor, terms: Terms) -> None:
+    def all_reduce(self, tensor: Tensor, how: Compression) -> None:
         """Replace the tensor, contiguous and of any float type, by the sum over the divisor."""
-        self._compare(tensor, terms)
+        self._compare(tensor, how)
         flat = tensor.view(-1)
         numbers = flat if flat.dtype == torch.float32 else flat.float()
         if self.local is not None:
-            self._inside_hosts(numbers, terms)
+            self._inside_hosts(numbers, how)
         elif self.across is not None:
-            self._between_hosts(numbers, terms)
+            self._between_hosts(numbers, how)
         else:
-            divide(numbers, terms.divisor)
+            divide(numbers, how.divisor)
         if numbers is not flat:
             flat.copy_(numbers)
 
-    def _compare(self, tensor: Tensor, terms: Terms) -> None:
+    def _compare(self, tensor: Tensor, how: Compression) -> None:
         """Have the ranks compare what they give: the exchange itself is of bytes, or padded."""
-        given = repr((terms.codec.name, terms.divisor, tensor.dtype, tensor.numel()))
+        given = repr((how.codec.name, how.divisor, tensor.dtype, tensor.numel()))
         digest = hashlib.blake2b(given.encode(), digest_size=8).digest()
         for group in (self.local, self.across):
             if group is None:
@@ -222,7 +220,7 @@ class Exchange:
                         " give the same format, op, dtype and number of elements on all ranks"
                     )
 
-    def _inside_hosts(self, numbers: Tensor, terms: Terms) -> None:
+    def _inside_hosts(self, numbers: Tensor, how: Compression) -> None:
         size = dist.get_world_size(self.local)
         share = -(-numbers.numel() // (size * UNIT)) * UNIT
         whole = numbers.new_zeros(size * share)
@@ -230,51 +228,51 @@ class Exchange:
         mine = numbers.new_empty(share)
         reduce_scatter_single(mine, whole, group=self.local)
         if self.across is not None:
-            self._between_hosts(mine, terms)
+            self._between_hosts(mine, how)
         else:
-            divide(mine, terms.divisor)
+            divide(mine, how.divisor)
         all_gather_single(whole, mine, group=self.local)
         numbers.copy_(whole[: numbers.numel()])
 
-    def _between_hosts(self, numbers: Tensor, terms: Terms) -> None:
+    def _between_hosts(self, numbers: Tensor, how: Compression) -> None:
         """Move part after part, each a step behind the one before it."""
         size, rank = dist.get_world_size(self.across), dist.get_rank(self.across)
         length = max(LEAST_PART, -(-numbers.numel() // self.parts))
         length = -(-length // (UNIT * size)) * UNIT * size
         parts = [
-            Part(numbers[first : first + length], first, size, rank, terms.codec)
+            Part(numbers[first : first + length], first, size, rank, how.codec)
             for first in range(0, numbers.numel(), length)
         ]
-        if terms.memory is not None:
+        if how.memory is not None:
             sums = [part.mine.numel() for part in parts]
-            terms.memory.fit(numbers.numel(), sums, numbers.device)
+            how.memory.fit(numbers.numel(), sums, numbers.device)
         for step in range(len(parts) + 2):
             if step < len(parts):
-                self._scatter(parts[step], terms, rank)
+                self._scatter(parts[step], how, rank)
             if 0 <= step - 1 < len(parts):
-                self._add_up(parts[step - 1], step - 1, terms, size)
+                self._add_up(parts[step - 1], step - 1, how, size)
             if 0 <= step - 2 < len(parts):
                 part = parts[step - 2]
                 part.work.wait()
-                terms.codec.decode(part.codes, part.numbers)
+                how.codec.decode(part.codes, part.numbers)
 
-    def _scatter(self, part: Part, terms: Terms, rank: int) -> None:
-        seed = None if terms.seed is None else mixed(terms.seed, 1, rank)
+    def _scatter(self, part: Part, how: Compression, rank: int) -> None:
+        seed = None if how.seed is None else mixed(how.seed, 1, rank)
         own = None
-        if terms.memory is not None and terms.memory.own is not None:
-            own = terms.memory.own[part.first : part.first + part.numbers.numel()]
-        terms.codec.encode(part.numbers, part.codes, own, seed, part.first)
+        if how.memory is not None and how.memory.own is not None:
+            own = how.memory.own[part.first : part.first + part.numbers.numel()]
+        how.codec.encode(part.numbers, part.codes, own, seed, part.first)
         part.work = dist.all_to_all_single(
             part.others, part.codes, group=self.across, async_op=True
         )
 
-    def _add_up(self, part: Part, index: int, terms: Terms, size: int) -> None:
+    def _add_up(self, part: Part, index: int, how: Compression, size: int) -> None:
         part.work.wait()
         total = part.numbers.new_empty(part.mine.numel())
-        terms.codec.decode(part.others, total, size, terms.divisor)
-        seed = None if terms.seed is None else mixed(terms.seed, 2)
-        memory = None if terms.memory is None else terms.memory.sums[index]
-        terms.codec.encode(total, part.sums, memory, seed, part.first_of_mine)
+        how.codec.decode(part.others, total, size, how.divisor)
+        seed = None if how.seed is None else mixed(how.seed, 2)
+        memory = None if how.memory is None else how.memory.sums[index]
+        how.codec.encode(total, part.sums, memory, seed, part.first_of_mine)
         part.work = all_gather_single(part.codes, part.sums, group=self.across, async_op=True)
 
 
@@ -284,21 +282,14 @@ def _run(jobs: queue.SimpleQueue[Callable[[], None] | None]) -> None:
         del job  # with what it holds
 
 
-def _host_of(rank: int) -> str:
-    try:
-        return f"{host_id(rank)} {os.getuid()}"
-    except OSError:  # it cannot be shown to be on one host with others
-        return str(rank)
-
-
 def _places(hosts: list[str], rank: int, *, flat: bool) -> tuple[list[int], list[int]]:
     """Return the ranks with which this one exchanges codes, and those of its host.
 
     Where hosts have different numbers of ranks, all ranks exchange codes.
     """
     of_host: dict[str, list[int]] = {}
-    for index, host in enumerate(hosts):
-        of_host.setdefault(host, []).append(index)
+    for index, key in enumerate(hosts):
+        of_host.setdefault(key, []).append(index)
     if flat or len({len(ranks) for ranks in of_host.values()}) > 1:
         return list(range(len(hosts))), [rank]
     local = of_host[hosts[rank]]
@@ -312,10 +303,9 @@ def _subgroup(group: Any, ranks: list[int]) -> Any:
         return None
     device = torch.device(next(iter(group._device_types)))
     options: Any = getattr(backend_of(group, device), "options", None)
-    if not hasattr(options, "_agreement"):
+    if not hasattr(options, "_links"):
         return dist.new_group(ranks, use_local_synchronization=True)
-    options = copy.copy(options)
-    options._agreement = None
+    options._links = options._check_members = None  # of an elastic world: they make its own groups
     return dist.new_group(
         ranks,
         timeout=options._timeout,

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from ringcomm.compression.codecs import BY_CHANCE, codec_of, mixed
-from ringcomm.compression.exchange import Exchange, Memory, Terms
+from ringcomm.compression.exchange import Compression, Exchange, Memory
 from ringcomm.compression.quantized import check_type
 
 __all__ = ["CompressionState", "compress", "register"]
@@ -130,7 +130,7 @@ class CompressionState:
 
     # ---- a bucket
 
-    def _terms(self, bucket: Any) -> Terms:
+    def _compression(self, bucket: Any) -> Compression:
         self._calls += 1
         memory = self._memory(bucket) if self.error == "feedback" else None
         seed = mixed(self.seed, self._calls) if self.error == "unbiased" else None
@@ -141,7 +141,7 @@ class CompressionState:
             if self._iterations > _REBUILT:
                 self._loaded.clear()  # of other buckets than these
         divisor = dist.get_world_size(self.process_group)
-        return Terms(codec_of(self.format), divisor, memory, seed)
+        return Compression(codec_of(self.format), divisor, memory, seed)
 
     def _memory(self, bucket: Any) -> Memory:
         """Return what was left out of the same parameters; an empty one for other parameters."""
@@ -174,7 +174,7 @@ def compress(
     """
     buffer = bucket.buffer()
     check_type(buffer)
-    future = state.connect().submit(buffer, state._terms(bucket))
+    future = state.connect().submit(buffer, state._compression(bucket))
     return future.then(lambda done: done.value())
 
 

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from ringcomm._runtime.options import checked_timeout
 from ringcomm.compression.codecs import BY_CHANCE, codec_of
-from ringcomm.compression.exchange import Exchange, Terms
+from ringcomm.compression.exchange import Compression, Exchange
+from ringcomm.options import checked_timeout
 
 if TYPE_CHECKING:
     from datetime import timedelta
@@ -96,7 +96,7 @@ def quantized_all_reduce(
     flat = tensor.detach()
     dense = flat if flat.is_contiguous() else flat.contiguous()
     exchange = _exchange_of(dist.group.WORLD if group is None else group)
-    future = exchange.submit(dense, Terms(codec, divisor, seed=seed))
+    future = exchange.submit(dense, Compression(codec, divisor, seed=seed))
     if dense is not flat:
         future = future.then(lambda done: flat.copy_(done.value()))
     work = QuantizedWork(future)
@@ -140,7 +140,7 @@ def _divisor(op: Any, group: Any) -> int:
 
 
 def _exchange_of(group: Any) -> Exchange:
-    found = _exchanges.get(group)
-    if found is None:
-        found = _exchanges[group] = Exchange(group)
-    return found
+    exchange = _exchanges.get(group)
+    if exchange is None:
+        exchange = _exchanges[group] = Exchange(group)
+    return exchange

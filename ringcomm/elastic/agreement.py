@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch.distributed as dist
 
-from ringcomm._runtime.registration import load_library
-from ringcomm.elastic.log import warn
+from ringcomm._runtime.library import load_library
+from ringcomm._runtime.process import say
 
 if TYPE_CHECKING:
-    from ringcomm.elastic.lobby import Process
+    from ringcomm.elastic.rendezvous import Process
 
 LOOK = timedelta(milliseconds=1)  # at what wakes nobody: the end of a process
 LOOK_AT_GUESTS_SECONDS = 0.02
@@ -189,9 +189,10 @@ class Agreement:
 
     def _tell_who_is_awaited(self, passed: float) -> None:
         for rank in self._decree.awaited():
-            condition = self._links.condition(rank)
-            text = f"waiting {round(passed, 2):g} s for rank {rank} to end its step: it is"
-            warn(f"{text} {condition}", "elastic")
+            say(
+                f"WARNING elastic: waiting {round(passed, 2):g} s for rank {rank} to end its step: "
+                f"it is {self._links.condition(rank)}"
+            )
 
     def _begin_next(self) -> Answer:
         """Begin the next epoch. Members keep their order, and confirmed guests come behind them."""

@@ -70,7 +70,7 @@ def vote(mine: Ballot, ranks: int) -> list[Ballot]:
     return [Ballot(*words[:-1]) for words in FORM.iter_unpack(box.every)]
 
 
-def say(mine: str) -> list[str]:
+def tell(mine: str) -> list[str]:
     """Tell all ranks at most 4,095 bytes; returns what each says."""
     data = mine.encode()[:4095].ljust(4096, b"\0")
     own = torch.frombuffer(bytearray(data), dtype=torch.uint8)
@@ -132,7 +132,9 @@ def hash_of_options(tracked: Tracked) -> int:
 def hash_of_rates(tracked: Tracked) -> int:
     """64 bits of learning rates, and of how far the schedulers are: quick, for each step."""
     values = [getattr(scheduler, "last_epoch", 0) for scheduler in tracked.schedulers]
-    values += [group.get("lr", 0) for each in tracked.optimizers for group in each.param_groups]
+    values += [
+        group.get("lr", 0) for optimizer in tracked.optimizers for group in optimizer.param_groups
+    ]
     return hash(tuple(v for v in values if isinstance(v, int | float))) & (1 << 64) - 1
 
 

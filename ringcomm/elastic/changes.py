@@ -2,22 +2,25 @@
 
 A commit is a vote (ballot.py) that all members see. Where it fails, the members agree on who goes
 on and whether it counts. Then they make the next group, give the state to guests, and carry over
-what holds the old group.
+what holds the old group. Guests are admitted here: the members say who they are, call them in, and
+give them the state.
 """
 
 from __future__ import annotations
 
+import json
 import random
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 
-from ringcomm.elastic import admission, ddp
+from ringcomm._runtime.process import say
+from ringcomm.elastic import ddp, transfer
 from ringcomm.elastic.ballot import (
     ADMITS,
     LEAVES,
@@ -29,14 +32,14 @@ from ringcomm.elastic.ballot import (
 )
 from ringcomm.elastic.epochs import Decided, Epochs
 from ringcomm.elastic.errors import Diverged, Evicted, TooFew
-from ringcomm.elastic.lobby import Process
+from ringcomm.elastic.rendezvous import Process, Rendezvous
 from ringcomm.elastic.state import Tracked
 from ringcomm.elastic.store import within
 from ringcomm.elastic.watch import Watch, without
 
 COUNTERS = "ringcomm.world"  # the name of what goes with the user's objects
 COMPARE_EVERY = 1000  # steps, between comparisons of all parameters
-MOST_VAIN = 3  # failures in a row, at the same place, that changed nothing
+MOST_FRUITLESS = 3  # failures in a row, at the same place, that changed nothing
 
 
 class Member(NamedTuple):
@@ -86,7 +89,7 @@ class Counters:
     def load_state_dict(self, state: dict[str, int]) -> None:
         vars(self).update(state)
 
-    def sow(self, place: int) -> None:
+    def seed_generators(self, place: int) -> None:
         """Give a rank that enters random numbers of its own, the same in every such run.
 
         `place` is that among the ranks which enter now. Its rank will not do: that is another one
@@ -105,7 +108,6 @@ class Changes:
 
     epochs: Epochs
     watch: Watch
-    log: Callable[[str], None]
     counters: Counters = field(default_factory=Counters)
     tracked: Tracked | None = None
     on_change: list[Callable[[Change], None]] = field(default_factory=list)
@@ -114,7 +116,7 @@ class Changes:
     voted: bool = False
     planned: int = 0  # the changes that votes have asked for, as flags of ballots
     all_leave: bool = False  # by the last vote
-    vain: int = 0  # failures in a row that changed nothing
+    fruitless_failures: int = 0  # failures in a row that changed nothing
     stale: bool = False  # the group of the present epoch is not made yet
     closed: bool = False  # nobody can join
     given_up: str = ""  # why this rank is in the world no more
@@ -196,7 +198,7 @@ class Changes:
         if self.tracked is not None and self.tracked.sampler is not None and self.dealt:
             self.tracked.sampler._decide()
         self.dealt = False
-        self.vain = 0
+        self.fruitless_failures = 0
 
     def is_failure(self, error: BaseException) -> bool:
         """Whether `error` says that the group has failed, or was raised because of that."""
@@ -232,9 +234,10 @@ class Changes:
 
     def _meet_after(self, error: BaseException) -> bool:
         counts = self.meet(failed=True)
-        if self.vain >= MOST_VAIN:
+        if self.fruitless_failures >= MOST_FRUITLESS:
             raise Diverged(
-                f"operations failed {self.vain} times in a row, and no rank was lost by it: {error}"
+                f"operations failed {self.fruitless_failures} times in a row, and no rank was lost "
+                f"by it: {error}"
             ) from error
         return counts
 
@@ -263,7 +266,9 @@ class Changes:
                 f"{self.counters.commits}: it must not go on; start it anew to join"
             )
         self.voted = False
-        self.vain = 0 if decided.lost or decided.extra else self.vain + 1
+        self.fruitless_failures += 1
+        if decided.lost or decided.extra:
+            self.fruitless_failures = 0
         if counts:
             self._decide()
         self.deal()
@@ -299,8 +304,7 @@ class Changes:
         elif offer := self.epochs.home.offer:
             self.meet(f"@{offer.address}")
         else:
-            guests = without(self.watch.take(), self.epochs.all)
-            guests = admission.describe(self, guests)
+            guests = self._describe(without(self.watch.take(), self.epochs.all))
             self.meet(" ".join("~" + guest.uuid for guest in guests))
 
     def regroup(self) -> None:
@@ -310,11 +314,11 @@ class Changes:
                 began = time.monotonic()
                 self.epochs.meet_guests()
                 if self.epochs.guests and self.epochs.rank == 0:
-                    within(lambda: admission.welcome(self))
+                    within(self._call_in)
                 self.epochs.make()
                 self.numbers["regroup_ms"] = (time.monotonic() - began) * 1e3
                 if self.epochs.guests:
-                    admission.give(self)
+                    self._give_state()
                 else:
                     self._carry_over()
                     self.stale = False
@@ -335,7 +339,7 @@ class Changes:
         """
         if self.tracked is None or self.tracked.sampler is None:
             return
-        sampler, uuids = self.tracked.sampler, [each.uuid for each in self.epochs.members]
+        sampler, uuids = self.tracked.sampler, [process.uuid for process in self.epochs.members]
         deck = sampler._deck
         sampler._bind(self.epochs.me.uuid, uuids, deck.ahead, deck.accumulate)
 
@@ -365,9 +369,88 @@ class Changes:
         self.numbers["change_ms"] = seconds * 1e3
         self.since, self.lost, self.before = 0.0, [], ()
         if epochs.rank == 0:
-            self.log(_sentence(change, self.counters.steps))
+            say(f"elastic: {_sentence(change, self.counters.steps)}")
         for callback in self.on_change:
             callback(change)
+
+    # ---- guests
+
+    def _describe(self, guests: list[Process]) -> list[Process]:
+        """Write down who the guests are, for the other members; none where the store is gone."""
+
+        def write() -> None:
+            for guest in guests:
+                self.epochs.store.set(f"guest/{guest.uuid}", json.dumps(asdict(guest)))
+
+        try:
+            within(write)
+        except dist.DistStoreError:
+            return []
+        return guests
+
+    def _call_in(self) -> None:
+        """Tell the guests how to enter, where this world is still the one that the store knows."""
+        epochs, keys = self.epochs, self.epochs.home.keys
+        rendezvous = Rendezvous(keys, epochs.me)
+        record, new = rendezvous.record(), epochs.record()
+        if record is None or record.life != new.life or not rendezvous.replace(record, new):
+            raise Evicted(
+                "another world was founded in the place of this one, whose members were all taken "
+                "for dead: this rank must not go on"
+            )
+        text = epochs.admission().to_text()
+        for guest in epochs.guests:
+            keys.set(f"welcome/{guest.uuid}", text)
+
+    def _give_state(self) -> None:
+        """Give the state to the guests. When all have it, they become members."""
+        assert self.tracked is not None
+        epochs, began = self.epochs, time.monotonic()
+        givers = list(range(len(epochs.members)))
+        joiners = list(range(len(givers), len(epochs.all)))
+        try:
+            state = self.tracked.pack()
+        except (TypeError, ValueError) as error:
+            self.closed = True
+            say(f"elastic: no rank can join any more, because the state cannot be sent: {error}")
+            self.meet()
+            return
+        sent = transfer.send(state, dist.group.WORLD, givers, joiners)
+        vote(Ballot(epochs.epoch, self.counters.commits), len(epochs.all))
+        self.numbers["sent_mb"] = self.numbers.get("sent_mb", 0.0) + sent / 1e6
+        self.numbers["give_ms"] = (time.monotonic() - began) * 1e3
+        self.meet(" ".join("+" + guest.uuid for guest in epochs.guests))
+
+    def take_state(self) -> None:
+        """As a guest: take the state, and become a member. Raises RuntimeError if that fails."""
+        assert self.tracked is not None
+        epochs = self.epochs
+        givers = list(range(len(epochs.members)))
+        self.before, self.since = epochs.members, time.monotonic()
+        try:
+            transfer.receive(self.tracked.unpack, dist.group.WORLD, givers)
+            self.tracked.finish()
+            vote(Ballot(epochs.epoch, self.counters.commits), len(epochs.all))
+        except RuntimeError as error:
+            self.check_failure(error)
+        self.stale = True
+        epochs.agree(self.counters.commits, False, "", failed=False)
+        joined = [process.uuid for process in epochs.members if process not in self.before]
+        self.counters.seed_generators(joined.index(epochs.me.uuid))
+        self.deal()
+        self.regroup()
+
+    def share_state(self) -> None:
+        """Give rank 0's state to all others, before anything was trained."""
+        assert self.tracked is not None
+        others = list(range(1, len(self.epochs.members)))
+        if self.epochs.rank == 0 and others:
+            transfer.send(self.tracked.pack(), dist.group.WORLD, [0], others)
+        elif others:
+            transfer.receive(self.tracked.unpack, dist.group.WORLD, [0])
+            commits = self.counters.commits
+            self.tracked.finish()
+            self.counters.commits = commits
 
 
 def _is_well(backend: Any) -> bool:
@@ -375,14 +458,11 @@ def _is_well(backend: Any) -> bool:
 
 
 def _sentence(change: Change, step: int) -> str:
-    gone = ", ".join(f"{each.host} process {each.pid}" for each in change.lost)
-    came = ", ".join(f"{each.host} process {each.pid}" for each in change.joined)
+    gone = ", ".join(f"{member.host} process {member.pid}" for member in change.lost)
+    came = ", ".join(f"{member.host} process {member.pid}" for member in change.joined)
     what = f"without {gone}" if gone else ""
     what += (" and " if gone and came else "") + (f"with {came}" if came else "")
     return (
         f"going on {what or 'as before'}: {change.size} ranks, epoch {change.epoch}, after step "
         f"{step}, {change.seconds * 1e3:.0f} ms"
     )
-
-
-__all__ = ["ADMITS", "COUNTERS", "LEAVES", "Change", "Changes", "Counters", "Member", "member"]

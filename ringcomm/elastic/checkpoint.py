@@ -34,7 +34,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
-from ringcomm.elastic.log import warn
+from ringcomm._runtime.process import say
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -72,7 +72,7 @@ class Checkpoints:
         *,
         every: int | timedelta,
         keep: int = 2,
-        log: Callable[[str], None] = warn,
+        log: Callable[[str], None] = lambda text: say(f"WARNING: {text}"),
     ) -> None:
         if (every <= timedelta(0)) if isinstance(every, timedelta) else (every < 1):
             raise ValueError(f"every={every}: give a number of steps, at least 1, or a time")
@@ -144,22 +144,24 @@ class Checkpoints:
             raise RuntimeError(f"{what}: put one back, or name another folder to begin anew")
         return None
 
-    def load(self, found: Found, state: dict[str, Any]) -> dict[str, Any]:
+    def load(self, checkpoint: Found, state: dict[str, Any]) -> dict[str, Any]:
         """Return the state that was saved, in new CPU tensors, for `load_state_dict`s.
 
         `state` is the present one, and says by its keys what has to be there; it is not changed.
         Raises ValueError if the checkpoint lacks a key; RuntimeError if a file cannot be read.
         """
         try:
-            entries = _check(found.path, hashes=False)["entries"]
-            values = {name: _entry(found.path, place) for name, place in entries.items()}
+            entries = _check(checkpoint.path, hashes=False)["entries"]
+            values = {name: _entry(checkpoint.path, place) for name, place in entries.items()}
         except (_DamageError, OSError, RuntimeError, pickle.UnpicklingError) as error:
-            what = f"checkpoint {found.path} cannot be read"
+            what = f"checkpoint {checkpoint.path} cannot be read"
             raise RuntimeError(f"{what}: {_reason(error)}") from error
         plain: dict[str, Any] = values.pop(PLAIN)
         missing = [str(key) for key in state if key not in plain]
         if missing:
-            raise ValueError(f"checkpoint {found.path} lacks {', '.join(missing)} of the state")
+            raise ValueError(
+                f"checkpoint {checkpoint.path} lacks {', '.join(missing)} of the state"
+            )
         return _swap(plain, (), lambda path, _: values[_name(path)])
 
     def _run(self, head: dict[str, Any], paths: dict[str, Keys], plain: Any) -> None:

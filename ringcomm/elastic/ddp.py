@@ -48,14 +48,14 @@ def wrappers_in(objects: Iterable[object]) -> list[Any]:
 
     Compiled modules and modules that hold wrappers deeper inside are searched too.
     """
-    found = {
+    wrappers = {
         id(part): part
         for thing in objects
         if isinstance(thing, nn.Module)
         for part in thing.modules()
         if isinstance(part, DistributedDataParallel)
     }
-    return list(found.values())
+    return list(wrappers.values())
 
 
 def unwrapped(module: Any) -> Any:

@@ -41,15 +41,15 @@ class Stream:
 
     def samples(self, start: int, count: int) -> list[int]:
         """Return the indices, from 0 to length − 1, at `count` positions from `start` on."""
-        found: list[int] = []
-        while len(found) < count:
-            epoch, first = divmod(start + len(found), self.length)
-            last = min(self.length, first + count - len(found))
+        indices: list[int] = []
+        while len(indices) < count:
+            epoch, first = divmod(start + len(indices), self.length)
+            last = min(self.length, first + count - len(indices))
             if self.shuffle:
-                found += self._permutation(epoch)[first:last].tolist()
+                indices += self._permutation(epoch)[first:last].tolist()
             else:
-                found += range(first, last)
-        return found
+                indices += range(first, last)
+        return indices
 
     def _permutation(self, epoch: int) -> torch.Tensor:
         kept = self._permutations.pop(epoch, None)
@@ -135,8 +135,8 @@ class Deck:
         count = len(self.queues)
         if self.total_batch is None or not count:
             return [self.accumulate] * count
-        each, more = divmod(self.total_batch // self.batch_size, count)
-        return [each + (rank < more) for rank in range(count)]
+        least, more = divmod(self.total_batch // self.batch_size, count)
+        return [least + (rank < more) for rank in range(count)]
 
     def share(self, uuid: str) -> int:
         """How many batches this member takes in the present step. Raises ValueError for others."""

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch.distributed as dist
 
-from ringcomm._runtime.registration import load_library
+from ringcomm._runtime.library import load_library
+from ringcomm._runtime.process import say
 from ringcomm.elastic.epochs import Epochs, Settings
-from ringcomm.elastic.lobby import Lobby, Process, Record, Welcome
+from ringcomm.elastic.rendezvous import Admission, Process, Record, Rendezvous
 from ringcomm.elastic.store import RunStore
 
 
@@ -26,12 +26,10 @@ class Entered(NamedTuple):
 class Entrance:
     """The way into the world of one run, for one process."""
 
-    def __init__(
-        self, run: str, store: RunStore, settings: Settings, start: int, log: Callable[[str], None]
-    ) -> None:
-        self._run, self._store, self._settings, self._log = run, store, settings, log
-        card = load_library().card()
-        self._lobby = Lobby(store.keys, Process.this(card), self._go_to, start, log)
+    def __init__(self, run: str, store: RunStore, settings: Settings, start: int) -> None:
+        self._run, self._store, self._settings = run, store, settings
+        me = Process.this(load_library().card())
+        self._rendezvous = Rendezvous(store.keys, me, self._go_to, start)
 
     def enter(self, timeout: float) -> Entered | None:
         """Found a world with others; None where one runs, then this process is apart until `ask`.
@@ -40,9 +38,9 @@ class Entrance:
         """
         deadline = time.monotonic() + timeout
         while True:
-            record = self._lobby.enter(deadline - time.monotonic())
+            record = self._rendezvous.enter(deadline - time.monotonic())
             if record is None:
-                self._log(f"a world runs: process {os.getpid()} is admitted at world.track()")
+                say(f"elastic: a world runs: process {os.getpid()} is admitted at world.track()")
                 self._stay_apart()
                 return None
             if entered := self._found(record):
@@ -54,9 +52,9 @@ class Entrance:
 
         Raises TimeoutError after so many seconds.
         """
-        found = self._lobby.ask(timeout)
+        answer = self._rendezvous.ask(timeout)
         dist.destroy_process_group()
-        entered = self._visit(found) if isinstance(found, Welcome) else self._found(found)
+        entered = self._visit(answer) if isinstance(answer, Admission) else self._found(answer)
         if entered is None:
             self.refused()
         return entered
@@ -67,44 +65,44 @@ class Entrance:
         self._stay_apart()
 
     def _go_to(self, address: str) -> Any:
-        self._log(f"the store of the world is served at {address} now")
+        say(f"elastic: the store of the world is served at {address} now")
         self._store.move(address)
         return self._store.keys
 
     def rename(self) -> None:
-        self._lobby.me = replace(self._lobby.me, uuid=Process.this("").uuid)
+        self._rendezvous.me = replace(self._rendezvous.me, uuid=Process.this("").uuid)
 
     def _stay_apart(self) -> None:
         """Have a group of one: models can be made, as by DDP, and the world need not wait."""
         dist.init_process_group("ringcomm", store=dist.HashStore(), rank=0, world_size=1)
 
     def _epochs(self, life: int) -> Epochs:
-        return Epochs(self._run, self._store, life, self._lobby.me, self._settings)
+        return Epochs(self._run, self._store, life, self._rendezvous.me, self._settings)
 
-    def _visit(self, welcome: Welcome) -> Entered | None:
-        epochs = self._epochs(welcome.life)
+    def _visit(self, admission: Admission) -> Entered | None:
+        epochs = self._epochs(admission.life)
         try:
-            epochs.enter(welcome)
+            epochs.enter(admission)
         except dist.DistBackendError as error:
-            self._log(f"process {os.getpid()} was not admitted, and asks again: {error}")
+            say(f"elastic: process {os.getpid()} was not admitted, and asks again: {error}")
             epochs.end()
             return None
         return Entered(epochs, True)
 
     def _found(self, record: Record) -> Entered | None:
-        lobby, epochs = self._lobby, self._epochs(record.life)
-        if not lobby.assemble(record):
+        rendezvous, epochs = self._rendezvous, self._epochs(record.life)
+        if not rendezvous.assemble(record):
             return None
         try:
             epochs.found(record.members)
         except (dist.DistBackendError, dist.DistNetworkError) as error:
-            self._log(f"a world of {len(record.members)} ranks was not founded: {error}")
+            say(f"elastic: a world of {len(record.members)} ranks was not founded: {error}")
             epochs.end()
-            lobby.void(record)
+            rendezvous.void(record)
             return None
         if epochs.rank == 0:
-            lobby.replace(record, replace(record, confirmed=True))
-        if lobby.is_confirmed(record):
+            rendezvous.replace(record, replace(record, confirmed=True))
+        if rendezvous.is_confirmed(record):
             return Entered(epochs, False)
         epochs.end()  # another member could not meet, and has given this world up
         return None

@@ -20,10 +20,10 @@ from typing import Any
 import torch.distributed as dist
 
 from ringcomm._runtime.backend import backend_of
-from ringcomm._runtime.registration import load_library
+from ringcomm._runtime.options import Options
 from ringcomm.elastic.agreement import NOTHING, Agreement, Decision, Witness
 from ringcomm.elastic.errors import Evicted
-from ringcomm.elastic.lobby import Process, Record, Welcome
+from ringcomm.elastic.rendezvous import Admission, Process, Record
 from ringcomm.elastic.store import RunStore, within
 
 FOUNDERS_SECONDS = 10.0  # for the first group: all of them were there a moment ago
@@ -36,8 +36,8 @@ class Settings:
 
     timeout: float  # of operations
     patience: float  # with the network, and with members that are too few
+    options: Options  # of the groups
     witness: bool = True
-    options: Any = None  # ringcomm.Options of the groups; None: as the variables say
 
 
 @dataclass(frozen=True)
@@ -80,11 +80,7 @@ class Epochs:
 
     @property
     def rank(self) -> int:
-        return [each.uuid for each in self.all].index(self.me.uuid)
-
-    @property
-    def is_guest(self) -> bool:
-        return self.me in self.guests
+        return [process.uuid for process in self.all].index(self.me.uuid)
 
     def found(self, members: tuple[Process, ...]) -> None:
         """Make the first group of a world. Raises what the making of a group raises."""
@@ -93,11 +89,11 @@ class Epochs:
         dist.barrier()
         self.agreement = Agreement(f"{self.run}/{self.life}", self.backend(), 0)
 
-    def enter(self, welcome: Welcome) -> None:
+    def enter(self, admission: Admission) -> None:
         """Make the group in which this process is a guest."""
-        self.epoch, self.members = welcome.epoch, welcome.members
-        self.guests = welcome.guests
-        self.made = Decision(welcome.ranks, welcome.step, welcome.extra)
+        self.epoch, self.members = admission.epoch, admission.members
+        self.guests = admission.guests
+        self.made = Decision(admission.ranks, admission.step, admission.extra)
         self._make(GUESTS_SECONDS)
         self.agreement = Agreement(
             f"{self.run}/{self.life}", self.backend(), self.epoch, len(self.guests), self.made
@@ -149,8 +145,8 @@ class Epochs:
         stay = tuple(self.members[rank] for rank in self.made.ranks)
         lost = tuple(member for member in self.members if member not in stay)
         words = self.made.extra.split()
-        confirmed = tuple(each for each in self.guests if "+" + each.uuid in words)
-        lost += tuple(each for each in self.guests if each not in confirmed)
+        confirmed = tuple(guest for guest in self.guests if "+" + guest.uuid in words)
+        lost += tuple(guest for guest in self.guests if guest not in confirmed)
         self.members, self.epoch = stay + confirmed, answer.epoch
         self.guests = tuple(
             Process(word[1:], "unknown", 0) for word in words if word.startswith("~")
@@ -211,16 +207,15 @@ class Epochs:
         """What the store is to know of this world."""
         return Record(self.life, self.epoch, True, self.all)
 
-    def welcome(self) -> Welcome:
+    def admission(self) -> Admission:
         """What the guests of the present epoch need to know."""
         ranks, step, extra = self.made
         who = (self.members, self.guests)
-        return Welcome(self.life, self.epoch, *who, tuple(ranks), step, extra)
+        return Admission(self.life, self.epoch, *who, tuple(ranks), step, extra)
 
     def _make(self, seconds: float) -> None:
         self._destroy()
-        said = self.settings.options
-        options = load_library().Options() if said is None else copy.copy(said)
+        options = copy.copy(self.settings.options)
         if self.agreement is not None:
             self.agreement.prepare(options, self.guests)
         # The name of a group is in its keys. It counts what this process has tried to make, and

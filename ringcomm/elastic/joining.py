@@ -1,20 +1,34 @@
-"""How a program enters a world: `join`, the first call of an elastic training."""
+"""How a program enters a world: `join`, the first call of an elastic training.
+
+It looks at what started the process, too: some launchers stop all ranks when one dies.
+"""
 
 from __future__ import annotations
 
 import copy
 import os
+import re
+from collections.abc import Mapping
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, Literal
 
-from ringcomm._runtime.options import checked_timeout, configure
-from ringcomm._runtime.registration import load_library
+import torch
+
+from ringcomm._runtime.options import Options, configure
+from ringcomm._runtime.process import say
 from ringcomm.elastic.entrance import Entrance
 from ringcomm.elastic.epochs import Settings
-from ringcomm.elastic.launcher import advice
-from ringcomm.elastic.log import log
 from ringcomm.elastic.store import open_store
 from ringcomm.elastic.world import World
+from ringcomm.options import checked_timeout
+
+LOCAL_RANKS = ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID")
+# What makes srun stop the ranks that live: the variable, slurm.conf's default for it, and when.
+SRUN_STOPS = (
+    ("SLURM_KILL_BAD_EXIT", "KillOnBadExit", "when one dies"),
+    ("SLURM_WAIT", "WaitTime", "so many seconds after the first one ends"),
+)
 
 
 def join(
@@ -50,7 +64,7 @@ def join(
         raise ValueError(
             f"min_size={min_size}, start={wanted}, max_size={max_size}: they must be in this order"
         )
-    mine = copy.copy(options) if options else load_library().Options()
+    mine = copy.copy(options) if options else Options()
     silence = dead_after or timedelta(seconds=mine.resume_seconds)
     if silence < timedelta(seconds=1):
         raise ValueError(f"dead_after={silence}: at least a second, hosts are silent for a moment")
@@ -60,19 +74,71 @@ def join(
     settings = Settings(
         timeout=(options._timeout if options else timedelta(minutes=10)).total_seconds(),
         patience=silence.total_seconds(),
-        witness=witness == "store",
         options=mine,
+        witness=witness == "store",
     )
     if said := advice():
-        log(said)
+        say(f"elastic: {said}")
     job = os.environ.get("SLURM_JOB_ID", "run")
     run = os.environ.get("RINGCOMM_ELASTIC_RUN", job)
     if dead_after:
         mine.resume_seconds = min(int(silence.total_seconds()), 86_400)
     configure(mine, run=f"elastic/{run}/")
     keys = open_store(run, store)
-    world = World(keys, settings, (min_size, wanted, max_size), timeout.total_seconds())
-    world._entrance = Entrance(run, keys, settings, wanted, log)
-    if entered := world._entrance.enter(timeout.total_seconds()):
+    seconds, entrance = timeout.total_seconds(), Entrance(run, keys, settings, wanted)
+    world = World(keys, entrance, (min_size, max_size), seconds, own_device())
+    if entered := entrance.enter(seconds):
         world._begin(entered)
     return world
+
+
+def advice(env: Mapping[str, str] = os.environ) -> str:
+    """Return what to say of the launcher that `env` shows; "" where nothing is to be said."""
+    if "TORCHELASTIC_RUN_ID" in env and int(env.get("WORLD_SIZE", "1")) > 1:
+        return (
+            f"torchrun started {env['WORLD_SIZE']} workers and stops them all when one dies: start "
+            "one torchrun --nnodes=1 for each unit that may fail (docs/elastic.md)"
+        )
+    by_srun = "SLURM_STEP_ID" in env and "PMI_JOBID" in env  # PMI of srun's own
+    mpi_ranks = 1 if by_srun else int(env.get("PMI_SIZE", "1"))
+    if max(mpi_ranks, int(env.get("OMPI_COMM_WORLD_SIZE", "1"))) > 1:
+        return (
+            "mpirun stops all ranks when one dies: start them with srun --no-kill, or without a "
+            "launcher (docs/elastic.md)"
+        )
+    return _of_srun(env) if "SLURM_STEP_ID" in env else ""
+
+
+def _of_srun(env: Mapping[str, str]) -> str:
+    """Read what srun's variables say, else the cluster's configuration. Options leave no trace."""
+    for variable, setting, when in SRUN_STOPS:
+        value, says = env.get(variable), f"{variable}={env.get(variable)}"
+        if value is None:
+            value = _configured(env.get("SLURM_CONF", "/etc/slurm/slurm.conf"), setting)
+            says = f"the cluster's {setting}={value}"
+        if value != "0":
+            return (
+                f"srun stops all ranks {when}, as {says} says: before srun --no-kill, export "
+                f"{variable}=0 (docs/elastic.md)"
+            )
+    return ""
+
+
+def _configured(path: str, setting: str) -> str:
+    """Return a number of slurm.conf; "0", which is Slurm's default, where it cannot be read."""
+    try:
+        text = Path(path).read_text(errors="replace")
+    except OSError:
+        return "0"
+    numbers = re.findall(rf"^\s*{setting}\s*=\s*(\d+)", text, re.MULTILINE | re.IGNORECASE)
+    return numbers[-1] if numbers else "0"
+
+
+def own_device() -> torch.device:
+    """Choose a GPU by the place of this process on its host; the CPU where there is none."""
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    place = next((os.environ[name] for name in LOCAL_RANKS if name in os.environ), "0")
+    device = int(place) % torch.cuda.device_count()
+    torch.cuda.set_device(device)
+    return torch.device("cuda", device)

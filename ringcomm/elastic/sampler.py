@@ -1,15 +1,19 @@
 """The sampler of an elastic world: a batch sampler that gives a stock DataLoader a member's share.
 
-It is a deck (deck.py), and the place in it up to which a loader has asked.
+It is a deck (deck.py), and the place in it up to which a loader has asked. A feed has the batches
+of the loader that no decided step has used yet.
 """
 
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
+import torch
 import torch.utils.data
+from torch.utils import _pytree as tree
 
 from ringcomm.elastic.deck import Deck
 
@@ -31,8 +35,8 @@ class Sampler(torch.utils.data.Sampler[list[int]]):
     Without a world, an iterator ends with an epoch. A step is then decided when its last batch was
     asked for; what the loader prefetched is lost if its iterator is dropped.
 
-    A world drives the sampler by `_bind`, `_decide` and `_change`: the same calls on each member.
-    It reads `_share`, `_position` and the `_deck`.
+    A world drives the sampler by `_bind` and `_decide`: the same calls on each member. It reads
+    `_share` and the `_deck`.
     """
 
     def __init__(
@@ -86,9 +90,9 @@ class Sampler(torch.utils.data.Sampler[list[int]]):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over a state of another member, or of a checkpoint, before a loader iterates.
 
-        Its members stay those of the state until `_change` or `_bind` names the present ones. The
-        batches of the others are then dealt anew. Raises ValueError, and keeps the old state, if
-        the state is not whole, or of a sampler with other arguments.
+        Its members stay those of the state until `_bind` names the present ones. The batches of the
+        others are then dealt anew. Raises ValueError, and keeps the old state, if the state is not
+        whole, or of a sampler with other arguments.
         """
         deck = Deck.from_state(state)
         theirs, mine = deck.settings(), self._deck.settings()
@@ -117,30 +121,16 @@ class Sampler(torch.utils.data.Sampler[list[int]]):
     def _decide(self) -> None:
         """Count each member's first `_share` batches as used: call it once for a decided step.
 
-        It comes before the `_change` that a death in this step led to.
+        It comes before the `_bind` that a death in this step leads to.
         """
         self._used += self._share
         self._deck.decide()
-
-    def _change(self, members: list[str]) -> None:
-        """Give the world other members, in rank order, between two steps.
-
-        A joiner calls it after `load_state_dict`. Survivors keep their queues, so what their
-        loaders prefetched stays good, and so does the batch of an aborted step. Raises ValueError
-        as `Deck.change`.
-        """
-        self._deck.change(members)
 
     @property
     def _share(self) -> int:
         """How many batches this member takes in the present step; 0 if it is not a member."""
         uuid = self._uuid or ALONE
         return self._deck.share(uuid) if uuid in self._deck.queues else 0
-
-    @property
-    def _position(self) -> int:
-        """How many batches, at the head of this member's queue, the newest iterator has given."""
-        return self._reader.place if self._reader else 0
 
     def _forget(self) -> None:
         """Part from the iterators: what they gave has no place in the queue any more."""
@@ -230,3 +220,47 @@ def ahead_of(loader: Any, accumulate: int = 1) -> int:
             "says how many batches a step takes: leave one out"
         )
     return loader.num_workers * (loader.prefetch_factor or 0) + accumulate
+
+
+class Feed:
+    """One iterator over a loader, for the whole run: workers and prefetched batches are kept."""
+
+    def __init__(self, loader: Any, sampler: Sampler, accumulate: int) -> None:
+        """Raises what `ahead_of` raises, and ValueError for a loader of another sampler."""
+        self.ahead = ahead_of(loader, accumulate)
+        if loader.batch_sampler is not sampler:
+            raise ValueError("the loader has another sampler than the one given to world.track")
+        self.loader = loader
+        self._accumulate = accumulate
+        self._sampler = sampler
+        self._iterator: Iterator[Any] | None = None
+        self._drawn: deque[Any] = deque()
+        self._used = 0
+        self._versions: list[tuple[torch.Tensor, int]] = []  # of the batches that were given
+
+    def is_of(self, loader: Any, accumulate: int) -> bool:
+        return self.loader is loader and self._accumulate == accumulate
+
+    def batches(self) -> Any:
+        """What a step gets: the same until it is decided. It is a list where it may be several."""
+        sampler = self._sampler
+        if self._iterator is None:
+            self._iterator, self._used = iter(self.loader), sampler._used
+        for _ in range(min(sampler._used - self._used, len(self._drawn))):
+            self._drawn.popleft()
+        self._used = sampler._used
+        while len(self._drawn) < sampler._share:
+            self._drawn.append(next(self._iterator))
+        given = [self._drawn[index] for index in range(sampler._share)]
+        tensors = [leaf for leaf in tree.tree_leaves(given) if isinstance(leaf, torch.Tensor)]
+        self._versions = [(leaf, leaf._version) for leaf in tensors if not leaf.is_inference()]
+        several = self._accumulate > 1 or sampler._deck.total_batch is not None
+        return given if several else given[0]
+
+    def check(self) -> None:
+        """Raise RuntimeError if the program has changed a batch that may be needed once more."""
+        if any(leaf._version != version for leaf, version in self._versions):
+            raise RuntimeError(
+                "a batch of world.batches was changed in place, and a step that is computed again "
+                "needs it as it was: change a copy"
+            )

@@ -154,16 +154,16 @@ class Tracked:
         Parameters and optimizers are equal on all ranks, so each giver sends a part of them; all
         else comes from the first. Raises ValueError for what is neither tensors nor plain data.
         """
-        found: list[tuple[Any, bool]] = []
+        tensors: list[tuple[Any, bool]] = []
         header: dict[str, Any] = {"kinds": self._kinds(), "states": {}, "shapes": {}}
         for name, thing in self.objects.items():
             try:
-                header["states"][name] = state = transfer.flat_state(thing, found)
+                header["states"][name] = state = transfer.flat_state(thing, tensors)
                 transfer.encode({"state": state})
             except ValueError as error:
                 raise ValueError(f"state of {name!r} cannot be sent to joiners: {error}") from error
             header["shapes"][name] = transfer.shapes_of(thing)
-        return transfer.pack(header, found)
+        return transfer.pack(header, tensors)
 
     def unpack(self, header: bytes) -> Packed:
         """What a joiner receives state into: its modules' own tensors, and new ones for the rest.

@@ -254,8 +254,8 @@ def end_when_silent(address: Address) -> None:
     left alone. torch keeps its sockets to itself; the kernel lists them.
     """
     with contextlib.suppress(OSError):  # also where there is no /proc
-        found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
-        peers = {info[4][:2] for info in found}
+        answers = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+        peers = {info[4][:2] for info in answers}
         for file in Path("/proc/self/fd").iterdir():
             with contextlib.suppress(OSError):
                 _limit_silence(os.dup(int(file.name)), peers)
@@ -264,16 +264,19 @@ def end_when_silent(address: Address) -> None:
 def _limit_silence(file: int, peers: set[Any]) -> None:
     """Do that where the descriptor, which is closed here, is a connection to one of them."""
     try:
-        each = socket.socket(fileno=file)
+        connection = socket.socket(fileno=file)
     except OSError:
         os.close(file)
         raise
-    with each:
-        if each.family in (socket.AF_INET, socket.AF_INET6) and each.type == socket.SOCK_STREAM:
-            host, port = each.getpeername()[:2]
+    with connection:
+        if (
+            connection.family in (socket.AF_INET, socket.AF_INET6)
+            and connection.type == socket.SOCK_STREAM
+        ):
+            host, port = connection.getpeername()[:2]
             if (host.removeprefix("::ffff:"), port) in peers:
                 wait = int(TIMEOUT.total_seconds() * 1e3)
-                each.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, wait)
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, wait)
 
 
 def serve(host: str, port: int) -> Any:

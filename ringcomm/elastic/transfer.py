@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ringcomm._runtime.registration import load_library
+from ringcomm._runtime.library import load_library
 from ringcomm.elastic import ddp
 
 PIECE_BYTES = 4 << 20  # of one message
@@ -73,9 +73,9 @@ def _hash(tensor: Any) -> int:
     return int(load_library().checksum(tensor.detach().cpu().contiguous()))
 
 
-def fold(one: int, other: int) -> int:
+def fold(first: int, second: int) -> int:
     """A checksum of two checksums, in this order."""
-    return (one * 0x9E3779B97F4A7C15 + other + 1) % (1 << 64)
+    return (first * 0x9E3779B97F4A7C15 + second + 1) % (1 << 64)
 
 
 def is_dense(tensor: Any) -> bool:
@@ -108,17 +108,17 @@ def empty_for(leaf: Leaf) -> Any:
 # ---- the header
 
 
-def flatten(value: Any, found: list[tuple[Any, bool]], own: bool) -> Any:
-    """Add the tensors in dicts, lists and tuples to `found`; what is returned has their numbers."""
+def flatten(value: Any, tensors: list[tuple[Any, bool]], own: bool) -> Any:
+    """Add the tensors in dicts, lists and tuples to `tensors`; the result has their numbers."""
     if isinstance(value, torch.Tensor):
         if value.layout is not torch.strided:
             raise ValueError(f"it has a tensor of layout {value.layout}")
-        found.append((value, own))
-        return (LEAF, len(found) - 1)
+        tensors.append((value, own))
+        return (LEAF, len(tensors) - 1)
     if type(value) in (dict, OrderedDict):
-        return {key: flatten(item, found, own) for key, item in value.items()}
+        return {key: flatten(item, tensors, own) for key, item in value.items()}
     if type(value) in (list, tuple):
-        return type(value)(flatten(item, found, own) for item in value)
+        return type(value)(flatten(item, tensors, own) for item in value)
     return value
 
 
@@ -151,11 +151,11 @@ def decode(data: bytes) -> dict[str, Any]:
     return {**header, "leaves": [Leaf(*leaf) for leaf in header["leaves"]]}
 
 
-def pack(header: dict[str, Any], found: list[tuple[Any, bool]]) -> Packed:
+def pack(header: dict[str, Any], tensors: list[tuple[Any, bool]]) -> Packed:
     """Make the stream of what `flatten` found."""
-    leaves = [leaf_of(tensor, own) for tensor, own in found]
+    leaves = [leaf_of(tensor, own) for tensor, own in tensors]
     header = {**header, "leaves": [tuple(leaf) for leaf in leaves]}
-    return stream(encode(header), leaves, [tensor for tensor, _ in found])
+    return stream(encode(header), leaves, [tensor for tensor, _ in tensors])
 
 
 def stream(header: bytes, leaves: list[Leaf], tensors: list[Any]) -> Packed:
@@ -320,14 +320,14 @@ def _as_tensor(data: bytes) -> Any:
 # ---- what objects have, and what they load
 
 
-def flat_state(thing: Any, found: list[tuple[Any, bool]]) -> Any:
-    """An object's state without its tensors, which are added to `found`."""
+def flat_state(thing: Any, tensors: list[tuple[Any, bool]]) -> Any:
+    """An object's state without its tensors, which are added to `tensors`."""
     module = ddp.unwrapped(thing)
     if not isinstance(module, nn.Module):
-        return flatten(thing.state_dict(), found, not isinstance(thing, torch.optim.Optimizer))
+        return flatten(thing.state_dict(), tensors, not isinstance(thing, torch.optim.Optimizer))
     shared = {name for name, _ in module.named_parameters(remove_duplicate=False)}
     state = module.state_dict()
-    return {key: flatten(value, found, key not in shared) for key, value in state.items()}
+    return {key: flatten(value, tensors, key not in shared) for key, value in state.items()}
 
 
 def shapes_of(thing: Any) -> dict[str, list[int]]:

@@ -14,11 +14,12 @@ from typing import Any
 
 import torch.distributed as dist
 
-from ringcomm.elastic.lobby import (
+from ringcomm._runtime.process import say
+from ringcomm.elastic.rendezvous import (
     JOIN_SECONDS,
-    Lobby,
     Process,
     Record,
+    Rendezvous,
     answers,
     ask,
     await_asks,
@@ -63,7 +64,7 @@ class Bell(threading.Thread):
 class Watch:
     """Looks for processes that ask to join, and for another store when there is none.
 
-    `guests` are those that answered the last call; `take` takes them, once. A store that is found
+    Guests are those that answered the last call; `take` takes them, once. A store that is found
     or served here is `store.offer`, until the members go there.
     """
 
@@ -72,14 +73,13 @@ class Watch:
         store: RunStore,
         calls: Callable[[], int],
         leads: Callable[[], Record | None],
-        log: Callable[[str], None],
     ) -> None:
         """Begin to look.
 
         `leads` returns what the store should know of the world, or None unless this rank leads one
         that works: then it looks. `calls` returns how many guests may come.
         """
-        self._store, self._calls, self._leads, self._log = store, calls, leads, log
+        self._store, self._calls, self._leads = store, calls, leads
         self._lock = threading.Lock()
         self._guests: list[Process] = []
         self._window = JOIN_SECONDS  # for an answer to the next call
@@ -93,10 +93,6 @@ class Watch:
         self._wake = threading.Event()
         self._thread = threading.Thread(target=self._run, name="ringcomm elastic")
         self._thread.start()
-
-    @property
-    def guests(self) -> int:
-        return len(self._guests)
 
     @property
     def wants_change(self) -> bool:
@@ -195,7 +191,7 @@ class Watch:
         self._lost_since = time.monotonic()
         self._store.lose(error)
         self.take()  # they have asked a store that is gone
-        self._log(f"the store does not answer, so no rank can join: {error}")
+        say(f"elastic: the store does not answer, so no rank can join: {error}")
 
     def _seek(self, record: Record) -> None:
         """Find a store, or serve one, that knows of the world."""
@@ -206,17 +202,17 @@ class Watch:
         if now - self._sought < SEEK_SECONDS:
             return
         self._sought = now
-        found = self._at_home = self._at_home or self._store.look_at_home()
+        served = self._at_home = self._at_home or self._store.look_at_home()
         if not lost:
-            if found is not None:
-                self._point_here(found, record)
+            if served is not None:
+                self._point_here(served, record)
             return
-        if found is None and now - (self._lost_since or now) > SERVE_SECONDS:
-            found = self._store.serve()
+        if served is None and now - (self._lost_since or now) > SERVE_SECONDS:
+            served = self._store.serve()
         self._at_home = None
-        if found is not None and self._claim(found, record, ""):
-            self._store.offer = found
-            self._log(f"the store is served at {found.address} from now on")
+        if served is not None and self._claim(served, record, ""):
+            self._store.offer = served
+            say(f"elastic: the store is served at {served.address} from now on")
 
     def _point_here(self, home: Served, record: Record) -> None:
         """Tell those that ask at home where the store is now."""
@@ -225,18 +221,18 @@ class Watch:
         except RuntimeError:
             self._at_home = None
 
-    def _claim(self, found: Served, record: Record, at: str) -> bool:
+    def _claim(self, served: Served, record: Record, at: str) -> bool:
         """Tell that store of this world, and where its own store is; whether it knows no other."""
-        lobby = Lobby(self._store.of_run(found.client), record.members[0])
-        known = lobby.record()
+        rendezvous = Rendezvous(self._store.of_run(served.client), record.members[0])
+        known = rendezvous.record()
         wanted = Record(record.life, record.epoch, True, record.members, at)
         mine = known is None or not known.confirmed
         if known is not None and known.life == record.life:
             mine = mine or bool(set(known.members) & set(record.members))
-        if mine and (known == wanted or lobby.replace(known, wanted)):
+        if mine and (known == wanted or rendezvous.replace(known, wanted)):
             return True
         self._tell(
-            f"the store at {found.address} knows of another world of this run: no rank that asks "
+            f"the store at {served.address} knows of another world of this run: no rank that asks "
             "there can join this one"
         )
         return False
@@ -244,4 +240,4 @@ class Watch:
     def _tell(self, text: str) -> None:
         if text != self._told:
             self._told = text
-            self._log(text)
+            say(f"elastic: {text}")

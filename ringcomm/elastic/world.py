@@ -2,16 +2,19 @@
 
 A step that runs in `world.step()` is applied by every member or by none, and computed again if a
 member was lost meanwhile. Others come in between steps, where all members come by: `_assemble`.
+Rank 0 writes checkpoints, which hold the plain modules' state, without DDP's.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from datetime import timedelta
+from types import TracebackType
 from typing import Any, TypeVar
 
 import torch
@@ -21,20 +24,16 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from ringcomm.elastic import admission, ddp
-from ringcomm.elastic.ballot import require_same, say
-from ringcomm.elastic.changes import COUNTERS, LEAVES, Change, Changes, Member, member
+from ringcomm._runtime.process import say
+from ringcomm.elastic import ballot, ddp
+from ringcomm.elastic.ballot import LEAVES
+from ringcomm.elastic.changes import COUNTERS, Change, Changes, Member, member
 from ringcomm.elastic.checkpoint import Checkpoints
 from ringcomm.elastic.entrance import Entered, Entrance
-from ringcomm.elastic.epochs import Settings
-from ringcomm.elastic.errors import Evicted, Left, TooFew
-from ringcomm.elastic.feed import Feed
-from ringcomm.elastic.launcher import own_device
-from ringcomm.elastic.lobby import Record
-from ringcomm.elastic.log import log
-from ringcomm.elastic.saving import Saving
+from ringcomm.elastic.errors import Evicted, Left, Redo, TooFew
+from ringcomm.elastic.rendezvous import Record
+from ringcomm.elastic.sampler import Feed
 from ringcomm.elastic.state import Stateful, Tracked
-from ringcomm.elastic.step import Step
 from ringcomm.elastic.store import RunStore
 from ringcomm.elastic.watch import MOST, Watch
 
@@ -45,17 +44,16 @@ MOST_RANKS = 200  # in a group
 class World:
     """One rank's view of its world, which `join` makes. `device` is the rank's own device."""
 
-    _entrance: Entrance
-
     def __init__(
         self,
         store: RunStore,
-        settings: Settings,
-        sizes: tuple[int, int, int | None],
+        entrance: Entrance,
+        sizes: tuple[int, int | None],
         timeout: float,
+        device: torch.device,
     ) -> None:
-        self._store, self._settings, self._timeout = store, settings, timeout
-        self._sizes = sizes  # the least, the founders, the most
+        self._store, self._entrance, self._timeout = store, entrance, timeout
+        self._sizes = sizes  # the least, the most
         self._changes: Changes | None = None  # once this rank is in the world
         self._tracked: Tracked | None = None
         self._feed: Feed | None = None
@@ -67,7 +65,7 @@ class World:
         self._given = False  # it has batches there that no step has taken yet
         self._pid = os.getpid()
         self._leaving = self._founder = self._training = False
-        self.device = own_device()
+        self.device = device
 
     # ---- what it is now
 
@@ -94,7 +92,11 @@ class World:
     @property
     def members(self) -> tuple[Member, ...]:
         """The members, by rank."""
-        return tuple(member(each) for each in self._changes.epochs.members) if self._changes else ()
+        return (
+            tuple(member(process) for process in self._changes.epochs.members)
+            if self._changes
+            else ()
+        )
 
     @property
     def weight(self) -> float:
@@ -113,8 +115,8 @@ class World:
     # ---- entering
 
     def _begin(self, entered: Entered) -> None:
-        watch = Watch(self._store, self._may_call, self._record, log)
-        self._changes = Changes(entered.epochs, watch, log)
+        watch = Watch(self._store, self._may_call, self._record)
+        self._changes = Changes(entered.epochs, watch)
         self._changes.on_change = self._callbacks
         self._changes.shared = entered.is_guest
         self._founder = not entered.is_guest
@@ -133,7 +135,7 @@ class World:
         """How many guests may come, where this rank leads the world."""
         if self._at.closed:
             return 0
-        most = self._sizes[2] or MOST_RANKS
+        most = self._sizes[1] or MOST_RANKS
         sampler = self._tracked.sampler if self._tracked else None
         if sampler is not None and sampler._deck.most_members is not None:
             most = min(most, sampler._deck.most_members)
@@ -188,13 +190,13 @@ class World:
                 ddp.regroup(wrapper, dist.group.WORLD, rebuild=True)
             return
         try:
-            admission.take(changes)
+            changes.take_state()
         except BaseException as error:
             changes.watch.stop()
             changes.epochs.end()
             if not isinstance(error, Evicted):
                 raise
-            log(f"process {os.getpid()} was not admitted, and asks again: {error}")
+            say(f"elastic: process {os.getpid()} was not admitted, and asks again: {error}")
             self._changes = None
             self._entrance.refused()
 
@@ -202,10 +204,10 @@ class World:
         self._at.counters.seed = torch.initial_seed() & (1 << 62) - 1
         assert self._tracked is not None
         mine = self._tracked.signature()
-        require_same(mine, self.attempt(lambda: say(mine)))
+        ballot.require_same(mine, self.attempt(lambda: ballot.tell(mine)))
         if self._tracked.sampler is not None:
             self._bind(1, 1)
-        self.attempt(lambda: admission.share(self._at))
+        self.attempt(self._at.share_state)
         self._at.shared = True
 
     # ---- the data
@@ -213,7 +215,7 @@ class World:
     def _bind(self, ahead: int, accumulate: int) -> None:
         assert self._tracked is not None
         epochs = self._at.epochs
-        uuids = [each.uuid for each in epochs.members]
+        uuids = [process.uuid for process in epochs.members]
         self._tracked.sampler._bind(epochs.me.uuid, uuids, ahead, accumulate)
 
     def batches(self, loader: Iterable[T], *, accumulate: int = 1) -> Iterator[Any]:
@@ -282,7 +284,7 @@ class World:
         """Called by torch before each optimizer's step in this process."""
         tracked = self._tracked
         assert tracked is not None
-        places = [n for n, each in enumerate(tracked.optimizers) if each is optimizer]
+        places = [n for n, known in enumerate(tracked.optimizers) if known is optimizer]
         if not places:
             ours = {id(parameter) for parameter in tracked.parameters}
             if any(id(p) in ours for group in optimizer.param_groups for p in group["params"]):
@@ -302,8 +304,8 @@ class World:
     def _after_optimizer(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """Called by torch after each optimizer's step, unless it raised something."""
         if self._step is not None and self._tracked is not None:
-            for index, each in enumerate(self._tracked.optimizers):
-                if each is optimizer:
+            for index, tracked in enumerate(self._tracked.optimizers):
+                if tracked is optimizer:
                     self._step.after(index)
 
     def _check_outside(self, what: str) -> None:
@@ -349,7 +351,7 @@ class World:
         if len(changes.epochs.members) >= least:
             return
         few = f"only {self.size} of at least {least} ranks are left"
-        log(f"{few}: waiting {self._timeout:.0f} s for more")
+        say(f"elastic: {few}: waiting {self._timeout:.0f} s for more")
         deadline = time.monotonic() + self._timeout
         self._training = True
         while len(changes.epochs.members) < least:
@@ -384,7 +386,9 @@ class World:
         """
         if self._tracked is None:
             raise RuntimeError("call world.track(...) before world.checkpoint")
-        checkpoints = Checkpoints(directory, every=every, keep=keep, log=log)
+        checkpoints = Checkpoints(
+            directory, every=every, keep=keep, log=lambda text: say(f"elastic: {text}")
+        )
         self._saving = Saving(self._store.run, checkpoints, self._at)
         if not self._founder or self.step_number > 0:
             return
@@ -413,3 +417,177 @@ class World:
             self._saving.save(certainly=True)
         changes.epochs.end()
         raise Left
+
+
+class Step(AbstractContextManager[None]):
+    """A step under way: voted on when its only optimizer is about to apply it, else at its end.
+
+    Several optimizers, and those that call a closure, apply theirs before the vote. Then it is
+    taken back if the step does not count.
+
+    Once a step counts, every other rank applies it. So a rank that cannot finish it, whatever it
+    raises, leaves the world: what it holds may differ from what the others hold.
+    """
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._act = 1  # the lowest bit, and one for each optimizer that began its step
+        self._done = 1  # the same, for those that have ended it
+        self._counts = False  # it was decided
+        self._redo = False  # it was decided that it does not count
+        self._leaves = False
+
+    def __enter__(self) -> None:
+        world, tracked = self._world, self._world._at.tracked
+        if tracked is None:
+            raise RuntimeError("call world.track(...) before the first world.step()")
+        world._check_outside("world.step()")
+        changes = world._at
+        changes.dealt = world._takes_batches()
+        self._leaves = world._leaving
+        changes.flags = LEAVES if self._leaves else 0
+        tracked.mark()
+        world._step, world._training = self, True
+
+    def before(self, optimizer: Any, index: int, *, closure: bool) -> None:
+        """The tracked optimizer of that index is about to apply its gradients.
+
+        Raises Redo if the step is not to be applied, and what `Changes.commit` raises.
+        """
+        bit = 2 << index
+        if self._act & bit:
+            raise RuntimeError(
+                "an optimizer made two steps in one world.step(): give each a world.step() of its "
+                "own"
+            )
+        self._act |= bit
+        changes = self._world._at
+        assert changes.tracked is not None
+        if closure or len(changes.tracked.optimizers) > 1:
+            changes.tracked.keep_for_undo(optimizer)
+            return
+        self._counts = changes.commit(self._act)
+        if not self._counts:
+            self._redo = True
+            raise Redo
+
+    def after(self, index: int) -> None:
+        """The tracked optimizer of that index has applied its gradients."""
+        self._done |= 2 << index
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> bool:
+        world, changes = self._world, self._world._changes
+        assert changes is not None
+        # A handler of the program's may have caught that it does not count.
+        ends = isinstance(error, Redo) or (error is None and self._redo)
+        if self._counts and not self._is_applied(changes, error):
+            world._step, changes.flags, changes.dealt = None, 0, False
+            changes.give_up(
+                f"step {changes.counters.steps + 1} counts, and this rank raised an error before "
+                "it had ended it"
+            )
+            if error is None or changes.is_failure(error):
+                raise Evicted(changes.given_up) from error
+            return False
+        try:
+            if error is None and not ends:
+                self._check_done()
+                self._counts = self._counts or changes.commit(self._act)
+            elif error is not None and not ends and changes.is_failure(error):
+                ends = True
+                if not changes.stale:  # else they have met in this step
+                    changes.failed(error)
+        finally:
+            self._finish()
+        if error is not None and not ends:
+            return False
+        if self._counts:
+            if world._saving is not None:
+                world._saving.save()
+            if self._leaves and changes.planned & LEAVES:  # all know, else with the next step
+                world._go()
+        world._after()
+        return True
+
+    def _is_applied(self, changes: Changes, error: BaseException | None) -> bool:
+        """Whether this rank has done all that a step which counts changes.
+
+        What fails because the group has, after the optimizer, fails on the others, too.
+        """
+        whole = self._done == self._act
+        return whole and (error is None or changes.is_failure(error))
+
+    def _check_done(self) -> None:
+        if self._done != self._act:
+            raise RuntimeError(
+                "an optimizer raised an error in world.step(), and the program went on: its step "
+                "is undone on this rank; let the error end the block"
+            )
+
+    def _finish(self) -> None:
+        """Stay with what the step has done, or put everything back."""
+        world, changes = self._world, self._world._changes
+        assert changes is not None
+        tracked = changes.tracked
+        assert tracked is not None
+        world._step, changes.flags, changes.dealt = None, 0, False
+        if changes.given_up:
+            return
+        if self._counts:
+            changes.counters.steps += 1
+            tracked.forget_undo()
+            return
+        try:
+            tracked.undo()
+            tracked.forget_undo()
+            tracked.restore()
+        except BaseException:
+            changes.give_up("this rank could not undo a step that does not count")
+            raise
+        changes.numbers["aborted"] = changes.numbers.get("aborted", 0) + 1
+
+
+class Saving:
+    """What a world does with `Checkpoints`."""
+
+    def __init__(self, run: str, checkpoints: Checkpoints, changes: Changes) -> None:
+        self._run, self._checkpoints, self._changes = run, checkpoints, changes
+
+    def load(self) -> None:
+        """Load the newest whole checkpoint on rank 0, if there is one, and share the state."""
+        changes = self._changes
+        if changes.epochs.rank == 0 and (newest := self._checkpoints.newest()):
+            state = self._checkpoints.load(newest, dict(self._named()))
+            for name, thing in self._named():
+                thing.load_state_dict(state[name])
+            say(f"elastic: goes on from checkpoint {newest.path}, step {newest.step}")
+            changes.counters.steps = newest.step
+        changes.share_state()
+
+    def save(self, certainly: bool = False) -> None:
+        """Write a checkpoint on rank 0 if one is due; `certainly`: in any case, to its end."""
+        changes, step = self._changes, self._changes.counters.steps
+        due = self._checkpoints.due(step, time.monotonic())  # on all ranks: any may be 0 later
+        if changes.epochs.rank != 0 or not (due or certainly):
+            return
+        if certainly:
+            with contextlib.suppress(RuntimeError):  # of the one before: it was logged
+                self._checkpoints.finish()
+        state = {name: thing.state_dict() for name, thing in self._named()}
+        self._checkpoints.save(step, state, {"run": self._run, "epoch": changes.epochs.epoch})
+        if certainly:
+            self._checkpoints.finish()
+
+    def _named(self) -> list[tuple[str, Any]]:
+        tracked = self._changes.tracked
+        assert tracked is not None
+        return [
+            (name, ddp.unwrapped(thing) if isinstance(thing, torch.nn.Module) else thing)
+            for name, thing in tracked.objects.items()
+            if name != COUNTERS
+        ]

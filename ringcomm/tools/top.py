@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import shutil
-import struct
 import sys
 import time
 from collections.abc import Iterator
@@ -16,14 +15,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ringcomm._flight import stats
 from ringcomm._flight.processes import Life, Process, life_of
 from ringcomm._flight.records import GroupRecord, Operation, by_job, last_ns, read_ring
 from ringcomm._text import aligned, show_rate, show_seconds, spans
 from ringcomm.tools import extra
 
 NEWEST = 64  # operations that are read of each group
-DAMAGE = (ValueError, LookupError, TypeError, struct.error)  # of a file that is no whole record
 COLUMNS = [
     "rank",
     "host",
@@ -51,7 +48,6 @@ class Look:
 
     at: float
     records: dict[str, GroupRecord] = field(default_factory=dict)
-    numbers: dict[str, dict[str, Any]] = field(default_factory=dict)
     lives: dict[Process, Life] = field(default_factory=dict)
     unread: list[str] = field(default_factory=list)  # why a file was left out
 
@@ -70,18 +66,18 @@ def look(folder: Path, at: float) -> Look:
     found = Look(at)
     for path in sorted(folder.rglob("*.ring")):
         try:
-            data = path.read_bytes()
-            record, numbers = read_ring(data, NEWEST), stats.read(data)
-        except (OSError, *DAMAGE) as error:
+            record = read_ring(path.read_bytes(), NEWEST)
+            if not record.waits_ns:
+                raise ValueError("it is cut short")
+        except (OSError, ValueError) as error:
             found.unread.append(f"{path.name} is left out: {error}")
             continue
-        found.records[str(path)], found.numbers[str(path)] = record, numbers
+        found.records[str(path)] = record
     jobs = by_job([*found.records.values()])
     latest = [*jobs.values()][-1] if jobs else []  # as `ringcomm trace` has it
     found.lives = {one.process: life_of(one.process) for one in latest}
     wanted = {id(record) for record in shown(latest)}
     found.records = {key: one for key, one in found.records.items() if id(one) in wanted}
-    found.numbers = {key: found.numbers[key] for key in found.records}
     return found
 
 
@@ -122,14 +118,11 @@ def awaited(record: GroupRecord, now: Look) -> list[int]:
     return sorted(late)
 
 
-def totals(numbers: dict[str, Any]) -> tuple[int, int, float]:
+def totals(record: GroupRecord) -> tuple[int, int, float]:
     """Return operations, bytes and seconds of waiting so far."""
-    done = numbers["operations"].values()
-    counts = (
-        sum(figures["operations"] for figures in done),
-        sum(figures["bytes"] for figures in done),
-    )
-    return (*counts, sum(numbers["all_waits"]))
+    done = record.totals.values()
+    counts = (sum(total.operations for total in done), sum(total.bytes for total in done))
+    return (*counts, sum(record.waits_ns) * 1e-9)
 
 
 def rows(before: Look, now: Look) -> Iterator[list[str]]:
@@ -145,10 +138,8 @@ def rows(before: Look, now: Look) -> Iterator[list[str]]:
         operation = record.operations[-1]
         running = next((each for each in record.operations if each.state == "running"), None)
         shown = running or operation
-        then = totals(before.numbers[key]) if key in before.numbers else totals(now.numbers[key])
-        counted, size, waited = (
-            new - old for new, old in zip(totals(now.numbers[key]), then, strict=True)
-        )
+        then = totals(before.records.get(key, record))
+        counted, size, waited = (new - old for new, old in zip(totals(record), then, strict=True))
         since = (shown.began_ns if running else shown.ended_ns) or shown.called_ns or 0
         age = max(elapsed_ns(record, now.at) - since, 0) * 1e-9
         late = awaited(record, now)

@@ -16,7 +16,7 @@ import pytest
 
 from lab import ROOT
 from lab.limits import limit
-from ringcomm.elastic.launcher import advice
+from ringcomm.elastic.joining import advice
 
 EXAMPLE = [sys.executable, ROOT / "examples" / "elastic.py"]
 # The interpreter itself: the worker of torchrun is to be its child.

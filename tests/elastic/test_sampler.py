@@ -34,6 +34,11 @@ class Endless(IterableDataset[int]):
         return iter(range(LENGTH))
 
 
+def place_of(sampler: Sampler) -> int:
+    """Return how many batches, at the head of the queue, the newest iterator has given."""
+    return sampler._reader.place if sampler._reader else 0
+
+
 class Member:
     """A rank: a sampler, an iterator of its loader, and the batches of its step."""
 
@@ -52,7 +57,7 @@ class Member:
         while len(self.held) < share:
             self.held.append(next(self.batches).tolist())
         prefetched = ahead_of(self.loader) - 1
-        assert self.sampler._position == len(self.held) + prefetched
+        assert place_of(self.sampler) == len(self.held) + prefetched
         assert (
             self.held == [deck.batch(number) for number in deck.queues[self.uuid]][: len(self.held)]
         )
@@ -105,7 +110,7 @@ class World:
             member.sampler._bind(member.uuid, self.names(), 1, 1)  # it does not know better yet
             member.sampler.load_state_dict(state)
         for member in self.members:
-            member.sampler._change(self.names())
+            member.sampler._deck.change(self.names())
 
     def check(self) -> None:
         """Each batch that was dealt is in a decided step, or else still pending; never both."""
@@ -205,11 +210,11 @@ def bound(ahead: int = 3, members: tuple[str, ...] = ("a", "b")) -> Sampler:
 def test_position_is_what_was_given_and_not_decided() -> None:
     sampler = bound()
     batches = iter(sampler)
-    assert sampler._position == 0
+    assert place_of(sampler) == 0
     assert [next(batches), next(batches)] == [[0, 1], [4, 5]]
-    assert sampler._position == 2
+    assert place_of(sampler) == 2
     sampler._decide()
-    assert sampler._position == 1
+    assert place_of(sampler) == 1
     assert next(iter(sampler)) == [4, 5]  # another iterator: from the first that is not decided
     assert next(batches) == [8, 9]
     for _ in range(3):
@@ -241,7 +246,7 @@ def test_a_loader_that_asks_for_more_is_told() -> None:
     for _ in range(2):
         with pytest.raises(RuntimeError, match=said):
             next(again)
-    sampler._change(["b"])
+    sampler._deck.change(["b"])
     with pytest.raises(RuntimeError, match="this rank is not a member of the world"):
         next(again)
     assert sampler._share == 0

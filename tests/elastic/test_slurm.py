@@ -28,7 +28,7 @@ STRICT = {"KillOnBadExit": 1, "WaitTime": 2}
 UNTIL_TOLD = ["--pause", "0.02", "--epochs", "1000000"]
 RANK = """
 import os, pathlib, time
-from ringcomm.elastic.launcher import advice
+from ringcomm.elastic.joining import advice
 
 print("advice:", advice(), flush=True)
 other = pathlib.Path(__file__).with_name("spoke-" + os.environ["SLURM_JOB_ID"])

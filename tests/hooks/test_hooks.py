@@ -315,10 +315,10 @@ def test_which_ranks_exchange_codes() -> None:
 
 def after_close(rank: Rank) -> tuple[str, str]:
     closed = exchange.Exchange(dist.group.WORLD, flat=True)
-    terms = exchange.Terms(codec_of("int8"))
-    closed.submit(torch.full((3,), rank.index + 1.0), terms).wait()
+    how = exchange.Compression(codec_of("int8"))
+    closed.submit(torch.full((3,), rank.index + 1.0), how).wait()
     closed.close()
-    return error_of(lambda: closed.all_reduce(torch.ones(3), terms))
+    return error_of(lambda: closed.all_reduce(torch.ones(3), how))
 
 
 def test_a_closed_exchange_takes_no_other_group(two: Ranks) -> None:

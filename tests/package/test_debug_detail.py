@@ -22,7 +22,8 @@ from lab import ROOT
 from lab.ranks import Rank, error_of, join, ranks
 from lab.trainee import Log, Plan, run
 from lab.trainees import trainees
-from ringcomm.compression import exchange, hooks
+from ringcomm._runtime import host
+from ringcomm.compression import hooks
 
 
 def backend(rank: Rank) -> None:
@@ -52,7 +53,7 @@ def registered(rank: Rank) -> None:
 
 def two_hosts(rank: Rank) -> None:
     """Have hooks make subgroups, as between hosts."""
-    exchange.__dict__["host_id"] = lambda index: f"host {index // 2}"
+    host.__dict__["key"] = lambda index: f"host {index // 2}"
 
 
 def quantized(rank: Rank) -> None:

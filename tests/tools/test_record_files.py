@@ -16,7 +16,7 @@ from conftest import Run
 from lab.flights import Clock, training, write
 from lab.limits import limit
 from lab.outcomes import in_child
-from ringcomm._flight import recorder, rings
+from ringcomm._flight import recorder
 from ringcomm._flight.processes import Process, here, this_process
 from ringcomm._flight.records import read_folder
 
@@ -101,7 +101,8 @@ for i in range(30):
     done = python(program, RINGCOMM_TRACE=str(tmp_path))
     assert done.returncode == 0, done.stderr
     records = read_folder(tmp_path).records
-    assert len(records) == 1 + rings.KEPT + 1 + 1, "the default group, the last, and the failed one"
+    most = 1 + recorder.KEPT + 1 + 1
+    assert len(records) == most, "the default group, the last, and the failed one"
     assert sum(bool(record.failure) for record in records) == 1
     assert all(record.has_left for record in records), "the program has ended as it should"
 
@@ -112,11 +113,11 @@ def test_a_file_of_the_same_name_is_not_cut(tmp_path: Path) -> None:
     def body() -> dict[str, object]:
         import mmap
 
-        first = rings.make_in(tmp_path, 0, 100_000)
+        first = recorder.make_in(tmp_path, 0, 100_000)
         (path,) = tmp_path.glob("*.ring")
         memory = mmap.mmap(first, 100_000)
         path.rename(tmp_path / f"rank0-{os.getpid()}-1.ring")
-        second = rings.make_in(tmp_path, 0, 100_000)
+        second = recorder.make_in(tmp_path, 0, 100_000)
         memory[90_000] = 7  # SIGBUS, had it been cut
         return {"same": os.fstat(first).st_ino == os.fstat(second).st_ino}
 
@@ -142,7 +143,7 @@ def leave(folder: Path, process: Process | None, host: str = "", days: float = 0
 
 
 def test_old_folders_are_cleaned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rings, "JOBS", 2)
+    monkeypatch.setattr(recorder, "JOBS", 2)
     mine = leave(tmp_path / "mine", this_process())
     kept = [
         leave(tmp_path / "recent", gone(), days=0.1),
@@ -158,15 +159,15 @@ def test_old_folders_are_cleaned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     other = tmp_path / "target"
     other.mkdir()
     (tmp_path / "link").symlink_to(other)
-    rings.clean(tmp_path, mine)
+    recorder.clean_up(tmp_path, mine)
     assert [folder.exists() for folder in (mine, *kept, other)] == [True] * 6
     assert not any(folder.exists() for folder in removed)
 
 
 def test_large_folders_are_cleaned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rings, "BYTES", 30_000)  # a record of these has some 13 kB
+    monkeypatch.setattr(recorder, "BYTES", 30_000)  # a record of these has some 13 kB
     folders = [leave(tmp_path / str(days), gone(), days=days) for days in range(4)]
-    rings.clean(tmp_path, tmp_path / "mine")
+    recorder.clean_up(tmp_path, tmp_path / "mine")
     assert [folder.exists() for folder in folders] == [True, True, False, False]
 
 
@@ -177,7 +178,7 @@ def test_a_stream_that_nobody_reads_stops_nothing(tmp_path: Path) -> None:
     os.set_blocking(writing, False)
     os.write(writing, b"x" * 4096)
     os.set_blocking(writing, True)
-    program = f"{ONE}from ringcomm import _options\n_options.warn('a line')\nprint('over')\n"
+    program = f"{ONE}from ringcomm._runtime.process import say\nsay('a line')\nprint('over')\n"
     done = subprocess.run(
         [sys.executable, "-c", program],
         stdout=subprocess.PIPE,

@@ -13,8 +13,10 @@ import pytest
 
 from lab.flights import BEGIN, MS, Clock, Flight, training, write
 from lab.limits import limit
-from ringcomm._flight.records import read_folder, read_ring
-from ringcomm._flight.torch_format import read_pickle, to_flight_recorder, write_flight_recorder
+from ringcomm import _C
+from ringcomm._flight import records
+from ringcomm._flight.records import read_folder, read_pickle, read_ring
+from ringcomm._flight.torch_format import to_flight_recorder, write_flight_recorder
 
 RECORDS_AT = 4096 + 64  # after the global ranks of two
 
@@ -186,3 +188,10 @@ def test_torchfrtrace_finds_all_well(tmp_path: Path) -> None:
     names = {entry["profiling_name"] for entry in dump["entries"] if entry["is_p2p"]}
     assert names == {"gloo:send 0->1", "gloo:recv 0<-1"}
     assert dump["pg_status"]["0"]["last_completed_collective"] == 5
+
+
+def test_purposes_are_those_of_the_library() -> None:
+    """The reader has them by number, because it needs no library."""
+    names = ("call", "several", "sparse", "buffers", "memory", "staged", "codes")
+    assert names == _C.PURPOSES
+    assert [getattr(records, name.upper()) for name in names] == [*range(len(names))]

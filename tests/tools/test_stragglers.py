@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from lab.ranks import Rank, ranks
 from ringcomm._flight.stragglers import Seen, Stragglers, suspect
-from ringcomm._runtime import registration
+from ringcomm._runtime import library
 
 
 def waits(rank: int, *seconds: float, at: float = 60) -> Seen:
@@ -42,13 +42,13 @@ def check_straggler(rank: Rank, late: int) -> str:
     dist.all_reduce(torch.ones(4), group=group)
     seen, said = Stragglers(), io.StringIO()
     begin = time.monotonic()
-    seen.look(registration.load_library().flight_rings(), begin)
+    seen.look(library.load_library().flight_rings(), begin)
     for _ in range(30):
         if rank.index == late:
             time.sleep(0.01)
         dist.all_reduce(torch.ones(4), group=group)
     with contextlib.redirect_stderr(said):
-        seen.look(registration.load_library().flight_rings(), time.monotonic())
+        seen.look(library.load_library().flight_rings(), time.monotonic())
     dist.destroy_process_group(group)
     return "\n".join(line for line in said.getvalue().splitlines() if group.group_name in line)
 

@@ -9,7 +9,9 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,7 +19,7 @@ from lab import ROOT
 from lab.flights import training, write
 from lab.limits import limit
 from ringcomm.__main__ import main
-from ringcomm._flight.records import GroupRecord, Operation
+from ringcomm._flight.records import GroupRecord, Operation, Total
 from ringcomm.tools import top
 
 PROGRAM = """
@@ -71,16 +73,17 @@ def test_a_running_job(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
             job.wait()
 
 
-def numbers(operations: int, size: int, waited: float) -> dict[str, object]:
-    done = {"all_reduce": {"operations": operations, "bytes": size, "seconds": 1.0}}
-    return {"operations": done, "all_waits": [0.0, waited]}
+def numbers(operations: int, size: int, waited_ms: int) -> dict[str, Any]:
+    done = {"all_reduce": Total(operations, size, 1.0)}
+    return {"totals": done, "waits_ns": (0, waited_ms * 1_000_000)}
 
 
 def test_rates_are_of_the_last_look() -> None:
     operation = Operation(*(1, 1, "all_reduce", "float32", "SUM", None, 10, 0, 0, "ring", 5, 6, 7))
     record = GroupRecord("run/0", 1, "a", 0, (0, 1), "0", 0, 0, operations=[operation])
-    before = top.Look(10.0, {"x": record}, {"x": numbers(100, 1000, 1.0)})
-    now = top.Look(12.0, {"x": record}, {"x": numbers(300, 5_001_000, 1.5)})
+    earlier, later = numbers(100, 1000, 1000), numbers(300, 5_001_000, 1500)
+    before = top.Look(10.0, {"x": replace(record, **earlier)})
+    now = top.Look(12.0, {"x": replace(record, **later)})
     (row,) = top.rows(before, now)
     assert dict(zip(top.COLUMNS, row, strict=True)) == {
         "rank": "0",
@@ -110,16 +113,16 @@ def test_the_screen(size: int) -> None:
         *(412, 412, "all_reduce", "bfloat16", "SUM", None, 500_000_000, 0, 0, "ring", 5, 6)
     )
     operation.state = "running"
-    records, figures = {}, {}
+    records = {}
     for rank in range(size):
         mine = [] if rank == 1 else [operation]
         earlier = Operation(*(411, 411, "barrier", "uint8", None, None, 0, 0, 0, "ring", 1, 2, 3))
         records[str(rank)] = GroupRecord(
             *("run/0", 1, f"node{rank}", rank, tuple(range(size)), "0", 0, 0),
             operations=[earlier, *mine],
+            **numbers(100, 1000, 1000),
         )
-        figures[str(rank)] = numbers(100, 1000, 1.0)
-    look = top.Look(10.0, records, figures)
+    look = top.Look(10.0, records)
     screen = console.Console(width=120, height=size + 6, record=True, file=io.StringIO())
     screen.print(top.table(look, look, "job"))
     text = screen.export_text()

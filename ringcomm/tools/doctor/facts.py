@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from ringcomm._runtime.options import secret_in
+from ringcomm.options import secret_in
 
 PROC, SYS = Path("/proc"), Path("/sys")
 UNKNOWN = "unknown"
@@ -232,7 +232,7 @@ def versions() -> dict[str, str]:
 
 def build() -> str:
     """Return the hash of the engine's source. Raises ImportError and what the library raises."""
-    from ringcomm._runtime.registration import load_library
+    from ringcomm._runtime.library import load_library
 
     return str(load_library().card().split()[1])
 

@@ -21,7 +21,7 @@ from typing import Any
 
 from ringcomm._network.probes import rounds
 from ringcomm._runtime import addresses
-from ringcomm._runtime.options import secret_in
+from ringcomm.options import secret_in
 from ringcomm.tools.doctor import endpoints, facts, measure, probe
 from ringcomm.tools.doctor.evidence import Evidence, asker, shares_memory
 from ringcomm.tools.doctor.facts import Facts

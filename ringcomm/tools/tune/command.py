@@ -28,7 +28,7 @@ import ringcomm
 from ringcomm import _C
 from ringcomm._network import costs, order, probes
 from ringcomm._network.costs import Costs, Fabrics, Hosts
-from ringcomm._runtime.options import of_process
+from ringcomm._runtime import host as this_host
 from ringcomm._text import output, positive, sizes
 from ringcomm.tools import arguments
 from ringcomm.tools.tune import kernels
@@ -71,7 +71,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def tune(output: Path | None) -> int:
-    mine = host_id(dist.get_rank()), host_name()
+    mine = this_host.key(dist.get_rank()), this_host.name()
     told: list[Any] = [mine] * dist.get_world_size()
     dist.all_gather_object(told, mine)
     ranks: dict[str, list[int]] = {}  # of each host
@@ -100,20 +100,6 @@ def tune(output: Path | None) -> int:
         if output:
             write(output, len(told), hosts, found)
     return 0
-
-
-def host_id(rank: int) -> str:
-    """What ranks that share memory have in common: as csrc/transport/rendezvous.cc decides it."""
-    if os.environ.get("RINGCOMM_TRANSPORT") == "tcp":
-        return str(rank)
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    return f"{boot} {Path('/proc/self/ns/net').readlink()}"
-
-
-def host_name() -> str:
-    """What the library calls this host: as csrc/transport/host.cc reads it."""
-    name = Path("/proc/sys/kernel/hostname").read_text(encoding="utf-8").strip()
-    return str(of_process("host")) or name
 
 
 def pairs_of(hosts: list[list[int]], along: list[tuple[int, int]]) -> dict[str, list[Pair]]:

@@ -1,4 +1,4 @@
-"""Where processes meet that are in no world yet: keys of the store.
+"""Where processes meet that are in no world yet: keys of the store, as a rendezvous.
 
 The first ones found a world together. Others ask to be admitted, and the world's rank 0 calls them
 when it is ready. A call has a number of its own, and only those that answer it are chosen. So one
@@ -23,6 +23,9 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
+
+from ringcomm._flight import processes
+from ringcomm._runtime.process import say
 
 LOOK_SECONDS = 0.005  # between looks at the store of one that waits
 ANSWER_SECONDS = 0.03  # for an answer to a call, or for the next one
@@ -53,15 +56,15 @@ class Process:
     @classmethod
     def this(cls, card: str) -> Process:
         """Describe this process, under a name that no process had before."""
-        rank = os.environ.get("RANK", "")
+        rank, known = os.environ.get("RANK", ""), processes.this_process()
         return cls(
             uuid.uuid4().hex,
             socket.gethostname(),
-            os.getpid(),
-            _boot(),
-            _read("/etc/machine-id").strip(),
-            _space(),
-            _started(os.getpid()),
+            known.pid,
+            known.boot,
+            _machine(),
+            known.numbers,
+            known.started,
             card,
             int(rank) if rank.isdigit() else -1,
         )
@@ -70,33 +73,18 @@ class Process:
         """Whether it is certain, from here, that the process has ended."""
         if socket.gethostname() != self.host or not self.boot:
             return False
-        if _boot() != self.boot:  # another host of that name, or this very one, started again
-            return bool(self.machine) and _read("/etc/machine-id").strip() == self.machine
-        return _space() == self.space and _started(self.pid) != self.started
+        if processes.here()[0] != self.boot:  # another host of that name, or this one, started anew
+            return bool(self.machine) and _machine() == self.machine
+        known = processes.Process(self.pid, self.boot, self.space, self.started)
+        return processes.life_of(known) is processes.Life.GONE
 
 
-def _read(path: str) -> str:
+def _machine() -> str:
+    """Return the host's own name of itself, which a restart does not change; "": it has none."""
     try:
-        return Path(path).read_text()
+        return Path("/etc/machine-id").read_text().strip()
     except OSError:
         return ""
-
-
-def _boot() -> str:
-    return _read("/proc/sys/kernel/random/boot_id").strip()
-
-
-def _space() -> str:
-    try:
-        return str(Path("/proc/self/ns/pid").readlink())
-    except OSError:
-        return ""
-
-
-def _started(pid: int) -> str:
-    """When the kernel started it; "" if there is no such process, or only its exit status."""
-    fields = _read(f"/proc/{pid}/stat").rpartition(")")[2].split()
-    return fields[19] if len(fields) > 19 and fields[0] not in "ZX" else ""
 
 
 @dataclass(frozen=True)
@@ -124,7 +112,7 @@ class Record:
 
 
 @dataclass(frozen=True)
-class Welcome:
+class Admission:
     """How a guest enters: the epoch, its members and guests, and the decision that made it."""
 
     life: int
@@ -139,23 +127,22 @@ class Welcome:
         return json.dumps(asdict(self))
 
     @classmethod
-    def from_text(cls, text: str) -> Welcome:
+    def from_text(cls, text: str) -> Admission:
         fields = json.loads(text)
         for name in ("members", "guests"):
-            fields[name] = tuple(Process(**each) for each in fields[name])
+            fields[name] = tuple(Process(**process) for process in fields[name])
         fields["ranks"] = tuple(fields["ranks"])
         return cls(**fields)
 
 
 @dataclass
-class Lobby:
-    """One process's side of the lobby. `store` holds the keys of one run."""
+class Rendezvous:
+    """One process's side of the rendezvous. `store` holds the keys of one run."""
 
     store: Any  # dist.Store
     me: Process
     moved: Callable[[str], Any] | None = None  # returns the keys at another address
     start: int = 1  # processes that found a world
-    log: Callable[[str], None] = print
     last_call: str = ""
     known: Record | None = None
     heard: float = field(default_factory=time.monotonic)  # the last call, or news of the world
@@ -184,21 +171,21 @@ class Lobby:
         """
         return self._wait(timeout, lambda: self._runs())
 
-    def ask(self, timeout: float) -> Record | Welcome:
+    def ask(self, timeout: float) -> Record | Admission:
         """Wait to be admitted. Returns how to enter, or the record of a world to be made.
 
         Raises TimeoutError.
         """
         asked = [0.0]
 
-        def welcome() -> Welcome | None:
+        def welcome() -> Admission | None:
             if time.monotonic() - asked[0] > ASK_SECONDS:
                 ask(self.store)
                 asked[0] = time.monotonic()
             key = f"welcome/{self.me.uuid}"
             if not self.store.check([key]):
                 return None
-            return Welcome.from_text(self.store.get(key).decode())
+            return Admission.from_text(self.store.get(key).decode())
 
         return self._wait(timeout, welcome, kinds=("found", "join"))
 
@@ -216,8 +203,8 @@ class Lobby:
                 continue
             if self.known and not self.known.confirmed and self.known.place_of(self.me) is not None:
                 return self.known
-            if found := ready():
-                return None if found == "runs" else found
+            if result := ready():
+                return None if result == "runs" else result
             self._answer(kinds)
             if self._may_found():
                 self._found()
@@ -226,7 +213,7 @@ class Lobby:
                 raise TimeoutError(self._late(now - began))
             if now - told > TELL_SECONDS:
                 told = now
-                self.log(self._late(now - began))
+                say(f"elastic: {self._late(now - began)}")
             time.sleep(LOOK_SECONDS)
 
     def _late(self, seconds: float) -> str:
@@ -293,10 +280,10 @@ class Lobby:
         self.store.set(f"present/{record.life}/{self.me.uuid}", "1")
         deadline = time.monotonic() + PRESENT_SECONDS
         while self.record() == record:
-            keys = {f"present/{record.life}/{each.uuid}": each for each in record.members}
+            keys = {f"present/{record.life}/{process.uuid}": process for process in record.members}
             if self.store.check(list(keys)):
                 return True
-            dead = [each for key, each in keys.items() if each.is_dead()]
+            dead = [process for key, process in keys.items() if process.is_dead()]
             if dead or time.monotonic() > deadline:
                 self.void(record)
             time.sleep(LOOK_SECONDS)
@@ -341,11 +328,11 @@ def answer(store: Any, name: str, me: Process) -> None:
     store.set(f"{name}/{place}", json.dumps(asdict(me)))
 
 
-def answers(store: Any, name: str, enough: int, each: float = ANSWER_SECONDS) -> list[Process]:
-    """Return those that answer the call: the first `enough`, or until `each` brings no more."""
+def answers(store: Any, name: str, enough: int, seconds: float = ANSWER_SECONDS) -> list[Process]:
+    """Return those that answer the call: the first `enough`, or until `seconds` bring no more."""
     began = time.monotonic()
     store.check([name])
-    pause = each + ANSWER_TRIPS * (time.monotonic() - began)
+    pause = seconds + ANSWER_TRIPS * (time.monotonic() - began)
     came: list[Process] = []
     last = began
     while len(came) < enough and time.monotonic() < min(last + pause, began + PRESENT_SECONDS):
