@@ -93,7 +93,7 @@ class Reader:
 
 def await_guest(world: elastic.World) -> None:
     deadline = time.monotonic() + limit(60)
-    while world._at.watch.guests == 0:
+    while not world._at.watch.wants_change:
         assert time.monotonic() < deadline, "no guest has come"
         time.sleep(0.002)
 
