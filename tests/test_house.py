@@ -147,7 +147,7 @@ def test_words_that_are_not_used() -> None:
 
 
 def words_of(text: str) -> Iterator[str]:
-    """The words of a text, those of names too: of `DeviceComm` and `device_comm` the same."""
+    """The words of a text, those of names too: of `KernelLaunch` and `kernel_launch` the same."""
     return (word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", text))
 
 

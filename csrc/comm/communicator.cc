@@ -1,5 +1,7 @@
 #include "comm/communicator.h"
 
+#include "stream/library.h"
+
 namespace ringcomm {
 
 constexpr auto kReleased = std::chrono::seconds(1);  // by then streams that were let go have ended
@@ -48,7 +50,12 @@ DeviceEngine& Communicator::device(int index) {
   const Lock lock(device_mutex_);
   DeviceEngine* device = device_in_use();
   if (device == nullptr) {
-    device = new DeviceEngine(state_, *this, device_api(), index);
+    Runtime& process = Runtime::get();
+    cuda::Api& api = open_devices(process.config().cuda_library);
+    device = new DeviceEngine(
+        state_, *this, api, index,
+        {process.began(), process.config().cuda_connections,
+         [](const std::string& text) { return Runtime::get().neighbours().first_time(text); }});
     device_.store(device, std::memory_order_release);
     state_.add(*device);  // partner: GroupState::fail()
     if (state_.failed()) device->fail(state_.error());
@@ -73,7 +80,7 @@ std::vector<std::string> Communicator::flight_rings() const {
 
 // ---- waiting
 
-bool Communicator::wait(const DeviceEngine::Completion& end, Clock::duration at_most) {
+bool Communicator::wait(const Completion& end, Clock::duration at_most) {
   const Deadline limit(at_most);
   end.expect();
   std::optional<Deadline> failed;  // since then streams are free; one may hang in a kernel
@@ -87,11 +94,12 @@ bool Communicator::wait(const DeviceEngine::Completion& end, Clock::duration at_
 void Communicator::wait_for_device() {
   DeviceEngine* const device = device_in_use();
   if (device == nullptr || state_.forked() || state_.left()) return;
-  device->expect();                            // a stream that hangs meets a deadline
-  const uint64_t last = device->last_batch();  // other threads may go on
+  Verdicts& verdicts = device->verdicts();
+  verdicts.expect();                            // a stream that hangs meets a deadline
+  const uint64_t last = verdicts.last_batch();  // other threads may go on
   const Deadline called(kUncalled);
   progress_.wait_for_streams("destroy", [&] {
-    return !device->pending(last) || state_.failed() || (!device->expected() && called.passed());
+    return !device->pending(last) || state_.failed() || (!verdicts.expected() && called.passed());
   });
 }
 

@@ -6,17 +6,17 @@
 // function.
 #pragma once
 
-#include "stream/device_engine.h"
 #include "comm/group_state.h"
 #include "comm/host_engine.h"
 #include "comm/message_engine.h"
 #include "comm/progress.h"
 #include "comm/runtime.h"
+#include "stream/device_engine.h"
 #include "transport/rendezvous.h"
 
 namespace ringcomm {
 
-class Communicator : public std::enable_shared_from_this<Communicator> {
+class Communicator : public std::enable_shared_from_this<Communicator>, private HostSide {
  public:
   // Collective over the group: meets the other ranks through `store` within the timeout.
   static std::shared_ptr<Communicator> create(Store& store, const CommunicatorOptions& options);
@@ -42,11 +42,12 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   void run(const Operation& operation);
   // Queues it. Memory lives until the task is done; on_done is called on the thread that ends it.
   TaskPtr submit(Operation operation, decltype(Request::on_done) on_done = nullptr,
-                 Continuation continuation = {}, const std::atomic<uint32_t>* gate = nullptr);
+                 Continuation continuation = {},
+                 const std::atomic<uint32_t>* gate = nullptr) override;
   // By which a collective would run on the host. Throws UsageError.
   Algorithm algorithm_of(const Operation& operation) const { return host_.algorithm_of(operation); }
   // Starts a send or receive, whose timeout is given.
-  void post(const MessagePtr& message);
+  void post(const MessagePtr& message) override;
   // Waits until `request` is done or `at_most` has passed: true when done. Throws no error of the
   // request, only the exception of `interrupt`; then messages and blocking tasks are done, too.
   // Only this wait gives a message a deadline: `at_most`, or else the message's timeout. When it
@@ -56,12 +57,12 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   }
   // The same for an operation on a device. After a failure a completed operation may hold no valid
   // result.
-  bool wait(const DeviceEngine::Completion& end, Clock::duration at_most = Clock::duration::max());
+  bool wait(const Completion& end, Clock::duration at_most = Clock::duration::max());
   // The engine for tensors of that device; made at first use.
   DeviceEngine& device(int index);
   DeviceEngine* device_in_use() const { return device_.load(std::memory_order_acquire); }
   // Collectives asked for so far; the same on every rank of a correct program.
-  uint64_t sequence() const;
+  uint64_t sequence() const override;
   // What flight recorders show in files: of the host's operations, and of a device's.
   std::vector<std::string> flight_rings() const;
 
@@ -82,6 +83,12 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   void forked();
 
  private:
+  void post_late(const MessagePtr& message) override { messages_.post_late(message); }
+  void await(Request& request) override { wait(request); }
+  void wait_for_streams(const std::string& during, const std::function<bool()>& over) override {
+    progress_.wait_for_streams(during, over);
+  }
+
   const Geometry geometry_;
   const std::shared_ptr<Neighbourhood> memory_;
   GroupState state_;

@@ -63,27 +63,26 @@ inline constexpr uint64_t kRingSlot = 32 << 10;
 inline constexpr uint64_t kRingBytes = uint64_t{kRingBlocks} * kRingSlots * kRingSlot;
 inline constexpr uint32_t kGaveUp = 2;  // of Members::abort: and the rank that it waited for
 
-// A word that ranks meet at: flag[parity][from] is written by rank `from` alone, epoch by its
-// owner.
-struct Meetings {
+// The flags of a barrier: flag[parity][from] is written by rank `from` alone, epoch by their owner.
+struct BarrierFlags {
   uint32_t epoch;
   uint32_t flag[2][kMostRanks];
 };
 // Slots that a rank's predecessor in the ring has filled, and slots that its successor has read:
 // each writes its word. Behind them what the owner has read and filled itself.
-struct Neighbours {
+struct RingFlags {
   uint32_t filled, read;
   uint32_t own_read, own_filled;
 };
 // In each rank's memory. slot[block][from] is written by rank `from` alone.
 struct Flags {
-  Meetings two_shot[kMostBlocks], one_shot[kOneShotBlocks];
+  BarrierFlags two_shot[kMostBlocks], one_shot[kOneShotBlocks];
   LeaderSlot slot[kMostBlocks][kMostRanks];
   uint32_t low_latency[kLowLatencyBlocks];  // epochs
-  Neighbours ring[kRingBlocks];
+  RingFlags ring[kRingBlocks];
 };
 
-// Of what a rank gets of one.
+// Low-latency bytes reserved for each sender.
 inline uint64_t low_latency_bytes(int ranks) {
   const uint64_t each = kLowLatencyBytes / static_cast<uint64_t>(ranks);
   return each < kMostLowLatency ? each : kMostLowLatency;

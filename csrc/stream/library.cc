@@ -1,8 +1,6 @@
-// Finds and opens the library for devices.
-#include <dlfcn.h>
+#include "stream/library.h"
 
-#include "stream/device_engine.h"
-#include "comm/runtime.h"
+#include <dlfcn.h>
 
 namespace ringcomm {
 namespace {
@@ -12,13 +10,12 @@ constexpr const char* kFile = "libringcomm_cuda.so";
 // Beside the library that this code is part of.
 std::string beside_us() {
   Dl_info info{};
-  ::dladdr(reinterpret_cast<const void*>(&device_api), &info);
+  ::dladdr(reinterpret_cast<const void*>(&open_devices), &info);
   const std::string path = info.dli_fname == nullptr ? "" : info.dli_fname;
   return path.substr(0, path.rfind('/') + 1) + kFile;
 }
 
-cuda::Api* open() {
-  const std::string& wanted = Runtime::get().config().cuda_library;
+cuda::Api* open(const std::string& wanted) {
   const std::string path = wanted.empty() ? beside_us() : wanted;
   void* const library = ::dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {
@@ -39,23 +36,17 @@ cuda::Api* open() {
 
 }  // namespace
 
-cuda::Api& device_api() {
+cuda::Api& open_devices(const std::string& file) {
   static std::mutex mutex;
   static cuda::Api* api = nullptr;
   const std::lock_guard lock(mutex);
   if (api == nullptr) {
-    cuda::Api* const opened = open();
+    cuda::Api* const opened = open(file);
     const std::string why = opened->unusable();
     RINGCOMM_CHECK(why.empty(), "CUDA tensors cannot be served: ", why);
     api = opened;
   }
   return *api;
-}
-
-bool device_is_simulated() {
-  static const bool simulated =
-      !Runtime::get().config().cuda_library.empty() && device_api().simulated();
-  return simulated;
 }
 
 }  // namespace ringcomm

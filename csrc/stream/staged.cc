@@ -1,6 +1,5 @@
 #include "stream/staged.h"
 
-#include "comm/communicator.h"
 #include "device/numa.h"
 
 namespace ringcomm {
@@ -186,10 +185,8 @@ std::byte* HostStaging::buffer(uint64_t bytes, const std::optional<Point>& end) 
   return memory;
 }
 
-uint64_t HostStaging::sequence() const { return group_.sequence(); }
-
 // What is in the stream by now brings that many pieces to the host.
-void HostStaging::tell(cuda::Stream stream, std::byte* buffer, uint32_t pieces) {
+void HostStaging::signal_host(cuda::Stream stream, std::byte* buffer, uint32_t pieces) {
   if (streams_can_signal) return api_.write(stream, address(buffer, kArrived), pieces);
   api_.synchronize(stream);
   word(buffer, kArrived).store(pieces);
@@ -197,22 +194,20 @@ void HostStaging::tell(cuda::Stream stream, std::byte* buffer, uint32_t pieces) 
 
 void HostStaging::await(cuda::Stream stream, std::byte* buffer, uint32_t pieces) {
   if (streams_can_signal) return api_.wait_until(stream, address(buffer, kOver), pieces);
-  group_.progress().wait_for_streams("an operation on a device",
-                                     [&] { return word(buffer, kOver).load() >= pieces; });
+  host_.wait_for_streams("an operation on a device",
+                         [&] { return word(buffer, kOver).load() >= pieces; });
 }
 
 void HostStaging::copy(cuda::Stream stream, const Spans& to, const Spans& from) {
-  Span into, out;
-  for (uint64_t done = 0; done < to.bytes(); done += into.bytes) {
-    into = to.at(done), out = from.at(done);
-    into.bytes = std::min(into.bytes, out.bytes);
-    if (into.data != out.data) api_.copy(stream, into.data, out.data, into.bytes);
-  }
+  cuda::copy_each(to, 0, from, 0, to.bytes(),
+                  [&](std::byte* into, const std::byte* out, uint64_t bytes) {
+                    api_.copy(stream, into, out, bytes);
+                  });
 }
 
 HostStaging::ResultWord HostStaging::run(const Operation& operation, cuda::Stream stream,
                                          const Point& end, bool uncut) {
-  const auto pieces = std::make_shared<Pieces>(operation, uncut, group_.rank());
+  const auto pieces = std::make_shared<Pieces>(operation, uncut, state_.rank());
   const auto count = static_cast<uint32_t>(pieces->cuts.size());
   const auto slots = std::min(count, static_cast<uint32_t>(slots_.size()));
   for (Span& slot : std::span(slots_).first(slots)) {
@@ -228,12 +223,12 @@ HostStaging::ResultWord HostStaging::run(const Operation& operation, cuda::Strea
     return true;
   };
   const TaskPtr task =
-      group_.submit((*pieces)[0], report(memory), {next, 0, true}, &word(memory, kArrived));
+      host_.submit((*pieces)[0], report(memory), {next, 0, true}, &word(memory, kArrived));
   // The pieces that only other ranks have may begin with the last one here, and end with the whole.
   const auto up_to = [&](uint32_t piece) { return piece + 1 < count ? piece + 1 : kAll; };
   const auto copy_in = [&](uint32_t piece) {
     copy(stream, Spans({pieces->pinned(true, piece)}), Spans(pieces->within(true, piece)));
-    tell(stream, memory, up_to(piece));
+    signal_host(stream, memory, up_to(piece));
   };
   for (uint32_t piece = 0; piece < slots; ++piece) copy_in(piece);
   copy(stream, Spans(pieces->within(false, kOwn)), Spans(pieces->within(true, kOwn)));
@@ -244,7 +239,7 @@ HostStaging::ResultWord HostStaging::run(const Operation& operation, cuda::Strea
   }
   if (streams_can_signal) return &word(memory, kResult);
   api_.synchronize(stream);
-  group_.wait(*task);
+  host_.await(*task);
   if (task->error) std::rethrow_exception(task->error);
   return nullptr;
 }
@@ -258,7 +253,7 @@ std::vector<HostStaging::ResultWord> HostStaging::post(const std::vector<DeviceM
   for (size_t i = 0; i < messages.size(); ++i) {
     const auto& [kind, data, timeout] = messages[i];
     std::byte* const memory = buffer(data.bytes, ends[i]);
-    const auto message = std::make_shared<Message>(group_.state().timeout_or(timeout));
+    const auto message = std::make_shared<Message>(state_.timeout_or(timeout));
     static_cast<MessageKind&>(*message) = kind;
     message->data = {memory + kHead, data.bytes};
     message->on_done = report(memory);
@@ -266,7 +261,7 @@ std::vector<HostStaging::ResultWord> HostStaging::post(const std::vector<DeviceM
     if (kind.sending) api_.copy(stream, memory + kHead, data.data, data.bytes);
     if (!streams_can_signal) {
       api_.synchronize(stream);
-      group_.post(message);
+      host_.post(message);
       continue;
     }
     api_.write(stream, address(memory, kArrived), 1);
@@ -280,7 +275,7 @@ std::vector<HostStaging::ResultWord> HostStaging::post(const std::vector<DeviceM
       api_.wait_until(stream, address(memory, kOver), 1);
       results.push_back(&word(memory, kResult));
     } else {
-      group_.wait(*posted[i]);
+      host_.await(*posted[i]);
       if (posted[i]->error) std::rethrow_exception(posted[i]->error);
     }
     if (messages[i].kind.sending) continue;
@@ -300,7 +295,7 @@ bool HostStaging::open_gates() {
       return true;
     });
   }
-  for (const MessagePtr& message : open) group_.messages().post_late(message);
+  for (const MessagePtr& message : open) host_.post_late(message);
   return !open.empty();
 }
 

@@ -5,6 +5,7 @@
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
+#include "stream/library.h"
 #include "torch/backend.h"
 #include "torch/errors.h"
 
@@ -36,6 +37,14 @@ int index_of(at::Device device) {
 }
 
 }  // namespace
+
+cuda::Api& device_api() { return open_devices(Runtime::get().config().cuda_library); }
+
+bool device_is_simulated() {
+  static const bool simulated =
+      !Runtime::get().config().cuda_library.empty() && device_api().simulated();
+  return simulated;
+}
 
 void find_device(Call& call) {
   std::optional<at::Device> device = call.device;
@@ -87,14 +96,14 @@ DeviceWork::~DeviceWork() {
     std::shared_ptr<BackendState> backend_state;
     std::vector<at::Tensor> tensors;
     std::vector<Staging> staging;
-    DeviceEngine::CompletionPtr end;
+    CompletionPtr end;
   };
-  const DeviceEngine::Completion* const end = end_.get();
+  const Completion* const end = end_.get();
   const Kept kept{backend_state_, std::move(kept_), std::move(staging_), std::move(end_)};
   Runtime::get().release_later(std::make_shared<Kept>(kept), [end] { return end->reached(); });
 }
 
-void DeviceWork::follow(DeviceEngine::CompletionPtr end) {
+void DeviceWork::follow(CompletionPtr end) {
   end_ = std::move(end);
   if (recordFunctionEndCallback_) std::exchange(recordFunctionEndCallback_, nullptr)();
 }
@@ -186,9 +195,8 @@ std::string Backend::algorithm_of(const Call& call) const {
   validate(call.operation, size(), rank());
   Communicator& group = *call.life->group;
   DeviceEngine* const there = call.device ? &group.device(index_of(*call.device)) : nullptr;
-  const bool by_kernel = there && there->connect() && !there->by_hand(call.operation);
-  return to_string(by_kernel ? there->kernel_of(call.operation)
-                             : group.algorithm_of(call.operation));
+  const auto kernel = there ? there->kernel_for(call.operation) : std::nullopt;
+  return to_string(kernel ? *kernel : group.algorithm_of(call.operation));
 }
 
 Backend::WorkPtr Backend::start_on_device(Call& call, const EventEnd& event_end) {
@@ -264,7 +272,7 @@ void Backend::register_memory(const std::string& asked, const NamedMemory& memor
   with_torch_errors([&] {
     RINGCOMM_CHECK(device.value_or(0) >= 0 || device_is_simulated(), asked,
                    ": tensors of the CPU need no registration, only those of CUDA devices do");
-    DeviceEngine::NamedMemory named;
+    RegisteredMemory::Named named;
     for (const auto& [name, ranges] : memory) {
       std::vector<Span>& spans = named[name];
       for (const auto& [address, bytes] : ranges) {

@@ -12,6 +12,10 @@ namespace ringcomm {
 // Decides where a call's tensors are, and says so in `call.device`: CUDA, or nullopt for the CPU.
 // In simulation, tensors of the CPU count as those of a device. Refuses tensors on several.
 void find_device(Call& call);
+// Returns the library for devices, opened at the first call. Throws UsageError as open_devices().
+cuda::Api& device_api();
+// Do tensors of the CPU stand in for those of a device? In tests: RINGCOMM_CUDA_LIBRARY.
+bool device_is_simulated();
 // Has torch a CUDA device, and this build a library for it that finds one?
 bool cuda_is_served();
 // Torch's current stream of that device, for the library.
@@ -27,7 +31,7 @@ class DeviceWork final : public c10d::Work {
   // Another message of a batch.
   void add(Call& call);
   // Called when the operation has been enqueued.
-  void follow(DeviceEngine::CompletionPtr end);
+  void follow(CompletionPtr end);
   // Called if it was enqueued in the caller's own stream, where later work follows it anyway.
   void forget();
   // Copies results, in a stream, to where they belong. Null: they are there.
@@ -56,7 +60,7 @@ class DeviceWork final : public c10d::Work {
   const int source_;
   std::vector<at::Tensor> kept_, outputs_;
   std::vector<Staging> staging_;
-  DeviceEngine::CompletionPtr end_;
+  CompletionPtr end_;
 };
 
 }  // namespace ringcomm
