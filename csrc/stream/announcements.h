@@ -12,14 +12,10 @@ namespace ringcomm {
 // One thread at a time may call it, but sequence().
 class Announcements {
  public:
-  Announcements(GroupState& state, const PeerWords& peers, const Diagnosis& diagnosis,
-                Verdicts& verdicts)
-      : state_(state),
-        peers_(peers),
-        diagnosis_(diagnosis),
+  Announcements(DeviceGroup& group, Verdicts& verdicts)
+      : group_(group),
         verdicts_(verdicts),
-        own_(peers.area(state.rank())),
-        sent_(static_cast<size_t>(state.size())),
+        sent_(static_cast<size_t>(group.state.size())),
         received_(sent_.size()) {}
 
   // Returns how many operations ranks have done without the host's way, which counts its own.
@@ -32,11 +28,8 @@ class Announcements {
   void announce(Pending& message);
 
  private:
-  GroupState& state_;
-  const PeerWords& peers_;
-  const Diagnosis& diagnosis_;
+  DeviceGroup& group_;
   Verdicts& verdicts_;
-  const cuda::Area own_;
   std::atomic<uint64_t> sequence_{0};      // written by one thread at a time; partner: sequence()
   std::atomic<uint64_t> by_host_{0};       // of those
   std::vector<uint64_t> sent_, received_;  // messages, by peer

@@ -26,12 +26,8 @@ DeviceEngine::DeviceEngine(GroupState& state, HostSide& host, cuda::Api& api, in
       api_(api),
       device_(device),
       connections_(process.connections),
-      words_(state.transport()),
-      own_(words_.area(state.rank())),
-      recorder_(state.recorded(true), process.began),
-      diagnosis_(state.transport(), recorder_, Board::kDevice,
-                 [this](Rank peer, uint64_t sequence) { return words_.state_of(peer, sequence); }),
-      verdicts_(state, words_, diagnosis_, recorder_),
+      group_(state, process.began),
+      verdicts_(group_),
       events_(state, api),
       staging_(state, host, api,
                [this](const Point& point) {
@@ -39,7 +35,7 @@ DeviceEngine::DeviceEngine(GroupState& state, HostSide& host, cuda::Api& api, in
                  verdicts_.note_progress();  // before the result is overwritten
                  return true;
                }),
-      announcements_(state, words_, diagnosis_, verdicts_),
+      announcements_(group_, verdicts_),
       on_device_(std::make_unique<Device>(
           cuda::ExportContext{api, state.transport(),
                               [this, first_time = process.first_time](const std::string& text) {
@@ -49,8 +45,8 @@ DeviceEngine::DeviceEngine(GroupState& state, HostSide& host, cuda::Api& api, in
           device, state.config().cuda_memory.value_or(0),
           state.config().cuda_mode == "host" ? "RINGCOMM_CUDA_MODE=host" : "")),
       timelines_(state, api, events_),
-      rendezvous_(state, on_device_->peers, words_, diagnosis_, verdicts_),
-      registered_(state, on_device_->peers, rendezvous_, announcements_, verdicts_) {}
+      rendezvous_(group_, verdicts_, on_device_->peers),
+      registered_(verdicts_, announcements_, rendezvous_, on_device_->peers, state.logger()) {}
 
 DeviceEngine::~DeviceEngine() {
   if (state_.forked() || kept_) {
@@ -140,7 +136,7 @@ void DeviceEngine::register_memory(const std::string& asked,
   guard(asked, [&] {
     enqueue_mutex_.assert_held();
     meet({kGroup}, asked);
-    registered_.add(asked, memory);
+    registered_.add(asked, memory, Deadline(state_.timeout()));
   });
 }
 
@@ -199,7 +195,7 @@ CompletionPtr DeviceEngine::enqueue(const Operation& operation, cuda::Stream cal
       pending.number = pending.operation.sequence;
     }
     if (reach && !plan) {
-      pending.ticket = recorder_.begin(pending.operation, operation.line);
+      pending.ticket = group_.recorder.begin(pending.operation, operation.line);
       run_kernels(operation, stream, false);
     } else {
       pending.result = staging_.run(operation, stream, pending.end, plan.has_value());
@@ -277,7 +273,7 @@ CompletionPtr DeviceEngine::enqueue(const std::vector<DeviceMessage>& messages, 
                                                     .timeout = state_.timeout_or(timeout)});
       if (rendezvous_.reach(kind.peer)) {
         announcements_.announce(added);
-        added.ticket = recorder_.begin(added.operation, kind.line);
+        added.ticket = group_.recorder.begin(added.operation, kind.line);
         transfers.push_back({kind.sending, kind.peer, data, size_of(kind.dtype)});
       } else {
         staged.push_back(message);
@@ -346,7 +342,7 @@ CompletionPtr DeviceEngine::end(const std::vector<int>& timelines, cuda::Stream 
       on_device_->words.mark(stream, timeline, point.value);
     } else {
       api_.synchronize(stream);
-      own_.done(timeline).store(point.value, std::memory_order_seq_cst);
+      group_.own.done(timeline).store(point.value, std::memory_order_seq_cst);
     }
     timelines_.end(point, stream);
     for (Pending& each : pending) {
@@ -385,7 +381,7 @@ bool DeviceEngine::has_peer_let_go(Rank peer) const {
   if (state_.transport().device_area(peer) == nullptr) return true;
   if (state_.transport().connection_lost(peer)) return true;
   for (const int info : {0, 1 + state_.rank()}) {
-    const uint32_t step = words_.area(peer).info(info).step.load(std::memory_order_acquire);
+    const uint32_t step = group_.area(peer).info(info).step.load(std::memory_order_acquire);
     if (step != 0 && step <= cuda::Peers::kSteps) return false;
   }
   return true;
@@ -417,7 +413,7 @@ bool DeviceEngine::close(Clock::duration grace) {
   kept_ = !all_gone() || pending();
   if (!kept_) give_back();
   verdicts_.watch_replays(false);  // replays are errors from now on
-  recorder_.close();
+  group_.recorder.close();
   return !kept_;
 }
 

@@ -57,7 +57,7 @@ class DeviceEngine final : public Engine {
   // Within `grace`, lets go of peers' memory, waits until they have let go of ours, gives it back.
   // False: streams may still use what is mapped.
   bool close(Clock::duration grace);
-  std::string flight_ring() const { return recorder_.bytes(); }
+  std::string flight_ring() const { return group_.recorder.bytes(); }
 
  private:
   struct Device {
@@ -104,10 +104,7 @@ class DeviceEngine final : public Engine {
   cuda::Api& api_;
   const int device_;
   const int connections_;
-  const PeerWords words_;
-  const cuda::Area own_;  // the part of this rank's memory that is for devices
-  Recorder recorder_;
-  const Diagnosis diagnosis_;
+  DeviceGroup group_;
   Verdicts verdicts_;
   EventPool events_;
   HostStaging staging_;

@@ -4,11 +4,12 @@ namespace ringcomm {
 
 constexpr auto kLongest = std::chrono::seconds(2);  // for what is under way
 
-void RegisteredMemory::add(const std::string& asked, const Named& memory) {
+void RegisteredMemory::add(const std::string& asked, const Named& memory,
+                           const Deadline& deadline) {
   for (const auto& each : memory) names_.insert(each.first);
   if (!rendezvous_.reach(kGroup)) {
-    state_.logger().info(asked, " does nothing: tensors go through memory of the host, as ",
-                         rendezvous_.reason());
+    logger_.info(asked, " does nothing: tensors go through memory of the host, as ",
+                 rendezvous_.reason());
     return;
   }
   verdicts_.await_idle(kLongest);  // where there is no room, idle memory makes some
@@ -19,7 +20,7 @@ void RegisteredMemory::add(const std::string& asked, const Named& memory) {
   Operation meeting;
   meeting.purpose = Purpose::kMemory;
   const uint64_t sequence = announcements_.announce(meeting, kByKernel).sequence;
-  rendezvous_.meet_at(sequence, Deadline(state_.timeout()), asked);
+  rendezvous_.meet_at(sequence, deadline, asked);
   log_registration(asked, results);
   std::set<Rank> late;
   for (const auto& each : memory) {
@@ -27,8 +28,8 @@ void RegisteredMemory::add(const std::string& asked, const Named& memory) {
     late.insert(ranks.begin(), ranks.end());
   }
   for (const Rank rank : late) {
-    state_.logger().warning(asked, ": rank ", rank, " has not mapped all of it: until it has, ",
-                            "tensors there are copied once more");
+    logger_.warning(asked, ": rank ", rank, " has not mapped all of it: until it has, ",
+                    "tensors there are copied once more");
   }
 }
 
@@ -47,9 +48,9 @@ void RegisteredMemory::log_registration(const std::string& asked,
     if (all.why.empty()) all.why = each.why;
   }
   if (all.why.empty()) {
-    return state_.logger().info(asked, ": ", all.bytes, " bytes are registered");
+    return logger_.info(asked, ": ", all.bytes, " bytes are registered");
   }
-  state_.logger().warning(
+  logger_.warning(
       asked, ": ", all.asked - all.bytes, " of ", all.asked,
       " bytes are not registered, and tensors there may be copied once more: ", all.why);
 }

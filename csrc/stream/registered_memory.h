@@ -15,27 +15,27 @@ class RegisteredMemory {
  public:
   using Named = std::map<std::string, std::vector<Span>>;
 
-  RegisteredMemory(GroupState& state, cuda::Peers& peers, DeviceRendezvous& rendezvous,
-                   Announcements& announcements, Verdicts& verdicts)
-      : state_(state),
-        peers_(peers),
-        rendezvous_(rendezvous),
+  RegisteredMemory(Verdicts& verdicts, Announcements& announcements, DeviceRendezvous& rendezvous,
+                   cuda::Peers& peers, const Logger& logger)
+      : verdicts_(verdicts),
         announcements_(announcements),
-        verdicts_(verdicts) {}
+        rendezvous_(rendezvous),
+        peers_(peers),
+        logger_(logger) {}
 
   // As DeviceEngine's, once the group has met.
-  void add(const std::string& asked, const Named& memory);
+  void add(const std::string& asked, const Named& memory, const Deadline& deadline);
   bool remove(const std::string& name);
 
  private:
   void log_registration(const std::string& asked,
                         const std::vector<cuda::Registered>& results) const;
 
-  GroupState& state_;
-  cuda::Peers& peers_;
-  DeviceRendezvous& rendezvous_;
-  Announcements& announcements_;
   Verdicts& verdicts_;
+  Announcements& announcements_;
+  DeviceRendezvous& rendezvous_;
+  cuda::Peers& peers_;
+  const Logger& logger_;
   std::set<std::string> names_;
 };
 

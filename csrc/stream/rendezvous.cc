@@ -64,7 +64,7 @@ void DeviceRendezvous::take_steps(const std::map<int, cuda::Subgroup>& fresh,
       const cuda::Subgroup& subgroup = entry.second;
       if (!why_not(subgroup).empty()) continue;
       await_ranks(asked, deadline, subgroup, [&](Rank rank) {
-        const auto& at = words_.area(rank).info(subgroup.index_of(rank)).step;
+        const auto& at = group_.area(rank).info(subgroup.index_of(rank)).step;
         return at.load(std::memory_order_acquire) >= step;
       });
     }
@@ -77,12 +77,12 @@ void DeviceRendezvous::await_ranks(const std::string& asked, const Deadline& dea
   for (const Rank rank : subgroup.ranks) {
     poll_until([&] { return has_come(rank); }, kLook,
                [&] {
-                 diagnosis_.check_partner(rank, asked);
+                 group_.diagnosis.check_partner(rank, asked);
                  state_.check_failure(asked);
                  state_.check_interrupt(asked);
                  if (!deadline.passed()) return;
                  throw timed_out(asked, deadline,
-                                 str("rank ", rank, " (", diagnosis_.where_is(rank, 1),
+                                 str("rank ", rank, " (", group_.diagnosis.where_is(rank, 1),
                                      ") to use its device with this group"));
                });
   }
@@ -124,7 +124,7 @@ void DeviceRendezvous::meet_at(uint64_t sequence, const Deadline& deadline,
   peers_.own().mapped_for().store(sequence,
                                   std::memory_order_release);  // partner: the others' wait
   await_ranks(asked, deadline, group, [&](Rank peer) {
-    return words_.area(peer).mapped_for().load(std::memory_order_acquire) >= sequence;
+    return group_.area(peer).mapped_for().load(std::memory_order_acquire) >= sequence;
   });
 }
 

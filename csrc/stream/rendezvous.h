@@ -14,9 +14,8 @@ inline constexpr Rank kGroup = -1;  // all ranks, in place of a peer
 // One thread at a time may call it, on the group's device.
 class DeviceRendezvous {
  public:
-  DeviceRendezvous(GroupState& state, cuda::Peers& peers, const PeerWords& words,
-                   const Diagnosis& diagnosis, Verdicts& verdicts)
-      : state_(state), peers_(peers), words_(words), diagnosis_(diagnosis), verdicts_(verdicts) {}
+  DeviceRendezvous(DeviceGroup& group, Verdicts& verdicts, cuda::Peers& peers)
+      : group_(group), state_(group.state), verdicts_(verdicts), peers_(peers) {}
 
   // Meets each of these peers, or the group, unless that has been done.
   void meet(const std::vector<Rank>& peers, const std::string& asked);
@@ -40,11 +39,10 @@ class DeviceRendezvous {
   void log_access(const cuda::Subgroup& subgroup, const cuda::PeerAccess& access,
                   const std::string& asked) const;
 
+  DeviceGroup& group_;
   GroupState& state_;
-  cuda::Peers& peers_;
-  const PeerWords& words_;
-  const Diagnosis& diagnosis_;
   Verdicts& verdicts_;
+  cuda::Peers& peers_;
   std::map<int, bool> met_;  // subgroups, by this rank's info: do they reach one another?
   std::string reason_;
   bool streams_can_signal_ = false;

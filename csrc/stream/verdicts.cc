@@ -6,7 +6,7 @@ constexpr auto kPause = std::chrono::microseconds(100);  // between looks at wha
 
 bool Verdicts::reached(const Point& point) const {
   if (state_.forked()) return true;  // that memory is the parent's alone
-  return has_come(own_.done(point.timeline).load(std::memory_order_seq_cst), point.value);
+  return has_come(group_.own.done(point.timeline).load(std::memory_order_seq_cst), point.value);
 }
 
 std::pair<uint64_t, bool> Verdicts::add(std::vector<Pending> pending) {
@@ -54,7 +54,7 @@ bool Verdicts::await_idle(Clock::duration at_most) {
 
 std::optional<Rank> Verdicts::gave_up() const {
   // Partner: await() in cuda/meetings.inc.h. Peers can write there, too.
-  const uint32_t word = own_.abort().load(std::memory_order_seq_cst);
+  const uint32_t word = group_.own.abort().load(std::memory_order_seq_cst);
   if (word < cuda::kGaveUp) return std::nullopt;
   return std::min(static_cast<Rank>(word - cuda::kGaveUp), state_.size() - 1);
 }
@@ -64,7 +64,7 @@ std::optional<Rank> Verdicts::gave_up() const {
 // Of what is over, as a word said that was read before.
 bool Verdicts::ended_well(const Pending& pending) const {
   if (pending.ticket)
-    return !gave_up() && !released() && !peers_.spoiler(pending);  // in that order
+    return !gave_up() && !released() && !group_.spoiler(pending);  // in that order
   return pending.result == nullptr ||
          pending.result->load(std::memory_order_seq_cst) == HostStaging::kGood;
 }
@@ -87,7 +87,7 @@ bool Verdicts::is_all_good() {
   note_progress();
   if (watched() && (gave_up() || released())) return false;  // nothing is pending of a replay
   for (Rank peer = 0; watched() && peer < state_.size(); ++peer) {
-    if (peer != state_.rank() && peers_.has_let_go(peer)) return false;
+    if (peer != state_.rank() && group_.has_let_go(peer)) return false;
   }
   const Lock lock(mutex_);
   return std::ranges::find(spoilt_, true) == spoilt_.end();
@@ -96,10 +96,11 @@ bool Verdicts::is_all_good() {
 // By the word of a peer that has failed.
 bool Verdicts::is_doomed(const Pending& pending) const {
   if (!pending.ticket) return false;
-  if (peers_.spoiler(pending)) return true;
-  if (pending.peer < 0) return diagnosis_.failed_before(pending.operation.sequence).has_value();
+  if (group_.spoiler(pending)) return true;
+  if (pending.peer < 0)
+    return group_.diagnosis.failed_before(pending.operation.sequence).has_value();
   return state_.transport().state(pending.peer, Board::kDevice).failed &&
-         !peers_.has_called(pending);
+         !group_.has_called(pending);
 }
 
 void Verdicts::note_progress() {
@@ -107,7 +108,7 @@ void Verdicts::note_progress() {
   const Lock lock(mutex_);
   std::vector<uint32_t> now;
   for (size_t i = 0; i < good_until_.size(); ++i) {
-    now.push_back(own_.done(static_cast<int>(i)).load(std::memory_order_seq_cst));
+    now.push_back(group_.own.done(static_cast<int>(i)).load(std::memory_order_seq_cst));
   }
   const auto is_over = [&](const Pending& each) {
     return has_come(now[static_cast<size_t>(each.end.timeline)], each.end.value);
@@ -119,10 +120,10 @@ void Verdicts::note_progress() {
     spoilt_[timeline] = !good;
     if (good || has_come(good_until_[timeline], each.end.value))
       good_until_[timeline] = each.end.value - !good;
-    if (each.ticket) recorder_.end(*each.ticket, good);
+    if (each.ticket) group_.recorder.end(*each.ticket, good);
     if (!good || each.number == 0) continue;  // peers must not take it for finished
     if (each.peer >= 0) {
-      own_.ended(each.peer, each.sending()).store(each.number, std::memory_order_seq_cst);
+      group_.own.ended(each.peer, each.sending()).store(each.number, std::memory_order_seq_cst);
     } else {
       state_.transport().finish(Board::kDevice, each.number);
     }
@@ -136,14 +137,14 @@ bool Verdicts::expected() {
   note_progress();
   const Lock lock(mutex_);
   return !pending_.empty() && std::all_of(pending_.begin(), pending_.end(), [&](const auto& each) {
-    return peers_.has_called(each);
+    return group_.has_called(each);
   });
 }
 
 // Not over, and it needs nothing but time, of which there is an end.
 bool Verdicts::can_end_well(const Pending& pending) const {
   if (!pending.ticket || !pending.deadline || reached(pending.end)) return false;
-  if (!peers_.has_called(pending)) return false;
+  if (!group_.has_called(pending)) return false;
   try {
     check_pending(pending);
   } catch (const std::exception&) {
@@ -199,7 +200,7 @@ void Verdicts::check() {
 void Verdicts::check_operations() {
   const std::vector<Pending> rest = unfinished();
   if (released()) {
-    if (!rest.empty() || watched()) own_.release();
+    if (!rest.empty() || watched()) group_.own.release();
     return;
   }
   if (failed()) {
@@ -209,13 +210,13 @@ void Verdicts::check_operations() {
   if (const auto awaited = gave_up()) {
     throw TimeoutError(
         str("a kernel on the device waited too long for rank ", *awaited, " (",
-            diagnosis_.where_is(*awaited,
-                                state_.transport().state(state_.rank(), Board::kDevice).called),
+            group_.diagnosis.where_is(
+                *awaited, state_.transport().state(state_.rank(), Board::kDevice).called),
             "): do all ranks replay the same CUDA graphs?"));
   }
-  const bool replays = watched() && own_.replaying().load(std::memory_order_seq_cst) != 0;
+  const bool replays = watched() && group_.own.replaying().load(std::memory_order_seq_cst) != 0;
   for (Rank peer = 0; replays && peer < state_.size(); ++peer) {  // one that is gone comes to none
-    if (peer != state_.rank()) diagnosis_.check_partner(peer, "the replay of a CUDA graph");
+    if (peer != state_.rank()) group_.diagnosis.check_partner(peer, "the replay of a CUDA graph");
   }
   // Not of those that have ended meanwhile: a peer may have gone after the last of them.
   for (const Pending& each : rest) {
@@ -239,11 +240,11 @@ void Verdicts::check_pending(const Pending& pending) const {
                         "): every send needs a recv, and the other way round"));
   }
   if (pending.ticket) {
-    diagnosis_.check_peers(operation);
-    if (const auto by = peers_.spoiler(pending)) {
-      throw PeerError(*by, str(numbered(operation), ": ", diagnosis_.told_by(*by)));
+    group_.diagnosis.check_peers(operation);
+    if (const auto by = group_.spoiler(pending)) {
+      throw PeerError(*by, str(numbered(operation), ": ", group_.diagnosis.told_by(*by)));
     }
-    if (late) diagnosis_.throw_late(operation, *pending.deadline, state_.rank());
+    if (late) group_.diagnosis.throw_late(operation, *pending.deadline, state_.rank());
   } else if (late) {
     throw timed_out(numbered(operation), *pending.deadline,
                     "what this rank's stream has to do before it");
@@ -252,15 +253,15 @@ void Verdicts::check_pending(const Pending& pending) const {
 
 // A sender may leave once its message is on its way, and the other way round.
 void Verdicts::check_message(const Pending& pending) const {
-  peers_.compare(pending);  // the peer may have been the second to call
+  group_.compare(pending);  // the peer may have been the second to call
   const std::string text = to_text(pending.operation);
   const PeerState state = state_.transport().state(pending.peer, Board::kDevice);
-  const bool called = peers_.has_called(pending);
+  const bool called = group_.has_called(pending);
   if (is_doomed(pending)) {
-    throw PeerError(pending.peer, str(text, ": ", diagnosis_.told_by(pending.peer)));
+    throw PeerError(pending.peer, str(text, ": ", group_.diagnosis.told_by(pending.peer)));
   }
-  if (peers_.has_ended(pending) || (state.left && called)) return;
-  diagnosis_.check_gone(pending.peer, text);
+  if (group_.has_ended(pending) || (state.left && called)) return;
+  group_.diagnosis.check_gone(pending.peer, text);
 }
 
 // ---- letting go
@@ -278,7 +279,7 @@ void Verdicts::release_now() {
         "streams go on without what the group was to give them: its next call, "
         "or wait(), says so");
   }
-  own_.release();
+  group_.own.release();
 }
 
 }  // namespace ringcomm

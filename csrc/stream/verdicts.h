@@ -9,21 +9,17 @@
 #include <deque>
 
 #include "comm/waiter.h"
-#include "stream/peer_words.h"
+#include "stream/device_group.h"
 
 namespace ringcomm {
 
 // Any thread may call any function. None of them makes a CUDA call.
 class Verdicts {
  public:
-  Verdicts(GroupState& state, const PeerWords& peers, const Diagnosis& diagnosis,
-           Recorder& recorder)
-      : state_(state),
-        peers_(peers),
-        diagnosis_(diagnosis),
-        recorder_(recorder),
-        own_(peers.area(state.rank())),
-        good_until_(static_cast<size_t>(1 + 2 * state.size())),
+  explicit Verdicts(DeviceGroup& group)
+      : group_(group),
+        state_(group.state),
+        good_until_(static_cast<size_t>(1 + 2 * state_.size())),
         spoilt_(good_until_.size()) {}
 
   // Adds what was enqueued together: a batch. Returns its number, and whether nothing else is
@@ -82,11 +78,8 @@ class Verdicts {
   void check_pending(const Pending& pending) const;
   void check_message(const Pending& pending) const;
 
+  DeviceGroup& group_;
   GroupState& state_;
-  const PeerWords& peers_;
-  const Diagnosis& diagnosis_;
-  Recorder& recorder_;
-  const cuda::Area own_;
 
   Mutex mutex_;
   std::deque<Pending> pending_ RINGCOMM_GUARDED_BY(mutex_);

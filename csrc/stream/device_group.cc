@@ -1,15 +1,23 @@
-#include "stream/peer_words.h"
+#include "stream/device_group.h"
 
 namespace ringcomm {
 
-bool PeerWords::has_let_go(Rank peer) const {
+DeviceGroup::DeviceGroup(GroupState& state, const Moment& began)
+    : state(state),
+      own(state.transport().device_area(state.rank()), state.size()),
+      recorder(state.recorded(true), began),
+      diagnosis(state.transport(), recorder, Board::kDevice,
+                [this](Rank peer, uint64_t sequence) { return state_of(peer, sequence); }),
+      transport_(state.transport()) {}
+
+bool DeviceGroup::has_let_go(Rank peer) const {
   return transport_.device_area(peer) != nullptr &&
          area(peer).abort().load(std::memory_order_seq_cst) != 0;
 }
 
 // As the peer's board says, which its host writes a little later than its stream the word; and a
 // failure is none for what the peer's streams are still in, until it lets them go.
-PeerState PeerWords::state_of(Rank peer, uint64_t sequence) const {
+PeerState DeviceGroup::state_of(Rank peer, uint64_t sequence) const {
   if (transport_.device_area(peer) == nullptr) return transport_.state(peer, Board::kDevice);
   const uint32_t done = area(peer).done(kOperations).load(std::memory_order_seq_cst);
   const bool gone = has_let_go(peer);  // read after what it has done, and before what it says
@@ -22,12 +30,12 @@ PeerState PeerWords::state_of(Rank peer, uint64_t sequence) const {
 }
 
 // Has the message's peer called its side of that one, by its number?
-bool PeerWords::has_said(const Pending& message, uint64_t number) const {
+bool DeviceGroup::has_said(const Pending& message, uint64_t number) const {
   const auto& said = area(message.peer).message(transport_.rank(), !message.sending(), number);
   return said.load() >> 48 == (number & 0xffff);
 }
 
-bool PeerWords::has_called(const Pending& pending) const {
+bool DeviceGroup::has_called(const Pending& pending) const {
   if (!pending.ticket) return true;  // the host's way sees to it
   if (pending.peer >= 0) return has_said(pending, pending.number);
   for (Rank peer = 0; peer < transport_.size(); ++peer) {
@@ -37,12 +45,12 @@ bool PeerWords::has_called(const Pending& pending) const {
   return true;
 }
 
-bool PeerWords::has_ended(const Pending& message) const {
+bool DeviceGroup::has_ended(const Pending& message) const {
   const auto& ended = area(message.peer).ended(transport_.rank(), !message.sending());
   return ended.load(std::memory_order_seq_cst) >= message.number;
 }
 
-std::optional<Rank> PeerWords::spoiler(const Pending& pending) const {
+std::optional<Rank> DeviceGroup::spoiler(const Pending& pending) const {
   if (!pending.ticket) return std::nullopt;
   if (pending.peer >= 0) {
     if (!has_let_go(pending.peer)) return std::nullopt;
@@ -58,7 +66,7 @@ std::optional<Rank> PeerWords::spoiler(const Pending& pending) const {
   return std::nullopt;
 }
 
-void PeerWords::compare(const Pending& message) const {
+void DeviceGroup::compare(const Pending& message) const {
   const auto [peer, sending, number] = std::tuple(message.peer, message.sending(), message.number);
   const uint64_t other = area(peer).message(transport_.rank(), !sending, number).load();
   const uint64_t terms = message_terms(message.operation);

@@ -1,4 +1,5 @@
-// The words of peers about operations on their devices, in their areas and on their boards.
+// A group as its ranks see one another on their devices: the words of peers about their operations,
+// in their areas and on their boards.
 #pragma once
 
 #include "device/area.h"
@@ -22,9 +23,15 @@ struct Pending {
   bool sending() const { return end.timeline == timeline_of(peer, true); }
 };
 
-class PeerWords {
+class DeviceGroup {
  public:
-  explicit PeerWords(Transport& transport) : transport_(transport) {}
+  // `began`: for flight records.
+  DeviceGroup(GroupState& state, const Moment& began);
+
+  GroupState& state;
+  const cuda::Area own;  // the part of this rank's memory that is for devices
+  Recorder recorder;     // of operations on the device
+  const Diagnosis diagnosis;
 
   cuda::Area area(Rank peer) const { return {transport_.device_area(peer), transport_.size()}; }
   // Has the peer let its streams go on without what they wait for?
