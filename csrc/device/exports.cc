@@ -94,8 +94,8 @@ void Exports::begin() {
 
 // The one that has all of the span, or else a new one; null where there is no room for it.
 Exports::Entry* Exports::entry_for(const Span& span) {
-  const auto same = [&](const Span& each) {
-    return each.data == span.data && each.bytes == span.bytes;
+  const auto same = [&](const Span& other) {
+    return other.data == span.data && other.bytes == span.bytes;
   };
   if (std::ranges::any_of(refused_, same)) return nullptr;
   Entry* entry = known(span);
@@ -123,21 +123,21 @@ Exports::Entry* Exports::refuse(const Span& span, const std::string& why) {
   return nullptr;
 }
 
-// What was freed meanwhile is withdrawn.
+// Memory that was freed meanwhile is withdrawn.
 Exports::Entry* Exports::known(const Span& span) {
   std::vector<Entry*> freed;
-  Entry* found = nullptr;
-  for (auto at = by_base_.upper_bound(span.data); at != by_base_.begin() && found == nullptr;) {
+  Entry* usable = nullptr;
+  for (auto at = by_base_.upper_bound(span.data); at != by_base_.begin() && usable == nullptr;) {
     Entry& entry = entries_[static_cast<size_t>((--at)->second)];
     if (entry.range.base + entry.range.bytes < span.data + span.bytes) continue;
     if (!is_there(entry, span)) {
       freed.push_back(&entry);
     } else if (entry.refusal.empty() || covers(entry.pieces, span)) {
-      found = &entry;  // what cannot be exported whole may be in part
+      usable = &entry;  // what cannot be exported whole may be in part
     }
   }
   for (Entry* const entry : freed) renew(*entry, {});
-  return found;
+  return usable;
 }
 
 bool Exports::is_there(Entry& entry, size_t piece) {
@@ -190,8 +190,8 @@ void Exports::renew(Entry& entry, Allocations pieces) {
   const Allocation range = joined(pieces);
   if (entry.range.bytes > 0) {
     const auto [first, last] = by_base_.equal_range(entry.range.base);
-    by_base_.erase(std::find_if(first, last,
-                                [&](const auto& each) { return each.second == index_of(entry); }));
+    by_base_.erase(std::find_if(
+        first, last, [&](const auto& known) { return known.second == index_of(entry); }));
     bytes_ -= entry.range.bytes;
   }
   if (range.bytes > 0) by_base_.emplace(range.base, index_of(entry));
@@ -232,8 +232,8 @@ void Exports::give_chunks(const Entry& entry, Rank peer) {
   if (!context_.api.ids_change())
     throw DeviceError("this driver does not tell when virtual addresses get other memory");
   ExportedMemory& memory = context_.own().exported(index_of(entry)).memory;
-  const uint64_t each = entry.pieces[0].bytes;
-  if (!std::ranges::all_of(entry.pieces, [&](const auto& piece) { return piece.bytes == each; }))
+  const uint64_t length = entry.pieces[0].bytes;
+  if (!std::ranges::all_of(entry.pieces, [&](const auto& piece) { return piece.bytes == length; }))
     throw DeviceError("its pieces differ in length");
   const std::vector<Chunk> chunks =
       context_.api.export_chunks(entry.range.base, entry.range.bytes, kMostChunks);
@@ -298,23 +298,23 @@ std::string Exports::enroll_one(const Span& span, std::vector<Held>& held) {
 }
 
 void Exports::dismiss(const std::string& name) {
-  const auto found = names_.find(name);
-  if (found == names_.end()) return;
-  for (const auto& [index, generation] : found->second) {
+  const auto named = names_.find(name);
+  if (named == names_.end()) return;
+  for (const auto& [index, generation] : named->second) {
     Entry& entry = entries_[static_cast<size_t>(index)];
     if (entry.generation == generation) --entry.registered;  // else it was freed
   }
-  names_.erase(found);
+  names_.erase(named);
 }
 
 std::vector<Rank> Exports::without(const std::string& name) const {
   std::vector<Rank> ranks;
-  const auto found = names_.find(name);
-  for (Rank peer = 0; peer < context_.transport.size() && found != names_.end(); ++peer) {
+  const auto named = names_.find(name);
+  for (Rank peer = 0; peer < context_.transport.size() && named != names_.end(); ++peer) {
     const auto misses = [&](const Held& held) {
       return !has_opened(peer, entries_[static_cast<size_t>(held.index)]);
     };
-    if (peer != context_.transport.rank() && std::ranges::any_of(found->second, misses))
+    if (peer != context_.transport.rank() && std::ranges::any_of(named->second, misses))
       ranks.push_back(peer);
   }
   return ranks;

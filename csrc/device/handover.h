@@ -44,7 +44,7 @@ struct Handover {
   };
   struct Served {  // done by a kernel of this rank
     LeaderArgs args{};
-    std::array<uint64_t, kMostRanks> rounds{};  // of what each rank gives it, and of its own
+    std::array<uint64_t, kMostRanks> rounds{};  // for the memory that each rank gives it
   };
   struct Pull {  // by a copy engine, from a peer's window; or a kernel serves it
     Rank from;
@@ -63,7 +63,7 @@ struct Handover {
   uint64_t rounds() const {
     uint64_t most = 0;
     for (const Share& share : shares) most = std::max(most, share.rounds);
-    for (const Served& each : served) most = std::max(most, std::ranges::max(each.rounds));
+    for (const Served& kernel : served) most = std::max(most, std::ranges::max(kernel.rounds));
     for (const Pull& pull : pulls) most = std::max(most, pull.rounds);
     return most;
   }

@@ -14,9 +14,9 @@ ImportCache& ImportCache::of(Api& api) {
 std::byte* ImportCache::acquire(const ExportedRange& range, bool chunks,
                                 const std::function<std::byte*()>& open) {
   const std::lock_guard lock(mutex_);
-  if (const auto found = entries_.find(range); found != entries_.end()) {
-    ++found->second.users;
-    return found->second.address;
+  if (const auto entry = entries_.find(range); entry != entries_.end()) {
+    ++entry->second.users;
+    return entry->second.address;
   }
   // Pieces of virtual addresses may overlap, allocations may not.
   const auto was_freed = [&](const auto& entry) {
@@ -30,8 +30,8 @@ std::byte* ImportCache::acquire(const ExportedRange& range, bool chunks,
 
 void ImportCache::release(const ExportedRange& range) {
   const std::lock_guard lock(mutex_);
-  const auto found = entries_.find(range);  // absent: it was freed, and closed for what came there
-  if (found != entries_.end()) --found->second.users;
+  const auto entry = entries_.find(range);  // absent: it was freed, and closed for what came there
+  if (entry != entries_.end()) --entry->second.users;
   close_if([](const auto& entry) { return entry.second.users == 0; });
 }
 

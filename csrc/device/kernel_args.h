@@ -84,8 +84,8 @@ struct Flags {
 
 // Low-latency bytes reserved for each sender.
 inline uint64_t low_latency_bytes(int ranks) {
-  const uint64_t each = kLowLatencyBytes / static_cast<uint64_t>(ranks);
-  return each < kMostLowLatency ? each : kMostLowLatency;
+  const uint64_t share = kLowLatencyBytes / static_cast<uint64_t>(ranks);
+  return share < kMostLowLatency ? share : kMostLowLatency;
 }
 
 struct Members {
@@ -103,7 +103,7 @@ struct TwoShotArgs {
   LeaderSlot given[kMostRanks];  // of this rank's operands, as each rank sees them
 };
 
-// What a rank gets of each other one's input; with `sums` what is reduced of all.
+// The parts that a rank gets from each other rank's input; with `sums`, they are reduced.
 struct Exchange {
   Reduction reduction;
   bool sums = false;

@@ -74,7 +74,7 @@ Members KernelLaunch::members(int blocks, const Call& call) const {
   return all;
 }
 
-// What is not mapped yet is staged, round by round. Whether it is does not concern the others:
+// Operands that are not mapped yet are staged, round by round. That does not concern the others:
 // their kernels read and write where they are told.
 void KernelLaunch::two_shot(Stream stream, const Call& call) {
   Handover handover = operands_.by_kernels(call.shape, call.input, call.output, call.kept);

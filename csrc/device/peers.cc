@@ -181,13 +181,13 @@ void Peers::allocate(SubgroupMemory& memory, RankInfo& info) {
 }
 
 void Peers::reach(const Subgroup& subgroup, RankInfo& info) {
-  const auto found = memory_.find(subgroup.index_of(rank_));
-  if (found == memory_.end()) return;
+  const auto entry = memory_.find(subgroup.index_of(rank_));
+  if (entry == memory_.end()) return;
   uint32_t reaches = info.reaches.load(std::memory_order_relaxed);
   for (const Rank rank : subgroup.ranks) {
     const RankInfo& theirs = this->info(subgroup, rank);
     if (rank == rank_ || theirs.reaches.load(std::memory_order_relaxed) == 0) continue;
-    std::byte*& memory = found->second.of[static_cast<size_t>(rank)];
+    std::byte*& memory = entry->second.of[static_cast<size_t>(rank)];
     memory = api().open_memory(theirs.window);
     info.seen[rank] = reinterpret_cast<uint64_t>(memory);
     if (api().nvlink(device_, theirs.uuid)) info.nvlinks.fetch_or(1u << rank);
@@ -202,7 +202,7 @@ void Peers::reach(const Subgroup& subgroup, RankInfo& info) {
 }
 
 PeerAccess Peers::access(const Subgroup& subgroup) {
-  PeerAccess found{.reach = true, .one_device = true, .own_devices = true, .why = {}};
+  PeerAccess access{.reach = true, .one_device = true, .own_devices = true, .why = {}};
   uint32_t all = 0;
   for (const Rank rank : subgroup.ranks) all |= 1u << rank;
   const Uuid first = info(subgroup, subgroup.ranks[0]).uuid;
@@ -211,23 +211,24 @@ PeerAccess Peers::access(const Subgroup& subgroup) {
   for (const Rank rank : subgroup.ranks) {
     const RankInfo& info = this->info(subgroup, rank);
     if (info.usable == 0 || (info.reaches.load(std::memory_order_relaxed) & all) != all) {
-      found.reach = false;
-      if (found.why.empty() && info.why[0] != '\0') found.why = str("rank ", rank, ": ", info.why);
+      access.reach = false;
+      if (access.why.empty() && info.why[0] != '\0')
+        access.why = str("rank ", rank, ": ", info.why);
     }
-    found.one_device = found.one_device && info.uuid == first;
+    access.one_device = access.one_device && info.uuid == first;
     nvlink = nvlink && (info.nvlinks.load(std::memory_order_relaxed) | 1u << rank) == all;
     capability = std::min(capability, info.capability);
     blocks = std::min(blocks, info.blocks);
   }
-  found.own_devices = own_devices(subgroup);
-  if (!found.reach) {
+  access.own_devices = own_devices(subgroup);
+  if (!access.reach) {
     if (!subgroup.pair && blocks_ > 0) keep_blocks(0);
-    return found;
+    return access;
   }
   if (!subgroup.pair) {
     group_ = &memory_.at(0);
-    one_device_ = found.one_device;
-    if (found.own_devices && blocks > 0) link_ = link_of(nvlink, capability, blocks);
+    one_device_ = access.one_device;
+    if (access.own_devices && blocks > 0) link_ = link_of(nvlink, capability, blocks);
     if (blocks_ > 0) keep_blocks(link_ ? blocks : 0);
   }
   const uint64_t most = info(subgroup, rank_).memory_bytes / kShareOfExports;
@@ -237,7 +238,7 @@ PeerAccess Peers::access(const Subgroup& subgroup) {
     if (rank != rank_ && std::ranges::none_of(imports_, known))
       imports_.emplace_back(context_, rank);
   }
-  return found;
+  return access;
 }
 
 // ---- their memory, once they have met

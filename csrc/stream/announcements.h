@@ -31,7 +31,7 @@ class Announcements {
   DeviceGroup& group_;
   Verdicts& verdicts_;
   std::atomic<uint64_t> sequence_{0};      // written by one thread at a time; partner: sequence()
-  std::atomic<uint64_t> by_host_{0};       // of those
+  std::atomic<uint64_t> by_host_{0};       // so many of them
   std::vector<uint64_t> sent_, received_;  // messages, by peer
 };
 

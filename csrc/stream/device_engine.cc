@@ -60,12 +60,12 @@ DeviceEngine::~DeviceEngine() {
   try {
     const cuda::OnDevice here(api_, device_);
     events_.destroy();
-  } catch (const std::exception& error) {  // of the device, for good
+  } catch (const std::exception& error) {  // the device has failed for good
     state_.logger().info("events cannot be given back to the device: ", error.what());
   }
 }
 
-// What waits for the device's streams: not for the worker, on which those may depend.
+// Waits for the device's streams: not for the worker, on which those may depend.
 void DeviceEngine::give_back() {
   const std::unique_ptr<Device> last = std::move(on_device_);
   try {
@@ -181,9 +181,9 @@ CompletionPtr DeviceEngine::enqueue(const Operation& operation, cuda::Stream cal
       return capture(operation, id, caller, asked, finish);
     }
     meet({kGroup}, asked);
-    const cuda::Stream stream = timelines_.begin({kOperations}, caller, on_own_stream);
+    const cuda::Stream stream = timelines_.begin({kGroupTimeline}, caller, on_own_stream);
     const auto limit = state_.timeout_or(operation.timeout);
-    Pending pending{.end = timelines_.next(kOperations), .timeout = limit};
+    Pending pending{.end = timelines_.next(kGroupTimeline), .timeout = limit};
     pending.deadline = Deadline(limit);
     make_room();
     const auto plan = by_hand(operation);
@@ -203,7 +203,7 @@ CompletionPtr DeviceEngine::enqueue(const Operation& operation, cuda::Stream cal
       pending.deadline = Deadline(limit + kOwnStream);
     }
     finish_in(stream, finish);
-    return end({kOperations}, stream, {pending});
+    return end({kGroupTimeline}, stream, {pending});
   });
 }
 
@@ -226,7 +226,7 @@ void DeviceEngine::finish_in(cuda::Stream stream, const Finish& finish) {
 // Boards and slots hold the last so many operations: more are never under way.
 void DeviceEngine::make_room() {
   const std::string during = "the operations before it";
-  const Point behind{kOperations, timelines_.next(kOperations).value - kMostUnderWay};
+  const Point behind{kGroupTimeline, timelines_.next(kGroupTimeline).value - kMostUnderWay};
   poll_until([&] { return verdicts_.reached(behind); }, std::chrono::microseconds(20),
              [&] {
                state_.check();
@@ -235,7 +235,7 @@ void DeviceEngine::make_room() {
              });
 }
 
-// Now and then it is waited until nothing is under way, not for long.
+// Now and then it waits until nothing is under way, not for long.
 void DeviceEngine::refresh_imports() {
   cuda::Peers& peers = on_device_->peers;
   if (!peers.has_news()) return;
@@ -334,9 +334,9 @@ CompletionPtr DeviceEngine::end(const std::vector<int>& timelines, cuda::Stream 
   std::vector<Point> points;
   for (const int timeline : timelines) {
     Point point = timelines_.next(timeline);
-    // Peers take that of the group's operations for a sequence number: captured ones have some,
-    // too.
-    if (timeline == kOperations && rendezvous_.reach(kGroup))
+    // Peers take the count of the group's operations for a sequence number, which captured ones
+    // have, too.
+    if (timeline == kGroupTimeline && rendezvous_.reach(kGroup))
       point.value = static_cast<uint32_t>(announcements_.last());
     if (staging_.streams_can_signal) {
       on_device_->words.mark(stream, timeline, point.value);
@@ -345,8 +345,8 @@ CompletionPtr DeviceEngine::end(const std::vector<int>& timelines, cuda::Stream 
       group_.own.done(timeline).store(point.value, std::memory_order_seq_cst);
     }
     timelines_.end(point, stream);
-    for (Pending& each : pending) {
-      if (each.end.timeline == timeline) each.end = point;
+    for (Pending& item : pending) {
+      if (item.end.timeline == timeline) item.end = point;
     }
     points.push_back(point);
   }

@@ -10,10 +10,10 @@ namespace ringcomm {
 
 class DeviceEngine final : public Engine {
  public:
-  // What the engine needs of its process.
+  // Facts of the process that the engine needs.
   struct Process {
     Moment began;         // for flight records
-    int connections = 0;  // of the program's streams to the device
+    int connections = 0;  // the program's streams have so many to the device
     std::function<bool(const std::string& text)> first_time;  // was a text not said before?
   };
 

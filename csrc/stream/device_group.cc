@@ -19,7 +19,7 @@ bool DeviceGroup::has_let_go(Rank peer) const {
 // failure is none for what the peer's streams are still in, until it lets them go.
 PeerState DeviceGroup::state_of(Rank peer, uint64_t sequence) const {
   if (transport_.device_area(peer) == nullptr) return transport_.state(peer, Board::kDevice);
-  const uint32_t done = area(peer).done(kOperations).load(std::memory_order_seq_cst);
+  const uint32_t done = area(peer).done(kGroupTimeline).load(std::memory_order_seq_cst);
   const bool gone = has_let_go(peer);  // read after what it has done, and before what it says
   PeerState state = transport_.state(peer, Board::kDevice);
   if (!gone && sequence <= state.called && has_come(done, static_cast<uint32_t>(sequence))) {

@@ -10,7 +10,7 @@ namespace ringcomm {
 // An operation, or a message, that this rank has enqueued and whose end it has not noted yet.
 struct Pending {
   Descriptor operation{};
-  Point end;       // what it ends with
+  Point end;
   Rank peer = -1;  // of a message
   Clock::duration timeout{};
   std::optional<Deadline> deadline{};  // of a message: since somebody waits for it

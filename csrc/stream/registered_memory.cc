@@ -6,7 +6,7 @@ constexpr auto kLongest = std::chrono::seconds(2);  // for what is under way
 
 void RegisteredMemory::add(const std::string& asked, const Named& memory,
                            const Deadline& deadline) {
-  for (const auto& each : memory) names_.insert(each.first);
+  for (const auto& entry : memory) names_.insert(entry.first);
   if (!rendezvous_.reach(kGroup)) {
     logger_.info(asked, " does nothing: tensors go through memory of the host, as ",
                  rendezvous_.reason());
@@ -23,8 +23,8 @@ void RegisteredMemory::add(const std::string& asked, const Named& memory,
   rendezvous_.meet_at(sequence, deadline, asked);
   log_registration(asked, results);
   std::set<Rank> late;
-  for (const auto& each : memory) {
-    const std::vector<Rank> ranks = peers_.exports().without(each.first);
+  for (const auto& entry : memory) {
+    const std::vector<Rank> ranks = peers_.exports().without(entry.first);
     late.insert(ranks.begin(), ranks.end());
   }
   for (const Rank rank : late) {
@@ -42,10 +42,10 @@ bool RegisteredMemory::remove(const std::string& name) {
 void RegisteredMemory::log_registration(const std::string& asked,
                                         const std::vector<cuda::Registered>& results) const {
   cuda::Registered all;
-  for (const cuda::Registered& each : results) {
-    all.bytes += each.bytes;
-    all.asked += each.asked;
-    if (all.why.empty()) all.why = each.why;
+  for (const cuda::Registered& result : results) {
+    all.bytes += result.bytes;
+    all.asked += result.asked;
+    if (all.why.empty()) all.why = result.why;
   }
   if (all.why.empty()) {
     return logger_.info(asked, ": ", all.bytes, " bytes are registered");

@@ -1,6 +1,6 @@
 // Memory that a program registers: all ranks map it at once, so that no operation copies it first.
 // The ranks meet as at a capture. Then it stays mapped as a graph's memory does, until the program
-// says otherwise. What is under way ends first, for up to two seconds.
+// says otherwise. Work under way ends first, for up to two seconds.
 #pragma once
 
 #include <set>

@@ -109,7 +109,7 @@ void DeviceRendezvous::log_access(const cuda::Subgroup& subgroup, const cuda::Pe
   }
 }
 
-// What is under way ends first, for closing a mapping may wait for it.
+// Work under way ends first, for closing a mapping may wait for it.
 void DeviceRendezvous::meet_at(uint64_t sequence, const Deadline& deadline,
                                const std::string& asked) {
   const cuda::Subgroup group = subgroup_of(kGroup);
@@ -119,7 +119,7 @@ void DeviceRendezvous::meet_at(uint64_t sequence, const Deadline& deadline,
   });
   if (verdicts_.await_idle(quiet.left())) {
     peers_.refresh_imports();
-    state_.transport().finish(Board::kDevice, sequence);  // of the host's part nothing is left
+    state_.transport().finish(Board::kDevice, sequence);  // the host's part is over
   }
   peers_.own().mapped_for().store(sequence,
                                   std::memory_order_release);  // partner: the others' wait

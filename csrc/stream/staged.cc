@@ -54,8 +54,8 @@ std::vector<Cut> cuts_of(const Operation& operation) {
   return cuts;
 }
 
-// What two ranks exchange in all_to_all, they alone know. So all cut by one length, which has room
-// for as much from and to everybody. A rank may have fewer pieces than others.
+// Only two ranks know what they exchange in all_to_all. So all cut by the same length, which has
+// room for as much from and to everybody. A rank may have fewer pieces than others.
 std::vector<Cut> cuts_of_exchange(const Operation& operation, size_t self) {
   const size_t ranks = operation.send.size();
   const uint64_t most = most_of_each(std::max<uint64_t>(1, 2 * (ranks - 1)));
@@ -107,27 +107,27 @@ struct Pieces {
   uint64_t everywhere() const {
     return notes.empty() ? cuts.size() : std::ranges::max(notes, {}, &Note::pieces).pieces;
   }
-  // What the piece has of the input or the output.
+  // Returns the piece's parts of the input or the output.
   std::vector<Span> within(bool input, size_t piece) const {
     const Spans memory(input ? whole.input : whole.output);
     const auto ranks = static_cast<Rank>(whole.shards.size());
-    const bool each = cuts.size() > 1 && memory.bytes() == offset_of(whole.shards, ranks);
+    const bool by_shard = cuts.size() > 1 && memory.bytes() == offset_of(whole.shards, ranks);
     const auto& splits = input ? whole.send : whole.recv;
-    const auto parts = exchanges ? splits : each ? whole.shards : std::vector{memory.bytes()};
-    std::vector<Span> found;
+    const auto parts = exchanges ? splits : by_shard ? whole.shards : std::vector{memory.bytes()};
+    std::vector<Span> spans;
     uint64_t begin = 0;
     for (size_t i = 0; i < parts.size(); begin += parts[i++]) {
       if ((exchanges && i == self) != (piece == kOwn)) continue;
       const uint64_t end = begin + std::min(parts[i], cut(piece).to);
       for (uint64_t at = begin + std::min(parts[i], cut(piece).from); at < end;) {
-        found.push_back(memory.at(at));
-        found.back().bytes = std::min(found.back().bytes, end - at);
-        at += found.back().bytes;
+        spans.push_back(memory.at(at));
+        spans.back().bytes = std::min(spans.back().bytes, end - at);
+        at += spans.back().bytes;
       }
     }
-    return found;
+    return spans;
   }
-  // Where that is in pinned memory.
+  // Returns where they are in pinned memory.
   Span pinned(bool input, size_t piece) const {
     const uint64_t before = !input && apart() ? bytes_of(within(true, piece)) : 0;
     return {slots[piece % slots.size()] + before, bytes_of(within(input, piece))};
@@ -185,7 +185,7 @@ std::byte* HostStaging::buffer(uint64_t bytes, const std::optional<Point>& end) 
   return memory;
 }
 
-// What is in the stream by now brings that many pieces to the host.
+// Tells the host, behind all in the stream so far, that this many pieces have come.
 void HostStaging::signal_host(cuda::Stream stream, std::byte* buffer, uint32_t pieces) {
   if (streams_can_signal) return api_.write(stream, address(buffer, kArrived), pieces);
   api_.synchronize(stream);

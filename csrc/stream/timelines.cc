@@ -35,7 +35,7 @@ void Timelines::make_streams(int connections) {
   if (!streams_.empty()) return;
   const int receiving = std::min(kReceiving, std::max(1, state_.size() - 1));
   for (int i = 0; i < 2 + receiving; ++i) streams_.push_back(api_.make_stream());
-  at(kOperations).stream = streams_[0];
+  at(kGroupTimeline).stream = streams_[0];
   for (Rank peer = 0; peer < state_.size(); ++peer) {
     const int other = (peer < state_.rank() ? peer : peer - 1) % receiving;
     at(timeline_of(peer, true)).stream = streams_[1];

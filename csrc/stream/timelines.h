@@ -15,7 +15,7 @@ struct Point {
   bool operator==(const Point&) const = default;
 };
 
-inline constexpr int kOperations = 0;  // the timeline of the group's operations
+inline constexpr int kGroupTimeline = 0;  // the timeline of the group's operations
 inline int timeline_of(Rank peer, bool sending) { return 1 + 2 * peer + (sending ? 1 : 0); }
 
 // Has a word that counts, and may wrap, come to that value?

@@ -13,9 +13,9 @@ std::pair<uint64_t, bool> Verdicts::add(std::vector<Pending> pending) {
   const Lock lock(mutex_);
   const bool first = pending_.empty();
   ++batches_;
-  for (Pending& each : pending) {
-    each.batch = batches_;
-    pending_.push_back(each);
+  for (Pending& item : pending) {
+    item.batch = batches_;
+    pending_.push_back(item);
     ++under_way;
   }
   return {batches_, first};
@@ -28,9 +28,9 @@ bool Verdicts::pending(uint64_t until_batch) {
 
 void Verdicts::expect(std::optional<uint64_t> batch) {
   const Lock lock(mutex_);
-  for (Pending& each : pending_) {
-    if (batch.value_or(each.batch) == each.batch && !each.deadline) {
-      each.deadline.emplace(each.timeout);
+  for (Pending& item : pending_) {
+    if (batch.value_or(item.batch) == item.batch && !item.deadline) {
+      item.deadline.emplace(item.timeout);
     }
   }
 }
@@ -61,7 +61,7 @@ std::optional<Rank> Verdicts::gave_up() const {
 
 // ---- good or not
 
-// Of what is over, as a word said that was read before.
+// It is over, as a word said that was read before.
 bool Verdicts::ended_well(const Pending& pending) const {
   if (pending.ticket)
     return !gave_up() && !released() && !group_.spoiler(pending);  // in that order
@@ -72,15 +72,15 @@ bool Verdicts::ended_well(const Pending& pending) const {
 bool Verdicts::is_good(const Point& point) {
   const Lock lock(mutex_);
   if (has_come(good_until_[static_cast<size_t>(point.timeline)], point.value)) return true;
-  const auto known = [&](const Pending& each) { return each.end == point; };
-  const auto hopeful = [&](const Pending& each) {
-    if (reached(point) || (!each.ticket && failed())) return ended_well(each);
-    if (failed()) return can_end_well(each);
-    return !is_doomed(each);
+  const auto known = [&](const Pending& item) { return item.end == point; };
+  const auto hopeful = [&](const Pending& item) {
+    if (reached(point) || (!item.ticket && failed())) return ended_well(item);
+    if (failed()) return can_end_well(item);
+    return !is_doomed(item);
   };
   return std::any_of(pending_.begin(), pending_.end(), known) &&
          std::all_of(pending_.begin(), pending_.end(),
-                     [&](const Pending& each) { return !known(each) || hopeful(each); });
+                     [&](const Pending& item) { return !known(item) || hopeful(item); });
 }
 
 bool Verdicts::is_all_good() {
@@ -110,22 +110,22 @@ void Verdicts::note_progress() {
   for (size_t i = 0; i < good_until_.size(); ++i) {
     now.push_back(group_.own.done(static_cast<int>(i)).load(std::memory_order_seq_cst));
   }
-  const auto is_over = [&](const Pending& each) {
-    return has_come(now[static_cast<size_t>(each.end.timeline)], each.end.value);
+  const auto is_over = [&](const Pending& item) {
+    return has_come(now[static_cast<size_t>(item.end.timeline)], item.end.value);
   };
-  for (const Pending& each : pending_) {
-    if (!is_over(each)) continue;
-    const auto timeline = static_cast<size_t>(each.end.timeline);
-    const bool good = !spoilt_[timeline] && ended_well(each);
+  for (const Pending& item : pending_) {
+    if (!is_over(item)) continue;
+    const auto timeline = static_cast<size_t>(item.end.timeline);
+    const bool good = !spoilt_[timeline] && ended_well(item);
     spoilt_[timeline] = !good;
-    if (good || has_come(good_until_[timeline], each.end.value))
-      good_until_[timeline] = each.end.value - !good;
-    if (each.ticket) group_.recorder.end(*each.ticket, good);
-    if (!good || each.number == 0) continue;  // peers must not take it for finished
-    if (each.peer >= 0) {
-      group_.own.ended(each.peer, each.sending()).store(each.number, std::memory_order_seq_cst);
+    if (good || has_come(good_until_[timeline], item.end.value))
+      good_until_[timeline] = item.end.value - !good;
+    if (item.ticket) group_.recorder.end(*item.ticket, good);
+    if (!good || item.number == 0) continue;  // peers must not take it for finished
+    if (item.peer >= 0) {
+      group_.own.ended(item.peer, item.sending()).store(item.number, std::memory_order_seq_cst);
     } else {
-      state_.transport().finish(Board::kDevice, each.number);
+      state_.transport().finish(Board::kDevice, item.number);
     }
   }
   under_way -= static_cast<int64_t>(std::erase_if(pending_, is_over));
@@ -136,8 +136,8 @@ void Verdicts::note_progress() {
 bool Verdicts::expected() {
   note_progress();
   const Lock lock(mutex_);
-  return !pending_.empty() && std::all_of(pending_.begin(), pending_.end(), [&](const auto& each) {
-    return group_.has_called(each);
+  return !pending_.empty() && std::all_of(pending_.begin(), pending_.end(), [&](const auto& item) {
+    return group_.has_called(item);
   });
 }
 
@@ -157,8 +157,8 @@ bool Verdicts::can_end_well(const Pending& pending) const {
 // after it may wait for it, also on the ranks that would have to end it.
 bool Verdicts::owed() {
   const std::vector<Pending> rest = unfinished();
-  const auto first = std::find_if(rest.begin(), rest.end(), [&](const Pending& each) {
-    return each.ticket && !reached(each.end);
+  const auto first = std::find_if(rest.begin(), rest.end(), [&](const Pending& item) {
+    return item.ticket && !reached(item.end);
   });
   return first != rest.end() && can_end_well(*first);
 }
@@ -169,7 +169,7 @@ std::vector<Pending> Verdicts::unfinished() {
   return {pending_.begin(), pending_.end()};
 }
 
-// What was asked for cannot be had. What was asked for before it may.
+// The caller cannot have its own operation. Those before it may still end.
 void Verdicts::await_owed(const std::string& asked) {
   bool is_owed = owed();
   const auto over = [&] {
@@ -219,10 +219,10 @@ void Verdicts::check_operations() {
     if (peer != state_.rank()) group_.diagnosis.check_partner(peer, "the replay of a CUDA graph");
   }
   // Not of those that have ended meanwhile: a peer may have gone after the last of them.
-  for (const Pending& each : rest) {
-    if (reached(each.end)) continue;
+  for (const Pending& item : rest) {
+    if (reached(item.end)) continue;
     try {
-      check_pending(each);
+      check_pending(item);
     } catch (const PeerError&) {
       if (!owed()) throw;  // else when that is over
     }
