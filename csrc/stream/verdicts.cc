@@ -35,7 +35,10 @@ void Verdicts::expect(std::optional<uint64_t> batch) {
   }
 }
 
-void Verdicts::forget() { under_way -= static_cast<int64_t>(pending_.size()); }
+void Verdicts::forget() {
+  const Lock lock(mutex_);
+  under_way -= static_cast<int64_t>(pending_.size());
+}
 
 bool Verdicts::is_idle() {
   note_progress();
