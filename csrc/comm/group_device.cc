@@ -1,5 +1,7 @@
 #include "comm/group_device.h"
 
+#include "stream/library.h"
+
 namespace ringcomm {
 
 constexpr auto kReleased = std::chrono::seconds(1);  // by then streams that were let go have ended
@@ -26,7 +28,7 @@ DeviceEngine& GroupDevice::engine(int index) {
   return *engine;
 }
 
-bool GroupDevice::wait(const DeviceEngine::Completion& end, Clock::duration at_most) {
+bool GroupDevice::wait(const Completion& end, Clock::duration at_most) {
   const Deadline limit(at_most);
   end.expect();
   std::optional<Deadline> failed;  // since then streams are free; one may hang in a kernel
@@ -40,11 +42,12 @@ bool GroupDevice::wait(const DeviceEngine::Completion& end, Clock::duration at_m
 void GroupDevice::wait_for_all() {
   DeviceEngine* const engine = in_use();
   if (engine == nullptr || state_.forked() || state_.left()) return;
-  engine->expect();                            // a stream that hangs meets a deadline
-  const uint64_t last = engine->last_batch();  // other threads may go on
+  engine->verdicts().expect();                            // a stream that hangs meets a deadline
+  const uint64_t last = engine->verdicts().last_batch();  // other threads may go on
   const Deadline called(kUncalled);
   progress_.wait_for_streams("destroy", [&] {
-    return !engine->pending(last) || state_.failed() || (!engine->expected() && called.passed());
+    return !engine->pending(last) || state_.failed() ||
+           (!engine->verdicts().expected() && called.passed());
   });
 }
 

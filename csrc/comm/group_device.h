@@ -17,7 +17,7 @@ class GroupDevice {
   DeviceEngine* in_use() const { return engine_.load(std::memory_order_acquire); }
   // Waits until `end` is reached or `at_most` has passed: true when it is reached. After a failure
   // a completed operation may hold no valid result.
-  bool wait(const DeviceEngine::Completion& end, Clock::duration at_most = Clock::duration::max());
+  bool wait(const Completion& end, Clock::duration at_most = Clock::duration::max());
   // Waits for work that every rank has already called: it only needs time.
   void wait_for_all();
 

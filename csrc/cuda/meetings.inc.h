@@ -15,7 +15,7 @@ constexpr bool await(auto& context, const Members& members, int peer, const auto
       const uint64_t now = context.nanoseconds();
       if (begin == 0) begin = now;
       if (members.patience != 0 && now - begin > members.patience) {
-        // Partner: DeviceEngine::gave_up(), on the host.
+        // Partner: Verdicts::gave_up(), on the host.
         context.store_release(members.abort, kGaveUp + static_cast<uint32_t>(peer));
         return false;
       }
@@ -56,7 +56,7 @@ constexpr void two_shot_body(Context& context, const TwoShotArgs& args, uint64_t
   const Members& members = args.members;
   const int block = context.block(), rank = members.rank;
   Flags& mine = *members.flags[rank];
-  const auto place = [&](Flags& flags) -> Meetings& { return flags.two_shot[block]; };
+  const auto place = [&](Flags& flags) -> BarrierFlags& { return flags.two_shot[block]; };
   const uint32_t epoch = place(mine).epoch;
   context.each([&](int peer) {
     if (peer >= members.n_ranks || peer == rank) return;
@@ -89,7 +89,7 @@ constexpr void one_shot_body(Context& context, const OneShotArgs& args, uint64_t
   using Stored = typename Codec::Stored;
   const auto& [members, exchange, window] = args;
   const int block = context.block(), rank = members.rank, ranks = members.n_ranks;
-  const auto place = [&](Flags& flags) -> Meetings& { return flags.one_shot[block]; };
+  const auto place = [&](Flags& flags) -> BarrierFlags& { return flags.one_shot[block]; };
   uint32_t& last = place(*members.flags[rank]).epoch;
   const uint32_t epoch = last + 1;
   const uint64_t turn = epoch % 2 * kOneShotWindow;

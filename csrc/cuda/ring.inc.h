@@ -41,7 +41,7 @@ constexpr Turn turn_of(const RingArgs& args, int turn) {
 
 // Waits for a full slot, and for a free one. False: aborted.
 constexpr bool await_slots(auto& context, const Members& members, const Turn& turn,
-                           const Neighbours& mine, uint32_t read, uint32_t filled) {
+                           const RingFlags& mine, uint32_t read, uint32_t filled) {
   const int ranks = members.n_ranks, rank = members.rank;
   const auto reaches = [&](int peer, const uint32_t* count, uint32_t value) {
     return await(context, members, peer,
@@ -63,10 +63,10 @@ constexpr void ring_body(Context& context, const RingArgs& args, uint64_t) {
   const uint64_t each = args.slot / sizeof(Stored), all = kRingSlots / 2 * each;
   const Members& members = args.members;
   const int block = context.block(), ranks = members.n_ranks, rank = members.rank;
-  const auto line = [&](int of) -> Neighbours& {
+  const auto line = [&](int of) -> RingFlags& {
     return members.flags[(of + ranks) % ranks]->ring[block];
   };
-  Neighbours& mine = line(rank);
+  RingFlags& mine = line(rank);
   uint32_t read = mine.own_read, filled = mine.own_filled;
   const auto slot = [&](std::byte* slots, uint32_t number) {
     return slots + (static_cast<uint32_t>(block) * kRingSlots + number % kRingSlots) * args.slot;

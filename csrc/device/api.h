@@ -11,6 +11,7 @@
 
 #include "base/fd.h"
 #include "device/kernel_args.h"
+#include "plan/spans.h"
 
 namespace ringcomm::cuda {
 
@@ -142,6 +143,19 @@ std::unique_ptr<Api> make_api();  // in such a library: cuda/api_cuda.cc, tests/
 // headers (RINGCOMM_INTERFACE), must be the library's, else null: C++ types cross this line.
 inline constexpr const char* kApiSymbol = "ringcomm_device_api";
 using ApiFunction = Api* (*)(const char* interface);
+
+// Calls copy(to, from, bytes) for all that two lists of memory do not have in the same place.
+void copy_each(const Spans& to, uint64_t at, const Spans& from, uint64_t first, uint64_t bytes,
+               auto&& copy) {
+  while (bytes > 0) {
+    const Span into = to.at(at), out = from.at(first);
+    const uint64_t piece = std::min({bytes, into.bytes, out.bytes});
+    if (into.data != out.data) copy(into.data, out.data, piece);
+    at += piece;
+    first += piece;
+    bytes -= piece;
+  }
+}
 
 // The thread's device, for a scope.
 class OnDevice {

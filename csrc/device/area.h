@@ -18,12 +18,12 @@ inline constexpr uint64_t kMessages = 64;     // to one peer, whose sizes can be
 
 // A rank's lines from one peer say, of operations and of messages, how many rounds the peer has
 // made ready for this rank's kernel, and how many of this rank's the peer's kernel has done
-// (handover.cc).
+// (handover.h).
 enum Lane : uint8_t { kReadyLane, kDoneLane, kSentLane, kTakenLane };
 inline constexpr int kLanes = 4;
 inline constexpr uint32_t kAllDone = 1 << 29;  // more rounds than there are
 
-// The words of a rank to the others of a subgroup (device_comm.h): its device, and its memory for
+// The words of a rank to the others of a subgroup (peers.h): its device, and its memory for
 // them there.
 struct alignas(128) RankInfo {
   std::atomic<uint32_t> step;  // how far its owner has come; partner: ranks that meet
@@ -81,7 +81,7 @@ class Area {
   RankInfo& info(int index) const { return in<RankInfo>(kInfos, index); }
   Word32& abort() const { return in<Word32>(kWords, 0); }
   // Counts what a stream of the owner has come to, in each of 2 * size + 2 timelines: see
-  // DeviceComm::mark().
+  // StreamWords::mark().
   Word32& done(int timeline) const { return in<Word32>(kWords, (1 + timeline) * 16); }
   // 1 while a stream of the owner is in an operation of a graph.
   Word32& replaying() const { return in<Word32>(kWords, (3 + 2 * size_) * 16); }
@@ -109,6 +109,19 @@ class Area {
     return in<Word64>(kWords, (4 + 2 * size_ + direction(peer, sending)) * 8);
   }
   std::byte* base() const { return base_; }
+
+  // Frees the owner's streams that wait for peers, and its kernels that do. Streams may write to
+  // lines again, so it is repeated until all is done. Any thread may call it: it makes no CUDA
+  // call.
+  void release() const {
+    constexpr uint32_t kBeyond = 2 * kAllDone;  // all that is awaited
+    abort().store(1, std::memory_order_seq_cst);
+    for (Rank rank = 0; rank < static_cast<Rank>(size_); ++rank) {
+      for (int lane = 0; lane < kLanes; ++lane) {
+        line(rank, lane).store(kBeyond, std::memory_order_seq_cst);
+      }
+    }
+  }
 
  private:
   enum Part { kInfos, kWords, kLines, kCounts, kExported, kOpened, kStamps, kSizes, kEnd };

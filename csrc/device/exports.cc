@@ -5,23 +5,15 @@
 namespace ringcomm::cuda {
 namespace {
 
-constexpr uint64_t kMostMissed = 1000;  // generations whose descriptors are looked for
 constexpr const char* kNotMapped = "other processes cannot map the memory of some tensors (";
 constexpr uint64_t kLately = 128;                   // operations
 constexpr int kLooks = 16;                          // at entries that begin() passes over
 constexpr auto kSending = std::chrono::seconds(1);  // until a peer takes a descriptor
 constexpr auto kPause = std::chrono::microseconds(50);
 
-// Of a chunk's descriptor. An entry's generations come one after the other.
-uint32_t number_of(int index, uint64_t generation, size_t chunk) {
-  const uint64_t entry =
-      (generation * kExports + static_cast<uint64_t>(index)) * Exports::kMostChunks;
-  return static_cast<uint32_t>(entry + chunk) & INT32_MAX;
-}
-
 // All that `span` lies in, or the first `most` of them; none where a part of it lies in nothing.
-Pieces pieces_of(Api& api, const Span& span, size_t most = SIZE_MAX) try {
-  Pieces pieces;
+Allocations allocations_of(Api& api, const Span& span, size_t most = SIZE_MAX) try {
+  Allocations pieces;
   for (const std::byte* at = span.data; pieces.empty() || at < span.data + span.bytes;) {
     if (pieces.size() == most) break;
     const Allocation piece = api.allocation_of(at);
@@ -50,56 +42,12 @@ Allocation joined(std::span<const Allocation> pieces) {
 }
 
 // Is the span in all of them?
-bool covers(const Pieces& pieces, const Span& span) {
+bool covers(const Allocations& pieces, const Span& span) {
   const Allocation& last = pieces.back();
   return span.data < pieces[0].base + pieces[0].bytes && last.base < span.data + span.bytes;
 }
 
 }  // namespace
-
-// ---- the process's mappings
-
-ImportCache& ImportCache::of(Api& api) {
-  static auto* const cache = new ImportCache(api);  // groups may outlive statics
-  return *cache;
-}
-
-std::byte* ImportCache::acquire(const ExportedRange& range, bool chunks,
-                                const std::function<std::byte*()>& open) {
-  const std::lock_guard lock(mutex_);
-  if (const auto found = entries_.find(range); found != entries_.end()) {
-    ++found->second.users;
-    return found->second.address;
-  }
-  // Pieces of virtual addresses may overlap, allocations may not.
-  const auto was_freed = [&](const auto& entry) {
-    const ExportedRange& other = entry.first;
-    return !chunks && !entry.second.chunks && other.process == range.process &&
-           other.base < range.base + range.bytes && range.base < other.base + other.bytes;
-  };
-  close_if(was_freed);
-  return (entries_[range] = {open(), chunks, 1}).address;
-}
-
-void ImportCache::release(const ExportedRange& range) {
-  const std::lock_guard lock(mutex_);
-  const auto found = entries_.find(range);  // absent: it was freed, and closed for what came there
-  if (found != entries_.end()) --found->second.users;
-  close_if([](const auto& entry) { return entry.second.users == 0; });
-}
-
-void ImportCache::close_if(const auto& which) {
-  std::erase_if(entries_, [&](const auto& entry) {
-    if (!which(entry)) return false;
-    const auto [address, chunks, users] = entry.second;
-    try {
-      chunks ? api_.unmap_chunks(address, entry.first.bytes) : api_.close_memory(address);
-    } catch (const std::exception&) {  // of a process that has gone
-      return true;
-    }
-    return true;
-  });
-}
 
 // ---- the exporter
 
@@ -107,13 +55,13 @@ uint64_t Exports::address_at(Rank peer, const Span& span, bool kept) {
   Entry* const entry = entry_for(span);
   if (entry == nullptr) return 0;
   entry->kept = entry->kept || kept;
-  if (entry->secret.empty()) give(*entry, peer);
-  if (!entry->secret.empty()) {
-    ends_.warn(str(kNotMapped, entry->secret, "), so these are copied once more: ",
-                   "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:False may help"));
+  if (entry->refusal.empty()) give(*entry, peer);
+  if (!entry->refusal.empty()) {
+    context_.warn(str(kNotMapped, entry->refusal, "), so these are copied once more: ",
+                      "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:False may help"));
   }
   if (!has_opened(peer, *entry)) return 0;
-  const Opened& opened = ends_.area(peer).opened(ends_.transport.rank(), index_of(*entry));
+  const Opened& opened = context_.area(peer).opened(context_.transport.rank(), index_of(*entry));
   return opened.address.load(std::memory_order_relaxed) +
          static_cast<uint64_t>(span.data - entry->range.base);
 }
@@ -124,8 +72,8 @@ void Exports::offer(const Span& span) {
 }
 
 void Exports::give_all(Entry& entry) {
-  for (Rank peer = 0; peer < ends_.transport.size(); ++peer) {
-    if (peer != ends_.transport.rank() && entry.secret.empty()) give(entry, peer);
+  for (Rank peer = 0; peer < context_.transport.size(); ++peer) {
+    if (peer != context_.transport.rank() && entry.refusal.empty()) give(entry, peer);
   }
 }
 
@@ -146,13 +94,13 @@ void Exports::begin() {
 
 // The one that has all of the span, or else a new one; null where there is no room for it.
 Exports::Entry* Exports::entry_for(const Span& span) {
-  const auto same = [&](const Span& each) {
-    return each.data == span.data && each.bytes == span.bytes;
+  const auto same = [&](const Span& other) {
+    return other.data == span.data && other.bytes == span.bytes;
   };
   if (std::ranges::any_of(refused_, same)) return nullptr;
   Entry* entry = known(span);
   if (entry == nullptr) {
-    Pieces pieces = pieces_of(ends_.api, span, kMostChunks + 1);
+    Allocations pieces = allocations_of(context_.api, span, kMostChunks + 1);
     if (pieces.empty()) return refuse(span, "the driver does not know what allocation it is in");
     if (pieces.size() > kMostChunks) return refuse(span, "it has more than 256 pieces");
     const Allocation range = joined(pieces);
@@ -171,25 +119,25 @@ Exports::Entry* Exports::entry_for(const Span& span) {
 // The reason is one of few, so that each is said once.
 Exports::Entry* Exports::refuse(const Span& span, const std::string& why) {
   refused_.push_back(span);
-  ends_.warn(str(kNotMapped, why, "), so these are copied once more"));
+  context_.warn(str(kNotMapped, why, "), so these are copied once more"));
   return nullptr;
 }
 
-// What was freed meanwhile is withdrawn.
+// Memory that was freed meanwhile is withdrawn.
 Exports::Entry* Exports::known(const Span& span) {
   std::vector<Entry*> freed;
-  Entry* found = nullptr;
-  for (auto at = by_base_.upper_bound(span.data); at != by_base_.begin() && found == nullptr;) {
+  Entry* usable = nullptr;
+  for (auto at = by_base_.upper_bound(span.data); at != by_base_.begin() && usable == nullptr;) {
     Entry& entry = entries_[static_cast<size_t>((--at)->second)];
     if (entry.range.base + entry.range.bytes < span.data + span.bytes) continue;
     if (!is_there(entry, span)) {
       freed.push_back(&entry);
-    } else if (entry.secret.empty() || covers(entry.pieces, span)) {
-      found = &entry;  // what cannot be exported whole may be in part
+    } else if (entry.refusal.empty() || covers(entry.pieces, span)) {
+      usable = &entry;  // what cannot be exported whole may be in part
     }
   }
   for (Entry* const entry : freed) renew(*entry, {});
-  return found;
+  return usable;
 }
 
 bool Exports::is_there(Entry& entry, size_t piece) {
@@ -197,7 +145,7 @@ bool Exports::is_there(Entry& entry, size_t piece) {
   if (last == now_) return true;
   const Allocation& known = entry.pieces[piece];
   try {
-    if (ends_.api.id_of(known.base) != known.id) return false;
+    if (context_.api.id_of(known.base) != known.id) return false;
   } catch (const DeviceError&) {
     return false;
   }
@@ -227,7 +175,7 @@ Exports::Entry* Exports::make_room(uint64_t bytes) {
       if (oldest == nullptr || entry.used < oldest->used) oldest = &entry;
     }
     if (free != nullptr && bytes_ + bytes <= most_bytes_) return free;
-    if (oldest == nullptr || !ends_.idle()) return nullptr;
+    if (oldest == nullptr || !context_.idle()) return nullptr;
     renew(*oldest, {});
   }
 }
@@ -237,13 +185,13 @@ void Exports::withdraw_if_freed(Entry& entry) {
 }
 
 // Those that have had what was there before give it back.
-void Exports::renew(Entry& entry, Pieces pieces) {
-  Export& exported = ends_.own().exported(index_of(entry));
+void Exports::renew(Entry& entry, Allocations pieces) {
+  Export& exported = context_.own().exported(index_of(entry));
   const Allocation range = joined(pieces);
   if (entry.range.bytes > 0) {
     const auto [first, last] = by_base_.equal_range(entry.range.base);
-    by_base_.erase(std::find_if(first, last,
-                                [&](const auto& each) { return each.second == index_of(entry); }));
+    by_base_.erase(std::find_if(
+        first, last, [&](const auto& known) { return known.second == index_of(entry); }));
     bytes_ -= entry.range.bytes;
   }
   if (range.bytes > 0) by_base_.emplace(range.base, index_of(entry));
@@ -255,46 +203,46 @@ void Exports::renew(Entry& entry, Pieces pieces) {
   exported.memory.kind = range.ipc ? ExportedMemory::kHandle : ExportedMemory::kChunks;
   const uint32_t before = exported.wanted.exchange(0, std::memory_order_relaxed);
   exported.generation.store(entry.generation, std::memory_order_release);  // partner: Imports
-  for (Rank peer = 0; peer < ends_.transport.size(); ++peer) {
+  for (Rank peer = 0; peer < context_.transport.size(); ++peer) {
     if ((before >> peer & 1) != 0) announce(peer);
   }
 }
 
 // The first time, a peer gets it.
 void Exports::give(Entry& entry, Rank peer) {
-  Export& exported = ends_.own().exported(index_of(entry));
+  Export& exported = context_.own().exported(index_of(entry));
   const uint32_t bit = 1u << peer;
   if ((exported.wanted.load(std::memory_order_relaxed) & bit) != 0) return;
   try {
     const bool first = exported.wanted.load(std::memory_order_relaxed) == 0;
     if (entry.range.ipc && first) {
-      exported.memory.handle = ends_.api.export_memory(entry.range.base);
+      exported.memory.handle = context_.api.export_memory(entry.range.base);
     }
     if (!entry.range.ipc) give_chunks(entry, peer);
   } catch (const std::exception& error) {
-    entry.secret = error.what();
+    entry.refusal = error.what();
   }
-  if (!entry.secret.empty()) return;
+  if (!entry.refusal.empty()) return;
   exported.wanted.fetch_or(bit, std::memory_order_release);  // partner: Imports::is_wanted()
   announce(peer);
 }
 
 // Throws where it cannot be.
 void Exports::give_chunks(const Entry& entry, Rank peer) {
-  if (!ends_.api.ids_change())
+  if (!context_.api.ids_change())
     throw DeviceError("this driver does not tell when virtual addresses get other memory");
-  ExportedMemory& memory = ends_.own().exported(index_of(entry)).memory;
-  const uint64_t each = entry.pieces[0].bytes;
-  if (!std::ranges::all_of(entry.pieces, [&](const auto& piece) { return piece.bytes == each; }))
+  ExportedMemory& memory = context_.own().exported(index_of(entry)).memory;
+  const uint64_t length = entry.pieces[0].bytes;
+  if (!std::ranges::all_of(entry.pieces, [&](const auto& piece) { return piece.bytes == length; }))
     throw DeviceError("its pieces differ in length");
   const std::vector<Chunk> chunks =
-      ends_.api.export_chunks(entry.range.base, entry.range.bytes, kMostChunks);
+      context_.api.export_chunks(entry.range.base, entry.range.bytes, kMostChunks);
   if (chunks.empty()) throw DeviceError("it is of virtual addresses that cannot be exported");
   const Deadline deadline(kSending);
   for (size_t i = 0; i < chunks.size(); ++i) {
-    const uint32_t number = number_of(index_of(entry), entry.generation, i);
+    const uint32_t number = chunk_number(index_of(entry), entry.generation, i);
     // A socket takes few at a time.
-    while (!ends_.transport.send(peer, number, chunks[i].descriptor)) {
+    while (!context_.transport.send(peer, number, chunks[i].descriptor)) {
       if (deadline.passed()) throw DeviceError("another process takes no descriptors");
       std::this_thread::sleep_for(kPause);
     }
@@ -318,7 +266,7 @@ Registered Exports::enroll(const std::string& name, const std::vector<Span>& mem
   };
   for (const Span& span : memory) {
     result.asked += span.bytes;
-    const Pieces pieces = pieces_of(ends_.api, span);
+    const Allocations pieces = allocations_of(context_.api, span);
     if (pieces.empty() && result.why.empty())
       result.why = "no memory of the device is there: was it freed?";
     for (size_t at = 0; at < pieces.size(); at += kMostChunks) {
@@ -343,92 +291,33 @@ std::string Exports::enroll_one(const Span& span, std::vector<Held>& held) {
                most_bytes_, " bytes of it");
   }
   give_all(*entry);
-  if (!entry->secret.empty()) return entry->secret;
+  if (!entry->refusal.empty()) return entry->refusal;
   ++entry->registered;
   held.push_back({index_of(*entry), entry->generation});
   return "";
 }
 
 void Exports::dismiss(const std::string& name) {
-  const auto found = names_.find(name);
-  if (found == names_.end()) return;
-  for (const auto& [index, generation] : found->second) {
+  const auto named = names_.find(name);
+  if (named == names_.end()) return;
+  for (const auto& [index, generation] : named->second) {
     Entry& entry = entries_[static_cast<size_t>(index)];
     if (entry.generation == generation) --entry.registered;  // else it was freed
   }
-  names_.erase(found);
+  names_.erase(named);
 }
 
 std::vector<Rank> Exports::without(const std::string& name) const {
   std::vector<Rank> ranks;
-  const auto found = names_.find(name);
-  for (Rank peer = 0; peer < ends_.transport.size() && found != names_.end(); ++peer) {
+  const auto named = names_.find(name);
+  for (Rank peer = 0; peer < context_.transport.size() && named != names_.end(); ++peer) {
     const auto misses = [&](const Held& held) {
       return !has_opened(peer, entries_[static_cast<size_t>(held.index)]);
     };
-    if (peer != ends_.transport.rank() && std::ranges::any_of(found->second, misses))
+    if (peer != context_.transport.rank() && std::ranges::any_of(named->second, misses))
       ranks.push_back(peer);
   }
   return ranks;
-}
-
-// ---- the importer
-
-void Imports::look() {
-  seen_ = news();
-  for (int index = 0; index < kExports; ++index) {
-    const Export& exported = theirs_.exported(index);
-    const Mapped& mapped = mapped_[static_cast<size_t>(index)];
-    const uint64_t generation = exported.generation.load(std::memory_order_acquire);
-    if (generation != mapped.generation || is_wanted(exported) != mapped.wanted)
-      renew(index, generation);
-  }
-}
-
-// What its owner changes meanwhile is looked at again. What cannot be mapped is not acknowledged.
-void Imports::renew(int index, uint64_t generation) {
-  Export& exported = theirs_.exported(index);
-  const bool wanted = is_wanted(exported);
-  const ExportedMemory memory = exported.memory;
-  // It changes nothing, and comes after what was read; partner: Exports::renew().
-  const uint64_t now = exported.generation.fetch_add(0, std::memory_order_acq_rel);
-  if (generation == 0 || now != generation) return;
-  Mapped& mapped = mapped_[static_cast<size_t>(index)];
-  release(mapped);
-  for (uint64_t i = 1; i < kMostMissed && mapped.generation + i < generation; ++i) {
-    receive(index, generation - i, {});  // of no use any more
-  }
-  mapped = {generation, wanted, nullptr, memory.range};
-  mapped.range.process = process_;
-  if (!wanted) return;
-  try {
-    const std::vector<Chunk> pieces = receive(index, generation, memory);
-    mapped.address = ImportCache::of(ends_.api).acquire(
-        mapped.range, memory.kind == ExportedMemory::kChunks, [&] { return open(memory, pieces); });
-  } catch (const std::exception& error) {
-    return ends_.warn(str("memory of rank ", peer_, " cannot be mapped (", error.what(),
-                          "), so its tensors are copied once more"));
-  }
-  Opened& opened = ends_.own().opened(peer_, index);
-  opened.address.store(reinterpret_cast<uint64_t>(mapped.address), std::memory_order_relaxed);
-  opened.generation.store(generation, std::memory_order_release);  // partner: address_at()
-}
-
-std::byte* Imports::open(const ExportedMemory& memory, const std::vector<Chunk>& chunks) {
-  if (memory.kind == ExportedMemory::kHandle) return ends_.api.open_memory(memory.handle);
-  if (chunks.size() != memory.chunks) throw DeviceError("its descriptors did not come");
-  return ends_.api.map_chunks(chunks);
-}
-
-// They were sent before they were named, so none is waited for.
-std::vector<Chunk> Imports::receive(int index, uint64_t generation, const ExportedMemory& memory) {
-  std::vector<Chunk> chunks;
-  for (size_t i = 0; i < Exports::kMostChunks; ++i) {
-    Fd descriptor = ends_.transport.take(peer_, number_of(index, generation, i));
-    if (!descriptor) break;
-    chunks.push_back({std::move(descriptor), memory.range.bytes / std::max(1u, memory.chunks)});
-  }
-  return chunks;
 }
 
 }  // namespace ringcomm::cuda

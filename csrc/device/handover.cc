@@ -1,142 +1,105 @@
-// Work of streams: copies, words that are written and waited for, and kernels that read and write
-// other ranks' memory. No function here waits for another rank.
-//
-// A rank gives its operands to a leader, whose kernel does the work: it says in a slot where they
-// are. The slot lies in its own memory, because a stream cannot write to another device.
-// The leader's kernel reads it there. Where they cannot be mapped they are staged in a window,
-// round by round of what that holds. Words of the host's memory order it all:
-//
-//   a rank                                         a leader
-//   wait until done is all; done = 0
-//   slot = addresses
-//   ready = all rounds; one more each if staged
-//                                                  wait until ready > round; kernel; then
-//                                                  done = rounds so far, or in the last one:
-//   wait until done is all                         ready = 0, done = all
-//
-// Values are constants, and at the end words are what they were at the beginning. So what a graph
-// has captured can be done again, and calls may come in between. Of a message that is staged
-// nothing is awaited at the end: its window is waited for before the next one.
-#include <bit>
-
-#include "device/device_comm.h"
+#include "device/handover.h"
 
 namespace ringcomm::cuda {
+namespace {
 
-// ---- words
+class Run {
+ public:
+  using Share = Handover::Share;
+  using Served = Handover::Served;
+  using Pull = Handover::Pull;
 
-std::byte* DeviceComm::word(Rank of, const void* in_its_area) const {
-  const auto* at = static_cast<const std::byte*>(in_its_area);
-  return peer(of).device_area + (at - peer(of).area.base());
-}
+  Run(const Peers& peers, StreamWords& words, Stream stream, Handover& work)
+      : peers_(peers), words_(words), stream_(stream), work_(work) {}
 
-// They are put off until there is other work for the stream: a call of the driver costs as much for
-// many words as for one.
-void DeviceComm::flush(Stream stream) {
-  if (!words_.empty()) api_.each_word(stream, words_);
-  words_.clear();
-}
+  void all();
 
-void DeviceComm::copy(Stream stream, std::byte* to, const std::byte* from, uint64_t bytes) {
-  flush(stream);
-  api_.copy(stream, to, from, bytes);
-}
+ private:
+  void serve(Served& served, uint64_t round);
+  void pull(const Pull& pull, uint64_t round);
+  void let_go_on(Rank rank, uint64_t round, bool ends);
 
-void DeviceComm::copy(Stream stream, const Spans& to, uint64_t at, const Spans& from,
-                      uint64_t first, uint64_t bytes) {
-  while (bytes > 0) {
-    const Span dst = to.at(at), src = from.at(first);
-    const uint64_t piece = std::min({bytes, dst.bytes, src.bytes});
-    if (dst.data != src.data) copy(stream, dst.data, src.data, piece);
-    at += piece;
-    first += piece;
-    bytes -= piece;
-  }
-}
-
-void DeviceComm::mark(Stream stream, int timeline, uint32_t value) {
-  words_.push_back({word(rank_, &own().done(timeline)), value});
-  flush(stream);
-}
-
-void DeviceComm::fill_slot(const Share& share, bool messages) {
-  auto* const slot = reinterpret_cast<std::byte*>(&slot_of(share.leader, rank_, messages));
-  const auto fields = std::bit_cast<std::array<uint64_t, 4>>(share.slot);
-  for (size_t i = 0; i < fields.size(); ++i) {
-    words_.push_back({slot + i * sizeof(uint64_t), fields[i], Word::kWrite64});
-  }
-}
-
-// ---- rounds
-
-void DeviceComm::stage(Stream stream, const Piece& piece, uint64_t round, bool back) {
-  const Segments rounds{piece.length, piece.unit};
-  const uint64_t first = piece.first + rounds.offset(round), bytes = rounds.length(round);
-  const Spans window({{piece.window, piece.unit}});
-  back ? copy(stream, *piece.spans, first, window, 0, bytes)
-       : copy(stream, window, 0, *piece.spans, first, bytes);
-}
+  const Peers& peers_;
+  StreamWords& words_;
+  const Stream stream_;
+  Handover& work_;
+};
 
 // All is given before anything is waited for: others do the same.
-void DeviceComm::run(Stream stream, Handover& handover) {
-  for (uint64_t round = 0; round < handover.rounds(); ++round) {
+void Run::all() {
+  for (uint64_t round = 0; round < work_.rounds(); ++round) {
     std::vector<const Share*> given;
-    for (const Share& share : handover.shares) {
+    for (const Share& share : work_.shares) {
       if (round < share.rounds && (round == 0 || share.staged())) given.push_back(&share);
     }
     for (const Share* share : given) {
-      await_line(share->leader, handover.done(), round == 0 ? kAllDone : round);
-      if (round == 0) set_own_line(share->leader, handover.done(), 0);
+      words_.await_line(share->leader, work_.done(), round == 0 ? kAllDone : round);
+      if (round == 0) words_.set_own_line(share->leader, work_.done(), 0);
     }
-    for (const Piece& piece : handover.in) stage(stream, piece, round, false);
+    for (const Piece& piece : work_.in) stage(words_, stream_, piece, round, false);
     for (const Share* share : given) {
-      if (round == 0) fill_slot(*share, handover.messages);
-      send_line(share->leader, handover.ready(), share->staged() ? round + 1 : share->rounds);
+      if (round == 0)
+        words_.fill_slot(peers_.slot_of(share->leader, peers_.rank(), work_.messages), share->slot);
+      words_.send_line(share->leader, work_.ready(), share->staged() ? round + 1 : share->rounds);
     }
-    for (Served& served : handover.served) serve(stream, handover, served, round);
-    for (const Pull& pull : handover.pulls) this->pull(stream, handover, pull, round);
-    if (handover.out.empty()) continue;
-    for (const Share* share : given) await_line(share->leader, handover.done(), round + 1);
-    for (const Piece& piece : handover.out) stage(stream, piece, round, true);
+    for (Served& served : work_.served) serve(served, round);
+    for (const Pull& pull : work_.pulls) this->pull(pull, round);
+    if (work_.out.empty()) continue;
+    for (const Share* share : given) words_.await_line(share->leader, work_.done(), round + 1);
+    for (const Piece& piece : work_.out) stage(words_, stream_, piece, round, true);
   }
-  for (const Share& share : handover.shares) {
-    const bool goes_on = handover.messages && share.staged();
-    if (!goes_on) await_line(share.leader, handover.done(), kAllDone);
+  for (const Share& share : work_.shares) {
+    const bool goes_on = work_.messages && share.staged();
+    if (!goes_on) words_.await_line(share.leader, work_.done(), kAllDone);
   }
 }
 
-void DeviceComm::pull(Stream stream, const Handover& handover, const Pull& pull, uint64_t round) {
+void Run::pull(const Pull& pull, uint64_t round) {
   if (round >= pull.rounds) return;
-  await_line(pull.from, handover.ready(), round + 1);
-  stage(stream, pull.piece, round, true);
-  let_go_on(pull.from, handover, round, round + 1 == pull.rounds);
+  words_.await_line(pull.from, work_.ready(), round + 1);
+  stage(words_, stream_, pull.piece, round, true);
+  let_go_on(pull.from, round, round + 1 == pull.rounds);
 }
 
 // A rank's operands have served a round.
-void DeviceComm::let_go_on(Rank rank, const Handover& handover, uint64_t round, bool ends) {
-  if (ends) set_own_line(rank, handover.ready(), 0);
-  send_line(rank, handover.done(), ends ? kAllDone : round + 1);
+void Run::let_go_on(Rank rank, uint64_t round, bool ends) {
+  if (ends) words_.set_own_line(rank, work_.ready(), 0);
+  words_.send_line(rank, work_.done(), ends ? kAllDone : round + 1);
 }
 
-void DeviceComm::serve(Stream stream, const Handover& handover, Served& served, uint64_t round) {
+void Run::serve(Served& served, uint64_t round) {
   std::vector<Rank> ranks;
-  for (Rank rank = 0; rank < size(); ++rank) {
-    if (rank != rank_ && round < served.rounds[static_cast<size_t>(rank)]) ranks.push_back(rank);
+  for (Rank rank = 0; rank < peers_.size(); ++rank) {
+    if (rank != peers_.rank() && round < served.rounds[static_cast<size_t>(rank)])
+      ranks.push_back(rank);
   }
   LeaderArgs& args = served.args;
   for (const Rank rank : ranks) {
-    await_line(rank, handover.ready(), round + 1);
-    args.slot[rank] = &slot_of(rank_, rank, handover.messages);
+    words_.await_line(rank, work_.ready(), round + 1);
+    args.slot[rank] = &peers_.slot_of(peers_.rank(), rank, work_.messages);
   }
   args.round = round * args.unit;
   const uint64_t* const first = args.length + args.begin;
   if (std::any_of(first, first + args.parts, [&](uint64_t bytes) { return args.round < bytes; })) {
-    flush(stream);
-    api_.launch(stream, args);
+    words_.launch(stream_, args);
   }
   for (const Rank rank : ranks) {
-    let_go_on(rank, handover, round, round + 1 == served.rounds[static_cast<size_t>(rank)]);
+    let_go_on(rank, round, round + 1 == served.rounds[static_cast<size_t>(rank)]);
   }
+}
+
+}  // namespace
+
+void stage(StreamWords& words, Stream stream, const Piece& piece, uint64_t round, bool back) {
+  const Segments rounds{piece.length, piece.unit};
+  const uint64_t first = piece.first + rounds.offset(round), bytes = rounds.length(round);
+  const Spans window({{piece.window, piece.unit}});
+  back ? words.copy(stream, *piece.spans, first, window, 0, bytes)
+       : words.copy(stream, window, 0, *piece.spans, first, bytes);
+}
+
+void run(const Peers& peers, StreamWords& words, Stream stream, Handover& work) {
+  Run(peers, words, stream, work).all();
 }
 
 }  // namespace ringcomm::cuda

@@ -63,30 +63,29 @@ inline constexpr uint64_t kRingSlot = 32 << 10;
 inline constexpr uint64_t kRingBytes = uint64_t{kRingBlocks} * kRingSlots * kRingSlot;
 inline constexpr uint32_t kGaveUp = 2;  // of Members::abort: and the rank that it waited for
 
-// A word that ranks meet at: flag[parity][from] is written by rank `from` alone, epoch by its
-// owner.
-struct Meetings {
+// The flags of a barrier: flag[parity][from] is written by rank `from` alone, epoch by their owner.
+struct BarrierFlags {
   uint32_t epoch;
   uint32_t flag[2][kMostRanks];
 };
 // Slots that a rank's predecessor in the ring has filled, and slots that its successor has read:
 // each writes its word. Behind them what the owner has read and filled itself.
-struct Neighbours {
+struct RingFlags {
   uint32_t filled, read;
   uint32_t own_read, own_filled;
 };
 // In each rank's memory. slot[block][from] is written by rank `from` alone.
 struct Flags {
-  Meetings two_shot[kMostBlocks], one_shot[kOneShotBlocks];
+  BarrierFlags two_shot[kMostBlocks], one_shot[kOneShotBlocks];
   LeaderSlot slot[kMostBlocks][kMostRanks];
   uint32_t low_latency[kLowLatencyBlocks];  // epochs
-  Neighbours ring[kRingBlocks];
+  RingFlags ring[kRingBlocks];
 };
 
-// Of what a rank gets of one.
+// Low-latency bytes reserved for each sender.
 inline uint64_t low_latency_bytes(int ranks) {
-  const uint64_t each = kLowLatencyBytes / static_cast<uint64_t>(ranks);
-  return each < kMostLowLatency ? each : kMostLowLatency;
+  const uint64_t share = kLowLatencyBytes / static_cast<uint64_t>(ranks);
+  return share < kMostLowLatency ? share : kMostLowLatency;
 }
 
 struct Members {
@@ -104,7 +103,7 @@ struct TwoShotArgs {
   LeaderSlot given[kMostRanks];  // of this rank's operands, as each rank sees them
 };
 
-// What a rank gets of each other one's input; with `sums` what is reduced of all.
+// The parts that a rank gets from each other rank's input; with `sums`, they are reduced.
 struct Exchange {
   Reduction reduction;
   bool sums = false;

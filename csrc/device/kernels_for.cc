@@ -13,7 +13,8 @@ using enum Collective;
 constexpr double kHandOverSeconds = 15e-6, kTurn = 1e-6, kRingByte = 1e-11, kCrowd = 2,
                  kLoads = 1.5;
 
-// Of `from`'s input what `to` gets. all_to_all: `rank` is one of both, and knows its own side.
+// The part of `from`'s input that `to` gets. all_to_all: `rank` is either of them, and knows its
+// own side.
 Extent taken(const Shape& shape, Rank from, Rank to, Rank rank) {
   const Extent whole{0, shape.bytes}, nothing{0, 0};
   switch (shape.collective) {
@@ -47,15 +48,15 @@ uint64_t most_taken(const Shape& shape) {
 
 bool has_room(Algorithm kernel, const Shape& shape, uint64_t window) {
   const auto ranks = static_cast<uint64_t>(shape.size);
-  const uint64_t each = most_taken(shape);
+  const uint64_t bytes = most_taken(shape);
   if (!kernel_serves(kernel, shape.collective)) return false;
   if (kernel == kByTwoShot) return shape.collective != kBarrier;
   if (kernel != kByOneShot && kernel != kByLowLatency) return true;
   // Operands in several pieces are put together in the window.
-  if (2 * ranks * each > window) return false;
-  if (kernel == kByLowLatency) return each <= low_latency_bytes(shape.size);
+  if (2 * ranks * bytes > window) return false;
+  if (kernel == kByLowLatency) return bytes <= low_latency_bytes(shape.size);
   const bool split = shape.collective == kReduceScatter || shape.collective == kScatter;
-  return (split ? ranks * each : each) <= kOneShotWindow && shape.collective != kBarrier;
+  return (split ? ranks * bytes : bytes) <= kOneShotWindow && shape.collective != kBarrier;
 }
 
 }  // namespace
@@ -118,10 +119,10 @@ Exchange exchange_of(const Shape& shape, Rank rank) {
 
 // Seconds, but for the launch, which all have. Others' memory takes as long as a flag to answer.
 double seconds_of(Algorithm kernel, const Shape& shape, const Link& link) {
-  const double others = shape.size - 1, each = static_cast<double>(most_taken(shape));
+  const double others = shape.size - 1, most = static_cast<double>(most_taken(shape));
   const bool in_parts = !sharded(shape.collective);  // each rank moves a part of all
   const bool chain = shape.collective == kBroadcast || shape.collective == kReduce;
-  const double all = others * each * link.byte_time * (link.nvlink || shape.size == 2 ? 1 : kCrowd);
+  const double all = others * most * link.byte_time * (link.nvlink || shape.size == 2 ? 1 : kCrowd);
   const double twice = shape.collective == kBroadcast ? 1 : 2;
   const double parts = in_parts ? twice * all / shape.size : all;
   if (kernel == kByLowLatency) return link.flag + 2 * all;
@@ -130,7 +131,7 @@ double seconds_of(Algorithm kernel, const Shape& shape, const Link& link) {
   if (kernel == kByCopies) return kHandOverSeconds + all;
   if (kernel == kHandOver) return kHandOverSeconds + parts * (link.nvlink ? 1 : kLoads);
   const double turns = others * (link.flag + kTurn);
-  const double moved = each * std::max(link.byte_time, kRingByte);
+  const double moved = most * std::max(link.byte_time, kRingByte);
   if (chain) return turns + moved;
   return in_parts ? 2 * (turns + others * moved / shape.size) : turns + others * moved;
 }

@@ -1,5 +1,5 @@
-// What the kernels of an operation do, from its shape and the ranks' links alone. So all ranks
-// choose alike.
+// Plans the kernels of an operation, from its shape and the ranks' links alone. So all ranks choose
+// alike.
 #pragma once
 
 #include <optional>
@@ -35,7 +35,7 @@ Algorithm kernel_for(const Shape& shape, const Link& link, uint64_t window,
                      std::optional<Algorithm> asked = {});
 // The table of a group of so many ranks, a line for each collective.
 std::string kernels_text(int size, const Link& link, uint64_t window);
-// Of the two-shot kernel.
+// Thread blocks of the two-shot kernel.
 int blocks_for(const Shape& shape, const Link& link);
 
 }  // namespace ringcomm::cuda

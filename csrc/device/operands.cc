@@ -1,7 +1,4 @@
-// What the kernels of hand-overs work on: where operands are, or are staged.
-#include <deque>
-
-#include "device/device_comm.h"
+#include "device/operands.h"
 
 namespace ringcomm::cuda {
 namespace {
@@ -20,93 +17,41 @@ void set_receiving(LeaderArgs& args, uint64_t unit) {
 
 }  // namespace
 
-// ---- memory
-
-const DeviceComm::Memory& DeviceComm::memory_with(Rank peer, bool messages) const {
-  const auto pair = messages ? memory_.find(peer + 1) : memory_.end();
-  return pair != memory_.end() ? pair->second : *group_;
-}
-
-// Where this rank stages what it gives that leader.
-Span DeviceComm::region(Rank leader, bool messages) const {
-  const Memory& memory = memory_with(leader, messages);
-  std::byte* const mine = memory.of[static_cast<size_t>(rank_)] + kPrologue;
-  if (!messages) return {mine, memory.messages};
-  const bool pair = &memory != group_;
-  const uint64_t bytes = (memory.end - memory.messages) / (pair ? 1 : peers_.size()) / 512 * 512;
-  return {mine + memory.messages + (pair ? 0 : static_cast<uint64_t>(leader) * bytes), bytes};
-}
-
-uint64_t DeviceComm::seen_by(Rank leader, const std::byte* mine, bool messages) const {
-  if (leader == rank_) return reinterpret_cast<uint64_t>(mine);
-  const Memory& memory = memory_with(leader, messages);
-  const RankInfo& theirs = peer(leader).area.info(&memory == group_ ? 0 : 1 + rank_);
-  return theirs.seen[rank_] + static_cast<uint64_t>(mine - memory.of[static_cast<size_t>(rank_)]);
-}
-
 // 0: the leader does not see it as one.
-uint64_t DeviceComm::address_at(Rank leader, const Spans& spans, uint64_t first, uint64_t bytes,
-                                bool kept) {
+uint64_t Operands::address_at(Rank leader, const Spans& spans, uint64_t first, uint64_t bytes,
+                              bool kept) {
   if (bytes == 0) return 0;
   const Span span{spans.at(first).data, bytes};
   if (spans.at(first).bytes < bytes) return 0;
   if (leader == rank_) return reinterpret_cast<uint64_t>(span.data);
-  return exports_->address_at(leader, span, kept);
+  return peers_.exports().address_at(leader, span, kept);
 }
 
-LeaderSlot& DeviceComm::slot_of(Rank leader, Rank from, bool messages) const {
-  const Rank peer = leader == rank_ ? from : leader;
-  return memory_with(peer, messages).prologue(from).slots[messages ? 1 : 0][leader];
-}
-
-// What is equal for all that a kernel of this rank does.
-void DeviceComm::set_common(LeaderArgs& args, uint64_t element) const {
+void Operands::set_common(LeaderArgs& args, uint64_t element) const {
   args.reduction = copy_of(element);
-  args.n_ranks = size();
+  args.n_ranks = peers_.size();
   args.rank = rank_;
-  args.abort = reinterpret_cast<const uint32_t*>(word(rank_, &own().abort()));
+  args.abort = reinterpret_cast<const uint32_t*>(peers_.word(rank_, &peers_.own().abort()));
 }
 
 // ---- collectives
 
-void DeviceComm::hand_over(Stream stream, const Call& call, bool by_engines) {
-  const Shape& shape = call.shape;
-  const bool exchange = shape.collective == Collective::kAllToAll;
-  if (exchange || by_engines) {
-    const Exchange own = exchange_of(shape, rank_);
-    copy(stream, call.output, own.to[rank_], call.input, own.first[rank_], own.bytes[rank_]);
-  }
-  Handover handover = by_engines ? by_copies(shape, call.input, call.output)
-                                 : prepare(shape, call.input, call.output, call.kept);
-  for (Share& share : handover.shares) share.slot.call = exchange ? share.slot.call : call.call;
-  for (Served& served : handover.served) {
-    served.args.call = exchange ? 0 : call.call;
-    if (reduces(shape.collective)) served.args.reduction = call.reduction;
-  }
-  run(stream, handover);
-}
-
-void DeviceComm::offer(const Shape& shape, const Spans& input, const Spans& output) {
-  exports_->begin();
-  static_cast<void>(prepare(shape, input, output, true));
-}
-
-// How much of each part goes in a round. Returns how many rounds there are.
-uint64_t DeviceComm::set_unit(LeaderArgs& args) const {
+uint64_t Operands::set_unit(LeaderArgs& args) const {
   const auto parts = static_cast<uint64_t>(std::max(1, args.parts));
   const uint64_t sides = parts + (args.input_is_split != args.output_is_split ? 1 : 0);
-  args.unit = region(rank_, false).bytes / sides / 512 * 512;
+  args.unit = peers_.region(rank_, false).bytes / sides / 512 * 512;
   return Segments{*std::max_element(args.length, args.length + parts), args.unit}.count();
 }
 
 // In the window a side of one part is behind that of several; else both are in the same place.
-std::byte* DeviceComm::staged_at(const LeaderArgs& args, Rank part, bool is_split) const {
+std::byte* Operands::staged_at(const LeaderArgs& args, Rank part, bool is_split) const {
   const bool behind = !is_split && args.input_is_split != args.output_is_split;
-  return region(rank_, false).data + static_cast<uint64_t>(behind ? args.parts : part) * args.unit;
+  return peers_.region(rank_, false).data +
+         static_cast<uint64_t>(behind ? args.parts : part) * args.unit;
 }
 
-std::vector<DeviceComm::Piece> DeviceComm::pieces_of(const LeaderArgs& args, const Spans& spans,
-                                                     bool is_split) const {
+std::vector<Piece> Operands::pieces_of(const LeaderArgs& args, const Spans& spans,
+                                       bool is_split) const {
   std::vector<Piece> pieces;
   for (Rank part = 0; spans.bytes() > 0 && part < (is_split ? args.parts : 1); ++part) {
     pieces.push_back({&spans, is_split ? args.first[part] : 0,
@@ -116,10 +61,10 @@ std::vector<DeviceComm::Piece> DeviceComm::pieces_of(const LeaderArgs& args, con
   return pieces;
 }
 
-DeviceComm::Handover DeviceComm::prepare(const Shape& shape, const Spans& input,
-                                         const Spans& output, bool kept) {
+Handover Operands::by_kernels(const Shape& shape, const Spans& input, const Spans& output,
+                              bool kept) {
   if (shape.collective == Collective::kAllToAll) return by_each(shape, input, output, kept);
-  const bool alone = one_device_ || shape.collective == Collective::kBarrier;
+  const bool alone = peers_.one_device() || shape.collective == Collective::kBarrier;
   Served served;
   LeaderArgs& args = served.args;
   args = parts_of(shape, alone);
@@ -128,7 +73,7 @@ DeviceComm::Handover DeviceComm::prepare(const Shape& shape, const Spans& input,
 
   Handover handover;
   bool whole = true;
-  for (Rank leader = 0; leader < size(); ++leader) {
+  for (Rank leader = 0; leader < peers_.size(); ++leader) {
     if (alone ? leader > 0 : !concerns(args, rank_, leader)) continue;
     const LeaderSlot slot{address_at(leader, input, 0, input.bytes(), kept),
                           address_at(leader, output, 0, output.bytes(), kept)};
@@ -140,15 +85,16 @@ DeviceComm::Handover DeviceComm::prepare(const Shape& shape, const Spans& input,
     handover.in = pieces_of(args, input, args.input_is_split);
     handover.out = pieces_of(args, output, args.output_is_split);
     for (Share& share : handover.shares) {
-      share.slot = {seen_by(share.leader, staged_at(args, 0, args.input_is_split), false),
-                    seen_by(share.leader, staged_at(args, 0, args.output_is_split), false), 1};
+      share.slot = {peers_.seen_by(share.leader, staged_at(args, 0, args.input_is_split), false),
+                    peers_.seen_by(share.leader, staged_at(args, 0, args.output_is_split), false),
+                    1};
     }
   }
   const auto own = std::ranges::find(handover.shares, rank_, &Share::leader);
   if (own == handover.shares.end()) return handover;
   args.own = own->slot;
   handover.shares.erase(own);
-  for (Rank rank = 0; rank < size(); ++rank) {
+  for (Rank rank = 0; rank < peers_.size(); ++rank) {
     if (alone || concerns(args, rank, rank_)) served.rounds[static_cast<size_t>(rank)] = rounds;
   }
   if (!alone) args.begin = rank_, args.parts = 1;
@@ -156,22 +102,20 @@ DeviceComm::Handover DeviceComm::prepare(const Shape& shape, const Spans& input,
   return handover;
 }
 
-// What others get of this rank's input is staged, and they pull it from there: hosts know the
-// addresses of windows, and not those of others' tensors. Ranks pull in turn from those behind
+// Others pull this rank's input from where it is staged: hosts know the addresses of windows, and
+// not those of others' tensors. Ranks pull in turn from those behind
 // them, so that not all pull from one at once.
-DeviceComm::Handover DeviceComm::by_copies(const Shape& shape, const Spans& input,
-                                           const Spans& output) const {
+Handover Operands::by_copies(const Shape& shape, const Spans& input, const Spans& output) const {
   const Exchange exchange = exchange_of(shape, rank_);
   const bool split =
       shape.collective == Collective::kScatter || shape.collective == Collective::kAllToAll;
-  const Span window = region(rank_, false);
-  const uint64_t unit = window.bytes / (split ? peers_.size() : 1) / 512 * 512;
+  const Span window = peers_.region(rank_, false);
+  const uint64_t unit = window.bytes / (split ? static_cast<size_t>(peers_.size()) : 1) / 512 * 512;
   const auto place = [&](Rank of, Rank to) {
-    std::byte* const theirs = group_->of[static_cast<size_t>(of)] + kPrologue;
-    return theirs + (split ? static_cast<uint64_t>(to) * unit : 0);
+    return peers_.group().window(of) + (split ? static_cast<uint64_t>(to) * unit : 0);
   };
   Handover handover;
-  for (Rank i = 1; i < size(); ++i) {
+  for (Rank i = 1; i < peers_.size(); ++i) {
     const Rank peer = shape.after(rank_, -i);
     const uint64_t sent = exchange.sent_bytes[peer], bytes = exchange.bytes[peer];
     if (sent > 0) {
@@ -188,10 +132,9 @@ DeviceComm::Handover DeviceComm::by_copies(const Shape& shape, const Spans& inpu
 
 // all_to_all: nobody knows what two others send to one another. So each is the leader of what it
 // gets, also where all share a device.
-DeviceComm::Handover DeviceComm::by_each(const Shape& shape, const Spans& input,
-                                         const Spans& output, bool kept) {
-  const Span window = region(rank_, false);
-  const auto ranks = static_cast<size_t>(size());
+Handover Operands::by_each(const Shape& shape, const Spans& input, const Spans& output, bool kept) {
+  const Span window = peers_.region(rank_, false);
+  const auto ranks = static_cast<size_t>(peers_.size());
   const uint64_t unit = window.bytes / (2 * ranks) / 512 * 512;  // parts to send, parts to get
   const auto rounds = [&](uint64_t bytes) {
     return bytes == 0 ? 0 : Segments{bytes, unit}.count();
@@ -222,7 +165,7 @@ DeviceComm::Handover DeviceComm::by_each(const Shape& shape, const Spans& input,
   if (whole) handover.in.clear(), handover.out.clear();
   for (Share& share : whole ? std::span<Share>() : std::span(handover.shares)) {
     std::byte* const mine = window.data + static_cast<size_t>(share.leader) * unit;
-    share.slot = {seen_by(share.leader, mine, false), 0, 1, share.slot.call};
+    share.slot = {peers_.seen_by(share.leader, mine, false), 0, 1, share.slot.call};
   }
   if (!whole) args.own = {0, reinterpret_cast<uint64_t>(window.data + ranks * unit), 1};
   handover.served.push_back(served);
@@ -231,41 +174,15 @@ DeviceComm::Handover DeviceComm::by_each(const Shape& shape, const Spans& input,
 
 // ---- messages
 
-// Each step has at most one message to each peer and one from each, so ranks that send to one
-// another, in pairs or in a ring, never wait for one another in vain.
-void DeviceComm::transfer(Stream stream, std::span<const Transfer> transfers) {
-  exports_->begin();
-  std::vector<Transfer> rest(transfers.begin(), transfers.end());
-  while (!rest.empty()) {
-    Handover handover;
-    handover.messages = true;
-    std::deque<Spans> data;
-    std::vector<Transfer> later;
-    std::vector<std::array<bool, 2>> moved(peers_.size());
-    for (const Transfer& transfer : rest) {
-      bool& busy = moved[static_cast<size_t>(transfer.peer)][transfer.sending ? 1 : 0];
-      if (std::exchange(busy, true)) {
-        later.push_back(transfer);
-      } else if (transfer.sending) {
-        send(handover, transfer, data.emplace_back(std::vector{transfer.data}));
-      } else {
-        receive(handover, transfer);
-      }
-    }
-    run(stream, handover);
-    rest = std::move(later);
-  }
-}
-
 // A short one is staged in any case: its sender goes on at once.
-void DeviceComm::send(Handover& handover, const Transfer& message, const Spans& data) {
-  const Span window = region(message.peer, true);
+void Operands::send(Handover& handover, const Transfer& message, const Spans& data) {
+  const Span window = peers_.region(message.peer, true);
   const uint64_t bytes = message.data.bytes;
   Share share{message.peer, {0, 0, 0, bytes}, Segments{bytes, window.bytes}.count()};
   if (bytes > kShort) share.slot.input = address_at(message.peer, data, 0, bytes, false);
   const bool aligned = share.slot.input % 8 == 0;  // whatever type its receiver takes it for
   if (share.slot.input == 0 || !aligned) {
-    share.slot.input = seen_by(message.peer, window.data, true);
+    share.slot.input = peers_.seen_by(message.peer, window.data, true);
     share.slot.staged = 1;
     handover.in.push_back({&data, 0, bytes, window.bytes, window.data});
   }
@@ -273,8 +190,8 @@ void DeviceComm::send(Handover& handover, const Transfer& message, const Spans& 
 }
 
 // One kernel receives all that comes in rounds of one length.
-void DeviceComm::receive(Handover& handover, const Transfer& message) {
-  const uint64_t unit = region(message.peer, true).bytes;
+void Operands::receive(Handover& handover, const Transfer& message) {
+  const uint64_t unit = peers_.region(message.peer, true).bytes;
   const auto same = [&](const Served& served) { return served.args.unit == unit; };
   auto served = std::ranges::find_if(handover.served, same);
   if (served == handover.served.end()) {

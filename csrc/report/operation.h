@@ -16,7 +16,7 @@ enum class Purpose : uint8_t {
   kSeveral,  // a call of several tensors, which every rank must cut alike
   kSparse,   // an all_reduce of sparse tensors (torch/sparse.cc)
   kBuffers,  // ranks tell where tensors lie that others read (torch/peer_reads.cc)
-  kMemory,   // ranks meet, as at a barrier, to map memory (stream/registration.cc)
+  kMemory,   // ranks meet, as at a barrier, to map memory (stream/registered_memory.cc)
   kStaged,   // a call on a device that goes through memory of the host (stream/staged.cc)
   kCodes,    // an all_reduce in fewer bits (ringcomm/compression/exchange.py)
 };

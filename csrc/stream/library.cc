@@ -1,8 +1,8 @@
-// Finds and opens the library for devices.
+#include "stream/library.h"
+
 #include <dlfcn.h>
 
 #include "group/process.h"
-#include "stream/device_engine.h"
 
 namespace ringcomm {
 namespace {

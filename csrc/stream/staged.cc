@@ -54,8 +54,8 @@ std::vector<Cut> cuts_of(const Operation& operation) {
   return cuts;
 }
 
-// What two ranks exchange in all_to_all, they alone know. So all cut by one length, which has room
-// for as much from and to everybody. A rank may have fewer pieces than others.
+// Only two ranks know what they exchange in all_to_all. So all cut by the same length, which has
+// room for as much from and to everybody. A rank may have fewer pieces than others.
 std::vector<Cut> cuts_of_exchange(const Operation& operation, size_t self) {
   const size_t ranks = operation.send.size();
   const uint64_t most = most_of_each(std::max<uint64_t>(1, 2 * (ranks - 1)));
@@ -107,27 +107,27 @@ struct Pieces {
   uint64_t everywhere() const {
     return notes.empty() ? cuts.size() : std::ranges::max(notes, {}, &Note::pieces).pieces;
   }
-  // What the piece has of the input or the output.
+  // Returns the piece's parts of the input or the output.
   std::vector<Span> within(bool input, size_t piece) const {
     const Spans memory(input ? whole.input : whole.output);
     const auto ranks = static_cast<Rank>(whole.shards.size());
-    const bool each = cuts.size() > 1 && memory.bytes() == offset_of(whole.shards, ranks);
+    const bool by_shard = cuts.size() > 1 && memory.bytes() == offset_of(whole.shards, ranks);
     const auto& splits = input ? whole.send : whole.recv;
-    const auto parts = exchanges ? splits : each ? whole.shards : std::vector{memory.bytes()};
-    std::vector<Span> found;
+    const auto parts = exchanges ? splits : by_shard ? whole.shards : std::vector{memory.bytes()};
+    std::vector<Span> spans;
     uint64_t begin = 0;
     for (size_t i = 0; i < parts.size(); begin += parts[i++]) {
       if ((exchanges && i == self) != (piece == kOwn)) continue;
       const uint64_t end = begin + std::min(parts[i], cut(piece).to);
       for (uint64_t at = begin + std::min(parts[i], cut(piece).from); at < end;) {
-        found.push_back(memory.at(at));
-        found.back().bytes = std::min(found.back().bytes, end - at);
-        at += found.back().bytes;
+        spans.push_back(memory.at(at));
+        spans.back().bytes = std::min(spans.back().bytes, end - at);
+        at += spans.back().bytes;
       }
     }
-    return found;
+    return spans;
   }
-  // Where that is in pinned memory.
+  // Returns where they are in pinned memory.
   Span pinned(bool input, size_t piece) const {
     const uint64_t before = !input && apart() ? bytes_of(within(true, piece)) : 0;
     return {slots[piece % slots.size()] + before, bytes_of(within(input, piece))};
@@ -185,8 +185,8 @@ std::byte* HostStaging::buffer(uint64_t bytes, const std::optional<Point>& end) 
   return memory;
 }
 
-// What is in the stream by now brings that many pieces to the host.
-void HostStaging::tell(cuda::Stream stream, std::byte* buffer, uint32_t pieces) {
+// Tells the host, behind all in the stream so far, that this many pieces have come.
+void HostStaging::signal_host(cuda::Stream stream, std::byte* buffer, uint32_t pieces) {
   if (streams_can_signal) return api_.write(stream, address(buffer, kArrived), pieces);
   api_.synchronize(stream);
   word(buffer, kArrived).store(pieces);
@@ -194,22 +194,20 @@ void HostStaging::tell(cuda::Stream stream, std::byte* buffer, uint32_t pieces) 
 
 void HostStaging::await(cuda::Stream stream, std::byte* buffer, uint32_t pieces) {
   if (streams_can_signal) return api_.wait_until(stream, address(buffer, kOver), pieces);
-  group_.wait_for_streams("an operation on a device",
-                          [&] { return word(buffer, kOver).load() >= pieces; });
+  progress_.wait_for_streams("an operation on a device",
+                             [&] { return word(buffer, kOver).load() >= pieces; });
 }
 
 void HostStaging::copy(cuda::Stream stream, const Spans& to, const Spans& from) {
-  Span into, out;
-  for (uint64_t done = 0; done < to.bytes(); done += into.bytes) {
-    into = to.at(done), out = from.at(done);
-    into.bytes = std::min(into.bytes, out.bytes);
-    if (into.data != out.data) api_.copy(stream, into.data, out.data, into.bytes);
-  }
+  cuda::copy_each(to, 0, from, 0, to.bytes(),
+                  [&](std::byte* into, const std::byte* out, uint64_t bytes) {
+                    api_.copy(stream, into, out, bytes);
+                  });
 }
 
 HostStaging::ResultWord HostStaging::run(const Operation& operation, cuda::Stream stream,
                                          const Point& end, bool uncut) {
-  const auto pieces = std::make_shared<Pieces>(operation, uncut, group_.state().rank());
+  const auto pieces = std::make_shared<Pieces>(operation, uncut, state_.rank());
   const auto count = static_cast<uint32_t>(pieces->cuts.size());
   const auto slots = std::min(count, static_cast<uint32_t>(slots_.size()));
   for (Span& slot : std::span(slots_).first(slots)) {
@@ -224,13 +222,13 @@ HostStaging::ResultWord HostStaging::run(const Operation& operation, cuda::Strea
     word(memory, kOver).store(piece);
     return true;
   };
-  const TaskPtr task =
-      group_.host().submit((*pieces)[0], report(memory), nullptr, {&word(memory, kArrived), next});
+  const TaskPtr task = progress_.host().submit((*pieces)[0], report(memory), nullptr,
+                                               {&word(memory, kArrived), next});
   // The pieces that only other ranks have may begin with the last one here, and end with the whole.
   const auto up_to = [&](uint32_t piece) { return piece + 1 < count ? piece + 1 : kAll; };
   const auto copy_in = [&](uint32_t piece) {
     copy(stream, Spans({pieces->pinned(true, piece)}), Spans(pieces->within(true, piece)));
-    tell(stream, memory, up_to(piece));
+    signal_host(stream, memory, up_to(piece));
   };
   for (uint32_t piece = 0; piece < slots; ++piece) copy_in(piece);
   copy(stream, Spans(pieces->within(false, kOwn)), Spans(pieces->within(true, kOwn)));
@@ -241,7 +239,7 @@ HostStaging::ResultWord HostStaging::run(const Operation& operation, cuda::Strea
   }
   if (streams_can_signal) return &word(memory, kResult);
   api_.synchronize(stream);
-  group_.wait(*task);
+  progress_.wait(*task);
   if (task->error) std::rethrow_exception(task->error);
   return nullptr;
 }
@@ -255,7 +253,7 @@ std::vector<HostStaging::ResultWord> HostStaging::post(const std::vector<DeviceM
   for (size_t i = 0; i < messages.size(); ++i) {
     const auto& [kind, data, timeout] = messages[i];
     std::byte* const memory = buffer(data.bytes, ends[i]);
-    const auto message = std::make_shared<Message>(group_.state().timeout_or(timeout));
+    const auto message = std::make_shared<Message>(state_.timeout_or(timeout));
     static_cast<MessageKind&>(*message) = kind;
     message->data = {memory + kHead, data.bytes};
     message->on_done = report(memory);
@@ -263,7 +261,7 @@ std::vector<HostStaging::ResultWord> HostStaging::post(const std::vector<DeviceM
     if (kind.sending) api_.copy(stream, memory + kHead, data.data, data.bytes);
     if (!streams_can_signal) {
       api_.synchronize(stream);
-      group_.messages().post(message);
+      progress_.messages().post(message);
       continue;
     }
     api_.write(stream, address(memory, kArrived), 1);
@@ -277,7 +275,7 @@ std::vector<HostStaging::ResultWord> HostStaging::post(const std::vector<DeviceM
       api_.wait_until(stream, address(memory, kOver), 1);
       results.push_back(&word(memory, kResult));
     } else {
-      group_.wait(*posted[i]);
+      progress_.wait(*posted[i]);
       if (posted[i]->error) std::rethrow_exception(posted[i]->error);
     }
     if (messages[i].kind.sending) continue;
@@ -297,7 +295,7 @@ bool HostStaging::open_gates() {
       return true;
     });
   }
-  for (const MessagePtr& message : open) group_.messages().post_late(message);
+  for (const MessagePtr& message : open) progress_.messages().post_late(message);
   return !open.empty();
 }
 

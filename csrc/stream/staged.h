@@ -8,8 +8,8 @@
 // end in order: so does the stream's work, and what is copied in comes after what was copied out.
 #pragma once
 
-#include "device/api.h"
 #include "progress/progress.h"
+#include "stream/timelines.h"
 
 namespace ringcomm {
 
@@ -19,9 +19,7 @@ struct DeviceMessage {
   Span data;
   std::chrono::milliseconds timeout{0};  // 0: the group's
 
-  // Operations of one timeline end in order: the group's are 0, each direction of a peer has one.
   int timeline() const { return timeline_of(kind.peer, kind.sending); }
-  static int timeline_of(Rank peer, bool sending) { return 1 + 2 * peer + (sending ? 1 : 0); }
 };
 
 class HostStaging {
@@ -29,31 +27,27 @@ class HostStaging {
   // How an operation ended, once it has.
   enum Result : uint32_t { kGood = 1, kBad = 2 };
   using ResultWord = const std::atomic<uint32_t>*;
-  // A point of a timeline. `passed` says whether it is behind the device, and notes how it ended.
-  struct Point {
-    int timeline;
-    uint32_t value;
-  };
+  // Says whether that place is behind the device, and notes how it ended.
   using Passed = std::function<bool(const Point& point)>;
 
-  HostStaging(Progress& group, cuda::Api& api, Passed passed)
-      : group_(group), api_(api), passed_(std::move(passed)) {}
+  HostStaging(const GroupState& state, Progress& progress, cuda::Api& api, Passed passed)
+      : state_(state), progress_(progress), api_(api), passed_(std::move(passed)) {}
 
   // If streams cannot signal, calls wait. Then there is no word to look at later.
   bool streams_can_signal = false;
-  // The number of the host's last operation, after run().
-  uint64_t sequence() const { return group_.host().sequence(); }
+  // Enqueues an operation, which ends at that place. `uncut`: as a single piece.
   ResultWord run(const Operation& operation, cuda::Stream stream, const Point& end, bool uncut);
-  // All are on their way before the stream waits for one: the peers may do the same.
+  // Enqueues messages, which end at those places. All are on their way before the stream waits for
+  // any of them: the peers may do the same.
   std::vector<ResultWord> post(const std::vector<DeviceMessage>& messages,
                                const std::vector<Point>& ends, cuda::Stream stream);
 
-  // Messages whose data no stream has brought to the host yet.
+  // Are there messages whose data no stream has brought to the host yet?
   bool gated() {
     const Lock lock(mutex_);
     return !gates_.empty();
   }
-  // Posts those that have come. True when there was one.
+  // Posts those that have come. True when there were some.
   bool open_gates();
   void give_back() {
     for (const Buffer& buffer : std::exchange(buffers_, {})) api_.release_pinned(buffer.memory);
@@ -72,10 +66,11 @@ class HostStaging {
 
   std::byte* buffer(uint64_t bytes, const std::optional<Point>& end);
   void copy(cuda::Stream stream, const Spans& to, const Spans& from);
-  void tell(cuda::Stream stream, std::byte* buffer, uint32_t pieces);
+  void signal_host(cuda::Stream stream, std::byte* buffer, uint32_t pieces);
   void await(cuda::Stream stream, std::byte* buffer, uint32_t pieces);
 
-  Progress& group_;
+  const GroupState& state_;
+  Progress& progress_;
   cuda::Api& api_;
   const Passed passed_;
   std::deque<Buffer> buffers_;

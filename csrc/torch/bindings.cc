@@ -155,7 +155,7 @@ void bind_backend(py::module_& module) {
           [](Backend& backend) {
             const auto group = backend.group();
             DeviceEngine* const engine = group->device().in_use();
-            return engine == nullptr || engine->is_all_good();
+            return engine == nullptr || engine->verdicts().is_all_good();
           },
           NoGil())
       .def("_set_default_timeout", &Backend::setTimeout, py::arg("timeout"))

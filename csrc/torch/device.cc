@@ -5,6 +5,7 @@
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
+#include "stream/library.h"
 #include "torch/backend.h"
 #include "torch/errors.h"
 
@@ -87,14 +88,14 @@ DeviceWork::~DeviceWork() {
     std::shared_ptr<BackendState> backend_state;
     std::vector<at::Tensor> tensors;
     std::vector<Staging> staging;
-    DeviceEngine::CompletionPtr end;
+    CompletionPtr end;
   };
-  const DeviceEngine::Completion* const end = end_.get();
+  const Completion* const end = end_.get();
   const Kept kept{backend_state_, std::move(kept_), std::move(staging_), std::move(end_)};
   Workers::get().release_later(std::make_shared<Kept>(kept), [end] { return end->reached(); });
 }
 
-void DeviceWork::follow(DeviceEngine::CompletionPtr end) {
+void DeviceWork::follow(CompletionPtr end) {
   end_ = std::move(end);
   if (recordFunctionEndCallback_) std::exchange(recordFunctionEndCallback_, nullptr)();
 }
@@ -189,9 +190,8 @@ std::string Backend::algorithm_of(const Call& call) const {
   Communicator& group = *call.life->group;
   DeviceEngine* const there =
       call.device ? &group.device().engine(index_of(*call.device)) : nullptr;
-  const bool by_kernel = there && there->connect() && !there->by_hand(call.operation);
-  return to_string(by_kernel ? there->kernel_of(call.operation)
-                             : group.host().algorithm_of(call.operation));
+  const auto kernel = there ? there->kernel_for(call.operation) : std::nullopt;
+  return to_string(kernel ? *kernel : group.host().algorithm_of(call.operation));
 }
 
 Backend::WorkPtr Backend::start_on_device(Call& call, const EventEnd& event_end) {
@@ -215,8 +215,15 @@ Backend::WorkPtr Backend::start_on_device(Call& call, const EventEnd& event_end)
 
 Backend::WorkPtr Backend::post_on_device(Call& call, DeviceEngine& there,
                                          const EventEnd& event_end) {
+  const bool sending = call.type == c10d::OpType::SEND;
+  const Operation& operation = call.operation;
   if (*call.peer < 0) Refusal{"recv"}("a CUDA tensor needs the rank that sends it");
-  const DeviceMessage message{kind_of(call), memory_of(call), call.operation.timeout};
+  DeviceMessage message;
+  message.data = sending ? operation.input[0] : operation.output[0];
+  message.kind = {
+      sending,  operation.dtype, message.data.bytes / size_of(operation.dtype), *call.peer,
+      call.tag, operation.line,  static_cast<uint32_t>(operation.layout)};
+  message.timeout = operation.timeout;
   Batch* const batch = own_batch();
   if (batch == nullptr) {
     const auto work = c10::make_intrusive<DeviceWork>(call, event_end);
@@ -260,7 +267,7 @@ void Backend::register_memory(const std::string& asked, const NamedMemory& memor
   with_torch_errors([&] {
     RINGCOMM_CHECK(device.value_or(0) >= 0 || device_is_simulated(), asked,
                    ": tensors of the CPU need no registration, only those of CUDA devices do");
-    DeviceEngine::NamedMemory named;
+    RegisteredMemory::Named named;
     for (const auto& [name, ranges] : memory) {
       std::vector<Span>& spans = named[name];
       for (const auto& [address, bytes] : ranges) {

@@ -19,15 +19,15 @@ cuda::Stream current_stream(at::Device device);
 
 class DeviceWork final : public c10d::Work {
  public:
-  // Keeps the call's tensors until the operation is over, also where nobody waits for it. Calls
-  // `event_end` when the call has been enqueued.
+  // `event_end` is called when the call has been enqueued.
+  // Keeps the call's tensors until the operation is over, also where nobody waits for it.
   DeviceWork(Call& call, const EventEnd& event_end);
   ~DeviceWork() override;
 
   // Adds another message of a batch.
   void add(Call& call);
   // Call it when the operation has been enqueued.
-  void follow(DeviceEngine::CompletionPtr end);
+  void follow(CompletionPtr end);
   // Lets the tensors go if it was enqueued in the caller's own stream, where later work follows it
   // anyway.
   void forget();
@@ -37,13 +37,13 @@ class DeviceWork final : public c10d::Work {
   bool isCompleted() override { return end_ && end_->reached(); }
   bool isSuccess() const override { return end_ && end_->reached() && end_->good(); }
   std::exception_ptr exception() const override;
-  // Waits on the host, too, for a barrier, in simulation, or if there is a timeout.
+  // The host waits, too, for a barrier, in simulation, or if there is a timeout.
   bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
   void synchronize() override { wait(); }
   void blockCurrentStream() override { wait(); }
   std::vector<at::Tensor> result() override { return outputs_; }
   int sourceRank() const override { return source_; }
-  // Returns one that is complete from the start. A user of its value waits in a stream.
+  // It is complete from the start. A user of its value waits in a stream.
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
   uint64_t getSequencenumber() const override { return sequence_; }
 
@@ -57,7 +57,7 @@ class DeviceWork final : public c10d::Work {
   const int source_;
   std::vector<at::Tensor> kept_, outputs_;
   std::vector<Staging> staging_;
-  DeviceEngine::CompletionPtr end_;
+  CompletionPtr end_;
 };
 
 }  // namespace ringcomm

@@ -283,8 +283,7 @@ class SimApi final : public Api {
   std::byte* open_memory(const IpcHandle& handle) override {
     const Entered process = enter_unsafe("cudaIpcOpenMemHandle");
     const bool fails = options_.ipc_opens >= 0 && opens_++ >= options_.ipc_opens;
-    return process->memory.open_memory(handle, fails ? Ipc::kFails : options_.ipc,
-                                       card_of(device_of_thread));
+    return process->memory.open_memory(handle, fails ? Ipc::kFails : options_.ipc);
   }
 
   void close_memory(std::byte* base) override {

@@ -317,14 +317,11 @@ IpcHandle SimMemory::export_memory(std::byte* base) {
   return handle;
 }
 
-std::byte* SimMemory::open_memory(const IpcHandle& handle, Ipc fault, int card) {
+std::byte* SimMemory::open_memory(const IpcHandle& handle, Ipc fault) {
   const Exported exported = decode(handle);
   const auto fail = [](const char* why) { throw DeviceError(str("cudaIpcOpenMemHandle: ", why)); };
   if (exported.pid == ::getpid()) fail("invalid device context");
   if (fault == Ipc::kFails || exported.machine != machine()) fail("invalid resource handle");
-  if (fault == Ipc::kNear && exported.card != card) {
-    fail("peer access is not supported between these two devices");
-  }
   const std::lock_guard lock(mutex_);
   for (auto& [base, region] : regions_) {
     if (region.inode == exported.inode) {

@@ -50,7 +50,7 @@ class SimMemory {
   bool is_own(const std::byte* address, int card);
 
   IpcHandle export_memory(std::byte* base);
-  std::byte* open_memory(const IpcHandle& handle, Ipc fault, int card);
+  std::byte* open_memory(const IpcHandle& handle, Ipc fault);
   void close_memory(std::byte* base);
   std::vector<Chunk> export_chunks(std::byte* address, uint64_t bytes, size_t most);
   std::byte* map_chunks(const std::vector<Chunk>& chunks);

@@ -57,9 +57,8 @@ class Reader {
 Ipc ipc_of(const std::string& word) {
   if (word == "works") return Ipc::kWorks;
   if (word == "fails") return Ipc::kFails;
-  if (word == "lies") return Ipc::kLies;
-  RINGCOMM_CHECK(word == "near", kPrefix, "IPC=", word, ": use works, fails, lies or near");
-  return Ipc::kNear;
+  RINGCOMM_CHECK(word == "lies", kPrefix, "IPC=", word, ": use works, fails or lies");
+  return Ipc::kLies;
 }
 
 void read_faults(Reader& reader, SimOptions& options) {

@@ -17,7 +17,7 @@
 //                      torch has tensors of this device (torch_cuda.cc)
 // RANK                 what stands below concerns only the process whose RANK is this
 // IPC           works  fails: no handle can be opened; lies: other memory is mapped than was
-//                      exported; near: only handles of the same card
+//                      exported
 // IPC_OPENS     -1     so many handles can be opened, then no more; -1: any number
 // CHUNK_EXPORTS 1      0: chunks cannot be exported, though they were made for it
 // MEMOPS        1      0: streams cannot write words, nor wait for them
@@ -35,7 +35,7 @@
 
 namespace ringcomm::sim {
 
-enum class Ipc { kWorks, kFails, kLies, kNear };
+enum class Ipc { kWorks, kFails, kLies };
 
 struct SimOptions {
   int devices = 1;

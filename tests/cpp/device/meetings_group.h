@@ -157,7 +157,7 @@ class OneParity : public Jittery {
  private:
   uint32_t* even(uint32_t* flag) const {
     for (cuda::Flags* flags : all) {
-      for (cuda::Meetings& each : flags->two_shot) {
+      for (cuda::BarrierFlags& each : flags->two_shot) {
         uint32_t* const odd = each.flag[1];
         if (flag >= odd && flag < odd + cuda::kMostRanks) return flag - cuda::kMostRanks;
       }
@@ -191,7 +191,7 @@ class Hasty : public Jittery {
   uint32_t load_acquire(const uint32_t* flag) override {
     const uint32_t value = Jittery::load_acquire(flag);
     for (cuda::Flags* flags : all) {
-      for (const cuda::Neighbours& each : flags->ring) {
+      for (const cuda::RingFlags& each : flags->ring) {
         if (flag == (reads_ ? &each.filled : &each.read)) return value + cuda::kRingSlots;
       }
     }

@@ -80,8 +80,8 @@ void epochs_wrap() {
   for (Rank rank = 0; rank < 3; ++rank) {
     Flags& flags = group.flags(rank);
     std::ranges::fill(flags.low_latency, UINT32_MAX - 5);
-    for (Meetings& each : flags.two_shot) each.epoch = UINT32_MAX - 4;
-    for (Meetings& each : flags.one_shot) each.epoch = UINT32_MAX - 4;
+    for (BarrierFlags& each : flags.two_shot) each.epoch = UINT32_MAX - 4;
+    for (BarrierFlags& each : flags.one_shot) each.epoch = UINT32_MAX - 4;
   }
   operations(group, 11, 40, steps_of_all(3), jittery);
 }

@@ -229,45 +229,6 @@ void tensors() {
   });
 }
 
-void faults_of_ipc() {
-  Shared& shared = Shared::make();
-  in_processes(2, [&](Rank rank) {
-    SimOptions options;
-    options.devices = 2;
-    if (rank == 0) {
-      const auto api = make_simulated_api(options);
-      std::byte* memory = api->allocate(kBytes);
-      std::memset(memory, 1, kBytes);
-      shared.handle = api->export_memory(memory);
-      shared.reach(1);
-      shared.await(2);
-      return;
-    }
-    shared.await(1);
-    const auto open = [&](int device = 0) {
-      const auto api = make_simulated_api(options);
-      api->use_device(device);
-      api->close_memory(api->open_memory(shared.handle));
-    };
-    options.ipc = Ipc::kNear;
-    open(0);
-    require_error("cudaIpcOpenMemHandle: peer access is not supported", [&] { open(1); });
-    options.ipc = Ipc::kFails;
-    require_error("cudaIpcOpenMemHandle: invalid resource handle", [&] { open(); });
-    options.ipc = Ipc::kLies;
-    const auto lies = make_simulated_api(options);
-    std::byte* other = lies->open_memory(shared.handle);
-    require(is_all(other, kBytes, kPoison), "other memory than was exported");
-    lies->close_memory(other);
-    options.ipc = Ipc::kWorks;
-    options.ipc_opens = 1;
-    const auto once = make_simulated_api(options);
-    once->close_memory(once->open_memory(shared.handle));
-    require_error("cudaIpcOpenMemHandle", [&] { once->open_memory(shared.handle); });
-    shared.reach(2);
-  });
-}
-
 }  // namespace
 }  // namespace ringcomm::testing
 
@@ -279,7 +240,6 @@ int main(int argc, char** argv) {
                      {"an exporter that is killed", a_killed_exporter},
                      {"chunks", chunks},
                      {"chunks that give way to others", chunks_that_give_way},
-                     {"tensors", tensors},
-                     {"fault: handles that cannot be opened, or lie", faults_of_ipc}},
+                     {"tensors", tensors}},
                     argc, argv);
 }

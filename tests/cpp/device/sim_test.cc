@@ -1,7 +1,5 @@
 // Streams, kernels, devices and faults of the simulated device are as its table says
 // (tests/sim/sim_options.h).
-#include <signal.h>
-
 #include <cstdlib>
 #include <thread>
 #include <utility>
@@ -230,59 +228,6 @@ void devices() {
   });
 }
 
-void missing_parts() {
-  Shared& shared = Shared::make();
-  in_processes(1, [&](Rank) {
-    SimOptions options;
-    options.memory_operations = false;
-    options.register_host = false;
-    const auto api = make_simulated_api(options);
-    require_error("cudaHostRegister: operation not supported",
-                  [&] { register_words(*api, shared); });
-    std::byte* word = api->allocate_pinned(4);
-    require_error("cuStreamWriteValue32: operation not supported",
-                  [&] { api->write(nullptr, word, 1); });
-    require_error("cuStreamWaitValue32: operation not supported",
-                  [&] { api->wait_until(nullptr, word, 1); });
-
-    options.driver = 0;
-    require(make_simulated_api(options)->unusable().find("no NVIDIA driver") != std::string::npos,
-            "no driver");
-    options.driver = 12020;
-    const auto old = make_simulated_api(options);
-    require(old->unusable().find("CUDA 12.2") != std::string::npos, old->unusable());
-    require_error("cudaMalloc: CUDA driver version is insufficient", [&] { old->allocate(1); });
-  });
-}
-
-void death_at_an_operation() {
-  Shared& shared = Shared::make();
-  const auto statuses = run_processes(1, [&](Rank) {
-    SimOptions options;
-    options.dies_at = 5;
-    const auto api = make_simulated_api(options);
-    std::byte* words = register_words(*api, shared);
-    for (uint32_t i = 1; i <= 10; ++i) api->write(nullptr, words, i);
-    api->synchronize(nullptr);
-  });
-  require(WIFSIGNALED(statuses[0]) && WTERMSIG(statuses[0]) == SIGKILL, "it lives");
-  require(shared.load(0) == 4, "it died at operation ", shared.load(0) + 1);
-}
-
-void slow_operations() {
-  Shared& shared = Shared::make();
-  in_processes(1, [&](Rank) {
-    SimOptions options;
-    options.slow_us = 5000;
-    const auto api = make_simulated_api(options);
-    std::byte* words = register_words(*api, shared);
-    const Deadline never(Clock::duration::max());
-    for (uint32_t i = 1; i <= 10; ++i) api->write(nullptr, words, i);
-    api->synchronize(nullptr);
-    require(never.elapsed() >= std::chrono::milliseconds(50), "ten operations of 5 ms");
-  });
-}
-
 void from_environment() {
   in_processes(1, [](Rank) {
     ::setenv("RINGCOMM_SIM_DEVICES", "4", 1);
@@ -330,9 +275,6 @@ int main(int argc, char** argv) {
                      {"a forked child gets errors", a_forked_child},
                      {"kernels with addresses of the device", kernels},
                      {"several devices", devices},
-                     {"fault: parts that are missing", missing_parts},
-                     {"fault: death at an operation", death_at_an_operation},
-                     {"fault: slow operations", slow_operations},
                      {"options from the environment", from_environment}},
                     argc, argv);
 }
