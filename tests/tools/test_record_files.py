@@ -177,7 +177,7 @@ def test_a_stream_that_nobody_reads_stops_nothing(tmp_path: Path) -> None:
     os.set_blocking(writing, False)
     os.write(writing, b"x" * 4096)
     os.set_blocking(writing, True)
-    program = f"{ONE}from ringcomm import _options\n_options.warn('a line')\nprint('over')\n"
+    program = f"{ONE}from ringcomm._runtime import options\noptions.warn('a line')\nprint('over')\n"
     done = subprocess.run(
         [sys.executable, "-c", program],
         stdout=subprocess.PIPE,

@@ -40,7 +40,7 @@ def write(title: str, story: Story, lanes: str) -> str:
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
         f"<title>{escape(title)}</title>",
-        f"<style>{(FOLDER.parent / 'page.css').read_text(encoding='utf-8')}",
+        f"<style>{(FOLDER.parent.parent / 'page.css').read_text(encoding='utf-8')}",
         looks.style(story.shape.size),
         f"{(FOLDER / 'draw.css').read_text(encoding='utf-8')}</style>",
         f"</head>\n<body>\n<main>\n<h1>{escape(title)}</h1>",
