@@ -11,7 +11,7 @@ from ringcomm._text import ranks_text, show_seconds
 from ringcomm.tools.trace.findings import COLUMNS, Finding, Kind, since, table, where
 from ringcomm.tools.trace.job import YOUNG_NS, Group, Job, clock_text
 
-# What the others say of a rank that is gone (csrc/report/diagnosis.cc).
+# The others' words about a rank that is gone (csrc/report/diagnosis.cc).
 GONE = re.compile(r"rank (\d+)(?:: | )(its process died|no answer from|has left the group)")
 
 
