@@ -16,8 +16,8 @@ for folder in $folders; do
   # Folders without tests of their own: the ones above them have some.
   case $folder in
     base) places="net transport" ;;
-    exec) places=comm ;;
-    cuda) places=device ;;
+    exec | report | group | host | message | progress) places=comm ;;
+    cuda | stream) places=device ;;
     verify) places=plan ;;
     *) places=$folder ;;
   esac

@@ -43,7 +43,7 @@ struct ProcessConfig {
   std::string tls_cert, tls_key, tls_ca;  // files: certificate, its key, who may sign others'
   std::string costs;                      // a file, see comm/groups.h
   // Returns that file in the words of plan/topology.h. Throws UsageError.
-  std::string (*costs_word)(const std::string& file) = nullptr;
+  std::string (*costs_text)(const std::string& file) = nullptr;
   std::string host;   // what that file calls this host; "": its hostname
   std::string trace;  // the folder of flight records; "" or "off": none
   // Opens a file of so many bytes there, for records of this rank. -1: there can be none.

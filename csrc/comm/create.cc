@@ -74,7 +74,7 @@ RendezvousOptions how_to_meet(const CommunicatorOptions& options, const Geometry
   };
   rendezvous.tcp = config.transport == "tcp";
   rendezvous.host = config.host;
-  if (options.rank == 0) rendezvous.costs_text = groups.costs_word();
+  if (options.rank == 0) rendezvous.costs_text = groups.costs_text();
   rendezvous.algorithm = [&options]() -> std::string {
     const std::string& by_code = options.algorithm.text();
     return by_code.empty() ? Rules(options.config.algorithm.value_or("")).text() : by_code;

@@ -20,10 +20,7 @@ size_t most_connections() {
 
 }  // namespace
 
-Groups::Groups() {
-  Process::get();  // made first, it is locked last where the process forks
-  std::atexit(&Groups::at_exit);
-}
+Groups::Groups() { std::atexit(&Groups::at_exit); }
 
 // ---- the list
 
@@ -88,22 +85,22 @@ void Groups::pass_on() {
   for (const auto& group : alive()) group->state().transport().pass_on();
 }
 
-std::string Groups::costs_word() {
+std::string Groups::costs_text() {
   const ProcessConfig& config = Process::get().config();
   try {  // without the lock: it may wait for Python
-    if (!config.costs.empty() && config.costs_word) return config.costs_word(config.costs);
+    if (!config.costs.empty() && config.costs_text) return config.costs_text(config.costs);
   } catch (const UsageError& error) {
     return str("!RINGCOMM_COSTS (rank 0): ", error.what());
   }
   const Lock lock(mutex_);
-  return costs_word_;
+  return costs_text_;
 }
 
-Topology Groups::adopt(const std::string& costs_word) {
-  if (costs_word.starts_with('!')) throw UsageError(costs_word.substr(1));
-  Topology topology = parse_topology(costs_word);
+Topology Groups::adopt(const std::string& costs_text) {
+  if (costs_text.starts_with('!')) throw UsageError(costs_text.substr(1));
+  Topology topology = parse_topology(costs_text);
   const Lock lock(mutex_);
-  if (!costs_word.empty()) costs_word_ = costs_word;
+  if (!costs_text.empty()) costs_text_ = costs_text;
   return topology;
 }
 

@@ -2,7 +2,7 @@
 // and the end of the program.
 #pragma once
 
-#include "group/per_process.h"
+#include "group/process.h"
 #include "net/network.h"
 #include "plan/topology.h"
 
@@ -12,7 +12,11 @@ class Communicator;
 
 class Groups {
  public:
-  static Groups& get() { return PerProcess<Groups>::get(); }
+  // The process comes first, because where it forks, a part that was made earlier is locked later.
+  static Groups& get() {
+    Process::get();
+    return PerProcess<Groups>::get();
+  }
   Groups();
 
   // Lists a group, so that a forked child can let go of it, and the program's end close it.
@@ -25,12 +29,12 @@ class Groups {
   // Makes the network when the first group needs it: threads and sockets that one host has no use
   // for.
   Network& network(const std::string& store_host);
-  // Returns the word of a group's rank 0 to the others, as plan/topology.h has it: it reads the
-  // file that RINGCOMM_COSTS names, for every group anew. If that fails, the word is "!" and the
-  // error. Other processes keep the word: they may be rank 0 of the next group.
-  std::string costs_word();
-  // Returns the topology in rank 0's word. Throws UsageError if the word is an error.
-  Topology adopt(const std::string& costs_word);
+  // Returns the costs that a group's rank 0 tells the others, as plan/topology.h has them: it reads
+  // the file that RINGCOMM_COSTS names, for every group anew. If that fails, the text is "!" and
+  // the error. Other processes keep the text: they may be rank 0 of the next group.
+  std::string costs_text();
+  // Returns the topology in rank 0's text. Throws UsageError if the text is an error.
+  Topology adopt(const std::string& costs_text);
 
   // Returns the flight recorders of all groups, as files have them.
   std::vector<std::string> flight_rings();
@@ -56,7 +60,7 @@ class Groups {
   std::vector<Communicator*> groups_ RINGCOMM_GUARDED_BY(mutex_);
   std::weak_ptr<Communicator> world_ RINGCOMM_GUARDED_BY(mutex_);
   std::unique_ptr<Network> network_ RINGCOMM_GUARDED_BY(mutex_);
-  std::string costs_word_ RINGCOMM_GUARDED_BY(mutex_);
+  std::string costs_text_ RINGCOMM_GUARDED_BY(mutex_);
 };
 
 }  // namespace ringcomm

@@ -1,5 +1,5 @@
-// What a group is, from its beginning to its end: its ranks, its options, and what it writes to.
-// Only the timeout may change.
+// The facts of a group that hold from its beginning to its end: its ranks, its options, its log and
+// its flight records. Only the timeout may change.
 #pragma once
 
 #include <chrono>

@@ -203,10 +203,11 @@ std::vector<SelectionRow> selection(int size, const Costs& costs, int local) {
   shape.local = local;
   shape.geometry = Geometry::across_hosts(size);
   shape.costs = costs;
+  const int hosts = size / local;
   std::vector<SelectionRow> rows;
   for (const Row& row : kTable) {
     shape.collective = row.collective;
-    const uint64_t limit = row.limit(shape, size / local);
+    const uint64_t limit = row.limit(shape, hosts);
     const char* const needs = kNeedNames[row.needs].key;
     rows.push_back({row.collective, row.algorithm, limit, needs, text_of(row, limit)});
   }

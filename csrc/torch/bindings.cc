@@ -119,7 +119,7 @@ void bind_options(py::module_& module) {
   module.def("configure", [](Config config) {
     config.places = &choose_places;
     config.distance = &distance;
-    config.costs_word = &read_costs;
+    config.costs_text = &read_costs;
     config.ring = [](int rank, uint64_t bytes) {
       return ask<int>("ringcomm._flight.recorder", "make_file", rank, bytes);
     };

@@ -148,7 +148,7 @@ def test_a_rank_that_dies_while_it_joins_is_named(three: Ranks, victim: int, kin
     outcomes = three(die_before, victim, kind)
     assert outcomes.pop(victim) == {"killed": signal.SIGKILL}
     for outcome in outcomes:
-        check(outcome, f"waiting for rank {victim} of 3, which has not ", within=3)
+        check(outcome, f"waiting for rank {victim} of 3, which has not ", within=limit(5))
 
 
 def live_twice(rank: Rank, victims: list[int]) -> Outcome:

@@ -1,0 +1,48 @@
+"""Former names of the package: each works for one more version, and says where it has gone."""
+
+from __future__ import annotations
+
+import importlib
+
+import pytest
+
+import ringcomm
+
+NAMES = {
+    "AlgorithmError": "ringcomm.algorithms",
+    "Drawing": "ringcomm.tools.plan",
+    "Simulation": "ringcomm.tools.plan",
+    "Story": "ringcomm.algorithms",
+    "Sweep": "ringcomm.tools.plan",
+    "draw": "ringcomm.tools.plan",
+    "quantized_all_reduce": "ringcomm.compression",
+    "register_algorithm": "ringcomm.algorithms",
+    "simulate": "ringcomm.tools.plan",
+    "sweep": "ringcomm.tools.plan",
+    "verify": "ringcomm.algorithms",
+}
+MODULES = {
+    "ringcomm.hooks": ("ringcomm.compression.hooks", "register"),
+    "ringcomm.plan": ("ringcomm.algorithms", "send"),
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_name_is_found_where_it_was(name: str) -> None:
+    place = NAMES[name]
+    with pytest.warns(FutureWarning, match=f"ringcomm.{name} is now {place}.{name}$"):
+        former = getattr(ringcomm, name)
+    assert former is getattr(importlib.import_module(place), name)
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_a_module_is_found_where_it_was(module: str) -> None:
+    place, name = MODULES[module]
+    with pytest.warns(FutureWarning, match=f"{module} is now {place}$"):
+        former = importlib.reload(importlib.import_module(module))
+    assert getattr(former, name) is getattr(importlib.import_module(place), name)
+
+
+def test_no_other_name_is_made_up() -> None:
+    with pytest.raises(AttributeError, match="has no attribute 'nonsense'"):
+        ringcomm.nonsense  # noqa: B018
