@@ -24,7 +24,7 @@ class Communicator : public std::enable_shared_from_this<Communicator>, private 
   Communicator(std::shared_ptr<Transport> transport, const Geometry& geometry,
                const CommunicatorOptions& options,
                std::shared_ptr<Neighbourhood> memory = std::make_shared<Neighbourhood>());
-  ~Communicator();
+  ~Communicator() override;
 
   int size() const { return state_.size(); }
   Rank rank() const { return state_.rank(); }

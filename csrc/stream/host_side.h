@@ -8,6 +8,8 @@ namespace ringcomm {
 
 class HostSide {
  public:
+  virtual ~HostSide() = default;
+
   // Returns how many collectives were asked for so far, on host and device.
   virtual uint64_t sequence() const = 0;
   // Queues a collective. It begins, and so does each further piece, once `gate` has counted it.
@@ -21,9 +23,6 @@ class HostSide {
   // Waits, with the checks of a wait, for streams that make it `over`. Throws the error that ends
   // `during`.
   virtual void wait_for_streams(const std::string& during, const std::function<bool()>& over) = 0;
-
- protected:
-  ~HostSide() = default;
 };
 
 }  // namespace ringcomm
