@@ -13,11 +13,13 @@ struct Pending {
   Point end;
   Rank peer = -1;  // of a message
   Clock::duration timeout{};
-  std::optional<Deadline> deadline{};  // of a message: since somebody waits for it
-  std::optional<uint64_t> ticket{};    // the flight recorder's: none if the host's way records it
-  uint64_t number = 0;                 // of a message, among those to or from that peer; of an
-                                       // operation, in the group, where ranks reach one another
-  uint64_t batch = 0;                  // of what was enqueued together
+  // A message has it from when somebody waits for it.
+  std::optional<Deadline> deadline = std::nullopt;
+  // The flight recorder's: none if the host's way records it.
+  std::optional<uint64_t> ticket = std::nullopt;
+  // Counts messages to or from that peer; or the group's operations, where ranks reach one another.
+  uint64_t number = 0;
+  uint64_t batch = 0;                        // the same for all that was enqueued together
   HostStaging::ResultWord result = nullptr;  // staged: kGood if it has ended well
 
   bool sending() const { return end.timeline == timeline_of(peer, true); }
