@@ -113,9 +113,9 @@ def draw(results: list[dict[str, Any]], path: Path, title: str) -> None:
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
     from plot import STYLE, save  # which chooses how matplotlib draws
 
-    from ringcomm.tools.page import COLOURS
+    from ringcomm.tools.page import COLORS
 
-    colours = ["#000000", *COLOURS]
+    colors = ["#000000", *COLORS]
     with mpl.rc_context(STYLE):
         figure, axes = plt.subplots(
             2, len(results), figsize=(10, 6.4), squeeze=False, layout="constrained"
@@ -125,12 +125,12 @@ def draw(results: list[dict[str, Any]], path: Path, title: str) -> None:
                 way: [smoothed(one) for one in some] for way, some in result["losses"].items()
             }
             above, below = axes[0][column], axes[1][column]
-            for (way, some), colour in zip(curves.items(), colours, strict=False):
+            for (way, some), color in zip(curves.items(), colors, strict=False):
                 by_step = list(zip(*some, strict=True))
                 steps = range(1, len(by_step) + 1)
                 width = 3.0 if way == "fp32" else 1.2
                 middle = [statistics.fmean(step) for step in by_step]
-                above.plot(steps, middle, color=colour, label=way, linewidth=width,
+                above.plot(steps, middle, color=color, label=way, linewidth=width,
                            alpha=0.35 if way == "fp32" else 1)  # fmt: skip
                 apart = [
                     [a - b for a, b in zip(one, exact, strict=True)]
@@ -139,10 +139,10 @@ def draw(results: list[dict[str, Any]], path: Path, title: str) -> None:
                 if way == "fp32":
                     continue
                 each = list(zip(*apart, strict=True))
-                below.plot(steps, [statistics.fmean(step) for step in each], color=colour,
+                below.plot(steps, [statistics.fmean(step) for step in each], color=color,
                            linewidth=1.2)  # fmt: skip
                 below.fill_between(steps, [min(step) for step in each],
-                                   [max(step) for step in each], color=colour, alpha=0.12,
+                                   [max(step) for step in each], color=color, alpha=0.12,
                                    linewidth=0)  # fmt: skip
             exact_by_step = list(zip(*curves["fp32"], strict=True))
             above.fill_between(range(1, len(exact_by_step) + 1), [min(s) for s in exact_by_step],

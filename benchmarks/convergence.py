@@ -170,7 +170,7 @@ def draw(results: list[dict[str, Any]], path: Path, title: str) -> None:
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
     from plot import STYLE, TIMES, save  # which chooses how matplotlib draws
 
-    from ringcomm.tools.page import COLOURS
+    from ringcomm.tools.page import COLORS
 
     with mpl.rc_context(STYLE):
         columns = min(2, len(results))
@@ -183,14 +183,14 @@ def draw(results: list[dict[str, Any]], path: Path, title: str) -> None:
             if result is None:
                 panel.set_axis_off()
                 continue
-            for backend, colour in zip(BACKENDS, COLOURS, strict=False):
+            for backend, color in zip(BACKENDS, COLORS, strict=False):
                 trainings = result["rounds"][backend]
                 loss = smoothed(trainings[0]["losses"])
                 by_step = list(zip(*(one["seconds"] for one in trainings), strict=True))
                 low, high = [min(step) for step in by_step], [max(step) for step in by_step]
-                panel.fill_betweenx(loss, low, high, color=colour, alpha=0.15, linewidth=0)
+                panel.fill_betweenx(loss, low, high, color=color, alpha=0.15, linewidth=0)
                 middle = [statistics.median(step) for step in by_step]
-                panel.plot(middle, loss, color=colour, label=backend, linewidth=1.6)
+                panel.plot(middle, loss, color=color, label=backend, linewidth=1.6)
             panel.axhline(result["target"], color="#888888", linewidth=0.8, linestyle=":")
             many = "s" if result["local"] > 1 else ""
             ranks = f"{result['hosts']} hosts {TIMES} {result['local']} rank{many}"

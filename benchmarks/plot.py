@@ -15,7 +15,7 @@ import matplotlib as mpl
 from ringcomm._text import show_seconds, show_size
 from ringcomm.tools.bench import collectives
 from ringcomm.tools.bench.cases import IN_PLACE
-from ringcomm.tools.page import COLOURS
+from ringcomm.tools.page import COLORS
 
 mpl.use("Agg")
 from matplotlib import pyplot as plt
@@ -85,7 +85,7 @@ def curves(axes: Any, samples: Samples, *, bandwidth: bool) -> None:
     """Draw a curve with its band for each backend, idle and with busy cores, against size."""
     backends = list(dict.fromkeys(sample["backend"] for sample in samples))
     for loaded in sorted({sample["loaded"] for sample in samples}):
-        for backend, colour in zip(backends, COLOURS, strict=False):
+        for backend, color in zip(backends, COLORS, strict=False):
             some = [s for s in samples if (s["backend"], s["loaded"]) == (backend, loaded)]
             some.sort(key=lambda sample: sample["bytes"])
             sizes = [sample["bytes"] for sample in some]
@@ -96,10 +96,10 @@ def curves(axes: Any, samples: Samples, *, bandwidth: bool) -> None:
                 ]
                 for end in ("low_s", "median_s", "high_s")
             )
-            axes.fill_between(sizes, low, high, color=colour, alpha=0.15, linewidth=0)
+            axes.fill_between(sizes, low, high, color=color, alpha=0.15, linewidth=0)
             label = f"{backend}, cores busy" if loaded else backend
             look = "o--" if loaded else "o-"
-            axes.plot(sizes, middle, look, color=colour, label=label, ms=3.5, lw=1.6)
+            axes.plot(sizes, middle, look, color=color, label=label, ms=3.5, lw=1.6)
     sizes = sorted({sample["bytes"] for sample in samples})
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_locator(FixedLocator(sizes[:: -(-len(sizes) // 12)]))
@@ -124,7 +124,7 @@ def annotate(axes: Any, samples: Samples) -> None:
             textcoords="offset points",
             ha="center",
             fontsize=8,
-            color=COLOURS[0],
+            color=COLORS[0],
         )
 
 

@@ -190,13 +190,13 @@ def draw(body: dict[str, Any], path: Path) -> None:
     from matplotlib.ticker import FuncFormatter, NullLocator
     from plot import STYLE, save  # which chooses how matplotlib draws
 
-    from ringcomm.tools.page import COLOURS
+    from ringcomm.tools.page import COLORS
 
     keys = [key for key in ("before", "now", "simulated") if key in body]
     with plt.rc_context(STYLE):
         figure, axes = plt.subplots(2, 3, figsize=(10, 6), layout="constrained")
         for panel, (name, (title, unit, scale)) in zip(axes.flat, PANELS.items(), strict=True):
-            for key, colour in zip(keys, COLOURS, strict=False):
+            for key, color in zip(keys, COLORS, strict=False):
                 for plans, look in (("sparse", "o-"), ("dense", "s--")):
                     points = [
                         (row["ranks"], figure_of(row[plans], name) / scale)
@@ -204,7 +204,7 @@ def draw(body: dict[str, Any], path: Path) -> None:
                         if plans in row and not row[plans]["failed"]
                     ]
                     if points and not (name == "meeting_s" and plans == "dense"):
-                        panel.plot(*zip(*points, strict=True), look, color=colour, ms=3.5,
+                        panel.plot(*zip(*points, strict=True), look, color=color, ms=3.5,
                                    label=f"{key}, {plans} plans")  # fmt: skip
             panel.set(title=f"{title}{', ' if unit else ''}{unit}", yscale="symlog", xlabel="ranks")
             panel.set_xscale("log", base=2)

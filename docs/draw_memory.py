@@ -11,7 +11,7 @@ from pathlib import Path
 
 DOCS = Path(__file__).resolve().parent
 KIB = 1 << 10
-COLOURS = {
+COLORS = {
     "owner": ("#cfe0fb", "written by the rank itself"),
     "peer": ("#ffdfae", "written by the peer"),
     "both": ("#d6efd0", "by both, each its own words"),
@@ -71,7 +71,7 @@ def strip(parts: Strip, top: int, number: int, title: str) -> list[str]:
         x, width = LEFT + WIDTH * at / whole, WIDTH * size / whole
         out.append(
             f'<rect x="{x:.1f}" y="{top}" width="{width:.1f}" height="{HEIGHT}" '
-            f'fill="{COLOURS[writer][0]}" stroke="#556" stroke-width="0.6"/>'
+            f'fill="{COLORS[writer][0]}" stroke="#556" stroke-width="0.6"/>'
         )
         if name:
             middle = f'x="{x + width / 2:.1f}" y="{top + HEIGHT / 2 + 5}"'
@@ -99,10 +99,10 @@ def draw() -> str:
     parts = []
     for number, (strip_parts, title) in enumerate(strips):
         parts += strip(strip_parts, 36 + number * 114, number, title)
-    for number, (colour, text) in enumerate(COLOURS.values()):
+    for number, (color, text) in enumerate(COLORS.values()):
         x = LEFT + number * 210
         parts.append(
-            f'<rect x="{x}" y="356" width="14" height="14" fill="{colour}" stroke="#556"/>'
+            f'<rect x="{x}" y="356" width="14" height="14" fill="{color}" stroke="#556"/>'
             f'<text x="{x + 20}" y="368">{text}</text>'
         )
     head = (

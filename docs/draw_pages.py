@@ -41,7 +41,7 @@ FONT_FACE = re.compile(r"@font-face \{.*?\}\s*", re.DOTALL)
 
 
 def photograph(page: Path, to: Path, last: str = "figure:last-of-type") -> None:
-    """Write a page as a PNG, in light colours, down to its last figure."""
+    """Write a page as a PNG, in light colors, down to its last figure."""
     with Browser() as browser:
         light = {"name": "prefers-color-scheme", "value": "light"}
         browser.ask("Emulation.setEmulatedMedia", features=[light])

@@ -48,10 +48,10 @@ def picture(
 
 
 def contrast(one: str, other: str) -> float:
-    """Return the contrast of two colours, "#0072b2", as WCAG 2 counts it: from 1 to 21."""
+    """Return the contrast of two colors, "#0072b2", as WCAG 2 counts it: from 1 to 21."""
 
-    def lightness(colour: str) -> float:
-        parts = (int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5))
+    def lightness(color: str) -> float:
+        parts = (int(color[at : at + 2], 16) / 255 for at in (1, 3, 5))
         red, green, blue = (
             part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts
         )

@@ -31,7 +31,7 @@ PARTS = re.compile(
     re.MULTILINE | re.DOTALL,
 )
 SCRIPT = "assets/mermaid.min.js"
-# mermaid 11 names arrowheads after the picture. Material's colours are for the old names, and the
+# mermaid 11 names arrowheads after the picture. Material's colors are for the old names, and the
 # heads would be black on black.
 HEADS = """<script>
 const initialize = mermaid.initialize;

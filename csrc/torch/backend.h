@@ -9,6 +9,7 @@
 #include <thread>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
+#include "stream/library.h"
 #include "torch/device.h"
 #include "torch/options.h"
 #include "transport/socket_store.h"

@@ -1,16 +1,16 @@
-// Draws the figures in the colours of the page, and again when the reader changes from light to dark.
-const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+// Draws the figures in the colors of the page, and again when the reader changes from light to dark.
+const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
 function themed(layout) {
-  const line = colour("--line");
+  const line = color("--line");
   const narrow = window.innerWidth < 600;
   const own = {
     paper_bgcolor: "rgba(0,0,0,0)",
     plot_bgcolor: "rgba(0,0,0,0)",
-    font: { color: colour("--ink"), family: "system-ui, sans-serif", size: narrow ? 11 : 13 },
-    modebar: { bgcolor: "rgba(0,0,0,0)", color: colour("--soft"), activecolor: colour("--ink") },
+    font: { color: color("--ink"), family: "system-ui, sans-serif", size: narrow ? 11 : 13 },
+    modebar: { bgcolor: "rgba(0,0,0,0)", color: color("--soft"), activecolor: color("--ink") },
     legend: { orientation: "h", y: -0.25, yanchor: "top", maxheight: 4000 },
-    hoverlabel: { bgcolor: colour("--raised"), font: { color: colour("--ink") } },
+    hoverlabel: { bgcolor: color("--raised"), font: { color: color("--ink") } },
     margin: narrow ? { l: 50, r: 10, t: 40, b: 50 } : { l: 70, r: 20, t: 40, b: 60 },
   };
   const whole = { ...own, ...layout };

@@ -1,6 +1,6 @@
 """One HTML page with figures, tables and texts, which needs no network.
 
-plotly's script is inlined. Colours follow the reader's choice of light or dark, and figures the
+plotly's script is inlined. Colors follow the reader's choice of light or dark, and figures the
 width of the window. The palette is that of all pictures and pages of ringcomm.
 """
 
@@ -13,18 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ringcomm.tools import extra
+from ringcomm.tools import extra, svg
 
-# The colours of Okabe and Ito, which everybody tells apart, for light grounds and for dark ones.
-PALETTE = (
-    ("#0072b2", "#56b4e9"),
-    ("#d55e00", "#f47f3c"),
-    ("#009e73", "#2fc79a"),
-    ("#cc79a7", "#e19fc4"),
-    ("#56b4e9", "#8fd3ff"),
-    ("#e69f00", "#f0b432"),
-)
-COLOURS = [light for light, _ in PALETTE]  # these stand out from white and from black
+PALETTE = (svg.BLUE, svg.VERMILION, svg.GREEN, svg.PINK, svg.SKY, svg.ORANGE)
+COLORS = [light for light, _ in PALETTE]  # these stand out from white and from black
 GREY = "#888888"
 DASHES = ["solid", "dash", "dot", "dashdot", "longdash", "longdashdot"]
 SCALE = "Viridis"  # for heat maps: by lightness alone, from nothing to much
@@ -37,6 +29,12 @@ def needed() -> None:
     """Raise ValueError where a package is missing that a page needs."""
     extra("jinja2")
     extra("plotly.offline")
+
+
+def style() -> str:
+    """Return the style of a page."""
+    colors = svg.variables({"raised": ("#f4f6f8", "#1d2125"), "accent": svg.BLUE}, ":root")
+    return f"{colors}\n{(FOLDER / 'page.css').read_text(encoding='utf-8')}"
 
 
 @dataclass
@@ -87,7 +85,7 @@ class Page:
             template.render(
                 page=self,
                 library=library,
-                style=f":root {{ --accent: {COLOURS[0]}; }}\n" + (FOLDER / "page.css").read_text(),
+                style=style(),
                 script=(FOLDER / "page.js").read_text(),
             )
         )

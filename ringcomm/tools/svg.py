@@ -17,7 +17,7 @@ GROUNDS = {
     "soft": ("#5b6470", "#9aa4af"),
     "line": ("#d5dae0", "#343a41"),
 }
-# Of Okabe and Ito, and two more: everybody tells them apart.
+# The colors of Okabe and Ito, which everybody tells apart, and two more.
 BLUE, ORANGE, VERMILION = ("#0072b2", "#56b4e9"), ("#e69f00", "#f0b432"), ("#d55e00", "#f47f3c")
 GREEN, PINK, SKY = ("#009e73", "#2fc79a"), ("#cc79a7", "#e19fc4"), ("#56b4e9", "#8fd3ff")
 BROWN, PURPLE = ("#8a6d3b", "#c9a66b"), ("#6a51a3", "#a58fe0")
@@ -32,18 +32,24 @@ RULES = (
 )
 
 
-def style(colors: Mapping[str, Pair], rules: Iterable[str], scope: str = "svg") -> str:
-    """Return the style of pictures that `scope` selects: `--name` for each color, and the rules."""
+def variables(colors: Mapping[str, Pair], scope: str) -> str:
+    """Return the rules of CSS that give each color its `--name`, for light and for dark grounds."""
     light, dark = (
         " ".join(f"--{name}: {pair[way]};" for name, pair in {**GROUNDS, **colors}.items())
         for way in (0, 1)
     )
+    return (
+        f"{scope} {{ color-scheme: light dark; {light} }}\n"
+        f"@media (prefers-color-scheme: dark) {{ {scope} {{ {dark} }} }}"
+    )
+
+
+def style(colors: Mapping[str, Pair], rules: Iterable[str], scope: str = "svg") -> str:
+    """Return the style of pictures that `scope` selects: `--name` for each color, and the rules."""
     return "\n".join(
         (
-            f"{scope} {{ {light}",
-            "  color-scheme: light dark; background: var(--ground);"
-            " font: 12px system-ui, sans-serif; }",
-            f"@media (prefers-color-scheme: dark) {{ {scope} {{ {dark} }} }}",
+            variables(colors, scope),
+            f"{scope} {{ background: var(--ground); font: 12px system-ui, sans-serif; }}",
             *(f"{scope} {rule}" for rule in (*RULES, *rules)),
         )
     )

@@ -9,7 +9,7 @@ import pytest
 
 from lab import browser
 from ringcomm.tools import extra
-from ringcomm.tools.page import COLOURS, Page
+from ringcomm.tools.page import COLORS, Page
 
 needs_chromium = pytest.mark.skipif(browser.CHROMIUM is None, reason=browser.REASON)
 
@@ -20,7 +20,7 @@ def example(folder: Path) -> Path:
     page.heading("Times")
     page.table(["name", "time"], [["</script>", "1.5 µs"], ["b & c", "2 µs"]])
     line: dict[str, Any] = {"type": "scatter", "x": [1, 2], "y": [1, 4], "name": "</script><b>"}
-    line["line"] = {"color": COLOURS[0]}
+    line["line"] = {"color": COLORS[0]}
     axes = {"xaxis": {"title": {"text": "bytes"}}, "yaxis": {"title": {"text": "µs"}}}
     page.figure({"data": [line], "layout": {**axes, "showlegend": True}}, "Time by size.")
     path = folder / "page.html"
@@ -48,7 +48,7 @@ def test_figures_and_tables_are_there(tmp_path: Path) -> None:
 
 @needs_chromium
 @pytest.mark.parametrize(("width", "dark"), [(1200, False), (400, False), (1200, True)])
-def test_colours_and_width_are_the_readers(tmp_path: Path, width: int, dark: bool) -> None:
+def test_colors_and_width_are_the_readers(tmp_path: Path, width: int, dark: bool) -> None:
     pyplot = pytest.importorskip("matplotlib.pyplot")
     browser.picture(example(tmp_path), tmp_path / "page.png", width, 800, dark)
     pixels = pyplot.imread(tmp_path / "page.png")[:800, : max(width, 500)]

@@ -299,8 +299,8 @@ def test_the_picture_is_light_or_dark(tmp_path: Path, dark: bool) -> None:
     pixels = pyplot.imread(tmp_path / "plan.png")[:, :, :3]
     ground = float(pixels[490, 1190].mean())
     assert ground < 0.2 if dark else ground > 0.95
-    colours = (
+    colors = (
         [(0x56, 0xB4, 0xE9), (0xE6, 0x9F, 0x00)] if dark else [(0, 0x72, 0xB2), (0xD5, 0x5E, 0)]
     )
-    for colour in colours:
-        assert (abs(pixels * 255 - colour).sum(axis=2) < 20).sum() > 500
+    for color in colors:
+        assert (abs(pixels * 255 - color).sum(axis=2) < 20).sum() > 500

@@ -96,8 +96,8 @@ def test_a_sweep_has_names_of_both_kinds(
     ElementTree.fromstring(drawn)
     lines = re.findall(r'"line" d="[^"]+" style="stroke: var\((--[\w-]+)\)"><title>', drawn)
     assert set(lines) == {"--ring", "--ring-by-hand", "--swing"}
-    colours = re.findall(r"(--(?:ring|ring-by-hand|swing)): (#\w+);", drawn)
-    assert len({colour for _, colour in colours}) == len(colours) == 6  # for light, and for dark
+    colors = re.findall(r"(--(?:ring|ring-by-hand|swing)): (#\w+);", drawn)
+    assert len({color for _, color in colors}) == len(colors) == 6  # for light, and for dark
 
 
 def test_mistakes_are_one_sentence(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

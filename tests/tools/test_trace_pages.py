@@ -22,7 +22,7 @@ from ringcomm.tools.trace.html import KINDS, write_page
 pytestmark = pytest.mark.skipif(browser.CHROMIUM is None, reason=browser.REASON)
 HOSTS = {2: 1, 8: 2, 64: 8}
 LATER = [("healthy", 2), ("mismatch", 2), ("straggler", 8), ("hang", 64)]
-# The texts of each figure, and where they stand in the window; the texts of the page with colours.
+# The texts of each figure, and where they stand in the window; the texts of the page with colors.
 LOOK = """
 (() => {
   const box = (one) => {
@@ -112,12 +112,12 @@ def test_nothing_overlaps(tmp_path: Path, chromium: Browser, kind: str, size: in
         timeline, heat = seen["figures"]
         for texts, plot in zip(seen["figures"], seen["plots"], strict=True):
             assert overlaps(texts) == []
-            for text, left, top, right, bottom, colour in texts:
+            for text, left, top, right, bottom, color in texts:
                 assert plot[0] - 1 <= left < right <= plot[2] + 1, text
                 assert plot[1] - 1 <= top < bottom <= plot[3] + 1, text
-                assert browser.contrast(rgb(colour), rgb(seen["ground"])) > 4.5, text
-        for text, colour in seen["texts"]:
-            assert browser.contrast(rgb(colour), rgb(seen["ground"])) > 4.5, text
+                assert browser.contrast(rgb(color), rgb(seen["ground"])) > 4.5, text
+        for text, color in seen["texts"]:
+            assert browser.contrast(rgb(color), rgb(seen["ground"])) > 4.5, text
         assert "ms since the oldest operation here" in {text[0] for text in timeline}
         assert {"ms", "µs"} & {text[0] for text in heat}
         if kind == "hang":

@@ -11,7 +11,7 @@ from typing import Any
 from ringcomm._text import show_seconds, show_size
 from ringcomm.tools.bench import cases, ddp
 from ringcomm.tools.bench.sample import Facts, peer_of
-from ringcomm.tools.page import COLOURS, DASHES, GREY, Page
+from ringcomm.tools.page import COLORS, DASHES, GREY, Page
 
 Trace = dict[str, Any]
 Value = Callable[[Facts, str], float]  # of a sample, at its "median", "low" or "high"
@@ -159,8 +159,8 @@ def curves(
             if not some:
                 continue
             name = backend + (", in place" if in_place else ", out of place") * several
-            line = {"color": COLOURS[number % len(COLOURS)], "dash": dash, "width": 2}
-            marker = {"symbol": number % len(COLOURS), "size": 7}
+            line = {"color": COLORS[number % len(COLORS)], "dash": dash, "width": 2}
+            marker = {"symbol": number % len(COLORS), "size": 7}
             look = {"line": line, "marker": marker, "mode": "lines+markers", "type": "scatter"}
             ordered = sorted(some, key=lambda s: int(s["bytes"]))
             drawn_curves.append((name + ", cores busy" * loaded, look, ordered))
@@ -175,9 +175,9 @@ def figure(
     for name, look, some in curves(samples, backends):
         sizes = [sample["bytes"] for sample in some]
         low, high = ([value(s, end) for s in some] for end in ("low", "high"))
-        colour = look["line"]["color"]
+        color = look["line"]["color"]
         x, y = sizes + sizes[::-1], high + low[::-1]
-        band = {"type": "scatter", "x": x, "y": y, "fill": "toself", "fillcolor": f"{colour}33"}
+        band = {"type": "scatter", "x": x, "y": y, "fill": "toself", "fillcolor": f"{color}33"}
         traces.append(band | {"mode": "none", "hoverinfo": "skip", "showlegend": False})
         middle = [value(s, "median") for s in some]
         said = [hover(sample) for sample in some]
@@ -375,7 +375,7 @@ def steps_figure(run: dict[str, Any]) -> dict[str, Any]:
             "arrayminus": [y - bottom for bottom, y in zip(low, middle, strict=True)],
             "color": GREY,
         }
-        marker = {"color": COLOURS[number % len(COLOURS)]}
+        marker = {"color": COLORS[number % len(COLORS)]}
         bars = {"type": "bar", "name": backend, "x": names, "y": middle, "marker": marker}
         traces.append(bars | {"error_y": spread, "showlegend": True})
     axes = {"xaxis": {"tickangle": 0}, "yaxis": {"title": {"text": "ms"}}}

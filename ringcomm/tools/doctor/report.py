@@ -13,10 +13,10 @@ from ringcomm.tools.doctor.evidence import Evidence, asker, machines, shares_mem
 from ringcomm.tools.doctor.facts import Facts
 from ringcomm.tools.doctor.findings import NOTE, Finding, status_of, upper_first
 from ringcomm.tools.doctor.measure import Pair
-from ringcomm.tools.page import COLOURS, GREY, Page, heat_height, heat_map
+from ringcomm.tools.page import COLORS, GREY, Page, heat_height, heat_map
 
 MEMORY, TCP, SELF, NONE = "shared memory", "TCP", "self", "none"
-KINDS = {NONE: COLOURS[1], SELF: GREY, MEMORY: COLOURS[0], TCP: COLOURS[4]}
+KINDS = {NONE: COLORS[1], SELF: GREY, MEMORY: COLORS[0], TCP: COLORS[4]}
 MOST_COLUMNS = 16  # ranks of a matrix in a terminal
 MOST_LINES = 24  # pairs that are listed
 VERDICTS = ["fine", "it works, but something is bad", "it cannot work"]
@@ -312,9 +312,9 @@ def heat(ranks: list[int], values: Any, scale: dict[str, Any], words: list[list[
 
 
 def steps() -> dict[str, Any]:
-    """Return a scale of separate colours, whose lightness differs too."""
-    colours, count = list(KINDS.values()), len(KINDS)
-    scale = [[edge / count, colours[i]] for i in range(count) for edge in (i, i + 1)]
+    """Return a scale of separate colors, whose lightness differs too."""
+    colors, count = list(KINDS.values()), len(KINDS)
+    scale = [[edge / count, colors[i]] for i in range(count) for edge in (i, i + 1)]
     bar = {**BAR, "tickvals": list(range(count)), "ticktext": list(KINDS)}
     return {"colorscale": scale, "zmin": -0.5, "zmax": count - 0.5, "colorbar": bar}
 

@@ -20,7 +20,7 @@ from ringcomm.tools.plan import source
 from ringcomm.tools.plan.draw import frames, page
 from ringcomm.tools.plan.draw.command import PER_RANK
 from ringcomm.tools.plan.draw.story import Story, story_of
-from ringcomm.tools.plan.simulate import files
+from ringcomm.tools.plan.simulate import files, sweep_drawing
 from ringcomm.tools.plan.simulate import sweep as sweeps
 from ringcomm.tools.plan.simulate.command import Found
 
@@ -185,7 +185,7 @@ def sweep(
     task = sweeps.Task(collective, bytes, sweeps.named(algorithms), root)
     panel = sweeps.panel_of(task, ranks, ranks // local, topology, network)
     text = "\n".join([f"{collective} on {topology}", *sweeps.lines_of(panel)])
-    svg = sweeps.picture_of(collective, topology, network, [panel])
+    svg = sweep_drawing.picture_of(collective, topology, network, [panel])
     return Sweep(panel.times, panel.bounds, text, svg)
 
 

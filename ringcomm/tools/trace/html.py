@@ -5,18 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ringcomm.tools.page import COLOURS, Page, heat_height, heat_map
+from ringcomm.tools.page import COLORS, Page, heat_height, heat_map
 from ringcomm.tools.trace.findings import Finding, nothing_wrong, summary
 from ringcomm.tools.trace.job import Job
 from ringcomm.tools.trace.perfetto import Slice, slices_of
 
 BARS = 20_000  # of a timeline: a browser draws no more in a moment
-# The kinds of things that a rank does, with colour and pattern.
+# The kinds of things that a rank does, with color and pattern.
 KINDS = {
-    "queued": (COLOURS[5], ""),
-    "waits for other ranks": (COLOURS[1], ""),
-    "moves bytes": (COLOURS[0], ""),
-    "not ended, or failed": (COLOURS[3], "\\"),
+    "queued": (COLORS[5], ""),
+    "waits for other ranks": (COLORS[1], ""),
+    "moves bytes": (COLORS[0], ""),
+    "not ended, or failed": (COLORS[3], "\\"),
 }
 UNITS = ((10**9, "s"), (10**6, "ms"), (1000, "µs"))
 SHOWN = 20  # of the newest operations of a rank, before the reader zooms out
@@ -82,8 +82,8 @@ def timeline(drawn: dict[int, list[Slice]]) -> dict[str, Any]:
     beyond = max((end - begin) // 20, 1)
     scale, unit = unit_of(end - begin)
     traces: dict[str, dict[str, Any]] = {}
-    for kind, (colour, pattern) in KINDS.items():
-        marker = {"color": colour, "line": {"width": 0}}
+    for kind, (color, pattern) in KINDS.items():
+        marker = {"color": color, "line": {"width": 0}}
         if pattern:
             marker["pattern"] = {"shape": pattern, "size": 5, "solidity": 0.35}
         traces[kind] = {

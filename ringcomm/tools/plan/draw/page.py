@@ -10,6 +10,7 @@ from pathlib import Path
 from ringcomm._network.costs import Network
 from ringcomm._text import ranks_text, show_seconds
 from ringcomm.algorithms.steps import GroupPlans
+from ringcomm.tools import page
 from ringcomm.tools.plan import lanes
 from ringcomm.tools.plan.draw import frames, looks
 from ringcomm.tools.plan.draw.frames import Frames
@@ -41,7 +42,7 @@ def write(title: str, story: Story, timed: str) -> str:
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
         f"<title>{escape(title)}</title>",
-        f"<style>{(FOLDER.parent.parent / 'page.css').read_text(encoding='utf-8')}",
+        f"<style>{page.style()}",
         looks.style(story.call.ranks),
         f"{(FOLDER / 'draw.css').read_text(encoding='utf-8')}</style>",
         f"</head>\n<body>\n<main>\n<h1>{escape(title)}</h1>",

@@ -14,7 +14,7 @@ from ringcomm.algorithms.steps import GroupPlans
 from ringcomm.options import ALGORITHMS
 from ringcomm.tools import arguments
 from ringcomm.tools.plan import lanes, source
-from ringcomm.tools.plan.simulate import files, sweep, topology
+from ringcomm.tools.plan.simulate import files, sweep, sweep_drawing, topology
 from ringcomm.tools.plan.simulate.bounds import Bounds, bounds
 from ringcomm.tools.plan.simulate.engine import Engine, simulate
 from ringcomm.tools.plan.simulate.path import Part, critical_path, hops, message_count, totals
@@ -100,7 +100,7 @@ def sweep_of(
         panels.append(sweep.panel_of(task, *group, options.topology, network))
         for line in sweep.lines_of(panels[-1]):
             print(line)
-    return lambda: sweep.picture_of(collective, options.topology, network, panels)
+    return lambda: sweep_drawing.picture_of(collective, options.topology, network, panels)
 
 
 def report(

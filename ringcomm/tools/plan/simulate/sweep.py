@@ -12,7 +12,7 @@ from ringcomm._text import show_seconds, show_size
 from ringcomm.algorithms.call import call_of
 from ringcomm.algorithms.program import AlgorithmError
 from ringcomm.tools.plan import source
-from ringcomm.tools.plan.simulate import files, sweep_drawing
+from ringcomm.tools.plan.simulate import files
 from ringcomm.tools.plan.simulate.bounds import bounds
 from ringcomm.tools.plan.simulate.engine import simulate
 from ringcomm.tools.plan.source import Asked, function_of, name_of
@@ -152,11 +152,3 @@ def about(size: float) -> str:
         if size >= unit:
             return f"{size / unit:.2g}{name}" if size < 99.5 * unit else f"{size / unit:.0f}{name}"
     return f"{size:.0f}"
-
-
-def picture_of(
-    collective: str, topology: str, network: Network, panels: Sequence[Panel]
-) -> str:  # fmt: skip
-    note = f"a model with the costs of {network.source}, not a measurement"
-    found = [(one, crossings(one)) for one in panels]
-    return sweep_drawing.draw(f"{collective} on {topology}", note, found)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from ringcomm._network.costs import Network
 from ringcomm._text import show_seconds, show_size
 from ringcomm.tools import svg
-
-if TYPE_CHECKING:
-    from ringcomm.tools.plan.simulate.sweep import Crossing, Panel
+from ringcomm.tools.plan.simulate.sweep import Crossing, Panel, about, crossings
 
 WIDE, HIGH = 330, 250  # of a panel's axes, in pixels, as all lengths here
 LEFT, ABOVE, BELOW, RIGHT = 66, 34, 48, 18  # around them
@@ -58,6 +57,15 @@ class Axes(NamedTuple):
 
 def part(value: float, low: float, high: float) -> float:
     return math.log(value / low) / math.log(high / low) if high > low else 0.5
+
+
+def picture_of(
+    collective: str, topology: str, network: Network, panels: Sequence[Panel]
+) -> str:  # fmt: skip
+    """Return the SVG of the panels, where their lines cross, too."""
+    note = f"a model with the costs of {network.source}, not a measurement"
+    found = [(one, crossings(one)) for one in panels]
+    return draw(f"{collective} on {topology}", note, found)
 
 
 def draw(title: str, note: str, panels: Sequence[tuple[Panel, list[Crossing]]]) -> str:
@@ -149,8 +157,6 @@ def path_of(times: dict[int, float], axes: Axes) -> str:
 
 def marks(found: Sequence[Crossing], axes: Axes) -> Iterator[str]:
     """A dot where the fastest changes, with the bytes and the new one above or below it."""
-    from ringcomm.tools.plan.simulate.sweep import about
-
     texts: list[tuple[float, float, float]] = []  # from and to on the line, and its height
     for one in found:
         x, y = axes.x(one.bytes), axes.y(one.seconds)
