@@ -62,7 +62,7 @@ WIDER = {  # how many these have: never more
     "csrc/torch/backend.h Backend": 24,
     "csrc/transport/transport.h Transport": 52,
 }
-CPP_TOTAL = 22_050  # lines with code on them, those for devices included
+CPP_TOTAL = 22_350  # lines with code on them, those for devices included
 VERIFIER_TOTAL = 1_300  # beside the engine: it proves plans, and runs none
 
 # Joined here, so that this file does not name them.

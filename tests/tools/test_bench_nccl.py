@@ -63,7 +63,11 @@ def test_ranks_of_nccl_that_share_a_gpu_are_hosts_of_their_own() -> None:
 def test_all_is_as_many_ranks_as_gpus_or_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     def ranks(text: str, device: str) -> list[int]:
         options = argparse.Namespace(
-            ranks=command.ranks(text), device=device, backends=["ringcomm"], ddp=False
+            ranks=command.ranks(text),
+            device=device,
+            backends=["ringcomm"],
+            ddp=False,
+            collectives=None,
         )
         command.look(options)
         found: list[int] = options.ranks
