@@ -22,7 +22,7 @@ from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).resolve().parent
 CUDA_LIBRARY = "libringcomm_cuda.so"
-VERIFIER = "_verifier.*.so"
+PLANNER = "_planner.*.so"
 ARCHITECTURES = "80;90;100;120"
 # Set by scripts/wheel.sh: what is built is installed elsewhere, and says for which torch it is.
 WHEEL = bool(os.environ.get("RINGCOMM_WHEEL"))
@@ -114,8 +114,11 @@ class CMakeBuild(build_ext):
         target = Path(self.get_ext_fullpath(ext.name))
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(built / target.name, target)
-        optional = [*built.glob(CUDA_LIBRARY), *built.glob(VERIFIER)]
-        self.beside = [built / "_build_info.py", *optional]
+        self.beside = [
+            built / "_build_info.py",
+            *built.glob(PLANNER),
+            *built.glob(CUDA_LIBRARY),  # where it is built
+        ]
         for file in self.beside:
             shutil.copy(file, target.parent)
 

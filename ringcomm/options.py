@@ -15,7 +15,13 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
-from typing_extensions import Self, dataclass_transform
+if TYPE_CHECKING:  # importing it takes longer than all else here
+    from typing_extensions import Self, dataclass_transform
+else:
+
+    def dataclass_transform(**_told: Any) -> Any:
+        return lambda decorator: decorator
+
 
 T = TypeVar("T")
 PREFIX = "RINGCOMM_"

@@ -63,7 +63,7 @@ WIDER = {  # how many these have: never more
     "csrc/transport/transport.h Transport": 52,
 }
 CPP_TOTAL = 22_350  # lines with code on them, those for devices included
-VERIFIER_TOTAL = 1_300  # beside the engine: it proves plans, and runs none
+PLANNER_TOTAL = 1_450  # beside the engine: it makes plans and proves them, and runs none
 
 # Joined here, so that this file does not name them.
 ELSEWHERE = re.compile("|".join(["/wo" + "rk/", r"\.\./sha" + "red", "pypi" + r"\.org"]))
@@ -249,7 +249,7 @@ def lines_of_code(paths: list[Path]) -> int:
 def test_the_engine_stays_small() -> None:
     beside = [path for path in CSRC if path.parent.name == "verify"]
     assert lines_of_code([path for path in CSRC if path not in beside]) < CPP_TOTAL
-    assert lines_of_code(beside) < VERIFIER_TOTAL
+    assert lines_of_code(beside) < PLANNER_TOTAL
 
 
 def test_cmake_names_every_source() -> None:

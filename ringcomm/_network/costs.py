@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from ringcomm import _C
+from ringcomm import _planner
 from ringcomm._network.order import laid_out
 from ringcomm._text import show_rate, show_seconds
 
@@ -48,7 +48,7 @@ class Fabrics(NamedTuple):
 
 
 # Both were measured by `ringcomm tune`, see docs/performance.md.
-DEFAULT = Fabrics(Costs(0.3e-6, 0.13e-9, 0.02e-9), Costs(*_C.DEFAULT_COSTS))
+DEFAULT = Fabrics(Costs(0.3e-6, 0.13e-9, 0.02e-9), Costs(*_planner.DEFAULT_COSTS))
 
 
 class Hosts(NamedTuple):
@@ -182,8 +182,8 @@ def limits(costs: Costs, hosts: int) -> dict[str, int]:
 
     That of pairwise is for the largest shard.
     """
-    fits = ("", "few") if hosts <= _C.LIMITS["few_ends"] else ("", "many")
-    rows = [row for row in _C.selection(hosts, str(costs)) if row["needs"] in fits]
+    fits = ("", "few") if hosts <= _planner.LIMITS["few_ends"] else ("", "many")
+    rows = [row for row in _planner.selection(hosts, str(costs)) if row["needs"] in fits]
     return {
         name: row["limit"]
         for name, collective in LIMITED.items()

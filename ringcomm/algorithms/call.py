@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ringcomm import _C
+from ringcomm import _planner
 
-COLLECTIVES, ROOTED, SHARDED = _C.COLLECTIVES, _C.ROOTED, _C.SHARDED
+COLLECTIVES, ROOTED, SHARDED = _planner.COLLECTIVES, _planner.ROOTED, _planner.SHARDED
 WHOLE = ("all_reduce", "broadcast", "reduce")  # of a message that has no part for each rank
 ADDING = ("all_reduce", "reduce_scatter", "reduce")
-MOST_RANKS = _C.LIMITS["most_ranks"]
+MOST_RANKS = _planner.LIMITS["most_ranks"]
 
 
 class Call(NamedTuple):

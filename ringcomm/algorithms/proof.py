@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ringcomm import _verifier
+from ringcomm import _planner
 from ringcomm._text import show_size
 from ringcomm.algorithms.call import MOST_RANKS, Call, call_of
 from ringcomm.algorithms.language import Algorithm
@@ -167,11 +167,11 @@ def verify(
     check_by_hand(call)
     dropped, spare = 0, []
     for mapped in (True, False):
-        geometry = _verifier.geometry(ranks, mapped)
+        geometry = _planner.geometry(ranks, mapped)
         scripts = schedule(algorithm, call, geometry[SLOTS])
         prove(geometry, scripts, "on one host" if mapped else "between hosts")
         if mutants:
-            count, found = _verifier.mutants((*call, geometry), scripts.words)
+            count, found = _planner.mutants(call, geometry, scripts.words)
             dropped += count
             spare += [_spare(scripts, *one) for one in found]
     steps = steps_of(geometry, scripts)
@@ -188,8 +188,8 @@ def _spare(scripts: Scripts, from_: int, to: int, lane: int, index: int, origin:
 
 def steps_of(geometry: Geometry, scripts: Scripts) -> list[list[Step]]:
     """Return the steps of each rank's plan."""
-    given = (*scripts.call, geometry)
-    return [done(_verifier.steps(given, r, words)) for r, words in enumerate(scripts.words)]
+    call = scripts.call
+    return [done(_planner.steps(call, geometry, r, words)) for r, words in enumerate(scripts.words)]
 
 
 def plans_by_hand(call: Call, algorithm: Algorithm, name: str) -> GroupPlans:
@@ -198,7 +198,7 @@ def plans_by_hand(call: Call, algorithm: Algorithm, name: str) -> GroupPlans:
     Raises AlgorithmError with the line of its code, and ValueError where it takes no such call.
     """
     check_by_hand(call)
-    geometry = _verifier.geometry(call.ranks, call.hosts == 1)
+    geometry = _planner.geometry(call.ranks, call.hosts == 1)
     scripts = schedule(algorithm, call, geometry[SLOTS])
     return GroupPlans(call, name, steps_of(geometry, scripts))
 
@@ -206,7 +206,7 @@ def plans_by_hand(call: Call, algorithm: Algorithm, name: str) -> GroupPlans:
 def prove(geometry: Geometry, scripts: Scripts, memory: str) -> None:
     """Raise AlgorithmError where the scripts are wrong."""
     try:
-        found = _verifier.prove((*scripts.call, geometry), scripts.words)
+        found = _planner.prove(scripts.call, geometry, scripts.words)
     except ValueError as error:
         raise AlgorithmError(str(error), scripts.function) from None
     if found is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from ringcomm import _C
+from ringcomm import _planner
 from ringcomm._network.costs import Network
 from ringcomm.algorithms.call import Call
 
@@ -72,7 +72,7 @@ def plan_of(
     """
     if call.send:
         call = call._replace(recv=[call.send[rank]] * call.ranks)
-    name, reason, steps = _C.plan((*call, *network.word(call.hosts)), rank, algorithm)
+    name, reason, steps = _planner.plan(call, *network.word(call.hosts), rank, algorithm)
     return Plan(name, reason, done(steps))
 
 

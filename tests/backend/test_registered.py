@@ -19,7 +19,7 @@ from lab.by_hand import WAYS, example, go
 from lab.oracle import bits
 from lab.outcomes import in_child
 from lab.ranks import Rank, error_of, join, ranks
-from ringcomm import _C
+from ringcomm import _planner
 from ringcomm._C import flight_rings
 from ringcomm._flight import records
 from ringcomm.algorithms import Algorithm, Chunk, Shape, copy, reduce, send
@@ -332,7 +332,7 @@ def built_in(rank: Rank) -> dict[str, str]:
     register = functools.partial(
         ringcomm.algorithms.register_algorithm, function=straight, collectives=["all_reduce"]
     )
-    names = (*_C.ALGORITHMS, *_C.KERNELS)
+    names = (*_planner.ALGORITHMS, *_planner.KERNELS)
     return {name: error_of(functools.partial(register, name))[1] for name in names}
 
 

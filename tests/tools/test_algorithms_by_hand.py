@@ -15,7 +15,7 @@ import pytest
 
 import ringcomm
 from lab import ROOT
-from ringcomm import _verifier
+from ringcomm import _planner
 from ringcomm.__main__ import main
 from ringcomm.algorithms import AlgorithmError, Counterexample, Shape, copy, reduce, send
 from ringcomm.algorithms.call import call_of
@@ -132,7 +132,7 @@ def test_hierarchical_sends_little_between_hosts() -> None:
 def test_long_messages_are_short_plans() -> None:
     call = call_of("all_reduce", 8, 64 * MIB, 8)
     scripts = schedule(example("ring"), call, 2)
-    text = _verifier.text((*call, _verifier.geometry(8, True)), 0, scripts.words[0])
+    text = _planner.text(call, _planner.geometry(8, True), 0, scripts.words[0])
     assert "passes" in text
     assert len(text.splitlines()) < 250
 
@@ -386,7 +386,7 @@ def test_former_names_work(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_damaged_scripts_are_refused() -> None:
     """Each word is looked at before it names a link, a message or a chunk."""
-    call, geometry = call_of("all_reduce", 4, 4096, 4), _verifier.geometry(4, False)
+    call, geometry = call_of("all_reduce", 4, 4096, 4), _planner.geometry(4, False)
     ring = load(f"{ROOT / 'examples' / 'algorithms' / 'ring.py'}:ring")
     words = schedule(ring, call, geometry[SLOTS]).words[1]
     chance, refused = random.Random(1), 0
@@ -394,7 +394,7 @@ def test_damaged_scripts_are_refused() -> None:
         damaged = list(words)
         damaged[chance.randrange(len(words))] = chance.choice([0, 1, 2, 5, 100, 300, 2**31, -1])
         try:
-            _verifier.text((*call, geometry), 1, damaged)
+            _planner.text(call, geometry, 1, damaged)
         except ValueError:  # nothing else comes, and no crash
             refused += 1
     assert refused > 1000

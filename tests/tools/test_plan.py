@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from lab import ROOT, browser
-from ringcomm import _C
+from ringcomm import _planner
 from ringcomm.__main__ import main
 from ringcomm._network.costs import Network
 from ringcomm._text import size as size_of
@@ -71,7 +71,7 @@ def test_every_signal_has_its_wait() -> None:
 def counted(call: Call) -> int:
     """Signals and waits of all ranks, as the library gives them."""
     word = Network().word(call.hosts)
-    plans = [_C.plan((*call, *word), rank, None)[2] for rank in range(call.ranks)]
+    plans = [_planner.plan(call, *word, rank, None)[2] for rank in range(call.ranks)]
     return sum(step[0] >= VERBS.index("signal") for steps in plans for step in steps)
 
 
@@ -126,8 +126,8 @@ def test_limits_are_where_the_library_changes(name: str) -> None:
     for ranks, hosts in [(4, 4), (7, 7), (16, 4)]:
         call = call_of(name, ranks, ranks * 4, hosts, 1)
         limits = show.limits_of(call, Network())
-        table = [(row["collective"], row["limit"]) for row in _C.selection(hosts)]
-        assert limits[-1][1] == _C.LIMITS["any_size"]
+        table = [(row["collective"], row["limit"]) for row in _planner.selection(hosts)]
+        assert limits[-1][1] == _planner.LIMITS["any_size"]
         for (algorithm, limit), (after, _) in itertools.pairwise(limits):
             assert (name, limit) in table
             for size, expected in ((limit, algorithm), (limit + 1, after)):

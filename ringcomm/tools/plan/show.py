@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ringcomm import _C
+from ringcomm import _planner
 from ringcomm._network import costs
 from ringcomm._network.costs import Network
 from ringcomm._text import show_seconds, show_size
@@ -27,7 +27,7 @@ from ringcomm.tools.plan.simulate.engine import simulate
 from ringcomm.tools.plan.source import counted
 
 if TYPE_CHECKING:
-    from ringcomm._C import SelectionRow
+    from ringcomm._planner import SelectionRow
 
 COLUMNS = ("#", "step", "to", "from", "bytes", "lane")
 MOST_OPERANDS = 4  # of a step in the table
@@ -124,19 +124,19 @@ def check_shown(options: argparse.Namespace, call: Call) -> None:
 def rows_of(call: Call, network: Network) -> list[SelectionRow]:
     """Return the rows for the collective, in order: the first that fits decides."""
     local = call.local if call.hosts > 1 else 1
-    rows = _C.selection(call.ranks, str(network.choosing(call.hosts)), local)
+    rows = _planner.selection(call.ranks, str(network.choosing(call.hosts)), local)
     return [row for row in rows if row["collective"] == call.name]
 
 
 def refusal(row: SelectionRow, call: Call, network: Network) -> str:
     """Say why the row does not fit; "" where it does."""
-    needs, few_ends = row["needs"], _C.LIMITS["few_ends"]
+    needs, few_ends = row["needs"], _planner.LIMITS["few_ends"]
     if needs == "mapped" and call.hosts > 1:
         return f"there are {call.hosts} hosts"
     if needs in ("hosts", "few_hosts"):
         if no := source.no_hosts(call):
             return no
-        many = call.hosts > few_ends or call.ranks > _C.LIMITS["few_host_ranks"]
+        many = call.hosts > few_ends or call.ranks > _planner.LIMITS["few_host_ranks"]
         if needs == "few_hosts" and many:
             return f"there are {counted(call.ranks, 'rank')} on {counted(call.hosts, 'host')}"
     if needs == "sites" and (no := source.no_sites(call, network)):

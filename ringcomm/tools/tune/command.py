@@ -25,7 +25,7 @@ import torch
 import torch.distributed as dist
 
 import ringcomm
-from ringcomm import _C
+from ringcomm import _planner
 from ringcomm._network import costs, order, probes
 from ringcomm._network.costs import Costs, Fabrics, Hosts
 from ringcomm._runtime import host as this_host
@@ -38,7 +38,7 @@ ENDS = ("near", "far")
 ROUNDS, SECONDS = 7, 0.02  # of a measurement; its fastest counts, others were disturbed
 LONGEST = 1.0  # seconds that its rounds take, where links are slow
 LARGE = 8 << 20
-SEGMENT = _C.LIMITS["segment_bytes"]
+SEGMENT = _planner.LIMITS["segment_bytes"]
 BLOCK = 256 << 10  # bytes, that a core adds up out of its cache
 
 Pair = tuple[int, int]
@@ -214,7 +214,7 @@ def tell(count: int, measured: dict[str, list[Costs]], found: dict[str, Costs | 
             print(f"  to: {high.text}")
     hosts_then = max(count, 4)  # between two of them there is little to choose
     print(f"chosen between {hosts_then} hosts:")
-    any_size = _C.LIMITS["any_size"]
+    any_size = _planner.LIMITS["any_size"]
     for name, limit in costs.limits(median_of(measured["network"]), hosts_then).items():
         print(f"  {name} up to {'any number of' if limit == any_size else limit} bytes")
 

@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 
 import ringcomm
-from ringcomm import _C
+from ringcomm import _planner
 from ringcomm._text import aligned, show_size
 from ringcomm.tools.bench import cases, measured
 from ringcomm.tools.bench.machine import gpus
@@ -32,7 +32,7 @@ from ringcomm.tools.bench.ranks import Rank, RankError
 from ringcomm.tools.bench.report import show_time
 from ringcomm.tools.bench.sample import Job
 
-KERNELS = tuple(name for name in _C.KERNELS if name != "graph")  # which runs what it has
+KERNELS = tuple(name for name in _planner.KERNELS if name != "graph")  # which runs what it has
 COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "broadcast")
 SIZES = [1 << power for power in range(10, 27)]  # 1 KiB to 64 MiB
 TURNS = 5
