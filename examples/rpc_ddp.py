@@ -75,7 +75,7 @@ def start_rpc(rank: int, ranks: int) -> None:
 
 
 def train(table: "rpc.RRef[Table]", steps: int) -> list[torch.Tensor]:
-    """What each trainer does; return the parameters of the dense layers."""
+    """Run a trainer; return the parameters of the dense layers."""
     trainers = GROUPS["trainers"]
     model = DistributedDataParallel(dense(), process_group=trainers)
     parameters = [table.rpc_sync().weight()] + [rpc.RRef(p) for p in model.parameters()]

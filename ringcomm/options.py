@@ -251,7 +251,7 @@ class Attributes:
         pattern=r"\S{0,64}",
         wrong=" is no name of a host: use one word of up to 64 characters",
     )
-    """What that file calls this host, where hostnames change or are not unique."""
+    """The name of this host in that file, where hostnames change or are not unique."""
     cuda_library: Setting[str] = Setting(PROCESS, default="", fits="the one installed")
     """The library for CUDA tensors, in place of the one that was built."""
     log: Setting[str] = Setting(

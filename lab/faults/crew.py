@@ -73,7 +73,7 @@ class RankHandle:
 
 
 @dataclass
-class Job:
+class RankGroup:
     """Ranks of one group, or of as many as they make."""
 
     ranks: list[RankHandle]
@@ -162,7 +162,7 @@ class Crew:
         args: Sequence[Any] = (),
         port: int | None = None,
         env: Mapping[str, str] | None = None,
-    ) -> Job:
+    ) -> RankGroup:
         """Start a task of agent.py as every rank; `places` are their hosts.
 
         The store is rank 0's unless it is served at a `port` of host 0 by somebody else.
@@ -189,7 +189,7 @@ class Crew:
                 continue
             if ticket[0] == number:
                 pipes[ticket[1]] = pipe
-        return Job([RankHandle(*ticket, pipes[i]) for i, ticket in enumerate(tickets)], port)
+        return RankGroup([RankHandle(*ticket, pipes[i]) for i, ticket in enumerate(tickets)], port)
 
     def close(self) -> None:
         self.hosts.close()

@@ -12,7 +12,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from lab.faults.crew import FOLDER, Crew, Job, crew
+from lab.faults.crew import FOLDER, Crew, RankGroup, crew
 from lab.faults.strangers import STRANGERS, ports_of
 from lab.faults.table import Fault, Form, Verdict
 from lab.faults.tally import HANGS, Tally, started, stopped, undisturbed
@@ -43,7 +43,7 @@ def gone(form: Form) -> Verdict:
     return tally.verdict("looks found nothing; a /dev/shm of 64 KB is enough")
 
 
-def shm_of(job: Job) -> list[str]:
+def shm_of(job: RankGroup) -> list[str]:
     """List the /dev/shm that the ranks see: the agent's, of 64 KB."""
     return [path.name for path in Path(f"/proc/{job.ranks[0].pid}/root/dev/shm").iterdir()]
 

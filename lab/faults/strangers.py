@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lab.faults.crew import Crew, Job, crew
+from lab.faults.crew import Crew, RankGroup, crew
 from lab.faults.table import Fault, Form, Verdict
 from lab.faults.tally import HANGS, started, stopped, undisturbed
 from lab.strangers import Address
@@ -121,7 +121,9 @@ def judged(form: Form, watch: Watch, steps: list[float], cpu: float) -> Verdict:
     )
 
 
-def whom_to_bother(form: Form, lab: Crew, job: Job, recorder: Job) -> tuple[Address, bytes]:
+def whom_to_bother(
+    form: Form, lab: Crew, job: RankGroup, recorder: RankGroup
+) -> tuple[Address, bytes]:
     """A listener of the job, and what a rank said to it; nothing where that is not known."""
     recorder.ranks[0].send("stop")
     record = recorder.ends(HANGS)[0]
@@ -131,7 +133,7 @@ def whom_to_bother(form: Form, lab: Crew, job: Job, recorder: Job) -> tuple[Addr
     return (lab.hosts.addresses[1], ports_of(lab, 1, job)[0]), b""
 
 
-def ports_of(lab: Crew, host: int, job: Job) -> list[int]:
+def ports_of(lab: Crew, host: int, job: RankGroup) -> list[int]:
     """Where a host's processes listen, but for the job's store."""
     lines = lab.hosts.inside(host, "ss", "-Hltn").splitlines()
     ports = [int(line.split()[3].rpartition(":")[2]) for line in lines]

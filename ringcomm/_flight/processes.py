@@ -18,7 +18,7 @@ MOST = 4096  # bytes of what a record says of its process
 
 
 class Life(enum.Enum):
-    """What is known of a process."""
+    """Tells whether a process still lives, as far as that is known."""
 
     LIVES = "lives"
     GONE = "gone"

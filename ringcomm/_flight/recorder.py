@@ -272,7 +272,7 @@ def listen(pipe: int, rank: int) -> None:
 
 
 class _Watcher:
-    """What the watching thread does at each turn."""
+    """The work of the watching thread at each turn."""
 
     def __init__(self, library: Any, rank: int) -> None:
         self.library, self.rank, self.asked, self.due = library, rank, 0, 0.0

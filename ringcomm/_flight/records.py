@@ -79,7 +79,7 @@ class Operation:
 
     @property
     def call(self) -> tuple[Any, ...]:
-        """What has to be equal on all ranks."""
+        """The arguments that have to be equal on all ranks."""
         shape = (self.elements, self.splits, self.layout, self.purpose)
         return (self.collective, self.dtype, self.op, self.root, *shape)
 
@@ -128,7 +128,7 @@ class Total(NamedTuple):
 
 @dataclass
 class GroupRecord:
-    """What one rank recorded of one group: the newest `capacity` operations, the oldest first."""
+    """A rank's record of one group: the newest `capacity` operations, the oldest first."""
 
     job: str  # "run/restart"
     pid: int
@@ -175,7 +175,7 @@ class GroupRecord:
         return self.begun > max((operation.number for operation in self.operations), default=0)
 
 
-# What the pickle of a rank has of an operation, and of a group. The rest is of ring files alone.
+# Fields of an operation and of a group in the pickle of a rank. Only ring files have the rest.
 FIELDS = [field.name for field in dataclasses.fields(Operation)]
 _OTHERS = {"operations", "source", "remarks", "process", "seen_ns", "has_left", "read_ns"}
 _OTHERS |= {"totals", "traffic"}
@@ -409,7 +409,7 @@ def read_pickle(path: Path) -> list[GroupRecord]:
 
 @dataclass
 class Folder:
-    """What a folder holds: records, and sentences on what could not be used."""
+    """The contents of a folder: records, and sentences on what could not be used."""
 
     records: list[GroupRecord] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)

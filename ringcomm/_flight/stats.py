@@ -1,4 +1,4 @@
-"""What this rank's groups have done so far, as numbers."""
+"""Numbers of what this rank's groups have done so far."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def median(values: Iterable[int]) -> float:
 
 
 class Stragglers:
-    """What was seen of each group when it was looked at last."""
+    """The state of each group when it was looked at last."""
 
     def __init__(self) -> None:
         self._before: dict[tuple[str, bool], Seen] = {}

@@ -123,7 +123,7 @@ def mtu_of(sys: Path, name: str) -> int:
 
 @dataclass(frozen=True)
 class Item:
-    """What one item of RINGCOMM_IFNAME asks for, or excludes."""
+    """An item of RINGCOMM_IFNAME: the interfaces or addresses that it asks for or excludes."""
 
     name: str
     network: ipaddress.IPv4Network | ipaddress.IPv6Network | None

@@ -1,4 +1,4 @@
-"""What holds in this process: the settings of its first group, and lines on stderr."""
+"""The state of this process: the settings of its first group, and lines on stderr."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an algorithm by hand has written down: one program for each rank, and the messages between.
+"""The notes of an algorithm by hand: one program for each rank, and the messages between.
 
 `Recorder` is behind the functions of language.py. It notes each operation with the line of the
 author's code, and adds the waits. schedule.py makes the rest of a plan from it.
@@ -240,7 +240,7 @@ class Recorder:
 
 
 class Piece(NamedTuple):
-    """What is written somewhere: one operand, or a sum of several."""
+    """A value that is written somewhere: one operand, or a sum of several."""
 
     terms: tuple[Term, ...]
     chunk: int

@@ -25,7 +25,7 @@ WORD = 0xFFFFFFFF
 
 
 class Codec(Protocol):
-    """What `codec_of` returns."""
+    """Encodes and decodes parts of a tensor; `codec_of` returns it."""
 
     name: str
     unit_bytes: int

@@ -37,7 +37,7 @@ FAR = 2e-3  # seconds of a round: from here on messages cost more than parts hid
 
 
 class Memory:
-    """What codes of one tensor have left out so far: a rank's own, and of the sums it made."""
+    """Remainders that codes of one tensor have left out: a rank's own, and of the sums it made."""
 
     def __init__(self) -> None:
         self.own: Tensor | None = None

@@ -19,7 +19,7 @@ from ringcomm.compression.quantized import check_type
 __all__ = ["CompressionState", "compress", "register"]
 
 ERRORS = ("feedback", "unbiased", "drop")
-"""What becomes of the error that a gradient is rounded by."""
+"""Ways to treat the error that a gradient is rounded by."""
 
 _REBUILT = 2  # DDP lays out its buckets anew in its second iteration, and then never again
 

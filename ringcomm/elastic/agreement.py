@@ -34,7 +34,7 @@ ASK_AGAIN_SECONDS = 0.2  # after a store has failed
 
 
 class Decision(NamedTuple):
-    """What is decided once for each epoch."""
+    """The decision that is made once for each epoch."""
 
     ranks: Sequence[int] = ()  # the members that go on, by their ranks so far
     step: int = 0  # the last one that counts
@@ -198,7 +198,7 @@ class Agreement:
         """Begin the next epoch. Members keep their order, and confirmed guests come behind them."""
         before = self._decree
         ranks, step, extra = before.decision()
-        # What a peer says may name others, too.
+        # A peer may name ranks that do not exist.
         decision = Decision([rank for rank in ranks if rank < before.size], step, extra)
         words = extra.split()
         confirmed = sum(word.startswith("+") for word in words)

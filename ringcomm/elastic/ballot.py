@@ -31,7 +31,7 @@ ADMITS = 2  # rank 0 has guests to admit
 
 
 class Ballot(NamedTuple):
-    """What a rank says: where it is, and what it has. Hashes are 0 where they are not compared."""
+    """A rank's report of where it is, and what it has. Hashes are 0 where they are not compared."""
 
     epoch: int
     commits: int  # decided so far: steps and attempts
@@ -90,7 +90,7 @@ def require_same(mine: str, told: list[str]) -> None:
             )
 
 
-# What has to be equal, and what it means if it is not.
+# Fields that have to be equal, and the meaning of a difference.
 DIFFERENCES = {
     "commits": "counts of steps differ between ranks after step {}: {} from the others; every rank "
     "must enter world.step() and world.attempt() equally often",

@@ -76,7 +76,7 @@ def member(process: Process) -> Member:
 
 
 class Counters:
-    """What guests need to know beside the state of the user's objects."""
+    """The facts that guests need besides the state of the user's objects."""
 
     def __init__(self) -> None:
         self.commits = 0  # decided so far: steps, and attempts

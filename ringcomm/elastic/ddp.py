@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-# What the reducer is made with. An attribute that a torch lacks is found before anything changes.
+# The reducer is made with these. If a torch lacks one, that shows before anything changes.
 _OF_WRAPPER = (
     "_remove_autograd_hooks",
     "_build_params_for_reducer",
@@ -210,7 +210,7 @@ def _built_in_hook(ddp: Any) -> str:
 
 
 def _make_reducer(ddp: Any, old: Any, group: Any) -> None:
-    """What DistributedDataParallel.__setstate__ does, and the hooks, which it forgets."""
+    """Do as DistributedDataParallel.__setstate__, and add the hooks, which it forgets."""
     built_in = _built_in_hook(ddp)
     hooks = [(hook, _moved(state, old, group)) for hook, state in ddp._comm_hooks]
     ddp._remove_autograd_hooks()

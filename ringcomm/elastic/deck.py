@@ -19,7 +19,7 @@ import torch
 
 PERMUTATIONS = 2  # that a stream holds: batches in use lie in the present epoch and the next one
 
-# What a state holds, and of which type.
+# The keys of a state, with their types.
 SETTINGS = {"length": int, "batch_size": int, "seed": int, "shuffle": bool}
 NUMBERS = {"next": int, "decided": int, "ahead": int, "accumulate": int}
 LISTS = {"members": list, "returned": list, "queues": dict}

@@ -89,7 +89,7 @@ def _machine() -> str:
 
 @dataclass(frozen=True)
 class Record:
-    """What the store knows of a world. Members that died since may still be in it."""
+    """The store's record of a world. Members that died since may still be in it."""
 
     life: int = 0
     epoch: int = 0

@@ -242,7 +242,7 @@ class Feed:
         return self.loader is loader and self._accumulate == accumulate
 
     def batches(self) -> Any:
-        """What a step gets: the same until it is decided. It is a list where it may be several."""
+        """Return a step's batch, the same until it is decided; a list where it may be several."""
         sampler = self._sampler
         if self._iterator is None:
             self._iterator, self._used = iter(self.loader), sampler._used

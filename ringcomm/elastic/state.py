@@ -17,7 +17,7 @@ from ringcomm.elastic.transfer import Packed
 
 
 class Stateful(Protocol):
-    """What has state: modules, optimizers, schedulers, and objects like them."""
+    """An object with state: a module, an optimizer, a scheduler, or something like them."""
 
     def state_dict(self) -> Any: ...
 
@@ -166,7 +166,7 @@ class Tracked:
         return transfer.pack(header, tensors)
 
     def unpack(self, header: bytes) -> Packed:
-        """What a joiner receives state into: its modules' own tensors, and new ones for the rest.
+        """Return memory for a joiner's state: its modules' own tensors, and new ones for the rest.
 
         Raises ValueError with the first difference, before anything is changed.
         """
@@ -301,7 +301,7 @@ def _put(value: Any, copy: Any) -> Any:
 
 
 class _Undo:
-    """What an optimizer's step changes."""
+    """Copies of everything that an optimizer's step changes."""
 
     def __init__(self, optimizer: Any) -> None:
         self._optimizer = optimizer

@@ -58,7 +58,7 @@ class Packed:
 
 
 @dataclass
-class Piece:
+class StripePiece:
     """Bytes of one message: (part, begin, end) each, all on one kind of device."""
 
     segments: list[tuple[int, int, int]] = field(default_factory=list)
@@ -176,22 +176,22 @@ def stripes(packed: Packed, count: int) -> list[tuple[int, int]]:
     return list(pairwise([0, *(max(own, cut) for cut in even), total]))
 
 
-def pieces(packed: Packed, begin: int, end: int) -> list[Piece]:
+def pieces(packed: Packed, begin: int, end: int) -> list[StripePiece]:
     """Cut a stripe in pieces, the same on both sides: small tensors together, large ones alone."""
-    small: list[Piece] = []
-    large: list[Piece] = []
-    filling: dict[str, Piece] = {}  # by kind of device
+    small: list[StripePiece] = []
+    large: list[StripePiece] = []
+    filling: dict[str, StripePiece] = {}  # by kind of device
     sizes = [part.numel() for part in packed.parts]
     for index, upto in enumerate(accumulate(sizes)):
         offset = upto - sizes[index]
         low, high = max(begin - offset, 0), min(end, upto) - offset
         if high - low >= SMALL_BYTES:
             cuts = [*range(low, high, PIECE_BYTES), high]
-            large += [Piece([(index, a, b)], b - a) for a, b in pairwise(cuts)]
+            large += [StripePiece([(index, a, b)], b - a) for a, b in pairwise(cuts)]
         elif low < high:
             kind = packed.parts[index].device.type
             if kind not in filling or filling[kind].total_bytes >= PIECE_BYTES:
-                filling[kind] = Piece()
+                filling[kind] = StripePiece()
                 small.append(filling[kind])
             filling[kind].segments.append((index, low, high))
             filling[kind].total_bytes += high - low
@@ -263,12 +263,12 @@ def receive(unpack: Callable[[bytes], Packed], group: Any, givers: list[int]) ->
 
 
 class _Input:
-    """What comes from one giver."""
+    """The stripe that comes from one giver."""
 
     def __init__(self, packed: Packed, group: Any, giver: int, begin: int, end: int) -> None:
         self._parts, self._group, self._giver = packed.parts, group, giver
         self._pieces = iter(pieces(packed, begin, end))
-        self._under_way: deque[tuple[Any, Piece, Any]] = deque()
+        self._under_way: deque[tuple[Any, StripePiece, Any]] = deque()
         self.checksum = 0
         self.told = torch.zeros(8, dtype=torch.uint8)  # the giver's
 
@@ -284,7 +284,7 @@ class _Input:
         self._take(*self._under_way.popleft())
         return True
 
-    def _ask(self, piece: Piece) -> None:
+    def _ask(self, piece: StripePiece) -> None:
         part, begin, end = piece.segments[0]
         data = self._parts[part][begin:end]
         if len(piece.segments) > 1:
@@ -293,7 +293,7 @@ class _Input:
         work = dist.irecv(data, group=self._group, group_src=self._giver, tag=tag)
         self._under_way.append((data, piece, work))
 
-    def _take(self, data: Any, piece: Piece, work: Any) -> None:
+    def _take(self, data: Any, piece: StripePiece, work: Any) -> None:
         work.wait()
         if len(piece.segments) > 1:
             sizes = [end - begin for _, begin, end in piece.segments]

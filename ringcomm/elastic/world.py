@@ -100,7 +100,7 @@ class World:
 
     @property
     def weight(self) -> float:
-        """What to multiply each batch's mean loss by, where a step takes several batches.
+        """The factor for each batch's mean loss where a step takes several batches.
 
         DDP averages gradients over ranks. With this weight the result is the mean over all batches
         of the step, however many each rank has.
@@ -125,7 +125,7 @@ class World:
             self._tracked.objects[COUNTERS] = self._changes.counters
 
     def _record(self) -> Record | None:
-        """What the store should know of the world; None unless this rank leads one that trains."""
+        """Return the record for the store; None unless this rank leads a world that trains."""
         changes = self._changes
         if changes is None or not self._training or changes.stale or changes.epochs.rank != 0:
             return None
@@ -553,7 +553,7 @@ class Step(AbstractContextManager[None]):
 
 
 class Saving:
-    """What a world does with `Checkpoints`."""
+    """Writes and reads `Checkpoints` for a world."""
 
     def __init__(self, run: str, checkpoints: Checkpoints, changes: Changes) -> None:
         self._run, self._checkpoints, self._changes = run, checkpoints, changes

@@ -22,7 +22,7 @@ from lab.simulated_device import SIMULATED, on_device
 from ringcomm import _C
 from ringcomm.__main__ import main
 from ringcomm.tools.bench import cases
-from ringcomm.tools.bench.sample import Job
+from ringcomm.tools.bench.sample import Workload
 from ringcomm.tools.tune import kernels
 from ringcomm.tools.tune.kernels import KERNELS, Segment, Times, segments
 
@@ -152,11 +152,11 @@ def use_one_that_fails(rank: Rank) -> str:
     """Two-shot cannot do one size: rank 1 has no memory for it, say."""
     call_of = kernels.call_of
 
-    def refuse(job: Job, device: str) -> Callable[[], object]:
+    def refuse(workload: Workload, device: str) -> Callable[[], object]:
         asked = dist.distributed_c10d._get_default_group()._get_backend(torch.device("cpu")).options
-        if rank.index == 1 and job.count == 1024 and asked.algorithm == "two_shot":
+        if rank.index == 1 and workload.count == 1024 and asked.algorithm == "two_shot":
             raise MemoryError("no room for it")
-        return call_of(job, device)
+        return call_of(workload, device)
 
     kernels.call_of = refuse
     return use_simulated(rank)
@@ -280,10 +280,10 @@ def two() -> Iterator[Ranks]:
         yield some
 
 
-def by_file(rank: Rank, settings: dict[str, str], jobs: list[Job]) -> Outcome:
+def by_file(rank: Rank, settings: dict[str, str], workloads: list[Workload]) -> Outcome:
     def body(rank: Rank) -> Outcome:
         rank.kept["device"] = "cpu"
-        return {"used": [kernels.kernel_of(rank, job) for job in jobs]}
+        return {"used": [kernels.kernel_of(rank, workload) for workload in workloads]}
 
     return on_device(rank, "by file", {**OWN, **settings}, body)
 
@@ -302,8 +302,8 @@ def test_groups_take_the_file(two: Ranks, tmp_path: Path) -> None:
     file.write_text(kernels.text(table, ABOUT))
     asked = [("all_reduce", size) for size in (1024, 4096, 8192, 1 << 18, 1 << 22)]
     asked += [("all_gather", size) for size in (1024, 4096, 8192)]
-    jobs = [Job(name, size // 4, 2, cases.PLAIN) for name, size in asked]
-    for outcome in two(by_file, {"RINGCOMM_ALGORITHM": f"@{file}"}, jobs):
+    workloads = [Workload(name, size // 4, 2, cases.PLAIN) for name, size in asked]
+    for outcome in two(by_file, {"RINGCOMM_ALGORITHM": f"@{file}"}, workloads):
         assert outcome.get("used") == [
             *("hand_over", "hand_over", "device_ring", "two_shot", "two_shot"),
             *("copy_engines", "copy_engines", "one_shot"),

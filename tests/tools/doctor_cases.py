@@ -6,7 +6,7 @@ from ringcomm.tools.doctor.evidence import Evidence
 from ringcomm.tools.doctor.facts import Facts
 from ringcomm.tools.doctor.measure import Pair
 from ringcomm.tools.doctor.meeting import Reached
-from ringcomm.tools.doctor.probe import CONNECTED, Link
+from ringcomm.tools.doctor.probe import CONNECTED, Reachability
 
 STORE = "10.0.0.1:29500"
 
@@ -41,7 +41,7 @@ def healthy(ranks: int = 4, per_host: int = 2) -> Evidence:
             if one == other:
                 continue
             local = one // per_host == other // per_host
-            link = found.links[one, other] = Link()
+            link = found.links[one, other] = Reachability()
             if local and one < other:
                 link.memory = "shared"
             elif not local:

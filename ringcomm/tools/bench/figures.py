@@ -236,8 +236,8 @@ def time_axis(seconds: Sequence[float]) -> dict[str, Any]:
 
 def bound_of(samples: Sequence[Facts]) -> list[tuple[int, float]]:
     """Return (bytes, seconds) of what a call's copies alone take, by size."""
-    found = [(int(s["bytes"]), statistics.median(s["copies_s"])) for s in samples if s["copies_s"]]
-    return sorted(found)
+    points = [(int(s["bytes"]), statistics.median(s["copies_s"])) for s in samples if s["copies_s"]]
+    return sorted(points)
 
 
 def bound_busbw(

@@ -395,15 +395,15 @@ def mtu(evidence: Evidence) -> Iterator[Finding]:
     stalls: dict[tuple[str, int], list[int]] = defaultdict(list)
     differ: set[tuple[str, ...]] = set()
     for pair in evidence.pairs.values():
-        one, other = (evidence.ranks[rank] for rank in pair.ranks)
-        near, far = interface(one, pair.local), interface(other, pair.remote)
+        near_rank, far_rank = (evidence.ranks[rank] for rank in pair.ranks)
+        near, far = interface(near_rank, pair.local), interface(far_rank, pair.remote)
         if loses_large(pair):
-            ends = [one.host, other.host]
+            ends = [near_rank.host, far_rank.host]
             forth = pair.trouble.endswith("forth")
             way = " to ".join(ends if forth else ends[::-1])
             stalls[way, (near if forth else far)[1]] += pair.ranks
         elif near[1] and far[1] and near[1] != far[1]:
-            sides = ((one.host, *near), (other.host, *far))
+            sides = ((near_rank.host, *near), (far_rank.host, *far))
             told = [f"{name} of {host} has an MTU of {size} bytes" for host, name, size in sides]
             differ.add(tuple(sorted(told)))
     for (way, size), ranks in stalls.items():
@@ -455,9 +455,9 @@ def slow(evidence: Evidence) -> Iterator[Finding]:
     for pair in evidence.pairs.values():
         if pair.trouble or not pair.forth or not pair.back or not pair.remote:
             continue
-        one, other = (evidence.ranks[rank] for rank in pair.ranks)
-        if one.machine != other.machine:
-            low, high = sorted((one.host, other.host))
+        near, far = (evidence.ranks[rank] for rank in pair.ranks)
+        if near.machine != far.machine:
+            low, high = sorted((near.host, far.host))
             known = best.setdefault((low, high), [0.0, 1e9])
             known[0] = max(known[0], min(pair.forth, pair.back))
             known[1] = min(known[1], pair.latency)

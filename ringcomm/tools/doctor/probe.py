@@ -39,7 +39,7 @@ SILENT, STRANGER, OTHER_SECRET = "no answer", "another process", "another secret
 
 
 @dataclass
-class Link:
+class Reachability:
     """The way from one rank to another: the answer of each address."""
 
     answers: dict[str, str] = field(default_factory=dict)
@@ -104,12 +104,12 @@ class Acceptor(threading.Thread):
     def run(self) -> None:
         while not self._stop:
             for key, _ in self._selector.select(0.05):
-                one = key.fileobj
-                assert isinstance(one, socket.socket)
+                ready = key.fileobj
+                assert isinstance(ready, socket.socket)
                 if key.data:
-                    self._accept(one)
+                    self._accept(ready)
                 else:
-                    self._hear(one)
+                    self._hear(ready)
 
     def _accept(self, listener: socket.socket) -> None:
         try:

@@ -159,9 +159,9 @@ def simulate(
     call = checked(collective, ranks, bytes, root, local)
     network = Network()
     where = files.find(topology, call.hosts, network)
-    found = Found.of(source.plans_of(call, algorithm), where, network)
-    text, seconds = "\n".join(found.lines()), found.engine.seconds
-    return Simulation(found.group.algorithm, seconds, found.least.seconds, text, found.svg())
+    report = Found.of(source.plans_of(call, algorithm), where, network)
+    text, seconds = "\n".join(report.lines()), report.engine.seconds
+    return Simulation(report.group.algorithm, seconds, report.least.seconds, text, report.svg())
 
 
 def sweep(

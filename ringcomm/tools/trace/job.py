@@ -144,11 +144,11 @@ class Job:
     @functools.cached_property
     def lost(self) -> list[GroupRecord]:
         """A record of each process that is gone, and has said neither that it ended nor why."""
-        told = {one.process for one in self.records if one.failure}
-        open_ones = {one.process: one for one in self.records if not one.has_left}
+        told = {record.process for record in self.records if record.failure}
+        open_ones = {record.process: record for record in self.records if not record.has_left}
         return [
-            one
-            for process, one in open_ones.items()
+            record
+            for process, record in open_ones.items()
             if process not in told and self.lives[process] == Life.GONE and not process.snapshot
         ]
 

@@ -57,11 +57,16 @@ def check_chunks(chunks: int) -> None:
 
 def sentence(story: Story, number: int) -> str:
     """Say what goes in the n-th round, counted from 1, in a line."""
-    some = [one for one in story.transfers if one.round == story.rounds[number - 1]]
+    some = [transfer for transfer in story.transfers if transfer.round == story.rounds[number - 1]]
     words = []
-    ends = sorted({(one.sender, one.receiver) for one in some})
+    ends = sorted({(transfer.sender, transfer.receiver) for transfer in some})
     for pair in ends[:8]:
-        own = {c for one in some if (one.sender, one.receiver) == pair for c in covered(story, one)}
+        own = {
+            c
+            for transfer in some
+            if (transfer.sender, transfer.receiver) == pair
+            for c in covered(story, transfer)
+        }
         what = "all chunks" if len(own) == len(story.chunks) > 1 else chunk_text(own)
         words.append(f"{pair[0]} > {pair[1]}: {what}")
     more = [f"and {len(ends) - 8} more pairs"] if len(ends) > 8 else []
@@ -72,10 +77,12 @@ def chunk_text(some: set[int]) -> str:
     return f"chunk{'s' if len(some) > 1 else ''} {spans(some)}"
 
 
-def covered(story: Story, one: Transfer) -> list[int]:
+def covered(story: Story, transfer: Transfer) -> list[int]:
     """Return the chunks that a transfer carries."""
     chunks = enumerate(story.chunks)
-    return [number for number, (low, high) in chunks if one.low <= low and high <= one.high]
+    return [
+        number for number, (low, high) in chunks if transfer.low <= low and high <= transfer.high
+    ]
 
 
 class Frames:
@@ -191,13 +198,13 @@ class Frames:
     def arrows(self, now: int) -> Iterator[str]:
         """From the sender's row to the receiver's, in the gap behind the chunk."""
         size = self.sizes
-        found = {
-            (chunk, one.sender, one.receiver)
-            for one in self.story.transfers
-            if one.round == now
-            for chunk in covered(self.story, one)
+        arrows = {
+            (chunk, transfer.sender, transfer.receiver)
+            for transfer in self.story.transfers
+            if transfer.round == now
+            for chunk in covered(self.story, transfer)
         }
-        for chunk, some in groupby(sorted(found), key=lambda key: key[0]):
+        for chunk, some in groupby(sorted(arrows), key=lambda key: key[0]):
             x = size.name + chunk * size.column + size.cell + 2
             for _, sender, receiver in some:
                 down = 1 if receiver > sender else -1

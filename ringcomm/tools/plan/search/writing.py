@@ -116,7 +116,7 @@ def described(form: Form) -> str:
 
 
 def own(form: Form) -> str:
-    """What a rank has from the start, where nothing is added to it."""
+    """Write the lines for chunks that a rank has from the start, where nothing is added."""
     if form.collective == "all_gather":
         ranks, chunks = "range(RANKS)", "range(rank * PARTS, (rank + 1) * PARTS)"
     elif form.collective == "broadcast":

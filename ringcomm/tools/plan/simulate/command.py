@@ -112,10 +112,10 @@ def report(
     call = call_of(collective, ranks, options.sizes[0], hosts, root=root)
     algorithm = options.algorithm[0] if options.algorithm else None
     where = files.find(options.topology, hosts, network)
-    found = Found.of(source.plans_of(call, algorithm, network), where, network)
-    for line in found.lines(options.links):
+    result = Found.of(source.plans_of(call, algorithm, network), where, network)
+    for line in result.lines(options.links):
         print(line)
-    return found.svg
+    return result.svg
 
 
 class Found(NamedTuple):
@@ -174,18 +174,18 @@ def bound_lines(seconds: float, least: Bounds, size: int) -> Iterator[str]:
 
 
 def path_lines(parts: Sequence[Part]) -> Iterator[str]:
-    found = totals(parts)
-    through = shortened([f"{one} > {other}" for one, other in hops(parts)])
+    seconds = totals(parts)
+    through = shortened([f"{host} > {other}" for host, other in hops(parts)])
     count = message_count(parts)
     if count:
         yield f"\ncritical path: {count} message{'s' * (count > 1)}, {through}"
     else:
         yield "\ncritical path: no message"
     for kind in ("latency", "transfer", "reduce", "copy"):
-        if found[kind]:
-            shared = f"   {show_seconds(found['shared'])} of it by sharing links"
-            more = shared if kind == "transfer" and found["shared"] else ""
-            yield f"  {kind:9}  {show_seconds(found[kind])}{more}"
+        if seconds[kind]:
+            shared = f"   {show_seconds(seconds['shared'])} of it by sharing links"
+            more = shared if kind == "transfer" and seconds["shared"] else ""
+            yield f"  {kind:9}  {show_seconds(seconds[kind])}{more}"
 
 
 def shortened(words: Sequence[str], most: int = 10) -> str:
