@@ -157,7 +157,9 @@ def run(world: elastic.World, log: Log, make: Callable[[Course], Training], plac
 
 
 def _buffers(training: Training) -> list[torch.Tensor]:
-    modules = [each for each in training.tracked.values() if isinstance(each, torch.nn.Module)]
+    modules = [
+        module for module in training.tracked.values() if isinstance(module, torch.nn.Module)
+    ]
     return [buffer for module in modules for buffer in module.buffers()]
 
 

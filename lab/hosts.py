@@ -262,7 +262,7 @@ class Hosts:
         spare: int | None = None,
     ) -> list[str]:
         """Established connections of a host, as expressions of ss; none with the port `spare`."""
-        found = []
+        connections = []
         for line in self.inside(host, "ss", "-Htn", "state", "established").splitlines():
             here, there = line.split()[2:4]
             peer = there.rpartition(":")[0].strip("[]").removeprefix("::ffff:")
@@ -272,8 +272,8 @@ class Hosts:
             if peer in [*self.addresses[host : host + 1], *self.addresses6[host : host + 1]]:
                 continue
             if spare not in ports and (port is None or port in ports):
-                found.append(f"( src {here} and dst {there} )")
-        return found
+                connections.append(f"( src {here} and dst {there} )")
+        return connections
 
     def kill_connections(
         self,
@@ -294,7 +294,7 @@ class Hosts:
         if count is not None:
             some = self.random.sample(some, min(count, len(some)))
         else:
-            some = [one for one in some if self.random.random() < probability]
+            some = [connection for connection in some if self.random.random() < probability]
         if not some:
             return 0
         told = self.inside(host, "ss", "-HKtn", "state", "established", " or ".join(some))

@@ -140,7 +140,9 @@ def write_decisions(log: Log) -> None:
 
     def wrapped(epochs: Epochs, *args: Any, **more: Any) -> Decided:
         decided = agree(epochs, *args, **more)
-        members, guests = ([each.rank for each in some] for some in (epochs.members, epochs.guests))
+        members, guests = (
+            [process.rank for process in some] for some in (epochs.members, epochs.guests)
+        )
         log("decided", epoch=epochs.epoch, commits=decided.step, members=members, guests=guests)
         return decided
 
@@ -254,8 +256,8 @@ class Trainee:
             assert dist.get_rank() == world.rank  # also where a rank is lost just then
 
     def write_step(self) -> None:
-        world, found = self.world, digests(self.net, self.optimizer)["digest"]
-        self.log("step", step=world.step_number, rank=world.rank, size=world.size, digest=found)
+        world, after = self.world, digests(self.net, self.optimizer)["digest"]
+        self.log("step", step=world.step_number, rank=world.rank, size=world.size, digest=after)
 
     def write_change(self, change: elastic.Change) -> None:
         self.log(
@@ -264,8 +266,8 @@ class Trainee:
             step=change.step,
             size=change.size,
             rank=change.rank,
-            lost=[each.pid for each in change.lost],
-            joined=[each.pid for each in change.joined],
+            lost=[process.pid for process in change.lost],
+            joined=[process.pid for process in change.joined],
             ms=change.seconds * 1e3,
             stats=self.world.stats(),
         )

@@ -82,35 +82,35 @@ class RankGroup:
     def until(self, news: str, seconds: float = STARTED) -> None:
         """Wait until every rank has told `news`."""
         end = time.monotonic() + seconds
-        while missing := [one for one in self.ranks if news not in one.news]:
-            if any(one.gone for one in missing) or time.monotonic() > end:
-                said = [one.end or one.log[-2000:] for one in missing]
+        while missing := [rank for rank in self.ranks if news not in rank.news]:
+            if any(rank.gone for rank in missing) or time.monotonic() > end:
+                said = [rank.end or rank.log[-2000:] for rank in missing]
                 raise RuntimeError(f"no '{news}' from all ranks: {said}")
             self._read(missing, end)
 
     def ends(self, seconds: float) -> list[End]:
         """Return what each rank said at its end; a rank that does not end in time is killed."""
         end = time.monotonic() + seconds
-        while running := [one for one in self.ranks if not one.gone]:
+        while running := [rank for rank in self.ranks if not rank.gone]:
             if time.monotonic() > end:
                 break
             self._read(running, end)
         self.close()
         hung, died = f"hangs; killed after {seconds:.0f} s", "its process died"
-        return [one.end or {"lost": died if one.gone else hung} for one in self.ranks]
+        return [rank.end or {"lost": died if rank.gone else hung} for rank in self.ranks]
 
     @staticmethod
     def _read(some: Sequence[RankHandle], end: float) -> None:
-        ready = wait([one.pipe for one in some], max(0.0, end - time.monotonic()))
-        for one in some:
-            if one.pipe in ready:
-                one.read()
+        ready = wait([rank.pipe for rank in some], max(0.0, end - time.monotonic()))
+        for rank in some:
+            if rank.pipe in ready:
+                rank.read()
 
     def close(self) -> None:
-        for one in self.ranks:
-            if not one.gone:
-                kill(one.pid)
-            one.pipe.close()
+        for rank in self.ranks:
+            if not rank.gone:
+                kill(rank.pid)
+            rank.pipe.close()
 
 
 class Crew:

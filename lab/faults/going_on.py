@@ -57,11 +57,11 @@ class SteppingJob:
 
     def steps(self) -> dict[int, list[tuple[float, int]]]:
         """When each process, by its id, has applied which steps."""
-        found = {}
+        by_process = {}
         for path in self.folder.glob("rank-*"):
             lines = [line.split() for line in path.read_text().splitlines() if line.count(" ") == 1]
-            found[int(path.name[5:])] = [(float(at), int(step)) for at, step in lines]
-        return found
+            by_process[int(path.name[5:])] = [(float(at), int(step)) for at, step in lines]
+        return by_process
 
     def await_steps(self, count: int) -> list[int]:
         """Wait until SIZE processes have made so many; returns their ids."""

@@ -98,9 +98,15 @@ class Job:
     def connections(self, host: int, peer: int | None = None) -> list[str]:
         """The backend's own connections of a host, as expressions of ss."""
         dst = None if peer is None else self.hosts.addresses[peer]
-        found = self.hosts.connections(host, dst=dst)
-        ends = [{int(port) for port in re.findall(r":(\d+) ", one)} for one in found]
-        return [one for one, ports in zip(found, ends, strict=True) if not ports & STORE]
+        connections = self.hosts.connections(host, dst=dst)
+        ends = [
+            {int(port) for port in re.findall(r":(\d+) ", connection)} for connection in connections
+        ]
+        return [
+            connection
+            for connection, ports in zip(connections, ends, strict=True)
+            if not ports & STORE
+        ]
 
     def kill(self, host: int, connections: Sequence[str]) -> int:
         """Reset these connections of a host, both ends; how many it were."""

@@ -41,8 +41,8 @@ class Watch:
 
     def look(self, whom: int) -> None:
         """For one window."""
-        began, (pace, each) = time.monotonic(), paced()
-        while time.monotonic() < began + each / pace:
+        began, (pace, visits) = time.monotonic(), paced()
+        while time.monotonic() < began + visits / pace:
             now = footprint(self.pid)
             self.most = max(self.most[0], now[0]), max(self.most[1], now[1])
             time.sleep(0.05)
@@ -64,7 +64,7 @@ def bothered(form: Form) -> Verdict:
 
     What both have in common is what strangers cost the machine; the rest is what they cost the job.
     """
-    lab, rounds, (pace, each) = crew(), 80 if form.long else 8, paced()
+    lab, rounds, (pace, visits) = crew(), 80 if form.long else 8, paced()
     recorder = lab.job("record", [1], args=[FIXED])
     recorder.until("running")
     job = started(form, "train", [0, 1], "blocks", RINGCOMM_PORTS=f"{FIXED[0]}-{FIXED[1]}")
@@ -80,7 +80,7 @@ def bothered(form: Form) -> Verdict:
         for whom in (NOBODY, CONTROL, JOB):
             visitor.news.pop("done", None)
             if whom != NOBODY:
-                visitor.send((whom, each))
+                visitor.send((whom, visits))
             watch.look(whom)
             if whom != NOBODY:
                 strangers.until("done")

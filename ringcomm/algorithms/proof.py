@@ -60,9 +60,8 @@ class Counterexample:
     def __str__(self) -> str:
         lines = [f"{self.what} ({self.when}, {self.memory})"]
         if self.stuck:
-            return "\n".join(
-                [*lines, "where the ranks are:", *(f"  {part}" for part in self.stuck)]
-            )
+            lines.append("where the ranks are:")
+            return "\n".join([*lines, *(f"  {part}" for part in self.stuck)])
         if self.parts:
             lines.append(f"the shortest run that shows it has {len(self.parts)} steps:")
         skipped = max(0, len(self.parts) - MOST_SHOWN)

@@ -53,9 +53,7 @@ def register_algorithm(
             known = ", ".join(COLLECTIVES)
             raise ValueError(f"{name}: there is no collective {collective!r}: use some of {known}")
     with _lock:
-        load_library().register_algorithm(
-            name, [COLLECTIVES.index(collective) for collective in wanted]
-        )
+        load_library().register_algorithm(name, [*map(COLLECTIVES.index, wanted)])
         _registered[name] = Registered(function, verify)
 
 

@@ -45,11 +45,7 @@ class Step(NamedTuple):
 
     def loaded(self, rank: int) -> Iterator[int]:
         """The ranks whose windows a step of `rank` reads."""
-        return (
-            source.rank
-            for source in self.sources
-            if source.space == "window" and source.rank != rank
-        )
+        return (s.rank for s in self.sources if s.space == "window" and s.rank != rank)
 
 
 class Plan(NamedTuple):

@@ -136,9 +136,7 @@ def rows(before: Look, now: Look) -> Iterator[list[str]]:
         if not record.operations:
             continue
         operation = record.operations[-1]
-        running = next(
-            (operation for operation in record.operations if operation.state == "running"), None
-        )
+        running = next((call for call in record.operations if call.state == "running"), None)
         shown = running or operation
         then = totals(before.records.get(key, record))
         counted, size, waited = (new - old for new, old in zip(totals(record), then, strict=True))

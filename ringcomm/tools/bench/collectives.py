@@ -191,10 +191,8 @@ class Bench:
 
     def is_copied(self, sample: Sample) -> bool:
         """Whether its copies are timed: those of plans in memory, called as plans are counted."""
-        form = sample.workload.form
-        usual = (
-            form.device == "cpu" and form.in_place == cases.IN_PLACE[sample.workload.collective][0]
-        )
+        form, usual_place = sample.workload.form, cases.IN_PLACE[sample.workload.collective][0]
+        usual = form.device == "cpu" and form.in_place == usual_place
         ours = sample.backend == "ringcomm" and not sample.loaded
         return ours and usual and sample.workload.size >= FEWEST_COPIED
 

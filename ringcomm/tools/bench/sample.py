@@ -156,11 +156,8 @@ class Table:
     def __init__(
         self, workload: Workload, backends: Sequence[str], loads: bool, markdown: bool
     ) -> None:
-        self.places, self.loads, self.markdown = (
-            cases.IN_PLACE[workload.collective],
-            loads,
-            markdown,
-        )
+        self.places = cases.IN_PLACE[workload.collective]
+        self.loads, self.markdown = loads, markdown
         self.moves = workload.count > 0
         self.peer = peer_of(backends)
         self.copies = "ringcomm" in backends and workload.form.device == "cpu"

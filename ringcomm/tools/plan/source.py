@@ -108,9 +108,8 @@ def check_reach(call: Call, plan: Plan, asked: str | None, network: Network) -> 
             "hierarchical plans need several ranks on each of several hosts: "
             f"--hosts {call.hosts} leaves {call.local} on each"
         )
-    reads = any(
-        operand.space == "window" for step in plan.steps for operand in step.targets + step.sources
-    )
+    operands = (operand for step in plan.steps for operand in step.targets + step.sources)
+    reads = any(operand.space == "window" for operand in operands)
     if asked == "direct" and call.hosts > 1 and reads:
         raise ValueError(
             f"direct plans of {call.name} read the memory of other ranks, which only ranks of "

@@ -256,14 +256,10 @@ class Turns:
     def look(self) -> None:
         """Find what the model chooses, and which kernels have room for which workload."""
         self.open("")
-        self.model = {
-            workload: str(self.ranks(kernel_of, workload)[0]) for workload in self.workloads
-        }
+        self.model = {w: str(self.ranks(kernel_of, w)[0]) for w in self.workloads}
         for kernel in KERNELS:
             used = self.ask(kernel, kernel_of, self.workloads)
-            self.times[kernel] = {
-                workload: [] for workload, names in used.items() if set(names) == {kernel}
-            }
+            self.times[kernel] = {w: [] for w, names in used.items() if set(names) == {kernel}}
 
     def turn(self, number: int) -> None:
         at = number % len(KERNELS)

@@ -61,12 +61,7 @@ def sentence(story: Story, number: int) -> str:
     words = []
     ends = sorted({(transfer.sender, transfer.receiver) for transfer in some})
     for pair in ends[:8]:
-        own = {
-            c
-            for transfer in some
-            if (transfer.sender, transfer.receiver) == pair
-            for c in covered(story, transfer)
-        }
+        own = {c for t in some if (t.sender, t.receiver) == pair for c in covered(story, t)}
         what = "all chunks" if len(own) == len(story.chunks) > 1 else chunk_text(own)
         words.append(f"{pair[0]} > {pair[1]}: {what}")
     more = [f"and {len(ends) - 8} more pairs"] if len(ends) > 8 else []
@@ -80,9 +75,7 @@ def chunk_text(some: set[int]) -> str:
 def covered(story: Story, transfer: Transfer) -> list[int]:
     """Return the chunks that a transfer carries."""
     chunks = enumerate(story.chunks)
-    return [
-        number for number, (low, high) in chunks if transfer.low <= low and high <= transfer.high
-    ]
+    return [n for n, (low, high) in chunks if transfer.low <= low and high <= transfer.high]
 
 
 class Frames:

@@ -176,9 +176,8 @@ class Run:
         while moved:
             moved = False
             for rank, state in enumerate(self.ranks):
-                while state.at < len(state.program) and self.step(
-                    rank, state, state.program[state.at]
-                ):
+                program = state.program
+                while state.at < len(program) and self.step(rank, state, program[state.at]):
                     state.at += 1
                     moved = True
         for rank, state in enumerate(self.ranks):
@@ -254,9 +253,8 @@ def read(memory: Sequence[Segment], offset: int, size: int) -> list[Segment]:
         if segment.begin > at:
             break
         end = min(segment.end, offset + size)
-        result.append(
-            Segment(at - offset, end - offset, segment.place + at - segment.begin, segment.ranks)
-        )
+        place = segment.place + at - segment.begin
+        result.append(Segment(at - offset, end - offset, place, segment.ranks))
         at = end
     if at < offset + size:
         raise ValueError("it reads bytes that nobody has written")

@@ -154,9 +154,7 @@ class Engine:
                 self.latest[owner, rank].bytes += step.bytes
         to = step.receiver(rank)
         here = to < 0 or to // self.local == rank // self.local
-        if here and (
-            to >= 0 or any(operand.space == "window" for operand in step.targets + step.sources)
-        ):
+        if here and (to >= 0 or any(o.space == "window" for o in step.targets + step.sources)):
             self.clock[rank] += step.bytes * self.costs.memory.beta
         self.clock[rank] += step.bytes * (len(step.sources) - 1) * self.costs.network.gamma
 

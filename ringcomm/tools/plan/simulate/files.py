@@ -136,11 +136,8 @@ def link_of(entry: Any, place: str) -> tuple[Link, bool]:
         ends.append(node)
     if ends[0] == ends[1]:
         raise PlaceError(place, f"it leads from {ends[0]} to itself")
-    rate, latency, one_way = (
-        entry.get("rate"),
-        entry.get("latency", 0.0),
-        entry.get("one_way", False),
-    )
+    rate, latency = entry.get("rate"), entry.get("latency", 0.0)
+    one_way = entry.get("one_way", False)
     if not is_number(rate) or rate is None or not is_positive(rate):
         raise PlaceError(f"{place}.rate", f"{rate!r} is no positive number of bytes a second")
     if not is_number(latency) or latency < 0:

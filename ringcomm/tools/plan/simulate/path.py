@@ -67,9 +67,7 @@ def trace(run: Engine, message: TimedMessage, parts: list[Part]) -> TimedMessage
 
 def totals(parts: Sequence[Part]) -> dict[str, float]:
     """Return the seconds of each kind, and of all that is "shared" among the transfers."""
-    seconds = {
-        kind: sum(part.end - part.begin for part in parts if part.kind == kind) for kind in KINDS
-    }
+    seconds = {kind: sum(p.end - p.begin for p in parts if p.kind == kind) for kind in KINDS}
     return {**seconds, "shared": sum(part.shared for part in parts)}
 
 
